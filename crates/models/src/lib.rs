@@ -1,0 +1,3 @@
+//! Model families, written like the figures of their papers.
+
+pub mod vit;
