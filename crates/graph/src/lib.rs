@@ -1,1 +1,24 @@
-//! graph
+//! A training step as a program: shaped values, a closed set of fused ops, passes, and the plan they end in.
+//!
+//! Nothing here computes; executors (`cpu`, later `cuda`) run the [`Plan`]. Start with [`build::Builder`] (how a model
+//! is written), then [`compile`](compile::compile) (the passes in order), then [`plan::Plan`] (what is run).
+
+pub mod build;
+pub mod check;
+pub mod compile;
+pub mod graph;
+pub mod op;
+pub mod passes;
+pub mod plan;
+pub mod random;
+pub mod rules;
+pub mod text;
+pub mod types;
+
+pub use build::Builder;
+pub use compile::{Model, Optimizer, Program, Settings, compile};
+pub use graph::{Graph, GraphError, Init, Role, State, ValueId};
+pub use op::{Op, StateId};
+pub use passes::Recompute;
+pub use plan::{Header, Key, Plan};
+pub use types::{DType, Shape, Type};

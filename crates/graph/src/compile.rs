@@ -1,0 +1,206 @@
+//! From a model's graphs to the plans of a run: `micro`, `last`, `update` and `eval`.
+
+use crate::graph::{At, Graph, GraphError, Node, Phase, Role, State, ValueId};
+use crate::op::{Op, StateId};
+use crate::passes::{Gradients, Recompute, Scratch};
+use crate::passes::{differentiate, fuse, narrow, peephole, place, recompute, schedule};
+use crate::plan::{Key, Plan};
+use crate::types::{DType, Type};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// A model as it was built, with and without dropout. Both end in the values `loss`, `loss.stats` and `head` (logits).
+pub struct Model {
+    pub train: Graph,
+    pub eval: Graph,
+    pub key: Key,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Optimizer {
+    AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64 },
+    Sgd { momentum: f64, nesterov: bool, weight_decay: f64 },
+    Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_ratio: f64, max_ratio: f64 },
+}
+
+/// What shapes the plans beside the model.
+pub struct Settings<'a> {
+    pub optimizer: Optimizer,
+    pub max_grad_norm: Option<f64>,
+    pub recompute: Recompute,
+    /// Which parameters weight decay applies to.
+    pub decays: &'a dyn Fn(&State) -> bool,
+    /// Working memory the executor asks for.
+    pub scratch: Scratch<'a>,
+}
+
+/// Every plan of a run, over one table of states.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub states: Vec<State>,
+    /// Forward and backward of a micro-batch whose gradients only accumulate.
+    pub micro: Plan,
+    /// The last micro-batch of a step: under data parallelism, with the gradient exchange.
+    pub last: Plan,
+    /// Norm, clipping and optimizer.
+    pub update: Plan,
+    /// Loss and logits of a batch, without gradients.
+    pub eval: Plan,
+}
+
+impl Program {
+    /// Bytes of the one arena that all plans share.
+    pub fn arena(&self) -> usize {
+        self.plans().map(|p| p.arena).into_iter().max().unwrap_or(0)
+    }
+
+    pub fn plans(&self) -> [&Plan; 4] {
+        [&self.micro, &self.last, &self.update, &self.eval]
+    }
+
+    pub fn state_bytes(&self) -> usize {
+        self.states.iter().map(|s| s.ty.bytes()).sum()
+    }
+}
+
+pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphError> {
+    let Model { train, mut eval, key } = model;
+    same_parameters(&train, &eval)?;
+    let loss = train.find("loss")?;
+    let stats = train.find("loss.stats")?;
+    let (mut graph, gradients) = differentiate(fuse(narrow(train)?), loss)?;
+    let shared = add_states(&mut graph, &gradients, &settings.optimizer);
+    let states = graph.states.clone();
+    let graph = accumulate(graph, &gradients, &shared, stats)?;
+    let graph = recompute(peephole(graph), settings.recompute)?;
+    let update = update_graph(states.clone(), &shared, settings)?;
+    eval.states = states.clone();
+    let eval = fuse(narrow(eval)?);
+
+    let plan = |graph: &Graph, name: &str| -> Result<Plan, GraphError> {
+        graph.check()?;
+        Ok(place(graph, &schedule(graph), name, key, settings.scratch))
+    };
+    let micro = plan(&graph, "micro")?;
+    let last = Plan { name: "last".into(), ..micro.clone() };
+    Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
+}
+
+fn same_parameters(train: &Graph, eval: &Graph) -> Result<(), GraphError> {
+    let differs = train.states.iter().zip(&eval.states).find(|(a, b)| a != b).map(|(a, _)| a);
+    let missing = train.states.get(eval.states.len()).or(eval.states.get(train.states.len()));
+    match differs.or(missing) {
+        Some(state) => Err(GraphError::ParametersDiffer(state.name.clone())),
+        None => Ok(()),
+    }
+}
+
+/// States beside the parameters.
+struct Shared {
+    /// In the order of the parameters.
+    trained: Vec<Trained>,
+    stats: StateId,
+    applied: StateId,
+}
+
+struct Trained {
+    parameter: StateId,
+    gradient: StateId,
+    moments: Vec<StateId>,
+}
+
+fn add_states(graph: &mut Graph, gradients: &Gradients, optimizer: &Optimizer) -> Shared {
+    let suffixes: &[&str] = match optimizer {
+        Optimizer::Sgd { .. } => &["momentum"],
+        Optimizer::AdamW { .. } | Optimizer::Lamb { .. } => &["m", "v"],
+    };
+    let mut parameters: Vec<StateId> = gradients.iter().map(|(state, _)| *state).collect();
+    parameters.sort();
+    let dtype = parameters.first().map_or(DType::F32, |p| graph.state_type(*p).dtype);
+    let trained = parameters.into_iter().map(|parameter| {
+        let State { name, ty, .. } = graph.states[parameter.index()].clone();
+        let gradient = graph.add_state(format!("{name}.grad"), ty.clone(), Role::Gradient);
+        let moment = |suffix| graph.add_state(format!("{name}.{suffix}"), ty.clone(), Role::Moment);
+        Trained { parameter, gradient, moments: suffixes.iter().map(moment).collect() }
+    });
+    let trained = trained.collect();
+    let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
+    let applied = graph.add_state("applied", Type::new(dtype, [1]), Role::Counter);
+    Shared { trained, stats, applied }
+}
+
+/// Adds each gradient to its state as soon as it is ready.
+fn accumulate(
+    mut graph: Graph,
+    gradients: &Gradients,
+    shared: &Shared,
+    stats: ValueId,
+) -> Result<Graph, GraphError> {
+    let mut sums: HashMap<ValueId, Vec<StateId>> = HashMap::from([(stats, vec![shared.stats])]);
+    for (parameter, value) in gradients {
+        let gradient = shared.trained.iter().find(|t| t.parameter == *parameter).map(|t| t.gradient);
+        sums.entry(*value).or_default().extend(gradient);
+    }
+    let nodes = std::mem::take(&mut graph.nodes);
+    for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
+        graph.read(state);
+    }
+    for node in nodes {
+        let Node { outputs, layer, .. } = node.clone();
+        let phase = node.phase;
+        graph.nodes.push(node);
+        for (value, state) in outputs.iter().flat_map(|v| sums.get(v).into_iter().flatten().map(move |s| (*v, *s))) {
+            let so_far = graph.read(state);
+            let name = format!("sum.{}", graph.states[state.index()].name);
+            let sum = graph.push(Op::Accumulate, &[so_far, value], &At::named(&layer, name, phase))?[0];
+            graph.assign(state, sum, phase)?;
+        }
+    }
+    // The host reads loss and accuracy from the statistics' state.
+    graph.outputs.clear();
+    Ok(graph)
+}
+
+fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) -> Result<Graph, GraphError> {
+    let mut graph = Graph::over(states);
+    let at = |name: &str| At::new(name, Phase::Update);
+    let gradients: Vec<ValueId> = shared.trained.iter().map(|t| graph.read(t.gradient)).collect();
+    let stats = graph.read(shared.stats);
+    let squares = graph.push(Op::SumSquares, &gradients, &at("norm"))?[0];
+    let clip = Op::Clip { max_norm: settings.max_grad_norm, scaled: false };
+    let control = graph.push(clip, &[squares, stats], &at("control"))?[0];
+    let before = graph.read(shared.applied);
+    let applied = graph.push(Op::Advance, &[before, control], &at("applied"))?[0];
+    graph.assign(shared.applied, applied, Phase::Update)?;
+    for (trained, gradient) in shared.trained.iter().zip(gradients) {
+        let state = graph.states[trained.parameter.index()].clone();
+        let op = optimizer_op(&settings.optimizer, (settings.decays)(&state));
+        let mut inputs = vec![graph.read(trained.parameter), gradient];
+        inputs.extend(trained.moments.iter().map(|m| graph.read(*m)));
+        inputs.extend([control, applied]);
+        let outputs = graph.push(op, &inputs, &at(&state.name))?;
+        for (state, value) in std::iter::once(&trained.parameter).chain(&trained.moments).zip(outputs) {
+            graph.assign(*state, value, Phase::Update)?;
+        }
+    }
+    graph.outputs = vec![control];
+    Ok(graph)
+}
+
+fn optimizer_op(optimizer: &Optimizer, decays: bool) -> Op {
+    let decay = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
+    let lr_scale = 1.0;
+    match *optimizer {
+        Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
+            Op::AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay), lr_scale }
+        }
+        Optimizer::Sgd { momentum, nesterov, weight_decay } => {
+            Op::Sgd { momentum, nesterov, weight_decay: decay(weight_decay), lr_scale }
+        }
+        Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_ratio, max_ratio } => {
+            let weight_decay = decay(weight_decay);
+            Op::Lamb { beta1, beta2, eps, weight_decay, min_ratio, max_ratio, lr_scale }
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! A graph in single-assignment form: nodes in program order, each value defined once.
+
+use crate::op::{Op, StateId};
+use crate::rules;
+use crate::types::Type;
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ValueId(pub u32);
+
+impl ValueId {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl StateId {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Unique in its graph; derived from the layer, so that two plans can be compared line by line.
+    pub name: String,
+    pub ty: Type,
+}
+
+/// The part of a step a node belongs to; the account of time and the plan's text group by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    Forward,
+    Backward,
+    Recompute,
+    Update,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Recompute => "recompute",
+            Phase::Update => "update",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub op: Op,
+    pub inputs: Vec<ValueId>,
+    pub outputs: Vec<ValueId>,
+    pub layer: String,
+    pub phase: Phase,
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    Zeros,
+    Ones,
+    Normal { std: f64 },
+    /// Normal, cut at two absolute units as torch's `trunc_normal_` is by default.
+    TruncatedNormal { std: f64 },
+    Uniform { bound: f64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    Parameter(Init),
+    Gradient,
+    /// Optimizer state.
+    Moment,
+    /// Sums of loss, count and hits over the micro-steps.
+    Statistic,
+    /// Applied optimizer steps.
+    Counter,
+    /// fp32 copy of a half-precision parameter.
+    Master,
+    /// Running statistics of batch norm.
+    Running,
+    LossScale,
+}
+
+/// Memory that outlives a plan and is shared by all plans of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub name: String,
+    #[serde(flatten)]
+    pub ty: Type,
+    pub role: Role,
+}
+
+impl State {
+    pub fn is_parameter(&self) -> bool {
+        matches!(self.role, Role::Parameter(_))
+    }
+}
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum GraphError {
+    #[error("{layer}: {op} {why}")]
+    Shape { layer: String, op: String, why: String },
+    #[error("{layer}: {op} has no backward rule")]
+    NoBackward { layer: String, op: String },
+    #[error("state {0} is assigned twice")]
+    AssignedTwice(String),
+    #[error("{value} is {is}, but its state {state} is {needs}")]
+    AssignType { value: String, is: Type, state: String, needs: Type },
+    #[error("two parameters are named {0}")]
+    DuplicateParameter(String),
+    #[error("{0} is not defined before {1} uses it")]
+    UseBeforeDefinition(String, String),
+    #[error("the training and evaluation graphs disagree on parameter {0}")]
+    ParametersDiffer(String),
+    #[error("the graph has no output named {0}")]
+    NoOutput(String),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    pub values: Vec<Value>,
+    pub nodes: Vec<Node>,
+    pub states: Vec<State>,
+    /// Values the host reads after the run: they live to the end of the plan.
+    pub outputs: Vec<ValueId>,
+    /// Values that full recompute keeps: the borders between blocks.
+    pub borders: HashSet<ValueId>,
+    names: HashMap<String, u32>,
+}
+
+impl Graph {
+    /// A new graph over the same states.
+    pub fn over(states: Vec<State>) -> Self {
+        Graph { states, ..Graph::default() }
+    }
+
+    pub fn ty(&self, value: ValueId) -> &Type {
+        &self.values[value.index()].ty
+    }
+
+    pub fn name(&self, value: ValueId) -> &str {
+        &self.values[value.index()].name
+    }
+
+    pub fn find(&self, name: &str) -> Result<ValueId, GraphError> {
+        let index = self.values.iter().position(|v| v.name == name);
+        index.map(|i| ValueId(i as u32)).ok_or_else(|| GraphError::NoOutput(name.to_string()))
+    }
+
+    pub fn state_type(&self, state: StateId) -> &Type {
+        &self.states[state.index()].ty
+    }
+
+    pub fn add_state(&mut self, name: impl Into<String>, ty: Type, role: Role) -> StateId {
+        self.states.push(State { name: name.into(), ty, role });
+        StateId(self.states.len() as u32 - 1)
+    }
+
+    pub fn add_value(&mut self, name: &str, ty: Type) -> ValueId {
+        let uses = self.names.entry(name.to_string()).or_insert(0);
+        *uses += 1;
+        let name = if *uses == 1 { name.to_string() } else { format!("{name}~{uses}") };
+        self.values.push(Value { name, ty });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// Types the outputs of `op` and makes a value for each, without placing the node anywhere.
+    pub fn make(&mut self, op: Op, inputs: &[ValueId], at: &At) -> Result<Node, GraphError> {
+        let types: Vec<&Type> = inputs.iter().map(|v| self.ty(*v)).collect();
+        let outputs = rules::shape::infer(&op, &types).map_err(|why| {
+            let shapes = types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
+            GraphError::Shape { layer: at.layer.clone(), op: format!("{}({shapes})", op.name()), why }
+        })?;
+        let outputs = outputs
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| self.add_value(&output_name(&op, &at.name, i), ty))
+            .collect();
+        Ok(Node { op, inputs: inputs.to_vec(), outputs, layer: at.layer.clone(), phase: at.phase })
+    }
+
+    pub fn push(&mut self, op: Op, inputs: &[ValueId], at: &At) -> Result<Vec<ValueId>, GraphError> {
+        let node = self.make(op, inputs, at)?;
+        let outputs = node.outputs.clone();
+        self.nodes.push(node);
+        Ok(outputs)
+    }
+
+    /// Reads a state; one read node per state and graph.
+    pub fn read(&mut self, state: StateId) -> ValueId {
+        let op = Op::Read { state };
+        if let Some(node) = self.nodes.iter().find(|n| n.op == op) {
+            return node.outputs[0];
+        }
+        let State { name, ty, .. } = self.states[state.index()].clone();
+        let value = self.add_value(&name, ty);
+        let node =
+            Node { op, inputs: vec![], outputs: vec![value], layer: name, phase: Phase::Forward };
+        self.nodes.push(node);
+        value
+    }
+
+    pub fn assign(&mut self, state: StateId, value: ValueId, phase: Phase) -> Result<(), GraphError> {
+        let State { name, ty, .. } = &self.states[state.index()];
+        if self.ty(value) != ty {
+            let (value, is) = (self.name(value).to_string(), self.ty(value).clone());
+            return Err(GraphError::AssignType { value, is, state: name.clone(), needs: ty.clone() });
+        }
+        let layer = name.clone();
+        self.nodes.push(Node {
+            op: Op::Assign { state },
+            inputs: vec![value],
+            outputs: vec![],
+            layer,
+            phase,
+        });
+        Ok(())
+    }
+
+    /// The node that defines each value.
+    pub fn producers(&self) -> Vec<Option<usize>> {
+        let mut producers = vec![None; self.values.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            for out in &node.outputs {
+                producers[out.index()] = Some(i);
+            }
+        }
+        producers
+    }
+
+    /// The nodes that use each value, in program order.
+    pub fn consumers(&self) -> Vec<Vec<usize>> {
+        let mut consumers = vec![Vec::new(); self.values.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            for input in &node.inputs {
+                consumers[input.index()].push(i);
+            }
+        }
+        consumers
+    }
+
+    /// Drops nodes whose results nobody uses.
+    pub fn prune(&mut self) {
+        let mut used: HashSet<ValueId> = self.outputs.iter().copied().collect();
+        let mut keep = vec![false; self.nodes.len()];
+        for (i, node) in self.nodes.iter().enumerate().rev() {
+            let rooted = matches!(node.op, Op::Assign { .. } | Op::Input);
+            if rooted || node.outputs.iter().any(|v| used.contains(v)) {
+                keep[i] = true;
+                used.extend(node.inputs.iter().copied());
+            }
+        }
+        let mut flags = keep.into_iter();
+        self.nodes.retain(|_| flags.next().unwrap_or(true));
+    }
+
+    /// Single assignment: every use after its definition, every state assigned at most once.
+    pub fn check(&self) -> Result<(), GraphError> {
+        let mut defined = vec![false; self.values.len()];
+        let mut assigned = HashSet::new();
+        for node in &self.nodes {
+            for input in &node.inputs {
+                if !defined[input.index()] {
+                    let user = format!("{} of {}", node.op.name(), node.layer);
+                    return Err(GraphError::UseBeforeDefinition(self.name(*input).to_string(), user));
+                }
+            }
+            for out in &node.outputs {
+                defined[out.index()] = true;
+            }
+            if let Op::Assign { state } = node.op
+                && !assigned.insert(state)
+            {
+                return Err(GraphError::AssignedTwice(self.states[state.index()].name.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a new node belongs: its layer, the stem of its values' names, its phase.
+#[derive(Clone, Debug)]
+pub struct At {
+    pub layer: String,
+    pub name: String,
+    pub phase: Phase,
+}
+
+impl At {
+    pub fn new(layer: &str, phase: Phase) -> Self {
+        At { layer: layer.to_string(), name: layer.to_string(), phase }
+    }
+
+    pub fn named(layer: &str, name: impl Into<String>, phase: Phase) -> Self {
+        At { layer: layer.to_string(), name: name.into(), phase }
+    }
+}
+
+/// The name of output `i` of `op` in a layer called `stem`.
+fn output_name(op: &Op, stem: &str, i: usize) -> String {
+    let suffixes: &[&str] = match op {
+        Op::Linear { gelu: true, .. } => &["", "pre"],
+        Op::LayerNorm { add: false, .. } => &["", "mean", "rstd"],
+        Op::LayerNorm { add: true, .. } => &["sum", "", "mean", "rstd"],
+        Op::Attention { .. } => &["", "lse"],
+        Op::CrossEntropy { .. } => &["", "stats"],
+        Op::LayerNormGrad { .. } => &["x", "weight", "bias"],
+        Op::LinearGradX => &["x"],
+        Op::LinearGradW { .. } => &["weight"],
+        Op::ColumnSum { .. } => &["bias"],
+        Op::GeluGrad { .. } => &["pre", "bias"],
+        Op::EmbedGrad { class_token: true } => &["patches", "cls_token", "pos_embed"],
+        Op::EmbedGrad { class_token: false } => &["patches", "pos_embed"],
+        Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v"],
+        Op::Sgd { .. } => &["", "momentum"],
+        _ => &[],
+    };
+    match suffixes.get(i) {
+        None if i == 0 => stem.to_string(),
+        None => format!("{stem}.{i}"),
+        Some(&"") => stem.to_string(),
+        Some(suffix) => format!("{stem}.{suffix}"),
+    }
+}

@@ -1,0 +1,293 @@
+//! The closed set of ops. Each has a shape rule (`rules/shape.rs`), a cost (`rules/cost.rs`) and, where a gradient
+//! passes through it, a backward rule (`rules/backward.rs`).
+//!
+//! Legend for the shapes: B batch, T tokens, N patches, C channels, H heads, D head size, K classes,
+//! I and O the inner and outer width of a linear layer, `..` any leading axes.
+//!
+//! Learning rate, seed, step number and everything else that changes between steps is read from the run's
+//! [`Header`](crate::Header), never from an op.
+
+use crate::types::{DType, Shape};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StateId(pub u32);
+
+/// What one draw of a random op decides over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Per {
+    /// Dropout: every (token, channel) of a sample has its own draw.
+    Element,
+    /// Stochastic depth: one draw for the sample.
+    Sample,
+}
+
+/// Dropout of attention probabilities; a draw for every (head, query, key) of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionDrop {
+    pub rate: f64,
+    pub site: u32,
+}
+
+/// How tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// The first token (the class token).
+    First,
+    Mean,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    Sum,
+    Mean,
+    Max,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// Stride and zero padding of a channels-last convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    pub stride: usize,
+    pub pad: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Op {
+    // ---- the border of a graph -------------------------------------------------------------------------------
+    /// A value the host fills before the plan runs.
+    Input,
+    /// The state as it was when the plan started.
+    Read { state: StateId },
+    /// The one write of a state: (value) → nothing.
+    Assign { state: StateId },
+    /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[1\]) → \[\].
+    Seed { dtype: DType },
+
+    // ---- ViT, forward and backward ---------------------------------------------------------------------------
+    /// (B,ch,height,width) → (B,N,ch·patch²), features ordered as a flattened convolution weight.
+    Patches { patch: usize },
+    /// Inverse of `patches`.
+    Unpatches { patch: usize, channels: usize, height: usize, width: usize },
+    /// x (..,I), w (O,I), \[b (O)\] → y (..,O) [, pre (..,O) before the GELU].
+    Linear {
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        gelu: bool,
+    },
+    /// dy (..,O), w (O,I) → dx (..,I).
+    LinearGradX,
+    /// dy (..,O), x (..,I) [, sum so far] → dw (of `shape`, O first).
+    LinearGradW {
+        shape: Shape,
+        #[serde(default, skip_serializing_if = "is_false")]
+        accumulate: bool,
+    },
+    /// x (..,C) [, sum so far (C)] → (C).
+    ColumnSum {
+        #[serde(default, skip_serializing_if = "is_false")]
+        accumulate: bool,
+    },
+    /// Exact GELU, x·Φ(x).
+    Gelu,
+    /// pre, dy → dx [, column sums of dx (C)].
+    GeluGrad {
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
+    },
+    /// patches (B,N,C) [, class token (1,1,C)], positions (1,T,C) → tokens (B,T,C).
+    Embed {
+        #[serde(default, skip_serializing_if = "is_false")]
+        class_token: bool,
+    },
+    /// dtokens (B,T,C) → dpatches (B,N,C) [, dclass (1,1,C)], dpositions (1,T,C).
+    EmbedGrad {
+        #[serde(default, skip_serializing_if = "is_false")]
+        class_token: bool,
+    },
+    /// x (..,C) [, r (..,C)], γ (C), β (C) → [x+r,] y, mean (..), 1/σ (..).
+    LayerNorm {
+        eps: f64,
+        #[serde(default, skip_serializing_if = "is_false")]
+        add: bool,
+    },
+    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ.
+    LayerNormGrad {
+        #[serde(default, skip_serializing_if = "is_false")]
+        add: bool,
+    },
+    /// Softmax attention: qkv (B,T,3C) → out (B,T,C), log-sum-exp (B,H,T).
+    Attention {
+        heads: usize,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drop: Option<AttentionDrop>,
+    },
+    /// qkv, out, log-sum-exp, dout → dqkv.
+    AttentionGrad {
+        heads: usize,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drop: Option<AttentionDrop>,
+    },
+    /// Dropout or stochastic depth; linear in x, so it is its own backward op.
+    Drop { rate: f64, site: u32, per: Per },
+    Add,
+    Scale { factor: f64 },
+    /// (B,T,C) → (B,C).
+    Pool { kind: Pooling },
+    /// (B,C) → (B,T,C).
+    PoolGrad { kind: Pooling, tokens: usize },
+    /// logits (B,K), labels (B), weights (B) → loss \[\] = Σ weight·loss / nominal count,
+    /// stats \[4\] = Σ weight × (loss, 1, top-1 hit, top-5 hit).
+    CrossEntropy { smoothing: f64 },
+    /// logits, labels, weights, dloss → dlogits.
+    CrossEntropyGrad { smoothing: f64 },
+
+    // ---- accumulation and update -----------------------------------------------------------------------------
+    /// sum so far, x → sum; the header says whether this is the first micro-step, which starts anew.
+    Accumulate,
+    /// Any number of gradients → \[1\].
+    SumSquares,
+    /// squared norm \[1\], stats \[4\] [, loss scale \[1\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
+    /// skip, gradient norm). The factor holds nominal/actual count, the loss scale and the clipping.
+    Clip {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_norm: Option<f64>,
+        #[serde(default, skip_serializing_if = "is_false")]
+        scaled: bool,
+    },
+    /// applied steps \[1\], control → applied steps \[1\].
+    Advance,
+    /// w, dw, m, v, control, applied steps → w, m, v. torch.optim.AdamW's numerics.
+    #[serde(rename = "adamw")]
+    AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, lr_scale: f64 },
+    /// w, dw, momentum, control, applied steps → w, momentum. torch.optim.SGD's numerics.
+    Sgd { momentum: f64, nesterov: bool, weight_decay: f64, lr_scale: f64 },
+    /// w, dw, m, v, control, applied steps → w, m, v. DeepSpeed's FusedLamb: trust ratio within [min, max].
+    Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_ratio: f64, max_ratio: f64, lr_scale: f64 },
+
+    // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
+    Cast { to: DType },
+    /// Channels-last (..,C) → (3,C): sum, sum of squares, count.
+    Moments,
+    /// x (..,C), moments (3,C), γ, β → y.
+    BatchNorm { eps: f64 },
+    /// x, moments, dy → (2,C): Σ dy, Σ dy·x̂.
+    BatchNormSums { eps: f64 },
+    /// x, moments, γ, dy, sums → dx.
+    BatchNormGrad { eps: f64 },
+    /// running \[2,C\], moments \[3,C\] → running \[2,C\].
+    RunningMoments { momentum: f64 },
+    /// Channels-last: x (B,h,w,I), weight (O,kh,kw,I) → y (B,h',w',O).
+    Conv { window: Window },
+    /// dy, weight → dx (B,h,w,I).
+    ConvGradX { window: Window, height: usize, width: usize },
+    /// dy, x → dweight of `shape`.
+    ConvGradW { window: Window, shape: Shape },
+    /// Channels-last bilinear resize to (height, width).
+    Resize { height: usize, width: usize },
+    /// Values end to end in one flat buffer, zero-padded to a multiple of `align`.
+    Pack { align: usize },
+    /// Inverse of `pack`.
+    Unpack { shapes: Vec<Shape> },
+    AllReduce { reduction: Reduction, ranks: usize },
+    /// flat (n) → (n/ranks).
+    ReduceScatter { reduction: Reduction, ranks: usize },
+    /// flat (n) → (n·ranks).
+    AllGather { ranks: usize },
+    /// scale \[1\], control → scale \[1\]: halves it on a skipped step, doubles it after `window` good ones.
+    LossScale { window: u64 },
+}
+
+/// The queue a step runs on. Steps of one lane run in program order; lanes run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lane {
+    Compute,
+    Comm,
+    Copy,
+}
+
+impl Lane {
+    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::Comm, Lane::Copy];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::Compute => "compute",
+            Lane::Comm => "comm",
+            Lane::Copy => "copy",
+        }
+    }
+}
+
+impl Op {
+    /// The name in plan texts, and the attributes beside it.
+    pub fn name_and_attributes(&self) -> (String, serde_json::Map<String, serde_json::Value>) {
+        match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(mut map)) => match map.shift_remove("op") {
+                Some(serde_json::Value::String(name)) => (name, map),
+                _ => unreachable!("ops are tagged by name"),
+            },
+            _ => unreachable!("ops serialise to objects"),
+        }
+    }
+
+    pub fn name(&self) -> String {
+        self.name_and_attributes().0
+    }
+
+    pub fn lane(&self) -> Lane {
+        match self {
+            Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => Lane::Comm,
+            _ => Lane::Compute,
+        }
+    }
+
+    /// Pairs (input, output) of which the output may be written over the input. An executor that finds the two in
+    /// different places copies first and then works in place, so that `place` is free to decide.
+    pub fn in_place(&self) -> &'static [(usize, usize)] {
+        match self {
+            Op::Accumulate | Op::Advance | Op::LossScale { .. } | Op::AllReduce { .. } => &[(0, 0)],
+            Op::RunningMoments { .. } => &[(0, 0)],
+            Op::LinearGradW { accumulate: true, .. } => &[(2, 0)],
+            Op::ColumnSum { accumulate: true } => &[(1, 0)],
+            Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],
+            Op::Sgd { .. } => &[(0, 0), (2, 1)],
+            _ => &[],
+        }
+    }
+
+    /// Whether the op is a matrix product (what "products alone" in the benchmarks means).
+    pub fn is_product(&self) -> bool {
+        matches!(self, Op::Linear { .. } | Op::LinearGradX | Op::LinearGradW { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ops_survive_their_serial_form() {
+        let ops = [
+            Op::Add,
+            Op::Linear { bias: true, gelu: false },
+            Op::LinearGradW { shape: Shape::from([3, 4]), accumulate: true },
+            Op::Attention { heads: 3, drop: Some(AttentionDrop { rate: 0.1, site: 7 }) },
+            Op::Drop { rate: 0.5, site: 1, per: Per::Sample },
+        ];
+        for op in ops {
+            let (name, mut map) = op.name_and_attributes();
+            map.insert("op".into(), name.into());
+            assert_eq!(serde_json::from_value::<Op>(map.into()).unwrap(), op);
+        }
+    }
+}

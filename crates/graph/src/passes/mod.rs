@@ -1,0 +1,20 @@
+//! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
+//!
+//! `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
+//! `recompute` trades activations for work, `schedule` orders steps on lanes, `place` gives every value its memory.
+
+mod differentiate;
+mod fuse;
+mod narrow;
+mod peephole;
+mod place;
+mod recompute;
+mod schedule;
+
+pub use differentiate::{Gradients, differentiate};
+pub use fuse::fuse;
+pub use narrow::narrow;
+pub use peephole::peephole;
+pub use place::{Scratch, place};
+pub use recompute::{Recompute, recompute};
+pub use schedule::{Clocks, Schedule, schedule};

@@ -1,0 +1,205 @@
+//! Gives every value its memory: a state's own, or a range of one arena. A range is reused only when its last use on
+//! every lane happens before the new writer.
+
+use super::schedule::{Clocks, Schedule};
+use crate::graph::{Graph, Node, Value, ValueId};
+use crate::op::Op;
+use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
+use std::collections::HashMap;
+
+/// Buffers start at cache-line pairs, as wide SIMD and GPU copies like them.
+pub const ALIGN: usize = 128;
+
+/// How many bytes of working memory an executor needs for a node while it runs.
+pub type Scratch<'a> = &'a dyn Fn(&Graph, usize) -> usize;
+
+pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: Scratch<'_>) -> Plan {
+    let clocks = Clocks::of(&schedule.lanes, &schedule.waits);
+    let step_of: HashMap<usize, usize> = schedule.nodes.iter().enumerate().map(|(s, n)| (*n, s)).collect();
+    let mut places = state_places(graph);
+    let mut buffers = Buffers::new(graph, &clocks, &step_of, &places);
+    let needs: Vec<usize> = schedule.nodes.iter().map(|node| scratch(graph, *node)).collect();
+    let scratches: Vec<_> = needs.iter().enumerate().map(|(s, bytes)| buffers.scratch(s, *bytes)).collect();
+    let arena = buffers.pack();
+    for (value, buffer) in &buffers.of_value {
+        places.insert(*value, Place::Arena(buffers.list[*buffer].offset));
+    }
+    let range = |(buffer, bytes): (&Option<usize>, &usize)| {
+        buffer.map(|b| ScratchRange { offset: buffers.list[b].offset, bytes: *bytes })
+    };
+    let scratches: Vec<_> = scratches.iter().zip(&needs).map(range).collect();
+    Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &places, &scratches) }
+}
+
+/// Reads live in their state. So does an assigned value whose maker may overwrite the state it read, if nobody
+/// needs the old content any more.
+fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
+    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let mut places = HashMap::new();
+    let mut read = HashMap::new();
+    for node in &graph.nodes {
+        if let Op::Read { state } = node.op {
+            places.insert(node.outputs[0], Place::State(state));
+            read.insert(state, node.outputs[0]);
+        }
+    }
+    for node in &graph.nodes {
+        let Op::Assign { state } = node.op else { continue };
+        let value = node.inputs[0];
+        let (Some(old), Some(maker)) = (read.get(&state), producers[value.index()]) else { continue };
+        let made = &graph.nodes[maker];
+        let overwrites = |pair: &&(usize, usize)| made.inputs[pair.0] == *old && made.outputs[pair.1] == value;
+        let old_is_done = consumers[old.index()].iter().all(|c| *c <= maker);
+        let once = made.inputs.iter().filter(|v| *v == old).count() == 1;
+        if made.op.in_place().iter().find(overwrites).is_some() && old_is_done && once {
+            places.insert(value, Place::State(state));
+        }
+    }
+    places
+}
+
+#[derive(Debug)]
+struct Buffer {
+    bytes: usize,
+    /// The step that first writes it; none for an input, which is there from the start.
+    writer: Option<usize>,
+    uses: Vec<usize>,
+    to_the_end: bool,
+    offset: usize,
+}
+
+/// Everything that is placed in the arena. Offsets are found for whole buffers; values that share one by working in
+/// place share its index.
+struct Buffers<'a> {
+    graph: &'a Graph,
+    clocks: &'a Clocks,
+    list: Vec<Buffer>,
+    of_value: HashMap<ValueId, usize>,
+}
+
+impl<'a> Buffers<'a> {
+    fn new(
+        graph: &'a Graph,
+        clocks: &'a Clocks,
+        step_of: &HashMap<usize, usize>,
+        places: &HashMap<ValueId, Place>,
+    ) -> Self {
+        let consumers = graph.consumers();
+        let mut buffers = Buffers { graph, clocks, list: Vec::new(), of_value: HashMap::new() };
+        for (index, node) in graph.nodes.iter().enumerate() {
+            let writer = step_of.get(&index).copied();
+            for value in node.outputs.iter().filter(|v| !places.contains_key(v)) {
+                let shared = writer.and_then(|step| buffers.shareable(node, *value, step));
+                let buffer = shared.unwrap_or_else(|| buffers.push(graph.ty(*value).bytes(), writer));
+                let uses = consumers[value.index()].iter().map(|c| step_of[c]);
+                buffers.list[buffer].uses.extend(uses);
+                buffers.list[buffer].to_the_end |= graph.outputs.contains(value);
+                buffers.of_value.insert(*value, buffer);
+            }
+        }
+        buffers
+    }
+
+    fn push(&mut self, bytes: usize, writer: Option<usize>) -> usize {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let uses = writer.into_iter().collect();
+        self.list.push(Buffer { bytes, writer, uses, to_the_end: false, offset: 0 });
+        self.list.len() - 1
+    }
+
+    /// The buffer of the input that `value` may overwrite, if every other use of it is over by then.
+    fn shareable(&self, node: &Node, value: ValueId, step: usize) -> Option<usize> {
+        let output = node.outputs.iter().position(|v| *v == value)?;
+        let (input, _) = node.op.in_place().iter().find(|pair| pair.1 == output)?;
+        let buffer = *self.of_value.get(&node.inputs[*input])?;
+        let old = &self.list[buffer];
+        let over = old.uses.iter().all(|s| *s == step || self.clocks.happens_before(*s, step));
+        let fits = old.bytes == self.graph.ty(value).bytes().next_multiple_of(ALIGN);
+        (over && fits && !old.to_the_end).then_some(buffer)
+    }
+
+    fn scratch(&mut self, step: usize, bytes: usize) -> Option<usize> {
+        (bytes > 0).then(|| self.push(bytes, Some(step)))
+    }
+
+    /// Whether every use of `a` is over before `b` is first written.
+    fn precedes(&self, a: &Buffer, b: &Buffer) -> bool {
+        let Some(writer) = b.writer else { return false };
+        !a.to_the_end && a.uses.iter().all(|s| self.clocks.happens_before(*s, writer))
+    }
+
+    /// Largest first, each at the lowest offset where no buffer alive at the same time lies. Returns the arena's size.
+    fn pack(&mut self) -> usize {
+        let mut order: Vec<usize> = (0..self.list.len()).collect();
+        order.sort_by_key(|i| (std::cmp::Reverse(self.list[*i].bytes), *i));
+        let mut placed: Vec<usize> = Vec::with_capacity(order.len());
+        let mut arena = 0;
+        for index in order {
+            let buffer = &self.list[index];
+            let mut taken: Vec<(usize, usize)> = placed
+                .iter()
+                .map(|p| &self.list[*p])
+                .filter(|other| !self.precedes(buffer, other) && !self.precedes(other, buffer))
+                .map(|other| (other.offset, other.offset + other.bytes))
+                .collect();
+            taken.sort_unstable();
+            let mut offset = 0;
+            for (start, end) in taken {
+                if offset + buffer.bytes <= start {
+                    break;
+                }
+                offset = offset.max(end);
+            }
+            arena = arena.max(offset + buffer.bytes);
+            self.list[index].offset = offset;
+            placed.push(index);
+        }
+        arena
+    }
+}
+
+/// Renumbers values and steps into a plan; assigns that happen in place are gone.
+fn assemble(
+    graph: &Graph,
+    schedule: &Schedule,
+    places: &HashMap<ValueId, Place>,
+    scratches: &[Option<ScratchRange>],
+) -> Plan {
+    let mut plan = Plan { states: graph.states.clone(), ..Plan::default() };
+    let mut numbers: HashMap<ValueId, usize> = HashMap::new();
+    let mut number = |plan: &mut Plan, value: ValueId| {
+        *numbers.entry(value).or_insert_with(|| {
+            let Value { name, ty } = graph.values[value.index()].clone();
+            plan.values.push(PlanValue { name, ty, place: places[&value] });
+            plan.values.len() - 1
+        })
+    };
+    for node in graph.nodes.iter().filter(|n| n.op == Op::Input) {
+        let value = number(&mut plan, node.outputs[0]);
+        plan.inputs.push(value);
+    }
+    // In-place assigns vanish; what waited for one waits for the maker of its value.
+    let mut new_step: Vec<usize> = Vec::with_capacity(schedule.nodes.len());
+    let mut makers: HashMap<ValueId, usize> = HashMap::new();
+    for (step, index) in schedule.nodes.iter().enumerate() {
+        let Node { op, inputs, outputs, layer, phase } = graph.nodes[*index].clone();
+        if let Op::Assign { state } = op
+            && places[&inputs[0]] == Place::State(state)
+        {
+            new_step.push(makers[&inputs[0]]);
+            continue;
+        }
+        makers.extend(outputs.iter().map(|v| (*v, plan.steps.len())));
+        new_step.push(plan.steps.len());
+        let inputs = inputs.into_iter().map(|v| number(&mut plan, v)).collect();
+        let outputs = outputs.into_iter().map(|v| number(&mut plan, v)).collect();
+        let waits = schedule.waits[step].iter().map(|w| new_step[*w]).collect();
+        let (lane, scratch) = (schedule.lanes[step], scratches[step]);
+        plan.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
+    }
+    for value in &graph.outputs {
+        let value = number(&mut plan, *value);
+        plan.outputs.push(value);
+    }
+    plan
+}

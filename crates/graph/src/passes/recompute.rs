@@ -1,0 +1,99 @@
+//! Activation checkpointing: instead of keeping an activation from forward to backward, compute it again.
+
+use crate::graph::{At, Graph, GraphError, Node, Phase, ValueId};
+use crate::op::Op;
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Keep every activation the backward ops need.
+    #[default]
+    None,
+    /// Keep only the borders between blocks; the rest of a block is computed again just before its backward ops.
+    Full,
+}
+
+/// Rewrites the backward ops to use fresh copies of the forward ops. Random ops keep their site, so that a copy draws
+/// what the original drew.
+pub fn recompute(mut graph: Graph, policy: Recompute) -> Result<Graph, GraphError> {
+    if policy == Recompute::None {
+        return Ok(graph);
+    }
+    let nodes = std::mem::take(&mut graph.nodes);
+    let first_backward = nodes.iter().position(|n| n.phase == Phase::Backward).unwrap_or(nodes.len());
+    let forward = &nodes[..first_backward];
+    let makers: HashMap<ValueId, usize> =
+        forward.iter().enumerate().flat_map(|(i, n)| n.outputs.iter().map(move |v| (*v, i))).collect();
+
+    graph.nodes = forward.to_vec();
+    let kept = kept_values(&graph, forward);
+    let mut again = Again { forward, makers, kept, copies: HashMap::new() };
+    for node in &nodes[first_backward..] {
+        let mut node = node.clone();
+        for input in &mut node.inputs {
+            *input = again.copy_of(&mut graph, *input)?;
+        }
+        graph.nodes.push(node);
+    }
+    graph.prune();
+    Ok(graph)
+}
+
+/// Borders, inputs, parameters, and everything outside the blocks: what follows the last border (head and loss) is
+/// needed at once, and what comes before the first (the embedding) is cheap to keep.
+fn kept_values(graph: &Graph, forward: &[Node]) -> HashSet<ValueId> {
+    let is_border = |n: &Node| n.outputs.iter().any(|v| graph.borders.contains(v));
+    let first = forward.iter().position(is_border).unwrap_or(0);
+    let last = forward.iter().rposition(is_border).unwrap_or(0);
+    let mut kept = graph.borders.clone();
+    for (i, node) in forward.iter().enumerate() {
+        if i < first || i > last || matches!(node.op, Op::Input | Op::Read { .. }) {
+            kept.extend(node.outputs.iter().copied());
+        }
+    }
+    kept
+}
+
+struct Again<'a> {
+    forward: &'a [Node],
+    makers: HashMap<ValueId, usize>,
+    kept: HashSet<ValueId>,
+    copies: HashMap<ValueId, ValueId>,
+}
+
+impl Again<'_> {
+    /// The value a backward op should use for `value`; makes it again on first use.
+    fn copy_of(&mut self, graph: &mut Graph, value: ValueId) -> Result<ValueId, GraphError> {
+        let Some(maker) = self.makers.get(&value).filter(|_| !self.kept.contains(&value)) else {
+            return Ok(value);
+        };
+        if let Some(copy) = self.copies.get(&value) {
+            return Ok(*copy);
+        }
+        let (op, inputs, outputs) = self.cheapest(&self.forward[*maker]);
+        let layer = &self.forward[*maker].layer;
+        let mut fresh = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            fresh.push(self.copy_of(graph, input)?);
+        }
+        let at = At::named(layer, format!("again.{layer}"), Phase::Recompute);
+        let copies = graph.push(op, &fresh, &at)?;
+        for (old, new) in outputs.into_iter().zip(copies) {
+            self.copies.entry(old).or_insert(new);
+        }
+        Ok(self.copies[&value])
+    }
+
+    /// A fused residual + norm whose sum is kept needs only the norm again.
+    fn cheapest(&self, node: &Node) -> (Op, Vec<ValueId>, Vec<ValueId>) {
+        match node.op {
+            Op::LayerNorm { eps, add: true } if self.kept.contains(&node.outputs[0]) => {
+                let inputs = vec![node.outputs[0], node.inputs[2], node.inputs[3]];
+                (Op::LayerNorm { eps, add: false }, inputs, node.outputs[1..].to_vec())
+            }
+            _ => (node.op.clone(), node.inputs.clone(), node.outputs.clone()),
+        }
+    }
+}

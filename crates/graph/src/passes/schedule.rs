@@ -1,0 +1,119 @@
+//! Orders the steps on lanes. Inside a lane, program order; across lanes, a step waits for what it needs.
+
+use crate::graph::{Graph, ValueId};
+use crate::op::{Lane, Op, StateId};
+use std::collections::HashMap;
+
+/// Nodes in the order they are issued, each with its lane and the earlier steps of other lanes it waits for.
+#[derive(Clone, Debug, Default)]
+pub struct Schedule {
+    pub nodes: Vec<usize>,
+    pub lanes: Vec<Lane>,
+    pub waits: Vec<Vec<usize>>,
+}
+
+pub fn schedule(graph: &Graph) -> Schedule {
+    let is_step = |op: &Op| !matches!(op, Op::Input | Op::Read { .. });
+    let nodes: Vec<usize> =
+        (0..graph.nodes.len()).filter(|i| is_step(&graph.nodes[*i].op)).collect();
+    let mut schedule = Schedule::default();
+    let mut clocks = Clocks::default();
+    let mut makers: HashMap<ValueId, usize> = HashMap::new();
+    let mut readers: HashMap<StateId, Vec<usize>> = HashMap::new();
+    let state_of: HashMap<ValueId, StateId> = graph
+        .nodes
+        .iter()
+        .filter_map(|n| if let Op::Read { state } = n.op { Some((n.outputs[0], state)) } else { None })
+        .collect();
+    for (step, index) in nodes.iter().enumerate() {
+        let node = &graph.nodes[*index];
+        let mut needs: Vec<usize> = node.inputs.iter().filter_map(|v| makers.get(v).copied()).collect();
+        // A state may be written in place of any step that assigns it, so its readers must be done by then.
+        for state in written_states(graph, *index) {
+            needs.extend(readers.get(&state).into_iter().flatten());
+        }
+        let lane = node.op.lane();
+        schedule.waits.push(clocks.push(lane, &needs));
+        schedule.lanes.push(lane);
+        makers.extend(node.outputs.iter().map(|v| (*v, step)));
+        for state in node.inputs.iter().filter_map(|v| state_of.get(v)) {
+            readers.entry(*state).or_default().push(step);
+        }
+    }
+    schedule.nodes = nodes;
+    schedule
+}
+
+/// The states this node may write: those it assigns, or whose assigned value it makes in place.
+fn written_states(graph: &Graph, index: usize) -> Vec<StateId> {
+    let node = &graph.nodes[index];
+    if let Op::Assign { state } = node.op {
+        return vec![state];
+    }
+    if node.op.in_place().is_empty() {
+        return vec![];
+    }
+    let assigned = graph.nodes[index..].iter().filter_map(|n| match n.op {
+        Op::Assign { state } if node.outputs.contains(&n.inputs[0]) => Some(state),
+        _ => None,
+    });
+    assigned.collect()
+}
+
+/// What each step knows to have finished before it starts: a vector clock over lanes.
+#[derive(Clone, Debug, Default)]
+pub struct Clocks {
+    /// For each step, how many steps of each lane have finished before it starts.
+    before: Vec<[usize; Lane::ALL.len()]>,
+    /// Lane and place in it of each step.
+    at: Vec<(usize, usize)>,
+    issued: [usize; Lane::ALL.len()],
+    last: [Option<usize>; Lane::ALL.len()],
+}
+
+impl Clocks {
+    pub fn of(lanes: &[Lane], waits: &[Vec<usize>]) -> Self {
+        let mut clocks = Clocks::default();
+        for (lane, waits) in lanes.iter().zip(waits) {
+            clocks.push(*lane, waits);
+        }
+        clocks
+    }
+
+    /// Adds a step that needs `needs` finished; returns those it must wait for expressly, the rest being implied.
+    pub fn push(&mut self, lane: Lane, needs: &[usize]) -> Vec<usize> {
+        let lane = Lane::ALL.iter().position(|l| *l == lane).unwrap_or(0);
+        let mut clock = self.last[lane].map_or_else(Default::default, |p| self.after(p));
+        let mut waits = Vec::new();
+        let mut sorted = needs.to_vec();
+        sorted.sort_unstable();
+        // Latest first: waiting for a later step of a lane implies the earlier ones.
+        for need in sorted.into_iter().rev() {
+            let (l, place) = self.at[need];
+            if clock[l] <= place {
+                let theirs = self.after(need);
+                clock.iter_mut().zip(theirs).for_each(|(mine, their)| *mine = (*mine).max(their));
+                waits.push(need);
+            }
+        }
+        waits.reverse();
+        self.at.push((lane, self.issued[lane]));
+        self.before.push(clock);
+        self.last[lane] = Some(self.at.len() - 1);
+        self.issued[lane] += 1;
+        waits
+    }
+
+    fn after(&self, step: usize) -> [usize; Lane::ALL.len()] {
+        let (lane, place) = self.at[step];
+        let mut clock = self.before[step];
+        clock[lane] = clock[lane].max(place + 1);
+        clock
+    }
+
+    /// Whether `earlier` has finished whenever `later` starts.
+    pub fn happens_before(&self, earlier: usize, later: usize) -> bool {
+        let (lane, place) = self.at[earlier];
+        self.before[later][lane] > place
+    }
+}

@@ -1,0 +1,120 @@
+//! A plan: the flat list of steps a device runs, with every buffer placed.
+
+use crate::graph::{Phase, State};
+use crate::op::{Lane, Op, StateId};
+use crate::rules::cost::{Cost, cost};
+use crate::types::Type;
+use serde::Serialize;
+
+/// The sizes a plan was made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Key {
+    pub batch: usize,
+    pub height: usize,
+    pub width: usize,
+}
+
+/// Where a value lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// Byte offset in the arena.
+    Arena(usize),
+    State(StateId),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlanValue {
+    pub name: String,
+    #[serde(flatten)]
+    pub ty: Type,
+    pub place: Place,
+}
+
+/// Working memory of one step, in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ScratchRange {
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Step {
+    #[serde(flatten)]
+    pub op: Op,
+    /// Indices into [`Plan::values`].
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<usize>,
+    pub lane: Lane,
+    /// Earlier steps of other lanes that must have finished.
+    pub waits: Vec<usize>,
+    pub layer: String,
+    pub phase: Phase,
+    pub scratch: Option<ScratchRange>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Plan {
+    pub name: String,
+    pub key: Key,
+    /// Bytes of the arena: the peak memory of a run beside the states.
+    pub arena: usize,
+    pub states: Vec<State>,
+    pub values: Vec<PlanValue>,
+    /// Values the host fills before a run.
+    pub inputs: Vec<usize>,
+    /// Values the host may read after it.
+    pub outputs: Vec<usize>,
+    pub steps: Vec<Step>,
+}
+
+impl Plan {
+    pub fn cost_of(&self, step: &Step) -> Cost {
+        let types = |list: &[usize]| list.iter().map(|v| &self.values[*v].ty).collect::<Vec<_>>();
+        cost(&step.op, &types(&step.inputs), &types(&step.outputs))
+    }
+
+    pub fn cost(&self) -> Cost {
+        let mut total = Cost::default();
+        self.steps.iter().for_each(|step| total += self.cost_of(step));
+        total
+    }
+
+    /// Finds an input or output by name.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.inputs.iter().chain(&self.outputs).copied().find(|v| self.values[*v].name == name)
+    }
+
+    /// Bytes of all states, whatever their role.
+    pub fn state_bytes(&self) -> usize {
+        self.states.iter().map(|s| s.ty.bytes()).sum()
+    }
+
+    pub fn to_json(&self) -> serde_json::Value {
+        // A plan holds only names, numbers and lists, so it always has a JSON form.
+        let mut json = serde_json::to_value(self).unwrap_or_default();
+        let costs: Vec<_> = self.steps.iter().map(|s| self.cost_of(s)).collect();
+        if let Some(steps) = json.get_mut("steps").and_then(|s| s.as_array_mut()) {
+            for (step, Cost { flops, bytes }) in steps.iter_mut().zip(costs) {
+                step["flops"] = flops.into();
+                step["bytes"] = bytes.into();
+            }
+        }
+        json
+    }
+}
+
+/// What changes from step to step. Plans read it; nothing of it is baked into them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Header {
+    pub seed: u64,
+    /// Optimizer steps begun so far.
+    pub step: u64,
+    /// Global number of the first sample of this micro-batch within its step.
+    pub first_sample: u64,
+    pub learning_rate: f64,
+    /// What the loss is divided by: the samples a full step has, over all micro-steps and ranks.
+    pub nominal: f64,
+    /// Whether gradients and statistics add to what earlier micro-steps left.
+    pub accumulate: bool,
+}

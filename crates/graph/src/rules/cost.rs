@@ -1,0 +1,65 @@
+//! What an op costs: floating-point operations and bytes moved, before any cache.
+
+use crate::op::Op;
+use crate::types::Type;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.flops += other.flops;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Cost of one run of `op`. Transcendentals count as 10 operations, a multiply-add as two.
+pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
+    let bytes: usize = inputs.iter().chain(outputs).map(|t| t.bytes()).sum();
+    let first = inputs.first().map_or(0.0, |t| t.shape.count() as f64);
+    let written: f64 = outputs.iter().map(|t| t.shape.count() as f64).sum();
+    let flops = match op {
+        Op::Linear { gelu, .. } => {
+            let y = outputs[0].shape.count() as f64;
+            2.0 * y * inputs[0].shape.last() as f64 + if *gelu { 16.0 * y } else { 0.0 }
+        }
+        Op::LinearGradX => 2.0 * written * inputs[0].shape.last() as f64,
+        Op::LinearGradW { .. } => 2.0 * first * inputs[1].shape.last() as f64,
+        Op::Attention { .. } => attention_products(inputs[0], outputs[1]) * 2.0 + 14.0 * scores(outputs[1]),
+        Op::AttentionGrad { .. } => {
+            attention_products(inputs[0], inputs[2]) * 5.0 + 16.0 * scores(inputs[2])
+        }
+        Op::Gelu => 16.0 * first,
+        Op::GeluGrad { .. } => 30.0 * first,
+        Op::LayerNorm { .. } => 8.0 * first,
+        Op::LayerNormGrad { .. } => 14.0 * first,
+        Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => 14.0 * first,
+        Op::AdamW { .. } => 14.0 * first,
+        Op::Lamb { .. } => 22.0 * first,
+        Op::Sgd { .. } => 6.0 * first,
+        Op::SumSquares => 2.0 * inputs.iter().map(|t| t.shape.count() as f64).sum::<f64>(),
+        Op::Conv { .. } => {
+            2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64
+        }
+        Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
+        Op::ConvGradW { shape, .. } => 2.0 * first * shape.count() as f64 / shape.0[0] as f64,
+        Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
+        Op::Pack { .. } | Op::Unpack { .. } | Op::AllGather { .. } | Op::Seed { .. } => 0.0,
+        _ => written,
+    };
+    Cost { flops, bytes: bytes as f64 }
+}
+
+/// Operations of one of attention's products, such as queries × keys, over all heads.
+fn attention_products(qkv: &Type, lse: &Type) -> f64 {
+    let tokens = lse.shape.last() as f64;
+    2.0 * qkv.shape.count() as f64 / 3.0 * tokens
+}
+
+fn scores(lse: &Type) -> f64 {
+    (lse.shape.count() * lse.shape.last()) as f64
+}

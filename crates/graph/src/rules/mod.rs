@@ -1,0 +1,5 @@
+//! One rule per op: the shape of its results, its backward ops, its cost.
+
+pub mod backward;
+pub mod cost;
+pub mod shape;

@@ -1,0 +1,304 @@
+//! Shape rules: from the types of an op's inputs to those of its outputs, or the reason why not.
+
+use crate::op::{Op, Window};
+use crate::types::{DType, Shape, Type};
+
+type Inferred = Result<Vec<Type>, String>;
+
+/// The types of the outputs of `op`, or what is wrong with its inputs.
+pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
+    arity(op, inputs.len())?;
+    if matches!(op, Op::Input | Op::Read { .. }) {
+        return Err("takes its type from the graph".into());
+    }
+    match op {
+        Op::Assign { .. } => Ok(vec![]),
+        Op::Seed { dtype } => Ok(vec![Type::new(*dtype, [])]),
+        Op::Patches { patch } => patches(inputs[0], *patch),
+        Op::Unpatches { patch, channels, height, width } => {
+            let [b, n, c] = axes(inputs[0])?;
+            let grid = (height / patch) * (width / patch);
+            require(n == grid && c == channels * patch * patch, || {
+                format!("{n} patches of {c} don't tile {height}×{width}×{channels}")
+            })?;
+            Ok(vec![typed(inputs[0], [b, *channels, *height, *width])])
+        }
+        Op::Linear { bias, gelu } => linear(inputs, *bias, *gelu),
+        Op::LinearGradX => {
+            let (dy, w) = (inputs[0], inputs[1]);
+            let (o, i) = matrix(w);
+            require(dy.shape.last() == o, || format!("dy is {dy}, the weight {w}"))?;
+            Ok(vec![Type { dtype: dy.dtype, shape: dy.shape.with_last(i) }])
+        }
+        Op::LinearGradW { shape, accumulate } => {
+            let (dy, x) = (inputs[0], inputs[1]);
+            let fits = dy.shape.rows() == x.shape.rows()
+                && shape.0.first() == Some(&dy.shape.last())
+                && shape.count() == dy.shape.last() * x.shape.last();
+            require(fits, || format!("dy {dy} and x {x} don't give a weight {shape}"))?;
+            let dw = Type { dtype: dy.dtype, shape: shape.clone() };
+            require(!accumulate || *inputs[2] == dw, || format!("accumulates {dw} into {}", inputs[2]))?;
+            Ok(vec![dw])
+        }
+        Op::ColumnSum { accumulate } => {
+            let sum = typed(inputs[0], [inputs[0].shape.last()]);
+            require(!accumulate || *inputs[1] == sum, || format!("accumulates {sum} into {}", inputs[1]))?;
+            Ok(vec![sum])
+        }
+        Op::Gelu | Op::Drop { .. } | Op::Scale { .. } => Ok(vec![inputs[0].clone()]),
+        Op::GeluGrad { bias } => {
+            same(inputs)?;
+            let mut out = vec![inputs[0].clone()];
+            out.extend(bias.then(|| typed(inputs[0], [inputs[0].shape.last()])));
+            Ok(out)
+        }
+        Op::Add | Op::Accumulate => {
+            same(inputs)?;
+            Ok(vec![inputs[0].clone()])
+        }
+        Op::Embed { class_token } => embed(inputs, *class_token),
+        Op::EmbedGrad { class_token } => {
+            let [b, t, c] = axes(inputs[0])?;
+            let n = t - usize::from(*class_token);
+            let mut out = vec![typed(inputs[0], [b, n, c])];
+            out.extend(class_token.then(|| typed(inputs[0], [1, 1, c])));
+            out.push(typed(inputs[0], [1, t, c]));
+            Ok(out)
+        }
+        Op::LayerNorm { add, .. } => layer_norm(inputs, *add),
+        Op::LayerNormGrad { .. } => {
+            let (x, gamma) = (inputs[0], inputs[3]);
+            require(inputs[4..].iter().all(|t| *t == x), || format!("gradients don't match x {x}"))?;
+            Ok(vec![x.clone(), gamma.clone(), gamma.clone()])
+        }
+        Op::Attention { heads, .. } => {
+            let [b, t, c3] = axes(inputs[0])?;
+            require(c3 % 3 == 0 && (c3 / 3) % heads == 0, || {
+                format!("{c3} channels are not 3 × {heads} heads × a whole head size")
+            })?;
+            Ok(vec![typed(inputs[0], [b, t, c3 / 3]), typed(inputs[0], [b, *heads, t])])
+        }
+        Op::AttentionGrad { .. } => {
+            require(inputs[1] == inputs[3], || format!("out is {}, dout {}", inputs[1], inputs[3]))?;
+            Ok(vec![inputs[0].clone()])
+        }
+        Op::Pool { .. } => {
+            let [b, _, c] = axes(inputs[0])?;
+            Ok(vec![typed(inputs[0], [b, c])])
+        }
+        Op::PoolGrad { tokens, .. } => {
+            let [b, c] = axes(inputs[0])?;
+            Ok(vec![typed(inputs[0], [b, *tokens, c])])
+        }
+        Op::CrossEntropy { .. } => {
+            cross_entropy(inputs)?;
+            Ok(vec![typed(inputs[0], []), typed(inputs[0], [4])])
+        }
+        Op::CrossEntropyGrad { .. } => {
+            cross_entropy(inputs)?;
+            Ok(vec![inputs[0].clone()])
+        }
+        Op::SumSquares => Ok(vec![Type::new(accumulator(inputs[0].dtype), [1])]),
+        Op::Clip { .. } => Ok(vec![typed(inputs[0], [3])]),
+        Op::Advance | Op::LossScale { .. } => Ok(vec![inputs[0].clone()]),
+        Op::AdamW { .. } | Op::Lamb { .. } => {
+            same(&inputs[..4])?;
+            Ok(vec![inputs[0].clone(), inputs[2].clone(), inputs[3].clone()])
+        }
+        Op::Sgd { .. } => {
+            same(&inputs[..3])?;
+            Ok(vec![inputs[0].clone(), inputs[2].clone()])
+        }
+        _ => infer_planned(op, inputs),
+    }
+}
+
+/// The ops that have no kernel yet.
+fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
+    let x = inputs[0];
+    let channels = x.shape.last();
+    match op {
+        Op::Cast { to } => Ok(vec![Type { dtype: *to, shape: x.shape.clone() }]),
+        Op::Moments => Ok(vec![Type::new(accumulator(x.dtype), [3, channels])]),
+        Op::BatchNorm { .. } => Ok(vec![x.clone()]),
+        Op::BatchNormSums { .. } => Ok(vec![Type::new(accumulator(x.dtype), [2, channels])]),
+        Op::BatchNormGrad { .. } | Op::RunningMoments { .. } | Op::AllReduce { .. } => Ok(vec![x.clone()]),
+        Op::Conv { window } => conv(x, inputs[1], *window),
+        Op::ConvGradX { height, width, .. } => {
+            let ([b, ..], [_, _, _, i]) = (axes::<4>(x)?, axes::<4>(inputs[1])?);
+            Ok(vec![typed(x, [b, *height, *width, i])])
+        }
+        Op::ConvGradW { shape, .. } => Ok(vec![Type { dtype: x.dtype, shape: shape.clone() }]),
+        Op::Resize { height, width } => {
+            let [b, _, _, c] = axes(x)?;
+            Ok(vec![typed(x, [b, *height, *width, c])])
+        }
+        Op::Pack { align } => {
+            let count: usize = inputs.iter().map(|t| t.shape.count()).sum();
+            Ok(vec![typed(x, [count.next_multiple_of(*align)])])
+        }
+        Op::Unpack { shapes } => {
+            let count: usize = shapes.iter().map(Shape::count).sum();
+            require(count <= x.shape.count(), || format!("{count} elements don't fit in {x}"))?;
+            Ok(shapes.iter().map(|s| Type { dtype: x.dtype, shape: s.clone() }).collect())
+        }
+        Op::ReduceScatter { ranks, .. } => {
+            let [n] = axes(x)?;
+            require(n % ranks == 0, || format!("{n} elements don't divide among {ranks} ranks"))?;
+            Ok(vec![typed(x, [n / ranks])])
+        }
+        Op::AllGather { ranks } => {
+            let [n] = axes(x)?;
+            Ok(vec![typed(x, [n * ranks])])
+        }
+        _ => Err("has no shape rule".into()),
+    }
+}
+
+fn patches(x: &Type, patch: usize) -> Inferred {
+    let [b, ch, h, w] = axes(x)?;
+    require(patch > 0 && h % patch == 0 && w % patch == 0, || {
+        format!("patch {patch} doesn't divide the {h}×{w} image")
+    })?;
+    Ok(vec![typed(x, [b, (h / patch) * (w / patch), ch * patch * patch])])
+}
+
+fn linear(inputs: &[&Type], bias: bool, gelu: bool) -> Inferred {
+    let (x, w) = (inputs[0], inputs[1]);
+    let (o, i) = matrix(w);
+    require(x.shape.last() == i, || format!("x is {x}, the weight {w}: inner widths differ"))?;
+    require(!bias || inputs[2].shape.count() == o, || format!("bias is {}, the weight {w}", inputs[2]))?;
+    let y = Type { dtype: x.dtype, shape: x.shape.with_last(o) };
+    Ok(if gelu { vec![y.clone(), y] } else { vec![y] })
+}
+
+fn embed(inputs: &[&Type], class_token: bool) -> Inferred {
+    let [b, n, c] = axes(inputs[0])?;
+    let t = n + usize::from(class_token);
+    let positions = inputs[inputs.len() - 1];
+    require(positions.shape == Shape::from([1, t, c]), || {
+        format!("{t} tokens of {c} channels, but positions {positions}")
+    })?;
+    Ok(vec![typed(inputs[0], [b, t, c])])
+}
+
+fn layer_norm(inputs: &[&Type], add: bool) -> Inferred {
+    let x = inputs[0];
+    let gamma = inputs[if add { 2 } else { 1 }];
+    require(!add || inputs[1] == x, || format!("adds {} to {x}", inputs[1]))?;
+    require(gamma.shape == Shape::from([x.shape.last()]), || format!("x is {x}, its scale {gamma}"))?;
+    let rows = Type { dtype: x.dtype, shape: Shape(x.shape.0[..x.shape.rank() - 1].to_vec()) };
+    let mut out = vec![x.clone(), rows.clone(), rows];
+    if add {
+        out.insert(0, x.clone());
+    }
+    Ok(out)
+}
+
+fn cross_entropy(inputs: &[&Type]) -> Result<(), String> {
+    let [b, _] = axes(inputs[0])?;
+    require(*inputs[1] == Type::new(DType::I32, [b]), || format!("{b} samples, but labels {}", inputs[1]))?;
+    require(inputs[2].shape == Shape::from([b]), || format!("{b} samples, but weights {}", inputs[2]))
+}
+
+fn conv(x: &Type, w: &Type, window: Window) -> Inferred {
+    let ([b, h, wd, c], [o, kh, kw, i]) = (axes(x)?, axes(w)?);
+    require(c == i, || format!("x is {x}, the weight {w}: input channels differ"))?;
+    let out = |size: usize, kernel: usize| {
+        (size + 2 * window.pad).checked_sub(kernel).map(|room| room / window.stride + 1)
+    };
+    match (out(h, kh), out(wd, kw)) {
+        (Some(h), Some(w)) => Ok(vec![typed(x, [b, h, w, o])]),
+        _ => Err(format!("a {kh}×{kw} kernel is larger than the padded {h}×{wd} input")),
+    }
+}
+
+/// Sums of halves are kept in f32.
+fn accumulator(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// A weight as a matrix (O, I): the first axis against all others.
+pub fn matrix(w: &Type) -> (usize, usize) {
+    let o = w.shape.0.first().copied().unwrap_or(1);
+    (o, w.shape.count() / o.max(1))
+}
+
+fn axes<const N: usize>(t: &Type) -> Result<[usize; N], String> {
+    t.shape.0.as_slice().try_into().map_err(|_| format!("needs {N} axes, got {t}"))
+}
+
+fn typed(like: &Type, shape: impl Into<Shape>) -> Type {
+    Type { dtype: like.dtype, shape: shape.into() }
+}
+
+fn same(inputs: &[&Type]) -> Result<(), String> {
+    match inputs.iter().find(|t| **t != inputs[0]) {
+        Some(other) => Err(format!("needs equal types, got {} and {other}", inputs[0])),
+        None => Ok(()),
+    }
+}
+
+fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+/// How many inputs the op takes.
+fn arity(op: &Op, given: usize) -> Result<(), String> {
+    let range = match op {
+        Op::Input | Op::Read { .. } => 0..=0,
+        Op::Seed { .. } => 0..=1,
+        Op::SumSquares | Op::Pack { .. } => 1..=usize::MAX,
+        Op::Linear { bias, .. } => one(2 + usize::from(*bias)),
+        Op::LinearGradW { accumulate, .. } => one(2 + usize::from(*accumulate)),
+        Op::ColumnSum { accumulate } => one(1 + usize::from(*accumulate)),
+        Op::Embed { class_token } => one(2 + usize::from(*class_token)),
+        Op::LayerNorm { add, .. } => one(3 + usize::from(*add)),
+        Op::LayerNormGrad { add } => one(5 + usize::from(*add)),
+        Op::Clip { scaled, .. } => one(2 + usize::from(*scaled)),
+        Op::AdamW { .. } | Op::Lamb { .. } => one(6),
+        Op::Sgd { .. } | Op::BatchNormGrad { .. } => one(5),
+        Op::AttentionGrad { .. } | Op::CrossEntropyGrad { .. } | Op::BatchNorm { .. } => one(4),
+        Op::CrossEntropy { .. } | Op::BatchNormSums { .. } => one(3),
+        Op::LinearGradX | Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
+        Op::RunningMoments { .. } | Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => one(2),
+        Op::LossScale { .. } => one(2),
+        _ => one(1),
+    };
+    if range.contains(&given) {
+        return Ok(());
+    }
+    Err(format!("takes {} inputs, got {given}", range.start()))
+}
+
+fn one(n: usize) -> std::ops::RangeInclusive<usize> {
+    n..=n
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn f32s<const N: usize>(shape: [usize; N]) -> Type {
+        Type::new(DType::F32, shape)
+    }
+
+    #[test]
+    fn a_patch_must_divide_the_image() {
+        let error = infer(&Op::Patches { patch: 5 }, &[&f32s([1, 3, 32, 32])]).unwrap_err();
+        assert_eq!(error, "patch 5 doesn't divide the 32×32 image");
+    }
+
+    #[test]
+    fn a_linear_layer_names_both_shapes() {
+        let op = Op::Linear { bias: false, gelu: false };
+        let error = infer(&op, &[&f32s([2, 3]), &f32s([5, 4])]).unwrap_err();
+        assert_eq!(error, "x is f32[2,3], the weight f32[5,4]: inner widths differ");
+        assert_eq!(infer(&op, &[&f32s([2, 4]), &f32s([5, 4])]).unwrap(), vec![f32s([2, 5])]);
+    }
+
+    #[test]
+    fn arity_is_checked_first() {
+        assert_eq!(infer(&Op::Add, &[&f32s([1])]).unwrap_err(), "takes 2 inputs, got 1");
+    }
+}

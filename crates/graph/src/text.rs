@@ -1,0 +1,300 @@
+//! Plans as text, printed and parsed. One line a step:
+//!
+//! ```text
+//! 4 compute norm1 f32[8,65,192] @1024, norm1.mean f32[8,65] @0 = layer_norm(x, $norm1.weight) eps=1e-6
+//!     wait=3 scratch=64@2048 ; forward blocks.0.norm1 # 3.2 MFLOP 1.6 MB
+//! ```
+//!
+//! (on one line). A value is declared with its type and place where it is made; `$name` is a state; what follows `#`
+//! is computed by the printer and skipped by the parser.
+
+use crate::graph::{Phase, Role, State};
+use crate::op::{Lane, Op, StateId};
+use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
+use crate::types::Type;
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { batch, height, width } = self.key;
+        writeln!(f, "plan {} batch={batch} height={height} width={width} arena={}", self.name, self.arena)?;
+        for state in self.used_states() {
+            let State { name, ty, role } = &self.states[state];
+            writeln!(f, "state {name} {ty} {}", json(role))?;
+        }
+        for value in &self.inputs {
+            writeln!(f, "input {}", self.declared(*value))?;
+        }
+        for (i, step) in self.steps.iter().enumerate() {
+            writeln!(f, "{}", self.step_text(i, step))?;
+        }
+        for value in &self.outputs {
+            writeln!(f, "output {}", self.used(*value))?;
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    fn used_states(&self) -> Vec<usize> {
+        let mut used = vec![false; self.states.len()];
+        for value in &self.values {
+            if let Place::State(state) = value.place {
+                used[state.index()] = true;
+            }
+        }
+        for step in &self.steps {
+            if let Op::Assign { state } = step.op {
+                used[state.index()] = true;
+            }
+        }
+        (0..used.len()).filter(|s| used[*s]).collect()
+    }
+
+    fn used(&self, value: usize) -> String {
+        match self.values[value].place {
+            Place::State(state) => format!("${}", self.states[state.index()].name),
+            Place::Arena(_) => self.values[value].name.clone(),
+        }
+    }
+
+    fn declared(&self, value: usize) -> String {
+        let PlanValue { name, ty, place } = &self.values[value];
+        match place {
+            Place::State(state) => format!("${}", self.states[state.index()].name),
+            Place::Arena(offset) => format!("{name} {ty} @{offset}"),
+        }
+    }
+
+    fn step_text(&self, index: usize, step: &Step) -> String {
+        let inputs: Vec<_> = step.inputs.iter().map(|v| self.used(*v)).collect();
+        let mut outputs: Vec<_> = step.outputs.iter().map(|v| self.declared(*v)).collect();
+        let (name, mut attributes) = step.op.name_and_attributes();
+        if let Op::Assign { state } = step.op {
+            outputs.push(format!("${}", self.states[state.index()].name));
+            attributes.clear();
+        }
+        let mut line = format!("{index} {}", step.lane.name());
+        let _ = write!(line, " {} = {name}({})", outputs.join(", "), inputs.join(", "));
+        for (key, value) in attributes {
+            let _ = write!(line, " {key}={value}");
+        }
+        if !step.waits.is_empty() {
+            let waits: Vec<_> = step.waits.iter().map(ToString::to_string).collect();
+            let _ = write!(line, " wait={}", waits.join(","));
+        }
+        if let Some(ScratchRange { offset, bytes }) = step.scratch {
+            let _ = write!(line, " scratch={bytes}@{offset}");
+        }
+        let cost = self.cost_of(step);
+        let _ = write!(line, " ; {} {}", step.phase.name(), step.layer);
+        let _ = write!(line, " # {:.3} MFLOP {:.3} MB", cost.flops / 1e6, cost.bytes / 1e6);
+        line
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("plan text, line {line}: {why}")]
+pub struct ParseError {
+    pub line: usize,
+    pub why: String,
+}
+
+impl std::str::FromStr for Plan {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Plan, ParseError> {
+        let mut parser = Parser::default();
+        for (i, line) in text.lines().enumerate() {
+            let content = line.split(" # ").next().unwrap_or("").trim();
+            if content.is_empty() || content.starts_with('#') {
+                continue;
+            }
+            parser.line(content).map_err(|why| ParseError { line: i + 1, why })?;
+        }
+        Ok(parser.plan)
+    }
+}
+
+#[derive(Default)]
+struct Parser {
+    plan: Plan,
+    values: HashMap<String, usize>,
+    states: HashMap<String, StateId>,
+}
+
+impl Parser {
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "plan" => self.head(rest),
+            "state" => self.state(rest),
+            "input" => {
+                let value = self.declare(rest)?;
+                self.plan.inputs.push(value);
+                Ok(())
+            }
+            "output" => {
+                let value = self.operand(rest)?;
+                self.plan.outputs.push(value);
+                Ok(())
+            }
+            _ => self.step(word, rest),
+        }
+    }
+
+    fn head(&mut self, rest: &str) -> Result<(), String> {
+        let mut words = rest.split_whitespace();
+        self.plan.name = words.next().ok_or("a plan needs a name")?.to_string();
+        for word in words {
+            let (key, value) = word.split_once('=').ok_or_else(|| format!("'{word}' is not key=value"))?;
+            let value: usize = value.parse().map_err(|_| format!("'{word}' is not a number"))?;
+            match key {
+                "batch" => self.plan.key.batch = value,
+                "height" => self.plan.key.height = value,
+                "width" => self.plan.key.width = value,
+                "arena" => self.plan.arena = value,
+                _ => return Err(format!("unknown key '{key}'")),
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&mut self, rest: &str) -> Result<(), String> {
+        let mut words = rest.splitn(3, ' ');
+        let (Some(name), Some(ty), Some(role)) = (words.next(), words.next(), words.next()) else {
+            return Err("a state needs a name, a type and a role".into());
+        };
+        let ty: Type = ty.parse().map_err(|e: crate::types::BadType| e.to_string())?;
+        let role: Role = serde_json::from_str(role).map_err(|_| format!("'{role}' is not a role"))?;
+        let id = StateId(self.plan.states.len() as u32);
+        self.plan.states.push(State { name: name.to_string(), ty, role });
+        match self.states.insert(name.to_string(), id) {
+            Some(_) => Err(format!("two states are named {name}")),
+            None => Ok(()),
+        }
+    }
+
+    fn find_state(&self, name: &str) -> Result<StateId, String> {
+        self.states.get(name).copied().ok_or_else(|| format!("no state is named {name}"))
+    }
+
+    /// A use of a value or state.
+    fn operand(&mut self, text: &str) -> Result<usize, String> {
+        if let Some(value) = self.values.get(text) {
+            return Ok(*value);
+        }
+        match text.strip_prefix('$') {
+            Some(state) => self.state_value(state),
+            None => Err(format!("no value is named {text}")),
+        }
+    }
+
+    /// A new value that lives in a state; from now on `$name` means it.
+    fn state_value(&mut self, name: &str) -> Result<usize, String> {
+        let id = self.find_state(name)?;
+        let ty = self.plan.states[id.index()].ty.clone();
+        self.plan.values.push(PlanValue { name: name.to_string(), ty, place: Place::State(id) });
+        self.values.insert(format!("${name}"), self.plan.values.len() - 1);
+        Ok(self.plan.values.len() - 1)
+    }
+
+    /// `name type @offset`, or `$state` for a result written in place.
+    fn declare(&mut self, text: &str) -> Result<usize, String> {
+        if let Some(state) = text.strip_prefix('$') {
+            return self.state_value(state);
+        }
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let [name, ty, offset] = words[..] else {
+            return Err(format!("'{text}' is not: name type @offset"));
+        };
+        let ty: Type = ty.parse().map_err(|e: crate::types::BadType| e.to_string())?;
+        let offset = offset.strip_prefix('@').and_then(|o| o.parse().ok());
+        let place = Place::Arena(offset.ok_or_else(|| format!("'{text}' has no @offset"))?);
+        self.plan.values.push(PlanValue { name: name.to_string(), ty, place });
+        match self.values.insert(name.to_string(), self.plan.values.len() - 1) {
+            Some(_) => Err(format!("two values are named {name}")),
+            None => Ok(self.plan.values.len() - 1),
+        }
+    }
+
+    fn step(&mut self, number: &str, rest: &str) -> Result<(), String> {
+        if number.parse() != Ok(self.plan.steps.len()) {
+            return Err(format!("expected step {}, got '{number}'", self.plan.steps.len()));
+        }
+        let (work, place) = rest.rsplit_once(" ; ").ok_or("a step ends with ; phase layer")?;
+        let (phase, layer) = place.split_once(' ').ok_or("a step ends with ; phase layer")?;
+        let phase = word::<Phase>(phase)?;
+        let (lane, work) = work.split_once(' ').ok_or("a step starts with its lane")?;
+        let lane = word::<Lane>(lane)?;
+        let (outputs, call) = work.split_once(" = ").ok_or("a step is: outputs = op(inputs)")?;
+        let (name, call) = call.split_once('(').ok_or("a step is: outputs = op(inputs)")?;
+        let (inputs, tail) = call.split_once(')').ok_or("the inputs have no end")?;
+        let inputs = operands(inputs).map(|text| self.operand(text)).collect::<Result<Vec<_>, _>>()?;
+        let mut tail = tail_of(tail)?;
+        let (op, outputs) = if name == "assign" {
+            let state = outputs.trim().strip_prefix('$').ok_or("assign writes a $state")?;
+            (Op::Assign { state: self.find_state(state)? }, vec![])
+        } else {
+            tail.attributes.insert("op".into(), name.into());
+            let op = serde_json::from_value(std::mem::take(&mut tail.attributes).into())
+                .map_err(|e| format!("{name}: {e}"))?;
+            (op, operands(outputs).map(|text| self.declare(text)).collect::<Result<Vec<_>, _>>()?)
+        };
+        let Tail { waits, scratch, .. } = tail;
+        let layer = layer.to_string();
+        self.plan.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
+        Ok(())
+    }
+}
+
+/// Splits at commas outside brackets, since types have commas inside theirs.
+fn operands(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0i32;
+    text.split(move |c| {
+        depth += i32::from(c == '[') - i32::from(c == ']');
+        c == ',' && depth == 0
+    })
+    .map(str::trim)
+    .filter(|t| !t.is_empty())
+}
+
+fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(text.into()).map_err(|_| format!("'{text}' is not known here"))
+}
+
+#[derive(Default)]
+struct Tail {
+    attributes: serde_json::Map<String, serde_json::Value>,
+    waits: Vec<usize>,
+    scratch: Option<ScratchRange>,
+}
+
+/// `key=value` attributes of the op, `wait=1,2`, `scratch=bytes@offset`.
+fn tail_of(text: &str) -> Result<Tail, String> {
+    let mut tail = Tail::default();
+    for item in text.split_whitespace() {
+        let (key, value) = item.split_once('=').ok_or_else(|| format!("'{item}' is not key=value"))?;
+        let bad = || format!("'{item}' is not understood");
+        match key {
+            "wait" => {
+                tail.waits =
+                    value.split(',').map(|w| w.parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
+            }
+            "scratch" => {
+                let (bytes, offset) = value.split_once('@').ok_or_else(bad)?;
+                let bytes = bytes.parse().map_err(|_| bad())?;
+                tail.scratch = Some(ScratchRange { offset: offset.parse().map_err(|_| bad())?, bytes });
+            }
+            _ => {
+                tail.attributes.insert(key.into(), serde_json::from_str(value).map_err(|_| bad())?);
+            }
+        }
+    }
+    Ok(tail)
+}

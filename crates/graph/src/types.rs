@@ -1,0 +1,174 @@
+//! Shapes and element types.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Element type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    F64,
+    F32,
+    Bf16,
+    F16,
+    I32,
+    U8,
+}
+
+impl DType {
+    pub const ALL: [DType; 6] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::I32, DType::U8];
+
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 | DType::F16 => 2,
+            DType::U8 => 1,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        !matches!(self, DType::I32 | DType::U8)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Lengths of the axes, slowest first. A scalar has no axes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Shape(pub Vec<usize>);
+
+impl Shape {
+    pub fn scalar() -> Self {
+        Shape(Vec::new())
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.iter().product()
+    }
+
+    pub fn rank(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Length of the last axis; 1 for a scalar.
+    pub fn last(&self) -> usize {
+        self.0.last().copied().unwrap_or(1)
+    }
+
+    /// Product of all axes but the last: how many rows a row-wise op sees.
+    pub fn rows(&self) -> usize {
+        self.0.split_last().map_or(1, |(_, rest)| rest.iter().product())
+    }
+
+    pub fn with_last(&self, last: usize) -> Self {
+        let mut axes = self.0.clone();
+        match axes.last_mut() {
+            Some(axis) => *axis = last,
+            None => axes.push(last),
+        }
+        Shape(axes)
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(axes: [usize; N]) -> Self {
+        Shape(axes.to_vec())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (i, axis) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(",")?;
+            }
+            write!(f, "{axis}")?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// What is known of a value before the run: its shape and element type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Type {
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+impl Type {
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
+        Type { dtype, shape: shape.into() }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.shape.count() * self.dtype.bytes()
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("'{0}' is not a type such as f32[64,192]")]
+pub struct BadType(String);
+
+impl FromStr for Type {
+    type Err = BadType;
+
+    fn from_str(text: &str) -> Result<Self, BadType> {
+        let bad = || BadType(text.to_string());
+        let (dtype, rest) = text.split_once('[').ok_or_else(bad)?;
+        let axes = rest.strip_suffix(']').ok_or_else(bad)?;
+        let dtype = DType::ALL.into_iter().find(|d| d.name() == dtype).ok_or_else(bad)?;
+        let parse = |axis: &str| axis.trim().parse::<usize>().map_err(|_| bad());
+        let shape = match axes.trim() {
+            "" => Vec::new(),
+            list => list.split(',').map(parse).collect::<Result<_, _>>()?,
+        };
+        Ok(Type { dtype, shape: Shape(shape) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_print_and_parse() {
+        for text in ["f32[64,65,192]", "bf16[]", "i32[8]"] {
+            assert_eq!(text.parse::<Type>().unwrap().to_string(), text);
+        }
+        for text in ["f32", "q8[1]", "f32[1,]", "f32[-1]"] {
+            assert!(text.parse::<Type>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rows_and_last_cover_the_shape() {
+        let shape = Shape::from([4, 5, 6]);
+        assert_eq!((shape.rows(), shape.last(), shape.count()), (20, 6, 120));
+        assert_eq!((Shape::scalar().rows(), Shape::scalar().last(), Shape::scalar().count()), (1, 1, 1));
+    }
+}
