@@ -1,4 +1,13 @@
-//! The Vision Transformer (Dosovitskiy et al., 2021), with torchvision's numerics.
+//! The Vision Transformer (Dosovitskiy et al., 2021, figure 1), with torchvision's numerics and initial values and
+//! timm's names.
+//!
+//! Legend: B batch, N patches, T tokens, C width.
+
+use graph::build::Linear;
+use graph::op::Pooling;
+use graph::{Builder, DType, Graph, GraphError, Init, Key, Model, ValueId};
+
+const EPS: f64 = 1e-6;
 
 /// How the token sequence becomes one vector per image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,4 +40,214 @@ pub struct Vit {
     pub attention_dropout: f64,
     /// Stochastic depth at the last block; grows linearly from zero at the first.
     pub drop_path: f64,
+}
+
+/// Table 1 of the paper for B, L and H; Touvron et al. (2021) for Ti and S; nano is our own, for a first run.
+/// (name, width, depth, heads, MLP width)
+const SIZES: [(&str, usize, usize, usize, usize); 6] = [
+    ("nano", 96, 4, 3, 384),
+    ("ti", 192, 12, 3, 768),
+    ("s", 384, 12, 6, 1536),
+    ("b", 768, 12, 12, 3072),
+    ("l", 1024, 24, 16, 4096),
+    ("h", 1280, 32, 16, 5120),
+];
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum VitError {
+    #[error("unknown model '{0}': a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16")]
+    Unknown(String),
+    #[error("{model}: patch {patch} doesn't divide the {image}×{image} image")]
+    Patch { model: String, patch: usize, image: usize },
+    #[error("{model}: {what} must be at least 1")]
+    Empty { model: String, what: &'static str },
+    #[error("{model}: {what} is {rate}, but a rate lies in 0 ≤ rate < 1")]
+    Rate { model: String, what: &'static str, rate: f64 },
+}
+
+impl Vit {
+    /// Decodes a name such as `vit-b/16`.
+    pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Vit, VitError> {
+        let unknown = || VitError::Unknown(name.to_string());
+        let lower = name.to_ascii_lowercase();
+        let (size, patch) = lower.strip_prefix("vit-").and_then(|n| n.split_once('/')).ok_or_else(unknown)?;
+        let patch: usize = patch.parse().map_err(|_| unknown())?;
+        let &(_, width, depth, heads, mlp) = SIZES.iter().find(|s| s.0 == size).ok_or_else(unknown)?;
+        let pool = Pool::ClassToken;
+        let (dropout, attention_dropout, drop_path) = (0.0, 0.0, 0.0);
+        let vit = Vit {
+            image,
+            patch,
+            channels,
+            classes,
+            width,
+            depth,
+            heads,
+            mlp,
+            pool,
+            dropout,
+            attention_dropout,
+            drop_path,
+        };
+        vit.check(name)?;
+        Ok(vit)
+    }
+
+    /// Refuses sizes no image or head can have, with `model` as the name to complain about.
+    pub fn check(&self, model: &str) -> Result<(), VitError> {
+        let model = model.to_string();
+        for (what, size) in [
+            ("the patch", self.patch),
+            ("the image size", self.image),
+            ("the number of channels", self.channels),
+            ("the number of classes", self.classes),
+        ] {
+            if size == 0 {
+                return Err(VitError::Empty { model, what });
+            }
+        }
+        for (what, rate) in [
+            ("dropout", self.dropout),
+            ("attention dropout", self.attention_dropout),
+            ("drop path", self.drop_path),
+        ] {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(VitError::Rate { model, what, rate });
+            }
+        }
+        if !self.image.is_multiple_of(self.patch) {
+            return Err(VitError::Patch { model, patch: self.patch, image: self.image });
+        }
+        Ok(())
+    }
+
+    /// Number of patches along one side.
+    pub fn grid(&self) -> usize {
+        self.image / self.patch
+    }
+
+    /// T: patches, and the class token if there is one.
+    pub fn tokens(&self) -> usize {
+        self.grid().pow(2) + usize::from(self.pool == Pool::ClassToken)
+    }
+
+    /// The graphs of training and evaluation for batches of `batch` images.
+    pub fn build(&self, batch: usize, smoothing: f64, dtype: DType) -> Result<Model, GraphError> {
+        let key = Key { batch, height: self.image, width: self.image };
+        let train = self.graph(Builder::new(dtype, true), batch, smoothing, dtype)?;
+        let eval = self.graph(Builder::new(dtype, false), batch, 0.0, dtype)?;
+        Ok(Model { train, eval, key })
+    }
+
+    /// The model of the figure, from images to logits and loss.
+    fn graph(&self, mut b: Builder, batch: usize, smoothing: f64, dtype: DType) -> Result<Graph, GraphError> {
+        let images = b.input("images", dtype, [batch, self.channels, self.image, self.image]);
+        let labels = b.input("labels", DType::I32, [batch]);
+        let weights = b.input("weights", dtype, [batch]);
+
+        let tokens = self.embed(&mut b, images); // (B,T,C)
+        let mut x = b.border(tokens);
+        for i in 0..self.depth {
+            let y = b.scope(&format!("blocks.{i}"), |b| self.block(b, x, i));
+            x = b.border(y);
+        }
+        let pooled = match self.pool {
+            Pool::ClassToken => {
+                let y = b.layer_norm("norm", x, EPS);
+                b.pool(y, Pooling::First)
+            }
+            Pool::Mean => {
+                let y = b.pool(x, Pooling::Mean);
+                b.layer_norm("fc_norm", y, EPS)
+            }
+        }; // (B,C)
+        let head = Linear { name: "head", out: self.classes, weight: Init::Zeros, bias: Init::Zeros };
+        let logits = b.linear(pooled, head);
+        let (loss, stats) = b.cross_entropy(logits, labels, weights, smoothing);
+        b.finish(&[loss, stats, logits])
+    }
+
+    /// Patches, linearly projected; the class token in front; positions added.
+    fn embed(&self, b: &mut Builder, images: ValueId) -> ValueId {
+        let class_token = match self.pool {
+            Pool::ClassToken => Some(b.parameter("cls_token", [1, 1, self.width], Init::Zeros)),
+            Pool::Mean => None,
+        };
+        let positions = [1, self.tokens(), self.width];
+        let positions = b.parameter("pos_embed", positions, Init::Normal { std: 0.02 });
+        let fan_in = (self.channels * self.patch * self.patch) as f64;
+        let weight = Init::TruncatedNormal { std: (1.0 / fan_in).sqrt() };
+        let proj = Linear { name: "proj", out: self.width, weight, bias: Init::Zeros };
+        let patches = b.scope("patch_embed", |b| b.patch_embedding(images, self.patch, proj));
+        let tokens = b.embed(patches, class_token, positions);
+        b.dropout(tokens, self.dropout)
+    }
+
+    /// x + attention(norm(x)), then x + MLP(norm(x)).
+    fn block(&self, b: &mut Builder, x: ValueId, i: usize) -> ValueId {
+        let drop_path = self.drop_path * i as f64 / (self.depth - 1).max(1) as f64;
+
+        let y = b.layer_norm("norm1", x, EPS);
+        let y = b.scope("attn", |b| self.attention(b, y));
+        let y = b.drop_path(y, drop_path);
+        let x = b.add(x, y);
+
+        let y = b.layer_norm("norm2", x, EPS);
+        let y = b.scope("mlp", |b| self.mlp(b, y));
+        let y = b.drop_path(y, drop_path);
+        b.add(x, y)
+    }
+
+    fn attention(&self, b: &mut Builder, x: ValueId) -> ValueId {
+        let c = self.width;
+        let qkv = b.linear(x, Linear { name: "qkv", out: 3 * c, weight: xavier(c, 3 * c), bias: Init::Zeros });
+        let y = b.attention(qkv, self.heads, self.attention_dropout);
+        // torchvision leaves the projection at nn.Linear's own default.
+        let weight = Init::Uniform { bound: (1.0 / c as f64).sqrt() };
+        let y = b.linear(y, Linear { name: "proj", out: c, weight, bias: Init::Zeros });
+        b.dropout(y, self.dropout)
+    }
+
+    fn mlp(&self, b: &mut Builder, x: ValueId) -> ValueId {
+        let (c, hidden, weight) = (self.width, self.mlp, xavier(self.width, self.mlp));
+        let bias = Init::Normal { std: 1e-6 };
+        let y = b.linear(x, Linear { name: "fc1", out: hidden, weight, bias });
+        let y = b.gelu(y);
+        let y = b.dropout(y, self.dropout);
+        let y = b.linear(y, Linear { name: "fc2", out: c, weight, bias });
+        b.dropout(y, self.dropout)
+    }
+}
+
+fn xavier(fan_in: usize, fan_out: usize) -> Init {
+    Init::Uniform { bound: (6.0 / (fan_in + fan_out) as f64).sqrt() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameters(name: &str, image: usize, classes: usize) -> usize {
+        let vit = Vit::named(name, image, 3, classes).unwrap();
+        let model = vit.build(1, 0.0, DType::F32).unwrap();
+        model.train.states.iter().map(|s| s.ty.shape.count()).sum()
+    }
+
+    #[test]
+    fn parameter_counts_are_the_published_ones() {
+        assert_eq!(parameters("vit-ti/16", 224, 1000), 5_717_416);
+        assert_eq!(parameters("vit-s/16", 224, 1000), 22_050_664);
+        assert_eq!(parameters("vit-b/16", 224, 1000), 86_567_656);
+        assert_eq!(parameters("vit-l/16", 224, 1000), 304_326_632);
+        assert_eq!(parameters("vit-h/14", 224, 1000), 632_045_800);
+    }
+
+    #[test]
+    fn bad_names_and_sizes_are_refused_in_one_line() {
+        let message = |name, image| Vit::named(name, image, 3, 10).unwrap_err().to_string();
+        assert!(message("resnet50", 32).starts_with("unknown model 'resnet50'"));
+        assert!(message("vit-xl/16", 32).starts_with("unknown model 'vit-xl/16'"));
+        assert_eq!(message("vit-ti/5", 32), "vit-ti/5: patch 5 doesn't divide the 32×32 image");
+        assert_eq!(message("vit-ti/0", 32), "vit-ti/0: the patch must be at least 1");
+    }
 }

@@ -1,0 +1,118 @@
+use super::*;
+
+const SPEC: SyntheticSpec =
+    SyntheticSpec { split: Split::Train, len: 1000, image_size: 32, channels: 3, classes: 10, seed: 0 };
+
+fn image(spec: SyntheticSpec, index: usize) -> Vec<u8> {
+    let set = Synthetic::new(spec).unwrap();
+    let mut out = vec![0; set.image_len()];
+    set.read(index, &mut out).unwrap();
+    out
+}
+
+/// FNV-1a.
+fn fingerprint(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes
+        .into_iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Accuracies are quoted for this set. Drawing it otherwise makes them another set's.
+#[test]
+fn the_set_has_not_changed() {
+    let default = (0..100).flat_map(|index| image(SPEC, index));
+    let composed = SyntheticSpec { image_size: 70, channels: 1, classes: MAX_CLASSES, seed: 9, ..SPEC };
+    let composed = (0..MAX_CLASSES).flat_map(|index| image(composed, index));
+    assert_eq!([fingerprint(default), fingerprint(composed)], [0xc9a8_cb7a_ffb6_cecb, 0x46c9_b497_d097_f578]);
+}
+
+#[test]
+fn an_image_depends_on_seed_split_and_index_but_not_on_length() {
+    let first = image(SPEC, 5);
+    assert_eq!(first, image(SyntheticSpec { len: 6, ..SPEC }, 5));
+    assert_ne!(first, image(SPEC, 6));
+    assert_ne!(first, image(SyntheticSpec { seed: 1, ..SPEC }, 5));
+    assert_ne!(first, image(SyntheticSpec { split: Split::Test, ..SPEC }, 5));
+}
+
+#[test]
+fn labels_are_balanced_at_every_length() {
+    for classes in [2, 3, 10, 37, MAX_CLASSES] {
+        let set = Synthetic::new(SyntheticSpec { classes, ..SPEC }).unwrap();
+        let mut counts = vec![0usize; classes];
+        for index in 0..set.len() {
+            counts[set.label(index)] += 1;
+            let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(high - low <= 1, "{classes} classes after {index}");
+        }
+    }
+}
+
+#[test]
+fn labels_come_in_a_different_order_in_each_run() {
+    for classes in [2, 10] {
+        let set = Synthetic::new(SyntheticSpec { classes, ..SPEC }).unwrap();
+        let firsts: Vec<usize> = (0..50).map(|run| set.label(run * classes)).collect();
+        assert!((0..classes).all(|class| firsts.contains(&class)), "{firsts:?}");
+    }
+}
+
+/// Average colour must say nothing of the class: each class's mean over many images is mid-grey.
+#[test]
+fn colour_does_not_give_the_class_away() {
+    let set = Synthetic::new(SyntheticSpec { len: 10_000, image_size: 8, ..SPEC }).unwrap();
+    let plane = 64;
+    let mut sums = [[0.0f64; 3]; 10];
+    let mut out = vec![0; set.image_len()];
+    for index in 0..set.len() {
+        set.read(index, &mut out).unwrap();
+        for (sum, pixels) in sums[set.label(index)].iter_mut().zip(out.chunks(plane)) {
+            *sum += pixels.iter().map(|&p| f64::from(p)).sum::<f64>() / plane as f64;
+        }
+    }
+    for (class, sum) in sums.iter().enumerate() {
+        for mean in sum.map(|s| s / 1000.0) {
+            assert!((mean - 127.5).abs() < 10.0, "class {class} has mean {mean}");
+        }
+    }
+}
+
+#[test]
+fn the_whole_buffer_is_painted_at_odd_sizes() {
+    for (image_size, channels) in [(8, 1), (9, 2), (65, 3), (130, 5)] {
+        let set = Synthetic::new(SyntheticSpec { image_size, channels, ..SPEC }).unwrap();
+        let mut over_black = vec![0; set.image_len()];
+        let mut over_white = vec![255; set.image_len()];
+        set.read(3, &mut over_black).unwrap();
+        set.read(3, &mut over_white).unwrap();
+        assert_eq!(over_black, over_white, "{channels} channels of {image_size} pixels");
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    let refusal = |spec| Synthetic::new(spec).unwrap_err().to_string();
+    assert_eq!(
+        refusal(SyntheticSpec { classes: 121, ..SPEC }),
+        "the synthetic set has between 2 and 120 classes; 121 were asked for"
+    );
+    assert_eq!(
+        refusal(SyntheticSpec { image_size: 7, ..SPEC }),
+        "synthetic images are between 8 and 16384 pixels wide; 7 were asked for"
+    );
+    assert_eq!(
+        refusal(SyntheticSpec { channels: 0, ..SPEC }),
+        "synthetic images have between 1 and 256 channels; 0 were asked for"
+    );
+}
+
+#[test]
+fn reads_outside_the_set_or_into_the_wrong_buffer_are_refused() {
+    let set = Synthetic::new(SPEC).unwrap();
+    let mut out = vec![0; set.image_len()];
+    assert_eq!(set.read(1000, &mut out), Err(DataError::IndexOutOfRange { index: 1000, len: 1000 }));
+    assert_eq!(
+        set.read(0, &mut out[1..]),
+        Err(DataError::BufferLength { buffer: "image", expected: 3072, found: 3071 })
+    );
+}
