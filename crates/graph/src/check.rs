@@ -131,7 +131,11 @@ impl<'a> Memory<'a> {
                 (Some(record), _) => record,
                 // A state not written so far holds what the plan found.
                 (None, Region::State(state)) if !self.written.contains(&state) => {
-                    self.live.push(Record { region: Region::State(state), value: Some(*value), touched: vec![] });
+                    self.live.push(Record {
+                        region: Region::State(state),
+                        value: Some(*value),
+                        touched: vec![],
+                    });
                     self.live.len() - 1
                 }
                 (None, _) => return Err(format!("{name} is not there, or overwritten by now")),
@@ -163,7 +167,13 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    fn overwrite(&mut self, step: usize, region: Region, value: Option<usize>, over: Option<usize>) -> Checked {
+    fn overwrite(
+        &mut self,
+        step: usize,
+        region: Region,
+        value: Option<usize>,
+        over: Option<usize>,
+    ) -> Checked {
         match region {
             Region::Arena { end, .. } if end > self.plan.arena => {
                 return Err(format!("writes to byte {end} of an arena of {}", self.plan.arena));

@@ -21,7 +21,7 @@ pub struct Model {
 pub enum Optimizer {
     AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64 },
     Sgd { momentum: f64, nesterov: bool, weight_decay: f64 },
-    Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_ratio: f64, max_ratio: f64 },
+    Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_coeff: f64, max_coeff: f64 },
 }
 
 /// What shapes the plans beside the model.
@@ -150,7 +150,9 @@ fn accumulate(
         let Node { outputs, layer, .. } = node.clone();
         let phase = node.phase;
         graph.nodes.push(node);
-        for (value, state) in outputs.iter().flat_map(|v| sums.get(v).into_iter().flatten().map(move |s| (*v, *s))) {
+        for (value, state) in
+            outputs.iter().flat_map(|v| sums.get(v).into_iter().flatten().map(move |s| (*v, *s)))
+        {
             let so_far = graph.read(state);
             let name = format!("sum.{}", graph.states[state.index()].name);
             let sum = graph.push(Op::Accumulate, &[so_far, value], &At::named(&layer, name, phase))?[0];
@@ -198,9 +200,9 @@ fn optimizer_op(optimizer: &Optimizer, decays: bool) -> Op {
         Optimizer::Sgd { momentum, nesterov, weight_decay } => {
             Op::Sgd { momentum, nesterov, weight_decay: decay(weight_decay), lr_scale }
         }
-        Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_ratio, max_ratio } => {
+        Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff } => {
             let weight_decay = decay(weight_decay);
-            Op::Lamb { beta1, beta2, eps, weight_decay, min_ratio, max_ratio, lr_scale }
+            Op::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff, lr_scale }
         }
     }
 }

@@ -65,10 +65,16 @@ pub struct Node {
 pub enum Init {
     Zeros,
     Ones,
-    Normal { std: f64 },
+    Normal {
+        std: f64,
+    },
     /// Normal, cut at two absolute units as torch's `trunc_normal_` is by default.
-    TruncatedNormal { std: f64 },
-    Uniform { bound: f64 },
+    TruncatedNormal {
+        std: f64,
+    },
+    Uniform {
+        bound: f64,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -202,8 +208,7 @@ impl Graph {
         }
         let State { name, ty, .. } = self.states[state.index()].clone();
         let value = self.add_value(&name, ty);
-        let node =
-            Node { op, inputs: vec![], outputs: vec![value], layer: name, phase: Phase::Forward };
+        let node = Node { op, inputs: vec![], outputs: vec![value], layer: name, phase: Phase::Forward };
         self.nodes.push(node);
         value
     }

@@ -66,17 +66,30 @@ pub enum Op {
     /// A value the host fills before the plan runs.
     Input,
     /// The state as it was when the plan started.
-    Read { state: StateId },
+    Read {
+        state: StateId,
+    },
     /// The one write of a state: (value) → nothing.
-    Assign { state: StateId },
+    Assign {
+        state: StateId,
+    },
     /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[1\]) → \[\].
-    Seed { dtype: DType },
+    Seed {
+        dtype: DType,
+    },
 
     // ---- ViT, forward and backward ---------------------------------------------------------------------------
     /// (B,ch,height,width) → (B,N,ch·patch²), features ordered as a flattened convolution weight.
-    Patches { patch: usize },
+    Patches {
+        patch: usize,
+    },
     /// Inverse of `patches`.
-    Unpatches { patch: usize, channels: usize, height: usize, width: usize },
+    Unpatches {
+        patch: usize,
+        channels: usize,
+        height: usize,
+        width: usize,
+    },
     /// x (..,I), w (O,I), \[b (O)\] → y (..,O) [, pre (..,O) before the GELU].
     Linear {
         #[serde(default, skip_serializing_if = "is_false")]
@@ -138,18 +151,33 @@ pub enum Op {
         drop: Option<AttentionDrop>,
     },
     /// Dropout or stochastic depth; linear in x, so it is its own backward op.
-    Drop { rate: f64, site: u32, per: Per },
+    Drop {
+        rate: f64,
+        site: u32,
+        per: Per,
+    },
     Add,
-    Scale { factor: f64 },
+    Scale {
+        factor: f64,
+    },
     /// (B,T,C) → (B,C).
-    Pool { kind: Pooling },
+    Pool {
+        kind: Pooling,
+    },
     /// (B,C) → (B,T,C).
-    PoolGrad { kind: Pooling, tokens: usize },
+    PoolGrad {
+        kind: Pooling,
+        tokens: usize,
+    },
     /// logits (B,K), labels (B), weights (B) → loss \[\] = Σ weight·loss / nominal count,
     /// stats \[4\] = Σ weight × (loss, 1, top-1 hit, top-5 hit).
-    CrossEntropy { smoothing: f64 },
+    CrossEntropy {
+        smoothing: f64,
+    },
     /// logits, labels, weights, dloss → dlogits.
-    CrossEntropyGrad { smoothing: f64 },
+    CrossEntropyGrad {
+        smoothing: f64,
+    },
 
     // ---- accumulation and update -----------------------------------------------------------------------------
     /// sum so far, x → sum; the header says whether this is the first micro-step, which starts anew.
@@ -168,43 +196,98 @@ pub enum Op {
     Advance,
     /// w, dw, m, v, control, applied steps → w, m, v. torch.optim.AdamW's numerics.
     #[serde(rename = "adamw")]
-    AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, lr_scale: f64 },
+    AdamW {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        lr_scale: f64,
+    },
     /// w, dw, momentum, control, applied steps → w, momentum. torch.optim.SGD's numerics.
-    Sgd { momentum: f64, nesterov: bool, weight_decay: f64, lr_scale: f64 },
+    Sgd {
+        momentum: f64,
+        nesterov: bool,
+        weight_decay: f64,
+        lr_scale: f64,
+    },
     /// w, dw, m, v, control, applied steps → w, m, v. DeepSpeed's FusedLamb: trust ratio within [min, max].
-    Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_ratio: f64, max_ratio: f64, lr_scale: f64 },
+    Lamb {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        min_coeff: f64,
+        max_coeff: f64,
+        lr_scale: f64,
+    },
 
     // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
-    Cast { to: DType },
+    Cast {
+        to: DType,
+    },
     /// Channels-last (..,C) → (3,C): sum, sum of squares, count.
     Moments,
     /// x (..,C), moments (3,C), γ, β → y.
-    BatchNorm { eps: f64 },
+    BatchNorm {
+        eps: f64,
+    },
     /// x, moments, dy → (2,C): Σ dy, Σ dy·x̂.
-    BatchNormSums { eps: f64 },
+    BatchNormSums {
+        eps: f64,
+    },
     /// x, moments, γ, dy, sums → dx.
-    BatchNormGrad { eps: f64 },
+    BatchNormGrad {
+        eps: f64,
+    },
     /// running \[2,C\], moments \[3,C\] → running \[2,C\].
-    RunningMoments { momentum: f64 },
+    RunningMoments {
+        momentum: f64,
+    },
     /// Channels-last: x (B,h,w,I), weight (O,kh,kw,I) → y (B,h',w',O).
-    Conv { window: Window },
+    Conv {
+        window: Window,
+    },
     /// dy, weight → dx (B,h,w,I).
-    ConvGradX { window: Window, height: usize, width: usize },
+    ConvGradX {
+        window: Window,
+        height: usize,
+        width: usize,
+    },
     /// dy, x → dweight of `shape`.
-    ConvGradW { window: Window, shape: Shape },
+    ConvGradW {
+        window: Window,
+        shape: Shape,
+    },
     /// Channels-last bilinear resize to (height, width).
-    Resize { height: usize, width: usize },
+    Resize {
+        height: usize,
+        width: usize,
+    },
     /// Values end to end in one flat buffer, zero-padded to a multiple of `align`.
-    Pack { align: usize },
+    Pack {
+        align: usize,
+    },
     /// Inverse of `pack`.
-    Unpack { shapes: Vec<Shape> },
-    AllReduce { reduction: Reduction, ranks: usize },
+    Unpack {
+        shapes: Vec<Shape>,
+    },
+    AllReduce {
+        reduction: Reduction,
+        ranks: usize,
+    },
     /// flat (n) → (n/ranks).
-    ReduceScatter { reduction: Reduction, ranks: usize },
+    ReduceScatter {
+        reduction: Reduction,
+        ranks: usize,
+    },
     /// flat (n) → (n·ranks).
-    AllGather { ranks: usize },
+    AllGather {
+        ranks: usize,
+    },
     /// scale \[1\], control → scale \[1\]: halves it on a skipped step, doubles it after `window` good ones.
-    LossScale { window: u64 },
+    LossScale {
+        window: u64,
+    },
 }
 
 /// The queue a step runs on. Steps of one lane run in program order; lanes run beside each other.

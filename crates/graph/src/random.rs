@@ -14,8 +14,7 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let p0 = u64::from(MULTIPLIERS.0) * u64::from(c0);
         let p1 = u64::from(MULTIPLIERS.1) * u64::from(c2);
-        (c0, c1, c2, c3) =
-            ((p1 >> 32) as u32 ^ c1 ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c3 ^ k1, p0 as u32);
+        (c0, c1, c2, c3) = ((p1 >> 32) as u32 ^ c1 ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c3 ^ k1, p0 as u32);
         k0 = k0.wrapping_add(WEYL.0);
         k1 = k1.wrapping_add(WEYL.1);
     }

@@ -55,7 +55,9 @@ const SIZES: [(&str, usize, usize, usize, usize); 6] = [
 
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum VitError {
-    #[error("unknown model '{0}': a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16")]
+    #[error(
+        "unknown model '{0}': a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16"
+    )]
     Unknown(String),
     #[error("{model}: patch {patch} doesn't divide the {image}×{image} image")]
     Patch { model: String, patch: usize, image: usize },
@@ -200,7 +202,8 @@ impl Vit {
 
     fn attention(&self, b: &mut Builder, x: ValueId) -> ValueId {
         let c = self.width;
-        let qkv = b.linear(x, Linear { name: "qkv", out: 3 * c, weight: xavier(c, 3 * c), bias: Init::Zeros });
+        let qkv =
+            b.linear(x, Linear { name: "qkv", out: 3 * c, weight: xavier(c, 3 * c), bias: Init::Zeros });
         let y = b.attention(qkv, self.heads, self.attention_dropout);
         // torchvision leaves the projection at nn.Linear's own default.
         let weight = Init::Uniform { bound: (1.0 / c as f64).sqrt() };

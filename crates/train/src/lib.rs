@@ -1,1 +1,3 @@
 //! train
+
+pub mod weights;

@@ -15,6 +15,6 @@ pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
 pub use narrow::narrow;
 pub use peephole::peephole;
-pub use place::{Scratch, place};
+pub use place::{ALIGN, Scratch, place};
 pub use recompute::{Recompute, recompute};
 pub use schedule::{Clocks, Schedule, schedule};

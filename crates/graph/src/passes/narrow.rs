@@ -36,7 +36,11 @@ fn movable(graph: &Graph) -> Option<usize> {
 fn row_wise(op: &Op) -> bool {
     matches!(
         op,
-        Op::Linear { gelu: false, .. } | Op::Gelu | Op::Add | Op::Drop { .. } | Op::LayerNorm { add: false, .. }
+        Op::Linear { gelu: false, .. }
+            | Op::Gelu
+            | Op::Add
+            | Op::Drop { .. }
+            | Op::LayerNorm { add: false, .. }
     )
 }
 
@@ -49,24 +53,24 @@ fn token_inputs(op: &Op) -> usize {
 fn lift(mut graph: Graph, pool: usize) -> Result<Graph, GraphError> {
     let target = graph.nodes[pool].inputs[0];
     let nodes = std::mem::take(&mut graph.nodes);
+    let mut first_of_target = None;
+    // Selections of the wide value, each replaced by the narrow one.
     let mut replaced: HashMap<ValueId, ValueId> = HashMap::new();
     for mut node in nodes {
+        let selects_target = node.op == FIRST && node.inputs[0] == target;
+        if let Some(narrow) = first_of_target.filter(|_| selects_target) {
+            replaced.insert(node.outputs[0], narrow);
+            replace_output(&mut graph, node.outputs[0], narrow);
+            continue;
+        }
         for input in &mut node.inputs {
             *input = replaced.get(input).copied().unwrap_or(*input);
         }
-        if node.op == FIRST && node.inputs[0] == target {
-            // The narrowed value below stands for every selection of the wide one.
-            let narrowed = replaced[&target];
-            replaced.insert(node.outputs[0], narrowed);
-            replace_output(&mut graph, node.outputs[0], narrowed);
-            continue;
-        }
-        if node.outputs.first() != Some(&target) {
+        if node.outputs.first() == Some(&target) {
+            first_of_target = Some(narrowed(&mut graph, node)?);
+        } else {
             graph.nodes.push(node);
-            continue;
         }
-        let narrowed = narrowed(&mut graph, node)?;
-        replaced.insert(target, narrowed);
     }
     Ok(graph)
 }

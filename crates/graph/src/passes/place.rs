@@ -48,7 +48,8 @@ fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
         let value = node.inputs[0];
         let (Some(old), Some(maker)) = (read.get(&state), producers[value.index()]) else { continue };
         let made = &graph.nodes[maker];
-        let overwrites = |pair: &&(usize, usize)| made.inputs[pair.0] == *old && made.outputs[pair.1] == value;
+        let overwrites =
+            |pair: &&(usize, usize)| made.inputs[pair.0] == *old && made.outputs[pair.1] == value;
         let old_is_done = consumers[old.index()].iter().all(|c| *c <= maker);
         let once = made.inputs.iter().filter(|v| *v == old).count() == 1;
         if made.op.in_place().iter().find(overwrites).is_some() && old_is_done && once {

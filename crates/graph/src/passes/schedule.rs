@@ -14,8 +14,7 @@ pub struct Schedule {
 
 pub fn schedule(graph: &Graph) -> Schedule {
     let is_step = |op: &Op| !matches!(op, Op::Input | Op::Read { .. });
-    let nodes: Vec<usize> =
-        (0..graph.nodes.len()).filter(|i| is_step(&graph.nodes[*i].op)).collect();
+    let nodes: Vec<usize> = (0..graph.nodes.len()).filter(|i| is_step(&graph.nodes[*i].op)).collect();
     let mut schedule = Schedule::default();
     let mut clocks = Clocks::default();
     let mut makers: HashMap<ValueId, usize> = HashMap::new();

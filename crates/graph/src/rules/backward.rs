@@ -34,8 +34,7 @@ pub fn backward(
                 if *gelu { emit.one(Op::GeluGrad { bias: false }, &[node.outputs[1], dy])? } else { dy };
             if wants[1] {
                 let shape = emit.shape(input(1));
-                grads[1] =
-                    Some(emit.one(Op::LinearGradW { shape, accumulate: false }, &[dpre, input(0)])?);
+                grads[1] = Some(emit.one(Op::LinearGradW { shape, accumulate: false }, &[dpre, input(0)])?);
             }
             if *bias && wants[2] {
                 grads[2] = Some(emit.one(Op::ColumnSum { accumulate: false }, &[dpre])?);

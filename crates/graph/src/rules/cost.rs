@@ -30,9 +30,7 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::LinearGradX => 2.0 * written * inputs[0].shape.last() as f64,
         Op::LinearGradW { .. } => 2.0 * first * inputs[1].shape.last() as f64,
         Op::Attention { .. } => attention_products(inputs[0], outputs[1]) * 2.0 + 14.0 * scores(outputs[1]),
-        Op::AttentionGrad { .. } => {
-            attention_products(inputs[0], inputs[2]) * 5.0 + 16.0 * scores(inputs[2])
-        }
+        Op::AttentionGrad { .. } => attention_products(inputs[0], inputs[2]) * 5.0 + 16.0 * scores(inputs[2]),
         Op::Gelu => 16.0 * first,
         Op::GeluGrad { .. } => 30.0 * first,
         Op::LayerNorm { .. } => 8.0 * first,
@@ -42,9 +40,7 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::Lamb { .. } => 22.0 * first,
         Op::Sgd { .. } => 6.0 * first,
         Op::SumSquares => 2.0 * inputs.iter().map(|t| t.shape.count() as f64).sum::<f64>(),
-        Op::Conv { .. } => {
-            2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64
-        }
+        Op::Conv { .. } => 2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradW { shape, .. } => 2.0 * first * shape.count() as f64 / shape.0[0] as f64,
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,

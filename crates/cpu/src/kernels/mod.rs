@@ -1,0 +1,29 @@
+//! Single-threaded kernels on slices: the arithmetic between the matrix products.
+//!
+//! Arrays are row-major; `cols` is the length of the last axis and there are `len / cols` rows. Functions ending in
+//! an `…_acc` argument add to it. Every kernel sums in an order fixed by the shapes and the instruction set alone,
+//! so that a run repeats bit for bit on the same kind of machine.
+
+mod elementwise;
+mod erf;
+mod float;
+mod gelu;
+mod lanes;
+mod level;
+mod loss;
+mod norm;
+mod optimize;
+mod patches;
+mod softmax;
+#[cfg(test)]
+mod testing;
+
+pub use elementwise::{add, add_assign, add_bias, all_finite, column_sum, scale, scale_add, sum_squares};
+pub use float::Float;
+pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias};
+pub use level::{Level, level};
+pub use loss::{cross_entropy_grad_row, cross_entropy_row};
+pub use norm::{add_layer_norm, layer_norm, layer_norm_grad};
+pub use optimize::{AdamW, Lamb, Sgd, adamw, lamb_apply, lamb_moments_and_norms, sgd};
+pub use patches::{PatchGrid, patches, unpatches};
+pub use softmax::{row_dot, softmax_from_lse, softmax_grad, softmax_rows};

@@ -1,0 +1,206 @@
+//! Softmax over rows of attention scores. scores, p, dp: (R, C); lse, delta: (R).
+//!
+//! C is a number of tokens such as 65 or 197, so the ragged end of a row matters: it is covered by one more whole
+//! block that overlaps the block before it, not by up to fifteen scalar exponentials.
+
+use super::float::Float;
+use super::lanes::{join_lanes, leftover_weights, sum_lanes, sum_pairs};
+use super::level::simd;
+
+/// One 512-bit register of `f32`: the shorter the block, the less of it a ragged end wastes.
+const BLOCK: usize = 16;
+
+/// Rows whose logarithms are taken together, since a call amid the vector code would spill its constants.
+const ROWS: usize = 32;
+
+/// The last [`BLOCK`] values of a row; a row shorter than a block stands at its right end.
+#[inline(always)]
+fn last_block<T: Float>(row: &[T]) -> [T; BLOCK] {
+    match row.last_chunk::<BLOCK>() {
+        Some(block) => *block,
+        None => {
+            let mut block = [T::NEG_INFINITY; BLOCK];
+            block[BLOCK - row.len()..].copy_from_slice(row);
+            block
+        }
+    }
+}
+
+#[inline(always)]
+fn write_last_block<T: Float>(row: &mut [T], block: &[T; BLOCK]) {
+    match row.last_chunk_mut::<BLOCK>() {
+        Some(end) => *end = *block,
+        None => row.copy_from_slice(&block[BLOCK - row.len()..]),
+    }
+}
+
+#[inline(always)]
+fn max_of_row<T: Float>(row: &[T]) -> T {
+    let mut lanes = last_block(row);
+    for block in row.as_chunks::<BLOCK>().0 {
+        for i in 0..BLOCK {
+            lanes[i] = lanes[i].max(block[i]);
+        }
+    }
+    join_lanes(lanes, T::max)
+}
+
+#[inline(always)]
+fn exp_block<T: Float, const FMA: bool>(block: &[T; BLOCK], scale: T, offset: T) -> [T; BLOCK] {
+    let mut out = [T::ZERO; BLOCK];
+    for i in 0..BLOCK {
+        out[i] = block[i].mul_add::<FMA>(scale, -offset).exp::<FMA>();
+    }
+    out
+}
+
+/// row = exp(scale·row - offset); returns its sum.
+#[inline(always)]
+fn exp_row<T: Float, const FMA: bool>(row: &mut [T], scale: T, offset: T) -> T {
+    let end = last_block(row);
+    let mut sums = [T::ZERO; BLOCK];
+    for block in row.as_chunks_mut::<BLOCK>().0 {
+        let p = exp_block::<T, FMA>(block, scale, offset);
+        for i in 0..BLOCK {
+            sums[i] += p[i];
+        }
+        *block = p;
+    }
+    if !row.len().is_multiple_of(BLOCK) {
+        let p = exp_block::<T, FMA>(&end, scale, offset);
+        let weights = leftover_weights::<T, BLOCK>(row.len());
+        for i in 0..BLOCK {
+            sums[i] += p[i] * weights[i];
+        }
+        write_last_block(row, &p);
+    }
+    sum_lanes(sums)
+}
+
+simd! {
+    /// In place p = exp(scale·s - m)/Σ with m the row's maximum, and lse = m + ln Σ: the logarithm of the sum of the
+    /// exponentials of the scaled scores. `scale` must be positive.
+    pub fn softmax_rows<T, FMA>(scores: &mut [T], cols: usize, scale: T, lse: &mut [T]) {
+        assert_eq!(scores.len(), lse.len() * cols, "softmax_rows: ragged rows");
+        for (rows, lse) in scores.chunks_mut(ROWS * cols).zip(lse.chunks_mut(ROWS)) {
+            let mut sums = [T::ONE; ROWS];
+            for ((row, max), sum) in rows.chunks_exact_mut(cols).zip(lse.iter_mut()).zip(&mut sums) {
+                *max = scale * max_of_row(row);
+                *sum = exp_row::<T, FMA>(row, scale, *max);
+                let inverse = T::ONE / *sum;
+                for p in row {
+                    *p *= inverse;
+                }
+            }
+            // The opaque reference keeps LLVM from taking all the logarithms ahead, used or not.
+            for (lse, sum) in lse.iter_mut().zip(std::hint::black_box(&sums)) {
+                *lse += sum.ln();
+            }
+        }
+    }
+
+    /// In place p = exp(scale·s - lse).
+    pub fn softmax_from_lse<T, FMA>(scores: &mut [T], cols: usize, scale: T, lse: &[T]) {
+        assert_eq!(scores.len(), lse.len() * cols, "softmax_from_lse: ragged rows");
+        for (row, &lse) in scores.chunks_exact_mut(cols).zip(lse) {
+            exp_row::<T, FMA>(row, scale, lse);
+        }
+    }
+
+    /// In place dp = p·(dp - delta)·scale, where delta is the row's Σ p·dp.
+    pub fn softmax_grad<T, FMA>(p: &[T], dp: &mut [T], cols: usize, delta: &[T], scale: T) {
+        assert!(p.len() == dp.len() && p.len() == delta.len() * cols, "softmax_grad: shapes differ");
+        for ((p, dp), &delta) in p.chunks_exact(cols).zip(dp.chunks_exact_mut(cols)).zip(delta) {
+            for (dp, &p) in dp.iter_mut().zip(p) {
+                *dp = p * (*dp - delta) * scale;
+            }
+        }
+    }
+
+    /// out = Σ a·b over each row.
+    pub fn row_dot<T, FMA>(a: &[T], b: &[T], cols: usize, out: &mut [T]) {
+        assert!(a.len() == b.len() && a.len() == out.len() * cols, "row_dot: shapes differ");
+        for ((a, b), out) in a.chunks_exact(cols).zip(b.chunks_exact(cols)).zip(out) {
+            *out = sum_pairs(a, b, |a, b| a * b);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    const SCALE: f64 = 0.125;
+    const R: usize = 35;
+
+    fn reference(scores: &[f64], cols: usize) -> (Vec<f64>, Vec<f64>) {
+        let mut p = vec![];
+        let mut lse = vec![];
+        for row in scores.chunks_exact(cols) {
+            let max = row.iter().cloned().fold(f64::NEG_INFINITY, f64::max) * SCALE;
+            let sum: f64 = row.iter().map(|s| (s * SCALE - max).exp()).sum();
+            lse.push(max + sum.ln());
+            p.extend(row.iter().map(|s| (s * SCALE - max).exp() / sum));
+        }
+        (p, lse)
+    }
+
+    #[test]
+    fn rows_become_probabilities() {
+        at_every_level(|level| {
+            for cols in COLS {
+                let scores = noise(1, R * cols, 60.0);
+                let (want, want_lse) = reference(&scores, cols);
+                let (mut p, mut lse) = (narrow(&scores), vec![0f32; R]);
+                softmax_rows(&mut p, cols, SCALE as f32, &mut lse);
+                assert_close(&p, &want, 1e-6, &format!("p of {cols} columns, {level:?}"));
+                assert_close(&lse, &want_lse, 1e-6, &format!("lse of {cols} columns, {level:?}"));
+
+                let mut again = narrow(&scores);
+                softmax_from_lse(&mut again, cols, SCALE as f32, &lse);
+                assert_close(&again, &want, 2e-6, &format!("from lse, {cols} columns, {level:?}"));
+
+                let (mut p, mut lse) = (scores, vec![0.0; R]);
+                softmax_rows(&mut p, cols, SCALE, &mut lse);
+                assert_close(&p, &want, 1e-14, "p in double precision");
+                assert_close(&lse, &want_lse, 1e-14, "lse in double precision");
+            }
+        });
+    }
+
+    #[test]
+    fn masked_scores_get_nothing_and_nan_spoils_only_its_row() {
+        at_every_level(|_| {
+            for cols in [5, 65, 197] {
+                let (mut p, mut lse) = (vec![1f32; 2 * cols], [0f32; 2]);
+                p[cols - 1] = f32::NEG_INFINITY;
+                p[cols + 3] = f32::NAN;
+                softmax_rows(&mut p, cols, 1.0, &mut lse);
+                assert_eq!(p[cols - 1], 0.0);
+                assert!((p[0] - 1.0 / (cols as f32 - 1.0)).abs() < 1e-6);
+                assert!(lse[0].is_finite() && lse[1].is_nan() && p[cols..].iter().all(|p| p.is_nan()));
+            }
+        });
+    }
+
+    #[test]
+    fn the_gradient_is_the_slope_of_softmax() {
+        at_every_level(|level| {
+            for cols in [1, 5, 33, 65] {
+                let (scores, dp) = (noise(2, 3 * cols, 10.0), noise(3, 3 * cols, 1.0));
+                let (p, _) = reference(&scores, cols);
+                let numeric = numeric_grad(&scores, |s| weighted_sum(&dp, &reference(s, cols).0));
+                let (mut ds, mut delta) = (dp.clone(), [0.0; 3]);
+                row_dot(&p, &dp, cols, &mut delta);
+                softmax_grad(&p, &mut ds, cols, &delta, SCALE);
+                assert_close(&ds, &numeric, 1e-9, &format!("{level:?}"));
+
+                let (p32, mut ds32, mut delta32) = (narrow(&p), narrow(&dp), [0f32; 3]);
+                row_dot(&p32, &ds32, cols, &mut delta32);
+                softmax_grad(&p32, &mut ds32, cols, &delta32, SCALE as f32);
+                assert_close(&ds32, &ds, 1e-6, &format!("single precision, {level:?}"));
+            }
+        });
+    }
+}

@@ -1,0 +1,128 @@
+//! One aligned block of memory, and raw views into it.
+
+use graph::passes::ALIGN;
+use std::alloc::{Layout, handle_alloc_error};
+use std::ops::Range;
+
+/// Large blocks start at huge-page borders, so that the kernel can back them with huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A zeroed block of memory, shared by the steps that the plan keeps apart.
+pub struct Block {
+    ptr: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: a block is plain memory; who may touch which part when is decided by the plan (see `Executor::run`).
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    pub fn new(bytes: usize) -> Self {
+        let align = if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
+        let size = bytes.max(ALIGN);
+        let Ok(layout) = Layout::from_size_align(size, align) else {
+            handle_alloc_error(Layout::new::<u8>());
+        };
+        // SAFETY: the layout's size is not zero.
+        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+        if ptr.is_null() {
+            handle_alloc_error(layout);
+        }
+        advise_huge_pages(ptr, size);
+        Block { ptr, layout }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// A view of `len` elements at byte `offset`.
+    pub fn view<T>(&self, offset: usize, len: usize) -> View<T> {
+        assert!(offset.is_multiple_of(align_of::<T>()) && offset + len * size_of::<T>() <= self.bytes());
+        // SAFETY: in bounds by the assertion.
+        View { ptr: unsafe { self.ptr.add(offset) }.cast(), len }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { std::alloc::dealloc(self.ptr, self.layout) };
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(ptr: *mut u8, bytes: usize) {
+    if bytes >= HUGE_PAGE {
+        // SAFETY: the range is our own allocation, and the advice changes no content. Failure costs only speed.
+        unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_: *mut u8, _: usize) {}
+
+/// A typed range of a block. Copies freely between threads; every access says what it relies on.
+pub struct View<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
+impl<T> Clone for View<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for View<T> {}
+
+// SAFETY: a view is an address; the unsafe accessors carry the obligations.
+unsafe impl<T: Send> Send for View<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for View<T> {}
+
+impl<T> View<T> {
+    pub const EMPTY: View<T> = View { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of an element.
+    pub fn at(&self, index: usize) -> *mut T {
+        self.part(index..self.len).ptr
+    }
+
+    /// The same memory as `len` elements of another type; blocks are aligned for every element type.
+    pub fn cast<U>(&self, len: usize) -> View<U> {
+        assert!(len * size_of::<U>() <= self.len * size_of::<T>());
+        View { ptr: self.ptr.cast(), len }
+    }
+
+    pub fn same_place(&self, other: &View<T>) -> bool {
+        self.ptr == other.ptr
+    }
+
+    /// The part of this view that `range` covers.
+    pub fn part(&self, range: Range<usize>) -> View<T> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: in bounds by the assertion.
+        View { ptr: unsafe { self.ptr.add(range.start) }, len: range.end - range.start }
+    }
+
+    /// # Safety
+    /// Nobody writes this range while the slice lives.
+    pub unsafe fn read<'a>(self) -> &'a [T] {
+        // SAFETY: in bounds by construction, initialised since blocks start zeroed; the caller forbids writers.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
+    }
+
+    /// # Safety
+    /// Nobody else reads or writes this range while the slice lives.
+    pub unsafe fn write<'a>(self) -> &'a mut [T] {
+        // SAFETY: as in `read`; the caller forbids every other access.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
+    }
+}

@@ -1,0 +1,130 @@
+//! Each op on the thread pool: how it is cut into pieces, and which kernel runs on a piece.
+//!
+//! How an op is cut depends on its shapes alone, never on the number of threads.
+
+mod attention;
+mod linear;
+mod random;
+mod reduce;
+mod rows;
+mod tokens;
+mod update;
+
+use crate::executor::{Bound, Operand};
+use crate::kernels::Float;
+use crate::memory::View;
+use crate::pool::Pool;
+use graph::{Graph, Header, Op};
+
+/// What a step sees while it runs.
+pub(crate) struct Context<'a, T> {
+    pub pool: &'a Pool,
+    pub header: &'a Header,
+    pub step: &'a Bound<T>,
+}
+
+impl<T: Float> Context<'_, T> {
+    fn input(&self, i: usize) -> &Operand<T> {
+        &self.step.inputs[i]
+    }
+
+    fn output(&self, i: usize) -> &Operand<T> {
+        &self.step.outputs[i]
+    }
+
+    /// The step's scratch as elements of `U`.
+    fn scratch<U>(&self) -> View<U> {
+        let bytes = self.step.scratch;
+        bytes.cast(bytes.len() / size_of::<U>())
+    }
+}
+
+/// Elements a piece of an elementwise op has: enough to outweigh the hand-over, few enough to share out.
+const PIECE: usize = 1 << 15;
+
+/// Rows a piece of a row-wise op has.
+pub(crate) fn row_piece(cols: usize) -> usize {
+    (PIECE / cols.max(1)).max(1)
+}
+
+pub(crate) fn supports(op: &Op) -> bool {
+    match op {
+        Op::Assign { .. } | Op::Seed { .. } | Op::Patches { .. } | Op::Unpatches { .. } => true,
+        Op::Linear { .. } | Op::LinearGradX | Op::LinearGradW { .. } | Op::ColumnSum { .. } => true,
+        Op::Gelu | Op::GeluGrad { .. } | Op::Embed { .. } | Op::EmbedGrad { .. } => true,
+        Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::Attention { .. } => true,
+        Op::AttentionGrad { .. } | Op::Drop { .. } | Op::Add | Op::Scale { .. } => true,
+        Op::Pool { .. } | Op::PoolGrad { .. } | Op::CrossEntropy { .. } => true,
+        Op::CrossEntropyGrad { .. } | Op::Accumulate | Op::SumSquares | Op::Clip { scaled: false, .. } => {
+            true
+        }
+        Op::Advance | Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } => true,
+        _ => false,
+    }
+}
+
+/// Bytes of working memory for a node, given the number of threads. Passed to `graph::compile`.
+pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
+    move |graph, index| {
+        let node = &graph.nodes[index];
+        let input = |i: usize| graph.ty(node.inputs[i]);
+        let elements = match node.op {
+            Op::Attention { .. } => attention::forward_scratch(input(0), threads),
+            Op::AttentionGrad { .. } => attention::backward_scratch(input(0), threads),
+            Op::LayerNormGrad { .. } => 2 * reduce::partial_elements(&input(0).shape),
+            Op::ColumnSum { .. } | Op::GeluGrad { bias: true } => reduce::partial_elements(&input(0).shape),
+            _ => 0,
+        };
+        let doubles = match node.op {
+            Op::SumSquares => node.inputs.len(),
+            Op::Lamb { .. } => 2 * input(0).shape.count().div_ceil(PIECE),
+            _ => 0,
+        };
+        let bytes = node.inputs.first().map_or(0, |v| graph.ty(*v).dtype.bytes());
+        elements * bytes + doubles * size_of::<f64>()
+    }
+}
+
+/// Runs one step.
+///
+/// # Safety
+/// Nothing else touches the step's operands and scratch meanwhile, but for inputs that others only read; outputs
+/// overlap inputs only where the op may work in place.
+pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
+    // SAFETY: each function relies on just what the caller promises.
+    unsafe {
+        match &cx.step.op {
+            Op::Assign { .. } => rows::copy(cx),
+            Op::Seed { .. } => rows::seed(cx),
+            Op::Patches { patch } => tokens::patches(cx, *patch),
+            Op::Unpatches { patch, .. } => tokens::unpatches(cx, *patch),
+            Op::Linear { bias, gelu } => linear::forward(cx, *bias, *gelu),
+            Op::LinearGradX => linear::grad_x(cx),
+            Op::LinearGradW { accumulate, .. } => linear::grad_w(cx, *accumulate),
+            Op::ColumnSum { accumulate } => reduce::column_sum(cx, *accumulate),
+            Op::Gelu => rows::gelu(cx),
+            Op::GeluGrad { bias } => reduce::gelu_grad(cx, *bias),
+            Op::Embed { class_token } => tokens::embed(cx, *class_token),
+            Op::EmbedGrad { class_token } => tokens::embed_grad(cx, *class_token),
+            Op::LayerNorm { eps, add } => rows::layer_norm(cx, *eps, *add),
+            Op::LayerNormGrad { add } => reduce::layer_norm_grad(cx, *add),
+            Op::Attention { heads, drop } => attention::forward(cx, *heads, *drop),
+            Op::AttentionGrad { heads, drop } => attention::backward(cx, *heads, *drop),
+            Op::Drop { rate, site, per } => random::drop(cx, *rate, *site, *per),
+            Op::Add => rows::add(cx),
+            Op::Scale { factor } => rows::scale(cx, *factor),
+            Op::Pool { kind } => tokens::pool(cx, *kind),
+            Op::PoolGrad { kind, .. } => tokens::pool_grad(cx, *kind),
+            Op::CrossEntropy { smoothing } => rows::cross_entropy(cx, *smoothing),
+            Op::CrossEntropyGrad { smoothing } => rows::cross_entropy_grad(cx, *smoothing),
+            Op::Accumulate => rows::accumulate(cx),
+            Op::SumSquares => reduce::sum_squares(cx),
+            Op::Clip { max_norm, .. } => update::clip(cx, *max_norm),
+            Op::Advance => update::advance(cx),
+            Op::AdamW { .. } => update::adamw(cx),
+            Op::Sgd { .. } => update::sgd(cx),
+            Op::Lamb { .. } => update::lamb(cx),
+            other => unreachable!("{} was refused when the plan was bound", other.name()),
+        }
+    }
+}

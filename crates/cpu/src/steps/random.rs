@@ -1,0 +1,47 @@
+//! Dropout and stochastic depth: draws are a function of seed, step, site, sample, token and channel.
+
+use super::Context;
+use crate::kernels::Float;
+use graph::Header;
+use graph::op::Per;
+use graph::random::{Stream, drop_threshold};
+
+/// The draws of one random op for sample `b` of the micro-batch.
+pub fn stream(header: &Header, site: u32, b: usize) -> Stream {
+    Stream::new(header.seed, header.step, site, header.first_sample + b as u64)
+}
+
+/// Multiplies a row by its mask: 0 where dropped, 1/(1-rate) elsewhere.
+pub fn mask_row<T: Float>(stream: &Stream, token: u32, threshold: u32, scale: T, row: &mut [T]) {
+    for (block, values) in row.chunks_mut(4).enumerate() {
+        let words = stream.words(token, block as u32);
+        for (value, word) in values.iter_mut().zip(words) {
+            *value = if word < threshold { T::ZERO } else { *value * scale };
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::run`].
+pub unsafe fn drop<T: Float>(cx: &Context<'_, T>, rate: f64, site: u32, per: Per) {
+    let (x, y) = (cx.input(0), cx.output(0));
+    let (batch, c) = (x.shape.0[0], x.shape.last());
+    let size = x.data.len() / batch;
+    let (threshold, scale) = (drop_threshold(rate), T::from_f64(1.0 / (1.0 - rate)));
+    cx.pool.each(batch, |b, _| {
+        let range = b * size..(b + 1) * size;
+        // SAFETY: each sample is one piece; input and output don't overlap.
+        let (x, y) = unsafe { (x.data.part(range.clone()).read(), y.data.part(range).write()) };
+        let stream = stream(cx.header, site, b);
+        match per {
+            Per::Sample if stream.word() < threshold => y.fill(T::ZERO),
+            Per::Sample => crate::kernels::scale(x, scale, y),
+            Per::Element => {
+                y.copy_from_slice(x);
+                for (token, row) in y.chunks_exact_mut(c).enumerate() {
+                    mask_row(&stream, token as u32, threshold, scale, row);
+                }
+            }
+        }
+    });
+}

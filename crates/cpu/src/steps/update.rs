@@ -1,0 +1,148 @@
+//! The update: clipping and the optimizers. Every result is written over its input where the plan says so.
+
+use super::{Context, PIECE};
+use crate::kernels::{self, Float};
+use crate::memory::View;
+use graph::Op;
+
+/// control = (factor for every gradient, 1 to apply or 0 to skip, gradient norm).
+///
+/// # Safety
+/// As [`super::run`]; so for every function here.
+pub unsafe fn clip<T: Float>(cx: &Context<'_, T>, max_norm: Option<f64>) {
+    // SAFETY: inputs are only read; the output is this step's own.
+    let (squares, stats, control) =
+        unsafe { (cx.input(0).data.read(), cx.input(1).data.read(), cx.output(0).data.write()) };
+    let actual = stats[1].to_f64();
+    // Gradients were divided by the nominal count; what a partial batch lacks is made up for here.
+    let correction = cx.header.nominal / actual;
+    let norm = squares[0].to_f64().sqrt() * correction;
+    let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+    let apply = norm.is_finite() && actual > 0.0;
+    let values = if apply { [correction * clip, 1.0, norm] } else { [0.0, 0.0, norm] };
+    control.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(value));
+}
+
+pub unsafe fn advance<T: Float>(cx: &Context<'_, T>) {
+    // SAFETY: scalars, read before the output is written.
+    let (before, apply) = unsafe { (cx.input(0).data.read()[0], cx.input(1).data.read()[1]) };
+    // SAFETY: the output is this step's own, and no slice of the input is held.
+    unsafe { cx.output(0).data.write()[0] = before + apply };
+}
+
+/// What every optimizer reads beside its tensors.
+struct Control {
+    factor: f64,
+    apply: bool,
+    applied: f64,
+}
+
+/// # Safety
+/// The two scalars are only read.
+unsafe fn control<T: Float>(cx: &Context<'_, T>) -> Control {
+    let n = cx.step.inputs.len();
+    // SAFETY: passed on to the caller.
+    let (control, applied) = unsafe { (cx.input(n - 2).data.read(), cx.input(n - 1).data.read()) };
+    Control { factor: control[0].to_f64(), apply: control[1].to_f64() != 0.0, applied: applied[0].to_f64() }
+}
+
+/// Makes each output start as the input it may overwrite, so that the kernels can work in place.
+unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>) {
+    for (input, output) in cx.step.op.in_place() {
+        let (old, new) = (cx.input(*input).data, cx.output(*output).data);
+        if !old.same_place(&new) {
+            // SAFETY: in different places, so apart.
+            unsafe { new.write().copy_from_slice(old.read()) };
+        }
+    }
+}
+
+/// Runs `task` on pieces of the parameter's range.
+fn pieces<T: Float>(cx: &Context<'_, T>, task: impl Fn(std::ops::Range<usize>) + Sync) {
+    cx.pool.ranges(cx.output(0).data.len(), PIECE, |range, _| task(range));
+}
+
+pub unsafe fn adamw<T: Float>(cx: &Context<'_, T>) {
+    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale } = cx.step.op else { return };
+    // SAFETY: passed on to the caller.
+    let Control { factor, apply, applied } = unsafe { control(cx) };
+    // SAFETY: as above.
+    unsafe { start_in_place(cx) };
+    if !apply {
+        return;
+    }
+    let lr = cx.header.learning_rate * lr_scale;
+    let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
+    let hyper = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, bias1, bias2 };
+    let [w, m, v] = [0, 1, 2].map(|i| cx.output(i).data);
+    pieces(cx, |r| {
+        let g = cx.input(1).data.part(r.clone());
+        // SAFETY: pieces don't overlap; the gradient overlaps no output.
+        unsafe {
+            let [w, m, v] = [w, m, v].map(|x| x.part(r.clone()).write());
+            kernels::adamw(w, g.read(), m, v, hyper, factor);
+        }
+    });
+}
+
+pub unsafe fn sgd<T: Float>(cx: &Context<'_, T>) {
+    let Op::Sgd { momentum, nesterov, weight_decay, lr_scale } = cx.step.op else { return };
+    // SAFETY: passed on to the caller.
+    let Control { factor, apply, applied } = unsafe { control(cx) };
+    // SAFETY: as above.
+    unsafe { start_in_place(cx) };
+    if !apply {
+        return;
+    }
+    let lr = cx.header.learning_rate * lr_scale;
+    let first = applied == 1.0;
+    let hyper = kernels::Sgd { lr, momentum, dampening: 0.0, nesterov, weight_decay, first };
+    let [w, buffer] = [0, 1].map(|i| cx.output(i).data);
+    pieces(cx, |r| {
+        let g = cx.input(1).data.part(r.clone());
+        // SAFETY: pieces don't overlap; the gradient overlaps no output.
+        unsafe {
+            let [w, buffer] = [w, buffer].map(|x| x.part(r.clone()).write());
+            kernels::sgd(w, g.read(), Some(buffer), hyper, factor);
+        }
+    });
+}
+
+pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
+    let Op::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff, lr_scale } = cx.step.op else {
+        return;
+    };
+    // SAFETY: passed on to the caller.
+    let Control { factor, apply, applied } = unsafe { control(cx) };
+    // SAFETY: as above.
+    unsafe { start_in_place(cx) };
+    if !apply {
+        return;
+    }
+    let lr = cx.header.learning_rate * lr_scale;
+    let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
+    let hyper = kernels::Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff };
+    let [w, m, v] = [0, 1, 2].map(|i| cx.output(i).data);
+    let norms: View<f64> = cx.scratch();
+    pieces(cx, |r| {
+        let (piece, g) = (r.start / PIECE, cx.input(1).data.part(r.clone()));
+        // SAFETY: pieces don't overlap and each has its own two sums; the gradient overlaps no output.
+        unsafe {
+            let [m, v] = [m, v].map(|x| x.part(r.clone()).write());
+            let w = w.part(r.clone()).read();
+            let (w_squares, u_squares) = kernels::lamb_moments_and_norms(w, g.read(), m, v, hyper, factor);
+            norms.part(2 * piece..2 * piece + 2).write().copy_from_slice(&[w_squares, u_squares]);
+        }
+    });
+    // SAFETY: every piece is done.
+    let sums = unsafe { norms.part(0..2 * w.len().div_ceil(PIECE)).read() };
+    let sum = |which: usize| sums.iter().skip(which).step_by(2).sum::<f64>();
+    let step = hyper.step(sum(0), sum(1));
+    pieces(cx, |r| {
+        // SAFETY: pieces don't overlap; the moments are only read now.
+        unsafe {
+            let [m, v] = [m, v].map(|x| x.part(r.clone()).read());
+            kernels::lamb_apply(w.part(r).write(), m, v, hyper, step);
+        }
+    });
+}

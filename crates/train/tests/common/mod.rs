@@ -1,0 +1,119 @@
+//! What the tests of whole models share: weights and images by formula, and a model ready to run.
+#![allow(dead_code)]
+
+use cpu::{Executor, Float, Which};
+use graph::{DType, Header, Optimizer, Recompute, Settings, compile};
+use models::vit::Vit;
+
+pub const HEADER: Header =
+    Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+
+pub fn adamw() -> Optimizer {
+    Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 }
+}
+
+fn fnv1a(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// The formula's random word number `i` for `name`.
+pub fn word(name: &str, i: usize) -> u64 {
+    mix(fnv1a(name).wrapping_add((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+}
+
+/// A number in [-1, 1) that f32 holds exactly.
+pub fn unit(name: &str, i: usize) -> f64 {
+    (word(name, i) >> 40) as f64 / (1u64 << 23) as f64 - 1.0
+}
+
+/// The formula's weight, rounded to f32 once.
+pub fn weight(name: &str, shape: &[usize], i: usize) -> f64 {
+    let u = unit(name, i);
+    let is_norm = ["norm1.weight", "norm2.weight", "norm.weight"].iter().any(|end| name.ends_with(end));
+    let value = if is_norm {
+        1.0 + 0.1 * u
+    } else if name == "cls_token" || name == "pos_embed" {
+        0.2 * u
+    } else if name.ends_with(".weight") {
+        let fan_in: usize = shape[1..].iter().product();
+        u * (3.0 / fan_in as f64).sqrt() * 0.8
+    } else {
+        0.05 * u
+    };
+    f64::from(value as f32)
+}
+
+/// How a model is run in a test.
+pub struct Setup {
+    pub batch: usize,
+    pub threads: usize,
+    pub optimizer: Optimizer,
+    pub recompute: Recompute,
+}
+
+impl Setup {
+    pub fn new(batch: usize) -> Self {
+        Setup { batch, threads: 2, optimizer: adamw(), recompute: Recompute::None }
+    }
+
+    pub fn executor<T: Float>(&self, vit: &Vit) -> Executor<T> {
+        let dtype = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
+        let settings = Settings {
+            optimizer: self.optimizer,
+            max_grad_norm: None,
+            recompute: self.recompute,
+            decays: &|_| true,
+            scratch: &cpu::scratch(self.threads),
+        };
+        let program = compile(vit.build(self.batch, 0.0, dtype).unwrap(), &settings).unwrap();
+        for plan in program.plans() {
+            plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
+        }
+        Executor::new(program, self.threads, 1).unwrap()
+    }
+}
+
+/// Sets every parameter by the formula.
+pub fn fill_weights<T: Float>(executor: &mut Executor<T>) {
+    for state in executor.program().states.clone().iter().filter(|s| s.is_parameter()) {
+        let id = executor.find_state(&state.name).unwrap();
+        for (i, value) in executor.state_mut(id).iter_mut().enumerate() {
+            *value = T::from_f64(weight(&state.name, &state.ty.shape.0, i));
+        }
+    }
+}
+
+/// Fills a batch with the formula's samples from number `first` on.
+pub fn fill_batch<T: Float>(executor: &mut Executor<T>, which: Which, first: usize, classes: usize) {
+    let labels = executor.labels(which).unwrap();
+    let batch = labels.len();
+    labels.iter_mut().enumerate().for_each(|(b, label)| {
+        *label = (word("labels", first + b) % classes as u64) as i32;
+    });
+    executor.input(which, "weights").unwrap().fill(T::ONE);
+    let images = executor.input(which, "images").unwrap();
+    let start = first * images.len() / batch;
+    images.iter_mut().enumerate().for_each(|(i, x)| *x = T::from_f64(unit("images", start + i)));
+}
+
+pub fn state<T: Float>(executor: &Executor<T>, name: &str) -> Vec<f64> {
+    let id = executor.find_state(name).unwrap_or_else(|| panic!("no state {name}"));
+    executor.state(id).iter().map(|x| x.to_f64()).collect()
+}
+
+pub fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// |a - b| / |b|.
+pub fn distance(a: &[f64], b: &[f64]) -> f64 {
+    let difference: Vec<f64> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+    norm(&difference) / norm(b).max(1e-300)
+}
