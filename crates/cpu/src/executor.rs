@@ -46,6 +46,13 @@ pub(crate) struct Bound<T> {
     nanoseconds: u64,
 }
 
+/// What the host fills before a plan runs.
+pub struct Batch<'a, T> {
+    pub images: &'a mut [T],
+    pub labels: &'a mut [i32],
+    pub weights: &'a mut [T],
+}
+
 /// Time spent in the steps of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepTime {
@@ -110,9 +117,24 @@ impl<T: Float> Executor<T> {
             let start = Instant::now();
             // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its writer;
             // `&mut self` keeps the host away.
-            unsafe { steps::run(&steps::Context { pool: &self.pool, header, step }) };
+            unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
             step.nanoseconds += start.elapsed().as_nanos() as u64;
         }
+    }
+
+    /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
+    /// seconds they take: the ceiling the whole plan is measured against. Results are garbage.
+    pub fn run_products(&mut self, which: Which, header: &Header) -> f64 {
+        let start = Instant::now();
+        for step in &self.plans[which as usize] {
+            let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });
+            if step.op.is_product() || attention {
+                let context = steps::Context { pool: &self.pool, header, step, products_only: true };
+                // SAFETY: as in `run`.
+                unsafe { steps::run(&context) };
+            }
+        }
+        start.elapsed().as_secs_f64()
     }
 
     fn operand(&self, which: Which, name: &str) -> Option<&graph::plan::PlanValue> {
@@ -130,6 +152,14 @@ impl<T: Float> Executor<T> {
             // SAFETY: `&mut self` for as long as the slice lives.
             unsafe { view.write() }
         })
+    }
+
+    /// Images, labels and weights of a plan's batch, to be filled before it runs.
+    pub fn batch(&mut self, which: Which) -> Option<Batch<'_, T>> {
+        let (images, weights) = (self.output_view(which, "images")?, self.output_view(which, "weights")?);
+        let labels = self.labels(which)?;
+        // SAFETY: three inputs of one plan don't overlap, and `&mut self` lives as long as the slices.
+        Some(unsafe { Batch { images: images.write(), weights: weights.write(), labels } })
     }
 
     /// The labels of a plan, to be filled before it runs.

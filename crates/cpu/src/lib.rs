@@ -10,6 +10,6 @@ pub mod pool;
 pub mod product;
 mod steps;
 
-pub use executor::{CpuError, Executor, StepTime, Which};
+pub use executor::{Batch, CpuError, Executor, StepTime, Which};
 pub use kernels::Float;
 pub use steps::scratch;

@@ -1,1 +1,26 @@
-fn main() {}
+//! The command line. Parses, calls `train`, and prints what comes back.
+
+mod args;
+mod bench;
+mod evaluate;
+mod plan;
+mod table;
+mod train_command;
+
+use clap::Parser;
+
+fn main() -> std::process::ExitCode {
+    let result = match args::Cli::parse().command {
+        args::Command::Train(args) => train_command::run(args),
+        args::Command::Eval(args) => evaluate::run(args),
+        args::Command::Plan(args) => plan::run(args),
+        args::Command::Bench(args) => bench::run(args),
+    };
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vitesse: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -123,9 +123,11 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option<
                     keys,
                     false,
                 );
-                let lse = lse.part(sizes.stats(b, h, start, rows)).write();
-                kernels::softmax_rows(p.write(), t, scale, lse);
-                mask(cx, drop, (b, h * t + start), p.write(), t);
+                if !cx.products_only {
+                    let lse = lse.part(sizes.stats(b, h, start, rows)).write();
+                    kernels::softmax_rows(p.write(), t, scale, lse);
+                    mask(cx, drop, (b, h * t + start), p.write(), t);
+                }
                 let (o, values) = (sizes.plain(out, b, h, start), sizes.packed(qkv, 2, b, h, 0));
                 product((rows, d, t), o, Matrix::rows(p.at(0), t), values, false);
             }
@@ -159,14 +161,15 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option
             // read.
             unsafe {
                 product((rows, t, d), p_rows, queries, keys.transposed(), false);
-                let lse = lse.part(sizes.stats(b, h, start, rows)).read();
-                kernels::softmax_from_lse(p.write(), t, scale, lse);
-                row_dots(&sizes, (out, dout), b, h, start, delta.write());
-
                 product((rows, t, d), dp_rows, dout_rows, values.transposed(), false);
-                mask(cx, drop, first, dp.write(), t);
-                kernels::softmax_grad(p.read(), dp.write(), t, delta.read(), scale);
-                mask(cx, drop, first, p.write(), t);
+                if !cx.products_only {
+                    let lse = lse.part(sizes.stats(b, h, start, rows)).read();
+                    kernels::softmax_from_lse(p.write(), t, scale, lse);
+                    row_dots(&sizes, (out, dout), b, h, start, delta.write());
+                    mask(cx, drop, first, dp.write(), t);
+                    kernels::softmax_grad(p.read(), dp.write(), t, delta.read(), scale);
+                    mask(cx, drop, first, p.write(), t);
+                }
 
                 product((t, d, rows), sizes.packed(dqkv, 2, b, h, 0), p_rows.transposed(), dout_rows, add);
                 product((rows, d, t), sizes.packed(dqkv, 0, b, h, start), dp_rows, keys, false);

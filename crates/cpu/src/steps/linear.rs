@@ -57,6 +57,9 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
             let b = Matrix::rows(w.at(tile.cols.start * i), i).transposed();
             product((tile.rows.len(), tile.cols.len(), i), c, a, b, false);
         }
+        if cx.products_only {
+            return;
+        }
         each_run(&tile, o, |range, cols| {
             let bias = bias.map(|b| &b[cols.clone()]);
             // SAFETY: within this tile.

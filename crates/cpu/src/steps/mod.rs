@@ -21,6 +21,8 @@ pub(crate) struct Context<'a, T> {
     pub pool: &'a Pool,
     pub header: &'a Header,
     pub step: &'a Bound<T>,
+    /// For benchmarks: leave out all but the matrix products.
+    pub products_only: bool,
 }
 
 impl<T: Float> Context<'_, T> {

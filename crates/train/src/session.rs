@@ -1,0 +1,200 @@
+//! A model bound to an executor and its data: one optimizer step, one evaluation.
+
+use crate::config::Resolved;
+use crate::error::TrainError;
+use crate::weights;
+use cpu::{Executor, Which};
+use data::{Dataset, Filler, Sampler, Synthetic};
+use graph::{DType, Header, Program, Settings, State, compile};
+use models::names::{Tensor, Weights};
+use std::time::Instant;
+
+/// Loss and hits over some samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    pub loss: f64,
+    pub top1: f64,
+    pub top5: f64,
+    pub samples: f64,
+}
+
+impl Score {
+    /// From the sums that `cross_entropy` gives.
+    fn of(sums: [f64; 4]) -> Self {
+        let [loss, samples, top1, top5] = sums;
+        Score { loss: loss / samples, top1: top1 / samples, top5: top5 / samples, samples }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepResult {
+    pub score: Score,
+    pub learning_rate: f64,
+    pub gradient_norm: f64,
+    /// False if the gradient was not finite and nothing was changed.
+    pub applied: bool,
+}
+
+/// Seconds the host spent on data, and everything together, since the last reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostTime {
+    pub data: f64,
+}
+
+pub struct Session {
+    run: Resolved,
+    executor: Executor<f32>,
+    train_set: Synthetic,
+    test_set: Synthetic,
+    sampler: Sampler,
+    filler: Filler,
+    indices: Vec<usize>,
+    host: HostTime,
+}
+
+/// Weight decay pulls matrices; norms, biases, the class token and positions are left alone.
+fn decays(state: &State) -> bool {
+    state.name.ends_with(".weight") && state.ty.shape.rank() >= 2
+}
+
+/// Compiles the plans of a run.
+pub fn program(run: &Resolved) -> Result<Program, TrainError> {
+    let settings = Settings {
+        optimizer: run.optimizer,
+        max_grad_norm: run.clip,
+        recompute: run.recompute,
+        decays: &decays,
+        scratch: &cpu::scratch(run.threads),
+    };
+    let model = run.vit.build(run.batch, run.label_smoothing, DType::F32)?;
+    Ok(compile(model, &settings)?)
+}
+
+impl Session {
+    pub fn new(run: Resolved) -> Result<Self, TrainError> {
+        let executor = Executor::new(program(&run)?, run.threads, run.seed)?;
+        let (train_set, test_set) = (Synthetic::new(run.train_set)?, Synthetic::new(run.test_set)?);
+        let sampler = Sampler { len: train_set.len(), seed: run.seed, shuffle: true };
+        let filler = Filler::new(&train_set);
+        let indices = Vec::with_capacity(run.batch);
+        let host = HostTime::default();
+        let mut session = Session { run, executor, train_set, test_set, sampler, filler, indices, host };
+        if let Some(path) = &session.run.init {
+            let weights = weights::load_for(path, &session.run.vit)?;
+            session.load(&weights);
+        }
+        Ok(session)
+    }
+
+    pub fn resolved(&self) -> &Resolved {
+        &self.run
+    }
+
+    pub fn executor(&self) -> &Executor<f32> {
+        &self.executor
+    }
+
+    pub fn host_time(&self) -> HostTime {
+        self.host
+    }
+
+    pub fn reset_times(&mut self) {
+        self.host = HostTime::default();
+        self.executor.reset_times();
+    }
+
+    /// One optimizer step over `accumulate` micro-batches.
+    pub fn step(&mut self, step: u64) -> Result<StepResult, TrainError> {
+        let (batch, accumulate) = (self.run.batch, self.run.accumulate);
+        let learning_rate = self.run.schedule.at(step);
+        let nominal = self.run.global_batch() as f64;
+        let header =
+            Header { seed: self.run.seed, step, first_sample: 0, learning_rate, nominal, accumulate: false };
+        for micro in 0..accumulate {
+            let which = if micro + 1 == accumulate { Which::Last } else { Which::Micro };
+            let first = micro * batch;
+            self.load_batch(which, step, first)?;
+            let header = Header { first_sample: first as u64, accumulate: micro > 0, ..header };
+            self.executor.run(which, &header);
+        }
+        self.executor.run(Which::Update, &header);
+        let control = self.executor.output(Which::Update, "control").unwrap_or(&[0.0; 3]);
+        let (applied, gradient_norm) = (control[1] != 0.0, f64::from(control[2]));
+        let score = Score::of(self.stats("stats"));
+        Ok(StepResult { score, learning_rate, gradient_norm, applied })
+    }
+
+    /// Fills a training plan with samples `first`.. of the step; a short last batch is padded with weight 0.
+    fn load_batch(&mut self, which: Which, step: u64, first: usize) -> Result<(), TrainError> {
+        let start = Instant::now();
+        let (epoch, in_epoch) = (step / self.run.steps_per_epoch, step % self.run.steps_per_epoch);
+        let from = (in_epoch as usize * self.run.global_batch() + first).min(self.sampler.len);
+        let to = (from + self.run.batch).min(self.sampler.len);
+        self.indices.clear();
+        self.indices.extend((from..to).map(|position| self.sampler.index(epoch, position)));
+        let result = self.fill(which, true);
+        self.host.data += start.elapsed().as_secs_f64();
+        result
+    }
+
+    fn fill(&mut self, which: Which, training: bool) -> Result<(), TrainError> {
+        let set: &dyn Dataset = if training { &self.train_set } else { &self.test_set };
+        let Some(batch) = self.executor.batch(which) else { return Ok(()) };
+        let (images, labels, weights) = (batch.images, batch.labels, batch.weights);
+        Ok(self.filler.fill(set, &self.indices, self.run.batch, images, labels, weights)?)
+    }
+
+    fn stats(&self, state: &str) -> [f64; 4] {
+        let id = self.executor.find_state(state);
+        let stats = id.map_or(&[f32::NAN; 4][..], |id| self.executor.state(id));
+        std::array::from_fn(|i| f64::from(stats[i]))
+    }
+
+    /// Scores the held-out set; `each` sees the indices and logits of every batch.
+    pub fn evaluate(&mut self, mut each: impl FnMut(&[usize], &[f32])) -> Result<Score, TrainError> {
+        let header = Header {
+            seed: 0,
+            step: 0,
+            first_sample: 0,
+            learning_rate: 0.0,
+            nominal: self.run.batch as f64,
+            accumulate: false,
+        };
+        let mut sums = [0.0; 4];
+        for from in (0..self.test_set.len()).step_by(self.run.batch) {
+            let to = (from + self.run.batch).min(self.test_set.len());
+            self.indices.clear();
+            self.indices.extend(from..to);
+            self.fill(Which::Eval, false)?;
+            self.executor.run(Which::Eval, &header);
+            let stats = self.executor.output(Which::Eval, "loss.stats").unwrap_or(&[f32::NAN; 4]);
+            sums.iter_mut().zip(stats).for_each(|(sum, x)| *sum += f64::from(*x));
+            let logits = self.executor.output(Which::Eval, "head").unwrap_or(&[]);
+            each(&self.indices, &logits[..self.indices.len() * self.run.vit.classes]);
+        }
+        Ok(Score::of(sums))
+    }
+
+    pub fn test_set(&self) -> &dyn Dataset {
+        &self.test_set
+    }
+
+    /// The parameters under their canonical names.
+    pub fn weights(&self) -> Weights {
+        let parameters = self.executor.program().states.iter().filter(|s| s.is_parameter());
+        let tensor = |state: &State| {
+            let data = self.executor.find_state(&state.name).map(|id| self.executor.state(id).to_vec());
+            (state.name.clone(), Tensor { shape: state.ty.shape.0.clone(), data: data.unwrap_or_default() })
+        };
+        parameters.map(tensor).collect()
+    }
+
+    /// Sets the parameters; `weights` were checked against this model when they were read.
+    fn load(&mut self, weights: &Weights) {
+        for (name, tensor) in weights {
+            if let Some(id) = self.executor.find_state(name) {
+                self.executor.state_mut(id).copy_from_slice(&tensor.data);
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `vitesse plan`.
+
+use crate::args::{PlanArgs, WhichArg};
+use crate::table::{count, megabytes};
+use graph::{Plan, Program};
+use serde_json::json;
+use train::session::program;
+
+pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+    let run = args.step.raw(args.model.raw()).resolve()?;
+    let program = program(&run)?;
+    match (args.which, args.json) {
+        (Some(which), true) => println!("{}", pick(&program, which).to_json()),
+        (Some(which), false) => print!("{}", pick(&program, which)),
+        (None, true) => println!("{}", summary_json(&program)),
+        (None, false) => print_summary(&run.model, &program),
+    }
+    Ok(())
+}
+
+fn pick(program: &Program, which: WhichArg) -> &Plan {
+    match which {
+        WhichArg::Micro => &program.micro,
+        WhichArg::Last => &program.last,
+        WhichArg::Update => &program.update,
+        WhichArg::Eval => &program.eval,
+    }
+}
+
+fn print_summary(model: &str, program: &Program) {
+    println!("{model}: arena {}, states {}", megabytes(program.arena()), megabytes(program.state_bytes()));
+    println!("{:<8} {:>6} {:>12} {:>12} {:>12}", "plan", "steps", "GFLOP", "GB moved", "arena");
+    for plan in program.plans() {
+        let cost = plan.cost();
+        println!(
+            "{:<8} {:>6} {:>12.3} {:>12.3} {:>12}",
+            plan.name,
+            count(plan.steps.len()),
+            cost.flops / 1e9,
+            cost.bytes / 1e9,
+            megabytes(plan.arena)
+        );
+    }
+    println!("print one in full with --which micro|last|update|eval");
+}
+
+fn summary_json(program: &Program) -> serde_json::Value {
+    let plans: Vec<_> = program
+        .plans()
+        .into_iter()
+        .map(|plan| {
+            let cost = plan.cost();
+            json!({"name": plan.name, "steps": plan.steps.len(), "flops": cost.flops, "bytes": cost.bytes, "arena": plan.arena})
+        })
+        .collect();
+    json!({"arena": program.arena(), "state_bytes": program.state_bytes(), "plans": plans})
+}
