@@ -217,14 +217,16 @@ impl<T: Float> Executor<T> {
         self.plans.iter_mut().flatten().for_each(|step| step.nanoseconds = 0);
     }
 
-    /// Where the time went since the last reset, by kind of step, longest first.
-    pub fn times(&self) -> Vec<StepTime> {
+    /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.
+    pub fn training_times(&self) -> Vec<StepTime> {
         let mut times: Vec<StepTime> = Vec::new();
-        for ((plan, bound), runs) in self.program.plans().into_iter().zip(&self.plans).zip(self.runs) {
-            for (step, bound) in plan.steps.iter().zip(bound) {
+        for which in [Which::Micro, Which::Last, Which::Update] {
+            let (plan, runs) = (self.plan(which), self.runs[which as usize]);
+            for (step, bound) in plan.steps.iter().zip(&self.plans[which as usize]) {
                 add_time(&mut times, plan, step, bound.nanoseconds as f64 / 1e9, runs as f64);
             }
         }
+        times.retain(|t| t.seconds > 0.0);
         times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         times
     }

@@ -8,8 +8,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// Spins before a waiting worker goes to sleep: some tens of microseconds, longer than the gap between two steps.
-const SPINS: usize = 20_000;
+/// Looks at the other side before a waiting worker goes to sleep: longer than the gap between two steps.
+const LOOKS: usize = 4_000;
+/// Looks before each further one gives way, so that waiting does not starve the one waited for on a busy machine.
+const PATIENCE: usize = 2_000;
+
+/// What to do between two looks.
+fn pause(look: usize) {
+    if look < PATIENCE { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
 
 type Task = dyn Fn(usize) + Sync;
 
@@ -98,8 +105,10 @@ impl Pool {
             shared.wake.notify_all();
         }
         let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task(0)));
+        let mut looks = 0;
         while shared.running.load(Ordering::Acquire) > 0 {
-            std::hint::spin_loop();
+            pause(looks);
+            looks += 1;
         }
         if let Err(payload) = mine {
             std::panic::resume_unwind(payload);
@@ -147,12 +156,12 @@ fn work(shared: &Shared, thread: usize) {
 }
 
 fn next_round(shared: &Shared, seen: usize) -> usize {
-    for _ in 0..SPINS {
+    for look in 0..LOOKS {
         let round = shared.round.load(Ordering::Acquire);
         if round != seen {
             return round;
         }
-        std::hint::spin_loop();
+        pause(look);
     }
     let mut sleepers = lock(&shared.sleepers);
     *sleepers += 1;

@@ -5,7 +5,7 @@
 
 use crate::op::{Lane, Op, StateId};
 use crate::passes::Clocks;
-use crate::plan::{Place, Plan, Step};
+use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::rules::shape::infer;
 use crate::types::Type;
 
@@ -13,6 +13,8 @@ use crate::types::Type;
 pub enum PlanError {
     #[error("step {step} ({op}, {layer}): {why}")]
     Step { step: usize, op: String, layer: String, why: String },
+    #[error("input {name}: {why}")]
+    Input { name: String, why: String },
     #[error("output {0} is overwritten before the plan ends")]
     LostOutput(String),
 }
@@ -21,15 +23,20 @@ type Checked = Result<(), String>;
 
 impl Plan {
     pub fn check(&self) -> Result<(), PlanError> {
-        let mut memory = Memory::new(self);
+        let in_step = |step: usize| {
+            let Step { op, layer, .. } = &self.steps[step];
+            move |why| PlanError::Step { step, op: op.name(), layer: layer.clone(), why }
+        };
         for (i, step) in self.steps.iter().enumerate() {
-            let checked = check_step(self, i, step)
-                .and_then(|()| memory.read(i, step))
-                .and_then(|()| memory.write(i, step));
-            checked.map_err(|why| {
-                let (op, layer) = (step.op.name(), step.layer.clone());
-                PlanError::Step { step: i, op, layer, why }
-            })?;
+            check_step(self, i, step).map_err(in_step(i))?;
+        }
+        let mut memory = Memory::new(self);
+        for value in &self.inputs {
+            let name = self.values[*value].name.clone();
+            memory.fill(*value).map_err(|why| PlanError::Input { name, why })?;
+        }
+        for (i, step) in self.steps.iter().enumerate() {
+            memory.read(i, step).and_then(|()| memory.write(i, step)).map_err(in_step(i))?;
         }
         match self.outputs.iter().find(|v| memory.record_of(**v).is_none()) {
             Some(lost) => Err(PlanError::LostOutput(self.values[*lost].name.clone())),
@@ -58,6 +65,7 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
     if inferred != outputs {
         return Err(format!("gives {}, not {}", list(&inferred), list(&outputs)));
     }
+    step.outputs.iter().try_for_each(|v| aligned(plan, *v))?;
     if let Op::Assign { state } = step.op {
         let (is, needs) = (ty(&step.inputs[0]), &plan.states[state.index()].ty);
         if is != needs {
@@ -65,6 +73,16 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
         }
     }
     Ok(())
+}
+
+fn aligned(plan: &Plan, value: usize) -> Checked {
+    let PlanValue { name, ty, place } = &plan.values[value];
+    match place {
+        Place::Arena(offset) if !offset.is_multiple_of(ty.dtype.bytes()) => {
+            Err(format!("{name} is {ty}, but lies at {offset}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn list(types: &[Type]) -> String {
@@ -87,11 +105,37 @@ impl Region {
     }
 }
 
-/// The content of a region: which value it is, and which steps have touched it.
+/// The content of a region: which value it is, who wrote it, and which steps have touched it.
 struct Record {
     region: Region,
     value: Option<usize>,
+    /// None for what was there before the plan: inputs and states.
+    writer: Option<usize>,
     touched: Vec<usize>,
+}
+
+impl Record {
+    fn found(region: Region, value: usize) -> Self {
+        Record { region, value: Some(value), writer: None, touched: vec![] }
+    }
+
+    /// What a write to `region` leaves: all, or no value but the bytes on either side, which the same steps may still
+    /// be using.
+    fn outside(self, region: Region) -> Vec<Record> {
+        let Record { region: own, writer, touched, .. } = &self;
+        match (*own, region) {
+            (own, region) if !own.overlaps(region) => vec![self],
+            (Region::Arena { start, end }, Region::Arena { start: from, end: to }) => {
+                let sides = [(start, from.min(end)), (to.max(start), end)].into_iter().filter(|(s, e)| s < e);
+                let side = |(start, end)| {
+                    let (writer, touched) = (*writer, touched.clone());
+                    Record { region: Region::Arena { start, end }, value: None, writer, touched }
+                };
+                sides.map(side).collect()
+            }
+            _ => vec![],
+        }
+    }
 }
 
 struct Memory<'a> {
@@ -104,12 +148,28 @@ struct Memory<'a> {
 
 impl<'a> Memory<'a> {
     fn new(plan: &'a Plan) -> Self {
-        let mut memory = Memory { plan, clocks: plan.clocks(), live: vec![], written: vec![] };
-        for value in &plan.inputs {
-            let region = memory.region(*value);
-            memory.live.push(Record { region, value: Some(*value), touched: vec![] });
+        Memory { plan, clocks: plan.clocks(), live: vec![], written: vec![] }
+    }
+
+    /// An input, which the host writes before the plan runs.
+    fn fill(&mut self, value: usize) -> Checked {
+        let region = self.region(value);
+        aligned(self.plan, value)?;
+        self.fits(region)?;
+        if let Some(other) = self.live.iter().find(|r| r.region.overlaps(region)).and_then(|r| r.value) {
+            return Err(format!("lies over {}", self.plan.values[other].name));
         }
-        memory
+        self.live.push(Record::found(region, value));
+        Ok(())
+    }
+
+    fn fits(&self, region: Region) -> Checked {
+        match region {
+            Region::Arena { end, .. } if end > self.plan.arena => {
+                Err(format!("reaches byte {end} of an arena of {}", self.plan.arena))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn region(&self, value: usize) -> Region {
@@ -131,19 +191,14 @@ impl<'a> Memory<'a> {
                 (Some(record), _) => record,
                 // A state not written so far holds what the plan found.
                 (None, Region::State(state)) if !self.written.contains(&state) => {
-                    self.live.push(Record {
-                        region: Region::State(state),
-                        value: Some(*value),
-                        touched: vec![],
-                    });
+                    self.live.push(Record::found(Region::State(state), *value));
                     self.live.len() - 1
                 }
                 (None, _) => return Err(format!("{name} is not there, or overwritten by now")),
             };
-            // The first to touch a record is its writer.
             let record = &mut self.live[record];
-            if let Some(writer) = record.touched.first()
-                && !self.clocks.happens_before(*writer, step)
+            if let Some(writer) = record.writer
+                && !self.clocks.happens_before(writer, step)
             {
                 return Err(format!("{name} may not be written yet: step {writer} is not waited for"));
             }
@@ -155,7 +210,8 @@ impl<'a> Memory<'a> {
     fn write(&mut self, step: usize, node: &Step) -> Checked {
         for (o, value) in node.outputs.iter().enumerate() {
             let over = node.op.in_place().iter().find(|p| p.1 == o).map(|p| node.inputs[p.0]);
-            self.overwrite(step, self.region(*value), Some(*value), over)?;
+            let once = |v: &usize| node.inputs.iter().filter(|i| *i == v).count() == 1;
+            self.overwrite(step, self.region(*value), Some(*value), over.filter(once))?;
         }
         if let Op::Assign { state } = node.op {
             self.overwrite(step, Region::State(state), None, None)?;
@@ -174,10 +230,8 @@ impl<'a> Memory<'a> {
         value: Option<usize>,
         over: Option<usize>,
     ) -> Checked {
+        self.fits(region)?;
         match region {
-            Region::Arena { end, .. } if end > self.plan.arena => {
-                return Err(format!("writes to byte {end} of an arena of {}", self.plan.arena));
-            }
             Region::State(state) if self.written.contains(&state) => {
                 return Err(format!("{} is written a second time", self.plan.states[state.index()].name));
             }
@@ -185,15 +239,15 @@ impl<'a> Memory<'a> {
             Region::Arena { .. } => {}
         }
         for record in self.live.iter().filter(|r| r.region.overlaps(region)) {
-            let in_place = record.value.is_some() && record.value == over;
+            let in_place = record.value.is_some() && record.value == over && record.region == region;
             let mut unfinished = record.touched.iter().filter(|s| !self.clocks.happens_before(**s, step));
             if let Some(other) = unfinished.find(|s| **s != step || !in_place) {
-                let name = record.value.map_or("scratch", |v| &self.plan.values[v].name);
-                return Err(format!("writes over {name}, which step {other} may still use"));
+                let what = record.value.map_or("memory", |v| &self.plan.values[v].name);
+                return Err(format!("writes over {what}, which step {other} may still use"));
             }
         }
-        self.live.retain(|r| !r.region.overlaps(region));
-        self.live.push(Record { region, value, touched: vec![step] });
+        self.live = std::mem::take(&mut self.live).into_iter().flat_map(|r| r.outside(region)).collect();
+        self.live.push(Record { region, value, writer: Some(step), touched: vec![step] });
         Ok(())
     }
 }

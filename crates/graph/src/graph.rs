@@ -120,6 +120,8 @@ pub enum GraphError {
     AssignedTwice(String),
     #[error("{value} is {is}, but its state {state} is {needs}")]
     AssignType { value: String, is: Type, state: String, needs: Type },
+    #[error("{user} reads state {state} as it was before its assign, but comes after it")]
+    ReadAfterAssign { state: String, user: String },
     #[error("two parameters are named {0}")]
     DuplicateParameter(String),
     #[error("{0} is not defined before {1} uses it")]
@@ -267,16 +269,24 @@ impl Graph {
         self.nodes.retain(|_| flags.next().unwrap_or(true));
     }
 
-    /// Single assignment: every use after its definition, every state assigned at most once.
+    /// Single assignment: every use after its definition, every state assigned at most once and read only before.
     pub fn check(&self) -> Result<(), GraphError> {
         let mut defined = vec![false; self.values.len()];
         let mut assigned = HashSet::new();
+        let mut state_of: HashMap<ValueId, StateId> = HashMap::new();
         for node in &self.nodes {
+            let user = || format!("{} of {}", node.op.name(), node.layer);
             for input in &node.inputs {
                 if !defined[input.index()] {
-                    let user = format!("{} of {}", node.op.name(), node.layer);
-                    return Err(GraphError::UseBeforeDefinition(self.name(*input).to_string(), user));
+                    return Err(GraphError::UseBeforeDefinition(self.name(*input).to_string(), user()));
                 }
+                if let Some(state) = state_of.get(input).filter(|s| assigned.contains(*s)) {
+                    let state = self.states[state.index()].name.clone();
+                    return Err(GraphError::ReadAfterAssign { state, user: user() });
+                }
+            }
+            if let Op::Read { state } = node.op {
+                state_of.insert(node.outputs[0], state);
             }
             for out in &node.outputs {
                 defined[out.index()] = true;

@@ -73,7 +73,7 @@ pub enum Op {
     Assign {
         state: StateId,
     },
-    /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[1\]) → \[\].
+    /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[2\]) → \[\].
     Seed {
         dtype: DType,
     },
@@ -169,8 +169,9 @@ pub enum Op {
         kind: Pooling,
         tokens: usize,
     },
-    /// logits (B,K), labels (B), weights (B) → loss \[\] = Σ weight·loss / nominal count,
-    /// stats \[4\] = Σ weight × (loss, 1, top-1 hit, top-5 hit).
+    /// logits (..,K), labels (..), weights (..) → loss \[\] = Σ weight·loss / nominal count,
+    /// stats \[4\] = Σ weight × (loss, 1, top-1 hit, top-5 hit). A row is a sample, or a pixel (B,h,w,K). Both are at
+    /// least f32, since half precision can't count to a batch of pixels.
     CrossEntropy {
         smoothing: f64,
     },
@@ -184,7 +185,7 @@ pub enum Op {
     Accumulate,
     /// Any number of gradients → \[1\].
     SumSquares,
-    /// squared norm \[1\], stats \[4\] [, loss scale \[1\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
+    /// squared norm \[1\], stats \[4\] [, loss scale \[2\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
     /// skip, gradient norm). The factor holds nominal/actual count, the loss scale and the clipping.
     Clip {
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -227,11 +228,12 @@ pub enum Op {
     },
     /// Channels-last (..,C) → (3,C): sum, sum of squares, count.
     Moments,
-    /// x (..,C), moments (3,C), γ, β → y.
+    /// x (..,C), moments (3,C) or running mean and variance (2,C), γ, β → y.
     BatchNorm {
         eps: f64,
     },
-    /// x, moments, dy → (2,C): Σ dy, Σ dy·x̂.
+    /// x, moments, dy → (2,C): Σ dy, Σ dy·x̂. Summed over this rank they are the gradients of β and γ; over all ranks,
+    /// what `batch_norm_grad` takes.
     BatchNormSums {
         eps: f64,
     },
@@ -263,6 +265,11 @@ pub enum Op {
         height: usize,
         width: usize,
     },
+    /// dy (B,h',w',C) → dx (B,height,width,C): the transpose of `resize`, which is not a resize.
+    ResizeGrad {
+        height: usize,
+        width: usize,
+    },
     /// Values end to end in one flat buffer, zero-padded to a multiple of `align`.
     Pack {
         align: usize,
@@ -284,7 +291,8 @@ pub enum Op {
     AllGather {
         ranks: usize,
     },
-    /// scale \[1\], control → scale \[1\]: halves it on a skipped step, doubles it after `window` good ones.
+    /// scale \[2\] = (scale, good steps since it changed), control → scale \[2\]: halves it on a skipped step, doubles it
+    /// after `window` good ones.
     LossScale {
         window: u64,
     },

@@ -60,6 +60,6 @@ impl StepBench {
     }
 
     pub fn times(&self) -> Vec<StepTime> {
-        self.executor.times()
+        self.executor.training_times()
     }
 }

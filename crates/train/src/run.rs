@@ -71,7 +71,7 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
 
         let last = step + 1 == run.steps;
         if last {
-            summary.times = session.executor().times();
+            summary.times = session.executor().training_times();
             summary.data_seconds = session.host_time().data;
         }
         if last || (step + 1) % run.steps_per_epoch == 0 {
@@ -89,6 +89,5 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
         weights::save_as(&path, &session.weights(), Convention::Timm)?;
         summary.weights = Some(path);
     }
-    summary.times.retain(|t| t.seconds > 0.0);
     Ok(summary)
 }

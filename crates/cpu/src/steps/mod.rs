@@ -49,20 +49,28 @@ pub(crate) fn row_piece(cols: usize) -> usize {
     (PIECE / cols.max(1)).max(1)
 }
 
+/// Whether there is a kernel for `op`. Those listed come with the models and strategies that need them.
 pub(crate) fn supports(op: &Op) -> bool {
-    match op {
-        Op::Assign { .. } | Op::Seed { .. } | Op::Patches { .. } | Op::Unpatches { .. } => true,
-        Op::Linear { .. } | Op::LinearGradX | Op::LinearGradW { .. } | Op::ColumnSum { .. } => true,
-        Op::Gelu | Op::GeluGrad { .. } | Op::Embed { .. } | Op::EmbedGrad { .. } => true,
-        Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::Attention { .. } => true,
-        Op::AttentionGrad { .. } | Op::Drop { .. } | Op::Add | Op::Scale { .. } => true,
-        Op::Pool { .. } | Op::PoolGrad { .. } | Op::CrossEntropy { .. } => true,
-        Op::CrossEntropyGrad { .. } | Op::Accumulate | Op::SumSquares | Op::Clip { scaled: false, .. } => {
-            true
-        }
-        Op::Advance | Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } => true,
-        _ => false,
-    }
+    !matches!(
+        op,
+        Op::Cast { .. }
+            | Op::Moments
+            | Op::BatchNorm { .. }
+            | Op::BatchNormSums { .. }
+            | Op::BatchNormGrad { .. }
+            | Op::RunningMoments { .. }
+            | Op::Conv { .. }
+            | Op::ConvGradX { .. }
+            | Op::ConvGradW { .. }
+            | Op::Resize { .. }
+            | Op::Pack { .. }
+            | Op::Unpack { .. }
+            | Op::AllReduce { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllGather { .. }
+            | Op::LossScale { .. }
+            | Op::Clip { scaled: true, .. }
+    )
 }
 
 /// Bytes of working memory for a node, given the number of threads. Passed to `graph::compile`.

@@ -144,6 +144,16 @@ pub fn compiled_model(model: Model, recompute: Recompute, optimizer: Optimizer, 
     checked(compile(model, &settings).unwrap())
 }
 
+/// Lets a model's head start at random rather than at zero, which would leave all gradients but its own zero.
+pub fn with_drawn_head(mut model: Model) -> Model {
+    for state in model.train.states.iter_mut().chain(&mut model.eval.states) {
+        if state.name.starts_with("head.") {
+            state.role = Role::Parameter(Init::Normal { std: 0.2 });
+        }
+    }
+    model
+}
+
 /// `differentiate` with as few passes around it as one asks for. Gradients are assigned rather than added up, so that
 /// `peephole` has no part in it either.
 pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Program {
@@ -235,6 +245,14 @@ impl<T: Float> Rig<T> {
         self.tensors(|s| matches!(s.role, Role::Gradient | Role::Statistic))
     }
 
+    /// One optimizer step of one batch.
+    pub fn step(&mut self) {
+        self.fill(Which::Last);
+        self.run(Which::Last);
+        self.run(Which::Update);
+    }
+
+    /// The states asked for, by name.
     pub fn tensors(&self, which: impl Fn(&State) -> bool) -> Tensors {
         let states = self.executor.program().states.iter().enumerate().filter(|(_, s)| which(s));
         let mut tensors: Tensors = states

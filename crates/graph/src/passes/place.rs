@@ -33,7 +33,7 @@ pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: 
 
 /// Reads live in their state. So does an assigned value whose maker may overwrite the state it read, if nobody
 /// needs the old content any more.
-fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
+pub(super) fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
     let (producers, consumers) = (graph.producers(), graph.consumers());
     let mut places = HashMap::new();
     let mut read = HashMap::new();
@@ -115,8 +115,9 @@ impl<'a> Buffers<'a> {
         let buffer = *self.of_value.get(&node.inputs[*input])?;
         let old = &self.list[buffer];
         let over = old.uses.iter().all(|s| *s == step || self.clocks.happens_before(*s, step));
+        let once = node.inputs.iter().filter(|v| **v == node.inputs[*input]).count() == 1;
         let fits = old.bytes == self.graph.ty(value).bytes().next_multiple_of(ALIGN);
-        (over && fits && !old.to_the_end).then_some(buffer)
+        (over && once && fits && !old.to_the_end).then_some(buffer)
     }
 
     fn scratch(&mut self, step: usize, bytes: usize) -> Option<usize> {
@@ -159,7 +160,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// Renumbers values and steps into a plan; assigns that happen in place are gone.
+/// Renumbers values into a plan.
 fn assemble(
     graph: &Graph,
     schedule: &Schedule,
@@ -179,23 +180,11 @@ fn assemble(
         let value = number(&mut plan, node.outputs[0]);
         plan.inputs.push(value);
     }
-    // In-place assigns vanish; what waited for one waits for the maker of its value.
-    let mut new_step: Vec<usize> = Vec::with_capacity(schedule.nodes.len());
-    let mut makers: HashMap<ValueId, usize> = HashMap::new();
     for (step, index) in schedule.nodes.iter().enumerate() {
         let Node { op, inputs, outputs, layer, phase } = graph.nodes[*index].clone();
-        if let Op::Assign { state } = op
-            && places[&inputs[0]] == Place::State(state)
-        {
-            new_step.push(makers[&inputs[0]]);
-            continue;
-        }
-        makers.extend(outputs.iter().map(|v| (*v, plan.steps.len())));
-        new_step.push(plan.steps.len());
         let inputs = inputs.into_iter().map(|v| number(&mut plan, v)).collect();
         let outputs = outputs.into_iter().map(|v| number(&mut plan, v)).collect();
-        let waits = schedule.waits[step].iter().map(|w| new_step[*w]).collect();
-        let (lane, scratch) = (schedule.lanes[step], scratches[step]);
+        let (lane, waits, scratch) = (schedule.lanes[step], schedule.waits[step].clone(), scratches[step]);
         plan.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
     }
     for value in &graph.outputs {

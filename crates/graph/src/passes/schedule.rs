@@ -1,10 +1,13 @@
 //! Orders the steps on lanes. Inside a lane, program order; across lanes, a step waits for what it needs.
 
-use crate::graph::{Graph, ValueId};
+use super::place::state_places;
+use crate::graph::{Graph, Node, ValueId};
 use crate::op::{Lane, Op, StateId};
+use crate::plan::Place;
 use std::collections::HashMap;
 
-/// Nodes in the order they are issued, each with its lane and the earlier steps of other lanes it waits for.
+/// Nodes in the order they are issued, each with its lane and the earlier steps of other lanes it waits for. An assign
+/// whose value is made in its state is no step.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
     pub nodes: Vec<usize>,
@@ -13,8 +16,13 @@ pub struct Schedule {
 }
 
 pub fn schedule(graph: &Graph) -> Schedule {
-    let is_step = |op: &Op| !matches!(op, Op::Input | Op::Read { .. });
-    let nodes: Vec<usize> = (0..graph.nodes.len()).filter(|i| is_step(&graph.nodes[*i].op)).collect();
+    let places = state_places(graph);
+    let is_step = |node: &Node| match node.op {
+        Op::Input | Op::Read { .. } => false,
+        Op::Assign { state } => places.get(&node.inputs[0]) != Some(&Place::State(state)),
+        _ => true,
+    };
+    let nodes: Vec<usize> = (0..graph.nodes.len()).filter(|i| is_step(&graph.nodes[*i])).collect();
     let mut schedule = Schedule::default();
     let mut clocks = Clocks::default();
     let mut makers: HashMap<ValueId, usize> = HashMap::new();
@@ -27,8 +35,8 @@ pub fn schedule(graph: &Graph) -> Schedule {
     for (step, index) in nodes.iter().enumerate() {
         let node = &graph.nodes[*index];
         let mut needs: Vec<usize> = node.inputs.iter().filter_map(|v| makers.get(v).copied()).collect();
-        // A state may be written in place of any step that assigns it, so its readers must be done by then.
-        for state in written_states(graph, *index) {
+        // Whoever reads a state must be done before it is written.
+        for state in written_states(node, &places) {
             needs.extend(readers.get(&state).into_iter().flatten());
         }
         let lane = node.op.lane();
@@ -43,20 +51,16 @@ pub fn schedule(graph: &Graph) -> Schedule {
     schedule
 }
 
-/// The states this node may write: those it assigns, or whose assigned value it makes in place.
-fn written_states(graph: &Graph, index: usize) -> Vec<StateId> {
-    let node = &graph.nodes[index];
+/// The states a step writes: the one it assigns, or those its results are made in.
+fn written_states(node: &Node, places: &HashMap<ValueId, Place>) -> Vec<StateId> {
     if let Op::Assign { state } = node.op {
         return vec![state];
     }
-    if node.op.in_place().is_empty() {
-        return vec![];
-    }
-    let assigned = graph.nodes[index..].iter().filter_map(|n| match n.op {
-        Op::Assign { state } if node.outputs.contains(&n.inputs[0]) => Some(state),
+    let made_in = node.outputs.iter().filter_map(|v| match places.get(v) {
+        Some(Place::State(state)) => Some(*state),
         _ => None,
     });
-    assigned.collect()
+    made_in.collect()
 }
 
 /// What each step knows to have finished before it starts: a vector clock over lanes.

@@ -13,7 +13,10 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
     }
     match op {
         Op::Assign { .. } => Ok(vec![]),
-        Op::Seed { dtype } => Ok(vec![Type::new(*dtype, [])]),
+        Op::Seed { dtype } => {
+            inputs.iter().try_for_each(|scale| shaped(scale, [2], "the loss scale"))?;
+            Ok(vec![Type::new(*dtype, [])])
+        }
         Op::Patches { patch } => patches(inputs[0], *patch),
         Op::Unpatches { patch, channels, height, width } => {
             let [b, n, c] = axes(inputs[0])?;
@@ -76,7 +79,8 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             require(c3 % 3 == 0 && (c3 / 3) % heads == 0, || {
                 format!("{c3} channels are not 3 × {heads} heads × a whole head size")
             })?;
-            Ok(vec![typed(inputs[0], [b, t, c3 / 3]), typed(inputs[0], [b, *heads, t])])
+            let lse = Type::new(accumulator(inputs[0].dtype), [b, *heads, t]);
+            Ok(vec![typed(inputs[0], [b, t, c3 / 3]), lse])
         }
         Op::AttentionGrad { .. } => {
             require(inputs[1] == inputs[3], || format!("out is {}, dout {}", inputs[1], inputs[3]))?;
@@ -92,21 +96,35 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
         }
         Op::CrossEntropy { .. } => {
             cross_entropy(inputs)?;
-            Ok(vec![typed(inputs[0], []), typed(inputs[0], [4])])
+            let sums = accumulator(inputs[0].dtype);
+            Ok(vec![Type::new(sums, []), Type::new(sums, [4])])
         }
         Op::CrossEntropyGrad { .. } => {
             cross_entropy(inputs)?;
             Ok(vec![inputs[0].clone()])
         }
         Op::SumSquares => Ok(vec![Type::new(accumulator(inputs[0].dtype), [1])]),
-        Op::Clip { .. } => Ok(vec![typed(inputs[0], [3])]),
-        Op::Advance | Op::LossScale { .. } => Ok(vec![inputs[0].clone()]),
+        Op::Clip { .. } => {
+            shaped(inputs[0], [1], "the squared norm")?;
+            shaped(inputs[1], [4], "the statistics")?;
+            inputs[2..].iter().try_for_each(|scale| shaped(scale, [2], "the loss scale"))?;
+            Ok(vec![typed(inputs[0], [3])])
+        }
+        Op::Advance => {
+            shaped(inputs[0], [1], "the count of applied steps")?;
+            shaped(inputs[1], [3], "control")?;
+            Ok(vec![inputs[0].clone()])
+        }
         Op::AdamW { .. } | Op::Lamb { .. } => {
             same(&inputs[..4])?;
+            shaped(inputs[4], [3], "control")?;
+            shaped(inputs[5], [1], "the count of applied steps")?;
             Ok(vec![inputs[0].clone(), inputs[2].clone(), inputs[3].clone()])
         }
         Op::Sgd { .. } => {
             same(&inputs[..3])?;
+            shaped(inputs[3], [3], "control")?;
+            shaped(inputs[4], [1], "the count of applied steps")?;
             Ok(vec![inputs[0].clone(), inputs[2].clone()])
         }
         _ => infer_planned(op, inputs),
@@ -119,21 +137,61 @@ fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
     let channels = x.shape.last();
     match op {
         Op::Cast { to } => Ok(vec![Type { dtype: *to, shape: x.shape.clone() }]),
+        Op::AllReduce { .. } => Ok(vec![x.clone()]),
         Op::Moments => Ok(vec![Type::new(accumulator(x.dtype), [3, channels])]),
-        Op::BatchNorm { .. } => Ok(vec![x.clone()]),
-        Op::BatchNormSums { .. } => Ok(vec![Type::new(accumulator(x.dtype), [2, channels])]),
-        Op::BatchNormGrad { .. } | Op::RunningMoments { .. } | Op::AllReduce { .. } => Ok(vec![x.clone()]),
-        Op::Conv { window } => conv(x, inputs[1], *window),
-        Op::ConvGradX { height, width, .. } => {
-            let ([b, ..], [_, _, _, i]) = (axes::<4>(x)?, axes::<4>(inputs[1])?);
-            Ok(vec![typed(x, [b, *height, *width, i])])
+        Op::BatchNorm { .. } => {
+            let running = inputs[1].shape == Shape::from([2, channels]);
+            require(running || inputs[1].shape == Shape::from([3, channels]), || {
+                format!("the moments are {}, for {channels} channels", inputs[1])
+            })?;
+            shaped(inputs[2], [channels], "the scale")?;
+            shaped(inputs[3], [channels], "the shift")?;
+            Ok(vec![x.clone()])
         }
-        Op::ConvGradW { shape, .. } => Ok(vec![Type { dtype: x.dtype, shape: shape.clone() }]),
-        Op::Resize { height, width } => {
+        Op::BatchNormSums { .. } => {
+            shaped(inputs[1], [3, channels], "the moments")?;
+            require(inputs[2] == x, || format!("x is {x}, dy {}", inputs[2]))?;
+            Ok(vec![Type::new(accumulator(x.dtype), [2, channels])])
+        }
+        Op::BatchNormGrad { .. } => {
+            shaped(inputs[1], [3, channels], "the moments")?;
+            shaped(inputs[2], [channels], "the scale")?;
+            require(inputs[3] == x, || format!("x is {x}, dy {}", inputs[3]))?;
+            shaped(inputs[4], [2, channels], "the sums")?;
+            Ok(vec![x.clone()])
+        }
+        Op::RunningMoments { .. } => {
+            shaped(x, [2, channels], "the running moments")?;
+            shaped(inputs[1], [3, channels], "the moments")?;
+            Ok(vec![x.clone()])
+        }
+        Op::Conv { window } => conv(x, inputs[1], *window),
+        Op::ConvGradX { window, height, width } => {
+            let ([b, ..], [_, _, _, i]) = (axes::<4>(x)?, axes::<4>(inputs[1])?);
+            let dx = typed(x, [b, *height, *width, i]);
+            require(conv(&dx, inputs[1], *window)?[0] == *x, || format!("dy {x} doesn't come from {dx}"))?;
+            Ok(vec![dx])
+        }
+        Op::ConvGradW { window, shape } => {
+            let dw = Type { dtype: x.dtype, shape: shape.clone() };
+            let from = inputs[1];
+            require(conv(from, &dw, *window)?[0] == *x, || {
+                format!("dy {x} doesn't come from {from} by {dw}")
+            })?;
+            Ok(vec![dw])
+        }
+        Op::Resize { height, width } | Op::ResizeGrad { height, width } => {
             let [b, _, _, c] = axes(x)?;
             Ok(vec![typed(x, [b, *height, *width, c])])
         }
+        Op::LossScale { .. } => {
+            shaped(x, [2], "the loss scale")?;
+            shaped(inputs[1], [3], "control")?;
+            Ok(vec![x.clone()])
+        }
         Op::Pack { align } => {
+            require(*align > 0, || "can't align to 0".into())?;
+            require(inputs.iter().all(|t| t.dtype == x.dtype), || "packs values of one type".into())?;
             let count: usize = inputs.iter().map(|t| t.shape.count()).sum();
             Ok(vec![typed(x, [count.next_multiple_of(*align)])])
         }
@@ -144,7 +202,9 @@ fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
         }
         Op::ReduceScatter { ranks, .. } => {
             let [n] = axes(x)?;
-            require(n % ranks == 0, || format!("{n} elements don't divide among {ranks} ranks"))?;
+            require(*ranks > 0 && n % ranks == 0, || {
+                format!("{n} elements don't divide among {ranks} ranks")
+            })?;
             Ok(vec![typed(x, [n / ranks])])
         }
         Op::AllGather { ranks } => {
@@ -187,7 +247,7 @@ fn layer_norm(inputs: &[&Type], add: bool) -> Inferred {
     let gamma = inputs[if add { 2 } else { 1 }];
     require(!add || inputs[1] == x, || format!("adds {} to {x}", inputs[1]))?;
     require(gamma.shape == Shape::from([x.shape.last()]), || format!("x is {x}, its scale {gamma}"))?;
-    let rows = Type { dtype: x.dtype, shape: Shape(x.shape.0[..x.shape.rank() - 1].to_vec()) };
+    let rows = Type { dtype: accumulator(x.dtype), shape: without_last(&x.shape) };
     let mut out = vec![x.clone(), rows.clone(), rows];
     if add {
         out.insert(0, x.clone());
@@ -196,9 +256,12 @@ fn layer_norm(inputs: &[&Type], add: bool) -> Inferred {
 }
 
 fn cross_entropy(inputs: &[&Type]) -> Result<(), String> {
-    let [b, _] = axes(inputs[0])?;
-    require(*inputs[1] == Type::new(DType::I32, [b]), || format!("{b} samples, but labels {}", inputs[1]))?;
-    require(inputs[2].shape == Shape::from([b]), || format!("{b} samples, but weights {}", inputs[2]))
+    let (logits, labels, weights) = (inputs[0], inputs[1], inputs[2]);
+    require(logits.shape.rank() > 1, || format!("logits are {logits}: no axis of classes"))?;
+    let rows = without_last(&logits.shape);
+    let fits = labels.shape == rows && labels.dtype == DType::I32;
+    require(fits, || format!("logits are {logits}, but labels {labels}"))?;
+    require(weights.shape == rows, || format!("logits are {logits}, but weights {weights}"))
 }
 
 fn conv(x: &Type, w: &Type, window: Window) -> Inferred {
@@ -226,6 +289,15 @@ pub fn matrix(w: &Type) -> (usize, usize) {
 
 fn axes<const N: usize>(t: &Type) -> Result<[usize; N], String> {
     t.shape.0.as_slice().try_into().map_err(|_| format!("needs {N} axes, got {t}"))
+}
+
+fn without_last(shape: &Shape) -> Shape {
+    Shape(shape.0.split_last().map_or(vec![], |(_, rest)| rest.to_vec()))
+}
+
+fn shaped<const N: usize>(t: &Type, shape: [usize; N], what: &str) -> Result<(), String> {
+    let shape = Shape::from(shape);
+    require(t.shape == shape, || format!("needs {what} of shape {shape}, got {t}"))
 }
 
 fn typed(like: &Type, shape: impl Into<Shape>) -> Type {

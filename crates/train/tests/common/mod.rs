@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use cpu::{Executor, Float, Which};
-use graph::{DType, Header, Optimizer, Recompute, Settings, compile};
+use graph::{DType, Header, Optimizer, Program, Recompute, Settings, compile};
 use models::vit::Vit;
 
 pub const HEADER: Header =
@@ -63,8 +63,11 @@ impl Setup {
         Setup { batch, threads: 2, optimizer: adamw(), recompute: Recompute::None }
     }
 
-    pub fn executor<T: Float>(&self, vit: &Vit) -> Executor<T> {
-        let dtype = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
+    pub fn program(&self, vit: &Vit) -> Program {
+        self.program_in(vit, DType::F32)
+    }
+
+    fn program_in(&self, vit: &Vit, dtype: DType) -> Program {
         let settings = Settings {
             optimizer: self.optimizer,
             max_grad_norm: None,
@@ -76,7 +79,12 @@ impl Setup {
         for plan in program.plans() {
             plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
         }
-        Executor::new(program, self.threads, 1).unwrap()
+        program
+    }
+
+    pub fn executor<T: Float>(&self, vit: &Vit) -> Executor<T> {
+        let dtype = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
+        Executor::new(self.program_in(vit, dtype), self.threads, 1).unwrap()
     }
 }
 

@@ -1,0 +1,216 @@
+//! Whatever the timing of the lanes, nobody reads or writes memory that another step is using: random graphs and a
+//! small transformer, compiled and then run by a simulator that knows nothing of how plans are made.
+
+#[path = "support/generator.rs"]
+mod generator;
+#[path = "support/rng.rs"]
+mod rng;
+#[path = "support/simulator.rs"]
+mod simulator;
+#[path = "support/transformer.rs"]
+mod transformer;
+
+use generator::{random_graph, random_scratch};
+use graph::op::Lane;
+use graph::passes::{ALIGN, place, schedule};
+use graph::plan::{Key, Place, Plan};
+use graph::{Graph, Recompute};
+use rng::Rng;
+use simulator::simulate;
+use std::collections::HashMap;
+
+const GRAPHS: u64 = 400;
+const TIMINGS: u64 = 8;
+
+fn compiled(graph: &Graph, seed: u64) -> Plan {
+    place(graph, &schedule(graph), "random", Key::default(), &random_scratch(seed))
+}
+
+/// From steps that take about equally long to one step that outlasts all the others.
+fn timing(plan: &Plan, seed: u64) -> Vec<u64> {
+    let mut rng = Rng::new(seed);
+    let spread = [1, 4, 10][rng.below(3)];
+    let slow = Lane::ALL[rng.below(2)];
+    let mut one = |lane: Lane| (1u64 << rng.below(spread)) * if lane == slow { 8 } else { 1 };
+    plan.steps.iter().map(|step| one(step.lane)).collect()
+}
+
+/// One step so slow that every step which need not wait for it runs first.
+fn held_up_at(plan: &Plan, step: usize) -> Vec<u64> {
+    let mut durations = vec![1; plan.steps.len()];
+    durations[step] = 1_000_000;
+    durations
+}
+
+/// The first timing that goes wrong, if any does.
+fn caught(plan: &Plan, seed: u64) -> Option<String> {
+    let random = (0..TIMINGS).map(|t| timing(plan, seed << 8 | t));
+    let slow = (0..plan.steps.len()).map(|step| held_up_at(plan, step));
+    random.chain(slow).find_map(|durations| simulate(plan, &durations).err())
+}
+
+#[test]
+fn random_graphs_run_safely_at_any_timing() {
+    let (mut steps, mut waits, mut side_by_side, mut in_state) = (0, 0, 0, 0);
+    for seed in 0..GRAPHS {
+        let plan = compiled(&random_graph(seed), seed);
+        plan.check().unwrap_or_else(|e| panic!("seed {seed}: {e}\n{plan}"));
+        for t in 0..TIMINGS {
+            let run = simulate(&plan, &timing(&plan, seed << 8 | t));
+            side_by_side +=
+                run.unwrap_or_else(|e| panic!("seed {seed}, timing {t}: {e}\n{plan}")).side_by_side;
+        }
+        steps += plan.steps.len();
+        waits += plan.steps.iter().map(|s| s.waits.len()).sum::<usize>();
+        let made_in_state = |v: &&usize| matches!(plan.values[**v].place, Place::State(_));
+        in_state += plan.steps.iter().flat_map(|s| &s.outputs).filter(made_in_state).count();
+    }
+    // The graphs have what the test is about: work side by side, waits, states written in place.
+    assert!(side_by_side > steps, "{side_by_side} of {steps} steps × {TIMINGS} timings ran side by side");
+    assert!(waits * 10 > steps, "{waits} waits in {steps} steps");
+    assert!(in_state > GRAPHS as usize / 2, "{in_state} results were made in their state");
+}
+
+#[test]
+fn a_value_moved_onto_another_is_refused_where_it_can_go_wrong() {
+    let mut wrong = 0;
+    for seed in 0..GRAPHS {
+        let mut plan = compiled(&random_graph(seed), seed);
+        shift_a_value(&mut plan, &mut Rng::new(seed));
+        wrong += u64::from(both_judge(&plan, seed));
+    }
+    assert!(wrong > GRAPHS / 4 && wrong < GRAPHS, "{wrong} of {GRAPHS} shifted plans went wrong");
+}
+
+/// Whether the plan is wrong: `check` refuses it and the simulator finds a timing at which it fails, or neither.
+fn both_judge(plan: &Plan, seed: u64) -> bool {
+    match (plan.check(), caught(plan, seed)) {
+        (Ok(()), Some(why)) => panic!("seed {seed}: {why}, but the plan passes\n{plan}"),
+        (Err(e), None) => panic!("seed {seed}: refused without need: {e}\n{plan}"),
+        (_, why) => why.is_some(),
+    }
+}
+
+/// Moves one value to where another one lies.
+fn shift_a_value(plan: &mut Plan, rng: &mut Rng) {
+    let arena = |v: &usize| matches!(plan.values[*v].place, Place::Arena(_));
+    let list: Vec<usize> = (0..plan.values.len()).filter(arena).collect();
+    if let (Some(value), Some(other)) = (rng.pick(&list).copied(), rng.pick(&list).copied()) {
+        plan.values[value].place = plan.values[other].place;
+    }
+}
+
+#[test]
+fn every_wait_for_an_operand_is_needed() {
+    let mut removed = 0;
+    for seed in 0..GRAPHS {
+        let plan = compiled(&random_graph(seed), seed);
+        for (step, wait) in waits_for_operands(&plan) {
+            let mut plan = plan.clone();
+            plan.steps[step].waits.retain(|w| *w != wait);
+            assert!(plan.check().is_err(), "seed {seed}: step {step} need not wait for {wait}\n{plan}");
+            let run = simulate(&plan, &held_up_at(&plan, wait));
+            assert!(run.is_err(), "seed {seed}: step {step} without its wait for {wait} went well\n{plan}");
+            removed += 1;
+        }
+    }
+    assert!(removed > GRAPHS as usize, "only {removed} waits were tried");
+}
+
+fn waits_for_operands(plan: &Plan) -> Vec<(usize, usize)> {
+    let mut makers: HashMap<usize, usize> = HashMap::new();
+    let mut list = Vec::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        let made: Vec<usize> = step.inputs.iter().filter_map(|v| makers.get(v).copied()).collect();
+        list.extend(step.waits.iter().filter(|w| made.contains(w)).map(|w| (i, *w)));
+        makers.extend(step.outputs.iter().map(|v| (*v, i)));
+    }
+    list
+}
+
+/// A planner that takes lanes for one queue reuses memory too early, and both judges see it.
+#[test]
+fn reuse_by_program_order_alone_is_caught() {
+    let mut wrong = 0;
+    for seed in 0..GRAPHS {
+        let graph = random_graph(seed);
+        let good = schedule(&graph);
+        let mut naive = good.clone();
+        naive.lanes.fill(Lane::Compute);
+        let mut plan = place(&graph, &naive, "naive", Key::default(), &random_scratch(seed));
+        for (step, lane) in plan.steps.iter_mut().zip(&good.lanes) {
+            step.lane = *lane;
+        }
+        wrong += u64::from(both_judge(&plan, seed));
+    }
+    assert!(wrong > GRAPHS / 4 && wrong < GRAPHS, "{wrong} of {GRAPHS} naive plans went wrong");
+}
+
+#[test]
+fn everything_at_offset_zero_is_caught() {
+    let mut plan = transformer::program(1, Recompute::None).micro;
+    for value in &mut plan.values {
+        if let Place::Arena(offset) = &mut value.place {
+            *offset = 0;
+        }
+    }
+    assert!(plan.check().is_err());
+    assert!(simulate(&plan, &timing(&plan, 0)).is_err());
+}
+
+#[test]
+fn transformers_check_and_run_with_and_without_recompute() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        for plan in transformer::program(2, recompute).plans() {
+            plan.check().unwrap_or_else(|e| panic!("{recompute:?}, {}: {e}", plan.name));
+            simulate(plan, &timing(plan, 1)).unwrap_or_else(|e| panic!("{recompute:?}, {}: {e}", plan.name));
+        }
+    }
+}
+
+#[test]
+fn full_recompute_at_least_halves_the_arena_of_twelve_blocks() {
+    let arena = |recompute| transformer::program(12, recompute).micro.arena;
+    let (all, borders) = (arena(Recompute::None), arena(Recompute::Full));
+    assert!(2 * borders <= all, "{borders} bytes with recompute, {all} without");
+}
+
+#[test]
+fn the_arena_is_close_to_what_is_alive_at_once() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        for plan in transformer::program(12, recompute).plans() {
+            let (least, name) = (alive_at_most(plan), &plan.name);
+            assert!(plan.arena >= least, "{recompute:?}, {name}: {} < {least}", plan.arena);
+            assert!(plan.arena * 4 <= least * 5, "{recompute:?}, {name}: {} for {least}", plan.arena);
+        }
+    }
+}
+
+/// The most bytes that hold something still needed at any one step of a plan with one lane: no arena can be smaller.
+fn alive_at_most(plan: &Plan) -> usize {
+    assert!(plan.steps.iter().all(|s| s.lane == Lane::Compute));
+    let end = plan.steps.len();
+    let mut lives: HashMap<usize, (usize, usize)> = plan.inputs.iter().map(|v| (*v, (0, 0))).collect();
+    for (i, step) in plan.steps.iter().enumerate() {
+        lives.extend(step.outputs.iter().map(|v| (*v, (i, i))));
+        step.inputs.iter().for_each(|v| live_until(&mut lives, *v, i));
+    }
+    plan.outputs.iter().for_each(|v| live_until(&mut lives, *v, end));
+    let alive_at = |i: usize| {
+        // A result that takes its operand's place is counted once.
+        let mut ranges: HashMap<usize, usize> = HashMap::new();
+        for (value, (from, to)) in &lives {
+            if let (Place::Arena(offset), true) = (plan.values[*value].place, (*from..=*to).contains(&i)) {
+                ranges.insert(offset, plan.values[*value].ty.bytes().next_multiple_of(ALIGN));
+            }
+        }
+        ranges.values().sum::<usize>() + plan.steps[i].scratch.map_or(0, |s| s.bytes.next_multiple_of(ALIGN))
+    };
+    (0..end).map(alive_at).max().unwrap_or(0)
+}
+
+fn live_until(lives: &mut HashMap<usize, (usize, usize)>, value: usize, step: usize) {
+    if let Some((_, last)) = lives.get_mut(&value) {
+        *last = step;
+    }
+}

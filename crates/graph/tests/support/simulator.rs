@@ -1,0 +1,209 @@
+//! Runs a plan without arithmetic: lanes side by side, each step taking as long as it is told to, memory as byte ranges
+//! that know what they hold. Knows nothing of clocks or liveness, so that it judges `place` and `check` from outside.
+
+use graph::op::{Lane, Op, StateId};
+use graph::plan::{Place, Plan, Step};
+use std::collections::HashSet;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Range {
+    Arena(usize, usize),
+    State(StateId),
+}
+
+impl Range {
+    fn meets(self, other: Range) -> bool {
+        match (self, other) {
+            (Range::Arena(start, end), Range::Arena(s, e)) => start < e && s < end,
+            (a, b) => a == b,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Content {
+    Value(usize),
+    /// What a state held before the plan, or was assigned by it.
+    Found(StateId),
+    Assigned(StateId),
+    /// Half-written by a step.
+    Busy(usize),
+}
+
+/// How a run went, if nothing was read or written at the wrong time.
+#[derive(Debug, Default)]
+pub struct Run {
+    /// Steps that began while another lane was busy.
+    pub side_by_side: usize,
+}
+
+/// Runs `plan` with the durations given, or says which step met which.
+pub fn simulate(plan: &Plan, durations: &[u64]) -> Result<Run, String> {
+    let mut machine = Machine::new(plan)?;
+    let mut queues: Vec<Vec<usize>> = Lane::ALL.iter().map(|lane| queue(plan, *lane)).collect();
+    let mut running: Vec<Option<(u64, usize)>> = vec![None; queues.len()];
+    let mut finished = HashSet::new();
+    let mut run = Run::default();
+    let mut now = 0;
+    while finished.len() < plan.steps.len() {
+        for lane in 0..queues.len() {
+            let Some(step) = queues[lane].last().copied().filter(|_| running[lane].is_none()) else {
+                continue;
+            };
+            if plan.steps[step].waits.iter().all(|w| finished.contains(w)) {
+                machine.start(step)?;
+                run.side_by_side += usize::from(running.iter().any(Option::is_some));
+                running[lane] = Some((now + durations[step].max(1), step));
+                queues[lane].pop();
+            }
+        }
+        now = running.iter().flatten().map(|(end, _)| *end).min().ok_or("every lane waits for another")?;
+        for lane in &mut running {
+            if let Some((_, step)) = lane.filter(|(end, _)| *end == now) {
+                machine.finish(step)?;
+                finished.insert(step);
+                *lane = None;
+            }
+        }
+    }
+    machine.outputs_are_there()?;
+    Ok(run)
+}
+
+/// The steps of a lane, the next one last.
+fn queue(plan: &Plan, lane: Lane) -> Vec<usize> {
+    (0..plan.steps.len()).rev().filter(|s| plan.steps[*s].lane == lane).collect()
+}
+
+struct Machine<'a> {
+    plan: &'a Plan,
+    /// Values that some step writes; the others are inputs or states as found.
+    made: HashSet<usize>,
+    memory: Vec<(Range, Content)>,
+    running: Vec<usize>,
+}
+
+impl<'a> Machine<'a> {
+    fn new(plan: &'a Plan) -> Result<Self, String> {
+        let made = plan.steps.iter().flat_map(|s| s.outputs.iter().copied()).collect();
+        let mut machine = Machine { plan, made, memory: vec![], running: vec![] };
+        for (i, _) in plan.states.iter().enumerate() {
+            let state = StateId(i as u32);
+            machine.memory.push((Range::State(state), Content::Found(state)));
+        }
+        for value in &plan.inputs {
+            let range = machine.range(*value);
+            if machine.outside(range) || machine.memory.iter().any(|(held, _)| held.meets(range)) {
+                return Err(format!("input {} has no room", plan.values[*value].name));
+            }
+            machine.memory.push((range, Content::Value(*value)));
+        }
+        Ok(machine)
+    }
+
+    fn outside(&self, range: Range) -> bool {
+        matches!(range, Range::Arena(_, end) if end > self.plan.arena)
+    }
+
+    fn range(&self, value: usize) -> Range {
+        match self.plan.values[value].place {
+            Place::Arena(start) => Range::Arena(start, start + self.plan.values[value].ty.bytes()),
+            Place::State(state) => Range::State(state),
+        }
+    }
+
+    fn content(&self, value: usize) -> Content {
+        match self.plan.values[value].place {
+            Place::State(state) if !self.made.contains(&value) => Content::Found(state),
+            _ => Content::Value(value),
+        }
+    }
+
+    fn holds(&self, range: Range, content: Content) -> bool {
+        self.memory.contains(&(range, content))
+    }
+
+    fn reads(&self, step: &Step) -> Vec<Range> {
+        step.inputs.iter().map(|v| self.range(*v)).collect()
+    }
+
+    /// What a step writes, and what it leaves there; nothing for scratch.
+    fn writes(&self, step: &Step) -> Vec<(Range, Option<Content>)> {
+        let mut list: Vec<_> =
+            step.outputs.iter().map(|v| (self.range(*v), Some(Content::Value(*v)))).collect();
+        if let Op::Assign { state } = step.op {
+            list.push((Range::State(state), Some(Content::Assigned(state))));
+        }
+        list.extend(step.scratch.map(|s| (Range::Arena(s.offset, s.offset + s.bytes), None)));
+        list
+    }
+
+    /// The inputs that the step itself overwrites, as its op allows.
+    fn overwritten(&self, step: &Step) -> Vec<usize> {
+        let pairs = step.op.in_place().iter();
+        pairs
+            .filter(|(i, o)| self.range(step.inputs[*i]) == self.range(step.outputs[*o]))
+            .map(|(i, _)| *i)
+            .collect()
+    }
+
+    fn start(&mut self, index: usize) -> Result<(), String> {
+        let plan = self.plan;
+        let step = &plan.steps[index];
+        self.inputs_are_there(index, &[])?;
+        let (reads, writes, in_place) = (self.reads(step), self.writes(step), self.overwritten(step));
+        for (w, (range, _)) in writes.iter().enumerate() {
+            if self.outside(*range) {
+                return Err(format!("step {index} leaves the arena"));
+            }
+            let over_input =
+                |i: usize| reads[i].meets(*range) && !(in_place.contains(&i) && reads[i] == *range);
+            let over_output = writes[..w].iter().any(|(other, _)| other.meets(*range));
+            if (0..reads.len()).any(over_input) || over_output {
+                return Err(format!("step {index} writes over its own operands"));
+            }
+            for other in &self.running {
+                let (reads, writes) = (self.reads(&plan.steps[*other]), self.writes(&plan.steps[*other]));
+                if reads.iter().chain(writes.iter().map(|(w, _)| w)).any(|r| r.meets(*range)) {
+                    return Err(format!("step {index} writes what step {other} is using"));
+                }
+            }
+        }
+        for (range, _) in writes {
+            self.memory.retain(|(held, _)| !held.meets(range));
+            self.memory.push((range, Content::Busy(index)));
+        }
+        self.running.push(index);
+        Ok(())
+    }
+
+    fn finish(&mut self, index: usize) -> Result<(), String> {
+        let plan = self.plan;
+        let step = &plan.steps[index];
+        self.inputs_are_there(index, &self.overwritten(step))?;
+        for (range, content) in self.writes(step) {
+            let busy = self.memory.iter().position(|held| *held == (range, Content::Busy(index)));
+            let Some(busy) = busy else {
+                return Err(format!("what step {index} wrote was overwritten while it ran"));
+            };
+            self.memory.swap_remove(busy);
+            self.memory.extend(content.map(|content| (range, content)));
+        }
+        self.running.retain(|s| *s != index);
+        Ok(())
+    }
+
+    fn inputs_are_there(&self, index: usize, but: &[usize]) -> Result<(), String> {
+        let inputs = &self.plan.steps[index].inputs;
+        let there = |i: &usize| self.holds(self.range(inputs[*i]), self.content(inputs[*i]));
+        match (0..inputs.len()).filter(|i| !but.contains(i)).find(|i| !there(i)) {
+            Some(i) => Err(format!("step {index} reads {}, not there", self.plan.values[inputs[i]].name)),
+            None => Ok(()),
+        }
+    }
+
+    fn outputs_are_there(&self) -> Result<(), String> {
+        let lost = self.plan.outputs.iter().find(|v| !self.holds(self.range(**v), self.content(**v)));
+        lost.map_or(Ok(()), |v| Err(format!("output {} is lost", self.plan.values[*v].name)))
+    }
+}

@@ -1,0 +1,68 @@
+//! A small class-token ViT, written as the models are.
+
+use graph::build::Linear;
+use graph::op::Pooling;
+use graph::{Builder, DType, Graph, GraphError, Init, Key, Model, Optimizer, Program, Settings, ValueId};
+use graph::{Recompute, compile};
+
+pub const BATCH: usize = 4;
+const IMAGE: usize = 16;
+const PATCH: usize = 4;
+const TOKENS: usize = 17;
+pub const WIDTH: usize = 32;
+const DTYPE: DType = DType::F32;
+
+pub fn program(depth: usize, recompute: Recompute) -> Program {
+    let model = Model {
+        train: forward(depth, true).expect("the model is well-formed"),
+        eval: forward(depth, false).expect("the model is well-formed"),
+        key: Key { batch: BATCH, height: IMAGE, width: IMAGE },
+    };
+    let settings = Settings {
+        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+        max_grad_norm: Some(1.0),
+        recompute,
+        decays: &|state| state.ty.shape.rank() > 1,
+        scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
+    };
+    compile(model, &settings).expect("the model compiles")
+}
+
+pub fn forward(depth: usize, training: bool) -> Result<Graph, GraphError> {
+    let mut b = Builder::new(DTYPE, training);
+    let images = b.input("images", DTYPE, [BATCH, 3, IMAGE, IMAGE]);
+    let labels = b.input("labels", DType::I32, [BATCH]);
+    let weights = b.input("weights", DTYPE, [BATCH]);
+    let class_token = b.parameter("cls_token", [1, 1, WIDTH], Init::Zeros);
+    let positions = b.parameter("pos_embed", [1, TOKENS, WIDTH], Init::Zeros);
+    let patches = b.scope("patch_embed", |b| b.patch_embedding(images, PATCH, layer("proj", WIDTH)));
+    let tokens = b.embed(patches, Some(class_token), positions);
+    let mut x = b.border(tokens);
+    for i in 0..depth {
+        let y = b.scope(&format!("blocks.{i}"), |b| block(b, x));
+        x = b.border(y);
+    }
+    let y = b.layer_norm("norm", x, 1e-6);
+    let y = b.pool(y, Pooling::First);
+    let logits = b.linear(y, layer("head", 10));
+    let (loss, stats) = b.cross_entropy(logits, labels, weights, 0.1);
+    b.finish(&[loss, stats, logits])
+}
+
+fn block(b: &mut Builder, x: ValueId) -> ValueId {
+    let y = b.layer_norm("norm1", x, 1e-6);
+    let y = b.linear(y, layer("qkv", 3 * WIDTH));
+    let y = b.attention(y, 2, 0.1);
+    let y = b.linear(y, layer("proj", WIDTH));
+    let y = b.drop_path(y, 0.1);
+    let x = b.add(x, y);
+    let y = b.layer_norm("norm2", x, 1e-6);
+    let y = b.linear(y, layer("fc1", 4 * WIDTH));
+    let y = b.gelu(y);
+    let y = b.linear(y, layer("fc2", WIDTH));
+    b.add(x, y)
+}
+
+fn layer(name: &str, out: usize) -> Linear<'_> {
+    Linear { name, out, weight: Init::Zeros, bias: Init::Zeros }
+}

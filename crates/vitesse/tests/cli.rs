@@ -1,0 +1,168 @@
+//! The commands as a user meets them: what they print, and what they say to bad input.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn vitesse(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vitesse")).args(args).output().expect("vitesse starts")
+}
+
+/// A fresh folder that is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("vitesse-cli-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const TINY: [&str; 8] =
+    ["--model", "vit-nano/8", "--batch-size", "8", "--train-samples", "32", "--test-samples", "20"];
+
+fn train(folder: &str, more: &[&str]) -> Output {
+    vitesse(&[&["train", "--out", folder, "--json"], &TINY[..], more].concat())
+}
+
+fn lines(path: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// One line on standard error that has `culprit` in it, a failure, no panic.
+fn refused(args: &[&str], culprit: &str) {
+    let output = vitesse(args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{args:?} should fail");
+    assert!(error.contains(culprit), "{args:?}: '{culprit}' is not in: {error}");
+    assert!(!error.contains("panicked"), "{args:?}: {error}");
+    assert_eq!(error.trim_end().lines().count(), 1, "{args:?}: {error}");
+}
+
+#[test]
+fn a_run_leaves_metrics_and_weights() {
+    let folder = Folder::new("run");
+    let out = folder.path("run");
+    let output = train(&out, &["--epochs", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(summary["steps"], 8);
+    assert_eq!(summary["images"], 64);
+
+    let metrics = lines(&Path::new(&out).join("metrics.jsonl"));
+    assert_eq!(metrics.len(), 10, "eight steps and two evaluations");
+    for key in ["step", "epoch", "loss", "lr", "images_per_second"] {
+        assert!(metrics[0][key].is_number(), "{key}");
+    }
+    for key in ["eval_loss", "eval_top1", "eval_top5"] {
+        assert!(metrics[4][key].is_number(), "{key}");
+    }
+    assert_eq!(metrics[9]["eval_top1"], summary["eval_top1"]);
+
+    let weights = folder.path("run/weights.safetensors");
+    let eval = [&["eval", "--json", "--weights", &weights], &TINY[..]].concat();
+    let scored: serde_json::Value = serde_json::from_slice(&vitesse(&eval).stdout).unwrap();
+    assert_eq!(scored["eval_top1"], summary["eval_top1"], "the weights are those that were scored");
+    refused(&[&["train", "--out", &out], &TINY[..]].concat(), "already holds a run");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_losses_bit_for_bit() {
+    let folder = Folder::new("twice");
+    let losses = |name: &str, more: &[&str]| {
+        let out = folder.path(name);
+        let output = train(&out, &[&["--epochs", "2", "--dropout", "0.1", "--threads", "2"], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let pick = |line: &serde_json::Value| (line["loss"].clone(), line["eval_loss"].clone());
+        lines(&Path::new(&out).join("metrics.jsonl")).iter().map(pick).collect::<Vec<_>>()
+    };
+    let first = losses("a", &[]);
+    assert_eq!(first, losses("b", &[]));
+    assert_ne!(first, losses("c", &["--seed", "1"]));
+}
+
+#[test]
+fn weights_convert_both_ways() {
+    let folder = Folder::new("convert");
+    assert!(train(&folder.path("run"), &["--steps", "2"]).status.success());
+    let (mut from, mut scores) = (folder.path("run/weights.safetensors"), vec![]);
+    for to in ["torchvision", "huggingface", "timm"] {
+        let next = folder.path(&format!("{to}.safetensors"));
+        let args = ["eval", "--json", "--weights", &from, "--export", &next, "--to", to];
+        let output = vitesse(&[&args[..], &TINY[..]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        scores.push(output.stdout);
+        from = next;
+    }
+    assert!(scores.iter().all(|s| *s == scores[0]));
+    let same =
+        |a: &str, b: &str| std::fs::read(folder.path(a)).unwrap() == std::fs::read(folder.path(b)).unwrap();
+    assert!(same("run/weights.safetensors", "timm.safetensors"));
+}
+
+#[test]
+fn plans_print_as_text_and_json() {
+    let text = vitesse(&["plan", "--which", "last"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    let plan: graph::Plan = text.parse().unwrap();
+    plan.check().unwrap();
+    assert_eq!(plan.to_string(), text);
+
+    let json = vitesse(&["plan", "--which", "last", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["steps"].as_array().unwrap().len(), plan.steps.len());
+    assert!(String::from_utf8(vitesse(&["plan"]).stdout).unwrap().contains("arena"));
+}
+
+#[test]
+fn bad_settings_are_refused_in_one_line() {
+    refused(&["train", "--model", "resnet50"], "resnet50");
+    refused(&["train", "--model", "vit-ti/5"], "patch 5 doesn't divide the 32×32 image");
+    refused(&["train", "--batch-size", "0"], "--batch-size 0");
+    refused(&["train", "--data", "mnist"], "--data mnist");
+    refused(&["train", "--optimizer", "adam"], "--optimizer adam");
+    refused(&["train", "--classes", "5000"], "5000");
+    refused(&["plan", "--model", "vit-b"], "vit-b");
+    refused(&["bench", "--dropout", "1.5"], "1.5");
+    refused(&["train", "--out", "/proc/nowhere/run"], "/proc/nowhere/run");
+}
+
+#[test]
+fn bad_weights_are_refused_in_one_line() {
+    let folder = Folder::new("weights");
+    assert!(train(&folder.path("run"), &["--steps", "1"]).status.success());
+    let good = std::fs::read(folder.path("run/weights.safetensors")).unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let eval = |path: &str, culprit: &str| {
+        refused(&[&["eval", "--weights", path], &TINY[..]].concat(), culprit);
+    };
+    eval(&folder.path("missing.safetensors"), "missing.safetensors");
+    eval(&write("truncated.safetensors", &good[..good.len() / 2]), "truncated.safetensors");
+    eval(&write("empty.safetensors", b""), "empty.safetensors");
+    let claim = [&(1u64 << 42).to_le_bytes()[..], b"{}"].concat();
+    eval(&write("terabytes.safetensors", &claim), "terabytes.safetensors");
+    let tensor =
+        br#"{"head.weight":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}"#;
+    let claim = [&(tensor.len() as u64).to_le_bytes()[..], tensor].concat();
+    eval(&write("claims.safetensors", &claim), "claims.safetensors");
+    refused(
+        &["eval", "--model", "vit-ti/8", "--weights", &folder.path("run/weights.safetensors")],
+        "weights are of another model",
+    );
+}
