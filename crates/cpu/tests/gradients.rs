@@ -300,7 +300,7 @@ fn direction(parameters: &[(StateId, &Vec<f64>)], random: &mut Sequence) -> Vec<
 
 /// The slope along random directions, over all parameters and over each alone, against the gradient. Its norm is what
 /// the slope along a random direction comes to, so errors are relative to that; a parameter whose gradient is next to
-/// nothing is held against a thousandth of the whole norm, as differences of the loss have no more digits.
+/// nothing is held against a millionth of the whole norm, as differences of the loss have no more digits.
 fn check_directions(name: &str, rig: &mut Rig<f64>, directions: usize) -> f64 {
     let gradients = rig.parameter_gradients();
     let known: Vec<(StateId, &Vec<f64>)> =
@@ -318,7 +318,7 @@ fn check_directions(name: &str, rig: &mut Rig<f64>, directions: usize) -> f64 {
         // The step is H for the whole move, however many parameters share in it.
         let length = along.iter().map(|(_, a)| norm(a).powi(2)).sum::<f64>().sqrt();
         let numeric = rig.slope(&along, H / length);
-        let error = (analytic - numeric).abs() / norm_of(some).max(1e-3 * whole);
+        let error = (analytic - numeric).abs() / norm_of(some).max(1e-6 * whole);
         worst = worst.max(error);
         let what = &gradients[some[0].0.index()].0.name;
         assert!(error < TOLERANCE, "{name}: off by {error:.1e} along {} from {what}", some.len());

@@ -41,15 +41,15 @@ pub fn recompute(mut graph: Graph, policy: Recompute) -> Result<Graph, GraphErro
     Ok(graph)
 }
 
-/// Borders, inputs, parameters, and everything outside the blocks: what follows the last border (head and loss) is
-/// needed at once, and what comes before the first (the embedding) is cheap to keep.
+/// Borders, inputs, parameters, and everything outside the blocks: what follows the last border (a norm fused with it,
+/// head and loss) is needed at once, and what comes before the first (the embedding) is cheap to keep.
 fn kept_values(graph: &Graph, forward: &[Node]) -> HashSet<ValueId> {
     let is_border = |n: &Node| n.outputs.iter().any(|v| graph.borders.contains(v));
     let first = forward.iter().position(is_border).unwrap_or(0);
     let last = forward.iter().rposition(is_border).unwrap_or(0);
     let mut kept = graph.borders.clone();
     for (i, node) in forward.iter().enumerate() {
-        if i < first || i > last || matches!(node.op, Op::Input | Op::Read { .. }) {
+        if i < first || i >= last || matches!(node.op, Op::Input | Op::Read { .. }) {
             kept.extend(node.outputs.iter().copied());
         }
     }

@@ -1,0 +1,146 @@
+"""vitesse against PyTorch on the same training step, in one run.
+
+    python bench/compare.py --out bench/2026-11-15-xeon2 [--rounds 10] [--cases ti4-1,ti4-2,b16-1,b16-2]
+
+For every case it starts three programs that hold a model ready (`vitesse bench --on-request`, PyTorch eager, PyTorch
+with torch.compile) and asks them in turn for one step each, over and over, so that a noisy machine is noisy for all.
+vitesse is also asked for the step's matrix products alone. Raw samples go to OUT/samples.json after every round; the
+reading goes to OUT/README.md. Needs torch and torchvision; vitesse is built with `cargo build --release`.
+"""
+import argparse, json, os, platform, statistics, subprocess, sys, time
+from pathlib import Path
+
+CASES = {  # name: (vitesse model, pixels, batch, classes, threads)
+    "ti4-1": ("vit-ti/4", 32, 64, 10, 1),
+    "ti4-2": ("vit-ti/4", 32, 64, 10, 2),
+    "b16-1": ("vit-b/16", 224, 4, 1000, 1),
+    "b16-2": ("vit-b/16", 224, 4, 1000, 2),
+}
+SIZES = {"vit-ti": (192, 12, 3, 768), "vit-b": (768, 12, 12, 3072)}
+
+
+def serve_torch(case, mode):
+    """The peer: one training step for every line on standard input, answering with seconds."""
+    import torch, torchvision
+    import torch.nn.functional as F
+
+    name, pixels, batch, classes, threads = CASES[case]
+    size, patch = name.split("/")
+    width, depth, heads, mlp = SIZES[size]
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(pixels, int(patch), depth, heads, width, mlp, num_classes=classes)
+    model.train()
+    step_model = torch.compile(model) if mode == "compile" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    x, y = torch.randn(batch, 3, pixels, pixels), torch.arange(batch) % classes
+    for line in sys.stdin:
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(step_model(x), y).backward()
+        optimizer.step()
+        print(time.perf_counter() - start, flush=True)
+
+
+class Program:
+    """A program that answers each line with seconds."""
+
+    def __init__(self, command, env=None):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def peak_resident(self):
+        """Largest resident size so far, in bytes."""
+        for line in open(f"/proc/{self.process.pid}/status"):
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def vitesse_command(binary, case):
+    name, pixels, batch, classes, threads = CASES[case]
+    # No clipping, as in the peer.
+    return [binary, "bench", "--on-request", "--model", name, "--image-size", str(pixels), "--batch-size", str(batch),
+            "--classes", str(classes), "--threads", str(threads), "--clip", "0"]
+
+
+def measure(case, binary, rounds, modes, save):
+    env = {**os.environ, "OMP_NUM_THREADS": str(CASES[case][4])}
+    programs = {"vitesse": Program(vitesse_command(binary, case))}
+    for mode in modes:
+        programs[mode] = Program([sys.executable, __file__, "--serve", case, mode], env)
+    samples = {key: [] for key in [*programs, "products"]}
+    for warmup in range(2):
+        for program in programs.values():
+            program.ask("step")
+    # Before the products: they touch memory the step does not.
+    for number in range(rounds):
+        for key, program in programs.items():
+            samples[key].append(program.ask("step"))
+        samples["products"].append(programs["vitesse"].ask("products"))
+        save(case, samples)
+    samples["resident"] = {key: program.peak_resident() for key, program in programs.items()}
+    for program in programs.values():
+        program.close()
+    save(case, samples)
+    return samples
+
+
+def reading(all_samples):
+    lines = ["| case | vitesse | PyTorch eager | PyTorch compile | ratio to the better | products alone | share of their rate | resident memory (vitesse / eager) |",
+             "|---|---|---|---|---|---|---|---|"]
+    for case, samples in all_samples.items():
+        name, pixels, batch, classes, threads = CASES[case]
+        middle = {k: statistics.median(v) for k, v in samples.items() if isinstance(v, list) and v}
+        peers = [middle[m] for m in ("eager", "compile") if m in middle]
+        rounds = [min(p) / v for v, *p in zip(samples["vitesse"], *[samples[m] for m in ("eager", "compile") if m in samples])]
+        show = lambda key: f"{1e3 * middle[key]:.0f} ms" if key in middle else "–"
+        resident = samples.get("resident", {})
+        memory = f"{resident['vitesse'] / 2**20:.0f} / {resident['eager'] / 2**20:.0f} MiB" if "eager" in resident else "–"
+        lines.append(f"| {name} {pixels} px, batch {batch}, {threads} thread{'s' * (threads > 1)} | {show('vitesse')} | {show('eager')} | "
+                     f"{show('compile')} | {min(peers) / middle['vitesse']:.2f}× (rounds {min(rounds):.2f}–{max(rounds):.2f}) | "
+                     f"{show('products')} | {100 * middle['products'] / middle['vitesse']:.1f}% | {memory} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--modes", default="eager,compile")
+    parser.add_argument("--vitesse", default="target/release/vitesse")
+    parser.add_argument("--serve", nargs=2)
+    args = parser.parse_args()
+    if args.serve:
+        return serve_torch(*args.serve)
+    import torch, torchvision
+    args.out.mkdir(parents=True, exist_ok=True)
+    record = {"command": "python " + " ".join(sys.argv), "machine": machine(), "torch": torch.__version__,
+              "torchvision": torchvision.__version__, "unit": "seconds a step", "samples": {}}
+
+    def save(case, samples):
+        record["samples"][case] = samples
+        (args.out / "samples.json").write_text(json.dumps(record, indent=1))
+
+    for case in args.cases.split(","):
+        measure(case, args.vitesse, args.rounds, args.modes.split(","), save)
+        print(reading(record["samples"]).splitlines()[-1], flush=True)
+    text = f"# {args.out.name}\n\n`{record['command']}` on {record['machine']}; PyTorch {record['torch']}, fp32, AdamW. Medians of {args.rounds} alternating rounds; raw samples in samples.json.\n\n"
+    (args.out / "README.md").write_text(text + reading(record["samples"]) + "\n")
+
+
+def machine():
+    model = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
+    return f"{os.cpu_count()} × {model}"
+
+
+if __name__ == "__main__":
+    main()

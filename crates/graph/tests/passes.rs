@@ -1,0 +1,393 @@
+//! Each pass alone, on graphs small enough to see through.
+
+#[path = "support/transformer.rs"]
+mod transformer;
+
+use graph::build::Linear;
+use graph::graph::{At, Node, Phase};
+use graph::op::{Lane, Pooling, Reduction};
+use graph::passes::{differentiate, fuse, narrow, peephole, place, recompute, schedule};
+use graph::plan::{Key, Place, Plan};
+use graph::{Builder, DType, Graph, GraphError, Init, Op, Recompute, Role, Shape, StateId, Type, ValueId};
+use transformer::{BATCH, WIDTH, forward};
+
+const F32: DType = DType::F32;
+
+fn layer(name: &str, out: usize) -> Linear<'_> {
+    Linear { name, out, weight: Init::Zeros, bias: Init::Zeros }
+}
+
+fn ops(graph: &Graph) -> Vec<String> {
+    let steps = graph.nodes.iter().filter(|n| !matches!(n.op, Op::Input | Op::Read { .. }));
+    steps.map(|n| n.op.name()).collect()
+}
+
+fn node<'a>(graph: &'a Graph, op: &Op) -> &'a Node {
+    graph.nodes.iter().find(|n| n.op == *op).unwrap_or_else(|| panic!("no {op:?}"))
+}
+
+fn names(graph: &Graph, values: &[ValueId]) -> Vec<String> {
+    values.iter().map(|v| graph.name(*v).to_string()).collect()
+}
+
+fn planned(graph: &Graph) -> Plan {
+    graph.check().unwrap();
+    let plan = place(graph, &schedule(graph), "test", Key::default(), &|_, _| 0);
+    plan.check().unwrap_or_else(|e| panic!("{e}\n{plan}"));
+    plan
+}
+
+// ---- fuse ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn linear_and_gelu_fuse_and_keep_both_values() {
+    let mut b = Builder::new(F32, true);
+    let x = b.input("x", F32, [2, 4]);
+    let pre = b.linear(x, layer("fc", 8));
+    let y = b.gelu(pre);
+    let graph = fuse(b.finish(&[y]).unwrap());
+    assert_eq!(ops(&graph), ["linear"]);
+    assert_eq!(node(&graph, &Op::Linear { bias: true, gelu: true }).outputs, [y, pre]);
+}
+
+#[test]
+fn linear_and_gelu_stay_apart_when_the_value_between_is_used() {
+    for as_output in [false, true] {
+        let mut b = Builder::new(F32, true);
+        let x = b.input("x", F32, [2, 4]);
+        let pre = b.linear(x, layer("fc", 8));
+        let y = b.gelu(pre);
+        let outputs = if as_output { vec![y, pre] } else { vec![b.add(y, pre)] };
+        let graph = fuse(b.finish(&outputs).unwrap());
+        assert!(ops(&graph).starts_with(&["linear".into(), "gelu".into()]), "{:?}", ops(&graph));
+    }
+}
+
+#[test]
+fn residual_and_norm_fuse_and_later_users_see_the_sum() {
+    let mut b = Builder::new(F32, true);
+    let x = b.input("x", F32, [2, 4]);
+    let r = b.input("r", F32, [2, 4]);
+    let sum = b.add(x, r);
+    let norm = b.layer_norm("norm", sum, 1e-6);
+    let y = b.add(sum, norm);
+    let graph = fuse(b.finish(&[y]).unwrap());
+    assert_eq!(ops(&graph), ["layer_norm", "add"]);
+    let fused = node(&graph, &Op::LayerNorm { eps: 1e-6, add: true });
+    assert_eq!((&fused.inputs[..2], &fused.outputs[..2]), (&[x, r][..], &[sum, norm][..]));
+    graph.check().unwrap();
+}
+
+#[test]
+fn residual_and_norm_stay_apart_when_the_sum_is_used_before() {
+    let mut b = Builder::new(F32, true);
+    let x = b.input("x", F32, [2, 4]);
+    let sum = b.add(x, x);
+    let early = b.scale(sum, 2.0);
+    let norm = b.layer_norm("norm", sum, 1e-6);
+    let y = b.add(early, norm);
+    let graph = fuse(b.finish(&[y]).unwrap());
+    assert_eq!(ops(&graph), ["add", "scale", "layer_norm", "add"]);
+}
+
+// ---- narrow ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn only_the_class_token_of_the_last_mlp_is_computed() {
+    let wide = forward(2, true).unwrap();
+    let graph = narrow(wide.clone()).unwrap();
+    graph.check().unwrap();
+    let shape_of = |layer: &str| {
+        let node =
+            graph.nodes.iter().rfind(|n| n.layer == layer && !matches!(n.op, Op::Pool { .. })).unwrap();
+        graph.ty(node.outputs[0]).shape.clone()
+    };
+    assert_eq!(shape_of("blocks.1.fc1"), Shape::from([BATCH, 4 * WIDTH]));
+    assert_eq!(shape_of("blocks.1.norm2"), Shape::from([BATCH, WIDTH]));
+    assert_eq!(shape_of("blocks.1.proj"), Shape::from([BATCH, WIDTH]));
+    // Attention needs the keys and values of all tokens; so does everything before it.
+    assert_eq!(shape_of("blocks.1.qkv"), Shape::from([BATCH, 17, 3 * WIDTH]));
+    assert_eq!(shape_of("blocks.0.fc1"), Shape::from([BATCH, 17, 4 * WIDTH]));
+    assert_eq!(names(&graph, &graph.outputs), names(&wide, &wide.outputs));
+    assert_eq!(graph.states, wide.states);
+}
+
+#[test]
+fn a_value_someone_else_reads_whole_stays_wide() {
+    let build = |kind, as_output| {
+        let mut b = Builder::new(F32, true);
+        let x = b.input("x", F32, [2, 5, 4]);
+        let wide = b.gelu(x);
+        let first = b.pool(wide, kind);
+        b.finish(&[first, wide][..if as_output { 2 } else { 1 }]).unwrap()
+    };
+    let narrowed = |kind, as_output| ops(&narrow(build(kind, as_output)).unwrap());
+    assert_eq!(narrowed(Pooling::First, false), ["pool", "gelu"]);
+    assert_eq!(narrowed(Pooling::First, true), ["gelu", "pool"]);
+    assert_eq!(narrowed(Pooling::Mean, false), ["gelu", "pool"]);
+}
+
+// ---- differentiate ---------------------------------------------------------------------------------------------
+
+/// x → fc → (gelu, scaled) → sum → head → loss, so that fc's result is used twice.
+fn forked() -> (Graph, ValueId) {
+    let mut b = Builder::new(F32, true);
+    let x = b.input("x", F32, [2, 4]);
+    let labels = b.input("labels", DType::I32, [2]);
+    let weights = b.input("weights", F32, [2]);
+    let fc = b.linear(x, layer("fc", 4));
+    let curved = b.gelu(fc);
+    let scaled = b.scale(fc, 2.0);
+    let sum = b.add(curved, scaled);
+    let logits = b.linear(sum, layer("head", 3));
+    let (loss, stats) = b.cross_entropy(logits, labels, weights, 0.0);
+    (b.finish(&[loss, stats]).unwrap(), loss)
+}
+
+#[test]
+fn gradients_of_a_value_used_twice_add_last_user_first() {
+    let (graph, loss) = forked();
+    let (graph, _) = differentiate(graph, loss).unwrap();
+    graph.check().unwrap();
+    let sum = graph.nodes.iter().find(|n| n.op == Op::Add && n.phase == Phase::Backward).unwrap();
+    let makers = graph.producers();
+    let maker = |v: ValueId| graph.nodes[makers[v.index()].unwrap()].op.name();
+    assert_eq!(sum.inputs.iter().map(|v| maker(*v)).collect::<Vec<_>>(), ["scale", "gelu_grad"]);
+    assert_eq!(graph.nodes.iter().filter(|n| matches!(n.op, Op::LinearGradW { .. })).count(), 2);
+}
+
+#[test]
+fn gradients_come_in_the_order_they_are_ready() {
+    let (graph, loss) = forked();
+    let (graph, gradients) = differentiate(graph, loss).unwrap();
+    let order: Vec<&str> = gradients.iter().map(|(s, _)| &graph.states[s.index()].name[..]).collect();
+    assert_eq!(order, ["head.weight", "head.bias", "fc.weight", "fc.bias"]);
+    let makers = graph.producers();
+    assert!(gradients.is_sorted_by_key(|(_, value)| makers[value.index()]));
+    for (state, gradient) in &gradients {
+        assert_eq!(graph.ty(*gradient), graph.state_type(*state));
+    }
+}
+
+#[test]
+fn an_op_without_a_backward_rule_is_named_with_its_layer() {
+    let mut graph = Graph::default();
+    let w = parameter(&mut graph, "w", [8]);
+    let at = At::new("half", Phase::Forward);
+    let loss = graph.push(Op::Cast { to: DType::F16 }, &[w], &at).unwrap()[0];
+    let error = differentiate(graph, loss).unwrap_err();
+    assert_eq!(error.to_string(), "half: cast has no backward rule");
+}
+
+fn parameter<const N: usize>(graph: &mut Graph, name: &str, shape: [usize; N]) -> ValueId {
+    let state = graph.add_state(name, Type::new(F32, shape), Role::Parameter(Init::Zeros));
+    graph.read(state)
+}
+
+fn state<const N: usize>(graph: &mut Graph, name: &str, shape: [usize; N]) -> (StateId, ValueId) {
+    let state = graph.add_state(name, Type::new(F32, shape), Role::Gradient);
+    (state, graph.read(state))
+}
+
+// ---- peephole --------------------------------------------------------------------------------------------------
+
+/// dy, x → dw, added to a state; `dw` is an output too if `also_output`.
+fn accumulated(also_output: bool) -> Graph {
+    let mut graph = Graph::default();
+    let (dy, x) = (parameter(&mut graph, "dy", [5, 3]), parameter(&mut graph, "x", [5, 4]));
+    let (sum, so_far) = state(&mut graph, "sum", [3, 4]);
+    let at = At::new("fc", Phase::Backward);
+    let op = Op::LinearGradW { shape: Shape::from([3, 4]), accumulate: false };
+    let dw = graph.push(op, &[dy, x], &at).unwrap()[0];
+    let total = graph.push(Op::Accumulate, &[so_far, dw], &at).unwrap()[0];
+    graph.assign(sum, total, Phase::Backward).unwrap();
+    graph.outputs.extend(also_output.then_some(dw));
+    graph
+}
+
+#[test]
+fn adding_to_the_gradient_so_far_folds_into_the_product() {
+    let graph = peephole(accumulated(false));
+    assert_eq!(ops(&graph), ["linear_grad_w", "assign"]);
+    let product = node(&graph, &Op::LinearGradW { shape: Shape::from([3, 4]), accumulate: true });
+    assert_eq!(names(&graph, &product.inputs), ["dy", "x", "sum"]);
+    assert_eq!(planned(&graph).steps.len(), 1);
+}
+
+#[test]
+fn a_gradient_someone_else_wants_is_not_folded() {
+    let graph = peephole(accumulated(true));
+    assert_eq!(ops(&graph), ["linear_grad_w", "accumulate", "assign"]);
+}
+
+#[test]
+fn the_bias_gradient_folds_into_the_gelu() {
+    let mut graph = Graph::default();
+    let (pre, dy) = (parameter(&mut graph, "pre", [5, 3]), parameter(&mut graph, "dy", [5, 3]));
+    let at = At::new("fc", Phase::Backward);
+    let dpre = graph.push(Op::GeluGrad { bias: false }, &[pre, dy], &at).unwrap()[0];
+    let db = graph.push(Op::ColumnSum { accumulate: false }, &[dpre], &at).unwrap()[0];
+    graph.outputs = vec![dpre, db];
+    let graph = peephole(graph);
+    assert_eq!(ops(&graph), ["gelu_grad"]);
+    assert_eq!(node(&graph, &Op::GeluGrad { bias: true }).outputs, [dpre, db]);
+}
+
+// ---- recompute -------------------------------------------------------------------------------------------------
+
+fn recomputed(depth: usize) -> Graph {
+    let graph = fuse(narrow(forward(depth, true).unwrap()).unwrap());
+    let loss = graph.find("loss").unwrap();
+    let (mut graph, gradients) = differentiate(graph, loss).unwrap();
+    graph.outputs.extend(gradients.iter().map(|(_, value)| *value));
+    recompute(graph, Recompute::Full).unwrap()
+}
+
+#[test]
+fn backward_uses_no_activation_of_a_block_but_its_borders() {
+    let graph = recomputed(3);
+    graph.check().unwrap();
+    let makers = graph.producers();
+    let mut borders = 0;
+    for user in graph.nodes.iter().filter(|n| matches!(n.phase, Phase::Backward | Phase::Recompute)) {
+        for input in &user.inputs {
+            let maker = &graph.nodes[makers[input.index()].unwrap()];
+            let activation =
+                maker.phase == Phase::Forward && !matches!(maker.op, Op::Input | Op::Read { .. });
+            // The last block, narrowed to its class token, is kept: its backward follows at once.
+            if activation && maker.layer.starts_with("blocks.") && !maker.layer.starts_with("blocks.2.") {
+                assert!(graph.borders.contains(input), "{} uses {}", user.layer, graph.name(*input));
+                borders += 1;
+            }
+        }
+    }
+    assert!(borders > 0);
+    let again =
+        |block: &str| graph.nodes.iter().any(|n| n.phase == Phase::Recompute && n.layer.starts_with(block));
+    assert_eq!(["blocks.0.", "blocks.1.", "blocks.2."].map(again), [true, true, false]);
+}
+
+#[test]
+fn copies_of_random_ops_draw_what_the_originals_drew() {
+    let graph = recomputed(3);
+    let random = |phase: Phase| {
+        let drawn = |n: &&Node| {
+            n.phase == phase && matches!(n.op, Op::Drop { .. } | Op::Attention { drop: Some(_), .. })
+        };
+        graph.nodes.iter().filter(drawn).map(|n| format!("{:?}", n.op)).collect::<Vec<_>>()
+    };
+    let (forward, again) = (random(Phase::Forward), random(Phase::Recompute));
+    assert!(!again.is_empty() && again.iter().all(|op| forward.contains(op)), "{forward:?}, {again:?}");
+}
+
+/// What ZeRO-3 relies on: a gather inside a block is an op like any other, and is repeated for backward.
+#[test]
+fn a_parameter_gathered_in_a_block_is_gathered_again() {
+    let mut graph = Graph::default();
+    let shard = parameter(&mut graph, "shard", [8]);
+    let x = parameter(&mut graph, "x", [2, 4]);
+    let at = At::new("block", Phase::Forward);
+    let first = graph.push(Op::Gelu, &[x], &at).unwrap()[0];
+    let flat = graph.push(Op::AllGather { ranks: 2 }, &[shard], &at).unwrap()[0];
+    let shapes = vec![Shape::from([4, 4])];
+    let weight = graph.push(Op::Unpack { shapes }, &[flat], &at).unwrap()[0];
+    let y = graph.push(Op::Linear { bias: false, gelu: false }, &[first, weight], &at).unwrap()[0];
+    let dx = graph.push(Op::LinearGradX, &[y, weight], &At::new("block", Phase::Backward)).unwrap()[0];
+    (graph.outputs, graph.borders) = (vec![dx], [first, y].into());
+    let graph = recompute(graph, Recompute::Full).unwrap();
+    let steps: Vec<_> = graph.nodes.iter().map(|n| (n.op.name(), n.phase)).collect();
+    let again =
+        [("all_gather", Phase::Recompute), ("unpack", Phase::Recompute), ("linear_grad_x", Phase::Backward)];
+    assert_eq!(steps[steps.len() - 3..], again.map(|(name, phase)| (name.to_string(), phase)));
+    // The weight is free between its two gathers.
+    planned(&graph);
+}
+
+// ---- schedule and place ----------------------------------------------------------------------------------------
+
+/// sum' = sum + x, with the old sum used again (or not) between that and the assign.
+fn summed(old_is_used_later: bool) -> Graph {
+    let mut graph = Graph::default();
+    let x = parameter(&mut graph, "x", [4]);
+    let (sum, so_far) = state(&mut graph, "sum", [4]);
+    let at = At::new("total", Phase::Update);
+    let total = graph.push(Op::Accumulate, &[so_far, x], &at).unwrap()[0];
+    if old_is_used_later {
+        let at = At::new("old", Phase::Update);
+        graph.outputs = graph.push(Op::Scale { factor: 2.0 }, &[so_far], &at).unwrap();
+    }
+    graph.assign(sum, total, Phase::Update).unwrap();
+    graph
+}
+
+#[test]
+fn an_assign_in_place_is_no_step() {
+    let plan = planned(&summed(false));
+    assert_eq!(plan.steps.len(), 1);
+    assert_eq!(plan.values[plan.steps[0].outputs[0]].place, Place::State(StateId(1)));
+    assert_eq!(plan.arena, 0);
+}
+
+#[test]
+fn an_assign_copies_when_the_old_value_is_needed_after_the_new_one_is_made() {
+    let plan = planned(&summed(true));
+    let steps: Vec<String> = plan.steps.iter().map(|s| s.op.name()).collect();
+    assert_eq!(steps, ["accumulate", "scale", "assign"]);
+    assert!(matches!(plan.values[plan.steps[0].outputs[0]].place, Place::Arena(_)));
+}
+
+#[test]
+fn a_state_is_not_read_after_its_assign() {
+    let mut graph = summed(false);
+    let so_far = graph.find("sum").unwrap();
+    graph.push(Op::Gelu, &[so_far], &At::new("late", Phase::Update)).unwrap();
+    let error = GraphError::ReadAfterAssign { state: "sum".into(), user: "gelu of late".into() };
+    assert_eq!(graph.check(), Err(error));
+}
+
+/// The assign of an exchange in place is no step, so it can't be what makes the compute lane wait.
+#[test]
+fn a_state_reduced_in_place_is_waited_for_by_its_users_only() {
+    let mut graph = Graph::default();
+    let x = parameter(&mut graph, "x", [4]);
+    let (sum, own) = state(&mut graph, "sum", [4]);
+    let at = |name: &str| At::new(name, Phase::Update);
+    let op = Op::AllReduce { reduction: Reduction::Sum, ranks: 2 };
+    let all = graph.push(op, &[own], &at("all")).unwrap()[0];
+    graph.assign(sum, all, Phase::Update).unwrap();
+    let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
+    graph.outputs = graph.push(Op::Add, &[beside, all], &at("after")).unwrap();
+    let plan = planned(&graph);
+    let steps: Vec<_> = plan.steps.iter().map(|s| (s.op.name(), s.lane, s.waits.clone())).collect();
+    let expected = [
+        ("all_reduce", Lane::Comm, vec![]),
+        ("gelu", Lane::Compute, vec![]),
+        ("add", Lane::Compute, vec![0]),
+    ];
+    assert_eq!(steps, expected.map(|(name, lane, waits)| (name.to_string(), lane, waits)));
+}
+
+#[test]
+fn lanes_may_read_the_same_state_side_by_side() {
+    let mut graph = Graph::default();
+    let x = parameter(&mut graph, "x", [4]);
+    let at = |name: &str| At::new(name, Phase::Update);
+    let all = graph.push(Op::AllGather { ranks: 2 }, &[x], &at("all")).unwrap()[0];
+    let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
+    graph.outputs = vec![all, beside];
+    assert!(planned(&graph).steps.iter().all(|step| step.waits.is_empty()));
+}
+
+// ---- text ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn compiled_plans_survive_their_text() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        for plan in transformer::program(2, recompute).plans() {
+            let text = plan.to_string();
+            let parsed: Plan = text.parse().unwrap_or_else(|e| panic!("{recompute:?}, {}: {e}", plan.name));
+            assert_eq!(parsed.check(), Ok(()), "{recompute:?}, {}", plan.name);
+            assert_eq!(parsed.to_string(), text, "{recompute:?}, {}", plan.name);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Plans written by hand, one for each question the design had to answer, and what happens to each when a detail of
+//! it is wrong. A file may hold several plans of one run; its comments say what to look for.
+
+#[path = "support/simulator.rs"]
+mod simulator;
+
+use graph::Plan;
+use graph::op::Lane;
+use simulator::simulate;
+
+const SYNC_BATCH_NORM: &str = include_str!("plans/sync-batch-norm.plan");
+const ZERO2: &str = include_str!("plans/zero2-accumulation.plan");
+const ZERO3: &str = include_str!("plans/zero3-recompute.plan");
+const FP16: &str = include_str!("plans/fp16-skipped-step.plan");
+const PARTIAL_EVAL: &str = include_str!("plans/partial-eval-batch.plan");
+const TWO_LOSSES: &str = include_str!("plans/two-losses-channels-last.plan");
+
+fn plans(text: &str) -> Vec<Plan> {
+    let starts = text.match_indices("\nplan ").map(|(at, _)| at + 1);
+    let starts: Vec<usize> = starts.chain([text.len()]).collect();
+    let parse = |w: &[usize]| text[w[0]..w[1]].parse().unwrap_or_else(|e| panic!("{e}"));
+    starts.windows(2).map(parse).collect()
+}
+
+/// The file is what the program prints, comments and blank lines aside, and every plan in it can be run, whichever step
+/// is slow; where it has two lanes, they do run side by side.
+fn holds(text: &str) {
+    let plans = plans(text);
+    let written: Vec<&str> = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let printed: String = plans.iter().map(ToString::to_string).collect();
+    assert_eq!(printed.lines().collect::<Vec<_>>(), written);
+    assert!(text.starts_with("# "), "a plan says what it shows");
+    for plan in plans {
+        plan.check().unwrap_or_else(|e| panic!("{}: {e}", plan.name));
+        let mut side_by_side = 0;
+        for slow in 0..plan.steps.len() {
+            let durations: Vec<u64> =
+                (0..plan.steps.len()).map(|s| if s == slow { 1000 } else { 1 }).collect();
+            let run = simulate(&plan, &durations).unwrap_or_else(|e| panic!("{}: {e}", plan.name));
+            side_by_side += run.side_by_side;
+        }
+        assert_eq!(side_by_side > 0, plan.steps.iter().any(|s| s.lane == Lane::Comm), "{}", plan.name);
+    }
+}
+
+/// With `from`, which stands in the text once, turned into `to`, the file is refused for the reason given.
+fn refused(text: &str, from: &str, to: &str, why: &str) {
+    assert_eq!(text.matches(from).count(), 1, "'{from}' should be there once");
+    let error = plans(&text.replace(from, to)).iter().find_map(|plan| plan.check().err());
+    let error = error.unwrap_or_else(|| panic!("'{from}' → '{to}' passes")).to_string();
+    assert!(error.starts_with(why), "'{from}' → '{to}': {error}");
+}
+
+#[test]
+fn sync_batch_norm() {
+    holds(SYNC_BATCH_NORM);
+    let refused = |from, to, why| refused(SYNC_BATCH_NORM, from, to, why);
+    // Forward: the norm would use moments still on their way, or one rank's only.
+    refused(
+        "momentum=0.1 wait=2",
+        "momentum=0.1",
+        "step 3 (running_moments, bn1): bn1.moments.all may not be",
+    );
+    refused(
+        "batch_norm(conv1, bn1.moments.all,",
+        "batch_norm(conv1, bn1.moments,",
+        "step 4 (batch_norm, bn1)",
+    );
+    // Backward: the sums would be reduced in place while the gradients of γ and β are taken from them.
+    refused(
+        "d.bn1.sums.all f32[2,16] @78208",
+        "d.bn1.sums.all f32[2,16] @78080",
+        "step 15 (unpack, bn1): d.bn1.sums is not there",
+    );
+    refused(
+        "eps=0.00001 wait=14",
+        "eps=0.00001",
+        "step 18 (batch_norm_grad, bn1): d.bn1.sums.all may not be",
+    );
+    refused(
+        "bn1.running f32[2,16]",
+        "bn1.running f32[2,8]",
+        "step 3 (running_moments, bn1): needs the moments",
+    );
+    refused(
+        "moments.all f32[3,16]",
+        "moments.all f32[2,16]",
+        "step 2 (all_reduce, bn1): gives f32[3,16], not",
+    );
+    refused(
+        "$bn1.weight.grad = accumulate($bn1.weight.grad,",
+        "$bn1.bias.grad = accumulate($bn1.bias.grad,",
+        "step 17 (accumulate, bn1): bn1.bias.grad is written a second time",
+    );
+    refused("2 comm bn1", "2 compute bn1", "step 2 (all_reduce, bn1): runs on the comm lane");
+}
+
+/// Evaluation normalises by the running moments, which hold mean and variance, where training has sums and a count.
+#[test]
+fn batch_norm_takes_running_moments() {
+    let text = "plan eval batch=8 height=1 width=1 arena=1024\n\
+        state bn.weight f32[16] {\"parameter\":\"ones\"}\n\
+        state bn.bias f32[16] {\"parameter\":\"zeros\"}\n\
+        state bn.running f32[2,16] \"running\"\n\
+        input x f32[8,16] @0\n\
+        0 compute bn f32[8,16] @512 = batch_norm(x, $bn.running, $bn.weight, $bn.bias) eps=1e-5 ; forward bn\n\
+        output bn\n";
+    assert_eq!(text.parse::<Plan>().unwrap().check(), Ok(()));
+    let eight = text.replace("f32[2,16]", "f32[2,8]").parse::<Plan>().unwrap().check().unwrap_err();
+    let why = "step 0 (batch_norm, bn): the moments are f32[2,8], for 16 channels";
+    assert_eq!(eight.to_string(), why);
+}
+
+#[test]
+fn zero2_accumulation() {
+    holds(ZERO2);
+    let refused = |from, to, why| refused(ZERO2, from, to, why);
+    // A bucket on its way keeps its bytes, though its lane has gone on.
+    refused(
+        "d.fc1 bf16[16,64] @9728",
+        "d.fc1 bf16[16,64] @7808",
+        "step 10 (linear_grad_x, fc2): writes over bucket.0, which step 9 may still use",
+    );
+    refused(
+        "ranks=4 wait=8 ",
+        "ranks=4 ",
+        "step 9 (reduce_scatter, bucket.0): bucket.0 may not be written yet",
+    );
+    refused("to=\"f32\" wait=9", "to=\"f32\"", "step 15 (cast, bucket.0): bucket.0.shard may not be written");
+    refused(
+        "state bucket.1.grad f32[544] \"gradient\"\nstate stats",
+        "state bucket.1.grad f32[2176] \"gradient\"\nstate stats",
+        "step 18 (accumulate, bucket.1): needs equal types",
+    );
+    refused("d.fc2.bias) align=128", "d.fc2.bias) align=6", "step 8 (pack, bucket.0): gives bf16[654], not");
+    // The update.
+    refused("[[1],[4]] wait=2", "[[1],[4]]", "step 3 (unpack, norm): sums.all may not be written yet");
+    refused("[[10,64],[10]] wait=8", "[[10,64],[10]]", "step 12 (unpack, bucket.0): bucket.0.all may not be");
+    refused("$fc1.weight, $fc1.bias =", "$fc1.weight, $fc2.bias =", "step 13 (unpack, bucket.1): gives");
+    refused(
+        "13 compute $fc1.weight, $fc1.bias = unpack(bucket.1.all) shapes=[[64,32],[64]]",
+        "13 compute $fc2.weight, $fc2.bias = unpack(bucket.1.all) shapes=[[10,64],[10]]",
+        "step 13 (unpack, bucket.1): fc2.weight is written a second time",
+    );
+    refused(
+        "8 comm bucket.0.all",
+        "8 copy bucket.0.all",
+        "step 8 (all_gather, bucket.0): runs on the comm lane",
+    );
+}
+
+#[test]
+fn zero3_recompute() {
+    holds(ZERO3);
+    let refused = |from, to, why| refused(ZERO3, from, to, why);
+    // The wait that is there for memory alone.
+    refused(
+        "ranks=4 wait=10",
+        "ranks=4",
+        "step 11 (all_gather, block.0): writes over memory, which step 1 may still use",
+    );
+    refused(
+        "ranks=4 wait=10",
+        "ranks=4 wait=9",
+        "step 11 (all_gather, block.0): writes over d.block.1, which step 10 may still use",
+    );
+    refused(
+        "ranks=4 wait=10",
+        "ranks=4 wait=12",
+        "step 11 (all_gather, block.0): waits for step 12, which comes",
+    );
+    // The parameters gathered for forward are gone by the time backward wants them.
+    refused(
+        "unpack(again.block.0.flat)",
+        "unpack(block.0.flat)",
+        "step 16 (unpack, block.0): block.0.flat is not",
+    );
+    refused("wait=11", "wait=2", "step 16 (unpack, block.0): again.block.0.flat may not be written yet");
+    refused(
+        "block.1.flat f32[4160] @37632",
+        "block.1.flat f32[4160] @20992",
+        "step 2 (all_gather, block.1): writes over block.0.weight, which step 1 may still use",
+    );
+    refused(
+        "state block.0.shard f32[1040]",
+        "state block.0.shard f32[1041]",
+        "step 0 (all_gather, block.0): gives",
+    );
+    refused(
+        "$block.0.grad = accumulate($block.0.grad,",
+        "$block.1.grad = accumulate($block.1.grad,",
+        "step 23 (accumulate, block.0): block.1.grad is written a second time",
+    );
+    refused(
+        "0 comm block.0.flat",
+        "0 compute block.0.flat",
+        "step 0 (all_gather, block.0): runs on the comm lane",
+    );
+}
+
+#[test]
+fn fp16_skipped_step() {
+    holds(FP16);
+    let refused = |from, to, why| refused(FP16, from, to, why);
+    // A scale without its count of good steps.
+    refused(
+        "state loss_scale f32[2] \"loss_scale\"\n0",
+        "state loss_scale f32[1] \"loss_scale\"\n0",
+        "step 3 (clip, control): needs the loss scale of shape [2]",
+    );
+    // Gradients of one precision, masters of another.
+    refused(
+        "master, fc.weight.f32,",
+        "master, $fc.weight.grad,",
+        "step 5 (adamw, fc.weight): needs equal types",
+    );
+    refused(
+        "= assign(fc.weight.half)",
+        "= assign(fc.weight.f32)",
+        "step 8 (assign, fc.weight): writes f32[64,32]",
+    );
+    refused(
+        "$fc.bias = assign(fc.bias",
+        "$fc.weight = assign(fc.bias",
+        "step 10 (assign, fc.bias): writes f16[64]",
+    );
+    refused(
+        "$loss_scale = loss_scale($loss_scale, control) window=1000",
+        "$applied = advance($applied, control)",
+        "step 11 (advance, loss_scale): applied is written a second time",
+    );
+    // The new bias would lie where AdamW still finds the weight's gradient.
+    refused(
+        "norm f32[1] @8448",
+        "norm f32[1] @8188",
+        "step 2 (sum_squares, norm): writes over fc.weight.f32, which",
+    );
+    refused(
+        "fc.weight.half f16[64,32] @8704",
+        "fc.weight.half f16[64,32] @8705",
+        "step 7 (cast, fc.weight): fc.w",
+    );
+    refused(
+        "fc.weight.half f16[64,32] @8704",
+        "fc.weight.half f16[64,32] @8832",
+        "step 7 (cast, fc.weight): reaches",
+    );
+    refused(
+        "loss f32[] @3328, ",
+        "loss f16[] @3328, ",
+        "step 1 (cross_entropy, loss): gives f32[], f32[4], not",
+    );
+    refused("output control", "output norm\noutput fc.weight.f32", "output fc.weight.f32 is overwritten");
+    refused("11 compute", "11 copy", "step 11 (loss_scale, loss_scale): runs on the compute lane");
+}
+
+#[test]
+fn partial_eval_batch() {
+    holds(PARTIAL_EVAL);
+    let refused = |from, to, why| refused(PARTIAL_EVAL, from, to, why);
+    // A weight for each of eight samples, real or not.
+    refused(
+        "weights f32[8]",
+        "weights f32[5]",
+        "step 6 (cross_entropy, loss): logits are f32[8,10], but weights",
+    );
+    refused(
+        "labels i32[8]",
+        "labels f32[8]",
+        "step 6 (cross_entropy, loss): logits are f32[8,10], but labels",
+    );
+    refused(
+        "loss.stats f32[4]",
+        "loss.stats f32[8]",
+        "step 6 (cross_entropy, loss): gives f32[], f32[4], not",
+    );
+    refused("weights f32[8] @6272", "weights f32[8] @6160", "input weights: lies over labels");
+    refused("weights f32[8] @6272", "weights f32[8] @14568", "input weights: reaches byte 14600 of an arena");
+    refused("head f32[8,10] @0", "head f32[8,10] @6144", "step 6 (cross_entropy, loss): labels is not there");
+    refused(
+        "loss f32[] @384",
+        "loss f32[] @316",
+        "step 6 (cross_entropy, loss): writes over head, which step 6",
+    );
+    refused("5 compute head", "5 comm head", "step 5 (linear, head): runs on the compute lane");
+}
+
+#[test]
+fn two_losses_channels_last() {
+    holds(TWO_LOSSES);
+    let refused = |from, to, why| refused(TWO_LOSSES, from, to, why);
+    // One weight per pixel, not per image.
+    refused("weights f32[2,16,16]", "weights f32[2]", "step 5 (cross_entropy, main.loss): logits are");
+    refused(
+        "head.full f32[2,16,16,6] @23552",
+        "head.full f32[2,6,16,16] @23552",
+        "step 2 (resize, head): gives",
+    );
+    // The first gradient to arrive must stay until the second is there.
+    refused(
+        "d.feat.head f32[2,8,8,16] @26624",
+        "d.feat.head f32[2,8,8,16] @49152",
+        "step 22 (add, conv): d.feat.aux is not there",
+    );
+    refused(
+        "d.head f32[2,8,8,6] @23552",
+        "d.head f32[2,8,8,6] @18432",
+        "step 19 (linear_grad_w, head): feat is not",
+    );
+    refused(
+        "(d.feat, images) window={\"stride\":2,\"pad\":1}",
+        "(d.feat, images) window={\"stride\":1,\"pad\":1}",
+        "step 23 (conv_grad_w, conv): dy f32[2,8,8,16] doesn't come from f32[2,16,16,4]",
+    );
+    refused(
+        "$head.bias.grad = column_sum(d.head, $head.bias.grad)",
+        "$aux.bias.grad = column_sum(d.head, $aux.bias.grad)",
+        "step 20 (column_sum, head): aux.bias.grad is written a second time",
+    );
+    refused("8 compute loss", "8 comm loss", "step 8 (add, loss): runs on the compute lane");
+}
