@@ -229,7 +229,7 @@ fn fp16_skipped_step() {
         "$applied = advance($applied, control)",
         "step 11 (advance, loss_scale): applied is written a second time",
     );
-    // The new bias would lie where AdamW still finds the weight's gradient.
+    // Into the end of what it sums; off the grid of its type; past the end of the arena.
     refused(
         "norm f32[1] @8448",
         "norm f32[1] @8188",
