@@ -4,13 +4,20 @@ use graph::passes::ALIGN;
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::Range;
 
-/// Large blocks start at huge-page borders, so that the kernel can back them with huge pages.
-const HUGE_PAGE: usize = 2 << 20;
-
 /// A zeroed block of memory, shared by the steps that the plan keeps apart.
 pub struct Block {
-    ptr: *mut u8,
+    /// What the allocator gave, with room to start at a border.
+    start: *mut u8,
     layout: Layout,
+    /// The first byte used, at a border.
+    ptr: *mut u8,
+    bytes: usize,
+}
+
+/// Large blocks start at the border of a huge page, so that the kernel can back them with huge pages.
+fn border(bytes: usize) -> usize {
+    const HUGE_PAGE: usize = 2 << 20;
+    if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGN }
 }
 
 // SAFETY: a block is plain memory; who may touch which part when is decided by the plan (see `Executor::run`).
@@ -20,22 +27,25 @@ unsafe impl Sync for Block {}
 
 impl Block {
     pub fn new(bytes: usize) -> Self {
-        let align = if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
-        let size = bytes.max(ALIGN);
-        let Ok(layout) = Layout::from_size_align(size, align) else {
+        let bytes = bytes.max(ALIGN);
+        // Room to start at the next border, whatever address comes: an aligned allocation would be zeroed by hand,
+        // page by small page, where a plain large one comes zeroed from the kernel and untouched.
+        let Ok(layout) = Layout::from_size_align(bytes + border(bytes), 16) else {
             handle_alloc_error(Layout::new::<u8>());
         };
         // SAFETY: the layout's size is not zero.
-        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
-        if ptr.is_null() {
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        if start.is_null() {
             handle_alloc_error(layout);
         }
-        advise_huge_pages(ptr, size);
-        Block { ptr, layout }
+        // SAFETY: the shift is less than a border, for which there is room.
+        let ptr = unsafe { start.add(start.align_offset(border(bytes))) };
+        advise_huge_pages(ptr, bytes);
+        Block { start, layout, ptr, bytes }
     }
 
     pub fn bytes(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 
     /// A view of `len` elements at byte `offset`.
@@ -49,13 +59,13 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
-        unsafe { std::alloc::dealloc(self.ptr, self.layout) };
+        unsafe { std::alloc::dealloc(self.start, self.layout) };
     }
 }
 
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(ptr: *mut u8, bytes: usize) {
-    if bytes >= HUGE_PAGE {
+    if border(bytes) > ALIGN {
         // SAFETY: the range is our own allocation, and the advice changes no content. Failure costs only speed.
         unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
     }

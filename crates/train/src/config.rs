@@ -80,6 +80,13 @@ impl Resolved {
 
 impl Raw {
     pub fn resolve(self) -> Result<Resolved, TrainError> {
+        let run = self.resolve_without_data()?;
+        Synthetic::new(run.train_set)?;
+        Ok(run)
+    }
+
+    /// For commands that plan or time a step and read no data: the set is not asked whether it can be had.
+    pub fn resolve_without_data(self) -> Result<Resolved, TrainError> {
         let (model, vit) = self.vit()?;
         let (train_set, test_set) = self.sets(&vit)?;
         let batch = at_least_one("batch-size", self.batch_size.unwrap_or(64))?;
@@ -117,8 +124,7 @@ impl Raw {
         })
     }
 
-    /// The model alone, for commands that need no data.
-    pub fn vit(&self) -> Result<(String, Vit), TrainError> {
+    fn vit(&self) -> Result<(String, Vit), TrainError> {
         let model = self.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_string());
         let image = self.image_size.unwrap_or(DEFAULT_IMAGE);
         let mut vit = Vit::named(&model, image, self.channels.unwrap_or(3), self.classes.unwrap_or(10))?;
@@ -146,7 +152,6 @@ impl Raw {
             seed: self.seed.unwrap_or(0),
         };
         let test = SyntheticSpec { split: Split::Test, len: test_len, ..train };
-        Synthetic::new(train)?;
         Ok((train, test))
     }
 

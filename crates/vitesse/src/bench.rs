@@ -7,7 +7,7 @@ use std::io::{BufRead, Write};
 use train::bench::StepBench;
 
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let run = args.step.raw(args.model.raw()).resolve()?;
+    let run = args.step.raw(args.model.raw()).resolve_without_data()?;
     let mut bench = StepBench::new(&run)?;
     if args.on_request {
         return serve(&mut bench);

@@ -10,6 +10,7 @@ mod train_command;
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
+    end_quietly_when_the_reader_leaves();
     let result = match args::Cli::parse().command {
         args::Command::Train(args) => train_command::run(args),
         args::Command::Eval(args) => evaluate::run(args),
@@ -22,5 +23,14 @@ fn main() -> std::process::ExitCode {
             eprintln!("vitesse: {error:#}");
             std::process::ExitCode::FAILURE
         }
+    }
+}
+
+/// `vitesse plan --which last | head` should end like any other program, not with a panic.
+fn end_quietly_when_the_reader_leaves() {
+    #[cfg(unix)]
+    // SAFETY: sets a signal back to its default before any thread is started.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use train::session::program;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let run = args.step.raw(args.model.raw()).resolve()?;
+    let run = args.step.raw(args.model.raw()).resolve_without_data()?;
     let program = program(&run)?;
     match (args.which, args.json) {
         (Some(which), true) => println!("{}", pick(&program, which).to_json()),

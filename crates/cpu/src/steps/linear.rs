@@ -33,6 +33,12 @@ fn weight_tile(m: usize, n: usize) -> (usize, usize) {
     if m >= 2048 { (m.div_ceil(m / 520).next_multiple_of(4), n) } else { (m, share(n, 4)) }
 }
 
+/// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
+fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
+    let parts = if o.max(i) < 512 { 2 } else { 4 };
+    if o >= i { (share(o, parts), i) } else { (o, share(i, parts)) }
+}
+
 /// About `parts` equal shares of `n`, each a multiple of 16 (a vector of f32).
 fn share(n: usize, parts: usize) -> usize {
     n.div_ceil(parts).next_multiple_of(16)
@@ -109,18 +115,20 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
     let (dy, x, dw) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
     let add = accumulate && cx.header.accumulate;
     let so_far = add.then(|| cx.input(2).data).filter(|v| !v.same_place(&dw));
-    by_tiles(cx, (o, i), (share(o, 4), i), |tile| {
-        let rows = tile.rows.start * i..tile.rows.end * i;
+    by_tiles(cx, (o, i), gradient_tile(o, i), |tile| {
         if let Some(so_far) = so_far {
-            // SAFETY: tiles don't overlap, and the old sum lies elsewhere.
-            let (old, new) = unsafe { (so_far.part(rows.clone()).read(), dw.part(rows.clone()).write()) };
-            new.copy_from_slice(old);
+            each_run(&tile, i, |run, _| {
+                // SAFETY: tiles don't overlap, and the old sum lies elsewhere.
+                let (old, new) = unsafe { (so_far.part(run.clone()).read(), dw.part(run).write()) };
+                new.copy_from_slice(old);
+            });
         }
         // SAFETY: tiles don't overlap; dy and x are only read and don't overlap dw.
         unsafe {
-            let c = Matrix::rows(dw.at(rows.start), i);
+            let c = Matrix::rows(dw.at(tile.rows.start * i + tile.cols.start), i);
             let a = Matrix::rows(dy.at(tile.rows.start), o).transposed();
-            product((tile.rows.len(), i, m), c, a, Matrix::rows(x.at(0), i), add);
+            let b = Matrix::rows(x.at(tile.cols.start), i);
+            product((tile.rows.len(), tile.cols.len(), m), c, a, b, add);
         }
     });
 }
