@@ -265,7 +265,7 @@ fn bind<T: Float>(plan: &Plan, arena: &Block, states: &[View<T>]) -> Result<Vec<
         Ok(Operand { data, ints, shape })
     };
     let bound = plan.steps.iter().map(|step| {
-        if !steps::supports(&step.op) {
+        if !steps::supports(&step.op, step.inputs.len()) {
             return Err(CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() });
         }
         let mut outputs: Vec<Operand<T>> = step.outputs.iter().map(operand).collect::<Result<_, _>>()?;

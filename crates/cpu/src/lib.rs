@@ -3,6 +3,7 @@
 //! `executor.rs` binds a program to memory and walks its steps, `steps/` cuts each op into pieces for the thread pool,
 //! `kernels/` holds the arithmetic of a piece, `product.rs` the matrix products.
 
+pub mod ceilings;
 mod executor;
 pub mod kernels;
 mod memory;

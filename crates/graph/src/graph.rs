@@ -328,7 +328,7 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::Attention { .. } => &["", "lse"],
         Op::CrossEntropy { .. } => &["", "stats"],
         Op::LayerNormGrad { .. } => &["x", "weight", "bias"],
-        Op::LinearGradX => &["x"],
+        Op::LinearGradX { .. } => &["x", "bias"],
         Op::LinearGradW { .. } => &["weight"],
         Op::ColumnSum { .. } => &["bias"],
         Op::GeluGrad { .. } => &["pre", "bias"],

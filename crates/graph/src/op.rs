@@ -97,8 +97,12 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         gelu: bool,
     },
-    /// dy (..,O), w (O,I) → dx (..,I).
-    LinearGradX,
+    /// dy (..,O), w (O,I) → dx (..,I). With `gelu` also through the GELU before the layer:
+    /// dy, w, pre (..,I) → dpre (..,I), column sums of dpre (I).
+    LinearGradX {
+        #[serde(default, skip_serializing_if = "is_false")]
+        gelu: bool,
+    },
     /// dy (..,O), x (..,I) [, sum so far] → dw (of `shape`, O first).
     LinearGradW {
         shape: Shape,
@@ -358,7 +362,7 @@ impl Op {
 
     /// Whether the op is a matrix product (what "products alone" in the benchmarks means).
     pub fn is_product(&self) -> bool {
-        matches!(self, Op::Linear { .. } | Op::LinearGradX | Op::LinearGradW { .. })
+        matches!(self, Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. })
     }
 }
 

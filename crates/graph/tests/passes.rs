@@ -292,7 +292,9 @@ fn a_parameter_gathered_in_a_block_is_gathered_again() {
     let shapes = vec![Shape::from([4, 4])];
     let weight = graph.push(Op::Unpack { shapes }, &[flat], &at).unwrap()[0];
     let y = graph.push(Op::Linear { bias: false, gelu: false }, &[first, weight], &at).unwrap()[0];
-    let dx = graph.push(Op::LinearGradX, &[y, weight], &At::new("block", Phase::Backward)).unwrap()[0];
+    let dx = graph
+        .push(Op::LinearGradX { gelu: false }, &[y, weight], &At::new("block", Phase::Backward))
+        .unwrap()[0];
     (graph.outputs, graph.borders) = (vec![dx], [first, y].into());
     let graph = recompute(graph, Recompute::Full).unwrap();
     let steps: Vec<_> = graph.nodes.iter().map(|n| (n.op.name(), n.phase)).collect();

@@ -12,6 +12,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     if args.on_request {
         return serve(&mut bench);
     }
+    let ceilings = cpu::ceilings::measure(run.threads)?;
     for _ in 0..2 {
         bench.step();
         bench.products();
@@ -30,6 +31,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             "model": run.model, "image_size": run.vit.image, "batch_size": run.batch, "threads": run.threads,
             "step_seconds": steps, "product_seconds": products, "flops": flops,
             "images_per_second": run.batch as f64 / step, "products_share": product / step,
+            "ceiling_flops": ceilings.flops, "ceiling_bytes": ceilings.bytes,
+            "kinds": times.iter().map(kind_json).collect::<Vec<_>>(),
         });
         println!("{report}");
         return Ok(());
@@ -48,9 +51,18 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         1e3 * product,
         100.0 * product / step
     );
+    println!(
+        "ceilings of this machine: {:.0} GFLOP/s for products in cache, {:.1} GB/s copying memory",
+        ceilings.flops / 1e9,
+        ceilings.bytes / 1e9
+    );
     let wall: f64 = steps.iter().sum();
-    table::print_account(&table::account(&times, wall, 0.0), wall);
+    table::print_account(&table::account(&times, wall, 0.0), wall, Some(ceilings));
     Ok(())
+}
+
+fn kind_json(time: &cpu::StepTime) -> serde_json::Value {
+    json!({"op": time.op, "phase": time.phase.name(), "seconds": time.seconds, "flops": time.flops, "bytes": time.bytes})
 }
 
 /// `step` and `products` each run once and answer with seconds.

@@ -109,7 +109,7 @@ fn print_summary(summary: &Summary) {
     }
     println!("where the time went:");
     let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
-    table::print_account(&rows, summary.training_seconds);
+    table::print_account(&rows, summary.training_seconds, None);
 }
 
 fn summary_json(summary: &Summary) -> serde_json::Value {

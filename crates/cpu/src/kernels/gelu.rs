@@ -42,6 +42,18 @@ simd! {
         }
     }
 
+    /// dx ∘= the slope at pre, and dbias_acc += the column sums of `dx`.
+    pub fn gelu_grad_in_place<T, FMA>(pre: &[T], dx: &mut [T], dbias_acc: &mut [T]) {
+        let cols = dbias_acc.len();
+        assert!(pre.len() == dx.len() && dx.len().is_multiple_of(cols), "gelu_grad_in_place: shapes differ");
+        for (dx, pre) in dx.chunks_exact_mut(cols).zip(pre.chunks_exact(cols)) {
+            for ((dx, &pre), dbias) in dx.iter_mut().zip(pre).zip(dbias_acc.iter_mut()) {
+                *dx *= slope_of::<T, FMA>(pre);
+                *dbias += *dx;
+            }
+        }
+    }
+
     /// [`gelu_grad`], and dbias_acc += the column sums of `dx`.
     pub fn gelu_grad_bias<T, FMA>(pre: &[T], dy: &[T], dx: &mut [T], cols: usize, dbias_acc: &mut [T]) {
         assert!(pre.len() == dx.len() && dy.len() == dx.len(), "gelu_grad_bias: lengths differ");
@@ -111,6 +123,11 @@ mod tests {
                 want.iter().enumerate().for_each(|(i, dx)| sums[i % cols] += dx);
                 assert_close(&dx, &want, 1e-6, &format!("dx {level:?}"));
                 assert_close(&dbias, &sums, 1e-6, &format!("dbias {level:?}"));
+
+                let (mut in_place, mut dbias) = (narrow(&dy), narrow(&bias));
+                gelu_grad_in_place(&pre32, &mut in_place, &mut dbias);
+                assert_close(&in_place, &want, 1e-6, &format!("dx in place {level:?}"));
+                assert_close(&dbias, &sums, 1e-6, &format!("dbias in place {level:?}"));
             }
         });
     }

@@ -19,21 +19,15 @@ fn queries_in_block(tokens: usize) -> usize {
     (BLOCK / tokens.max(1)).clamp(1, tokens)
 }
 
-fn block_elements(qkv: &Type) -> (usize, usize) {
-    let tokens = qkv.shape.0[1];
-    (queries_in_block(tokens), tokens)
+/// Elements of scratch: keys by columns and the scores of a block, for each thread.
+pub fn forward_scratch(qkv: &Type, heads: usize, threads: usize) -> usize {
+    threads * Sizes::of(&qkv.shape, heads).forward_elements()
 }
 
-/// Elements of scratch: the scores of a block for each thread.
-pub fn forward_scratch(qkv: &Type, threads: usize) -> usize {
-    let (r, t) = block_elements(qkv);
-    threads * r * t
-}
-
-/// Elements of scratch: probabilities, their gradients and one number a query, for each thread.
-pub fn backward_scratch(qkv: &Type, threads: usize) -> usize {
-    let (r, t) = block_elements(qkv);
-    threads * (2 * r * t + r)
+/// Elements of scratch: keys and values by columns, probabilities, their gradients and one number a query, for each
+/// thread.
+pub fn backward_scratch(qkv: &Type, heads: usize, threads: usize) -> usize {
+    threads * Sizes::of(&qkv.shape, heads).backward_elements()
 }
 
 #[derive(Clone, Copy)]
@@ -49,6 +43,43 @@ impl Sizes {
     fn of(qkv: &Shape, heads: usize) -> Self {
         let (batch, tokens, channels) = (qkv.0[0], qkv.0[1], qkv.0[2] / 3);
         Sizes { batch, tokens, channels, heads, head: channels / heads }
+    }
+
+    fn block(&self) -> usize {
+        queries_in_block(self.tokens) * self.tokens
+    }
+
+    fn head_elements(&self) -> usize {
+        self.tokens * self.head
+    }
+
+    fn forward_elements(&self) -> usize {
+        self.head_elements() + self.block()
+    }
+
+    fn backward_elements(&self) -> usize {
+        2 * self.head_elements() + 2 * self.block() + queries_in_block(self.tokens)
+    }
+
+    /// Writes keys (1) or values (2) of a head by columns, (D,T): as the right side of a product they would be packed
+    /// one element at a time.
+    ///
+    /// # Safety
+    /// `qkv` is only read, and `out` is the caller's own.
+    unsafe fn by_columns<T: Float>(
+        &self,
+        qkv: View<T>,
+        which: usize,
+        b: usize,
+        h: usize,
+        out: View<T>,
+    ) -> Matrix<T> {
+        let start = b * self.tokens * 3 * self.channels + which * self.channels + h * self.head;
+        let rows = qkv.part(start..start + (self.tokens - 1) * 3 * self.channels + self.head);
+        // SAFETY: passed on to the caller.
+        let (rows, columns) = unsafe { (rows.read(), out.write()) };
+        kernels::transpose(rows, self.tokens, self.head, 3 * self.channels, columns);
+        Matrix::rows(out.at(0), self.tokens)
     }
 
     fn scale(&self) -> f64 {
@@ -144,24 +175,29 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option
     let (t, d) = (sizes.tokens, sizes.head);
     let (qkv, out, lse, dout) = (cx.input(0).data, cx.input(1).data, cx.input(2).data, cx.input(3).data);
     let dqkv = cx.output(0).data;
-    let (r, block) = (queries_in_block(t), queries_in_block(t) * t);
+    let (own, columns, block) = (sizes.backward_elements(), sizes.head_elements(), sizes.block());
     let scale = T::from_f64(sizes.scale());
     sizes.each_head(cx, |b, h, thread| {
-        let own = 2 * block + r;
         let scratch = cx.scratch::<T>().part(thread * own..(thread + 1) * own);
+        let (key_columns, value_columns) = (scratch.part(0..columns), scratch.part(columns..2 * columns));
+        // SAFETY: scratch is this thread's own; inputs are only read.
+        let (key_columns, value_columns) = unsafe {
+            (sizes.by_columns(qkv, 1, b, h, key_columns), sizes.by_columns(qkv, 2, b, h, value_columns))
+        };
+        let scratch = scratch.part(2 * columns..own);
         for (start, rows) in sizes.blocks() {
             let (p, dp) = (scratch.part(0..rows * t), scratch.part(block..block + rows * t));
             let delta = scratch.part(2 * block..2 * block + rows);
             let first = (b, h * t + start);
             let add = start > 0;
             let (queries, keys) = (sizes.packed(qkv, 0, b, h, start), sizes.packed(qkv, 1, b, h, 0));
-            let (values, dout_rows) = (sizes.packed(qkv, 2, b, h, 0), sizes.plain(dout, b, h, start));
+            let dout_rows = sizes.plain(dout, b, h, start);
             let (p_rows, dp_rows) = (Matrix::rows(p.at(0), t), Matrix::rows(dp.at(0), t));
             // SAFETY: each head writes rows and columns of its own; scratch is this thread's own; inputs are only
             // read.
             unsafe {
-                product((rows, t, d), p_rows, queries, keys.transposed(), false);
-                product((rows, t, d), dp_rows, dout_rows, values.transposed(), false);
+                product((rows, t, d), p_rows, queries, key_columns, false);
+                product((rows, t, d), dp_rows, dout_rows, value_columns, false);
                 if !cx.products_only {
                     let lse = lse.part(sizes.stats(b, h, start, rows)).read();
                     kernels::softmax_from_lse(p.write(), t, scale, lse);

@@ -4,7 +4,9 @@
 
 use super::Context;
 use crate::kernels::{self, Float};
+use crate::memory::View;
 use crate::product::{Matrix, product};
+use graph::Shape;
 use std::ops::Range;
 
 /// A (rows, columns) tile of the result.
@@ -30,12 +32,12 @@ fn by_tiles<T: Float>(
 /// Tile of a product whose right side (a weight) is packed anew for every tile: tall enough to pay for that, and
 /// still enough tiles to share out.
 fn weight_tile(m: usize, n: usize) -> (usize, usize) {
-    if m >= 2048 { (m.div_ceil(m / 520).next_multiple_of(4), n) } else { (m, share(n, 4)) }
+    if m >= 2048 { (m.div_ceil(m / 520).next_multiple_of(4), n) } else { (m, share(n, 8).max(192)) }
 }
 
 /// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
 fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
-    let parts = if o.max(i) < 512 { 2 } else { 4 };
+    let parts = (o.max(i) / 192).clamp(2, 8);
     if o >= i { (share(o, parts), i) } else { (o, share(i, parts)) }
 }
 
@@ -83,7 +85,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
 }
 
 /// The runs of consecutive elements a tile covers: all of it if it is full width, else one run a row.
-fn each_run(tile: &Tile, width: usize, task: impl Fn(Range<usize>, Range<usize>)) {
+fn each_run(tile: &Tile, width: usize, mut task: impl FnMut(Range<usize>, Range<usize>)) {
     if tile.cols.len() == width {
         return task(tile.rows.start * width..tile.rows.end * width, 0..width);
     }
@@ -92,12 +94,20 @@ fn each_run(tile: &Tile, width: usize, task: impl Fn(Range<usize>, Range<usize>)
     }
 }
 
-/// dx = dy·w.
-pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>) {
+/// Elements of scratch for the bias gradient of [`grad_x`] with a GELU: a row for each tile above another.
+pub fn bias_scratch(dx: &Shape) -> usize {
+    let (m, i) = (dx.rows(), dx.last());
+    m.div_ceil(weight_tile(m, i).0) * i
+}
+
+/// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
+pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
     let (m, o) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
     let i = cx.output(0).shape.last();
     let (dy, w, dx) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
-    by_tiles(cx, (m, i), weight_tile(m, i), |tile| {
+    let tile_size = weight_tile(m, i);
+    let sums: View<T> = cx.scratch();
+    by_tiles(cx, (m, i), tile_size, |tile| {
         // SAFETY: tiles don't overlap; dy and w are only read and don't overlap dx.
         unsafe {
             let c = Matrix::rows(dx.at(tile.rows.start * i + tile.cols.start), i);
@@ -105,7 +115,24 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>) {
             let b = Matrix::rows(w.at(tile.cols.start), i);
             product((tile.rows.len(), tile.cols.len(), o), c, a, b, false);
         }
+        if !gelu || cx.products_only {
+            return;
+        }
+        let sum_row = tile.rows.start / tile_size.0 * i;
+        // SAFETY: each tile has sums of its own.
+        let sum = unsafe { sums.part(sum_row + tile.cols.start..sum_row + tile.cols.end).write() };
+        sum.fill(T::ZERO);
+        // SAFETY: within this tile; `pre` is only read.
+        each_run(&tile, i, |run, _| unsafe {
+            kernels::gelu_grad_in_place(cx.input(2).data.part(run.clone()).read(), dx.part(run).write(), sum);
+        });
     });
+    if gelu && !cx.products_only {
+        // SAFETY: every tile is done; the bias gradient is this step's own.
+        let (sums, bias) = unsafe { (sums.read(), cx.output(1).data.write()) };
+        bias.fill(T::ZERO);
+        sums.chunks_exact(i).for_each(|row| kernels::add_assign(bias, row));
+    }
 }
 
 /// dw = dyᵀ·x, added to the gradient so far where the op accumulates and this is not the first micro-step.

@@ -50,27 +50,29 @@ pub(crate) fn row_piece(cols: usize) -> usize {
 }
 
 /// Whether there is a kernel for `op`. Those listed come with the models and strategies that need them.
-pub(crate) fn supports(op: &Op) -> bool {
-    !matches!(
-        op,
-        Op::Cast { .. }
-            | Op::Moments
-            | Op::BatchNorm { .. }
-            | Op::BatchNormSums { .. }
-            | Op::BatchNormGrad { .. }
-            | Op::RunningMoments { .. }
-            | Op::Conv { .. }
-            | Op::ConvGradX { .. }
-            | Op::ConvGradW { .. }
-            | Op::Resize { .. }
-            | Op::Pack { .. }
-            | Op::Unpack { .. }
-            | Op::AllReduce { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllGather { .. }
-            | Op::LossScale { .. }
-            | Op::Clip { scaled: true, .. }
-    )
+pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
+    let scaled_seed = matches!(op, Op::Seed { .. }) && inputs > 0;
+    !scaled_seed
+        && !matches!(
+            op,
+            Op::Cast { .. }
+                | Op::Moments
+                | Op::BatchNorm { .. }
+                | Op::BatchNormSums { .. }
+                | Op::BatchNormGrad { .. }
+                | Op::RunningMoments { .. }
+                | Op::Conv { .. }
+                | Op::ConvGradX { .. }
+                | Op::ConvGradW { .. }
+                | Op::Resize { .. }
+                | Op::Pack { .. }
+                | Op::Unpack { .. }
+                | Op::AllReduce { .. }
+                | Op::ReduceScatter { .. }
+                | Op::AllGather { .. }
+                | Op::LossScale { .. }
+                | Op::Clip { scaled: true, .. }
+        )
 }
 
 /// Bytes of working memory for a node, given the number of threads. Passed to `graph::compile`.
@@ -79,8 +81,9 @@ pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
         let node = &graph.nodes[index];
         let input = |i: usize| graph.ty(node.inputs[i]);
         let elements = match node.op {
-            Op::Attention { .. } => attention::forward_scratch(input(0), threads),
-            Op::AttentionGrad { .. } => attention::backward_scratch(input(0), threads),
+            Op::Attention { heads, .. } => attention::forward_scratch(input(0), heads, threads),
+            Op::AttentionGrad { heads, .. } => attention::backward_scratch(input(0), heads, threads),
+            Op::LinearGradX { gelu: true } => linear::bias_scratch(&graph.ty(node.outputs[0]).shape),
             Op::LayerNormGrad { .. } => 2 * reduce::partial_elements(&input(0).shape),
             Op::ColumnSum { .. } | Op::GeluGrad { bias: true } => reduce::partial_elements(&input(0).shape),
             _ => 0,
@@ -109,7 +112,7 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Patches { patch } => tokens::patches(cx, *patch),
             Op::Unpatches { patch, .. } => tokens::unpatches(cx, *patch),
             Op::Linear { bias, gelu } => linear::forward(cx, *bias, *gelu),
-            Op::LinearGradX => linear::grad_x(cx),
+            Op::LinearGradX { gelu } => linear::grad_x(cx, *gelu),
             Op::LinearGradW { accumulate, .. } => linear::grad_w(cx, *accumulate),
             Op::ColumnSum { accumulate } => reduce::column_sum(cx, *accumulate),
             Op::Gelu => rows::gelu(cx),

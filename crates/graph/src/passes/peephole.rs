@@ -1,5 +1,5 @@
-//! Epilogues after `differentiate`: a bias gradient folds into the GELU's backward op, and adding to the gradient so
-//! far folds into the product that makes the gradient.
+//! Epilogues after `differentiate`: a bias gradient folds into the GELU's backward op, that one into the product before
+//! it, and adding to the gradient so far folds into the product that makes the gradient.
 
 use super::fuse::remove;
 use crate::graph::{Graph, Node};
@@ -7,7 +7,7 @@ use crate::op::Op;
 use std::collections::HashSet;
 
 pub fn peephole(graph: Graph) -> Graph {
-    accumulate(gelu_bias(graph))
+    accumulate(gelu_product(gelu_bias(graph)))
 }
 
 fn gelu_bias(mut graph: Graph) -> Graph {
@@ -22,6 +22,26 @@ fn gelu_bias(mut graph: Graph) -> Graph {
         if graph.nodes[gelu].op == (Op::GeluGrad { bias: false }) {
             graph.nodes[gelu].op = Op::GeluGrad { bias: true };
             graph.nodes[gelu].outputs.push(sum);
+            merged.insert(i);
+        }
+    }
+    remove(graph, &merged)
+}
+
+/// The gradient before the GELU is made where the one after it is, which then is never stored.
+fn gelu_product(mut graph: Graph) -> Graph {
+    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let mut merged = HashSet::new();
+    for i in 0..graph.nodes.len() {
+        let Node { op: Op::GeluGrad { bias: true }, inputs, outputs, .. } = &graph.nodes[i] else { continue };
+        let (pre, dy, outputs) = (inputs[0], inputs[1], outputs.clone());
+        let only_here = consumers[dy.index()] == [i] && !graph.outputs.contains(&dy);
+        let Some(product) = producers[dy.index()].filter(|_| only_here) else { continue };
+        if graph.nodes[product].op == (Op::LinearGradX { gelu: false }) {
+            let node = &mut graph.nodes[product];
+            node.op = Op::LinearGradX { gelu: true };
+            node.inputs.push(pre);
+            node.outputs = outputs;
             merged.insert(i);
         }
     }

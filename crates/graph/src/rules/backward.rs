@@ -40,7 +40,7 @@ pub fn backward(
                 grads[2] = Some(emit.one(Op::ColumnSum { accumulate: false }, &[dpre])?);
             }
             if wants[0] {
-                grads[0] = Some(emit.one(Op::LinearGradX, &[dpre, input(1)])?);
+                grads[0] = Some(emit.one(Op::LinearGradX { gelu: false }, &[dpre, input(1)])?);
             }
         }
         Op::Gelu => grads[0] = Some(emit.one(Op::GeluGrad { bias: false }, &[input(0), dy])?),

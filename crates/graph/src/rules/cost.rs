@@ -27,7 +27,10 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
             let y = outputs[0].shape.count() as f64;
             2.0 * y * inputs[0].shape.last() as f64 + if *gelu { 16.0 * y } else { 0.0 }
         }
-        Op::LinearGradX => 2.0 * written * inputs[0].shape.last() as f64,
+        Op::LinearGradX { gelu } => {
+            let dx = outputs[0].shape.count() as f64;
+            2.0 * dx * inputs[0].shape.last() as f64 + if *gelu { 30.0 * dx } else { 0.0 }
+        }
         Op::LinearGradW { .. } => 2.0 * first * inputs[1].shape.last() as f64,
         Op::Attention { .. } => attention_products(inputs[0], outputs[1]) * 2.0 + 14.0 * scores(outputs[1]),
         Op::AttentionGrad { .. } => attention_products(inputs[0], inputs[2]) * 5.0 + 16.0 * scores(inputs[2]),

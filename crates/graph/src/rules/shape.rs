@@ -27,11 +27,13 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             Ok(vec![typed(inputs[0], [b, *channels, *height, *width])])
         }
         Op::Linear { bias, gelu } => linear(inputs, *bias, *gelu),
-        Op::LinearGradX => {
+        Op::LinearGradX { gelu } => {
             let (dy, w) = (inputs[0], inputs[1]);
             let (o, i) = matrix(w);
             require(dy.shape.last() == o, || format!("dy is {dy}, the weight {w}"))?;
-            Ok(vec![Type { dtype: dy.dtype, shape: dy.shape.with_last(i) }])
+            let dx = Type { dtype: dy.dtype, shape: dy.shape.with_last(i) };
+            require(!gelu || *inputs[2] == dx, || format!("dx is {dx}, the GELU's input {}", inputs[2]))?;
+            Ok(if *gelu { vec![dx, typed(dy, [i])] } else { vec![dx] })
         }
         Op::LinearGradW { shape, accumulate } => {
             let (dy, x) = (inputs[0], inputs[1]);
@@ -332,7 +334,8 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::Sgd { .. } | Op::BatchNormGrad { .. } => one(5),
         Op::AttentionGrad { .. } | Op::CrossEntropyGrad { .. } | Op::BatchNorm { .. } => one(4),
         Op::CrossEntropy { .. } | Op::BatchNormSums { .. } => one(3),
-        Op::LinearGradX | Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
+        Op::LinearGradX { gelu } => one(2 + usize::from(*gelu)),
+        Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
         Op::RunningMoments { .. } | Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => one(2),
         Op::LossScale { .. } => one(2),
         _ => one(1),
