@@ -4,7 +4,7 @@
 
 For every case it starts three programs that hold a model ready (`vitesse bench --on-request`, PyTorch eager, PyTorch
 with torch.compile) and asks them in turn for one step each, over and over, so that a noisy machine is noisy for all.
-vitesse is also asked for the step's matrix products alone. Raw samples go to OUT/samples.json after every round; the
+vitesse is also asked for the step's matrix products alone, in a turn of their own. Raw samples go to OUT/samples.json after every round; the
 reading goes to OUT/README.md. Needs torch and torchvision; vitesse is built with `cargo build --release`.
 """
 import argparse, json, os, platform, statistics, subprocess, sys, time
@@ -80,11 +80,12 @@ def measure(case, binary, rounds, modes, save):
     for warmup in range(2):
         for program in programs.values():
             program.ask("step")
-    # Before the products: they touch memory the step does not.
+    # vitesse is asked twice a round, and never twice in a row: whoever goes finds the caches as another program left them.
     for number in range(rounds):
-        for key, program in programs.items():
+        for place, (key, program) in enumerate(programs.items()):
             samples[key].append(program.ask("step"))
-        samples["products"].append(programs["vitesse"].ask("products"))
+            if place == 1:
+                samples["products"].append(programs["vitesse"].ask("products"))
         save(case, samples)
     samples["resident"] = {key: program.peak_resident() for key, program in programs.items()}
     for program in programs.values():

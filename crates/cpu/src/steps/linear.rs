@@ -32,12 +32,12 @@ fn by_tiles<T: Float>(
 /// Tile of a product whose right side (a weight) is packed anew for every tile: tall enough to pay for that, and
 /// still enough tiles to share out.
 fn weight_tile(m: usize, n: usize) -> (usize, usize) {
-    if m >= 2048 { (m.div_ceil(m / 520).next_multiple_of(4), n) } else { (m, share(n, 8).max(192)) }
+    if m >= 2048 { (m.div_ceil(m / 520).next_multiple_of(4), n) } else { (m, share(n, 4)) }
 }
 
 /// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
 fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
-    let parts = (o.max(i) / 192).clamp(2, 8);
+    let parts = (o.max(i) / 192).clamp(2, 4);
     if o >= i { (share(o, parts), i) } else { (o, share(i, parts)) }
 }
 
