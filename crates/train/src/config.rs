@@ -45,7 +45,7 @@ pub const DEFAULT_MODEL: &str = "vit-nano/4";
 const DEFAULT_IMAGE: usize = 32;
 const DEFAULT_TRAIN_SAMPLES: usize = 20_000;
 const DEFAULT_TEST_SAMPLES: usize = 2_000;
-const DEFAULT_EPOCHS: u64 = 4;
+const DEFAULT_EPOCHS: u64 = 3;
 
 /// A run that can be started.
 #[derive(Clone, Debug)]
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_plain_run_resolves() {
         let run = Raw::default().resolve().unwrap();
-        assert_eq!(run.steps, 4 * 313);
+        assert_eq!(run.steps, 3 * 313);
         assert_eq!((run.batch, run.accumulate), (64, 1));
     }
 

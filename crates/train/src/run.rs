@@ -72,7 +72,7 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
         let last = step + 1 == run.steps;
         if last {
             summary.times = session.executor().training_times();
-            summary.data_seconds = session.host_time().data;
+            summary.data_seconds = session.data_seconds();
         }
         if last || (step + 1) % run.steps_per_epoch == 0 {
             let start = Instant::now();

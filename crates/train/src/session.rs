@@ -35,12 +35,6 @@ pub struct StepResult {
     pub applied: bool,
 }
 
-/// Seconds the host spent on data, and everything together, since the last reset.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct HostTime {
-    pub data: f64,
-}
-
 pub struct Session {
     run: Resolved,
     executor: Executor<f32>,
@@ -49,7 +43,7 @@ pub struct Session {
     sampler: Sampler,
     filler: Filler,
     indices: Vec<usize>,
-    host: HostTime,
+    data_seconds: f64,
 }
 
 /// Weight decay pulls matrices; norms, biases, the class token and positions are left alone.
@@ -77,8 +71,8 @@ impl Session {
         let sampler = Sampler { len: train_set.len(), seed: run.seed, shuffle: true };
         let filler = Filler::new(&train_set);
         let indices = Vec::with_capacity(run.batch);
-        let host = HostTime::default();
-        let mut session = Session { run, executor, train_set, test_set, sampler, filler, indices, host };
+        let data_seconds = 0.0;
+        let mut session = Session { run, executor, train_set, test_set, sampler, filler, indices, data_seconds };
         if let Some(path) = &session.run.init {
             let weights = weights::load_for(path, &session.run.vit)?;
             session.load(&weights);
@@ -94,13 +88,9 @@ impl Session {
         &self.executor
     }
 
-    pub fn host_time(&self) -> HostTime {
-        self.host
-    }
-
-    pub fn reset_times(&mut self) {
-        self.host = HostTime::default();
-        self.executor.reset_times();
+    /// Seconds spent on filling training batches so far.
+    pub fn data_seconds(&self) -> f64 {
+        self.data_seconds
     }
 
     /// One optimizer step over `accumulate` micro-batches.
@@ -133,7 +123,7 @@ impl Session {
         self.indices.clear();
         self.indices.extend((from..to).map(|position| self.sampler.index(epoch, position)));
         let result = self.fill(which, true);
-        self.host.data += start.elapsed().as_secs_f64();
+        self.data_seconds += start.elapsed().as_secs_f64();
         result
     }
 

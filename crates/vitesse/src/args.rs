@@ -112,7 +112,7 @@ pub struct TrainArgs {
     /// Micro-steps whose gradients make one optimizer step [default: 1]
     #[arg(long, value_name = "MICRO_STEPS")]
     pub accumulate: Option<usize>,
-    /// Passes over the training set [default: 4]
+    /// Passes over the training set [default: 3]
     #[arg(long)]
     pub epochs: Option<u64>,
     /// Optimizer steps, instead of epochs
