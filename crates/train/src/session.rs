@@ -72,7 +72,8 @@ impl Session {
         let filler = Filler::new(&train_set);
         let indices = Vec::with_capacity(run.batch);
         let data_seconds = 0.0;
-        let mut session = Session { run, executor, train_set, test_set, sampler, filler, indices, data_seconds };
+        let mut session =
+            Session { run, executor, train_set, test_set, sampler, filler, indices, data_seconds };
         if let Some(path) = &session.run.init {
             let weights = weights::load_for(path, &session.run.vit)?;
             session.load(&weights);
