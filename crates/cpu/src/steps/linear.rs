@@ -29,10 +29,14 @@ fn by_tiles<T: Float>(
     });
 }
 
-/// Tile of a product whose right side (a weight) is packed anew for every tile: tall enough to pay for that, and
-/// still enough tiles to share out.
+/// Tile of a product whose right side (a weight) is packed anew for every tile: tall enough to pay for that, small enough
+/// (a megabyte of f32) that the epilogue finds it in the cache, and an even number of tiles to share out.
 fn weight_tile(m: usize, n: usize) -> (usize, usize) {
-    if m >= 2048 { (m.div_ceil(m / 520).next_multiple_of(4), n) } else { (m, share(n, 4)) }
+    if m < 2048 {
+        return (m, share(n, 4));
+    }
+    let rows = ((1 << 18) / n).clamp(256, 520);
+    (m.div_ceil(m.div_ceil(rows).next_multiple_of(4)).next_multiple_of(4), n)
 }
 
 /// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
