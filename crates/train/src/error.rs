@@ -21,8 +21,8 @@ pub enum TrainError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{} already holds a run: choose another --out, or remove it", .0.display())]
     RunExists(PathBuf),
-    #[error("step {step}: the loss is {loss}; the parameters of step {good} are intact")]
-    NotFinite { step: u64, good: u64, loss: f64 },
+    #[error("step {step}: the gradient is not finite (the loss is {loss}); the parameters are as before it")]
+    NotFinite { step: u64, loss: f64 },
 }
 
 impl TrainError {

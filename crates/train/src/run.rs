@@ -40,8 +40,9 @@ impl Summary {
 
 /// Trains from the first step to the last, with an evaluation after every epoch.
 pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainError> {
-    let mut metrics = run.out.as_deref().map(Metrics::create).transpose()?;
+    // The session first: what it refuses (weights of another model, say) must not leave a folder behind.
     let mut session = Session::new(run.clone())?;
+    let mut metrics = run.out.as_deref().map(Metrics::create).transpose()?;
     events.started(&session);
 
     let mut summary = Summary {
@@ -58,7 +59,7 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
         let start = Instant::now();
         let result = session.step(step)?;
         if !result.applied {
-            return Err(TrainError::NotFinite { step, good: step, loss: result.score.loss });
+            return Err(TrainError::NotFinite { step, loss: result.score.loss });
         }
         let seconds = start.elapsed().as_secs_f64();
         summary.training_seconds += seconds;

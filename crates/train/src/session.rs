@@ -51,6 +51,11 @@ fn decays(state: &State) -> bool {
     state.name.ends_with(".weight") && state.ty.shape.rank() >= 2
 }
 
+/// What `compile` puts into every program; no input can take it out.
+fn planned<T>(part: Option<T>) -> T {
+    part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))
+}
+
 /// Compiles the plans of a run.
 pub fn program(run: &Resolved) -> Result<Program, TrainError> {
     let settings = Settings {
@@ -109,9 +114,9 @@ impl Session {
             self.executor.run(which, &header);
         }
         self.executor.run(Which::Update, &header);
-        let control = self.executor.output(Which::Update, "control").unwrap_or(&[0.0; 3]);
+        let control = planned(self.executor.output(Which::Update, "control"));
         let (applied, gradient_norm) = (control[1] != 0.0, f64::from(control[2]));
-        let score = Score::of(self.stats("stats"));
+        let score = Score::of(self.stats());
         Ok(StepResult { score, learning_rate, gradient_norm, applied })
     }
 
@@ -130,14 +135,13 @@ impl Session {
 
     fn fill(&mut self, which: Which, training: bool) -> Result<(), TrainError> {
         let set: &dyn Dataset = if training { &self.train_set } else { &self.test_set };
-        let Some(batch) = self.executor.batch(which) else { return Ok(()) };
+        let batch = planned(self.executor.batch(which));
         let (images, labels, weights) = (batch.images, batch.labels, batch.weights);
         Ok(self.filler.fill(set, &self.indices, self.run.batch, images, labels, weights)?)
     }
 
-    fn stats(&self, state: &str) -> [f64; 4] {
-        let id = self.executor.find_state(state);
-        let stats = id.map_or(&[f32::NAN; 4][..], |id| self.executor.state(id));
+    fn stats(&self) -> [f64; 4] {
+        let stats = self.executor.state(planned(self.executor.find_state("stats")));
         std::array::from_fn(|i| f64::from(stats[i]))
     }
 
@@ -158,9 +162,9 @@ impl Session {
             self.indices.extend(from..to);
             self.fill(Which::Eval, false)?;
             self.executor.run(Which::Eval, &header);
-            let stats = self.executor.output(Which::Eval, "loss.stats").unwrap_or(&[f32::NAN; 4]);
+            let stats = planned(self.executor.output(Which::Eval, "loss.stats"));
             sums.iter_mut().zip(stats).for_each(|(sum, x)| *sum += f64::from(*x));
-            let logits = self.executor.output(Which::Eval, "head").unwrap_or(&[]);
+            let logits = planned(self.executor.output(Which::Eval, "head"));
             each(&self.indices, &logits[..self.indices.len() * self.run.vit.classes]);
         }
         Ok(Score::of(sums))

@@ -161,6 +161,9 @@ fn bad_weights_are_refused_in_one_line() {
         br#"{"head.weight":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}"#;
     let claim = [&(tensor.len() as u64).to_le_bytes()[..], tensor].concat();
     eval(&write("claims.safetensors", &claim), "claims.safetensors");
+    let (broken, out) = (folder.path("truncated.safetensors"), folder.path("other"));
+    refused(&[&["train", "--init", &broken, "--out", &out], &TINY[..]].concat(), "truncated.safetensors");
+    assert!(!Path::new(&out).exists(), "a refused run leaves no folder");
     refused(
         &["eval", "--model", "vit-ti/8", "--weights", &folder.path("run/weights.safetensors")],
         "weights are of another model",
