@@ -59,7 +59,6 @@ impl Bench {
         time("add_bias", whole, 2.0, || add_bias(&mut c[..whole], &acc));
         time("column_sum", whole, 1.0, || column_sum(&a[..whole], cols, &mut acc));
         time("sum_squares", n, 1.0, || assert!(sum_squares(a) > 0.0));
-        time("all_finite", n, 1.0, || assert!(all_finite(a)));
     }
 
     fn gelu(&mut self) {

@@ -19,7 +19,7 @@ mod softmax;
 mod testing;
 mod transpose;
 
-pub use elementwise::{add, add_assign, add_bias, all_finite, column_sum, scale, scale_add, sum_squares};
+pub use elementwise::{add, add_assign, add_bias, column_sum, scale, sum_squares};
 pub use float::Float;
 pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
 pub use level::{Level, level};

@@ -37,6 +37,19 @@ struct Control {
     applied: f64,
 }
 
+/// What an optimizer starts with: its outputs hold what they update, in place or not. None if the step is skipped, and
+/// then that is all there is to do.
+///
+/// # Safety
+/// As [`super::run`].
+unsafe fn begin<T: Float>(cx: &Context<'_, T>) -> Option<Control> {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        start_in_place(cx);
+        Some(control(cx)).filter(|control| control.apply)
+    }
+}
+
 /// # Safety
 /// The two scalars are only read.
 unsafe fn control<T: Float>(cx: &Context<'_, T>) -> Control {
@@ -65,12 +78,7 @@ fn pieces<T: Float>(cx: &Context<'_, T>, task: impl Fn(std::ops::Range<usize>) +
 pub unsafe fn adamw<T: Float>(cx: &Context<'_, T>) {
     let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale } = cx.step.op else { return };
     // SAFETY: passed on to the caller.
-    let Control { factor, apply, applied } = unsafe { control(cx) };
-    // SAFETY: as above.
-    unsafe { start_in_place(cx) };
-    if !apply {
-        return;
-    }
+    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx) }) else { return };
     let lr = cx.header.learning_rate * lr_scale;
     let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
     let hyper = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, bias1, bias2 };
@@ -88,12 +96,7 @@ pub unsafe fn adamw<T: Float>(cx: &Context<'_, T>) {
 pub unsafe fn sgd<T: Float>(cx: &Context<'_, T>) {
     let Op::Sgd { momentum, nesterov, weight_decay, lr_scale } = cx.step.op else { return };
     // SAFETY: passed on to the caller.
-    let Control { factor, apply, applied } = unsafe { control(cx) };
-    // SAFETY: as above.
-    unsafe { start_in_place(cx) };
-    if !apply {
-        return;
-    }
+    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx) }) else { return };
     let lr = cx.header.learning_rate * lr_scale;
     let first = applied == 1.0;
     let hyper = kernels::Sgd { lr, momentum, dampening: 0.0, nesterov, weight_decay, first };
@@ -113,12 +116,7 @@ pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
         return;
     };
     // SAFETY: passed on to the caller.
-    let Control { factor, apply, applied } = unsafe { control(cx) };
-    // SAFETY: as above.
-    unsafe { start_in_place(cx) };
-    if !apply {
-        return;
-    }
+    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx) }) else { return };
     let lr = cx.header.learning_rate * lr_scale;
     let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
     let hyper = kernels::Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff };
