@@ -1,15 +1,16 @@
 //! From indices to the buffers a model reads.
 
-use crate::{DataError, Dataset};
+use crate::{DataError, Dataset, Image};
 
 /// Reads batches; keeps one image's bytes, so that filling a batch allocates nothing.
 pub struct Filler {
-    scratch: Vec<u8>,
+    image_size: usize,
+    scratch: Image,
 }
 
 impl Filler {
-    pub fn new(dataset: &dyn Dataset) -> Self {
-        Self { scratch: vec![0; dataset.image_len()] }
+    pub fn new(image_size: usize) -> Self {
+        Self { image_size, scratch: Image::default() }
     }
 
     /// Fills a batch of `capacity` (B) with the images at `indices`, of which there may be fewer.
@@ -29,7 +30,8 @@ impl Filler {
         labels: &mut [i32],
         weights: &mut [f32],
     ) -> Result<(), DataError> {
-        let image_len = dataset.image_len();
+        let (size, channels) = (self.image_size, dataset.channels());
+        let image_len = size * size * channels;
         let count = indices.len();
         if count > capacity {
             return Err(DataError::BatchOverfull { indices: count, capacity });
@@ -38,9 +40,13 @@ impl Filler {
         check_length("labels", labels.len(), capacity)?;
         check_length("weights", weights.len(), capacity)?;
 
-        self.scratch.resize(image_len, 0);
         for (&index, image) in indices.iter().zip(images.chunks_exact_mut(image_len.max(1))) {
             dataset.read(index, &mut self.scratch)?;
+            let Image { width, height, channels: found, .. } = self.scratch;
+            if (width, height, found) != (size, size, channels) {
+                let image = dataset.name(index);
+                return Err(DataError::Shape { image, width, height, found, expected: size, channels });
+            }
             normalise(&self.scratch, image);
         }
         for (&index, label) in indices.iter().zip(&mut *labels) {
@@ -55,9 +61,12 @@ impl Filler {
     }
 }
 
-fn normalise(bytes: &[u8], pixels: &mut [f32]) {
-    for (pixel, &byte) in pixels.iter_mut().zip(bytes) {
-        *pixel = (f32::from(byte) / 255.0 - 0.5) / 0.5;
+/// (H, W, C) bytes become (C, H, W) numbers.
+fn normalise(image: &Image, out: &mut [f32]) {
+    let plane = image.width * image.height;
+    for (channel, out) in out.chunks_exact_mut(plane.max(1)).enumerate() {
+        let bytes = image.pixels.iter().skip(channel).step_by(image.channels);
+        out.iter_mut().zip(bytes).for_each(|(pixel, byte)| *pixel = (f32::from(*byte) / 255.0 - 0.5) / 0.5);
     }
 }
 
@@ -69,18 +78,23 @@ fn check_length(buffer: &'static str, found: usize, expected: usize) -> Result<(
 mod tests {
     use super::*;
 
+    const IMAGE: usize = 2 * 2 * 3;
+
     /// Image i is all bytes i × 51; its class is i.
-    struct Flat;
+    struct Flat([String; 6]);
+
+    impl Flat {
+        fn new() -> Self {
+            Flat(std::array::from_fn(|class| class.to_string()))
+        }
+    }
 
     impl Dataset for Flat {
         fn len(&self) -> usize {
             6
         }
-        fn classes(&self) -> usize {
-            6
-        }
-        fn image_size(&self) -> usize {
-            2
+        fn class_names(&self) -> &[String] {
+            &self.0
         }
         fn channels(&self) -> usize {
             3
@@ -88,15 +102,15 @@ mod tests {
         fn label(&self, index: usize) -> usize {
             index
         }
-        fn read(&self, index: usize, out: &mut [u8]) -> Result<(), DataError> {
+        fn name(&self, index: usize) -> String {
+            format!("image {index}")
+        }
+        fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
             if index >= self.len() {
                 return Err(DataError::IndexOutOfRange { index, len: 6 });
             }
-            out.fill(index as u8 * 51);
+            out.reset(2, 2, 3).fill(index as u8 * 51);
             Ok(())
-        }
-        fn class_names(&self) -> Vec<String> {
-            (0..6).map(|class| class.to_string()).collect()
         }
     }
 
@@ -109,15 +123,15 @@ mod tests {
     /// Buffers full of leftovers from a batch before.
     fn used_buffers(capacity: usize) -> Buffers {
         Buffers {
-            images: vec![9.0; capacity * Flat.image_len()],
+            images: vec![9.0; capacity * IMAGE],
             labels: vec![9; capacity],
             weights: vec![9.0; capacity],
         }
     }
 
     fn fill(indices: &[usize], capacity: usize, buffers: &mut Buffers) -> Result<(), DataError> {
-        Filler::new(&Flat).fill(
-            &Flat,
+        Filler::new(2).fill(
+            &Flat::new(),
             indices,
             capacity,
             &mut buffers.images,

@@ -1,7 +1,17 @@
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 #[derive(Debug, Error, PartialEq)]
 pub enum DataError {
+    /// A file or folder that can't be used, and why.
+    #[error("{}: {problem}", path.display())]
+    File { path: PathBuf, problem: String },
+
+    #[error(
+        "{image}: {width}×{height} pixels with {found} channels; this run reads {expected} × {expected} with {channels}"
+    )]
+    Shape { image: String, width: usize, height: usize, found: usize, expected: usize, channels: usize },
+
     #[error("image {index} was asked of a set that holds {len}")]
     IndexOutOfRange { index: usize, len: usize },
 
@@ -19,4 +29,10 @@ pub enum DataError {
 
     #[error("synthetic images have between 1 and {max} channels; {found} were asked for")]
     SyntheticChannels { found: usize, max: usize },
+}
+
+impl DataError {
+    pub fn file(path: impl AsRef<Path>, problem: impl ToString) -> Self {
+        DataError::File { path: path.as_ref().to_path_buf(), problem: problem.to_string() }
+    }
 }

@@ -1,6 +1,6 @@
 //! Labelled images, and the way they reach a model.
 //!
-//! * [`Dataset`] is what training sees: numbered square images with a class each.
+//! * [`Dataset`] is what training sees: numbered images with a class each.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
@@ -8,46 +8,45 @@
 //! Everything here is a pure function of its settings: no order of calls, number of threads or
 //! number of ranks changes which image is read or what it looks like.
 //!
-//! Letters used for shapes: B batch, C channels, H height, W width (H = W).
+//! Letters used for shapes: B batch, C channels, H height, W width.
 
 pub mod batch;
 mod error;
+mod image;
 mod random;
 pub mod sampler;
 pub mod synthetic;
 
 pub use batch::Filler;
 pub use error::DataError;
+pub use image::Image;
 pub use sampler::Sampler;
 pub use synthetic::{Synthetic, SyntheticSpec};
 
-/// Numbered, labelled, square images of one size, held as planar bytes (C, H, W).
+/// Numbered, labelled images of any size, all with the same number of channels.
 pub trait Dataset: Send + Sync {
     fn len(&self) -> usize;
 
-    fn classes(&self) -> usize;
-
-    /// Height and width in pixels.
-    fn image_size(&self) -> usize;
+    /// One name for each class, in the order of the labels.
+    fn class_names(&self) -> &[String];
 
     fn channels(&self) -> usize;
 
     /// The class of an image, below [`Dataset::classes`].
     fn label(&self, index: usize) -> usize;
 
-    /// Writes one image (C, H, W) over the whole of `out`, which holds [`Dataset::image_len`] bytes.
-    fn read(&self, index: usize, out: &mut [u8]) -> Result<(), DataError>;
+    /// What a message calls an image: its path, or its number and the file it lies in.
+    fn name(&self, index: usize) -> String;
 
-    /// One name for each class, in the order of the labels.
-    fn class_names(&self) -> Vec<String>;
+    /// Replaces `out` by an image, reusing its memory.
+    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError>;
+
+    fn classes(&self) -> usize {
+        self.class_names().len()
+    }
 
     fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Bytes in one image: C × H × W.
-    fn image_len(&self) -> usize {
-        self.channels() * self.image_size() * self.image_size()
     }
 }
 
@@ -56,4 +55,13 @@ pub trait Dataset: Send + Sync {
 pub enum Split {
     Train,
     Test,
+}
+
+impl std::fmt::Display for Split {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Split::Train => "train",
+            Split::Test => "test",
+        })
+    }
 }

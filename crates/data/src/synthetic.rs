@@ -17,7 +17,7 @@ mod shape;
 
 use crate::random::key;
 use crate::sampler::permute;
-use crate::{DataError, Dataset, Split};
+use crate::{DataError, Dataset, Image, Split};
 use figure::Figure;
 use scene::Scene;
 
@@ -46,6 +46,7 @@ pub struct SyntheticSpec {
 #[derive(Clone, Debug)]
 pub struct Synthetic {
     spec: SyntheticSpec,
+    class_names: Vec<String>,
 }
 
 impl Synthetic {
@@ -64,7 +65,8 @@ impl Synthetic {
         if !(1..=MAX_CHANNELS).contains(&channels) {
             return Err(DataError::SyntheticChannels { found: channels, max: MAX_CHANNELS });
         }
-        Ok(Self { spec })
+        let class_names = (0..classes).map(|class| Figure::of_class(class).to_string()).collect();
+        Ok(Self { spec, class_names })
     }
 
     fn key(&self, purpose: u64, index: usize) -> u64 {
@@ -75,10 +77,8 @@ impl Synthetic {
         key(&[self.spec.seed, split, purpose, index as u64])
     }
 
-    fn draw(&self, index: usize, out: &mut [u8]) {
-        let figure = Figure::of_class(self.label(index));
-        let scene = Scene::new(figure, self.key(SCENES, index));
-        scene.paint(self.spec.image_size, self.spec.channels, out);
+    pub fn spec(&self) -> &SyntheticSpec {
+        &self.spec
     }
 }
 
@@ -87,12 +87,8 @@ impl Dataset for Synthetic {
         self.spec.len
     }
 
-    fn classes(&self) -> usize {
-        self.spec.classes
-    }
-
-    fn image_size(&self) -> usize {
-        self.spec.image_size
+    fn class_names(&self) -> &[String] {
+        &self.class_names
     }
 
     fn channels(&self) -> usize {
@@ -107,23 +103,18 @@ impl Dataset for Synthetic {
         permute(index % classes, classes, run)
     }
 
-    fn read(&self, index: usize, out: &mut [u8]) -> Result<(), DataError> {
+    fn name(&self, index: usize) -> String {
+        format!("synthetic {} image {index}", self.spec.split)
+    }
+
+    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
         if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         }
-        if out.len() != self.image_len() {
-            return Err(DataError::BufferLength {
-                buffer: "image",
-                expected: self.image_len(),
-                found: out.len(),
-            });
-        }
-        self.draw(index, out);
+        let SyntheticSpec { image_size, channels, .. } = self.spec;
+        let scene = Scene::new(Figure::of_class(self.label(index)), self.key(SCENES, index));
+        scene.paint(image_size, channels, out.reset(image_size, image_size, channels));
         Ok(())
-    }
-
-    fn class_names(&self) -> Vec<String> {
-        (0..self.classes()).map(|class| Figure::of_class(class).to_string()).collect()
     }
 }
 

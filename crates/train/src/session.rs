@@ -74,7 +74,7 @@ impl Session {
         let executor = Executor::new(program(&run)?, run.threads, run.seed)?;
         let (train_set, test_set) = (Synthetic::new(run.train_set)?, Synthetic::new(run.test_set)?);
         let sampler = Sampler { len: train_set.len(), seed: run.seed, shuffle: true };
-        let filler = Filler::new(&train_set);
+        let filler = Filler::new(run.vit.image);
         let indices = Vec::with_capacity(run.batch);
         let data_seconds = 0.0;
         let mut session =

@@ -38,11 +38,12 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
 /// Logits with the images they belong to, normalised as the model saw them, and the labels.
 fn evaluated(session: &Session, logits: Vec<f32>) -> anyhow::Result<Weights> {
     let set = session.test_set();
-    let (n, classes, size, channels) = (set.len(), set.classes(), set.image_size(), set.channels());
-    let (mut images, mut labels) = (vec![0.0; n * set.image_len()], vec![0; n]);
+    let (n, classes, channels) = (set.len(), set.classes(), set.channels());
+    let size = session.resolved().vit.image;
+    let (mut images, mut labels) = (vec![0.0; n * channels * size * size], vec![0; n]);
     let mut ones = vec![0.0; n];
     let indices: Vec<usize> = (0..n).collect();
-    data::Filler::new(set).fill(set, &indices, n, &mut images, &mut labels, &mut ones)?;
+    data::Filler::new(size).fill(set, &indices, n, &mut images, &mut labels, &mut ones)?;
     let labels = labels.into_iter().map(|label| label as f32).collect();
     Ok(Weights::from([
         ("logits".to_string(), Tensor { shape: vec![n, classes], data: logits }),

@@ -55,7 +55,7 @@ impl Scene {
 
     /// Paints planes of `image_size`² bytes, one for each channel: `out` is (C, H, W).
     pub(super) fn paint(&self, image_size: usize, channels: usize, out: &mut [u8]) {
-        let plane = image_size * image_size;
+        let mut bytes = [0; STRIP];
         for row in 0..image_size {
             for column in (0..image_size).step_by(STRIP) {
                 let width = STRIP.min(image_size - column);
@@ -63,8 +63,9 @@ impl Scene {
                 let start = row * image_size + column;
                 for channel in 0..channels {
                     let ink = Ink::new(self.key, channel, self.bright);
-                    let from = channel * plane + start;
-                    ink.apply(&strip, self.noise, start, &mut out[from..from + width]);
+                    ink.apply(&strip, self.noise, start, &mut bytes[..width]);
+                    let places = out[start * channels + channel..].iter_mut().step_by(channels);
+                    places.zip(&bytes[..width]).for_each(|(place, byte)| *place = *byte);
                 }
             }
         }
