@@ -21,6 +21,10 @@ pub enum TrainError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{} already holds a run: choose another --out, or remove it", .0.display())]
     RunExists(PathBuf),
+    #[error("{}: nothing to resume: it holds no checkpoint", .0.display())]
+    NothingToResume(PathBuf),
+    #[error("{}: {problem}", path.display())]
+    Checkpoint { path: PathBuf, problem: String },
     #[error("step {step}: the gradient is not finite (the loss is {loss}); the parameters are as before it")]
     NotFinite { step: u64, loss: f64 },
 }

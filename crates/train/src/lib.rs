@@ -2,6 +2,7 @@
 //! learning-rate schedules, metrics and weights on disk. Prints nothing: whoever calls it listens to [`run::Events`].
 
 pub mod bench;
+pub mod checkpoint;
 pub mod config;
 pub mod metrics;
 pub mod run;
