@@ -4,6 +4,8 @@
 pub mod bench;
 pub mod checkpoint;
 pub mod config;
+pub mod confusion;
+pub mod machine;
 pub mod metrics;
 pub mod run;
 pub mod schedule;

@@ -25,6 +25,12 @@ pub enum Command {
     Plan(PlanArgs),
     /// Time a training step on random data, and its matrix products alone
     Bench(BenchArgs),
+    /// Show what this machine has and lacks, and what to install
+    Doctor {
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Args, Clone)]

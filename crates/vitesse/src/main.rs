@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod doctor;
 mod evaluate;
 mod plan;
 mod table;
@@ -16,6 +17,7 @@ fn main() -> std::process::ExitCode {
         args::Command::Eval(args) => evaluate::run(args),
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
+        args::Command::Doctor { json } => doctor::run(json),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
