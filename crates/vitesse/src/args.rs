@@ -31,6 +31,14 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print completions for a shell, to be put where it looks for them
+    ///
+    /// Example: vitesse completions bash > /etc/bash_completion.d/vitesse
+    Completions { shell: clap_complete::Shell },
+    /// Write the manual pages into a folder
+    ///
+    /// Example: vitesse man /usr/local/share/man/man1
+    Man { out: PathBuf },
 }
 
 #[derive(Args, Clone)]

@@ -5,6 +5,7 @@ mod bench;
 mod doctor;
 mod evaluate;
 mod plan;
+mod shells;
 mod table;
 mod train_command;
 
@@ -18,6 +19,8 @@ fn main() -> std::process::ExitCode {
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
         args::Command::Doctor { json } => doctor::run(json),
+        args::Command::Completions { shell } => shells::completions(shell),
+        args::Command::Man { out } => shells::man(&out),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
