@@ -51,6 +51,10 @@ pub struct Batch<'a, T> {
     pub images: &'a mut [T],
     pub labels: &'a mut [i32],
     pub weights: &'a mut [T],
+    /// The second labels, in plans of mixed samples.
+    pub partners: Option<&'a mut [i32]>,
+    /// The first label's share, in plans of mixed samples.
+    pub mix: Option<&'a mut [T]>,
 }
 
 /// Time spent in the steps of one kind.
@@ -157,18 +161,35 @@ impl<T: Float> Executor<T> {
     /// Images, labels and weights of a plan's batch, to be filled before it runs.
     pub fn batch(&mut self, which: Which) -> Option<Batch<'_, T>> {
         let (images, weights) = (self.output_view(which, "images")?, self.output_view(which, "weights")?);
-        let labels = self.labels(which)?;
-        // SAFETY: three inputs of one plan don't overlap, and `&mut self` lives as long as the slices.
-        Some(unsafe { Batch { images: images.write(), weights: weights.write(), labels } })
+        let labels = self.ints_view(which, "labels")?;
+        let (partners, mix) = (self.ints_view(which, "partners"), self.output_view(which, "mix"));
+        // SAFETY: the inputs of a plan don't overlap, and `&mut self` lives as long as the slices.
+        Some(unsafe {
+            Batch {
+                images: images.write(),
+                labels: labels.write(),
+                weights: weights.write(),
+                partners: partners.map(|view| view.write()),
+                mix: mix.map(|view| view.write()),
+            }
+        })
     }
 
     /// The labels of a plan, to be filled before it runs.
     pub fn labels(&mut self, which: Which) -> Option<&mut [i32]> {
-        let value = self.operand(which, "labels").filter(|v| v.ty.dtype == DType::I32)?;
-        let Place::Arena(offset) = value.place else { return None };
-        let view: View<i32> = self.arena.view(offset, value.ty.shape.count());
+        self.ints(which, "labels")
+    }
+
+    /// An input of whole numbers, such as `labels`, to be filled before the plan runs.
+    pub fn ints(&mut self, which: Which, name: &str) -> Option<&mut [i32]> {
         // SAFETY: `&mut self` for as long as the slice lives.
-        Some(unsafe { view.write() })
+        self.ints_view(which, name).map(|view| unsafe { view.write() })
+    }
+
+    fn ints_view(&self, which: Which, name: &str) -> Option<View<i32>> {
+        let value = self.operand(which, name).filter(|v| v.ty.dtype == DType::I32)?;
+        let Place::Arena(offset) = value.place else { return None };
+        Some(self.arena.view(offset, value.ty.shape.count()))
     }
 
     /// An output of the plan that ran last.

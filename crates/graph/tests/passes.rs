@@ -133,14 +133,13 @@ fn a_value_someone_else_reads_whole_stays_wide() {
 fn forked() -> (Graph, ValueId) {
     let mut b = Builder::new(F32, true);
     let x = b.input("x", F32, [2, 4]);
-    let labels = b.input("labels", DType::I32, [2]);
-    let weights = b.input("weights", F32, [2]);
+    let targets = b.targets([2], false);
     let fc = b.linear(x, layer("fc", 4));
     let curved = b.gelu(fc);
     let scaled = b.scale(fc, 2.0);
     let sum = b.add(curved, scaled);
     let logits = b.linear(sum, layer("head", 3));
-    let (loss, stats) = b.cross_entropy(logits, labels, weights, 0.0);
+    let (loss, stats) = b.cross_entropy(logits, targets, 0.0);
     (b.finish(&[loss, stats]).unwrap(), loss)
 }
 

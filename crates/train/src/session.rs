@@ -5,7 +5,7 @@ use crate::error::TrainError;
 use crate::weights;
 use cpu::{Executor, Which};
 use data::{Dataset, Filler, Sampler, Synthetic};
-use graph::{DType, Header, Program, Settings, State, compile};
+use graph::{DType, Header, Loss, Program, Settings, State, compile};
 use models::names::{Tensor, Weights};
 use std::time::Instant;
 
@@ -65,7 +65,8 @@ pub fn program(run: &Resolved) -> Result<Program, TrainError> {
         decays: &decays,
         scratch: &cpu::scratch(run.threads),
     };
-    let model = run.vit.build(run.batch, run.label_smoothing, DType::F32)?;
+    let loss = Loss { smoothing: run.label_smoothing, mixed: false };
+    let model = run.vit.build(run.batch, loss, DType::F32)?;
     Ok(compile(model, &settings)?)
 }
 

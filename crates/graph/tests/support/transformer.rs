@@ -31,8 +31,7 @@ pub fn program(depth: usize, recompute: Recompute) -> Program {
 pub fn forward(depth: usize, training: bool) -> Result<Graph, GraphError> {
     let mut b = Builder::new(DTYPE, training);
     let images = b.input("images", DTYPE, [BATCH, 3, IMAGE, IMAGE]);
-    let labels = b.input("labels", DType::I32, [BATCH]);
-    let weights = b.input("weights", DTYPE, [BATCH]);
+    let targets = b.targets([BATCH], training);
     let class_token = b.parameter("cls_token", [1, 1, WIDTH], Init::Zeros);
     let positions = b.parameter("pos_embed", [1, TOKENS, WIDTH], Init::Zeros);
     let patches = b.scope("patch_embed", |b| b.patch_embedding(images, PATCH, layer("proj", WIDTH)));
@@ -45,7 +44,7 @@ pub fn forward(depth: usize, training: bool) -> Result<Graph, GraphError> {
     let y = b.layer_norm("norm", x, 1e-6);
     let y = b.pool(y, Pooling::First);
     let logits = b.linear(y, layer("head", 10));
-    let (loss, stats) = b.cross_entropy(logits, labels, weights, 0.1);
+    let (loss, stats) = b.cross_entropy(logits, targets, 0.1);
     b.finish(&[loss, stats, logits])
 }
 

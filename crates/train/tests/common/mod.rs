@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use cpu::{Executor, Float, Which};
-use graph::{DType, Header, Optimizer, Program, Recompute, Settings, compile};
+use graph::{DType, Header, Loss, Optimizer, Program, Recompute, Settings, compile};
 use models::vit::Vit;
 
 pub const HEADER: Header =
@@ -75,7 +75,7 @@ impl Setup {
             decays: &|_| true,
             scratch: &cpu::scratch(self.threads),
         };
-        let program = compile(vit.build(self.batch, 0.0, dtype).unwrap(), &settings).unwrap();
+        let program = compile(vit.build(self.batch, Loss::default(), dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
             plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
         }
