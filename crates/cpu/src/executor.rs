@@ -79,7 +79,8 @@ pub struct Executor<T: Float> {
 }
 
 impl<T: Float> Executor<T> {
-    /// Allocates the arena and the states, all zero but the parameters, which start as their model says.
+    /// Allocates the arena and the states, all zero but the parameters, which start as their model says, and their
+    /// averages, which start equal to them.
     pub fn new(program: Program, threads: usize, seed: u64) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let arena = Block::new(program.arena());
@@ -228,6 +229,17 @@ impl<T: Float> Executor<T> {
                 // SAFETY: `&mut self`, and states don't overlap.
                 let values = unsafe { self.states[i].write() };
                 fill(values, init, Sequence::new(seed, i as u32));
+            }
+        }
+        self.reset_averages();
+    }
+
+    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
+    pub fn reset_averages(&mut self) {
+        for (i, state) in self.program.states.iter().enumerate() {
+            if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
+                // SAFETY: `&mut self`, and states don't overlap.
+                unsafe { self.states[i].write().copy_from_slice(self.states[parameter.index()].read()) };
             }
         }
     }

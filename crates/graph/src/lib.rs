@@ -16,7 +16,7 @@ pub mod text;
 pub mod types;
 
 pub use build::{Builder, Loss};
-pub use compile::{Model, Optimizer, Program, Settings, compile};
+pub use compile::{Group, Model, Optimizer, Program, Settings, compile};
 pub use graph::{Graph, GraphError, Init, Role, State, ValueId};
 pub use op::{Op, StateId};
 pub use passes::Recompute;

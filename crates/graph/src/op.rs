@@ -232,6 +232,10 @@ pub enum Op {
         max_coeff: f64,
         lr_scale: f64,
     },
+    /// average, w as updated, control → average: decay·average + (1-decay)·w, or as it was on a skipped step.
+    Ema {
+        decay: f64,
+    },
 
     // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
     Cast {
@@ -358,7 +362,7 @@ impl Op {
     pub fn in_place(&self) -> &'static [(usize, usize)] {
         match self {
             Op::Accumulate | Op::Advance | Op::LossScale { .. } | Op::AllReduce { .. } => &[(0, 0)],
-            Op::RunningMoments { .. } => &[(0, 0)],
+            Op::RunningMoments { .. } | Op::Ema { .. } => &[(0, 0)],
             Op::LinearGradW { accumulate: true, .. } => &[(2, 0)],
             Op::ColumnSum { accumulate: true } => &[(1, 0)],
             Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],

@@ -146,7 +146,7 @@ fn forked() -> (Graph, ValueId) {
 #[test]
 fn gradients_of_a_value_used_twice_add_last_user_first() {
     let (graph, loss) = forked();
-    let (graph, _) = differentiate(graph, loss).unwrap();
+    let (graph, _) = differentiate(graph, loss, &|_| true).unwrap();
     graph.check().unwrap();
     let sum = graph.nodes.iter().find(|n| n.op == Op::Add && n.phase == Phase::Backward).unwrap();
     let makers = graph.producers();
@@ -158,7 +158,7 @@ fn gradients_of_a_value_used_twice_add_last_user_first() {
 #[test]
 fn gradients_come_in_the_order_they_are_ready() {
     let (graph, loss) = forked();
-    let (graph, gradients) = differentiate(graph, loss).unwrap();
+    let (graph, gradients) = differentiate(graph, loss, &|_| true).unwrap();
     let order: Vec<&str> = gradients.iter().map(|(s, _)| &graph.states[s.index()].name[..]).collect();
     assert_eq!(order, ["head.weight", "head.bias", "fc.weight", "fc.bias"]);
     let makers = graph.producers();
@@ -174,7 +174,7 @@ fn an_op_without_a_backward_rule_is_named_with_its_layer() {
     let w = parameter(&mut graph, "w", [8]);
     let at = At::new("half", Phase::Forward);
     let loss = graph.push(Op::Cast { to: DType::F16 }, &[w], &at).unwrap()[0];
-    let error = differentiate(graph, loss).unwrap_err();
+    let error = differentiate(graph, loss, &|_| true).unwrap_err();
     assert_eq!(error.to_string(), "half: cast has no backward rule");
 }
 
@@ -237,7 +237,7 @@ fn the_bias_gradient_folds_into_the_gelu() {
 fn recomputed(depth: usize) -> Graph {
     let graph = fuse(narrow(forward(depth, true).unwrap()).unwrap());
     let loss = graph.find("loss").unwrap();
-    let (mut graph, gradients) = differentiate(graph, loss).unwrap();
+    let (mut graph, gradients) = differentiate(graph, loss, &|_| true).unwrap();
     graph.outputs.extend(gradients.iter().map(|(_, value)| *value));
     recompute(graph, Recompute::Full).unwrap()
 }

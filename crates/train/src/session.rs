@@ -5,7 +5,7 @@ use crate::error::TrainError;
 use crate::weights;
 use cpu::{Executor, Which};
 use data::{Dataset, Filler, Sampler, Synthetic};
-use graph::{DType, Header, Loss, Program, Settings, State, compile};
+use graph::{DType, Group, Header, Loss, Program, Settings, State, compile};
 use models::names::{Tensor, Weights};
 use std::time::Instant;
 
@@ -62,7 +62,8 @@ pub fn program(run: &Resolved) -> Result<Program, TrainError> {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
         recompute: run.recompute,
-        decays: &decays,
+        group: &|state| Group { lr_scale: 1.0, decays: decays(state) },
+        ema: None,
         scratch: &cpu::scratch(run.threads),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: false };
@@ -192,5 +193,6 @@ impl Session {
                 self.executor.state_mut(id).copy_from_slice(&tensor.data);
             }
         }
+        self.executor.reset_averages();
     }
 }

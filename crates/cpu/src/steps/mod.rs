@@ -138,6 +138,7 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::AdamW { .. } => update::adamw(cx),
             Op::Sgd { .. } => update::sgd(cx),
             Op::Lamb { .. } => update::lamb(cx),
+            Op::Ema { decay } => update::ema(cx, *decay),
             other => unreachable!("{} was refused when the plan was bound", other.name()),
         }
     }

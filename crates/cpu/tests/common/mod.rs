@@ -8,10 +8,11 @@ pub mod random;
 use cpu::{Executor, Float, Which};
 use graph::graph::{At, Node, Phase};
 use graph::op::Pooling;
-use graph::passes::{differentiate, fuse, narrow, place, schedule};
+use graph::passes::{Scratch, differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
-    DType, Graph, Header, Init, Key, Loss, Model, Op, Optimizer, Plan, Program, Recompute, Role, Settings,
+    DType, Graph, Group, Header, Init, Key, Loss, Model, Op, Optimizer, Plan, Program, Recompute, Role,
+    Settings,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
 use models::vit::{Pool, Vit};
@@ -167,14 +168,24 @@ pub fn compiled(graph: &Graph, recompute: Recompute, threads: usize) -> Program 
 }
 
 pub fn compiled_model(model: Model, recompute: Recompute, optimizer: Optimizer, threads: usize) -> Program {
-    let settings = Settings {
-        optimizer,
+    let scratch = cpu::scratch(threads);
+    compiled_with(model, &Settings { optimizer, recompute, ..settings(&scratch) })
+}
+
+/// One group for all, clipped, nothing averaged.
+pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
+    Settings {
+        optimizer: adamw(),
         max_grad_norm: Some(1.0),
-        recompute,
-        decays: &|_| true,
-        scratch: &cpu::scratch(threads),
-    };
-    checked(compile(model, &settings).unwrap())
+        recompute: Recompute::None,
+        group: &|_| Group { lr_scale: 1.0, decays: true },
+        ema: None,
+        scratch,
+    }
+}
+
+pub fn compiled_with(model: Model, settings: &Settings<'_>) -> Program {
+    checked(compile(model, settings).unwrap())
 }
 
 /// Lets a model's head start at random rather than at zero, which would leave all gradients but its own zero.
@@ -193,7 +204,7 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     let graph = if narrowed { narrow(graph.clone()).unwrap() } else { graph.clone() };
     let mut eval = if fused { fuse(graph) } else { graph };
     let (loss, stats) = (eval.find("loss").unwrap(), eval.find("loss.stats").unwrap());
-    let (mut train, gradients) = differentiate(eval.clone(), loss).unwrap();
+    let (mut train, gradients) = differentiate(eval.clone(), loss, &|_| true).unwrap();
     let ty = train.ty(stats).clone();
     let state = train.add_state("stats", ty, Role::Statistic);
     train.assign(state, stats, Phase::Backward).unwrap();

@@ -129,6 +129,11 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             shaped(inputs[4], [1], "the count of applied steps")?;
             Ok(vec![inputs[0].clone(), inputs[2].clone()])
         }
+        Op::Ema { .. } => {
+            same(&inputs[..2])?;
+            shaped(inputs[2], [3], "control")?;
+            Ok(vec![inputs[0].clone()])
+        }
         _ => infer_planned(op, inputs),
     }
 }
@@ -339,7 +344,7 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::AdamW { .. } | Op::Lamb { .. } => one(6),
         Op::Sgd { .. } | Op::BatchNormGrad { .. } => one(5),
         Op::AttentionGrad { .. } | Op::BatchNorm { .. } => one(4),
-        Op::BatchNormSums { .. } => one(3),
+        Op::BatchNormSums { .. } | Op::Ema { .. } => one(3),
         Op::CrossEntropy { mixed, .. } => one(if *mixed { 5 } else { 3 }),
         Op::CrossEntropyGrad { mixed, .. } => one(if *mixed { 6 } else { 4 }),
         Op::LinearGradX { gelu } => one(2 + usize::from(*gelu)),
