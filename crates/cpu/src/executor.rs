@@ -1,12 +1,16 @@
 //! Binds a program to memory and runs its plans.
 
+mod checked;
+
+pub use checked::{BadValue, Origin};
+
 use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::steps;
 use graph::graph::Phase;
 use graph::passes::ALIGN;
-use graph::plan::{Place, Plan, Step};
+use graph::plan::{Place, Plan, PlanValue, Step};
 use graph::random::Sequence;
 use graph::{DType, Header, Init, Op, Program, Role, Shape, State, StateId, Type};
 use std::time::Instant;
@@ -118,13 +122,18 @@ impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) {
         self.runs[which as usize] += 1;
-        for step in &mut self.plans[which as usize] {
+        for index in 0..self.plans[which as usize].len() {
             let start = Instant::now();
-            // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its writer;
-            // `&mut self` keeps the host away.
-            unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
-            step.nanoseconds += start.elapsed().as_nanos() as u64;
+            self.run_step(which, index, header);
+            self.plans[which as usize][index].nanoseconds += start.elapsed().as_nanos() as u64;
         }
+    }
+
+    fn run_step(&mut self, which: Which, index: usize, header: &Header) {
+        let step = &self.plans[which as usize][index];
+        // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its writer;
+        // `&mut self` keeps the host away.
+        unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
     }
 
     /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
@@ -142,7 +151,7 @@ impl<T: Float> Executor<T> {
         start.elapsed().as_secs_f64()
     }
 
-    fn operand(&self, which: Which, name: &str) -> Option<&graph::plan::PlanValue> {
+    fn operand(&self, which: Which, name: &str) -> Option<&PlanValue> {
         let plan = self.plan(which);
         plan.find(name).map(|v| &plan.values[v])
     }
@@ -202,11 +211,16 @@ impl<T: Float> Executor<T> {
     }
 
     fn output_view(&self, which: Which, name: &str) -> Option<View<T>> {
-        let value = self.operand(which, name).filter(|v| v.ty.dtype.is_float())?;
-        Some(match value.place {
-            Place::Arena(offset) => self.arena.view(offset, value.ty.shape.count()),
-            Place::State(state) => self.states[state.index()],
-        })
+        self.view_of(self.operand(which, name)?)
+    }
+
+    /// Where a value of floats lies.
+    fn view_of(&self, value: &PlanValue) -> Option<View<T>> {
+        match value.place {
+            _ if !value.ty.dtype.is_float() => None,
+            Place::Arena(offset) => Some(self.arena.view(offset, value.ty.shape.count())),
+            Place::State(state) => Some(self.states[state.index()]),
+        }
     }
 
     pub fn find_state(&self, name: &str) -> Option<StateId> {

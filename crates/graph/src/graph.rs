@@ -97,6 +97,23 @@ pub enum Role {
     LossScale,
 }
 
+impl Role {
+    /// For messages: `moment blocks.0.mlp.fc1.weight.m`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Parameter(_) => "parameter",
+            Role::Gradient => "gradient",
+            Role::Moment => "moment",
+            Role::Average => "average",
+            Role::Statistic => "statistic",
+            Role::Counter => "counter",
+            Role::Master => "master copy",
+            Role::Running => "running statistic",
+            Role::LossScale => "loss scale",
+        }
+    }
+}
+
 /// What the name of a parameter's moving average ends in.
 pub(crate) const AVERAGE: &str = ".ema";
 
