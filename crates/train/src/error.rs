@@ -1,6 +1,7 @@
 //! Everything that can end a run, each with the culprit in its text.
 
 use crate::weights::WeightsError;
+use cpu::BadValue;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,8 +26,17 @@ pub enum TrainError {
     NothingToResume(PathBuf),
     #[error("{}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
-    #[error("step {step}: the gradient is not finite (the loss is {loss}); the parameters are as before it")]
-    NotFinite { step: u64, loss: f64 },
+    #[error("step {step}: none of its samples counts")]
+    NoSamples { step: u64 },
+    #[error("step {step}: {}; parameters are as before the step", not_finite(*loss, culprit.as_deref()))]
+    NotFinite { step: u64, loss: f64, culprit: Option<Box<BadValue>> },
+}
+
+fn not_finite(loss: f64, culprit: Option<&BadValue>) -> String {
+    match culprit {
+        Some(bad) => format!("loss is {loss}; {bad}"),
+        None => format!("loss is {loss}; every gradient is finite, but their norm overflowed"),
+    }
 }
 
 impl TrainError {

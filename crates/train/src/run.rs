@@ -59,7 +59,7 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
         let start = Instant::now();
         let result = session.step(step)?;
         if !result.applied {
-            return Err(TrainError::NotFinite { step, loss: result.score.loss });
+            return Err(why_skipped(&mut session, step, &result.score));
         }
         let seconds = start.elapsed().as_secs_f64();
         summary.training_seconds += seconds;
@@ -91,4 +91,15 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
         summary.weights = Some(path);
     }
     Ok(summary)
+}
+
+/// What to say of a step that was not applied.
+fn why_skipped(session: &mut Session, step: u64, score: &Score) -> TrainError {
+    if score.samples == 0.0 {
+        return TrainError::NoSamples { step };
+    }
+    match session.first_bad_value(step) {
+        Ok(culprit) => TrainError::NotFinite { step, loss: score.loss, culprit: culprit.map(Box::new) },
+        Err(error) => error,
+    }
 }

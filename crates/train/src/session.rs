@@ -3,9 +3,9 @@
 use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::weights;
-use cpu::{Executor, Which};
+use cpu::{BadValue, Executor, Which};
 use data::{Dataset, Filler, Sampler, Synthetic};
-use graph::{DType, Header, Program, Settings, State, compile};
+use graph::{DType, Group, Header, Loss, Program, Settings, State, compile};
 use models::names::{Tensor, Weights};
 use std::time::Instant;
 
@@ -62,10 +62,12 @@ pub fn program(run: &Resolved) -> Result<Program, TrainError> {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
         recompute: run.recompute,
-        decays: &decays,
+        group: &|state| Group { lr_scale: 1.0, decays: decays(state) },
+        ema: None,
         scratch: &cpu::scratch(run.threads),
     };
-    let model = run.vit.build(run.batch, run.label_smoothing, DType::F32)?;
+    let loss = Loss { smoothing: run.label_smoothing, mixed: false };
+    let model = run.vit.build(run.batch, loss, DType::F32)?;
     Ok(compile(model, &settings)?)
 }
 
@@ -101,23 +103,43 @@ impl Session {
 
     /// One optimizer step over `accumulate` micro-batches.
     pub fn step(&mut self, step: u64) -> Result<StepResult, TrainError> {
-        let (batch, accumulate) = (self.run.batch, self.run.accumulate);
-        let learning_rate = self.run.schedule.at(step);
-        let nominal = self.run.global_batch() as f64;
-        let header =
-            Header { seed: self.run.seed, step, first_sample: 0, learning_rate, nominal, accumulate: false };
-        for micro in 0..accumulate {
-            let which = if micro + 1 == accumulate { Which::Last } else { Which::Micro };
-            let first = micro * batch;
-            self.load_batch(which, step, first)?;
-            let header = Header { first_sample: first as u64, accumulate: micro > 0, ..header };
+        for micro in 0..self.run.accumulate {
+            let (which, header) = self.load_micro(step, micro)?;
             self.executor.run(which, &header);
         }
+        let header = self.header(step);
         self.executor.run(Which::Update, &header);
         let control = planned(self.executor.output(Which::Update, "control"));
         let (applied, gradient_norm) = (control[1] != 0.0, f64::from(control[2]));
-        let score = Score::of(self.stats());
+        let (score, learning_rate) = (Score::of(self.stats()), header.learning_rate);
         Ok(StepResult { score, learning_rate, gradient_norm, applied })
+    }
+
+    /// Goes once more through a step that was just skipped, whose parameters are still those it started with, and names
+    /// the first value that is not finite. There is none if only the sum of the gradients' squares overflowed.
+    pub fn first_bad_value(&mut self, step: u64) -> Result<Option<BadValue>, TrainError> {
+        for micro in 0..self.run.accumulate {
+            let (which, header) = self.load_micro(step, micro)?;
+            let bad = self.executor.run_checked(which, &header);
+            if bad.is_some() {
+                return Ok(bad);
+            }
+        }
+        Ok(None)
+    }
+
+    fn header(&self, step: u64) -> Header {
+        let (seed, learning_rate) = (self.run.seed, self.run.schedule.at(step));
+        let nominal = self.run.global_batch() as f64;
+        Header { seed, step, first_sample: 0, learning_rate, nominal, accumulate: false }
+    }
+
+    /// Fills the plan of a micro-batch; what remains is to run it.
+    fn load_micro(&mut self, step: u64, micro: usize) -> Result<(Which, Header), TrainError> {
+        let which = if micro + 1 == self.run.accumulate { Which::Last } else { Which::Micro };
+        let first = micro * self.run.batch;
+        self.load_batch(which, step, first)?;
+        Ok((which, Header { first_sample: first as u64, accumulate: micro > 0, ..self.header(step) }))
     }
 
     /// Fills a training plan with samples `first`.. of the step; a short last batch is padded with weight 0.
@@ -191,5 +213,6 @@ impl Session {
                 self.executor.state_mut(id).copy_from_slice(&tensor.data);
             }
         }
+        self.executor.reset_averages();
     }
 }

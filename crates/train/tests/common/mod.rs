@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use cpu::{Executor, Float, Which};
-use graph::{DType, Header, Optimizer, Program, Recompute, Settings, compile};
+use graph::{DType, Group, Header, Loss, Optimizer, Program, Recompute, Settings, compile};
 use models::vit::Vit;
 
 pub const HEADER: Header =
@@ -72,10 +72,11 @@ impl Setup {
             optimizer: self.optimizer,
             max_grad_norm: None,
             recompute: self.recompute,
-            decays: &|_| true,
+            group: &|_| Group { lr_scale: 1.0, decays: true },
+            ema: None,
             scratch: &cpu::scratch(self.threads),
         };
-        let program = compile(vit.build(self.batch, 0.0, dtype).unwrap(), &settings).unwrap();
+        let program = compile(vit.build(self.batch, Loss::default(), dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
             plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
         }
