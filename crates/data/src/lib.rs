@@ -13,6 +13,7 @@
 pub mod batch;
 mod error;
 mod image;
+pub mod pickle;
 mod random;
 pub mod sampler;
 pub mod synthetic;
