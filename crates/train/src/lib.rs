@@ -7,9 +7,12 @@ pub mod metrics;
 pub mod run;
 pub mod schedule;
 pub mod session;
+pub mod tensors;
 pub mod weights;
 
 mod error;
+#[cfg(test)]
+mod testing;
 
 pub use config::{Raw, Resolved};
 pub use error::TrainError;
