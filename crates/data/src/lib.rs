@@ -1,6 +1,7 @@
 //! Labelled images, and the way they reach a model.
 //!
 //! * [`Dataset`] is what training sees: numbered images with a class each.
+//! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
@@ -11,6 +12,7 @@
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
 pub mod batch;
+pub mod cifar;
 mod error;
 mod image;
 pub mod pickle;
@@ -19,6 +21,7 @@ pub mod sampler;
 pub mod synthetic;
 
 pub use batch::Filler;
+pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
 pub use image::Image;
 pub use sampler::Sampler;

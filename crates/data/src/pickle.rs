@@ -200,10 +200,17 @@ impl<'p> Value<'p> {
         if self.call_of(is_class).and_then(Value::items).is_some_and(|args| args.len() == 0) {
             return Some(Cow::Borrowed(&[]));
         }
+        let latin1 = self.encoded()?.chars().map(|c| u8::try_from(c).ok());
+        latin1.collect::<Option<Vec<u8>>>().map(Cow::Owned)
+    }
+
+    /// The text of a call that encodes text as Latin-1.
+    fn encoded(self) -> Option<&'p str> {
         let args = self.call_of(|module, name| (module, name) == ("_codecs", "encode"))?;
-        let latin1 = matches!(args.item(1)?.text()?, "latin1" | "latin-1");
-        let Some(Node::Text(text)) = args.item(0).filter(|_| latin1).map(Value::node) else { return None };
-        text.chars().map(|c| u8::try_from(c).ok()).collect::<Option<Vec<u8>>>().map(Cow::Owned)
+        match (args.item(0)?.node(), args.item(1)?.node()) {
+            (Node::Text(text), Node::Text(encoding)) if encoding == "latin1" => Some(text),
+            _ => None,
+        }
     }
 
     /// Python 3's `str`, and Python 2's if it is UTF-8.
@@ -240,8 +247,16 @@ impl<'p> Value<'p> {
 
     /// The value that was last set in a dict under a name, whichever kind of string that is.
     pub fn get(self, name: &str) -> Option<Value<'p>> {
-        let named = |(key, _): &(Value, Value)| key.text() == Some(name);
-        self.entries()?.filter(named).last().map(|(_, value)| value)
+        self.entries()?.filter(|(key, _)| key.is_named(name)).last().map(|(_, value)| value)
+    }
+
+    /// Stops at the first difference: a file can have a long key for as many entries as it likes.
+    fn is_named(self, name: &str) -> bool {
+        match self.node() {
+            Node::Text(text) => text == name,
+            Node::Bytes(bytes) => **bytes == *name.as_bytes(),
+            _ => self.encoded().is_some_and(|text| text == name),
+        }
     }
 
     /// A class or function: module and name.
