@@ -36,3 +36,9 @@ impl DataError {
         DataError::File { path: path.as_ref().to_path_buf(), problem: problem.to_string() }
     }
 }
+
+/// Text that came from a file or a server, fit to stand on the one line of a message.
+pub(crate) fn shown(text: impl ToString) -> String {
+    let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.to_string().chars().map(printable).take(200).collect()
+}

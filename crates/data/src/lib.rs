@@ -1,6 +1,8 @@
 //! Labelled images, and the way they reach a model.
 //!
 //! * [`Dataset`] is what training sees: numbered images with a class each.
+//! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
+//! * [`get`] downloads them.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
@@ -11,14 +13,19 @@
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
 pub mod batch;
+pub mod cifar;
 mod error;
+pub mod get;
 mod image;
+pub mod pickle;
 mod random;
 pub mod sampler;
 pub mod synthetic;
 
 pub use batch::Filler;
+pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
+pub use get::{Downloadable, get};
 pub use image::Image;
 pub use sampler::Sampler;
 pub use synthetic::{Synthetic, SyntheticSpec};
