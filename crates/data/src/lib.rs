@@ -11,9 +11,11 @@
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
 pub mod batch;
+pub mod decode;
 mod error;
 mod image;
 mod random;
+pub mod resize;
 pub mod sampler;
 pub mod synthetic;
 
