@@ -14,11 +14,13 @@
 
 pub mod batch;
 pub mod cifar;
+pub mod decode;
 mod error;
 pub mod get;
 mod image;
 pub mod pickle;
 mod random;
+pub mod resize;
 pub mod sampler;
 pub mod synthetic;
 

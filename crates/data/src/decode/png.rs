@@ -1,0 +1,64 @@
+//! PNG, by the png crate.
+
+use super::Header;
+use super::exif::Orientation;
+use super::layout::Layout;
+use ::png::{ColorType, Decoder, Limits, Transformations};
+use std::io::Cursor;
+
+/// Tables and buffers that don't grow with the image.
+const FIXED_MEMORY: usize = 4 << 20;
+
+/// The size stands in the first chunk; the orientation, if any, in a later one.
+pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
+    const TRUNCATED: &str = "truncated: this PNG ends within its header";
+    let mut at = 8;
+    let (kind, header, next) = chunk(bytes, at).ok_or(TRUNCATED)?;
+    let &[w3, w2, w1, w0, h3, h2, h1, h0, ..] = header else { return Err(TRUNCATED.into()) };
+    if kind != b"IHDR" {
+        return Err("broken PNG: does not begin with its header".into());
+    }
+    let width = u32::from_be_bytes([w3, w2, w1, w0]) as usize;
+    let height = u32::from_be_bytes([h3, h2, h1, h0]) as usize;
+    let mut orientation = Orientation::default();
+    at = next;
+    while let Some((kind, data, next)) = chunk(bytes, at) {
+        if kind == b"eXIf" {
+            orientation = Orientation::from_exif(data);
+        }
+        at = next;
+    }
+    Ok(Header { width, height, orientation, pixels: width.saturating_mul(height) })
+}
+
+/// A chunk's name and data, and where the next one begins.
+fn chunk(bytes: &[u8], at: usize) -> Option<(&[u8], &[u8], usize)> {
+    let &[l3, l2, l1, l0] = bytes.get(at..at + 4)? else { return None };
+    let length = u32::from_be_bytes([l3, l2, l1, l0]) as usize;
+    let data = at + 8;
+    Some((bytes.get(at + 4..data)?, bytes.get(data..data.checked_add(length)?)?, data + length + 4))
+}
+
+pub(super) fn pixels(bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result<Layout, String> {
+    let limits = Limits { bytes: header.pixels.saturating_mul(8) + FIXED_MEMORY };
+    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), limits);
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    // Palettes become colours; 1, 2, 4 and 16 bits become 8.
+    decoder.set_transformations(Transformations::normalize_to_color8());
+    let mut reader = decoder.read_info().map_err(broken)?;
+    let layout = match reader.output_color_type().0 {
+        ColorType::Grayscale => Layout::Gray,
+        ColorType::GrayscaleAlpha => Layout::GrayAlpha,
+        ColorType::Rgba => Layout::Rgba,
+        ColorType::Rgb | ColorType::Indexed => Layout::Rgb,
+    };
+    let size = reader.output_buffer_size().ok_or("is too large")?;
+    out.resize(size, 0);
+    reader.next_frame(out).map_err(broken)?;
+    Ok(layout)
+}
+
+fn broken(error: ::png::DecodingError) -> String {
+    format!("broken PNG: {error}")
+}

@@ -1,0 +1,117 @@
+//! Antialiased resizing, byte for byte as PIL does it.
+//!
+//! The support of the filter grows with the reduction. Rows are resized first and rounded to bytes, then columns; weights
+//! are the same 22-bit numbers. torchvision's resize of images is PIL's, and that of tensors is within 1 of it. (Pillow 13
+//! works on columns first where the height shrinks far more than the width. Older ones don't, nor does torchvision on tensors.)
+
+mod convolve;
+mod taps;
+
+use crate::Image;
+use taps::Taps;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Interpolation {
+    Bilinear,
+    /// With a = -0.5.
+    Bicubic,
+}
+
+/// The part of an image that is read, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CropBox {
+    pub left: f64,
+    pub top: f64,
+    pub width: f64,
+    pub height: f64,
+}
+
+impl CropBox {
+    pub fn whole(image: &Image) -> Self {
+        Self { left: 0.0, top: 0.0, width: image.width as f64, height: image.height as f64 }
+    }
+}
+
+/// Keeps its scratch memory; each thread has one.
+#[derive(Default)]
+pub struct Resizer {
+    across: Taps,
+    down: Taps,
+    /// Rows resized, columns not yet: (seen rows, W, C) bytes.
+    narrowed: Vec<u8>,
+    scratch: convolve::Scratch,
+}
+
+impl Resizer {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Replaces `out` by the pixels of `from` within `crop`, resized to `to` (width, height).
+    ///
+    /// Filters see no pixel outside the box: a box of whole pixels gives what cropping first would give, as in torchvision.
+    /// What of the box lies outside the image is cut off, but a pixel at least remains. Whole pixels that keep their size are copied.
+    pub fn resize(
+        &mut self,
+        from: &Image,
+        crop: CropBox,
+        to: (usize, usize),
+        how: Interpolation,
+        out: &mut Image,
+    ) {
+        let Image { width, height, channels, .. } = *from;
+        let pixels = out.reset(to.0, to.1, channels);
+        if pixels.is_empty() || from.pixels.is_empty() {
+            pixels.fill(0);
+            return;
+        }
+        let columns = Span::new(crop.left, crop.width, width);
+        let rows = Span::new(crop.top, crop.height, height);
+        let seen = from.pixels.chunks_exact(width * channels).skip(rows.start).take(rows.size);
+        let seen = seen.map(|row| &row[columns.start * channels..][..columns.size * channels]);
+
+        let line = to.0 * channels;
+        self.narrowed.resize(rows.size * line, 0);
+        let narrowed = seen.zip(self.narrowed.chunks_exact_mut(line));
+        if columns.is_identity(to.0) {
+            narrowed.for_each(|(from, to)| to.copy_from_slice(from));
+        } else {
+            self.across.set(columns.size, columns.crop, to.0, how);
+            narrowed.for_each(|(from, to)| {
+                convolve::across(from, channels, &self.across, &mut self.scratch, to);
+            });
+        }
+        if rows.is_identity(to.1) {
+            pixels.copy_from_slice(&self.narrowed);
+        } else {
+            self.down.set(rows.size, rows.crop, to.1, how);
+            convolve::down(&self.narrowed, line, &self.down, &mut self.scratch, pixels);
+        }
+    }
+}
+
+/// Along one axis: the whole pixels that are seen, and the part of these that is resized, as (start, size).
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Span {
+    start: usize,
+    size: usize,
+    crop: (f64, f64),
+}
+
+impl Span {
+    fn new(start: f64, size: f64, within: usize) -> Self {
+        // `max` and `min` rather than `clamp`: they give a number where there is none.
+        let first = start.max(0.0).min(within as f64 - 1.0);
+        let last = (start + size).max(first).min(within as f64);
+        let (low, high) = (first.floor() as usize, last.ceil() as usize);
+        let crop = if last > first { (first - low as f64, last - first) } else { (0.0, 1.0) };
+        Span { start: low, size: (high - low).max(1), crop }
+    }
+
+    fn is_identity(self, to: usize) -> bool {
+        self.crop == (0.0, to as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests;
