@@ -12,6 +12,23 @@ pub enum DataError {
     )]
     Shape { image: String, width: usize, height: usize, found: usize, expected: usize, channels: usize },
 
+    /// An image that was read, but can't be used as it is.
+    #[error("{image}: {problem}")]
+    Image { image: String, problem: String },
+
+    /// A setting of the augmentation or of the loader that can't be honoured.
+    #[error("setting `{setting}`: {problem}")]
+    Setting { setting: &'static str, problem: String },
+
+    #[error("pixels of {width}×{height} with {found} channels; this run reads {channels} channels")]
+    Pixels { width: usize, height: usize, found: usize, channels: usize },
+
+    #[error("{count} samples from position {first} were asked of an epoch of {len}")]
+    RequestOutOfRange { first: usize, count: usize, len: usize },
+
+    #[error("a thread that prepares images failed: {problem}")]
+    Worker { problem: String },
+
     #[error("image {index} was asked of a set that holds {len}")]
     IndexOutOfRange { index: usize, len: usize },
 

@@ -5,6 +5,8 @@
 //! * [`get`] downloads them.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`sampler`] says which image comes at which position of which epoch.
+//! * [`augment`] chooses what happens to a sample, and does it.
+//! * [`loader`] prepares batches ahead of their use, on threads of its own.
 //! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
 //!
 //! Everything here is a pure function of its settings: no order of calls, number of threads or
@@ -12,23 +14,28 @@
 //!
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
+pub mod augment;
 pub mod batch;
 pub mod cifar;
 pub mod decode;
 mod error;
 pub mod get;
 mod image;
+pub mod loader;
 pub mod pickle;
 mod random;
 pub mod resize;
 pub mod sampler;
 pub mod synthetic;
 
+pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
 pub use batch::Filler;
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
 pub use get::{Downloadable, get};
 pub use image::Image;
+pub use loader::{LoadedBatch, Loader, LoaderSettings, Request, Skipped};
+pub use resize::{CropBox, Interpolation, Resizer};
 pub use sampler::Sampler;
 pub use synthetic::{Synthetic, SyntheticSpec};
 
