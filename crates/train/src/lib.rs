@@ -7,6 +7,7 @@ pub mod metrics;
 pub mod run;
 pub mod schedule;
 pub mod session;
+pub mod tensorboard;
 pub mod weights;
 
 mod error;
