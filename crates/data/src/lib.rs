@@ -26,6 +26,7 @@ pub mod pickle;
 mod random;
 pub mod resize;
 pub mod sampler;
+pub mod sheet;
 pub mod synthetic;
 
 pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
@@ -37,6 +38,7 @@ pub use image::Image;
 pub use loader::{LoadedBatch, Loader, LoaderSettings, Request, Skipped};
 pub use resize::{CropBox, Interpolation, Resizer};
 pub use sampler::Sampler;
+pub use sheet::Sheet;
 pub use synthetic::{Synthetic, SyntheticSpec};
 
 /// Numbered, labelled images of any size, all with the same number of channels.

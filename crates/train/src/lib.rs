@@ -10,6 +10,7 @@ pub mod metrics;
 pub mod run;
 pub mod schedule;
 pub mod session;
+pub mod tensorboard;
 pub mod tensors;
 pub mod weights;
 

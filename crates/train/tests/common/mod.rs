@@ -56,11 +56,20 @@ pub struct Setup {
     pub threads: usize,
     pub optimizer: Optimizer,
     pub recompute: Recompute,
+    pub loss: Loss,
+    pub ema: Option<f64>,
 }
 
 impl Setup {
     pub fn new(batch: usize) -> Self {
-        Setup { batch, threads: 2, optimizer: adamw(), recompute: Recompute::None }
+        Setup {
+            batch,
+            threads: 2,
+            optimizer: adamw(),
+            recompute: Recompute::None,
+            loss: Loss::default(),
+            ema: None,
+        }
     }
 
     pub fn program(&self, vit: &Vit) -> Program {
@@ -73,10 +82,10 @@ impl Setup {
             max_grad_norm: None,
             recompute: self.recompute,
             group: &|_| Group { lr_scale: 1.0, decays: true },
-            ema: None,
+            ema: self.ema,
             scratch: &cpu::scratch(self.threads),
         };
-        let program = compile(vit.build(self.batch, Loss::default(), dtype).unwrap(), &settings).unwrap();
+        let program = compile(vit.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
             plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
         }
