@@ -1,5 +1,6 @@
 //! Everything that can end a run, each with the culprit in its text.
 
+use crate::deepspeed::ConfigError;
 use crate::weights::WeightsError;
 use std::path::PathBuf;
 
@@ -15,7 +16,12 @@ pub enum TrainError {
     Data(#[from] data::DataError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    #[error("--{flag} {value}: {why}")]
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Numbers of images that don't multiply.
+    #[error("{0}")]
+    Batch(String),
+    #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
     Setting { flag: &'static str, value: String, why: String },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },

@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod config;
+pub mod deepspeed;
 pub mod metrics;
 pub mod run;
 pub mod schedule;
@@ -10,7 +11,8 @@ pub mod session;
 pub mod weights;
 
 mod error;
+mod nearest;
 
-pub use config::{Raw, Resolved};
+pub use config::{Facts, Raw, Resolved};
 pub use error::TrainError;
 pub use session::Session;

@@ -1,10 +1,10 @@
 //! A model bound to an executor and its data: one optimizer step, one evaluation.
 
-use crate::config::Resolved;
+use crate::config::{Facts, Geometry, Raw, Resolved, Source};
 use crate::error::TrainError;
 use crate::weights;
 use cpu::{Executor, Which};
-use data::{Dataset, Filler, Sampler, Synthetic};
+use data::{Dataset, Filler, Sampler, Split, Synthetic};
 use graph::{DType, Header, Program, Settings, State, compile};
 use models::names::{Tensor, Weights};
 use std::time::Instant;
@@ -46,9 +46,35 @@ pub struct Session {
     data_seconds: f64,
 }
 
-/// Weight decay pulls matrices; norms, biases, the class token and positions are left alone.
-fn decays(state: &State) -> bool {
-    state.name.ends_with(".weight") && state.ty.shape.rank() >= 2
+/// Opens the data that was asked for, to say what it holds.
+pub fn facts(raw: &Raw) -> Result<Facts, TrainError> {
+    match raw.source()? {
+        Source::Synthetic => Facts::synthetic(raw),
+        other => Err(TrainError::setting("data", other, "not connected yet")),
+    }
+}
+
+/// Settings that resolve but that nothing here carries out yet: refused rather than ignored.
+fn connected(run: &Resolved) -> Result<(), TrainError> {
+    let refuse = |flag, value: String| Err(TrainError::setting(flag, value, "not connected yet"));
+    let plain = vec![0.5; run.vit.channels];
+    let (augmentation, groups) = (&run.augmentation, &run.groups);
+    let normalisation = [&augmentation.mean, &augmentation.std];
+    match run {
+        _ if run.data.source != Source::Synthetic => refuse("data", run.data.source.to_string()),
+        _ if run.world != 1 => refuse("ranks", run.world.to_string()),
+        _ if !augmentation.is_none() => refuse("augment", String::new()),
+        _ if normalisation != [&plain; 2] => refuse("mean", String::new()),
+        _ if augmentation.eval != Geometry::Resize => refuse("eval-resize", String::new()),
+        _ if !groups.lr_scale.is_empty() => refuse("lr-scale", groups.lr_scale[0].to_string()),
+        Resolved { ema: Some(decay), .. } => refuse("ema", decay.to_string()),
+        Resolved { resume: Some(folder), .. } => refuse("resume", folder.display().to_string()),
+        Resolved { new_head: true, .. } => refuse("new-head", String::new()),
+        _ => match groups.layer_decay {
+            Some(decay) => refuse("layer-decay", decay.to_string()),
+            None => Ok(()),
+        },
+    }
 }
 
 /// What `compile` puts into every program; no input can take it out.
@@ -62,7 +88,7 @@ pub fn program(run: &Resolved) -> Result<Program, TrainError> {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
         recompute: run.recompute,
-        decays: &decays,
+        decays: &|state| run.group(&state.name).decays,
         scratch: &cpu::scratch(run.threads),
     };
     let model = run.vit.build(run.batch, run.label_smoothing, DType::F32)?;
@@ -71,8 +97,10 @@ pub fn program(run: &Resolved) -> Result<Program, TrainError> {
 
 impl Session {
     pub fn new(run: Resolved) -> Result<Self, TrainError> {
+        connected(&run)?;
         let executor = Executor::new(program(&run)?, run.threads, run.seed)?;
-        let (train_set, test_set) = (Synthetic::new(run.train_set)?, Synthetic::new(run.test_set)?);
+        let train_set = Synthetic::new(run.synthetic(Split::Train))?;
+        let test_set = Synthetic::new(run.synthetic(Split::Test))?;
         let sampler = Sampler { len: train_set.len(), seed: run.seed, shuffle: true };
         let filler = Filler::new(run.vit.image);
         let indices = Vec::with_capacity(run.batch);

@@ -2,7 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
-use train::{Raw, Session};
+use train::{Facts, Raw, Session};
 
 /// Counts allocations, those made inside the `gemm` crate apart.
 struct Counting;
@@ -51,7 +51,8 @@ fn a_step_allocates_nothing() {
         train_samples: Some(100),
         ..Raw::default()
     };
-    let mut session = Session::new(raw.resolve().unwrap()).unwrap();
+    let facts = Facts::synthetic(&raw).unwrap();
+    let mut session = Session::new(raw.resolve(&facts, 1).unwrap()).unwrap();
     assert!(OURS.load(Ordering::Relaxed) > 0, "the counter counts");
     for step in 0..2 {
         session.step(step).unwrap();
