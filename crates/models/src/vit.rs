@@ -6,11 +6,13 @@
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId};
+use serde::{Deserialize, Serialize};
 
 const EPS: f64 = 1e-6;
 
 /// How the token sequence becomes one vector per image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Pool {
     /// A learned class token, normalised after the last block (torchvision, timm's `token`).
     ClassToken,
@@ -19,7 +21,7 @@ pub enum Pool {
 }
 
 /// Everything that decides the shape of a ViT and of each of its parameters.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vit {
     /// Side of the square input image, in pixels.
     pub image: usize,

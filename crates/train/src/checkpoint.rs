@@ -5,6 +5,7 @@
 //! configuration it was started with. Nothing in it depends on the number of threads or ranks.
 
 use crate::error::TrainError;
+use crate::session::Score;
 use crate::tensors::{self, Entry, Reader, folder_of, sync_folder};
 use crate::weights::WeightsError;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,8 @@ const SUFFIX: &str = ".safetensors";
 /// Metadata of a checkpoint's header.
 const FORMAT: (&str, &str) = ("format", "vitesse-checkpoint-1");
 const PROGRESS: &str = "progress";
-const CONFIG: &str = "config";
+/// Metadata of plain weights too: the configuration of the run they come from.
+pub const CONFIG: &str = "config";
 
 /// How far a run is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,6 +41,17 @@ pub struct Best {
     pub step: u64,
     pub top1: f64,
     pub loss: f64,
+}
+
+impl Progress {
+    /// Notes an evaluation after `step`; says whether it is the best so far.
+    pub fn note(&mut self, step: u64, score: &Score) -> bool {
+        let better = self.best.is_none_or(|best| score.top1 > best.top1);
+        if better {
+            self.best = Some(Best { step, top1: score.top1, loss: score.loss });
+        }
+        better
+    }
 }
 
 /// The checkpoints of one run.
@@ -97,6 +110,17 @@ impl Checkpoints {
         }
         named?;
         sync_folder(&self.folder)
+    }
+
+    /// A run that was killed between writing its best checkpoint and marking it does so now.
+    pub fn mend_best(&self, path: &Path, progress: &Progress) -> Result<(), TrainError> {
+        let is_best = progress.best.is_some_and(|best| best.step + 1 == progress.step);
+        let marked = Checkpoint::open(&self.best()).is_ok_and(|best| best.progress.step == progress.step);
+        if is_best && !marked {
+            let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
+            self.mark_best(path).map_err(io_error)?;
+        }
+        Ok(())
     }
 
     fn forget_old(&self) -> io::Result<()> {

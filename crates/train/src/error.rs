@@ -1,5 +1,6 @@
 //! Everything that can end a run, each with the culprit in its text.
 
+use crate::deepspeed::ConfigError;
 use crate::weights::WeightsError;
 use cpu::BadValue;
 use std::path::PathBuf;
@@ -16,7 +17,12 @@ pub enum TrainError {
     Data(#[from] data::DataError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    #[error("--{flag} {value}: {why}")]
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Numbers of images that don't multiply.
+    #[error("{0}")]
+    Batch(String),
+    #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
     Setting { flag: &'static str, value: String, why: String },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
@@ -24,6 +30,10 @@ pub enum TrainError {
     RunExists(PathBuf),
     #[error("{}: nothing to resume: it holds no checkpoint", .0.display())]
     NothingToResume(PathBuf),
+    #[error("{error}; {} is whole: to go on from there, remove the broken one", other.display())]
+    BrokenCheckpoint { error: Box<TrainError>, other: PathBuf },
+    #[error("{} was started with other settings: {differences}", folder.display())]
+    OtherSettings { folder: PathBuf, differences: String },
     #[error("{}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
     #[error("step {step}: none of its samples counts")]

@@ -1,5 +1,7 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
+use crate::checkpoint::CONFIG;
+use crate::config::Resolved;
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
@@ -42,8 +44,9 @@ pub fn write(
     tensors::write(path, &entries, metadata)
 }
 
-/// Reads weights for a model, whatever their convention, and resizes their position embedding to its grid.
-pub fn load_for(path: &Path, vit: &Vit) -> Result<Weights, WeightsError> {
+/// Reads weights for a model, whatever their convention, and resizes their position embedding to its grid. With
+/// `new_head`, a head of another number of classes is left out.
+pub fn load_for(path: &Path, vit: &Vit, new_head: bool) -> Result<Weights, WeightsError> {
     let name_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
     let weights = read(path)?;
     let convention = names::detect(weights.keys().map(String::as_str)).map_err(name_error)?;
@@ -53,16 +56,37 @@ pub fn load_for(path: &Path, vit: &Vit) -> Result<Weights, WeightsError> {
         *pos = resize_positions(pos, class_token, vit.grid())
             .map_err(|source| WeightsError::Positions { path: path.to_path_buf(), source })?;
     }
+    if new_head {
+        return without_head(weights, vit).map_err(name_error);
+    }
     names::check(&weights, vit).map_err(name_error)?;
     Ok(weights)
 }
 
-/// Writes canonical weights for another library to read.
-pub fn save_as(path: &Path, weights: &Weights, convention: Convention) -> Result<(), WeightsError> {
+/// Everything but the head, which has its own number of classes.
+fn without_head(weights: Weights, vit: &Vit) -> Result<Weights, NameError> {
+    let classes = weights.get("head.weight").and_then(|head| head.shape.first().copied());
+    let theirs = Vit { classes: classes.unwrap_or(vit.classes), ..vit.clone() };
+    names::check(&weights, &theirs)?;
+    Ok(weights
+        .into_iter()
+        .filter(|(name, _)| classes == Some(vit.classes) || !name.starts_with("head."))
+        .collect())
+}
+
+/// Writes canonical weights for another library to read, with the configuration of the run they come from, if any.
+pub fn save_as(
+    path: &Path,
+    weights: &Weights,
+    convention: Convention,
+    run: Option<&Resolved>,
+) -> Result<(), WeightsError> {
     let renamed = names::from_canonical(weights.clone(), convention)
         .map_err(|source| WeightsError::Names { path: path.to_path_buf(), source })?;
     // Hugging Face's loader refuses files that do not name their framework.
-    write(path, &renamed, &BTreeMap::from([("format".to_string(), "pt".to_string())]))
+    let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    metadata.extend(run.map(|run| (CONFIG.to_string(), run.to_json())));
+    write(path, &renamed, &metadata)
 }
 
 #[cfg(test)]
@@ -103,8 +127,8 @@ mod tests {
         let weights = weights_of(&SMALL);
         for convention in Convention::ALL {
             let path = folder.0.join(format!("{convention}.safetensors"));
-            save_as(&path, &weights, convention).unwrap();
-            assert_eq!(load_for(&path, &SMALL).unwrap(), weights, "{convention}");
+            save_as(&path, &weights, convention, None).unwrap();
+            assert_eq!(load_for(&path, &SMALL, false).unwrap(), weights, "{convention}");
             let bytes = fs::read(&path).unwrap();
             let theirs = SafeTensors::deserialize(&bytes).unwrap();
             let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -119,8 +143,8 @@ mod tests {
         let folder = Folder::new("positions");
         let path = folder.0.join("small.safetensors");
         let weights = weights_of(&SMALL);
-        save_as(&path, &weights, Convention::Torchvision).unwrap();
-        let larger = load_for(&path, &Vit { image: 16, ..SMALL }).unwrap();
+        save_as(&path, &weights, Convention::Torchvision, None).unwrap();
+        let larger = load_for(&path, &Vit { image: 16, ..SMALL }, false).unwrap();
         assert_eq!(larger["pos_embed"].shape, [1, 17, 4]);
         assert_eq!(larger["pos_embed"], resize_positions(&weights["pos_embed"], true, 4).unwrap());
         assert_eq!(larger["head.weight"], weights["head.weight"]);
@@ -130,8 +154,8 @@ mod tests {
     fn weights_of_another_model_are_refused() {
         let folder = Folder::new("another");
         let path = folder.0.join("small.safetensors");
-        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace).unwrap();
-        let refused = |vit: &Vit| load_for(&path, vit).unwrap_err().to_string();
+        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, None).unwrap();
+        let refused = |vit: &Vit| load_for(&path, vit, false).unwrap_err().to_string();
         let shown = path.display();
         assert_eq!(
             refused(&Vit { classes: 7, ..SMALL }),
@@ -145,7 +169,7 @@ mod tests {
                 .ends_with("pos_embed is [1, 5, 4], this model needs [1, 4, 4] (and 5 more tensors differ)")
         );
         let mean = weights_of(&Vit { pool: Pool::Mean, ..SMALL });
-        let error = save_as(&path, &mean, Convention::HuggingFace).unwrap_err().to_string();
+        let error = save_as(&path, &mean, Convention::HuggingFace, None).unwrap_err().to_string();
         assert!(error.ends_with("has no huggingface form: export it as timm"), "{error}");
     }
 
@@ -153,11 +177,11 @@ mod tests {
     fn a_damaged_file_is_an_error_or_other_weights_but_no_panic() {
         let folder = Folder::new("damage");
         let path = folder.0.join("whole.safetensors");
-        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace).unwrap();
+        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, None).unwrap();
         let whole = fs::read(&path).unwrap();
         for i in 0..60 {
             let cut = &whole[..whole.len() * i / 60];
-            let error = load_for(&folder.file("cut", cut), &SMALL).unwrap_err().to_string();
+            let error = load_for(&folder.file("cut", cut), &SMALL, false).unwrap_err().to_string();
             assert!(error.contains("cut: ") && !error.contains('\n'), "{error}");
         }
         let mut state = 1u64;
@@ -172,7 +196,7 @@ mod tests {
             for _ in 0..=random(3) {
                 damaged[random(header)] ^= 1 << random(8);
             }
-            if let Err(error) = load_for(&folder.file("flip", &damaged), &SMALL) {
+            if let Err(error) = load_for(&folder.file("flip", &damaged), &SMALL, false) {
                 refused += 1;
                 let error = error.to_string();
                 assert!(error.contains("flip: ") && !error.contains('\n') && error.len() < 1000, "{error}");
