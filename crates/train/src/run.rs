@@ -38,7 +38,7 @@ impl Summary {
     }
 }
 
-/// Trains from the first step to the last, with an evaluation after every epoch.
+/// Trains from the first step to the last, with an evaluation after every epoch, or every few.
 pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainError> {
     // The session first: what it refuses (weights of another model, say) must not leave a folder behind.
     let mut session = Session::new(run.clone())?;
@@ -75,7 +75,7 @@ pub fn train(run: Resolved, events: &mut dyn Events) -> Result<Summary, TrainErr
             summary.times = session.executor().training_times();
             summary.data_seconds = session.data_seconds();
         }
-        if last || (step + 1) % run.steps_per_epoch == 0 {
+        if last || (step + 1).is_multiple_of(run.steps_per_epoch.saturating_mul(run.eval_every)) {
             let start = Instant::now();
             summary.score = session.evaluate(|_, _| {})?;
             summary.evaluation_seconds += start.elapsed().as_secs_f64();
