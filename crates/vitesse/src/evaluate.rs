@@ -4,11 +4,12 @@ use crate::args::EvalArgs;
 use models::names::{Tensor, Weights};
 use serde_json::json;
 use std::collections::BTreeMap;
-use train::{Raw, Session, weights};
+use train::{Raw, Session, session, weights};
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     let raw = Raw { init: Some(args.weights), ..args.data.raw(args.model.raw()) };
-    let mut session = Session::new(raw.resolve()?)?;
+    let facts = session::facts(&raw)?;
+    let mut session = Session::new(raw.resolve(&facts, 1)?)?;
     let mut logits = Vec::new();
     let score = session.evaluate(|_, batch| logits.extend_from_slice(batch))?;
     if let Some(path) = &args.logits {
@@ -38,8 +39,8 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
 /// Logits with the images they belong to, normalised as the model saw them, and the labels.
 fn evaluated(session: &Session, logits: Vec<f32>) -> anyhow::Result<Weights> {
     let set = session.test_set();
-    let (n, classes, channels) = (set.len(), set.classes(), set.channels());
-    let size = session.resolved().vit.image;
+    let (n, channels) = (set.len(), set.channels());
+    let (size, classes) = (session.resolved().vit.image, session.resolved().vit.classes);
     let (mut images, mut labels) = (vec![0.0; n * channels * size * size], vec![0; n]);
     let mut ones = vec![0.0; n];
     let indices: Vec<usize> = (0..n).collect();

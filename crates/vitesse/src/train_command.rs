@@ -5,22 +5,24 @@ use crate::table::{self, count, megabytes};
 use serde_json::json;
 use train::run::{Events, Summary};
 use train::session::{Score, StepResult};
-use train::{Resolved, Session};
+use train::{Resolved, Session, session};
 
 pub fn run(args: TrainArgs) -> anyhow::Result<()> {
     let as_json = args.json;
-    let run = args.raw().resolve()?;
+    let raw = args.raw()?;
+    let run = raw.resolve(&session::facts(&raw)?, 1)?;
+    let breakdown = run.breakdown;
     let mut lines = Lines::new(&run, as_json);
     let summary = train::run::train(run, &mut lines)?;
     if as_json {
         println!("{}", summary_json(&summary));
     } else {
-        print_summary(&summary);
+        print_summary(&summary, breakdown);
     }
     Ok(())
 }
 
-/// Plain lines, about twenty a run.
+/// Plain lines, a few a run.
 struct Lines {
     quiet: bool,
     steps: u64,
@@ -31,7 +33,7 @@ struct Lines {
 
 impl Lines {
     fn new(run: &Resolved, quiet: bool) -> Self {
-        Lines { quiet, steps: run.steps, every: (run.steps / 20).max(1), images: 0.0, seconds: 0.0 }
+        Lines { quiet, steps: run.steps, every: run.log_every, images: 0.0, seconds: 0.0 }
     }
 }
 
@@ -47,7 +49,7 @@ impl Events for Lines {
             "{} · {} parameters · synthetic set of {} images, {} px, {} classes",
             run.model,
             count(parameters),
-            count(run.train_set.len),
+            count(run.data.train_images()),
             run.vit.image,
             run.vit.classes
         );
@@ -95,7 +97,7 @@ impl Events for Lines {
     }
 }
 
-fn print_summary(summary: &Summary) {
+fn print_summary(summary: &Summary, breakdown: bool) {
     println!();
     println!(
         "held-out accuracy {:.2}% · {:.0} images/s · {:.1} s of training, {:.1} s of evaluation",
@@ -107,9 +109,11 @@ fn print_summary(summary: &Summary) {
     if let Some(path) = &summary.weights {
         println!("weights in {}", path.display());
     }
-    println!("where the time went:");
-    let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
-    table::print_account(&rows, summary.training_seconds, None);
+    if breakdown {
+        println!("where the time went:");
+        let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
+        table::print_account(&rows, summary.training_seconds, None);
+    }
 }
 
 fn summary_json(summary: &Summary) -> serde_json::Value {

@@ -86,7 +86,7 @@ fn from_file(file: &DeepSpeed, key: &str) -> Option<Given> {
     }
 }
 
-fn ranks(world: usize) -> String {
+pub(super) fn ranks(world: usize) -> String {
     if world == 1 { "1 rank".to_string() } else { format!("{world} ranks") }
 }
 

@@ -40,8 +40,8 @@ impl Section<'_> {
         let Some(file) = self.file else { return (ours, Origin::default_value()) };
         match read(file, &key) {
             Some(Setting::Given(value)) => (value, Origin::File(key)),
-            Some(Setting::Auto) => (ours, Origin::Default(format!("{key} is \"auto\""))),
-            None => (theirs, Origin::Default(format!("DeepSpeed's, as {key} is not given"))),
+            Some(Setting::Auto) => (ours, Origin::Default(format!("default, as {key} is \"auto\""))),
+            None => (theirs, Origin::Default(format!("DeepSpeed's default, as {key} is not given"))),
         }
     }
 

@@ -45,7 +45,8 @@ impl Raw {
                 Scheduler::WarmupLr { min: min("warmup_min_lr"), max: peak(lr.clone()), warmup: 0, ramp }
             }
             "warmupdecaylr" => {
-                let max = peak((0.001, Origin::Default(format!("DeepSpeed's, as {MAX_LR} is not given"))));
+                let max =
+                    peak((0.001, Origin::Default(format!("DeepSpeed's default, as {MAX_LR} is not given"))));
                 Scheduler::WarmupDecayLr { min: min("warmup_min_lr"), max, warmup: 0, ramp, total }
             }
             "warmupcosinelr" => {

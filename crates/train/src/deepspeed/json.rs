@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(fault(""), "1:0: EOF while parsing a value");
         assert_eq!(fault("{\"a\":\n 1e999}"), "2:2: number out of range");
         assert_eq!(fault("{\"a\": \"\\ud800\"}"), "1:7: unexpected end of hex escape");
-        assert_eq!(fault("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}"), "1:30: \"c\" occurs twice");
+        assert_eq!(fault("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}"), "1:29: \"c\" occurs twice");
         assert_eq!(fault("{\"a\": 1,\n\"\\u0061\": 2}"), "2:11: \"a\" occurs twice");
         assert_eq!(fault(&"[".repeat(100_000)), "1:128: recursion limit exceeded");
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));

@@ -90,7 +90,7 @@ fn honoured(entry: &Entry, value: &Value, flag: Option<&'static str>, context: &
         (None, Some(flag), Value::Auto) => Honoured(format!("as --{flag}, or its default")),
         (None, None, Value::Auto) => Honoured("the default".to_string()),
         (None, Some(flag), _) => Honoured(format!("--{flag} {}", entry.text)),
-        (None, None, _) => Honoured("as it says".to_string()),
+        (None, None, _) => Honoured(entry.text.clone()),
     }
 }
 
@@ -146,6 +146,22 @@ pub(super) fn zero_stage(_: &DeepSpeed, entry: &Entry, context: &Context) -> Ver
         Ok(Value::Number(stage)) if stage > 3.0 => refused("is none of 0, 1, 2, 3"),
         _ if context.world == 1 => refused("ZeRO needs more than one rank; this build trains on one"),
         _ => refused("this build has no ZeRO yet: nothing can be sharded"),
+    }
+}
+
+/// What tunes ZeRO means nothing without it.
+pub(super) fn zero_detail(file: &DeepSpeed, _: &Entry, _: &Context) -> Verdict {
+    match file.whole("zero_optimization.stage") {
+        None | Some(Setting::Given(0)) => accepted("tunes ZeRO, which is off"),
+        _ => accepted("tunes ZeRO, whose stage is refused"),
+    }
+}
+
+/// Measuring costs next to nothing and is always done; printing it is a choice.
+pub(super) fn breakdown(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
+    match entry.value {
+        Ok(Value::Bool(false)) => Honoured("no account of time at the end of the run".to_string()),
+        _ => Honoured("the run ends with its account of time".to_string()),
     }
 }
 
@@ -229,6 +245,27 @@ pub(super) fn learning_rate(file: &DeepSpeed, entry: &Entry, context: &Context) 
     }
 }
 
+/// DeepSpeed pulls every parameter it is given; vitesse leaves vectors alone, as is usual for transformers.
+pub(super) fn weight_decay(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    let verdict = match &entry.value {
+        Ok(value) => honoured(entry, value, Some("weight-decay"), context),
+        Err(why) => Refused(why.clone()),
+    };
+    match (verdict, &entry.value) {
+        (Honoured(text), Ok(Value::Number(decay))) if *decay > 0.0 => Honoured(format!(
+            "{text}, of matrices; DeepSpeed decays biases and norms too, as --no-decay none would"
+        )),
+        (verdict, _) => verdict,
+    }
+}
+
+pub(super) fn total_steps(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
+    match entry.value {
+        Ok(Value::Auto) => Honoured("the steps of the run".to_string()),
+        _ => Honoured(format!("step {}, however long the run is", entry.text)),
+    }
+}
+
 pub(super) fn scheduler_type(file: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
     let Ok(Value::Text(name)) = &entry.value else { return refused("must be a name") };
     let has = |param: &str| file.number(&format!("scheduler.params.{param}")).is_some();
@@ -248,6 +285,6 @@ pub(super) fn scheduler_type(file: &DeepSpeed, entry: &Entry, _: &Context) -> Ve
         None if cycles => refused(
             "it cycles momentum unless scheduler.params.cycle_momentum is false, and momentum is fixed when a run is compiled",
         ),
-        None => Honoured("as it says".to_string()),
+        None => Honoured(format!("--schedule is {name}")),
     }
 }

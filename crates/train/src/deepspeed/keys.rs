@@ -67,7 +67,7 @@ const DEVICES: Kind = OneOf(&["none", "cpu", "nvme"]);
 const ONE_LOSS_SCALE: Rule = Harmless("only with fp16, and this run computes in fp32");
 const NO_BF16: Rule = Harmless("only with bf16, and this run computes in fp32");
 const NO_OFFLOAD: Rule = Harmless("tunes offloading, which is not needed here");
-const ZERO_OFF: Rule = Harmless("tunes ZeRO, which is off at stage 0");
+const ZERO_OFF: Rule = Judged(judge::zero_detail);
 const NO_EXCHANGE: Rule = Judged(judge::exchange);
 const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
 
@@ -80,7 +80,7 @@ pub const KEYS: &[Key] = &[
     key("managed_gradient_accumulation", Bool, Must(Is(true), "accumulation is always managed here")),
     auto("gradient_clipping", NotNegative, Honoured(Some("clip"))),
     auto("steps_per_print", Count, Honoured(Some("log-every"))),
-    key("wall_clock_breakdown", Bool, Honoured(None)),
+    key("wall_clock_breakdown", Bool, Judged(judge::breakdown)),
     key("memory_breakdown", Bool, Must(Is(false), "`vitesse plan` tells a run's memory before it starts")),
     key("dump_state", Bool, Must(Is(false), "`vitesse config explain` prints a run's settings")),
     key("log_level", Text, Harmless("there are no levels of logging")),
@@ -204,7 +204,7 @@ const SGD: &[&str] = &["sgd"];
 
 pub const OPTIMIZER_PARAMS: &[Param] = &[
     param(ALL_OPTIMIZERS, auto("optimizer.params.lr", Positive, Judged(judge::learning_rate))),
-    param(ALL_OPTIMIZERS, auto("optimizer.params.weight_decay", NotNegative, Honoured(Some("weight-decay")))),
+    param(ALL_OPTIMIZERS, auto("optimizer.params.weight_decay", NotNegative, Judged(judge::weight_decay))),
     param(ADAM_LAMB, auto("optimizer.params.betas", Betas, Honoured(None))),
     param(ADAM_LAMB, auto("optimizer.params.eps", NotNegative, Honoured(None))),
     param(
@@ -259,7 +259,7 @@ pub const SCHEDULER_PARAMS: &[Param] = &[
     param(WARMUPS_BY_RATE, auto("scheduler.params.warmup_max_lr", Positive, Honoured(Some("lr")))),
     param(WARMUPS, auto("scheduler.params.warmup_num_steps", Count, Honoured(Some("warmup-steps")))),
     param(WARMUPS, key("scheduler.params.warmup_type", OneOf(&["log", "linear"]), READ)),
-    param(TOTALS, auto("scheduler.params.total_num_steps", Count, READ)),
+    param(TOTALS, auto("scheduler.params.total_num_steps", Count, Judged(judge::total_steps))),
     param(COSINE, auto("scheduler.params.warmup_min_ratio", NotNegative, READ)),
     param(COSINE, auto("scheduler.params.cos_min_ratio", NotNegative, READ)),
     param(CYCLE, key("scheduler.params.cycle_min_lr", NotNegative, READ)),
