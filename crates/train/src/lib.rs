@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod config;
 pub mod metrics;
+pub mod pth;
 pub mod run;
 pub mod schedule;
 pub mod session;

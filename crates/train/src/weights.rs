@@ -1,5 +1,6 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
+use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
@@ -16,14 +17,19 @@ pub enum WeightsError {
     File { path: PathBuf, fault: FileFault },
     #[error("{}: tensor `{tensor}` {fault}", path.display())]
     Tensor { path: PathBuf, tensor: String, fault: TensorFault },
+    #[error("{}: {fault}", path.display())]
+    Pth { path: PathBuf, fault: PthFault },
     #[error("{}: {source}", path.display())]
     Names { path: PathBuf, source: NameError },
     #[error("{}: {source}", path.display())]
     Positions { path: PathBuf, source: PositionsError },
 }
 
-/// Reads all tensors of a file, as f32.
+/// Reads all tensors of a file, as f32: of PyTorch's or safetensors, whichever it is by its content.
 pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    if pth::is_pth(path) {
+        return pth::read(path);
+    }
     let mut weights = Weights::new();
     Reader::open(path)?.each(|name, shape, data| {
         weights.insert(name, Tensor { shape, data });
