@@ -22,6 +22,27 @@ pub enum Downloadable {
     Cifar100,
 }
 
+impl std::str::FromStr for Downloadable {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "cifar10" => Ok(Downloadable::Cifar10),
+            "cifar100" => Ok(Downloadable::Cifar100),
+            _ => Err("can't be downloaded: only cifar10 and cifar100 can".to_string()),
+        }
+    }
+}
+
+impl std::fmt::Display for Downloadable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Downloadable::Cifar10 => "cifar10",
+            Downloadable::Cifar100 => "cifar100",
+        })
+    }
+}
+
 /// What is downloaded, and how to know it.
 #[derive(Clone, Copy, Debug)]
 struct Archive<'a> {

@@ -19,6 +19,7 @@ pub mod batch;
 pub mod cifar;
 pub mod decode;
 mod error;
+pub mod files;
 pub mod get;
 mod image;
 pub mod leading;

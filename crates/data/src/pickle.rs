@@ -126,6 +126,13 @@ impl<'a> Pickle<'a> {
         Value { nodes: &self.nodes, id: self.root }
     }
 
+    /// Every reference to something kept elsewhere (see [`Value::persistent_id`]).
+    pub fn references(&self) -> impl Iterator<Item = Value<'_>> {
+        let is_reference = |(_, node): &(usize, &Node)| matches!(node, Node::Persistent(_));
+        let references = self.nodes.iter().enumerate().filter(is_reference);
+        references.map(|(index, _)| Value { nodes: &self.nodes, id: Id(index as u32) })
+    }
+
     /// Every module and name that the pickle mentions, whether or not its result has a use for it.
     pub fn globals(&self) -> impl Iterator<Item = (&str, &str)> {
         self.nodes.iter().filter_map(|node| match node {

@@ -112,6 +112,20 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
 }
 
+/// A program that only evaluates: parameters are its only states, and its other plans are empty.
+pub fn inference(model: Model, scratch: Scratch<'_>) -> Result<Program, GraphError> {
+    let Model { eval, key, .. } = model;
+    let graph = fuse(narrow(eval)?);
+    graph.check()?;
+    let states = graph.states.clone();
+    let eval = place(&graph, &schedule(&graph), "eval", key, scratch);
+    let empty = |name: &str| {
+        let graph = Graph::over(states.clone());
+        place(&graph, &schedule(&graph), name, key, scratch)
+    };
+    Ok(Program { micro: empty("micro"), last: empty("last"), update: empty("update"), eval, states })
+}
+
 fn same_parameters(train: &Graph, eval: &Graph) -> Result<(), GraphError> {
     let differs = train.states.iter().zip(&eval.states).find(|(a, b)| a != b).map(|(a, _)| a);
     let missing = train.states.get(eval.states.len()).or(eval.states.get(train.states.len()));

@@ -115,7 +115,7 @@ impl Role {
 }
 
 /// What the name of a parameter's moving average ends in.
-pub(crate) const AVERAGE: &str = ".ema";
+pub const AVERAGE: &str = ".ema";
 
 /// Memory that outlives a plan and is shared by all plans of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use crate::weights;
 use cpu::{BadValue, Executor, Which};
 use data::loader::in_order;
 use data::{Dataset, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped};
-use graph::{DType, Group, Header, Loss, Program, Role, Settings, State, compile};
+use graph::{DType, Group, Header, Loss, Program, Role, Settings, State, compile, inference};
 use models::names::{Tensor, Weights};
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,13 +92,26 @@ impl Session {
     pub fn new(mut run: Resolved, sets: Sets) -> Result<Self, TrainError> {
         run.class_names = sets.train.class_names().to_vec();
         let executor = Executor::new(program(&run)?, run.threads, run.seed)?;
-        let init = run.init.clone();
+        // A continued run takes its weights from a checkpoint.
+        let init = run.init.clone().filter(|_| run.resume.is_none());
         let mut session =
             Session { run, executor, sets, ahead: None, data_seconds: 0.0, skipped: Vec::new() };
         if let Some(path) = init {
             let weights = weights::load_for(&path, &session.run.vit, session.run.new_head)?;
             session.load_weights(&weights);
         }
+        Ok(session)
+    }
+
+    /// For judging weights only: no memory for gradients.
+    pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
+        run.ema = None;
+        let model = run.vit.build(run.batch, Loss::default(), DType::F32)?;
+        let program = inference(model, &cpu::scratch(run.threads))?;
+        let executor = Executor::new(program, run.threads, run.seed)?;
+        let mut session =
+            Session { run, executor, sets, ahead: None, data_seconds: 0.0, skipped: Vec::new() };
+        session.load_weights(weights);
         Ok(session)
     }
 

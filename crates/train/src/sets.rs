@@ -40,15 +40,16 @@ impl Opened {
         Ok(Opened { found })
     }
 
+    /// What was found; nothing of the drawn set.
+    pub fn found(&self) -> Option<Facts> {
+        let Sets { train, test } = self.found.as_ref()?;
+        let (train_images, test_images) = (train.len(), test.len());
+        Some(Facts { train_images, test_images, classes: train.classes(), channels: train.channels() })
+    }
+
     /// What the set holds, for [`Raw::resolve`].
     pub fn facts(&self, raw: &Raw) -> Result<Facts, TrainError> {
-        let Some(Sets { train, test }) = &self.found else { return Facts::synthetic(raw) };
-        Ok(Facts {
-            train_images: train.len(),
-            test_images: test.len(),
-            classes: train.classes(),
-            channels: train.channels(),
-        })
+        self.found().map_or_else(|| Facts::synthetic(raw), Ok)
     }
 
     /// The images that a run uses.

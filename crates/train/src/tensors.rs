@@ -54,12 +54,18 @@ pub enum TensorFault {
     Misplaced { begin: usize, previous_end: usize },
     #[error("is {shape:?} but holds {values} values")]
     Torn { shape: Vec<usize>, values: usize },
+    #[error("is not described as PyTorch does it")]
+    Malformed,
+    #[error("lies in storage `{0}`, which the file does not have")]
+    NoStorage(String),
+    #[error("is {shape:?} with strides {strides:?} from {offset} on, but its storage has {stored} values")]
+    Beyond { shape: Vec<usize>, strides: Vec<usize>, offset: usize, stored: usize },
 }
 
 /// The limit of the `safetensors` crate; nobody could read more.
 const MAX_HEADER: u64 = 100_000_000;
 /// Enough for any weight, and short enough that a shape fits into an error.
-const MAX_RANK: usize = 8;
+pub(crate) const MAX_RANK: usize = 8;
 const MAX_NAME: usize = 256;
 const METADATA: &str = "__metadata__";
 
@@ -119,7 +125,7 @@ impl Reader {
     }
 }
 
-fn at(path: &Path, tensor: &str, fault: TensorFault) -> WeightsError {
+pub(crate) fn at(path: &Path, tensor: &str, fault: TensorFault) -> WeightsError {
     WeightsError::Tensor { path: path.to_path_buf(), tensor: tensor.to_string(), fault }
 }
 
@@ -179,7 +185,7 @@ fn width(dtype: Dtype) -> Result<usize, TensorFault> {
     }
 }
 
-fn to_f32(dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, TensorFault> {
+pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, TensorFault> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|&chunk| value(chunk)).collect()
     }
@@ -193,12 +199,12 @@ fn to_f32(dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, TensorFault> {
 }
 
 /// A name that an error can show on its line.
-fn is_printable(name: &str) -> bool {
+pub(crate) fn is_printable(name: &str) -> bool {
     name.len() <= MAX_NAME && !name.chars().any(char::is_control)
 }
 
 /// Text from a file, fit to be shown.
-fn shortened(text: &str) -> String {
+pub(crate) fn shortened(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(200).collect()
 }
 

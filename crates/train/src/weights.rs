@@ -1,8 +1,10 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
-use crate::checkpoint::CONFIG;
+use crate::checkpoint::{CONFIG, is_checkpoint};
 use crate::config::Resolved;
+use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
+use graph::AVERAGE;
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
 use models::vit::Vit;
@@ -18,19 +20,26 @@ pub enum WeightsError {
     File { path: PathBuf, fault: FileFault },
     #[error("{}: tensor `{tensor}` {fault}", path.display())]
     Tensor { path: PathBuf, tensor: String, fault: TensorFault },
+    #[error("{}: {fault}", path.display())]
+    Pth { path: PathBuf, fault: PthFault },
     #[error("{}: {source}", path.display())]
     Names { path: PathBuf, source: NameError },
     #[error("{}: {source}", path.display())]
     Positions { path: PathBuf, source: PositionsError },
 }
 
-/// Reads all tensors of a file, as f32.
+/// Reads the weights in a file, as f32: PyTorch's, safetensors or a checkpoint, whichever it is by its content.
 pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    if pth::is_pth(path) {
+        return pth::read(path);
+    }
     let mut weights = Weights::new();
-    Reader::open(path)?.each(|name, shape, data| {
+    let reader = Reader::open(path)?;
+    let is_checkpoint = is_checkpoint(&reader);
+    reader.each(|name, shape, data| {
         weights.insert(name, Tensor { shape, data });
     })?;
-    Ok(weights)
+    Ok(if is_checkpoint { of_checkpoint(weights) } else { weights })
 }
 
 /// Writes tensors as f32 under their names. The file is there whole or not at all, even if the power fails.
@@ -63,15 +72,39 @@ pub fn load_for(path: &Path, vit: &Vit, new_head: bool) -> Result<Weights, Weigh
     Ok(weights)
 }
 
-/// Everything but the head, which has its own number of classes.
-fn without_head(weights: Weights, vit: &Vit) -> Result<Weights, NameError> {
+/// With the head left out unless it has as many classes as the model's; the rest must fit.
+fn without_head(mut weights: Weights, vit: &Vit) -> Result<Weights, NameError> {
     let classes = weights.get("head.weight").and_then(|head| head.shape.first().copied());
-    let theirs = Vit { classes: classes.unwrap_or(vit.classes), ..vit.clone() };
-    names::check(&weights, &theirs)?;
-    Ok(weights
-        .into_iter()
-        .filter(|(name, _)| classes == Some(vit.classes) || !name.starts_with("head."))
-        .collect())
+    if classes == Some(vit.classes) {
+        names::check(&weights, vit)?;
+        return Ok(weights);
+    }
+    weights.retain(|name, _| !name.starts_with("head."));
+    let heads = names::expected(vit).into_iter().filter(|(name, _)| name.starts_with("head."));
+    let mut whole = weights.clone();
+    whole.extend(heads.map(|(name, shape)| {
+        let data = vec![0.0; shape.iter().product()];
+        (name, Tensor { shape, data })
+    }));
+    names::check(&whole, vit)?;
+    Ok(weights)
+}
+
+/// Of a checkpoint, the weights: averages where it has them, since those are what was evaluated.
+fn of_checkpoint(mut states: Weights) -> Weights {
+    let parameters: Vec<String> = states.keys().filter(|name| is_parameter(name)).cloned().collect();
+    let weight = |name: String| {
+        let average = states.remove(&format!("{name}{AVERAGE}"));
+        let tensor = average.or_else(|| states.remove(&name))?;
+        Some((name, tensor))
+    };
+    parameters.into_iter().filter_map(weight).collect()
+}
+
+/// By its name in a checkpoint.
+fn is_parameter(name: &str) -> bool {
+    let beside = [".m", ".v", ".momentum", AVERAGE].iter().any(|suffix| name.ends_with(suffix));
+    !beside && name != "applied"
 }
 
 /// Writes canonical weights for another library to read, with the configuration of the run they come from, if any.

@@ -5,7 +5,7 @@ mod settings;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::names::Convention;
 use settings::{AugmentArgs, DataArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use train::Raw;
 use train::deepspeed::{ConfigError, DeepSpeed};
 
@@ -17,8 +17,25 @@ Examples:
   vitesse train --config deepspeed.json --precision fp32";
 const EVAL: &str = "\
 Examples:
-  vitesse eval --weights runs/first/weights.safetensors --model vit-ti/4
-  vitesse eval --weights w.safetensors --model vit-ti/4 --export out.safetensors --to torchvision";
+  vitesse eval --weights runs/first
+  vitesse eval --weights runs/first/checkpoints/best.safetensors --data folder:photos --logits logits.safetensors
+  vitesse eval --weights vit_b_16.pth --model vit-b/16 --image-size 224 --classes 1000 --data folder:imagenet";
+const CLASSIFY: &str = "\
+Examples:
+  vitesse classify cat.jpg --weights runs/first
+  vitesse classify photos/*.jpg --weights runs/first --grid answers.png";
+const EXPORT: &str = "\
+Examples:
+  vitesse export runs/first best.safetensors --to timm
+  vitesse export weights.pth weights.safetensors --to huggingface --model vit-b/16 --image-size 224 --classes 1000";
+const GET: &str = "\
+Examples:
+  vitesse data get cifar10 data
+  vitesse train --data cifar10:data --model vit-ti/4 --augment standard --out runs/cifar10";
+const INSPECT: &str = "\
+Examples:
+  vitesse data inspect --data cifar10:data
+  vitesse data inspect --data folder:photos --augment strong --sheet sheet.png";
 const PLAN: &str = "\
 Examples:
   vitesse plan --model vit-b/16 --image-size 224 --batch-size 4
@@ -48,6 +65,15 @@ pub enum Command {
     /// Score weights on the held-out set
     #[command(after_help = EVAL)]
     Eval(EvalArgs),
+    /// Say what images show: the most probable classes
+    #[command(after_help = CLASSIFY)]
+    Classify(ClassifyArgs),
+    /// Write weights under the names that timm, torchvision or Hugging Face use
+    #[command(after_help = EXPORT)]
+    Export(ExportArgs),
+    /// Download data sets, or look at one
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Print the plan a run would execute: every step with its operations, bytes, lane and memory
     #[command(after_help = PLAN)]
     Plan(PlanArgs),
@@ -108,18 +134,90 @@ pub struct EvalArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub data: DataArgs,
-    /// Weights to score: safetensors under timm's, torchvision's or Hugging Face's names
-    #[arg(long, value_name = "WEIGHTS")]
+    /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth; of what vitesse wrote, model and data
+    /// are known
+    #[arg(long, value_name = "RUN|WEIGHTS")]
     pub weights: PathBuf,
+    /// Write the confusion matrix as CSV: a row for each class, a column for each class it was taken for
+    #[arg(long, value_name = "FILE.csv")]
+    pub confusion: Option<PathBuf>,
     /// Write the logits of all evaluated images, in order, with the images and labels
     #[arg(long, value_name = "FILE")]
     pub logits: Option<PathBuf>,
-    /// Write the weights again, under the names given by --to
-    #[arg(long, value_name = "FILE", requires = "to")]
-    pub export: Option<PathBuf>,
-    /// Whose names to export under
-    #[arg(long, value_name = "timm|torchvision|huggingface", requires = "export")]
-    pub to: Option<Convention>,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Clone)]
+pub struct ClassifyArgs {
+    /// JPEG, PNG or WebP files
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<PathBuf>,
+    /// A run's folder, a checkpoint, safetensors or .pth
+    #[arg(long, value_name = "RUN|WEIGHTS")]
+    pub weights: PathBuf,
+    /// How many classes to show for each image
+    #[arg(long, default_value_t = 5)]
+    pub top: usize,
+    /// Draw the images with their most probable classes into a PNG file
+    #[arg(long, value_name = "FILE.png")]
+    pub grid: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Clone)]
+pub struct ExportArgs {
+    /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth
+    #[arg(value_name = "RUN|WEIGHTS")]
+    pub from: PathBuf,
+    /// The safetensors file to write
+    #[arg(value_name = "FILE")]
+    pub out: PathBuf,
+    /// Whose names to use
+    #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm")]
+    pub to: Convention,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Subcommand)]
+pub enum DataCommand {
+    /// Download a data set from its official site; goes on where a broken download stopped
+    #[command(after_help = GET)]
+    Get(GetArgs),
+    /// Count images, sizes and classes, and draw a sheet of what a model would see
+    #[command(after_help = INSPECT)]
+    Inspect(Box<InspectArgs>),
+}
+
+#[derive(Args, Clone)]
+pub struct GetArgs {
+    /// cifar10 or cifar100
+    pub set: data::Downloadable,
+    /// Where to put it
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// Another place to get the archive from; it must have the official checksum
+    #[arg(long, value_name = "URL")]
+    pub from: Option<String>,
+}
+
+#[derive(Args, Clone)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    pub augment: AugmentArgs,
+    /// Draw augmented training samples into a PNG file
+    #[arg(long, value_name = "FILE.png")]
+    pub sheet: Option<PathBuf>,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -176,13 +274,28 @@ pub enum WhichArg {
     Eval,
 }
 
+/// The arguments of a `train` command that was given before.
+pub fn train_args(command: &[String]) -> anyhow::Result<TrainArgs> {
+    match Cli::try_parse_from(command)?.command {
+        Command::Train(args) => Ok(*args),
+        _ => anyhow::bail!("the run was not started by `vitesse train`"),
+    }
+}
+
 impl TrainArgs {
     /// What was typed, with the configuration file read.
     pub fn raw(self) -> Result<Raw, ConfigError> {
-        let deepspeed = self.run.config.as_deref().map(DeepSpeed::read).transpose()?;
+        self.raw_within(Path::new(""))
+    }
+
+    /// The same as typed in another folder.
+    pub fn raw_within(self, folder: &Path) -> Result<Raw, ConfigError> {
+        let config = self.run.config.as_deref().map(|path| folder.join(path));
+        let deepspeed = config.as_deref().map(DeepSpeed::read).transpose()?;
         let raw = self.data.raw(self.step.raw(self.model.raw()));
         let raw = self.optimizer.raw(self.augment.raw(raw));
-        Ok(Raw { deepspeed, ..self.output.raw(self.run.raw(raw)) })
+        let raw = Raw { deepspeed, ..self.output.raw(self.run.raw(raw)) };
+        Ok(if folder.as_os_str().is_empty() { raw } else { raw.within(folder) })
     }
 }
 

@@ -4,14 +4,14 @@ use crate::args::ExplainArgs;
 use serde_json::{Value, json};
 use train::config::{Explanation, KeyRow, Note, Origin};
 use train::deepspeed::Verdict;
-use train::session;
+use train::sets;
 
 pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let (file, ranks, as_json) = (args.file.display().to_string(), args.ranks, args.train.json);
     let raw = args.raw()?;
     let facts = match raw.source()?.published() {
         Some(facts) => facts,
-        None => session::facts(&raw)?,
+        None => sets::Opened::new(&raw.source()?, raw.channels)?.facts(&raw)?,
     };
     let explained = raw.explain(&facts, ranks);
     if as_json {

@@ -8,7 +8,7 @@ use crate::deepspeed::{Context, DeepSpeed};
 use graph::Recompute;
 use models::vit::Pool;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// What the user typed; `None`, or nothing in a list, where they left the choice to the file or to us.
@@ -88,6 +88,40 @@ pub struct Raw {
 }
 
 impl Raw {
+    /// These settings, and where they say nothing, those of `earlier`: what a continued run was told, then and now.
+    pub fn or(self, earlier: Raw) -> Raw {
+        macro_rules! either {
+            (choices: $($choice:ident)*; lists: $($list:ident)*; switches: $($switch:ident)*;) => {
+                Raw {
+                    $($choice: self.$choice.or(earlier.$choice),)*
+                    $($list: if self.$list.is_empty() { earlier.$list } else { self.$list },)*
+                    $($switch: self.$switch || earlier.$switch,)*
+                }
+            };
+        }
+        either! {
+            choices: model image_size channels classes pool dropout attention_dropout drop_path
+                data train_samples test_samples data_fraction workers cache
+                augment crop flip rand_augment erase mixup cutmix label_smoothing interpolation eval_resize
+                global_batch batch_size accumulate optimizer lr weight_decay clip schedule warmup_steps min_lr
+                step_every gamma power layer_decay ema
+                deepspeed epochs steps device precision recompute seed threads init resume
+                out checkpoint_every keep eval_every log_every;
+            lists: mean std milestones lr_scale no_decay;
+            switches: skip_bad_images new_head;
+        }
+    }
+
+    /// The same with relative paths of data and weights taken from `folder`.
+    pub fn within(mut self, folder: &Path) -> Raw {
+        self.data = self.data.map(|data| match data.split_once(':') {
+            Some((kind, path)) => format!("{kind}:{}", folder.join(path).display()),
+            None => data,
+        });
+        self.init = self.init.map(|path| folder.join(path));
+        self
+    }
+
     /// The flags that a configuration file has keys for, as they were typed.
     pub(super) fn context(&self, world: usize) -> Context {
         let typed: [(&'static str, Option<String>); 11] = [

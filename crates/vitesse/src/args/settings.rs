@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use graph::Recompute;
 use models::vit::Pool;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use train::Raw;
 use train::config::{
     Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Span,
@@ -212,7 +212,7 @@ pub struct RunArgs {
 pub struct OutputArgs {
     /// Folder for metrics.jsonl, weights.safetensors and checkpoints
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub out: Option<PathBuf>,
     /// Steps between checkpoints [default: an epoch]
     #[arg(long, value_name = "STEPS")]
     checkpoint_every: Option<u64>,
@@ -331,6 +331,12 @@ impl OptimizerArgs {
 }
 
 impl RunArgs {
+    /// The folder of the run to continue, if one is to be.
+    pub fn resumes(&self, out: Option<&Path>) -> Option<PathBuf> {
+        let folder = self.resume.as_ref()?;
+        folder.as_deref().or(out).map(Path::to_path_buf)
+    }
+
     /// All but the configuration file, which has yet to be read.
     pub fn raw(self, raw: Raw) -> Raw {
         Raw {
