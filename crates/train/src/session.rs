@@ -70,6 +70,9 @@ fn connected(run: &Resolved) -> Result<(), TrainError> {
         Resolved { ema: Some(decay), .. } => refuse("ema", decay.to_string()),
         Resolved { resume: Some(folder), .. } => refuse("resume", folder.display().to_string()),
         Resolved { new_head: true, .. } => refuse("new-head", String::new()),
+        _ if run.checkpoint_every != run.steps_per_epoch => {
+            refuse("checkpoint-every", run.checkpoint_every.to_string())
+        }
         _ => match groups.layer_decay {
             Some(decay) => refuse("layer-decay", decay.to_string()),
             None => Ok(()),
