@@ -17,14 +17,16 @@ use std::time::Instant;
 
 /// What a listener hears of a run, and what it may ask for.
 pub trait Events {
-    fn started(&mut self, session: &Session, progress: &Progress);
-    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, images_per_second: f64);
-    fn evaluated(&mut self, step: u64, epoch: u64, score: &Score);
+    fn started(&mut self, _session: &Session, _progress: &Progress) {}
+    fn stepped(&mut self, _step: u64, _epoch: u64, _result: &StepResult, _images_per_second: f64) {}
+    fn evaluated(&mut self, _step: u64, _epoch: u64, _score: &Score) {}
     /// An image could not be read and was left out.
-    fn skipped(&mut self, skipped: &Skipped);
-    fn saved(&mut self, checkpoint: &Path);
+    fn skipped(&mut self, _skipped: &Skipped) {}
+    fn saved(&mut self, _checkpoint: &Path) {}
     /// Why the run should end after this step, if it should.
-    fn stop(&self) -> Option<&'static str>;
+    fn stop(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// How a run ended, and where its time went.
@@ -88,7 +90,7 @@ pub fn train(run: Resolved, sets: Sets, events: &mut dyn Events) -> Result<Summa
     summary.skipped = progress.skipped;
     if let (Some(output), None) = (&output, &summary.stopped) {
         let path = output.folder.join("weights.safetensors");
-        weights::save_as(&path, &session.weights(), Convention::Timm, Some(&run))?;
+        weights::save_as(&path, &session.weights(), Convention::Timm, Some(&output.config))?;
         summary.weights = Some(path);
     }
     Ok(summary)
@@ -226,22 +228,29 @@ struct Output {
 
 impl Output {
     fn create(folder: &Path, run: &Resolved) -> Result<Self, TrainError> {
+        let config = run.to_json()?;
         let metrics = Metrics::create(folder)?;
-        record::create(folder, run, &Launch::now())?;
-        Self::with(folder, run, metrics, 0)
+        record::create(folder, &config, &Launch::now())?;
+        Self::with(folder, run.keep, config, metrics, 0)
     }
 
     fn resume(folder: &Path, run: &Resolved, step: u64) -> Result<Self, TrainError> {
+        let config = run.to_json()?;
         let metrics = Metrics::resume(folder, step)?;
         record::continue_with(folder, &Launch::now())?;
-        Self::with(folder, run, metrics, step)
+        Self::with(folder, run.keep, config, metrics, step)
     }
 
-    fn with(folder: &Path, run: &Resolved, metrics: Metrics, step: u64) -> Result<Self, TrainError> {
-        let config = run.to_json();
+    fn with(
+        folder: &Path,
+        keep: usize,
+        config: String,
+        metrics: Metrics,
+        step: u64,
+    ) -> Result<Self, TrainError> {
         let mut board = EventFile::create(folder, step)?;
         board.text(step, "config", &config)?;
-        let checkpoints = Checkpoints::of_run(folder, run.keep);
+        let checkpoints = Checkpoints::of_run(folder, keep);
         Ok(Output { folder: folder.to_path_buf(), metrics, board, checkpoints, config })
     }
 

@@ -5,7 +5,6 @@ use crate::table::{count, megabytes};
 use data::Skipped;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::path::Path;
 use train::checkpoint;
 use train::run::Events;
 use train::session::{Score, StepResult};
@@ -131,8 +130,6 @@ impl Events for Progress<'_> {
             self.line("left out: further images are only counted".to_string());
         }
     }
-
-    fn saved(&mut self, _checkpoint: &Path) {}
 
     fn stop(&self) -> Option<&'static str> {
         self.signals.came()
