@@ -114,25 +114,37 @@ impl Default for Summary {
     }
 }
 
-/// Goes on where the last checkpoint of a run was made, if this run is the same.
+/// Goes on where the last checkpoint of a run was made, if this run is the same. A run that ended before its first
+/// checkpoint begins again.
 fn resume(session: &mut Session, folder: &Path) -> Result<Progress, TrainError> {
     let checkpoints = Checkpoints::of_run(folder, session.resolved().keep);
-    let path = checkpoints.latest()?;
+    let path = match checkpoints.latest() {
+        Err(TrainError::NothingToResume(_)) => return restart(session, folder),
+        found => found?,
+    };
     let checkpoint = Checkpoint::open(&path).map_err(|error| match checkpoints.other_than(&path) {
         Some(other) => TrainError::BrokenCheckpoint { error: Box::new(error), other },
         None => error,
     })?;
     let before = Resolved::from_json(&path.display().to_string(), &checkpoint.config)?;
-    let differences = session.resolved().differences(&before);
-    if !differences.is_empty() {
-        return Err(TrainError::OtherSettings {
-            folder: folder.to_path_buf(),
-            differences: differences.join("; "),
-        });
-    }
+    same_settings(session, &before, folder)?;
     let progress = session.restore(checkpoint)?;
     checkpoints.mend_best(&path, &progress)?;
     Ok(progress)
+}
+
+fn restart(session: &mut Session, folder: &Path) -> Result<Progress, TrainError> {
+    same_settings(session, &record::config(folder)?, folder)?;
+    session.load_init()?;
+    Ok(Progress::default())
+}
+
+fn same_settings(session: &Session, before: &Resolved, folder: &Path) -> Result<(), TrainError> {
+    let differences = session.resolved().differences(before);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(TrainError::OtherSettings { folder: folder.to_path_buf(), differences: differences.join("; ") })
 }
 
 /// Runs the steps that are left. Returns why it stopped early, if it did.
