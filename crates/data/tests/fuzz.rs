@@ -165,6 +165,16 @@ fn pickles_that_repeat_themselves() {
     rounds("repeated-opcodes", 15_000, refrain, read_pickle);
 }
 
+/// Small groups, each made on a stack that was large once.
+#[test]
+fn what_was_large_once_is_not_kept() {
+    for group in [&b"(l0"[..], b"(t0", b"(d0", b"(\x910", b"](e0", b"}(u0", b"(N1"] {
+        let bytes = [&b"("[..], &b"N".repeat(20_000), b"1", &group.repeat(20_000), b"N."].concat();
+        let (used, allowed) = read_pickle(&bytes);
+        assert!(used <= allowed, "{used} bytes for {group:?}");
+    }
+}
+
 const TEN: CifarKind = CifarKind::Ten;
 const FINE: CifarKind = CifarKind::Hundred { labels: CifarLabels::Fine };
 

@@ -239,7 +239,7 @@ impl<'a> Machine<'a> {
         Ok(ids)
     }
 
-    /// Everything since the last mark. (Not by `split_off`: that may keep the capacity of the whole stack.)
+    /// Everything since the last mark.
     fn group(&mut self) -> Result<Vec<Id>, Fault> {
         let begin = self.marks.pop().ok_or(Fault::NoMark)?;
         Ok(self.stack.drain(begin..).collect())
