@@ -1,0 +1,45 @@
+"""Images per second of torchvision on one core, to compare with the example decode_bench of the crate data.
+
+    taskset -c 0 python bench/loader_peer.py FOLDER [ROUNDS]
+
+FOLDER holds one folder for each class. Same work: decode, RandomResizedCrop(224), flip, ToTensor, Normalize. Loads in this
+process (num_workers=0) and in one worker; on one core the better of the two is the figure to compare with.
+"""
+
+import sys
+import time
+
+import torch
+import torchvision
+from torchvision import transforms
+
+
+def main():
+    folder, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    torch.set_num_threads(1)
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
+    images = torchvision.datasets.ImageFolder(folder, transform)
+    decoded = torchvision.datasets.ImageFolder(folder)
+    print(f"{len(images)} images, torchvision {torchvision.__version__}")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for i in range(len(decoded)):
+            decoded[i]
+        line = f"decode {len(decoded) / (time.perf_counter() - start):7.1f} images/s"
+        for workers in (0, 1):
+            loader = torch.utils.data.DataLoader(images, batch_size=64, num_workers=workers)
+            start = time.perf_counter()
+            for _ in loader:
+                pass
+            line += f"    {workers} workers {len(images) / (time.perf_counter() - start):7.1f} images/s"
+        print(line, flush=True)
+
+
+main()
