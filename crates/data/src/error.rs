@@ -21,6 +21,9 @@ pub enum DataError {
     #[error("{indices} images do not fit a batch of {capacity}")]
     BatchOverfull { indices: usize, capacity: usize },
 
+    #[error("a part of a set is more than 0 and at most 1 of it; {found} was asked for")]
+    Fraction { found: f64 },
+
     #[error("the synthetic set has between {min} and {max} classes; {found} were asked for")]
     SyntheticClasses { found: usize, min: usize, max: usize },
 

@@ -2,6 +2,8 @@
 //!
 //! * [`Dataset`] is what training sees: numbered images with a class each.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
+//! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
+//! * [`subset`] takes the leading part of a set, [`cache`] keeps its decoded images in memory.
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
 //!
@@ -11,18 +13,25 @@
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
 pub mod batch;
+pub mod cache;
 pub mod decode;
 mod error;
+pub mod folder;
 mod image;
 mod random;
 pub mod resize;
 pub mod sampler;
+pub mod subset;
 pub mod synthetic;
 
 pub use batch::Filler;
+pub use cache::{Cached, available_memory};
 pub use error::DataError;
+pub use folder::ImageFolder;
 pub use image::Image;
+pub use resize::{CropBox, Interpolation, Resizer};
 pub use sampler::Sampler;
+pub use subset::Leading;
 pub use synthetic::{Synthetic, SyntheticSpec};
 
 /// Numbered, labelled images of any size, all with the same number of channels.
