@@ -92,9 +92,8 @@ impl Loader {
         for (row, line) in self.cropped.pixels.chunks_exact(SIZE * 3).enumerate() {
             for (x, pixel) in line.chunks_exact(3).enumerate() {
                 let at = row * SIZE + if flip { SIZE - 1 - x } else { x };
-                for channel in 0..3 {
-                    self.numbers[channel * SIZE * SIZE + at] =
-                        f32::from(pixel[channel]) * (2.0 / 255.0) - 1.0;
+                for (plane, &byte) in self.numbers.chunks_exact_mut(SIZE * SIZE).zip(pixel) {
+                    plane[at] = f32::from(byte) * (2.0 / 255.0) - 1.0;
                 }
             }
         }
