@@ -1,12 +1,16 @@
 //! Binds a program to memory and runs its plans.
 
+mod checked;
+
+pub use checked::{BadValue, Origin};
+
 use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::steps;
 use graph::graph::Phase;
 use graph::passes::ALIGN;
-use graph::plan::{Place, Plan, Step};
+use graph::plan::{Place, Plan, PlanValue, Step};
 use graph::random::Sequence;
 use graph::{DType, Header, Init, Op, Program, Role, Shape, State, StateId, Type};
 use std::time::Instant;
@@ -51,6 +55,10 @@ pub struct Batch<'a, T> {
     pub images: &'a mut [T],
     pub labels: &'a mut [i32],
     pub weights: &'a mut [T],
+    /// The second labels, in plans of mixed samples.
+    pub partners: Option<&'a mut [i32]>,
+    /// The first label's share, in plans of mixed samples.
+    pub mix: Option<&'a mut [T]>,
 }
 
 /// Time spent in the steps of one kind.
@@ -75,7 +83,8 @@ pub struct Executor<T: Float> {
 }
 
 impl<T: Float> Executor<T> {
-    /// Allocates the arena and the states, all zero but the parameters, which start as their model says.
+    /// Allocates the arena and the states, all zero but the parameters, which start as their model says, and their
+    /// averages, which start equal to them.
     pub fn new(program: Program, threads: usize, seed: u64) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let arena = Block::new(program.arena());
@@ -113,13 +122,18 @@ impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) {
         self.runs[which as usize] += 1;
-        for step in &mut self.plans[which as usize] {
+        for index in 0..self.plans[which as usize].len() {
             let start = Instant::now();
-            // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its writer;
-            // `&mut self` keeps the host away.
-            unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
-            step.nanoseconds += start.elapsed().as_nanos() as u64;
+            self.run_step(which, index, header);
+            self.plans[which as usize][index].nanoseconds += start.elapsed().as_nanos() as u64;
         }
+    }
+
+    fn run_step(&mut self, which: Which, index: usize, header: &Header) {
+        let step = &self.plans[which as usize][index];
+        // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its writer;
+        // `&mut self` keeps the host away.
+        unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
     }
 
     /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
@@ -137,7 +151,7 @@ impl<T: Float> Executor<T> {
         start.elapsed().as_secs_f64()
     }
 
-    fn operand(&self, which: Which, name: &str) -> Option<&graph::plan::PlanValue> {
+    fn operand(&self, which: Which, name: &str) -> Option<&PlanValue> {
         let plan = self.plan(which);
         plan.find(name).map(|v| &plan.values[v])
     }
@@ -157,18 +171,35 @@ impl<T: Float> Executor<T> {
     /// Images, labels and weights of a plan's batch, to be filled before it runs.
     pub fn batch(&mut self, which: Which) -> Option<Batch<'_, T>> {
         let (images, weights) = (self.output_view(which, "images")?, self.output_view(which, "weights")?);
-        let labels = self.labels(which)?;
-        // SAFETY: three inputs of one plan don't overlap, and `&mut self` lives as long as the slices.
-        Some(unsafe { Batch { images: images.write(), weights: weights.write(), labels } })
+        let labels = self.ints_view(which, "labels")?;
+        let (partners, mix) = (self.ints_view(which, "partners"), self.output_view(which, "mix"));
+        // SAFETY: the inputs of a plan don't overlap, and `&mut self` lives as long as the slices.
+        Some(unsafe {
+            Batch {
+                images: images.write(),
+                labels: labels.write(),
+                weights: weights.write(),
+                partners: partners.map(|view| view.write()),
+                mix: mix.map(|view| view.write()),
+            }
+        })
     }
 
     /// The labels of a plan, to be filled before it runs.
     pub fn labels(&mut self, which: Which) -> Option<&mut [i32]> {
-        let value = self.operand(which, "labels").filter(|v| v.ty.dtype == DType::I32)?;
-        let Place::Arena(offset) = value.place else { return None };
-        let view: View<i32> = self.arena.view(offset, value.ty.shape.count());
+        self.ints(which, "labels")
+    }
+
+    /// An input of whole numbers, such as `labels`, to be filled before the plan runs.
+    pub fn ints(&mut self, which: Which, name: &str) -> Option<&mut [i32]> {
         // SAFETY: `&mut self` for as long as the slice lives.
-        Some(unsafe { view.write() })
+        self.ints_view(which, name).map(|view| unsafe { view.write() })
+    }
+
+    fn ints_view(&self, which: Which, name: &str) -> Option<View<i32>> {
+        let value = self.operand(which, name).filter(|v| v.ty.dtype == DType::I32)?;
+        let Place::Arena(offset) = value.place else { return None };
+        Some(self.arena.view(offset, value.ty.shape.count()))
     }
 
     /// An output of the plan that ran last.
@@ -180,11 +211,16 @@ impl<T: Float> Executor<T> {
     }
 
     fn output_view(&self, which: Which, name: &str) -> Option<View<T>> {
-        let value = self.operand(which, name).filter(|v| v.ty.dtype.is_float())?;
-        Some(match value.place {
-            Place::Arena(offset) => self.arena.view(offset, value.ty.shape.count()),
-            Place::State(state) => self.states[state.index()],
-        })
+        self.view_of(self.operand(which, name)?)
+    }
+
+    /// Where a value of floats lies.
+    fn view_of(&self, value: &PlanValue) -> Option<View<T>> {
+        match value.place {
+            _ if !value.ty.dtype.is_float() => None,
+            Place::Arena(offset) => Some(self.arena.view(offset, value.ty.shape.count())),
+            Place::State(state) => Some(self.states[state.index()]),
+        }
     }
 
     pub fn find_state(&self, name: &str) -> Option<StateId> {
@@ -207,6 +243,17 @@ impl<T: Float> Executor<T> {
                 // SAFETY: `&mut self`, and states don't overlap.
                 let values = unsafe { self.states[i].write() };
                 fill(values, init, Sequence::new(seed, i as u32));
+            }
+        }
+        self.reset_averages();
+    }
+
+    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
+    pub fn reset_averages(&mut self) {
+        for (i, state) in self.program.states.iter().enumerate() {
+            if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
+                // SAFETY: `&mut self`, and states don't overlap.
+                unsafe { self.states[i].write().copy_from_slice(self.states[parameter.index()].read()) };
             }
         }
     }

@@ -11,6 +11,6 @@ pub mod pool;
 pub mod product;
 mod steps;
 
-pub use executor::{Batch, CpuError, Executor, StepTime, Which};
+pub use executor::{BadValue, Batch, CpuError, Executor, Origin, StepTime, Which};
 pub use kernels::Float;
 pub use steps::scratch;

@@ -7,7 +7,7 @@ mod common;
 use common::{CLASSES, Draft, EPS, Rig, compiled, norm, random};
 use graph::op::{AttentionDrop, Per, Pooling};
 use graph::random::Sequence;
-use graph::{DType, Graph, Op, Recompute, StateId, ValueId};
+use graph::{DType, Graph, Loss, Op, Recompute, StateId, ValueId};
 use std::collections::BTreeSet;
 
 /// Of a gradient, relative to its norm.
@@ -72,18 +72,21 @@ fn check(name: &str, build: impl FnOnce(&mut Draft) -> ValueId) -> Rig<f64> {
 
 #[test]
 fn cross_entropy() {
-    for (smoothing, weights) in [
-        (0.0, [1.0, 1.0, 1.0, 1.0]),
-        (0.1, [1.0, 1.0, 1.0, 1.0]),
-        (0.0, [0.5, 2.0, 0.0, 1.0]),
-        (0.3, [0.0, 1.0, 0.25, 0.0]),
+    for (smoothing, mixed, weights) in [
+        (0.0, false, [1.0, 1.0, 1.0, 1.0]),
+        (0.1, false, [1.0, 1.0, 1.0, 1.0]),
+        (0.0, false, [0.5, 2.0, 0.0, 1.0]),
+        (0.3, false, [0.0, 1.0, 0.25, 0.0]),
+        (0.0, true, [1.0, 1.0, 1.0, 1.0]),
+        (0.1, true, [0.5, 2.0, 0.0, 1.0]),
     ] {
         let mut draft = Draft::new(DType::F64, weights.len());
         let logits = draft.parameter("logits", [weights.len(), CLASSES], 2.0);
-        let mut rig = rig(&draft.finish_logits(logits, smoothing));
+        let mut rig = rig(&draft.finish_loss(logits, Loss { smoothing, mixed }));
         rig.weights = weights.to_vec();
         rig.header.nominal = 7.0;
-        check_elements(&format!("cross_entropy, smoothing {smoothing}, {weights:?}"), &mut rig, ELEMENTS);
+        let name = format!("cross_entropy, smoothing {smoothing}, mixed {mixed}, {weights:?}");
+        check_elements(&name, &mut rig, ELEMENTS);
         let logits = rig.gradients().swap_remove(0).1;
         for (row, weight) in logits.chunks_exact(CLASSES).zip(weights) {
             assert_eq!(norm(row) == 0.0, weight == 0.0, "a sample counts if it has a weight");
@@ -384,6 +387,9 @@ fn random_graphs() {
         "pool first",
         "pool mean",
         "pool_grad first",
+        "cross_entropy",
+        "cross_entropy mixed",
+        "cross_entropy_grad mixed",
     ] {
         assert!(ops.contains(kind), "no graph has {kind}");
     }
@@ -401,6 +407,7 @@ fn kind(op: &Op) -> String {
         Op::Drop { per: Per::Sample, .. } => " sample",
         Op::Pool { kind: Pooling::First } | Op::PoolGrad { kind: Pooling::First, .. } => " first",
         Op::Pool { kind: Pooling::Mean } => " mean",
+        Op::CrossEntropy { mixed: true, .. } | Op::CrossEntropyGrad { mixed: true, .. } => " mixed",
         _ => "",
     };
     op.name() + variant

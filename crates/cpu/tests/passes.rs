@@ -36,7 +36,7 @@ fn vit(pool: Pool) -> Vit {
 
 /// The graph of a ViT in training.
 fn vit_graph(vit: &Vit, batch: usize, dtype: DType) -> Graph {
-    common::with_drawn_head(vit.build(batch, 0.1, dtype).unwrap()).train
+    common::with_drawn_head(vit.build(batch, common::smoothed(), dtype).unwrap()).train
 }
 
 fn gradients<T: Float>(program: graph::Program, threads: usize) -> Tensors {
@@ -154,7 +154,7 @@ fn threads_keep_the_bits_of_random_graphs() {
 fn threads_keep_the_bits_of_updates() {
     let wide = Vit { image: 32, width: 96, mlp: 384, depth: 1, ..vit(Pool::ClassToken) };
     let run = |threads: usize| {
-        let model = common::with_drawn_head(wide.build(3, 0.1, DType::F32).unwrap());
+        let model = common::with_drawn_head(wide.build(3, common::smoothed(), DType::F32).unwrap());
         let mut rig = Rig::<f32>::new(compiled_model(model, Recompute::None, adamw(), threads), threads);
         (0..3).for_each(|_| rig.step());
         rig.tensors(|_| true)

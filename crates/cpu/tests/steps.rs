@@ -2,29 +2,12 @@
 
 mod common;
 
-use common::{CLASSES, Rig, Tensors, adamw, compiled_model, distance, dtype, with_drawn_head};
+use common::{Rig, Tensors, adamw, compiled_model, distance, dtype, small_vit, with_drawn_head};
 use cpu::{Float, Which};
 use graph::{Optimizer, Recompute, Role};
-use models::vit::{Pool, Vit};
+use models::vit::Vit;
 
 const THREADS: usize = 2;
-
-fn vit(rates: f64) -> Vit {
-    Vit {
-        image: 16,
-        patch: 4,
-        channels: 3,
-        classes: CLASSES,
-        width: 24,
-        depth: 3,
-        heads: 3,
-        mlp: 48,
-        pool: Pool::ClassToken,
-        dropout: rates,
-        attention_dropout: rates,
-        drop_path: rates,
-    }
-}
 
 /// The key bias has no gradient in exact arithmetic; `eps` is far above the rounding error that stands for it.
 fn optimizers() -> [Optimizer; 3] {
@@ -37,7 +20,7 @@ fn optimizers() -> [Optimizer; 3] {
 }
 
 fn rig<T: Float>(vit: &Vit, batch: usize, optimizer: Optimizer) -> Rig<T> {
-    let model = with_drawn_head(vit.build(batch, 0.1, dtype::<T>()).unwrap());
+    let model = with_drawn_head(vit.build(batch, common::smoothed(), dtype::<T>()).unwrap());
     Rig::new(compiled_model(model, Recompute::None, optimizer, THREADS), THREADS)
 }
 
@@ -51,7 +34,7 @@ fn trained<T: Float>(rig: &Rig<T>) -> Tensors {
 }
 
 fn micro_batches_add_up<T: Float>(tolerance: f64) {
-    let vit = vit(0.2);
+    let vit = small_vit(0.2);
     let mut whole = rig::<T>(&vit, 32, adamw());
     let batch = whole.gradients();
 
@@ -80,7 +63,7 @@ fn micro_batches_add_up_to_the_batch() {
 /// Were masks not drawn for the sample's number and the step's, the sums above could agree by leaving them out.
 #[test]
 fn masks_follow_step_and_sample() {
-    let mut rig = rig::<f64>(&vit(0.2), 8, adamw());
+    let mut rig = rig::<f64>(&small_vit(0.2), 8, adamw());
     let here = rig.gradients();
     let mut run_with = |step: u64, first_sample: u64| {
         rig.header.first_sample = 0;
@@ -100,7 +83,7 @@ fn masks_follow_step_and_sample() {
 fn a_step_of_nan_changes_nothing() {
     for optimizer in optimizers() {
         let (mut hit, mut spared) =
-            (rig::<f32>(&vit(0.1), 8, optimizer), rig::<f32>(&vit(0.1), 8, optimizer));
+            (rig::<f32>(&small_vit(0.1), 8, optimizer), rig::<f32>(&small_vit(0.1), 8, optimizer));
         hit.step();
         spared.step();
         let before = trained(&hit);
@@ -127,7 +110,7 @@ fn a_step_of_nan_changes_nothing() {
 /// No sample with a weight: nothing to learn from, so nothing changes.
 #[test]
 fn a_step_without_samples_changes_nothing() {
-    let mut rig = rig::<f32>(&vit(0.0), 4, adamw());
+    let mut rig = rig::<f32>(&small_vit(0.0), 4, adamw());
     rig.step();
     let before = trained(&rig);
     rig.weights.fill(0.0);
@@ -140,8 +123,8 @@ fn a_step_without_samples_changes_nothing() {
 #[test]
 fn a_partial_batch_updates_like_a_smaller_one() {
     for optimizer in optimizers() {
-        let mut partial = rig::<f64>(&vit(0.2), 8, optimizer);
-        let mut small = rig::<f64>(&vit(0.2), 5, optimizer);
+        let mut partial = rig::<f64>(&small_vit(0.2), 8, optimizer);
+        let mut small = rig::<f64>(&small_vit(0.2), 5, optimizer);
         for step in 0..3 {
             partial.header.step = step;
             small.header.step = step;

@@ -12,6 +12,23 @@ pub enum DataError {
     )]
     Shape { image: String, width: usize, height: usize, found: usize, expected: usize, channels: usize },
 
+    /// An image that was read, but can't be used as it is.
+    #[error("{image}: {problem}")]
+    Image { image: String, problem: String },
+
+    /// A setting of the augmentation or of the loader that can't be honoured.
+    #[error("setting `{setting}`: {problem}")]
+    Setting { setting: &'static str, problem: String },
+
+    #[error("pixels of {width}×{height} with {found} channels; this run reads {channels} channels")]
+    Pixels { width: usize, height: usize, found: usize, channels: usize },
+
+    #[error("{count} samples from position {first} were asked of an epoch of {len}")]
+    RequestOutOfRange { first: usize, count: usize, len: usize },
+
+    #[error("a thread that prepares images failed: {problem}")]
+    Worker { problem: String },
+
     #[error("image {index} was asked of a set that holds {len}")]
     IndexOutOfRange { index: usize, len: usize },
 
@@ -20,9 +37,6 @@ pub enum DataError {
 
     #[error("{indices} images do not fit a batch of {capacity}")]
     BatchOverfull { indices: usize, capacity: usize },
-
-    #[error("a part of a set is more than 0 and at most 1 of it; {found} was asked for")]
-    Fraction { found: f64 },
 
     #[error("the synthetic set has between {min} and {max} classes; {found} were asked for")]
     SyntheticClasses { found: usize, min: usize, max: usize },
@@ -38,4 +52,10 @@ impl DataError {
     pub fn file(path: impl AsRef<Path>, problem: impl ToString) -> Self {
         DataError::File { path: path.as_ref().to_path_buf(), problem: problem.to_string() }
     }
+}
+
+/// Text that came from a file or a server, fit to stand on the one line of a message.
+pub(crate) fn shown(text: impl ToString) -> String {
+    let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.to_string().chars().map(printable).take(200).collect()
 }

@@ -1,10 +1,14 @@
 //! Labelled images, and the way they reach a model.
 //!
 //! * [`Dataset`] is what training sees: numbered images with a class each.
+//! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
+//! * [`get`] downloads them.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
-//! * [`subset`] takes the leading part of a set, [`cache`] keeps its decoded images in memory.
+//! * [`leading`] takes the leading part of a set, [`cache`] keeps its decoded images in memory.
 //! * [`sampler`] says which image comes at which position of which epoch.
+//! * [`augment`] chooses what happens to a sample, and does it.
+//! * [`loader`] prepares batches ahead of their use, on threads of its own.
 //! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
 //!
 //! Everything here is a pure function of its settings: no order of calls, number of threads or
@@ -12,26 +16,38 @@
 //!
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
+pub mod augment;
 pub mod batch;
 pub mod cache;
+pub mod cifar;
 pub mod decode;
 mod error;
+pub mod files;
 pub mod folder;
+pub mod get;
 mod image;
+pub mod leading;
+pub mod loader;
+pub mod pickle;
 mod random;
 pub mod resize;
 pub mod sampler;
-pub mod subset;
+pub mod sheet;
 pub mod synthetic;
 
+pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
 pub use batch::Filler;
 pub use cache::{Cached, available_memory};
+pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
 pub use folder::ImageFolder;
+pub use get::{Downloadable, get};
 pub use image::Image;
+pub use leading::Leading;
+pub use loader::{LoadedBatch, Loader, LoaderSettings, Request, Skipped};
 pub use resize::{CropBox, Interpolation, Resizer};
 pub use sampler::Sampler;
-pub use subset::Leading;
+pub use sheet::Sheet;
 pub use synthetic::{Synthetic, SyntheticSpec};
 
 /// Numbered, labelled images of any size, all with the same number of channels.

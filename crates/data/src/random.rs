@@ -47,6 +47,16 @@ impl Stream {
     pub(crate) fn coin(&mut self) -> bool {
         self.bits() >> 63 == 1
     }
+
+    /// Uniform in `0..1`, with all 53 bits.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+
+    /// Uniform in `0..n`; the part by which some values come more often than others is below n / 2⁶⁴.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
+    }
 }
 
 #[cfg(test)]
@@ -67,6 +77,14 @@ mod tests {
         assert!(draws.iter().all(|x| (-2.0..6.0).contains(x)));
         let mean = draws.iter().sum::<f32>() / draws.len() as f32;
         assert!((mean - 2.0).abs() < 0.1, "mean {mean}");
+    }
+
+    #[test]
+    fn whole_numbers_below_a_bound_are_equally_frequent() {
+        let mut stream = Stream::new(5);
+        let mut seen = [0; 7];
+        (0..70_000).for_each(|_| seen[stream.below(7) as usize] += 1);
+        assert!(seen.iter().all(|n| (9_600..10_400).contains(n)), "{seen:?}");
     }
 
     #[test]

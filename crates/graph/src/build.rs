@@ -22,6 +22,24 @@ pub struct Linear<'a> {
     pub bias: Init,
 }
 
+/// How a model is held against its labels.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// ε of label smoothing.
+    pub smoothing: f64,
+    /// Whether a sample has two labels (mixup, cutmix).
+    pub mixed: bool,
+}
+
+/// The inputs that a loss reads beside the logits, one entry a row: see [`Op::CrossEntropy`].
+#[derive(Clone, Copy, Debug)]
+pub struct Targets {
+    pub labels: ValueId,
+    pub weights: ValueId,
+    /// Partners, and the label's share, where samples are mixed.
+    pub mixed: Option<(ValueId, ValueId)>,
+}
+
 impl Builder {
     /// Without `training`, dropout and stochastic depth are left out.
     pub fn new(dtype: DType, training: bool) -> Self {
@@ -187,15 +205,21 @@ impl Builder {
         y
     }
 
+    /// The inputs `labels` and `weights` and, for `mixed` samples, `partners` and `mix`.
+    pub fn targets(&mut self, rows: impl Into<Shape>, mixed: bool) -> Targets {
+        let (rows, dtype) = (rows.into(), self.dtype);
+        let labels = self.input("labels", DType::I32, rows.clone());
+        let weights = self.input("weights", dtype, rows.clone());
+        let second = || (self.input("partners", DType::I32, rows.clone()), self.input("mix", dtype, rows));
+        Targets { labels, weights, mixed: mixed.then(second) }
+    }
+
     /// (loss, stats): see [`Op::CrossEntropy`].
-    pub fn cross_entropy(
-        &mut self,
-        logits: ValueId,
-        labels: ValueId,
-        weights: ValueId,
-        smoothing: f64,
-    ) -> (ValueId, ValueId) {
-        let [loss, stats] = self.push("loss", Op::CrossEntropy { smoothing }, &[logits, labels, weights]);
+    pub fn cross_entropy(&mut self, logits: ValueId, targets: Targets, smoothing: f64) -> (ValueId, ValueId) {
+        let mut inputs = vec![logits, targets.labels, targets.weights];
+        inputs.extend(targets.mixed.into_iter().flat_map(|(partners, mix)| [partners, mix]));
+        let op = Op::CrossEntropy { smoothing, mixed: targets.mixed.is_some() };
+        let [loss, stats] = self.push("loss", op, &inputs);
         (loss, stats)
     }
 }

@@ -1,6 +1,6 @@
 //! From a model's graphs to the plans of a run: `micro`, `last`, `update` and `eval`.
 
-use crate::graph::{At, Graph, GraphError, Node, Phase, Role, State, ValueId};
+use crate::graph::{AVERAGE, At, Graph, GraphError, Node, Phase, Role, State, ValueId};
 use crate::op::{Op, StateId};
 use crate::passes::{Gradients, Recompute, Scratch};
 use crate::passes::{differentiate, fuse, narrow, peephole, place, recompute, schedule};
@@ -24,13 +24,33 @@ pub enum Optimizer {
     Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_coeff: f64, max_coeff: f64 },
 }
 
+/// How the parameters of a group are trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    /// Factor of the learning rate. A parameter with 0 is frozen: it has no gradient, no moments and no average, and
+    /// backward ops that would only serve it are left out.
+    pub lr_scale: f64,
+    /// Whether weight decay applies.
+    pub decays: bool,
+}
+
+impl Group {
+    pub fn is_frozen(&self) -> bool {
+        self.lr_scale == 0.0
+    }
+}
+
 /// What shapes the plans beside the model.
 pub struct Settings<'a> {
     pub optimizer: Optimizer,
     pub max_grad_norm: Option<f64>,
     pub recompute: Recompute,
-    /// Which parameters weight decay applies to.
-    pub decays: &'a dyn Fn(&State) -> bool,
+    /// How each parameter is trained.
+    pub group: &'a dyn Fn(&State) -> Group,
+    /// Keeps a moving average of every trained parameter, with this decay, for evaluation to read instead of the
+    /// parameter. The decay is the same from the first step on: averages start as the parameters and need no
+    /// correction, but a short run wants a smaller decay.
+    pub ema: Option<f64>,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
 }
@@ -69,13 +89,18 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     same_parameters(&train, &eval)?;
     let loss = train.find("loss")?;
     let stats = train.find("loss.stats")?;
-    let (mut graph, gradients) = differentiate(fuse(narrow(train)?), loss)?;
-    let shared = add_states(&mut graph, &gradients, &settings.optimizer);
+    let trains = |state: &State| !(settings.group)(state).is_frozen();
+    let (mut graph, gradients) = differentiate(fuse(narrow(train)?), loss, &trains)?;
+    if gradients.is_empty() {
+        return Err(GraphError::NothingToTrain);
+    }
+    let shared = add_states(&mut graph, &gradients, settings);
     let states = graph.states.clone();
     let graph = accumulate(graph, &gradients, &shared, stats)?;
     let graph = recompute(peephole(graph), settings.recompute)?;
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
+    eval.read_instead(|state| shared.average_of(state));
     let eval = fuse(narrow(eval)?);
 
     let plan = |graph: &Graph, name: &str| -> Result<Plan, GraphError> {
@@ -85,6 +110,20 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let micro = plan(&graph, "micro")?;
     let last = Plan { name: "last".into(), ..micro.clone() };
     Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
+}
+
+/// A program that only evaluates: parameters are its only states, and its other plans are empty.
+pub fn inference(model: Model, scratch: Scratch<'_>) -> Result<Program, GraphError> {
+    let Model { eval, key, .. } = model;
+    let graph = fuse(narrow(eval)?);
+    graph.check()?;
+    let states = graph.states.clone();
+    let eval = place(&graph, &schedule(&graph), "eval", key, scratch);
+    let empty = |name: &str| {
+        let graph = Graph::over(states.clone());
+        place(&graph, &schedule(&graph), name, key, scratch)
+    };
+    Ok(Program { micro: empty("micro"), last: empty("last"), update: empty("update"), eval, states })
 }
 
 fn same_parameters(train: &Graph, eval: &Graph) -> Result<(), GraphError> {
@@ -108,10 +147,17 @@ struct Trained {
     parameter: StateId,
     gradient: StateId,
     moments: Vec<StateId>,
+    average: Option<StateId>,
 }
 
-fn add_states(graph: &mut Graph, gradients: &Gradients, optimizer: &Optimizer) -> Shared {
-    let suffixes: &[&str] = match optimizer {
+impl Shared {
+    fn average_of(&self, parameter: StateId) -> Option<StateId> {
+        self.trained.iter().find(|t| t.parameter == parameter)?.average
+    }
+}
+
+fn add_states(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>) -> Shared {
+    let suffixes: &[&str] = match settings.optimizer {
         Optimizer::Sgd { .. } => &["momentum"],
         Optimizer::AdamW { .. } | Optimizer::Lamb { .. } => &["m", "v"],
     };
@@ -122,7 +168,9 @@ fn add_states(graph: &mut Graph, gradients: &Gradients, optimizer: &Optimizer) -
         let State { name, ty, .. } = graph.states[parameter.index()].clone();
         let gradient = graph.add_state(format!("{name}.grad"), ty.clone(), Role::Gradient);
         let moment = |suffix| graph.add_state(format!("{name}.{suffix}"), ty.clone(), Role::Moment);
-        Trained { parameter, gradient, moments: suffixes.iter().map(moment).collect() }
+        let moments = suffixes.iter().map(moment).collect();
+        let average = settings.ema.map(|_| graph.add_state(format!("{name}{AVERAGE}"), ty, Role::Average));
+        Trained { parameter, gradient, moments, average }
     });
     let trained = trained.collect();
     let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
@@ -177,22 +225,27 @@ fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) ->
     graph.assign(shared.applied, applied, Phase::Update)?;
     for (trained, gradient) in shared.trained.iter().zip(gradients) {
         let state = graph.states[trained.parameter.index()].clone();
-        let op = optimizer_op(&settings.optimizer, (settings.decays)(&state));
+        let op = optimizer_op(&settings.optimizer, (settings.group)(&state));
         let mut inputs = vec![graph.read(trained.parameter), gradient];
         inputs.extend(trained.moments.iter().map(|m| graph.read(*m)));
         inputs.extend([control, applied]);
         let outputs = graph.push(op, &inputs, &at(&state.name))?;
+        let updated = outputs[0];
         for (state, value) in std::iter::once(&trained.parameter).chain(&trained.moments).zip(outputs) {
             graph.assign(*state, value, Phase::Update)?;
+        }
+        if let (Some(average), Some(decay)) = (trained.average, settings.ema) {
+            let inputs = [graph.read(average), updated, control];
+            let value = graph.push(Op::Ema { decay }, &inputs, &at(&state.name))?[0];
+            graph.assign(average, value, Phase::Update)?;
         }
     }
     graph.outputs = vec![control];
     Ok(graph)
 }
 
-fn optimizer_op(optimizer: &Optimizer, decays: bool) -> Op {
+fn optimizer_op(optimizer: &Optimizer, Group { lr_scale, decays }: Group) -> Op {
     let decay = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
-    let lr_scale = 1.0;
     match *optimizer {
         Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
             Op::AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay), lr_scale }

@@ -84,6 +84,8 @@ pub enum Role {
     Gradient,
     /// Optimizer state.
     Moment,
+    /// Moving average of the parameter it is named after: `X.ema` of `X`.
+    Average,
     /// Sums of loss, count and hits over the micro-steps.
     Statistic,
     /// Applied optimizer steps.
@@ -94,6 +96,26 @@ pub enum Role {
     Running,
     LossScale,
 }
+
+impl Role {
+    /// For messages: `moment blocks.0.mlp.fc1.weight.m`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Parameter(_) => "parameter",
+            Role::Gradient => "gradient",
+            Role::Moment => "moment",
+            Role::Average => "average",
+            Role::Statistic => "statistic",
+            Role::Counter => "counter",
+            Role::Master => "master copy",
+            Role::Running => "running statistic",
+            Role::LossScale => "loss scale",
+        }
+    }
+}
+
+/// What the name of a parameter's moving average ends in.
+pub const AVERAGE: &str = ".ema";
 
 /// Memory that outlives a plan and is shared by all plans of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,6 +129,11 @@ pub struct State {
 impl State {
     pub fn is_parameter(&self) -> bool {
         matches!(self.role, Role::Parameter(_))
+    }
+
+    /// The parameter that this is the moving average of.
+    pub fn averages(&self) -> Option<&str> {
+        self.name.strip_suffix(AVERAGE).filter(|_| self.role == Role::Average)
     }
 }
 
@@ -130,6 +157,8 @@ pub enum GraphError {
     ParametersDiffer(String),
     #[error("the graph has no output named {0}")]
     NoOutput(String),
+    #[error("every parameter is frozen: there is nothing to train")]
+    NothingToTrain,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -254,6 +283,19 @@ impl Graph {
         consumers
     }
 
+    /// Reads other states instead, of the same types, where `instead` has one.
+    pub fn read_instead(&mut self, instead: impl Fn(StateId) -> Option<StateId>) {
+        for node in &mut self.nodes {
+            if let Op::Read { state } = &mut node.op
+                && let Some(other) = instead(*state)
+            {
+                *state = other;
+                node.layer = self.states[other.index()].name.clone();
+                self.values[node.outputs[0].index()].name = node.layer.clone();
+            }
+        }
+    }
+
     /// Drops nodes whose results nobody uses.
     pub fn prune(&mut self) {
         let mut used: HashSet<ValueId> = self.outputs.iter().copied().collect();
@@ -336,6 +378,7 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::EmbedGrad { class_token: false } => &["patches", "pos_embed"],
         Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v"],
         Op::Sgd { .. } => &["", "momentum"],
+        Op::Ema { .. } => &["ema"],
         _ => &[],
     };
     match suffixes.get(i) {

@@ -15,9 +15,9 @@ pub mod rules;
 pub mod text;
 pub mod types;
 
-pub use build::Builder;
-pub use compile::{Model, Optimizer, Program, Settings, compile};
-pub use graph::{Graph, GraphError, Init, Role, State, ValueId};
+pub use build::{Builder, Loss};
+pub use compile::{Group, Model, Optimizer, Program, Settings, compile, inference};
+pub use graph::{AVERAGE, Graph, GraphError, Init, Role, State, ValueId};
 pub use op::{Op, StateId};
 pub use passes::Recompute;
 pub use plan::{Header, Key, Plan};

@@ -176,12 +176,19 @@ pub enum Op {
     /// logits (..,K), labels (..), weights (..) → loss \[\] = Σ weight·loss / nominal count,
     /// stats \[4\] = Σ weight × (loss, 1, top-1 hit, top-5 hit). A row is a sample, or a pixel (B,h,w,K). Both are at
     /// least f32, since half precision can't count to a batch of pixels.
+    ///
+    /// `mixed` (mixup, cutmix) takes two more inputs, partners (..) and mix (..): the target is mix·onehot(label) +
+    /// (1-mix)·onehot(partner), and hits count against the one with the larger share, the label if they are equal.
     CrossEntropy {
         smoothing: f64,
+        #[serde(default, skip_serializing_if = "is_false")]
+        mixed: bool,
     },
-    /// logits, labels, weights, dloss → dlogits.
+    /// logits, labels, weights [, partners, mix], dloss → dlogits.
     CrossEntropyGrad {
         smoothing: f64,
+        #[serde(default, skip_serializing_if = "is_false")]
+        mixed: bool,
     },
 
     // ---- accumulation and update -----------------------------------------------------------------------------
@@ -224,6 +231,10 @@ pub enum Op {
         min_coeff: f64,
         max_coeff: f64,
         lr_scale: f64,
+    },
+    /// average, w as updated, control → average: decay·average + (1-decay)·w, or as it was on a skipped step.
+    Ema {
+        decay: f64,
     },
 
     // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
@@ -351,7 +362,7 @@ impl Op {
     pub fn in_place(&self) -> &'static [(usize, usize)] {
         match self {
             Op::Accumulate | Op::Advance | Op::LossScale { .. } | Op::AllReduce { .. } => &[(0, 0)],
-            Op::RunningMoments { .. } => &[(0, 0)],
+            Op::RunningMoments { .. } | Op::Ema { .. } => &[(0, 0)],
             Op::LinearGradW { accumulate: true, .. } => &[(2, 0)],
             Op::ColumnSum { accumulate: true } => &[(1, 0)],
             Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],
@@ -378,6 +389,8 @@ mod tests {
             Op::LinearGradW { shape: Shape::from([3, 4]), accumulate: true },
             Op::Attention { heads: 3, drop: Some(AttentionDrop { rate: 0.1, site: 7 }) },
             Op::Drop { rate: 0.5, site: 1, per: Per::Sample },
+            Op::CrossEntropy { smoothing: 0.1, mixed: true },
+            Op::CrossEntropyGrad { smoothing: 0.0, mixed: false },
         ];
         for op in ops {
             let (name, mut map) = op.name_and_attributes();

@@ -133,21 +133,20 @@ fn a_value_someone_else_reads_whole_stays_wide() {
 fn forked() -> (Graph, ValueId) {
     let mut b = Builder::new(F32, true);
     let x = b.input("x", F32, [2, 4]);
-    let labels = b.input("labels", DType::I32, [2]);
-    let weights = b.input("weights", F32, [2]);
+    let targets = b.targets([2], false);
     let fc = b.linear(x, layer("fc", 4));
     let curved = b.gelu(fc);
     let scaled = b.scale(fc, 2.0);
     let sum = b.add(curved, scaled);
     let logits = b.linear(sum, layer("head", 3));
-    let (loss, stats) = b.cross_entropy(logits, labels, weights, 0.0);
+    let (loss, stats) = b.cross_entropy(logits, targets, 0.0);
     (b.finish(&[loss, stats]).unwrap(), loss)
 }
 
 #[test]
 fn gradients_of_a_value_used_twice_add_last_user_first() {
     let (graph, loss) = forked();
-    let (graph, _) = differentiate(graph, loss).unwrap();
+    let (graph, _) = differentiate(graph, loss, &|_| true).unwrap();
     graph.check().unwrap();
     let sum = graph.nodes.iter().find(|n| n.op == Op::Add && n.phase == Phase::Backward).unwrap();
     let makers = graph.producers();
@@ -159,7 +158,7 @@ fn gradients_of_a_value_used_twice_add_last_user_first() {
 #[test]
 fn gradients_come_in_the_order_they_are_ready() {
     let (graph, loss) = forked();
-    let (graph, gradients) = differentiate(graph, loss).unwrap();
+    let (graph, gradients) = differentiate(graph, loss, &|_| true).unwrap();
     let order: Vec<&str> = gradients.iter().map(|(s, _)| &graph.states[s.index()].name[..]).collect();
     assert_eq!(order, ["head.weight", "head.bias", "fc.weight", "fc.bias"]);
     let makers = graph.producers();
@@ -175,7 +174,7 @@ fn an_op_without_a_backward_rule_is_named_with_its_layer() {
     let w = parameter(&mut graph, "w", [8]);
     let at = At::new("half", Phase::Forward);
     let loss = graph.push(Op::Cast { to: DType::F16 }, &[w], &at).unwrap()[0];
-    let error = differentiate(graph, loss).unwrap_err();
+    let error = differentiate(graph, loss, &|_| true).unwrap_err();
     assert_eq!(error.to_string(), "half: cast has no backward rule");
 }
 
@@ -238,7 +237,7 @@ fn the_bias_gradient_folds_into_the_gelu() {
 fn recomputed(depth: usize) -> Graph {
     let graph = fuse(narrow(forward(depth, true).unwrap()).unwrap());
     let loss = graph.find("loss").unwrap();
-    let (mut graph, gradients) = differentiate(graph, loss).unwrap();
+    let (mut graph, gradients) = differentiate(graph, loss, &|_| true).unwrap();
     graph.outputs.extend(gradients.iter().map(|(_, value)| *value));
     recompute(graph, Recompute::Full).unwrap()
 }

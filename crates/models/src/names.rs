@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn the_expected_tensors_are_the_parameters_of_the_graph() {
         for vit in [small(Pool::ClassToken), small(Pool::Mean)] {
-            let states = vit.build(1, 0.0, graph::DType::F32).unwrap().train.states;
+            let states = vit.build(1, graph::Loss::default(), graph::DType::F32).unwrap().train.states;
             let parameters = states.into_iter().filter(|state| state.is_parameter());
             let built: Vec<_> = parameters.map(|state| (state.name, state.ty.shape.0)).collect();
             assert_eq!(built, expected(&vit));

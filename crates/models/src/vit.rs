@@ -5,12 +5,14 @@
 
 use graph::build::Linear;
 use graph::op::Pooling;
-use graph::{Builder, DType, Graph, GraphError, Init, Key, Model, ValueId};
+use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId};
+use serde::{Deserialize, Serialize};
 
 const EPS: f64 = 1e-6;
 
 /// How the token sequence becomes one vector per image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Pool {
     /// A learned class token, normalised after the last block (torchvision, timm's `token`).
     ClassToken,
@@ -19,7 +21,7 @@ pub enum Pool {
 }
 
 /// Everything that decides the shape of a ViT and of each of its parameters.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vit {
     /// Side of the square input image, in pixels.
     pub image: usize,
@@ -133,19 +135,19 @@ impl Vit {
         self.grid().pow(2) + usize::from(self.pool == Pool::ClassToken)
     }
 
-    /// The graphs of training and evaluation for batches of `batch` images.
-    pub fn build(&self, batch: usize, smoothing: f64, dtype: DType) -> Result<Model, GraphError> {
+    /// The graphs of training and evaluation for batches of `batch` images. `loss` is that of training; evaluation
+    /// neither smooths nor mixes.
+    pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
         let key = Key { batch, height: self.image, width: self.image };
-        let train = self.graph(Builder::new(dtype, true), batch, smoothing, dtype)?;
-        let eval = self.graph(Builder::new(dtype, false), batch, 0.0, dtype)?;
+        let train = self.graph(Builder::new(dtype, true), batch, loss, dtype)?;
+        let eval = self.graph(Builder::new(dtype, false), batch, Loss::default(), dtype)?;
         Ok(Model { train, eval, key })
     }
 
     /// The model of the figure, from images to logits and loss.
-    fn graph(&self, mut b: Builder, batch: usize, smoothing: f64, dtype: DType) -> Result<Graph, GraphError> {
+    fn graph(&self, mut b: Builder, batch: usize, loss: Loss, dtype: DType) -> Result<Graph, GraphError> {
         let images = b.input("images", dtype, [batch, self.channels, self.image, self.image]);
-        let labels = b.input("labels", DType::I32, [batch]);
-        let weights = b.input("weights", dtype, [batch]);
+        let targets = b.targets([batch], loss.mixed);
 
         let tokens = self.embed(&mut b, images); // (B,T,C)
         let mut x = b.border(tokens);
@@ -165,7 +167,7 @@ impl Vit {
         }; // (B,C)
         let head = Linear { name: "head", out: self.classes, weight: Init::Zeros, bias: Init::Zeros };
         let logits = b.linear(pooled, head);
-        let (loss, stats) = b.cross_entropy(logits, labels, weights, smoothing);
+        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
         b.finish(&[loss, stats, logits])
     }
 
@@ -232,7 +234,7 @@ mod tests {
 
     fn parameters(name: &str, image: usize, classes: usize) -> usize {
         let vit = Vit::named(name, image, 3, classes).unwrap();
-        let model = vit.build(1, 0.0, DType::F32).unwrap();
+        let model = vit.build(1, Loss::default(), DType::F32).unwrap();
         model.train.states.iter().map(|s| s.ty.shape.count()).sum()
     }
 
@@ -243,6 +245,22 @@ mod tests {
         assert_eq!(parameters("vit-b/16", 224, 1000), 86_567_656);
         assert_eq!(parameters("vit-l/16", 224, 1000), 304_326_632);
         assert_eq!(parameters("vit-h/14", 224, 1000), 632_045_800);
+    }
+
+    #[test]
+    fn training_alone_is_mixed() {
+        let vit = Vit::named("vit-nano/4", 32, 3, 10).unwrap();
+        let inputs = |graph: &Graph| {
+            let inputs = graph.nodes.iter().filter(|n| n.op == graph::Op::Input);
+            inputs.map(|n| n.layer.clone()).collect::<Vec<_>>()
+        };
+        let plain = ["images", "labels", "weights"];
+        for mixed in [false, true] {
+            let model = vit.build(2, Loss { smoothing: 0.1, mixed }, DType::F32).unwrap();
+            let more: &[&str] = if mixed { &["partners", "mix"] } else { &[] };
+            assert_eq!(inputs(&model.train), [&plain[..], more].concat());
+            assert_eq!(inputs(&model.eval), plain);
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Everything that can end a run, each with the culprit in its text.
 
+use crate::deepspeed::ConfigError;
 use crate::weights::WeightsError;
+use cpu::BadValue;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
@@ -15,14 +17,36 @@ pub enum TrainError {
     Data(#[from] data::DataError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    #[error("--{flag} {value}: {why}")]
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Numbers of images that don't multiply.
+    #[error("{0}")]
+    Batch(String),
+    #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
     Setting { flag: &'static str, value: String, why: String },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("{} already holds a run: choose another --out, or remove it", .0.display())]
     RunExists(PathBuf),
-    #[error("step {step}: the gradient is not finite (the loss is {loss}); the parameters are as before it")]
-    NotFinite { step: u64, loss: f64 },
+    #[error("{}: nothing to resume: it holds no checkpoint", .0.display())]
+    NothingToResume(PathBuf),
+    #[error("{error}; {} is whole: to go on from there, remove the broken one", other.display())]
+    BrokenCheckpoint { error: Box<TrainError>, other: PathBuf },
+    #[error("{} was started with other settings: {differences}", folder.display())]
+    OtherSettings { folder: PathBuf, differences: String },
+    #[error("{}: {problem}", path.display())]
+    Checkpoint { path: PathBuf, problem: String },
+    #[error("step {step}: none of its samples counts")]
+    NoSamples { step: u64 },
+    #[error("step {step}: {}; parameters are as before the step", not_finite(*loss, culprit.as_deref()))]
+    NotFinite { step: u64, loss: f64, culprit: Option<Box<BadValue>> },
+}
+
+fn not_finite(loss: f64, culprit: Option<&BadValue>) -> String {
+    match culprit {
+        Some(bad) => format!("loss is {loss}; {bad}"),
+        None => format!("loss is {loss}; every gradient is finite, but their norm overflowed"),
+    }
 }
 
 impl TrainError {

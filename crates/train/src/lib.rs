@@ -2,15 +2,28 @@
 //! learning-rate schedules, metrics and weights on disk. Prints nothing: whoever calls it listens to [`run::Events`].
 
 pub mod bench;
+pub mod checkpoint;
 pub mod config;
+pub mod confusion;
+pub mod deepspeed;
+pub mod machine;
 pub mod metrics;
+pub mod pth;
+pub mod record;
 pub mod run;
 pub mod schedule;
 pub mod session;
+pub mod sets;
+pub mod stored;
+pub mod tensorboard;
+pub mod tensors;
 pub mod weights;
 
 mod error;
+mod nearest;
+#[cfg(test)]
+mod testing;
 
-pub use config::{Raw, Resolved};
+pub use config::{Facts, Raw, Resolved};
 pub use error::TrainError;
 pub use session::Session;

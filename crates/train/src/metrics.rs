@@ -1,72 +1,355 @@
-//! `metrics.jsonl`: one object a line, a line for every step and every evaluation.
+//! `metrics.jsonl` and `metrics.csv`: a line for every step and every evaluation. The first has an object a line, with
+//! only the numbers it concerns; the second the same as a table, for spreadsheets.
+//!
+//! Lines are written without being built in memory first, so that a step allocates nothing.
 
 use crate::error::TrainError;
 use crate::session::{Score, StepResult};
+use std::fmt;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+const COLUMNS: [&str; 10] = [
+    "step",
+    "epoch",
+    "loss",
+    "lr",
+    "images_per_second",
+    "grad_norm",
+    "top1",
+    "eval_loss",
+    "eval_top1",
+    "eval_top5",
+];
+
 pub struct Metrics {
-    path: PathBuf,
-    file: BufWriter<File>,
+    jsonl: Lines,
+    csv: Lines,
 }
 
 impl Metrics {
     /// Creates the run's folder and its metrics; refuses a folder that has some already.
     pub fn create(folder: &Path) -> Result<Self, TrainError> {
-        let io = |path: &Path| {
-            let path = path.to_path_buf();
-            move |source| TrainError::Io { path, source }
+        std::fs::create_dir_all(folder).map_err(at(folder))?;
+        let create = |path: PathBuf| match File::options().write(true).create_new(true).open(&path) {
+            Ok(file) => Ok(Lines { path, file: BufWriter::new(file) }),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                Err(TrainError::RunExists(folder.to_path_buf()))
+            }
+            Err(source) => Err(TrainError::Io { path, source }),
         };
-        std::fs::create_dir_all(folder).map_err(io(folder))?;
-        let path = folder.join("metrics.jsonl");
-        let file = File::options().write(true).create_new(true).open(&path).map_err(|source| match source
-            .kind()
-        {
-            std::io::ErrorKind::AlreadyExists => TrainError::RunExists(folder.to_path_buf()),
-            _ => TrainError::Io { path: path.clone(), source },
-        })?;
-        Ok(Metrics { path, file: BufWriter::new(file) })
+        let (jsonl, mut csv) = (create(jsonl_path(folder))?, create(csv_path(folder))?);
+        csv.write(format_args!("{}\n", COLUMNS.join(",")))?;
+        Ok(Metrics { jsonl, csv })
     }
 
-    /// Written without building the line in memory first, so that a step allocates nothing.
+    /// Continues the metrics of a run whose next step is `next_step`. Lines of that step and later ones are dropped, as
+    /// is a last line cut short: the files become those of a run that was never interrupted, times apart. A table that
+    /// is missing is made from the objects.
+    pub fn resume(folder: &Path, next_step: u64) -> Result<Self, TrainError> {
+        let (jsonl, csv) = (jsonl_path(folder), csv_path(folder));
+        let stays =
+            |step: Option<&str>| step.and_then(|s| s.parse().ok()).is_some_and(|s: u64| s < next_step);
+        rewrite(&jsonl, |out| {
+            each_line(
+                &jsonl,
+                |line| {
+                    if stays(field(line, "step")) { writeln!(out, "{line}") } else { Ok(()) }
+                },
+            )
+        })?;
+        let is_table = csv.try_exists().map_err(at(&csv))?;
+        rewrite(&csv, |out| {
+            writeln!(out, "{}", COLUMNS.join(","))?;
+            if !is_table {
+                return each_line(&jsonl, |line| write_row(out, line));
+            }
+            each_line(&csv, |line| {
+                let whole = line.split(',').count() == COLUMNS.len();
+                if whole && stays(line.split(',').next()) { writeln!(out, "{line}") } else { Ok(()) }
+            })
+        })?;
+        Ok(Metrics { jsonl: Lines::append(jsonl)?, csv: Lines::append(csv)? })
+    }
+
     pub fn step(&mut self, step: u64, epoch: u64, result: &StepResult, rate: f64) -> Result<(), TrainError> {
         let StepResult { score, learning_rate, gradient_norm, .. } = result;
-        let written = writeln!(
-            self.file,
-            "{{\"step\":{step},\"epoch\":{epoch},\"loss\":{},\"lr\":{},\"images_per_second\":{:.2},\"grad_norm\":{},\"top1\":{}}}",
-            Json(score.loss),
-            Json(*learning_rate),
-            rate,
-            Json(*gradient_norm),
-            Json(score.top1)
-        );
+        let [loss, lr, norm, top1] = [score.loss, *learning_rate, *gradient_norm, score.top1];
+        let json = |x| Number(x, "null");
+        self.jsonl.write(format_args!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"loss\":{},\"lr\":{},\"images_per_second\":{rate:.2},\"grad_norm\":{},\"top1\":{}}}\n",
+            json(loss),
+            json(lr),
+            json(norm),
+            json(top1)
+        ))?;
+        let cell = |x| Number(x, "");
+        self.csv.write(format_args!(
+            "{step},{epoch},{},{},{rate:.2},{},{},,,\n",
+            cell(loss),
+            cell(lr),
+            cell(norm),
+            cell(top1)
+        ))
+    }
+
+    /// An evaluation after step `step`, to which it belongs.
+    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
+        let Score { loss, top1, top5, .. } = *score;
+        let json = |x| Number(x, "null");
+        self.jsonl.write(format_args!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"eval_loss\":{},\"eval_top1\":{},\"eval_top5\":{}}}\n",
+            json(loss),
+            json(top1),
+            json(top5)
+        ))?;
+        let cell = |x| Number(x, "");
+        self.csv.write(format_args!("{step},{epoch},,,,,,{},{},{}\n", cell(loss), cell(top1), cell(top5)))?;
+        self.jsonl.flush()?;
+        self.csv.flush()
+    }
+
+    /// Makes sure that every line so far is on the disk. A checkpoint is to be written after this, so that no run goes
+    /// on from a step whose metrics are lost.
+    pub fn sync(&mut self) -> Result<(), TrainError> {
+        self.jsonl.sync()?;
+        self.csv.sync()
+    }
+}
+
+fn jsonl_path(folder: &Path) -> PathBuf {
+    folder.join("metrics.jsonl")
+}
+
+fn csv_path(folder: &Path) -> PathBuf {
+    folder.join("metrics.csv")
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> TrainError {
+    let path = path.to_path_buf();
+    move |source| TrainError::Io { path, source }
+}
+
+/// A file that grows by lines.
+struct Lines {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Lines {
+    fn append(path: PathBuf) -> Result<Self, TrainError> {
+        let file = File::options().append(true).open(&path).map_err(at(&path))?;
+        Ok(Lines { path, file: BufWriter::new(file) })
+    }
+
+    fn write(&mut self, line: fmt::Arguments<'_>) -> Result<(), TrainError> {
+        let written = self.file.write_fmt(line);
         self.check(written)
     }
 
-    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
-        let Score { loss, top1, top5, .. } = *score;
-        let written = writeln!(
-            self.file,
-            "{{\"step\":{step},\"epoch\":{epoch},\"eval_loss\":{},\"eval_top1\":{},\"eval_top5\":{}}}",
-            Json(loss),
-            Json(top1),
-            Json(top5)
-        );
-        let flushed = written.and_then(|()| self.file.flush());
+    fn flush(&mut self) -> Result<(), TrainError> {
+        let flushed = self.file.flush();
         self.check(flushed)
     }
 
-    fn check(&self, result: std::io::Result<()>) -> Result<(), TrainError> {
+    fn sync(&mut self) -> Result<(), TrainError> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        self.check(synced)
+    }
+
+    fn check(&self, result: io::Result<()>) -> Result<(), TrainError> {
         result.map_err(|source| TrainError::Io { path: self.path.clone(), source })
     }
 }
 
-/// A number as JSON has it: NaN and the infinities are null.
-struct Json(f64);
+/// A number, or what stands for NaN and the infinities, which neither JSON nor every reader of tables knows.
+struct Number(f64, &'static str);
 
-impl std::fmt::Display for Json {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.is_finite() { write!(f, "{}", self.0) } else { f.write_str("null") }
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_finite() { write!(f, "{}", self.0) } else { f.write_str(self.1) }
+    }
+}
+
+/// Writes a file anew: aside, synced, then put in its place at once, so that a crash leaves the old one or the new one.
+fn rewrite(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), TrainError> {
+    let aside = path.with_added_extension("new");
+    let written = File::create(&aside).map(BufWriter::new).and_then(|mut out| {
+        write(&mut out)?;
+        out.flush()?;
+        out.get_ref().sync_all()
+    });
+    written.map_err(at(&aside))?;
+    std::fs::rename(&aside, path).map_err(at(path))?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+}
+
+/// Every whole line of a file, without its end; one that a crash cut short has none. A missing file has no lines.
+fn each_line(path: &Path, mut see: impl FnMut(&str) -> io::Result<()>) -> io::Result<()> {
+    let mut file = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let mut line = Vec::new();
+    while file.read_until(b'\n', &mut line)? > 0 {
+        if let Some(Ok(text)) = line.strip_suffix(b"\n").map(str::from_utf8) {
+            see(text)?;
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+/// A number of an object as [`Metrics`] writes it, digit for digit.
+fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let mut fields = line.strip_prefix('{')?.strip_suffix('}')?.split(',');
+    fields.find_map(|f| f.strip_prefix('"')?.strip_prefix(key)?.strip_prefix("\":"))
+}
+
+/// The row of the table that an object is.
+fn write_row(out: &mut impl Write, line: &str) -> io::Result<()> {
+    for (i, column) in COLUMNS.iter().enumerate() {
+        let number = field(line, column).filter(|number| *number != "null").unwrap_or_default();
+        write!(out, "{}{number}", if i == 0 { "" } else { "," })?;
+    }
+    writeln!(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A folder of its own for a test, gone with it.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("vitesse-metrics-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Folder(path)
+        }
+
+        fn files(&self) -> [String; 2] {
+            [jsonl_path(&self.0), csv_path(&self.0)].map(|path| fs::read_to_string(path).unwrap())
+        }
+
+        /// Adds what a crash may leave to both files.
+        fn tear(&self, jsonl: &[u8], csv: &[u8]) {
+            for (path, text) in [(jsonl_path(&self.0), jsonl), (csv_path(&self.0), csv)] {
+                File::options().append(true).open(path).unwrap().write_all(text).unwrap();
+            }
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Steps of a run that evaluates after every third.
+    fn write(metrics: &mut Metrics, steps: std::ops::Range<u64>) {
+        for step in steps {
+            let loss = 2.5 - 0.1 * step as f64;
+            let score = Score { loss, top1: 0.125, top5: 0.5, samples: 8.0 };
+            let gradient_norm = if step == 4 { f64::INFINITY } else { 1.0 / 3.0 };
+            let result = StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true };
+            metrics.step(step, step / 3, &result, 1234.5).unwrap();
+            if step % 3 == 2 {
+                metrics.evaluation(step, step / 3, &Score { loss: f64::NAN, ..score }).unwrap();
+            }
+        }
+        metrics.sync().unwrap();
+    }
+
+    fn uninterrupted(name: &str, steps: u64) -> Folder {
+        let folder = Folder::new(name);
+        write(&mut Metrics::create(&folder.0).unwrap(), 0..steps);
+        folder
+    }
+
+    #[test]
+    fn both_files_say_the_same() {
+        let [jsonl, csv] = uninterrupted("same", 5).files();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(
+            lines[..2],
+            [
+                "step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,eval_top5",
+                "0,0,2.5,0.001,1234.50,0.3333333333333333,0.125,,,",
+            ]
+        );
+        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5");
+        assert_eq!(lines[6], "4,1,2.1,0.001,1234.50,,0.125,,,");
+        assert_eq!(jsonl.lines().count() + 1, lines.len());
+        for line in jsonl.lines() {
+            let object: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert!(object.as_object().unwrap().keys().all(|key| COLUMNS.contains(&key.as_str())));
+        }
+        let first = "{\"step\":0,\"epoch\":0,\"loss\":2.5,\"lr\":0.001,\"images_per_second\":1234.50,";
+        assert!(jsonl.starts_with(first), "{jsonl}");
+    }
+
+    #[test]
+    fn a_folder_with_a_run_is_refused() {
+        let folder = uninterrupted("refused", 1);
+        let before = folder.files();
+        assert!(matches!(Metrics::create(&folder.0), Err(TrainError::RunExists(_))));
+        assert_eq!(folder.files(), before);
+    }
+
+    /// Killed after step 7, with a line cut short or rubbish at the end, and resumed from every step it may have saved.
+    #[test]
+    fn a_resumed_run_leaves_the_files_of_an_uninterrupted_one() {
+        let whole = uninterrupted("whole", 10).files();
+        let torn: [(&[u8], &[u8]); 5] = [
+            (b"", b""),
+            (b"{\"step\":8,\"epoch\":2,\"lo", b"8,2,1.7"),
+            (b"{\"step\":1,\"epo", b"1"),
+            (b"{\"step\":1,\"epoch\":\n\0\0\xff\n", b"1,2\n\0\0\xff\n"),
+            (b"{\"step\":8}", b"8,2,1.7,0.001,1234.5,0.3,0.1,,,"),
+        ];
+        for (i, (jsonl, csv)) in torn.into_iter().enumerate() {
+            for next in 0..=8 {
+                let folder = uninterrupted(&format!("torn-{i}-{next}"), 8);
+                folder.tear(jsonl, csv);
+                write(&mut Metrics::resume(&folder.0, next).unwrap(), next..10);
+                assert_eq!(folder.files(), whole, "ending {i}, from step {next}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_made_up_for() {
+        let whole = uninterrupted("complete", 10).files();
+        let folder = uninterrupted("no-table", 8);
+        fs::remove_file(csv_path(&folder.0)).unwrap();
+        write(&mut Metrics::resume(&folder.0, 6).unwrap(), 6..10);
+        assert_eq!(folder.files(), whole);
+
+        let folder = uninterrupted("no-objects", 8);
+        fs::remove_file(jsonl_path(&folder.0)).unwrap();
+        write(&mut Metrics::resume(&folder.0, 6).unwrap(), 6..10);
+        let [jsonl, csv] = folder.files();
+        assert_eq!(csv, whole[1], "the table is kept");
+        assert!(jsonl.starts_with("{\"step\":6,") && whole[0].ends_with(&jsonl));
+    }
+
+    /// What an interrupted resume leaves aside is in nobody's way.
+    #[test]
+    fn a_file_left_aside_is_overwritten() {
+        let whole = uninterrupted("as-before", 4).files();
+        let folder = uninterrupted("aside", 4);
+        fs::write(folder.0.join("metrics.jsonl.new"), "half a fi").unwrap();
+        Metrics::resume(&folder.0, 4).unwrap();
+        assert_eq!(folder.files(), whole);
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);
     }
 }

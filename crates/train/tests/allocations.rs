@@ -1,8 +1,18 @@
 //! A step allocates nothing. One test, alone in its program, since the counters see every thread.
 
+mod common;
+
+use common::{HEADER, Setup, fill_batch};
+use cpu::Which;
+use graph::{Header, Loss};
+use models::vit::Vit;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use train::{Raw, Session};
+use train::metrics::Metrics;
+use train::session::StepResult;
+use train::tensorboard::EventFile;
+use train::{Facts, Raw, Session};
 
 /// Counts allocations, those made inside the `gemm` crate apart.
 struct Counting;
@@ -38,6 +48,17 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Lets ten steps run after two to settle, and counts.
+fn allocates_nothing(what: &str, mut step: impl FnMut(u64)) {
+    (0..2).for_each(&mut step);
+    let (ours, inside) = (OURS.load(Ordering::Relaxed), INSIDE_GEMM.load(Ordering::Relaxed));
+    (2..12).for_each(&mut step);
+    let ours = OURS.load(Ordering::Relaxed) - ours;
+    let inside = INSIDE_GEMM.load(Ordering::Relaxed) - inside;
+    println!("{what}, 10 steps: {ours} allocations by vitesse, {inside} inside gemm");
+    assert_eq!(ours, 0, "{what}: allocations in ten steps");
+}
+
 #[test]
 fn a_step_allocates_nothing() {
     let raw = Raw {
@@ -51,17 +72,42 @@ fn a_step_allocates_nothing() {
         train_samples: Some(100),
         ..Raw::default()
     };
-    let mut session = Session::new(raw.resolve().unwrap()).unwrap();
+    let facts = Facts::synthetic(&raw).unwrap();
+    let mut session = Session::new(raw.resolve(&facts, 1).unwrap()).unwrap();
     assert!(OURS.load(Ordering::Relaxed) > 0, "the counter counts");
-    for step in 0..2 {
-        session.step(step).unwrap();
-    }
-    let (ours, inside) = (OURS.load(Ordering::Relaxed), INSIDE_GEMM.load(Ordering::Relaxed));
-    for step in 2..12 {
-        session.step(step).unwrap();
-    }
-    let ours = OURS.load(Ordering::Relaxed) - ours;
-    let inside = INSIDE_GEMM.load(Ordering::Relaxed) - inside;
-    println!("10 steps: {ours} allocations by vitesse, {inside} inside gemm");
-    assert_eq!(ours, 0, "allocations in ten steps");
+    let mut last = None;
+    allocates_nothing("training", |step| last = Some(session.step(step).unwrap()));
+    recording_allocates_nothing(&last.unwrap());
+    averages_and_mixed_labels_allocate_nothing();
+}
+
+fn recording_allocates_nothing(result: &StepResult) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("allocations");
+    let _ = std::fs::remove_dir_all(&folder);
+    let mut metrics = Metrics::create(&folder).unwrap();
+    let mut events = EventFile::create(&folder, 0).unwrap();
+    allocates_nothing("metrics and events", |step| {
+        metrics.step(step, 0, result, 100.0).unwrap();
+        metrics.evaluation(step, 0, &result.score).unwrap();
+        metrics.sync().unwrap();
+        for (tag, value) in [("train/loss", result.score.loss), ("train/lr", result.learning_rate)] {
+            events.scalar(step, tag, value).unwrap();
+        }
+        events.flush().unwrap();
+    });
+}
+
+fn averages_and_mixed_labels_allocate_nothing() {
+    let vit = Vit::named("vit-nano/4", 32, 3, 10).unwrap();
+    let setup = Setup { loss: Loss { smoothing: 0.1, mixed: true }, ema: Some(0.99), ..Setup::new(8) };
+    let mut executor = setup.executor::<f32>(&vit);
+    allocates_nothing("averages and mixed labels", |step| {
+        fill_batch(&mut executor, Which::Last, 0, 10);
+        let batch = executor.batch(Which::Last).unwrap();
+        batch.partners.unwrap().fill(3);
+        batch.mix.unwrap().fill(0.7);
+        let header = Header { step, nominal: 8.0, learning_rate: 1e-3, ..HEADER };
+        executor.run(Which::Last, &header);
+        executor.run(Which::Update, &header);
+    });
 }

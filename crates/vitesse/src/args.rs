@@ -1,11 +1,53 @@
 //! What can be typed. Defaults live in `train::config`, so that they are the same for every front end.
 
+mod settings;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use graph::Recompute;
 use models::names::Convention;
-use models::vit::Pool;
-use std::path::PathBuf;
+use settings::{AugmentArgs, DataArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs};
+use std::path::{Path, PathBuf};
 use train::Raw;
+use train::deepspeed::{ConfigError, DeepSpeed};
+
+const TRAIN: &str = "\
+Examples:
+  vitesse train
+  vitesse train --model vit-ti/4 --batch-size 32 --accumulate 2 --out runs/first
+  vitesse train --init runs/first/weights.safetensors --model vit-ti/4 --lr 1e-4 --steps 100
+  vitesse train --config deepspeed.json --precision fp32";
+const EVAL: &str = "\
+Examples:
+  vitesse eval --weights runs/first
+  vitesse eval --weights runs/first/checkpoints/best.safetensors --data folder:photos --logits logits.safetensors
+  vitesse eval --weights vit_b_16.pth --model vit-b/16 --image-size 224 --classes 1000 --data folder:imagenet";
+const CLASSIFY: &str = "\
+Examples:
+  vitesse classify cat.jpg --weights runs/first
+  vitesse classify photos/*.jpg --weights runs/first --grid answers.png";
+const EXPORT: &str = "\
+Examples:
+  vitesse export runs/first best.safetensors --to timm
+  vitesse export weights.pth weights.safetensors --to huggingface --model vit-b/16 --image-size 224 --classes 1000";
+const GET: &str = "\
+Examples:
+  vitesse data get cifar10 data
+  vitesse train --data cifar10:data --model vit-ti/4 --augment standard --out runs/cifar10";
+const INSPECT: &str = "\
+Examples:
+  vitesse data inspect --data cifar10:data
+  vitesse data inspect --data folder:photos --augment strong --sheet sheet.png";
+const PLAN: &str = "\
+Examples:
+  vitesse plan --model vit-b/16 --image-size 224 --batch-size 4
+  vitesse plan --recompute full --which micro --json";
+const BENCH: &str = "\
+Examples:
+  vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
+  vitesse bench --model vit-b/16 --image-size 224 --batch-size 4 --classes 1000 --json";
+const EXPLAIN: &str = "\
+Examples:
+  vitesse config explain deepspeed.json
+  vitesse config explain deepspeed.json --ranks 2 --precision fp32 --batch-size 16";
 
 /// Trains vision transformers, and tells how well that scales.
 #[derive(Parser)]
@@ -18,90 +60,54 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Train a model; with no options, a small ViT on the built-in set, in about a minute on two cores
-    Train(TrainArgs),
+    #[command(after_help = TRAIN)]
+    Train(Box<TrainArgs>),
     /// Score weights on the held-out set
+    #[command(after_help = EVAL)]
     Eval(EvalArgs),
+    /// Say what images show: the most probable classes
+    #[command(after_help = CLASSIFY)]
+    Classify(ClassifyArgs),
+    /// Write weights under the names that timm, torchvision or Hugging Face use
+    #[command(after_help = EXPORT)]
+    Export(ExportArgs),
+    /// Download data sets, or look at one
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Print the plan a run would execute: every step with its operations, bytes, lane and memory
+    #[command(after_help = PLAN)]
     Plan(PlanArgs),
     /// Time a training step on random data, and its matrix products alone
+    #[command(after_help = BENCH)]
     Bench(BenchArgs),
+    /// Show what this machine has and lacks, and what to install
+    Doctor {
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print completions for a shell, to be put where it looks for them
+    ///
+    /// Example: vitesse completions bash > /etc/bash_completion.d/vitesse
+    Completions { shell: clap_complete::Shell },
+    /// Write the manual pages into a folder
+    ///
+    /// Example: vitesse man /usr/local/share/man/man1
+    Man { out: PathBuf },
+    /// Look into a configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+#[derive(Subcommand)]
+pub enum ConfigCommand {
+    /// Tell what becomes of every key of a DeepSpeed configuration, and what run it makes with these flags of `train`;
+    /// fails if the run would be refused
+    #[command(after_help = EXPLAIN)]
+    Explain(Box<ExplainArgs>),
 }
 
 #[derive(Args, Clone)]
-pub struct ModelArgs {
-    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h [default: vit-nano/4]
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
-    /// Side of the square images, in pixels [default: 32]
-    #[arg(long, value_name = "PIXELS")]
-    image_size: Option<usize>,
-    /// Channels of an image [default: 3]
-    #[arg(long)]
-    channels: Option<usize>,
-    /// Classes to tell apart [default: 10]
-    #[arg(long)]
-    classes: Option<usize>,
-    /// How tokens become one vector [default: class-token]
-    #[arg(long, value_enum)]
-    pool: Option<PoolArg>,
-    /// Images of a micro-step, per rank [default: 64]
-    #[arg(long, value_name = "IMAGES")]
-    batch_size: Option<usize>,
-    /// CPU threads [default: all]
-    #[arg(long)]
-    threads: Option<usize>,
-    /// Seed of weights, data, order and dropout [default: 0]
-    #[arg(long)]
-    seed: Option<u64>,
-}
-
-#[derive(Args, Clone)]
-pub struct StepArgs {
-    /// Rate of dropout
-    #[arg(long, value_name = "RATE")]
-    dropout: Option<f64>,
-    /// Rate of dropout on attention probabilities
-    #[arg(long, value_name = "RATE")]
-    attention_dropout: Option<f64>,
-    /// Rate of stochastic depth at the last block
-    #[arg(long, value_name = "RATE")]
-    drop_path: Option<f64>,
-    /// Label smoothing
-    #[arg(long, value_name = "RATE")]
-    label_smoothing: Option<f64>,
-    /// adamw, sgd or lamb [default: adamw]
-    #[arg(long)]
-    optimizer: Option<String>,
-    /// Weight decay of matrices [default: 0.05 for adamw, 1e-4 for sgd, 0.01 for lamb]
-    #[arg(long)]
-    weight_decay: Option<f64>,
-    /// Largest gradient norm; 0 to leave gradients as they are [default: 1]
-    #[arg(long, value_name = "NORM")]
-    clip: Option<f64>,
-    /// Which activations to compute again instead of keeping them [default: none]
-    #[arg(long, value_enum)]
-    recompute: Option<RecomputeArg>,
-}
-
-#[derive(Args, Clone)]
-pub struct DataArgs {
-    /// The data set: synthetic [default: synthetic]
-    #[arg(long, value_name = "SET")]
-    data: Option<String>,
-    /// Images to draw for training [default: 20000]
-    #[arg(long, value_name = "IMAGES")]
-    train_samples: Option<usize>,
-    /// Images to draw for evaluation [default: 2000]
-    #[arg(long, value_name = "IMAGES")]
-    test_samples: Option<usize>,
-}
-
-/// Examples:
-///   vitesse train
-///   vitesse train --model vit-ti/4 --batch-size 32 --accumulate 2 --out runs/first
-///   vitesse train --init runs/first/weights.safetensors --model vit-ti/4 --lr 1e-4 --steps 100
-#[derive(Args, Clone)]
-#[command(verbatim_doc_comment)]
 pub struct TrainArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -109,64 +115,115 @@ pub struct TrainArgs {
     pub step: StepArgs,
     #[command(flatten)]
     pub data: DataArgs,
-    /// Micro-steps whose gradients make one optimizer step [default: 1]
-    #[arg(long, value_name = "MICRO_STEPS")]
-    pub accumulate: Option<usize>,
-    /// Passes over the training set [default: 3]
-    #[arg(long)]
-    pub epochs: Option<u64>,
-    /// Optimizer steps, instead of epochs
-    #[arg(long)]
-    pub steps: Option<u64>,
-    /// Highest learning rate; warms up, then falls as a cosine [default: 1e-3 for adamw, 0.03 for sgd, 4e-3 for lamb]
-    #[arg(long)]
-    pub lr: Option<f64>,
-    /// Steps of warm-up [default: a twentieth of all]
-    #[arg(long, value_name = "STEPS")]
-    pub warmup_steps: Option<u64>,
-    /// Weights to start from: safetensors under timm's, torchvision's or Hugging Face's names
-    #[arg(long, value_name = "WEIGHTS")]
-    pub init: Option<PathBuf>,
-    /// Folder for metrics.jsonl and weights.safetensors
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub augment: AugmentArgs,
+    #[command(flatten)]
+    pub optimizer: OptimizerArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// Print one JSON object at the end instead of text
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
 
-/// Examples:
-///   vitesse eval --weights runs/first/weights.safetensors --model vit-ti/4
-///   vitesse eval --weights w.safetensors --model vit-ti/4 --export out.safetensors --to torchvision
 #[derive(Args, Clone)]
-#[command(verbatim_doc_comment)]
 pub struct EvalArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub data: DataArgs,
-    /// Weights to score: safetensors under timm's, torchvision's or Hugging Face's names
-    #[arg(long, value_name = "WEIGHTS")]
+    /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth; of what vitesse wrote, model and data
+    /// are known
+    #[arg(long, value_name = "RUN|WEIGHTS")]
     pub weights: PathBuf,
+    /// Write the confusion matrix as CSV: a row for each class, a column for each class it was taken for
+    #[arg(long, value_name = "FILE.csv")]
+    pub confusion: Option<PathBuf>,
     /// Write the logits of all evaluated images, in order, with the images and labels
     #[arg(long, value_name = "FILE")]
     pub logits: Option<PathBuf>,
-    /// Write the weights again, under the names given by --to
-    #[arg(long, value_name = "FILE", requires = "to")]
-    pub export: Option<PathBuf>,
-    /// Whose names to export under
-    #[arg(long, value_name = "timm|torchvision|huggingface", requires = "export")]
-    pub to: Option<Convention>,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
 }
 
-/// Examples:
-///   vitesse plan --model vit-b/16 --image-size 224 --batch-size 4
-///   vitesse plan --recompute full --which micro --json
 #[derive(Args, Clone)]
-#[command(verbatim_doc_comment)]
+pub struct ClassifyArgs {
+    /// JPEG, PNG or WebP files
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<PathBuf>,
+    /// A run's folder, a checkpoint, safetensors or .pth
+    #[arg(long, value_name = "RUN|WEIGHTS")]
+    pub weights: PathBuf,
+    /// How many classes to show for each image
+    #[arg(long, default_value_t = 5)]
+    pub top: usize,
+    /// Draw the images with their most probable classes into a PNG file
+    #[arg(long, value_name = "FILE.png")]
+    pub grid: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Clone)]
+pub struct ExportArgs {
+    /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth
+    #[arg(value_name = "RUN|WEIGHTS")]
+    pub from: PathBuf,
+    /// The safetensors file to write
+    #[arg(value_name = "FILE")]
+    pub out: PathBuf,
+    /// Whose names to use
+    #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm")]
+    pub to: Convention,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Subcommand)]
+pub enum DataCommand {
+    /// Download a data set from its official site; goes on where a broken download stopped
+    #[command(after_help = GET)]
+    Get(GetArgs),
+    /// Count images, sizes and classes, and draw a sheet of what a model would see
+    #[command(after_help = INSPECT)]
+    Inspect(Box<InspectArgs>),
+}
+
+#[derive(Args, Clone)]
+pub struct GetArgs {
+    /// cifar10 or cifar100
+    pub set: data::Downloadable,
+    /// Where to put it
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// Another place to get the archive from; it must have the official checksum
+    #[arg(long, value_name = "URL")]
+    pub from: Option<String>,
+}
+
+#[derive(Args, Clone)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    pub augment: AugmentArgs,
+    /// Draw augmented training samples into a PNG file
+    #[arg(long, value_name = "FILE.png")]
+    pub sheet: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Clone)]
 pub struct PlanArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -180,11 +237,7 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// Examples:
-///   vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
-///   vitesse bench --model vit-b/16 --image-size 224 --batch-size 4 --classes 1000 --json
 #[derive(Args, Clone)]
-#[command(verbatim_doc_comment)]
 pub struct BenchArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -201,16 +254,16 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum PoolArg {
-    ClassToken,
-    Mean,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum RecomputeArg {
-    None,
-    Full,
+#[derive(Args, Clone)]
+pub struct ExplainArgs {
+    /// A DeepSpeed configuration
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    pub file: PathBuf,
+    /// Explain a run over this many ranks
+    #[arg(long, default_value_t = 1)]
+    pub ranks: usize,
+    #[command(flatten)]
+    pub train: TrainArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq)]
@@ -221,62 +274,34 @@ pub enum WhichArg {
     Eval,
 }
 
-impl ModelArgs {
-    pub fn raw(self) -> Raw {
-        Raw {
-            model: self.model,
-            image_size: self.image_size,
-            channels: self.channels,
-            classes: self.classes,
-            pool: self.pool.map(|p| match p {
-                PoolArg::ClassToken => Pool::ClassToken,
-                PoolArg::Mean => Pool::Mean,
-            }),
-            batch_size: self.batch_size,
-            threads: self.threads,
-            seed: self.seed,
-            ..Raw::default()
-        }
-    }
-}
-
-impl StepArgs {
-    pub fn raw(self, raw: Raw) -> Raw {
-        Raw {
-            dropout: self.dropout,
-            attention_dropout: self.attention_dropout,
-            drop_path: self.drop_path,
-            label_smoothing: self.label_smoothing,
-            optimizer: self.optimizer,
-            weight_decay: self.weight_decay,
-            clip: self.clip,
-            recompute: self.recompute.map(|r| match r {
-                RecomputeArg::None => Recompute::None,
-                RecomputeArg::Full => Recompute::Full,
-            }),
-            ..raw
-        }
-    }
-}
-
-impl DataArgs {
-    pub fn raw(self, raw: Raw) -> Raw {
-        Raw { data: self.data, train_samples: self.train_samples, test_samples: self.test_samples, ..raw }
+/// The arguments of a `train` command that was given before.
+pub fn train_args(command: &[String]) -> anyhow::Result<TrainArgs> {
+    match Cli::try_parse_from(command)?.command {
+        Command::Train(args) => Ok(*args),
+        _ => anyhow::bail!("the run was not started by `vitesse train`"),
     }
 }
 
 impl TrainArgs {
-    pub fn raw(self) -> Raw {
+    /// What was typed, with the configuration file read.
+    pub fn raw(self) -> Result<Raw, ConfigError> {
+        self.raw_within(Path::new(""))
+    }
+
+    /// The same as typed in another folder.
+    pub fn raw_within(self, folder: &Path) -> Result<Raw, ConfigError> {
+        let config = self.run.config.as_deref().map(|path| folder.join(path));
+        let deepspeed = config.as_deref().map(DeepSpeed::read).transpose()?;
         let raw = self.data.raw(self.step.raw(self.model.raw()));
-        Raw {
-            accumulate: self.accumulate,
-            epochs: self.epochs,
-            steps: self.steps,
-            lr: self.lr,
-            warmup_steps: self.warmup_steps,
-            init: self.init,
-            out: self.out,
-            ..raw
-        }
+        let raw = self.optimizer.raw(self.augment.raw(raw));
+        let raw = Raw { deepspeed, ..self.output.raw(self.run.raw(raw)) };
+        Ok(if folder.as_os_str().is_empty() { raw } else { raw.within(folder) })
+    }
+}
+
+impl ExplainArgs {
+    pub fn raw(self) -> Result<Raw, ConfigError> {
+        let deepspeed = Some(DeepSpeed::read(&self.file)?);
+        Ok(Raw { deepspeed, ..self.train.raw()? })
     }
 }

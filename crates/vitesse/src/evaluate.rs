@@ -1,53 +1,146 @@
 //! `vitesse eval`.
 
 use crate::args::EvalArgs;
+use crate::judge::{Judge, class_name};
+use anyhow::Context;
 use models::names::{Tensor, Weights};
 use serde_json::json;
 use std::collections::BTreeMap;
-use train::{Raw, Session, weights};
+use std::fmt::Write;
+use std::path::Path;
+use train::Session;
+use train::confusion::Confusion;
+use train::session::Score;
+use train::stored::Stored;
+use train::weights;
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
-    let raw = Raw { init: Some(args.weights), ..args.data.raw(args.model.raw()) };
-    let mut session = Session::new(raw.resolve()?)?;
-    let mut logits = Vec::new();
-    let score = session.evaluate(|_, batch| logits.extend_from_slice(batch))?;
-    if let Some(path) = &args.logits {
-        weights::write(path, &evaluated(&session, logits)?, &BTreeMap::new())?;
+    let raw = args.data.raw(args.model.raw());
+    let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?;
+    let sets = judge.sets(&raw)?;
+    let (names, classes) = (sets.test.class_names().to_vec(), judge.run.vit.classes);
+    let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
+
+    let mut confusion = Confusion::new(classes);
+    let mut dump = args.logits.is_some().then(Dump::default);
+    let score = session.evaluate(|batch, logits| {
+        let samples = batch.labels.iter().zip(&batch.weights).zip(logits.chunks_exact(classes));
+        for ((&label, _), logits) in samples.filter(|((_, weight), _)| **weight > 0.0) {
+            confusion.add(label as usize, logits);
+        }
+        if let Some(dump) = &mut dump {
+            let (count, image) = (batch.request.count, batch.images.len() / batch.labels.len().max(1));
+            dump.logits.extend_from_slice(logits);
+            dump.images.extend_from_slice(&batch.images[..count * image]);
+            dump.labels.extend(batch.labels[..count].iter().map(|&label| label as f32));
+        }
+    })?;
+    for skipped in session.take_skipped() {
+        eprintln!("left out: {}", skipped.problem);
     }
-    if let (Some(path), Some(convention)) = (&args.export, args.to) {
-        weights::save_as(path, &session.weights(), convention)?;
+    if let (Some(path), Some(dump)) = (&args.logits, dump) {
+        weights::write(path, &dump.tensors(&session), &BTreeMap::new())?;
+    }
+    if let Some(path) = &args.confusion {
+        write_confusion(path, &confusion, &names)?;
     }
     if args.json {
-        let (loss, top1, top5) = (score.loss, score.top1, score.top5);
-        println!(
-            "{}",
-            json!({"eval_loss": loss, "eval_top1": top1, "eval_top5": top5, "samples": score.samples})
-        );
+        println!("{}", to_json(&score, &confusion, &names));
     } else {
-        println!(
-            "{} images · loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
-            score.samples,
-            score.loss,
-            100.0 * score.top1,
-            100.0 * score.top5
-        );
+        print_scores(&score, &confusion, &names);
     }
     Ok(())
 }
 
-/// Logits with the images they belong to, normalised as the model saw them, and the labels.
-fn evaluated(session: &Session, logits: Vec<f32>) -> anyhow::Result<Weights> {
-    let set = session.test_set();
-    let (n, classes, channels) = (set.len(), set.classes(), set.channels());
-    let size = session.resolved().vit.image;
-    let (mut images, mut labels) = (vec![0.0; n * channels * size * size], vec![0; n]);
-    let mut ones = vec![0.0; n];
-    let indices: Vec<usize> = (0..n).collect();
-    data::Filler::new(size).fill(set, &indices, n, &mut images, &mut labels, &mut ones)?;
-    let labels = labels.into_iter().map(|label| label as f32).collect();
-    Ok(Weights::from([
-        ("logits".to_string(), Tensor { shape: vec![n, classes], data: logits }),
-        ("images".to_string(), Tensor { shape: vec![n, channels, size, size], data: images }),
-        ("labels".to_string(), Tensor { shape: vec![n], data: labels }),
-    ]))
+/// The evaluated images in order, normalised as the model saw them, with its answers.
+#[derive(Default)]
+struct Dump {
+    logits: Vec<f32>,
+    images: Vec<f32>,
+    labels: Vec<f32>,
+}
+
+impl Dump {
+    fn tensors(self, session: &Session) -> Weights {
+        let (vit, n) = (&session.resolved().vit, self.labels.len());
+        let image = vec![n, vit.channels, vit.image, vit.image];
+        Weights::from([
+            ("logits".to_string(), Tensor { shape: vec![n, vit.classes], data: self.logits }),
+            ("images".to_string(), Tensor { shape: image, data: self.images }),
+            ("labels".to_string(), Tensor { shape: vec![n], data: self.labels }),
+        ])
+    }
+}
+
+fn write_confusion(path: &Path, confusion: &Confusion, names: &[String]) -> anyhow::Result<()> {
+    let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+    let mut text = String::from("class");
+    for class in 0..confusion.rows().count() {
+        write!(text, ",{}", quoted(&class_name(names, class)))?;
+    }
+    for (class, row) in confusion.rows().enumerate() {
+        write!(text, "\n{}", quoted(&class_name(names, class)))?;
+        row.iter().try_for_each(|count| write!(text, ",{count}"))?;
+    }
+    text.push('\n');
+    std::fs::write(path, text).with_context(|| path.display().to_string())
+}
+
+/// Classes are listed one by one up to this many; of more, the worst.
+const LISTED: usize = 20;
+const WORST: usize = 10;
+const MISTAKES: usize = 5;
+
+fn print_scores(score: &Score, confusion: &Confusion, names: &[String]) {
+    println!(
+        "{} images · loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
+        score.samples,
+        score.loss,
+        100.0 * score.top1,
+        100.0 * score.top5
+    );
+    let mut classes: Vec<_> =
+        (0..confusion.rows().count()).map(|class| (class, confusion.class(class))).collect();
+    classes.retain(|(_, score)| score.images > 0);
+    if classes.len() > LISTED {
+        classes.sort_by(|a, b| a.1.recall.total_cmp(&b.1.recall));
+        classes.truncate(WORST);
+        println!("\nthe {WORST} classes recognised worst");
+    } else {
+        println!();
+    }
+    let width =
+        classes.iter().map(|(class, _)| class_name(names, *class).chars().count()).max().unwrap_or(0).max(5);
+    println!("  {:<width$}  {:>7}  {:>10}  {:>9}", "class", "images", "recognised", "precision");
+    for (class, score) in classes {
+        println!(
+            "  {:<width$}  {:>7}  {:>9.1}%  {:>8.1}%",
+            class_name(names, class),
+            score.images,
+            100.0 * score.recall,
+            100.0 * score.precision
+        );
+    }
+    let mistakes = confusion.mistakes();
+    if !mistakes.is_empty() {
+        println!("most frequent mistakes");
+    }
+    for (label, taken, images) in mistakes.into_iter().take(MISTAKES) {
+        println!("  {images:>5} × {} taken for {}", class_name(names, label), class_name(names, taken));
+    }
+}
+
+fn to_json(score: &Score, confusion: &Confusion, names: &[String]) -> serde_json::Value {
+    let class = |class: usize| {
+        let score = confusion.class(class);
+        json!({"class": class_name(names, class), "images": score.images, "recall": score.recall, "precision": score.precision})
+    };
+    json!({
+        "eval_loss": score.loss,
+        "eval_top1": score.top1,
+        "eval_top5": score.top5,
+        "samples": score.samples,
+        "classes": (0..confusion.rows().count()).map(class).collect::<Vec<_>>(),
+        "confusion": confusion.rows().collect::<Vec<_>>(),
+    })
 }

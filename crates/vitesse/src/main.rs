@@ -2,28 +2,48 @@
 
 mod args;
 mod bench;
+mod classify;
+mod config_command;
+mod data_command;
+mod doctor;
 mod evaluate;
+mod export;
+mod judge;
 mod plan;
+mod progress;
+mod shells;
+mod signals;
 mod table;
 mod train_command;
 
 use clap::Parser;
+use std::process::ExitCode;
 
-fn main() -> std::process::ExitCode {
+fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
     let result = match args::Cli::parse().command {
-        args::Command::Train(args) => train_command::run(args),
+        args::Command::Train(args) => return ended(train_command::run(*args)),
         args::Command::Eval(args) => evaluate::run(args),
+        args::Command::Classify(args) => classify::run(args),
+        args::Command::Export(args) => export::run(args),
+        args::Command::Data(args::DataCommand::Get(args)) => data_command::get(args),
+        args::Command::Data(args::DataCommand::Inspect(args)) => data_command::inspect(*args),
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
+        args::Command::Doctor { json } => doctor::run(json),
+        args::Command::Completions { shell } => shells::completions(shell),
+        args::Command::Man { out } => shells::man(&out),
+        args::Command::Config(args::ConfigCommand::Explain(args)) => config_command::explain(*args),
     };
-    match result {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("vitesse: {error:#}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+    ended(result.map(|()| ExitCode::SUCCESS))
+}
+
+/// Whatever went wrong is one line.
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("vitesse: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 /// `vitesse plan --which last | head` should end like any other program, not with a panic.

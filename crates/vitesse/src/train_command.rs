@@ -1,115 +1,81 @@
 //! `vitesse train`.
 
-use crate::args::TrainArgs;
-use crate::table::{self, count, megabytes};
+use crate::args::{self, TrainArgs};
+use crate::progress::Progress;
+use crate::signals::Signals;
+use crate::table;
 use serde_json::json;
-use train::run::{Events, Summary};
-use train::session::{Score, StepResult};
-use train::{Resolved, Session};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use train::record;
+use train::run::{Stopped, Summary};
+use train::{Raw, sets};
 
-pub fn run(args: TrainArgs) -> anyhow::Result<()> {
+pub fn run(args: TrainArgs) -> anyhow::Result<ExitCode> {
     let as_json = args.json;
-    let run = args.raw().resolve()?;
-    let mut lines = Lines::new(&run, as_json);
-    let summary = train::run::train(run, &mut lines)?;
-    if as_json {
-        println!("{}", summary_json(&summary));
-    } else {
-        print_summary(&summary);
+    let raw = match args.run.resumes(args.output.out.as_deref()) {
+        Some(folder) => continued(args, folder)?,
+        None => args.raw()?,
+    };
+    let (run, sets) = sets::resolve(&raw, 1)?;
+    let (breakdown, signals) = (run.breakdown, Signals::catch()?);
+    let mut progress = Progress::new(&run, as_json, &signals);
+    let summary = train::run::train(run, sets, &mut progress)?;
+    drop(progress);
+    match (as_json, &summary.stopped) {
+        (true, _) => println!("{}", summary_json(&summary)),
+        (false, Some(stopped)) => print_stop(stopped),
+        (false, None) => print_summary(&summary, breakdown),
     }
-    Ok(())
+    // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
+    Ok(summary.stopped.map_or(ExitCode::SUCCESS, |_| signals.exit_code()))
 }
 
-/// Plain lines, about twenty a run.
-struct Lines {
-    quiet: bool,
-    steps: u64,
-    every: u64,
-    images: f64,
-    seconds: f64,
+/// A continued run is told again what it was told at its start; what is typed now comes on top.
+fn continued(args: TrainArgs, folder: PathBuf) -> anyhow::Result<Raw> {
+    let typed = args.raw()?;
+    let launches = record::launches(&folder)?;
+    let Some(first) = launches.first() else { return Ok(typed) };
+    let before = args::train_args(&first.command)?;
+    let earlier = before.raw_within(&first.folder)?;
+    Ok(Raw { resume: Some(Some(folder.clone())), out: Some(folder), ..typed.or(earlier) })
 }
 
-impl Lines {
-    fn new(run: &Resolved, quiet: bool) -> Self {
-        Lines { quiet, steps: run.steps, every: (run.steps / 20).max(1), images: 0.0, seconds: 0.0 }
-    }
-}
-
-impl Events for Lines {
-    fn started(&mut self, session: &Session) {
-        if self.quiet {
-            return;
+fn print_stop(stopped: &Stopped) {
+    let Stopped { why, step, checkpoint } = stopped;
+    match checkpoint {
+        Some(path) => {
+            let run = path.parent().and_then(Path::parent).unwrap_or(path);
+            println!("stopped by {why} after {step} steps; saved {}", path.display());
+            println!("to go on: vitesse train --resume {}", run.display());
         }
-        let (run, program) = (session.resolved(), session.executor().program());
-        let parameters = program.states.iter().filter(|s| s.is_parameter()).map(|s| s.ty.shape.count()).sum();
-        let cost = program.last.cost();
-        println!(
-            "{} · {} parameters · synthetic set of {} images, {} px, {} classes",
-            run.model,
-            count(parameters),
-            count(run.train_set.len),
-            run.vit.image,
-            run.vit.classes
-        );
-        println!(
-            "batch {} × {} · {} steps · {} threads · {:?} · {:.1} GFLOP a micro-step · memory {} + {}",
-            run.batch,
-            run.accumulate,
-            count(run.steps as usize),
-            run.threads,
-            cpu::kernels::level(),
-            cost.flops / 1e9,
-            megabytes(program.arena()),
-            megabytes(program.state_bytes()),
-        );
-    }
-
-    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, images_per_second: f64) {
-        self.images += result.score.samples;
-        self.seconds += result.score.samples / images_per_second;
-        if self.quiet || !(step + 1).is_multiple_of(self.every) {
-            return;
-        }
-        println!(
-            "epoch {} · step {}/{} · loss {:.4} · lr {:.2e} · {:.0} images/s",
-            epoch + 1,
-            step + 1,
-            self.steps,
-            result.score.loss,
-            result.learning_rate,
-            self.images / self.seconds
-        );
-        (self.images, self.seconds) = (0.0, 0.0);
-    }
-
-    fn evaluated(&mut self, _step: u64, epoch: u64, score: &Score) {
-        if !self.quiet {
-            println!(
-                "epoch {} · held out: loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
-                epoch + 1,
-                score.loss,
-                100.0 * score.top1,
-                100.0 * score.top5
-            );
-        }
+        None => println!("stopped by {why} after {step} steps; nothing is saved, as there is no --out"),
     }
 }
 
-fn print_summary(summary: &Summary) {
+fn print_summary(summary: &Summary, breakdown: bool) {
+    let Some(score) = &summary.score else {
+        return println!("the run was finished before: there is nothing left to do");
+    };
     println!();
     println!(
         "held-out accuracy {:.2}% · {:.0} images/s · {:.1} s of training, {:.1} s of evaluation",
-        100.0 * summary.score.top1,
+        100.0 * score.top1,
         summary.images_per_second(),
         summary.training_seconds,
         summary.evaluation_seconds
     );
+    if summary.skipped > 0 {
+        println!("{} images could not be read and were left out", table::count(summary.skipped as usize));
+    }
     if let Some(path) = &summary.weights {
         println!("weights in {}", path.display());
     }
-    println!("where the time went:");
-    let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
-    table::print_account(&rows, summary.training_seconds, None);
+    if breakdown {
+        println!("where the time went:");
+        let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
+        table::print_account(&rows, summary.training_seconds, None);
+    }
 }
 
 fn summary_json(summary: &Summary) -> serde_json::Value {
@@ -118,9 +84,12 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
     json!({
         "steps": summary.steps,
         "images": summary.images,
-        "eval_loss": summary.score.loss,
-        "eval_top1": summary.score.top1,
-        "eval_top5": summary.score.top5,
+        "eval_loss": summary.score.map(|score| score.loss),
+        "eval_top1": summary.score.map(|score| score.top1),
+        "eval_top5": summary.score.map(|score| score.top5),
+        "best_top1": summary.best.map(|best| best.top1),
+        "skipped_images": summary.skipped,
+        "stopped": summary.stopped.as_ref().map(|stopped| stopped.why),
         "images_per_second": summary.images_per_second(),
         "training_seconds": summary.training_seconds,
         "evaluation_seconds": summary.evaluation_seconds,

@@ -139,6 +139,62 @@ fn bad_settings_are_refused_in_one_line() {
     refused(&["train", "--out", "/proc/nowhere/run"], "/proc/nowhere/run");
 }
 
+const STUDY: &str = r#"{
+  "train_batch_size": 32,
+  "gradient_accumulation_steps": 1,
+  "micro_batch_per_gpu": 16,
+  "zero_optimization": { "stage": 0 },
+  "optimizer": { "type": "AdamW", "params": { "lr": 1e-4 } },
+  "steps_per_print": 1,
+  "wall_clock_breakdown": false
+}"#;
+
+#[test]
+fn a_deepspeed_file_trains_and_explains() {
+    let folder = Folder::new("config");
+    let config = folder.path("ds.json");
+    std::fs::write(&config, STUDY).unwrap();
+    let fits = "it fits 2 ranks";
+    refused(&["train", "--config", &config], fits);
+    refused(&["config", "explain", &config], fits);
+    refused(&["train", "--config", &folder.path("missing.json")], "missing.json");
+
+    let small = ["--model", "vit-nano/8", "--train-samples", "32", "--test-samples", "20"];
+    let batch = ["--global-batch", "16", "--epochs", "1"];
+    let explain = vitesse(&[&["config", "explain", &config, "--ranks", "2"], &small[..]].concat());
+    let text = String::from_utf8(explain.stdout).unwrap();
+    assert!(explain.status.success(), "{text}");
+    assert!(text.contains("--global-batch 32 = 16 × 1 × 2 ranks"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 116), "{text}");
+    let json = vitesse(&[&["config", "explain", &config, "--json"], &batch[..]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["keys"][0]["verdict"], "overridden");
+    assert_eq!(json["refusal"], serde_json::Value::Null);
+
+    let trained = vitesse(&[&["train", "--config", &config], &small[..], &batch[..]].concat());
+    let text = String::from_utf8(trained.stdout).unwrap();
+    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+    assert!(text.contains("step 1/2") && text.contains("step 2/2"), "{text}");
+    assert!(!text.contains("where the time went"), "the file asks for none: {text}");
+}
+
+#[test]
+fn what_is_not_connected_yet_is_refused() {
+    refused(&["train", "--data", "cifar10:/nowhere"], "not connected yet");
+    refused(&["train", "--augment", "standard"], "--augment: not connected yet");
+    refused(&["train", "--ema", "0.99"], "--ema 0.99: not connected yet");
+    refused(&["train", "--layer-decay", "0.7"], "--layer-decay 0.7: not connected yet");
+    refused(&["train", "--resume", "runs/a"], "--resume runs/a: not connected yet");
+}
+
+#[test]
+fn help_shows_groups_and_examples() {
+    let help = String::from_utf8(vitesse(&["train", "--help"]).stdout).unwrap();
+    for heading in ["Model:", "Data:", "Augmentation:", "Optimizer:", "Run:", "Output:", "Examples:"] {
+        assert!(help.contains(heading), "{heading}");
+    }
+}
+
 #[test]
 fn bad_weights_are_refused_in_one_line() {
     let folder = Folder::new("weights");

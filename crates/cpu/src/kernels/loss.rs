@@ -1,8 +1,41 @@
-//! Cross-entropy of one row of logits, with PyTorch's label smoothing: the target is (1-ε)·onehot + ε/K.
+//! Cross-entropy of one row of logits, with PyTorch's label smoothing: the target is (1-ε)·onehot + ε/K, where a mixed
+//! sample has two labels that share the one.
 //!
 //! In double precision: a row per image is too little work to be worth less.
 
 use super::float::Float;
+
+/// What a row should say: `mix` of the label and 1 - `mix` of its partner.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Target {
+    pub label: usize,
+    pub partner: usize,
+    pub mix: f64,
+}
+
+impl Target {
+    /// A sample with one label.
+    pub fn plain(label: usize) -> Self {
+        Target { label, partner: label, mix: 1.0 }
+    }
+
+    /// The class with the larger share, which is what a hit is.
+    fn main(&self) -> usize {
+        if self.mix < 0.5 { self.partner } else { self.label }
+    }
+
+    fn share(&self, class: usize) -> f64 {
+        let of = |is: bool, share: f64| if is { share } else { 0.0 };
+        of(class == self.label, self.mix) + of(class == self.partner, 1.0 - self.mix)
+    }
+
+    /// The logits as the labels share them. One without a share must not take part: 0·∞ would make NaN of a masked
+    /// class.
+    fn shared<T: Float>(&self, logits: &[T]) -> f64 {
+        let of = |class: usize, share: f64| if share == 0.0 { 0.0 } else { share * logits[class].to_f64() };
+        of(self.label, self.mix) + of(self.partner, 1.0 - self.mix)
+    }
+}
 
 /// ln Σ exp(logits)
 fn log_sum_exp<T: Float>(logits: &[T]) -> f64 {
@@ -10,16 +43,17 @@ fn log_sum_exp<T: Float>(logits: &[T]) -> f64 {
     max + logits.iter().map(|x| (x.to_f64() - max).exp()).sum::<f64>().ln()
 }
 
-/// The loss, and how many classes rank before `label`: those of a greater logit, or of an equal one and a lower
-/// index (the label is in the top k if the rank is below k). NaN among the logits makes the loss NaN and ranks the
-/// label last.
-pub fn cross_entropy_row<T: Float>(logits: &[T], label: usize, smoothing: f64) -> (f64, usize) {
-    let classes = logits.len();
-    let of_label = logits[label].to_f64();
+/// The loss, and how many classes rank before the label (of two, the one with the larger share): those of a greater
+/// logit, or of an equal one and a lower index (the label is in the top k if the rank is below k). NaN among the logits
+/// makes the loss NaN and ranks the label last.
+pub fn cross_entropy_row<T: Float>(logits: &[T], target: Target, smoothing: f64) -> (f64, usize) {
+    let (classes, label) = (logits.len(), target.main());
+    let of_labels = target.shared(logits);
     let lse = log_sum_exp(logits);
     let mean = logits.iter().map(|x| x.to_f64()).sum::<f64>() / classes as f64;
-    // With ε = 0 the mean must not take part: 0·∞ would turn a masked class into NaN.
-    let expected = if smoothing == 0.0 { of_label } else { (1.0 - smoothing) * of_label + smoothing * mean };
+    // With ε = 0 the mean must not take part either.
+    let expected =
+        if smoothing == 0.0 { of_labels } else { (1.0 - smoothing) * of_labels + smoothing * mean };
     let loss = lse - expected;
     if logits.iter().any(|x| x.to_f64().is_nan()) {
         return (f64::NAN, classes - 1);
@@ -31,7 +65,7 @@ pub fn cross_entropy_row<T: Float>(logits: &[T], label: usize, smoothing: f64) -
 /// dlogits = scale·(softmax(logits) - target)
 pub fn cross_entropy_grad_row<T: Float>(
     logits: &[T],
-    label: usize,
+    target: Target,
     smoothing: f64,
     scale: f64,
     dlogits: &mut [T],
@@ -40,8 +74,8 @@ pub fn cross_entropy_grad_row<T: Float>(
     let lse = log_sum_exp(logits);
     let spread = smoothing / logits.len() as f64;
     for (i, (d, x)) in dlogits.iter_mut().zip(logits).enumerate() {
-        let target = spread + if i == label { 1.0 - smoothing } else { 0.0 };
-        *d = T::from_f64(scale * ((x.to_f64() - lse).exp() - target));
+        let wanted = spread + (1.0 - smoothing) * target.share(i);
+        *d = T::from_f64(scale * ((x.to_f64() - lse).exp() - wanted));
     }
 }
 
@@ -55,41 +89,61 @@ mod tests {
         // torch.nn.functional.cross_entropy([[1., 2., 3.]], [2], label_smoothing=0.1), worked out by hand.
         let logits = [1f32, 2.0, 3.0];
         let lse = (1f64.exp() + 2f64.exp() + 3f64.exp()).ln();
-        let (plain, rank) = cross_entropy_row(&logits, 2, 0.0);
+        let (plain, rank) = cross_entropy_row(&logits, Target::plain(2), 0.0);
         assert!((plain - (lse - 3.0)).abs() < 1e-14 && rank == 0);
-        let (smooth, rank) = cross_entropy_row(&logits, 0, 0.1);
+        let (smooth, rank) = cross_entropy_row(&logits, Target::plain(0), 0.1);
         assert!((smooth - (0.9 * (lse - 1.0) + 0.1 * (lse - 2.0))).abs() < 1e-14);
         assert_eq!(rank, 2);
     }
 
     #[test]
     fn ties_rank_by_index_and_nan_ranks_last() {
-        assert_eq!(cross_entropy_row(&[1f32, 1.0, 1.0, 0.0], 1, 0.0).1, 1);
-        assert_eq!(cross_entropy_row(&[1f32, 1.0, 1.0, 0.0], 0, 0.0).1, 0);
+        let rank = |label| cross_entropy_row(&[1f32, 1.0, 1.0, 0.0], Target::plain(label), 0.0).1;
+        assert_eq!((rank(1), rank(0)), (1, 0));
         for at in 0..3 {
             let mut logits = [5f32, 1.0, 2.0];
             logits[at] = f32::NAN;
-            let (loss, rank) = cross_entropy_row(&logits, 0, 0.1);
+            let (loss, rank) = cross_entropy_row(&logits, Target::plain(0), 0.1);
             assert!(loss.is_nan() && rank == 2);
         }
     }
 
     #[test]
     fn a_masked_class_costs_nothing_without_smoothing() {
-        let (loss, rank) = cross_entropy_row(&[0f32, f32::NEG_INFINITY], 0, 0.0);
-        assert_eq!((loss, rank), (0.0, 0));
+        let target = Target::plain(0);
+        let masked = [0f32, f32::NEG_INFINITY];
+        assert_eq!(cross_entropy_row(&masked, target, 0.0), (0.0, 0));
+        assert_eq!(cross_entropy_row(&masked, Target { partner: 1, ..target }, 0.0), (0.0, 0));
+        assert_eq!(cross_entropy_row(&masked, Target { label: 1, partner: 0, mix: 0.0 }, 0.0), (0.0, 0));
+    }
+
+    #[test]
+    fn mixed_labels_share_the_loss() {
+        let logits = noise(3, 10, 4.0);
+        let of = |label: usize| cross_entropy_row(&logits, Target::plain(label), 0.1).0;
+        for mix in [0.0, 0.3, 0.5, 0.8, 1.0] {
+            let (loss, rank) = cross_entropy_row(&logits, Target { label: 2, partner: 7, mix }, 0.1);
+            assert!((loss - (mix * of(2) + (1.0 - mix) * of(7))).abs() < 1e-14, "mix {mix}");
+            let main = Target::plain(if mix < 0.5 { 7 } else { 2 });
+            assert_eq!(rank, cross_entropy_row(&logits, main, 0.1).1, "mix {mix}");
+            let (same, _) = cross_entropy_row(&logits, Target { label: 4, partner: 4, mix }, 0.1);
+            assert!((same - of(4)).abs() < 1e-14, "mix {mix}");
+        }
     }
 
     #[test]
     fn the_gradient_is_the_slope_of_the_loss() {
-        for (classes, smoothing) in [(1, 0.0), (5, 0.0), (10, 0.1), (65, 0.3)] {
-            let (logits, label) = (noise(1, classes, 4.0), classes / 2);
+        for (classes, smoothing, mix) in
+            [(1, 0.0, 1.0), (5, 0.0, 1.0), (5, 0.0, 0.3), (10, 0.1, 1.0), (10, 0.1, 0.0), (65, 0.3, 0.6)]
+        {
+            let (logits, target) =
+                (noise(1, classes, 4.0), Target { label: classes / 2, partner: classes - 1, mix });
             let mut d = vec![0.0; classes];
-            cross_entropy_grad_row(&logits, label, smoothing, 0.25, &mut d);
-            let numeric = numeric_grad(&logits, |x| 0.25 * cross_entropy_row(x, label, smoothing).0);
+            cross_entropy_grad_row(&logits, target, smoothing, 0.25, &mut d);
+            let numeric = numeric_grad(&logits, |x| 0.25 * cross_entropy_row(x, target, smoothing).0);
             assert_close(&d, &numeric, 1e-9, "dlogits");
             let mut single = vec![0f32; classes];
-            cross_entropy_grad_row(&narrow(&logits), label, smoothing, 0.25, &mut single);
+            cross_entropy_grad_row(&narrow(&logits), target, smoothing, 0.25, &mut single);
             assert_close(&single, &d, 1e-7, "dlogits in single precision");
         }
     }

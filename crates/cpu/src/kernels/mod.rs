@@ -23,9 +23,9 @@ pub use elementwise::{add, add_assign, add_bias, column_sum, scale, sum_squares}
 pub use float::Float;
 pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
 pub use level::{Level, level};
-pub use loss::{cross_entropy_grad_row, cross_entropy_row};
+pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row};
 pub use norm::{add_layer_norm, layer_norm, layer_norm_grad};
-pub use optimize::{AdamW, Lamb, Sgd, adamw, lamb_apply, lamb_moments_and_norms, sgd};
+pub use optimize::{AdamW, Lamb, Sgd, adamw, ema, lamb_apply, lamb_moments_and_norms, sgd};
 pub use patches::{PatchGrid, patches, unpatches};
 pub use softmax::{row_dot, softmax_from_lse, softmax_grad, softmax_rows};
 pub use transpose::transpose;

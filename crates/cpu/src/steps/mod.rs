@@ -4,6 +4,7 @@
 
 mod attention;
 mod linear;
+mod loss;
 mod random;
 mod reduce;
 mod rows;
@@ -128,8 +129,8 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Scale { factor } => rows::scale(cx, *factor),
             Op::Pool { kind } => tokens::pool(cx, *kind),
             Op::PoolGrad { kind, .. } => tokens::pool_grad(cx, *kind),
-            Op::CrossEntropy { smoothing } => rows::cross_entropy(cx, *smoothing),
-            Op::CrossEntropyGrad { smoothing } => rows::cross_entropy_grad(cx, *smoothing),
+            Op::CrossEntropy { smoothing, mixed } => loss::cross_entropy(cx, *smoothing, *mixed),
+            Op::CrossEntropyGrad { smoothing, mixed } => loss::cross_entropy_grad(cx, *smoothing, *mixed),
             Op::Accumulate => rows::accumulate(cx),
             Op::SumSquares => reduce::sum_squares(cx),
             Op::Clip { max_norm, .. } => update::clip(cx, *max_norm),
@@ -137,6 +138,7 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::AdamW { .. } => update::adamw(cx),
             Op::Sgd { .. } => update::sgd(cx),
             Op::Lamb { .. } => update::lamb(cx),
+            Op::Ema { decay } => update::ema(cx, *decay),
             other => unreachable!("{} was refused when the plan was bound", other.name()),
         }
     }

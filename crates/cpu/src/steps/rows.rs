@@ -2,7 +2,6 @@
 
 use super::{Context, PIECE, row_piece};
 use crate::kernels::{self, Float};
-use crate::memory::View;
 
 /// Runs `task` on pieces of views of equal length.
 fn elementwise<T: Float>(cx: &Context<'_, T>, len: usize, task: impl Fn(std::ops::Range<usize>) + Sync) {
@@ -94,62 +93,4 @@ pub unsafe fn layer_norm<T: Float>(cx: &Context<'_, T>, eps: f64, add: bool) {
             }
         }
     });
-}
-
-/// Logits, labels and weights of a batch.
-struct Batch<'a, T> {
-    logits: &'a [T],
-    labels: &'a [i32],
-    weights: &'a [T],
-    classes: usize,
-}
-
-impl<'a, T: Float> Batch<'a, T> {
-    /// # Safety
-    /// The three are only read while the batch lives.
-    unsafe fn of(cx: &'a Context<'_, T>) -> Self {
-        let (logits, labels, weights) = (cx.input(0), cx.input(1).ints, cx.input(2).data);
-        // SAFETY: passed on to the caller.
-        let (labels, weights) = unsafe { (labels.read(), weights.read()) };
-        // SAFETY: as above.
-        Batch { logits: unsafe { logits.data.read() }, labels, weights, classes: logits.shape.last() }
-    }
-
-    /// Samples that count: (index, logits, label, weight).
-    fn weighed(&self) -> impl Iterator<Item = (usize, &'a [T], usize, f64)> {
-        let rows = self.logits.chunks_exact(self.classes).zip(self.labels).zip(self.weights).enumerate();
-        rows.map(|(i, ((row, label), weight))| (i, row, *label as usize, weight.to_f64()))
-            .filter(|(_, _, _, weight)| *weight != 0.0)
-    }
-}
-
-pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64) {
-    // SAFETY: inputs are only read.
-    let batch = unsafe { Batch::of(cx) };
-    let mut stats = [0.0; 4];
-    for (_, row, label, weight) in batch.weighed() {
-        let (loss, rank) = kernels::cross_entropy_row(row, label, smoothing);
-        let hit = |best: usize| f64::from(u8::from(rank < best));
-        let sample = [loss, 1.0, hit(1), hit(5)];
-        stats.iter_mut().zip(sample).for_each(|(sum, x)| *sum += weight * x);
-    }
-    let write = |out: View<T>, values: &[f64]| {
-        // SAFETY: the only access to the outputs.
-        let out = unsafe { out.write() };
-        out.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(*value));
-    };
-    write(cx.output(0).data, &[stats[0] / cx.header.nominal]);
-    write(cx.output(1).data, &stats);
-}
-
-pub unsafe fn cross_entropy_grad<T: Float>(cx: &Context<'_, T>, smoothing: f64) {
-    // SAFETY: inputs are only read; the output is written here alone.
-    let (batch, dloss, dlogits) =
-        unsafe { (Batch::of(cx), cx.input(3).data.read(), cx.output(0).data.write()) };
-    dlogits.fill(T::ZERO);
-    for (i, row, label, weight) in batch.weighed() {
-        let scale = dloss[0].to_f64() * weight / cx.header.nominal;
-        let out = &mut dlogits[i * batch.classes..(i + 1) * batch.classes];
-        kernels::cross_entropy_grad_row(row, label, smoothing, scale, out);
-    }
 }

@@ -144,3 +144,20 @@ pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
         }
     });
 }
+
+/// The moving average of a parameter, which `cx` has as the optimizer left it.
+pub unsafe fn ema<T: Float>(cx: &Context<'_, T>, decay: f64) {
+    // SAFETY: passed on to the caller; control is only read.
+    let apply = unsafe {
+        start_in_place(cx);
+        cx.input(2).data.read()[1].to_f64() != 0.0
+    };
+    if !apply {
+        return;
+    }
+    let (p, average) = (cx.input(1).data, cx.output(0).data);
+    pieces(cx, |r| {
+        // SAFETY: pieces don't overlap; the parameter is only read and lies apart from its average.
+        unsafe { kernels::ema(average.part(r.clone()).write(), p.part(r).read(), decay) };
+    });
+}

@@ -8,12 +8,14 @@ pub mod random;
 use cpu::{Executor, Float, Which};
 use graph::graph::{At, Node, Phase};
 use graph::op::Pooling;
-use graph::passes::{differentiate, fuse, narrow, place, schedule};
+use graph::passes::{Scratch, differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
-    DType, Graph, Header, Init, Key, Model, Op, Optimizer, Plan, Program, Recompute, Role, Settings,
+    DType, Graph, Group, Header, Init, Key, Loss, Model, Op, Optimizer, Plan, Program, Recompute, Role,
+    Settings,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
+use models::vit::{Pool, Vit};
 
 pub const CLASSES: usize = 5;
 pub const EPS: f64 = 1e-5;
@@ -21,6 +23,13 @@ const SEED: u64 = 11;
 
 pub fn dtype<T: Float>() -> DType {
     if size_of::<T>() == 8 { DType::F64 } else { DType::F32 }
+}
+
+fn input(graph: &mut Graph, name: &str, ty: Type) -> ValueId {
+    let value = graph.add_value(name, ty);
+    let (layer, phase) = (name.to_string(), Phase::Forward);
+    graph.nodes.push(Node { op: Op::Input, inputs: vec![], outputs: vec![value], layer, phase });
+    value
 }
 
 /// A graph in the making. Every operand is a parameter, so that its gradient is there to be checked.
@@ -37,14 +46,8 @@ pub struct Draft {
 impl Draft {
     pub fn new(dtype: DType, batch: usize) -> Self {
         let mut graph = Graph::default();
-        let mut input = |name: &str, ty: Type| {
-            let value = graph.add_value(name, ty);
-            let (layer, phase) = (name.to_string(), Phase::Forward);
-            graph.nodes.push(Node { op: Op::Input, inputs: vec![], outputs: vec![value], layer, phase });
-            value
-        };
-        let labels = input("labels", Type::new(DType::I32, [batch]));
-        let weights = input("weights", Type::new(dtype, [batch]));
+        let labels = input(&mut graph, "labels", Type::new(DType::I32, [batch]));
+        let weights = input(&mut graph, "weights", Type::new(dtype, [batch]));
         Draft { graph, dtype, labels, weights, batch, nodes: 0, sites: 0 }
     }
 
@@ -114,13 +117,44 @@ impl Draft {
         self.finish_logits(logits, 0.1)
     }
 
-    pub fn finish_logits(mut self, logits: ValueId, smoothing: f64) -> Graph {
-        let inputs = [logits, self.labels, self.weights];
+    pub fn finish_logits(self, logits: ValueId, smoothing: f64) -> Graph {
+        self.finish_loss(logits, Loss { smoothing, mixed: false })
+    }
+
+    pub fn finish_loss(mut self, logits: ValueId, Loss { smoothing, mixed }: Loss) -> Graph {
+        let mut inputs = vec![logits, self.labels, self.weights];
+        if mixed {
+            inputs.push(input(&mut self.graph, "partners", Type::new(DType::I32, [self.batch])));
+            inputs.push(input(&mut self.graph, "mix", Type::new(self.dtype, [self.batch])));
+        }
         let at = At::new("loss", Phase::Forward);
-        self.graph.outputs = self.graph.push(Op::CrossEntropy { smoothing }, &inputs, &at).unwrap();
+        self.graph.outputs = self.graph.push(Op::CrossEntropy { smoothing, mixed }, &inputs, &at).unwrap();
         self.graph.check().unwrap();
         self.graph
     }
+}
+
+/// A ViT of three blocks, all its rates alike.
+pub fn small_vit(rates: f64) -> Vit {
+    Vit {
+        image: 16,
+        patch: 4,
+        channels: 3,
+        classes: CLASSES,
+        width: 24,
+        depth: 3,
+        heads: 3,
+        mlp: 48,
+        pool: Pool::ClassToken,
+        dropout: rates,
+        attention_dropout: rates,
+        drop_path: rates,
+    }
+}
+
+/// The loss of the tests' models.
+pub fn smoothed() -> Loss {
+    Loss { smoothing: 0.1, mixed: false }
 }
 
 pub fn adamw() -> Optimizer {
@@ -134,14 +168,24 @@ pub fn compiled(graph: &Graph, recompute: Recompute, threads: usize) -> Program 
 }
 
 pub fn compiled_model(model: Model, recompute: Recompute, optimizer: Optimizer, threads: usize) -> Program {
-    let settings = Settings {
-        optimizer,
+    let scratch = cpu::scratch(threads);
+    compiled_with(model, &Settings { optimizer, recompute, ..settings(&scratch) })
+}
+
+/// One group for all, clipped, nothing averaged.
+pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
+    Settings {
+        optimizer: adamw(),
         max_grad_norm: Some(1.0),
-        recompute,
-        decays: &|_| true,
-        scratch: &cpu::scratch(threads),
-    };
-    checked(compile(model, &settings).unwrap())
+        recompute: Recompute::None,
+        group: &|_| Group { lr_scale: 1.0, decays: true },
+        ema: None,
+        scratch,
+    }
+}
+
+pub fn compiled_with(model: Model, settings: &Settings<'_>) -> Program {
+    checked(compile(model, settings).unwrap())
 }
 
 /// Lets a model's head start at random rather than at zero, which would leave all gradients but its own zero.
@@ -160,7 +204,7 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     let graph = if narrowed { narrow(graph.clone()).unwrap() } else { graph.clone() };
     let mut eval = if fused { fuse(graph) } else { graph };
     let (loss, stats) = (eval.find("loss").unwrap(), eval.find("loss.stats").unwrap());
-    let (mut train, gradients) = differentiate(eval.clone(), loss).unwrap();
+    let (mut train, gradients) = differentiate(eval.clone(), loss, &|_| true).unwrap();
     let ty = train.ty(stats).clone();
     let state = train.add_state("stats", ty, Role::Statistic);
     train.assign(state, stats, Phase::Backward).unwrap();
@@ -215,6 +259,13 @@ impl<T: Float> Rig<T> {
         let draws = |b: usize| Sequence::new(first + b as u64, 77);
         for (b, label) in self.executor.labels(which).unwrap().iter_mut().enumerate() {
             *label = (draws(b).uniform() * CLASSES as f64) as i32;
+        }
+        let second = |b: usize| Sequence::new(first + b as u64, 78);
+        for (b, partner) in self.executor.ints(which, "partners").into_iter().flatten().enumerate() {
+            *partner = (second(b).uniform() * CLASSES as f64) as i32;
+        }
+        for (b, mix) in self.executor.input(which, "mix").into_iter().flatten().enumerate() {
+            *mix = T::from_f64(Sequence::new(first + b as u64, 79).uniform());
         }
         let weights = self.executor.input(which, "weights").unwrap();
         weights.iter_mut().zip(&self.weights).for_each(|(x, weight)| *x = T::from_f64(*weight));

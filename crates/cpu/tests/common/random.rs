@@ -3,7 +3,7 @@
 use super::{CLASSES, Draft};
 use graph::op::{AttentionDrop, Per, Pooling};
 use graph::random::Sequence;
-use graph::{DType, Graph, Op, ValueId};
+use graph::{DType, Graph, Loss, Op, ValueId};
 
 /// Beyond this, values don't grow in tokens.
 const MANY_TOKENS: usize = 8;
@@ -201,7 +201,7 @@ impl Maker {
                 None => part,
             });
         }
-        let smoothing = self.one_of(&[0.0, 0.1]);
-        self.draft.finish_logits(logits.unwrap(), smoothing)
+        let (smoothing, mixed) = (self.one_of(&[0.0, 0.1]), self.chance(0.5));
+        self.draft.finish_loss(logits.unwrap(), Loss { smoothing, mixed })
     }
 }

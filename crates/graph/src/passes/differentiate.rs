@@ -1,6 +1,6 @@
-//! Adds the backward ops: the gradient of a loss with respect to every parameter.
+//! Adds the backward ops: the gradient of a loss with respect to every parameter that is trained.
 
-use crate::graph::{At, Graph, GraphError, Phase, ValueId};
+use crate::graph::{At, Graph, GraphError, Phase, State, ValueId};
 use crate::op::{Op, StateId};
 use crate::rules::backward::backward;
 use std::collections::HashMap;
@@ -8,8 +8,13 @@ use std::collections::HashMap;
 /// The gradient of each parameter, in the order in which they become ready.
 pub type Gradients = Vec<(StateId, ValueId)>;
 
-pub fn differentiate(mut graph: Graph, loss: ValueId) -> Result<(Graph, Gradients), GraphError> {
-    let wanted = depends_on_parameters(&graph);
+/// `trains` says which parameters have a gradient; what only the others would need is not computed.
+pub fn differentiate(
+    mut graph: Graph,
+    loss: ValueId,
+    trains: &dyn Fn(&State) -> bool,
+) -> Result<(Graph, Gradients), GraphError> {
+    let wanted = depends_on_parameters(&graph, trains);
     let dtype = graph.ty(loss).dtype;
     let seed = graph.push(Op::Seed { dtype }, &[], &At::named("loss", "d.loss", Phase::Backward))?[0];
 
@@ -67,11 +72,13 @@ impl Sums {
     }
 }
 
-fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
+fn depends_on_parameters(graph: &Graph, trains: &dyn Fn(&State) -> bool) -> Vec<bool> {
     let mut wanted = vec![false; graph.values.len()];
     for node in &graph.nodes {
         let from_parameter = match node.op {
-            Op::Read { state } => graph.states[state.index()].is_parameter(),
+            Op::Read { state } => {
+                Some(&graph.states[state.index()]).is_some_and(|s| s.is_parameter() && trains(s))
+            }
             _ => node.inputs.iter().any(|v| wanted[v.index()]),
         };
         for out in &node.outputs {

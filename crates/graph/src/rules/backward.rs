@@ -70,9 +70,9 @@ pub fn backward(
             let tokens = emit.shape(input(0)).0[1];
             grads[0] = Some(emit.one(Op::PoolGrad { kind: *kind, tokens }, &[dy])?);
         }
-        Op::CrossEntropy { smoothing } => {
-            let op = Op::CrossEntropyGrad { smoothing: *smoothing };
-            grads[0] = Some(emit.one(op, &[input(0), input(1), input(2), dy])?);
+        Op::CrossEntropy { smoothing, mixed } => {
+            let op = Op::CrossEntropyGrad { smoothing: *smoothing, mixed: *mixed };
+            grads[0] = Some(emit.one(op, &[&node.inputs[..], &[dy]].concat())?);
         }
         other => {
             return Err(GraphError::NoBackward { layer: node.layer.clone(), op: other.name() });

@@ -42,6 +42,7 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::AdamW { .. } => 14.0 * first,
         Op::Lamb { .. } => 22.0 * first,
         Op::Sgd { .. } => 6.0 * first,
+        Op::Ema { .. } => 3.0 * first,
         Op::SumSquares => 2.0 * inputs.iter().map(|t| t.shape.count() as f64).sum::<f64>(),
         Op::Conv { .. } => 2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,

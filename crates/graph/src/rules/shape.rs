@@ -96,13 +96,13 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             let [b, c] = axes(inputs[0])?;
             Ok(vec![typed(inputs[0], [b, *tokens, c])])
         }
-        Op::CrossEntropy { .. } => {
-            cross_entropy(inputs)?;
+        Op::CrossEntropy { mixed, .. } => {
+            cross_entropy(inputs, *mixed)?;
             let sums = accumulator(inputs[0].dtype);
             Ok(vec![Type::new(sums, []), Type::new(sums, [4])])
         }
-        Op::CrossEntropyGrad { .. } => {
-            cross_entropy(inputs)?;
+        Op::CrossEntropyGrad { mixed, .. } => {
+            cross_entropy(inputs, *mixed)?;
             Ok(vec![inputs[0].clone()])
         }
         Op::SumSquares => Ok(vec![Type::new(accumulator(inputs[0].dtype), [1])]),
@@ -128,6 +128,11 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             shaped(inputs[3], [3], "control")?;
             shaped(inputs[4], [1], "the count of applied steps")?;
             Ok(vec![inputs[0].clone(), inputs[2].clone()])
+        }
+        Op::Ema { .. } => {
+            same(&inputs[..2])?;
+            shaped(inputs[2], [3], "control")?;
+            Ok(vec![inputs[0].clone()])
         }
         _ => infer_planned(op, inputs),
     }
@@ -257,13 +262,19 @@ fn layer_norm(inputs: &[&Type], add: bool) -> Inferred {
     Ok(out)
 }
 
-fn cross_entropy(inputs: &[&Type]) -> Result<(), String> {
+fn cross_entropy(inputs: &[&Type], mixed: bool) -> Result<(), String> {
     let (logits, labels, weights) = (inputs[0], inputs[1], inputs[2]);
     require(logits.shape.rank() > 1, || format!("logits are {logits}: no axis of classes"))?;
     let rows = without_last(&logits.shape);
     let fits = labels.shape == rows && labels.dtype == DType::I32;
     require(fits, || format!("logits are {logits}, but labels {labels}"))?;
-    require(weights.shape == rows, || format!("logits are {logits}, but weights {weights}"))
+    require(weights.shape == rows, || format!("logits are {logits}, but weights {weights}"))?;
+    if !mixed {
+        return Ok(());
+    }
+    let (partners, mix) = (inputs[3], inputs[4]);
+    require(partners == labels, || format!("labels are {labels}, but their partners {partners}"))?;
+    require(mix == weights, || format!("weights are {weights}, but shares of the label {mix}"))
 }
 
 fn conv(x: &Type, w: &Type, window: Window) -> Inferred {
@@ -332,8 +343,10 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::Clip { scaled, .. } => one(2 + usize::from(*scaled)),
         Op::AdamW { .. } | Op::Lamb { .. } => one(6),
         Op::Sgd { .. } | Op::BatchNormGrad { .. } => one(5),
-        Op::AttentionGrad { .. } | Op::CrossEntropyGrad { .. } | Op::BatchNorm { .. } => one(4),
-        Op::CrossEntropy { .. } | Op::BatchNormSums { .. } => one(3),
+        Op::AttentionGrad { .. } | Op::BatchNorm { .. } => one(4),
+        Op::BatchNormSums { .. } | Op::Ema { .. } => one(3),
+        Op::CrossEntropy { mixed, .. } => one(if *mixed { 5 } else { 3 }),
+        Op::CrossEntropyGrad { mixed, .. } => one(if *mixed { 6 } else { 4 }),
         Op::LinearGradX { gelu } => one(2 + usize::from(*gelu)),
         Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
         Op::RunningMoments { .. } | Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => one(2),
@@ -375,5 +388,27 @@ mod tests {
     #[test]
     fn arity_is_checked_first() {
         assert_eq!(infer(&Op::Add, &[&f32s([1])]).unwrap_err(), "takes 2 inputs, got 1");
+    }
+
+    #[test]
+    fn mixed_labels_come_with_partners_and_shares() {
+        let (logits, labels, weights) = (f32s([4, 10]), Type::new(DType::I32, [4]), f32s([4]));
+        let (dloss, wide) = (f32s([]), f32s([4, 1]));
+        let plain = [&logits, &labels, &weights];
+        let mixed = |partners, mix| [&plain[..], &[partners, mix]].concat();
+        let op = Op::CrossEntropy { smoothing: 0.1, mixed: true };
+        let grad = Op::CrossEntropyGrad { smoothing: 0.1, mixed: true };
+        assert_eq!(infer(&op, &mixed(&labels, &weights)).unwrap(), [f32s([]), f32s([4])]);
+        let inputs = [&mixed(&labels, &weights)[..], &[&dloss]].concat();
+        assert_eq!(infer(&grad, &inputs).unwrap(), [f32s([4, 10])]);
+
+        let refused = |inputs: &[&Type]| infer(&op, inputs).unwrap_err();
+        assert_eq!(refused(&plain), "takes 5 inputs, got 3");
+        let three = Type::new(DType::I32, [3]);
+        assert_eq!(refused(&mixed(&three, &weights)), "labels are i32[4], but their partners i32[3]");
+        assert_eq!(refused(&mixed(&weights, &weights)), "labels are i32[4], but their partners f32[4]");
+        assert_eq!(refused(&mixed(&labels, &wide)), "weights are f32[4], but shares of the label f32[4,1]");
+        let plain_op = Op::CrossEntropy { smoothing: 0.1, mixed: false };
+        assert_eq!(infer(&plain_op, &mixed(&labels, &weights)).unwrap_err(), "takes 3 inputs, got 5");
     }
 }

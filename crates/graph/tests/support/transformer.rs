@@ -1,8 +1,11 @@
 //! A small class-token ViT, written as the models are.
+#![allow(dead_code)]
 
 use graph::build::Linear;
 use graph::op::Pooling;
-use graph::{Builder, DType, Graph, GraphError, Init, Key, Model, Optimizer, Program, Settings, ValueId};
+use graph::{
+    Builder, DType, Graph, GraphError, Group, Init, Key, Model, Optimizer, Program, Settings, ValueId,
+};
 use graph::{Recompute, compile};
 
 pub const BATCH: usize = 4;
@@ -13,26 +16,33 @@ pub const WIDTH: usize = 32;
 const DTYPE: DType = DType::F32;
 
 pub fn program(depth: usize, recompute: Recompute) -> Program {
-    let model = Model {
+    compile(model(depth), &Settings { recompute, ..settings() }).expect("the model compiles")
+}
+
+pub fn model(depth: usize) -> Model {
+    Model {
         train: forward(depth, true).expect("the model is well-formed"),
         eval: forward(depth, false).expect("the model is well-formed"),
         key: Key { batch: BATCH, height: IMAGE, width: IMAGE },
-    };
-    let settings = Settings {
+    }
+}
+
+/// With everything a run may have: two groups, averages.
+pub fn settings() -> Settings<'static> {
+    Settings {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
-        recompute,
-        decays: &|state| state.ty.shape.rank() > 1,
+        recompute: Recompute::None,
+        group: &|state| Group { lr_scale: 1.0, decays: state.ty.shape.rank() > 1 },
+        ema: Some(0.999),
         scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
-    };
-    compile(model, &settings).expect("the model compiles")
+    }
 }
 
 pub fn forward(depth: usize, training: bool) -> Result<Graph, GraphError> {
     let mut b = Builder::new(DTYPE, training);
     let images = b.input("images", DTYPE, [BATCH, 3, IMAGE, IMAGE]);
-    let labels = b.input("labels", DType::I32, [BATCH]);
-    let weights = b.input("weights", DTYPE, [BATCH]);
+    let targets = b.targets([BATCH], training);
     let class_token = b.parameter("cls_token", [1, 1, WIDTH], Init::Zeros);
     let positions = b.parameter("pos_embed", [1, TOKENS, WIDTH], Init::Zeros);
     let patches = b.scope("patch_embed", |b| b.patch_embedding(images, PATCH, layer("proj", WIDTH)));
@@ -45,7 +55,7 @@ pub fn forward(depth: usize, training: bool) -> Result<Graph, GraphError> {
     let y = b.layer_norm("norm", x, 1e-6);
     let y = b.pool(y, Pooling::First);
     let logits = b.linear(y, layer("head", 10));
-    let (loss, stats) = b.cross_entropy(logits, labels, weights, 0.1);
+    let (loss, stats) = b.cross_entropy(logits, targets, 0.1);
     b.finish(&[loss, stats, logits])
 }
 

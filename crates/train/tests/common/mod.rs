@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use cpu::{Executor, Float, Which};
-use graph::{DType, Header, Optimizer, Program, Recompute, Settings, compile};
+use graph::{DType, Group, Header, Loss, Optimizer, Program, Recompute, Settings, compile};
 use models::vit::Vit;
 
 pub const HEADER: Header =
@@ -56,11 +56,20 @@ pub struct Setup {
     pub threads: usize,
     pub optimizer: Optimizer,
     pub recompute: Recompute,
+    pub loss: Loss,
+    pub ema: Option<f64>,
 }
 
 impl Setup {
     pub fn new(batch: usize) -> Self {
-        Setup { batch, threads: 2, optimizer: adamw(), recompute: Recompute::None }
+        Setup {
+            batch,
+            threads: 2,
+            optimizer: adamw(),
+            recompute: Recompute::None,
+            loss: Loss::default(),
+            ema: None,
+        }
     }
 
     pub fn program(&self, vit: &Vit) -> Program {
@@ -72,10 +81,11 @@ impl Setup {
             optimizer: self.optimizer,
             max_grad_norm: None,
             recompute: self.recompute,
-            decays: &|_| true,
+            group: &|_| Group { lr_scale: 1.0, decays: true },
+            ema: self.ema,
             scratch: &cpu::scratch(self.threads),
         };
-        let program = compile(vit.build(self.batch, 0.0, dtype).unwrap(), &settings).unwrap();
+        let program = compile(vit.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
             plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
         }

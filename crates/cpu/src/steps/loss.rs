@@ -1,0 +1,78 @@
+//! The loss: a row of logits for each sample, too little work to be shared out.
+
+use super::Context;
+use crate::kernels::{self, Float, Target};
+use crate::memory::View;
+
+/// Logits, labels and weights of a batch.
+struct Batch<'a, T> {
+    logits: &'a [T],
+    labels: &'a [i32],
+    weights: &'a [T],
+    /// Partners and the label's share, where samples are mixed.
+    mixed: Option<(&'a [i32], &'a [T])>,
+    classes: usize,
+}
+
+impl<'a, T: Float> Batch<'a, T> {
+    /// # Safety
+    /// The inputs are only read while the batch lives.
+    unsafe fn of(cx: &'a Context<'_, T>, mixed: bool) -> Self {
+        // SAFETY: passed on to the caller.
+        let (floats, ints) =
+            (|i: usize| unsafe { cx.input(i).data.read() }, |i: usize| unsafe { cx.input(i).ints.read() });
+        let mixed = mixed.then(|| (ints(3), floats(4)));
+        let classes = cx.input(0).shape.last();
+        Batch { logits: floats(0), labels: ints(1), weights: floats(2), mixed, classes }
+    }
+
+    fn target(&self, i: usize) -> Target {
+        let label = self.labels[i] as usize;
+        match self.mixed {
+            None => Target::plain(label),
+            Some((partners, mix)) => Target { label, partner: partners[i] as usize, mix: mix[i].to_f64() },
+        }
+    }
+
+    /// Samples that count: (index, logits, target, weight). The others may hold anything.
+    fn weighed(&self) -> impl Iterator<Item = (usize, &'a [T], Target, f64)> {
+        let rows = self.logits.chunks_exact(self.classes).zip(self.weights).enumerate();
+        rows.map(|(i, (row, weight))| (i, row, weight.to_f64()))
+            .filter(|(_, _, weight)| *weight != 0.0)
+            .map(|(i, row, weight)| (i, row, self.target(i), weight))
+    }
+}
+
+/// # Safety
+/// As [`super::run`]; so for every function here.
+pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed: bool) {
+    // SAFETY: inputs are only read.
+    let batch = unsafe { Batch::of(cx, mixed) };
+    let mut stats = [0.0; 4];
+    for (_, row, target, weight) in batch.weighed() {
+        let (loss, rank) = kernels::cross_entropy_row(row, target, smoothing);
+        let hit = |best: usize| f64::from(u8::from(rank < best));
+        let sample = [loss, 1.0, hit(1), hit(5)];
+        stats.iter_mut().zip(sample).for_each(|(sum, x)| *sum += weight * x);
+    }
+    let write = |out: View<T>, values: &[f64]| {
+        // SAFETY: the only access to the outputs.
+        let out = unsafe { out.write() };
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(*value));
+    };
+    write(cx.output(0).data, &[stats[0] / cx.header.nominal]);
+    write(cx.output(1).data, &stats);
+}
+
+pub unsafe fn cross_entropy_grad<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed: bool) {
+    let last = cx.step.inputs.len() - 1;
+    // SAFETY: inputs are only read; the output is written here alone.
+    let (batch, dloss, dlogits) =
+        unsafe { (Batch::of(cx, mixed), cx.input(last).data.read(), cx.output(0).data.write()) };
+    dlogits.fill(T::ZERO);
+    for (i, row, target, weight) in batch.weighed() {
+        let scale = dloss[0].to_f64() * weight / cx.header.nominal;
+        let out = &mut dlogits[i * batch.classes..(i + 1) * batch.classes];
+        kernels::cross_entropy_grad_row(row, target, smoothing, scale, out);
+    }
+}

@@ -1,0 +1,202 @@
+//! Batches, prepared ahead of their use.
+//!
+//! Threads of the loader claim pairs of samples (2k and 2k + 1 of an epoch's global order, so that mixing waits for
+//! nobody), prepare them, and copy them into the batch they belong to. Batches are handed out in the order in which they
+//! were asked for. What is in them depends on the requests alone: not on the number of threads, nor on which request
+//! holds a position.
+//!
+//! Buffers go round: a batch that is handed out takes the place of the one before, whose memory is filled next.
+
+mod crew;
+mod pair;
+
+#[cfg(test)]
+mod tests;
+
+use crate::{DataError, Dataset, Sampler, Transform};
+use crew::Crew;
+use pair::Maker;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Debug)]
+pub struct LoaderSettings {
+    /// The order of an epoch; its seed is also that of the augmentation.
+    pub sampler: Sampler,
+    /// How many samples a batch has room for (B).
+    pub batch: usize,
+    /// Threads that prepare samples. Without any, a batch is prepared when it is asked for.
+    pub workers: usize,
+    /// How many batches may be under way or ready.
+    pub depth: usize,
+    /// Leave images that can't be read out of the batch, instead of failing.
+    pub skip_bad: bool,
+}
+
+/// Samples at positions `first..first + count` of an epoch's global order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    pub epoch: u64,
+    pub first: usize,
+    pub count: usize,
+}
+
+/// A batch (B). Every list has the length B; from `request.count` on it is padding with weight 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoadedBatch {
+    pub request: Request,
+    /// (B, C, S, S)
+    pub images: Vec<f32>,
+    pub labels: Vec<i32>,
+    /// The label of the sample that was mixed in, or the sample's own.
+    pub partners: Vec<i32>,
+    /// λ, the share of the sample's own label; 1 where nothing was mixed in.
+    pub mix: Vec<f32>,
+    /// 1 for a sample, 0 for padding and for an image that was skipped.
+    pub weights: Vec<f32>,
+    /// Numbers of the images in their set.
+    pub indices: Vec<usize>,
+    pub skipped: Vec<Skipped>,
+}
+
+/// An image that could not be read; its place in the batch has weight 0 and pixels 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    pub index: usize,
+    pub name: String,
+    pub problem: String,
+}
+
+/// The whole of a set in order, once: what an evaluation reads.
+pub fn in_order(len: usize, batch: usize) -> impl Iterator<Item = Request> + Send {
+    let batch = batch.max(1);
+    (0..len).step_by(batch).map(move |first| Request { epoch: 0, first, count: batch.min(len - first) })
+}
+
+pub struct Loader {
+    source: Source,
+    current: LoadedBatch,
+    waited: Duration,
+}
+
+enum Source {
+    Threads(Crew),
+    /// Nobody works ahead.
+    Here {
+        maker: Box<Maker>,
+        requests: Box<dyn Iterator<Item = Request> + Send>,
+    },
+}
+
+impl Loader {
+    /// Begins at once to work on the first `depth` of the requests.
+    pub fn new(
+        dataset: Arc<dyn Dataset>,
+        transform: Transform,
+        settings: LoaderSettings,
+        requests: impl Iterator<Item = Request> + Send + 'static,
+    ) -> Result<Self, DataError> {
+        check(&*dataset, &transform, &settings)?;
+        let current = LoadedBatch::with_room(settings.batch, transform.sample_len());
+        let requests = Box::new(requests);
+        let maker = || {
+            Maker::new(Arc::clone(&dataset), transform.clone(), settings.sampler.clone(), settings.skip_bad)
+        };
+        let source = if settings.workers == 0 {
+            Source::Here { maker: Box::new(maker()?), requests }
+        } else {
+            let makers = (0..settings.workers).map(|_| maker()).collect::<Result<Vec<_>, _>>()?;
+            let slots = (0..settings.depth).map(|_| current.clone());
+            Source::Threads(Crew::new(makers, slots, requests, &settings)?)
+        };
+        Ok(Self { source, current, waited: Duration::ZERO })
+    }
+
+    /// The next batch, or none after the last request.
+    ///
+    /// Where an image can't be read and bad ones are not skipped, the error names the first of the batch; the call after
+    /// that goes on with the next batch.
+    pub fn next_batch(&mut self) -> Result<Option<&LoadedBatch>, DataError> {
+        let start = Instant::now();
+        let found = match &mut self.source {
+            Source::Threads(crew) => crew.next(&mut self.current),
+            Source::Here { maker, requests } => match requests.next() {
+                Some(request) => maker.fill(request, &mut self.current).map(|()| true),
+                None => Ok(false),
+            },
+        };
+        self.waited += start.elapsed();
+        Ok(if found? { Some(self.seal()) } else { None })
+    }
+
+    /// Seconds that [`Loader::next_batch`] took in all: what a run lost by waiting for its data.
+    pub fn waited(&self) -> f64 {
+        self.waited.as_secs_f64()
+    }
+
+    /// Pads what the request leaves of the batch. Until here only places with a sample were written.
+    fn seal(&mut self) -> &LoadedBatch {
+        let batch = &mut self.current;
+        let (count, capacity) = (batch.request.count, batch.labels.len());
+        let sample = batch.images.len() / capacity;
+        batch.images[count * sample..].fill(0.0);
+        batch.labels[count..].fill(0);
+        batch.partners[count..].fill(0);
+        batch.mix[count..].fill(1.0);
+        batch.weights[count..].fill(0.0);
+        batch.indices[count..].fill(0);
+        batch
+    }
+}
+
+impl LoadedBatch {
+    fn with_room(capacity: usize, sample: usize) -> Self {
+        Self {
+            images: vec![0.0; capacity * sample],
+            labels: vec![0; capacity],
+            partners: vec![0; capacity],
+            mix: vec![1.0; capacity],
+            weights: vec![0.0; capacity],
+            indices: vec![0; capacity],
+            ..Self::default()
+        }
+    }
+}
+
+fn check(dataset: &dyn Dataset, transform: &Transform, settings: &LoaderSettings) -> Result<(), DataError> {
+    let refuse = |setting, problem| Err(DataError::Setting { setting, problem });
+    transform.check()?;
+    let (found, expected) = (dataset.channels(), transform.channels);
+    if found != expected {
+        return refuse("channels", format!("the images have {found}, the transform {expected}"));
+    }
+    let (order, len) = (settings.sampler.len, dataset.len());
+    if order > len {
+        return refuse("sampler", format!("an order of {order} samples for a set of {len} images"));
+    }
+    if settings.batch == 0 {
+        return refuse("batch", "must be at least 1".into());
+    }
+    if settings.depth == 0 && settings.workers > 0 {
+        return refuse("depth", "must be at least 1 for threads to work ahead".into());
+    }
+    Ok(())
+}
+
+impl Request {
+    /// Pairs of the global order that hold its samples.
+    fn pairs(&self) -> std::ops::Range<usize> {
+        if self.count == 0 { 0..0 } else { self.first / 2..(self.first + self.count).div_ceil(2) }
+    }
+
+    fn check(&self, len: usize, capacity: usize) -> Result<(), DataError> {
+        let &Request { first, count, .. } = self;
+        if count > capacity {
+            return Err(DataError::BatchOverfull { indices: count, capacity });
+        }
+        match first.checked_add(count) {
+            Some(end) if end <= len => Ok(()),
+            _ => Err(DataError::RequestOutOfRange { first, count, len }),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Preparing two neighbours of the global order.
+
+use super::{LoadedBatch, Request, Skipped};
+use crate::{DataError, Dataset, Image, Mix, Preparer, Sampler, Transform};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// What went wrong first, and at which position of the global order.
+pub(super) type Problem = (usize, DataError);
+
+/// Prepares pairs; one for each thread.
+pub(super) struct Maker {
+    dataset: Arc<dyn Dataset>,
+    sampler: Sampler,
+    skip_bad: bool,
+    preparer: Preparer,
+    image: Image,
+    pair: [Sample; 2],
+    mix: Mix,
+}
+
+/// One of the two, and whether it is there.
+#[derive(Default)]
+struct Sample {
+    index: usize,
+    label: i32,
+    pixels: Vec<f32>,
+    state: State,
+}
+
+#[derive(Default)]
+enum State {
+    /// Neither asked for nor needed.
+    #[default]
+    Absent,
+    Ready,
+    /// With the image's name.
+    Bad(DataError, String),
+}
+
+impl Maker {
+    pub(super) fn new(
+        dataset: Arc<dyn Dataset>,
+        transform: Transform,
+        sampler: Sampler,
+        skip_bad: bool,
+    ) -> Result<Self, DataError> {
+        let sample = || Sample { pixels: vec![0.0; transform.sample_len()], ..Sample::default() };
+        let (pair, image) = ([sample(), sample()], Image::default());
+        let preparer = Preparer::new(transform)?;
+        Ok(Self { dataset, sampler, skip_bad, preparer, image, pair, mix: Mix::Off })
+    }
+
+    /// A whole batch, on this thread.
+    pub(super) fn fill(&mut self, request: Request, batch: &mut LoadedBatch) -> Result<(), DataError> {
+        request.check(self.sampler.len, batch.labels.len())?;
+        batch.request = request;
+        batch.skipped.clear();
+        for pair in request.pairs() {
+            let made = self.make(request, pair);
+            let delivered = made.and_then(|()| self.deliver(request, pair, batch));
+            delivered.map_err(|(_, error)| error)?;
+        }
+        Ok(())
+    }
+
+    /// Prepares the pair. Code that panics becomes an error here: a batch that never gets ready would be waited for
+    /// forever.
+    pub(super) fn make(&mut self, request: Request, pair: usize) -> Result<(), Problem> {
+        let made = catch_unwind(AssertUnwindSafe(|| self.make_both(request, pair)));
+        made.map_err(|panic| {
+            let message = panic.downcast_ref::<&str>().map(|text| text.to_string());
+            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            let indices = [self.pair[0].index, self.pair[1].index];
+            let problem = format!("preparing image {} or {}: {message}", indices[0], indices[1]);
+            (2 * pair, DataError::Worker { problem })
+        })
+    }
+
+    fn make_both(&mut self, request: Request, pair: usize) {
+        let mixes = self.preparer.transform().mixes();
+        self.mix = Mix::Off;
+        for side in 0..2 {
+            let position = 2 * pair + side;
+            let needed = request.holds(position) || mixes && position < self.sampler.len;
+            self.pair[side].state =
+                if needed { self.make_one(request.epoch, position) } else { State::Absent };
+        }
+        let [one, other] = &mut self.pair;
+        if matches!((&one.state, &other.state), (State::Ready, State::Ready)) {
+            self.mix.apply(self.preparer.transform().size, &mut one.pixels, &mut other.pixels);
+        } else {
+            self.mix = Mix::Off;
+        }
+    }
+
+    fn make_one(&mut self, epoch: u64, position: usize) -> State {
+        let index = self.sampler.index(epoch, position);
+        let sample = &mut self.pair[position % 2];
+        (sample.index, sample.label) = (index, self.dataset.label(index) as i32);
+        match self.read(epoch, position) {
+            Ok(()) => State::Ready,
+            Err(error) => State::Bad(error, self.dataset.name(index)),
+        }
+    }
+
+    fn read(&mut self, epoch: u64, position: usize) -> Result<(), DataError> {
+        let Sample { index, pixels, .. } = &mut self.pair[position % 2];
+        self.dataset.read(*index, &mut self.image)?;
+        let size = (self.image.width, self.image.height);
+        let choice = self.preparer.transform().choose(self.sampler.seed, epoch, position, size);
+        // Both draw the same.
+        self.mix = choice.mix;
+        let prepared = self.preparer.prepare(&self.image, &choice, pixels);
+        prepared.map_err(|error| {
+            let image = self.dataset.name(*index);
+            DataError::Image { image, problem: error.to_string() }
+        })
+    }
+
+    /// Copies into the batch what the request asks of the pair. Where an image is bad and none may be skipped, says so.
+    pub(super) fn deliver(
+        &mut self,
+        request: Request,
+        pair: usize,
+        batch: &mut LoadedBatch,
+    ) -> Result<(), Problem> {
+        let labels = [self.pair[0].label, self.pair[1].label];
+        let mixed = !matches!(self.mix, Mix::Off);
+        for (side, sample) in self.pair.iter_mut().enumerate() {
+            let position = 2 * pair + side;
+            if !request.holds(position) {
+                continue;
+            }
+            let place = position - request.first;
+            let len = sample.pixels.len();
+            let pixels = &mut batch.images[place * len..][..len];
+            batch.indices[place] = sample.index;
+            batch.labels[place] = sample.label;
+            batch.partners[place] = if mixed { labels[1 - side] } else { sample.label };
+            batch.mix[place] = self.mix.lambda();
+            batch.weights[place] = 1.0;
+            match std::mem::take(&mut sample.state) {
+                State::Ready => pixels.copy_from_slice(&sample.pixels),
+                State::Bad(error, _) if !self.skip_bad => return Err((position, error)),
+                State::Bad(error, name) => {
+                    batch.skipped.push(Skipped { index: sample.index, name, problem: error.to_string() });
+                    batch.weights[place] = 0.0;
+                    pixels.fill(0.0);
+                }
+                State::Absent => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Request {
+    fn holds(&self, position: usize) -> bool {
+        (self.first..self.first + self.count).contains(&position)
+    }
+}

@@ -1,0 +1,168 @@
+//! What a run's settings make of its plans: groups of parameters, frozen ones, moving averages.
+
+#[path = "support/simulator.rs"]
+mod simulator;
+#[path = "support/transformer.rs"]
+mod transformer;
+
+use graph::plan::{Place, Step};
+use graph::{GraphError, Group, Op, Optimizer, Plan, Program, Recompute, Settings, State, compile};
+use simulator::simulate;
+use std::collections::BTreeSet;
+use transformer::{model, settings};
+
+fn compiled(settings: &Settings<'_>) -> Program {
+    let program = compile(model(2), settings).unwrap();
+    for plan in program.plans() {
+        plan.check().unwrap_or_else(|e| panic!("{}: {e}\n{plan}", plan.name));
+        simulate(plan, &vec![1; plan.steps.len()]).unwrap_or_else(|e| panic!("{}: {e}", plan.name));
+        let text = plan.to_string();
+        assert_eq!(text.parse::<Plan>().unwrap().to_string(), text);
+    }
+    program
+}
+
+/// Names of the states that steps read or write.
+fn used(plan: &Plan) -> BTreeSet<&str> {
+    let states = plan.values.iter().filter_map(|v| match v.place {
+        Place::State(state) => Some(&plan.states[state.index()]),
+        Place::Arena(_) => None,
+    });
+    states.map(|s| s.name.as_str()).collect()
+}
+
+fn parameters(program: &Program) -> BTreeSet<&str> {
+    program.states.iter().filter(|s| s.is_parameter()).map(|s| s.name.as_str()).collect()
+}
+
+fn averages(program: &Program) -> Vec<&State> {
+    program.states.iter().filter(|s| s.averages().is_some()).collect()
+}
+
+fn ops(plan: &Plan) -> Vec<String> {
+    plan.steps.iter().map(|s| s.op.name()).collect()
+}
+
+#[test]
+fn without_averages_evaluation_reads_the_parameters() {
+    let program = compiled(&Settings { ema: None, ..settings() });
+    assert!(averages(&program).is_empty());
+    assert_eq!(used(&program.eval), parameters(&program));
+    assert!(!ops(&program.update).contains(&"ema".to_string()));
+}
+
+#[test]
+fn evaluation_reads_the_averages_and_training_does_not() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        let program = compiled(&Settings { recompute, ..settings() });
+        let averages = averages(&program);
+        assert_eq!(
+            averages.iter().filter_map(|s| s.averages()).collect::<BTreeSet<_>>(),
+            parameters(&program)
+        );
+        let names: BTreeSet<&str> = averages.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(used(&program.eval), names);
+        assert!(used(&program.last).is_disjoint(&names) && used(&program.micro).is_disjoint(&names));
+    }
+}
+
+/// An average is one more step after each optimizer step, written where it is kept, from the parameter where it lies.
+#[test]
+fn averages_cost_no_copy_and_no_memory_but_their_own() {
+    let (with, without) = (compiled(&settings()), compiled(&Settings { ema: None, ..settings() }));
+    assert_eq!(with.update.arena, without.update.arena);
+    assert!(!ops(&with.update).contains(&"assign".to_string()));
+    for pair in with.update.steps.windows(2) {
+        let [
+            Step { op: optimizer, outputs, .. },
+            Step { op: Op::Ema { decay }, inputs, outputs: average, .. },
+        ] = pair
+        else {
+            continue;
+        };
+        assert!(matches!(optimizer, Op::AdamW { .. }) && *decay == 0.999);
+        assert_eq!(inputs[1], outputs[0], "the parameter as updated");
+        let place = |value: usize| with.update.values[value].place;
+        assert_eq!(place(inputs[0]), place(average[0]), "in place");
+    }
+    let count = |name: &str| ops(&with.update).iter().filter(|op| *op == name).count();
+    assert_eq!((count("ema"), count("adamw")), (parameters(&with).len(), parameters(&with).len()));
+    assert_eq!(with.last.to_string(), without.last.to_string());
+}
+
+fn is_head(state: &State) -> bool {
+    state.name.starts_with("head.")
+}
+
+#[test]
+fn each_group_has_its_rate_and_decay() {
+    let group = |state: &State| match is_head(state) {
+        true => Group { lr_scale: 10.0, decays: false },
+        false => Group { lr_scale: 0.1, decays: true },
+    };
+    let (beta1, beta2, eps, weight_decay) = (0.9, 0.999, 1e-8, 0.05);
+    for optimizer in [
+        Optimizer::AdamW { beta1, beta2, eps, weight_decay },
+        Optimizer::Sgd { momentum: 0.9, nesterov: true, weight_decay },
+        Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_coeff: 0.01, max_coeff: 10.0 },
+    ] {
+        let program = compiled(&Settings { optimizer, group: &group, ..settings() });
+        let mut steps = 0;
+        for step in &program.update.steps {
+            let (Op::AdamW { weight_decay, lr_scale, .. }
+            | Op::Sgd { weight_decay, lr_scale, .. }
+            | Op::Lamb { weight_decay, lr_scale, .. }) = step.op
+            else {
+                continue;
+            };
+            let expected = if step.layer.starts_with("head.") { (0.0, 10.0) } else { (0.05, 0.1) };
+            assert_eq!((weight_decay, lr_scale), expected, "{}", step.layer);
+            steps += 1;
+        }
+        assert_eq!(steps, parameters(&program).len());
+    }
+}
+
+/// Everything but the head: there is no backward pass beyond it, and nothing is kept for the frozen parameters.
+#[test]
+fn frozen_parameters_cost_nothing() {
+    let group = |state: &State| Group { lr_scale: f64::from(u8::from(is_head(state))), decays: true };
+    let program = compiled(&Settings { group: &group, ..settings() });
+    let states: Vec<&str> = program.states.iter().map(|s| s.name.as_str()).collect();
+    let extra: Vec<&str> = states.into_iter().filter(|s| !parameters(&program).contains(s)).collect();
+    let of_head = ["weight", "bias"].map(|p| ["grad", "m", "v", "ema"].map(|s| format!("head.{p}.{s}")));
+    assert_eq!(extra, [&of_head.concat()[..], &["stats".into(), "applied".into()]].concat());
+
+    let backward = program.last.steps.iter().filter(|s| s.phase == graph::graph::Phase::Backward);
+    let backward: Vec<String> = backward.map(|s| s.op.name()).collect();
+    assert_eq!(backward, ["seed", "cross_entropy_grad", "linear_grad_w", "column_sum"]);
+    let updated: Vec<&str> = program.update.steps.iter().map(|s| s.layer.as_str()).collect();
+    let head = ["head.weight", "head.weight", "head.bias", "head.bias"];
+    assert_eq!(updated, [&["norm", "control", "applied"][..], &head].concat());
+    let mut read = parameters(&program);
+    read.retain(|name| !name.starts_with("head."));
+    read.extend(["head.weight.ema", "head.bias.ema"]);
+    assert_eq!(used(&program.eval), read, "a frozen parameter is its own average");
+}
+
+/// Freezing the embedding and first block, the usual way: the gradients that are left are those of an unfrozen model.
+#[test]
+fn freezing_the_first_layers_ends_the_backward_pass_there() {
+    let frozen = |state: &State| !state.name.starts_with("blocks.1") && !is_head(state);
+    let group = |state: &State| Group { lr_scale: f64::from(u8::from(!frozen(state))), decays: true };
+    let (all, some) = (compiled(&settings()), compiled(&Settings { group: &group, ..settings() }));
+    assert!(some.last.steps.iter().any(|s| s.layer == "blocks.1.qkv" && s.op.name() == "linear_grad_w"));
+    let backward = |layer: &str, program: &Program| {
+        let steps = program.last.steps.iter().filter(|s| s.phase == graph::graph::Phase::Backward);
+        steps.filter(|s| s.layer.starts_with(layer)).count()
+    };
+    assert!(backward("blocks.0", &all) > 0 && backward("patch_embed", &all) > 0);
+    assert_eq!((backward("blocks.0", &some), backward("patch_embed", &some)), (0, 0));
+    assert!(some.last.cost().flops < 0.75 * all.last.cost().flops);
+}
+
+#[test]
+fn a_model_frozen_whole_is_refused() {
+    let settings = Settings { group: &|_| Group { lr_scale: 0.0, decays: true }, ..settings() };
+    assert_eq!(compile(model(1), &settings).unwrap_err(), GraphError::NothingToTrain);
+}

@@ -1,0 +1,331 @@
+//! Checkpoints: everything a run needs to go on as if it had never stopped.
+//!
+//! One file a checkpoint, so that it is there whole or not at all: the states of the program under their logical
+//! names (parameters, moments, averages, counters), and in the header's metadata how far the run is and the
+//! configuration it was started with. Nothing in it depends on the number of threads or ranks.
+
+use crate::error::TrainError;
+use crate::session::Score;
+use crate::tensors::{self, Entry, Reader, folder_of, sync_folder};
+use crate::weights::WeightsError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub const FOLDER: &str = "checkpoints";
+const BEST: &str = "best.safetensors";
+const PREFIX: &str = "step-";
+const SUFFIX: &str = ".safetensors";
+/// Metadata of a checkpoint's header.
+const FORMAT: (&str, &str) = ("format", "vitesse-checkpoint-1");
+const PROGRESS: &str = "progress";
+/// Metadata of plain weights too: the configuration of the run they come from.
+pub const CONFIG: &str = "config";
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The step to run next.
+    pub step: u64,
+    pub best: Option<Best>,
+    /// Broken images skipped so far.
+    pub skipped: u64,
+}
+
+/// The evaluation with the highest top-1, the earliest of equals.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// The step after which it was evaluated.
+    pub step: u64,
+    pub top1: f64,
+    pub loss: f64,
+}
+
+impl Progress {
+    /// Notes an evaluation after `step`; says whether it is the best so far.
+    pub fn note(&mut self, step: u64, score: &Score) -> bool {
+        let better = self.best.is_none_or(|best| score.top1 > best.top1);
+        if better {
+            self.best = Some(Best { step, top1: score.top1, loss: score.loss });
+        }
+        better
+    }
+}
+
+/// The checkpoints of one run.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    /// How many of the last ones stay.
+    keep: usize,
+}
+
+impl Checkpoints {
+    pub fn of_run(run: &Path, keep: usize) -> Self {
+        Checkpoints { folder: run.join(FOLDER), keep: keep.max(1) }
+    }
+
+    pub fn best(&self) -> PathBuf {
+        self.folder.join(BEST)
+    }
+
+    /// Writes a checkpoint, then lets go of those that are too many. `best`: this is the best so far, and is kept until
+    /// there is a better one.
+    pub fn save(
+        &self,
+        states: &[Entry<'_>],
+        progress: &Progress,
+        config: &str,
+        best: bool,
+    ) -> Result<PathBuf, TrainError> {
+        let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
+        fs::create_dir_all(&self.folder).map_err(io_error)?;
+        let path = self.folder.join(format!("{PREFIX}{:08}{SUFFIX}", progress.step));
+        let metadata = BTreeMap::from([
+            (FORMAT.0.to_string(), FORMAT.1.to_string()),
+            (PROGRESS.to_string(), serde_json::json!(progress).to_string()),
+            (CONFIG.to_string(), config.to_string()),
+        ]);
+        tensors::write(&path, states, &metadata)?;
+        if best {
+            self.mark_best(&path).map_err(io_error)?;
+        }
+        self.forget_old().map_err(io_error)?;
+        Ok(path)
+    }
+
+    /// A second name for the same file where the file system has such, else a copy; either way whole or not there.
+    fn mark_best(&self, path: &Path) -> io::Result<()> {
+        let aside = self.folder.join(format!(".{BEST}.{}.tmp", std::process::id()));
+        let _ = fs::remove_file(&aside);
+        let made = fs::hard_link(path, &aside).or_else(|_| {
+            fs::copy(path, &aside)?;
+            fs::File::open(&aside)?.sync_all()
+        });
+        let named = made.and_then(|()| fs::rename(&aside, self.best()));
+        if named.is_err() {
+            let _ = fs::remove_file(&aside);
+        }
+        named?;
+        sync_folder(&self.folder)
+    }
+
+    /// A run that was killed between writing its best checkpoint and marking it does so now.
+    pub fn mend_best(&self, path: &Path, progress: &Progress) -> Result<(), TrainError> {
+        let is_best = progress.best.is_some_and(|best| best.step + 1 == progress.step);
+        let marked = Checkpoint::open(&self.best()).is_ok_and(|best| best.progress.step == progress.step);
+        if is_best && !marked {
+            let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
+            self.mark_best(path).map_err(io_error)?;
+        }
+        Ok(())
+    }
+
+    fn forget_old(&self) -> io::Result<()> {
+        let mut paths = self.numbered()?;
+        while paths.len() > self.keep {
+            fs::remove_file(paths.remove(0).1)?;
+        }
+        Ok(())
+    }
+
+    /// Checkpoints with their steps, oldest first.
+    fn numbered(&self) -> io::Result<Vec<(u64, PathBuf)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            let step = name.strip_prefix(PREFIX).and_then(|n| n.strip_suffix(SUFFIX)?.parse().ok());
+            found.extend(step.map(|step| (step, path)));
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// The newest checkpoint. Files that a killed run left half-written are removed; they never had a name of their own.
+    pub fn latest(&self) -> Result<PathBuf, TrainError> {
+        let none = || TrainError::NothingToResume(folder_of(&self.folder).to_path_buf());
+        let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
+        if !self.folder.is_dir() {
+            return Err(none());
+        }
+        for entry in fs::read_dir(&self.folder).map_err(io_error)? {
+            let path = entry.map_err(io_error)?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            if name.starts_with('.') && name.ends_with(".tmp") {
+                fs::remove_file(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
+            }
+        }
+        self.numbered().map_err(io_error)?.pop().map(|(_, path)| path).ok_or_else(none)
+    }
+
+    /// Another checkpoint of the run to fall back on, if one can be read.
+    pub fn other_than(&self, broken: &Path) -> Option<PathBuf> {
+        let mut paths: Vec<PathBuf> = self.numbered().ok()?.into_iter().map(|(_, path)| path).collect();
+        paths.insert(0, self.best());
+        paths.into_iter().rev().find(|path| path != broken && Checkpoint::open(path).is_ok())
+    }
+}
+
+/// An open checkpoint.
+pub struct Checkpoint {
+    path: PathBuf,
+    reader: Reader,
+    pub progress: Progress,
+    /// The configuration of the run, as JSON.
+    pub config: String,
+}
+
+/// What a state has to look like to be restored.
+pub struct Expected<'a> {
+    pub name: &'a str,
+    pub shape: &'a [usize],
+}
+
+impl Checkpoint {
+    pub fn open(path: &Path) -> Result<Self, TrainError> {
+        let reader = Reader::open(path)?;
+        let fault =
+            |problem: &str| TrainError::Checkpoint { path: path.to_path_buf(), problem: problem.into() };
+        if !is_checkpoint(&reader) {
+            return Err(fault("holds tensors, but is not a checkpoint: use --init to start from weights"));
+        }
+        let text = |key: &str| {
+            let found = reader.metadata().get(key).cloned();
+            found.ok_or_else(|| fault(&format!("its header has no `{key}`")))
+        };
+        let progress = serde_json::from_str(&text(PROGRESS)?)
+            .map_err(|error| fault(&format!("how far the run was can't be read: {error}")))?;
+        let config = text(CONFIG)?;
+        Ok(Checkpoint { path: path.to_path_buf(), reader, progress, config })
+    }
+
+    /// Gives the values of each expected state to `place`, after all were found to be there with the right shape.
+    pub fn restore(
+        self,
+        expected: &[Expected<'_>],
+        mut place: impl FnMut(&str, &[f32]),
+    ) -> Result<Progress, TrainError> {
+        let found: BTreeMap<&str, &[usize]> = self.reader.tensors().collect();
+        let of_another = |problem: String| TrainError::Checkpoint {
+            path: self.path.clone(),
+            problem: format!("is of another run: {problem}"),
+        };
+        for Expected { name, shape } in expected {
+            match found.get(name) {
+                Some(there) if there == shape => {}
+                Some(there) => {
+                    return Err(of_another(format!("{name} is {there:?}, this run needs {shape:?}")));
+                }
+                None => return Err(of_another(format!("it has no {name}"))),
+            }
+        }
+        if let Some(name) = found.keys().find(|name| !expected.iter().any(|e| e.name == **name)) {
+            return Err(of_another(format!("it holds {name}, which this run doesn't have")));
+        }
+        self.reader.each(|name, _, values| place(&name, &values))?;
+        Ok(self.progress)
+    }
+}
+
+/// Whether a file is a checkpoint rather than plain weights.
+pub fn is_checkpoint(reader: &Reader) -> bool {
+    reader.metadata().get(FORMAT.0).is_some_and(|format| format == FORMAT.1)
+}
+
+/// The configuration a file of weights or a checkpoint was saved with, as JSON.
+pub fn config_of(path: &Path) -> Result<Option<String>, WeightsError> {
+    Ok(Reader::open(path)?.metadata().get(CONFIG).cloned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Folder;
+
+    fn states(value: f32) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        vec![("a".into(), vec![2], vec![value; 2]), ("a.m".into(), vec![1], vec![-value])]
+    }
+
+    fn save(checkpoints: &Checkpoints, step: u64, best: bool) -> PathBuf {
+        let states = states(step as f32);
+        let entries: Vec<Entry<'_>> =
+            states.iter().map(|(name, shape, values)| Entry { name, shape, values }).collect();
+        let progress = Progress { step, ..Progress::default() };
+        checkpoints.save(&entries, &progress, "{}", best).unwrap()
+    }
+
+    const EXPECTED: [Expected<'static>; 2] =
+        [Expected { name: "a", shape: &[2] }, Expected { name: "a.m", shape: &[1] }];
+
+    fn names(folder: &Folder) -> Vec<String> {
+        let entries = fs::read_dir(folder.0.join(FOLDER)).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_last_and_the_best_stay() {
+        let folder = Folder::new("checkpoints-stay");
+        let checkpoints = Checkpoints::of_run(&folder.0, 2);
+        for step in 1..=5 {
+            save(&checkpoints, step, step == 2);
+        }
+        assert_eq!(
+            names(&folder),
+            ["best.safetensors", "step-00000004.safetensors", "step-00000005.safetensors"]
+        );
+        assert_eq!(Checkpoint::open(&checkpoints.best()).unwrap().progress.step, 2);
+        let latest = Checkpoint::open(&checkpoints.latest().unwrap()).unwrap();
+        let mut restored = vec![];
+        let progress = latest.restore(&EXPECTED, |name, values| restored.push((name.to_string(), values[0])));
+        assert_eq!(progress.unwrap().step, 5);
+        assert_eq!(restored, [("a".to_string(), 5.0), ("a.m".to_string(), -5.0)]);
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_removed() {
+        let folder = Folder::new("checkpoints-killed");
+        let checkpoints = Checkpoints::of_run(&folder.0, 2);
+        assert!(checkpoints.latest().unwrap_err().to_string().contains("nothing to resume"));
+        let whole = save(&checkpoints, 3, false);
+        fs::write(folder.0.join(FOLDER).join(".step-00000004.safetensors.77.tmp"), b"half").unwrap();
+        assert_eq!(checkpoints.latest().unwrap(), whole);
+        assert_eq!(names(&folder), ["step-00000003.safetensors"]);
+    }
+
+    #[test]
+    fn another_runs_checkpoint_is_refused_by_name() {
+        let folder = Folder::new("checkpoints-other");
+        let checkpoints = Checkpoints::of_run(&folder.0, 2);
+        let path = save(&checkpoints, 1, false);
+        let refused = |expected: &[Expected<'_>]| {
+            let restored = Checkpoint::open(&path).unwrap().restore(expected, |_, _| panic!("restored"));
+            restored.unwrap_err().to_string()
+        };
+        let wider = [Expected { name: "a", shape: &[3] }, Expected { name: "a.m", shape: &[1] }];
+        assert!(refused(&wider).ends_with("is of another run: a is [2], this run needs [3]"));
+        assert!(refused(&EXPECTED[..1]).ends_with("it holds a.m, which this run doesn't have"));
+        let more = [Expected { name: "a", shape: &[2] }, Expected { name: "b", shape: &[1] }];
+        assert!(refused(&more).ends_with("it has no b"));
+    }
+
+    #[test]
+    fn a_truncated_checkpoint_is_named_and_another_offered() {
+        let folder = Folder::new("checkpoints-cut");
+        let checkpoints = Checkpoints::of_run(&folder.0, 2);
+        let older = save(&checkpoints, 1, false);
+        let path = save(&checkpoints, 2, false);
+        let bytes = fs::read(&path).unwrap();
+        for length in 0..bytes.len() {
+            fs::write(&path, &bytes[..length]).unwrap();
+            let error = Checkpoint::open(&path).err().unwrap().to_string();
+            assert!(error.contains("step-00000002.safetensors") && !error.contains('\n'), "{error}");
+        }
+        assert_eq!(checkpoints.other_than(&path), Some(older));
+    }
+}

@@ -1,0 +1,295 @@
+//! From what was typed to what can be run. Nothing after this fails for a bad setting.
+
+use super::choice::{Device, Precision};
+use super::optimize::Length;
+use super::origin::{Log, Origin};
+use super::raw::Raw;
+use super::resolved::{Resolved, SCHEMA};
+use super::source::{Cache, Data, Facts, Source, fraction};
+use crate::deepspeed::Setting;
+use crate::error::TrainError;
+use data::{Split, Synthetic};
+use models::vit::Vit;
+use std::path::PathBuf;
+
+/// The defaults of a first run: a small ViT that learns the synthetic set in about a minute on two cores.
+pub const DEFAULT_MODEL: &str = "vit-nano/4";
+const DEFAULT_CLASSES: usize = 10;
+const DEFAULT_CHANNELS: usize = 3;
+const DEFAULT_TRAIN_SAMPLES: usize = 20_000;
+const DEFAULT_TEST_SAMPLES: usize = 2_000;
+const DEFAULT_EPOCHS: u64 = 3;
+const DEFAULT_KEEP: usize = 2;
+
+impl Facts {
+    /// The drawn set is whatever was asked for.
+    pub fn synthetic(raw: &Raw) -> Result<Facts, TrainError> {
+        let samples = |flag, typed: Option<usize>, default| at_least_one(flag, typed.unwrap_or(default));
+        Ok(Facts {
+            train_images: samples("train-samples", raw.train_samples, DEFAULT_TRAIN_SAMPLES)?,
+            test_images: samples("test-samples", raw.test_samples, DEFAULT_TEST_SAMPLES)?,
+            classes: raw.classes.unwrap_or(DEFAULT_CLASSES),
+            channels: raw.channels.unwrap_or(DEFAULT_CHANNELS),
+        })
+    }
+}
+
+impl Raw {
+    /// Where the images come from. Whoever opens them says in [`Facts`] what is there.
+    pub fn source(&self) -> Result<Source, TrainError> {
+        let name = self.data.as_deref().unwrap_or("synthetic");
+        name.parse().map_err(|why: String| TrainError::setting("data", name, why))
+    }
+
+    /// The run on data of which `facts` are known, over `world` ranks.
+    pub fn resolve(&self, facts: &Facts, world: usize) -> Result<Resolved, TrainError> {
+        self.settle(facts, world, &mut Log::default())
+    }
+
+    /// For commands that plan or time a step and read no data.
+    pub fn resolve_without_data(&self) -> Result<Resolved, TrainError> {
+        self.settle_without_data(&Facts::synthetic(self)?, 1, &mut Log::default())
+    }
+
+    pub(super) fn settle(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, TrainError> {
+        let run = self.settle_without_data(facts, world, log)?;
+        if run.data.source == Source::Synthetic {
+            Synthetic::new(run.synthetic(Split::Train))?;
+        }
+        Ok(run)
+    }
+
+    fn settle_without_data(
+        &self,
+        facts: &Facts,
+        world: usize,
+        log: &mut Log,
+    ) -> Result<Resolved, TrainError> {
+        at_least_one("ranks", world)?;
+        if let Some(file) = &self.deepspeed
+            && let Some(refused) = file.refusal(&file.verdicts(&self.context(world)))
+        {
+            return Err(refused.into());
+        }
+        let (device, precision) = self.arithmetic(log)?;
+        let threads = at_least_one("threads", log.pick("threads", self.threads, available_threads()))?;
+        let source = self.source()?;
+        let (model, vit) = self.vit(&source, facts, log)?;
+        let data = self.data(source, facts, threads, log)?;
+        let (augmentation, label_smoothing) =
+            self.augmentation(&data.source, vit.image, vit.channels, log)?;
+        let batch = self.batch(world, log)?;
+        if augmentation.mixes() && !batch.micro.is_multiple_of(2) {
+            let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
+            return Err(TrainError::setting("batch-size", batch.micro, why));
+        }
+        let length = self.length(data.train_images(), batch.total, log)?;
+        let (optimizer, lr) = self.optimizer(log)?;
+        let schedule = self.schedule(lr, length, log)?;
+        let groups = self.groups(&vit, log)?;
+        let (out, resume) = self.folders(log)?;
+        Ok(Resolved {
+            schema: SCHEMA,
+            model,
+            class_names: vec![],
+            vit,
+            data,
+            augmentation,
+            world,
+            batch: batch.micro,
+            accumulate: batch.accumulate,
+            epochs: length.steps.div_ceil(length.steps_per_epoch),
+            steps: length.steps,
+            steps_per_epoch: length.steps_per_epoch,
+            optimizer,
+            schedule,
+            clip: self.clip(log)?,
+            label_smoothing,
+            groups,
+            ema: self.ema(log)?,
+            recompute: self.recompute.unwrap_or_default(),
+            device,
+            precision,
+            seed: log.pick("seed", self.seed, 0),
+            threads,
+            init: self.init(log)?,
+            new_head: self.new_head,
+            out,
+            resume,
+            checkpoint_every: count("checkpoint-every", self.checkpoint_every, length.steps_per_epoch, log)?,
+            keep: count("keep", self.keep.map(|k| k as u64), DEFAULT_KEEP as u64, log)? as usize,
+            eval_every: count("eval-every", self.eval_every, 1, log)?,
+            log_every: self.log_every(length.steps, log)?,
+            breakdown: self.breakdown(),
+        })
+    }
+
+    fn arithmetic(&self, log: &mut Log) -> Result<(Device, Precision), TrainError> {
+        let device = log.pick("device", self.device, Device::Cpu);
+        if device == Device::Cuda {
+            return Err(TrainError::setting("device", device, "this build has no CUDA executor yet"));
+        }
+        let precision = log.pick("precision", self.precision, Precision::Fp32);
+        if precision != Precision::Fp32 {
+            return Err(TrainError::setting("precision", precision, "the CPU computes in fp32"));
+        }
+        Ok((device, precision))
+    }
+
+    fn vit(&self, source: &Source, facts: &Facts, log: &mut Log) -> Result<(String, Vit), TrainError> {
+        let model = log.pick("model", self.model.clone(), DEFAULT_MODEL.to_string());
+        let image = log.pick("image-size", self.image_size, source.image_size());
+        let channels = log.pick("channels", self.channels, facts.channels);
+        if channels != facts.channels {
+            let why = format!("the images have {} channels", facts.channels);
+            return Err(TrainError::setting("channels", channels, why));
+        }
+        let classes = log.pick("classes", self.classes, facts.classes);
+        if classes < facts.classes {
+            let why = format!("the data has {} classes, more than the head could tell apart", facts.classes);
+            return Err(TrainError::setting("classes", classes, why));
+        }
+        let mut vit = Vit::named(&model, image, channels, classes)?;
+        vit.pool = self.pool.unwrap_or(vit.pool);
+        vit.dropout = self.dropout.unwrap_or(0.0);
+        vit.attention_dropout = self.attention_dropout.unwrap_or(0.0);
+        vit.drop_path = self.drop_path.unwrap_or(0.0);
+        vit.check(&model)?;
+        log.typed("dropout", self.dropout);
+        log.typed("attention-dropout", self.attention_dropout);
+        log.typed("drop-path", self.drop_path);
+        Ok((model, vit))
+    }
+
+    fn data(&self, source: Source, facts: &Facts, threads: usize, log: &mut Log) -> Result<Data, TrainError> {
+        let origin = if self.data.is_some() { Origin::Flag } else { Origin::default_value() };
+        log.note("data", &source, origin);
+        if source != Source::Synthetic {
+            for (flag, typed) in [("train-samples", self.train_samples), ("test-samples", self.test_samples)]
+            {
+                if let Some(value) = typed {
+                    let why = format!("only the synthetic set has as many images as one likes, not {source}");
+                    return Err(TrainError::setting(flag, value, why));
+                }
+            }
+        }
+        if facts.train_images == 0 || facts.test_images == 0 {
+            return Err(TrainError::setting(
+                "data",
+                &source,
+                "has no images to train on, or none to judge by",
+            ));
+        }
+        log.typed("train-samples", self.train_samples);
+        log.typed("test-samples", self.test_samples);
+        // Decoding photographs is work for all threads; drawn images and CIFAR's raw bytes are not.
+        let default_workers = if matches!(source, Source::Folder(_)) { threads } else { 1 };
+        let workers = at_least_one("workers", log.pick("workers", self.workers, default_workers))?;
+        let fraction = fraction(log.pick("data-fraction", self.data_fraction, 1.0))?;
+        let cache = log.pick("cache", self.cache, Cache::Auto);
+        let skip_bad_images = self.skip_bad_images;
+        log.typed("skip-bad-images", skip_bad_images.then_some("yes"));
+        Ok(Data { source, facts: *facts, fraction, workers, cache, skip_bad_images })
+    }
+
+    fn length(&self, images: usize, global_batch: usize, log: &mut Log) -> Result<Length, TrainError> {
+        let steps_per_epoch = images.div_ceil(global_batch) as u64;
+        let epochs = count("epochs", self.epochs, DEFAULT_EPOCHS, &mut Log::default())?;
+        let Some(steps) = self.steps.or_else(|| epochs.checked_mul(steps_per_epoch)) else {
+            return Err(TrainError::setting("epochs", epochs, "more steps than can be counted"));
+        };
+        let steps = count("steps", Some(steps), steps, &mut Log::default())?;
+        let origin = match self.steps {
+            Some(_) => Origin::Flag,
+            None => Origin::Derived(format!("{epochs} epochs × {images} images / {global_batch}")),
+        };
+        if self.steps.is_none() {
+            log.pick("epochs", self.epochs, DEFAULT_EPOCHS);
+        }
+        log.note("steps", steps, origin);
+        Ok(Length { steps, steps_per_epoch })
+    }
+
+    fn clip(&self, log: &mut Log) -> Result<Option<f64>, TrainError> {
+        let of_file = self.deepspeed.as_ref().and_then(|file| file.number("gradient_clipping"));
+        let (norm, origin) = match (self.clip, of_file) {
+            (Some(norm), _) => (norm, Origin::Flag),
+            (None, Some(Setting::Given(norm))) => (norm, Origin::File("gradient_clipping".to_string())),
+            (None, _) => (1.0, Origin::default_value()),
+        };
+        log.note("clip", norm, origin);
+        if norm == 0.0 { Ok(None) } else { positive("clip", norm).map(Some) }
+    }
+
+    fn ema(&self, log: &mut Log) -> Result<Option<f64>, TrainError> {
+        if let Some(decay) = self.ema.filter(|d| !(*d > 0.0 && *d < 1.0)) {
+            return Err(TrainError::setting("ema", decay, "must lie in 0 < decay < 1"));
+        }
+        log.typed("ema", self.ema);
+        Ok(self.ema)
+    }
+
+    fn init(&self, log: &mut Log) -> Result<Option<PathBuf>, TrainError> {
+        if self.new_head && self.init.is_none() {
+            let why = "there are no weights whose head could be another: add --init WEIGHTS";
+            return Err(TrainError::setting("new-head", "", why));
+        }
+        log.typed("init", self.init.as_ref().map(|path| path.display()));
+        log.typed("new-head", self.new_head.then_some("yes"));
+        Ok(self.init.clone())
+    }
+
+    /// Where the run is written, and whether it continues there.
+    fn folders(&self, log: &mut Log) -> Result<(Option<PathBuf>, Option<PathBuf>), TrainError> {
+        let resume = match (&self.resume, &self.out) {
+            (None, _) => None,
+            (Some(None), Some(out)) => Some(out.clone()),
+            (Some(None), None) => {
+                let why = "which run? Name its folder: --resume DIR, or --out DIR";
+                return Err(TrainError::setting("resume", "", why));
+            }
+            (Some(Some(folder)), Some(out)) if folder != out => {
+                let why = format!("a run continues in its own folder, and --out is {}", out.display());
+                return Err(TrainError::setting("resume", folder.display(), why));
+            }
+            (Some(Some(folder)), _) => Some(folder.clone()),
+        };
+        let out = self.out.clone().or_else(|| resume.clone());
+        log.typed("out", out.as_ref().map(|path| path.display()));
+        log.typed("resume", resume.as_ref().map(|path| path.display()));
+        Ok((out, resume))
+    }
+
+    /// About twenty lines a run, unless someone wants otherwise.
+    fn log_every(&self, steps: u64, log: &mut Log) -> Result<u64, TrainError> {
+        let of_file = self.deepspeed.as_ref().and_then(|file| file.whole("steps_per_print"));
+        if let (None, Some(Setting::Given(every))) = (self.log_every, of_file) {
+            log.note("log-every", every, Origin::File("steps_per_print".to_string()));
+            return Ok(every);
+        }
+        count("log-every", self.log_every, (steps / 20).max(1), log)
+    }
+
+    fn breakdown(&self) -> bool {
+        let of_file = self.deepspeed.as_ref().and_then(|file| file.boolean("wall_clock_breakdown"));
+        of_file != Some(Setting::Given(false))
+    }
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn count(flag: &'static str, typed: Option<u64>, default: u64, log: &mut Log) -> Result<u64, TrainError> {
+    let value = log.pick(flag, typed, default);
+    if value == 0 { Err(TrainError::setting(flag, value, "must be at least 1")) } else { Ok(value) }
+}
+
+pub(super) fn at_least_one(flag: &'static str, value: usize) -> Result<usize, TrainError> {
+    if value == 0 { Err(TrainError::setting(flag, value, "must be at least 1")) } else { Ok(value) }
+}
+
+pub(super) fn positive(flag: &'static str, value: f64) -> Result<f64, TrainError> {
+    let good = value > 0.0 && value.is_finite();
+    if good { Ok(value) } else { Err(TrainError::setting(flag, value, "must be positive")) }
+}

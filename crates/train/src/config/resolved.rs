@@ -1,0 +1,181 @@
+//! What can be run, and its record in `config.json`.
+
+use super::augmentation::Augmentation;
+use super::choice::{Device, Precision};
+use super::groups::{Group, Groups};
+use super::source::{Data, Source};
+use crate::deepspeed::ConfigError;
+use crate::schedule::Schedule;
+use data::Split;
+use data::synthetic::SyntheticSpec;
+use graph::{Optimizer, Recompute};
+use models::vit::Vit;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Of the record; raised when one of before can no longer be read, or would mean something else.
+pub const SCHEMA: u32 = 1;
+
+/// A run that can be started. Written to `config.json`, it tells a later command all it needs of this one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resolved {
+    pub schema: u32,
+    pub model: String,
+    /// In the order of the labels; filled in when the data is opened.
+    pub class_names: Vec<String>,
+    pub vit: Vit,
+    pub data: Data,
+    pub augmentation: Augmentation,
+    /// Ranks.
+    pub world: usize,
+    /// Images of a micro-step of one rank.
+    pub batch: usize,
+    pub accumulate: usize,
+    pub epochs: u64,
+    pub steps: u64,
+    pub steps_per_epoch: u64,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub clip: Option<f64>,
+    pub label_smoothing: f64,
+    pub groups: Groups,
+    /// Decay of the moving average of the parameters.
+    pub ema: Option<f64>,
+    pub recompute: Recompute,
+    pub device: Device,
+    pub precision: Precision,
+    pub seed: u64,
+    pub threads: usize,
+    pub init: Option<PathBuf>,
+    /// Whether weights to start from may have another head.
+    pub new_head: bool,
+    pub out: Option<PathBuf>,
+    /// The folder of the run to continue.
+    pub resume: Option<PathBuf>,
+    /// Steps between checkpoints.
+    pub checkpoint_every: u64,
+    /// Checkpoints to keep.
+    pub keep: usize,
+    /// Epochs between evaluations.
+    pub eval_every: u64,
+    /// Steps between lines of the log.
+    pub log_every: u64,
+    /// Whether the run ends with a table of where its time went.
+    pub breakdown: bool,
+}
+
+/// What may change between a run and its continuation: it says where and how fast, not what, is computed. How a batch is
+/// divided among ranks and micro-steps is compared as their product.
+const FREE: [&str; 18] = [
+    "schema",
+    "world",
+    "batch",
+    "accumulate",
+    "data.source",
+    "data.workers",
+    "data.cache",
+    "recompute",
+    "device",
+    "threads",
+    "out",
+    "resume",
+    "checkpoint_every",
+    "keep",
+    "eval_every",
+    "log_every",
+    "breakdown",
+    "epochs",
+];
+
+impl Resolved {
+    /// Images of an optimizer step, over all ranks.
+    pub fn global_batch(&self) -> usize {
+        self.batch * self.accumulate * self.world
+    }
+
+    /// How a parameter is treated.
+    pub fn group(&self, name: &str) -> Group {
+        self.groups.group(name)
+    }
+
+    /// The drawn set, as this run would draw it.
+    pub fn synthetic(&self, split: Split) -> SyntheticSpec {
+        let len = match split {
+            Split::Train => self.data.train_images(),
+            Split::Test => self.data.facts.test_images,
+        };
+        let (classes, channels) = (self.data.facts.classes, self.data.facts.channels);
+        SyntheticSpec { split, len, image_size: self.vit.image, channels, classes, seed: self.seed }
+    }
+
+    pub fn to_json(&self) -> String {
+        // A struct of numbers, texts and lists always becomes JSON.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// Reads a record; `file` is its name in messages.
+    pub fn from_json(file: &str, text: &str) -> Result<Self, ConfigError> {
+        let error = |why: String| ConfigError::File { file: file.to_string(), why };
+        let value: Value = serde_json::from_str(text).map_err(|e| error(e.to_string()))?;
+        match value.get("schema").and_then(Value::as_u64) {
+            Some(schema) if schema == u64::from(SCHEMA) => {}
+            Some(schema) => return Err(error(format!("has schema {schema}; this build reads {SCHEMA}"))),
+            None => return Err(error("is no record of a run: it has no schema".to_string())),
+        }
+        serde_json::from_value(value).map_err(|e| error(e.to_string()))
+    }
+
+    /// Settings that differ from those of `before` and would change what is computed.
+    pub fn differences(&self, before: &Resolved) -> Vec<String> {
+        let (old, new) = (before.settings(), self.settings());
+        let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let missing = "nothing".to_string();
+        names
+            .into_iter()
+            .filter(|name| old.get(*name) != new.get(*name))
+            .map(|name| {
+                let (old, new) = (old.get(name).unwrap_or(&missing), new.get(name).unwrap_or(&missing));
+                format!("{name} is {new}, was {old}")
+            })
+            .collect()
+    }
+
+    /// Every setting that matters to the arithmetic, by its name in the record.
+    fn settings(&self) -> BTreeMap<String, String> {
+        let mut settings = BTreeMap::new();
+        flatten("", &serde_json::to_value(self).unwrap_or_default(), &mut settings);
+        settings.insert("global batch".to_string(), self.global_batch().to_string());
+        // By name alone: the same images may lie elsewhere today.
+        let source = self.data.source.to_string();
+        let set = match &self.data.source {
+            Source::Synthetic => source.as_str(),
+            _ => source.split(':').next().unwrap_or(&source),
+        };
+        settings.insert("data".to_string(), set.to_string());
+        settings
+    }
+}
+
+fn flatten(path: &str, value: &Value, settings: &mut BTreeMap<String, String>) {
+    if FREE.contains(&path) {
+        return;
+    }
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                flatten(&path, value, settings);
+            }
+        }
+        Value::Null => {}
+        Value::String(text) => {
+            settings.insert(path.to_string(), text.clone());
+        }
+        other => {
+            settings.insert(path.to_string(), other.to_string());
+        }
+    }
+}

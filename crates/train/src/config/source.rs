@@ -1,0 +1,228 @@
+//! Which images, how many of them, and how they are read.
+
+use crate::error::TrainError;
+use crate::nearest::nearest;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where images come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    Synthetic,
+    Cifar10(PathBuf),
+    /// With `coarse`, the twenty groups of classes instead of the hundred classes.
+    Cifar100 {
+        path: PathBuf,
+        coarse: bool,
+    },
+    /// A folder for each class, under `train` and `val`.
+    Folder(PathBuf),
+}
+
+const FORMS: &str = "synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR";
+const NAMES: [&str; 5] = ["synthetic", "cifar10", "cifar100", "cifar100-coarse", "folder"];
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, path) = match text.split_once(':') {
+            Some((name, path)) => (name, Some(PathBuf::from(path)).filter(|p| !p.as_os_str().is_empty())),
+            None => (text, None),
+        };
+        match (name, path) {
+            ("synthetic", None) if !text.contains(':') => Ok(Source::Synthetic),
+            ("synthetic", _) => {
+                Err("the synthetic set is drawn and has no folder: leave out what follows the colon".into())
+            }
+            ("cifar10", Some(path)) => Ok(Source::Cifar10(path)),
+            ("cifar100", Some(path)) => Ok(Source::Cifar100 { path, coarse: false }),
+            ("cifar100-coarse", Some(path)) => Ok(Source::Cifar100 { path, coarse: true }),
+            ("folder", Some(path)) => Ok(Source::Folder(path)),
+            (name, None) if NAMES.contains(&name) => Err(format!("names no folder: write {name}:DIR")),
+            (name, _) => Err(match nearest(name, NAMES) {
+                Some("synthetic") => format!("is none of {FORMS}; did you mean synthetic?"),
+                Some(meant) => format!("is none of {FORMS}; did you mean {meant}:DIR?"),
+                None => format!("is none of {FORMS}"),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Synthetic => f.write_str("synthetic"),
+            Source::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
+            Source::Cifar100 { path, coarse: false } => write!(f, "cifar100:{}", path.display()),
+            Source::Cifar100 { path, coarse: true } => write!(f, "cifar100-coarse:{}", path.display()),
+            Source::Folder(path) => write!(f, "folder:{}", path.display()),
+        }
+    }
+}
+
+impl Source {
+    /// What is known of a set without opening it: CIFAR is the same everywhere.
+    pub fn published(&self) -> Option<Facts> {
+        let classes = match self {
+            Source::Cifar10(_) => 10,
+            Source::Cifar100 { coarse: true, .. } => 20,
+            Source::Cifar100 { coarse: false, .. } => 100,
+            Source::Synthetic | Source::Folder(_) => return None,
+        };
+        Some(Facts { train_images: 50_000, test_images: 10_000, classes, channels: 3 })
+    }
+
+    /// Whether both are the same images; where they lie doesn't matter.
+    pub fn is_same_set(&self, other: &Source) -> bool {
+        match (self, other) {
+            (Source::Cifar100 { coarse: a, .. }, Source::Cifar100 { coarse: b, .. }) => a == b,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+
+    /// The side of its images, in pixels, unless the user wants another.
+    pub fn image_size(&self) -> usize {
+        if matches!(self, Source::Folder(_)) { 224 } else { 32 }
+    }
+}
+
+/// What whoever opened the data says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    pub train_images: usize,
+    pub test_images: usize,
+    pub classes: usize,
+    pub channels: usize,
+}
+
+/// Settings of the data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Data {
+    pub source: Source,
+    /// Of the whole set, before `fraction`.
+    pub facts: Facts,
+    /// How much of the training set is used.
+    pub fraction: f64,
+    /// Threads that read and augment images.
+    pub workers: usize,
+    pub cache: Cache,
+    /// Leave out images that can't be read, instead of ending the run.
+    pub skip_bad_images: bool,
+}
+
+impl Data {
+    /// Training images that the run uses.
+    pub fn train_images(&self) -> usize {
+        let images = (self.facts.train_images as f64 * self.fraction).round() as usize;
+        images.clamp(1, self.facts.train_images.max(1))
+    }
+}
+
+/// How much memory decoded images may keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// As much as is there to spare.
+    #[default]
+    Auto,
+    Off,
+    Bytes(u64),
+}
+
+const UNITS: [(&str, f64); 9] = [
+    ("kib", 1024.0),
+    ("mib", 1_048_576.0),
+    ("gib", 1_073_741_824.0),
+    ("tib", 1_099_511_627_776.0),
+    ("kb", 1e3),
+    ("mb", 1e6),
+    ("gb", 1e9),
+    ("tb", 1e12),
+    ("b", 1.0),
+];
+
+impl FromStr for Cache {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let lower = text.to_ascii_lowercase();
+        match lower.as_str() {
+            "auto" => return Ok(Cache::Auto),
+            "off" | "0" => return Ok(Cache::Off),
+            _ => {}
+        }
+        let unit = UNITS.iter().find_map(|(unit, bytes)| Some((lower.strip_suffix(unit)?, *bytes)));
+        let (number, bytes) = unit.unwrap_or((lower.as_str(), 1.0));
+        match number.trim().parse::<f64>() {
+            Ok(n) if n > 0.0 && n * bytes < u64::MAX as f64 => Ok(Cache::Bytes((n * bytes) as u64)),
+            _ => Err("is neither auto, off, nor a size such as 2GB or 512MiB".to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cache::Auto => f.write_str("auto"),
+            Cache::Off => f.write_str("off"),
+            Cache::Bytes(bytes) => write!(f, "{} MB", *bytes as f64 / 1e6),
+        }
+    }
+}
+
+/// A part of the training set: more than nothing, at most all.
+pub fn fraction(value: f64) -> Result<f64, TrainError> {
+    let good = value > 0.0 && value <= 1.0;
+    if good { Ok(value) } else { Err(TrainError::setting("data-fraction", value, "must lie in 0 < F ≤ 1")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_parse_and_print() {
+        for text in ["synthetic", "cifar10:/d", "cifar100:a b", "cifar100-coarse:.", "folder:C:\\images"] {
+            assert_eq!(text.parse::<Source>().unwrap().to_string(), text);
+        }
+        let refused = |text: &str| text.parse::<Source>().unwrap_err();
+        assert_eq!(refused("mnist"), format!("is none of {FORMS}"));
+        assert_eq!(refused("cifar-10:/d"), format!("is none of {FORMS}; did you mean cifar10:DIR?"));
+        assert_eq!(refused("syntetic"), format!("is none of {FORMS}; did you mean synthetic?"));
+        assert_eq!(refused("cifar10"), "names no folder: write cifar10:DIR");
+        assert_eq!(refused("folder:"), "names no folder: write folder:DIR");
+        assert!(refused("synthetic:x").contains("no folder"));
+    }
+
+    #[test]
+    fn cache_sizes_have_units() {
+        assert_eq!("2GB".parse(), Ok(Cache::Bytes(2_000_000_000)));
+        assert_eq!("1.5 gib".parse(), Ok(Cache::Bytes(1_610_612_736)));
+        assert_eq!("4096".parse(), Ok(Cache::Bytes(4096)));
+        assert_eq!("AUTO".parse(), Ok(Cache::Auto));
+        assert_eq!("off".parse(), Ok(Cache::Off));
+        for bad in ["", "GB", "-1", "1e400", "nan", "2 gigs", "1e30TB"] {
+            assert!(bad.parse::<Cache>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_fraction_leaves_at_least_one_image() {
+        let facts = Source::Cifar10("d".into()).published().unwrap();
+        let data = |fraction| Data {
+            source: Source::Synthetic,
+            facts,
+            fraction,
+            workers: 1,
+            cache: Cache::Auto,
+            skip_bad_images: false,
+        };
+        assert_eq!(data(1.0).train_images(), 50_000);
+        assert_eq!(data(0.1).train_images(), 5_000);
+        assert_eq!(data(1e-9).train_images(), 1);
+    }
+}

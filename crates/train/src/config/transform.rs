@@ -1,0 +1,48 @@
+//! Augmentation as the loader does it.
+
+use super::augmentation::{Augmentation, Geometry, Interpolation};
+use models::vit::Vit;
+
+impl Augmentation {
+    /// What training images go through on their way to a model.
+    pub fn training(&self, vit: &Vit) -> data::Transform {
+        data::Transform {
+            geometry: self.train.into(),
+            flip: self.flip,
+            rand_augment: self.rand_augment.map(|(ops, magnitude)| data::RandAugment { ops, magnitude }),
+            erase: self.erase,
+            mixup: self.mixup,
+            cutmix: self.cutmix,
+            ..self.evaluation(vit)
+        }
+    }
+
+    /// What images to be judged go through: nothing random.
+    pub fn evaluation(&self, vit: &Vit) -> data::Transform {
+        let plain =
+            data::Transform::evaluation(vit.image, None, &self.mean, &self.std, self.interpolation.into());
+        data::Transform { geometry: self.eval.into(), ..plain }
+    }
+}
+
+impl From<Geometry> for data::Geometry {
+    fn from(geometry: Geometry) -> Self {
+        match geometry {
+            Geometry::Resize => data::Geometry::Resize,
+            Geometry::CenterCrop { resize } => data::Geometry::CenterCrop { resize },
+            Geometry::PadCrop { padding } => data::Geometry::PadCrop { padding },
+            Geometry::RandomResizedCrop { scale, ratio } => {
+                data::Geometry::RandomResizedCrop { scale, ratio }
+            }
+        }
+    }
+}
+
+impl From<Interpolation> for data::Interpolation {
+    fn from(how: Interpolation) -> Self {
+        match how {
+            Interpolation::Bilinear => data::Interpolation::Bilinear,
+            Interpolation::Bicubic => data::Interpolation::Bicubic,
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Every key that is known, with its type and what becomes of it.
+
+use super::judge::{self, Context, Verdict};
+use super::{DeepSpeed, Entry};
+
+/// What a key's value must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A whole number, written as an integer or like 2e8.
+    Whole,
+    /// A whole number of at least 1.
+    Count,
+    Number,
+    Positive,
+    NotNegative,
+    /// A number from 0 to below 1.
+    Share,
+    Bool,
+    Text,
+    OneOf(&'static [&'static str]),
+    /// Adam's betas: two numbers from 0 to below 1.
+    Betas,
+    Any,
+}
+
+/// What becomes of a key.
+#[derive(Clone, Copy)]
+pub enum Rule {
+    /// Read when the run is resolved. If there is a flag that says the same, it wins.
+    Honoured(Option<&'static str>),
+    /// Asks for nothing that would change the run.
+    Harmless(&'static str),
+    /// Fine with this value; with any other the reason to refuse it.
+    Must(Expected, &'static str),
+    Judged(fn(&DeepSpeed, &Entry, &Context) -> Verdict),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Expected {
+    Is(bool),
+    Equals(f64),
+}
+
+#[derive(Clone, Copy)]
+pub struct Key {
+    pub path: &'static str,
+    pub kind: Kind,
+    /// "auto" leaves the choice to vitesse, as it leaves it to Hugging Face's Trainer.
+    pub auto: bool,
+    pub rule: Rule,
+}
+
+const fn key(path: &'static str, kind: Kind, rule: Rule) -> Key {
+    Key { path, kind, auto: false, rule }
+}
+
+/// A key that may be "auto".
+const fn auto(path: &'static str, kind: Kind, rule: Rule) -> Key {
+    Key { path, kind, auto: true, rule }
+}
+
+use Expected::{Equals, Is};
+use Kind::{Any, Betas, Bool, Count, NotNegative, Number, OneOf, Positive, Share, Text, Whole};
+use Rule::{Harmless, Honoured, Judged, Must};
+
+const DEVICES: Kind = OneOf(&["none", "cpu", "nvme"]);
+const ONE_LOSS_SCALE: Rule = Harmless("only with fp16, and this run computes in fp32");
+const NO_BF16: Rule = Harmless("only with bf16, and this run computes in fp32");
+const NO_OFFLOAD: Rule = Harmless("tunes offloading, which is not needed here");
+const ZERO_OFF: Rule = Judged(judge::zero_detail);
+const NO_EXCHANGE: Rule = Judged(judge::exchange);
+const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
+
+/// In the order in which a reader would look for them.
+pub const KEYS: &[Key] = &[
+    auto("train_batch_size", Count, Judged(judge::batch)),
+    auto("train_micro_batch_size_per_gpu", Count, Judged(judge::batch)),
+    auto("micro_batch_per_gpu", Count, Judged(judge::batch)),
+    auto("gradient_accumulation_steps", Count, Judged(judge::batch)),
+    key("managed_gradient_accumulation", Bool, Must(Is(true), "accumulation is always managed here")),
+    auto("gradient_clipping", NotNegative, Honoured(Some("clip"))),
+    auto("steps_per_print", Count, Honoured(Some("log-every"))),
+    key("wall_clock_breakdown", Bool, Judged(judge::breakdown)),
+    key("memory_breakdown", Bool, Must(Is(false), "`vitesse plan` tells a run's memory before it starts")),
+    key("dump_state", Bool, Must(Is(false), "`vitesse config explain` prints a run's settings")),
+    key("log_level", Text, Harmless("there are no levels of logging")),
+    key("disable_python_gc", Bool, Harmless("there is no Python here")),
+    key("pin_memory", Bool, Harmless("pins memory for copies to a GPU; on the CPU there are none")),
+    key("prescale_gradients", Bool, NO_EXCHANGE),
+    key("gradient_predivide_factor", Number, NO_EXCHANGE),
+    key("gradient_allreduce_op", OneOf(&["mean", "sum"]), NO_EXCHANGE),
+    key("communication_data_type", OneOf(&["fp32", "fp16", "bf16", "bfp16"]), NO_EXCHANGE),
+    key("seq_parallel_communication_data_type", Text, Harmless("there is no sequence parallelism here")),
+    key("sequence_parallel_size", Count, Must(Equals(1.0), "there is no sequence parallelism here yet")),
+    key("disable_allgather", Bool, Must(Is(false), "there is no other way to gather here")),
+    key("sparse_gradients", Bool, Must(Is(false), "a vision transformer has no sparse gradients")),
+    key("zero_allow_untested_optimizer", Bool, Harmless("every optimizer here is tested")),
+    key("zero_force_ds_cpu_optimizer", Bool, Harmless("there is one implementation of each optimizer here")),
+    key(
+        "dataloader_drop_last",
+        Bool,
+        Must(Is(false), "a short last batch is always trained, with its missing images weighing nothing"),
+    ),
+    key("use_data_before_expert_parallelism", Bool, Harmless("there are no experts here")),
+    // ---- precision -----------------------------------------------------------------------------------------------
+    auto("fp16.enabled", Bool, Judged(judge::precision)),
+    auto("fp16.auto_cast", Bool, ONE_LOSS_SCALE),
+    auto("fp16.loss_scale", Number, ONE_LOSS_SCALE),
+    auto("fp16.initial_scale_power", Whole, ONE_LOSS_SCALE),
+    auto("fp16.loss_scale_window", Whole, ONE_LOSS_SCALE),
+    auto("fp16.hysteresis", Whole, ONE_LOSS_SCALE),
+    auto("fp16.consecutive_hysteresis", Bool, ONE_LOSS_SCALE),
+    auto("fp16.min_loss_scale", Number, ONE_LOSS_SCALE),
+    auto("fp16.fp16_master_weights_and_grads", Bool, ONE_LOSS_SCALE),
+    auto("bf16.enabled", Bool, Judged(judge::precision)),
+    auto("bf16.immediate_grad_update", Bool, NO_BF16),
+    auto("bf16.check_grad_overflow", Bool, NO_BF16),
+    auto("bf16.bf16_master_weights_and_grads", Bool, NO_BF16),
+    auto("bf16.bf16_optimizer_states", Bool, NO_BF16),
+    auto("bfloat16.enabled", Bool, Judged(judge::precision)),
+    // ---- ZeRO ----------------------------------------------------------------------------------------------------
+    key("zero_optimization.stage", Whole, Judged(judge::zero_stage)),
+    key("zero_optimization.offload_optimizer.device", DEVICES, Judged(judge::offload)),
+    key("zero_optimization.offload_optimizer.pin_memory", Bool, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.nvme_path", Text, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.buffer_count", Whole, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.pipeline", Bool, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.pipeline_read", Bool, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.pipeline_write", Bool, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.fast_init", Bool, NO_OFFLOAD),
+    key("zero_optimization.offload_optimizer.ratio", Number, NO_OFFLOAD),
+    key("zero_optimization.offload_param.device", DEVICES, Judged(judge::offload)),
+    key("zero_optimization.offload_param.pin_memory", Bool, NO_OFFLOAD),
+    key("zero_optimization.offload_param.nvme_path", Text, NO_OFFLOAD),
+    key("zero_optimization.offload_param.buffer_count", Whole, NO_OFFLOAD),
+    key("zero_optimization.offload_param.buffer_size", Whole, NO_OFFLOAD),
+    key("zero_optimization.offload_param.max_in_cpu", Whole, NO_OFFLOAD),
+    key("zero_optimization.cpu_offload", Bool, Judged(judge::offload)),
+    key("zero_optimization.cpu_offload_param", Bool, Judged(judge::offload)),
+    key("zero_optimization.cpu_offload_use_pin_memory", Bool, NO_OFFLOAD),
+    auto("zero_optimization.allgather_partitions", Bool, ZERO_OFF),
+    auto("zero_optimization.allgather_bucket_size", Whole, ZERO_OFF),
+    auto("zero_optimization.overlap_comm", Bool, ZERO_OFF),
+    auto("zero_optimization.reduce_scatter", Bool, ZERO_OFF),
+    auto("zero_optimization.reduce_bucket_size", Whole, ZERO_OFF),
+    auto("zero_optimization.contiguous_gradients", Bool, ZERO_OFF),
+    auto("zero_optimization.use_multi_rank_bucket_allreduce", Bool, ZERO_OFF),
+    auto("zero_optimization.round_robin_gradients", Bool, ZERO_OFF),
+    auto("zero_optimization.ignore_unused_parameters", Bool, ZERO_OFF),
+    auto("zero_optimization.load_from_fp32_weights", Bool, ZERO_OFF),
+    auto("zero_optimization.elastic_checkpoint", Bool, ZERO_OFF),
+    auto("zero_optimization.legacy_stage1", Bool, ZERO_OFF),
+    auto("zero_optimization.sub_group_size", Whole, ZERO_OFF),
+    auto("zero_optimization.memory_efficient_linear", Bool, ZERO_OFF),
+    auto("zero_optimization.zero_hpz_partition_size", Whole, ZERO_OFF),
+    auto("zero_optimization.zero_quantized_weights", Bool, ZERO_OFF),
+    auto("zero_optimization.zero_quantized_nontrainable_weights", Bool, ZERO_OFF),
+    auto("zero_optimization.zero_quantized_gradients", Bool, ZERO_OFF),
+    auto("zero_optimization.stage3_prefetch_bucket_size", Whole, ZERO_OFF),
+    auto("zero_optimization.stage3_param_persistence_threshold", Whole, ZERO_OFF),
+    auto("zero_optimization.stage3_model_persistence_threshold", Whole, ZERO_OFF),
+    auto("zero_optimization.stage3_max_live_parameters", Whole, ZERO_OFF),
+    auto("zero_optimization.stage3_max_reuse_distance", Whole, ZERO_OFF),
+    auto("zero_optimization.stage3_module_granularity_threshold", Whole, ZERO_OFF),
+    auto("zero_optimization.stage3_use_all_reduce_for_fetch_params", Bool, ZERO_OFF),
+    auto("zero_optimization.stage3_gather_16bit_weights_on_model_save", Bool, ZERO_OFF),
+    auto("zero_optimization.stage3_gather_fp16_weights_on_model_save", Bool, ZERO_OFF),
+    // ---- pipelines -----------------------------------------------------------------------------------------------
+    key("pipeline.pipe_partitioned", Bool, Must(Is(false), "there are no pipeline stages here to partition")),
+    key("pipeline.grad_partitioned", Bool, Must(Is(false), "there are no pipeline stages here to partition")),
+    key("pipeline.stages", Any, Judged(judge::pipeline_stages)),
+    key("pipeline.partition", Text, Harmless("divides a model among pipeline stages, of which there is one")),
+    key("pipeline.seed_layers", Bool, Must(Is(false), "weights are drawn by name, not by layer")),
+    key(
+        "pipeline.activation_checkpoint_interval",
+        Whole,
+        Must(Equals(0.0), "--recompute full says the same here"),
+    ),
+    // ---- optimizer and scheduler: their parameters depend on the type ---------------------------------------------
+    key("optimizer.type", Text, Judged(judge::optimizer_type)),
+    key("optimizer.legacy_fusion", Bool, OTHER_KERNEL),
+    key("scheduler.type", Text, Judged(judge::scheduler_type)),
+];
+
+/// A parameter of some optimizers or schedulers.
+pub struct Param {
+    pub key: Key,
+    /// Lower case.
+    pub of: &'static [&'static str],
+}
+
+const fn param(of: &'static [&'static str], key: Key) -> Param {
+    Param { key, of }
+}
+
+pub const OPTIMIZERS: &[&str] = &["Adam", "AdamW", "Lamb", "SGD"];
+pub const SCHEDULERS: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"];
+
+const ADAM: &[&str] = &["adam", "adamw"];
+const ADAM_LAMB: &[&str] = &["adam", "adamw", "lamb"];
+const ALL_OPTIMIZERS: &[&str] = &["adam", "adamw", "lamb", "sgd"];
+const LAMB: &[&str] = &["lamb"];
+const SGD: &[&str] = &["sgd"];
+
+pub const OPTIMIZER_PARAMS: &[Param] = &[
+    param(ALL_OPTIMIZERS, auto("optimizer.params.lr", Positive, Judged(judge::learning_rate))),
+    param(ALL_OPTIMIZERS, auto("optimizer.params.weight_decay", NotNegative, Judged(judge::weight_decay))),
+    param(ADAM_LAMB, auto("optimizer.params.betas", Betas, Honoured(None))),
+    param(ADAM_LAMB, auto("optimizer.params.eps", NotNegative, Honoured(None))),
+    param(
+        ADAM_LAMB,
+        key("optimizer.params.bias_correction", Bool, Must(Is(true), "bias correction is always on here")),
+    ),
+    param(ADAM_LAMB, key("optimizer.params.amsgrad", Bool, Must(Is(false), "AMSGrad is not built"))),
+    param(ADAM, key("optimizer.params.adam_w_mode", Bool, Judged(judge::adam_w_mode))),
+    param(ADAM, key("optimizer.params.torch_adam", Bool, OTHER_KERNEL)),
+    param(ADAM, key("optimizer.params.set_grad_none", Bool, OTHER_KERNEL)),
+    param(
+        ADAM,
+        key("optimizer.params.fp32_optimizer_states", Bool, Must(Is(true), "moments are kept in fp32")),
+    ),
+    param(LAMB, key("optimizer.params.max_coeff", Positive, Honoured(None))),
+    param(LAMB, key("optimizer.params.min_coeff", NotNegative, Honoured(None))),
+    param(
+        LAMB,
+        key("optimizer.params.eps_inside_sqrt", Bool, Must(Is(false), "eps is added outside the root")),
+    ),
+    param(SGD, key("optimizer.params.momentum", Share, Honoured(None))),
+    param(SGD, key("optimizer.params.nesterov", Bool, Honoured(None))),
+    param(SGD, key("optimizer.params.dampening", Number, Must(Equals(0.0), "momentum is not dampened here"))),
+    param(ALL_OPTIMIZERS, key("optimizer.params.foreach", Bool, OTHER_KERNEL)),
+    param(ALL_OPTIMIZERS, key("optimizer.params.fused", Bool, OTHER_KERNEL)),
+    param(
+        ALL_OPTIMIZERS,
+        key("optimizer.params.maximize", Bool, Must(Is(false), "a loss is always made smaller here")),
+    ),
+    param(
+        ALL_OPTIMIZERS,
+        key(
+            "optimizer.params.max_grad_norm",
+            Number,
+            Must(Equals(0.0), "DeepSpeed refuses it too: set gradient_clipping"),
+        ),
+    ),
+];
+
+const WARMUPS: &[&str] = &["warmuplr", "warmupdecaylr", "warmupcosinelr"];
+const WARMUPS_BY_RATE: &[&str] = &["warmuplr", "warmupdecaylr"];
+const TOTALS: &[&str] = &["warmupdecaylr", "warmupcosinelr"];
+const COSINE: &[&str] = &["warmupcosinelr"];
+const CYCLE: &[&str] = &["onecycle"];
+const RANGE: &[&str] = &["lrrangetest"];
+const ALL_SCHEDULERS: &[&str] = &["warmuplr", "warmupdecaylr", "warmupcosinelr", "onecycle", "lrrangetest"];
+const READ: Rule = Honoured(None);
+const NO_MOMENTUM: Rule = Harmless("only with cycle_momentum");
+
+pub const SCHEDULER_PARAMS: &[Param] = &[
+    param(WARMUPS_BY_RATE, auto("scheduler.params.warmup_min_lr", NotNegative, READ)),
+    param(WARMUPS_BY_RATE, auto("scheduler.params.warmup_max_lr", Positive, Honoured(Some("lr")))),
+    param(WARMUPS, auto("scheduler.params.warmup_num_steps", Count, Honoured(Some("warmup-steps")))),
+    param(WARMUPS, key("scheduler.params.warmup_type", OneOf(&["log", "linear"]), READ)),
+    param(TOTALS, auto("scheduler.params.total_num_steps", Count, Judged(judge::total_steps))),
+    param(COSINE, auto("scheduler.params.warmup_min_ratio", NotNegative, READ)),
+    param(COSINE, auto("scheduler.params.cos_min_ratio", NotNegative, READ)),
+    param(CYCLE, key("scheduler.params.cycle_min_lr", NotNegative, READ)),
+    param(CYCLE, key("scheduler.params.cycle_max_lr", Positive, Honoured(Some("lr")))),
+    param(CYCLE, key("scheduler.params.decay_lr_rate", NotNegative, READ)),
+    param(CYCLE, key("scheduler.params.cycle_first_step_size", Count, READ)),
+    param(CYCLE, key("scheduler.params.cycle_second_step_size", Whole, READ)),
+    param(CYCLE, key("scheduler.params.cycle_first_stair_count", Whole, READ)),
+    param(CYCLE, key("scheduler.params.cycle_second_stair_count", Whole, READ)),
+    param(CYCLE, key("scheduler.params.decay_step_size", Whole, READ)),
+    param(
+        CYCLE,
+        key(
+            "scheduler.params.cycle_momentum",
+            Bool,
+            Must(Is(false), "momentum is fixed when a run is compiled and can't cycle"),
+        ),
+    ),
+    param(CYCLE, key("scheduler.params.cycle_min_mom", Number, NO_MOMENTUM)),
+    param(CYCLE, key("scheduler.params.cycle_max_mom", Number, NO_MOMENTUM)),
+    param(CYCLE, key("scheduler.params.decay_mom_rate", Number, NO_MOMENTUM)),
+    param(RANGE, key("scheduler.params.lr_range_test_min_lr", Positive, READ)),
+    param(RANGE, key("scheduler.params.lr_range_test_step_size", Count, READ)),
+    param(RANGE, key("scheduler.params.lr_range_test_step_rate", NotNegative, READ)),
+    param(RANGE, key("scheduler.params.lr_range_test_staircase", Bool, READ)),
+    param(
+        ALL_SCHEDULERS,
+        key(
+            "scheduler.params.last_batch_iteration",
+            Number,
+            Must(Equals(-1.0), "a run starts at its first step; --resume continues one"),
+        ),
+    ),
+];
+
+/// Parts of DeepSpeed that are not here. Switched off they are accepted; otherwise refused with what to do instead.
+pub const ABSENT: &[(&str, &str)] = &[
+    ("activation_checkpointing", "--recompute full says what it is for here"),
+    ("aio", "nothing is read from or written to NVMe"),
+    ("amp", "there is no apex here; use fp16 or bf16"),
+    ("autotuning", "there is no tuning of settings here"),
+    ("checkpoint", "--checkpoint-every and --keep say how checkpoints are kept here"),
+    ("comet", "metrics are written to metrics.jsonl"),
+    ("comms_logger", "a run accounts for its time at the end"),
+    ("compile", "a run is always compiled"),
+    ("compression_training", "there is no compression here"),
+    ("csv_monitor", "metrics are written to metrics.jsonl"),
+    ("curriculum_learning", "images come in random order"),
+    ("data_efficiency", "images come in random order"),
+    ("data_types", "gradients are accumulated in fp32"),
+    ("eigenvalue", "there is no quantisation here"),
+    ("elasticity", "a run keeps its number of ranks"),
+    ("expert_parallel", "there are no experts here"),
+    ("flops_profiler", "`vitesse plan` counts operations, and a run ends with its account of time"),
+    ("hybrid_engine", "it is for text generation"),
+    ("monitor_config", "metrics are written to metrics.jsonl"),
+    ("nebula", "checkpoints are written to --out"),
+    ("progressive_layer_drop", "--drop-path says the like here"),
+    ("quantize_training", "there is no quantisation here"),
+    ("sparse_attention", "attention is dense here"),
+    ("tensor_parallel", "there is no tensor parallelism here"),
+    ("tensorboard", "metrics are written to metrics.jsonl"),
+    ("timers", "a run accounts for its time at the end"),
+    ("torch_autocast", "use fp16 or bf16"),
+    ("wandb", "metrics are written to metrics.jsonl"),
+    ("weight_quantization", "there is no quantisation here"),
+    ("zero_optimization.leaf_module", "there is no ZeRO stage 3 here yet"),
+    ("zero_optimization.zenflow", "there is no ZenFlow here"),
+];
+
+/// Every key, parameters of all optimizers and schedulers included.
+pub fn all() -> impl Iterator<Item = &'static Key> + Clone {
+    KEYS.iter().chain(OPTIMIZER_PARAMS.iter().chain(SCHEDULER_PARAMS).map(|param| &param.key))
+}
+
+/// What to do instead, if this is a part of DeepSpeed that is not here.
+pub fn absent(path: &str) -> Option<&'static str> {
+    ABSENT.iter().find(|(name, _)| *name == path).map(|(_, instead)| *instead)
+}

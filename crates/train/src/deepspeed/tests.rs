@@ -1,0 +1,301 @@
+//! What each key says, and that no text can make the reader fail.
+
+use super::*;
+use std::time::{Duration, Instant};
+
+fn verdict(json: &str, world: usize) -> String {
+    let file = DeepSpeed::parse("ds.json", json).unwrap_or_else(|error| panic!("{json}: {error}"));
+    let context = Context { world, ..Context::default() };
+    match file.refusal(&file.verdicts(&context)) {
+        Some(error) => error.to_string(),
+        None => "fine".to_string(),
+    }
+}
+
+fn unreadable(json: &str) -> String {
+    DeepSpeed::parse("ds.json", json).unwrap_err().to_string()
+}
+
+#[test]
+fn what_asks_for_nothing_is_accepted() {
+    for json in [
+        "{}",
+        r#"{"zero_optimization": {"stage": 0, "offload_param": {"device": "none"}, "allgather_bucket_size": 2e8}}"#,
+        r#"{"zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": true}}}"#,
+        r#"{"pin_memory": true, "prescale_gradients": false, "pipeline": {"pipe_partitioned": false}}"#,
+        r#"{"prescale_gradients": true, "gradient_predivide_factor": 2.0}"#,
+        r#"{"fp16": {"enabled": false, "loss_scale": 0, "initial_scale_power": 16}, "bf16": {"enabled": "auto"}}"#,
+        r#"{"tensorboard": {"enabled": false, "output_path": "logs"}, "flops_profiler": {"enabled": false}}"#,
+        r#"{"train_batch_size": null, "steps_per_print": null, "communication_data_type": null}"#,
+        r#"{"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false, "torch_adam": true}}}"#,
+        r#"{"optimizer": {"type": "adam", "params": {"lr": "auto", "betas": "auto", "eps": "auto"}}}"#,
+        r#"{"wall_clock_breakdown": true, "gradient_clipping": 0, "zero_allow_untested_optimizer": true}"#,
+        r#"{"train_micro_batch_size_per_gpu": 8, "micro_batch_per_gpu": 8}"#,
+    ] {
+        assert_eq!(verdict(json, 1), "fine", "{json}");
+    }
+}
+
+#[test]
+fn what_can_not_be_honoured_is_refused_with_the_reason() {
+    for (json, expected) in [
+        (
+            r#"{"zero_optimization": {"stage": 3}}"#,
+            "1:33: zero_optimization.stage 3: ZeRO needs more than one rank; this build trains on one",
+        ),
+        (r#"{"zero_optimization": {"stage": 4}}"#, "1:33: zero_optimization.stage 4: is none of 0, 1, 2, 3"),
+        (
+            r#"{"zero_optimization": {"offload_param": {"device": "nvme"}}}"#,
+            "1:52: zero_optimization.offload_param.device \"nvme\": nothing is offloaded to NVMe here",
+        ),
+        (
+            r#"{"bf16": {"enabled": true}}"#,
+            "1:22: bf16.enabled true: the CPU computes in fp32; use --precision fp32 to override",
+        ),
+        (
+            r#"{"fp16": {"enabled": true}, "bf16": {"enabled": true}}"#,
+            "1:22: fp16.enabled true: bf16.enabled is true as well, and only one of them can be (one more key is \
+             refused: `vitesse config explain ds.json` lists all)",
+        ),
+        (
+            r#"{"train_micro_batch_size_per_gpu": 8, "micro_batch_per_gpu": 16}"#,
+            "1:62: micro_batch_per_gpu 16: train_micro_batch_size_per_gpu is 8, and both name the images of a micro-step",
+        ),
+        (
+            r#"{"pipeline": {"pipe_partitioned": true}}"#,
+            "1:35: pipeline.pipe_partitioned true: there are no pipeline stages here to partition",
+        ),
+        (r#"{"pipeline": {"stages": 2}}"#, "1:25: pipeline.stages 2: there is no pipeline parallelism here"),
+        (
+            r#"{"optimizer": {"type": "Lion"}}"#,
+            "1:24: optimizer.type \"Lion\": is none of Adam, AdamW, Lamb, SGD",
+        ),
+        (
+            r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#,
+            "1:58: optimizer.params.adam_w_mode false: decay as a part of the gradient (L2) is not built; AdamW's, which \
+             is apart from it, is",
+        ),
+        (
+            r#"{"optimizer": {"type": "SGD", "params": {"dampening": 0.1}}}"#,
+            "1:55: optimizer.params.dampening 0.1: momentum is not dampened here",
+        ),
+        (
+            r#"{"scheduler": {"type": "StepLR"}}"#,
+            "1:24: scheduler.type \"StepLR\": is none of WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest",
+        ),
+        (
+            r#"{"scheduler": {"type": "WarmupDecayLR"}}"#,
+            "1:24: scheduler.type \"WarmupDecayLR\": needs scheduler.params.total_num_steps (or \"auto\")",
+        ),
+        (
+            r#"{"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}}}"#,
+            "1:24: scheduler.type \"OneCycle\": it cycles momentum unless scheduler.params.cycle_momentum is false, and \
+             momentum is fixed when a run is compiled",
+        ),
+        (
+            r#"{"wandb": {"enabled": true}}"#,
+            "1:11: wandb {\"enabled\": true}: vitesse doesn't have it: metrics are written to metrics.jsonl",
+        ),
+    ] {
+        assert_eq!(verdict(json, 1), format!("ds.json:{expected}"), "{json}");
+    }
+    assert!(verdict(r#"{"prescale_gradients": true}"#, 2).contains("gradients are exchanged in fp32"));
+}
+
+#[test]
+fn unknown_keys_are_refused_by_their_full_name() {
+    for (json, expected) in [
+        (r#"{"train_batchsize": 1}"#, "1:21: train_batchsize: unknown key; did you mean train_batch_size?"),
+        (
+            r#"{"zero_optimization": {"stge": 1}}"#,
+            "1:32: zero_optimization.stge: unknown key; did you mean zero_optimization.stage?",
+        ),
+        (r#"{"stage": 1}"#, "1:11: stage: unknown key; did you mean zero_optimization.stage?"),
+        (r#"{"lr": 1}"#, "1:8: lr: unknown key; did you mean optimizer.params.lr?"),
+        (
+            r#"{"zero_optimisation": {"stage": 1}}"#,
+            "1:23: zero_optimisation: unknown key; did you mean zero_optimization?",
+        ),
+        (r#"{"model": "vit"}"#, "1:11: model: unknown key"),
+        (r#"{"fp16.enabled": true}"#, "1:18: fp16.enabled: unknown key; a section is an object of its own"),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"weigth_decay": 1}}}"#,
+            "1:60: optimizer.params.weigth_decay: unknown key; did you mean optimizer.params.weight_decay?",
+        ),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"momentum": 1}}}"#,
+            "1:56: optimizer.params.momentum: AdamW has no parameter momentum",
+        ),
+        (
+            r#"{"optimizer": {"params": {"lr": 1}}}"#,
+            "1:33: optimizer.params.lr: there is no optimizer.type that could have it",
+        ),
+    ] {
+        assert_eq!(verdict(json, 1), format!("ds.json:{expected}"), "{json}");
+    }
+}
+
+#[test]
+fn wrong_types_are_named() {
+    for (json, expected) in [
+        (
+            r#"{"train_batch_size": "many"}"#,
+            "1:22: train_batch_size: expected a whole number or \"auto\", found \"many\"",
+        ),
+        (
+            r#"{"train_batch_size": 1.5}"#,
+            "1:22: train_batch_size: expected a whole number or \"auto\", found 1.5",
+        ),
+        (r#"{"train_batch_size": 0}"#, "1:22: train_batch_size: must be at least 1, found 0"),
+        (
+            r#"{"train_batch_size": -2}"#,
+            "1:22: train_batch_size: expected a whole number or \"auto\", found -2",
+        ),
+        (
+            r#"{"train_batch_size": {"a": 1}}"#,
+            "1:22: train_batch_size: expected a whole number or \"auto\", found {\"a\": 1}",
+        ),
+        (r#"{"fp16": true}"#, "1:10: fp16: expected an object, found true"),
+        (
+            r#"{"fp16": {"enabled": "yes"}}"#,
+            "1:22: fp16.enabled: expected true or false or \"auto\", found \"yes\"",
+        ),
+        (r#"{"pin_memory": "auto"}"#, "1:16: pin_memory: expected true or false, found \"auto\""),
+        (r#"{"gradient_clipping": -1}"#, "1:23: gradient_clipping: must be 0 or more, found -1"),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}}"#,
+            "1:53: optimizer.params.betas: expected two numbers from 0 to below 1 or \"auto\", found [0.9]",
+        ),
+        (
+            r#"{"zero_optimization": {"offload_param": {"device": "gpu"}}}"#,
+            "1:52: zero_optimization.offload_param.device: expected one of none, cpu, nvme, found \"gpu\"",
+        ),
+    ] {
+        assert_eq!(verdict(json, 1), format!("ds.json:{expected}"), "{json}");
+    }
+}
+
+#[test]
+fn unreadable_files_are_refused_by_line_and_column() {
+    assert_eq!(unreadable("{\n  \"fp16\": {\n}"), "ds.json:3:1: EOF while parsing an object");
+    assert_eq!(unreadable("{\"a\": 1,\n \"a\": 2}"), "ds.json:2:7: \"a\" occurs twice");
+    assert_eq!(unreadable("[1]"), "ds.json:1:1: expected an object, found [1]");
+    let missing = DeepSpeed::read(Path::new("/nowhere/ds.json")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nowhere/ds.json: "), "{missing}");
+    let folder = std::env::temp_dir().join(format!("vitesse-ds-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("ds.json");
+    for (bytes, why) in [(vec![b' '; 70_000], "more than 64 KiB"), (vec![b'{', 0xff], "byte 2 is not UTF-8")]
+    {
+        std::fs::write(&path, bytes).unwrap();
+        let error = DeepSpeed::read(&path).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+const FILES: [&str; 3] = [
+    include_str!("../../tests/fixtures/deepspeed/study-a-intra.json"),
+    include_str!("../../tests/fixtures/deepspeed/study-a-vector.json"),
+    include_str!("../../tests/fixtures/deepspeed/zero2-offload.json"),
+];
+
+/// What a mutation puts in.
+const SCRAPS: [&str; 24] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "\"",
+    "\\",
+    "\\ud800",
+    "null",
+    "true",
+    "-",
+    "1e999",
+    "1e308",
+    "9007199254740993",
+    "0",
+    "\"auto\"",
+    "é",
+    "\u{0}",
+    "\n",
+    "\"type\": \"OneCycle\",",
+    "\"stage\": 3,",
+    "\"params\": {}",
+    "\"lr\": -0.0,",
+];
+
+/// Mutations of good files: every one is read or refused, judged, and resolved or refused, but nothing panics.
+/// Deterministic; a second by default, longer with VITESSE_FUZZ_SECONDS.
+#[test]
+fn no_text_makes_the_reader_panic() {
+    let seconds = std::env::var("VITESSE_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok());
+    let (limit, rounds) = seconds.map_or((Duration::MAX, 20_000), |s| (Duration::from_secs(s), u64::MAX));
+    let (start, mut random) = (Instant::now(), Random(1));
+    for _ in (0..rounds).take_while(|_| start.elapsed() < limit) {
+        let mut text = FILES[random.below(FILES.len())].to_string();
+        for _ in 0..1 + random.below(4) {
+            mutate(&mut text, &mut random);
+        }
+        check(&text, &mut random);
+    }
+}
+
+fn check(text: &str, random: &mut Random) {
+    use crate::config::{Facts, Precision, Raw};
+    let Ok(file) = DeepSpeed::parse("ds.json", text) else { return };
+    let flag = |on: usize| (on == 0).then_some(Precision::Fp32);
+    let raw = Raw { deepspeed: Some(file), precision: flag(random.below(2)), ..Raw::default() };
+    let facts = Facts { train_images: 100, test_images: 10, classes: 10, channels: 3 };
+    let world = 1 + random.below(3);
+    let explained = raw.explain(&facts, world);
+    match raw.resolve(&facts, world) {
+        Ok(run) => {
+            assert_eq!(explained.refusal, None, "{text}");
+            (0..5).for_each(|step| assert!(run.schedule.at(step).is_finite(), "{text}"));
+        }
+        Err(error) => assert_eq!(explained.refusal, Some(error.to_string()), "{text}"),
+    }
+}
+
+/// Cuts, doubles, swaps or replaces a part of the text, always between characters.
+fn mutate(text: &mut String, random: &mut Random) {
+    let (a, b) = (random.border(text), random.border(text));
+    let (from, to) = (a.min(b), a.max(b).min(random.border_near(text, a.min(b))));
+    let (from, to) = (from.min(to), from.max(to));
+    match random.below(4) {
+        0 => text.replace_range(from..to, ""),
+        1 => text.insert_str(from, SCRAPS[random.below(SCRAPS.len())]),
+        2 => text.replace_range(from..to, SCRAPS[random.below(SCRAPS.len())]),
+        _ => {
+            let part = text[from..to].to_string();
+            let at = random.border(text);
+            text.insert_str(at, &part);
+        }
+    }
+}
+
+/// A small generator: the same numbers on every machine.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n.max(1)
+    }
+
+    /// A place between two characters.
+    fn border(&mut self, text: &str) -> usize {
+        let at = self.below(text.len() + 1);
+        (0..=at).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
+    }
+
+    /// One not far after `from`.
+    fn border_near(&mut self, text: &str, from: usize) -> usize {
+        let at = (from + self.below(30)).min(text.len());
+        (0..=at).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
+    }
+}

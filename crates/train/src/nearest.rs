@@ -1,0 +1,46 @@
+//! "Did you mean …?"
+
+/// Longer words are no typing errors, and comparing them would take time.
+const LONGEST: usize = 80;
+
+/// The candidate that differs least from `word`, if it is near enough to have been meant.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if word.is_empty() || word.len() > LONGEST {
+        return None;
+    }
+    let (distance, best) =
+        candidates.into_iter().map(|c| (distance(word, c), c)).min_by_key(|(distance, _)| *distance)?;
+    (distance <= (word.chars().count() / 3).max(1)).then_some(best)
+}
+
+/// Levenshtein's distance: letters to insert, remove or replace.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typing_error_finds_what_was_meant_and_nonsense_finds_nothing() {
+        let words = ["cifar10", "cifar100", "folder"];
+        assert_eq!(nearest("cifra10", words), Some("cifar10"));
+        assert_eq!(nearest("folders", words), Some("folder"));
+        assert_eq!(nearest("imagenet", words), None);
+        assert_eq!(nearest("", words), None);
+        assert_eq!(nearest(&"x".repeat(100_000), words), None);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

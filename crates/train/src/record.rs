@@ -1,0 +1,92 @@
+//! What a run leaves beside its results, so that anyone can tell later how they came about.
+//!
+//! `config.json` is the resolved configuration. `run.json` holds one entry for the start and one for every continuation:
+//! the exact command, where and when it was given, the version, and the machine.
+
+use crate::config::Resolved;
+use crate::error::TrainError;
+use crate::machine::Machine;
+use crate::tensors::sync_folder;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+const CONFIG: &str = "config.json";
+const RUN: &str = "run.json";
+
+/// One start or continuation of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    pub command: Vec<String>,
+    pub folder: PathBuf,
+    /// Seconds since 1970.
+    pub started: u64,
+    pub version: String,
+    pub machine: Machine,
+}
+
+impl Launch {
+    /// The process that runs now.
+    pub fn now() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Launch {
+            command: std::env::args().collect(),
+            folder: std::env::current_dir().unwrap_or_default(),
+            started: since.as_secs(),
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            machine: Machine::here(),
+        }
+    }
+}
+
+/// Starts the records of a run.
+pub fn create(folder: &Path, run: &Resolved, launch: &Launch) -> Result<(), TrainError> {
+    replace(&folder.join(CONFIG), run.to_json().as_bytes())?;
+    write_launches(folder, std::slice::from_ref(launch))
+}
+
+/// Notes a continuation.
+pub fn continue_with(folder: &Path, launch: &Launch) -> Result<(), TrainError> {
+    let mut launches = launches(folder)?;
+    launches.push(launch.clone());
+    write_launches(folder, &launches)
+}
+
+/// The launches of a run, the first one first.
+pub fn launches(folder: &Path) -> Result<Vec<Launch>, TrainError> {
+    let path = folder.join(RUN);
+    let text = fs::read_to_string(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
+    serde_json::from_str(&text)
+        .map_err(|error| TrainError::Checkpoint { path, problem: format!("is no record of a run: {error}") })
+}
+
+/// The configuration of the run in a folder.
+pub fn config(folder: &Path) -> Result<Resolved, TrainError> {
+    let path = folder.join(CONFIG);
+    let text = fs::read_to_string(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
+    Ok(Resolved::from_json(&path.display().to_string(), &text)?)
+}
+
+fn write_launches(folder: &Path, launches: &[Launch]) -> Result<(), TrainError> {
+    let path = folder.join(RUN);
+    let text = serde_json::to_string_pretty(launches).unwrap_or_default();
+    replace(&path, text.as_bytes())
+}
+
+/// Writes a file aside, then gives it its name: it is there whole or as it was.
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
+    let aside = path.with_extension(format!("{}.tmp", std::process::id()));
+    let written = (|| {
+        let mut file = File::create(&aside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&aside, path)?;
+        sync_folder(crate::tensors::folder_of(path))
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&aside);
+    }
+    written.map_err(|source| TrainError::Io { path: path.to_path_buf(), source })
+}

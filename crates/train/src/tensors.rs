@@ -1,0 +1,460 @@
+//! A file of named tensors, as safetensors: eight bytes of length, a JSON header, then the values.
+//!
+//! The header is checked here rather than by the `safetensors` crate, which supplies the types: its errors do
+//! not say which tensor is at fault, it takes the last of two tensors with one name, and its sum of offsets
+//! can overflow.
+
+use crate::weights::WeightsError;
+use half::{bf16, f16};
+use models::names;
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// What is wrong with a file as a whole.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum FileFault {
+    #[error("not a regular file")]
+    NotAFile,
+    #[error("not a safetensors file: {0} bytes are too few for the length of a header")]
+    TooShort(u64),
+    #[error("truncated, or not safetensors: the header should be {header} bytes, the file has {file}")]
+    HeaderBeyondEnd { header: u64, file: u64 },
+    #[error("a header of {0} bytes is more than the {MAX_HEADER} that safetensors allows")]
+    HeaderTooLong(u64),
+    #[error("the header is not a safetensors header: {0}")]
+    Json(String),
+    #[error("truncated or overlong: its tensors have {claimed} bytes, the file has {present} for them")]
+    Size { claimed: u64, present: u64 },
+    #[error("`{0}` cannot be the name of a tensor")]
+    TensorName(String),
+}
+
+/// What is wrong with one tensor of a file.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum TensorFault {
+    #[error("occurs twice")]
+    Twice,
+    #[error("has {0} dimensions, more than {MAX_RANK}")]
+    Rank(usize),
+    #[error("is of type {0}: only F32, F64, F16 and BF16 can be read")]
+    Type(Dtype),
+    #[error("is {shape:?} of {dtype}, more bytes than can be counted")]
+    Overflow { shape: Vec<usize>, dtype: Dtype },
+    #[error("is {shape:?} of {dtype}, which is {needed} bytes, but has {found}")]
+    Length { shape: Vec<usize>, dtype: Dtype, needed: usize, found: usize },
+    #[error("is at bytes {begin} to {end}, but the file has {present} bytes of values")]
+    OutOfRange { begin: usize, end: usize, present: u64 },
+    #[error("begins at byte {begin} of the values, but the tensor before it ends at {previous_end}")]
+    Misplaced { begin: usize, previous_end: usize },
+    #[error("is {shape:?} but holds {values} values")]
+    Torn { shape: Vec<usize>, values: usize },
+    #[error("is not described as PyTorch does it")]
+    Malformed,
+    #[error("lies in storage `{0}`, which the file does not have")]
+    NoStorage(String),
+    #[error("is {shape:?} with strides {strides:?} from {offset} on, but its storage has {stored} values")]
+    Beyond { shape: Vec<usize>, strides: Vec<usize>, offset: usize, stored: usize },
+}
+
+/// The limit of the `safetensors` crate; nobody could read more.
+const MAX_HEADER: u64 = 100_000_000;
+/// Enough for any weight, and short enough that a shape fits into an error.
+pub(crate) const MAX_RANK: usize = 8;
+const MAX_NAME: usize = 256;
+const METADATA: &str = "__metadata__";
+
+/// An open file whose header was found sound. Its tensors are read one after the other.
+pub struct Reader {
+    path: PathBuf,
+    file: BufReader<File>,
+    header: Header,
+}
+
+impl Reader {
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
+        let file_error = |fault| WeightsError::File { path: path.to_path_buf(), fault };
+        let about = fs::metadata(path).map_err(io_error("open"))?;
+        if !about.is_file() {
+            return Err(file_error(FileFault::NotAFile));
+        }
+        let mut file = BufReader::new(File::open(path).map_err(io_error("open"))?);
+        let Some(after_length) = about.len().checked_sub(8) else {
+            return Err(file_error(FileFault::TooShort(about.len())));
+        };
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(io_error("read"))?;
+        let header = u64::from_le_bytes(length);
+        let Some(present) = after_length.checked_sub(header) else {
+            return Err(file_error(FileFault::HeaderBeyondEnd { header, file: about.len() }));
+        };
+        if header > MAX_HEADER {
+            return Err(file_error(FileFault::HeaderTooLong(header)));
+        }
+        let mut json = vec![0; header as usize];
+        file.read_exact(&mut json).map_err(io_error("read"))?;
+        let header = parse_header(path, &json, present)?;
+        Ok(Reader { path: path.to_path_buf(), file, header })
+    }
+
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.header.metadata
+    }
+
+    /// Names and shapes, in the order of the file.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.header.tensors.iter().map(|(name, info)| (name.as_str(), info.shape.as_slice()))
+    }
+
+    /// Gives every tensor, as f32. Allocates in proportion to the file, whatever its header says.
+    pub fn each(mut self, mut take: impl FnMut(String, Vec<usize>, Vec<f32>)) -> Result<(), WeightsError> {
+        for (name, info) in self.header.tensors {
+            let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+            let read = self.file.read_exact(&mut bytes);
+            read.map_err(|source| WeightsError::Io { path: self.path.clone(), doing: "read", source })?;
+            let data = to_f32(info.dtype, &bytes).map_err(|fault| at(&self.path, &name, fault))?;
+            take(name, info.shape, data);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn at(path: &Path, tensor: &str, fault: TensorFault) -> WeightsError {
+    WeightsError::Tensor { path: path.to_path_buf(), tensor: tensor.to_string(), fault }
+}
+
+/// The tensors of a header in the order of their bytes, which they cover without gap or overlap.
+fn parse_header(path: &Path, json: &[u8], present: u64) -> Result<Header, WeightsError> {
+    let file_error = |fault| WeightsError::File { path: path.to_path_buf(), fault };
+    let mut header: Header = serde_json::from_slice(json)
+        .map_err(|error: serde_json::Error| file_error(FileFault::Json(shortened(&error.to_string()))))?;
+    header.tensors.sort_by_key(|(_, info)| info.data_offsets);
+    let mut names = BTreeSet::new();
+    let mut previous_end = 0;
+    for (name, info) in &header.tensors {
+        if !is_printable(name) {
+            return Err(file_error(FileFault::TensorName(shortened(name))));
+        }
+        if !names.insert(name) {
+            return Err(at(path, name, TensorFault::Twice));
+        }
+        check_info(info, previous_end, present).map_err(|fault| at(path, name, fault))?;
+        previous_end = info.data_offsets.1;
+    }
+    let claimed = previous_end as u64;
+    if claimed != present {
+        return Err(file_error(FileFault::Size { claimed, present }));
+    }
+    Ok(header)
+}
+
+fn check_info(info: &TensorInfo, previous_end: usize, present: u64) -> Result<(), TensorFault> {
+    let ((begin, end), dtype) = (info.data_offsets, info.dtype);
+    if info.shape.len() > MAX_RANK {
+        return Err(TensorFault::Rank(info.shape.len()));
+    }
+    let shape = || info.shape.clone();
+    let width = width(dtype)?;
+    let needed = names::elements(&info.shape).and_then(|elements| elements.checked_mul(width));
+    let needed = needed.ok_or_else(|| TensorFault::Overflow { shape: shape(), dtype })?;
+    if begin > end || end as u64 > present {
+        return Err(TensorFault::OutOfRange { begin, end, present });
+    }
+    if end - begin != needed {
+        return Err(TensorFault::Length { shape: shape(), dtype, needed, found: end - begin });
+    }
+    if begin != previous_end {
+        return Err(TensorFault::Misplaced { begin, previous_end });
+    }
+    Ok(())
+}
+
+/// Bytes per value of a type that can be read.
+fn width(dtype: Dtype) -> Result<usize, TensorFault> {
+    match dtype {
+        Dtype::F64 => Ok(8),
+        Dtype::F32 => Ok(4),
+        Dtype::F16 | Dtype::BF16 => Ok(2),
+        other => Err(TensorFault::Type(other)),
+    }
+}
+
+pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, TensorFault> {
+    fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|&chunk| value(chunk)).collect()
+    }
+    match dtype {
+        Dtype::F64 => Ok(each(bytes, |chunk| f64::from_le_bytes(chunk) as f32)),
+        Dtype::F32 => Ok(each(bytes, f32::from_le_bytes)),
+        Dtype::F16 => Ok(each(bytes, |chunk| f16::from_le_bytes(chunk).to_f32())),
+        Dtype::BF16 => Ok(each(bytes, |chunk| bf16::from_le_bytes(chunk).to_f32())),
+        other => Err(TensorFault::Type(other)),
+    }
+}
+
+/// A name that an error can show on its line.
+pub(crate) fn is_printable(name: &str) -> bool {
+    name.len() <= MAX_NAME && !name.chars().any(char::is_control)
+}
+
+/// Text from a file, fit to be shown.
+pub(crate) fn shortened(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(200).collect()
+}
+
+/// All entries of a header as they come; a map would drop the first of two with one name.
+#[derive(Default)]
+struct Header {
+    tensors: Vec<(String, TensorInfo)>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from names to tensors")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Header, M::Error> {
+        let mut header = Header::default();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == METADATA {
+                header.metadata = map.next_value()?;
+                continue;
+            }
+            match map.next_value() {
+                Ok(info) => header.tensors.push((name, info)),
+                Err(error) => return Err(M::Error::custom(format!("tensor `{name}`: {error}"))),
+            }
+        }
+        Ok(header)
+    }
+}
+
+/// A tensor to be written.
+pub struct Entry<'a> {
+    pub name: &'a str,
+    pub shape: &'a [usize],
+    pub values: &'a [f32],
+}
+
+/// Writes tensors as f32. The file is there whole or not at all, even if the power fails.
+pub fn write(
+    path: &Path,
+    entries: &[Entry<'_>],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
+    let header = header(path, entries, metadata)?;
+    let Some(name) = path.file_name() else {
+        return Err(WeightsError::File { path: path.to_path_buf(), fault: FileFault::NotAFile });
+    };
+    let folder = folder_of(path);
+    let temporary = folder.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+    let written = write_synced(&temporary, &header, entries).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The error that is reported is the first one; whether this succeeds adds nothing.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map_err(io_error("write"))?;
+    sync_folder(folder).map_err(io_error("sync the folder"))
+}
+
+/// The folder a file lies in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Makes names that were given or taken away in a folder survive a power failure.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all())
+}
+
+fn write_synced(path: &Path, header: &[u8], entries: &[Entry<'_>]) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header)?;
+    const CHUNK: usize = 1 << 14;
+    let mut bytes = [0; 4 * CHUNK];
+    for values in entries.iter().flat_map(|entry| entry.values.chunks(CHUNK)) {
+        for (place, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *place = value.to_le_bytes();
+        }
+        file.write_all(&bytes[..size_of_val(values)])?;
+    }
+    file.flush()?;
+    file.get_ref().sync_all()
+}
+
+/// Equal tensors and metadata give equal bytes; the `safetensors` crate would write metadata in random order.
+fn header(
+    path: &Path,
+    entries: &[Entry<'_>],
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, WeightsError> {
+    let file_error = |fault| WeightsError::File { path: path.to_path_buf(), fault };
+    let mut json = serde_json::Map::new();
+    if !metadata.is_empty() {
+        json.insert(METADATA.to_string(), serde_json::json!(metadata));
+    }
+    let mut begin = 0;
+    for Entry { name, shape, values } in entries {
+        if !is_printable(name) || *name == METADATA {
+            return Err(file_error(FileFault::TensorName(shortened(name))));
+        }
+        let shape = shape.to_vec();
+        if names::elements(&shape) != Some(values.len()) {
+            return Err(at(path, name, TensorFault::Torn { shape, values: values.len() }));
+        }
+        let end = begin + size_of_val(*values);
+        let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (begin, end) };
+        json.insert(name.to_string(), serde_json::json!(info));
+        begin = end;
+    }
+    let mut json = serde_json::Value::Object(json).to_string().into_bytes();
+    // Values that begin at a multiple of eight bytes can be used where they lie by readers that map the file.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    match json.len() as u64 {
+        length if length > MAX_HEADER => Err(file_error(FileFault::HeaderTooLong(length))),
+        _ => Ok(json),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Folder;
+    use models::names::{Tensor, Weights};
+
+    fn read(path: &Path) -> Result<Weights, WeightsError> {
+        crate::weights::read(path)
+    }
+
+    fn write_weights(path: &Path, weights: &Weights) -> Result<(), WeightsError> {
+        crate::weights::write(path, weights, &BTreeMap::new())
+    }
+
+    fn with_header(json: &str, values: &[u8]) -> Vec<u8> {
+        [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), values].concat()
+    }
+
+    #[test]
+    fn other_types_become_f32() {
+        let folder = Folder::new("types");
+        let json = r#"{"d":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},
+            "h":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},
+            "__metadata__":{"a":"b"},
+            "b":{"dtype":"BF16","shape":[],"data_offsets":[12,14]},
+            "n":{"dtype":"F32","shape":[0,4],"data_offsets":[14,14]}}"#;
+        let values = [&0.1f64.to_le_bytes()[..], &[0x00, 0x3c, 0x01, 0x00], &[0xc0, 0xbf]].concat();
+        let weights = read(&folder.file("types", &with_header(json, &values))).unwrap();
+        assert_eq!(weights["d"].data, [0.1]);
+        assert_eq!(weights["h"].data, [1.0, 2f32.powi(-24)]);
+        assert_eq!(weights["b"], Tensor { shape: vec![], data: vec![-1.5] });
+        assert_eq!(weights["n"], Tensor { shape: vec![0, 4], data: vec![] });
+    }
+
+    #[test]
+    fn headers_that_lie_are_refused() {
+        let folder = Folder::new("lies");
+        let entry = |name: &str, dtype: &str, shape: &str, begin: u64, end: u64| {
+            format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
+        };
+        let one = |dtype, shape, begin, end| format!("{{{}}}", entry("a", dtype, shape, begin, end));
+        let two = |name, begin| {
+            format!("{{{},{}}}", entry("a", "F32", "[1]", 0, 4), entry(name, "F32", "[1]", begin, begin + 4))
+        };
+        // Eight tensors whose offsets reach almost to the largest number there is.
+        let far = |i: u64| {
+            let size = u64::MAX / 8 - 3;
+            entry(&i.to_string(), "F32", &format!("[{}]", size / 4), i * size, (i + 1) * size)
+        };
+        let far: Vec<String> = (0..8).map(far).collect();
+        for (json, fault) in [
+            (one("F32", "[3]", 0, 8), "tensor `a` is [3] of F32, which is 12 bytes, but has 8"),
+            (one("F32", "[2]", 8, 16), "tensor `a` is at bytes 8 to 16, but the file has 8 bytes"),
+            (one("F32", "[2]", 8, 0), "tensor `a` is at bytes 8 to 0, but the file has 8 bytes"),
+            (one("I64", "[1]", 0, 8), "tensor `a` is of type I64: only F32, F64, F16 and BF16 can be read"),
+            (one("F32", "[1]", 0, 4), "its tensors have 4 bytes, the file has 8 for them"),
+            (one("F32", "[9223372036854775807,3]", 0, 8), "more bytes than can be counted"),
+            (one("F64", "[2305843009213693952]", 0, 0), "more bytes than can be counted"),
+            (one("F32", "[1,1,1,1,1,1,1,1,2]", 0, 8), "tensor `a` has 9 dimensions, more than 8"),
+            (two("b", 0), "tensor `b` begins at byte 0 of the values, but the tensor before it ends at 4"),
+            (two("b", 2), "tensor `b` begins at byte 2 of the values, but the tensor before it ends at 4"),
+            (two("a", 4), "tensor `a` occurs twice"),
+            (two(r"b\nc", 4), "`b\u{fffd}c` cannot be the name of a tensor"),
+            (one("F31", "[2]", 0, 8), "not a safetensors header: tensor `a`: unknown variant `F31`"),
+            (one("F32", "[-2]", 0, 8), "not a safetensors header: tensor `a`: invalid value: integer `-2`"),
+            (format!("{{{}}}", far.join(",")), "but the file has 8 bytes of values"),
+            ("[1,2]".to_string(), "not a safetensors header: invalid type: sequence"),
+            ("garbage".to_string(), "not a safetensors header: expected value"),
+            (format!("{{\"a\":{}", "[".repeat(100_000)), "not a safetensors header"),
+        ] {
+            let path = folder.file("lie", &with_header(&json, &[0; 8]));
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.contains(fault), "{error}\nshould say\n{fault}");
+            assert!(error.starts_with(&format!("{}: ", path.display())) && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_the_file_are_refused() {
+        let folder = Folder::new("lengths");
+        let refused = |bytes: &[u8]| read(&folder.file("f", bytes)).unwrap_err().to_string();
+        assert!(refused(b"").ends_with("0 bytes are too few for the length of a header"));
+        assert!(refused(&[0xff; 16]).ends_with("should be 18446744073709551615 bytes, the file has 16"));
+        assert!(refused(&[&(9u64 << 40).to_le_bytes()[..], b"{}"].concat()).contains("truncated"));
+        assert!(read(&folder.0).unwrap_err().to_string().ends_with("not a regular file"));
+        assert!(
+            read(&folder.0.join("none")).unwrap_err().to_string().contains("none: cannot open: No such file")
+        );
+        // As long as it says, and all of it a hole.
+        let path = folder.file("hole", &(1u64 << 40).to_le_bytes());
+        File::options().append(true).open(&path).unwrap().set_len((1 << 40) + 8).unwrap();
+        assert!(
+            read(&path).unwrap_err().to_string().contains("a header of 1099511627776 bytes is more than")
+        );
+    }
+
+    #[test]
+    fn writing_refuses_what_could_not_be_read_and_keeps_the_old_file() {
+        let folder = Folder::new("write");
+        let path = folder.file("w", b"old");
+        let tensor = |values: usize| Tensor { shape: vec![2], data: vec![1.0; values] };
+        let torn = Weights::from([("a".to_string(), tensor(3))]);
+        let error = write_weights(&path, &torn).unwrap_err().to_string();
+        assert!(error.ends_with("tensor `a` is [2] but holds 3 values"), "{error}");
+        assert!(write_weights(&path, &Weights::from([(METADATA.to_string(), tensor(2))])).is_err());
+        assert!(write_weights(&folder.0.join("none/w"), &Weights::new()).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let whole = Weights::from([("a".to_string(), tensor(2))]);
+        write_weights(&path, &whole).unwrap();
+        assert_eq!(read(&path).unwrap(), whole);
+    }
+
+    #[test]
+    fn metadata_comes_back() {
+        let folder = Folder::new("metadata");
+        let path = folder.0.join("m");
+        let metadata = BTreeMap::from([("step".to_string(), "7 \"of\" 9".to_string())]);
+        write(&path, &[Entry { name: "a", shape: &[1], values: &[2.5] }], &metadata).unwrap();
+        let reader = Reader::open(&path).unwrap();
+        assert_eq!(reader.metadata(), &metadata);
+        assert_eq!(reader.tensors().collect::<Vec<_>>(), [("a", &[1][..])]);
+    }
+}

@@ -1,0 +1,74 @@
+//! A run that fails says where.
+
+use models::names::{Convention, Weights};
+use std::path::PathBuf;
+use train::run::{Events, train};
+use train::session::{Score, StepResult};
+use train::{Raw, Session, TrainError, weights};
+
+struct Silent;
+
+impl Events for Silent {
+    fn started(&mut self, _: &Session) {}
+    fn stepped(&mut self, _: u64, _: u64, _: &StepResult, _: f64) {}
+    fn evaluated(&mut self, _: u64, _: u64, _: &Score) {}
+}
+
+fn raw() -> Raw {
+    Raw {
+        model: Some("vit-nano/8".into()),
+        batch_size: Some(4),
+        accumulate: Some(2),
+        threads: Some(2),
+        train_samples: Some(32),
+        test_samples: Some(4),
+        steps: Some(20),
+        warmup_steps: Some(0),
+        ..Raw::default()
+    }
+}
+
+fn failure(raw: Raw) -> (TrainError, String) {
+    let error = train(raw.resolve().unwrap(), &mut Silent).unwrap_err();
+    let text = error.to_string();
+    println!("{text}");
+    (error, text)
+}
+
+/// Starts from fresh weights that `change` has been at.
+fn failure_from(name: &str, change: impl Fn(&mut Weights)) -> (TrainError, String) {
+    let mut tensors = Session::new(raw().resolve().unwrap()).unwrap().weights();
+    change(&mut tensors);
+    let file = format!("vitesse-divergence-{}-{name}.safetensors", std::process::id());
+    let path: PathBuf = std::env::temp_dir().join(file);
+    weights::save_as(&path, &tensors, Convention::Timm).unwrap();
+    let result = failure(Raw { init: Some(path.clone()), ..raw() });
+    std::fs::remove_file(path).unwrap();
+    result
+}
+
+#[test]
+fn a_huge_learning_rate_names_a_layer_or_parameter() {
+    let (error, text) = failure(Raw { lr: Some(1e25), ..raw() });
+    let TrainError::NotFinite { step, culprit: Some(_), .. } = error else { panic!("{text}") };
+    assert!(step > 0 && text.starts_with(&format!("step {step}: loss is ")), "{text}");
+    assert!(text.ends_with("; parameters are as before the step"), "{text}");
+}
+
+#[test]
+fn a_poisoned_weight_is_named() {
+    let poison = |w: &mut Weights| w.get_mut("blocks.2.mlp.fc1.weight").unwrap().data[3] = f32::NAN;
+    let (_, text) = failure_from("nan", poison);
+    let expected = "step 0: loss is NaN; parameter blocks.2.mlp.fc1.weight holds NaN before the step (element 3); \
+        parameters are as before the step";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_norm_that_overflows_alone_is_told_apart() {
+    let (_, text) = failure_from("norm", |w| {
+        let head = &mut w.get_mut("head.weight").unwrap().data;
+        head.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 7 == 0 { 1e24 } else { -1e24 });
+    });
+    assert!(text.contains("every gradient is finite, but their norm overflowed"), "{text}");
+}

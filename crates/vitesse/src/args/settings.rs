@@ -1,0 +1,369 @@
+//! The flags that make up a run, in the groups that `--help` shows. Each group adds what was typed to a [`Raw`].
+
+use clap::{Args, ValueEnum};
+use graph::Recompute;
+use models::vit::Pool;
+use std::path::{Path, PathBuf};
+use train::Raw;
+use train::config::{
+    Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Span,
+};
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h [default: vit-nano/4]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Side of the square images, in pixels [default: 32, or 224 for folders]
+    #[arg(long, value_name = "PIXELS")]
+    image_size: Option<usize>,
+    /// Channels of an image [default: those of the data]
+    #[arg(long)]
+    channels: Option<usize>,
+    /// Classes of the head, at least those of the data [default: those of the data]
+    #[arg(long)]
+    classes: Option<usize>,
+    /// How tokens become one vector [default: class-token]
+    #[arg(long, value_enum)]
+    pool: Option<PoolArg>,
+    /// Images of a micro-step, per rank [default: 64]
+    #[arg(long, value_name = "IMAGES", help_heading = "Run")]
+    batch_size: Option<usize>,
+    /// CPU threads [default: all]
+    #[arg(long, help_heading = "Run")]
+    threads: Option<usize>,
+    /// Seed of weights, data, order and dropout [default: 0]
+    #[arg(long, help_heading = "Run")]
+    seed: Option<u64>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Model")]
+pub struct StepArgs {
+    /// Rate of dropout
+    #[arg(long, value_name = "RATE")]
+    dropout: Option<f64>,
+    /// Rate of dropout on attention probabilities
+    #[arg(long, value_name = "RATE")]
+    attention_dropout: Option<f64>,
+    /// Rate of stochastic depth at the last block
+    #[arg(long, value_name = "RATE")]
+    drop_path: Option<f64>,
+    /// Label smoothing [default: 0, or 0.1 with --augment strong]
+    #[arg(long, value_name = "RATE", help_heading = "Augmentation")]
+    label_smoothing: Option<f64>,
+    /// adamw, sgd or lamb [default: adamw]
+    #[arg(long, help_heading = "Optimizer")]
+    optimizer: Option<String>,
+    /// Weight decay of matrices [default: 0.05 for adamw, 1e-4 for sgd, 0.01 for lamb]
+    #[arg(long, help_heading = "Optimizer")]
+    weight_decay: Option<f64>,
+    /// Largest gradient norm; 0 to leave gradients as they are [default: 1]
+    #[arg(long, value_name = "NORM", help_heading = "Optimizer")]
+    clip: Option<f64>,
+    /// Which activations to compute again instead of keeping them [default: none]
+    #[arg(long, value_enum, help_heading = "Run")]
+    recompute: Option<RecomputeArg>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Data")]
+pub struct DataArgs {
+    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR [default: synthetic]
+    #[arg(long, value_name = "SET")]
+    data: Option<String>,
+    /// Images to draw for training, of the synthetic set [default: 20000]
+    #[arg(long, value_name = "IMAGES")]
+    train_samples: Option<usize>,
+    /// Images to draw for evaluation, of the synthetic set [default: 2000]
+    #[arg(long, value_name = "IMAGES")]
+    test_samples: Option<usize>,
+    /// Threads that read images ahead of the training [default: 1, or all for folders]
+    #[arg(long, value_name = "THREADS")]
+    workers: Option<usize>,
+    /// Memory for decoded images: auto, off, or a size such as 2GB [default: auto]
+    #[arg(long, value_name = "auto|off|BYTES")]
+    cache: Option<Cache>,
+    /// Leave out images that can't be read, instead of ending the run
+    #[arg(long)]
+    skip_bad_images: bool,
+    /// Mean of an image's values, from 0 to 1: one number, or one for each channel [default: 0.5]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
+    mean: Vec<f32>,
+    /// Their standard deviation [default: 0.5]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
+    std: Vec<f32>,
+    /// bilinear or bicubic, where images are resized [default: bilinear]
+    #[arg(long, value_name = "KIND")]
+    interpolation: Option<Interpolation>,
+    /// Evaluate on the middle of images resized to this, in pixels [default: the whole image resized; with --crop resized, 8/7 of the image size]
+    #[arg(long, value_name = "PIXELS")]
+    eval_resize: Option<usize>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Augmentation")]
+pub struct AugmentArgs {
+    /// none; standard: random crops and mirror images; strong: also RandAugment, mixup, cutmix, erasing and label smoothing [default: none]
+    #[arg(long, value_name = "PRESET")]
+    augment: Option<Preset>,
+    /// Training images are cut: none; pad: at random after padding by an eighth; resized: a random part, resized
+    #[arg(long, value_name = "CROP")]
+    crop: Option<Crop>,
+    /// How often an image is mirrored
+    #[arg(long, value_name = "P")]
+    flip: Option<f64>,
+    /// Random operations on an image, and their magnitude, up to 30
+    #[arg(long, value_name = "N,M")]
+    rand_augment: Option<RandAugment>,
+    /// How often a part of the image is erased
+    #[arg(long, value_name = "P")]
+    erase: Option<f64>,
+    /// Mix pairs of images, in shares drawn from Beta(A,A); 0 for none
+    #[arg(long, value_name = "A")]
+    mixup: Option<f64>,
+    /// Paste a part of one image of a pair into the other; 0 for none
+    #[arg(long, value_name = "A")]
+    cutmix: Option<f64>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Optimizer")]
+pub struct OptimizerArgs {
+    /// Highest learning rate [default: 1e-3 for adamw, 0.03 for sgd, 4e-3 for lamb]
+    #[arg(long)]
+    lr: Option<f64>,
+    /// How the rate falls: cosine, linear, step, poly or constant [default: cosine]
+    #[arg(long, value_name = "FORM")]
+    schedule: Option<Form>,
+    /// Steps of warm-up [default: a twentieth of all; none if the rate is constant]
+    #[arg(long, value_name = "STEPS")]
+    warmup_steps: Option<u64>,
+    /// Lowest learning rate, of cosine, linear and poly [default: 0]
+    #[arg(long, value_name = "LR")]
+    min_lr: Option<f64>,
+    /// With --schedule step: steps between drops of the rate, or epochs as in 30ep [default: a third of all]
+    #[arg(long, value_name = "SPAN")]
+    step_every: Option<Span>,
+    /// With --schedule step: when the rate drops, as in 30ep,60ep
+    #[arg(long, value_name = "SPANS", value_delimiter = ',')]
+    milestones: Vec<Span>,
+    /// With --schedule step: the factor of a drop [default: 0.1]
+    #[arg(long)]
+    gamma: Option<f64>,
+    /// With --schedule poly: the power [default: 1]
+    #[arg(long)]
+    power: Option<f64>,
+    /// Times the rate of some parameters: a name or its beginning, or a pattern as in blocks.*=0.1 (repeatable; the last that matches holds)
+    #[arg(long, value_name = "PATTERN=FACTOR")]
+    lr_scale: Vec<LrScale>,
+    /// Each layer learns slower than the one above by this factor
+    #[arg(long, value_name = "FACTOR")]
+    layer_decay: Option<f64>,
+    /// Parameters without weight decay, beside biases, norms, class token and positions; none: decay even those (repeatable)
+    #[arg(long, value_name = "PATTERN")]
+    no_decay: Vec<String>,
+    /// Keep a moving average of the parameters with this decay, and evaluate it
+    #[arg(long, value_name = "DECAY")]
+    ema: Option<f64>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Run")]
+pub struct RunArgs {
+    /// A DeepSpeed configuration; flags win over it (`vitesse config explain FILE` tells what it would do)
+    #[arg(long, value_name = "FILE.json")]
+    pub config: Option<PathBuf>,
+    /// Micro-steps whose gradients make one optimizer step [default: 1]
+    #[arg(long, value_name = "MICRO_STEPS")]
+    accumulate: Option<usize>,
+    /// Images of an optimizer step, over all ranks [default: batch-size × accumulate × ranks]
+    #[arg(long, value_name = "IMAGES")]
+    global_batch: Option<usize>,
+    /// Passes over the training set [default: 3]
+    #[arg(long)]
+    epochs: Option<u64>,
+    /// Optimizer steps, instead of epochs
+    #[arg(long)]
+    steps: Option<u64>,
+    /// How much of the training set to use, from 0 to 1 [default: 1]
+    #[arg(long, value_name = "F", help_heading = "Data")]
+    data_fraction: Option<f64>,
+    /// cpu or cuda [default: cpu]
+    #[arg(long)]
+    device: Option<Device>,
+    /// fp32, tf32, bf16 or fp16 [default: fp32]
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// Weights to start from: safetensors under timm's, torchvision's or Hugging Face's names
+    #[arg(long, value_name = "WEIGHTS")]
+    init: Option<PathBuf>,
+    /// With --init: start with a new head if that of the weights has other classes
+    #[arg(long)]
+    new_head: bool,
+    /// Continue the run in this folder [default: that of --out]
+    #[arg(long, value_name = "DIR", num_args = 0..=1)]
+    resume: Option<Option<PathBuf>>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Folder for metrics.jsonl, weights.safetensors and checkpoints
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Steps between checkpoints [default: an epoch]
+    #[arg(long, value_name = "STEPS")]
+    checkpoint_every: Option<u64>,
+    /// Checkpoints to keep [default: 2]
+    #[arg(long, value_name = "CHECKPOINTS")]
+    keep: Option<usize>,
+    /// Epochs between evaluations [default: 1]
+    #[arg(long, value_name = "EPOCHS")]
+    eval_every: Option<u64>,
+    /// Steps between lines of the log [default: about twenty lines a run]
+    #[arg(long, value_name = "STEPS")]
+    log_every: Option<u64>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum PoolArg {
+    ClassToken,
+    Mean,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum RecomputeArg {
+    None,
+    Full,
+}
+
+impl ModelArgs {
+    pub fn raw(self) -> Raw {
+        Raw {
+            model: self.model,
+            image_size: self.image_size,
+            channels: self.channels,
+            classes: self.classes,
+            pool: self.pool.map(|p| match p {
+                PoolArg::ClassToken => Pool::ClassToken,
+                PoolArg::Mean => Pool::Mean,
+            }),
+            batch_size: self.batch_size,
+            threads: self.threads,
+            seed: self.seed,
+            ..Raw::default()
+        }
+    }
+}
+
+impl StepArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw {
+            dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
+            drop_path: self.drop_path,
+            label_smoothing: self.label_smoothing,
+            optimizer: self.optimizer,
+            weight_decay: self.weight_decay,
+            clip: self.clip,
+            recompute: self.recompute.map(|r| match r {
+                RecomputeArg::None => Recompute::None,
+                RecomputeArg::Full => Recompute::Full,
+            }),
+            ..raw
+        }
+    }
+}
+
+impl DataArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw {
+            data: self.data,
+            train_samples: self.train_samples,
+            test_samples: self.test_samples,
+            workers: self.workers,
+            cache: self.cache,
+            skip_bad_images: self.skip_bad_images,
+            mean: self.mean,
+            std: self.std,
+            interpolation: self.interpolation,
+            eval_resize: self.eval_resize,
+            ..raw
+        }
+    }
+}
+
+impl AugmentArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw {
+            augment: self.augment,
+            crop: self.crop,
+            flip: self.flip,
+            rand_augment: self.rand_augment,
+            erase: self.erase,
+            mixup: self.mixup,
+            cutmix: self.cutmix,
+            ..raw
+        }
+    }
+}
+
+impl OptimizerArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw {
+            lr: self.lr,
+            schedule: self.schedule,
+            warmup_steps: self.warmup_steps,
+            min_lr: self.min_lr,
+            step_every: self.step_every,
+            milestones: self.milestones,
+            gamma: self.gamma,
+            power: self.power,
+            lr_scale: self.lr_scale,
+            layer_decay: self.layer_decay,
+            no_decay: self.no_decay,
+            ema: self.ema,
+            ..raw
+        }
+    }
+}
+
+impl RunArgs {
+    /// The folder of the run to continue, if one is to be.
+    pub fn resumes(&self, out: Option<&Path>) -> Option<PathBuf> {
+        let folder = self.resume.as_ref()?;
+        folder.as_deref().or(out).map(Path::to_path_buf)
+    }
+
+    /// All but the configuration file, which has yet to be read.
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw {
+            accumulate: self.accumulate,
+            global_batch: self.global_batch,
+            epochs: self.epochs,
+            steps: self.steps,
+            data_fraction: self.data_fraction,
+            device: self.device,
+            precision: self.precision,
+            init: self.init,
+            new_head: self.new_head,
+            resume: self.resume,
+            ..raw
+        }
+    }
+}
+
+impl OutputArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw {
+            out: self.out,
+            checkpoint_every: self.checkpoint_every,
+            keep: self.keep,
+            eval_every: self.eval_every,
+            log_every: self.log_every,
+            ..raw
+        }
+    }
+}

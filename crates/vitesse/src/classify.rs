@@ -1,0 +1,59 @@
+//! `vitesse classify`.
+
+use crate::args::ClassifyArgs;
+use crate::judge::{Judge, class_name};
+use data::files::Files;
+use data::{Dataset, Image, Sheet};
+use serde_json::json;
+use std::sync::Arc;
+use train::Session;
+use train::confusion::most_probable;
+use train::sets::Sets;
+use train::stored::Stored;
+
+/// Most images that are computed at once.
+const BATCH: usize = 32;
+/// Side of a picture on the grid, and how many stand in a row.
+const SIDE: usize = 160;
+const COLUMNS: usize = 5;
+
+pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
+    let raw = args.model.raw();
+    let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?;
+    let names = judge.run.class_names.clone();
+    judge.run.batch = args.images.len().min(BATCH);
+    let classes = judge.run.vit.classes;
+    let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), judge.run.vit.channels));
+    let sets = Sets { train: Arc::clone(&files), test: Arc::clone(&files) };
+    let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
+    let mut answers = Vec::new();
+    session.evaluate(|_, logits| {
+        answers.extend(logits.chunks_exact(classes).map(|logits| most_probable(logits, args.top)));
+    })?;
+    if let Some(path) = &args.grid {
+        let mut sheet = Sheet::new(COLUMNS.min(args.images.len()), SIDE, args.top.min(3));
+        let mut image = Image::default();
+        for (index, answer) in answers.iter().enumerate() {
+            files.read(index, &mut image)?;
+            let caption =
+                |&(class, p): &(usize, f32)| format!("{:3.0}% {}", 100.0 * p, class_name(&names, class));
+            sheet.add(&image, answer.iter().map(caption).collect());
+        }
+        sheet.save(path)?;
+    }
+    for (path, answer) in args.images.iter().zip(&answers) {
+        if args.json {
+            let ranked = answer
+                .iter()
+                .map(|&(class, p)| json!({"class": class_name(&names, class), "probability": p}));
+            println!("{}", json!({"image": path, "classes": ranked.collect::<Vec<_>>()}));
+            continue;
+        }
+        println!("{}", path.display());
+        for &(class, probability) in answer {
+            let bar = "█".repeat((probability * 30.0).round() as usize);
+            println!("  {:>5.1}%  {:<20} {bar}", 100.0 * probability, class_name(&names, class));
+        }
+    }
+    Ok(())
+}

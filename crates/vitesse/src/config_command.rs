@@ -1,0 +1,150 @@
+//! `vitesse config explain`.
+
+use crate::args::ExplainArgs;
+use serde_json::{Value, json};
+use train::config::{Explanation, KeyRow, Note, Origin};
+use train::deepspeed::Verdict;
+use train::sets;
+
+pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
+    let (file, ranks, as_json) = (args.file.display().to_string(), args.ranks, args.train.json);
+    let raw = args.raw()?;
+    let facts = match raw.source()?.published() {
+        Some(facts) => facts,
+        None => sets::Opened::new(&raw.source()?, raw.channels)?.facts(&raw)?,
+    };
+    let explained = raw.explain(&facts, ranks);
+    if as_json {
+        println!("{}", to_json(&file, &explained));
+    } else {
+        print!("{}", to_text(&file, &explained));
+    }
+    match explained.refusal {
+        Some(why) => anyhow::bail!(why),
+        None => Ok(()),
+    }
+}
+
+/// Lines longer than this are broken.
+const WIDTH: usize = 116;
+
+fn to_text(file: &str, explained: &Explanation) -> String {
+    let ranks =
+        if explained.world == 1 { "1 rank".to_string() } else { format!("{} ranks", explained.world) };
+    let mut out = format!("{file} on {ranks}\n\n");
+    if explained.keys.is_empty() {
+        out += "  it says nothing\n";
+    } else {
+        let rows: Vec<[String; 3]> = explained.keys.iter().map(key_row).collect();
+        out += &table(["  key", "in the file", "what becomes of it"].map(String::from), &rows);
+        out += "\n  ✓ honoured   · changes nothing here   → overridden by a flag   ✗ refused\n";
+    }
+    if explained.refusal.is_some() {
+        out += "\nThis run would be refused.\n";
+        return out;
+    }
+    let shown = |note: &&Note| note.origin != Origin::default_value() || ALWAYS.contains(&note.name);
+    let (chosen, defaults): (Vec<&Note>, Vec<&Note>) = explained.settings.iter().partition(shown);
+    let rows: Vec<[String; 3]> = chosen.into_iter().map(setting_row).collect();
+    out += "\nThe run it makes\n\n";
+    out += &table(["  setting", "value", "from"].map(String::from), &rows);
+    let rest: Vec<String> = defaults.iter().map(|note| format!("{} {}", note.name, note.value)).collect();
+    let rest = format!("and by default: {}", rest.join(" · "));
+    out += &format!("\n  {}\n", wrap(&rest, WIDTH - 2).join("\n  "));
+    out
+}
+
+/// Settings worth a line even where nobody chose them.
+const ALWAYS: [&str; 8] =
+    ["model", "data", "batch-size", "accumulate", "optimizer", "weight-decay", "schedule", "precision"];
+
+fn key_row(row: &KeyRow) -> [String; 3] {
+    let (mark, text) = match &row.verdict {
+        Verdict::Honoured(text) => ("✓", text.clone()),
+        Verdict::Accepted(text) => ("·", text.clone()),
+        Verdict::Overridden(flag) => ("→", flag.clone()),
+        Verdict::Refused(why) => ("✗", format!("refused: {why}")),
+    };
+    [format!("{mark} {}", row.key), row.text.clone(), text]
+}
+
+fn setting_row(note: &Note) -> [String; 3] {
+    let from = match &note.origin {
+        Origin::Flag => format!("--{}", note.name),
+        Origin::File(key) => key.clone(),
+        Origin::Derived(arithmetic) => format!("= {arithmetic}"),
+        Origin::Default(why) if why.is_empty() => "default".to_string(),
+        Origin::Default(why) => why.clone(),
+    };
+    [format!("  {}", note.name), note.value.clone(), from]
+}
+
+/// Three columns: the first two as wide as they need to be, within limits, the last broken to fit.
+fn table(head: [String; 3], rows: &[[String; 3]]) -> String {
+    let widest = |i: usize, limit: usize| {
+        let cells = std::iter::once(&head).chain(rows).map(|row| row[i].chars().count());
+        cells.filter(|width| *width <= limit).max().unwrap_or(limit)
+    };
+    let (first, second) = (widest(0, 50), widest(1, 24));
+    let mut out = String::new();
+    for row in std::iter::once(&head).chain(rows) {
+        let indent = first + 2 + second + 2;
+        let mut line = format!("{:<first$}  {:<second$}  ", row[0], row[1]);
+        // A cell too wide for its column moves what follows to the next line.
+        if line.chars().count() > indent && !row[2].is_empty() {
+            out += line.trim_end();
+            line = format!("\n{:indent$}", "");
+        }
+        let text = wrap(&row[2], WIDTH.saturating_sub(indent).max(30)).join(&format!("\n{:indent$}", ""));
+        out += format!("{line}{text}").trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+/// Breaks a text between words.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let used = lines.last().map_or(0, |line| line.chars().count());
+        if used > 0 && used + 1 + word.chars().count() > width {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
+fn to_json(file: &str, explained: &Explanation) -> Value {
+    let verdict = |verdict: &Verdict| match verdict {
+        Verdict::Honoured(text) => ("honoured", text.clone()),
+        Verdict::Accepted(text) => ("accepted", text.clone()),
+        Verdict::Overridden(text) => ("overridden", text.clone()),
+        Verdict::Refused(text) => ("refused", text.clone()),
+    };
+    let keys = explained.keys.iter().map(|row| {
+        let (verdict, text) = verdict(&row.verdict);
+        json!({"key": row.key, "value": row.text, "verdict": verdict, "text": text})
+    });
+    let settings = explained.settings.iter().map(|note| {
+        let (from, detail) = match &note.origin {
+            Origin::Flag => ("flag", String::new()),
+            Origin::File(key) => ("file", key.clone()),
+            Origin::Derived(arithmetic) => ("derived", arithmetic.clone()),
+            Origin::Default(why) => ("default", why.clone()),
+        };
+        json!({"setting": note.name, "value": note.value, "from": from, "detail": detail})
+    });
+    json!({
+        "file": file,
+        "ranks": explained.world,
+        "keys": keys.collect::<Vec<_>>(),
+        "settings": settings.collect::<Vec<_>>(),
+        "refusal": explained.refusal,
+    })
+}

@@ -1,0 +1,176 @@
+//! `vitesse data`.
+
+use crate::args::{GetArgs, InspectArgs};
+use crate::judge::class_name;
+use crate::table::count;
+use anyhow::Context;
+use data::{Dataset, Image, Loader, LoaderSettings, Request, Sampler, Sheet, Split};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use train::config::Resolved;
+use train::sets::{self, Sets};
+
+pub fn get(args: GetArgs) -> anyhow::Result<()> {
+    let bar = ProgressBar::new(0);
+    let template = "{bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta} left";
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let path = data::get(args.set, &args.folder, args.from.as_deref(), &mut |done, total| {
+        if let Some(total) = total {
+            bar.set_length(total);
+        }
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    println!("{}", path.display());
+    println!("train on it with: vitesse train --data {}:{}", args.set, args.folder.display());
+    Ok(())
+}
+
+pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
+    let raw = args.augment.raw(args.data.raw(args.model.raw()));
+    let (run, sets) = sets::resolve(&raw, 1)?;
+    let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
+    if args.json {
+        let part =
+            |(split, set): (Split, &Arc<dyn Dataset>)| (split.to_string(), Facts::of(&**set).to_json(&**set));
+        let parts: serde_json::Map<_, _> = parts.into_iter().map(part).collect();
+        println!("{}", json!({"data": run.data.source.to_string(), "parts": parts}));
+    } else {
+        println!("{}", run.data.source);
+        for (split, set) in parts {
+            Facts::of(&**set).print(split, &**set);
+        }
+    }
+    if let Some(path) = &args.sheet {
+        sheet(&run, &sets, path)?;
+        println!("samples as a model sees them: {}", path.display());
+    }
+    Ok(())
+}
+
+/// What is counted of a set. Sizes are those of a sample of its images, spread over all of it.
+struct Facts {
+    by_class: Vec<usize>,
+    sizes: BTreeMap<(usize, usize), usize>,
+    measured: usize,
+    broken: Vec<String>,
+}
+
+const MEASURED: usize = 500;
+const CLASSES_SHOWN: usize = 20;
+
+impl Facts {
+    fn of(set: &dyn Dataset) -> Self {
+        let mut by_class = vec![0; set.classes()];
+        (0..set.len()).for_each(|index| by_class[set.label(index)] += 1);
+        let (mut sizes, mut broken, mut image) = (BTreeMap::new(), vec![], Image::default());
+        let measured = set.len().min(MEASURED);
+        for place in 0..measured {
+            match set.read(place * set.len() / measured, &mut image) {
+                Ok(()) => *sizes.entry((image.width, image.height)).or_insert(0) += 1,
+                Err(error) => broken.push(error.to_string()),
+            }
+        }
+        Facts { by_class, sizes, measured, broken }
+    }
+
+    fn print(&self, split: Split, set: &dyn Dataset) {
+        let (least, most) =
+            (self.by_class.iter().min().unwrap_or(&0), self.by_class.iter().max().unwrap_or(&0));
+        println!(
+            "{split}: {} images, {} classes with {} to {} images each, {} channels",
+            count(set.len()),
+            set.classes(),
+            count(*least),
+            count(*most),
+            set.channels()
+        );
+        println!("  sizes: {}", self.sizes_text());
+        let names = set.class_names();
+        let width = names.iter().take(CLASSES_SHOWN).map(|name| name.chars().count()).max().unwrap_or(0);
+        for (class, images) in self.by_class.iter().enumerate().take(CLASSES_SHOWN) {
+            let bar = "█".repeat(images * 30 / (*most).max(1));
+            println!("  {:<width$} {:>8}  {bar}", class_name(names, class), count(*images));
+        }
+        if set.classes() > CLASSES_SHOWN {
+            println!("  … and {} classes more", set.classes() - CLASSES_SHOWN);
+        }
+        for problem in &self.broken {
+            println!("  ✗ {problem}");
+        }
+    }
+
+    fn sizes_text(&self) -> String {
+        let range = |side: fn(&(usize, usize)) -> usize| {
+            let sides = || self.sizes.keys().map(side);
+            (sides().min().unwrap_or(0), sides().max().unwrap_or(0))
+        };
+        let ((w0, w1), (h0, h1)) = (range(|s| s.0), range(|s| s.1));
+        match self.sizes.len() {
+            1 => format!("{w0}×{h0} pixels"),
+            _ => format!("{w0} to {w1} × {h0} to {h1} pixels, in {} images looked at", self.measured),
+        }
+    }
+
+    fn to_json(&self, set: &dyn Dataset) -> serde_json::Value {
+        let class = |(class, images): (usize, &usize)| (class_name(set.class_names(), class), json!(images));
+        let classes: serde_json::Map<_, _> = self.by_class.iter().enumerate().map(class).collect();
+        let size = |((width, height), images): (&(usize, usize), &usize)| json!({"width": width, "height": height, "images": images});
+        json!({
+            "images": set.len(),
+            "channels": set.channels(),
+            "classes": classes,
+            "sizes": self.sizes.iter().map(size).collect::<Vec<_>>(),
+            "measured": self.measured,
+            "broken": self.broken,
+        })
+    }
+}
+
+const ROWS: usize = 8;
+const COLUMNS: usize = 10;
+const SIDE: usize = 96;
+
+/// Training samples, augmented as in the first epoch.
+fn sheet(run: &Resolved, sets: &Sets, path: &Path) -> anyhow::Result<()> {
+    let (set, transform) = (Arc::clone(&sets.train), run.augmentation.training(&run.vit));
+    let shown = (ROWS * COLUMNS).min(set.len());
+    let sampler = Sampler { len: set.len(), seed: run.seed, shuffle: true };
+    let settings = LoaderSettings { sampler, batch: shown, workers: 0, depth: 1, skip_bad: true };
+    let requests = std::iter::once(Request { epoch: 0, first: 0, count: shown });
+    let mut loader = Loader::new(Arc::clone(&set), transform.clone(), settings, requests)?;
+    let batch = loader.next_batch()?.context("the set is empty")?;
+    let mut sheet = Sheet::new(COLUMNS, SIDE, 1);
+    let names = set.class_names();
+    for sample in 0..shown {
+        let pixels = &batch.images[sample * transform.sample_len()..][..transform.sample_len()];
+        let (label, partner) = (batch.labels[sample] as usize, batch.partners[sample] as usize);
+        let share = batch.mix[sample];
+        let caption = match share < 1.0 {
+            true => {
+                format!("{:.0}% {} {}", 100.0 * share, class_name(names, label), class_name(names, partner))
+            }
+            false => class_name(names, label),
+        };
+        sheet.add(&to_image(pixels, &transform), vec![caption]);
+    }
+    Ok(sheet.save(path)?)
+}
+
+/// Back from what a model reads to pixels.
+fn to_image(sample: &[f32], transform: &data::Transform) -> Image {
+    let (size, channels) = (transform.size, transform.channels);
+    let mut image = Image::default();
+    let pixels = image.reset(size, size, channels);
+    for (channel, plane) in sample.chunks_exact(size * size).enumerate() {
+        let (mean, std) = (transform.mean[channel], transform.std[channel]);
+        for (place, value) in plane.iter().enumerate() {
+            pixels[place * channels + channel] =
+                ((value * std + mean) * 255.0).round().clamp(0.0, 255.0) as u8;
+        }
+    }
+    image
+}

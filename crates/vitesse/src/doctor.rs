@@ -1,0 +1,124 @@
+//! `vitesse doctor`: what this machine has, what it lacks, and what to install.
+
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use train::machine::{Machine, kilobytes};
+
+/// One thing that was looked for.
+struct Finding {
+    what: &'static str,
+    found: Option<String>,
+    /// What it is for, and how to get it.
+    advice: &'static str,
+}
+
+pub fn run(as_json: bool) -> anyhow::Result<()> {
+    let machine = Machine::here();
+    let findings = findings();
+    if as_json {
+        let found: serde_json::Map<_, _> =
+            findings.into_iter().map(|f| (f.what.to_string(), json!(f.found))).collect();
+        println!("{}", json!({ "machine": machine, "found": found }));
+        return Ok(());
+    }
+    println!("vitesse {} on {}, {}", env!("CARGO_PKG_VERSION"), machine.os, machine.kernel);
+    println!("  CPU       {}: {} threads, kernels for {}", machine.cpu, machine.threads, machine.simd);
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let free = kilobytes("MemAvailable").unwrap_or(0) * 1024;
+    println!("  memory    {:.1} GiB, {:.1} free", gib(machine.memory_bytes), gib(free));
+    for Finding { what, found, advice } in findings {
+        match found {
+            Some(found) => println!("✓ {what:<9} {found}"),
+            None => println!("✗ {what:<9} not found. {advice}"),
+        }
+    }
+    println!(
+        "This version computes on the CPU, in one process; what it lacks above is needed by later ones."
+    );
+    Ok(())
+}
+
+fn findings() -> Vec<Finding> {
+    let library = |what, names: &[&str], advice| Finding { what, found: find_library(names), advice };
+    vec![
+        Finding {
+            what: "big pages",
+            found: transparent_huge_pages(),
+            advice: "A step gains a few percent: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        },
+        Finding {
+            what: "GPU",
+            found: gpus(),
+            advice: "No NVIDIA GPU, or no driver for it (package nvidia-driver).",
+        },
+        library("driver", &["libcuda.so.1"], "It comes with the NVIDIA driver (package libcuda1)."),
+        library(
+            "cuBLASLt",
+            &["libcublasLt.so.13", "libcublasLt.so.12"],
+            "Install CUDA 12 or 13, or PyPI's nvidia-cublas.",
+        ),
+        library("cuDNN", &["libcudnn.so.9"], "Install cuDNN 9, or PyPI's nvidia-cudnn-cu13."),
+        library(
+            "NVRTC",
+            &["libnvrtc.so.13", "libnvrtc.so.12"],
+            "Install CUDA 12 or 13, or PyPI's nvidia-cuda-nvrtc.",
+        ),
+        library("NCCL", &["libnccl.so.2"], "Install libnccl2, or PyPI's nvidia-nccl-cu13."),
+        Finding {
+            what: "MPI",
+            found: on_path("mpirun").map(|path| path.display().to_string()),
+            advice: "Install openmpi-bin and libopenmpi-dev.",
+        },
+        Finding {
+            what: "Slurm",
+            found: on_path("srun").map(|path| path.display().to_string()),
+            advice: "Only clusters that use it have it.",
+        },
+    ]
+}
+
+fn transparent_huge_pages() -> Option<String> {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
+    let chosen = text.split_once('[')?.1.split_once(']')?.0.to_string();
+    (chosen != "never").then(|| format!("transparent, {chosen}"))
+}
+
+fn gpus() -> Option<String> {
+    let output =
+        Command::new("nvidia-smi").arg("--query-gpu=name").arg("--format=csv,noheader").output().ok()?;
+    let names = String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", ");
+    (output.status.success() && !names.is_empty()).then_some(names)
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Looks where the dynamic linker would, without loading anything.
+fn find_library(names: &[&str]) -> Option<String> {
+    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
+    folders.extend(
+        ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"]
+            .map(PathBuf::from),
+    );
+    let in_folders = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    in_folders
+        .into_iter()
+        .find(|path| path.is_file())
+        .map(|path| path.display().to_string())
+        .or_else(|| in_cache(names))
+}
+
+/// The linker's own list of libraries.
+fn in_cache(names: &[&str]) -> Option<String> {
+    let ldconfig = on_path("ldconfig").unwrap_or_else(|| Path::new("/sbin/ldconfig").to_path_buf());
+    let output = Command::new(ldconfig).arg("-p").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let entry =
+        |name: &&str| text.lines().find(|line| line.trim_start().starts_with(*name)).map(str::to_string);
+    let line = names.iter().find_map(entry)?;
+    line.split_once("=> ").map(|(_, path)| path.to_string())
+}

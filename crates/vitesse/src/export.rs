@@ -1,0 +1,18 @@
+//! `vitesse export`.
+
+use crate::args::ExportArgs;
+use crate::judge::Judge;
+use train::stored::Stored;
+use train::weights;
+
+pub fn run(args: ExportArgs) -> anyhow::Result<()> {
+    let (stored, raw) = (Stored::find(&args.from)?, args.model.raw());
+    let (from, known) = (stored.weights.display().to_string(), stored.run.is_some() && raw.model.is_none());
+    let judge = Judge::new(stored, &raw)?;
+    if args.out.exists() {
+        anyhow::bail!("{}: exists already, and is not replaced", args.out.display());
+    }
+    weights::save_as(&args.out, &judge.weights, args.to, known.then_some(&judge.run))?;
+    println!("{} → {} ({} names, {} tensors)", from, args.out.display(), args.to, judge.weights.len());
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! Which model weights belong to: as they say themselves, or as flags say.
+
+use models::names::Weights;
+use train::sets::{Opened, Sets};
+use train::stored::Stored;
+use train::{Raw, Resolved, weights};
+
+/// Weights with a run that can judge images by them.
+pub struct Judge {
+    pub run: Resolved,
+    pub weights: Weights,
+}
+
+impl Judge {
+    /// Flags about the model win over what the weights say of themselves: all of them then, not one by one.
+    pub fn new(stored: Stored, raw: &Raw) -> anyhow::Result<Self> {
+        let mut run = match stored.run.filter(|_| raw.model.is_none()) {
+            Some(run) => run,
+            None => raw.resolve_without_data()?,
+        };
+        run.batch = raw.batch_size.unwrap_or(run.batch);
+        run.threads = raw.threads.unwrap_or(run.threads);
+        run.data.workers = raw.workers.unwrap_or(run.data.workers);
+        run.data.skip_bad_images |= raw.skip_bad_images;
+        let weights = weights::load_for(&stored.weights, &run.vit, false)?;
+        Ok(Judge { run, weights })
+    }
+
+    /// The data the weights were trained on, or what was typed.
+    pub fn sets(&mut self, raw: &Raw) -> anyhow::Result<Sets> {
+        if raw.data.is_some() {
+            self.run.data.source = raw.source()?;
+        }
+        let opened = Opened::new(&self.run.data.source, Some(self.run.vit.channels))?;
+        if let Some(found) = opened.found() {
+            self.run.data.facts = found;
+        }
+        let sets = opened.for_run(&self.run)?;
+        let (classes, names) = (sets.test.classes(), sets.test.class_names());
+        if classes > self.run.vit.classes {
+            anyhow::bail!(
+                "{}: {classes} classes, but the head of the weights tells {} apart",
+                self.run.data.source,
+                self.run.vit.classes
+            );
+        }
+        let known = &self.run.class_names;
+        if let Some((ours, theirs)) = names.iter().zip(known).find(|(ours, theirs)| ours != theirs) {
+            anyhow::bail!(
+                "{}: class `{ours}` stands where the weights know `{theirs}`",
+                self.run.data.source
+            );
+        }
+        Ok(sets)
+    }
+}
+
+/// What to call class `class`.
+pub fn class_name(names: &[String], class: usize) -> String {
+    names.get(class).cloned().unwrap_or_else(|| format!("class {class}"))
+}

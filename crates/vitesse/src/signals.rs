@@ -1,0 +1,39 @@
+//! Signals that ask a run to end: it finishes its step, saves, and says how to go on.
+
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// SIGUSR1 is what batch systems send some time before they kill.
+const CAUGHT: [(i32, &str); 3] = [(SIGINT, "Ctrl-C"), (SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1")];
+
+pub struct Signals {
+    /// The number of the signal that came, or 0.
+    came: Arc<AtomicUsize>,
+}
+
+impl Signals {
+    pub fn catch() -> std::io::Result<Self> {
+        let came = Arc::new(AtomicUsize::new(0));
+        // A second Ctrl-C doesn't wait for the step.
+        let again = Arc::new(AtomicBool::new(false));
+        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, Arc::clone(&again))?;
+        flag::register(SIGINT, again)?;
+        for (signal, _) in CAUGHT {
+            flag::register_usize(signal, Arc::clone(&came), signal as usize)?;
+        }
+        Ok(Signals { came })
+    }
+
+    /// The name of the signal that came.
+    pub fn came(&self) -> Option<&'static str> {
+        let number = self.came.load(Ordering::Relaxed);
+        CAUGHT.iter().find(|(signal, _)| *signal as usize == number).map(|(_, name)| *name)
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(128 + self.came.load(Ordering::Relaxed) as u8)
+    }
+}
