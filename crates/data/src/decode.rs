@@ -67,7 +67,7 @@ impl Format {
 
 /// Replaces `out` by the image in `bytes`, upright, with 1 channel (gray) or 3 (RGB). `name` is for messages.
 ///
-/// Conversions are PIL's: alpha is dropped, gray is its "L".
+/// Conversions are PIL's: alpha is dropped, gray is its "L", 16 bits lose the lower 8. (Of 16-bit gray, PIL makes white.)
 pub fn decode(bytes: &[u8], name: &Path, channels: usize, out: &mut Image) -> Result<(), DataError> {
     decode_within(MAX_PIXELS, bytes, name, channels, out)
 }

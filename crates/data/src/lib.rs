@@ -4,6 +4,8 @@
 //! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
 //! * [`get`] downloads them.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
+//! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
+//! * [`leading`] takes the leading part of a set, [`cache`] keeps its decoded images in memory.
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`augment`] chooses what happens to a sample, and does it.
 //! * [`loader`] prepares batches ahead of their use, on threads of its own.
@@ -16,10 +18,12 @@
 
 pub mod augment;
 pub mod batch;
+pub mod cache;
 pub mod cifar;
 pub mod decode;
 mod error;
 pub mod files;
+pub mod folder;
 pub mod get;
 mod image;
 pub mod leading;
@@ -33,8 +37,10 @@ pub mod synthetic;
 
 pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
 pub use batch::Filler;
+pub use cache::{Cached, available_memory};
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
+pub use folder::ImageFolder;
 pub use get::{Downloadable, get};
 pub use image::Image;
 pub use leading::Leading;

@@ -8,6 +8,7 @@ mod convolve;
 mod taps;
 
 use crate::Image;
+use convolve::Rows;
 use taps::Taps;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,19 +97,17 @@ impl Resizer {
             columns = columns.widened(to.0, width, how);
             rows = rows.widened(to.1, height, how);
         }
-        let seen = from.pixels.chunks_exact(width * channels).skip(rows.start).take(rows.size);
-        let seen = seen.map(|row| &row[columns.start * channels..][..columns.size * channels]);
+        let stride = width * channels;
+        let first = rows.start * stride + columns.start * channels;
+        let seen = Rows { bytes: &from.pixels[first..], stride, len: columns.size * channels };
 
         let line = to.0 * channels;
         self.narrowed.resize(rows.size * line, 0);
-        let narrowed = seen.zip(self.narrowed.chunks_exact_mut(line));
         if columns.is_identity(to.0) {
-            narrowed.for_each(|(from, to)| to.copy_from_slice(from));
+            seen.copy_to(&mut self.narrowed);
         } else {
             self.across.set(columns.size, columns.crop, to.0, how);
-            narrowed.for_each(|(from, to)| {
-                convolve::across(from, channels, &self.across, &mut self.scratch, to);
-            });
+            convolve::across(seen, channels, &self.across, &mut self.scratch, &mut self.narrowed, line);
         }
         if rows.is_identity(to.1) {
             pixels.copy_from_slice(&self.narrowed);

@@ -23,8 +23,13 @@ pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
     let mut orientation = Orientation::default();
     at = next;
     while let Some((kind, data, next)) = chunk(bytes, at) {
-        if kind == b"eXIf" {
-            orientation = Orientation::from_exif(data);
+        match kind {
+            b"eXIf" => orientation = Orientation::from_exif(data),
+            // The crate panics at palettes of one or two bytes (0.18.1).
+            b"PLTE" if data.is_empty() || data.len() % 3 != 0 || data.len() > 3 * 256 => {
+                return Err(format!("broken PNG: its palette has {} bytes", data.len()));
+            }
+            _ => {}
         }
         at = next;
     }

@@ -6,13 +6,20 @@ use super::layout::Layout;
 use image_webp::{DecodingError, WebPDecoder};
 use std::io::Cursor;
 
-const TRUNCATED: &str = "truncated: this WebP ends within a chunk";
+const TRUNCATED: &str = "truncated: this WebP ends before its stated length";
 
 /// Walks all chunks. The crate allocates by the size that a frame claims before it compares that with the canvas (0.2.4), so
 /// the largest of all claims counts.
 pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
+    let &[_, _, _, _, s0, s1, s2, s3, _, _, _, _, ref chunks @ ..] = bytes else {
+        return Err(TRUNCATED.into());
+    };
+    // A padding byte at the end is often missing.
+    if u32::from_le_bytes([s0, s1, s2, s3]) as usize > bytes.len() - 8 + 1 {
+        return Err(TRUNCATED.into());
+    }
     let mut found = Found::default();
-    found.chunks(bytes.get(12..).unwrap_or_default())?;
+    found.chunks(chunks)?;
     let (width, height) = found.canvas.or(found.frame).ok_or("broken WebP: holds no image")?;
     Ok(Header { width, height, orientation: found.orientation, pixels: found.pixels })
 }
@@ -31,7 +38,7 @@ impl Found {
             let length = u32::from_le_bytes([*l0, *l1, *l2, *l3]) as usize;
             let data = rest.get(..length).ok_or(TRUNCATED)?;
             self.chunk(&[*a, *b, *c, *d], data)?;
-            // Chunks of odd length are padded; the last one often isn't.
+            // Chunks of odd length are padded, but for some last ones.
             bytes = rest.get(length + length % 2..).unwrap_or_default();
         }
         Ok(())

@@ -8,11 +8,37 @@ use super::taps::{BITS, Taps};
 /// Half of a byte's last place.
 const ROUNDING: i32 = 1 << (BITS - 1);
 
+/// Bytes that are summed side by side.
+const LANES: usize = 16;
+
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// A row with a byte or more behind it, so that four bytes can be read where three are meant.
-    padded: Vec<u8>,
+    /// Several rows, interleaved pixel by pixel.
+    lanes: Vec<[u8; LANES]>,
+    resized: Vec<[u8; LANES]>,
     sums: Vec<i32>,
+}
+
+/// Part of an image: as many bytes of as many rows.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// Beginning with the first byte of the first row.
+    pub(super) bytes: &'a [u8],
+    /// From a row to the next.
+    pub(super) stride: usize,
+    /// Of each row.
+    pub(super) len: usize,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn copy_to(self, out: &mut [u8]) {
+        out.chunks_exact_mut(self.len).zip(self.iter(0)).for_each(|(to, from)| to.copy_from_slice(from));
+    }
+
+    #[inline(always)]
+    fn iter(self, from: usize) -> impl Iterator<Item = &'a [u8]> {
+        self.bytes.chunks(self.stride).skip(from).map(move |row| &row[..self.len])
+    }
 }
 
 /// Compiles functions for AVX2 besides the baseline, and picks at run time. What a body calls must be `#[inline(always)]`.
@@ -40,19 +66,14 @@ macro_rules! simd {
 }
 
 simd! {
-    /// One row: (W, C) bytes to as many output pixels as there are taps.
-    pub fn across(row: &[u8], channels: usize, taps: &Taps, scratch: &mut Scratch, out: &mut [u8]) {
+    /// Rows of (W, C) bytes to as many pixels as there are taps; `line` bytes of `out` for each row.
+    pub fn across(rows: Rows, channels: usize, taps: &Taps, scratch: &mut Scratch, out: &mut [u8], line: usize) {
         match channels {
-            1 => pixels::<1, 1>(row, taps, out),
-            2 => pixels::<2, 2>(row, taps, out),
-            3 => {
-                scratch.padded.clear();
-                scratch.padded.extend_from_slice(row);
-                scratch.padded.push(0);
-                pixels::<3, 4>(&scratch.padded, taps, out);
-            }
-            4 => pixels::<4, 4>(row, taps, out),
-            _ => any_pixels(row, channels, taps, out),
+            1 => interleaved::<1, 1>(rows, taps, scratch, out, line),
+            2 => interleaved::<2, 2>(rows, taps, scratch, out, line),
+            3 => interleaved::<3, 4>(rows, taps, scratch, out, line),
+            4 => interleaved::<4, 4>(rows, taps, scratch, out, line),
+            _ => one_by_one(rows, channels, taps, out, line),
         }
     }
 
@@ -70,29 +91,56 @@ simd! {
     }
 }
 
-/// Pixels of `C` bytes, of which `L` are read at once.
+/// Pixels of `C` bytes that take `L` lanes each, `LANES / L` rows at once: a weight is the same for all of them.
 #[inline(always)]
-fn pixels<const C: usize, const L: usize>(row: &[u8], taps: &Taps, out: &mut [u8]) {
-    for ((first, weights), out) in taps.iter().zip(out.chunks_exact_mut(C)) {
-        let mut sums = [ROUNDING; L];
-        for (bytes, &weight) in row[first * C..].windows(L).step_by(C).zip(weights) {
-            for lane in 0..L {
-                sums[lane] += i32::from(bytes[lane]) * weight;
+fn interleaved<const C: usize, const L: usize>(
+    rows: Rows,
+    taps: &Taps,
+    scratch: &mut Scratch,
+    out: &mut [u8],
+    line: usize,
+) {
+    let at_once = LANES / L;
+    scratch.lanes.resize(rows.len / C, [0; LANES]);
+    scratch.resized.resize(line / C, [0; LANES]);
+    for (group, out) in out.chunks_mut(at_once * line).enumerate() {
+        for (i, row) in rows.iter(group * at_once).take(out.len() / line).enumerate() {
+            for (lanes, pixel) in scratch.lanes.iter_mut().zip(row.chunks_exact(C)) {
+                lanes[i * L..][..C].copy_from_slice(pixel);
             }
         }
-        for lane in 0..C {
-            out[lane] = to_byte(sums[lane]);
+        for (resized, (first, weights)) in scratch.resized.iter_mut().zip(taps.iter()) {
+            *resized = weighted_sums(&scratch.lanes[first..], weights);
+        }
+        for (i, row) in out.chunks_exact_mut(line).enumerate() {
+            for (pixel, lanes) in row.chunks_exact_mut(C).zip(&scratch.resized) {
+                pixel.copy_from_slice(&lanes[i * L..][..C]);
+            }
         }
     }
 }
 
+/// All lanes are given back, even those that nobody reads: leaving some out keeps LLVM from using vectors.
 #[inline(always)]
-fn any_pixels(row: &[u8], channels: usize, taps: &Taps, out: &mut [u8]) {
-    for ((first, weights), out) in taps.iter().zip(out.chunks_exact_mut(channels)) {
-        for (channel, out) in out.iter_mut().enumerate() {
-            let bytes = row[first * channels + channel..].iter().step_by(channels);
-            let sum = bytes.zip(weights).map(|(&byte, &weight)| i32::from(byte) * weight).sum::<i32>();
-            *out = to_byte(sum + ROUNDING);
+fn weighted_sums(pixels: &[[u8; LANES]], weights: &[i32]) -> [u8; LANES] {
+    let mut sums = [ROUNDING; LANES];
+    for (lanes, &weight) in pixels.iter().zip(weights) {
+        for lane in 0..LANES {
+            sums[lane] += i32::from(lanes[lane]) * weight;
+        }
+    }
+    sums.map(to_byte)
+}
+
+#[inline(always)]
+fn one_by_one(rows: Rows, channels: usize, taps: &Taps, out: &mut [u8], line: usize) {
+    for (row, out) in rows.iter(0).zip(out.chunks_exact_mut(line)) {
+        for ((first, weights), out) in taps.iter().zip(out.chunks_exact_mut(channels)) {
+            for (channel, out) in out.iter_mut().enumerate() {
+                let bytes = row[first * channels + channel..].iter().step_by(channels);
+                let sum = bytes.zip(weights).map(|(&byte, &weight)| i32::from(byte) * weight).sum::<i32>();
+                *out = to_byte(sum + ROUNDING);
+            }
         }
     }
 }

@@ -1,0 +1,207 @@
+//! Image files in a folder for each class.
+//!
+//! ```text
+//! root/train/<class>/…/image.jpg        what is learned from
+//! root/val/<class>/…/image.jpg          what is judged by; or `test` instead of `val`
+//! ```
+//!
+//! Files are known by their extension, in either case: jpg, jpeg, png, webp. What they hold is found out by reading. Folders within a
+//! class folder belong to the class. Hidden files and folders are passed over; links are followed.
+//!
+//! Classes are the folders in `train`, sorted by name, also for the other part. Images come in the order of their classes, then of
+//! their paths, byte by byte: the same on every machine.
+//!
+//! The images of `val` (or `test`) may also lie there without folders for classes. Then a list says which image is of which
+//! class: the first that exists of `root/val.txt`, `root/val.csv`, `root/val/labels.txt` and `root/val/labels.csv`. A line for
+//! each image holds its file, relative to `val`, and its class: a class folder's name or its number, from 0 in sorted order
+//! (the name, should both be possible). Images that the list doesn't name are passed over.
+//!
+//! * `.txt`: the class is the last word. `ILSVRC2012_val_00000001.JPEG n01751748`
+//! * `.csv`: two fields, with or without quotes. `"a.jpg","cat"`. A heading is passed over.
+
+mod list;
+mod walk;
+
+use crate::decode::{decode, supports_channels};
+use crate::{DataError, Dataset, Image, Split};
+use std::fs;
+use std::path::{Path, PathBuf};
+use walk::{Found, Walk};
+
+/// A set of image files.
+#[derive(Debug)]
+pub struct ImageFolder {
+    /// Of the split: names of files are relative to it.
+    folder: PathBuf,
+    class_names: Vec<String>,
+    files: Vec<PathBuf>,
+    labels: Vec<u32>,
+    channels: usize,
+    ignored: usize,
+}
+
+impl ImageFolder {
+    /// Looks for all files; none is opened.
+    pub fn open(root: &Path, split: Split, channels: usize) -> Result<Self, DataError> {
+        if !supports_channels(channels) {
+            let problem = format!("images are read with 1 or 3 channels; {channels} were asked for");
+            return Err(DataError::file(root, problem));
+        }
+        let train = train_folder(root)?;
+        let class_names = class_names(&train)?;
+        let (folder, labelled) = match split {
+            Split::Train => (train.clone(), by_class_folders(&train, &train, &class_names)?),
+            Split::Test => {
+                let folder = test_folder(root)?;
+                let labelled = if walk::folders(&folder)?.is_empty() {
+                    by_list(root, &folder, &class_names)?
+                } else {
+                    by_class_folders(&folder, &train, &class_names)?
+                };
+                (folder, labelled)
+            }
+        };
+        let Labelled { mut images, ignored } = labelled;
+        images.sort_unstable_by(|a, b| order(a).cmp(&order(b)));
+        let (labels, files) = images.into_iter().unzip();
+        Ok(Self { folder, class_names, files, labels, channels, ignored })
+    }
+
+    /// How many files were passed over: those that are no images by extension, and images that a list doesn't name.
+    pub fn ignored(&self) -> usize {
+        self.ignored
+    }
+
+    /// Where an image lies.
+    ///
+    /// # Panics
+    ///
+    /// When `index` is not below the number of images, as a slice would.
+    pub fn path(&self, index: usize) -> PathBuf {
+        self.folder.join(&self.files[index])
+    }
+}
+
+impl Dataset for ImageFolder {
+    fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.class_names
+    }
+
+    fn channels(&self) -> usize {
+        self.channels
+    }
+
+    fn label(&self, index: usize) -> usize {
+        self.labels[index] as usize
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.path(index).display().to_string()
+    }
+
+    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+        if index >= self.len() {
+            return Err(DataError::IndexOutOfRange { index, len: self.len() });
+        }
+        let path = self.path(index);
+        let bytes = fs::read(&path).map_err(|error| DataError::file(&path, error))?;
+        decode(&bytes, &path, self.channels, out)
+    }
+}
+
+/// What belongs to a split: classes and files, and how many files were passed over.
+struct Labelled {
+    images: Vec<(u32, PathBuf)>,
+    ignored: usize,
+}
+
+/// By class, then by the bytes of the path.
+fn order((label, file): &(u32, PathBuf)) -> (u32, &[u8]) {
+    (*label, file.as_os_str().as_encoded_bytes())
+}
+
+fn train_folder(root: &Path) -> Result<PathBuf, DataError> {
+    if !root.is_dir() {
+        let problem = if root.exists() { "not a folder" } else { "no such folder" };
+        return Err(DataError::file(root, problem));
+    }
+    let train = root.join("train");
+    if train.is_dir() {
+        return Ok(train);
+    }
+    let looked_for = "no folder `train` in it; images are looked for in train/<class>/";
+    for folder in walk::folders(root)? {
+        if walk::holds_images(&root.join(&folder))? {
+            let folder = folder.display();
+            let problem =
+                format!("{looked_for}. If `{folder}` is a class, move the class folders into `train`");
+            return Err(DataError::file(root, problem));
+        }
+    }
+    Err(DataError::file(root, looked_for))
+}
+
+fn test_folder(root: &Path) -> Result<PathBuf, DataError> {
+    let found = ["val", "test"].map(|name| root.join(name)).into_iter().find(|folder| folder.is_dir());
+    found.ok_or_else(|| {
+        DataError::file(root, "no folder `val` or `test` in it to take images for testing from")
+    })
+}
+
+/// Folders in `train`, sorted by the bytes of their names.
+fn class_names(train: &Path) -> Result<Vec<String>, DataError> {
+    let mut names = Vec::new();
+    for folder in walk::folders(train)? {
+        let name = folder.into_os_string().into_string();
+        names.push(name.map_err(|name| DataError::file(train.join(name), "its name is not valid UTF-8"))?);
+    }
+    if names.is_empty() {
+        return Err(DataError::file(train, "no class folders in it; images are looked for in <class>/"));
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn by_class_folders(folder: &Path, train: &Path, class_names: &[String]) -> Result<Labelled, DataError> {
+    let mut labelled = Labelled { images: Vec::new(), ignored: walk::other_files(folder)? };
+    for name in walk::folders(folder)? {
+        let class_folder = folder.join(&name);
+        let position =
+            name.to_str().and_then(|name| class_names.binary_search_by(|n| n.as_str().cmp(name)).ok());
+        let Some(label) = position else {
+            let problem = format!("a class that {} has no folder for", train.display());
+            return Err(DataError::file(class_folder, problem));
+        };
+        let Found { files, ignored } = Walk::all(&class_folder)?;
+        if files.is_empty() {
+            return Err(DataError::file(
+                class_folder,
+                format!("no images in this class folder ({})", walk::KINDS),
+            ));
+        }
+        labelled.ignored += ignored;
+        labelled.images.extend(files.into_iter().map(|file| (label as u32, name.join(file))));
+    }
+    Ok(labelled)
+}
+
+fn by_list(root: &Path, folder: &Path, class_names: &[String]) -> Result<Labelled, DataError> {
+    let Found { mut files, ignored } = Walk::all(folder)?;
+    if files.is_empty() {
+        return Err(DataError::file(folder, format!("no images in it ({})", walk::KINDS)));
+    }
+    files.sort_unstable();
+    let list = list::find(root, folder)?;
+    let images = list::read(&list, &files, class_names)?;
+    let unnamed = files.len() - images.len();
+    // A list within the folder was counted as a file that is no image.
+    let ignored = ignored - usize::from(list.starts_with(folder)) + unnamed;
+    Ok(Labelled { images, ignored })
+}
+
+#[cfg(test)]
+mod tests;

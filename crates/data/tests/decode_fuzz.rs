@@ -1,0 +1,156 @@
+//! Broken files: whatever the bytes, `decode` answers, and allocates no more than its limit on pixels allows.
+//!
+//! Mutates the files of fixtures/images for a while, the same way in each run. VITESSE_FUZZ_SECONDS makes it go on for longer,
+//! and then differently: its mutants continue where a shorter run ended.
+
+use data::{Image, decode};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Images may claim this many pixels here.
+const MAX_PIXELS: usize = 1 << 20;
+
+/// What a decoder may hold for each of them: coefficients of a progressive JPEG take 8 bytes, pixels 4, and a turned image once
+/// more; Vecs that grow may be twice as large as what they hold.
+const BYTES_PER_PIXEL: usize = 24;
+
+/// Tables, and rows of JPEG that are padded to 32 pixels, be the image one pixel high.
+const FIXED_BYTES: usize = 32 << 20;
+
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator with the same arguments; counting touches no memory of its own.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(HELD.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        // SAFETY: the caller's contract is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above; the pointer came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn broken_files_are_answered_within_bounds() {
+    let seconds = std::env::var("VITESSE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
+    let files = files();
+    let end = Instant::now() + Duration::from_secs_f64(seconds.unwrap_or(10.0));
+    let (mut decoded, mut refused, mut most) = (0, 0, 0);
+    let mut image = Image::default();
+    let mut random = Random(1);
+    // Without a wish for more, a fixed number of rounds: the same mutants on every machine that is fast enough.
+    let rounds = if seconds.is_some() { usize::MAX } else { 300_000 };
+    for round in (0..rounds).take_while(|_| Instant::now() < end) {
+        let mutant = mutate(&files, &mut random);
+        let channels = if round % 2 == 0 { 3 } else { 1 };
+        image.pixels = Vec::new();
+        PEAK.store(HELD.load(Relaxed), Relaxed);
+        let before = HELD.load(Relaxed);
+        match decode::decode_within(MAX_PIXELS, &mutant, Path::new("mutant"), channels, &mut image) {
+            Ok(()) => {
+                decoded += 1;
+                assert_eq!(image.pixels.len(), image.width * image.height * channels);
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(!error.to_string().contains('\n'), "{error:?}");
+            }
+        }
+        let used = PEAK.load(Relaxed) - before;
+        most = most.max(used);
+        let bound = MAX_PIXELS * BYTES_PER_PIXEL + FIXED_BYTES + mutant.len() * 2;
+        assert!(used <= bound, "{used} bytes were allocated in round {round}; {bound} are allowed");
+    }
+    println!("{decoded} mutants decoded, {refused} refused; at most {most} bytes allocated");
+    assert!(decoded > 0 && refused > 0);
+}
+
+fn files() -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension != "json"));
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+/// A file with one to four things done to it. Headers are hit more often than their share of bytes.
+fn mutate(files: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+    let mut bytes = files[random.below(files.len())].clone();
+    for _ in 0..=random.below(4) {
+        if bytes.is_empty() {
+            break;
+        }
+        let span = if random.below(2) == 0 { bytes.len() } else { bytes.len().min(64) };
+        let at = random.below(span);
+        match random.below(8) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = random.below(256) as u8,
+            2 => bytes.truncate(at),
+            // Lengths and sizes: extreme values, two or four bytes wide.
+            3 | 4 => {
+                let value = [0, 1, 2, 0x7f, 0x80, 0xff][random.below(6)];
+                let width = [2, 4][random.below(2)];
+                bytes[at..].iter_mut().take(width).for_each(|byte| *byte = value);
+            }
+            5 => {
+                let other = &files[random.below(files.len())];
+                let from = random.below(other.len());
+                bytes.truncate(at);
+                bytes.extend_from_slice(&other[from..]);
+            }
+            6 => {
+                let length = random.below(32).min(bytes.len() - at);
+                bytes.drain(at..at + length);
+            }
+            _ => {
+                let length = random.below(64).min(bytes.len() - at);
+                let copy = bytes[at..at + length].to_vec();
+                let to = random.below(bytes.len());
+                bytes.splice(to..to, copy);
+            }
+        }
+    }
+    if random.below(4) > 0 {
+        mend_checksums(&mut bytes);
+    }
+    bytes
+}
+
+/// Broken checksums are all that a decoder of PNG would ever look at.
+fn mend_checksums(bytes: &mut [u8]) {
+    let mut at = 8;
+    while bytes.starts_with(b"\x89PNG") {
+        let Some(&[l3, l2, l1, l0]) = bytes.get(at..at + 4) else { return };
+        let end = at + 8 + u32::from_be_bytes([l3, l2, l1, l0]) as usize;
+        let Some(chunk) = bytes.get(at + 4..end) else { return };
+        let checksum = !chunk.iter().fold(!0, |sum: u32, &byte| {
+            (0..8).fold(sum ^ u32::from(byte), |sum, _| {
+                (sum >> 1) ^ (0xedb8_8320 & 0_u32.wrapping_sub(sum & 1))
+            })
+        });
+        let Some(place) = bytes.get_mut(end..end + 4) else { return };
+        place.copy_from_slice(&checksum.to_be_bytes());
+        at = end + 4;
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound
+    }
+}
