@@ -1,6 +1,7 @@
 use super::*;
 use crate::{Geometry, Image, Interpolation, RandAugment};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SIZE: usize = 12;
 const LEN: usize = 37;
@@ -11,6 +12,7 @@ struct Numbered {
     bad: Vec<usize>,
     panics: Vec<usize>,
     pause: Duration,
+    reads: AtomicUsize,
     names: Vec<String>,
 }
 
@@ -32,6 +34,7 @@ impl Dataset for Numbered {
     }
     fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
         std::thread::sleep(self.pause);
+        self.reads.fetch_add(1, Ordering::Relaxed);
         assert!(!self.panics.contains(&index), "what a decoder may do");
         if self.bad.contains(&index) {
             return Err(DataError::file(self.name(index), "broken"));
@@ -65,12 +68,12 @@ fn settings(batch: usize, workers: usize) -> LoaderSettings {
     LoaderSettings { sampler, batch, workers, depth: 3, skip_bad: true }
 }
 
-fn loader(set: Numbered, settings: LoaderSettings, requests: &[Request]) -> Loader {
-    Loader::new(Arc::new(set), rich(), settings, requests.to_vec().into_iter()).unwrap()
+fn loader(set: Numbered, settings: LoaderSettings, requests: Vec<Request>) -> Loader {
+    Loader::new(Arc::new(set), rich(), settings, requests.into_iter()).unwrap()
 }
 
 fn load(set: Numbered, settings: LoaderSettings, requests: &[Request]) -> Vec<LoadedBatch> {
-    let mut loader = loader(set, settings, requests);
+    let mut loader = loader(set, settings, requests.to_vec());
     let mut batches = Vec::new();
     while let Some(batch) = loader.next_batch().unwrap() {
         batches.push(batch.clone());
@@ -220,7 +223,7 @@ fn without_skipping_the_first_bad_image_is_named_and_later_batches_follow() {
     for workers in [0, 1, 3, 3, 3, 3] {
         let set = Numbered { bad: vec![late, early, other], ..Numbered::default() };
         let settings = LoaderSettings { skip_bad: false, ..settings(12, workers) };
-        let mut loader = loader(set, settings, &[request(0), request(12)]);
+        let mut loader = loader(set, settings, vec![request(0), request(12)]);
         let error = loader.next_batch().unwrap_err().to_string();
         assert_eq!(error, format!("{early}.png: broken"));
         assert_eq!(loader.next_batch().unwrap().unwrap().weights, [1.0; 12]);
@@ -233,7 +236,7 @@ fn a_panic_becomes_an_error() {
     let sampler = settings(1, 0).sampler;
     for workers in [0, 2] {
         let set = Numbered { panics: vec![sampler.index(0, 13)], ..Numbered::default() };
-        let mut loader = loader(set, settings(8, workers), &two_epochs(8)[..3]);
+        let mut loader = loader(set, settings(8, workers), two_epochs(8)[..3].to_vec());
         assert_eq!(loader.next_batch().unwrap().unwrap().weights, [1.0; 8]);
         let error = loader.next_batch().unwrap_err().to_string();
         assert!(error.contains("what a decoder may do"), "{error}");
@@ -246,7 +249,7 @@ fn requests_and_settings_that_make_no_sense_are_refused() {
     for workers in [0, 1] {
         let requests =
             [(0, 9), (30, 8), (usize::MAX, 2)].map(|(first, count)| Request { epoch: 0, first, count });
-        let mut loader = loader(Numbered::default(), settings(8, workers), &requests);
+        let mut loader = loader(Numbered::default(), settings(8, workers), requests.to_vec());
         assert_eq!(loader.next_batch(), Err(DataError::BatchOverfull { indices: 9, capacity: 8 }));
         assert_eq!(loader.next_batch(), Err(DataError::RequestOutOfRange { first: 30, count: 8, len: LEN }));
         assert!(matches!(loader.next_batch(), Err(DataError::RequestOutOfRange { .. })));
@@ -295,13 +298,16 @@ fn dropping_a_loader_does_not_wait_for_what_was_asked_for() {
 
 #[test]
 fn threads_work_ahead_across_the_border_of_epochs() {
-    let pause = Duration::from_millis(1);
-    let requests = two_epochs(8);
-    let set = Numbered { pause, ..Numbered::default() };
-    let mut loader = loader(set, LoaderSettings { depth: 10, ..settings(8, 2) }, &requests);
-    std::thread::sleep(Duration::from_millis(600));
+    let (set, requests) = (Arc::new(Numbered::default()), two_epochs(8));
+    let settings = LoaderSettings { depth: 10, ..settings(8, 2) };
+    let mut loader = Loader::new(set.clone(), rich(), settings, requests.clone().into_iter()).unwrap();
+    let start = Instant::now();
+    while set.reads.load(Ordering::Relaxed) < 2 * LEN && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(set.reads.load(Ordering::Relaxed), 2 * LEN);
     for request in requests {
         assert_eq!(loader.next_batch().unwrap().unwrap().request, request);
     }
-    assert!(loader.waited() < 0.1, "waited {} s", loader.waited());
+    assert_eq!(set.reads.load(Ordering::Relaxed), 2 * LEN);
 }
