@@ -44,25 +44,37 @@ fn turning_one_thing_off_leaves_the_others_as_they_were() {
     for position in 0..50 {
         let (one, other) = (all.choose(1, 0, position, (60, 40)), without.choose(1, 0, position, (60, 40)));
         assert_eq!((one.erase, one.mix), (other.erase, other.mix));
-        assert_eq!(other, Choice { erase: one.erase, mix: one.mix, ..Choice::plain(60, 40) });
+        assert_eq!(other, Choice { erase: one.erase, mix: one.mix, ..Choice::plain(16, (60, 40)) });
     }
 }
 
 #[test]
 fn an_evaluation_chooses_nothing() {
     let transform = plain(16, 3);
-    assert!((0..100).all(|position| transform.choose(1, 0, position, (60, 40)) == Choice::plain(60, 40)));
+    assert!(
+        (0..100).all(|position| transform.choose(1, 0, position, (60, 40)) == Choice::plain(16, (60, 40)))
+    );
 }
 
 #[test]
 fn the_centre_is_that_of_the_image_resized_to_whole_pixels() {
     let (mean, std) = ([0.5; 3], [0.5; 3]);
     let transform = Transform::evaluation(224, Some(256), &mean, &std, Interpolation::Bicubic);
-    // 500 × 256 / 375 is 341 and a third; half of 341 − 224 is 58.5, which rounds to 58.
-    let scale = 500.0 / 341.0;
-    let CropBox { left, top, width, height } = transform.choose(0, 0, 0, (500, 375)).region;
-    assert_eq!((left, width), (58.0 * scale, 224.0 * scale));
-    assert_eq!((top, height), (16.0 * 375.0 / 256.0, 224.0 * 375.0 / 256.0));
+    // 500 × 256 / 375 is 341 and a third; half of 341 − 224 is 58.5, which rounds to 58. On each side the filter reaches
+    // three pixels further.
+    let choice = transform.choose(0, 0, 0, (500, 375));
+    assert_eq!((choice.resized, choice.shift), ((230, 230), (3, 3)));
+    let (across, down) = (500.0 / 341.0, 375.0 / 256.0);
+    let CropBox { left, top, width, height } = choice.region;
+    let expected = [55.0 * across, 13.0 * down, 230.0 * across, 230.0 * down];
+    for (found, expected) in [left, top, width, height].into_iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-9, "{found} {expected}");
+    }
+    // An image that fits is read to its edges.
+    let choice = transform.choose(0, 0, 0, (256, 256));
+    assert_eq!((choice.region.left, choice.resized, choice.shift), (13.0, (230, 230), (3, 3)));
+    let transform = Transform::evaluation(224, Some(224), &mean, &std, Interpolation::Bicubic);
+    assert_eq!(transform.choose(0, 0, 0, (300, 300)), Choice::plain(224, (300, 300)));
 }
 
 #[test]
@@ -102,7 +114,7 @@ fn other_numbers_of_channels_go_without_rand_augment() {
 #[test]
 fn what_does_not_fit_together_is_refused() {
     let transform = plain(16, 3);
-    let whole = Choice::plain(20, 20);
+    let whole = Choice::plain(16, (20, 20));
     assert!(matches!(
         prepare(&transform, &image(20, 20, 1), &whole),
         Err(DataError::Pixels { found: 1, .. })
@@ -111,7 +123,7 @@ fn what_does_not_fit_together_is_refused() {
     let short = Image { pixels: vec![0; 7], ..image(20, 20, 3) };
     assert!(matches!(prepare(&transform, &short, &whole), Err(DataError::Pixels { .. })));
     let mut preparer = Preparer::new(transform.clone()).unwrap();
-    let refused = preparer.prepare(&image(16, 16, 3), &Choice::plain(16, 16), &mut [0.0; 5]);
+    let refused = preparer.prepare(&image(16, 16, 3), &Choice::plain(16, (16, 16)), &mut [0.0; 5]);
     assert_eq!(refused, Err(DataError::BufferLength { buffer: "sample", expected: 768, found: 5 }));
     for geometry in [Geometry::Resize, CROP] {
         let transform = Transform { geometry, ..plain(16, 3) };
@@ -126,7 +138,7 @@ fn shifts_of_any_length_are_harmless() {
     let transform = plain(8, 3);
     for shift in [(8, 0), (-9, 3), (i32::MAX, i32::MIN)] {
         for flip in [false, true] {
-            let choice = Choice { shift, flip, ..Choice::plain(8, 8) };
+            let choice = Choice { shift, flip, ..Choice::plain(8, (8, 8)) };
             assert!(prepare(&transform, &image(8, 8, 3), &choice).unwrap().iter().all(|&x| x == -1.0));
         }
     }
