@@ -233,13 +233,13 @@ fn without_skipping_the_first_bad_image_is_named_and_later_batches_follow() {
 
 #[test]
 fn a_panic_becomes_an_error() {
-    let sampler = settings(1, 0).sampler;
+    let index = settings(1, 0).sampler.index(0, 13);
     for workers in [0, 2] {
-        let set = Numbered { panics: vec![sampler.index(0, 13)], ..Numbered::default() };
+        let set = Numbered { panics: vec![index], ..Numbered::default() };
         let mut loader = loader(set, settings(8, workers), two_epochs(8)[..3].to_vec());
         assert_eq!(loader.next_batch().unwrap().unwrap().weights, [1.0; 8]);
         let error = loader.next_batch().unwrap_err().to_string();
-        assert!(error.contains("what a decoder may do"), "{error}");
+        assert!(error.ends_with(&format!("preparing image {index}: what a decoder may do")), "{error}");
         assert_eq!(loader.next_batch().unwrap().unwrap().weights, [1.0; 8]);
     }
 }
