@@ -109,6 +109,15 @@ fn sizes_are_checked_before_pixels_are_made() {
     assert!(problem(&webp).starts_with("claims to hold "), "{}", problem(&webp));
 }
 
+/// The png crate panics at this one.
+#[test]
+fn a_palette_holds_whole_colours() {
+    let mut png = file("palette.png");
+    let palette = png.windows(4).position(|w| w == b"PLTE").unwrap();
+    png[palette - 4..palette].copy_from_slice(&[0, 0, 0, 1]);
+    assert_eq!(problem(&png), "broken PNG: its palette has 1 bytes");
+}
+
 #[test]
 fn only_gray_and_rgb_are_given() {
     let error = decode(&file("rgb.png"), Path::new("a"), 4, &mut Image::default()).unwrap_err();
