@@ -141,9 +141,12 @@ pub struct EvalArgs {
     /// Write the confusion matrix as CSV: a row for each class, a column for each class it was taken for
     #[arg(long, value_name = "FILE.csv")]
     pub confusion: Option<PathBuf>,
-    /// Write the logits of all evaluated images, in order, with the images and labels
-    #[arg(long, value_name = "FILE")]
+    /// Write the logits of all evaluated images, in order, with the labels and the images as the model saw them
+    #[arg(long, value_name = "FILE.safetensors")]
     pub logits: Option<PathBuf>,
+    /// With --logits: leave out the images
+    #[arg(long, requires = "logits")]
+    pub no_images: bool,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,

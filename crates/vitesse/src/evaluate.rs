@@ -25,6 +25,9 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
 
     let mut confusion = Confusion::new(classes);
     let mut dump = args.logits.is_some().then(Dump::default);
+    if dump.is_some() && !args.no_images {
+        images_fit(&session)?;
+    }
     let score = session.evaluate(|batch, logits| {
         let samples = batch.labels.iter().zip(&batch.weights).zip(logits.chunks_exact(classes));
         for ((&label, _), logits) in samples.filter(|((_, weight), _)| **weight > 0.0) {
@@ -33,7 +36,9 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
         if let Some(dump) = &mut dump {
             let (count, image) = (batch.request.count, batch.images.len() / batch.labels.len().max(1));
             dump.logits.extend_from_slice(logits);
-            dump.images.extend_from_slice(&batch.images[..count * image]);
+            if !args.no_images {
+                dump.images.extend_from_slice(&batch.images[..count * image]);
+            }
             dump.labels.extend(batch.labels[..count].iter().map(|&label| label as f32));
         }
     })?;
@@ -67,12 +72,31 @@ impl Dump {
     fn tensors(self, session: &Session) -> Weights {
         let (vit, n) = (&session.resolved().vit, self.labels.len());
         let image = vec![n, vit.channels, vit.image, vit.image];
-        Weights::from([
+        let mut tensors = Weights::from([
             ("logits".to_string(), Tensor { shape: vec![n, vit.classes], data: self.logits }),
-            ("images".to_string(), Tensor { shape: image, data: self.images }),
             ("labels".to_string(), Tensor { shape: vec![n], data: self.labels }),
-        ])
+        ]);
+        if !self.images.is_empty() {
+            tensors.insert("images".to_string(), Tensor { shape: image, data: self.images });
+        }
+        tensors
     }
+}
+
+/// They are gathered in memory before they are written.
+fn images_fit(session: &Session) -> anyhow::Result<()> {
+    let vit = &session.resolved().vit;
+    let bytes = (session.test_set().len() * vit.channels * vit.image * vit.image * size_of::<f32>()) as u64;
+    let room = data::available_memory().unwrap_or(u64::MAX) / 2;
+    if bytes > room {
+        let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+        anyhow::bail!(
+            "--logits: the images would take {:.1} GB, more than half of the free memory ({:.1} GB): add --no-images",
+            gigabytes(bytes),
+            gigabytes(room)
+        );
+    }
+    Ok(())
 }
 
 fn write_confusion(path: &Path, confusion: &Confusion, names: &[String]) -> anyhow::Result<()> {
