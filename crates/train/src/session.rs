@@ -4,6 +4,7 @@ use crate::checkpoint::{Checkpoint, Expected, Progress};
 use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::sets::Sets;
+use crate::stored::weights_file;
 use crate::tensors::Entry;
 use crate::weights;
 use cpu::{BadValue, Executor, Which};
@@ -104,7 +105,7 @@ impl Session {
     /// Starts from the weights of `--init`, if there are any.
     pub(crate) fn load_init(&mut self) -> Result<(), TrainError> {
         if let Some(path) = &self.run.init {
-            let weights = weights::load_for(path, &self.run.vit, self.run.new_head)?;
+            let weights = weights::load_for(&weights_file(path)?, &self.run.vit, self.run.new_head)?;
             self.load_weights(&weights);
         }
         Ok(())

@@ -15,7 +15,7 @@ pub struct Stored {
 impl Stored {
     /// `path` is a file of weights, a checkpoint, or the folder of a run, of which the best checkpoint is taken.
     pub fn find(path: &Path) -> Result<Self, TrainError> {
-        let weights = if path.is_dir() { of_folder(path)? } else { path.to_path_buf() };
+        let weights = weights_file(path)?;
         if pth::is_pth(&weights) {
             return Ok(Stored { weights, run: None });
         }
@@ -24,6 +24,11 @@ impl Stored {
         let run = config.map(|text| Resolved::from_json(&name, &text)).transpose()?;
         Ok(Stored { weights, run })
     }
+}
+
+/// The file of weights that `path` is or, if it is the folder of a run, holds.
+pub fn weights_file(path: &Path) -> Result<PathBuf, TrainError> {
+    if path.is_dir() { of_folder(path) } else { Ok(path.to_path_buf()) }
 }
 
 fn of_folder(folder: &Path) -> Result<PathBuf, TrainError> {

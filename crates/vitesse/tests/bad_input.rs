@@ -229,6 +229,11 @@ fn checkpoints_and_run_folders() {
     fs::copy(folder.0.join("other/checkpoints/step-00000002.safetensors"), &latest).unwrap();
     folder.refuses(&["train", "--resume", "run"], &["run", "vit-nano/16"]);
 
+    // Fine-tuning: the same run's weights with another head, only if that is asked for.
+    let again = ["train", "--model", "vit-nano/16", "--steps", "1", "--init", "other", "--classes", "12"];
+    folder.refuses(&again, &["head.weight"]);
+    folder.works(&[&again[..], &["--new-head"]].concat());
+
     folder.write("file", b"");
     folder.refuses(&train(&["--out", "file/run"]), &["file/run"]);
     folder.refuses(&train(&["--out", "/proc/run"]), &["/proc/run"]);

@@ -196,8 +196,8 @@ pub struct RunArgs {
     /// fp32, tf32, bf16 or fp16 [default: fp32]
     #[arg(long)]
     precision: Option<Precision>,
-    /// Weights to start from: safetensors under timm's, torchvision's or Hugging Face's names
-    #[arg(long, value_name = "WEIGHTS")]
+    /// Weights to start from: a run's folder, a checkpoint, safetensors or .pth, under timm's, torchvision's or Hugging Face's names
+    #[arg(long, value_name = "RUN|WEIGHTS")]
     init: Option<PathBuf>,
     /// With --init: start with a new head if that of the weights has other classes
     #[arg(long)]
