@@ -26,6 +26,8 @@ struct Header {
     orientation: Orientation,
     /// The most pixels that the crate may be led to decode: a WebP holds frames besides its canvas.
     pixels: usize,
+    /// Where its data ends in the file.
+    end: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,7 @@ impl Format {
     /// Replaces `out` by the pixels as they are stored, which may be of another layout than asked for.
     fn pixels(self, bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result<Layout, String> {
         match self {
-            Format::Jpeg => jpeg::pixels(bytes, out),
+            Format::Jpeg => jpeg::pixels(bytes, header, out),
             Format::Png => png::pixels(bytes, header, out),
             Format::WebP => webp::pixels(bytes, out),
         }
@@ -102,7 +104,7 @@ fn unnamed(max_pixels: usize, bytes: &[u8], channels: usize, out: &mut Image) ->
     }
     let format = Format::of(bytes)?;
     let header = format.inspect(bytes)?;
-    let Header { width, height, orientation, pixels } = header;
+    let Header { width, height, orientation, pixels, .. } = header;
     if width == 0 || height == 0 {
         return Err(format!("claims to be {width}×{height} pixels"));
     }

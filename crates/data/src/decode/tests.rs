@@ -86,6 +86,21 @@ fn a_truncated_file_is_an_error_wherever_it_ends() {
     assert_eq!(problem(&jpeg[..jpeg.len() - 40]), "truncated: this JPEG ends before its end marker");
 }
 
+/// Someone may have put an end marker where the file ended.
+#[test]
+fn a_scan_that_ends_early_is_an_error_despite_an_end_marker() {
+    for name in ["420.jpg", "422.jpg", "gray.jpg", "cmyk.jpg", "rgb.jpg", "restart.jpg"] {
+        let bytes = file(name);
+        let scan = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();
+        let data = scan + 2 + usize::from(bytes[scan + 3]);
+        // The last bits may be padding.
+        for end in data..bytes.len() - 4 {
+            let cut = [&bytes[..end], &[0xff, 0xd9]].concat();
+            assert!(problem(&cut).contains("JPEG"), "{name} cut at {end} of {}", bytes.len());
+        }
+    }
+}
+
 #[test]
 fn sizes_are_checked_before_pixels_are_made() {
     let bytes = file("rgb.png");

@@ -21,7 +21,7 @@ pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
     let mut found = Found::default();
     found.chunks(chunks)?;
     let (width, height) = found.canvas.or(found.frame).ok_or("broken WebP: holds no image")?;
-    Ok(Header { width, height, orientation: found.orientation, pixels: found.pixels })
+    Ok(Header { width, height, orientation: found.orientation, pixels: found.pixels, end: bytes.len() })
 }
 
 #[derive(Default)]
