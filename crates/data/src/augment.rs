@@ -20,6 +20,9 @@ mod mix;
 mod ops;
 mod prepare;
 
+#[cfg(test)]
+mod tests;
+
 pub use choice::{Choice, Rect};
 pub use mix::Mix;
 pub use ops::{BINS, MAX_OPS, Op, OpKind, Ops};

@@ -29,6 +29,11 @@ pub enum DataError {
     #[error("a thread that prepares images failed: {problem}")]
     Worker { problem: String },
 
+    #[error(
+        "the part at {left},{top} of {width}×{height} pixels does not lie in an image of {image_width}×{image_height}"
+    )]
+    Region { left: f64, top: f64, width: f64, height: f64, image_width: usize, image_height: usize },
+
     #[error("image {index} was asked of a set that holds {len}")]
     IndexOutOfRange { index: usize, len: usize },
 

@@ -9,7 +9,6 @@
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`augment`] chooses what happens to a sample, and does it.
 //! * [`loader`] prepares batches ahead of their use, on threads of its own.
-//! * [`batch`] turns a list of indices into the `f32` buffers a model reads.
 //!
 //! Everything here is a pure function of its settings: no order of calls, number of threads or
 //! number of ranks changes which image is read or what it looks like.
@@ -17,7 +16,6 @@
 //! Letters used for shapes: B batch, C channels, H height, W width.
 
 pub mod augment;
-pub mod batch;
 pub mod cache;
 pub mod cifar;
 pub mod decode;
@@ -36,7 +34,6 @@ pub mod sheet;
 pub mod synthetic;
 
 pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
-pub use batch::Filler;
 pub use cache::{Cached, available_memory};
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;

@@ -9,8 +9,9 @@
 //!
 //! Values lie in one list and refer to each other by number. So a value that is shared is there once, a value
 //! that contains itself is harmless, and neither reading nor dropping recurses, however deep the nesting.
-//! An opcode adds a value or two, and bytes and text are left where they lie, so a pickle takes less than
-//! [`MEMORY_PER_BYTE`] times its own length, and never more than [`MAX_VALUES`] values.
+//! An opcode adds a little to the values, the stack or the memo, and bytes and text are left where they lie. So a pickle
+//! takes less than [`MEMORY_PER_BYTE`] times its own length; and as it is refused after [`MAX_OPCODES`], never more than
+//! about a gigabyte.
 
 mod input;
 mod machine;
@@ -18,8 +19,8 @@ mod opcode;
 
 use std::borrow::Cow;
 
-/// More than any weights or labels need: CIFAR-100's training file, the largest known here, has about 200,000.
-pub const MAX_VALUES: usize = 1 << 22;
+/// More than any weights or labels need: a file of 10,000 CIFAR-10 images has 30,000, a ViT's weights have 7,000.
+pub const MAX_OPCODES: usize = 1 << 22;
 
 /// Memory allocated for each byte of a pickle, at most. A value takes 32 bytes, three times that while the list
 /// of values grows, and the stack and the memo come on top.
@@ -58,7 +59,7 @@ pub enum Fault {
     Target { doing: &'static str, found: &'static str },
     #[error("this is not {0}")]
     Not(&'static str),
-    #[error("it has more than {MAX_VALUES} values")]
+    #[error("it has more than {MAX_OPCODES} opcodes")]
     TooMany,
 }
 

@@ -60,43 +60,14 @@ impl Resizer {
         how: Interpolation,
         out: &mut Image,
     ) {
-        self.run(from, crop, to, how, false, out);
-    }
-
-    /// As [`Resizer::resize`], but filters at the edge of the box see the pixels outside it: what cutting from the resized
-    /// image would give.
-    pub fn resize_within(
-        &mut self,
-        from: &Image,
-        crop: CropBox,
-        to: (usize, usize),
-        how: Interpolation,
-        out: &mut Image,
-    ) {
-        self.run(from, crop, to, how, true, out);
-    }
-
-    fn run(
-        &mut self,
-        from: &Image,
-        crop: CropBox,
-        to: (usize, usize),
-        how: Interpolation,
-        around: bool,
-        out: &mut Image,
-    ) {
         let Image { width, height, channels, .. } = *from;
         let pixels = out.reset(to.0, to.1, channels);
         if pixels.is_empty() || from.pixels.is_empty() {
             pixels.fill(0);
             return;
         }
-        let mut columns = Span::new(crop.left, crop.width, width);
-        let mut rows = Span::new(crop.top, crop.height, height);
-        if around {
-            columns = columns.widened(to.0, width, how);
-            rows = rows.widened(to.1, height, how);
-        }
+        let columns = Span::new(crop.left, crop.width, width);
+        let rows = Span::new(crop.top, crop.height, height);
         let stride = width * channels;
         let first = rows.start * stride + columns.start * channels;
         let seen = Rows { bytes: &from.pixels[first..], stride, len: columns.size * channels };
@@ -134,15 +105,6 @@ impl Span {
         let (low, high) = (first.floor() as usize, last.ceil() as usize);
         let crop = if last > first { (first - low as f64, last - first) } else { (0.0, 1.0) };
         Span { start: low, size: (high - low).max(1), crop }
-    }
-
-    /// With as many pixels more on each side as the filter reaches.
-    fn widened(self, to: usize, within: usize, how: Interpolation) -> Self {
-        let reach = (how.support() * (self.crop.1 / to as f64).max(1.0)).ceil() as usize + 1;
-        let start = self.start.saturating_sub(reach);
-        let size = (self.start + self.size + reach).min(within) - start;
-        let crop = (self.crop.0 + (self.start - start) as f64, self.crop.1);
-        Span { start, size, crop }
     }
 
     fn is_identity(self, to: usize) -> bool {

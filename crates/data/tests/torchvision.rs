@@ -71,7 +71,7 @@ fn every_rand_augment_operation() {
         let (size, channels): (usize, usize) = (size.parse().unwrap(), channels.parse().unwrap());
         let mut ops = Ops::default();
         ops.push(op(name, bin.parse().unwrap(), sign.parse().unwrap(), size));
-        let choice = Choice { ops, ..Choice::plain(size, size) };
+        let choice = Choice { ops, ..Choice::plain(size, (size, size)) };
         let sample = prepare(bytes(size, channels), &picture(size, size, channels), &choice);
         if format!("{:016x}", fnv(interleaved(&sample, channels))) != hash {
             different.push(line);
@@ -134,7 +134,7 @@ fn the_whole_chain_in_its_order() {
             std: STD[..channels].to_vec(),
             ..bytes(size, channels)
         };
-        let mut choice = Choice::plain(size, size);
+        let mut choice = Choice::plain(size, (size, size));
         choice.shift = (given[0] - padding, given[1] - padding);
         choice.flip = given[2] == 1;
         if ops_name == "ops" {
@@ -153,7 +153,7 @@ fn normalising() {
     let mut ramp = Image::default();
     ramp.reset(16, 16, 3).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 3) as u8);
     let transform = Transform { mean: MEAN.to_vec(), std: STD.to_vec(), ..bytes(16, 3) };
-    let ours = prepare(transform, &ramp, &Choice::plain(16, 16));
+    let ours = prepare(transform, &ramp, &Choice::plain(16, (16, 16)));
     let theirs: Vec<f32> = include_str!("fixtures/normalise.txt").lines().flat_map(floats).collect();
     assert_eq!(ours, theirs);
 }
@@ -162,7 +162,7 @@ fn normalising() {
 fn mixing() {
     let size = 8;
     let transform = Transform { mean: MEAN.to_vec(), std: STD.to_vec(), ..bytes(size, 3) };
-    let one = prepare(transform, &picture(size, size, 3), &Choice::plain(size, size));
+    let one = prepare(transform, &picture(size, size, 3), &Choice::plain(size, (size, size)));
     let other: Vec<f32> = one
         .chunks_exact(size * size)
         .flat_map(|plane| plane.chunks_exact(size).rev().flatten())

@@ -24,6 +24,10 @@ pub enum TrainError {
     Batch(String),
     #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
     Setting { flag: &'static str, value: String, why: String },
+    #[error(
+        "{model} on {image} px, {channels} channels, {classes} classes, {batch} images at a time: no memory holds that"
+    )]
+    TooLarge { model: String, image: usize, channels: usize, classes: usize, batch: usize },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("{} already holds a run: choose another --out, or remove it", .0.display())]

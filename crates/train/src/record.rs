@@ -42,8 +42,8 @@ impl Launch {
 }
 
 /// Starts the records of a run.
-pub fn create(folder: &Path, run: &Resolved, launch: &Launch) -> Result<(), TrainError> {
-    replace(&folder.join(CONFIG), run.to_json().as_bytes())?;
+pub fn create(folder: &Path, config: &str, launch: &Launch) -> Result<(), TrainError> {
+    replace(&folder.join(CONFIG), config.as_bytes())?;
     write_launches(folder, std::slice::from_ref(launch))
 }
 

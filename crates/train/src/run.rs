@@ -17,14 +17,16 @@ use std::time::Instant;
 
 /// What a listener hears of a run, and what it may ask for.
 pub trait Events {
-    fn started(&mut self, session: &Session, progress: &Progress);
-    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, images_per_second: f64);
-    fn evaluated(&mut self, step: u64, epoch: u64, score: &Score);
+    fn started(&mut self, _session: &Session, _progress: &Progress) {}
+    fn stepped(&mut self, _step: u64, _epoch: u64, _result: &StepResult, _images_per_second: f64) {}
+    fn evaluated(&mut self, _step: u64, _epoch: u64, _score: &Score) {}
     /// An image could not be read and was left out.
-    fn skipped(&mut self, skipped: &Skipped);
-    fn saved(&mut self, checkpoint: &Path);
+    fn skipped(&mut self, _skipped: &Skipped) {}
+    fn saved(&mut self, _checkpoint: &Path) {}
     /// Why the run should end after this step, if it should.
-    fn stop(&self) -> Option<&'static str>;
+    fn stop(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// How a run ended, and where its time went.
@@ -88,7 +90,7 @@ pub fn train(run: Resolved, sets: Sets, events: &mut dyn Events) -> Result<Summa
     summary.skipped = progress.skipped;
     if let (Some(output), None) = (&output, &summary.stopped) {
         let path = output.folder.join("weights.safetensors");
-        weights::save_as(&path, &session.weights(), Convention::Timm, Some(&run))?;
+        weights::save_as(&path, &session.weights(), Convention::Timm, Some(&output.config))?;
         summary.weights = Some(path);
     }
     Ok(summary)
@@ -112,25 +114,37 @@ impl Default for Summary {
     }
 }
 
-/// Goes on where the last checkpoint of a run was made, if this run is the same.
+/// Goes on where the last checkpoint of a run was made, if this run is the same. A run that ended before its first
+/// checkpoint begins again.
 fn resume(session: &mut Session, folder: &Path) -> Result<Progress, TrainError> {
     let checkpoints = Checkpoints::of_run(folder, session.resolved().keep);
-    let path = checkpoints.latest()?;
+    let path = match checkpoints.latest() {
+        Err(TrainError::NothingToResume(_)) => return restart(session, folder),
+        found => found?,
+    };
     let checkpoint = Checkpoint::open(&path).map_err(|error| match checkpoints.other_than(&path) {
         Some(other) => TrainError::BrokenCheckpoint { error: Box::new(error), other },
         None => error,
     })?;
     let before = Resolved::from_json(&path.display().to_string(), &checkpoint.config)?;
-    let differences = session.resolved().differences(&before);
-    if !differences.is_empty() {
-        return Err(TrainError::OtherSettings {
-            folder: folder.to_path_buf(),
-            differences: differences.join("; "),
-        });
-    }
+    same_settings(session, &before, folder)?;
     let progress = session.restore(checkpoint)?;
     checkpoints.mend_best(&path, &progress)?;
     Ok(progress)
+}
+
+fn restart(session: &mut Session, folder: &Path) -> Result<Progress, TrainError> {
+    same_settings(session, &record::config(folder)?, folder)?;
+    session.load_init()?;
+    Ok(Progress::default())
+}
+
+fn same_settings(session: &Session, before: &Resolved, folder: &Path) -> Result<(), TrainError> {
+    let differences = session.resolved().differences(before);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(TrainError::OtherSettings { folder: folder.to_path_buf(), differences: differences.join("; ") })
 }
 
 /// Runs the steps that are left. Returns why it stopped early, if it did.
@@ -226,22 +240,29 @@ struct Output {
 
 impl Output {
     fn create(folder: &Path, run: &Resolved) -> Result<Self, TrainError> {
+        let config = run.to_json()?;
         let metrics = Metrics::create(folder)?;
-        record::create(folder, run, &Launch::now())?;
-        Self::with(folder, run, metrics, 0)
+        record::create(folder, &config, &Launch::now())?;
+        Self::with(folder, run.keep, config, metrics, 0)
     }
 
     fn resume(folder: &Path, run: &Resolved, step: u64) -> Result<Self, TrainError> {
+        let config = run.to_json()?;
         let metrics = Metrics::resume(folder, step)?;
         record::continue_with(folder, &Launch::now())?;
-        Self::with(folder, run, metrics, step)
+        Self::with(folder, run.keep, config, metrics, step)
     }
 
-    fn with(folder: &Path, run: &Resolved, metrics: Metrics, step: u64) -> Result<Self, TrainError> {
-        let config = run.to_json();
+    fn with(
+        folder: &Path,
+        keep: usize,
+        config: String,
+        metrics: Metrics,
+        step: u64,
+    ) -> Result<Self, TrainError> {
         let mut board = EventFile::create(folder, step)?;
         board.text(step, "config", &config)?;
-        let checkpoints = Checkpoints::of_run(folder, run.keep);
+        let checkpoints = Checkpoints::of_run(folder, keep);
         Ok(Output { folder: folder.to_path_buf(), metrics, board, checkpoints, config })
     }
 

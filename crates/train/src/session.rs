@@ -92,15 +92,22 @@ impl Session {
     pub fn new(mut run: Resolved, sets: Sets) -> Result<Self, TrainError> {
         run.class_names = sets.train.class_names().to_vec();
         let executor = Executor::new(program(&run)?, run.threads, run.seed)?;
-        // A continued run takes its weights from a checkpoint.
-        let init = run.init.clone().filter(|_| run.resume.is_none());
         let mut session =
             Session { run, executor, sets, ahead: None, data_seconds: 0.0, skipped: Vec::new() };
-        if let Some(path) = init {
-            let weights = weights::load_for(&path, &session.run.vit, session.run.new_head)?;
-            session.load_weights(&weights);
+        // A continued run takes its weights from a checkpoint.
+        if session.run.resume.is_none() {
+            session.load_init()?;
         }
         Ok(session)
+    }
+
+    /// Starts from the weights of `--init`, if there are any.
+    pub(crate) fn load_init(&mut self) -> Result<(), TrainError> {
+        if let Some(path) = &self.run.init {
+            let weights = weights::load_for(path, &self.run.vit, self.run.new_head)?;
+            self.load_weights(&weights);
+        }
+        Ok(())
     }
 
     /// For judging weights only: no memory for gradients.

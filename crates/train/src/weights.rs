@@ -1,7 +1,6 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
 use crate::checkpoint::{CONFIG, is_checkpoint};
-use crate::config::Resolved;
 use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use graph::AVERAGE;
@@ -112,13 +111,13 @@ pub fn save_as(
     path: &Path,
     weights: &Weights,
     convention: Convention,
-    run: Option<&Resolved>,
+    config: Option<&str>,
 ) -> Result<(), WeightsError> {
     let renamed = names::from_canonical(weights.clone(), convention)
         .map_err(|source| WeightsError::Names { path: path.to_path_buf(), source })?;
     // Hugging Face's loader refuses files that do not name their framework.
     let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-    metadata.extend(run.map(|run| (CONFIG.to_string(), run.to_json())));
+    metadata.extend(config.map(|config| (CONFIG.to_string(), config.to_string())));
     write(path, &renamed, &metadata)
 }
 

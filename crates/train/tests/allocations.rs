@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use train::metrics::Metrics;
 use train::session::StepResult;
 use train::tensorboard::EventFile;
-use train::{Facts, Raw, Session};
+use train::{Raw, Session, sets};
 
 /// Counts allocations, those made inside the `gemm` crate apart.
 struct Counting;
@@ -72,8 +72,8 @@ fn a_step_allocates_nothing() {
         train_samples: Some(100),
         ..Raw::default()
     };
-    let facts = Facts::synthetic(&raw).unwrap();
-    let mut session = Session::new(raw.resolve(&facts, 1).unwrap()).unwrap();
+    let (run, sets) = sets::resolve(&raw, 1).unwrap();
+    let mut session = Session::new(run, sets).unwrap();
     assert!(OURS.load(Ordering::Relaxed) > 0, "the counter counts");
     let mut last = None;
     allocates_nothing("training", |step| last = Some(session.step(step).unwrap()));

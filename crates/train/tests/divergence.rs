@@ -2,17 +2,12 @@
 
 use models::names::{Convention, Weights};
 use std::path::PathBuf;
-use train::run::{Events, train};
-use train::session::{Score, StepResult};
-use train::{Raw, Session, TrainError, weights};
+use train::run::{Events, Summary, train};
+use train::{Raw, Session, TrainError, sets, weights};
 
 struct Silent;
 
-impl Events for Silent {
-    fn started(&mut self, _: &Session) {}
-    fn stepped(&mut self, _: u64, _: u64, _: &StepResult, _: f64) {}
-    fn evaluated(&mut self, _: u64, _: u64, _: &Score) {}
-}
+impl Events for Silent {}
 
 fn raw() -> Raw {
     Raw {
@@ -28,8 +23,18 @@ fn raw() -> Raw {
     }
 }
 
+fn train_on(raw: &Raw) -> Result<Summary, TrainError> {
+    let (run, sets) = sets::resolve(raw, 1)?;
+    train(run, sets, &mut Silent)
+}
+
+fn session(raw: &Raw) -> Session {
+    let (run, sets) = sets::resolve(raw, 1).unwrap();
+    Session::new(run, sets).unwrap()
+}
+
 fn failure(raw: Raw) -> (TrainError, String) {
-    let error = train(raw.resolve().unwrap(), &mut Silent).unwrap_err();
+    let error = train_on(&raw).unwrap_err();
     let text = error.to_string();
     println!("{text}");
     (error, text)
@@ -37,11 +42,11 @@ fn failure(raw: Raw) -> (TrainError, String) {
 
 /// Starts from fresh weights that `change` has been at.
 fn failure_from(name: &str, change: impl Fn(&mut Weights)) -> (TrainError, String) {
-    let mut tensors = Session::new(raw().resolve().unwrap()).unwrap().weights();
+    let mut tensors = session(&raw()).weights();
     change(&mut tensors);
     let file = format!("vitesse-divergence-{}-{name}.safetensors", std::process::id());
     let path: PathBuf = std::env::temp_dir().join(file);
-    weights::save_as(&path, &tensors, Convention::Timm).unwrap();
+    weights::save_as(&path, &tensors, Convention::Timm, None).unwrap();
     let result = failure(Raw { init: Some(path.clone()), ..raw() });
     std::fs::remove_file(path).unwrap();
     result

@@ -16,7 +16,9 @@ use train::weights;
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     let raw = args.data.raw(args.model.raw());
-    let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?;
+    let stored = Stored::find(&args.weights)?;
+    let weights_file = stored.weights.clone();
+    let mut judge = Judge::new(stored, &raw)?;
     let sets = judge.sets(&raw)?;
     let (names, classes) = (sets.test.class_names().to_vec(), judge.run.vit.classes);
     let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
@@ -45,8 +47,9 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
         write_confusion(path, &confusion, &names)?;
     }
     if args.json {
-        println!("{}", to_json(&score, &confusion, &names));
+        println!("{}", to_json(&weights_file, &score, &confusion, &names));
     } else {
+        println!("{}", weights_file.display());
         print_scores(&score, &confusion, &names);
     }
     Ok(())
@@ -130,12 +133,13 @@ fn print_scores(score: &Score, confusion: &Confusion, names: &[String]) {
     }
 }
 
-fn to_json(score: &Score, confusion: &Confusion, names: &[String]) -> serde_json::Value {
+fn to_json(weights: &Path, score: &Score, confusion: &Confusion, names: &[String]) -> serde_json::Value {
     let class = |class: usize| {
         let score = confusion.class(class);
         json!({"class": class_name(names, class), "images": score.images, "recall": score.recall, "precision": score.precision})
     };
     json!({
+        "weights": weights,
         "eval_loss": score.loss,
         "eval_top1": score.top1,
         "eval_top5": score.top5,

@@ -12,7 +12,8 @@ pub fn run(args: ExportArgs) -> anyhow::Result<()> {
     if args.out.exists() {
         anyhow::bail!("{}: exists already, and is not replaced", args.out.display());
     }
-    weights::save_as(&args.out, &judge.weights, args.to, known.then_some(&judge.run))?;
+    let config = if known { Some(judge.run.to_json()?) } else { None };
+    weights::save_as(&args.out, &judge.weights, args.to, config.as_deref())?;
     println!("{} → {} ({} names, {} tensors)", from, args.out.display(), args.to, judge.weights.len());
     Ok(())
 }

@@ -5,7 +5,6 @@ use crate::table::{count, megabytes};
 use data::Skipped;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::path::Path;
 use train::checkpoint;
 use train::run::Events;
 use train::session::{Score, StepResult};
@@ -30,7 +29,7 @@ impl<'a> Progress<'a> {
     pub fn new(run: &Resolved, quiet: bool, signals: &'a Signals) -> Self {
         let bar = (!quiet && std::io::stdout().is_terminal()).then(|| {
             let bar = ProgressBar::new(run.steps);
-            let template = "{bar:24} {pos}/{len} · {msg} · {eta} left";
+            let template = "{bar:16} {pos}/{len} · {msg} · {eta} left";
             bar.with_style(
                 ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
             )
@@ -94,19 +93,18 @@ impl Events for Progress<'_> {
         self.images += result.score.samples;
         self.seconds += result.score.samples / images_per_second;
         let due = (step + 1).is_multiple_of(self.every);
-        let text = || {
-            format!(
-                "loss {:.4} · lr {:.2e} · {:.0} images/s",
-                result.score.loss,
-                result.learning_rate,
-                self.images / self.seconds
-            )
-        };
+        let (loss, rate) = (result.score.loss, self.images / self.seconds);
         if let Some(bar) = &self.bar {
             bar.set_position(step + 1);
-            bar.set_message(format!("epoch {} · {}", epoch + 1, text()));
+            bar.set_message(format!("epoch {} · loss {loss:.4} · {rate:.0} images/s", epoch + 1));
         } else if due && !self.quiet {
-            self.line(format!("epoch {} · step {}/{} · {}", epoch + 1, step + 1, self.steps, text()));
+            println!(
+                "epoch {} · step {}/{} · loss {loss:.4} · lr {:.2e} · {rate:.0} images/s",
+                epoch + 1,
+                step + 1,
+                self.steps,
+                result.learning_rate
+            );
         }
         if due {
             (self.images, self.seconds) = (0.0, 0.0);
@@ -131,8 +129,6 @@ impl Events for Progress<'_> {
             self.line("left out: further images are only counted".to_string());
         }
     }
-
-    fn saved(&mut self, _checkpoint: &Path) {}
 
     fn stop(&self) -> Option<&'static str> {
         self.signals.came()

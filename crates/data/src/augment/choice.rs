@@ -9,9 +9,10 @@ use crate::random::{Stream, key};
 /// Everything random about one sample, as plain data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The part of the image that is resized to the output's size.
+    /// The part of the image that is resized, to this width and height.
     pub region: CropBox,
-    /// How far right and down the output's window lies on the resized image; pixels outside of the image are 0.
+    pub resized: (u32, u32),
+    /// How far right and down the output's window lies on the resized part; pixels outside of it are 0.
     pub shift: (i32, i32),
     pub flip: bool,
     pub ops: Ops,
@@ -61,10 +62,11 @@ const ERASE_RATIO: (f64, f64) = (0.3, 3.3);
 const ATTEMPTS: usize = 10;
 
 impl Choice {
-    /// Nothing random: the whole image as it is.
-    pub fn plain(width: usize, height: usize) -> Self {
+    /// Nothing random: the whole of an image of `width` × `height`, resized to a square.
+    pub fn plain(size: usize, (width, height): (usize, usize)) -> Self {
         Self {
-            region: whole(width, height),
+            region: CropBox { left: 0.0, top: 0.0, width: width as f64, height: height as f64 },
+            resized: (size as u32, size as u32),
             shift: (0, 0),
             flip: false,
             ops: Ops::default(),
@@ -75,21 +77,21 @@ impl Choice {
 }
 
 impl Transform {
-    /// What happens to the sample at `position` of `epoch`, an image of `width` × `height` pixels.
+    /// What happens to the sample at `position` of `epoch`, an image of `source` (width, height) pixels.
     ///
     /// Settings are those that [`Transform::check`] lets pass. The pair's mix is drawn whether or not the sample has a
     /// partner: who applies it knows.
-    pub fn choose(&self, seed: u64, epoch: u64, position: usize, (width, height): (usize, usize)) -> Choice {
+    pub fn choose(&self, seed: u64, epoch: u64, position: usize, source: (usize, usize)) -> Choice {
         let stream =
             |purpose, number: usize| Stream::new(key(&[seed, AUGMENT, purpose, epoch, number as u64]));
         let size = self.size as u32;
-        let mut choice = Choice::plain(width, height);
+        let mut choice = Choice::plain(self.size, source);
         match self.geometry {
             Geometry::Resize => {}
-            Geometry::CenterCrop { resize } => choice.region = centre(width, height, resize, self.size),
+            Geometry::CenterCrop { resize } => choice.take_centre(source, resize, self.size),
             Geometry::PadCrop { padding } => choice.shift = shift(padding, &mut stream(CROP, position)),
             Geometry::RandomResizedCrop { scale, ratio } => {
-                choice.region = resized_crop(width, height, scale, ratio, &mut stream(CROP, position));
+                choice.region = resized_crop(source, scale, ratio, &mut stream(CROP, position));
             }
         }
         choice.flip = self.flip > 0.0 && stream(FLIP, position).unit() < self.flip;
@@ -106,27 +108,40 @@ impl Transform {
     }
 }
 
-fn whole(width: usize, height: usize) -> CropBox {
-    CropBox { left: 0.0, top: 0.0, width: width as f64, height: height as f64 }
+impl Choice {
+    /// The centre of the image once its short side is resized to `resize`.
+    fn take_centre(&mut self, (width, height): (usize, usize), resize: usize, size: usize) {
+        let short = width.min(height);
+        let (across, down) = (middle(width, short, resize, size), middle(height, short, resize, size));
+        let ((left, width), (top, height)) = (across.source, down.source);
+        self.region = CropBox { left, top, width, height };
+        self.resized = (across.resized as u32, down.resized as u32);
+        self.shift = (across.shift as i32, down.shift as i32);
+    }
 }
 
-/// The part of the image that becomes the centre of it once the short side is resized to `resize`.
-///
-/// torchvision resizes to whole pixels, cutting the long side off, and cuts from a whole pixel, rounding halves to
-/// even. Both scales are therefore those of the whole resized image.
-fn centre(width: usize, height: usize, resize: usize, size: usize) -> CropBox {
-    let short = width.min(height).max(1);
-    // An image may be so long that the product needs more than 64 bits.
-    let long = |side: usize| (resize as u128 * side as u128 / short as u128) as f64;
-    let part = |side: usize| {
-        let resized = if side == short { resize as f64 } else { long(side) };
-        let scale = side as f64 / resized;
-        let start = ((resized - size as f64) / 2.0).round_ties_even() * scale;
-        // Rounding must not push the far edge out of the image.
-        (start, (size as f64 * scale).min(side as f64 - start))
-    };
-    let ((left, width), (top, height)) = (part(width), part(height));
-    CropBox { left, top, width, height }
+/// Along one side of an image: what is read, as (start, length), to how many pixels it is resized, and where among these
+/// the output begins.
+struct Middle {
+    source: (f64, f64),
+    resized: usize,
+    shift: usize,
+}
+
+/// torchvision resizes the whole image to whole pixels, cutting off what the long side has beyond, and cuts the middle
+/// out of that, rounding halves to even. Here only the middle is resized, by the same scale, with a margin as wide as a
+/// filter reaches: its pixels must see the neighbours they would have seen.
+fn middle(side: usize, short: usize, resize: usize, size: usize) -> Middle {
+    // A long side may be so long that the product needs more than 64 bits.
+    let full = (resize as u128 * side as u128 / short.max(1) as u128) as usize;
+    let scale = side as f64 / full as f64;
+    let begin = (full.saturating_sub(size) as f64 / 2.0).round_ties_even() as usize;
+    let margin = (2.0 * (1.0 / scale).max(1.0)).ceil() as usize + 1;
+    let (low, high) = (begin.saturating_sub(margin), full.min(begin + size + margin));
+    let start = low as f64 * scale;
+    // Rounding must not push the far edge out of the image.
+    let end = (high as f64 * scale).min(side as f64);
+    Middle { source: (start, end - start), resized: high - low, shift: begin - low }
 }
 
 fn shift(padding: usize, stream: &mut Stream) -> (i32, i32) {
@@ -144,8 +159,7 @@ fn sides(area: f64, scale: (f64, f64), ratio: (f64, f64), stream: &mut Stream) -
 }
 
 fn resized_crop(
-    width: usize,
-    height: usize,
+    (width, height): (usize, usize),
     scale: (f64, f64),
     ratio: (f64, f64),
     stream: &mut Stream,

@@ -1,7 +1,7 @@
 //! Carrying out what was chosen for one sample.
 
+use super::Transform;
 use super::choice::Choice;
-use super::{Geometry, Transform};
 use crate::{CropBox, DataError, Image, Resizer};
 
 /// Prepares samples; keeps tables and memory between them. One for each thread.
@@ -10,8 +10,8 @@ pub struct Preparer {
     /// What each byte of each channel becomes.
     tables: Vec<[f32; 256]>,
     resizer: Resizer,
-    cut: Image,
     sized: Image,
+    bytes: Image,
     spare: Image,
 }
 
@@ -21,8 +21,8 @@ impl Preparer {
         let table =
             |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
         let tables = transform.mean.iter().zip(&transform.std).map(table).collect();
-        let (cut, sized, spare) = Default::default();
-        Ok(Self { transform, tables, resizer: Resizer::new(), cut, sized, spare })
+        let (sized, bytes, spare) = Default::default();
+        Ok(Self { transform, tables, resizer: Resizer::new(), sized, bytes, spare })
     }
 
     pub fn transform(&self) -> &Transform {
@@ -31,21 +31,22 @@ impl Preparer {
 
     /// Turns an image into a normalised sample (C, S, S). Mixing takes two, and is left to [`super::Mix::apply`].
     pub fn prepare(&mut self, image: &Image, choice: &Choice, out: &mut [f32]) -> Result<(), DataError> {
-        self.check(image, out)?;
-        let size = self.transform.size;
-        let fits = is_whole(choice.region, image) && (image.width, image.height) == (size, size);
+        self.check(image, choice, out)?;
+        let Transform { size, interpolation, .. } = self.transform;
+        let resized = (choice.resized.0 as usize, choice.resized.1 as usize);
+        let fits = choice.region == CropBox::whole(image) && (image.width, image.height) == resized;
         if !fits {
-            self.fit(image, choice.region);
+            self.resizer.resize(image, choice.region, resized, interpolation, &mut self.sized);
         }
         let source = if fits { image } else { &self.sized };
         if choice.ops.as_slice().is_empty() {
-            normalise(source, choice.shift, choice.flip, &self.tables, out);
+            normalise(source, size, choice.shift, choice.flip, &self.tables, out);
         } else {
-            window(source, choice.shift, choice.flip, &mut self.cut);
+            window(source, size, choice.shift, choice.flip, &mut self.bytes);
             for op in choice.ops.as_slice() {
-                op.apply(&mut self.cut, &mut self.spare);
+                op.apply(&mut self.bytes, &mut self.spare);
             }
-            normalise(&self.cut, (0, 0), false, &self.tables, out);
+            normalise(&self.bytes, size, (0, 0), false, &self.tables, out);
         }
         if let Some(rect) = choice.erase {
             rect.rows(size, out).for_each(|row| row.fill(0.0));
@@ -53,7 +54,7 @@ impl Preparer {
         Ok(())
     }
 
-    fn check(&self, image: &Image, out: &[f32]) -> Result<(), DataError> {
+    fn check(&self, image: &Image, choice: &Choice, out: &[f32]) -> Result<(), DataError> {
         let &Image { width, height, channels: found, ref pixels } = image;
         let channels = self.transform.channels;
         if found != channels || pixels.is_empty() || pixels.len() != width * height * found {
@@ -63,65 +64,69 @@ impl Preparer {
         if found != expected {
             return Err(DataError::BufferLength { buffer: "sample", expected, found });
         }
+        let CropBox { left, top, width, height } = choice.region;
+        let (image_width, image_height) = (image.width, image.height);
+        let inside =
+            |start: f64, len: f64, full: usize| start >= 0.0 && len > 0.0 && start + len <= full as f64;
+        if !(inside(left, width, image_width) && inside(top, height, image_height)) {
+            return Err(DataError::Region { left, top, width, height, image_width, image_height });
+        }
         Ok(())
     }
-
-    /// Resizes a part of the image into `sized`.
-    ///
-    /// The edge pixels of a random part must not see their neighbours outside, as torchvision cuts it out before it is
-    /// resized. A centre crop is cut from the resized image, and its edge pixels do see them.
-    fn fit(&mut self, image: &Image, region: CropBox) {
-        let Transform { size, interpolation: how, geometry, .. } = self.transform;
-        let (resizer, to, out) = (&mut self.resizer, (size, size), &mut self.sized);
-        match geometry {
-            Geometry::CenterCrop { .. } => resizer.resize_within(image, region, to, how, out),
-            _ => resizer.resize(image, region, to, how, out),
-        }
-    }
 }
 
-fn is_whole(region: CropBox, image: &Image) -> bool {
-    region == CropBox { left: 0.0, top: 0.0, width: image.width as f64, height: image.height as f64 }
-}
-
-/// How a line of the output looks onto one of the input, moved by `shift`: columns before, taken and after.
+/// How a line of the output looks onto one of the input: how much of it comes before the input, where that is read from,
+/// and how much is taken.
 struct Look {
     before: usize,
     from: usize,
     taken: usize,
 }
 
-fn look(shift: i32, size: usize) -> Look {
-    let off = (shift.unsigned_abs() as usize).min(size);
-    let taken = size - off;
-    if shift < 0 { Look { before: off, from: 0, taken } } else { Look { before: 0, from: off, taken } }
+/// A line of `size` that begins `shift` after the beginning of a line of `len`.
+fn look(shift: i32, size: usize, len: usize) -> Look {
+    let off = shift.unsigned_abs() as usize;
+    let (before, from) = if shift < 0 { (off.min(size), 0) } else { (0, off.min(len)) };
+    Look { before, from, taken: (size - before).min(len - from) }
 }
 
-/// One pass over a square image (S, S, C): moves, mirrors, normalises, and parts the channels.
-fn normalise(image: &Image, shift: (i32, i32), flip: bool, tables: &[[f32; 256]], out: &mut [f32]) {
-    let size = image.width;
-    // Mirrored, what was missing on one side is missing on the other.
-    let columns = look(shift.0, size);
-    let before = if flip { size - columns.before - columns.taken } else { columns.before };
-    let rows = look(shift.1, size);
+impl Look {
+    /// Mirrored, what was missing on one side is missing on the other.
+    fn mirrored(self, flip: bool, size: usize) -> Self {
+        if flip { Self { before: size - self.before - self.taken, ..self } } else { self }
+    }
+}
+
+/// One pass over an image (H, W, C): takes a window of it, mirrors it, normalises, and parts the channels.
+fn normalise(
+    image: &Image,
+    size: usize,
+    shift: (i32, i32),
+    flip: bool,
+    tables: &[[f32; 256]],
+    out: &mut [f32],
+) {
+    let channels = image.channels;
+    let rows = look(shift.1, size, image.height);
+    let columns = look(shift.0, size, image.width).mirrored(flip, size);
     for (channel, (plane, table)) in out.chunks_exact_mut(size * size).zip(tables).enumerate() {
         let (top, rest) = plane.split_at_mut(rows.before * size);
         let (middle, bottom) = rest.split_at_mut(rows.taken * size);
         top.fill(table[0]);
         bottom.fill(table[0]);
-        let lines = image.pixels.chunks_exact(size * image.channels).skip(rows.from);
+        let lines = image.pixels.chunks_exact(image.width * channels).skip(rows.from);
         for (line, out) in lines.zip(middle.chunks_exact_mut(size)) {
-            let (left, rest) = out.split_at_mut(before);
+            let (left, rest) = out.split_at_mut(columns.before);
             let (out, right) = rest.split_at_mut(columns.taken);
             left.fill(table[0]);
             right.fill(table[0]);
-            let pixels = &line[columns.from * image.channels..][..columns.taken * image.channels];
-            match image.channels {
+            let pixels = &line[columns.from * channels..][..columns.taken * channels];
+            match channels {
                 1 => look_up::<1>(pixels, channel, flip, table, out),
                 3 => look_up::<3>(pixels, channel, flip, table, out),
                 n => {
-                    let bytes = pixels.chunks_exact(n).map(|pixel| table[usize::from(pixel[channel])]);
-                    if flip { assign(out, bytes.rev()) } else { assign(out, bytes) }
+                    let values = pixels.chunks_exact(n).map(|pixel| table[usize::from(pixel[channel])]);
+                    if flip { assign(out, values.rev()) } else { assign(out, values) }
                 }
             }
         }
@@ -138,17 +143,17 @@ fn assign(out: &mut [f32], values: impl Iterator<Item = f32>) {
     out.iter_mut().zip(values).for_each(|(out, value)| *out = value);
 }
 
-/// Moves and mirrors bytes, for what comes between the geometry and the normalisation.
-fn window(image: &Image, shift: (i32, i32), flip: bool, out: &mut Image) {
-    let (size, channels) = (image.width, image.channels);
-    let (columns, rows) = (look(shift.0, size), look(shift.1, size));
-    let before = if flip { size - columns.before - columns.taken } else { columns.before };
+/// Takes a window of bytes and mirrors it, for what comes between the geometry and the normalisation.
+fn window(image: &Image, size: usize, shift: (i32, i32), flip: bool, out: &mut Image) {
+    let channels = image.channels;
+    let rows = look(shift.1, size, image.height);
+    let columns = look(shift.0, size, image.width).mirrored(flip, size);
     let out = out.reset(size, size, channels);
     out.fill(0);
-    let lines = image.pixels.chunks_exact(size * channels).skip(rows.from).take(rows.taken);
+    let lines = image.pixels.chunks_exact(image.width * channels).skip(rows.from).take(rows.taken);
     for (line, out) in lines.zip(out.chunks_exact_mut(size * channels).skip(rows.before)) {
         let line = &line[columns.from * channels..][..columns.taken * channels];
-        let out = &mut out[before * channels..][..columns.taken * channels];
+        let out = &mut out[columns.before * channels..][..columns.taken * channels];
         if flip {
             let pixels = line.chunks_exact(channels).rev();
             out.chunks_exact_mut(channels).zip(pixels).for_each(|(out, pixel)| out.copy_from_slice(pixel));

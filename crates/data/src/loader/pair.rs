@@ -17,6 +17,8 @@ pub(super) struct Maker {
     image: Image,
     pair: [Sample; 2],
     mix: Mix,
+    /// The number of the image that is being prepared, to be named if that panics.
+    reading: usize,
 }
 
 /// One of the two, and whether it is there.
@@ -48,7 +50,7 @@ impl Maker {
         let sample = || Sample { pixels: vec![0.0; transform.sample_len()], ..Sample::default() };
         let (pair, image) = ([sample(), sample()], Image::default());
         let preparer = Preparer::new(transform)?;
-        Ok(Self { dataset, sampler, skip_bad, preparer, image, pair, mix: Mix::Off })
+        Ok(Self { dataset, sampler, skip_bad, preparer, image, pair, mix: Mix::Off, reading: 0 })
     }
 
     /// A whole batch, on this thread.
@@ -71,8 +73,7 @@ impl Maker {
         made.map_err(|panic| {
             let message = panic.downcast_ref::<&str>().map(|text| text.to_string());
             let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            let indices = [self.pair[0].index, self.pair[1].index];
-            let problem = format!("preparing image {} or {}: {message}", indices[0], indices[1]);
+            let problem = format!("preparing image {}: {message}", self.reading);
             (2 * pair, DataError::Worker { problem })
         })
     }
@@ -96,6 +97,7 @@ impl Maker {
 
     fn make_one(&mut self, epoch: u64, position: usize) -> State {
         let index = self.sampler.index(epoch, position);
+        self.reading = index;
         let sample = &mut self.pair[position % 2];
         (sample.index, sample.label) = (index, self.dataset.label(index) as i32);
         match self.read(epoch, position) {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::input::{Input, unescape, unquote, utf8};
-use super::{Fault, Id, MAX_VALUES, Node, Object, Pickle, PickleError, opcode as op};
+use super::{Fault, Id, MAX_OPCODES, Node, Object, Pickle, PickleError, opcode as op};
 
 const LATEST_PROTOCOL: u8 = 5;
 
@@ -27,13 +27,14 @@ impl<'a> Machine<'a> {
             marks: Vec::new(),
             memo: HashMap::new(),
         };
-        loop {
+        for _ in 0..MAX_OPCODES {
             let offset = machine.input.position();
             let result = machine.step().map_err(|fault| PickleError { offset, fault })?;
             if let Some(root) = result {
                 return Ok((Pickle { nodes: machine.nodes, root }, machine.input.position()));
             }
         }
+        Err(PickleError { offset: machine.input.position(), fault: Fault::TooMany })
     }
 
     /// Follows one opcode. The last one gives the pickle's value.
@@ -47,7 +48,7 @@ impl<'a> Machine<'a> {
             None => self.composed(opcode)?,
         };
         match made {
-            Some(node) => self.push(node)?,
+            Some(node) => self.push(node),
             None => self.rearrange(opcode)?,
         }
         Ok(None)
@@ -105,7 +106,7 @@ impl<'a> Machine<'a> {
             }
             op::PERSID => {
                 let name = Cow::Borrowed(utf8(self.input.line()?)?);
-                Node::Persistent(self.keep(Node::Text(name))?)
+                Node::Persistent(self.keep(Node::Text(name)))
             }
             op::BINPERSID => Node::Persistent(self.pop()?),
             op::REDUCE | op::NEWOBJ => {
@@ -114,19 +115,19 @@ impl<'a> Machine<'a> {
             }
             op::NEWOBJ_EX => {
                 let [callable, args, named] = self.popped()?;
-                let args = self.keep(Node::Tuple(vec![args, named]))?;
+                let args = self.keep(Node::Tuple(vec![args, named]));
                 Object::made_by(callable, args)
             }
             op::INST => {
                 let class =
                     Node::Global { module: utf8(self.input.line()?)?, name: utf8(self.input.line()?)? };
                 let args = self.group()?;
-                Object::made_by(self.keep(class)?, self.keep(Node::Tuple(args))?)
+                Object::made_by(self.keep(class), self.keep(Node::Tuple(args)))
             }
             op::OBJ => {
                 let group = self.group()?;
                 let (&class, args) = group.split_first().ok_or(Fault::StackEmpty)?;
-                Object::made_by(class, self.keep(Node::Tuple(args.to_vec()))?)
+                Object::made_by(class, self.keep(Node::Tuple(args.to_vec())))
             }
             _ => return Ok(None),
         }))
@@ -203,19 +204,15 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Adds a value without putting it on the stack.
-    fn keep(&mut self, node: Node<'a>) -> Result<Id, Fault> {
-        if self.nodes.len() >= MAX_VALUES {
-            return Err(Fault::TooMany);
-        }
+    /// Adds a value without putting it on the stack. There are three for each opcode at most.
+    fn keep(&mut self, node: Node<'a>) -> Id {
         self.nodes.push(node);
-        Ok(Id(self.nodes.len() as u32 - 1))
+        Id(self.nodes.len() as u32 - 1)
     }
 
-    fn push(&mut self, node: Node<'a>) -> Result<(), Fault> {
-        let id = self.keep(node)?;
+    fn push(&mut self, node: Node<'a>) {
+        let id = self.keep(node);
         self.stack.push(id);
-        Ok(())
     }
 
     /// The last value of the group that is being made.
@@ -239,7 +236,7 @@ impl<'a> Machine<'a> {
         Ok(ids)
     }
 
-    /// Everything since the last mark. (Not by `split_off`: that may keep the capacity of the whole stack.)
+    /// Everything since the last mark.
     fn group(&mut self) -> Result<Vec<Id>, Fault> {
         let begin = self.marks.pop().ok_or(Fault::NoMark)?;
         Ok(self.stack.drain(begin..).collect())

@@ -150,7 +150,8 @@ fn sharing_costs_nothing() {
 }
 
 #[test]
-fn there_is_an_end_to_the_number_of_values() {
-    let many = [&b"N0".repeat(MAX_VALUES + 1)[..], b"N."].concat();
-    assert!(refusal(&many).ends_with("it has more than 4194304 values"));
+fn there_is_an_end_to_the_number_of_opcodes() {
+    let many = |count: usize| [&b"N0".repeat(count / 2)[..], b"N."].concat();
+    assert!(Pickle::read(&many(MAX_OPCODES - 2)).is_ok());
+    assert!(refusal(&many(MAX_OPCODES)).ends_with("it has more than 4194304 opcodes"));
 }

@@ -61,7 +61,7 @@ fn fixed_point(weight: f64) -> i32 {
 }
 
 impl Interpolation {
-    pub(super) fn support(self) -> f64 {
+    fn support(self) -> f64 {
         match self {
             Interpolation::Bilinear => 1.0,
             Interpolation::Bicubic => 2.0,

@@ -19,6 +19,8 @@ impl Folder {
     pub fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.0.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Some file systems flush a file that is cut and written anew, which takes milliseconds.
+        let _ = fs::remove_file(&path);
         fs::write(&path, bytes).unwrap();
         path
     }

@@ -76,9 +76,10 @@ impl Raw {
         let source = self.source()?;
         let (model, vit) = self.vit(&source, facts, log)?;
         let data = self.data(source, facts, threads, log)?;
+        let batch = self.batch(world, log)?;
+        holdable(&model, &vit, batch.micro)?;
         let (augmentation, label_smoothing) =
             self.augmentation(&data.source, vit.image, vit.channels, log)?;
-        let batch = self.batch(world, log)?;
         if augmentation.mixes() && !batch.micro.is_multiple_of(2) {
             let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
             return Err(TrainError::setting("batch-size", batch.micro, why));
@@ -275,6 +276,30 @@ impl Raw {
         of_file != Some(Setting::Given(false))
     }
 }
+
+/// Refuses sizes that no memory holds, before anything multiplies them: their products might not fit a number either.
+fn holdable(model: &str, vit: &Vit, batch: usize) -> Result<(), TrainError> {
+    let size = |n: usize| n as f64;
+    let tokens = (size(vit.image) / size(vit.patch)).powi(2) + 1.0;
+    let activations = size(vit.depth) * tokens * (size(vit.heads) * tokens + 8.0 * size(vit.mlp));
+    let image = size(vit.channels) * size(vit.image).powi(2);
+    let weights =
+        size(vit.width) * (size(vit.classes) + size(vit.channels) * size(vit.patch).powi(2) + tokens);
+    let values = size(batch) * (activations + image + size(vit.classes)) + weights;
+    if values < MOST_VALUES {
+        return Ok(());
+    }
+    Err(TrainError::TooLarge {
+        model: model.to_string(),
+        image: vit.image,
+        channels: vit.channels,
+        classes: vit.classes,
+        batch,
+    })
+}
+
+/// A petabyte of f32.
+const MOST_VALUES: f64 = 2.5e14;
 
 fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

@@ -67,19 +67,23 @@ pub struct Resolved {
     pub breakdown: bool,
 }
 
-/// What may change between a run and its continuation: it says where and how fast, not what, is computed. How a batch is
-/// divided among ranks and micro-steps is compared as their product.
-const FREE: [&str; 18] = [
+/// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
+/// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
+/// the weights a run started from are long changed.
+const FREE: [&str; 20] = [
     "schema",
     "world",
     "batch",
     "accumulate",
+    "epochs",
     "data.source",
     "data.workers",
     "data.cache",
     "recompute",
     "device",
     "threads",
+    "init",
+    "new_head",
     "out",
     "resume",
     "checkpoint_every",
@@ -87,7 +91,6 @@ const FREE: [&str; 18] = [
     "eval_every",
     "log_every",
     "breakdown",
-    "epochs",
 ];
 
 impl Resolved {
@@ -111,9 +114,11 @@ impl Resolved {
         SyntheticSpec { split, len, image_size: self.vit.image, channels, classes, seed: self.seed }
     }
 
-    pub fn to_json(&self) -> String {
-        // A struct of numbers, texts and lists always becomes JSON.
-        serde_json::to_string_pretty(self).unwrap_or_default()
+    /// The record; fails if a path can't be written as text.
+    pub fn to_json(&self) -> Result<String, ConfigError> {
+        let error =
+            |e: serde_json::Error| ConfigError::File { file: "config.json".to_string(), why: e.to_string() };
+        serde_json::to_string_pretty(self).map_err(error)
     }
 
     /// Reads a record; `file` is its name in messages.
@@ -145,16 +150,13 @@ impl Resolved {
 
     /// Every setting that matters to the arithmetic, by its name in the record.
     fn settings(&self) -> BTreeMap<String, String> {
+        // Paths don't matter, and are all that could fail to become JSON.
+        let mut plain = Resolved { init: None, out: None, resume: None, ..self.clone() };
+        plain.data.source = Source::Synthetic;
         let mut settings = BTreeMap::new();
-        flatten("", &serde_json::to_value(self).unwrap_or_default(), &mut settings);
+        flatten("", &serde_json::to_value(plain).unwrap_or_default(), &mut settings);
         settings.insert("global batch".to_string(), self.global_batch().to_string());
-        // By name alone: the same images may lie elsewhere today.
-        let source = self.data.source.to_string();
-        let set = match &self.data.source {
-            Source::Synthetic => source.as_str(),
-            _ => source.split(':').next().unwrap_or(&source),
-        };
-        settings.insert("data".to_string(), set.to_string());
+        settings.insert("data".to_string(), self.data.source.set().to_string());
         settings
     }
 }

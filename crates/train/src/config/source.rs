@@ -54,13 +54,11 @@ impl FromStr for Source {
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Source::Synthetic => f.write_str("synthetic"),
-            Source::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
-            Source::Cifar100 { path, coarse: false } => write!(f, "cifar100:{}", path.display()),
-            Source::Cifar100 { path, coarse: true } => write!(f, "cifar100-coarse:{}", path.display()),
-            Source::Folder(path) => write!(f, "folder:{}", path.display()),
-        }
+        let path = match self {
+            Source::Synthetic => return f.write_str(self.set()),
+            Source::Cifar10(path) | Source::Cifar100 { path, .. } | Source::Folder(path) => path,
+        };
+        write!(f, "{}:{}", self.set(), path.display())
     }
 }
 
@@ -76,11 +74,14 @@ impl Source {
         Some(Facts { train_images: 50_000, test_images: 10_000, classes, channels: 3 })
     }
 
-    /// Whether both are the same images; where they lie doesn't matter.
-    pub fn is_same_set(&self, other: &Source) -> bool {
-        match (self, other) {
-            (Source::Cifar100 { coarse: a, .. }, Source::Cifar100 { coarse: b, .. }) => a == b,
-            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+    /// The name of the set, wherever it lies.
+    pub fn set(&self) -> &'static str {
+        match self {
+            Source::Synthetic => "synthetic",
+            Source::Cifar10(_) => "cifar10",
+            Source::Cifar100 { coarse: false, .. } => "cifar100",
+            Source::Cifar100 { coarse: true, .. } => "cifar100-coarse",
+            Source::Folder(_) => "folder",
         }
     }
 

@@ -102,9 +102,30 @@ fn each_bad_setting_names_its_flag() {
             Raw { batch_size: Some(usize::MAX), accumulate: Some(2), ..raw() },
             "more images than can be counted",
         ),
+        (
+            Raw { image_size: Some(1 << 62), ..raw() },
+            "vit-nano/4 on 4611686018427387904 px, 3 channels, 10 classes, 64 images at a time: no memory holds that",
+        ),
     ];
     for (raw, expected) in cases {
         assert_eq!(refused(raw), expected);
+    }
+}
+
+#[test]
+fn absurd_sizes_are_refused_before_they_are_multiplied() {
+    let huge = 1 << 62;
+    for raw in [
+        Raw { image_size: Some(huge), ..Raw::default() },
+        Raw { image_size: Some(huge), augment: Some(Preset::Strong), ..Raw::default() },
+        Raw { batch_size: Some(huge), ..Raw::default() },
+        Raw { classes: Some(huge), ..Raw::default() },
+        Raw { channels: Some(huge), ..Raw::default() },
+        Raw { model: Some(format!("vit-b/{huge}")), image_size: Some(huge), ..Raw::default() },
+        Raw { model: Some("vit-b/1".into()), image_size: Some(16_384), ..Raw::default() },
+    ] {
+        let text = raw.resolve_without_data().unwrap_err().to_string();
+        assert!(text.ends_with("no memory holds that"), "{text}");
     }
 }
 
@@ -195,7 +216,7 @@ fn a_run_can_be_read_back_bit_for_bit() {
     for run in
         [plain(raw), plain(Raw { precision: Some(Precision::Fp32), ..zero_off() }), plain(Raw::default())]
     {
-        let text = run.to_json();
+        let text = run.to_json().unwrap();
         assert_eq!(Resolved::from_json("config.json", &text).unwrap(), run);
         let error = |text: &str| Resolved::from_json("config.json", text).unwrap_err().to_string();
         let other = text.replacen(&format!("\"schema\": {SCHEMA}"), "\"schema\": 99", 1);

@@ -1,0 +1,91 @@
+//! After a few batches a loader allocates nothing. One test, alone in its program, since the counter sees every thread.
+
+use data::{
+    DataError, Dataset, Geometry, Image, Interpolation, Loader, LoaderSettings, RandAugment, Request,
+};
+use data::{Sampler, Transform};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Counting;
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on to the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: passed on to the caller.
+        unsafe { System.dealloc(ptr, layout) };
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on to the caller.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A set in memory.
+struct Memory(Vec<u8>, Vec<String>);
+
+impl Dataset for Memory {
+    fn len(&self) -> usize {
+        1000
+    }
+    fn class_names(&self) -> &[String] {
+        &self.1
+    }
+    fn channels(&self) -> usize {
+        3
+    }
+    fn label(&self, index: usize) -> usize {
+        index % 10
+    }
+    fn name(&self, index: usize) -> String {
+        index.to_string()
+    }
+    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+        out.reset(32, 32, 3).copy_from_slice(&self.0[index..index + 32 * 32 * 3]);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_batch_allocates_nothing() {
+    let set = Arc::new(Memory((0..5000).map(|i| (i * 7) as u8).collect(), Vec::new()));
+    let transform = Transform {
+        geometry: Geometry::PadCrop { padding: 4 },
+        flip: 0.5,
+        rand_augment: Some(RandAugment { ops: 2, magnitude: 9 }),
+        erase: 0.25,
+        mixup: 0.8,
+        cutmix: 1.0,
+        ..Transform::evaluation(32, None, &[0.5; 3], &[0.5; 3], Interpolation::Bilinear)
+    };
+    for workers in [0, 2] {
+        let sampler = Sampler { len: 1000, seed: 1, shuffle: true };
+        let settings = LoaderSettings { sampler, batch: 50, workers, depth: 3, skip_bad: true };
+        let requests =
+            (0..60).map(|step| Request { epoch: step / 20, first: step as usize % 20 * 50, count: 50 });
+        let mut loader = Loader::new(set.clone(), transform.clone(), settings, requests).unwrap();
+        for _ in 0..20 {
+            loader.next_batch().unwrap();
+        }
+        let before = COUNT.load(Ordering::Relaxed);
+        for _ in 0..40 {
+            loader.next_batch().unwrap().unwrap();
+        }
+        let allocated = COUNT.load(Ordering::Relaxed) - before;
+        assert_eq!(allocated, 0, "{workers} threads");
+    }
+}

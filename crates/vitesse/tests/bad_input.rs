@@ -1,0 +1,240 @@
+//! Whatever is wrong with data, configuration, checkpoints or folders: one line that names it, a failure, nothing lost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/fixtures/images");
+const TINY: [&str; 6] = ["--model", "vit-nano/8", "--batch-size", "4", "--steps", "2"];
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bad-{name}"));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_vitesse")).args(args).current_dir(&self.0).output().unwrap()
+    }
+
+    fn works(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// One line on standard error with all of `culprits` in it, a failure, no panic.
+    fn refuses(&self, args: &[&str], culprits: &[&str]) {
+        let output = self.run(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{args:?} should fail");
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {error}");
+        for culprit in culprits {
+            assert!(error.contains(culprit), "{args:?}: '{culprit}' is not in: {error}");
+        }
+        assert_eq!(error.trim_end().lines().count(), 1, "{args:?}: {error}");
+    }
+}
+
+fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["train"], &TINY[..], more].concat()
+}
+
+fn image(name: &str) -> Vec<u8> {
+    fs::read(Path::new(IMAGES).join(name)).unwrap()
+}
+
+/// Two classes of four images for training, two for judging.
+fn photos(folder: &Folder) {
+    let files = ["rgb.jpg", "420.jpg", "rgb.png", "lossy.webp"];
+    for class in ["cat", "dog"] {
+        for (i, file) in files.iter().enumerate() {
+            let name = file.split('.').next_back().unwrap();
+            folder.write(&format!("photos/train/{class}/{i}.{name}"), &image(file));
+        }
+        folder.write(&format!("photos/val/{class}/a.jpg"), &image("422.jpg"));
+    }
+}
+
+/// Four records a file, as CIFAR-10 has them.
+fn cifar(folder: &Folder) {
+    let record = |i: u8| [&[i % 10][..], &[i.wrapping_mul(37); 3072]].concat();
+    let records: Vec<u8> = (0..8).flat_map(record).collect();
+    for i in 1..=5 {
+        folder.write(&format!("cifar/cifar-10-batches-bin/data_batch_{i}.bin"), &records);
+    }
+    folder.write("cifar/cifar-10-batches-bin/test_batch.bin", &records);
+}
+
+#[test]
+fn cifar_files() {
+    let folder = Folder::new("cifar");
+    cifar(&folder);
+    let args = train(&["--data", "cifar10:cifar", "--out", "run"]);
+    folder.refuses(&train(&["--data", "cifar10:nowhere"]), &["nowhere"]);
+
+    let path = "cifar/cifar-10-batches-bin/data_batch_3.bin";
+    let whole = fs::read(folder.0.join(path)).unwrap();
+    folder.write(path, &whole[..3073 * 3 + 100]);
+    folder.refuses(&args, &["data_batch_3.bin", "100"]);
+    let mut wrong = whole.clone();
+    wrong[3073 * 2] = 77;
+    folder.write(path, &wrong);
+    folder.refuses(&args, &["data_batch_3.bin", "77"]);
+    folder.write(path, b"");
+    folder.refuses(&args, &["data_batch_3.bin"]);
+    fs::remove_file(folder.0.join(path)).unwrap();
+    folder.refuses(&args, &["data_batch_3"]);
+    assert!(!folder.0.join("run").exists(), "a refused run leaves no folder");
+
+    folder.write(path, &whole);
+    folder.refuses(&train(&["--data", "cifar10:cifar", "--classes", "4"]), &["10", "4"]);
+    folder.works(&args);
+}
+
+#[test]
+fn image_folders() {
+    let folder = Folder::new("folder");
+    photos(&folder);
+    let data = ["--data", "folder:photos", "--image-size", "32"];
+    folder.works(&train(&data));
+    folder.works(&train(&[&data[..], &["--data-fraction", "0.5", "--augment", "strong"]].concat()));
+
+    fs::create_dir_all(folder.0.join("photos/train/empty")).unwrap();
+    folder.refuses(&train(&data), &["empty"]);
+    fs::remove_dir(folder.0.join("photos/train/empty")).unwrap();
+    fs::create_dir_all(folder.0.join("nothing/train")).unwrap();
+    folder.refuses(&train(&["--data", "folder:nothing"]), &["nothing"]);
+    folder.refuses(&train(&["--data", "folder:nowhere"]), &["nowhere"]);
+    folder.write("photos/val/bird/a.jpg", &image("rgb.jpg"));
+    folder.refuses(&train(&data), &["bird"]);
+    fs::remove_dir_all(folder.0.join("photos/val/bird")).unwrap();
+    folder.refuses(&train(&[&data[..], &["--classes", "1"]].concat()), &["2", "1"]);
+}
+
+/// Each broken file is named; with `--skip-bad-images` it is named, counted and left out.
+#[test]
+fn broken_images() {
+    for (name, bytes) in [
+        ("truncated.jpg", image("420.jpg")[..400].to_vec()),
+        ("empty.jpg", vec![]),
+        ("text.png", b"this is a text".to_vec()),
+    ] {
+        let folder = Folder::new(&format!("image-{name}"));
+        photos(&folder);
+        folder.write(&format!("photos/train/cat/{name}"), &bytes);
+        let data = ["--data", "folder:photos", "--image-size", "32", "--epochs", "2"];
+        let args: Vec<&str> = [&["train", "--model", "vit-nano/8", "--batch-size", "2"], &data[..]].concat();
+        folder.refuses(&args, &[name]);
+        let out = ["--skip-bad-images", "--json", "--out"];
+        let counted = |run: &str, workers: &str| {
+            let more = [&out[..], &[run, "--workers", workers]].concat();
+            let summary: serde_json::Value =
+                serde_json::from_str(&folder.works(&[&args[..], &more[..]].concat())).unwrap();
+            let metrics = fs::read_to_string(folder.0.join(run).join("metrics.csv")).unwrap();
+            let losses: Vec<String> =
+                metrics.lines().map(|line| line.split(',').take(3).collect::<Vec<_>>().join(",")).collect();
+            (summary["skipped_images"].clone(), summary["images"].clone(), losses)
+        };
+        let alone = counted("one", "1");
+        assert_eq!((&alone.0, &alone.1), (&2.into(), &16.into()), "nine images twice, one of them broken");
+        assert_eq!(alone, counted("three", "3"));
+        let said = folder.works(&[&args[..], &["--skip-bad-images"]].concat());
+        assert!(said.contains(name) && said.contains("2 images could not be read"), "{said}");
+    }
+    let folder = Folder::new("classify");
+    photos(&folder);
+    let args = ["--data", "folder:photos", "--image-size", "32", "--out", "run"];
+    folder.works(&train(&args));
+    folder.write("text.jpg", b"not an image");
+    folder.refuses(&["classify", "text.jpg", "--weights", "run"], &["text.jpg"]);
+    folder.refuses(&["classify", "missing.jpg", "--weights", "run"], &["missing.jpg"]);
+    let said = folder.works(&[
+        "classify",
+        "photos/val/cat/a.jpg",
+        "photos/val/dog/a.jpg",
+        "--weights",
+        "run",
+        "--grid",
+        "grid.png",
+    ]);
+    assert!(said.contains("cat") && said.contains("dog") && said.contains('%'), "{said}");
+    assert!(folder.0.join("grid.png").metadata().unwrap().len() > 100);
+}
+
+#[test]
+fn configurations() {
+    let folder = Folder::new("config");
+    for (text, culprits) in [
+        ("{", &["ds.json:1:"][..]),
+        ("[1, 2]", &["ds.json"]),
+        (r#"{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 5}"#, &["32", "5"]),
+        (r#"{"fp16": {"enabled": true}, "bf16": {"enabled": true}}"#, &["fp16", "bf16"]),
+        (r#"{"train_batch_sise": 32}"#, &["train_batch_sise", "train_batch_size"]),
+        (r#"{"train_batch_size": "many"}"#, &["train_batch_size", "many"]),
+        (r#"{"optimizer": {"type": "Adagrad"}}"#, &["optimizer.type", "Adagrad"]),
+    ] {
+        folder.write("ds.json", text.as_bytes());
+        folder.refuses(&["train", "--model", "vit-nano/8", "--config", "ds.json", "--out", "run"], culprits);
+        assert!(!folder.0.join("run").exists());
+    }
+    folder.refuses(&train(&["--device", "cuda"]), &["cuda"]);
+    folder.refuses(&train(&["--precision", "bf16"]), &["bf16"]);
+}
+
+#[test]
+fn checkpoints_and_run_folders() {
+    let folder = Folder::new("checkpoints");
+    let small = ["--train-samples", "32", "--test-samples", "8", "--checkpoint-every", "1"];
+    folder.works(&train(&[&small[..], &["--out", "run"]].concat()));
+    let listing = || {
+        let mut files: Vec<_> =
+            walk(&folder.0.join("run")).into_iter().map(|p| (fs::read(&p).unwrap(), p)).collect();
+        files.sort_by(|a, b| a.1.cmp(&b.1));
+        files
+    };
+    let before = listing();
+    folder.refuses(&train(&[&small[..], &["--out", "run"]].concat()), &["run", "already holds a run"]);
+    folder.refuses(
+        &["train", "--resume", "run", "--model", "vit-ti/8"],
+        &["run", "other settings", "vit-ti/8"],
+    );
+    folder.refuses(&["train", "--resume", "run", "--lr", "0.5"], &["other settings"]);
+    folder.refuses(&["train", "--resume", "nowhere"], &["nowhere"]);
+    folder.refuses(&["train", "--resume"], &["--resume"]);
+    assert!(before == listing(), "nothing was touched");
+
+    let latest = folder.0.join("run/checkpoints/step-00000002.safetensors");
+    let bytes = fs::read(&latest).unwrap();
+    fs::write(&latest, &bytes[..bytes.len() / 2]).unwrap();
+    folder.refuses(
+        &["train", "--resume", "run"],
+        &["step-00000002.safetensors", "step-00000001.safetensors is whole"],
+    );
+    folder.refuses(&["eval", "--weights", "run/checkpoints/step-00000002.safetensors"], &["step-00000002"]);
+
+    // A checkpoint of another model in this run's folder.
+    let other = [&["train", "--model", "vit-nano/16", "--steps", "2", "--out", "other"], &small[..]].concat();
+    folder.works(&other);
+    fs::copy(folder.0.join("other/checkpoints/step-00000002.safetensors"), &latest).unwrap();
+    folder.refuses(&["train", "--resume", "run"], &["run", "vit-nano/16"]);
+
+    folder.write("file", b"");
+    folder.refuses(&train(&["--out", "file/run"]), &["file/run"]);
+    folder.refuses(&train(&["--out", "/proc/run"]), &["/proc/run"]);
+}
+
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}

@@ -1,0 +1,208 @@
+//! A run that is stopped, killed or runs out of disk, and goes on, leaves what an uninterrupted one leaves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+use train::checkpoint::Checkpoint;
+
+const VITESSE: &str = env!("CARGO_BIN_EXE_vitesse");
+
+/// Dropout, averages, mixing and accumulation on: all that a checkpoint has to carry.
+const RUN: &[&str] = &[
+    "train",
+    "--model",
+    "vit-nano/8",
+    "--train-samples",
+    "200",
+    "--test-samples",
+    "40",
+    "--batch-size",
+    "8",
+    "--accumulate",
+    "2",
+    "--epochs",
+    "6",
+    "--checkpoint-every",
+    "4",
+    "--dropout",
+    "0.1",
+    "--ema",
+    "0.9",
+    "--augment",
+    "strong",
+    "--threads",
+    "2",
+    "--seed",
+    "3",
+    "--out",
+    "run",
+];
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("resume-{name}"));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn start(&self, args: &[&str]) -> Child {
+        let mut command = Command::new(VITESSE);
+        command.args(args).current_dir(&self.0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    fn resume_to_end(&self) {
+        let output = self.start(&["train", "--resume", "run"]).wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+    }
+
+    /// Every checkpoint there can be opened.
+    fn checkpoints_are_whole(&self) -> usize {
+        let Ok(entries) = fs::read_dir(self.0.join("run/checkpoints")) else { return 0 };
+        let whole = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if !name.ends_with(".tmp") {
+                assert!(Checkpoint::open(path).is_ok(), "{name} can't be read");
+            }
+            !name.ends_with(".tmp")
+        };
+        entries.map(|entry| entry.unwrap().path()).filter(whole).count()
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Metrics without times, and the values of the final weights.
+fn results(folder: &Path) -> (Vec<String>, Vec<String>, Vec<u8>) {
+    let run = folder.join("run");
+    let without_rate = |line: &str| match serde_json::from_str::<serde_json::Value>(line).unwrap() {
+        serde_json::Value::Object(mut line) => {
+            line.remove("images_per_second");
+            serde_json::Value::Object(line).to_string()
+        }
+        other => panic!("{other}"),
+    };
+    let jsonl = fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().map(without_rate).collect();
+    let csv = fs::read_to_string(run.join("metrics.csv")).unwrap();
+    let without_column = |line: &str| {
+        let cells: Vec<&str> = line.split(',').enumerate().filter(|(i, _)| *i != 4).map(|(_, c)| c).collect();
+        cells.join(",")
+    };
+    let weights = fs::read(run.join("weights.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(*weights.first_chunk().unwrap()) as usize;
+    (jsonl, csv.lines().map(without_column).collect(), weights[header..].to_vec())
+}
+
+fn uninterrupted(folder: &Folder) -> (Vec<String>, Vec<String>, Vec<u8>) {
+    let output = folder.start(RUN).wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    results(&folder.0)
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: a signal to a process this test started.
+    unsafe { libc::kill(child.id() as i32, signal) };
+}
+
+#[test]
+fn killed_at_twenty_moments_a_run_loses_nothing() {
+    let expected = uninterrupted(&Folder::new("whole"));
+    let folder = Folder::new("killed");
+    let mut state = 12345u64;
+    let (mut kills, mut args) = (0, RUN.to_vec());
+    while kills < 20 {
+        let mut child = folder.start(&args);
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        std::thread::sleep(Duration::from_millis(60 + (state >> 33) % 400));
+        signal(&child, libc::SIGKILL);
+        let ended = child.wait().unwrap();
+        kills += 1;
+        if ended.success() {
+            break;
+        }
+        folder.checkpoints_are_whole();
+        if folder.0.join("run/run.json").exists() {
+            args = vec!["train", "--resume", "run"];
+        } else {
+            // Killed while the folder was being made: there is nothing in it to go on with.
+            fs::remove_dir_all(folder.0.join("run")).ok();
+            args = RUN.to_vec();
+        }
+    }
+    println!("{kills} kills");
+    let output = folder.start(&args).wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(results(&folder.0), expected);
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_says_how_to_go_on() {
+    let expected = uninterrupted(&Folder::new("whole-signals"));
+    let folder = Folder::new("stopped");
+    let mut args = RUN.to_vec();
+    for (number, name) in [(libc::SIGINT, "Ctrl-C"), (libc::SIGTERM, "SIGTERM"), (libc::SIGUSR1, "SIGUSR1")] {
+        let child = folder.start(&args);
+        let metrics = folder.0.join("run/run.json");
+        while !metrics.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(150));
+        signal(&child, number);
+        let output = child.wait_with_output().unwrap();
+        if output.status.success() {
+            break;
+        }
+        assert_eq!(output.status.code(), Some(128 + number), "{}", text(&output));
+        assert!(text(&output).contains(&format!("stopped by {name} after")), "{}", text(&output));
+        assert!(text(&output).contains("to go on: vitesse train --resume run"), "{}", text(&output));
+        assert!(folder.checkpoints_are_whole() > 0);
+        args = vec!["train", "--resume", "run"];
+    }
+    folder.resume_to_end();
+    assert_eq!(results(&folder.0), expected);
+    // Another number of threads gives the same bits, and a finished run has nothing left to do.
+    folder.resume_to_end();
+}
+
+/// In a mount namespace of its own, on a disk of a few megabytes.
+#[test]
+fn a_full_disk_ends_a_run_that_goes_on_when_there_is_room() {
+    let expected = uninterrupted(&Folder::new("whole-disk"));
+    let folder = Folder::new("disk");
+    let checkpoint = {
+        let probe = Folder::new("disk-probe");
+        let mut args = RUN.to_vec();
+        args.extend(["--steps", "4"]);
+        args.retain(|arg| !["--epochs", "6"].contains(arg));
+        assert!(probe.start(&args).wait_with_output().unwrap().status.success());
+        fs::metadata(probe.0.join("run/checkpoints/step-00000004.safetensors")).unwrap().len()
+    };
+    // Room for one checkpoint and a half.
+    let room = checkpoint * 3 / 2;
+    let script = format!(
+        "set -e; mkdir disk; mount -t tmpfs -o size=64m tmpfs disk; cd disk
+         head -c $((64 * 1024 * 1024 - {room} - 262144)) /dev/zero > filler
+         if {VITESSE} {} > ../first.txt 2>&1; then echo 'the disk was large enough' >&2; exit 3; fi
+         ls run/checkpoints > ../left.txt
+         rm filler
+         {VITESSE} train --resume run > ../second.txt 2>&1
+         cp -r run ..",
+        RUN.join(" ")
+    );
+    let output =
+        Command::new("unshare").args(["-m", "-r", "sh", "-c", &script]).current_dir(&folder.0).output();
+    let output = output.unwrap();
+    let said = |name: &str| fs::read_to_string(folder.0.join(name)).unwrap_or_default();
+    assert!(output.status.success(), "{}{}{}", text(&output), said("first.txt"), said("second.txt"));
+    let complaint = said("first.txt");
+    let last = complaint.lines().last().unwrap_or_default();
+    assert!(last.starts_with("vitesse: ") && last.contains("No space left"), "{complaint}");
+    assert!(!said("left.txt").contains("tmp") && said("left.txt").contains("step-"), "{}", said("left.txt"));
+    assert_eq!(results(&folder.0), expected);
+}
