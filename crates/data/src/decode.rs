@@ -1,8 +1,8 @@
 //! Files of JPEG, PNG and WebP become pixels.
 //!
 //! A format module reads two things. `inspect` walks the file's structure without decoding it: size, orientation, and
-//! whether the file is all there. `pixels` then lets a crate decode. Everything a header claims is checked in between, so
-//! that a few broken bytes can't ask for a huge allocation.
+//! whether the file is all there. `pixels` then lets a crate decode. Everything a header claims is checked in
+//! between, so that a few broken bytes can't ask for a huge allocation.
 
 mod exif;
 mod jpeg;
@@ -69,7 +69,8 @@ impl Format {
 
 /// Replaces `out` by the image in `bytes`, upright, with 1 channel (gray) or 3 (RGB). `name` is for messages.
 ///
-/// Conversions are PIL's: alpha is dropped, gray is its "L", 16 bits lose the lower 8. (Of 16-bit gray, PIL makes white.)
+/// Conversions are PIL's: alpha is dropped, gray is its "L", 16 bits lose the lower 8. (Of 16-bit gray, PIL makes
+/// white.)
 pub fn decode(bytes: &[u8], name: &Path, channels: usize, out: &mut Image) -> Result<(), DataError> {
     decode_within(MAX_PIXELS, bytes, name, channels, out)
 }

@@ -61,8 +61,8 @@ impl Found {
     }
 }
 
-/// The next marker's code, leaving `at` behind it. What lies before is skipped: fill bytes, or the coded data after a scan's
-/// header, in which 0xff is followed by 0.
+/// The next marker's code, leaving `at` behind it. What lies before is skipped: fill bytes, or the coded data after a
+/// scan's header, in which 0xff is followed by 0.
 fn next_marker(bytes: &[u8], at: &mut usize) -> Option<u8> {
     loop {
         *at += bytes.get(*at..)?.iter().position(|&byte| byte == 0xff)? + 1;
@@ -77,9 +77,11 @@ fn next_marker(bytes: &[u8], at: &mut usize) -> Option<u8> {
     }
 }
 
-/// Put between the last scan and the end marker: ones, which no Huffman code consists of. (A zero after 0xff says that it is data.)
+/// Put between the last scan and the end marker: ones, which no Huffman code consists of. (A zero after 0xff says
+/// that it is data.)
 ///
-/// Where a scan is too short, the crate takes zeros for what is missing (0.5.15), and these mean something. Ones make it fail.
+/// Where a scan is too short, the crate takes zeros for what is missing (0.5.15), and these mean something. Ones make
+/// it fail.
 const NO_CODE: [[u8; 2]; 16] = [[0xff, 0]; 16];
 
 pub(super) fn pixels(bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result<Layout, String> {

@@ -3,7 +3,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 
-/// zune-jpeg rounds the upsampled colours twice where libjpeg does once, and takes no special care of the last column.
+/// zune-jpeg rounds the upsampled colours twice where libjpeg does once, and takes no special care of the last
+/// column.
 const JPEG_FURTHEST: u8 = 6;
 const JPEG_MEAN: f64 = 0.5;
 
@@ -71,7 +72,8 @@ fn a_truncated_file_is_an_error_wherever_it_ends() {
     for entry in fs::read_dir(folder()).unwrap() {
         let path = entry.unwrap().path();
         let bytes = fs::read(&path).unwrap();
-        // The last bytes of a PNG are checksums and a chunk that says no more than "end"; the last of a WebP may be padding.
+        // The last bytes of a PNG are checksums and a chunk that says no more than "end"; the last of a WebP may be
+        // padding.
         let spare = match Format::of(&bytes) {
             Ok(Format::Png) => 16,
             Ok(Format::WebP) => 1,
