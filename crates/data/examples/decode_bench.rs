@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p data --example decode_bench -- FOLDER [ROUNDS]
 //!
-//! Reads every image below FOLDER, and does once what `bench/loader_peer.py` does with torchvision: decode, random resized crop
-//! to 224 × 224, flip, and numbers with mean 0.5 and deviation 0.5. Rates are of CPU time.
+//! Reads every image below FOLDER, and does once what `bench/loader_peer.py` does with torchvision: decode, random
+//! resized crop to 224 × 224, flip, and numbers with mean 0.5 and deviation 0.5. Rates are of CPU time.
 
 use data::resize::{CropBox, Interpolation, Resizer};
 use data::{DataError, Image, decode};

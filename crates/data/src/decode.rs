@@ -1,8 +1,8 @@
 //! Files of JPEG, PNG and WebP become pixels.
 //!
 //! A format module reads two things. `inspect` walks the file's structure without decoding it: size, orientation, and
-//! whether the file is all there. `pixels` then lets a crate decode. Everything a header claims is checked in between, so
-//! that a few broken bytes can't ask for a huge allocation.
+//! whether the file is all there. `pixels` then lets a crate decode. Everything a header claims is checked in
+//! between, so that a few broken bytes can't ask for a huge allocation.
 
 mod exif;
 mod jpeg;
@@ -26,6 +26,8 @@ struct Header {
     orientation: Orientation,
     /// The most pixels that the crate may be led to decode: a WebP holds frames besides its canvas.
     pixels: usize,
+    /// Where its data ends in the file.
+    end: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,7 @@ impl Format {
     /// Replaces `out` by the pixels as they are stored, which may be of another layout than asked for.
     fn pixels(self, bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result<Layout, String> {
         match self {
-            Format::Jpeg => jpeg::pixels(bytes, out),
+            Format::Jpeg => jpeg::pixels(bytes, header, out),
             Format::Png => png::pixels(bytes, header, out),
             Format::WebP => webp::pixels(bytes, out),
         }
@@ -67,7 +69,8 @@ impl Format {
 
 /// Replaces `out` by the image in `bytes`, upright, with 1 channel (gray) or 3 (RGB). `name` is for messages.
 ///
-/// Conversions are PIL's: alpha is dropped, gray is its "L", 16 bits lose the lower 8. (Of 16-bit gray, PIL makes white.)
+/// Conversions are PIL's: alpha is dropped, gray is its "L", 16 bits lose the lower 8. (Of 16-bit gray, PIL makes
+/// white.)
 pub fn decode(bytes: &[u8], name: &Path, channels: usize, out: &mut Image) -> Result<(), DataError> {
     decode_within(MAX_PIXELS, bytes, name, channels, out)
 }
@@ -102,7 +105,7 @@ fn unnamed(max_pixels: usize, bytes: &[u8], channels: usize, out: &mut Image) ->
     }
     let format = Format::of(bytes)?;
     let header = format.inspect(bytes)?;
-    let Header { width, height, orientation, pixels } = header;
+    let Header { width, height, orientation, pixels, .. } = header;
     if width == 0 || height == 0 {
         return Err(format!("claims to be {width}×{height} pixels"));
     }

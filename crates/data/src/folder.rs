@@ -5,16 +5,17 @@
 //! root/val/<class>/…/image.jpg          what is judged by; or `test` instead of `val`
 //! ```
 //!
-//! Files are known by their extension, in either case: jpg, jpeg, png, webp. What they hold is found out by reading. Folders within a
-//! class folder belong to the class. Hidden files and folders are passed over; links are followed.
+//! Files are known by their extension, in either case: jpg, jpeg, png, webp. What they hold is found out by reading.
+//! Folders within a class folder belong to the class. Hidden files and folders are passed over; links are followed.
 //!
-//! Classes are the folders in `train`, sorted by name, also for the other part. Images come in the order of their classes, then of
-//! their paths, byte by byte: the same on every machine.
+//! Classes are the folders in `train`, sorted by name, also for the other part. Images come in the order of their
+//! classes, then of their paths, byte by byte: the same on every machine.
 //!
-//! The images of `val` (or `test`) may also lie there without folders for classes. Then a list says which image is of which
-//! class: the first that exists of `root/val.txt`, `root/val.csv`, `root/val/labels.txt` and `root/val/labels.csv`. A line for
-//! each image holds its file, relative to `val`, and its class: a class folder's name or its number, from 0 in sorted order
-//! (the name, should both be possible). Images that the list doesn't name are passed over.
+//! The images of `val` (or `test`) may also lie there without folders for classes. Then a list says which image is of
+//! which class: the first that exists of `root/val.txt`, `root/val.csv`, `root/val/labels.txt` and
+//! `root/val/labels.csv`. A line for each image holds its file, relative to `val`, and its class: a class folder's
+//! name or its number, from 0 in sorted order (the name, should both be possible). Images that the list doesn't name
+//! are passed over.
 //!
 //! * `.txt`: the class is the last word. `ILSVRC2012_val_00000001.JPEG n01751748`
 //! * `.csv`: two fields, with or without quotes. `"a.jpg","cat"`. A heading is passed over.

@@ -2,7 +2,7 @@
 //!
 //! * [`Dataset`] is what training sees: numbered images with a class each.
 //! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
-//! * [`get`] downloads them.
+//! * [`mod@get`] downloads them.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
 //! * [`leading`] takes the leading part of a set, [`cache`] keeps its decoded images in memory.

@@ -1,8 +1,9 @@
 //! Antialiased resizing, byte for byte as PIL does it.
 //!
-//! The support of the filter grows with the reduction. Rows are resized first and rounded to bytes, then columns; weights
-//! are the same 22-bit numbers. torchvision's resize of images is PIL's, and that of tensors is within 1 of it. (Pillow 13
-//! works on columns first where the height shrinks far more than the width. Older ones don't, nor does torchvision on tensors.)
+//! The support of the filter grows with the reduction. Rows are resized first and rounded to bytes, then columns;
+//! weights are the same 22-bit numbers. torchvision's resize of images is PIL's, and that of tensors is within 1 of
+//! it. (Pillow 13 works on columns first where the height shrinks far more than the width. Older ones don't, nor does
+//! torchvision on tensors.)
 
 mod convolve;
 mod taps;
@@ -50,8 +51,9 @@ impl Resizer {
 
     /// Replaces `out` by the pixels of `from` within `crop`, resized to `to` (width, height).
     ///
-    /// Filters see no pixel outside the box: a box of whole pixels gives what cropping first would give, as in torchvision.
-    /// What of the box lies outside the image is cut off, but a pixel at least remains. Whole pixels that keep their size are copied.
+    /// Filters see no pixel outside the box: a box of whole pixels gives what cropping first would give, as in
+    /// torchvision. What of the box lies outside the image is cut off, but a pixel at least remains. Whole pixels
+    /// that keep their size are copied.
     pub fn resize(
         &mut self,
         from: &Image,

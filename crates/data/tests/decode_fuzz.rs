@@ -1,7 +1,7 @@
 //! Broken files: whatever the bytes, `decode` answers, and allocates no more than its limit on pixels allows.
 //!
-//! Mutates the files of fixtures/images for a while, the same way in each run. VITESSE_FUZZ_SECONDS makes it go on for longer,
-//! and then differently: its mutants continue where a shorter run ended.
+//! Mutates the files of fixtures/images for a while, the same way in each run. VITESSE_FUZZ_SECONDS makes it go on
+//! for longer, and then differently: its mutants continue where a shorter run ended.
 
 use data::{Image, decode};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// Images may claim this many pixels here.
 const MAX_PIXELS: usize = 1 << 20;
 
-/// What a decoder may hold for each of them: coefficients of a progressive JPEG take 8 bytes, pixels 4, and a turned image once
-/// more; Vecs that grow may be twice as large as what they hold.
+/// What a decoder may hold for each of them: coefficients of a progressive JPEG take 8 bytes, pixels 4, and a turned
+/// image once more; Vecs that grow may be twice as large as what they hold.
 const BYTES_PER_PIXEL: usize = 24;
 
 /// Tables, and rows of JPEG that are padded to 32 pixels, be the image one pixel high.

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Bytes that this process could still take without pushing anything out, or `None` where Linux isn't there to tell: what the
-/// machine has left, or less if a control group (version 2; a container is one) allows less.
+/// Bytes that this process could still take without pushing anything out, or `None` where Linux isn't there to tell:
+/// what the machine has left, or less if a control group (version 2; a container is one) allows less.
 pub fn available_memory() -> Option<u64> {
     let machine = free_on_machine(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

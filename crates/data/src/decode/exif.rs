@@ -10,8 +10,8 @@ pub(super) struct Orientation {
 }
 
 impl Orientation {
-    /// From EXIF's TIFF structure, with or without the "Exif\0\0" before it. Unreadable EXIF means upright: it is common,
-    /// and no reason to refuse an image.
+    /// From EXIF's TIFF structure, with or without the "Exif\0\0" before it. Unreadable EXIF means upright: it is
+    /// common, and no reason to refuse an image.
     pub(super) fn from_exif(exif: &[u8]) -> Self {
         let tiff = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
         orientation_field(tiff).map_or(Self::default(), Self::from_number)

@@ -33,7 +33,7 @@ pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
         }
         at = next;
     }
-    Ok(Header { width, height, orientation, pixels: width.saturating_mul(height) })
+    Ok(Header { width, height, orientation, pixels: width.saturating_mul(height), end: bytes.len() })
 }
 
 /// A chunk's name and data, and where the next one begins.

@@ -3,7 +3,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 
-/// zune-jpeg rounds the upsampled colours twice where libjpeg does once, and takes no special care of the last column.
+/// zune-jpeg rounds the upsampled colours twice where libjpeg does once, and takes no special care of the last
+/// column.
 const JPEG_FURTHEST: u8 = 6;
 const JPEG_MEAN: f64 = 0.5;
 
@@ -71,7 +72,8 @@ fn a_truncated_file_is_an_error_wherever_it_ends() {
     for entry in fs::read_dir(folder()).unwrap() {
         let path = entry.unwrap().path();
         let bytes = fs::read(&path).unwrap();
-        // The last bytes of a PNG are checksums and a chunk that says no more than "end"; the last of a WebP may be padding.
+        // The last bytes of a PNG are checksums and a chunk that says no more than "end"; the last of a WebP may be
+        // padding.
         let spare = match Format::of(&bytes) {
             Ok(Format::Png) => 16,
             Ok(Format::WebP) => 1,
@@ -84,6 +86,21 @@ fn a_truncated_file_is_an_error_wherever_it_ends() {
     }
     let jpeg = file("420.jpg");
     assert_eq!(problem(&jpeg[..jpeg.len() - 40]), "truncated: this JPEG ends before its end marker");
+}
+
+/// Someone may have put an end marker where the file ended.
+#[test]
+fn a_scan_that_ends_early_is_an_error_despite_an_end_marker() {
+    for name in ["420.jpg", "422.jpg", "gray.jpg", "cmyk.jpg", "rgb.jpg", "restart.jpg"] {
+        let bytes = file(name);
+        let scan = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();
+        let data = scan + 2 + usize::from(bytes[scan + 3]);
+        // The last bits may be padding.
+        for end in data..bytes.len() - 4 {
+            let cut = [&bytes[..end], &[0xff, 0xd9]].concat();
+            assert!(problem(&cut).contains("JPEG"), "{name} cut at {end} of {}", bytes.len());
+        }
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::io::Cursor;
 
 const TRUNCATED: &str = "truncated: this WebP ends before its stated length";
 
-/// Walks all chunks. The crate allocates by the size that a frame claims before it compares that with the canvas (0.2.4), so
-/// the largest of all claims counts.
+/// Walks all chunks. The crate allocates by the size that a frame claims before it compares that with the canvas
+/// (0.2.4), so the largest of all claims counts.
 pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
     let &[_, _, _, _, s0, s1, s2, s3, _, _, _, _, ref chunks @ ..] = bytes else {
         return Err(TRUNCATED.into());
@@ -21,7 +21,7 @@ pub(super) fn inspect(bytes: &[u8]) -> Result<Header, String> {
     let mut found = Found::default();
     found.chunks(chunks)?;
     let (width, height) = found.canvas.or(found.frame).ok_or("broken WebP: holds no image")?;
-    Ok(Header { width, height, orientation: found.orientation, pixels: found.pixels })
+    Ok(Header { width, height, orientation: found.orientation, pixels: found.pixels, end: bytes.len() })
 }
 
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! The two passes: sums of bytes times weights.
 //!
-//! Plain loops, compiled once more for AVX2, where multiplying eight 32-bit numbers is one instruction; the baseline of x86-64
-//! has none for it.
+//! Plain loops, compiled once more for AVX2, where multiplying eight 32-bit numbers is one instruction; the baseline
+//! of x86-64 has none for it.
 
 use super::taps::{BITS, Taps};
 
@@ -41,7 +41,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Compiles functions for AVX2 besides the baseline, and picks at run time. What a body calls must be `#[inline(always)]`.
+/// Compiles functions for AVX2 besides the baseline, and picks at run time. What a body calls must be
+/// `#[inline(always)]`.
 macro_rules! simd {
     ($($(#[$attr:meta])* pub fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         $(#[$attr])*

@@ -17,8 +17,8 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// From the part `crop` (start, size) of `from` pixels to `to` pixels. Follows Pillow's precompute_coeffs to the letter,
-    /// as rounding shows.
+    /// From the part `crop` (start, size) of `from` pixels to `to` pixels. Follows Pillow's precompute_coeffs to the
+    /// letter, as rounding shows.
     pub(super) fn set(&mut self, from: usize, crop: (f64, f64), to: usize, how: Interpolation) {
         let scale = crop.1 / to as f64;
         let widening = scale.max(1.0);
