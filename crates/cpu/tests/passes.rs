@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    CLASSES, Draft, Rig, Tensors, adamw, by_hand, compiled, compiled_model, distance, dtype, random,
+    Draft, Rig, Tensors, adamw, by_hand, compiled, compiled_model, distance, dtype, random, small_vit,
 };
 use cpu::Float;
 use graph::graph::Phase;
@@ -18,20 +18,7 @@ const SINGLE: f64 = 1e-5;
 const GRAPHS: u64 = 80;
 
 fn vit(pool: Pool) -> Vit {
-    Vit {
-        image: 16,
-        patch: 4,
-        channels: 3,
-        classes: CLASSES,
-        width: 24,
-        depth: 3,
-        heads: 3,
-        mlp: 48,
-        pool,
-        dropout: 0.1,
-        attention_dropout: 0.1,
-        drop_path: 0.2,
-    }
+    Vit { pool, drop_path: 0.2, ..small_vit(0.1) }
 }
 
 /// The graph of a ViT in training.

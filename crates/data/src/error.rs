@@ -7,11 +7,6 @@ pub enum DataError {
     #[error("{}: {problem}", path.display())]
     File { path: PathBuf, problem: String },
 
-    #[error(
-        "{image}: {width}×{height} pixels with {found} channels; this run reads {expected} × {expected} with {channels}"
-    )]
-    Shape { image: String, width: usize, height: usize, found: usize, expected: usize, channels: usize },
-
     /// An image that was read, but can't be used as it is.
     #[error("{image}: {problem}")]
     Image { image: String, problem: String },

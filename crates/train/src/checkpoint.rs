@@ -5,8 +5,9 @@
 //! configuration it was started with. Nothing in it depends on the number of threads or ranks.
 
 use crate::error::TrainError;
+use crate::files::{UNFINISHED, folder_of, sync_folder};
 use crate::session::Score;
-use crate::tensors::{self, Entry, Reader, folder_of, sync_folder};
+use crate::tensors::{self, Entry, Reader};
 use crate::weights::WeightsError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -98,7 +99,7 @@ impl Checkpoints {
 
     /// A second name for the same file where the file system has such, else a copy; either way whole or not there.
     fn mark_best(&self, path: &Path) -> io::Result<()> {
-        let aside = self.folder.join(format!(".{BEST}.{}.tmp", std::process::id()));
+        let aside = self.folder.join(format!(".{BEST}.{}{UNFINISHED}", std::process::id()));
         let _ = fs::remove_file(&aside);
         let made = fs::hard_link(path, &aside).or_else(|_| {
             fs::copy(path, &aside)?;
@@ -154,7 +155,7 @@ impl Checkpoints {
         for entry in fs::read_dir(&self.folder).map_err(io_error)? {
             let path = entry.map_err(io_error)?.path();
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if name.starts_with('.') && name.ends_with(".tmp") {
+            if name.starts_with('.') && name.ends_with(UNFINISHED) {
                 fs::remove_file(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
             }
         }

@@ -20,7 +20,7 @@ mod transform;
 pub use augmentation::{Augmentation, Crop, Geometry, Interpolation, Preset, RandAugment};
 pub use choice::{Device, Form, Precision};
 pub use explain::{Explanation, KeyRow};
-pub use groups::{Group, Groups, LrScale};
+pub use groups::{Groups, LrScale};
 pub use origin::{Note, Origin};
 pub use raw::{Raw, Span};
 pub use resolve::DEFAULT_MODEL;

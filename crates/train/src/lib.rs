@@ -20,6 +20,7 @@ pub mod tensors;
 pub mod weights;
 
 mod error;
+mod files;
 mod nearest;
 #[cfg(test)]
 mod testing;

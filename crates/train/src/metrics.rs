@@ -4,6 +4,7 @@
 //! Lines are written without being built in memory first, so that a step allocates nothing.
 
 use crate::error::TrainError;
+use crate::files;
 use crate::session::{Score, StepResult};
 use std::fmt;
 use std::fs::File;
@@ -177,16 +178,7 @@ fn rewrite(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<(), TrainError> {
-    let aside = path.with_added_extension("new");
-    let written = File::create(&aside).map(BufWriter::new).and_then(|mut out| {
-        write(&mut out)?;
-        out.flush()?;
-        out.get_ref().sync_all()
-    });
-    written.map_err(at(&aside))?;
-    std::fs::rename(&aside, path).map_err(at(path))?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+    files::replace(path, write).map_err(at(path))
 }
 
 /// Every whole line of a file, without its end; one that a crash cut short has none. A missing file has no lines.
@@ -347,7 +339,7 @@ mod tests {
     fn a_file_left_aside_is_overwritten() {
         let whole = uninterrupted("as-before", 4).files();
         let folder = uninterrupted("aside", 4);
-        fs::write(folder.0.join("metrics.jsonl.new"), "half a fi").unwrap();
+        fs::write(folder.0.join(".metrics.jsonl.tmp"), "half a fi").unwrap();
         Metrics::resume(&folder.0, 4).unwrap();
         assert_eq!(folder.files(), whole);
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);

@@ -5,10 +5,10 @@
 
 use crate::config::Resolved;
 use crate::error::TrainError;
+use crate::files;
 use crate::machine::Machine;
-use crate::tensors::sync_folder;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -75,18 +75,7 @@ fn write_launches(folder: &Path, launches: &[Launch]) -> Result<(), TrainError> 
     replace(&path, text.as_bytes())
 }
 
-/// Writes a file aside, then gives it its name: it is there whole or as it was.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
-    let aside = path.with_extension(format!("{}.tmp", std::process::id()));
-    let written = (|| {
-        let mut file = File::create(&aside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&aside, path)?;
-        sync_folder(crate::tensors::folder_of(path))
-    })();
-    if written.is_err() {
-        let _ = fs::remove_file(&aside);
-    }
-    written.map_err(|source| TrainError::Io { path: path.to_path_buf(), source })
+    files::replace(path, |file| file.write_all(bytes))
+        .map_err(|source| TrainError::Io { path: path.to_path_buf(), source })
 }

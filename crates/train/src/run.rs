@@ -30,7 +30,7 @@ pub trait Events {
 }
 
 /// How a run ended, and where its time went.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Steps made by this process.
     pub steps: u64,
@@ -94,24 +94,6 @@ pub fn train(run: Resolved, sets: Sets, events: &mut dyn Events) -> Result<Summa
         summary.weights = Some(path);
     }
     Ok(summary)
-}
-
-impl Default for Summary {
-    fn default() -> Self {
-        Summary {
-            steps: 0,
-            images: 0,
-            score: None,
-            best: None,
-            skipped: 0,
-            training_seconds: 0.0,
-            evaluation_seconds: 0.0,
-            data_seconds: 0.0,
-            times: vec![],
-            weights: None,
-            stopped: None,
-        }
-    }
 }
 
 /// Goes on where the last checkpoint of a run was made, if this run is the same. A run that ended before its first

@@ -10,7 +10,7 @@ use crate::weights;
 use cpu::{BadValue, Executor, Which};
 use data::loader::in_order;
 use data::{Dataset, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped};
-use graph::{DType, Group, Header, Loss, Program, Role, Settings, State, compile, inference};
+use graph::{AVERAGE, DType, Header, Loss, Program, Role, Settings, State, compile, inference};
 use models::names::{Tensor, Weights};
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,15 +66,11 @@ fn planned<T>(part: Option<T>) -> T {
 
 /// Compiles the plans of a run.
 pub fn program(run: &Resolved) -> Result<Program, TrainError> {
-    let group = |state: &State| {
-        let group = run.group(&state.name);
-        Group { lr_scale: group.lr_scale, decays: group.decays }
-    };
     let settings = Settings {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
         recompute: run.recompute,
-        group: &group,
+        group: &|state| run.group(&state.name),
         ema: run.ema,
         scratch: &cpu::scratch(run.threads),
     };
@@ -251,8 +247,7 @@ impl Session {
     pub fn weights(&self) -> Weights {
         let values = |name: &str| self.executor.find_state(name).map(|id| self.executor.state(id).to_vec());
         let tensor = |state: &State| {
-            let average = self.executor.program().states.iter().find(|s| s.averages() == Some(&state.name));
-            let data = values(average.map_or(&state.name, |average| &average.name));
+            let data = values(&format!("{}{AVERAGE}", state.name)).or_else(|| values(&state.name));
             (state.name.clone(), Tensor { shape: state.ty.shape.0.clone(), data: data.unwrap_or_default() })
         };
         let parameters = self.executor.program().states.iter().filter(|s| s.is_parameter());
@@ -296,11 +291,11 @@ impl Session {
     }
 }
 
-/// The micro-batches of every step from `step` to the last, one after the other.
+/// The micro-batches of every step from `step` to the last, one after the other; of `step` itself in any case.
 fn requests(run: &Resolved, step: u64) -> impl Iterator<Item = Request> + Send + 'static {
     let (batch, accumulate, global) = (run.batch, run.accumulate, run.global_batch());
     let (per_epoch, images) = (run.steps_per_epoch, run.data.train_images());
-    (step..).flat_map(move |step| {
+    (step..run.steps.max(step + 1)).flat_map(move |step| {
         let (epoch, in_epoch) = (step / per_epoch, (step % per_epoch) as usize);
         (0..accumulate).map(move |micro| {
             let first = (in_epoch * global + micro * batch).min(images);

@@ -4,6 +4,7 @@
 //! not say which tensor is at fault, it takes the last of two tensors with one name, and its sum of offsets
 //! can overflow.
 
+use crate::files;
 use crate::weights::WeightsError;
 use half::{bf16, f16};
 use models::names;
@@ -13,7 +14,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// What is wrong with a file as a whole.
@@ -261,44 +262,20 @@ pub fn write(
 ) -> Result<(), WeightsError> {
     let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
     let header = header(path, entries, metadata)?;
-    let Some(name) = path.file_name() else {
-        return Err(WeightsError::File { path: path.to_path_buf(), fault: FileFault::NotAFile });
-    };
-    let folder = folder_of(path);
-    let temporary = folder.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    let written = write_synced(&temporary, &header, entries).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // The error that is reported is the first one; whether this succeeds adds nothing.
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map_err(io_error("write"))?;
-    sync_folder(folder).map_err(io_error("sync the folder"))
-}
-
-/// The folder a file lies in.
-pub(crate) fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Makes names that were given or taken away in a folder survive a power failure.
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder).and_then(|folder| folder.sync_all())
-}
-
-fn write_synced(path: &Path, header: &[u8], entries: &[Entry<'_>]) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header)?;
-    const CHUNK: usize = 1 << 14;
-    let mut bytes = [0; 4 * CHUNK];
-    for values in entries.iter().flat_map(|entry| entry.values.chunks(CHUNK)) {
-        for (place, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-            *place = value.to_le_bytes();
+    files::replace(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        const CHUNK: usize = 1 << 14;
+        let mut bytes = [0; 4 * CHUNK];
+        for values in entries.iter().flat_map(|entry| entry.values.chunks(CHUNK)) {
+            for (place, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                *place = value.to_le_bytes();
+            }
+            file.write_all(&bytes[..size_of_val(values)])?;
         }
-        file.write_all(&bytes[..size_of_val(values)])?;
-    }
-    file.flush()?;
-    file.get_ref().sync_all()
+        Ok(())
+    })
+    .map_err(io_error("write"))
 }
 
 /// Equal tensors and metadata give equal bytes; the `safetensors` crate would write metadata in random order.

@@ -34,14 +34,15 @@ pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
     let (run, sets) = sets::resolve(&raw, 1)?;
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
     if args.json {
-        let part =
-            |(split, set): (Split, &Arc<dyn Dataset>)| (split.to_string(), Facts::of(&**set).to_json(&**set));
+        let part = |(split, set): (Split, &Arc<dyn Dataset>)| {
+            (split.to_string(), Census::of(&**set).to_json(&**set))
+        };
         let parts: serde_json::Map<_, _> = parts.into_iter().map(part).collect();
         println!("{}", json!({"data": run.data.source.to_string(), "parts": parts}));
     } else {
         println!("{}", run.data.source);
         for (split, set) in parts {
-            Facts::of(&**set).print(split, &**set);
+            Census::of(&**set).print(split, &**set);
         }
     }
     if let Some(path) = &args.sheet {
@@ -52,7 +53,7 @@ pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
 }
 
 /// What is counted of a set. Sizes are those of a sample of its images, spread over all of it.
-struct Facts {
+struct Census {
     by_class: Vec<usize>,
     sizes: BTreeMap<(usize, usize), usize>,
     measured: usize,
@@ -62,7 +63,7 @@ struct Facts {
 const MEASURED: usize = 500;
 const CLASSES_SHOWN: usize = 20;
 
-impl Facts {
+impl Census {
     fn of(set: &dyn Dataset) -> Self {
         let mut by_class = vec![0; set.classes()];
         (0..set.len()).for_each(|index| by_class[set.label(index)] += 1);
@@ -74,7 +75,7 @@ impl Facts {
                 Err(error) => broken.push(error.to_string()),
             }
         }
-        Facts { by_class, sizes, measured, broken }
+        Census { by_class, sizes, measured, broken }
     }
 
     fn print(&self, split: Split, set: &dyn Dataset) {

@@ -3,19 +3,11 @@
 use super::origin::{Log, Origin};
 use super::raw::Raw;
 use crate::error::TrainError;
+use graph::Group;
 use models::vit::Vit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
-
-/// How one parameter is treated.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Group {
-    /// Times the run's learning rate.
-    pub lr_scale: f64,
-    /// Whether weight decay applies to it.
-    pub decays: bool,
-}
 
 /// `--lr-scale PATTERN=FACTOR`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

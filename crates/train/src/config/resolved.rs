@@ -2,13 +2,13 @@
 
 use super::augmentation::Augmentation;
 use super::choice::{Device, Precision};
-use super::groups::{Group, Groups};
+use super::groups::Groups;
 use super::source::{Data, Source};
 use crate::deepspeed::ConfigError;
 use crate::schedule::Schedule;
 use data::Split;
 use data::synthetic::SyntheticSpec;
-use graph::{Optimizer, Recompute};
+use graph::{Group, Optimizer, Recompute};
 use models::vit::Vit;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
