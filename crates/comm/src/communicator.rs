@@ -1,0 +1,292 @@
+//! What callers of the exchange see.
+
+use crate::call::{Call, Collective, Counts, Span};
+use crate::element::{Element, Kind, Reduction};
+use crate::engine::{CommError, Engine};
+use crate::lane::{Lane, Ticket, Timing};
+use crate::pulse::{Name, Pulse};
+use crate::solo::Solo;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// The ranks of a group, seen from one of them. Cheap to clone; clones share the queue.
+///
+/// All ranks make the same calls in the same order. A call is done at once on the caller's thread, or started and waited
+/// for later; the queue keeps the order of both.
+#[derive(Clone)]
+pub struct Communicator {
+    engine: Arc<dyn Engine>,
+    lane: Arc<Lane>,
+    pulse: Arc<Pulse>,
+}
+
+impl Communicator {
+    pub fn new(engine: Arc<dyn Engine>, pulse: Arc<Pulse>) -> Self {
+        let lane = Arc::new(Lane::new(Arc::clone(&engine), Arc::clone(&pulse)));
+        Communicator { engine, lane, pulse }
+    }
+
+    /// A group of one.
+    pub fn solo() -> Self {
+        Self::new(Arc::new(Solo), Arc::new(Pulse::new()))
+    }
+
+    pub fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    pub fn pulse(&self) -> &Arc<Pulse> {
+        &self.pulse
+    }
+
+    /// A name for calls; see [`Pulse::name`].
+    pub fn name(&self, text: &str) -> Name {
+        self.pulse.name(text)
+    }
+
+    /// The sub-group of the ranks with the same `colour`, ordered by `key` and then by rank.
+    pub fn split(&self, colour: usize, key: usize) -> Result<Self, CommError> {
+        Ok(Self::new(self.engine.split(colour, key)?, Arc::clone(&self.pulse)))
+    }
+
+    /// Starts a call that is done beside the caller's own work, after those started before.
+    ///
+    /// # Safety
+    /// As [`Engine::run`], until the ticket was waited for (or the communicator's engine enqueues: then as its device says).
+    pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
+        self.check(&call)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.lane.start(call) }
+    }
+
+    /// Waits until a call is done.
+    pub fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
+        self.lane.wait(ticket)
+    }
+
+    pub fn is_done(&self, ticket: Ticket) -> bool {
+        self.lane.is_done(ticket)
+    }
+
+    pub fn all_reduce<E: Element>(
+        &self,
+        name: Name,
+        reduction: Reduction,
+        data: &mut [E],
+    ) -> Result<Timing, CommError> {
+        let span = Span::of_mut(data);
+        self.run::<E>(name, Collective::AllReduce(reduction), span, span)
+    }
+
+    /// `from` has a part for each rank; `into` gets this rank's part of the reduction.
+    pub fn reduce_scatter<E: Element>(
+        &self,
+        name: Name,
+        reduction: Reduction,
+        from: &[E],
+        into: &mut [E],
+    ) -> Result<Timing, CommError> {
+        self.run::<E>(name, Collective::ReduceScatter(reduction), Span::of(from), Span::of_mut(into))
+    }
+
+    pub fn all_gather<E: Element>(
+        &self,
+        name: Name,
+        from: &[E],
+        into: &mut [E],
+    ) -> Result<Timing, CommError> {
+        self.run::<E>(name, Collective::AllGather, Span::of(from), Span::of_mut(into))
+    }
+
+    pub fn all_to_all<E: Element>(
+        &self,
+        name: Name,
+        from: &[E],
+        into: &mut [E],
+    ) -> Result<Timing, CommError> {
+        self.run::<E>(name, Collective::AllToAll(None), Span::of(from), Span::of_mut(into))
+    }
+
+    /// All-to-all with parts of any length: `counts.send[r]` elements go to rank r, `counts.receive[r]` come from it.
+    pub fn all_to_all_parts<E: Element>(
+        &self,
+        name: Name,
+        counts: Counts,
+        from: &[E],
+        into: &mut [E],
+    ) -> Result<Timing, CommError> {
+        let collective = Collective::AllToAll(Some(Arc::new(counts)));
+        self.run::<E>(name, collective, Span::of(from), Span::of_mut(into))
+    }
+
+    pub fn broadcast<E: Element>(
+        &self,
+        name: Name,
+        root: usize,
+        data: &mut [E],
+    ) -> Result<Timing, CommError> {
+        let span = Span::of_mut(data);
+        self.run::<E>(name, Collective::Broadcast { root }, span, span)
+    }
+
+    pub fn barrier(&self, name: Name) -> Result<Timing, CommError> {
+        self.run::<u8>(name, Collective::Barrier, Span::EMPTY, Span::EMPTY)
+    }
+
+    /// What every rank has to say, in the order of the ranks.
+    pub fn gather_bytes(&self, name: Name, mine: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let mut lens = vec![0u64; self.size()];
+        self.all_gather(name, &[mine.len() as u64], &mut lens)?;
+        let lens: Vec<usize> = lens.into_iter().map(|len| len as usize).collect();
+        let all: Vec<u8> = mine.iter().copied().cycle().take(mine.len() * self.size()).collect();
+        let mut into = vec![0u8; lens.iter().sum()];
+        let counts = Counts { send: vec![mine.len(); self.size()], receive: lens.clone() };
+        self.all_to_all_parts(name, counts, &all, &mut into)?;
+        let mut rest = &into[..];
+        let texts = lens.into_iter().map(|len| {
+            let (text, after) = rest.split_at(len);
+            rest = after;
+            text.to_vec()
+        });
+        Ok(texts.collect())
+    }
+
+    /// What the root has to say; the others' `bytes` don't matter.
+    pub fn broadcast_bytes(&self, name: Name, root: usize, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        let mut len = [bytes.len() as u64];
+        self.broadcast(name, root, &mut len)?;
+        let mut bytes = bytes;
+        bytes.resize(len[0] as usize, 0);
+        self.broadcast(name, root, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Starts calls on borrowed buffers; all are done when this returns.
+    pub fn scope<'a, R>(
+        &'a self,
+        calls: impl FnOnce(&mut Scope<'a>) -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
+        let mut scope = Scope { communicator: self, last: None, buffers: PhantomData };
+        let result = calls(&mut scope);
+        let ended = scope.wait();
+        let result = result?;
+        ended?;
+        Ok(result)
+    }
+
+    fn run<E: Element>(
+        &self,
+        name: Name,
+        collective: Collective,
+        send: Span,
+        receive: Span,
+    ) -> Result<Timing, CommError> {
+        let call = Call { collective, kind: E::KIND, send, receive, name };
+        self.check(&call)?;
+        // SAFETY: the spans are those of slices that the caller lends until this returns.
+        unsafe { self.lane.run(&call) }
+    }
+
+    /// What an engine relies on.
+    fn check(&self, call: &Call) -> Result<(), CommError> {
+        let (n, send, receive) = (self.size(), call.send.len, call.receive.len);
+        let fits = match &call.collective {
+            Collective::AllReduce(_) | Collective::Barrier => send == receive,
+            Collective::ReduceScatter(_) => send == receive * n,
+            Collective::AllGather => receive == send * n,
+            Collective::AllToAll(None) => send == receive && send.is_multiple_of(n),
+            Collective::AllToAll(Some(counts)) => {
+                let sums = |counts: &[usize], len| counts.len() == n && counts.iter().sum::<usize>() == len;
+                sums(&counts.send, send) && sums(&counts.receive, receive)
+            }
+            Collective::Broadcast { root } => *root < n,
+        };
+        if fits {
+            return Ok(());
+        }
+        let what = call.collective.name();
+        Err(CommError::Misuse(format!("{what} among {n} ranks can't make {receive} elements of {send}")))
+    }
+}
+
+/// Calls under way on borrowed buffers; see [`Communicator::scope`].
+pub struct Scope<'a> {
+    communicator: &'a Communicator,
+    last: Option<Ticket>,
+    /// Buffers must outlive the scope.
+    buffers: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Scope<'a> {
+    pub fn all_reduce<E: Element>(
+        &mut self,
+        name: Name,
+        reduction: Reduction,
+        data: &'a mut [E],
+    ) -> Result<(), CommError> {
+        let span = Span::of_mut(data);
+        self.start(name, Collective::AllReduce(reduction), E::KIND, span, span)
+    }
+
+    pub fn reduce_scatter<E: Element>(
+        &mut self,
+        name: Name,
+        reduction: Reduction,
+        from: &'a [E],
+        into: &'a mut [E],
+    ) -> Result<(), CommError> {
+        self.start(name, Collective::ReduceScatter(reduction), E::KIND, Span::of(from), Span::of_mut(into))
+    }
+
+    pub fn all_gather<E: Element>(
+        &mut self,
+        name: Name,
+        from: &'a [E],
+        into: &'a mut [E],
+    ) -> Result<(), CommError> {
+        self.start(name, Collective::AllGather, E::KIND, Span::of(from), Span::of_mut(into))
+    }
+
+    pub fn broadcast<E: Element>(
+        &mut self,
+        name: Name,
+        root: usize,
+        data: &'a mut [E],
+    ) -> Result<(), CommError> {
+        let span = Span::of_mut(data);
+        self.start(name, Collective::Broadcast { root }, E::KIND, span, span)
+    }
+
+    fn start(
+        &mut self,
+        name: Name,
+        collective: Collective,
+        kind: Kind,
+        send: Span,
+        receive: Span,
+    ) -> Result<(), CommError> {
+        let call = Call { collective, kind, send, receive, name };
+        // SAFETY: the buffers are borrowed for 'a, and the scope waits for every call before 'a can end, also when it is
+        // dropped by a panic; it can't be leaked, as only a reference to it is ever handed out.
+        self.last = Some(unsafe { self.communicator.start(call) }?);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), CommError> {
+        self.last.take().map_or(Ok(()), |last| self.communicator.wait(last).map(|_| ()))
+    }
+}
+
+impl Drop for Scope<'_> {
+    fn drop(&mut self) {
+        let _ = self.wait();
+    }
+}

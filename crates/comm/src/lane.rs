@@ -1,0 +1,199 @@
+//! The queue of a communicator: calls wait here for the thread that does them beside the caller's own work.
+
+use crate::call::Call;
+use crate::engine::{CommError, Engine};
+use crate::pulse::Pulse;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// A call that was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// When a call was begun and done by this rank. What lies between holds the wait for the other ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    pub started: Instant,
+    pub finished: Instant,
+}
+
+/// Calls whose times are remembered: more than any plan has under way.
+const REMEMBERED: usize = 1024;
+
+pub(crate) struct Lane {
+    engine: Arc<dyn Engine>,
+    pulse: Arc<Pulse>,
+    shared: Arc<Shared>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// A call came, or the lane is to stop.
+    called: Condvar,
+    /// A call is done.
+    done: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Call>,
+    started: u64,
+    done: u64,
+    times: Vec<Timing>,
+    /// The first failure; every call from there on has it.
+    failed: Option<(u64, CommError)>,
+    stop: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is whole between any two statements, so a panic elsewhere doesn't spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane {
+    pub fn new(engine: Arc<dyn Engine>, pulse: Arc<Pulse>) -> Self {
+        let now = Instant::now();
+        let state = State {
+            queue: VecDeque::with_capacity(REMEMBERED),
+            started: 0,
+            done: 0,
+            times: vec![Timing { started: now, finished: now }; REMEMBERED],
+            failed: None,
+            stop: false,
+        };
+        let shared = Shared { state: Mutex::new(state), called: Condvar::new(), done: Condvar::new() };
+        Lane { engine, pulse, shared: Arc::new(shared), worker: Mutex::new(None) }
+    }
+
+    /// # Safety
+    /// As [`Engine::run`], until the ticket was waited for.
+    pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
+        self.employ()?;
+        let mut state = self.shared.lock();
+        state.queue.push_back(call);
+        state.started += 1;
+        let ticket = Ticket(state.started);
+        drop(state);
+        self.shared.called.notify_one();
+        Ok(ticket)
+    }
+
+    pub fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
+        let mut state = self.shared.lock();
+        while state.done < ticket.0 {
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.result(ticket)
+    }
+
+    /// Whether a call is done; never waits.
+    pub fn is_done(&self, ticket: Ticket) -> bool {
+        self.shared.lock().done >= ticket.0
+    }
+
+    /// Does a call on the caller's thread, after those in the queue.
+    ///
+    /// # Safety
+    /// As [`Engine::run`].
+    pub unsafe fn run(&self, call: &Call) -> Result<Timing, CommError> {
+        let mut state = self.shared.lock();
+        if state.done < state.started {
+            drop(state);
+            // SAFETY: passed on to the caller, who gets no control before the call is done.
+            let ticket = unsafe { self.start(call.clone()) }?;
+            return self.wait(ticket);
+        }
+        state.started += 1;
+        let ticket = Ticket(state.started);
+        let failed = state.failed.is_some();
+        drop(state);
+        // SAFETY: passed on to the caller.
+        unsafe { perform(&*self.engine, &self.pulse, &self.shared, call, ticket, failed) };
+        self.shared.lock().result(ticket)
+    }
+
+    /// Starts the thread that works off the queue, unless there is one.
+    fn employ(&self) -> Result<(), CommError> {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.is_none() {
+            let (engine, pulse) = (Arc::clone(&self.engine), Arc::clone(&self.pulse));
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name(format!("vitesse-comm-{}", engine.rank()));
+            let spawned = thread.spawn(move || work(&*engine, &pulse, &shared));
+            *worker = Some(spawned.map_err(|e| CommError::Engine {
+                engine: self.engine.name(),
+                why: format!("can't start a thread for the exchange: {e}"),
+            })?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.called.notify_one();
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(worker) = worker {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl State {
+    fn result(&self, ticket: Ticket) -> Result<Timing, CommError> {
+        match &self.failed {
+            Some((first, error)) if *first <= ticket.0 => Err(error.clone()),
+            _ => Ok(self.times[ticket.0 as usize % REMEMBERED]),
+        }
+    }
+}
+
+fn work(engine: &dyn Engine, pulse: &Pulse, shared: &Shared) {
+    loop {
+        let mut state = shared.lock();
+        let call = loop {
+            if let Some(call) = state.queue.pop_front() {
+                break call;
+            }
+            if state.stop {
+                return;
+            }
+            state = shared.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        let (ticket, failed) = (Ticket(state.done + 1), state.failed.is_some());
+        drop(state);
+        // SAFETY: whoever started the call keeps its spans until it is done.
+        unsafe { perform(engine, pulse, shared, &call, ticket, failed) };
+    }
+}
+
+/// # Safety
+/// As [`Engine::run`].
+unsafe fn perform(
+    engine: &dyn Engine,
+    pulse: &Pulse,
+    shared: &Shared,
+    call: &Call,
+    ticket: Ticket,
+    failed: bool,
+) {
+    let started = Instant::now();
+    pulse.enter(call);
+    // SAFETY: passed on to the caller.
+    let result = if failed { Ok(()) } else { unsafe { engine.run(call) } };
+    pulse.leave();
+    let finished = Instant::now();
+    let mut state = shared.lock();
+    state.times[ticket.0 as usize % REMEMBERED] = Timing { started, finished };
+    if let Err(error) = result {
+        state.failed.get_or_insert((ticket.0, error));
+    }
+    state.done = ticket.0;
+    drop(state);
+    shared.done.notify_all();
+}
