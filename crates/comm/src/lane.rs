@@ -41,6 +41,8 @@ struct State {
     queue: VecDeque<Call>,
     started: u64,
     done: u64,
+    /// Threads that sleep until a call is done: waking costs a system call even if nobody is there.
+    waiting: usize,
     times: Vec<Timing>,
     /// The first failure; every call from there on has it.
     failed: Option<(u64, CommError)>,
@@ -61,6 +63,7 @@ impl Lane {
             queue: VecDeque::with_capacity(REMEMBERED),
             started: 0,
             done: 0,
+            waiting: 0,
             times: vec![Timing { started: now, finished: now }; REMEMBERED],
             failed: None,
             stop: false,
@@ -85,7 +88,9 @@ impl Lane {
     pub fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
         let mut state = self.shared.lock();
         while state.done < ticket.0 {
+            state.waiting += 1;
             state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
         }
         state.result(ticket)
     }
@@ -183,17 +188,38 @@ unsafe fn perform(
     failed: bool,
 ) {
     let started = Instant::now();
-    pulse.enter(call);
-    // SAFETY: passed on to the caller.
-    let result = if failed { Ok(()) } else { unsafe { engine.run(call) } };
-    pulse.leave();
+    let result = if failed {
+        Ok(())
+    } else {
+        pulse.enter(call);
+        // SAFETY: passed on to the caller.
+        let result = unsafe { engine.run(call) };
+        match &result {
+            Ok(()) => pulse.leave(),
+            Err(error) => pulse.breaks(error),
+        }
+        result
+    };
     let finished = Instant::now();
     let mut state = shared.lock();
     state.times[ticket.0 as usize % REMEMBERED] = Timing { started, finished };
     if let Err(error) = result {
-        state.failed.get_or_insert((ticket.0, error));
+        state.failed.get_or_insert_with(|| (ticket.0, named(error, pulse)));
     }
     state.done = ticket.0;
+    let waiting = state.waiting > 0;
     drop(state);
-    shared.done.notify_all();
+    if waiting {
+        shared.done.notify_all();
+    }
+}
+
+/// Engines know names by their hashes only.
+fn named(error: CommError, pulse: &Pulse) -> CommError {
+    match error {
+        CommError::Mismatch { rank, theirs, other, ours } => {
+            CommError::Mismatch { rank, theirs: pulse.spell(&theirs), other, ours: pulse.spell(&ours) }
+        }
+        other => other,
+    }
 }

@@ -9,16 +9,33 @@
 
 mod call;
 mod communicator;
+mod control;
 mod element;
 mod engine;
 mod lane;
+pub mod launch;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod pulse;
+mod reduce;
+mod share;
+mod signature;
 mod solo;
+mod start;
+pub mod tcp;
+pub mod threads;
+mod transport;
 
 pub use call::{Call, Collective, Counts, Span};
 pub use communicator::{Communicator, Scope};
+pub use control::{Busy, Ended, Verdict, Watch};
 pub use element::{Element, Kind, Reduction};
 pub use engine::{CommError, Engine};
 pub use lane::{Ticket, Timing};
+pub use launch::{Choice, Launcher, Place};
 pub use pulse::{At, Name, Pulse, Snapshot};
 pub use solo::Solo;
+pub use start::{Member, Options, Refused, Start, start, talks};
+
+/// Whether this build has the exchange over MPI.
+pub const HAS_MPI: bool = cfg!(feature = "mpi");

@@ -1,8 +1,9 @@
 //! What a rank is doing, for others to see: cheap to write from the thread that does it, readable at any time.
 
 use crate::call::{Call, mix};
+use crate::engine::CommError;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A name that was registered with a [`Pulse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,23 +13,36 @@ pub struct Name {
     pub hash: u64,
 }
 
-/// The state of one rank. Written by its threads with plain atomic stores, so it costs nothing to speak of.
+/// The state of one rank. What happens at every step of a plan is one atomic store; entering and leaving a collective takes
+/// a lock that nobody else holds for longer than a copy, so that number, digest and name always belong together.
 #[derive(Debug)]
 pub struct Pulse {
     names: Mutex<Vec<Arc<str>>>,
     /// Grows with everything the rank does; while it doesn't, the rank is stuck.
     progress: AtomicU64,
     doing: AtomicU32,
-    /// Collectives entered and left, over all communicators of the rank.
-    entered: AtomicU64,
-    left: AtomicU64,
-    call_name: AtomicU32,
-    call_kind: AtomicU32,
-    call_bytes: AtomicU64,
+    calls: Mutex<Calls>,
+    /// The first failure of a collective on this rank.
+    broken: OnceLock<CommError>,
+}
+
+/// Collectives over all communicators of the rank.
+#[derive(Debug, Default)]
+struct Calls {
+    entered: u64,
+    inside: u32,
+    last: Option<Last>,
     /// Of all calls so far: ranks that made the same calls in the same order have the same.
-    digest: AtomicU64,
+    digest: u64,
     /// The digest when `entered` was last a multiple of [`Pulse::MILESTONE`].
-    milestone: AtomicU64,
+    milestone: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    collective: &'static str,
+    name: u32,
+    bytes: u64,
 }
 
 /// A collective that a rank is in.
@@ -45,16 +59,18 @@ pub struct At {
 pub struct Snapshot {
     pub progress: u64,
     pub doing: Arc<str>,
-    /// The collective the rank is in, if it is in one.
+    /// The collective the rank is in, if it is in one. It stays in one that failed.
     pub at: Option<At>,
+    /// The collective it entered last.
+    pub last: Option<At>,
     pub entered: u64,
     pub digest: u64,
     pub milestone: u64,
 }
 
-/// In the order of `Collective`'s variants.
-const COLLECTIVES: [&str; 6] =
-    ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier"];
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| mix(h, u64::from(b)))
+}
 
 impl Default for Pulse {
     fn default() -> Self {
@@ -67,16 +83,11 @@ impl Pulse {
 
     pub fn new() -> Self {
         Pulse {
-            names: Mutex::new(vec![Arc::from("starting")]),
+            names: Mutex::new(vec![Arc::from("its start")]),
             progress: AtomicU64::new(0),
             doing: AtomicU32::new(0),
-            entered: AtomicU64::new(0),
-            left: AtomicU64::new(0),
-            call_name: AtomicU32::new(0),
-            call_kind: AtomicU32::new(0),
-            call_bytes: AtomicU64::new(0),
-            digest: AtomicU64::new(0),
-            milestone: AtomicU64::new(0),
+            calls: Mutex::default(),
+            broken: OnceLock::new(),
         }
     }
 
@@ -87,8 +98,15 @@ impl Pulse {
             names.push(Arc::from(text));
             names.len() - 1
         });
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| mix(h, u64::from(b)));
-        Name { id: id as u32, hash }
+        Name { id: id as u32, hash: hash(text) }
+    }
+
+    /// An engine's message with names in the place of their hashes, as far as this rank has registered them.
+    pub(crate) fn spell(&self, message: &str) -> String {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().fold(message.to_string(), |message, name| {
+            message.replace(&format!("#{:016x}", hash(name)), &format!("'{name}'"))
+        })
     }
 
     /// The rank turns to something else.
@@ -102,46 +120,73 @@ impl Pulse {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// As [`Self::doing`]; gives what the rank did before to [`Self::resume`].
+    pub(crate) fn turn_to(&self, name: Name) -> u32 {
+        let before = self.doing.swap(name.id, Ordering::Relaxed);
+        self.beat();
+        before
+    }
+
+    pub(crate) fn resume(&self, before: u32) {
+        self.doing.store(before, Ordering::Relaxed);
+        self.beat();
+    }
+
     /// The rank enters a collective; returns its number, from 1.
     pub fn enter(&self, call: &Call) -> u64 {
-        let kind = COLLECTIVES.iter().position(|n| *n == call.collective.name()).unwrap_or(0);
-        self.call_name.store(call.name.id, Ordering::Relaxed);
-        self.call_kind.store(kind as u32, Ordering::Relaxed);
-        self.call_bytes.store(call.bytes() as u64, Ordering::Relaxed);
-        let digest = mix(self.digest.load(Ordering::Relaxed), call.fingerprint());
-        self.digest.store(digest, Ordering::Relaxed);
-        self.beat();
-        let sequence = self.entered.load(Ordering::Relaxed) + 1;
-        if sequence.is_multiple_of(Self::MILESTONE) {
-            self.milestone.store(digest, Ordering::Relaxed);
+        let mut calls = self.calls();
+        calls.entered += 1;
+        calls.inside += 1;
+        calls.last =
+            Some(Last { collective: call.collective.name(), name: call.name.id, bytes: call.bytes() as u64 });
+        calls.digest = mix(calls.digest, call.fingerprint());
+        if calls.entered.is_multiple_of(Self::MILESTONE) {
+            calls.milestone = calls.digest;
         }
-        self.entered.store(sequence, Ordering::Release);
-        sequence
+        self.beat();
+        calls.entered
     }
 
     pub fn leave(&self) {
+        let mut calls = self.calls();
+        calls.inside = calls.inside.saturating_sub(1);
         self.beat();
-        self.left.store(self.entered.load(Ordering::Relaxed), Ordering::Release);
+    }
+
+    /// The collective entered last failed: the rank will get no further.
+    pub(crate) fn breaks(&self, error: &CommError) {
+        self.beat();
+        let _ = self.broken.set(error.clone());
+    }
+
+    /// The first failure of a collective.
+    pub fn broken(&self) -> Option<&CommError> {
+        self.broken.get()
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        let left = self.left.load(Ordering::Acquire);
-        let entered = self.entered.load(Ordering::Acquire);
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = |id: &AtomicU32| names[id.load(Ordering::Relaxed) as usize].clone();
-        let at = (entered > left).then(|| At {
-            sequence: entered,
-            collective: COLLECTIVES[self.call_kind.load(Ordering::Relaxed) as usize],
-            name: text(&self.call_name),
-            bytes: self.call_bytes.load(Ordering::Relaxed),
+        let text = |id: u32| names[id as usize].clone();
+        let calls = self.calls();
+        let last = calls.last.map(|last| At {
+            sequence: calls.entered,
+            collective: last.collective,
+            name: text(last.name),
+            bytes: last.bytes,
         });
         Snapshot {
             progress: self.progress.load(Ordering::Relaxed),
-            doing: text(&self.doing),
-            at,
-            entered,
-            digest: self.digest.load(Ordering::Relaxed),
-            milestone: self.milestone.load(Ordering::Relaxed),
+            doing: text(self.doing.load(Ordering::Relaxed)),
+            at: last.clone().filter(|_| calls.inside > 0),
+            last,
+            entered: calls.entered,
+            digest: calls.digest,
+            milestone: calls.milestone,
         }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        // Counts and a copy: whole at any moment, whoever panicked.
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
