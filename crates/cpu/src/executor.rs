@@ -1,29 +1,26 @@
 //! Binds a program to memory and runs its plans.
 
+mod bind;
 mod checked;
+mod times;
+mod walk;
 
+pub(crate) use bind::{Bound, Operand};
 pub use checked::{BadValue, Origin};
+pub use times::StepTime;
 
+use crate::account::Clock;
+use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::pool::Pool;
-use crate::steps;
-use graph::graph::Phase;
+use crate::slow::Slowdown;
+use bind::{BoundPlan, Memory, check_dtype};
+use comm::Communicator;
 use graph::passes::ALIGN;
-use graph::plan::{Place, Plan, PlanValue, Step};
+use graph::plan::{Place, Plan, PlanValue};
 use graph::random::Sequence;
-use graph::{DType, Header, Init, Op, Program, Role, Shape, State, StateId, Type};
-use std::time::Instant;
-
-#[derive(Debug, thiserror::Error)]
-pub enum CpuError {
-    #[error("{layer}: the CPU executor has no kernel for {op}")]
-    NoKernel { layer: String, op: String },
-    #[error("{name} is {ty}, but this executor computes in {computes}")]
-    DType { name: String, ty: Type, computes: DType },
-    #[error("can't start {threads} threads: {source}")]
-    Threads { threads: usize, source: std::io::Error },
-}
+use graph::{DType, Init, Program, Role, State, StateId};
 
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,22 +29,6 @@ pub enum Which {
     Last,
     Update,
     Eval,
-}
-
-/// A value of a bound plan: where it is and how it is shaped. Labels are integers, everything else is `T`.
-pub(crate) struct Operand<T> {
-    pub data: View<T>,
-    pub ints: View<i32>,
-    pub shape: Shape,
-}
-
-/// A step with its operands' addresses.
-pub(crate) struct Bound<T> {
-    pub op: Op,
-    pub inputs: Vec<Operand<T>>,
-    pub outputs: Vec<Operand<T>>,
-    pub scratch: View<u8>,
-    nanoseconds: u64,
 }
 
 /// What the host fills before a plan runs.
@@ -61,49 +42,69 @@ pub struct Batch<'a, T> {
     pub mix: Option<&'a mut [T]>,
 }
 
-/// Time spent in the steps of one kind.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepTime {
-    pub op: String,
-    pub phase: Phase,
-    pub is_product: bool,
-    pub seconds: f64,
-    pub flops: f64,
-    pub bytes: f64,
+/// What an executor works with.
+#[derive(Clone)]
+pub struct Options {
+    pub threads: usize,
+    /// For the parameters' first values.
+    pub seed: u64,
+    /// The other ranks, for plans with collectives.
+    pub comm: Option<Communicator>,
+}
+
+impl Options {
+    /// Without other ranks.
+    pub fn alone(threads: usize, seed: u64) -> Self {
+        Options { threads, seed, comm: None }
+    }
 }
 
 pub struct Executor<T: Float> {
     program: Program,
-    plans: [Vec<Bound<T>>; 4],
-    runs: [u64; 4],
+    plans: [BoundPlan<T>; 4],
     states: Vec<View<T>>,
     arena: Block,
     state_block: Block,
     pool: Pool,
+    comm: Option<Communicator>,
+    clock: Clock,
+    slowdown: Option<Slowdown>,
 }
 
 impl<T: Float> Executor<T> {
     /// Allocates the arena and the states, all zero but the parameters, which start as their model says, and their
     /// averages, which start equal to them.
-    pub fn new(program: Program, threads: usize, seed: u64) -> Result<Self, CpuError> {
+    pub fn new(program: Program, options: Options) -> Result<Self, CpuError> {
+        let Options { threads, seed, comm } = options;
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
-        let arena = Block::new(program.arena());
-        let mut offsets = Vec::with_capacity(program.states.len());
-        let mut bytes = 0;
-        for state in &program.states {
-            check_dtype::<T>(&state.name, &state.ty)?;
-            offsets.push(bytes);
-            bytes += state.ty.bytes().next_multiple_of(ALIGN);
-        }
-        let state_block = Block::new(bytes);
-        let view = |(state, offset): (&State, &usize)| state_block.view(*offset, state.ty.shape.count());
-        let states: Vec<View<T>> = program.states.iter().zip(&offsets).map(view).collect();
-        let bind = |plan| bind(plan, &arena, &states);
-        let [micro, last, update, eval] = program.plans();
-        let plans = [bind(micro)?, bind(last)?, bind(update)?, bind(eval)?];
-        let mut executor = Executor { program, plans, runs: [0; 4], states, arena, state_block, pool };
+        let arena = arena_of(&program)?;
+        let (state_block, states) = allocate_states(&program.states)?;
+        let plans = Memory { arena: &arena, states: &states, comm: comm.as_ref() }.bind_all(&program)?;
+        let clock = Clock::new();
+        let mut executor =
+            Executor { program, plans, states, arena, state_block, pool, comm, clock, slowdown: None };
         executor.initialise(seed);
         Ok(executor)
+    }
+
+    /// Goes on with other plans over the same states, such as those of another batch size. If they can't be bound,
+    /// everything stays as it is.
+    pub fn rebind(&mut self, program: Program) -> Result<(), CpuError> {
+        let (ours, theirs) = (&self.program.states, &program.states);
+        if let Some(other) = (0..ours.len().max(theirs.len())).find(|i| ours.get(*i) != theirs.get(*i)) {
+            let state = theirs.get(other).or(ours.get(other));
+            return Err(CpuError::OtherStates(state.map_or_else(String::new, |s| s.name.clone())));
+        }
+        let arena = arena_of(&program)?;
+        let memory = Memory { arena: &arena, states: &self.states, comm: self.comm.as_ref() };
+        self.plans = memory.bind_all(&program)?;
+        (self.program, self.arena) = (program, arena);
+        Ok(())
+    }
+
+    /// Takes `factor` times as long to compute from now on, for tests of unequal ranks.
+    pub fn set_slowdown(&mut self, factor: f64) {
+        self.slowdown = Slowdown::by(factor);
     }
 
     pub fn program(&self) -> &Program {
@@ -117,38 +118,6 @@ impl<T: Float> Executor<T> {
     /// Bytes allocated for the arena and for the states.
     pub fn allocated(&self) -> (usize, usize) {
         (self.arena.bytes(), self.state_block.bytes())
-    }
-
-    /// Runs a plan from its first step to its last.
-    pub fn run(&mut self, which: Which, header: &Header) {
-        self.runs[which as usize] += 1;
-        for index in 0..self.plans[which as usize].len() {
-            let start = Instant::now();
-            self.run_step(which, index, header);
-            self.plans[which as usize][index].nanoseconds += start.elapsed().as_nanos() as u64;
-        }
-    }
-
-    fn run_step(&mut self, which: Which, index: usize, header: &Header) {
-        let step = &self.plans[which as usize][index];
-        // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its writer;
-        // `&mut self` keeps the host away.
-        unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
-    }
-
-    /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
-    /// seconds they take: the ceiling the whole plan is measured against. Results are garbage.
-    pub fn run_products(&mut self, which: Which, header: &Header) -> f64 {
-        let start = Instant::now();
-        for step in &self.plans[which as usize] {
-            let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });
-            if step.op.is_product() || attention {
-                let context = steps::Context { pool: &self.pool, header, step, products_only: true };
-                // SAFETY: as in `run`.
-                unsafe { steps::run(&context) };
-            }
-        }
-        start.elapsed().as_secs_f64()
     }
 
     fn operand(&self, which: Which, name: &str) -> Option<&PlanValue> {
@@ -217,7 +186,7 @@ impl<T: Float> Executor<T> {
     /// Where a value of floats lies.
     fn view_of(&self, value: &PlanValue) -> Option<View<T>> {
         match value.place {
-            _ if !value.ty.dtype.is_float() => None,
+            _ if !value.ty.dtype.is_float() || value.ty.dtype.is_half() => None,
             Place::Arena(offset) => Some(self.arena.view(offset, value.ty.shape.count())),
             Place::State(state) => Some(self.states[state.index()]),
         }
@@ -257,74 +226,27 @@ impl<T: Float> Executor<T> {
             }
         }
     }
-
-    /// Forgets the times measured so far.
-    pub fn reset_times(&mut self) {
-        self.runs = [0; 4];
-        self.plans.iter_mut().flatten().for_each(|step| step.nanoseconds = 0);
-    }
-
-    /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.
-    pub fn training_times(&self) -> Vec<StepTime> {
-        let mut times: Vec<StepTime> = Vec::new();
-        for which in [Which::Micro, Which::Last, Which::Update] {
-            let (plan, runs) = (self.plan(which), self.runs[which as usize]);
-            for (step, bound) in plan.steps.iter().zip(&self.plans[which as usize]) {
-                add_time(&mut times, plan, step, bound.nanoseconds as f64 / 1e9, runs as f64);
-            }
-        }
-        times.retain(|t| t.seconds > 0.0);
-        times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        times
-    }
 }
 
-fn add_time(times: &mut Vec<StepTime>, plan: &Plan, step: &Step, seconds: f64, runs: f64) {
-    let (op, phase, is_product) = (step.op.name(), step.phase, step.op.is_product());
-    let index = times.iter().position(|t| t.op == op && t.phase == phase).unwrap_or_else(|| {
-        times.push(StepTime { op, phase, is_product, seconds: 0.0, flops: 0.0, bytes: 0.0 });
-        times.len() - 1
-    });
-    let cost = plan.cost_of(step);
-    times[index].seconds += seconds;
-    times[index].flops += cost.flops * runs;
-    times[index].bytes += cost.bytes * runs;
+fn arena_of(program: &Program) -> Result<Block, CpuError> {
+    let bytes = program.arena();
+    Block::new(bytes).ok_or(CpuError::Memory { what: "activations", bytes })
 }
 
-fn check_dtype<T: Float>(name: &str, ty: &Type) -> Result<(), CpuError> {
-    let computes = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
-    if ty.dtype == computes || ty.dtype == DType::I32 {
-        return Ok(());
+/// States lie in the order of their table, each at a border: collectives of neighbours rely on it.
+fn allocate_states<T: Float>(states: &[State]) -> Result<(Block, Vec<View<T>>), CpuError> {
+    let mut offsets = Vec::with_capacity(states.len());
+    let mut bytes = 0;
+    for state in states {
+        check_dtype::<T>(&state.name, &state.ty)?;
+        offsets.push(bytes);
+        bytes += state.ty.bytes().next_multiple_of(ALIGN);
     }
-    Err(CpuError::DType { name: name.to_string(), ty: ty.clone(), computes })
-}
-
-fn bind<T: Float>(plan: &Plan, arena: &Block, states: &[View<T>]) -> Result<Vec<Bound<T>>, CpuError> {
-    let operand = |index: &usize| {
-        let value = &plan.values[*index];
-        check_dtype::<T>(&value.name, &value.ty)?;
-        let (shape, count) = (value.ty.shape.clone(), value.ty.shape.count());
-        let (data, ints) = match (value.place, value.ty.dtype) {
-            (Place::Arena(offset), DType::I32) => (View::EMPTY, arena.view(offset, count)),
-            (Place::Arena(offset), _) => (arena.view(offset, count), View::EMPTY),
-            (Place::State(state), _) => (states[state.index()], View::EMPTY),
-        };
-        Ok(Operand { data, ints, shape })
-    };
-    let bound = plan.steps.iter().map(|step| {
-        if !steps::supports(&step.op, step.inputs.len()) {
-            return Err(CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() });
-        }
-        let mut outputs: Vec<Operand<T>> = step.outputs.iter().map(operand).collect::<Result<_, _>>()?;
-        if let Op::Assign { state } = step.op {
-            let shape = plan.states[state.index()].ty.shape.clone();
-            outputs.push(Operand { data: states[state.index()], ints: View::EMPTY, shape });
-        }
-        let scratch = step.scratch.map_or(View::EMPTY, |s| arena.view(s.offset, s.bytes));
-        let inputs = step.inputs.iter().map(operand).collect::<Result<_, _>>()?;
-        Ok(Bound { op: step.op.clone(), inputs, outputs, scratch, nanoseconds: 0 })
-    });
-    bound.collect()
+    let what = "parameters, gradients and optimizer states";
+    let block = Block::new(bytes).ok_or(CpuError::Memory { what, bytes })?;
+    let view = |(state, offset): (&State, &usize)| block.view(*offset, state.ty.shape.count());
+    let views = states.iter().zip(&offsets).map(view).collect();
+    Ok((block, views))
 }
 
 fn fill<T: Float>(values: &mut [T], init: Init, mut random: Sequence) {

@@ -1,7 +1,7 @@
 //! One aligned block of memory, and raw views into it.
 
 use graph::passes::ALIGN;
-use std::alloc::{Layout, handle_alloc_error};
+use std::alloc::Layout;
 use std::ops::Range;
 
 /// A zeroed block of memory, shared by the steps that the plan keeps apart.
@@ -26,22 +26,21 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    pub fn new(bytes: usize) -> Self {
+    /// None if there is not that much.
+    pub fn new(bytes: usize) -> Option<Self> {
         let bytes = bytes.max(ALIGN);
         // Room to start at the next border, whatever address comes: an aligned allocation would be zeroed by hand,
         // page by small page, where a plain large one comes zeroed from the kernel and untouched.
-        let Ok(layout) = Layout::from_size_align(bytes + border(bytes), 16) else {
-            handle_alloc_error(Layout::new::<u8>());
-        };
+        let layout = Layout::from_size_align(bytes.checked_add(border(bytes))?, 16).ok()?;
         // SAFETY: the layout's size is not zero.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
         if start.is_null() {
-            handle_alloc_error(layout);
+            return None;
         }
         // SAFETY: the shift is less than a border, for which there is room.
         let ptr = unsafe { start.add(start.align_offset(border(bytes))) };
         advise_huge_pages(ptr, bytes);
-        Block { start, layout, ptr, bytes }
+        Some(Block { start, layout, ptr, bytes })
     }
 
     pub fn bytes(&self) -> usize {
@@ -100,6 +99,10 @@ impl<T> View<T> {
         self.len
     }
 
+    pub fn address(&self) -> *mut T {
+        self.ptr
+    }
+
     /// The address of an element.
     pub fn at(&self, index: usize) -> *mut T {
         self.part(index..self.len).ptr
@@ -134,5 +137,18 @@ impl<T> View<T> {
     pub unsafe fn write<'a>(self) -> &'a mut [T] {
         // SAFETY: as in `read`; the caller forbids every other access.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_machine_has_is_refused_quietly() {
+        for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            assert!(Block::new(bytes).is_none());
+        }
+        assert_eq!(Block::new(1000).map(|block| block.bytes()), Some(1000));
     }
 }

@@ -21,7 +21,7 @@ fn checked(rig: &mut Rig<f32>, which: Which) -> Option<BadValue> {
     if which != Which::Update {
         rig.fill(which);
     }
-    rig.executor.run_checked(which, &rig.header)
+    rig.executor.run_checked(which, &rig.header).unwrap()
 }
 
 fn made_in(bad: &BadValue) -> (&str, &str, Phase) {
@@ -62,7 +62,7 @@ fn a_bad_image_is_named() {
     let mut rig = rig(Recompute::None);
     rig.fill(Which::Last);
     rig.executor.input(Which::Last, "images").unwrap()[5] = f32::NEG_INFINITY;
-    let bad = rig.executor.run_checked(Which::Last, &rig.header).unwrap();
+    let bad = rig.executor.run_checked(Which::Last, &rig.header).unwrap().unwrap();
     assert_eq!(bad.to_string(), "input images holds -inf (element 5)");
 }
 

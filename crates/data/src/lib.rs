@@ -6,6 +6,7 @@
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
 //! * [`leading`] takes the leading part of a set, [`cache`] keeps its decoded images in memory.
+//! * [`fingerprint()`] tells two sets apart.
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`augment`] chooses what happens to a sample, and does it.
 //! * [`loader`] prepares batches ahead of their use, on threads of its own.
@@ -21,6 +22,7 @@ pub mod cifar;
 pub mod decode;
 mod error;
 pub mod files;
+mod fingerprint;
 pub mod folder;
 pub mod get;
 mod image;
@@ -37,6 +39,7 @@ pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
 pub use cache::{Cached, available_memory};
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
+pub use fingerprint::fingerprint;
 pub use folder::ImageFolder;
 pub use get::{Downloadable, get};
 pub use image::Image;

@@ -209,7 +209,7 @@ impl<'a> Memory<'a> {
 
     fn write(&mut self, step: usize, node: &Step) -> Checked {
         for (o, value) in node.outputs.iter().enumerate() {
-            let over = node.op.in_place().iter().find(|p| p.1 == o).map(|p| node.inputs[p.0]);
+            let over = node.op.overwritten_by(node.inputs.len(), o).map(|input| node.inputs[input]);
             let once = |v: &usize| node.inputs.iter().filter(|i| *i == v).count() == 1;
             self.overwrite(step, self.region(*value), Some(*value), over.filter(once))?;
         }
@@ -231,12 +231,17 @@ impl<'a> Memory<'a> {
         over: Option<usize>,
     ) -> Checked {
         self.fits(region)?;
+        let completes = self.plan.steps[step].op.completes_sums();
+        let held = over.and_then(|v| self.record_of(v)).map(|record| self.live[record].region);
         match region {
+            Region::State(_) if completes && held == Some(region) => {}
             Region::State(state) if self.written.contains(&state) => {
                 return Err(format!("{} is written a second time", self.plan.states[state.index()].name));
             }
-            Region::State(state) => self.written.push(state),
-            Region::Arena { .. } => {}
+            Region::State(_) | Region::Arena { .. } => {}
+        }
+        if let Region::State(state) = region {
+            self.written.push(state);
         }
         for record in self.live.iter().filter(|r| r.region.overlaps(region)) {
             let in_place = record.value.is_some() && record.value == over && record.region == region;

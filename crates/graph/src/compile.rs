@@ -2,8 +2,8 @@
 
 use crate::graph::{AVERAGE, At, Graph, GraphError, Node, Phase, Role, State, ValueId};
 use crate::op::{Op, StateId};
-use crate::passes::{Gradients, Recompute, Scratch};
-use crate::passes::{differentiate, fuse, narrow, peephole, place, recompute, schedule};
+use crate::passes::{Exchange, GRADIENT, Gradients, Recompute, Scratch};
+use crate::passes::{differentiate, fuse, narrow, parallelise, peephole, place, recompute, schedule};
 use crate::plan::{Key, Plan};
 use crate::types::{DType, Type};
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,8 @@ pub struct Settings<'a> {
     /// parameter. The decay is the same from the first step on: averages start as the parameters and need no
     /// correction, but a short run wants a smaller decay.
     pub ema: Option<f64>,
+    /// How gradients are exchanged, if there is more than one rank.
+    pub exchange: Option<Exchange>,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
 }
@@ -108,7 +110,10 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
         Ok(place(graph, &schedule(graph), name, key, settings.scratch))
     };
     let micro = plan(&graph, "micro")?;
-    let last = Plan { name: "last".into(), ..micro.clone() };
+    let last = match settings.exchange.filter(|exchange| exchange.ranks > 1) {
+        Some(exchange) => plan(&parallelise(graph, &exchange)?, "last")?,
+        None => Plan { name: "last".into(), ..micro.clone() },
+    };
     Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
 }
 
@@ -161,19 +166,23 @@ fn add_states(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>)
         Optimizer::Sgd { .. } => &["momentum"],
         Optimizer::AdamW { .. } | Optimizer::Lamb { .. } => &["m", "v"],
     };
-    let mut parameters: Vec<StateId> = gradients.iter().map(|(state, _)| *state).collect();
-    parameters.sort();
-    let dtype = parameters.first().map_or(DType::F32, |p| graph.state_type(*p).dtype);
-    let trained = parameters.into_iter().map(|parameter| {
+    let dtype = gradients.first().map_or(DType::F32, |(p, _)| graph.state_type(*p).dtype);
+    // What ranks exchange lies side by side, in the order in which it gets ready: see `parallelise`.
+    let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
+    let mut pairs: Vec<(StateId, StateId)> = Vec::with_capacity(gradients.len());
+    for (parameter, _) in gradients {
         let State { name, ty, .. } = graph.states[parameter.index()].clone();
-        let gradient = graph.add_state(format!("{name}.grad"), ty.clone(), Role::Gradient);
+        pairs.push((*parameter, graph.add_state(format!("{name}{GRADIENT}"), ty, Role::Gradient)));
+    }
+    pairs.sort();
+    let trained = pairs.into_iter().map(|(parameter, gradient)| {
+        let State { name, ty, .. } = graph.states[parameter.index()].clone();
         let moment = |suffix| graph.add_state(format!("{name}.{suffix}"), ty.clone(), Role::Moment);
         let moments = suffixes.iter().map(moment).collect();
         let average = settings.ema.map(|_| graph.add_state(format!("{name}{AVERAGE}"), ty, Role::Average));
         Trained { parameter, gradient, moments, average }
     });
     let trained = trained.collect();
-    let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
     let applied = graph.add_state("applied", Type::new(dtype, [1]), Role::Counter);
     Shared { trained, stats, applied }
 }

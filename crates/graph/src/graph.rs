@@ -36,6 +36,8 @@ pub enum Phase {
     Forward,
     Backward,
     Recompute,
+    /// What ranks send each other.
+    Exchange,
     Update,
 }
 
@@ -45,6 +47,7 @@ impl Phase {
             Phase::Forward => "forward",
             Phase::Backward => "backward",
             Phase::Recompute => "recompute",
+            Phase::Exchange => "exchange",
             Phase::Update => "update",
         }
     }

@@ -237,10 +237,41 @@ pub enum Op {
         decay: f64,
     },
 
-    // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
+    // ---- what ranks exchange ---------------------------------------------------------------------------------
+    /// Values end to end in one flat buffer, zero-padded to a multiple of `align`; `to` is the type there, if another.
+    Pack {
+        align: usize,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<DType>,
+    },
+    /// Inverse of `pack`: flat [, the values that it may write over] → values of `shapes`.
+    Unpack {
+        shapes: Vec<Shape>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<DType>,
+        #[serde(default, skip_serializing_if = "is_false")]
+        over: bool,
+    },
+    /// Any number of values → as many, each reduced over all ranks. They lie side by side, so that they travel as one.
+    AllReduce {
+        reduction: Reduction,
+        ranks: usize,
+    },
+    /// flat (n) → (n/ranks).
+    ReduceScatter {
+        reduction: Reduction,
+        ranks: usize,
+    },
+    /// flat (n) → (n·ranks).
+    AllGather {
+        ranks: usize,
+    },
+    /// The same numbers as another type.
     Cast {
         to: DType,
     },
+
+    // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
     /// Channels-last (..,C) → (3,C): sum, sum of squares, count.
     Moments,
     /// x (..,C), moments (3,C) or running mean and variance (2,C), γ, β → y.
@@ -284,27 +315,6 @@ pub enum Op {
     ResizeGrad {
         height: usize,
         width: usize,
-    },
-    /// Values end to end in one flat buffer, zero-padded to a multiple of `align`.
-    Pack {
-        align: usize,
-    },
-    /// Inverse of `pack`.
-    Unpack {
-        shapes: Vec<Shape>,
-    },
-    AllReduce {
-        reduction: Reduction,
-        ranks: usize,
-    },
-    /// flat (n) → (n/ranks).
-    ReduceScatter {
-        reduction: Reduction,
-        ranks: usize,
-    },
-    /// flat (n) → (n·ranks).
-    AllGather {
-        ranks: usize,
     },
     /// scale \[2\] = (scale, good steps since it changed), control → scale \[2\]: halves it on a skipped step, doubles it
     /// after `window` good ones.
@@ -359,15 +369,41 @@ impl Op {
 
     /// Pairs (input, output) of which the output may be written over the input. An executor that finds the two in
     /// different places copies first and then works in place, so that `place` is free to decide.
-    pub fn in_place(&self) -> &'static [(usize, usize)] {
-        match self {
-            Op::Accumulate | Op::Advance | Op::LossScale { .. } | Op::AllReduce { .. } => &[(0, 0)],
+    pub fn in_place(&self, inputs: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let few: &'static [(usize, usize)] = match self {
+            Op::Accumulate | Op::Advance | Op::LossScale { .. } => &[(0, 0)],
             Op::RunningMoments { .. } | Op::Ema { .. } => &[(0, 0)],
             Op::LinearGradW { accumulate: true, .. } => &[(2, 0)],
             Op::ColumnSum { accumulate: true } => &[(1, 0)],
             Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],
             Op::Sgd { .. } => &[(0, 0), (2, 1)],
             _ => &[],
+        };
+        let first = match self {
+            Op::AllReduce { .. } => 0,
+            Op::Unpack { over: true, .. } => 1,
+            _ => inputs,
+        };
+        few.iter().copied().chain((first..inputs).map(move |input| (input, input - first)))
+    }
+
+    /// The input that `output` may be written over, if any.
+    pub fn overwritten_by(&self, inputs: usize, output: usize) -> Option<usize> {
+        self.in_place(inputs).find(|pair| pair.1 == output).map(|pair| pair.0)
+    }
+
+    /// Whether this goes on, in place, with sums that are there: the one kind of step that may write a state once more.
+    pub fn completes_sums(&self) -> bool {
+        matches!(self, Op::AllReduce { .. } | Op::Unpack { over: true, .. })
+    }
+
+    /// How many ranks take part, for a collective.
+    pub fn ranks(&self) -> Option<usize> {
+        match self {
+            Op::AllReduce { ranks, .. } | Op::ReduceScatter { ranks, .. } | Op::AllGather { ranks } => {
+                Some(*ranks)
+            }
+            _ => None,
         }
     }
 
@@ -391,6 +427,8 @@ mod tests {
             Op::Drop { rate: 0.5, site: 1, per: Per::Sample },
             Op::CrossEntropy { smoothing: 0.1, mixed: true },
             Op::CrossEntropyGrad { smoothing: 0.0, mixed: false },
+            Op::Pack { align: 1, to: Some(DType::Bf16) },
+            Op::Unpack { shapes: vec![Shape::from([2, 3])], to: Some(DType::F32), over: true },
         ];
         for op in ops {
             let (name, mut map) = op.name_and_attributes();

@@ -28,6 +28,10 @@ impl DType {
         }
     }
 
+    pub fn is_half(self) -> bool {
+        matches!(self, DType::Bf16 | DType::F16)
+    }
+
     pub fn is_float(self) -> bool {
         !matches!(self, DType::I32 | DType::U8)
     }

@@ -289,7 +289,7 @@ fn a_parameter_gathered_in_a_block_is_gathered_again() {
     let first = graph.push(Op::Gelu, &[x], &at).unwrap()[0];
     let flat = graph.push(Op::AllGather { ranks: 2 }, &[shard], &at).unwrap()[0];
     let shapes = vec![Shape::from([4, 4])];
-    let weight = graph.push(Op::Unpack { shapes }, &[flat], &at).unwrap()[0];
+    let weight = graph.push(Op::Unpack { shapes, to: None, over: false }, &[flat], &at).unwrap()[0];
     let y = graph.push(Op::Linear { bias: false, gelu: false }, &[first, weight], &at).unwrap()[0];
     let dx = graph
         .push(Op::LinearGradX { gelu: false }, &[y, weight], &At::new("block", Phase::Backward))

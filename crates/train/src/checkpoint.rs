@@ -7,7 +7,8 @@
 use crate::error::TrainError;
 use crate::files::{UNFINISHED, folder_of, sync_folder};
 use crate::session::Score;
-use crate::tensors::{self, Entry, Reader};
+use crate::shares::Shares;
+use crate::tensors::{self, Entry, Reader, Stored};
 use crate::weights::WeightsError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,6 +34,9 @@ pub struct Progress {
     pub best: Option<Best>,
     /// Broken images skipped so far.
     pub skipped: u64,
+    /// How micro-steps are divided among the ranks, if not equally.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<Shares>,
 }
 
 /// The evaluation with the highest top-1, the earliest of equals.
@@ -74,9 +78,9 @@ impl Checkpoints {
 
     /// Writes a checkpoint, then lets go of those that are too many. `best`: this is the best so far, and is kept until
     /// there is a better one.
-    pub fn save(
+    pub fn save<T: Stored>(
         &self,
-        states: &[Entry<'_>],
+        states: &[Entry<'_, T>],
         progress: &Progress,
         config: &str,
         best: bool,
@@ -204,10 +208,10 @@ impl Checkpoint {
     }
 
     /// Gives the values of each expected state to `place`, after all were found to be there with the right shape.
-    pub fn restore(
+    pub fn restore<T: Stored>(
         self,
         expected: &[Expected<'_>],
-        mut place: impl FnMut(&str, &[f32]),
+        mut place: impl FnMut(&str, &[T]),
     ) -> Result<Progress, TrainError> {
         let found: BTreeMap<&str, &[usize]> = self.reader.tensors().collect();
         let of_another = |problem: String| TrainError::Checkpoint {
@@ -226,7 +230,7 @@ impl Checkpoint {
         if let Some(name) = found.keys().find(|name| !expected.iter().any(|e| e.name == **name)) {
             return Err(of_another(format!("it holds {name}, which this run doesn't have")));
         }
-        self.reader.each(|name, _, values| place(&name, &values))?;
+        self.reader.each(|name, _, values: Vec<T>| place(&name, &values))?;
         Ok(self.progress)
     }
 }
@@ -283,7 +287,8 @@ mod tests {
         assert_eq!(Checkpoint::open(&checkpoints.best()).unwrap().progress.step, 2);
         let latest = Checkpoint::open(&checkpoints.latest().unwrap()).unwrap();
         let mut restored = vec![];
-        let progress = latest.restore(&EXPECTED, |name, values| restored.push((name.to_string(), values[0])));
+        let progress =
+            latest.restore(&EXPECTED, |name, values: &[f32]| restored.push((name.to_string(), values[0])));
         assert_eq!(progress.unwrap().step, 5);
         assert_eq!(restored, [("a".to_string(), 5.0), ("a.m".to_string(), -5.0)]);
     }
@@ -305,7 +310,8 @@ mod tests {
         let checkpoints = Checkpoints::of_run(&folder.0, 2);
         let path = save(&checkpoints, 1, false);
         let refused = |expected: &[Expected<'_>]| {
-            let restored = Checkpoint::open(&path).unwrap().restore(expected, |_, _| panic!("restored"));
+            let restored =
+                Checkpoint::open(&path).unwrap().restore(expected, |_, _: &[f32]| panic!("restored"));
             restored.unwrap_err().to_string()
         };
         let wider = [Expected { name: "a", shape: &[3] }, Expected { name: "a.m", shape: &[1] }];

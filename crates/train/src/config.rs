@@ -6,6 +6,7 @@
 pub mod augmentation;
 mod batch;
 pub mod choice;
+mod exchange;
 pub mod explain;
 pub mod groups;
 mod optimize;
@@ -19,6 +20,7 @@ mod transform;
 
 pub use augmentation::{Augmentation, Crop, Geometry, Interpolation, Preset, RandAugment};
 pub use choice::{Device, Form, Precision};
+pub use exchange::{Exchange, Wire};
 pub use explain::{Explanation, KeyRow};
 pub use groups::{Groups, LrScale};
 pub use origin::{Note, Origin};

@@ -4,6 +4,7 @@
 //! with the reason. Which of these depends on flags and on the number of ranks, so [`DeepSpeed::verdicts`] says it when
 //! a run is resolved. What is known is in `keys`, and what to say of a value in `judge`.
 
+mod exchange;
 pub mod json;
 mod judge;
 mod keys;

@@ -2,7 +2,6 @@
 
 use crate::deepspeed::ConfigError;
 use crate::weights::WeightsError;
-use cpu::BadValue;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +39,20 @@ pub enum TrainError {
     OtherSettings { folder: PathBuf, differences: String },
     #[error("{}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
+    #[error(transparent)]
+    Comm(#[from] comm::CommError),
+    /// Ranks that can't work together.
+    #[error("{0}")]
+    Disagree(String),
+    #[error("VITESSE_FAULT: {0} is no fault that can be made")]
+    Fault(String),
     #[error("step {step}: none of its samples counts")]
     NoSamples { step: u64 },
     #[error("step {step}: {}; parameters are as before the step", not_finite(*loss, culprit.as_deref()))]
-    NotFinite { step: u64, loss: f64, culprit: Option<Box<BadValue>> },
+    NotFinite { step: u64, loss: f64, culprit: Option<String> },
 }
 
-fn not_finite(loss: f64, culprit: Option<&BadValue>) -> String {
+fn not_finite(loss: f64, culprit: Option<&str>) -> String {
     match culprit {
         Some(bad) => format!("loss is {loss}; {bad}"),
         None => format!("loss is {loss}; every gradient is finite, but their norm overflowed"),

@@ -1,22 +1,29 @@
 //! The run: what the user asked for (`config`), the loop (`run`), the session that owns the executor (`session`),
 //! learning-rate schedules, metrics and weights on disk. Prints nothing: whoever calls it listens to [`run::Events`].
 
+pub mod account;
+mod agree;
+pub mod balance;
 pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod confusion;
 pub mod deepspeed;
+mod fault;
 pub mod machine;
 pub mod metrics;
 pub mod pth;
+mod real;
 pub mod record;
 pub mod run;
 pub mod schedule;
 pub mod session;
 pub mod sets;
+pub mod shares;
 pub mod stored;
 pub mod tensorboard;
 pub mod tensors;
+mod trace;
 pub mod weights;
 
 mod error;
@@ -27,4 +34,5 @@ mod testing;
 
 pub use config::{Facts, Raw, Resolved};
 pub use error::TrainError;
+pub use real::Real;
 pub use session::Session;

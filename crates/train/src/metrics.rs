@@ -1,8 +1,10 @@
 //! `metrics.jsonl` and `metrics.csv`: a line for every step and every evaluation. The first has an object a line, with
-//! only the numbers it concerns; the second the same as a table, for spreadsheets.
+//! only the numbers it concerns; the second the same as a table, for spreadsheets. Times are means over the ranks; with more
+//! ranks than one, `ranks.jsonl` has those of each: a line for every step and rank.
 //!
 //! Lines are written without being built in memory first, so that a step allocates nothing.
 
+use crate::account::{Parts, Step};
 use crate::error::TrainError;
 use crate::files;
 use crate::session::{Score, StepResult};
@@ -11,7 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 20] = [
     "step",
     "epoch",
     "loss",
@@ -22,11 +24,50 @@ const COLUMNS: [&str; 10] = [
     "eval_loss",
     "eval_top1",
     "eval_top5",
+    "seconds",
+    "compute_seconds",
+    "exchange_seconds",
+    "wait_seconds",
+    "data_seconds",
+    "optimizer_seconds",
+    "idle_seconds",
+    "hidden_exchange_seconds",
+    "slowest_rank",
+    "fastest_rank",
 ];
+
+/// The numbers of a line, in the order of the columns.
+type Row = [Option<Cell>; COLUMNS.len()];
+
+#[derive(Clone, Copy)]
+enum Cell {
+    Whole(u64),
+    /// With all its digits.
+    Real(f64),
+    /// A measurement, of which the leading digits say all.
+    Measured(f64),
+}
+
+/// A cell, or what stands for NaN and the infinities, which neither JSON nor every reader of tables knows.
+struct Shown(Cell, &'static str);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Cell::Whole(n) => write!(f, "{n}"),
+            Cell::Real(x) if x.is_finite() => write!(f, "{x}"),
+            Cell::Measured(x) if x.is_finite() => write!(f, "{x:.6}"),
+            _ => f.write_str(self.1),
+        }
+    }
+}
 
 pub struct Metrics {
     jsonl: Lines,
     csv: Lines,
+    folder: PathBuf,
+    /// Made when a step has more than one rank.
+    ranks: Option<Lines>,
 }
 
 impl Metrics {
@@ -42,28 +83,40 @@ impl Metrics {
         };
         let (jsonl, mut csv) = (create(jsonl_path(folder))?, create(csv_path(folder))?);
         csv.write(format_args!("{}\n", COLUMNS.join(",")))?;
-        Ok(Metrics { jsonl, csv })
+        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None })
     }
 
     /// Continues the metrics of a run whose next step is `next_step`. Lines of that step and later ones are dropped, as
     /// is a last line cut short: the files become those of a run that was never interrupted, times apart. A table that
-    /// is missing is made from the objects.
+    /// is missing, or has other columns, is made from the objects.
     pub fn resume(folder: &Path, next_step: u64) -> Result<Self, TrainError> {
-        let (jsonl, csv) = (jsonl_path(folder), csv_path(folder));
+        let (jsonl, csv, ranks) = (jsonl_path(folder), csv_path(folder), ranks_path(folder));
         let stays =
             |step: Option<&str>| step.and_then(|s| s.parse().ok()).is_some_and(|s: u64| s < next_step);
-        rewrite(&jsonl, |out| {
-            each_line(
-                &jsonl,
-                |line| {
-                    if stays(field(line, "step")) { writeln!(out, "{line}") } else { Ok(()) }
-                },
-            )
-        })?;
-        let is_table = csv.try_exists().map_err(at(&csv))?;
+        let cut = |path: &Path| {
+            rewrite(path, |out| {
+                each_line(
+                    path,
+                    |line| {
+                        if stays(field(line, "step")) { writeln!(out, "{line}") } else { Ok(()) }
+                    },
+                )
+            })
+        };
+        cut(&jsonl)?;
+        if ranks.try_exists().map_err(at(&ranks))? {
+            cut(&ranks)?;
+        }
+        let heading = COLUMNS.join(",");
+        let mut first = None;
+        each_line(&csv, |line| {
+            first.get_or_insert_with(|| line.to_string());
+            Ok(())
+        })
+        .map_err(at(&csv))?;
         rewrite(&csv, |out| {
-            writeln!(out, "{}", COLUMNS.join(","))?;
-            if !is_table {
+            writeln!(out, "{heading}")?;
+            if first.as_ref() != Some(&heading) {
                 return each_line(&jsonl, |line| write_row(out, line));
             }
             each_line(&csv, |line| {
@@ -71,51 +124,96 @@ impl Metrics {
                 if whole && stays(line.split(',').next()) { writeln!(out, "{line}") } else { Ok(()) }
             })
         })?;
-        Ok(Metrics { jsonl: Lines::append(jsonl)?, csv: Lines::append(csv)? })
+        let (jsonl, csv) = (Lines::append(jsonl)?, Lines::append(csv)?);
+        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None })
     }
 
-    pub fn step(&mut self, step: u64, epoch: u64, result: &StepResult, rate: f64) -> Result<(), TrainError> {
+    pub fn step(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        result: &StepResult,
+        account: &Step,
+    ) -> Result<(), TrainError> {
         let StepResult { score, learning_rate, gradient_norm, .. } = result;
-        let [loss, lr, norm, top1] = [score.loss, *learning_rate, *gradient_norm, score.top1];
-        let json = |x| Number(x, "null");
-        self.jsonl.write(format_args!(
-            "{{\"step\":{step},\"epoch\":{epoch},\"loss\":{},\"lr\":{},\"images_per_second\":{rate:.2},\"grad_norm\":{},\"top1\":{}}}\n",
-            json(loss),
-            json(lr),
-            json(norm),
-            json(top1)
-        ))?;
-        let cell = |x| Number(x, "");
-        self.csv.write(format_args!(
-            "{step},{epoch},{},{},{rate:.2},{},{},,,\n",
-            cell(loss),
-            cell(lr),
-            cell(norm),
-            cell(top1)
-        ))
+        let (seconds, mean) = (account.seconds(), account.mean());
+        let (slowest, fastest) = account.slowest_and_fastest();
+        let Parts { compute, exchange, wait, data, update, idle, hidden } = mean;
+        let mut row: Row = [None; _];
+        row[0] = Some(Cell::Whole(step));
+        row[1] = Some(Cell::Whole(epoch));
+        row[2] = Some(Cell::Real(score.loss));
+        row[3] = Some(Cell::Real(*learning_rate));
+        row[4] = Some(Cell::Measured(score.samples / seconds));
+        row[5] = Some(Cell::Real(*gradient_norm));
+        row[6] = Some(Cell::Real(score.top1));
+        let times = [seconds, compute, exchange, wait, data, update, idle, hidden];
+        row[10..18].iter_mut().zip(times).for_each(|(cell, x)| *cell = Some(Cell::Measured(x)));
+        row[18] = Some(Cell::Whole(slowest as u64));
+        row[19] = Some(Cell::Whole(fastest as u64));
+        self.write(&row)?;
+        if account.parts.len() > 1 {
+            self.write_ranks(step, &account.parts)?;
+        }
+        Ok(())
     }
 
     /// An evaluation after step `step`, to which it belongs.
     pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
         let Score { loss, top1, top5, .. } = *score;
-        let json = |x| Number(x, "null");
-        self.jsonl.write(format_args!(
-            "{{\"step\":{step},\"epoch\":{epoch},\"eval_loss\":{},\"eval_top1\":{},\"eval_top5\":{}}}\n",
-            json(loss),
-            json(top1),
-            json(top5)
-        ))?;
-        let cell = |x| Number(x, "");
-        self.csv.write(format_args!("{step},{epoch},,,,,,{},{},{}\n", cell(loss), cell(top1), cell(top5)))?;
+        let mut row: Row = [None; _];
+        row[0] = Some(Cell::Whole(step));
+        row[1] = Some(Cell::Whole(epoch));
+        row[7..10].iter_mut().zip([loss, top1, top5]).for_each(|(cell, x)| *cell = Some(Cell::Real(x)));
+        self.write(&row)?;
         self.jsonl.flush()?;
         self.csv.flush()
+    }
+
+    fn write(&mut self, row: &Row) -> Result<(), TrainError> {
+        let mut before = '{';
+        for (column, cell) in COLUMNS.iter().zip(row) {
+            if let Some(cell) = cell {
+                self.jsonl.write(format_args!("{before}\"{column}\":{}", Shown(*cell, "null")))?;
+                before = ',';
+            }
+        }
+        self.jsonl.write(format_args!("}}\n"))?;
+        for (i, cell) in row.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            match cell {
+                Some(cell) => self.csv.write(format_args!("{comma}{}", Shown(*cell, "")))?,
+                None => self.csv.write(format_args!("{comma}"))?,
+            }
+        }
+        self.csv.write(format_args!("\n"))
+    }
+
+    fn write_ranks(&mut self, step: u64, parts: &[Parts]) -> Result<(), TrainError> {
+        if self.ranks.is_none() {
+            let path = ranks_path(&self.folder);
+            let file = File::options().append(true).create(true).open(&path).map_err(at(&path))?;
+            self.ranks = Some(Lines { path, file: BufWriter::new(file) });
+        }
+        let Some(lines) = &mut self.ranks else { return Ok(()) };
+        for (rank, parts) in parts.iter().enumerate() {
+            let Parts { compute, exchange, wait, data, update, idle, hidden } = parts;
+            lines.write(format_args!(
+                "{{\"step\":{step},\"rank\":{rank},\"seconds\":{:.6},\"compute\":{compute:.6},\
+                 \"exchange\":{exchange:.6},\"wait\":{wait:.6},\"data\":{data:.6},\"optimizer\":{update:.6},\
+                 \"idle\":{idle:.6},\"hidden_exchange\":{hidden:.6}}}\n",
+                parts.wall()
+            ))?;
+        }
+        Ok(())
     }
 
     /// Makes sure that every line so far is on the disk. A checkpoint is to be written after this, so that no run goes
     /// on from a step whose metrics are lost.
     pub fn sync(&mut self) -> Result<(), TrainError> {
         self.jsonl.sync()?;
-        self.csv.sync()
+        self.csv.sync()?;
+        self.ranks.as_mut().map_or(Ok(()), Lines::sync)
     }
 }
 
@@ -125,6 +223,10 @@ fn jsonl_path(folder: &Path) -> PathBuf {
 
 fn csv_path(folder: &Path) -> PathBuf {
     folder.join("metrics.csv")
+}
+
+fn ranks_path(folder: &Path) -> PathBuf {
+    folder.join("ranks.jsonl")
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> TrainError {
@@ -161,15 +263,6 @@ impl Lines {
 
     fn check(&self, result: io::Result<()>) -> Result<(), TrainError> {
         result.map_err(|source| TrainError::Io { path: self.path.clone(), source })
-    }
-}
-
-/// A number, or what stands for NaN and the infinities, which neither JSON nor every reader of tables knows.
-struct Number(f64, &'static str);
-
-impl fmt::Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_finite() { write!(f, "{}", self.0) } else { f.write_str(self.1) }
     }
 }
 
@@ -228,8 +321,9 @@ mod tests {
             Folder(path)
         }
 
-        fn files(&self) -> [String; 2] {
-            [jsonl_path(&self.0), csv_path(&self.0)].map(|path| fs::read_to_string(path).unwrap())
+        fn files(&self) -> [String; 3] {
+            [jsonl_path(&self.0), csv_path(&self.0), ranks_path(&self.0)]
+                .map(|path| fs::read_to_string(path).unwrap())
         }
 
         /// Adds what a crash may leave to both files.
@@ -246,6 +340,12 @@ mod tests {
         }
     }
 
+    /// A step that took a second: half of it computing, the rest reading images.
+    fn account(ranks: usize) -> Step {
+        let parts = Parts { compute: 0.5, data: 0.5, ..Parts::default() };
+        Step { parts: vec![parts; ranks], ..Step::default() }
+    }
+
     /// Steps of a run that evaluates after every third.
     fn write(metrics: &mut Metrics, steps: std::ops::Range<u64>) {
         for step in steps {
@@ -253,7 +353,7 @@ mod tests {
             let score = Score { loss, top1: 0.125, top5: 0.5, samples: 8.0 };
             let gradient_norm = if step == 4 { f64::INFINITY } else { 1.0 / 3.0 };
             let result = StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true };
-            metrics.step(step, step / 3, &result, 1234.5).unwrap();
+            metrics.step(step, step / 3, &result, &account(2)).unwrap();
             if step % 3 == 2 {
                 metrics.evaluation(step, step / 3, &Score { loss: f64::NAN, ..score }).unwrap();
             }
@@ -269,23 +369,23 @@ mod tests {
 
     #[test]
     fn both_files_say_the_same() {
-        let [jsonl, csv] = uninterrupted("same", 5).files();
+        let [jsonl, csv, ranks] = uninterrupted("same", 5).files();
         let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(
-            lines[..2],
-            [
-                "step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,eval_top5",
-                "0,0,2.5,0.001,1234.50,0.3333333333333333,0.125,,,",
-            ]
+        assert!(
+            lines[0].starts_with("step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,")
         );
-        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5");
-        assert_eq!(lines[6], "4,1,2.1,0.001,1234.50,,0.125,,,");
+        let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0";
+        assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times}"));
+        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,");
+        assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times}"));
         assert_eq!(jsonl.lines().count() + 1, lines.len());
+        assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");
+        assert!(ranks.starts_with("{\"step\":0,\"rank\":0,\"seconds\":1.000000,\"compute\":0.500000,"));
         for line in jsonl.lines() {
             let object: serde_json::Value = serde_json::from_str(line).unwrap();
             assert!(object.as_object().unwrap().keys().all(|key| COLUMNS.contains(&key.as_str())));
         }
-        let first = "{\"step\":0,\"epoch\":0,\"loss\":2.5,\"lr\":0.001,\"images_per_second\":1234.50,";
+        let first = "{\"step\":0,\"epoch\":0,\"loss\":2.5,\"lr\":0.001,\"images_per_second\":8.000000,";
         assert!(jsonl.starts_with(first), "{jsonl}");
     }
 
@@ -306,7 +406,7 @@ mod tests {
             (b"{\"step\":8,\"epoch\":2,\"lo", b"8,2,1.7"),
             (b"{\"step\":1,\"epo", b"1"),
             (b"{\"step\":1,\"epoch\":\n\0\0\xff\n", b"1,2\n\0\0\xff\n"),
-            (b"{\"step\":8}", b"8,2,1.7,0.001,1234.5,0.3,0.1,,,"),
+            (b"{\"step\":8}", b"8,2,1.7,0.001,1234.5,0.3,0.1,,,,,,,,,,,,,"),
         ];
         for (i, (jsonl, csv)) in torn.into_iter().enumerate() {
             for next in 0..=8 {
@@ -329,7 +429,7 @@ mod tests {
         let folder = uninterrupted("no-objects", 8);
         fs::remove_file(jsonl_path(&folder.0)).unwrap();
         write(&mut Metrics::resume(&folder.0, 6).unwrap(), 6..10);
-        let [jsonl, csv] = folder.files();
+        let [jsonl, csv, _] = folder.files();
         assert_eq!(csv, whole[1], "the table is kept");
         assert!(jsonl.starts_with("{\"step\":6,") && whole[0].ends_with(&jsonl));
     }
@@ -342,6 +442,6 @@ mod tests {
         fs::write(folder.0.join(".metrics.jsonl.tmp"), "half a fi").unwrap();
         Metrics::resume(&folder.0, 4).unwrap();
         assert_eq!(folder.files(), whole);
-        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 3);
     }
 }

@@ -13,6 +13,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+/// The environment variable in which a supervisor tells a run how often it was started again.
+pub const RESTART: &str = "VITESSE_RESTART";
+
 const CONFIG: &str = "config.json";
 const RUN: &str = "run.json";
 

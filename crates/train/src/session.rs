@@ -1,16 +1,20 @@
-//! A model bound to an executor and its data: one optimizer step, one evaluation.
+//! A model bound to an executor and its data, on one rank: one optimizer step, one evaluation.
 
+use crate::account::{Account, Step};
 use crate::checkpoint::{Checkpoint, Expected, Progress};
 use crate::config::Resolved;
 use crate::error::TrainError;
+use crate::fault::Fault;
+use crate::real::{self, Real};
 use crate::sets::Sets;
+use crate::shares::Shares;
 use crate::stored::weights_file;
 use crate::tensors::Entry;
 use crate::weights;
+use comm::{Communicator, Reduction};
 use cpu::{BadValue, Executor, Which};
-use data::loader::in_order;
 use data::{Dataset, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped};
-use graph::{AVERAGE, DType, Header, Loss, Program, Role, Settings, State, compile, inference};
+use graph::{AVERAGE, Header, Loss, Program, Role, Settings, State, compile, inference};
 use models::names::{Tensor, Weights};
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,6 +39,7 @@ impl Score {
     }
 }
 
+/// What a step came to, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
     pub score: Score,
@@ -44,14 +49,18 @@ pub struct StepResult {
     pub applied: bool,
 }
 
-pub struct Session {
+pub struct Session<T: Real = f32> {
     run: Resolved,
-    executor: Executor<f32>,
+    world: Communicator,
+    /// How a micro-step is divided among the ranks.
+    shares: Shares,
+    executor: Executor<T>,
     sets: Sets,
     /// Reads ahead for the steps from here on.
     ahead: Option<Ahead>,
-    data_seconds: f64,
     skipped: Vec<Skipped>,
+    account: Account,
+    fault: Option<Fault>,
 }
 
 struct Ahead {
@@ -64,18 +73,19 @@ fn planned<T>(part: Option<T>) -> T {
     part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))
 }
 
-/// Compiles the plans of a run.
-pub fn program(run: &Resolved) -> Result<Program, TrainError> {
+/// Compiles the plans of a rank that has `batch` images in a micro-step.
+pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, TrainError> {
     let settings = Settings {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
         recompute: run.recompute,
         group: &|state| run.group(&state.name),
         ema: run.ema,
+        exchange: run.exchange(),
         scratch: &cpu::scratch(run.threads),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
-    let model = run.vit.build(run.batch, loss, DType::F32)?;
+    let model = run.vit.build(batch, loss, <T as Real>::DTYPE)?;
     Ok(compile(model, &settings)?)
 }
 
@@ -84,13 +94,20 @@ fn lasts(state: &State) -> bool {
     !matches!(state.role, Role::Gradient | Role::Statistic)
 }
 
-impl Session {
-    /// A run on the data it was resolved for; weights start as the model says, or as `--init` does.
-    pub fn new(mut run: Resolved, sets: Sets) -> Result<Self, TrainError> {
+impl<T: Real> Session<T> {
+    /// A run of one rank on the data it was resolved for; weights start as the model says, or as `--init` does.
+    pub fn new(run: Resolved, sets: Sets) -> Result<Self, TrainError> {
+        Self::among(run, sets, Communicator::solo())
+    }
+
+    /// The part of a run that one rank has.
+    pub fn among(mut run: Resolved, sets: Sets, world: Communicator) -> Result<Self, TrainError> {
         run.class_names = sets.train.class_names().to_vec();
-        let executor = Executor::new(program(&run)?, run.threads, run.seed)?;
-        let mut session =
-            Session { run, executor, sets, ahead: None, data_seconds: 0.0, skipped: Vec::new() };
+        let shares = Shares::equal(run.batch, world.size());
+        let program = program::<T>(&run, run.batch)?;
+        let fault = Fault::from_environment(world.rank())?;
+        let mut session = Self::bind(run, sets, world, shares, program)?;
+        session.fault = fault;
         // A continued run takes its weights from a checkpoint.
         if session.run.resume.is_none() {
             session.load_init()?;
@@ -98,9 +115,24 @@ impl Session {
         Ok(session)
     }
 
+    fn bind(
+        run: Resolved,
+        sets: Sets,
+        world: Communicator,
+        shares: Shares,
+        program: Program,
+    ) -> Result<Self, TrainError> {
+        let mut executor = Executor::new(program, options(&run, &world))?;
+        executor.set_timing(run.account);
+        let account = Account::new(&world, executor.exchanges());
+        let (ahead, skipped) = (None, Vec::new());
+        Ok(Session { run, world, shares, executor, sets, ahead, skipped, account, fault: None })
+    }
+
     /// Starts from the weights of `--init`, if there are any.
     pub(crate) fn load_init(&mut self) -> Result<(), TrainError> {
-        if let Some(path) = &self.run.init {
+        // The other ranks get them from rank 0; they may not even have the file.
+        if let Some(path) = self.run.init.as_ref().filter(|_| self.world.rank() == 0) {
             let weights = weights::load_for(&weights_file(path)?, &self.run.vit, self.run.new_head)?;
             self.load_weights(&weights);
         }
@@ -110,26 +142,68 @@ impl Session {
     /// For judging weights only: no memory for gradients.
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
         run.ema = None;
-        let model = run.vit.build(run.batch, Loss::default(), DType::F32)?;
+        let model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
         let program = inference(model, &cpu::scratch(run.threads))?;
-        let executor = Executor::new(program, run.threads, run.seed)?;
-        let mut session =
-            Session { run, executor, sets, ahead: None, data_seconds: 0.0, skipped: Vec::new() };
+        let shares = Shares::equal(run.batch, 1);
+        let mut session = Self::bind(run, sets, Communicator::solo(), shares, program)?;
         session.load_weights(weights);
         Ok(session)
+    }
+
+    /// Gives every rank the states of rank 0: the weights to begin with, or where a checkpoint was made.
+    pub fn follow_first(&mut self) -> Result<(), TrainError> {
+        if self.world.size() == 1 {
+            return Ok(());
+        }
+        let names: Vec<String> =
+            self.executor.program().states.iter().filter(|s| lasts(s)).map(|s| s.name.clone()).collect();
+        for name in names {
+            if let Some(id) = self.executor.find_state(&name) {
+                let call = self.world.name(&name);
+                self.world.broadcast(call, 0, self.executor.state_mut(id))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Divides micro-steps otherwise from the next step on. Samples, their numbers and the weighting of gradients stay.
+    pub fn divide(&mut self, shares: Shares) -> Result<(), TrainError> {
+        let batch = shares.of(self.world.rank());
+        if batch != self.shares.of(self.world.rank()) {
+            let program = program::<T>(&self.run, batch)?;
+            self.executor.rebind(program)?;
+        }
+        self.shares = shares;
+        self.ahead = None;
+        Ok(())
+    }
+
+    pub fn shares(&self) -> &Shares {
+        &self.shares
     }
 
     pub fn resolved(&self) -> &Resolved {
         &self.run
     }
 
-    pub fn executor(&self) -> &Executor<f32> {
+    pub fn world(&self) -> &Communicator {
+        &self.world
+    }
+
+    pub fn executor(&self) -> &Executor<T> {
         &self.executor
     }
 
-    /// Seconds that training waited for its batches and copied them.
-    pub fn data_seconds(&self) -> f64 {
-        self.data_seconds
+    pub fn executor_mut(&mut self) -> &mut Executor<T> {
+        &mut self.executor
+    }
+
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    pub fn account_mut(&mut self) -> &mut Account {
+        &mut self.account
     }
 
     /// Images that could not be read since the last call.
@@ -139,35 +213,47 @@ impl Session {
 
     /// One optimizer step over `accumulate` micro-batches.
     pub fn step(&mut self, step: u64) -> Result<StepResult, TrainError> {
+        if let Some(fault) = &self.fault {
+            fault.strike(step, &self.world, &mut self.executor)?;
+        }
         let mut ahead = match self.ahead.take().filter(|ahead| ahead.next_step == step) {
             Some(ahead) => ahead,
             None => Ahead { next_step: step, loader: self.training_loader(step, self.run.data.workers)? },
         };
+        let mut data = 0.0;
         for micro in 0..self.run.accumulate {
             let (which, header) = self.micro(step, micro);
             let start = Instant::now();
             self.load(which, &mut ahead.loader)?;
-            self.data_seconds += start.elapsed().as_secs_f64();
-            self.executor.run(which, &header);
+            data += start.elapsed().as_secs_f64();
+            self.executor.run(which, &header)?;
         }
         ahead.next_step += 1;
         self.ahead = Some(ahead);
         let header = self.header(step);
-        self.executor.run(Which::Update, &header);
+        self.executor.run(Which::Update, &header)?;
         let control = planned(self.executor.output(Which::Update, "control"));
-        let (applied, gradient_norm) = (control[1] != 0.0, f64::from(control[2]));
+        let (applied, gradient_norm) = (control[1] != T::ZERO, control[2].to_f64());
         let (score, learning_rate) = (Score::of(self.stats()), header.learning_rate);
+        self.account.note(data, self.executor.take_account(), self.executor.exchanges());
         Ok(StepResult { score, learning_rate, gradient_norm, applied })
     }
 
+    /// Ends the account of a step: what every rank did in it, and what they have to tell each other.
+    pub fn share_account(&mut self, stop: bool) -> Result<&Step, TrainError> {
+        let skipped = self.skipped.len();
+        Ok(self.account.share(&self.world, stop, skipped)?)
+    }
+
     /// Goes once more through a step that was just skipped, whose parameters are still those it started with, and names
-    /// the first value that is not finite. There is none if only the sum of the gradients' squares overflowed.
+    /// the first value of this rank that is not finite. There is none if only the sum of the gradients' squares overflowed.
     pub fn first_bad_value(&mut self, step: u64) -> Result<Option<BadValue>, TrainError> {
         let mut loader = self.training_loader(step, 0)?;
         for micro in 0..self.run.accumulate {
-            let (which, header) = self.micro(step, micro);
-            self.load(which, &mut loader)?;
-            let bad = self.executor.run_checked(which, &header);
+            // Not the plan with the exchange: each rank looks for itself, and may be done before the others.
+            let (_, header) = self.micro(step, micro);
+            self.load(Which::Micro, &mut loader)?;
+            let bad = self.executor.run_checked(Which::Micro, &header)?;
             if bad.is_some() {
                 return Ok(bad);
             }
@@ -177,26 +263,27 @@ impl Session {
 
     fn header(&self, step: u64) -> Header {
         let (seed, learning_rate) = (self.run.seed, self.run.schedule.at(step));
-        let nominal = self.run.global_batch() as f64;
+        let nominal = self.run.nominal();
         Header { seed, step, first_sample: 0, learning_rate, nominal, accumulate: false }
     }
 
     /// The plan of a micro-step, and what it is told.
     fn micro(&self, step: u64, micro: usize) -> (Which, Header) {
         let which = if micro + 1 == self.run.accumulate { Which::Last } else { Which::Micro };
-        let first_sample = (micro * self.run.batch) as u64;
+        let first_sample = (micro * self.shares.total() + self.shares.before(self.world.rank())) as u64;
         (which, Header { first_sample, accumulate: micro > 0, ..self.header(step) })
     }
 
-    /// Reads the micro-batches of all steps from `step` on.
+    /// Reads this rank's micro-batches of all steps from `step` on.
     fn training_loader(&self, step: u64, workers: usize) -> Result<Loader, TrainError> {
         let (set, transform) = (Arc::clone(&self.sets.train), self.run.augmentation.training(&self.run.vit));
         let sampler = Sampler { len: set.len(), seed: self.run.seed, shuffle: true };
-        Ok(Loader::new(set, transform, self.loading(sampler, workers), requests(&self.run, step))?)
+        let requests = requests(&self.run, &self.shares, self.world.rank(), step);
+        Ok(Loader::new(set, transform, self.loading(sampler, workers), requests)?)
     }
 
     fn loading(&self, sampler: Sampler, workers: usize) -> LoaderSettings {
-        let (batch, skip_bad) = (self.run.batch, self.run.data.skip_bad_images);
+        let (batch, skip_bad) = (self.shares.of(self.world.rank()), self.run.data.skip_bad_images);
         LoaderSettings { sampler, batch, workers, depth: DEPTH, skip_bad }
     }
 
@@ -212,31 +299,47 @@ impl Session {
 
     fn stats(&self) -> [f64; 4] {
         let stats = self.executor.state(planned(self.executor.find_state("stats")));
-        std::array::from_fn(|i| f64::from(stats[i]))
+        std::array::from_fn(|i| stats[i].to_f64())
     }
 
-    /// Scores the held-out set; `each` sees every batch and its logits, those of padding left out.
-    pub fn evaluate(&mut self, mut each: impl FnMut(&LoadedBatch, &[f32])) -> Result<Score, TrainError> {
+    /// Scores the held-out set, each image on one rank; `each` sees every batch of this rank and its logits, those of
+    /// padding left out. The score is that of all ranks.
+    pub fn evaluate(&mut self, mut each: impl FnMut(&LoadedBatch, &[T])) -> Result<Score, TrainError> {
         let set = Arc::clone(&self.sets.test);
         let transform = self.run.augmentation.evaluation(&self.run.vit);
         let sampler = Sampler { len: set.len(), seed: 0, shuffle: false };
         let settings = self.loading(sampler, self.run.data.workers);
-        let requests = in_order(set.len(), self.run.batch);
+        let requests = self.shares.once(self.world.rank(), set.len());
         let mut loader = Loader::new(set, transform, settings, requests)?;
         let nominal = self.run.batch as f64;
         let header =
             Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal, accumulate: false };
-        let mut sums = [0.0; 4];
+        let mut sums: Vec<[f64; 4]> = Vec::new();
         while let Some(batch) = loader.next_batch()? {
             self.skipped.extend_from_slice(&batch.skipped);
             fill(&mut self.executor, Which::Eval, batch);
-            self.executor.run(Which::Eval, &header);
+            self.executor.run(Which::Eval, &header)?;
             let stats = planned(self.executor.output(Which::Eval, "loss.stats"));
-            sums.iter_mut().zip(stats).for_each(|(sum, x)| *sum += f64::from(*x));
+            sums.push(std::array::from_fn(|i| stats[i].to_f64()));
             let logits = planned(self.executor.output(Which::Eval, "head"));
             each(batch, &logits[..batch.request.count * self.run.vit.classes]);
         }
-        Ok(Score::of(sums))
+        self.total(&sums)
+    }
+
+    /// The sums of all batches of all ranks, added in the order of the batches: the same for any number of ranks.
+    fn total(&self, mine: &[[f64; 4]]) -> Result<Score, TrainError> {
+        let (ranks, rank) = (self.world.size(), self.world.rank());
+        let mut all = vec![0.0; mine.len() * ranks * 4];
+        for (chunk, sums) in mine.iter().enumerate() {
+            all[(chunk * ranks + rank) * 4..][..4].copy_from_slice(sums);
+        }
+        self.world.all_reduce(self.world.name("evaluation"), Reduction::Sum, &mut all)?;
+        let mut total = [0.0; 4];
+        for batch in all.as_chunks::<4>().0 {
+            total.iter_mut().zip(batch).for_each(|(total, x)| *total += x);
+        }
+        Ok(Score::of(total))
     }
 
     pub fn test_set(&self) -> &dyn Dataset {
@@ -245,7 +348,10 @@ impl Session {
 
     /// The parameters under their canonical names; with averages, those, since they are what is evaluated.
     pub fn weights(&self) -> Weights {
-        let values = |name: &str| self.executor.find_state(name).map(|id| self.executor.state(id).to_vec());
+        let values = |name: &str| {
+            let id = self.executor.find_state(name)?;
+            Some(self.executor.state(id).iter().map(|x| x.to_f64() as f32).collect())
+        };
         let tensor = |state: &State| {
             let data = values(&format!("{}{AVERAGE}", state.name)).or_else(|| values(&state.name));
             (state.name.clone(), Tensor { shape: state.ty.shape.0.clone(), data: data.unwrap_or_default() })
@@ -258,14 +364,14 @@ impl Session {
     fn load_weights(&mut self, weights: &Weights) {
         for (name, tensor) in weights {
             if let Some(id) = self.executor.find_state(name) {
-                self.executor.state_mut(id).copy_from_slice(&tensor.data);
+                real::copy(&tensor.data, self.executor.state_mut(id));
             }
         }
         self.executor.reset_averages();
     }
 
     /// What a checkpoint keeps, where it lies.
-    pub fn lasting(&self) -> Vec<Entry<'_>> {
+    pub fn lasting(&self) -> Vec<Entry<'_, T>> {
         let states = self.executor.program().states.iter().filter(|state| lasts(state));
         states
             .map(|state| Entry {
@@ -283,7 +389,7 @@ impl Session {
         let expected: Vec<Expected<'_>> =
             states.iter().map(|s| Expected { name: &s.name, shape: &s.ty.shape.0 }).collect();
         self.ahead = None;
-        checkpoint.restore(&expected, |name, values| {
+        checkpoint.restore(&expected, |name, values: &[T]| {
             if let Some(id) = self.executor.find_state(name) {
                 self.executor.state_mut(id).copy_from_slice(values);
             }
@@ -291,28 +397,36 @@ impl Session {
     }
 }
 
-/// The micro-batches of every step from `step` to the last, one after the other; of `step` itself in any case.
-fn requests(run: &Resolved, step: u64) -> impl Iterator<Item = Request> + Send + 'static {
-    let (batch, accumulate, global) = (run.batch, run.accumulate, run.global_batch());
+/// How the executor of a rank is made.
+fn options(run: &Resolved, world: &Communicator) -> cpu::Options {
+    cpu::Options { threads: run.threads, seed: run.seed, comm: Some(world.clone()) }
+}
+
+/// A rank's micro-batches of every step from `step` to the last, one after the other; of `step` itself in any case.
+fn requests(
+    run: &Resolved,
+    shares: &Shares,
+    rank: usize,
+    step: u64,
+) -> impl Iterator<Item = Request> + Send + 'static {
+    let (accumulate, global, shares) = (run.accumulate, run.global_batch(), shares.clone());
     let (per_epoch, images) = (run.steps_per_epoch, run.data.train_images());
-    (step..run.steps.max(step + 1)).flat_map(move |step| {
+    let steps = step..run.steps.max(step + 1);
+    steps.flat_map(move |step| (0..accumulate).map(move |micro| (step, micro))).map(move |(step, micro)| {
         let (epoch, in_epoch) = (step / per_epoch, (step % per_epoch) as usize);
-        (0..accumulate).map(move |micro| {
-            let first = (in_epoch * global + micro * batch).min(images);
-            Request { epoch, first, count: batch.min(images - first) }
-        })
+        shares.request(rank, epoch, in_epoch * global + micro * shares.total(), images)
     })
 }
 
-fn fill(executor: &mut Executor<f32>, which: Which, loaded: &LoadedBatch) {
+fn fill<T: Real>(executor: &mut Executor<T>, which: Which, loaded: &LoadedBatch) {
     let batch = planned(executor.batch(which));
-    batch.images.copy_from_slice(&loaded.images);
+    real::copy(&loaded.images, batch.images);
     batch.labels.copy_from_slice(&loaded.labels);
-    batch.weights.copy_from_slice(&loaded.weights);
+    real::copy(&loaded.weights, batch.weights);
     if let Some(partners) = batch.partners {
         partners.copy_from_slice(&loaded.partners);
     }
     if let Some(mix) = batch.mix {
-        mix.copy_from_slice(&loaded.mix);
+        real::copy(&loaded.mix, mix);
     }
 }

@@ -113,13 +113,16 @@ impl Reader {
         self.header.tensors.iter().map(|(name, info)| (name.as_str(), info.shape.as_slice()))
     }
 
-    /// Gives every tensor, as f32. Allocates in proportion to the file, whatever its header says.
-    pub fn each(mut self, mut take: impl FnMut(String, Vec<usize>, Vec<f32>)) -> Result<(), WeightsError> {
+    /// Gives every tensor, as `T`. Allocates in proportion to the file, whatever its header says.
+    pub fn each<T: Stored>(
+        mut self,
+        mut take: impl FnMut(String, Vec<usize>, Vec<T>),
+    ) -> Result<(), WeightsError> {
         for (name, info) in self.header.tensors {
             let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
             let read = self.file.read_exact(&mut bytes);
             read.map_err(|source| WeightsError::Io { path: self.path.clone(), doing: "read", source })?;
-            let data = to_f32(info.dtype, &bytes).map_err(|fault| at(&self.path, &name, fault))?;
+            let data = read_as(info.dtype, &bytes).map_err(|fault| at(&self.path, &name, fault))?;
             take(name, info.shape, data);
         }
         Ok(())
@@ -186,15 +189,44 @@ fn width(dtype: Dtype) -> Result<usize, TensorFault> {
     }
 }
 
-pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, TensorFault> {
-    fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-        bytes.as_chunks().0.iter().map(|&chunk| value(chunk)).collect()
+/// A type of numbers that tensors are written as, and that every type of a file can be read as.
+pub trait Stored: Copy + 'static {
+    const DTYPE: Dtype;
+    fn of(value: f64) -> Self;
+    /// The bytes of `values`, little end first, in `place`, which has room for more.
+    fn put(values: &[Self], place: &mut [u8]);
+}
+
+macro_rules! stored {
+    ($($type:ident => $dtype:ident),*) => {
+        $(impl Stored for $type {
+            const DTYPE: Dtype = Dtype::$dtype;
+
+            fn of(value: f64) -> Self {
+                value as $type
+            }
+
+            fn put(values: &[Self], place: &mut [u8]) {
+                for (place, value) in place.as_chunks_mut().0.iter_mut().zip(values) {
+                    *place = value.to_le_bytes();
+                }
+            }
+        })*
+    };
+}
+
+stored!(f32 => F32, f64 => F64);
+
+/// Values of any type as `T`; rounded once, since f64 holds all of them.
+pub(crate) fn read_as<T: Stored>(dtype: Dtype, bytes: &[u8]) -> Result<Vec<T>, TensorFault> {
+    fn each<const N: usize, T: Stored>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<T> {
+        bytes.as_chunks().0.iter().map(|&chunk| T::of(value(chunk))).collect()
     }
     match dtype {
-        Dtype::F64 => Ok(each(bytes, |chunk| f64::from_le_bytes(chunk) as f32)),
-        Dtype::F32 => Ok(each(bytes, f32::from_le_bytes)),
-        Dtype::F16 => Ok(each(bytes, |chunk| f16::from_le_bytes(chunk).to_f32())),
-        Dtype::BF16 => Ok(each(bytes, |chunk| bf16::from_le_bytes(chunk).to_f32())),
+        Dtype::F64 => Ok(each(bytes, f64::from_le_bytes)),
+        Dtype::F32 => Ok(each(bytes, |chunk| f32::from_le_bytes(chunk).into())),
+        Dtype::F16 => Ok(each(bytes, |chunk| f16::from_le_bytes(chunk).into())),
+        Dtype::BF16 => Ok(each(bytes, |chunk| bf16::from_le_bytes(chunk).into())),
         other => Err(TensorFault::Type(other)),
     }
 }
@@ -248,16 +280,16 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 }
 
 /// A tensor to be written.
-pub struct Entry<'a> {
+pub struct Entry<'a, T = f32> {
     pub name: &'a str,
     pub shape: &'a [usize],
-    pub values: &'a [f32],
+    pub values: &'a [T],
 }
 
-/// Writes tensors as f32. The file is there whole or not at all, even if the power fails.
-pub fn write(
+/// Writes tensors as they are. The file is there whole or not at all, even if the power fails.
+pub fn write<T: Stored>(
     path: &Path,
-    entries: &[Entry<'_>],
+    entries: &[Entry<'_, T>],
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
     let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
@@ -266,11 +298,9 @@ pub fn write(
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(&header)?;
         const CHUNK: usize = 1 << 14;
-        let mut bytes = [0; 4 * CHUNK];
+        let mut bytes = [0; 8 * CHUNK];
         for values in entries.iter().flat_map(|entry| entry.values.chunks(CHUNK)) {
-            for (place, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                *place = value.to_le_bytes();
-            }
+            T::put(values, &mut bytes);
             file.write_all(&bytes[..size_of_val(values)])?;
         }
         Ok(())
@@ -279,9 +309,9 @@ pub fn write(
 }
 
 /// Equal tensors and metadata give equal bytes; the `safetensors` crate would write metadata in random order.
-fn header(
+fn header<T: Stored>(
     path: &Path,
-    entries: &[Entry<'_>],
+    entries: &[Entry<'_, T>],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, WeightsError> {
     let file_error = |fault| WeightsError::File { path: path.to_path_buf(), fault };
@@ -299,7 +329,7 @@ fn header(
             return Err(at(path, name, TensorFault::Torn { shape, values: values.len() }));
         }
         let end = begin + size_of_val(*values);
-        let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (begin, end) };
+        let info = TensorInfo { dtype: T::DTYPE, shape, data_offsets: (begin, end) };
         json.insert(name.to_string(), serde_json::json!(info));
         begin = end;
     }
@@ -425,11 +455,22 @@ mod tests {
     }
 
     #[test]
+    fn doubles_come_back_whole() {
+        let folder = Folder::new("doubles");
+        let path = folder.0.join("d");
+        write(&path, &[Entry { name: "a", shape: &[2], values: &[0.1f64, 1e300] }], &BTreeMap::new())
+            .unwrap();
+        let mut found = vec![];
+        Reader::open(&path).unwrap().each(|_, _, values: Vec<f64>| found = values).unwrap();
+        assert_eq!(found, [0.1, 1e300]);
+    }
+
+    #[test]
     fn metadata_comes_back() {
         let folder = Folder::new("metadata");
         let path = folder.0.join("m");
         let metadata = BTreeMap::from([("step".to_string(), "7 \"of\" 9".to_string())]);
-        write(&path, &[Entry { name: "a", shape: &[1], values: &[2.5] }], &metadata).unwrap();
+        write(&path, &[Entry { name: "a", shape: &[1], values: &[2.5f32] }], &metadata).unwrap();
         let reader = Reader::open(&path).unwrap();
         assert_eq!(reader.metadata(), &metadata);
         assert_eq!(reader.tensors().collect::<Vec<_>>(), [("a", &[1][..])]);

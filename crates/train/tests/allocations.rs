@@ -9,6 +9,7 @@ use models::vit::Vit;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use train::account::{Parts, Step};
 use train::metrics::Metrics;
 use train::session::StepResult;
 use train::tensorboard::EventFile;
@@ -73,10 +74,13 @@ fn a_step_allocates_nothing() {
         ..Raw::default()
     };
     let (run, sets) = sets::resolve(&raw, 1).unwrap();
-    let mut session = Session::new(run, sets).unwrap();
+    let mut session: Session = Session::new(run, sets).unwrap();
     assert!(OURS.load(Ordering::Relaxed) > 0, "the counter counts");
     let mut last = None;
-    allocates_nothing("training", |step| last = Some(session.step(step).unwrap()));
+    allocates_nothing("training", |step| {
+        last = Some(session.step(step).unwrap());
+        session.share_account(false).unwrap();
+    });
     recording_allocates_nothing(&last.unwrap());
     averages_and_mixed_labels_allocate_nothing();
 }
@@ -86,8 +90,9 @@ fn recording_allocates_nothing(result: &StepResult) {
     let _ = std::fs::remove_dir_all(&folder);
     let mut metrics = Metrics::create(&folder).unwrap();
     let mut events = EventFile::create(&folder, 0).unwrap();
+    let account = Step { parts: vec![Parts::default(); 3], ..Step::default() };
     allocates_nothing("metrics and events", |step| {
-        metrics.step(step, 0, result, 100.0).unwrap();
+        metrics.step(step, 0, result, &account).unwrap();
         metrics.evaluation(step, 0, &result.score).unwrap();
         metrics.sync().unwrap();
         for (tag, value) in [("train/loss", result.score.loss), ("train/lr", result.learning_rate)] {
@@ -107,7 +112,7 @@ fn averages_and_mixed_labels_allocate_nothing() {
         batch.partners.unwrap().fill(3);
         batch.mix.unwrap().fill(0.7);
         let header = Header { step, nominal: 8.0, learning_rate: 1e-3, ..HEADER };
-        executor.run(Which::Last, &header);
-        executor.run(Which::Update, &header);
+        executor.run(Which::Last, &header).unwrap();
+        executor.run(Which::Update, &header).unwrap();
     });
 }

@@ -25,7 +25,9 @@ fn raw() -> Raw {
 
 fn train_on(raw: &Raw) -> Result<Summary, TrainError> {
     let (run, sets) = sets::resolve(raw, 1)?;
-    train(run, sets, &mut Silent)
+    let alone = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(1), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&alone) else { panic!("one rank") };
+    train(run, sets, &members[0], &mut Silent)
 }
 
 fn session(raw: &Raw) -> Session {

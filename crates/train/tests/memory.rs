@@ -45,7 +45,7 @@ fn recompute_gives_the_same_bits() {
         let mut executor = Setup { recompute, ..Setup::new(4) }.executor::<f32>(&vit);
         common::fill_weights(&mut executor);
         fill_batch(&mut executor, Which::Last, 0, 10);
-        executor.run(Which::Last, &Header { nominal: 4.0, ..HEADER });
+        executor.run(Which::Last, &Header { nominal: 4.0, ..HEADER }).unwrap();
         let names = executor.program().states.iter().filter(|s| s.name.ends_with(".grad"));
         names.map(|s| common::state(&executor, &s.name)).collect::<Vec<_>>()
     };

@@ -76,7 +76,7 @@ fn worst(errors: impl Iterator<Item = (String, f64)>) -> (String, f64) {
 
 fn forward_backward(executor: &mut Executor<f32>, batch: usize, classes: usize) -> f64 {
     fill_batch(executor, Which::Last, 0, classes);
-    executor.run(Which::Last, &Header { nominal: batch as f64, ..HEADER });
+    executor.run(Which::Last, &Header { nominal: batch as f64, ..HEADER }).unwrap();
     state(executor, "stats")[0] / batch as f64
 }
 
@@ -101,7 +101,7 @@ fn gradients_agree(name: &str) {
     assert!(error < GRADIENT, "{name}: gradient of {tensor} is off by {error:.2e}");
 
     fill_batch(&mut executor, Which::Eval, 0, vit.classes);
-    executor.run(Which::Eval, &Header { nominal: batch as f64, ..HEADER });
+    executor.run(Which::Eval, &Header { nominal: batch as f64, ..HEADER }).unwrap();
     logits_agree(name, executor.output(Which::Eval, "head").unwrap(), vit.classes, &fixture["logits"]);
 }
 
@@ -162,7 +162,7 @@ fn steps_agree(name: &str) {
         for (step, expected) in run["losses"].as_array().unwrap().iter().enumerate() {
             let loss = forward_backward(&mut executor, batch, vit.classes);
             loss_error = loss_error.max((loss - number(expected)).abs() / number(expected).abs());
-            executor.run(Which::Update, &Header { step: step as u64, ..header });
+            executor.run(Which::Update, &Header { step: step as u64, ..header }).unwrap();
         }
         let states = executor.program().states.clone();
         let errors = run["parameters"].as_object().unwrap().iter().map(|(n, reference)| {

@@ -1,10 +1,14 @@
 //! What can be typed. Defaults live in `train::config`, so that they are the same for every front end.
 
+pub mod launch;
 mod settings;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::names::Convention;
-use settings::{AugmentArgs, DataArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs};
+pub use settings::RanksArgs;
+use settings::{
+    AugmentArgs, DataArgs, ExchangeArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs,
+};
 use std::path::{Path, PathBuf};
 use train::Raw;
 use train::deepspeed::{ConfigError, DeepSpeed};
@@ -14,7 +18,13 @@ Examples:
   vitesse train
   vitesse train --model vit-ti/4 --batch-size 32 --accumulate 2 --out runs/first
   vitesse train --init runs/first/weights.safetensors --model vit-ti/4 --lr 1e-4 --steps 100
-  vitesse train --config deepspeed.json --precision fp32";
+  vitesse train --config deepspeed.json --precision fp32
+  vitesse train --ranks 4 --out runs/four --max-restarts 2
+  mpirun -n 4 vitesse train --out runs/four";
+const LAUNCH: &str = "\
+Examples:
+  vitesse launch --with mpirun --nodes 2 --per-node 4 --hosts a,b -- --model vit-b/16 --data folder:imagenet --out runs/b16
+  vitesse launch --with slurm --nodes 4 --per-node 8 --gpus --time 12:00:00 --out job.sh -- --config deepspeed.json --out runs/b16";
 const EVAL: &str = "\
 Examples:
   vitesse eval --weights runs/first
@@ -62,6 +72,9 @@ pub enum Command {
     /// Train a model; with no options, a small ViT on the built-in set, in about a minute on two cores
     #[command(after_help = TRAIN)]
     Train(Box<TrainArgs>),
+    /// Print, or write, what starts a run on several nodes: an sbatch script, or a line for mpirun or torchrun
+    #[command(after_help = LAUNCH)]
+    Launch(launch::LaunchArgs),
     /// Score weights on the held-out set
     #[command(after_help = EVAL)]
     Eval(EvalArgs),
@@ -121,6 +134,10 @@ pub struct TrainArgs {
     pub optimizer: OptimizerArgs,
     #[command(flatten)]
     pub run: RunArgs,
+    #[command(flatten)]
+    pub ranks: RanksArgs,
+    #[command(flatten)]
+    pub exchange: ExchangeArgs,
     #[command(flatten)]
     pub output: OutputArgs,
     /// Print one JSON object at the end instead of text
@@ -232,6 +249,11 @@ pub struct PlanArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub step: StepArgs,
+    /// Ranks that train together: the last micro-step exchanges their gradients
+    #[arg(long, default_value_t = 1, help_heading = "Ranks")]
+    pub ranks: usize,
+    #[command(flatten)]
+    pub exchange: ExchangeArgs,
     /// Which plan to print in full; without it, a summary of all
     #[arg(long, value_enum)]
     pub which: Option<WhichArg>,
@@ -246,6 +268,11 @@ pub struct BenchArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub step: StepArgs,
+    /// Ranks, on threads of this process, with an exchange of gradients in every step
+    #[arg(long, default_value_t = 1, help_heading = "Ranks")]
+    pub ranks: usize,
+    #[command(flatten)]
+    pub exchange: ExchangeArgs,
     /// Timed steps
     #[arg(long, default_value_t = 10)]
     pub steps: usize,
@@ -262,9 +289,6 @@ pub struct ExplainArgs {
     /// A DeepSpeed configuration
     #[arg(value_name = "FILE", conflicts_with = "config")]
     pub file: PathBuf,
-    /// Explain a run over this many ranks
-    #[arg(long, default_value_t = 1)]
-    pub ranks: usize,
     #[command(flatten)]
     pub train: TrainArgs,
 }
@@ -296,7 +320,7 @@ impl TrainArgs {
         let config = self.run.config.as_deref().map(|path| folder.join(path));
         let deepspeed = config.as_deref().map(DeepSpeed::read).transpose()?;
         let raw = self.data.raw(self.step.raw(self.model.raw()));
-        let raw = self.optimizer.raw(self.augment.raw(raw));
+        let raw = self.exchange.raw(self.optimizer.raw(self.augment.raw(raw)));
         let raw = Raw { deepspeed, ..self.output.raw(self.run.raw(raw)) };
         Ok(if folder.as_os_str().is_empty() { raw } else { raw.within(folder) })
     }

@@ -7,7 +7,8 @@ use train::deepspeed::Verdict;
 use train::sets;
 
 pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let (file, ranks, as_json) = (args.file.display().to_string(), args.ranks, args.train.json);
+    let (file, as_json) = (args.file.display().to_string(), args.train.json);
+    let ranks = args.train.ranks.ranks.unwrap_or(1);
     let raw = args.raw()?;
     let facts = match raw.source()?.published() {
         Some(facts) => facts,

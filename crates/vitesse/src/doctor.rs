@@ -33,8 +33,9 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
             None => println!("✗ {what:<9} not found. {advice}"),
         }
     }
+    let mpi = if comm::HAS_MPI { "with MPI" } else { "without MPI (build with --features mpi)" };
     println!(
-        "This version computes on the CPU, in one process; what it lacks above is needed by later ones."
+        "This version computes on the CPU, and was built {mpi}; what concerns GPUs above is needed by later ones."
     );
     Ok(())
 }

@@ -16,7 +16,7 @@ impl Judge {
     pub fn new(stored: Stored, raw: &Raw) -> anyhow::Result<Self> {
         let mut run = match stored.run.filter(|_| raw.model.is_none()) {
             Some(run) => run,
-            None => raw.resolve_without_data()?,
+            None => raw.resolve_without_data(1)?,
         };
         run.batch = raw.batch_size.unwrap_or(run.batch);
         run.threads = raw.threads.unwrap_or(run.threads);

@@ -9,10 +9,12 @@ mod doctor;
 mod evaluate;
 mod export;
 mod judge;
+mod launch_command;
 mod plan;
 mod progress;
 mod shells;
 mod signals;
+mod supervise;
 mod table;
 mod train_command;
 
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
     let result = match args::Cli::parse().command {
         args::Command::Train(args) => return ended(train_command::run(*args)),
+        args::Command::Launch(args) => launch_command::run(&args),
         args::Command::Eval(args) => evaluate::run(args),
         args::Command::Classify(args) => classify::run(args),
         args::Command::Export(args) => export::run(args),

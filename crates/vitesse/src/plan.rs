@@ -2,13 +2,15 @@
 
 use crate::args::{PlanArgs, WhichArg};
 use crate::table::{count, megabytes};
+use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
 use train::session::program;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let run = args.step.raw(args.model.raw()).resolve_without_data()?;
-    let program = program(&run)?;
+    let raw = args.exchange.raw(args.step.raw(args.model.raw()));
+    let run = raw.resolve_without_data(args.ranks)?;
+    let program = program::<f32>(&run, run.batch)?;
     match (args.which, args.json) {
         (Some(which), true) => println!("{}", pick(&program, which).to_json()),
         (Some(which), false) => print!("{}", pick(&program, which)),
@@ -41,7 +43,17 @@ fn print_summary(model: &str, program: &Program) {
             megabytes(plan.arena)
         );
     }
+    let (buckets, bytes) = exchanged(&program.last);
+    if buckets > 0 {
+        println!("exchange {} in {} buckets", megabytes(bytes as usize), count(buckets));
+    }
     println!("print one in full with --which micro|last|update|eval");
+}
+
+/// Collectives of a plan, and the bytes of each rank that they take along.
+fn exchanged(plan: &Plan) -> (usize, f64) {
+    let calls = plan.steps.iter().filter(|step| step.lane == Lane::Comm);
+    calls.fold((0, 0.0), |(calls, bytes), step| (calls + 1, bytes + plan.cost_of(step).bytes))
 }
 
 fn summary_json(program: &Program) -> serde_json::Value {
@@ -50,7 +62,11 @@ fn summary_json(program: &Program) -> serde_json::Value {
         .into_iter()
         .map(|plan| {
             let cost = plan.cost();
-            json!({"name": plan.name, "steps": plan.steps.len(), "flops": cost.flops, "bytes": cost.bytes, "arena": plan.arena})
+            let (exchanges, exchanged) = exchanged(plan);
+            json!({
+                "name": plan.name, "steps": plan.steps.len(), "flops": cost.flops, "bytes": cost.bytes,
+                "arena": plan.arena, "exchanges": exchanges, "exchanged_bytes": exchanged,
+            })
         })
         .collect();
     json!({"arena": program.arena(), "state_bytes": program.state_bytes(), "plans": plans})

@@ -1,63 +1,105 @@
-//! What a run shows while it runs: a bar on a terminal, plain lines elsewhere.
+//! What a run shows while it runs: a bar on a terminal, plain lines elsewhere; on other ranks than the first, nothing, or lines
+//! in a file of the rank's own.
 
 use crate::signals::Signals;
-use crate::table::{count, megabytes};
-use data::Skipped;
+use crate::table::{count, megabytes, percentages};
+use graph::Program;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
-use train::checkpoint;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use train::account::{Parts, Step};
+use train::balance::Straggler;
 use train::run::Events;
 use train::session::{Score, StepResult};
-use train::{Resolved, Session};
+use train::shares::Shares;
+use train::{Resolved, checkpoint};
 
 /// Broken images are named up to this many; a summary counts them all.
 const NAMED: usize = 20;
 
-pub struct Progress<'a> {
-    quiet: bool,
-    bar: Option<ProgressBar>,
-    signals: &'a Signals,
-    steps: u64,
-    every: u64,
-    /// Of the steps since the last line.
-    images: f64,
-    seconds: f64,
-    skipped: usize,
+/// Where lines go.
+pub enum Voice {
+    Silent,
+    Terminal(ProgressBar),
+    Lines,
+    File(File),
 }
 
-impl<'a> Progress<'a> {
-    pub fn new(run: &Resolved, quiet: bool, signals: &'a Signals) -> Self {
-        let bar = (!quiet && std::io::stdout().is_terminal()).then(|| {
-            let bar = ProgressBar::new(run.steps);
-            let template = "{bar:16} {pos}/{len} · {msg} · {eta} left";
-            bar.with_style(
-                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-            )
-        });
-        let (steps, every) = (run.steps, run.log_every);
-        Progress { quiet, bar, signals, steps, every, images: 0.0, seconds: 0.0, skipped: 0 }
+impl Voice {
+    /// Of the rank that talks.
+    pub fn aloud(run: &Resolved, quiet: bool) -> Self {
+        if quiet {
+            return Voice::Silent;
+        }
+        if !std::io::stdout().is_terminal() {
+            return Voice::Lines;
+        }
+        let template = "{bar:16} {pos}/{len} · {msg} · {eta} left";
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        Voice::Terminal(ProgressBar::new(run.steps).with_style(style))
     }
 
-    fn line(&self, text: String) {
-        match &self.bar {
-            _ if self.quiet => {}
-            Some(bar) => bar.suspend(|| println!("{text}")),
-            None => println!("{text}"),
+    /// Of a rank that writes a log of its own.
+    pub fn log(folder: &Path, rank: usize) -> std::io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        Ok(Voice::File(File::create(folder.join(format!("rank-{rank}.log")))?))
+    }
+
+    fn line(&mut self, text: &str) {
+        match self {
+            Voice::Silent => {}
+            Voice::Terminal(bar) => bar.suspend(|| println!("{text}")),
+            Voice::Lines => println!("{text}"),
+            // A log that can't be written must not end the run.
+            Voice::File(file) => drop(writeln!(file, "{text}")),
         }
     }
 }
 
-impl Drop for Progress<'_> {
+impl Drop for Voice {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
+        if let Voice::Terminal(bar) = self {
             bar.finish_and_clear();
         }
     }
 }
 
+pub struct Progress<'a> {
+    voices: Vec<Voice>,
+    signals: &'a Signals,
+    steps: u64,
+    every: u64,
+    breakdown: bool,
+    /// Of the steps since the last line.
+    images: f64,
+    account: Step,
+    skipped: usize,
+}
+
+impl<'a> Progress<'a> {
+    pub fn new(run: &Resolved, voices: Vec<Voice>, signals: &'a Signals) -> Self {
+        let (steps, every, breakdown) = (run.steps, run.log_every, run.breakdown_lines);
+        let account = Step::default();
+        Progress { voices, signals, steps, every, breakdown, images: 0.0, account, skipped: 0 }
+    }
+
+    fn line(&mut self, text: String) {
+        self.voices.iter_mut().for_each(|voice| voice.line(&text));
+    }
+
+    fn bars(&self) -> impl Iterator<Item = &ProgressBar> {
+        self.voices.iter().filter_map(|voice| if let Voice::Terminal(bar) = voice { Some(bar) } else { None })
+    }
+
+    fn add(&mut self, step: &Step) {
+        self.account.parts.resize(step.parts.len(), Parts::default());
+        self.account.parts.iter_mut().zip(&step.parts).for_each(|(sum, parts)| *sum += *parts);
+    }
+}
+
 impl Events for Progress<'_> {
-    fn started(&mut self, session: &Session, progress: &checkpoint::Progress) {
-        let (run, program) = (session.resolved(), session.executor().program());
+    fn started(&mut self, run: &Resolved, program: &Program, progress: &checkpoint::Progress) {
         let parameters = program.states.iter().filter(|s| s.is_parameter()).map(|s| s.ty.shape.count()).sum();
         let cost = program.last.cost();
         self.line(format!(
@@ -69,8 +111,9 @@ impl Events for Progress<'_> {
             run.vit.image,
             run.vit.classes
         ));
+        let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
         self.line(format!(
-            "batch {} × {} · {} steps · {} threads · {:?} · {:.1} GFLOP a micro-step · memory {} + {}",
+            "batch {} × {}{ranks} · {} steps · {} threads · {:?} · {:.1} GFLOP a micro-step · memory {} + {}",
             run.batch,
             run.accumulate,
             count(run.steps as usize),
@@ -83,32 +126,39 @@ impl Events for Progress<'_> {
         if progress.step > 0 {
             self.line(format!("going on after step {}", progress.step));
         }
-        if let Some(bar) = &self.bar {
+        for bar in self.bars() {
             bar.set_position(progress.step);
             bar.reset_eta();
         }
     }
 
-    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, images_per_second: f64) {
+    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, account: &Step) {
         self.images += result.score.samples;
-        self.seconds += result.score.samples / images_per_second;
+        self.add(account);
         let due = (step + 1).is_multiple_of(self.every);
-        let (loss, rate) = (result.score.loss, self.images / self.seconds);
-        if let Some(bar) = &self.bar {
+        let (loss, rate) = (result.score.loss, self.images / self.account.seconds());
+        for bar in self.bars() {
             bar.set_position(step + 1);
             bar.set_message(format!("epoch {} · loss {loss:.4} · {rate:.0} images/s", epoch + 1));
-        } else if due && !self.quiet {
-            println!(
-                "epoch {} · step {}/{} · loss {loss:.4} · lr {:.2e} · {rate:.0} images/s",
-                epoch + 1,
-                step + 1,
-                self.steps,
-                result.learning_rate
-            );
         }
-        if due {
-            (self.images, self.seconds) = (0.0, 0.0);
+        if !due {
+            return;
         }
+        let (step, steps, lr) = (step + 1, self.steps, result.learning_rate);
+        let text = format!(
+            "epoch {} · step {step}/{steps} · loss {loss:.4} · lr {lr:.2e} · {rate:.0} images/s",
+            epoch + 1
+        );
+        // On a terminal the bar says it all.
+        for voice in self.voices.iter_mut().filter(|voice| !matches!(voice, Voice::Terminal(_))) {
+            voice.line(&text);
+        }
+        if self.breakdown {
+            let text = format!("  {}", percentages(&self.account.mean()));
+            self.line(text);
+        }
+        self.images = 0.0;
+        self.account.parts.clear();
     }
 
     fn evaluated(&mut self, _step: u64, epoch: u64, score: &Score) {
@@ -121,13 +171,30 @@ impl Events for Progress<'_> {
         ));
     }
 
-    fn skipped(&mut self, skipped: &Skipped) {
+    fn skipped(&mut self, problem: &str) {
         self.skipped += 1;
         if self.skipped <= NAMED {
-            self.line(format!("left out: {}", skipped.problem));
+            self.line(format!("left out: {problem}"));
         } else if self.skipped == NAMED + 1 {
             self.line("left out: further images are only counted".to_string());
         }
+    }
+
+    fn straggler(&mut self, straggler: &Straggler) {
+        let Straggler { rank, slower, waiting } = straggler;
+        self.line(format!(
+            "rank {rank} is slow: an image takes it {slower:.1} times as long; the others wait {:.0}% of their time \
+             (--balance gives it fewer images)",
+            100.0 * waiting
+        ));
+    }
+
+    fn divided(&mut self, shares: &Shares) {
+        self.line(format!("images of a micro-step are divided by speed from here on: {shares}"));
+    }
+
+    fn traced(&mut self, file: &Path) {
+        self.line(format!("trace in {}", file.display()));
     }
 
     fn stop(&self) -> Option<&'static str> {

@@ -2,6 +2,7 @@
 
 use cpu::StepTime;
 use cpu::ceilings::Ceilings;
+use train::account::{Exchanged, Parts};
 
 /// 1234567 → "1,234,567".
 pub fn count(n: usize) -> String {
@@ -87,9 +88,103 @@ pub fn print_account(rows: &[Row], wall: f64, ceilings: Option<Ceilings>) {
     }
 }
 
+/// The parts of a step on one line, those under half a percent left out.
+pub fn percentages(parts: &Parts) -> String {
+    let share = |seconds: f64| 100.0 * seconds / parts.wall();
+    let mut words: Vec<String> = parts
+        .named()
+        .into_iter()
+        .filter(|(_, seconds)| share(*seconds) >= 0.5)
+        .map(|(name, seconds)| format!("{name} {:.0}%", share(seconds)))
+        .collect();
+    if share(parts.hidden) >= 0.5 {
+        words.push(format!("(exchange behind computing {:.0}%)", share(parts.hidden)));
+    }
+    words.join(" · ")
+}
+
+/// Ranks that a table lists one by one; of more, the slowest, the fastest and their mean.
+const LISTED: usize = 8;
+
+/// Where the time of each rank went, as numbers and as a bar.
+pub fn print_ranks(ranks: &[Parts]) {
+    let wall = ranks.iter().map(Parts::wall).fold(0.0, f64::max);
+    let names = ["compute", "exchange", "wait", "data", "optimizer", "idle", "hidden"];
+    println!("  {:<8} {}", "rank", names.map(|name| format!("{name:>9}")).join(" "));
+    let line = |name: &str, parts: &Parts| {
+        let Parts { compute, exchange, wait, data, update, idle, hidden } = *parts;
+        let shares = [compute, exchange, wait, data, update, idle, hidden];
+        let cells = shares.map(|seconds| format!("{:>8.1}%", 100.0 * seconds / wall)).join(" ");
+        println!("  {name:<8} {cells}  {}", bar(parts, wall));
+    };
+    let mut listed: Vec<usize> = (0..ranks.len()).collect();
+    if ranks.len() > LISTED {
+        let own = |rank: &usize| ranks[*rank].compute + ranks[*rank].data;
+        listed.sort_by(|a, b| own(a).total_cmp(&own(b)));
+        listed = vec![listed[0], listed[listed.len() - 1]];
+    }
+    for rank in listed {
+        line(&rank.to_string(), &ranks[rank]);
+    }
+    if ranks.len() > 1 {
+        let step = train::account::Step { parts: ranks.to_vec(), ..Default::default() };
+        line("mean", &step.mean());
+    }
+    println!("  █ compute  ▓ optimizer  ▒ exchange  ░ wait for ranks  · data and idle");
+}
+
+/// A bar whose parts are told apart without colours.
+fn bar(parts: &Parts, wall: f64) -> String {
+    let Parts { compute, exchange, wait, data, update, idle, .. } = *parts;
+    let mut bar = String::new();
+    let mut so_far = 0.0;
+    for (part, seconds) in [("█", compute), ("▓", update), ("▒", exchange), ("░", wait), ("·", data + idle)]
+    {
+        so_far += seconds;
+        let end = (so_far / wall * BAR).round() as usize;
+        let drawn = bar.chars().count();
+        bar.push_str(&part.repeat(end.saturating_sub(drawn)));
+    }
+    bar
+}
+
+/// What travels in a step, and how fast.
+pub fn print_exchanged(exchanged: &[Exchanged], ranks: usize) {
+    let bytes: usize = exchanged.iter().map(|e| e.bytes).sum();
+    let seconds: f64 = exchanged.iter().map(|e| e.seconds).sum();
+    let Some(first) = exchanged.first().filter(|e| e.times > 0) else { return };
+    let per_step = seconds / first.times as f64;
+    let all = Exchanged { layer: String::new(), bytes, times: first.times, seconds };
+    println!(
+        "exchange: {} in {} buckets a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
+        megabytes(bytes),
+        exchanged.len(),
+        1e3 * per_step,
+        all.bandwidth(ranks) / 1e9
+    );
+    let mut sorted: Vec<&Exchanged> = exchanged.iter().collect();
+    sorted.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    for e in sorted.into_iter().take(3) {
+        println!(
+            "  {:>9} {:>8.2} ms {:>7.2} GB/s  {}",
+            megabytes(e.bytes),
+            1e3 * e.seconds / e.times as f64,
+            e.bandwidth(ranks) / 1e9,
+            e.layer
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bar_has_every_part_once() {
+        let parts = Parts { compute: 6.0, exchange: 1.0, wait: 2.0, update: 1.0, ..Parts::default() };
+        assert_eq!(bar(&parts, 10.0), format!("{}{}{}{}", "█".repeat(18), "▓▓▓", "▒▒▒", "░░░░░░"));
+        assert_eq!(percentages(&parts), "compute 60% · exchange 10% · wait for ranks 20% · optimizer 10%");
+    }
 
     #[test]
     fn counts_have_thousands_separators() {

@@ -1,44 +1,191 @@
-//! `vitesse train`.
+//! `vitesse train`: finds out which ranks there are, runs those of this process, and prints what the first has to say.
 
-use crate::args::{self, TrainArgs};
-use crate::progress::Progress;
+use crate::args::{self, RanksArgs, TrainArgs};
+use crate::progress::{Progress, Voice};
 use crate::signals::Signals;
+use crate::supervise;
 use crate::table;
+use comm::launch::environment;
+use comm::{Ended, Launcher, Member, Place, Start};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use train::record;
+use train::record::{self, Launch};
 use train::run::{Stopped, Summary};
-use train::{Raw, sets};
+use train::sets::{self, Sets};
+use train::{Raw, Resolved};
 
-pub fn run(args: TrainArgs) -> anyhow::Result<ExitCode> {
-    let as_json = args.json;
-    let raw = match args.run.resumes(args.output.out.as_deref()) {
-        Some(folder) => continued(args, folder)?,
-        None => args.raw()?,
-    };
-    let (run, sets) = sets::resolve(&raw, 1)?;
-    let (breakdown, signals) = (run.breakdown, Signals::catch()?);
-    let mut progress = Progress::new(&run, as_json, &signals);
-    let summary = train::run::train(run, sets, &mut progress)?;
-    drop(progress);
-    match (as_json, &summary.stopped) {
-        (true, _) => println!("{}", summary_json(&summary)),
-        (false, Some(stopped)) => print_stop(stopped),
-        (false, None) => print_summary(&summary, breakdown),
+pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
+    args.ranks = as_before(&args);
+    if supervise::wanted(&args) {
+        let typed: Vec<_> = std::env::args_os().collect();
+        return supervise::run(&args, &typed);
     }
-    // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
-    Ok(summary.stopped.map_or(ExitCode::SUCCESS, |_| signals.exit_code()))
+    let signals = Signals::catch()?;
+    let ended = match comm::start(&args.ranks.options()) {
+        Ok(Start::Process(member)) => member.run(|member| {
+            let place = &member.place;
+            let prepared = prepare(&args, place.world, place.local_world, Some(member));
+            let (run, sets) = prepared.map_err(one_line)?;
+            rank(&args, run, sets, member, &signals)
+        }),
+        Ok(Start::Threads(members)) => {
+            let (run, sets) = prepare(&args, members.len(), members.len(), None)?;
+            threads(&args, &run, &sets, members, &signals)
+        }
+        Err(refused) => Err(Ended { code: refused.code, line: refused.prints.then_some(refused.line) }),
+    };
+    match ended {
+        Ok(done) => {
+            done.print(args.json);
+            // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
+            Ok(done.summary.stopped.map_or(ExitCode::SUCCESS, |_| signals.exit_code()))
+        }
+        Err(Ended { code, line }) => {
+            tell(line);
+            Ok(ExitCode::from(code))
+        }
+    }
+}
+
+fn tell(line: Option<String>) {
+    if let Some(line) = line {
+        eprintln!("vitesse: {line}");
+    }
+}
+
+/// A run that goes on does so over the ranks it had, unless it is told otherwise or a launcher decides.
+fn as_before(args: &TrainArgs) -> RanksArgs {
+    let typed = args.ranks.clone();
+    let Some(folder) = args.run.resumes(args.output.out.as_deref()) else { return typed };
+    let launched = Place::find(&environment).map_or(true, |place| place.launcher != Launcher::Nothing);
+    if launched || typed.ranks.is_some() {
+        return typed;
+    }
+    // What can't be read is reported when the run is prepared.
+    let launches = record::launches(&folder).unwrap_or_default();
+    let before = launches.last().and_then(|launch| args::train_args(&launch.command).ok());
+    match before.map(|before| before.ranks) {
+        Some(RanksArgs { ranks, comm, .. }) => RanksArgs { ranks, comm: typed.comm.or(comm), ..typed },
+        None => typed,
+    }
+}
+
+fn one_line(error: anyhow::Error) -> String {
+    format!("{error:#}")
+}
+
+/// What a rank's run came to.
+struct Done {
+    rank: usize,
+    run: Resolved,
+    summary: Summary,
+}
+
+/// The run of one rank.
+fn rank(
+    args: &TrainArgs,
+    run: Resolved,
+    sets: Sets,
+    member: &Member,
+    signals: &Signals,
+) -> Result<Done, String> {
+    let rank = member.place.rank;
+    let mut voices = Vec::new();
+    if rank == 0 {
+        voices.push(Voice::aloud(&run, args.json));
+    }
+    if let Some(folder) = &args.output.rank_logs {
+        let log = Voice::log(folder, rank);
+        voices.push(log.map_err(|e| format!("{}: {e}", folder.display()))?);
+    }
+    let mut progress = Progress::new(&run, voices, signals);
+    let summary = train::run::train(run.clone(), sets, member, &mut progress);
+    Ok(Done { rank, run, summary: summary.map_err(|e| e.to_string())? })
+}
+
+/// All ranks, on threads of this process; the first one's end is that of the run.
+fn threads(
+    args: &TrainArgs,
+    run: &Resolved,
+    sets: &Sets,
+    members: Vec<Member>,
+    signals: &Signals,
+) -> Result<Done, Ended> {
+    let work = |member: Member| member.run(|m| rank(args, run.clone(), sets.clone(), m, signals));
+    let mut members = members.into_iter();
+    let Some(first) = members.next() else {
+        unreachable!("a run has a rank");
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = members.map(|member| scope.spawn(|| work(member))).collect();
+        let done = work(first).map_err(|ended| {
+            // Now: a rank that hangs would keep this thread waiting, until the whole process is ended.
+            tell(ended.line);
+            Ended { line: None, ..ended }
+        });
+        // Whoever panicked was caught, and told the others.
+        others.into_iter().for_each(|other| drop(other.join()));
+        done
+    })
+}
+
+/// What is to be run, on which data. Ranks that are processes of their own read for themselves what they can; what only lies
+/// where the first rank is, they get from it.
+fn prepare(
+    args: &TrainArgs,
+    world: usize,
+    local_world: usize,
+    member: Option<&Member>,
+) -> anyhow::Result<(Resolved, Sets)> {
+    let mut raw = match args.run.resumes(args.output.out.as_deref()) {
+        Some(folder) => continued(args.clone(), folder, world, member)?,
+        None => args.clone().raw()?,
+    };
+    if raw.threads.is_none() && local_world > 1 {
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        raw.threads = Some((all / local_world).max(1));
+    }
+    Ok(sets::resolve(&raw, world)?)
 }
 
 /// A continued run is told again what it was told at its start; what is typed now comes on top.
-fn continued(args: TrainArgs, folder: PathBuf) -> anyhow::Result<Raw> {
-    let typed = args.raw()?;
-    let launches = record::launches(&folder)?;
+fn continued(args: TrainArgs, folder: PathBuf, world: usize, member: Option<&Member>) -> anyhow::Result<Raw> {
+    let mut typed = args.raw()?;
+    let (launches, before) = history(&folder, member)?;
     let Some(first) = launches.first() else { return Ok(typed) };
-    let before = args::train_args(&first.command)?;
-    let earlier = before.raw_within(&first.folder)?;
+    typed.divide_again(&before, world);
+    let told = args::train_args(&first.command)?;
+    let mut earlier = told.raw_within(&first.folder)?;
+    if typed.global_batch.is_some() {
+        // Divided anew; how it was divided before is of no concern.
+        (earlier.batch_size, earlier.accumulate) = (None, None);
+    }
     Ok(Raw { resume: Some(Some(folder.clone())), out: Some(folder), ..typed.or(earlier) })
+}
+
+/// How a run was started, and what it was resolved to.
+fn history(folder: &Path, member: Option<&Member>) -> anyhow::Result<(Vec<Launch>, Resolved)> {
+    let Some(world) = member.map(|member| &member.world).filter(|world| world.size() > 1) else {
+        return Ok((record::launches(folder)?, record::config(folder)?));
+    };
+    let mut text = Vec::new();
+    if world.rank() == 0 {
+        text = serde_json::to_vec(&(record::launches(folder)?, record::config(folder)?))?;
+    }
+    let text = world.broadcast_bytes(world.name("the history of the run"), 0, text)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+impl Done {
+    fn print(&self, as_json: bool) {
+        match &self.summary.stopped {
+            _ if self.rank != 0 => {}
+            _ if as_json => println!("{}", summary_json(&self.summary)),
+            Some(stopped) => print_stop(stopped),
+            None => print_summary(&self.summary, self.run.breakdown && self.run.account),
+        }
+    }
 }
 
 fn print_stop(stopped: &Stopped) {
@@ -73,14 +220,24 @@ fn print_summary(summary: &Summary, breakdown: bool) {
     }
     if breakdown {
         println!("where the time went:");
-        let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
+        if summary.ranks.len() > 1 {
+            table::print_ranks(&summary.ranks);
+            table::print_exchanged(&summary.exchanged, summary.ranks.len());
+            println!("of rank 0:");
+        }
+        let rows = rows(summary);
         table::print_account(&rows, summary.training_seconds, None);
     }
 }
 
+/// The first rank's time by kind of step.
+fn rows(summary: &Summary) -> Vec<table::Row> {
+    let data = summary.ranks.first().map_or(0.0, |parts| parts.data);
+    table::account(&summary.times, summary.training_seconds, data)
+}
+
 fn summary_json(summary: &Summary) -> serde_json::Value {
-    let rows = table::account(&summary.times, summary.training_seconds, summary.data_seconds);
-    let time: serde_json::Map<_, _> = rows.into_iter().map(|r| (r.name, r.seconds.into())).collect();
+    let time: serde_json::Map<_, _> = rows(summary).into_iter().map(|r| (r.name, r.seconds.into())).collect();
     json!({
         "steps": summary.steps,
         "images": summary.images,
@@ -95,5 +252,7 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
         "evaluation_seconds": summary.evaluation_seconds,
         "weights": summary.weights,
         "seconds": time,
+        "ranks": summary.ranks,
+        "exchanged": summary.exchanged,
     })
 }

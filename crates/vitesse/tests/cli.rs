@@ -128,6 +128,29 @@ fn plans_print_as_text_and_json() {
     assert!(String::from_utf8(vitesse(&["plan"]).stdout).unwrap().contains("arena"));
 }
 
+/// Two ranks: buckets on the comm lane, as soon as they are complete or all at the end.
+#[test]
+fn plans_of_several_ranks_show_the_exchange() {
+    let plan = |more: &[&str]| -> graph::Plan {
+        let output = vitesse(&[&["plan", "--which", "last", "--ranks", "2"], more].concat());
+        String::from_utf8(output.stdout).unwrap().parse().unwrap()
+    };
+    let calls = |plan: &graph::Plan| -> Vec<usize> {
+        (0..plan.steps.len()).filter(|s| plan.steps[*s].lane == graph::op::Lane::Comm).collect()
+    };
+    let early = plan(&["--bucket-size", "50000"]);
+    let late = plan(&["--bucket-size", "50000", "--no-overlap"]);
+    early.check().unwrap();
+    let first = calls(&early)[0];
+    assert!(calls(&early).len() > 3 && early.steps[first + 1].lane == graph::op::Lane::Compute);
+    assert_eq!(calls(&late), (late.steps.len() - calls(&early).len()..late.steps.len()).collect::<Vec<_>>());
+    assert!(plan(&["--wire", "bf16"]).to_string().contains("to=\"bf16\""));
+    let summary = String::from_utf8(vitesse(&["plan", "--ranks", "2"]).stdout).unwrap();
+    assert!(summary.contains("exchange ") && summary.contains(" buckets"), "{summary}");
+    refused(&["plan", "--ranks", "0"], "--ranks 0: must be at least 1");
+    refused(&["plan", "--ranks", "2", "--bucket-size", "0"], "--bucket-size 0: must be at least 1");
+}
+
 #[test]
 fn bad_settings_are_refused_in_one_line() {
     refused(&["train", "--model", "resnet50"], "resnet50");

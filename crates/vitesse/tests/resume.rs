@@ -1,12 +1,13 @@
 //! A run that is stopped, killed or runs out of disk, and goes on, leaves what an uninterrupted one leaves.
 
+mod common;
+
+use common::{Folder, VITESSE, is_time, text};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 use train::checkpoint::Checkpoint;
-
-const VITESSE: &str = env!("CARGO_BIN_EXE_vitesse");
 
 /// Dropout, averages, mixing and accumulation on: all that a checkpoint has to carry.
 const RUN: &[&str] = &[
@@ -39,22 +40,13 @@ const RUN: &[&str] = &[
     "run",
 ];
 
-struct Folder(PathBuf);
+/// A run in a folder of its own.
+trait Resumed {
+    fn resume_to_end(&self);
+    fn checkpoints_are_whole(&self) -> usize;
+}
 
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("resume-{name}"));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn start(&self, args: &[&str]) -> Child {
-        let mut command = Command::new(VITESSE);
-        command.args(args).current_dir(&self.0).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().unwrap()
-    }
-
+impl Resumed for Folder {
     fn resume_to_end(&self) {
         let output = self.start(&["train", "--resume", "run"]).wait_with_output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
@@ -74,25 +66,22 @@ impl Folder {
     }
 }
 
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
 /// Metrics without times, and the values of the final weights.
 fn results(folder: &Path) -> (Vec<String>, Vec<String>, Vec<u8>) {
     let run = folder.join("run");
     let without_rate = |line: &str| match serde_json::from_str::<serde_json::Value>(line).unwrap() {
         serde_json::Value::Object(mut line) => {
-            line.remove("images_per_second");
+            line.retain(|key, _| !is_time(key));
             serde_json::Value::Object(line).to_string()
         }
         other => panic!("{other}"),
     };
     let jsonl = fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().map(without_rate).collect();
     let csv = fs::read_to_string(run.join("metrics.csv")).unwrap();
+    let columns: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
     let without_column = |line: &str| {
-        let cells: Vec<&str> = line.split(',').enumerate().filter(|(i, _)| *i != 4).map(|(_, c)| c).collect();
-        cells.join(",")
+        let cells = line.split(',').zip(&columns).filter(|(_, column)| !is_time(column));
+        cells.map(|(cell, _)| cell).collect::<Vec<_>>().join(",")
     };
     let weights = fs::read(run.join("weights.safetensors")).unwrap();
     let header = 8 + u64::from_le_bytes(*weights.first_chunk().unwrap()) as usize;
@@ -112,8 +101,8 @@ fn signal(child: &Child, signal: i32) {
 
 #[test]
 fn killed_at_twenty_moments_a_run_loses_nothing() {
-    let expected = uninterrupted(&Folder::new("whole"));
-    let folder = Folder::new("killed");
+    let expected = uninterrupted(&Folder::new("resume-whole"));
+    let folder = Folder::new("resume-killed");
     let mut state = 12345u64;
     let (mut kills, mut args) = (0, RUN.to_vec());
     while kills < 20 {
@@ -143,8 +132,8 @@ fn killed_at_twenty_moments_a_run_loses_nothing() {
 
 #[test]
 fn a_run_that_is_asked_to_stop_says_how_to_go_on() {
-    let expected = uninterrupted(&Folder::new("whole-signals"));
-    let folder = Folder::new("stopped");
+    let expected = uninterrupted(&Folder::new("resume-whole-signals"));
+    let folder = Folder::new("resume-stopped");
     let mut args = RUN.to_vec();
     for (number, name) in [(libc::SIGINT, "Ctrl-C"), (libc::SIGTERM, "SIGTERM"), (libc::SIGUSR1, "SIGUSR1")] {
         let child = folder.start(&args);
@@ -175,10 +164,10 @@ fn a_run_that_is_asked_to_stop_says_how_to_go_on() {
 /// In a mount namespace of its own, on a disk of a few megabytes.
 #[test]
 fn a_full_disk_ends_a_run_that_goes_on_when_there_is_room() {
-    let expected = uninterrupted(&Folder::new("whole-disk"));
-    let folder = Folder::new("disk");
+    let expected = uninterrupted(&Folder::new("resume-whole-disk"));
+    let folder = Folder::new("resume-disk");
     let checkpoint = {
-        let probe = Folder::new("disk-probe");
+        let probe = Folder::new("resume-disk-probe");
         let mut args = RUN.to_vec();
         args.extend(["--steps", "4"]);
         args.retain(|arg| !["--epochs", "6"].contains(arg));

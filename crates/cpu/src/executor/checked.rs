@@ -2,6 +2,7 @@
 //! that has just failed.
 
 use super::{Executor, Which};
+use crate::error::CpuError;
 use crate::kernels::Float;
 use graph::graph::Phase;
 use graph::plan::{Place, Plan};
@@ -54,20 +55,27 @@ impl fmt::Display for BadValue {
 
 impl<T: Float> Executor<T> {
     /// Runs a plan like [`run`](Executor::run), but stops at the first value that is not finite: an input or state to
-    /// begin with, then the results of each step.
-    pub fn run_checked(&mut self, which: Which, header: &Header) -> Option<BadValue> {
-        if let Some(bad) = self.bad_before(which, header) {
-            return Some(bad);
-        }
-        for index in 0..self.plans[which as usize].len() {
-            self.run_step(which, index, header);
-            let step = &self.plan(which).steps[index];
-            let origin = || Origin::Step { layer: step.layer.clone(), op: step.op.name(), phase: step.phase };
-            if let Some(bad) = step.outputs.iter().find_map(|value| self.bad(which, *value, origin)) {
-                return Some(bad);
+    /// begin with, then the results of each step. A plan with collectives goes on to its end all the same, since the other
+    /// ranks take part in them.
+    pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CpuError> {
+        let goes_on = !self.plans[which as usize].calls.is_empty();
+        let mut first = self.bad_before(which, header);
+        for index in 0..self.plans[which as usize].steps.len() {
+            if first.is_some() && !goes_on {
+                break;
+            }
+            self.run_step(which, index, header)?;
+            if first.is_none() {
+                first = self.bad_after(which, index);
             }
         }
-        None
+        Ok(first)
+    }
+
+    fn bad_after(&self, which: Which, index: usize) -> Option<BadValue> {
+        let step = &self.plan(which).steps[index];
+        let origin = || Origin::Step { layer: step.layer.clone(), op: step.op.name(), phase: step.phase };
+        step.outputs.iter().find_map(|value| self.bad(which, *value, origin))
     }
 
     fn bad_before(&self, which: Which, header: &Header) -> Option<BadValue> {

@@ -10,6 +10,7 @@ mod reduce;
 mod rows;
 mod tokens;
 mod update;
+mod wire;
 
 use crate::executor::{Bound, Operand};
 use crate::kernels::Float;
@@ -56,8 +57,7 @@ pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
     !scaled_seed
         && !matches!(
             op,
-            Op::Cast { .. }
-                | Op::Moments
+            Op::Moments
                 | Op::BatchNorm { .. }
                 | Op::BatchNormSums { .. }
                 | Op::BatchNormGrad { .. }
@@ -66,11 +66,6 @@ pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
                 | Op::ConvGradX { .. }
                 | Op::ConvGradW { .. }
                 | Op::Resize { .. }
-                | Op::Pack { .. }
-                | Op::Unpack { .. }
-                | Op::AllReduce { .. }
-                | Op::ReduceScatter { .. }
-                | Op::AllGather { .. }
                 | Op::LossScale { .. }
                 | Op::Clip { scaled: true, .. }
         )
@@ -139,6 +134,9 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Sgd { .. } => update::sgd(cx),
             Op::Lamb { .. } => update::lamb(cx),
             Op::Ema { decay } => update::ema(cx, *decay),
+            Op::Pack { .. } => wire::pack(cx),
+            Op::Unpack { .. } => wire::unpack(cx),
+            Op::Cast { .. } => wire::cast(cx),
             other => unreachable!("{} was refused when the plan was bound", other.name()),
         }
     }

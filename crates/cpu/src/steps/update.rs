@@ -61,8 +61,8 @@ unsafe fn control<T: Float>(cx: &Context<'_, T>) -> Control {
 
 /// Makes each output start as the input it may overwrite, so that the kernels can work in place.
 unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>) {
-    for (input, output) in cx.step.op.in_place() {
-        let (old, new) = (cx.input(*input).data, cx.output(*output).data);
+    for (input, output) in cx.step.op.in_place(cx.step.inputs.len()) {
+        let (old, new) = (cx.input(input).data, cx.output(output).data);
         if !old.same_place(&new) {
             // SAFETY: in different places, so apart.
             unsafe { new.write().copy_from_slice(old.read()) };

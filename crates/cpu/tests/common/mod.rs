@@ -4,8 +4,10 @@
 #![allow(dead_code)]
 
 pub mod random;
+pub mod ranks;
 
-use cpu::{Executor, Float, Which};
+use comm::Communicator;
+use cpu::{Executor, Float, Options, Which};
 use graph::graph::{At, Node, Phase};
 use graph::op::Pooling;
 use graph::passes::{Scratch, differentiate, fuse, narrow, place, schedule};
@@ -180,6 +182,7 @@ pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
         recompute: Recompute::None,
         group: &|_| Group { lr_scale: 1.0, decays: true },
         ema: None,
+        exchange: None,
         scratch,
     }
 }
@@ -246,7 +249,12 @@ pub struct Rig<T: Float> {
 impl<T: Float> Rig<T> {
     /// Parameters start as drawn for their number, whatever the program around them.
     pub fn new(program: Program, threads: usize) -> Self {
-        let mut executor = Executor::new(program, threads, SEED).unwrap();
+        Self::among(program, threads, None)
+    }
+
+    /// One of several ranks.
+    pub fn among(program: Program, threads: usize, comm: Option<Communicator>) -> Self {
+        let mut executor = Executor::new(program, Options { threads, seed: SEED, comm }).unwrap();
         let batch = executor.labels(Which::Last).unwrap().len();
         let (nominal, learning_rate) = (batch as f64, 1e-3);
         let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal, accumulate: false };
@@ -279,7 +287,7 @@ impl<T: Float> Rig<T> {
     }
 
     pub fn run(&mut self, which: Which) {
-        self.executor.run(which, &self.header);
+        self.executor.run(which, &self.header).unwrap();
     }
 
     /// The loss of the forward ops alone.

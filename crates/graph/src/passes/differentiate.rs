@@ -43,7 +43,7 @@ pub fn differentiate(
     }
     let ready: HashMap<ValueId, usize> =
         graph.producers().iter().enumerate().filter_map(|(v, p)| Some((ValueId(v as u32), (*p)?))).collect();
-    gradients.sort_by_key(|(_, value)| ready.get(value).copied());
+    gradients.sort_by_key(|(_, value)| (ready.get(value).copied(), *value));
     Ok((graph, gradients))
 }
 

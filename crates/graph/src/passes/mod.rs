@@ -1,11 +1,12 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
 //! `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
-//! `recompute` trades activations for work, `schedule` orders steps on lanes, `place` gives every value its memory.
+//! `recompute` trades activations for work, `parallelise` adds what ranks exchange, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
 mod fuse;
 mod narrow;
+mod parallelise;
 mod peephole;
 mod place;
 mod recompute;
@@ -14,6 +15,8 @@ mod schedule;
 pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
 pub use narrow::narrow;
+pub(crate) use parallelise::GRADIENT;
+pub use parallelise::{Exchange, parallelise};
 pub use peephole::peephole;
 pub use place::{ALIGN, Scratch, place};
 pub use recompute::{Recompute, recompute};

@@ -31,10 +31,10 @@ pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: 
     Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &places, &scratches) }
 }
 
-/// Reads live in their state. So does an assigned value whose maker may overwrite the state it read, if nobody
-/// needs the old content any more.
+/// Reads live in their state. So does an assigned value that comes from the read by steps that may each work in place,
+/// with all that lies between, if nobody needs what is overwritten any more.
 pub(super) fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
-    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let chains = Chains { graph, producers: graph.producers(), consumers: graph.consumers() };
     let mut places = HashMap::new();
     let mut read = HashMap::new();
     for node in &graph.nodes {
@@ -45,18 +45,47 @@ pub(super) fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
     }
     for node in &graph.nodes {
         let Op::Assign { state } = node.op else { continue };
-        let value = node.inputs[0];
-        let (Some(old), Some(maker)) = (read.get(&state), producers[value.index()]) else { continue };
-        let made = &graph.nodes[maker];
-        let overwrites =
-            |pair: &&(usize, usize)| made.inputs[pair.0] == *old && made.outputs[pair.1] == value;
-        let old_is_done = consumers[old.index()].iter().all(|c| *c <= maker);
-        let once = made.inputs.iter().filter(|v| *v == old).count() == 1;
-        if made.op.in_place().iter().find(overwrites).is_some() && old_is_done && once {
-            places.insert(value, Place::State(state));
-        }
+        let chain = read.get(&state).and_then(|old| chains.between(*old, node.inputs[0]));
+        places.extend(chain.into_iter().flatten().map(|value| (value, Place::State(state))));
     }
     places
+}
+
+struct Chains<'a> {
+    graph: &'a Graph,
+    producers: Vec<Option<usize>>,
+    consumers: Vec<Vec<usize>>,
+}
+
+impl Chains<'_> {
+    /// The values from `old`, left out, to `value`, each of which may be written over the one before.
+    fn between(&self, old: ValueId, value: ValueId) -> Option<Vec<ValueId>> {
+        let mut chain = vec![];
+        let mut at = value;
+        while at != old {
+            chain.push(at);
+            at = self
+                .overwritten(at)
+                .filter(|before| *before == old || self.is_sum_to_complete(*before, at))?;
+        }
+        Some(chain)
+    }
+
+    fn is_sum_to_complete(&self, before: ValueId, value: ValueId) -> bool {
+        let completes = |maker: usize| self.graph.nodes[maker].op.completes_sums();
+        self.producers[value.index()].is_some_and(completes) && !self.graph.outputs.contains(&before)
+    }
+
+    /// The value that the maker of `value` may write it over: one that nobody uses later.
+    fn overwritten(&self, value: ValueId) -> Option<ValueId> {
+        let maker = self.producers[value.index()]?;
+        let Node { op, inputs, outputs, .. } = &self.graph.nodes[maker];
+        let output = outputs.iter().position(|v| *v == value)?;
+        let before = inputs[op.overwritten_by(inputs.len(), output)?];
+        let done = self.consumers[before.index()].iter().all(|c| *c <= maker);
+        let once = inputs.iter().filter(|v| **v == before).count() == 1;
+        (done && once).then_some(before)
+    }
 }
 
 #[derive(Debug)]
@@ -111,11 +140,11 @@ impl<'a> Buffers<'a> {
     /// The buffer of the input that `value` may overwrite, if every other use of it is over by then.
     fn shareable(&self, node: &Node, value: ValueId, step: usize) -> Option<usize> {
         let output = node.outputs.iter().position(|v| *v == value)?;
-        let (input, _) = node.op.in_place().iter().find(|pair| pair.1 == output)?;
-        let buffer = *self.of_value.get(&node.inputs[*input])?;
+        let input = node.op.overwritten_by(node.inputs.len(), output)?;
+        let buffer = *self.of_value.get(&node.inputs[input])?;
         let old = &self.list[buffer];
         let over = old.uses.iter().all(|s| *s == step || self.clocks.happens_before(*s, step));
-        let once = node.inputs.iter().filter(|v| **v == node.inputs[*input]).count() == 1;
+        let once = node.inputs.iter().filter(|v| **v == node.inputs[input]).count() == 1;
         let fits = old.bytes == self.graph.ty(value).bytes().next_multiple_of(ALIGN);
         (over && once && fits && !old.to_the_end).then_some(buffer)
     }

@@ -27,15 +27,10 @@ pub fn schedule(graph: &Graph) -> Schedule {
     let mut clocks = Clocks::default();
     let mut makers: HashMap<ValueId, usize> = HashMap::new();
     let mut readers: HashMap<StateId, Vec<usize>> = HashMap::new();
-    let state_of: HashMap<ValueId, StateId> = graph
-        .nodes
-        .iter()
-        .filter_map(|n| if let Op::Read { state } = n.op { Some((n.outputs[0], state)) } else { None })
-        .collect();
     for (step, index) in nodes.iter().enumerate() {
         let node = &graph.nodes[*index];
         let mut needs: Vec<usize> = node.inputs.iter().filter_map(|v| makers.get(v).copied()).collect();
-        // Whoever reads a state must be done before it is written.
+        // Whoever reads what lies in a state must be done before it is written.
         for state in written_states(node, &places) {
             needs.extend(readers.get(&state).into_iter().flatten());
         }
@@ -43,8 +38,10 @@ pub fn schedule(graph: &Graph) -> Schedule {
         schedule.waits.push(clocks.push(lane, &needs));
         schedule.lanes.push(lane);
         makers.extend(node.outputs.iter().map(|v| (*v, step)));
-        for state in node.inputs.iter().filter_map(|v| state_of.get(v)) {
-            readers.entry(*state).or_default().push(step);
+        for place in node.inputs.iter().filter_map(|v| places.get(v)) {
+            if let Place::State(state) = place {
+                readers.entry(*state).or_default().push(step);
+            }
         }
     }
     schedule.nodes = nodes;

@@ -1,6 +1,6 @@
 //! What an op costs: floating-point operations and bytes moved, before any cache.
 
-use crate::op::Op;
+use crate::op::{Lane, Op};
 use crate::types::Type;
 use serde::Serialize;
 
@@ -17,9 +17,11 @@ impl std::ops::AddAssign for Cost {
     }
 }
 
-/// Cost of one run of `op`. Transcendentals count as 10 operations, a multiply-add as two.
+/// Cost of one run of `op`. Transcendentals count as 10 operations, a multiply-add as two. Of a collective, the bytes
+/// are those of the whole message; how often they travel is the engine's affair, and so is the adding.
 pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-    let bytes: usize = inputs.iter().chain(outputs).map(|t| t.bytes()).sum();
+    let of = |types: &[&Type]| types.iter().map(|t| t.bytes()).sum::<usize>();
+    let bytes = if op.lane() == Lane::Comm { of(inputs).max(of(outputs)) } else { of(inputs) + of(outputs) };
     let first = inputs.first().map_or(0.0, |t| t.shape.count() as f64);
     let written: f64 = outputs.iter().map(|t| t.shape.count() as f64).sum();
     let flops = match op {
@@ -48,7 +50,8 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradW { shape, .. } => 2.0 * first * shape.count() as f64 / shape.0[0] as f64,
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
-        Op::Pack { .. } | Op::Unpack { .. } | Op::AllGather { .. } | Op::Seed { .. } => 0.0,
+        Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
+        Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
         _ => written,
     };
     Cost { flops, bytes: bytes as f64 }

@@ -138,13 +138,16 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
     }
 }
 
-/// The ops that have no kernel yet.
+/// The ops of the exchange, and those that have no kernel yet.
 fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
     let x = inputs[0];
     let channels = x.shape.last();
     match op {
         Op::Cast { to } => Ok(vec![Type { dtype: *to, shape: x.shape.clone() }]),
-        Op::AllReduce { .. } => Ok(vec![x.clone()]),
+        Op::AllReduce { .. } => {
+            one_dtype(inputs, "reduces")?;
+            Ok(inputs.iter().map(|t| (*t).clone()).collect())
+        }
         Op::Moments => Ok(vec![Type::new(accumulator(x.dtype), [3, channels])]),
         Op::BatchNorm { .. } => {
             let running = inputs[1].shape == Shape::from([2, channels]);
@@ -196,17 +199,13 @@ fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
             shaped(inputs[1], [3], "control")?;
             Ok(vec![x.clone()])
         }
-        Op::Pack { align } => {
+        Op::Pack { align, to } => {
             require(*align > 0, || "can't align to 0".into())?;
-            require(inputs.iter().all(|t| t.dtype == x.dtype), || "packs values of one type".into())?;
+            one_dtype(inputs, "packs")?;
             let count: usize = inputs.iter().map(|t| t.shape.count()).sum();
-            Ok(vec![typed(x, [count.next_multiple_of(*align)])])
+            Ok(vec![Type::new(to.unwrap_or(x.dtype), [count.next_multiple_of(*align)])])
         }
-        Op::Unpack { shapes } => {
-            let count: usize = shapes.iter().map(Shape::count).sum();
-            require(count <= x.shape.count(), || format!("{count} elements don't fit in {x}"))?;
-            Ok(shapes.iter().map(|s| Type { dtype: x.dtype, shape: s.clone() }).collect())
-        }
+        Op::Unpack { shapes, to, over } => unpack(inputs, shapes, to.unwrap_or(x.dtype), *over),
         Op::ReduceScatter { ranks, .. } => {
             let [n] = axes(x)?;
             require(*ranks > 0 && n % ranks == 0, || {
@@ -220,6 +219,16 @@ fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
         }
         _ => Err("has no shape rule".into()),
     }
+}
+
+fn unpack(inputs: &[&Type], shapes: &[Shape], dtype: DType, over: bool) -> Inferred {
+    let x = inputs[0];
+    let count: usize = shapes.iter().map(Shape::count).sum();
+    require(count <= x.shape.count(), || format!("{count} elements don't fit in {x}"))?;
+    let outputs: Vec<Type> = shapes.iter().map(|s| Type { dtype, shape: s.clone() }).collect();
+    let fits = !over || inputs[1..].iter().copied().eq(&outputs);
+    require(fits, || "writes over values of other types than it unpacks".into())?;
+    Ok(outputs)
 }
 
 fn patches(x: &Type, patch: usize) -> Inferred {
@@ -317,6 +326,10 @@ fn typed(like: &Type, shape: impl Into<Shape>) -> Type {
     Type { dtype: like.dtype, shape: shape.into() }
 }
 
+fn one_dtype(inputs: &[&Type], does: &str) -> Result<(), String> {
+    require(inputs.iter().all(|t| t.dtype == inputs[0].dtype), || format!("{does} values of one type"))
+}
+
 fn same(inputs: &[&Type]) -> Result<(), String> {
     match inputs.iter().find(|t| **t != inputs[0]) {
         Some(other) => Err(format!("needs equal types, got {} and {other}", inputs[0])),
@@ -333,7 +346,8 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
     let range = match op {
         Op::Input | Op::Read { .. } => 0..=0,
         Op::Seed { .. } => 0..=1,
-        Op::SumSquares | Op::Pack { .. } => 1..=usize::MAX,
+        Op::SumSquares | Op::Pack { .. } | Op::AllReduce { .. } => 1..=usize::MAX,
+        Op::Unpack { shapes, over, .. } => one(1 + if *over { shapes.len() } else { 0 }),
         Op::Linear { bias, .. } => one(2 + usize::from(*bias)),
         Op::LinearGradW { accumulate, .. } => one(2 + usize::from(*accumulate)),
         Op::ColumnSum { accumulate } => one(1 + usize::from(*accumulate)),

@@ -83,8 +83,8 @@ impl Maker {
             (5 | 6, 2, _) => (Op::Linear { bias: false, gelu: self.rng.once_in(2) }, vec![x, weight]),
             (5 | 6, _, 128) => (Op::ReduceScatter { reduction: SUM, ranks: RANKS }, vec![x]),
             (5 | 6, ..) => (Op::AllGather { ranks: RANKS }, vec![x]),
-            (7, 2, _) => (Op::Pack { align: 64 }, vec![x]),
-            (7, _, 128) => (Op::Unpack { shapes }, vec![x]),
+            (7, 2, _) => (Op::Pack { align: 64, to: None }, vec![x]),
+            (7, _, 128) => (Op::Unpack { shapes, to: None, over: false }, vec![x]),
             (7, ..) => (Op::Gelu, vec![x]),
             _ => return self.assign(),
         };
@@ -108,7 +108,13 @@ impl Maker {
             1 => (Op::Add, vec![old, x]),
             _ => (Op::Accumulate, vec![old, x]),
         };
-        let value = self.graph.push(op, &inputs, &at).expect("shapes fit by construction")[0];
+        let mut value = self.graph.push(op, &inputs, &at).expect("shapes fit by construction")[0];
+        // As gradients are: summed, then exchanged, in the state's own memory where nobody needs the sum any more.
+        if self.rng.once_in(2) {
+            self.pool.extend(self.rng.once_in(3).then_some(value));
+            let op = Op::AllReduce { reduction: SUM, ranks: RANKS };
+            value = self.graph.push(op, &[value], &at).expect("shapes fit by construction")[0];
+        }
         self.pool.push(value);
         self.states[index].1 = Some(value);
         if self.rng.once_in(2) {

@@ -140,10 +140,10 @@ impl<'a> Machine<'a> {
 
     /// The inputs that the step itself overwrites, as its op allows.
     fn overwritten(&self, step: &Step) -> Vec<usize> {
-        let pairs = step.op.in_place().iter();
+        let pairs = step.op.in_place(step.inputs.len());
         pairs
             .filter(|(i, o)| self.range(step.inputs[*i]) == self.range(step.outputs[*o]))
-            .map(|(i, _)| *i)
+            .map(|(i, _)| i)
             .collect()
     }
 

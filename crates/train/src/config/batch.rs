@@ -3,6 +3,7 @@
 use super::origin::{Log, Origin};
 use super::raw::Raw;
 use super::resolve::at_least_one;
+use super::resolved::Resolved;
 use crate::deepspeed::{ConfigError, DeepSpeed, Setting};
 use crate::error::TrainError;
 
@@ -52,6 +53,26 @@ impl Raw {
             Some(file) => ConfigError::File { file, why }.into(),
             None => TrainError::Batch(why),
         })
+    }
+
+    /// A run that goes on over another number of ranks keeps the images of a step, unless it is told otherwise: with as few
+    /// micro-steps as give no rank more images at a time than it had before.
+    pub fn divide_again(&mut self, before: &Resolved, world: usize) {
+        let told = self.batch_size.or(self.accumulate).or(self.global_batch).is_some();
+        if told || world == before.world || world == 0 {
+            return;
+        }
+        let (total, mixes) = (before.global_batch(), before.augmentation.mixes());
+        let fits = |accumulate: &usize| {
+            let micro = total / (world * accumulate);
+            let whole = total.is_multiple_of(world * accumulate) && micro > 0;
+            whole && micro <= before.batch && (!mixes || micro.is_multiple_of(2))
+        };
+        if let Some(accumulate) = (1..=total).find(fits) {
+            self.accumulate = Some(accumulate);
+            self.batch_size = Some(total / (world * accumulate));
+            self.global_batch = Some(total);
+        }
     }
 
     /// Why the three don't multiply, without the file's name; for a table that has it in its title.

@@ -53,6 +53,8 @@ choice! {
         Tf32 = "tf32",
         Bf16 = "bf16",
         Fp16 = "fp16",
+        /// For checking: twice the memory, half the speed.
+        Fp64 = "fp64",
     }
 }
 

@@ -35,13 +35,14 @@ const BATCH: [&str; 4] = [
 ];
 
 /// Keys that may be "auto", and the setting that tells what was chosen.
-const CHOSEN: [(&str, &str); 6] = [
+const CHOSEN: [(&str, &str); 7] = [
     ("optimizer.params.lr", "lr"),
     ("optimizer.params.weight_decay", "weight-decay"),
     ("scheduler.params.warmup_max_lr", "lr"),
     ("scheduler.params.warmup_num_steps", "warmup-steps"),
     ("gradient_clipping", "clip"),
     ("steps_per_print", "log-every"),
+    ("zero_optimization.reduce_bucket_size", "bucket-size"),
 ];
 
 impl Raw {

@@ -2,6 +2,7 @@
 
 use super::augmentation::{Crop, Interpolation, Preset, RandAugment};
 use super::choice::{Device, Form, Precision};
+use super::exchange::Wire;
 use super::groups::LrScale;
 use super::source::Cache;
 use crate::deepspeed::{Context, DeepSpeed};
@@ -85,6 +86,16 @@ pub struct Raw {
     pub keep: Option<usize>,
     pub eval_every: Option<u64>,
     pub log_every: Option<u64>,
+    /// Where to write a trace of the first steps.
+    pub trace: Option<PathBuf>,
+    pub trace_steps: Option<u64>,
+    pub balance: bool,
+    /// Elements of gradients that ranks exchange at once.
+    pub bucket_size: Option<usize>,
+    pub no_overlap: bool,
+    pub wire: Option<Wire>,
+    /// Leave out the account of time.
+    pub no_account: bool,
 }
 
 impl Raw {
@@ -106,9 +117,9 @@ impl Raw {
                 global_batch batch_size accumulate optimizer lr weight_decay clip schedule warmup_steps min_lr
                 step_every gamma power layer_decay ema
                 deepspeed epochs steps device precision recompute seed threads init resume
-                out checkpoint_every keep eval_every log_every;
+                out checkpoint_every keep eval_every log_every trace trace_steps bucket_size wire;
             lists: mean std milestones lr_scale no_decay;
-            switches: skip_bad_images new_head;
+            switches: skip_bad_images new_head balance no_account no_overlap;
         }
     }
 
@@ -124,7 +135,7 @@ impl Raw {
 
     /// The flags that a configuration file has keys for, as they were typed.
     pub(super) fn context(&self, world: usize) -> Context {
-        let typed: [(&'static str, Option<String>); 11] = [
+        let typed: [(&'static str, Option<String>); 13] = [
             ("global-batch", text(&self.global_batch)),
             ("batch-size", text(&self.batch_size)),
             ("accumulate", text(&self.accumulate)),
@@ -136,11 +147,14 @@ impl Raw {
             ("warmup-steps", text(&self.warmup_steps)),
             ("precision", text(&self.precision)),
             ("log-every", text(&self.log_every)),
+            ("bucket-size", text(&self.bucket_size)),
+            ("wire", text(&self.wire)),
         ];
         let spelled = |(flag, value): (&'static str, Option<String>)| {
             value.map(|value| (flag, format!("--{flag} {value}")))
         };
-        Context { world, flags: typed.into_iter().filter_map(spelled).collect() }
+        let switches = self.no_overlap.then(|| ("no-overlap", "--no-overlap".to_string()));
+        Context { world, flags: typed.into_iter().filter_map(spelled).chain(switches).collect() }
     }
 }
 

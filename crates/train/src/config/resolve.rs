@@ -20,6 +20,8 @@ const DEFAULT_TRAIN_SAMPLES: usize = 20_000;
 const DEFAULT_TEST_SAMPLES: usize = 2_000;
 const DEFAULT_EPOCHS: u64 = 3;
 const DEFAULT_KEEP: usize = 2;
+/// Steps of a trace: enough to see what repeats, few enough for a browser.
+const TRACED: u64 = 20;
 
 impl Facts {
     /// The drawn set is whatever was asked for.
@@ -47,8 +49,8 @@ impl Raw {
     }
 
     /// For commands that plan or time a step and read no data.
-    pub fn resolve_without_data(&self) -> Result<Resolved, TrainError> {
-        self.settle_without_data(&Facts::synthetic(self)?, 1, &mut Log::default())
+    pub fn resolve_without_data(&self, world: usize) -> Result<Resolved, TrainError> {
+        self.settle_without_data(&Facts::synthetic(self)?, world, &mut Log::default())
     }
 
     pub(super) fn settle(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, TrainError> {
@@ -89,6 +91,7 @@ impl Raw {
         let schedule = self.schedule(lr, length, log)?;
         let groups = self.groups(&vit, log)?;
         let (out, resume) = self.folders(log)?;
+        let exchange = self.exchange(world, precision, log)?;
         Ok(Resolved {
             schema: SCHEMA,
             model,
@@ -122,6 +125,12 @@ impl Raw {
             eval_every: count("eval-every", self.eval_every, 1, log)?,
             log_every: self.log_every(length.steps, log)?,
             breakdown: self.breakdown(),
+            breakdown_lines: self.breakdown_in_file() == Some(true),
+            account: !self.no_account,
+            trace: self.trace.clone(),
+            trace_steps: count("trace-steps", self.trace_steps, TRACED, log)?,
+            balance: self.balance,
+            exchange,
         })
     }
 
@@ -131,8 +140,8 @@ impl Raw {
             return Err(TrainError::setting("device", device, "this build has no CUDA executor yet"));
         }
         let precision = log.pick("precision", self.precision, Precision::Fp32);
-        if precision != Precision::Fp32 {
-            return Err(TrainError::setting("precision", precision, "the CPU computes in fp32"));
+        if !matches!(precision, Precision::Fp32 | Precision::Fp64) {
+            return Err(TrainError::setting("precision", precision, "the CPU computes in fp32 or fp64"));
         }
         Ok((device, precision))
     }
@@ -272,8 +281,14 @@ impl Raw {
     }
 
     fn breakdown(&self) -> bool {
-        let of_file = self.deepspeed.as_ref().and_then(|file| file.boolean("wall_clock_breakdown"));
-        of_file != Some(Setting::Given(false))
+        self.breakdown_in_file() != Some(false)
+    }
+
+    fn breakdown_in_file(&self) -> Option<bool> {
+        match self.deepspeed.as_ref()?.boolean("wall_clock_breakdown")? {
+            Setting::Given(value) => Some(value),
+            Setting::Auto => None,
+        }
     }
 }
 

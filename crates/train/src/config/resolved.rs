@@ -2,6 +2,7 @@
 
 use super::augmentation::Augmentation;
 use super::choice::{Device, Precision};
+use super::exchange::Exchange;
 use super::groups::Groups;
 use super::source::{Data, Source};
 use crate::deepspeed::ConfigError;
@@ -65,12 +66,32 @@ pub struct Resolved {
     pub log_every: u64,
     /// Whether the run ends with a table of where its time went.
     pub breakdown: bool,
+    /// Whether a line says so with every line of the log.
+    #[serde(default)]
+    pub breakdown_lines: bool,
+    /// Whether time is accounted for at all.
+    #[serde(default = "yes")]
+    pub account: bool,
+    /// Where the first steps are traced, and how many.
+    #[serde(default)]
+    pub trace: Option<PathBuf>,
+    #[serde(default)]
+    pub trace_steps: u64,
+    /// Whether slower ranks get less to do.
+    #[serde(default)]
+    pub balance: bool,
+    #[serde(default)]
+    pub exchange: Exchange,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
 /// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
 /// the weights a run started from are long changed.
-const FREE: [&str; 20] = [
+const FREE: [&str; 26] = [
     "schema",
     "world",
     "batch",
@@ -91,12 +112,49 @@ const FREE: [&str; 20] = [
     "eval_every",
     "log_every",
     "breakdown",
+    "breakdown_lines",
+    "account",
+    "trace",
+    "trace_steps",
+    "balance",
+    "exchange",
+];
+
+/// Of those, what must yet be the same on every rank of a run.
+const OF_ALL_RANKS: [&str; 12] = [
+    "world",
+    "batch",
+    "accumulate",
+    "eval_every",
+    "checkpoint_every",
+    "account",
+    "trace_steps",
+    "balance",
+    "exchange.bucket",
+    "exchange.overlap",
+    "exchange.wire",
+    "exchange.predivide",
 ];
 
 impl Resolved {
     /// Images of an optimizer step, over all ranks.
     pub fn global_batch(&self) -> usize {
         self.batch * self.accumulate * self.world
+    }
+
+    /// What the loss of a sample is divided by, on its way to the mean over all; `clip` makes up for the rest.
+    pub fn nominal(&self) -> f64 {
+        (self.batch * self.accumulate) as f64 * self.exchange.predivide
+    }
+
+    /// How ranks exchange gradients, if there is more than one.
+    pub fn exchange(&self) -> Option<graph::Exchange> {
+        (self.world > 1).then_some(graph::Exchange {
+            ranks: self.world,
+            bucket: self.exchange.bucket,
+            overlap: self.exchange.overlap,
+            wire: self.exchange.wire_type(),
+        })
     }
 
     /// How a parameter is treated.
@@ -135,41 +193,63 @@ impl Resolved {
 
     /// Settings that differ from those of `before` and would change what is computed.
     pub fn differences(&self, before: &Resolved) -> Vec<String> {
-        let (old, new) = (before.settings(), self.settings());
-        let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-        let missing = "nothing".to_string();
-        names
-            .into_iter()
-            .filter(|name| old.get(*name) != new.get(*name))
-            .map(|name| {
-                let (old, new) = (old.get(name).unwrap_or(&missing), new.get(name).unwrap_or(&missing));
-                format!("{name} is {new}, was {old}")
-            })
-            .collect()
+        let text = |name: &str, new: &str, old: &str| format!("{name} is {new}, was {old}");
+        different(&self.settings(), &before.settings(), text)
+    }
+
+    /// Settings in which a rank differs from the first.
+    pub fn differences_among_ranks(&self, first: &Resolved) -> Vec<String> {
+        let text = |name: &str, here: &str, first: &str| format!("{name} is {here}, not {first}");
+        let all = |run: &Resolved| {
+            let (mut settings, mut free) = (run.settings(), BTreeMap::new());
+            flatten("", &run.plain(), &[], &mut free);
+            settings.extend(free.into_iter().filter(|(name, _)| OF_ALL_RANKS.contains(&name.as_str())));
+            settings.insert("resume".to_string(), run.resume.is_some().to_string());
+            settings
+        };
+        different(&all(self), &all(first), text)
+    }
+
+    /// The record without its paths, which don't matter and are all that could fail to become JSON.
+    fn plain(&self) -> Value {
+        let mut plain = Resolved { init: None, out: None, resume: None, trace: None, ..self.clone() };
+        plain.data.source = Source::Synthetic;
+        serde_json::to_value(plain).unwrap_or_default()
     }
 
     /// Every setting that matters to the arithmetic, by its name in the record.
     fn settings(&self) -> BTreeMap<String, String> {
-        // Paths don't matter, and are all that could fail to become JSON.
-        let mut plain = Resolved { init: None, out: None, resume: None, ..self.clone() };
-        plain.data.source = Source::Synthetic;
         let mut settings = BTreeMap::new();
-        flatten("", &serde_json::to_value(plain).unwrap_or_default(), &mut settings);
+        flatten("", &self.plain(), &FREE, &mut settings);
         settings.insert("global batch".to_string(), self.global_batch().to_string());
         settings.insert("data".to_string(), self.data.source.set().to_string());
         settings
     }
 }
 
-fn flatten(path: &str, value: &Value, settings: &mut BTreeMap<String, String>) {
-    if FREE.contains(&path) {
+/// What differs between two sets of settings, as `text` puts it.
+fn different(
+    new: &BTreeMap<String, String>,
+    old: &BTreeMap<String, String>,
+    text: impl Fn(&str, &str, &str) -> String,
+) -> Vec<String> {
+    let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let value =
+        |of: &'_ BTreeMap<String, String>, name| of.get(name).cloned().unwrap_or("nothing".to_string());
+    let differ = names.into_iter().filter(|name| old.get(*name) != new.get(*name));
+    differ.map(|name| text(name, &value(new, name), &value(old, name))).collect()
+}
+
+/// All members of an object and of those in it, but for the ones named in `without`.
+fn flatten(path: &str, value: &Value, without: &[&str], settings: &mut BTreeMap<String, String>) {
+    if without.contains(&path) {
         return;
     }
     match value {
         Value::Object(members) => {
             for (name, value) in members {
                 let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                flatten(&path, value, settings);
+                flatten(&path, value, without, settings);
             }
         }
         Value::Null => {}

@@ -61,7 +61,10 @@ fn each_bad_setting_names_its_flag() {
         (Raw { model: Some("vit-ti/5".into()), ..raw() }, "vit-ti/5: patch 5 doesn't divide the 32×32 image"),
         (Raw { dropout: Some(1.0), ..raw() }, "vit-nano/4: dropout is 1, but a rate lies in 0 ≤ rate < 1"),
         (Raw { device: Some(Device::Cuda), ..raw() }, "--device cuda: this build has no CUDA executor yet"),
-        (Raw { precision: Some(Precision::Bf16), ..raw() }, "--precision bf16: the CPU computes in fp32"),
+        (
+            Raw { precision: Some(Precision::Bf16), ..raw() },
+            "--precision bf16: the CPU computes in fp32 or fp64",
+        ),
         (Raw { data_fraction: Some(0.0), ..raw() }, "--data-fraction 0: must lie in 0 < F ≤ 1"),
         (Raw { ema: Some(1.0), ..raw() }, "--ema 1: must lie in 0 < decay < 1"),
         (Raw { flip: Some(1.5), ..raw() }, "--flip 1.5: must lie in 0 ≤ P ≤ 1"),
@@ -124,7 +127,7 @@ fn absurd_sizes_are_refused_before_they_are_multiplied() {
         Raw { model: Some(format!("vit-b/{huge}")), image_size: Some(huge), ..Raw::default() },
         Raw { model: Some("vit-b/1".into()), image_size: Some(16_384), ..Raw::default() },
     ] {
-        let text = raw.resolve_without_data().unwrap_err().to_string();
+        let text = raw.resolve_without_data(1).unwrap_err().to_string();
         assert!(text.ends_with("no memory holds that"), "{text}");
     }
 }
@@ -309,7 +312,7 @@ fn the_zero_file_is_refused_for_precision_and_for_sharding() {
     let fp32 = Raw { precision: Some(Precision::Fp32), ..raw };
     assert_eq!(
         refused(fp32.clone()),
-        "zero2-offload.json:4:14: zero_optimization.stage 2: ZeRO needs more than one rank; this build trains on one"
+        "zero2-offload.json:4:14: zero_optimization.stage 2: ZeRO needs more than one rank, and there is one"
     );
     assert_eq!(
         resolve(fp32, 2).unwrap_err(),

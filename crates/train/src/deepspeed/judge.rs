@@ -25,11 +25,11 @@ pub enum Verdict {
 
 use Verdict::{Accepted, Honoured, Overridden, Refused};
 
-fn accepted(why: &str) -> Verdict {
+pub(super) fn accepted(why: &str) -> Verdict {
     Accepted(why.to_string())
 }
 
-fn refused(why: impl Into<String>) -> Verdict {
+pub(super) fn refused(why: impl Into<String>) -> Verdict {
     Refused(why.into())
 }
 
@@ -83,7 +83,12 @@ pub fn same_optimizer(file: &DeepSpeed, context: &Context) -> bool {
     flag.strip_prefix("--optimizer ") == Some(named)
 }
 
-fn honoured(entry: &Entry, value: &Value, flag: Option<&'static str>, context: &Context) -> Verdict {
+pub(super) fn honoured(
+    entry: &Entry,
+    value: &Value,
+    flag: Option<&'static str>,
+    context: &Context,
+) -> Verdict {
     let typed = flag.and_then(|flag| context.flags.get(flag));
     match (typed, flag, value) {
         (Some(typed), _, _) => Overridden(typed.clone()),
@@ -144,7 +149,7 @@ pub(super) fn zero_stage(_: &DeepSpeed, entry: &Entry, context: &Context) -> Ver
     match entry.value {
         Ok(Value::Number(0.0)) => accepted("nothing is sharded"),
         Ok(Value::Number(stage)) if stage > 3.0 => refused("is none of 0, 1, 2, 3"),
-        _ if context.world == 1 => refused("ZeRO needs more than one rank; this build trains on one"),
+        _ if context.world == 1 => refused("ZeRO needs more than one rank, and there is one"),
         _ => refused("this build has no ZeRO yet: nothing can be sharded"),
     }
 }
@@ -161,7 +166,7 @@ pub(super) fn zero_detail(file: &DeepSpeed, _: &Entry, _: &Context) -> Verdict {
 pub(super) fn breakdown(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
     match entry.value {
         Ok(Value::Bool(false)) => Honoured("no account of time at the end of the run".to_string()),
-        _ => Honoured("the run ends with its account of time".to_string()),
+        _ => Honoured("the account of time, with every line of the log and at the end".to_string()),
     }
 }
 
@@ -171,21 +176,6 @@ pub(super) fn offload(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
         Ok(Value::Text(device)) if device == "cpu" => accepted("the run is on the CPU; all is in its memory"),
         Ok(Value::Bool(true)) => accepted("the run is on the CPU; all is in its memory"),
         _ => accepted("nothing is offloaded"),
-    }
-}
-
-/// How gradients are averaged over ranks.
-pub(super) fn exchange(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    let plain = match &entry.value {
-        Ok(Value::Bool(prescale)) => !prescale,
-        Ok(Value::Number(factor)) => *factor == 1.0,
-        Ok(Value::Text(name)) => name == "mean" || name == "fp32",
-        _ => false,
-    };
-    match (plain, context.world) {
-        (true, _) => accepted("gradients are averaged, in fp32"),
-        (false, 1) => accepted("one rank has nothing to exchange"),
-        (false, _) => refused("gradients are exchanged in fp32 and averaged afterwards"),
     }
 }
 

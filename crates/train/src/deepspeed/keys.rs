@@ -1,5 +1,6 @@
 //! Every key that is known, with its type and what becomes of it.
 
+use super::exchange;
 use super::judge::{self, Context, Verdict};
 use super::{DeepSpeed, Entry};
 
@@ -68,7 +69,6 @@ const ONE_LOSS_SCALE: Rule = Harmless("only with fp16, and this run computes in 
 const NO_BF16: Rule = Harmless("only with bf16, and this run computes in fp32");
 const NO_OFFLOAD: Rule = Harmless("tunes offloading, which is not needed here");
 const ZERO_OFF: Rule = Judged(judge::zero_detail);
-const NO_EXCHANGE: Rule = Judged(judge::exchange);
 const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
 
 /// In the order in which a reader would look for them.
@@ -86,10 +86,10 @@ pub const KEYS: &[Key] = &[
     key("log_level", Text, Harmless("there are no levels of logging")),
     key("disable_python_gc", Bool, Harmless("there is no Python here")),
     key("pin_memory", Bool, Harmless("pins memory for copies to a GPU; on the CPU there are none")),
-    key("prescale_gradients", Bool, NO_EXCHANGE),
-    key("gradient_predivide_factor", Number, NO_EXCHANGE),
-    key("gradient_allreduce_op", OneOf(&["mean", "sum"]), NO_EXCHANGE),
-    key("communication_data_type", OneOf(&["fp32", "fp16", "bf16", "bfp16"]), NO_EXCHANGE),
+    key("prescale_gradients", Bool, Judged(exchange::prescale)),
+    key("gradient_predivide_factor", Positive, Judged(exchange::predivide)),
+    key("gradient_allreduce_op", OneOf(&["mean", "sum"]), Judged(exchange::reduction)),
+    key("communication_data_type", OneOf(&["fp32", "fp16", "bf16", "bfp16"]), Judged(exchange::wire)),
     key("seq_parallel_communication_data_type", Text, Harmless("there is no sequence parallelism here")),
     key("sequence_parallel_size", Count, Must(Equals(1.0), "there is no sequence parallelism here yet")),
     key("disable_allgather", Bool, Must(Is(false), "there is no other way to gather here")),
@@ -142,9 +142,9 @@ pub const KEYS: &[Key] = &[
     key("zero_optimization.cpu_offload_use_pin_memory", Bool, NO_OFFLOAD),
     auto("zero_optimization.allgather_partitions", Bool, ZERO_OFF),
     auto("zero_optimization.allgather_bucket_size", Whole, ZERO_OFF),
-    auto("zero_optimization.overlap_comm", Bool, ZERO_OFF),
+    auto("zero_optimization.overlap_comm", Bool, Judged(exchange::overlap)),
     auto("zero_optimization.reduce_scatter", Bool, ZERO_OFF),
-    auto("zero_optimization.reduce_bucket_size", Whole, ZERO_OFF),
+    auto("zero_optimization.reduce_bucket_size", Count, Judged(exchange::bucket)),
     auto("zero_optimization.contiguous_gradients", Bool, ZERO_OFF),
     auto("zero_optimization.use_multi_rank_bucket_allreduce", Bool, ZERO_OFF),
     auto("zero_optimization.round_robin_gradients", Bool, ZERO_OFF),

@@ -41,7 +41,7 @@ fn what_can_not_be_honoured_is_refused_with_the_reason() {
     for (json, expected) in [
         (
             r#"{"zero_optimization": {"stage": 3}}"#,
-            "1:33: zero_optimization.stage 3: ZeRO needs more than one rank; this build trains on one",
+            "1:33: zero_optimization.stage 3: ZeRO needs more than one rank, and there is one",
         ),
         (r#"{"zero_optimization": {"stage": 4}}"#, "1:33: zero_optimization.stage 4: is none of 0, 1, 2, 3"),
         (
@@ -99,7 +99,76 @@ fn what_can_not_be_honoured_is_refused_with_the_reason() {
     ] {
         assert_eq!(verdict(json, 1), format!("ds.json:{expected}"), "{json}");
     }
-    assert!(verdict(r#"{"prescale_gradients": true}"#, 2).contains("gradients are exchanged in fp32"));
+}
+
+/// Key by key, on one rank and on four.
+#[test]
+fn the_keys_of_the_exchange_hold_where_there_is_one() {
+    let judged = |json: &str, world, flag: &[(&'static str, &str)]| {
+        let flags = flag.iter().map(|(name, typed)| (*name, typed.to_string())).collect();
+        let file = DeepSpeed::parse("ds.json", json).unwrap();
+        file.verdicts(&Context { world, flags }).remove(0)
+    };
+    let honoured = |text: &str| Verdict::Honoured(text.to_string());
+    let accepted = |text: &str| Verdict::Accepted(text.to_string());
+    for (json, expected) in [
+        (
+            r#"{"prescale_gradients": true}"#,
+            honoured("gradients are divided by the 4 ranks before they travel"),
+        ),
+        (
+            r#"{"prescale_gradients": false}"#,
+            honoured("gradients are divided by the 4 ranks after they travelled"),
+        ),
+        (
+            r#"{"gradient_predivide_factor": 2.0}"#,
+            honoured("gradients are divided by 2.0 before they travel"),
+        ),
+        (r#"{"gradient_predivide_factor": 1.0}"#, accepted("divides by nothing before gradients travel")),
+        (
+            r#"{"prescale_gradients": false, "gradient_predivide_factor": 2.0}"#,
+            honoured("what gradient_predivide_factor leaves is divided after gradients travelled"),
+        ),
+        (
+            r#"{"gradient_predivide_factor": 2.0, "prescale_gradients": true}"#,
+            accepted("prescale_gradients divides by all ranks, in DeepSpeed too"),
+        ),
+        (
+            r#"{"gradient_allreduce_op": "sum"}"#,
+            Verdict::Refused("gradients are averaged over ranks here, not summed".to_string()),
+        ),
+        (r#"{"communication_data_type": "bfp16"}"#, honoured("--wire bf16")),
+        (r#"{"communication_data_type": "fp16"}"#, honoured("--wire fp16")),
+        (r#"{"zero_optimization": {"reduce_bucket_size": 5e8}}"#, honoured("--bucket-size 5e8")),
+        (
+            r#"{"zero_optimization": {"reduce_bucket_size": "auto"}}"#,
+            honoured("as --bucket-size, or its default"),
+        ),
+        (r#"{"zero_optimization": {"overlap_comm": false, "stage": 0}}"#, honoured("--no-overlap")),
+        (
+            r#"{"zero_optimization": {"overlap_comm": true}}"#,
+            honoured("gradients travel while the backward pass runs"),
+        ),
+    ] {
+        assert_eq!(judged(json, 4, &[]), expected, "{json}");
+        assert_eq!(judged(json, 1, &[]), accepted("one rank has nothing to exchange"), "{json}");
+    }
+    let mean = honoured("gradients are averaged over ranks");
+    assert_eq!(judged(r#"{"gradient_allreduce_op": "mean"}"#, 4, &[]), mean);
+    for (json, flag, typed) in [
+        (r#"{"communication_data_type": "fp16"}"#, "wire", "--wire fp32"),
+        (r#"{"zero_optimization": {"reduce_bucket_size": 7}}"#, "bucket-size", "--bucket-size 9"),
+        (r#"{"zero_optimization": {"overlap_comm": true}}"#, "no-overlap", "--no-overlap"),
+    ] {
+        assert_eq!(judged(json, 4, &[(flag, typed)]), Verdict::Overridden(typed.to_string()), "{json}");
+    }
+    let sharded = r#"{"zero_optimization": {"overlap_comm": true, "stage": 2}}"#;
+    assert_eq!(judged(sharded, 4, &[]), accepted("tunes ZeRO, whose stage is refused"));
+    assert!(verdict(sharded, 4).ends_with("this build has no ZeRO yet: nothing can be sharded"));
+    let zero = r#"{"gradient_predivide_factor": 0}"#;
+    assert_eq!(verdict(zero, 4), "ds.json:1:31: gradient_predivide_factor: must be positive, found 0");
+    let zero = r#"{"zero_optimization": {"reduce_bucket_size": 0}}"#;
+    assert!(verdict(zero, 4).ends_with("zero_optimization.reduce_bucket_size: must be at least 1, found 0"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use data::pickle::Value;
 use models::names;
 use safetensors::Dtype;
 
-use crate::tensors::{MAX_RANK, TensorFault, to_f32};
+use crate::tensors::{MAX_RANK, TensorFault, read_as};
 
 /// Classes of storages: what they hold, and how many bytes a value has.
 const STORAGES: [(&str, Dtype, usize); 10] = [
@@ -97,7 +97,7 @@ impl View {
             let (shape, strides) = (self.shape.clone(), self.strides.clone());
             return Err(TensorFault::Beyond { shape, strides, offset: self.offset, stored });
         }
-        to_f32(self.dtype, &self.row_major(storage))
+        read_as(self.dtype, &self.row_major(storage))
     }
 
     /// The number of values a storage must have, unless that overflows.

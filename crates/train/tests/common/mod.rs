@@ -1,7 +1,7 @@
 //! What the tests of whole models share: weights and images by formula, and a model ready to run.
 #![allow(dead_code)]
 
-use cpu::{Executor, Float, Which};
+use cpu::{Executor, Float, Options, Which};
 use graph::{DType, Group, Header, Loss, Optimizer, Program, Recompute, Settings, compile};
 use models::vit::Vit;
 
@@ -83,6 +83,7 @@ impl Setup {
             recompute: self.recompute,
             group: &|_| Group { lr_scale: 1.0, decays: true },
             ema: self.ema,
+            exchange: None,
             scratch: &cpu::scratch(self.threads),
         };
         let program = compile(vit.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
@@ -94,7 +95,7 @@ impl Setup {
 
     pub fn executor<T: Float>(&self, vit: &Vit) -> Executor<T> {
         let dtype = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
-        Executor::new(self.program_in(vit, dtype), self.threads, 1).unwrap()
+        Executor::new(self.program_in(vit, dtype), Options::alone(self.threads, 1)).unwrap()
     }
 }
 

@@ -1,12 +1,14 @@
 //! The flags that make up a run, in the groups that `--help` shows. Each group adds what was typed to a [`Raw`].
 
 use clap::{Args, ValueEnum};
+use comm::Choice;
 use graph::Recompute;
 use models::vit::Pool;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use train::Raw;
 use train::config::{
-    Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Span,
+    Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Span, Wire,
 };
 
 #[derive(Args, Clone)]
@@ -225,6 +227,86 @@ pub struct OutputArgs {
     /// Steps between lines of the log [default: about twenty lines a run]
     #[arg(long, value_name = "STEPS")]
     log_every: Option<u64>,
+    /// Write what every rank and lane did when, for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Steps to trace [default: 20]
+    #[arg(long, value_name = "STEPS", requires = "trace")]
+    trace_steps: Option<u64>,
+    /// Don't measure where the time goes
+    #[arg(long)]
+    no_account: bool,
+    /// Let every rank write its own log there, as rank-N.log
+    #[arg(long, value_name = "DIR")]
+    pub rank_logs: Option<PathBuf>,
+    /// Give slower ranks fewer images, once their speed is known; a step has the same images as ever
+    #[arg(long, help_heading = "Ranks")]
+    balance: bool,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Ranks")]
+pub struct RanksArgs {
+    /// Ranks: threads of this process, or with --comm mpi processes that mpirun starts [default: those of the launcher, or 1]
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// How ranks exchange data: threads, mpi, tcp or nccl [default: what suits the launcher]
+    #[arg(long, value_name = "ENGINE")]
+    pub comm: Option<Choice>,
+    /// With --comm mpi and no launcher: a file of hosts for mpirun
+    #[arg(long, value_name = "FILE", requires = "comm")]
+    pub hostfile: Option<PathBuf>,
+    /// End the run when a rank is silent, or stuck while others wait, for so long: 30, 30s or 5m [default: 10s silent, 2m stuck]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub timeout: Option<Duration>,
+    /// When a rank is lost, go on from the last checkpoint, at most so many times; needs --out
+    #[arg(long, value_name = "N")]
+    pub max_restarts: Option<u32>,
+}
+
+impl RanksArgs {
+    pub fn options(&self) -> comm::Options {
+        comm::Options { comm: self.comm, ranks: self.ranks, timeout: self.timeout }
+    }
+}
+
+/// Seconds, or a number with its unit.
+fn time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (number, &text[number.len()..]),
+        None => (text, "s"),
+    };
+    let seconds = match unit {
+        "h" => 3600.0,
+        "m" => 60.0,
+        _ => 1.0,
+    };
+    let number: f64 = number.parse().map_err(|_| "must be a time such as 30, 30s or 5m".to_string())?;
+    let time = Duration::try_from_secs_f64(number * seconds).ok().filter(|time| *time >= SHORTEST_TIMEOUT);
+    time.ok_or_else(|| "must be at least 1s".to_string())
+}
+
+/// Ranks give a sign of life several times a second; on a busy machine some come late.
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Ranks")]
+pub struct ExchangeArgs {
+    /// Numbers that ranks exchange at once; a larger gradient travels alone [default: 1048576]
+    #[arg(long, value_name = "ELEMENTS")]
+    bucket_size: Option<usize>,
+    /// Exchange gradients after the backward pass, not during it
+    #[arg(long)]
+    no_overlap: bool,
+    /// What gradients travel as: fp32, bf16 or fp16 [default: as they are]
+    #[arg(long, value_name = "TYPE")]
+    wire: Option<Wire>,
+}
+
+impl ExchangeArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw { bucket_size: self.bucket_size, no_overlap: self.no_overlap, wire: self.wire, ..raw }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -363,6 +445,10 @@ impl OutputArgs {
             keep: self.keep,
             eval_every: self.eval_every,
             log_every: self.log_every,
+            trace: self.trace,
+            trace_steps: self.trace_steps,
+            no_account: self.no_account,
+            balance: self.balance,
             ..raw
         }
     }

@@ -1,0 +1,40 @@
+//! Why a program can't be bound or run.
+
+use comm::CommError;
+use graph::{DType, Type};
+
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    #[error("{layer}: the CPU executor has no kernel for {op}")]
+    NoKernel { layer: String, op: String },
+    #[error("{name} is {ty}, but this executor computes in {computes}")]
+    DType { name: String, ty: Type, computes: DType },
+    #[error("can't start {threads} threads: {source}")]
+    Threads { threads: usize, source: std::io::Error },
+    #[error("out of memory: can't get {} for {what}", amount(*bytes))]
+    Memory { what: &'static str, bytes: usize },
+    #[error("{layer}: {op} is among {needs} ranks, but there {}", ranks(*are))]
+    Ranks { layer: String, op: String, needs: usize, are: Option<usize> },
+    #[error("{layer}: {op} takes values that lie side by side, but {second} doesn't follow {first}")]
+    Scattered { layer: String, op: String, first: String, second: String },
+    #[error("the new plans have other states: {0}")]
+    OtherStates(String),
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+fn ranks(are: Option<usize>) -> String {
+    match are {
+        None => "is no communicator".into(),
+        Some(1) => "is one".into(),
+        Some(n) => format!("are {n}"),
+    }
+}
+
+fn amount(bytes: usize) -> String {
+    match bytes as f64 {
+        b if b >= 1e9 => format!("{:.1} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b => format!("{b} bytes"),
+    }
+}

@@ -1,0 +1,221 @@
+//! From a plan to addresses: operands in memory, collectives as calls.
+
+use crate::account::ExchangeTime;
+use crate::error::CpuError;
+use crate::kernels::Float;
+use crate::memory::{Block, View};
+use crate::steps;
+use comm::{Call, Collective, Communicator, Kind, Name, Span, Ticket};
+use graph::graph::Phase;
+use graph::op::{Lane, Reduction};
+use graph::passes::ALIGN;
+use graph::plan::{Place, Plan, PlanValue, Step};
+use graph::{DType, Op, Program, Shape, Type};
+use std::sync::Arc;
+
+/// A value of a bound plan: where it is and how it is shaped. Labels are integers, what travels may be of 16 bits, and
+/// everything else is `T`.
+pub(crate) struct Operand<T> {
+    pub data: View<T>,
+    pub ints: View<i32>,
+    pub halves: View<u16>,
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+impl<T> Operand<T> {
+    fn address(&self) -> *mut u8 {
+        match self.dtype {
+            DType::I32 => self.ints.address().cast(),
+            dtype if dtype.is_half() => self.halves.address().cast(),
+            _ => self.data.address().cast(),
+        }
+    }
+}
+
+/// A step with its operands' addresses.
+pub(crate) struct Bound<T> {
+    pub op: Op,
+    pub inputs: Vec<Operand<T>>,
+    pub outputs: Vec<Operand<T>>,
+    pub scratch: View<u8>,
+    pub(super) work: Work,
+    /// Such as "backward of blocks.5.mlp.fc1 (linear_grad_w)".
+    pub(super) name: Arc<str>,
+    pub(super) doing: Option<Name>,
+    pub(super) phase: Phase,
+    pub(super) nanoseconds: u64,
+}
+
+/// Who does a step.
+#[derive(Clone, Copy)]
+pub(super) enum Work {
+    /// The pool, after the collective of this number.
+    Compute { after: Option<usize> },
+    /// The communicator: a collective, by its number in the plan.
+    Call(usize),
+}
+
+/// A collective with its addresses.
+pub(super) struct BoundCall {
+    pub call: Call,
+    /// The step it is.
+    pub step: usize,
+    /// Of the present run.
+    pub ticket: Option<Ticket>,
+}
+
+pub(super) struct BoundPlan<T> {
+    pub steps: Vec<Bound<T>>,
+    pub calls: Vec<BoundCall>,
+    /// Of each call, as it last ran.
+    pub exchanges: Vec<ExchangeTime>,
+    pub runs: u64,
+}
+
+/// What plans are bound to.
+pub(super) struct Memory<'a, T> {
+    pub arena: &'a Block,
+    pub states: &'a [View<T>],
+    pub comm: Option<&'a Communicator>,
+}
+
+impl<T: Float> Memory<'_, T> {
+    pub fn bind_all(&self, program: &Program) -> Result<[BoundPlan<T>; 4], CpuError> {
+        let [micro, last, update, eval] = program.plans();
+        Ok([self.bind(micro)?, self.bind(last)?, self.bind(update)?, self.bind(eval)?])
+    }
+
+    fn bind(&self, plan: &Plan) -> Result<BoundPlan<T>, CpuError> {
+        let mut bound = BoundPlan { steps: vec![], calls: vec![], exchanges: vec![], runs: 0 };
+        for (index, step) in plan.steps.iter().enumerate() {
+            let mut one = self.step(plan, step)?;
+            if step.lane == Lane::Comm {
+                let call = self.call(plan, step, &one)?;
+                let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
+                bound.exchanges.push(ExchangeTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
+                one.work = Work::Call(bound.calls.len());
+                bound.calls.push(BoundCall { call, step: index, ticket: None });
+            } else {
+                // Collectives are done in order, so the last one waited for implies the others.
+                let waits = |call: &BoundCall| step.waits.contains(&call.step);
+                one.work = Work::Compute { after: bound.calls.iter().rposition(waits) };
+            }
+            bound.steps.push(one);
+        }
+        Ok(bound)
+    }
+
+    fn step(&self, plan: &Plan, step: &Step) -> Result<Bound<T>, CpuError> {
+        let operand = |v: &usize| self.operand(&step.op, &plan.values[*v]);
+        let inputs: Vec<Operand<T>> = step.inputs.iter().map(operand).collect::<Result<_, _>>()?;
+        let mut outputs: Vec<Operand<T>> = step.outputs.iter().map(operand).collect::<Result<_, _>>()?;
+        let halves = |list: &[Operand<T>]| list.iter().any(|o| o.dtype.is_half());
+        let from_half_to_half = step.lane == Lane::Compute && halves(&inputs) && halves(&outputs);
+        if !steps::supports(&step.op, step.inputs.len()) || from_half_to_half {
+            return Err(CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() });
+        }
+        if let Op::Assign { state } = step.op {
+            let Type { dtype, shape } = plan.states[state.index()].ty.clone();
+            let data = self.states[state.index()];
+            outputs.push(Operand { data, ints: View::EMPTY, halves: View::EMPTY, dtype, shape });
+        }
+        let scratch = step.scratch.map_or(View::EMPTY, |s| self.arena.view(s.offset, s.bytes));
+        let name = format!("{} of {} ({})", step.phase.name(), step.layer, step.op.name());
+        Ok(Bound {
+            op: step.op.clone(),
+            inputs,
+            outputs,
+            scratch,
+            work: Work::Compute { after: None },
+            doing: self.comm.map(|comm| comm.name(&name)),
+            name: name.into(),
+            phase: step.phase,
+            nanoseconds: 0,
+        })
+    }
+
+    fn operand(&self, op: &Op, value: &PlanValue) -> Result<Operand<T>, CpuError> {
+        let Type { dtype, shape } = value.ty.clone();
+        let travels =
+            matches!(op, Op::Pack { .. } | Op::Unpack { .. } | Op::Cast { .. }) || op.ranks().is_some();
+        if !(dtype.is_half() && travels) {
+            check_dtype::<T>(&value.name, &value.ty)?;
+        }
+        let count = shape.count();
+        let mut operand = Operand { data: View::EMPTY, ints: View::EMPTY, halves: View::EMPTY, dtype, shape };
+        match value.place {
+            Place::State(state) => operand.data = self.states[state.index()],
+            Place::Arena(offset) if dtype == DType::I32 => operand.ints = self.arena.view(offset, count),
+            Place::Arena(offset) if dtype.is_half() => operand.halves = self.arena.view(offset, count),
+            Place::Arena(offset) => operand.data = self.arena.view(offset, count),
+        }
+        Ok(operand)
+    }
+
+    fn call(&self, plan: &Plan, step: &Step, bound: &Bound<T>) -> Result<Call, CpuError> {
+        let (layer, op) = (step.layer.clone(), step.op.name());
+        let needs = step.op.ranks().unwrap_or(0);
+        let Some(comm) = self.comm.filter(|comm| comm.size() == needs) else {
+            let are = self.comm.map(Communicator::size);
+            return Err(CpuError::Ranks { layer, op, needs, are });
+        };
+        let collective = match step.op {
+            Op::AllReduce { reduction, .. } => Collective::AllReduce(reduced(reduction)),
+            Op::ReduceScatter { reduction, .. } => Collective::ReduceScatter(reduced(reduction)),
+            Op::AllGather { .. } => Collective::AllGather,
+            _ => return Err(CpuError::NoKernel { layer, op }),
+        };
+        let dtype = bound.inputs[0].dtype;
+        let kind = kind(dtype).ok_or(CpuError::NoKernel { layer, op })?;
+        let span = |operands: &[Operand<T>], values: &[usize]| {
+            span(operands, dtype.bytes()).map_err(|at| CpuError::Scattered {
+                layer: step.layer.clone(),
+                op: step.op.name(),
+                first: plan.values[values[at]].name.clone(),
+                second: plan.values[values[at + 1]].name.clone(),
+            })
+        };
+        let send = span(&bound.inputs, &step.inputs)?;
+        let receive = span(&bound.outputs, &step.outputs)?;
+        Ok(Call { collective, kind, send, receive, name: comm.name(&step.layer) })
+    }
+}
+
+/// The range of operands that follow each other with nothing between but padding, or the number of the first that is not
+/// followed by the next.
+fn span<T>(operands: &[Operand<T>], size: usize) -> Result<Span, usize> {
+    let end = |o: &Operand<T>| o.address() as usize + o.shape.count() * size;
+    let follows = |pair: &[Operand<T>]| pair[1].address() as usize == end(&pair[0]).next_multiple_of(ALIGN);
+    if let Some(at) = operands.windows(2).position(|pair| !follows(pair)) {
+        return Err(at);
+    }
+    let (first, last) = (&operands[0], &operands[operands.len() - 1]);
+    Ok(Span { address: first.address(), len: (end(last) - first.address() as usize) / size })
+}
+
+fn reduced(reduction: Reduction) -> comm::Reduction {
+    match reduction {
+        Reduction::Sum => comm::Reduction::Sum,
+        Reduction::Mean => comm::Reduction::Mean,
+        Reduction::Max => comm::Reduction::Max,
+    }
+}
+
+fn kind(dtype: DType) -> Option<Kind> {
+    match dtype {
+        DType::F64 => Some(Kind::F64),
+        DType::F32 => Some(Kind::F32),
+        DType::Bf16 => Some(Kind::Bf16),
+        DType::F16 => Some(Kind::F16),
+        DType::I32 | DType::U8 => None,
+    }
+}
+
+pub(super) fn check_dtype<T: Float>(name: &str, ty: &Type) -> Result<(), CpuError> {
+    let computes = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
+    if ty.dtype == computes || ty.dtype == DType::I32 {
+        return Ok(());
+    }
+    Err(CpuError::DType { name: name.to_string(), ty: ty.clone(), computes })
+}

@@ -1,0 +1,82 @@
+//! What was measured: the account of time, by part and by kind of step.
+
+use super::{Executor, Which};
+use crate::account::{Account, Event, ExchangeTime};
+use crate::kernels::Float;
+use graph::graph::Phase;
+use graph::op::Lane;
+use graph::plan::{Plan, Step};
+
+/// Time spent in the steps of one kind; of collectives, the time they were waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepTime {
+    pub op: String,
+    pub phase: Phase,
+    pub is_product: bool,
+    pub seconds: f64,
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+impl<T: Float> Executor<T> {
+    /// Where the time went since this was last asked.
+    pub fn take_account(&mut self) -> Account {
+        self.clock.take()
+    }
+
+    /// The collectives of `last`, as they last ran.
+    pub fn exchanges(&self) -> &[ExchangeTime] {
+        &self.plans[Which::Last as usize].exchanges
+    }
+
+    /// Whether times are measured, as they are from the start; without, no clock is read.
+    pub fn set_timing(&mut self, on: bool) {
+        self.clock.set_timing(on);
+    }
+
+    /// Whether every step and collective is remembered, for a trace; needs timing.
+    pub fn set_tracing(&mut self, on: bool) {
+        self.clock.set_tracing(on);
+    }
+
+    /// Adds what happened since this was last asked, in the order in which it ended on each lane.
+    pub fn take_trace(&mut self, into: &mut Vec<Event>) {
+        self.clock.take_events(into);
+    }
+
+    /// Forgets the times measured so far, by kind of step.
+    pub fn reset_times(&mut self) {
+        for plan in &mut self.plans {
+            plan.runs = 0;
+            plan.steps.iter_mut().for_each(|step| step.nanoseconds = 0);
+        }
+    }
+
+    /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.
+    pub fn training_times(&self) -> Vec<StepTime> {
+        let mut times: Vec<StepTime> = Vec::new();
+        for which in [Which::Micro, Which::Last, Which::Update] {
+            let (plan, bound) = (self.plan(which), &self.plans[which as usize]);
+            for (step, timed) in plan.steps.iter().zip(&bound.steps) {
+                // A collective that nobody had to wait for is worth its line.
+                if timed.nanoseconds > 0 || (step.lane == Lane::Comm && bound.runs > 0) {
+                    add_time(&mut times, plan, step, timed.nanoseconds as f64 / 1e9, bound.runs as f64);
+                }
+            }
+        }
+        times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        times
+    }
+}
+
+fn add_time(times: &mut Vec<StepTime>, plan: &Plan, step: &Step, seconds: f64, runs: f64) {
+    let (op, phase, is_product) = (step.op.name(), step.phase, step.op.is_product());
+    let index = times.iter().position(|t| t.op == op && t.phase == phase).unwrap_or_else(|| {
+        times.push(StepTime { op, phase, is_product, seconds: 0.0, flops: 0.0, bytes: 0.0 });
+        times.len() - 1
+    });
+    let cost = plan.cost_of(step);
+    times[index].seconds += seconds;
+    times[index].flops += cost.flops * runs;
+    times[index].bytes += cost.bytes * runs;
+}

@@ -1,0 +1,146 @@
+//! Walks a plan: computes its steps in order, hands collectives over to the communicator, whose queue is the comm lane, and
+//! waits for them where a step needs their results.
+
+use super::bind::{BoundCall, BoundPlan, Work};
+use super::{Executor, Which};
+use crate::account::Clock;
+use crate::error::CpuError;
+use crate::kernels::Float;
+use crate::steps;
+use comm::{Call, CommError, Communicator, Ticket, Timing};
+use graph::{Header, Op};
+use std::time::Instant;
+
+/// Collectives that were started. They work in the executor's memory, so that nobody goes on before they are done, whatever
+/// happens.
+struct UnderWay<'a> {
+    comm: Option<&'a Communicator>,
+    last: Option<Ticket>,
+}
+
+impl<'a> UnderWay<'a> {
+    fn new(comm: Option<&'a Communicator>) -> Self {
+        UnderWay { comm, last: None }
+    }
+
+    fn comm(&self) -> Result<&'a Communicator, CommError> {
+        // Plans with collectives are refused when they are bound without one.
+        self.comm.ok_or_else(|| CommError::Misuse("a collective without a communicator".into()))
+    }
+
+    /// # Safety
+    /// The call's memory is that of the executor, and no step touches it before it was waited for.
+    unsafe fn start(&mut self, call: &Call) -> Result<Ticket, CommError> {
+        // SAFETY: passed on to the caller; this value waits for it before it goes out of scope.
+        let ticket = unsafe { self.comm()?.start(call.clone()) }?;
+        self.last = Some(ticket);
+        Ok(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
+        self.comm()?.wait(ticket)
+    }
+
+    /// Waits for all; whether there were any.
+    fn finish(&mut self) -> Result<bool, CommError> {
+        match self.last.take() {
+            Some(last) => self.wait(last).map(|_| true),
+            None => Ok(false),
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+impl<T> BoundPlan<T> {
+    /// Settles the times of a run's collectives.
+    fn settle(&mut self, under_way: &UnderWay<'_>, clock: &mut Clock) {
+        if !clock.is_timing() {
+            return;
+        }
+        let timing = |call: &BoundCall| under_way.wait(call.ticket?).ok();
+        let calls = self.exchanges.iter_mut().zip(&self.calls);
+        clock.settle(calls.filter_map(|(time, call)| Some((time, timing(call)?))));
+        for (time, call) in self.exchanges.iter().zip(&self.calls) {
+            self.steps[call.step].nanoseconds += (time.exposed * 1e9) as u64;
+        }
+    }
+}
+
+impl<T: Float> Executor<T> {
+    /// Runs a plan from its first step to its last.
+    pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
+        let Executor { plans, comm, clock, pool, slowdown, .. } = self;
+        let plan = &mut plans[which as usize];
+        let mut under_way = UnderWay::new(comm.as_ref());
+        plan.runs += 1;
+        clock.begin(plan.steps.len());
+        for step in &mut plan.steps {
+            match step.work {
+                Work::Call(number) => {
+                    let bound = &mut plan.calls[number];
+                    // SAFETY: steps that come before in the plan are done, and those after wait for the call where
+                    // they touch its memory; `&mut self` keeps the host away.
+                    bound.ticket = Some(unsafe { under_way.start(&bound.call) }?);
+                    clock.idled();
+                }
+                Work::Compute { after } => {
+                    if let Some(ticket) = after.and_then(|number| plan.calls[number].ticket) {
+                        under_way.wait(ticket)?;
+                        clock.waited();
+                    }
+                    if let (Some(comm), Some(name)) = (comm.as_ref(), step.doing) {
+                        comm.pulse().doing(name);
+                    }
+                    // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its
+                    // writer; `&mut self` keeps the host away.
+                    unsafe { steps::run(&steps::Context { pool, header, step, products_only: false }) };
+                    if let Some(slowdown) = slowdown {
+                        slowdown.pay();
+                    }
+                    step.nanoseconds += clock.computed(which, &step.name, step.phase);
+                }
+            }
+        }
+        if under_way.finish()? {
+            clock.waited();
+            plan.settle(&under_way, clock);
+        }
+        Ok(())
+    }
+
+    /// Does one step, and waits for it.
+    pub(super) fn run_step(&mut self, which: Which, index: usize, header: &Header) -> Result<(), CpuError> {
+        let plan = &self.plans[which as usize];
+        let step = &plan.steps[index];
+        if let Work::Call(number) = step.work {
+            let mut under_way = UnderWay::new(self.comm.as_ref());
+            // SAFETY: nothing else runs, and the call is waited for at once.
+            let ticket = unsafe { under_way.start(&plan.calls[number].call) }?;
+            under_way.wait(ticket)?;
+            return Ok(());
+        }
+        // SAFETY: as in `run`.
+        unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
+        Ok(())
+    }
+
+    /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
+    /// seconds they take: the ceiling the whole plan is measured against. Results are garbage.
+    pub fn run_products(&mut self, which: Which, header: &Header) -> f64 {
+        let start = Instant::now();
+        for step in &self.plans[which as usize].steps {
+            let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });
+            if step.op.is_product() || attention {
+                let context = steps::Context { pool: &self.pool, header, step, products_only: true };
+                // SAFETY: as in `run`.
+                unsafe { steps::run(&context) };
+            }
+        }
+        start.elapsed().as_secs_f64()
+    }
+}

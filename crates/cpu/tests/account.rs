@@ -1,0 +1,220 @@
+//! The account of time: nothing falls between its parts, and what is exposed and what is hidden follows from the lanes.
+//!
+//! Collectives take as long as a test tells them to, by sleeping much longer than a machine's noise; everything else is compared
+//! with what the same run measured.
+
+mod common;
+
+use comm::{Call, CommError, Communicator, Engine, Pulse};
+use common::{Rig, compiled_with, settings, small_vit, smoothed};
+use cpu::{Account, Event, Which};
+use graph::op::Lane;
+use graph::{DType, Exchange, Program, Settings};
+use models::vit::Vit;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Rank 0 of two; the other brings nothing, but lets it wait.
+struct Dawdling(Duration);
+
+impl Engine for Dawdling {
+    fn name(&self) -> &'static str {
+        "dawdling"
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        2
+    }
+
+    unsafe fn run(&self, _: &Call) -> Result<(), CommError> {
+        std::thread::sleep(self.0);
+        Ok(())
+    }
+
+    fn split(&self, _: usize, _: usize) -> Result<Arc<dyn Engine>, CommError> {
+        Err(CommError::Misuse("not here".into()))
+    }
+
+    fn abort(&self, _: &str) {}
+}
+
+/// Large enough that its backward pass takes a few delays.
+fn program(exchange: Option<Exchange>) -> Program {
+    let vit = Vit { width: 96, mlp: 384, ..small_vit(0.0) };
+    let scratch = cpu::scratch(1);
+    compiled_with(
+        vit.build(96, smoothed(), DType::F32).unwrap(),
+        &Settings { exchange, ..settings(&scratch) },
+    )
+}
+
+/// Buckets of about a block.
+const EXCHANGE: Exchange = Exchange { ranks: 2, bucket: 120_000, overlap: true, wire: None };
+
+fn rig(exchange: Exchange, delay: Duration) -> Rig<f32> {
+    let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Pulse::new()));
+    let mut rig = Rig::among(program(Some(exchange)), 1, Some(comm));
+    // The first run touches memory for the first time.
+    rig.step();
+    rig.executor.take_account();
+    rig
+}
+
+/// The account of one run of `last`, with its trace.
+fn last(rig: &mut Rig<f32>) -> (Account, Vec<Event>) {
+    let mut events = Vec::new();
+    rig.executor.set_tracing(true);
+    rig.fill(Which::Last);
+    rig.run(Which::Last);
+    rig.executor.take_trace(&mut events);
+    (rig.executor.take_account(), events)
+}
+
+fn seconds(event: &Event) -> f64 {
+    (event.end - event.start).as_secs_f64()
+}
+
+#[test]
+fn the_parts_are_the_whole() {
+    let mut rig = rig(EXCHANGE, Duration::from_millis(2));
+    in_a_quiet_run(|| {
+        rig.fill(Which::Last);
+        let start = Instant::now();
+        rig.run(Which::Last);
+        rig.run(Which::Update);
+        let wall = start.elapsed().as_secs_f64();
+        let account = rig.executor.take_account();
+        assert!(account.compute > 0.0 && account.update > 0.0 && account.exposed > 0.0);
+        assert_eq!(account.evaluation, 0.0);
+        assert!(account.wall() <= wall);
+        (wall - account.wall() < 0.01 * wall).then_some(()).ok_or(format!("{account:?} of {wall} s"))
+    });
+    rig.fill(Which::Eval);
+    rig.run(Which::Eval);
+    let account = rig.executor.take_account();
+    assert!(account.evaluation > 0.0 && account.compute == 0.0);
+    assert_eq!(rig.executor.take_account(), Account::default());
+}
+
+/// What the lanes must come to, by their rules alone: a call starts when its bucket is complete and the call before is done, the
+/// plan ends when both lanes do.
+fn expected_exposed(rig: &Rig<f32>, events: &[Event]) -> f64 {
+    let plan = &rig.executor.program().last;
+    let mut compute =
+        events.iter().filter(|e| e.lane == Lane::Compute && &*e.name != "waiting for the exchange");
+    let mut calls = rig.executor.exchanges().iter();
+    let (mut computed, mut called) = (0.0, 0.0f64);
+    for step in &plan.steps {
+        match step.lane {
+            Lane::Comm => called = called.max(computed) + calls.next().unwrap().seconds,
+            _ => computed += seconds(compute.next().unwrap()),
+        }
+    }
+    (called - computed).max(0.0)
+}
+
+/// A busy machine may hold a thread up anywhere; what it can't do is to do so every time.
+fn in_a_quiet_run(mut holds: impl FnMut() -> Result<(), String>) {
+    let ends: Vec<String> = (0..10).map_while(|_| holds().err()).collect();
+    assert!(ends.len() < 10, "{ends:#?}");
+}
+
+#[test]
+fn exposure_follows_from_the_lanes() {
+    let delay = Duration::from_millis(40);
+    let seconds = delay.as_secs_f64();
+    for overlap in [true, false] {
+        let mut rig = rig(Exchange { overlap, ..EXCHANGE }, delay);
+        in_a_quiet_run(|| {
+            let (account, events) = last(&mut rig);
+            let exchanges = rig.executor.exchanges();
+            assert!(exchanges.len() > 2 && exchanges.iter().all(|e| e.seconds >= seconds));
+            assert!(exchanges.iter().all(|e| e.exposed <= e.seconds));
+            // One queue, so that calls don't overlap: each is partly hidden, and the rest exposed.
+            let total: f64 = exchanges.iter().map(|e| e.seconds).sum();
+            let in_calls: f64 = exchanges.iter().map(|e| e.exposed).sum();
+            assert!((account.hidden + in_calls - total).abs() < 1e-6, "{account:?}, calls {total}");
+            assert!(in_calls <= account.exposed + 1e-9, "waiting is for calls");
+
+            let expected = expected_exposed(&rig, &events);
+            let holds = (account.exposed - expected).abs() < 0.1 * expected
+                && account.exposed - in_calls < 0.25 * seconds
+                && if overlap { account.hidden > seconds } else { account.hidden < 0.25 * seconds };
+            holds.then_some(()).ok_or(format!("{account:?}, expected {expected}, in calls {in_calls}"))
+        });
+    }
+}
+
+#[test]
+fn calls_that_take_no_time_are_all_but_hidden() {
+    let mut rig = rig(EXCHANGE, Duration::ZERO);
+    in_a_quiet_run(|| {
+        let (account, _) = last(&mut rig);
+        (account.exposed < 0.05 * account.compute).then_some(()).ok_or(format!("{account:?}"))
+    });
+}
+
+#[test]
+fn a_trace_has_every_step_and_call_in_its_place() {
+    let mut rig = rig(EXCHANGE, Duration::from_millis(1));
+    let (account, events) = last(&mut rig);
+    let plan = rig.executor.program().last.clone();
+    let count = |lane: Lane| plan.steps.iter().filter(|s| s.lane == lane).count();
+    let of = |lane: Lane| events.iter().filter(move |e| e.lane == lane).collect::<Vec<_>>();
+    assert_eq!(of(Lane::Comm).len(), count(Lane::Comm));
+    let waits = of(Lane::Compute).iter().filter(|e| &*e.name == "waiting for the exchange").count();
+    assert_eq!(of(Lane::Compute).len(), count(Lane::Compute) + waits);
+    for lane in [Lane::Compute, Lane::Comm] {
+        assert!(of(lane).windows(2).all(|w| w[0].end <= w[1].start), "one after the other");
+    }
+    let computed: f64 = of(Lane::Compute).into_iter().map(seconds).sum();
+    assert!((computed - account.compute - account.exposed).abs() < 1e-6);
+    let (first, step) = (of(Lane::Comm)[0], plan.steps.iter().position(|s| s.lane == Lane::Comm).unwrap());
+    assert_eq!(*first.name, *plan.steps[step].layer);
+    assert!(first.start >= of(Lane::Compute)[step - 1].end, "after what completes its bucket");
+
+    let mut again = Vec::new();
+    rig.executor.take_trace(&mut again);
+    assert!(again.is_empty());
+    rig.executor.set_tracing(false);
+    rig.run(Which::Update);
+    rig.executor.take_trace(&mut again);
+    assert!(again.is_empty());
+}
+
+#[test]
+fn without_timing_nothing_is_measured_and_nothing_changes() {
+    let run = |timing: bool| {
+        let mut rig = rig(EXCHANGE, Duration::ZERO);
+        rig.executor.set_timing(timing);
+        rig.executor.reset_times();
+        rig.step();
+        let measured = rig.executor.training_times().iter().map(|t| t.seconds).sum::<f64>() > 0.0;
+        (rig.tensors(|_| true), rig.executor.take_account() != Account::default(), measured)
+    };
+    let (with, without) = (run(true), run(false));
+    assert!(with.0 == without.0);
+    assert_eq!((with.1, with.2), (true, true));
+    assert_eq!((without.1, without.2), (false, false));
+}
+
+#[test]
+fn the_exchange_is_in_the_times_by_kind() {
+    let mut rig = rig(EXCHANGE, Duration::from_millis(20));
+    rig.executor.reset_times();
+    rig.step();
+    let account = rig.executor.take_account();
+    let times = rig.executor.training_times();
+    let exchange = times.iter().find(|t| t.op == "all_reduce").unwrap();
+    let in_calls: f64 = rig.executor.exchanges().iter().map(|e| e.exposed).sum();
+    assert!((exchange.seconds - in_calls).abs() < 1e-6, "{} and {in_calls}", exchange.seconds);
+    let bytes: usize = rig.executor.exchanges().iter().map(|e| e.bytes).sum();
+    let gradients: f64 = exchange.bytes;
+    assert!(gradients <= bytes as f64 && (bytes as f64) < gradients * 1.05, "padding travels along");
+    let all: f64 = times.iter().map(|t| t.seconds).sum();
+    assert!((all - (account.compute + account.update + in_calls)).abs() < 1e-4, "{all}, {account:?}");
+}

@@ -1,0 +1,96 @@
+//! A step allocates nothing, however gradients are exchanged. One test, alone in its program, since the counter sees every
+//! thread.
+
+mod common;
+
+use comm::{Communicator, Pulse};
+use common::{Rig, compiled_with, settings, small_vit, smoothed};
+use cpu::{Executor, Which};
+use graph::{DType, Exchange, Settings};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts allocations but for those made inside the `gemm` crate.
+struct Counting;
+
+static OURS: AtomicU64 = AtomicU64::new(0);
+
+fn note() {
+    if !cpu::product::inside() {
+        OURS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note();
+        // SAFETY: passed on to the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: passed on to the caller.
+        unsafe { System.dealloc(ptr, layout) };
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note();
+        // SAFETY: passed on to the caller.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SETTLING: usize = 2;
+const STEPS: usize = 12;
+
+fn rig(exchange: Exchange, comm: Communicator) -> Rig<f32> {
+    let scratch = cpu::scratch(1);
+    let model = small_vit(0.1).build(4, smoothed(), DType::F32).unwrap();
+    let program = compiled_with(model, &Settings { exchange: Some(exchange), ..settings(&scratch) });
+    Rig::among(program, 1, Some(comm))
+}
+
+fn step(rig: &mut Rig<f32>) {
+    rig.fill(Which::Micro);
+    rig.run(Which::Micro);
+    rig.step();
+}
+
+fn trace_and_account(executor: &mut Executor<f32>, events: &mut Vec<cpu::Event>) {
+    events.clear();
+    executor.take_trace(events);
+    assert!(executor.take_account().compute > 0.0 && !events.is_empty());
+}
+
+/// Two ranks, each a thread, with every kind of exchange; timed and traced.
+#[test]
+fn steps_with_an_exchange_allocate_nothing() {
+    for (overlap, wire) in [(true, None), (false, None), (true, Some(DType::Bf16)), (true, Some(DType::F16))]
+    {
+        let exchange = Exchange { ranks: 2, bucket: 5_000, overlap, wire };
+        let comms = comm::threads::group(2).into_iter();
+        let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Pulse::new())));
+        let [mut first, mut other]: [Rig<f32>; 2] =
+            comms.map(|comm| rig(exchange, comm)).collect::<Vec<_>>().try_into().ok().unwrap();
+        first.executor.set_tracing(true);
+        let mut events = Vec::with_capacity(4096);
+        std::thread::scope(|scope| {
+            scope.spawn(move || (0..STEPS).for_each(|_| step(&mut other)));
+            let mut one = |rig: &mut Rig<f32>| {
+                step(rig);
+                trace_and_account(&mut rig.executor, &mut events);
+            };
+            (0..SETTLING).for_each(|_| one(&mut first));
+            let before = OURS.load(Ordering::Relaxed);
+            assert!(before > 0, "the counter counts");
+            (SETTLING..STEPS).for_each(|_| one(&mut first));
+            let made = OURS.load(Ordering::Relaxed) - before;
+            assert_eq!(made, 0, "overlap {overlap}, wire {wire:?}");
+        });
+    }
+}

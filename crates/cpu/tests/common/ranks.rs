@@ -1,0 +1,124 @@
+//! Ranks as threads of a test: an engine as plain as can be, which may be told to dawdle or to fail.
+
+use comm::{Call, Collective, CommError, Communicator, Engine, Kind, Pulse, Reduction, Span};
+use half::{bf16, f16};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+struct Meeting {
+    barrier: Barrier,
+    spans: Mutex<Vec<Span>>,
+}
+
+/// One rank's side of the meeting.
+pub struct Together {
+    rank: usize,
+    size: usize,
+    meeting: Arc<Meeting>,
+    /// Each call takes this much longer.
+    pub delay: Duration,
+    /// The call, counted from 0, that fails on every rank.
+    pub fails_at: Option<usize>,
+    pub calls: AtomicUsize,
+}
+
+impl Together {
+    pub fn ranks(size: usize) -> Vec<Together> {
+        let spans = Mutex::new(vec![Span::EMPTY; size]);
+        let meeting = Arc::new(Meeting { barrier: Barrier::new(size), spans });
+        let rank = |rank| Together {
+            rank,
+            size,
+            meeting: Arc::clone(&meeting),
+            delay: Duration::ZERO,
+            fails_at: None,
+            calls: AtomicUsize::new(0),
+        };
+        (0..size).map(rank).collect()
+    }
+
+    pub fn communicator(self) -> Communicator {
+        Communicator::new(Arc::new(self), Arc::new(Pulse::new()))
+    }
+}
+
+/// Communicators of `size` ranks.
+pub fn communicators(size: usize) -> Vec<Communicator> {
+    Together::ranks(size).into_iter().map(Together::communicator).collect()
+}
+
+/// Does `work` on every rank, each a thread, and returns what they return in their order.
+pub fn on_each<R: Send>(ranks: Vec<Communicator>, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(|| work(comm))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// Element `i`, whatever the type.
+unsafe fn load(kind: Kind, span: Span, i: usize) -> f64 {
+    // SAFETY: the caller's spans are valid for their kind.
+    unsafe {
+        match kind {
+            Kind::F32 => f64::from(*span.address.cast::<f32>().add(i)),
+            Kind::F64 => *span.address.cast::<f64>().add(i),
+            Kind::Bf16 => (*span.address.cast::<bf16>().add(i)).to_f64(),
+            Kind::F16 => (*span.address.cast::<f16>().add(i)).to_f64(),
+            other => panic!("no sums of {other:?} here"),
+        }
+    }
+}
+
+unsafe fn store(kind: Kind, span: Span, i: usize, value: f64) {
+    // SAFETY: the caller's spans are valid for their kind.
+    unsafe {
+        match kind {
+            Kind::F32 => *span.address.cast::<f32>().add(i) = value as f32,
+            Kind::F64 => *span.address.cast::<f64>().add(i) = value,
+            Kind::Bf16 => *span.address.cast::<bf16>().add(i) = bf16::from_f64(value),
+            Kind::F16 => *span.address.cast::<f16>().add(i) = f16::from_f64(value),
+            other => panic!("no sums of {other:?} here"),
+        }
+    }
+}
+
+impl Engine for Together {
+    fn name(&self) -> &'static str {
+        "together"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    unsafe fn run(&self, call: &Call) -> Result<(), CommError> {
+        assert_eq!(call.collective, Collective::AllReduce(Reduction::Sum), "all that is needed here");
+        if self.fails_at == Some(self.calls.fetch_add(1, Ordering::Relaxed)) {
+            return Err(CommError::Lost { rank: 1, why: "the test says so".into() });
+        }
+        std::thread::sleep(self.delay);
+        self.meeting.spans.lock().unwrap()[self.rank] = call.send;
+        self.meeting.barrier.wait();
+        let spans = self.meeting.spans.lock().unwrap().clone();
+        // SAFETY: all ranks are here, and nobody writes before the next meeting.
+        let sum = |i| spans.iter().map(|span| unsafe { load(call.kind, *span, i) }).sum::<f64>();
+        let sums: Vec<f64> = (0..call.send.len).map(sum).collect();
+        self.meeting.barrier.wait();
+        for (i, sum) in sums.into_iter().enumerate() {
+            // SAFETY: the caller's span; the others only read theirs before the meeting.
+            unsafe { store(call.kind, call.receive, i, sum) };
+        }
+        Ok(())
+    }
+
+    fn split(&self, _: usize, _: usize) -> Result<Arc<dyn Engine>, CommError> {
+        Err(CommError::Misuse("not here".into()))
+    }
+
+    fn abort(&self, _: &str) {}
+}

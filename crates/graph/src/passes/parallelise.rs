@@ -1,0 +1,185 @@
+//! Data parallelism: the sums of gradients and statistics that a rank has made become those of all ranks.
+//!
+//! Gradients lie in memory in the order in which they become ready, so that a bucket, a few of them side by side, travels as
+//! it lies: `all_reduce` works in the states' own memory, on the comm lane, while the backward ops go on. Where ranks
+//! exchange another type (`wire`), a bucket is packed into a buffer of that type and unpacked over the sums.
+
+use crate::graph::{At, Graph, GraphError, Node, Phase, Role, ValueId};
+use crate::op::{Op, Reduction, StateId};
+use crate::types::{DType, Shape};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// How ranks exchange gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchange {
+    pub ranks: usize,
+    /// Elements that travel at once; a larger gradient travels alone.
+    pub bucket: usize,
+    /// Whether a bucket leaves as soon as it is complete, rather than after the last backward op.
+    pub overlap: bool,
+    /// The type of gradients on their way, if not their own.
+    pub wire: Option<DType>,
+}
+
+/// Adds the exchange of every sum (gradients and statistics) that the graph assigns. One rank has nothing to exchange.
+pub fn parallelise(mut graph: Graph, exchange: &Exchange) -> Result<Graph, GraphError> {
+    if exchange.ranks <= 1 {
+        return Ok(graph);
+    }
+    let buckets = buckets(sums(&graph), exchange);
+    let assigned: HashSet<StateId> = buckets.iter().flat_map(|b| b.sums.iter().map(|s| s.state)).collect();
+    let nodes = std::mem::take(&mut graph.nodes);
+    let end = nodes.len();
+    let mut under_way = Vec::new();
+    for (index, node) in nodes.into_iter().enumerate() {
+        // Assigns take the reduced values, below.
+        if !matches!(node.op, Op::Assign { state } if assigned.contains(&state)) {
+            graph.nodes.push(node);
+        }
+        let leaves =
+            |bucket: &&Bucket| if exchange.overlap { bucket.ready == index } else { index + 1 == end };
+        for bucket in buckets.iter().filter(leaves) {
+            under_way.push((bucket, bucket.start(&mut graph, exchange.ranks)?));
+        }
+    }
+    for (bucket, values) in under_way {
+        bucket.finish(&mut graph, values)?;
+    }
+    Ok(graph)
+}
+
+/// A gradient or the statistics, as this rank has summed them.
+struct Sum {
+    state: StateId,
+    role: Role,
+    value: ValueId,
+    /// The node that makes it.
+    ready: usize,
+    /// Of the state; a gradient's without its ending, which leaves the parameter's.
+    name: String,
+    dtype: DType,
+    shape: Shape,
+}
+
+/// In the order of the states, which is that in memory.
+fn sums(graph: &Graph) -> Vec<Sum> {
+    let producers = graph.producers();
+    let sum = |node: &Node| {
+        let Op::Assign { state } = node.op else { return None };
+        let of = &graph.states[state.index()];
+        let value = node.inputs[0];
+        let ready =
+            producers[value.index()].filter(|_| matches!(of.role, Role::Gradient | Role::Statistic))?;
+        let name = of.name.strip_suffix(GRADIENT).unwrap_or(&of.name).to_string();
+        Some(Sum { state, role: of.role, value, ready, name, dtype: of.ty.dtype, shape: of.ty.shape.clone() })
+    };
+    let mut sums: Vec<Sum> = graph.nodes.iter().filter_map(sum).collect();
+    sums.sort_by_key(|sum| sum.state);
+    sums
+}
+
+/// What the name of a gradient's state ends in.
+pub(crate) const GRADIENT: &str = ".grad";
+
+/// Sums that travel together.
+struct Bucket {
+    sums: Vec<Sum>,
+    wire: Option<DType>,
+    /// The node that completes it.
+    ready: usize,
+}
+
+/// Gradients side by side until there are `bucket` elements. The statistics go with the first; on a wire of halves they
+/// go beside it, since those can't count a batch.
+fn buckets(sums: Vec<Sum>, exchange: &Exchange) -> Vec<Bucket> {
+    let (statistics, gradients): (Vec<Sum>, Vec<Sum>) =
+        sums.into_iter().partition(|sum| sum.role == Role::Statistic);
+    let mut buckets: Vec<Vec<Sum>> = Vec::new();
+    let mut filled = 0;
+    for sum in gradients {
+        let elements = sum.shape.count();
+        match buckets.last_mut().filter(|_| filled + elements <= exchange.bucket) {
+            Some(bucket) => {
+                bucket.push(sum);
+                filled += elements;
+            }
+            None => {
+                buckets.push(vec![sum]);
+                filled = elements;
+            }
+        }
+    }
+    let wire_of = |bucket: &[Sum]| exchange.wire.filter(|wire| *wire != bucket[0].dtype);
+    let mut buckets: Vec<Bucket> =
+        buckets.into_iter().map(|sums| Bucket::new(wire_of(&sums), sums)).collect();
+    match buckets.first_mut() {
+        Some(first) if first.wire.is_none() => {
+            let wire = first.wire;
+            *first = Bucket::new(wire, statistics.into_iter().chain(first.sums.drain(..)).collect());
+        }
+        Some(first) => {
+            let ready = first.ready;
+            buckets.insert(0, Bucket { ready, ..Bucket::new(None, statistics) });
+        }
+        None => {}
+    }
+    buckets
+}
+
+impl Bucket {
+    fn new(wire: Option<DType>, sums: Vec<Sum>) -> Self {
+        let ready = sums.iter().map(|sum| sum.ready).max().unwrap_or(0);
+        Bucket { sums, wire, ready }
+    }
+
+    /// The first and the last parameter in it.
+    fn layer(&self) -> String {
+        let mut names = self.sums.iter().filter(|s| s.role == Role::Gradient).map(|s| s.name.as_str());
+        match (names.next(), names.next_back()) {
+            (Some(first), Some(last)) => format!("{first} … {last}"),
+            (one, _) => one.unwrap_or("stats").to_string(),
+        }
+    }
+
+    fn values(&self) -> Vec<ValueId> {
+        self.sums.iter().map(|sum| sum.value).collect()
+    }
+
+    /// Sends the bucket on its way; returns what will have come back.
+    fn start(&self, graph: &mut Graph, ranks: usize) -> Result<Vec<ValueId>, GraphError> {
+        let at = At::named(&self.layer(), format!("bucket.{}", self.sums[0].name), Phase::Exchange);
+        let reduce = Op::AllReduce { reduction: Reduction::Sum, ranks };
+        if self.wire.is_some() {
+            let flat = graph.push(Op::Pack { align: 1, to: self.wire }, &self.values(), &at)?;
+            return graph.push(reduce, &flat, &At { name: format!("all.{}", at.name), ..at });
+        }
+        let reduced = graph.push(reduce, &self.values(), &at)?;
+        self.rename(graph, &reduced);
+        Ok(reduced)
+    }
+
+    /// Assigns what has come back.
+    fn finish(&self, graph: &mut Graph, mut values: Vec<ValueId>) -> Result<(), GraphError> {
+        if self.wire.is_some() {
+            let (shapes, to) =
+                (self.sums.iter().map(|s| s.shape.clone()).collect(), Some(self.sums[0].dtype));
+            let inputs: Vec<ValueId> = values.into_iter().chain(self.values()).collect();
+            let at = At::new(&self.layer(), Phase::Exchange);
+            values = graph.push(Op::Unpack { shapes, to, over: true }, &inputs, &at)?;
+            self.rename(graph, &values);
+        }
+        for (sum, value) in self.sums.iter().zip(values) {
+            graph.assign(sum.state, value, Phase::Exchange)?;
+        }
+        Ok(())
+    }
+
+    /// Each value is named after the sum it is the reduction of.
+    fn rename(&self, graph: &mut Graph, values: &[ValueId]) {
+        for (sum, value) in self.sums.iter().zip(values) {
+            let name = format!("all.{}", graph.name(sum.value));
+            graph.values[value.index()].name = name;
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Where the time of training went, on every rank.
+//!
+//! A step ends with one small exchange in which every rank tells what it measured, so that all of them know the slowest, and
+//! agree on what to do next (to stop, or to divide the work otherwise) without asking.
+
+use comm::{CommError, Communicator, Name};
+use cpu::ExchangeTime;
+use serde::Serialize;
+use std::time::Instant;
+
+/// Seconds of one rank. All but `hidden` sum to the wall time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Parts {
+    /// Forward and backward.
+    pub compute: f64,
+    /// Gradients travel, and nothing else is left to do.
+    pub exchange: f64,
+    /// Waiting for slower ranks to come to an exchange.
+    pub wait: f64,
+    /// Waiting for images, and copying them.
+    pub data: f64,
+    /// Norm, clipping and optimizer.
+    pub update: f64,
+    /// The rest: between the steps of a plan, and on the host.
+    pub idle: f64,
+    /// Exchange that went on behind computing. Part of the others.
+    pub hidden: f64,
+}
+
+impl Parts {
+    pub fn wall(&self) -> f64 {
+        self.compute + self.exchange + self.wait + self.data + self.update + self.idle
+    }
+
+    /// By name, for tables; `hidden` apart.
+    pub fn named(&self) -> [(&'static str, f64); 6] {
+        let Parts { compute, exchange, wait, data, update, idle, .. } = *self;
+        [
+            ("compute", compute),
+            ("exchange", exchange),
+            ("wait for ranks", wait),
+            ("data", data),
+            ("optimizer", update),
+            ("idle", idle),
+        ]
+    }
+}
+
+impl std::ops::AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.compute += other.compute;
+        self.exchange += other.exchange;
+        self.wait += other.wait;
+        self.data += other.data;
+        self.update += other.update;
+        self.idle += other.idle;
+        self.hidden += other.hidden;
+    }
+}
+
+/// One step of all ranks.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// Of each rank.
+    pub parts: Vec<Parts>,
+    /// Whether a rank was asked to stop.
+    pub stop: bool,
+    /// Images that could not be read.
+    pub skipped: u64,
+}
+
+impl Step {
+    /// Wall time: that of the slowest account, which differs from the others by little.
+    pub fn seconds(&self) -> f64 {
+        self.parts.iter().map(Parts::wall).fold(0.0, f64::max)
+    }
+
+    /// Over all ranks.
+    pub fn mean(&self) -> Parts {
+        let mut mean = Parts::default();
+        self.parts.iter().for_each(|parts| mean += *parts);
+        let share = |x: f64| x / self.parts.len().max(1) as f64;
+        Parts {
+            compute: share(mean.compute),
+            exchange: share(mean.exchange),
+            wait: share(mean.wait),
+            data: share(mean.data),
+            update: share(mean.update),
+            idle: share(mean.idle),
+            hidden: share(mean.hidden),
+        }
+    }
+
+    /// The ranks that came last and first to their exchange by their own work: data, computing and the host.
+    pub fn slowest_and_fastest(&self) -> (usize, usize) {
+        let own = |rank: &usize| {
+            let Parts { compute, data, update, idle, .. } = self.parts[*rank];
+            compute + data + update + idle
+        };
+        let ranks = || 0..self.parts.len();
+        let slowest = ranks().max_by(|a, b| own(a).total_cmp(&own(b))).unwrap_or(0);
+        let fastest = ranks().min_by(|a, b| own(a).total_cmp(&own(b))).unwrap_or(0);
+        (slowest, fastest)
+    }
+}
+
+/// One collective of a step, over the whole run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Exchanged {
+    pub layer: String,
+    /// That each rank brings in.
+    pub bytes: usize,
+    pub times: u64,
+    /// From the last rank's coming to the end: what the exchange itself took.
+    pub seconds: f64,
+}
+
+impl Exchanged {
+    /// Bytes a second that a rank sends and receives, if ranks send what a ring of them would: 2(n-1)/n of the data.
+    pub fn bandwidth(&self, ranks: usize) -> f64 {
+        let share = 2.0 * (ranks as f64 - 1.0) / ranks as f64;
+        if self.seconds > 0.0 { share * self.bytes as f64 * self.times as f64 / self.seconds } else { 0.0 }
+    }
+}
+
+/// The account of a run: of the step under way, and the sums.
+pub struct Account {
+    ranks: usize,
+    name: Name,
+    /// The end of the last step that was accounted for.
+    mark: Instant,
+    /// What this rank tells: fixed numbers, then the seconds and the exposed part of every collective.
+    mine: Vec<f64>,
+    all: Vec<f64>,
+    step: Step,
+    totals: Vec<Parts>,
+    exchanged: Vec<Exchanged>,
+    steps: u64,
+}
+
+/// The fixed numbers, by their place.
+const STOP: usize = 0;
+const SKIPPED: usize = 1;
+const WALL: usize = 2;
+const DATA: usize = 3;
+const COMPUTE: usize = 4;
+const UPDATE: usize = 5;
+const EXPOSED: usize = 6;
+const HIDDEN: usize = 7;
+const FIXED: usize = 8;
+
+impl Account {
+    pub fn new(world: &Communicator, exchanges: &[ExchangeTime]) -> Self {
+        let (ranks, name) = (world.size(), world.name("the account of a step"));
+        Self::of(ranks, name, exchanges)
+    }
+
+    fn of(ranks: usize, name: Name, exchanges: &[ExchangeTime]) -> Self {
+        let width = FIXED + 2 * exchanges.len();
+        let exchanged = exchanges.iter().map(|e| Exchanged {
+            layer: e.layer.to_string(),
+            bytes: e.bytes,
+            times: 0,
+            seconds: 0.0,
+        });
+        Account {
+            ranks,
+            name,
+            mark: Instant::now(),
+            mine: vec![0.0; width],
+            all: vec![0.0; width * ranks],
+            step: Step { parts: vec![Parts::default(); ranks], ..Step::default() },
+            totals: vec![Parts::default(); ranks],
+            exchanged: exchanged.collect(),
+            steps: 0,
+        }
+    }
+
+    /// What came before isn't part of any step: a start, an evaluation, a checkpoint.
+    pub fn begin(&mut self) {
+        self.mark = Instant::now();
+    }
+
+    /// What a step took on this rank.
+    pub fn note(&mut self, data: f64, spent: cpu::Account, exchanges: &[ExchangeTime]) {
+        self.mine[DATA] = data;
+        self.mine[COMPUTE] = spent.compute;
+        self.mine[UPDATE] = spent.update;
+        self.mine[EXPOSED] = spent.exposed;
+        self.mine[HIDDEN] = spent.hidden;
+        for (place, exchange) in self.mine[FIXED..].as_chunks_mut::<2>().0.iter_mut().zip(exchanges) {
+            *place = [exchange.seconds, exchange.exposed];
+        }
+    }
+
+    /// Ends a step: every rank learns what the others measured. Allocates nothing.
+    pub fn share(&mut self, world: &Communicator, stop: bool, skipped: usize) -> Result<&Step, CommError> {
+        let now = Instant::now();
+        self.mine[WALL] = now.duration_since(self.mark).as_secs_f64();
+        self.mark = now;
+        (self.mine[STOP], self.mine[SKIPPED]) = (f64::from(u8::from(stop)), skipped as f64);
+        if self.ranks == 1 {
+            self.all.copy_from_slice(&self.mine);
+        } else {
+            world.all_gather(self.name, &self.mine, &mut self.all)?;
+        }
+        self.take_in();
+        Ok(&self.step)
+    }
+
+    fn take_in(&mut self) {
+        let Account { mine, all, step, totals, exchanged, .. } = self;
+        let of_ranks = || all.chunks_exact(mine.len());
+        step.stop = of_ranks().any(|numbers| numbers[STOP] != 0.0);
+        step.skipped = of_ranks().map(|numbers| numbers[SKIPPED] as u64).sum();
+        for (parts, numbers) in step.parts.iter_mut().zip(of_ranks()) {
+            let [wall, data, compute, update] = [WALL, DATA, COMPUTE, UPDATE].map(|i| numbers[i]);
+            let exposed = numbers[EXPOSED];
+            let idle = (wall - data - compute - update - exposed).max(0.0);
+            *parts =
+                Parts { compute, exchange: exposed, wait: 0.0, data, update, idle, hidden: numbers[HIDDEN] };
+        }
+        for (i, total) in exchanged.iter_mut().enumerate() {
+            let times = |numbers: &[f64]| [numbers[FIXED + 2 * i], numbers[FIXED + 2 * i + 1]];
+            // All ranks are done at the same moment, so the one that came last was in it for the shortest time, and
+            // that time is the exchange itself; what a rank waited longer, it waited for that one.
+            let transfer = of_ranks().map(|numbers| times(numbers)[0]).fold(f64::INFINITY, f64::min);
+            for (parts, numbers) in step.parts.iter_mut().zip(of_ranks()) {
+                let wait = (times(numbers)[1] - transfer).max(0.0).min(parts.exchange);
+                parts.exchange -= wait;
+                parts.wait += wait;
+            }
+            total.times += 1;
+            total.seconds += transfer;
+        }
+        totals.iter_mut().zip(&step.parts).for_each(|(total, parts)| *total += *parts);
+        self.steps += 1;
+    }
+
+    /// The last step that was shared.
+    pub fn last(&self) -> &Step {
+        &self.step
+    }
+
+    /// Of each rank, over all steps so far.
+    pub fn totals(&self) -> &[Parts] {
+        &self.totals
+    }
+
+    pub fn exchanged(&self) -> &[Exchanged] {
+        &self.exchanged
+    }
+
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange(seconds: f64, exposed: f64) -> ExchangeTime {
+        ExchangeTime { layer: "head.bias".into(), bytes: 1000, seconds, exposed }
+    }
+
+    /// Feeds what two ranks measured, without a communicator.
+    fn of_two(first: &[f64], second: &[f64]) -> Account {
+        let name = Communicator::solo().name("test");
+        let mut account = Account::of(2, name, &[exchange(0.0, 0.0)]);
+        account.all = [first, second].concat();
+        account.take_in();
+        account
+    }
+
+    /// Rank 1 computes for 3 s, rank 0 for 1 s; the exchange itself takes 0.5 s, a fifth of a second of it hidden.
+    #[test]
+    fn waiting_is_told_from_exchanging() {
+        let fast = [0.0, 0.0, 3.8, 0.1, 1.0, 0.2, 2.3, 0.2, 2.5, 2.3];
+        let slow = [1.0, 2.0, 3.8, 0.1, 3.0, 0.2, 0.3, 0.2, 0.5, 0.3];
+        let account = of_two(&fast, &slow);
+        let [one, two] = account.step.parts[..] else { panic!("two ranks") };
+        assert!((one.wait - 1.8).abs() < 1e-12 && (one.exchange - 0.5).abs() < 1e-12, "{one:?}");
+        assert!(two.wait == 0.0 && two.exchange == 0.3, "{two:?}");
+        assert!((one.wall() - 3.8).abs() < 1e-12 && (two.wall() - 3.8).abs() < 1e-12);
+        assert_eq!(account.step.slowest_and_fastest(), (1, 0));
+        assert!(account.step.stop && account.step.skipped == 2);
+        let exchanged = &account.exchanged()[0];
+        assert_eq!((exchanged.seconds, exchanged.times), (0.5, 1));
+        assert_eq!(exchanged.bandwidth(2), 2000.0, "a ring of two sends all of the data once");
+    }
+
+    #[test]
+    fn one_rank_shares_with_nobody() {
+        let mut account = Account::new(&Communicator::solo(), &[]);
+        account.begin();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        account.note(0.001, cpu::Account { compute: 0.002, ..Default::default() }, &[]);
+        let step = account.share(&Communicator::solo(), false, 0).unwrap();
+        let parts = step.parts[0];
+        assert_eq!((parts.data, parts.compute, parts.wait), (0.001, 0.002, 0.0));
+        assert!(parts.idle > 0.0019 && parts.wall() >= 0.005);
+    }
+}

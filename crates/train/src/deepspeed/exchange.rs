@@ -1,0 +1,79 @@
+//! What becomes of the keys that say how gradients are exchanged. On one rank none of them means anything.
+
+use super::judge::{Context, Verdict, accepted, honoured, refused, zero_detail};
+use super::{DeepSpeed, Entry, Setting, Value};
+use Verdict::Honoured;
+
+/// `judged`, if there is more than one rank.
+fn among_ranks(context: &Context, judged: impl FnOnce() -> Verdict) -> Verdict {
+    if context.world > 1 { judged() } else { accepted("one rank has nothing to exchange") }
+}
+
+fn prescales(file: &DeepSpeed) -> bool {
+    file.boolean("prescale_gradients") == Some(Setting::Given(true))
+}
+
+pub(super) fn prescale(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    let before = matches!(file.number("gradient_predivide_factor"), Some(Setting::Given(x)) if x != 1.0);
+    among_ranks(context, || match entry.value {
+        Ok(Value::Bool(true)) => {
+            Honoured(format!("gradients are divided by the {} ranks before they travel", context.world))
+        }
+        _ if before => {
+            Honoured("what gradient_predivide_factor leaves is divided after gradients travelled".to_string())
+        }
+        _ => Honoured(format!("gradients are divided by the {} ranks after they travelled", context.world)),
+    })
+}
+
+pub(super) fn predivide(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    among_ranks(context, || match &entry.value {
+        Ok(_) if prescales(file) => accepted("prescale_gradients divides by all ranks, in DeepSpeed too"),
+        Ok(Value::Number(1.0)) => accepted("divides by nothing before gradients travel"),
+        _ => Honoured(format!("gradients are divided by {} before they travel", entry.text)),
+    })
+}
+
+pub(super) fn reduction(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    match &entry.value {
+        Ok(Value::Text(name)) if name == "mean" => Honoured("gradients are averaged over ranks".to_string()),
+        _ => among_ranks(context, || refused("gradients are averaged over ranks here, not summed")),
+    }
+}
+
+pub(super) fn wire(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    among_ranks(context, || match (&entry.value, context.flags.get("wire")) {
+        (_, Some(typed)) => Verdict::Overridden(typed.clone()),
+        (Ok(Value::Text(name)), None) if name == "bfp16" => Honoured("--wire bf16".to_string()),
+        (Ok(Value::Text(name)), None) => Honoured(format!("--wire {name}")),
+        _ => refused("must be a name"),
+    })
+}
+
+/// `judged`, if there is an exchange that no ZeRO stage has changed.
+fn of_all_reduce(
+    file: &DeepSpeed,
+    entry: &Entry,
+    context: &Context,
+    judged: impl FnOnce() -> Verdict,
+) -> Verdict {
+    match file.whole("zero_optimization.stage") {
+        None | Some(Setting::Given(0)) => among_ranks(context, judged),
+        _ => zero_detail(file, entry, context),
+    }
+}
+
+pub(super) fn bucket(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    of_all_reduce(file, entry, context, || match &entry.value {
+        Ok(value) => honoured(entry, value, Some("bucket-size"), context),
+        Err(why) => refused(why.clone()),
+    })
+}
+
+pub(super) fn overlap(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    of_all_reduce(file, entry, context, || match (&entry.value, context.flags.get("no-overlap")) {
+        (_, Some(typed)) => Verdict::Overridden(typed.clone()),
+        (Ok(Value::Bool(false)), None) => Honoured("--no-overlap".to_string()),
+        _ => Honoured("gradients travel while the backward pass runs".to_string()),
+    })
+}

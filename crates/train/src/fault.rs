@@ -1,0 +1,103 @@
+//! Faults made on purpose, to see that a run ends as it should: `VITESSE_FAULT=KIND:rank=R:step=S`.
+//!
+//! * `panic`: the rank panics before the step.
+//! * `hang`: it stops working, while its process lives on.
+//! * `order`: it calls a collective that the others don't.
+//! * `slow:rank=R:factor=F`: from the first step on it takes F times as long to compute (`rank=all`: every rank).
+
+use crate::error::TrainError;
+use crate::record::RESTART;
+use comm::Communicator;
+use cpu::{Executor, Float};
+
+const VARIABLE: &str = "VITESSE_FAULT";
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Panic,
+    Hang,
+    Order,
+    Slow(f64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fault {
+    kind: Kind,
+    step: u64,
+}
+
+impl Fault {
+    /// What this rank is to suffer. Several faults are separated by commas; the last that fits counts. A run that was started
+    /// again is spared.
+    pub fn from_environment(rank: usize) -> Result<Option<Self>, TrainError> {
+        let restarted = std::env::var(RESTART).is_ok_and(|again| again != "0");
+        let Some(text) = std::env::var(VARIABLE).ok().filter(|_| !restarted) else { return Ok(None) };
+        let mut found = None;
+        for one in text.split(',') {
+            let (fault, ranks) = parse(one).ok_or_else(|| TrainError::Fault(one.to_string()))?;
+            if ranks.is_none_or(|r| r == rank) {
+                found = Some(fault);
+            }
+        }
+        Ok(found)
+    }
+
+    pub fn strike<T: Float>(
+        &self,
+        step: u64,
+        world: &Communicator,
+        executor: &mut Executor<T>,
+    ) -> Result<(), TrainError> {
+        match self.kind {
+            Kind::Slow(factor) => executor.set_slowdown(factor),
+            _ if step != self.step => {}
+            Kind::Panic => panic!("{VARIABLE} asks for it"),
+            Kind::Hang => loop {
+                std::thread::sleep(std::time::Duration::from_secs(1));
+            },
+            Kind::Order => {
+                world.barrier(world.name("a collective out of order"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fault and the rank that it is for, none for all.
+fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
+    let mut words = text.split(':');
+    let kind = words.next()?;
+    let (mut rank, mut step, mut factor) = (None, 0, 2.0);
+    for word in words {
+        match word.split_once('=')? {
+            ("rank", "all") => rank = None,
+            ("rank", value) => rank = Some(value.parse().ok()?),
+            ("step", value) => step = value.parse().ok()?,
+            ("factor", value) => factor = value.parse().ok().filter(|f| *f >= 1.0)?,
+            _ => return None,
+        }
+    }
+    let kind = match kind {
+        "panic" => Kind::Panic,
+        "hang" => Kind::Hang,
+        "order" => Kind::Order,
+        "slow" => Kind::Slow(factor),
+        _ => return None,
+    };
+    Some((Fault { kind, step }, rank))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read() {
+        let fault = |kind, step| Fault { kind, step };
+        assert_eq!(parse("panic:rank=2:step=7"), Some((fault(Kind::Panic, 7), Some(2))));
+        assert_eq!(parse("slow:rank=all:factor=2.5"), Some((fault(Kind::Slow(2.5), 0), None)));
+        assert!(
+            ["", "panik", "panic:rank", "panic:rank=x", "slow:factor=0.5"].iter().all(|t| parse(t).is_none())
+        );
+    }
+}

@@ -1,0 +1,328 @@
+//! Runs that start again by themselves, and ranks that mpirun starts: the run is a child of this process.
+
+use crate::args::TrainArgs;
+use anyhow::{Context, bail};
+use comm::launch::environment;
+use comm::{Choice, Launcher, Place};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use train::checkpoint::{Checkpoint, Checkpoints};
+use train::record;
+
+/// Whether the run is to be a child of this process.
+pub fn wanted(args: &TrainArgs) -> bool {
+    args.ranks.max_restarts.is_some() || calls_mpirun(args)
+}
+
+/// Whether ranks over MPI were asked for without a launcher: vitesse then calls it.
+fn calls_mpirun(args: &TrainArgs) -> bool {
+    let alone = Place::find(&environment).is_ok_and(|place| place.launcher == Launcher::Nothing);
+    alone && args.ranks.comm == Some(Choice::Mpi) && args.ranks.ranks.is_some()
+}
+
+/// Starts the run as it was typed, and again from its last checkpoint when a rank was lost.
+pub fn run(args: &TrainArgs, typed: &[OsString]) -> anyhow::Result<ExitCode> {
+    let restarts = args.ranks.max_restarts.unwrap_or(0);
+    let folder = args.run.resumes(args.output.out.as_deref()).or(args.output.out.clone());
+    check(args, folder.as_deref())?;
+    let signals = Forwarded::catch()?;
+    let mut again = 0;
+    loop {
+        let resumed = folder.as_deref().filter(|folder| again > 0 && record::launches(folder).is_ok());
+        let mut child = command(args, typed, resumed)?;
+        child.env(record::RESTART, again.to_string());
+        let status = watch(child, &signals)?;
+        match after(status, signals.any()) {
+            Next::End(code) => return Ok(ExitCode::from(code)),
+            Next::Again { code, why } if again == restarts => {
+                if restarts > 0 {
+                    eprintln!("vitesse: {why}; no restart is left after {restarts}");
+                }
+                return Ok(ExitCode::from(code));
+            }
+            Next::Again { why, .. } => {
+                again += 1;
+                let from = folder.as_deref().and_then(last_step);
+                let from = from.map_or("the beginning".to_string(), |step| format!("step {step}"));
+                eprintln!("vitesse: {why}; restart {again} of {restarts} from {from}");
+                // Ports and memory of the lost ranks are free a moment later.
+                std::thread::sleep(Duration::from_millis(500));
+                if let Some(signal) = signals.any() {
+                    return Ok(ExitCode::from(128 + signal as u8));
+                }
+            }
+        }
+    }
+}
+
+fn check(args: &TrainArgs, folder: Option<&Path>) -> anyhow::Result<()> {
+    let place = Place::find(&environment).map_err(anyhow::Error::msg)?;
+    if place.launcher != Launcher::Nothing {
+        bail!(
+            "--max-restarts under {}: the launcher ends the whole job with a rank; \
+             start `vitesse train --comm mpi --ranks {} --max-restarts …`, and vitesse calls mpirun itself",
+            place.launcher,
+            place.world
+        );
+    }
+    if args.ranks.max_restarts.is_some() && folder.is_none() {
+        bail!("--max-restarts needs --out: without it there are no checkpoints to go on from");
+    }
+    if calls_mpirun(args) && !comm::HAS_MPI {
+        bail!("--comm mpi: {}", comm::launch::NO_MPI);
+    }
+    Ok(())
+}
+
+fn last_step(folder: &Path) -> Option<u64> {
+    let latest = Checkpoints::of_run(folder, 1).latest().ok()?;
+    Some(Checkpoint::open(&latest).ok()?.progress.step)
+}
+
+/// The command of a child: as typed, or going on in a folder.
+fn command(args: &TrainArgs, typed: &[OsString], resumed: Option<&Path>) -> anyhow::Result<Command> {
+    let program = std::env::current_exe().context("can't find this program")?;
+    let words = match resumed {
+        Some(folder) if args.run.resumes(None).is_none() => going_on(args, typed, folder),
+        _ => without(typed.get(1..).unwrap_or_default(), &["--max-restarts", "--hostfile"]),
+    };
+    if !calls_mpirun(args) {
+        let mut command = Command::new(program);
+        command.args(words);
+        return Ok(command);
+    }
+    let ranks = args.ranks.ranks.unwrap_or(1);
+    let mut command = mpirun(ranks, args.ranks.hostfile.as_deref())?;
+    command.arg(program).args(words);
+    Ok(command)
+}
+
+/// mpirun for ranks that have threads of their own.
+fn mpirun(ranks: usize, hostfile: Option<&Path>) -> anyhow::Result<Command> {
+    let version = Command::new("mpirun").arg("--version").output();
+    let version = version.context("--comm mpi needs mpirun, which can't be started")?;
+    let mut command = Command::new("mpirun");
+    command.args(["-n", &ranks.to_string()]);
+    if let Some(file) = hostfile {
+        command.arg("--hostfile").arg(file);
+    }
+    if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+        // It would tie all threads of a rank to one core.
+        command.args(["--bind-to", "none"]);
+        if hostfile.is_none() {
+            command.arg("--oversubscribe");
+        }
+    }
+    Ok(command)
+}
+
+/// What goes on with a run in its folder; it knows the rest.
+fn going_on(args: &TrainArgs, typed: &[OsString], folder: &Path) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["train".into(), "--resume".into(), folder.into()];
+    for flag in ["--ranks", "--comm", "--timeout"] {
+        words.extend(given(typed, flag).map(|value| {
+            let mut word = OsString::from(format!("{flag}="));
+            word.push(value);
+            word
+        }));
+    }
+    words.extend(args.json.then(|| "--json".into()));
+    words
+}
+
+/// The value of a flag as it was typed.
+fn given<'a>(typed: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
+    use std::os::unix::ffi::OsStrExt;
+    let with_value = format!("{flag}=");
+    typed.iter().enumerate().find_map(|(at, word)| {
+        match word.as_bytes().strip_prefix(with_value.as_bytes()) {
+            Some(value) => Some(OsStr::from_bytes(value)),
+            None if word == flag => typed.get(at + 1).map(OsString::as_os_str),
+            None => None,
+        }
+    })
+}
+
+/// Words without some flags and their values.
+fn without(words: &[OsString], flags: &[&str]) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy();
+        if flags.iter().any(|flag| text == *flag) {
+            words.next();
+        } else if !flags.iter().any(|flag| text.starts_with(&format!("{flag}="))) {
+            kept.push(word.clone());
+        }
+    }
+    kept
+}
+
+/// Signals that came for the child.
+struct Forwarded {
+    came: [(i32, Arc<AtomicBool>); 3],
+    /// Of these, those that were sent on.
+    sent: [AtomicBool; 3],
+}
+
+impl Forwarded {
+    fn catch() -> std::io::Result<Self> {
+        let came = [SIGINT, SIGTERM, SIGUSR1].map(|signal| (signal, Arc::new(AtomicBool::new(false))));
+        for (signal, flag) in &came {
+            flag::register(*signal, Arc::clone(flag))?;
+        }
+        Ok(Forwarded { came, sent: Default::default() })
+    }
+
+    fn pass_on(&self, child: &Child) {
+        for ((signal, came), sent) in self.came.iter().zip(&self.sent) {
+            if came.swap(false, Ordering::Relaxed) {
+                sent.store(true, Ordering::Relaxed);
+                // SAFETY: a signal to a child that was not waited for yet, so that its number is still its own.
+                unsafe { libc::kill(child.id() as libc::pid_t, *signal) };
+            }
+        }
+    }
+
+    /// A signal that came.
+    fn any(&self) -> Option<i32> {
+        let seen = |came: &AtomicBool, sent: &AtomicBool| {
+            came.load(Ordering::Relaxed) || sent.load(Ordering::Relaxed)
+        };
+        self.came
+            .iter()
+            .zip(&self.sent)
+            .find(|((_, came), sent)| seen(came, sent))
+            .map(|((signal, _), _)| *signal)
+    }
+}
+
+/// Starts a child, passes signals on to it, and waits for its end.
+fn watch(mut command: Command, signals: &Forwarded) -> anyhow::Result<ExitStatus> {
+    // A group of its own: Ctrl-C comes once, from here, and not also from the terminal.
+    command.process_group(0);
+    let me = std::process::id();
+    // SAFETY: between fork and exec only calls that are safe there are made: prctl and getppid; an error is only built.
+    unsafe {
+        command.pre_exec(move || {
+            let asked = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            // Had the parent ended before, no signal would come.
+            let orphan = libc::getppid() as u32 != me;
+            if asked != 0 || orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
+        });
+    }
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command.spawn().with_context(|| format!("can't start {program}"))?;
+    loop {
+        if let Some(status) = child.try_wait().context("can't wait for the run")? {
+            return Ok(status);
+        }
+        signals.pass_on(&child);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Next {
+    End(u8),
+    Again { code: u8, why: String },
+}
+
+/// What the end of a child means. Codes above 128 are signals: of a rank, where mpirun tells, or of a run that was asked to stop.
+fn after(status: ExitStatus, asked: Option<i32>) -> Next {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = u8::try_from(code).unwrap_or(1);
+    let signal = i32::from(code) - 128;
+    if asked.is_some() {
+        return Next::End(code);
+    }
+    match code {
+        3 => Next::Again { code, why: "a rank was lost".to_string() },
+        101 => Next::Again { code, why: "the run panicked".to_string() },
+        129.. if ![SIGINT, SIGTERM, SIGUSR1].contains(&signal) => {
+            Next::Again { code, why: format!("the run was ended by {}", signal_name(signal)) }
+        }
+        code => Next::End(code),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    match signal {
+        libc::SIGKILL => "SIGKILL (killed, or out of memory)".to_string(),
+        libc::SIGSEGV => "SIGSEGV".to_string(),
+        libc::SIGABRT => "SIGABRT".to_string(),
+        libc::SIGBUS => "SIGBUS".to_string(),
+        other => format!("signal {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+
+    fn args(line: &str) -> TrainArgs {
+        let words: Vec<String> = line.split(' ').map(str::to_string).collect();
+        crate::args::train_args(&words).unwrap()
+    }
+
+    /// The words of the child's command after its program.
+    fn child(line: &str, resumed: Option<&str>) -> String {
+        let command = command(&args(line), &words(line), resumed.map(Path::new)).unwrap();
+        let words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn a_child_does_what_was_typed_but_for_the_restarts() {
+        let line = "vitesse train --ranks 2 --max-restarts 3 --out runs/a --epochs 2";
+        assert_eq!(child(line, None), "train --ranks 2 --out runs/a --epochs 2");
+        assert_eq!(child("vitesse train --max-restarts=3 --out a", None), "train --out a");
+    }
+
+    #[test]
+    fn a_restart_goes_on_in_the_folder_with_the_same_ranks() {
+        let line = "vitesse train --ranks 2 --max-restarts 3 --out runs/a --epochs 2 --timeout=5m --json";
+        assert_eq!(child(line, Some("runs/a")), "train --resume runs/a --ranks=2 --timeout=5m --json");
+        let continued = "vitesse train --resume runs/a --epochs 9 --max-restarts 3";
+        assert_eq!(child(continued, Some("runs/a")), "train --resume runs/a --epochs 9");
+    }
+
+    #[test]
+    fn mpirun_is_called_where_no_launcher_was() {
+        let line = "vitesse train --ranks 3 --comm mpi --max-restarts 1 --hostfile hosts --out a";
+        let Ok(found) = command(&args(line), &words(line), None) else {
+            eprintln!("skipped: there is no mpirun here");
+            return;
+        };
+        assert_eq!(found.get_program(), "mpirun");
+        let child = child(line, None);
+        assert!(child.starts_with("-n 3 --hostfile hosts "), "{child}");
+        assert!(child.ends_with(" train --ranks 3 --comm mpi --out a"), "{child}");
+    }
+
+    #[test]
+    fn only_what_may_not_happen_again_is_tried_again() {
+        let ended = |code: i32| after(ExitStatus::from_raw(code << 8), None);
+        let killed = |signal: i32| after(ExitStatus::from_raw(signal), None);
+        for code in [0, 1, 2, 128 + SIGTERM, 128 + SIGUSR1, 128 + SIGINT] {
+            assert_eq!(ended(code), Next::End(code as u8));
+        }
+        assert_eq!(killed(SIGTERM), Next::End(143));
+        assert!(matches!(ended(3), Next::Again { code: 3, .. }));
+        assert!(matches!(ended(101), Next::Again { code: 101, .. }));
+        assert!(matches!(ended(137), Next::Again { code: 137, .. }), "as mpirun tells of a killed rank");
+        assert!(matches!(killed(libc::SIGKILL), Next::Again { code: 137, why } if why.contains("SIGKILL")));
+        assert_eq!(after(ExitStatus::from_raw(3 << 8), Some(SIGINT)), Next::End(3), "it was asked to stop");
+    }
+}
