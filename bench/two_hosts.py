@@ -10,12 +10,13 @@ import argparse, json, os, statistics, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAIN = "train --model vit-ti/4 --batch-size 32 --threads 1 --train-samples 4000 --test-samples 32 --seed 1 --json".split()
+TRAIN = "train --model vit-ti/4 --threads 1 --train-samples 4000 --test-samples 32 --seed 1 --json".split()
+BATCH = ["--batch-size", "32"]
 CASES = {
-    "one process": (False, []),
-    "two hosts": (True, []),
-    "two hosts, no overlap": (True, ["--no-overlap"]),
-    "two hosts, bf16 on the wire": (True, ["--wire", "bf16"]),
+    "one process": (False, BATCH),
+    "two hosts": (True, BATCH),
+    "two hosts, no overlap": (True, [*BATCH, "--no-overlap"]),
+    "two hosts, bf16 on the wire": (True, [*BATCH, "--wire", "bf16"]),
     "two hosts, 4 micro-steps a step": (True, ["--accumulate", "4", "--batch-size", "8"]),
     "one process, 4 micro-steps a step": (False, ["--accumulate", "4", "--batch-size", "8"]),
 }
@@ -25,9 +26,6 @@ def run(case, steps, folder, binary):
     remote, more = CASES[case]
     out = folder / case.replace(" ", "-").replace(",", "")
     words = [binary, *TRAIN, "--steps", str(steps), "--out", str(out), *more]
-    # A setting that comes twice: the later one counts.
-    words = [w for i, w in enumerate(words) if not (w == "--batch-size" and "--batch-size" in words[i + 1:])
-             and not (words[i - 1] == "--batch-size" and "--batch-size" in words[i:])]
     command = [str(ROOT / "scripts/hosts"), "mpirun", "-n", "2", *words] if remote else [*words, "--ranks", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:

@@ -38,7 +38,7 @@ struct Shared {
 }
 
 struct State {
-    queue: VecDeque<Call>,
+    queue: VecDeque<(Ticket, Call)>,
     started: u64,
     done: u64,
     /// Threads that sleep until a call is done: waking costs a system call even if nobody is there.
@@ -75,11 +75,18 @@ impl Lane {
     /// # Safety
     /// As [`Engine::run`], until the ticket was waited for.
     pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
+        if self.engine.enqueues() {
+            // The device has a queue of its own, and the caller waits by its events.
+            let (ticket, failed) = self.next_alone();
+            // SAFETY: passed on to the caller.
+            unsafe { perform(&*self.engine, &self.pulse, &self.shared, &call, ticket, failed) };
+            return Ok(ticket);
+        }
         self.employ()?;
         let mut state = self.shared.lock();
-        state.queue.push_back(call);
         state.started += 1;
         let ticket = Ticket(state.started);
+        state.queue.push_back((ticket, call));
         drop(state);
         self.shared.called.notify_one();
         Ok(ticket)
@@ -100,25 +107,28 @@ impl Lane {
         self.shared.lock().done >= ticket.0
     }
 
-    /// Does a call on the caller's thread, after those in the queue.
+    /// Does a call on the caller's thread, after those that came before.
     ///
     /// # Safety
     /// As [`Engine::run`].
     pub unsafe fn run(&self, call: &Call) -> Result<Timing, CommError> {
-        let mut state = self.shared.lock();
-        if state.done < state.started {
-            drop(state);
-            // SAFETY: passed on to the caller, who gets no control before the call is done.
-            let ticket = unsafe { self.start(call.clone()) }?;
-            return self.wait(ticket);
-        }
-        state.started += 1;
-        let ticket = Ticket(state.started);
-        let failed = state.failed.is_some();
-        drop(state);
+        let (ticket, failed) = self.next_alone();
         // SAFETY: passed on to the caller.
         unsafe { perform(&*self.engine, &self.pulse, &self.shared, call, ticket, failed) };
         self.shared.lock().result(ticket)
+    }
+
+    /// The next number, once all calls before it are done: whoever has it may use the engine. And whether one of them failed.
+    fn next_alone(&self) -> (Ticket, bool) {
+        let mut state = self.shared.lock();
+        state.started += 1;
+        let ticket = Ticket(state.started);
+        while state.done + 1 < ticket.0 {
+            state.waiting += 1;
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+        (ticket, state.failed.is_some())
     }
 
     /// Starts the thread that works off the queue, unless there is one.
@@ -161,16 +171,18 @@ impl State {
 fn work(engine: &dyn Engine, pulse: &Pulse, shared: &Shared) {
     loop {
         let mut state = shared.lock();
-        let call = loop {
-            if let Some(call) = state.queue.pop_front() {
+        let (ticket, call) = loop {
+            // A blocking call of another thread may come first.
+            let next = Ticket(state.done + 1);
+            if let Some(call) = state.queue.pop_front_if(|(ticket, _)| *ticket == next) {
                 break call;
             }
-            if state.stop {
+            if state.stop && state.queue.is_empty() {
                 return;
             }
             state = shared.called.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        let (ticket, failed) = (Ticket(state.done + 1), state.failed.is_some());
+        let failed = state.failed.is_some();
         drop(state);
         // SAFETY: whoever started the call keeps its spans until it is done.
         unsafe { perform(engine, pulse, shared, &call, ticket, failed) };
@@ -207,10 +219,13 @@ unsafe fn perform(
         state.failed.get_or_insert_with(|| (ticket.0, named(error, pulse)));
     }
     state.done = ticket.0;
-    let waiting = state.waiting > 0;
+    let (waiting, queued) = (state.waiting > 0, !state.queue.is_empty());
     drop(state);
     if waiting {
         shared.done.notify_all();
+    }
+    if queued {
+        shared.called.notify_one();
     }
 }
 
@@ -221,5 +236,96 @@ fn named(error: CommError, pulse: &Pulse) -> CommError {
             CommError::Mismatch { rank, theirs: pulse.spell(&theirs), other, ours: pulse.spell(&ours) }
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Collective, Span};
+    use crate::element::Kind;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::time::Duration;
+
+    /// An engine that notices when two calls are made at once.
+    #[derive(Default)]
+    struct Alone {
+        busy: AtomicBool,
+        clashes: AtomicU64,
+        calls: AtomicU64,
+        enqueues: bool,
+    }
+
+    impl Engine for Alone {
+        fn name(&self) -> &'static str {
+            "alone"
+        }
+
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            1
+        }
+
+        unsafe fn run(&self, _: &Call) -> Result<(), CommError> {
+            self.clashes.fetch_add(u64::from(self.busy.swap(true, Ordering::SeqCst)), Ordering::SeqCst);
+            std::thread::sleep(Duration::from_micros(50));
+            self.busy.store(false, Ordering::SeqCst);
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+
+        fn enqueues(&self) -> bool {
+            self.enqueues
+        }
+
+        fn split(&self, _: usize, _: usize) -> Result<Arc<dyn Engine>, CommError> {
+            Err(CommError::Misuse("a test".into()))
+        }
+
+        fn abort(&self, _: &str) {}
+    }
+
+    fn lane(engine: &Arc<Alone>) -> (Lane, Call) {
+        let pulse = Arc::new(Pulse::new());
+        let (span, name) = (Span::EMPTY, pulse.name("test"));
+        let call = Call { collective: Collective::Barrier, kind: Kind::U8, send: span, receive: span, name };
+        (Lane::new(Arc::clone(engine) as Arc<dyn Engine>, pulse), call)
+    }
+
+    #[test]
+    fn calls_of_several_threads_are_made_one_at_a_time() {
+        let engine = Arc::new(Alone::default());
+        let (lane, call) = lane(&engine);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (lane, call) = (&lane, &call);
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        // SAFETY: the spans are empty.
+                        unsafe {
+                            if (thread + round) % 2 == 0 {
+                                lane.run(call).unwrap();
+                            } else {
+                                lane.wait(lane.start(call.clone()).unwrap()).unwrap();
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((engine.calls.load(Ordering::SeqCst), engine.clashes.load(Ordering::SeqCst)), (200, 0));
+    }
+
+    #[test]
+    fn a_device_with_a_queue_of_its_own_needs_no_thread() {
+        let engine = Arc::new(Alone { enqueues: true, ..Alone::default() });
+        let (lane, call) = lane(&engine);
+        // SAFETY: the spans are empty.
+        let ticket = unsafe { lane.start(call) }.unwrap();
+        lane.wait(ticket).unwrap();
+        assert!(lane.worker.lock().unwrap().is_none() && engine.calls.load(Ordering::SeqCst) == 1);
     }
 }

@@ -35,7 +35,7 @@ pub use lane::{Ticket, Timing};
 pub use launch::{Choice, Launcher, Place};
 pub use pulse::{At, Name, Pulse, Snapshot};
 pub use solo::Solo;
-pub use start::{Member, Options, Refused, Start, start, talks};
+pub use start::{Member, Options, Refused, Start, start};
 
 /// Whether this build has the exchange over MPI.
 pub const HAS_MPI: bool = cfg!(feature = "mpi");

@@ -71,11 +71,6 @@ impl Member {
     }
 }
 
-/// Whether this process is the one that talks to the user, as far as its launcher says.
-pub fn talks() -> bool {
-    Place::find(&environment).map_or(true, |place| place.rank == 0)
-}
-
 /// Finds the other ranks, and connects to them.
 pub fn start(options: &Options) -> Result<Start, Refused> {
     let place = Place::find(&environment).map_err(Refused::everywhere)?;

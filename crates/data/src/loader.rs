@@ -67,12 +67,6 @@ pub struct Skipped {
     pub problem: String,
 }
 
-/// The whole of a set in order, once: what an evaluation reads.
-pub fn in_order(len: usize, batch: usize) -> impl Iterator<Item = Request> + Send {
-    let batch = batch.max(1);
-    (0..len).step_by(batch).map(move |first| Request { epoch: 0, first, count: batch.min(len - first) })
-}
-
 pub struct Loader {
     source: Source,
     current: LoadedBatch,

@@ -6,6 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const SIZE: usize = 12;
 const LEN: usize = 37;
 
+/// The whole of a set in order, once.
+fn in_order(len: usize, batch: usize) -> impl Iterator<Item = Request> + Send {
+    let batch = batch.max(1);
+    (0..len).step_by(batch).map(move |first| Request { epoch: 0, first, count: batch.min(len - first) })
+}
+
 /// Images that differ in every byte; some may be broken, slow, or make the reader panic.
 #[derive(Default)]
 struct Numbered {
