@@ -199,7 +199,7 @@ fn check_residual_norm(used: &str, finish: impl Fn(&mut Draft, ValueId, ValueId)
 
 #[test]
 fn layer_norm_with_residual() {
-    let grad = |rig: &Rig<f64>, add| rig.has(|op| *op == Op::LayerNormGrad { add });
+    let grad = |rig: &Rig<f64>, add| rig.has(|op| *op == Op::LayerNormGrad { add, half: None });
     let both = check_residual_norm("both", |d, sum, y| {
         let y = d.linear(y, 6);
         d.one(Op::Add, &[sum, y])
@@ -401,7 +401,7 @@ fn kind(op: &Op) -> String {
         Op::Linear { gelu: true, .. } => " gelu",
         Op::GeluGrad { bias: true } => " bias",
         Op::Embed { class_token: true } => " class",
-        Op::LayerNorm { add: true, .. } | Op::LayerNormGrad { add: true } => " add",
+        Op::LayerNorm { add: true, .. } | Op::LayerNormGrad { add: true, .. } => " add",
         Op::Attention { drop: Some(_), .. } => " drop",
         Op::Drop { per: Per::Element, .. } => " element",
         Op::Drop { per: Per::Sample, .. } => " sample",

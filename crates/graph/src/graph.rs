@@ -93,11 +93,15 @@ pub enum Role {
     Statistic,
     /// Applied optimizer steps.
     Counter,
-    /// fp32 copy of a half-precision parameter.
-    Master,
+    /// Copy in half precision of the parameter it is named after: `X.half` of `X`. Products read it; the optimizer
+    /// writes it with the parameter.
+    Copy,
     /// Running statistics of batch norm.
     Running,
-    LossScale,
+    /// (scale, good steps since it changed, skipped steps it still bears), which starts at this scale.
+    LossScale {
+        initial: f64,
+    },
 }
 
 impl Role {
@@ -110,12 +114,15 @@ impl Role {
             Role::Average => "average",
             Role::Statistic => "statistic",
             Role::Counter => "counter",
-            Role::Master => "master copy",
+            Role::Copy => "half-precision copy",
             Role::Running => "running statistic",
-            Role::LossScale => "loss scale",
+            Role::LossScale { .. } => "loss scale",
         }
     }
 }
+
+/// What the name of a parameter's copy in half precision ends in.
+pub const COPY: &str = ".half";
 
 /// What the name of a parameter's moving average ends in.
 pub const AVERAGE: &str = ".ema";
@@ -132,6 +139,11 @@ pub struct State {
 impl State {
     pub fn is_parameter(&self) -> bool {
         matches!(self.role, Role::Parameter(_))
+    }
+
+    /// The parameter that this is the half-precision copy of.
+    pub fn copies(&self) -> Option<&str> {
+        self.name.strip_suffix(COPY).filter(|_| self.role == Role::Copy)
     }
 
     /// The parameter that this is the moving average of.
@@ -372,15 +384,15 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::LayerNorm { add: true, .. } => &["sum", "", "mean", "rstd"],
         Op::Attention { .. } => &["", "lse"],
         Op::CrossEntropy { .. } => &["", "stats"],
-        Op::LayerNormGrad { .. } => &["x", "weight", "bias"],
+        Op::LayerNormGrad { .. } => &["x", "weight", "bias", "half"],
         Op::LinearGradX { .. } => &["x", "bias"],
         Op::LinearGradW { .. } => &["weight"],
         Op::ColumnSum { .. } => &["bias"],
         Op::GeluGrad { .. } => &["pre", "bias"],
         Op::EmbedGrad { class_token: true } => &["patches", "cls_token", "pos_embed"],
         Op::EmbedGrad { class_token: false } => &["patches", "pos_embed"],
-        Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v"],
-        Op::Sgd { .. } => &["", "momentum"],
+        Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v", "half"],
+        Op::Sgd { .. } => &["", "momentum", "half"],
         Op::Ema { .. } => &["ema"],
         _ => &[],
     };

@@ -73,7 +73,7 @@ pub enum Op {
     Assign {
         state: StateId,
     },
-    /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[2\]) → \[\].
+    /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[3\]) → \[\].
     Seed {
         dtype: DType,
     },
@@ -137,10 +137,12 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         add: bool,
     },
-    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ.
+    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ [, dx once more, as halves for products].
     LayerNormGrad {
         #[serde(default, skip_serializing_if = "is_false")]
         add: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        half: Option<DType>,
     },
     /// Softmax attention: qkv (B,T,3C) → out (B,T,C), log-sum-exp (B,H,T).
     Attention {
@@ -196,7 +198,7 @@ pub enum Op {
     Accumulate,
     /// Any number of gradients → \[1\].
     SumSquares,
-    /// squared norm \[1\], stats \[4\] [, loss scale \[2\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
+    /// squared norm \[1\], stats \[4\] [, loss scale \[3\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
     /// skip, gradient norm). The factor holds nominal/actual count, the loss scale and the clipping.
     Clip {
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -206,7 +208,8 @@ pub enum Op {
     },
     /// applied steps \[1\], control → applied steps \[1\].
     Advance,
-    /// w, dw, m, v, control, applied steps → w, m, v. torch.optim.AdamW's numerics.
+    /// w, dw, m, v, control, applied steps [, a copy of w in half precision] → w, m, v [, the copy]. torch.optim.AdamW's
+    /// numerics.
     #[serde(rename = "adamw")]
     AdamW {
         beta1: f64,
@@ -215,14 +218,15 @@ pub enum Op {
         weight_decay: f64,
         lr_scale: f64,
     },
-    /// w, dw, momentum, control, applied steps → w, momentum. torch.optim.SGD's numerics.
+    /// w, dw, momentum, control, applied steps [, copy] → w, momentum [, copy]. torch.optim.SGD's numerics.
     Sgd {
         momentum: f64,
         nesterov: bool,
         weight_decay: f64,
         lr_scale: f64,
     },
-    /// w, dw, m, v, control, applied steps → w, m, v. DeepSpeed's FusedLamb: trust ratio within [min, max].
+    /// w, dw, m, v, control, applied steps [, copy] → w, m, v [, copy]. DeepSpeed's FusedLamb: trust ratio within
+    /// [min, max].
     Lamb {
         beta1: f64,
         beta2: f64,
@@ -270,6 +274,14 @@ pub enum Op {
     Cast {
         to: DType,
     },
+    /// scale \[3\] = (scale, good steps since it changed, skipped steps it still bears), control → scale \[3\]. DeepSpeed's
+    /// dynamic loss scale: doubled after `window` good steps; halved, but not below `min`, at a skipped step once
+    /// `hysteresis` - 1 of them were borne.
+    LossScale {
+        window: u64,
+        hysteresis: u64,
+        min: f64,
+    },
 
     // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
     /// Channels-last (..,C) → (3,C): sum, sum of squares, count.
@@ -315,11 +327,6 @@ pub enum Op {
     ResizeGrad {
         height: usize,
         width: usize,
-    },
-    /// scale \[2\] = (scale, good steps since it changed), control → scale \[2\]: halves it on a skipped step, doubles it
-    /// after `window` good ones.
-    LossScale {
-        window: u64,
     },
 }
 
@@ -375,7 +382,9 @@ impl Op {
             Op::RunningMoments { .. } | Op::Ema { .. } => &[(0, 0)],
             Op::LinearGradW { accumulate: true, .. } => &[(2, 0)],
             Op::ColumnSum { accumulate: true } => &[(1, 0)],
+            Op::AdamW { .. } | Op::Lamb { .. } if inputs == 7 => &[(0, 0), (2, 1), (3, 2), (6, 3)],
             Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],
+            Op::Sgd { .. } if inputs == 6 => &[(0, 0), (2, 1), (5, 2)],
             Op::Sgd { .. } => &[(0, 0), (2, 1)],
             _ => &[],
         };

@@ -54,7 +54,14 @@ pub(crate) fn row_piece(cols: usize) -> usize {
 /// Whether there is a kernel for `op`. Those listed come with the models and strategies that need them.
 pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
     let scaled_seed = matches!(op, Op::Seed { .. }) && inputs > 0;
+    let copies = match op {
+        Op::AdamW { .. } | Op::Lamb { .. } => inputs > 6,
+        Op::Sgd { .. } => inputs > 5,
+        Op::LayerNormGrad { half, .. } => half.is_some(),
+        _ => false,
+    };
     !scaled_seed
+        && !copies
         && !matches!(
             op,
             Op::Moments
@@ -116,7 +123,7 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Embed { class_token } => tokens::embed(cx, *class_token),
             Op::EmbedGrad { class_token } => tokens::embed_grad(cx, *class_token),
             Op::LayerNorm { eps, add } => rows::layer_norm(cx, *eps, *add),
-            Op::LayerNormGrad { add } => reduce::layer_norm_grad(cx, *add),
+            Op::LayerNormGrad { add, .. } => reduce::layer_norm_grad(cx, *add),
             Op::Attention { heads, drop } => attention::forward(cx, *heads, *drop),
             Op::AttentionGrad { heads, drop } => attention::backward(cx, *heads, *drop),
             Op::Drop { rate, site, per } => random::drop(cx, *rate, *site, *per),

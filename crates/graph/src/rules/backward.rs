@@ -55,7 +55,7 @@ pub fn backward(
             let mut inputs = vec![x, mean, rstd, gamma, dy];
             let dsum = if *add { dout[0] } else { None };
             inputs.extend(dsum);
-            let outs = emit.all(Op::LayerNormGrad { add: dsum.is_some() }, &inputs)?;
+            let outs = emit.all(Op::LayerNormGrad { add: dsum.is_some(), half: None }, &inputs)?;
             grads[0] = Some(outs[0]);
             grads[first] = Some(outs[0]);
             (grads[first + 1], grads[first + 2]) = (Some(outs[1]), Some(outs[2]));

@@ -14,7 +14,7 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
     match op {
         Op::Assign { .. } => Ok(vec![]),
         Op::Seed { dtype } => {
-            inputs.iter().try_for_each(|scale| shaped(scale, [2], "the loss scale"))?;
+            inputs.iter().try_for_each(|scale| shaped(scale, [3], "the loss scale"))?;
             Ok(vec![Type::new(*dtype, [])])
         }
         Op::Patches { patch } => patches(inputs[0], *patch),
@@ -71,10 +71,12 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             Ok(out)
         }
         Op::LayerNorm { add, .. } => layer_norm(inputs, *add),
-        Op::LayerNormGrad { .. } => {
+        Op::LayerNormGrad { half, .. } => {
             let (x, gamma) = (inputs[0], inputs[3]);
             require(inputs[4..].iter().all(|t| *t == x), || format!("gradients don't match x {x}"))?;
-            Ok(vec![x.clone(), gamma.clone(), gamma.clone()])
+            let mut out = vec![x.clone(), gamma.clone(), gamma.clone()];
+            out.extend(half.map(|dtype| Type { dtype, shape: x.shape.clone() }));
+            Ok(out)
         }
         Op::Attention { heads, .. } => {
             let [b, t, c3] = axes(inputs[0])?;
@@ -109,7 +111,7 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
         Op::Clip { .. } => {
             shaped(inputs[0], [1], "the squared norm")?;
             shaped(inputs[1], [4], "the statistics")?;
-            inputs[2..].iter().try_for_each(|scale| shaped(scale, [2], "the loss scale"))?;
+            inputs[2..].iter().try_for_each(|scale| shaped(scale, [3], "the loss scale"))?;
             Ok(vec![typed(inputs[0], [3])])
         }
         Op::Advance => {
@@ -121,13 +123,17 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             same(&inputs[..4])?;
             shaped(inputs[4], [3], "control")?;
             shaped(inputs[5], [1], "the count of applied steps")?;
-            Ok(vec![inputs[0].clone(), inputs[2].clone(), inputs[3].clone()])
+            let mut out = vec![inputs[0].clone(), inputs[2].clone(), inputs[3].clone()];
+            out.extend(copy_of(inputs[0], inputs.get(6))?);
+            Ok(out)
         }
         Op::Sgd { .. } => {
             same(&inputs[..3])?;
             shaped(inputs[3], [3], "control")?;
             shaped(inputs[4], [1], "the count of applied steps")?;
-            Ok(vec![inputs[0].clone(), inputs[2].clone()])
+            let mut out = vec![inputs[0].clone(), inputs[2].clone()];
+            out.extend(copy_of(inputs[0], inputs.get(5))?);
+            Ok(out)
         }
         Op::Ema { .. } => {
             same(&inputs[..2])?;
@@ -195,7 +201,7 @@ fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
             Ok(vec![typed(x, [b, *height, *width, c])])
         }
         Op::LossScale { .. } => {
-            shaped(x, [2], "the loss scale")?;
+            shaped(x, [3], "the loss scale")?;
             shaped(inputs[1], [3], "control")?;
             Ok(vec![x.clone()])
         }
@@ -298,6 +304,15 @@ fn conv(x: &Type, w: &Type, window: Window) -> Inferred {
     }
 }
 
+/// The copy of a parameter in half precision, if there is one.
+fn copy_of(w: &Type, copy: Option<&&Type>) -> Result<Option<Type>, String> {
+    let Some(copy) = copy else { return Ok(None) };
+    require(copy.shape == w.shape && copy.dtype.is_half(), || {
+        format!("the parameter is {w}, its copy {copy}")
+    })?;
+    Ok(Some((*copy).clone()))
+}
+
 /// Sums of halves are kept in f32.
 fn accumulator(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
@@ -353,10 +368,11 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::ColumnSum { accumulate } => one(1 + usize::from(*accumulate)),
         Op::Embed { class_token } => one(2 + usize::from(*class_token)),
         Op::LayerNorm { add, .. } => one(3 + usize::from(*add)),
-        Op::LayerNormGrad { add } => one(5 + usize::from(*add)),
+        Op::LayerNormGrad { add, .. } => one(5 + usize::from(*add)),
         Op::Clip { scaled, .. } => one(2 + usize::from(*scaled)),
-        Op::AdamW { .. } | Op::Lamb { .. } => one(6),
-        Op::Sgd { .. } | Op::BatchNormGrad { .. } => one(5),
+        Op::AdamW { .. } | Op::Lamb { .. } => 6..=7,
+        Op::Sgd { .. } => 5..=6,
+        Op::BatchNormGrad { .. } => one(5),
         Op::AttentionGrad { .. } | Op::BatchNorm { .. } => one(4),
         Op::BatchNormSums { .. } | Op::Ema { .. } => one(3),
         Op::CrossEntropy { mixed, .. } => one(if *mixed { 5 } else { 3 }),

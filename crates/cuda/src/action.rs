@@ -1,0 +1,229 @@
+//! What the GPU is told to do: the flat list that a plan becomes.
+//!
+//! Nothing here touches a GPU. The executor plays these lists, tests look at them.
+
+use crate::error::CudaError;
+use graph::{DType, Op, Shape};
+
+/// An address in the GPU's memory.
+pub type Address = u64;
+
+/// A source of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// Attention, forward and backward.
+    Attention,
+    /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
+    Rows,
+    /// Between images, patches and tokens.
+    Tokens,
+    /// Cross-entropy.
+    Loss,
+    /// Gradient norm, clipping, optimizers.
+    Update,
+}
+
+impl Source {
+    pub const ALL: [Source; 5] =
+        [Source::Attention, Source::Rows, Source::Tokens, Source::Loss, Source::Update];
+
+    /// File name, for messages.
+    pub fn file(self) -> &'static str {
+        match self {
+            Source::Attention => "attention.cu",
+            Source::Rows => "rows.cu",
+            Source::Tokens => "tokens.cu",
+            Source::Loss => "loss.cu",
+            Source::Update => "update.cu",
+        }
+    }
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Source::Attention => include_str!("../kernels/attention.cu"),
+            Source::Rows => include_str!("../kernels/rows.cu"),
+            Source::Tokens => include_str!("../kernels/tokens.cu"),
+            Source::Loss => include_str!("../kernels/loss.cu"),
+            Source::Update => include_str!("../kernels/update.cu"),
+        }
+    }
+}
+
+/// What every source includes, by the name it includes it by.
+pub const HEADERS: [(&str, &str); 1] = [("common.cuh", include_str!("../kernels/common.cuh"))];
+
+/// One instance of a kernel's template.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kernel {
+    pub source: Source,
+    /// A C++ expression, such as `layer_norm<float, bf16, 768>`.
+    pub name: String,
+}
+
+impl Kernel {
+    pub fn new(source: Source, name: impl Into<String>) -> Self {
+        Kernel { source, name: name.into() }
+    }
+}
+
+/// A kernel's parameter, in its size and alignment as C has them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    Pointer(Address),
+    I32(i32),
+    U32(u32),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    pub kernel: Kernel,
+    pub grid: [u32; 3],
+    pub block: u32,
+    /// Dynamic shared memory, in bytes.
+    pub shared: u32,
+    pub args: Vec<Arg>,
+}
+
+/// A matrix as it lies in memory: rows of `columns` elements, `stride` elements apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Matrix {
+    pub address: Address,
+    pub dtype: DType,
+    pub rows: usize,
+    pub columns: usize,
+    pub stride: usize,
+}
+
+impl Matrix {
+    pub fn new(address: Address, dtype: DType, rows: usize, columns: usize) -> Self {
+        Matrix { address, dtype, rows, columns, stride: columns }
+    }
+}
+
+/// What a product does beside multiplying.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Epilogue {
+    None,
+    /// Adds a row of the result's type and width to every row of the result.
+    Bias(Address),
+}
+
+/// result = left·right (+ result), each side as it lies or transposed. All row-major.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Product {
+    pub left: Matrix,
+    pub left_transposed: bool,
+    pub right: Matrix,
+    pub right_transposed: bool,
+    pub result: Matrix,
+    /// Adds to what the result holds.
+    pub accumulate: bool,
+    pub epilogue: Epilogue,
+    /// f32 operands may be rounded to tf32.
+    pub tf32: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    Launch(Launch),
+    Product(Product),
+    Copy { from: Address, to: Address, bytes: usize },
+    Zero { at: Address, bytes: usize },
+}
+
+/// What of a GPU shapes the actions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub name: String,
+    /// (9, 0) for Hopper.
+    pub capability: (u32, u32),
+    pub processors: u32,
+    /// Shared memory that one block may have if it asks, in bytes.
+    pub shared_per_block: u32,
+}
+
+impl Facts {
+    /// The GPU the benchmarks are made on.
+    pub fn h200() -> Self {
+        Facts { name: "NVIDIA H200".into(), capability: (9, 0), processors: 132, shared_per_block: 232_448 }
+    }
+}
+
+/// A value of a plan, where it lies on the GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operand {
+    pub address: Address,
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+/// One step of a plan as `steps/` sees it.
+pub struct Context<'a> {
+    pub op: &'a Op,
+    pub layer: &'a str,
+    pub inputs: &'a [Operand],
+    pub outputs: &'a [Operand],
+    /// The step's working memory: as many bytes as [`crate::steps::scratch`] asked for.
+    pub scratch: Address,
+    /// Where the run's `Header` lies, as `common.cuh` declares it.
+    pub header: Address,
+    /// Whether gradients and statistics add to what earlier micro-steps left. Each way has a list of actions of its own.
+    pub accumulate: bool,
+    /// Whether f32 products may round their operands to tf32.
+    pub tf32: bool,
+    pub facts: &'a Facts,
+}
+
+impl Context<'_> {
+    pub fn input(&self, i: usize) -> &Operand {
+        &self.inputs[i]
+    }
+
+    pub fn output(&self, i: usize) -> &Operand {
+        &self.outputs[i]
+    }
+
+    /// The error of an op, or of a combination of types, that no kernel is there for.
+    pub fn no_kernel(&self) -> CudaError {
+        let types = self.inputs.iter().map(|o| o.dtype.name()).collect::<Vec<_>>().join(", ");
+        CudaError::NoKernel { layer: self.layer.to_string(), op: self.op.name(), types }
+    }
+}
+
+/// The name of an element type in the kernels.
+pub fn c_type(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::F32 => Some("float"),
+        DType::Bf16 => Some("bf16"),
+        DType::F16 => Some("f16"),
+        DType::F64 | DType::I32 | DType::U8 => None,
+    }
+}
+
+/// Tables that kernels read and that never change, such as where every parameter lies. Laid out first, sent to the GPU once.
+pub struct Constants {
+    base: Address,
+    bytes: Vec<u8>,
+}
+
+impl Constants {
+    /// For the address that [`Self::bytes`] will be copied to; it must be a multiple of 256.
+    pub fn at(base: Address) -> Self {
+        Constants { base, bytes: Vec::new() }
+    }
+
+    /// The address that `table` will have, a multiple of 16.
+    pub fn put(&mut self, table: &[u8]) -> Address {
+        self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
+        let address = self.base + self.bytes.len() as Address;
+        self.bytes.extend_from_slice(table);
+        address
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}

@@ -1,0 +1,65 @@
+//! The actions of each op: which kernels and products make it, with which grids and arguments.
+//!
+//! Pure functions of shapes, types and addresses. How an op is cut depends on its shapes alone, and no kernel uses atomics, so
+//! that results repeat bit for bit.
+
+pub mod attention;
+pub mod linear;
+pub mod loss;
+pub mod rows;
+pub mod tokens;
+pub mod update;
+
+use crate::action::{Action, Context};
+use crate::error::CudaError;
+use graph::{Graph, Op, Type};
+
+/// The actions of one step. Optimizers are no part of this: those of a plan are merged ([`update::optimizers`]).
+pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    match cx.op {
+        Op::Attention { .. } | Op::AttentionGrad { .. } => attention::actions(cx),
+        Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => linear::actions(cx),
+        Op::Patches { .. }
+        | Op::Unpatches { .. }
+        | Op::Embed { .. }
+        | Op::EmbedGrad { .. }
+        | Op::Pool { .. }
+        | Op::PoolGrad { .. } => tokens::actions(cx),
+        Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } | Op::Seed { .. } => loss::actions(cx),
+        Op::SumSquares | Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
+        Op::Assign { .. }
+        | Op::ColumnSum { .. }
+        | Op::Gelu
+        | Op::GeluGrad { .. }
+        | Op::LayerNorm { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::Drop { .. }
+        | Op::Add
+        | Op::Scale { .. }
+        | Op::Accumulate
+        | Op::Cast { .. }
+        | Op::Pack { .. }
+        | Op::Unpack { .. } => rows::actions(cx),
+        _ => Err(cx.no_kernel()),
+    }
+}
+
+/// Bytes of working memory for a node. Passed to `graph::compile`.
+pub fn scratch(graph: &Graph, index: usize) -> usize {
+    let node = &graph.nodes[index];
+    let inputs: Vec<&Type> = node.inputs.iter().map(|v| graph.ty(*v)).collect();
+    let outputs: Vec<&Type> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
+    match node.op {
+        Op::AttentionGrad { .. } => attention::scratch(&node.op, &inputs, &outputs),
+        Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => {
+            linear::scratch(&node.op, &inputs, &outputs)
+        }
+        Op::EmbedGrad { .. } => tokens::scratch(&node.op, &inputs, &outputs),
+        Op::CrossEntropy { .. } => loss::scratch(&node.op, &inputs, &outputs),
+        Op::ColumnSum { .. } | Op::GeluGrad { .. } | Op::LayerNormGrad { .. } => {
+            rows::scratch(&node.op, &inputs, &outputs)
+        }
+        Op::SumSquares | Op::Lamb { .. } => update::scratch(&node.op, &inputs, &outputs),
+        _ => 0,
+    }
+}
