@@ -1,9 +1,11 @@
 //! From a model's graphs to the plans of a run: `micro`, `last`, `update` and `eval`.
 
-use crate::graph::{AVERAGE, At, Graph, GraphError, Node, Phase, Role, State, ValueId};
+use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, Phase, Role, State, ValueId};
 use crate::op::{Op, StateId};
-use crate::passes::{Exchange, GRADIENT, Gradients, Recompute, Scratch};
-use crate::passes::{differentiate, fuse, narrow, parallelise, peephole, place, recompute, schedule};
+use crate::passes::{Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
+use crate::passes::{
+    differentiate, fuse, narrow, parallelise, peephole, place, precision, recompute, schedule,
+};
 use crate::plan::{Key, Plan};
 use crate::types::{DType, Type};
 use serde::{Deserialize, Serialize};
@@ -51,10 +53,30 @@ pub struct Settings<'a> {
     /// parameter. The decay is the same from the first step on: averages start as the parameters and need no
     /// correction, but a short run wants a smaller decay.
     pub ema: Option<f64>,
+    /// Halves where products are, if not all is computed in the model's own type, which must be f32 then.
+    pub mixed: Option<Mixed>,
+    /// A factor of the loss that keeps small gradients within the range of fp16.
+    pub loss_scale: Option<LossScaling>,
     /// How gradients are exchanged, if there is more than one rank.
     pub exchange: Option<Exchange>,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
+}
+
+/// The factor of the loss under fp16.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScaling {
+    pub initial: f64,
+    /// How it follows what the gradients can bear; without, it stays.
+    pub dynamic: Option<DynamicScale>,
+}
+
+/// See [`Op::LossScale`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DynamicScale {
+    pub window: u64,
+    pub hysteresis: u64,
+    pub min: f64,
 }
 
 /// Every plan of a run, over one table of states.
@@ -99,11 +121,11 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let shared = add_states(&mut graph, &gradients, settings);
     let states = graph.states.clone();
     let graph = accumulate(graph, &gradients, &shared, stats)?;
-    let graph = recompute(peephole(graph), settings.recompute)?;
+    let graph = shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?;
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
     eval.read_instead(|state| shared.average_of(state));
-    let eval = fuse(narrow(eval)?);
+    let eval = shared.retyped(fuse(narrow(eval)?), settings.mixed)?;
 
     let plan = |graph: &Graph, name: &str| -> Result<Plan, GraphError> {
         graph.check()?;
@@ -118,9 +140,12 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
 }
 
 /// A program that only evaluates: parameters are its only states, and its other plans are empty.
-pub fn inference(model: Model, scratch: Scratch<'_>) -> Result<Program, GraphError> {
+pub fn inference(model: Model, mixed: Option<Mixed>, scratch: Scratch<'_>) -> Result<Program, GraphError> {
     let Model { eval, key, .. } = model;
-    let graph = fuse(narrow(eval)?);
+    let mut graph = fuse(narrow(eval)?);
+    if let Some(mixed) = mixed {
+        graph = precision(graph, mixed, &|_| None)?;
+    }
     graph.check()?;
     let states = graph.states.clone();
     let eval = place(&graph, &schedule(&graph), "eval", key, scratch);
@@ -146,6 +171,9 @@ struct Shared {
     trained: Vec<Trained>,
     stats: StateId,
     applied: StateId,
+    loss_scale: Option<StateId>,
+    /// Half-precision copies of parameters.
+    copies: HashMap<StateId, StateId>,
 }
 
 struct Trained {
@@ -156,6 +184,13 @@ struct Trained {
 }
 
 impl Shared {
+    fn retyped(&self, graph: Graph, mixed: Option<Mixed>) -> Result<Graph, GraphError> {
+        match mixed {
+            Some(mixed) => precision(graph, mixed, &|parameter| self.copies.get(&parameter).copied()),
+            None => Ok(graph),
+        }
+    }
+
     fn average_of(&self, parameter: StateId) -> Option<StateId> {
         self.trained.iter().find(|t| t.parameter == parameter)?.average
     }
@@ -184,7 +219,17 @@ fn add_states(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>)
     });
     let trained = trained.collect();
     let applied = graph.add_state("applied", Type::new(dtype, [1]), Role::Counter);
-    Shared { trained, stats, applied }
+    let loss_scale = settings.loss_scale.map(|LossScaling { initial, .. }| {
+        graph.add_state("loss_scale", Type::new(dtype, [3]), Role::LossScale { initial })
+    });
+    let multiplied = if settings.mixed.is_some() { multiplied(graph) } else { vec![] };
+    let copies = multiplied.into_iter().zip(settings.mixed.into_iter().cycle()).map(|(parameter, mixed)| {
+        let State { name, ty, .. } = graph.states[parameter.index()].clone();
+        let ty = Type { dtype: mixed.half, ..ty };
+        (parameter, graph.add_state(format!("{name}{COPY}"), ty, Role::Copy))
+    });
+    let copies = copies.collect();
+    Shared { trained, stats, applied, loss_scale, copies }
 }
 
 /// Adds each gradient to its state as soon as it is ready.
@@ -203,7 +248,11 @@ fn accumulate(
     for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
         graph.read(state);
     }
-    for node in nodes {
+    let scale = shared.loss_scale.map(|state| graph.read(state));
+    for mut node in nodes {
+        if let Op::Seed { .. } = node.op {
+            node.inputs.extend(scale);
+        }
         let Node { outputs, layer, .. } = node.clone();
         let phase = node.phase;
         graph.nodes.push(node);
@@ -227,8 +276,10 @@ fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) ->
     let gradients: Vec<ValueId> = shared.trained.iter().map(|t| graph.read(t.gradient)).collect();
     let stats = graph.read(shared.stats);
     let squares = graph.push(Op::SumSquares, &gradients, &at("norm"))?[0];
-    let clip = Op::Clip { max_norm: settings.max_grad_norm, scaled: false };
-    let control = graph.push(clip, &[squares, stats], &at("control"))?[0];
+    let scale = shared.loss_scale.map(|state| graph.read(state));
+    let clip = Op::Clip { max_norm: settings.max_grad_norm, scaled: scale.is_some() };
+    let inputs: Vec<ValueId> = [squares, stats].into_iter().chain(scale).collect();
+    let control = graph.push(clip, &inputs, &at("control"))?[0];
     let before = graph.read(shared.applied);
     let applied = graph.push(Op::Advance, &[before, control], &at("applied"))?[0];
     graph.assign(shared.applied, applied, Phase::Update)?;
@@ -238,9 +289,12 @@ fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) ->
         let mut inputs = vec![graph.read(trained.parameter), gradient];
         inputs.extend(trained.moments.iter().map(|m| graph.read(*m)));
         inputs.extend([control, applied]);
+        let copy = shared.copies.get(&trained.parameter);
+        inputs.extend(copy.map(|copy| graph.read(*copy)));
         let outputs = graph.push(op, &inputs, &at(&state.name))?;
         let updated = outputs[0];
-        for (state, value) in std::iter::once(&trained.parameter).chain(&trained.moments).zip(outputs) {
+        let written = std::iter::once(&trained.parameter).chain(&trained.moments).chain(copy);
+        for (state, value) in written.zip(outputs) {
             graph.assign(*state, value, Phase::Update)?;
         }
         if let (Some(average), Some(decay)) = (trained.average, settings.ema) {
@@ -248,6 +302,12 @@ fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) ->
             let value = graph.push(Op::Ema { decay }, &inputs, &at(&state.name))?[0];
             graph.assign(average, value, Phase::Update)?;
         }
+    }
+    let dynamic = settings.loss_scale.and_then(|scaling| scaling.dynamic);
+    if let (Some(DynamicScale { window, hysteresis, min }), Some(state)) = (dynamic, shared.loss_scale) {
+        let inputs = [graph.read(state), control];
+        let value = graph.push(Op::LossScale { window, hysteresis, min }, &inputs, &at("loss_scale"))?[0];
+        graph.assign(state, value, Phase::Update)?;
     }
     graph.outputs = vec![control];
     Ok(graph)

@@ -93,6 +93,8 @@ pub enum Role {
     Statistic,
     /// Applied optimizer steps.
     Counter,
+    /// This rank's share of the f32 numbers of parameters that are halves elsewhere.
+    Master,
     /// Copy in half precision of the parameter it is named after: `X.half` of `X`. Products read it; the optimizer
     /// writes it with the parameter.
     Copy,
@@ -114,6 +116,7 @@ impl Role {
             Role::Average => "average",
             Role::Statistic => "statistic",
             Role::Counter => "counter",
+            Role::Master => "master copy",
             Role::Copy => "half-precision copy",
             Role::Running => "running statistic",
             Role::LossScale { .. } => "loss scale",

@@ -16,9 +16,11 @@ pub mod text;
 pub mod types;
 
 pub use build::{Builder, Loss};
-pub use compile::{Group, Model, Optimizer, Program, Settings, compile, inference};
-pub use graph::{AVERAGE, Graph, GraphError, Init, Role, State, ValueId};
+pub use compile::{
+    DynamicScale, Group, LossScaling, Model, Optimizer, Program, Settings, compile, inference,
+};
+pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, Role, State, ValueId};
 pub use op::{Lane, Op, StateId};
-pub use passes::{Exchange, Recompute};
+pub use passes::{Exchange, Mixed, Recompute};
 pub use plan::{Header, Key, Plan};
 pub use types::{DType, Shape, Type};

@@ -416,6 +416,26 @@ impl Op {
         }
     }
 
+    /// Whether an executor may find halves and singles among the operands: see `passes::precision`.
+    pub fn mixes_types(&self) -> bool {
+        matches!(
+            self,
+            Op::Patches { .. }
+                | Op::Linear { .. }
+                | Op::LinearGradX { .. }
+                | Op::LinearGradW { .. }
+                | Op::ColumnSum { .. }
+                | Op::GeluGrad { .. }
+                | Op::Embed { .. }
+                | Op::EmbedGrad { .. }
+                | Op::LayerNorm { .. }
+                | Op::LayerNormGrad { .. }
+                | Op::Drop { .. }
+                | Op::Add
+                | Op::CrossEntropyGrad { .. }
+        )
+    }
+
     /// Whether the op is a matrix product (what "products alone" in the benchmarks means).
     pub fn is_product(&self) -> bool {
         matches!(self, Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. })

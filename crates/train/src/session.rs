@@ -81,6 +81,8 @@ pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, TrainEr
         recompute: run.recompute,
         group: &|state| run.group(&state.name),
         ema: run.ema,
+        mixed: None,
+        loss_scale: None,
         exchange: run.exchange(),
         scratch: &cpu::scratch(run.threads),
     };
@@ -143,7 +145,7 @@ impl<T: Real> Session<T> {
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
         run.ema = None;
         let model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
-        let program = inference(model, &cpu::scratch(run.threads))?;
+        let program = inference(model, None, &cpu::scratch(run.threads))?;
         let shares = Shares::equal(run.batch, 1);
         let mut session = Self::bind(run, sets, Communicator::solo(), shares, program)?;
         session.load_weights(weights);

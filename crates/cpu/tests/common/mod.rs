@@ -182,6 +182,8 @@ pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
         recompute: Recompute::None,
         group: &|_| Group { lr_scale: 1.0, decays: true },
         ema: None,
+        mixed: None,
+        loss_scale: None,
         exchange: None,
         scratch,
     }

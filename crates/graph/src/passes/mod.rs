@@ -1,7 +1,7 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
 //! `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
-//! `recompute` trades activations for work, `parallelise` adds what ranks exchange, `schedule` orders steps on lanes, `place` gives every value its memory.
+//! `recompute` trades activations for work, `precision` says which values are halves, `parallelise` adds what ranks exchange, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
 mod fuse;
@@ -9,6 +9,7 @@ mod narrow;
 mod parallelise;
 mod peephole;
 mod place;
+mod precision;
 mod recompute;
 mod schedule;
 
@@ -19,5 +20,7 @@ pub(crate) use parallelise::GRADIENT;
 pub use parallelise::{Exchange, parallelise};
 pub use peephole::peephole;
 pub use place::{ALIGN, Scratch, place};
+pub(crate) use precision::multiplied;
+pub use precision::{Mixed, precision};
 pub use recompute::{Recompute, recompute};
 pub use schedule::{Clocks, Schedule, schedule};

@@ -35,6 +35,8 @@ pub fn settings() -> Settings<'static> {
         recompute: Recompute::None,
         group: &|state| Group { lr_scale: 1.0, decays: state.ty.shape.rank() > 1 },
         ema: Some(0.999),
+        mixed: None,
+        loss_scale: None,
         exchange: None,
         scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
     }

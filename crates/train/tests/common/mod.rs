@@ -83,6 +83,8 @@ impl Setup {
             recompute: self.recompute,
             group: &|_| Group { lr_scale: 1.0, decays: true },
             ema: self.ema,
+            mixed: None,
+            loss_scale: None,
             exchange: None,
             scratch: &cpu::scratch(self.threads),
         };
