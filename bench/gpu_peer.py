@@ -1,0 +1,104 @@
+"""PyTorch's training step on one GPU, as fast as its user could make it: one JSON line a case.
+
+usage: gpu_peer.py CASE BATCH PRECISION HOW [SECONDS]
+  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16
+  PRECISION  fp32, tf32, bf16 (autocast, fp32 parameters), pure (bf16 parameters)
+  HOW        eager, a mode of torch.compile (default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs), or
+             graph: compiled, and the whole step with the optimizer in one CUDA graph
+"""
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+import torchvision
+
+SIZES = {"ti": (192, 12, 3, 768), "s": (384, 12, 6, 1536), "b": (768, 12, 12, 3072), "l": (1024, 24, 16, 4096)}
+
+
+def model(case):
+    size, patch = case.removeprefix("vit-").split("/")
+    width, depth, heads, mlp = SIZES[size]
+    image, classes = (32, 10) if int(patch) < 8 else (224, 1000)
+    net = torchvision.models.VisionTransformer(
+        image_size=image, patch_size=int(patch), num_layers=depth, num_heads=heads, hidden_dim=width, mlp_dim=mlp,
+        num_classes=classes)
+    return net.cuda().train(), image, classes
+
+
+def measure(step, seconds):
+    began = time.time()
+    step()
+    torch.cuda.synchronize()
+    first = time.time() - began
+    for _ in range(8):
+        step()
+    torch.cuda.synchronize()
+    times, began = [], time.time()
+    while len(times) < 20 or time.time() - began < seconds:
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        step()
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b))
+    # Back to back, as a training loop that never waits would run them.
+    count = max(10, min(200, int(2000 / (sorted(times)[len(times) // 2]))))
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a.record()
+    for _ in range(count):
+        step()
+    b.record()
+    torch.cuda.synchronize()
+    return times, a.elapsed_time(b) / count, first
+
+
+def main():
+    case, batch, precision, how = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    seconds = float(sys.argv[5]) if len(sys.argv) > 5 else 3.0
+    torch.manual_seed(0)
+    tf32 = precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    net, image, classes = model(case)
+    x = torch.randn(batch, 3, image, image, device="cuda")
+    y = torch.randint(0, classes, (batch,), device="cuda")
+    if precision == "pure":
+        net, x = net.bfloat16(), x.bfloat16()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True, capturable=how == "graph")
+    compiled = net if how == "eager" else torch.compile(net, mode="default" if how == "graph" else how)
+
+    def step():
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = F.cross_entropy(compiled(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=how != "graph")
+
+    row = dict(program="pytorch", torch=torch.__version__, case=case, batch=batch, precision=precision, how=how)
+    try:
+        if how == "graph":
+            began = time.time()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(5):
+                    step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            row["capture_seconds"] = round(time.time() - began, 1)
+            times, steady, first = measure(graph.replay, seconds)
+        else:
+            times, steady, first = measure(step, seconds)
+        middle = sorted(times)[len(times) // 2]
+        row.update(ms=round(middle, 3), steady_ms=round(steady, 3), images_per_second=round(batch / min(middle, steady) * 1e3, 1),
+                   peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 3), first_step_seconds=round(first, 2),
+                   samples=[round(t, 3) for t in times[:200]])
+    except Exception as error:  # a mode that can't run is part of the record
+        row["error"] = str(error)[:300]
+    print(json.dumps(row), flush=True)
+
+
+main()
