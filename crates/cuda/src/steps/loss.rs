@@ -102,3 +102,56 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
     }
     names.into_iter().map(|name| (Kernel::new(Source::Loss, name), 75)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::testing::*;
+    use super::*;
+
+    const PLAIN: [&str; 3] = ["bf16[256,1000]", "i32[256]", "f32[256]"];
+    const LOSS: [&str; 2] = ["f32[]", "f32[4]"];
+
+    #[test]
+    fn partial_sums_fit_their_scratch() {
+        for rows in [1, 3, 256, 5000, 1_000_000] {
+            assert!(parts(rows) <= PARTS && (parts(rows) == PARTS || parts(rows) * ROWS >= rows));
+        }
+        let op = Op::CrossEntropy { smoothing: 0.1, mixed: false };
+        let actions = step(op.clone(), &PLAIN, &LOSS, false).unwrap();
+        assert_eq!(names(&actions), ["cross_entropy<bf16>", "cross_entropy_sums"]);
+        assert_eq!(launches(&actions)[0].grid, [64, 1, 1]);
+        assert_eq!(launches(&actions)[1].args[1], Arg::I32(64));
+        assert_eq!(scratch(&op, &[&PLAIN[0].parse().unwrap()], &[]), 64 * 4 * 8);
+    }
+
+    #[test]
+    fn mixed_labels_are_passed_on() {
+        let inputs = [&PLAIN[..], &["i32[256]", "f32[256]", "f32[]"]].concat();
+        let op = Op::CrossEntropyGrad { smoothing: 0.0, mixed: true };
+        let actions = step(op, &inputs, &["bf16[256,1000]"], false).unwrap();
+        let at = |i: u64| Arg::Pointer((1 << 32) + (i << 20));
+        assert_eq!(launches(&actions)[0].args[..6], [0, 1, 2, 3, 4, 5].map(at));
+        let inputs = [&PLAIN[..], &["f32[]"]].concat();
+        let op = Op::CrossEntropyGrad { smoothing: 0.0, mixed: false };
+        let actions = step(op, &inputs, &["bf16[256,1000]"], false).unwrap();
+        assert_eq!(launches(&actions)[0].args[3..6], [Arg::Pointer(0), Arg::Pointer(0), at(3)]);
+    }
+
+    #[test]
+    fn types_without_a_kernel_are_refused() {
+        let op = Op::CrossEntropy { smoothing: 0.0, mixed: false };
+        assert!(step(op.clone(), &["f64[4,5]", "i32[4]", "f32[4]"], &LOSS, false).is_err());
+        assert!(step(op.clone(), &["f32[4,5]", "f32[4]", "f32[4]"], &LOSS, false).is_err());
+        assert!(step(op, &["f32[4,5]", "i32[4]", "bf16[4]"], &LOSS, false).is_err());
+    }
+
+    #[test]
+    fn the_seed_is_one_or_the_loss_scale() {
+        let first = |inputs: &[&str]| {
+            let actions = step(Op::Seed { dtype: DType::F32 }, inputs, &["f32[]"], false).unwrap();
+            launches(&actions)[0].args[0]
+        };
+        assert_eq!(first(&[]), Arg::Pointer(0));
+        assert_eq!(first(&["f32[3]"]), Arg::Pointer(1 << 32));
+    }
+}

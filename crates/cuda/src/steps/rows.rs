@@ -252,10 +252,9 @@ impl ColumnCut {
             (false, true) => 8,
             (false, false) => 32,
             // The span that leaves the fewest threads idle; of equals, the widest.
-            (true, false) => *[256, 128, 64, 32]
-                .iter()
-                .min_by_key(|&&span| columns.next_multiple_of(span))
-                .unwrap_or(&256),
+            (true, false) => {
+                *[256, 128, 64, 32].iter().min_by_key(|&&span| columns.next_multiple_of(span)).unwrap_or(&256)
+            }
         };
         let across = columns.div_ceil(span);
         let most = if few { 1 } else { rows.div_ceil(PART_ROWS) };
@@ -489,4 +488,212 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
         ]);
     }
     names.into_iter().map(|name| (Kernel::new(Source::Rows, name), 75)).collect()
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+    use crate::action::Facts;
+
+    /// Values such as "bf16[4,8]", 1 MiB apart, from an address on.
+    pub fn operands(from: Address, types: &[&str]) -> Vec<Operand> {
+        let of = |(i, text): (usize, &&str)| {
+            let Type { dtype, shape } = text.parse().unwrap();
+            Operand { address: from + ((i as Address) << 20), dtype, shape }
+        };
+        types.iter().enumerate().map(of).collect()
+    }
+
+    pub const SCRATCH: Address = 7 << 32;
+
+    /// The actions of a step whose inputs start at 1 << 32 and outputs at 2 << 32.
+    pub fn step(
+        op: Op,
+        inputs: &[&str],
+        outputs: &[&str],
+        accumulate: bool,
+    ) -> Result<Vec<Action>, CudaError> {
+        let (inputs, outputs) = (operands(1 << 32, inputs), operands(2 << 32, outputs));
+        step_on(op, &inputs, &outputs, accumulate)
+    }
+
+    pub fn step_on(
+        op: Op,
+        inputs: &[Operand],
+        outputs: &[Operand],
+        accumulate: bool,
+    ) -> Result<Vec<Action>, CudaError> {
+        let facts = Facts::h200();
+        let (layer, header, tf32) = ("blocks.0", 9 << 32, false);
+        let cx = Context {
+            op: &op,
+            layer,
+            inputs,
+            outputs,
+            scratch: SCRATCH,
+            header,
+            accumulate,
+            tf32,
+            facts: &facts,
+        };
+        super::super::actions(&cx)
+    }
+
+    pub fn launches(actions: &[Action]) -> Vec<&Launch> {
+        let mut launches = Vec::new();
+        for action in actions {
+            if let Action::Launch(launch) = action {
+                launches.push(launch);
+            }
+        }
+        launches
+    }
+
+    pub fn names(actions: &[Action]) -> Vec<&str> {
+        launches(actions).iter().map(|launch| launch.kernel.name.as_str()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+
+    #[test]
+    fn a_cut_covers_every_row_and_column_once() {
+        for rows in [1, 3, 128, 512, 513, 8320, 50432, 1_000_000] {
+            for columns in [1, 10, 24, 96, 192, 576, 768, 1000, 1001, 1280, 2304, 3072, 20_000] {
+                let cut = ColumnCut::of(&Shape::from([rows, columns]));
+                let once = |n: usize, of: usize, total: usize| (n - 1) * of < total && total <= n * of;
+                assert!(once(cut.across, cut.span, columns), "{rows}×{columns}: {cut:?}");
+                assert!(once(cut.parts, cut.per, rows), "{rows}×{columns}: {cut:?}");
+                assert!(cut.across * cut.parts <= COLUMN_BLOCKS.max(cut.across), "{rows}×{columns}: {cut:?}");
+                assert!(cut.span <= THREADS);
+            }
+        }
+    }
+
+    #[test]
+    fn partial_sums_fit_their_scratch() {
+        let x = Type::new(DType::Bf16, [50432, 3072]);
+        let bytes = scratch(&Op::ColumnSum { accumulate: false }, &[&x], &[]);
+        let op = Op::ColumnSum { accumulate: false };
+        let actions = step(op, &["bf16[50432,3072]"], &["f32[3072]"], false).unwrap();
+        assert_eq!(names(&actions), ["column_sum<bf16, 8, 32, 4>", "sum_parts"]);
+        let grid = launches(&actions)[0].grid;
+        assert_eq!(grid, [12, 44, 1]);
+        assert_eq!(bytes, 4 * grid[1] as usize * 3072);
+        assert_eq!(launches(&actions)[1].args[1], Arg::I32(44));
+
+        let x = Type::new(DType::F32, [8320, 192]);
+        let norm = Op::LayerNormGrad { add: false, half: None };
+        let inputs = ["f32[8320,192]", "f32[8320]", "f32[8320]", "f32[192]", "f32[8320,192]"];
+        let actions = step(norm.clone(), &inputs, &["f32[8320,192]", "f32[192]", "f32[192]"], false).unwrap();
+        let grid = launches(&actions)[0].grid;
+        assert_eq!(grid, [260, 1, 1]);
+        assert_eq!(scratch(&norm, &[&x], &[]), 4 * 260 * 2 * 192);
+        assert_eq!(launches(&actions)[1].grid, [12, 1, 1]);
+    }
+
+    #[test]
+    fn few_rows_are_summed_by_one_launch() {
+        for (x, sums) in [("f32[256,1000]", "f32[1000]"), ("bf16[3,10]", "f32[10]")] {
+            let op = Op::ColumnSum { accumulate: false };
+            let actions = step(op.clone(), &[x], &[sums], false).unwrap();
+            assert_eq!(actions.len(), 1, "{x}");
+            assert_eq!(scratch(&op, &[&x.parse().unwrap()], &[]), 0);
+            assert_eq!(launches(&actions)[0].args[5], Arg::Pointer(2 << 32));
+        }
+    }
+
+    #[test]
+    fn sums_start_from_what_is_there_only_if_told() {
+        let start = |accumulate| {
+            let op = Op::ColumnSum { accumulate: true };
+            let actions = step(op, &["bf16[8320,768]", "f32[768]"], &["f32[768]"], accumulate).unwrap();
+            assert_eq!(launches(&actions)[0].args[4], Arg::Pointer(0));
+            launches(&actions)[1].args[3]
+        };
+        assert_eq!(start(true), Arg::Pointer((1 << 32) + (1 << 20)));
+        assert_eq!(start(false), Arg::Pointer(0));
+    }
+
+    #[test]
+    fn the_first_micro_step_overwrites() {
+        let accumulate = |inputs: &[Operand], outputs: &[Operand], accumulate| {
+            step_on(Op::Accumulate, inputs, outputs, accumulate).unwrap()
+        };
+        let (inputs, outputs) = (operands(1 << 32, &["f32[3,5]"; 2]), operands(2 << 32, &["f32[3,5]"]));
+        let copy = Action::Copy { from: (1 << 32) + (1 << 20), to: 2 << 32, bytes: 60 };
+        assert_eq!(accumulate(&inputs, &outputs, false), [copy]);
+        assert_eq!(accumulate(&inputs, &inputs[1..], false), []);
+        assert_eq!(names(&accumulate(&inputs, &outputs, true)), ["add<float, float, float>"]);
+    }
+
+    #[test]
+    fn a_layer_norm_has_threads_for_every_row() {
+        for (columns, forward, backward) in
+            [(10, 64, 64), (24, 64, 64), (96, 64, 64), (192, 32, 32), (768, 8, 8), (1024, 8, 4), (1280, 4, 4)]
+        {
+            assert_eq!(
+                (norm_rows(columns, FORWARD), norm_rows(columns, BACKWARD)),
+                (forward, backward),
+                "{columns}"
+            );
+            // The backward pass keeps a row of every group in shared memory.
+            assert!(4 * backward * columns <= 48 << 10);
+        }
+        assert_eq!(norm_rows(NORM_COLUMNS, BACKWARD), 1);
+        let op = Op::LayerNorm { eps: 1e-6, add: true };
+        let inputs = ["f32[3,7,768]", "bf16[3,7,768]", "f32[768]", "f32[768]"];
+        let outputs = ["f32[3,7,768]", "bf16[3,7,768]", "f32[3,7]", "f32[3,7]"];
+        let actions = step(op, &inputs, &outputs, false).unwrap();
+        assert_eq!(names(&actions), ["layer_norm<float, bf16, bf16, 768, true>"]);
+        assert_eq!(launches(&actions)[0].grid, [3, 1, 1]);
+    }
+
+    #[test]
+    fn types_without_a_kernel_are_refused() {
+        let refused = |op, inputs: &[&str], outputs: &[&str]| step(op, inputs, outputs, false).unwrap_err();
+        let error = refused(Op::Gelu, &["f64[4,8]"], &["f64[4,8]"]).to_string();
+        assert_eq!(error, "blocks.0: the CUDA executor has no kernel for gelu of f64");
+        refused(Op::Gelu, &["f32[4,8]"], &["bf16[4,8]"]);
+        refused(Op::Accumulate, &["bf16[4]", "bf16[4]"], &["bf16[4]"]);
+        refused(Op::Cast { to: DType::I32 }, &["f32[4]"], &["i32[4]"]);
+        refused(Op::ColumnSum { accumulate: false }, &["bf16[4,8]"], &["bf16[8]"]);
+        let norm = Op::LayerNorm { eps: 1e-6, add: false };
+        refused(norm.clone(), &["f32[4,8]", "bf16[8]", "f32[8]"], &["f32[4,8]", "f32[4]", "f32[4]"]);
+        let wide = ["f32[4,99999]", "f32[99999]", "f32[99999]"];
+        refused(norm, &wide, &["f32[4,99999]", "f32[4]", "f32[4]"]);
+    }
+
+    #[test]
+    fn packed_values_lie_end_to_end() {
+        let op = Op::Pack { align: 8, to: Some(DType::Bf16) };
+        let actions = step(op, &["f32[3]", "f32[2,4]"], &["bf16[16]"], false).unwrap();
+        // The second starts at 6 bytes, where vectors can't be written.
+        assert_eq!(names(&actions), ["cast<float, bf16, 4>", "cast<float, bf16, 1>"]);
+        assert_eq!(launches(&actions)[1].args[1], Arg::Pointer((2 << 32) + 6));
+        assert_eq!(actions[2], Action::Zero { at: (2 << 32) + 22, bytes: 10 });
+
+        let op = Op::Unpack { shapes: vec![Shape::from([3]), Shape::from([4])], to: None, over: false };
+        let actions = step(op, &["f32[8]"], &["f32[3]", "f32[4]"], false).unwrap();
+        let second = Action::Copy { from: (1 << 32) + 12, to: (2 << 32) + (1 << 20), bytes: 16 };
+        assert_eq!(actions[1], second);
+    }
+
+    #[test]
+    fn draws_are_by_sample_and_token() {
+        let op = Op::Drop { rate: 0.5, site: 3, per: Per::Element };
+        let actions = step(op.clone(), &["bf16[2,65,192]"], &["bf16[2,65,192]"], false).unwrap();
+        assert_eq!(names(&actions), ["drop_elements<bf16, bf16, 192>"]);
+        assert_eq!(launches(&actions)[0].args[3..5], [Arg::I64(130), Arg::I32(65)]);
+        let actions = step(op, &["bf16[6,10]"], &["bf16[6,10]"], false).unwrap();
+        assert_eq!(launches(&actions)[0].args[3..5], [Arg::I64(6), Arg::I32(1)]);
+        let op = Op::Drop { rate: 0.25, site: 3, per: Per::Sample };
+        let actions = step(op, &["f32[2,65,192]"], &["f32[2,65,192]"], false).unwrap();
+        assert_eq!(launches(&actions)[0].grid, [2, 13, 1]);
+        let draw = [Arg::U32(3), Arg::U32(1 << 30), Arg::F32(1.0 / 0.75)];
+        assert_eq!(launches(&actions)[0].args[4..], draw);
+    }
 }

@@ -183,3 +183,68 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
     names.dedup();
     names.into_iter().map(|name| (Kernel::new(Source::Tokens, name), 75)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::testing::*;
+    use super::*;
+
+    #[test]
+    fn a_cut_covers_every_sample_and_channel_once() {
+        for [batch, tokens, channels] in
+            [[256, 197, 768], [128, 65, 192], [1, 2, 24], [3, 5, 10], [4096, 197, 192]]
+        {
+            let cut = BatchCut::of(&Shape::from([batch, tokens, channels]));
+            assert_eq!(cut.line, tokens * channels);
+            assert!(cut.across * THREADS * vector_of(channels) >= cut.line, "{cut:?}");
+            assert!((cut.parts - 1) * cut.per < batch && batch <= cut.parts * cut.per, "{cut:?}");
+            assert!(cut.parts <= EMBED_PARTS);
+        }
+    }
+
+    #[test]
+    fn the_class_tokens_gradient_is_that_of_its_position() {
+        let op = Op::EmbedGrad { class_token: true };
+        let outputs = ["bf16[128,64,192]", "f32[1,1,192]", "f32[1,65,192]"];
+        let actions = step(op.clone(), &["f32[128,65,192]"], &outputs, false).unwrap();
+        assert_eq!(names(&actions), ["embed_grad<float, bf16, 4>", "embed_grad_sums"]);
+        let [first, second] = launches(&actions)[..] else { unreachable!("two launches") };
+        assert_eq!(first.args[3..], [128, 65 * 192, 192, 8].map(Arg::I32));
+        assert_eq!(second.args[4], Arg::Pointer((2 << 32) + (1 << 20)));
+        assert_eq!(second.args[5], Arg::Pointer((2 << 32) + (2 << 20)));
+        let tokens = "f32[128,65,192]".parse().unwrap();
+        assert_eq!(scratch(&op, &[&tokens], &[]), 4 * first.grid[1] as usize * 65 * 192);
+    }
+
+    #[test]
+    fn patches_know_their_image() {
+        let op = Op::Patches { patch: 16 };
+        let actions = step(op, &["f32[2,3,224,224]"], &["bf16[2,196,768]"], false).unwrap();
+        assert_eq!(names(&actions), ["patches<float, bf16, 3, 224, 224, 16>"]);
+        assert_eq!(launches(&actions)[0].grid, [37, 2, 1]);
+        let op = Op::Unpatches { patch: 5, channels: 1, height: 10, width: 15 };
+        let actions = step(op, &["f32[2,6,25]"], &["f32[2,1,10,15]"], false).unwrap();
+        assert_eq!(names(&actions), ["unpatches<float, float, 1, 10, 15, 5>"]);
+    }
+
+    #[test]
+    fn pools_take_the_first_token_or_all() {
+        let pooled = |kind| {
+            let (pool, grad) = (Op::Pool { kind }, Op::PoolGrad { kind, tokens: 5 });
+            let forward = step(pool, &["f32[3,5,8]"], &["bf16[3,8]"], false).unwrap();
+            let backward = step(grad, &["bf16[3,8]"], &["f32[3,5,8]"], false).unwrap();
+            assert_eq!(launches(&backward)[0].grid, [2, 1, 1]);
+            assert_eq!(launches(&forward)[0].args[4..], launches(&backward)[0].args[5..]);
+            launches(&forward)[0].args[4..].to_vec()
+        };
+        assert_eq!(pooled(Pooling::First), [Arg::I32(1), Arg::F32(1.0)]);
+        assert_eq!(pooled(Pooling::Mean), [Arg::I32(5), Arg::F32(0.2)]);
+    }
+
+    #[test]
+    fn positions_are_f32() {
+        let op = Op::Embed { class_token: false };
+        assert!(step(op.clone(), &["bf16[2,4,8]", "f32[1,4,8]"], &["f32[2,4,8]"], false).is_ok());
+        assert!(step(op, &["bf16[2,4,8]", "bf16[1,4,8]"], &["f32[2,4,8]"], false).is_err());
+    }
+}
