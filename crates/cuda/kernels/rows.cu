@@ -1,1 +1,460 @@
+// Row-wise and elementwise ops. All arithmetic is in f32. Results don't depend on how many processors a GPU has.
+//
+// Legend: rows M, columns C. X is the type of the residual stream; branches may be of another type.
 #include "common.cuh"
+
+constexpr int THREADS = 256;
+
+// ---- elementwise --------------------------------------------------------------------------------------------------
+
+template <typename A, typename B, typename Y> __device__ constexpr int width_of() {
+    constexpr int most = sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B);
+    return 16 / (most > (int)sizeof(Y) ? most : (int)sizeof(Y));
+}
+
+// y = f(a, b). A thread has two vectors of V elements, and reads both before it writes: y may lie where a or b lies.
+template <int V, typename A, typename B, typename Y, typename F>
+__device__ __forceinline__ void map2(const A* a, const B* b, Y* y, i64 n, F f) {
+    constexpr int U = 2;
+    i64 first = ((i64)blockIdx.x * U * THREADS + threadIdx.x) * V;
+    float s[U][V], t[U][V];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        i64 at = first + u * THREADS * V;
+        if (at + V > n) continue;
+        Pack<A, V>::load(a + at, s[u]);
+        Pack<B, V>::load(b + at, t[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        i64 at = first + u * THREADS * V;
+        if (at + V <= n) {
+#pragma unroll
+            for (int i = 0; i < V; i++) s[u][i] = f(s[u][i], t[u][i]);
+            Pack<Y, V>::store(y + at, s[u]);
+        } else {
+            for (i64 i = at; i < n; i++) y[i] = from_float<Y>(f(to_float(a[i]), to_float(b[i])));
+        }
+    }
+}
+
+// y = f(a)
+template <int V, typename A, typename Y, typename F>
+__device__ __forceinline__ void map(const A* a, Y* y, i64 n, F f) {
+    constexpr int U = 2;
+    i64 first = ((i64)blockIdx.x * U * THREADS + threadIdx.x) * V;
+    float s[U][V];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        i64 at = first + u * THREADS * V;
+        if (at + V <= n) Pack<A, V>::load(a + at, s[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        i64 at = first + u * THREADS * V;
+        if (at + V <= n) {
+#pragma unroll
+            for (int i = 0; i < V; i++) s[u][i] = f(s[u][i]);
+            Pack<Y, V>::store(y + at, s[u]);
+        } else {
+            for (i64 i = at; i < n; i++) y[i] = from_float<Y>(f(to_float(a[i])));
+        }
+    }
+}
+
+template <typename A, typename B, typename Y>
+__global__ void __launch_bounds__(THREADS) add(const A* a, const B* b, Y* y, i64 n) {
+    map2<width_of<A, B, Y>()>(a, b, y, n, [](float a, float b) { return a + b; });
+}
+
+template <typename X, typename Y>
+__global__ void __launch_bounds__(THREADS) scale(const X* x, Y* y, float factor, i64 n) {
+    map<width_of<X, X, Y>()>(x, y, n, [factor](float x) { return x * factor; });
+}
+
+// V is 1 where one of the two is not aligned.
+template <typename X, typename Y, int V> __global__ void __launch_bounds__(THREADS) cast(const X* x, Y* y, i64 n) {
+    map<V>(x, y, n, [](float x) { return x; });
+}
+
+// ---- GELU ---------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+constexpr float SQRT_HALF = 0.70710678f;
+constexpr float DENSITY_AT_0 = 0.39894228f;
+
+// Of the normal distribution: what lies beyond |x|, and e^(-x²/2). Abramowitz and Stegun 7.1.26, to 1e-7: far below the
+// rounding of halves.
+__device__ __forceinline__ void normal_tail(float x, float& tail, float& bell) {
+    float t = fast_reciprocal(fmaf(0.3275911f * SQRT_HALF, fabsf(x), 1.0f));
+    bell = fast_exp2(x * x * -0.72134752f);
+    float p = fmaf(t, 0.5f * 1.061405429f, 0.5f * -1.453152027f);
+    p = fmaf(t, p, 0.5f * 1.421413741f);
+    p = fmaf(t, p, 0.5f * -0.284496736f);
+    p = fmaf(t, p, 0.5f * 0.254829592f);
+    tail = p * t * bell;
+}
+
+// x·Φ(x), as exact as T needs.
+template <typename T> __device__ __forceinline__ float gelu_of(float x) {
+    float tail, bell;
+    normal_tail(x, tail, bell);
+    return fmaxf(x, 0.0f) - fabsf(x) * tail;
+}
+template <> __device__ __forceinline__ float gelu_of<float>(float x) {
+    return x * 0.5f * (1.0f + erff(x * SQRT_HALF));
+}
+
+// Φ(x) + x·φ(x)
+template <typename T> __device__ __forceinline__ float gelu_slope(float x) {
+    float tail, bell;
+    normal_tail(x, tail, bell);
+    float cdf = 0.5f + copysignf(0.5f - tail, x);
+    return fmaf(x * DENSITY_AT_0, bell, cdf);
+}
+template <> __device__ __forceinline__ float gelu_slope<float>(float x) {
+    float cdf = 0.5f * (1.0f + erff(x * SQRT_HALF));
+    return fmaf(x * DENSITY_AT_0, expf(-0.5f * x * x), cdf);
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) gelu(const T* x, T* y, i64 n) {
+    map<width_of<T, T, T>()>(x, y, n, [](float x) { return gelu_of<T>(x); });
+}
+
+// dy and dx may be the same.
+template <typename T> __global__ void __launch_bounds__(THREADS) gelu_grad(const T* pre, const T* dy, T* dx, i64 n) {
+    map2<width_of<T, T, T>()>(pre, dy, dx, n, [](float pre, float dy) { return dy * gelu_slope<T>(pre); });
+}
+
+// ---- sums over rows -----------------------------------------------------------------------------------------------
+//
+// A block has W vectors of V columns side by side, and THREADS/W rows of a part of `per` rows at a time; a thread reads U of
+// its rows before it works on them. The block writes one row of sums. Where there is more than one part, `sum_parts` adds them.
+
+// Adds the sums of a block's threads, in order, and writes them to the part's row.
+template <int V, int W>
+__device__ __forceinline__ void write_sums(const float (&sum)[V], int columns, const float* start, float* out) {
+    constexpr int LANES = THREADS / W;
+    __shared__ __align__(16) float sums[LANES][W * V];
+    Pack<float, V>::store(&sums[threadIdx.x / W][threadIdx.x % W * V], sum);
+    __syncthreads();
+    int column = blockIdx.x * W * V + threadIdx.x;
+    if (threadIdx.x >= W * V || column >= columns) return;
+    float total = start ? start[column] : 0.0f;
+#pragma unroll 8
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane][threadIdx.x];
+    out[(i64)blockIdx.y * columns + column] = total;
+}
+
+template <typename X, int V, int W, int U>
+__global__ void __launch_bounds__(THREADS)
+column_sum(const X* x, int rows, int columns, int per, const float* start, float* out) {
+    constexpr int LANES = THREADS / W;
+    int column = (blockIdx.x * W + threadIdx.x % W) * V;
+    int first = blockIdx.y * per + threadIdx.x / W, last = min((int)(blockIdx.y + 1) * per, rows);
+    float sum[V] = {};
+    for (int row = first; row < last && column < columns; row += U * LANES) {
+        float v[U][V] = {};
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (row + u * LANES < last) Pack<X, V>::load(x + (i64)(row + u * LANES) * columns + column, v[u]);
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int i = 0; i < V; i++) sum[i] += v[u][i];
+    }
+    write_sums<V, W>(sum, columns, start, out);
+}
+
+// dx = dy·gelu'(pre), and its sums over rows. dy and dx may be the same.
+template <typename T, int V, int W, int U>
+__global__ void __launch_bounds__(THREADS)
+gelu_grad_sums(const T* pre, const T* dy, T* dx, int rows, int columns, int per, float* out) {
+    constexpr int LANES = THREADS / W;
+    int column = (blockIdx.x * W + threadIdx.x % W) * V;
+    int first = blockIdx.y * per + threadIdx.x / W, last = min((int)(blockIdx.y + 1) * per, rows);
+    float sum[V] = {};
+    for (int row = first; row < last && column < columns; row += U * LANES) {
+        float x[U][V], d[U][V];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (row + u * LANES >= last) continue;
+            i64 at = (i64)(row + u * LANES) * columns + column;
+            Pack<T, V>::load(pre + at, x[u]);
+            Pack<T, V>::load(dy + at, d[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (row + u * LANES >= last) continue;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                d[u][i] *= gelu_slope<T>(x[u][i]);
+                sum[i] += d[u][i];
+            }
+            Pack<T, V>::store(dx + (i64)(row + u * LANES) * columns + column, d[u]);
+        }
+    }
+    write_sums<V, W>(sum, columns, nullptr, out);
+}
+
+// Sums the rows of partial sums (parts, columns), on top of `start` if there is one. Columns from `split` on go to `second`.
+__global__ void __launch_bounds__(1024)
+sum_parts(const float* parts, int rows, int columns, const float* start, float* first, float* second, int split) {
+    __shared__ float sums[32][33];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int column = blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    if (column < columns)
+#pragma unroll 8
+        for (int row = warp; row < rows; row += 32) sum += parts[(i64)row * columns + column];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    // Each warp adds up one column.
+    column = blockIdx.x * 32 + warp;
+    sum = warp_sum(sums[lane][warp]);
+    if (lane > 0 || column >= columns) return;
+    if (start) sum += start[column];
+    if (column < split) first[column] = sum;
+    else second[column - split] = sum;
+}
+
+// ---- layer norm ---------------------------------------------------------------------------------------------------
+//
+// LANES threads share a row; each has every LANES-th vector of V columns in registers. A block has THREADS/LANES rows at a
+// time. V is 4: vectors of f32 and of halves then lie side by side, lane by lane.
+
+__device__ constexpr int vector_of(int columns) { return columns % 4 == 0 ? 4 : 1; }
+
+// Threads for a row, at most `most` columns each where a block is enough for that.
+__device__ constexpr int lanes_of(int columns, int most) {
+    int lanes = 4;
+    while (lanes < THREADS && lanes * most < columns) lanes *= 2;
+    return lanes;
+}
+
+// The sums over the threads of a row. With more than a warp a row, every thread of the block must come here.
+template <int LANES, int N> __device__ __forceinline__ void row_sums(float (&x)[N]) {
+#pragma unroll
+    for (int lane = (LANES < 32 ? LANES : 32) / 2; lane > 0; lane /= 2)
+#pragma unroll
+        for (int n = 0; n < N; n++) x[n] += __shfl_xor_sync(0xffffffffu, x[n], lane);
+    if constexpr (LANES > 32) {
+        constexpr int WARPS = LANES / 32;
+        __shared__ float sums[THREADS / 32][N];
+        int warp = threadIdx.x / 32;
+        __syncthreads();
+        if (threadIdx.x % 32 == 0)
+            for (int n = 0; n < N; n++) sums[warp][n] = x[n];
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            x[n] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < WARPS; i++) x[n] += sums[warp / WARPS * WARPS + i][n];
+        }
+    }
+}
+
+// What a thread has of a row of C columns.
+template <int C, int LANES> struct Slice {
+    static constexpr int V = vector_of(C);
+    static constexpr int VECTORS = (C + LANES * V - 1) / (LANES * V);
+    static constexpr bool FULL = C % (LANES * V) == 0;
+    static __device__ __forceinline__ int column(int vector) { return (vector * LANES + threadIdx.x % LANES) * V; }
+    static __device__ __forceinline__ bool has(int vector) { return FULL || column(vector) < C; }
+};
+
+// y = layer_norm(x), or with ADD sum = x + r, y = layer_norm(sum).
+template <typename X, typename R, typename Y, int C, bool ADD>
+__global__ void __launch_bounds__(THREADS)
+layer_norm(const X* x, const R* r, const float* gamma, const float* beta, X* sum, Y* y, float* mean, float* rstd, int rows,
+           float eps) {
+    constexpr int LANES = lanes_of(C, 32);
+    using S = Slice<C, LANES>;
+    constexpr int V = S::V;
+    int row = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    bool here = row < rows;
+    i64 base = (i64)row * C;
+
+    float v[S::VECTORS][V] = {};
+#pragma unroll
+    for (int k = 0; k < S::VECTORS; k++)
+        if (here && S::has(k)) Pack<X, V>::load(x + base + S::column(k), v[k]);
+    if constexpr (ADD) {
+        float w[S::VECTORS][V] = {};
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (here && S::has(k)) Pack<R, V>::load(r + base + S::column(k), w[k]);
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++) {
+            // What is normalised is the sum as it is kept, since the backward pass sees no other.
+#pragma unroll
+            for (int i = 0; i < V; i++) v[k][i] = to_float(from_float<X>(v[k][i] + w[k][i]));
+            if (here && S::has(k)) Pack<X, V>::store(sum + base + S::column(k), v[k]);
+        }
+    }
+
+    float total[1] = {};
+#pragma unroll
+    for (int k = 0; k < S::VECTORS; k++)
+#pragma unroll
+        for (int i = 0; i < V; i++) total[0] += v[k][i];
+    row_sums<LANES>(total);
+    float m = total[0] * (1.0f / C);
+
+    // A second pass, since E[x²] - E[x]² cancels.
+    float squares[1] = {};
+#pragma unroll
+    for (int k = 0; k < S::VECTORS; k++)
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            if (S::has(k)) squares[0] += (v[k][i] - m) * (v[k][i] - m);
+    row_sums<LANES>(squares);
+    float s = 1.0f / sqrtf(squares[0] * (1.0f / C) + eps);
+
+    if (here && threadIdx.x % LANES == 0) {
+        mean[row] = m;
+        rstd[row] = s;
+    }
+#pragma unroll
+    for (int k = 0; k < S::VECTORS; k++) {
+        if (!here || !S::has(k)) continue;
+        float g[V], b[V];
+        Pack<float, V>::load(gamma + S::column(k), g);
+        Pack<float, V>::load(beta + S::column(k), b);
+#pragma unroll
+        for (int i = 0; i < V; i++) v[k][i] = fmaf((v[k][i] - m) * s, g[i], b[i]);
+        Pack<Y, V>::store(y + base + S::column(k), v[k]);
+    }
+}
+
+// dx = the gradient through layer_norm (with ADD, plus `more`), with HALF once more as H; a row of partial sums (dgamma,
+// dbeta) for each block.
+template <typename X, typename DY, typename H, int C, bool ADD, bool HALF>
+__global__ void __launch_bounds__(THREADS, 2)
+layer_norm_grad(const X* x, const float* mean, const float* rstd, const float* gamma, const DY* dy, const X* more, X* dx,
+                H* half, float* parts, int rows) {
+    constexpr int LANES = lanes_of(C, 24), GROUPS = THREADS / LANES;
+    using S = Slice<C, LANES>;
+    constexpr int V = S::V;
+    // First gamma, in the end the partial sums of the groups.
+    __shared__ __align__(16) float shared[GROUPS * C];
+    for (int i = threadIdx.x; i < C; i += THREADS) shared[i] = gamma[i];
+    __syncthreads();
+
+    int group = threadIdx.x / LANES;
+    float dgamma[S::VECTORS][V] = {}, dbeta[S::VECTORS][V] = {};
+    for (int first = blockIdx.x * GROUPS; first < rows; first += gridDim.x * GROUPS) {
+        int row = first + group;
+        bool here = row < rows;
+        i64 base = (i64)row * C;
+        float v[S::VECTORS][V] = {}, d[S::VECTORS][V] = {}, a[S::VECTORS][V] = {};
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (here && S::has(k)) Pack<X, V>::load(x + base + S::column(k), v[k]);
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (here && S::has(k)) Pack<DY, V>::load(dy + base + S::column(k), d[k]);
+        if constexpr (ADD) {
+#pragma unroll
+            for (int k = 0; k < S::VECTORS; k++)
+                if (here && S::has(k)) Pack<X, V>::load(more + base + S::column(k), a[k]);
+        }
+        float m = here ? mean[row] : 0.0f, s = here ? rstd[row] : 0.0f;
+
+        // v becomes x̂, d becomes dy·gamma.
+        float sums[2] = {};
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++) {
+            float g[V] = {};
+            if (S::has(k)) Pack<float, V>::load(shared + S::column(k), g);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                v[k][i] = (v[k][i] - m) * s;
+                dgamma[k][i] = fmaf(d[k][i], v[k][i], dgamma[k][i]);
+                dbeta[k][i] += d[k][i];
+                d[k][i] *= g[i];
+                sums[0] += d[k][i];
+                sums[1] = fmaf(d[k][i], v[k][i], sums[1]);
+            }
+        }
+        row_sums<LANES>(sums);
+        float g_mean = sums[0] * (1.0f / C), gx_mean = sums[1] * (1.0f / C);
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++) {
+            if (!here || !S::has(k)) continue;
+#pragma unroll
+            for (int i = 0; i < V; i++) v[k][i] = fmaf(s, d[k][i] - g_mean - v[k][i] * gx_mean, a[k][i]);
+            Pack<X, V>::store(dx + base + S::column(k), v[k]);
+            if constexpr (HALF) Pack<H, V>::store(half + base + S::column(k), v[k]);
+        }
+    }
+
+    // The groups' sums, added in order: first dgamma's, then dbeta's.
+#pragma unroll
+    for (int of = 0; of < 2; of++) {
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (S::has(k)) Pack<float, V>::store(shared + group * C + S::column(k), of == 0 ? dgamma[k] : dbeta[k]);
+        __syncthreads();
+        for (int column = threadIdx.x; column < C; column += THREADS) {
+            float sum = 0.0f;
+#pragma unroll 8
+            for (int g = 0; g < GROUPS; g++) sum += shared[g * C + column];
+            parts[((i64)blockIdx.x * 2 + of) * C + column] = sum;
+        }
+    }
+}
+
+// ---- dropout ------------------------------------------------------------------------------------------------------
+
+// A draw for every element; a sample has `tokens` rows of C.
+template <typename X, typename Y, int C>
+__global__ void __launch_bounds__(THREADS)
+drop_elements(const X* x, Y* y, const Header* header, i64 rows, int tokens, u32 site, u32 threshold, float kept) {
+    constexpr int V = vector_of(C);
+    i64 vector = (i64)blockIdx.x * THREADS + threadIdx.x;
+    i64 row = vector / (C / V);
+    if (row >= rows) return;
+    u32 channel = (u32)(vector % (C / V)) * V;
+    float v[V];
+    Pack<X, V>::load(x + vector * V, v);
+    Stream stream(header, site, (u64)row / tokens);
+    uint4 drawn = stream.words((u32)((u64)row % tokens), channel / 4);
+    u32 words[4] = {drawn.x, drawn.y, drawn.z, drawn.w};
+    if constexpr (V == 4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = words[i] < threshold ? 0.0f : v[i] * kept;
+    } else {
+        u32 part = channel % 4;
+        u32 word = part == 0 ? drawn.x : part == 1 ? drawn.y : part == 2 ? drawn.z : drawn.w;
+        v[0] = word < threshold ? 0.0f : v[0] * kept;
+    }
+    Pack<Y, V>::store(y + vector * V, v);
+}
+
+// A draw for every sample of `size` elements. The grid is (samples, pieces).
+template <typename X, typename Y, int V>
+__global__ void __launch_bounds__(THREADS)
+drop_samples(const X* x, Y* y, const Header* header, i64 size, u32 site, u32 threshold, float kept) {
+    i64 at = ((i64)blockIdx.y * THREADS + threadIdx.x) * V;
+    if (at >= size) return;
+    at += blockIdx.x * size;
+    float v[V];
+    Pack<X, V>::load(x + at, v);
+    bool dropped = Stream(header, site, blockIdx.x).words(0, 0).x < threshold;
+#pragma unroll
+    for (int i = 0; i < V; i++) v[i] = dropped ? 0.0f : v[i] * kept;
+    Pack<Y, V>::store(y + at, v);
+}
