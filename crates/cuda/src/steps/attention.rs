@@ -52,19 +52,24 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let dtype = cx.input(0).dtype;
     let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
-    let on_matrix_units = match dtype {
-        DType::Bf16 => cx.facts.capability >= (8, 0),
-        DType::F16 => cx.facts.capability >= (7, 5),
-        _ => false,
+    let launches = match (on_matrix_units(&sizes, dtype, cx.facts), backward) {
+        (true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (true, true) => gradient(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (false, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (false, true) => plain_gradient(cx, &sizes, element, drop),
     };
-    if !on_matrix_units || !sizes.head.is_multiple_of(16) || sizes.head > 128 {
-        return Err(unsupported(cx, &sizes));
-    }
-    let launch = match backward {
-        false => forward(cx, &sizes, element, drop),
-        true => gradient(cx, &sizes, element, drop),
+    let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
+    Ok(launches.into_iter().map(Action::Launch).collect())
+}
+
+/// Whether the kernels that use matrix units take these heads.
+fn on_matrix_units(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
+    let least = match dtype {
+        DType::Bf16 => (8, 0),
+        DType::F16 => (7, 5),
+        _ => return false,
     };
-    launch.map(|launch| vec![Action::Launch(launch)]).ok_or_else(|| unsupported(cx, &sizes))
+    facts.capability >= least && sizes.head.is_multiple_of(16) && sizes.head <= 128
 }
 
 fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
@@ -233,29 +238,91 @@ fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<Attenti
     })
 }
 
-/// dQ of the heads under way, in f32, where a head may be cut into squares. Which GPU it will be isn't known yet.
+/// Tokens in a piece of the kernels without matrix units. A thread has 4×4 scores.
+const PIECE: usize = 32;
+
+fn plain_kernel(which: &str, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
+    let Sizes { tokens, head, .. } = sizes;
+    Kernel::new(Source::Attention, format!("plain_{which}<{element}, {tokens}, {head}, {PIECE}, {drop}>"))
+}
+
+/// A launch with `pieces` pieces of a head, as f32, and the scores of one pair of pieces in shared memory.
+fn plain_launch(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    kernel: Kernel,
+    pieces: usize,
+    args: Vec<Arg>,
+) -> Option<Launch> {
+    let stride = (sizes.head.div_ceil(4) | 1) * 4;
+    let shared = (4 * PIECE * (pieces * stride + PIECE + 4)) as u32;
+    let grid = [sizes.total() as u32, sizes.tokens.div_ceil(PIECE) as u32, 1];
+    let block = (PIECE * PIECE / 16) as u32;
+    (shared <= cx.facts.shared_per_block).then_some(Launch { kernel, grid, block, shared, args })
+}
+
+fn plain_forward(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+) -> Option<Launch> {
+    let kernel = plain_kernel("attention", element, sizes, drop.is_some());
+    let mut args =
+        Vec::from([&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|o| Arg::Pointer(o.address)));
+    args.push(Arg::I32(sizes.heads as i32));
+    args.extend(drop_args(cx, drop));
+    plain_launch(cx, sizes, kernel, 3, args)
+}
+
+fn plain_gradient(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+) -> Option<Vec<Launch>> {
+    let [qkv, out, lse, dout] = [0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
+    let (dqkv, deltas) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.scratch));
+    let heads = Arg::I32(sizes.heads as i32);
+    let launch = |which: &str, args: &[Arg]| {
+        let args = args.iter().copied().chain(drop_args(cx, drop)).collect();
+        plain_launch(cx, sizes, plain_kernel(which, element, sizes, drop.is_some()), 4, args)
+    };
+    let queries = launch("attention_grad_queries", &[qkv, out, lse, dout, dqkv, deltas, heads])?;
+    let keys = launch("attention_grad_keys", &[qkv, lse, dout, dqkv, deltas, heads])?;
+    Some(vec![queries, keys])
+}
+
+/// rowsum(dO ∘ O) for the kernels without matrix units; for the others dQ of the heads under way, in f32, where a head may
+/// be cut into squares. Which GPU it will be isn't known yet.
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     let Op::AttentionGrad { heads, .. } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
-    if sizes.tiles() <= ALWAYS_ONE_SQUARE {
-        return 0;
-    }
+    let sums = sizes.total() * sizes.tokens * 4;
     // `squares` times `warps` is less than the tiles and one more per square.
-    sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.head * 4
+    let partial = sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.head * 4;
+    if inputs[0].dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { sums } else { sums.max(partial) }
 }
 
-/// Instances as they occur, each with the least compute capability it needs (80 is 8.0).
+/// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
     for (tokens, head) in [(65, 64), (197, 64), (197, 32), (257, 80), (577, 64), (50, 128)] {
         let sizes = Sizes { batch: 1, tokens, heads: 1, head };
-        for (element, least) in [("bf16", 80), ("f16", 75)] {
-            for drop in [false, true] {
+        for drop in [false, true] {
+            for (element, least) in [("bf16", 80), ("f16", 75)] {
                 let forward = Forward::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
                 let gradient = Gradient::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
                 kernels.extend([forward, gradient].into_iter().flatten().map(|kernel| (kernel, least)));
             }
+            for which in ["attention", "attention_grad_queries", "attention_grad_keys"] {
+                kernels.push((plain_kernel(which, "float", &sizes, drop), 75));
+            }
         }
+    }
+    let odd = Sizes { batch: 1, tokens: 17, heads: 1, head: 24 };
+    for which in ["attention", "attention_grad_queries", "attention_grad_keys"] {
+        kernels.push((plain_kernel(which, "bf16", &odd, true), 75));
     }
     kernels
 }
@@ -349,12 +416,39 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_no_kernel_takes_are_named() {
-        let error = run(&Facts::h200(), DType::Bf16, [2, 17, 2, 24], false).unwrap_err().to_string();
-        assert!(error.contains("block") && error.contains("24 channels a head"), "{error}");
+    fn what_matrix_units_do_not_take_is_computed_without() {
+        let odd = run(&Facts::h200(), DType::Bf16, [2, 33, 2, 24], false).unwrap();
+        assert_eq!(odd.kernel.name, "plain_attention<bf16, 33, 24, 32, false>");
+        assert_eq!((odd.grid, odd.block), ([4, 2, 1], 64));
         let turing = facts((7, 5), 65_536);
-        let error = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap_err().to_string();
-        assert!(error.contains("bf16") && error.contains("7.5"), "{error}");
-        assert!(run(&turing, DType::F16, [2, 17, 2, 32], true).is_ok());
+        let old = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap();
+        assert_eq!(old.kernel.name, "plain_attention_grad_queries<bf16, 17, 32, 32, true>");
+        assert!(
+            run(&turing, DType::F16, [2, 17, 2, 32], true)
+                .unwrap()
+                .kernel
+                .name
+                .starts_with("attention_grad<f16")
+        );
+        let full = run(&Facts::h200(), DType::F32, [2, 17, 2, 32], false).unwrap();
+        assert_eq!(full.kernel.name, "plain_attention<float, 17, 32, 32, false>");
+    }
+
+    #[test]
+    fn heads_that_no_kernel_takes_are_named() {
+        let error = run(&facts((7, 5), 65_536), DType::F32, [2, 17, 2, 512], false).unwrap_err().to_string();
+        assert!(error.contains("block") && error.contains("512 channels a head"), "{error}");
+        assert!(error.contains("f32") && error.contains("7.5"), "{error}");
+    }
+
+    #[test]
+    fn every_instance_is_listed_once() {
+        for facts in all_facts() {
+            let listed = kernels(&facts);
+            let mut names: Vec<_> = listed.iter().map(|(kernel, _)| &kernel.name).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), listed.len());
+        }
     }
 }
