@@ -1,1 +1,998 @@
+// Softmax attention on the tensor cores, forward and backward, without atomics.
+//
+// Legend: B batch, H heads, T tokens, D head size, C = H·D. A tile is 16 tokens, a unit 8 elements (16 bytes).
+// qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h at h·D of each.
 #include "common.cuh"
+
+static constexpr float LOG2E = 1.4426950408889634f;
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int at_least_1(int x) { return x < 1 ? 1 : x; }
+
+// 1/√D.
+template <int D> __device__ __forceinline__ float score_scale() { return rsqrtf((float)D); }
+
+// ---- Instructions ----
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// c += a·b for a 16×16 a and a 16×8 b. With g = lane/4 and t = lane%4, a thread holds of c rows g and g+8, columns 2t
+// and 2t+1.
+template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> __device__ __forceinline__ void mma<bf16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    __trap();
+#endif
+}
+template <> __device__ __forceinline__ void mma<f16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+// Four 8×8 matrices; lane 8i+r names row r of matrix i.
+__device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void load_transposed(u32 (&x)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Copies 16 bytes to shared memory, or writes zeros. Done once wait_copies was called.
+__device__ __forceinline__ void copy_unit(u32 to, const void* from, bool real) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+#else
+    uint4 x = real ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+#endif
+}
+// Copies are waited for in groups, in the order in which they were closed.
+__device__ __forceinline__ void close_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most `OPEN` groups are under way.
+template <int OPEN> __device__ __forceinline__ void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
+#endif
+}
+
+// ---- Rows in shared memory ----
+
+// Rows of D elements, laid out so that the 8 rows of a matrix lie in different banks: the units of a row are permuted
+// where D is a power of two, and rows have an odd number of units elsewhere.
+template <int D> struct Rows {
+    static constexpr int UNITS = D / 8;
+    static constexpr bool PERMUTED = (UNITS & (UNITS - 1)) == 0;
+    static constexpr int STRIDE = PERMUTED ? UNITS : UNITS | 1;
+    static constexpr int BYTES = 16 * STRIDE;
+
+    // Bytes from the first row.
+    static __device__ __forceinline__ u32 at(int row, int unit) {
+        if constexpr (!PERMUTED) return row * BYTES + unit * 16;
+        else if constexpr (UNITS >= 8) return row * BYTES + ((unit ^ (row & 7)) * 16);
+        else return row * BYTES + ((unit ^ ((row / (8 / UNITS)) & (UNITS - 1))) * 16);
+    }
+};
+
+// Starts to copy rows first..first+rows of a head; those from T on are zeros.
+template <int T, int D, int ROWS, int THREADS, typename E>
+__device__ __forceinline__ void copy_rows(u32 to, const E* head, int stride, int first) {
+    constexpr int UNITS = D / 8, TOTAL = ROWS * UNITS;
+#pragma unroll
+    for (int i = 0; i < ceil_div(TOTAL, THREADS); i++) {
+        int index = i * THREADS + threadIdx.x;
+        int row = index / UNITS, unit = index % UNITS;
+        if (TOTAL % THREADS == 0 || index < TOTAL) {
+            bool real = first + row < T;
+            copy_unit(to + Rows<D>::at(row, unit), head + (real ? (i64)(first + row) * stride + unit * 8 : 0), real);
+        }
+    }
+}
+
+// The right side of x·yᵀ: 16 rows of y from `row`, elements 16·k on. Words 0 and 1 are for rows 0..8, 2 and 3 for the rest.
+template <int D> __device__ __forceinline__ void load_right_transposed(u32 (&b)[4], u32 rows, int row, int k) {
+    int lane = threadIdx.x % 32;
+    load_matrices(b, rows + Rows<D>::at(row + (lane / 16) * 8 + lane % 8, 2 * k + (lane / 8) % 2));
+}
+// The right side of x·y: 16 rows of y from `row`, columns 16·n on. Words 0 and 1 are for columns 0..8, 2 and 3 for the rest.
+template <int D> __device__ __forceinline__ void load_right(u32 (&b)[4], u32 rows, int row, int n) {
+    int lane = threadIdx.x % 32;
+    load_transposed(b, rows + Rows<D>::at(row + lane % 16, 2 * n + lane / 16));
+}
+
+// ---- Tiles in registers ----
+
+// A tile of a head as the left side of a product, straight from memory. Rows from T on are zeros.
+template <int T, int D, typename E>
+__device__ __forceinline__ void load_left(u32 (&a)[D / 16][4], const E* head, int stride, int first) {
+    int lane = threadIdx.x % 32;
+    int row = first + lane / 4, column = lane % 4 * 2;
+    const E* low = head + (i64)row * stride + column;
+    const E* high = low + 8 * (i64)stride;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        a[k][0] = row < T ? *reinterpret_cast<const u32*>(low + 16 * k) : 0;
+        a[k][1] = row + 8 < T ? *reinterpret_cast<const u32*>(high + 16 * k) : 0;
+        a[k][2] = row < T ? *reinterpret_cast<const u32*>(low + 16 * k + 8) : 0;
+        a[k][3] = row + 8 < T ? *reinterpret_cast<const u32*>(high + 16 * k + 8) : 0;
+    }
+}
+
+// Results of two neighbouring 16×8 tiles as the left side of a next product.
+template <typename E>
+__device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
+    a[0] = pack2<E>(x[0], x[1]);
+    a[1] = pack2<E>(x[2], x[3]);
+    a[2] = pack2<E>(y[0], y[1]);
+    a[3] = pack2<E>(y[2], y[3]);
+}
+
+// Of four lanes side by side, lane t gets word t of each.
+__device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
+    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        u32 other = __shfl_xor_sync(0xffffffffu, odd ? w[i] : w[i + 1], 1);
+        if (odd) w[i] = other;
+        else w[i + 1] = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 other = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + 2], 2);
+        if (upper) w[i] = other;
+        else w[i + 2] = other;
+    }
+}
+
+// Writes a tile, rows g times `low` and rows g+8 times `high`, to rows first..T of a head.
+template <int T, int D, typename E>
+__device__ __forceinline__ void store_tile(E* head, int stride, int first, const float (&x)[D / 8][4], float low,
+                                           float high) {
+    int lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = first + lane / 4 + 8 * half;
+        float factor = half ? high : low;
+        E* to = head + (i64)row * stride;
+        u32 words[D / 8];
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) words[j] = pack2<E>(x[j][2 * half] * factor, x[j][2 * half + 1] * factor);
+#pragma unroll
+        for (int j = 0; j + 4 <= D / 8; j += 4) {
+            u32 w[4] = {words[j], words[j + 1], words[j + 2], words[j + 3]};
+            transpose_words(w);
+            if (row < T) *reinterpret_cast<uint4*>(to + (j + t) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+#pragma unroll
+        for (int j = D / 8 / 4 * 4; j < D / 8; j++)
+            if (row < T) *reinterpret_cast<u32*>(to + j * 8 + 2 * t) = words[j];
+    }
+}
+
+// ---- Dropout ----
+
+// Without dropout nobody reads the header.
+template <bool DROP> __device__ __forceinline__ Stream draws(const Header* header, u32 site, u64 sample) {
+    if constexpr (DROP) return Stream(header, site, sample);
+    Header none = {};
+    return Stream(&none, site, sample);
+}
+
+// Which of four keys stay, as bits.
+__device__ __forceinline__ u32 kept(const Stream& stream, u32 token, u32 block, u32 threshold) {
+    uint4 w = stream.words(token, block);
+    return (u32)(w.x >= threshold) | (u32)(w.y >= threshold) << 1 | (u32)(w.z >= threshold) << 2 |
+           (u32)(w.w >= threshold) << 3;
+}
+
+// ---- Forward ----
+
+// How the keys are cut: parts of PART tiles, of which a thread holds the scores, and a last one of LAST tiles.
+template <int T> struct Parts {
+    static constexpr int TILES = ceil_div(T, 16);
+    static constexpr int COUNT = at_least_1((TILES + 1) / 4);
+    static constexpr int PART = TILES / COUNT;
+    static constexpr int LAST = TILES - (COUNT - 1) * PART;
+};
+
+// A tile of queries on its way through the keys.
+template <typename E, int T, int D, bool DROP> struct Queries {
+    u32 q[D / 16][4];
+    float o[D / 8][4];
+    float top[2], sum[2];
+
+    __device__ __forceinline__ void start(const E* queries, int stride, int first) {
+        load_left<T, D>(q, queries, stride, first);
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
+        top[0] = top[1] = __int_as_float(0xff800000);
+        sum[0] = sum[1] = 0.0f;
+    }
+
+    // Goes through N tiles of keys from tile `first`, of which keys and values lie from `row` on. TAIL says that they end
+    // with key T-1.
+    template <int N, bool TAIL>
+    __device__ __forceinline__ void attend(u32 keys, u32 values, int row, int first, const Stream& stream, u32 token,
+                                           u32 threshold) {
+        constexpr float LOWEST = -1e30f;
+        constexpr int REAL = TAIL ? T - (ceil_div(T, 16) - N) * 16 : 16 * N;
+        int t = threadIdx.x % 4;
+        float s[2 * N][4];
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[j][i] = 8 * j + 8 <= REAL || 8 * j + 2 * t + i % 2 < REAL ? 0.0f : LOWEST;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                u32 b[4];
+                load_right_transposed<D>(b, keys, row + 16 * j, k);
+                mma<E>(s[2 * j], q[k], b[0], b[1]);
+                if (16 * j + 8 < REAL) mma<E>(s[2 * j + 1], q[k], b[2], b[3]);
+            }
+
+        const float scale = score_scale<D>() * LOG2E;
+        float shift[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float m = top[half];
+#pragma unroll
+            for (int j = 0; j < 2 * N; j++)
+                if (8 * j < REAL) m = fmaxf(m, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+            float shrink = exp2_fast((top[half] - m) * scale);
+            top[half] = m;
+            shift[half] = -m * scale;
+            sum[half] *= shrink;
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) o[j][2 * half] *= shrink, o[j][2 * half + 1] *= shrink;
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[j][i] = 8 * j < REAL ? exp2_fast(fmaf(s[j][i], scale, shift[i / 2])) : 0.0f;
+                sum[i / 2] += s[j][i];
+            }
+
+        if constexpr (DROP) {
+            int lane = threadIdx.x % 32;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                u32 block = (first + j) * 4 + t;
+                u32 bits = kept(stream, token, block, threshold) | kept(stream, token + 8, block, threshold) << 4;
+#pragma unroll
+                for (int side = 0; side < 2; side++) {
+                    u32 own = __shfl_sync(0xffffffffu, bits, (lane & ~3) | (2 * side + t / 2)) >> (2 * (t % 2));
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (!(own >> (4 * (i / 2) + i % 2) & 1)) s[2 * j + side][i] = 0.0f;
+                }
+            }
+        }
+
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            u32 p[4];
+            as_left<E>(p, s[2 * j], s[2 * j + 1]);
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 b[4];
+                load_right<D>(b, values, row + 16 * j, n);
+                mma<E>(o[2 * n], p, b[0], b[1]);
+                mma<E>(o[2 * n + 1], p, b[2], b[3]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void finish(E* out, int stride, float* lse, int first, float keep_scale) {
+        int lane = threadIdx.x % 32;
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = sum[half];
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            factor[half] = keep_scale / total;
+            int row = first + lane / 4 + 8 * half;
+            if (lane % 4 == 0 && row < T) lse[row] = top[half] * score_scale<D>() + logf(total);
+        }
+        store_tile<T, D>(out, stride, first, o, factor[0], factor[1]);
+    }
+};
+
+// Warps that an SM's registers are to hold.
+template <int D> struct Residency {
+    static constexpr int FORWARD = D <= 64 ? 16 : D <= 96 ? 12 : 8;
+};
+
+// One block for a head. PARTS parts of the keys and values are in shared memory at a time; each warp goes through them
+// with a tile of queries. Grid: (B·H, how many blocks share a head's queries).
+template <typename E, int T, int D, int WARPS, int PARTS, bool DROP>
+__global__ void __launch_bounds__(32 * WARPS, at_least_1(Residency<D>::FORWARD / WARPS))
+    attention(const E* __restrict__ qkv, E* __restrict__ out, float* __restrict__ lse, int heads,
+              const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
+    using P = Parts<T>;
+    constexpr bool WHOLE = PARTS >= P::COUNT;
+    constexpr int ROWS = 16 * ((PARTS - 1) * P::PART + P::LAST);
+    extern __shared__ uint4 shared[];
+    const u32 keys = shared_address(shared), values = keys + ROWS * Rows<D>::BYTES;
+
+    const int b = blockIdx.x / heads, h = blockIdx.x % heads, channels = heads * D, stride = 3 * channels;
+    const E* head = qkv + (i64)b * T * stride + h * D;
+    E* out_head = out + (i64)b * T * channels + h * D;
+    const Stream stream = draws<DROP>(header, site, b);
+
+    auto fetch = [&](int part) {
+        if constexpr (!WHOLE) __syncthreads();
+        copy_rows<T, D, ROWS, 32 * WARPS>(keys, head + channels, stride, part * P::PART * 16);
+        copy_rows<T, D, ROWS, 32 * WARPS>(values, head + 2 * channels, stride, part * P::PART * 16);
+        close_group();
+    };
+    auto arrive = [&] {
+        wait_copies<0>();
+        __syncthreads();
+    };
+
+    if constexpr (WHOLE) fetch(0);
+    bool arrived = false;
+    for (int round = blockIdx.y * WARPS; round < P::TILES; round += gridDim.y * WARPS) {
+        const int tile = round + threadIdx.x / 32, first = 16 * tile;
+        const u32 token = h * T + first + threadIdx.x % 32 / 4;
+        Queries<E, T, D, DROP> queries;
+        queries.start(head, stride, first);
+        if (WHOLE && !arrived) arrive();
+        arrived = true;
+#pragma unroll 1
+        for (int part = 0; part < P::COUNT - 1; part++) {
+            if (!WHOLE && part % PARTS == 0) fetch(part), arrive();
+            if (tile < P::TILES)
+                queries.template attend<P::PART, false>(keys, values, part % PARTS * P::PART * 16, part * P::PART, stream,
+                                                        token, threshold);
+        }
+        constexpr int LAST = P::COUNT - 1;
+        if (!WHOLE && LAST % PARTS == 0) fetch(LAST), arrive();
+        if (tile < P::TILES) {
+            queries.template attend<P::LAST, true>(keys, values, LAST % PARTS * P::PART * 16, LAST * P::PART, stream, token,
+                                                   threshold);
+            queries.finish(out_head, channels, lse + (i64)blockIdx.x * T, first, keep_scale);
+        }
+    }
+}
+
+// ---- Backward ----
+
+// The backward of a head goes through squares of (16·WARPS keys) × (16·WARPS queries), each in two phases:
+//   1. A warp owns a tile of keys. For each tile of queries it computes Pᵀ and dSᵀ, adds Pᵀ·dO to dV and dSᵀ·Q to dK, and
+//      leaves dSᵀ in shared memory.
+//   2. A warp owns a tile of queries, and adds dS·K to dQ.
+// dK and dV of a warp's keys stay in registers through all queries. dQ does only if one square is the whole head; else it
+// waits in `partial` for the next keys.
+//
+// Blocks go through heads in turn. The queries, dO and O of the next square are fetched while this one is computed.
+template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Backward {
+    static constexpr int TILES = ceil_div(T, 16);
+    // Squares along one side.
+    static constexpr int SQUARES = ceil_div(TILES, WARPS);
+    static constexpr int SIDE = 16 * WARPS;
+    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int ROWS_BYTES = SIDE * Rows<D>::BYTES;
+    // A row of dSᵀ has an odd number of units, so that neither its writes nor its reads meet in a bank.
+    static constexpr int SCORES_STRIDE = (SIDE / 8 | 1) * 16;
+    static constexpr int SHARED = (2 * STAGES + 1) * ROWS_BYTES + SIDE * SCORES_STRIDE + 2 * SIDE * 4;
+
+    struct Square {
+        int head, keys, queries;
+        __device__ __forceinline__ Square next() const {
+            Square n = *this;
+            if (SQUARES == 1 || ++n.queries == SQUARES) {
+                n.queries = 0;
+                if (SQUARES == 1 || ++n.keys == SQUARES) n.keys = 0, n.head += gridDim.x;
+            }
+            return n;
+        }
+    };
+
+    // Arguments.
+    const E* qkv;
+    const E* out;
+    const float* lse;
+    const E* dout;
+    E* dqkv;
+    float* partial;
+    int total, heads;
+    const Header* header;
+    u32 site, threshold;
+    float keep_scale;
+
+    // Where things lie in shared memory.
+    u32 stages, keys, scores;
+    float *log_sums, *deltas;
+
+    // A warp's tile of keys and values, and their gradients.
+    u32 k[D / 16][4], v[D / 16][4];
+    float dk[D / 8][4], dv[D / 8][4];
+    // Half of a row of O, and its log-sum-exp, of the next square.
+    uint4 o[D / 16];
+    float log_sum;
+
+    __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+    __device__ __forceinline__ i64 packed(int head) const {
+        return (i64)(head / heads) * T * 3 * heads * D + head % heads * D;
+    }
+    __device__ __forceinline__ i64 plain(int head) const { return (i64)(head / heads) * T * heads * D + head % heads * D; }
+    __device__ __forceinline__ u32 queries_at(int stage) const { return stages + stage * 2 * ROWS_BYTES; }
+
+    __device__ __forceinline__ void fetch_queries(Square s, int stage) {
+        if (s.head < total) {
+            u32 to = queries_at(stage);
+            copy_rows<T, D, SIDE, THREADS>(to, qkv + packed(s.head), 3 * heads * D, s.queries * SIDE);
+            copy_rows<T, D, SIDE, THREADS>(to + ROWS_BYTES, dout + plain(s.head), heads * D, s.queries * SIDE);
+        }
+        close_group();
+    }
+
+    __device__ __forceinline__ void fetch_keys(Square s) {
+        if (s.queries == 0)
+            copy_rows<T, D, SIDE, THREADS>(keys, qkv + packed(s.head) + heads * D, 3 * heads * D, s.keys * SIDE);
+        close_group();
+    }
+
+    // What goes to registers.
+    __device__ __forceinline__ void fetch_rows(Square s) {
+        if (s.head >= total) return;
+        int row = s.queries * SIDE + threadIdx.x / 2, half = threadIdx.x % 2;
+        const E* from = out + plain(s.head) + (i64)row * heads * D + half * 8;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+            o[i] = row < T ? *reinterpret_cast<const uint4*>(from + 16 * i) : make_uint4(0, 0, 0, 0);
+        // A query that isn't there has probabilities 0.
+        log_sum = row < T ? lse[(i64)s.head * T + row] * LOG2E : __int_as_float(0x7f800000);
+        if (s.queries > 0) return;
+        const E* head = qkv + packed(s.head);
+        int first = s.keys * SIDE + 16 * warp();
+        load_left<T, D>(k, head + heads * D, 3 * heads * D, first);
+        load_left<T, D>(v, head + 2 * heads * D, 3 * heads * D, first);
+    }
+
+    // rowsum(dO ∘ O), by two threads a row.
+    __device__ __forceinline__ void sum_rows(int stage) {
+        int row = threadIdx.x / 2, half = threadIdx.x % 2;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            uint4 x = o[i], y;
+            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
+                         : "r"(queries_at(stage) + ROWS_BYTES + Rows<D>::at(row, 2 * i + half))
+                         : "memory");
+            add_products(sum, x.x, y.x);
+            add_products(sum, x.y, y.y);
+            add_products(sum, x.z, y.z);
+            add_products(sum, x.w, y.w);
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        if (half == 0) deltas[row] = sum;
+        else log_sums[row] = log_sum;
+    }
+    static __device__ __forceinline__ void add_products(float& sum, u32 x, u32 y) {
+        float x0, x1, y0, y1;
+        unpack2<E>(x, x0, x1);
+        unpack2<E>(y, y0, y1);
+        sum = fmaf(x0, y0, fmaf(x1, y1, sum));
+    }
+
+    // Which elements of a 16×8 tile of Pᵀ stay: bit i for element i of this thread. Four threads that hold keys of the same
+    // blocks draw one block each.
+    __device__ __forceinline__ u32 kept_elements(const Stream& stream, int h, int key_tile, int query) {
+        int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = g % 4;
+        u32 block = key_tile * 4 + 2 * (own % 2) + g / 4;
+        u32 bits = kept(stream, h * T + query + 2 * t + own / 2, block, threshold) << (4 * own);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+        bits >>= own;
+        return (bits & 1) | (bits >> 8 & 1) << 1 | (bits >> 4 & 1) << 2 | (bits >> 12 & 1) << 3;
+    }
+
+    __device__ __forceinline__ void keys_phase(Square s, int stage) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const int key_tile = s.keys * WARPS + warp();
+        const u32 q_rows = queries_at(stage), do_rows = q_rows + ROWS_BYTES;
+        const float scale = score_scale<D>() * LOG2E;
+        const Stream stream = draws<DROP>(header, site, s.head / heads);
+        // Keys that aren't there get probabilities 0.
+        const float start_low = T % 16 == 0 || key_tile * 16 + g < T ? 0.0f : -1e30f;
+        const float start_high = T % 16 == 0 || key_tile * 16 + g + 8 < T ? 0.0f : -1e30f;
+        const int tiles = SQUARES == 1 ? TILES : min(WARPS, TILES - s.queries * WARPS);
+        const u32 to = scores + (16 * warp() + g) * SCORES_STRIDE + 4 * t;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; tile++) {
+            float p[2][4], ds[2][4];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                p[j][0] = p[j][1] = start_low;
+                p[j][2] = p[j][3] = start_high;
+                ds[j][0] = ds[j][1] = ds[j][2] = ds[j][3] = 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                u32 b[4];
+                load_right_transposed<D>(b, q_rows, 16 * tile, i);
+                mma<E>(p[0], k[i], b[0], b[1]);
+                mma<E>(p[1], k[i], b[2], b[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                u32 b[4];
+                load_right_transposed<D>(b, do_rows, 16 * tile, i);
+                mma<E>(ds[0], v[i], b[0], b[1]);
+                mma<E>(ds[1], v[i], b[2], b[3]);
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                int query = 16 * tile + 8 * j;
+                float2 log_sum = *reinterpret_cast<const float2*>(log_sums + query + 2 * t);
+                float2 delta = *reinterpret_cast<const float2*>(deltas + query + 2 * t);
+                u32 stay = DROP ? kept_elements(stream, s.head % heads, key_tile, s.queries * SIDE + query) : 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float x = exp2_fast(fmaf(p[j][i], scale, i % 2 ? -log_sum.y : -log_sum.x));
+                    float dx = ds[j][i];
+                    if constexpr (DROP) dx = stay >> i & 1 ? dx * keep_scale : 0.0f;
+                    ds[j][i] = x * (dx - (i % 2 ? delta.y : delta.x));
+                    p[j][i] = DROP && !(stay >> i & 1) ? 0.0f : x;
+                }
+            }
+            u32 a[4], da[4];
+            as_left<E>(a, p[0], p[1]);
+            as_left<E>(da, ds[0], ds[1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 32 * tile + (i / 2) * 16 + (i % 2) * 8 * SCORES_STRIDE),
+                             "r"(da[i])
+                             : "memory");
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 b[4];
+                load_right<D>(b, do_rows, 16 * tile, n);
+                mma<E>(dv[2 * n], a, b[0], b[1]);
+                mma<E>(dv[2 * n + 1], a, b[2], b[3]);
+            }
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 b[4];
+                load_right<D>(b, q_rows, 16 * tile, n);
+                mma<E>(dk[2 * n], da, b[0], b[1]);
+                mma<E>(dk[2 * n + 1], da, b[2], b[3]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store_keys(Square s) {
+        E* head = dqkv + packed(s.head);
+        int first = s.keys * SIDE + 16 * warp();
+        float scale = score_scale<D>();
+        store_tile<T, D>(head + heads * D, 3 * heads * D, first, dk, scale, scale);
+        store_tile<T, D>(head + 2 * heads * D, 3 * heads * D, first, dv, keep_scale, keep_scale);
+    }
+
+    __device__ __forceinline__ void queries_phase(Square s) {
+        const int lane = threadIdx.x % 32;
+        float dq[D / 8][4];
+        // Each thread gets back what it left itself.
+        float4* mine = reinterpret_cast<float4*>(partial) +
+                       ((i64)(blockIdx.x * SQUARES + s.queries) * WARPS + warp()) * (D / 8) * 32 + lane;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            float4 x = SQUARES > 1 && s.keys > 0 ? mine[j * 32] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            dq[j][0] = x.x, dq[j][1] = x.y, dq[j][2] = x.z, dq[j][3] = x.w;
+        }
+        const int tiles = SQUARES == 1 ? TILES : min(WARPS, TILES - s.keys * WARPS);
+        const u32 from = scores + ((lane / 16) * 8 + lane % 8) * SCORES_STRIDE + (2 * warp() + (lane / 8) % 2) * 16;
+#pragma unroll 2
+        for (int tile = 0; tile < tiles; tile++) {
+            u32 a[4];
+            load_transposed(a, from + 16 * tile * SCORES_STRIDE);
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 b[4];
+                load_right<D>(b, keys, 16 * tile, n);
+                mma<E>(dq[2 * n], a, b[0], b[1]);
+                mma<E>(dq[2 * n + 1], a, b[2], b[3]);
+            }
+        }
+        if (SQUARES == 1 || s.keys == SQUARES - 1) {
+            float scale = score_scale<D>();
+            store_tile<T, D>(dqkv + packed(s.head), 3 * heads * D, s.queries * SIDE + 16 * warp(), dq, scale, scale);
+        } else {
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) mine[j * 32] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        Square s = {(int)blockIdx.x, 0, 0};
+        int stage = 0;
+        fetch_queries(s, stage);
+        fetch_rows(s);
+        while (s.head < total) {
+            const Square next = s.next();
+            wait_copies<0>();
+            __syncthreads();
+            fetch_keys(s);
+            sum_rows(stage);
+            __syncthreads();
+            if (STAGES == 2) fetch_queries(next, stage ^ 1);
+            if (s.queries == 0) {
+#pragma unroll
+                for (int j = 0; j < D / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) dk[j][i] = dv[j][i] = 0.0f;
+            }
+            if (s.keys * WARPS + warp() < TILES) {
+                keys_phase(s, stage);
+                if (s.queries == SQUARES - 1) store_keys(s);
+            }
+            wait_copies<STAGES - 1>();
+            __syncthreads();
+            if (STAGES == 1) fetch_queries(next, stage);
+            fetch_rows(next);
+            if (s.queries * WARPS + warp() < TILES) queries_phase(s);
+            if (STAGES == 2) stage ^= 1;
+            s = next;
+        }
+    }
+};
+
+// Grid: as many blocks as run at once. `partial` has 16·D·WARPS numbers for every block and square along a side.
+template <typename E, int T, int D, int WARPS, int STAGES, int RESIDENT, bool DROP>
+__global__ void __launch_bounds__(32 * WARPS, RESIDENT)
+    attention_grad(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
+                   const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ partial, int total, int heads,
+                   const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
+    using B = Backward<E, T, D, WARPS, STAGES, DROP>;
+    extern __shared__ uint4 shared[];
+    B b;
+    b.qkv = qkv, b.out = out, b.lse = lse, b.dout = dout, b.dqkv = dqkv, b.partial = partial;
+    b.total = total, b.heads = heads;
+    b.header = header, b.site = site, b.threshold = threshold, b.keep_scale = keep_scale;
+    b.stages = shared_address(shared);
+    b.keys = b.stages + 2 * STAGES * B::ROWS_BYTES;
+    b.scores = b.keys + B::ROWS_BYTES;
+    b.log_sums = reinterpret_cast<float*>(reinterpret_cast<u8*>(shared) + B::SHARED) - 2 * B::SIDE;
+    b.deltas = b.log_sums + B::SIDE;
+    b.run();
+}
+
+// ---- Without matrix units: f32 arithmetic, any head size, any element type ----
+
+// Products of TILE×D pieces in shared memory as f32, by TILE/4 × TILE/4 threads. Thread (x, y) has of a result rows 4y to
+// 4y+3, and columns x, x+SIDE, … of scores.
+template <int D, int TILE> struct Plain {
+    static constexpr int SIDE = TILE / 4, THREADS = SIDE * SIDE;
+    // Rows are whole float4s, an odd number of them, so that rows lie in different banks.
+    static constexpr int STRIDE = (ceil_div(D, 4) | 1) * 4, SCORES_STRIDE = TILE + 4;
+    static constexpr int PIECE = TILE * STRIDE, SCORES = TILE * SCORES_STRIDE;
+    // A thread's columns of a row of D come in runs of VECTOR.
+    static constexpr int VECTOR = D % (4 * SIDE) == 0 ? 4 : D % (2 * SIDE) == 0 ? 2 : 1;
+    static constexpr int COLUMNS = ceil_div(D, SIDE * VECTOR) * VECTOR;
+
+    static __device__ __forceinline__ int x() { return threadIdx.x % SIDE; }
+    static __device__ __forceinline__ int y() { return threadIdx.x / SIDE; }
+    static __device__ __forceinline__ int column(int c) { return c / VECTOR * SIDE * VECTOR + x() * VECTOR + c % VECTOR; }
+
+    // Rows from T on, and columns from D on, are zeros.
+    template <int T, typename E>
+    static __device__ __forceinline__ void load(float* to, const E* head, int stride, int first) {
+        constexpr int FOURS = ceil_div(D, 4);
+        for (int i = threadIdx.x; i < TILE * FOURS; i += THREADS) {
+            int row = i / FOURS, c = i % FOURS * 4;
+            float v[4] = {};
+            if (first + row < T) {
+                const E* from = head + (i64)(first + row) * stride + c;
+                if constexpr (D % 4 == 0) {
+                    Pack<E, 4>::load(from, v);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) v[j] = c + j < D ? to_float(from[j]) : 0.0f;
+                }
+            }
+            Pack<float, 4>::store(to + row * STRIDE + c, v);
+        }
+    }
+
+    // a·bᵀ.
+    static __device__ __forceinline__ void scores(float (&s)[4][4], const float* a, const float* b) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
+#pragma unroll 2
+        for (int d = 0; d < D; d += 4) {
+            float u[4][4], w[4][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                Pack<float, 4>::load(a + (4 * y() + i) * STRIDE + d, u[i]);
+                Pack<float, 4>::load(b + (x() + SIDE * i) * STRIDE + d, w[i]);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) s[i][j] = fmaf(u[i][e], w[j][e], s[i][j]);
+        }
+    }
+
+    // Leaves scores for `add_product`. The threads that share rows are of one warp.
+    static __device__ __forceinline__ void keep(float* to, const float (&s)[4][4]) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) to[(4 * y() + i) * SCORES_STRIDE + x() + SIDE * j] = s[i][j];
+        __syncwarp();
+    }
+
+    // sum += p·b.
+    static __device__ __forceinline__ void add_product(float (&sum)[4][COLUMNS], const float* p, const float* b) {
+#pragma unroll 2
+        for (int k = 0; k < TILE; k += 4) {
+            float u[4][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) Pack<float, 4>::load(p + (4 * y() + i) * SCORES_STRIDE + k, u[i]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float w[COLUMNS];
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c += VECTOR) {
+                    const float* from = b + (k + e) * STRIDE + column(c);
+                    if constexpr (VECTOR == 4) {
+                        float4 v = *reinterpret_cast<const float4*>(from);
+                        w[c] = v.x, w[c + 1] = v.y, w[c + 2] = v.z, w[c + 3] = v.w;
+                    } else if constexpr (VECTOR == 2) {
+                        float2 v = *reinterpret_cast<const float2*>(from);
+                        w[c] = v.x, w[c + 1] = v.y;
+                    } else {
+                        w[c] = column(c) < D ? *from : 0.0f;
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; c++) sum[i][c] = fmaf(u[i][e], w[c], sum[i][c]);
+            }
+        }
+    }
+
+    template <int T, typename E>
+    static __device__ __forceinline__ void store(E* head, int stride, int first, const float (&sum)[4][COLUMNS],
+                                                 const float (&factor)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = first + 4 * y() + i;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                if (row < T && column(c) < D) head[(i64)row * stride + column(c)] = from_float<E>(sum[i][c] * factor[i]);
+        }
+    }
+
+    static __device__ __forceinline__ float row_sum(float v) {
+#pragma unroll
+        for (int lane = SIDE / 2; lane > 0; lane /= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
+        return v;
+    }
+    static __device__ __forceinline__ float row_max(float v) {
+#pragma unroll
+        for (int lane = SIDE / 2; lane > 0; lane /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, lane));
+        return v;
+    }
+};
+
+// What a probability is multiplied by.
+template <bool DROP>
+__device__ __forceinline__ float drop_factor(const Stream& stream, u32 token, int key, u32 threshold, float keep_scale) {
+    if constexpr (!DROP) return 1.0f;
+    return kept(stream, token, key / 4, threshold) >> (key % 4) & 1 ? keep_scale : 0.0f;
+}
+
+// Grid: (B·H, pieces of queries).
+template <typename E, int T, int D, int TILE, bool DROP>
+__global__ void __launch_bounds__(TILE* TILE / 16)
+    plain_attention(const E* __restrict__ qkv, E* __restrict__ out, float* __restrict__ lse, int heads,
+                    const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
+    using P = Plain<D, TILE>;
+    extern __shared__ float4 shared4[];
+    float* queries = reinterpret_cast<float*>(shared4);
+    float *keys = queries + P::PIECE, *values = keys + P::PIECE, *kept_scores = values + P::PIECE;
+    const int b = blockIdx.x / heads, h = blockIdx.x % heads, channels = heads * D, stride = 3 * channels;
+    const int first = blockIdx.y * TILE;
+    const E* head = qkv + (i64)b * T * stride + h * D;
+    const Stream stream = draws<DROP>(header, site, b);
+    const float scale = 1.0f / sqrtf((float)D);
+
+    float o[4][P::COLUMNS] = {}, top[4], sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) top[i] = __int_as_float(0xff800000);
+    P::template load<T>(queries, head, stride, first);
+    for (int key = 0; key < T; key += TILE) {
+        __syncthreads();
+        P::template load<T>(keys, head + channels, stride, key);
+        P::template load<T>(values, head + 2 * channels, stride, key);
+        __syncthreads();
+        float s[4][4];
+        P::scores(s, queries, keys);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float m = top[i];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                s[i][j] = key + P::x() + P::SIDE * j < T ? s[i][j] * scale : -1e30f;
+                m = fmaxf(m, s[i][j]);
+            }
+            m = P::row_max(m);
+            float shrink = exp2f((top[i] - m) * LOG2E);
+            top[i] = m;
+            sum[i] *= shrink;
+#pragma unroll
+            for (int c = 0; c < P::COLUMNS; c++) o[i][c] *= shrink;
+            u32 token = h * T + first + 4 * P::y() + i;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float p = exp2f((s[i][j] - m) * LOG2E);
+                sum[i] += p;
+                s[i][j] = p * drop_factor<DROP>(stream, token, key + P::x() + P::SIDE * j, threshold, keep_scale);
+            }
+        }
+        P::keep(kept_scores, s);
+        P::add_product(o, kept_scores, values);
+    }
+    float factor[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float total = P::row_sum(sum[i]);
+        factor[i] = 1.0f / total;
+        int row = first + 4 * P::y() + i;
+        if (P::x() == 0 && row < T) lse[(i64)blockIdx.x * T + row] = top[i] + logf(total);
+    }
+    P::template store<T>(out + (i64)b * T * channels + h * D, channels, first, o, factor);
+}
+
+// dQ, and rowsum(dO ∘ O) for plain_attention_grad_keys. Grid: (B·H, pieces of queries).
+template <typename E, int T, int D, int TILE, bool DROP>
+__global__ void __launch_bounds__(TILE* TILE / 16)
+    plain_attention_grad_queries(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
+                                 const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ deltas, int heads,
+                                 const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
+    using P = Plain<D, TILE>;
+    extern __shared__ float4 shared4[];
+    float* queries = reinterpret_cast<float*>(shared4);
+    float *douts = queries + P::PIECE, *keys = douts + P::PIECE, *values = keys + P::PIECE, *kept_scores = values + P::PIECE;
+    const int b = blockIdx.x / heads, h = blockIdx.x % heads, channels = heads * D, stride = 3 * channels;
+    const int first = blockIdx.y * TILE;
+    const i64 packed = (i64)b * T * stride + h * D, plain = (i64)b * T * channels + h * D;
+    const Stream stream = draws<DROP>(header, site, b);
+    const float scale = 1.0f / sqrtf((float)D);
+
+    P::template load<T>(queries, qkv + packed, stride, first);
+    P::template load<T>(douts, dout + plain, channels, first);
+    __syncthreads();
+    float delta[4], log_sum[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = first + 4 * P::y() + i;
+        float sum = 0.0f;
+        if (row < T)
+            for (int d = P::x(); d < D; d += P::SIDE)
+                sum = fmaf(to_float(out[plain + (i64)row * channels + d]), douts[(4 * P::y() + i) * P::STRIDE + d], sum);
+        delta[i] = P::row_sum(sum);
+        log_sum[i] = row < T ? lse[(i64)blockIdx.x * T + row] : __int_as_float(0x7f800000);
+        if (P::x() == 0 && row < T) deltas[(i64)blockIdx.x * T + row] = delta[i];
+    }
+    float dq[4][P::COLUMNS] = {};
+    for (int key = 0; key < T; key += TILE) {
+        __syncthreads();
+        P::template load<T>(keys, qkv + packed + channels, stride, key);
+        P::template load<T>(values, qkv + packed + 2 * channels, stride, key);
+        __syncthreads();
+        float s[4][4], dp[4][4];
+        P::scores(s, queries, keys);
+        P::scores(dp, douts, values);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 token = h * T + first + 4 * P::y() + i;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int k = key + P::x() + P::SIDE * j;
+                float p = k < T ? exp2f((s[i][j] * scale - log_sum[i]) * LOG2E) : 0.0f;
+                s[i][j] = p * (dp[i][j] * drop_factor<DROP>(stream, token, k, threshold, keep_scale) - delta[i]);
+            }
+        }
+        P::keep(kept_scores, s);
+        P::add_product(dq, kept_scores, keys);
+    }
+    const float factor[4] = {scale, scale, scale, scale};
+    P::template store<T>(dqkv + packed, stride, first, dq, factor);
+}
+
+// dK and dV. Grid: (B·H, pieces of keys).
+template <typename E, int T, int D, int TILE, bool DROP>
+__global__ void __launch_bounds__(TILE* TILE / 16)
+    plain_attention_grad_keys(const E* __restrict__ qkv, const float* __restrict__ lse, const E* __restrict__ dout,
+                              E* __restrict__ dqkv, const float* __restrict__ deltas, int heads,
+                              const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
+    using P = Plain<D, TILE>;
+    extern __shared__ float4 shared4[];
+    float* queries = reinterpret_cast<float*>(shared4);
+    float *douts = queries + P::PIECE, *keys = douts + P::PIECE, *values = keys + P::PIECE, *kept_scores = values + P::PIECE;
+    const int b = blockIdx.x / heads, h = blockIdx.x % heads, channels = heads * D, stride = 3 * channels;
+    const int first = blockIdx.y * TILE;
+    const i64 packed = (i64)b * T * stride + h * D, plain = (i64)b * T * channels + h * D;
+    const Stream stream = draws<DROP>(header, site, b);
+    const float scale = 1.0f / sqrtf((float)D);
+
+    P::template load<T>(keys, qkv + packed + channels, stride, first);
+    P::template load<T>(values, qkv + packed + 2 * channels, stride, first);
+    float dk[4][P::COLUMNS] = {}, dv[4][P::COLUMNS] = {};
+    for (int query = 0; query < T; query += TILE) {
+        __syncthreads();
+        P::template load<T>(queries, qkv + packed, stride, query);
+        P::template load<T>(douts, dout + plain, channels, query);
+        __syncthreads();
+        float p[4][4], ds[4][4];
+        P::scores(p, keys, queries);
+        P::scores(ds, values, douts);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int q = query + P::x() + P::SIDE * j;
+            float log_sum = q < T ? lse[(i64)blockIdx.x * T + q] : 0.0f;
+            float delta = q < T ? deltas[(i64)blockIdx.x * T + q] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int k = first + 4 * P::y() + i;
+                float x = q < T && k < T ? exp2f((p[i][j] * scale - log_sum) * LOG2E) : 0.0f;
+                float factor = drop_factor<DROP>(stream, h * T + q, k, threshold, keep_scale);
+                ds[i][j] = x * (ds[i][j] * factor - delta);
+                p[i][j] = x * factor;
+            }
+        }
+        P::keep(kept_scores, p);
+        P::add_product(dv, kept_scores, douts);
+        P::keep(kept_scores, ds);
+        P::add_product(dk, kept_scores, queries);
+    }
+    const float one[4] = {1.0f, 1.0f, 1.0f, 1.0f}, factor[4] = {scale, scale, scale, scale};
+    P::template store<T>(dqkv + packed + channels, stride, first, dk, factor);
+    P::template store<T>(dqkv + packed + 2 * channels, stride, first, dv, one);
+}

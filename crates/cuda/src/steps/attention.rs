@@ -1,11 +1,454 @@
-use crate::action::{Action, Context};
-use crate::error::CudaError;
-use graph::{Op, Type};
+//! Attention: which instance of which kernel, with how many warps and how much shared memory.
+//!
+//! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    Err(cx.no_kernel())
+use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Source, c_type};
+use crate::error::CudaError;
+use graph::op::AttentionDrop;
+use graph::random::drop_threshold;
+use graph::{DType, Op, Shape, Type};
+
+/// Blocks that have working memory when a head's backward is cut into squares. No GPU has more multiprocessors.
+const MAX_BLOCKS: usize = 256;
+/// Up to so many tiles, every GPU's shared memory holds the backward of a head in one square.
+const ALWAYS_ONE_SQUARE: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    head: usize,
 }
 
-pub fn scratch(_op: &Op, _inputs: &[&Type], _outputs: &[&Type]) -> usize {
-    0
+impl Sizes {
+    fn of(qkv: &Shape, heads: usize) -> Self {
+        let channels = qkv.0[2] / 3;
+        Sizes { batch: qkv.0[0], tokens: qkv.0[1], heads, head: channels / heads }
+    }
+
+    fn tiles(&self) -> usize {
+        self.tokens.div_ceil(16)
+    }
+
+    /// Heads of all samples.
+    fn total(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    /// Bytes of a row of 16-bit elements in shared memory, as `Rows` has them.
+    fn row_bytes(&self) -> usize {
+        let units = self.head / 8;
+        16 * if units.is_power_of_two() { units } else { units | 1 }
+    }
+}
+
+pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    let (heads, drop, backward) = match cx.op {
+        Op::Attention { heads, drop } => (*heads, *drop, false),
+        Op::AttentionGrad { heads, drop } => (*heads, *drop, true),
+        _ => return Err(cx.no_kernel()),
+    };
+    let sizes = Sizes::of(&cx.input(0).shape, heads);
+    let dtype = cx.input(0).dtype;
+    let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
+    let launches = match (on_matrix_units(&sizes, dtype, cx.facts), backward) {
+        (true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (true, true) => gradient(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (false, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (false, true) => plain_gradient(cx, &sizes, element, drop),
+    };
+    let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
+    Ok(launches.into_iter().map(Action::Launch).collect())
+}
+
+/// Whether the kernels that use matrix units take these heads.
+fn on_matrix_units(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
+    let least = match dtype {
+        DType::Bf16 => (8, 0),
+        DType::F16 => (7, 5),
+        _ => return false,
+    };
+    facts.capability >= least && sizes.head.is_multiple_of(16) && sizes.head <= 128
+}
+
+fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
+    let (major, minor) = cx.facts.capability;
+    let op = format!(
+        "{} with {} channels a head and {} tokens on compute capability {major}.{minor}",
+        cx.op.name(),
+        sizes.head,
+        sizes.tokens
+    );
+    CudaError::NoKernel { layer: cx.layer.to_string(), op, types: cx.input(0).dtype.name().to_string() }
+}
+
+/// What every kernel takes last: header, site, threshold, what kept probabilities are multiplied by.
+fn drop_args(cx: &Context<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
+    let (site, threshold, scale) = match drop {
+        Some(AttentionDrop { rate, site }) => (site, drop_threshold(rate), (1.0 / (1.0 - rate)) as f32),
+        None => (0, 0, 1.0),
+    };
+    [Arg::Pointer(cx.header), Arg::U32(site), Arg::U32(threshold), Arg::F32(scale)]
+}
+
+/// How the forward of a head is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Forward {
+    warps: usize,
+    /// Parts of the keys in shared memory at a time, as the kernel's `Parts` cuts them.
+    parts: usize,
+    /// Blocks that share the queries of a head.
+    shares: usize,
+    shared: usize,
+}
+
+impl Forward {
+    fn choose(sizes: &Sizes, facts: &Facts) -> Option<Self> {
+        let tiles = sizes.tiles();
+        let count = tiles.div_ceil(4).min((tiles + 1) / 4).max(1);
+        let part = tiles / count;
+        let last = tiles - (count - 1) * part;
+        let bytes = |parts: usize| 2 * 16 * ((parts - 1) * part + last) * sizes.row_bytes();
+        let limit = facts.shared_per_block as usize;
+        let parts = (1..=count).rev().find(|parts| bytes(*parts) <= limit)?;
+        let shared = bytes(parts);
+        // As many warps as the registers hold, shared among the blocks that the shared memory holds.
+        let resident = match sizes.head {
+            ..=64 => 16,
+            ..=96 => 12,
+            _ => 8,
+        };
+        let blocks = (limit / (shared + 1024)).max(1);
+        let most = if tiles <= 8 { tiles } else { (resident / blocks).clamp(4, 16) };
+        let rounds = tiles.div_ceil(most);
+        let warps = tiles.div_ceil(rounds);
+        let shares = if parts < count { rounds } else { 1 };
+        Some(Forward { warps, parts, shares, shared })
+    }
+
+    fn kernel(&self, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
+        let (Sizes { tokens, head, .. }, Forward { warps, parts, .. }) = (sizes, self);
+        Kernel::new(
+            Source::Attention,
+            format!("attention<{element}, {tokens}, {head}, {warps}, {parts}, {drop}>"),
+        )
+    }
+}
+
+fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<AttentionDrop>) -> Option<Launch> {
+    let cut = Forward::choose(sizes, cx.facts)?;
+    let mut args = vec![
+        Arg::Pointer(cx.input(0).address),
+        Arg::Pointer(cx.output(0).address),
+        Arg::Pointer(cx.output(1).address),
+        Arg::I32(sizes.heads as i32),
+    ];
+    args.extend(drop_args(cx, drop));
+    Some(Launch {
+        kernel: cut.kernel(element, sizes, drop.is_some()),
+        grid: [sizes.total() as u32, cut.shares as u32, 1],
+        block: 32 * cut.warps as u32,
+        shared: cut.shared as u32,
+        args,
+    })
+}
+
+/// How the backward of a head is cut: into squares of `warps` by `warps` tiles.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Gradient {
+    warps: usize,
+    squares: usize,
+    /// Sets of queries in shared memory: one that is computed, and with two another that is fetched.
+    stages: usize,
+    /// Blocks on a multiprocessor.
+    resident: usize,
+    shared: usize,
+}
+
+impl Gradient {
+    fn choose(sizes: &Sizes, facts: &Facts) -> Option<Self> {
+        let limit = facts.shared_per_block as usize;
+        // A thread holds 3/2·D numbers through the queries, and D/2 more for a moment if there are several squares.
+        let (one, several) = match sizes.head {
+            ..=32 => (16, 16),
+            ..=64 => (16, 12),
+            ..=96 => (12, 8),
+            _ => (8, 4),
+        };
+        let tiles = sizes.tiles();
+        (1..=tiles).find_map(|squares| {
+            let warps = tiles.div_ceil(squares);
+            let most = if squares == 1 { one } else { several };
+            if warps > most {
+                return None;
+            }
+            // Blocks beside each other hide each other's fetches; one alone hides its own.
+            let room = |stages: usize| limit / (Self::shared(sizes, warps, stages) + 1024).min(limit + 1);
+            let (stages, resident) = match (room(1), room(2)) {
+                (2.., _) if 2 * warps <= most => (1, room(1).min(most / warps)),
+                (_, 1..) => (2, 1),
+                (1.., _) => (1, 1),
+                _ => return None,
+            };
+            Some(Gradient { warps, squares, stages, resident, shared: Self::shared(sizes, warps, stages) })
+        })
+    }
+
+    /// As the kernel's `SHARED`.
+    fn shared(sizes: &Sizes, warps: usize, stages: usize) -> usize {
+        let side = 16 * warps;
+        (2 * stages + 1) * side * sizes.row_bytes() + side * ((side / 8) | 1) * 16 + 2 * side * 4
+    }
+
+    fn blocks(&self, sizes: &Sizes, facts: &Facts) -> usize {
+        let most = if self.squares == 1 { usize::MAX } else { MAX_BLOCKS };
+        sizes.total().min(facts.processors as usize * self.resident).min(most)
+    }
+
+    fn scratch(&self, blocks: usize, sizes: &Sizes) -> usize {
+        if self.squares == 1 { 0 } else { blocks * self.squares * self.warps * 16 * sizes.head * 4 }
+    }
+
+    fn kernel(&self, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
+        let (Sizes { tokens, head, .. }, Gradient { warps, stages, resident, .. }) = (sizes, self);
+        Kernel::new(
+            Source::Attention,
+            format!("attention_grad<{element}, {tokens}, {head}, {warps}, {stages}, {resident}, {drop}>"),
+        )
+    }
+}
+
+fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<AttentionDrop>) -> Option<Launch> {
+    let cut = Gradient::choose(sizes, cx.facts)?;
+    let mut args = Vec::from([0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address)));
+    args.extend([
+        Arg::Pointer(cx.output(0).address),
+        Arg::Pointer(cx.scratch),
+        Arg::I32(sizes.total() as i32),
+        Arg::I32(sizes.heads as i32),
+    ]);
+    args.extend(drop_args(cx, drop));
+    Some(Launch {
+        kernel: cut.kernel(element, sizes, drop.is_some()),
+        grid: [cut.blocks(sizes, cx.facts) as u32, 1, 1],
+        block: 32 * cut.warps as u32,
+        shared: cut.shared as u32,
+        args,
+    })
+}
+
+/// Tokens in a piece of the kernels without matrix units. A thread has 4×4 scores.
+const PIECE: usize = 32;
+
+fn plain_kernel(which: &str, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
+    let Sizes { tokens, head, .. } = sizes;
+    Kernel::new(Source::Attention, format!("plain_{which}<{element}, {tokens}, {head}, {PIECE}, {drop}>"))
+}
+
+/// A launch with `pieces` pieces of a head, as f32, and the scores of one pair of pieces in shared memory.
+fn plain_launch(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    kernel: Kernel,
+    pieces: usize,
+    args: Vec<Arg>,
+) -> Option<Launch> {
+    let stride = (sizes.head.div_ceil(4) | 1) * 4;
+    let shared = (4 * PIECE * (pieces * stride + PIECE + 4)) as u32;
+    let grid = [sizes.total() as u32, sizes.tokens.div_ceil(PIECE) as u32, 1];
+    let block = (PIECE * PIECE / 16) as u32;
+    (shared <= cx.facts.shared_per_block).then_some(Launch { kernel, grid, block, shared, args })
+}
+
+fn plain_forward(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+) -> Option<Launch> {
+    let kernel = plain_kernel("attention", element, sizes, drop.is_some());
+    let mut args =
+        Vec::from([&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|o| Arg::Pointer(o.address)));
+    args.push(Arg::I32(sizes.heads as i32));
+    args.extend(drop_args(cx, drop));
+    plain_launch(cx, sizes, kernel, 3, args)
+}
+
+fn plain_gradient(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+) -> Option<Vec<Launch>> {
+    let [qkv, out, lse, dout] = [0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
+    let (dqkv, deltas) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.scratch));
+    let heads = Arg::I32(sizes.heads as i32);
+    let launch = |which: &str, args: &[Arg]| {
+        let args = args.iter().copied().chain(drop_args(cx, drop)).collect();
+        plain_launch(cx, sizes, plain_kernel(which, element, sizes, drop.is_some()), 4, args)
+    };
+    let queries = launch("attention_grad_queries", &[qkv, out, lse, dout, dqkv, deltas, heads])?;
+    let keys = launch("attention_grad_keys", &[qkv, lse, dout, dqkv, deltas, heads])?;
+    Some(vec![queries, keys])
+}
+
+/// rowsum(dO ∘ O) for the kernels without matrix units; for the others dQ of the heads under way, in f32, where a head may
+/// be cut into squares. Which GPU it will be isn't known yet.
+pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
+    let Op::AttentionGrad { heads, .. } = op else { return 0 };
+    let sizes = Sizes::of(&inputs[0].shape, *heads);
+    let sums = sizes.total() * sizes.tokens * 4;
+    // `squares` times `warps` is less than the tiles and one more per square.
+    let partial = sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.head * 4;
+    if inputs[0].dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { sums } else { sums.max(partial) }
+}
+
+/// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
+pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
+    let mut kernels = Vec::new();
+    for (tokens, head) in [(65, 64), (197, 64), (197, 32), (257, 80), (577, 64), (50, 128)] {
+        let sizes = Sizes { batch: 1, tokens, heads: 1, head };
+        for drop in [false, true] {
+            for (element, least) in [("bf16", 80), ("f16", 75)] {
+                let forward = Forward::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
+                let gradient = Gradient::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
+                kernels.extend([forward, gradient].into_iter().flatten().map(|kernel| (kernel, least)));
+            }
+            for which in ["attention", "attention_grad_queries", "attention_grad_keys"] {
+                kernels.push((plain_kernel(which, "float", &sizes, drop), 75));
+            }
+        }
+    }
+    let odd = Sizes { batch: 1, tokens: 17, heads: 1, head: 24 };
+    for which in ["attention", "attention_grad_queries", "attention_grad_keys"] {
+        kernels.push((plain_kernel(which, "bf16", &odd, true), 75));
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::Operand;
+
+    fn facts(capability: (u32, u32), shared: u32) -> Facts {
+        Facts { name: "test".into(), capability, processors: 100, shared_per_block: shared }
+    }
+
+    /// Every architecture that is compiled for.
+    fn all_facts() -> Vec<Facts> {
+        vec![
+            facts((7, 5), 65_536),
+            facts((8, 0), 166_912),
+            facts((8, 6), 101_376),
+            facts((8, 9), 101_376),
+            Facts::h200(),
+            facts((10, 0), 232_448),
+            facts((12, 0), 101_376),
+        ]
+    }
+
+    fn operand(dtype: DType, shape: &[usize]) -> Operand {
+        Operand { address: 256, dtype, shape: Shape(shape.to_vec()) }
+    }
+
+    fn run(
+        facts: &Facts,
+        dtype: DType,
+        [b, t, h, d]: [usize; 4],
+        backward: bool,
+    ) -> Result<Launch, CudaError> {
+        let (qkv, out) = (operand(dtype, &[b, t, 3 * h * d]), operand(dtype, &[b, t, h * d]));
+        let lse = operand(DType::F32, &[b, h, t]);
+        let drop = Some(AttentionDrop { rate: 0.1, site: 3 });
+        let (op, inputs, outputs) = if backward {
+            let inputs = vec![qkv.clone(), out.clone(), lse, out];
+            (Op::AttentionGrad { heads: h, drop }, inputs, vec![qkv])
+        } else {
+            (Op::Attention { heads: h, drop: None }, vec![qkv], vec![out, lse])
+        };
+        let (layer, accumulate, tf32) = ("block", false, false);
+        let (inputs, outputs) = (&inputs[..], &outputs[..]);
+        let cx =
+            Context { op: &op, layer, inputs, outputs, scratch: 512, header: 1024, accumulate, tf32, facts };
+        match actions(&cx)?.remove(0) {
+            Action::Launch(launch) => Ok(launch),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn vit_b_on_an_h200() {
+        let forward = run(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], false).unwrap();
+        assert_eq!(forward.kernel.name, "attention<bf16, 197, 64, 4, 3, false>");
+        assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, 2 * 208 * 128));
+        let backward = run(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], true).unwrap();
+        assert_eq!(backward.kernel.name, "attention_grad<bf16, 197, 64, 13, 2, 1, true>");
+        assert_eq!((backward.grid, backward.block), ([132, 1, 1], 416));
+    }
+
+    #[test]
+    fn shared_memory_and_scratch_suffice_everywhere() {
+        for facts in all_facts() {
+            for head in (16..=128).step_by(16) {
+                for tokens in [1, 5, 16, 50, 64, 65, 145, 196, 197, 257, 577, 1025, 4097] {
+                    let sizes = Sizes { batch: 100, tokens, heads: 3, head };
+                    let forward = Forward::choose(&sizes, &facts).unwrap();
+                    assert!(
+                        forward.shared <= facts.shared_per_block as usize,
+                        "{facts:?} {sizes:?} {forward:?}"
+                    );
+                    assert!((1..=16).contains(&forward.warps), "{sizes:?} {forward:?}");
+                    let gradient = Gradient::choose(&sizes, &facts).unwrap();
+                    assert!(
+                        gradient.shared <= facts.shared_per_block as usize,
+                        "{facts:?} {sizes:?} {gradient:?}"
+                    );
+                    assert!(gradient.squares * gradient.warps >= sizes.tiles());
+                    let ty = Type { dtype: DType::Bf16, shape: Shape(vec![100, tokens, 9 * head]) };
+                    let asked = scratch(&Op::AttentionGrad { heads: 3, drop: None }, &[&ty], &[]);
+                    let needed = gradient.scratch(gradient.blocks(&sizes, &facts), &sizes);
+                    assert!(needed <= asked, "{facts:?} {sizes:?} {gradient:?}: {needed} > {asked}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_matrix_units_do_not_take_is_computed_without() {
+        let odd = run(&Facts::h200(), DType::Bf16, [2, 33, 2, 24], false).unwrap();
+        assert_eq!(odd.kernel.name, "plain_attention<bf16, 33, 24, 32, false>");
+        assert_eq!((odd.grid, odd.block), ([4, 2, 1], 64));
+        let turing = facts((7, 5), 65_536);
+        let old = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap();
+        assert_eq!(old.kernel.name, "plain_attention_grad_queries<bf16, 17, 32, 32, true>");
+        assert!(
+            run(&turing, DType::F16, [2, 17, 2, 32], true)
+                .unwrap()
+                .kernel
+                .name
+                .starts_with("attention_grad<f16")
+        );
+        let full = run(&Facts::h200(), DType::F32, [2, 17, 2, 32], false).unwrap();
+        assert_eq!(full.kernel.name, "plain_attention<float, 17, 32, 32, false>");
+    }
+
+    #[test]
+    fn heads_that_no_kernel_takes_are_named() {
+        let error = run(&facts((7, 5), 65_536), DType::F32, [2, 17, 2, 512], false).unwrap_err().to_string();
+        assert!(error.contains("block") && error.contains("512 channels a head"), "{error}");
+        assert!(error.contains("f32") && error.contains("7.5"), "{error}");
+    }
+
+    #[test]
+    fn every_instance_is_listed_once() {
+        for facts in all_facts() {
+            let listed = kernels(&facts);
+            let mut names: Vec<_> = listed.iter().map(|(kernel, _)| &kernel.name).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), listed.len());
+        }
+    }
 }
