@@ -290,6 +290,27 @@ impl Stream {
         check(result, || format!("fetching {bytes} bytes from the GPU"))
     }
 
+    /// Sends bytes and waits until they are there.
+    pub fn send_now(&self, from: &[u8], to: Address) -> Result<(), CudaError> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the stream is waited for while the slice is borrowed.
+        unsafe { self.send(from.as_ptr().cast(), to, from.len()) }?;
+        self.synchronise(|| format!("sending {} bytes to the GPU", from.len()))
+    }
+
+    /// Fetches bytes as they are when all that was put here is done.
+    pub fn fetch_now(&self, from: Address, to: &mut [u8]) -> Result<(), CudaError> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        let bytes = to.len();
+        // SAFETY: the stream is waited for while the slice is borrowed.
+        unsafe { self.fetch(from, to.as_mut_ptr().cast(), bytes) }?;
+        self.synchronise(|| format!("fetching {bytes} bytes from the GPU"))
+    }
+
     /// Records what `work` puts here, and into streams that it joins to this one, as a graph.
     pub fn capture(
         &self,
@@ -399,24 +420,4 @@ fn elapsed_time() -> Result<ElapsedTime, CudaError> {
         || unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") }.ok().map(|symbol| *symbol);
     let missing = || CudaError::Misuse("the NVIDIA driver has no cuEventElapsedTime".into());
     (*FOUND.get_or_init(find)).ok_or_else(missing)
-}
-
-/// Sends bytes and waits until they are there. Streams must be waited for first.
-pub fn send_now(from: &[u8], to: Address) -> Result<(), CudaError> {
-    if from.is_empty() {
-        return Ok(());
-    }
-    // SAFETY: the slice is valid; the range on the GPU lies within the executor's memory.
-    let result = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
-    check(result, || format!("sending {} bytes to the GPU", from.len()))
-}
-
-/// Fetches bytes. Streams must be waited for first.
-pub fn fetch_now(from: Address, to: &mut [u8]) -> Result<(), CudaError> {
-    if to.is_empty() {
-        return Ok(());
-    }
-    // SAFETY: the slice is valid; the range on the GPU lies within the executor's memory.
-    let result = unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
-    check(result, || format!("fetching {} bytes from the GPU", to.len()))
 }

@@ -12,6 +12,7 @@ mod cache;
 pub mod compile;
 mod driver;
 mod error;
+mod executor;
 mod libraries;
 mod modules;
 mod product;
@@ -19,4 +20,7 @@ pub mod steps;
 mod tuner;
 
 pub use error::CudaError;
+pub use executor::{ActionTime, Executor, Options, Readback, Ticket, Which, kernels_of};
+pub use graph::bad::{BadValue, Origin};
 pub use libraries::{available, device, devices};
+pub use steps::scratch;
