@@ -270,4 +270,40 @@ mod tests {
         *changed.last_mut().unwrap() ^= 1;
         assert_eq!(unpack(&changed, &names), None);
     }
+
+    /// None, with a note, where there is no NVRTC.
+    fn compiled(text: &str, names: &[&str], arch: &str) -> Option<Result<Image, CudaError>> {
+        if let Err(error) = libraries::nvrtc_present() {
+            assert!(std::env::var_os("VITESSE_REQUIRE_NVRTC").is_none(), "{error}");
+            eprintln!("left out: {error}");
+            return None;
+        }
+        let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+        let arch = Arch::named(arch);
+        Some(compile_text("test.cu", text, &names, &arch, &options(&arch)))
+    }
+
+    #[test]
+    fn templates_become_code_with_their_names() {
+        let text = r#"
+            #include "common.cuh"
+            template <typename T, int N> __global__ void add(T* to, const T* from) {
+                to[N] = from_float<T>(to_float(from[threadIdx.x]));
+            }"#;
+        let names = ["add<float, 4>", "add<bf16, 8>"];
+        let Some(cubin) = compiled(text, &names, "sm_90a") else { return };
+        let cubin = cubin.unwrap();
+        assert!(cubin.code.starts_with(b"\x7fELF"));
+        assert!(cubin.names["add<bf16, 8>"].contains("bf16"), "{:?}", cubin.names);
+        let ptx = compiled(text, &names, "compute_80").unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&ptx.code).contains(".target sm_80"));
+        assert_eq!(ptx.code.last(), Some(&0));
+    }
+
+    #[test]
+    fn errors_show_the_log() {
+        let Some(result) = compiled("__global__ void f() { oops; }", &["f"], "sm_80") else { return };
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("test.cu") && text.contains("oops"), "{text}");
+    }
 }

@@ -23,8 +23,7 @@ use crate::error::CudaError;
 use crate::libraries;
 use crate::product::{Products, WORKSPACE};
 use crate::tuner::Tuner;
-use graph::plan::{Place, Plan};
-use graph::{Header, Program, StateId};
+use graph::{Header, Plan, Program, StateId};
 use list::Streams;
 use plans::{Base, FIXED, Needs, Plans};
 use readback::Readbacks;
@@ -206,7 +205,7 @@ impl Executor {
         self.begin(which, header)?;
         let list = self.plans.list(which, header.accumulate);
         list.launch(&self.products, &self.streams)?;
-        self.runs.end(&self.streams)
+        self.runs.end(which, &self.streams)
     }
 
     /// Runs a plan action by action instead of as a graph: slower, but an error names the action.
@@ -214,26 +213,16 @@ impl Executor {
         self.begin(which, header)?;
         let list = self.plans.list(which, header.accumulate);
         list.play(&self.products, &self.streams)?;
-        self.runs.end(&self.streams)
+        self.runs.end(which, &self.streams)
     }
 
     /// Queues what every run begins with: copies that are out of date, the header, the batch.
     fn begin(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.context.enter()?;
         self.refresh()?;
-        self.runs.begin(which, header, self.header.address, &self.streams)?;
-        let plan = self.program.plans()[which as usize];
-        // A plan's inputs lie in the arena: nobody else makes them, so that none was moved.
-        let address = |value: &usize| match plan.values[*value].place {
-            Place::Arena(offset) => self.plans.arena.address + offset as Address,
-            Place::State(state) => self.states[state.index()],
-        };
-        let mut addresses = [0; MOST_INPUTS];
-        for (to, value) in addresses.iter_mut().zip(&plan.inputs) {
-            *to = address(value);
-        }
-        let staging = &mut self.plans.staging;
-        staging.take(which, &addresses[..plan.inputs.len().min(MOST_INPUTS)], &self.streams)
+        self.runs.begin(header, self.header.address, &self.streams)?;
+        let Plans { staging, inputs, .. } = &mut self.plans;
+        staging.take(which, &inputs[which as usize], &self.streams)
     }
 
     /// Waits for everything that was queued.
@@ -260,12 +249,20 @@ impl Executor {
     }
 }
 
-/// More than any plan has: images, labels, weights, partners, mix.
-const MOST_INPUTS: usize = 16;
-
 impl Drop for Executor {
     fn drop(&mut self) {
         // Nothing may be freed that the GPU still works with.
         let _ = self.synchronise();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executors_may_change_threads() {
+        fn is_send<T: Send>() {}
+        is_send::<Executor>();
     }
 }

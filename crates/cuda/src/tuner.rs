@@ -12,6 +12,9 @@ use std::sync::Arc;
 const FINALISTS: usize = 4;
 const ROUNDS: usize = 3;
 
+/// Bytes that are copied before each measurement: more than any GPU's cache holds.
+const DISTRACTION: usize = 96 << 20;
+
 pub struct Tuner {
     deterministic: bool,
     chosen: HashMap<String, Choice>,
@@ -42,26 +45,19 @@ impl Tuner {
     }
 
     /// The algorithm for a product. It is run at least once, so that its kernel is loaded before anything is captured; what
-    /// is computed goes to the start of `scratch` unless the result already lies there.
-    pub fn choose(
-        &mut self,
-        product: &Product,
-        products: &Products,
-        stream: &Stream,
-        scratch: &Block,
-    ) -> Result<Choice, CudaError> {
+    /// is computed goes to the start of the scratch memory unless the result already lies there.
+    pub fn choose(&mut self, product: &Product, bench: &Bench<'_>) -> Result<Choice, CudaError> {
         let key = key(product);
         if let Some(choice) = self.chosen.get(&key) {
             return Ok(*choice);
         }
-        let trial = trial(product, scratch);
         let kept = self.known.get(&key).and_then(|text| parse(text));
-        let choice = match kept.and_then(|data| products.accept(product, data)) {
+        let choice = match kept.and_then(|data| bench.products.accept(product, data)) {
             Some(choice) => choice,
-            None if self.deterministic => first(products.candidates(product, 1)?, product)?,
-            None => self.measure(&trial, products, stream)?,
+            None if self.deterministic => first(bench.products.candidates(product, 1)?, product)?,
+            None => self.measure(product, bench)?,
         };
-        products.run(&trial, &choice, stream)?;
+        bench.run(product, &choice)?;
         if !self.deterministic {
             let text = format(&choice.algo.data);
             self.changed |= self.known.insert(key.clone(), text.clone()) != Some(text);
@@ -78,44 +74,57 @@ impl Tuner {
         }
     }
 
-    fn measure(&self, product: &Product, products: &Products, stream: &Stream) -> Result<Choice, CudaError> {
+    fn measure(&self, product: &Product, bench: &Bench<'_>) -> Result<Choice, CudaError> {
         let mut timed = Vec::new();
-        for choice in products.candidates(product, CANDIDATES)? {
+        for choice in bench.products.candidates(product, CANDIDATES)? {
             // The first run loads the kernel; one that can't run is no candidate.
-            if products.run(product, &choice, stream).is_ok() {
-                timed.push(Choice {
-                    seconds: Some(self.time(product, &choice, products, stream, 1)?),
-                    ..choice
-                });
+            if bench.run(product, &choice).is_ok() {
+                timed.push(Choice { seconds: Some(self.time(product, &choice, bench)?), ..choice });
             }
         }
-        let faster =
-            |a: &Choice, b: &Choice| a.seconds.unwrap_or(f64::MAX).total_cmp(&b.seconds.unwrap_or(f64::MAX));
-        timed.sort_by(faster);
+        let seconds = |choice: &Choice| choice.seconds.unwrap_or(f64::MAX);
+        timed.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         timed.truncate(FINALISTS);
         for choice in &mut timed {
-            choice.seconds = Some(self.time(product, choice, products, stream, ROUNDS)?);
+            let mut total = 0.0;
+            for _ in 0..ROUNDS {
+                total += self.time(product, choice, bench)?;
+            }
+            choice.seconds = Some(total / ROUNDS as f64);
         }
-        timed.sort_by(faster);
+        timed.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         first(timed, product)
     }
 
-    /// Seconds of one run.
-    fn time(
-        &self,
-        product: &Product,
-        choice: &Choice,
-        products: &Products,
-        stream: &Stream,
-        rounds: usize,
-    ) -> Result<f64, CudaError> {
-        self.start.record(stream)?;
-        for _ in 0..rounds {
-            products.run(product, choice, stream)?;
-        }
-        self.end.record(stream)?;
+    /// Seconds of one run, after something that fills the cache with other things and keeps the GPU busy until the run is
+    /// queued.
+    fn time(&self, product: &Product, choice: &Choice, bench: &Bench<'_>) -> Result<f64, CudaError> {
+        bench.distract()?;
+        self.start.record(bench.stream)?;
+        bench.run(product, choice)?;
+        self.end.record(bench.stream)?;
         self.end.synchronise(|| format!("measuring {}", crate::product::describe(product)))?;
-        Ok(self.end.seconds_since(&self.start)? / rounds as f64)
+        self.end.seconds_since(&self.start)
+    }
+}
+
+/// Where products are tried.
+pub struct Bench<'a> {
+    pub products: &'a Products,
+    pub stream: &'a Stream,
+    /// Memory that nobody misses.
+    pub scratch: &'a Block,
+}
+
+impl Bench<'_> {
+    fn run(&self, product: &Product, choice: &Choice) -> Result<(), CudaError> {
+        self.products.run(&trial(product, self.scratch), choice, self.stream)
+    }
+
+    fn distract(&self) -> Result<(), CudaError> {
+        let bytes = DISTRACTION.min(self.scratch.bytes / 2);
+        let from = self.scratch.address + (self.scratch.bytes - bytes) as Address;
+        self.stream.copy(from, self.scratch.address, bytes)
     }
 }
 

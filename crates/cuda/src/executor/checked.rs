@@ -13,7 +13,7 @@ impl Executor {
     /// with, then the results of each step.
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CudaError> {
         self.begin(which, header)?;
-        self.runs.end(&self.streams)?;
+        self.runs.end(which, &self.streams)?;
         let addresses = self.plans.list(which, header.accumulate).addresses.clone();
         if let Some(bad) = self.bad_before(which, header, &addresses)? {
             return Ok(Some(bad));

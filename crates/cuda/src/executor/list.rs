@@ -6,7 +6,7 @@ use crate::driver::{Block, Context, Event, Graph, Stream, check};
 use crate::error::CudaError;
 use crate::modules::{Function, Modules};
 use crate::product::{Choice, Products, describe};
-use crate::tuner::Tuner;
+use crate::tuner::{Bench, Tuner};
 use cudarc::driver::sys;
 use graph::{Lane, Plan};
 use std::ffi::c_void;
@@ -138,8 +138,8 @@ impl Preparer<'_> {
                 (Work::Launch { function, grid, block, shared, args }, kernel.name)
             }
             Action::Product(product) => {
-                let stream = self.streams.compute();
-                let choice = self.tuner.choose(&product, self.products, stream, self.scratch)?;
+                let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
+                let choice = self.tuner.choose(&product, &Bench { products, stream, scratch })?;
                 (Work::Product(product, choice), describe(&product))
             }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),

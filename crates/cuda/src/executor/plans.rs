@@ -12,6 +12,7 @@ use crate::modules::Modules;
 use crate::product::{Products, WORKSPACE};
 use crate::steps;
 use crate::tuner::Tuner;
+use graph::plan::Place;
 use graph::{DType, Lane, Op, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub(super) struct Plans {
     pub refresh: List,
     _modules: Modules,
     pub staging: Staging,
+    /// Where the inputs of each plan lie.
+    pub inputs: [Vec<Address>; 4],
     pub arena: Arc<Block>,
     pub constants: Block,
 }
@@ -218,7 +221,13 @@ impl Base<'_> {
         self.tuner.save();
         self.streams.synchronise("measuring products")?;
         let lists = prepared.try_into().map_err(|_| CudaError::Misuse("six plans were bound".into()))?;
-        Ok(Plans { lists, refresh, _modules: modules, staging, arena, constants })
+        // Inputs are made by nobody, so that binding has moved none of them.
+        let address = |plan: &Plan, value: &usize| match plan.values[*value].place {
+            Place::Arena(offset) => memory.arena + offset as Address,
+            Place::State(state) => memory.states[state.index()],
+        };
+        let inputs = program.plans().map(|plan| plan.inputs.iter().map(|v| address(plan, v)).collect());
+        Ok(Plans { lists, refresh, _modules: modules, staging, inputs, arena, constants })
     }
 }
 

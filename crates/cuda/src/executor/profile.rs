@@ -48,7 +48,7 @@ impl Executor {
                 action.start(&self.products, stream)?;
                 mark.record(stream)?;
             }
-            self.runs.end(&self.streams)?;
+            self.runs.end(which, &self.streams)?;
             self.synchronise()?;
             for (best, pair) in best.iter_mut().zip(marks.windows(2)) {
                 *best = best.min(pair[1].seconds_since(&pair[0])?);

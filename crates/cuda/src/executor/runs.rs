@@ -42,27 +42,22 @@ impl Runs {
         Ok(Runs { slots, headers, next: 0, seconds: [0.0; 4] })
     }
 
-    /// Sends the header of a run, which begins. Waits only for the run so many before.
-    pub fn begin(
-        &mut self,
-        which: Which,
-        header: &Header,
-        to: Address,
-        streams: &Streams,
-    ) -> Result<(), CudaError> {
+    /// Sends the header of a run, which begins; one that fails before its end leaves nothing behind. Waits only for the run so many before.
+    pub fn begin(&mut self, header: &Header, to: Address, streams: &Streams) -> Result<(), CudaError> {
         self.settle(self.next, true)?;
         let offset = self.next * HEADER_BYTES;
         // SAFETY: the run that last used this slot has ended.
         let slot = unsafe { self.headers.bytes_mut(offset, HEADER_BYTES) };
         slot.copy_from_slice(&header_bytes(header));
         self.slots[self.next].began.record(streams.compute())?;
-        self.slots[self.next].ran = Some(which);
         // SAFETY: the slot is written again only when this run has ended.
         unsafe { streams.compute().send(self.headers.address(offset), to, HEADER_BYTES) }
     }
 
-    pub fn end(&mut self, streams: &Streams) -> Result<(), CudaError> {
-        self.slots[self.next].ended.record(streams.compute())?;
+    pub fn end(&mut self, which: Which, streams: &Streams) -> Result<(), CudaError> {
+        let slot = &mut self.slots[self.next];
+        slot.ended.record(streams.compute())?;
+        slot.ran = Some(which);
         self.next = (self.next + 1) % AHEAD;
         Ok(())
     }
