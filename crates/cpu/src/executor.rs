@@ -6,7 +6,7 @@ mod times;
 mod walk;
 
 pub(crate) use bind::{Bound, Operand};
-pub use checked::{BadValue, Origin};
+pub use graph::bad::{BadValue, Origin};
 pub use times::StepTime;
 
 use crate::account::Clock;
@@ -19,7 +19,7 @@ use bind::{BoundPlan, Memory, check_dtype};
 use comm::Communicator;
 use graph::passes::ALIGN;
 use graph::plan::{Place, Plan, PlanValue};
-use graph::random::Sequence;
+use graph::random::{Sequence, initial};
 use graph::{DType, Init, Program, Role, State, StateId};
 
 /// One of a program's plans.
@@ -251,17 +251,6 @@ fn allocate_states<T: Float>(states: &[State]) -> Result<(Block, Vec<View<T>>), 
 
 fn fill<T: Float>(values: &mut [T], init: Init, mut random: Sequence) {
     for value in values {
-        *value = T::from_f64(match init {
-            Init::Zeros => 0.0,
-            Init::Ones => 1.0,
-            Init::Normal { std } => std * random.normal(),
-            Init::TruncatedNormal { std } => loop {
-                let draw = std * random.normal();
-                if draw.abs() <= 2.0 {
-                    break draw;
-                }
-            },
-            Init::Uniform { bound } => bound * (2.0 * random.uniform() - 1.0),
-        });
+        *value = T::from_f64(initial(init, &mut random));
     }
 }

@@ -4,8 +4,66 @@
 pub enum CudaError {
     #[error("{layer}: the CUDA executor has no kernel for {op}{}", of_types(.types))]
     NoKernel { layer: String, op: String, types: String },
+    #[error(
+        "{library} was not found: it {purpose}; install {install}, or name its folder in VITESSE_CUDA_PATH"
+    )]
+    NoLibrary { library: &'static str, purpose: &'static str, install: &'static str },
+    #[error("no NVIDIA GPU was found ({0})")]
+    NoDevice(String),
+    #[error("there is no GPU {wanted}: this machine has {there}, numbered from 0")]
+    NoSuchDevice { wanted: usize, there: usize },
+    #[error("the NVIDIA driver is too old: it supports CUDA {}, but {needed} is needed", version(*.found))]
+    DriverTooOld { found: i32, needed: &'static str },
+    #[error("{library} is of CUDA {major}, which the NVIDIA driver, of CUDA {}, can't serve", version(*.driver))]
+    LibraryTooNew { library: &'static str, major: i32, driver: i32 },
+    #[error("{name} is too old: it has compute capability {}.{}, but 7.5 is needed", .capability.0, .capability.1)]
+    DeviceTooOld { name: String, capability: (u32, u32) },
+    #[error(
+        "not enough memory on {name}: {} needed (activations {}, states {}, staging {}, workspace and tables {}), {} of {} free",
+        size(*.needed), size(*.arena), size(*.states), size(*.staging), size(*.other), size(*.free), size(*.total)
+    )]
+    Memory {
+        name: String,
+        needed: usize,
+        arena: usize,
+        states: usize,
+        staging: usize,
+        other: usize,
+        free: usize,
+        total: usize,
+    },
+    /// A call of the driver that failed.
+    #[error("{doing}: {name}: {meaning}")]
+    Driver { doing: String, name: String, meaning: String },
+    /// After this nothing works in this process any more.
+    #[error("the GPU was lost while {doing}: {name}: {meaning}")]
+    Lost { doing: String, name: String, meaning: String },
+    #[error("{doing}: cuBLASLt says {status}")]
+    Product { doing: String, status: String },
+    #[error("NVRTC can't compile {file} for {arch}: {why}{}", said(.log))]
+    Compile { file: &'static str, arch: String, why: String, log: String },
+    #[error("a state of the other plans differs: {0}")]
+    OtherStates(String),
+    #[error("{0}")]
+    Misuse(String),
 }
 
 fn of_types(types: &str) -> String {
     if types.is_empty() { String::new() } else { format!(" of {types}") }
+}
+
+/// As the driver counts: 12020 is 12.2.
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+fn said(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!("\n{log}") }
+}
+
+fn size(bytes: usize) -> String {
+    match bytes as f64 / f64::from(1 << 20) {
+        mib if mib < 1024.0 => format!("{mib:.1} MiB"),
+        mib => format!("{:.2} GiB", mib / 1024.0),
+    }
 }

@@ -1,11 +1,26 @@
 //! Runs plans on an NVIDIA GPU.
 //!
 //! A plan becomes a flat list of [`action::Action`]s: launches of our kernels, products for cuBLASLt, copies. `steps/` makes the
-//! actions of each op, as pure functions of shapes, types and addresses, so that they can be tested without a GPU.
-//! `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs.
+//! actions of each op, as pure functions of shapes, types and addresses, so that they can be tested without a GPU, and `bind.rs`
+//! puts them in a row. `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs
+//! (`compile.rs`, `modules.rs`); `product.rs` and `tuner.rs` are for the products. `executor.rs` holds the memory and plays the
+//! lists, as CUDA graphs.
 
 pub mod action;
+pub mod bind;
+mod cache;
+pub mod compile;
+mod driver;
 mod error;
+mod executor;
+mod libraries;
+mod modules;
+mod product;
 pub mod steps;
+mod tuner;
 
 pub use error::CudaError;
+pub use executor::{ActionTime, Executor, Options, Readback, Ticket, Which, kernels_of};
+pub use graph::bad::{BadValue, Origin};
+pub use libraries::{available, device, devices};
+pub use steps::scratch;

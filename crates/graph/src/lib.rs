@@ -3,6 +3,7 @@
 //! Nothing here computes; executors (`cpu`, later `cuda`) run the [`Plan`]. Start with [`build::Builder`] (how a model
 //! is written), then [`compile`](compile::compile) (the passes in order), then [`plan::Plan`] (what is run).
 
+pub mod bad;
 pub mod build;
 pub mod check;
 pub mod compile;

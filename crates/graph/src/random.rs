@@ -3,6 +3,8 @@
 //! Every draw is a pure function of what it is for, so that recompute, fusion, sharding, the number of ranks and
 //! the number of threads change nothing. The executors of all devices use these same functions.
 
+use crate::graph::Init;
+
 const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
 const WEYL: (u32, u32) = (0x9E37_79B9, 0xBB67_AE85);
 
@@ -87,6 +89,22 @@ impl Sequence {
     pub fn normal(&mut self) -> f64 {
         let (u, v) = (self.uniform(), self.uniform());
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+    }
+}
+
+/// The next first value of a parameter that starts as `init` says.
+pub fn initial(init: Init, random: &mut Sequence) -> f64 {
+    match init {
+        Init::Zeros => 0.0,
+        Init::Ones => 1.0,
+        Init::Normal { std } => std * random.normal(),
+        Init::TruncatedNormal { std } => loop {
+            let draw = std * random.normal();
+            if draw.abs() <= 2.0 {
+                break draw;
+            }
+        },
+        Init::Uniform { bound } => bound * (2.0 * random.uniform() - 1.0),
     }
 }
 

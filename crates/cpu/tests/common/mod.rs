@@ -21,7 +21,7 @@ use models::vit::{Pool, Vit};
 
 pub const CLASSES: usize = 5;
 pub const EPS: f64 = 1e-5;
-const SEED: u64 = 11;
+pub const SEED: u64 = 11;
 
 pub fn dtype<T: Float>() -> DType {
     if size_of::<T>() == 8 { DType::F64 } else { DType::F32 }

@@ -206,6 +206,7 @@ impl Gradient {
         sizes.total().min(facts.processors as usize * self.resident).min(most)
     }
 
+    #[cfg(test)]
     fn scratch(&self, blocks: usize, sizes: &Sizes) -> usize {
         if self.squares == 1 { 0 } else { blocks * self.squares * self.warps * 16 * sizes.head * 4 }
     }

@@ -1,11 +1,184 @@
-use crate::action::{Action, Context};
+//! Linear layers: products with a bias as their epilogue; GELU and its gradient are passes of their own.
+//!
+//! Legend: M rows of x, I and O the inner and outer width. Weights of more axes are seen as first axis × rest.
+
+use super::rows;
+use crate::action::{Action, Context, Epilogue, Matrix, Operand, Product};
 use crate::error::CudaError;
-use graph::{Op, Type};
+use graph::{DType, Op, Type};
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    Err(cx.no_kernel())
+    match cx.op {
+        Op::Linear { bias, gelu } => forward(cx, *bias, *gelu),
+        Op::LinearGradX { gelu } => grad_x(cx, *gelu),
+        Op::LinearGradW { accumulate, .. } => grad_w(cx, *accumulate && cx.accumulate),
+        _ => Err(cx.no_kernel()),
+    }
 }
 
-pub fn scratch(_op: &Op, _inputs: &[&Type], _outputs: &[&Type]) -> usize {
-    0
+pub fn scratch(op: &Op, _inputs: &[&Type], outputs: &[&Type]) -> usize {
+    match op {
+        Op::LinearGradX { gelu: true } => rows::gelu_grad_scratch(&outputs[0].shape),
+        _ => 0,
+    }
+}
+
+/// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
+fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
+    let target = cx.output(usize::from(gelu));
+    let mut product = product(cx, activations(cx.input(0)), weight(cx.input(1)), activations(target))?;
+    product.right_transposed = true;
+    if bias {
+        let bias = cx.input(2);
+        if bias.dtype != target.dtype {
+            return Err(cx.no_kernel());
+        }
+        product.epilogue = Epilogue::Bias(bias.address);
+    }
+    let mut actions = vec![Action::Product(product)];
+    if gelu {
+        actions.push(rows::gelu(target, cx.output(0)));
+    }
+    Ok(actions)
+}
+
+/// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
+fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
+    let dx = cx.output(0);
+    let product = product(cx, activations(cx.input(0)), weight(cx.input(1)), activations(dx))?;
+    let mut actions = vec![Action::Product(product)];
+    if gelu {
+        let sums = cx.output(1).address;
+        actions.extend(rows::gelu_grad(cx.input(2), dx.address, dx, sums, cx.scratch));
+    }
+    Ok(actions)
+}
+
+/// dw = dyᵀ·x, or what was there plus that.
+fn grad_w(cx: &Context<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
+    let dw = cx.output(0);
+    let mut product = product(cx, activations(cx.input(0)), activations(cx.input(1)), weight(dw))?;
+    product.left_transposed = true;
+    product.accumulate = adds;
+    let mut actions = Vec::new();
+    if adds && cx.input(2).address != dw.address {
+        let bytes = dw.shape.count() * dw.dtype.bytes();
+        actions.push(Action::Copy { from: cx.input(2).address, to: dw.address, bytes });
+    }
+    actions.push(Action::Product(product));
+    Ok(actions)
+}
+
+/// left·right → result, if cuBLASLt has it: both sides alike, and the result of the same type or f32.
+fn product(cx: &Context<'_>, left: Matrix, right: Matrix, result: Matrix) -> Result<Product, CudaError> {
+    let known = matches!(left.dtype, DType::F32 | DType::Bf16 | DType::F16);
+    let fits = left.dtype == right.dtype && (result.dtype == left.dtype || result.dtype == DType::F32);
+    if !known || !fits {
+        return Err(cx.no_kernel());
+    }
+    Ok(Product {
+        left,
+        left_transposed: false,
+        right,
+        right_transposed: false,
+        result,
+        accumulate: false,
+        epilogue: Epilogue::None,
+        tf32: cx.tf32,
+    })
+}
+
+/// (.., width): every row is one of the matrix.
+fn activations(operand: &Operand) -> Matrix {
+    let Operand { address, dtype, shape } = operand;
+    Matrix::new(*address, *dtype, shape.rows(), shape.last())
+}
+
+/// (O, ..): the first axis, and all others as one.
+fn weight(operand: &Operand) -> Matrix {
+    let Operand { address, dtype, shape } = operand;
+    let outer = shape.0.first().copied().unwrap_or(1);
+    Matrix::new(*address, *dtype, outer, shape.count() / outer.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::Facts;
+    use graph::Shape;
+
+    fn operand<const N: usize>(address: u64, dtype: DType, shape: [usize; N]) -> Operand {
+        Operand { address, dtype, shape: Shape::from(shape) }
+    }
+
+    fn run(
+        op: &Op,
+        inputs: &[Operand],
+        outputs: &[Operand],
+        accumulate: bool,
+    ) -> Result<Vec<Action>, CudaError> {
+        let facts = Facts::h200();
+        let (layer, scratch, header, tf32) = ("fc", 0x9000, 0x100, false);
+        actions(&Context { op, layer, inputs, outputs, scratch, header, accumulate, tf32, facts: &facts })
+    }
+
+    fn the_product(actions: &[Action]) -> Product {
+        match actions {
+            [.., Action::Product(product)] => *product,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_layer_multiplies_by_the_transposed_weight() {
+        let half = DType::Bf16;
+        let inputs = [operand(256, half, [2, 5, 8]), operand(512, half, [6, 8]), operand(1024, half, [6])];
+        let op = Op::Linear { bias: true, gelu: false };
+        let product = the_product(&run(&op, &inputs, &[operand(2048, half, [2, 5, 6])], false).unwrap());
+        assert_eq!((product.left.rows, product.left.columns), (10, 8));
+        assert_eq!((product.right.rows, product.right.columns, product.right_transposed), (6, 8, true));
+        assert_eq!((product.result.rows, product.result.columns), (10, 6));
+        assert_eq!(product.epilogue, Epilogue::Bias(1024));
+    }
+
+    #[test]
+    fn a_wide_bias_of_a_half_result_is_refused() {
+        let half = DType::Bf16;
+        let inputs = [operand(256, half, [4, 8]), operand(512, half, [6, 8]), operand(1024, DType::F32, [6])];
+        let op = Op::Linear { bias: true, gelu: false };
+        let error = run(&op, &inputs, &[operand(2048, half, [4, 6])], false).unwrap_err();
+        assert_eq!(error.to_string(), "fc: the CUDA executor has no kernel for linear of bf16, bf16, f32");
+    }
+
+    #[test]
+    fn weight_gradients_add_only_where_op_and_run_say_so() {
+        let shape = Shape::from([6, 2, 2, 2]);
+        let op = |accumulate| Op::LinearGradW { shape: shape.clone(), accumulate };
+        let (dy, x) = (operand(256, DType::F16, [4, 6]), operand(512, DType::F16, [4, 8]));
+        let dw = operand(2048, DType::F32, [6, 2, 2, 2]);
+        let here = [dy.clone(), x.clone(), dw.clone()];
+        let elsewhere = [dy.clone(), x.clone(), operand(4096, DType::F32, [6, 2, 2, 2])];
+
+        let outputs = std::slice::from_ref(&dw);
+        let product = the_product(&run(&op(true), &here, outputs, true).unwrap());
+        assert!(product.accumulate && product.left_transposed);
+        assert_eq!((product.result.rows, product.result.columns), (6, 8));
+        assert!(!the_product(&run(&op(true), &here, outputs, false).unwrap()).accumulate);
+        assert!(!the_product(&run(&op(false), &[dy, x], outputs, true).unwrap()).accumulate);
+
+        let moved = run(&op(true), &elsewhere, outputs, true).unwrap();
+        assert_eq!(moved[0], Action::Copy { from: 4096, to: 2048, bytes: 6 * 8 * 4 });
+        assert_eq!(moved.len(), 2);
+        assert_eq!(run(&op(true), &elsewhere, outputs, false).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_gelu_is_made_from_what_lies_before_it() {
+        let wide = DType::F32;
+        let inputs = [operand(256, wide, [4, 8]), operand(512, wide, [6, 8])];
+        let outputs = [operand(2048, wide, [4, 6]), operand(4096, wide, [4, 6])];
+        let made = run(&Op::Linear { bias: false, gelu: true }, &inputs, &outputs, false).unwrap();
+        assert_eq!(made.len(), 2);
+        assert_eq!(the_product(&made[..1]).result.address, 4096);
+    }
 }

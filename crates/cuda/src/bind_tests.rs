@@ -1,0 +1,226 @@
+use super::*;
+use graph::graph::Phase;
+use graph::plan::{PlanValue, ScratchRange};
+use graph::{DType, Role, Type};
+
+/// Makes a copy from the first input to the first output of every step, and one zeroing for merged optimizers.
+struct Fake;
+
+impl Maker for Fake {
+    fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+        let from = cx.inputs.first().map_or(cx.scratch, |o| o.address);
+        let to = cx.outputs.first().map_or(0, |o| o.address);
+        Ok(vec![Action::Copy { from, to, bytes: cx.inputs.len() }])
+    }
+
+    fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+        let at = constants.put(&[0; 24]);
+        Ok(vec![Action::Zero { at, bytes: steps.len() }])
+    }
+}
+
+const ARENA: Address = 0x10_0000;
+const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0100];
+
+fn bind(plan: &Plan, accumulate: bool) -> Result<Bound, CudaError> {
+    let facts = Facts::h200();
+    let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000 };
+    let binder = Binder { memory, accumulate, tf32: false, facts: &facts, maker: &Fake };
+    binder.bind(plan, &mut Constants::at(0x40_0000))
+}
+
+/// A plan of states `s0`, `s1`, `s2`, to which values and steps are added.
+#[derive(Default)]
+struct Made(Plan);
+
+impl Made {
+    fn new() -> Self {
+        let state =
+            |i: usize| State { name: format!("s{i}"), ty: Type::new(DType::F32, [8]), role: Role::Gradient };
+        Made(Plan { states: (0..3).map(state).collect(), arena: 4096, ..Plan::default() })
+    }
+
+    fn value(&mut self, place: Place) -> usize {
+        let (name, ty) = (format!("v{}", self.0.values.len()), Type::new(DType::F32, [8]));
+        self.0.values.push(PlanValue { name, ty, place });
+        self.0.values.len() - 1
+    }
+
+    fn step(&mut self, op: Op, inputs: &[usize], outputs: &[usize]) -> &mut Step {
+        let (inputs, outputs, lane) = (inputs.to_vec(), outputs.to_vec(), op.lane());
+        let (layer, phase) = ("layer".to_string(), Phase::Backward);
+        let (waits, scratch) = (vec![], None);
+        self.0.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
+        self.0.steps.last_mut().unwrap()
+    }
+}
+
+fn arena(offset: usize) -> Place {
+    Place::Arena(offset)
+}
+
+fn state(index: u32) -> Place {
+    Place::State(StateId(index))
+}
+
+fn copy(from: Address, to: Address, bytes: usize) -> Action {
+    Action::Copy { from, to, bytes }
+}
+
+fn actions(bound: &Bound) -> Vec<Action> {
+    bound.actions.iter().map(|p| p.action.clone()).collect()
+}
+
+#[test]
+fn operands_have_the_addresses_of_their_places() {
+    let mut made = Made::new();
+    let (a, b, c) = (made.value(arena(256)), made.value(state(1)), made.value(arena(512)));
+    made.step(Op::Add, &[a, b], &[c]);
+    made.step(Op::Seed { dtype: DType::F32 }, &[], &[c]).scratch =
+        Some(ScratchRange { offset: 1024, bytes: 64 });
+    made.step(Op::Assign { state: StateId(2) }, &[c], &[]);
+    let bound = bind(&made.0, false).unwrap();
+    assert_eq!(
+        actions(&bound),
+        [
+            copy(ARENA + 256, ARENA + 512, 2),
+            copy(ARENA + 1024, ARENA + 512, 0),
+            copy(ARENA + 512, STATES[2], 1)
+        ]
+    );
+    assert_eq!(bound.addresses, [ARENA + 256, STATES[1], ARENA + 512]);
+}
+
+#[test]
+fn states_lie_side_by_side_at_borders() {
+    let made = Made::new();
+    assert_eq!(state_offsets(&made.0.states), (vec![0, 128, 256], 384));
+}
+
+/// x → gelu → g; sum of state 0 and g, in the state.
+fn summed() -> Made {
+    let mut made = Made::new();
+    let (x, g) = (made.value(arena(0)), made.value(arena(128)));
+    let (so_far, sum) = (made.value(state(0)), made.value(state(0)));
+    made.step(Op::Gelu, &[x], &[g]);
+    made.step(Op::Accumulate, &[so_far, g], &[sum]);
+    made
+}
+
+#[test]
+fn the_first_part_of_a_sum_is_made_in_its_state() {
+    let plan = summed().0;
+    let bound = bind(&plan, false).unwrap();
+    assert_eq!(actions(&bound), [copy(ARENA, STATES[0], 1)]);
+    assert_eq!(bound.addresses[1], STATES[0]);
+    let adding = bind(&plan, true).unwrap();
+    assert_eq!(actions(&adding), [copy(ARENA, ARENA + 128, 1), copy(STATES[0], STATES[0], 2)]);
+}
+
+#[test]
+fn a_part_that_others_need_stays_where_it_is() {
+    let mut used_twice = summed();
+    let out = used_twice.value(arena(256));
+    used_twice.step(Op::Gelu, &[1], &[out]);
+    assert_eq!(bind(&used_twice.0, false).unwrap().actions.len(), 3);
+
+    let mut is_output = summed();
+    is_output.0.outputs = vec![1];
+    assert_eq!(bind(&is_output.0, false).unwrap().actions.len(), 2);
+
+    let mut of_the_host = summed();
+    of_the_host.0.steps.remove(0);
+    assert_eq!(bind(&of_the_host.0, false).unwrap().actions.len(), 1);
+
+    let mut other_type = summed();
+    other_type.0.values[1].ty.dtype = DType::Bf16;
+    assert_eq!(bind(&other_type.0, false).unwrap().actions.len(), 2);
+}
+
+#[test]
+fn a_state_that_is_read_in_between_is_not_overwritten_early() {
+    let mut made = summed();
+    let out = made.value(arena(256));
+    let reader = made.step(Op::Gelu, &[2], &[out]).clone();
+    made.0.steps.pop();
+    // Between the maker and the sum: no.
+    made.0.steps.insert(1, reader.clone());
+    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 3);
+    // Before the maker, on the same lane: the order of the lane keeps them apart.
+    made.0.steps.swap(0, 1);
+    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
+    // Before the maker, on another lane: it may still run.
+    made.0.steps[0].lane = Lane::Copy;
+    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 3);
+}
+
+#[test]
+fn a_maker_that_works_in_place_is_left_alone() {
+    let mut made = summed();
+    made.0.steps[0].op = Op::Accumulate;
+    let old = made.value(arena(128));
+    made.0.steps[0].inputs = vec![old, 0];
+    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
+}
+
+#[test]
+fn lanes_and_waits_are_kept() {
+    let mut made = Made::new();
+    let values: Vec<usize> = (0..4).map(|i| made.value(arena(128 * i))).collect();
+    made.step(Op::Gelu, &[values[0]], &[values[1]]);
+    let beside = made.step(Op::Gelu, &[values[1]], &[values[2]]);
+    (beside.lane, beside.waits) = (Lane::Copy, vec![0]);
+    made.step(Op::Gelu, &[values[0]], &[values[3]]);
+    made.step(Op::Gelu, &[values[2]], &[values[1]]).waits = vec![1];
+    let bound = bind(&made.0, false).unwrap();
+    let seen: Vec<(Lane, Vec<usize>)> = bound.actions.iter().map(|p| (p.lane, p.waits.clone())).collect();
+    let compute = Lane::Compute;
+    assert_eq!(seen, [(compute, vec![]), (Lane::Copy, vec![0]), (compute, vec![]), (compute, vec![1])]);
+}
+
+#[test]
+fn waits_of_a_step_without_actions_pass_to_its_neighbours() {
+    // On the copy lane something reads x; the forwarded sum waits for it; the next step relies on that.
+    let mut made = Made::new();
+    let (x, y, g) = (made.value(arena(0)), made.value(arena(128)), made.value(arena(256)));
+    let (so_far, sum) = (made.value(state(0)), made.value(state(0)));
+    let reader = made.step(Op::Gelu, &[x], &[y]);
+    reader.lane = Lane::Copy;
+    made.step(Op::Gelu, &[x], &[g]);
+    made.step(Op::Accumulate, &[so_far, g], &[sum]).waits = vec![0];
+    made.step(Op::Gelu, &[y], &[x]);
+    let after = made.step(Op::Gelu, &[sum], &[y]);
+    (after.lane, after.waits) = (Lane::Copy, vec![2]);
+    let bound = bind(&made.0, false).unwrap();
+    assert_eq!(bound.actions.len(), 4);
+    assert_eq!(bound.actions[2].waits, [0]);
+    assert_eq!((bound.actions[3].lane, &bound.actions[3].waits[..]), (Lane::Copy, &[1][..]));
+}
+
+#[test]
+fn optimizers_that_follow_each_other_are_merged() {
+    let mut made = Made::new();
+    let values: Vec<usize> = (0..3).map(|i| made.value(state(i))).collect();
+    let control = made.value(arena(0));
+    let adamw = Op::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, lr_scale: 1.0 };
+    made.step(Op::SumSquares, &[values[0]], &[control]);
+    made.step(adamw.clone(), &[values[0], values[1]], &[values[0]]);
+    made.step(Op::Ema { decay: 0.9 }, &[values[2], values[0]], &[values[2]]);
+    made.step(adamw, &[values[1], values[0]], &[values[1]]);
+    made.step(Op::Gelu, &[control], &[control]);
+    let bound = bind(&made.0, false).unwrap();
+    assert_eq!(bound.actions.len(), 3);
+    assert_eq!(bound.actions[1].action, Action::Zero { at: 0x40_0000, bytes: 3 });
+    assert_eq!((bound.actions[1].first, bound.actions[1].step), (1, 3));
+    assert_eq!((bound.actions[2].first, bound.actions[2].step), (4, 4));
+}
+
+#[test]
+fn collectives_are_refused_by_name() {
+    let mut made = Made::new();
+    let value = made.value(state(0));
+    let reduction = graph::op::Reduction::Sum;
+    made.step(Op::AllReduce { reduction, ranks: 2 }, &[value], &[value]);
+    let error = bind(&made.0, false).unwrap_err().to_string();
+    assert_eq!(error, "layer: the CUDA executor has no kernel for all_reduce of f32");
+}

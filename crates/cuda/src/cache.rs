@@ -1,0 +1,67 @@
+//! What is kept on disk from run to run: compiled kernels, and the algorithms chosen for products. All of it can be made
+//! again, so that whatever goes wrong here costs time, never a run.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// VITESSE_CACHE, or `vitesse` in the user's folder for such things.
+fn folder() -> Option<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    of("VITESSE_CACHE")
+        .or_else(|| of("XDG_CACHE_HOME").map(|base| base.join("vitesse")))
+        .or_else(|| of("HOME").map(|home| home.join(".cache/vitesse")))
+}
+
+pub fn read(name: &str) -> Option<Vec<u8>> {
+    std::fs::read(folder()?.join(name)).ok()
+}
+
+/// Written aside and renamed, so that others find all of it or nothing.
+pub fn write(name: &str, bytes: &[u8]) {
+    static WRITES: AtomicUsize = AtomicUsize::new(0);
+    let Some(folder) = folder() else { return };
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    let aside = folder.join(format!("{name}.{}-{number}", std::process::id()));
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(&aside, bytes))
+        .and_then(|()| std::fs::rename(&aside, folder.join(name)));
+    if written.is_err() {
+        let _ = std::fs::remove_file(aside);
+    }
+}
+
+/// FNV-1a in 128 bits: a name for what it is given.
+pub struct Hash(u128);
+
+impl Hash {
+    pub fn new() -> Self {
+        Hash(0x6c62272e07bb014262b821756295c58d)
+    }
+
+    /// Adds a part; parts that follow each other don't run together.
+    pub fn add(mut self, part: &[u8]) -> Self {
+        let length = (part.len() as u64).to_le_bytes();
+        for byte in length.iter().chain(part) {
+            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(0x0000000001000000000000000000013b);
+        }
+        self
+    }
+
+    pub fn text(&self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_borders() {
+        let one = Hash::new().add(b"ab").add(b"c").text();
+        let other = Hash::new().add(b"a").add(b"bc").text();
+        assert_ne!(one, other);
+        assert_eq!(one, Hash::new().add(b"ab").add(b"c").text());
+        assert_eq!(one.len(), 32);
+    }
+}

@@ -1,0 +1,97 @@
+//! A run that looks at every value, to name the first that is not finite. Far too slow to train with; made for the step
+//! that has just failed.
+
+use super::{Executor, Which};
+use crate::action::Address;
+use crate::error::CudaError;
+use graph::bad::{BadValue, Origin, states_read};
+use graph::plan::{PlanValue, Step};
+use graph::{Header, Role};
+
+impl Executor {
+    /// Runs a plan like [`run`](Executor::run), but stops at the first value that is not finite: an input or state to begin
+    /// with, then the results of each step.
+    pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CudaError> {
+        self.begin(which, header)?;
+        self.runs.end(which, &self.streams)?;
+        let addresses = self.plans.list(which, header.accumulate).addresses.clone();
+        if let Some(bad) = self.bad_before(which, header, &addresses)? {
+            return Ok(Some(bad));
+        }
+        let actions = self.plans.list(which, header.accumulate).actions.len();
+        for index in 0..actions {
+            let list = self.plans.list(which, header.accumulate);
+            let action = &list.actions[index];
+            action.start(&self.products, self.streams.compute())?;
+            let (first, step) = (action.first, action.step);
+            let doing = format!("computing {} of {}", action.what, action.layer);
+            if list.actions.get(index + 1).is_some_and(|next| next.step == step) {
+                continue;
+            }
+            self.streams.synchronise(&doing)?;
+            for step in first..=step {
+                if let Some(bad) = self.bad_after(which, step, &addresses)? {
+                    return Ok(Some(bad));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn bad_after(
+        &self,
+        which: Which,
+        index: usize,
+        addresses: &[Address],
+    ) -> Result<Option<BadValue>, CudaError> {
+        let plan = self.plan(which);
+        let Step { layer, op, phase, outputs, .. } = &plan.steps[index];
+        for value in outputs {
+            let origin = || Origin::Step { layer: layer.clone(), op: op.name(), phase: *phase };
+            if let Some(bad) = self.bad(&plan.values[*value], addresses[*value], origin)? {
+                return Ok(Some(bad));
+            }
+        }
+        Ok(None)
+    }
+
+    fn bad_before(
+        &self,
+        which: Which,
+        header: &Header,
+        addresses: &[Address],
+    ) -> Result<Option<BadValue>, CudaError> {
+        let plan = self.plan(which);
+        for value in &plan.inputs {
+            if let Some(bad) = self.bad(&plan.values[*value], addresses[*value], || Origin::Input)? {
+                return Ok(Some(bad));
+            }
+        }
+        // The first micro-step overwrites sums, whatever an earlier step has left in them.
+        let anew = !header.accumulate && matches!(which, Which::Micro | Which::Last);
+        for (value, role) in states_read(plan) {
+            if anew && matches!(role, Role::Gradient | Role::Statistic) {
+                continue;
+            }
+            if let Some(bad) = self.bad(&plan.values[value], addresses[value], || Origin::State(role))? {
+                return Ok(Some(bad));
+            }
+        }
+        Ok(None)
+    }
+
+    fn bad(
+        &self,
+        value: &PlanValue,
+        address: Address,
+        origin: impl Fn() -> Origin,
+    ) -> Result<Option<BadValue>, CudaError> {
+        if !value.ty.dtype.is_float() {
+            return Ok(None);
+        }
+        let elements = self.fetch(address, &value.ty)?;
+        let Some(index) = elements.iter().position(|x| !x.is_finite()) else { return Ok(None) };
+        let (name, found) = (value.name.clone(), f64::from(elements[index]));
+        Ok(Some(BadValue { origin: origin(), value: name, index, found }))
+    }
+}

@@ -1,0 +1,98 @@
+//! How long each action takes.
+
+use super::list::Work;
+use super::{Executor, Which};
+use crate::action::Matrix;
+use crate::driver::Event;
+use crate::error::CudaError;
+use crate::product::sizes;
+use graph::Header;
+use graph::graph::Phase;
+use graph::plan::Plan;
+
+/// The time of one action.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ActionTime {
+    /// Its step in the plan; of merged optimizers, the last.
+    pub step: usize,
+    pub op: String,
+    pub layer: String,
+    pub phase: Phase,
+    /// A kernel's name or a product's shape.
+    pub what: String,
+    pub seconds: f64,
+    pub flops: f64,
+    /// That must be moved at least.
+    pub bytes: f64,
+}
+
+impl Executor {
+    /// Runs a plan `repeats` times, one action after the other in one stream with a mark between, and returns the shortest time
+    /// of each. States change as they do in so many runs.
+    pub fn profile(
+        &mut self,
+        which: Which,
+        header: &Header,
+        repeats: usize,
+    ) -> Result<Vec<ActionTime>, CudaError> {
+        let actions = self.plans.list(which, header.accumulate).actions.len();
+        let marks: Vec<Event> =
+            (0..actions + 1).map(|_| Event::timed(&self.context)).collect::<Result<_, _>>()?;
+        let mut best = vec![f64::INFINITY; actions];
+        for _ in 0..repeats.max(1) {
+            self.begin(which, header)?;
+            let list = self.plans.list(which, header.accumulate);
+            let stream = self.streams.compute();
+            marks[0].record(stream)?;
+            for (action, mark) in list.actions.iter().zip(&marks[1..]) {
+                action.start(&self.products, stream)?;
+                mark.record(stream)?;
+            }
+            self.runs.end(which, &self.streams)?;
+            self.synchronise()?;
+            for (best, pair) in best.iter_mut().zip(marks.windows(2)) {
+                *best = best.min(pair[1].seconds_since(&pair[0])?);
+            }
+        }
+        let plan = self.program.plans()[which as usize];
+        let list = self.plans.list(which, header.accumulate);
+        let mut before = usize::MAX;
+        let mut times = Vec::with_capacity(actions);
+        for (action, seconds) in list.actions.iter().zip(best) {
+            let is_first = std::mem::replace(&mut before, action.step) != action.step;
+            let (flops, bytes) = work(plan, &action.work, action.first..action.step + 1, is_first);
+            let step = &plan.steps[action.step];
+            times.push(ActionTime {
+                step: action.step,
+                op: step.op.name(),
+                layer: step.layer.clone(),
+                phase: step.phase,
+                what: action.what.clone(),
+                seconds,
+                flops,
+                bytes,
+            });
+        }
+        Ok(times)
+    }
+}
+
+/// FLOPs and bytes of an action: a product's own; else those of its steps, counted with the first action of them, since a plan
+/// doesn't know how steps are cut.
+fn work(plan: &Plan, work: &Work, steps: std::ops::Range<usize>, is_first: bool) -> (f64, f64) {
+    match work {
+        Work::Product(product, _) => {
+            let (m, n, k) = sizes(product);
+            let size = |matrix: &Matrix| (matrix.rows * matrix.columns * matrix.dtype.bytes()) as f64;
+            let written = size(&product.result) * if product.accumulate { 2.0 } else { 1.0 };
+            (2.0 * m as f64 * n as f64 * k as f64, size(&product.left) + size(&product.right) + written)
+        }
+        Work::Copy { bytes, .. } => (0.0, 2.0 * *bytes as f64),
+        Work::Zero { bytes, .. } => (0.0, *bytes as f64),
+        Work::Launch { .. } if is_first => {
+            let costs = plan.steps[steps].iter().map(|step| plan.cost_of(step));
+            costs.fold((0.0, 0.0), |sum, cost| (sum.0 + cost.flops, sum.1 + cost.bytes))
+        }
+        Work::Launch { .. } => (0.0, 0.0),
+    }
+}

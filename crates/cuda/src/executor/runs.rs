@@ -1,0 +1,113 @@
+//! Runs under way: their headers, and when each began and ended on the GPU.
+
+use super::Which;
+use super::list::Streams;
+use crate::action::Address;
+use crate::driver::{Context, Event, Pinned};
+use crate::error::CudaError;
+use graph::Header;
+use std::sync::Arc;
+
+/// How many runs the host may be ahead of the GPU.
+const AHEAD: usize = 64;
+
+/// As `common.cuh` declares it.
+const HEADER_BYTES: usize = 40;
+
+struct Slot {
+    began: Event,
+    ended: Event,
+    /// What ran here, until its time was read.
+    ran: Option<Which>,
+}
+
+pub(super) struct Runs {
+    slots: Vec<Slot>,
+    headers: Pinned,
+    next: usize,
+    seconds: [f64; 4],
+}
+
+impl Runs {
+    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        let slot = |_| {
+            Ok::<_, CudaError>(Slot {
+                began: Event::timed(context)?,
+                ended: Event::timed(context)?,
+                ran: None,
+            })
+        };
+        let slots = (0..AHEAD).map(slot).collect::<Result<_, _>>()?;
+        let headers = Pinned::new(context, AHEAD * HEADER_BYTES)?;
+        Ok(Runs { slots, headers, next: 0, seconds: [0.0; 4] })
+    }
+
+    /// Sends the header of a run, which begins; one that fails before its end leaves nothing behind. Waits only for the run so many before.
+    pub fn begin(&mut self, header: &Header, to: Address, streams: &Streams) -> Result<(), CudaError> {
+        self.settle(self.next, true)?;
+        let offset = self.next * HEADER_BYTES;
+        // SAFETY: the run that last used this slot has ended.
+        let slot = unsafe { self.headers.bytes_mut(offset, HEADER_BYTES) };
+        slot.copy_from_slice(&header_bytes(header));
+        self.slots[self.next].began.record(streams.compute())?;
+        // SAFETY: the slot is written again only when this run has ended.
+        unsafe { streams.compute().send(self.headers.address(offset), to, HEADER_BYTES) }
+    }
+
+    pub fn end(&mut self, which: Which, streams: &Streams) -> Result<(), CudaError> {
+        let slot = &mut self.slots[self.next];
+        slot.ended.record(streams.compute())?;
+        slot.ran = Some(which);
+        self.next = (self.next + 1) % AHEAD;
+        Ok(())
+    }
+
+    /// Reads the time of a run if it is over; whether it was.
+    fn settle(&mut self, slot: usize, wait: bool) -> Result<bool, CudaError> {
+        let Slot { began, ended, ran } = &mut self.slots[slot];
+        let Some(which) = *ran else { return Ok(true) };
+        if wait {
+            ended.synchronise(|| format!("running {which:?}"))?;
+        } else if !ended.is_done()? {
+            return Ok(false);
+        }
+        self.seconds[which as usize] += ended.seconds_since(began)?;
+        *ran = None;
+        Ok(true)
+    }
+
+    /// Seconds on the GPU of the runs that ended since this was last asked, by plan.
+    pub fn take_seconds(&mut self) -> Result<[f64; 4], CudaError> {
+        for age in 0..AHEAD {
+            if !self.settle((self.next + age) % AHEAD, false)? {
+                break;
+            }
+        }
+        Ok(std::mem::take(&mut self.seconds))
+    }
+}
+
+fn header_bytes(header: &Header) -> [u8; HEADER_BYTES] {
+    let Header { seed, step, first_sample, learning_rate, nominal, accumulate: _ } = *header;
+    let words = [seed, step, first_sample, learning_rate.to_bits(), nominal.to_bits()];
+    let mut bytes = [0; HEADER_BYTES];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_lie_as_the_kernels_read_them() {
+        let header =
+            Header { seed: 1, step: 2, first_sample: 3, learning_rate: 0.5, nominal: 64.0, accumulate: true };
+        let bytes = header_bytes(&header);
+        assert_eq!((bytes[0], bytes[8], bytes[16]), (1, 2, 3));
+        assert_eq!(bytes[24..32], 0.5f64.to_le_bytes());
+        assert_eq!(bytes[32..], 64f64.to_le_bytes());
+    }
+}

@@ -1,0 +1,175 @@
+//! What outlives a plan, and results: between the GPU and the host, as f32.
+
+use super::plans::hysteresis;
+use super::{Executor, Which};
+use crate::action::Address;
+use crate::driver::Stream;
+use crate::error::CudaError;
+use graph::plan::Place;
+use graph::random::{Sequence, initial};
+use graph::{DType, Init, Program, Role, StateId, Type};
+use half::{bf16, f16};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+
+/// Parameters as their model says, with the numbers of every other executor, and the loss scale. All else is zero already.
+pub(super) fn initialise(
+    program: &Program,
+    addresses: &[Address],
+    seed: u64,
+    stream: &Stream,
+) -> Result<(), CudaError> {
+    let mut drawn = Vec::new();
+    for (index, state) in program.states.iter().enumerate() {
+        match state.role {
+            Role::Parameter(init) => drawn.push((index, init, &state.ty)),
+            Role::LossScale { initial } => {
+                let values = [initial as f32, 0.0, hysteresis(program) as f32];
+                let bytes = to_bytes(&values[..state.ty.shape.count().min(3)], state.ty.dtype);
+                stream.send_now(&bytes, addresses[index])?;
+            }
+            _ => {}
+        }
+    }
+    // Each parameter has a sequence of its own, so that threads can share them out.
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(16);
+    std::thread::scope(|scope| {
+        let (send, receive) = sync_channel::<(usize, Vec<u8>)>(2 * threads);
+        for _ in 0..threads {
+            let (send, next, drawn) = (send.clone(), &next, &drawn);
+            scope.spawn(move || {
+                while let Some((index, init, ty)) = drawn.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let values = first_values(*init, seed, *index, ty);
+                    if send.send((*index, values)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(send);
+        receive.into_iter().try_for_each(|(index, bytes)| stream.send_now(&bytes, addresses[index]))
+    })
+}
+
+fn first_values(init: Init, seed: u64, index: usize, ty: &Type) -> Vec<u8> {
+    let mut random = Sequence::new(seed, index as u32);
+    let values: Vec<f32> = (0..ty.shape.count()).map(|_| initial(init, &mut random) as f32).collect();
+    to_bytes(&values, ty.dtype)
+}
+
+pub(super) fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F64 => values.iter().flat_map(|x| f64::from(*x).to_le_bytes()).collect(),
+        DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        DType::U8 => values.iter().map(|x| *x as u8).collect(),
+    }
+}
+
+pub(super) fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    fn each<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        bytes.as_chunks::<N>().0.iter().map(|chunk| number(*chunk)).collect()
+    }
+    match dtype {
+        DType::F64 => each(bytes, |b| f64::from_le_bytes(b) as f32),
+        DType::F32 => each(bytes, f32::from_le_bytes),
+        DType::Bf16 => each(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::F16 => each(bytes, |b| f16::from_le_bytes(b).to_f32()),
+        DType::I32 => each(bytes, |b| i32::from_le_bytes(b) as f32),
+        DType::U8 => each(bytes, |[b]| f32::from(b)),
+    }
+}
+
+impl Executor {
+    /// An input or output of the plan that ran last. Waits for it.
+    pub fn read_f32(&self, which: Which, name: &str) -> Result<Option<Vec<f32>>, CudaError> {
+        let plan = self.plan(which);
+        let Some(value) = plan.find(name).map(|v| &plan.values[v]) else { return Ok(None) };
+        let address = match value.place {
+            Place::Arena(offset) => self.plans.arena.address + offset as Address,
+            Place::State(state) => self.states[state.index()],
+        };
+        self.fetch(address, &value.ty).map(Some)
+    }
+
+    pub(super) fn fetch(&self, address: Address, ty: &Type) -> Result<Vec<f32>, CudaError> {
+        self.synchronise()?;
+        let mut bytes = vec![0; ty.bytes()];
+        self.streams.compute().fetch_now(address, &mut bytes)?;
+        Ok(from_bytes(&bytes, ty.dtype))
+    }
+
+    /// What a state holds when all that was queued is done.
+    pub fn state_f32(&self, id: StateId, to: &mut [f32]) -> Result<(), CudaError> {
+        let state = &self.program.states[id.index()];
+        self.check_length(id, to.len())?;
+        to.copy_from_slice(&self.fetch(self.states[id.index()], &state.ty)?);
+        Ok(())
+    }
+
+    /// Sets a state. Copies in half precision follow before the next run.
+    pub fn set_state_f32(&mut self, id: StateId, from: &[f32]) -> Result<(), CudaError> {
+        self.check_length(id, from.len())?;
+        self.synchronise()?;
+        let bytes = to_bytes(from, self.program.states[id.index()].ty.dtype);
+        self.streams.compute().send_now(&bytes, self.states[id.index()])?;
+        self.stale = true;
+        Ok(())
+    }
+
+    fn check_length(&self, id: StateId, len: usize) -> Result<(), CudaError> {
+        let state = &self.program.states[id.index()];
+        if state.ty.shape.count() == len {
+            return Ok(());
+        }
+        Err(CudaError::Misuse(format!("state {} is {}, not of {len} elements", state.name, state.ty)))
+    }
+
+    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
+    pub fn reset_averages(&mut self) -> Result<(), CudaError> {
+        self.context.enter()?;
+        for (index, state) in self.program.states.iter().enumerate() {
+            if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
+                let (from, to) = (self.states[parameter.index()], self.states[index]);
+                self.streams.compute().copy(from, to, state.ty.bytes())?;
+            }
+        }
+        self.stale = true;
+        Ok(())
+    }
+
+    /// Queues what brings copies in half precision up to date, if they may be out of it.
+    pub(super) fn refresh(&mut self) -> Result<(), CudaError> {
+        if std::mem::take(&mut self.stale) {
+            self.plans.refresh.play(&self.products, &self.streams)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_survive_every_type() {
+        for dtype in DType::ALL {
+            let values = [0.0, 1.0, 2.0, 96.0];
+            let bytes = to_bytes(&values, dtype);
+            assert_eq!(bytes.len(), 4 * dtype.bytes());
+            assert_eq!(from_bytes(&bytes, dtype), values, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn first_values_are_those_of_the_cpu() {
+        let ty = Type::new(DType::F32, [1000]);
+        let bytes = first_values(Init::TruncatedNormal { std: 0.02 }, 7, 3, &ty);
+        let mut random = Sequence::new(7, 3);
+        let first = (0.02 * random.normal()) as f32;
+        assert_eq!(from_bytes(&bytes, DType::F32)[0], first);
+    }
+}

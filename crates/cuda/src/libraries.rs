@@ -1,0 +1,192 @@
+//! The libraries that a GPU needs, which are loaded when it is used: one binary serves machines with and without.
+//!
+//! cudarc looks for them where the system's loader does, and panics if it doesn't find them. So they are looked for here
+//! first, in more places; what is loaded then, cudarc finds by its name.
+
+use crate::action::Facts;
+use crate::driver;
+use crate::error::CudaError;
+use cudarc::{cublaslt, driver as cuda, nvrtc};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+/// The oldest driver whose symbols we use, and what to call it.
+const OLDEST_DRIVER: (i32, &str) = (12020, "12.2 (driver 535)");
+
+const OLDEST_GPU: (u32, u32) = (7, 5);
+
+/// Libraries by stem, each with the stems of those it loads itself and doesn't find in the same folder otherwise.
+const WANTED: [(&str, &[&str]); 3] =
+    [("libcuda.so", &[]), ("libnvrtc.so", &["libnvrtc-builtins.so"]), ("libcublasLt.so", &[])];
+
+/// Whether a GPU can be used here: all libraries, a driver that is new enough, and a GPU that is.
+pub fn available() -> Result<(), CudaError> {
+    devices().map(drop)
+}
+
+/// The GPUs of this machine, by number.
+pub fn devices() -> Result<Vec<Facts>, CudaError> {
+    check()?;
+    let facts = driver::devices()?;
+    match facts.iter().find(|f| f.capability < OLDEST_GPU) {
+        Some(old) if facts.iter().all(|f| f.capability < OLDEST_GPU) => {
+            Err(CudaError::DeviceTooOld { name: old.name.clone(), capability: old.capability })
+        }
+        _ => Ok(facts),
+    }
+}
+
+/// The facts of one GPU.
+pub fn device(number: usize) -> Result<Facts, CudaError> {
+    let mut all = devices()?;
+    if number >= all.len() {
+        return Err(CudaError::NoSuchDevice { wanted: number, there: all.len() });
+    }
+    let facts = all.swap_remove(number);
+    if facts.capability < OLDEST_GPU {
+        return Err(CudaError::DeviceTooOld { name: facts.name, capability: facts.capability });
+    }
+    Ok(facts)
+}
+
+/// Makes sure that all libraries are there and fit each other, and starts the driver.
+fn check() -> Result<(), CudaError> {
+    preload();
+    // SAFETY: asks the system's loader for a library that has no unusual constructors; so below.
+    if !unsafe { cuda::sys::is_culib_present() } {
+        let (purpose, install) = ("is the NVIDIA driver", "the driver (its package is called nvidia-driver)");
+        return Err(CudaError::NoLibrary { library: "libcuda", purpose, install });
+    }
+    nvrtc_present()?;
+    // SAFETY: as above.
+    if !unsafe { cublaslt::sys::is_culib_present() } {
+        let (purpose, install) = ("multiplies matrices", "CUDA, or the Python package nvidia-cublas");
+        return Err(CudaError::NoLibrary { library: "libcublasLt", purpose, install });
+    }
+    let driver = driver::start()?;
+    if driver < OLDEST_DRIVER.0 {
+        return Err(CudaError::DriverTooOld { found: driver, needed: OLDEST_DRIVER.1 });
+    }
+    let nvrtc = crate::compile::nvrtc_version()?.0;
+    // SAFETY: the library is there; the call takes nothing. 130001 is 13.0.1.
+    let blas = (unsafe { cublaslt::sys::cublasLtGetVersion() } / 10_000) as i32;
+    for (library, major) in [("libnvrtc", nvrtc), ("libcublasLt", blas)] {
+        if major > driver / 1000 {
+            return Err(CudaError::LibraryTooNew { library, major, driver });
+        }
+    }
+    Ok(())
+}
+
+/// Makes sure that kernels can be compiled, which needs no GPU.
+pub fn nvrtc_present() -> Result<(), CudaError> {
+    preload();
+    // SAFETY: as in `check`.
+    if unsafe { nvrtc::sys::is_culib_present() } {
+        return Ok(());
+    }
+    let (purpose, install) = ("compiles kernels", "CUDA, or the Python package nvidia-cuda-nvrtc");
+    Err(CudaError::NoLibrary { library: "libnvrtc", purpose, install })
+}
+
+/// Loads what the system's loader would not find by itself, once.
+fn preload() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let named = folders_of("VITESSE_CUDA_PATH");
+        let known = known_folders();
+        for (stem, helpers) in WANTED {
+            if load_from(&named, stem, helpers) || by_name(stem) {
+                continue;
+            }
+            load_from(&known, stem, helpers);
+        }
+    });
+}
+
+fn folders_of(variable: &str) -> Vec<PathBuf> {
+    std::env::var_os(variable).map_or_else(Vec::new, |list| std::env::split_paths(&list).collect())
+}
+
+/// Whether the system's loader finds one of the names that cudarc asks for.
+fn by_name(stem: &str) -> bool {
+    ["", ".13", ".12", ".1"].iter().any(|suffix| open(Path::new(&format!("{stem}{suffix}"))))
+}
+
+fn load_from(folders: &[PathBuf], stem: &str, helpers: &[&str]) -> bool {
+    folders.iter().any(|folder| {
+        for helper in helpers {
+            candidates(folder, helper).iter().any(|path| open(path));
+        }
+        candidates(folder, stem).iter().any(|path| open(path))
+    })
+}
+
+/// `stem` in a folder, the newest version first.
+fn candidates(folder: &Path, stem: &str) -> Vec<PathBuf> {
+    let is_one = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(stem))
+    };
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).filter(is_one).collect();
+    paths.sort();
+    paths.reverse();
+    paths
+}
+
+fn open(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: a C string; the libraries named here may be loaded at any time. The handle is kept open for good.
+    !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
+}
+
+fn known_folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for root in ["CUDA_HOME", "CUDA_PATH"] {
+        folders.extend(folders_of(root).into_iter().map(|f| f.join("lib64")));
+    }
+    folders.push("/usr/local/cuda/lib64".into());
+    let mut versions = entries(Path::new("/usr/local"), "cuda-");
+    versions.sort();
+    folders.extend(versions.into_iter().rev().map(|f| f.join("lib64")));
+    for folder in ["/opt/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"] {
+        folders.push(folder.into());
+    }
+    for root in ["CONDA_PREFIX", "VIRTUAL_ENV"].into_iter().flat_map(folders_of) {
+        let lib = root.join("lib");
+        for python in entries(&lib, "python") {
+            let packages = python.join("site-packages/nvidia");
+            folders.extend(entries(&packages, "").into_iter().map(|package| package.join("lib")));
+        }
+        folders.push(lib);
+    }
+    folders
+}
+
+fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let fits = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(prefix))
+    };
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).filter(fits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_gpu_says_so_in_one_line() {
+        if let Err(error) = available() {
+            let text = error.to_string();
+            assert!(!text.contains('\n') && text.len() > 20, "{text}");
+        }
+    }
+
+    #[test]
+    fn folders_that_are_not_there_are_passed_over() {
+        assert!(candidates(Path::new("/nowhere"), "libnvrtc.so").is_empty());
+        assert!(!load_from(&["/nowhere".into()], "libnvrtc.so", &["libnvrtc-builtins.so"]));
+    }
+}

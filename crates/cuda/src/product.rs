@@ -1,0 +1,328 @@
+//! Matrix products by cuBLASLt.
+//!
+//! It sees matrices by columns, we have them by rows: a matrix of ours is the transpose of one of its own. So
+//! result = left·right becomes resultᵀ = rightᵀ·leftᵀ there, and only the sides change places.
+
+use crate::action::{Address, Epilogue, Matrix, Product};
+use crate::driver::{Block, Context, Stream};
+use crate::error::CudaError;
+use cudarc::cublaslt::sys::{self, cublasStatus_t};
+use graph::DType;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Working memory of products, allocated once. cuBLASLt's authors suggest 32 MiB for Hopper.
+pub const WORKSPACE: usize = 32 << 20;
+
+/// How many algorithms are asked for.
+pub const CANDIDATES: usize = 16;
+
+/// An algorithm for a product of one shape.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    pub(crate) algo: sys::cublasLtMatmulAlgo_t,
+    pub(crate) workspace: usize,
+    /// As measured, if it was.
+    pub seconds: Option<f64>,
+}
+
+/// cuBLASLt and its working memory, for one stream.
+pub struct Products {
+    handle: sys::cublasLtHandle_t,
+    workspace: Block,
+    context: Arc<Context>,
+}
+
+// SAFETY: cuBLASLt's handles may be used from any thread.
+unsafe impl Send for Products {}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        // SAFETY: made once, freed once; streams were waited for.
+        let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}
+
+fn check(status: cublasStatus_t, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
+    match status {
+        cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        status => Err(CudaError::Product { doing: doing(), status: format!("{status:?}") }),
+    }
+}
+
+impl Products {
+    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.enter()?;
+        let workspace = Block::new(context, WORKSPACE, "the products' workspace")?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting cuBLASLt".into())?;
+        Ok(Products { handle, workspace, context: Arc::clone(context) })
+    }
+
+    /// As it numbers itself.
+    pub fn version() -> usize {
+        // SAFETY: takes nothing.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    /// Algorithms for a product, the most promising first.
+    pub(crate) fn candidates(&self, product: &Product, most: usize) -> Result<Vec<Choice>, CudaError> {
+        let problem = Problem::new(product)?;
+        let preference = Preference::new(product)?;
+        // SAFETY: plain numbers, all of which may be zero.
+        let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
+        let mut count = 0;
+        let Problem { operation, a, b, c } = &problem;
+        // SAFETY: all descriptors live; writes at most as many results as there is room for.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                operation.0,
+                a.0,
+                b.0,
+                c.0,
+                c.0,
+                preference.0,
+                most as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        let doing = || format!("looking for an algorithm for {}", describe(product));
+        if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && count == 0 {
+            check(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED, doing)?;
+        }
+        check(status, doing)?;
+        found.truncate(count.max(0) as usize);
+        let usable = found.into_iter().filter(|r| r.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(usable
+            .map(|r| Choice { algo: r.algo, workspace: r.workspaceSize, seconds: None })
+            .filter(|choice| choice.workspace <= WORKSPACE)
+            .collect())
+    }
+
+    /// An algorithm from elsewhere, if it fits this product here.
+    pub(crate) fn accept(&self, product: &Product, data: [u64; 8]) -> Option<Choice> {
+        let Problem { operation, a, b, c } = &Problem::new(product).ok()?;
+        let algo = sys::cublasLtMatmulAlgo_t { data };
+        // SAFETY: plain numbers.
+        let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: all descriptors live; writes one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(self.handle, operation.0, a.0, b.0, c.0, c.0, &algo, &mut result)
+        };
+        let fits = status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
+            && result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS
+            && result.workspaceSize <= WORKSPACE;
+        fits.then_some(Choice { algo, workspace: result.workspaceSize, seconds: None })
+    }
+
+    /// Puts a product into a stream.
+    pub fn run(&self, product: &Product, choice: &Choice, stream: &Stream) -> Result<(), CudaError> {
+        let Problem { operation, a, b, c } = &Problem::new(product)?;
+        let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
+        let at = |address: Address| address as *mut c_void;
+        // SAFETY: the plan places operands inside of the executor's memory, the stream orders their uses, and the scalars
+        // are read before the call returns.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                operation.0,
+                (&raw const alpha).cast(),
+                at(product.right.address),
+                a.0,
+                at(product.left.address),
+                b.0,
+                (&raw const beta).cast(),
+                at(product.result.address),
+                c.0,
+                at(product.result.address),
+                c.0,
+                &choice.algo,
+                at(self.workspace.address),
+                WORKSPACE,
+                stream.raw.cast(),
+            )
+        };
+        check(status, || format!("multiplying {}", describe(product)))
+    }
+}
+
+macro_rules! descriptor {
+    ($name:ident, $raw:ty, $free:path) => {
+        struct $name($raw);
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: made once, freed once.
+                let _ = unsafe { $free(self.0) };
+            }
+        }
+    };
+}
+
+descriptor!(Operation, sys::cublasLtMatmulDesc_t, sys::cublasLtMatmulDescDestroy);
+descriptor!(Layout, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayoutDestroy);
+descriptor!(Preference, sys::cublasLtMatmulPreference_t, sys::cublasLtMatmulPreferenceDestroy);
+
+/// A product in cuBLASLt's terms.
+struct Problem {
+    operation: Operation,
+    a: Layout,
+    b: Layout,
+    c: Layout,
+}
+
+impl Problem {
+    fn new(product: &Product) -> Result<Self, CudaError> {
+        use sys::cublasLtMatmulDescAttributes_t as A;
+        let Product { left, right, result, .. } = product;
+        let operation = Operation::new(product)?;
+        operation.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(product.right_transposed))?;
+        operation.set(A::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(product.left_transposed))?;
+        if let Epilogue::Bias(address) = product.epilogue {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            operation.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
+        }
+        let (a, b, c) = (Layout::new(right)?, Layout::new(left)?, Layout::new(result)?);
+        Ok(Problem { operation, a, b, c })
+    }
+}
+
+impl Operation {
+    fn new(product: &Product) -> Result<Self, CudaError> {
+        use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+        let rounds = product.tf32 && product.left.dtype == DType::F32;
+        let compute = if rounds { CUBLAS_COMPUTE_32F_FAST_TF32 } else { CUBLAS_COMPUTE_32F };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        let status =
+            unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F) };
+        check(status, || format!("describing {}", describe(product)))?;
+        Ok(Operation(raw))
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
+        let from = std::ptr::from_ref(value).cast();
+        // SAFETY: reads a value of this size; each attribute is given its own type above.
+        let status = unsafe { sys::cublasLtMatmulDescSetAttribute(self.0, attribute, from, size_of::<T>()) };
+        check(status, || format!("setting {attribute:?}"))
+    }
+}
+
+impl Layout {
+    fn new(matrix: &Matrix) -> Result<Self, CudaError> {
+        let dtype = data_type(matrix.dtype)?;
+        let (rows, columns) = (matrix.columns as u64, matrix.rows as u64);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        let status =
+            unsafe { sys::cublasLtMatrixLayoutCreate(&mut raw, dtype, rows, columns, matrix.stride as i64) };
+        check(status, || format!("describing a matrix of {} × {}", matrix.rows, matrix.columns))?;
+        Ok(Layout(raw))
+    }
+}
+
+impl Preference {
+    fn new(product: &Product) -> Result<Self, CudaError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as A;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        let status = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) };
+        check(status, || "describing what to look for".into())?;
+        let preference = Preference(raw);
+        preference.set(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
+        preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(product))?;
+        let Product { left, right, result, .. } = product;
+        for (attribute, matrix) in [
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result),
+        ] {
+            preference.set(attribute, &alignment(matrix.address))?;
+        }
+        Ok(preference)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), CudaError> {
+        let from = std::ptr::from_ref(value).cast();
+        // SAFETY: reads a value of this size; each attribute is given its own type above.
+        let status =
+            unsafe { sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, from, size_of::<T>()) };
+        check(status, || format!("setting {attribute:?}"))
+    }
+}
+
+/// Where partial sums may be added up: never in half precision.
+fn reductions(product: &Product) -> u32 {
+    use sys::cublasLtReductionScheme_t as R;
+    let wide = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+    if product.result.dtype.is_half() { wide } else { R::CUBLASLT_REDUCTION_SCHEME_MASK as u32 }
+}
+
+/// The largest power of two up to 256 that divides an address.
+pub(crate) fn alignment(address: Address) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}
+
+fn data_type(dtype: DType) -> Result<sys::cudaDataType_t, CudaError> {
+    match dtype {
+        DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
+        DType::Bf16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
+        DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
+        other => Err(CudaError::Misuse(format!("the CUDA executor has no products of {other}"))),
+    }
+}
+
+/// Such as `(50432×768 bf16)·(2304×768 bf16)ᵀ + bias → bf16`.
+pub fn describe(product: &Product) -> String {
+    let side = |m: &Matrix, transposed: bool| {
+        format!("({}×{} {}){}", m.rows, m.columns, m.dtype, if transposed { "ᵀ" } else { "" })
+    };
+    let Product { left, right, result, .. } = product;
+    let (left, right) = (side(left, product.left_transposed), side(right, product.right_transposed));
+    let bias = if product.epilogue == Epilogue::None { "" } else { " + bias" };
+    let old = if product.accumulate { " + result" } else { "" };
+    format!("{left}·{right}{bias}{old} → {}", result.dtype)
+}
+
+/// M, N and the inner width K of a product.
+pub fn sizes(product: &Product) -> (usize, usize, usize) {
+    let Product { left, result, .. } = product;
+    (result.rows, result.columns, if product.left_transposed { left.rows } else { left.columns })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignments_are_powers_of_two_up_to_256() {
+        assert_eq!((alignment(0x1000), alignment(128), alignment(20), alignment(0)), (256, 128, 4, 256));
+    }
+
+    #[test]
+    fn half_results_are_never_summed_in_halves() {
+        let matrix = |dtype| Matrix::new(0, dtype, 4, 4);
+        let product = |dtype| Product {
+            left: matrix(DType::Bf16),
+            left_transposed: true,
+            right: matrix(DType::Bf16),
+            right_transposed: false,
+            result: matrix(dtype),
+            accumulate: false,
+            epilogue: Epilogue::None,
+            tf32: false,
+        };
+        assert_eq!(reductions(&product(DType::Bf16)), 2);
+        assert_eq!(reductions(&product(DType::F32)), 7);
+        assert_eq!(describe(&product(DType::F32)), "(4×4 bf16)ᵀ·(4×4 bf16) → f32");
+    }
+}

@@ -1,0 +1,46 @@
+//! Every kernel compiles for every GPU that is supported. Needs NVRTC, but no GPU.
+
+use cuda::action::{Facts, Kernel};
+use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
+use cuda::steps::{attention, loss, rows, tokens, update};
+use std::collections::BTreeSet;
+
+/// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
+const GPUS: [(u32, u32); 7] = [
+    (75, 65_536),
+    (80, 166_912),
+    (86, 101_376),
+    (89, 101_376),
+    (90, 232_448),
+    (100, 232_448),
+    (120, 101_376),
+];
+
+/// The kernels that such a GPU may have to run.
+fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
+    let lists =
+        [attention::kernels(facts), rows::kernels(), tokens::kernels(), loss::kernels(), update::kernels()];
+    let (major, minor) = facts.capability;
+    lists.into_iter().flatten().filter(|(_, least)| *least <= 10 * major + minor).map(|(k, _)| k).collect()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_gpu() {
+    if let Err(error) = nvrtc_version() {
+        assert!(std::env::var_os("VITESSE_REQUIRE_NVRTC").is_none(), "{error}");
+        eprintln!("left out: {error}");
+        return;
+    }
+    // SAFETY: the only test of this program, and no other thread runs yet.
+    unsafe { std::env::set_var("VITESSE_CACHE", env!("CARGO_TARGET_TMPDIR")) };
+    let known = supported().unwrap();
+    for (number, shared_per_block) in GPUS.into_iter().filter(|(number, _)| known.contains(number)) {
+        let capability = (number / 10, number % 10);
+        let facts = Facts { capability, shared_per_block, ..Facts::h200() };
+        let kernels = kernels(&facts);
+        let images = compile_all(&kernels, &Arch::of(capability).unwrap());
+        let images = images.unwrap_or_else(|error| panic!("{error}"));
+        let names: usize = images.iter().map(|(_, image)| image.names.len()).sum();
+        assert_eq!(names, kernels.len());
+    }
+}
