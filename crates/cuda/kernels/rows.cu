@@ -279,7 +279,7 @@ template <typename X, typename R, typename Y, int C, bool ADD>
 __global__ void __launch_bounds__(THREADS)
 layer_norm(const X* x, const R* r, const float* gamma, const float* beta, X* sum, Y* y, float* mean, float* rstd, int rows,
            float eps) {
-    constexpr int LANES = lanes_of(C, 32);
+    constexpr int LANES = lanes_of(C, 16);
     using S = Slice<C, LANES>;
     constexpr int V = S::V;
     int row = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;

@@ -21,7 +21,7 @@ struct Piece {
     u32 tensor, index;
 };
 
-constexpr int PIECE = 4096;
+constexpr int PIECE = 2048;
 constexpr int THREADS = 256;
 // Of the kernels that finish a sum.
 constexpr int WIDE = 1024;

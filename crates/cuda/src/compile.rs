@@ -110,7 +110,8 @@ pub fn compile(source: Source, names: &[String], arch: &Arch) -> Result<Image, C
 }
 
 fn options(arch: &Arch) -> Vec<String> {
-    vec![format!("--gpu-architecture={}", arch.0), "--std=c++17".into()]
+    // Functions without annotations, lambdas among them, are the device's.
+    vec![format!("--gpu-architecture={}", arch.0), "--std=c++17".into(), "-default-device".into()]
 }
 
 #[derive(Serialize, Deserialize)]

@@ -390,7 +390,7 @@ fn norm_rows(columns: usize, most: usize) -> usize {
 }
 
 /// Columns of a thread, forward and backward.
-const FORWARD: usize = 32;
+const FORWARD: usize = 16;
 const BACKWARD: usize = 24;
 
 /// Blocks of the backward pass, each with a row of partial sums.

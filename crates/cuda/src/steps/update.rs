@@ -6,7 +6,7 @@ use graph::passes::ALIGN;
 use graph::{DType, Op, Type};
 
 // As update.cu has them.
-const PIECE: usize = 4096;
+const PIECE: usize = 2048;
 const THREADS: u32 = 256;
 const WIDE: u32 = 1024;
 
