@@ -16,6 +16,14 @@ pub fn optimizers(steps: &[Context<'_>], _constants: &mut Constants) -> Result<V
     steps.first().map_or(Ok(Vec::new()), |cx| Err(cx.no_kernel()))
 }
 
+pub fn norm_clip_advance(
+    norm: &Context<'_>,
+    clip: &Context<'_>,
+    advance: &Context<'_>,
+) -> Result<Vec<Action>, CudaError> {
+    Ok([actions(norm)?, actions(clip)?, actions(advance)?].concat())
+}
+
 pub fn refresh_copies(
     _pairs: &[(Address, Address, usize)],
     _dtype: DType,
@@ -24,6 +32,6 @@ pub fn refresh_copies(
     Vec::new()
 }
 
-pub fn kernels() -> Vec<Kernel> {
+pub fn kernels() -> Vec<(Kernel, u32)> {
     Vec::new()
 }
