@@ -241,6 +241,12 @@ fn compile_text(
     Ok(Image { code, names: lowered })
 }
 
+/// Other texts than our sources', never cached.
+#[cfg(test)]
+pub(crate) fn compile_text_for_tests(text: &str, names: &[String], arch: &Arch) -> Result<Image, CudaError> {
+    compile_text("test.cu", text, names, arch, &options(arch))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,8 +285,7 @@ mod tests {
             return None;
         }
         let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
-        let arch = Arch::named(arch);
-        Some(compile_text("test.cu", text, &names, &arch, &options(&arch)))
+        Some(compile_text_for_tests(text, &names, &Arch::named(arch)))
     }
 
     #[test]
