@@ -34,7 +34,7 @@ pub fn state_offsets(states: &[State]) -> (Vec<usize>, usize) {
 pub struct Placed {
     pub action: Action,
     pub lane: Lane,
-    /// The step of the plan that it is part of; of merged optimizers, the last.
+    /// The step of the plan that it is part of; the last, where steps are launched together.
     pub step: usize,
     /// The first step that it is part of.
     pub first: usize,
@@ -49,9 +49,22 @@ pub struct Bound {
     pub addresses: Vec<Address>,
 }
 
+/// Steps that are launched together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    /// One step for itself.
+    One,
+    /// Sum of squares, clip, advance.
+    Norm,
+    /// Optimizers and averages.
+    Optimizers,
+}
+
 /// Who makes the actions: [`Steps`], or a fake in tests.
 pub trait Maker {
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError>;
+    /// Those of a sum of squares, a clip and an advance that follow each other.
+    fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError>;
     /// Those of optimizers that follow each other.
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
 }
@@ -62,6 +75,10 @@ pub struct Steps;
 impl Maker for Steps {
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         steps::actions(cx)
+    }
+
+    fn norm(&self, [squares, clip, advance]: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
+        steps::update::norm_clip_advance(squares, clip, advance)
     }
 
     fn optimizers(
@@ -83,9 +100,21 @@ pub struct Binder<'a> {
     pub maker: &'a dyn Maker,
 }
 
-/// Optimizers that follow each other are launched together.
-fn is_merged(op: &Op) -> bool {
+fn is_optimizer(op: &Op) -> bool {
     matches!(op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } | Op::Ema { .. })
+}
+
+/// The group that the first of these steps begins, and how many it has.
+fn group(steps: &[Step]) -> (Group, usize) {
+    let optimizers = steps.iter().take_while(|s| is_optimizer(&s.op) && s.lane == steps[0].lane).count();
+    if optimizers > 0 {
+        return (Group::Optimizers, optimizers);
+    }
+    let ops: Vec<&Op> = steps.iter().take(3).map(|step| &step.op).collect();
+    if let [Op::SumSquares, Op::Clip { .. }, Op::Advance] = ops[..] {
+        return (Group::Norm, 3);
+    }
+    (Group::One, 1)
 }
 
 impl Binder<'_> {
@@ -98,16 +127,15 @@ impl Binder<'_> {
         let mut list = List::new(plan);
         let mut at = 0;
         while at < plan.steps.len() {
-            let merges = |step: &Step| is_merged(&step.op) && step.lane == plan.steps[at].lane;
-            let run = plan.steps[at..].iter().take_while(|step| merges(step)).count().max(1);
-            let steps = at..at + run;
+            let (group, count) = group(&plan.steps[at..]);
+            let steps = at..at + count;
             let actions = if forwarded.contains_key(&at) {
                 Vec::new()
             } else {
-                self.actions(plan, steps.clone(), &addresses, constants)?
+                self.actions(plan, group, steps.clone(), &addresses, constants)?
             };
             list.push(steps, actions);
-            at += run;
+            at += count;
         }
         Ok(Bound { actions: list.actions, addresses })
     }
@@ -119,10 +147,10 @@ impl Binder<'_> {
         }
     }
 
-    /// The actions of one step, or of optimizers that follow each other.
     fn actions(
         &self,
         plan: &Plan,
+        group: Group,
         range: std::ops::Range<usize>,
         addresses: &[Address],
         constants: &mut Constants,
@@ -144,14 +172,14 @@ impl Binder<'_> {
                 facts: self.facts,
             })
             .collect();
-        let first = &contexts[0];
-        if steps[0].lane == Lane::Comm {
-            return collective(first);
+        match (group, &contexts[..]) {
+            (_, [one, ..]) if steps[0].lane == Lane::Comm => collective(one),
+            (Group::Optimizers, all) => self.maker.optimizers(all, constants),
+            (Group::Norm, [squares, clip, advance]) => self.maker.norm([squares, clip, advance]),
+            (_, all) => {
+                Ok(all.iter().map(|cx| self.maker.actions(cx)).collect::<Result<Vec<_>, _>>()?.concat())
+            }
         }
-        if is_merged(first.op) {
-            return self.maker.optimizers(&contexts, constants);
-        }
-        self.maker.actions(first)
     }
 
     fn operands(&self, plan: &Plan, step: &Step, addresses: &[Address]) -> (Vec<Operand>, Vec<Operand>) {
@@ -247,7 +275,7 @@ fn forwarded(plan: &Plan) -> HashMap<usize, (usize, usize)> {
 /// Whether a step writes `value` and nothing but it there, rather than going on with an input.
 fn makes_anew(step: &Step, value: usize) -> bool {
     let output = step.outputs.iter().position(|v| *v == value);
-    !is_merged(&step.op) && output.is_some_and(|o| step.op.overwritten_by(step.inputs.len(), o).is_none())
+    !is_optimizer(&step.op) && output.is_some_and(|o| step.op.overwritten_by(step.inputs.len(), o).is_none())
 }
 
 /// Whether no step from `maker` to before `end` has to do with a state, nor one of another lane that may run beside them.

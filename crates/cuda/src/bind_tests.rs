@@ -13,6 +13,11 @@ impl Maker for Fake {
         Ok(vec![Action::Copy { from, to, bytes: cx.inputs.len() }])
     }
 
+    fn norm(&self, [squares, clip, advance]: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
+        let from = squares.input(0).address + clip.input(0).address;
+        Ok(vec![Action::Copy { from, to: advance.output(0).address, bytes: 3 }])
+    }
+
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
         let at = constants.put(&[0; 24]);
         Ok(vec![Action::Zero { at, bytes: steps.len() }])
@@ -213,6 +218,22 @@ fn optimizers_that_follow_each_other_are_merged() {
     assert_eq!(bound.actions[1].action, Action::Zero { at: 0x40_0000, bytes: 3 });
     assert_eq!((bound.actions[1].first, bound.actions[1].step), (1, 3));
     assert_eq!((bound.actions[2].first, bound.actions[2].step), (4, 4));
+}
+
+#[test]
+fn the_norm_and_what_follows_from_it_are_launched_together() {
+    let mut made = Made::new();
+    let gradient = made.value(state(0));
+    let (squares, control, applied) = (made.value(arena(0)), made.value(arena(128)), made.value(state(1)));
+    made.step(Op::SumSquares, &[gradient], &[squares]);
+    made.step(Op::Clip { max_norm: None, scaled: false }, &[squares], &[control]);
+    made.step(Op::Advance, &[applied, control], &[applied]);
+    let bound = bind(&made.0, false).unwrap();
+    assert_eq!(actions(&bound), [copy(STATES[0] + ARENA, STATES[1], 3)]);
+    assert_eq!((bound.actions[0].first, bound.actions[0].step), (0, 2));
+    // Not all of them: each for itself.
+    made.0.steps.pop();
+    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
 }
 
 #[test]

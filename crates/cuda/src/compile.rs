@@ -8,6 +8,7 @@ use cudarc::nvrtc::sys::{self, nvrtcResult};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What kernels are compiled for, as NVRTC names it: `sm_90a` for one GPU, `compute_120` for PTX that a driver finishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,20 +74,37 @@ pub fn supported() -> Result<Vec<u32>, CudaError> {
     Ok(list.into_iter().map(|n| n as u32).collect())
 }
 
-/// Compiles all kernels, each source on a thread of its own.
+/// Compiles all kernels, on as many threads as there are.
 pub fn compile_all(kernels: &BTreeSet<Kernel>, arch: &Arch) -> Result<Vec<(Source, Image)>, CudaError> {
-    let mut sources: BTreeMap<Source, Vec<String>> = BTreeMap::new();
-    for kernel in kernels {
-        sources.entry(kernel.source).or_default().push(kernel.name.clone());
-    }
+    let jobs = jobs(kernels);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut images = Vec::new();
+        while let Some((source, names)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            images.push((*source, compile(*source, names, arch)?));
+        }
+        Ok(images)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len());
     std::thread::scope(|scope| {
-        let start = |(source, names): (Source, Vec<String>)| {
-            scope.spawn(move || compile(source, &names, arch).map(|image| (source, image)))
-        };
-        let threads: Vec<_> = sources.into_iter().map(start).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let panicked = |_| Err(CudaError::Misuse("the thread that compiles kernels panicked".into()));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        let results = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
+        Ok(results.collect::<Result<Vec<_>, _>>()?.concat())
     })
+}
+
+/// What is compiled together: all instances of a source, but each of attention for itself, since they take seconds. Those come
+/// first.
+fn jobs(kernels: &BTreeSet<Kernel>) -> Vec<(Source, Vec<String>)> {
+    let mut jobs: Vec<(Source, Vec<String>)> = Vec::new();
+    for Kernel { source, name } in kernels {
+        match jobs.last_mut().filter(|(last, _)| last == source && *source != Source::Attention) {
+            Some((_, names)) => names.push(name.clone()),
+            None => jobs.push((*source, vec![name.clone()])),
+        }
+    }
+    jobs
 }
 
 /// Compiles these instances of a source's templates, or finds them on disk.
@@ -242,6 +260,12 @@ fn compile_text(
     Ok(Image { code, names: lowered })
 }
 
+/// Other texts than our sources', never cached.
+#[cfg(test)]
+pub(crate) fn compile_text_for_tests(text: &str, names: &[String], arch: &Arch) -> Result<Image, CudaError> {
+    compile_text("test.cu", text, names, arch, &options(arch))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,6 +279,18 @@ mod tests {
         assert_eq!(named((10, 0)), "sm_100");
         assert_eq!(named((8, 9)), "compute_80");
         assert_eq!(named((12, 0)), "compute_100");
+    }
+
+    #[test]
+    fn instances_of_attention_are_compiled_apart() {
+        let kernel = |source, name: &str| Kernel::new(source, name);
+        let (attention, rows) = (Source::Attention, Source::Rows);
+        let kernels = [kernel(rows, "b"), kernel(attention, "y"), kernel(rows, "a"), kernel(attention, "x")];
+        let named = |name: &str| vec![name.to_string()];
+        assert_eq!(
+            jobs(&kernels.into()),
+            [(attention, named("x")), (attention, named("y")), (rows, vec!["a".into(), "b".into()])]
+        );
     }
 
     #[test]
@@ -280,8 +316,7 @@ mod tests {
             return None;
         }
         let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
-        let arch = Arch::named(arch);
-        Some(compile_text("test.cu", text, &names, &arch, &options(&arch)))
+        Some(compile_text_for_tests(text, &names, &Arch::named(arch)))
     }
 
     #[test]

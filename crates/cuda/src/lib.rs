@@ -13,6 +13,8 @@ pub mod compile;
 mod driver;
 mod error;
 mod executor;
+#[cfg(test)]
+mod gpu_tests;
 mod libraries;
 mod modules;
 mod product;

@@ -1,0 +1,156 @@
+//! What only a GPU can tell of the layers under the executor. Left out, with a note, where there is none.
+
+use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source};
+use crate::compile::{Arch, Image, compile_text_for_tests};
+use crate::driver::{Block, Context, Event, Stream};
+use crate::libraries;
+use crate::modules::Modules;
+use crate::product::Products;
+use crate::tuner::{Bench, Tuner};
+use graph::DType;
+use half::bf16;
+use std::sync::Arc;
+
+fn gpu() -> Option<(Facts, Arc<Context>)> {
+    match libraries::device(0) {
+        Ok(facts) => Some((facts, Context::open(0).unwrap())),
+        Err(error) => {
+            eprintln!("left out: {error}");
+            None
+        }
+    }
+}
+
+/// Small whole numbers, exact in every type.
+fn numbers(count: usize, salt: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7 + salt * 5) % 9) as f32 - 4.0).collect()
+}
+
+fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+    }
+}
+
+fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        _ => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+    }
+}
+
+#[test]
+fn products_are_those_of_the_plan() {
+    let Some((facts, context)) = gpu() else { return };
+    let stream = Stream::new(&context).unwrap();
+    let products = Products::new(&context).unwrap();
+    let mut tuner = Tuner::new(&context, &facts, true).unwrap();
+    let memory = Block::new(&context, 1 << 20, "a test").unwrap();
+    let scratch = Block::new(&context, 1 << 20, "a test").unwrap();
+    let (m, n, k) = (24, 40, 16);
+    let (left, right) = (numbers(m * k, 1), numbers(k * n, 2));
+    let (bias, old) = (numbers(n, 3), numbers(m * n, 4));
+    let at = |part: Address| memory.address + (part << 16);
+    for case in 0..32 {
+        let bit = |which: usize| case >> which & 1 == 1;
+        let (left_transposed, right_transposed, accumulate, with_bias) = (bit(0), bit(1), bit(2), bit(3));
+        if accumulate && with_bias {
+            continue;
+        }
+        let (operands, result) = if bit(4) { (DType::Bf16, DType::F32) } else { (DType::F32, DType::F32) };
+        let side = |address, rows: usize, columns: usize, transposed: bool| {
+            let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+            Matrix::new(address, operands, rows, columns)
+        };
+        let product = Product {
+            left: side(at(0), m, k, left_transposed),
+            left_transposed,
+            right: side(at(1), k, n, right_transposed),
+            right_transposed,
+            result: Matrix::new(at(2), result, m, n),
+            accumulate,
+            epilogue: if with_bias { Epilogue::Bias(at(3)) } else { Epilogue::None },
+            tf32: false,
+        };
+        stream.send_now(&bytes(&left, operands), at(0)).unwrap();
+        stream.send_now(&bytes(&right, operands), at(1)).unwrap();
+        stream.send_now(&bytes(&old, result), at(2)).unwrap();
+        stream.send_now(&bytes(&bias, result), at(3)).unwrap();
+        let bench = Bench { products: &products, stream: &stream, scratch: &scratch };
+        let choice = tuner.choose(&product, &bench).unwrap();
+        products.run(&product, &choice, &stream).unwrap();
+        let mut got = vec![0; m * n * result.bytes()];
+        stream.fetch_now(at(2), &mut got).unwrap();
+        let element = |values: &[f32], i: usize, j: usize, rows: usize, columns: usize, turned: bool| {
+            values[if turned { j * rows + i } else { i * columns + j }]
+        };
+        for (index, got) in floats(&got, result).into_iter().enumerate() {
+            let (i, j) = (index / n, index % n);
+            let dot: f32 = (0..k)
+                .map(|l| {
+                    element(&left, i, l, m, k, left_transposed)
+                        * element(&right, l, j, k, n, right_transposed)
+                })
+                .sum();
+            let more = if accumulate { old[index] } else { 0.0 } + if with_bias { bias[j] } else { 0.0 };
+            assert_eq!(got, dot + more, "case {case}, element {i}, {j}");
+        }
+    }
+}
+
+#[test]
+fn captured_work_runs_as_often_as_it_is_launched() {
+    let Some((facts, context)) = gpu() else { return };
+    let text = r#"
+        #include "common.cuh"
+        template <int N> __global__ void add(float* to, float x, long long unused, double y) {
+            extern __shared__ float shared[];
+            shared[N + threadIdx.x] = x + (float)y;
+            to[threadIdx.x] += shared[N + threadIdx.x];
+        }"#;
+    let name = "add<16000>".to_string();
+    let arch = Arch::of(facts.capability).unwrap();
+    let image: Image = compile_text_for_tests(text, std::slice::from_ref(&name), &arch).unwrap();
+    let mut modules = Modules::load(&context, &[(Source::Rows, image)]).unwrap();
+    let (stream, other) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+    let memory = Block::new(&context, 256, "a test").unwrap();
+    let kernel = Kernel::new(Source::Rows, name);
+    let launch = Launch { kernel, grid: [1; 3], block: 32, shared: 64_200, args: vec![] };
+    let function = modules.function(&launch).unwrap();
+    let words = [memory.address, u64::from(1.5f32.to_bits()), 7, 2.5f64.to_bits()];
+    let (fork, join) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
+    let work = || {
+        let mut args = words.each_ref().map(|word| std::ptr::from_ref(word).cast_mut().cast());
+        fork.record(&stream)?;
+        other.wait(&fork)?;
+        // SAFETY: four arguments, as the kernel takes them.
+        let result = unsafe {
+            let (params, extra) = (args.as_mut_ptr(), std::ptr::null_mut());
+            cudarc::driver::sys::cuLaunchKernel(
+                function.raw,
+                1,
+                1,
+                1,
+                32,
+                1,
+                1,
+                64_200,
+                other.raw,
+                params,
+                extra,
+            )
+        };
+        crate::driver::check(result, || "launching".into())?;
+        join.record(&other)?;
+        stream.wait(&join)
+    };
+    stream.zero(memory.address, 256).unwrap();
+    let graph = stream.capture(work, "a test").unwrap();
+    for _ in 0..3 {
+        stream.launch(&graph, "a test").unwrap();
+    }
+    let mut got = vec![0; 128];
+    stream.fetch_now(memory.address, &mut got).unwrap();
+    assert_eq!(floats(&got, DType::F32), [12.0; 32]);
+}

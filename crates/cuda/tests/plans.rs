@@ -1,0 +1,173 @@
+//! Real plans, bound to addresses: what lies where is simulated with a mark for every value, so that a value written too early
+//! or to a wrong place is seen.
+
+use cuda::CudaError;
+use cuda::action::{Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, Source};
+use cuda::bind::{Binder, Bound, Maker, Memory, state_offsets};
+use graph::{Group, Loss, Op, Optimizer, Plan, Program, Recompute, Role, Settings, compile};
+use models::vit::{Pool, Vit};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const ARENA: Address = 1 << 40;
+const STATES: Address = 1 << 41;
+const ALIGN: u64 = 128;
+/// Of every step.
+const SCRATCH: usize = 300;
+
+/// Makes a launch of every step: its name, how many operands are read, and the ranges of all, scratch being one that is written.
+struct Fake;
+
+fn launch(cx: &Context<'_>) -> Action {
+    let mut inputs = cx.inputs.to_vec();
+    // As if nothing was accumulated: what was there is not read.
+    match cx.op {
+        Op::Accumulate => drop(inputs.remove(0)),
+        Op::LinearGradW { accumulate: true, .. } | Op::ColumnSum { accumulate: true } => drop(inputs.pop()),
+        _ => {}
+    }
+    let range = |o: &Operand| [Arg::Pointer(o.address), Arg::I64((o.shape.count() * o.dtype.bytes()) as i64)];
+    let mut args = vec![Arg::U32(inputs.len() as u32)];
+    args.extend(inputs.iter().chain(cx.outputs).flat_map(range));
+    args.extend([Arg::Pointer(cx.scratch), Arg::I64(SCRATCH as i64)]);
+    let kernel = Kernel::new(Source::Rows, format!("{} of {}", cx.op.name(), cx.layer));
+    Action::Launch(Launch { kernel, grid: [1; 3], block: 1, shared: 0, args })
+}
+
+impl Maker for Fake {
+    fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+        Ok(vec![launch(cx)])
+    }
+
+    fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
+        Ok(steps.into_iter().map(launch).collect())
+    }
+
+    fn optimizers(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
+        Ok(steps.iter().map(launch).collect())
+    }
+}
+
+/// A mark for each border of memory.
+#[derive(Default)]
+struct Marks(HashMap<Address, u64>);
+
+impl Marks {
+    fn read(&self, (address, bytes): (Address, u64), who: &str) -> u64 {
+        let mark = |at: u64| self.0.get(&(address + at * ALIGN)).copied().unwrap_or(0);
+        let first = mark(0);
+        assert!((0..bytes.div_ceil(ALIGN)).all(|at| mark(at) == first), "{who} reads a mixture");
+        first
+    }
+
+    fn write(&mut self, (address, bytes): (Address, u64), mark: u64) {
+        self.0.extend((0..bytes.div_ceil(ALIGN)).map(|at| (address + at * ALIGN, mark)));
+    }
+
+    fn play(&mut self, bound: &Bound) {
+        for placed in &bound.actions {
+            let Action::Launch(Launch { kernel, args, .. }) = &placed.action else { panic!() };
+            let [Arg::U32(inputs), rest @ ..] = &args[..] else { panic!() };
+            let range = |pair: &[Arg]| match pair {
+                [Arg::Pointer(address), Arg::I64(bytes)] => (*address, *bytes as u64),
+                _ => panic!(),
+            };
+            let (read, written) = rest.split_at(2 * *inputs as usize);
+            let read: Vec<u64> = read.chunks(2).map(|pair| self.read(range(pair), &kernel.name)).collect();
+            for (i, pair) in written.chunks(2).enumerate() {
+                // A sum that is its first part is that part.
+                let is_sum = i == 0 && kernel.name.starts_with("accumulate ");
+                let made = if is_sum { read[0] } else { mark(&(&kernel.name, i, &read)) };
+                self.write(range(pair), made);
+            }
+        }
+    }
+}
+
+fn mark(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn program(recompute: Recompute) -> Program {
+    let (image, patch, channels, classes) = (16, 4, 3, 5);
+    let (width, depth, heads, mlp, pool) = (24, 3, 3, 48, Pool::ClassToken);
+    let (dropout, attention_dropout, drop_path) = (0.1, 0.1, 0.1);
+    let vit = Vit {
+        image,
+        patch,
+        channels,
+        classes,
+        width,
+        depth,
+        heads,
+        mlp,
+        pool,
+        dropout,
+        attention_dropout,
+        drop_path,
+    };
+    let model = vit.build(4, Loss { smoothing: 0.1, mixed: false }, graph::DType::F32).unwrap();
+    let settings = Settings {
+        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+        max_grad_norm: Some(1.0),
+        recompute,
+        group: &|_| Group { lr_scale: 1.0, decays: true },
+        ema: Some(0.9),
+        mixed: None,
+        loss_scale: None,
+        exchange: None,
+        scratch: &|_, _| SCRATCH,
+    };
+    compile(model, &settings).unwrap()
+}
+
+fn bind(program: &Program, plan: &Plan, accumulate: bool) -> Bound {
+    let facts = Facts::h200();
+    let (offsets, _) = state_offsets(&program.states);
+    let states: Vec<Address> = offsets.iter().map(|offset| STATES + *offset as Address).collect();
+    let memory = Memory { arena: ARENA, states: &states, header: 1 << 42 };
+    let binder = Binder { memory, accumulate, tf32: false, facts: &facts, maker: &Fake };
+    binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
+}
+
+/// The states' marks after a plan, of those that it sums into.
+fn sums(program: &Program, bound: &Bound) -> Vec<(String, u64)> {
+    let mut marks = Marks::default();
+    for (address, bytes) in [(ARENA, program.arena()), (STATES, state_offsets(&program.states).1)] {
+        for at in (0..bytes as u64).step_by(ALIGN as usize) {
+            marks.write((address + at, 1), mark(&address));
+        }
+    }
+    marks.play(bound);
+    let (offsets, _) = state_offsets(&program.states);
+    let states = program.states.iter().zip(offsets);
+    let summed = states.filter(|(state, _)| matches!(state.role, Role::Gradient | Role::Statistic));
+    let read = |(state, offset): (&graph::State, usize)| {
+        let mark = marks.read((STATES + offset as Address, state.ty.bytes() as u64), &state.name);
+        (state.name.clone(), mark)
+    };
+    summed.map(read).collect()
+}
+
+#[test]
+fn sums_made_in_their_states_are_the_same_sums() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        let program = program(recompute);
+        let (anew, adding) = (bind(&program, &program.micro, false), bind(&program, &program.micro, true));
+        assert_eq!(sums(&program, &anew), sums(&program, &adding));
+        let accumulates = program.micro.steps.iter().filter(|s| s.op == Op::Accumulate).count();
+        assert!(accumulates > 5);
+        assert_eq!(anew.actions.len() + accumulates, adding.actions.len());
+    }
+}
+
+#[test]
+fn all_of_an_update_is_two_groups() {
+    let program = program(Recompute::None);
+    let bound = bind(&program, &program.update, false);
+    let mut groups: Vec<(usize, usize)> = bound.actions.iter().map(|p| (p.first, p.step)).collect();
+    groups.dedup();
+    assert_eq!(groups, [(0, 2), (3, program.update.steps.len() - 1)]);
+}
