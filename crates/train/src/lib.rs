@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod confusion;
 pub mod deepspeed;
+pub mod device;
 mod fault;
 pub mod machine;
 pub mod metrics;

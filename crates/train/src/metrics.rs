@@ -352,7 +352,8 @@ mod tests {
             let loss = 2.5 - 0.1 * step as f64;
             let score = Score { loss, top1: 0.125, top5: 0.5, samples: 8.0 };
             let gradient_norm = if step == 4 { f64::INFINITY } else { 1.0 / 3.0 };
-            let result = StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true };
+            let result =
+                StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true, loss_scale: None };
             metrics.step(step, step / 3, &result, &account(2)).unwrap();
             if step % 3 == 2 {
                 metrics.evaluation(step, step / 3, &Score { loss: f64::NAN, ..score }).unwrap();

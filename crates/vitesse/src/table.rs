@@ -2,7 +2,9 @@
 
 use cpu::StepTime;
 use cpu::ceilings::Ceilings;
+use train::Resolved;
 use train::account::{Exchanged, Parts};
+use train::config::Device;
 
 /// 1234567 → "1,234,567".
 pub fn count(n: usize) -> String {
@@ -19,6 +21,14 @@ pub fn count(n: usize) -> String {
 
 pub fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// What computes, and with what.
+pub fn device(run: &Resolved) -> String {
+    match run.device {
+        Device::Cpu => format!("{} threads", run.threads),
+        Device::Cuda => format!("{} in {}", run.device, run.precision),
+    }
 }
 
 /// One line of the account of time.
