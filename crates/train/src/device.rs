@@ -248,3 +248,22 @@ impl<T: Real> Device<T> for Executor<T> {
         Executor::set_slowdown(self, factor);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Raw;
+    use crate::session::program;
+
+    /// A run on a GPU can be resolved and planned anywhere; where there is none, one line ends it when it starts.
+    #[test]
+    fn a_gpu_that_is_not_there_is_told_when_it_is_opened() {
+        let raw = Raw { device: Some(Chosen::Cuda), ..Raw::default() };
+        let run = raw.resolve_without_data(1).unwrap();
+        let program = program::<f32>(&run, run.batch).unwrap();
+        if let Err(why) = cuda_available() {
+            let refused = open::<f32>(&run, program, &Communicator::solo()).err().unwrap().to_string();
+            assert_eq!(refused, format!("--device cuda: {why}"));
+        }
+    }
+}

@@ -194,3 +194,6 @@ fn same_settings(run: &Resolved, before: &Resolved, folder: &Path) -> Result<(),
     }
     Err(TrainError::OtherSettings { folder: folder.to_path_buf(), differences: differences.join("; ") })
 }
+
+#[cfg(test)]
+mod tests;

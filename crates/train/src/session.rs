@@ -2,7 +2,7 @@
 
 use crate::account::{Account, Step};
 use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
-use crate::config::Resolved;
+use crate::config::{Residual, Resolved};
 use crate::device::{self, BadValue, Device, Outcome, Which, planned, scratch_of};
 use crate::error::TrainError;
 use crate::fault::Fault;
@@ -14,7 +14,7 @@ use crate::tensors::Outline;
 use crate::weights;
 use comm::{Communicator, Reduction};
 use data::{Dataset, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped};
-use graph::{AVERAGE, Header, Loss, Program, Role, Settings, State, StateId, compile, inference};
+use graph::{AVERAGE, DType, Header, Loss, Program, Role, Settings, State, StateId, compile, inference};
 use models::names::{Tensor, Weights};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -92,6 +92,17 @@ pub struct Finished {
     pub began: Instant,
 }
 
+/// The types of a plan in mixed precision: of products, and of the residual stream.
+// For `graph::Settings::mixed`, once it is there.
+pub fn mixed(run: &Resolved) -> Option<(DType, DType)> {
+    let half = run.precision.half()?;
+    let residual = match run.residual {
+        Residual::Fp32 => DType::F32,
+        Residual::Half => half,
+    };
+    Some((half, residual))
+}
+
 /// Compiles the plans of a rank that has `batch` images in a micro-step.
 pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, TrainError> {
     let settings = Settings {
@@ -145,7 +156,8 @@ impl<T: Real> Session<T> {
         Ok(Self::over(run, sets, world, shares, device))
     }
 
-    fn over(
+    /// Over a device that is open.
+    pub(crate) fn over(
         run: Resolved,
         sets: Sets,
         world: Communicator,

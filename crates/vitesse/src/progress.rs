@@ -139,6 +139,12 @@ impl Events for Progress<'_> {
     fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, account: &Step) {
         self.images += result.score.samples;
         self.add(account);
+        if let (false, Some(scale)) = (result.applied, result.loss_scale) {
+            self.line(format!(
+                "step {} left out: its gradients overflowed; the loss scale is {scale}",
+                step + 1
+            ));
+        }
         let due = (step + 1).is_multiple_of(self.every);
         let (loss, rate) = (result.score.loss, self.images / self.account.seconds());
         for bar in self.bars() {

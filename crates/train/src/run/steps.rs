@@ -5,7 +5,7 @@ use super::{Events, Stopped, Summary};
 use crate::account::Step;
 use crate::balance::{Balance, Lookout, Straggler};
 use crate::checkpoint::Progress;
-use crate::config::Resolved;
+use crate::config::{LossScale, Resolved};
 use crate::error::TrainError;
 use crate::real::Real;
 use crate::session::{Finished, Session, StepResult};
@@ -35,6 +35,8 @@ struct Watch {
     straggler: Option<Straggler>,
     /// How to divide the work from now on.
     shares: Option<Shares>,
+    /// Steps skipped one after the other while the loss scale could fall no further.
+    overflowed: u64,
 }
 
 impl Loop<'_> {
@@ -55,6 +57,7 @@ impl Loop<'_> {
             stop: None,
             straggler: None,
             shares: None,
+            overflowed: 0,
         };
         session.account_mut().begin();
         let mut next = progress.step;
@@ -102,7 +105,9 @@ impl Loop<'_> {
     ) -> Result<(), TrainError> {
         while session.in_flight() > in_flight {
             let Some(Finished { step, result, began }) = session.result()? else { break };
-            check(session, step, &result)?;
+            if !watch.bears(self.run.loss_scale, &result) {
+                check(session, step, &result)?;
+            }
             let asked = self.events.stop();
             let account = session.share_account(asked.is_some())?;
             let (stop, skipped) = (account.stop, account.skipped);
@@ -246,6 +251,15 @@ impl Loop<'_> {
 }
 
 impl Watch {
+    /// Whether a step was skipped as it should be: its gradients overflowed, and the loss scale falls. As in DeepSpeed a run ends
+    /// when that doesn't help any more.
+    fn bears(&mut self, scale: Option<LossScale>, result: &StepResult) -> bool {
+        let Some(LossScale { dynamic: true, min, hysteresis, .. }) = scale else { return false };
+        let exhausted = result.loss_scale.is_none_or(|scale| scale <= min);
+        self.overflowed = if !result.applied && exhausted { self.overflowed + 1 } else { 0 };
+        !result.applied && result.score.samples > 0.0 && self.overflowed <= hysteresis
+    }
+
     /// Takes in the account of a step.
     fn after(&mut self, step: &Step, shares: &Shares, balances: bool) {
         if let Some(straggler) = self.lookout.after(step, shares) {
