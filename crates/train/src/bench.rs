@@ -1,10 +1,11 @@
-//! Benchmarks of a training step on random data: the whole step, and its matrix products alone.
+//! Benchmarks of a training step on random data: the whole step, and on the CPU its matrix products alone.
 
 use crate::config::Resolved;
+use crate::device::{self, Device, StepTime, Which};
 use crate::error::TrainError;
 use crate::session::program;
 use comm::Communicator;
-use cpu::{Executor, Options, StepTime, Which};
+use data::LoadedBatch;
 use graph::Header;
 use graph::random::Sequence;
 use std::time::Instant;
@@ -26,46 +27,58 @@ impl Turn {
 /// One rank of a benchmark.
 pub struct StepBench {
     world: Communicator,
-    executor: Executor<f32>,
+    device: Box<dyn Device<f32>>,
     header: Header,
-    images: Vec<f32>,
-    classes: usize,
+    batch: LoadedBatch,
+    in_flight: usize,
 }
 
 impl StepBench {
     pub fn new(run: &Resolved, world: Communicator) -> Result<Self, TrainError> {
-        let options = Options { threads: run.threads, seed: run.seed, comm: Some(world.clone()) };
-        let executor = Executor::new(program::<f32>(run, run.batch)?, options)?;
+        let device = device::open(run, program::<f32>(run, run.batch)?, &world)?;
         let mut random = Sequence::new(run.seed, u32::MAX);
         let count = run.batch * run.vit.channels * run.vit.image * run.vit.image;
-        let images = (0..count).map(|_| random.normal() as f32).collect();
+        let batch = LoadedBatch {
+            images: (0..count).map(|_| random.normal() as f32).collect(),
+            labels: (0..run.batch).map(|i| (i % run.vit.classes) as i32).collect(),
+            weights: vec![1.0; run.batch],
+            ..LoadedBatch::default()
+        };
         let (seed, nominal) = (run.seed, run.nominal());
         let header =
             Header { seed, step: 0, first_sample: 0, learning_rate: 1e-4, nominal, accumulate: false };
-        Ok(StepBench { world, executor, header, images, classes: run.vit.classes })
+        Ok(StepBench { world, device, header, batch, in_flight: 0 })
     }
 
-    pub fn executor(&self) -> &Executor<f32> {
-        &self.executor
+    pub fn device(&self) -> &dyn Device<f32> {
+        &*self.device
     }
 
-    /// The plan may reuse the memory of its inputs, so they are filled before every step.
-    fn fill(&mut self) {
-        if let Some(batch) = self.executor.batch(Which::Last) {
-            batch.images.copy_from_slice(&self.images);
-            batch.labels.iter_mut().enumerate().for_each(|(i, label)| *label = (i % self.classes) as i32);
-            batch.weights.fill(1.0);
-        }
-    }
-
-    /// Seconds of one forward, backward, exchange and update.
+    /// Seconds of one forward, backward, exchange and update. A device that has several steps in flight is kept busy: then these
+    /// are the seconds from one step's end to the next one's, with all the host does in between.
     fn step(&mut self) -> Result<f64, TrainError> {
-        self.fill();
-        let start = Instant::now();
-        self.executor.run(Which::Last, &self.header)?;
-        self.executor.run(Which::Update, &self.header)?;
+        let depth = self.device.depth().max(1);
+        let began = Instant::now();
+        if self.header.step == 0 || !self.device.keeps_batches() {
+            self.device.load(Which::Last, &self.batch)?;
+        }
+        let start = if depth == 1 { Instant::now() } else { began };
+        self.device.run(Which::Last, &self.header)?;
+        self.device.run(Which::Update, &self.header)?;
+        self.device.end_step()?;
         self.header.step += 1;
+        self.in_flight += 1;
+        self.wait(depth - 1)?;
         Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Until this many steps are in flight.
+    fn wait(&mut self, in_flight: usize) -> Result<(), TrainError> {
+        while self.in_flight > in_flight {
+            self.device.outcome()?;
+            self.in_flight -= 1;
+        }
+        Ok(())
     }
 
     /// A turn of all ranks; the seconds it took here.
@@ -73,14 +86,22 @@ impl StepBench {
         match turn {
             Turn::Step => self.step(),
             Turn::Untimed => {
-                self.executor.set_timing(false);
+                self.device.set_timing(false);
                 let seconds = self.step();
-                self.executor.set_timing(true);
+                self.device.set_timing(true);
                 seconds
             }
-            Turn::Products => Ok(self.products()),
-            Turn::End => Ok(0.0),
+            Turn::Products => Ok(self.device.run_products(Which::Last, &self.header).unwrap_or(0.0)),
+            Turn::End => self.wait(0).map(|()| 0.0),
         }
+    }
+
+    /// A turn by itself: the seconds until nothing is in flight.
+    pub fn take_alone(&mut self, turn: Turn) -> Result<f64, TrainError> {
+        let seconds = self.take(turn)?;
+        let start = Instant::now();
+        self.wait(0)?;
+        Ok(seconds + start.elapsed().as_secs_f64())
     }
 
     /// What the first rank wants done next, on every rank.
@@ -90,16 +111,17 @@ impl StepBench {
         Ok(Turn::ALL[usize::from(turn[0]).min(Turn::ALL.len() - 1)])
     }
 
-    /// Seconds of the step's matrix products alone.
-    fn products(&mut self) -> f64 {
-        self.executor.run_products(Which::Last, &self.header)
+    /// Every kernel and product of a step, on devices that can tell.
+    pub fn profile(&mut self, repeats: usize) -> Result<Vec<cuda::ActionTime>, TrainError> {
+        self.wait(0)?;
+        self.device.profile(&self.header, repeats)
     }
 
     pub fn reset_times(&mut self) {
-        self.executor.reset_times();
+        self.device.reset_times();
     }
 
     pub fn times(&self) -> Vec<StepTime> {
-        self.executor.training_times()
+        self.device.training_times()
     }
 }

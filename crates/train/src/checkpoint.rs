@@ -8,9 +8,10 @@ use crate::error::TrainError;
 use crate::files::{UNFINISHED, folder_of, sync_folder};
 use crate::session::Score;
 use crate::shares::Shares;
-use crate::tensors::{self, Entry, Reader, Stored};
+use crate::tensors::{self, Outline, Reader, Stored};
 use crate::weights::WeightsError;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -76,11 +77,13 @@ impl Checkpoints {
         self.folder.join(BEST)
     }
 
-    /// Writes a checkpoint, then lets go of those that are too many. `best`: this is the best so far, and is kept until
+    /// Writes a checkpoint, then lets go of those that are too many. `values` are those of a state, by its place in
+    /// `states`. `best`: this is the best so far, and is kept until
     /// there is a better one.
-    pub fn save<T: Stored>(
+    pub fn save<'v, T: Stored>(
         &self,
-        states: &[Entry<'_, T>],
+        states: &[Outline<'_>],
+        values: impl Fn(usize) -> Result<Cow<'v, [T]>, TrainError>,
         progress: &Progress,
         config: &str,
         best: bool,
@@ -93,7 +96,7 @@ impl Checkpoints {
             (PROGRESS.to_string(), serde_json::json!(progress).to_string()),
             (CONFIG.to_string(), config.to_string()),
         ]);
-        tensors::write(&path, states, &metadata)?;
+        tensors::write_each(&path, states, &metadata, |index| values(index).map_err(io::Error::other))?;
         if best {
             self.mark_best(&path).map_err(io_error)?;
         }
@@ -183,12 +186,6 @@ pub struct Checkpoint {
     pub config: String,
 }
 
-/// What a state has to look like to be restored.
-pub struct Expected<'a> {
-    pub name: &'a str,
-    pub shape: &'a [usize],
-}
-
 impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self, TrainError> {
         let reader = Reader::open(path)?;
@@ -210,15 +207,15 @@ impl Checkpoint {
     /// Gives the values of each expected state to `place`, after all were found to be there with the right shape.
     pub fn restore<T: Stored>(
         self,
-        expected: &[Expected<'_>],
-        mut place: impl FnMut(&str, &[T]),
+        expected: &[Outline<'_>],
+        mut place: impl FnMut(&str, &[T]) -> Result<(), TrainError>,
     ) -> Result<Progress, TrainError> {
         let found: BTreeMap<&str, &[usize]> = self.reader.tensors().collect();
         let of_another = |problem: String| TrainError::Checkpoint {
             path: self.path.clone(),
             problem: format!("is of another run: {problem}"),
         };
-        for Expected { name, shape } in expected {
+        for Outline { name, shape } in expected {
             match found.get(name) {
                 Some(there) if there == shape => {}
                 Some(there) => {
@@ -230,8 +227,13 @@ impl Checkpoint {
         if let Some(name) = found.keys().find(|name| !expected.iter().any(|e| e.name == **name)) {
             return Err(of_another(format!("it holds {name}, which this run doesn't have")));
         }
-        self.reader.each(|name, _, values: Vec<T>| place(&name, &values))?;
-        Ok(self.progress)
+        let mut placed = Ok(());
+        self.reader.each(|name, _, values: Vec<T>| {
+            if placed.is_ok() {
+                placed = place(&name, &values);
+            }
+        })?;
+        placed.map(|()| self.progress)
     }
 }
 
@@ -256,14 +258,15 @@ mod tests {
 
     fn save(checkpoints: &Checkpoints, step: u64, best: bool) -> PathBuf {
         let states = states(step as f32);
-        let entries: Vec<Entry<'_>> =
-            states.iter().map(|(name, shape, values)| Entry { name, shape, values }).collect();
+        let outlines: Vec<Outline<'_>> =
+            states.iter().map(|(name, shape, _)| Outline { name, shape }).collect();
+        let values = |index: usize| Ok(Cow::Borrowed(&states[index].2[..]));
         let progress = Progress { step, ..Progress::default() };
-        checkpoints.save(&entries, &progress, "{}", best).unwrap()
+        checkpoints.save(&outlines, values, &progress, "{}", best).unwrap()
     }
 
-    const EXPECTED: [Expected<'static>; 2] =
-        [Expected { name: "a", shape: &[2] }, Expected { name: "a.m", shape: &[1] }];
+    const EXPECTED: [Outline<'static>; 2] =
+        [Outline { name: "a", shape: &[2] }, Outline { name: "a.m", shape: &[1] }];
 
     fn names(folder: &Folder) -> Vec<String> {
         let entries = fs::read_dir(folder.0.join(FOLDER)).unwrap();
@@ -287,8 +290,10 @@ mod tests {
         assert_eq!(Checkpoint::open(&checkpoints.best()).unwrap().progress.step, 2);
         let latest = Checkpoint::open(&checkpoints.latest().unwrap()).unwrap();
         let mut restored = vec![];
-        let progress =
-            latest.restore(&EXPECTED, |name, values: &[f32]| restored.push((name.to_string(), values[0])));
+        let progress = latest.restore(&EXPECTED, |name, values: &[f32]| {
+            restored.push((name.to_string(), values[0]));
+            Ok(())
+        });
         assert_eq!(progress.unwrap().step, 5);
         assert_eq!(restored, [("a".to_string(), 5.0), ("a.m".to_string(), -5.0)]);
     }
@@ -309,15 +314,15 @@ mod tests {
         let folder = Folder::new("checkpoints-other");
         let checkpoints = Checkpoints::of_run(&folder.0, 2);
         let path = save(&checkpoints, 1, false);
-        let refused = |expected: &[Expected<'_>]| {
+        let refused = |expected: &[Outline<'_>]| {
             let restored =
                 Checkpoint::open(&path).unwrap().restore(expected, |_, _: &[f32]| panic!("restored"));
             restored.unwrap_err().to_string()
         };
-        let wider = [Expected { name: "a", shape: &[3] }, Expected { name: "a.m", shape: &[1] }];
+        let wider = [Outline { name: "a", shape: &[3] }, Outline { name: "a.m", shape: &[1] }];
         assert!(refused(&wider).ends_with("is of another run: a is [2], this run needs [3]"));
         assert!(refused(&EXPECTED[..1]).ends_with("it holds a.m, which this run doesn't have"));
-        let more = [Expected { name: "a", shape: &[2] }, Expected { name: "b", shape: &[1] }];
+        let more = [Outline { name: "a", shape: &[2] }, Outline { name: "b", shape: &[1] }];
         assert!(refused(&more).ends_with("it has no b"));
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Data is not opened here: whoever opens it states its [`Facts`].
 
+mod arithmetic;
 pub mod augmentation;
 mod batch;
 pub mod choice;
@@ -18,6 +19,7 @@ mod scheduler;
 pub mod source;
 mod transform;
 
+pub use arithmetic::{LossScale, Residual};
 pub use augmentation::{Augmentation, Crop, Geometry, Interpolation, Preset, RandAugment};
 pub use choice::{Device, Form, Precision};
 pub use exchange::{Exchange, Wire};

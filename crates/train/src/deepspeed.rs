@@ -1,13 +1,14 @@
 //! DeepSpeed's JSON as a raw form: every key found, typed, and with its place in the file.
 //!
 //! Nothing is ignored: a key is honoured, or accepted because it asks for nothing that is not done anyway, or refused
-//! with the reason. Which of these depends on flags and on the number of ranks, so [`DeepSpeed::verdicts`] says it when
+//! with the reason. Which of these depends on flags, the device and the number of ranks, so [`DeepSpeed::verdicts`] says it when
 //! a run is resolved. What is known is in `keys`, and what to say of a value in `judge`.
 
 mod exchange;
 pub mod json;
 mod judge;
 mod keys;
+mod precision;
 
 pub(crate) use judge::same_optimizer;
 pub use judge::{Context, Verdict};

@@ -13,6 +13,8 @@ pub enum TrainError {
     #[error(transparent)]
     Cpu(#[from] cpu::CpuError),
     #[error(transparent)]
+    Cuda(#[from] cuda::CudaError),
+    #[error(transparent)]
     Data(#[from] data::DataError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -48,15 +50,23 @@ pub enum TrainError {
     Fault(String),
     #[error("step {step}: none of its samples counts")]
     NoSamples { step: u64 },
-    #[error("step {step}: {}; parameters are as before the step", not_finite(*loss, culprit.as_deref()))]
-    NotFinite { step: u64, loss: f64, culprit: Option<String> },
+    /// `later`: steps that were under way behind it and were applied.
+    #[error("step {step}: {}", not_finite(*loss, culprit.as_deref(), *later))]
+    NotFinite { step: u64, loss: f64, culprit: Option<String>, later: u64 },
 }
 
-fn not_finite(loss: f64, culprit: Option<&str>) -> String {
-    match culprit {
-        Some(bad) => format!("loss is {loss}; {bad}"),
-        None => format!("loss is {loss}; every gradient is finite, but their norm overflowed"),
+fn not_finite(loss: f64, culprit: Option<&str>, later: u64) -> String {
+    let kept = "parameters are as before the step";
+    match (culprit, later) {
+        (Some(bad), 0) => format!("loss is {loss}; {bad}; {kept}"),
+        (None, 0) => format!("loss is {loss}; every gradient is finite, but their norm overflowed; {kept}"),
+        (Some(bad), _) => format!("loss is {loss}; gone through again after {}, {bad}", steps(later)),
+        (None, _) => format!("loss is {loss}; gone through again after {}, it is finite", steps(later)),
     }
+}
+
+fn steps(later: u64) -> String {
+    if later == 1 { "one more step".to_string() } else { format!("{later} more steps") }
 }
 
 impl TrainError {

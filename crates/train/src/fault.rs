@@ -5,10 +5,11 @@
 //! * `order`: it calls a collective that the others don't.
 //! * `slow:rank=R:factor=F`: from the first step on it takes F times as long to compute (`rank=all`: every rank).
 
+use crate::device::Device;
 use crate::error::TrainError;
+use crate::real::Real;
 use crate::record::RESTART;
 use comm::Communicator;
-use cpu::{Executor, Float};
 
 const VARIABLE: &str = "VITESSE_FAULT";
 
@@ -42,14 +43,14 @@ impl Fault {
         Ok(found)
     }
 
-    pub fn strike<T: Float>(
+    pub fn strike<T: Real>(
         &self,
         step: u64,
         world: &Communicator,
-        executor: &mut Executor<T>,
+        device: &mut dyn Device<T>,
     ) -> Result<(), TrainError> {
         match self.kind {
-            Kind::Slow(factor) => executor.set_slowdown(factor),
+            Kind::Slow(factor) => device.set_slowdown(factor),
             _ if step != self.step => {}
             Kind::Panic => panic!("{VARIABLE} asks for it"),
             Kind::Hang => loop {

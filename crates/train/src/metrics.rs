@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-const COLUMNS: [&str; 20] = [
+const COLUMNS: [&str; 21] = [
     "step",
     "epoch",
     "loss",
@@ -34,6 +34,7 @@ const COLUMNS: [&str; 20] = [
     "hidden_exchange_seconds",
     "slowest_rank",
     "fastest_rank",
+    "loss_scale",
 ];
 
 /// The numbers of a line, in the order of the columns.
@@ -135,7 +136,7 @@ impl Metrics {
         result: &StepResult,
         account: &Step,
     ) -> Result<(), TrainError> {
-        let StepResult { score, learning_rate, gradient_norm, .. } = result;
+        let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
         let (seconds, mean) = (account.seconds(), account.mean());
         let (slowest, fastest) = account.slowest_and_fastest();
         let Parts { compute, exchange, wait, data, update, idle, hidden } = mean;
@@ -151,6 +152,7 @@ impl Metrics {
         row[10..18].iter_mut().zip(times).for_each(|(cell, x)| *cell = Some(Cell::Measured(x)));
         row[18] = Some(Cell::Whole(slowest as u64));
         row[19] = Some(Cell::Whole(fastest as u64));
+        row[20] = loss_scale.map(Cell::Real);
         self.write(&row)?;
         if account.parts.len() > 1 {
             self.write_ranks(step, &account.parts)?;
@@ -352,7 +354,8 @@ mod tests {
             let loss = 2.5 - 0.1 * step as f64;
             let score = Score { loss, top1: 0.125, top5: 0.5, samples: 8.0 };
             let gradient_norm = if step == 4 { f64::INFINITY } else { 1.0 / 3.0 };
-            let result = StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true };
+            let result =
+                StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true, loss_scale: None };
             metrics.step(step, step / 3, &result, &account(2)).unwrap();
             if step % 3 == 2 {
                 metrics.evaluation(step, step / 3, &Score { loss: f64::NAN, ..score }).unwrap();
@@ -374,9 +377,9 @@ mod tests {
         assert!(
             lines[0].starts_with("step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,")
         );
-        let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0";
+        let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0,";
         assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times}"));
-        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,");
+        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,");
         assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times}"));
         assert_eq!(jsonl.lines().count() + 1, lines.len());
         assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");

@@ -1,22 +1,51 @@
 //! The numbers of a run: f32, or f64 to check with.
 
+use crate::config::Resolved;
+use crate::device::Device;
+use crate::error::TrainError;
+use crate::gpu::Gpu;
 use crate::tensors::Stored;
-use comm::Element;
+use comm::{Communicator, Element};
 use cpu::Float;
-use graph::DType;
+use graph::{DType, Program};
 
-/// What the executor computes with, ranks exchange and files hold.
+/// What the host computes with, ranks exchange and files hold.
 pub trait Real: Float + Stored + Element {
     const DTYPE: DType;
+
+    /// Opens a GPU, which was found to be there.
+    fn on_cuda(
+        run: &Resolved,
+        program: Program,
+        world: &Communicator,
+    ) -> Result<Box<dyn Device<Self>>, TrainError>;
 }
 
 impl Real for f32 {
     const DTYPE: DType = DType::F32;
+
+    fn on_cuda(
+        run: &Resolved,
+        program: Program,
+        world: &Communicator,
+    ) -> Result<Box<dyn Device<f32>>, TrainError> {
+        Ok(Box::new(Gpu::open(run, program, world)?))
+    }
 }
 
 impl Real for f64 {
     const DTYPE: DType = DType::F64;
+
+    fn on_cuda(
+        run: &Resolved,
+        _program: Program,
+        _world: &Communicator,
+    ) -> Result<Box<dyn Device<f64>>, TrainError> {
+        Err(TrainError::setting("precision", run.precision, NO_FP64))
+    }
 }
+
+pub(crate) const NO_FP64: &str = "the GPU path has no fp64; use --device cpu";
 
 /// Copies images and weights, which are read as f32.
 pub fn copy<T: Real>(from: &[f32], into: &mut [T]) {

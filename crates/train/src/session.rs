@@ -1,21 +1,26 @@
-//! A model bound to an executor and its data, on one rank: one optimizer step, one evaluation.
+//! A model bound to a device and its data, on one rank: one optimizer step, one evaluation.
 
 use crate::account::{Account, Step};
-use crate::checkpoint::{Checkpoint, Expected, Progress};
-use crate::config::Resolved;
+use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
+use crate::config::{LossScale, Residual, Resolved};
+use crate::device::{self, BadValue, Device, Outcome, Which, planned, scratch_of};
 use crate::error::TrainError;
 use crate::fault::Fault;
 use crate::real::{self, Real};
 use crate::sets::Sets;
 use crate::shares::Shares;
 use crate::stored::weights_file;
-use crate::tensors::Entry;
+use crate::tensors::Outline;
 use crate::weights;
 use comm::{Communicator, Reduction};
-use cpu::{BadValue, Executor, Which};
 use data::{Dataset, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped};
-use graph::{AVERAGE, Header, Loss, Program, Role, Settings, State, compile, inference};
+use graph::{
+    AVERAGE, DType, DynamicScale, Header, Loss, LossScaling, Mixed, Program, Role, Settings, State, StateId,
+    compile, inference,
+};
 use models::names::{Tensor, Weights};
+use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,6 +52,8 @@ pub struct StepResult {
     pub gradient_norm: f64,
     /// False if the gradient was not finite and nothing was changed.
     pub applied: bool,
+    /// What losses are multiplied by from here on, in fp16.
+    pub loss_scale: Option<f64>,
 }
 
 pub struct Session<T: Real = f32> {
@@ -54,7 +61,9 @@ pub struct Session<T: Real = f32> {
     world: Communicator,
     /// How a micro-step is divided among the ranks.
     shares: Shares,
-    executor: Executor<T>,
+    device: Box<dyn Device<T>>,
+    /// Steps whose results were not taken yet, oldest first.
+    in_flight: VecDeque<Queued>,
     sets: Sets,
     /// Reads ahead for the steps from here on.
     ahead: Option<Ahead>,
@@ -68,9 +77,38 @@ struct Ahead {
     loader: Loader,
 }
 
-/// What `compile` puts into every program; no input can take it out.
-fn planned<T>(part: Option<T>) -> T {
-    part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))
+/// What the host knows of a step that it handed to the device.
+struct Queued {
+    step: u64,
+    learning_rate: f64,
+    began: Instant,
+    /// Seconds in which the host waited for images and copied them.
+    data: f64,
+}
+
+/// A step that is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished {
+    pub step: u64,
+    pub result: StepResult,
+    /// When the host began with it.
+    pub began: Instant,
+}
+
+/// The types of a plan in mixed precision: of products, and of the residual stream.
+pub fn mixed(run: &Resolved) -> Option<Mixed> {
+    let half = run.precision.half()?;
+    let residual = match run.residual {
+        Residual::Fp32 => DType::F32,
+        Residual::Half => half,
+    };
+    Some(Mixed { half, residual })
+}
+
+/// How the loss is scaled in fp16.
+fn loss_scale(run: &Resolved) -> Option<LossScaling> {
+    let LossScale { initial, dynamic, window, hysteresis, min } = run.loss_scale?;
+    Some(LossScaling { initial, dynamic: dynamic.then_some(DynamicScale { window, hysteresis, min }) })
 }
 
 /// Compiles the plans of a rank that has `batch` images in a micro-step.
@@ -81,19 +119,19 @@ pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, TrainEr
         recompute: run.recompute,
         group: &|state| run.group(&state.name),
         ema: run.ema,
-        mixed: None,
-        loss_scale: None,
+        mixed: mixed(run),
+        loss_scale: loss_scale(run),
         exchange: run.exchange(),
-        scratch: &cpu::scratch(run.threads),
+        scratch: &scratch_of(run),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
     let model = run.vit.build(batch, loss, <T as Real>::DTYPE)?;
     Ok(compile(model, &settings)?)
 }
 
-/// What a checkpoint keeps: all that the next step depends on.
+/// What a checkpoint keeps: all that the next step depends on and that can't be made from the rest.
 fn lasts(state: &State) -> bool {
-    !matches!(state.role, Role::Gradient | Role::Statistic)
+    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy)
 }
 
 impl<T: Real> Session<T> {
@@ -124,11 +162,23 @@ impl<T: Real> Session<T> {
         shares: Shares,
         program: Program,
     ) -> Result<Self, TrainError> {
-        let mut executor = Executor::new(program, options(&run, &world))?;
-        executor.set_timing(run.account);
-        let account = Account::new(&world, executor.exchanges());
+        let device = device::open(&run, program, &world)?;
+        Ok(Self::over(run, sets, world, shares, device))
+    }
+
+    /// Over a device that is open.
+    pub(crate) fn over(
+        run: Resolved,
+        sets: Sets,
+        world: Communicator,
+        shares: Shares,
+        mut device: Box<dyn Device<T>>,
+    ) -> Self {
+        device.set_timing(run.account);
+        let account = Account::new(&world, device.exchanges());
         let (ahead, skipped) = (None, Vec::new());
-        Ok(Session { run, world, shares, executor, sets, ahead, skipped, account, fault: None })
+        let in_flight = VecDeque::with_capacity(device.depth() + 1);
+        Session { run, world, shares, device, in_flight, sets, ahead, skipped, account, fault: None }
     }
 
     /// Starts from the weights of `--init`, if there are any.
@@ -136,7 +186,7 @@ impl<T: Real> Session<T> {
         // The other ranks get them from rank 0; they may not even have the file.
         if let Some(path) = self.run.init.as_ref().filter(|_| self.world.rank() == 0) {
             let weights = weights::load_for(&weights_file(path)?, &self.run.vit, self.run.new_head)?;
-            self.load_weights(&weights);
+            self.load_weights(&weights)?;
         }
         Ok(())
     }
@@ -145,10 +195,10 @@ impl<T: Real> Session<T> {
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
         run.ema = None;
         let model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
-        let program = inference(model, None, &cpu::scratch(run.threads))?;
+        let program = inference(model, mixed(&run), &scratch_of(&run))?;
         let shares = Shares::equal(run.batch, 1);
         let mut session = Self::bind(run, sets, Communicator::solo(), shares, program)?;
-        session.load_weights(weights);
+        session.load_weights(weights)?;
         Ok(session)
     }
 
@@ -157,23 +207,27 @@ impl<T: Real> Session<T> {
         if self.world.size() == 1 {
             return Ok(());
         }
-        let names: Vec<String> =
-            self.executor.program().states.iter().filter(|s| lasts(s)).map(|s| s.name.clone()).collect();
-        for name in names {
-            if let Some(id) = self.executor.find_state(&name) {
-                let call = self.world.name(&name);
-                self.world.broadcast(call, 0, self.executor.state_mut(id))?;
-            }
+        for id in self.lasting_ids() {
+            let call = self.world.name(&self.device.program().states[id.index()].name);
+            let mut values = self.device.state(id)?.into_owned();
+            self.world.broadcast(call, 0, &mut values)?;
+            self.device.write_state(id, &values)?;
         }
-        Ok(())
+        self.device.states_written()
     }
 
-    /// Divides micro-steps otherwise from the next step on. Samples, their numbers and the weighting of gradients stay.
+    /// The states that a checkpoint keeps.
+    fn lasting_ids(&self) -> Vec<StateId> {
+        let states = self.device.program().states.iter().enumerate();
+        states.filter(|(_, state)| lasts(state)).map(|(index, _)| StateId(index as u32)).collect()
+    }
+
+    /// Divides micro-steps otherwise from the next step on; none is in flight. Samples, their numbers and the weighting of gradients stay.
     pub fn divide(&mut self, shares: Shares) -> Result<(), TrainError> {
         let batch = shares.of(self.world.rank());
         if batch != self.shares.of(self.world.rank()) {
             let program = program::<T>(&self.run, batch)?;
-            self.executor.rebind(program)?;
+            self.device.rebind(program)?;
         }
         self.shares = shares;
         self.ahead = None;
@@ -192,12 +246,12 @@ impl<T: Real> Session<T> {
         &self.world
     }
 
-    pub fn executor(&self) -> &Executor<T> {
-        &self.executor
+    pub fn device(&self) -> &dyn Device<T> {
+        &*self.device
     }
 
-    pub fn executor_mut(&mut self) -> &mut Executor<T> {
-        &mut self.executor
+    pub fn device_mut(&mut self) -> &mut dyn Device<T> {
+        &mut *self.device
     }
 
     pub fn account(&self) -> &Account {
@@ -213,10 +267,12 @@ impl<T: Real> Session<T> {
         std::mem::take(&mut self.skipped)
     }
 
-    /// One optimizer step over `accumulate` micro-batches.
-    pub fn step(&mut self, step: u64) -> Result<StepResult, TrainError> {
+    /// Hands the device one optimizer step over `accumulate` micro-batches. What it came to is asked for with
+    /// [`result`](Session::result).
+    pub fn step(&mut self, step: u64) -> Result<(), TrainError> {
+        let began = Instant::now();
         if let Some(fault) = &self.fault {
-            fault.strike(step, &self.world, &mut self.executor)?;
+            fault.strike(step, &self.world, &mut *self.device)?;
         }
         let mut ahead = match self.ahead.take().filter(|ahead| ahead.next_step == step) {
             Some(ahead) => ahead,
@@ -228,17 +284,38 @@ impl<T: Real> Session<T> {
             let start = Instant::now();
             self.load(which, &mut ahead.loader)?;
             data += start.elapsed().as_secs_f64();
-            self.executor.run(which, &header)?;
+            self.device.run(which, &header)?;
         }
         ahead.next_step += 1;
         self.ahead = Some(ahead);
         let header = self.header(step);
-        self.executor.run(Which::Update, &header)?;
-        let control = planned(self.executor.output(Which::Update, "control"));
-        let (applied, gradient_norm) = (control[1] != T::ZERO, control[2].to_f64());
-        let (score, learning_rate) = (Score::of(self.stats()), header.learning_rate);
-        self.account.note(data, self.executor.take_account(), self.executor.exchanges());
-        Ok(StepResult { score, learning_rate, gradient_norm, applied })
+        self.device.run(Which::Update, &header)?;
+        self.device.end_step()?;
+        self.in_flight.push_back(Queued { step, learning_rate: header.learning_rate, began, data });
+        Ok(())
+    }
+
+    /// Steps that were handed to the device and whose results were not taken yet.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// How many steps may be in flight.
+    pub fn depth(&self) -> usize {
+        self.device.depth().max(1)
+    }
+
+    /// Waits for the oldest step in flight, if there is one; the account is then its own.
+    pub fn result(&mut self) -> Result<Option<Finished>, TrainError> {
+        let Some(Queued { step, learning_rate, began, data }) = self.in_flight.pop_front() else {
+            return Ok(None);
+        };
+        let Outcome { stats, control: [_, apply, gradient_norm], scale } = self.device.outcome()?;
+        let loss_scale = scale.map(|[scale, ..]| scale);
+        self.account.note(data, self.device.take_account(), self.device.exchanges());
+        let score = Score::of(stats);
+        let result = StepResult { score, learning_rate, gradient_norm, applied: apply != 0.0, loss_scale };
+        Ok(Some(Finished { step, result, began }))
     }
 
     /// Ends the account of a step: what every rank did in it, and what they have to tell each other.
@@ -247,15 +324,16 @@ impl<T: Real> Session<T> {
         Ok(self.account.share(&self.world, stop, skipped)?)
     }
 
-    /// Goes once more through a step that was just skipped, whose parameters are still those it started with, and names
-    /// the first value of this rank that is not finite. There is none if only the sum of the gradients' squares overflowed.
+    /// Goes once more through a step that was skipped, from the parameters as they are now, and names the first
+    /// value of this rank that is not finite. With none in flight and none applied since, these are the ones it started with;
+    /// there is no bad value then if only the sum of the gradients' squares overflowed.
     pub fn first_bad_value(&mut self, step: u64) -> Result<Option<BadValue>, TrainError> {
         let mut loader = self.training_loader(step, 0)?;
         for micro in 0..self.run.accumulate {
             // Not the plan with the exchange: each rank looks for itself, and may be done before the others.
             let (_, header) = self.micro(step, micro);
             self.load(Which::Micro, &mut loader)?;
-            let bad = self.executor.run_checked(Which::Micro, &header)?;
+            let bad = self.device.run_checked(Which::Micro, &header)?;
             if bad.is_some() {
                 return Ok(bad);
             }
@@ -295,13 +373,7 @@ impl<T: Real> Session<T> {
             unreachable!("the loader is asked for as many batches as it was told of")
         };
         self.skipped.extend_from_slice(&loaded.skipped);
-        fill(&mut self.executor, which, loaded);
-        Ok(())
-    }
-
-    fn stats(&self) -> [f64; 4] {
-        let stats = self.executor.state(planned(self.executor.find_state("stats")));
-        std::array::from_fn(|i| stats[i].to_f64())
+        self.device.load(which, loaded)
     }
 
     /// Scores the held-out set, each image on one rank; `each` sees every batch of this rank and its logits, those of
@@ -319,11 +391,11 @@ impl<T: Real> Session<T> {
         let mut sums: Vec<[f64; 4]> = Vec::new();
         while let Some(batch) = loader.next_batch()? {
             self.skipped.extend_from_slice(&batch.skipped);
-            fill(&mut self.executor, Which::Eval, batch);
-            self.executor.run(Which::Eval, &header)?;
-            let stats = planned(self.executor.output(Which::Eval, "loss.stats"));
+            self.device.load(Which::Eval, batch)?;
+            self.device.run(Which::Eval, &header)?;
+            let stats = planned(self.device.output(Which::Eval, "loss.stats")?);
             sums.push(std::array::from_fn(|i| stats[i].to_f64()));
-            let logits = planned(self.executor.output(Which::Eval, "head"));
+            let logits = planned(self.device.output(Which::Eval, "head")?);
             each(batch, &logits[..batch.request.count * self.run.vit.classes]);
         }
         self.total(&sums)
@@ -349,59 +421,63 @@ impl<T: Real> Session<T> {
     }
 
     /// The parameters under their canonical names; with averages, those, since they are what is evaluated.
-    pub fn weights(&self) -> Weights {
-        let values = |name: &str| {
-            let id = self.executor.find_state(name)?;
-            Some(self.executor.state(id).iter().map(|x| x.to_f64() as f32).collect())
-        };
+    pub fn weights(&self) -> Result<Weights, TrainError> {
+        let parameters = self.device.program().states.iter().filter(|s| s.is_parameter());
         let tensor = |state: &State| {
-            let data = values(&format!("{}{AVERAGE}", state.name)).or_else(|| values(&state.name));
-            (state.name.clone(), Tensor { shape: state.ty.shape.0.clone(), data: data.unwrap_or_default() })
+            let average = self.device.find_state(&format!("{}{AVERAGE}", state.name));
+            let id = average.or_else(|| self.device.find_state(&state.name));
+            let values = self.device.state(planned(id))?;
+            let data = values.iter().map(|x| x.to_f64() as f32).collect();
+            Ok((state.name.clone(), Tensor { shape: state.ty.shape.0.clone(), data }))
         };
-        let parameters = self.executor.program().states.iter().filter(|s| s.is_parameter());
         parameters.map(tensor).collect()
     }
 
     /// Sets the parameters that `weights` has; they were checked against this model when they were read.
-    fn load_weights(&mut self, weights: &Weights) {
+    fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
+        let mut values = Vec::new();
         for (name, tensor) in weights {
-            if let Some(id) = self.executor.find_state(name) {
-                real::copy(&tensor.data, self.executor.state_mut(id));
+            if let Some(id) = self.device.find_state(name) {
+                values.resize(tensor.data.len(), T::ZERO);
+                real::copy(&tensor.data, &mut values);
+                self.device.write_state(id, &values)?;
             }
         }
-        self.executor.reset_averages();
+        self.device.reset_averages()?;
+        self.device.states_written()
     }
 
-    /// What a checkpoint keeps, where it lies.
-    pub fn lasting(&self) -> Vec<Entry<'_, T>> {
-        let states = self.executor.program().states.iter().filter(|state| lasts(state));
-        states
-            .map(|state| Entry {
-                name: &state.name,
-                shape: &state.ty.shape.0,
-                values: self.executor.find_state(&state.name).map_or(&[][..], |id| self.executor.state(id)),
-            })
-            .collect()
+    /// Writes a checkpoint, state by state: none is in flight.
+    pub fn save(
+        &self,
+        checkpoints: &Checkpoints,
+        progress: &Progress,
+        config: &str,
+        best: bool,
+    ) -> Result<PathBuf, TrainError> {
+        let (ids, states) = (self.lasting_ids(), &self.device.program().states);
+        let outline = |id: &StateId| {
+            let state = &states[id.index()];
+            Outline { name: &state.name, shape: &state.ty.shape.0 }
+        };
+        let outlines: Vec<Outline<'_>> = ids.iter().map(outline).collect();
+        checkpoints.save(&outlines, |index| self.device.state(ids[index]), progress, config, best)
     }
 
     /// Goes on where a checkpoint was made.
     pub fn restore(&mut self, checkpoint: Checkpoint) -> Result<Progress, TrainError> {
         let states: Vec<State> =
-            self.executor.program().states.iter().filter(|state| lasts(state)).cloned().collect();
-        let expected: Vec<Expected<'_>> =
-            states.iter().map(|s| Expected { name: &s.name, shape: &s.ty.shape.0 }).collect();
+            self.device.program().states.iter().filter(|state| lasts(state)).cloned().collect();
+        let expected: Vec<Outline<'_>> =
+            states.iter().map(|s| Outline { name: &s.name, shape: &s.ty.shape.0 }).collect();
         self.ahead = None;
-        checkpoint.restore(&expected, |name, values: &[T]| {
-            if let Some(id) = self.executor.find_state(name) {
-                self.executor.state_mut(id).copy_from_slice(values);
-            }
-        })
+        let progress = checkpoint.restore(&expected, |name, values: &[T]| {
+            let id = self.device.find_state(name);
+            id.map_or(Ok(()), |id| self.device.write_state(id, values))
+        })?;
+        self.device.states_written()?;
+        Ok(progress)
     }
-}
-
-/// How the executor of a rank is made.
-fn options(run: &Resolved, world: &Communicator) -> cpu::Options {
-    cpu::Options { threads: run.threads, seed: run.seed, comm: Some(world.clone()) }
 }
 
 /// A rank's micro-batches of every step from `step` to the last, one after the other; of `step` itself in any case.
@@ -418,17 +494,4 @@ fn requests(
         let (epoch, in_epoch) = (step / per_epoch, (step % per_epoch) as usize);
         shares.request(rank, epoch, in_epoch * global + micro * shares.total(), images)
     })
-}
-
-fn fill<T: Real>(executor: &mut Executor<T>, which: Which, loaded: &LoadedBatch) {
-    let batch = planned(executor.batch(which));
-    real::copy(&loaded.images, batch.images);
-    batch.labels.copy_from_slice(&loaded.labels);
-    real::copy(&loaded.weights, batch.weights);
-    if let Some(partners) = batch.partners {
-        partners.copy_from_slice(&loaded.partners);
-    }
-    if let Some(mix) = batch.mix {
-        real::copy(&loaded.mix, mix);
-    }
 }

@@ -11,10 +11,11 @@ use models::names;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// What is wrong with a file as a whole.
@@ -286,22 +287,53 @@ pub struct Entry<'a, T = f32> {
     pub values: &'a [T],
 }
 
+/// Name and shape of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline<'a> {
+    pub name: &'a str,
+    pub shape: &'a [usize],
+}
+
 /// Writes tensors as they are. The file is there whole or not at all, even if the power fails.
 pub fn write<T: Stored>(
     path: &Path,
     entries: &[Entry<'_, T>],
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
+    for Entry { name, shape, values } in entries {
+        if names::elements(shape) != Some(values.len()) {
+            let torn = TensorFault::Torn { shape: shape.to_vec(), values: values.len() };
+            return Err(at(path, &shortened(name), torn));
+        }
+    }
+    let outlines: Vec<Outline<'_>> =
+        entries.iter().map(|entry| Outline { name: entry.name, shape: entry.shape }).collect();
+    write_each(path, &outlines, metadata, |index| Ok(Cow::Borrowed(entries[index].values)))
+}
+
+/// The same, with the values of one tensor after the other, as `values` gives them: not all need be in memory at once.
+pub fn write_each<'v, T: Stored>(
+    path: &Path,
+    outlines: &[Outline<'_>],
+    metadata: &BTreeMap<String, String>,
+    mut values: impl FnMut(usize) -> io::Result<Cow<'v, [T]>>,
+) -> Result<(), WeightsError> {
     let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
-    let header = header(path, entries, metadata)?;
+    let header = header::<T>(path, outlines, metadata)?;
     files::replace(path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(&header)?;
         const CHUNK: usize = 1 << 14;
         let mut bytes = [0; 8 * CHUNK];
-        for values in entries.iter().flat_map(|entry| entry.values.chunks(CHUNK)) {
-            T::put(values, &mut bytes);
-            file.write_all(&bytes[..size_of_val(values)])?;
+        for (index, outline) in outlines.iter().enumerate() {
+            let values = values(index)?;
+            if names::elements(outline.shape) != Some(values.len()) {
+                return Err(io::Error::other(format!("{} has {} values", outline.name, values.len())));
+            }
+            for values in values.chunks(CHUNK) {
+                T::put(values, &mut bytes);
+                file.write_all(&bytes[..size_of_val(values)])?;
+            }
         }
         Ok(())
     })
@@ -311,7 +343,7 @@ pub fn write<T: Stored>(
 /// Equal tensors and metadata give equal bytes; the `safetensors` crate would write metadata in random order.
 fn header<T: Stored>(
     path: &Path,
-    entries: &[Entry<'_, T>],
+    outlines: &[Outline<'_>],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, WeightsError> {
     let file_error = |fault| WeightsError::File { path: path.to_path_buf(), fault };
@@ -320,15 +352,15 @@ fn header<T: Stored>(
         json.insert(METADATA.to_string(), serde_json::json!(metadata));
     }
     let mut begin = 0;
-    for Entry { name, shape, values } in entries {
+    for Outline { name, shape } in outlines {
         if !is_printable(name) || *name == METADATA {
             return Err(file_error(FileFault::TensorName(shortened(name))));
         }
         let shape = shape.to_vec();
-        if names::elements(&shape) != Some(values.len()) {
-            return Err(at(path, name, TensorFault::Torn { shape, values: values.len() }));
-        }
-        let end = begin + size_of_val(*values);
+        let bytes = names::elements(&shape).and_then(|elements| elements.checked_mul(size_of::<T>()));
+        let Some(end) = bytes.and_then(|bytes| bytes.checked_add(begin)) else {
+            return Err(at(path, name, TensorFault::Overflow { shape, dtype: T::DTYPE }));
+        };
         let info = TensorInfo { dtype: T::DTYPE, shape, data_offsets: (begin, end) };
         json.insert(name.to_string(), serde_json::json!(info));
         begin = end;

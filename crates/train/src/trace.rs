@@ -1,9 +1,10 @@
 //! What happened when, as a file that chrome://tracing and Perfetto show: a process for each rank, a row for each lane.
 
+use crate::device::{Device, Event};
 use crate::error::TrainError;
 use crate::files;
+use crate::real::Real;
 use comm::Communicator;
-use cpu::{Event, Executor, Float};
 use graph::Lane;
 use serde_json::json;
 use std::io::Write;
@@ -29,8 +30,8 @@ impl Trace {
     }
 
     /// Takes in a step that has just ended. Says whether it was the last.
-    pub fn step<T: Float>(&mut self, step: u64, began: Instant, executor: &mut Executor<T>) -> bool {
-        executor.take_trace(&mut self.events);
+    pub fn step<T: Real>(&mut self, step: u64, began: Instant, device: &mut dyn Device<T>) -> bool {
+        device.take_trace(&mut self.events);
         self.host.push((format!("step {step}"), began, Instant::now()));
         self.left = self.left.saturating_sub(1);
         self.left == 0

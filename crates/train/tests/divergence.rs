@@ -44,7 +44,7 @@ fn failure(raw: Raw) -> (TrainError, String) {
 
 /// Starts from fresh weights that `change` has been at.
 fn failure_from(name: &str, change: impl Fn(&mut Weights)) -> (TrainError, String) {
-    let mut tensors = session(&raw()).weights();
+    let mut tensors = session(&raw()).weights().unwrap();
     change(&mut tensors);
     let file = format!("vitesse-divergence-{}-{name}.safetensors", std::process::id());
     let path: PathBuf = std::env::temp_dir().join(file);

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::names::Convention;
 pub use settings::RanksArgs;
 use settings::{
-    AugmentArgs, DataArgs, ExchangeArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs,
+    AugmentArgs, DataArgs, DeviceArgs, ExchangeArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs,
 };
 use std::path::{Path, PathBuf};
 use train::Raw;
@@ -49,7 +49,8 @@ Examples:
 const PLAN: &str = "\
 Examples:
   vitesse plan --model vit-b/16 --image-size 224 --batch-size 4
-  vitesse plan --recompute full --which micro --json";
+  vitesse plan --recompute full --which micro --json
+  vitesse plan --model vit-b/16 --image-size 224 --device cuda --precision bf16";
 const BENCH: &str = "\
 Examples:
   vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
@@ -135,6 +136,8 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub run: RunArgs,
     #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
     pub ranks: RanksArgs,
     #[command(flatten)]
     pub exchange: ExchangeArgs,
@@ -149,6 +152,8 @@ pub struct TrainArgs {
 pub struct EvalArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub data: DataArgs,
     /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth; of what vitesse wrote, model and data
@@ -185,6 +190,8 @@ pub struct ClassifyArgs {
     pub grid: Option<PathBuf>,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -249,6 +256,8 @@ pub struct PlanArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub step: StepArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Ranks that train together: the last micro-step exchanges their gradients
     #[arg(long, default_value_t = 1, help_heading = "Ranks")]
     pub ranks: usize,
@@ -268,6 +277,8 @@ pub struct BenchArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub step: StepArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Ranks, on threads of this process, with an exchange of gradients in every step
     #[arg(long, default_value_t = 1, help_heading = "Ranks")]
     pub ranks: usize,
@@ -276,6 +287,12 @@ pub struct BenchArgs {
     /// Timed steps
     #[arg(long, default_value_t = 10)]
     pub steps: usize,
+    /// Go on for at least so many seconds
+    #[arg(long, default_value_t = 0.0)]
+    pub seconds: f64,
+    /// Time every kernel and product of the step by itself, too (GPUs only)
+    #[arg(long)]
+    pub kernels: bool,
     /// Run one step for every line on standard input, answering with seconds: for harnesses that alternate programs
     #[arg(long)]
     pub on_request: bool,
@@ -320,7 +337,7 @@ impl TrainArgs {
         let config = self.run.config.as_deref().map(|path| folder.join(path));
         let deepspeed = config.as_deref().map(DeepSpeed::read).transpose()?;
         let raw = self.data.raw(self.step.raw(self.model.raw()));
-        let raw = self.exchange.raw(self.optimizer.raw(self.augment.raw(raw)));
+        let raw = self.device.raw(self.exchange.raw(self.optimizer.raw(self.augment.raw(raw))));
         let raw = Raw { deepspeed, ..self.output.raw(self.run.raw(raw)) };
         Ok(if folder.as_os_str().is_empty() { raw } else { raw.within(folder) })
     }

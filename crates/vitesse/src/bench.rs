@@ -2,16 +2,30 @@
 
 use crate::args::BenchArgs;
 use crate::table;
-use serde_json::json;
+use cpu::ceilings::Ceilings;
+use cuda::ActionTime;
+use serde_json::{Value, json};
 use std::io::{BufRead, Write};
+use std::time::Instant;
 use train::bench::{StepBench, Turn};
+use train::config::{Device, Precision};
 use train::{Resolved, TrainError};
 
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let mut raw = args.exchange.clone().raw(args.step.clone().raw(args.model.clone().raw()));
+    let began = Instant::now();
+    let raw = args.exchange.clone().raw(args.step.clone().raw(args.model.clone().raw()));
+    let mut raw = args.device.clone().raw(raw);
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     raw.threads = raw.threads.or((args.ranks > 1).then_some((all / args.ranks.max(1)).max(1)));
     let run = raw.resolve_without_data(args.ranks)?;
+    if run.precision == Precision::Fp64 {
+        return Err(TrainError::setting(
+            "precision",
+            run.precision,
+            "it is for checking; steps are timed in fp32",
+        )
+        .into());
+    }
     let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(args.ranks), timeout: None };
     let comm::Start::Threads(members) = comm::start(&options)? else {
         anyhow::bail!("bench measures the ranks of one process; start it without a launcher")
@@ -23,7 +37,11 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let mut first = benches.remove(0);
     std::thread::scope(|scope| {
         let others: Vec<_> = benches.into_iter().map(|bench| scope.spawn(move || follow(bench))).collect();
-        let measured = if args.on_request { serve(&mut first) } else { measure(&mut first, &run, &args) };
+        let measured = if args.on_request {
+            serve(&mut first, run.device == Device::Cpu)
+        } else {
+            measure(&mut first, &run, &args, began)
+        };
         first.told(Turn::End)?;
         for other in others {
             other.join().map_err(|_| anyhow::anyhow!("a rank panicked"))??;
@@ -35,9 +53,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
 /// Another rank than the first.
 fn follow(mut bench: StepBench) -> Result<(), TrainError> {
     loop {
-        match bench.told(Turn::End)? {
-            Turn::End => return Ok(()),
-            turn => drop(bench.take(turn)?),
+        let turn = bench.told(Turn::End)?;
+        bench.take(turn)?;
+        if turn == Turn::End {
+            return Ok(());
         }
     }
 }
@@ -48,72 +67,160 @@ fn take(bench: &mut StepBench, turn: Turn) -> Result<f64, TrainError> {
     bench.take(turn)
 }
 
-fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs) -> anyhow::Result<()> {
-    let ceilings = cpu::ceilings::measure(run.threads)?;
-    for _ in 0..2 {
-        take(bench, Turn::Step)?;
-        take(bench, Turn::Products)?;
-    }
-    bench.reset_times();
+fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Instant) -> anyhow::Result<()> {
+    let on_cpu = run.device == Device::Cpu;
+    let ceilings = if on_cpu { Some(cpu::ceilings::measure(run.threads)?) } else { None };
     let (mut steps, mut products) = (vec![], vec![]);
-    for _ in 0..args.steps.max(1) {
+    // Before those that count: enough for memory to be touched, and for every step that may be in flight.
+    bench.told(Turn::Step)?;
+    bench.take_alone(Turn::Step)?;
+    let first_step = began.elapsed().as_secs_f64();
+    let warm_up = bench.device().depth().max(2);
+    let mut start = Instant::now();
+    for round in 0.. {
+        if round == warm_up {
+            bench.reset_times();
+            (steps, products) = (vec![], vec![]);
+            start = Instant::now();
+        }
+        let enough = round >= warm_up + args.steps.max(1) && start.elapsed().as_secs_f64() >= args.seconds;
+        if enough {
+            break;
+        }
         steps.push(take(bench, Turn::Step)?);
-        products.push(take(bench, Turn::Products)?);
+        if on_cpu {
+            products.push(take(bench, Turn::Products)?);
+        }
     }
-    let times = bench.times();
-    let (step, product) = (median(&steps), median(&products));
-    let flops = bench.executor().program().last.cost().flops;
-    let images = (run.batch * run.world) as f64 / step;
+    bench.take(Turn::End)?;
+    let kernels = if args.kernels { bench.profile(PROFILED)? } else { vec![] };
+    let memory = bench.device().memory();
+    let measured = Measured { steps, products, times: bench.times(), ceilings, first_step, memory, kernels };
+    let flops = bench.device().program().last.cost().flops;
     if args.json {
-        let report = json!({
-            "model": run.model, "image_size": run.vit.image, "batch_size": run.batch, "threads": run.threads,
-            "ranks": run.world, "step_seconds": steps, "product_seconds": products, "flops": flops,
-            "images_per_second": images, "products_share": product / step,
-            "ceiling_flops": ceilings.flops, "ceiling_bytes": ceilings.bytes,
-            "kinds": times.iter().map(kind_json).collect::<Vec<_>>(),
-        });
-        println!("{report}");
-        return Ok(());
+        println!("{}", measured.json(run, flops));
+    } else {
+        measured.print(run, flops);
     }
-    let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
-    println!(
-        "{} · batch {}{ranks} · {} threads: {:.1} ms a step, {images:.1} images/s, {:.0} GFLOP/s",
-        run.model,
-        run.batch,
-        run.threads,
-        1e3 * step,
-        flops * run.world as f64 / step / 1e9
-    );
-    println!(
-        "products alone take {:.1} ms: the step runs at {:.1}% of their rate",
-        1e3 * product,
-        100.0 * product / step
-    );
-    println!(
-        "ceilings of this machine: {:.0} GFLOP/s for products in cache, {:.1} GB/s copying memory",
-        ceilings.flops / 1e9,
-        ceilings.bytes / 1e9
-    );
-    let wall: f64 = steps.iter().sum();
-    table::print_account(&table::account(&times, wall, 0.0), wall, Some(ceilings));
     Ok(())
 }
 
-fn kind_json(time: &cpu::StepTime) -> serde_json::Value {
+/// What there is of products and ceilings is the CPU's.
+struct Measured {
+    /// Seconds of each.
+    steps: Vec<f64>,
+    products: Vec<f64>,
+    times: Vec<cpu::StepTime>,
+    ceilings: Option<Ceilings>,
+    /// Seconds from the start of the program to the end of its first step.
+    first_step: f64,
+    /// Bytes of arena, states and the rest, on a GPU.
+    memory: Option<(usize, usize, usize)>,
+    kernels: Vec<ActionTime>,
+}
+
+/// How often each kernel is timed by itself.
+const PROFILED: usize = 5;
+
+impl Measured {
+    fn images_per_second(&self, run: &Resolved) -> f64 {
+        (run.batch * run.world) as f64 / median(&self.steps)
+    }
+
+    fn json(&self, run: &Resolved, flops: f64) -> Value {
+        let mut report = json!({
+            "model": run.model, "image_size": run.vit.image, "batch_size": run.batch, "threads": run.threads,
+            "device": run.device, "precision": run.precision,
+            "ranks": run.world, "step_seconds": self.steps, "flops": flops,
+            "images_per_second": self.images_per_second(run), "first_step_seconds": self.first_step,
+            "steady_images_per_second":
+                (run.batch * run.world * self.steps.len()) as f64 / self.steps.iter().sum::<f64>(),
+            "kinds": self.times.iter().map(kind_json).collect::<Vec<_>>(),
+        });
+        if let Some(ceilings) = self.ceilings {
+            report["product_seconds"] = json!(self.products);
+            report["products_share"] = json!(median(&self.products) / median(&self.steps));
+            report["ceiling_flops"] = json!(ceilings.flops);
+            report["ceiling_bytes"] = json!(ceilings.bytes);
+        }
+        if let Some((arena, states, constant)) = self.memory {
+            report["memory_bytes"] = json!({"arena": arena, "states": states, "constant": constant});
+        }
+        if !self.kernels.is_empty() {
+            report["kernels"] = self.kernels.iter().map(action_json).collect();
+        }
+        report
+    }
+
+    fn print(&self, run: &Resolved, flops: f64) {
+        let step = median(&self.steps);
+        let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
+        println!(
+            "{} · batch {}{ranks} · {}: {:.1} ms a step, {:.1} images/s, {:.0} GFLOP/s",
+            run.model,
+            run.batch,
+            table::device(run),
+            1e3 * step,
+            self.images_per_second(run),
+            flops * run.world as f64 / step / 1e9
+        );
+        if let Some(ceilings) = self.ceilings {
+            let product = median(&self.products);
+            println!(
+                "products alone take {:.1} ms: the step runs at {:.1}% of their rate",
+                1e3 * product,
+                100.0 * product / step
+            );
+            println!(
+                "ceilings of this machine: {:.0} GFLOP/s for products in cache, {:.1} GB/s copying memory",
+                ceilings.flops / 1e9,
+                ceilings.bytes / 1e9
+            );
+        }
+        println!("the first step was done {:.2} s after the start", self.first_step);
+        if let Some((arena, states, constant)) = self.memory {
+            let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+            println!(
+                "GPU memory: {:.2} GiB of activations, {:.2} of parameters and what belongs to them, {:.2} beside",
+                gib(arena),
+                gib(states),
+                gib(constant)
+            );
+        }
+        if !self.kernels.is_empty() {
+            table::print_kernels(&self.kernels);
+            return;
+        }
+        if self.times.is_empty() {
+            return;
+        }
+        let wall: f64 = self.steps.iter().sum();
+        table::print_account(&table::account(&self.times, wall, 0.0), wall, self.ceilings);
+    }
+}
+
+fn action_json(time: &ActionTime) -> Value {
+    json!({"op": time.op, "layer": time.layer, "phase": time.phase.name(), "what": time.what, "seconds": time.seconds,
+        "flops": time.flops, "bytes": time.bytes})
+}
+
+fn kind_json(time: &cpu::StepTime) -> Value {
     json!({"op": time.op, "phase": time.phase.name(), "seconds": time.seconds, "flops": time.flops, "bytes": time.bytes})
 }
 
 /// `step`, `untimed` (a step without the account of its time) and `products` each run once and answer with seconds.
-fn serve(bench: &mut StepBench) -> anyhow::Result<()> {
+fn serve(bench: &mut StepBench, on_cpu: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
         let turn = match line?.trim() {
             "step" => Turn::Step,
             "untimed" => Turn::Untimed,
-            "products" => Turn::Products,
+            "products" if on_cpu => Turn::Products,
+            "products" => anyhow::bail!("products are measured alone on the CPU only"),
             other => anyhow::bail!("'{other}' is neither step, untimed nor products"),
         };
-        let seconds = take(bench, turn)?;
+        bench.told(turn)?;
+        let seconds = bench.take_alone(turn)?;
         writeln!(out, "{seconds}")?;
         out.flush()?;
     }

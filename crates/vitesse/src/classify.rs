@@ -18,8 +18,8 @@ const SIDE: usize = 160;
 const COLUMNS: usize = 5;
 
 pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
-    let raw = args.model.raw();
-    let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?;
+    let raw = args.device.raw(args.model.raw());
+    let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?.on_device(&raw)?;
     let names = judge.run.class_names.clone();
     judge.run.batch = args.images.len().min(BATCH);
     let classes = judge.run.vit.classes;

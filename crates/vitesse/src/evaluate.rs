@@ -15,10 +15,10 @@ use train::stored::Stored;
 use train::weights;
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
-    let raw = args.data.raw(args.model.raw());
+    let raw = args.device.raw(args.data.raw(args.model.raw()));
     let stored = Stored::find(&args.weights)?;
     let weights_file = stored.weights.clone();
-    let mut judge = Judge::new(stored, &raw)?;
+    let mut judge = Judge::new(stored, &raw)?.on_device(&raw)?;
     let sets = judge.sets(&raw)?;
     let (names, classes) = (sets.test.class_names().to_vec(), judge.run.vit.classes);
     let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;

@@ -26,6 +26,12 @@ impl Judge {
         Ok(Judge { run, weights })
     }
 
+    /// Where images are judged: on the CPU, unless flags say otherwise.
+    pub fn on_device(mut self, raw: &Raw) -> anyhow::Result<Self> {
+        raw.judge_on(&mut self.run)?;
+        Ok(self)
+    }
+
     /// The data the weights were trained on, or what was typed.
     pub fn sets(&mut self, raw: &Raw) -> anyhow::Result<Sets> {
         if raw.data.is_some() {

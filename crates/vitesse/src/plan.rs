@@ -5,12 +5,16 @@ use crate::table::{count, megabytes};
 use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
+use train::config::Precision;
 use train::session::program;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let raw = args.exchange.raw(args.step.raw(args.model.raw()));
+    let raw = args.device.raw(args.exchange.raw(args.step.raw(args.model.raw())));
     let run = raw.resolve_without_data(args.ranks)?;
-    let program = program::<f32>(&run, run.batch)?;
+    let program = match run.precision {
+        Precision::Fp64 => program::<f64>(&run, run.batch)?,
+        _ => program::<f32>(&run, run.batch)?,
+    };
     match (args.which, args.json) {
         (Some(which), true) => println!("{}", pick(&program, which).to_json()),
         (Some(which), false) => print!("{}", pick(&program, which)),

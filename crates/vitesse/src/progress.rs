@@ -2,7 +2,7 @@
 //! in a file of the rank's own.
 
 use crate::signals::Signals;
-use crate::table::{count, megabytes, percentages};
+use crate::table::{self, count, megabytes, percentages};
 use graph::Program;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
@@ -10,6 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use train::account::{Parts, Step};
 use train::balance::Straggler;
+use train::config::Device;
 use train::run::Events;
 use train::session::{Score, StepResult};
 use train::shares::Shares;
@@ -112,13 +113,16 @@ impl Events for Progress<'_> {
             run.vit.classes
         ));
         let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
+        let device = match run.device {
+            Device::Cpu => format!("{} · {:?}", table::device(run), cpu::kernels::level()),
+            Device::Cuda => table::device(run),
+        };
         self.line(format!(
-            "batch {} × {}{ranks} · {} steps · {} threads · {:?} · {:.1} GFLOP a micro-step · memory {} + {}",
+            "batch {} × {}{ranks} · {} steps · {} · {:.1} GFLOP a micro-step · memory {} + {}",
             run.batch,
             run.accumulate,
             count(run.steps as usize),
-            run.threads,
-            cpu::kernels::level(),
+            device,
             cost.flops / 1e9,
             megabytes(program.arena()),
             megabytes(program.state_bytes()),
@@ -135,6 +139,12 @@ impl Events for Progress<'_> {
     fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, account: &Step) {
         self.images += result.score.samples;
         self.add(account);
+        if let (false, Some(scale)) = (result.applied, result.loss_scale) {
+            self.line(format!(
+                "step {} left out: its gradients overflowed; the loss scale is {scale}",
+                step + 1
+            ));
+        }
         let due = (step + 1).is_multiple_of(self.every);
         let (loss, rate) = (result.score.loss, self.images / self.account.seconds());
         for bar in self.bars() {

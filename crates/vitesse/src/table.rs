@@ -2,7 +2,10 @@
 
 use cpu::StepTime;
 use cpu::ceilings::Ceilings;
+use cuda::ActionTime;
+use train::Resolved;
 use train::account::{Exchanged, Parts};
+use train::config::Device;
 
 /// 1234567 → "1,234,567".
 pub fn count(n: usize) -> String {
@@ -19,6 +22,14 @@ pub fn count(n: usize) -> String {
 
 pub fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// What computes, and with what.
+pub fn device(run: &Resolved) -> String {
+    match run.device {
+        Device::Cpu => format!("{} threads", run.threads),
+        Device::Cuda => format!("{} in {}", run.device, run.precision),
+    }
 }
 
 /// One line of the account of time.
@@ -66,6 +77,34 @@ pub fn account(times: &[StepTime], wall: f64, data: f64) -> Vec<Row> {
     let counted: f64 = rows.iter().map(|r| r.seconds).sum();
     rows.push(Row { name: "everything else".into(), seconds: wall - counted, rate: Rate::None });
     rows
+}
+
+/// Kernels and products by name: how often, how long together, at which rate.
+pub fn print_kernels(times: &[ActionTime]) {
+    let mut groups: Vec<(String, usize, f64, f64, f64)> = vec![];
+    for time in times {
+        let name = format!("{} · {}", time.op, time.what);
+        let index = groups.iter().position(|g| g.0 == name).unwrap_or_else(|| {
+            groups.push((name, 0, 0.0, 0.0, 0.0));
+            groups.len() - 1
+        });
+        let group = &mut groups[index];
+        (group.1, group.2) = (group.1 + 1, group.2 + time.seconds);
+        (group.3, group.4) = (group.3 + time.flops, group.4 + time.bytes);
+    }
+    groups.sort_by(|a, b| b.2.total_cmp(&a.2));
+    let total: f64 = groups.iter().map(|g| g.2).sum();
+    println!("{} kernels and products, {:.3} ms one by one:", times.len(), 1e3 * total);
+    for (name, count, seconds, flops, bytes) in groups {
+        println!(
+            "  {:>8.3} ms {:>5.1}% {count:>4} × {:>8.1} µs {:>7.1} TFLOP/s {:>7.0} GB/s  {name}",
+            1e3 * seconds,
+            100.0 * seconds / total,
+            1e6 * seconds / count as f64,
+            flops / seconds / 1e12,
+            bytes / seconds / 1e9
+        );
+    }
 }
 
 const BAR: f64 = 30.0;

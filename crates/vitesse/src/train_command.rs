@@ -157,6 +157,7 @@ fn continued(args: TrainArgs, folder: PathBuf, world: usize, member: Option<&Mem
     typed.divide_again(&before, world);
     let told = args::train_args(&first.command)?;
     let mut earlier = told.raw_within(&first.folder)?;
+    typed.compute_again(&earlier, &before);
     if typed.global_batch.is_some() {
         // Divided anew; how it was divided before is of no concern.
         (earlier.batch_size, earlier.accumulate) = (None, None);

@@ -4,8 +4,8 @@ use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::{Context, Event, Pinned};
 use crate::error::CudaError;
-use graph::DType;
 use graph::plan::Place;
+use graph::{DType, Role};
 use std::sync::Arc;
 
 /// How many steps may be under way before the oldest numbers are lost.
@@ -13,6 +13,8 @@ const RING: usize = 4;
 const SLOT_BYTES: usize = 64;
 /// Of the control, after the statistics.
 const CONTROL: usize = 32;
+/// Of the loss scale, after that.
+const SCALE: usize = 48;
 
 /// Numbers on their way to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Readback {
     pub stats: [f32; 4],
     /// (factor for every gradient, 1 or 0 for apply or skip, gradient norm).
     pub control: [f32; 3],
+    /// (loss scale, good steps since it changed, skipped steps it still bears).
+    pub scale: Option<[f32; 3]>,
 }
 
 pub(super) struct Readbacks {
@@ -40,6 +44,10 @@ impl Readbacks {
 }
 
 impl Executor {
+    fn loss_scale(&self) -> Option<usize> {
+        self.program.states.iter().position(|s| matches!(s.role, Role::LossScale { .. }))
+    }
+
     /// Queues a copy of the state `stats` and of `update`'s output `control`, as they are after the runs queued so far.
     pub fn begin_readback(&mut self) -> Result<Ticket, CudaError> {
         self.context.enter()?;
@@ -58,6 +66,7 @@ impl Executor {
             Place::Arena(offset) => self.plans.arena.address + offset as Address,
             Place::State(state) => self.states[state.index()],
         };
+        let scale = self.loss_scale().map(|index| self.states[index]);
         let ticket = Ticket(self.readbacks.next);
         self.readbacks.next += 1;
         let slot = (ticket.0 % RING as u64) as usize;
@@ -66,6 +75,9 @@ impl Executor {
         unsafe {
             stream.fetch(stats, host.address(slot * SLOT_BYTES), 16)?;
             stream.fetch(control, host.address(slot * SLOT_BYTES + CONTROL), 12)?;
+            if let Some(scale) = scale {
+                stream.fetch(scale, host.address(slot * SLOT_BYTES + SCALE), 12)?;
+            }
         }
         self.readbacks.arrived[slot].record(stream)?;
         Ok(ticket)
@@ -86,6 +98,7 @@ impl Executor {
         Ok(Readback {
             stats: std::array::from_fn(|i| number(4 * i)),
             control: std::array::from_fn(|i| number(CONTROL + 4 * i)),
+            scale: self.loss_scale().map(|_| std::array::from_fn(|i| number(SCALE + 4 * i))),
         })
     }
 }

@@ -121,7 +121,9 @@ impl Raw {
         }
         match wire {
             Some(wire) => log.note("wire", wire, origin),
-            None => log.note("wire", precision, origin),
+            // Parameters and gradients are fp32, whatever products are computed in.
+            None if precision == Precision::Fp64 => log.note("wire", precision, origin),
+            None => log.note("wire", Precision::Fp32, origin),
         }
         Ok(wire)
     }

@@ -1,5 +1,6 @@
 //! What the user typed.
 
+use super::arithmetic::Residual;
 use super::augmentation::{Crop, Interpolation, Preset, RandAugment};
 use super::choice::{Device, Form, Precision};
 use super::exchange::Wire;
@@ -73,6 +74,8 @@ pub struct Raw {
     pub steps: Option<u64>,
     pub device: Option<Device>,
     pub precision: Option<Precision>,
+    /// The numbers of the residual stream.
+    pub residual: Option<Residual>,
     pub recompute: Option<Recompute>,
     pub seed: Option<u64>,
     pub threads: Option<usize>,
@@ -116,7 +119,7 @@ impl Raw {
                 augment crop flip rand_augment erase mixup cutmix label_smoothing interpolation eval_resize
                 global_batch batch_size accumulate optimizer lr weight_decay clip schedule warmup_steps min_lr
                 step_every gamma power layer_decay ema
-                deepspeed epochs steps device precision recompute seed threads init resume
+                deepspeed epochs steps device precision residual recompute seed threads init resume
                 out checkpoint_every keep eval_every log_every trace trace_steps bucket_size wire;
             lists: mean std milestones lr_scale no_decay;
             switches: skip_bad_images new_head balance no_account no_overlap;
@@ -134,7 +137,7 @@ impl Raw {
     }
 
     /// The flags that a configuration file has keys for, as they were typed.
-    pub(super) fn context(&self, world: usize) -> Context {
+    pub(crate) fn context(&self, world: usize) -> Context {
         let typed: [(&'static str, Option<String>); 13] = [
             ("global-batch", text(&self.global_batch)),
             ("batch-size", text(&self.batch_size)),
@@ -154,7 +157,13 @@ impl Raw {
             value.map(|value| (flag, format!("--{flag} {value}")))
         };
         let switches = self.no_overlap.then(|| ("no-overlap", "--no-overlap".to_string()));
-        Context { world, flags: typed.into_iter().filter_map(spelled).chain(switches).collect() }
+        let (device, precision) = (self.device.unwrap_or_default(), self.chosen_precision().0);
+        Context {
+            world,
+            device,
+            precision,
+            flags: typed.into_iter().filter_map(spelled).chain(switches).collect(),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! From what was typed to what can be run. Nothing after this fails for a bad setting.
 
-use super::choice::{Device, Precision};
+use super::arithmetic::Arithmetic;
 use super::optimize::Length;
 use super::origin::{Log, Origin};
 use super::raw::Raw;
@@ -73,7 +73,7 @@ impl Raw {
         {
             return Err(refused.into());
         }
-        let (device, precision) = self.arithmetic(log)?;
+        let Arithmetic { device, precision, residual, loss_scale } = self.arithmetic(log)?;
         let threads = at_least_one("threads", log.pick("threads", self.threads, available_threads()))?;
         let source = self.source()?;
         let (model, vit) = self.vit(&source, facts, log)?;
@@ -114,6 +114,8 @@ impl Raw {
             recompute: self.recompute.unwrap_or_default(),
             device,
             precision,
+            residual,
+            loss_scale,
             seed: log.pick("seed", self.seed, 0),
             threads,
             init: self.init(log)?,
@@ -132,18 +134,6 @@ impl Raw {
             balance: self.balance,
             exchange,
         })
-    }
-
-    fn arithmetic(&self, log: &mut Log) -> Result<(Device, Precision), TrainError> {
-        let device = log.pick("device", self.device, Device::Cpu);
-        if device == Device::Cuda {
-            return Err(TrainError::setting("device", device, "this build has no CUDA executor yet"));
-        }
-        let precision = log.pick("precision", self.precision, Precision::Fp32);
-        if !matches!(precision, Precision::Fp32 | Precision::Fp64) {
-            return Err(TrainError::setting("precision", precision, "the CPU computes in fp32 or fp64"));
-        }
-        Ok((device, precision))
     }
 
     fn vit(&self, source: &Source, facts: &Facts, log: &mut Log) -> Result<(String, Vit), TrainError> {

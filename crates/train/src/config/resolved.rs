@@ -1,5 +1,6 @@
 //! What can be run, and its record in `config.json`.
 
+use super::arithmetic::{LossScale, Residual};
 use super::augmentation::Augmentation;
 use super::choice::{Device, Precision};
 use super::exchange::Exchange;
@@ -48,6 +49,11 @@ pub struct Resolved {
     pub recompute: Recompute,
     pub device: Device,
     pub precision: Precision,
+    #[serde(default)]
+    pub residual: Residual,
+    /// In fp16.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
     pub seed: u64,
     pub threads: usize,
     pub init: Option<PathBuf>,
@@ -121,7 +127,8 @@ const FREE: [&str; 26] = [
 ];
 
 /// Of those, what must yet be the same on every rank of a run.
-const OF_ALL_RANKS: [&str; 12] = [
+const OF_ALL_RANKS: [&str; 13] = [
+    "device",
     "world",
     "batch",
     "accumulate",

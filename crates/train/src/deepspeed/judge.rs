@@ -1,13 +1,17 @@
-//! What becomes of a key, given the flags and the number of ranks.
+//! What becomes of a key, given the flags, the device and the number of ranks.
 
 use super::keys::{self, Expected, Rule};
 use super::{DeepSpeed, Entry, OPTIMIZERS, SCHEDULERS, Setting, Value};
+use crate::config::{Device, Precision};
 use std::collections::BTreeMap;
 
 /// What a verdict depends on beside the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Context {
     pub world: usize,
+    pub device: Device,
+    /// What the run computes in, if it is not refused.
+    pub precision: Precision,
     /// The flags that were typed, by name, as they were typed: `lr` → `--lr 0.01`.
     pub flags: BTreeMap<&'static str, String>,
 }
@@ -128,23 +132,6 @@ pub(super) fn batch(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdi
     }
 }
 
-pub(super) fn precision(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    let on = |key: &str| file.boolean(key) == Some(Setting::Given(true));
-    let bf16 = ["bf16.enabled", "bfloat16.enabled"].into_iter().find(|key| on(key));
-    let other = if entry.key == "fp16.enabled" { bf16 } else { Some("fp16.enabled").filter(|key| on(key)) };
-    match (&entry.value, other, context.flags.get("precision")) {
-        (Ok(Value::Bool(true)), Some(other), _) => {
-            refused(format!("{other} is true as well, and only one of them can be"))
-        }
-        (_, _, Some(typed)) => Overridden(typed.clone()),
-        (Ok(Value::Bool(true)), None, None) => {
-            refused("the CPU computes in fp32; use --precision fp32 to override")
-        }
-        (Ok(Value::Auto), _, None) => accepted("as --precision, or its default: fp32"),
-        _ => accepted("computes in fp32"),
-    }
-}
-
 pub(super) fn zero_stage(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
     match entry.value {
         Ok(Value::Number(0.0)) => accepted("nothing is sharded"),
@@ -170,13 +157,24 @@ pub(super) fn breakdown(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
     }
 }
 
-pub(super) fn offload(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
-    match &entry.value {
-        Ok(Value::Text(device)) if device == "nvme" => refused("nothing is offloaded to NVMe here"),
-        Ok(Value::Text(device)) if device == "cpu" => accepted("the run is on the CPU; all is in its memory"),
-        Ok(Value::Bool(true)) => accepted("the run is on the CPU; all is in its memory"),
-        _ => accepted("nothing is offloaded"),
+pub(super) fn offload(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    let to_memory = match &entry.value {
+        Ok(Value::Text(device)) if device == "nvme" => return refused("nothing is offloaded to NVMe here"),
+        Ok(Value::Text(device)) => device == "cpu",
+        value => *value == Ok(Value::Bool(true)),
+    };
+    match context.device {
+        _ if !to_memory => accepted("nothing is offloaded"),
+        Device::Cpu => accepted("the run is on the CPU; all is in its memory"),
+        Device::Cuda => refused("nothing is offloaded from a GPU here"),
     }
+}
+
+pub(super) fn pinned(_: &DeepSpeed, _: &Entry, context: &Context) -> Verdict {
+    accepted(match context.device {
+        Device::Cpu => "pins memory for copies to a GPU; on the CPU there are none",
+        Device::Cuda => "copies to a GPU always go through pinned memory",
+    })
 }
 
 pub(super) fn pipeline_stages(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {

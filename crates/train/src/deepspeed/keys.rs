@@ -1,8 +1,8 @@
 //! Every key that is known, with its type and what becomes of it.
 
-use super::exchange;
 use super::judge::{self, Context, Verdict};
 use super::{DeepSpeed, Entry};
+use super::{exchange, precision};
 
 /// What a key's value must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,8 +65,10 @@ use Kind::{Any, Betas, Bool, Count, NotNegative, Number, OneOf, Positive, Share,
 use Rule::{Harmless, Honoured, Judged, Must};
 
 const DEVICES: Kind = OneOf(&["none", "cpu", "nvme"]);
-const ONE_LOSS_SCALE: Rule = Harmless("only with fp16, and this run computes in fp32");
-const NO_BF16: Rule = Harmless("only with bf16, and this run computes in fp32");
+const ENABLED: Rule = Judged(precision::enabled);
+const LOSS_SCALE: Rule = Judged(precision::loss_scale);
+const OFF_IN_FP16: Rule = Judged(precision::off_in_fp16);
+const IN_BF16: Rule = Judged(precision::in_bf16);
 const NO_OFFLOAD: Rule = Harmless("tunes offloading, which is not needed here");
 const ZERO_OFF: Rule = Judged(judge::zero_detail);
 const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
@@ -85,7 +87,7 @@ pub const KEYS: &[Key] = &[
     key("dump_state", Bool, Must(Is(false), "`vitesse config explain` prints a run's settings")),
     key("log_level", Text, Harmless("there are no levels of logging")),
     key("disable_python_gc", Bool, Harmless("there is no Python here")),
-    key("pin_memory", Bool, Harmless("pins memory for copies to a GPU; on the CPU there are none")),
+    key("pin_memory", Bool, Judged(judge::pinned)),
     key("prescale_gradients", Bool, Judged(exchange::prescale)),
     key("gradient_predivide_factor", Positive, Judged(exchange::predivide)),
     key("gradient_allreduce_op", OneOf(&["mean", "sum"]), Judged(exchange::reduction)),
@@ -103,21 +105,21 @@ pub const KEYS: &[Key] = &[
     ),
     key("use_data_before_expert_parallelism", Bool, Harmless("there are no experts here")),
     // ---- precision -----------------------------------------------------------------------------------------------
-    auto("fp16.enabled", Bool, Judged(judge::precision)),
-    auto("fp16.auto_cast", Bool, ONE_LOSS_SCALE),
-    auto("fp16.loss_scale", Number, ONE_LOSS_SCALE),
-    auto("fp16.initial_scale_power", Whole, ONE_LOSS_SCALE),
-    auto("fp16.loss_scale_window", Whole, ONE_LOSS_SCALE),
-    auto("fp16.hysteresis", Whole, ONE_LOSS_SCALE),
-    auto("fp16.consecutive_hysteresis", Bool, ONE_LOSS_SCALE),
-    auto("fp16.min_loss_scale", Number, ONE_LOSS_SCALE),
-    auto("fp16.fp16_master_weights_and_grads", Bool, ONE_LOSS_SCALE),
-    auto("bf16.enabled", Bool, Judged(judge::precision)),
-    auto("bf16.immediate_grad_update", Bool, NO_BF16),
-    auto("bf16.check_grad_overflow", Bool, NO_BF16),
-    auto("bf16.bf16_master_weights_and_grads", Bool, NO_BF16),
-    auto("bf16.bf16_optimizer_states", Bool, NO_BF16),
-    auto("bfloat16.enabled", Bool, Judged(judge::precision)),
+    auto("fp16.enabled", Bool, ENABLED),
+    auto("fp16.auto_cast", Bool, OFF_IN_FP16),
+    auto("fp16.loss_scale", Number, LOSS_SCALE),
+    auto("fp16.initial_scale_power", Whole, LOSS_SCALE),
+    auto("fp16.loss_scale_window", Whole, LOSS_SCALE),
+    auto("fp16.hysteresis", Whole, LOSS_SCALE),
+    auto("fp16.consecutive_hysteresis", Bool, OFF_IN_FP16),
+    auto("fp16.min_loss_scale", Number, LOSS_SCALE),
+    auto("fp16.fp16_master_weights_and_grads", Bool, OFF_IN_FP16),
+    auto("bf16.enabled", Bool, ENABLED),
+    auto("bf16.immediate_grad_update", Bool, IN_BF16),
+    auto("bf16.check_grad_overflow", Bool, IN_BF16),
+    auto("bf16.bf16_master_weights_and_grads", Bool, IN_BF16),
+    auto("bf16.bf16_optimizer_states", Bool, IN_BF16),
+    auto("bfloat16.enabled", Bool, ENABLED),
     // ---- ZeRO ----------------------------------------------------------------------------------------------------
     key("zero_optimization.stage", Whole, Judged(judge::zero_stage)),
     key("zero_optimization.offload_optimizer.device", DEVICES, Judged(judge::offload)),

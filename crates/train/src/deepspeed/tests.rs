@@ -107,7 +107,7 @@ fn the_keys_of_the_exchange_hold_where_there_is_one() {
     let judged = |json: &str, world, flag: &[(&'static str, &str)]| {
         let flags = flag.iter().map(|(name, typed)| (*name, typed.to_string())).collect();
         let file = DeepSpeed::parse("ds.json", json).unwrap();
-        file.verdicts(&Context { world, flags }).remove(0)
+        file.verdicts(&Context { world, flags, ..Context::default() }).remove(0)
     };
     let honoured = |text: &str| Verdict::Honoured(text.to_string());
     let accepted = |text: &str| Verdict::Accepted(text.to_string());
@@ -169,6 +169,94 @@ fn the_keys_of_the_exchange_hold_where_there_is_one() {
     assert_eq!(verdict(zero, 4), "ds.json:1:31: gradient_predivide_factor: must be positive, found 0");
     let zero = r#"{"zero_optimization": {"reduce_bucket_size": 0}}"#;
     assert!(verdict(zero, 4).ends_with("zero_optimization.reduce_bucket_size: must be at least 1, found 0"));
+}
+
+/// Key by key, on a GPU.
+#[test]
+fn the_keys_of_precision_hold_on_a_gpu() {
+    use crate::config::{Device, Raw};
+    let judged = |json: &str| {
+        let file = DeepSpeed::parse("ds.json", json).unwrap();
+        let raw = Raw { device: Some(Device::Cuda), deepspeed: Some(file.clone()), ..Raw::default() };
+        let context = raw.context(1);
+        (file.verdicts(&context).pop().unwrap(), context.precision.to_string())
+    };
+    let honoured = |text: &str| Verdict::Honoured(text.to_string());
+    let accepted = |text: &str| Verdict::Accepted(text.to_string());
+    let refused = |text: &str| Verdict::Refused(text.to_string());
+    for (json, expected, precision) in [
+        (r#"{"fp16": {"enabled": true}}"#, honoured("--precision fp16"), "fp16"),
+        (r#"{"bf16": {"enabled": true}}"#, honoured("--precision bf16"), "bf16"),
+        (r#"{"bfloat16": {"enabled": true}}"#, honoured("--precision bf16"), "bf16"),
+        (r#"{"fp16": {"enabled": false}}"#, honoured("--precision fp32"), "fp32"),
+        (r#"{"fp16": {"enabled": false}, "bf16": {"enabled": true}}"#, honoured("--precision bf16"), "bf16"),
+        (r#"{"bf16": {"enabled": true}, "fp16": {"enabled": false}}"#, accepted("computes in bf16"), "bf16"),
+        (
+            r#"{"fp16": {"enabled": false}, "bf16": {"enabled": "auto"}}"#,
+            accepted("as --precision, or its default: bf16"),
+            "bf16",
+        ),
+        (r#"{"pin_memory": true}"#, accepted("copies to a GPU always go through pinned memory"), "bf16"),
+        (
+            r#"{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}"#,
+            refused("nothing is offloaded from a GPU here"),
+            "bf16",
+        ),
+        (
+            r#"{"zero_optimization": {"offload_param": {"device": "none"}}}"#,
+            accepted("nothing is offloaded"),
+            "bf16",
+        ),
+    ] {
+        assert_eq!(judged(json), (expected, precision.to_string()), "{json}");
+    }
+    let both = judged(r#"{"fp16": {"enabled": true}, "bf16": {"enabled": true}}"#).0;
+    assert_eq!(both, refused("fp16.enabled is true as well, and only one of them can be"));
+
+    let fp16 = |key: &str| judged(&format!("{{\"fp16\": {{\"enabled\": true, {key}}}}}")).0;
+    for (key, expected) in [
+        (r#""loss_scale": 0"#, honoured("a dynamic loss scale")),
+        (r#""loss_scale": 128"#, honoured("a fixed loss scale of 128; a step that overflows ends the run")),
+        (
+            r#""loss_scale": -1"#,
+            refused("must be 0, for a dynamic scale, or a positive number that fp32 holds"),
+        ),
+        (r#""loss_scale": 8, "hysteresis": 3"#, accepted("fp16.loss_scale fixes the scale")),
+        (r#""initial_scale_power": 10"#, honoured("the loss scale starts at 1024")),
+        (r#""initial_scale_power": "auto""#, honoured("the default")),
+        (r#""initial_scale_power": 200"#, refused("must be at most 127")),
+        (r#""loss_scale_window": 500"#, honoured("the loss scale doubles after 500 good steps")),
+        (r#""loss_scale_window": 0"#, refused("must be at least 1")),
+        (r#""hysteresis": 1"#, honoured("the loss scale is halved at a skipped step")),
+        (r#""hysteresis": 3"#, honoured("the loss scale is halved at skipped step 3")),
+        (r#""hysteresis": 0"#, refused("must be at least 1")),
+        (r#""min_loss_scale": 2"#, honoured("the loss scale stays at least 2")),
+        (r#""min_loss_scale": 0"#, refused("must be positive")),
+        (
+            r#""initial_scale_power": 1, "min_loss_scale": 4"#,
+            refused("the loss scale starts at 2, which is less"),
+        ),
+        (
+            r#""auto_cast": true"#,
+            refused("nothing is cast by itself: the plan says what is computed in fp16"),
+        ),
+        (r#""auto_cast": false"#, accepted("so it is here")),
+        (
+            r#""consecutive_hysteresis": true"#,
+            refused("skipped steps are forgotten when the loss scale changes, not at every good step"),
+        ),
+        (
+            r#""fp16_master_weights_and_grads": true"#,
+            refused("parameters and sums of gradients are kept in fp32"),
+        ),
+    ] {
+        assert_eq!(fp16(key), expected, "{key}");
+    }
+    let bf16 = |key: &str| judged(&format!("{{\"bf16\": {{\"enabled\": true, {key}}}}}")).0;
+    assert_eq!(bf16(r#""check_grad_overflow": false"#), accepted("gradients are always checked"));
+    assert_eq!(bf16(r#""bf16_optimizer_states": true"#), refused("moments are kept in fp32"));
+    let elsewhere = judged(r#"{"fp16": {"hysteresis": 0, "auto_cast": true}}"#).0;
+    assert_eq!(elsewhere, accepted("only with fp16, and this run computes in bf16"));
 }
 
 #[test]
@@ -314,10 +402,11 @@ fn no_text_makes_the_reader_panic() {
 }
 
 fn check(text: &str, random: &mut Random) {
-    use crate::config::{Facts, Precision, Raw};
+    use crate::config::{Device, Facts, Precision, Raw};
     let Ok(file) = DeepSpeed::parse("ds.json", text) else { return };
     let flag = |on: usize| (on == 0).then_some(Precision::Fp32);
-    let raw = Raw { deepspeed: Some(file), precision: flag(random.below(2)), ..Raw::default() };
+    let device = (random.below(2) == 0).then_some(Device::Cuda);
+    let raw = Raw { deepspeed: Some(file), precision: flag(random.below(2)), device, ..Raw::default() };
     let facts = Facts { train_images: 100, test_images: 10, classes: 10, channels: 3 };
     let world = 1 + random.below(3);
     let explained = raw.explain(&facts, world);

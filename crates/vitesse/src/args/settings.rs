@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use train::Raw;
 use train::config::{
-    Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Span, Wire,
+    Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Residual, Span, Wire,
 };
 
 #[derive(Args, Clone)]
@@ -192,12 +192,6 @@ pub struct RunArgs {
     /// How much of the training set to use, from 0 to 1 [default: 1]
     #[arg(long, value_name = "F", help_heading = "Data")]
     data_fraction: Option<f64>,
-    /// cpu or cuda [default: cpu]
-    #[arg(long)]
-    device: Option<Device>,
-    /// fp32, tf32, bf16 or fp16 [default: fp32]
-    #[arg(long)]
-    precision: Option<Precision>,
     /// Weights to start from: a run's folder, a checkpoint, safetensors or .pth, under timm's, torchvision's or Hugging Face's names
     #[arg(long, value_name = "RUN|WEIGHTS")]
     init: Option<PathBuf>,
@@ -207,6 +201,26 @@ pub struct RunArgs {
     /// Continue the run in this folder [default: that of --out]
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     resume: Option<Option<PathBuf>>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Run")]
+pub struct DeviceArgs {
+    /// What computes: cpu or cuda [default: cpu]
+    #[arg(long)]
+    device: Option<Device>,
+    /// What products are computed in: fp32, on the CPU also fp64, on a GPU also tf32, bf16 or fp16 [default: fp32, on a GPU bf16]
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// With bf16 or fp16: what the residual stream is kept in, fp32 or half [default: fp32]
+    #[arg(long, value_name = "TYPE")]
+    residual: Option<Residual>,
+}
+
+impl DeviceArgs {
+    pub fn raw(self, raw: Raw) -> Raw {
+        Raw { device: self.device, precision: self.precision, residual: self.residual, ..raw }
+    }
 }
 
 #[derive(Args, Clone)]
@@ -427,8 +441,6 @@ impl RunArgs {
             epochs: self.epochs,
             steps: self.steps,
             data_fraction: self.data_fraction,
-            device: self.device,
-            precision: self.precision,
             init: self.init,
             new_head: self.new_head,
             resume: self.resume,

@@ -1,0 +1,283 @@
+//! What runs the plans of a rank: the CPU's executor, or a GPU's.
+//!
+//! Nothing here assumes that states and outputs lie in the host's memory, or that a step is done when [`Device::run`]
+//! returns. What a step came to is asked for later, in order; [`Device::depth`] says how much later.
+
+use crate::config::{Device as Chosen, Resolved};
+use crate::error::TrainError;
+use crate::real::{self, Real};
+use comm::Communicator;
+use cpu::Executor;
+pub use cpu::{Account, BadValue, Event, ExchangeTime, StepTime, Which};
+use data::LoadedBatch;
+use graph::{Graph, Header, Program, Role, StateId};
+use std::borrow::Cow;
+
+/// What a step left on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// The state `stats`: sums of losses, samples, and hits among the first and the first five.
+    pub stats: [f64; 4],
+    /// The output `control` of `update`: factor of the gradients, whether they were applied, their norm.
+    pub control: [f64; 3],
+    /// The state of [`Role::LossScale`] after the step: scale, good steps since it changed, skipped steps it still bears.
+    pub scale: Option<[f64; 3]>,
+}
+
+/// One rank's executor. `T` is what the host sees: of values in another precision, the nearest.
+pub trait Device<T: Real>: Send {
+    fn program(&self) -> &Program;
+
+    /// Goes on with other plans over the same states. Nothing is in flight.
+    fn rebind(&mut self, program: Program) -> Result<(), TrainError>;
+
+    /// Steps that may be in flight: ended by [`end_step`](Device::end_step), their outcome not taken yet. With 1, a step is
+    /// waited for before the next is begun.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Puts a batch into the inputs of a plan, for its next run. A plan may reuse the memory of its inputs, so this is done
+    /// before every run; what of the batch is not copied yet when this returns, the device has a copy of.
+    fn load(&mut self, which: Which, batch: &LoadedBatch) -> Result<(), TrainError>;
+
+    /// Whether a plan can run again with the batch it was given last.
+    fn keeps_batches(&self) -> bool {
+        false
+    }
+
+    /// Runs a plan, or queues it behind what was queued before.
+    fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError>;
+
+    /// `update` was queued: what the step came to will be asked for.
+    fn end_step(&mut self) -> Result<(), TrainError>;
+
+    /// Waits for the oldest step whose outcome was not taken yet. From here on, times, exchanges and events are its own.
+    fn outcome(&mut self) -> Result<Outcome, TrainError>;
+
+    /// Runs a plan with a look at every value, and names the first that is not finite. Nothing is in flight.
+    fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError>;
+
+    /// The time of every kernel and product of a step, on devices that can tell. States change as they do in so many steps.
+    fn profile(&mut self, _header: &Header, _repeats: usize) -> Result<Vec<cuda::ActionTime>, TrainError> {
+        Ok(Vec::new())
+    }
+
+    /// Bytes allocated on the device: for the arena, for the states, for what never changes.
+    fn memory(&self) -> Option<(usize, usize, usize)> {
+        None
+    }
+
+    /// Seconds of the plan's matrix products alone, where they can be run so. Results are garbage.
+    fn run_products(&mut self, _which: Which, _header: &Header) -> Option<f64> {
+        None
+    }
+
+    /// An output of the plan that was queued last; waits for it.
+    fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [T]>>, TrainError>;
+
+    fn find_state(&self, name: &str) -> Option<StateId> {
+        let states = &self.program().states;
+        states.iter().position(|state| state.name == name).map(|index| StateId(index as u32))
+    }
+
+    /// A state after all that was queued: where it lies, or a copy.
+    fn state(&self, id: StateId) -> Result<Cow<'_, [T]>, TrainError>;
+
+    fn write_state(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError>;
+
+    /// States were written: what is derived from them ([`Role::Copy`]) is made anew.
+    fn states_written(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
+    fn reset_averages(&mut self) -> Result<(), TrainError>;
+
+    /// Where the time of the steps went whose outcome was taken since this was last asked.
+    fn take_account(&mut self) -> Account;
+
+    /// The collectives of `last`, as they ran in the step whose outcome was taken last.
+    fn exchanges(&self) -> &[ExchangeTime];
+
+    /// Whether times are measured, as they are from the start.
+    fn set_timing(&mut self, on: bool);
+
+    /// Whether every step and collective is remembered, for a trace; needs timing.
+    fn set_tracing(&mut self, on: bool);
+
+    /// Adds what happened in the steps whose outcome was taken since this was last asked.
+    fn take_trace(&mut self, into: &mut Vec<Event>);
+
+    /// Where the time of training went since the last reset, by kind of step, longest first.
+    fn training_times(&self) -> Vec<StepTime>;
+
+    fn reset_times(&mut self);
+
+    /// Takes `factor` times as long to compute from now on, for tests of unequal ranks.
+    fn set_slowdown(&mut self, _factor: f64) {}
+}
+
+/// Opens the device of a rank. What is missing on this machine, or in this build, is said here and not when a run is
+/// resolved, so that a run can be planned and explained elsewhere.
+pub fn open<T: Real>(
+    run: &Resolved,
+    program: Program,
+    world: &Communicator,
+) -> Result<Box<dyn Device<T>>, TrainError> {
+    match run.device {
+        Chosen::Cpu => {
+            let options = cpu::Options { threads: run.threads, seed: run.seed, comm: Some(world.clone()) };
+            Ok(Box::new(Executor::<T>::new(program, options)?))
+        }
+        Chosen::Cuda => {
+            cuda_available().map_err(|why| TrainError::setting("device", run.device, why))?;
+            T::on_cuda(run, program, world)
+        }
+    }
+}
+
+/// Why no GPU can be used, if none can.
+pub fn cuda_available() -> Result<(), String> {
+    cuda::available().map_err(|error| error.to_string())
+}
+
+/// Bytes that an executor works in while it does a node of a graph.
+pub type Scratch = dyn Fn(&Graph, usize) -> usize;
+
+/// Working memory that the run's device asks for.
+pub fn scratch_of(run: &Resolved) -> Box<Scratch> {
+    match run.device {
+        Chosen::Cpu => Box::new(cpu::scratch(run.threads)),
+        Chosen::Cuda => Box::new(cuda::scratch),
+    }
+}
+
+/// What `compile` puts into every program; no input can take it out.
+pub(crate) fn planned<T>(part: Option<T>) -> T {
+    part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))
+}
+
+/// The first numbers of a state or output.
+fn numbers<T: Real, const N: usize>(values: &[T]) -> [f64; N] {
+    std::array::from_fn(|i| values.get(i).map_or(0.0, |x| x.to_f64()))
+}
+
+/// Everything is done when it returns, and states lie in the host's memory.
+impl<T: Real> Device<T> for Executor<T> {
+    fn program(&self) -> &Program {
+        Executor::program(self)
+    }
+
+    fn rebind(&mut self, program: Program) -> Result<(), TrainError> {
+        Ok(Executor::rebind(self, program)?)
+    }
+
+    fn load(&mut self, which: Which, loaded: &LoadedBatch) -> Result<(), TrainError> {
+        let batch = planned(self.batch(which));
+        real::copy(&loaded.images, batch.images);
+        batch.labels.copy_from_slice(&loaded.labels);
+        real::copy(&loaded.weights, batch.weights);
+        if let Some(partners) = batch.partners {
+            partners.copy_from_slice(&loaded.partners);
+        }
+        if let Some(mix) = batch.mix {
+            real::copy(&loaded.mix, mix);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
+        Ok(Executor::run(self, which, header)?)
+    }
+
+    fn end_step(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    fn outcome(&mut self) -> Result<Outcome, TrainError> {
+        let stats = numbers(Executor::state(self, planned(Executor::find_state(self, "stats"))));
+        let control = numbers(planned(Executor::output(self, Which::Update, "control")));
+        let scale =
+            Executor::program(self).states.iter().position(|s| matches!(s.role, Role::LossScale { .. }));
+        let scale = scale.map(|index| numbers(Executor::state(self, StateId(index as u32))));
+        Ok(Outcome { stats, control, scale })
+    }
+
+    fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
+        Ok(Executor::run_checked(self, which, header)?)
+    }
+
+    fn run_products(&mut self, which: Which, header: &Header) -> Option<f64> {
+        Some(Executor::run_products(self, which, header))
+    }
+
+    fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [T]>>, TrainError> {
+        Ok(Executor::output(self, which, name).map(Cow::Borrowed))
+    }
+
+    fn state(&self, id: StateId) -> Result<Cow<'_, [T]>, TrainError> {
+        Ok(Cow::Borrowed(Executor::state(self, id)))
+    }
+
+    fn write_state(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError> {
+        self.state_mut(id).copy_from_slice(values);
+        Ok(())
+    }
+
+    fn reset_averages(&mut self) -> Result<(), TrainError> {
+        Executor::reset_averages(self);
+        Ok(())
+    }
+
+    fn take_account(&mut self) -> Account {
+        Executor::take_account(self)
+    }
+
+    fn exchanges(&self) -> &[ExchangeTime] {
+        Executor::exchanges(self)
+    }
+
+    fn set_timing(&mut self, on: bool) {
+        Executor::set_timing(self, on);
+    }
+
+    fn set_tracing(&mut self, on: bool) {
+        Executor::set_tracing(self, on);
+    }
+
+    fn take_trace(&mut self, into: &mut Vec<Event>) {
+        Executor::take_trace(self, into);
+    }
+
+    fn training_times(&self) -> Vec<StepTime> {
+        Executor::training_times(self)
+    }
+
+    fn reset_times(&mut self) {
+        Executor::reset_times(self);
+    }
+
+    fn set_slowdown(&mut self, factor: f64) {
+        Executor::set_slowdown(self, factor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Raw;
+    use crate::session::program;
+
+    /// A run on a GPU can be resolved and planned anywhere; where there is none, one line ends it when it starts.
+    #[test]
+    fn a_gpu_that_is_not_there_is_told_when_it_is_opened() {
+        let raw = Raw { device: Some(Chosen::Cuda), ..Raw::default() };
+        let run = raw.resolve_without_data(1).unwrap();
+        let program = program::<f32>(&run, run.batch).unwrap();
+        if let Err(why) = cuda_available() {
+            let refused = open::<f32>(&run, program, &Communicator::solo()).err().unwrap().to_string();
+            assert_eq!(refused, format!("--device cuda: {why}"));
+        }
+    }
+}

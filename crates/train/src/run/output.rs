@@ -1,0 +1,109 @@
+//! What a run leaves in its folder.
+
+use crate::account::Step;
+use crate::checkpoint::{Checkpoints, Progress};
+use crate::config::Resolved;
+use crate::error::TrainError;
+use crate::metrics::Metrics;
+use crate::real::Real;
+use crate::record::{self, Launch};
+use crate::session::{Score, Session, StepResult};
+use crate::tensorboard::EventFile;
+use std::path::{Path, PathBuf};
+
+/// The parts of a step's time as TensorBoard has them, in the order of [`Parts::named`].
+const BOARD: [&str; 6] = [
+    "seconds/compute",
+    "seconds/exchange",
+    "seconds/wait_for_ranks",
+    "seconds/data",
+    "seconds/optimizer",
+    "seconds/idle",
+];
+
+/// The folder of a run.
+pub(super) struct Output {
+    pub folder: PathBuf,
+    metrics: Metrics,
+    board: EventFile,
+    checkpoints: Checkpoints,
+    pub config: String,
+}
+
+impl Output {
+    pub fn create(folder: &Path, run: &Resolved) -> Result<Self, TrainError> {
+        let config = run.to_json()?;
+        let metrics = Metrics::create(folder)?;
+        record::create(folder, &config, &Launch::now())?;
+        Self::with(folder, run.keep, config, metrics, 0)
+    }
+
+    pub fn resume(folder: &Path, run: &Resolved, step: u64) -> Result<Self, TrainError> {
+        let config = run.to_json()?;
+        let metrics = Metrics::resume(folder, step)?;
+        record::continue_with(folder, &Launch::now())?;
+        Self::with(folder, run.keep, config, metrics, step)
+    }
+
+    fn with(
+        folder: &Path,
+        keep: usize,
+        config: String,
+        metrics: Metrics,
+        step: u64,
+    ) -> Result<Self, TrainError> {
+        let mut board = EventFile::create(folder, step)?;
+        board.text(step, "config", &config)?;
+        let checkpoints = Checkpoints::of_run(folder, keep);
+        Ok(Output { folder: folder.to_path_buf(), metrics, board, checkpoints, config })
+    }
+
+    pub fn step(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        result: &StepResult,
+        account: &Step,
+    ) -> Result<(), TrainError> {
+        self.metrics.step(step, epoch, result, account)?;
+        let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
+        self.board.scalar(step, "train/loss", score.loss)?;
+        self.board.scalar(step, "train/top1", score.top1)?;
+        self.board.scalar(step, "train/learning_rate", *learning_rate)?;
+        self.board.scalar(step, "train/gradient_norm", *gradient_norm)?;
+        if let Some(scale) = loss_scale {
+            self.board.scalar(step, "train/loss_scale", *scale)?;
+        }
+        self.board.scalar(step, "train/images_per_second", score.samples / account.seconds())?;
+        let mean = account.mean();
+        for (name, seconds) in BOARD.into_iter().zip(mean.named()).map(|(name, (_, s))| (name, s)) {
+            self.board.scalar(step, name, seconds)?;
+        }
+        self.board.scalar(step, "seconds/hidden_exchange", mean.hidden)
+    }
+
+    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
+        self.metrics.evaluation(step, epoch, score)?;
+        self.board.scalar(step, "eval/loss", score.loss)?;
+        self.board.scalar(step, "eval/top1", score.top1)?;
+        self.board.scalar(step, "eval/top5", score.top5)?;
+        self.board.flush()
+    }
+
+    /// Metrics first: no run must go on from a step whose metrics are lost.
+    pub fn save<T: Real>(
+        &mut self,
+        session: &Session<T>,
+        progress: &Progress,
+        best: bool,
+    ) -> Result<PathBuf, TrainError> {
+        self.metrics.sync()?;
+        self.board.flush()?;
+        session.save(&self.checkpoints, progress, &self.config, best)
+    }
+
+    pub fn flush(&mut self) -> Result<(), TrainError> {
+        self.metrics.sync()?;
+        self.board.flush()
+    }
+}

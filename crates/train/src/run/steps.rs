@@ -1,0 +1,307 @@
+//! The steps of a run, and what comes between them.
+
+use super::output::Output;
+use super::{Events, Stopped, Summary};
+use crate::account::Step;
+use crate::balance::{Balance, Lookout, Straggler};
+use crate::checkpoint::Progress;
+use crate::config::{LossScale, Resolved};
+use crate::error::TrainError;
+use crate::real::Real;
+use crate::session::{Finished, Session, StepResult};
+use crate::shares::Shares;
+use crate::trace::Trace;
+use comm::{Communicator, Member};
+use data::Skipped;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What the steps of a run have in common.
+pub(super) struct Loop<'a> {
+    pub member: &'a Member,
+    pub run: &'a Resolved,
+    pub output: Option<&'a mut Output>,
+    pub summary: &'a mut Summary,
+    pub events: &'a mut dyn Events,
+}
+
+/// What is watched from step to step, and what came of it that waits for a moment with no step in flight.
+struct Watch {
+    balance: Balance,
+    lookout: Lookout,
+    trace: Option<Trace>,
+    /// Why the run is to stop.
+    stop: Option<&'static str>,
+    straggler: Option<Straggler>,
+    /// How to divide the work from now on.
+    shares: Option<Shares>,
+    /// Steps skipped one after the other while the loss scale could fall no further.
+    overflowed: u64,
+}
+
+impl Loop<'_> {
+    /// Runs the steps that are left. Returns why it stopped early, if it did.
+    ///
+    /// A device may have several steps in flight, so results are taken in as they come. Whatever reads or changes states, or
+    /// how steps are made, waits until none is in flight: then the last step made is the last step there is.
+    pub fn steps<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        progress: &mut Progress,
+    ) -> Result<Option<Stopped>, TrainError> {
+        let run = self.run;
+        let mut watch = Watch {
+            balance: Balance::default(),
+            lookout: Lookout::default(),
+            trace: self.begin_trace(session),
+            stop: None,
+            straggler: None,
+            shares: None,
+            overflowed: 0,
+        };
+        session.account_mut().begin();
+        let mut next = progress.step;
+        while next < run.steps {
+            session.step(next)?;
+            next += 1;
+            let last = next == run.steps;
+            let epoch_ends = next.is_multiple_of(run.steps_per_epoch);
+            let judged = last || (epoch_ends && (next / run.steps_per_epoch).is_multiple_of(run.eval_every));
+            let kept = next.is_multiple_of(run.checkpoint_every);
+            let in_flight = if judged || kept { 0 } else { session.depth() - 1 };
+            self.take_in(session, progress, &mut watch, in_flight)?;
+            if watch.stop.is_some() || watch.shares.is_some() {
+                self.take_in(session, progress, &mut watch, 0)?;
+            }
+
+            let mut best = false;
+            if judged {
+                best = self.evaluate(session, progress)?;
+                session.account_mut().begin();
+            }
+            let due = last || best || kept || watch.stop.is_some();
+            let checkpoint = if due { self.save(session, progress, best)? } else { None };
+            if let Some(why) = watch.stop.filter(|_| !last) {
+                self.close(session);
+                return Ok(Some(Stopped { why, step: progress.step, checkpoint }));
+            }
+            self.look_at_ranks(session, &mut watch)?;
+        }
+        self.close(session);
+        if let Some(trace) = watch.trace {
+            self.end_trace(trace, session)?;
+        }
+        Ok(None)
+    }
+
+    /// Takes in results, in order, until this many steps are in flight. All ranks have the same steps in flight and the same
+    /// results, so all come to the same.
+    fn take_in<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        progress: &mut Progress,
+        watch: &mut Watch,
+        in_flight: usize,
+    ) -> Result<(), TrainError> {
+        while session.in_flight() > in_flight {
+            let Some(Finished { step, result, began }) = session.result()? else { break };
+            if !watch.bears(self.run.loss_scale, &result) {
+                check(session, step, &result)?;
+            }
+            let asked = self.events.stop();
+            let account = session.share_account(asked.is_some())?;
+            let (stop, skipped) = (account.stop, account.skipped);
+            self.report(step, step / self.run.steps_per_epoch, &result, session.account().last())?;
+            if skipped > 0 {
+                self.report_skipped(session, progress)?;
+            }
+            watch.trace = self.follow_trace(watch.trace.take(), step, began, session)?;
+            progress.step = step + 1;
+            // Another rank's signal stops this one too.
+            let why = stop.then(|| asked.unwrap_or("a signal to another rank"));
+            watch.stop = watch.stop.or(why);
+            watch.after(session.account().last(), session.shares(), self.run.balance);
+        }
+        Ok(())
+    }
+
+    /// A step that is done.
+    fn report(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        result: &StepResult,
+        account: &Step,
+    ) -> Result<(), TrainError> {
+        self.summary.steps += 1;
+        self.summary.training_seconds += account.seconds();
+        self.summary.images += result.score.samples as u64;
+        if let Some(output) = &mut self.output {
+            output.step(step, epoch, result, account)?;
+        }
+        self.events.stepped(step, epoch, result, account);
+        Ok(())
+    }
+
+    /// Scores the held-out set after the last step; says whether that is the best so far.
+    fn evaluate<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        progress: &mut Progress,
+    ) -> Result<bool, TrainError> {
+        let step = progress.step - 1;
+        let epoch = step / self.run.steps_per_epoch;
+        let start = Instant::now();
+        let score = session.evaluate(|_, _| {})?;
+        self.summary.evaluation_seconds += start.elapsed().as_secs_f64();
+        self.report_skipped(session, progress)?;
+        if let Some(output) = &mut self.output {
+            output.evaluation(step, epoch, &score)?;
+        }
+        self.events.evaluated(step, epoch, &score);
+        self.summary.score = Some(score);
+        Ok(progress.note(step, &score))
+    }
+
+    fn save<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        progress: &mut Progress,
+        best: bool,
+    ) -> Result<Option<PathBuf>, TrainError> {
+        progress.shares = (!session.shares().is_equal()).then(|| session.shares().clone());
+        let Some(output) = &mut self.output else { return Ok(None) };
+        // The others wait for this, however long the disk takes.
+        let _busy = self.member.watch.busy("writing a checkpoint");
+        let path = output.save(session, progress, best)?;
+        self.events.saved(&path);
+        session.account_mut().begin();
+        Ok(Some(path))
+    }
+
+    /// All ranks know that there are some, or all ask: rank 0 hears of every image left out.
+    fn report_skipped<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        progress: &mut Progress,
+    ) -> Result<(), TrainError> {
+        let mine: Vec<String> = session.take_skipped().into_iter().map(|s: Skipped| s.problem).collect();
+        for problem in gather(session.world(), "images left out", &mine)?.into_iter().flatten() {
+            progress.skipped += 1;
+            self.events.skipped(&problem);
+        }
+        Ok(())
+    }
+
+    /// Names a straggler, or divides the work by the ranks' speeds.
+    fn look_at_ranks<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        watch: &mut Watch,
+    ) -> Result<(), TrainError> {
+        if let Some(straggler) = watch.straggler.take() {
+            self.events.straggler(&straggler);
+        }
+        if let Some(shares) = watch.shares.take() {
+            self.events.divided(&shares);
+            session.divide(shares)?;
+            session.account_mut().begin();
+            watch.lookout.forget();
+        }
+        Ok(())
+    }
+
+    /// Where the time went, when the last step is done.
+    fn close<T: Real>(&mut self, session: &Session<T>) {
+        self.summary.ranks = session.account().totals().to_vec();
+        self.summary.exchanged = session.account().exchanged().to_vec();
+        self.summary.times = session.device().training_times();
+    }
+
+    fn begin_trace<T: Real>(&self, session: &mut Session<T>) -> Option<Trace> {
+        let trace = self.run.trace.as_ref().map(|path| Trace::new(path, self.run.trace_steps));
+        session.device_mut().set_tracing(trace.is_some());
+        trace
+    }
+
+    /// Adds a step to the trace, and writes it when it has all it is to have.
+    fn follow_trace<T: Real>(
+        &mut self,
+        trace: Option<Trace>,
+        step: u64,
+        began: Instant,
+        session: &mut Session<T>,
+    ) -> Result<Option<Trace>, TrainError> {
+        let Some(mut trace) = trace else { return Ok(None) };
+        if !trace.step(step, began, session.device_mut()) {
+            return Ok(Some(trace));
+        }
+        self.end_trace(trace, session)?;
+        session.account_mut().begin();
+        Ok(None)
+    }
+
+    fn end_trace<T: Real>(&mut self, trace: Trace, session: &mut Session<T>) -> Result<(), TrainError> {
+        session.device_mut().set_tracing(false);
+        if let Some(path) = trace.write(session.world())? {
+            self.events.traced(&path);
+        }
+        Ok(())
+    }
+}
+
+impl Watch {
+    /// Whether a step was skipped as it should be: its gradients overflowed, and the loss scale falls. As in DeepSpeed a run ends
+    /// when that doesn't help any more.
+    fn bears(&mut self, scale: Option<LossScale>, result: &StepResult) -> bool {
+        let Some(LossScale { dynamic: true, min, hysteresis, .. }) = scale else { return false };
+        let exhausted = result.loss_scale.is_none_or(|scale| scale <= min);
+        self.overflowed = if !result.applied && exhausted { self.overflowed + 1 } else { 0 };
+        !result.applied && result.score.samples > 0.0 && self.overflowed <= hysteresis
+    }
+
+    /// Takes in the account of a step.
+    fn after(&mut self, step: &Step, shares: &Shares, balances: bool) {
+        if let Some(straggler) = self.lookout.after(step, shares) {
+            self.straggler = Some(straggler);
+        }
+        // Steps that were in flight when the work was to be divided otherwise say nothing new.
+        if balances && self.shares.is_none() {
+            self.shares = self.balance.after(step, shares);
+        }
+    }
+}
+
+/// Lines that the ranks have, in their order, on every rank.
+fn gather(world: &Communicator, what: &str, mine: &[String]) -> Result<Vec<Vec<String>>, TrainError> {
+    if world.size() == 1 {
+        return Ok(vec![mine.to_vec()]);
+    }
+    let text = serde_json::json!(mine).to_string();
+    let texts = world.gather_bytes(world.name(what), text.as_bytes())?;
+    Ok(texts.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect())
+}
+
+/// A step whose gradient is not finite ends the run; the same step is gone through again to say where that began. All ranks
+/// come here together, as they have the same gradients. What was in flight behind it is waited for and not kept.
+fn check<T: Real>(session: &mut Session<T>, step: u64, result: &StepResult) -> Result<(), TrainError> {
+    if result.applied {
+        return Ok(());
+    }
+    if result.score.samples == 0.0 {
+        return Err(TrainError::NoSamples { step });
+    }
+    let mut later = 0;
+    while let Some(finished) = session.result()? {
+        later += u64::from(finished.result.applied);
+    }
+    let mine: Vec<String> = session.first_bad_value(step)?.iter().map(ToString::to_string).collect();
+    let world = session.world();
+    let found = gather(world, "the first bad value", &mine)?.into_iter().enumerate();
+    let culprit = found.filter_map(|(rank, lines)| Some((rank, lines.into_iter().next()?))).next();
+    let culprit = culprit.map(|(rank, line)| match world.size() {
+        1 => line,
+        _ => format!("on rank {rank}, {line}"),
+    });
+    Err(TrainError::NotFinite { step, loss: result.score.loss, culprit, later })
+}

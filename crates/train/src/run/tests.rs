@@ -1,0 +1,316 @@
+//! The loop over a device that tells late what a step came to.
+
+use super::*;
+use crate::config::{LossScale, Raw};
+use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, Which};
+use crate::session::program;
+use crate::sets;
+use crate::testing::Folder;
+use cpu::{Executor, Options};
+use data::LoadedBatch;
+use graph::{Header, StateId};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+
+/// The CPU as a GPU would be: it is ahead of what the host knows of it, by at most `depth` steps. Whatever needs a moment with
+/// nothing in flight fails if there is something.
+struct Late {
+    executor: Executor<f32>,
+    depth: usize,
+    in_flight: VecDeque<Outcome>,
+    /// Steps ended.
+    ended: u64,
+    /// What is told of a step instead of the truth.
+    change: fn(u64, &mut Outcome),
+}
+
+impl Late {
+    fn quiet(&self) -> &Executor<f32> {
+        assert!(self.in_flight.is_empty(), "{} steps are in flight", self.in_flight.len());
+        &self.executor
+    }
+
+    fn quiet_mut(&mut self) -> &mut Executor<f32> {
+        self.quiet();
+        &mut self.executor
+    }
+}
+
+impl Device<f32> for Late {
+    fn program(&self) -> &Program {
+        self.executor.program()
+    }
+
+    fn rebind(&mut self, program: Program) -> Result<(), TrainError> {
+        Device::rebind(self.quiet_mut(), program)
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn load(&mut self, which: Which, batch: &LoadedBatch) -> Result<(), TrainError> {
+        self.executor.load(which, batch)
+    }
+
+    fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
+        Device::run(&mut self.executor, which, header)
+    }
+
+    fn end_step(&mut self) -> Result<(), TrainError> {
+        let mut outcome = self.executor.outcome()?;
+        (self.change)(self.ended, &mut outcome);
+        self.ended += 1;
+        self.in_flight.push_back(outcome);
+        assert!(self.in_flight.len() <= self.depth);
+        Ok(())
+    }
+
+    fn outcome(&mut self) -> Result<Outcome, TrainError> {
+        Ok(self.in_flight.pop_front().unwrap())
+    }
+
+    fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
+        Device::run_checked(self.quiet_mut(), which, header)
+    }
+
+    fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [f32]>>, TrainError> {
+        Device::output(self.quiet(), which, name)
+    }
+
+    fn state(&self, id: StateId) -> Result<Cow<'_, [f32]>, TrainError> {
+        Device::state(self.quiet(), id)
+    }
+
+    fn write_state(&mut self, id: StateId, values: &[f32]) -> Result<(), TrainError> {
+        Device::write_state(self.quiet_mut(), id, values)
+    }
+
+    fn reset_averages(&mut self) -> Result<(), TrainError> {
+        Device::reset_averages(self.quiet_mut())
+    }
+
+    fn take_account(&mut self) -> Account {
+        self.executor.take_account()
+    }
+
+    fn exchanges(&self) -> &[ExchangeTime] {
+        self.executor.exchanges()
+    }
+
+    fn set_timing(&mut self, on: bool) {
+        self.executor.set_timing(on);
+    }
+
+    fn set_tracing(&mut self, on: bool) {
+        self.executor.set_tracing(on);
+    }
+
+    fn take_trace(&mut self, into: &mut Vec<Event>) {
+        self.executor.take_trace(into);
+    }
+
+    fn training_times(&self) -> Vec<StepTime> {
+        self.executor.training_times()
+    }
+
+    fn reset_times(&mut self) {
+        self.executor.reset_times();
+    }
+}
+
+/// Writes down what it hears, and asks to stop when it has heard of a step.
+#[derive(Default)]
+struct Listener {
+    heard: Vec<String>,
+    stop_after: Option<u64>,
+    stops: bool,
+}
+
+impl Events for Listener {
+    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, _account: &Step) {
+        self.heard.push(format!("step {step} of epoch {epoch}: {result:?}"));
+        self.stops |= self.stop_after == Some(step);
+    }
+
+    fn evaluated(&mut self, step: u64, epoch: u64, score: &Score) {
+        self.heard.push(format!("evaluation after {step} of epoch {epoch}: {score:?}"));
+    }
+
+    fn saved(&mut self, checkpoint: &Path) {
+        self.heard.push(format!("saved {}", checkpoint.file_name().unwrap().display()));
+    }
+
+    fn stop(&self) -> Option<&'static str> {
+        self.stops.then_some("a test")
+    }
+}
+
+/// Seven steps an epoch: evaluations after 7, 14 and 17 steps, checkpoints after every fourth.
+fn raw(folder: &Folder, run: &str) -> Raw {
+    Raw {
+        model: Some("vit-nano/8".into()),
+        batch_size: Some(4),
+        threads: Some(1),
+        train_samples: Some(28),
+        test_samples: Some(4),
+        steps: Some(17),
+        checkpoint_every: Some(4),
+        keep: Some(100),
+        out: Some(folder.0.join(run)),
+        ..Raw::default()
+    }
+}
+
+fn as_told(_: u64, _: &mut Outcome) {}
+
+/// Trains with so many steps in flight.
+fn train_late(
+    raw: &Raw,
+    depth: usize,
+    scale: Option<LossScale>,
+    change: fn(u64, &mut Outcome),
+    listener: &mut Listener,
+) -> Result<Summary, TrainError> {
+    let (mut run, sets) = sets::resolve(raw, 1)?;
+    run.loss_scale = scale;
+    let alone = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(1), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&alone) else { panic!("one rank") };
+    let executor = Executor::new(program::<f32>(&run, run.batch)?, Options::alone(1, run.seed))?;
+    let device = Late { executor, depth, in_flight: VecDeque::new(), ended: 0, change };
+    let shares = Shares::equal(run.batch, 1);
+    let session = Session::over(run, sets.clone(), members[0].world.clone(), shares, Box::new(device));
+    train_session(session, &sets, &members[0], listener)
+}
+
+/// A run's metrics without its times.
+fn metrics(folder: &Folder, run: &str) -> Vec<BTreeMap<String, serde_json::Value>> {
+    let text = std::fs::read_to_string(folder.0.join(run).join("metrics.jsonl")).unwrap();
+    let line = |line: &str| {
+        let mut line: BTreeMap<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+        line.retain(|name, _| !name.ends_with("second") && !name.ends_with("seconds"));
+        line
+    };
+    text.lines().map(line).collect()
+}
+
+/// The steps of a run's checkpoints, and the bits of all that they hold.
+fn checkpoints(folder: &Folder, run: &str) -> BTreeMap<u64, BTreeMap<String, Vec<u32>>> {
+    let Ok(files) = std::fs::read_dir(folder.0.join(run).join("checkpoints")) else { return BTreeMap::new() };
+    let mut found = BTreeMap::new();
+    for file in files {
+        let path = file.unwrap().path();
+        let mut states = BTreeMap::new();
+        let reader = crate::tensors::Reader::open(&path).unwrap();
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+        reader.each(|name, _, values| drop(states.insert(name, bits(values)))).unwrap();
+        found.insert(Checkpoint::open(&path).unwrap().progress.step, states);
+    }
+    found
+}
+
+#[test]
+fn late_results_belong_to_their_steps_and_checkpoints_to_theirs() {
+    let folder = Folder::new("late");
+    let mut listeners = [1, 2, 3].map(|depth| {
+        let mut listener = Listener::default();
+        let run = depth.to_string();
+        let summary = train_late(&raw(&folder, &run), depth, None, as_told, &mut listener).unwrap();
+        assert_eq!((summary.steps, summary.images), (17, 17 * 4));
+        listener.heard
+    });
+    let [one, two, three] = &mut listeners;
+    assert_eq!(one.len(), 17 + 3 + checkpoints(&folder, "1").len(), "{one:#?}");
+    assert_eq!(one, two);
+    assert_eq!(one, three);
+    assert_eq!(metrics(&folder, "1"), metrics(&folder, "3"));
+    assert_eq!(metrics(&folder, "1").len(), 17 + 3);
+    let kept = checkpoints(&folder, "1");
+    assert!([4, 7, 8, 12, 16, 17].iter().all(|step| kept.contains_key(step)), "{:?}", kept.keys());
+    assert_eq!(kept, checkpoints(&folder, "3"));
+    assert_ne!(kept[&4]["head.weight"], kept[&8]["head.weight"]);
+}
+
+#[test]
+fn a_run_that_is_stopped_ends_after_the_steps_in_flight() {
+    let folder = Folder::new("late-stop");
+    let stop = |run: &str, depth| {
+        let mut listener = Listener { stop_after: Some(1), ..Listener::default() };
+        let raw = Raw { checkpoint_every: Some(100), ..raw(&folder, run) };
+        let summary = train_late(&raw, depth, None, as_told, &mut listener).unwrap();
+        summary.stopped.unwrap().step
+    };
+    // The step is heard of when two more are in flight; the signal is seen with the next.
+    assert_eq!((stop("1", 1), stop("3", 3)), (3, 5));
+    let saved = checkpoints(&folder, "3");
+    assert_eq!(saved.keys().copied().collect::<Vec<_>>(), [5]);
+    // It holds what a run that goes on has after as many steps; and a run that stopped goes on to the same end.
+    let resumed = Raw { resume: Some(None), ..raw(&folder, "1") };
+    train_late(&resumed, 2, None, as_told, &mut Listener::default()).unwrap();
+    let whole = Raw { checkpoint_every: Some(1), ..raw(&folder, "whole") };
+    train_late(&whole, 3, None, as_told, &mut Listener::default()).unwrap();
+    assert_eq!(saved[&5], checkpoints(&folder, "whole")[&5]);
+    assert_eq!(checkpoints(&folder, "1")[&17], checkpoints(&folder, "whole")[&17]);
+}
+
+/// Step 5 has a gradient that is not finite; the device applied two more before anyone knew.
+#[test]
+fn a_step_that_is_not_finite_is_named_and_nothing_after_it_is_kept() {
+    let folder = Folder::new("late-bad");
+    let fail = |step: u64, outcome: &mut Outcome| {
+        if step == 5 {
+            outcome.control = [0.0, 0.0, f64::NAN];
+            outcome.stats[0] = f64::NAN;
+        }
+    };
+    let failure = |run: &str, depth| {
+        let mut listener = Listener::default();
+        let error = train_late(&raw(&folder, run), depth, None, fail, &mut listener).unwrap_err();
+        assert_eq!(listener.heard.len(), 5 + 1, "five steps and a checkpoint");
+        error.to_string()
+    };
+    let one = failure("1", 1);
+    assert!(one.starts_with("step 5: loss is NaN; every gradient is finite, but"), "{one}");
+    assert_eq!(
+        failure("3", 3),
+        "step 5: loss is NaN; gone through again after one more step, it is finite",
+        "the last of an epoch waits for what is in flight"
+    );
+    for run in ["1", "3"] {
+        let steps: Vec<u64> =
+            metrics(&folder, run).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, [0, 1, 2, 3, 4]);
+        assert_eq!(checkpoints(&folder, run).keys().copied().collect::<Vec<_>>(), [4]);
+    }
+
+    // Where nothing behind it was applied, late or not is the same.
+    let diverge = |depth: usize| {
+        let raw = Raw { lr: Some(1e25), warmup_steps: Some(0), out: None, ..raw(&folder, "") };
+        train_late(&raw, depth, None, as_told, &mut Listener::default()).unwrap_err().to_string()
+    };
+    assert_eq!(diverge(1), diverge(3));
+    assert!(diverge(3).ends_with("parameters are as before the step"));
+}
+
+/// A dynamic loss scale takes skipped steps with it, until it can fall no further.
+#[test]
+fn a_loss_scale_bears_skipped_steps_until_it_is_at_its_least() {
+    fn overflow(step: u64, outcome: &mut Outcome) {
+        let skipped = (2..4).contains(&step) || step >= 9;
+        outcome.scale = Some([if step < 9 { 4.0 } else { 1.0 }, 0.0, 0.0]);
+        if skipped {
+            outcome.control = [0.0, 0.0, f64::INFINITY];
+        }
+    }
+    let folder = Folder::new("late-scale");
+    let scale = LossScale { initial: 4.0, ..LossScale::default() };
+    let mut listener = Listener::default();
+    let error = train_late(&raw(&folder, "a"), 3, Some(scale), overflow, &mut listener).unwrap_err();
+    assert!(matches!(error, TrainError::NotFinite { step: 11, .. }), "{error}");
+    let lines = metrics(&folder, "a");
+    assert_eq!(lines.iter().filter(|line| line.contains_key("loss_scale")).count(), 11);
+
+    let fixed = LossScale { dynamic: false, ..scale };
+    let error = train_late(&raw(&folder, "b"), 3, Some(fixed), overflow, &mut Listener::default());
+    assert!(matches!(error, Err(TrainError::NotFinite { step: 2, .. })));
+}
