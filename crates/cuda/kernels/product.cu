@@ -287,11 +287,11 @@ struct Product {
     }
 
     __device__ __forceinline__ void accumulate(float (&d)[HALVES][N / 2], Ring<STAGES> ring, int group, int lane) {
-        constexpr int STRIP = DEPTH * 128, K16 = RIGHT_ROWS ? 16 * 128 : 32;
+        constexpr int STRIP = RIGHT_ROWS ? DEPTH * 128 : 16, K16 = RIGHT_ROWS ? 16 * 128 : 32;
         int before = 0;
         for (int step = 0; step < steps; step++) {
             u32 at = memory + ring.stage * STAGE_BYTES;
-            u64 left = descriptor(at + (PINGPONG ? 0 : group * HALVES * 8192), STRIP), right = descriptor(at + LEFT_BYTES, STRIP);
+            u64 left = descriptor(at + (PINGPONG ? 0 : group * HALVES * 8192), 16), right = descriptor(at + LEFT_BYTES, STRIP);
             barrier_wait(full(ring.stage), ring.parity);
             multiply_begin();
 #pragma unroll
@@ -340,6 +340,7 @@ struct Product {
 #pragma unroll
                     for (int piece = 0; piece < PIECES && piece < SLOTS; piece++) bring(piece, (count + piece) % SLOTS);
                 }
+                __syncwarp();
             } else {
                 for (int i = thread; i < N; i += 128) row[i] = bias && n + i < columns ? to_float(bias[n + i]) : 0.0f;
             }
@@ -407,11 +408,14 @@ struct Product {
                         bring(piece - 1 + SLOTS, (count - 1) % SLOTS);
                     }
                 }
+                __syncwarp();
                 if (EPILOGUE == GELU_GRAD && half == HALVES - 1) {
                     const int column = n + strip * 64 + thread;
                     if (thread < 64 && column < columns && m < rows)
                         partial[(i64)(m / (HALVES * 64)) * columns + column] =
                             (row[thread] + row[64 + thread]) + (row[128 + thread] + row[192 + thread]);
+                    // With two halves, the next piece's barrier lies between these reads and the next writes.
+                    if (HALVES == 1) group_sync(1 + group);
                 }
             }
         }

@@ -2,7 +2,9 @@
 //!
 //! cuBLASLt multiplies as fast, but its GELU is the tanh form, and passes of their own cost memory traffic.
 
-use crate::action::{c_type, Action, Address, Arg, Facts, Kernel, Launch, Matrix, Operand, Source, TensorMap};
+use crate::action::{
+    c_type, Action, Address, Arg, Facts, Kernel, Launch, Matrix, Operand, Source, TensorMap,
+};
 use graph::DType;
 
 /// Rows of a tile, and of one row of partial column sums.
@@ -25,7 +27,8 @@ struct Cut {
 }
 
 /// Wide tiles read each operand less often; narrow ones fit more widths.
-const CUTS: [(Cut, usize); 2] = [(Cut { columns: 192, stages: 4 }, 100), (Cut { columns: 128, stages: 5 }, 112)];
+const CUTS: [(Cut, usize); 2] =
+    [(Cut { columns: 192, stages: 4 }, 100), (Cut { columns: 128, stages: 5 }, 112)];
 
 impl Cut {
     /// The one whose last round of tiles ends first.
@@ -247,7 +250,9 @@ mod tests {
     fn every_launch_is_of_a_listed_kernel() {
         let facts = Facts::h200();
         let listed = kernels();
-        for (rows, columns, depth) in [(50432, 3072, 768), (8320, 768, 192), (50432, 4096, 1024), (8, 8, 8), (130, 72, 200)] {
+        for (rows, columns, depth) in
+            [(50432, 3072, 768), (8320, 768, 192), (50432, 4096, 1024), (8, 8, 8), (130, 72, 200)]
+        {
             let (x, w) = (operand(0, [rows, depth]), operand(0, [columns, depth]));
             let (pre, back) = (operand(0, [rows, columns]), operand(0, [depth, columns]));
             let mut actions = linear_gelu(&x, &w, None, &pre, &pre, &facts).expect("fits");
