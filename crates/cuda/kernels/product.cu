@@ -45,8 +45,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
-// Threads of one warpgroup.
-__device__ __forceinline__ void group_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+// Threads of one warpgroup, 0 or 1.
+__device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
+// Warpgroups take turns: one waits for its turn, the other gives it.
+__device__ __forceinline__ void turn_wait(int group) { asm volatile("bar.sync %0, 256;" ::"r"(3 + group) : "memory"); }
+__device__ __forceinline__ void turn_give(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(3 + group) : "memory"); }
 
 // --- the copy engine
 
@@ -286,9 +289,12 @@ struct Product {
         }
     }
 
-    __device__ __forceinline__ void accumulate(float (&d)[HALVES][N / 2], Ring<STAGES> ring, int group, int lane) {
+    // In turns: a parity tells a stage's round from the one before only, so a warpgroup looks at the stages when the other has
+    // seen all of its own.
+    __device__ __forceinline__ void accumulate(float (&d)[HALVES][N / 2], Ring<STAGES> ring, int group, int lane, bool last) {
         constexpr int STRIP = RIGHT_ROWS ? DEPTH * 128 : 16, K16 = RIGHT_ROWS ? 16 * 128 : 32;
         int before = 0;
+        if constexpr (PINGPONG) turn_wait(group);
         for (int step = 0; step < steps; step++) {
             u32 at = memory + ring.stage * STAGE_BYTES;
             u64 left = descriptor(at + (PINGPONG ? 0 : group * HALVES * 8192), 16), right = descriptor(at + LEFT_BYTES, STRIP);
@@ -306,6 +312,7 @@ struct Product {
             before = ring.stage;
             ring.next();
         }
+        if (PINGPONG && !last) turn_give(1 - group);
         multiply_wait<0>();
         release(before, lane);
         // Nothing that reads the sums may come before the wait.
@@ -324,6 +331,7 @@ struct Product {
         // This lane's row of the matrices that a warp moves at once, and its 16-byte unit there before swizzling.
         const u32 lane_row = (warp * 16 + (lane & 15)) * 128, lane_unit = lane >> 4;
         u32 count = 0;  // pieces so far
+        if (PINGPONG && group == 1 && cluster < tiles.count()) turn_give(0);
 
         for (int turn = 0, tile = cluster; tile < tiles.count(); tile += clusters, turn++) {
             if (PINGPONG && turn % 2 != group) continue;
@@ -346,8 +354,8 @@ struct Product {
             }
 
             float d[HALVES][N / 2];
-            accumulate(d, Ring<STAGES>((u32)turn * steps), group, lane);
-            if constexpr (EPILOGUE != GELU_GRAD) group_sync(1 + group);
+            accumulate(d, Ring<STAGES>((u32)turn * steps), group, lane, tile + clusters >= tiles.count());
+            if constexpr (EPILOGUE != GELU_GRAD) group_sync(group);
 
             float sum[16];
 #pragma unroll
@@ -397,7 +405,7 @@ struct Product {
                 copy_engine_fence();
                 // The piece before has left: the next one may take its slot.
                 if (EPILOGUE != GELU_GRAD && leader) stores_wait_read<0>();
-                group_sync(1 + group);
+                group_sync(group);
                 if (leader) {
                     const int x = n + strip * 64, y = m + half * 64;
                     store_tile(at, EPILOGUE == GELU_GRAD ? second : first, x, y);
@@ -415,7 +423,7 @@ struct Product {
                         partial[(i64)(m / (HALVES * 64)) * columns + column] =
                             (row[thread] + row[64 + thread]) + (row[128 + thread] + row[192 + thread]);
                     // With two halves, the next piece's barrier lies between these reads and the next writes.
-                    if (HALVES == 1) group_sync(1 + group);
+                    if (HALVES == 1) group_sync(group);
                 }
             }
         }
