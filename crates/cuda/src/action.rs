@@ -21,11 +21,19 @@ pub enum Source {
     Loss,
     /// Gradient norm, clipping, optimizers.
     Update,
+    /// Products with a GELU on the way out. Hopper alone.
+    Product,
 }
 
 impl Source {
-    pub const ALL: [Source; 5] =
-        [Source::Attention, Source::Rows, Source::Tokens, Source::Loss, Source::Update];
+    pub const ALL: [Source; 6] =
+        [Source::Attention, Source::Rows, Source::Tokens, Source::Loss, Source::Update, Source::Product];
+
+    /// The architecture to compile for, as NVRTC names it. `sm_90a` has the instructions that only Hopper has.
+    pub fn architecture(self, (major, minor): (u32, u32)) -> String {
+        let alone = if self == Source::Product { "a" } else { "" };
+        format!("sm_{major}{minor}{alone}")
+    }
 
     /// File name, for messages.
     pub fn file(self) -> &'static str {
@@ -35,6 +43,7 @@ impl Source {
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
             Source::Update => "update.cu",
+            Source::Product => "product.cu",
         }
     }
 
@@ -45,6 +54,7 @@ impl Source {
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
             Source::Update => include_str!("../kernels/update.cu"),
+            Source::Product => include_str!("../kernels/product.cu"),
         }
     }
 }
@@ -75,6 +85,19 @@ pub enum Arg {
     I64(i64),
     F32(f32),
     F64(f64),
+    /// A CUtensorMap by value: 128 bytes, aligned to 64.
+    Tensor(TensorMap),
+}
+
+/// A matrix as Hopper's copy engine sees it: boxes of it go to and from shared memory, where a box's rows are 128 bytes or
+/// less and, if `swizzled`, the 16-byte units of row i lie in the order j ^ (i % 8). Made by cuTensorMapEncodeTiled with rank
+/// 2, no interleaving, L2 promotion of 256 bytes and zeros for what lies outside.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorMap {
+    pub matrix: Matrix,
+    pub box_rows: u32,
+    pub box_columns: u32,
+    pub swizzled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]

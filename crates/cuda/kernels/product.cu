@@ -1,0 +1,495 @@
+// Matrix products on Hopper (sm_90a only) with what follows them done on the way out: bias, GELU, or the way back through one.
+//
+// result (M,N) = left (M,K) · right, left row-major, right either (N,K) row-major (a weight, transposed) or (K,N) row-major.
+// Blocks stay: each walks over tiles of the result. One warp asks the copy engine for the operands, 64 of K at a time, into a
+// ring of stages; two warpgroups multiply. In turns (PINGPONG) each has a tile of its own, so that one multiplies while the
+// other finishes its tile; together, each has half of the tile's rows.
+//
+// Shared memory: stages (left tile, right tile), per warpgroup a ring of pieces (64 rows × 64 columns) on their way out or in,
+// a row of bias or of column sums, barriers. Tiles and pieces have rows of 128 bytes, their 16-byte units swizzled by row & 7.
+#include "common.cuh"
+
+// As cuTensorMapEncodeTiled makes it.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+enum Epilogue {
+    PLAIN,      // first = product + bias
+    GELU,       // first = product + bias, second = GELU(product + bias) of the unrounded sum
+    GELU_GRAD,  // second = product ∘ GELU'(first); partial[i] = sums over the columns of its i-th HALVES·64 rows
+};
+
+constexpr int DEPTH = 64;            // of K in a stage: 128 bytes of halves
+constexpr int PIECE = 64 * 64 * 2;   // bytes
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// --- barriers of shared memory
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 block) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+                 ::"r"(barrier), "r"(block) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra DONE; bra AGAIN; DONE: }"
+                 ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+// Threads of one warpgroup, 0 or 1.
+__device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
+// Warpgroups take turns: one waits for its turn, the other gives it.
+__device__ __forceinline__ void turn_wait(int group) { asm volatile("bar.sync %0, 256;" ::"r"(3 + group) : "memory"); }
+__device__ __forceinline__ void turn_give(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(3 + group) : "memory"); }
+
+// --- the copy engine
+
+// x counts elements of a row, y rows.
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, int x, int y, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
+}
+// To the same place of every block of the cluster; each one's own barrier is told.
+__device__ __forceinline__ void load_tile_to_all(u32 to, const TensorMap& map, int x, int y, u32 barrier, u16 blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(blocks) : "memory");
+}
+__device__ __forceinline__ void store_tile(u32 from, const TensorMap& map, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(&map), "r"(x), "r"(y), "r"(from) : "memory");
+}
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most PENDING of this thread's groups of stores still read shared memory.
+template <int PENDING> __device__ __forceinline__ void stores_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What this thread wrote becomes visible to the copy engine.
+__device__ __forceinline__ void copy_engine_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- between registers and swizzled pieces: four 8 × 8 matrices
+
+__device__ __forceinline__ void write_matrices(u32 to, const u32 (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+__device__ __forceinline__ void read_matrices(u32 from, u32 (&x)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+template <typename T> __device__ __forceinline__ u32 halves(float low, float high) { return pack2<T>(low, high); }
+template <> __device__ __forceinline__ u32 halves<f16>(float low, float high) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// --- wgmma
+
+#define R0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define R1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define R5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define R6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define R7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define MULTIPLY_128(TYPE)                                                                                      \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE \
+                 " {" R0 ", " R1 ", " R2 ", " R3 "}, %64, %65, p, 1, 1, 0, %67; }" \
+                 : D16(0), D16(16), D16(32), D16(48) \
+                 : "l"(left), "l"(right), "r"(add), "n"((int)RIGHT_ROWS))
+#define MULTIPLY_192(TYPE)                                                                                      \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0; wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE \
+                 " {" R0 ", " R1 ", " R2 ", " R3 ", " R4 ", " R5 "}, %96, %97, p, 1, 1, 0, %99; }" \
+                 : D16(0), D16(16), D16(32), D16(48), D16(64), D16(80) \
+                 : "l"(left), "l"(right), "r"(add), "n"((int)RIGHT_ROWS))
+#define MULTIPLY_256(TYPE)                                                                                      \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE \
+                 " {" R0 ", " R1 ", " R2 ", " R3 ", " R4 ", " R5 ", " R6 ", " R7 "}, %128, %129, p, 1, 1, 0, %131; }" \
+                 : D16(0), D16(16), D16(32), D16(48), D16(64), D16(80), D16(96), D16(112) \
+                 : "l"(left), "l"(right), "r"(add), "n"((int)RIGHT_ROWS))
+
+constexpr __device__ bool is_bf16(bf16) { return true; }
+constexpr __device__ bool is_bf16(f16) { return false; }
+
+// d (64 × N over a warpgroup) = left (64 × 16) · right (16 × N) (+ d if `add`), operands by their descriptors.
+template <typename T, int N, bool RIGHT_ROWS>
+__device__ __forceinline__ void multiply(float (&d)[N / 2], u64 left, u64 right, int add) {
+    constexpr bool BF16 = is_bf16(T{});
+    if constexpr (N == 128) {
+        if constexpr (BF16) MULTIPLY_128("bf16"); else MULTIPLY_128("f16");
+    } else if constexpr (N == 192) {
+        if constexpr (BF16) MULTIPLY_192("bf16"); else MULTIPLY_192("f16");
+    } else {
+        static_assert(N == 256, "");
+        if constexpr (BF16) MULTIPLY_256("bf16"); else MULTIPLY_256("f16");
+    }
+}
+__device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void multiply_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Swizzled by 128 bytes; `strip` bytes between strips of 64 elements (of no meaning where K is contiguous), 1024 between
+// groups of 8 rows.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 strip) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(strip >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+// --- GELU. Φ(-|x|) = e^(-x²/2) · t·P(t) with t = 1/(1 + c|x|); relative error 1e-5 up to |x| = 7.
+
+struct Tail {
+    float e, p;  // Φ(-|x|) = e·p
+    __device__ __forceinline__ Tail(float x) {
+        float t;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(x), 0.362f, 1.0f)));
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -0.72134752044f * x));
+        p = fmaf(t, -0.09582863070878869f, 0.24096951349474627f);
+        p = fmaf(t, p, 0.05002452438438366f);
+        p = fmaf(t, p, 0.1619926018196747f);
+        p = t * fmaf(t, p, 0.1428369229026071f);
+    }
+};
+__device__ __forceinline__ float gelu(float x) {
+    Tail tail(x);
+    return fmaf(-fabsf(x), tail.e * tail.p, fmaxf(x, 0.0f));
+}
+// d · GELU'(x), GELU'(x) = Φ(x) + x·φ(x): h = e·(p - |x|/√2π) for negative x, 1 - h otherwise.
+__device__ __forceinline__ float through_gelu(float d, float x) {
+    Tail tail(x);
+    float h = fmaf(-tail.e, fmaf(-fabsf(x), 0.3989422804f, tail.p), 0.5f);
+    return d * (0.5f + copysignf(h, x));
+}
+
+// --- tiles, in groups of `group` rows of tiles: down a group's first column, then its second...
+
+struct Tiles {
+    int down, across, group;
+    __device__ __forceinline__ int count() const { return down * across; }
+    __device__ __forceinline__ void at(int tile, int& row, int& column) const {
+        int first = tile / (group * across) * group, within = tile % (group * across);
+        int high = min(group, down - first);
+        row = first + within % high;
+        column = within / high;
+    }
+};
+
+// Where in the ring of stages.
+template <int STAGES> struct Ring {
+    int stage;
+    u32 parity;
+    __device__ __forceinline__ Ring(u32 step) : stage(step % STAGES), parity(step / STAGES & 1) {}
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// One lane of each pair keeps the first half of what both have, the other the second, added up.
+template <int KEPT> __device__ __forceinline__ void fold(const float (&from)[2 * KEPT], float (&to)[KEPT], int lane) {
+    const bool high = lane & (2 * KEPT);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        // Selected as words: a choice between two elements would become an address, and the array would move to local memory.
+        const u32 low = __float_as_uint(from[i]), upper = __float_as_uint(from[i + KEPT]);
+        const u32 keep = high ? upper : low, give = high ? low : upper;
+        to[i] = __uint_as_float(keep) + __shfl_xor_sync(0xffffffffu, __uint_as_float(give), 2 * KEPT);
+    }
+}
+
+// The sums of columns 8·(i/2) + 2·(lane%4) + i%2 over lanes with the same lane % 4: two left to each lane, `column` the first.
+__device__ __forceinline__ float2 add_lanes(const float (&sum)[16], int lane, int& column) {
+    float eight[8], four[4], two[2];
+    fold<8>(sum, eight, lane);
+    fold<4>(eight, four, lane);
+    fold<2>(four, two, lane);
+    column = (lane >> 2 & 1) * 8 + (lane >> 3 & 1) * 16 + (lane >> 4) * 32 + 2 * (lane & 3);
+    return make_float2(two[0], two[1]);
+}
+
+// RIGHT_ROWS: right is (K,N). HALVES: 64-row parts of a warpgroup's tile. N: columns of a tile. Blocks of a cluster (along M)
+// share the right operand's tiles.
+template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, int N, int STAGES, int CLUSTER>
+struct Product {
+    static constexpr int M = HALVES * 64 * (PINGPONG ? 1 : 2);
+    static constexpr int LEFT_BYTES = M * DEPTH * 2, RIGHT_BYTES = N * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+    // Pieces on their way: GELU has two results.
+    static constexpr int SLOTS = EPILOGUE == GELU_GRAD ? 4 : 2;
+    static constexpr int SLOT_BYTES = EPILOGUE == GELU ? 2 * PIECE : PIECE;
+    static constexpr int PIECES = N / 64 * HALVES;
+    static constexpr int AT_PIECES = STAGES * STAGE_BYTES;
+    static constexpr int AT_ROW = AT_PIECES + 2 * SLOTS * SLOT_BYTES;
+    static constexpr int AT_BARRIERS = AT_ROW + 2048;
+    static constexpr int SHARED = AT_BARRIERS + 256;
+    static_assert(SHARED <= 232448, "more shared memory than a block can have");
+    static_assert(2 * STAGES * 8 + 2 * SLOTS * 8 <= 256, "");
+
+    u32 memory;
+    u8* generic;
+    Tiles tiles;
+    int rows, columns, steps;
+
+    __device__ __forceinline__ u32 full(int stage) const { return memory + AT_BARRIERS + 8 * stage; }
+    __device__ __forceinline__ u32 empty(int stage) const { return full(STAGES + stage); }
+    __device__ __forceinline__ u32 arrived(int group, int slot) const { return full(2 * STAGES + group * SLOTS + slot); }
+    // First row and column of a block's tile.
+    __device__ __forceinline__ void place(int tile, int rank, int& m, int& n) const {
+        tiles.at(tile, m, n);
+        m = (m * CLUSTER + rank) * M;
+        n *= N;
+    }
+
+    __device__ __forceinline__ void load(const TensorMap& left, const TensorMap& right, int cluster, int clusters, int rank) {
+        Ring<STAGES> ring(0);
+        for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+            int m, n;
+            place(tile, rank, m, n);
+#pragma unroll 1
+            for (int step = 0; step < steps; step++, ring.next()) {
+                u32 to = memory + ring.stage * STAGE_BYTES, barrier = full(ring.stage);
+                barrier_wait(empty(ring.stage), ring.parity ^ 1);
+                barrier_expect(barrier, STAGE_BYTES);
+                load_tile(to, left, step * DEPTH, m, barrier);
+                to += LEFT_BYTES;
+                if constexpr (RIGHT_ROWS) {
+                    // Strips of 64 columns; a cluster's blocks each bring some rows of each.
+                    constexpr int PART = DEPTH / CLUSTER;
+#pragma unroll
+                    for (int strip = 0; strip < N / 64; strip++)
+                        share(to + strip * 8192 + rank * PART * 128, right, n + strip * 64, step * DEPTH + rank * PART, barrier);
+                } else {
+                    constexpr int PART = N / CLUSTER;
+                    share(to + rank * PART * 128, right, step * DEPTH, n + rank * PART, barrier);
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void share(u32 to, const TensorMap& map, int x, int y, u32 barrier) {
+        if constexpr (CLUSTER == 1) load_tile(to, map, x, y, barrier);
+        else load_tile_to_all(to, map, x, y, barrier, (1 << CLUSTER) - 1);
+    }
+
+    __device__ __forceinline__ void release(int stage, int lane) {
+        if constexpr (CLUSTER == 1) {
+            if (lane == 0) barrier_arrive(empty(stage));
+        } else if (lane < CLUSTER) {
+            barrier_arrive_at(empty(stage), lane);
+        }
+    }
+
+    // In turns: a parity tells a stage's round from the one before only, so a warpgroup looks at the stages when the other has
+    // seen all of its own.
+    __device__ __forceinline__ void accumulate(float (&d)[HALVES][N / 2], Ring<STAGES> ring, int group, int lane, bool last) {
+        constexpr int STRIP = RIGHT_ROWS ? DEPTH * 128 : 16, K16 = RIGHT_ROWS ? 16 * 128 : 32;
+        int before = 0;
+        if constexpr (PINGPONG) turn_wait(group);
+        for (int step = 0; step < steps; step++) {
+            u32 at = memory + ring.stage * STAGE_BYTES;
+            u64 left = descriptor(at + (PINGPONG ? 0 : group * HALVES * 8192), 16), right = descriptor(at + LEFT_BYTES, STRIP);
+            barrier_wait(full(ring.stage), ring.parity);
+            multiply_begin();
+#pragma unroll
+            for (int k = 0; k < DEPTH / 16; k++)
+#pragma unroll
+                for (int half = 0; half < HALVES; half++)
+                    multiply<T, N, RIGHT_ROWS>(d[half], left + (half * 8192 + k * 32) / 16, right + k * K16 / 16, step | k);
+            multiply_commit();
+            // The step before is through: its stage can be filled again.
+            multiply_wait<1>();
+            if (step > 0) release(before, lane);
+            before = ring.stage;
+            ring.next();
+        }
+        if (PINGPONG && !last) turn_give(1 - group);
+        multiply_wait<0>();
+        release(before, lane);
+        // Nothing that reads the sums may come before the wait.
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(d[half][i])::"memory");
+    }
+
+    __device__ __forceinline__ void consume(const TensorMap& first, const TensorMap& second, const T* bias, float* partial,
+                                            int cluster, int clusters, int rank) {
+        const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        const u32 pieces = memory + AT_PIECES + group * SLOTS * SLOT_BYTES;
+        float* row = reinterpret_cast<float*>(generic + AT_ROW) + group * 256;
+        const bool leader = thread == 0;
+        // This lane's row of the matrices that a warp moves at once, and its 16-byte unit there before swizzling.
+        const u32 lane_row = (warp * 16 + (lane & 15)) * 128, lane_unit = lane >> 4;
+        u32 count = 0;  // pieces so far
+        if (PINGPONG && group == 1 && cluster < tiles.count()) turn_give(0);
+
+        for (int turn = 0, tile = cluster; tile < tiles.count(); tile += clusters, turn++) {
+            if (PINGPONG && turn % 2 != group) continue;
+            int m, n;
+            place(tile, rank, m, n);
+            if (!PINGPONG) m += group * HALVES * 64;
+            auto bring = [&](int piece, u32 slot) {
+                barrier_expect(arrived(group, slot), PIECE);
+                load_tile(pieces + slot * PIECE, first, n + piece / HALVES * 64, m + piece % HALVES * 64, arrived(group, slot));
+            };
+            if constexpr (EPILOGUE == GELU_GRAD) {
+                if (leader) {
+                    stores_wait_read<0>();
+#pragma unroll
+                    for (int piece = 0; piece < PIECES && piece < SLOTS; piece++) bring(piece, (count + piece) % SLOTS);
+                }
+                __syncwarp();
+            } else {
+                for (int i = thread; i < N; i += 128) row[i] = bias && n + i < columns ? to_float(bias[n + i]) : 0.0f;
+            }
+
+            float d[HALVES][N / 2];
+            accumulate(d, Ring<STAGES>((u32)turn * steps), group, lane, tile + clusters >= tiles.count());
+            if constexpr (EPILOGUE != GELU_GRAD) group_sync(group);
+
+            float sum[16];
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++, count++) {
+                const int strip = piece / HALVES, half = piece % HALVES;
+                const u32 slot = count % SLOTS, at = pieces + slot * SLOT_BYTES;
+                if constexpr (EPILOGUE == GELU_GRAD) {
+                    barrier_wait(arrived(group, slot), count / SLOTS & 1);
+                    if (half == 0)
+#pragma unroll
+                        for (int i = 0; i < 16; i++) sum[i] = 0.0f;
+                }
+                // 16 columns at a time.
+#pragma unroll
+                for (int part = 0; part < 4; part++) {
+                    const u32 to = at + lane_row + (((part * 2 + lane_unit) ^ (lane & 7)) << 4);
+                    u32 one[4], two[4];
+                    if constexpr (EPILOGUE == GELU_GRAD) read_matrices(to, one);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        // i = 0, 1: rows of this lane and 8 below, in 8 columns; 2, 3: in the next 8.
+                        const int column = (part * 2 + i / 2) * 8;
+                        float x = d[half][strip * 32 + part * 8 + i * 2], y = d[half][strip * 32 + part * 8 + i * 2 + 1];
+                        if constexpr (EPILOGUE == GELU_GRAD) {
+                            float a, b;
+                            unpack2<T>(one[i], a, b);
+                            x = through_gelu(x, a), y = through_gelu(y, b);
+                            sum[column / 4] += x, sum[column / 4 + 1] += y;
+                            one[i] = halves<T>(x, y);
+                        } else {
+                            float2 b = *reinterpret_cast<const float2*>(row + strip * 64 + column + 2 * (lane & 3));
+                            x += b.x, y += b.y;
+                            one[i] = halves<T>(x, y);
+                            if constexpr (EPILOGUE == GELU) two[i] = halves<T>(gelu(x), gelu(y));
+                        }
+                    }
+                    write_matrices(to, one);
+                    if constexpr (EPILOGUE == GELU) write_matrices(to + PIECE, two);
+                }
+                if constexpr (EPILOGUE == GELU_GRAD) {
+                    if (half == HALVES - 1) {
+                        int column;
+                        const float2 both = add_lanes(sum, lane, column);
+                        *reinterpret_cast<float2*>(row + warp * 64 + column) = both;
+                    }
+                }
+                copy_engine_fence();
+                // The piece before has left: the next one may take its slot.
+                if (EPILOGUE != GELU_GRAD && leader) stores_wait_read<0>();
+                group_sync(group);
+                if (leader) {
+                    const int x = n + strip * 64, y = m + half * 64;
+                    store_tile(at, EPILOGUE == GELU_GRAD ? second : first, x, y);
+                    if constexpr (EPILOGUE == GELU) store_tile(at + PIECE, second, x, y);
+                    stores_commit();
+                    if (EPILOGUE == GELU_GRAD && piece > 0 && piece - 1 + SLOTS < PIECES) {
+                        stores_wait_read<1>();
+                        bring(piece - 1 + SLOTS, (count - 1) % SLOTS);
+                    }
+                }
+                __syncwarp();
+                if (EPILOGUE == GELU_GRAD && half == HALVES - 1) {
+                    const int column = n + strip * 64 + thread;
+                    if (thread < 64 && column < columns && m < rows)
+                        partial[(i64)(m / (HALVES * 64)) * columns + column] =
+                            (row[thread] + row[64 + thread]) + (row[128 + thread] + row[192 + thread]);
+                    // With two halves, the next piece's barrier lies between these reads and the next writes.
+                    if (HALVES == 1) group_sync(group);
+                }
+            }
+        }
+        if (leader) stores_wait();
+    }
+};
+
+// bias may be null. Grid: as many blocks as processors (a multiple of CLUSTER), 384 threads each.
+template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, int N, int STAGES, int CLUSTER>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    product(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap right,
+            const __grid_constant__ TensorMap first, const __grid_constant__ TensorMap second, const T* bias, float* partial,
+            int rows, int columns, int depth, int group) {
+    using P = Product<T, EPILOGUE, RIGHT_ROWS, PINGPONG, HALVES, N, STAGES, CLUSTER>;
+    extern __shared__ __align__(1024) u8 memory[];
+    P p;
+    p.generic = memory;
+    p.memory = shared_address(memory);
+    p.tiles.down = (rows + P::M * CLUSTER - 1) / (P::M * CLUSTER);
+    p.tiles.across = (columns + N - 1) / N;
+    p.tiles.group = group;
+    p.rows = rows, p.columns = columns, p.steps = (depth + DEPTH - 1) / DEPTH;
+    const int rank = CLUSTER == 1 ? 0 : blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+
+    if (threadIdx.x == 0) {
+        if (p.memory % 1024 != 0) asm volatile("trap;");
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(p.full(stage), 1);
+            barrier_init(p.empty(stage), 4 * CLUSTER * (PINGPONG ? 1 : 2));
+        }
+        for (int slot = 0; slot < 2 * P::SLOTS; slot++) barrier_init(p.arrived(0, slot), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        copy_engine_fence();
+    }
+    __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_sync();
+
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 0) p.load(left, right, cluster, clusters, rank);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        p.consume(first, second, bias, partial, cluster, clusters, rank);
+    }
+    // The other blocks of the cluster write and signal here until they are through.
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();
+        cluster_sync();
+    }
+}
+
+// sums[i] = partial[0][i] + partial[1][i] + …, always in the same order. 32 columns a block, 1024 threads.
+__global__ void __launch_bounds__(1024) add_partial(const float* partial, float* sums, int rows, int columns) {
+    __shared__ float parts[32][32];
+    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    if (column < columns) {
+#pragma unroll 8
+        for (int row = slice; row < rows; row += 32) sum += partial[(i64)row * columns + column];
+    }
+    parts[slice][lane] = sum;
+    __syncthreads();
+    if (slice == 0 && column < columns) {
+        sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 32; i++) sum += parts[i][lane];
+        sums[column] = sum;
+    }
+}
