@@ -26,6 +26,13 @@ impl Communicator {
         Communicator { engine, lane, pulse }
     }
 
+    /// The communicator of another group that this rank is in, of devices: the rank's names and failures are one, and what it does. Its
+    /// calls are no part of the rank's digest (see [`Pulse::enter`]), as they are queued when a plan is captured, and then
+    /// run again and again without the host; a rank may capture anew when another needn't.
+    pub fn beside(&self, engine: Arc<dyn Engine>) -> Self {
+        Self::new(engine, Arc::clone(&self.pulse))
+    }
+
     /// A group of one.
     pub fn solo() -> Self {
         Self::new(Arc::new(Solo), Arc::new(Pulse::new()))

@@ -34,7 +34,8 @@ pub trait Engine: Send + Sync {
     /// Does the call, and returns when this rank may use its buffers again. An engine that [`enqueues`](Self::enqueues)
     /// returns when the call is in its queue.
     ///
-    /// Sums are made in the order of the ranks, in at least f32, so that every rank, run and engine has the same bits.
+    /// Sums are made in the order of the ranks, in at least f32, so that every rank, run and engine has the same bits; those of
+    /// a device in whatever order it has.
     ///
     /// # Safety
     /// The spans are valid for the call's kind until the call is done; nobody writes `send`, and nobody touches `receive`, meanwhile.

@@ -4,8 +4,8 @@
 //! [`Communicator`] is what callers see: typed slices, a queue that works beside the caller, and a number and a name
 //! for every call, which the rank's [`Pulse`] shows to whoever watches.
 //!
-//! Sums are made in the order of the ranks by every engine, so that results are the same on every rank, in every run and
-//! over every engine.
+//! Sums are made in the order of the ranks by every engine of the host, so that results are the same on every rank, in every
+//! run and over every such engine. On devices [`nccl`] makes them in an order of its own.
 
 mod call;
 mod communicator;
@@ -16,6 +16,7 @@ mod lane;
 pub mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod pulse;
 mod reduce;
 mod share;

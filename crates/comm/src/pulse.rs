@@ -26,7 +26,7 @@ pub struct Pulse {
     broken: OnceLock<CommError>,
 }
 
-/// Collectives over all communicators of the rank.
+/// Collectives over all communicators of the rank, but those that a device queues (see `lane.rs`).
 #[derive(Debug, Default)]
 struct Calls {
     entered: u64,

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// After a verdict a rank's own thread should tell it, as it knows what else is on the screen. Not later than this: mpirun kills
@@ -25,11 +25,19 @@ pub(crate) struct Local {
     /// How many things of unknown length it does.
     pub busy: AtomicU32,
     pub engine: OnceLock<Arc<dyn Engine>>,
+    /// Engines of other groups that it is in, as long as they are there.
+    others: Mutex<Vec<Weak<dyn Engine>>>,
 }
 
 impl Local {
     pub fn new(rank: usize, pulse: Arc<Pulse>) -> Self {
-        Local { rank, pulse, busy: AtomicU32::new(0), engine: OnceLock::new() }
+        Local { rank, pulse, busy: AtomicU32::new(0), engine: OnceLock::new(), others: Mutex::default() }
+    }
+
+    /// All engines that end with the run.
+    fn engines(&self) -> Vec<Arc<dyn Engine>> {
+        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        self.engine.get().cloned().into_iter().chain(others.iter().filter_map(Weak::upgrade)).collect()
     }
 
     pub fn is_busy(&self) -> bool {
@@ -126,7 +134,19 @@ impl Office {
         }
         drop(desk);
         self.changed.notify_all();
-        for engine in self.locals.iter().filter_map(|local| local.engine.get()) {
+        for engine in self.locals.iter().flat_map(Local::engines) {
+            engine.abort(&verdict.line);
+        }
+    }
+
+    /// A verdict ends this engine too.
+    pub fn ends(&self, seat: usize, engine: &Arc<dyn Engine>) {
+        let mut others = self.locals[seat].others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.retain(|other| other.strong_count() > 0);
+        others.push(Arc::downgrade(engine));
+        drop(others);
+        // A verdict is set before engines are looked for; so one of the two sees the other.
+        if let Some(verdict) = self.verdict() {
             engine.abort(&verdict.line);
         }
     }

@@ -3,6 +3,7 @@
 use super::judge::{Cause, Verdict};
 use super::office::{Office, Report};
 use super::panics;
+use crate::engine::Engine;
 use crate::pulse::{Name, Pulse};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,6 +49,12 @@ impl Watch {
         let before = self.pulse().turn_to(self.pulse().name(what));
         self.office.locals[self.seat].busy.fetch_add(1, Ordering::Relaxed);
         Busy { watch: self.clone(), before }
+    }
+
+    /// The engine of another group that this rank is in, of devices for example, is broken off with the world's if the run is.
+    /// Engines that were split off one that is known end with that.
+    pub fn ends(&self, engine: &Arc<dyn Engine>) {
+        self.office.ends(self.seat, engine);
     }
 
     /// Whether this rank talks to the user.
