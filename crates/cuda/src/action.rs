@@ -29,10 +29,9 @@ impl Source {
     pub const ALL: [Source; 6] =
         [Source::Attention, Source::Rows, Source::Tokens, Source::Loss, Source::Update, Source::Product];
 
-    /// The architecture to compile for, as NVRTC names it. `sm_90a` has the instructions that only Hopper has.
-    pub fn architecture(self, (major, minor): (u32, u32)) -> String {
-        let alone = if self == Source::Product { "a" } else { "" };
-        format!("sm_{major}{minor}{alone}")
+    /// Whether one instance takes a compiler seconds.
+    pub fn is_slow(self) -> bool {
+        matches!(self, Source::Attention | Source::Product)
     }
 
     /// File name, for messages.

@@ -94,12 +94,12 @@ pub fn compile_all(kernels: &BTreeSet<Kernel>, arch: &Arch) -> Result<Vec<(Sourc
     })
 }
 
-/// What is compiled together: all instances of a source, but each of attention for itself, since they take seconds. Those come
-/// first.
+/// What is compiled together: all instances of a source, but each of attention and of our products for itself, since they take
+/// seconds.
 fn jobs(kernels: &BTreeSet<Kernel>) -> Vec<(Source, Vec<String>)> {
     let mut jobs: Vec<(Source, Vec<String>)> = Vec::new();
     for Kernel { source, name } in kernels {
-        match jobs.last_mut().filter(|(last, _)| last == source && *source != Source::Attention) {
+        match jobs.last_mut().filter(|(last, _)| last == source && !source.is_slow()) {
             Some((_, names)) => names.push(name.clone()),
             None => jobs.push((*source, vec![name.clone()])),
         }

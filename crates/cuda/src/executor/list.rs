@@ -1,6 +1,6 @@
 //! A bound plan, ready to be played: every kernel found, every product's algorithm chosen.
 
-use crate::action::{Action, Address, Arg, Launch, Product};
+use crate::action::{Action, Address, Arg, Launch, Product, TensorMap};
 use crate::bind::{Bound, Placed};
 use crate::driver::{Block, Context, Event, Graph, Stream, check};
 use crate::error::CudaError;
@@ -8,7 +8,7 @@ use crate::modules::{Function, Modules};
 use crate::product::{Choice, Products, describe};
 use crate::tuner::{Bench, Tuner};
 use cudarc::driver::sys;
-use graph::{Lane, Plan};
+use graph::{DType, Lane, Plan};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -42,24 +42,10 @@ impl Streams {
 }
 
 pub(super) enum Work {
-    Launch {
-        function: Function,
-        grid: [u32; 3],
-        block: u32,
-        shared: u32,
-        /// Each at the start of its word.
-        args: Vec<u64>,
-    },
+    Launch { function: Function, grid: [u32; 3], block: u32, shared: u32, args: Vec<Value> },
     Product(Product, Choice),
-    Copy {
-        from: Address,
-        to: Address,
-        bytes: usize,
-    },
-    Zero {
-        at: Address,
-        bytes: usize,
-    },
+    Copy { from: Address, to: Address, bytes: usize },
+    Zero { at: Address, bytes: usize },
 }
 
 pub(super) struct Prepared {
@@ -134,7 +120,7 @@ impl Preparer<'_> {
             Action::Launch(launch) => {
                 let function = self.modules.function(&launch)?;
                 let Launch { kernel, grid, block, shared, args } = launch;
-                let args = args.iter().map(word).collect();
+                let args = args.iter().map(value).collect::<Result<_, _>>()?;
                 (Work::Launch { function, grid, block, shared, args }, kernel.name)
             }
             Action::Product(product) => {
@@ -149,6 +135,69 @@ impl Preparer<'_> {
     }
 }
 
+/// An argument as a kernel gets it.
+pub(super) enum Value {
+    /// At the start of a word.
+    Word(u64),
+    Tensor(Box<Encoded>),
+}
+
+/// What the driver makes of a [`TensorMap`].
+#[repr(align(64))]
+pub(super) struct Encoded(sys::CUtensorMap);
+
+impl Value {
+    fn address(&self) -> *mut c_void {
+        match self {
+            Value::Word(word) => std::ptr::from_ref(word).cast_mut().cast(),
+            Value::Tensor(encoded) => std::ptr::from_ref(&**encoded).cast_mut().cast(),
+        }
+    }
+}
+
+fn value(arg: &Arg) -> Result<Value, CudaError> {
+    match arg {
+        Arg::Tensor(map) => Ok(Value::Tensor(Box::new(encode(map)?))),
+        other => Ok(Value::Word(word(other))),
+    }
+}
+
+fn encode(map: &TensorMap) -> Result<Encoded, CudaError> {
+    let TensorMap { matrix, box_rows, box_columns, swizzled } = *map;
+    let dtype = match matrix.dtype {
+        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        _ => return Err(CudaError::Misuse(format!("no tensor map for {}", matrix.dtype))),
+    };
+    let swizzle = match swizzled {
+        true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+    };
+    let sizes = [matrix.columns as u64, matrix.rows as u64];
+    let strides = [(matrix.stride * matrix.dtype.bytes()) as u64];
+    let (boxes, steps) = ([box_columns, box_rows], [1u32, 1]);
+    let mut encoded = Encoded(sys::CUtensorMap { opaque: [0; 16] });
+    // SAFETY: the lists have as many numbers as a map of two axes takes, and live through the call.
+    let result = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut encoded.0,
+            dtype,
+            2,
+            matrix.address as *mut c_void,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    check(result, || format!("describing a matrix of {} × {}", matrix.rows, matrix.columns))?;
+    Ok(encoded)
+}
+
 /// An argument in the low bytes of a word, where C finds it.
 fn word(arg: &Arg) -> u64 {
     match *arg {
@@ -158,6 +207,7 @@ fn word(arg: &Arg) -> u64 {
         Arg::I64(x) => x as u64,
         Arg::F32(x) => u64::from(x.to_bits()),
         Arg::F64(x) => x.to_bits(),
+        Arg::Tensor(_) => unreachable!("a tensor map is no word"),
     }
 }
 
@@ -166,8 +216,7 @@ impl Prepared {
     pub fn start(&self, products: &Products, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
             Work::Launch { function, grid, block, shared, args } => {
-                let mut at: Vec<*mut c_void> =
-                    args.iter().map(|arg| std::ptr::from_ref(arg).cast_mut().cast()).collect();
+                let mut at: Vec<*mut c_void> = args.iter().map(Value::address).collect();
                 let [x, y, z] = *grid;
                 // SAFETY: the arguments are as many and as large as the kernel takes, which `steps/` sees to; they are read
                 // before the call returns.

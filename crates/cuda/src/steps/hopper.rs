@@ -3,7 +3,7 @@
 //! cuBLASLt multiplies as fast, but its GELU is the tanh form, and passes of their own cost memory traffic.
 
 use crate::action::{
-    c_type, Action, Address, Arg, Facts, Kernel, Launch, Matrix, Operand, Source, TensorMap,
+    Action, Address, Arg, Facts, Kernel, Launch, Matrix, Operand, Source, TensorMap, c_type,
 };
 use graph::DType;
 
@@ -132,7 +132,7 @@ pub fn gelu_grad_product(
     Some(vec![product, Action::Launch(add)])
 }
 
-/// Every kernel here, with the capability it is for: that one only, compiled as [`Source::architecture`] says.
+/// Every kernel here, with the capability it is for: that one only.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = vec![(add_partial(), 90)];
     for dtype in [DType::Bf16, DType::F16] {

@@ -2,7 +2,7 @@
 //!
 //! Legend: M rows of x, I and O the inner and outer width. Weights of more axes are seen as first axis × rest.
 
-use super::rows;
+use super::{hopper, rows};
 use crate::action::{Action, Context, Epilogue, Matrix, Operand, Product};
 use crate::error::CudaError;
 use graph::{DType, Op, Type};
@@ -18,7 +18,10 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 pub fn scratch(op: &Op, _inputs: &[&Type], outputs: &[&Type]) -> usize {
     match op {
-        Op::LinearGradX { gelu: true } => rows::gelu_grad_scratch(&outputs[0].shape),
+        Op::LinearGradX { gelu: true } => {
+            let shape = &outputs[0].shape;
+            rows::gelu_grad_scratch(shape).max(hopper::scratch(shape.rows(), shape.last()))
+        }
         _ => 0,
     }
 }
@@ -26,6 +29,13 @@ pub fn scratch(op: &Op, _inputs: &[&Type], outputs: &[&Type]) -> usize {
 /// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
 fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let target = cx.output(usize::from(gelu));
+    if gelu && std::env::var_os("VITESSE_PLAIN").is_none() {
+        let bias = bias.then(|| cx.input(2));
+        let fused = hopper::linear_gelu(cx.input(0), cx.input(1), bias, target, cx.output(0), cx.facts);
+        if let Some(actions) = fused {
+            return Ok(actions);
+        }
+    }
     let mut product = product(cx, activations(cx.input(0)), weight(cx.input(1)), activations(target))?;
     product.right_transposed = true;
     if bias {
@@ -45,6 +55,13 @@ fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, Cuda
 /// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
 fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let dx = cx.output(0);
+    if gelu && std::env::var_os("VITESSE_PLAIN").is_none() {
+        let (dy, w, pre, sums) = (cx.input(0), cx.input(1), cx.input(2), cx.output(1).address);
+        let fused = hopper::gelu_grad_product(dy, w, pre, dx, sums, cx.scratch, cx.facts);
+        if let Some(actions) = fused {
+            return Ok(actions);
+        }
+    }
     let product = product(cx, activations(cx.input(0)), weight(cx.input(1)), activations(dx))?;
     let mut actions = vec![Action::Product(product)];
     if gelu {
