@@ -216,12 +216,12 @@ pub fn trained_on_gpu(vit: &Vit, optimizer: Optimizer, arithmetic: Arithmetic) -
 
 /// Ten batches, over and over.
 fn header(header: Header, step: u64, batch: usize) -> Header {
-    Header { step, first_sample: (step % 10) * batch as u64, learning_rate: 1e-3, ..header }
+    Header { step, first_sample: (step % 10) * batch as u64, learning_rate: 2e-4, ..header }
 }
 
-pub fn losses_on_cpu(vit: &Vit, batch: usize, count: u64) -> Vec<f64> {
-    let model = vit.build(batch, smoothed(), DType::F32).unwrap();
-    let mut rig = Rig::<f32>::new(common::compiled_model(model, Recompute::None, adamw(), 8), 8);
+pub fn losses_on_cpu<T: cpu::Float>(vit: &Vit, batch: usize, count: u64) -> Vec<f64> {
+    let model = vit.build(batch, smoothed(), common::dtype::<T>()).unwrap();
+    let mut rig = Rig::<T>::new(common::compiled_model(model, Recompute::None, adamw(), 8), 8);
     let mut losses = vec![];
     for step in 0..count {
         rig.header = header(rig.header, step, batch);

@@ -29,8 +29,11 @@ pub fn precision(
     let nodes = std::mem::take(&mut graph.nodes);
     let mut pass = Pass { graph, mixed, copy_of, halves: HashMap::new() };
     for mut node in nodes {
-        for operand in product_operands(&node.op, node.inputs.len()) {
+        for operand in product_operands(&node, &logits) {
             node.inputs[operand] = pass.as_half(node.inputs[operand], &node)?;
+        }
+        if node.op == Op::Accumulate {
+            node.inputs[1] = pass.as_single(node.inputs[1], &node)?;
         }
         for output in 0..node.outputs.len() {
             let value = node.outputs[output];
@@ -45,10 +48,10 @@ pub fn precision(
 
 /// The parameters that products read.
 pub fn multiplied(graph: &Graph) -> Vec<StateId> {
-    let producers = graph.producers();
+    let (producers, logits) = (graph.producers(), logits(graph));
     let mut states: Vec<StateId> = Vec::new();
     for node in graph.nodes.iter().filter(|n| n.op.is_product()) {
-        for operand in product_operands(&node.op, node.inputs.len()) {
+        for operand in product_operands(node, &logits) {
             let maker = producers[node.inputs[operand].index()].map(|p| &graph.nodes[p].op);
             if let Some(Op::Read { state }) = maker
                 && graph.states[state.index()].is_parameter()
@@ -61,10 +64,12 @@ pub fn multiplied(graph: &Graph) -> Vec<StateId> {
     states
 }
 
-/// The inputs of a step that must be halves. A sum over columns reads what the product beside it reads.
-fn product_operands(op: &Op, inputs: usize) -> std::ops::Range<usize> {
-    match op {
-        Op::Linear { .. } => 0..inputs,
+/// The inputs of a step that must be halves. A bias is of the type of what it is added to; a sum over columns reads what the
+/// product beside it reads.
+fn product_operands(node: &Node, logits: &HashSet<ValueId>) -> std::ops::Range<usize> {
+    match node.op {
+        Op::Linear { .. } if logits.contains(&node.outputs[0]) => 0..2,
+        Op::Linear { .. } => 0..node.inputs.len(),
         Op::LinearGradX { .. } | Op::LinearGradW { .. } => 0..2,
         Op::ColumnSum { .. } => 0..1,
         _ => 0..0,
@@ -129,6 +134,15 @@ impl Pass<'_> {
         };
         self.halves.insert(value, half);
         Ok(half)
+    }
+
+    /// `value` as sums are kept.
+    fn as_single(&mut self, value: ValueId, user: &Node) -> Result<ValueId, GraphError> {
+        if !self.graph.ty(value).dtype.is_half() {
+            return Ok(value);
+        }
+        let at = At::named(&user.layer, format!("{}.f32", self.graph.name(value)), user.phase);
+        Ok(self.graph.push(Op::Cast { to: DType::F32 }, &[value], &at)?[0])
     }
 
     fn is_norm_gradient(&self, maker: usize, value: ValueId) -> bool {

@@ -1,7 +1,7 @@
 //! Devices and precisions: which go together, what a file says of them, and what may change.
 
 use super::*;
-use graph::DType;
+use graph::{DType, Mixed};
 
 fn on_gpu(raw: Raw) -> Raw {
     Raw { device: Some(Device::Cuda), ..raw }
@@ -30,8 +30,8 @@ fn each_device_has_its_precisions() {
     let half = Raw { residual: Some(Residual::Half), ..fp16 };
     assert_eq!(of(half.clone()), (cuda, Precision::Fp16, Residual::Half, Some(scale)));
     let (half, bf16) = (plain(half), plain(on_gpu(Raw::default())));
-    assert_eq!(crate::session::mixed(&half), Some((DType::F16, DType::F16)));
-    assert_eq!(crate::session::mixed(&bf16), Some((DType::Bf16, DType::F32)));
+    assert_eq!(crate::session::mixed(&half), Some(Mixed { half: DType::F16, residual: DType::F16 }));
+    assert_eq!(crate::session::mixed(&bf16), Some(Mixed { half: DType::Bf16, residual: DType::F32 }));
     assert_eq!(crate::session::mixed(&plain(Raw::default())), None);
 }
 
