@@ -9,8 +9,9 @@ mod rig;
 
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
+use cuda::action::Facts;
 use graph::op::{AttentionDrop, Per, Pooling};
-use graph::{DType, Graph, Loss, Op, Optimizer, Role, ValueId};
+use graph::{DType, Graph, Key, Loss, Model, Op, Optimizer, Recompute, Role, ValueId};
 use models::vit::{Pool, Vit};
 use rig::{Arithmetic, Gpu};
 
@@ -27,7 +28,7 @@ const TOLERANCES: [(Arithmetic, f64); 6] = [
 
 /// Gradients and statistics on the CPU, in double precision.
 fn reference(graph: &Graph) -> Tensors {
-    let program = common::compiled(graph, graph::Recompute::None, 4);
+    let program = common::compiled(graph, Recompute::None, 4);
     common::Rig::<f64>::new(program, 4).gradients()
 }
 
@@ -41,7 +42,7 @@ fn body(build: impl Fn(&mut Draft) -> ValueId + 'static) -> Body {
     })
 }
 
-/// Every op, in shapes that models have and in odd ones. Halves need widths and heads of a multiple of eight.
+/// Every op, in shapes that models have and in odd ones.
 fn bodies() -> Vec<(String, Body)> {
     let mut list: Vec<(String, Body)> = vec![];
     for (rows, inner, out) in [(3, 8, 16), (65, 192, 576), (7, 64, 8), (197, 768, 64)] {
@@ -199,7 +200,6 @@ fn bodies() -> Vec<(String, Body)> {
 /// All that goes wrong, rather than the first.
 fn compare_all(
     cases: impl Iterator<Item = (String, Box<dyn Fn(DType) -> Graph>)>,
-    odd_halves: bool,
     only: impl Fn(Arithmetic) -> bool,
 ) {
     let mut wrong: Vec<String> = vec![];
@@ -212,12 +212,7 @@ fn compare_all(
             {
                 Ok(got) => got,
                 Err(error) => {
-                    // Halves in odd widths may be refused, but never computed wrongly.
-                    let refused = error.to_string().contains("no kernel");
-                    match refused && odd_halves && arithmetic != Arithmetic::Fp32 {
-                        true => println!("refused: {name} in {arithmetic:?}: {error}"),
-                        false => wrong.push(format!("{name} in {arithmetic:?}: {error}")),
-                    }
+                    wrong.push(format!("{name} in {arithmetic:?}: {error}"));
                     continue;
                 }
             };
@@ -245,10 +240,32 @@ fn distance_or_nan(got: &Tensors, want: &Tensors) -> (f64, String) {
     }
 }
 
+/// Whether there is a kernel for everything can be told without a GPU.
+#[test]
+fn every_op_has_its_kernels() {
+    let models = vits().into_iter().map(|(name, vit, batch)| {
+        let build: Body = Box::new(move |dtype| vit_graph(&vit, batch, dtype));
+        (format!("vit {name}"), build)
+    });
+    let mut missing = vec![];
+    for (name, build) in bodies().into_iter().chain(models) {
+        for (arithmetic, _) in TOLERANCES {
+            let graph = build(DType::F32);
+            let model = Model { train: graph.clone(), eval: graph, key: Key::default() };
+            let program = rig::program(model, arithmetic, common::adamw(), Recompute::None);
+            let tf32 = arithmetic == Arithmetic::Tf32;
+            if let Err(error) = cuda::kernels_of(&program, &Facts::h200(), tf32) {
+                missing.push(format!("{name} in {arithmetic:?}: {error}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{} missing:\n{}", missing.len(), missing.join("\n"));
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn every_op() {
-    compare_all(bodies().into_iter(), true, |_| true);
+    compare_all(bodies().into_iter(), |_| true);
 }
 
 #[test]
@@ -258,7 +275,7 @@ fn random_graphs() {
         let build: Box<dyn Fn(DType) -> Graph> = Box::new(move |dtype| random::graph(number, dtype));
         (format!("graph {number}"), build)
     });
-    compare_all(graphs, false, |arithmetic| arithmetic == Arithmetic::Fp32);
+    compare_all(graphs, |arithmetic| arithmetic == Arithmetic::Fp32);
 }
 
 fn vits() -> Vec<(&'static str, Vit, usize)> {
@@ -281,7 +298,7 @@ fn whole_models() {
         let build: Box<dyn Fn(DType) -> Graph> = Box::new(move |dtype| vit_graph(&vit, batch, dtype));
         (format!("vit {name}"), build)
     });
-    compare_all(cases, false, |_| true);
+    compare_all(cases, |_| true);
 }
 
 fn optimizers() -> [Optimizer; 3] {

@@ -45,6 +45,17 @@ pub struct Gpu {
     weights: Vec<f32>,
 }
 
+/// Compiles for a GPU.
+pub fn program(model: Model, arithmetic: Arithmetic, optimizer: Optimizer, recompute: Recompute) -> Program {
+    let dynamic = Some(DynamicScale { window: 1000, hysteresis: 2, min: 1.0 });
+    let loss_scale = arithmetic.scale().map(|initial| LossScaling { initial, dynamic });
+    let mixed = arithmetic.mixed();
+    let settings = Settings { optimizer, recompute, mixed, loss_scale, ..settings(&cuda::steps::scratch) };
+    let program = compile(model, &settings).unwrap();
+    program.plans().into_iter().for_each(|plan| plan.check().unwrap());
+    program
+}
+
 /// The plan of one of the CPU's names.
 fn plan(which: Which) -> cuda::Which {
     match which {
@@ -77,14 +88,7 @@ impl Gpu {
         optimizer: Optimizer,
         recompute: Recompute,
     ) -> Result<Self, CudaError> {
-        let dynamic = Some(DynamicScale { window: 1000, hysteresis: 2, min: 1.0 });
-        let loss_scale = arithmetic.scale().map(|initial| LossScaling { initial, dynamic });
-        let mixed = arithmetic.mixed();
-        let settings =
-            Settings { optimizer, recompute, mixed, loss_scale, ..settings(&cuda::steps::scratch) };
-        let program = compile(model, &settings).unwrap();
-        program.plans().into_iter().for_each(|plan| plan.check().unwrap());
-        Self::of_program(program, arithmetic)
+        Self::of_program(program(model, arithmetic, optimizer, recompute), arithmetic)
     }
 
     fn of_program(program: Program, arithmetic: Arithmetic) -> Result<Self, CudaError> {

@@ -27,13 +27,10 @@ pub fn precision(
 ) -> Result<Graph, GraphError> {
     let logits = logits(&graph);
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut pass = Pass { graph, mixed, copy_of, halves: HashMap::new() };
+    let mut pass = Pass { graph, mixed, copy_of, typed: HashMap::new() };
     for mut node in nodes {
-        for operand in product_operands(&node, &logits) {
-            node.inputs[operand] = pass.as_half(node.inputs[operand], &node)?;
-        }
-        if node.op == Op::Accumulate {
-            node.inputs[1] = pass.as_single(node.inputs[1], &node)?;
+        for (operand, dtype) in operands(&node, mixed, &logits) {
+            node.inputs[operand] = pass.typed(node.inputs[operand], dtype, &node)?;
         }
         for output in 0..node.outputs.len() {
             let value = node.outputs[output];
@@ -51,7 +48,7 @@ pub fn multiplied(graph: &Graph) -> Vec<StateId> {
     let (producers, logits) = (graph.producers(), logits(graph));
     let mut states: Vec<StateId> = Vec::new();
     for node in graph.nodes.iter().filter(|n| n.op.is_product()) {
-        for operand in product_operands(node, &logits) {
+        for operand in 0..multiplied_inputs(node, &logits) {
             let maker = producers[node.inputs[operand].index()].map(|p| &graph.nodes[p].op);
             if let Some(Op::Read { state }) = maker
                 && graph.states[state.index()].is_parameter()
@@ -64,15 +61,31 @@ pub fn multiplied(graph: &Graph) -> Vec<StateId> {
     states
 }
 
-/// The inputs of a step that must be halves. A bias is of the type of what it is added to; a sum over columns reads what the
-/// product beside it reads.
-fn product_operands(node: &Node, logits: &HashSet<ValueId>) -> std::ops::Range<usize> {
+/// The inputs of a step that must be of a certain type, and that type. A bias is of the type of what it is added to; a sum over
+/// columns reads what the product beside it reads.
+fn operands(node: &Node, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize, DType)> {
+    let Mixed { half, residual } = mixed;
+    let halves = |list: &[usize]| list.iter().map(|i| (*i, half)).collect();
     match node.op {
-        Op::Linear { .. } if logits.contains(&node.outputs[0]) => 0..2,
-        Op::Linear { .. } => 0..node.inputs.len(),
-        Op::LinearGradX { .. } | Op::LinearGradW { .. } => 0..2,
-        Op::ColumnSum { .. } => 0..1,
-        _ => 0..0,
+        Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => {
+            halves(&(0..multiplied_inputs(node, logits)).collect::<Vec<_>>())
+        }
+        Op::ColumnSum { .. } | Op::Gelu | Op::Attention { .. } => halves(&[0]),
+        Op::GeluGrad { .. } => halves(&[0, 1]),
+        Op::AttentionGrad { .. } => halves(&[0, 1, 3]),
+        Op::LayerNorm { .. } => vec![(0, residual)],
+        Op::LayerNormGrad { add: false, .. } => vec![(0, residual), (4, half)],
+        Op::LayerNormGrad { add: true, .. } => vec![(0, residual), (4, half), (5, residual)],
+        Op::Accumulate => vec![(1, DType::F32)],
+        _ => vec![],
+    }
+}
+
+/// How many of a product's inputs, from the first on, are halves.
+fn multiplied_inputs(node: &Node, logits: &HashSet<ValueId>) -> usize {
+    match node.op {
+        Op::Linear { bias: true, .. } if !logits.contains(&node.outputs[0]) => 3,
+        _ => 2,
     }
 }
 
@@ -87,7 +100,7 @@ struct Pass<'a> {
     graph: Graph,
     mixed: Mixed,
     copy_of: &'a dyn Fn(StateId) -> Option<StateId>,
-    halves: HashMap<ValueId, ValueId>,
+    typed: HashMap<(ValueId, DType), ValueId>,
 }
 
 impl Pass<'_> {
@@ -110,39 +123,32 @@ impl Pass<'_> {
         }
     }
 
-    /// `value` in half precision, made at most once.
-    fn as_half(&mut self, value: ValueId, user: &Node) -> Result<ValueId, GraphError> {
-        if self.graph.ty(value).dtype == self.mixed.half {
+    /// `value` in another type, made at most once.
+    fn typed(&mut self, value: ValueId, dtype: DType, user: &Node) -> Result<ValueId, GraphError> {
+        if self.graph.ty(value).dtype == dtype {
             return Ok(value);
         }
-        if let Some(half) = self.halves.get(&value) {
-            return Ok(*half);
+        if let Some(typed) = self.typed.get(&(value, dtype)) {
+            return Ok(*typed);
         }
         let maker = self.graph.nodes.iter().rposition(|n| n.outputs.contains(&value));
         let copy = match maker.map(|m| &self.graph.nodes[m].op) {
-            Some(Op::Read { state }) => (self.copy_of)(*state),
+            Some(Op::Read { state }) if dtype == self.mixed.half => (self.copy_of)(*state),
             _ => None,
         };
-        let half = match (maker, copy) {
+        let typed = match (maker, copy) {
             (_, Some(copy)) => self.graph.read(copy),
-            (Some(maker), None) if self.is_norm_gradient(maker, value) => self.write_twice(maker, value),
+            (Some(maker), None) if dtype.is_half() && self.is_norm_gradient(maker, value) => {
+                self.write_twice(maker, value)
+            }
             _ => {
-                let name = format!("{}.half", self.graph.name(value));
+                let name = format!("{}.{dtype}", self.graph.name(value));
                 let at = At::named(&user.layer, name, user.phase);
-                self.graph.push(Op::Cast { to: self.mixed.half }, &[value], &at)?[0]
+                self.graph.push(Op::Cast { to: dtype }, &[value], &at)?[0]
             }
         };
-        self.halves.insert(value, half);
-        Ok(half)
-    }
-
-    /// `value` as sums are kept.
-    fn as_single(&mut self, value: ValueId, user: &Node) -> Result<ValueId, GraphError> {
-        if !self.graph.ty(value).dtype.is_half() {
-            return Ok(value);
-        }
-        let at = At::named(&user.layer, format!("{}.f32", self.graph.name(value)), user.phase);
-        Ok(self.graph.push(Op::Cast { to: DType::F32 }, &[value], &at)?[0])
+        self.typed.insert((value, dtype), typed);
+        Ok(typed)
     }
 
     fn is_norm_gradient(&self, maker: usize, value: ValueId) -> bool {
