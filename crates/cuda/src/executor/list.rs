@@ -1,15 +1,14 @@
 //! A bound plan, ready to be played: every kernel found, every product's algorithm chosen.
 
-use crate::action::{Action, Address, Arg, Launch, Product, TensorMap};
+use crate::action::{Action, Address, Product};
 use crate::bind::{Bound, Placed};
-use crate::driver::{Block, Context, Event, Graph, Stream, check};
+use crate::driver::{Block, Context, Event, Graph, Stream};
 use crate::error::CudaError;
-use crate::modules::{Function, Modules};
-use crate::product::{Choice, Products, describe};
+use crate::launch::Ready;
+use crate::modules::Modules;
+use crate::product::{Algorithm, Choice, Products, describe};
 use crate::tuner::{Bench, Tuner};
-use cudarc::driver::sys;
-use graph::{DType, Lane, Plan};
-use std::ffi::c_void;
+use graph::{Lane, Plan};
 use std::sync::Arc;
 
 /// One stream for each lane, in their order.
@@ -42,10 +41,16 @@ impl Streams {
 }
 
 pub(super) enum Work {
-    Launch { function: Function, grid: [u32; 3], block: u32, shared: u32, args: Vec<Value> },
-    Product(Product, Choice),
+    Launch(Ready),
+    Product(Product, Way),
     Copy { from: Address, to: Address, bytes: usize },
     Zero { at: Address, bytes: usize },
+}
+
+/// How a product is made.
+pub(super) enum Way {
+    Library(Algorithm),
+    Own(Ready),
 }
 
 pub(super) struct Prepared {
@@ -56,7 +61,7 @@ pub(super) struct Prepared {
     signal: Option<Event>,
     pub step: usize,
     pub first: usize,
-    /// A kernel's name or a product's shape.
+    /// A kernel's name or a product's shape, and the kernel's name if it is ours.
     pub what: String,
     pub layer: String,
 }
@@ -118,15 +123,23 @@ impl Preparer<'_> {
         let Placed { action, lane, step, first, waits } = placed;
         let (work, what) = match action {
             Action::Launch(launch) => {
-                let function = self.modules.function(&launch)?;
-                let Launch { kernel, grid, block, shared, args } = launch;
-                let args = args.iter().map(value).collect::<Result<_, _>>()?;
-                (Work::Launch { function, grid, block, shared, args }, kernel.name)
+                let ready = Ready::new(&launch, self.modules)?;
+                (Work::Launch(ready), launch.kernel.name)
             }
             Action::Product(product) => {
                 let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
-                let choice = self.tuner.choose(&product, &Bench { products, stream, scratch })?;
-                (Work::Product(product, choice), describe(&product))
+                let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch };
+                match self.tuner.choose(&product, &mut bench)? {
+                    Choice::Library(algorithm) => {
+                        (Work::Product(product, Way::Library(algorithm)), describe(&product))
+                    }
+                    Choice::Own(cut) => {
+                        let launch = self.tuner.launch(&product, cut)?;
+                        let what = format!("{} by {}", describe(&product), launch.kernel.name);
+                        let ready = Ready::new(&launch, self.modules)?;
+                        (Work::Product(product, Way::Own(ready)), what)
+                    }
+                }
             }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
@@ -135,100 +148,15 @@ impl Preparer<'_> {
     }
 }
 
-/// An argument as a kernel gets it.
-pub(super) enum Value {
-    /// At the start of a word.
-    Word(u64),
-    Tensor(Box<Encoded>),
-}
-
-/// What the driver makes of a [`TensorMap`].
-#[repr(align(64))]
-pub(super) struct Encoded(sys::CUtensorMap);
-
-impl Value {
-    fn address(&self) -> *mut c_void {
-        match self {
-            Value::Word(word) => std::ptr::from_ref(word).cast_mut().cast(),
-            Value::Tensor(encoded) => std::ptr::from_ref(&**encoded).cast_mut().cast(),
-        }
-    }
-}
-
-fn value(arg: &Arg) -> Result<Value, CudaError> {
-    match arg {
-        Arg::Tensor(map) => Ok(Value::Tensor(Box::new(encode(map)?))),
-        other => Ok(Value::Word(word(other))),
-    }
-}
-
-fn encode(map: &TensorMap) -> Result<Encoded, CudaError> {
-    let TensorMap { matrix, box_rows, box_columns, swizzled } = *map;
-    let dtype = match matrix.dtype {
-        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => return Err(CudaError::Misuse(format!("no tensor map for {}", matrix.dtype))),
-    };
-    let swizzle = match swizzled {
-        true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-        false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
-    };
-    let sizes = [matrix.columns as u64, matrix.rows as u64];
-    let strides = [(matrix.stride * matrix.dtype.bytes()) as u64];
-    let (boxes, steps) = ([box_columns, box_rows], [1u32, 1]);
-    let mut encoded = Encoded(sys::CUtensorMap { opaque: [0; 16] });
-    // SAFETY: the lists have as many numbers as a map of two axes takes, and live through the call.
-    let result = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &mut encoded.0,
-            dtype,
-            2,
-            matrix.address as *mut c_void,
-            sizes.as_ptr(),
-            strides.as_ptr(),
-            boxes.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    check(result, || format!("describing a matrix of {} × {}", matrix.rows, matrix.columns))?;
-    Ok(encoded)
-}
-
-/// An argument in the low bytes of a word, where C finds it.
-fn word(arg: &Arg) -> u64 {
-    match *arg {
-        Arg::Pointer(address) => address,
-        Arg::I32(x) => u64::from(x as u32),
-        Arg::U32(x) => u64::from(x),
-        Arg::I64(x) => x as u64,
-        Arg::F32(x) => u64::from(x.to_bits()),
-        Arg::F64(x) => x.to_bits(),
-        Arg::Tensor(_) => unreachable!("a tensor map is no word"),
-    }
-}
-
 impl Prepared {
     /// Puts the work into a stream, whichever lane it is of.
     pub fn start(&self, products: &Products, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
-            Work::Launch { function, grid, block, shared, args } => {
-                let mut at: Vec<*mut c_void> = args.iter().map(Value::address).collect();
-                let [x, y, z] = *grid;
-                // SAFETY: the arguments are as many and as large as the kernel takes, which `steps/` sees to; they are read
-                // before the call returns.
-                let result = unsafe {
-                    let (params, extra) = (at.as_mut_ptr(), std::ptr::null_mut());
-                    let raw = function.raw;
-                    sys::cuLaunchKernel(raw, x, y, z, *block, 1, 1, *shared, stream.raw, params, extra)
-                };
-                check(result, || format!("launching {} of {}", self.what, self.layer))
+            Work::Launch(ready) | Work::Product(_, Way::Own(ready)) => {
+                ready.start(stream, || format!("launching {} of {}", self.what, self.layer))
             }
-            Work::Product(product, choice) => {
-                products.run(product, choice, stream).map_err(|error| match error {
+            Work::Product(product, Way::Library(algorithm)) => {
+                products.run(product, algorithm, stream).map_err(|error| match error {
                     CudaError::Product { doing, status } => {
                         CudaError::Product { doing: format!("{doing} of {}", self.layer), status }
                     }
@@ -280,18 +208,5 @@ impl List {
         let launched = streams.compute().launch(&graph, &self.name);
         self.graph = Some(graph);
         launched
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_lie_in_the_low_bytes_of_their_words() {
-        assert_eq!(word(&Arg::I32(-1)).to_le_bytes()[..4], (-1i32).to_le_bytes());
-        assert_eq!(word(&Arg::F32(1.5)).to_le_bytes()[..4], 1.5f32.to_le_bytes());
-        assert_eq!(word(&Arg::F64(-2.5)).to_le_bytes(), (-2.5f64).to_le_bytes());
-        assert_eq!(word(&Arg::Pointer(7)), 7);
     }
 }
