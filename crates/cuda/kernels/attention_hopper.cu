@@ -303,6 +303,33 @@ __device__ __forceinline__ void store_rows(E* head, int stride, int first, const
     }
 }
 
+// As above, by way of 16 rows of shared memory that only this warp uses: fewer instructions.
+template <int T, int D, typename E>
+__device__ __forceinline__ void store_rows_by(u32 rows, E* head, int stride, int first, const float (&x)[D / 2], float low,
+                                              float high) {
+    constexpr int UNITS = D / 8, STEP = 32 / UNITS;
+    const int lane = threadIdx.x % 32, row = lane / UNITS, unit = lane % UNITS;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        const float* y = x + 8 * k;
+        u32 words[4] = {pack2<E>(y[0] * low, y[1] * low), pack2<E>(y[2] * high, y[3] * high),
+                        pack2<E>(y[4] * low, y[5] * low), pack2<E>(y[6] * high, y[7] * high)};
+        store_matrices(rows + Rows<D>::at(lane % 16, 2 * k + lane / 16), words);
+    }
+    __syncwarp();
+    E* to = head + (i64)(first + row) * stride + unit * 8;
+#pragma unroll
+    for (int i = 0; i < 16 / STEP; i++) {
+        uint4 v;
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(rows + Rows<D>::at(i * STEP + row, unit))
+                     : "memory");
+        if (first + i * STEP + row < T) *reinterpret_cast<uint4*>(to + i * STEP * stride) = v;
+    }
+    __syncwarp();
+}
+
 // ---- Backward ----
 
 // A head goes in two phases:
@@ -326,6 +353,10 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
     static constexpr bool VALUES = (STAGES + 3) * MATRIX + PARTS * SCORES + SMALL <= 232448;
     static constexpr int SHARED = (STAGES + 2 + VALUES) * MATRIX + PARTS * SCORES + SMALL;
     static_assert(VALUES || LEFT, "no room for values");
+    static_assert(GROUPS <= TILES, "a warpgroup without a tile");
+
+    // Results leave by way of rows that nobody needs any more: dK and dV by this warp's values, dQ by its dSᵀ.
+    static constexpr bool BY_VALUES = VALUES && LEFT, BY_SCORES = ROWS >= 64;
 
     // Rows of O that all threads hold a unit of, and how often.
     static constexpr int STEP = THREADS / Rows<D>::UNITS, OUTS = ceil_div(ROWS, STEP);
@@ -449,6 +480,12 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         }
         close_products();
 
+        // Meanwhile, sums over rows.
+        if (part == 0 && tile < GROUPS) {
+            sum_rows();
+            __syncthreads();
+        }
+
         // All but dPᵀ has arrived, also what the part before left under way.
         wait_products<1>();
         arrived(p);
@@ -514,19 +551,25 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             for (int part = 0; part < PARTS - 1; part++) pass<64>(x, tile, part, own_keys);
             pass<LAST>(x, tile, PARTS - 1, own_keys);
             // Keys that aren't there must not reach dQ.
-            if (T % 16 != 0 && row < T && row + 16 > T) {
-                __syncwarp();
-                constexpr int NONE = ROWS - T;
-                for (int i = lane; i < NONE * (8 * PARTS + TAIL); i += 32) {
-                    int unit = i / NONE, none = T + i % NONE;
-                    u32 at = unit < 8 * PARTS ? scores + unit / 8 * SCORES + Rows<64>::at(none, unit % 8) : tail + none * 16;
-                    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at), "r"(0) : "memory");
+            if constexpr (T < ROWS) {
+                if (row < T && row + 16 > T) {
+                    __syncwarp();
+                    for (int i = lane; i < (ROWS - T) * (8 * PARTS + TAIL); i += 32) {
+                        int unit = i / (ROWS - T), none = T + i % (ROWS - T);
+                        u32 at = unit < 8 * PARTS ? scores + unit / 8 * SCORES + Rows<64>::at(none, unit % 8) : tail + none * 16;
+                        asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at), "r"(0) : "memory");
+                    }
                 }
             }
             wait_products<0>();
             arrived(x.dk);
             arrived(x.dv);
-            if (row < T) {
+            if (row >= T) continue;
+            if constexpr (BY_VALUES) {
+                const u32 by = values + row * Rows<D>::BYTES;
+                store_rows_by<T, D>(by, to, stride(), row, x.dk, scale, scale);
+                store_rows_by<T, D>(by, to + heads * D, stride(), row, x.dv, 1.0f, 1.0f);
+            } else {
                 store_rows<T, D>(to, stride(), row, x.dk, scale, scale);
                 store_rows<T, D>(to + heads * D, stride(), row, x.dv, 1.0f, 1.0f);
             }
@@ -548,8 +591,15 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             close_products();
             wait_products<0>();
             arrived(dq);
-            int row = 64 * part + 16 * warp();
-            if (row < T) store_rows<T, D>(to, stride(), row, dq, scale, scale);
+            const int row = 64 * part + 16 * warp();
+            if constexpr (BY_SCORES) {
+                // All four warps are through with this part of dSᵀ.
+                asm volatile("bar.sync %0, 128;" ::"r"(1 + group()) : "memory");
+                const u32 by = scores + part * SCORES + 16 * warp() * 128;
+                if (row < T) store_rows_by<T, D>(by, to, stride(), row, dq, scale, scale);
+            } else {
+                if (row < T) store_rows<T, D>(to, stride(), row, dq, scale, scale);
+            }
         }
         // dQᵀ = Kᵀ·dSᵀ of the last queries, by 16 channels a warp.
         if (TAIL && group() == PARTS % GROUPS && 16 * warp() < D) {
@@ -583,8 +633,6 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             publish();
             __syncthreads();
             if constexpr (STAGES == 2) fetch_keys(next, stage ^ 1);
-            sum_rows();
-            __syncthreads();
             keys_phase(head, own_keys);
             publish();
             __syncthreads();
@@ -644,8 +692,8 @@ template <typename E, int T, int D, int PARTS> struct Forward {
         close_products();
     }
 
-    // Takes the scores of N keys from AT on, which have arrived, and starts to add up values.
-    template <int N, int AT> __device__ __forceinline__ void attend(float (&s)[N / 2], u32 values) {
+    // From scores of N keys from AT on, which have arrived, to what is in proportion to probabilities.
+    template <int N, int AT> __device__ __forceinline__ void soften(float (&s)[N / 2]) {
         const float scale = score_scale<D>() * LOG2E;
         const int t = threadIdx.x % 4;
         float shift[2];
@@ -677,6 +725,9 @@ template <typename E, int T, int D, int PARTS> struct Forward {
             s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
             sum[i / 2 % 2] += s[i];
         }
+    }
+    // Starts to add up their values.
+    template <int N, int AT> __device__ __forceinline__ void attend(const float (&s)[N / 2], u32 values) {
         u32 p[ceil_div(N, 16)][4];
         as_left<E, N>(p, s);
         open_products();
@@ -686,18 +737,21 @@ template <typename E, int T, int D, int PARTS> struct Forward {
         close_products();
     }
 
-    // Goes through all parts from AT on. `s` has the scores of the first of them, under way.
-    template <int N, int AT, typename Ready> __device__ __forceinline__ void go(float (&s)[N / 2], u32 keys, u32 values, Ready ready) {
+    // Goes through all parts from AT on. `s` has the scores of the first of them, under way. Values are there once `ready`
+    // was called. A warp whose queries aren't `there` only takes part in products.
+    template <int N, int AT, typename Ready>
+    __device__ __forceinline__ void go(float (&s)[N / 2], bool there, u32 keys, u32 values, Ready ready) {
         wait_products<0>();
         arrived(s);
         if constexpr (AT == 0) ready();
         else arrived(o);
+        if (there) soften<N, AT>(s);
         attend<N, AT>(s, values);
         if constexpr (AT + N < COLUMNS) {
             constexpr int NEXT = AT + N + PART < COLUMNS ? PART : LAST;
             float next[NEXT / 2];
             score<NEXT>(next, keys, AT + N);
-            go<NEXT, AT + N>(next, keys, values, ready);
+            go<NEXT, AT + N>(next, there, keys, values, ready);
         }
     }
 };
@@ -715,6 +769,7 @@ __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
     const E* head = qkv + (i64)b * T * stride + h * D;
     E* to = out + (i64)b * T * channels + h * D;
     const u32 keys = shared_address(shared), values = keys + F::MATRIX, queries = values + F::MATRIX;
+    const u32 results = queries + GROUPS * 64 * Rows<D>::BYTES;
 
     // A warp fetches its own queries, and nobody else reads them.
     const int place = 64 * group + 16 * warp;
@@ -756,7 +811,7 @@ __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
         float s[FIRST / 2];
         open_products();
         f.template score<FIRST>(s, keys, 0);
-        f.template go<FIRST, 0>(s, keys, values, [&] {
+        f.template go<FIRST, 0>(s, row < T, keys, values, [&] {
             if (!first) return;
             wait_copies<1>();
             publish();
@@ -775,6 +830,6 @@ __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
         }
         wait_products<0>();
         arrived(f.o);
-        if (row < T) store_rows<T, D>(to, channels, row, f.o, factor[0], factor[1]);
+        if (row < T) store_rows_by<T, D>(results + place * Rows<D>::BYTES, to, channels, row, f.o, factor[0], factor[1]);
     }
 }

@@ -13,6 +13,8 @@ pub type Address = u64;
 pub enum Source {
     /// Attention, forward and backward.
     Attention,
+    /// Attention by Hopper's warpgroups.
+    AttentionHopper,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows,
     /// Between images, patches and tokens.
@@ -24,13 +26,20 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 5] =
-        [Source::Attention, Source::Rows, Source::Tokens, Source::Loss, Source::Update];
+    pub const ALL: [Source; 6] = [
+        Source::Attention,
+        Source::AttentionHopper,
+        Source::Rows,
+        Source::Tokens,
+        Source::Loss,
+        Source::Update,
+    ];
 
     /// File name, for messages.
     pub fn file(self) -> &'static str {
         match self {
             Source::Attention => "attention.cu",
+            Source::AttentionHopper => "attention_hopper.cu",
             Source::Rows => "rows.cu",
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
@@ -41,6 +50,7 @@ impl Source {
     pub fn text(self) -> &'static str {
         match self {
             Source::Attention => include_str!("../kernels/attention.cu"),
+            Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
