@@ -215,18 +215,18 @@ template <int D> struct Rows {
     }
 };
 
-// Starts to copy ROWS rows of a head; those from T on are zeros.
-template <int T, int D, int ROWS, int THREADS, typename E>
+// Starts to copy rows FIRST..END of a head; those from T on are zeros.
+template <int T, int D, int FIRST, int END, int THREADS, typename E>
 __device__ __forceinline__ void copy_rows(u32 to, const E* head, int stride) {
     // Rows that all threads copy at once: a multiple of 8, so that units are permuted alike.
     constexpr int UNITS = D / 8, STEP = THREADS / UNITS;
-    const int row = threadIdx.x / UNITS, unit = threadIdx.x % UNITS;
+    const int row = FIRST + threadIdx.x / UNITS, unit = threadIdx.x % UNITS;
     const E* from = head + row * stride + unit * 8;
     to += Rows<D>::at(row, unit);
 #pragma unroll
-    for (int i = 0; i < ceil_div(ROWS, STEP); i++, from += STEP * stride) {
-        bool real = (i + 1) * STEP <= T || i * STEP + row < T;
-        if ((i + 1) * STEP <= ROWS || i * STEP + row < ROWS)
+    for (int i = 0; i < ceil_div(END - FIRST, STEP); i++, from += STEP * stride) {
+        bool real = FIRST + (i + 1) * STEP <= T || i * STEP + row < T;
+        if (FIRST + (i + 1) * STEP <= END || i * STEP + row < END)
             copy_unit(to + i * STEP * Rows<D>::BYTES, real ? from : head, real);
     }
 }
@@ -336,9 +336,10 @@ __device__ __forceinline__ void store_rows_by(u32 rows, E* head, int stride, int
 //   1. A warpgroup owns a tile of keys. For each part of the queries it computes Pᵀ and dSᵀ, adds Pᵀ·dO to dV and dSᵀ·Q to dK,
 //      and leaves dSᵀ in shared memory.
 //   2. A warpgroup owns a tile of queries, and computes dQ = dS·K.
-// Blocks go through heads in turn. What phase 2 doesn't need of the next head is fetched while it runs; with STAGES = 2, the
-// next keys are fetched while phase 1 runs. LEFT says that the left sides of Pᵀ and dPᵀ (keys and values) are in registers.
-template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Backward {
+// Blocks go through heads in turn. What phase 2 doesn't need of the next head is fetched while it runs. With STAGES = 2, the
+// next keys are fetched while phase 1 runs; with EARLY, queries and dO then replace those that nobody needs any more. LEFT says
+// that the left sides of Pᵀ and dPᵀ (keys and values) are in registers.
+template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARLY> struct Backward {
     static constexpr int THREADS = 128 * GROUPS;
     static constexpr int ROWS = round_up(T, 16), COLUMNS = round_up(T, 8);
     static constexpr int TILES = ceil_div(T, 64);
@@ -388,14 +389,18 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
 
     __device__ __forceinline__ void fetch_keys(int head, int stage) {
         if (head < total)
-            copy_rows<T, D, ROWS, THREADS>(keys + stage * MATRIX, qkv + packed(head) + heads * D, stride());
+            copy_rows<T, D, 0, ROWS, THREADS>(keys + stage * MATRIX, qkv + packed(head) + heads * D, stride());
         close_copies();
     }
-    __device__ __forceinline__ void fetch_others(int head) {
+    template <int FIRST, int END> __device__ __forceinline__ void fetch_queries(int head) {
+        copy_rows<T, D, FIRST, END, THREADS>(douts, dout + plain(head), heads * D);
+        copy_rows<T, D, FIRST, END, THREADS>(queries, qkv + packed(head), stride());
+    }
+    // Queries, dO and values; all, or what was not fetched early.
+    template <int FIRST> __device__ __forceinline__ void fetch_others(int head) {
         if (head < total) {
-            copy_rows<T, D, ROWS, THREADS>(douts, dout + plain(head), heads * D);
-            copy_rows<T, D, ROWS, THREADS>(queries, qkv + packed(head), stride());
-            if constexpr (VALUES) copy_rows<T, D, ROWS, THREADS>(values, qkv + packed(head) + 2 * heads * D, stride());
+            fetch_queries<FIRST, ROWS>(head);
+            if constexpr (VALUES) copy_rows<T, D, 0, ROWS, THREADS>(values, qkv + packed(head) + 2 * heads * D, stride());
         }
         close_copies();
     }
@@ -406,7 +411,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         const E* from = out + plain(head) + first * heads * D + unit * 8;
 #pragma unroll
         for (int i = 0; i < OUTS; i++, from += STEP * heads * D)
-            o[i] = (i + 1) * STEP <= T || i * STEP + first < T ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+            o[i] = i * STEP + first < T ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < LOG_SUMS; i++) {
             int row = i * THREADS + threadIdx.x;
@@ -455,10 +460,11 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         float dk[D / 2], dv[D / 2];
     };
 
-    // Part `part` of the queries, N of them.
-    template <int N> __device__ __forceinline__ void pass(Tile& x, int tile, int part, u32 own_keys) {
+    // Part PART of the queries.
+    template <int PART> __device__ __forceinline__ void pass(Tile& x, int tile, int head, u32 own_keys) {
+        constexpr int N = PART < PARTS - 1 ? 64 : LAST;
         constexpr int STEPS = ceil_div(N, 16);
-        const int lane = threadIdx.x % 32, t = lane % 4, query = 64 * part, row = 64 * tile + 16 * warp();
+        const int lane = threadIdx.x % 32, t = lane % 4, query = 64 * PART, row = 64 * tile + 16 * warp();
         const bool there = row < T;
         const float scale = score_scale<D>() * LOG2E;
         const u32 some_queries = queries + query * Rows<D>::BYTES, some_douts = douts + query * Rows<D>::BYTES;
@@ -481,7 +487,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         close_products();
 
         // Meanwhile, sums over rows.
-        if (part == 0 && tile < GROUPS) {
+        if (PART == 0 && tile < GROUPS) {
             sum_rows();
             __syncthreads();
         }
@@ -489,6 +495,12 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         // All but dPᵀ has arrived, also what the part before left under way.
         wait_products<1>();
         arrived(p);
+        if constexpr (EARLY && PART > 0) {
+            if (tile + GROUPS >= TILES) {
+                asm volatile("bar.sync 8, %0;" ::"n"(THREADS) : "memory");
+                if (head + gridDim.x < total) fetch_queries<64 * (PART - 1), 64 * PART>(head + gridDim.x);
+            }
+        }
         u32 left[STEPS][4], dleft[STEPS][4];
         if (there) {
 #pragma unroll
@@ -502,7 +514,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         open_products();
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            product<E, D, true>(x.dv, left[k], Rows<D>::side(some_douts + 16 * k * Rows<D>::BYTES), part > 0 || k > 0);
+            product<E, D, true>(x.dv, left[k], Rows<D>::side(some_douts + 16 * k * Rows<D>::BYTES), PART > 0 || k > 0);
         close_products();
 
         wait_products<1>();
@@ -519,12 +531,12 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
         open_products();
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            product<E, D, true>(x.dk, dleft[k], Rows<D>::side(some_queries + 16 * k * Rows<D>::BYTES), part > 0 || k > 0);
+            product<E, D, true>(x.dk, dleft[k], Rows<D>::side(some_queries + 16 * k * Rows<D>::BYTES), PART > 0 || k > 0);
         close_products();
 
         if (there) {
             const int own = row + lane % 16;
-            const u32 block = scores + part * SCORES;
+            const u32 block = scores + PART * SCORES;
 #pragma unroll
             for (int k = 0; k < STEPS; k++) {
                 if (k == 4) store_two_matrices(tail + own * 16, dleft[k][0], dleft[k][1]);
@@ -532,6 +544,12 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
                 else store_matrices(block + Rows<64>::at(own, 2 * k + lane / 16), dleft[k]);
             }
         }
+    }
+
+    // Parts from PART on.
+    template <int PART> __device__ __forceinline__ void passes(Tile& x, int tile, int head, u32 own_keys) {
+        pass<PART>(x, tile, head, own_keys);
+        if constexpr (PART + 1 < PARTS) passes<PART + 1>(x, tile, head, own_keys);
     }
 
     __device__ __forceinline__ void keys_phase(int head, u32 own_keys) {
@@ -547,16 +565,15 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
                 if constexpr (VALUES) load_left<D>(x.v, values, row);
                 else load_left<T, D>(x.v, qkv + packed(head) + 2 * heads * D, stride(), row);
             }
-#pragma unroll
-            for (int part = 0; part < PARTS - 1; part++) pass<64>(x, tile, part, own_keys);
-            pass<LAST>(x, tile, PARTS - 1, own_keys);
+            passes<0>(x, tile, head, own_keys);
             // Keys that aren't there must not reach dQ.
             if constexpr (T < ROWS) {
                 if (row < T && row + 16 > T) {
                     __syncwarp();
                     for (int i = lane; i < (ROWS - T) * (8 * PARTS + TAIL); i += 32) {
                         int unit = i / (ROWS - T), none = T + i % (ROWS - T);
-                        u32 at = unit < 8 * PARTS ? scores + unit / 8 * SCORES + Rows<64>::at(none, unit % 8) : tail + none * 16;
+                        u32 at = unit == 8 * PARTS ? tail + none * 16
+                                                   : scores + unit / 8 * SCORES + Rows<64>::at(none, unit % 8);
                         asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at), "r"(0) : "memory");
                     }
                 }
@@ -622,7 +639,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
 
     __device__ __forceinline__ void run() {
         int stage = 0;
-        fetch_others(blockIdx.x);
+        fetch_others<0>(blockIdx.x);
         fetch_keys(blockIdx.x, 0);
         fetch_rows(blockIdx.x);
 #pragma unroll 1
@@ -636,7 +653,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             keys_phase(head, own_keys);
             publish();
             __syncthreads();
-            fetch_others(next);
+            fetch_others<EARLY ? 64 * (PARTS - 1) : 0>(next);
             fetch_rows(next);
             queries_phase(head, own_keys);
             if constexpr (STAGES == 2) {
@@ -650,11 +667,11 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
 };
 
 // Grid: as many blocks as run at once.
-template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, int RESIDENT>
+template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARLY, int RESIDENT>
 __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
     attention_grad_hopper(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
                           const E* __restrict__ dout, E* __restrict__ dqkv, int total, int heads) {
-    using B = Backward<E, T, D, GROUPS, STAGES, LEFT>;
+    using B = Backward<E, T, D, GROUPS, STAGES, LEFT, EARLY>;
     extern __shared__ __align__(1024) u8 shared[];
     B b;
     b.qkv = qkv, b.out = out, b.lse = lse, b.dout = dout, b.dqkv = dqkv;
@@ -786,9 +803,9 @@ __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
         close_copies();
     };
 
-    copy_rows<T, D, F::ROWS, 128 * GROUPS>(keys, head + channels, stride);
+    copy_rows<T, D, 0, F::ROWS, 128 * GROUPS>(keys, head + channels, stride);
     fetch_queries(group);
-    copy_rows<T, D, F::ROWS, 128 * GROUPS>(values, head + 2 * channels, stride);
+    copy_rows<T, D, 0, F::ROWS, 128 * GROUPS>(values, head + 2 * channels, stride);
     close_copies();
 #pragma unroll 1
     for (int tile = group; tile < F::TILES; tile += GROUPS) {

@@ -76,6 +76,8 @@ struct Gradient {
     stages: usize,
     /// Whether keys and values go through registers into products.
     left: bool,
+    /// Whether queries of the next head replace those that nobody needs any more.
+    early: bool,
     /// Blocks on a multiprocessor.
     resident: usize,
     shared: usize,
@@ -83,16 +85,17 @@ struct Gradient {
 
 impl Gradient {
     fn choose(sizes: &Sizes, limit: usize) -> Option<Self> {
-        let cut = |groups, stages, left, resident| {
+        let cut = |groups, stages, resident| {
             let shared = Self::shared(sizes, stages, limit);
             let fits = resident * (shared + 1024) <= limit + 1024;
-            fits.then_some(Gradient { groups, stages, left, resident, shared })
+            let early = sizes.tokens > 128;
+            fits.then_some(Gradient { groups, stages, left: true, early, resident, shared })
         };
         if sizes.tokens <= 128 {
-            return cut(1, 1, true, 2).or_else(|| cut(1, 1, true, 1));
+            return cut(1, 1, 2).or_else(|| cut(1, 1, 1));
         }
         // Two sets of keys leave no room for anything else from 209 tokens on.
-        if sizes.tokens <= 208 { cut(2, 2, true, 1) } else { cut(2, 1, true, 1) }
+        if sizes.tokens <= 208 { cut(2, 2, 1) } else { cut(2, 1, 1) }
     }
 
     /// As the kernel's `SHARED`, which is made for an H200's `limit`.
@@ -107,12 +110,12 @@ impl Gradient {
     }
 
     fn kernel(&self, element: &str, sizes: &Sizes) -> Kernel {
-        let (Sizes { tokens, head, .. }, Gradient { groups, stages, left, resident, .. }) = (sizes, self);
+        let Sizes { tokens, head, .. } = sizes;
+        let Gradient { groups, stages, left, early, resident, .. } = self;
+        let cut = format!("{groups}, {stages}, {left}, {early}, {resident}");
         Kernel::new(
             Source::AttentionHopper,
-            format!(
-                "attention_grad_hopper<{element}, {tokens}, {head}, {groups}, {stages}, {left}, {resident}>"
-            ),
+            format!("attention_grad_hopper<{element}, {tokens}, {head}, {cut}>"),
         )
     }
 }
