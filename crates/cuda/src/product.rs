@@ -193,6 +193,14 @@ impl Problem {
             operation.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
+        if let Epilogue::ColumnSums(address) = product.epilogue {
+            // Our left side is its B.
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB as u32;
+            operation.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
+            let f32s = sys::cudaDataType_t::CUDA_R_32F as i32;
+            operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32s)?;
+        }
         let (a, b, c) = (Layout::new(right)?, Layout::new(left)?, Layout::new(result)?);
         Ok(Problem { operation, a, b, c })
     }
@@ -295,7 +303,11 @@ pub fn describe(product: &Product) -> String {
     };
     let Product { left, right, result, .. } = product;
     let (left, right) = (side(left, product.left_transposed), side(right, product.right_transposed));
-    let bias = if product.epilogue == Epilogue::None { "" } else { " + bias" };
+    let bias = match product.epilogue {
+        Epilogue::None => "",
+        Epilogue::Bias(_) => " + bias",
+        Epilogue::ColumnSums(_) => " with column sums",
+    };
     let old = if product.accumulate { " + result" } else { "" };
     format!("{left}·{right}{bias}{old} → {}", result.dtype)
 }

@@ -6,7 +6,8 @@ use crate::error::TrainError;
 use comm::Communicator;
 use cuda::{ActionTime, Executor, Ticket};
 use data::LoadedBatch;
-use graph::{Header, Program, StateId};
+use graph::graph::Phase;
+use graph::{Header, Plan, Program, StateId};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
@@ -16,6 +17,9 @@ const DEPTH: usize = 3;
 pub(crate) struct Gpu {
     executor: Executor,
     in_flight: VecDeque<Ticket>,
+    /// Seconds on the GPU since the last reset, and runs: of forward and backward, and of the update.
+    spent: [f64; 2],
+    runs: [u64; 2],
 }
 
 impl Gpu {
@@ -26,7 +30,12 @@ impl Gpu {
         }
         let tf32 = run.precision == Precision::Tf32;
         let options = cuda::Options { device: 0, seed: run.seed, deterministic: false, tf32 };
-        Ok(Gpu { executor: Executor::new(program, options)?, in_flight: VecDeque::with_capacity(DEPTH + 1) })
+        Ok(Gpu {
+            executor: Executor::new(program, options)?,
+            in_flight: VecDeque::with_capacity(DEPTH + 1),
+            spent: [0.0; 2],
+            runs: [0; 2],
+        })
     }
 }
 
@@ -70,6 +79,11 @@ impl Device<f32> for Gpu {
     }
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
+        match which {
+            Which::Micro | Which::Last => self.runs[0] += 1,
+            Which::Update => self.runs[1] += 1,
+            Which::Eval => {}
+        }
         Ok(self.executor.run(plan(which), header)?)
     }
 
@@ -127,6 +141,8 @@ impl Device<f32> for Gpu {
     fn take_account(&mut self) -> Account {
         // What can't be read is counted as idle, and the error comes with the next run.
         let [micro, last, update, evaluation] = self.executor.take_gpu_seconds().unwrap_or_default();
+        self.spent[0] += micro + last;
+        self.spent[1] += update;
         Account { compute: micro + last, update, evaluation, ..Account::default() }
     }
 
@@ -140,9 +156,21 @@ impl Device<f32> for Gpu {
 
     fn take_trace(&mut self, _into: &mut Vec<Event>) {}
 
+    /// By plan: a GPU's kernels are timed one by one only by `bench --kernels`.
     fn training_times(&self) -> Vec<StepTime> {
-        Vec::new()
+        let program = self.executor.program();
+        let row = |i: usize, op: &str, phase, plan: &Plan| {
+            let (cost, runs) = (plan.cost(), self.runs[i] as f64);
+            let (flops, bytes) = (cost.flops * runs, cost.bytes * runs);
+            StepTime { op: op.to_string(), phase, is_product: i == 0, seconds: self.spent[i], flops, bytes }
+        };
+        vec![
+            row(0, "forward and", Phase::Backward, &program.last),
+            row(1, "optimizer", Phase::Update, &program.update),
+        ]
     }
 
-    fn reset_times(&mut self) {}
+    fn reset_times(&mut self) {
+        (self.spent, self.runs) = ([0.0; 2], [0; 2]);
+    }
 }
