@@ -142,8 +142,6 @@ pub enum Epilogue {
     None,
     /// Adds a row of the result's type and width to every row of the result.
     Bias(Address),
-    /// Also writes the sums of the left side's columns, as f32: the gradient of a bias, beside that of its weight.
-    ColumnSums(Address),
 }
 
 /// result = left·right (+ result), each side as it lies or transposed. All row-major.

@@ -58,8 +58,6 @@ enum Group {
     Norm,
     /// Optimizers and averages.
     Optimizers,
-    /// The gradients of a weight and of its bias.
-    WeightAndBias,
 }
 
 /// Who makes the actions: [`Steps`], or a fake in tests.
@@ -69,10 +67,6 @@ pub trait Maker {
     fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError>;
     /// Those of optimizers that follow each other.
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
-    /// Those of a weight's and its bias's gradients, neither of which adds to what was there.
-    fn weight_and_bias(&self, [weight, bias]: [&Context<'_>; 2]) -> Result<Vec<Action>, CudaError> {
-        Ok([self.actions(weight)?, self.actions(bias)?].concat())
-    }
 }
 
 /// The kernels of `steps/`.
@@ -93,10 +87,6 @@ impl Maker for Steps {
         constants: &mut Constants,
     ) -> Result<Vec<Action>, CudaError> {
         steps::update::optimizers(contexts, constants)
-    }
-
-    fn weight_and_bias(&self, [weight, bias]: [&Context<'_>; 2]) -> Result<Vec<Action>, CudaError> {
-        steps::linear::grad_w_and_bias(weight, bias)
     }
 }
 
@@ -137,10 +127,7 @@ impl Binder<'_> {
         let mut list = List::new(plan);
         let mut at = 0;
         while at < plan.steps.len() {
-            let (group, count) = match self.is_weight_and_bias(plan, at) {
-                true => (Group::WeightAndBias, 2),
-                false => group(&plan.steps[at..]),
-            };
+            let (group, count) = group(&plan.steps[at..]);
             let steps = at..at + count;
             let actions = if forwarded.contains_key(&at) {
                 Vec::new()
@@ -151,22 +138,6 @@ impl Binder<'_> {
             at += count;
         }
         Ok(Bound { actions: list.actions, addresses })
-    }
-
-    /// Whether the step makes the gradient of a weight, and the next that of its bias, from the same halves.
-    fn is_weight_and_bias(&self, plan: &Plan, at: usize) -> bool {
-        if self.accumulate || std::env::var_os("VITESSE_SUMS").is_none() {
-            return false;
-        }
-        let [
-            Step { op: Op::LinearGradW { .. }, inputs: w, lane: a, .. },
-            Step { op: Op::ColumnSum { .. }, inputs: b, lane: c, .. },
-            ..,
-        ] = &plan.steps[at..]
-        else {
-            return false;
-        };
-        w[0] == b[0] && a == c && plan.values[w[0]].ty.dtype.is_half()
     }
 
     fn address(&self, place: Place) -> Address {
@@ -205,7 +176,6 @@ impl Binder<'_> {
             (_, [one, ..]) if steps[0].lane == Lane::Comm => collective(one),
             (Group::Optimizers, all) => self.maker.optimizers(all, constants),
             (Group::Norm, [squares, clip, advance]) => self.maker.norm([squares, clip, advance]),
-            (Group::WeightAndBias, [weight, bias]) => self.maker.weight_and_bias([weight, bias]),
             (_, all) => {
                 Ok(all.iter().map(|cx| self.maker.actions(cx)).collect::<Result<Vec<_>, _>>()?.concat())
             }

@@ -193,14 +193,6 @@ impl Problem {
             operation.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
-        if let Epilogue::ColumnSums(address) = product.epilogue {
-            // Our left side is its B.
-            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB as u32;
-            operation.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
-            let f32s = sys::cudaDataType_t::CUDA_R_32F as i32;
-            operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32s)?;
-        }
         let (a, b, c) = (Layout::new(right)?, Layout::new(left)?, Layout::new(result)?);
         Ok(Problem { operation, a, b, c })
     }
@@ -306,7 +298,6 @@ pub fn describe(product: &Product) -> String {
     let bias = match product.epilogue {
         Epilogue::None => "",
         Epilogue::Bias(_) => " + bias",
-        Epilogue::ColumnSums(_) => " with column sums",
     };
     let old = if product.accumulate { " + result" } else { "" };
     format!("{left}·{right}{bias}{old} → {}", result.dtype)

@@ -218,7 +218,6 @@ fn key(product: &Product) -> String {
     let bias = match product.epilogue {
         Epilogue::None => "",
         Epilogue::Bias(_) => " bias",
-        Epilogue::ColumnSums(_) => " sums",
     };
     let adds = if product.accumulate { " adds" } else { "" };
     let tf32 = if product.tf32 { " tf32" } else { "" };

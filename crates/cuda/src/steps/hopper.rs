@@ -138,7 +138,6 @@ pub fn plain(product: &Product, cut: Cut, facts: &Facts) -> Option<Launch> {
     let bias = match product.epilogue {
         Epilogue::None => 0,
         Epilogue::Bias(address) => address,
-        Epilogue::ColumnSums(_) => return None,
     };
     let (rows, columns, depth) = sizes(product);
     let sides = [product.left, product.right, product.result, product.result];

@@ -86,15 +86,6 @@ fn grad_w(cx: &Context<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
     Ok(actions)
 }
 
-/// The gradients of a weight and of its bias in one product, where nothing is added to what was there.
-pub fn grad_w_and_bias(weight: &Context<'_>, bias: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    let mut actions = grad_w(weight, false)?;
-    if let Some(Action::Product(product)) = actions.last_mut() {
-        product.epilogue = Epilogue::ColumnSums(bias.output(0).address);
-    }
-    Ok(actions)
-}
-
 /// left·right → result, if cuBLASLt has it: both sides alike, and the result of the same type or f32.
 fn product(cx: &Context<'_>, left: Matrix, right: Matrix, result: Matrix) -> Result<Product, CudaError> {
     let known = matches!(left.dtype, DType::F32 | DType::Bf16 | DType::F16);
