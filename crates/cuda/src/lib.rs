@@ -12,6 +12,7 @@ mod cache;
 pub mod compile;
 mod driver;
 mod error;
+pub mod exchange;
 mod executor;
 #[cfg(test)]
 mod gpu_tests;
@@ -22,7 +23,7 @@ pub mod steps;
 mod tuner;
 
 pub use error::CudaError;
-pub use executor::{ActionTime, Executor, Options, Readback, Ticket, Which, kernels_of};
+pub use executor::{ActionTime, Exchange, ExchangeTimes, Executor, Options, Readback, Ticket, Which, kernels_of};
 pub use graph::bad::{BadValue, Origin};
-pub use libraries::{available, device, devices};
+pub use libraries::{available, device, devices, identity};
 pub use steps::scratch;

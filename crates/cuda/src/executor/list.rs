@@ -1,51 +1,89 @@
 //! A bound plan, ready to be played: every kernel found, every product's algorithm chosen.
 
-use crate::action::{Action, Address, Arg, Launch, Product, TensorMap};
+use super::args::Ready;
+use super::calls::{Calling, bring_back};
+use super::exchanger::{Exchange, Exchanger};
+use crate::action::{Action, Address, Exchanged, Product};
 use crate::bind::{Bound, Placed};
-use crate::driver::{Block, Context, Event, Graph, Stream, check};
+use crate::driver::{Block, Context, Event, Graph, Pinned, Stream};
 use crate::error::CudaError;
-use crate::modules::{Function, Modules};
+use crate::exchange::{Stage, host_places, stages};
+use crate::modules::Modules;
 use crate::product::{Choice, Products, describe};
 use crate::tuner::{Bench, Tuner};
-use cudarc::driver::sys;
-use graph::{DType, Lane, Plan};
-use std::ffi::c_void;
+use graph::{Lane, Plan};
 use std::sync::Arc;
 
-/// One stream for each lane, in their order.
-pub(super) struct Streams([Stream; 3]);
+/// One stream for each lane, in their order, and one for what comes back from the host; and who does the comm lane's calls,
+/// who goes before the streams do.
+pub(super) struct Streams {
+    pub exchanger: Option<Exchanger>,
+    streams: [Stream; 4],
+}
 
 impl Streams {
-    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        Ok(Streams([Stream::new(context)?, Stream::new(context)?, Stream::new(context)?]))
+    pub fn new(context: &Arc<Context>, exchange: Option<&Exchange>) -> Result<Self, CudaError> {
+        let stream = || Stream::new(context);
+        let mut streams = Streams { exchanger: None, streams: [stream()?, stream()?, stream()?, stream()?] };
+        if let Some(exchange) = exchange {
+            streams.exchanger = Some(Exchanger::open(exchange, context, streams.comm())?);
+        }
+        Ok(streams)
     }
 
     pub fn of(&self, lane: Lane) -> &Stream {
         match lane {
-            Lane::Compute => &self.0[0],
-            Lane::Comm => &self.0[1],
-            Lane::Copy => &self.0[2],
+            Lane::Compute => &self.streams[0],
+            Lane::Comm => &self.streams[1],
+            Lane::Copy => &self.streams[2],
         }
     }
 
     pub fn compute(&self) -> &Stream {
-        &self.0[0]
+        self.of(Lane::Compute)
+    }
+
+    pub fn comm(&self) -> &Stream {
+        self.of(Lane::Comm)
     }
 
     pub fn copy(&self) -> &Stream {
-        &self.0[2]
+        self.of(Lane::Copy)
     }
 
+    /// For results of collectives that the host has done.
+    pub fn back(&self) -> &Stream {
+        &self.streams[3]
+    }
+
+    /// Waits for all streams, as long as no other rank is known to be lost.
     pub fn synchronise(&self, doing: &str) -> Result<(), CudaError> {
-        self.0.iter().try_for_each(|stream| stream.synchronise(|| doing.to_string()))
+        if let Some(exchanger) = &self.exchanger {
+            self.streams.iter().try_for_each(|stream| exchanger.wait_until(|| stream.is_done()))?;
+        }
+        self.drain(doing)
+    }
+
+    /// Waits for all streams, whatever happens.
+    pub fn drain(&self, doing: &str) -> Result<(), CudaError> {
+        self.streams.iter().try_for_each(|stream| stream.synchronise(|| doing.to_string()))
+    }
+
+    /// Waits for an event, as long as no other rank is known to be lost.
+    pub fn wait_for(&self, event: &Event, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
+        if let Some(exchanger) = &self.exchanger {
+            exchanger.wait_until(|| event.is_done())?;
+        }
+        event.synchronise(doing)
     }
 }
 
 pub(super) enum Work {
-    Launch { function: Function, grid: [u32; 3], block: u32, shared: u32, args: Vec<Value> },
+    Launch(Ready),
     Product(Product, Choice),
     Copy { from: Address, to: Address, bytes: usize },
     Zero { at: Address, bytes: usize },
+    Exchange(Box<Calling>),
 }
 
 pub(super) struct Prepared {
@@ -74,8 +112,11 @@ pub(super) struct List {
     pub addresses: Vec<Address>,
     start: Event,
     branches: Vec<Branch>,
-    /// Made when the list is first run.
-    pub graph: Option<Graph>,
+    /// What is done one after the other: all at once, unless the host does collectives. Stretches have graphs, made when they are
+    /// first run.
+    stages: Vec<(Stage, Option<Graph>)>,
+    /// The collectives, by their place among the actions.
+    calls: Vec<usize>,
 }
 
 /// What preparing a list takes.
@@ -87,17 +128,31 @@ pub(super) struct Preparer<'a> {
     pub streams: &'a Streams,
     /// Where products may write while they are measured.
     pub scratch: &'a Block,
+    /// For collectives that the host does.
+    pub host: Option<&'a Pinned>,
 }
 
 impl Preparer<'_> {
     pub fn prepare(&mut self, plan: &Plan, name: &str, bound: Bound) -> Result<List, CudaError> {
         let waited: std::collections::HashSet<usize> =
             bound.actions.iter().flat_map(|placed| placed.waits.iter().copied()).collect();
+        let all = Stage::Stretch((0..bound.actions.len()).collect());
+        let stages = if self.host.is_some() { stages(&bound.actions) } else { vec![all] };
+        let (places, _) = host_places(collectives(&bound));
+        let mut places = places.into_iter();
+        let mut calls = Vec::new();
         let mut actions = Vec::with_capacity(bound.actions.len());
         for (index, placed) in bound.actions.into_iter().enumerate() {
             let signal = waited.contains(&index).then(|| Event::new(self.context)).transpose()?;
             let layer = plan.steps.get(placed.step).map_or_else(String::new, |step| step.layer.clone());
-            actions.push(self.action(placed, signal, layer)?);
+            let place = match placed.action {
+                Action::Exchange(_) => {
+                    calls.push(index);
+                    places.next()
+                }
+                _ => None,
+            };
+            actions.push(self.action(placed, signal, layer, place)?);
         }
         let mut branches = Vec::new();
         for lane in [Lane::Comm, Lane::Copy] {
@@ -106,7 +161,9 @@ impl Preparer<'_> {
             }
         }
         let start = Event::new(self.context)?;
-        Ok(List { name: name.to_string(), actions, addresses: bound.addresses, start, branches, graph: None })
+        let stages = stages.into_iter().map(|stage| (stage, None)).collect();
+        let (name, addresses) = (name.to_string(), bound.addresses);
+        Ok(List { name, actions, addresses, start, branches, stages, calls })
     }
 
     fn action(
@@ -114,14 +171,12 @@ impl Preparer<'_> {
         placed: Placed,
         signal: Option<Event>,
         layer: String,
+        place: Option<(usize, usize)>,
     ) -> Result<Prepared, CudaError> {
         let Placed { action, lane, step, first, waits } = placed;
         let (work, what) = match action {
             Action::Launch(launch) => {
-                let function = self.modules.function(&launch)?;
-                let Launch { kernel, grid, block, shared, args } = launch;
-                let args = args.iter().map(value).collect::<Result<_, _>>()?;
-                (Work::Launch { function, grid, block, shared, args }, kernel.name)
+                (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name)
             }
             Action::Product(product) => {
                 let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
@@ -130,103 +185,30 @@ impl Preparer<'_> {
             }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
+            Action::Exchange(exchanged) => {
+                let comm = self.streams.exchanger()?.comm();
+                let host = self.host.zip(place).map(|(memory, (from, into))| (memory, from, into));
+                let calling = Calling::new(&exchanged, host, comm, self.context, self.modules)?;
+                (Work::Exchange(Box::new(calling)), exchanged.collective.name().into())
+            }
         };
         Ok(Prepared { work, lane, waits, signal, step, first, what, layer })
     }
 }
 
-/// An argument as a kernel gets it.
-pub(super) enum Value {
-    /// At the start of a word.
-    Word(u64),
-    Tensor(Box<Encoded>),
-}
-
-/// What the driver makes of a [`TensorMap`].
-#[repr(align(64))]
-pub(super) struct Encoded(sys::CUtensorMap);
-
-impl Value {
-    fn address(&self) -> *mut c_void {
-        match self {
-            Value::Word(word) => std::ptr::from_ref(word).cast_mut().cast(),
-            Value::Tensor(encoded) => std::ptr::from_ref(&**encoded).cast_mut().cast(),
-        }
-    }
-}
-
-fn value(arg: &Arg) -> Result<Value, CudaError> {
-    match arg {
-        Arg::Tensor(map) => Ok(Value::Tensor(Box::new(encode(map)?))),
-        other => Ok(Value::Word(word(other))),
-    }
-}
-
-fn encode(map: &TensorMap) -> Result<Encoded, CudaError> {
-    let TensorMap { matrix, box_rows, box_columns, swizzled } = *map;
-    let dtype = match matrix.dtype {
-        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => return Err(CudaError::Misuse(format!("no tensor map for {}", matrix.dtype))),
-    };
-    let swizzle = match swizzled {
-        true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-        false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
-    };
-    let sizes = [matrix.columns as u64, matrix.rows as u64];
-    let strides = [(matrix.stride * matrix.dtype.bytes()) as u64];
-    let (boxes, steps) = ([box_columns, box_rows], [1u32, 1]);
-    let mut encoded = Encoded(sys::CUtensorMap { opaque: [0; 16] });
-    // SAFETY: the lists have as many numbers as a map of two axes takes, and live through the call.
-    let result = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &mut encoded.0,
-            dtype,
-            2,
-            matrix.address as *mut c_void,
-            sizes.as_ptr(),
-            strides.as_ptr(),
-            boxes.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    check(result, || format!("describing a matrix of {} × {}", matrix.rows, matrix.columns))?;
-    Ok(encoded)
-}
-
-/// An argument in the low bytes of a word, where C finds it.
-fn word(arg: &Arg) -> u64 {
-    match *arg {
-        Arg::Pointer(address) => address,
-        Arg::I32(x) => u64::from(x as u32),
-        Arg::U32(x) => u64::from(x),
-        Arg::I64(x) => x as u64,
-        Arg::F32(x) => u64::from(x.to_bits()),
-        Arg::F64(x) => x.to_bits(),
-        Arg::Tensor(_) => unreachable!("a tensor map is no word"),
-    }
+/// The collectives of a bound plan.
+pub(super) fn collectives(bound: &Bound) -> impl Iterator<Item = &Exchanged> {
+    bound.actions.iter().filter_map(|placed| match &placed.action {
+        Action::Exchange(exchanged) => Some(exchanged),
+        _ => None,
+    })
 }
 
 impl Prepared {
     /// Puts the work into a stream, whichever lane it is of.
-    pub fn start(&self, products: &Products, stream: &Stream) -> Result<(), CudaError> {
+    fn start(&self, products: &Products, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
-            Work::Launch { function, grid, block, shared, args } => {
-                let mut at: Vec<*mut c_void> = args.iter().map(Value::address).collect();
-                let [x, y, z] = *grid;
-                // SAFETY: the arguments are as many and as large as the kernel takes, which `steps/` sees to; they are read
-                // before the call returns.
-                let result = unsafe {
-                    let (params, extra) = (at.as_mut_ptr(), std::ptr::null_mut());
-                    let raw = function.raw;
-                    sys::cuLaunchKernel(raw, x, y, z, *block, 1, 1, *shared, stream.raw, params, extra)
-                };
-                check(result, || format!("launching {} of {}", self.what, self.layer))
-            }
+            Work::Launch(ready) => ready.start(stream, || format!("launching {} of {}", self.what, self.layer)),
             Work::Product(product, choice) => {
                 products.run(product, choice, stream).map_err(|error| match error {
                     CudaError::Product { doing, status } => {
@@ -237,61 +219,101 @@ impl Prepared {
             }
             Work::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
+            // Of the comm lane, in whose stream NCCL has its calls.
+            Work::Exchange(calling) => calling.enqueue(streams),
         }
     }
 }
 
 impl List {
-    /// Puts all actions into the streams of their lanes. Other lanes start after what the compute lane holds, and the
+    /// Puts some actions into the streams of their lanes. Other lanes start after what the compute lane holds, and the
     /// compute lane goes on after them.
-    pub fn play(&self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
-        if !self.branches.is_empty() {
+    fn play(&self, which: &[usize], products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        let branches =
+            || self.branches.iter().filter(|b| which.iter().any(|i| self.actions[*i].lane == b.lane));
+        if branches().next().is_some() {
             self.start.record(streams.compute())?;
         }
-        for Branch { lane, .. } in &self.branches {
+        for Branch { lane, .. } in branches() {
             streams.of(*lane).wait(&self.start)?;
         }
-        for action in &self.actions {
+        for index in which {
+            let action = &self.actions[*index];
             let stream = streams.of(action.lane);
-            for signal in action.waits.iter().filter_map(|wait| self.actions[*wait].signal.as_ref()) {
+            // What came in an earlier stretch is done: the compute lane has waited for it, and others for that.
+            let here = action.waits.iter().filter(|wait| which.binary_search(wait).is_ok());
+            for signal in here.filter_map(|wait| self.actions[*wait].signal.as_ref()) {
                 stream.wait(signal)?;
             }
-            action.start(products, stream)?;
+            action.start(products, streams, stream)?;
             if let Some(signal) = &action.signal {
                 signal.record(stream)?;
             }
         }
-        for Branch { lane, end } in &self.branches {
+        for Branch { lane, end } in branches() {
             end.record(streams.of(*lane))?;
             streams.compute().wait(end)?;
         }
         Ok(())
     }
 
-    /// Launches the list as one graph.
-    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
-        if self.actions.is_empty() {
-            return Ok(());
+    fn call(&self, index: usize) -> Result<&Calling, CudaError> {
+        match &self.actions[index].work {
+            Work::Exchange(calling) => Ok(calling),
+            _ => Err(CudaError::Misuse(format!("action {index} of {} is no collective", self.name))),
         }
-        let graph = match self.graph.take() {
-            Some(graph) => graph,
-            None => streams.compute().capture(|| self.play(products, streams), &self.name)?,
-        };
-        let launched = streams.compute().launch(&graph, &self.name);
-        self.graph = Some(graph);
-        launched
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Until a collective that the host does is back.
+    fn bring_back(&self, index: usize, streams: &Streams) -> Result<(), CudaError> {
+        let calls: Vec<&Calling> = self.calls.iter().map(|i| self.call(*i)).collect::<Result<_, _>>()?;
+        let number = self.calls.iter().position(|i| *i == index).unwrap_or(0);
+        bring_back(&calls, number, streams)
+    }
 
-    #[test]
-    fn arguments_lie_in_the_low_bytes_of_their_words() {
-        assert_eq!(word(&Arg::I32(-1)).to_le_bytes()[..4], (-1i32).to_le_bytes());
-        assert_eq!(word(&Arg::F32(1.5)).to_le_bytes()[..4], 1.5f32.to_le_bytes());
-        assert_eq!(word(&Arg::F64(-2.5)).to_le_bytes(), (-2.5f64).to_le_bytes());
-        assert_eq!(word(&Arg::Pointer(7)), 7);
+    /// One action in the compute lane, after all before it.
+    pub fn start_alone(
+        &self,
+        index: usize,
+        products: &Products,
+        streams: &Streams,
+    ) -> Result<(), CudaError> {
+        match &self.actions[index].work {
+            Work::Exchange(calling) if streams.exchanger()?.is_on_device() => calling.enqueue_alone(streams),
+            Work::Exchange(calling) => {
+                calling.leave(streams)?;
+                self.bring_back(index, streams)
+            }
+            _ => self.actions[index].start(products, streams, streams.compute()),
+        }
+    }
+
+    /// Runs the list, action by action.
+    pub fn run_eagerly(&self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        self.stages.iter().try_for_each(|(stage, _)| match stage {
+            Stage::Stretch(which) => self.play(which, products, streams),
+            Stage::Leave(index) => self.call(*index)?.leave(streams),
+            Stage::Return(index) => self.bring_back(*index, streams),
+        })
+    }
+
+    /// Runs the list as one graph; or, where the host does collectives, as one for each stretch between them. Then it returns when
+    /// the last of them is on its way back.
+    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        for number in 0..self.stages.len() {
+            match &self.stages[number] {
+                (Stage::Stretch(which), None) if !which.is_empty() => {
+                    let play = || self.play(which, products, streams);
+                    self.stages[number].1 = Some(streams.compute().capture(play, &self.name)?);
+                }
+                (Stage::Leave(index), _) => self.call(*index)?.leave(streams)?,
+                (Stage::Return(index), _) => self.bring_back(*index, streams)?,
+                _ => {}
+            }
+            if let Some(graph) = &self.stages[number].1 {
+                streams.compute().launch(graph, &self.name)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -1,0 +1,130 @@
+//! Kernels that are ready to be launched, with their arguments as the driver takes them.
+
+use crate::action::{Arg, Launch, TensorMap};
+use crate::driver::{Stream, check};
+use crate::error::CudaError;
+use crate::modules::{Function, Modules};
+use cudarc::driver::sys;
+use graph::DType;
+use std::ffi::c_void;
+
+/// A launch whose kernel was found.
+pub(super) struct Ready {
+    function: Function,
+    grid: [u32; 3],
+    block: u32,
+    shared: u32,
+    args: Vec<Value>,
+}
+
+impl Ready {
+    pub fn new(launch: &Launch, modules: &mut Modules) -> Result<Self, CudaError> {
+        let function = modules.function(launch)?;
+        let Launch { grid, block, shared, ref args, .. } = *launch;
+        let args = args.iter().map(value).collect::<Result<_, _>>()?;
+        Ok(Ready { function, grid, block, shared, args })
+    }
+
+    /// `doing` says what it was, should it fail.
+    pub fn start(&self, stream: &Stream, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
+        let mut at: Vec<*mut c_void> = self.args.iter().map(Value::address).collect();
+        let [x, y, z] = self.grid;
+        // SAFETY: the arguments are as many and as large as the kernel takes, which `steps/` sees to; they are read
+        // before the call returns.
+        let result = unsafe {
+            let (params, extra) = (at.as_mut_ptr(), std::ptr::null_mut());
+            let (raw, block, shared) = (self.function.raw, self.block, self.shared);
+            sys::cuLaunchKernel(raw, x, y, z, block, 1, 1, shared, stream.raw, params, extra)
+        };
+        check(result, doing)
+    }
+}
+
+/// An argument as a kernel gets it.
+enum Value {
+    /// At the start of a word.
+    Word(u64),
+    Tensor(Box<Encoded>),
+}
+
+/// What the driver makes of a [`TensorMap`].
+#[repr(align(64))]
+struct Encoded(sys::CUtensorMap);
+
+impl Value {
+    fn address(&self) -> *mut c_void {
+        match self {
+            Value::Word(word) => std::ptr::from_ref(word).cast_mut().cast(),
+            Value::Tensor(encoded) => std::ptr::from_ref(&**encoded).cast_mut().cast(),
+        }
+    }
+}
+
+fn value(arg: &Arg) -> Result<Value, CudaError> {
+    match arg {
+        Arg::Tensor(map) => Ok(Value::Tensor(Box::new(encode(map)?))),
+        other => Ok(Value::Word(word(other))),
+    }
+}
+
+fn encode(map: &TensorMap) -> Result<Encoded, CudaError> {
+    let TensorMap { matrix, box_rows, box_columns, swizzled } = *map;
+    let dtype = match matrix.dtype {
+        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        _ => return Err(CudaError::Misuse(format!("no tensor map for {}", matrix.dtype))),
+    };
+    let swizzle = match swizzled {
+        true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+    };
+    let sizes = [matrix.columns as u64, matrix.rows as u64];
+    let strides = [(matrix.stride * matrix.dtype.bytes()) as u64];
+    let (boxes, steps) = ([box_columns, box_rows], [1u32, 1]);
+    let mut encoded = Encoded(sys::CUtensorMap { opaque: [0; 16] });
+    // SAFETY: the lists have as many numbers as a map of two axes takes, and live through the call.
+    let result = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut encoded.0,
+            dtype,
+            2,
+            matrix.address as *mut c_void,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    check(result, || format!("describing a matrix of {} × {}", matrix.rows, matrix.columns))?;
+    Ok(encoded)
+}
+
+/// An argument in the low bytes of a word, where C finds it.
+fn word(arg: &Arg) -> u64 {
+    match *arg {
+        Arg::Pointer(address) => address,
+        Arg::I32(x) => u64::from(x as u32),
+        Arg::U32(x) => u64::from(x),
+        Arg::I64(x) => x as u64,
+        Arg::F32(x) => u64::from(x.to_bits()),
+        Arg::F64(x) => x.to_bits(),
+        Arg::Tensor(_) => unreachable!("a tensor map is no word"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_lie_in_the_low_bytes_of_their_words() {
+        assert_eq!(word(&Arg::I32(-1)).to_le_bytes()[..4], (-1i32).to_le_bytes());
+        assert_eq!(word(&Arg::F32(1.5)).to_le_bytes()[..4], 1.5f32.to_le_bytes());
+        assert_eq!(word(&Arg::F64(-2.5)).to_le_bytes(), (-2.5f64).to_le_bytes());
+        assert_eq!(word(&Arg::Pointer(7)), 7);
+    }
+}
