@@ -18,6 +18,8 @@ mod executor;
 mod gpu_tests;
 mod libraries;
 mod modules;
+#[cfg(test)]
+mod nccl_tests;
 mod product;
 pub mod steps;
 mod tuner;
