@@ -202,7 +202,6 @@ impl Binder<'_> {
     }
 }
 
-
 /// The list as it grows, and what of it stands for each step of the plan.
 struct List<'a> {
     plan: &'a Plan,

@@ -25,7 +25,9 @@ pub mod steps;
 mod tuner;
 
 pub use error::CudaError;
-pub use executor::{ActionTime, Exchange, ExchangeTimes, Executor, Options, Readback, Ticket, Which, kernels_of};
+pub use executor::{
+    ActionTime, Exchange, ExchangeTimes, Executor, Options, Readback, Ticket, Which, kernels_of,
+};
 pub use graph::bad::{BadValue, Origin};
 pub use libraries::{available, device, devices, identity};
 pub use steps::scratch;

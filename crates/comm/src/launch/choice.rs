@@ -59,7 +59,8 @@ pub(crate) fn decide(
     if let Some(ranks) = ranks.filter(|ranks| launcher != Launcher::Nothing && *ranks != world) {
         return Err(format!("--ranks {ranks}, but {launcher} started {world}: leave out --ranks"));
     }
-    let choice = asked.filter(|asked| *asked != Choice::Nccl).unwrap_or_else(|| default(launcher, built, var));
+    let choice =
+        asked.filter(|asked| *asked != Choice::Nccl).unwrap_or_else(|| default(launcher, built, var));
     match choice {
         Choice::Mpi if !built.mpi => {
             let tcp = match launcher {

@@ -155,7 +155,11 @@ fn the_engine_suits_the_launcher() {
     assert_eq!(engine(&MPIRUN, Some(Choice::Tcp), Some(8), false), Ok(Choice::Tcp));
     assert_eq!(engine(&TORCHRUN, None, None, true), Ok(Choice::Tcp));
     assert_eq!(engine(&SRUN, None, None, true), Ok(Choice::Tcp));
-    assert_eq!(engine(&[], Some(Choice::Nccl), Some(2), true), Ok(Choice::Threads), "NCCL works beside a world");
+    assert_eq!(
+        engine(&[], Some(Choice::Nccl), Some(2), true),
+        Ok(Choice::Threads),
+        "NCCL works beside a world"
+    );
     assert_eq!(engine(&MPIRUN, Some(Choice::Nccl), None, true), Ok(Choice::Mpi));
     assert_eq!(engine(&TORCHRUN, Some(Choice::Nccl), None, true), Ok(Choice::Tcp));
     let pmix = [&SRUN[..], &[("SLURM_MPI_TYPE", "pmix")]].concat();

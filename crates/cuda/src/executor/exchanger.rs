@@ -58,8 +58,7 @@ impl Exchanger {
             watch.ends(&engine);
         }
         let comm = world.beside(engine);
-        let exchanger =
-            Exchanger { comm, world: world.clone(), is_orderly: false, _scratch: Some(scratch) };
+        let exchanger = Exchanger { comm, world: world.clone(), is_orderly: false, _scratch: Some(scratch) };
         // NCCL connects ranks at their first call, which takes long and should not happen under capture.
         let address = (queue.scratch as *mut u8).wrapping_add(SCRATCH / 2);
         let span = Span { address, len: 32 };

@@ -175,9 +175,7 @@ impl Preparer<'_> {
     ) -> Result<Prepared, CudaError> {
         let Placed { action, lane, step, first, waits } = placed;
         let (work, what) = match action {
-            Action::Launch(launch) => {
-                (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name)
-            }
+            Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
             Action::Product(product) => {
                 let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
                 let choice = self.tuner.choose(&product, &Bench { products, stream, scratch })?;
@@ -208,7 +206,9 @@ impl Prepared {
     /// Puts the work into a stream, whichever lane it is of.
     fn start(&self, products: &Products, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
-            Work::Launch(ready) => ready.start(stream, || format!("launching {} of {}", self.what, self.layer)),
+            Work::Launch(ready) => {
+                ready.start(stream, || format!("launching {} of {}", self.what, self.layer))
+            }
             Work::Product(product, choice) => {
                 products.run(product, choice, stream).map_err(|error| match error {
                     CudaError::Product { doing, status } => {
@@ -272,12 +272,7 @@ impl List {
     }
 
     /// One action in the compute lane, after all before it.
-    pub fn start_alone(
-        &self,
-        index: usize,
-        products: &Products,
-        streams: &Streams,
-    ) -> Result<(), CudaError> {
+    pub fn start_alone(&self, index: usize, products: &Products, streams: &Streams) -> Result<(), CudaError> {
         match &self.actions[index].work {
             Work::Exchange(calling) if streams.exchanger()?.is_on_device() => calling.enqueue_alone(streams),
             Work::Exchange(calling) => {

@@ -118,8 +118,7 @@ fn bind_all(
 ) -> Result<Lists, CudaError> {
     let mut constants = Constants::at(constants);
     let mut bind = |(plan, accumulate): (&Plan, bool)| {
-        let bound =
-            Binder { memory, accumulate, tf32, facts, maker: &Steps }.bind(plan, &mut constants)?;
+        let bound = Binder { memory, accumulate, tf32, facts, maker: &Steps }.bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
     };
     let (bound, marks) =

@@ -3,10 +3,9 @@
 //! What is run here on the CPU shows that the comparison itself is right. The rest needs a GPU, so it is ignored by default:
 //! `scripts/gpu-test` runs it. For NCCL, `VITESSE_NCCL` names its library.
 
-#[path = "../../../cpu/tests/common/mod.rs"]
-#[allow(dead_code)]
-mod common;
 mod collectives;
+#[path = "../../../cpu/tests/common/mod.rs"]
+mod common;
 mod rank;
 
 use comm::{Communicator, Ended, Member, Start};
