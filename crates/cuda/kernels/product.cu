@@ -149,29 +149,41 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 strip) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(strip >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-// --- GELU. Φ(-|x|) = e^(-x²/2) · t·P(t) with t = 1/(1 + c|x|); relative error 1e-5 up to |x| = 7.
+// --- GELU, of eight at a time: a step is taken for all before the next, so that none waits for the one before.
 
-struct Tail {
-    float e, p;  // Φ(-|x|) = e·p
-    __device__ __forceinline__ Tail(float x) {
-        float t;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(x), 0.362f, 1.0f)));
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -0.72134752044f * x));
-        p = fmaf(t, -0.09582863070878869f, 0.24096951349474627f);
-        p = fmaf(t, p, 0.05002452438438366f);
-        p = fmaf(t, p, 0.1619926018196747f);
-        p = t * fmaf(t, p, 0.1428369229026071f);
-    }
-};
-__device__ __forceinline__ float gelu(float x) {
-    Tail tail(x);
-    return fmaf(-fabsf(x), tail.e * tail.p, fmaxf(x, 0.0f));
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
-// d · GELU'(x), GELU'(x) = Φ(x) + x·φ(x): h = e·(p - |x|/√2π) for negative x, 1 - h otherwise.
-__device__ __forceinline__ float through_gelu(float d, float x) {
-    Tail tail(x);
-    float h = fmaf(-tail.e, fmaf(-fabsf(x), 0.3989422804f, tail.p), 0.5f);
-    return d * (0.5f + copysignf(h, x));
+#define EACH _Pragma("unroll") for (int i = 0; i < 8; i++)
+
+// GELU(x) = max(x, 0) - |x|·Φ(-|x|), Φ(-a) = 2^P(a): relative error 8e-5 up to a = 4, absolute error 1e-8 beyond.
+__device__ __forceinline__ void gelu(const float (&x)[8], float (&y)[8]) {
+    EACH y[i] = fmaf(fabsf(x[i]), -3.293743e-4f, 5.9133093e-3f);
+    EACH y[i] = fmaf(fabsf(x[i]), y[i], -4.8524898e-2f);
+    EACH y[i] = fmaf(fabsf(x[i]), y[i], -0.46373683f);
+    EACH y[i] = fmaf(fabsf(x[i]), y[i], -1.1493489f);
+    EACH y[i] = fmaf(fabsf(x[i]), y[i], -1.00011f);
+    EACH y[i] = exp2_fast(y[i]);
+    EACH y[i] = fmaf(-fabsf(x[i]), y[i], fmaxf(x[i], 0.0f));
+}
+// d · GELU'(x). GELU'(x) = Φ(x) + x·φ(x) is h = e^(-x²/2)·Q(|x|) for negative x, 1 - h otherwise: absolute error 2e-5.
+__device__ __forceinline__ void through_gelu(float (&d)[8], const float (&x)[8]) {
+    float e[8], q[8];
+    EACH e[i] = x[i] * -0.72134752f;
+    EACH e[i] *= x[i];
+    EACH q[i] = fmaf(fabsf(x[i]), -8.675542e-5f, 1.4745522e-3f);
+    EACH e[i] = exp2_fast(e[i]);
+    EACH q[i] = fmaf(fabsf(x[i]), q[i], -1.0631471e-2f);
+    EACH q[i] = fmaf(fabsf(x[i]), q[i], 4.3843262e-2f);
+    EACH q[i] = fmaf(fabsf(x[i]), q[i], -0.12028231f);
+    EACH q[i] = fmaf(fabsf(x[i]), q[i], 0.2456626f);
+    EACH q[i] = fmaf(fabsf(x[i]), q[i], -0.7973203f);
+    EACH q[i] = fmaf(fabsf(x[i]), q[i], 0.499988f);
+    EACH q[i] = fmaf(-e[i], q[i], 0.5f);
+    EACH q[i] = 0.5f + copysignf(q[i], x[i]);
+    EACH d[i] *= q[i];
 }
 
 // --- tiles, in groups of `group` rows of tiles: down a group's first column, then its second...
@@ -198,25 +210,25 @@ template <int STAGES> struct Ring {
 };
 
 // One lane of each pair keeps the first half of what both have, the other the second, added up.
-template <int KEPT> __device__ __forceinline__ void fold(const float (&from)[2 * KEPT], float (&to)[KEPT], int lane) {
-    const bool high = lane & (2 * KEPT);
+template <int KEPT>
+__device__ __forceinline__ void fold(const float (&from)[2 * KEPT], float (&to)[KEPT], int lane, int other) {
+    const bool high = lane & other;
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
         // Selected as words: a choice between two elements would become an address, and the array would move to local memory.
         const u32 low = __float_as_uint(from[i]), upper = __float_as_uint(from[i + KEPT]);
         const u32 keep = high ? upper : low, give = high ? low : upper;
-        to[i] = __uint_as_float(keep) + __shfl_xor_sync(0xffffffffu, __uint_as_float(give), 2 * KEPT);
+        to[i] = __uint_as_float(keep) + __shfl_xor_sync(0xffffffffu, __uint_as_float(give), other);
     }
 }
 
-// The sums of columns 8·(i/2) + 2·(lane%4) + i%2 over lanes with the same lane % 4: two left to each lane, `column` the first.
-__device__ __forceinline__ float2 add_lanes(const float (&sum)[16], int lane, int& column) {
-    float eight[8], four[4], two[2];
-    fold<8>(sum, eight, lane);
-    fold<4>(eight, four, lane);
-    fold<2>(four, two, lane);
-    column = (lane >> 2 & 1) * 8 + (lane >> 3 & 1) * 16 + (lane >> 4) * 32 + 2 * (lane & 3);
-    return make_float2(two[0], two[1]);
+// The sums of columns 8·(i/2) + 2·(lane%4) + i%2 over lanes with the same lane % 4: one to each lane, in both halves of a warp.
+__device__ __forceinline__ float add_lanes(const float (&sum)[4], int lane, int& column) {
+    float two[2], one[1];
+    fold<2>(sum, two, lane, 4);
+    fold<1>(two, one, lane, 8);
+    column = (lane >> 2 & 1) * 8 + 2 * (lane & 3) + (lane >> 3 & 1);
+    return one[0] + __shfl_xor_sync(0xffffffffu, one[0], 16);
 }
 
 // RIGHT_ROWS: right is (K,N). HALVES: 64-row parts of a warpgroup's tile. N: columns of a tile. Blocks of a cluster (along M)
@@ -225,10 +237,10 @@ template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, 
 struct Product {
     static constexpr int M = HALVES * 64 * (PINGPONG ? 1 : 2);
     static constexpr int LEFT_BYTES = M * DEPTH * 2, RIGHT_BYTES = N * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
-    // Pieces on their way: GELU has two results.
-    static constexpr int SLOTS = EPILOGUE == GELU_GRAD ? 4 : 2;
-    static constexpr int SLOT_BYTES = EPILOGUE == GELU ? 2 * PIECE : PIECE;
-    static constexpr int PIECES = N / 64 * HALVES;
+    // What is on its way: pieces, two of a kind with GELU's two results; with GELU_GRAD all pieces of 64 columns.
+    static constexpr int SLOTS = EPILOGUE == GELU_GRAD ? 4 / HALVES : 2;
+    static constexpr int SLOT_BYTES = EPILOGUE == GELU_GRAD ? HALVES * PIECE : EPILOGUE == GELU ? 2 * PIECE : PIECE;
+    static constexpr int STRIPS = N / 64;
     static constexpr int AT_PIECES = STAGES * STAGE_BYTES;
     static constexpr int AT_ROW = AT_PIECES + 2 * SLOTS * SLOT_BYTES;
     static constexpr int AT_BARRIERS = AT_ROW + 2048;
@@ -244,6 +256,8 @@ struct Product {
     __device__ __forceinline__ u32 full(int stage) const { return memory + AT_BARRIERS + 8 * stage; }
     __device__ __forceinline__ u32 empty(int stage) const { return full(STAGES + stage); }
     __device__ __forceinline__ u32 arrived(int group, int slot) const { return full(2 * STAGES + group * SLOTS + slot); }
+    // A warpgroup's row: the bias of its tile, or column sums of its warps.
+    __device__ __forceinline__ float* row_of(int group) const { return reinterpret_cast<float*>(generic + AT_ROW) + group * 256; }
     // First row and column of a block's tile.
     __device__ __forceinline__ void place(int tile, int rank, int& m, int& n) const {
         tiles.at(tile, m, n);
@@ -322,112 +336,150 @@ struct Product {
             for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(d[half][i])::"memory");
     }
 
+    // A thread of the warpgroups that multiply.
+    struct Thread {
+        int group, thread, warp, lane;
+        u32 pieces;  // where the group's slots lie
+        u32 row;     // in a piece, the start of this lane's row of the matrices that a warp moves at once
+        bool leader;
+        u32 count;  // slots used so far
+        __device__ __forceinline__ Thread(u32 memory) {
+            group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+            pieces = memory + AT_PIECES + group * SLOTS * SLOT_BYTES;
+            row = (warp * 16 + (lane & 15)) * 128;
+            leader = thread == 0, count = 0;
+        }
+        // This lane's 16 bytes of the matrices of 16 columns.
+        __device__ __forceinline__ u32 in_piece(int part) const { return row + (((part * 2 + (lane >> 4)) ^ (lane & 7)) << 4); }
+    };
+
+    // PLAIN and GELU: writes the results, piece by piece.
+    __device__ __forceinline__ void finish(const float (&d)[HALVES][N / 2], const TensorMap& first, const TensorMap& second,
+                                           Thread& t, int m, int n) {
+        // Of the 16 columns that come next.
+        const float* row = row_of(t.group) + 2 * (t.lane & 3);
+        float2 bias[2] = {*reinterpret_cast<const float2*>(row), *reinterpret_cast<const float2*>(row + 8)};
+#pragma unroll
+        for (int piece = 0; piece < STRIPS * HALVES; piece++, t.count++) {
+            const int strip = piece / HALVES, half = piece % HALVES;
+            const u32 at = t.pieces + t.count % SLOTS * SLOT_BYTES;
+            // 16 columns at a time: pairs of them in rows of this lane and 8 below, in 8 columns, then in the next 8.
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                float x[8], y[8];
+                u32 packed[4];
+                EACH x[i] = d[half][strip * 32 + part * 8 + i] + (i % 2 ? bias[i / 4].y : bias[i / 4].x);
+                const int next = part < 3 ? strip * 64 + part * 16 + 16 : (piece + 1) / HALVES % STRIPS * 64;
+#pragma unroll
+                for (int i = 0; i < 2; i++) bias[i] = *reinterpret_cast<const float2*>(row + next + i * 8);
+#pragma unroll
+                for (int i = 0; i < 4; i++) packed[i] = halves<T>(x[2 * i], x[2 * i + 1]);
+                write_matrices(at + t.in_piece(part), packed);
+                if constexpr (EPILOGUE == GELU) {
+                    gelu(x, y);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) packed[i] = halves<T>(y[2 * i], y[2 * i + 1]);
+                    write_matrices(at + PIECE + t.in_piece(part), packed);
+                }
+            }
+            copy_engine_fence();
+            // The piece before has left: the next one may take its slot.
+            if (t.leader) stores_wait_read<0>();
+            group_sync(t.group);
+            if (t.leader) {
+                const int x = n + strip * 64, y = m + half * 64;
+                store_tile(at, first, x, y);
+                if constexpr (EPILOGUE == GELU) store_tile(at + PIECE, second, x, y);
+                stores_commit();
+            }
+            __syncwarp();
+        }
+    }
+
+    // GELU_GRAD: what the GELU was of comes and the result leaves in the same place.
+    __device__ __forceinline__ void bring(const TensorMap& first, const Thread& t, u32 slot, int x, int m) {
+        barrier_expect(arrived(t.group, slot), SLOT_BYTES);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            load_tile(t.pieces + slot * SLOT_BYTES + half * PIECE, first, x, m + half * 64, arrived(t.group, slot));
+    }
+    __device__ __forceinline__ void finish_grad(float (&d)[HALVES][N / 2], const TensorMap& first, const TensorMap& second,
+                                                float* partial, Thread& t, int m, int n) {
+        float* row = row_of(t.group);
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++, t.count++) {
+            const u32 slot = t.count % SLOTS, at = t.pieces + slot * SLOT_BYTES;
+            barrier_wait(arrived(t.group, slot), t.count / SLOTS & 1);
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                float sum[4] = {};
+#pragma unroll
+                for (int half = 0; half < HALVES; half++) {
+                    float x[8], y[8];
+                    u32 packed[4];
+                    read_matrices(at + half * PIECE + t.in_piece(part), packed);
+                    EACH y[i] = d[half][strip * 32 + part * 8 + i];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) unpack2<T>(packed[i], x[2 * i], x[2 * i + 1]);
+                    through_gelu(y, x);
+                    EACH sum[i / 4 * 2 + i % 2] += y[i];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) packed[i] = halves<T>(y[2 * i], y[2 * i + 1]);
+                    write_matrices(at + half * PIECE + t.in_piece(part), packed);
+                }
+                int column;
+                const float both = add_lanes(sum, t.lane, column);
+                if (t.lane < 16) row[t.warp * 64 + part * 16 + column] = both;
+                // By now the strip before has left: one that waits for its slot may come.
+                if (part == 1 && strip > 0 && strip - 1 + SLOTS < STRIPS && t.leader) {
+                    stores_wait_read<0>();
+                    bring(first, t, (t.count - 1) % SLOTS, n + (strip - 1 + SLOTS) * 64, m);
+                }
+                __syncwarp();
+            }
+            copy_engine_fence();
+            group_sync(t.group);
+            if (t.leader) {
+#pragma unroll
+                for (int half = 0; half < HALVES; half++) store_tile(at + half * PIECE, second, n + strip * 64, m + half * 64);
+                stores_commit();
+            }
+            __syncwarp();
+            const int i = t.thread, column = n + strip * 64 + i;
+            if (i < 64 && column < columns && m < rows)
+                partial[(i64)(m / (HALVES * 64)) * columns + column] = (row[i] + row[64 + i]) + (row[128 + i] + row[192 + i]);
+            group_sync(t.group);
+        }
+    }
+
     __device__ __forceinline__ void consume(const TensorMap& first, const TensorMap& second, const T* bias, float* partial,
                                             int cluster, int clusters, int rank) {
-        const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-        const u32 pieces = memory + AT_PIECES + group * SLOTS * SLOT_BYTES;
-        float* row = reinterpret_cast<float*>(generic + AT_ROW) + group * 256;
-        const bool leader = thread == 0;
-        // This lane's row of the matrices that a warp moves at once, and its 16-byte unit there before swizzling.
-        const u32 lane_row = (warp * 16 + (lane & 15)) * 128, lane_unit = lane >> 4;
-        u32 count = 0;  // pieces so far
-        if (PINGPONG && group == 1 && cluster < tiles.count()) turn_give(0);
+        Thread t(memory);
+        if (PINGPONG && t.group == 1 && cluster < tiles.count()) turn_give(0);
 
         for (int turn = 0, tile = cluster; tile < tiles.count(); tile += clusters, turn++) {
-            if (PINGPONG && turn % 2 != group) continue;
+            if (PINGPONG && turn % 2 != t.group) continue;
             int m, n;
             place(tile, rank, m, n);
-            if (!PINGPONG) m += group * HALVES * 64;
-            auto bring = [&](int piece, u32 slot) {
-                barrier_expect(arrived(group, slot), PIECE);
-                load_tile(pieces + slot * PIECE, first, n + piece / HALVES * 64, m + piece % HALVES * 64, arrived(group, slot));
-            };
+            if (!PINGPONG) m += t.group * HALVES * 64;
+            float d[HALVES][N / 2];
             if constexpr (EPILOGUE == GELU_GRAD) {
-                if (leader) {
+                if (t.leader) {
                     stores_wait_read<0>();
 #pragma unroll
-                    for (int piece = 0; piece < PIECES && piece < SLOTS; piece++) bring(piece, (count + piece) % SLOTS);
+                    for (int strip = 0; strip < STRIPS && strip < SLOTS; strip++)
+                        bring(first, t, (t.count + strip) % SLOTS, n + strip * 64, m);
                 }
                 __syncwarp();
             } else {
-                for (int i = thread; i < N; i += 128) row[i] = bias && n + i < columns ? to_float(bias[n + i]) : 0.0f;
+                float* row = row_of(t.group);
+                for (int i = t.thread; i < N; i += 128) row[i] = bias && n + i < columns ? to_float(bias[n + i]) : 0.0f;
             }
-
-            float d[HALVES][N / 2];
-            accumulate(d, Ring<STAGES>((u32)turn * steps), group, lane, tile + clusters >= tiles.count());
-            if constexpr (EPILOGUE != GELU_GRAD) group_sync(group);
-
-            float sum[16];
-#pragma unroll
-            for (int piece = 0; piece < PIECES; piece++, count++) {
-                const int strip = piece / HALVES, half = piece % HALVES;
-                const u32 slot = count % SLOTS, at = pieces + slot * SLOT_BYTES;
-                if constexpr (EPILOGUE == GELU_GRAD) {
-                    barrier_wait(arrived(group, slot), count / SLOTS & 1);
-                    if (half == 0)
-#pragma unroll
-                        for (int i = 0; i < 16; i++) sum[i] = 0.0f;
-                }
-                // 16 columns at a time.
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    const u32 to = at + lane_row + (((part * 2 + lane_unit) ^ (lane & 7)) << 4);
-                    u32 one[4], two[4];
-                    if constexpr (EPILOGUE == GELU_GRAD) read_matrices(to, one);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        // i = 0, 1: rows of this lane and 8 below, in 8 columns; 2, 3: in the next 8.
-                        const int column = (part * 2 + i / 2) * 8;
-                        float x = d[half][strip * 32 + part * 8 + i * 2], y = d[half][strip * 32 + part * 8 + i * 2 + 1];
-                        if constexpr (EPILOGUE == GELU_GRAD) {
-                            float a, b;
-                            unpack2<T>(one[i], a, b);
-                            x = through_gelu(x, a), y = through_gelu(y, b);
-                            sum[column / 4] += x, sum[column / 4 + 1] += y;
-                            one[i] = halves<T>(x, y);
-                        } else {
-                            float2 b = *reinterpret_cast<const float2*>(row + strip * 64 + column + 2 * (lane & 3));
-                            x += b.x, y += b.y;
-                            one[i] = halves<T>(x, y);
-                            if constexpr (EPILOGUE == GELU) two[i] = halves<T>(gelu(x), gelu(y));
-                        }
-                    }
-                    write_matrices(to, one);
-                    if constexpr (EPILOGUE == GELU) write_matrices(to + PIECE, two);
-                }
-                if constexpr (EPILOGUE == GELU_GRAD) {
-                    if (half == HALVES - 1) {
-                        int column;
-                        const float2 both = add_lanes(sum, lane, column);
-                        *reinterpret_cast<float2*>(row + warp * 64 + column) = both;
-                    }
-                }
-                copy_engine_fence();
-                // The piece before has left: the next one may take its slot.
-                if (EPILOGUE != GELU_GRAD && leader) stores_wait_read<0>();
-                group_sync(group);
-                if (leader) {
-                    const int x = n + strip * 64, y = m + half * 64;
-                    store_tile(at, EPILOGUE == GELU_GRAD ? second : first, x, y);
-                    if constexpr (EPILOGUE == GELU) store_tile(at + PIECE, second, x, y);
-                    stores_commit();
-                    if (EPILOGUE == GELU_GRAD && piece > 0 && piece - 1 + SLOTS < PIECES) {
-                        stores_wait_read<1>();
-                        bring(piece - 1 + SLOTS, (count - 1) % SLOTS);
-                    }
-                }
-                __syncwarp();
-                if (EPILOGUE == GELU_GRAD && half == HALVES - 1) {
-                    const int column = n + strip * 64 + thread;
-                    if (thread < 64 && column < columns && m < rows)
-                        partial[(i64)(m / (HALVES * 64)) * columns + column] =
-                            (row[thread] + row[64 + thread]) + (row[128 + thread] + row[192 + thread]);
-                    // With two halves, the next piece's barrier lies between these reads and the next writes.
-                    if (HALVES == 1) group_sync(group);
-                }
-            }
+            accumulate(d, Ring<STAGES>((u32)turn * steps), t.group, t.lane, tile + clusters >= tiles.count());
+            if constexpr (EPILOGUE == GELU_GRAD) finish_grad(d, first, second, partial, t, m, n);
+            else group_sync(t.group), finish(d, first, second, t, m, n);
         }
-        if (leader) stores_wait();
+        if (t.leader) stores_wait();
     }
 };
 

@@ -14,6 +14,8 @@ pub type Address = u64;
 pub enum Source {
     /// Attention, forward and backward.
     Attention,
+    /// Attention by Hopper's warpgroups.
+    AttentionHopper,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows,
     /// Between images, patches and tokens.
@@ -29,8 +31,9 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 7] = [
+    pub const ALL: [Source; 8] = [
         Source::Attention,
+        Source::AttentionHopper,
         Source::Rows,
         Source::Tokens,
         Source::Loss,
@@ -41,13 +44,14 @@ impl Source {
 
     /// Whether one instance takes a compiler seconds.
     pub fn is_slow(self) -> bool {
-        matches!(self, Source::Attention | Source::Product)
+        matches!(self, Source::Attention | Source::AttentionHopper | Source::Product)
     }
 
     /// File name, for messages.
     pub fn file(self) -> &'static str {
         match self {
             Source::Attention => "attention.cu",
+            Source::AttentionHopper => "attention_hopper.cu",
             Source::Rows => "rows.cu",
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
@@ -60,6 +64,7 @@ impl Source {
     pub fn text(self) -> &'static str {
         match self {
             Source::Attention => include_str!("../kernels/attention.cu"),
+            Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),

@@ -3,7 +3,6 @@
 //! Everything is put into streams: a call returns when the work is queued, and only reading results waits for it. The first run
 //! of a plan is captured as a CUDA graph, which all further runs launch; they allocate nothing and wait for nothing.
 
-mod args;
 mod calls;
 mod checked;
 mod exchanger;

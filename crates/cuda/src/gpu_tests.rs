@@ -1,11 +1,13 @@
 //! What only a GPU can tell of the layers under the executor. Left out, with a note, where there is none.
 
 use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source};
-use crate::compile::{Arch, Image, compile_text_for_tests};
+use crate::compile::{Arch, Image, compile, compile_text_for_tests};
 use crate::driver::{Block, Context, Event, Stream};
+use crate::launch::Ready;
 use crate::libraries;
 use crate::modules::Modules;
-use crate::product::Products;
+use crate::product::{Choice, Products};
+use crate::steps::hopper;
 use crate::tuner::{Bench, Tuner};
 use graph::DType;
 use half::bf16;
@@ -45,6 +47,7 @@ fn products_are_those_of_the_plan() {
     let Some((facts, context)) = gpu() else { return };
     let stream = Stream::new(&context).unwrap();
     let products = Products::new(&context).unwrap();
+    let mut modules = Modules::load(&context, &[]).unwrap();
     let mut tuner = Tuner::new(&context, &facts, true).unwrap();
     let memory = Block::new(&context, 1 << 20, "a test").unwrap();
     let scratch = Block::new(&context, 1 << 20, "a test").unwrap();
@@ -77,9 +80,12 @@ fn products_are_those_of_the_plan() {
         stream.send_now(&bytes(&right, operands), at(1)).unwrap();
         stream.send_now(&bytes(&old, result), at(2)).unwrap();
         stream.send_now(&bytes(&bias, result), at(3)).unwrap();
-        let bench = Bench { products: &products, stream: &stream, scratch: &scratch };
-        let choice = tuner.choose(&product, &bench).unwrap();
-        products.run(&product, &choice, &stream).unwrap();
+        let mut bench =
+            Bench { products: &products, modules: &mut modules, stream: &stream, scratch: &scratch };
+        let Choice::Library(algorithm) = tuner.choose(&product, &mut bench).unwrap() else {
+            panic!("a deterministic tuner tries nothing");
+        };
+        products.run(&product, &algorithm, &stream).unwrap();
         let mut got = vec![0; m * n * result.bytes()];
         stream.fetch_now(at(2), &mut got).unwrap();
         let element = |values: &[f32], i: usize, j: usize, rows: usize, columns: usize, turned: bool| {
@@ -95,6 +101,52 @@ fn products_are_those_of_the_plan() {
                 .sum();
             let more = if accumulate { old[index] } else { 0.0 } + if with_bias { bias[j] } else { 0.0 };
             assert_eq!(got, dot + more, "case {case}, element {i}, {j}");
+        }
+    }
+}
+
+#[test]
+fn products_of_our_own_are_those_of_the_plan() {
+    let Some((facts, context)) = gpu() else { return };
+    let stream = Stream::new(&context).unwrap();
+    // Ragged everywhere; 1000 columns are tried with both widths of tiles.
+    let (m, n, k) = (1100, 1000, 72);
+    let memory = Block::new(&context, 16 << 20, "a test").unwrap();
+    let at = |part: Address| memory.address + (part << 22);
+    let (left, right, bias) = (numbers(m * k, 1), numbers(k * n, 2), numbers(n, 3));
+    stream.send_now(&bytes(&left, DType::Bf16), at(0)).unwrap();
+    stream.send_now(&bytes(&right, DType::Bf16), at(1)).unwrap();
+    stream.send_now(&bytes(&bias, DType::Bf16), at(3)).unwrap();
+    for case in 0..4 {
+        let (right_transposed, with_bias) = (case & 1 == 1, case & 2 == 2);
+        let matrix = |part, rows, columns| Matrix::new(at(part), DType::Bf16, rows, columns);
+        let product = Product {
+            left: matrix(0, m, k),
+            left_transposed: false,
+            right: if right_transposed { matrix(1, n, k) } else { matrix(1, k, n) },
+            right_transposed,
+            result: matrix(2, m, n),
+            accumulate: false,
+            epilogue: if with_bias { Epilogue::Bias(at(3)) } else { Epilogue::None },
+            tf32: false,
+        };
+        let weight = |l: usize, j: usize| right[if right_transposed { j * k + l } else { l * n + j }];
+        let dot = |i: usize, j: usize| (0..k).map(|l| left[i * k + l] * weight(l, j)).sum::<f32>();
+        let more = |j: usize| if with_bias { bias[j] } else { 0.0 };
+        let want: Vec<f32> =
+            (0..m * n).map(|x| bf16::from_f32(dot(x / n, x % n) + more(x % n)).to_f32()).collect();
+        let cuts = hopper::candidates(&product, &facts);
+        assert_eq!(cuts.is_empty(), facts.capability != (9, 0));
+        for cut in cuts {
+            let launch = hopper::plain(&product, cut, &facts).unwrap();
+            let arch = Arch::of(facts.capability).unwrap();
+            let image = compile(Source::Product, std::slice::from_ref(&launch.kernel.name), &arch).unwrap();
+            let mut modules = Modules::load(&context, &[(Source::Product, image)]).unwrap();
+            stream.zero(at(2), m * n * 2).unwrap();
+            Ready::new(&launch, &mut modules).unwrap().start(&stream, || "a test".into()).unwrap();
+            let mut got = vec![0; m * n * 2];
+            stream.fetch_now(at(2), &mut got).unwrap();
+            assert!(floats(&got, DType::Bf16) == want, "case {case}, {}", launch.kernel.name);
         }
     }
 }

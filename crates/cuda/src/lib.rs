@@ -1,10 +1,10 @@
 //! Runs plans on an NVIDIA GPU.
 //!
-//! A plan becomes a flat list of [`action::Action`]s: launches of our kernels, products for cuBLASLt, copies. `steps/` makes the
+//! A plan becomes a flat list of [`action::Action`]s: launches of our kernels, products, copies. `steps/` makes the
 //! actions of each op, as pure functions of shapes, types and addresses, so that they can be tested without a GPU, and `bind.rs`
 //! puts them in a row. `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs
-//! (`compile.rs`, `modules.rs`); `product.rs` and `tuner.rs` are for the products. `executor.rs` holds the memory and plays the
-//! lists, as CUDA graphs.
+//! (`compile.rs`, `modules.rs`, `launch.rs`); `product.rs` has the products of cuBLASLt, and `tuner.rs` chooses between its
+//! algorithms and our kernel. `executor.rs` holds the memory and plays the lists, as CUDA graphs.
 
 pub mod action;
 pub mod bind;
@@ -16,6 +16,7 @@ pub mod exchange;
 mod executor;
 #[cfg(test)]
 mod gpu_tests;
+mod launch;
 mod libraries;
 mod modules;
 #[cfg(test)]

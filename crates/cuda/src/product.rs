@@ -6,6 +6,7 @@
 use crate::action::{Address, Epilogue, Matrix, Product};
 use crate::driver::{Block, Context, Stream};
 use crate::error::CudaError;
+use crate::steps::hopper::Cut;
 use cudarc::cublaslt::sys::{self, cublasStatus_t};
 use graph::DType;
 use std::ffi::c_void;
@@ -17,13 +18,19 @@ pub const WORKSPACE: usize = 32 << 20;
 /// How many algorithms are asked for.
 pub const CANDIDATES: usize = 16;
 
-/// An algorithm for a product of one shape.
+/// How a product of one shape is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub enum Choice {
+    Library(Algorithm),
+    /// By our kernel, cut so.
+    Own(Cut),
+}
+
+/// One of cuBLASLt's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Algorithm {
     pub(crate) algo: sys::cublasLtMatmulAlgo_t,
-    pub(crate) workspace: usize,
-    /// As measured, if it was.
-    pub seconds: Option<f64>,
+    workspace: usize,
 }
 
 /// cuBLASLt and its working memory, for one stream.
@@ -68,7 +75,7 @@ impl Products {
     }
 
     /// Algorithms for a product, the most promising first.
-    pub(crate) fn candidates(&self, product: &Product, most: usize) -> Result<Vec<Choice>, CudaError> {
+    pub(crate) fn candidates(&self, product: &Product, most: usize) -> Result<Vec<Algorithm>, CudaError> {
         let problem = Problem::new(product)?;
         let preference = Preference::new(product)?;
         // SAFETY: plain numbers, all of which may be zero.
@@ -98,13 +105,13 @@ impl Products {
         found.truncate(count.max(0) as usize);
         let usable = found.into_iter().filter(|r| r.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
         Ok(usable
-            .map(|r| Choice { algo: r.algo, workspace: r.workspaceSize, seconds: None })
-            .filter(|choice| choice.workspace <= WORKSPACE)
+            .map(|r| Algorithm { algo: r.algo, workspace: r.workspaceSize })
+            .filter(|found| found.workspace <= WORKSPACE)
             .collect())
     }
 
     /// An algorithm from elsewhere, if it fits this product here.
-    pub(crate) fn accept(&self, product: &Product, data: [u64; 8]) -> Option<Choice> {
+    pub(crate) fn accept(&self, product: &Product, data: [u64; 8]) -> Option<Algorithm> {
         let Problem { operation, a, b, c } = &Problem::new(product).ok()?;
         let algo = sys::cublasLtMatmulAlgo_t { data };
         // SAFETY: plain numbers.
@@ -116,11 +123,11 @@ impl Products {
         let fits = status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
             && result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS
             && result.workspaceSize <= WORKSPACE;
-        fits.then_some(Choice { algo, workspace: result.workspaceSize, seconds: None })
+        fits.then_some(Algorithm { algo, workspace: result.workspaceSize })
     }
 
     /// Puts a product into a stream.
-    pub fn run(&self, product: &Product, choice: &Choice, stream: &Stream) -> Result<(), CudaError> {
+    pub fn run(&self, product: &Product, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
         let Problem { operation, a, b, c } = &Problem::new(product)?;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let at = |address: Address| address as *mut c_void;
@@ -140,7 +147,7 @@ impl Products {
                 c.0,
                 at(product.result.address),
                 c.0,
-                &choice.algo,
+                &algorithm.algo,
                 at(self.workspace.address),
                 WORKSPACE,
                 stream.raw.cast(),
@@ -288,7 +295,10 @@ pub fn describe(product: &Product) -> String {
     };
     let Product { left, right, result, .. } = product;
     let (left, right) = (side(left, product.left_transposed), side(right, product.right_transposed));
-    let bias = if product.epilogue == Epilogue::None { "" } else { " + bias" };
+    let bias = match product.epilogue {
+        Epilogue::None => "",
+        Epilogue::Bias(_) => " + bias",
+    };
     let old = if product.accumulate { " + result" } else { "" };
     format!("{left}·{right}{bias}{old} → {}", result.dtype)
 }

@@ -2,7 +2,7 @@
 
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
-use cuda::steps::{attention, hopper, loss, rows, tokens, update};
+use cuda::steps::{attention, attention_hopper, hopper, loss, rows, tokens, update};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -18,8 +18,14 @@ const GPUS: [(u32, u32); 7] = [
 
 /// The kernels that such a GPU may have to run.
 fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
-    let lists =
-        [attention::kernels(facts), rows::kernels(), tokens::kernels(), loss::kernels(), update::kernels()];
+    let lists = [
+        attention::kernels(facts),
+        attention_hopper::kernels(facts),
+        rows::kernels(),
+        tokens::kernels(),
+        loss::kernels(),
+        update::kernels(),
+    ];
     let (major, minor) = facts.capability;
     let hopper = if facts.capability == (9, 0) { hopper::kernels() } else { vec![] };
     let lists = lists.into_iter().chain([hopper]);

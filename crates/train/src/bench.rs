@@ -77,6 +77,7 @@ impl StepBench {
     fn wait(&mut self, in_flight: usize) -> Result<(), TrainError> {
         while self.in_flight > in_flight {
             self.device.outcome()?;
+            self.device.take_account();
             self.in_flight -= 1;
         }
         Ok(())

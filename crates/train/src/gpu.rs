@@ -7,7 +7,8 @@ use crate::gpus::{Assigned, assign};
 use comm::{Name, Pulse};
 use cuda::{ActionTime, Executor, Ticket};
 use data::LoadedBatch;
-use graph::{Header, Program, StateId};
+use graph::graph::Phase;
+use graph::{Header, Plan, Program, StateId};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,6 +29,9 @@ pub(crate) struct Gpu {
     /// For whoever watches the rank.
     pulse: Arc<Pulse>,
     doing: [Name; 4],
+    /// Seconds on the GPU since the last reset, and runs: of forward and backward, and of the update.
+    spent: [f64; 2],
+    runs: [u64; 2],
 }
 
 impl Gpu {
@@ -48,7 +52,8 @@ impl Gpu {
         let doing = plans.map(|plan| pulse.name(&format!("{plan} on the GPU")));
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
         let (exchanged, timing) = ((0.0, 0.0), true);
-        Ok(Gpu { executor, in_flight, exchanges, exchanged, timing, line, pulse, doing })
+        let (spent, runs) = ([0.0; 2], [0; 2]);
+        Ok(Gpu { executor, in_flight, exchanges, exchanged, timing, line, pulse, doing, spent, runs })
     }
 
     /// What the exchange of the step took whose numbers were just read.
@@ -106,6 +111,11 @@ impl Device<f32> for Gpu {
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
         self.pulse.doing(self.doing[which as usize]);
+        match which {
+            Which::Micro | Which::Last => self.runs[0] += 1,
+            Which::Update => self.runs[1] += 1,
+            Which::Eval => {}
+        }
         Ok(self.executor.run(plan(which), header)?)
     }
 
@@ -175,6 +185,8 @@ impl Device<f32> for Gpu {
         let (exposed, hidden) = std::mem::take(&mut self.exchanged);
         // The GPU waits within `last`.
         let compute = (micro + last - exposed).max(0.0);
+        self.spent[0] += compute;
+        self.spent[1] += update;
         Account { compute, update, evaluation, exposed, hidden, ..Account::default() }
     }
 
@@ -194,9 +206,21 @@ impl Device<f32> for Gpu {
 
     fn take_trace(&mut self, _into: &mut Vec<Event>) {}
 
+    /// By plan: a GPU's kernels are timed one by one only by `bench --kernels`.
     fn training_times(&self) -> Vec<StepTime> {
-        Vec::new()
+        let program = self.executor.program();
+        let row = |i: usize, op: &str, phase, plan: &Plan| {
+            let (cost, runs) = (plan.cost(), self.runs[i] as f64);
+            let (flops, bytes) = (cost.flops * runs, cost.bytes * runs);
+            StepTime { op: op.to_string(), phase, is_product: i == 0, seconds: self.spent[i], flops, bytes }
+        };
+        vec![
+            row(0, "forward and", Phase::Backward, &program.last),
+            row(1, "optimizer", Phase::Update, &program.update),
+        ]
     }
 
-    fn reset_times(&mut self) {}
+    fn reset_times(&mut self) {
+        (self.spent, self.runs) = ([0.0; 2], [0; 2]);
+    }
 }

@@ -5,13 +5,13 @@
 //! result goes back on a stream of its own, so that it needn't wait for data that leaves later. The thread that runs the list
 //! sees to that, see [`crate::exchange::Stage`].
 
-use super::args::Ready;
 use super::exchanger::Exchanger;
 use super::list::Streams;
 use crate::action::{Address, Exchanged};
 use crate::driver::{Context, Event, Pinned, Stream};
 use crate::error::CudaError;
 use crate::exchange::note_time;
+use crate::launch::Ready;
 use crate::modules::Modules;
 use comm::{Call, Communicator, Span, Ticket};
 use std::cell::Cell;

@@ -1,6 +1,5 @@
 //! A bound plan, ready to be played: every kernel found, every product's algorithm chosen.
 
-use super::args::Ready;
 use super::calls::{Calling, bring_back};
 use super::exchanger::{Exchange, Exchanger};
 use crate::action::{Action, Address, Exchanged, Product};
@@ -8,8 +7,9 @@ use crate::bind::{Bound, Placed};
 use crate::driver::{Block, Context, Event, Graph, Pinned, Stream};
 use crate::error::CudaError;
 use crate::exchange::{Stage, host_places, stages};
+use crate::launch::Ready;
 use crate::modules::Modules;
-use crate::product::{Choice, Products, describe};
+use crate::product::{Algorithm, Choice, Products, describe};
 use crate::tuner::{Bench, Tuner};
 use graph::{Lane, Plan};
 use std::sync::Arc;
@@ -80,10 +80,16 @@ impl Streams {
 
 pub(super) enum Work {
     Launch(Ready),
-    Product(Product, Choice),
+    Product(Product, Way),
     Copy { from: Address, to: Address, bytes: usize },
     Zero { at: Address, bytes: usize },
     Exchange(Box<Calling>),
+}
+
+/// How a product is made.
+pub(super) enum Way {
+    Library(Algorithm),
+    Own(Ready),
 }
 
 pub(super) struct Prepared {
@@ -94,7 +100,7 @@ pub(super) struct Prepared {
     signal: Option<Event>,
     pub step: usize,
     pub first: usize,
-    /// A kernel's name or a product's shape.
+    /// A kernel's name or a product's shape, and the kernel's name if it is ours.
     pub what: String,
     pub layer: String,
 }
@@ -178,8 +184,18 @@ impl Preparer<'_> {
             Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
             Action::Product(product) => {
                 let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
-                let choice = self.tuner.choose(&product, &Bench { products, stream, scratch })?;
-                (Work::Product(product, choice), describe(&product))
+                let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch };
+                match self.tuner.choose(&product, &mut bench)? {
+                    Choice::Library(algorithm) => {
+                        (Work::Product(product, Way::Library(algorithm)), describe(&product))
+                    }
+                    Choice::Own(cut) => {
+                        let launch = self.tuner.launch(&product, cut)?;
+                        let what = format!("{} by {}", describe(&product), launch.kernel.name);
+                        let ready = Ready::new(&launch, self.modules)?;
+                        (Work::Product(product, Way::Own(ready)), what)
+                    }
+                }
             }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
@@ -206,11 +222,11 @@ impl Prepared {
     /// Puts the work into a stream, whichever lane it is of.
     fn start(&self, products: &Products, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
-            Work::Launch(ready) => {
+            Work::Launch(ready) | Work::Product(_, Way::Own(ready)) => {
                 ready.start(stream, || format!("launching {} of {}", self.what, self.layer))
             }
-            Work::Product(product, choice) => {
-                products.run(product, choice, stream).map_err(|error| match error {
+            Work::Product(product, Way::Library(algorithm)) => {
+                products.run(product, algorithm, stream).map_err(|error| match error {
                     CudaError::Product { doing, status } => {
                         CudaError::Product { doing: format!("{doing} of {}", self.layer), status }
                     }

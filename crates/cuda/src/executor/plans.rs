@@ -5,7 +5,7 @@ use super::readback::RING;
 use super::staging::Staging;
 use super::times::Times;
 use super::{Options, Which};
-use crate::action::{Action, Address, Constants, Facts, Kernel};
+use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
 use crate::bind::{Binder, Bound, Memory, Placed, Steps};
 use crate::compile::{Arch, compile_all};
 use crate::driver::{Block, Context, Pinned};
@@ -13,7 +13,7 @@ use crate::error::CudaError;
 use crate::exchange::{Marks, check_ranks, host_places, timed};
 use crate::modules::Modules;
 use crate::product::{Products, WORKSPACE};
-use crate::steps;
+use crate::steps::{self, hopper};
 use crate::tuner::Tuner;
 use graph::plan::Place;
 use graph::{DType, Lane, Op, Plan, Program};
@@ -98,13 +98,15 @@ impl Lists {
         self.bound.iter().map(|bound| host_places(collectives(bound)).1).max().unwrap_or(0)
     }
 
-    fn kernels(&self) -> BTreeSet<Kernel> {
+    /// All that are launched, and those that `ours` says may make a product.
+    fn kernels(&self, ours: impl Fn(&Product) -> Vec<Kernel>) -> BTreeSet<Kernel> {
         let placed = self.bound.iter().flat_map(|bound| bound.actions.iter().map(|p| &p.action));
-        let launched = placed.chain(&self.refresh).filter_map(|action| match action {
-            Action::Launch(launch) => Some(launch.kernel.clone()),
-            _ => None,
+        let used = placed.chain(&self.refresh).flat_map(|action| match action {
+            Action::Launch(launch) => vec![launch.kernel.clone()],
+            Action::Product(product) => ours(product),
+            Action::Copy { .. } | Action::Zero { .. } | Action::Exchange(_) => vec![],
         });
-        launched.collect()
+        used.collect()
     }
 }
 
@@ -154,7 +156,11 @@ fn refresh(
 
 /// The kernels that a program needs on a GPU, for whoever wants to compile them without one.
 pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeSet<Kernel>, CudaError> {
-    Ok(dry(program, facts, tf32)?.kernels())
+    let ours = |product: &Product| {
+        let launches = hopper::candidates(product, facts).into_iter();
+        launches.filter_map(|cut| Some(hopper::plain(product, cut, facts)?.kernel)).collect()
+    };
+    Ok(dry(program, facts, tf32)?.kernels(ours))
 }
 
 /// Binds to addresses that nothing has, to learn what is needed.
@@ -235,7 +241,8 @@ impl Base<'_> {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
         self.streams.compute().send_now(&lists.constants, constants.address)?;
-        let images = compile_all(&lists.kernels(), &Arch::of(self.facts.capability)?)?;
+        let kernels = lists.kernels(|product| self.tuner.kernels(product));
+        let images = compile_all(&kernels, &Arch::of(self.facts.capability)?)?;
         let mut modules = Modules::load(context, &images)?;
         if !self.options.deterministic {
             fill_with_noise(&arena, self.streams)?;

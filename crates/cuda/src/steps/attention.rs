@@ -2,6 +2,7 @@
 //!
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
+use super::attention_hopper;
 use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Source, c_type};
 use crate::error::CudaError;
 use graph::op::AttentionDrop;
@@ -14,11 +15,11 @@ const MAX_BLOCKS: usize = 256;
 const ALWAYS_ONE_SQUARE: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
-    batch: usize,
-    tokens: usize,
-    heads: usize,
-    head: usize,
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) heads: usize,
+    pub(super) head: usize,
 }
 
 impl Sizes {
@@ -32,7 +33,7 @@ impl Sizes {
     }
 
     /// Heads of all samples.
-    fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.batch * self.heads
     }
 
@@ -52,6 +53,14 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let dtype = cx.input(0).dtype;
     let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
+    let hopper = match (drop, backward) {
+        (Some(_), _) => None,
+        (None, false) => attention_hopper::forward(cx, &sizes, element),
+        (None, true) => attention_hopper::gradient(cx, &sizes, element),
+    };
+    if let Some(launch) = hopper {
+        return Ok(vec![Action::Launch(launch)]);
+    }
     let launches = match (on_matrix_units(&sizes, dtype, cx.facts), backward) {
         (true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
         (true, true) => gradient(cx, &sizes, element, drop).map(|launch| vec![launch]),
@@ -354,20 +363,26 @@ mod tests {
         Operand { address: 256, dtype, shape: Shape(shape.to_vec()) }
     }
 
-    fn run(
+    const DROP: Option<AttentionDrop> = Some(AttentionDrop { rate: 0.1, site: 3 });
+
+    fn run(facts: &Facts, dtype: DType, sizes: [usize; 4], backward: bool) -> Result<Launch, CudaError> {
+        run_with(facts, dtype, sizes, backward, if backward { DROP } else { None })
+    }
+
+    fn run_with(
         facts: &Facts,
         dtype: DType,
         [b, t, h, d]: [usize; 4],
         backward: bool,
+        drop: Option<AttentionDrop>,
     ) -> Result<Launch, CudaError> {
         let (qkv, out) = (operand(dtype, &[b, t, 3 * h * d]), operand(dtype, &[b, t, h * d]));
         let lse = operand(DType::F32, &[b, h, t]);
-        let drop = Some(AttentionDrop { rate: 0.1, site: 3 });
         let (op, inputs, outputs) = if backward {
             let inputs = vec![qkv.clone(), out.clone(), lse, out];
             (Op::AttentionGrad { heads: h, drop }, inputs, vec![qkv])
         } else {
-            (Op::Attention { heads: h, drop: None }, vec![qkv], vec![out, lse])
+            (Op::Attention { heads: h, drop }, vec![qkv], vec![out, lse])
         };
         let (layer, accumulate, tf32) = ("block", false, false);
         let (inputs, outputs) = (&inputs[..], &outputs[..]);
@@ -381,12 +396,37 @@ mod tests {
 
     #[test]
     fn vit_b_on_an_h200() {
-        let forward = run(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], false).unwrap();
-        assert_eq!(forward.kernel.name, "attention<bf16, 197, 64, 4, 3, false>");
+        let vit_b = |backward, drop| {
+            run_with(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], backward, drop).unwrap()
+        };
+        let forward = vit_b(false, None);
+        assert_eq!(forward.kernel.name, "attention_hopper<bf16, 197, 64, 1, 2, 3>");
+        assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, (2 * 208 + 128) * 128));
+        let backward = vit_b(true, None);
+        assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, true, 1>");
+        assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
+        // With dropout, as everywhere.
+        let forward = vit_b(false, DROP);
+        assert_eq!(forward.kernel.name, "attention<bf16, 197, 64, 4, 3, true>");
         assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, 2 * 208 * 128));
-        let backward = run(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], true).unwrap();
+        let backward = vit_b(true, DROP);
         assert_eq!(backward.kernel.name, "attention_grad<bf16, 197, 64, 13, 2, 1, true>");
         assert_eq!((backward.grid, backward.block), ([132, 1, 1], 416));
+    }
+
+    #[test]
+    fn what_hopper_does_not_take_is_portable() {
+        let newer = Facts { capability: (10, 0), ..Facts::h200() };
+        for (facts, dtype, tokens, head) in [
+            (&Facts::h200(), DType::Bf16, 257, 64),
+            (&Facts::h200(), DType::F16, 197, 80),
+            (&newer, DType::Bf16, 197, 64),
+        ] {
+            for backward in [false, true] {
+                let launch = run_with(facts, dtype, [2, tokens, 2, head], backward, None).unwrap();
+                assert_eq!(launch.kernel.source, Source::Attention, "{}", launch.kernel.name);
+            }
+        }
     }
 
     #[test]

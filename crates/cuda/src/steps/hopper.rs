@@ -1,70 +1,152 @@
-//! Products of halves with an exact GELU on the way out, for Hopper: `product.cu`.
-//!
-//! cuBLASLt multiplies as fast, but its GELU is the tanh form, and passes of their own cost memory traffic.
+//! Products of halves for Hopper, by `product.cu`: plain ones where they are faster than cuBLASLt's, which `tuner.rs` finds out,
+//! and those with an exact GELU on the way out. cuBLASLt's GELU is the tanh form, and passes of their own cost memory traffic.
 
 use crate::action::{
-    Action, Address, Arg, Facts, Kernel, Launch, Matrix, Operand, Source, TensorMap, c_type,
+    Action, Address, Arg, Epilogue, Facts, Kernel, Launch, Matrix, Operand, Product, Source, TensorMap,
+    c_type,
 };
+use crate::product::sizes;
 use graph::DType;
 
 /// Rows of a tile, and of one row of partial column sums.
 const TILE_ROWS: usize = 128;
-/// Blocks that share the right operand's tiles.
-const CLUSTER: usize = 2;
-/// Rows of tiles (of clusters) that are walked column by column.
-const GROUP: i32 = 8;
 const THREADS: u32 = 384;
 /// Of the sum in a stage.
 const DEPTH: u32 = 64;
 /// Rows and columns of what leaves or enters at once.
 const PIECE: u32 = 64;
 
-/// What lies beside a tile's width.
+/// How a result is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+pub struct Cut {
+    /// Of a tile.
     columns: usize,
     stages: usize,
+    /// Blocks that share the right operand's tiles.
+    cluster: usize,
+    /// Rows of tiles (of clusters) that are walked column by column.
+    group: usize,
 }
 
-/// Wide tiles read each operand less often; narrow ones fit more widths.
-const CUTS: [(Cut, usize); 2] =
-    [(Cut { columns: 192, stages: 4 }, 100), (Cut { columns: 128, stages: 5 }, 112)];
+const fn cut(columns: usize, stages: usize, cluster: usize, group: usize) -> Cut {
+    Cut { columns, stages, cluster, group }
+}
+
+/// What plain products are tried with: wide tiles read each operand less often, narrow ones fit more widths.
+const WIDE: [Cut; 3] = [cut(192, 4, 1, 1), cut(192, 4, 1, 8), cut(192, 4, 2, 8)];
+const NARROW: [Cut; 2] = [cut(128, 6, 1, 1), cut(128, 6, 1, 8)];
+
+/// With a GELU: also what a column of a tile costs, as measured on an H200 with 50432 × 3072 results of 768 products.
+const GELU: [(Cut, usize); 2] = [(cut(192, 4, 1, 1), 100), (cut(128, 5, 1, 1), 103)];
+const GELU_GRAD: [(Cut, usize); 2] = [(cut(192, 4, 1, 1), 103), (cut(128, 5, 1, 1), 100)];
+
+/// What follows a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// Nothing, or a bias. Of a right side that lies as (K,N), or as (N,K).
+    Plain {
+        right_rows: bool,
+    },
+    Gelu,
+    GeluGrad,
+}
+
+impl Then {
+    fn right_rows(self) -> bool {
+        match self {
+            Then::Plain { right_rows } => right_rows,
+            Then::Gelu => false,
+            Then::GeluGrad => true,
+        }
+    }
+}
 
 impl Cut {
     /// The one whose last round of tiles ends first.
-    fn best(rows: usize, columns: usize, facts: &Facts) -> Self {
-        let clusters = facts.processors as usize / CLUSTER;
-        let time = |(cut, cost): &(Cut, usize)| {
-            let tiles = rows.div_ceil(TILE_ROWS * CLUSTER) * columns.div_ceil(cut.columns);
-            tiles.div_ceil(clusters) * cut.columns * cost
-        };
-        CUTS.iter().min_by_key(|c| time(c)).map_or(CUTS[0].0, |c| c.0)
+    fn best(cuts: &[(Cut, usize)], rows: usize, columns: usize, facts: &Facts) -> Option<Self> {
+        let time = |(cut, cost): &&(Cut, usize)| cut.rounds(rows, columns, facts) * cut.columns * cost;
+        cuts.iter().min_by_key(time).map(|c| c.0)
     }
 
-    fn name(self, dtype: DType, epilogue: Epilogue) -> Option<String> {
-        let (epilogue, right_rows) = match epilogue {
-            Epilogue::Gelu => ("GELU", false),
-            Epilogue::GeluGrad => ("GELU_GRAD", true),
+    fn tiles(self, rows: usize, columns: usize) -> usize {
+        rows.div_ceil(TILE_ROWS) * columns.div_ceil(self.columns)
+    }
+
+    /// How many tiles a block makes at most.
+    fn rounds(self, rows: usize, columns: usize, facts: &Facts) -> usize {
+        let clusters = rows.div_ceil(TILE_ROWS * self.cluster) * columns.div_ceil(self.columns);
+        clusters.div_ceil((facts.processors as usize / self.cluster).max(1))
+    }
+
+    fn name(self, dtype: DType, then: Then) -> Option<String> {
+        let epilogue = match then {
+            Then::Plain { .. } => "PLAIN",
+            Then::Gelu => "GELU",
+            Then::GeluGrad => "GELU_GRAD",
         };
-        let Cut { columns, stages } = self;
+        let (Cut { columns, stages, cluster, .. }, right_rows) = (self, then.right_rows());
         Some(format!(
-            "product<{}, {epilogue}, {right_rows}, true, 2, {columns}, {stages}, {CLUSTER}>",
+            "product<{}, {epilogue}, {right_rows}, true, 2, {columns}, {stages}, {cluster}>",
             c_type(dtype)?
         ))
     }
 
     /// As `Product::SHARED`: stages, pieces, a row for each warpgroup, barriers.
-    fn shared(self) -> u32 {
+    fn shared(self, then: Then) -> u32 {
         let stage = (TILE_ROWS + self.columns) * DEPTH as usize * 2;
-        let pieces = 2 * 4 * (PIECE * PIECE * 2) as usize;
-        (self.stages * stage + pieces + 2048 + 256) as u32
+        let pieces = if matches!(then, Then::Plain { .. }) { 2 } else { 4 };
+        (self.stages * stage + 2 * pieces * (PIECE * PIECE * 2) as usize + 2048 + 256) as u32
+    }
+
+    /// Rows and columns of the right side's boxes.
+    fn right_box(self, then: Then) -> (u32, u32) {
+        match then.right_rows() {
+            true => (DEPTH / self.cluster as u32, PIECE),
+            false => ((self.columns / self.cluster) as u32, DEPTH),
+        }
+    }
+
+    /// Such as `192x4 2 8`, to be kept.
+    pub fn text(self) -> String {
+        let Cut { columns, stages, cluster, group } = self;
+        format!("{columns}x{stages} {cluster} {group}")
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Epilogue {
-    Gelu,
-    GeluGrad,
+/// The ways in which our kernel can make a product; none where this GPU, or these types or sizes, have no such kernel, or where
+/// most of the GPU would be idle.
+pub fn candidates(product: &Product, facts: &Facts) -> Vec<Cut> {
+    let (rows, columns, _) = sizes(product);
+    let ([wide, ..], [narrow, ..]) = (WIDE, NARROW);
+    if !takes(product, facts) || 2 * narrow.tiles(rows, columns) < facts.processors as usize {
+        return Vec::new();
+    }
+    let padded = |cut: Cut| columns.next_multiple_of(cut.columns);
+    let mut cuts = WIDE.to_vec();
+    if padded(narrow) < padded(wide) || wide.tiles(rows, columns) < facts.processors as usize {
+        cuts.extend(NARROW);
+    }
+    cuts
+}
+
+/// A product by our kernel, if it takes it.
+pub fn plain(product: &Product, cut: Cut, facts: &Facts) -> Option<Launch> {
+    if !takes(product, facts) {
+        return None;
+    }
+    let then = Then::Plain { right_rows: !product.right_transposed };
+    let bias = match product.epilogue {
+        Epilogue::None => 0,
+        Epilogue::Bias(address) => address,
+    };
+    let (rows, columns, depth) = sizes(product);
+    let sides = [product.left, product.right, product.result, product.result];
+    launch(cut, then, sides, [bias, 0], [rows, columns, depth], facts)
+}
+
+fn takes(product: &Product, facts: &Facts) -> bool {
+    let Product { left, right, result, .. } = product;
+    fits(&[left, right, result], facts) && !product.left_transposed && !product.accumulate
 }
 
 /// Bytes for the partial column sums of a result.
@@ -84,15 +166,14 @@ pub fn linear_gelu(
     facts: &Facts,
 ) -> Option<Vec<Action>> {
     let (rows, columns, depth) = (x.shape.rows(), w.shape.rows(), x.shape.last());
-    if !fits(&[x, w, pre, y], facts) || bias.is_some_and(|b| b.dtype != x.dtype) || w.shape.last() != depth {
+    let sides = [matrix(x), matrix(w), matrix(pre), matrix(y)];
+    if !fits(&sides.each_ref(), facts) || bias.is_some_and(|b| b.dtype != x.dtype) || w.shape.last() != depth
+    {
         return None;
     }
-    let cut = Cut::best(rows, columns, facts);
-    let right = map(w, columns, depth, (cut.columns / CLUSTER) as u32, DEPTH);
-    let outputs = [pre, y].map(|o| map(o, rows, columns, PIECE, PIECE));
+    let cut = Cut::best(&GELU, rows, columns, facts)?;
     let bias = bias.map_or(0, |b| b.address);
-    let sizes = [rows, columns, depth];
-    Some(vec![launch(cut, Epilogue::Gelu, x, right, outputs, bias, 0, sizes, facts)?])
+    Some(vec![Action::Launch(launch(cut, Then::Gelu, sides, [bias, 0], [rows, columns, depth], facts)?)])
 }
 
 /// dpre (M,N) = dy (M,K)·w ∘ GELU'(pre), w (K,N); sums (N), f32, its column sums. `scratch` has [`scratch`] bytes.
@@ -108,14 +189,12 @@ pub fn gelu_grad_product(
     facts: &Facts,
 ) -> Option<Vec<Action>> {
     let (rows, columns, depth) = (dy.shape.rows(), w.shape.last(), dy.shape.last());
-    if !fits(&[dy, w, pre, dpre], facts) || w.shape.rows() != depth {
+    let sides = [matrix(dy), matrix(w), matrix(pre), matrix(dpre)];
+    if !fits(&sides.each_ref(), facts) || w.shape.rows() != depth {
         return None;
     }
-    let cut = Cut::best(rows, columns, facts);
-    let right = map(w, depth, columns, DEPTH / CLUSTER as u32, PIECE);
-    let pieces = [pre, dpre].map(|o| map(o, rows, columns, PIECE, PIECE));
-    let product =
-        launch(cut, Epilogue::GeluGrad, dy, right, pieces, 0, scratch, [rows, columns, depth], facts)?;
+    let cut = Cut::best(&GELU_GRAD, rows, columns, facts)?;
+    let product = launch(cut, Then::GeluGrad, sides, [0, scratch], [rows, columns, depth], facts)?;
     let partial_rows = rows.div_ceil(TILE_ROWS) as i32;
     let add = Launch {
         kernel: add_partial(),
@@ -129,17 +208,19 @@ pub fn gelu_grad_product(
             Arg::I32(columns as i32),
         ],
     };
-    Some(vec![product, Action::Launch(add)])
+    Some(vec![Action::Launch(product), Action::Launch(add)])
 }
 
 /// Every kernel here, with the capability it is for: that one only.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = vec![(add_partial(), 90)];
-    for dtype in [DType::Bf16, DType::F16] {
-        for epilogue in [Epilogue::Gelu, Epilogue::GeluGrad] {
-            let names = CUTS.iter().filter_map(|(cut, _)| cut.name(dtype, epilogue));
-            all.extend(names.map(|name| (Kernel::new(Source::Product, name), 90)));
-        }
+    let plain = WIDE.iter().chain(&NARROW);
+    let ways = plain.flat_map(|cut| [false, true].map(|right_rows| (*cut, Then::Plain { right_rows })));
+    let gelu = GELU.iter().map(|(cut, _)| (*cut, Then::Gelu));
+    let grad = GELU_GRAD.iter().map(|(cut, _)| (*cut, Then::GeluGrad));
+    for (cut, then) in ways.chain(gelu).chain(grad) {
+        let names = [DType::Bf16, DType::F16].into_iter().filter_map(|dtype| cut.name(dtype, then));
+        all.extend(names.map(|name| (Kernel::new(Source::Product, name), 90)));
     }
     all
 }
@@ -149,58 +230,56 @@ fn add_partial() -> Kernel {
 }
 
 /// One type of halves, on Hopper; the copy engine wants addresses and rows in multiples of 16 bytes.
-fn fits(operands: &[&Operand], facts: &Facts) -> bool {
-    let dtype = operands[0].dtype;
+fn fits(sides: &[&Matrix], facts: &Facts) -> bool {
+    let dtype = sides[0].dtype;
     facts.capability == (9, 0)
-        && facts.processors as usize >= CLUSTER
+        && facts.processors >= 2
         && facts.shared_per_block >= 232_448
         && dtype.is_half()
-        && operands.iter().all(|o| {
-            o.dtype == dtype
-                && o.address % 16 == 0
-                && o.shape.last() > 0
-                && o.shape.last() % 8 == 0
-                && o.shape.rows() > 0
-                && o.shape.rows() <= 1 << 30
+        && sides.iter().all(|side| {
+            side.dtype == dtype
+                && side.address % 16 == 0
+                && side.stride % 8 == 0
+                && (1..=1 << 30).contains(&side.columns)
+                && side.columns % 8 == 0
+                && (1..=1 << 30).contains(&side.rows)
         })
 }
 
-fn map(operand: &Operand, rows: usize, columns: usize, box_rows: u32, box_columns: u32) -> TensorMap {
-    let matrix = Matrix::new(operand.address, operand.dtype, rows, columns);
-    TensorMap { matrix, box_rows, box_columns, swizzled: true }
+fn matrix(operand: &Operand) -> Matrix {
+    Matrix::new(operand.address, operand.dtype, operand.shape.rows(), operand.shape.last())
 }
 
-#[allow(clippy::too_many_arguments)] // What the kernel takes.
 fn launch(
     cut: Cut,
-    epilogue: Epilogue,
-    left: &Operand,
-    right: TensorMap,
-    [first, second]: [TensorMap; 2],
-    bias: Address,
-    partial: Address,
+    then: Then,
+    [left, right, first, second]: [Matrix; 4],
+    [bias, partial]: [Address; 2],
     [rows, columns, depth]: [usize; 3],
     facts: &Facts,
-) -> Option<Action> {
-    let blocks = facts.processors as usize / CLUSTER * CLUSTER;
-    Some(Action::Launch(Launch {
-        kernel: Kernel::new(Source::Product, cut.name(left.dtype, epilogue)?),
+) -> Option<Launch> {
+    let blocks = facts.processors as usize / cut.cluster * cut.cluster;
+    let map = |matrix, (box_rows, box_columns)| {
+        Arg::Tensor(TensorMap { matrix, box_rows, box_columns, swizzled: true })
+    };
+    Some(Launch {
+        kernel: Kernel::new(Source::Product, cut.name(left.dtype, then)?),
         grid: [blocks as u32, 1, 1],
         block: THREADS,
-        shared: cut.shared(),
+        shared: cut.shared(then),
         args: vec![
-            Arg::Tensor(map(left, rows, depth, TILE_ROWS as u32, DEPTH)),
-            Arg::Tensor(right),
-            Arg::Tensor(first),
-            Arg::Tensor(second),
+            map(left, (TILE_ROWS as u32, DEPTH)),
+            map(right, cut.right_box(then)),
+            map(first, (PIECE, PIECE)),
+            map(second, (PIECE, PIECE)),
             Arg::Pointer(bias),
             Arg::Pointer(partial),
             Arg::I32(rows as i32),
             Arg::I32(columns as i32),
             Arg::I32(depth as i32),
-            Arg::I32(GROUP),
+            Arg::I32(cut.group as i32),
         ],
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -234,15 +313,16 @@ mod tests {
         let (pre, y) = (operand(1 << 20, [50432, 3072]), operand(2 << 20, [50432, 3072]));
         let forward = linear_gelu(&x, &w, None, &pre, &y, &facts).expect("fits");
         let launch = first(&forward);
-        assert_eq!(launch.kernel.name, "product<bf16, GELU, false, true, 2, 192, 4, 2>");
+        assert_eq!(launch.kernel.name, "product<bf16, GELU, false, true, 2, 192, 4, 1>");
         assert_eq!((launch.grid[0], launch.shared), (132, 231_680));
         let piece = (50432, 3072, 64, 64);
-        assert_eq!(boxes(launch), [(50432, 768, 128, 64), (3072, 768, 96, 64), piece, piece]);
+        assert_eq!(boxes(launch), [(50432, 768, 128, 64), (3072, 768, 192, 64), piece, piece]);
 
         let (dy, w) = (operand(4096, [50432, 768]), operand(8192, [768, 3072]));
         let back = gelu_grad_product(&dy, &w, &pre, &y, 256, 512, &facts).expect("fits");
         assert_eq!(back.len(), 2);
-        assert_eq!(boxes(first(&back)), [(50432, 768, 128, 64), (768, 3072, 32, 64), piece, piece]);
+        assert_eq!(first(&back).kernel.name, "product<bf16, GELU_GRAD, true, true, 2, 128, 5, 1>");
+        assert_eq!(boxes(first(&back)), [(50432, 768, 128, 64), (768, 3072, 64, 64), piece, piece]);
         assert_eq!(scratch(50432, 3072), 394 * 3072 * 4);
     }
 
@@ -278,5 +358,82 @@ mod tests {
         assert!(linear_gelu(&wide, &w, None, &y, &y, &hopper).is_none());
         let askew = Operand { address: 8, ..x };
         assert!(linear_gelu(&askew, &w, None, &y, &y, &hopper).is_none());
+    }
+    /// (M,K)·(K,N), the right side as (N,K) if `transposed`.
+    fn product([m, n, k]: [usize; 3], transposed: bool) -> Product {
+        let matrix = |rows, columns| Matrix::new(4096, DType::Bf16, rows, columns);
+        Product {
+            left: matrix(m, k),
+            left_transposed: false,
+            right: if transposed { matrix(n, k) } else { matrix(k, n) },
+            right_transposed: transposed,
+            result: matrix(m, n),
+            accumulate: false,
+            epilogue: Epilogue::Bias(256),
+            tf32: false,
+        }
+    }
+
+    #[test]
+    fn plain_products_are_tried_in_a_handful_of_ways() {
+        let facts = Facts::h200();
+        let names = |product: &Product| -> std::collections::BTreeSet<String> {
+            let cuts = candidates(product, &facts);
+            cuts.iter().map(|cut| plain(product, *cut, &facts).expect("fits").kernel.name).collect()
+        };
+        let mut all = std::collections::BTreeSet::new();
+        for width in [768, 2304, 3072] {
+            all.extend(names(&product([50432, width, 768], true)));
+            all.extend(names(&product([50432, 768, width], false)));
+        }
+        // The head: too small.
+        assert_eq!(candidates(&product([256, 1000, 768], true), &facts), []);
+        assert_eq!(all.len(), 4);
+        let listed = kernels();
+        assert!(all.iter().all(|name| listed.iter().any(|(kernel, _)| kernel.name == *name)));
+        // 1024 is no multiple of 192; 65 wide tiles leave half of the GPU idle.
+        for sizes in [[50432, 1024, 1024], [8320, 192, 768]] {
+            assert_eq!(candidates(&product(sizes, true), &facts).len(), WIDE.len() + NARROW.len());
+        }
+    }
+
+    #[test]
+    fn plain_boxes_follow_the_layout_and_the_cluster() {
+        let facts = Facts::h200();
+        let [alone, .., shared] = WIDE;
+        let forward = plain(&product([50432, 2304, 768], true), alone, &facts).expect("fits");
+        let piece = (50432, 2304, 64, 64);
+        assert_eq!(boxes(&forward), [(50432, 768, 128, 64), (2304, 768, 192, 64), piece, piece]);
+        assert_eq!(
+            forward.args[4..],
+            [Arg::Pointer(256), Arg::Pointer(0), Arg::I32(50432), Arg::I32(2304), Arg::I32(768), Arg::I32(1),]
+        );
+        let back = plain(&product([50432, 768, 2304], false), shared, &facts).expect("fits");
+        let piece = (50432, 768, 64, 64);
+        assert_eq!(boxes(&back), [(50432, 2304, 128, 64), (2304, 768, 32, 64), piece, piece]);
+        assert_eq!(back.kernel.name, "product<bf16, PLAIN, true, true, 2, 192, 4, 2>");
+        for cut in WIDE.into_iter().chain(NARROW) {
+            assert!(cut.shared(Then::Plain { right_rows: true }) <= facts.shared_per_block);
+        }
+    }
+
+    #[test]
+    fn other_products_are_not_tried() {
+        let facts = Facts::h200();
+        let base = product([50432, 768, 768], true);
+        let wide = Matrix { dtype: DType::F32, ..base.result };
+        let askew = Matrix { address: 8, ..base.left };
+        for other in [
+            Product { accumulate: true, ..base },
+            Product { left_transposed: true, ..base },
+            Product { result: wide, ..base },
+            Product { left: askew, ..base },
+            product([50432, 768, 12], true),
+        ] {
+            assert_eq!(candidates(&other, &facts), []);
+            assert_eq!(plain(&other, WIDE[0], &facts), None);
+        }
+        let other = Facts { capability: (10, 0), ..facts };
+        assert_eq!(candidates(&base, &other), []);
     }
 }

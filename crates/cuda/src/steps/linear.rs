@@ -1,4 +1,4 @@
-//! Linear layers: products with a bias as their epilogue; GELU and its gradient are passes of their own.
+//! Linear layers: products with a bias as their epilogue; GELU and its gradient are passes of their own, but on Hopper.
 //!
 //! Legend: M rows of x, I and O the inner and outer width. Weights of more axes are seen as first axis × rest.
 
@@ -29,7 +29,7 @@ pub fn scratch(op: &Op, _inputs: &[&Type], outputs: &[&Type]) -> usize {
 /// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
 fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let target = cx.output(usize::from(gelu));
-    if gelu && std::env::var_os("VITESSE_PLAIN").is_none() {
+    if gelu {
         let bias = bias.then(|| cx.input(2));
         let fused = hopper::linear_gelu(cx.input(0), cx.input(1), bias, target, cx.output(0), cx.facts);
         if let Some(actions) = fused {
@@ -55,7 +55,7 @@ fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, Cuda
 /// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
 fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let dx = cx.output(0);
-    if gelu && std::env::var_os("VITESSE_PLAIN").is_none() {
+    if gelu {
         let (dy, w, pre, sums) = (cx.input(0), cx.input(1), cx.input(2), cx.output(1).address);
         let fused = hopper::gelu_grad_product(dy, w, pre, dx, sums, cx.scratch, cx.facts);
         if let Some(actions) = fused {

@@ -4,6 +4,7 @@
 //! that results repeat bit for bit.
 
 pub mod attention;
+pub mod attention_hopper;
 pub mod hopper;
 pub mod linear;
 pub mod loss;

@@ -719,7 +719,7 @@ mod tests {
         let known: Vec<String> = kernels().into_iter().map(|(kernel, _)| kernel.name).collect();
         let mut constants = Constants::at(BASE);
         let mut actions = refresh_copies(&[(APART, 2 * APART, 5000)], DType::F16, &mut constants);
-        assert_eq!(launches(&actions)[0].grid[0], 2);
+        assert_eq!(launches(&actions)[0].grid[0] as usize, 5000usize.div_ceil(PIECE));
         let scale = Op::LossScale { window: 1000, hysteresis: 2, min: 1.0 };
         let ends = vec![single(0x6000, 3), single(0x2000, 3)];
         let scale = Step { op: scale, inputs: ends, outputs: vec![single(0x6000, 3)] };

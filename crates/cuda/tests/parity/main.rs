@@ -9,11 +9,13 @@ mod rig;
 
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
+use cuda::CudaError;
 use cuda::action::Facts;
 use graph::op::{AttentionDrop, Per, Pooling};
 use graph::{DType, Graph, Key, Loss, Model, Op, Optimizer, Recompute, Role, ValueId};
 use models::vit::{Pool, Vit};
 use rig::{Arithmetic, Gpu};
+use std::sync::Mutex;
 
 /// How far from double precision on the CPU each arithmetic may be, relative to the norm of each tensor (or to a thousandth of
 /// the norm of all, where a tensor has almost none).
@@ -32,9 +34,9 @@ fn reference(graph: &Graph) -> Tensors {
     common::Rig::<f64>::new(program, 4).gradients()
 }
 
-type Body = Box<dyn Fn(DType) -> Graph>;
+type Body = Box<dyn Fn(DType) -> Graph + Send>;
 
-fn body(build: impl Fn(&mut Draft) -> ValueId + 'static) -> Body {
+fn body(build: impl Fn(&mut Draft) -> ValueId + Send + 'static) -> Body {
     Box::new(move |dtype| {
         let mut draft = Draft::new(dtype, 2);
         let x = build(&mut draft);
@@ -197,35 +199,51 @@ fn bodies() -> Vec<(String, Body)> {
     list
 }
 
-/// All that goes wrong, rather than the first.
-fn compare_all(
-    cases: impl Iterator<Item = (String, Box<dyn Fn(DType) -> Graph>)>,
-    only: impl Fn(Arithmetic) -> bool,
-) {
-    let mut wrong: Vec<String> = vec![];
-    let mut worst: Vec<(f64, String)> = vec![Default::default(); TOLERANCES.len()];
-    let mut compared = 0;
-    for (name, build) in cases {
-        let want = reference(&build(DType::F64));
-        for (i, (arithmetic, tolerance)) in TOLERANCES.into_iter().enumerate().filter(|(_, t)| only(t.0)) {
-            let got = match Gpu::of_graph(&build(DType::F32), arithmetic).and_then(|mut gpu| gpu.gradients())
-            {
-                Ok(got) => got,
-                Err(error) => {
-                    wrong.push(format!("{name} in {arithmetic:?}: {error}"));
-                    continue;
+/// What comparisons came to.
+#[derive(Default)]
+struct Found {
+    wrong: Vec<String>,
+    /// Of each arithmetic.
+    worst: [(f64, String); TOLERANCES.len()],
+    compared: usize,
+}
+
+impl Found {
+    fn note(&mut self, i: usize, name: &str, result: Result<(f64, String), CudaError>, tolerance: f64) {
+        match result {
+            Err(error) => self.wrong.push(format!("{name}: {error}")),
+            Ok((error, tensor)) => {
+                self.compared += 1;
+                if error > self.worst[i].0 {
+                    self.worst[i] = (error, format!("{tensor} of {name}"));
                 }
-            };
-            compared += 1;
-            let (error, tensor) = distance_or_nan(&got, &want);
-            if error > worst[i].0 {
-                worst[i] = (error, format!("{tensor} of {name}"));
-            }
-            if !(error < tolerance) {
-                wrong.push(format!("{name} in {arithmetic:?}: {tensor} is off by {error:.1e}"));
+                if !(error < tolerance) {
+                    self.wrong.push(format!("{name}: {tensor} is off by {error:.1e}"));
+                }
             }
         }
     }
+}
+
+/// All that goes wrong, rather than the first.
+fn compare_all(cases: impl Iterator<Item = (String, Body)> + Send, only: impl Fn(Arithmetic) -> bool + Sync) {
+    let cases = Mutex::new(cases);
+    let found = Mutex::new(Found::default());
+    let work = || {
+        loop {
+            let Some((name, build)) = cases.lock().unwrap().next() else { return };
+            let want = reference(&build(DType::F64));
+            for (i, (arithmetic, tolerance)) in TOLERANCES.into_iter().enumerate().filter(|(_, t)| only(t.0))
+            {
+                let got = Gpu::of_graph(&build(DType::F32), arithmetic).and_then(|mut gpu| gpu.gradients());
+                let result = got.map(|got| distance_or_nan(&got, &want));
+                found.lock().unwrap().note(i, &format!("{name} in {arithmetic:?}"), result, tolerance);
+            }
+        }
+    };
+    // Most of the time goes into compiling kernels.
+    std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(work))));
+    let Found { wrong, worst, compared } = found.into_inner().unwrap();
     for ((arithmetic, tolerance), (error, what)) in TOLERANCES.iter().zip(&worst) {
         println!("{arithmetic:?}: {error:.1e} at worst of {tolerance:.0e} ({what})");
     }
@@ -272,7 +290,7 @@ fn every_op() {
 #[ignore = "needs a GPU"]
 fn random_graphs() {
     let graphs = (0..80).map(|number| {
-        let build: Box<dyn Fn(DType) -> Graph> = Box::new(move |dtype| random::graph(number, dtype));
+        let build: Body = Box::new(move |dtype| random::graph(number, dtype));
         (format!("graph {number}"), build)
     });
     compare_all(graphs, |arithmetic| arithmetic == Arithmetic::Fp32);
@@ -295,7 +313,7 @@ fn vit_graph(vit: &Vit, batch: usize, dtype: DType) -> Graph {
 #[ignore = "needs a GPU"]
 fn whole_models() {
     let cases = vits().into_iter().map(|(name, vit, batch)| {
-        let build: Box<dyn Fn(DType) -> Graph> = Box::new(move |dtype| vit_graph(&vit, batch, dtype));
+        let build: Body = Box::new(move |dtype| vit_graph(&vit, batch, dtype));
         (format!("vit {name}"), build)
     });
     compare_all(cases, |_| true);

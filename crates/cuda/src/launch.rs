@@ -1,4 +1,4 @@
-//! Kernels that are ready to be launched, with their arguments as the driver takes them.
+//! A launch as the driver takes it: function found, arguments laid out, tensor maps made.
 
 use crate::action::{Arg, Launch, TensorMap};
 use crate::driver::{Stream, check};
@@ -8,8 +8,8 @@ use cudarc::driver::sys;
 use graph::DType;
 use std::ffi::c_void;
 
-/// A launch whose kernel was found.
-pub(super) struct Ready {
+/// Can be started as long as the modules live.
+pub struct Ready {
     function: Function,
     grid: [u32; 3],
     block: u32,
@@ -20,20 +20,19 @@ pub(super) struct Ready {
 impl Ready {
     pub fn new(launch: &Launch, modules: &mut Modules) -> Result<Self, CudaError> {
         let function = modules.function(launch)?;
-        let Launch { grid, block, shared, ref args, .. } = *launch;
-        let args = args.iter().map(value).collect::<Result<_, _>>()?;
-        Ok(Ready { function, grid, block, shared, args })
+        let args = launch.args.iter().map(value).collect::<Result<_, _>>()?;
+        Ok(Ready { function, grid: launch.grid, block: launch.block, shared: launch.shared, args })
     }
 
-    /// `doing` says what it was, should it fail.
+    /// Puts it into a stream.
     pub fn start(&self, stream: &Stream, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
         let mut at: Vec<*mut c_void> = self.args.iter().map(Value::address).collect();
         let [x, y, z] = self.grid;
-        // SAFETY: the arguments are as many and as large as the kernel takes, which `steps/` sees to; they are read
-        // before the call returns.
+        let (raw, block, shared) = (self.function.raw, self.block, self.shared);
+        // SAFETY: the arguments are as many and as large as the kernel takes, which `steps/` sees to; they are read before the
+        // call returns.
         let result = unsafe {
             let (params, extra) = (at.as_mut_ptr(), std::ptr::null_mut());
-            let (raw, block, shared) = (self.function.raw, self.block, self.shared);
             sys::cuLaunchKernel(raw, x, y, z, block, 1, 1, shared, stream.raw, params, extra)
         };
         check(result, doing)
