@@ -69,7 +69,7 @@ impl Communicator {
     /// # Safety
     /// As [`Engine::run`], until the ticket was waited for (or the communicator's engine enqueues: then as its device says).
     pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
-        self.check(&call)?;
+        self.fits(&call)?;
         // SAFETY: passed on to the caller.
         unsafe { self.lane.start(call) }
     }
@@ -77,6 +77,11 @@ impl Communicator {
     /// Waits until a call is done.
     pub fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
         self.lane.wait(ticket)
+    }
+
+    /// Whether the exchange was broken off; see [`Engine::check`].
+    pub fn check(&self) -> Result<(), CommError> {
+        self.engine.check()
     }
 
     pub fn is_done(&self, ticket: Ticket) -> bool {
@@ -197,13 +202,13 @@ impl Communicator {
         receive: Span,
     ) -> Result<Timing, CommError> {
         let call = Call { collective, kind: E::KIND, send, receive, name };
-        self.check(&call)?;
+        self.fits(&call)?;
         // SAFETY: the spans are those of slices that the caller lends until this returns.
         unsafe { self.lane.run(&call) }
     }
 
     /// What an engine relies on.
-    fn check(&self, call: &Call) -> Result<(), CommError> {
+    fn fits(&self, call: &Call) -> Result<(), CommError> {
         let (n, send, receive) = (self.size(), call.send.len, call.receive.len);
         let fits = match &call.collective {
             Collective::AllReduce(_) | Collective::Barrier => send == receive,

@@ -48,6 +48,12 @@ pub trait Engine: Send + Sync {
         false
     }
 
+    /// Whether the group can still be used: the reason why its next call would fail, if that is known already. To be asked
+    /// now and then by a rank that waits for something else, such as a device. From any thread; never waits.
+    fn check(&self) -> Result<(), CommError> {
+        Ok(())
+    }
+
     /// The group of the ranks with the same `colour`, ordered by `key` and then by rank. All ranks call it.
     fn split(&self, colour: usize, key: usize) -> Result<Arc<dyn Engine>, CommError>;
 

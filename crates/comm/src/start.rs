@@ -36,6 +36,8 @@ pub struct Member {
     pub world: Communicator,
     pub watch: Watch,
     pub place: Place,
+    /// What the user asked for. The world is that, but for NCCL, which is for whoever opens the GPUs.
+    pub asked: Option<Choice>,
     /// Ended after everything else, and only if all went well.
     runtime: Runtime,
 }
@@ -79,16 +81,19 @@ pub fn start(options: &Options) -> Result<Start, Refused> {
         .map_err(|line| Refused { line, prints: place.rank == 0, code: 1 })?;
     let limits = Limits::new(options.timeout);
     match choice {
-        Choice::Threads => threads(options.ranks.unwrap_or(1), limits),
-        Choice::Tcp if place.world == 1 => threads(1, limits),
+        Choice::Threads => threads(options.ranks.unwrap_or(1), limits, options.comm),
+        Choice::Tcp if place.world == 1 => threads(1, limits, options.comm),
         Choice::Mpi if place.launcher == Launcher::Nothing => Err(Refused::everywhere(
             "--comm mpi is for ranks that mpirun started: mpirun -n 4 vitesse train".to_string(),
         )),
-        choice => processes::start(choice, place, options.timeout).map(Start::Process),
+        choice => {
+            let member = processes::start(choice, place, options.timeout)?;
+            Ok(Start::Process(Member { asked: options.comm, ..member }))
+        }
     }
 }
 
-fn threads(world: usize, limits: Limits) -> Result<Start, Refused> {
+fn threads(world: usize, limits: Limits, asked: Option<Choice>) -> Result<Start, Refused> {
     let engines: Vec<Arc<dyn Engine>> = if world == 1 { vec![Arc::new(Solo)] } else { threads::group(world) };
     let pulses: Vec<Arc<Pulse>> = engines.iter().map(|_| Arc::default()).collect();
     let locals = pulses.iter().zip(&engines).enumerate().map(|(rank, (pulse, engine))| {
@@ -106,6 +111,7 @@ fn threads(world: usize, limits: Limits) -> Result<Start, Refused> {
         world: Communicator::new(engine, pulse),
         watch: Watch::new(Arc::clone(&office), rank),
         place: Place::thread(rank, world),
+        asked,
         runtime: Runtime::Nothing,
     };
     Ok(Start::Threads(engines.into_iter().zip(pulses).enumerate().map(member).collect()))

@@ -349,6 +349,10 @@ impl<T: Transport> Engine for Exchange<T> {
         })
     }
 
+    fn check(&self) -> Result<(), CommError> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     fn abort(&self, why: &str) {
         self.transport.abort(why);
         let _ = self.failed.set(CommError::Aborted(Arc::from(why)));

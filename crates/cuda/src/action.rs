@@ -3,6 +3,7 @@
 //! Nothing here touches a GPU. The executor plays these lists, tests look at them.
 
 use crate::error::CudaError;
+use comm::Kind;
 use graph::{DType, Op, Shape};
 
 /// An address in the GPU's memory.
@@ -25,10 +26,12 @@ pub enum Source {
     Update,
     /// Products with a GELU on the way out. Hopper alone.
     Product,
+    /// Marks of time.
+    Clock,
 }
 
 impl Source {
-    pub const ALL: [Source; 7] = [
+    pub const ALL: [Source; 8] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::Rows,
@@ -36,6 +39,7 @@ impl Source {
         Source::Loss,
         Source::Update,
         Source::Product,
+        Source::Clock,
     ];
 
     /// Whether one instance takes a compiler seconds.
@@ -53,6 +57,7 @@ impl Source {
             Source::Loss => "loss.cu",
             Source::Update => "update.cu",
             Source::Product => "product.cu",
+            Source::Clock => "clock.cu",
         }
     }
 
@@ -65,6 +70,7 @@ impl Source {
             Source::Loss => include_str!("../kernels/loss.cu"),
             Source::Update => include_str!("../kernels/update.cu"),
             Source::Product => include_str!("../kernels/product.cu"),
+            Source::Clock => include_str!("../kernels/clock.cu"),
         }
     }
 }
@@ -159,12 +165,34 @@ pub struct Product {
     pub tf32: bool,
 }
 
+/// What ranks exchange: the range that a rank brings in and the one that it gets, which are the same or apart. Both are
+/// of one element type; lengths are in elements, padding between neighbours included.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exchanged {
+    pub collective: comm::Collective,
+    pub kind: Kind,
+    pub send: (Address, usize),
+    pub receive: (Address, usize),
+    /// What it is for, such as "blocks.11.mlp.fc2.bias … blocks.10.attn.qkv.weight".
+    pub layer: String,
+    /// Where its beginning and its end are noted down, if they are: two words.
+    pub times: Option<Address>,
+}
+
+impl Exchanged {
+    /// Bytes that this rank brings in.
+    pub fn bytes(&self) -> usize {
+        self.send.1 * self.kind.bytes()
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Launch(Launch),
     Product(Product),
     Copy { from: Address, to: Address, bytes: usize },
     Zero { at: Address, bytes: usize },
+    Exchange(Exchanged),
 }
 
 /// What of a GPU shapes the actions.

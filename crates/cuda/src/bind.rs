@@ -2,6 +2,7 @@
 
 use crate::action::{Action, Address, Constants, Context, Facts, Operand};
 use crate::error::CudaError;
+use crate::exchange::collective;
 use crate::steps;
 use graph::passes::ALIGN;
 use graph::plan::{Place, Plan, Step};
@@ -173,7 +174,10 @@ impl Binder<'_> {
             })
             .collect();
         match (group, &contexts[..]) {
-            (_, [one, ..]) if steps[0].lane == Lane::Comm => collective(one),
+            (_, [one, ..]) if steps[0].lane == Lane::Comm => {
+                let names = |values: &[usize]| values.iter().map(|v| plan.values[*v].name.as_str()).collect();
+                collective(one, names(&steps[0].inputs), names(&steps[0].outputs))
+            }
             (Group::Optimizers, all) => self.maker.optimizers(all, constants),
             (Group::Norm, [squares, clip, advance]) => self.maker.norm([squares, clip, advance]),
             (_, all) => {
@@ -196,11 +200,6 @@ impl Binder<'_> {
         }
         (inputs, outputs)
     }
-}
-
-/// What ranks exchange. NCCL's calls will be actions of the comm lane.
-fn collective(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    Err(cx.no_kernel())
 }
 
 /// The list as it grows, and what of it stands for each step of the plan.

@@ -236,12 +236,89 @@ fn the_norm_and_what_follows_from_it_are_launched_together() {
     assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
 }
 
-#[test]
-fn collectives_are_refused_by_name() {
+fn all_reduce() -> Op {
+    Op::AllReduce { reduction: graph::op::Reduction::Sum, ranks: 2 }
+}
+
+/// Two states are made on the compute lane and travel as one, in their place; then the compute lane goes on with one.
+fn exchanging() -> Made {
     let mut made = Made::new();
-    let value = made.value(state(0));
-    let reduction = graph::op::Reduction::Sum;
-    made.step(Op::AllReduce { reduction, ranks: 2 }, &[value], &[value]);
+    let x = made.value(arena(0));
+    let before: Vec<usize> = (0..2).map(|i| made.value(state(i))).collect();
+    let after: Vec<usize> = (0..2).map(|i| made.value(state(i))).collect();
+    let out = made.value(arena(128));
+    made.step(Op::Gelu, &[x], &[before[0]]);
+    made.step(Op::Gelu, &[x], &[before[1]]);
+    made.step(all_reduce(), &before, &after).waits = vec![1];
+    made.step(Op::Gelu, &[after[0]], &[out]).waits = vec![2];
+    made
+}
+
+fn exchanged(bound: &Bound) -> Vec<crate::action::Exchanged> {
+    let of = |placed: &Placed| match &placed.action {
+        Action::Exchange(exchanged) => Some(exchanged.clone()),
+        _ => None,
+    };
+    bound.actions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn neighbours_travel_as_one_range_with_the_padding_between_them() {
+    let bound = bind(&exchanging().0, false).unwrap();
+    let [call] = &exchanged(&bound)[..] else { panic!("{bound:?}") };
+    // Eight numbers at one border of 128 bytes, eight at the next.
+    assert_eq!((call.send, call.receive), ((STATES[0], 40), (STATES[0], 40)));
+    assert_eq!(call.collective, comm::Collective::AllReduce(comm::Reduction::Sum));
+    assert_eq!((call.kind, call.bytes(), call.layer.as_str()), (comm::Kind::F32, 160, "layer"));
+    let placed: Vec<_> = bound.actions.iter().map(|p| (p.lane, p.waits.clone())).collect();
+    let compute = Lane::Compute;
+    assert_eq!(placed, [(compute, vec![]), (compute, vec![]), (Lane::Comm, vec![1]), (compute, vec![2])]);
+}
+
+#[test]
+fn parts_of_a_buffer_are_scattered_and_gathered() {
+    let mut made = Made::new();
+    let (whole, part) = (made.value(arena(0)), made.value(arena(256)));
+    let reduction = graph::op::Reduction::Mean;
+    made.0.values[part].ty = Type::new(DType::F32, [4]);
+    made.step(Op::ReduceScatter { reduction, ranks: 2 }, &[whole], &[part]);
+    made.step(Op::AllGather { ranks: 2 }, &[part], &[whole]);
+    let max = Op::AllReduce { reduction: graph::op::Reduction::Max, ranks: 2 };
+    made.step(max, &[part], &[part]);
+    let calls = exchanged(&bind(&made.0, false).unwrap());
+    let ranges: Vec<_> = calls.iter().map(|call| (call.send, call.receive)).collect();
+    let (whole, part) = ((ARENA, 8), (ARENA + 256, 4));
+    assert_eq!(ranges, [(whole, part), (part, whole), (part, part)]);
+    assert_eq!(calls[0].collective, comm::Collective::ReduceScatter(comm::Reduction::Mean));
+    assert_eq!(calls[1].collective, comm::Collective::AllGather);
+    assert_eq!(calls[2].collective, comm::Collective::AllReduce(comm::Reduction::Max));
+}
+
+#[test]
+fn values_that_dont_lie_side_by_side_are_refused() {
+    let mut made = exchanging();
+    made.0.values[2].place = state(2);
     let error = bind(&made.0, false).unwrap_err().to_string();
-    assert_eq!(error, "layer: the CUDA executor has no kernel for all_reduce of f32");
+    let why = "layer: all_reduce takes values that lie side by side, but v2 doesn't follow v1";
+    assert_eq!(error, why);
+}
+
+#[test]
+fn collectives_of_what_can_t_be_summed_are_refused_by_name() {
+    let mut made = exchanging();
+    made.0.values.iter_mut().for_each(|value| value.ty.dtype = DType::I32);
+    let error = bind(&made.0, false).unwrap_err().to_string();
+    assert_eq!(error, "layer: the CUDA executor has no kernel for all_reduce of i32, i32");
+}
+
+#[test]
+fn a_plan_for_other_ranks_is_refused() {
+    let plan = exchanging().0;
+    let refused = |are| crate::exchange::check_ranks(&plan, are).unwrap_err().to_string();
+    let among = "layer: all_reduce is among 2 ranks, but there";
+    assert_eq!(refused(None), format!("{among} is no communicator"));
+    assert_eq!(refused(Some(1)), format!("{among} is one"));
+    assert_eq!(refused(Some(3)), format!("{among} are 3"));
+    assert!(crate::exchange::check_ranks(&plan, Some(2)).is_ok());
+    assert!(crate::exchange::check_ranks(&summed().0, None).is_ok());
 }

@@ -109,6 +109,14 @@ fn facts(number: c_int) -> Result<Facts, CudaError> {
     })
 }
 
+/// What no other GPU has, here or elsewhere. The driver must have been started.
+pub fn identity(number: usize) -> Result<[u8; 16], CudaError> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: writes one identity.
+    said(unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, number as c_int) }, "asking for a GPU's identity")?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
 /// The context that all users of a GPU in this process share.
 pub struct Context {
     device: c_int,

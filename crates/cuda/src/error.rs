@@ -42,10 +42,24 @@ pub enum CudaError {
     Product { doing: String, status: String },
     #[error("NVRTC can't compile {file} for {arch}: {why}{}", said(.log))]
     Compile { file: &'static str, arch: String, why: String, log: String },
+    #[error("{layer}: {op} is among {needs} ranks, but there {}", ranks(*.are))]
+    Ranks { layer: String, op: String, needs: usize, are: Option<usize> },
+    #[error("{layer}: {op} takes values that lie side by side, but {second} doesn't follow {first}")]
+    Scattered { layer: String, op: String, first: String, second: String },
+    #[error(transparent)]
+    Comm(#[from] comm::CommError),
     #[error("a state of the other plans differs: {0}")]
     OtherStates(String),
     #[error("{0}")]
     Misuse(String),
+}
+
+fn ranks(are: Option<usize>) -> String {
+    match are {
+        None => "is no communicator".to_string(),
+        Some(1) => "is one".to_string(),
+        Some(ranks) => format!("are {ranks}"),
+    }
 }
 
 fn of_types(types: &str) -> String {

@@ -3,7 +3,9 @@
 //! Everything is put into streams: a call returns when the work is queued, and only reading results waits for it. The first run
 //! of a plan is captured as a CUDA graph, which all further runs launch; they allocate nothing and wait for nothing.
 
+mod calls;
 mod checked;
+mod exchanger;
 mod list;
 mod plans;
 mod profile;
@@ -11,21 +13,25 @@ mod readback;
 mod runs;
 mod staging;
 mod states;
+mod times;
 
+pub use exchanger::Exchange;
 pub use plans::kernels_of;
 pub use profile::ActionTime;
 pub use readback::{Readback, Ticket};
+pub use times::ExchangeTimes;
 
 use crate::action::{Address, Facts};
 use crate::bind::state_offsets;
 use crate::driver::{Block, Context};
 use crate::error::CudaError;
+use crate::exchange::Marks;
 use crate::libraries;
 use crate::product::{Products, WORKSPACE};
 use crate::tuner::Tuner;
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
-use plans::{Base, FIXED, Needs, Plans};
+use plans::{Base, FIXED, Needs, Plans, check_exchange};
 use readback::Readbacks;
 use runs::Runs;
 use staging::Data;
@@ -41,7 +47,7 @@ pub enum Which {
 }
 
 /// What an executor works with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Options {
     /// The GPU's number.
     pub device: usize,
@@ -51,6 +57,8 @@ pub struct Options {
     pub deterministic: bool,
     /// Products of f32 may round their operands to tf32.
     pub tf32: bool,
+    /// The other ranks, for programs that have collectives.
+    pub comm: Option<Exchange>,
 }
 
 /// The header's memory: what `common.cuh` declares, and the word that holds back runs after a failed one.
@@ -70,6 +78,9 @@ pub struct Executor {
     /// Of every state.
     states: Vec<Address>,
     streams: Streams,
+    /// What was noted down since the last readback.
+    timed: Marks,
+    exchange_times: ExchangeTimes,
     /// Parameters were set, and their copies in half precision were not.
     stale: bool,
     facts: Facts,
@@ -86,7 +97,8 @@ impl Executor {
         let needs = Needs::of(&program, &facts, options.tf32)?;
         let (offsets, state_bytes) = state_offsets(&program.states);
         needs.check(&context, &facts, state_bytes, FIXED)?;
-        let streams = Streams::new(&context)?;
+        let streams = Streams::new(&context, options.comm.as_ref())?;
+        check_exchange(&program, &streams)?;
         let state_block = Block::new(&context, state_bytes, "parameters, gradients and optimizer states")?;
         let states: Vec<Address> =
             offsets.iter().map(|offset| state_block.address + *offset as Address).collect();
@@ -119,6 +131,8 @@ impl Executor {
             state_block,
             states,
             streams,
+            timed: Marks::default(),
+            exchange_times: ExchangeTimes::default(),
             stale: true,
             facts,
             options,
@@ -138,6 +152,7 @@ impl Executor {
             let state = theirs.get(other).or(ours.get(other));
             return Err(CudaError::OtherStates(state.map_or_else(String::new, |s| s.name.clone())));
         }
+        check_exchange(&program, &self.streams)?;
         self.synchronise()?;
         let mut needs = Needs::of(&program, &self.facts, self.options.tf32)?;
         let arena = needs.arena;
@@ -200,11 +215,13 @@ impl Executor {
         self.plans.staging.upload(which, name, Data::I32(data), &self.streams)
     }
 
-    /// Runs a plan from its first step to its last. Returns when that is queued.
+    /// Runs a plan from its first step to its last. Returns when that is queued; where ranks exchange through the host, when the
+    /// last collective is done there.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
         let list = self.plans.list(which, header.accumulate);
         list.launch(&self.products, &self.streams)?;
+        self.note(which, header);
         self.runs.end(which, &self.streams)
     }
 
@@ -212,8 +229,34 @@ impl Executor {
     pub fn run_eagerly(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
         let list = self.plans.list(which, header.accumulate);
-        list.play(&self.products, &self.streams)?;
+        list.run_eagerly(&self.products, &self.streams)?;
+        self.note(which, header);
         self.runs.end(which, &self.streams)
+    }
+
+    fn note(&mut self, which: Which, header: &Header) {
+        let marks = self.plans.marks(which, header.accumulate);
+        if marks.calls > 0 {
+            self.timed = marks;
+        }
+    }
+
+    /// Layer and bytes of the collectives of `last`, in their order.
+    pub fn exchanges(&self) -> &[(String, usize)] {
+        &self.plans.exchanges
+    }
+
+    /// Their times in the step whose numbers were read back last.
+    pub fn exchange_times(&self) -> &ExchangeTimes {
+        &self.exchange_times
+    }
+
+    /// All ranks come to a good end here. Who drops an executor without this breaks the exchange off, so that no other rank waits
+    /// for it, nor it for another.
+    pub fn finish(&mut self) {
+        if let Some(exchanger) = &mut self.streams.exchanger {
+            exchanger.finish();
+        }
     }
 
     /// Queues what every run begins with: copies that are out of date, the header, the batch.
@@ -251,8 +294,11 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
+        if let Some(exchanger) = &self.streams.exchanger {
+            exchanger.let_go();
+        }
         // Nothing may be freed that the GPU still works with.
-        let _ = self.synchronise();
+        let _ = self.context.enter().and_then(|()| self.streams.drain("ending"));
     }
 }
 

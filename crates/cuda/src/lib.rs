@@ -12,18 +12,23 @@ mod cache;
 pub mod compile;
 mod driver;
 mod error;
+pub mod exchange;
 mod executor;
 #[cfg(test)]
 mod gpu_tests;
 mod launch;
 mod libraries;
 mod modules;
+#[cfg(test)]
+mod nccl_tests;
 mod product;
 pub mod steps;
 mod tuner;
 
 pub use error::CudaError;
-pub use executor::{ActionTime, Executor, Options, Readback, Ticket, Which, kernels_of};
+pub use executor::{
+    ActionTime, Exchange, ExchangeTimes, Executor, Options, Readback, Ticket, Which, kernels_of,
+};
 pub use graph::bad::{BadValue, Origin};
-pub use libraries::{available, device, devices};
+pub use libraries::{available, device, devices, identity};
 pub use steps::scratch;

@@ -51,6 +51,12 @@ pub fn device(number: usize) -> Result<Facts, CudaError> {
     Ok(facts)
 }
 
+/// What tells a GPU of this machine from all others.
+pub fn identity(number: usize) -> Result<[u8; 16], CudaError> {
+    check()?;
+    driver::identity(number)
+}
+
 /// Makes sure that all libraries are there and fit each other, and starts the driver.
 fn check() -> Result<(), CudaError> {
     preload();

@@ -29,7 +29,8 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
     let (major, minor) = facts.capability;
     let hopper = if facts.capability == (9, 0) { hopper::kernels() } else { vec![] };
     let lists = lists.into_iter().chain([hopper]);
-    lists.flatten().filter(|(_, least)| *least <= 10 * major + minor).map(|(k, _)| k).collect()
+    let of_steps = lists.flatten().filter(|(_, least)| *least <= 10 * major + minor).map(|(k, _)| k);
+    of_steps.chain([cuda::exchange::clock()]).collect()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Benchmarks of a training step on random data: the whole step, and on the CPU its matrix products alone.
 
 use crate::config::Resolved;
-use crate::device::{self, Device, StepTime, Which};
+use crate::device::{self, Device, Seat, StepTime, Which};
 use crate::error::TrainError;
 use crate::session::program;
 use comm::Communicator;
@@ -34,8 +34,9 @@ pub struct StepBench {
 }
 
 impl StepBench {
-    pub fn new(run: &Resolved, world: Communicator) -> Result<Self, TrainError> {
-        let device = device::open(run, program::<f32>(run, run.batch)?, &world)?;
+    pub fn new(run: &Resolved, seat: Seat) -> Result<Self, TrainError> {
+        let device = device::open(run, program::<f32>(run, run.batch)?, &seat)?;
+        let world = seat.world;
         let mut random = Sequence::new(run.seed, u32::MAX);
         let count = run.batch * run.vit.channels * run.vit.image * run.vit.image;
         let batch = LoadedBatch {
@@ -93,7 +94,11 @@ impl StepBench {
                 seconds
             }
             Turn::Products => Ok(self.device.run_products(Which::Last, &self.header).unwrap_or(0.0)),
-            Turn::End => self.wait(0).map(|()| 0.0),
+            Turn::End => {
+                self.wait(0)?;
+                self.device.finish();
+                Ok(0.0)
+            }
         }
     }
 
@@ -115,6 +120,10 @@ impl StepBench {
     /// Every kernel and product of a step, on devices that can tell.
     pub fn profile(&mut self, repeats: usize) -> Result<Vec<cuda::ActionTime>, TrainError> {
         self.wait(0)?;
+        if self.world.size() > 1 {
+            // The other ranks would have to go through every collective with it.
+            return Err(TrainError::setting("kernels", "", "is for one rank"));
+        }
         self.device.profile(&self.header, repeats)
     }
 

@@ -6,12 +6,35 @@
 use crate::config::{Device as Chosen, Resolved};
 use crate::error::TrainError;
 use crate::real::{self, Real};
-use comm::Communicator;
+use comm::{Choice, Communicator, Member, Watch};
 use cpu::Executor;
 pub use cpu::{Account, BadValue, Event, ExchangeTime, StepTime, Which};
 use data::LoadedBatch;
 use graph::{Graph, Header, Program, Role, StateId};
 use std::borrow::Cow;
+
+/// The rank that a device is opened for.
+#[derive(Clone)]
+pub struct Seat {
+    pub world: Communicator,
+    pub watch: Option<Watch>,
+    /// Among the ranks of the same machine.
+    pub local_rank: usize,
+    /// What was typed after --comm.
+    pub asked: Option<Choice>,
+}
+
+impl Seat {
+    pub fn alone() -> Self {
+        Seat { world: Communicator::solo(), watch: None, local_rank: 0, asked: None }
+    }
+
+    pub fn of(member: &Member) -> Self {
+        let Member { world, watch, place, asked, .. } = member;
+        let (world, watch) = (world.clone(), Some(watch.clone()));
+        Seat { world, watch, local_rank: place.local_rank, asked: *asked }
+    }
+}
 
 /// What a step left on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -62,6 +85,14 @@ pub trait Device<T: Real>: Send {
     fn profile(&mut self, _header: &Header, _repeats: usize) -> Result<Vec<cuda::ActionTime>, TrainError> {
         Ok(Vec::new())
     }
+
+    /// What to tell the user of how it works with other ranks'.
+    fn says(&self) -> Option<&str> {
+        None
+    }
+
+    /// All ranks come to a good end here: their devices needn't break anything off.
+    fn finish(&mut self) {}
 
     /// Bytes allocated on the device: for the arena, for the states, for what never changes.
     fn memory(&self) -> Option<(usize, usize, usize)> {
@@ -123,16 +154,21 @@ pub trait Device<T: Real>: Send {
 pub fn open<T: Real>(
     run: &Resolved,
     program: Program,
-    world: &Communicator,
+    seat: &Seat,
 ) -> Result<Box<dyn Device<T>>, TrainError> {
     match run.device {
         Chosen::Cpu => {
-            let options = cpu::Options { threads: run.threads, seed: run.seed, comm: Some(world.clone()) };
+            if seat.asked == Some(Choice::Nccl) {
+                let why = "NCCL is for GPUs: choose --device cuda, or leave out --comm";
+                return Err(TrainError::setting("comm", Choice::Nccl, why));
+            }
+            let options =
+                cpu::Options { threads: run.threads, seed: run.seed, comm: Some(seat.world.clone()) };
             Ok(Box::new(Executor::<T>::new(program, options)?))
         }
         Chosen::Cuda => {
             cuda_available().map_err(|why| TrainError::setting("device", run.device, why))?;
-            T::on_cuda(run, program, world)
+            T::on_cuda(run, program, seat)
         }
     }
 }
@@ -276,8 +312,17 @@ mod tests {
         let run = raw.resolve_without_data(1).unwrap();
         let program = program::<f32>(&run, run.batch).unwrap();
         if let Err(why) = cuda_available() {
-            let refused = open::<f32>(&run, program, &Communicator::solo()).err().unwrap().to_string();
+            let refused = open::<f32>(&run, program, &Seat::alone()).err().unwrap().to_string();
             assert_eq!(refused, format!("--device cuda: {why}"));
         }
+    }
+
+    #[test]
+    fn nccl_is_refused_without_gpus() {
+        let run = Raw::default().resolve_without_data(1).unwrap();
+        let program = program::<f32>(&run, run.batch).unwrap();
+        let seat = Seat { asked: Some(Choice::Nccl), ..Seat::alone() };
+        let refused = open::<f32>(&run, program, &seat).err().unwrap().to_string();
+        assert_eq!(refused, "--comm nccl: NCCL is for GPUs: choose --device cuda, or leave out --comm");
     }
 }

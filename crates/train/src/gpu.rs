@@ -1,15 +1,17 @@
 //! A GPU as the device of a rank. Everything is queued; results are read two steps later.
 
 use crate::config::{Precision, Resolved};
-use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, StepTime, Which};
+use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, Seat, StepTime, Which};
 use crate::error::TrainError;
-use comm::Communicator;
+use crate::gpus::{Assigned, assign};
+use comm::{Name, Pulse};
 use cuda::{ActionTime, Executor, Ticket};
 use data::LoadedBatch;
 use graph::graph::Phase;
 use graph::{Header, Plan, Program, StateId};
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Steps in flight: one that runs, one that is queued, one whose numbers are looked at.
 const DEPTH: usize = 3;
@@ -17,25 +19,54 @@ const DEPTH: usize = 3;
 pub(crate) struct Gpu {
     executor: Executor,
     in_flight: VecDeque<Ticket>,
+    /// The collectives of `last`, in the step whose outcome was taken last.
+    exchanges: Vec<ExchangeTime>,
+    /// Exposed and hidden seconds of exchange, of the steps whose outcome was taken.
+    exchanged: (f64, f64),
+    /// Whether they are told.
+    timing: bool,
+    line: Option<String>,
+    /// For whoever watches the rank.
+    pulse: Arc<Pulse>,
+    doing: [Name; 4],
     /// Seconds on the GPU since the last reset, and runs: of forward and backward, and of the update.
     spent: [f64; 2],
     runs: [u64; 2],
 }
 
 impl Gpu {
-    pub fn open(run: &Resolved, program: Program, world: &Communicator) -> Result<Self, TrainError> {
-        if world.size() > 1 {
-            let why = "several ranks on GPUs come with the exchange over NCCL, which is not there yet";
-            return Err(TrainError::setting("ranks", world.size(), why));
-        }
+    pub fn open(run: &Resolved, program: Program, seat: &Seat) -> Result<Self, TrainError> {
+        // Kernels may have to be compiled, and products measured.
+        let _busy = seat.watch.as_ref().map(|watch| watch.busy("opening the GPU"));
+        let Assigned { device, exchange: comm, line } = assign(seat)?;
         let tf32 = run.precision == Precision::Tf32;
-        let options = cuda::Options { device: 0, seed: run.seed, deterministic: false, tf32 };
-        Ok(Gpu {
-            executor: Executor::new(program, options)?,
-            in_flight: VecDeque::with_capacity(DEPTH + 1),
-            spent: [0.0; 2],
-            runs: [0; 2],
-        })
+        let options = cuda::Options { device, seed: run.seed, deterministic: false, tf32, comm };
+        let executor = Executor::new(program, options)?;
+        let exchange = |(layer, bytes): &(String, usize)| {
+            let layer = Arc::from(layer.as_str());
+            ExchangeTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
+        };
+        let exchanges = executor.exchanges().iter().map(exchange).collect();
+        let pulse = Arc::clone(seat.world.pulse());
+        let plans = ["a micro-step", "a step", "an update", "an evaluation"];
+        let doing = plans.map(|plan| pulse.name(&format!("{plan} on the GPU")));
+        let in_flight = VecDeque::with_capacity(DEPTH + 1);
+        let (exchanged, timing) = ((0.0, 0.0), true);
+        let (spent, runs) = ([0.0; 2], [0; 2]);
+        Ok(Gpu { executor, in_flight, exchanges, exchanged, timing, line, pulse, doing, spent, runs })
+    }
+
+    /// What the exchange of the step took whose numbers were just read.
+    fn note_exchange(&mut self) {
+        if !self.timing {
+            return;
+        }
+        let times = self.executor.exchange_times();
+        for (exchange, (seconds, exposed)) in self.exchanges.iter_mut().zip(&times.calls) {
+            (exchange.seconds, exchange.exposed) = (*seconds, *exposed);
+        }
+        self.exchanged.0 += times.exposed;
+        self.exchanged.1 += times.hidden;
     }
 }
 
@@ -79,6 +110,7 @@ impl Device<f32> for Gpu {
     }
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
+        self.pulse.doing(self.doing[which as usize]);
         match which {
             Which::Micro | Which::Last => self.runs[0] += 1,
             Which::Update => self.runs[1] += 1,
@@ -97,6 +129,7 @@ impl Device<f32> for Gpu {
             unreachable!("outcomes are asked for as often as steps are ended")
         };
         let numbers = self.executor.readback(ticket)?;
+        self.note_exchange();
         Ok(Outcome {
             stats: numbers.stats.map(f64::from),
             control: numbers.control.map(f64::from),
@@ -113,6 +146,14 @@ impl Device<f32> for Gpu {
         let mut times = self.executor.profile(cuda::Which::Last, header, repeats)?;
         times.extend(self.executor.profile(cuda::Which::Update, header, repeats)?);
         Ok(times)
+    }
+
+    fn says(&self) -> Option<&str> {
+        self.line.as_deref()
+    }
+
+    fn finish(&mut self) {
+        self.executor.finish();
     }
 
     fn memory(&self) -> Option<(usize, usize, usize)> {
@@ -141,16 +182,25 @@ impl Device<f32> for Gpu {
     fn take_account(&mut self) -> Account {
         // What can't be read is counted as idle, and the error comes with the next run.
         let [micro, last, update, evaluation] = self.executor.take_gpu_seconds().unwrap_or_default();
-        self.spent[0] += micro + last;
+        let (exposed, hidden) = std::mem::take(&mut self.exchanged);
+        // The GPU waits within `last`.
+        let compute = (micro + last - exposed).max(0.0);
+        self.spent[0] += compute;
         self.spent[1] += update;
-        Account { compute: micro + last, update, evaluation, ..Account::default() }
+        Account { compute, update, evaluation, exposed, hidden, ..Account::default() }
     }
 
     fn exchanges(&self) -> &[ExchangeTime] {
-        &[]
+        &self.exchanges
     }
 
-    fn set_timing(&mut self, _on: bool) {}
+    /// The GPU notes its times down in any case, as that is part of its graphs.
+    fn set_timing(&mut self, on: bool) {
+        self.timing = on;
+        if !on {
+            self.exchanges.iter_mut().for_each(|e| (e.seconds, e.exposed) = (0.0, 0.0));
+        }
+    }
 
     fn set_tracing(&mut self, _on: bool) {}
 

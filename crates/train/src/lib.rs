@@ -12,6 +12,7 @@ pub mod deepspeed;
 pub mod device;
 mod fault;
 mod gpu;
+mod gpus;
 pub mod machine;
 pub mod metrics;
 pub mod pth;

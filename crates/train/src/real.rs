@@ -1,11 +1,11 @@
 //! The numbers of a run: f32, or f64 to check with.
 
 use crate::config::Resolved;
-use crate::device::Device;
+use crate::device::{Device, Seat};
 use crate::error::TrainError;
 use crate::gpu::Gpu;
 use crate::tensors::Stored;
-use comm::{Communicator, Element};
+use comm::Element;
 use cpu::Float;
 use graph::{DType, Program};
 
@@ -14,33 +14,21 @@ pub trait Real: Float + Stored + Element {
     const DTYPE: DType;
 
     /// Opens a GPU, which was found to be there.
-    fn on_cuda(
-        run: &Resolved,
-        program: Program,
-        world: &Communicator,
-    ) -> Result<Box<dyn Device<Self>>, TrainError>;
+    fn on_cuda(run: &Resolved, program: Program, seat: &Seat) -> Result<Box<dyn Device<Self>>, TrainError>;
 }
 
 impl Real for f32 {
     const DTYPE: DType = DType::F32;
 
-    fn on_cuda(
-        run: &Resolved,
-        program: Program,
-        world: &Communicator,
-    ) -> Result<Box<dyn Device<f32>>, TrainError> {
-        Ok(Box::new(Gpu::open(run, program, world)?))
+    fn on_cuda(run: &Resolved, program: Program, seat: &Seat) -> Result<Box<dyn Device<f32>>, TrainError> {
+        Ok(Box::new(Gpu::open(run, program, seat)?))
     }
 }
 
 impl Real for f64 {
     const DTYPE: DType = DType::F64;
 
-    fn on_cuda(
-        run: &Resolved,
-        _program: Program,
-        _world: &Communicator,
-    ) -> Result<Box<dyn Device<f64>>, TrainError> {
+    fn on_cuda(run: &Resolved, _program: Program, _seat: &Seat) -> Result<Box<dyn Device<f64>>, TrainError> {
         Err(TrainError::setting("precision", run.precision, NO_FP64))
     }
 }

@@ -8,7 +8,7 @@ use crate::agree::agree;
 use crate::balance::Straggler;
 use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
 use crate::config::{Precision, Resolved};
-use crate::device::StepTime;
+use crate::device::{Seat, StepTime};
 use crate::error::TrainError;
 use crate::real::Real;
 use crate::record;
@@ -35,6 +35,8 @@ pub trait Events {
     fn straggler(&mut self, _straggler: &Straggler) {}
     /// The work is divided by the ranks' speeds from now on.
     fn divided(&mut self, _shares: &Shares) {}
+    /// Something that is good to know.
+    fn noted(&mut self, _line: &str) {}
     fn traced(&mut self, _file: &Path) {}
     /// Why the run should end after this step, if it should.
     fn stop(&self) -> Option<&'static str> {
@@ -101,7 +103,7 @@ fn train_in<T: Real>(
     events: &mut dyn Events,
 ) -> Result<Summary, TrainError> {
     // The session first: what it refuses (weights of another model, say) must not leave a folder behind.
-    let session = Session::<T>::among(run, sets.clone(), member.world.clone())?;
+    let session = Session::<T>::among(run, sets.clone(), Seat::of(member))?;
     train_session(session, &sets, member, events)
 }
 
@@ -122,6 +124,9 @@ fn train_session<T: Real>(
         (None, None) => None,
     };
     events.started(&run, session.device().program(), &progress);
+    if let Some(line) = session.device().says() {
+        events.noted(line);
+    }
     let mut summary = Summary::default();
     let mut training = Loop { member, run: &run, output: output.as_mut(), summary: &mut summary, events };
     let ended = training.steps(&mut session, &mut progress);
@@ -136,6 +141,7 @@ fn train_session<T: Real>(
         weights::save_as(&path, &session.weights()?, Convention::Timm, Some(&output.config))?;
         summary.weights = Some(path);
     }
+    session.device_mut().finish();
     Ok(summary)
 }
 

@@ -3,7 +3,7 @@
 use crate::account::{Account, Step};
 use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
 use crate::config::{LossScale, Residual, Resolved};
-use crate::device::{self, BadValue, Device, Outcome, Which, planned, scratch_of};
+use crate::device::{self, BadValue, Device, Outcome, Seat, Which, planned, scratch_of};
 use crate::error::TrainError;
 use crate::fault::Fault;
 use crate::real::{self, Real};
@@ -137,16 +137,16 @@ fn lasts(state: &State) -> bool {
 impl<T: Real> Session<T> {
     /// A run of one rank on the data it was resolved for; weights start as the model says, or as `--init` does.
     pub fn new(run: Resolved, sets: Sets) -> Result<Self, TrainError> {
-        Self::among(run, sets, Communicator::solo())
+        Self::among(run, sets, Seat::alone())
     }
 
     /// The part of a run that one rank has.
-    pub fn among(mut run: Resolved, sets: Sets, world: Communicator) -> Result<Self, TrainError> {
+    pub fn among(mut run: Resolved, sets: Sets, seat: Seat) -> Result<Self, TrainError> {
         run.class_names = sets.train.class_names().to_vec();
-        let shares = Shares::equal(run.batch, world.size());
+        let shares = Shares::equal(run.batch, seat.world.size());
         let program = program::<T>(&run, run.batch)?;
-        let fault = Fault::from_environment(world.rank())?;
-        let mut session = Self::bind(run, sets, world, shares, program)?;
+        let fault = Fault::from_environment(seat.world.rank())?;
+        let mut session = Self::bind(run, sets, seat, shares, program)?;
         session.fault = fault;
         // A continued run takes its weights from a checkpoint.
         if session.run.resume.is_none() {
@@ -158,12 +158,12 @@ impl<T: Real> Session<T> {
     fn bind(
         run: Resolved,
         sets: Sets,
-        world: Communicator,
+        seat: Seat,
         shares: Shares,
         program: Program,
     ) -> Result<Self, TrainError> {
-        let device = device::open(&run, program, &world)?;
-        Ok(Self::over(run, sets, world, shares, device))
+        let device = device::open(&run, program, &seat)?;
+        Ok(Self::over(run, sets, seat.world, shares, device))
     }
 
     /// Over a device that is open.
@@ -197,7 +197,7 @@ impl<T: Real> Session<T> {
         let model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
         let program = inference(model, mixed(&run), &scratch_of(&run))?;
         let shares = Shares::equal(run.batch, 1);
-        let mut session = Self::bind(run, sets, Communicator::solo(), shares, program)?;
+        let mut session = Self::bind(run, sets, Seat::alone(), shares, program)?;
         session.load_weights(weights)?;
         Ok(session)
     }

@@ -2,6 +2,7 @@
 
 use crate::args::BenchArgs;
 use crate::table;
+use anyhow::Context;
 use cpu::ceilings::Ceilings;
 use cuda::ActionTime;
 use serde_json::{Value, json};
@@ -9,6 +10,7 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 use train::bench::{StepBench, Turn};
 use train::config::{Device, Precision};
+use train::device::Seat;
 use train::{Resolved, TrainError};
 
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
@@ -30,17 +32,17 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let comm::Start::Threads(members) = comm::start(&options)? else {
         anyhow::bail!("bench measures the ranks of one process; start it without a launcher")
     };
-    let mut benches = Vec::new();
-    for member in &members {
-        benches.push(StepBench::new(&run, member.world.clone())?);
-    }
-    let mut first = benches.remove(0);
+    let (first, others) = members.split_first().context("a benchmark has a rank")?;
     std::thread::scope(|scope| {
-        let others: Vec<_> = benches.into_iter().map(|bench| scope.spawn(move || follow(bench))).collect();
+        // Ranks on GPUs open them together.
+        let run = &run;
+        let start = |member| scope.spawn(move || open(run, member).and_then(follow));
+        let others: Vec<_> = others.iter().map(start).collect();
+        let mut first = open(run, first)?;
         let measured = if args.on_request {
             serve(&mut first, run.device == Device::Cpu)
         } else {
-            measure(&mut first, &run, &args, began)
+            measure(&mut first, run, &args, began)
         };
         first.told(Turn::End)?;
         for other in others {
@@ -48,6 +50,11 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         }
         measured
     })
+}
+
+/// A rank's device; if it can't be opened, the others are not left waiting.
+fn open(run: &Resolved, member: &comm::Member) -> Result<StepBench, TrainError> {
+    StepBench::new(run, Seat::of(member)).inspect_err(|error| member.world.engine().abort(&error.to_string()))
 }
 
 /// Another rank than the first.

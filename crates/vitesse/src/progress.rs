@@ -203,6 +203,10 @@ impl Events for Progress<'_> {
         self.line(format!("images of a micro-step are divided by speed from here on: {shares}"));
     }
 
+    fn noted(&mut self, line: &str) {
+        self.line(line.to_string());
+    }
+
     fn traced(&mut self, file: &Path) {
         self.line(format!("trace in {}", file.display()));
     }

@@ -41,7 +41,10 @@ pub(crate) struct Built {
 pub const NO_MPI: &str =
     "this vitesse was built without MPI: build it with `cargo build --release --features mpi`";
 
-/// The engine to use: what was asked for, or what suits the launcher. What can't be honoured is refused with the reason.
+/// The engine of the world: what was asked for, or what suits the launcher. What can't be honoured is refused with the reason.
+///
+/// NCCL is never it: that works between GPUs, beside a world that carries what the hosts have to say to each other. Who asks for it
+/// gets the world that suits the launcher, and the group of GPUs is made when those are opened ([`crate::Member::asked`]).
 pub(crate) fn decide(
     asked: Option<Choice>,
     ranks: Option<usize>,
@@ -56,9 +59,9 @@ pub(crate) fn decide(
     if let Some(ranks) = ranks.filter(|ranks| launcher != Launcher::Nothing && *ranks != world) {
         return Err(format!("--ranks {ranks}, but {launcher} started {world}: leave out --ranks"));
     }
-    let choice = asked.unwrap_or_else(|| default(launcher, built, var));
+    let choice =
+        asked.filter(|asked| *asked != Choice::Nccl).unwrap_or_else(|| default(launcher, built, var));
     match choice {
-        Choice::Nccl => Err("--comm nccl needs CUDA, which this vitesse can't use yet".to_string()),
         Choice::Mpi if !built.mpi => {
             let tcp = match launcher {
                 Launcher::Nothing => "",

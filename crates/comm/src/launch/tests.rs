@@ -155,6 +155,13 @@ fn the_engine_suits_the_launcher() {
     assert_eq!(engine(&MPIRUN, Some(Choice::Tcp), Some(8), false), Ok(Choice::Tcp));
     assert_eq!(engine(&TORCHRUN, None, None, true), Ok(Choice::Tcp));
     assert_eq!(engine(&SRUN, None, None, true), Ok(Choice::Tcp));
+    assert_eq!(
+        engine(&[], Some(Choice::Nccl), Some(2), true),
+        Ok(Choice::Threads),
+        "NCCL works beside a world"
+    );
+    assert_eq!(engine(&MPIRUN, Some(Choice::Nccl), None, true), Ok(Choice::Mpi));
+    assert_eq!(engine(&TORCHRUN, Some(Choice::Nccl), None, true), Ok(Choice::Tcp));
     let pmix = [&SRUN[..], &[("SLURM_MPI_TYPE", "pmix")]].concat();
     assert_eq!(engine(&pmix, None, None, true), Ok(Choice::Mpi));
     assert_eq!(engine(&pmix, None, None, false), Ok(Choice::Tcp));
@@ -170,7 +177,6 @@ fn an_engine_that_can_t_be_is_refused_with_what_to_do() {
     refused(engine(&MPIRUN, None, Some(4), true), &["--ranks 4, but mpirun started 8"]);
     refused(engine(&TORCHRUN, Some(Choice::Threads), None, true), &["torchrun started 4 processes"]);
     refused(engine(&[], Some(Choice::Tcp), Some(2), true), &["--comm tcp needs a launcher"]);
-    refused(engine(&[], Some(Choice::Nccl), Some(2), true), &["needs CUDA"]);
     refused(engine(&[], None, Some(0), true), &["at least 1"]);
 }
 

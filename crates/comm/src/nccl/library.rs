@@ -59,6 +59,11 @@ impl Library {
         self.version
     }
 
+    /// Such as "NCCL 2.27.3".
+    pub fn name(&self) -> String {
+        format!("NCCL {}", spelled(self.version))
+    }
+
     pub fn path(&self) -> &str {
         &self.path
     }

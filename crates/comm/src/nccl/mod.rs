@@ -59,19 +59,6 @@ impl Nccl {
         Ok(Arc::new(Nccl { handle, queue, rank: rank as usize, size: size as usize }))
     }
 
-    /// Whether calls that were queued have failed since: the device or the network tells that later. To be asked now and then while the
-    /// host waits for the device, which else might be for ever. From any thread.
-    pub fn check(&self) -> Result<(), CommError> {
-        let mut found = SUCCESS;
-        // SAFETY: a group; the number is written.
-        let asked = |nccl: &Functions, comm| unsafe { (nccl.comm_get_async_error)(comm, &mut found) };
-        self.handle.within("ncclCommGetAsyncError", asked)?;
-        match found {
-            SUCCESS | IN_PROGRESS => Ok(()),
-            code => self.handle.library().checked("the exchange", code).map_err(|e| self.handle.fail(e)),
-        }
-    }
-
     pub fn library(&self) -> &Arc<Library> {
         self.handle.library()
     }
@@ -192,6 +179,19 @@ impl Engine for Nccl {
                     (nccl.all_reduce)(byte, byte, 1, data_type::UINT8, reduction::MAX, comm, stream)
                 }),
             }
+        }
+    }
+
+    /// Whether calls that were queued have failed since: the device or the network tells that later. To be asked now and then while the
+    /// host waits for the device, which else might be for ever. From any thread.
+    fn check(&self) -> Result<(), CommError> {
+        let mut found = SUCCESS;
+        // SAFETY: a group; the number is written.
+        let asked = |nccl: &Functions, comm| unsafe { (nccl.comm_get_async_error)(comm, &mut found) };
+        self.handle.within("ncclCommGetAsyncError", asked)?;
+        match found {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            code => self.handle.library().checked("the exchange", code).map_err(|e| self.handle.fail(e)),
         }
     }
 

@@ -118,7 +118,8 @@ impl Setting {
     fn member(self, engine: Arc<dyn Engine>, met: Met, runtime: Runtime) -> Member {
         let _ = met.office.locals[0].engine.set(Arc::clone(&engine));
         let world = Communicator::new(engine, Arc::clone(&self.pulse));
-        Member { world, watch: met.watch, place: placed(self.place, &met.people), runtime }
+        let place = placed(self.place, &met.people);
+        Member { world, watch: met.watch, place, asked: None, runtime }
     }
 }
 

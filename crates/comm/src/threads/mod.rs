@@ -156,6 +156,10 @@ impl Engine for Threads {
         Ok(Arc::new(Threads::new(part, rank, self.cores)))
     }
 
+    fn check(&self) -> Result<(), CommError> {
+        self.group.check()
+    }
+
     fn abort(&self, why: &str) {
         self.group.abort(&Arc::from(why));
     }

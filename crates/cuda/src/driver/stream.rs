@@ -29,6 +29,14 @@ impl Stream {
         check(unsafe { sys::cuStreamSynchronize(self.raw) }, doing)
     }
 
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => said(result, "looking whether the GPU is done").map(|()| true),
+        }
+    }
+
     /// What is put here from now on starts after `event`, as it was last recorded.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both live.

@@ -22,7 +22,7 @@ impl Executor {
         for index in 0..actions {
             let list = self.plans.list(which, header.accumulate);
             let action = &list.actions[index];
-            action.start(&self.products, self.streams.compute())?;
+            list.start_alone(index, &self.products, &self.streams)?;
             let (first, step) = (action.first, action.step);
             let doing = format!("computing {} of {}", action.what, action.layer);
             if list.actions.get(index + 1).is_some_and(|next| next.step == step) {

@@ -1,9 +1,12 @@
 //! A bound plan, ready to be played: every kernel found, every product's algorithm chosen.
 
-use crate::action::{Action, Address, Product};
+use super::calls::{Calling, bring_back};
+use super::exchanger::{Exchange, Exchanger};
+use crate::action::{Action, Address, Exchanged, Product};
 use crate::bind::{Bound, Placed};
-use crate::driver::{Block, Context, Event, Graph, Stream};
+use crate::driver::{Block, Context, Event, Graph, Pinned, Stream};
 use crate::error::CudaError;
+use crate::exchange::{Stage, host_places, stages};
 use crate::launch::Ready;
 use crate::modules::Modules;
 use crate::product::{Algorithm, Choice, Products, describe};
@@ -11,32 +14,67 @@ use crate::tuner::{Bench, Tuner};
 use graph::{Lane, Plan};
 use std::sync::Arc;
 
-/// One stream for each lane, in their order.
-pub(super) struct Streams([Stream; 3]);
+/// One stream for each lane, in their order, and one for what comes back from the host; and who does the comm lane's calls,
+/// who goes before the streams do.
+pub(super) struct Streams {
+    pub exchanger: Option<Exchanger>,
+    streams: [Stream; 4],
+}
 
 impl Streams {
-    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        Ok(Streams([Stream::new(context)?, Stream::new(context)?, Stream::new(context)?]))
+    pub fn new(context: &Arc<Context>, exchange: Option<&Exchange>) -> Result<Self, CudaError> {
+        let stream = || Stream::new(context);
+        let mut streams = Streams { exchanger: None, streams: [stream()?, stream()?, stream()?, stream()?] };
+        if let Some(exchange) = exchange {
+            streams.exchanger = Some(Exchanger::open(exchange, context, streams.comm())?);
+        }
+        Ok(streams)
     }
 
     pub fn of(&self, lane: Lane) -> &Stream {
         match lane {
-            Lane::Compute => &self.0[0],
-            Lane::Comm => &self.0[1],
-            Lane::Copy => &self.0[2],
+            Lane::Compute => &self.streams[0],
+            Lane::Comm => &self.streams[1],
+            Lane::Copy => &self.streams[2],
         }
     }
 
     pub fn compute(&self) -> &Stream {
-        &self.0[0]
+        self.of(Lane::Compute)
+    }
+
+    pub fn comm(&self) -> &Stream {
+        self.of(Lane::Comm)
     }
 
     pub fn copy(&self) -> &Stream {
-        &self.0[2]
+        self.of(Lane::Copy)
     }
 
+    /// For results of collectives that the host has done.
+    pub fn back(&self) -> &Stream {
+        &self.streams[3]
+    }
+
+    /// Waits for all streams, as long as no other rank is known to be lost.
     pub fn synchronise(&self, doing: &str) -> Result<(), CudaError> {
-        self.0.iter().try_for_each(|stream| stream.synchronise(|| doing.to_string()))
+        if let Some(exchanger) = &self.exchanger {
+            self.streams.iter().try_for_each(|stream| exchanger.wait_until(|| stream.is_done()))?;
+        }
+        self.drain(doing)
+    }
+
+    /// Waits for all streams, whatever happens.
+    pub fn drain(&self, doing: &str) -> Result<(), CudaError> {
+        self.streams.iter().try_for_each(|stream| stream.synchronise(|| doing.to_string()))
+    }
+
+    /// Waits for an event, as long as no other rank is known to be lost.
+    pub fn wait_for(&self, event: &Event, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
+        if let Some(exchanger) = &self.exchanger {
+            exchanger.wait_until(|| event.is_done())?;
+        }
+        event.synchronise(doing)
     }
 }
 
@@ -45,6 +83,7 @@ pub(super) enum Work {
     Product(Product, Way),
     Copy { from: Address, to: Address, bytes: usize },
     Zero { at: Address, bytes: usize },
+    Exchange(Box<Calling>),
 }
 
 /// How a product is made.
@@ -79,8 +118,11 @@ pub(super) struct List {
     pub addresses: Vec<Address>,
     start: Event,
     branches: Vec<Branch>,
-    /// Made when the list is first run.
-    pub graph: Option<Graph>,
+    /// What is done one after the other: all at once, unless the host does collectives. Stretches have graphs, made when they are
+    /// first run.
+    stages: Vec<(Stage, Option<Graph>)>,
+    /// The collectives, by their place among the actions.
+    calls: Vec<usize>,
 }
 
 /// What preparing a list takes.
@@ -92,17 +134,31 @@ pub(super) struct Preparer<'a> {
     pub streams: &'a Streams,
     /// Where products may write while they are measured.
     pub scratch: &'a Block,
+    /// For collectives that the host does.
+    pub host: Option<&'a Pinned>,
 }
 
 impl Preparer<'_> {
     pub fn prepare(&mut self, plan: &Plan, name: &str, bound: Bound) -> Result<List, CudaError> {
         let waited: std::collections::HashSet<usize> =
             bound.actions.iter().flat_map(|placed| placed.waits.iter().copied()).collect();
+        let all = Stage::Stretch((0..bound.actions.len()).collect());
+        let stages = if self.host.is_some() { stages(&bound.actions) } else { vec![all] };
+        let (places, _) = host_places(collectives(&bound));
+        let mut places = places.into_iter();
+        let mut calls = Vec::new();
         let mut actions = Vec::with_capacity(bound.actions.len());
         for (index, placed) in bound.actions.into_iter().enumerate() {
             let signal = waited.contains(&index).then(|| Event::new(self.context)).transpose()?;
             let layer = plan.steps.get(placed.step).map_or_else(String::new, |step| step.layer.clone());
-            actions.push(self.action(placed, signal, layer)?);
+            let place = match placed.action {
+                Action::Exchange(_) => {
+                    calls.push(index);
+                    places.next()
+                }
+                _ => None,
+            };
+            actions.push(self.action(placed, signal, layer, place)?);
         }
         let mut branches = Vec::new();
         for lane in [Lane::Comm, Lane::Copy] {
@@ -111,7 +167,9 @@ impl Preparer<'_> {
             }
         }
         let start = Event::new(self.context)?;
-        Ok(List { name: name.to_string(), actions, addresses: bound.addresses, start, branches, graph: None })
+        let stages = stages.into_iter().map(|stage| (stage, None)).collect();
+        let (name, addresses) = (name.to_string(), bound.addresses);
+        Ok(List { name, actions, addresses, start, branches, stages, calls })
     }
 
     fn action(
@@ -119,13 +177,11 @@ impl Preparer<'_> {
         placed: Placed,
         signal: Option<Event>,
         layer: String,
+        place: Option<(usize, usize)>,
     ) -> Result<Prepared, CudaError> {
         let Placed { action, lane, step, first, waits } = placed;
         let (work, what) = match action {
-            Action::Launch(launch) => {
-                let ready = Ready::new(&launch, self.modules)?;
-                (Work::Launch(ready), launch.kernel.name)
-            }
+            Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
             Action::Product(product) => {
                 let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
                 let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch };
@@ -143,14 +199,28 @@ impl Preparer<'_> {
             }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
+            Action::Exchange(exchanged) => {
+                let comm = self.streams.exchanger()?.comm();
+                let host = self.host.zip(place).map(|(memory, (from, into))| (memory, from, into));
+                let calling = Calling::new(&exchanged, host, comm, self.context, self.modules)?;
+                (Work::Exchange(Box::new(calling)), exchanged.collective.name().into())
+            }
         };
         Ok(Prepared { work, lane, waits, signal, step, first, what, layer })
     }
 }
 
+/// The collectives of a bound plan.
+pub(super) fn collectives(bound: &Bound) -> impl Iterator<Item = &Exchanged> {
+    bound.actions.iter().filter_map(|placed| match &placed.action {
+        Action::Exchange(exchanged) => Some(exchanged),
+        _ => None,
+    })
+}
+
 impl Prepared {
     /// Puts the work into a stream, whichever lane it is of.
-    pub fn start(&self, products: &Products, stream: &Stream) -> Result<(), CudaError> {
+    fn start(&self, products: &Products, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
             Work::Launch(ready) | Work::Product(_, Way::Own(ready)) => {
                 ready.start(stream, || format!("launching {} of {}", self.what, self.layer))
@@ -165,48 +235,96 @@ impl Prepared {
             }
             Work::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
+            // Of the comm lane, in whose stream NCCL has its calls.
+            Work::Exchange(calling) => calling.enqueue(streams),
         }
     }
 }
 
 impl List {
-    /// Puts all actions into the streams of their lanes. Other lanes start after what the compute lane holds, and the
+    /// Puts some actions into the streams of their lanes. Other lanes start after what the compute lane holds, and the
     /// compute lane goes on after them.
-    pub fn play(&self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
-        if !self.branches.is_empty() {
+    fn play(&self, which: &[usize], products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        let branches =
+            || self.branches.iter().filter(|b| which.iter().any(|i| self.actions[*i].lane == b.lane));
+        if branches().next().is_some() {
             self.start.record(streams.compute())?;
         }
-        for Branch { lane, .. } in &self.branches {
+        for Branch { lane, .. } in branches() {
             streams.of(*lane).wait(&self.start)?;
         }
-        for action in &self.actions {
+        for index in which {
+            let action = &self.actions[*index];
             let stream = streams.of(action.lane);
-            for signal in action.waits.iter().filter_map(|wait| self.actions[*wait].signal.as_ref()) {
+            // What came in an earlier stretch is done: the compute lane has waited for it, and others for that.
+            let here = action.waits.iter().filter(|wait| which.binary_search(wait).is_ok());
+            for signal in here.filter_map(|wait| self.actions[*wait].signal.as_ref()) {
                 stream.wait(signal)?;
             }
-            action.start(products, stream)?;
+            action.start(products, streams, stream)?;
             if let Some(signal) = &action.signal {
                 signal.record(stream)?;
             }
         }
-        for Branch { lane, end } in &self.branches {
+        for Branch { lane, end } in branches() {
             end.record(streams.of(*lane))?;
             streams.compute().wait(end)?;
         }
         Ok(())
     }
 
-    /// Launches the list as one graph.
-    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
-        if self.actions.is_empty() {
-            return Ok(());
+    fn call(&self, index: usize) -> Result<&Calling, CudaError> {
+        match &self.actions[index].work {
+            Work::Exchange(calling) => Ok(calling),
+            _ => Err(CudaError::Misuse(format!("action {index} of {} is no collective", self.name))),
         }
-        let graph = match self.graph.take() {
-            Some(graph) => graph,
-            None => streams.compute().capture(|| self.play(products, streams), &self.name)?,
-        };
-        let launched = streams.compute().launch(&graph, &self.name);
-        self.graph = Some(graph);
-        launched
+    }
+
+    /// Until a collective that the host does is back.
+    fn bring_back(&self, index: usize, streams: &Streams) -> Result<(), CudaError> {
+        let calls: Vec<&Calling> = self.calls.iter().map(|i| self.call(*i)).collect::<Result<_, _>>()?;
+        let number = self.calls.iter().position(|i| *i == index).unwrap_or(0);
+        bring_back(&calls, number, streams)
+    }
+
+    /// One action in the compute lane, after all before it.
+    pub fn start_alone(&self, index: usize, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        match &self.actions[index].work {
+            Work::Exchange(calling) if streams.exchanger()?.is_on_device() => calling.enqueue_alone(streams),
+            Work::Exchange(calling) => {
+                calling.leave(streams)?;
+                self.bring_back(index, streams)
+            }
+            _ => self.actions[index].start(products, streams, streams.compute()),
+        }
+    }
+
+    /// Runs the list, action by action.
+    pub fn run_eagerly(&self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        self.stages.iter().try_for_each(|(stage, _)| match stage {
+            Stage::Stretch(which) => self.play(which, products, streams),
+            Stage::Leave(index) => self.call(*index)?.leave(streams),
+            Stage::Return(index) => self.bring_back(*index, streams),
+        })
+    }
+
+    /// Runs the list as one graph; or, where the host does collectives, as one for each stretch between them. Then it returns when
+    /// the last of them is on its way back.
+    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+        for number in 0..self.stages.len() {
+            match &self.stages[number] {
+                (Stage::Stretch(which), None) if !which.is_empty() => {
+                    let play = || self.play(which, products, streams);
+                    self.stages[number].1 = Some(streams.compute().capture(play, &self.name)?);
+                }
+                (Stage::Leave(index), _) => self.call(*index)?.leave(streams)?,
+                (Stage::Return(index), _) => self.bring_back(*index, streams)?,
+                _ => {}
+            }
+            if let Some(graph) = &self.stages[number].1 {
+                streams.compute().launch(graph, &self.name)?;
+            }
+        }
+        Ok(())
     }
 }

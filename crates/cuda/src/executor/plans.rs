@@ -1,13 +1,16 @@
 //! The plans of a program, bound to memory on the GPU, and all that goes when other plans take their place.
 
-use super::list::{List, Preparer, Streams};
+use super::list::{List, Preparer, Streams, collectives};
+use super::readback::RING;
 use super::staging::Staging;
+use super::times::Times;
 use super::{Options, Which};
 use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
 use crate::bind::{Binder, Bound, Memory, Placed, Steps};
 use crate::compile::{Arch, compile_all};
-use crate::driver::{Block, Context};
+use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
+use crate::exchange::{Marks, check_ranks, host_places, timed};
 use crate::modules::Modules;
 use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
@@ -25,6 +28,13 @@ pub(super) struct Plans {
     pub refresh: List,
     _modules: Modules,
     pub staging: Staging,
+    /// Where collectives do their part that the host does.
+    _host: Option<Pinned>,
+    pub times: Option<Times>,
+    /// What is noted down of each list.
+    marks: Vec<Marks>,
+    /// Layer and bytes of the collectives of `last`.
+    pub exchanges: Vec<(String, usize)>,
     /// Where the inputs of each plan lie.
     pub inputs: [Vec<Address>; 4],
     pub arena: Arc<Block>,
@@ -48,6 +58,10 @@ impl Plans {
     pub fn list(&mut self, which: Which, accumulate: bool) -> &mut List {
         &mut self.lists[number(which, accumulate)]
     }
+
+    pub fn marks(&self, which: Which, accumulate: bool) -> Marks {
+        self.marks[number(which, accumulate)]
+    }
 }
 
 fn number(which: Which, accumulate: bool) -> usize {
@@ -68,18 +82,29 @@ fn plans(program: &Program) -> [(&Plan, bool); 6] {
 /// All lists of a program, without a GPU.
 struct Lists {
     bound: Vec<Bound>,
+    marks: Vec<Marks>,
     refresh: Vec<Action>,
     constants: Vec<u8>,
 }
 
 impl Lists {
+    /// Bytes that times are noted down in.
+    fn times(&self) -> usize {
+        self.marks.iter().map(|marks| marks.bytes()).max().unwrap_or(0)
+    }
+
+    /// Bytes that collectives need on the host.
+    fn host(&self) -> usize {
+        self.bound.iter().map(|bound| host_places(collectives(bound)).1).max().unwrap_or(0)
+    }
+
     /// All that are launched, and those that `ours` says may make a product.
     fn kernels(&self, ours: impl Fn(&Product) -> Vec<Kernel>) -> BTreeSet<Kernel> {
         let placed = self.bound.iter().flat_map(|bound| bound.actions.iter().map(|p| &p.action));
         let used = placed.chain(&self.refresh).flat_map(|action| match action {
             Action::Launch(launch) => vec![launch.kernel.clone()],
             Action::Product(product) => ours(product),
-            Action::Copy { .. } | Action::Zero { .. } => vec![],
+            Action::Copy { .. } | Action::Zero { .. } | Action::Exchange(_) => vec![],
         });
         used.collect()
     }
@@ -89,16 +114,19 @@ fn bind_all(
     program: &Program,
     memory: Memory<'_>,
     constants: Address,
+    times: Address,
     facts: &Facts,
     tf32: bool,
 ) -> Result<Lists, CudaError> {
     let mut constants = Constants::at(constants);
     let mut bind = |(plan, accumulate): (&Plan, bool)| {
-        Binder { memory, accumulate, tf32, facts, maker: &Steps }.bind(plan, &mut constants)
+        let bound = Binder { memory, accumulate, tf32, facts, maker: &Steps }.bind(plan, &mut constants)?;
+        Ok::<_, CudaError>(timed(bound, times))
     };
-    let bound = plans(program).into_iter().map(&mut bind).collect::<Result<_, _>>()?;
+    let (bound, marks) =
+        plans(program).into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     let refresh = refresh(program, memory.states, &mut constants)?;
-    Ok(Lists { bound, refresh, constants: constants.bytes().to_vec() })
+    Ok(Lists { bound, marks, refresh, constants: constants.bytes().to_vec() })
 }
 
 /// The actions that make every copy in half precision equal to what it is a copy of.
@@ -141,7 +169,7 @@ fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError>
     let (offsets, _) = crate::bind::state_offsets(&program.states);
     let states: Vec<Address> = offsets.iter().map(|offset| base(45) + *offset as Address).collect();
     let memory = Memory { arena: base(44), states: &states, header: base(46) };
-    bind_all(program, memory, base(47), facts, tf32)
+    bind_all(program, memory, base(47), base(43), facts, tf32)
 }
 
 /// Bytes on the GPU that plans need beside the states.
@@ -149,12 +177,14 @@ pub(super) struct Needs {
     pub arena: usize,
     pub constants: usize,
     pub staging: usize,
+    pub times: usize,
 }
 
 impl Needs {
     pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
-        let constants = dry(program, facts, tf32)?.constants.len();
-        Ok(Needs { arena: program.arena(), constants, staging: Staging::bytes_for(program) })
+        let lists = dry(program, facts, tf32)?;
+        let (constants, times) = (lists.constants.len(), lists.times());
+        Ok(Needs { arena: program.arena(), constants, staging: Staging::bytes_for(program), times })
     }
 
     /// Refuses what doesn't fit, before anything is allocated. `states` and `workspace` are 0 if they are there already.
@@ -166,8 +196,8 @@ impl Needs {
         workspace: usize,
     ) -> Result<(), CudaError> {
         let (free, total) = context.memory()?;
-        let Needs { arena, constants, staging } = *self;
-        let other = constants + workspace;
+        let Needs { arena, constants, staging, times } = *self;
+        let other = constants + times + workspace;
         let needed = arena + states + staging + other;
         if needed <= free {
             return Ok(());
@@ -175,6 +205,12 @@ impl Needs {
         let name = facts.name.clone();
         Err(CudaError::Memory { name, needed, arena, states, staging, other, free, total })
     }
+}
+
+/// Refuses a program whose collectives are among other ranks than there are.
+pub(super) fn check_exchange(program: &Program, streams: &Streams) -> Result<(), CudaError> {
+    let are = streams.exchanger.as_ref().map(|exchanger| exchanger.comm().size());
+    program.plans().into_iter().try_for_each(|plan| check_ranks(plan, are))
 }
 
 /// The workspace is part of what is compared with the free memory.
@@ -198,7 +234,9 @@ impl Base<'_> {
         let staging = Staging::new(context, program)?;
         let memory = Memory { arena: arena.address, states: self.states, header: self.header };
         let tf32 = self.options.tf32;
-        let lists = bind_all(program, memory, constants.address, self.facts, tf32)?;
+        let times = Times::new(context, needs.times, RING)?;
+        let noted = times.as_ref().map_or(0, |times| times.block.address);
+        let lists = bind_all(program, memory, constants.address, noted, self.facts, tf32)?;
         if lists.constants.len() > constants.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
@@ -209,6 +247,14 @@ impl Base<'_> {
         if !self.options.deterministic {
             fill_with_noise(&arena, self.streams)?;
         }
+        let through_host = self.streams.exchanger.as_ref().is_some_and(|e| !e.is_on_device());
+        let host = match lists.host() {
+            bytes if bytes > 0 && through_host => Some(Pinned::new(context, bytes)?),
+            _ => None,
+        };
+        let last = &lists.bound[number(Which::Last, false)];
+        let exchanges = collectives(last).map(|call| (call.layer.clone(), call.bytes())).collect();
+        let marks = lists.marks.clone();
         let mut preparer = Preparer {
             context,
             modules: &mut modules,
@@ -216,6 +262,7 @@ impl Base<'_> {
             tuner: &mut *self.tuner,
             streams: self.streams,
             scratch: &arena,
+            host: host.as_ref(),
         };
         let mut prepared = Vec::with_capacity(6);
         for ((plan, accumulate), bound) in plans(program).into_iter().zip(lists.bound) {
@@ -234,7 +281,19 @@ impl Base<'_> {
             Place::State(state) => memory.states[state.index()],
         };
         let inputs = program.plans().map(|plan| plan.inputs.iter().map(|v| address(plan, v)).collect());
-        Ok(Plans { lists, refresh, _modules: modules, staging, inputs, arena, constants })
+        Ok(Plans {
+            lists,
+            refresh,
+            _modules: modules,
+            staging,
+            _host: host,
+            times,
+            marks,
+            exchanges,
+            inputs,
+            arena,
+            constants,
+        })
     }
 }
 

@@ -44,8 +44,8 @@ impl Executor {
             let list = self.plans.list(which, header.accumulate);
             let stream = self.streams.compute();
             marks[0].record(stream)?;
-            for (action, mark) in list.actions.iter().zip(&marks[1..]) {
-                action.start(&self.products, stream)?;
+            for (index, mark) in marks[1..].iter().enumerate() {
+                list.start_alone(index, &self.products, &self.streams)?;
                 mark.record(stream)?;
             }
             self.runs.end(which, &self.streams)?;
@@ -93,6 +93,6 @@ fn work(plan: &Plan, work: &Work, steps: std::ops::Range<usize>, is_first: bool)
             let costs = plan.steps[steps].iter().map(|step| plan.cost_of(step));
             costs.fold((0.0, 0.0), |sum, cost| (sum.0 + cost.flops, sum.1 + cost.bytes))
         }
-        Work::Launch(_) => (0.0, 0.0),
+        Work::Launch(_) | Work::Exchange(_) => (0.0, 0.0),
     }
 }

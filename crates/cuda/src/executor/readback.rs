@@ -1,5 +1,6 @@
 //! The few numbers that the host wants of every step, fetched without stopping the GPU.
 
+use super::times::settle;
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::{Context, Event, Pinned};
@@ -9,7 +10,7 @@ use graph::{DType, Role};
 use std::sync::Arc;
 
 /// How many steps may be under way before the oldest numbers are lost.
-const RING: usize = 4;
+pub(super) const RING: usize = 4;
 const SLOT_BYTES: usize = 64;
 /// Of the control, after the statistics.
 const CONTROL: usize = 32;
@@ -79,6 +80,14 @@ impl Executor {
                 stream.fetch(scale, host.address(slot * SLOT_BYTES + SCALE), 12)?;
             }
         }
+        if let Some(times) = &mut self.plans.times {
+            times.marks[slot] = std::mem::take(&mut self.timed);
+            let bytes = times.marks[slot].bytes().min(times.bytes);
+            if bytes > 0 {
+                // SAFETY: as above.
+                unsafe { stream.fetch(times.block.address, times.host.address(slot * times.bytes), bytes) }?;
+            }
+        }
         self.readbacks.arrived[slot].record(stream)?;
         Ok(ticket)
     }
@@ -91,7 +100,13 @@ impl Executor {
             return Err(CudaError::Misuse(format!("the numbers of step {} were overwritten", ticket.0)));
         }
         let slot = (ticket.0 % RING as u64) as usize;
-        arrived[slot].synchronise(|| "waiting for a step's numbers".into())?;
+        self.streams.wait_for(&arrived[slot], || "waiting for a step's numbers".into())?;
+        if let Some(times) = &self.plans.times {
+            let marks = times.marks[slot];
+            // SAFETY: as below.
+            let notes = unsafe { times.host.bytes(slot * times.bytes, marks.bytes().min(times.bytes)) };
+            self.exchange_times = settle(notes, marks);
+        }
         // SAFETY: they have arrived, and nothing newer goes to this slot while `&mut self` is held.
         let bytes = unsafe { host.bytes(slot * SLOT_BYTES, SLOT_BYTES) };
         let number = |i: usize| bytes[i..].first_chunk().map_or(0.0, |chunk| f32::from_le_bytes(*chunk));

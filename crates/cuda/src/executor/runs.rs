@@ -44,7 +44,7 @@ impl Runs {
 
     /// Sends the header of a run, which begins; one that fails before its end leaves nothing behind. Waits only for the run so many before.
     pub fn begin(&mut self, header: &Header, to: Address, streams: &Streams) -> Result<(), CudaError> {
-        self.settle(self.next, true)?;
+        self.settle(self.next, Some(streams))?;
         let offset = self.next * HEADER_BYTES;
         // SAFETY: the run that last used this slot has ended.
         let slot = unsafe { self.headers.bytes_mut(offset, HEADER_BYTES) };
@@ -62,12 +62,12 @@ impl Runs {
         Ok(())
     }
 
-    /// Reads the time of a run if it is over; whether it was.
-    fn settle(&mut self, slot: usize, wait: bool) -> Result<bool, CudaError> {
+    /// Reads the time of a run if it is over; whether it was. With streams it is waited for.
+    fn settle(&mut self, slot: usize, wait: Option<&Streams>) -> Result<bool, CudaError> {
         let Slot { began, ended, ran } = &mut self.slots[slot];
         let Some(which) = *ran else { return Ok(true) };
-        if wait {
-            ended.synchronise(|| format!("running {which:?}"))?;
+        if let Some(streams) = wait {
+            streams.wait_for(ended, || format!("running {which:?}"))?;
         } else if !ended.is_done()? {
             return Ok(false);
         }
@@ -79,7 +79,7 @@ impl Runs {
     /// Seconds on the GPU of the runs that ended since this was last asked, by plan.
     pub fn take_seconds(&mut self) -> Result<[f64; 4], CudaError> {
         for age in 0..AHEAD {
-            if !self.settle((self.next + age) % AHEAD, false)? {
+            if !self.settle((self.next + age) % AHEAD, None)? {
                 break;
             }
         }

@@ -152,7 +152,7 @@ impl Staging {
             self.host[self.turn].1.record(streams.copy())?;
         }
         self.turn = 1 - self.turn;
-        self.host[self.turn].1.synchronise(|| "sending a batch to the GPU".into())?;
+        streams.wait_for(&self.host[self.turn].1, || "sending a batch to the GPU".into())?;
         streams.copy().wait(&self.taken)
     }
 

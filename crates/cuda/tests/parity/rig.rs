@@ -99,6 +99,7 @@ impl Gpu {
             seed: common::SEED,
             deterministic: true,
             tf32: arithmetic == Arithmetic::Tf32,
+            comm: None,
         };
         let executor = Executor::new(program, options)?;
         let (nominal, learning_rate) = (batch as f64, 1e-3);

@@ -264,7 +264,8 @@ pub struct RanksArgs {
     /// Ranks: threads of this process, or with --comm mpi processes that mpirun starts [default: those of the launcher, or 1]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// How ranks exchange data: threads, mpi, tcp or nccl [default: what suits the launcher]
+    /// How ranks exchange data: threads, mpi, tcp, or between GPUs nccl [default: what suits the launcher; between GPUs nccl, if every
+    /// rank has one of its own]
     #[arg(long, value_name = "ENGINE")]
     pub comm: Option<Choice>,
     /// With --comm mpi and no launcher: a file of hosts for mpirun

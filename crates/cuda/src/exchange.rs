@@ -1,0 +1,216 @@
+//! What ranks exchange, as actions, and the order in which a thread plays a list that has some. Touches no GPU.
+
+use crate::action::{Action, Address, Arg, Context, Exchanged, Kernel, Launch, Operand, Source};
+use crate::bind::{Bound, Placed};
+use crate::error::CudaError;
+use comm::{Collective, Kind};
+use graph::op::Reduction;
+use graph::passes::ALIGN;
+use graph::{DType, Lane, Op, Plan};
+
+/// A collective of a plan. Operands that follow each other travel as one range.
+pub(crate) fn collective(
+    cx: &Context<'_>,
+    inputs: Vec<&str>,
+    outputs: Vec<&str>,
+) -> Result<Vec<Action>, CudaError> {
+    let collective = match cx.op {
+        Op::AllReduce { reduction, .. } => Collective::AllReduce(reduced(*reduction)),
+        Op::ReduceScatter { reduction, .. } => Collective::ReduceScatter(reduced(*reduction)),
+        Op::AllGather { .. } => Collective::AllGather,
+        _ => return Err(cx.no_kernel()),
+    };
+    let dtype = cx.input(0).dtype;
+    let kind = kind(dtype).ok_or_else(|| cx.no_kernel())?;
+    let range = |operands: &[Operand], names: Vec<&str>| {
+        range(operands, dtype.bytes()).map_err(|at| CudaError::Scattered {
+            layer: cx.layer.to_string(),
+            op: cx.op.name(),
+            first: names[at].to_string(),
+            second: names[at + 1].to_string(),
+        })
+    };
+    let (send, receive) = (range(cx.inputs, inputs)?, range(cx.outputs, outputs)?);
+    let layer = cx.layer.to_string();
+    Ok(vec![Action::Exchange(Exchanged { collective, kind, send, receive, layer, times: None })])
+}
+
+/// The range of operands that follow each other with nothing between but padding, or the number of the first that is not
+/// followed by the next.
+fn range(operands: &[Operand], size: usize) -> Result<(Address, usize), usize> {
+    let end = |o: &Operand| o.address + (o.shape.count() * size) as Address;
+    let follows = |pair: &[Operand]| pair[1].address == end(&pair[0]).next_multiple_of(ALIGN as Address);
+    if let Some(at) = operands.windows(2).position(|pair| !follows(pair)) {
+        return Err(at);
+    }
+    let (first, last) = (&operands[0], &operands[operands.len() - 1]);
+    Ok((first.address, (end(last) - first.address) as usize / size))
+}
+
+fn reduced(reduction: Reduction) -> comm::Reduction {
+    match reduction {
+        Reduction::Sum => comm::Reduction::Sum,
+        Reduction::Mean => comm::Reduction::Mean,
+        Reduction::Max => comm::Reduction::Max,
+    }
+}
+
+fn kind(dtype: DType) -> Option<Kind> {
+    match dtype {
+        DType::F64 => Some(Kind::F64),
+        DType::F32 => Some(Kind::F32),
+        DType::Bf16 => Some(Kind::Bf16),
+        DType::F16 => Some(Kind::F16),
+        DType::I32 | DType::U8 => None,
+    }
+}
+
+/// Refuses a plan whose collectives are not among as many ranks as there are.
+pub(crate) fn check_ranks(plan: &Plan, are: Option<usize>) -> Result<(), CudaError> {
+    let among = plan.steps.iter().filter_map(|step| step.op.ranks().map(|needs| (step, needs)));
+    match { among }.find(|(_, needs)| Some(*needs) != are) {
+        Some((step, needs)) => {
+            Err(CudaError::Ranks { layer: step.layer.clone(), op: step.op.name(), needs, are })
+        }
+        None => Ok(()),
+    }
+}
+
+/// How many collectives a list has, and at how many places the compute lane waits for some.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    pub calls: usize,
+    pub waits: usize,
+}
+
+/// Of one thing's time: when it began and when it ended.
+const MARK: Address = 16;
+
+impl Marks {
+    pub fn bytes(self) -> usize {
+        (self.calls + self.waits) * MARK as usize
+    }
+}
+
+/// The kernel that notes the time down.
+pub fn clock() -> Kernel {
+    Kernel::new(Source::Clock, "note_time")
+}
+
+pub(crate) fn note_time(to: Address) -> Launch {
+    Launch { kernel: clock(), grid: [1; 3], block: 1, shared: 0, args: vec![Arg::Pointer(to)] }
+}
+
+/// Adds to a list what notes down, from `at` on: first of every collective when it began and ended, then of every place where the
+/// compute lane waits for collectives when it came there and when it went on. The end of the list is such a place.
+pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, Marks) {
+    let is_call: Vec<bool> = bound.actions.iter().map(|p| matches!(p.action, Action::Exchange(_))).collect();
+    let mut marks = Marks { calls: is_call.iter().filter(|call| **call).count(), waits: 0 };
+    if marks.calls == 0 {
+        return (bound, marks);
+    }
+    let (mut calls, mut last_call) = (0, 0);
+    let mut moved: Vec<usize> = Vec::with_capacity(is_call.len());
+    let mut actions: Vec<Placed> = Vec::with_capacity(is_call.len() + 2);
+    let mut note = |actions: &mut Vec<Placed>, like: &Placed, waits: Vec<usize>| {
+        let from = at + (marks.calls + marks.waits) as Address * MARK;
+        marks.waits += 1;
+        for (place, waits) in [(from, vec![]), (from + MARK / 2, waits)] {
+            let action = Action::Launch(note_time(place));
+            actions.push(Placed { action, waits, lane: Lane::Compute, ..like.clone() });
+        }
+    };
+    for (index, mut placed) in bound.actions.into_iter().enumerate() {
+        let waits_for_call = placed.waits.iter().any(|wait| is_call[*wait]);
+        placed.waits.iter_mut().for_each(|wait| *wait = moved[*wait]);
+        if placed.lane == Lane::Compute && waits_for_call {
+            let waits = std::mem::take(&mut placed.waits);
+            note(&mut actions, &placed, waits);
+        }
+        moved.push(actions.len());
+        if let Action::Exchange(exchanged) = &mut placed.action {
+            exchanged.times = Some(at + calls * MARK);
+            calls += 1;
+            last_call = actions.len();
+        }
+        debug_assert_eq!(moved[index], actions.len());
+        actions.push(placed);
+    }
+    // Collectives are done in order, so the last implies the others.
+    if let Some(last) = actions.last().cloned() {
+        note(&mut actions, &last, vec![last_call]);
+    }
+    (Bound { actions, ..bound }, marks)
+}
+
+/// What the thread that plays a list does next. Where ranks exchange through the host's memory, a list is played in stretches
+/// between the points at which the host has something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Launches these actions, after all that was launched before them.
+    Stretch(Vec<usize>),
+    /// Sends for the data of a collective: it goes to the host when all is done that was launched so far.
+    Leave(usize),
+    /// Does the collective and all before it, as their data comes to the host. What is launched from here on starts when their
+    /// results are back on the GPU.
+    Return(usize),
+}
+
+/// The stages of a list whose collectives the host does. As the thread does a collective only where its result is needed, all is
+/// launched by then that may run beside it.
+pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
+    let mut stages = Vec::new();
+    let mut stretch: Vec<usize> = Vec::new();
+    let is_call = |index: usize| matches!(actions[index].action, Action::Exchange(_));
+    let close = |stages: &mut Vec<Stage>, stretch: &mut Vec<usize>| {
+        if !stretch.is_empty() {
+            stages.push(Stage::Stretch(std::mem::take(stretch)));
+        }
+    };
+    // The last collective that left, and the last that returned.
+    let (mut left, mut returned) = (None, None);
+    for (index, placed) in actions.iter().enumerate() {
+        if is_call(index) {
+            close(&mut stages, &mut stretch);
+            stages.push(Stage::Leave(index));
+            left = Some(index);
+            continue;
+        }
+        let needs = placed.waits.iter().copied().filter(|wait| is_call(*wait)).max();
+        if needs > returned {
+            close(&mut stages, &mut stretch);
+            stages.extend(needs.map(Stage::Return));
+            returned = needs;
+        }
+        stretch.push(index);
+    }
+    close(&mut stages, &mut stretch);
+    if left > returned {
+        stages.extend(left.map(Stage::Return));
+    }
+    stages
+}
+
+/// Where the data of collectives lies in the host's memory: of each, offsets of what is sent and of what comes; and the bytes
+/// of all.
+pub(crate) fn host_places<'a>(calls: impl Iterator<Item = &'a Exchanged>) -> (Vec<(usize, usize)>, usize) {
+    let mut bytes = 0;
+    let mut room = |elements: usize, kind: Kind| {
+        let offset = bytes;
+        bytes += (elements * kind.bytes()).next_multiple_of(ALIGN);
+        offset
+    };
+    let place = |call: &Exchanged| {
+        if call.send.0 == call.receive.0 {
+            let both = room(call.send.1.max(call.receive.1), call.kind);
+            return (both, both);
+        }
+        (room(call.send.1, call.kind), room(call.receive.1, call.kind))
+    };
+    let places = calls.map(place).collect();
+    (places, bytes)
+}
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

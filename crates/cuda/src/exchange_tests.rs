@@ -1,0 +1,184 @@
+use super::*;
+use comm::Reduction as Sums;
+
+fn work(lane: Lane, waits: &[usize]) -> Placed {
+    let action = Action::Zero { at: 0, bytes: 0 };
+    Placed { action, lane, step: 0, first: 0, waits: waits.to_vec() }
+}
+
+fn compute(waits: &[usize]) -> Placed {
+    work(Lane::Compute, waits)
+}
+
+fn exchanged(send: (Address, usize), receive: (Address, usize)) -> Exchanged {
+    let (collective, layer) = (Collective::AllReduce(Sums::Sum), "layer".to_string());
+    Exchanged { collective, kind: Kind::F32, send, receive, layer, times: None }
+}
+
+fn call(waits: &[usize]) -> Placed {
+    Placed { action: Action::Exchange(exchanged((0, 8), (0, 8))), ..work(Lane::Comm, waits) }
+}
+
+/// Three buckets of a backward pass, and what comes after.
+fn backward() -> Vec<Placed> {
+    vec![
+        compute(&[]),
+        call(&[0]),
+        compute(&[]),
+        compute(&[]),
+        call(&[3]),
+        compute(&[]),
+        call(&[5]),
+        compute(&[1]),
+        compute(&[6]),
+    ]
+}
+
+#[test]
+fn all_is_launched_before_the_host_waits() {
+    use Stage::*;
+    let expected = [
+        Stretch(vec![0]),
+        Leave(1),
+        Stretch(vec![2, 3]),
+        Leave(4),
+        Stretch(vec![5]),
+        Leave(6),
+        Return(1),
+        Stretch(vec![7]),
+        Return(6),
+        Stretch(vec![8]),
+    ];
+    assert_eq!(stages(&backward()), expected);
+    // Nobody waits: the list still ends with the results.
+    assert_eq!(stages(&backward()[..7])[6..], [Return(6)]);
+    // Nothing to exchange: one stretch.
+    assert_eq!(stages(&[compute(&[]), compute(&[])]), [Stretch(vec![0, 1])]);
+    assert_eq!(stages(&[]), []);
+}
+
+/// Plays stages, and remembers in what order the host and the lanes come to do what.
+#[derive(Default)]
+struct Recorder {
+    /// Launched, or on their way to the host.
+    launched: Vec<usize>,
+    /// Of the host, in order.
+    collectives: Vec<usize>,
+}
+
+impl Recorder {
+    fn play(actions: &[Placed]) -> Self {
+        let mut played = Recorder::default();
+        let is_call = |index: &usize| matches!(actions[*index].action, Action::Exchange(_));
+        for stage in stages(actions) {
+            match stage {
+                Stage::Stretch(which) => {
+                    assert!(!which.is_empty());
+                    for index in which {
+                        for wait in &actions[index].waits {
+                            let known = if is_call(wait) { &played.collectives } else { &played.launched };
+                            assert!(known.contains(wait), "{index} starts before {wait}");
+                        }
+                        assert!(!is_call(&index));
+                        played.launched.push(index);
+                    }
+                }
+                Stage::Leave(index) => {
+                    assert!(actions[index].waits.iter().all(|wait| played.launched.contains(wait)));
+                    played.launched.push(index);
+                }
+                Stage::Return(until) => {
+                    // All that have left up to this one, in order.
+                    let left = played.launched.iter().copied().filter(|i| is_call(i) && *i <= until);
+                    let new: Vec<usize> = left.filter(|i| !played.collectives.contains(i)).collect();
+                    assert!(new.contains(&until), "{until} is brought back twice, or before it left");
+                    played.collectives.extend(new);
+                }
+            }
+        }
+        played
+    }
+}
+
+/// Lists of any shape: everything happens once, waits are kept, and collectives are done in the same order by every rank.
+#[test]
+fn whatever_waits_for_what_the_order_is_kept() {
+    let mut state = 7u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as usize % below.max(1)
+    };
+    for _ in 0..300 {
+        let count = random(20);
+        let mut actions: Vec<Placed> = Vec::new();
+        for index in 0..count {
+            let of_comm = random(3) == 0;
+            let waits: Vec<usize> = (0..index)
+                .filter(|i| (actions[*i].lane == Lane::Comm) != of_comm)
+                .filter(|_| random(4) == 0)
+                .collect();
+            actions.push(if of_comm { call(&waits) } else { compute(&waits) });
+        }
+        let played = Recorder::play(&actions);
+        assert_eq!(played.launched, (0..count).collect::<Vec<_>>());
+        let calls: Vec<usize> = (0..count).filter(|i| actions[*i].lane == Lane::Comm).collect();
+        assert_eq!(played.collectives, calls);
+    }
+}
+
+#[test]
+fn times_are_noted_around_collectives_and_waits() {
+    let bound = Bound { actions: backward(), addresses: vec![] };
+    let (timed, marks) = timed(bound, 1000);
+    assert_eq!(marks, Marks { calls: 3, waits: 3 });
+    assert_eq!(marks.bytes(), 96);
+    let noted = |placed: &Placed| match &placed.action {
+        Action::Launch(launch) => match launch.args[..] {
+            [Arg::Pointer(at)] => Some((at, placed.waits.clone())),
+            _ => None,
+        },
+        Action::Exchange(exchanged) => exchanged.times.map(|at| (at, placed.waits.clone())),
+        _ => None,
+    };
+    let seen: Vec<Option<(Address, Vec<usize>)>> = timed.actions.iter().map(noted).collect();
+    let note = |at: Address, waits: &[usize]| Some((at, waits.to_vec()));
+    let expected = [
+        None,
+        note(1000, &[0]),
+        None,
+        None,
+        note(1016, &[3]),
+        None,
+        note(1032, &[5]),
+        note(1048, &[]),
+        note(1056, &[1]),
+        None,
+        note(1064, &[]),
+        note(1072, &[6]),
+        None,
+        note(1080, &[]),
+        note(1088, &[6]),
+    ];
+    assert_eq!(seen, expected);
+    assert!(timed.actions[9].waits.is_empty(), "the note before it has waited");
+    assert!(timed.actions[7..].iter().all(|placed| placed.lane == Lane::Compute));
+    // A stretch never waits for what the host does in the middle of it.
+    Recorder::play(&timed.actions);
+}
+
+#[test]
+fn nothing_is_noted_where_nothing_is_exchanged() {
+    let bound = Bound { actions: vec![compute(&[])], addresses: vec![] };
+    assert_eq!(timed(bound.clone(), 1000), (bound, Marks::default()));
+}
+
+#[test]
+fn every_collective_has_its_place_on_the_host() {
+    let in_place = exchanged((4096, 33), (4096, 33));
+    let apart = Exchanged { kind: Kind::Bf16, ..exchanged((0, 100), (8192, 50)) };
+    let calls = [in_place, apart];
+    let (places, bytes) = host_places(calls.iter());
+    assert_eq!(places, [(0, 0), (256, 512)]);
+    assert_eq!(bytes, 640);
+    assert_eq!(host_places([].into_iter()), (vec![], 0));
+}

@@ -1,0 +1,178 @@
+//! Collectives of a list, ready to be made.
+//!
+//! Over NCCL a call goes into the comm lane's stream, and is captured with everything else. Through the host, the data
+//! leaves on the comm lane's stream when the compute lane has come so far; the communicator does its part in pinned memory; the
+//! result goes back on a stream of its own, so that it needn't wait for data that leaves later. The thread that runs the list
+//! sees to that, see [`crate::exchange::Stage`].
+
+use super::exchanger::Exchanger;
+use super::list::Streams;
+use crate::action::{Address, Exchanged};
+use crate::driver::{Context, Event, Pinned, Stream};
+use crate::error::CudaError;
+use crate::exchange::note_time;
+use crate::launch::Ready;
+use crate::modules::Modules;
+use comm::{Call, Communicator, Span, Ticket};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+pub(super) struct Calling {
+    /// Where the data is when the call is made: on the GPU, or in the host's memory.
+    call: Call,
+    /// On the GPU.
+    send: Address,
+    receive: Address,
+    /// Note down when it begins and ends.
+    marks: Option<[Ready; 2]>,
+    /// The compute lane has come so far.
+    ready: Event,
+    /// The data is in the host's memory.
+    here: Event,
+    /// The result is on the GPU.
+    back: Event,
+    at: Cell<At>,
+}
+
+/// How far a call through the host has come.
+#[derive(Clone, Copy)]
+enum At {
+    Nowhere,
+    /// On its way to the host.
+    Left,
+    /// With the communicator.
+    Started(Ticket),
+    /// On its way to the GPU, or there.
+    Back,
+}
+
+/// Where a call's data lies in the host's memory: what is sent, what comes.
+pub(super) type HostPlace<'a> = (&'a Pinned, usize, usize);
+
+impl Calling {
+    pub fn new(
+        exchanged: &Exchanged,
+        host: Option<HostPlace<'_>>,
+        comm: &Communicator,
+        context: &Arc<Context>,
+        modules: &mut Modules,
+    ) -> Result<Self, CudaError> {
+        let Exchanged { collective, kind, send, receive, layer, times } = exchanged;
+        let (from, into) = match host {
+            Some((memory, from, into)) => (memory.address(from), memory.address(into)),
+            None => (send.0 as *mut c_void, receive.0 as *mut c_void),
+        };
+        let call = Call {
+            collective: collective.clone(),
+            kind: *kind,
+            send: Span { address: from.cast(), len: send.1 },
+            receive: Span { address: into.cast(), len: receive.1 },
+            name: comm.name(layer),
+        };
+        let mut mark = |at: Address| Ready::new(&note_time(at), modules);
+        let marks = match *times {
+            Some(at) => Some([mark(at)?, mark(at + 8)?]),
+            None => None,
+        };
+        let event = || Event::new(context);
+        let (ready, here, back) = (event()?, event()?, event()?);
+        let (send, receive) = (send.0, receive.0);
+        Ok(Calling { call, send, receive, marks, ready, here, back, at: Cell::new(At::Nowhere) })
+    }
+
+    fn mark(&self, which: usize, stream: &Stream) -> Result<(), CudaError> {
+        match &self.marks {
+            Some(marks) => marks[which].start(stream, || "noting down a time".into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the call into the comm lane's stream, after what it waits for.
+    pub fn enqueue(&self, streams: &Streams) -> Result<(), CudaError> {
+        self.mark(0, streams.comm())?;
+        // SAFETY: the plan's own memory; the lanes' waits keep others away from it.
+        unsafe { streams.exchanger()?.enqueue(&self.call) }?;
+        self.mark(1, streams.comm())
+    }
+
+    /// The same in the middle of the compute lane.
+    pub fn enqueue_alone(&self, streams: &Streams) -> Result<(), CudaError> {
+        self.ready.record(streams.compute())?;
+        streams.comm().wait(&self.ready)?;
+        self.enqueue(streams)?;
+        self.back.record(streams.comm())?;
+        streams.compute().wait(&self.back)
+    }
+
+    /// Sends the data on its way to the host.
+    pub fn leave(&self, streams: &Streams) -> Result<(), CudaError> {
+        self.ready.record(streams.compute())?;
+        streams.comm().wait(&self.ready)?;
+        self.mark(0, streams.comm())?;
+        let Span { address, len } = self.call.send;
+        // SAFETY: nobody touches the host's side before `here`; what was there before has been read, since the compute lane has
+        // waited for it to go back.
+        unsafe { streams.comm().fetch(self.send, address.cast(), len * self.call.kind.bytes()) }?;
+        self.here.record(streams.comm())?;
+        self.at.set(At::Left);
+        Ok(())
+    }
+
+    /// Takes the call as far as it comes without waiting; whether that was any further. Must be asked of calls in their order.
+    fn advance(&self, exchanger: &Exchanger, streams: &Streams) -> Result<bool, CudaError> {
+        let comm = exchanger.comm();
+        match self.at.get() {
+            At::Left if self.here.is_done()? => {
+                // SAFETY: pinned memory that lives as long as this; nobody touches it until the call was waited for, which
+                // `bring_back` sees to whatever happens.
+                let ticket = unsafe { comm.start(self.call.clone()) }?;
+                self.at.set(At::Started(ticket));
+                Ok(true)
+            }
+            At::Started(ticket) if comm.is_done(ticket) => {
+                self.at.set(At::Nowhere);
+                comm.wait(ticket)?;
+                let Span { address, len } = self.call.receive;
+                let (stream, bytes) = (streams.back(), len * self.call.kind.bytes());
+                // SAFETY: what came stays there until the next run's data leaves, which is after this.
+                unsafe { stream.send(address.cast_const().cast(), self.receive, bytes) }?;
+                self.mark(1, stream)?;
+                self.back.record(stream)?;
+                self.at.set(At::Back);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Makes the calls that have left, in their order, until the one with this number is back; what is put into the compute lane
+/// from then on starts after it. `calls` are all of the list's.
+pub(super) fn bring_back(calls: &[&Calling], number: usize, streams: &Streams) -> Result<(), CudaError> {
+    let exchanger = streams.exchanger()?;
+    let is_back = || {
+        let mut moved = true;
+        while std::mem::take(&mut moved) {
+            for call in calls {
+                moved |= call.advance(exchanger, streams)?;
+                if matches!(call.at.get(), At::Left) {
+                    // Those behind it may not overtake it.
+                    break;
+                }
+            }
+        }
+        Ok(matches!(calls[number].at.get(), At::Back))
+    };
+    if let Err(error) = exchanger.wait_until(is_back) {
+        // The communicator's thread works in memory that may be freed now.
+        for call in calls {
+            if let At::Started(ticket) = call.at.replace(At::Nowhere) {
+                let _ = exchanger.comm().wait(ticket);
+            }
+        }
+        return Err(error);
+    }
+    // Results go back in order, so this one implies those before.
+    streams.compute().wait(&calls[number].back)
+}

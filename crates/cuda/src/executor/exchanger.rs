@@ -1,0 +1,139 @@
+//! The other ranks: through NCCL, whose calls go into a stream, or through the host's memory.
+
+use super::list::Streams;
+use crate::driver::{Block, Context, Stream};
+use crate::error::CudaError;
+use comm::nccl::{self, Library, Queue};
+use comm::{Call, Collective, CommError, Communicator, Engine, Kind, Reduction, Span, Watch};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How ranks exchange what lies on their GPUs.
+#[derive(Clone)]
+pub enum Exchange {
+    /// Over NCCL, each rank with a GPU of its own: a device group is made of the ranks of `world`. All of them open their
+    /// executors at the same time. A verdict of `watch` breaks the group off.
+    Nccl { world: Communicator, library: Arc<Library>, watch: Option<Watch> },
+    /// Through pinned memory of the host, by the engine of a world. Ranks may share a GPU.
+    Host(Communicator),
+}
+
+/// How often a rank that waits for the GPU looks whether the others are still there.
+const LOOK: Duration = Duration::from_millis(5);
+/// What is done soon is waited for without sleeping.
+const SPIN: Duration = Duration::from_micros(50);
+const NAP: Duration = Duration::from_micros(20);
+
+/// Of the device's memory, for barriers and for the first call.
+const SCRATCH: usize = 512;
+
+/// An [`Exchange`] that is open. The parts are dropped in this order; graphs with calls are gone by then.
+pub(super) struct Exchanger {
+    /// Calls are made here.
+    comm: Communicator,
+    /// The hosts' own exchange.
+    world: Communicator,
+    is_orderly: bool,
+    _scratch: Option<Block>,
+}
+
+impl Exchanger {
+    /// `stream` is the comm lane's, and outlives what is returned.
+    pub fn open(exchange: &Exchange, context: &Arc<Context>, stream: &Stream) -> Result<Self, CudaError> {
+        let (world, library, watch) = match exchange {
+            Exchange::Host(world) => {
+                let (comm, world) = (world.clone(), world.clone());
+                return Ok(Exchanger { comm, world, is_orderly: false, _scratch: None });
+            }
+            Exchange::Nccl { world, library, watch } => (world, library, watch),
+        };
+        let _busy = watch.as_ref().map(|watch| watch.busy("joining the GPUs"));
+        context.enter()?;
+        let scratch = Block::new(context, SCRATCH, "the exchange")?;
+        let queue = Queue { stream: stream.raw.cast(), scratch: scratch.address as *mut c_void };
+        // SAFETY: both are of the GPU that is current; the scratch is dropped after the group, and so is the stream.
+        let engine: Arc<dyn Engine> = unsafe { nccl::join(Ok(Arc::clone(library)), world, queue) }?;
+        if let Some(watch) = watch {
+            watch.ends(&engine);
+        }
+        let comm = world.beside(engine);
+        let exchanger = Exchanger { comm, world: world.clone(), is_orderly: false, _scratch: Some(scratch) };
+        // NCCL connects ranks at their first call, which takes long and should not happen under capture.
+        let address = (queue.scratch as *mut u8).wrapping_add(SCRATCH / 2);
+        let span = Span { address, len: 32 };
+        let name = exchanger.comm.name("the first exchange of the GPUs");
+        let collective = Collective::AllReduce(Reduction::Sum);
+        let call = Call { collective, kind: Kind::F32, send: span, receive: span, name };
+        // SAFETY: memory of the GPU that nobody else uses.
+        unsafe { exchanger.enqueue(&call) }?;
+        exchanger.wait_until(|| stream.is_done())?;
+        Ok(exchanger)
+    }
+
+    /// Whether calls go into the comm lane's stream, and not through the host's memory.
+    pub fn is_on_device(&self) -> bool {
+        self.comm.engine().enqueues()
+    }
+
+    pub fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Puts a call into the comm lane's stream, which may be under capture.
+    ///
+    /// # Safety
+    /// The spans are of the GPU, and nobody touches them before the stream has come past the call.
+    pub unsafe fn enqueue(&self, call: &Call) -> Result<(), CudaError> {
+        // SAFETY: passed on to the caller.
+        let ticket = unsafe { self.comm.start(call.clone()) }?;
+        self.comm.wait(ticket)?;
+        Ok(())
+    }
+
+    /// Whether the other ranks are still there, as far as is known.
+    fn check(&self) -> Result<(), CommError> {
+        self.comm.engine().check()?;
+        self.world.engine().check()
+    }
+
+    /// Waits for the GPU, or for the failure of another rank, without which this might be for ever.
+    pub fn wait_until(&self, mut is_done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), CudaError> {
+        let began = Instant::now();
+        let mut looked = began;
+        while !is_done()? {
+            let now = Instant::now();
+            if now.duration_since(looked) >= LOOK {
+                self.check()?;
+                looked = now;
+            }
+            if now.duration_since(began) < SPIN { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
+        Ok(())
+    }
+
+    /// All ranks come to a good end.
+    pub fn finish(&mut self) {
+        self.is_orderly = true;
+    }
+
+    /// Breaks off what runs on the GPU and waits for other ranks, unless all come to a good end: then that ends by itself.
+    pub fn let_go(&self) {
+        if !self.is_orderly && self.is_on_device() {
+            self.comm.engine().abort("this rank has ended");
+        }
+    }
+}
+
+impl Drop for Exchanger {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl Streams {
+    /// Who does collectives. Programs that have some are refused when there is nobody.
+    pub fn exchanger(&self) -> Result<&Exchanger, CudaError> {
+        self.exchanger.as_ref().ok_or_else(|| CudaError::Misuse("a collective without other ranks".into()))
+    }
+}

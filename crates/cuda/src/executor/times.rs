@@ -1,0 +1,105 @@
+//! When collectives ran, and when the compute lane waited for them, by the GPU's own clock.
+//!
+//! Kernels of one thread note the time down before and after every collective in the comm lane, and before and after every place
+//! where the compute lane waits for some. The notes travel with a step's other numbers, so that each step has its own, however many
+//! are in flight. Through the host a collective begins when its data leaves the GPU and ends when the result is back.
+
+use crate::driver::{Block, Context, Pinned};
+use crate::error::CudaError;
+use crate::exchange::Marks;
+use std::sync::Arc;
+
+/// The collectives of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExchangeTimes {
+    /// Of each: seconds from its beginning on this rank to its end, the wait for other ranks included; and how many of them the
+    /// compute lane waited.
+    pub calls: Vec<(f64, f64)>,
+    /// Seconds that the compute lane waited, for whatever part of an exchange.
+    pub exposed: f64,
+    /// Seconds in which collectives ran and the compute lane did something else.
+    pub hidden: f64,
+}
+
+/// Where times are noted down, and where the host finds those of each step in flight.
+pub(super) struct Times {
+    pub block: Block,
+    pub host: Pinned,
+    /// Bytes of a step.
+    pub bytes: usize,
+    /// What the step's notes are of.
+    pub marks: Vec<Marks>,
+}
+
+impl Times {
+    /// For so many steps in flight; none where there is nothing to note down.
+    pub fn new(context: &Arc<Context>, bytes: usize, steps: usize) -> Result<Option<Self>, CudaError> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let (block, host) = (Block::new(context, bytes, "times")?, Pinned::new(context, steps * bytes)?);
+        Ok(Some(Times { block, host, bytes, marks: vec![Marks::default(); steps] }))
+    }
+}
+
+/// Nanoseconds.
+type Interval = (u64, u64);
+
+fn seconds((from, to): Interval) -> f64 {
+    to.saturating_sub(from) as f64 / 1e9
+}
+
+/// Seconds that an interval shares with others that don't meet each other.
+fn shared((from, to): Interval, others: &[Interval]) -> f64 {
+    others.iter().map(|(start, end)| seconds((from.max(*start), to.min(*end)))).sum()
+}
+
+/// From notes as [`crate::exchange::timed`] has them made.
+pub(super) fn settle(notes: &[u8], marks: Marks) -> ExchangeTimes {
+    let words: Vec<u64> = notes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let intervals: Vec<Interval> = words.as_chunks::<2>().0.iter().map(|pair| (pair[0], pair[1])).collect();
+    let (calls, waits) = intervals.split_at(marks.calls.min(intervals.len()));
+    let mut times = ExchangeTimes { exposed: waits.iter().copied().map(seconds).sum(), ..Default::default() };
+    let mut counted_until = 0;
+    for call in calls {
+        times.calls.push((seconds(*call), shared(*call, waits)));
+        // The union of all: what an earlier one covers is not counted again.
+        let fresh = (call.0.max(counted_until), call.1);
+        times.hidden += (seconds(fresh) - shared(fresh, waits)).max(0.0);
+        counted_until = counted_until.max(call.1);
+    }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(calls: &[Interval], waits: &[Interval]) -> ExchangeTimes {
+        let words = calls.iter().chain(waits).flat_map(|(from, to)| [*from, *to]);
+        let notes: Vec<u8> = words.flat_map(|ms| (1_000_000_000 + ms * 1_000_000).to_le_bytes()).collect();
+        settle(&notes, Marks { calls: calls.len(), waits: waits.len() })
+    }
+
+    fn near(a: f64, b: f64) -> bool {
+        (a - b).abs() < 1e-9
+    }
+
+    #[test]
+    fn what_falls_into_a_wait_is_exposed() {
+        let times = settled(&[(0, 10), (10, 30), (30, 45)], &[(25, 45)]);
+        assert!(near(times.exposed, 0.020) && near(times.hidden, 0.025), "{times:?}");
+        let [first, second, third] = times.calls[..] else { panic!("{times:?}") };
+        assert!(near(first.0, 0.010) && near(first.1, 0.0));
+        assert!(near(second.0, 0.020) && near(second.1, 0.005));
+        assert!(near(third.0, 0.015) && near(third.1, 0.015));
+    }
+
+    #[test]
+    fn through_the_host_collectives_overlap_and_are_counted_once() {
+        let times = settled(&[(0, 20), (10, 35), (12, 18), (50, 60)], &[(30, 40)]);
+        assert!(near(times.hidden, 0.030 + 0.010), "{times:?}");
+        let none = settled(&[], &[]);
+        assert_eq!(none, ExchangeTimes::default());
+    }
+}
