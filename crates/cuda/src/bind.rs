@@ -3,6 +3,7 @@
 use crate::action::{Action, Address, Constants, Context, Facts, Operand};
 use crate::error::CudaError;
 use crate::exchange::collective;
+use crate::overlap::overlap;
 use crate::steps;
 use graph::passes::ALIGN;
 use graph::plan::{Place, Plan, Step};
@@ -97,6 +98,8 @@ pub struct Binder<'a> {
     /// Whether gradients and statistics add to what earlier micro-steps left.
     pub accumulate: bool,
     pub tf32: bool,
+    /// Whether gradients of weights get a lane of their own.
+    pub overlap: bool,
     pub facts: &'a Facts,
     pub maker: &'a dyn Maker,
 }
@@ -138,7 +141,9 @@ impl Binder<'_> {
             list.push(steps, actions);
             at += count;
         }
-        Ok(Bound { actions: list.actions, addresses })
+        let bound = Bound { actions: list.actions, addresses };
+        let Memory { arena, states, .. } = self.memory;
+        Ok(if self.overlap { overlap(plan, bound, arena, states) } else { bound })
     }
 
     fn address(&self, place: Place) -> Address {

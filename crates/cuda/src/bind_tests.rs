@@ -30,7 +30,7 @@ const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0100];
 fn bind(plan: &Plan, accumulate: bool) -> Result<Bound, CudaError> {
     let facts = Facts::h200();
     let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000 };
-    let binder = Binder { memory, accumulate, tf32: false, facts: &facts, maker: &Fake };
+    let binder = Binder { memory, accumulate, tf32: false, overlap: false, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(0x40_0000))
 }
 

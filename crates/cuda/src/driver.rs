@@ -10,7 +10,15 @@ use crate::action::Facts;
 use crate::error::CudaError;
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Held while memory is had or freed, kernels are loaded, or work is captured: cuBLASLt's calls fail in a capture while another
+/// thread of the process does one of these (seen with 13.1).
+static PREPARING: Mutex<()> = Mutex::new(());
+
+pub fn prepare_alone() -> MutexGuard<'static, ()> {
+    PREPARING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An error of the driver with what was being done.
 pub fn check(result: CUresult, doing: impl FnOnce() -> String) -> Result<(), CudaError> {

@@ -85,7 +85,7 @@ fn products_are_those_of_the_plan() {
         let Choice::Library(algorithm) = tuner.choose(&product, &mut bench).unwrap() else {
             panic!("a deterministic tuner tries nothing");
         };
-        products.run(&product, &algorithm, &stream).unwrap();
+        products.run(&product, &algorithm, &stream, false).unwrap();
         let mut got = vec![0; m * n * result.bytes()];
         stream.fetch_now(at(2), &mut got).unwrap();
         let element = |values: &[f32], i: usize, j: usize, rows: usize, columns: usize, turned: bool| {

@@ -21,6 +21,7 @@ mod libraries;
 mod modules;
 #[cfg(test)]
 mod nccl_tests;
+mod overlap;
 mod product;
 pub mod steps;
 mod tuner;

@@ -12,7 +12,7 @@ use graph::DType;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Working memory of products, allocated once. cuBLASLt's authors suggest 32 MiB for Hopper.
+/// Working memory of products, allocated once for each of two lanes. cuBLASLt's authors suggest 32 MiB for Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
 /// How many algorithms are asked for.
@@ -61,7 +61,7 @@ fn check(status: cublasStatus_t, doing: impl FnOnce() -> String) -> Result<(), C
 impl Products {
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         context.enter()?;
-        let workspace = Block::new(context, WORKSPACE, "the products' workspace")?;
+        let workspace = Block::new(context, 2 * WORKSPACE, "the products' workspace")?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting cuBLASLt".into())?;
@@ -126,8 +126,14 @@ impl Products {
         fits.then_some(Algorithm { algo, workspace: result.workspaceSize })
     }
 
-    /// Puts a product into a stream.
-    pub fn run(&self, product: &Product, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
+    /// Puts a product into a stream; `aside` if it may run beside those that are not.
+    pub fn run(
+        &self,
+        product: &Product,
+        algorithm: &Algorithm,
+        stream: &Stream,
+        aside: bool,
+    ) -> Result<(), CudaError> {
         let Problem { operation, a, b, c } = &Problem::new(product)?;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let at = |address: Address| address as *mut c_void;
@@ -148,7 +154,7 @@ impl Products {
                 at(product.result.address),
                 c.0,
                 &algorithm.algo,
-                at(self.workspace.address),
+                at(self.workspace.address + if aside { WORKSPACE as Address } else { 0 }),
                 WORKSPACE,
                 stream.raw.cast(),
             )

@@ -168,7 +168,7 @@ enum Trial {
 impl Trial {
     fn start(&self, bench: &Bench<'_>) -> Result<(), CudaError> {
         match self {
-            Trial::Library(product, algorithm) => bench.products.run(product, algorithm, bench.stream),
+            Trial::Library(product, algorithm) => bench.products.run(product, algorithm, bench.stream, false),
             Trial::Own(ready) => ready.start(bench.stream, || "trying a product".into()),
         }
     }

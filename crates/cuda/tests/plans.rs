@@ -4,7 +4,7 @@
 use cuda::CudaError;
 use cuda::action::{Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, Source};
 use cuda::bind::{Binder, Bound, Maker, Memory, state_offsets};
-use graph::{Group, Loss, Op, Optimizer, Plan, Program, Recompute, Role, Settings, compile};
+use graph::{Group, Lane, Loss, Op, Optimizer, Plan, Program, Recompute, Role, Settings, compile};
 use models::vit::{Pool, Vit};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -124,11 +124,15 @@ fn program(recompute: Recompute) -> Program {
 }
 
 fn bind(program: &Program, plan: &Plan, accumulate: bool) -> Bound {
+    bind_with(program, plan, accumulate, false)
+}
+
+fn bind_with(program: &Program, plan: &Plan, accumulate: bool, overlap: bool) -> Bound {
     let facts = Facts::h200();
     let (offsets, _) = state_offsets(&program.states);
     let states: Vec<Address> = offsets.iter().map(|offset| STATES + *offset as Address).collect();
     let memory = Memory { arena: ARENA, states: &states, header: 1 << 42 };
-    let binder = Binder { memory, accumulate, tf32: false, facts: &facts, maker: &Fake };
+    let binder = Binder { memory, accumulate, tf32: false, overlap, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }
 
@@ -170,4 +174,45 @@ fn all_of_an_update_is_two_groups() {
     let mut groups: Vec<(usize, usize)> = bound.actions.iter().map(|p| (p.first, p.step)).collect();
     groups.dedup();
     assert_eq!(groups, [(0, 2), (3, program.update.steps.len() - 1)]);
+}
+
+/// The actions in another order that their lanes and waits allow: of the lanes whose next action is ready, `choose` takes one.
+fn reordered(bound: &Bound, mut choose: impl FnMut(usize) -> usize) -> Bound {
+    let mut queues: Vec<Vec<usize>> = Lane::ALL
+        .iter()
+        .map(|lane| (0..bound.actions.len()).rev().filter(|i| bound.actions[*i].lane == *lane).collect())
+        .collect();
+    let (mut order, mut done) = (vec![], vec![false; bound.actions.len()]);
+    while order.len() < bound.actions.len() {
+        let is_ready = |queue: &Vec<usize>| {
+            queue.last().is_some_and(|next| bound.actions[*next].waits.iter().all(|wait| done[*wait]))
+        };
+        let ready: Vec<usize> = (0..queues.len()).filter(|lane| is_ready(&queues[*lane])).collect();
+        assert!(!ready.is_empty(), "every lane waits for another");
+        let next = queues[ready[choose(ready.len())]].pop().unwrap();
+        done[next] = true;
+        order.push(bound.actions[next].clone());
+    }
+    Bound { actions: order, addresses: bound.addresses.clone() }
+}
+
+#[test]
+fn weights_gradients_may_run_beside_the_rest() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        let program = program(recompute);
+        for accumulate in [false, true] {
+            let one_lane = bind(&program, &program.micro, accumulate);
+            let lanes = bind_with(&program, &program.micro, accumulate, true);
+            let aside = lanes.actions.iter().filter(|placed| placed.lane != Lane::Compute).count();
+            assert!(aside > 10 && aside < lanes.actions.len() / 2);
+            let want = sums(&program, &one_lane);
+            assert_eq!(sums(&program, &reordered(&lanes, |_| 0)), want, "as late as possible");
+            assert_eq!(sums(&program, &reordered(&lanes, |n| n - 1)), want, "as early as possible");
+            for seed in 0..20 {
+                let mut random = graph::random::Sequence::new(seed, 1);
+                let other = reordered(&lanes, |n| (random.uniform() * n as f64) as usize);
+                assert_eq!(sums(&program, &other), want, "order {seed}");
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use super::calls::{Calling, bring_back};
 use super::exchanger::{Exchange, Exchanger};
 use crate::action::{Action, Address, Exchanged, Product};
 use crate::bind::{Bound, Placed};
-use crate::driver::{Block, Context, Event, Graph, Pinned, Stream};
+use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_alone};
 use crate::error::CudaError;
 use crate::exchange::{Stage, host_places, stages};
 use crate::launch::Ready;
@@ -225,14 +225,14 @@ impl Prepared {
             Work::Launch(ready) | Work::Product(_, Way::Own(ready)) => {
                 ready.start(stream, || format!("launching {} of {}", self.what, self.layer))
             }
-            Work::Product(product, Way::Library(algorithm)) => {
-                products.run(product, algorithm, stream).map_err(|error| match error {
+            Work::Product(product, Way::Library(algorithm)) => products
+                .run(product, algorithm, stream, self.lane != Lane::Compute)
+                .map_err(|error| match error {
                     CudaError::Product { doing, status } => {
                         CudaError::Product { doing: format!("{doing} of {}", self.layer), status }
                     }
                     other => other,
-                })
-            }
+                }),
             Work::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
             // Of the comm lane, in whose stream NCCL has its calls.
@@ -315,6 +315,9 @@ impl List {
             match &self.stages[number] {
                 (Stage::Stretch(which), None) if !which.is_empty() => {
                     let play = || self.play(which, products, streams);
+                    // Not with NCCL, whose calls may wait for those of other threads.
+                    let on_device = streams.exchanger.as_ref().is_some_and(|e| e.is_on_device());
+                    let _alone = (!on_device).then(prepare_alone);
                     self.stages[number].1 = Some(streams.compute().capture(play, &self.name)?);
                 }
                 (Stage::Leave(index), _) => self.call(*index)?.leave(streams)?,

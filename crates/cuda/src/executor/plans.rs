@@ -120,7 +120,9 @@ fn bind_all(
 ) -> Result<Lists, CudaError> {
     let mut constants = Constants::at(constants);
     let mut bind = |(plan, accumulate): (&Plan, bool)| {
-        let bound = Binder { memory, accumulate, tf32, facts, maker: &Steps }.bind(plan, &mut constants)?;
+        let overlap = std::env::var_os("VITESSE_ASIDE").is_none_or(|v| v != "0");
+        let bound =
+            Binder { memory, accumulate, tf32, overlap, facts, maker: &Steps }.bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
     };
     let (bound, marks) =
@@ -214,7 +216,7 @@ pub(super) fn check_exchange(program: &Program, streams: &Streams) -> Result<(),
 }
 
 /// The workspace is part of what is compared with the free memory.
-pub(super) const FIXED: usize = WORKSPACE + 256;
+pub(super) const FIXED: usize = 2 * WORKSPACE + 256;
 
 impl Base<'_> {
     /// Allocates, compiles, chooses algorithms. An arena that is large enough is used again.

@@ -10,12 +10,14 @@ mod rig;
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
 use cuda::CudaError;
-use cuda::action::Facts;
+use cuda::action::{Facts, Kernel};
+use cuda::compile::{Arch, compile_all};
 use graph::op::{AttentionDrop, Per, Pooling};
-use graph::{DType, Graph, Key, Loss, Model, Op, Optimizer, Recompute, Role, ValueId};
+use graph::{DType, Graph, Key, Loss, Model, Op, Optimizer, Program, Recompute, Role, ValueId};
 use models::vit::{Pool, Vit};
 use rig::{Arithmetic, Gpu};
-use std::sync::Mutex;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How far from double precision on the CPU each arithmetic may be, relative to the norm of each tensor (or to a thousandth of
 /// the norm of all, where a tensor has almost none).
@@ -34,9 +36,9 @@ fn reference(graph: &Graph) -> Tensors {
     common::Rig::<f64>::new(program, 4).gradients()
 }
 
-type Body = Box<dyn Fn(DType) -> Graph + Send>;
+type Body = Box<dyn Fn(DType) -> Graph>;
 
-fn body(build: impl Fn(&mut Draft) -> ValueId + Send + 'static) -> Body {
+fn body(build: impl Fn(&mut Draft) -> ValueId + 'static) -> Body {
     Box::new(move |dtype| {
         let mut draft = Draft::new(dtype, 2);
         let x = build(&mut draft);
@@ -225,25 +227,46 @@ impl Found {
     }
 }
 
-/// All that goes wrong, rather than the first.
-fn compare_all(cases: impl Iterator<Item = (String, Body)> + Send, only: impl Fn(Arithmetic) -> bool + Sync) {
-    let cases = Mutex::new(cases);
-    let found = Mutex::new(Found::default());
+fn gpu_program(graph: Graph, arithmetic: Arithmetic) -> Program {
+    let model = Model { train: graph.clone(), eval: graph, key: Key::default() };
+    rig::program(model, arithmetic, common::adamw(), Recompute::None)
+}
+
+/// Fills the cache of kernels, on all threads: almost all of the time goes into compiling them.
+fn compile_ahead(cases: &[(String, Body)], arithmetics: &[Arithmetic]) {
+    let facts = cuda::device(0).unwrap();
+    let arch = Arch::of(facts.capability).unwrap();
+    let programs: Vec<BTreeSet<Kernel>> = cases
+        .iter()
+        .flat_map(|(_, build)| arithmetics.iter().map(|a| (*a, build(DType::F32))))
+        .filter_map(|(arithmetic, graph)| {
+            cuda::kernels_of(&gpu_program(graph, arithmetic), &facts, arithmetic == Arithmetic::Tf32).ok()
+        })
+        .collect();
+    let next = AtomicUsize::new(0);
     let work = || {
-        loop {
-            let Some((name, build)) = cases.lock().unwrap().next() else { return };
-            let want = reference(&build(DType::F64));
-            for (i, (arithmetic, tolerance)) in TOLERANCES.into_iter().enumerate().filter(|(_, t)| only(t.0))
-            {
-                let got = Gpu::of_graph(&build(DType::F32), arithmetic).and_then(|mut gpu| gpu.gradients());
-                let result = got.map(|got| distance_or_nan(&got, &want));
-                found.lock().unwrap().note(i, &format!("{name} in {arithmetic:?}"), result, tolerance);
-            }
+        while let Some(kernels) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let _ = compile_all(kernels, &arch);
         }
     };
-    // Most of the time goes into compiling kernels.
-    std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(work))));
-    let Found { wrong, worst, compared } = found.into_inner().unwrap();
+    std::thread::scope(|scope| (0..12).for_each(|_| drop(scope.spawn(work))));
+}
+
+/// All that goes wrong, rather than the first.
+fn compare_all(cases: impl Iterator<Item = (String, Body)>, only: impl Fn(Arithmetic) -> bool + Sync) {
+    let cases: Vec<(String, Body)> = cases.collect();
+    let wanted = || TOLERANCES.into_iter().enumerate().filter(|(_, t)| only(t.0));
+    compile_ahead(&cases, &wanted().map(|(_, t)| t.0).collect::<Vec<_>>());
+    let mut found = Found::default();
+    for (name, build) in &cases {
+        let want = reference(&build(DType::F64));
+        for (i, (arithmetic, tolerance)) in wanted() {
+            let got = Gpu::of_graph(&build(DType::F32), arithmetic).and_then(|mut gpu| gpu.gradients());
+            let result = got.map(|got| distance_or_nan(&got, &want));
+            found.note(i, &format!("{name} in {arithmetic:?}"), result, tolerance);
+        }
+    }
+    let Found { wrong, worst, compared } = found;
     for ((arithmetic, tolerance), (error, what)) in TOLERANCES.iter().zip(&worst) {
         println!("{arithmetic:?}: {error:.1e} at worst of {tolerance:.0e} ({what})");
     }
@@ -268,9 +291,7 @@ fn every_op_has_its_kernels() {
     let mut missing = vec![];
     for (name, build) in bodies().into_iter().chain(models) {
         for (arithmetic, _) in TOLERANCES {
-            let graph = build(DType::F32);
-            let model = Model { train: graph.clone(), eval: graph, key: Key::default() };
-            let program = rig::program(model, arithmetic, common::adamw(), Recompute::None);
+            let program = gpu_program(build(DType::F32), arithmetic);
             let tf32 = arithmetic == Arithmetic::Tf32;
             if let Err(error) = cuda::kernels_of(&program, &Facts::h200(), tf32) {
                 missing.push(format!("{name} in {arithmetic:?}: {error}"));
