@@ -170,8 +170,18 @@ pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
     // The last collective that left, and the last that returned.
     let (mut left, mut returned) = (None, None);
     for (index, placed) in actions.iter().enumerate() {
-        if is_call(index) {
+        if let Action::Exchange(call) = &placed.action {
             close(&mut stages, &mut stretch);
+            // What an earlier one brings must be there before this one takes it along.
+            let away = |at: &usize| returned.is_none_or(|returned| *at > returned);
+            let needs = (0..index).filter(away).filter(|at| match &actions[*at].action {
+                Action::Exchange(earlier) => depends(call, earlier),
+                _ => false,
+            });
+            if let Some(needs) = needs.max() {
+                stages.push(Stage::Return(needs));
+                returned = Some(needs);
+            }
             stages.push(Stage::Leave(index));
             left = Some(index);
             continue;
@@ -189,6 +199,16 @@ pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
         stages.extend(left.map(Stage::Return));
     }
     stages
+}
+
+/// Whether a collective reads or writes what an earlier one writes, or writes what that one reads.
+fn depends(call: &Exchanged, earlier: &Exchanged) -> bool {
+    let range =
+        |(start, elements): (Address, usize), kind: Kind| start..start + (elements * kind.bytes()) as Address;
+    let meet = |a: std::ops::Range<Address>, b: std::ops::Range<Address>| a.start < b.end && b.start < a.end;
+    let (send, receive) = (range(call.send, call.kind), range(call.receive, call.kind));
+    let (sent, received) = (range(earlier.send, earlier.kind), range(earlier.receive, earlier.kind));
+    meet(send, received.clone()) || meet(receive.clone(), received) || meet(receive, sent)
 }
 
 /// Where the data of collectives lies in the host's memory: of each, offsets of what is sent and of what comes; and the bytes

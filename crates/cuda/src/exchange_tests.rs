@@ -15,20 +15,22 @@ fn exchanged(send: (Address, usize), receive: (Address, usize)) -> Exchanged {
     Exchanged { collective, kind: Kind::F32, send, receive, layer, times: None }
 }
 
-fn call(waits: &[usize]) -> Placed {
-    Placed { action: Action::Exchange(exchanged((0, 8), (0, 8))), ..work(Lane::Comm, waits) }
+/// In place, in the memory of a number.
+fn call(waits: &[usize], memory: usize) -> Placed {
+    let at = (4096 * memory as Address, 8);
+    Placed { action: Action::Exchange(exchanged(at, at)), ..work(Lane::Comm, waits) }
 }
 
 /// Three buckets of a backward pass, and what comes after.
 fn backward() -> Vec<Placed> {
     vec![
         compute(&[]),
-        call(&[0]),
+        call(&[0], 0),
         compute(&[]),
         compute(&[]),
-        call(&[3]),
+        call(&[3], 1),
         compute(&[]),
-        call(&[5]),
+        call(&[5], 2),
         compute(&[1]),
         compute(&[6]),
     ]
@@ -55,6 +57,13 @@ fn all_is_launched_before_the_host_waits() {
     // Nothing to exchange: one stretch.
     assert_eq!(stages(&[compute(&[]), compute(&[])]), [Stretch(vec![0, 1])]);
     assert_eq!(stages(&[]), []);
+}
+
+#[test]
+fn a_collective_takes_along_what_another_brings() {
+    use Stage::*;
+    let list = [call(&[], 0), call(&[], 1), call(&[], 0), call(&[], 2)];
+    assert_eq!(stages(&list), [Leave(0), Leave(1), Return(0), Leave(2), Leave(3), Return(3)]);
 }
 
 /// Plays stages, and remembers in what order the host and the lanes come to do what.
@@ -117,7 +126,7 @@ fn whatever_waits_for_what_the_order_is_kept() {
                 .filter(|i| (actions[*i].lane == Lane::Comm) != of_comm)
                 .filter(|_| random(4) == 0)
                 .collect();
-            actions.push(if of_comm { call(&waits) } else { compute(&waits) });
+            actions.push(if of_comm { call(&waits, random(4)) } else { compute(&waits) });
         }
         let played = Recorder::play(&actions);
         assert_eq!(played.launched, (0..count).collect::<Vec<_>>());

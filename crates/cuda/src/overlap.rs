@@ -1,12 +1,12 @@
-//! Work that nobody waits for soon, beside the rest: gradients of weights and biases.
+//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms.
 //!
-//! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of weights are not, and small
+//! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and small
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory
 //! that steps read and write: plans place their values for one lane, and this looks at where they lie.
 
-use crate::action::Address;
+use crate::action::{Action, Address};
 use crate::bind::{Bound, Placed};
-use graph::plan::Plan;
+use graph::plan::{Plan, Step};
 use graph::{Lane, Op};
 use std::collections::HashMap;
 
@@ -48,24 +48,36 @@ fn is_aside(op: &Op) -> bool {
     matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. })
 }
 
+/// Whether an action adds up the partial sums of its step, which only the gradient of a parameter is made of.
+fn adds_up(placed: &Placed) -> bool {
+    matches!(&placed.action, Action::Launch(launch) if matches!(launch.kernel.name.as_str(), "sum_parts" | "add_partial"))
+}
+
 /// Moves what can run beside the rest to a lane of its own. `states` are the addresses of states, `arena` that of the arena.
 pub(crate) fn overlap(plan: &Plan, bound: Bound, arena: Address, states: &[Address]) -> Bound {
     let Bound { mut actions, addresses } = bound;
-    if !actions.iter().any(|placed| is_aside(&plan.steps[placed.step].op)) {
+    let mut aside: Vec<usize> =
+        (0..actions.len()).filter(|i| is_aside(&plan.steps[actions[*i].step].op)).collect();
+    if aside.is_empty() {
         return Bound { actions, addresses };
     }
-    let touched = |placed: &Placed| touched(plan, placed.first..placed.step + 1, &addresses, arena, states);
-    // Actions of one step follow each other, and are one here.
+    let memory = Memory { plan, addresses: &addresses, arena, states };
+    // Actions of one step follow each other, and are one here, but for the last that adds up what the others have left.
     let mut groups: Vec<(std::ops::Range<usize>, Touched)> = Vec::new();
     for (index, placed) in actions.iter().enumerate() {
-        match groups.last_mut().filter(|(range, _)| actions[range.start].step == placed.step) {
+        let same = |range: &std::ops::Range<usize>| actions[range.start].step == placed.step;
+        match groups.last_mut().filter(|(range, _)| same(range)) {
+            Some(_) if adds_up(placed) => {
+                groups.push((index..index + 1, memory.sums(placed.step)));
+                aside.push(index);
+            }
             Some((range, _)) => range.end = index + 1,
-            None => groups.push((index..index + 1, touched(placed))),
+            None => groups.push((index..index + 1, memory.touched(placed.first..placed.step + 1))),
         }
     }
     let mut order = Order::default();
     for (number, (range, own)) in groups.iter().enumerate() {
-        if is_aside(&plan.steps[actions[range.start].step].op) {
+        if aside.contains(&range.start) {
             actions[range.clone()].iter_mut().for_each(|placed| placed.lane = SIDE);
         }
         let lane = actions[range.start].lane;
@@ -86,32 +98,48 @@ pub(crate) fn overlap(plan: &Plan, bound: Bound, arena: Address, states: &[Addre
     Bound { actions, addresses }
 }
 
-fn touched(
-    plan: &Plan,
-    steps: std::ops::Range<usize>,
-    addresses: &[Address],
+/// Where the values of a plan lie.
+struct Memory<'a> {
+    plan: &'a Plan,
+    addresses: &'a [Address],
     arena: Address,
-    states: &[Address],
-) -> Touched {
-    let mut touched = Touched::default();
-    for step in &plan.steps[steps] {
-        let range = |value: &usize| {
-            let start = addresses[*value];
-            Range { start, end: start + plan.values[*value].ty.bytes() as Address }
-        };
-        touched.reads.extend(step.inputs.iter().map(range));
-        touched.writes.extend(step.outputs.iter().map(range));
-        if let Op::Assign { state } = step.op {
-            let start = states[state.index()];
-            let bytes = plan.states[state.index()].ty.bytes() as Address;
-            touched.writes.push(Range { start, end: start + bytes });
-        }
-        if let Some(scratch) = step.scratch {
-            let start = arena + scratch.offset as Address;
-            touched.writes.push(Range { start, end: start + scratch.bytes as Address });
-        }
+    states: &'a [Address],
+}
+
+impl Memory<'_> {
+    fn value(&self, value: &usize) -> Range {
+        let start = self.addresses[*value];
+        Range { start, end: start + self.plan.values[*value].ty.bytes() as Address }
     }
-    touched
+
+    fn scratch(&self, step: &Step) -> Option<Range> {
+        let scratch = step.scratch?;
+        let start = self.arena + scratch.offset as Address;
+        Some(Range { start, end: start + scratch.bytes as Address })
+    }
+
+    fn touched(&self, steps: std::ops::Range<usize>) -> Touched {
+        let mut touched = Touched::default();
+        for step in &self.plan.steps[steps] {
+            touched.reads.extend(step.inputs.iter().map(|value| self.value(value)));
+            touched.writes.extend(step.outputs.iter().map(|value| self.value(value)));
+            touched.writes.extend(self.scratch(step));
+            if let Op::Assign { state } = step.op {
+                let start = self.states[state.index()];
+                let bytes = self.plan.states[state.index()].ty.bytes() as Address;
+                touched.writes.push(Range { start, end: start + bytes });
+            }
+        }
+        touched
+    }
+
+    /// Of the action that adds up a step's partial sums, which lie in its scratch: sums are of one axis.
+    fn sums(&self, step: usize) -> Touched {
+        let step = &self.plan.steps[step];
+        let is_sum = |value: &&usize| self.plan.values[**value].ty.shape.rank() == 1;
+        let writes = step.outputs.iter().filter(is_sum).map(|value| self.value(value)).collect();
+        Touched { reads: self.scratch(step).into_iter().collect(), writes }
+    }
 }
 
 /// What each lane knows to be done of the others.
