@@ -125,7 +125,7 @@ impl Forward {
         // As many warps as the registers hold, shared among the blocks that the shared memory holds.
         let resident = match sizes.head {
             ..=64 => 16,
-            ..=96 => 12,
+            65..=96 => 12,
             _ => 8,
         };
         let blocks = (limit / (shared + 1024)).max(1);
@@ -181,8 +181,8 @@ impl Gradient {
         // A thread holds 3/2·D numbers through the queries, and D/2 more for a moment if there are several squares.
         let (one, several) = match sizes.head {
             ..=32 => (16, 16),
-            ..=64 => (16, 12),
-            ..=96 => (12, 8),
+            33..=64 => (16, 12),
+            65..=96 => (12, 8),
             _ => (8, 4),
         };
         let tiles = sizes.tiles();

@@ -32,7 +32,7 @@ impl Forward {
         let parts = if columns <= 128 { 1 } else { 2 };
         let resident = match columns {
             ..=80 => 4,
-            ..=208 => 3,
+            81..=208 => 3,
             _ => 2,
         };
         let groups = 1;

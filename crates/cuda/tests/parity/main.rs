@@ -3,7 +3,6 @@
 //! Needs a GPU, so these are ignored by default: `scripts/gpu-test` runs them. Bodies are those of the CPU's own tests.
 
 #[path = "../../../cpu/tests/common/mod.rs"]
-#[allow(dead_code)]
 mod common;
 mod rig;
 
@@ -219,7 +218,7 @@ impl Found {
                 if error > self.worst[i].0 {
                     self.worst[i] = (error, format!("{tensor} of {name}"));
                 }
-                if !(error < tolerance) {
+                if error.is_nan() || error >= tolerance {
                     self.wrong.push(format!("{name}: {tensor} is off by {error:.1e}"));
                 }
             }
