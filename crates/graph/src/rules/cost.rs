@@ -49,6 +49,8 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::Conv { .. } => 2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradW { shape, .. } => 2.0 * first * shape.count() as f64 / shape.0[0] as f64,
+        // A few taps of each pass, and a place in the table.
+        Op::Prepare { .. } => 16.0 * written,
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
         Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
         Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
