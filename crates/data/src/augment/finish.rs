@@ -30,7 +30,7 @@ const SIDE: usize = 14;
 /// The longest side that a device resizes.
 const LONGEST: usize = 128;
 /// Bytes of one channel, rows resized and columns not yet: a device keeps two of them in fast memory.
-const NARROWED: usize = 24 << 10;
+const NARROWED: usize = 23 << 10;
 /// Beyond any image, and far from overflowing.
 const FAR: i32 = 1 << 16;
 
