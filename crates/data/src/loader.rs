@@ -127,7 +127,13 @@ impl Loader {
         let maker = || {
             let (dataset, finish) = (Arc::clone(&dataset), finish.clone());
             let preparer = Preparer::new(transform.clone())?;
-            Ok::<_, DataError>(Maker::new(dataset, preparer, finish, settings.sampler.clone(), settings.skip_bad))
+            Ok::<_, DataError>(Maker::new(
+                dataset,
+                preparer,
+                finish,
+                settings.sampler.clone(),
+                settings.skip_bad,
+            ))
         };
         let source = if settings.workers == 0 {
             Source::Here { maker: Box::new(maker()?), requests }
@@ -195,11 +201,7 @@ impl LoadedBatch {
 
     fn for_device(capacity: usize, finish: &Finish) -> Self {
         let pixels = if finish.resident.is_some() { 0 } else { finish.images(capacity) * finish.image_len() };
-        Self {
-            pixels: vec![0; pixels],
-            choices: vec![0; capacity * CHOICES],
-            ..Self::with_room(capacity, 0)
-        }
+        Self { pixels: vec![0; pixels], choices: vec![0; capacity * CHOICES], ..Self::with_room(capacity, 0) }
     }
 }
 

@@ -89,6 +89,93 @@ mod tests {
     use crate::config::Raw;
     use crate::session::{program, program_with};
     use crate::sets;
+    use crate::testing::Folder;
+    use crate::{Session, TrainError};
+
+    /// CIFAR-10 in its binary form, with images of smooth noise.
+    fn cifar(folder: &Folder) -> String {
+        let records = |count: usize, seed: usize| -> Vec<u8> {
+            let byte = |i: usize, at: usize| ((i * 37 + at * (i % 7 + 1) / 5 + seed) % 251) as u8;
+            (0..count)
+                .flat_map(|i| [(i % 10) as u8].into_iter().chain((0..3072).map(move |at| byte(i, at))))
+                .collect()
+        };
+        folder.file("data_batch_1.bin", &records(45, 3));
+        folder.file("test_batch.bin", &records(19, 8));
+        format!("cifar10:{}", folder.0.display())
+    }
+
+    /// Losses of a few steps, and of an evaluation.
+    fn losses(raw: &Raw) -> Result<Vec<f64>, TrainError> {
+        let (run, sets) = sets::resolve(raw, 1)?;
+        let mut session = Session::<f32>::new(run, sets)?;
+        let mut losses = Vec::new();
+        for step in 0..4 {
+            session.step(step)?;
+            losses.extend(session.result()?.map(|finished| finished.result.score.loss));
+        }
+        losses.push(session.evaluate(|_, _| {})?.loss);
+        Ok(losses)
+    }
+
+    fn small(data: &str) -> Raw {
+        Raw {
+            model: Some("vit-nano/8".into()),
+            data: Some(data.into()),
+            image_size: Some(48),
+            batch_size: Some(6),
+            steps: Some(4),
+            precision: Some(crate::config::Precision::Fp32),
+            ..Raw::default()
+        }
+    }
+
+    #[test]
+    fn small_sets_lie_on_the_gpu() {
+        let folder = Folder::new("resident");
+        let raw = Raw { device: Some(Chosen::Cuda), ..small(&cifar(&folder)) };
+        let (run, sets) = sets::resolve(&raw, 1).unwrap();
+        let finishing = Finishing::of::<f32>(&run, &sets, true).unwrap().unwrap();
+        assert_eq!(
+            (finishing.train.as_ref().unwrap().resident, finishing.eval.resident),
+            (Some(45), Some(19))
+        );
+        let program = program_with::<f32>(&run, run.batch, Some(&finishing)).unwrap();
+        for plan in [&program.last, &program.eval] {
+            plan.check().unwrap();
+            assert!(plan.find("pixels").is_none() && plan.find("choices").is_some());
+        }
+        assert!(cuda::kernels_of(&program, &cuda::action::Facts::h200(), false).is_ok());
+        // Operations on bytes come after the resizing, so the host does that.
+        let raw = Raw { augment: Some(crate::config::Preset::Strong), ..raw };
+        let (run, sets) = sets::resolve(&raw, 1).unwrap();
+        let finishing = Finishing::of::<f32>(&run, &sets, true).unwrap().unwrap();
+        let train = finishing.train.unwrap();
+        assert_eq!((train.resident, train.width, finishing.eval.width), (None, 48, 32));
+    }
+
+    /// The same losses as on the CPU, whoever prepares the images: from a set that lies on the GPU, from bytes that come with a
+    /// batch, with every augmentation.
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_gpu_sees_what_the_cpu_sees() {
+        let folder = Folder::new("finishing");
+        let presets =
+            [crate::config::Preset::None, crate::config::Preset::Standard, crate::config::Preset::Strong];
+        for data in [cifar(&folder), "synthetic".into()] {
+            for (preset, mixup) in
+                presets.into_iter().flat_map(|preset| [(preset, None), (preset, Some(0.8))])
+            {
+                let on = |device| {
+                    losses(&Raw { device: Some(device), augment: Some(preset), mixup, ..small(&data) })
+                        .unwrap()
+                };
+                let (cpu, gpu) = (on(Chosen::Cpu), on(Chosen::Cuda));
+                println!("{data}, {preset}, mixup {mixup:?}: {cpu:.5?} {gpu:.5?}");
+                assert!(cpu.len() == 5 && cpu.iter().zip(&gpu).all(|(a, b)| (a - b).abs() < 1e-3));
+            }
+        }
+    }
 
     /// On a GPU all plans but the update begin with bytes; the states of the model keep their places, and with them the
     /// first values of parameters.

@@ -44,7 +44,8 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         pointer(images),
         Arg::I32(band as i32),
     ];
-    let mut action = launch(Source::Prepare, name(*channels, size, *height, *width, row), grid, THREADS, args);
+    let mut action =
+        launch(Source::Prepare, name(*channels, size, *height, *width, row), grid, THREADS, args);
     if let Action::Launch(launch) = &mut action {
         launch.shared = shared as u32;
     }

@@ -5,6 +5,7 @@
 #[path = "../../../cpu/tests/common/mod.rs"]
 #[allow(dead_code)]
 mod common;
+mod prepare;
 mod rig;
 
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};

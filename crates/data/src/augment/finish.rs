@@ -264,7 +264,9 @@ impl Finish {
         let mut out = Vec::with_capacity(choices.len() / CHOICES * self.channels * self.size * self.size);
         for row in choices.as_chunks::<CHOICES>().0 {
             let mut own = self.sample(pixels, &row[..SIDE]);
-            let [kind, lambda, left, top, width, height] = row[2 * SIDE..] else { unreachable!("34 numbers") };
+            let [kind, lambda, left, top, width, height] = row[2 * SIDE..] else {
+                unreachable!("34 numbers")
+            };
             if kind != 0 {
                 let mut partner = self.sample(pixels, &row[SIDE..2 * SIDE]);
                 let lambda = f32::from_bits(lambda as u32);

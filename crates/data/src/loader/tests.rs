@@ -398,7 +398,8 @@ fn a_device_can_finish_what_the_host_leaves_to_it() {
         let batch = [3, 4, 7, 40][pick(4)];
         let workers = pick(2) * 2;
         let requests = || two_epochs(batch).into_iter();
-        let mut host = Loader::new(set.clone(), transform.clone(), settings(batch, workers), requests()).unwrap();
+        let mut host =
+            Loader::new(set.clone(), transform.clone(), settings(batch, workers), requests()).unwrap();
         let finish = Arc::new(Finish::of(&transform, &*set).unwrap());
         let left = |finish: &Arc<Finish>| {
             let (transform, settings) = (transform.clone(), settings(batch, workers));

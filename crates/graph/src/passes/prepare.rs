@@ -24,11 +24,7 @@ pub struct Delivery {
 }
 
 /// `train` and `eval` say how images of each come; a model that only evaluates needs no training.
-pub fn prepare(
-    model: Model,
-    train: Option<&Delivery>,
-    eval: Option<&Delivery>,
-) -> Result<Model, GraphError> {
+pub fn prepare(model: Model, train: Option<&Delivery>, eval: Option<&Delivery>) -> Result<Model, GraphError> {
     let deliveries = [("train", train), ("eval", eval)];
     let each = |graph, name| begin_with_bytes(graph, deliveries, name);
     Ok(Model { train: each(model.train, "train")?, eval: each(model.eval, "eval")?, key: model.key })
@@ -50,7 +46,8 @@ fn begin_with_bytes(
 ) -> Result<Graph, GraphError> {
     let images = graph.find("images")?;
     let [batch, channels, size, _] = graph.ty(images).shape.0[..] else {
-        let (layer, op, why) = ("images".into(), "prepare".into(), format!("needs 4 axes, got {}", graph.ty(images)));
+        let (layer, op, why) =
+            ("images".into(), "prepare".into(), format!("needs 4 axes, got {}", graph.ty(images)));
         return Err(GraphError::Shape { layer, op, why });
     };
     let mut found = None;
@@ -79,7 +76,11 @@ fn begin_with_bytes(
         let (is, wants) = (graph.ty(made.outputs[0]), graph.ty(images));
         if is != wants {
             let (layer, op) = ("images".to_string(), "prepare".to_string());
-            return Err(GraphError::Shape { layer, op, why: format!("makes {is}, but the model reads {wants}") });
+            return Err(GraphError::Shape {
+                layer,
+                op,
+                why: format!("makes {is}, but the model reads {wants}"),
+            });
         }
         // The model goes on with the value that it was built with.
         graph.nodes.push(Node { outputs: vec![images], ..made });

@@ -21,7 +21,16 @@ impl std::ops::AddAssign for Cost {
 /// are those of the whole message; how often they travel is the engine's affair, and so is the adding.
 pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
     let of = |types: &[&Type]| types.iter().map(|t| t.bytes()).sum::<usize>();
-    let bytes = if op.lane() == Lane::Comm { of(inputs).max(of(outputs)) } else { of(inputs) + of(outputs) };
+    let bytes = match op {
+        _ if op.lane() == Lane::Comm => of(inputs).max(of(outputs)),
+        // Of a set that lies on the device, as many images as a batch has.
+        Op::Prepare { .. } => {
+            let images = |t: &Type| t.shape.0[0].max(1);
+            let read = inputs[0].bytes() / images(inputs[0]) * images(outputs[0]);
+            read + of(&inputs[1..]) + of(outputs)
+        }
+        _ => of(inputs) + of(outputs),
+    };
     let first = inputs.first().map_or(0.0, |t| t.shape.count() as f64);
     let written: f64 = outputs.iter().map(|t| t.shape.count() as f64).sum();
     let flops = match op {

@@ -289,7 +289,9 @@ fn prepare(inputs: &[&Type], size: usize) -> Inferred {
     require(*levels == each, || format!("pixels are {pixels}, but what bytes become is {levels}"))?;
     if let Some(taps) = inputs.get(3) {
         let [_, row] = axes(taps)?;
-        require(taps.dtype == DType::I32 && row > 2, || format!("needs the weights of a resizing, got {taps}"))?;
+        require(taps.dtype == DType::I32 && row > 2, || {
+            format!("needs the weights of a resizing, got {taps}")
+        })?;
     }
     Ok(vec![Type::new(DType::F32, [batch, channels, size, size])])
 }
