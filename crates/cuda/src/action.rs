@@ -18,6 +18,8 @@ pub enum Source {
     AttentionHopper,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows,
+    /// From bytes to images.
+    Prepare,
     /// Between images, patches and tokens.
     Tokens,
     /// Cross-entropy.
@@ -31,10 +33,11 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 8] = [
+    pub const ALL: [Source; 9] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::Rows,
+        Source::Prepare,
         Source::Tokens,
         Source::Loss,
         Source::Update,
@@ -53,6 +56,7 @@ impl Source {
             Source::Attention => "attention.cu",
             Source::AttentionHopper => "attention_hopper.cu",
             Source::Rows => "rows.cu",
+            Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
             Source::Update => "update.cu",
@@ -66,6 +70,7 @@ impl Source {
             Source::Attention => include_str!("../kernels/attention.cu"),
             Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
+            Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
             Source::Update => include_str!("../kernels/update.cu"),

@@ -215,6 +215,12 @@ impl Executor {
         self.plans.staging.upload(which, name, Data::I32(data), &self.streams)
     }
 
+    /// Sends an input of bytes, such as `pixels`.
+    pub fn upload_u8(&mut self, which: Which, name: &str, data: &[u8]) -> Result<(), CudaError> {
+        self.context.enter()?;
+        self.plans.staging.upload(which, name, Data::U8(data), &self.streams)
+    }
+
     /// Runs a plan from its first step to its last. Returns when that is queued; where ranks exchange through the host, when the
     /// last collective is done there.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {

@@ -2,7 +2,7 @@
 
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
-use cuda::steps::{attention, attention_hopper, hopper, loss, rows, tokens, update};
+use cuda::steps::{attention, attention_hopper, hopper, loss, prepare, rows, tokens, update};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -22,6 +22,7 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         attention::kernels(facts),
         attention_hopper::kernels(facts),
         rows::kernels(),
+        prepare::kernels(),
         tokens::kernels(),
         loss::kernels(),
         update::kernels(),

@@ -6,6 +6,8 @@
 //!   (seed, epoch, position in the epoch's global order) and of the image's size;
 //! * **applying**: [`Preparer::prepare`] and [`Mix::apply`] carry a [`Choice`] out and draw nothing.
 //!
+//! A device may do the last part of it: [`Finish`] says what the host leaves to it, as bytes and numbers, and how it ends.
+//!
 //! So any thread, rank or device that knows a sample's position makes the same sample of it.
 //!
 //! Semantics and order are those of torchvision's training presets: geometry, flip, RandAugment, normalisation,
@@ -16,6 +18,7 @@ mod beta;
 mod check;
 mod choice;
 mod colour;
+mod finish;
 mod mix;
 mod ops;
 mod prepare;
@@ -24,6 +27,8 @@ mod prepare;
 mod tests;
 
 pub use choice::{Choice, Rect};
+pub(crate) use finish::Side;
+pub use finish::{CHOICES, Finish};
 pub use mix::Mix;
 pub use ops::{BINS, MAX_OPS, Op, OpKind, Ops};
 pub use prepare::Preparer;

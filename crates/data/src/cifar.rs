@@ -150,6 +150,14 @@ impl Dataset for Cifar {
         }
     }
 
+    fn size(&self) -> Option<(usize, usize)> {
+        Some((SIZE, SIZE))
+    }
+
+    fn in_memory(&self) -> bool {
+        true
+    }
+
     fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
         let (part, record) = self.locate(index)?;
         out.reset(SIZE, SIZE, CHANNELS).copy_from_slice(&part.pixels[record * PIXELS..][..PIXELS]);

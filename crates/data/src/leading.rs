@@ -68,6 +68,14 @@ impl Dataset for Leading {
         self.set.name(self.indices[index] as usize)
     }
 
+    fn size(&self) -> Option<(usize, usize)> {
+        self.set.size()
+    }
+
+    fn in_memory(&self) -> bool {
+        self.set.in_memory()
+    }
+
     fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
         let Some(&original) = self.indices.get(index) else {
             return Err(DataError::IndexOutOfRange { index, len: self.indices.len() });

@@ -35,7 +35,7 @@ pub mod sampler;
 pub mod sheet;
 pub mod synthetic;
 
-pub use augment::{Choice, Geometry, Mix, Preparer, RandAugment, Transform};
+pub use augment::{Choice, Finish, Geometry, Mix, Preparer, RandAugment, Transform};
 pub use cache::{Cached, available_memory};
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
@@ -67,6 +67,16 @@ pub trait Dataset: Send + Sync {
 
     /// Replaces `out` by an image, reusing its memory.
     fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError>;
+
+    /// Width and height of every image, where all have the same and that is known before they are read.
+    fn size(&self) -> Option<(usize, usize)> {
+        None
+    }
+
+    /// Whether the images lie in memory as bytes, so that reading one is copying it.
+    fn in_memory(&self) -> bool {
+        false
+    }
 
     fn classes(&self) -> usize {
         self.class_names().len()

@@ -5,6 +5,9 @@
 //! were asked for. What is in them depends on the requests alone: not on the number of threads, nor on which request
 //! holds a position.
 //!
+//! A loader finishes samples, or leaves the last part to a device ([`Loader::unfinished`]): then a batch has bytes and choices
+//! instead of images, of the same samples in the same order.
+//!
 //! Buffers go round: a batch that is handed out takes the place of the one before, whose memory is filled next.
 
 mod crew;
@@ -13,7 +16,8 @@ mod pair;
 #[cfg(test)]
 mod tests;
 
-use crate::{DataError, Dataset, Sampler, Transform};
+use crate::augment::{CHOICES, Finish};
+use crate::{DataError, Dataset, Preparer, Sampler, Transform};
 use crew::Crew;
 use pair::Maker;
 use std::sync::Arc;
@@ -45,8 +49,11 @@ pub struct Request {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadedBatch {
     pub request: Request,
-    /// (B, C, S, S)
+    /// (B, C, S, S); none where a device is to make them.
     pub images: Vec<f32>,
+    /// What a device makes them of, with the choices: see [`Finish`]. None where all of the set lies there.
+    pub pixels: Vec<u8>,
+    pub choices: Vec<i32>,
     pub labels: Vec<i32>,
     /// The label of the sample that was mixed in, or the sample's own.
     pub partners: Vec<i32>,
@@ -69,6 +76,7 @@ pub struct Skipped {
 
 pub struct Loader {
     source: Source,
+    finish: Option<Arc<Finish>>,
     current: LoadedBatch,
     waited: Duration,
 }
@@ -90,11 +98,42 @@ impl Loader {
         settings: LoaderSettings,
         requests: impl Iterator<Item = Request> + Send + 'static,
     ) -> Result<Self, DataError> {
+        Self::with(dataset, transform, None, settings, Box::new(requests))
+    }
+
+    /// Leaves to a device what `finish` says, which is [`Finish::of`] the same set and transform.
+    pub fn unfinished(
+        dataset: Arc<dyn Dataset>,
+        transform: Transform,
+        finish: Arc<Finish>,
+        settings: LoaderSettings,
+        requests: impl Iterator<Item = Request> + Send + 'static,
+    ) -> Result<Self, DataError> {
+        Self::with(dataset, transform, Some(finish), settings, Box::new(requests))
+    }
+
+    fn with(
+        dataset: Arc<dyn Dataset>,
+        transform: Transform,
+        finish: Option<Arc<Finish>>,
+        settings: LoaderSettings,
+        requests: Box<dyn Iterator<Item = Request> + Send>,
+    ) -> Result<Self, DataError> {
         check(&*dataset, &transform, &settings)?;
-        let current = LoadedBatch::with_room(settings.batch, transform.sample_len());
-        let requests = Box::new(requests);
+        let current = match &finish {
+            None => LoadedBatch::with_room(settings.batch, transform.sample_len()),
+            Some(finish) => LoadedBatch::for_device(settings.batch, finish),
+        };
         let maker = || {
-            Maker::new(Arc::clone(&dataset), transform.clone(), settings.sampler.clone(), settings.skip_bad)
+            let (dataset, finish) = (Arc::clone(&dataset), finish.clone());
+            let preparer = Preparer::new(transform.clone())?;
+            Ok::<_, DataError>(Maker::new(
+                dataset,
+                preparer,
+                finish,
+                settings.sampler.clone(),
+                settings.skip_bad,
+            ))
         };
         let source = if settings.workers == 0 {
             Source::Here { maker: Box::new(maker()?), requests }
@@ -103,7 +142,7 @@ impl Loader {
             let slots = (0..settings.depth).map(|_| current.clone());
             Source::Threads(Crew::new(makers, slots, requests, &settings)?)
         };
-        Ok(Self { source, current, waited: Duration::ZERO })
+        Ok(Self { source, finish, current, waited: Duration::ZERO })
     }
 
     /// The next batch, or none after the last request.
@@ -134,6 +173,10 @@ impl Loader {
         let (count, capacity) = (batch.request.count, batch.labels.len());
         let sample = batch.images.len() / capacity;
         batch.images[count * sample..].fill(0.0);
+        if let Some(finish) = &self.finish {
+            let rows = batch.choices.as_chunks_mut::<CHOICES>().0;
+            rows[count..].iter_mut().for_each(|row| finish.write_blank(row));
+        }
         batch.labels[count..].fill(0);
         batch.partners[count..].fill(0);
         batch.mix[count..].fill(1.0);
@@ -154,6 +197,11 @@ impl LoadedBatch {
             indices: vec![0; capacity],
             ..Self::default()
         }
+    }
+
+    fn for_device(capacity: usize, finish: &Finish) -> Self {
+        let pixels = if finish.resident.is_some() { 0 } else { finish.images(capacity) * finish.image_len() };
+        Self { pixels: vec![0; pixels], choices: vec![0; capacity * CHOICES], ..Self::with_room(capacity, 0) }
     }
 }
 

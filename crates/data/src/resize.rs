@@ -91,6 +91,30 @@ impl Resizer {
     }
 }
 
+/// How an axis is resized, for whoever does it elsewhere.
+pub(crate) struct AxisTaps {
+    /// The first pixel that is seen.
+    pub start: usize,
+    /// For each output pixel its first input pixel after `start`, and the weights from there.
+    pub runs: Vec<(usize, Vec<i32>)>,
+}
+
+impl AxisTaps {
+    /// Of the part of `within` pixels that begins at `start`, to `to` pixels.
+    pub fn new(start: f64, size: f64, within: usize, to: usize, how: Interpolation) -> Self {
+        let span = Span::new(start, size, within);
+        let mut taps = Taps::default();
+        taps.set(span.size, span.crop, to, how);
+        let runs = taps.iter().map(|(first, weights)| (first, weights.to_vec())).collect();
+        Self { start: span.start, runs }
+    }
+}
+
+/// A sum of bytes times weights as a byte.
+pub(crate) fn weighted(bytes: impl Iterator<Item = u8>, weights: &[i32]) -> u8 {
+    convolve::weighted(bytes, weights)
+}
+
 /// Along one axis: the whole pixels that are seen, and the part of these that is resized, as (start, size).
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Span {

@@ -107,6 +107,10 @@ impl Dataset for Synthetic {
         format!("synthetic {} image {index}", self.spec.split)
     }
 
+    fn size(&self) -> Option<(usize, usize)> {
+        Some((self.spec.image_size, self.spec.image_size))
+    }
+
     fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
         if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });

@@ -1,7 +1,7 @@
 //! After a few batches a loader allocates nothing. One test, alone in its program, since the counter sees every thread.
 
 use data::{
-    DataError, Dataset, Geometry, Image, Interpolation, Loader, LoaderSettings, RandAugment, Request,
+    DataError, Dataset, Finish, Geometry, Image, Interpolation, Loader, LoaderSettings, RandAugment, Request,
 };
 use data::{Sampler, Transform};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -72,12 +72,18 @@ fn a_batch_allocates_nothing() {
         cutmix: 1.0,
         ..Transform::evaluation(32, None, &[0.5; 3], &[0.5; 3], Interpolation::Bilinear)
     };
-    for workers in [0, 2] {
+    let finish = Arc::new(Finish::of(&transform, &*set).unwrap());
+    for (workers, finishes) in [(0, true), (2, true), (0, false), (2, false)] {
         let sampler = Sampler { len: 1000, seed: 1, shuffle: true };
         let settings = LoaderSettings { sampler, batch: 50, workers, depth: 3, skip_bad: true };
         let requests =
             (0..60).map(|step| Request { epoch: step / 20, first: step as usize % 20 * 50, count: 50 });
-        let mut loader = Loader::new(set.clone(), transform.clone(), settings, requests).unwrap();
+        let (set, transform) = (set.clone(), transform.clone());
+        let loader = match finishes {
+            true => Loader::new(set, transform, settings, requests),
+            false => Loader::unfinished(set, transform, finish.clone(), settings, requests),
+        };
+        let mut loader = loader.unwrap();
         for _ in 0..20 {
             loader.next_batch().unwrap();
         }
@@ -86,6 +92,6 @@ fn a_batch_allocates_nothing() {
             loader.next_batch().unwrap().unwrap();
         }
         let allocated = COUNT.load(Ordering::Relaxed) - before;
-        assert_eq!(allocated, 0, "{workers} threads");
+        assert_eq!(allocated, 0, "{workers} threads, images {finishes}");
     }
 }

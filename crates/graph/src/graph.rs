@@ -98,6 +98,8 @@ pub enum Role {
     /// Copy in half precision of the parameter it is named after: `X.half` of `X`. Products read it; the optimizer
     /// writes it with the parameter.
     Copy,
+    /// What the host puts there before the first run and no plan changes: images, tables.
+    Resident,
     /// Running statistics of batch norm.
     Running,
     /// (scale, good steps since it changed, skipped steps it still bears), which starts at this scale.
@@ -118,6 +120,7 @@ impl Role {
             Role::Counter => "counter",
             Role::Master => "master copy",
             Role::Copy => "half-precision copy",
+            Role::Resident => "table",
             Role::Running => "running statistic",
             Role::LossScale { .. } => "loss scale",
         }

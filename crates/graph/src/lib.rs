@@ -22,6 +22,6 @@ pub use compile::{
 };
 pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, Role, State, ValueId};
 pub use op::{Lane, Op, StateId};
-pub use passes::{Exchange, Mixed, Recompute};
+pub use passes::{Delivery, Exchange, Mixed, Recompute, prepare};
 pub use plan::{Header, Key, Plan};
 pub use types::{DType, Shape, Type};

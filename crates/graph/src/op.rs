@@ -52,6 +52,9 @@ fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
+/// Numbers that say how one image is prepared: see [`Op::Prepare`].
+pub const CHOICES: usize = 34;
+
 /// Stride and zero padding of a channels-last convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
@@ -76,6 +79,14 @@ pub enum Op {
     /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[3\]) → \[\].
     Seed {
         dtype: DType,
+    },
+
+    // ---- images ----------------------------------------------------------------------------------------------
+    /// From bytes to what a model reads, as `data::Finish` does it on the host: pixels u8 (P,h,w,ch), choices i32
+    /// (B,[`CHOICES`]), levels f32 (ch,256), what each byte becomes [, taps i32 (rows,2+K), the weights of the resizing] →
+    /// (B,ch,size,size). Each row of the choices says which of the pixels it is about, and what happens to them.
+    Prepare {
+        size: usize,
     },
 
     // ---- ViT, forward and backward ---------------------------------------------------------------------------
@@ -458,6 +469,7 @@ mod tests {
             Op::CrossEntropyGrad { smoothing: 0.0, mixed: false },
             Op::Pack { align: 1, to: Some(DType::Bf16) },
             Op::Unpack { shapes: vec![Shape::from([2, 3])], to: Some(DType::F32), over: true },
+            Op::Prepare { size: 224 },
         ];
         for op in ops {
             let (name, mut map) = op.name_and_attributes();

@@ -6,9 +6,11 @@ mod transformer;
 use graph::build::Linear;
 use graph::graph::{At, Node, Phase};
 use graph::op::{Lane, Pooling, Reduction};
-use graph::passes::{differentiate, fuse, narrow, peephole, place, recompute, schedule};
+use graph::passes::{Delivery, differentiate, fuse, narrow, peephole, place, prepare, recompute, schedule};
 use graph::plan::{Key, Place, Plan};
-use graph::{Builder, DType, Graph, GraphError, Init, Op, Recompute, Role, Shape, StateId, Type, ValueId};
+use graph::{
+    Builder, DType, Graph, GraphError, Init, Model, Op, Recompute, Role, Shape, StateId, Type, ValueId,
+};
 use transformer::{BATCH, WIDTH, forward};
 
 const F32: DType = DType::F32;
@@ -35,6 +37,61 @@ fn planned(graph: &Graph) -> Plan {
     let plan = place(graph, &schedule(graph), "test", Key::default(), &|_, _| 0);
     plan.check().unwrap_or_else(|e| panic!("{e}\n{plan}"));
     plan
+}
+
+// ---- prepare ---------------------------------------------------------------------------------------------------
+
+/// (inputs, steps, states) of a graph.
+fn outline(graph: &Graph) -> (Vec<String>, Vec<String>, Vec<String>) {
+    let inputs = graph.nodes.iter().filter(|n| n.op == Op::Input).map(|n| n.layer.clone()).collect();
+    (inputs, ops(graph), graph.states.iter().map(|s| s.name.clone()).collect())
+}
+
+fn patched(image: usize) -> Model {
+    let mut b = Builder::new(F32, true);
+    let images = b.input("images", F32, [4, 3, image, image]);
+    b.input("labels", DType::I32, [4]);
+    let y = b.patch_embedding(images, 4, layer("proj", 8));
+    let graph = b.finish(&[y]).unwrap();
+    Model { train: graph.clone(), eval: graph, key: Key::default() }
+}
+
+#[test]
+fn a_model_can_begin_with_bytes() {
+    let comes = Delivery { height: 32, width: 30, images: 6, resident: false, taps: Some([448, 5]) };
+    let lies = Delivery { images: 1000, resident: true, taps: None, ..comes };
+    let model = prepare(patched(16), Some(&comes), Some(&lies)).unwrap();
+    let (inputs, steps, states) = outline(&model.train);
+    assert_eq!(inputs, ["pixels", "choices", "labels"]);
+    assert_eq!(steps, ["prepare", "patches", "linear"]);
+    let tables = ["train.levels", "train.taps", "eval.levels", "eval.pixels"];
+    assert_eq!(states, [&["proj.weight", "proj.bias"][..], &tables].concat());
+    assert_eq!(model.train.states, model.eval.states);
+    assert!(model.train.states[2..].iter().all(|s| s.role == Role::Resident));
+    assert_eq!(model.train.states[3].ty, Type::new(DType::I32, [448, 5]));
+    assert_eq!(model.eval.states[5].ty, Type::new(DType::U8, [1000, 32, 30, 3]));
+    let (inputs, steps, _) = outline(&model.eval);
+    assert_eq!((inputs, steps[0].as_str()), (vec!["choices".to_string(), "labels".into()], "prepare"));
+    for graph in [&model.train, &model.eval] {
+        let images = node(graph, &Op::Prepare { size: 16 });
+        assert_eq!(names(graph, &images.outputs), ["images"]);
+        let text = planned(graph).to_string();
+        assert_eq!(text.parse::<Plan>().unwrap().to_string(), text);
+    }
+    // Of a set that lies there, a batch is read: bytes, choices, what they become, and the images.
+    let plan = planned(&model.eval);
+    assert_eq!(
+        plan.cost_of(&plan.steps[0]).bytes,
+        (4 * 32 * 30 * 3 + 4 * 34 * 4 + 3 * 256 * 4 + 4 * 3 * 256 * 4) as f64
+    );
+}
+
+#[test]
+fn what_is_only_evaluated_has_no_tables_for_training() {
+    let comes = Delivery { height: 16, width: 16, images: 4, resident: false, taps: None };
+    let model = prepare(patched(16), None, Some(&comes)).unwrap();
+    assert_eq!(outline(&model.train).0, ["images", "labels"]);
+    assert_eq!(outline(&model.eval).2, ["proj.weight", "proj.bias", "eval.levels"]);
 }
 
 // ---- fuse ------------------------------------------------------------------------------------------------------

@@ -117,6 +117,11 @@ pub trait Device<T: Real>: Send {
 
     fn write_state(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError>;
 
+    /// Sets a state of [`Role::Resident`] to what these bytes are, on devices that prepare images by themselves.
+    fn write_bytes(&mut self, _id: StateId, _bytes: &[u8]) -> Result<(), TrainError> {
+        unreachable!("the host prepares images for this device")
+    }
+
     /// States were written: what is derived from them ([`Role::Copy`]) is made anew.
     fn states_written(&mut self) -> Result<(), TrainError> {
         Ok(())

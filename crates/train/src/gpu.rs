@@ -94,7 +94,16 @@ impl Device<f32> for Gpu {
 
     fn load(&mut self, which: Which, batch: &LoadedBatch) -> Result<(), TrainError> {
         let which = plan(which);
-        self.executor.upload_f32(which, "images", &batch.images)?;
+        let finishes = self.executor.inputs(which).any(|name| name == "choices");
+        if finishes {
+            let comes = self.executor.inputs(which).any(|name| name == "pixels");
+            if comes {
+                self.executor.upload_u8(which, "pixels", &batch.pixels)?;
+            }
+            self.executor.upload_i32(which, "choices", &batch.choices)?;
+        } else {
+            self.executor.upload_f32(which, "images", &batch.images)?;
+        }
         self.executor.upload_i32(which, "labels", &batch.labels)?;
         self.executor.upload_f32(which, "weights", &batch.weights)?;
         let mixes = self.executor.inputs(which).any(|name| name == "mix");
@@ -173,6 +182,10 @@ impl Device<f32> for Gpu {
 
     fn write_state(&mut self, id: StateId, values: &[f32]) -> Result<(), TrainError> {
         Ok(self.executor.set_state_f32(id, values)?)
+    }
+
+    fn write_bytes(&mut self, id: StateId, bytes: &[u8]) -> Result<(), TrainError> {
+        Ok(self.executor.set_state_bytes(id, bytes)?)
     }
 
     fn reset_averages(&mut self) -> Result<(), TrainError> {

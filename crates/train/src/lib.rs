@@ -11,6 +11,7 @@ pub mod confusion;
 pub mod deepspeed;
 pub mod device;
 mod fault;
+mod finishing;
 mod gpu;
 mod gpus;
 pub mod machine;

@@ -6,6 +6,7 @@ use crate::config::{LossScale, Residual, Resolved};
 use crate::device::{self, BadValue, Device, Outcome, Seat, Which, planned, scratch_of};
 use crate::error::TrainError;
 use crate::fault::Fault;
+use crate::finishing::Finishing;
 use crate::real::{self, Real};
 use crate::sets::Sets;
 use crate::shares::Shares;
@@ -13,7 +14,7 @@ use crate::stored::weights_file;
 use crate::tensors::Outline;
 use crate::weights;
 use comm::{Communicator, Reduction};
-use data::{Dataset, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped};
+use data::{Dataset, Finish, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped, Transform};
 use graph::{
     AVERAGE, DType, DynamicScale, Header, Loss, LossScaling, Mixed, Program, Role, Settings, State, StateId,
     compile, inference,
@@ -65,6 +66,10 @@ pub struct Session<T: Real = f32> {
     /// Steps whose results were not taken yet, oldest first.
     in_flight: VecDeque<Queued>,
     sets: Sets,
+    /// What the device does to images by itself.
+    finishing: Option<Finishing>,
+    /// Whoever looks at evaluated batches wants their images.
+    shows_images: bool,
     /// Reads ahead for the steps from here on.
     ahead: Option<Ahead>,
     skipped: Vec<Skipped>,
@@ -111,8 +116,17 @@ fn loss_scale(run: &Resolved) -> Option<LossScaling> {
     Some(LossScaling { initial, dynamic: dynamic.then_some(DynamicScale { window, hysteresis, min }) })
 }
 
-/// Compiles the plans of a rank that has `batch` images in a micro-step.
+/// Compiles the plans of a rank that has `batch` images in a micro-step, prepared by the host.
 pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, TrainError> {
+    program_with::<T>(run, batch, None)
+}
+
+/// As [`program`], with what the device does to images by itself.
+pub(crate) fn program_with<T: Real>(
+    run: &Resolved,
+    batch: usize,
+    finishing: Option<&Finishing>,
+) -> Result<Program, TrainError> {
     let settings = Settings {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
@@ -125,13 +139,16 @@ pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, TrainEr
         scratch: &scratch_of(run),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
-    let model = run.vit.build(batch, loss, <T as Real>::DTYPE)?;
+    let mut model = run.vit.build(batch, loss, <T as Real>::DTYPE)?;
+    if let Some(finishing) = finishing {
+        model = finishing.begin(model, batch)?;
+    }
     Ok(compile(model, &settings)?)
 }
 
 /// What a checkpoint keeps: all that the next step depends on and that can't be made from the rest.
 fn lasts(state: &State) -> bool {
-    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy)
+    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy | Role::Resident)
 }
 
 impl<T: Real> Session<T> {
@@ -144,9 +161,10 @@ impl<T: Real> Session<T> {
     pub fn among(mut run: Resolved, sets: Sets, seat: Seat) -> Result<Self, TrainError> {
         run.class_names = sets.train.class_names().to_vec();
         let shares = Shares::equal(run.batch, seat.world.size());
-        let program = program::<T>(&run, run.batch)?;
+        let finishing = Finishing::of::<T>(&run, &sets, true)?;
+        let program = program_with::<T>(&run, run.batch, finishing.as_ref())?;
         let fault = Fault::from_environment(seat.world.rank())?;
-        let mut session = Self::bind(run, sets, seat, shares, program)?;
+        let mut session = Self::bind(run, sets, seat, shares, program, finishing)?;
         session.fault = fault;
         // A continued run takes its weights from a checkpoint.
         if session.run.resume.is_none() {
@@ -161,9 +179,13 @@ impl<T: Real> Session<T> {
         seat: Seat,
         shares: Shares,
         program: Program,
+        finishing: Option<Finishing>,
     ) -> Result<Self, TrainError> {
-        let device = device::open(&run, program, &seat)?;
-        Ok(Self::over(run, sets, seat.world, shares, device))
+        let mut device = device::open(&run, program, &seat)?;
+        if let Some(finishing) = &finishing {
+            finishing.fill(&mut *device, &sets)?;
+        }
+        Ok(Session { finishing, ..Self::over(run, sets, seat.world, shares, device) })
     }
 
     /// Over a device that is open.
@@ -178,7 +200,21 @@ impl<T: Real> Session<T> {
         let account = Account::new(&world, device.exchanges());
         let (ahead, skipped) = (None, Vec::new());
         let in_flight = VecDeque::with_capacity(device.depth() + 1);
-        Session { run, world, shares, device, in_flight, sets, ahead, skipped, account, fault: None }
+        let (finishing, shows_images, fault) = (None, false, None);
+        Session {
+            run,
+            world,
+            shares,
+            device,
+            in_flight,
+            sets,
+            finishing,
+            shows_images,
+            ahead,
+            skipped,
+            account,
+            fault,
+        }
     }
 
     /// Starts from the weights of `--init`, if there are any.
@@ -194,10 +230,14 @@ impl<T: Real> Session<T> {
     /// For judging weights only: no memory for gradients.
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
         run.ema = None;
-        let model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
+        let mut model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
+        let finishing = Finishing::of::<T>(&run, &sets, false)?;
+        if let Some(finishing) = &finishing {
+            model = finishing.begin(model, run.batch)?;
+        }
         let program = inference(model, mixed(&run), &scratch_of(&run))?;
         let shares = Shares::equal(run.batch, 1);
-        let mut session = Self::bind(run, sets, Seat::alone(), shares, program)?;
+        let mut session = Self::bind(run, sets, Seat::alone(), shares, program, finishing)?;
         session.load_weights(weights)?;
         Ok(session)
     }
@@ -226,7 +266,7 @@ impl<T: Real> Session<T> {
     pub fn divide(&mut self, shares: Shares) -> Result<(), TrainError> {
         let batch = shares.of(self.world.rank());
         if batch != self.shares.of(self.world.rank()) {
-            let program = program::<T>(&self.run, batch)?;
+            let program = program_with::<T>(&self.run, batch, self.finishing.as_ref())?;
             self.device.rebind(program)?;
         }
         self.shares = shares;
@@ -359,7 +399,23 @@ impl<T: Real> Session<T> {
         let (set, transform) = (Arc::clone(&self.sets.train), self.run.augmentation.training(&self.run.vit));
         let sampler = Sampler { len: set.len(), seed: self.run.seed, shuffle: true };
         let requests = requests(&self.run, &self.shares, self.world.rank(), step);
-        Ok(Loader::new(set, transform, self.loading(sampler, workers), requests)?)
+        let finish = self.finishing.as_ref().and_then(|finishing| finishing.train.as_ref());
+        self.loader(set, transform, finish, self.loading(sampler, workers), requests)
+    }
+
+    /// Reads samples as the device takes them.
+    fn loader(
+        &self,
+        set: Arc<dyn Dataset>,
+        transform: Transform,
+        finish: Option<&Arc<Finish>>,
+        settings: LoaderSettings,
+        requests: impl Iterator<Item = Request> + Send + 'static,
+    ) -> Result<Loader, TrainError> {
+        Ok(match finish {
+            Some(finish) => Loader::unfinished(set, transform, Arc::clone(finish), settings, requests)?,
+            None => Loader::new(set, transform, settings, requests)?,
+        })
     }
 
     fn loading(&self, sampler: Sampler, workers: usize) -> LoaderSettings {
@@ -376,6 +432,11 @@ impl<T: Real> Session<T> {
         self.device.load(which, loaded)
     }
 
+    /// Evaluated batches will have images, even if the device makes its own.
+    pub fn show_images(&mut self) {
+        self.shows_images = true;
+    }
+
     /// Scores the held-out set, each image on one rank; `each` sees every batch of this rank and its logits, those of
     /// padding left out. The score is that of all ranks.
     pub fn evaluate(&mut self, mut each: impl FnMut(&LoadedBatch, &[T])) -> Result<Score, TrainError> {
@@ -383,8 +444,13 @@ impl<T: Real> Session<T> {
         let transform = self.run.augmentation.evaluation(&self.run.vit);
         let sampler = Sampler { len: set.len(), seed: 0, shuffle: false };
         let settings = self.loading(sampler, self.run.data.workers);
-        let requests = self.shares.once(self.world.rank(), set.len());
-        let mut loader = Loader::new(set, transform, settings, requests)?;
+        let requests = || self.shares.once(self.world.rank(), set.len());
+        let finish = self.finishing.as_ref().map(|finishing| &finishing.eval);
+        let mut shown = match finish.filter(|_| self.shows_images) {
+            Some(_) => Some(Loader::new(set.clone(), transform.clone(), settings.clone(), requests())?),
+            None => None,
+        };
+        let mut loader = self.loader(set.clone(), transform, finish, settings, requests())?;
         let nominal = self.run.batch as f64;
         let header =
             Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal, accumulate: false };
@@ -396,6 +462,10 @@ impl<T: Real> Session<T> {
             let stats = planned(self.device.output(Which::Eval, "loss.stats")?);
             sums.push(std::array::from_fn(|i| stats[i].to_f64()));
             let logits = planned(self.device.output(Which::Eval, "head")?);
+            let batch = match &mut shown {
+                Some(shown) => planned(shown.next_batch()?),
+                None => batch,
+            };
             each(batch, &logits[..batch.request.count * self.run.vit.classes]);
         }
         self.total(&sums)

@@ -27,6 +27,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     let mut dump = args.logits.is_some().then(Dump::default);
     if dump.is_some() && !args.no_images {
         images_fit(&session)?;
+        session.show_images();
     }
     let score = session.evaluate(|batch, logits| {
         let samples = batch.labels.iter().zip(&batch.weights).zip(logits.chunks_exact(classes));

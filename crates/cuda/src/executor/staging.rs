@@ -59,6 +59,7 @@ pub(super) struct Staging {
 pub(super) enum Data<'a> {
     F32(&'a [f32]),
     I32(&'a [i32]),
+    U8(&'a [u8]),
 }
 
 impl Data<'_> {
@@ -66,6 +67,7 @@ impl Data<'_> {
         match self {
             Data::F32(data) => data.len(),
             Data::I32(data) => data.len(),
+            Data::U8(data) => data.len(),
         }
     }
 
@@ -76,6 +78,7 @@ impl Data<'_> {
             (Data::F32(data), DType::Bf16) => put(data, to, |x| bf16::from_f32(x).to_le_bytes()),
             (Data::F32(data), DType::F16) => put(data, to, |x| f16::from_f32(x).to_le_bytes()),
             (Data::I32(data), DType::I32) => put(data, to, |x| x.to_le_bytes()),
+            (Data::U8(data), DType::U8) => to.copy_from_slice(data),
             _ => return false,
         }
         true
@@ -195,5 +198,7 @@ mod tests {
         assert_eq!(bytes[..4], [0x80, 0x3f, 0x00, 0xc0]);
         assert!(!Data::F32(&[1.0]).write(DType::I32, &mut bytes[..4]));
         assert!(!Data::I32(&[1]).write(DType::F32, &mut bytes[..4]));
+        assert!(Data::U8(&[7, 9]).write(DType::U8, &mut bytes[..2]) && bytes[..2] == [7, 9]);
+        assert!(!Data::U8(&[1]).write(DType::I32, &mut bytes[..1]));
     }
 }

@@ -7,7 +7,7 @@ use crate::driver::Stream;
 use crate::error::CudaError;
 use graph::plan::Place;
 use graph::random::{Sequence, initial};
-use graph::{DType, Init, Program, Role, StateId, Type};
+use graph::{DType, Init, Program, Role, State, StateId, Type};
 use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -118,6 +118,16 @@ impl Executor {
         self.streams.compute().send_now(&bytes, self.states[id.index()])?;
         self.stale = true;
         Ok(())
+    }
+
+    /// Sets a state of whole numbers or bytes to what these bytes are.
+    pub fn set_state_bytes(&mut self, id: StateId, from: &[u8]) -> Result<(), CudaError> {
+        let State { name, ty, .. } = &self.program.states[id.index()];
+        if ty.bytes() != from.len() {
+            return Err(CudaError::Misuse(format!("state {name} is {ty}, not of {} bytes", from.len())));
+        }
+        self.synchronise()?;
+        self.streams.compute().send_now(from, self.states[id.index()])
     }
 
     fn check_length(&self, id: StateId, len: usize) -> Result<(), CudaError> {

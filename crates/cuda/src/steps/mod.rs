@@ -8,6 +8,7 @@ pub mod attention_hopper;
 pub mod hopper;
 pub mod linear;
 pub mod loss;
+pub mod prepare;
 pub mod rows;
 pub mod tokens;
 pub mod update;
@@ -21,6 +22,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::actions(cx),
         Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => linear::actions(cx),
+        Op::Prepare { .. } => prepare::actions(cx),
         Op::Patches { .. }
         | Op::Unpatches { .. }
         | Op::Embed { .. }

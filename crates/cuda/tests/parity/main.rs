@@ -4,6 +4,7 @@
 
 #[path = "../../../cpu/tests/common/mod.rs"]
 mod common;
+mod prepare;
 mod rig;
 
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};

@@ -29,9 +29,28 @@ impl Preparer {
         &self.transform
     }
 
+    /// Carries a choice out as far as bytes go, before normalisation: a sample (S, S, C).
+    pub fn prepare_bytes(&mut self, image: &Image, choice: &Choice, out: &mut [u8]) -> Result<(), DataError> {
+        self.check(image, choice, out.len())?;
+        let Transform { size, interpolation, .. } = self.transform;
+        let resized = (choice.resized.0 as usize, choice.resized.1 as usize);
+        self.resizer.resize(image, choice.region, resized, interpolation, &mut self.sized);
+        window(&self.sized, size, choice.shift, choice.flip, &mut self.bytes);
+        for op in choice.ops.as_slice() {
+            op.apply(&mut self.bytes, &mut self.spare);
+        }
+        out.copy_from_slice(&self.bytes.pixels);
+        Ok(())
+    }
+
+    /// What each byte of each channel becomes.
+    pub(super) fn levels(&self) -> impl Iterator<Item = f32> {
+        self.tables.iter().flatten().copied()
+    }
+
     /// Turns an image into a normalised sample (C, S, S). Mixing takes two, and is left to [`super::Mix::apply`].
     pub fn prepare(&mut self, image: &Image, choice: &Choice, out: &mut [f32]) -> Result<(), DataError> {
-        self.check(image, choice, out)?;
+        self.check(image, choice, out.len())?;
         let Transform { size, interpolation, .. } = self.transform;
         let resized = (choice.resized.0 as usize, choice.resized.1 as usize);
         let fits = choice.region == CropBox::whole(image) && (image.width, image.height) == resized;
@@ -54,13 +73,13 @@ impl Preparer {
         Ok(())
     }
 
-    fn check(&self, image: &Image, choice: &Choice, out: &[f32]) -> Result<(), DataError> {
+    fn check(&self, image: &Image, choice: &Choice, found_out: usize) -> Result<(), DataError> {
         let &Image { width, height, channels: found, ref pixels } = image;
         let channels = self.transform.channels;
         if found != channels || pixels.is_empty() || pixels.len() != width * height * found {
             return Err(DataError::Pixels { width, height, found, channels });
         }
-        let (expected, found) = (self.transform.sample_len(), out.len());
+        let (expected, found) = (self.transform.sample_len(), found_out);
         if found != expected {
             return Err(DataError::BufferLength { buffer: "sample", expected, found });
         }

@@ -317,3 +317,126 @@ fn threads_work_ahead_across_the_border_of_epochs() {
     }
     assert_eq!(set.reads.load(Ordering::Relaxed), 2 * LEN);
 }
+
+/// Images of one size, as CIFAR has them.
+struct Uniform {
+    numbered: Numbered,
+    size: (usize, usize),
+    channels: usize,
+    told: bool,
+}
+
+impl Dataset for Uniform {
+    fn len(&self) -> usize {
+        LEN
+    }
+    fn class_names(&self) -> &[String] {
+        &self.numbered.names
+    }
+    fn channels(&self) -> usize {
+        self.channels
+    }
+    fn label(&self, index: usize) -> usize {
+        index
+    }
+    fn name(&self, index: usize) -> String {
+        self.numbered.name(index)
+    }
+    fn size(&self) -> Option<(usize, usize)> {
+        self.told.then_some(self.size)
+    }
+    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+        if self.numbered.bad.contains(&index) {
+            return Err(DataError::file(self.name(index), "broken"));
+        }
+        let pixels = out.reset(self.size.0, self.size.1, self.channels);
+        let byte = |i: usize| crate::random::key(&[index as u64, i as u64 / 5]) as u8;
+        pixels.iter_mut().enumerate().for_each(|(i, out)| *out = byte(i).wrapping_add((i * i) as u8));
+        Ok(())
+    }
+}
+
+/// What is left to a device comes to the same, bit for bit, whatever the settings are and however a batch is cut.
+#[test]
+fn a_device_can_finish_what_the_host_leaves_to_it() {
+    let mut stream = crate::random::Stream::new(77);
+    let (mut originals, mut resized, mut mixed) = (0, 0, 0);
+    for round in 0..120 {
+        let mut pick = |n: u64| stream.below(n) as usize;
+        let size = [1, 5, 8, 12, 17, 30][pick(6)];
+        let sides = [1, 3, size, size, 13, 32];
+        let channels = [1, 2, 3][pick(3)];
+        let source = (sides[pick(6)], sides[pick(6)]);
+        let geometry = match pick(4) {
+            0 => Geometry::Resize,
+            1 => Geometry::CenterCrop { resize: size + pick(5) },
+            2 => Geometry::PadCrop { padding: pick(size as u64 + 1) },
+            _ => Geometry::RandomResizedCrop { scale: (0.1, 1.0), ratio: (0.5, 2.0) },
+        };
+        let rand_augment =
+            (channels != 2 && pick(4) == 0).then_some(RandAugment { ops: pick(3), magnitude: 9 });
+        let alpha = [0.0, 0.8];
+        let transform = Transform {
+            geometry,
+            flip: 0.5,
+            rand_augment,
+            erase: 0.5,
+            mixup: alpha[pick(2)],
+            cutmix: alpha[pick(2)],
+            ..Transform::evaluation(
+                size,
+                None,
+                &[0.485, 0.456, 0.406][..channels],
+                &[0.229, 0.224, 0.225][..channels],
+                if pick(2) == 0 { Interpolation::Bilinear } else { Interpolation::Bicubic },
+            )
+        };
+        let bad = if pick(3) == 0 { vec![3, 11, 20] } else { vec![] };
+        let whole = bad.is_empty();
+        let numbered = Numbered { bad, ..Numbered::default() };
+        let set = Arc::new(Uniform { numbered, size: source, channels, told: pick(4) > 0 });
+        let batch = [3, 4, 7, 40][pick(4)];
+        let workers = pick(2) * 2;
+        let requests = || two_epochs(batch).into_iter();
+        let mut host =
+            Loader::new(set.clone(), transform.clone(), settings(batch, workers), requests()).unwrap();
+        let finish = Arc::new(Finish::of(&transform, &*set).unwrap());
+        let left = |finish: &Arc<Finish>| {
+            let (transform, settings) = (transform.clone(), settings(batch, workers));
+            Loader::unfinished(set.clone(), transform, finish.clone(), settings, requests()).unwrap()
+        };
+        let mut device = left(&finish);
+        // All of the set, end to end, as it would lie on a device.
+        let there = Arc::new(Finish::clone(&finish).with_resident(LEN));
+        let mut resident = (whole && there.resident.is_some()).then(|| left(&there));
+        let mut all = Vec::new();
+        let mut image = Image::default();
+        for index in 0..if whole { LEN } else { 0 } {
+            set.read(index, &mut image).unwrap();
+            all.extend_from_slice(&image.pixels);
+        }
+        originals += usize::from(finish.takes_originals());
+        resized += usize::from(finish.taps_shape().is_some());
+        mixed += usize::from(transform.mixes());
+        let name = format!("round {round}: {transform:?} of {source:?}, batches of {batch}");
+        while let Some(wanted) = host.next_batch().unwrap() {
+            let found = device.next_batch().unwrap().unwrap();
+            assert_eq!(found.pixels.len(), finish.images(batch) * finish.image_len());
+            assert!(finish.apply(&found.pixels, &found.choices) == wanted.images, "{name}");
+            if let Some(resident) = &mut resident {
+                let found = resident.next_batch().unwrap().unwrap();
+                assert!(found.pixels.is_empty());
+                assert!(there.apply(&all, &found.choices) == wanted.images, "{name}, resident");
+            }
+            let found = LoadedBatch { images: wanted.images.clone(), ..found.clone() };
+            let wanted = LoadedBatch {
+                pixels: found.pixels.clone(),
+                choices: found.choices.clone(),
+                ..wanted.clone()
+            };
+            assert_eq!(found, wanted, "{name}");
+        }
+        assert_eq!(device.next_batch().unwrap(), None);
+    }
+    assert!(originals > 40 && resized > 30 && mixed > 40, "{originals} {resized} {mixed}");
+}

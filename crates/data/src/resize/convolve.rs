@@ -146,6 +146,12 @@ fn one_by_one(rows: Rows, channels: usize, taps: &Taps, out: &mut [u8], line: us
     }
 }
 
+/// One sum.
+pub(super) fn weighted(bytes: impl Iterator<Item = u8>, weights: &[i32]) -> u8 {
+    let sum = bytes.zip(weights).map(|(byte, &weight)| i32::from(byte) * weight).sum::<i32>();
+    to_byte(sum + ROUNDING)
+}
+
 #[inline(always)]
 fn to_byte(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8

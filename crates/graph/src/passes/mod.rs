@@ -1,6 +1,6 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
-//! `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
+//! `prepare` begins with bytes where the model begins with images, `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
 //! `recompute` trades activations for work, `precision` says which values are halves, `parallelise` adds what ranks exchange, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
@@ -10,6 +10,7 @@ mod parallelise;
 mod peephole;
 mod place;
 mod precision;
+mod prepare;
 mod recompute;
 mod schedule;
 
@@ -22,5 +23,6 @@ pub use peephole::peephole;
 pub use place::{ALIGN, Scratch, place};
 pub(crate) use precision::multiplied;
 pub use precision::{Mixed, precision};
+pub use prepare::{Delivery, prepare};
 pub use recompute::{Recompute, recompute};
 pub use schedule::{Clocks, Schedule, schedule};

@@ -21,7 +21,16 @@ impl std::ops::AddAssign for Cost {
 /// are those of the whole message; how often they travel is the engine's affair, and so is the adding.
 pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
     let of = |types: &[&Type]| types.iter().map(|t| t.bytes()).sum::<usize>();
-    let bytes = if op.lane() == Lane::Comm { of(inputs).max(of(outputs)) } else { of(inputs) + of(outputs) };
+    let bytes = match op {
+        _ if op.lane() == Lane::Comm => of(inputs).max(of(outputs)),
+        // Of a set that lies on the device, as many images as a batch has.
+        Op::Prepare { .. } => {
+            let images = |t: &Type| t.shape.0[0].max(1);
+            let read = inputs[0].bytes() / images(inputs[0]) * images(outputs[0]);
+            read + of(&inputs[1..]) + of(outputs)
+        }
+        _ => of(inputs) + of(outputs),
+    };
     let first = inputs.first().map_or(0.0, |t| t.shape.count() as f64);
     let written: f64 = outputs.iter().map(|t| t.shape.count() as f64).sum();
     let flops = match op {
@@ -49,6 +58,8 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::Conv { .. } => 2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
         Op::ConvGradW { shape, .. } => 2.0 * first * shape.count() as f64 / shape.0[0] as f64,
+        // A few taps of each pass, and a place in the table.
+        Op::Prepare { .. } => 16.0 * written,
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
         Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
         Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,

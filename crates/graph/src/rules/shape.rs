@@ -1,6 +1,6 @@
 //! Shape rules: from the types of an op's inputs to those of its outputs, or the reason why not.
 
-use crate::op::{Op, Window};
+use crate::op::{CHOICES, Op, Window};
 use crate::types::{DType, Shape, Type};
 
 type Inferred = Result<Vec<Type>, String>;
@@ -17,6 +17,7 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             inputs.iter().try_for_each(|scale| shaped(scale, [3], "the loss scale"))?;
             Ok(vec![Type::new(*dtype, [])])
         }
+        Op::Prepare { size } => prepare(inputs, *size),
         Op::Patches { patch } => patches(inputs[0], *patch),
         Op::Unpatches { patch, channels, height, width } => {
             let [b, n, c] = axes(inputs[0])?;
@@ -277,6 +278,24 @@ fn layer_norm(inputs: &[&Type], add: bool) -> Inferred {
     Ok(out)
 }
 
+fn prepare(inputs: &[&Type], size: usize) -> Inferred {
+    let (pixels, choices, levels) = (inputs[0], inputs[1], inputs[2]);
+    let [_, _, _, channels] = axes(pixels)?;
+    require(pixels.dtype == DType::U8, || format!("needs pixels as bytes, got {pixels}"))?;
+    let [batch, numbers] = axes(choices)?;
+    let fits = choices.dtype == DType::I32 && numbers == CHOICES;
+    require(fits, || format!("needs {CHOICES} whole numbers for each image, got {choices}"))?;
+    let each = Type::new(DType::F32, [channels, 256]);
+    require(*levels == each, || format!("pixels are {pixels}, but what bytes become is {levels}"))?;
+    if let Some(taps) = inputs.get(3) {
+        let [_, row] = axes(taps)?;
+        require(taps.dtype == DType::I32 && row > 2, || {
+            format!("needs the weights of a resizing, got {taps}")
+        })?;
+    }
+    Ok(vec![Type::new(DType::F32, [batch, channels, size, size])])
+}
+
 fn cross_entropy(inputs: &[&Type], mixed: bool) -> Result<(), String> {
     let (logits, labels, weights) = (inputs[0], inputs[1], inputs[2]);
     require(logits.shape.rank() > 1, || format!("logits are {logits}: no axis of classes"))?;
@@ -381,6 +400,7 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
         Op::RunningMoments { .. } | Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => one(2),
         Op::LossScale { .. } => one(2),
+        Op::Prepare { .. } => 3..=4,
         _ => one(1),
     };
     if range.contains(&given) {
@@ -418,6 +438,21 @@ mod tests {
     #[test]
     fn arity_is_checked_first() {
         assert_eq!(infer(&Op::Add, &[&f32s([1])]).unwrap_err(), "takes 2 inputs, got 1");
+    }
+
+    #[test]
+    fn images_are_made_of_bytes_and_choices() {
+        let (pixels, choices) = (Type::new(DType::U8, [10, 32, 30, 3]), Type::new(DType::I32, [8, CHOICES]));
+        let (levels, taps) = (f32s([3, 256]), Type::new(DType::I32, [448, 5]));
+        let op = Op::Prepare { size: 224 };
+        for inputs in [&[&pixels, &choices, &levels][..], &[&pixels, &choices, &levels, &taps]] {
+            assert_eq!(infer(&op, inputs).unwrap(), [f32s([8, 3, 224, 224])]);
+        }
+        let error = infer(&op, &[&pixels, &choices, &f32s([1, 256])]).unwrap_err();
+        assert_eq!(error, "pixels are u8[10,32,30,3], but what bytes become is f32[1,256]");
+        let narrow = Type::new(DType::I32, [8, 4]);
+        assert!(infer(&op, &[&pixels, &narrow, &levels]).is_err());
+        assert!(infer(&op, &[&f32s([10, 32, 30, 3]), &choices, &levels]).is_err());
     }
 
     #[test]

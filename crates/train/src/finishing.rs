@@ -1,0 +1,211 @@
+//! What a GPU does to images by itself: how its plans begin, and the tables they read.
+
+use crate::config::{Device as Chosen, Resolved};
+use crate::device::{Device, planned};
+use crate::error::TrainError;
+use crate::real::Real;
+use crate::sets::Sets;
+use data::{Dataset, Finish, Image};
+use graph::{DType, Delivery, Model};
+use std::sync::Arc;
+
+/// Sets of up to this many bytes lie on the GPU as a whole.
+const RESIDENT: usize = 1 << 30;
+
+/// Of training, unless nothing is trained, and of evaluation.
+#[derive(Clone)]
+pub(crate) struct Finishing {
+    pub train: Option<Arc<Finish>>,
+    pub eval: Arc<Finish>,
+}
+
+impl Finishing {
+    /// None where the host prepares images, as it does for the CPU.
+    pub fn of<T: Real>(run: &Resolved, sets: &Sets, trains: bool) -> Result<Option<Self>, TrainError> {
+        if run.device == Chosen::Cpu || <T as Real>::DTYPE != DType::F32 {
+            return Ok(None);
+        }
+        let finish = |set: &dyn Dataset, transform| -> Result<Arc<Finish>, TrainError> {
+            let finish = Finish::of(&transform, set)?;
+            let fits = set.in_memory() && set.len() * finish.image_len() <= RESIDENT;
+            Ok(Arc::new(if fits { finish.with_resident(set.len()) } else { finish }))
+        };
+        let train = trains.then(|| finish(&*sets.train, run.augmentation.training(&run.vit))).transpose()?;
+        Ok(Some(Finishing { train, eval: finish(&*sets.test, run.augmentation.evaluation(&run.vit))? }))
+    }
+
+    /// A model that begins with bytes, for batches of this many images.
+    pub fn begin(&self, model: Model, batch: usize) -> Result<Model, TrainError> {
+        let train = self.train.as_ref().map(|finish| delivery(finish, batch));
+        Ok(graph::prepare(model, train.as_ref(), Some(&delivery(&self.eval, batch)))?)
+    }
+
+    /// Fills the states that never change.
+    pub fn fill<T: Real>(&self, device: &mut dyn Device<T>, sets: &Sets) -> Result<(), TrainError> {
+        if let Some(train) = &self.train {
+            fill(device, "train", train, &*sets.train)?;
+        }
+        fill(device, "eval", &self.eval, &*sets.test)
+    }
+}
+
+fn delivery(finish: &Finish, batch: usize) -> Delivery {
+    let &Finish { height, width, resident, .. } = finish;
+    let (images, resident) = (finish.images(batch), resident.is_some());
+    Delivery { height, width, images, resident, taps: finish.taps_shape() }
+}
+
+fn fill<T: Real>(
+    device: &mut dyn Device<T>,
+    name: &str,
+    finish: &Finish,
+    set: &dyn Dataset,
+) -> Result<(), TrainError> {
+    let mut put = |what: &str, bytes: &[u8]| {
+        let id = planned(device.find_state(&format!("{name}.{what}")));
+        device.write_bytes(id, bytes)
+    };
+    let levels: Vec<u8> = finish.levels().iter().flat_map(|x| x.to_le_bytes()).collect();
+    put("levels", &levels)?;
+    if finish.taps_shape().is_some() {
+        let taps: Vec<u8> = finish.taps().iter().flat_map(|x| x.to_le_bytes()).collect();
+        put("taps", &taps)?;
+    }
+    if let Some(images) = finish.resident {
+        let (len, mut image) = (finish.image_len(), Image::default());
+        let mut pixels = Vec::with_capacity(images * len);
+        for index in 0..images {
+            set.read(index, &mut image)?;
+            pixels.extend_from_slice(&image.pixels);
+        }
+        put("pixels", &pixels)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Raw;
+    use crate::session::{program, program_with};
+    use crate::sets;
+    use crate::testing::Folder;
+    use crate::{Session, TrainError};
+
+    /// CIFAR-10 in its binary form, with images of smooth noise.
+    fn cifar(folder: &Folder) -> String {
+        let records = |count: usize, seed: usize| -> Vec<u8> {
+            let byte = |i: usize, at: usize| ((i * 37 + at * (i % 7 + 1) / 5 + seed) % 251) as u8;
+            (0..count)
+                .flat_map(|i| [(i % 10) as u8].into_iter().chain((0..3072).map(move |at| byte(i, at))))
+                .collect()
+        };
+        folder.file("data_batch_1.bin", &records(45, 3));
+        folder.file("test_batch.bin", &records(19, 8));
+        format!("cifar10:{}", folder.0.display())
+    }
+
+    /// Losses of a few steps, and of an evaluation.
+    fn losses(raw: &Raw) -> Result<Vec<f64>, TrainError> {
+        let (run, sets) = sets::resolve(raw, 1)?;
+        let mut session = Session::<f32>::new(run, sets)?;
+        let mut losses = Vec::new();
+        for step in 0..4 {
+            session.step(step)?;
+            losses.extend(session.result()?.map(|finished| finished.result.score.loss));
+        }
+        losses.push(session.evaluate(|_, _| {})?.loss);
+        Ok(losses)
+    }
+
+    fn small(data: &str) -> Raw {
+        Raw {
+            model: Some("vit-nano/8".into()),
+            data: Some(data.into()),
+            image_size: Some(48),
+            batch_size: Some(6),
+            steps: Some(4),
+            precision: Some(crate::config::Precision::Fp32),
+            ..Raw::default()
+        }
+    }
+
+    #[test]
+    fn small_sets_lie_on_the_gpu() {
+        let folder = Folder::new("resident");
+        let raw = Raw { device: Some(Chosen::Cuda), ..small(&cifar(&folder)) };
+        let (run, sets) = sets::resolve(&raw, 1).unwrap();
+        let finishing = Finishing::of::<f32>(&run, &sets, true).unwrap().unwrap();
+        assert_eq!(
+            (finishing.train.as_ref().unwrap().resident, finishing.eval.resident),
+            (Some(45), Some(19))
+        );
+        let program = program_with::<f32>(&run, run.batch, Some(&finishing)).unwrap();
+        for plan in [&program.last, &program.eval] {
+            plan.check().unwrap();
+            assert!(plan.find("pixels").is_none() && plan.find("choices").is_some());
+        }
+        assert!(cuda::kernels_of(&program, &cuda::action::Facts::h200(), false).is_ok());
+        // Operations on bytes come after the resizing, so the host does that.
+        let raw = Raw { augment: Some(crate::config::Preset::Strong), ..raw };
+        let (run, sets) = sets::resolve(&raw, 1).unwrap();
+        let finishing = Finishing::of::<f32>(&run, &sets, true).unwrap().unwrap();
+        let train = finishing.train.unwrap();
+        assert_eq!((train.resident, train.width, finishing.eval.width), (None, 48, 32));
+    }
+
+    /// The same losses as on the CPU, whoever prepares the images: from a set that lies on the GPU, from bytes that come with a
+    /// batch, with every augmentation.
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_gpu_sees_what_the_cpu_sees() {
+        let folder = Folder::new("finishing");
+        let presets =
+            [crate::config::Preset::None, crate::config::Preset::Standard, crate::config::Preset::Strong];
+        for data in [cifar(&folder), "synthetic".into()] {
+            for (preset, mixup) in
+                presets.into_iter().flat_map(|preset| [(preset, None), (preset, Some(0.8))])
+            {
+                let on = |device| {
+                    losses(&Raw { device: Some(device), augment: Some(preset), mixup, ..small(&data) })
+                        .unwrap()
+                };
+                let (cpu, gpu) = (on(Chosen::Cpu), on(Chosen::Cuda));
+                println!("{data}, {preset}, mixup {mixup:?}: {cpu:.5?} {gpu:.5?}");
+                assert!(cpu.len() == 5 && cpu.iter().zip(&gpu).all(|(a, b)| (a - b).abs() < 1e-3));
+            }
+        }
+    }
+
+    /// On a GPU all plans but the update begin with bytes; the states of the model keep their places, and with them the
+    /// first values of parameters.
+    #[test]
+    fn plans_for_a_gpu_begin_with_bytes() {
+        let raw = Raw { device: Some(Chosen::Cuda), mixup: Some(0.8), ..Raw::default() };
+        let (run, sets) = sets::resolve(&raw, 1).unwrap();
+        let finishing = Finishing::of::<f32>(&run, &sets, true).unwrap().unwrap();
+        let (plain, bytes) = (
+            program::<f32>(&run, run.batch).unwrap(),
+            program_with::<f32>(&run, run.batch, Some(&finishing)).unwrap(),
+        );
+        for plan in bytes.plans() {
+            plan.check().unwrap();
+            let names: Vec<&str> = plan.inputs.iter().map(|v| plan.values[*v].name.as_str()).collect();
+            let begins = names.first() == Some(&"pixels") && names.get(1) == Some(&"choices");
+            assert_eq!(begins, plan.name != "update", "{}: {names:?}", plan.name);
+            assert!(!names.contains(&"images"));
+        }
+        let parameters = |program: &graph::Program| {
+            let states = program.states.iter().enumerate();
+            states.filter(|(_, s)| s.is_parameter()).map(|(i, s)| (i, s.name.clone())).collect::<Vec<_>>()
+        };
+        assert_eq!(parameters(&plain), parameters(&bytes));
+        // Samples are mixed in training alone, and partners of other batches come with them.
+        let images = |plan: &graph::Plan| plan.values[plan.find("pixels").unwrap()].ty.shape.0[0];
+        assert_eq!((images(&bytes.last), images(&bytes.eval)), (run.batch + 2, run.batch));
+        assert!(cuda::kernels_of(&bytes, &cuda::action::Facts::h200(), false).is_ok());
+        let cpu = Raw { device: Some(Chosen::Cpu), ..raw };
+        let (run, sets) = sets::resolve(&cpu, 1).unwrap();
+        assert!(Finishing::of::<f32>(&run, &sets, true).unwrap().is_none());
+    }
+}
