@@ -35,8 +35,15 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     }
     let mpi = if comm::HAS_MPI { "with MPI" } else { "without MPI (build with --features mpi)" };
     println!(
-        "This version computes on the CPU, and was built {mpi}; what concerns GPUs above is needed by later ones."
+        "Built {mpi}. Computes on the CPU, and with --device cuda on NVIDIA GPUs of compute capability 7.5 on:"
     );
+    match cuda::devices() {
+        Ok(gpus) => gpus.iter().enumerate().for_each(|(number, gpu)| {
+            let (major, minor) = gpu.capability;
+            println!("✓ GPU {number}     {}, compute capability {major}.{minor}", gpu.name);
+        }),
+        Err(why) => println!("✗ none here: {why}"),
+    }
     Ok(())
 }
 
