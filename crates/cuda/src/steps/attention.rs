@@ -319,13 +319,17 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
     for (tokens, head) in [(65, 64), (197, 64), (197, 32), (257, 80), (577, 64), (50, 128)] {
         let sizes = Sizes { batch: 1, tokens, heads: 1, head };
-        for drop in [false, true] {
-            for (element, least) in [("bf16", 80), ("f16", 75)] {
+        // Seconds each: the types and dropout in one or two sizes stand for all.
+        let (dropped, in_f16) = ([(197, 64), (257, 80)], [(197, 64), (577, 64)]);
+        for drop in [false, true].into_iter().filter(|drop| !drop || dropped.contains(&(tokens, head))) {
+            let types = [("bf16", 80), ("f16", 75)].into_iter();
+            for (element, least) in types.filter(|t| t.0 == "bf16" || in_f16.contains(&(tokens, head))) {
                 let forward = Forward::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
                 let gradient = Gradient::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
                 kernels.extend([forward, gradient].into_iter().flatten().map(|kernel| (kernel, least)));
             }
-            for which in ["attention", "attention_grad_queries", "attention_grad_keys"] {
+            let plain = ["attention", "attention_grad_queries", "attention_grad_keys"].into_iter();
+            for which in plain.filter(|_| [65, 197, 257].contains(&tokens) && (tokens == 197 || !drop)) {
                 kernels.push((plain_kernel(which, "float", &sizes, drop), 75));
             }
         }
