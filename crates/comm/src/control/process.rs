@@ -13,9 +13,11 @@ pub(crate) fn same_machine(one: &str, other: &str) -> bool {
     machine(one).is_some() && machine(one) == machine(other)
 }
 
-/// Ends a process that can't end itself, if it is on this machine and still the one that was meant.
+/// Ends a process that is stopped and so can't end itself, if it is on this machine and still the one that was meant. One that
+/// runs comes to a verdict of its own, and has a line to print.
 pub(crate) fn end(pid: u32, identity: &str) {
-    if pid > 1 && !identity.is_empty() && of(pid).is_some_and(|found| found == identity) {
+    let is_meant = || of(pid).is_some_and(|found| found == identity);
+    if pid > 1 && !identity.is_empty() && is_meant() && is_stopped(pid) {
         // SAFETY: sends a signal to a process that was just seen to be the one meant; no memory is involved.
         unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
     }
@@ -24,10 +26,19 @@ pub(crate) fn end(pid: u32, identity: &str) {
 fn of(pid: u32) -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the start time is the 20th field after it.
-    let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+    let started = field(pid, 19)?;
     Some(format!("{}/{}/{started}", boot.trim(), namespace.display()))
+}
+
+/// By a signal, or by a debugger.
+fn is_stopped(pid: u32) -> bool {
+    matches!(field(pid, 0).as_deref(), Some("T" | "t"))
+}
+
+/// What the kernel says of a process after its name, which stands in parentheses and may hold anything: 0 is its state, 19 its start.
+fn field(pid: u32, number: usize) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(number).map(str::to_string)
 }
 
 #[cfg(test)]
@@ -41,6 +52,14 @@ mod tests {
         assert!(same_machine(&identity, &self::identity()));
         end(child.id(), "another/machine/1");
         assert_eq!(child.try_wait().expect("its state"), None, "another process was meant");
+        end(child.id(), &identity);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(child.try_wait().expect("its state"), None, "it runs, and can end by itself");
+        // SAFETY: a signal to our own child.
+        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGSTOP) };
+        while !is_stopped(child.id()) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         end(child.id(), &identity);
         assert!(!child.wait().expect("its end").success());
     }
