@@ -2,25 +2,12 @@
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. A tile is 16 tokens, a unit 8 elements (16 bytes).
 // qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h at h·D of each.
-#include "common.cuh"
+#include "attention.cuh"
 
-static constexpr float LOG2E = 1.4426950408889634f;
 
-__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int at_least_1(int x) { return x < 1 ? 1 : x; }
 
-// 1/√D.
-template <int D> __device__ __forceinline__ float score_scale() { return rsqrtf((float)D); }
-
 // ---- Instructions ----
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // c += a·b for a 16×16 a and a 16×8 b. With g = lane/4 and t = lane%4, a thread holds of c rows g and g+8, columns 2t
 // and 2t+1.
@@ -48,42 +35,6 @@ template <> __device__ __forceinline__ void mma<f16>(float (&c)[4], const u32 (&
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[2]), "r"(a[3]), "r"(b1));
-#endif
-}
-
-// Four 8×8 matrices; lane 8i+r names row r of matrix i.
-__device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ __forceinline__ void load_transposed(u32 (&x)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// Copies 16 bytes to shared memory, or writes zeros. Done once wait_copies was called.
-__device__ __forceinline__ void copy_unit(u32 to, const void* from, bool real) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-#else
-    uint4 x = real ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-#endif
-}
-// Copies are waited for in groups, in the order in which they were closed.
-__device__ __forceinline__ void close_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Waits until at most `OPEN` groups are under way.
-template <int OPEN> __device__ __forceinline__ void wait_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
 #endif
 }
 
@@ -156,23 +107,6 @@ __device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const 
     a[1] = pack2<E>(x[2], x[3]);
     a[2] = pack2<E>(y[0], y[1]);
     a[3] = pack2<E>(y[2], y[3]);
-}
-
-// Of four lanes side by side, lane t gets word t of each.
-__device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
-    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        u32 other = __shfl_xor_sync(0xffffffffu, odd ? w[i] : w[i + 1], 1);
-        if (odd) w[i] = other;
-        else w[i + 1] = other;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 other = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + 2], 2);
-        if (upper) w[i] = other;
-        else w[i + 2] = other;
-    }
 }
 
 // Writes a tile, rows g times `low` and rows g+8 times `high`, to rows first..T of a head.
@@ -360,7 +294,7 @@ __global__ void __launch_bounds__(32 * WARPS, at_least_1(Residency<D>::FORWARD /
         if constexpr (!WHOLE) __syncthreads();
         copy_rows<T, D, ROWS, 32 * WARPS>(keys, head + channels, stride, part * P::PART * 16);
         copy_rows<T, D, ROWS, 32 * WARPS>(values, head + 2 * channels, stride, part * P::PART * 16);
-        close_group();
+        close_copies();
     };
     auto arrive = [&] {
         wait_copies<0>();
@@ -462,13 +396,13 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
             copy_rows<T, D, SIDE, THREADS>(to, qkv + packed(s.head), 3 * heads * D, s.queries * SIDE);
             copy_rows<T, D, SIDE, THREADS>(to + ROWS_BYTES, dout + plain(s.head), heads * D, s.queries * SIDE);
         }
-        close_group();
+        close_copies();
     }
 
     __device__ __forceinline__ void fetch_keys(Square s) {
         if (s.queries == 0)
             copy_rows<T, D, SIDE, THREADS>(keys, qkv + packed(s.head) + heads * D, 3 * heads * D, s.keys * SIDE);
-        close_group();
+        close_copies();
     }
 
     // What goes to registers.

@@ -3,42 +3,16 @@
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. A tile is 64 tokens, what a warpgroup's product has as rows. A
 // unit is 8 elements (16 bytes). qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h at h·D of each.
-#include "common.cuh"
+#include "attention.cuh"
 
-static constexpr float LOG2E = 1.4426950408889634f;
 
-__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 template <typename E> struct IsBf16 { static constexpr bool VALUE = false; };
 template <> struct IsBf16<bf16> { static constexpr bool VALUE = true; };
 
-// 1/√D.
-template <int D> __device__ __forceinline__ float score_scale() { return rsqrtf((float)D); }
-
 // ---- Instructions ----
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Four 8×8 matrices; lane 8i+r names row r of matrix i.
-__device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ __forceinline__ void load_transposed(u32 (&x)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
 __device__ __forceinline__ void load_two_transposed(u32 (&x)[2], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                  : "=r"(x[0]), "=r"(x[1])
@@ -66,16 +40,6 @@ template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Copies 16 bytes to shared memory, or writes zeros. Done once wait_copies was called.
-__device__ __forceinline__ void copy_unit(u32 to, const void* from, bool real) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-}
-// Copies are waited for in groups, in the order in which they were closed.
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `OPEN` groups are under way.
-template <int OPEN> __device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
-}
 // What this thread wrote to shared memory becomes visible to products. A barrier must follow.
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -265,23 +229,6 @@ __device__ __forceinline__ void as_left(u32 (&a)[ceil_div(N, 16)][4], const floa
     }
 }
 
-// Of four lanes side by side, lane t gets word t of each.
-__device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
-    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        u32 other = __shfl_xor_sync(0xffffffffu, odd ? w[i] : w[i + 1], 1);
-        if (odd) w[i] = other;
-        else w[i + 1] = other;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 other = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + 2], 2);
-        if (upper) w[i] = other;
-        else w[i + 2] = other;
-    }
-}
-
 // Writes a warp's 16 rows of a result, rows g times `low` and rows g+8 times `high`, to rows first..T of a head.
 template <int T, int D, typename E>
 __device__ __forceinline__ void store_rows(E* head, int stride, int first, const float (&x)[D / 2], float low, float high) {
@@ -337,9 +284,8 @@ __device__ __forceinline__ void store_rows_by(u32 rows, E* head, int stride, int
 //      and leaves dSᵀ in shared memory.
 //   2. A warpgroup owns a tile of queries, and computes dQ = dS·K.
 // Blocks go through heads in turn. What phase 2 doesn't need of the next head is fetched while it runs. With STAGES = 2, the
-// next keys are fetched while phase 1 runs; with EARLY, queries and dO then replace those that nobody needs any more. LEFT says
-// that the left sides of Pᵀ and dPᵀ (keys and values) are in registers.
-template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARLY> struct Backward {
+// next keys are fetched while phase 1 runs. LEFT says that the left sides of Pᵀ and dPᵀ (keys and values) are in registers.
+template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Backward {
     static constexpr int THREADS = 128 * GROUPS;
     static constexpr int ROWS = round_up(T, 16), COLUMNS = round_up(T, 8);
     static constexpr int TILES = ceil_div(T, 64);
@@ -392,14 +338,11 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARL
             copy_rows<T, D, 0, ROWS, THREADS>(keys + stage * MATRIX, qkv + packed(head) + heads * D, stride());
         close_copies();
     }
-    template <int FIRST, int END> __device__ __forceinline__ void fetch_queries(int head) {
-        copy_rows<T, D, FIRST, END, THREADS>(douts, dout + plain(head), heads * D);
-        copy_rows<T, D, FIRST, END, THREADS>(queries, qkv + packed(head), stride());
-    }
-    // Queries, dO and values; all, or what was not fetched early.
-    template <int FIRST> __device__ __forceinline__ void fetch_others(int head) {
+    // Queries, dO and values.
+    __device__ __forceinline__ void fetch_others(int head) {
         if (head < total) {
-            fetch_queries<FIRST, ROWS>(head);
+            copy_rows<T, D, 0, ROWS, THREADS>(douts, dout + plain(head), heads * D);
+            copy_rows<T, D, 0, ROWS, THREADS>(queries, qkv + packed(head), stride());
             if constexpr (VALUES) copy_rows<T, D, 0, ROWS, THREADS>(values, qkv + packed(head) + 2 * heads * D, stride());
         }
         close_copies();
@@ -495,12 +438,6 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARL
         // All but dPᵀ has arrived, also what the part before left under way.
         wait_products<1>();
         arrived(p);
-        if constexpr (EARLY && PART > 0) {
-            if (tile + GROUPS >= TILES) {
-                asm volatile("bar.sync 8, %0;" ::"n"(THREADS) : "memory");
-                if (head + gridDim.x < total) fetch_queries<64 * (PART - 1), 64 * PART>(head + gridDim.x);
-            }
-        }
         u32 left[STEPS][4], dleft[STEPS][4];
         if (there) {
 #pragma unroll
@@ -639,7 +576,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARL
 
     __device__ __forceinline__ void run() {
         int stage = 0;
-        fetch_others<0>(blockIdx.x);
+        fetch_others(blockIdx.x);
         fetch_keys(blockIdx.x, 0);
         fetch_rows(blockIdx.x);
 #pragma unroll 1
@@ -653,7 +590,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARL
             keys_phase(head, own_keys);
             publish();
             __syncthreads();
-            fetch_others<EARLY ? 64 * (PARTS - 1) : 0>(next);
+            fetch_others(next);
             fetch_rows(next);
             queries_phase(head, own_keys);
             if constexpr (STAGES == 2) {
@@ -667,11 +604,11 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARL
 };
 
 // Grid: as many blocks as run at once.
-template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool EARLY, int RESIDENT>
+template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, int RESIDENT>
 __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
     attention_grad_hopper(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
                           const E* __restrict__ dout, E* __restrict__ dqkv, int total, int heads) {
-    using B = Backward<E, T, D, GROUPS, STAGES, LEFT, EARLY>;
+    using B = Backward<E, T, D, GROUPS, STAGES, LEFT>;
     extern __shared__ __align__(1024) u8 shared[];
     B b;
     b.qkv = qkv, b.out = out, b.lse = lse, b.dout = dout, b.dqkv = dqkv;

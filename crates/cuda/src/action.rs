@@ -80,8 +80,11 @@ impl Source {
     }
 }
 
-/// What every source includes, by the name it includes it by.
-pub const HEADERS: [(&str, &str); 1] = [("common.cuh", include_str!("../kernels/common.cuh"))];
+/// What sources include, by the name they include it by.
+pub const HEADERS: [(&str, &str); 2] = [
+    ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
+];
 
 /// One instance of a kernel's template.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

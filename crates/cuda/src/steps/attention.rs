@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(forward.kernel.name, "attention_hopper<bf16, 197, 64, 1, 2, 3>");
         assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, (2 * 208 + 128) * 128));
         let backward = vit_b(true, None);
-        assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, false, 1>");
+        assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, 1>");
         assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
         // With dropout, as everywhere.
         let forward = vit_b(false, DROP);

@@ -76,8 +76,6 @@ struct Gradient {
     stages: usize,
     /// Whether keys and values go through registers into products.
     left: bool,
-    /// Whether queries of the next head replace those that nobody needs any more.
-    early: bool,
     /// Blocks on a multiprocessor.
     resident: usize,
     shared: usize,
@@ -90,7 +88,7 @@ impl Gradient {
             let fits = resident * (shared + 1024) <= limit + 1024;
             // As measured: with three blocks beside each other registers are dearer than reading keys from shared memory.
             let left = resident < 3;
-            fits.then_some(Gradient { groups, stages, left, early: false, resident, shared })
+            fits.then_some(Gradient { groups, stages, left, resident, shared })
         };
         if sizes.tokens <= 128 {
             return cut(1, 1, 3).or_else(|| cut(1, 1, 2)).or_else(|| cut(1, 1, 1));
@@ -112,8 +110,8 @@ impl Gradient {
 
     fn kernel(&self, element: &str, sizes: &Sizes) -> Kernel {
         let Sizes { tokens, head, .. } = sizes;
-        let Gradient { groups, stages, left, early, resident, .. } = self;
-        let cut = format!("{groups}, {stages}, {left}, {early}, {resident}");
+        let Gradient { groups, stages, left, resident, .. } = self;
+        let cut = format!("{groups}, {stages}, {left}, {resident}");
         Kernel::new(
             Source::AttentionHopper,
             format!("attention_grad_hopper<{element}, {tokens}, {head}, {cut}>"),
