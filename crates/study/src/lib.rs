@@ -1,0 +1,3 @@
+//! Scaling studies: experiments as data, what they measured, and how that is read.
+
+pub mod results;

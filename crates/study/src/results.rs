@@ -1,0 +1,225 @@
+//! What a study measured: `results.json`, and a file a point under `points/`.
+//!
+//! Samples are kept as they were taken. What follows from them (medians, intervals, speedup, the limiter) stands beside them, so
+//! that a report draws what is written here and computes nothing of its own.
+
+use serde::{Deserialize, Serialize};
+
+/// Raised whenever a reader of older files would misread a newer one.
+pub const FORMAT: u32 = 1;
+
+/// A study: `results.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    pub format: u32,
+    pub version: String,
+    pub name: String,
+    /// What the study asks, for people.
+    pub title: String,
+    pub platform: Platform,
+    /// Seconds since 1970.
+    pub started: u64,
+    pub points: Vec<Point>,
+    /// What a reader must know before comparing: unequal work, noise, too few cores.
+    pub warnings: Vec<String>,
+    /// The answer in one sentence.
+    pub summary: String,
+}
+
+/// Where it ran.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Platform {
+    /// Short, for legends.
+    pub name: String,
+    pub host: String,
+    pub cpu: String,
+    pub cores: usize,
+    pub gpus: Vec<String>,
+    pub memory_bytes: u64,
+}
+
+/// What a group of points varies and holds constant; one figure or more each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The same images an epoch and the same global batch, over more ranks.
+    Strong,
+    /// The data grows with the ranks: each has the same number of images an epoch.
+    Weak,
+    /// The same images in all and a fixed batch a rank: the global batch grows.
+    FixedPerRank,
+    Batch,
+    Accumulation,
+    Optimizer,
+    Precision,
+    /// One rank on each of many hosts against many on one.
+    Nodes,
+    /// Anything else a file asks for.
+    Grid,
+}
+
+/// Runs of the same settings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Made from kind and settings: the name of its file, the same whenever the study is planned again.
+    pub id: String,
+    pub kind: Kind,
+    /// Points of one series make one curve.
+    pub series: String,
+    pub settings: Settings,
+    pub runs: Vec<Run>,
+    /// Absent when no run succeeded.
+    pub summary: Option<Summary>,
+    pub limiter: Option<Limiter>,
+    pub flags: Vec<Flag>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    pub task: String,
+    pub model: String,
+    pub image_size: usize,
+    pub data: String,
+    pub data_fraction: f64,
+    pub ranks: usize,
+    pub hosts: usize,
+    pub threads_per_rank: usize,
+    /// Images of a rank in a micro-step.
+    pub batch_per_rank: usize,
+    pub accumulation: usize,
+    pub global_batch: usize,
+    pub optimizer: String,
+    pub precision: String,
+    pub device: String,
+    pub comm: String,
+    /// Images that every epoch trains on.
+    pub images_per_epoch: u64,
+    pub epochs: u64,
+}
+
+/// One repeat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    pub repeat: usize,
+    /// Seconds since 1970.
+    pub started: u64,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Done(Box<Measured>),
+    Failed { error: String },
+}
+
+/// What one run measured, the warm-up left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Of every step that counts.
+    pub step_seconds: Vec<f64>,
+    /// Of every epoch, as if all its steps went like those that count.
+    pub epoch_seconds: Vec<f64>,
+    pub images_per_second: f64,
+    /// Images trained on in the steps that count.
+    pub images: u64,
+    /// Seconds a step of each rank.
+    pub ranks: Vec<Parts>,
+    /// Bytes that a rank brings into exchanges in a step, and what came through a second.
+    pub exchange_bytes: u64,
+    pub exchange_bytes_per_second: f64,
+    /// Busy share of the cores that the run had, 0 to 1.
+    pub cpu_utilisation: Option<f64>,
+    pub gpu_utilisation: Option<f64>,
+    pub memory_bytes: Option<u64>,
+    pub gpu_memory_bytes: Option<u64>,
+    pub watts: Option<f64>,
+    pub curve: Vec<Epoch>,
+}
+
+/// Where a rank's time of a mean step went, in seconds. All but `hidden` sum to the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Parts {
+    pub compute: f64,
+    /// Exchange with nothing to do behind it.
+    pub exchange: f64,
+    /// Waiting for slower ranks.
+    pub wait: f64,
+    pub data: f64,
+    pub optimizer: f64,
+    pub idle: f64,
+    /// Exchange behind computing: part of the others.
+    pub hidden: f64,
+}
+
+/// Learning, by epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Epoch {
+    pub epoch: u64,
+    pub loss: Option<f64>,
+    pub top1: Option<f64>,
+    pub eval_loss: Option<f64>,
+    pub eval_top1: Option<f64>,
+    pub eval_miou: Option<f64>,
+}
+
+/// A median of `samples` runs; an interval from five of them on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    pub median: f64,
+    /// The 95% interval of the median.
+    pub interval: Option<(f64, f64)>,
+    /// One a run, in the order of the runs.
+    pub samples: Vec<f64>,
+}
+
+/// What follows from the runs of a point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    pub epoch_seconds: Estimate,
+    pub step_seconds: Estimate,
+    pub images_per_second: Estimate,
+    /// Against the series' point of the fewest ranks. Absent where that is missing, or the point may not be compared with it.
+    pub speedup: Option<Estimate>,
+    pub efficiency: Option<Estimate>,
+    /// Karp and Flatt's experimentally determined serial fraction.
+    pub serial_fraction: Option<f64>,
+    /// Medians over the runs of the mean over ranks.
+    pub parts: Parts,
+}
+
+/// What keeps a point from being faster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limiter {
+    pub cause: Cause,
+    /// With its numbers.
+    pub sentence: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// Computing itself: nothing else takes a share worth naming.
+    Compute,
+    Data,
+    Exchange,
+    Straggler,
+    TinyBatch,
+    TooLittleWork,
+    Oversubscribed,
+    Optimizer,
+}
+
+/// Why a point needs care.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flag {
+    /// More threads than cores: stays out of efficiency curves.
+    Oversubscribed,
+    /// Did not do the same work as its series' baseline; says in what.
+    UnequalWork(String),
+    /// Runs (by repeat) far from the others.
+    Outliers(Vec<usize>),
+    /// Runs that failed (by repeat).
+    Failed(Vec<usize>),
+}
