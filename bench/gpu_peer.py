@@ -5,8 +5,11 @@ usage: gpu_peer.py CASE BATCH PRECISION HOW [SECONDS]
   PRECISION  fp32, tf32, bf16 (autocast, fp32 parameters), pure (bf16 parameters)
   HOW        eager, a mode of torch.compile (default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs), or
              graph: compiled, and the whole step with the optimizer in one CUDA graph
+Several at once compile beside each other and measure one after the other, if GPU_TURNS=FOLDER:COUNT says how many there are.
 """
+import fcntl
 import json
+import os
 import sys
 import time
 
@@ -27,11 +30,29 @@ def model(case):
     return net.cuda().train(), image, classes
 
 
+def take_turn():
+    """Waits until all others have compiled, then until none of them measures."""
+    if "GPU_TURNS" not in os.environ:
+        return None
+    folder, count = os.environ["GPU_TURNS"].rsplit(":", 1)
+    os.makedirs(folder, exist_ok=True)
+    open(f"{folder}/{os.getpid()}.ready", "w").close()
+    while sum(name.endswith(".ready") for name in os.listdir(folder)) < int(count):
+        time.sleep(0.05)
+    turn = open(f"{folder}/turn", "w")
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    return turn
+
+
 def measure(step, seconds):
     began = time.time()
     step()
     torch.cuda.synchronize()
     first = time.time() - began
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    turn = take_turn()
     for _ in range(8):
         step()
     torch.cuda.synchronize()
@@ -51,6 +72,8 @@ def measure(step, seconds):
         step()
     b.record()
     torch.cuda.synchronize()
+    if turn:
+        turn.close()
     return times, a.elapsed_time(b) / count, first
 
 
@@ -98,6 +121,10 @@ def main():
                    samples=[round(t, 3) for t in times[:200]])
     except Exception as error:  # a mode that can't run is part of the record
         row["error"] = str(error)[:300]
+        if "GPU_TURNS" in os.environ:  # nobody waits for this one
+            folder = os.environ["GPU_TURNS"].rsplit(":", 1)[0]
+            os.makedirs(folder, exist_ok=True)
+            open(f"{folder}/{os.getpid()}.ready", "w").close()
     print(json.dumps(row), flush=True)
 
 
