@@ -22,5 +22,5 @@ pub(crate) use judge::Limits;
 pub use judge::Verdict;
 pub(crate) use office::{Local, Office};
 pub(crate) use phrases::ranks;
-pub use watch::{Busy, Ended, Watch};
+pub use watch::{Busy, Ended, Failure, Watch};
 pub(crate) use wire::{Hello, Person};

@@ -29,7 +29,7 @@ mod transport;
 
 pub use call::{Call, Collective, Counts, Span};
 pub use communicator::{Communicator, Scope};
-pub use control::{Busy, Ended, Verdict, Watch};
+pub use control::{Busy, Ended, Failure, Verdict, Watch};
 pub use element::{Element, Kind, Reduction};
 pub use engine::{CommError, Engine};
 pub use lane::{Ticket, Timing};

@@ -4,7 +4,7 @@ mod processes;
 
 use crate::communicator::Communicator;
 use crate::control::hub::Hub;
-use crate::control::{Ended, Limits, Local, Office, Watch};
+use crate::control::{Ended, Failure, Limits, Local, Office, Watch};
 use crate::engine::Engine;
 use crate::launch::{Built, Choice, Launcher, Place, decide, environment};
 use crate::pulse::Pulse;
@@ -61,7 +61,7 @@ impl Refused {
 
 impl Member {
     /// Does the rank's work, and ends its run: see [`Watch::run`].
-    pub fn run<T>(self, work: impl FnOnce(&Member) -> Result<T, String>) -> Result<T, Ended> {
+    pub fn run<T, E: Into<Failure>>(self, work: impl FnOnce(&Member) -> Result<T, E>) -> Result<T, Ended> {
         let result = self.watch.run(|| work(&self));
         let Member { world, runtime, .. } = self;
         drop(world);

@@ -45,9 +45,16 @@ impl Source {
         Source::Clock,
     ];
 
-    /// Whether one instance takes a compiler seconds.
-    pub fn is_slow(self) -> bool {
-        matches!(self, Source::Attention | Source::AttentionHopper | Source::Product)
+    /// About how many hundredths of a second NVRTC 13 takes for an instance on one core, for Hopper.
+    pub fn effort(self) -> usize {
+        match self {
+            Source::Attention | Source::AttentionHopper => 200,
+            Source::Product => 140,
+            Source::Update => 37,
+            Source::Rows => 20,
+            Source::Loss => 15,
+            Source::Prepare | Source::Tokens | Source::Clock => 8,
+        }
     }
 
     /// File name, for messages.

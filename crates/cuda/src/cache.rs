@@ -1,8 +1,10 @@
 //! What is kept on disk from run to run: compiled kernels, and the algorithms chosen for products. All of it can be made
 //! again, so that whatever goes wrong here costs time, never a run.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// VITESSE_CACHE, or `vitesse` in the user's folder for such things.
 fn folder() -> Option<PathBuf> {
@@ -27,6 +29,27 @@ pub fn write(name: &str, bytes: &[u8]) {
         .and_then(|()| std::fs::rename(&aside, folder.join(name)));
     if written.is_err() {
         let _ = std::fs::remove_file(aside);
+    }
+}
+
+static BEING_MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static MADE: Condvar = Condvar::new();
+
+/// While it lives, no other thread of the process makes the file of this name: ranks that want the same wait, and find it.
+pub struct Alone(String);
+
+pub fn alone(name: &str) -> Alone {
+    let mut being_made = BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    while !being_made.insert(name.to_string()) {
+        being_made = MADE.wait(being_made).unwrap_or_else(PoisonError::into_inner);
+    }
+    Alone(name.to_string())
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        MADE.notify_all();
     }
 }
 
@@ -55,6 +78,18 @@ impl Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_thread_makes_a_file() {
+        let inside = AtomicUsize::new(0);
+        let make = || {
+            let _alone = alone("a file");
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            inside.fetch_sub(1, Ordering::SeqCst);
+        };
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(make))));
+    }
 
     #[test]
     fn parts_have_borders() {

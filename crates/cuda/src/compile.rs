@@ -8,7 +8,10 @@ use cudarc::nvrtc::sys::{self, nvrtcResult};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// What kernels are compiled for, as NVRTC names it: `sm_90a` for one GPU, `compute_120` for PTX that a driver finishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,39 +79,113 @@ pub fn supported() -> Result<Vec<u32>, CudaError> {
 
 /// Compiles all kernels, on as many threads as there are.
 pub fn compile_all(kernels: &BTreeSet<Kernel>, arch: &Arch) -> Result<Vec<(Source, Image)>, CudaError> {
-    let jobs = jobs(kernels);
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut images = Vec::new();
-        while let Some((source, names)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            images.push((*source, compile(*source, names, arch)?));
-        }
-        Ok(images)
-    };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len());
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let panicked = |_| Err(CudaError::Misuse("the thread that compiles kernels panicked".into()));
-        let results = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
-        Ok(results.collect::<Result<Vec<_>, _>>()?.concat())
-    })
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    Ok(Compiling::start(kernels, arch, threads)?.finish()?.images)
 }
 
-/// What is compiled together: all instances of a source, but each of attention and of our products for itself, since they take
-/// seconds.
+type Images = Vec<(Source, Image)>;
+
+/// What came of compiling.
+pub struct Compiled {
+    pub images: Images,
+    /// Units that NVRTC compiled, and those that lay on disk.
+    pub made: usize,
+    pub found: usize,
+    /// From the start to the last one's end.
+    pub seconds: f64,
+}
+
+/// Kernels that are being compiled on threads of their own, while their owner does something else.
+pub struct Compiling {
+    work: Arc<Work>,
+    threads: Vec<JoinHandle<Result<Images, CudaError>>>,
+}
+
+struct Work {
+    jobs: Vec<(Source, Vec<String>)>,
+    arch: Arch,
+    next: AtomicUsize,
+    made: AtomicUsize,
+    began: Instant,
+    /// When the last unit was done, in nanoseconds since the beginning.
+    ended: AtomicU64,
+}
+
+impl Work {
+    fn go(&self) -> Result<Images, CudaError> {
+        let mut images = Vec::new();
+        while let Some((source, names)) = self.jobs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            let (image, found) = compile_or_find(*source, names, &self.arch)?;
+            self.made.fetch_add(usize::from(!found), Ordering::Relaxed);
+            self.ended.fetch_max(self.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            images.push((*source, image));
+        }
+        Ok(images)
+    }
+}
+
+impl Compiling {
+    pub fn start(kernels: &BTreeSet<Kernel>, arch: &Arch, threads: usize) -> Result<Self, CudaError> {
+        let (jobs, arch) = (jobs(kernels), arch.clone());
+        let (next, made, ended) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
+        let count = threads.clamp(1, jobs.len().max(1));
+        let work = Arc::new(Work { jobs, arch, next, made, began: Instant::now(), ended });
+        let mut compiling = Compiling { work, threads: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let work = Arc::clone(&compiling.work);
+            let thread = std::thread::Builder::new().name("vitesse-nvrtc".into()).spawn(move || work.go());
+            let refused = |error| CudaError::Misuse(format!("no thread can be had to compile on: {error}"));
+            compiling.threads.push(thread.map_err(refused)?);
+        }
+        Ok(compiling)
+    }
+
+    /// Waits until all is compiled.
+    pub fn finish(mut self) -> Result<Compiled, CudaError> {
+        let mut images = Vec::with_capacity(self.work.jobs.len());
+        for thread in std::mem::take(&mut self.threads) {
+            let panicked = |_| Err(CudaError::Misuse("the thread that compiles kernels panicked".into()));
+            images.extend(thread.join().unwrap_or_else(panicked)?);
+        }
+        let made = self.work.made.load(Ordering::Relaxed);
+        let seconds = self.work.ended.load(Ordering::Relaxed) as f64 / 1e9;
+        Ok(Compiled { found: images.len() - made, images, made, seconds })
+    }
+}
+
+impl Drop for Compiling {
+    /// NVRTC must not be at work when the process ends.
+    fn drop(&mut self) {
+        self.work.next.store(self.work.jobs.len(), Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// How much is compiled together, in terms of [`Source::effort`].
+const UNIT: usize = 100;
+
+/// What is compiled together: a few instances of a source, but each of attention and of our products for itself, since they take
+/// seconds. What takes longest comes first.
 fn jobs(kernels: &BTreeSet<Kernel>) -> Vec<(Source, Vec<String>)> {
     let mut jobs: Vec<(Source, Vec<String>)> = Vec::new();
     for Kernel { source, name } in kernels {
-        match jobs.last_mut().filter(|(last, _)| last == source && !source.is_slow()) {
+        let most = UNIT / source.effort();
+        match jobs.last_mut().filter(|(last, names)| last == source && names.len() < most) {
             Some((_, names)) => names.push(name.clone()),
             None => jobs.push((*source, vec![name.clone()])),
         }
     }
+    jobs.sort_by_key(|(source, names)| std::cmp::Reverse(source.effort() * names.len()));
     jobs
 }
 
 /// Compiles these instances of a source's templates, or finds them on disk.
 pub fn compile(source: Source, names: &[String], arch: &Arch) -> Result<Image, CudaError> {
+    compile_or_find(source, names, arch).map(|(image, _)| image)
+}
+
+/// With whether it was found on disk.
+fn compile_or_find(source: Source, names: &[String], arch: &Arch) -> Result<(Image, bool), CudaError> {
     let (major, minor) = nvrtc_version()?;
     let options = options(arch);
     let mut hash = Hash::new().add(format!("NVRTC {major}.{minor}").as_bytes()).add(source.text().as_bytes());
@@ -119,12 +196,13 @@ pub fn compile(source: Source, names: &[String], arch: &Arch) -> Result<Image, C
         hash = hash.add(part.as_bytes());
     }
     let file = format!("{}-{}.kernels", source.file(), hash.text());
+    let _alone = cache::alone(&file);
     if let Some(image) = cache::read(&file).and_then(|bytes| unpack(&bytes, names)) {
-        return Ok(image);
+        return Ok((image, true));
     }
     let image = compile_text(source.file(), source.text(), names, arch, &options)?;
     cache::write(&file, &pack(&image));
-    Ok(image)
+    Ok((image, false))
 }
 
 fn options(arch: &Arch) -> Vec<String> {
@@ -260,6 +338,15 @@ fn compile_text(
     Ok(Image { code, names: lowered })
 }
 
+/// A kernel that ends in a trap.
+pub(crate) fn trap(arch: &Arch) -> Result<(Kernel, (Source, Image)), CudaError> {
+    let text = "extern \"C\" __global__ void trap() { asm volatile(\"trap;\"); }";
+    let names = ["trap".to_string()];
+    let image = compile_text("trap.cu", text, &names, arch, &options(arch))?;
+    // The clock's is the source nearest to it: nothing else is looked for by this name.
+    Ok((Kernel::new(Source::Clock, "trap"), (Source::Clock, image)))
+}
+
 /// Other texts than our sources', never cached.
 #[cfg(test)]
 pub(crate) fn compile_text_for_tests(text: &str, names: &[String], arch: &Arch) -> Result<Image, CudaError> {
@@ -291,6 +378,9 @@ mod tests {
             jobs(&kernels.into()),
             [(attention, named("x")), (attention, named("y")), (rows, vec!["a".into(), "b".into()])]
         );
+        let many: BTreeSet<Kernel> = (10..21).map(|i| kernel(rows, &i.to_string())).collect();
+        let units: Vec<usize> = jobs(&many).iter().map(|(_, names)| names.len()).collect();
+        assert_eq!(units, [5, 5, 1]);
     }
 
     #[test]
@@ -334,6 +424,14 @@ mod tests {
         let ptx = compiled(text, &names, "compute_80").unwrap().unwrap();
         assert!(String::from_utf8_lossy(&ptx.code).contains(".target sm_80"));
         assert_eq!(ptx.code.last(), Some(&0));
+    }
+
+    #[test]
+    fn the_trap_compiles() {
+        if libraries::nvrtc_present().is_ok() {
+            let (kernel, (_, image)) = trap(&Arch::named("sm_75")).unwrap();
+            assert!(image.names.contains_key(&kernel.name));
+        }
     }
 
     #[test]

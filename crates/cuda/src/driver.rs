@@ -55,6 +55,8 @@ fn loses_the_gpu(result: CUresult) -> bool {
     matches!(
         result,
         CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_UNKNOWN
             | CUDA_ERROR_ECC_UNCORRECTABLE
             | CUDA_ERROR_NVLINK_UNCORRECTABLE
             | CUDA_ERROR_ILLEGAL_ADDRESS

@@ -1,5 +1,8 @@
 //! Why a program can't be bound to a GPU, or run there.
 
+use crate::action::Facts;
+use crate::executor::Needs;
+
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
     #[error("{layer}: the CUDA executor has no kernel for {op}{}", of_types(.types))]
@@ -14,24 +17,18 @@ pub enum CudaError {
     NoSuchDevice { wanted: usize, there: usize },
     #[error("the NVIDIA driver is too old: it supports CUDA {}, but {needed} is needed", version(*.found))]
     DriverTooOld { found: i32, needed: &'static str },
+    #[error("{library} is of CUDA {major}, but 12 or 13 is needed")]
+    LibraryTooOld { library: &'static str, major: i32 },
     #[error("{library} is of CUDA {major}, which the NVIDIA driver, of CUDA {}, can't serve", version(*.driver))]
     LibraryTooNew { library: &'static str, major: i32, driver: i32 },
     #[error("{name} is too old: it has compute capability {}.{}, but 7.5 is needed", .capability.0, .capability.1)]
     DeviceTooOld { name: String, capability: (u32, u32) },
     #[error(
-        "not enough memory on {name}: {} needed (activations {}, states {}, staging {}, workspace and tables {}), {} of {} free",
-        size(*.needed), size(*.arena), size(*.states), size(*.staging), size(*.other), size(*.free), size(*.total)
+        "not enough memory on {}: {} needed (activations {}, states {}, staging {}, workspace and tables {}), {} of {} free",
+        .gpu.name, size(.needs.total()), size(.needs.arena), size(.needs.states), size(.needs.staging),
+        size(.needs.workspace + .needs.tables), size(*.free), size(*.total)
     )]
-    Memory {
-        name: String,
-        needed: usize,
-        arena: usize,
-        states: usize,
-        staging: usize,
-        other: usize,
-        free: usize,
-        total: usize,
-    },
+    Memory { gpu: Box<Facts>, needs: Needs, free: usize, total: usize },
     /// A call of the driver that failed.
     #[error("{doing}: {name}: {meaning}")]
     Driver { doing: String, name: String, meaning: String },

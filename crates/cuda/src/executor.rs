@@ -8,34 +8,42 @@ mod checked;
 mod exchanger;
 mod list;
 mod plans;
+mod prepare;
 mod profile;
 mod readback;
 mod runs;
 mod staging;
+mod startup;
 mod states;
 mod times;
 
 pub use exchanger::Exchange;
-pub use plans::kernels_of;
+pub use plans::{Needs, kernels_of};
 pub use profile::ActionTime;
 pub use readback::{Readback, Ticket};
+pub use startup::{Kernels, Startup};
 pub use times::ExchangeTimes;
 
-use crate::action::{Address, Facts};
+use crate::action::{Address, Facts, Launch};
 use crate::bind::state_offsets;
+use crate::compile::{Arch, Compiling, trap};
 use crate::driver::{Block, Context};
 use crate::error::CudaError;
 use crate::exchange::Marks;
+use crate::launch::Ready;
 use crate::libraries;
-use crate::product::{Products, WORKSPACE};
-use crate::tuner::Tuner;
+use crate::product::Products;
+use crate::tuner::{Choices, Known, Tuner};
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
-use plans::{Base, FIXED, Needs, Plans, check_exchange};
+use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists, number};
+use prepare::compilers;
 use readback::Readbacks;
 use runs::Runs;
+use serde::Serialize;
 use staging::Data;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +63,8 @@ pub struct Options {
     pub seed: u64,
     /// Takes the first algorithm for each product instead of the fastest measured, so that every run takes the same.
     pub deterministic: bool,
+    /// Whether steps are made of several micro-steps: says which lists a run begins with.
+    pub accumulates: bool,
     /// Products of f32 may round their operands to tf32.
     pub tf32: bool,
     /// The other ranks, for programs that have collectives.
@@ -65,9 +75,38 @@ pub struct Options {
 const HEADER_BYTES: usize = 128;
 const HALT: Address = 64;
 
+/// Bytes allocated on the GPU, by what they are for. Beside them the driver has its context, the code of kernels and captured
+/// graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// The plan's, to the byte.
+    pub arena: usize,
+    pub states: usize,
+    /// Batches on their way.
+    pub staging: usize,
+    /// Tables of kernels, times noted down, the header.
+    pub tables: usize,
+    /// Of products: what the chosen algorithms take.
+    pub workspace: usize,
+}
+
+impl MemoryUse {
+    pub fn total(&self) -> usize {
+        self.arena + self.states + self.constant()
+    }
+
+    /// What is neither arena nor states.
+    pub fn constant(&self) -> usize {
+        self.staging + self.tables + self.workspace
+    }
+}
+
 /// The parts are dropped in this order, after the streams were waited for.
 pub struct Executor {
     program: Program,
+    /// Kernels of the lists that a run begins with, until the first is prepared.
+    compiling: Option<Compiling>,
+    startup: Startup,
     plans: Plans,
     runs: Runs,
     readbacks: Readbacks,
@@ -90,38 +129,50 @@ pub struct Executor {
 
 impl Executor {
     /// Allocates the arena and the states, all zero but the parameters, which start as their model says, their averages and
-    /// copies, which start equal to them, and the loss scale.
+    /// copies, which start equal to them, and the loss scale. Kernels are still being compiled when this returns.
     pub fn new(program: Program, options: Options) -> Result<Self, CudaError> {
+        let (mut startup, began) = (Startup::default(), Instant::now());
         let facts = libraries::device(options.device)?;
+        let began = startup.lap("libraries", began);
+        let dry = Dry::of(&program, &facts, options.tf32)?;
+        let known = Known::read(&facts, options.deterministic);
+        let first = dry.kernels(&first_lists(&program, options.accumulates), &known);
+        let compiling = Some(Compiling::start(&first, &Arch::of(facts.capability)?, compilers())?);
+        let began = startup.lap("binding", began);
         let context = Context::open(options.device)?;
-        let needs = Needs::of(&program, &facts, options.tf32)?;
-        let (offsets, state_bytes) = state_offsets(&program.states);
-        needs.check(&context, &facts, state_bytes, FIXED)?;
+        dry.needs.check(&facts, context.memory()?)?;
+        let began = startup.lap("context", began);
         let streams = Streams::new(&context, options.comm.as_ref())?;
         check_exchange(&program, &streams)?;
+        let mut products = Products::new(&context, options.deterministic)?;
+        let mut tuner = Tuner::new(&context, known)?;
+        let began = startup.lap("streams and cuBLASLt", began);
+        let (offsets, state_bytes) = state_offsets(&program.states);
         let state_block = Block::new(&context, state_bytes, "parameters, gradients and optimizer states")?;
         let states: Vec<Address> =
             offsets.iter().map(|offset| state_block.address + *offset as Address).collect();
         let header = Block::new(&context, HEADER_BYTES, "the header")?;
         streams.compute().zero(header.address, HEADER_BYTES)?;
         streams.compute().zero(state_block.address, state_bytes)?;
-        states::initialise(&program, &states, options.seed, streams.compute())?;
-        let products = Products::new(&context)?;
-        let mut tuner = Tuner::new(&context, &facts, options.deterministic)?;
         let plans = Base {
             context: &context,
             facts: &facts,
             options: &options,
             streams: &streams,
-            products: &products,
+            products: &mut products,
             tuner: &mut tuner,
             states: &states,
             header: header.address,
         }
-        .plans(&program, &needs, None)?;
+        .plans(&program, &dry, None)?;
         let (runs, readbacks) = (Runs::new(&context)?, Readbacks::new(&context)?);
+        let began = startup.lap("allocation", began);
+        states::initialise(&program, &states, options.seed, streams.compute())?;
+        startup.lap("first values", began);
         let mut executor = Executor {
             program,
+            compiling,
+            startup,
             plans,
             runs,
             readbacks,
@@ -139,9 +190,51 @@ impl Executor {
             context,
         };
         executor.reset_averages()?;
-        executor.refresh()?;
-        executor.synchronise()?;
         Ok(executor)
+    }
+
+    /// Makes the lists ready that a run begins with. Without this, a list is made ready when it is first run.
+    pub fn prepare(&mut self) -> Result<(), CudaError> {
+        self.ready(&first_lists(&self.program, self.options.accumulates))
+    }
+
+    /// The same of one plan's.
+    pub fn prepare_plan(&mut self, which: Which, accumulate: bool) -> Result<(), CudaError> {
+        self.ready(&[REFRESH, number(which, accumulate)])
+    }
+
+    fn ready(&mut self, numbers: &[usize]) -> Result<(), CudaError> {
+        if numbers.iter().all(|number| self.plans.lists[*number].is_some()) {
+            return Ok(());
+        }
+        let compiling = self.compiling.take();
+        let mut base = Base {
+            context: &self.context,
+            facts: &self.facts,
+            options: &self.options,
+            streams: &self.streams,
+            products: &mut self.products,
+            tuner: &mut self.tuner,
+            states: &self.states,
+            header: self.header.address,
+        };
+        base.prepare(&self.program, &mut self.plans, numbers, compiling, &mut self.startup)
+    }
+
+    /// How products are made, as far as that was decided.
+    pub fn choices(&self) -> Choices {
+        self.tuner.choices()
+    }
+
+    /// Products that were not decided yet are made as they were elsewhere; whether that can be, on this GPU and with these
+    /// libraries.
+    pub fn adopt(&mut self, choices: &Choices) -> bool {
+        self.tuner.known.adopt(choices)
+    }
+
+    /// Where the time went until now.
+    pub fn startup(&self) -> &Startup {
+        &self.startup
     }
 
     /// Goes on with other plans over the same states, such as those of another batch size. If they can't be bound,
@@ -154,25 +247,27 @@ impl Executor {
         }
         check_exchange(&program, &self.streams)?;
         self.synchronise()?;
-        let mut needs = Needs::of(&program, &self.facts, self.options.tf32)?;
-        let arena = needs.arena;
-        if arena <= self.plans.arena.bytes {
-            needs.arena = 0;
-        }
-        needs.check(&self.context, &self.facts, 0, 0)?;
-        needs.arena = arena;
+        let dry = Dry::of(&program, &self.facts, self.options.tf32)?;
+        let fits = dry.needs.arena <= self.plans.arena.bytes;
+        let arena = if fits { 0 } else { dry.needs.arena };
+        // Until all is there, what goes stays; but states and workspace are there already.
+        Needs { arena, states: 0, workspace: 0, ..dry.needs }.check(&self.facts, self.context.memory()?)?;
         let old = Some(Arc::clone(&self.plans.arena));
         let mut base = Base {
             context: &self.context,
             facts: &self.facts,
             options: &self.options,
             streams: &self.streams,
-            products: &self.products,
+            products: &mut self.products,
             tuner: &mut self.tuner,
             states: &self.states,
             header: self.header.address,
         };
-        self.plans = base.plans(&program, &needs, old)?;
+        let mut plans = base.plans(&program, &dry, old)?;
+        // A run doesn't stop in the middle for what it had.
+        let prepared = self.plans.prepared();
+        base.prepare(&program, &mut plans, &prepared, None, &mut self.startup)?;
+        self.plans = plans;
         self.program = program;
         Ok(())
     }
@@ -181,15 +276,41 @@ impl Executor {
         &self.program
     }
 
+    /// The GPU's number.
+    pub fn device(&self) -> usize {
+        self.options.device
+    }
+
+    /// Has the GPU run into a trap: from then on every call fails, as when hardware does. For tests.
+    pub fn lose(&mut self) -> Result<(), CudaError> {
+        self.context.enter()?;
+        let (kernel, image) = trap(&Arch::of(self.facts.capability)?)?;
+        self.plans.modules.add(&[image])?;
+        let launch = Launch { kernel, grid: [1; 3], block: 1, shared: 0, args: vec![] };
+        Ready::new(&launch, &mut self.plans.modules)?
+            .start(self.streams.compute(), || "launching a trap".into())
+    }
+
     /// What the GPU is.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Bytes allocated for the arena, for the states, and for what never changes: tables, header, workspace of products.
-    pub fn allocated(&self) -> (usize, usize, usize) {
-        let constant = self.plans.constants.bytes + self.header.bytes + 2 * WORKSPACE;
-        (self.plans.arena.bytes, self.state_block.bytes, constant)
+    /// What is allocated on the GPU now.
+    pub fn memory(&self) -> MemoryUse {
+        let times = self.plans.times.as_ref().map_or(0, |times| times.block.bytes);
+        MemoryUse {
+            arena: self.plans.arena.bytes,
+            states: self.state_block.bytes,
+            staging: self.plans.staging.device_bytes(),
+            tables: self.plans.constants.bytes + times + self.header.bytes,
+            workspace: self.products.workspace_bytes(),
+        }
+    }
+
+    /// Bytes of the GPU's memory that are free, and that there are.
+    pub fn free_memory(&self) -> Result<(usize, usize), CudaError> {
+        self.context.memory()
     }
 
     fn plan(&self, which: Which) -> &Plan {
@@ -225,8 +346,11 @@ impl Executor {
     /// last collective is done there.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
-        let list = self.plans.list(which, header.accumulate);
-        list.launch(&self.products, &self.streams)?;
+        let list = self.plans.list(which, header.accumulate)?;
+        let capturing = list.launch(&self.products, &self.streams)?;
+        if capturing > 0.0 {
+            self.startup.add("capturing", capturing);
+        }
         self.note(which, header);
         self.runs.end(which, &self.streams)
     }
@@ -234,7 +358,7 @@ impl Executor {
     /// Runs a plan action by action instead of as a graph: slower, but an error names the action.
     pub fn run_eagerly(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
-        let list = self.plans.list(which, header.accumulate);
+        let list = self.plans.list(which, header.accumulate)?;
         list.run_eagerly(&self.products, &self.streams)?;
         self.note(which, header);
         self.runs.end(which, &self.streams)
@@ -268,6 +392,7 @@ impl Executor {
     /// Queues what every run begins with: copies that are out of date, the header, the batch.
     fn begin(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.context.enter()?;
+        self.prepare_plan(which, header.accumulate)?;
         self.refresh()?;
         self.runs.begin(header, self.header.address, &self.streams)?;
         let Plans { staging, inputs, .. } = &mut self.plans;

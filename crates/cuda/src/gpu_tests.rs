@@ -6,9 +6,9 @@ use crate::driver::{Block, Context, Event, Stream};
 use crate::launch::Ready;
 use crate::libraries;
 use crate::modules::Modules;
-use crate::product::{Choice, Products};
+use crate::product::{Choice, Products, WORKSPACE};
 use crate::steps::hopper;
-use crate::tuner::{Bench, Tuner};
+use crate::tuner::{Bench, Known, Tuner};
 use graph::DType;
 use half::bf16;
 use std::sync::Arc;
@@ -46,9 +46,10 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 fn products_are_those_of_the_plan() {
     let Some((facts, context)) = gpu() else { return };
     let stream = Stream::new(&context).unwrap();
-    let products = Products::new(&context).unwrap();
-    let mut modules = Modules::load(&context, &[]).unwrap();
-    let mut tuner = Tuner::new(&context, &facts, true).unwrap();
+    let mut products = Products::new(&context, true).unwrap();
+    let mut modules = Modules::new(&context);
+    let mut tuner = Tuner::new(&context, Known::read(&facts, true)).unwrap();
+    let workspace = Block::new(&context, WORKSPACE, "a test").unwrap();
     let memory = Block::new(&context, 1 << 20, "a test").unwrap();
     let scratch = Block::new(&context, 1 << 20, "a test").unwrap();
     let (m, n, k) = (24, 40, 16);
@@ -80,11 +81,17 @@ fn products_are_those_of_the_plan() {
         stream.send_now(&bytes(&right, operands), at(1)).unwrap();
         stream.send_now(&bytes(&old, result), at(2)).unwrap();
         stream.send_now(&bytes(&bias, result), at(3)).unwrap();
-        let mut bench =
-            Bench { products: &products, modules: &mut modules, stream: &stream, scratch: &scratch };
+        let mut bench = Bench {
+            products: &products,
+            modules: &mut modules,
+            stream: &stream,
+            scratch: &scratch,
+            workspace: &workspace,
+        };
         let Choice::Library(algorithm) = tuner.choose(&product, &mut bench).unwrap() else {
             panic!("a deterministic tuner tries nothing");
         };
+        products.provide([algorithm.workspace, 0]).unwrap();
         products.run(&product, &algorithm, &stream, false).unwrap();
         let mut got = vec![0; m * n * result.bytes()];
         stream.fetch_now(at(2), &mut got).unwrap();

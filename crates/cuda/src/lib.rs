@@ -25,11 +25,15 @@ mod overlap;
 mod product;
 pub mod steps;
 mod tuner;
+mod warm;
 
 pub use error::CudaError;
 pub use executor::{
-    ActionTime, Exchange, ExchangeTimes, Executor, Options, Readback, Ticket, Which, kernels_of,
+    ActionTime, Exchange, ExchangeTimes, Executor, Kernels, MemoryUse, Needs, Options, Readback, Startup,
+    Ticket, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
 pub use libraries::{available, device, devices, identity};
 pub use steps::scratch;
+pub use tuner::{Choices, Tally};
+pub use warm::{Warm, warm};

@@ -17,6 +17,9 @@ const OLDEST_DRIVER: (i32, &str) = (12020, "12.2 (driver 535)");
 
 const OLDEST_GPU: (u32, u32) = (7, 5);
 
+/// The oldest version of NVRTC and cuBLASLt.
+const OLDEST_LIBRARY: i32 = 12;
+
 /// Libraries by stem, each with the stems of those it loads itself and doesn't find in the same folder otherwise.
 const WANTED: [(&str, &[&str]); 3] =
     [("libcuda.so", &[]), ("libnvrtc.so", &["libnvrtc-builtins.so"]), ("libcublasLt.so", &[])];
@@ -79,6 +82,9 @@ fn check() -> Result<(), CudaError> {
     // SAFETY: the library is there; the call takes nothing. 130001 is 13.0.1.
     let blas = (unsafe { cublaslt::sys::cublasLtGetVersion() } / 10_000) as i32;
     for (library, major) in [("libnvrtc", nvrtc), ("libcublasLt", blas)] {
+        if major < OLDEST_LIBRARY {
+            return Err(CudaError::LibraryTooOld { library, major });
+        }
         if major > driver / 1000 {
             return Err(CudaError::LibraryTooNew { library, major, driver });
         }

@@ -31,22 +31,36 @@ unsafe impl Send for Modules {}
 unsafe impl Send for Function {}
 
 impl Modules {
+    pub fn new(context: &Arc<Context>) -> Self {
+        Modules { context: Arc::clone(context), modules: Vec::new(), functions: HashMap::new() }
+    }
+
+    #[cfg(test)]
     pub fn load(context: &Arc<Context>, images: &[(Source, Image)]) -> Result<Self, CudaError> {
-        context.enter()?;
-        let mut loaded =
-            Modules { context: Arc::clone(context), modules: Vec::new(), functions: HashMap::new() };
+        let mut loaded = Self::new(context);
+        loaded.add(images)?;
+        Ok(loaded)
+    }
+
+    pub fn has(&self, kernel: &Kernel) -> bool {
+        self.functions.contains_key(kernel)
+    }
+
+    /// Loads more kernels.
+    pub fn add(&mut self, images: &[(Source, Image)]) -> Result<(), CudaError> {
+        self.context.enter()?;
         for (source, image) in images {
             let mut module = std::ptr::null_mut();
             // SAFETY: a cubin, or PTX that ends in a zero, as NVRTC made it.
             let result = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
             check(result, || format!("loading the kernels of {}", source.file()))?;
-            loaded.modules.push(module);
+            self.modules.push(module);
             for (name, lowered) in &image.names {
                 let function = find(module, name, lowered)?;
-                loaded.functions.insert(Kernel::new(*source, name.clone()), function);
+                self.functions.insert(Kernel::new(*source, name.clone()), function);
             }
         }
-        Ok(loaded)
+        Ok(())
     }
 
     /// The function for a launch, which may use as much shared memory as that asks for.

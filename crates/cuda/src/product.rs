@@ -12,7 +12,7 @@ use graph::DType;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Working memory of products, allocated once for each of two lanes. cuBLASLt's authors suggest 32 MiB for Hopper.
+/// Working memory that a product may have at most. cuBLASLt's authors suggest 32 MiB for Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
 /// How many algorithms are asked for.
@@ -30,13 +30,18 @@ pub enum Choice {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Algorithm {
     pub(crate) algo: sys::cublasLtMatmulAlgo_t,
-    workspace: usize,
+    /// Bytes of working memory that it takes.
+    pub(crate) workspace: usize,
 }
 
-/// cuBLASLt and its working memory, for one stream.
+/// cuBLASLt, and working memory for those of its products that run one after the other: those of the compute lane, and those
+/// aside.
 pub struct Products {
     handle: sys::cublasLtHandle_t,
-    workspace: Block,
+    workspaces: [Option<Block>; 2],
+    /// Smaller ones, which captured graphs still use.
+    outgrown: Vec<Block>,
+    deterministic: bool,
     context: Arc<Context>,
 }
 
@@ -59,13 +64,30 @@ fn check(status: cublasStatus_t, doing: impl FnOnce() -> String) -> Result<(), C
 }
 
 impl Products {
-    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+    /// Deterministic ones never add partial sums up in the order in which they come.
+    pub fn new(context: &Arc<Context>, deterministic: bool) -> Result<Self, CudaError> {
         context.enter()?;
-        let workspace = Block::new(context, 2 * WORKSPACE, "the products' workspace")?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting cuBLASLt".into())?;
-        Ok(Products { handle, workspace, context: Arc::clone(context) })
+        let (workspaces, outgrown, context) = ([None, None], Vec::new(), Arc::clone(context));
+        Ok(Products { handle, workspaces, outgrown, deterministic, context })
+    }
+
+    /// Sees to it that there is so much working memory, in the compute lane and aside.
+    pub fn provide(&mut self, bytes: [usize; 2]) -> Result<(), CudaError> {
+        for (bytes, workspace) in bytes.into_iter().zip(&mut self.workspaces) {
+            if bytes > workspace.as_ref().map_or(0, |block| block.bytes) {
+                let larger = Block::new(&self.context, bytes, "the products' workspace")?;
+                self.outgrown.extend(workspace.replace(larger));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of working memory that are allocated.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspaces.iter().flatten().chain(&self.outgrown).map(|block| block.bytes).sum()
     }
 
     /// As it numbers itself.
@@ -77,7 +99,7 @@ impl Products {
     /// Algorithms for a product, the most promising first.
     pub(crate) fn candidates(&self, product: &Product, most: usize) -> Result<Vec<Algorithm>, CudaError> {
         let problem = Problem::new(product)?;
-        let preference = Preference::new(product)?;
+        let preference = Preference::new(product, self.deterministic)?;
         // SAFETY: plain numbers, all of which may be zero.
         let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
         let mut count = 0;
@@ -134,6 +156,31 @@ impl Products {
         stream: &Stream,
         aside: bool,
     ) -> Result<(), CudaError> {
+        let there = self.workspaces[usize::from(aside)].as_ref();
+        if algorithm.workspace > there.map_or(0, |block| block.bytes) {
+            return Err(CudaError::Misuse(format!("no workspace was provided for {}", describe(product))));
+        }
+        self.enqueue(product, algorithm, stream, there.map_or(0, |block| block.address))
+    }
+
+    /// The same with working memory of its own, of [`WORKSPACE`] bytes.
+    pub fn run_in(
+        &self,
+        product: &Product,
+        algorithm: &Algorithm,
+        stream: &Stream,
+        workspace: &Block,
+    ) -> Result<(), CudaError> {
+        self.enqueue(product, algorithm, stream, workspace.address)
+    }
+
+    fn enqueue(
+        &self,
+        product: &Product,
+        algorithm: &Algorithm,
+        stream: &Stream,
+        workspace: Address,
+    ) -> Result<(), CudaError> {
         let Problem { operation, a, b, c } = &Problem::new(product)?;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let at = |address: Address| address as *mut c_void;
@@ -154,8 +201,8 @@ impl Products {
                 at(product.result.address),
                 c.0,
                 &algorithm.algo,
-                at(self.workspace.address + if aside { WORKSPACE as Address } else { 0 }),
-                WORKSPACE,
+                at(workspace),
+                algorithm.workspace,
                 stream.raw.cast(),
             )
         };
@@ -239,7 +286,7 @@ impl Layout {
 }
 
 impl Preference {
-    fn new(product: &Product) -> Result<Self, CudaError> {
+    fn new(product: &Product, deterministic: bool) -> Result<Self, CudaError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as A;
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -247,7 +294,7 @@ impl Preference {
         check(status, || "describing what to look for".into())?;
         let preference = Preference(raw);
         preference.set(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
-        preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(product))?;
+        preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(product, deterministic))?;
         let Product { left, right, result, .. } = product;
         for (attribute, matrix) in [
             (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right),
@@ -273,11 +320,16 @@ impl Preference {
     }
 }
 
-/// Where partial sums may be added up: never in half precision.
-fn reductions(product: &Product) -> u32 {
+/// Where partial sums may be added up: never in half precision, and not in the result itself if that must not depend on who comes
+/// first.
+fn reductions(product: &Product, deterministic: bool) -> u32 {
     use sys::cublasLtReductionScheme_t as R;
     let wide = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-    if product.result.dtype.is_half() { wide } else { R::CUBLASLT_REDUCTION_SCHEME_MASK as u32 }
+    if deterministic || product.result.dtype.is_half() {
+        wide
+    } else {
+        R::CUBLASLT_REDUCTION_SCHEME_MASK as u32
+    }
 }
 
 /// The largest power of two up to 256 that divides an address.
@@ -337,8 +389,9 @@ mod tests {
             epilogue: Epilogue::None,
             tf32: false,
         };
-        assert_eq!(reductions(&product(DType::Bf16)), 2);
-        assert_eq!(reductions(&product(DType::F32)), 7);
+        assert_eq!(reductions(&product(DType::Bf16), false), 2);
+        assert_eq!(reductions(&product(DType::F32), false), 7);
+        assert_eq!(reductions(&product(DType::F32), true), 2);
         assert_eq!(describe(&product(DType::F32)), "(4×4 bf16)ᵀ·(4×4 bf16) → f32");
     }
 }

@@ -8,12 +8,21 @@ use crate::launch::Ready;
 use crate::modules::Modules;
 use crate::product::{Algorithm, CANDIDATES, Choice, Products, alignment, describe};
 use crate::steps::hopper::{self, Cut};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
-/// How many of the candidates are measured more than once, and how often.
+/// How many of the candidates are measured more than once, and how often at most.
 const FINALISTS: usize = 4;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 4;
+
+/// What takes so much longer than the fastest is out of the running.
+const HOPELESS: f64 = 1.15;
+
+/// cuBLASLt's proposals come in the order in which it expects them to be fast. After so many that were no faster than one before
+/// them, no more are tried: each costs the loading of its kernel.
+const PATIENCE: usize = 8;
 
 /// Bytes of a product that may stay in the cache from the kernel before.
 const SMALL: usize = 24 << 20;
@@ -21,43 +30,62 @@ const SMALL: usize = 24 << 20;
 /// Bytes that are copied before each measurement: more than any GPU's cache holds.
 const DISTRACTION: usize = 96 << 20;
 
-pub struct Tuner {
-    deterministic: bool,
-    facts: Facts,
-    chosen: HashMap<String, Choice>,
-    /// What the disk has, or will have: from a product's [`key`] to its [`entry`].
-    known: BTreeMap<String, String>,
-    file: String,
-    changed: bool,
-    start: Event,
-    end: Event,
+/// How products are made on one kind of GPU, with one version of cuBLASLt and of our kernels.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choices {
+    /// The GPU's name.
+    pub gpu: String,
+    /// What stands for GPU, cuBLASLt and kernels: where another stands, choices are of no use.
+    pub of: String,
+    /// From a product to how it is made.
+    pub products: BTreeMap<String, String>,
 }
 
-impl Tuner {
-    /// A deterministic one takes cuBLASLt's first proposal and measures nothing.
-    pub fn new(context: &Arc<Context>, facts: &Facts, deterministic: bool) -> Result<Self, CudaError> {
+/// What measuring came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Tally {
+    /// Different products, and how many of them had to be measured.
+    pub products: usize,
+    pub measured: usize,
+    /// Ways that were tried for them.
+    pub tried: usize,
+    /// Of the winners that are cuBLASLt's, the one that it had proposed last: from 0.
+    pub furthest: usize,
+    /// Seconds of first runs, which load kernels, and of those that were timed.
+    pub loading: f64,
+    pub timing: f64,
+}
+
+/// What is known of products before anything is measured.
+pub struct Known {
+    deterministic: bool,
+    facts: Facts,
+    /// What the disk has, or will have: from a product's [`key`] to its [`entry`].
+    entries: BTreeMap<String, String>,
+    file: String,
+    changed: bool,
+}
+
+impl Known {
+    /// Without measuring, cuBLASLt's first proposal is taken, and nothing needs to be known.
+    pub fn read(facts: &Facts, deterministic: bool) -> Self {
         let version = Products::version();
         // Of other kernels than these it is not known how fast they are.
         let ours = Source::Product.text().as_bytes();
         let hash = Hash::new().add(facts.name.as_bytes()).add(&version.to_le_bytes()).add(ours);
         let file = format!("products-{}.json", hash.text());
-        let known = cache::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Ok(Tuner {
-            deterministic,
-            facts: facts.clone(),
-            chosen: HashMap::new(),
-            known: known.filter(|_| !deterministic).unwrap_or_default(),
-            file,
-            changed: false,
-            start: Event::timed(context)?,
-            end: Event::timed(context)?,
-        })
+        let kept = || cache::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let entries = if deterministic { None } else { kept() }.unwrap_or_default();
+        Known { deterministic, facts: facts.clone(), entries, file, changed: false }
+    }
+
+    fn find(&self, product: &Product) -> Option<Kept> {
+        self.entries.get(&key(product)).and_then(|text| kept(text, product, &self.facts))
     }
 
     /// Our kernels that may be chosen for a product: all that could be, or what is known to be the fastest.
     pub fn kernels(&self, product: &Product) -> Vec<Kernel> {
-        let kept = self.known.get(&key(product)).and_then(|text| kept(text, product, &self.facts));
-        let cuts = match kept {
+        let cuts = match self.find(product) {
             _ if self.deterministic => Vec::new(),
             Some(Kept::Own(cut)) => vec![cut],
             Some(Kept::Library(_)) => Vec::new(),
@@ -66,10 +94,69 @@ impl Tuner {
         cuts.into_iter().filter_map(|cut| Some(hopper::plain(product, cut, &self.facts)?.kernel)).collect()
     }
 
+    /// Takes over what was chosen elsewhere; whether that was of any use.
+    pub fn adopt(&mut self, choices: &Choices) -> bool {
+        let ours = !self.deterministic && choices.of == self.file;
+        if ours {
+            self.entries.extend(choices.products.clone());
+        }
+        ours
+    }
+}
+
+pub struct Tuner {
+    pub known: Known,
+    chosen: HashMap<String, Choice>,
+    /// Products of which cuBLASLt's ways were tried already.
+    tried: HashMap<String, Vec<Way>>,
+    pub tally: Tally,
+    start: Event,
+    end: Event,
+}
+
+/// A way to make a product, its place among cuBLASLt's proposals, and the shortest time it took so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Way {
+    choice: Choice,
+    place: Option<usize>,
+    seconds: f64,
+}
+
+impl Tuner {
+    pub fn new(context: &Arc<Context>, known: Known) -> Result<Self, CudaError> {
+        let (start, end) = (Event::timed(context)?, Event::timed(context)?);
+        let (chosen, tried) = (HashMap::new(), HashMap::new());
+        Ok(Tuner { known, chosen, tried, tally: Tally::default(), start, end })
+    }
+
     /// A product by our kernel.
     pub fn launch(&self, product: &Product, cut: Cut) -> Result<Launch, CudaError> {
         let none = || CudaError::Misuse(format!("no kernel of ours for {}", describe(product)));
-        hopper::plain(product, cut, &self.facts).ok_or_else(none)
+        hopper::plain(product, cut, &self.known.facts).ok_or_else(none)
+    }
+
+    /// Whether a product has to be measured before it can be chosen how to make it.
+    pub fn must_measure(&self, product: &Product, products: &Products) -> bool {
+        let is_chosen = || self.chosen.contains_key(&key(product));
+        !self.known.deterministic && !is_chosen() && self.usable(product, products).is_none()
+    }
+
+    /// What is known of a product, if it still holds.
+    fn usable(&self, product: &Product, products: &Products) -> Option<Choice> {
+        match self.known.find(product)? {
+            Kept::Own(cut) => Some(Choice::Own(cut)),
+            Kept::Library(data) => products.accept(product, data).map(Choice::Library),
+        }
+    }
+
+    /// Tries cuBLASLt's ways to make a product that must be measured. That takes none of our kernels, so it can be done while they
+    /// are still being compiled.
+    pub fn try_library(&mut self, product: &Product, bench: &mut Bench<'_>) -> Result<(), CudaError> {
+        if self.must_measure(product, bench.products) && !self.tried.contains_key(&key(product)) {
+            let ways = self.library_ways(product, bench)?;
+            self.tried.insert(key(product), ways);
+        }
+        Ok(())
     }
 
     /// How a product is made. It is run at least once, so that its kernel is loaded before anything is captured; what is
@@ -79,49 +166,101 @@ impl Tuner {
         if let Some(choice) = self.chosen.get(&key) {
             return Ok(*choice);
         }
-        let kept = self.known.get(&key).and_then(|text| kept(text, product, &self.facts));
-        let usable = kept.and_then(|kept| match kept {
-            Kept::Own(cut) => Some(Choice::Own(cut)),
-            Kept::Library(data) => bench.products.accept(product, data).map(Choice::Library),
-        });
+        let deterministic = self.known.deterministic;
+        let usable = if deterministic { None } else { self.usable(product, bench.products) };
         let choice = match usable {
             Some(choice) => choice,
-            None if self.deterministic => {
+            None if deterministic => {
                 let found = bench.products.candidates(product, 1)?;
                 Choice::Library(found.into_iter().next().ok_or_else(|| nothing(product))?)
             }
             None => self.measure(product, bench)?,
         };
         self.trial(product, choice, bench)?.start(bench)?;
-        if !self.deterministic {
+        if !deterministic {
             let text = entry(&choice);
-            self.changed |= self.known.insert(key.clone(), text.clone()) != Some(text);
+            self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
         }
+        self.tally.products += 1;
         self.chosen.insert(key, choice);
         Ok(choice)
     }
 
+    /// What was chosen so far.
+    pub fn choices(&self) -> Choices {
+        let Known { entries, file, facts, .. } = &self.known;
+        let chosen = entries.iter().filter(|(key, _)| self.chosen.contains_key(*key));
+        let products = chosen.map(|(key, text)| (key.clone(), text.clone())).collect();
+        Choices { gpu: facts.name.clone(), of: file.clone(), products }
+    }
+
     /// Keeps what was measured.
     pub fn save(&mut self) {
-        if std::mem::take(&mut self.changed) && !self.deterministic {
-            let bytes = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
-            cache::write(&self.file, &bytes);
+        if std::mem::take(&mut self.known.changed) && !self.known.deterministic {
+            let bytes = serde_json::to_vec_pretty(&self.known.entries).unwrap_or_default();
+            cache::write(&self.known.file, &bytes);
         }
     }
 
-    fn measure(&self, product: &Product, bench: &mut Bench<'_>) -> Result<Choice, CudaError> {
-        let found = bench.products.candidates(product, CANDIDATES)?.into_iter().map(Choice::Library);
-        let ours = hopper::candidates(product, &self.facts).into_iter().map(Choice::Own);
-        let mut trials = Vec::new();
-        for choice in found.chain(ours) {
-            // The first run loads the kernel; one that can't run is no candidate.
-            let trial = self.trial(product, choice, bench);
-            if let Ok(trial) = trial.and_then(|trial| trial.start(bench).map(|()| trial)) {
-                trials.push((choice, trial));
-            }
+    fn measure(&mut self, product: &Product, bench: &mut Bench<'_>) -> Result<Choice, CudaError> {
+        let mut ways = match self.tried.remove(&key(product)) {
+            Some(ways) => ways,
+            None => self.library_ways(product, bench)?,
+        };
+        for cut in hopper::candidates(product, &self.known.facts) {
+            ways.extend(self.try_way(product, Choice::Own(cut), None, bench)?);
         }
-        let fastest = fastest(trials.len(), |i| self.time(product, &trials[i].1, bench))?;
-        fastest.map(|i| trials[i].0).ok_or_else(|| nothing(product))
+        let trials: Vec<Trial> =
+            ways.iter().map(|way| self.trial(product, way.choice, bench)).collect::<Result<_, _>>()?;
+        let began = Instant::now();
+        let first = ways.iter().map(|way| way.seconds).collect();
+        let fastest = fastest(first, |i| self.time(product, &trials[i], bench))?;
+        self.tally.timing += began.elapsed().as_secs_f64();
+        self.tally.measured += 1;
+        let winner = fastest.map(|i| ways[i]).ok_or_else(|| nothing(product))?;
+        self.tally.furthest = self.tally.furthest.max(winner.place.unwrap_or(0));
+        Ok(winner.choice)
+    }
+
+    /// cuBLASLt's ways, each timed once, as far as it seems worth it.
+    fn library_ways(&mut self, product: &Product, bench: &mut Bench<'_>) -> Result<Vec<Way>, CudaError> {
+        let mut ways: Vec<Way> = Vec::new();
+        let mut best = (f64::INFINITY, 0);
+        for (place, algorithm) in bench.products.candidates(product, CANDIDATES)?.into_iter().enumerate() {
+            if place > best.1 + PATIENCE {
+                break;
+            }
+            let way = self.try_way(product, Choice::Library(algorithm), Some(place), bench)?;
+            if let Some(way) = way.filter(|way| way.seconds < best.0) {
+                best = (way.seconds, place);
+            }
+            ways.extend(way);
+        }
+        Ok(ways)
+    }
+
+    /// The first run loads the kernel; one that can't run is no candidate. The second is timed.
+    fn try_way(
+        &mut self,
+        product: &Product,
+        choice: Choice,
+        place: Option<usize>,
+        bench: &mut Bench<'_>,
+    ) -> Result<Option<Way>, CudaError> {
+        let began = Instant::now();
+        let trial = self.trial(product, choice, bench);
+        let started = trial.and_then(|trial| trial.start(bench).map(|()| trial));
+        self.tally.loading += began.elapsed().as_secs_f64();
+        self.tally.tried += 1;
+        let trial = match started {
+            Ok(trial) => trial,
+            Err(lost @ CudaError::Lost { .. }) => return Err(lost),
+            Err(_) => return Ok(None),
+        };
+        let began = Instant::now();
+        let seconds = self.time(product, &trial, bench)?;
+        self.tally.timing += began.elapsed().as_secs_f64();
+        Ok(Some(Way { choice, place, seconds }))
     }
 
     fn trial(&self, product: &Product, choice: Choice, bench: &mut Bench<'_>) -> Result<Trial, CudaError> {
@@ -156,11 +295,13 @@ fn repeats(product: &Product) -> usize {
 /// Where products are tried.
 pub struct Bench<'a> {
     pub products: &'a Products,
-    /// With the kernels that [`Tuner::kernels`] named.
+    /// With the kernels that [`Known::kernels`] named.
     pub modules: &'a mut Modules,
     pub stream: &'a Stream,
     /// Memory that nobody misses.
     pub scratch: &'a Block,
+    /// Of [`WORKSPACE`](crate::product::WORKSPACE) bytes.
+    pub workspace: &'a Block,
 }
 
 impl Bench<'_> {
@@ -180,27 +321,37 @@ enum Trial {
 impl Trial {
     fn start(&self, bench: &Bench<'_>) -> Result<(), CudaError> {
         match self {
-            Trial::Library(product, algorithm) => bench.products.run(product, algorithm, bench.stream, false),
+            Trial::Library(product, algorithm) => {
+                bench.products.run_in(product, algorithm, bench.stream, bench.workspace)
+            }
             Trial::Own(ready) => ready.start(bench.stream, || "trying a product".into()),
         }
     }
 }
 
-/// Which of so many takes the least time: all are timed once, and the best of them more often.
+/// Which of several takes the least time, by successive halving: what was timed once is sorted, the better half is timed again,
+/// and so on until one is left or nothing new is to be learned. Of each, the shortest time counts, as whatever else goes on in the
+/// machine can only make it longer.
 fn fastest(
-    count: usize,
+    first: Vec<f64>,
     mut time: impl FnMut(usize) -> Result<f64, CudaError>,
 ) -> Result<Option<usize>, CudaError> {
-    let mut timed = (0..count).map(|i| Ok((time(i)?, i))).collect::<Result<Vec<_>, CudaError>>()?;
-    timed.sort_by(|a, b| a.0.total_cmp(&b.0));
-    timed.truncate(FINALISTS);
-    for (total, i) in &mut timed {
-        *total = 0.0;
-        for _ in 0..ROUNDS {
-            *total += time(*i)?;
+    let mut left: Vec<(f64, usize)> =
+        first.into_iter().enumerate().map(|(i, seconds)| (seconds, i)).collect();
+    for round in 0..=ROUNDS {
+        left.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let Some(best) = left.first().map(|(seconds, _)| *seconds) else { return Ok(None) };
+        let most = if round == 0 { FINALISTS } else { left.len().div_ceil(2).max(2) };
+        left.truncate(most);
+        left.retain(|(seconds, _)| *seconds <= best * HOPELESS);
+        if left.len() == 1 || round == ROUNDS {
+            break;
+        }
+        for (seconds, i) in &mut left {
+            *seconds = seconds.min(time(*i)?);
         }
     }
-    Ok(timed.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, i)| i))
+    Ok(left.first().map(|(_, i)| *i))
 }
 
 fn nothing(product: &Product) -> CudaError {
@@ -326,17 +477,40 @@ mod tests {
 
     #[test]
     fn the_fastest_of_several_runs_is_taken() {
-        // The first run of the second one is slow, that of the fourth one fast.
-        let mean = [5.0, 2.0, 3.0, 2.5, 9.0, 8.0];
-        let first = [5.0, 2.9, 3.0, 1.0, 9.0, 8.0];
-        let mut runs = [0; 6];
-        let time = |i: usize| {
+        // The third one was held up when it was first timed, and the last two are out of the running at once.
+        let first = vec![2.3, 2.4, 2.5, 9.0, 8.0];
+        let then = [2.3, 2.4, 2.0, 0.0, 0.0];
+        let mut runs = [0; 5];
+        let mut time = |i: usize| {
             runs[i] += 1;
-            Ok(if runs[i] == 1 { first[i] } else { mean[i] })
+            Ok(then[i])
         };
-        assert_eq!(fastest(6, time).unwrap(), Some(1));
-        assert_eq!(runs, [4, 4, 4, 4, 1, 1]);
-        assert_eq!(fastest(0, |_| Ok(0.0)).unwrap(), None);
+        assert_eq!(fastest(first, &mut time).unwrap(), Some(2));
+        assert!(runs[0] >= 1 && runs[2] >= 2 && runs[3] + runs[4] == 0, "{runs:?}");
+        assert!(runs.iter().sum::<usize>() <= 3 + 3 * 2, "{runs:?}");
+        assert_eq!(fastest(vec![], |_| Ok(0.0)).unwrap(), None);
+        // What is clear is not timed again.
+        assert_eq!(fastest(vec![3.0, 1.0], |_| unreachable!()).unwrap(), Some(1));
+    }
+
+    #[test]
+    fn choices_of_another_gpu_are_not_taken_over() {
+        let mut known = Known {
+            deterministic: false,
+            facts: Facts::h200(),
+            entries: BTreeMap::new(),
+            file: "products-a.json".into(),
+            changed: false,
+        };
+        let products = BTreeMap::from([(key(&large()), "own 192x4 2 8".to_string())]);
+        let mine = Choices { gpu: "H200".into(), of: "products-a.json".into(), products };
+        assert!(!known.adopt(&Choices { of: "products-b.json".into(), ..mine.clone() }));
+        let all = known.kernels(&large()).len();
+        assert!(all > 1);
+        assert!(known.adopt(&mine));
+        assert_eq!(known.kernels(&large()).len(), 1);
+        known.deterministic = true;
+        assert!(!known.adopt(&mine) && known.kernels(&large()).is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, Phase, Role, Stat
 use crate::op::{Op, StateId};
 use crate::passes::{Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
 use crate::passes::{
-    differentiate, fuse, narrow, parallelise, peephole, place, precision, recompute, schedule,
+    differentiate, fuse, late, narrow, parallelise, peephole, place, precision, recompute, schedule,
 };
 use crate::plan::{Key, Plan};
 use crate::types::{DType, Type};
@@ -121,7 +121,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let shared = add_states(&mut graph, &gradients, settings);
     let states = graph.states.clone();
     let graph = accumulate(graph, &gradients, &shared, stats)?;
-    let graph = shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?;
+    let graph = late(shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?);
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
     eval.read_instead(|state| shared.average_of(state));

@@ -6,7 +6,9 @@ mod transformer;
 use graph::build::Linear;
 use graph::graph::{At, Node, Phase};
 use graph::op::{Lane, Pooling, Reduction};
-use graph::passes::{Delivery, differentiate, fuse, narrow, peephole, place, prepare, recompute, schedule};
+use graph::passes::{
+    Delivery, differentiate, fuse, late, narrow, peephole, place, prepare, recompute, schedule,
+};
 use graph::plan::{Key, Place, Plan};
 use graph::{
     Builder, DType, Graph, GraphError, Init, Model, Op, Recompute, Role, Shape, StateId, Type, ValueId,
@@ -145,6 +147,28 @@ fn residual_and_norm_stay_apart_when_the_sum_is_used_before() {
     let y = b.add(early, norm);
     let graph = fuse(b.finish(&[y]).unwrap());
     assert_eq!(ops(&graph), ["add", "scale", "layer_norm", "add"]);
+}
+
+// ---- late ------------------------------------------------------------------------------------------------------
+
+/// The gradient of a class token is made when it is wanted, and not before.
+#[test]
+fn gradients_of_selected_tokens_are_late() {
+    let graph = fuse(narrow(forward(2, true).unwrap()).unwrap());
+    let loss = graph.find("loss").unwrap();
+    let (graph, _) = differentiate(graph, loss, &|_| true).unwrap();
+    let moved = late(graph.clone());
+    moved.check().unwrap();
+    let mut kept = 0;
+    for (index, node) in moved.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::PoolGrad { .. })) {
+        let next = &moved.nodes[index + 1];
+        let reads_it = next.inputs.iter().any(|value| node.outputs.contains(value));
+        assert!(reads_it || matches!(next.op, Op::PoolGrad { .. }), "{} is made too early", node.layer);
+        kept += 1;
+    }
+    assert!(kept > 0 && moved.nodes.len() == graph.nodes.len());
+    assert_ne!(ops(&moved), ops(&graph));
+    assert!(planned(&moved).arena <= planned(&graph).arena);
 }
 
 // ---- narrow ----------------------------------------------------------------------------------------------------

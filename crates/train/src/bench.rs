@@ -3,6 +3,7 @@
 use crate::config::Resolved;
 use crate::device::{self, Device, Seat, StepTime, Which};
 use crate::error::TrainError;
+use crate::fitting;
 use crate::session::program;
 use comm::Communicator;
 use data::LoadedBatch;
@@ -31,6 +32,8 @@ pub struct StepBench {
     header: Header,
     batch: LoadedBatch,
     in_flight: usize,
+    /// What was done before the device was open, and until the batch was there: each with its seconds.
+    startup: Vec<(&'static str, f64)>,
 }
 
 /// Normal numbers, drawn once and then repeated: a prime number of them, so that no two images are alike.
@@ -48,11 +51,35 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 
 impl StepBench {
     pub fn new(run: &Resolved, seat: Seat) -> Result<Self, TrainError> {
-        let device = device::open(run, program::<f32>(run, run.batch)?, &seat)?;
-        let world = seat.world;
+        let _warm = device::warm(run, &seat);
         let count = run.batch * run.vit.channels * run.vit.image * run.vit.image;
+        std::thread::scope(|scope| {
+            let images = scope.spawn(|| noise(count, run.seed));
+            let began = Instant::now();
+            let program_of = |run: &Resolved, batch: usize| program::<f32>(run, batch);
+            let program = program_of(run, run.batch)?;
+            let graph = began.elapsed().as_secs_f64();
+            let began = Instant::now();
+            let device = device::open(run, program, &seat)
+                .map_err(|error| fitting::advised(error, run, program_of))?;
+            let opening = began.elapsed().as_secs_f64();
+            let began = Instant::now();
+            let Ok(images) = images.join() else { unreachable!("drawing numbers doesn't panic") };
+            let waited = began.elapsed().as_secs_f64();
+            let startup = vec![("graph", graph), ("device", opening), ("waiting for images", waited)];
+            Ok(Self::with(run, seat.world, device, images, startup))
+        })
+    }
+
+    fn with(
+        run: &Resolved,
+        world: Communicator,
+        device: Box<dyn Device<f32>>,
+        images: Vec<f32>,
+        startup: Vec<(&'static str, f64)>,
+    ) -> Self {
         let batch = LoadedBatch {
-            images: noise(count, run.seed),
+            images,
             labels: (0..run.batch).map(|i| (i % run.vit.classes) as i32).collect(),
             weights: vec![1.0; run.batch],
             ..LoadedBatch::default()
@@ -60,7 +87,17 @@ impl StepBench {
         let (seed, nominal) = (run.seed, run.nominal());
         let header =
             Header { seed, step: 0, first_sample: 0, learning_rate: 1e-4, nominal, accumulate: false };
-        Ok(StepBench { world, device, header, batch, in_flight: 0 })
+        StepBench { world, device, header, batch, in_flight: 0, startup }
+    }
+
+    /// Where the time goes until the first step is done, as far as it was: what the device did is told apart.
+    pub fn startup(&self) -> Vec<(&'static str, f64)> {
+        let Some(device) = self.device.startup() else { return self.startup.clone() };
+        let opening = self.startup.iter().filter(|(name, _)| *name == "device").map(|(_, s)| s).sum::<f64>();
+        let told: f64 = device.phases.iter().filter(|(name, _)| *name != "capturing").map(|(_, s)| s).sum();
+        let others = self.startup.iter().filter(|(name, _)| *name != "device").copied();
+        let rest = [("device, the rest", (opening - told).max(0.0))];
+        others.chain(device.phases.iter().copied()).chain(rest).collect()
     }
 
     pub fn device(&self) -> &dyn Device<f32> {

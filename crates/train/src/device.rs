@@ -94,9 +94,34 @@ pub trait Device<T: Real>: Send {
     /// All ranks come to a good end here: their devices needn't break anything off.
     fn finish(&mut self) {}
 
-    /// Bytes allocated on the device: for the arena, for the states, for what never changes.
-    fn memory(&self) -> Option<(usize, usize, usize)> {
+    /// Bytes allocated on the device.
+    fn memory(&self) -> Option<cuda::MemoryUse> {
         None
+    }
+
+    /// What to call it.
+    fn name(&self) -> String {
+        "the CPU".to_string()
+    }
+
+    /// Breaks the device, to see what comes of that.
+    fn lose(&mut self) -> Result<(), TrainError> {
+        Err(TrainError::Fault("gpu, on the CPU,".to_string()))
+    }
+
+    /// Where the time went until the device could be used.
+    fn startup(&self) -> Option<&cuda::Startup> {
+        None
+    }
+
+    /// How products are made, where that was measured: for a run that goes on to repeat.
+    fn choices(&self) -> Option<cuda::Choices> {
+        None
+    }
+
+    /// All ranks are about to evaluate.
+    fn before_evaluation(&mut self) -> Result<(), TrainError> {
+        Ok(())
     }
 
     /// Seconds of the plan's matrix products alone, where they can be run so. Results are garbage.
@@ -176,6 +201,11 @@ pub fn open<T: Real>(
             T::on_cuda(run, program, seat)
         }
     }
+}
+
+/// Begins to open the device that a run will want, while its plans are still being made. To be kept until it is open.
+pub fn warm(run: &Resolved, seat: &Seat) -> Option<cuda::Warm> {
+    (run.device == Chosen::Cuda).then(|| cuda::warm(seat.local_rank))
 }
 
 /// Why no GPU can be used, if none can.

@@ -14,6 +14,12 @@ pub enum TrainError {
     Cpu(#[from] cpu::CpuError),
     #[error(transparent)]
     Cuda(#[from] cuda::CudaError),
+    /// Too little memory on a GPU, and what would fit.
+    #[error("{problem}\n{advice}")]
+    Memory { problem: String, advice: String },
+    /// What was computed since the last checkpoint is gone with it.
+    #[error("rank {rank} lost {gpu} in step {step}: {why}")]
+    GpuLost { rank: usize, gpu: String, step: u64, why: String },
     #[error(transparent)]
     Data(#[from] data::DataError),
     #[error(transparent)]
@@ -70,6 +76,22 @@ fn steps(later: u64) -> String {
 }
 
 impl TrainError {
+    /// With the rank, its GPU and the step, if it says that the GPU was lost.
+    pub(crate) fn of_step(self, rank: usize, gpu: impl FnOnce() -> String, step: u64) -> Self {
+        match self {
+            TrainError::Cuda(cuda::CudaError::Lost { doing, name, meaning }) => {
+                let why = format!("{name}: {meaning} (while {doing})");
+                TrainError::GpuLost { rank, gpu: gpu(), step, why }
+            }
+            other => other,
+        }
+    }
+
+    /// Whether another start may go better.
+    pub fn loses_device(&self) -> bool {
+        matches!(self, TrainError::GpuLost { .. } | TrainError::Cuda(cuda::CudaError::Lost { .. }))
+    }
+
     pub fn setting(flag: &'static str, value: impl ToString, why: impl Into<String>) -> Self {
         TrainError::Setting { flag, value: value.to_string(), why: why.into() }
     }

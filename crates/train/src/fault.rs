@@ -3,6 +3,7 @@
 //! * `panic`: the rank panics before the step.
 //! * `hang`: it stops working, while its process lives on.
 //! * `order`: it calls a collective that the others don't.
+//! * `gpu`: its GPU runs into a trap, and fails from then on.
 //! * `slow:rank=R:factor=F`: from the first step on it takes F times as long to compute (`rank=all`: every rank).
 
 use crate::device::Device;
@@ -18,6 +19,7 @@ enum Kind {
     Panic,
     Hang,
     Order,
+    Gpu,
     Slow(f64),
 }
 
@@ -59,6 +61,7 @@ impl Fault {
             Kind::Order => {
                 world.barrier(world.name("a collective out of order"))?;
             }
+            Kind::Gpu => device.lose()?,
         }
         Ok(())
     }
@@ -82,6 +85,7 @@ fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
         "panic" => Kind::Panic,
         "hang" => Kind::Hang,
         "order" => Kind::Order,
+        "gpu" => Kind::Gpu,
         "slow" => Kind::Slow(factor),
         _ => return None,
     };
@@ -96,6 +100,7 @@ mod tests {
     fn faults_are_read() {
         let fault = |kind, step| Fault { kind, step };
         assert_eq!(parse("panic:rank=2:step=7"), Some((fault(Kind::Panic, 7), Some(2))));
+        assert_eq!(parse("gpu:step=3"), Some((fault(Kind::Gpu, 3), None)));
         assert_eq!(parse("slow:rank=all:factor=2.5"), Some((fault(Kind::Slow(2.5), 0), None)));
         assert!(
             ["", "panik", "panic:rank", "panic:rank=x", "slow:factor=0.5"].iter().all(|t| parse(t).is_none())

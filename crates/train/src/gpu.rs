@@ -4,8 +4,9 @@ use crate::config::{Precision, Resolved};
 use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, Seat, StepTime, Which};
 use crate::error::TrainError;
 use crate::gpus::{Assigned, assign};
-use comm::{Name, Pulse};
-use cuda::{ActionTime, Executor, Ticket};
+use crate::record;
+use comm::{Communicator, Name, Pulse};
+use cuda::{ActionTime, Choices, CudaError, Executor, Ticket};
 use data::LoadedBatch;
 use graph::graph::Phase;
 use graph::{Header, Plan, Program, StateId};
@@ -18,6 +19,9 @@ const DEPTH: usize = 3;
 
 pub(crate) struct Gpu {
     executor: Executor,
+    world: Communicator,
+    /// Evaluation was prepared, on all ranks.
+    evaluates: bool,
     in_flight: VecDeque<Ticket>,
     /// The collectives of `last`, in the step whose outcome was taken last.
     exchanges: Vec<ExchangeTime>,
@@ -40,8 +44,12 @@ impl Gpu {
         let _busy = seat.watch.as_ref().map(|watch| watch.busy("opening the GPU"));
         let Assigned { device, exchange: comm, line } = assign(seat)?;
         let tf32 = run.precision == Precision::Tf32;
-        let options = cuda::Options { device, seed: run.seed, deterministic: false, tf32, comm };
-        let executor = Executor::new(program, options)?;
+        let (seed, deterministic, accumulates) = (run.seed, run.deterministic, run.accumulate > 1);
+        let options = cuda::Options { device, seed, deterministic, accumulates, tf32, comm };
+        let mut executor = Executor::new(program, options)?;
+        let repeated = repeat(run, seat, &mut executor)?;
+        decide(&seat.world, &mut executor, Executor::prepare)?;
+        let line = [line, repeated].into_iter().flatten().reduce(|a, b| format!("{a}; {b}"));
         let exchange = |(layer, bytes): &(String, usize)| {
             let layer = Arc::from(layer.as_str());
             ExchangeTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
@@ -53,7 +61,21 @@ impl Gpu {
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
         let (exchanged, timing) = ((0.0, 0.0), true);
         let (spent, runs) = ([0.0; 2], [0; 2]);
-        Ok(Gpu { executor, in_flight, exchanges, exchanged, timing, line, pulse, doing, spent, runs })
+        let (world, evaluates) = (seat.world.clone(), false);
+        Ok(Gpu {
+            executor,
+            world,
+            evaluates,
+            in_flight,
+            exchanges,
+            exchanged,
+            timing,
+            line,
+            pulse,
+            doing,
+            spent,
+            runs,
+        })
     }
 
     /// What the exchange of the step took whose numbers were just read.
@@ -68,6 +90,45 @@ impl Gpu {
         self.exchanged.0 += times.exposed;
         self.exchanged.1 += times.hidden;
     }
+}
+
+/// A run that goes on makes products as it did. What there is to say of that.
+fn repeat(run: &Resolved, seat: &Seat, executor: &mut Executor) -> Result<Option<String>, TrainError> {
+    let Some(folder) = run.resume.as_ref().filter(|_| seat.world.rank() == 0 && !run.deterministic) else {
+        return Ok(None);
+    };
+    let Some(choices) = record::algorithms(folder)? else { return Ok(None) };
+    let line = "products are measured anew: those of the run were chosen for";
+    Ok((!executor.adopt(&choices)).then(|| format!("{line} another GPU or cuBLASLt ({})", choices.gpu)))
+}
+
+/// Rank 0 decides how products are made, and tells the others: ranks on GPUs of one kind compute alike. All are prepared when
+/// this returns.
+fn decide(
+    world: &Communicator,
+    executor: &mut Executor,
+    prepare: impl Fn(&mut Executor) -> Result<(), CudaError>,
+) -> Result<(), TrainError> {
+    if world.size() == 1 {
+        return Ok(prepare(executor)?);
+    }
+    let name = world.name("how products are made");
+    let mut text = Vec::new();
+    if world.rank() == 0 {
+        prepare(executor)?;
+        text = serde_json::to_vec(&executor.choices()).map_err(|e| TrainError::Disagree(e.to_string()))?;
+    }
+    let text = world.broadcast_bytes(name, 0, text)?;
+    if world.rank() > 0 {
+        let choices: Choices =
+            serde_json::from_slice(&text).map_err(|e| TrainError::Disagree(e.to_string()))?;
+        // One with another GPU measures for itself.
+        executor.adopt(&choices);
+        prepare(executor)?;
+    }
+    // Nobody captures while another still allocates.
+    world.barrier(name)?;
+    Ok(())
 }
 
 fn plan(which: Which) -> cuda::Which {
@@ -165,8 +226,31 @@ impl Device<f32> for Gpu {
         self.executor.finish();
     }
 
-    fn memory(&self) -> Option<(usize, usize, usize)> {
-        Some(self.executor.allocated())
+    fn memory(&self) -> Option<cuda::MemoryUse> {
+        Some(self.executor.memory())
+    }
+
+    fn name(&self) -> String {
+        format!("GPU {} ({})", self.executor.device(), self.executor.facts().name)
+    }
+
+    fn lose(&mut self) -> Result<(), TrainError> {
+        Ok(self.executor.lose()?)
+    }
+
+    fn startup(&self) -> Option<&cuda::Startup> {
+        Some(self.executor.startup())
+    }
+
+    fn choices(&self) -> Option<Choices> {
+        Some(self.executor.choices()).filter(|choices| !choices.products.is_empty())
+    }
+
+    fn before_evaluation(&mut self) -> Result<(), TrainError> {
+        if std::mem::replace(&mut self.evaluates, true) {
+            return Ok(());
+        }
+        decide(&self.world, &mut self.executor, |executor| executor.prepare_plan(cuda::Which::Eval, false))
     }
 
     fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [f32]>>, TrainError> {

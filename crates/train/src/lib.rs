@@ -12,6 +12,7 @@ pub mod deepspeed;
 pub mod device;
 mod fault;
 mod finishing;
+mod fitting;
 mod gpu;
 mod gpus;
 pub mod machine;

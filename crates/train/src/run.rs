@@ -132,7 +132,8 @@ fn train_session<T: Real>(
     let ended = training.steps(&mut session, &mut progress);
     // What was measured stays, however the run ended; the first error is the one to report.
     let closed = output.as_mut().map_or(Ok(()), Output::flush);
-    summary.stopped = ended?;
+    let name = || session.device().name();
+    summary.stopped = ended.map_err(|error| error.of_step(world.rank(), name, progress.step))?;
     closed?;
     summary.best = progress.best;
     summary.skipped = progress.skipped;

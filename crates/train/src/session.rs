@@ -7,6 +7,7 @@ use crate::device::{self, BadValue, Device, Outcome, Seat, Which, planned, scrat
 use crate::error::TrainError;
 use crate::fault::Fault;
 use crate::finishing::Finishing;
+use crate::fitting;
 use crate::real::{self, Real};
 use crate::sets::Sets;
 use crate::shares::Shares;
@@ -159,12 +160,14 @@ impl<T: Real> Session<T> {
 
     /// The part of a run that one rank has.
     pub fn among(mut run: Resolved, sets: Sets, seat: Seat) -> Result<Self, TrainError> {
+        let _warm = device::warm(&run, &seat);
         run.class_names = sets.train.class_names().to_vec();
         let shares = Shares::equal(run.batch, seat.world.size());
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
-        let program = program_with::<T>(&run, run.batch, finishing.as_ref())?;
         let fault = Fault::from_environment(seat.world.rank())?;
-        let mut session = Self::bind(run, sets, seat, shares, program, finishing)?;
+        let plan =
+            |run: &Resolved, batch: usize, with: Option<&Finishing>| program_with::<T>(run, batch, with);
+        let mut session = Self::bind(run, sets, seat, shares, finishing, plan)?;
         session.fault = fault;
         // A continued run takes its weights from a checkpoint.
         if session.run.resume.is_none() {
@@ -173,15 +176,18 @@ impl<T: Real> Session<T> {
         Ok(session)
     }
 
+    /// Over a device of its own, for the plans that `plan` makes of so many images.
     fn bind(
         run: Resolved,
         sets: Sets,
         seat: Seat,
         shares: Shares,
-        program: Program,
         finishing: Option<Finishing>,
+        plan: impl Fn(&Resolved, usize, Option<&Finishing>) -> Result<Program, TrainError>,
     ) -> Result<Self, TrainError> {
-        let mut device = device::open(&run, program, &seat)?;
+        let plan = |run: &Resolved, batch: usize| plan(run, batch, finishing.as_ref());
+        let opened = device::open(&run, plan(&run, run.batch)?, &seat);
+        let mut device = opened.map_err(|error| fitting::advised(error, &run, plan))?;
         if let Some(finishing) = &finishing {
             finishing.fill(&mut *device, &sets)?;
         }
@@ -230,14 +236,16 @@ impl<T: Real> Session<T> {
     /// For judging weights only: no memory for gradients.
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
         run.ema = None;
-        let mut model = run.vit.build(run.batch, Loss::default(), <T as Real>::DTYPE)?;
         let finishing = Finishing::of::<T>(&run, &sets, false)?;
-        if let Some(finishing) = &finishing {
-            model = finishing.begin(model, run.batch)?;
-        }
-        let program = inference(model, mixed(&run), &scratch_of(&run))?;
+        let plan = |run: &Resolved, batch: usize, finishing: Option<&Finishing>| {
+            let mut model = run.vit.build(batch, Loss::default(), <T as Real>::DTYPE)?;
+            if let Some(finishing) = finishing {
+                model = finishing.begin(model, batch)?;
+            }
+            Ok(inference(model, mixed(run), &scratch_of(run))?)
+        };
         let shares = Shares::equal(run.batch, 1);
-        let mut session = Self::bind(run, sets, Seat::alone(), shares, program, finishing)?;
+        let mut session = Self::bind(run, sets, Seat::alone(), shares, finishing, plan)?;
         session.load_weights(weights)?;
         Ok(session)
     }
@@ -440,6 +448,7 @@ impl<T: Real> Session<T> {
     /// Scores the held-out set, each image on one rank; `each` sees every batch of this rank and its logits, those of
     /// padding left out. The score is that of all ranks.
     pub fn evaluate(&mut self, mut each: impl FnMut(&LoadedBatch, &[T])) -> Result<Score, TrainError> {
+        self.device.before_evaluation()?;
         let set = Arc::clone(&self.sets.test);
         let transform = self.run.augmentation.evaluation(&self.run.vit);
         let sampler = Sampler { len: set.len(), seed: 0, shuffle: false };

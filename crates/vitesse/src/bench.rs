@@ -4,7 +4,7 @@ use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
 use cpu::ceilings::Ceilings;
-use cuda::ActionTime;
+use cuda::{ActionTime, MemoryUse};
 use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -80,8 +80,9 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
     let (mut steps, mut products) = (vec![], vec![]);
     // Before those that count: enough for memory to be touched, and for every step that may be in flight.
     bench.told(Turn::Step)?;
+    let step_began = Instant::now();
     bench.take_alone(Turn::Step)?;
-    let first_step = began.elapsed().as_secs_f64();
+    let startup = Startup::of(bench, began, step_began);
     let warm_up = bench.device().depth().max(2);
     let mut start = Instant::now();
     for round in 0.. {
@@ -102,7 +103,7 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
     bench.take(Turn::End)?;
     let kernels = if args.kernels { bench.profile(PROFILED)? } else { vec![] };
     let memory = bench.device().memory();
-    let measured = Measured { steps, products, times: bench.times(), ceilings, first_step, memory, kernels };
+    let measured = Measured { steps, products, times: bench.times(), ceilings, startup, memory, kernels };
     let flops = bench.device().program().last.cost().flops;
     if args.json {
         println!("{}", measured.json(run, flops));
@@ -119,11 +120,62 @@ struct Measured {
     products: Vec<f64>,
     times: Vec<cpu::StepTime>,
     ceilings: Option<Ceilings>,
-    /// Seconds from the start of the program to the end of its first step.
-    first_step: f64,
-    /// Bytes of arena, states and the rest, on a GPU.
-    memory: Option<(usize, usize, usize)>,
+    startup: Startup,
+    /// On a GPU.
+    memory: Option<MemoryUse>,
     kernels: Vec<ActionTime>,
+}
+
+/// From the start of the program to the end of its first step.
+struct Startup {
+    seconds: f64,
+    /// What was done one after the other; the parts sum to the whole.
+    phases: Vec<(&'static str, f64)>,
+    /// On a GPU: kernels, which are compiled beside all that, and products.
+    gpu: Option<(cuda::Kernels, cuda::Tally)>,
+}
+
+impl Startup {
+    /// The first step has just ended.
+    fn of(bench: &StepBench, began: Instant, step_began: Instant) -> Self {
+        let (seconds, step) = (began.elapsed().as_secs_f64(), step_began.elapsed().as_secs_f64());
+        let mut phases = bench.startup();
+        // Capturing is part of the first step.
+        let captured: f64 = phases.iter().filter(|(name, _)| *name == "capturing").map(|(_, s)| s).sum();
+        phases.push(("first step", (step - captured).max(0.0)));
+        let told: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
+        phases.push(("else", (seconds - told).max(0.0)));
+        let gpu = bench.device().startup().map(|startup| (startup.kernels, startup.products));
+        Startup { seconds, phases, gpu }
+    }
+
+    fn json(&self) -> Value {
+        let phases: serde_json::Map<_, _> =
+            self.phases.iter().map(|(name, seconds)| (name.to_string(), json!(seconds))).collect();
+        let mut startup = json!({"seconds": self.seconds, "phases": phases});
+        if let Some((kernels, products)) = &self.gpu {
+            startup["kernels"] = json!(kernels);
+            startup["products"] = json!(products);
+        }
+        startup
+    }
+
+    fn print(&self) {
+        println!("the first step was done {:.2} s after the start:", self.seconds);
+        let shown = self.phases.iter().filter(|(_, seconds)| *seconds >= 0.005);
+        let parts: Vec<String> = shown.map(|(name, seconds)| format!("{name} {seconds:.2}")).collect();
+        println!("  {}", parts.join(" · "));
+        let Some((kernels, products)) = &self.gpu else { return };
+        println!(
+            "  beside that, kernels in {:.2} s: {} units compiled, {} found on disk; {} products, {} of them measured in {} ways",
+            kernels.seconds,
+            kernels.compiled,
+            kernels.found,
+            products.products,
+            products.measured,
+            products.tried
+        );
+    }
 }
 
 /// How often each kernel is timed by itself.
@@ -139,7 +191,8 @@ impl Measured {
             "model": run.model, "image_size": run.vit.image, "batch_size": run.batch, "threads": run.threads,
             "device": run.device, "precision": run.precision,
             "ranks": run.world, "step_seconds": self.steps, "flops": flops,
-            "images_per_second": self.images_per_second(run), "first_step_seconds": self.first_step,
+            "images_per_second": self.images_per_second(run), "first_step_seconds": self.startup.seconds,
+            "startup": self.startup.json(),
             "steady_images_per_second":
                 (run.batch * run.world * self.steps.len()) as f64 / self.steps.iter().sum::<f64>(),
             "kinds": self.times.iter().map(kind_json).collect::<Vec<_>>(),
@@ -150,8 +203,9 @@ impl Measured {
             report["ceiling_flops"] = json!(ceilings.flops);
             report["ceiling_bytes"] = json!(ceilings.bytes);
         }
-        if let Some((arena, states, constant)) = self.memory {
-            report["memory_bytes"] = json!({"arena": arena, "states": states, "constant": constant});
+        if let Some(memory) = self.memory {
+            report["memory_bytes"] = json!(memory);
+            report["memory_bytes"]["constant"] = json!(memory.constant());
         }
         if !self.kernels.is_empty() {
             report["kernels"] = self.kernels.iter().map(action_json).collect();
@@ -184,14 +238,18 @@ impl Measured {
                 ceilings.bytes / 1e9
             );
         }
-        println!("the first step was done {:.2} s after the start", self.first_step);
-        if let Some((arena, states, constant)) = self.memory {
+        self.startup.print();
+        if let Some(memory) = self.memory {
             let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+            let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
             println!(
-                "GPU memory: {:.2} GiB of activations, {:.2} of parameters and what belongs to them, {:.2} beside",
-                gib(arena),
-                gib(states),
-                gib(constant)
+                "GPU memory: {:.2} GiB of activations, {:.2} of parameters and what belongs to them; beside, {:.1} MiB for batches, {:.1} \
+                 for products to work in, {:.1} of tables",
+                gib(memory.arena),
+                gib(memory.states),
+                mib(memory.staging),
+                mib(memory.workspace),
+                mib(memory.tables)
             );
         }
         if !self.kernels.is_empty() {

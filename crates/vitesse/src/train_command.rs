@@ -6,7 +6,7 @@ use crate::signals::Signals;
 use crate::supervise;
 use crate::table;
 use comm::launch::environment;
-use comm::{Ended, Launcher, Member, Place, Start};
+use comm::{Ended, Failure, Launcher, Member, Place, Start};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
         Ok(Start::Process(member)) => member.run(|member| {
             let place = &member.place;
             let prepared = prepare(&args, place.world, place.local_world, Some(member));
-            let (run, sets) = prepared.map_err(one_line)?;
+            let (run, sets) = prepared.map_err(|error| Failure::Own(one_line(error)))?;
             rank(&args, run, sets, member, &signals)
         }),
         Ok(Start::Threads(members)) => {
@@ -89,7 +89,7 @@ fn rank(
     sets: Sets,
     member: &Member,
     signals: &Signals,
-) -> Result<Done, String> {
+) -> Result<Done, Failure> {
     let rank = member.place.rank;
     let mut voices = Vec::new();
     if rank == 0 {
@@ -101,7 +101,11 @@ fn rank(
     }
     let mut progress = Progress::new(&run, voices, signals);
     let summary = train::run::train(run.clone(), sets, member, &mut progress);
-    Ok(Done { rank, run, summary: summary.map_err(|e| e.to_string())? })
+    let summary = summary.map_err(|error| match error.loses_device() {
+        true => Failure::Device(error.to_string()),
+        false => Failure::Own(error.to_string()),
+    })?;
+    Ok(Done { rank, run, summary })
 }
 
 /// All ranks, on threads of this process; the first one's end is that of the run.

@@ -151,8 +151,25 @@ fn plans_of_several_ranks_show_the_exchange() {
     refused(&["plan", "--ranks", "2", "--bucket-size", "0"], "--bucket-size 0: must be at least 1");
 }
 
+/// The parts of the start sum to the whole.
+#[test]
+fn a_benchmark_accounts_for_its_start() {
+    let args = ["bench", "--model", "vit-nano/8", "--batch-size", "2", "--steps", "1"];
+    let output = vitesse(&[&args[..], &["--json"]].concat());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let startup = &report["startup"];
+    let phases = startup["phases"].as_object().unwrap();
+    assert!(["graph", "device", "first step"].iter().all(|phase| phases.contains_key(*phase)), "{startup}");
+    let sum: f64 = phases.values().map(|seconds| seconds.as_f64().unwrap()).sum();
+    let whole = report["first_step_seconds"].as_f64().unwrap();
+    assert!((sum - whole).abs() < 1e-3 + 0.01 * whole, "{sum} of {whole}");
+    let text = String::from_utf8(vitesse(&args).stdout).unwrap();
+    assert!(text.contains("s after the start:\n  "), "{text}");
+}
+
 #[test]
 fn bad_settings_are_refused_in_one_line() {
+    refused(&["train", "--deterministic", "--balance"], "--deterministic");
     refused(&["train", "--model", "resnet50"], "resnet50");
     refused(&["train", "--model", "vit-ti/5"], "patch 5 doesn't divide the 32×32 image");
     refused(&["train", "--batch-size", "0"], "--batch-size 0");

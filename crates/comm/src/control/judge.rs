@@ -38,6 +38,8 @@ pub(crate) enum Cause {
     /// Its own error: input, files, configuration.
     Own,
     Panic,
+    /// What it computes on was lost.
+    Device,
     /// The exchange failed: ranks called different things.
     Mismatch,
     /// The exchange failed for the loss of a rank.
@@ -61,13 +63,13 @@ impl Cause {
     }
 
     fn is_root(self) -> bool {
-        matches!(self, Cause::Own | Cause::Panic)
+        matches!(self, Cause::Own | Cause::Panic | Cause::Device)
     }
 
     /// Of failures that follow from another, the one that tells most comes first.
     fn order(self) -> u8 {
         match self {
-            Cause::Own | Cause::Panic => 0,
+            Cause::Own | Cause::Panic | Cause::Device => 0,
             Cause::Mismatch => 1,
             Cause::Lost(_) => 2,
             Cause::Exchange => 3,
@@ -199,6 +201,7 @@ fn all_failed(seats: &[Seat]) -> bool {
 fn root(seats: &[Seat], seat: &Seat) -> Verdict {
     match &seat.state {
         State::Failed { cause: Cause::Panic, line, .. } => panicked(seats, seat, line),
+        State::Failed { cause: Cause::Device, line, .. } => device_lost(seats, seat, line),
         State::Failed { line, .. } => failed(seats, seat, line),
         _ => lost(seats, seat),
     }
@@ -222,6 +225,11 @@ fn panicked(seats: &[Seat], seat: &Seat, line: &str) -> Verdict {
         _ => format!("{} {line} (in {}){}", seat.who(), seat.at(), waiting(seats, &[seat.rank])),
     };
     Verdict { rank: seat.rank, line, code: FAULT }
+}
+
+/// The line says whose device it was.
+fn device_lost(seats: &[Seat], seat: &Seat, line: &str) -> Verdict {
+    Verdict { rank: seat.rank, line: format!("{line}{}", waiting(seats, &[seat.rank])), code: FAULT }
 }
 
 fn lost(seats: &[Seat], seat: &Seat) -> Verdict {

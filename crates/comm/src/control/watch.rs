@@ -31,6 +31,21 @@ pub struct Ended {
     pub line: Option<String>,
 }
 
+/// Why a rank can't go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// As one line.
+    Own(String),
+    /// What the rank computes on was lost, as one line that names the rank: it may go better another time.
+    Device(String),
+}
+
+impl From<String> for Failure {
+    fn from(line: String) -> Self {
+        Failure::Own(line)
+    }
+}
+
 impl Watch {
     pub(crate) fn new(office: Arc<Office>, seat: usize) -> Self {
         Watch { office, seat }
@@ -71,7 +86,7 @@ impl Watch {
         if self.office.served {
             return self.office.report(self.seat, Report::Failed { cause, line: line.to_string() });
         }
-        let code = if cause == Cause::Panic { 3 } else { 1 };
+        let code = if matches!(cause, Cause::Panic | Cause::Device) { 3 } else { 1 };
         self.office.decide(&Verdict { rank: 0, line: line.to_string(), code }, true);
     }
 
@@ -90,14 +105,17 @@ impl Watch {
 
     /// Does the work of a rank, and ends its run with it: in good order, or with the line that tells what happened, be it
     /// here or elsewhere. A panic is a failure like others.
-    pub fn run<T>(&self, work: impl FnOnce() -> Result<T, String>) -> Result<T, Ended> {
+    pub fn run<T, E: Into<Failure>>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, Ended> {
         let result = match panics::caught(work) {
             Ok(Ok(value)) => {
                 self.leave();
                 // Another rank may have failed meanwhile.
                 self.office.verdict().map_or(Ok(value), |verdict| Err(self.told(verdict)))
             }
-            Ok(Err(line)) => Err(self.given_up(Cause::of(self.pulse().broken()), &line)),
+            Ok(Err(failure)) => Err(match failure.into() {
+                Failure::Own(line) => self.given_up(Cause::of(self.pulse().broken()), &line),
+                Failure::Device(line) => self.given_up(Cause::Device, &line),
+            }),
             Err(line) => Err(self.given_up(Cause::Panic, &line)),
         };
         self.office.end();

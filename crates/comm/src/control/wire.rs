@@ -201,6 +201,7 @@ fn cause_text(cause: Cause) -> String {
     match cause {
         Cause::Own => "own".to_string(),
         Cause::Panic => "panic".to_string(),
+        Cause::Device => "device".to_string(),
         Cause::Mismatch => "mismatch".to_string(),
         Cause::Lost(rank) => format!("lost {rank}"),
         Cause::Exchange => "exchange".to_string(),
@@ -212,6 +213,7 @@ fn cause_of(text: &str) -> Option<Cause> {
     Some(match text {
         "own" => Cause::Own,
         "panic" => Cause::Panic,
+        "device" => Cause::Device,
         "mismatch" => Cause::Mismatch,
         "exchange" => Cause::Exchange,
         "aborted" => Cause::Aborted,
@@ -277,6 +279,7 @@ mod tests {
             Message::Beat { snapshot: snapshot(), busy: true },
             Message::Beat { snapshot: outside, busy: false },
             Message::Beat { snapshot: first, busy: false },
+            Message::Failed { cause: Cause::Device, line: "GPU 0".to_string() },
             Message::Failed { cause: Cause::Lost(3), line: "a\\b".to_string() },
             Message::Bye(snapshot()),
             Message::Farewell,

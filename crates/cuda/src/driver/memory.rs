@@ -41,8 +41,6 @@ impl Pinned {
         // SAFETY: writes one address.
         let result = unsafe { sys::cuMemHostAlloc(&mut raw, bytes.max(64), 0) };
         check(result, || format!("allocating {bytes} bytes of pinned memory"))?;
-        // SAFETY: just allocated, at least this long.
-        unsafe { std::ptr::write_bytes(raw.cast::<u8>(), 0, bytes.max(64)) };
         Ok(Pinned { context: Arc::clone(context), raw, bytes })
     }
 
@@ -55,7 +53,7 @@ impl Pinned {
     /// The GPU writes nothing there while the slice lives.
     pub unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset + len <= self.bytes);
-        // SAFETY: within the allocation, which was zeroed; the rest is the caller's.
+        // SAFETY: within the allocation, whose pages came from the system, zeroed; the rest is the caller's.
         unsafe { std::slice::from_raw_parts(self.address(offset).cast(), len) }
     }
 
@@ -63,7 +61,7 @@ impl Pinned {
     /// The GPU neither reads nor writes there while the slice lives.
     pub unsafe fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset + len <= self.bytes);
-        // SAFETY: within the allocation, which was zeroed; the rest is the caller's.
+        // SAFETY: within the allocation, whose pages came from the system, zeroed; the rest is the caller's.
         unsafe { std::slice::from_raw_parts_mut(self.address(offset).cast(), len) }
     }
 }

@@ -14,13 +14,13 @@ impl Executor {
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CudaError> {
         self.begin(which, header)?;
         self.runs.end(which, &self.streams)?;
-        let addresses = self.plans.list(which, header.accumulate).addresses.clone();
+        let addresses = self.plans.list(which, header.accumulate)?.addresses.clone();
         if let Some(bad) = self.bad_before(which, header, &addresses)? {
             return Ok(Some(bad));
         }
-        let actions = self.plans.list(which, header.accumulate).actions.len();
+        let actions = self.plans.list(which, header.accumulate)?.actions.len();
         for index in 0..actions {
-            let list = self.plans.list(which, header.accumulate);
+            let list = self.plans.list(which, header.accumulate)?;
             let action = &list.actions[index];
             list.start_alone(index, &self.products, &self.streams)?;
             let (first, step) = (action.first, action.step);

@@ -13,6 +13,7 @@ use crate::product::{Algorithm, Choice, Products, describe};
 use crate::tuner::{Bench, Tuner};
 use graph::{Lane, Plan};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One stream for each lane, in their order, and one for what comes back from the host; and who does the comm lane's calls,
 /// who goes before the streams do.
@@ -134,6 +135,8 @@ pub(super) struct Preparer<'a> {
     pub streams: &'a Streams,
     /// Where products may write while they are measured.
     pub scratch: &'a Block,
+    /// Working memory for that.
+    pub workspace: &'a Block,
     /// For collectives that the host does.
     pub host: Option<&'a Pinned>,
 }
@@ -183,8 +186,9 @@ impl Preparer<'_> {
         let (work, what) = match action {
             Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
             Action::Product(product) => {
-                let (products, stream, scratch) = (self.products, self.streams.compute(), self.scratch);
-                let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch };
+                let (products, stream) = (self.products, self.streams.compute());
+                let (scratch, workspace) = (self.scratch, self.workspace);
+                let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch, workspace };
                 match self.tuner.choose(&product, &mut bench)? {
                     Choice::Library(algorithm) => {
                         (Work::Product(product, Way::Library(algorithm)), describe(&product))
@@ -309,16 +313,19 @@ impl List {
     }
 
     /// Runs the list as one graph; or, where the host does collectives, as one for each stretch between them. Then it returns when
-    /// the last of them is on its way back.
-    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+    /// the last of them is on its way back. Says how long it took to capture it, if it was not captured before.
+    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<f64, CudaError> {
+        let mut capturing = 0.0;
         for number in 0..self.stages.len() {
             match &self.stages[number] {
                 (Stage::Stretch(which), None) if !which.is_empty() => {
+                    let began = Instant::now();
                     let play = || self.play(which, products, streams);
                     // Not with NCCL, whose calls may wait for those of other threads.
                     let on_device = streams.exchanger.as_ref().is_some_and(|e| e.is_on_device());
                     let _alone = (!on_device).then(prepare_alone);
                     self.stages[number].1 = Some(streams.compute().capture(play, &self.name)?);
+                    capturing += began.elapsed().as_secs_f64();
                 }
                 (Stage::Leave(index), _) => self.call(*index)?.leave(streams)?,
                 (Stage::Return(index), _) => self.bring_back(*index, streams)?,
@@ -328,6 +335,6 @@ impl List {
                 streams.compute().launch(graph, &self.name)?;
             }
         }
-        Ok(())
+        Ok(capturing)
     }
 }

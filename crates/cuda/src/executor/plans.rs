@@ -1,35 +1,37 @@
 //! The plans of a program, bound to memory on the GPU, and all that goes when other plans take their place.
 
-use super::list::{List, Preparer, Streams, collectives};
+use super::list::{List, Streams, collectives};
 use super::readback::RING;
 use super::staging::Staging;
 use super::times::Times;
 use super::{Options, Which};
 use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
 use crate::bind::{Binder, Bound, Memory, Placed, Steps};
-use crate::compile::{Arch, compile_all};
 use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
 use crate::exchange::{Marks, check_ranks, host_places, timed};
 use crate::modules::Modules;
 use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
-use crate::tuner::Tuner;
+use crate::tuner::{Known, Tuner};
 use graph::plan::Place;
 use graph::{DType, Lane, Op, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// The number of the list that brings copies in half precision up to date, after those of plans.
+pub(super) const REFRESH: usize = 6;
+
 /// The parts are dropped in this order: what is launched before what it uses.
 pub(super) struct Plans {
-    /// Of (plan, accumulate).
-    lists: [List; 6],
-    /// Brings copies in half precision up to date.
-    pub refresh: List,
-    _modules: Modules,
+    /// Of (plan, accumulate), and [`REFRESH`]; those that were prepared.
+    pub lists: [Option<List>; 7],
+    /// The others, until they are wanted.
+    pub waiting: [Option<Bound>; 7],
+    pub modules: Modules,
     pub staging: Staging,
     /// Where collectives do their part that the host does.
-    _host: Option<Pinned>,
+    pub host: Option<Pinned>,
     pub times: Option<Times>,
     /// What is noted down of each list.
     marks: Vec<Marks>,
@@ -47,16 +49,26 @@ pub(super) struct Base<'a> {
     pub facts: &'a Facts,
     pub options: &'a Options,
     pub streams: &'a Streams,
-    pub products: &'a Products,
+    pub products: &'a mut Products,
     pub tuner: &'a mut Tuner,
     pub states: &'a [Address],
     pub header: Address,
 }
 
 impl Plans {
-    /// The list for a run; evaluation and update have nothing to accumulate.
-    pub fn list(&mut self, which: Which, accumulate: bool) -> &mut List {
-        &mut self.lists[number(which, accumulate)]
+    /// The list for a run, which must have been prepared; evaluation and update have nothing to accumulate.
+    pub fn list(&mut self, which: Which, accumulate: bool) -> Result<&mut List, CudaError> {
+        self.numbered(number(which, accumulate))
+    }
+
+    pub fn numbered(&mut self, number: usize) -> Result<&mut List, CudaError> {
+        let missing = || CudaError::Misuse(format!("list {number} was not prepared"));
+        self.lists[number].as_mut().ok_or_else(missing)
+    }
+
+    /// Those that were prepared.
+    pub fn prepared(&self) -> Vec<usize> {
+        (0..self.lists.len()).filter(|number| self.lists[*number].is_some()).collect()
     }
 
     pub fn marks(&self, which: Which, accumulate: bool) -> Marks {
@@ -64,7 +76,7 @@ impl Plans {
     }
 }
 
-fn number(which: Which, accumulate: bool) -> usize {
+pub(super) fn number(which: Which, accumulate: bool) -> usize {
     match which {
         Which::Micro => usize::from(accumulate),
         Which::Last => 2 + usize::from(accumulate),
@@ -73,17 +85,32 @@ fn number(which: Which, accumulate: bool) -> usize {
     }
 }
 
+/// What a run begins with: evaluation comes later, and lists that add to sums are for those that do.
+pub(super) fn first_lists(program: &Program, accumulates: bool) -> Vec<usize> {
+    if program.last.steps.is_empty() {
+        return vec![REFRESH, number(Which::Eval, false)];
+    }
+    let list = |which, accumulate| number(which, accumulate);
+    match accumulates {
+        false => vec![REFRESH, list(Which::Last, false), list(Which::Update, false)],
+        true => {
+            let micro = [list(Which::Micro, false), list(Which::Micro, true)];
+            [&[REFRESH], &micro[..], &[list(Which::Last, true), list(Which::Update, false)]].concat()
+        }
+    }
+}
+
 /// In the order of [`number`].
-fn plans(program: &Program) -> [(&Plan, bool); 6] {
+pub(super) fn plans(program: &Program) -> [(&Plan, bool); 6] {
     let Program { micro, last, update, eval, .. } = program;
     [(micro, false), (micro, true), (last, false), (last, true), (update, false), (eval, false)]
 }
 
 /// All lists of a program, without a GPU.
 struct Lists {
+    /// Of plans; the last is [`REFRESH`].
     bound: Vec<Bound>,
     marks: Vec<Marks>,
-    refresh: Vec<Action>,
     constants: Vec<u8>,
 }
 
@@ -97,17 +124,21 @@ impl Lists {
     fn host(&self) -> usize {
         self.bound.iter().map(|bound| host_places(collectives(bound)).1).max().unwrap_or(0)
     }
+}
 
-    /// All that are launched, and those that `ours` says may make a product.
-    fn kernels(&self, ours: impl Fn(&Product) -> Vec<Kernel>) -> BTreeSet<Kernel> {
-        let placed = self.bound.iter().flat_map(|bound| bound.actions.iter().map(|p| &p.action));
-        let used = placed.chain(&self.refresh).flat_map(|action| match action {
-            Action::Launch(launch) => vec![launch.kernel.clone()],
-            Action::Product(product) => ours(product),
-            Action::Copy { .. } | Action::Zero { .. } | Action::Exchange(_) => vec![],
-        });
-        used.collect()
-    }
+/// All that lists launch, and those that `ours` says may make a product.
+pub(super) fn kernels<'a>(
+    lists: impl Iterator<Item = &'a Bound>,
+    ours: impl Fn(&Product) -> Vec<Kernel>,
+) -> BTreeSet<Kernel> {
+    let used = lists.flat_map(|bound| bound.actions.iter()).flat_map(|placed| match &placed.action {
+        Action::Launch(launch) => vec![launch.kernel.clone()],
+        Action::Product(product) => ours(product),
+        // Their times are noted down.
+        Action::Exchange(_) => vec![crate::exchange::clock()],
+        Action::Copy { .. } | Action::Zero { .. } => vec![],
+    });
+    used.collect()
 }
 
 fn bind_all(
@@ -124,10 +155,12 @@ fn bind_all(
             .bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
     };
-    let (bound, marks) =
+    let (mut bound, marks): (Vec<Bound>, Vec<Marks>) =
         plans(program).into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    let refresh = refresh(program, memory.states, &mut constants)?;
-    Ok(Lists { bound, marks, refresh, constants: constants.bytes().to_vec() })
+    let placed = |action| Placed { action, lane: Lane::Compute, step: 0, first: 0, waits: vec![] };
+    let refresh = refresh(program, memory.states, &mut constants)?.into_iter().map(placed).collect();
+    bound.push(Bound { actions: refresh, addresses: vec![] });
+    Ok(Lists { bound, marks, constants: constants.bytes().to_vec() })
 }
 
 /// The actions that make every copy in half precision equal to what it is a copy of.
@@ -161,7 +194,7 @@ pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeS
         let launches = hopper::candidates(product, facts).into_iter();
         launches.filter_map(|cut| Some(hopper::plain(product, cut, facts)?.kernel)).collect()
     };
-    Ok(dry(program, facts, tf32)?.kernels(ours))
+    Ok(kernels(dry(program, facts, tf32)?.bound.iter(), ours))
 }
 
 /// Binds to addresses that nothing has, to learn what is needed.
@@ -173,38 +206,61 @@ fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError>
     bind_all(program, memory, base(47), base(43), facts, tf32)
 }
 
-/// Bytes on the GPU that plans need beside the states.
-pub(super) struct Needs {
+/// Bytes on the GPU that a program takes, known without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
     pub arena: usize,
-    pub constants: usize,
+    /// Parameters, gradients and what belongs to them.
+    pub states: usize,
+    /// Batches on their way.
     pub staging: usize,
-    pub times: usize,
+    /// Tables of kernels and times noted down.
+    pub tables: usize,
+    /// Of products, at most.
+    pub workspace: usize,
 }
 
 impl Needs {
     pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
-        let lists = dry(program, facts, tf32)?;
-        let (constants, times) = (lists.constants.len(), lists.times());
-        Ok(Needs { arena: program.arena(), constants, staging: Staging::bytes_for(program), times })
+        Ok(Dry::of(program, facts, tf32)?.needs)
     }
 
-    /// Refuses what doesn't fit, before anything is allocated. `states` and `workspace` are 0 if they are there already.
-    pub fn check(
-        &self,
-        context: &Context,
-        facts: &Facts,
-        states: usize,
-        workspace: usize,
-    ) -> Result<(), CudaError> {
-        let (free, total) = context.memory()?;
-        let Needs { arena, constants, staging, times } = *self;
-        let other = constants + times + workspace;
-        let needed = arena + states + staging + other;
-        if needed <= free {
+    pub fn total(&self) -> usize {
+        let Needs { arena, states, staging, tables, workspace } = *self;
+        arena + states + staging + tables + workspace
+    }
+
+    /// Refuses what doesn't fit into so many bytes of so many.
+    pub fn check(&self, facts: &Facts, (free, total): (usize, usize)) -> Result<(), CudaError> {
+        if self.total() <= free {
             return Ok(());
         }
-        let name = facts.name.clone();
-        Err(CudaError::Memory { name, needed, arena, states, staging, other, free, total })
+        Err(CudaError::Memory { gpu: Box::new(facts.clone()), needs: *self, free, total })
+    }
+}
+
+/// A program bound to addresses that nothing has, for what can be learned from that.
+pub(super) struct Dry {
+    lists: Lists,
+    pub needs: Needs,
+}
+
+impl Dry {
+    pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
+        let lists = dry(program, facts, tf32)?;
+        let needs = Needs {
+            arena: program.arena(),
+            states: crate::bind::state_offsets(&program.states).1,
+            staging: Staging::bytes_for(program),
+            tables: lists.constants.len() + lists.times(),
+            workspace: 2 * WORKSPACE + super::HEADER_BYTES,
+        };
+        Ok(Dry { lists, needs })
+    }
+
+    /// The kernels of some lists.
+    pub fn kernels(&self, numbers: &[usize], known: &Known) -> BTreeSet<Kernel> {
+        kernels(numbers.iter().map(|number| &self.lists.bound[*number]), |product| known.kernels(product))
     }
 }
 
@@ -214,40 +270,31 @@ pub(super) fn check_exchange(program: &Program, streams: &Streams) -> Result<(),
     program.plans().into_iter().try_for_each(|plan| check_ranks(plan, are))
 }
 
-/// The workspace is part of what is compared with the free memory.
-pub(super) const FIXED: usize = 2 * WORKSPACE + 256;
-
 impl Base<'_> {
-    /// Allocates, compiles, chooses algorithms. An arena that is large enough is used again.
+    /// Allocates, and binds to what was allocated. An arena that is large enough is used again. No list is prepared yet.
     pub fn plans(
         &mut self,
         program: &Program,
-        needs: &Needs,
+        dry: &Dry,
         arena: Option<Arc<Block>>,
     ) -> Result<Plans, CudaError> {
         let context = self.context;
-        let fits = arena.filter(|block| block.bytes >= needs.arena);
+        let fits = arena.filter(|block| block.bytes >= dry.needs.arena);
         let arena = match fits {
             Some(block) => block,
-            None => Arc::new(Block::new(context, needs.arena, "activations")?),
+            None => Arc::new(Block::new(context, dry.needs.arena, "activations")?),
         };
-        let constants = Block::new(context, needs.constants, "tables")?;
+        let constants = Block::new(context, dry.lists.constants.len(), "tables")?;
         let staging = Staging::new(context, program)?;
         let memory = Memory { arena: arena.address, states: self.states, header: self.header };
         let tf32 = self.options.tf32;
-        let times = Times::new(context, needs.times, RING)?;
+        let times = Times::new(context, dry.lists.times(), RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
         let lists = bind_all(program, memory, constants.address, noted, self.facts, tf32)?;
         if lists.constants.len() > constants.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
         self.streams.compute().send_now(&lists.constants, constants.address)?;
-        let kernels = lists.kernels(|product| self.tuner.kernels(product));
-        let images = compile_all(&kernels, &Arch::of(self.facts.capability)?)?;
-        let mut modules = Modules::load(context, &images)?;
-        if !self.options.deterministic {
-            fill_with_noise(&arena, self.streams)?;
-        }
         let through_host = self.streams.exchanger.as_ref().is_some_and(|e| !e.is_on_device());
         let host = match lists.host() {
             bytes if bytes > 0 && through_host => Some(Pinned::new(context, bytes)?),
@@ -255,67 +302,27 @@ impl Base<'_> {
         };
         let last = &lists.bound[number(Which::Last, false)];
         let exchanges = collectives(last).map(|call| (call.layer.clone(), call.bytes())).collect();
-        let marks = lists.marks.clone();
-        let mut preparer = Preparer {
-            context,
-            modules: &mut modules,
-            products: self.products,
-            tuner: &mut *self.tuner,
-            streams: self.streams,
-            scratch: &arena,
-            host: host.as_ref(),
-        };
-        let mut prepared = Vec::with_capacity(6);
-        for ((plan, accumulate), bound) in plans(program).into_iter().zip(lists.bound) {
-            let name = format!("{}{}", plan.name, if accumulate { " (accumulating)" } else { "" });
-            prepared.push(preparer.prepare(plan, &name, bound)?);
-        }
-        let placed = |action| Placed { action, lane: Lane::Compute, step: 0, first: 0, waits: vec![] };
-        let refresh = Bound { actions: lists.refresh.into_iter().map(placed).collect(), addresses: vec![] };
-        let refresh = preparer.prepare(&Plan::default(), "copies in half precision", refresh)?;
-        self.tuner.save();
-        self.streams.synchronise("measuring products")?;
-        let lists = prepared.try_into().map_err(|_| CudaError::Misuse("six plans were bound".into()))?;
         // Inputs are made by nobody, so that binding has moved none of them.
         let address = |plan: &Plan, value: &usize| match plan.values[*value].place {
             Place::Arena(offset) => memory.arena + offset as Address,
             Place::State(state) => memory.states[state.index()],
         };
         let inputs = program.plans().map(|plan| plan.inputs.iter().map(|v| address(plan, v)).collect());
+        let mut bound = lists.bound.into_iter();
         Ok(Plans {
-            lists,
-            refresh,
-            _modules: modules,
+            lists: [const { None }; 7],
+            waiting: std::array::from_fn(|_| bound.next()),
+            modules: Modules::new(context),
             staging,
-            _host: host,
+            host,
             times,
-            marks,
+            marks: lists.marks,
             exchanges,
             inputs,
             arena,
             constants,
         })
     }
-}
-
-/// Numbers between -2 and 2 as bf16, and so as f32 and f16: products of zeros are faster than others, and would mislead.
-fn fill_with_noise(block: &Block, streams: &Streams) -> Result<(), CudaError> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let word = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Sign, exponent 123 to 126 or 127, some of the fraction.
-        let random = (state >> 40) as u16;
-        (random & 0x80ff) | 0x3e00 | (random & 0x0100)
-    };
-    let bytes: Vec<u8> = (0..1 << 20).map(word).flat_map(u16::to_le_bytes).collect();
-    let mut filled = bytes.len().min(block.bytes);
-    streams.compute().send_now(&bytes[..filled], block.address)?;
-    while filled < block.bytes {
-        let more = filled.min(block.bytes - filled);
-        streams.compute().copy(block.address, block.address + filled as Address, more)?;
-        filled += more;
-    }
-    Ok(())
 }
 
 /// How often a step may still be skipped before the loss scale is lowered, as a run starts.

@@ -35,13 +35,14 @@ impl Executor {
         header: &Header,
         repeats: usize,
     ) -> Result<Vec<ActionTime>, CudaError> {
-        let actions = self.plans.list(which, header.accumulate).actions.len();
+        self.prepare_plan(which, header.accumulate)?;
+        let actions = self.plans.list(which, header.accumulate)?.actions.len();
         let marks: Vec<Event> =
             (0..actions + 1).map(|_| Event::timed(&self.context)).collect::<Result<_, _>>()?;
         let mut best = vec![f64::INFINITY; actions];
         for _ in 0..repeats.max(1) {
             self.begin(which, header)?;
-            let list = self.plans.list(which, header.accumulate);
+            let list = self.plans.list(which, header.accumulate)?;
             let stream = self.streams.compute();
             marks[0].record(stream)?;
             for (index, mark) in marks[1..].iter().enumerate() {
@@ -55,7 +56,7 @@ impl Executor {
             }
         }
         let plan = self.program.plans()[which as usize];
-        let list = self.plans.list(which, header.accumulate);
+        let list = self.plans.list(which, header.accumulate)?;
         let mut before = usize::MAX;
         let mut times = Vec::with_capacity(actions);
         for (action, seconds) in list.actions.iter().zip(best) {

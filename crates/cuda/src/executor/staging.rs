@@ -110,6 +110,10 @@ impl Staging {
         })
     }
 
+    pub fn device_bytes(&self) -> usize {
+        self.device.bytes
+    }
+
     /// Sends one input on its way. The first of a batch may wait until the batch before the last has left the host.
     pub fn upload(
         &mut self,

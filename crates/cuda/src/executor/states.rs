@@ -1,6 +1,6 @@
 //! What outlives a plan, and results: between the GPU and the host, as f32.
 
-use super::plans::hysteresis;
+use super::plans::{REFRESH, hysteresis};
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::Stream;
@@ -154,7 +154,7 @@ impl Executor {
     /// Queues what brings copies in half precision up to date, if they may be out of it.
     pub(super) fn refresh(&mut self) -> Result<(), CudaError> {
         if std::mem::take(&mut self.stale) {
-            self.plans.refresh.run_eagerly(&self.products, &self.streams)?;
+            self.plans.numbered(REFRESH)?.run_eagerly(&self.products, &self.streams)?;
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ fn program(ranks: usize) -> Program {
 }
 
 fn executor(ranks: usize, comm: Option<Exchange>) -> Result<Executor, cuda::CudaError> {
-    let options = Options { device: 0, seed: 1, deterministic: true, tf32: false, comm };
+    let options = Options { device: 0, seed: 1, deterministic: true, accumulates: false, tf32: false, comm };
     Executor::new(program(ranks), options)
 }
 

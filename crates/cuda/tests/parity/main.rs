@@ -4,6 +4,7 @@
 
 #[path = "../../../cpu/tests/common/mod.rs"]
 mod common;
+mod memory;
 mod prepare;
 mod rig;
 

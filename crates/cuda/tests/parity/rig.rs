@@ -97,6 +97,7 @@ impl Gpu {
         let options = Options {
             device: 0,
             seed: common::SEED,
+            accumulates: false,
             deterministic: true,
             tf32: arithmetic == Arithmetic::Tf32,
             comm: None,

@@ -1,10 +1,11 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
 //! `prepare` begins with bytes where the model begins with images, `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
-//! `recompute` trades activations for work, `precision` says which values are halves, `parallelise` adds what ranks exchange, `schedule` orders steps on lanes, `place` gives every value its memory.
+//! `recompute` trades activations for work, `precision` says which values are halves, `parallelise` adds what ranks exchange, `late` delays values that are larger than what they are made of, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
 mod fuse;
+mod late;
 mod narrow;
 mod parallelise;
 mod peephole;
@@ -16,6 +17,7 @@ mod schedule;
 
 pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
+pub use late::late;
 pub use narrow::narrow;
 pub(crate) use parallelise::GRADIENT;
 pub use parallelise::{Exchange, parallelise};

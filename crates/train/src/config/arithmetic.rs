@@ -171,6 +171,7 @@ impl Raw {
         let Arithmetic { device, precision, residual, loss_scale } = told.arithmetic(&mut Log::default())?;
         (run.device, run.precision) = (device, precision);
         (run.residual, run.loss_scale) = (residual, loss_scale);
+        run.deterministic |= self.deterministic;
         Ok(())
     }
 }

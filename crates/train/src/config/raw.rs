@@ -99,6 +99,8 @@ pub struct Raw {
     pub wire: Option<Wire>,
     /// Leave out the account of time.
     pub no_account: bool,
+    /// Nothing that is measured decides how numbers are computed.
+    pub deterministic: bool,
 }
 
 impl Raw {
@@ -122,7 +124,7 @@ impl Raw {
                 deepspeed epochs steps device precision residual recompute seed threads init resume
                 out checkpoint_every keep eval_every log_every trace trace_steps bucket_size wire;
             lists: mean std milestones lr_scale no_decay;
-            switches: skip_bad_images new_head balance no_account no_overlap;
+            switches: skip_bad_images new_head balance no_account no_overlap deterministic;
         }
     }
 

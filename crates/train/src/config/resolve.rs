@@ -116,6 +116,7 @@ impl Raw {
             precision,
             residual,
             loss_scale,
+            deterministic: self.deterministic(log)?,
             seed: log.pick("seed", self.seed, 0),
             threads,
             init: self.init(log)?,
@@ -134,6 +135,18 @@ impl Raw {
             balance: self.balance,
             exchange,
         })
+    }
+
+    /// By measurement, a GPU's products are made one way or another, and ranks get more or less to do.
+    fn deterministic(&self, log: &mut Log) -> Result<bool, TrainError> {
+        if self.deterministic && self.balance {
+            let why = "divides the work by measured speeds, which --deterministic forbids";
+            return Err(TrainError::setting("balance", "", why));
+        }
+        if self.deterministic {
+            log.note("deterministic", "yes", Origin::Flag);
+        }
+        Ok(self.deterministic)
     }
 
     fn vit(&self, source: &Source, facts: &Facts, log: &mut Log) -> Result<(String, Vit), TrainError> {

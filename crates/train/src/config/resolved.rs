@@ -54,6 +54,9 @@ pub struct Resolved {
     /// In fp16.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
+    /// Nothing that is measured decides how numbers are computed.
+    #[serde(default)]
+    pub deterministic: bool,
     pub seed: u64,
     pub threads: usize,
     pub init: Option<PathBuf>,
@@ -97,7 +100,7 @@ fn yes() -> bool {
 /// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
 /// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
 /// the weights a run started from are long changed.
-const FREE: [&str; 26] = [
+const FREE: [&str; 27] = [
     "schema",
     "world",
     "batch",
@@ -108,6 +111,7 @@ const FREE: [&str; 26] = [
     "data.cache",
     "recompute",
     "device",
+    "deterministic",
     "threads",
     "init",
     "new_head",
@@ -127,8 +131,9 @@ const FREE: [&str; 26] = [
 ];
 
 /// Of those, what must yet be the same on every rank of a run.
-const OF_ALL_RANKS: [&str; 13] = [
+const OF_ALL_RANKS: [&str; 14] = [
     "device",
+    "deterministic",
     "world",
     "batch",
     "accumulate",

@@ -28,6 +28,8 @@ pub(super) struct Output {
     board: EventFile,
     checkpoints: Checkpoints,
     pub config: String,
+    /// How products are made, as the folder has it.
+    choices: Option<cuda::Choices>,
 }
 
 impl Output {
@@ -55,7 +57,7 @@ impl Output {
         let mut board = EventFile::create(folder, step)?;
         board.text(step, "config", &config)?;
         let checkpoints = Checkpoints::of_run(folder, keep);
-        Ok(Output { folder: folder.to_path_buf(), metrics, board, checkpoints, config })
+        Ok(Output { folder: folder.to_path_buf(), metrics, board, checkpoints, config, choices: None })
     }
 
     pub fn step(
@@ -99,7 +101,17 @@ impl Output {
     ) -> Result<PathBuf, TrainError> {
         self.metrics.sync()?;
         self.board.flush()?;
+        self.keep_choices(session.device().choices())?;
         session.save(&self.checkpoints, progress, &self.config, best)
+    }
+
+    /// A run that goes on from a checkpoint makes products as it did before.
+    fn keep_choices(&mut self, choices: Option<cuda::Choices>) -> Result<(), TrainError> {
+        if let Some(new) = choices.as_ref().filter(|_| choices != self.choices) {
+            record::write_algorithms(&self.folder, new)?;
+            self.choices = choices;
+        }
+        Ok(())
     }
 
     pub fn flush(&mut self) -> Result<(), TrainError> {

@@ -67,7 +67,17 @@ impl Device<f32> for Late {
     }
 
     fn outcome(&mut self) -> Result<Outcome, TrainError> {
-        Ok(self.in_flight.pop_front().unwrap())
+        let outcome = self.in_flight.pop_front().unwrap();
+        if outcome.control != LOST {
+            return Ok(outcome);
+        }
+        let (doing, name) = ("waiting for a step's numbers".into(), "CUDA_ERROR_LAUNCH_FAILED".into());
+        let meaning = "unspecified launch failure".into();
+        Err(cuda::CudaError::Lost { doing, name, meaning }.into())
+    }
+
+    fn name(&self) -> String {
+        "GPU 0 (a CPU in truth)".into()
     }
 
     fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
@@ -118,6 +128,9 @@ impl Device<f32> for Late {
         self.executor.reset_times();
     }
 }
+
+/// The control of a step in which the device is lost.
+const LOST: [f64; 3] = [-1.0; 3];
 
 /// Writes down what it hears, and asks to stop when it has heard of a step.
 #[derive(Default)]
@@ -292,6 +305,28 @@ fn a_step_that_is_not_finite_is_named_and_nothing_after_it_is_kept() {
     };
     assert_eq!(diverge(1), diverge(3));
     assert!(diverge(3).ends_with("parameters are as before the step"));
+}
+
+#[test]
+fn a_lost_gpu_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
+    let folder = Folder::new("late-lost");
+    let lose = |step: u64, outcome: &mut Outcome| {
+        if step == 6 {
+            outcome.control = LOST;
+        }
+    };
+    let error = train_late(&raw(&folder, "a"), 3, None, lose, &mut Listener::default()).unwrap_err();
+    assert!(error.loses_device());
+    assert_eq!(
+        error.to_string(),
+        "rank 0 lost GPU 0 (a CPU in truth) in step 6: CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure \
+         (while waiting for a step's numbers)"
+    );
+    assert_eq!(checkpoints(&folder, "a").keys().copied().collect::<Vec<_>>(), [4]);
+    let resumed = Raw { resume: Some(None), ..raw(&folder, "a") };
+    train_late(&resumed, 3, None, as_told, &mut Listener::default()).unwrap();
+    train_late(&raw(&folder, "whole"), 3, None, as_told, &mut Listener::default()).unwrap();
+    assert_eq!(checkpoints(&folder, "a")[&17], checkpoints(&folder, "whole")[&17]);
 }
 
 /// A dynamic loss scale takes skipped steps with it, until it can fall no further.

@@ -215,11 +215,16 @@ pub struct DeviceArgs {
     /// With bf16 or fp16: what the residual stream is kept in, fp32 or half [default: fp32]
     #[arg(long, value_name = "TYPE")]
     residual: Option<Residual>,
+    /// Let nothing that is measured decide how numbers are computed: on a GPU, products are made by the first algorithm proposed
+    /// instead of the fastest, so that every run on such a GPU gives the same bits
+    #[arg(long)]
+    deterministic: bool,
 }
 
 impl DeviceArgs {
     pub fn raw(self, raw: Raw) -> Raw {
-        Raw { device: self.device, precision: self.precision, residual: self.residual, ..raw }
+        let DeviceArgs { device, precision, residual, deterministic } = self;
+        Raw { device, precision, residual, deterministic, ..raw }
     }
 }
 

@@ -46,6 +46,19 @@ fn verdict(seats: &[Seat], at: Duration) -> Verdict {
 }
 
 #[test]
+fn a_lost_device_is_told_as_it_is_and_may_go_better_another_time() {
+    let line = "rank 1 lost GPU 1 (H200) in step 7: CUDA_ERROR_LAUNCH_FAILED";
+    let seats = seats(3, |seat| match seat.rank {
+        1 => failed(seat, 0, Cause::Device, line),
+        2 => failed(seat, 10, Cause::Aborted, "the exchange was broken off"),
+        _ => {}
+    });
+    let Verdict { rank, line: told, code } = verdict(&seats, seconds(102));
+    assert_eq!((rank, code), (1, 3));
+    assert!(told.starts_with(line) && told.contains("rank 0 waits for it"), "{told}");
+}
+
+#[test]
 fn ranks_that_wait_for_each_other_for_a_while_are_well() {
     let seats = seats(4, |seat| {
         if seat.rank == 2 {

@@ -126,3 +126,17 @@ fn weights_are_judged_on_the_cpu_unless_flags_say_otherwise() {
     let refused = in_precision(Precision::Fp64).judge_on(&mut cpu()).unwrap_err().to_string();
     assert_eq!(refused, "--precision fp64: weights are judged in fp32 or less");
 }
+
+#[test]
+fn measurements_can_be_kept_out_of_the_arithmetic() {
+    assert!(!Raw::default().resolve_without_data(1).unwrap().deterministic);
+    let typed = Raw { deterministic: true, ..Raw::default() };
+    let run = typed.clone().resolve_without_data(1).unwrap();
+    assert!(run.deterministic);
+    // A run goes on as it was told at its start; and may be told so later.
+    assert!(Raw::default().or(typed.clone()).deterministic);
+    let before = Raw::default().resolve_without_data(1).unwrap();
+    assert!(run.differences(&before).is_empty());
+    let refused = Raw { balance: true, ..typed }.resolve_without_data(2).unwrap_err().to_string();
+    assert!(refused.contains("--deterministic"), "{refused}");
+}

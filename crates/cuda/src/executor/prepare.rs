@@ -1,0 +1,193 @@
+//! Lists become ready to be played: kernels compiled and loaded, algorithms of products chosen.
+//!
+//! A list is prepared when it is wanted, so that a run doesn't wait at its start for what it needs later or never.
+
+use super::list::{List, Preparer, Streams, Way, Work};
+use super::plans::{Base, Plans, REFRESH, kernels, plans};
+use super::startup::Startup;
+use crate::action::{Action, Address, Product};
+use crate::bind::Bound;
+use crate::compile::{Arch, Compiling};
+use crate::driver::{Block, prepare_alone};
+use crate::error::CudaError;
+use crate::product::WORKSPACE;
+use crate::tuner::Bench;
+use graph::{Lane, Plan, Program};
+use std::time::Instant;
+
+/// Threads that compile, of those there are: one is left to whoever measures products meanwhile.
+pub(super) fn compilers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get()).saturating_sub(1).max(1)
+}
+
+impl Base<'_> {
+    /// Prepares lists, but those that already are. `compiling` has most of their kernels, or all.
+    pub fn prepare(
+        &mut self,
+        program: &Program,
+        plans: &mut Plans,
+        numbers: &[usize],
+        compiling: Option<Compiling>,
+        startup: &mut Startup,
+    ) -> Result<(), CudaError> {
+        let wanted: Vec<usize> =
+            numbers.iter().copied().filter(|number| plans.waiting[*number].is_some()).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        let began = Instant::now();
+        let _alone = prepare_alone();
+        let products = products(plans, &wanted);
+        let room = Room::new(self, plans, &products)?;
+        if products.iter().any(|product| self.tuner.must_measure(product, self.products)) {
+            fill_with_noise(room.scratch(plans), self.streams)?;
+            let Plans { modules, arena, .. } = &mut *plans;
+            let mut bench = Bench {
+                products: self.products,
+                modules,
+                stream: self.streams.compute(),
+                scratch: room.larger.as_ref().unwrap_or(arena),
+                workspace: &room.workspace,
+            };
+            products.iter().try_for_each(|product| self.tuner.try_library(product, &mut bench))?;
+        }
+        let began = startup.lap("measuring cuBLASLt's products", began);
+        self.load(plans, &wanted, compiling, startup, began)?;
+        let began = Instant::now();
+        for number in &wanted {
+            let Some(bound) = plans.waiting[*number].take() else { continue };
+            plans.lists[*number] = Some(self.list(program, plans, *number, bound, &room)?);
+        }
+        self.streams.synchronise("measuring products")?;
+        drop(room);
+        self.products.provide(workspace(plans))?;
+        self.tuner.save();
+        startup.lap("choosing products", began);
+        startup.products = self.tuner.tally;
+        Ok(())
+    }
+
+    /// Compiles and loads the kernels of lists.
+    fn load(
+        &self,
+        plans: &mut Plans,
+        wanted: &[usize],
+        compiling: Option<Compiling>,
+        startup: &mut Startup,
+        mut began: Instant,
+    ) -> Result<(), CudaError> {
+        if let Some(compiling) = compiling {
+            let compiled = compiling.finish()?;
+            startup.compiled(&compiled);
+            began = startup.lap("waiting for kernels", began);
+            plans.modules.add(&compiled.images)?;
+        }
+        let known = |product: &Product| self.tuner.known.kernels(product);
+        let mut missing = kernels(wanted.iter().filter_map(|number| plans.waiting[*number].as_ref()), known);
+        missing.retain(|kernel| !plans.modules.has(kernel));
+        if !missing.is_empty() {
+            let compiled =
+                Compiling::start(&missing, &Arch::of(self.facts.capability)?, compilers())?.finish()?;
+            startup.compiled(&compiled);
+            began = startup.lap("waiting for kernels", began);
+            plans.modules.add(&compiled.images)?;
+        }
+        startup.lap("loading kernels", began);
+        Ok(())
+    }
+
+    fn list(
+        &mut self,
+        program: &Program,
+        plans: &mut Plans,
+        number: usize,
+        bound: Bound,
+        room: &Room,
+    ) -> Result<List, CudaError> {
+        let none = Plan::default();
+        let (plan, name) = match number {
+            REFRESH => (&none, "copies in half precision".to_string()),
+            _ => {
+                let (plan, accumulate) = self::plans(program)[number];
+                (plan, format!("{}{}", plan.name, if accumulate { " (accumulating)" } else { "" }))
+            }
+        };
+        let Plans { modules, arena, host, .. } = plans;
+        let mut preparer = Preparer {
+            context: self.context,
+            modules,
+            products: self.products,
+            tuner: self.tuner,
+            streams: self.streams,
+            scratch: room.larger.as_ref().unwrap_or(arena),
+            workspace: &room.workspace,
+            host: host.as_ref(),
+        };
+        preparer.prepare(plan, &name, bound)
+    }
+}
+
+/// Memory that products are tried in, given back when that is done.
+struct Room {
+    workspace: Block,
+    /// Where the arena is too small for a result: what it would lie beside must not be touched.
+    larger: Option<Block>,
+}
+
+impl Room {
+    fn new(base: &Base<'_>, plans: &Plans, products: &[Product]) -> Result<Self, CudaError> {
+        let workspace = Block::new(base.context, WORKSPACE, "measuring products")?;
+        let result = |p: &Product| p.result.rows * p.result.stride * p.result.dtype.bytes();
+        let most = products.iter().map(result).max().unwrap_or(0);
+        let larger = (most > plans.arena.bytes).then(|| Block::new(base.context, most, "measuring products"));
+        Ok(Room { workspace, larger: larger.transpose()? })
+    }
+
+    fn scratch<'a>(&'a self, plans: &'a Plans) -> &'a Block {
+        self.larger.as_ref().unwrap_or(&plans.arena)
+    }
+}
+
+/// The products of lists that are not prepared yet.
+fn products(plans: &Plans, numbers: &[usize]) -> Vec<Product> {
+    let lists = numbers.iter().filter_map(|number| plans.waiting[*number].as_ref());
+    let actions = lists.flat_map(|bound| bound.actions.iter().map(|placed| &placed.action));
+    let product = |action: &Action| match action {
+        Action::Product(product) => Some(*product),
+        _ => None,
+    };
+    actions.filter_map(product).collect()
+}
+
+/// Bytes of working memory that the chosen algorithms take, in the compute lane and aside.
+fn workspace(plans: &Plans) -> [usize; 2] {
+    let mut most = [0; 2];
+    for action in plans.lists.iter().flatten().flat_map(|list| &list.actions) {
+        if let Work::Product(_, Way::Library(algorithm)) = &action.work {
+            let lane = &mut most[usize::from(action.lane != Lane::Compute)];
+            *lane = algorithm.workspace.max(*lane);
+        }
+    }
+    most
+}
+
+/// Numbers between -2 and 2 as bf16, and so as f32 and f16: products of zeros are faster than others, and would mislead.
+fn fill_with_noise(block: &Block, streams: &Streams) -> Result<(), CudaError> {
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let word = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Sign, exponent 123 to 126 or 127, some of the fraction.
+        let random = (state >> 40) as u16;
+        (random & 0x80ff) | 0x3e00 | (random & 0x0100)
+    };
+    let bytes: Vec<u8> = (0..1 << 20).map(word).flat_map(u16::to_le_bytes).collect();
+    let mut filled = bytes.len().min(block.bytes);
+    streams.compute().send_now(&bytes[..filled], block.address)?;
+    while filled < block.bytes {
+        let more = filled.min(block.bytes - filled);
+        streams.compute().copy(block.address, block.address + filled as Address, more)?;
+        filled += more;
+    }
+    Ok(())
+}
