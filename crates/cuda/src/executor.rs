@@ -188,7 +188,8 @@ impl Executor {
 
     /// Bytes allocated for the arena, for the states, and for what never changes: tables, header, workspace of products.
     pub fn allocated(&self) -> (usize, usize, usize) {
-        let constant = self.plans.constants.bytes + self.header.bytes + 2 * WORKSPACE;
+        let constant =
+            self.plans.constants.bytes + self.plans.parts.bytes + self.header.bytes + 2 * WORKSPACE;
         (self.plans.arena.bytes, self.state_block.bytes, constant)
     }
 

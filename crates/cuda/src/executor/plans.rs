@@ -39,6 +39,7 @@ pub(super) struct Plans {
     pub inputs: [Vec<Address>; 4],
     pub arena: Arc<Block>,
     pub constants: Block,
+    pub parts: Block,
 }
 
 /// What of the executor stays when plans change.
@@ -93,6 +94,11 @@ impl Lists {
         self.marks.iter().map(|marks| marks.bytes()).max().unwrap_or(0)
     }
 
+    /// Bytes of partial sums.
+    fn parts(&self) -> usize {
+        self.bound.iter().map(|bound| bound.parts).max().unwrap_or(0)
+    }
+
     /// Bytes that collectives need on the host.
     fn host(&self) -> usize {
         self.bound.iter().map(|bound| host_places(collectives(bound)).1).max().unwrap_or(0)
@@ -104,7 +110,7 @@ impl Lists {
         let used = placed.chain(&self.refresh).flat_map(|action| match action {
             Action::Launch(launch) => vec![launch.kernel.clone()],
             Action::Product(product) => ours(product),
-            Action::Copy { .. } | Action::Zero { .. } | Action::Exchange(_) => vec![],
+            Action::Copy { .. } | Action::Zero { .. } | Action::Exchange(_) | Action::Sum(_) => vec![],
         });
         used.collect()
     }
@@ -169,7 +175,7 @@ fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError>
     let base = |bit: u32| (1 as Address) << bit;
     let (offsets, _) = crate::bind::state_offsets(&program.states);
     let states: Vec<Address> = offsets.iter().map(|offset| base(45) + *offset as Address).collect();
-    let memory = Memory { arena: base(44), states: &states, header: base(46) };
+    let memory = Memory { arena: base(44), states: &states, header: base(46), parts: base(42) };
     bind_all(program, memory, base(47), base(43), facts, tf32)
 }
 
@@ -177,6 +183,7 @@ fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError>
 pub(super) struct Needs {
     pub arena: usize,
     pub constants: usize,
+    pub parts: usize,
     pub staging: usize,
     pub times: usize,
 }
@@ -184,8 +191,8 @@ pub(super) struct Needs {
 impl Needs {
     pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
         let lists = dry(program, facts, tf32)?;
-        let (constants, times) = (lists.constants.len(), lists.times());
-        Ok(Needs { arena: program.arena(), constants, staging: Staging::bytes_for(program), times })
+        let (constants, parts, times) = (lists.constants.len(), lists.parts(), lists.times());
+        Ok(Needs { arena: program.arena(), constants, parts, staging: Staging::bytes_for(program), times })
     }
 
     /// Refuses what doesn't fit, before anything is allocated. `states` and `workspace` are 0 if they are there already.
@@ -197,8 +204,8 @@ impl Needs {
         workspace: usize,
     ) -> Result<(), CudaError> {
         let (free, total) = context.memory()?;
-        let Needs { arena, constants, staging, times } = *self;
-        let other = constants + times + workspace;
+        let Needs { arena, constants, parts, staging, times } = *self;
+        let other = constants + parts + times + workspace;
         let needed = arena + states + staging + other;
         if needed <= free {
             return Ok(());
@@ -233,12 +240,14 @@ impl Base<'_> {
         };
         let constants = Block::new(context, needs.constants, "tables")?;
         let staging = Staging::new(context, program)?;
-        let memory = Memory { arena: arena.address, states: self.states, header: self.header };
+        let parts = Block::new(context, needs.parts, "partial sums")?;
+        let (states, header) = (self.states, self.header);
+        let memory = Memory { arena: arena.address, states, header, parts: parts.address };
         let tf32 = self.options.tf32;
         let times = Times::new(context, needs.times, RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
         let lists = bind_all(program, memory, constants.address, noted, self.facts, tf32)?;
-        if lists.constants.len() > constants.bytes {
+        if lists.constants.len() > constants.bytes || lists.parts() > parts.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
         self.streams.compute().send_now(&lists.constants, constants.address)?;
@@ -270,8 +279,9 @@ impl Base<'_> {
             let name = format!("{}{}", plan.name, if accumulate { " (accumulating)" } else { "" });
             prepared.push(preparer.prepare(plan, &name, bound)?);
         }
-        let placed = |action| Placed { action, lane: Lane::Compute, step: 0, first: 0, waits: vec![] };
-        let refresh = Bound { actions: lists.refresh.into_iter().map(placed).collect(), addresses: vec![] };
+        let placed = |action| Placed::new(action, Lane::Compute, (0, 0));
+        let refresh = lists.refresh.into_iter().map(placed).collect();
+        let refresh = Bound { actions: refresh, ..Bound::default() };
         let refresh = preparer.prepare(&Plan::default(), "copies in half precision", refresh)?;
         self.tuner.save();
         self.streams.synchronise("measuring products")?;
@@ -294,6 +304,7 @@ impl Base<'_> {
             inputs,
             arena,
             constants,
+            parts,
         })
     }
 }
