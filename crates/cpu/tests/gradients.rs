@@ -199,7 +199,7 @@ fn check_residual_norm(used: &str, finish: impl Fn(&mut Draft, ValueId, ValueId)
 
 #[test]
 fn layer_norm_with_residual() {
-    let grad = |rig: &Rig<f64>, add| rig.has(|op| *op == Op::LayerNormGrad { add, half: None });
+    let grad = |rig: &Rig<f64>, add| rig.has(|op| *op == Op::LayerNormGrad { add, sum: false, half: None });
     let both = check_residual_norm("both", |d, sum, y| {
         let y = d.linear(y, 6);
         d.one(Op::Add, &[sum, y])

@@ -336,8 +336,9 @@ __global__ void __launch_bounds__(32 * WARPS, at_least_1(Residency<D>::FORWARD /
 // dK and dV of a warp's keys stay in registers through all queries. dQ does only if one square is the whole head; else it
 // waits in `partial` for the next keys.
 //
-// Blocks go through heads in turn. The queries, dO and O of the next square are fetched while this one is computed.
-template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Backward {
+// Blocks go through heads in turn. The queries, dO and O of the next square are fetched while this one is computed. SUM says that
+// the head's sums over its tokens are wanted.
+template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> struct Backward {
     static constexpr int TILES = ceil_div(T, 16);
     // Squares along one side.
     static constexpr int SQUARES = ceil_div(TILES, WARPS);
@@ -346,7 +347,10 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
     static constexpr int ROWS_BYTES = SIDE * Rows<D>::BYTES;
     // A row of dSᵀ has an odd number of units, so that neither its writes nor its reads meet in a bank.
     static constexpr int SCORES_STRIDE = (SIDE / 8 | 1) * 16;
-    static constexpr int SHARED = (2 * STAGES + 1) * ROWS_BYTES + SIDE * SCORES_STRIDE + 2 * SIDE * 4;
+    // dSᵀ, and when it is through the sums of the warps.
+    static constexpr int SUMS = WARPS * 3 * D * 4;
+    static constexpr int SCORES = SIDE * SCORES_STRIDE > SUMS ? SIDE * SCORES_STRIDE : SUMS;
+    static constexpr int SHARED = (2 * STAGES + 1) * ROWS_BYTES + SCORES + 2 * SIDE * 4;
 
     struct Square {
         int head, keys, queries;
@@ -367,6 +371,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
     const E* dout;
     E* dqkv;
     float* partial;
+    float* sums;
     int total, heads;
     const Header* header;
     u32 site, threshold;
@@ -374,8 +379,10 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
 
     // Where things lie in shared memory.
     u32 stages, keys, scores;
-    float *log_sums, *deltas;
+    float *log_sums, *deltas, *shared_sums;
 
+    // This warp's share of the head's sums.
+    ColumnSums<D> query_sums, key_sums, value_sums;
     // A warp's tile of keys and values, and their gradients.
     u32 k[D / 16][4], v[D / 16][4];
     float dk[D / 8][4], dv[D / 8][4];
@@ -541,6 +548,21 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
         float scale = score_scale<D>();
         store_tile<T, D>(head + heads * D, 3 * heads * D, first, dk, scale, scale);
         store_tile<T, D>(head + 2 * heads * D, 3 * heads * D, first, dv, keep_scale, keep_scale);
+        if constexpr (SUM) {
+            key_sums.template add<T>(first, [&](int j, int i) { return dk[j][i]; });
+            value_sums.template add<T>(first, [&](int j, int i) { return dv[j][i]; });
+        }
+    }
+
+    // The sums over all tokens of a head, when nobody needs dSᵀ any more.
+    __device__ __forceinline__ void store_sums(int head) {
+        float* own = shared_sums + warp() * 3 * D;
+        __syncthreads();
+        query_sums.store(own, score_scale<D>());
+        key_sums.store(own + D, score_scale<D>());
+        value_sums.store(own + 2 * D, keep_scale);
+        __syncthreads();
+        add_column_sums<D, WARPS, THREADS>(shared_sums, sums + (i64)(head / heads) * 3 * heads * D, heads, head % heads);
     }
 
     __device__ __forceinline__ void queries_phase(Square s) {
@@ -570,7 +592,9 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
         }
         if (SQUARES == 1 || s.keys == SQUARES - 1) {
             float scale = score_scale<D>();
-            store_tile<T, D>(dqkv + packed(s.head), 3 * heads * D, s.queries * SIDE + 16 * warp(), dq, scale, scale);
+            int first = s.queries * SIDE + 16 * warp();
+            store_tile<T, D>(dqkv + packed(s.head), 3 * heads * D, first, dq, scale, scale);
+            if constexpr (SUM) query_sums.template add<T>(first, [&](int j, int i) { return dq[j][i]; });
         } else {
 #pragma unroll
             for (int j = 0; j < D / 8; j++) mine[j * 32] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
@@ -596,6 +620,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
 #pragma unroll
                     for (int i = 0; i < 4; i++) dk[j][i] = dv[j][i] = 0.0f;
             }
+            if (SUM && s.queries == 0 && s.keys == 0) query_sums.clear(), key_sums.clear(), value_sums.clear();
             if (s.keys * WARPS + warp() < TILES) {
                 keys_phase(s, stage);
                 if (s.queries == SQUARES - 1) store_keys(s);
@@ -605,22 +630,26 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP> struct Bac
             if (STAGES == 1) fetch_queries(next, stage);
             fetch_rows(next);
             if (s.queries * WARPS + warp() < TILES) queries_phase(s);
+            if (SUM && next.head != s.head) store_sums(s.head);
             if (STAGES == 2) stage ^= 1;
             s = next;
         }
     }
 };
 
-// Grid: as many blocks as run at once. `partial` has 16·D·WARPS numbers for every block and square along a side.
-template <typename E, int T, int D, int WARPS, int STAGES, int RESIDENT, bool DROP>
+// Grid: as many blocks as run at once. `partial` has 16·D·WARPS numbers for every block and square along a side. With SUM, a row
+// of `sums` (B,3C) has the sums over a sample's tokens.
+template <typename E, int T, int D, int WARPS, int STAGES, int RESIDENT, bool DROP, bool SUM>
 __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     attention_grad(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
-                   const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ partial, int total, int heads,
-                   const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
-    using B = Backward<E, T, D, WARPS, STAGES, DROP>;
+                   const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ partial,
+                   float* __restrict__ sums, int total, int heads, const Header* __restrict__ header, u32 site,
+                   u32 threshold, float keep_scale) {
+    using B = Backward<E, T, D, WARPS, STAGES, DROP, SUM>;
     extern __shared__ uint4 shared[];
     B b;
     b.qkv = qkv, b.out = out, b.lse = lse, b.dout = dout, b.dqkv = dqkv, b.partial = partial;
+    b.sums = sums;
     b.total = total, b.heads = heads;
     b.header = header, b.site = site, b.threshold = threshold, b.keep_scale = keep_scale;
     b.stages = shared_address(shared);
@@ -628,6 +657,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     b.scores = b.keys + B::ROWS_BYTES;
     b.log_sums = reinterpret_cast<float*>(reinterpret_cast<u8*>(shared) + B::SHARED) - 2 * B::SIDE;
     b.deltas = b.log_sums + B::SIDE;
+    b.shared_sums = reinterpret_cast<float*>(reinterpret_cast<u8*>(shared) + (b.scores - b.stages));
     b.run();
 }
 
@@ -742,6 +772,27 @@ template <int D, int TILE> struct Plain {
         }
     }
 
+    // The sums over rows, first..T, of what `store` writes, by way of a piece of shared memory that nobody needs any more.
+    template <int T>
+    static __device__ __forceinline__ void store_sums(float* to, float* by, int first, const float (&sum)[4][COLUMNS],
+                                                      float factor) {
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            float own = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++) own += first + 4 * y() + i < T ? sum[i][c] : 0.0f;
+            if (column(c) < D) by[y() * STRIDE + column(c)] = own;
+        }
+        __syncthreads();
+        for (int d = threadIdx.x; d < D; d += THREADS) {
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < SIDE; i++) total += by[i * STRIDE + d];
+            to[d] = total * factor;
+        }
+    }
+
     static __device__ __forceinline__ float row_sum(float v) {
 #pragma unroll
         for (int lane = SIDE / 2; lane > 0; lane /= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
@@ -823,12 +874,14 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
     P::template store<T>(out + (i64)b * T * channels + h * D, channels, first, o, factor);
 }
 
-// dQ, and rowsum(dO ∘ O) for plain_attention_grad_keys. Grid: (B·H, pieces of queries).
-template <typename E, int T, int D, int TILE, bool DROP>
+// dQ, and rowsum(dO ∘ O) for plain_attention_grad_keys. With SUM, a row of `sums` (B·pieces,3C) has the sums over a piece of a
+// sample's tokens. Grid: (B·H, pieces of queries).
+template <typename E, int T, int D, int TILE, bool DROP, bool SUM>
 __global__ void __launch_bounds__(TILE* TILE / 16)
     plain_attention_grad_queries(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
-                                 const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ deltas, int heads,
-                                 const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
+                                 const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ deltas,
+                                 float* __restrict__ sums, int heads, const Header* __restrict__ header, u32 site,
+                                 u32 threshold, float keep_scale) {
     using P = Plain<D, TILE>;
     extern __shared__ float4 shared4[];
     float* queries = reinterpret_cast<float*>(shared4);
@@ -878,13 +931,15 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
     }
     const float factor[4] = {scale, scale, scale, scale};
     P::template store<T>(dqkv + packed, stride, first, dq, factor);
+    if constexpr (SUM)
+        P::template store_sums<T>(sums + ((i64)b * gridDim.y + blockIdx.y) * stride + h * D, keys, first, dq, scale);
 }
 
-// dK and dV. Grid: (B·H, pieces of keys).
-template <typename E, int T, int D, int TILE, bool DROP>
+// dK and dV, and their sums as above. Grid: (B·H, pieces of keys).
+template <typename E, int T, int D, int TILE, bool DROP, bool SUM>
 __global__ void __launch_bounds__(TILE* TILE / 16)
     plain_attention_grad_keys(const E* __restrict__ qkv, const float* __restrict__ lse, const E* __restrict__ dout,
-                              E* __restrict__ dqkv, const float* __restrict__ deltas, int heads,
+                              E* __restrict__ dqkv, const float* __restrict__ deltas, float* __restrict__ sums, int heads,
                               const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
     using P = Plain<D, TILE>;
     extern __shared__ float4 shared4[];
@@ -929,4 +984,9 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
     const float one[4] = {1.0f, 1.0f, 1.0f, 1.0f}, factor[4] = {scale, scale, scale, scale};
     P::template store<T>(dqkv + packed + channels, stride, first, dk, factor);
     P::template store<T>(dqkv + packed + 2 * channels, stride, first, dv, one);
+    if constexpr (SUM) {
+        float* row = sums + ((i64)b * gridDim.y + blockIdx.y) * stride + h * D;
+        P::template store_sums<T>(row + channels, queries, first, dk, scale);
+        P::template store_sums<T>(row + 2 * channels, queries, first, dv, 1.0f);
+    }
 }

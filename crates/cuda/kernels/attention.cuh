@@ -70,3 +70,63 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
         else w[i + 2] = other;
     }
 }
+
+// ---- Column sums ----
+
+// Of 2·HALF numbers in each of two lanes STEP apart, each lane gets the sums of one half.
+template <int HALF, int STEP, int N> __device__ __forceinline__ void share_sums(float (&x)[N]) {
+    const bool upper = threadIdx.x & STEP;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + HALF], STEP);
+        x[i] = (upper ? x[i + HALF] : x[i]) + other;
+    }
+}
+
+// The sums over rows of results of D columns, as a warp comes by them: 16 rows at a time, of which a thread has rows g and g+8,
+// columns 8j+2t and 8j+2t+1 (g = lane/4, t = lane%4). The eight threads of equal t have an eighth of their sums each.
+template <int D> struct ColumnSums {
+    static constexpr int OWN = ceil_div(D / 4, 8), ALL = 8 * OWN;
+    float own[OWN];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) own[i] = 0.0f;
+    }
+
+    // x(j, i) is element i of columns 8j on, as the matrix units leave them. Rows from T on count nothing.
+    template <int T, typename X> __device__ __forceinline__ void add(int first, X x) {
+        const int row = first + threadIdx.x % 32 / 4;
+        const bool low = T % 16 == 0 || row < T, high = T % 16 == 0 || row + 8 < T;
+        float sum[ALL];
+#pragma unroll
+        for (int i = 0; i < ALL; i++)
+            sum[i] = i < D / 4 ? (low ? x(i / 2, i % 2) : 0.0f) + (high ? x(i / 2, i % 2 + 2) : 0.0f) : 0.0f;
+        share_sums<ALL / 2, 16>(sum);
+        share_sums<ALL / 4, 8>(sum);
+        share_sums<ALL / 8, 4>(sum);
+#pragma unroll
+        for (int i = 0; i < OWN; i++) own[i] += sum[i];
+    }
+
+    // To D numbers, each times `factor`.
+    __device__ __forceinline__ void store(float* to, float factor) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            int pair = g * OWN + i;
+            if (ALL == D / 4 || pair < D / 4) to[pair / 2 * 8 + 2 * t + pair % 2] = own[i] * factor;
+        }
+    }
+};
+
+// What warps have stored of a head's dQ, dK and dV (WARPS rows of 3·D sums), added in order to its columns of a row of qkv.
+template <int D, int WARPS, int THREADS>
+__device__ __forceinline__ void add_column_sums(const float* from, float* row, int heads, int h) {
+    for (int i = threadIdx.x; i < 3 * D; i += THREADS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++) sum += from[warp * 3 * D + i];
+        row[i / D * heads * D + h * D + i % D] = sum;
+    }
+}

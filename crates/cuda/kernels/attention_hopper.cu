@@ -284,8 +284,9 @@ __device__ __forceinline__ void store_rows_by(u32 rows, E* head, int stride, int
 //      and leaves dSᵀ in shared memory.
 //   2. A warpgroup owns a tile of queries, and computes dQ = dS·K.
 // Blocks go through heads in turn. What phase 2 doesn't need of the next head is fetched while it runs. With STAGES = 2, the
-// next keys are fetched while phase 1 runs. LEFT says that the left sides of Pᵀ and dPᵀ (keys and values) are in registers.
-template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Backward {
+// next keys are fetched while phase 1 runs. LEFT says that the left sides of Pᵀ and dPᵀ (keys and values) are in registers, SUM
+// that the head's sums over its tokens are wanted.
+template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM> struct Backward {
     static constexpr int THREADS = 128 * GROUPS;
     static constexpr int ROWS = round_up(T, 16), COLUMNS = round_up(T, 8);
     static constexpr int TILES = ceil_div(T, 64);
@@ -295,10 +296,13 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
     static constexpr int LAST = COLUMNS - (PARTS - 1) * 64;
 
     static constexpr int MATRIX = ROWS * Rows<D>::BYTES, SCORES = ROWS * 128;
+    // dSᵀ, and when it is through the sums of the warps, and those of the last queries.
+    static constexpr int WARPS = 4 * GROUPS, SUMS = (3 * WARPS + 1) * D * 4;
+    static constexpr int SHARED_SCORES = PARTS * SCORES > SUMS ? PARTS * SCORES : SUMS;
     static constexpr int SMALL = (TAIL ? ROWS * 16 : 0) + 2 * ROWS * 4;
     // Values are there if there is room. Else they go straight to registers.
-    static constexpr bool VALUES = (STAGES + 3) * MATRIX + PARTS * SCORES + SMALL <= 232448;
-    static constexpr int SHARED = (STAGES + 2 + VALUES) * MATRIX + PARTS * SCORES + SMALL;
+    static constexpr bool VALUES = (STAGES + 3) * MATRIX + SHARED_SCORES + SMALL <= 232448;
+    static constexpr int SHARED = (STAGES + 2 + VALUES) * MATRIX + SHARED_SCORES + SMALL;
     static_assert(VALUES || LEFT, "no room for values");
     static_assert(GROUPS <= TILES, "a warpgroup without a tile");
 
@@ -315,11 +319,16 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
     const float* lse;
     const E* dout;
     E* dqkv;
+    float* sums;
     int total, heads;
 
     // Where things lie in shared memory. Products read rows of the last tile that aren't there, from what follows.
     u32 keys, values, queries, douts, scores, tail;
-    float *log_sums, *deltas;
+    float *log_sums, *deltas, *shared_sums;
+
+    // This warp's share of the head's sums.
+    ColumnSums<D> query_sums, key_sums, value_sums;
+    float tail_sums[2];
 
     // Of the head that comes next.
     uint4 o[OUTS];
@@ -519,6 +528,10 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             arrived(x.dk);
             arrived(x.dv);
             if (row >= T) continue;
+            if constexpr (SUM) {
+                key_sums.template add<T>(row, [&](int j, int i) { return x.dk[4 * j + i]; });
+                value_sums.template add<T>(row, [&](int j, int i) { return x.dv[4 * j + i]; });
+            }
             if constexpr (BY_VALUES) {
                 const u32 by = values + row * Rows<D>::BYTES;
                 store_rows_by<T, D>(by, to, stride(), row, x.dk, scale, scale);
@@ -546,6 +559,9 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             wait_products<0>();
             arrived(dq);
             const int row = 64 * part + 16 * warp();
+            if constexpr (SUM) {
+                if (row < T) query_sums.template add<T>(row, [&](int j, int i) { return dq[4 * j + i]; });
+            }
             if constexpr (BY_SCORES) {
                 // All four warps are through with this part of dSᵀ.
                 asm volatile("bar.sync %0, 128;" ::"r"(1 + group()) : "memory");
@@ -570,8 +586,46 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             for (int i = 0; i < 4; i++) {
                 int query = 64 * PARTS + lane % 4 * 2 + i % 2;
                 if (query < T) to[(i64)query * stride() + channel + i / 2 * 8] = from_float<E>(dq[i] * scale);
+                if (SUM && query < T) tail_sums[i / 2] += dq[i];
+            }
+            if constexpr (SUM) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    tail_sums[i] += __shfl_xor_sync(0xffffffffu, tail_sums[i], 1);
+                    tail_sums[i] += __shfl_xor_sync(0xffffffffu, tail_sums[i], 2);
+                }
             }
         }
+    }
+
+    __device__ __forceinline__ void clear_sums() {
+        query_sums.clear();
+        key_sums.clear();
+        value_sums.clear();
+        tail_sums[0] = tail_sums[1] = 0.0f;
+    }
+
+    // The sums over all tokens of a head, when nobody needs dSᵀ any more.
+    __device__ __forceinline__ void store_sums(int head) {
+        const int lane = threadIdx.x % 32;
+        const float scale = score_scale<D>();
+        float* own = shared_sums + (4 * group() + warp()) * 3 * D;
+        float* tail_row = shared_sums + WARPS * 3 * D;
+        __syncthreads();
+        query_sums.store(own, scale);
+        key_sums.store(own + D, scale);
+        value_sums.store(own + 2 * D, 1.0f);
+        if (TAIL && group() == PARTS % GROUPS && 16 * warp() < D && lane % 4 == 0) {
+            tail_row[16 * warp() + lane / 4] = tail_sums[0] * scale;
+            tail_row[16 * warp() + lane / 4 + 8] = tail_sums[1] * scale;
+        }
+        __syncthreads();
+        float* row = sums + (i64)(head / heads) * stride();
+        if constexpr (TAIL) {
+            for (int i = threadIdx.x; i < D; i += THREADS) shared_sums[i] += tail_row[i];
+            __syncthreads();
+        }
+        add_column_sums<D, WARPS, THREADS>(shared_sums, row, heads, head % heads);
     }
 
     __device__ __forceinline__ void run() {
@@ -587,12 +641,14 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
             publish();
             __syncthreads();
             if constexpr (STAGES == 2) fetch_keys(next, stage ^ 1);
+            if constexpr (SUM) clear_sums();
             keys_phase(head, own_keys);
             publish();
             __syncthreads();
             fetch_others(next);
             fetch_rows(next);
             queries_phase(head, own_keys);
+            if constexpr (SUM) store_sums(head);
             if constexpr (STAGES == 2) {
                 stage ^= 1;
             } else {
@@ -603,22 +659,24 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT> struct Ba
     }
 };
 
-// Grid: as many blocks as run at once.
-template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, int RESIDENT>
+// Grid: as many blocks as run at once. With SUM, a row of `sums` (B,3C) has the sums over a sample's tokens.
+template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, int RESIDENT, bool SUM>
 __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
     attention_grad_hopper(const E* __restrict__ qkv, const E* __restrict__ out, const float* __restrict__ lse,
-                          const E* __restrict__ dout, E* __restrict__ dqkv, int total, int heads) {
-    using B = Backward<E, T, D, GROUPS, STAGES, LEFT>;
+                          const E* __restrict__ dout, E* __restrict__ dqkv, float* __restrict__ sums, int total,
+                          int heads) {
+    using B = Backward<E, T, D, GROUPS, STAGES, LEFT, SUM>;
     extern __shared__ __align__(1024) u8 shared[];
     B b;
-    b.qkv = qkv, b.out = out, b.lse = lse, b.dout = dout, b.dqkv = dqkv;
+    b.qkv = qkv, b.out = out, b.lse = lse, b.dout = dout, b.dqkv = dqkv, b.sums = sums;
     b.total = total, b.heads = heads;
     b.keys = shared_address(shared);
     b.values = b.keys + STAGES * B::MATRIX;
     b.queries = b.values + B::VALUES * B::MATRIX;
     b.douts = b.queries + B::MATRIX;
     b.scores = b.douts + B::MATRIX;
-    b.tail = b.scores + B::PARTS * B::SCORES;
+    b.tail = b.scores + B::SHARED_SCORES;
+    b.shared_sums = reinterpret_cast<float*>(shared + (b.scores - b.keys));
     b.log_sums = reinterpret_cast<float*>(shared + B::SHARED) - 2 * B::ROWS;
     b.deltas = b.log_sums + B::ROWS;
     b.run();

@@ -526,22 +526,3 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
         cluster_sync();
     }
 }
-
-// sums[i] = partial[0][i] + partial[1][i] + …, always in the same order. 32 columns a block, 1024 threads.
-__global__ void __launch_bounds__(1024) add_partial(const float* partial, float* sums, int rows, int columns) {
-    __shared__ float parts[32][32];
-    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
-    float sum = 0.0f;
-    if (column < columns) {
-#pragma unroll 8
-        for (int row = slice; row < rows; row += 32) sum += partial[(i64)row * columns + column];
-    }
-    parts[slice][lane] = sum;
-    __syncthreads();
-    if (slice == 0 && column < columns) {
-        sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 32; i++) sum += parts[i][lane];
-        sums[column] = sum;
-    }
-}

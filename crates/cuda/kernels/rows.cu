@@ -207,25 +207,35 @@ gelu_grad_sums(const T* pre, const T* dy, T* dx, int rows, int columns, int per,
     write_sums<V, W>(sum, columns, nullptr, out);
 }
 
-// Sums the rows of partial sums (parts, columns), on top of `start` if there is one. Columns from `split` on go to `second`.
-__global__ void __launch_bounds__(1024)
-sum_parts(const float* parts, int rows, int columns, const float* start, float* first, float* second, int split) {
-    __shared__ float sums[32][33];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int column = blockIdx.x * 32 + lane;
+// Some columns of partial sums (rows, stride) that become one sum. As the host writes it.
+struct PartialSum {
+    const float* parts;
+    // What the sum starts from; none is 0.
+    const float* start;
+    float* out;
+    int rows, stride, columns;
+    // The block that has its first columns.
+    int block;
+};
+
+// Adds up the partial sums of many sums, each row by row in the same order. A block has 32 columns of one of them.
+__global__ void __launch_bounds__(1024) sum_parts(const PartialSum* sums, int count) {
+    __shared__ float shared[32][33];
+    int own = 0;
+    for (int i = 1; i < count; i++) own += sums[i].block <= (int)blockIdx.x;
+    const PartialSum s = sums[own];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = (blockIdx.x - s.block) * 32;
     float sum = 0.0f;
-    if (column < columns)
+    if (first + lane < s.columns)
 #pragma unroll 8
-        for (int row = warp; row < rows; row += 32) sum += parts[(i64)row * columns + column];
-    sums[warp][lane] = sum;
+        for (int row = warp; row < s.rows; row += 32) sum += s.parts[(i64)row * s.stride + first + lane];
+    shared[warp][lane] = sum;
     __syncthreads();
     // Each warp adds up one column.
-    column = blockIdx.x * 32 + warp;
-    sum = warp_sum(sums[lane][warp]);
-    if (lane > 0 || column >= columns) return;
-    if (start) sum += start[column];
-    if (column < split) first[column] = sum;
-    else second[column - split] = sum;
+    int column = first + warp;
+    sum = warp_sum(shared[lane][warp]);
+    if (lane > 0 || column >= s.columns) return;
+    s.out[column] = s.start ? s.start[column] + sum : sum;
 }
 
 // ---- layer norm ---------------------------------------------------------------------------------------------------
@@ -339,21 +349,31 @@ layer_norm(const X* x, const R* r, const float* gamma, const float* beta, X* sum
 }
 
 // dx = the gradient through layer_norm (with ADD, plus `more`), with HALF once more as H; a row of partial sums (dgamma,
-// dbeta) for each block.
-template <typename X, typename DY, typename H, int C, bool ADD, bool HALF>
+// dbeta, with SUM those of dx) for each block.
+template <typename X, typename DY, typename H, int C, bool ADD, bool HALF, bool SUM>
 __global__ void __launch_bounds__(THREADS, 2)
 layer_norm_grad(const X* x, const float* mean, const float* rstd, const float* gamma, const DY* dy, const X* more, X* dx,
                 H* half, float* parts, int rows) {
-    constexpr int LANES = lanes_of(C, 24), GROUPS = THREADS / LANES;
+    constexpr int LANES = lanes_of(C, 24), GROUPS = THREADS / LANES, SUMS = SUM ? 3 : 2;
     using S = Slice<C, LANES>;
     constexpr int V = S::V;
+    // Registers don't hold the sums of dx beside the others. A thread keeps its own in shared memory, if that does.
+    constexpr bool ASIDE = SUM && (GROUPS + 1) * C * 4 <= 48 << 10;
     // First gamma, in the end the partial sums of the groups.
-    __shared__ __align__(16) float shared[GROUPS * C];
+    __shared__ __align__(16) float shared[(GROUPS + ASIDE) * C];
     for (int i = threadIdx.x; i < C; i += THREADS) shared[i] = gamma[i];
+    int group = threadIdx.x / LANES;
+    float* aside = shared + C + group * C;
+    if constexpr (ASIDE) {
+        float zero[V] = {};
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (S::has(k)) Pack<float, V>::store(aside + S::column(k), zero);
+    }
     __syncthreads();
 
-    int group = threadIdx.x / LANES;
-    float dgamma[S::VECTORS][V] = {}, dbeta[S::VECTORS][V] = {};
+    float column_sums[ASIDE ? 2 : SUMS][S::VECTORS][V] = {};
+    float (&dgamma)[S::VECTORS][V] = column_sums[0], (&dbeta)[S::VECTORS][V] = column_sums[1];
     for (int first = blockIdx.x * GROUPS; first < rows; first += gridDim.x * GROUPS) {
         int row = first + group;
         bool here = row < rows;
@@ -397,23 +417,37 @@ layer_norm_grad(const X* x, const float* mean, const float* rstd, const float* g
             for (int i = 0; i < V; i++) v[k][i] = fmaf(s, d[k][i] - g_mean - v[k][i] * gx_mean, a[k][i]);
             Pack<X, V>::store(dx + base + S::column(k), v[k]);
             if constexpr (HALF) Pack<H, V>::store(half + base + S::column(k), v[k]);
+            if constexpr (ASIDE) {
+                float sum[V];
+                Pack<float, V>::load(aside + S::column(k), sum);
+#pragma unroll
+                for (int i = 0; i < V; i++) sum[i] += v[k][i];
+                Pack<float, V>::store(aside + S::column(k), sum);
+            } else if constexpr (SUM) {
+#pragma unroll
+                for (int i = 0; i < V; i++) column_sums[SUMS - 1][k][i] += v[k][i];
+            }
         }
     }
 
-    // The groups' sums, added in order: first dgamma's, then dbeta's.
-#pragma unroll
-    for (int of = 0; of < 2; of++) {
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < S::VECTORS; k++)
-            if (S::has(k)) Pack<float, V>::store(shared + group * C + S::column(k), of == 0 ? dgamma[k] : dbeta[k]);
+    // The groups' sums, added in order.
+    auto add_up = [&](const float* sums, int of) {
         __syncthreads();
         for (int column = threadIdx.x; column < C; column += THREADS) {
             float sum = 0.0f;
 #pragma unroll 8
-            for (int g = 0; g < GROUPS; g++) sum += shared[g * C + column];
-            parts[((i64)blockIdx.x * 2 + of) * C + column] = sum;
+            for (int g = 0; g < GROUPS; g++) sum += sums[g * C + column];
+            parts[((i64)blockIdx.x * SUMS + of) * C + column] = sum;
         }
+    };
+    if constexpr (ASIDE) add_up(shared + C, 2);
+#pragma unroll
+    for (int of = 0; of < (ASIDE ? 2 : SUMS); of++) {
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (S::has(k)) Pack<float, V>::store(shared + group * C + S::column(k), column_sums[of][k]);
+        add_up(shared, of);
     }
 }
 

@@ -201,12 +201,36 @@ impl Exchanged {
     }
 }
 
+/// A sum over rows of partial sums, f32, that a kernel has left in the memory for such. Sums of many steps are made by one launch:
+/// see [`crate::sums`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PartialSum {
+    /// The first of its columns.
+    pub parts: Address,
+    pub rows: usize,
+    /// Elements from a row to the next.
+    pub stride: usize,
+    pub columns: usize,
+    /// What the sum starts from.
+    pub start: Option<Address>,
+    pub out: Address,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Launch(Launch),
     Product(Product),
-    Copy { from: Address, to: Address, bytes: usize },
-    Zero { at: Address, bytes: usize },
+    /// Must be done before anyone needs the sum, not at once. No list that is bound has any.
+    Sum(PartialSum),
+    Copy {
+        from: Address,
+        to: Address,
+        bytes: usize,
+    },
+    Zero {
+        at: Address,
+        bytes: usize,
+    },
     Exchange(Exchanged),
 }
 
@@ -244,6 +268,8 @@ pub struct Context<'a> {
     pub outputs: &'a [Operand],
     /// The step's working memory: as many bytes as [`crate::steps::scratch`] asked for.
     pub scratch: Address,
+    /// For its partial sums: as many bytes as [`crate::steps::parts`] asked for. They stay until they are added up.
+    pub parts: Address,
     /// Where the run's `Header` lies, as `common.cuh` declares it.
     pub header: Address,
     /// Whether gradients and statistics add to what earlier micro-steps left. Each way has a list of actions of its own.

@@ -1,10 +1,11 @@
 //! From a plan to the list of actions, with addresses. Touches no GPU.
 
-use crate::action::{Action, Address, Constants, Context, Facts, Operand};
+use crate::action::{Action, Address, Constants, Context, Facts, Operand, PartialSum};
 use crate::error::CudaError;
 use crate::exchange::collective;
 use crate::overlap::overlap;
 use crate::steps;
+use crate::sums::{Range, Sums, Waiting};
 use graph::passes::ALIGN;
 use graph::plan::{Place, Plan, Step};
 use graph::{Lane, Op, State, StateId};
@@ -17,6 +18,8 @@ pub struct Memory<'a> {
     /// Of every state.
     pub states: &'a [Address],
     pub header: Address,
+    /// For partial sums: as many bytes as [`Bound::parts`] says.
+    pub parts: Address,
 }
 
 /// Offsets of the states, and the bytes of all. They lie in the order of their table, each at a border: collectives of
@@ -42,6 +45,20 @@ pub struct Placed {
     pub first: usize,
     /// Earlier actions of other lanes that must have finished.
     pub waits: Vec<usize>,
+    /// Partial sums that it leaves: where, and how many bytes.
+    pub parts: (Address, usize),
+    /// The sums that it makes, of this step and earlier ones.
+    pub sums: Vec<PartialSum>,
+    /// Values of the plan that are there when it is done.
+    pub results: Vec<usize>,
+}
+
+impl Placed {
+    /// An action of some steps, from the first to the last.
+    pub fn new(action: Action, lane: Lane, (first, step): (usize, usize)) -> Self {
+        let (waits, parts, sums, results) = (vec![], (0, 0), vec![], vec![]);
+        Placed { action, lane, step, first, waits, parts, sums, results }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,6 +66,8 @@ pub struct Bound {
     pub actions: Vec<Placed>,
     /// Of every value of the plan.
     pub addresses: Vec<Address>,
+    /// Bytes of memory for partial sums.
+    pub parts: usize,
 }
 
 /// Steps that are launched together.
@@ -64,17 +83,25 @@ enum Group {
 
 /// Who makes the actions: [`Steps`], or a fake in tests.
 pub trait Maker {
+    /// Bytes of partial sums that the actions of a step leave.
+    fn parts(&self, op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) -> usize;
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError>;
     /// Those of a sum of squares, a clip and an advance that follow each other.
     fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError>;
     /// Those of optimizers that follow each other.
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
+    /// Those that make sums of what steps have left.
+    fn sums(&self, sums: &[PartialSum], constants: &mut Constants) -> Vec<Action>;
 }
 
 /// The kernels of `steps/`.
 pub struct Steps;
 
 impl Maker for Steps {
+    fn parts(&self, op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) -> usize {
+        steps::parts(op, inputs, outputs, facts)
+    }
+
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         steps::actions(cx)
     }
@@ -89,6 +116,10 @@ impl Maker for Steps {
         constants: &mut Constants,
     ) -> Result<Vec<Action>, CudaError> {
         steps::update::optimizers(contexts, constants)
+    }
+
+    fn sums(&self, sums: &[PartialSum], constants: &mut Constants) -> Vec<Action> {
+        vec![steps::rows::sum_parts(sums, constants)]
     }
 }
 
@@ -124,26 +155,79 @@ fn group(steps: &[Step]) -> (Group, usize) {
 impl Binder<'_> {
     pub fn bind(&self, plan: &Plan, constants: &mut Constants) -> Result<Bound, CudaError> {
         let mut addresses: Vec<Address> = plan.values.iter().map(|v| self.address(v.place)).collect();
-        let forwarded = if self.accumulate { HashMap::new() } else { forwarded(plan) };
-        for (value, sum) in forwarded.values() {
-            addresses[*value] = addresses[*sum];
+        let forwarded = forwarded(plan);
+        if !self.accumulate {
+            for (value, sum) in forwarded.values() {
+                addresses[*value] = addresses[*sum];
+            }
         }
         let mut list = List::new(plan);
+        let mut sums = Sums::at(self.memory.parts);
         let mut at = 0;
         while at < plan.steps.len() {
             let (group, count) = group(&plan.steps[at..]);
             let steps = at..at + count;
-            let actions = if forwarded.contains_key(&at) {
-                Vec::new()
-            } else {
-                self.actions(plan, group, steps.clone(), &addresses, constants)?
-            };
-            list.push(steps, actions);
             at += count;
+            if let Some((value, sum)) = forwarded.get(&steps.start) {
+                let so_far = addresses[plan.steps[steps.start].inputs[0]];
+                if !self.accumulate || sums.add_to(*value, so_far, (*sum, addresses[*sum])) {
+                    list.push(steps, Vec::new());
+                    continue;
+                }
+            }
+            let parts = self.parts(plan, &plan.steps[steps.clone()], &addresses);
+            let mut touched = self.touched(plan, &plan.steps[steps.clone()], &addresses);
+            if !sums.has_room(parts) || touched.any(|range| sums.concern(&range)) {
+                self.add_up(&mut sums, &mut list, constants);
+            }
+            let place = (if parts > 0 { sums.take(parts) } else { 0 }, parts);
+            let actions = self.actions(plan, group, steps.clone(), &addresses, place.0, constants)?;
+            let (now, later) = split(actions);
+            let later = waiting(plan, steps.end - 1, later, &addresses)?;
+            list.push(steps, now);
+            list.leaves(place, &later);
+            later.into_iter().for_each(|waiting| sums.wait(waiting));
         }
-        let bound = Bound { actions: list.actions, addresses };
+        self.add_up(&mut sums, &mut list, constants);
+        let bound = Bound { actions: list.actions, addresses, parts: sums.used };
         let Memory { arena, states, .. } = self.memory;
         Ok(if self.overlap { overlap(plan, bound, arena, states) } else { bound })
+    }
+
+    /// Bytes of partial sums that steps leave. Only single ones do.
+    fn parts(&self, plan: &Plan, steps: &[Step], addresses: &[Address]) -> usize {
+        let of = |step: &Step| {
+            let (inputs, outputs) = self.operands(plan, step, addresses);
+            self.maker.parts(&step.op, &inputs, &outputs, self.facts)
+        };
+        steps.iter().map(of).sum()
+    }
+
+    /// The memory of the values that steps have to do with.
+    fn touched<'a>(
+        &'a self,
+        plan: &'a Plan,
+        steps: &'a [Step],
+        addresses: &'a [Address],
+    ) -> impl Iterator<Item = Range> + 'a {
+        let values = steps.iter().flat_map(|step| step.inputs.iter().chain(&step.outputs));
+        let states = steps.iter().filter_map(|step| match step.op {
+            Op::Assign { state } => Some(state),
+            _ => None,
+        });
+        let of_states = states.map(|state| {
+            Range::new(self.memory.states[state.index()], plan.states[state.index()].ty.bytes())
+        });
+        values.map(|value| Range::new(addresses[*value], plan.values[*value].ty.bytes())).chain(of_states)
+    }
+
+    /// Makes the sums that wait.
+    fn add_up(&self, sums: &mut Sums, list: &mut List<'_>, constants: &mut Constants) {
+        let waiting = sums.take_all();
+        if !waiting.is_empty() {
+            let all: Vec<PartialSum> = waiting.iter().map(|waiting| waiting.sum).collect();
+            list.push_sums(&waiting, self.maker.sums(&all, constants));
+        }
     }
 
     fn address(&self, place: Place) -> Address {
@@ -159,6 +243,7 @@ impl Binder<'_> {
         group: Group,
         range: std::ops::Range<usize>,
         addresses: &[Address],
+        parts: Address,
         constants: &mut Constants,
     ) -> Result<Vec<Action>, CudaError> {
         let steps = &plan.steps[range];
@@ -172,6 +257,7 @@ impl Binder<'_> {
                 inputs,
                 outputs,
                 scratch: step.scratch.map_or(0, |s| self.memory.arena + s.offset as Address),
+                parts,
                 header: self.memory.header,
                 accumulate: self.accumulate,
                 tf32: self.tf32,
@@ -238,14 +324,74 @@ impl<'a> List<'a> {
             self.owed.insert(lane, waits);
             return;
         }
-        let (first, step) = (steps.start, steps.end - 1);
+        let range = (steps.start, steps.end - 1);
         for action in actions {
             let waits = std::mem::take(&mut waits);
             self.last.insert(lane, self.actions.len());
-            self.actions.push(Placed { action, lane, step, first, waits });
+            self.actions.push(Placed { waits, ..Placed::new(action, lane, range) });
         }
-        self.done.extend(steps.map(|_| vec![self.actions.len() - 1]));
+        self.done.extend(steps.clone().map(|_| vec![self.actions.len() - 1]));
+        let results = self.plan.steps[steps].iter().flat_map(|step| step.outputs.iter().copied()).collect();
+        self.last_mut(|placed| placed.results = results);
     }
+
+    /// The step that was pushed last leaves parts, and sums of them that are made later.
+    fn leaves(&mut self, parts: (Address, usize), later: &[Waiting]) {
+        let step = self.done.len() - 1;
+        for placed in self.actions.iter_mut().rev().take_while(|placed| placed.step == step) {
+            placed.parts = parts;
+            placed.results.retain(|value| later.iter().all(|waiting| waiting.value != *value));
+        }
+    }
+
+    /// Sums of what earlier steps have left.
+    fn push_sums(&mut self, waiting: &[Waiting], actions: Vec<Action>) {
+        let lane = Lane::Compute;
+        let step = waiting.iter().map(|waiting| waiting.step).max().unwrap_or(0);
+        for action in actions {
+            let sums = waiting.iter().map(|waiting| waiting.sum).collect();
+            self.last.insert(lane, self.actions.len());
+            self.actions.push(Placed { sums, ..Placed::new(action, lane, (step, step)) });
+        }
+        // Whoever waits for one of these steps, or for one that adds such a sum to another, waits for the sums.
+        let (first, made) = (waiting.iter().map(|waiting| waiting.step).min(), self.actions.len() - 1);
+        self.done[first.unwrap_or(0)..].iter_mut().for_each(|done| done.push(made));
+        let results = waiting.iter().map(|waiting| waiting.value).collect();
+        self.last_mut(|placed| placed.results = results);
+    }
+
+    fn last_mut(&mut self, change: impl FnOnce(&mut Placed)) {
+        if let Some(placed) = self.actions.last_mut() {
+            change(placed);
+        }
+    }
+}
+
+/// The sums that a step leaves, each with the value that it will be.
+fn waiting(
+    plan: &Plan,
+    step: usize,
+    sums: Vec<PartialSum>,
+    addresses: &[Address],
+) -> Result<Vec<Waiting>, CudaError> {
+    let Step { op, layer, outputs, .. } = &plan.steps[step];
+    let of = |sum: PartialSum| match outputs.iter().copied().find(|v| addresses[*v] == sum.out) {
+        Some(value) => Ok(Waiting { sum, step, value }),
+        None => Err(CudaError::Misuse(format!("{layer}: {} sums what is none of its results", op.name()))),
+    };
+    sums.into_iter().map(of).collect()
+}
+
+/// What is done at once, and the sums.
+fn split(actions: Vec<Action>) -> (Vec<Action>, Vec<PartialSum>) {
+    let (mut now, mut later) = (Vec::new(), Vec::new());
+    for action in actions {
+        match action {
+            Action::Sum(sum) => later.push(sum),
+            other => now.push(other),
+        }
+    }
+    (now, later)
 }
 
 /// Sums that are their first part: from the `accumulate` step to (the value it would add, the sum). The step that makes the

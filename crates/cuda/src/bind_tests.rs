@@ -3,11 +3,31 @@ use graph::graph::Phase;
 use graph::plan::{PlanValue, ScratchRange};
 use graph::{DType, Role, Type};
 
-/// Makes a copy from the first input to the first output of every step, and one zeroing for merged optimizers.
+/// Makes a copy from the first input to the first output of every step, and one zeroing for merged optimizers. A norm's gradient
+/// leaves parts of the sums that are its other outputs; a zeroing of as many bytes as there are sums makes them.
 struct Fake;
 
+/// Bytes of parts that a sum has.
+const PARTS: usize = 1 << 20;
+
 impl Maker for Fake {
+    fn parts(&self, op: &Op, _: &[Operand], outputs: &[Operand], _: &Facts) -> usize {
+        if matches!(op, Op::LayerNormGrad { .. }) { PARTS * (outputs.len() - 1) } else { 0 }
+    }
+
+    fn sums(&self, sums: &[PartialSum], _: &mut Constants) -> Vec<Action> {
+        vec![Action::Zero { at: sums[0].out, bytes: sums.len() }]
+    }
+
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+        if let Op::LayerNormGrad { .. } = cx.op {
+            let sum = |(i, out): (usize, &Operand)| {
+                let (parts, start, out) = (cx.parts + (i * PARTS) as Address, None, out.address);
+                Action::Sum(PartialSum { parts, rows: PARTS / 32, stride: 8, columns: 8, start, out })
+            };
+            let first = Action::Copy { from: cx.parts, to: cx.output(0).address, bytes: cx.inputs.len() };
+            return Ok([first].into_iter().chain(cx.outputs[1..].iter().enumerate().map(sum)).collect());
+        }
         let from = cx.inputs.first().map_or(cx.scratch, |o| o.address);
         let to = cx.outputs.first().map_or(0, |o| o.address);
         Ok(vec![Action::Copy { from, to, bytes: cx.inputs.len() }])
@@ -25,11 +45,12 @@ impl Maker for Fake {
 }
 
 const ARENA: Address = 0x10_0000;
+const REGION: Address = 0x1000_0000;
 const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0100];
 
 fn bind(plan: &Plan, accumulate: bool) -> Result<Bound, CudaError> {
     let facts = Facts::h200();
-    let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000 };
+    let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000, parts: REGION };
     let binder = Binder { memory, accumulate, tf32: false, overlap: false, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(0x40_0000))
 }
@@ -321,4 +342,82 @@ fn a_plan_for_other_ranks_is_refused() {
     assert_eq!(refused(Some(3)), format!("{among} are 3"));
     assert!(crate::exchange::check_ranks(&plan, Some(2)).is_ok());
     assert!(crate::exchange::check_ranks(&summed().0, None).is_ok());
+}
+
+const NORM: Op = Op::LayerNormGrad { add: false, sum: false, half: None };
+
+/// Norms' gradients, each with a sum that is added to a state.
+fn norms(count: usize) -> Made {
+    let mut made = Made::new();
+    let x = made.value(arena(0));
+    for i in 0..count {
+        let (dx, sum) = (made.value(arena(128)), made.value(arena(256 + 128 * i)));
+        let (so_far, total) = (made.value(state(i as u32)), made.value(state(i as u32)));
+        made.step(NORM, &[x], &[dx, sum]);
+        made.step(Op::Accumulate, &[so_far, sum], &[total]);
+    }
+    made
+}
+
+#[test]
+fn sums_of_many_steps_are_made_together() {
+    let plan = norms(3).0;
+    for accumulate in [false, true] {
+        let bound = bind(&plan, accumulate).unwrap();
+        let parts = |i: usize| REGION + (i * PARTS) as Address;
+        let norm = |i: usize| copy(parts(i), ARENA + 128, 1);
+        let sums = Action::Zero { at: STATES[0], bytes: 3 };
+        assert_eq!(actions(&bound), [norm(0), norm(1), norm(2), sums]);
+        assert_eq!(bound.parts, 3 * PARTS);
+        let [one, _, _, all] = &bound.actions[..] else { panic!() };
+        assert_eq!((one.parts, one.results.len()), ((REGION, PARTS), 1));
+        for (sum, to) in all.sums.iter().zip(STATES) {
+            assert_eq!((sum.out, sum.start), (to, accumulate.then_some(to)));
+        }
+        assert_eq!(all.results.len(), 3);
+    }
+}
+
+#[test]
+fn sums_are_made_before_anyone_needs_them() {
+    let mut made = norms(2);
+    let out = made.value(arena(1024));
+    // The first norm's sum, after it was added to its state.
+    made.step(Op::Gelu, &[4], &[out]);
+    for accumulate in [false, true] {
+        let bound = bind(&made.0, accumulate).unwrap();
+        let seen = actions(&bound);
+        assert_eq!(seen.len(), 4);
+        assert_eq!(seen[2..], [Action::Zero { at: STATES[0], bytes: 2 }, copy(STATES[0], ARENA + 1024, 1)]);
+    }
+    // A sum that someone needs as it is isn't added to its state on the way.
+    let mut made = norms(2);
+    let out = made.value(arena(1024));
+    made.step(Op::Gelu, &[2], &[out]);
+    let bound = bind(&made.0, true).unwrap();
+    let add = copy(STATES[0], STATES[0], 2);
+    assert_eq!(actions(&bound)[1..3], [Action::Zero { at: ARENA + 256, bytes: 1 }, add]);
+}
+
+#[test]
+fn what_travels_waits_for_its_sums() {
+    let mut made = norms(2);
+    let after: Vec<usize> = (0..2).map(|i| made.value(state(i))).collect();
+    made.step(all_reduce(), &[4, 8], &after).waits = vec![3];
+    let bound = bind(&made.0, false).unwrap();
+    let [_, _, sums, call] = &bound.actions[..] else { panic!("{bound:?}") };
+    assert!(sums.sums.len() == 2 && call.waits.contains(&2));
+}
+
+#[test]
+fn parts_that_fill_their_memory_are_added_up() {
+    let mut made = norms(1);
+    for i in 0..20 {
+        let (dx, sum) = (made.value(arena(128)), made.value(arena(4096 + 128 * i)));
+        made.step(NORM, &[0], &[dx, sum]);
+    }
+    let bound = bind(&made.0, false).unwrap();
+    let made: Vec<usize> = bound.actions.iter().map(|p| p.sums.len()).filter(|sums| *sums > 0).collect();
+    assert_eq!(made, [8, 8, 5]);
+    assert_eq!(bound.parts, 16 * PARTS);
 }

@@ -117,7 +117,8 @@ pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, Marks) {
         marks.waits += 1;
         for (place, waits) in [(from, vec![]), (from + MARK / 2, waits)] {
             let action = Action::Launch(note_time(place));
-            actions.push(Placed { action, waits, lane: Lane::Compute, ..like.clone() });
+            let steps = (like.first, like.step);
+            actions.push(Placed { waits, ..Placed::new(action, Lane::Compute, steps) });
         }
     };
     for (index, mut placed) in bound.actions.into_iter().enumerate() {

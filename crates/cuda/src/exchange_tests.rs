@@ -3,7 +3,7 @@ use comm::Reduction as Sums;
 
 fn work(lane: Lane, waits: &[usize]) -> Placed {
     let action = Action::Zero { at: 0, bytes: 0 };
-    Placed { action, lane, step: 0, first: 0, waits: waits.to_vec() }
+    Placed { waits: waits.to_vec(), ..Placed::new(action, lane, (0, 0)) }
 }
 
 fn compute(waits: &[usize]) -> Placed {
@@ -137,7 +137,7 @@ fn whatever_waits_for_what_the_order_is_kept() {
 
 #[test]
 fn times_are_noted_around_collectives_and_waits() {
-    let bound = Bound { actions: backward(), addresses: vec![] };
+    let bound = Bound { actions: backward(), ..Bound::default() };
     let (timed, marks) = timed(bound, 1000);
     assert_eq!(marks, Marks { calls: 3, waits: 3 });
     assert_eq!(marks.bytes(), 96);
@@ -177,7 +177,7 @@ fn times_are_noted_around_collectives_and_waits() {
 
 #[test]
 fn nothing_is_noted_where_nothing_is_exchanged() {
-    let bound = Bound { actions: vec![compute(&[])], addresses: vec![] };
+    let bound = Bound { actions: vec![compute(&[])], ..Bound::default() };
     assert_eq!(timed(bound.clone(), 1000), (bound, Marks::default()));
 }
 

@@ -303,7 +303,7 @@ impl Executor {
             arena: self.plans.arena.bytes,
             states: self.state_block.bytes,
             staging: self.plans.staging.device_bytes(),
-            tables: self.plans.constants.bytes + times + self.header.bytes,
+            tables: self.plans.constants.bytes + self.plans.parts.bytes + times + self.header.bytes,
             workspace: self.products.workspace_bytes(),
         }
     }

@@ -24,6 +24,7 @@ mod nccl_tests;
 mod overlap;
 mod product;
 pub mod steps;
+pub mod sums;
 mod tuner;
 mod warm;
 

@@ -4,27 +4,15 @@
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory
 //! that steps read and write: plans place their values for one lane, and this looks at where they lie.
 
-use crate::action::{Action, Address};
+use crate::action::Address;
 use crate::bind::{Bound, Placed};
+use crate::sums::Range;
 use graph::plan::{Plan, Step};
 use graph::{Lane, Op};
 use std::collections::HashMap;
 
 /// The lane that graphs have beside the others; outside of them it is that of copies.
 const SIDE: Lane = Lane::Copy;
-
-/// From the first byte to the last but one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
-    start: Address,
-    end: Address,
-}
-
-impl Range {
-    fn meets(&self, other: &Range) -> bool {
-        self.start < other.end && other.start < self.end
-    }
-}
 
 /// What a step does to memory.
 #[derive(Clone, Debug, Default)]
@@ -48,36 +36,30 @@ fn is_aside(op: &Op) -> bool {
     matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. })
 }
 
-/// Whether an action adds up the partial sums of its step, which only the gradient of a parameter is made of.
-fn adds_up(placed: &Placed) -> bool {
-    matches!(&placed.action, Action::Launch(launch) if matches!(launch.kernel.name.as_str(), "sum_parts" | "add_partial"))
-}
-
 /// Moves what can run beside the rest to a lane of its own. `states` are the addresses of states, `arena` that of the arena.
 pub(crate) fn overlap(plan: &Plan, bound: Bound, arena: Address, states: &[Address]) -> Bound {
-    let Bound { mut actions, addresses } = bound;
-    let mut aside: Vec<usize> =
-        (0..actions.len()).filter(|i| is_aside(&plan.steps[actions[*i].step].op)).collect();
-    if aside.is_empty() {
-        return Bound { actions, addresses };
+    let Bound { mut actions, addresses, parts } = bound;
+    let goes_aside = |placed: &Placed| !placed.sums.is_empty() || is_aside(&plan.steps[placed.step].op);
+    let aside: Vec<bool> = actions.iter().map(goes_aside).collect();
+    if !aside.contains(&true) {
+        return Bound { actions, addresses, parts };
     }
     let memory = Memory { plan, addresses: &addresses, arena, states };
-    // Actions of one step follow each other, and are one here, but for the last that adds up what the others have left.
+    // Actions of one step follow each other, and are one here. Sums of what steps have left are for themselves.
     let mut groups: Vec<(std::ops::Range<usize>, Touched)> = Vec::new();
     for (index, placed) in actions.iter().enumerate() {
-        let same = |range: &std::ops::Range<usize>| actions[range.start].step == placed.step;
+        let same = |range: &std::ops::Range<usize>| {
+            let before = &actions[range.start];
+            before.step == placed.step && before.sums == placed.sums
+        };
         match groups.last_mut().filter(|(range, _)| same(range)) {
-            Some(_) if adds_up(placed) => {
-                groups.push((index..index + 1, memory.sums(placed.step)));
-                aside.push(index);
-            }
             Some((range, _)) => range.end = index + 1,
-            None => groups.push((index..index + 1, memory.touched(placed.first..placed.step + 1))),
+            None => groups.push((index..index + 1, memory.touched_by(placed))),
         }
     }
     let mut order = Order::default();
     for (number, (range, own)) in groups.iter().enumerate() {
-        if aside.contains(&range.start) {
+        if aside[range.start] {
             actions[range.clone()].iter_mut().for_each(|placed| placed.lane = SIDE);
         }
         let lane = actions[range.start].lane;
@@ -95,7 +77,7 @@ pub(crate) fn overlap(plan: &Plan, bound: Bound, arena: Address, states: &[Addre
             placed.waits = std::mem::take(&mut waits);
         }
     }
-    Bound { actions, addresses }
+    Bound { actions, addresses, parts }
 }
 
 /// Where the values of a plan lie.
@@ -108,14 +90,27 @@ struct Memory<'a> {
 
 impl Memory<'_> {
     fn value(&self, value: &usize) -> Range {
-        let start = self.addresses[*value];
-        Range { start, end: start + self.plan.values[*value].ty.bytes() as Address }
+        Range::new(self.addresses[*value], self.plan.values[*value].ty.bytes())
     }
 
     fn scratch(&self, step: &Step) -> Option<Range> {
         let scratch = step.scratch?;
-        let start = self.arena + scratch.offset as Address;
-        Some(Range { start, end: start + scratch.bytes as Address })
+        Some(Range::new(self.arena + scratch.offset as Address, scratch.bytes))
+    }
+
+    /// By the group that an action begins.
+    fn touched_by(&self, placed: &Placed) -> Touched {
+        if placed.sums.is_empty() {
+            let mut touched = self.touched(placed.first..placed.step + 1);
+            let (address, bytes) = placed.parts;
+            touched.writes.extend((bytes > 0).then(|| Range::new(address, bytes)));
+            return touched;
+        }
+        let sums = placed.sums.iter();
+        Touched {
+            reads: sums.clone().flat_map(|sum| std::iter::once(sum.parts()).chain(sum.start())).collect(),
+            writes: sums.map(|sum| sum.out()).collect(),
+        }
     }
 
     fn touched(&self, steps: std::ops::Range<usize>) -> Touched {
@@ -125,20 +120,11 @@ impl Memory<'_> {
             touched.writes.extend(step.outputs.iter().map(|value| self.value(value)));
             touched.writes.extend(self.scratch(step));
             if let Op::Assign { state } = step.op {
-                let start = self.states[state.index()];
-                let bytes = self.plan.states[state.index()].ty.bytes() as Address;
-                touched.writes.push(Range { start, end: start + bytes });
+                let bytes = self.plan.states[state.index()].ty.bytes();
+                touched.writes.push(Range::new(self.states[state.index()], bytes));
             }
         }
         touched
-    }
-
-    /// Of the action that adds up a step's partial sums, which lie in its scratch: sums are of one axis.
-    fn sums(&self, step: usize) -> Touched {
-        let step = &self.plan.steps[step];
-        let is_sum = |value: &&usize| self.plan.values[**value].ty.shape.rank() == 1;
-        let writes = step.outputs.iter().filter(is_sum).map(|value| self.value(value)).collect();
-        Touched { reads: self.scratch(step).into_iter().collect(), writes }
     }
 }
 

@@ -2,7 +2,9 @@
 //! or to a wrong place is seen.
 
 use cuda::CudaError;
-use cuda::action::{Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, Source};
+use cuda::action::{
+    Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
+};
 use cuda::bind::{Binder, Bound, Maker, Memory, state_offsets};
 use graph::{Group, Lane, Loss, Op, Optimizer, Plan, Program, Recompute, Role, Settings, compile};
 use models::vit::{Pool, Vit};
@@ -12,23 +14,46 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const ARENA: Address = 1 << 40;
 const STATES: Address = 1 << 41;
 const ALIGN: u64 = 128;
+/// Of partial sums.
+const REGION: Address = 1 << 44;
+/// Elements of the partial sums of one sum, which has this many columns at most.
+const PARTS: usize = 200_000;
 /// Of every step.
 const SCRATCH: usize = 300;
 
 /// Makes a launch of every step: its name, how many operands are read, and the ranges of all, scratch being one that is written.
 struct Fake;
 
-/// A norm's gradient: what it leaves in its scratch is added up by a second launch.
-fn norm_gradient(cx: &Context<'_>) -> Vec<Action> {
+/// The gradients that leave sums over rows in parts.
+fn leaves_parts(op: &Op) -> bool {
+    matches!(op, Op::LayerNormGrad { .. } | Op::AttentionGrad { .. } | Op::LinearGradX { gelu: true })
+}
+
+/// What is no sum is made at once, and parts of all sums are left.
+fn with_parts(cx: &Context<'_>) -> Vec<Action> {
     let (sums, rest): (Vec<Operand>, Vec<Operand>) =
         cx.outputs.iter().cloned().partition(|o| o.shape.rank() == 1);
-    let first = Context { outputs: &rest, ..*cx };
-    let Action::Launch(first) = launch(&first) else { unreachable!() };
-    let range = |o: &Operand| [Arg::Pointer(o.address), Arg::I64((o.shape.count() * o.dtype.bytes()) as i64)];
-    let mut args = vec![Arg::U32(1), Arg::Pointer(cx.scratch), Arg::I64(SCRATCH as i64)];
-    args.extend(sums.iter().flat_map(range));
-    let second = Launch { kernel: Kernel::new(Source::Rows, "sum_parts"), args, ..first.clone() };
-    vec![Action::Launch(first), Action::Launch(second)]
+    let Action::Launch(mut first) = launch(&Context { outputs: &rest, ..*cx }) else { unreachable!() };
+    let sum = |(i, out): (usize, &Operand)| {
+        let (parts, stride) = (cx.parts + (4 * PARTS * i) as Address, out.shape.count());
+        let (rows, columns, start, out) = (PARTS / stride, stride, None, out.address);
+        PartialSum { parts, rows, stride, columns, start, out }
+    };
+    let sums: Vec<PartialSum> = sums.iter().enumerate().map(sum).collect();
+    for PartialSum { parts, rows, stride, .. } in &sums {
+        first.args.extend([Arg::Pointer(*parts), Arg::I64((4 * rows * stride) as i64)]);
+    }
+    [Action::Launch(first)].into_iter().chain(sums.into_iter().map(Action::Sum)).collect()
+}
+
+/// As if nothing was accumulated: what was there is not read.
+fn add_up(sum: &PartialSum) -> Action {
+    let PartialSum { parts, rows, stride, columns, out, .. } = *sum;
+    let range = |address: Address, elements: usize| [Arg::Pointer(address), Arg::I64(4 * elements as i64)];
+    let ranges = [range(parts, rows * stride), range(out, columns)].concat();
+    let args = [Arg::U32(1)].into_iter().chain(ranges).collect();
+    let kernel = Kernel::new(Source::Rows, "sum_parts");
+    Action::Launch(Launch { kernel, grid: [1; 3], block: 1, shared: 0, args })
 }
 
 fn launch(cx: &Context<'_>) -> Action {
@@ -48,11 +73,17 @@ fn launch(cx: &Context<'_>) -> Action {
 }
 
 impl Maker for Fake {
+    fn parts(&self, op: &Op, _: &[Operand], outputs: &[Operand], _: &Facts) -> usize {
+        let sums = outputs.iter().filter(|o| o.shape.rank() == 1).count();
+        if leaves_parts(op) { 4 * PARTS * sums } else { 0 }
+    }
+
+    fn sums(&self, sums: &[PartialSum], _: &mut Constants) -> Vec<Action> {
+        sums.iter().map(add_up).collect()
+    }
+
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-        match cx.op {
-            Op::LayerNormGrad { .. } => Ok(norm_gradient(cx)),
-            _ => Ok(vec![launch(cx)]),
-        }
+        Ok(if leaves_parts(cx.op) { with_parts(cx) } else { vec![launch(cx)] })
     }
 
     fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
@@ -147,7 +178,7 @@ fn bind_with(program: &Program, plan: &Plan, accumulate: bool, overlap: bool) ->
     let facts = Facts::h200();
     let (offsets, _) = state_offsets(&program.states);
     let states: Vec<Address> = offsets.iter().map(|offset| STATES + *offset as Address).collect();
-    let memory = Memory { arena: ARENA, states: &states, header: 1 << 42 };
+    let memory = Memory { arena: ARENA, states: &states, header: 1 << 42, parts: REGION };
     let binder = Binder { memory, accumulate, tf32: false, overlap, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }
@@ -177,9 +208,16 @@ fn sums_made_in_their_states_are_the_same_sums() {
         let program = program(recompute);
         let (anew, adding) = (bind(&program, &program.micro, false), bind(&program, &program.micro, true));
         assert_eq!(sums(&program, &anew), sums(&program, &adding));
-        let accumulates = program.micro.steps.iter().filter(|s| s.op == Op::Accumulate).count();
-        assert!(accumulates > 5);
-        assert_eq!(anew.actions.len() + accumulates, adding.actions.len());
+        let steps = &program.micro.steps;
+        let accumulates = || steps.iter().filter(|step| step.op == Op::Accumulate);
+        // Sums of parts go on from what is there. Others are added by a launch.
+        let maker = |value: usize| steps.iter().find(|step| step.outputs.contains(&value)).unwrap();
+        let others = accumulates().filter(|step| !leaves_parts(&maker(step.inputs[1]).op)).count();
+        assert!(others > 2 && accumulates().count() > others + 5);
+        assert_eq!(anew.actions.len() + others, adding.actions.len());
+        let made = anew.actions.iter().filter(|placed| !placed.sums.is_empty());
+        let first_of_each = made.filter(|placed| !placed.results.is_empty()).count();
+        assert!((2..6).contains(&first_of_each), "{first_of_each} times sums are made");
     }
 }
 
@@ -209,7 +247,7 @@ fn reordered(bound: &Bound, mut choose: impl FnMut(usize) -> usize) -> Bound {
         done[next] = true;
         order.push(bound.actions[next].clone());
     }
-    Bound { actions: order, addresses: bound.addresses.clone() }
+    Bound { actions: order, ..bound.clone() }
 }
 
 #[test]

@@ -148,10 +148,13 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         add: bool,
     },
-    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ [, dx once more, as halves for products].
+    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ [, column sums of dx (C)] [, dx once more, as halves for
+    /// products].
     LayerNormGrad {
         #[serde(default, skip_serializing_if = "is_false")]
         add: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        sum: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         half: Option<DType>,
     },
@@ -161,11 +164,13 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         drop: Option<AttentionDrop>,
     },
-    /// qkv, out, log-sum-exp, dout → dqkv.
+    /// qkv, out, log-sum-exp, dout → dqkv [, its column sums (3C)].
     AttentionGrad {
         heads: usize,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         drop: Option<AttentionDrop>,
+        #[serde(default, skip_serializing_if = "is_false")]
+        sum: bool,
     },
     /// Dropout or stochastic depth; linear in x, so it is its own backward op.
     Drop {

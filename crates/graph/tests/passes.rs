@@ -313,6 +313,32 @@ fn the_bias_gradient_folds_into_the_gelu() {
     assert_eq!(node(&graph, &Op::GeluGrad { bias: true }).outputs, [dpre, db]);
 }
 
+#[test]
+fn the_bias_gradient_folds_into_norms_and_attention() {
+    let mut graph = Graph::default();
+    let at = At::new("block", Phase::Backward);
+    let [x, dy] = ["x", "dy"].map(|name| parameter(&mut graph, name, [2, 3, 4]));
+    let [mean, rstd] = ["mean", "rstd"].map(|name| parameter(&mut graph, name, [2, 3]));
+    let gamma = parameter(&mut graph, "gamma", [4]);
+    let norm = |sum| Op::LayerNormGrad { add: false, sum, half: None };
+    let made = graph.push(norm(false), &[x, mean, rstd, gamma, dy], &at).unwrap();
+    let sum = |graph: &mut Graph, of| graph.push(Op::ColumnSum { accumulate: false }, &[of], &at).unwrap()[0];
+    // Of what else it makes nobody asks for sums; a second sum of the same is made for itself.
+    let (first, second) = (sum(&mut graph, made[0]), sum(&mut graph, made[0]));
+    let qkv = parameter(&mut graph, "qkv", [2, 3, 12]);
+    let lse = parameter(&mut graph, "lse", [2, 2, 3]);
+    let attention = |sum| Op::AttentionGrad { heads: 2, drop: None, sum };
+    let dqkv = graph.push(attention(false), &[qkv, x, lse, made[0]], &at).unwrap()[0];
+    let third = sum(&mut graph, dqkv);
+    graph.outputs = vec![made[1], made[2], first, second, third];
+    let graph = peephole(graph);
+    graph.check().unwrap();
+    assert_eq!(ops(&graph), ["layer_norm_grad", "column_sum", "attention_grad"]);
+    assert_eq!(node(&graph, &norm(true)).outputs, [&made[..], &[first]].concat());
+    assert_eq!(node(&graph, &attention(true)).outputs, [dqkv, third]);
+    planned(&graph).check().unwrap();
+}
+
 // ---- recompute -------------------------------------------------------------------------------------------------
 
 fn recomputed(depth: usize) -> Graph {

@@ -85,9 +85,14 @@ pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
         let input = |i: usize| graph.ty(node.inputs[i]);
         let elements = match node.op {
             Op::Attention { heads, .. } => attention::forward_scratch(input(0), heads, threads),
-            Op::AttentionGrad { heads, .. } => attention::backward_scratch(input(0), heads, threads),
+            Op::AttentionGrad { heads, sum, .. } => {
+                let sums = if sum { reduce::partial_elements(&input(0).shape) } else { 0 };
+                attention::backward_scratch(input(0), heads, threads).max(sums)
+            }
             Op::LinearGradX { gelu: true } => linear::bias_scratch(&graph.ty(node.outputs[0]).shape),
-            Op::LayerNormGrad { .. } => 2 * reduce::partial_elements(&input(0).shape),
+            Op::LayerNormGrad { sum, .. } => {
+                (2 + usize::from(sum)) * reduce::partial_elements(&input(0).shape)
+            }
             Op::ColumnSum { .. } | Op::GeluGrad { bias: true } => reduce::partial_elements(&input(0).shape),
             _ => 0,
         };
@@ -123,9 +128,14 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Embed { class_token } => tokens::embed(cx, *class_token),
             Op::EmbedGrad { class_token } => tokens::embed_grad(cx, *class_token),
             Op::LayerNorm { eps, add } => rows::layer_norm(cx, *eps, *add),
-            Op::LayerNormGrad { add, .. } => reduce::layer_norm_grad(cx, *add),
+            Op::LayerNormGrad { add, sum, .. } => reduce::layer_norm_grad(cx, *add, *sum),
             Op::Attention { heads, drop } => attention::forward(cx, *heads, *drop),
-            Op::AttentionGrad { heads, drop } => attention::backward(cx, *heads, *drop),
+            Op::AttentionGrad { heads, drop, sum } => {
+                attention::backward(cx, *heads, *drop);
+                if *sum && !cx.products_only {
+                    reduce::column_sums(cx, cx.output(0), cx.output(1).data, None);
+                }
+            }
             Op::Drop { rate, site, per } => random::drop(cx, *rate, *site, *per),
             Op::Add => rows::add(cx),
             Op::Scale { factor } => rows::scale(cx, *factor),

@@ -2,6 +2,7 @@
 //! the parts are added in order, so that the result depends on the shapes alone.
 
 use super::Context;
+use crate::executor::Operand;
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use graph::Shape;
@@ -68,14 +69,25 @@ unsafe fn join<T: Float>(
 /// # Safety
 /// As [`super::run`]; so for every function here.
 pub unsafe fn column_sum<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
-    let (x, rows, cols) = (cx.input(0).data, cx.input(0).shape.rows(), cx.input(0).shape.last());
-    by_parts(cx, (rows, cols), cols, |r, partial| {
-        // SAFETY: the input is only read.
-        kernels::column_sum(unsafe { x.part(r.start * cols..r.end * cols).read() }, cols, partial);
-    });
     let start = (accumulate && cx.header.accumulate).then(|| cx.input(1).data);
     // SAFETY: passed on to the caller.
-    unsafe { join(cx, rows, cols, cols, 0..cols, cx.output(0).data, start) };
+    unsafe { column_sums(cx, cx.input(0), cx.output(0).data, start) };
+}
+
+/// out = start + the sum over the rows of x, which nobody writes meanwhile. Takes the scratch from its beginning.
+pub unsafe fn column_sums<T: Float>(
+    cx: &Context<'_, T>,
+    x: &Operand<T>,
+    out: View<T>,
+    start: Option<View<T>>,
+) {
+    let (rows, cols) = (x.shape.rows(), x.shape.last());
+    by_parts(cx, (rows, cols), cols, |r, partial| {
+        // SAFETY: x is only read.
+        kernels::column_sum(unsafe { x.data.part(r.start * cols..r.end * cols).read() }, cols, partial);
+    });
+    // SAFETY: passed on to the caller.
+    unsafe { join(cx, rows, cols, cols, 0..cols, out, start) };
 }
 
 pub unsafe fn gelu_grad<T: Float>(cx: &Context<'_, T>, bias: bool) {
@@ -100,13 +112,15 @@ pub unsafe fn gelu_grad<T: Float>(cx: &Context<'_, T>, bias: bool) {
     unsafe { join(cx, rows, cols, cols, 0..cols, cx.output(1).data, None) };
 }
 
-pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool) {
+pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: bool) {
+    let width = cx.input(0).shape.last() * if sum { 3 } else { 2 };
     let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
     // SAFETY: a parameter, only read.
     let gamma = unsafe { cx.input(3).data.read() };
-    by_parts(cx, (rows, cols), 2 * cols, |r, partial| {
+    by_parts(cx, (rows, cols), width, |r, partial| {
         let wide = r.start * cols..r.end * cols;
-        let (dgamma, dbeta) = partial.split_at_mut(cols);
+        let (dgamma, rest) = partial.split_at_mut(cols);
+        let (dbeta, dx_sum) = rest.split_at_mut(cols);
         // SAFETY: parts don't overlap, and inputs and output don't either.
         unsafe {
             let of_rows = |i: usize| cx.input(i).data.part(r.clone()).read();
@@ -115,12 +129,16 @@ pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool) {
             let dx = cx.output(0).data.part(wide.clone()).write();
             let (x, mean, rstd, dy) = (of_wide(0), of_rows(1), of_rows(2), of_wide(4));
             kernels::layer_norm_grad(x, mean, rstd, gamma, dy, extra, dx, dgamma, dbeta);
+            if sum {
+                kernels::column_sum(dx, cols, dx_sum);
+            }
         }
     });
     // SAFETY: passed on to the caller.
     unsafe {
-        join(cx, rows, cols, 2 * cols, 0..cols, cx.output(1).data, None);
-        join(cx, rows, cols, 2 * cols, cols..2 * cols, cx.output(2).data, None);
+        for (i, out) in cx.step.outputs[1..].iter().enumerate() {
+            join(cx, rows, cols, width, i * cols..(i + 1) * cols, out.data, None);
+        }
     }
 }
 

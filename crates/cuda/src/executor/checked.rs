@@ -23,30 +23,29 @@ impl Executor {
             let list = self.plans.list(which, header.accumulate)?;
             let action = &list.actions[index];
             list.start_alone(index, &self.products, &self.streams)?;
-            let (first, step) = (action.first, action.step);
-            let doing = format!("computing {} of {}", action.what, action.layer);
-            if list.actions.get(index + 1).is_some_and(|next| next.step == step) {
+            if action.results.is_empty() {
                 continue;
             }
+            let doing = format!("computing {} of {}", action.what, action.layer);
+            let results = action.results.clone();
             self.streams.synchronise(&doing)?;
-            for step in first..=step {
-                if let Some(bad) = self.bad_after(which, step, &addresses)? {
-                    return Ok(Some(bad));
-                }
+            if let Some(bad) = self.bad_among(which, &results, &addresses)? {
+                return Ok(Some(bad));
             }
         }
         Ok(None)
     }
 
-    fn bad_after(
+    fn bad_among(
         &self,
         which: Which,
-        index: usize,
+        results: &[usize],
         addresses: &[Address],
     ) -> Result<Option<BadValue>, CudaError> {
         let plan = self.plan(which);
-        let Step { layer, op, phase, outputs, .. } = &plan.steps[index];
-        for value in outputs {
+        for value in results {
+            let Some(maker) = plan.steps.iter().find(|step| step.outputs.contains(value)) else { continue };
+            let Step { layer, op, phase, .. } = maker;
             let origin = || Origin::Step { layer: layer.clone(), op: op.name(), phase: *phase };
             if let Some(bad) = self.bad(&plan.values[*value], addresses[*value], origin)? {
                 return Ok(Some(bad));

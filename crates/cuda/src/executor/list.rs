@@ -101,6 +101,10 @@ pub(super) struct Prepared {
     signal: Option<Event>,
     pub step: usize,
     pub first: usize,
+    /// Bytes that it moves to make sums of what steps have left.
+    pub summed: usize,
+    /// Values of the plan that are there when it is done.
+    pub results: Vec<usize>,
     /// A kernel's name or a product's shape, and the kernel's name if it is ours.
     pub what: String,
     pub layer: String,
@@ -182,7 +186,8 @@ impl Preparer<'_> {
         layer: String,
         place: Option<(usize, usize)>,
     ) -> Result<Prepared, CudaError> {
-        let Placed { action, lane, step, first, waits } = placed;
+        let Placed { action, lane, step, first, waits, sums, results, .. } = placed;
+        let summed = sums.iter().map(|sum| sum.bytes()).sum();
         let (work, what) = match action {
             Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
             Action::Product(product) => {
@@ -203,6 +208,7 @@ impl Preparer<'_> {
             }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
+            Action::Sum(_) => return Err(CudaError::Misuse(format!("{layer}: a sum that was left waiting"))),
             Action::Exchange(exchanged) => {
                 let comm = self.streams.exchanger()?.comm();
                 let host = self.host.zip(place).map(|(memory, (from, into))| (memory, from, into));
@@ -210,7 +216,7 @@ impl Preparer<'_> {
                 (Work::Exchange(Box::new(calling)), exchanged.collective.name().into())
             }
         };
-        Ok(Prepared { work, lane, waits, signal, step, first, what, layer })
+        Ok(Prepared { work, lane, waits, signal, step, first, summed, results, what, layer })
     }
 }
 

@@ -41,6 +41,7 @@ pub(super) struct Plans {
     pub inputs: [Vec<Address>; 4],
     pub arena: Arc<Block>,
     pub constants: Block,
+    pub parts: Block,
 }
 
 /// What of the executor stays when plans change.
@@ -120,6 +121,11 @@ impl Lists {
         self.marks.iter().map(|marks| marks.bytes()).max().unwrap_or(0)
     }
 
+    /// Bytes of partial sums.
+    fn parts(&self) -> usize {
+        self.bound.iter().map(|bound| bound.parts).max().unwrap_or(0)
+    }
+
     /// Bytes that collectives need on the host.
     fn host(&self) -> usize {
         self.bound.iter().map(|bound| host_places(collectives(bound)).1).max().unwrap_or(0)
@@ -136,7 +142,7 @@ pub(super) fn kernels<'a>(
         Action::Product(product) => ours(product),
         // Their times are noted down.
         Action::Exchange(_) => vec![crate::exchange::clock()],
-        Action::Copy { .. } | Action::Zero { .. } => vec![],
+        Action::Copy { .. } | Action::Zero { .. } | Action::Sum(_) => vec![],
     });
     used.collect()
 }
@@ -157,9 +163,9 @@ fn bind_all(
     };
     let (mut bound, marks): (Vec<Bound>, Vec<Marks>) =
         plans(program).into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    let placed = |action| Placed { action, lane: Lane::Compute, step: 0, first: 0, waits: vec![] };
+    let placed = |action| Placed::new(action, Lane::Compute, (0, 0));
     let refresh = refresh(program, memory.states, &mut constants)?.into_iter().map(placed).collect();
-    bound.push(Bound { actions: refresh, addresses: vec![] });
+    bound.push(Bound { actions: refresh, ..Bound::default() });
     Ok(Lists { bound, marks, constants: constants.bytes().to_vec() })
 }
 
@@ -202,7 +208,7 @@ fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError>
     let base = |bit: u32| (1 as Address) << bit;
     let (offsets, _) = crate::bind::state_offsets(&program.states);
     let states: Vec<Address> = offsets.iter().map(|offset| base(45) + *offset as Address).collect();
-    let memory = Memory { arena: base(44), states: &states, header: base(46) };
+    let memory = Memory { arena: base(44), states: &states, header: base(46), parts: base(42) };
     bind_all(program, memory, base(47), base(43), facts, tf32)
 }
 
@@ -214,7 +220,7 @@ pub struct Needs {
     pub states: usize,
     /// Batches on their way.
     pub staging: usize,
-    /// Tables of kernels and times noted down.
+    /// Tables of kernels, partial sums and times noted down.
     pub tables: usize,
     /// Of products, at most.
     pub workspace: usize,
@@ -252,7 +258,7 @@ impl Dry {
             arena: program.arena(),
             states: crate::bind::state_offsets(&program.states).1,
             staging: Staging::bytes_for(program),
-            tables: lists.constants.len() + lists.times(),
+            tables: lists.constants.len() + lists.parts() + lists.times(),
             workspace: 2 * WORKSPACE + super::HEADER_BYTES,
         };
         Ok(Dry { lists, needs })
@@ -286,12 +292,14 @@ impl Base<'_> {
         };
         let constants = Block::new(context, dry.lists.constants.len(), "tables")?;
         let staging = Staging::new(context, program)?;
-        let memory = Memory { arena: arena.address, states: self.states, header: self.header };
+        let parts = Block::new(context, dry.lists.parts(), "partial sums")?;
+        let (states, header) = (self.states, self.header);
+        let memory = Memory { arena: arena.address, states, header, parts: parts.address };
         let tf32 = self.options.tf32;
         let times = Times::new(context, dry.lists.times(), RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
         let lists = bind_all(program, memory, constants.address, noted, self.facts, tf32)?;
-        if lists.constants.len() > constants.bytes {
+        if lists.constants.len() > constants.bytes || lists.parts() > parts.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
         self.streams.compute().send_now(&lists.constants, constants.address)?;
@@ -321,6 +329,7 @@ impl Base<'_> {
             inputs,
             arena,
             constants,
+            parts,
         })
     }
 }

@@ -60,8 +60,14 @@ impl Executor {
         let mut before = usize::MAX;
         let mut times = Vec::with_capacity(actions);
         for (action, seconds) in list.actions.iter().zip(best) {
-            let is_first = std::mem::replace(&mut before, action.step) != action.step;
-            let (flops, bytes) = work(plan, &action.work, action.first..action.step + 1, is_first);
+            let is_first = before != action.step;
+            if action.summed == 0 {
+                before = action.step;
+            }
+            let (flops, bytes) = match action.summed {
+                0 => work(plan, &action.work, action.first..action.step + 1, is_first),
+                bytes => (bytes as f64 / 4.0, bytes as f64),
+            };
             let step = &plan.steps[action.step];
             times.push(ActionTime {
                 step: action.step,

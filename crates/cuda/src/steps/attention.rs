@@ -3,7 +3,8 @@
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
 use super::attention_hopper;
-use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Source, c_type};
+use super::rows::singles;
+use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Operand, PartialSum, Source, c_type};
 use crate::error::CudaError;
 use graph::op::AttentionDrop;
 use graph::random::drop_threshold;
@@ -32,6 +33,21 @@ impl Sizes {
         self.tokens.div_ceil(16)
     }
 
+    /// Queries, keys and values of a token.
+    fn row(&self) -> usize {
+        3 * self.heads * self.head
+    }
+
+    /// Of a head, for the kernels without matrix units.
+    fn pieces(&self) -> usize {
+        self.tokens.div_ceil(PIECE)
+    }
+
+    /// Sums over tokens that the backward kernels leave: one for every sample, or for every piece of one.
+    fn sums(&self, dtype: DType, facts: &Facts) -> usize {
+        self.batch * if on_matrix_units(self, dtype, facts) { 1 } else { self.pieces() }
+    }
+
     /// Heads of all samples.
     pub(super) fn total(&self) -> usize {
         self.batch * self.heads
@@ -45,9 +61,9 @@ impl Sizes {
 }
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    let (heads, drop, backward) = match cx.op {
-        Op::Attention { heads, drop } => (*heads, *drop, false),
-        Op::AttentionGrad { heads, drop } => (*heads, *drop, true),
+    let (heads, drop, backward, sum) = match cx.op {
+        Op::Attention { heads, drop } => (*heads, *drop, false, false),
+        Op::AttentionGrad { heads, drop, sum } => (*heads, *drop, true, *sum),
         _ => return Err(cx.no_kernel()),
     };
     let sizes = Sizes::of(&cx.input(0).shape, heads);
@@ -56,19 +72,31 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let hopper = match (drop, backward) {
         (Some(_), _) => None,
         (None, false) => attention_hopper::forward(cx, &sizes, element),
-        (None, true) => attention_hopper::gradient(cx, &sizes, element),
+        (None, true) => attention_hopper::gradient(cx, &sizes, element, sum),
     };
-    if let Some(launch) = hopper {
-        return Ok(vec![Action::Launch(launch)]);
-    }
-    let launches = match (on_matrix_units(&sizes, dtype, cx.facts), backward) {
-        (true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (true, true) => gradient(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (false, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (false, true) => plain_gradient(cx, &sizes, element, drop),
+    let launches = match (hopper, on_matrix_units(&sizes, dtype, cx.facts), backward) {
+        (Some(launch), ..) => Some(vec![launch]),
+        (None, true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (None, true, true) => gradient(cx, &sizes, element, drop, sum).map(|launch| vec![launch]),
+        (None, false, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (None, false, true) => plain_gradient(cx, &sizes, element, drop, sum),
     };
     let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
-    Ok(launches.into_iter().map(Action::Launch).collect())
+    let mut actions: Vec<Action> = launches.into_iter().map(Action::Launch).collect();
+    if sum {
+        singles(cx, &cx.outputs[1..])?;
+        let (rows, columns) = (sizes.sums(dtype, cx.facts), sizes.row());
+        let (parts, out) = (cx.parts, cx.output(1).address);
+        actions.push(Action::Sum(PartialSum { parts, rows, stride: columns, columns, start: None, out }));
+    }
+    Ok(actions)
+}
+
+/// Bytes for the sums over tokens.
+pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
+    let Op::AttentionGrad { heads, sum: true, .. } = op else { return 0 };
+    let sizes = Sizes::of(&inputs[0].shape, *heads);
+    4 * sizes.sums(inputs[0].dtype, facts) * sizes.row()
 }
 
 /// Whether the kernels that use matrix units take these heads.
@@ -207,7 +235,9 @@ impl Gradient {
     /// As the kernel's `SHARED`.
     fn shared(sizes: &Sizes, warps: usize, stages: usize) -> usize {
         let side = 16 * warps;
-        (2 * stages + 1) * side * sizes.row_bytes() + side * ((side / 8) | 1) * 16 + 2 * side * 4
+        let scores = side * ((side / 8) | 1) * 16;
+        let sums = 3 * warps * sizes.head * 4;
+        (2 * stages + 1) * side * sizes.row_bytes() + scores.max(sums) + 2 * side * 4
     }
 
     fn blocks(&self, sizes: &Sizes, facts: &Facts) -> usize {
@@ -220,27 +250,35 @@ impl Gradient {
         if self.squares == 1 { 0 } else { blocks * self.squares * self.warps * 16 * sizes.head * 4 }
     }
 
-    fn kernel(&self, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
+    fn kernel(&self, element: &str, sizes: &Sizes, drop: bool, sum: bool) -> Kernel {
         let (Sizes { tokens, head, .. }, Gradient { warps, stages, resident, .. }) = (sizes, self);
+        let cut = format!("{warps}, {stages}, {resident}");
         Kernel::new(
             Source::Attention,
-            format!("attention_grad<{element}, {tokens}, {head}, {warps}, {stages}, {resident}, {drop}>"),
+            format!("attention_grad<{element}, {tokens}, {head}, {cut}, {drop}, {sum}>"),
         )
     }
 }
 
-fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<AttentionDrop>) -> Option<Launch> {
+fn gradient(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+    sum: bool,
+) -> Option<Launch> {
     let cut = Gradient::choose(sizes, cx.facts)?;
     let mut args = Vec::from([0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address)));
     args.extend([
         Arg::Pointer(cx.output(0).address),
         Arg::Pointer(cx.scratch),
+        Arg::Pointer(cx.parts),
         Arg::I32(sizes.total() as i32),
         Arg::I32(sizes.heads as i32),
     ]);
     args.extend(drop_args(cx, drop));
     Some(Launch {
-        kernel: cut.kernel(element, sizes, drop.is_some()),
+        kernel: cut.kernel(element, sizes, drop.is_some(), sum),
         grid: [cut.blocks(sizes, cx.facts) as u32, 1, 1],
         block: 32 * cut.warps as u32,
         shared: cut.shared as u32,
@@ -251,9 +289,14 @@ fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<Attenti
 /// Tokens in a piece of the kernels without matrix units. A thread has 4×4 scores.
 const PIECE: usize = 32;
 
-fn plain_kernel(which: &str, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
+/// `sum` is of backward kernels alone.
+fn plain_kernel(which: &str, element: &str, sizes: &Sizes, drop: bool, sum: Option<bool>) -> Kernel {
     let Sizes { tokens, head, .. } = sizes;
-    Kernel::new(Source::Attention, format!("plain_{which}<{element}, {tokens}, {head}, {PIECE}, {drop}>"))
+    let sum = sum.map_or_else(String::new, |sum| format!(", {sum}"));
+    Kernel::new(
+        Source::Attention,
+        format!("plain_{which}<{element}, {tokens}, {head}, {PIECE}, {drop}{sum}>"),
+    )
 }
 
 /// A launch with `pieces` pieces of a head, as f32, and the scores of one pair of pieces in shared memory.
@@ -266,7 +309,7 @@ fn plain_launch(
 ) -> Option<Launch> {
     let stride = (sizes.head.div_ceil(4) | 1) * 4;
     let shared = (4 * PIECE * (pieces * stride + PIECE + 4)) as u32;
-    let grid = [sizes.total() as u32, sizes.tokens.div_ceil(PIECE) as u32, 1];
+    let grid = [sizes.total() as u32, sizes.pieces() as u32, 1];
     let block = (PIECE * PIECE / 16) as u32;
     (shared <= cx.facts.shared_per_block).then_some(Launch { kernel, grid, block, shared, args })
 }
@@ -277,7 +320,7 @@ fn plain_forward(
     element: &str,
     drop: Option<AttentionDrop>,
 ) -> Option<Launch> {
-    let kernel = plain_kernel("attention", element, sizes, drop.is_some());
+    let kernel = plain_kernel("attention", element, sizes, drop.is_some(), None);
     let mut args =
         Vec::from([&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|o| Arg::Pointer(o.address)));
     args.push(Arg::I32(sizes.heads as i32));
@@ -290,16 +333,18 @@ fn plain_gradient(
     sizes: &Sizes,
     element: &str,
     drop: Option<AttentionDrop>,
+    sum: bool,
 ) -> Option<Vec<Launch>> {
     let [qkv, out, lse, dout] = [0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
     let (dqkv, deltas) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.scratch));
     let heads = Arg::I32(sizes.heads as i32);
     let launch = |which: &str, args: &[Arg]| {
         let args = args.iter().copied().chain(drop_args(cx, drop)).collect();
-        plain_launch(cx, sizes, plain_kernel(which, element, sizes, drop.is_some()), 4, args)
+        plain_launch(cx, sizes, plain_kernel(which, element, sizes, drop.is_some(), Some(sum)), 4, args)
     };
-    let queries = launch("attention_grad_queries", &[qkv, out, lse, dout, dqkv, deltas, heads])?;
-    let keys = launch("attention_grad_keys", &[qkv, lse, dout, dqkv, deltas, heads])?;
+    let sums = Arg::Pointer(cx.parts);
+    let queries = launch("attention_grad_queries", &[qkv, out, lse, dout, dqkv, deltas, sums, heads])?;
+    let keys = launch("attention_grad_keys", &[qkv, lse, dout, dqkv, deltas, sums, heads])?;
     Some(vec![queries, keys])
 }
 
@@ -314,6 +359,10 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     if inputs[0].dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { sums } else { sums.max(partial) }
 }
 
+/// The kernels without matrix units.
+const PLAIN: [(&str, Option<bool>); 3] =
+    [("attention", None), ("attention_grad_queries", Some(true)), ("attention_grad_keys", Some(true))];
+
 /// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
@@ -325,19 +374,19 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
             let types = [("bf16", 80), ("f16", 75)].into_iter();
             for (element, least) in types.filter(|t| t.0 == "bf16" || in_f16.contains(&(tokens, head))) {
                 let forward = Forward::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
-                let gradient = Gradient::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop));
+                let gradient =
+                    Gradient::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop, true));
                 kernels.extend([forward, gradient].into_iter().flatten().map(|kernel| (kernel, least)));
             }
-            let plain = ["attention", "attention_grad_queries", "attention_grad_keys"].into_iter();
-            for which in plain.filter(|_| [65, 197, 257].contains(&tokens) && (tokens == 197 || !drop)) {
-                kernels.push((plain_kernel(which, "float", &sizes, drop), 75));
+            for (which, sum) in PLAIN.into_iter().filter(|_| [65, 197, 257].contains(&tokens)) {
+                if tokens == 197 || !drop {
+                    kernels.push((plain_kernel(which, "float", &sizes, drop, sum), 75));
+                }
             }
         }
     }
     let odd = Sizes { batch: 1, tokens: 17, heads: 1, head: 24 };
-    for which in ["attention", "attention_grad_queries", "attention_grad_keys"] {
-        kernels.push((plain_kernel(which, "bf16", &odd, true), 75));
-    }
+    kernels.extend(PLAIN.map(|(which, sum)| (plain_kernel(which, "bf16", &odd, true, sum), 75)));
     kernels
 }
 
@@ -384,14 +433,15 @@ mod tests {
         let lse = operand(DType::F32, &[b, h, t]);
         let (op, inputs, outputs) = if backward {
             let inputs = vec![qkv.clone(), out.clone(), lse, out];
-            (Op::AttentionGrad { heads: h, drop }, inputs, vec![qkv])
+            let sums = operand(DType::F32, &[3 * h * d]);
+            (Op::AttentionGrad { heads: h, drop, sum: true }, inputs, vec![qkv, sums])
         } else {
             (Op::Attention { heads: h, drop }, vec![qkv], vec![out, lse])
         };
         let (layer, accumulate, tf32) = ("block", false, false);
-        let (inputs, outputs) = (&inputs[..], &outputs[..]);
-        let cx =
-            Context { op: &op, layer, inputs, outputs, scratch: 512, header: 1024, accumulate, tf32, facts };
+        let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
+        let (scratch, parts, header) = (512, 768, 1024);
+        let cx = Context { op, layer, inputs, outputs, scratch, parts, header, accumulate, tf32, facts };
         match actions(&cx)?.remove(0) {
             Action::Launch(launch) => Ok(launch),
             other => panic!("{other:?}"),
@@ -407,14 +457,14 @@ mod tests {
         assert_eq!(forward.kernel.name, "attention_hopper<bf16, 197, 64, 1, 2, 3>");
         assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, (2 * 208 + 128) * 128));
         let backward = vit_b(true, None);
-        assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, 1>");
+        assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, 1, true>");
         assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
         // With dropout, as everywhere.
         let forward = vit_b(false, DROP);
         assert_eq!(forward.kernel.name, "attention<bf16, 197, 64, 4, 3, true>");
         assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, 2 * 208 * 128));
         let backward = vit_b(true, DROP);
-        assert_eq!(backward.kernel.name, "attention_grad<bf16, 197, 64, 13, 2, 1, true>");
+        assert_eq!(backward.kernel.name, "attention_grad<bf16, 197, 64, 13, 2, 1, true, true>");
         assert_eq!((backward.grid, backward.block), ([132, 1, 1], 416));
     }
 
@@ -452,7 +502,7 @@ mod tests {
                     );
                     assert!(gradient.squares * gradient.warps >= sizes.tiles());
                     let ty = Type { dtype: DType::Bf16, shape: Shape(vec![100, tokens, 9 * head]) };
-                    let asked = scratch(&Op::AttentionGrad { heads: 3, drop: None }, &[&ty], &[]);
+                    let asked = scratch(&Op::AttentionGrad { heads: 3, drop: None, sum: false }, &[&ty], &[]);
                     let needed = gradient.scratch(gradient.blocks(&sizes, &facts), &sizes);
                     assert!(needed <= asked, "{facts:?} {sizes:?} {gradient:?}: {needed} > {asked}");
                 }
@@ -467,7 +517,7 @@ mod tests {
         assert_eq!((odd.grid, odd.block), ([4, 2, 1], 64));
         let turing = facts((7, 5), 65_536);
         let old = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap();
-        assert_eq!(old.kernel.name, "plain_attention_grad_queries<bf16, 17, 32, 32, true>");
+        assert_eq!(old.kernel.name, "plain_attention_grad_queries<bf16, 17, 32, 32, true, true>");
         assert!(
             run(&turing, DType::F16, [2, 17, 2, 32], true)
                 .unwrap()

@@ -104,14 +104,16 @@ impl Gradient {
         let parts = if tail { columns / 64 } else { columns.div_ceil(64) };
         let matrix = rows * 2 * sizes.head;
         let small = if tail { rows * 16 } else { 0 } + 2 * rows * 4;
-        let whole = (stages + 3) * matrix + parts * rows * 128 + small;
+        let groups = if sizes.tokens <= 128 { 1 } else { 2 };
+        let scores = (parts * rows * 128).max((3 * 4 * groups + 1) * sizes.head * 4);
+        let whole = (stages + 3) * matrix + scores + small;
         if whole <= limit { whole } else { whole - matrix }
     }
 
-    fn kernel(&self, element: &str, sizes: &Sizes) -> Kernel {
+    fn kernel(&self, element: &str, sizes: &Sizes, sum: bool) -> Kernel {
         let Sizes { tokens, head, .. } = sizes;
         let Gradient { groups, stages, left, resident, .. } = self;
-        let cut = format!("{groups}, {stages}, {left}, {resident}");
+        let cut = format!("{groups}, {stages}, {left}, {resident}, {sum}");
         Kernel::new(
             Source::AttentionHopper,
             format!("attention_grad_hopper<{element}, {tokens}, {head}, {cut}>"),
@@ -123,7 +125,7 @@ impl Gradient {
 const SHARED_PER_BLOCK: usize = 232_448;
 
 /// None if the portable kernel has to do it.
-pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Option<Launch> {
+pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool) -> Option<Launch> {
     if !takes(sizes, cx.input(0).dtype, cx.facts) || (cx.facts.shared_per_block as usize) < SHARED_PER_BLOCK {
         return None;
     }
@@ -131,12 +133,13 @@ pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Option
     let mut args = Vec::from([0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address)));
     args.extend([
         Arg::Pointer(cx.output(0).address),
+        Arg::Pointer(cx.parts),
         Arg::I32(sizes.total() as i32),
         Arg::I32(sizes.heads as i32),
     ]);
     let blocks = sizes.total().min(cx.facts.processors as usize * cut.resident);
     Some(Launch {
-        kernel: cut.kernel(element, sizes),
+        kernel: cut.kernel(element, sizes, sum),
         grid: [blocks as u32, 1, 1],
         block: 128 * cut.groups as u32,
         shared: cut.shared as u32,
@@ -153,7 +156,7 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
             if takes(&sizes, dtype, facts) {
                 kernels.push((Forward::choose(&sizes).kernel(element, &sizes), 90));
                 let cut = Gradient::choose(&sizes, SHARED_PER_BLOCK);
-                kernels.extend(cut.map(|cut| (cut.kernel(element, &sizes), 90)));
+                kernels.extend(cut.map(|cut| (cut.kernel(element, &sizes, true), 90)));
             }
         }
     }

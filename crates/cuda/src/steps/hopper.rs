@@ -2,8 +2,8 @@
 //! and those with an exact GELU on the way out. cuBLASLt's GELU is the tanh form, and passes of their own cost memory traffic.
 
 use crate::action::{
-    Action, Address, Arg, Epilogue, Facts, Kernel, Launch, Matrix, Operand, Product, Source, TensorMap,
-    c_type,
+    Action, Address, Arg, Epilogue, Facts, Kernel, Launch, Matrix, Operand, PartialSum, Product, Source,
+    TensorMap, c_type,
 };
 use crate::product::sizes;
 use graph::DType;
@@ -150,7 +150,7 @@ fn takes(product: &Product, facts: &Facts) -> bool {
 }
 
 /// Bytes for the partial column sums of a result.
-pub fn scratch(rows: usize, columns: usize) -> usize {
+pub fn parts(rows: usize, columns: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * columns * DType::F32.bytes()
 }
 
@@ -176,7 +176,7 @@ pub fn linear_gelu(
     Some(vec![Action::Launch(launch(cut, Then::Gelu, sides, [bias, 0], [rows, columns, depth], facts)?)])
 }
 
-/// dpre (M,N) = dy (M,K)·w ∘ GELU'(pre), w (K,N); sums (N), f32, its column sums. `scratch` has [`scratch`] bytes.
+/// dpre (M,N) = dy (M,K)·w ∘ GELU'(pre), w (K,N); sums (N), f32, its column sums. `parts` has [`parts`] bytes.
 ///
 /// None where this GPU, or these types or sizes, have no such kernel.
 pub fn gelu_grad_product(
@@ -185,7 +185,7 @@ pub fn gelu_grad_product(
     pre: &Operand,
     dpre: &Operand,
     sums: Address,
-    scratch: Address,
+    parts: Address,
     facts: &Facts,
 ) -> Option<Vec<Action>> {
     let (rows, columns, depth) = (dy.shape.rows(), w.shape.last(), dy.shape.last());
@@ -194,26 +194,15 @@ pub fn gelu_grad_product(
         return None;
     }
     let cut = Cut::best(&GELU_GRAD, rows, columns, facts)?;
-    let product = launch(cut, Then::GeluGrad, sides, [0, scratch], [rows, columns, depth], facts)?;
-    let partial_rows = rows.div_ceil(TILE_ROWS) as i32;
-    let add = Launch {
-        kernel: add_partial(),
-        grid: [columns.div_ceil(32) as u32, 1, 1],
-        block: 1024,
-        shared: 0,
-        args: vec![
-            Arg::Pointer(scratch),
-            Arg::Pointer(sums),
-            Arg::I32(partial_rows),
-            Arg::I32(columns as i32),
-        ],
-    };
-    Some(vec![Action::Launch(product), Action::Launch(add)])
+    let product = launch(cut, Then::GeluGrad, sides, [0, parts], [rows, columns, depth], facts)?;
+    let rows = rows.div_ceil(TILE_ROWS);
+    let sum = PartialSum { parts, rows, stride: columns, columns, start: None, out: sums };
+    Some(vec![Action::Launch(product), Action::Sum(sum)])
 }
 
 /// Every kernel here, with the capability it is for: that one only.
 pub fn kernels() -> Vec<(Kernel, u32)> {
-    let mut all = vec![(add_partial(), 90)];
+    let mut all = Vec::new();
     let plain = WIDE.iter().chain(&NARROW);
     let ways = plain.flat_map(|cut| [false, true].map(|right_rows| (*cut, Then::Plain { right_rows })));
     let gelu = GELU.iter().map(|(cut, _)| (*cut, Then::Gelu));
@@ -223,10 +212,6 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
         all.extend(names.map(|name| (Kernel::new(Source::Product, name), 90)));
     }
     all
-}
-
-fn add_partial() -> Kernel {
-    Kernel::new(Source::Product, "add_partial")
 }
 
 /// One type of halves, on Hopper; the copy engine wants addresses and rows in multiples of 16 bytes.
@@ -323,7 +308,7 @@ mod tests {
         assert_eq!(back.len(), 2);
         assert_eq!(first(&back).kernel.name, "product<bf16, GELU_GRAD, true, true, 2, 128, 5, 1>");
         assert_eq!(boxes(first(&back)), [(50432, 768, 128, 64), (768, 3072, 64, 64), piece, piece]);
-        assert_eq!(scratch(50432, 3072), 394 * 3072 * 4);
+        assert_eq!(parts(50432, 3072), 394 * 3072 * 4);
     }
 
     #[test]
@@ -337,7 +322,7 @@ mod tests {
             let (pre, back) = (operand(0, [rows, columns]), operand(0, [depth, columns]));
             let mut actions = linear_gelu(&x, &w, None, &pre, &pre, &facts).expect("fits");
             actions.extend(gelu_grad_product(&x, &back, &pre, &pre, 0, 0, &facts).expect("fits"));
-            for action in &actions {
+            for action in actions.iter().filter(|action| !matches!(action, Action::Sum(_))) {
                 let launch = first(std::slice::from_ref(action));
                 assert!(listed.iter().any(|(k, capability)| *k == launch.kernel && *capability == 90));
                 assert!(launch.shared <= facts.shared_per_block);

@@ -5,7 +5,7 @@
 use super::{hopper, rows};
 use crate::action::{Action, Context, Epilogue, Matrix, Operand, Product};
 use crate::error::CudaError;
-use graph::{DType, Op, Type};
+use graph::{DType, Op};
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
@@ -16,14 +16,10 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-pub fn scratch(op: &Op, _inputs: &[&Type], outputs: &[&Type]) -> usize {
-    match op {
-        Op::LinearGradX { gelu: true } => {
-            let shape = &outputs[0].shape;
-            rows::gelu_grad_scratch(shape).max(hopper::scratch(shape.rows(), shape.last()))
-        }
-        _ => 0,
-    }
+/// Bytes for the partial sums of an input gradient that goes through a GELU.
+pub fn parts(outputs: &[Operand]) -> usize {
+    let shape = &outputs[0].shape;
+    rows::column_parts(shape).max(hopper::parts(shape.rows(), shape.last()))
 }
 
 /// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
@@ -57,7 +53,7 @@ fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let dx = cx.output(0);
     if gelu {
         let (dy, w, pre, sums) = (cx.input(0), cx.input(1), cx.input(2), cx.output(1).address);
-        let fused = hopper::gelu_grad_product(dy, w, pre, dx, sums, cx.scratch, cx.facts);
+        let fused = hopper::gelu_grad_product(dy, w, pre, dx, sums, cx.parts, cx.facts);
         if let Some(actions) = fused {
             return Ok(actions);
         }
@@ -66,7 +62,7 @@ fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let mut actions = vec![Action::Product(product)];
     if gelu {
         let sums = cx.output(1).address;
-        actions.extend(rows::gelu_grad(cx.input(2), dx.address, dx, sums, cx.scratch));
+        actions.extend(rows::gelu_grad(cx.input(2), dx.address, dx, sums, cx.parts));
     }
     Ok(actions)
 }
@@ -135,8 +131,9 @@ mod tests {
         accumulate: bool,
     ) -> Result<Vec<Action>, CudaError> {
         let facts = Facts::h200();
-        let (layer, scratch, header, tf32) = ("fc", 0x9000, 0x100, false);
-        actions(&Context { op, layer, inputs, outputs, scratch, header, accumulate, tf32, facts: &facts })
+        let (layer, scratch, parts, header, tf32) = ("fc", 0x9000, 0xa000, 0x100, false);
+        let facts = &facts;
+        actions(&Context { op, layer, inputs, outputs, scratch, parts, header, accumulate, tf32, facts })
     }
 
     fn the_product(actions: &[Action]) -> Product {

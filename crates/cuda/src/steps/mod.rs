@@ -13,7 +13,7 @@ pub mod rows;
 pub mod tokens;
 pub mod update;
 
-use crate::action::{Action, Context};
+use crate::action::{Action, Context, Facts, Operand};
 use crate::error::CudaError;
 use graph::{Graph, Op, Type};
 
@@ -48,6 +48,16 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
+/// Bytes for the partial sums of a step.
+pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) -> usize {
+    match op {
+        Op::AttentionGrad { .. } => attention::parts(op, inputs, facts),
+        Op::LinearGradX { gelu: true } => linear::parts(outputs),
+        Op::ColumnSum { .. } | Op::GeluGrad { .. } | Op::LayerNormGrad { .. } => rows::parts(op, inputs),
+        _ => 0,
+    }
+}
+
 /// Bytes of working memory for a node. Passed to `graph::compile`.
 pub fn scratch(graph: &Graph, index: usize) -> usize {
     let node = &graph.nodes[index];
@@ -55,14 +65,8 @@ pub fn scratch(graph: &Graph, index: usize) -> usize {
     let outputs: Vec<&Type> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
     match node.op {
         Op::AttentionGrad { .. } => attention::scratch(&node.op, &inputs, &outputs),
-        Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => {
-            linear::scratch(&node.op, &inputs, &outputs)
-        }
         Op::EmbedGrad { .. } => tokens::scratch(&node.op, &inputs, &outputs),
         Op::CrossEntropy { .. } => loss::scratch(&node.op, &inputs, &outputs),
-        Op::ColumnSum { .. } | Op::GeluGrad { .. } | Op::LayerNormGrad { .. } => {
-            rows::scratch(&node.op, &inputs, &outputs)
-        }
         Op::SumSquares | Op::Lamb { .. } => update::scratch(&node.op, &inputs, &outputs),
         _ => 0,
     }

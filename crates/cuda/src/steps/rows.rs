@@ -1,13 +1,15 @@
 //! Ops that treat elements or rows alone, or sum over rows.
 //!
-//! Sums over rows are cut into parts, whose number depends on the shape alone. Each part is summed into a row of the scratch, and
-//! `sum_parts` adds these in order. Legend: M rows, C columns.
+//! Sums over rows are cut into parts, whose number depends on the shape alone. Each part is summed into a row of partial sums, which
+//! `sum_parts` adds in order, for many sums at once. Legend: M rows, C columns.
 
-use crate::action::{Action, Address, Arg, Context, Kernel, Launch, Operand, Source, c_type};
+use crate::action::{
+    Action, Address, Arg, Constants, Context, Kernel, Launch, Operand, PartialSum, Source, c_type,
+};
 use crate::error::CudaError;
 use graph::op::Per;
 use graph::random::drop_threshold;
-use graph::{DType, Op, Shape, Type};
+use graph::{DType, Op, Shape};
 
 /// Threads of a block.
 pub(super) const THREADS: usize = 256;
@@ -35,11 +37,11 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
             typed(cx, cx.input(0))?;
             singles(cx, &cx.inputs[1..])?;
             singles(cx, cx.outputs)?;
-            let start = if accumulate && cx.accumulate { cx.input(1).address } else { 0 };
-            Ok(sum_columns(cx.input(0), start, cx.output(0).address, cx.scratch))
+            let start = (accumulate && cx.accumulate).then(|| cx.input(1).address);
+            Ok(sum_columns(cx.input(0), start, cx.output(0).address, cx.parts))
         }
         Op::LayerNorm { eps, add } => layer_norm(cx, eps, add),
-        Op::LayerNormGrad { add, half } => layer_norm_grad(cx, add, half),
+        Op::LayerNormGrad { add, sum, half } => layer_norm_grad(cx, add, sum, half),
         Op::Drop { rate, site, per } => drop(cx, rate, site, per),
         Op::Add => Ok(vec![add(cx, cx.input(0), cx.input(1), cx.output(0))?]),
         Op::Scale { factor } => scale(cx, factor),
@@ -52,12 +54,12 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
+/// Bytes for the partial sums of a step.
+pub fn parts(op: &Op, inputs: &[Operand]) -> usize {
     let shape = &inputs[0].shape;
     match op {
-        Op::ColumnSum { .. } => column_sum_scratch(shape),
-        Op::GeluGrad { bias: true } => gelu_grad_scratch(shape),
-        Op::LayerNormGrad { .. } => 4 * norm_parts(shape) * 2 * shape.last(),
+        Op::ColumnSum { .. } | Op::GeluGrad { bias: true } => column_parts(shape),
+        Op::LayerNormGrad { sum, .. } => 4 * norm_parts(shape) * norm_sums(*sum) * shape.last(),
         _ => 0,
     }
 }
@@ -267,7 +269,8 @@ impl ColumnCut {
         if shape.last().is_multiple_of(8) { vector_of(&[dtype]) } else { 1 }
     }
 
-    fn scratch(self, columns: usize) -> usize {
+    /// Bytes of partial sums.
+    fn bytes(self, columns: usize) -> usize {
         if self.parts == 1 { 0 } else { 4 * self.parts * columns }
     }
 
@@ -277,23 +280,18 @@ impl ColumnCut {
     }
 }
 
-/// Bytes of scratch of [`column_sum`] for an x of this shape.
-pub fn column_sum_scratch(shape: &Shape) -> usize {
-    ColumnCut::of(shape).scratch(shape.last())
+/// Bytes for the partial sums of a matrix of this shape over its rows.
+pub fn column_parts(shape: &Shape) -> usize {
+    ColumnCut::of(shape).bytes(shape.last())
 }
 
-/// out (C), in f32, becomes the sum over the rows of x, or grows by it. x is of a type that has kernels.
-pub fn column_sum(x: &Operand, out: Address, accumulate: bool, scratch: Address) -> Vec<Action> {
-    sum_columns(x, if accumulate { out } else { 0 }, out, scratch)
-}
-
-/// out = start + the sum over the rows of x; no start is 0.
-fn sum_columns(x: &Operand, start: Address, out: Address, scratch: Address) -> Vec<Action> {
+/// out = start + the sum over the rows of x.
+fn sum_columns(x: &Operand, start: Option<Address>, out: Address, parts: Address) -> Vec<Action> {
     let (rows, columns, cut) = (x.shape.rows(), x.shape.last(), ColumnCut::of(&x.shape));
     let arguments = cut.arguments(ColumnCut::vector(&x.shape, x.dtype), 4);
     let name = format!("column_sum<{}, {arguments}>", checked(x.dtype));
     let whole = cut.parts == 1;
-    let (first_start, first_out) = if whole { (start, out) } else { (0, scratch) };
+    let (first_start, first_out) = if whole { (start.unwrap_or(0), out) } else { (0, parts) };
     let args = vec![
         pointer(x),
         Arg::I32(rows as i32),
@@ -304,35 +302,29 @@ fn sum_columns(x: &Operand, start: Address, out: Address, scratch: Address) -> V
     ];
     let mut actions = vec![launch(Source::Rows, name, [cut.across, cut.parts, 1], THREADS, args)];
     if !whole {
-        actions.push(sum_parts(scratch, cut.parts, columns, start, [out, 0], columns));
+        let (rows, stride) = (cut.parts, columns);
+        actions.push(Action::Sum(PartialSum { parts, rows, stride, columns, start, out }));
     }
     actions
 }
 
-/// Adds rows of partial sums; columns from `split` on go to the second place.
-fn sum_parts(
-    parts: Address,
-    rows: usize,
-    columns: usize,
-    start: Address,
-    out: [Address; 2],
-    split: usize,
-) -> Action {
-    let args = vec![
-        Arg::Pointer(parts),
-        Arg::I32(rows as i32),
-        Arg::I32(columns as i32),
-        Arg::Pointer(start),
-        Arg::Pointer(out[0]),
-        Arg::Pointer(out[1]),
-        Arg::I32(split as i32),
-    ];
-    launch(Source::Rows, "sum_parts".into(), [columns.div_ceil(32), 1, 1], 1024, args)
-}
+/// As the kernel `sum_parts` reads them: parts, start, out, rows, stride, columns, first block.
+const SUM_BYTES: usize = 40;
+/// Columns of a block of `sum_parts`.
+const SUM_COLUMNS: usize = 32;
 
-/// Bytes of scratch of [`gelu_grad`] for a dx of this shape.
-pub fn gelu_grad_scratch(shape: &Shape) -> usize {
-    column_sum_scratch(shape)
+/// One launch that makes all these sums.
+pub fn sum_parts(sums: &[PartialSum], constants: &mut Constants) -> Action {
+    let (mut table, mut blocks) = (Vec::with_capacity(sums.len() * SUM_BYTES), 0);
+    for sum in sums {
+        let PartialSum { parts, rows, stride, columns, start, out } = *sum;
+        [parts, start.unwrap_or(0), out].iter().for_each(|word| table.extend(word.to_le_bytes()));
+        let sizes = [rows, stride, columns, blocks].map(|n| n as i32);
+        sizes.iter().for_each(|n| table.extend(n.to_le_bytes()));
+        blocks += columns.div_ceil(SUM_COLUMNS);
+    }
+    let args = vec![Arg::Pointer(constants.put(&table)), Arg::I32(sums.len() as i32)];
+    launch(Source::Rows, "sum_parts".into(), [blocks, 1, 1], 1024, args)
 }
 
 /// dx = dy·gelu'(pre), and bias_sums (C), in f32, its sum over rows. pre, dy and dx are of one type that has kernels; dy may
@@ -342,7 +334,7 @@ pub fn gelu_grad(
     dy: Address,
     dx: &Operand,
     bias_sums: Address,
-    scratch: Address,
+    parts: Address,
 ) -> Vec<Action> {
     let (rows, columns, cut) = (dx.shape.rows(), dx.shape.last(), ColumnCut::of(&dx.shape));
     let arguments = cut.arguments(ColumnCut::vector(&dx.shape, dx.dtype), 2);
@@ -355,11 +347,12 @@ pub fn gelu_grad(
         Arg::I32(rows as i32),
         Arg::I32(columns as i32),
         Arg::I32(cut.per as i32),
-        Arg::Pointer(if whole { bias_sums } else { scratch }),
+        Arg::Pointer(if whole { bias_sums } else { parts }),
     ];
     let mut actions = vec![launch(Source::Rows, name, [cut.across, cut.parts, 1], THREADS, args)];
     if !whole {
-        actions.push(sum_parts(scratch, cut.parts, columns, 0, [bias_sums, 0], columns));
+        let (rows, stride, out) = (cut.parts, columns, bias_sums);
+        actions.push(Action::Sum(PartialSum { parts, rows, stride, columns, start: None, out }));
     }
     actions
 }
@@ -369,7 +362,7 @@ fn gelu_grad_step(cx: &Context<'_>, bias: bool) -> Result<Vec<Action>, CudaError
     same_types(cx, &[pre, dy, dx])?;
     if bias {
         singles(cx, &cx.outputs[1..])?;
-        return Ok(gelu_grad(pre, dy.address, dx, cx.output(1).address, cx.scratch));
+        return Ok(gelu_grad(pre, dy.address, dx, cx.output(1).address, cx.parts));
     }
     let count = dx.shape.count();
     let args = vec![pointer(pre), pointer(dy), pointer(dx), Arg::I64(count as i64)];
@@ -426,18 +419,29 @@ fn layer_norm(cx: &Context<'_>, eps: f64, add: bool) -> Result<Vec<Action>, Cuda
     Ok(vec![launch(Source::Rows, name, grid, THREADS, args)])
 }
 
-fn layer_norm_grad(cx: &Context<'_>, add: bool, half: Option<DType>) -> Result<Vec<Action>, CudaError> {
+/// Sums over rows that the backward pass makes: dγ, dβ, with `sum` that of dx.
+fn norm_sums(sum: bool) -> usize {
+    if sum { 3 } else { 2 }
+}
+
+fn layer_norm_grad(
+    cx: &Context<'_>,
+    add: bool,
+    sum: bool,
+    half: Option<DType>,
+) -> Result<Vec<Action>, CudaError> {
     let (x, dy, dx) = (cx.input(0), cx.input(4), cx.output(0));
     let more = if add { cx.input(5) } else { x };
-    let copy = if half.is_some() { cx.output(3) } else { dx };
+    let sums = &cx.outputs[1..1 + norm_sums(sum)];
+    let copy = if half.is_some() { cx.output(1 + sums.len()) } else { dx };
     singles(cx, &cx.inputs[1..4])?;
-    singles(cx, &cx.outputs[1..3])?;
+    singles(cx, sums)?;
     let (rows, columns) = (x.shape.rows(), x.shape.last());
     if columns > NORM_COLUMNS || more.dtype != x.dtype || dx.dtype != x.dtype {
         return Err(cx.no_kernel());
     }
     let types = [typed(cx, x)?, typed(cx, dy)?, typed(cx, copy)?].join(", ");
-    let name = format!("layer_norm_grad<{types}, {columns}, {add}, {}>", half.is_some());
+    let name = format!("layer_norm_grad<{types}, {columns}, {add}, {}, {sum}>", half.is_some());
     let parts = norm_parts(&x.shape);
     let args = vec![
         pointer(x),
@@ -448,14 +452,15 @@ fn layer_norm_grad(cx: &Context<'_>, add: bool, half: Option<DType>) -> Result<V
         pointer(more),
         pointer(dx),
         pointer(copy),
-        Arg::Pointer(cx.scratch),
+        Arg::Pointer(cx.parts),
         Arg::I32(rows as i32),
     ];
-    let out = [cx.output(1).address, cx.output(2).address];
-    Ok(vec![
-        launch(Source::Rows, name, [parts, 1, 1], THREADS, args),
-        sum_parts(cx.scratch, parts, 2 * columns, 0, out, columns),
-    ])
+    let mut actions = vec![launch(Source::Rows, name, [parts, 1, 1], THREADS, args)];
+    actions.extend(sums.iter().enumerate().map(|(i, out)| {
+        let (first, stride) = (cx.parts + 4 * (i * columns) as Address, sums.len() * columns);
+        Action::Sum(PartialSum { parts: first, rows: parts, stride, columns, start: None, out: out.address })
+    }));
+    Ok(actions)
 }
 
 /// Instances that stand for all, and the compute capability that each needs.
@@ -481,10 +486,10 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
             format!("layer_norm<float, {t}, {t}, 192, true>"),
             format!("layer_norm<float, {t}, {t}, 1280, true>"),
             format!("layer_norm<{t}, {t}, {t}, 10, true>"),
-            format!("layer_norm_grad<{t}, {t}, {t}, 768, true, false>"),
-            format!("layer_norm_grad<float, {t}, {t}, 192, true, true>"),
-            format!("layer_norm_grad<float, {t}, {t}, 1280, false, true>"),
-            format!("layer_norm_grad<{t}, {t}, {t}, 10, false, false>"),
+            format!("layer_norm_grad<{t}, {t}, {t}, 768, true, false, true>"),
+            format!("layer_norm_grad<float, {t}, {t}, 192, true, true, true>"),
+            format!("layer_norm_grad<float, {t}, {t}, 1280, false, true, false>"),
+            format!("layer_norm_grad<{t}, {t}, {t}, 10, false, false, true>"),
         ]);
     }
     names.into_iter().map(|name| (Kernel::new(Source::Rows, name), 75)).collect()
@@ -494,6 +499,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 pub(super) mod testing {
     use super::*;
     use crate::action::Facts;
+    use graph::Type;
 
     /// Values such as "bf16[4,8]", 1 MiB apart, from an address on.
     pub fn operands(from: Address, types: &[&str]) -> Vec<Operand> {
@@ -505,6 +511,7 @@ pub(super) mod testing {
     }
 
     pub const SCRATCH: Address = 7 << 32;
+    pub const PARTIAL: Address = 6 << 32;
 
     /// The actions of a step whose inputs start at 1 << 32 and outputs at 2 << 32.
     pub fn step(
@@ -531,6 +538,7 @@ pub(super) mod testing {
             inputs,
             outputs,
             scratch: SCRATCH,
+            parts: PARTIAL,
             header,
             accumulate,
             tf32,
@@ -573,35 +581,60 @@ mod tests {
         }
     }
 
-    #[test]
-    fn partial_sums_fit_their_scratch() {
-        let x = Type::new(DType::Bf16, [50432, 3072]);
-        let bytes = scratch(&Op::ColumnSum { accumulate: false }, &[&x], &[]);
-        let op = Op::ColumnSum { accumulate: false };
-        let actions = step(op, &["bf16[50432,3072]"], &["f32[3072]"], false).unwrap();
-        assert_eq!(names(&actions), ["column_sum<bf16, 8, 32, 4>", "sum_parts"]);
-        let grid = launches(&actions)[0].grid;
-        assert_eq!(grid, [12, 44, 1]);
-        assert_eq!(bytes, 4 * grid[1] as usize * 3072);
-        assert_eq!(launches(&actions)[1].args[1], Arg::I32(44));
+    fn sums(actions: &[Action]) -> Vec<PartialSum> {
+        let sum = |action: &Action| match action {
+            Action::Sum(sum) => Some(*sum),
+            _ => None,
+        };
+        actions.iter().filter_map(sum).collect()
+    }
 
-        let x = Type::new(DType::F32, [8320, 192]);
-        let norm = Op::LayerNormGrad { add: false, half: None };
-        let inputs = ["f32[8320,192]", "f32[8320]", "f32[8320]", "f32[192]", "f32[8320,192]"];
-        let actions = step(norm.clone(), &inputs, &["f32[8320,192]", "f32[192]", "f32[192]"], false).unwrap();
-        let grid = launches(&actions)[0].grid;
-        assert_eq!(grid, [260, 1, 1]);
-        assert_eq!(scratch(&norm, &[&x], &[]), 4 * 260 * 2 * 192);
-        assert_eq!(launches(&actions)[1].grid, [12, 1, 1]);
+    #[test]
+    fn partial_sums_fit_their_memory() {
+        let op = Op::ColumnSum { accumulate: false };
+        let actions = step(op.clone(), &["bf16[50432,3072]"], &["f32[3072]"], false).unwrap();
+        assert_eq!(names(&actions), ["column_sum<bf16, 8, 32, 4>"]);
+        assert_eq!(launches(&actions)[0].grid, [12, 44, 1]);
+        let bytes = parts(&op, &operands(0, &["bf16[50432,3072]"]));
+        assert_eq!(bytes, 4 * 44 * 3072);
+        let (columns, out) = (3072, 2 << 32);
+        let sum = PartialSum { parts: PARTIAL, rows: 44, stride: columns, columns, start: None, out };
+        assert_eq!(sums(&actions), [sum]);
+        assert_eq!(sum.parts().end - PARTIAL, bytes as Address);
+
+        for sum in [false, true] {
+            let norm = Op::LayerNormGrad { add: false, sum, half: Some(DType::Bf16) };
+            let inputs = ["f32[8320,192]", "f32[8320]", "f32[8320]", "f32[192]", "bf16[8320,192]"];
+            let mut outputs = vec!["f32[8320,192]", "f32[192]", "f32[192]"];
+            outputs.extend(sum.then_some("f32[192]"));
+            outputs.push("bf16[8320,192]");
+            let actions = step(norm.clone(), &inputs, &outputs, false).unwrap();
+            assert_eq!(
+                names(&actions),
+                [format!("layer_norm_grad<float, bf16, bf16, 192, false, true, {sum}>")]
+            );
+            assert_eq!(launches(&actions)[0].grid, [260, 1, 1]);
+            let copy = outputs.len() as Address - 1;
+            assert_eq!(launches(&actions)[0].args[7], Arg::Pointer((2 << 32) + (copy << 20)));
+            let made = sums(&actions);
+            assert_eq!(made.len(), if sum { 3 } else { 2 });
+            let end = parts(&norm, &operands(0, &inputs)) as Address + PARTIAL;
+            assert_eq!(end - PARTIAL, 4 * 260 * 192 * made.len() as Address);
+            for (i, sum) in made.iter().enumerate() {
+                assert_eq!(sum.parts, PARTIAL + 4 * 192 * i as Address);
+                assert_eq!(sum.out, (2 << 32) + ((1 + i as Address) << 20));
+                assert!(sum.parts().end <= end && (sum.rows, sum.stride) == (260, 192 * made.len()));
+            }
+        }
     }
 
     #[test]
     fn few_rows_are_summed_by_one_launch() {
-        for (x, sums) in [("f32[256,1000]", "f32[1000]"), ("bf16[3,10]", "f32[10]")] {
+        for (x, out) in [("f32[256,1000]", "f32[1000]"), ("bf16[3,10]", "f32[10]")] {
             let op = Op::ColumnSum { accumulate: false };
-            let actions = step(op.clone(), &[x], &[sums], false).unwrap();
+            let actions = step(op.clone(), &[x], &[out], false).unwrap();
             assert_eq!(actions.len(), 1, "{x}");
-            assert_eq!(scratch(&op, &[&x.parse().unwrap()], &[]), 0);
+            assert_eq!(parts(&op, &operands(0, &[x])), 0);
             assert_eq!(launches(&actions)[0].args[5], Arg::Pointer(2 << 32));
         }
     }
@@ -612,10 +645,29 @@ mod tests {
             let op = Op::ColumnSum { accumulate: true };
             let actions = step(op, &["bf16[8320,768]", "f32[768]"], &["f32[768]"], accumulate).unwrap();
             assert_eq!(launches(&actions)[0].args[4], Arg::Pointer(0));
-            launches(&actions)[1].args[3]
+            sums(&actions)[0].start
         };
-        assert_eq!(start(true), Arg::Pointer((1 << 32) + (1 << 20)));
-        assert_eq!(start(false), Arg::Pointer(0));
+        assert_eq!((start(true), start(false)), (Some((1 << 32) + (1 << 20)), None));
+    }
+
+    #[test]
+    fn sums_are_told_by_a_table() {
+        let sum = |columns: usize, start: Option<Address>| {
+            let (parts, out) = (0x1000 + columns as Address, 0x2000 + columns as Address);
+            PartialSum { parts, rows: 9, stride: 100 + columns, columns, start, out }
+        };
+        let mut constants = Constants::at(4096);
+        let all = [sum(33, None), sum(64, Some(7)), sum(1, None)];
+        let Action::Launch(made) = sum_parts(&all, &mut constants) else { panic!() };
+        assert_eq!((made.grid, made.block), ([5, 1, 1], 1024));
+        assert_eq!(made.args, [Arg::Pointer(4096), Arg::I32(3)]);
+        let table = constants.bytes();
+        assert_eq!(table.len(), 3 * SUM_BYTES);
+        let word = |i: usize| u64::from_le_bytes(table[8 * i..8 * i + 8].try_into().unwrap());
+        let pair = |low: u64, high: u64| low | high << 32;
+        let second = [0x1040, 7, 0x2040, pair(9, 164), pair(64, 2)];
+        assert_eq!([5, 6, 7, 8, 9].map(word), second);
+        assert_eq!(word(14), pair(1, 4));
     }
 
     #[test]

@@ -507,6 +507,7 @@ mod tests {
             inputs,
             outputs,
             scratch,
+            parts: 0,
             header,
             accumulate,
             tf32,

@@ -143,15 +143,37 @@ fn bodies() -> Vec<(String, Body)> {
         (257, 80, 2),
         (577, 64, 1),
     ] {
-        for rate in [0.0, 0.3] {
+        // Behind a layer with a bias, its backward op sums too.
+        for (rate, summed) in [(0.0, true), (0.3, true), (0.0, false)] {
             list.push((
-                format!("attention T {tokens}, D {head}, H {heads}, drop {rate}"),
+                format!("attention T {tokens}, D {head}, H {heads}, drop {rate}, summed {summed}"),
                 body(move |d| {
-                    let qkv = d.parameter("qkv", [2, tokens, 3 * head * heads], 1.0);
+                    let (inner, width) = (16, 3 * head * heads);
+                    let x = d.parameter("x", [2, tokens, if summed { inner } else { width }], 1.0);
+                    let qkv = if summed { d.linear(x, width) } else { x };
                     let site = d.site();
                     let drop = (rate > 0.0).then_some(AttentionDrop { rate, site });
                     let y = d.one(Op::Attention { heads, drop }, &[qkv]);
                     d.linear(y, 16)
+                }),
+            ));
+        }
+    }
+    for (width, rows) in [(8, 19), (24, 19), (192, 600), (768, 197), (1280, 19)] {
+        for add in [false, true] {
+            list.push((
+                format!("layer_norm behind a layer of {width}, {rows} rows, residual {add}"),
+                body(move |d| {
+                    let x = d.parameter("x", [2, rows, 16], 1.0);
+                    let y = d.linear(x, width);
+                    if !add {
+                        return d.layer_norm(y);
+                    }
+                    let r = d.parameter("r", [2, rows, width], 1.0);
+                    let (gamma, beta) =
+                        (d.parameter("gamma", [width], 1.0), d.parameter("beta", [width], 0.5));
+                    let out = d.all(Op::LayerNorm { eps: EPS, add: true }, &[r, y, gamma, beta]);
+                    d.one(Op::Add, &[out[0], out[1]])
                 }),
             ));
         }

@@ -1,5 +1,6 @@
-//! Epilogues after `differentiate`: a bias gradient folds into the GELU's backward op, that one into the product before
-//! it, and adding to the gradient so far folds into the product that makes the gradient.
+//! Epilogues after `differentiate`: a bias gradient folds into the op that makes what it sums (the backward op of a GELU, a norm
+//! or attention), a GELU's backward op into the product before it, and adding to the gradient so far into the product that
+//! makes the gradient.
 
 use super::fuse::remove;
 use crate::graph::{Graph, Node};
@@ -7,25 +8,37 @@ use crate::op::Op;
 use std::collections::HashSet;
 
 pub fn peephole(graph: Graph) -> Graph {
-    accumulate(gelu_product(gelu_bias(graph)))
+    accumulate(gelu_product(bias(graph)))
 }
 
-fn gelu_bias(mut graph: Graph) -> Graph {
+/// Whoever makes a gradient has it at hand, and sums its columns for less than a step that reads it again.
+fn bias(mut graph: Graph) -> Graph {
     let producers = graph.producers();
     let mut merged = HashSet::new();
     for i in 0..graph.nodes.len() {
         let Node { op: Op::ColumnSum { accumulate: false }, inputs, outputs, .. } = &graph.nodes[i] else {
             continue;
         };
-        let sum = outputs[0];
-        let Some(gelu) = producers[inputs[0].index()] else { continue };
-        if graph.nodes[gelu].op == (Op::GeluGrad { bias: false }) {
-            graph.nodes[gelu].op = Op::GeluGrad { bias: true };
-            graph.nodes[gelu].outputs.push(sum);
+        let (summed, sum) = (inputs[0], outputs[0]);
+        let Some(maker) = producers[summed.index()] else { continue };
+        let maker = &mut graph.nodes[maker];
+        if maker.outputs[0] == summed && ask_for_sums(&mut maker.op) {
+            maker.outputs.push(sum);
             merged.insert(i);
         }
     }
     remove(graph, &merged)
+}
+
+/// Lets an op give the column sums of its first output too, as the last of its outputs; false if it can't or does already.
+fn ask_for_sums(op: &mut Op) -> bool {
+    let sums = match op {
+        Op::GeluGrad { bias } => bias,
+        Op::LayerNormGrad { sum, half: None, .. } => sum,
+        Op::AttentionGrad { sum, .. } => sum,
+        _ => return false,
+    };
+    !std::mem::replace(sums, true)
 }
 
 /// The gradient before the GELU is made where the one after it is, which then is never stored.

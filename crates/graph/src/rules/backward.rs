@@ -55,13 +55,14 @@ pub fn backward(
             let mut inputs = vec![x, mean, rstd, gamma, dy];
             let dsum = if *add { dout[0] } else { None };
             inputs.extend(dsum);
-            let outs = emit.all(Op::LayerNormGrad { add: dsum.is_some(), half: None }, &inputs)?;
+            let outs =
+                emit.all(Op::LayerNormGrad { add: dsum.is_some(), sum: false, half: None }, &inputs)?;
             grads[0] = Some(outs[0]);
             grads[first] = Some(outs[0]);
             (grads[first + 1], grads[first + 2]) = (Some(outs[1]), Some(outs[2]));
         }
         Op::Attention { heads, drop } => {
-            let op = Op::AttentionGrad { heads: *heads, drop: *drop };
+            let op = Op::AttentionGrad { heads: *heads, drop: *drop, sum: false };
             grads[0] = Some(emit.one(op, &[input(0), node.outputs[0], node.outputs[1], dy])?);
         }
         Op::Drop { .. } | Op::Scale { .. } => grads[0] = Some(emit.one(node.op.clone(), &[dy])?),

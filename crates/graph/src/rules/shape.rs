@@ -72,10 +72,11 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             Ok(out)
         }
         Op::LayerNorm { add, .. } => layer_norm(inputs, *add),
-        Op::LayerNormGrad { half, .. } => {
+        Op::LayerNormGrad { sum, half, .. } => {
             let (x, gamma) = (inputs[0], inputs[3]);
             require(inputs[4..].iter().all(|t| *t == x), || format!("gradients don't match x {x}"))?;
             let mut out = vec![x.clone(), gamma.clone(), gamma.clone()];
+            out.extend(sum.then(|| gamma.clone()));
             out.extend(half.map(|dtype| Type { dtype, shape: x.shape.clone() }));
             Ok(out)
         }
@@ -87,9 +88,12 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             let lse = Type::new(accumulator(inputs[0].dtype), [b, *heads, t]);
             Ok(vec![typed(inputs[0], [b, t, c3 / 3]), lse])
         }
-        Op::AttentionGrad { .. } => {
+        Op::AttentionGrad { sum, .. } => {
             require(inputs[1] == inputs[3], || format!("out is {}, dout {}", inputs[1], inputs[3]))?;
-            Ok(vec![inputs[0].clone()])
+            let qkv = inputs[0];
+            let mut out = vec![qkv.clone()];
+            out.extend(sum.then(|| Type::new(accumulator(qkv.dtype), [qkv.shape.last()])));
+            Ok(out)
         }
         Op::Pool { .. } => {
             let [b, _, c] = axes(inputs[0])?;

@@ -1,0 +1,57 @@
+//! How many launches a step has.
+
+use cuda::action::{Action, Address, Constants, Facts};
+use cuda::bind::{Binder, Memory, Placed, Steps, state_offsets};
+use graph::{DType, Group, Loss, Mixed, Optimizer, Plan, Program, Recompute, Settings, compile};
+use models::vit::Vit;
+
+/// ViT-Ti/4 of 32 px in bf16, as the benchmarks have it.
+fn vit_ti(batch: usize) -> Program {
+    let vit = Vit::named("vit-ti/4", 32, 3, 10).unwrap();
+    let model = vit.build(batch, Loss { smoothing: 0.1, mixed: false }, DType::F32).unwrap();
+    let settings = Settings {
+        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+        max_grad_norm: Some(1.0),
+        recompute: Recompute::None,
+        group: &|_| Group { lr_scale: 1.0, decays: true },
+        ema: None,
+        mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
+        loss_scale: None,
+        exchange: None,
+        scratch: &cuda::scratch,
+    };
+    compile(model, &settings).unwrap()
+}
+
+/// Kernels of a list by their names, without template arguments; products by one of their own.
+fn names(program: &Program, plan: &Plan, accumulate: bool) -> Vec<String> {
+    let facts = Facts::h200();
+    let (offsets, _) = state_offsets(&program.states);
+    let states: Vec<Address> = offsets.iter().map(|offset| (1 << 41) + *offset as Address).collect();
+    let memory = Memory { arena: 1 << 40, states: &states, header: 1 << 42, parts: 1 << 44 };
+    let binder = Binder { memory, accumulate, tf32: false, overlap: true, facts: &facts, maker: &Steps };
+    let bound = binder.bind(plan, &mut Constants::at(1 << 43)).unwrap();
+    let name = |placed: &Placed| match &placed.action {
+        Action::Launch(launch) => launch.kernel.name.split('<').next().unwrap().to_string(),
+        Action::Product(_) => "product".into(),
+        other => panic!("{other:?}"),
+    };
+    bound.actions.iter().map(name).collect()
+}
+
+/// Every sum over rows is made by the kernel that makes what is summed, but for two: nothing of ours makes the gradients of
+/// the patches' embedding and of the logits with sums.
+#[test]
+fn sums_have_hardly_a_launch_of_their_own() {
+    let program = vit_ti(128);
+    for accumulate in [false, true] {
+        let names = names(&program, &program.last, accumulate);
+        let count = |name: &str| names.iter().filter(|n| *n == name).count();
+        println!("accumulating {accumulate}: {} launches", names.len());
+        assert_eq!((count("column_sum"), count("sum_parts")), (2, 3));
+        // The loss's statistics, and the two parameters that make positions.
+        assert_eq!(count("add"), if accumulate { 4 } else { 1 });
+        assert!(names.len() < 250);
+    }
+    assert_eq!(names(&program, &program.update, false).len(), 3);
+}
