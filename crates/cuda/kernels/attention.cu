@@ -5,8 +5,6 @@
 #include "attention.cuh"
 
 
-__host__ __device__ constexpr int at_least_1(int x) { return x < 1 ? 1 : x; }
-
 // ---- Instructions ----
 
 // c += a·b for a 16×16 a and a 16×8 b. With g = lane/4 and t = lane%4, a thread holds of c rows g and g+8, columns 2t
@@ -134,31 +132,7 @@ __device__ __forceinline__ void store_tile(E* head, int stride, int first, const
     }
 }
 
-// ---- Dropout ----
-
-// Without dropout nobody reads the header.
-template <bool DROP> __device__ __forceinline__ Stream draws(const Header* header, u32 site, u64 sample) {
-    if constexpr (DROP) return Stream(header, site, sample);
-    Header none = {};
-    return Stream(&none, site, sample);
-}
-
-// Which of four keys stay, as bits.
-__device__ __forceinline__ u32 kept(const Stream& stream, u32 token, u32 block, u32 threshold) {
-    uint4 w = stream.words(token, block);
-    return (u32)(w.x >= threshold) | (u32)(w.y >= threshold) << 1 | (u32)(w.z >= threshold) << 2 |
-           (u32)(w.w >= threshold) << 3;
-}
-
 // ---- Forward ----
-
-// How the keys are cut: parts of PART tiles, of which a thread holds the scores, and a last one of LAST tiles.
-template <int T> struct Parts {
-    static constexpr int TILES = ceil_div(T, 16);
-    static constexpr int COUNT = at_least_1((TILES + 1) / 4);
-    static constexpr int PART = TILES / COUNT;
-    static constexpr int LAST = TILES - (COUNT - 1) * PART;
-};
 
 // A tile of queries on its way through the keys.
 template <typename E, int T, int D, bool DROP> struct Queries {
@@ -197,46 +171,7 @@ template <typename E, int T, int D, bool DROP> struct Queries {
                 if (16 * j + 8 < REAL) mma<E>(s[2 * j + 1], q[k], b[2], b[3]);
             }
 
-        const float scale = score_scale<D>() * LOG2E;
-        float shift[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float m = top[half];
-#pragma unroll
-            for (int j = 0; j < 2 * N; j++)
-                if (8 * j < REAL) m = fmaxf(m, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-            float shrink = exp2_fast((top[half] - m) * scale);
-            top[half] = m;
-            shift[half] = -m * scale;
-            sum[half] *= shrink;
-#pragma unroll
-            for (int j = 0; j < D / 8; j++) o[j][2 * half] *= shrink, o[j][2 * half + 1] *= shrink;
-        }
-#pragma unroll
-        for (int j = 0; j < 2 * N; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[j][i] = 8 * j < REAL ? exp2_fast(fmaf(s[j][i], scale, shift[i / 2])) : 0.0f;
-                sum[i / 2] += s[j][i];
-            }
-
-        if constexpr (DROP) {
-            int lane = threadIdx.x % 32;
-#pragma unroll
-            for (int j = 0; j < N; j++) {
-                u32 block = (first + j) * 4 + t;
-                u32 bits = kept(stream, token, block, threshold) | kept(stream, token + 8, block, threshold) << 4;
-#pragma unroll
-                for (int side = 0; side < 2; side++) {
-                    u32 own = __shfl_sync(0xffffffffu, bits, (lane & ~3) | (2 * side + t / 2)) >> (2 * (t % 2));
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (!(own >> (4 * (i / 2) + i % 2) & 1)) s[2 * j + side][i] = 0.0f;
-                }
-            }
-        }
+        soften<D, N, REAL, DROP>(s, o, top, sum, first, stream, token, threshold);
 
 #pragma unroll
         for (int j = 0; j < N; j++) {
@@ -456,18 +391,6 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
         sum = fmaf(x0, y0, fmaf(x1, y1, sum));
     }
 
-    // Which elements of a 16×8 tile of Pᵀ stay: bit i for element i of this thread. Four threads that hold keys of the same
-    // blocks draw one block each.
-    __device__ __forceinline__ u32 kept_elements(const Stream& stream, int h, int key_tile, int query) {
-        int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = g % 4;
-        u32 block = key_tile * 4 + 2 * (own % 2) + g / 4;
-        u32 bits = kept(stream, h * T + query + 2 * t + own / 2, block, threshold) << (4 * own);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
-        bits >>= own;
-        return (bits & 1) | (bits >> 8 & 1) << 1 | (bits >> 4 & 1) << 2 | (bits >> 12 & 1) << 3;
-    }
-
     __device__ __forceinline__ void keys_phase(Square s, int stage) {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const int key_tile = s.keys * WARPS + warp();
@@ -507,7 +430,8 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
                 int query = 16 * tile + 8 * j;
                 float2 log_sum = *reinterpret_cast<const float2*>(log_sums + query + 2 * t);
                 float2 delta = *reinterpret_cast<const float2*>(deltas + query + 2 * t);
-                u32 stay = DROP ? kept_elements(stream, s.head % heads, key_tile, s.queries * SIDE + query) : 0;
+                u32 stay =
+                    DROP ? kept_transposed<T>(stream, s.head % heads, key_tile, s.queries * SIDE + query, threshold) : 0;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float x = exp2_fast(fmaf(p[j][i], scale, i % 2 ? -log_sum.y : -log_sum.x));

@@ -16,6 +16,8 @@ pub enum Source {
     Attention,
     /// Attention by Hopper's warpgroups.
     AttentionHopper,
+    /// Attention of f32, rounded to tf32.
+    AttentionTf32,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows,
     /// From bytes to images.
@@ -33,9 +35,10 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 9] = [
+    pub const ALL: [Source; 10] = [
         Source::Attention,
         Source::AttentionHopper,
+        Source::AttentionTf32,
         Source::Rows,
         Source::Prepare,
         Source::Tokens,
@@ -47,7 +50,8 @@ impl Source {
 
     /// Whether one instance takes a compiler seconds.
     pub fn is_slow(self) -> bool {
-        matches!(self, Source::Attention | Source::AttentionHopper | Source::Product)
+        use Source::{Attention, AttentionHopper, AttentionTf32, Product};
+        matches!(self, Attention | AttentionHopper | AttentionTf32 | Product)
     }
 
     /// File name, for messages.
@@ -55,6 +59,7 @@ impl Source {
         match self {
             Source::Attention => "attention.cu",
             Source::AttentionHopper => "attention_hopper.cu",
+            Source::AttentionTf32 => "attention_tf32.cu",
             Source::Rows => "rows.cu",
             Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
@@ -69,6 +74,7 @@ impl Source {
         match self {
             Source::Attention => include_str!("../kernels/attention.cu"),
             Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
+            Source::AttentionTf32 => include_str!("../kernels/attention_tf32.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
             Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),

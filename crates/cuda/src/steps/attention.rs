@@ -2,8 +2,8 @@
 //!
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
-use super::attention_hopper;
 use super::rows::singles;
+use super::{attention_hopper, attention_tf32};
 use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Operand, PartialSum, Source, c_type};
 use crate::error::CudaError;
 use graph::op::AttentionDrop;
@@ -44,8 +44,13 @@ impl Sizes {
     }
 
     /// Sums over tokens that the backward kernels leave: one for every sample, or for every piece of one.
-    fn sums(&self, dtype: DType, facts: &Facts) -> usize {
-        self.batch * if on_matrix_units(self, dtype, facts) { 1 } else { self.pieces() }
+    fn sums(&self, dtype: DType, tf32: bool, facts: &Facts) -> usize {
+        let of_sample = match Way::of(self, dtype, tf32, facts) {
+            Way::Halves => 1,
+            Way::Tf32 => attention_tf32::sums(self, facts),
+            Way::Plain => self.pieces(),
+        };
+        self.batch * of_sample
     }
 
     /// Heads of all samples.
@@ -74,18 +79,20 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         (None, false) => attention_hopper::forward(cx, &sizes, element),
         (None, true) => attention_hopper::gradient(cx, &sizes, element, sum),
     };
-    let launches = match (hopper, on_matrix_units(&sizes, dtype, cx.facts), backward) {
+    let launches = match (hopper, Way::of(&sizes, dtype, cx.tf32, cx.facts), backward) {
         (Some(launch), ..) => Some(vec![launch]),
-        (None, true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (None, true, true) => gradient(cx, &sizes, element, drop, sum).map(|launch| vec![launch]),
-        (None, false, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (None, false, true) => plain_gradient(cx, &sizes, element, drop, sum),
+        (None, Way::Halves, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (None, Way::Halves, true) => gradient(cx, &sizes, element, drop, sum).map(|launch| vec![launch]),
+        (None, Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
+        (None, Way::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
+        (None, Way::Plain, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (None, Way::Plain, true) => plain_gradient(cx, &sizes, element, drop, sum),
     };
     let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
     let mut actions: Vec<Action> = launches.into_iter().map(Action::Launch).collect();
     if sum {
         singles(cx, &cx.outputs[1..])?;
-        let (rows, columns) = (sizes.sums(dtype, cx.facts), sizes.row());
+        let (rows, columns) = (sizes.sums(dtype, cx.tf32, cx.facts), sizes.row());
         let (parts, out) = (cx.parts, cx.output(1).address);
         actions.push(Action::Sum(PartialSum { parts, rows, stride: columns, columns, start: None, out }));
     }
@@ -96,17 +103,34 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
     let Op::AttentionGrad { heads, sum: true, .. } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
-    4 * sizes.sums(inputs[0].dtype, facts) * sizes.row()
+    // Whether tf32 is asked for isn't known here, but it has fewer than f32.
+    4 * sizes.sums(inputs[0].dtype, false, facts) * sizes.row()
 }
 
-/// Whether the kernels that use matrix units take these heads.
-fn on_matrix_units(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
-    let least = match dtype {
-        DType::Bf16 => (8, 0),
-        DType::F16 => (7, 5),
-        _ => return false,
-    };
-    facts.capability >= least && sizes.head.is_multiple_of(16) && sizes.head <= 128
+/// Which kernels take a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// 16-bit elements, by matrix units.
+    Halves,
+    /// f32, rounded to tf32 for matrix units.
+    Tf32,
+    /// Without matrix units.
+    Plain,
+}
+
+impl Way {
+    fn of(sizes: &Sizes, dtype: DType, tf32: bool, facts: &Facts) -> Self {
+        if attention_tf32::takes(sizes, dtype, tf32, facts) {
+            return Way::Tf32;
+        }
+        let least = match dtype {
+            DType::Bf16 => (8, 0),
+            DType::F16 => (7, 5),
+            _ => return Way::Plain,
+        };
+        let fits = sizes.head.is_multiple_of(16) && sizes.head <= 128;
+        if facts.capability >= least && fits { Way::Halves } else { Way::Plain }
+    }
 }
 
 fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
@@ -121,7 +145,7 @@ fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
 }
 
 /// What every kernel takes last: header, site, threshold, what kept probabilities are multiplied by.
-fn drop_args(cx: &Context<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
+pub(super) fn drop_args(cx: &Context<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
     let (site, threshold, scale) = match drop {
         Some(AttentionDrop { rate, site }) => (site, drop_threshold(rate), (1.0 / (1.0 - rate)) as f32),
         None => (0, 0, 1.0),
@@ -527,6 +551,19 @@ mod tests {
         );
         let full = run(&Facts::h200(), DType::F32, [2, 17, 2, 32], false).unwrap();
         assert_eq!(full.kernel.name, "plain_attention<float, 17, 32, 32, false>");
+    }
+
+    #[test]
+    fn sums_of_every_way_fit_their_memory() {
+        for (facts, dtype) in all_facts().iter().zip([DType::F32, DType::Bf16].into_iter().cycle()) {
+            for tokens in [1, 5, 64, 65, 197, 257, 577, 1025] {
+                let sizes = Sizes { batch: 4, tokens, heads: 3, head: 64 };
+                let most = sizes.sums(dtype, false, facts);
+                assert!((4..=most).contains(&sizes.sums(dtype, true, facts)), "{sizes:?} {facts:?}");
+                let op = Op::AttentionGrad { heads: 3, drop: None, sum: true };
+                assert_eq!(parts(&op, &[operand(dtype, &[4, tokens, 576])], facts), 4 * 576 * most);
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod attention_hopper;
+pub mod attention_tf32;
 pub mod hopper;
 pub mod linear;
 pub mod loss;
