@@ -12,10 +12,12 @@ pub type Address = u64;
 /// A source of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
-    /// Attention, forward and backward.
+    /// Attention of halves by matrix units, forward and backward.
     Attention,
     /// Attention by Hopper's warpgroups.
     AttentionHopper,
+    /// Attention without matrix units.
+    AttentionPlain,
     /// Attention of f32, rounded to tf32.
     AttentionTf32,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
@@ -35,9 +37,10 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 10] = [
+    pub const ALL: [Source; 11] = [
         Source::Attention,
         Source::AttentionHopper,
+        Source::AttentionPlain,
         Source::AttentionTf32,
         Source::Rows,
         Source::Prepare,
@@ -50,8 +53,8 @@ impl Source {
 
     /// Whether one instance takes a compiler seconds.
     pub fn is_slow(self) -> bool {
-        use Source::{Attention, AttentionHopper, AttentionTf32, Product};
-        matches!(self, Attention | AttentionHopper | AttentionTf32 | Product)
+        use Source::{Attention, AttentionHopper, AttentionPlain, AttentionTf32, Product};
+        matches!(self, Attention | AttentionHopper | AttentionPlain | AttentionTf32 | Product)
     }
 
     /// File name, for messages.
@@ -59,6 +62,7 @@ impl Source {
         match self {
             Source::Attention => "attention.cu",
             Source::AttentionHopper => "attention_hopper.cu",
+            Source::AttentionPlain => "attention_plain.cu",
             Source::AttentionTf32 => "attention_tf32.cu",
             Source::Rows => "rows.cu",
             Source::Prepare => "prepare.cu",
@@ -74,6 +78,7 @@ impl Source {
         match self {
             Source::Attention => include_str!("../kernels/attention.cu"),
             Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
+            Source::AttentionPlain => include_str!("../kernels/attention_plain.cu"),
             Source::AttentionTf32 => include_str!("../kernels/attention_tf32.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
             Source::Prepare => include_str!("../kernels/prepare.cu"),
