@@ -71,6 +71,107 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
     }
 }
 
+// ---- Dropout ----
+
+// Without dropout nobody reads the header.
+template <bool DROP> __device__ __forceinline__ Stream draws(const Header* header, u32 site, u64 sample) {
+    if constexpr (DROP) return Stream(header, site, sample);
+    Header none = {};
+    return Stream(&none, site, sample);
+}
+
+// Which of four keys stay, as bits.
+__device__ __forceinline__ u32 kept(const Stream& stream, u32 token, u32 block, u32 threshold) {
+    uint4 w = stream.words(token, block);
+    return (u32)(w.x >= threshold) | (u32)(w.y >= threshold) << 1 | (u32)(w.z >= threshold) << 2 |
+           (u32)(w.w >= threshold) << 3;
+}
+
+// Which keys of a tile stay for queries g and g+8, the first of which `token` names. Four threads draw a block each.
+struct KeptKeys {
+    u32 bits;
+    __device__ __forceinline__ KeptKeys(const Stream& stream, u32 token, int tile, u32 threshold) {
+        u32 block = tile * 4 + threadIdx.x % 4;
+        bits = kept(stream, token, block, threshold) | kept(stream, token + 8, block, threshold) << 4;
+    }
+    // Of the first or the second eight keys: bit 4·(i/2) + i%2 for element i of this thread's.
+    __device__ __forceinline__ u32 of_side(int side) const {
+        int lane = threadIdx.x % 32, t = lane % 4;
+        return __shfl_sync(0xffffffffu, bits, (lane & ~3) | (2 * side + t / 2)) >> (2 * (t % 2));
+    }
+};
+
+// Which elements of a 16×8 tile of Pᵀ stay, of head h's queries from `query` on: bit i for element i of this thread. Four threads
+// that hold keys of the same blocks draw one block each.
+template <int T>
+__device__ __forceinline__ u32 kept_transposed(const Stream& stream, int h, int key_tile, int query, u32 threshold) {
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = g % 4;
+    u32 block = key_tile * 4 + 2 * (own % 2) + g / 4;
+    u32 bits = kept(stream, h * T + query + 2 * t + own / 2, block, threshold) << (4 * own);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+    bits >>= own;
+    return (bits & 1) | (bits >> 8 & 1) << 1 | (bits >> 4 & 1) << 2 | (bits >> 12 & 1) << 3;
+}
+
+// ---- Softmax ----
+
+__host__ __device__ constexpr int at_least_1(int x) { return x < 1 ? 1 : x; }
+
+// How the keys are cut: parts of PART tiles, of which a thread holds the scores, and a last one of LAST tiles.
+template <int T> struct Parts {
+    static constexpr int TILES = ceil_div(T, 16);
+    static constexpr int COUNT = at_least_1((TILES + 1) / 4);
+    static constexpr int PART = TILES / COUNT;
+    static constexpr int LAST = TILES - (COUNT - 1) * PART;
+};
+
+// A tile of queries goes through N tiles of keys from tile `first` on, of which the first REAL keys are there: scores become what
+// is in proportion to probabilities, and sums so far shrink to their scale. A thread holds of s and o rows g and g+8 (g = lane/4),
+// columns 8j+2t and 8j+2t+1 (t = lane%4). `token` names row g's draws.
+template <int D, int N, int REAL, bool DROP>
+__device__ __forceinline__ void soften(float (&s)[2 * N][4], float (&o)[D / 8][4], float (&top)[2], float (&sum)[2], int first,
+                                       const Stream& stream, u32 token, u32 threshold) {
+    const float scale = score_scale<D>() * LOG2E;
+    float shift[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float m = top[half];
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++)
+            if (8 * j < REAL) m = fmaxf(m, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        float shrink = exp2_fast((top[half] - m) * scale);
+        top[half] = m;
+        shift[half] = -m * scale;
+        sum[half] *= shrink;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) o[j][2 * half] *= shrink, o[j][2 * half + 1] *= shrink;
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * N; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            s[j][i] = 8 * j < REAL ? exp2_fast(fmaf(s[j][i], scale, shift[i / 2])) : 0.0f;
+            sum[i / 2] += s[j][i];
+        }
+
+    if constexpr (DROP) {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            KeptKeys keys(stream, token, first + j, threshold);
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                u32 stay = keys.of_side(side);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (!(stay >> (4 * (i / 2) + i % 2) & 1)) s[2 * j + side][i] = 0.0f;
+            }
+        }
+    }
+}
+
 // ---- Column sums ----
 
 // Of 2·HALF numbers in each of two lanes STEP apart, each lane gets the sums of one half.

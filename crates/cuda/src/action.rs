@@ -12,10 +12,14 @@ pub type Address = u64;
 /// A source of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
-    /// Attention, forward and backward.
+    /// Attention of halves by matrix units, forward and backward.
     Attention,
     /// Attention by Hopper's warpgroups.
     AttentionHopper,
+    /// Attention without matrix units.
+    AttentionPlain,
+    /// Attention of f32, rounded to tf32.
+    AttentionTf32,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows,
     /// From bytes to images.
@@ -33,9 +37,11 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 9] = [
+    pub const ALL: [Source; 11] = [
         Source::Attention,
         Source::AttentionHopper,
+        Source::AttentionPlain,
+        Source::AttentionTf32,
         Source::Rows,
         Source::Prepare,
         Source::Tokens,
@@ -48,7 +54,9 @@ impl Source {
     /// About how many hundredths of a second NVRTC 13 takes for an instance on one core, for Hopper.
     pub fn effort(self) -> usize {
         match self {
-            Source::Attention | Source::AttentionHopper => 200,
+            Source::Attention | Source::AttentionHopper | Source::AttentionPlain | Source::AttentionTf32 => {
+                200
+            }
             Source::Product => 140,
             Source::Update => 37,
             Source::Rows => 20,
@@ -62,6 +70,8 @@ impl Source {
         match self {
             Source::Attention => "attention.cu",
             Source::AttentionHopper => "attention_hopper.cu",
+            Source::AttentionPlain => "attention_plain.cu",
+            Source::AttentionTf32 => "attention_tf32.cu",
             Source::Rows => "rows.cu",
             Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
@@ -76,6 +86,8 @@ impl Source {
         match self {
             Source::Attention => include_str!("../kernels/attention.cu"),
             Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
+            Source::AttentionPlain => include_str!("../kernels/attention_plain.cu"),
+            Source::AttentionTf32 => include_str!("../kernels/attention_tf32.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
             Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),

@@ -186,7 +186,9 @@ impl Binder<'_> {
             let later = waiting(plan, steps.end - 1, later, &addresses)?;
             list.push(steps, now);
             list.leaves(place, &later);
-            later.into_iter().for_each(|waiting| sums.wait(waiting));
+            // What nobody needs has no memory of its own either, once its step is done.
+            let needed = later.into_iter().filter(|waiting| is_needed(plan, waiting.value));
+            needed.for_each(|waiting| sums.wait(waiting));
         }
         self.add_up(&mut sums, &mut list, constants);
         let bound = Bound { actions: list.actions, addresses, parts: sums.used };
@@ -203,7 +205,7 @@ impl Binder<'_> {
         steps.iter().map(of).sum()
     }
 
-    /// The memory of the values that steps have to do with.
+    /// The memory that steps have to do with.
     fn touched<'a>(
         &'a self,
         plan: &'a Plan,
@@ -218,7 +220,11 @@ impl Binder<'_> {
         let of_states = states.map(|state| {
             Range::new(self.memory.states[state.index()], plan.states[state.index()].ty.bytes())
         });
-        values.map(|value| Range::new(addresses[*value], plan.values[*value].ty.bytes())).chain(of_states)
+        let scratch = steps.iter().filter_map(|step| step.scratch);
+        let of_scratch =
+            scratch.map(|range| Range::new(self.memory.arena + range.offset as Address, range.bytes));
+        let of_values = values.map(|value| Range::new(addresses[*value], plan.values[*value].ty.bytes()));
+        of_values.chain(of_states).chain(of_scratch)
     }
 
     /// Makes the sums that wait.
@@ -380,6 +386,10 @@ fn waiting(
         None => Err(CudaError::Misuse(format!("{layer}: {} sums what is none of its results", op.name()))),
     };
     sums.into_iter().map(of).collect()
+}
+
+fn is_needed(plan: &Plan, value: usize) -> bool {
+    plan.outputs.contains(&value) || plan.steps.iter().any(|step| step.inputs.contains(&value))
 }
 
 /// What is done at once, and the sums.

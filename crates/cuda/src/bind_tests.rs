@@ -415,9 +415,33 @@ fn parts_that_fill_their_memory_are_added_up() {
     for i in 0..20 {
         let (dx, sum) = (made.value(arena(128)), made.value(arena(4096 + 128 * i)));
         made.step(NORM, &[0], &[dx, sum]);
+        made.0.outputs.push(sum);
     }
     let bound = bind(&made.0, false).unwrap();
     let made: Vec<usize> = bound.actions.iter().map(|p| p.sums.len()).filter(|sums| *sums > 0).collect();
     assert_eq!(made, [8, 8, 5]);
     assert_eq!(bound.parts, 16 * PARTS);
+}
+
+#[test]
+fn sums_that_nobody_needs_are_not_made() {
+    let mut made = norms(2);
+    made.0.steps.pop();
+    let bound = bind(&made.0, false).unwrap();
+    let [first, second, sums] = &bound.actions[..] else { panic!("{bound:?}") };
+    assert_eq!((first.results.len(), second.results.len(), sums.sums.len()), (1, 1, 1));
+}
+
+#[test]
+fn a_sum_is_made_before_its_place_is_someones_working_memory() {
+    let mut made = Made::new();
+    let (x, dx, sum, y) =
+        (made.value(arena(0)), made.value(arena(128)), made.value(arena(256)), made.value(arena(384)));
+    made.step(NORM, &[x], &[dx, sum]);
+    made.step(Op::Gelu, &[x], &[y]);
+    made.step(Op::Gelu, &[x], &[y]).scratch = Some(ScratchRange { offset: 200, bytes: 60 });
+    made.0.outputs = vec![sum];
+    let bound = bind(&made.0, false).unwrap();
+    let made: Vec<usize> = bound.actions.iter().map(|placed| placed.sums.len()).collect();
+    assert_eq!(made, [0, 0, 1, 0]);
 }

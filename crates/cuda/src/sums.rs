@@ -84,6 +84,9 @@ impl Sums {
     /// Memory for the parts of a step.
     pub fn take(&mut self, bytes: usize) -> Address {
         let bytes = bytes.next_multiple_of(ALIGN);
+        if self.waiting.is_empty() {
+            self.start_anew();
+        }
         let address = self.base + self.at as Address;
         self.at += bytes;
         self.held += bytes;
@@ -113,11 +116,16 @@ impl Sums {
 
     /// All that wait, which are to be made now.
     pub fn take_all(&mut self) -> Vec<Waiting> {
+        self.start_anew();
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// No parts are held any more; the next go behind the last ones, or, if there is little room left, to the beginning.
+    fn start_anew(&mut self) {
         self.held = 0;
         if self.at > MOST {
             self.at = 0;
         }
-        std::mem::take(&mut self.waiting)
     }
 }
 
@@ -167,6 +175,13 @@ mod tests {
         assert!(!sums.has_room(1));
         sums.take_all();
         assert_eq!(sums.take(1), BASE);
+    }
+
+    #[test]
+    fn parts_that_nobody_adds_up_take_no_room() {
+        let mut sums = Sums::at(BASE);
+        let ends = (0..100).map(|_| sums.take(1 << 20) + (1 << 20)).max();
+        assert!(ends <= Some(BASE + 2 * MOST as Address));
     }
 
     #[test]

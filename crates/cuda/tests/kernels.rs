@@ -2,7 +2,8 @@
 
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
-use cuda::steps::{attention, attention_hopper, hopper, loss, prepare, rows, tokens, update};
+use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
+use cuda::steps::{hopper, loss, prepare, rows, tokens, update};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -21,6 +22,8 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
     let lists = [
         attention::kernels(facts),
         attention_hopper::kernels(facts),
+        attention_plain::kernels(),
+        attention_tf32::kernels(facts),
         rows::kernels(),
         prepare::kernels(),
         tokens::kernels(),

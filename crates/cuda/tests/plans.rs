@@ -16,7 +16,7 @@ const STATES: Address = 1 << 41;
 const ALIGN: u64 = 128;
 /// Of partial sums.
 const REGION: Address = 1 << 44;
-/// Elements of the partial sums of one sum, which has this many columns at most.
+/// Elements that the partial sums of one sum may have; few of them are used.
 const PARTS: usize = 200_000;
 /// Of every step.
 const SCRATCH: usize = 300;
@@ -36,7 +36,7 @@ fn with_parts(cx: &Context<'_>) -> Vec<Action> {
     let Action::Launch(mut first) = launch(&Context { outputs: &rest, ..*cx }) else { unreachable!() };
     let sum = |(i, out): (usize, &Operand)| {
         let (parts, stride) = (cx.parts + (4 * PARTS * i) as Address, out.shape.count());
-        let (rows, columns, start, out) = (PARTS / stride, stride, None, out.address);
+        let (rows, columns, start, out) = (4, stride, None, out.address);
         PartialSum { parts, rows, stride, columns, start, out }
     };
     let sums: Vec<PartialSum> = sums.iter().enumerate().map(sum).collect();

@@ -2,8 +2,8 @@
 //!
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
-use super::attention_hopper;
 use super::rows::singles;
+use super::{attention_hopper, attention_plain, attention_tf32};
 use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Operand, PartialSum, Source, c_type};
 use crate::error::CudaError;
 use graph::op::AttentionDrop;
@@ -38,14 +38,14 @@ impl Sizes {
         3 * self.heads * self.head
     }
 
-    /// Of a head, for the kernels without matrix units.
-    fn pieces(&self) -> usize {
-        self.tokens.div_ceil(PIECE)
-    }
-
     /// Sums over tokens that the backward kernels leave: one for every sample, or for every piece of one.
-    fn sums(&self, dtype: DType, facts: &Facts) -> usize {
-        self.batch * if on_matrix_units(self, dtype, facts) { 1 } else { self.pieces() }
+    fn sums(&self, dtype: DType, tf32: bool, facts: &Facts) -> usize {
+        let of_sample = match Way::of(self, dtype, tf32, facts) {
+            Way::Halves => 1,
+            Way::Tf32 => attention_tf32::sums(self, facts),
+            Way::Plain => attention_plain::pieces(self),
+        };
+        self.batch * of_sample
     }
 
     /// Heads of all samples.
@@ -74,18 +74,22 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         (None, false) => attention_hopper::forward(cx, &sizes, element),
         (None, true) => attention_hopper::gradient(cx, &sizes, element, sum),
     };
-    let launches = match (hopper, on_matrix_units(&sizes, dtype, cx.facts), backward) {
+    let launches = match (hopper, Way::of(&sizes, dtype, cx.tf32, cx.facts), backward) {
         (Some(launch), ..) => Some(vec![launch]),
-        (None, true, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (None, true, true) => gradient(cx, &sizes, element, drop, sum).map(|launch| vec![launch]),
-        (None, false, false) => plain_forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (None, false, true) => plain_gradient(cx, &sizes, element, drop, sum),
+        (None, Way::Halves, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
+        (None, Way::Halves, true) => gradient(cx, &sizes, element, drop, sum).map(|launch| vec![launch]),
+        (None, Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
+        (None, Way::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
+        (None, Way::Plain, false) => {
+            attention_plain::forward(cx, &sizes, element, drop).map(|launch| vec![launch])
+        }
+        (None, Way::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
     };
     let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
     let mut actions: Vec<Action> = launches.into_iter().map(Action::Launch).collect();
     if sum {
         singles(cx, &cx.outputs[1..])?;
-        let (rows, columns) = (sizes.sums(dtype, cx.facts), sizes.row());
+        let (rows, columns) = (sizes.sums(dtype, cx.tf32, cx.facts), sizes.row());
         let (parts, out) = (cx.parts, cx.output(1).address);
         actions.push(Action::Sum(PartialSum { parts, rows, stride: columns, columns, start: None, out }));
     }
@@ -96,17 +100,34 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
     let Op::AttentionGrad { heads, sum: true, .. } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
-    4 * sizes.sums(inputs[0].dtype, facts) * sizes.row()
+    // Whether tf32 is asked for isn't known here, but it has fewer than f32.
+    4 * sizes.sums(inputs[0].dtype, false, facts) * sizes.row()
 }
 
-/// Whether the kernels that use matrix units take these heads.
-fn on_matrix_units(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
-    let least = match dtype {
-        DType::Bf16 => (8, 0),
-        DType::F16 => (7, 5),
-        _ => return false,
-    };
-    facts.capability >= least && sizes.head.is_multiple_of(16) && sizes.head <= 128
+/// Which kernels take a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// 16-bit elements, by matrix units.
+    Halves,
+    /// f32, rounded to tf32 for matrix units.
+    Tf32,
+    /// Without matrix units.
+    Plain,
+}
+
+impl Way {
+    fn of(sizes: &Sizes, dtype: DType, tf32: bool, facts: &Facts) -> Self {
+        if attention_tf32::takes(sizes, dtype, tf32, facts) {
+            return Way::Tf32;
+        }
+        let least = match dtype {
+            DType::Bf16 => (8, 0),
+            DType::F16 => (7, 5),
+            _ => return Way::Plain,
+        };
+        let fits = sizes.head.is_multiple_of(16) && sizes.head <= 128;
+        if facts.capability >= least && fits { Way::Halves } else { Way::Plain }
+    }
 }
 
 fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
@@ -121,7 +142,7 @@ fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
 }
 
 /// What every kernel takes last: header, site, threshold, what kept probabilities are multiplied by.
-fn drop_args(cx: &Context<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
+pub(super) fn drop_args(cx: &Context<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
     let (site, threshold, scale) = match drop {
         Some(AttentionDrop { rate, site }) => (site, drop_threshold(rate), (1.0 / (1.0 - rate)) as f32),
         None => (0, 0, 1.0),
@@ -286,68 +307,6 @@ fn gradient(
     })
 }
 
-/// Tokens in a piece of the kernels without matrix units. A thread has 4×4 scores.
-const PIECE: usize = 32;
-
-/// `sum` is of backward kernels alone.
-fn plain_kernel(which: &str, element: &str, sizes: &Sizes, drop: bool, sum: Option<bool>) -> Kernel {
-    let Sizes { tokens, head, .. } = sizes;
-    let sum = sum.map_or_else(String::new, |sum| format!(", {sum}"));
-    Kernel::new(
-        Source::Attention,
-        format!("plain_{which}<{element}, {tokens}, {head}, {PIECE}, {drop}{sum}>"),
-    )
-}
-
-/// A launch with `pieces` pieces of a head, as f32, and the scores of one pair of pieces in shared memory.
-fn plain_launch(
-    cx: &Context<'_>,
-    sizes: &Sizes,
-    kernel: Kernel,
-    pieces: usize,
-    args: Vec<Arg>,
-) -> Option<Launch> {
-    let stride = (sizes.head.div_ceil(4) | 1) * 4;
-    let shared = (4 * PIECE * (pieces * stride + PIECE + 4)) as u32;
-    let grid = [sizes.total() as u32, sizes.pieces() as u32, 1];
-    let block = (PIECE * PIECE / 16) as u32;
-    (shared <= cx.facts.shared_per_block).then_some(Launch { kernel, grid, block, shared, args })
-}
-
-fn plain_forward(
-    cx: &Context<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-) -> Option<Launch> {
-    let kernel = plain_kernel("attention", element, sizes, drop.is_some(), None);
-    let mut args =
-        Vec::from([&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|o| Arg::Pointer(o.address)));
-    args.push(Arg::I32(sizes.heads as i32));
-    args.extend(drop_args(cx, drop));
-    plain_launch(cx, sizes, kernel, 3, args)
-}
-
-fn plain_gradient(
-    cx: &Context<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-    sum: bool,
-) -> Option<Vec<Launch>> {
-    let [qkv, out, lse, dout] = [0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
-    let (dqkv, deltas) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.scratch));
-    let heads = Arg::I32(sizes.heads as i32);
-    let launch = |which: &str, args: &[Arg]| {
-        let args = args.iter().copied().chain(drop_args(cx, drop)).collect();
-        plain_launch(cx, sizes, plain_kernel(which, element, sizes, drop.is_some(), Some(sum)), 4, args)
-    };
-    let sums = Arg::Pointer(cx.parts);
-    let queries = launch("attention_grad_queries", &[qkv, out, lse, dout, dqkv, deltas, sums, heads])?;
-    let keys = launch("attention_grad_keys", &[qkv, lse, dout, dqkv, deltas, sums, heads])?;
-    Some(vec![queries, keys])
-}
-
 /// rowsum(dO ∘ O) for the kernels without matrix units; for the others dQ of the heads under way, in f32, where a head may
 /// be cut into squares. Which GPU it will be isn't known yet.
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
@@ -358,10 +317,6 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     let partial = sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.head * 4;
     if inputs[0].dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { sums } else { sums.max(partial) }
 }
-
-/// The kernels without matrix units.
-const PLAIN: [(&str, Option<bool>); 3] =
-    [("attention", None), ("attention_grad_queries", Some(true)), ("attention_grad_keys", Some(true))];
 
 /// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
@@ -378,172 +333,11 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
                     Gradient::choose(&sizes, facts).map(|cut| cut.kernel(element, &sizes, drop, true));
                 kernels.extend([forward, gradient].into_iter().flatten().map(|kernel| (kernel, least)));
             }
-            for (which, sum) in PLAIN.into_iter().filter(|_| [65, 197, 257].contains(&tokens)) {
-                if tokens == 197 || !drop {
-                    kernels.push((plain_kernel(which, "float", &sizes, drop, sum), 75));
-                }
-            }
         }
     }
-    let odd = Sizes { batch: 1, tokens: 17, heads: 1, head: 24 };
-    kernels.extend(PLAIN.map(|(which, sum)| (plain_kernel(which, "bf16", &odd, true, sum), 75)));
     kernels
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::action::Operand;
-
-    fn facts(capability: (u32, u32), shared: u32) -> Facts {
-        Facts { name: "test".into(), capability, processors: 100, shared_per_block: shared }
-    }
-
-    /// Every architecture that is compiled for.
-    fn all_facts() -> Vec<Facts> {
-        vec![
-            facts((7, 5), 65_536),
-            facts((8, 0), 166_912),
-            facts((8, 6), 101_376),
-            facts((8, 9), 101_376),
-            Facts::h200(),
-            facts((10, 0), 232_448),
-            facts((12, 0), 101_376),
-        ]
-    }
-
-    fn operand(dtype: DType, shape: &[usize]) -> Operand {
-        Operand { address: 256, dtype, shape: Shape(shape.to_vec()) }
-    }
-
-    const DROP: Option<AttentionDrop> = Some(AttentionDrop { rate: 0.1, site: 3 });
-
-    fn run(facts: &Facts, dtype: DType, sizes: [usize; 4], backward: bool) -> Result<Launch, CudaError> {
-        run_with(facts, dtype, sizes, backward, if backward { DROP } else { None })
-    }
-
-    fn run_with(
-        facts: &Facts,
-        dtype: DType,
-        [b, t, h, d]: [usize; 4],
-        backward: bool,
-        drop: Option<AttentionDrop>,
-    ) -> Result<Launch, CudaError> {
-        let (qkv, out) = (operand(dtype, &[b, t, 3 * h * d]), operand(dtype, &[b, t, h * d]));
-        let lse = operand(DType::F32, &[b, h, t]);
-        let (op, inputs, outputs) = if backward {
-            let inputs = vec![qkv.clone(), out.clone(), lse, out];
-            let sums = operand(DType::F32, &[3 * h * d]);
-            (Op::AttentionGrad { heads: h, drop, sum: true }, inputs, vec![qkv, sums])
-        } else {
-            (Op::Attention { heads: h, drop }, vec![qkv], vec![out, lse])
-        };
-        let (layer, accumulate, tf32) = ("block", false, false);
-        let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
-        let (scratch, parts, header) = (512, 768, 1024);
-        let cx = Context { op, layer, inputs, outputs, scratch, parts, header, accumulate, tf32, facts };
-        match actions(&cx)?.remove(0) {
-            Action::Launch(launch) => Ok(launch),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn vit_b_on_an_h200() {
-        let vit_b = |backward, drop| {
-            run_with(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], backward, drop).unwrap()
-        };
-        let forward = vit_b(false, None);
-        assert_eq!(forward.kernel.name, "attention_hopper<bf16, 197, 64, 1, 2, 3>");
-        assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, (2 * 208 + 128) * 128));
-        let backward = vit_b(true, None);
-        assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, 1, true>");
-        assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
-        // With dropout, as everywhere.
-        let forward = vit_b(false, DROP);
-        assert_eq!(forward.kernel.name, "attention<bf16, 197, 64, 4, 3, true>");
-        assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, 2 * 208 * 128));
-        let backward = vit_b(true, DROP);
-        assert_eq!(backward.kernel.name, "attention_grad<bf16, 197, 64, 13, 2, 1, true, true>");
-        assert_eq!((backward.grid, backward.block), ([132, 1, 1], 416));
-    }
-
-    #[test]
-    fn what_hopper_does_not_take_is_portable() {
-        let newer = Facts { capability: (10, 0), ..Facts::h200() };
-        for (facts, dtype, tokens, head) in [
-            (&Facts::h200(), DType::Bf16, 257, 64),
-            (&Facts::h200(), DType::F16, 197, 80),
-            (&newer, DType::Bf16, 197, 64),
-        ] {
-            for backward in [false, true] {
-                let launch = run_with(facts, dtype, [2, tokens, 2, head], backward, None).unwrap();
-                assert_eq!(launch.kernel.source, Source::Attention, "{}", launch.kernel.name);
-            }
-        }
-    }
-
-    #[test]
-    fn shared_memory_and_scratch_suffice_everywhere() {
-        for facts in all_facts() {
-            for head in (16..=128).step_by(16) {
-                for tokens in [1, 5, 16, 50, 64, 65, 145, 196, 197, 257, 577, 1025, 4097] {
-                    let sizes = Sizes { batch: 100, tokens, heads: 3, head };
-                    let forward = Forward::choose(&sizes, &facts).unwrap();
-                    assert!(
-                        forward.shared <= facts.shared_per_block as usize,
-                        "{facts:?} {sizes:?} {forward:?}"
-                    );
-                    assert!((1..=16).contains(&forward.warps), "{sizes:?} {forward:?}");
-                    let gradient = Gradient::choose(&sizes, &facts).unwrap();
-                    assert!(
-                        gradient.shared <= facts.shared_per_block as usize,
-                        "{facts:?} {sizes:?} {gradient:?}"
-                    );
-                    assert!(gradient.squares * gradient.warps >= sizes.tiles());
-                    let ty = Type { dtype: DType::Bf16, shape: Shape(vec![100, tokens, 9 * head]) };
-                    let asked = scratch(&Op::AttentionGrad { heads: 3, drop: None, sum: false }, &[&ty], &[]);
-                    let needed = gradient.scratch(gradient.blocks(&sizes, &facts), &sizes);
-                    assert!(needed <= asked, "{facts:?} {sizes:?} {gradient:?}: {needed} > {asked}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_matrix_units_do_not_take_is_computed_without() {
-        let odd = run(&Facts::h200(), DType::Bf16, [2, 33, 2, 24], false).unwrap();
-        assert_eq!(odd.kernel.name, "plain_attention<bf16, 33, 24, 32, false>");
-        assert_eq!((odd.grid, odd.block), ([4, 2, 1], 64));
-        let turing = facts((7, 5), 65_536);
-        let old = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap();
-        assert_eq!(old.kernel.name, "plain_attention_grad_queries<bf16, 17, 32, 32, true, true>");
-        assert!(
-            run(&turing, DType::F16, [2, 17, 2, 32], true)
-                .unwrap()
-                .kernel
-                .name
-                .starts_with("attention_grad<f16")
-        );
-        let full = run(&Facts::h200(), DType::F32, [2, 17, 2, 32], false).unwrap();
-        assert_eq!(full.kernel.name, "plain_attention<float, 17, 32, 32, false>");
-    }
-
-    #[test]
-    fn heads_that_no_kernel_takes_are_named() {
-        let error = run(&facts((7, 5), 65_536), DType::F32, [2, 17, 2, 512], false).unwrap_err().to_string();
-        assert!(error.contains("block") && error.contains("512 channels a head"), "{error}");
-        assert!(error.contains("f32") && error.contains("7.5"), "{error}");
-    }
-
-    #[test]
-    fn every_instance_is_listed_once() {
-        for facts in all_facts() {
-            let listed = kernels(&facts);
-            let mut names: Vec<_> = listed.iter().map(|(kernel, _)| &kernel.name).collect();
-            names.sort();
-            names.dedup();
-            assert_eq!(names.len(), listed.len());
-        }
-    }
-}
+#[path = "attention_tests.rs"]
+mod tests;

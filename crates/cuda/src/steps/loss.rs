@@ -105,7 +105,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::testing::*;
+    use super::super::testing::*;
     use super::*;
 
     const PLAIN: [&str; 3] = ["bf16[256,1000]", "i32[256]", "f32[256]"];

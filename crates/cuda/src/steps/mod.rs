@@ -5,11 +5,15 @@
 
 pub mod attention;
 pub mod attention_hopper;
+pub mod attention_plain;
+pub mod attention_tf32;
 pub mod hopper;
 pub mod linear;
 pub mod loss;
 pub mod prepare;
 pub mod rows;
+#[cfg(test)]
+mod testing;
 pub mod tokens;
 pub mod update;
 

@@ -65,7 +65,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::testing::*;
+    use super::super::testing::*;
     use super::*;
 
     #[test]

@@ -186,7 +186,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::testing::*;
+    use super::super::testing::*;
     use super::*;
 
     #[test]

@@ -1,0 +1,159 @@
+use super::*;
+use crate::action::Operand;
+
+fn facts(capability: (u32, u32), shared: u32) -> Facts {
+    Facts { name: "test".into(), capability, processors: 100, shared_per_block: shared }
+}
+
+/// Every architecture that is compiled for.
+fn all_facts() -> Vec<Facts> {
+    vec![
+        facts((7, 5), 65_536),
+        facts((8, 0), 166_912),
+        facts((8, 6), 101_376),
+        facts((8, 9), 101_376),
+        Facts::h200(),
+        facts((10, 0), 232_448),
+        facts((12, 0), 101_376),
+    ]
+}
+
+fn operand(dtype: DType, shape: &[usize]) -> Operand {
+    Operand { address: 256, dtype, shape: Shape(shape.to_vec()) }
+}
+
+const DROP: Option<AttentionDrop> = Some(AttentionDrop { rate: 0.1, site: 3 });
+
+fn run(facts: &Facts, dtype: DType, sizes: [usize; 4], backward: bool) -> Result<Launch, CudaError> {
+    run_with(facts, dtype, sizes, backward, if backward { DROP } else { None })
+}
+
+fn run_with(
+    facts: &Facts,
+    dtype: DType,
+    [b, t, h, d]: [usize; 4],
+    backward: bool,
+    drop: Option<AttentionDrop>,
+) -> Result<Launch, CudaError> {
+    let (qkv, out) = (operand(dtype, &[b, t, 3 * h * d]), operand(dtype, &[b, t, h * d]));
+    let lse = operand(DType::F32, &[b, h, t]);
+    let (op, inputs, outputs) = if backward {
+        let inputs = vec![qkv.clone(), out.clone(), lse, out];
+        let sums = operand(DType::F32, &[3 * h * d]);
+        (Op::AttentionGrad { heads: h, drop, sum: true }, inputs, vec![qkv, sums])
+    } else {
+        (Op::Attention { heads: h, drop }, vec![qkv], vec![out, lse])
+    };
+    let (layer, accumulate, tf32) = ("block", false, false);
+    let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
+    let (scratch, parts, header) = (512, 768, 1024);
+    let cx = Context { op, layer, inputs, outputs, scratch, parts, header, accumulate, tf32, facts };
+    match actions(&cx)?.remove(0) {
+        Action::Launch(launch) => Ok(launch),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn vit_b_on_an_h200() {
+    let vit_b =
+        |backward, drop| run_with(&Facts::h200(), DType::Bf16, [256, 197, 12, 64], backward, drop).unwrap();
+    let forward = vit_b(false, None);
+    assert_eq!(forward.kernel.name, "attention_hopper<bf16, 197, 64, 1, 2, 3>");
+    assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, (2 * 208 + 128) * 128));
+    let backward = vit_b(true, None);
+    assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, 1, true>");
+    assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
+    // With dropout, as everywhere.
+    let forward = vit_b(false, DROP);
+    assert_eq!(forward.kernel.name, "attention<bf16, 197, 64, 4, 3, true>");
+    assert_eq!((forward.grid, forward.block, forward.shared), ([3072, 1, 1], 128, 2 * 208 * 128));
+    let backward = vit_b(true, DROP);
+    assert_eq!(backward.kernel.name, "attention_grad<bf16, 197, 64, 13, 2, 1, true, true>");
+    assert_eq!((backward.grid, backward.block), ([132, 1, 1], 416));
+}
+
+#[test]
+fn what_hopper_does_not_take_is_portable() {
+    let newer = Facts { capability: (10, 0), ..Facts::h200() };
+    for (facts, dtype, tokens, head) in [
+        (&Facts::h200(), DType::Bf16, 257, 64),
+        (&Facts::h200(), DType::F16, 197, 80),
+        (&newer, DType::Bf16, 197, 64),
+    ] {
+        for backward in [false, true] {
+            let launch = run_with(facts, dtype, [2, tokens, 2, head], backward, None).unwrap();
+            assert_eq!(launch.kernel.source, Source::Attention, "{}", launch.kernel.name);
+        }
+    }
+}
+
+#[test]
+fn shared_memory_and_scratch_suffice_everywhere() {
+    for facts in all_facts() {
+        for head in (16..=128).step_by(16) {
+            for tokens in [1, 5, 16, 50, 64, 65, 145, 196, 197, 257, 577, 1025, 4097] {
+                let sizes = Sizes { batch: 100, tokens, heads: 3, head };
+                let forward = Forward::choose(&sizes, &facts).unwrap();
+                assert!(forward.shared <= facts.shared_per_block as usize, "{facts:?} {sizes:?} {forward:?}");
+                assert!((1..=16).contains(&forward.warps), "{sizes:?} {forward:?}");
+                let gradient = Gradient::choose(&sizes, &facts).unwrap();
+                assert!(
+                    gradient.shared <= facts.shared_per_block as usize,
+                    "{facts:?} {sizes:?} {gradient:?}"
+                );
+                assert!(gradient.squares * gradient.warps >= sizes.tiles());
+                let ty = Type { dtype: DType::Bf16, shape: Shape(vec![100, tokens, 9 * head]) };
+                let asked = scratch(&Op::AttentionGrad { heads: 3, drop: None, sum: false }, &[&ty], &[]);
+                let needed = gradient.scratch(gradient.blocks(&sizes, &facts), &sizes);
+                assert!(needed <= asked, "{facts:?} {sizes:?} {gradient:?}: {needed} > {asked}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_matrix_units_do_not_take_is_computed_without() {
+    let odd = run(&Facts::h200(), DType::Bf16, [2, 33, 2, 24], false).unwrap();
+    assert_eq!(odd.kernel.name, "plain_attention<bf16, 33, 24, 32, false>");
+    assert_eq!((odd.grid, odd.block), ([4, 2, 1], 64));
+    let turing = facts((7, 5), 65_536);
+    let old = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap();
+    assert_eq!(old.kernel.name, "plain_attention_grad_queries<bf16, 17, 32, 32, true, true>");
+    assert!(
+        run(&turing, DType::F16, [2, 17, 2, 32], true).unwrap().kernel.name.starts_with("attention_grad<f16")
+    );
+    let full = run(&Facts::h200(), DType::F32, [2, 17, 2, 32], false).unwrap();
+    assert_eq!(full.kernel.name, "plain_attention<float, 17, 32, 32, false>");
+}
+
+#[test]
+fn sums_of_every_way_fit_their_memory() {
+    for (facts, dtype) in all_facts().iter().zip([DType::F32, DType::Bf16].into_iter().cycle()) {
+        for tokens in [1, 5, 64, 65, 197, 257, 577, 1025] {
+            let sizes = Sizes { batch: 4, tokens, heads: 3, head: 64 };
+            let most = sizes.sums(dtype, false, facts);
+            assert!((4..=most).contains(&sizes.sums(dtype, true, facts)), "{sizes:?} {facts:?}");
+            let op = Op::AttentionGrad { heads: 3, drop: None, sum: true };
+            assert_eq!(parts(&op, &[operand(dtype, &[4, tokens, 576])], facts), 4 * 576 * most);
+        }
+    }
+}
+
+#[test]
+fn heads_that_no_kernel_takes_are_named() {
+    let error = run(&facts((7, 5), 65_536), DType::F32, [2, 17, 2, 512], false).unwrap_err().to_string();
+    assert!(error.contains("block") && error.contains("512 channels a head"), "{error}");
+    assert!(error.contains("f32") && error.contains("7.5"), "{error}");
+}
+
+#[test]
+fn every_instance_is_listed_once() {
+    for facts in all_facts() {
+        let listed = kernels(&facts);
+        let mut names: Vec<_> = listed.iter().map(|(kernel, _)| &kernel.name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), listed.len());
+    }
+}

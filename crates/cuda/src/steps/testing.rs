@@ -1,0 +1,60 @@
+//! What the tests of the modules beside this one share.
+
+use crate::action::{Action, Address, Context, Facts, Launch, Operand};
+use crate::error::CudaError;
+use graph::{Op, Type};
+
+/// Values such as "bf16[4,8]", 1 MiB apart, from an address on.
+pub fn operands(from: Address, types: &[&str]) -> Vec<Operand> {
+    let of = |(i, text): (usize, &&str)| {
+        let Type { dtype, shape } = text.parse().unwrap();
+        Operand { address: from + ((i as Address) << 20), dtype, shape }
+    };
+    types.iter().enumerate().map(of).collect()
+}
+
+pub const SCRATCH: Address = 7 << 32;
+pub const PARTIAL: Address = 6 << 32;
+
+/// The actions of a step whose inputs start at 1 << 32 and outputs at 2 << 32.
+pub fn step(op: Op, inputs: &[&str], outputs: &[&str], accumulate: bool) -> Result<Vec<Action>, CudaError> {
+    let (inputs, outputs) = (operands(1 << 32, inputs), operands(2 << 32, outputs));
+    step_on(op, &inputs, &outputs, accumulate)
+}
+
+pub fn step_on(
+    op: Op,
+    inputs: &[Operand],
+    outputs: &[Operand],
+    accumulate: bool,
+) -> Result<Vec<Action>, CudaError> {
+    let facts = Facts::h200();
+    let (layer, header, tf32) = ("blocks.0", 9 << 32, false);
+    let cx = Context {
+        op: &op,
+        layer,
+        inputs,
+        outputs,
+        scratch: SCRATCH,
+        parts: PARTIAL,
+        header,
+        accumulate,
+        tf32,
+        facts: &facts,
+    };
+    super::actions(&cx)
+}
+
+pub fn launches(actions: &[Action]) -> Vec<&Launch> {
+    let mut launches = Vec::new();
+    for action in actions {
+        if let Action::Launch(launch) = action {
+            launches.push(launch);
+        }
+    }
+    launches
+}
+
+pub fn names(actions: &[Action]) -> Vec<&str> {
+    launches(actions).iter().map(|launch| launch.kernel.name.as_str()).collect()
+}
