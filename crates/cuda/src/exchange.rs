@@ -3,10 +3,9 @@
 use crate::action::{Action, Address, Arg, Context, Exchanged, Kernel, Launch, Operand, Source};
 use crate::bind::{Bound, Placed};
 use crate::error::CudaError;
-use comm::{Collective, Kind};
-use graph::op::Reduction;
+use comm::Kind;
 use graph::passes::ALIGN;
-use graph::{DType, Lane, Op, Plan};
+use graph::{Lane, Plan};
 
 /// A collective of a plan. Operands that follow each other travel as one range.
 pub(crate) fn collective(
@@ -14,14 +13,9 @@ pub(crate) fn collective(
     inputs: Vec<&str>,
     outputs: Vec<&str>,
 ) -> Result<Vec<Action>, CudaError> {
-    let collective = match cx.op {
-        Op::AllReduce { reduction, .. } => Collective::AllReduce(reduced(*reduction)),
-        Op::ReduceScatter { reduction, .. } => Collective::ReduceScatter(reduced(*reduction)),
-        Op::AllGather { .. } => Collective::AllGather,
-        _ => return Err(cx.no_kernel()),
-    };
+    let collective = calls::collective(cx.op).ok_or_else(|| cx.no_kernel())?;
     let dtype = cx.input(0).dtype;
-    let kind = kind(dtype).ok_or_else(|| cx.no_kernel())?;
+    let kind = calls::kind(dtype).ok_or_else(|| cx.no_kernel())?;
     let range = |operands: &[Operand], names: Vec<&str>| {
         range(operands, dtype.bytes()).map_err(|at| CudaError::Scattered {
             layer: cx.layer.to_string(),
@@ -35,34 +29,10 @@ pub(crate) fn collective(
     Ok(vec![Action::Exchange(Exchanged { collective, kind, send, receive, layer, times: None })])
 }
 
-/// The range of operands that follow each other with nothing between but padding, or the number of the first that is not
-/// followed by the next.
+/// The range of operands that follow each other, or the number of the first that is not followed by the next.
 fn range(operands: &[Operand], size: usize) -> Result<(Address, usize), usize> {
-    let end = |o: &Operand| o.address + (o.shape.count() * size) as Address;
-    let follows = |pair: &[Operand]| pair[1].address == end(&pair[0]).next_multiple_of(ALIGN as Address);
-    if let Some(at) = operands.windows(2).position(|pair| !follows(pair)) {
-        return Err(at);
-    }
-    let (first, last) = (&operands[0], &operands[operands.len() - 1]);
-    Ok((first.address, (end(last) - first.address) as usize / size))
-}
-
-fn reduced(reduction: Reduction) -> comm::Reduction {
-    match reduction {
-        Reduction::Sum => comm::Reduction::Sum,
-        Reduction::Mean => comm::Reduction::Mean,
-        Reduction::Max => comm::Reduction::Max,
-    }
-}
-
-fn kind(dtype: DType) -> Option<Kind> {
-    match dtype {
-        DType::F64 => Some(Kind::F64),
-        DType::F32 => Some(Kind::F32),
-        DType::Bf16 => Some(Kind::Bf16),
-        DType::F16 => Some(Kind::F16),
-        DType::I32 | DType::U8 => None,
-    }
+    let places: Vec<(Address, usize)> = operands.iter().map(|o| (o.address, o.shape.count())).collect();
+    calls::range(&places, size).map(|calls::Range { address, len }| (address, len))
 }
 
 /// Refuses a plan whose collectives are not among as many ranks as there are.

@@ -1,5 +1,5 @@
 use super::*;
-use comm::Reduction as Sums;
+use comm::{Collective, Reduction as Sums};
 
 fn work(lane: Lane, waits: &[usize]) -> Placed {
     let action = Action::Zero { at: 0, bytes: 0 };

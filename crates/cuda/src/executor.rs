@@ -16,6 +16,7 @@ mod staging;
 mod startup;
 mod states;
 mod times;
+mod tracer;
 
 pub use exchanger::Exchange;
 pub use plans::{Needs, kernels_of};
@@ -23,6 +24,7 @@ pub use profile::ActionTime;
 pub use readback::{Readback, Ticket};
 pub use startup::{Kernels, Startup};
 pub use times::ExchangeTimes;
+pub use tracer::Traced;
 
 use crate::action::{Address, Facts, Launch};
 use crate::bind::state_offsets;
@@ -44,6 +46,7 @@ use serde::Serialize;
 use staging::Data;
 use std::sync::Arc;
 use std::time::Instant;
+use tracer::Tracer;
 
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +110,8 @@ pub struct Executor {
     /// Kernels of the lists that a run begins with, until the first is prepared.
     compiling: Option<Compiling>,
     startup: Startup,
+    /// Once it was wanted.
+    tracer: Option<Tracer>,
     plans: Plans,
     runs: Runs,
     readbacks: Readbacks,
@@ -173,6 +178,7 @@ impl Executor {
             program,
             compiling,
             startup,
+            tracer: None,
             plans,
             runs,
             readbacks,
@@ -269,6 +275,8 @@ impl Executor {
         base.prepare(&program, &mut plans, &prepared, None, &mut self.startup)?;
         self.plans = plans;
         self.program = program;
+        // What was traced of the old plans can't be told any more.
+        self.tracer = None;
         Ok(())
     }
 
@@ -347,9 +355,18 @@ impl Executor {
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
         let list = self.plans.list(which, header.accumulate)?;
-        let capturing = list.launch(&self.products, &self.streams)?;
-        if capturing > 0.0 {
-            self.startup.add("capturing", capturing);
+        match self.tracer.as_mut().filter(|tracer| tracer.on) {
+            Some(tracer) => {
+                let marks = Tracer::marks(&self.context, list.actions.len())?;
+                list.run_eagerly(&self.products, &self.streams, Some(&marks))?;
+                tracer.keep(which, header.accumulate, marks);
+            }
+            None => {
+                let capturing = list.launch(&self.products, &self.streams)?;
+                if capturing > 0.0 {
+                    self.startup.add("capturing", capturing);
+                }
+            }
         }
         self.note(which, header);
         self.runs.end(which, &self.streams)
@@ -359,7 +376,7 @@ impl Executor {
     pub fn run_eagerly(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
         let list = self.plans.list(which, header.accumulate)?;
-        list.run_eagerly(&self.products, &self.streams)?;
+        list.run_eagerly(&self.products, &self.streams, None)?;
         self.note(which, header);
         self.runs.end(which, &self.streams)
     }

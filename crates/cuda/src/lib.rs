@@ -31,7 +31,7 @@ mod warm;
 pub use error::CudaError;
 pub use executor::{
     ActionTime, Exchange, ExchangeTimes, Executor, Kernels, MemoryUse, Needs, Options, Readback, Startup,
-    Ticket, Which, kernels_of,
+    Ticket, Traced, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
 pub use libraries::{available, device, devices, identity};

@@ -18,7 +18,7 @@ const FINALISTS: usize = 4;
 const ROUNDS: usize = 4;
 
 /// What takes so much longer than the fastest is out of the running.
-const HOPELESS: f64 = 1.15;
+const HOPELESS: f64 = 1.25;
 
 /// cuBLASLt's proposals come in the order in which it expects them to be fast. After so many that were no faster than one before
 /// them, no more are tried: each costs the loading of its kernel.
@@ -258,7 +258,11 @@ impl Tuner {
             Err(_) => return Ok(None),
         };
         let began = Instant::now();
-        let seconds = self.time(product, &trial, bench)?;
+        let mut seconds = self.time(product, &trial, bench)?;
+        if repeats(product) > 1 {
+            // Of small ones a moment in which the host was elsewhere is a large part.
+            seconds = seconds.min(self.time(product, &trial, bench)?);
+        }
         self.tally.timing += began.elapsed().as_secs_f64();
         Ok(Some(Way { choice, place, seconds }))
     }
@@ -478,7 +482,7 @@ mod tests {
     #[test]
     fn the_fastest_of_several_runs_is_taken() {
         // The third one was held up when it was first timed, and the last two are out of the running at once.
-        let first = vec![2.3, 2.4, 2.5, 9.0, 8.0];
+        let first = vec![2.3, 2.4, 2.6, 9.0, 8.0];
         let then = [2.3, 2.4, 2.0, 0.0, 0.0];
         let mut runs = [0; 5];
         let mut time = |i: usize| {

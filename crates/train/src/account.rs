@@ -3,6 +3,7 @@
 //! A step ends with one small exchange in which every rank tells what it measured, so that all of them know the slowest, and
 //! agree on what to do next (to stop, or to divide the work otherwise) without asking.
 
+use crate::sensors::Sensors;
 use comm::{CommError, Communicator, Name};
 use cpu::ExchangeTime;
 use serde::Serialize;
@@ -67,6 +68,8 @@ pub struct Step {
     pub stop: bool,
     /// Images that could not be read.
     pub skipped: u64,
+    /// What the sensors of each rank's GPU said last.
+    pub sensors: Vec<Sensors>,
 }
 
 impl Step {
@@ -129,7 +132,8 @@ pub struct Account {
     name: Name,
     /// The end of the last step that was accounted for.
     mark: Instant,
-    /// What this rank tells: fixed numbers, then the seconds and the exposed part of every collective.
+    /// What this rank tells: fixed numbers, then the seconds and the exposed part of every collective, then what its GPU's
+    /// sensors say.
     mine: Vec<f64>,
     all: Vec<f64>,
     step: Step,
@@ -156,7 +160,7 @@ impl Account {
     }
 
     fn of(ranks: usize, name: Name, exchanges: &[ExchangeTime]) -> Self {
-        let width = FIXED + 2 * exchanges.len();
+        let width = FIXED + 2 * exchanges.len() + Sensors::COUNT;
         let exchanged = exchanges.iter().map(|e| Exchanged {
             layer: e.layer.to_string(),
             bytes: e.bytes,
@@ -169,7 +173,11 @@ impl Account {
             mark: Instant::now(),
             mine: vec![0.0; width],
             all: vec![0.0; width * ranks],
-            step: Step { parts: vec![Parts::default(); ranks], ..Step::default() },
+            step: Step {
+                parts: vec![Parts::default(); ranks],
+                sensors: vec![Sensors::unknown(); ranks],
+                ..Step::default()
+            },
             totals: vec![Parts::default(); ranks],
             exchanged: exchanged.collect(),
             steps: 0,
@@ -182,7 +190,13 @@ impl Account {
     }
 
     /// What a step took on this rank.
-    pub fn note(&mut self, data: f64, spent: cpu::Account, exchanges: &[ExchangeTime]) {
+    pub fn note(
+        &mut self,
+        data: f64,
+        spent: cpu::Account,
+        exchanges: &[ExchangeTime],
+        sensors: Option<Sensors>,
+    ) {
         self.mine[DATA] = data;
         self.mine[COMPUTE] = spent.compute;
         self.mine[UPDATE] = spent.update;
@@ -190,6 +204,10 @@ impl Account {
         self.mine[HIDDEN] = spent.hidden;
         for (place, exchange) in self.mine[FIXED..].as_chunks_mut::<2>().0.iter_mut().zip(exchanges) {
             *place = [exchange.seconds, exchange.exposed];
+        }
+        let sensors = sensors.unwrap_or_else(Sensors::unknown);
+        if let Some(place) = self.mine.last_chunk_mut::<{ Sensors::COUNT }>() {
+            *place = sensors.numbers();
         }
     }
 
@@ -219,6 +237,9 @@ impl Account {
             let idle = (wall - data - compute - update - exposed).max(0.0);
             *parts =
                 Parts { compute, exchange: exposed, wait: 0.0, data, update, idle, hidden: numbers[HIDDEN] };
+        }
+        for (sensors, numbers) in step.sensors.iter_mut().zip(of_ranks()) {
+            *sensors = numbers.last_chunk().map_or_else(Sensors::unknown, Sensors::from_numbers);
         }
         for (i, total) in exchanged.iter_mut().enumerate() {
             let times = |numbers: &[f64]| [numbers[FIXED + 2 * i], numbers[FIXED + 2 * i + 1]];
@@ -268,7 +289,9 @@ mod tests {
     fn of_two(first: &[f64], second: &[f64]) -> Account {
         let name = Communicator::solo().name("test");
         let mut account = Account::of(2, name, &[exchange(0.0, 0.0)]);
-        account.all = [first, second].concat();
+        let unknown = Sensors::unknown().numbers();
+        let hot = Sensors { temperature: 80.0, ..Sensors::unknown() }.numbers();
+        account.all = [first, &unknown, second, &hot].concat();
         account.take_in();
         account
     }
@@ -285,6 +308,8 @@ mod tests {
         assert!((one.wall() - 3.8).abs() < 1e-12 && (two.wall() - 3.8).abs() < 1e-12);
         assert_eq!(account.step.slowest_and_fastest(), (1, 0));
         assert!(account.step.stop && account.step.skipped == 2);
+        assert_eq!(account.step.sensors[1].temperature, 80.0);
+        assert!(!account.step.sensors[0].is_known());
         let exchanged = &account.exchanged()[0];
         assert_eq!((exchanged.seconds, exchanged.times), (0.5, 1));
         assert_eq!(exchanged.bandwidth(2), 2000.0, "a ring of two sends all of the data once");
@@ -295,7 +320,7 @@ mod tests {
         let mut account = Account::new(&Communicator::solo(), &[]);
         account.begin();
         std::thread::sleep(std::time::Duration::from_millis(5));
-        account.note(0.001, cpu::Account { compute: 0.002, ..Default::default() }, &[]);
+        account.note(0.001, cpu::Account { compute: 0.002, ..Default::default() }, &[], None);
         let step = account.share(&Communicator::solo(), false, 0).unwrap();
         let parts = step.parts[0];
         assert_eq!((parts.data, parts.compute, parts.wait), (0.001, 0.002, 0.0));

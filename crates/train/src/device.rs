@@ -6,6 +6,7 @@
 use crate::config::{Device as Chosen, Resolved};
 use crate::error::TrainError;
 use crate::real::{self, Real};
+use crate::sensors::Sensors;
 use comm::{Choice, Communicator, Member, Watch};
 use cpu::Executor;
 pub use cpu::{Account, BadValue, Event, ExchangeTime, StepTime, Which};
@@ -104,6 +105,16 @@ pub trait Device<T: Real>: Send {
         "the CPU".to_string()
     }
 
+    /// Number and name of the GPU that it is.
+    fn gpu(&self) -> Option<(usize, String)> {
+        None
+    }
+
+    /// What the GPU's sensors said last, where it has some. Waits for nothing.
+    fn sensors(&self) -> Option<Sensors> {
+        None
+    }
+
     /// Breaks the device, to see what comes of that.
     fn lose(&mut self) -> Result<(), TrainError> {
         Err(TrainError::Fault("gpu, on the CPU,".to_string()))
@@ -166,6 +177,14 @@ pub trait Device<T: Real>: Send {
 
     /// Whether every step and collective is remembered, for a trace; needs timing.
     fn set_tracing(&mut self, on: bool);
+
+    /// Some of the next steps are looked at more closely, on devices that don't tell the times of kernels otherwise.
+    fn look_closely(&mut self) {}
+
+    /// What to know of the times of kinds of steps, and of traces.
+    fn note_on_times(&self) -> Option<String> {
+        None
+    }
 
     /// Adds what happened in the steps whose outcome was taken since this was last asked.
     fn take_trace(&mut self, into: &mut Vec<Event>);

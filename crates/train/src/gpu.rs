@@ -1,10 +1,12 @@
 //! A GPU as the device of a rank. Everything is queued; results are read two steps later.
 
+use crate::closely::Closely;
 use crate::config::{Precision, Resolved};
 use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, Seat, StepTime, Which};
 use crate::error::TrainError;
 use crate::gpus::{Assigned, assign};
 use crate::record;
+use crate::sensors::{Sampler, Sensors};
 use comm::{Communicator, Name, Pulse};
 use cuda::{ActionTime, Choices, CudaError, Executor, Ticket};
 use data::LoadedBatch;
@@ -19,6 +21,7 @@ const DEPTH: usize = 3;
 
 pub(crate) struct Gpu {
     executor: Executor,
+    sampler: Sampler,
     world: Communicator,
     /// Evaluation was prepared, on all ranks.
     evaluates: bool,
@@ -30,6 +33,8 @@ pub(crate) struct Gpu {
     /// Whether they are told.
     timing: bool,
     line: Option<String>,
+    /// Kernels, one by one.
+    closely: Closely,
     /// For whoever watches the rank.
     pulse: Arc<Pulse>,
     doing: [Name; 4],
@@ -60,10 +65,12 @@ impl Gpu {
         let doing = plans.map(|plan| pulse.name(&format!("{plan} on the GPU")));
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
         let (exchanged, timing) = ((0.0, 0.0), true);
-        let (spent, runs) = ([0.0; 2], [0; 2]);
+        let (spent, runs, closely) = ([0.0; 2], [0; 2], Closely::default());
         let (world, evaluates) = (seat.world.clone(), false);
+        let sampler = Sampler::start(cuda::identity(device)?);
         Ok(Gpu {
             executor,
+            sampler,
             world,
             evaluates,
             in_flight,
@@ -71,6 +78,7 @@ impl Gpu {
             exchanged,
             timing,
             line,
+            closely,
             pulse,
             doing,
             spent,
@@ -181,6 +189,7 @@ impl Device<f32> for Gpu {
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
         self.pulse.doing(self.doing[which as usize]);
+        self.executor.set_tracing(which != Which::Eval && self.closely.looks())?;
         match which {
             Which::Micro | Which::Last => self.runs[0] += 1,
             Which::Update => self.runs[1] += 1,
@@ -191,6 +200,7 @@ impl Device<f32> for Gpu {
 
     fn end_step(&mut self) -> Result<(), TrainError> {
         self.in_flight.push_back(self.executor.begin_readback()?);
+        self.closely.step_ended();
         Ok(())
     }
 
@@ -200,6 +210,7 @@ impl Device<f32> for Gpu {
         };
         let numbers = self.executor.readback(ticket)?;
         self.note_exchange();
+        self.closely.take_in(self.executor.take_traced()?);
         Ok(Outcome {
             stats: numbers.stats.map(f64::from),
             control: numbers.control.map(f64::from),
@@ -232,6 +243,14 @@ impl Device<f32> for Gpu {
 
     fn name(&self) -> String {
         format!("GPU {} ({})", self.executor.device(), self.executor.facts().name)
+    }
+
+    fn gpu(&self) -> Option<(usize, String)> {
+        Some((self.executor.device(), self.executor.facts().name.clone()))
+    }
+
+    fn sensors(&self) -> Option<Sensors> {
+        Some(self.sampler.latest())
     }
 
     fn lose(&mut self) -> Result<(), TrainError> {
@@ -299,12 +318,27 @@ impl Device<f32> for Gpu {
         }
     }
 
-    fn set_tracing(&mut self, _on: bool) {}
+    fn set_tracing(&mut self, on: bool) {
+        self.closely.trace(on);
+    }
 
-    fn take_trace(&mut self, _into: &mut Vec<Event>) {}
+    fn take_trace(&mut self, into: &mut Vec<Event>) {
+        self.closely.take_events(into);
+    }
 
-    /// By plan: a GPU's kernels are timed one by one only by `bench --kernels`.
+    fn look_closely(&mut self) {
+        self.closely.begin();
+    }
+
+    fn note_on_times(&self) -> Option<String> {
+        self.closely.note()
+    }
+
+    /// By kind where some steps were looked at, else by plan.
     fn training_times(&self) -> Vec<StepTime> {
+        if let Some(times) = self.closely.times(self.spent, self.runs) {
+            return times;
+        }
         let program = self.executor.program();
         let row = |i: usize, op: &str, phase, plan: &Plan| {
             let (cost, runs) = (plan.cost(), self.runs[i] as f64);

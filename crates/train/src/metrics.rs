@@ -1,19 +1,20 @@
 //! `metrics.jsonl` and `metrics.csv`: a line for every step and every evaluation. The first has an object a line, with
-//! only the numbers it concerns; the second the same as a table, for spreadsheets. Times are means over the ranks; with more
-//! ranks than one, `ranks.jsonl` has those of each: a line for every step and rank.
+//! only the numbers it concerns; the second the same as a table, for spreadsheets. Times, and what sensors of GPUs say, are means
+//! over the ranks; with more ranks than one, `ranks.jsonl` has those of each: a line for every step and rank.
 //!
 //! Lines are written without being built in memory first, so that a step allocates nothing.
 
 use crate::account::{Parts, Step};
 use crate::error::TrainError;
 use crate::files;
+use crate::sensors::Sensors;
 use crate::session::{Score, StepResult};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-const COLUMNS: [&str; 21] = [
+const COLUMNS: [&str; 25] = [
     "step",
     "epoch",
     "loss",
@@ -35,7 +36,14 @@ const COLUMNS: [&str; 21] = [
     "slowest_rank",
     "fastest_rank",
     "loss_scale",
+    "gpu_load",
+    "gpu_memory_used",
+    "gpu_temperature",
+    "gpu_power",
 ];
+
+/// Where those of a GPU's sensors begin.
+const GPU: usize = 21;
 
 /// The numbers of a line, in the order of the columns.
 type Row = [Option<Cell>; COLUMNS.len()];
@@ -153,9 +161,10 @@ impl Metrics {
         row[18] = Some(Cell::Whole(slowest as u64));
         row[19] = Some(Cell::Whole(fastest as u64));
         row[20] = loss_scale.map(Cell::Real);
+        row[GPU..].copy_from_slice(&sensed(&Sensors::mean(&account.sensors)));
         self.write(&row)?;
         if account.parts.len() > 1 {
-            self.write_ranks(step, &account.parts)?;
+            self.write_ranks(step, account)?;
         }
         Ok(())
     }
@@ -191,21 +200,29 @@ impl Metrics {
         self.csv.write(format_args!("\n"))
     }
 
-    fn write_ranks(&mut self, step: u64, parts: &[Parts]) -> Result<(), TrainError> {
+    fn write_ranks(&mut self, step: u64, account: &Step) -> Result<(), TrainError> {
         if self.ranks.is_none() {
             let path = ranks_path(&self.folder);
             let file = File::options().append(true).create(true).open(&path).map_err(at(&path))?;
             self.ranks = Some(Lines { path, file: BufWriter::new(file) });
         }
         let Some(lines) = &mut self.ranks else { return Ok(()) };
-        for (rank, parts) in parts.iter().enumerate() {
+        for (rank, parts) in account.parts.iter().enumerate() {
             let Parts { compute, exchange, wait, data, update, idle, hidden } = parts;
             lines.write(format_args!(
                 "{{\"step\":{step},\"rank\":{rank},\"seconds\":{:.6},\"compute\":{compute:.6},\
                  \"exchange\":{exchange:.6},\"wait\":{wait:.6},\"data\":{data:.6},\"optimizer\":{update:.6},\
-                 \"idle\":{idle:.6},\"hidden_exchange\":{hidden:.6}}}\n",
+                 \"idle\":{idle:.6},\"hidden_exchange\":{hidden:.6}",
                 parts.wall()
             ))?;
+            for (name, cell) in
+                COLUMNS[GPU..].iter().zip(account.sensors.get(rank).map(sensed).into_iter().flatten())
+            {
+                if let Some(cell) = cell {
+                    lines.write(format_args!(",\"{name}\":{}", Shown(cell, "null")))?;
+                }
+            }
+            lines.write(format_args!("}}\n"))?;
         }
         Ok(())
     }
@@ -217,6 +234,14 @@ impl Metrics {
         self.csv.sync()?;
         self.ranks.as_mut().map_or(Ok(()), Lines::sync)
     }
+}
+
+/// The cells of a GPU's sensors, of those that it has.
+fn sensed(sensors: &Sensors) -> [Option<Cell>; COLUMNS.len() - GPU] {
+    let Sensors { load, memory_used, temperature, power, .. } = *sensors;
+    let measured = |x: f64| x.is_finite().then_some(Cell::Measured(x));
+    let used = memory_used.is_finite().then_some(Cell::Whole(memory_used as u64));
+    [measured(load), used, measured(temperature), measured(power)]
 }
 
 fn jsonl_path(folder: &Path) -> PathBuf {
@@ -345,7 +370,9 @@ mod tests {
     /// A step that took a second: half of it computing, the rest reading images.
     fn account(ranks: usize) -> Step {
         let parts = Parts { compute: 0.5, data: 0.5, ..Parts::default() };
-        Step { parts: vec![parts; ranks], ..Step::default() }
+        let warm = Sensors { load: 0.5, memory_used: 1000.0, temperature: 61.0, ..Sensors::unknown() };
+        let sensors = [&vec![Sensors::unknown(); ranks - 1][..], &[warm]].concat();
+        Step { parts: vec![parts; ranks], sensors, ..Step::default() }
     }
 
     /// Steps of a run that evaluates after every third.
@@ -378,12 +405,15 @@ mod tests {
             lines[0].starts_with("step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,")
         );
         let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0,";
-        assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times}"));
-        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,");
-        assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times}"));
+        let gpu = "0.500000,1000,61.000000,";
+        assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times},{gpu}"));
+        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,");
+        assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times},{gpu}"));
         assert_eq!(jsonl.lines().count() + 1, lines.len());
         assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");
         assert!(ranks.starts_with("{\"step\":0,\"rank\":0,\"seconds\":1.000000,\"compute\":0.500000,"));
+        let (first, second) = (ranks.lines().next().unwrap(), ranks.lines().nth(1).unwrap());
+        assert!(!first.contains("gpu") && second.ends_with("\"gpu_temperature\":61.000000}"), "{second}");
         for line in jsonl.lines() {
             let object: serde_json::Value = serde_json::from_str(line).unwrap();
             assert!(object.as_object().unwrap().keys().all(|key| COLUMNS.contains(&key.as_str())));
@@ -409,7 +439,7 @@ mod tests {
             (b"{\"step\":8,\"epoch\":2,\"lo", b"8,2,1.7"),
             (b"{\"step\":1,\"epo", b"1"),
             (b"{\"step\":1,\"epoch\":\n\0\0\xff\n", b"1,2\n\0\0\xff\n"),
-            (b"{\"step\":8}", b"8,2,1.7,0.001,1234.5,0.3,0.1,,,,,,,,,,,,,"),
+            (b"{\"step\":8}", b"8,2,1.7,0.001,1234.5,0.3,0.1,,,,,,,,,,,,,,,,,"),
         ];
         for (i, (jsonl, csv)) in torn.into_iter().enumerate() {
             for next in 0..=8 {

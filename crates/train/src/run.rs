@@ -8,15 +8,16 @@ use crate::agree::agree;
 use crate::balance::Straggler;
 use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
 use crate::config::{Precision, Resolved};
-use crate::device::{Seat, StepTime};
+use crate::device::{Device, Seat, StepTime};
 use crate::error::TrainError;
+use crate::gpu_log::Gpus;
 use crate::real::Real;
 use crate::record;
 use crate::session::{Score, Session, StepResult};
 use crate::sets::Sets;
 use crate::shares::Shares;
 use crate::weights;
-use comm::Member;
+use comm::{Communicator, Member};
 use graph::Program;
 use models::names::Convention;
 use output::Output;
@@ -64,6 +65,8 @@ pub struct Summary {
     pub exchanged: Vec<Exchanged>,
     /// By kind of step, of training alone, on this rank.
     pub times: Vec<StepTime>,
+    /// What to know of them.
+    pub note_on_times: Option<String>,
     pub weights: Option<PathBuf>,
     /// Set if the run was asked to stop before its last step.
     pub stopped: Option<Stopped>,
@@ -107,6 +110,17 @@ fn train_in<T: Real>(
     train_session(session, &sets, member, events)
 }
 
+/// The GPU of each rank.
+fn gpus<T: Real>(world: &Communicator, device: &dyn Device<T>) -> Result<Gpus, TrainError> {
+    let mine = device.gpu();
+    if world.size() == 1 {
+        return Ok(vec![mine]);
+    }
+    let text = serde_json::json!(mine).to_string();
+    let texts = world.gather_bytes(world.name("the GPUs of all ranks"), text.as_bytes())?;
+    Ok(texts.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect())
+}
+
 fn train_session<T: Real>(
     mut session: Session<T>,
     sets: &Sets,
@@ -117,10 +131,11 @@ fn train_session<T: Real>(
     let run = session.resolved().clone();
     agree(world, &run, sets, session.device().program())?;
     let mut progress = begin(&mut session, &run)?;
+    let gpus = gpus(world, session.device())?;
     let mut output = match (&run.out, &run.resume) {
         _ if world.rank() > 0 => None,
-        (Some(folder), None) => Some(Output::create(folder, &run)?),
-        (_, Some(folder)) => Some(Output::resume(folder, &run, progress.step)?),
+        (Some(folder), None) => Some(Output::create(folder, &run, gpus)?),
+        (_, Some(folder)) => Some(Output::resume(folder, &run, progress.step, gpus)?),
         (None, None) => None,
     };
     events.started(&run, session.device().program(), &progress);

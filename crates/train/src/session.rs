@@ -360,7 +360,8 @@ impl<T: Real> Session<T> {
         };
         let Outcome { stats, control: [_, apply, gradient_norm], scale } = self.device.outcome()?;
         let loss_scale = scale.map(|[scale, ..]| scale);
-        self.account.note(data, self.device.take_account(), self.device.exchanges());
+        let spent = self.device.take_account();
+        self.account.note(data, spent, self.device.exchanges(), self.device.sensors());
         let score = Score::of(stats);
         let result = StepResult { score, learning_rate, gradient_norm, applied: apply != 0.0, loss_scale };
         Ok(Some(Finished { step, result, began }))

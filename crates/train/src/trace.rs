@@ -22,16 +22,20 @@ pub struct Trace {
     events: Vec<Event>,
     /// What the host does: reading images, and whole steps.
     host: Vec<(String, Instant, Instant)>,
+    /// What to know of the events.
+    note: Option<String>,
 }
 
 impl Trace {
     pub fn new(path: &Path, steps: u64) -> Self {
-        Trace { path: path.to_path_buf(), left: steps, events: Vec::new(), host: Vec::new() }
+        let (events, host, note) = (Vec::new(), Vec::new(), None);
+        Trace { path: path.to_path_buf(), left: steps, events, host, note }
     }
 
     /// Takes in a step that has just ended. Says whether it was the last.
     pub fn step<T: Real>(&mut self, step: u64, began: Instant, device: &mut dyn Device<T>) -> bool {
         device.take_trace(&mut self.events);
+        self.note = device.note_on_times();
         self.host.push((format!("step {step}"), began, Instant::now()));
         self.left = self.left.saturating_sub(1);
         self.left == 0
@@ -82,6 +86,12 @@ impl Trace {
         };
         let mut lines = vec![about("process_name", 0, &format!("rank {rank}"))];
         lines.push(about("thread_name", 0, "steps"));
+        if let Some(note) = &self.note {
+            lines.push(
+                json!({"ph": "M", "name": "process_labels", "pid": rank, "args": {"labels": note}})
+                    .to_string(),
+            );
+        }
         for (i, lane) in Lane::ALL.iter().enumerate() {
             lines.push(about("thread_name", i + 1, lane.name()));
         }

@@ -4,6 +4,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use train::machine::{Machine, kilobytes};
+use train::sensors::{self, Sensors};
 
 /// One thing that was looked for.
 struct Finding {
@@ -41,10 +42,31 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         Ok(gpus) => gpus.iter().enumerate().for_each(|(number, gpu)| {
             let (major, minor) = gpu.capability;
             println!("✓ GPU {number}     {}, compute capability {major}.{minor}", gpu.name);
+            let sensors = cuda::identity(number).map_err(|e| e.to_string()).and_then(sensors::once);
+            match sensors {
+                Ok(sensors) => println!("            {}", sensed(&sensors)),
+                Err(why) => println!(
+                    "✗ NVML      no load, temperature or power: {why}. It comes with the NVIDIA driver."
+                ),
+            }
         }),
         Err(why) => println!("✗ none here: {why}"),
     }
     Ok(())
+}
+
+/// What a GPU tells of itself.
+fn sensed(sensors: &Sensors) -> String {
+    let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+    let Sensors { load, memory_used, memory_total, temperature, power, .. } = *sensors;
+    let parts = [
+        (load, format!("load {:.0}%", 100.0 * load)),
+        (memory_used, format!("{:.1} of {:.1} GiB in use", gib(memory_used), gib(memory_total))),
+        (temperature, format!("{temperature:.0} °C")),
+        (power, format!("{power:.0} W")),
+    ];
+    let known = parts.into_iter().filter(|(number, _)| number.is_finite()).map(|(_, text)| text);
+    known.collect::<Vec<_>>().join(", ")
 }
 
 fn findings() -> Vec<Finding> {

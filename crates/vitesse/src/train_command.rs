@@ -232,6 +232,9 @@ fn print_summary(summary: &Summary, breakdown: bool) {
         }
         let rows = rows(summary);
         table::print_account(&rows, summary.training_seconds, None);
+        if let Some(note) = &summary.note_on_times {
+            println!("  ({note})");
+        }
     }
 }
 
@@ -257,6 +260,7 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
         "evaluation_seconds": summary.evaluation_seconds,
         "weights": summary.weights,
         "seconds": time,
+        "note_on_seconds": summary.note_on_times,
         "ranks": summary.ranks,
         "exchanged": summary.exchanged,
     })

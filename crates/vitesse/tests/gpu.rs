@@ -85,3 +85,32 @@ fn deterministic_runs_measure_nothing() {
     losses("measured", &[]);
     assert!(folder.0.join("measured/algorithms.json").exists());
 }
+
+/// Kernels are in the trace and in the closing table, and looking at them changes no number.
+#[test]
+#[ignore = "needs a GPU"]
+fn kernels_are_traced_and_told_by_kind() {
+    let folder = Folder::new("traced");
+    let train = |out: &str, more: &[&str]| {
+        let args = ["--batch-size", "64", "--epochs", "2", "--deterministic", "--json", "--out", out];
+        let output = folder.run(&[&RUN[..], &args[..], more].concat());
+        let text = String::from_utf8(output.stdout).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        (summary, folder.losses(out))
+    };
+    let (summary, losses) = train("traced", &["--trace", "trace.json", "--trace-steps", "3"]);
+    let kinds = summary["seconds"].as_object().unwrap();
+    println!("{kinds:?} {}", summary["note_on_seconds"]);
+    assert!(kinds.len() > 6 && summary["note_on_seconds"].is_string());
+    let trace: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(folder.0.join("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let kernels = events.iter().filter(|event| event["ph"] == "X" && event["tid"] != 0);
+    assert!(kernels.clone().count() > 3 * 50, "three steps of many kernels");
+    assert!(kernels.clone().all(|event| event["dur"].as_f64().is_some_and(|micros| micros >= 0.0)));
+    assert!(events.iter().any(|event| event["name"] == "process_labels"));
+    assert_eq!(losses, train("alone", &[]).1);
+    let metrics = fs::read_to_string(folder.0.join("alone/metrics.jsonl")).unwrap();
+    println!("{}", metrics.lines().last().unwrap());
+    println!("{}", fs::read_to_string(folder.0.join("alone/gpus.jsonl")).unwrap_or("no NVML".into()));
+}

@@ -5,10 +5,9 @@ use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::steps;
-use comm::{Call, Collective, Communicator, Kind, Name, Span, Ticket};
+use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
-use graph::op::{Lane, Reduction};
-use graph::passes::ALIGN;
+use graph::op::Lane;
 use graph::plan::{Place, Plan, PlanValue, Step};
 use graph::{DType, Op, Program, Shape, Type};
 use std::sync::Arc;
@@ -160,14 +159,10 @@ impl<T: Float> Memory<'_, T> {
             let are = self.comm.map(Communicator::size);
             return Err(CpuError::Ranks { layer, op, needs, are });
         };
-        let collective = match step.op {
-            Op::AllReduce { reduction, .. } => Collective::AllReduce(reduced(reduction)),
-            Op::ReduceScatter { reduction, .. } => Collective::ReduceScatter(reduced(reduction)),
-            Op::AllGather { .. } => Collective::AllGather,
-            _ => return Err(CpuError::NoKernel { layer, op }),
-        };
+        let no_kernel = || CpuError::NoKernel { layer: layer.clone(), op: op.clone() };
+        let collective = calls::collective(&step.op).ok_or_else(no_kernel)?;
         let dtype = bound.inputs[0].dtype;
-        let kind = kind(dtype).ok_or(CpuError::NoKernel { layer, op })?;
+        let kind = calls::kind(dtype).ok_or_else(no_kernel)?;
         let span = |operands: &[Operand<T>], values: &[usize]| {
             span(operands, dtype.bytes()).map_err(|at| CpuError::Scattered {
                 layer: step.layer.clone(),
@@ -182,34 +177,11 @@ impl<T: Float> Memory<'_, T> {
     }
 }
 
-/// The range of operands that follow each other with nothing between but padding, or the number of the first that is not
-/// followed by the next.
+/// The range of operands that follow each other, or the number of the first that is not followed by the next.
 fn span<T>(operands: &[Operand<T>], size: usize) -> Result<Span, usize> {
-    let end = |o: &Operand<T>| o.address() as usize + o.shape.count() * size;
-    let follows = |pair: &[Operand<T>]| pair[1].address() as usize == end(&pair[0]).next_multiple_of(ALIGN);
-    if let Some(at) = operands.windows(2).position(|pair| !follows(pair)) {
-        return Err(at);
-    }
-    let (first, last) = (&operands[0], &operands[operands.len() - 1]);
-    Ok(Span { address: first.address(), len: (end(last) - first.address() as usize) / size })
-}
-
-fn reduced(reduction: Reduction) -> comm::Reduction {
-    match reduction {
-        Reduction::Sum => comm::Reduction::Sum,
-        Reduction::Mean => comm::Reduction::Mean,
-        Reduction::Max => comm::Reduction::Max,
-    }
-}
-
-fn kind(dtype: DType) -> Option<Kind> {
-    match dtype {
-        DType::F64 => Some(Kind::F64),
-        DType::F32 => Some(Kind::F32),
-        DType::Bf16 => Some(Kind::Bf16),
-        DType::F16 => Some(Kind::F16),
-        DType::I32 | DType::U8 => None,
-    }
+    let places: Vec<(u64, usize)> = operands.iter().map(|o| (o.address() as u64, o.shape.count())).collect();
+    let calls::Range { len, .. } = calls::range(&places, size)?;
+    Ok(Span { address: operands[0].address(), len })
 }
 
 pub(super) fn check_dtype<T: Float>(name: &str, ty: &Type) -> Result<(), CpuError> {

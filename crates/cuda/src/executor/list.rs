@@ -2,6 +2,7 @@
 
 use super::calls::{Calling, bring_back};
 use super::exchanger::{Exchange, Exchanger};
+use super::tracer::Marks;
 use crate::action::{Action, Address, Exchanged, Product};
 use crate::bind::{Bound, Placed};
 use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_alone};
@@ -254,7 +255,13 @@ impl Prepared {
 impl List {
     /// Puts some actions into the streams of their lanes. Other lanes start after what the compute lane holds, and the
     /// compute lane goes on after them.
-    fn play(&self, which: &[usize], products: &Products, streams: &Streams) -> Result<(), CudaError> {
+    fn play(
+        &self,
+        which: &[usize],
+        products: &Products,
+        streams: &Streams,
+        marks: Option<&Marks>,
+    ) -> Result<(), CudaError> {
         let branches =
             || self.branches.iter().filter(|b| which.iter().any(|i| self.actions[*i].lane == b.lane));
         if branches().next().is_some() {
@@ -271,7 +278,13 @@ impl List {
             for signal in here.filter_map(|wait| self.actions[*wait].signal.as_ref()) {
                 stream.wait(signal)?;
             }
+            if let Some(marks) = marks {
+                marks.begin(*index, stream)?;
+            }
             action.start(products, streams, stream)?;
+            if let Some(marks) = marks {
+                marks.end(*index, stream)?;
+            }
             if let Some(signal) = &action.signal {
                 signal.record(stream)?;
             }
@@ -309,12 +322,29 @@ impl List {
         }
     }
 
-    /// Runs the list, action by action.
-    pub fn run_eagerly(&self, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+    /// Runs the list, action by action, with marks around each if some are given.
+    pub fn run_eagerly(
+        &self,
+        products: &Products,
+        streams: &Streams,
+        marks: Option<&Marks>,
+    ) -> Result<(), CudaError> {
+        let mut calls = self.calls.iter().copied().peekable();
         self.stages.iter().try_for_each(|(stage, _)| match stage {
-            Stage::Stretch(which) => self.play(which, products, streams),
-            Stage::Leave(index) => self.call(*index)?.leave(streams),
-            Stage::Return(index) => self.bring_back(*index, streams),
+            Stage::Stretch(which) => self.play(which, products, streams, marks),
+            Stage::Leave(index) => {
+                // Through the host a collective begins when the compute lane has come to it, and ends when its result is back.
+                marks.map_or(Ok(()), |marks| marks.begin(*index, streams.compute()))?;
+                self.call(*index)?.leave(streams)
+            }
+            Stage::Return(index) => {
+                self.bring_back(*index, streams)?;
+                // With it come all before it.
+                while let (Some(call), Some(marks)) = (calls.next_if(|call| call <= index), marks) {
+                    marks.end(call, streams.back())?;
+                }
+                Ok(())
+            }
         })
     }
 
@@ -326,7 +356,7 @@ impl List {
             match &self.stages[number] {
                 (Stage::Stretch(which), None) if !which.is_empty() => {
                     let began = Instant::now();
-                    let play = || self.play(which, products, streams);
+                    let play = || self.play(which, products, streams, None);
                     // Not with NCCL, whose calls may wait for those of other threads.
                     let on_device = streams.exchanger.as_ref().is_some_and(|e| e.is_on_device());
                     let _alone = (!on_device).then(prepare_alone);

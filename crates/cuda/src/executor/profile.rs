@@ -86,7 +86,7 @@ impl Executor {
 
 /// FLOPs and bytes of an action: a product's own; else those of its steps, counted with the first action of them, since a plan
 /// doesn't know how steps are cut.
-fn work(plan: &Plan, work: &Work, steps: std::ops::Range<usize>, is_first: bool) -> (f64, f64) {
+pub(super) fn work(plan: &Plan, work: &Work, steps: std::ops::Range<usize>, is_first: bool) -> (f64, f64) {
     match work {
         Work::Product(product, _) => {
             let (m, n, k) = sizes(product);

@@ -4,9 +4,11 @@ use crate::account::Step;
 use crate::checkpoint::{Checkpoints, Progress};
 use crate::config::Resolved;
 use crate::error::TrainError;
+use crate::gpu_log::{GpuLog, Gpus};
 use crate::metrics::Metrics;
 use crate::real::Real;
 use crate::record::{self, Launch};
+use crate::sensors::Sensors;
 use crate::session::{Score, Session, StepResult};
 use crate::tensorboard::EventFile;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,9 @@ const BOARD: [&str; 6] = [
     "seconds/idle",
 ];
 
+/// What sensors of GPUs say, as TensorBoard has it.
+const GPU_BOARD: [&str; 4] = ["gpu/load", "gpu/memory_used", "gpu/temperature", "gpu/power"];
+
 /// The folder of a run.
 pub(super) struct Output {
     pub folder: PathBuf,
@@ -28,23 +33,24 @@ pub(super) struct Output {
     board: EventFile,
     checkpoints: Checkpoints,
     pub config: String,
+    gpus: GpuLog,
     /// How products are made, as the folder has it.
     choices: Option<cuda::Choices>,
 }
 
 impl Output {
-    pub fn create(folder: &Path, run: &Resolved) -> Result<Self, TrainError> {
+    pub fn create(folder: &Path, run: &Resolved, gpus: Gpus) -> Result<Self, TrainError> {
         let config = run.to_json()?;
         let metrics = Metrics::create(folder)?;
         record::create(folder, &config, &Launch::now())?;
-        Self::with(folder, run.keep, config, metrics, 0)
+        Self::with(folder, run.keep, config, metrics, GpuLog::open(folder, gpus, 0)?, 0)
     }
 
-    pub fn resume(folder: &Path, run: &Resolved, step: u64) -> Result<Self, TrainError> {
+    pub fn resume(folder: &Path, run: &Resolved, step: u64, gpus: Gpus) -> Result<Self, TrainError> {
         let config = run.to_json()?;
         let metrics = Metrics::resume(folder, step)?;
         record::continue_with(folder, &Launch::now())?;
-        Self::with(folder, run.keep, config, metrics, step)
+        Self::with(folder, run.keep, config, metrics, GpuLog::open(folder, gpus, step)?, step)
     }
 
     fn with(
@@ -52,12 +58,14 @@ impl Output {
         keep: usize,
         config: String,
         metrics: Metrics,
+        gpus: GpuLog,
         step: u64,
     ) -> Result<Self, TrainError> {
         let mut board = EventFile::create(folder, step)?;
         board.text(step, "config", &config)?;
         let checkpoints = Checkpoints::of_run(folder, keep);
-        Ok(Output { folder: folder.to_path_buf(), metrics, board, checkpoints, config, choices: None })
+        let folder = folder.to_path_buf();
+        Ok(Output { folder, metrics, board, checkpoints, config, gpus, choices: None })
     }
 
     pub fn step(
@@ -68,6 +76,7 @@ impl Output {
         account: &Step,
     ) -> Result<(), TrainError> {
         self.metrics.step(step, epoch, result, account)?;
+        self.gpus.step(step, epoch, account)?;
         let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
         self.board.scalar(step, "train/loss", score.loss)?;
         self.board.scalar(step, "train/top1", score.top1)?;
@@ -81,7 +90,14 @@ impl Output {
         for (name, seconds) in BOARD.into_iter().zip(mean.named()).map(|(name, (_, s))| (name, s)) {
             self.board.scalar(step, name, seconds)?;
         }
-        self.board.scalar(step, "seconds/hidden_exchange", mean.hidden)
+        self.board.scalar(step, "seconds/hidden_exchange", mean.hidden)?;
+        let Sensors { load, memory_used, temperature, power, .. } = Sensors::mean(&account.sensors);
+        for (name, x) in GPU_BOARD.into_iter().zip([load, memory_used, temperature, power]) {
+            if x.is_finite() {
+                self.board.scalar(step, name, x)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
@@ -115,6 +131,7 @@ impl Output {
     }
 
     pub fn flush(&mut self) -> Result<(), TrainError> {
+        self.gpus.end_epoch()?;
         self.metrics.sync()?;
         self.board.flush()
     }

@@ -59,6 +59,9 @@ impl Loop<'_> {
             shares: None,
             overflowed: 0,
         };
+        if run.breakdown && run.account {
+            session.device_mut().look_closely();
+        }
         session.account_mut().begin();
         let mut next = progress.step;
         while next < run.steps {
@@ -216,6 +219,7 @@ impl Loop<'_> {
         self.summary.ranks = session.account().totals().to_vec();
         self.summary.exchanged = session.account().exchanged().to_vec();
         self.summary.times = session.device().training_times();
+        self.summary.note_on_times = session.device().note_on_times();
     }
 
     fn begin_trace<T: Real>(&self, session: &mut Session<T>) -> Option<Trace> {

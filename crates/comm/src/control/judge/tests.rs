@@ -55,7 +55,7 @@ fn a_lost_device_is_told_as_it_is_and_may_go_better_another_time() {
     });
     let Verdict { rank, line: told, code } = verdict(&seats, seconds(102));
     assert_eq!((rank, code), (1, 3));
-    assert!(told.starts_with(line) && told.contains("rank 0 waits for it"), "{told}");
+    assert!(told.starts_with(line) && told.contains("ranks 0 and 2 wait for it"), "{told}");
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! A plan's collectives in the communicators' terms. Plans know no communicators and communicators no plans, so that this is for the
+//! executors, which have both.
+
+use comm::{Collective, Kind};
+use graph::op::Reduction;
+use graph::passes::ALIGN;
+use graph::{DType, Op};
+
+/// The collective that an op is, if there is one for it.
+pub fn collective(op: &Op) -> Option<Collective> {
+    match op {
+        Op::AllReduce { reduction, .. } => Some(Collective::AllReduce(reduced(*reduction))),
+        Op::ReduceScatter { reduction, .. } => Some(Collective::ReduceScatter(reduced(*reduction))),
+        Op::AllGather { .. } => Some(Collective::AllGather),
+        _ => None,
+    }
+}
+
+fn reduced(reduction: Reduction) -> comm::Reduction {
+    match reduction {
+        Reduction::Sum => comm::Reduction::Sum,
+        Reduction::Mean => comm::Reduction::Mean,
+        Reduction::Max => comm::Reduction::Max,
+    }
+}
+
+/// Numbers that travel.
+pub fn kind(dtype: DType) -> Option<Kind> {
+    match dtype {
+        DType::F64 => Some(Kind::F64),
+        DType::F32 => Some(Kind::F32),
+        DType::Bf16 => Some(Kind::Bf16),
+        DType::F16 => Some(Kind::F16),
+        DType::I32 | DType::U8 => None,
+    }
+}
+
+/// Where operands lie that travel together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub address: u64,
+    /// Elements, padding between operands included.
+    pub len: usize,
+}
+
+/// The range of operands, each (address, elements), that follow each other with nothing between but padding; or the number of the
+/// first that is not followed by the next. There is at least one, and an element has `size` bytes.
+pub fn range(operands: &[(u64, usize)], size: usize) -> Result<Range, usize> {
+    let end = |(address, elements): (u64, usize)| address + (elements * size) as u64;
+    let follows = |pair: &[(u64, usize)]| pair[1].0 == end(pair[0]).next_multiple_of(ALIGN as u64);
+    if let Some(at) = operands.windows(2).position(|pair| !follows(pair)) {
+        return Err(at);
+    }
+    let (first, last) = (operands[0], operands[operands.len() - 1]);
+    Ok(Range { address: first.0, len: (end(last) - first.0) as usize / size })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_travel_as_one() {
+        let align = ALIGN as u64;
+        let (first, second) = ((1024, 3), (1024 + align, ALIGN));
+        let both = range(&[first, second, (1024 + 5 * align, 2)], 4).unwrap();
+        assert_eq!(both, Range { address: 1024, len: 5 * ALIGN / 4 + 2 });
+        assert_eq!(range(&[second], 2).unwrap(), Range { address: second.0, len: ALIGN });
+        // The third doesn't follow the second, nor the first the second.
+        assert_eq!(range(&[first, second, (1024 + 6 * align, 2)], 4), Err(1));
+        assert_eq!(range(&[second, first], 4), Err(0));
+    }
+
+    #[test]
+    fn every_number_that_travels_has_its_size() {
+        for dtype in DType::ALL {
+            if let Some(kind) = kind(dtype) {
+                assert_eq!(kind.bytes(), dtype.bytes(), "{dtype}");
+            }
+        }
+        assert!(kind(DType::I32).is_none() && collective(&Op::Accumulate).is_none());
+        let op = Op::AllReduce { reduction: Reduction::Max, ranks: 2 };
+        assert_eq!(collective(&op), Some(Collective::AllReduce(comm::Reduction::Max)));
+    }
+}

@@ -1,0 +1,129 @@
+//! When each action of a run began and ended, by events before and after it in its lane's stream.
+//!
+//! A run that is traced is no graph: its actions are put into the streams one by one, so that small ones may wait for the host.
+
+use super::profile::work;
+use super::{Executor, Which};
+use crate::driver::{Context, Event, Stream};
+use crate::error::CudaError;
+use graph::Lane;
+use graph::graph::Phase;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One action of a run.
+#[derive(Clone, Debug)]
+pub struct Traced {
+    pub which: Which,
+    pub op: String,
+    pub layer: String,
+    pub phase: Phase,
+    /// A kernel's name or a product's shape.
+    pub what: String,
+    pub lane: Lane,
+    pub start: Instant,
+    pub end: Instant,
+    pub flops: f64,
+    /// That must be moved at least.
+    pub bytes: f64,
+}
+
+impl Traced {
+    pub fn seconds(&self) -> f64 {
+        self.end.saturating_duration_since(self.start).as_secs_f64()
+    }
+}
+
+/// Before and after each action of a list.
+pub(super) struct Marks(Vec<[Event; 2]>);
+
+impl Marks {
+    pub fn begin(&self, action: usize, stream: &Stream) -> Result<(), CudaError> {
+        self.0[action][0].record(stream)
+    }
+
+    pub fn end(&self, action: usize, stream: &Stream) -> Result<(), CudaError> {
+        self.0[action][1].record(stream)
+    }
+}
+
+/// Runs that were traced, until they are over.
+pub(super) struct Tracer {
+    pub on: bool,
+    /// A moment by both clocks.
+    origin: Event,
+    at: Instant,
+    runs: VecDeque<(Which, bool, Marks)>,
+}
+
+impl Tracer {
+    fn new(context: &Arc<Context>, stream: &Stream) -> Result<Self, CudaError> {
+        let origin = Event::timed(context)?;
+        origin.record(stream)?;
+        origin.synchronise(|| "comparing clocks".into())?;
+        Ok(Tracer { on: true, origin, at: Instant::now(), runs: VecDeque::new() })
+    }
+
+    pub fn marks(context: &Arc<Context>, actions: usize) -> Result<Marks, CudaError> {
+        let pair = |_| Ok([Event::timed(context)?, Event::timed(context)?]);
+        Ok(Marks((0..actions).map(pair).collect::<Result<_, CudaError>>()?))
+    }
+
+    pub fn keep(&mut self, which: Which, accumulate: bool, marks: Marks) {
+        self.runs.push_back((which, accumulate, marks));
+    }
+
+    /// The oldest run, if it is over.
+    fn take(&mut self) -> Result<Option<(Which, bool, Marks)>, CudaError> {
+        let Some((_, _, marks)) = self.runs.front() else { return Ok(None) };
+        for [_, end] in &marks.0 {
+            if !end.is_done()? {
+                return Ok(None);
+            }
+        }
+        Ok(self.runs.pop_front())
+    }
+
+    fn moment(&self, event: &Event) -> Result<Instant, CudaError> {
+        let seconds = event.seconds_since(&self.origin)?;
+        Ok(self.at + Duration::from_secs_f64(seconds.max(0.0)))
+    }
+}
+
+impl Executor {
+    /// Whether runs are traced from now on. Waits for the GPU when that is first asked for.
+    pub fn set_tracing(&mut self, on: bool) -> Result<(), CudaError> {
+        match &mut self.tracer {
+            Some(tracer) => tracer.on = on,
+            None if on => {
+                self.context.enter()?;
+                self.tracer = Some(Tracer::new(&self.context, self.streams.compute())?);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The actions of each traced run that ended since this was last asked.
+    pub fn take_traced(&mut self) -> Result<Vec<Vec<Traced>>, CudaError> {
+        let mut runs = Vec::new();
+        let Some(tracer) = &mut self.tracer else { return Ok(runs) };
+        while let Some((which, accumulate, marks)) = tracer.take()? {
+            let mut traced = Vec::with_capacity(marks.0.len());
+            let plan = self.program.plans()[which as usize];
+            let mut before = usize::MAX;
+            for (action, [start, end]) in self.plans.list(which, accumulate)?.actions.iter().zip(&marks.0) {
+                let is_first = std::mem::replace(&mut before, action.step) != action.step;
+                let (flops, bytes) = work(plan, &action.work, action.first..action.step + 1, is_first);
+                let step = &plan.steps[action.step];
+                let (start, end) = (tracer.moment(start)?, tracer.moment(end)?);
+                let (op, layer, phase) = (step.op.name(), step.layer.clone(), step.phase);
+                let (what, lane) = (action.what.clone(), action.lane);
+                traced.push(Traced { which, op, layer, phase, what, lane, start, end, flops, bytes });
+            }
+            runs.push(traced);
+        }
+        Ok(runs)
+    }
+}
