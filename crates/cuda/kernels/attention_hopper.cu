@@ -615,9 +615,13 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
         query_sums.store(own, scale);
         key_sums.store(own + D, scale);
         value_sums.store(own + 2 * D, 1.0f);
-        if (TAIL && group() == PARTS % GROUPS && 16 * warp() < D && lane % 4 == 0) {
-            tail_row[16 * warp() + lane / 4] = tail_sums[0] * scale;
-            tail_row[16 * warp() + lane / 4 + 8] = tail_sums[1] * scale;
+        // `warp` and `group` ask all lanes, so not where some are elsewhere.
+        const int channel = 16 * warp() + lane / 4;
+        if (TAIL && group() == PARTS % GROUPS && 16 * warp() < D) {
+            if (lane % 4 == 0) {
+                tail_row[channel] = tail_sums[0] * scale;
+                tail_row[channel + 8] = tail_sums[1] * scale;
+            }
         }
         __syncthreads();
         float* row = sums + (i64)(head / heads) * stride();
