@@ -164,6 +164,7 @@ impl<T: Real> Session<T> {
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
         let program = program_with::<T>(&run, run.batch, finishing.as_ref())?;
         let fault = Fault::from_environment(seat.world.rank())?;
+        let sets = fault.as_ref().map_or(sets.clone(), |fault| fault.spoil(sets));
         let mut session = Self::bind(run, sets, seat, shares, program, finishing)?;
         session.fault = fault;
         // A continued run takes its weights from a checkpoint.
