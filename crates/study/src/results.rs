@@ -161,6 +161,22 @@ pub struct Parts {
     pub hidden: f64,
 }
 
+impl Parts {
+    /// Of the step.
+    pub fn seconds(&self) -> f64 {
+        self.compute + self.exchange + self.wait + self.data + self.optimizer + self.idle
+    }
+}
+
+impl Run {
+    pub fn measured(&self) -> Option<&Measured> {
+        match &self.outcome {
+            Outcome::Done(measured) => Some(measured),
+            Outcome::Failed { .. } => None,
+        }
+    }
+}
+
 /// Learning, by epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Epoch {
