@@ -280,8 +280,7 @@ impl Energy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grid::Planned;
-    use crate::testing::point;
+    use crate::testing::{self, point};
 
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("vitesse-child-{}-{name}", std::process::id()));
@@ -294,16 +293,7 @@ mod tests {
         let mut settings = point(ranks, &[]).settings;
         settings.hosts = hosts;
         let options = vec!["--threads".to_string(), "1".to_string()];
-        Planned {
-            id: "p".into(),
-            kind: crate::results::Kind::Strong,
-            series: String::new(),
-            settings,
-            options,
-            warmup: 0,
-            oversubscribed: false,
-            estimate: None,
-        }
+        Planned { options, ..testing::planned("p", settings) }
     }
 
     fn words(launch: &Launch, ranks: usize, hosts: usize) -> Result<String, String> {

@@ -149,7 +149,7 @@ fn order(points: &[Planned], repeats: usize, seed: u64) -> Vec<(usize, usize)> {
 }
 
 /// Steele, Lea and Flood's generator.
-fn split_mix(state: &mut u64) -> u64 {
+pub(crate) fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -228,20 +228,10 @@ pub fn finish(folder: &Path, results: &Results) -> Result<(), StudyError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::point;
+    use crate::testing::{self, point};
 
     fn planned(id: &str, estimate: Option<f64>) -> Planned {
-        let point = point(1, &[]);
-        Planned {
-            id: id.into(),
-            kind: point.kind,
-            series: point.series,
-            settings: point.settings,
-            options: vec![],
-            warmup: 0,
-            oversubscribed: false,
-            estimate,
-        }
+        Planned { estimate, ..testing::planned(id, point(1, &[]).settings) }
     }
 
     #[test]

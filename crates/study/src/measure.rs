@@ -202,3 +202,80 @@ fn curve(lines: &[Line]) -> Vec<Epoch> {
     };
     (0..=last).map(one).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{planned, point};
+    use std::path::PathBuf;
+
+    /// Two ranks, two epochs of three steps of 8 images, the last of an epoch half full; the first two steps are warm-up.
+    fn run(name: &str) -> (PathBuf, Planned) {
+        let folder = std::env::temp_dir().join(format!("vitesse-measure-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (mut metrics, mut ranks) = (String::new(), String::new());
+        for step in 0..6u64 {
+            let (seconds, images) =
+                (if step < 2 { 9.0 } else { step as f64 }, if step % 3 == 2 { 4.0 } else { 8.0 });
+            metrics += &format!(
+                "{{\"step\":{step},\"epoch\":{},\"loss\":{step},\"top1\":0.5,\"images_per_second\":{:.6},\"seconds\":{seconds},\
+                 \"cpu_seconds\":{seconds}}}\n",
+                step / 3,
+                images / seconds
+            );
+            for rank in 0..2 {
+                ranks += &format!(
+                    "{{\"step\":{step},\"rank\":{rank},\"seconds\":{seconds},\"compute\":{seconds},\"exchange\":{rank},\"wait\":0,\
+                     \"data\":0,\"optimizer\":0,\"idle\":0,\"hidden_exchange\":0}}\n"
+                );
+            }
+            if step % 3 == 2 {
+                metrics += &format!(
+                    "{{\"step\":{step},\"epoch\":{},\"eval_loss\":1.5,\"eval_top1\":0.25}}\n",
+                    step / 3
+                );
+            }
+        }
+        fs::write(folder.join("metrics.jsonl"), metrics + "{\"step\":9,\"cut").unwrap();
+        fs::write(folder.join("ranks.jsonl"), ranks).unwrap();
+        let mut settings = point(2, &[]).settings;
+        (settings.images_per_epoch, settings.global_batch, settings.steps) = (20, 8, 6);
+        (folder, Planned { warmup: 2, ..planned("p", settings) })
+    }
+
+    const END: &str = "hello\n{\"stopped\":null,\"exchanged\":[{\"layer\":\"a\",\"bytes\":100,\"times\":6,\"seconds\":0.5},\
+                       {\"layer\":\"b\",\"bytes\":20,\"times\":6,\"seconds\":0.22}]}\n";
+
+    #[test]
+    fn what_a_run_wrote_by_hand() {
+        let (folder, planned) = run("whole");
+        let watched = Watched { memory_bytes: Some(7), watts: None };
+        let m = measured(&folder, END, &planned, 4, watched).unwrap();
+        assert_eq!(m.step_seconds, [2.0, 3.0, 4.0, 5.0]);
+        // Three steps an epoch: one of 2 s counts in the first, 3, 4 and 5 s in the second.
+        assert_eq!(m.epoch_seconds, [6.0, 12.0]);
+        assert_eq!(m.images, 4 + 8 + 8 + 4);
+        assert!((m.images_per_second - 24.0 / 14.0).abs() < 1e-9);
+        assert_eq!(m.cpu_utilisation, Some(0.25), "one core of four");
+        assert_eq!((m.exchange_bytes, m.exchange_bytes_per_second.round()), (120, 1000.0));
+        assert_eq!((m.ranks[1].compute, m.ranks[1].exchange, m.memory_bytes), (3.5, 1.0, Some(7)));
+        // Losses 0, 1 and 2 with 8, 8 and 4 images.
+        let first = m.curve[0];
+        assert!((first.loss.unwrap() - 0.8).abs() < 1e-6 && first.eval_top1 == Some(0.25), "{first:?}");
+        assert_eq!(m.curve.len(), 2);
+    }
+
+    #[test]
+    fn a_run_that_is_not_whole_is_none() {
+        let (folder, planned) = run("part");
+        let watched = Watched::default();
+        let refused = |end: &str, planned: &Planned| measured(&folder, end, planned, 4, watched).unwrap_err();
+        assert!(refused("", &planned).contains("no summary"));
+        assert!(refused("{\"stopped\":\"Ctrl-C\"}", &planned).contains("stopped by Ctrl-C"));
+        let mut longer = planned.clone();
+        longer.settings.steps = 7;
+        assert!(refused(END, &longer).contains("6 steps of 7"));
+        fs::remove_file(folder.join("ranks.jsonl")).unwrap();
+        assert!(refused(END, &planned).contains("ranks.jsonl"));
+    }
+}

@@ -1,5 +1,6 @@
 //! Points for tests, as if they had been measured.
 
+use crate::grid::Planned;
 use crate::results::{Kind, Measured, Outcome, Parts, Point, Run, Settings};
 
 /// A point of strong scaling whose runs did so many images a second.
@@ -38,6 +39,20 @@ pub fn point(ranks: usize, rates: &[f64]) -> Point {
     }
 }
 
+/// A point to be measured.
+pub fn planned(id: &str, settings: Settings) -> Planned {
+    Planned {
+        id: id.into(),
+        kind: Kind::Strong,
+        series: String::new(),
+        settings,
+        options: vec![],
+        warmup: 0,
+        oversubscribed: false,
+        estimate: None,
+    }
+}
+
 /// Ten steps of 64 images, all of it computing.
 fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
     let step = 64.0 / rate;
@@ -59,15 +74,12 @@ fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
     Run { repeat, started: 0, seconds: 1.0, outcome: Outcome::Done(Box::new(measured)) }
 }
 
-/// A generator for tests: Steele, Lea and Flood's SplitMix64.
+/// Random numbers for tests.
 pub struct Random(pub u64);
 
 impl Random {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        crate::engine::split_mix(&mut self.0)
     }
 
     /// From 0 to 1, neither of them.
