@@ -70,7 +70,7 @@ fn hosts_of(launch: &Launch, planned: &Planned) -> Result<Hosts, String> {
         return Err(format!("{ranks} ranks can't be divided equally among {hosts} hosts"));
     }
     let ranks_each = ranks / hosts;
-    let from_file = launch.hostfile.as_deref().map(|path| names_in(path)).transpose()?;
+    let from_file = launch.hostfile.as_deref().map(names_in).transpose()?;
     let names = from_file.unwrap_or_else(|| launch.hosts.clone());
     if names.is_empty() {
         if hosts > 1 && launch.launcher.is_none() {

@@ -191,7 +191,7 @@ fn curve(lines: &[Line]) -> Vec<Epoch> {
         let (sum, images) = sums.fold((0.0, 0.0), |(a, b), (x, n)| (a + x, b + n));
         (images > 0.0).then_some(sum / images)
     };
-    let judged = |epoch, f: fn(&Line) -> Option<f64>| of(epoch).filter_map(f).last();
+    let judged = |epoch, f: fn(&Line) -> Option<f64>| of(epoch).filter_map(f).next_back();
     let one = |epoch| Epoch {
         epoch,
         loss: weighted(epoch, |line| line.loss),

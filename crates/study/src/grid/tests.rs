@@ -9,7 +9,7 @@ impl Resolve for Plain {
         let number = |name: &str| option(options, name).map(|x| x.parse::<f64>().unwrap());
         let accumulation = number("--accumulate").unwrap_or(1.0) as usize;
         let batch = match number("--global-batch") {
-            Some(total) if total as usize % (ranks * accumulation) != 0 => {
+            Some(total) if !(total as usize).is_multiple_of(ranks * accumulation) => {
                 return Err(format!("--global-batch {total} is no multiple of {ranks} ranks"));
             }
             Some(total) => total as usize / ranks / accumulation,
