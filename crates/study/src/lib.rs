@@ -1,3 +1,20 @@
 //! Scaling studies: experiments as data, what they measured, and how that is read.
 
+pub mod child;
+pub mod compare;
+mod csv;
+pub mod engine;
+mod error;
+pub mod grid;
+pub mod limiter;
+mod measure;
+pub mod presets;
 pub mod results;
+pub mod spec;
+pub mod stats;
+pub mod store;
+mod summary;
+#[cfg(test)]
+mod testing;
+
+pub use error::StudyError;

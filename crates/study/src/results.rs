@@ -95,6 +95,12 @@ pub struct Settings {
     /// Images that every epoch trains on.
     pub images_per_epoch: u64,
     pub epochs: u64,
+    /// Optimizer steps of a run, those of the warm-up included.
+    #[serde(default)]
+    pub steps: u64,
+    /// Threads of a rank that prepare images.
+    #[serde(default)]
+    pub loader_threads: usize,
 }
 
 /// One repeat.
@@ -103,6 +109,9 @@ pub struct Run {
     pub repeat: usize,
     /// Seconds since 1970.
     pub started: u64,
+    /// From its start to its end, with everything before and after training.
+    #[serde(default)]
+    pub seconds: f64,
     pub outcome: Outcome,
 }
 
@@ -150,6 +159,22 @@ pub struct Parts {
     pub idle: f64,
     /// Exchange behind computing: part of the others.
     pub hidden: f64,
+}
+
+impl Parts {
+    /// Of the step.
+    pub fn seconds(&self) -> f64 {
+        self.compute + self.exchange + self.wait + self.data + self.optimizer + self.idle
+    }
+}
+
+impl Run {
+    pub fn measured(&self) -> Option<&Measured> {
+        match &self.outcome {
+            Outcome::Done(measured) => Some(measured),
+            Outcome::Failed { .. } => None,
+        }
+    }
 }
 
 /// Learning, by epoch.

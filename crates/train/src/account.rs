@@ -70,6 +70,8 @@ pub struct Step {
     pub skipped: u64,
     /// What the sensors of each rank's GPU said last.
     pub sensors: Vec<Sensors>,
+    /// Seconds that cores worked for the run, summed over its processes.
+    pub cpu: f64,
 }
 
 impl Step {
@@ -130,8 +132,11 @@ impl Exchanged {
 pub struct Account {
     ranks: usize,
     name: Name,
-    /// The end of the last step that was accounted for.
+    /// The end of the last step that was accounted for, and the process's time on cores then.
     mark: Instant,
+    worked: f64,
+    /// Tells this process from others, also of other hosts.
+    process: f64,
     /// What this rank tells: fixed numbers, then the seconds and the exposed part of every collective, then what its GPU's
     /// sensors say.
     mine: Vec<f64>,
@@ -151,7 +156,9 @@ const COMPUTE: usize = 4;
 const UPDATE: usize = 5;
 const EXPOSED: usize = 6;
 const HIDDEN: usize = 7;
-const FIXED: usize = 8;
+const CPU: usize = 8;
+const PROCESS: usize = 9;
+const FIXED: usize = 10;
 
 impl Account {
     pub fn new(world: &Communicator, exchanges: &[ExchangeTime]) -> Self {
@@ -171,6 +178,8 @@ impl Account {
             ranks,
             name,
             mark: Instant::now(),
+            worked: process_seconds(),
+            process: process_number(),
             mine: vec![0.0; width],
             all: vec![0.0; width * ranks],
             step: Step {
@@ -187,6 +196,7 @@ impl Account {
     /// What came before isn't part of any step: a start, an evaluation, a checkpoint.
     pub fn begin(&mut self) {
         self.mark = Instant::now();
+        self.worked = process_seconds();
     }
 
     /// What a step took on this rank.
@@ -216,6 +226,9 @@ impl Account {
         let now = Instant::now();
         self.mine[WALL] = now.duration_since(self.mark).as_secs_f64();
         self.mark = now;
+        let worked = process_seconds();
+        (self.mine[CPU], self.mine[PROCESS]) = (worked - self.worked, self.process);
+        self.worked = worked;
         (self.mine[STOP], self.mine[SKIPPED]) = (f64::from(u8::from(stop)), skipped as f64);
         if self.ranks == 1 {
             self.all.copy_from_slice(&self.mine);
@@ -231,6 +244,10 @@ impl Account {
         let of_ranks = || all.chunks_exact(mine.len());
         step.stop = of_ranks().any(|numbers| numbers[STOP] != 0.0);
         step.skipped = of_ranks().map(|numbers| numbers[SKIPPED] as u64).sum();
+        // Ranks that are threads of one process all tell of the same one.
+        let counted = |rank: usize, process: f64| of_ranks().take(rank).any(|n| n[PROCESS] == process);
+        let first = of_ranks().enumerate().filter(|(rank, n)| !counted(*rank, n[PROCESS]));
+        step.cpu = first.map(|(_, numbers)| numbers[CPU]).sum();
         for (parts, numbers) in step.parts.iter_mut().zip(of_ranks()) {
             let [wall, data, compute, update] = [WALL, DATA, COMPUTE, UPDATE].map(|i| numbers[i]);
             let exposed = numbers[EXPOSED];
@@ -277,6 +294,22 @@ impl Account {
     }
 }
 
+/// Seconds that cores worked for this process, all threads together.
+fn process_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to the structure it is given.
+    let told = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    if told == 0 { time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64 } else { 0.0 }
+}
+
+/// Of the process's number and its host's name; 52 bits, which a number that travels holds exactly.
+fn process_number() -> f64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    (std::process::id(), std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default()).hash(&mut hasher);
+    (hasher.finish() >> 12) as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,8 +332,8 @@ mod tests {
     /// Rank 1 computes for 3 s, rank 0 for 1 s; the exchange itself takes 0.5 s, a fifth of a second of it hidden.
     #[test]
     fn waiting_is_told_from_exchanging() {
-        let fast = [0.0, 0.0, 3.8, 0.1, 1.0, 0.2, 2.3, 0.2, 2.5, 2.3];
-        let slow = [1.0, 2.0, 3.8, 0.1, 3.0, 0.2, 0.3, 0.2, 0.5, 0.3];
+        let fast = [0.0, 0.0, 3.8, 0.1, 1.0, 0.2, 2.3, 0.2, 1.5, 7.0, 2.5, 2.3];
+        let slow = [1.0, 2.0, 3.8, 0.1, 3.0, 0.2, 0.3, 0.2, 3.5, 8.0, 0.5, 0.3];
         let account = of_two(&fast, &slow);
         let [one, two] = account.step.parts[..] else { panic!("two ranks") };
         assert!((one.wait - 1.8).abs() < 1e-12 && (one.exchange - 0.5).abs() < 1e-12, "{one:?}");
@@ -310,6 +343,9 @@ mod tests {
         assert!(account.step.stop && account.step.skipped == 2);
         assert_eq!(account.step.sensors[1].temperature, 80.0);
         assert!(!account.step.sensors[0].is_known());
+        assert_eq!(account.step.cpu, 5.0, "two processes");
+        let same = slow.map(|x| if x == 8.0 { 7.0 } else { x });
+        assert_eq!(of_two(&fast, &same).step.cpu, 1.5, "one process, told of by both of its ranks");
         let exchanged = &account.exchanged()[0];
         assert_eq!((exchanged.seconds, exchanged.times), (0.5, 1));
         assert_eq!(exchanged.bandwidth(2), 2000.0, "a ring of two sends all of the data once");

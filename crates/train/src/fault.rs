@@ -5,12 +5,17 @@
 //! * `order`: it calls a collective that the others don't.
 //! * `gpu`: its GPU runs into a trap, and fails from then on.
 //! * `slow:rank=R:factor=F`: from the first step on it takes F times as long to compute (`rank=all`: every rank).
+//! * `data:rank=R:ms=M`: every training image takes a thread of its loader M milliseconds longer to read.
 
 use crate::device::Device;
 use crate::error::TrainError;
 use crate::real::Real;
 use crate::record::RESTART;
+use crate::sets::Sets;
 use comm::Communicator;
+use data::{DataError, Dataset, Image};
+use std::sync::Arc;
+use std::time::Duration;
 
 const VARIABLE: &str = "VITESSE_FAULT";
 
@@ -21,6 +26,7 @@ enum Kind {
     Order,
     Gpu,
     Slow(f64),
+    Data(Duration),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +59,7 @@ impl Fault {
     ) -> Result<(), TrainError> {
         match self.kind {
             Kind::Slow(factor) => device.set_slowdown(factor),
+            Kind::Data(_) => {}
             _ if step != self.step => {}
             Kind::Panic => panic!("{VARIABLE} asks for it"),
             Kind::Hang => loop {
@@ -67,17 +74,65 @@ impl Fault {
     }
 }
 
+impl Fault {
+    /// What the rank reads from.
+    pub fn spoil(&self, sets: Sets) -> Sets {
+        match self.kind {
+            Kind::Data(delay) => Sets { train: Arc::new(Slow { set: sets.train, delay }), ..sets },
+            _ => sets,
+        }
+    }
+}
+
+/// A set on a slow disk.
+struct Slow {
+    set: Arc<dyn Dataset>,
+    delay: Duration,
+}
+
+impl Dataset for Slow {
+    fn len(&self) -> usize {
+        self.set.len()
+    }
+
+    fn class_names(&self) -> &[String] {
+        self.set.class_names()
+    }
+
+    fn channels(&self) -> usize {
+        self.set.channels()
+    }
+
+    fn label(&self, index: usize) -> usize {
+        self.set.label(index)
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.set.name(index)
+    }
+
+    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+        std::thread::sleep(self.delay);
+        self.set.read(index, out)
+    }
+
+    fn size(&self) -> Option<(usize, usize)> {
+        self.set.size()
+    }
+}
+
 /// The fault and the rank that it is for, none for all.
 fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
     let mut words = text.split(':');
     let kind = words.next()?;
-    let (mut rank, mut step, mut factor) = (None, 0, 2.0);
+    let (mut rank, mut step, mut factor, mut delay) = (None, 0, 2.0, Duration::from_millis(1));
     for word in words {
         match word.split_once('=')? {
             ("rank", "all") => rank = None,
             ("rank", value) => rank = Some(value.parse().ok()?),
             ("step", value) => step = value.parse().ok()?,
             ("factor", value) => factor = value.parse().ok().filter(|f| *f >= 1.0)?,
+            ("ms", value) => delay = Duration::try_from_secs_f64(value.parse::<f64>().ok()? / 1e3).ok()?,
             _ => return None,
         }
     }
@@ -87,6 +142,7 @@ fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
         "order" => Kind::Order,
         "gpu" => Kind::Gpu,
         "slow" => Kind::Slow(factor),
+        "data" => Kind::Data(delay),
         _ => return None,
     };
     Some((Fault { kind, step }, rank))
@@ -101,6 +157,9 @@ mod tests {
         let fault = |kind, step| Fault { kind, step };
         assert_eq!(parse("panic:rank=2:step=7"), Some((fault(Kind::Panic, 7), Some(2))));
         assert_eq!(parse("gpu:step=3"), Some((fault(Kind::Gpu, 3), None)));
+        let slow_data = Some((fault(Kind::Data(Duration::from_micros(2500)), 0), None));
+        assert_eq!(parse("data:rank=all:ms=2.5"), slow_data);
+        assert!(parse("data:ms=-1").is_none());
         assert_eq!(parse("slow:rank=all:factor=2.5"), Some((fault(Kind::Slow(2.5), 0), None)));
         assert!(
             ["", "panik", "panic:rank", "panic:rank=x", "slow:factor=0.5"].iter().all(|t| parse(t).is_none())

@@ -35,8 +35,8 @@ mod trace;
 pub mod weights;
 
 mod error;
-mod files;
-mod nearest;
+pub mod files;
+pub mod nearest;
 #[cfg(test)]
 mod testing;
 

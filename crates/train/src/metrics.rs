@@ -13,8 +13,9 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-const COLUMNS: [&str; 25] = [
+const COLUMNS: [&str; 26] = [
     "step",
     "epoch",
     "loss",
@@ -36,6 +37,7 @@ const COLUMNS: [&str; 25] = [
     "slowest_rank",
     "fastest_rank",
     "loss_scale",
+    "cpu_seconds",
     "gpu_load",
     "gpu_memory_used",
     "gpu_temperature",
@@ -43,7 +45,7 @@ const COLUMNS: [&str; 25] = [
 ];
 
 /// Where those of a GPU's sensors begin.
-const GPU: usize = 21;
+const GPU: usize = 22;
 
 /// The numbers of a line, in the order of the columns.
 type Row = [Option<Cell>; COLUMNS.len()];
@@ -77,7 +79,12 @@ pub struct Metrics {
     folder: PathBuf,
     /// Made when a step has more than one rank.
     ranks: Option<Lines>,
+    /// When whoever follows the run last got to see its lines.
+    shown: Instant,
 }
+
+/// Lines come into the file at least so often, for those who follow a run.
+const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 impl Metrics {
     /// Creates the run's folder and its metrics; refuses a folder that has some already.
@@ -92,7 +99,7 @@ impl Metrics {
         };
         let (jsonl, mut csv) = (create(jsonl_path(folder))?, create(csv_path(folder))?);
         csv.write(format_args!("{}\n", COLUMNS.join(",")))?;
-        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None })
+        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, shown: Instant::now() })
     }
 
     /// Continues the metrics of a run whose next step is `next_step`. Lines of that step and later ones are dropped, as
@@ -134,7 +141,7 @@ impl Metrics {
             })
         })?;
         let (jsonl, csv) = (Lines::append(jsonl)?, Lines::append(csv)?);
-        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None })
+        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, shown: Instant::now() })
     }
 
     pub fn step(
@@ -161,10 +168,14 @@ impl Metrics {
         row[18] = Some(Cell::Whole(slowest as u64));
         row[19] = Some(Cell::Whole(fastest as u64));
         row[20] = loss_scale.map(Cell::Real);
+        row[21] = Some(Cell::Measured(account.cpu));
         row[GPU..].copy_from_slice(&sensed(&Sensors::mean(&account.sensors)));
         self.write(&row)?;
         if account.parts.len() > 1 {
             self.write_ranks(step, account)?;
+        }
+        if self.shown.elapsed() >= SHOWN_EVERY {
+            self.flush()?;
         }
         Ok(())
     }
@@ -177,8 +188,14 @@ impl Metrics {
         row[1] = Some(Cell::Whole(epoch));
         row[7..10].iter_mut().zip([loss, top1, top5]).for_each(|(cell, x)| *cell = Some(Cell::Real(x)));
         self.write(&row)?;
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<(), TrainError> {
+        self.shown = Instant::now();
         self.jsonl.flush()?;
-        self.csv.flush()
+        self.csv.flush()?;
+        self.ranks.as_mut().map_or(Ok(()), Lines::flush)
     }
 
     fn write(&mut self, row: &Row) -> Result<(), TrainError> {
@@ -372,7 +389,7 @@ mod tests {
         let parts = Parts { compute: 0.5, data: 0.5, ..Parts::default() };
         let warm = Sensors { load: 0.5, memory_used: 1000.0, temperature: 61.0, ..Sensors::unknown() };
         let sensors = [&vec![Sensors::unknown(); ranks - 1][..], &[warm]].concat();
-        Step { parts: vec![parts; ranks], sensors, ..Step::default() }
+        Step { parts: vec![parts; ranks], sensors, cpu: 0.25, ..Step::default() }
     }
 
     /// Steps of a run that evaluates after every third.
@@ -404,10 +421,10 @@ mod tests {
         assert!(
             lines[0].starts_with("step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,")
         );
-        let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0,";
+        let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0,,0.250000";
         let gpu = "0.500000,1000,61.000000,";
         assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times},{gpu}"));
-        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,");
+        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,,");
         assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times},{gpu}"));
         assert_eq!(jsonl.lines().count() + 1, lines.len());
         assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");

@@ -152,7 +152,7 @@ fn train_session<T: Real>(
     closed?;
     summary.best = progress.best;
     summary.skipped = progress.skipped;
-    if let (Some(output), None) = (&output, &summary.stopped) {
+    if let (Some(output), None, true) = (&output, &summary.stopped, run.checkpoints) {
         let path = output.folder.join("weights.safetensors");
         weights::save_as(&path, &session.weights()?, Convention::Timm, Some(&output.config))?;
         summary.weights = Some(path);

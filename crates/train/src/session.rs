@@ -165,6 +165,7 @@ impl<T: Real> Session<T> {
         let shares = Shares::equal(run.batch, seat.world.size());
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
         let fault = Fault::from_environment(seat.world.rank())?;
+        let sets = fault.as_ref().map_or(sets.clone(), |fault| fault.spoil(sets));
         let plan =
             |run: &Resolved, batch: usize, with: Option<&Finishing>| program_with::<T>(run, batch, with);
         let mut session = Self::bind(run, sets, seat, shares, finishing, plan)?;

@@ -2,6 +2,7 @@
 
 pub mod launch;
 mod settings;
+pub mod study;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::names::Convention;
@@ -21,6 +22,20 @@ Examples:
   vitesse train --config deepspeed.json --precision fp32
   vitesse train --ranks 4 --out runs/four --max-restarts 2
   mpirun -n 4 vitesse train --out runs/four";
+const STUDY: &str = "\
+Examples:
+  vitesse study quick
+  vitesse study plan strong --ranks 1,2,4 --model vit-ti/4 --data cifar10:data
+  vitesse study weak --ranks 1,2,4,8 --data cifar100:data --data-fraction 0.1 --out studies/weak
+  vitesse study fixed-per-rank --ranks 1,2,4 --batch-sizes 8 --steps 160 --repeats 10
+  vitesse study nodes --ranks 1,2,4 --hosts a,b,c,d --batch-sizes 64
+  vitesse study strong --ranks 8,16,32 --nodes 1 --launcher 'srun -n {ranks}' -- --augment standard
+  vitesse study experiments.toml
+  vitesse study --resume studies/weak";
+const COMPARE: &str = "\
+Examples:
+  vitesse compare studies/before studies/after
+  vitesse compare studies/quick/results.json elsewhere/results.json --json";
 const LAUNCH: &str = "\
 Examples:
   vitesse launch --with mpirun --nodes 2 --per-node 4 --hosts a,b -- --model vit-b/16 --data folder:imagenet --out runs/b16
@@ -73,6 +88,12 @@ pub enum Command {
     /// Train a model; with no options, a small ViT on the built-in set, in about a minute on two cores
     #[command(after_help = TRAIN)]
     Train(Box<TrainArgs>),
+    /// Measure how training scales: every point of a grid several times, in shuffled order, with what limits it
+    #[command(after_help = STUDY)]
+    Study(Box<study::StudyArgs>),
+    /// Say whether the second of two studies is faster than the first, by how much, and how sure that is
+    #[command(after_help = COMPARE)]
+    Compare(study::CompareArgs),
     /// Print, or write, what starts a run on several nodes: an sbatch script, or a line for mpirun or torchrun
     #[command(after_help = LAUNCH)]
     Launch(launch::LaunchArgs),

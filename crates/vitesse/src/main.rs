@@ -14,6 +14,7 @@ mod plan;
 mod progress;
 mod shells;
 mod signals;
+mod study_command;
 mod supervise;
 mod table;
 mod train_command;
@@ -25,6 +26,8 @@ fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
     let result = match args::Cli::parse().command {
         args::Command::Train(args) => return ended(train_command::run(*args)),
+        args::Command::Study(args) => return ended(study_command::run(*args)),
+        args::Command::Compare(args) => study_command::compare(&args),
         args::Command::Launch(args) => launch_command::run(&args),
         args::Command::Eval(args) => evaluate::run(args),
         args::Command::Classify(args) => classify::run(args),

@@ -201,7 +201,9 @@ fn print_stop(stopped: &Stopped) {
             println!("stopped by {why} after {step} steps; saved {}", path.display());
             println!("to go on: vitesse train --resume {}", run.display());
         }
-        None => println!("stopped by {why} after {step} steps; nothing is saved, as there is no --out"),
+        None => println!(
+            "stopped by {why} after {step} steps; nothing is saved: there is no --out, or --no-checkpoints"
+        ),
     }
 }
 

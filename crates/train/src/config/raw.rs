@@ -87,6 +87,8 @@ pub struct Raw {
     pub out: Option<PathBuf>,
     pub checkpoint_every: Option<u64>,
     pub keep: Option<usize>,
+    /// Keep metrics alone: neither checkpoints nor weights.
+    pub no_checkpoints: bool,
     pub eval_every: Option<u64>,
     pub log_every: Option<u64>,
     /// Where to write a trace of the first steps.
@@ -124,7 +126,7 @@ impl Raw {
                 deepspeed epochs steps device precision residual recompute seed threads init resume
                 out checkpoint_every keep eval_every log_every trace trace_steps bucket_size wire;
             lists: mean std milestones lr_scale no_decay;
-            switches: skip_bad_images new_head balance no_account no_overlap deterministic;
+            switches: skip_bad_images new_head balance no_account no_overlap deterministic no_checkpoints;
         }
     }
 

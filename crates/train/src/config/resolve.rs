@@ -91,6 +91,11 @@ impl Raw {
         let schedule = self.schedule(lr, length, log)?;
         let groups = self.groups(&vit, log)?;
         let (out, resume) = self.folders(log)?;
+        if self.no_checkpoints && resume.is_some() {
+            let why = "a run that goes on keeps checkpoints, so that it can go on again";
+            return Err(TrainError::setting("no-checkpoints", "", why));
+        }
+        log.typed("no-checkpoints", self.no_checkpoints.then_some("yes"));
         let exchange = self.exchange(world, precision, log)?;
         Ok(Resolved {
             schema: SCHEMA,
@@ -125,6 +130,7 @@ impl Raw {
             resume,
             checkpoint_every: count("checkpoint-every", self.checkpoint_every, length.steps_per_epoch, log)?,
             keep: count("keep", self.keep.map(|k| k as u64), DEFAULT_KEEP as u64, log)? as usize,
+            checkpoints: !self.no_checkpoints,
             eval_every: count("eval-every", self.eval_every, 1, log)?,
             log_every: self.log_every(length.steps, log)?,
             breakdown: self.breakdown(),

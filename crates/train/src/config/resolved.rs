@@ -69,6 +69,9 @@ pub struct Resolved {
     pub checkpoint_every: u64,
     /// Checkpoints to keep.
     pub keep: usize,
+    /// Whether checkpoints and weights are written at all.
+    #[serde(default = "yes")]
+    pub checkpoints: bool,
     /// Epochs between evaluations.
     pub eval_every: u64,
     /// Steps between lines of the log.
@@ -100,7 +103,7 @@ fn yes() -> bool {
 /// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
 /// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
 /// the weights a run started from are long changed.
-const FREE: [&str; 27] = [
+const FREE: [&str; 28] = [
     "schema",
     "world",
     "batch",
@@ -119,6 +122,7 @@ const FREE: [&str; 27] = [
     "resume",
     "checkpoint_every",
     "keep",
+    "checkpoints",
     "eval_every",
     "log_every",
     "breakdown",

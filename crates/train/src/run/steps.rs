@@ -173,7 +173,7 @@ impl Loop<'_> {
         best: bool,
     ) -> Result<Option<PathBuf>, TrainError> {
         progress.shares = (!session.shares().is_equal()).then(|| session.shares().clone());
-        let Some(output) = &mut self.output else { return Ok(None) };
+        let Some(output) = self.output.as_mut().filter(|_| self.run.checkpoints) else { return Ok(None) };
         // The others wait for this, however long the disk takes.
         let _busy = self.member.watch.busy("writing a checkpoint");
         let path = output.save(session, progress, best)?;

@@ -240,6 +240,9 @@ pub struct OutputArgs {
     /// Checkpoints to keep [default: 2]
     #[arg(long, value_name = "CHECKPOINTS")]
     keep: Option<usize>,
+    /// Keep metrics alone: write neither checkpoints nor weights
+    #[arg(long, conflicts_with_all = ["checkpoint_every", "keep", "max_restarts"])]
+    no_checkpoints: bool,
     /// Epochs between evaluations [default: 1]
     #[arg(long, value_name = "EPOCHS")]
     eval_every: Option<u64>,
@@ -461,6 +464,7 @@ impl OutputArgs {
             out: self.out,
             checkpoint_every: self.checkpoint_every,
             keep: self.keep,
+            no_checkpoints: self.no_checkpoints,
             eval_every: self.eval_every,
             log_every: self.log_every,
             trace: self.trace,

@@ -1,0 +1,339 @@
+//! What keeps a point from being faster: rules over its account, each with the arithmetic that its sentence states.
+//!
+//! Every rule says which share of the step its cause takes. The largest that is worth naming is the limiter; if none is, computing is.
+//! An oversubscribed point is named so whatever its account says, since cores that are shared distort all of it.
+
+use crate::measure::mean;
+use crate::results::{Cause, Limiter, Measured, Parts, Point};
+use crate::stats::median;
+
+/// Shares of a step below this are not worth naming.
+const WORTH: f64 = 0.10;
+/// A rank this much slower than the others is a straggler.
+const SLOWER: f64 = 1.15;
+/// Images of a rank in a step up to which a batch is tiny.
+const TINY: usize = 8;
+/// Computing of a rank in a step under which there is little to divide.
+const LITTLE: f64 = 5e-3;
+/// Bytes a second under which it is the link that makes exchanging slow, and not the number of exchanges.
+const SLOW_LINK: f64 = 0.5e9;
+
+/// What a rule found: the share that its cause takes, and what to say.
+struct Found {
+    share: f64,
+    limiter: Limiter,
+}
+
+fn found(share: f64, cause: Cause, sentence: String) -> Option<Found> {
+    (share >= WORTH).then_some(Found { share, limiter: Limiter { cause, sentence } })
+}
+
+/// The account of a point: mean steps of its runs.
+pub struct Account<'a> {
+    point: &'a Point,
+    ranks: Vec<Parts>,
+    mean: Parts,
+    seconds: f64,
+    /// Of the places in batches, those that no image filled.
+    padding: f64,
+    exchange_bytes: f64,
+    exchange_rate: f64,
+    cpu: Option<f64>,
+}
+
+impl<'a> Account<'a> {
+    pub fn of(point: &'a Point) -> Option<Self> {
+        let runs: Vec<&Measured> = point.runs.iter().filter_map(|run| run.measured()).collect();
+        let of_rank = |rank: usize| {
+            let parts: Vec<Parts> = runs.iter().filter_map(|run| run.ranks.get(rank)).copied().collect();
+            (!parts.is_empty()).then(|| mean(&parts))
+        };
+        let ranks: Vec<Parts> = (0..point.settings.ranks).map_while(of_rank).collect();
+        let all = mean(&ranks);
+        let each = |f: fn(&Measured) -> f64| median(&runs.iter().map(|run| f(run)).collect::<Vec<_>>());
+        let places = each(|run| run.step_seconds.len() as f64) * point.settings.global_batch as f64;
+        (!ranks.is_empty() && all.seconds() > 0.0).then(|| Account {
+            point,
+            mean: all,
+            seconds: all.seconds(),
+            ranks,
+            padding: (1.0 - each(|run| run.images as f64) / places).max(0.0),
+            exchange_bytes: each(|run| run.exchange_bytes as f64),
+            exchange_rate: each(|run| run.exchange_bytes_per_second),
+            cpu: runs
+                .iter()
+                .map(|run| run.cpu_utilisation)
+                .collect::<Option<Vec<f64>>>()
+                .map(|all| median(&all)),
+        })
+    }
+
+    fn share(&self, seconds: f64) -> f64 {
+        seconds / self.seconds
+    }
+
+    /// Images of a rank in a step.
+    fn images(&self) -> usize {
+        self.point.settings.batch_per_rank * self.point.settings.accumulation
+    }
+
+    /// What a step costs however few images it has.
+    fn fixed(&self) -> f64 {
+        self.mean.exchange + self.mean.optimizer + self.mean.idle + self.mean.wait
+    }
+
+    fn slow_link(&self) -> bool {
+        self.exchange_bytes > 0.0 && self.exchange_rate < SLOW_LINK && self.mean.exchange > 0.5 * self.fixed()
+    }
+}
+
+/// Names the limiter of a point. `base` is the point it is compared with, if there is one.
+pub fn limiter(point: &Point, base: Option<&Point>, oversubscribed: bool, cores: usize) -> Option<Limiter> {
+    let account = Account::of(point)?;
+    if oversubscribed {
+        return Some(crowded(&account, cores));
+    }
+    let rules = [
+        starved(&account, cores),
+        straggler(&account),
+        data(&account, cores),
+        exchange(&account, base.is_some_and(|base| base.id != point.id)),
+        padded(&account),
+        tiny_batch(&account),
+        little_work(&account),
+        optimizer(&account),
+    ];
+    let largest = rules.into_iter().flatten().max_by(|a, b| a.share.total_cmp(&b.share));
+    let base = base.filter(|base| base.id != point.id).and_then(Account::of);
+    Some(largest.map_or_else(|| computing(&account, base.as_ref()), |found| found.limiter))
+}
+
+fn crowded(account: &Account, cores: usize) -> Limiter {
+    let settings = &account.point.settings;
+    let (ranks, threads) = (settings.ranks, settings.threads_per_rank);
+    let mut sentence = format!(
+        "too few cores: {ranks} ranks × {} on {cores} cores, so that each core does the work of {:.1}; ranks wait {:.0}% of the time \
+         for each other's turn",
+        counted(threads, "thread"),
+        (ranks * threads) as f64 / cores.max(1) as f64,
+        percent(account.share(account.mean.wait + account.mean.exchange)),
+    );
+    if let Some(busy) = account.cpu {
+        sentence += &format!("; the cores are {:.0}% busy", percent(busy));
+    }
+    Limiter { cause: Cause::Oversubscribed, sentence }
+}
+
+/// Threads that have something to compute and no core to do it on: other programs have them.
+fn starved(account: &Account, cores: usize) -> Option<Found> {
+    let settings = &account.point.settings;
+    if settings.device != "cpu" {
+        return None;
+    }
+    let computing = account.share(account.mean.compute + account.mean.optimizer);
+    let threads = (settings.ranks * settings.threads_per_rank) as f64;
+    let got = account.cpu? * (cores * settings.hosts) as f64 / threads;
+    let sentence = format!(
+        "other programs use the cores: threads have something to compute {:.0}% of the time, and a core {:.0}% of it",
+        percent(computing),
+        percent(got)
+    );
+    // Threads of a rank never all work all of the time.
+    found(computing - got, Cause::Oversubscribed, sentence).filter(|found| found.share > 0.3 * computing)
+}
+
+/// A rank whose own work takes longer than that of the others, which wait for it.
+fn straggler(account: &Account) -> Option<Found> {
+    let own = |p: &Parts| p.compute + p.data + p.optimizer + p.idle;
+    let ranks = &account.ranks;
+    let slowest = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
+    let others = |f: &dyn Fn(&Parts) -> f64| {
+        let of = ranks.iter().enumerate().filter(|(rank, _)| *rank != slowest).map(|(_, p)| f(p));
+        of.collect::<Vec<f64>>()
+    };
+    let usual = median(&others(&own));
+    let slower = own(&ranks[slowest]) / usual;
+    let waits = others(&|p| p.wait / p.seconds());
+    let waiting = waits.iter().sum::<f64>() / waits.len().max(1) as f64;
+    if !(slower >= SLOWER && waiting >= WORTH) {
+        return None;
+    }
+    let late = ranks[slowest].data - median(&others(&|p| p.data));
+    if late > 0.5 * (own(&ranks[slowest]) - usual) {
+        let sentence = format!(
+            "data loading limits: rank {slowest} waits {:.0}% of its time for images, and the others {:.0}% of theirs for it",
+            percent(ranks[slowest].data / ranks[slowest].seconds()),
+            percent(waiting)
+        );
+        return found(waiting, Cause::Data, sentence);
+    }
+    // If the work were divided by speed, all would end together.
+    let speeds: f64 = ranks.iter().map(|p| 1.0 / own(p)).sum();
+    let balanced = ranks.len() as f64 / speeds;
+    let sentence = format!(
+        "rank {slowest} is {slower:.1}× slower: the others wait {:.0}% of their time for it; --balance, which divides images by speed, \
+         would bring a step from {} to about {}",
+        percent(waiting),
+        time(own(&ranks[slowest])),
+        time(balanced)
+    );
+    found(waiting, Cause::Straggler, sentence)
+}
+
+/// Waiting for images. Loader threads are all busy then, so that their number times the step is what a batch takes them.
+fn data(account: &Account, cores: usize) -> Option<Found> {
+    let share = account.share(account.mean.data);
+    let settings = &account.point.settings;
+    let (ranks, now) = (settings.ranks, settings.loader_threads.max(1));
+    let rest = account.seconds - account.mean.data;
+    let enough = (now as f64 * account.seconds / rest.max(1e-9)).ceil().min(1e6) as usize;
+    let mut sentence = format!(
+        "data loading limits: ranks wait {:.0}% of the time for images; {} would feed {} (now {})",
+        percent(share),
+        counted(enough * ranks, "loader thread"),
+        counted(ranks, "rank"),
+        now * ranks
+    );
+    let local = settings.hosts == 1 && settings.comm != "launcher";
+    let busy = account.cpu.is_some_and(|busy| busy > 0.9);
+    if local && busy && (enough + settings.threads_per_rank) * ranks > cores {
+        sentence += &format!(", more than the {cores} cores have room for");
+    }
+    found(share, Cause::Data, sentence)
+}
+
+/// Exchange that nothing hides. More micro-steps for each exchange spread it, and the optimizer's update, over more images.
+fn exchange(account: &Account, compared: bool) -> Option<Found> {
+    let Parts { exchange, optimizer, hidden, .. } = account.mean;
+    let share = account.share(exchange);
+    if !account.slow_link() && account.images() <= TINY {
+        return None;
+    }
+    let after = |factor: f64| account.seconds - (exchange + optimizer) * (1.0 - 1.0 / factor);
+    let left = |factor: f64| exchange / factor / after(factor);
+    let factor = [2.0, 4.0, 8.0, 16.0, 32.0].into_iter().find(|f| left(*f) < WORTH).unwrap_or(64.0);
+    let speed = account.seconds / after(factor);
+    let efficiency = account.point.summary.as_ref().and_then(|summary| summary.efficiency.as_ref());
+    let gain = match efficiency.filter(|_| compared).map(|e| e.median) {
+        Some(now) => format!("would bring the efficiency from {now:.2} to {:.2}", (now * speed).min(1.0)),
+        None => format!("would make it {speed:.2} times as fast"),
+    };
+    let rate = account.exchange_rate;
+    let sentence = format!(
+        "exposed exchange {:.0}%: {} a step at {} a second ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
+        percent(share),
+        bytes(account.exchange_bytes),
+        bytes(rate),
+        8.0 * rate / 1e9,
+        percent(hidden / (hidden + exchange).max(1e-12)),
+        account.point.settings.accumulation as f64 * factor,
+    );
+    found(share, Cause::Exchange, sentence)
+}
+
+/// Batches with places that no image fills, and that cost as much as the others.
+fn padded(account: &Account) -> Option<Found> {
+    let settings = &account.point.settings;
+    let steps = settings.images_per_epoch.div_ceil(settings.global_batch as u64);
+    let sentence = format!(
+        "too little work: {} images an epoch fill {} of {} only in part; {:.0}% of what is computed is padding",
+        settings.images_per_epoch,
+        counted(steps as usize, "batch"),
+        settings.global_batch,
+        percent(account.padding)
+    );
+    found(account.padding, Cause::TooLittleWork, sentence)
+}
+
+/// So few images that what a step costs anyhow is a large part of it.
+fn tiny_batch(account: &Account) -> Option<Found> {
+    if account.images() > TINY || account.slow_link() {
+        return None;
+    }
+    let share = account.share(account.fixed());
+    // Fixed costs are a tenth when computing takes nine times as long.
+    let each = account.mean.compute / account.images() as f64;
+    let enough = ((1.0 / WORTH - 1.0) * account.fixed() / each.max(1e-12)).ceil().min(1e6) as usize;
+    let sentence = format!(
+        "tiny batch: with {} a rank, optimizer, exchange and waiting take {:.0}% of the step, {} however few they are; {} a rank would \
+         bring that to {:.0}%",
+        counted(account.images(), "image"),
+        percent(share),
+        time(account.fixed()),
+        counted(enough.next_power_of_two(), "image"),
+        percent(WORTH)
+    );
+    found(share, Cause::TinyBatch, sentence)
+}
+
+/// Steps so short that coming together takes a large part of them.
+fn little_work(account: &Account) -> Option<Found> {
+    if account.images() <= TINY || account.mean.compute > LITTLE || account.slow_link() {
+        return None;
+    }
+    let share = account.share(account.fixed());
+    let sentence = format!(
+        "too little work: a rank computes {} a step, and exchange, waiting, optimizer and idle take {} more, {:.0}% of it; a larger \
+         batch or model, or fewer than {}, would use them better",
+        time(account.mean.compute),
+        time(account.fixed()),
+        percent(share),
+        counted(account.point.settings.ranks, "rank")
+    );
+    found(share, Cause::TooLittleWork, sentence)
+}
+
+fn optimizer(account: &Account) -> Option<Found> {
+    let Parts { optimizer, .. } = account.mean;
+    let share = account.share(optimizer);
+    let after = account.seconds - 0.75 * optimizer;
+    let sentence = format!(
+        "the optimizer takes {:.0}% of the step, {}; accumulation {} would make it {:.2} times as fast",
+        percent(share),
+        time(optimizer),
+        4 * account.point.settings.accumulation,
+        account.seconds / after
+    );
+    found(share, Cause::Optimizer, sentence)
+}
+
+/// Nothing else takes a share worth naming. Against the base it shows whether ranks get in each other's way.
+fn computing(account: &Account, base: Option<&Account>) -> Limiter {
+    let share = account.share(account.mean.compute);
+    let mut sentence = format!("computing takes {:.0}% of the step", percent(share));
+    let each = |a: &Account| a.mean.compute / a.images() as f64;
+    match base.map(|base| (each(account) / each(base), base)) {
+        Some((factor, base)) if factor > 1.0 + 0.5 * WORTH => {
+            sentence += &format!(
+                "; an image takes a rank {factor:.2} times as long as over {}: ranks share memory bandwidth, caches or cores",
+                counted(base.point.settings.ranks, "rank")
+            );
+        }
+        _ => sentence += &format!(", and nothing else {:.0}% or more", percent(WORTH)),
+    }
+    Limiter { cause: Cause::Compute, sentence }
+}
+
+fn percent(share: f64) -> f64 {
+    100.0 * share
+}
+
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    let plural = if what.ends_with("ch") { "es" } else { "s" };
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}{plural}") }
+}
+
+fn time(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.1} ms", 1e3 * seconds) } else { format!("{seconds:.1} s") }
+}
+
+fn bytes(bytes: f64) -> String {
+    match bytes {
+        b if b >= 1e9 => format!("{:.1} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b => format!("{:.0} KB", b / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! Experiments as data: what a file or flags ask for, before anything is known of models and data.
+
+use crate::error::StudyError;
+use crate::results::Kind;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use train::nearest::nearest;
+
+/// A study as asked for: experiments, and how their runs are started. Written to `study.json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Study {
+    pub name: String,
+    pub title: String,
+    /// What legends call this machine.
+    pub platform: Option<String>,
+    pub repeats: usize,
+    /// Of the order in which points run.
+    pub seed: u64,
+    /// More threads than cores are meant.
+    pub oversubscribe: bool,
+    pub launch: Launch,
+    /// Options that every run of `vitesse train` gets.
+    pub train: Vec<String>,
+    pub experiments: Vec<Experiment>,
+}
+
+/// How ranks are started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    pub comm: Option<String>,
+    /// Names of hosts for mpirun.
+    pub hosts: Vec<String>,
+    pub hostfile: Option<PathBuf>,
+    /// A command that starts the ranks, as `srun -n {ranks}`.
+    pub launcher: Option<String>,
+}
+
+/// A grid: every combination is a point. `None` leaves the choice to the kind, or to `vitesse train`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Experiment {
+    pub kind: Option<Kind>,
+    pub ranks: Option<Vec<usize>>,
+    /// Numbers of hosts.
+    pub nodes: Option<Vec<usize>>,
+    /// Images of a micro-step of one rank; where the global batch is constant, of a step of all ranks.
+    pub batch_sizes: Option<Vec<usize>>,
+    pub accumulation: Option<Vec<usize>>,
+    pub models: Option<Vec<String>>,
+    pub data: Option<Vec<String>>,
+    /// Of the training set; where the data grows with the ranks, for each rank.
+    pub data_fractions: Option<Vec<f64>>,
+    pub optimizers: Option<Vec<String>>,
+    pub precisions: Option<Vec<String>>,
+    /// Threads of a rank.
+    pub threads: Option<Vec<usize>>,
+    pub device: Option<String>,
+    pub epochs: Option<u64>,
+    /// Optimizer steps instead of epochs; where the images are constant, of one rank.
+    pub steps: Option<u64>,
+    /// First steps that don't count.
+    pub warmup: Option<u64>,
+}
+
+impl Experiment {
+    /// These settings, and where they say nothing, those of `other`.
+    pub fn or(self, other: &Experiment) -> Experiment {
+        macro_rules! either {
+            ($($field:ident)*) => { Experiment { $($field: self.$field.or_else(|| other.$field.clone()),)* } };
+        }
+        either!(kind ranks nodes batch_sizes accumulation models data data_fractions optimizers precisions threads
+            device epochs steps warmup)
+    }
+}
+
+/// A study as flags or a file say it: what one leaves out, the other or a default has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Asked {
+    pub name: Option<String>,
+    pub title: Option<String>,
+    pub platform: Option<String>,
+    pub repeats: Option<usize>,
+    pub seed: Option<u64>,
+    pub oversubscribe: bool,
+    pub launch: Launch,
+    pub train: Vec<String>,
+    /// What all experiments have in common.
+    pub common: Experiment,
+    pub experiments: Vec<Experiment>,
+}
+
+/// Runs of a point, unless told otherwise.
+const REPEATS: usize = 5;
+
+impl Asked {
+    /// What was typed on top of what a file says.
+    pub fn over(self, file: Asked) -> Asked {
+        let some = |a: Vec<String>, b| if a.is_empty() { b } else { a };
+        let launch = Launch {
+            comm: self.launch.comm.or(file.launch.comm),
+            hosts: some(self.launch.hosts, file.launch.hosts),
+            hostfile: self.launch.hostfile.or(file.launch.hostfile),
+            launcher: self.launch.launcher.or(file.launch.launcher),
+        };
+        let typed = self.common;
+        let experiments = file.experiments.into_iter().map(|one| typed.clone().or(&one).or(&file.common));
+        let experiments: Vec<Experiment> = experiments.collect();
+        Asked {
+            name: self.name.or(file.name),
+            title: self.title.or(file.title),
+            platform: self.platform.or(file.platform),
+            repeats: self.repeats.or(file.repeats),
+            seed: self.seed.or(file.seed),
+            oversubscribe: self.oversubscribe || file.oversubscribe,
+            launch,
+            train: some(self.train, file.train),
+            common: typed.or(&file.common),
+            experiments,
+        }
+    }
+
+    pub fn study(self) -> Result<Study, StudyError> {
+        let experiments = if self.experiments.is_empty() { vec![self.common] } else { self.experiments };
+        let repeats = self.repeats.unwrap_or(REPEATS);
+        if repeats == 0 {
+            return Err(StudyError::Impossible("repeats 0: a point runs at least once".into()));
+        }
+        let name = self.name.unwrap_or_else(|| "study".to_string());
+        Ok(Study {
+            title: self.title.unwrap_or_else(|| name.clone()),
+            name,
+            platform: self.platform,
+            repeats,
+            seed: self.seed.unwrap_or(0),
+            oversubscribe: self.oversubscribe,
+            launch: self.launch,
+            train: self.train,
+            experiments,
+        })
+    }
+
+    /// Reads a study file: TOML, or JSON if its name ends so.
+    pub fn read(path: &Path) -> Result<Asked, StudyError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(StudyError::io(path))?;
+        let json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
+        let mut asked = Self::parse(&text, json).map_err(|why| StudyError::File { file, why })?;
+        if asked.name.is_none() {
+            asked.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        }
+        Ok(asked)
+    }
+
+    fn parse(text: &str, json: bool) -> Result<Asked, String> {
+        let value: Value = match json {
+            true => serde_json::from_str(text).map_err(|e| e.to_string())?,
+            false => toml::from_str(text).map_err(|e| one_line(text, &e))?,
+        };
+        let Value::Object(mut keys) = value else { return Err("is no table of keys".to_string()) };
+        let mut keys = Keys { within: String::new(), keys: &mut keys };
+        let experiments: Vec<Map<String, Value>> = keys.list("experiment")?.unwrap_or_default();
+        let asked = Asked {
+            name: keys.take("name")?,
+            title: keys.take("title")?,
+            platform: keys.take("platform")?,
+            repeats: keys.take("repeats")?,
+            seed: keys.take("seed")?,
+            oversubscribe: keys.take("oversubscribe")?.unwrap_or(false),
+            launch: Launch {
+                comm: keys.take("comm")?,
+                hosts: keys.list("hosts")?.unwrap_or_default(),
+                hostfile: keys.take("hostfile")?,
+                launcher: keys.take("launcher")?,
+            },
+            train: keys.list("train")?.unwrap_or_default(),
+            common: keys.experiment()?,
+            experiments: vec![],
+        };
+        keys.all_known(&[&STUDY[..], &EXPERIMENT[..]].concat())?;
+        let read = |(i, mut one): (usize, Map<String, Value>)| {
+            let mut keys = Keys { within: format!("experiment {}: ", i + 1), keys: &mut one };
+            let experiment = keys.experiment()?;
+            keys.all_known(&EXPERIMENT)?;
+            Ok(experiment)
+        };
+        let experiments = experiments.into_iter().enumerate().map(read).collect::<Result<_, String>>()?;
+        Ok(Asked { experiments, ..asked })
+    }
+}
+
+const STUDY: [&str; 12] = [
+    "name",
+    "title",
+    "platform",
+    "repeats",
+    "seed",
+    "oversubscribe",
+    "comm",
+    "hosts",
+    "hostfile",
+    "launcher",
+    "train",
+    "experiment",
+];
+const EXPERIMENT: [&str; 15] = [
+    "kind",
+    "ranks",
+    "nodes",
+    "batch-sizes",
+    "accumulation",
+    "models",
+    "data",
+    "data-fractions",
+    "optimizers",
+    "precisions",
+    "threads",
+    "device",
+    "epochs",
+    "steps",
+    "warmup",
+];
+
+/// Where an error lies, without the lines that toml draws around it.
+fn one_line(text: &str, error: &toml::de::Error) -> String {
+    let at = error.span().map_or(0, |span| span.start.min(text.len()));
+    let line = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+    format!("line {line}: {}", error.message().lines().collect::<Vec<_>>().join("; "))
+}
+
+/// Keys that were not read yet.
+struct Keys<'a> {
+    within: String,
+    keys: &'a mut Map<String, Value>,
+}
+
+impl Keys<'_> {
+    fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>, String> {
+        let Some(value) = self.keys.remove(key) else { return Ok(None) };
+        serde_json::from_value(value).map(Some).map_err(|e| format!("{}key {key}: {e}", self.within))
+    }
+
+    /// One value, or a list of them.
+    fn list<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<Vec<T>>, String> {
+        if let Some(value) = self.keys.get_mut(key)
+            && !value.is_array()
+        {
+            *value = Value::Array(vec![value.take()]);
+        }
+        let list: Option<Vec<T>> = self.take(key)?;
+        match list {
+            Some(list) if list.is_empty() => Err(format!("{}key {key}: is an empty list", self.within)),
+            list => Ok(list),
+        }
+    }
+
+    fn experiment(&mut self) -> Result<Experiment, String> {
+        Ok(Experiment {
+            kind: self.take("kind")?,
+            ranks: self.list("ranks")?,
+            nodes: self.list("nodes")?,
+            batch_sizes: self.list("batch-sizes")?,
+            accumulation: self.list("accumulation")?,
+            models: self.list("models")?,
+            data: self.list("data")?,
+            data_fractions: self.list("data-fractions")?,
+            optimizers: self.list("optimizers")?,
+            precisions: self.list("precisions")?,
+            threads: self.list("threads")?,
+            device: self.take("device")?,
+            epochs: self.take("epochs")?,
+            steps: self.take("steps")?,
+            warmup: self.take("warmup")?,
+        })
+    }
+
+    fn all_known(&self, known: &[&str]) -> Result<(), String> {
+        let Some(key) = self.keys.keys().next() else { return Ok(()) };
+        let meant = nearest(key, known.iter().copied()).map(|meant| format!("; did you mean {meant}?"));
+        Err(format!("{}unknown key {key}{}", self.within, meant.unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_and_flags_win() {
+        let text = "repeats = 3\nkind = \"strong\"\nranks = [1, 2]\nmodels = \"vit-ti/4\"\n\
+                    [[experiment]]\nkind = \"weak\"\nranks = 4\n[[experiment]]\n";
+        let file = Asked::parse(text, false).unwrap();
+        let typed = Asked {
+            repeats: Some(7),
+            common: Experiment { epochs: Some(2), ..Experiment::default() },
+            ..Asked::default()
+        };
+        let study = typed.over(file).study().unwrap();
+        assert_eq!((study.repeats, study.experiments.len()), (7, 2));
+        let [weak, strong] = &study.experiments[..] else { panic!("two") };
+        assert_eq!((weak.kind, weak.ranks.as_deref()), (Some(Kind::Weak), Some(&[4][..])));
+        assert_eq!((strong.kind, strong.ranks.as_deref()), (Some(Kind::Strong), Some(&[1, 2][..])));
+        for one in [weak, strong] {
+            assert_eq!((one.epochs, one.models.as_deref()), (Some(2), Some(&["vit-ti/4".to_string()][..])));
+        }
+        let json = Asked::parse(r#"{"kind": "fixed-per-rank", "ranks": [1, 2]}"#, true).unwrap();
+        assert_eq!(json.common.kind, Some(Kind::FixedPerRank));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let wrong = |text: &str| Asked::parse(text, false).unwrap_err();
+        assert_eq!(wrong("rank = 1"), "unknown key rank; did you mean ranks?");
+        assert_eq!(
+            wrong("[[experiment]]\n[[experiment]]\nepoch = 2"),
+            "experiment 2: unknown key epoch; did you mean epochs?"
+        );
+        assert_eq!(wrong("[[experiment]]\nrepeats = 2"), "experiment 1: unknown key repeats");
+        assert!(wrong("ranks = [\"two\"]").starts_with("key ranks: invalid type"));
+        assert!(wrong("ranks = []").starts_with("key ranks: is an empty list"));
+        assert!(wrong("kind = \"strung\"").contains("key kind: unknown variant"));
+        let broken = wrong("a = 1\nranks = [1,");
+        assert!(broken.starts_with("line 2: ") && !broken.contains('\n'), "{broken}");
+    }
+}

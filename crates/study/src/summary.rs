@@ -1,0 +1,295 @@
+//! What follows from the runs of a study: estimates, comparisons along each series, flags, warnings, and the answer.
+
+use crate::limiter::{counted, limiter};
+use crate::measure::mean;
+use crate::results::{Estimate, Flag, Kind, Measured, Parts, Point, Results, Summary};
+use crate::stats::{self, estimate, median, ratio, serial_fraction};
+
+/// Fills in all that follows from the runs. `oversubscribed`: whether the point of that name has more threads than cores.
+pub fn complete(results: &mut Results, oversubscribed: &dyn Fn(&str) -> bool) {
+    for point in &mut results.points {
+        point.flags = flags(point, oversubscribed(&point.id));
+        point.summary = summarise(point);
+    }
+    let before = results.points.clone();
+    for point in &mut results.points {
+        let base = base_of(point, &before);
+        if let Some(base) = base {
+            compare_with(point, base);
+        }
+        let crowded = oversubscribed(&point.id);
+        point.limiter = limiter(point, base, crowded, results.platform.cores);
+    }
+    results.warnings = warnings(results);
+    results.summary = answer(results);
+}
+
+fn measured(point: &Point) -> Vec<&Measured> {
+    point.runs.iter().filter_map(|run| run.measured()).collect()
+}
+
+fn flags(point: &Point, oversubscribed: bool) -> Vec<Flag> {
+    let mut flags = Vec::new();
+    if oversubscribed {
+        flags.push(Flag::Oversubscribed);
+    }
+    let good: Vec<_> = point.runs.iter().filter(|run| run.measured().is_some()).collect();
+    let rates: Vec<f64> = measured(point).iter().map(|m| m.images_per_second).collect();
+    let far: Vec<usize> = stats::outliers(&rates).into_iter().map(|at| good[at].repeat).collect();
+    if !far.is_empty() {
+        flags.push(Flag::Outliers(far));
+    }
+    let failed: Vec<usize> =
+        point.runs.iter().filter(|run| run.measured().is_none()).map(|run| run.repeat).collect();
+    if !failed.is_empty() {
+        flags.push(Flag::Failed(failed));
+    }
+    let images: Vec<u64> = measured(point).iter().map(|m| m.images).collect();
+    if let (Some(least), Some(most)) = (images.iter().min(), images.iter().max())
+        && least != most
+    {
+        flags.push(Flag::UnequalWork(format!("its runs trained on {least} to {most} images")));
+    }
+    flags
+}
+
+/// One sample a run: the run's mean.
+fn summarise(point: &Point) -> Option<Summary> {
+    let runs = measured(point);
+    if runs.is_empty() {
+        return None;
+    }
+    let each = |f: fn(&Measured) -> f64| runs.iter().map(|run| f(run)).collect::<Vec<_>>();
+    let parts: Vec<Parts> = runs.iter().map(|run| mean(&run.ranks)).collect();
+    let middle = |f: fn(&Parts) -> f64| median(&parts.iter().map(f).collect::<Vec<_>>());
+    Some(Summary {
+        epoch_seconds: estimate(&each(|run| {
+            run.epoch_seconds.iter().sum::<f64>() / run.epoch_seconds.len() as f64
+        })),
+        step_seconds: estimate(&each(|run| {
+            run.step_seconds.iter().sum::<f64>() / run.step_seconds.len() as f64
+        })),
+        images_per_second: estimate(&each(|run| run.images_per_second)),
+        speedup: None,
+        efficiency: None,
+        serial_fraction: None,
+        parts: Parts {
+            compute: middle(|p| p.compute),
+            exchange: middle(|p| p.exchange),
+            wait: middle(|p| p.wait),
+            data: middle(|p| p.data),
+            optimizer: middle(|p| p.optimizer),
+            idle: middle(|p| p.idle),
+            hidden: middle(|p| p.hidden),
+        },
+    })
+}
+
+fn over_ranks(kind: Kind) -> bool {
+    matches!(kind, Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes | Kind::Grid)
+}
+
+/// The point of the fewest ranks in the same series. Hosts of one rank each are held against one rank on one host.
+fn base_of<'a>(point: &Point, all: &'a [Point]) -> Option<&'a Point> {
+    let name = |point: &Point| match point.kind {
+        Kind::Nodes => point.series.rsplit_once(" · ").map_or(String::new(), |(name, _)| name.to_string()),
+        _ => point.series.clone(),
+    };
+    let same = all.iter().filter(|other| other.kind == point.kind && name(other) == name(point));
+    let measured = same.filter(|other| other.summary.is_some() && over_ranks(other.kind));
+    measured.min_by_key(|other| (other.settings.ranks, other.settings.hosts))
+}
+
+/// Speedup by images a second, which for equal work is T1 / Tp.
+fn compare_with(point: &mut Point, base: &Point) {
+    if let Some(why) = unequal(point, base) {
+        point.flags.push(Flag::UnequalWork(why));
+    }
+    let comparable = |point: &Point| !point.flags.iter().any(|flag| matches!(flag, Flag::UnequalWork(_)));
+    let crowded = point.flags.contains(&Flag::Oversubscribed);
+    if !comparable(point) || !comparable(base) {
+        return;
+    }
+    let (Some(summary), Some(reference)) = (&mut point.summary, &base.summary) else { return };
+    let (slow, fast) = (&reference.images_per_second, &summary.images_per_second);
+    let speedup = if point.id == base.id {
+        scaled(fast, 1.0 / slow.median, None)
+    } else {
+        scaled(fast, 1.0 / slow.median, ratio(&slow.samples, &fast.samples).interval)
+    };
+    let p = point.settings.ranks as f64 / base.settings.ranks as f64;
+    // Cores that are shared among ranks say nothing of how well ranks scale.
+    if !crowded {
+        let interval = speedup.interval.map(|(low, high)| (low / p, high / p));
+        summary.efficiency = Some(scaled(fast, 1.0 / slow.median / p, interval));
+        summary.serial_fraction =
+            (base.settings.ranks == 1).then(|| serial_fraction(speedup.median, p)).flatten();
+    }
+    summary.speedup = Some(speedup);
+}
+
+fn scaled(estimate: &Estimate, factor: f64, interval: Option<(f64, f64)>) -> Estimate {
+    let samples = estimate.samples.iter().map(|x| x * factor).collect();
+    Estimate { median: estimate.median * factor, interval, samples }
+}
+
+/// In what a point did other work than its base, beyond what its kind is to vary.
+fn unequal(point: &Point, base: &Point) -> Option<String> {
+    let (a, b) = (&base.settings, &point.settings);
+    let differs = |what: &str, base: String, here: String| {
+        (base != here).then(|| format!("{what}: {here}, and {base} over {}", counted(a.ranks, "rank")))
+    };
+    let number = |what, base: usize, here: usize| differs(what, base.to_string(), here.to_string());
+    let text = |what, base: &String, here: &String| differs(what, base.clone(), here.clone());
+    let same = text("model", &a.model, &b.model)
+        .or_else(|| text("data", &a.data, &b.data))
+        .or_else(|| text("optimizer", &a.optimizer, &b.optimizer))
+        .or_else(|| text("precision", &a.precision, &b.precision))
+        .or_else(|| text("device", &a.device, &b.device))
+        .or_else(|| number("threads a rank", a.threads_per_rank, b.threads_per_rank));
+    let images = || number("images an epoch", a.images_per_epoch as usize, b.images_per_epoch as usize);
+    let global = || number("global batch", a.global_batch, b.global_batch);
+    let of_rank =
+        || number("batch of a rank", a.batch_per_rank * a.accumulation, b.batch_per_rank * b.accumulation);
+    same.or_else(|| match point.kind {
+        Kind::Strong | Kind::Nodes => images().or_else(global).or_else(|| trained(point, base, false)),
+        Kind::Weak => of_rank()
+            .or_else(|| images_of_a_rank(a.images_per_epoch, a.ranks, b.images_per_epoch, b.ranks))
+            .or_else(|| trained(point, base, true)),
+        Kind::FixedPerRank => images().or_else(of_rank),
+        _ => images().or_else(|| global().and(of_rank())),
+    })
+}
+
+/// Each rank has the same number of images, up to one that is left over.
+fn images_of_a_rank(base: u64, base_ranks: usize, here: u64, ranks: usize) -> Option<String> {
+    let (a, b) = (base as f64 / base_ranks as f64, here as f64 / ranks as f64);
+    ((a - b).abs() > 1.0)
+        .then(|| format!("images of a rank: {b:.1}, and {a:.1} over {}", counted(base_ranks, "rank")))
+}
+
+/// What was really trained on: images that could not be read are missing.
+fn trained(point: &Point, base: &Point, by_rank: bool) -> Option<String> {
+    let images = |point: &Point| median(&measured(point).iter().map(|m| m.images as f64).collect::<Vec<_>>());
+    let (a, b) = (images(base) as u64, images(point) as u64);
+    match by_rank {
+        true => images_of_a_rank(a, base.settings.ranks, b, point.settings.ranks),
+        false => (a != b).then(|| {
+            format!("images trained on: {b}, and {a} over {}", counted(base.settings.ranks, "rank"))
+        }),
+    }
+}
+
+/// Half an interval's width against the median, from which on it is worth a warning.
+const WIDE: f64 = 0.10;
+
+fn warnings(results: &Results) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for point in &results.points {
+        let id = &point.id;
+        for flag in &point.flags {
+            warnings.push(match flag {
+                Flag::Oversubscribed => format!("{id}: more threads than cores; left out of efficiency"),
+                Flag::UnequalWork(why) => format!("{id}: not compared, it did other work: {why}"),
+                Flag::Outliers(runs) => {
+                    format!("{id}: {} far from the others: {}", counted(runs.len(), "run"), list(runs))
+                }
+                Flag::Failed(runs) => format!("{id}: {} failed: {}", counted(runs.len(), "run"), list(runs)),
+            });
+        }
+        let rate = point.summary.as_ref().map(|summary| &summary.images_per_second);
+        if let Some(Estimate { median, interval: Some((low, high)), .. }) = rate
+            && high - low > 2.0 * WIDE * median
+        {
+            let half = 50.0 * (high - low) / median;
+            warnings.push(format!(
+                "{id}: its runs differ widely: ±{half:.0}%; other programs may be using the machine"
+            ));
+        }
+        warnings.extend(starved(point, results.platform.cores).map(|why| format!("{id}: {why}")));
+    }
+    let few = results.points.iter().filter(|point| point.summary.is_some());
+    let few = few.map(|point| measured(point).len()).filter(|runs| *runs < stats::FEWEST).count();
+    if few > 0 {
+        let points = counted(few, "point");
+        warnings.push(format!(
+            "{points} of fewer than {} runs: samples are shown, without an interval",
+            stats::FEWEST
+        ));
+    }
+    warnings
+}
+
+fn list(runs: &[usize]) -> String {
+    runs.iter().map(|run| (run + 1).to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Threads that compute all the time and yet get much less than that of the cores: someone else has them.
+fn starved(point: &Point, cores: usize) -> Option<String> {
+    let parts = &point.summary.as_ref()?.parts;
+    let settings = &point.settings;
+    let threads = settings.ranks * settings.threads_per_rank;
+    let computing = (parts.compute + parts.optimizer) / parts.seconds();
+    let busy: Option<Vec<f64>> = measured(point).iter().map(|m| m.cpu_utilisation).collect();
+    let got = median(&busy?) * (cores * settings.hosts) as f64 / threads as f64;
+    let local = settings.device == "cpu" && !point.flags.contains(&Flag::Oversubscribed);
+    (local && got < 0.8 * computing).then(|| {
+        format!(
+            "its threads had something to compute {:.0}% of the time, and a core {:.0}%: other programs use the machine",
+            100.0 * computing,
+            100.0 * got
+        )
+    })
+}
+
+/// The answer in one sentence, or one for each kind.
+fn answer(results: &Results) -> String {
+    let mut kinds: Vec<Kind> = results.points.iter().map(|point| point.kind).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let said: Vec<String> = kinds.into_iter().filter_map(|kind| answer_of(results, kind)).collect();
+    if said.is_empty() { "No run succeeded.".to_string() } else { said.join(" ") }
+}
+
+fn answer_of(results: &Results, kind: Kind) -> Option<String> {
+    let of_kind = || results.points.iter().filter(|point| point.kind == kind);
+    if !over_ranks(kind) {
+        let rate = |point: &Point| point.summary.as_ref().map_or(0.0, |s| s.images_per_second.median);
+        let best =
+            of_kind().max_by(|a, b| rate(a).total_cmp(&rate(b))).filter(|best| best.summary.is_some())?;
+        let what = match kind {
+            Kind::Batch => format!("batch {}", best.settings.batch_per_rank),
+            Kind::Accumulation => format!("accumulation {}", best.settings.accumulation),
+            Kind::Optimizer => best.settings.optimizer.clone(),
+            _ => best.settings.precision.clone(),
+        };
+        return Some(format!(
+            "{}: {what} is fastest, {:.1} images/s ({}).",
+            kind.name(),
+            rate(best),
+            best.series
+        ));
+    }
+    let compared = of_kind().filter(|point| point.summary.as_ref().is_some_and(|s| s.efficiency.is_some()));
+    let point = compared.max_by_key(|point| point.settings.ranks)?;
+    let summary = point.summary.as_ref()?;
+    let (speedup, efficiency) = (summary.speedup.as_ref()?, summary.efficiency.as_ref()?);
+    let base = base_of(point, &results.points)?;
+    if base.id == point.id {
+        let ranks = counted(point.settings.ranks, "rank");
+        return Some(format!("{}: {ranks}, {:.1} images/s.", kind.name(), summary.images_per_second.median));
+    }
+    let sure = speedup.interval.map_or(String::new(), |(low, high)| format!(" [{low:.2}, {high:.2}]"));
+    let limiter = point.limiter.as_ref().map_or(String::new(), |limiter| format!("; {}", limiter.sentence));
+    Some(format!(
+        "{}: {} do {:.2}{sure} times the images of {} in the same time, an efficiency of {:.2}{limiter}.",
+        kind.name(),
+        counted(point.settings.ranks, "rank"),
+        speedup.median,
+        base.settings.ranks,
+        efficiency.median
+    ))
+}
+
+#[cfg(test)]
+mod tests;

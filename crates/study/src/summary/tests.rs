@@ -1,0 +1,127 @@
+use super::*;
+use crate::results::{FORMAT, Outcome, Platform, Run};
+use crate::testing::point;
+
+fn study(points: Vec<Point>, crowded: &str) -> Results {
+    let platform = Platform {
+        name: "here".into(),
+        host: "here".into(),
+        cpu: "one".into(),
+        cores: 2,
+        gpus: vec![],
+        memory_bytes: 0,
+    };
+    let mut results = Results {
+        format: FORMAT,
+        version: "0".into(),
+        name: "s".into(),
+        title: "s".into(),
+        platform,
+        started: 0,
+        points,
+        warnings: vec![],
+        summary: String::new(),
+    };
+    complete(&mut results, &|id| id == crowded);
+    results
+}
+
+const ONE: [f64; 5] = [100.0, 101.0, 99.0, 100.0, 102.0];
+const TWO: [f64; 5] = [180.0, 182.0, 179.0, 181.0, 180.0];
+
+#[test]
+fn speedup_efficiency_and_serial_fraction() {
+    let results = study(vec![point(2, &TWO), point(1, &ONE)], "");
+    let summary = results.points[0].summary.as_ref().unwrap();
+    let (speedup, efficiency) = (summary.speedup.as_ref().unwrap(), summary.efficiency.as_ref().unwrap());
+    assert!((speedup.median - 1.8).abs() < 1e-12 && (efficiency.median - 0.9).abs() < 1e-12);
+    let ((low, high), (less, more)) = (speedup.interval.unwrap(), efficiency.interval.unwrap());
+    assert!(low < 1.8 && high > 1.8 && low > 1.7 && high < 1.9, "{low} {high}");
+    assert!((low / 2.0 - less).abs() < 1e-12 && (high / 2.0 - more).abs() < 1e-12);
+    assert!((speedup.samples[1] - 1.82).abs() < 1e-12 && speedup.samples.len() == 5);
+    // (1/1.8 - 1/2) / (1 - 1/2)
+    assert!((summary.serial_fraction.unwrap() - 0.111_111).abs() < 1e-5);
+    let base = results.points[1].summary.as_ref().unwrap();
+    assert_eq!((base.speedup.as_ref().unwrap().median, base.efficiency.as_ref().unwrap().median), (1.0, 1.0));
+    assert_eq!(base.serial_fraction, None);
+    assert!((base.epoch_seconds.median - 6.4).abs() < 1e-12);
+    assert!(results.summary.contains("2 ranks do 1.80") && results.summary.contains("efficiency of 0.90"));
+    assert_eq!(results.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn few_runs_have_no_interval() {
+    let results = study(vec![point(1, &ONE[..3]), point(2, &TWO)], "");
+    let speedup = results.points[1].summary.as_ref().unwrap().speedup.as_ref().unwrap();
+    assert!(speedup.interval.is_none() && (speedup.median - 1.8).abs() < 1e-12);
+    assert!(results.warnings[0].contains("1 point of fewer than 5 runs"), "{:?}", results.warnings);
+}
+
+#[test]
+fn unequal_work_is_flagged_and_not_compared() {
+    let mut other = point(2, &TWO);
+    other.settings.images_per_epoch = 320;
+    let results = study(vec![point(1, &ONE), other], "");
+    let summary = results.points[1].summary.as_ref().unwrap();
+    assert!(summary.speedup.is_none() && summary.efficiency.is_none());
+    let expected = Flag::UnequalWork("images an epoch: 320, and 640 over 1 rank".into());
+    assert_eq!(results.points[1].flags, [expected]);
+    assert!(results.warnings[0].contains("not compared"), "{:?}", results.warnings);
+    // Images that could not be read.
+    let mut skipped = point(2, &TWO);
+    for run in &mut skipped.runs {
+        let Outcome::Done(measured) = &mut run.outcome else { panic!("done") };
+        measured.images = 600;
+    }
+    let results = study(vec![point(1, &ONE), skipped], "");
+    assert!(results.points[1].summary.as_ref().unwrap().speedup.is_none());
+    let mut threads = point(2, &TWO);
+    threads.settings.threads_per_rank = 2;
+    let results = study(vec![point(1, &ONE), threads], "");
+    assert!(results.points[1].summary.as_ref().unwrap().speedup.is_none());
+}
+
+#[test]
+fn weak_scaling_compares_what_a_rank_has() {
+    let weak = |ranks: usize, rates: &[f64], images: u64| {
+        let mut point = point(ranks, rates);
+        point.kind = Kind::Weak;
+        (point.settings.batch_per_rank, point.settings.global_batch) = (64, 64 * ranks);
+        point.settings.images_per_epoch = images;
+        for run in &mut point.runs {
+            let Outcome::Done(measured) = &mut run.outcome else { panic!("done") };
+            measured.images = images;
+        }
+        point
+    };
+    let results = study(vec![weak(1, &ONE, 640), weak(2, &TWO, 1280)], "");
+    assert!(
+        (results.points[1].summary.as_ref().unwrap().efficiency.as_ref().unwrap().median - 0.9).abs() < 1e-12
+    );
+    let results = study(vec![weak(1, &ONE, 640), weak(2, &TWO, 1290)], "");
+    assert!(results.points[1].summary.as_ref().unwrap().efficiency.is_none());
+}
+
+#[test]
+fn crowded_points_stay_out_of_efficiency() {
+    let results = study(vec![point(1, &ONE), point(4, &TWO)], "strong-4");
+    let summary = results.points[1].summary.as_ref().unwrap();
+    assert!(summary.speedup.is_some() && summary.efficiency.is_none() && summary.serial_fraction.is_none());
+    assert!(results.points[1].flags.contains(&Flag::Oversubscribed));
+    assert_eq!(results.points[1].limiter.as_ref().unwrap().cause, crate::results::Cause::Oversubscribed);
+}
+
+#[test]
+fn outliers_and_failures_are_named() {
+    let mut one = point(1, &[100.0, 101.0, 99.0, 100.0, 50.0]);
+    one.runs.push(Run {
+        repeat: 5,
+        started: 0,
+        seconds: 0.0,
+        outcome: Outcome::Failed { error: "no".into() },
+    });
+    let none = Point { runs: vec![one.runs[5].clone()], ..point(2, &[]) };
+    let results = study(vec![one, none], "");
+    assert_eq!(results.points[0].flags, [Flag::Outliers(vec![4]), Flag::Failed(vec![5])]);
+    assert!(results.points[1].summary.is_none() && results.points[1].limiter.is_none());
+}

@@ -1,0 +1,155 @@
+//! `vitesse study` and `vitesse compare`.
+
+mod facts;
+mod show;
+
+use crate::args::study::{CompareArgs, StudyArgs};
+use crate::signals::Signals;
+use anyhow::{Context, bail};
+use comm::launch::environment;
+use comm::{Choice, Launcher, Place};
+use facts::Here;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+use study::engine::{self, End};
+use study::grid::{self, Planned};
+use study::presets;
+use study::results::{FORMAT, Platform};
+use study::spec::{Asked, Study};
+use study::store::{self, Plan, Store};
+use train::machine::Machine;
+use train::nearest::nearest;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
+    let place = Place::find(&environment).map_err(anyhow::Error::msg)?;
+    if place.launcher != Launcher::Nothing {
+        bail!("a study starts its ranks itself: run it without {}, and see --launcher", place.launcher);
+    }
+    let (json, retry) = (args.json, args.retry_failed);
+    let store = match &args.resume {
+        Some(folder) => Store::resume(folder, VERSION)?,
+        None => {
+            let (study, only_plan, out) = asked(args)?;
+            let points = grid::plan(&study, &mut Here::new())?;
+            if only_plan {
+                show::plan(&study, &points, json);
+                return Ok(ExitCode::SUCCESS);
+            }
+            let out = std::path::absolute(out.unwrap_or_else(|| Path::new("studies").join(&study.name)))?;
+            Store::open(&out, begun_now(study, points)?)?
+        }
+    };
+    if retry {
+        store.forget_failures()?;
+    }
+    measure(&store, json)
+}
+
+/// The study that was typed, whether only its plan is wanted, and its folder.
+fn asked(args: StudyArgs) -> anyhow::Result<(Study, bool, Option<PathBuf>)> {
+    let words: Vec<&str> = args.what.iter().map(String::as_str).collect();
+    let (only_plan, what) = match words[..] {
+        ["plan", what] => (true, what.to_string()),
+        ["plan"] => bail!("plan: of which study? Name it, or a file"),
+        [what] => (false, what.to_string()),
+        _ => bail!("{}: a study has one name", words.join(" ")),
+    };
+    let out = args.out.clone();
+    let device = args.grid.device.clone();
+    let named = presets::preset(&what, facts::cores(), device.as_deref());
+    let file = match named {
+        Some(named) => named,
+        None if Path::new(&what).exists() => Asked::read(Path::new(&what))?,
+        None => {
+            let meant = nearest(&what, presets::NAMES).map(|name| format!("; did you mean {name}?"));
+            bail!(
+                "{what}: is neither a file nor one of {}{}",
+                presets::NAMES.join(", "),
+                meant.unwrap_or_default()
+            );
+        }
+    };
+    let study = args.asked().over(file).study()?;
+    if let Some(comm) = &study.launch.comm {
+        comm.parse::<Choice>().map_err(|why| anyhow::anyhow!("comm {comm}: {why}"))?;
+    }
+    Ok((study, only_plan, out))
+}
+
+fn begun_now(study: Study, points: Vec<Planned>) -> anyhow::Result<Plan> {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Ok(Plan {
+        format: FORMAT,
+        version: VERSION.to_string(),
+        started: since.as_secs(),
+        folder: std::env::current_dir().context("the folder that this is run in")?,
+        platform: platform(&study),
+        study,
+        points,
+    })
+}
+
+fn platform(study: &Study) -> Platform {
+    let machine = Machine::here();
+    Platform {
+        name: study.platform.clone().unwrap_or_else(|| machine.host.clone()),
+        host: machine.host,
+        cpu: machine.cpu,
+        cores: facts::cores(),
+        gpus: facts::gpus(),
+        memory_bytes: machine.memory_bytes,
+    }
+}
+
+fn measure(store: &Store, json: bool) -> anyhow::Result<ExitCode> {
+    let signals = Signals::catch()?;
+    let program = std::env::current_exe().context("can't find this program")?;
+    let mut progress = show::Progress::new(&signals, store.plan.study.repeats, json);
+    let end = engine::run(store, &program, &mut progress)?;
+    drop(progress);
+    let folder = shortest(&store.folder);
+    match end {
+        End::Stopped { left } => {
+            eprintln!(
+                "vitesse: stopped with {left} runs left; to go on: vitesse study --resume {}",
+                folder.display()
+            );
+            Ok(signals.exit_code())
+        }
+        End::Done(results) if json => {
+            println!("{}", serde_json::to_string(&*results)?);
+            Ok(ended(&results))
+        }
+        End::Done(results) => {
+            show::results(&results);
+            println!("results in {}", folder.display());
+            Ok(ended(&results))
+        }
+    }
+}
+
+/// A study that measured nothing has failed.
+fn ended(results: &study::results::Results) -> ExitCode {
+    let any = results.points.iter().any(|point| point.summary.is_some());
+    if any { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// As seen from here.
+fn shortest(path: &Path) -> PathBuf {
+    let here = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(here).map_or_else(|_| path.to_path_buf(), Path::to_path_buf)
+}
+
+pub fn compare(args: &CompareArgs) -> anyhow::Result<()> {
+    let (a, b) = (store::read_results(&args.a)?, store::read_results(&args.b)?);
+    let comparison = study::compare::compare(&a, &b)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&comparison)?);
+    } else {
+        show::comparison(&comparison);
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! What options of `vitesse train` come to on this machine.
+
+use crate::args;
+use cpu::ceilings;
+use std::collections::HashMap;
+use study::grid::{Facts, Resolve};
+use train::config::{Device, Precision};
+use train::sets::Opened;
+use train::{Facts as DataFacts, Raw, Resolved, session};
+
+/// Of the machine's ceiling for products, what a step reaches; what starting and ending a run takes.
+const REACHED: f64 = 0.75;
+const STARTING: f64 = 0.5;
+
+pub struct Here {
+    gpus: usize,
+    /// What was found in data sets that were opened before.
+    found: HashMap<String, Option<DataFacts>>,
+    /// Operations a second of one core.
+    flops: Option<f64>,
+}
+
+impl Here {
+    pub fn new() -> Self {
+        Here { gpus: gpus().len(), found: HashMap::new(), flops: None }
+    }
+
+    fn resolved(&mut self, options: &[String], ranks: usize) -> anyhow::Result<Resolved> {
+        let command: Vec<String> =
+            ["vitesse", "train"].map(str::to_string).into_iter().chain(options.iter().cloned()).collect();
+        let raw: Raw = args::train_args(&command)?.raw()?;
+        let (source, name) = (raw.source()?, format!("{:?} {:?}", raw.data, raw.channels));
+        let found = match self.found.get(&name) {
+            Some(found) => *found,
+            None => {
+                let found = Opened::new(&source, raw.channels)?.found();
+                self.found.insert(name, found);
+                found
+            }
+        };
+        let facts = found.map_or_else(|| DataFacts::synthetic(&raw), Ok)?;
+        Ok(raw.resolve(&facts, ranks)?)
+    }
+
+    /// Seconds of a run, by the operations of its steps; none for GPUs, whose speed is not known here.
+    fn estimate(&mut self, run: &Resolved) -> Option<f64> {
+        if run.device != Device::Cpu {
+            return None;
+        }
+        let program = match run.precision {
+            Precision::Fp64 => session::program::<f64>(run, run.batch),
+            _ => session::program::<f32>(run, run.batch),
+        };
+        let program = program.ok()?;
+        let flops = match self.flops {
+            Some(flops) => flops,
+            None => *self.flops.insert(ceilings::measure(1).ok()?.flops),
+        };
+        let shared = (cores() as f64 / (run.world * run.threads) as f64).min(1.0);
+        let halved = if run.precision == Precision::Fp64 { 0.5 } else { 1.0 };
+        let rate = flops * REACHED * run.threads as f64 * shared * halved;
+        let steps = run.steps as f64 * run.accumulate as f64 * program.last.cost().flops;
+        let judged = run.epochs.div_ceil(run.eval_every) as f64;
+        let batches = run.data.facts.test_images as f64 / (run.batch * run.world) as f64;
+        Some(STARTING + (steps + judged * batches * program.eval.cost().flops) / rate)
+    }
+}
+
+impl Resolve for Here {
+    fn facts(&mut self, options: &[String], ranks: usize) -> Result<Facts, String> {
+        let run = self.resolved(options, ranks).map_err(|error| one_line(&error))?;
+        Ok(Facts {
+            task: "classification".to_string(),
+            image_size: run.vit.image,
+            loader_threads: run.data.workers,
+            batch_per_rank: run.batch,
+            accumulation: run.accumulate,
+            model: run.model.clone(),
+            optimizer: optimizer(&run).to_string(),
+            precision: run.precision.to_string(),
+            device: run.device.to_string(),
+            images_per_epoch: run.data.train_images() as u64,
+            epochs: run.epochs,
+            steps: run.steps,
+            estimate: self.estimate(&run),
+        })
+    }
+
+    fn cores(&self) -> usize {
+        cores()
+    }
+
+    fn gpus(&self) -> usize {
+        self.gpus
+    }
+}
+
+/// What clap says of options takes several lines, of which the first tells.
+fn one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    let first = text.lines().next().unwrap_or_default();
+    first.strip_prefix("error: ").unwrap_or(first).to_string()
+}
+
+fn optimizer(run: &Resolved) -> &'static str {
+    match run.optimizer {
+        graph::Optimizer::AdamW { .. } => "adamw",
+        graph::Optimizer::Sgd { .. } => "sgd",
+        graph::Optimizer::Lamb { .. } => "lamb",
+    }
+}
+
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+pub fn gpus() -> Vec<String> {
+    cuda::devices().map_or_else(|_| vec![], |gpus| gpus.into_iter().map(|gpu| gpu.name).collect())
+}

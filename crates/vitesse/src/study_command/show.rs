@@ -1,0 +1,221 @@
+//! What a study shows: its plan, how far it is, and what it came to.
+
+use crate::signals::Signals;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::io::IsTerminal;
+use study::compare::Comparison;
+use study::engine::Events;
+use study::grid::Planned;
+use study::results::{Estimate, Kind, Outcome, Results, Run};
+use study::spec::Study;
+
+pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
+    let each: Option<f64> = points.iter().map(|point| point.estimate).sum();
+    let all = each.map(|seconds| seconds * study.repeats as f64);
+    if as_json {
+        return println!("{}", json!({"study": study, "points": points, "estimated_seconds": all}));
+    }
+    heading(&study.name, &study.title, points.first().map(|point| point.kind));
+    let mut kind = None;
+    for point in points {
+        if kind.replace(point.kind) != Some(point.kind) {
+            println!("{}", point.kind.holds());
+            println!(
+                "  {:>5} {:>5} {:>7} {:>12} {:>6} {:>12} {:>6} {:>9}  series",
+                "ranks", "hosts", "threads", "batch a rank", "global", "images/epoch", "steps", "estimate"
+            );
+        }
+        let s = &point.settings;
+        let batch = if s.accumulation == 1 {
+            s.batch_per_rank.to_string()
+        } else {
+            format!("{} × {}", s.batch_per_rank, s.accumulation)
+        };
+        println!(
+            "  {:>5} {:>5} {:>7} {batch:>12} {:>6} {:>12} {:>6} {:>9}  {}{}",
+            s.ranks,
+            s.hosts,
+            s.threads_per_rank,
+            s.global_batch,
+            s.images_per_epoch,
+            s.steps,
+            point.estimate.map_or("?".to_string(), time),
+            point.series,
+            if point.oversubscribed { " (oversubscribed)" } else { "" }
+        );
+    }
+    let runs = points.len() * study.repeats;
+    let all = all.map_or("as long as it takes: the device's speed is not known yet".to_string(), |s| {
+        format!("about {}", time(s))
+    });
+    println!("{} points × {} repeats = {runs} runs, {all}", points.len(), study.repeats);
+}
+
+/// What is asked, unless the first kind of points says so below.
+fn heading(name: &str, title: &str, kind: Option<Kind>) {
+    if kind.is_none_or(|kind| kind.holds() != title) {
+        println!("{name}: {title}");
+    }
+}
+
+/// 95 → "1 min 35 s".
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.1} s"),
+        s if s < 60.0 => format!("{s:.0} s"),
+        s if s < 3600.0 => format!("{:.0} min {:.0} s", (s / 60.0).floor(), s % 60.0),
+        s => format!("{:.0} h {:.0} min", (s / 3600.0).floor(), (s % 3600.0 / 60.0).floor()),
+    }
+}
+
+/// A bar over all runs and one inside the run on a terminal, a line a run elsewhere.
+pub struct Progress<'a> {
+    signals: &'a Signals,
+    repeats: usize,
+    quiet: bool,
+    bars: Option<Bars>,
+    runs: usize,
+    done: usize,
+}
+
+struct Bars {
+    all: ProgressBar,
+    one: ProgressBar,
+}
+
+impl<'a> Progress<'a> {
+    pub fn new(signals: &'a Signals, repeats: usize, quiet: bool) -> Self {
+        let bars = (!quiet && std::io::stdout().is_terminal()).then(|| {
+            let style = |template: &str| {
+                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+            };
+            let both = MultiProgress::new();
+            let all = both.add(ProgressBar::new(0)).with_style(style("{bar:16} run {pos}/{len} · {msg}"));
+            let one = both.add(ProgressBar::new(0)).with_style(style("{bar:16} step {pos}/{len} · {msg}"));
+            Bars { all, one }
+        });
+        Progress { signals, repeats, quiet, bars, runs: 0, done: 0 }
+    }
+
+    fn line(&self, text: &str) {
+        match &self.bars {
+            _ if self.quiet => {}
+            Some(bars) => bars.all.suspend(|| println!("{text}")),
+            None => println!("{text}"),
+        }
+    }
+}
+
+fn left(seconds: Option<f64>) -> String {
+    seconds.map_or(String::new(), |seconds| format!("{} left", time(seconds)))
+}
+
+impl Events for Progress<'_> {
+    fn started(&mut self, runs: usize, done: usize, seconds: Option<f64>) {
+        (self.runs, self.done) = (runs, done);
+        let before = if done > 0 { format!(", {done} of them done before") } else { String::new() };
+        let about = seconds.filter(|_| done < runs).map_or(String::new(), |s| format!("; about {}", time(s)));
+        self.line(&format!("{runs} runs{before}{about}"));
+        if let Some(bars) = &self.bars {
+            bars.all.set_length(runs as u64);
+            bars.all.set_position(done as u64);
+            bars.all.set_message(left(seconds));
+        }
+    }
+
+    fn begun(&mut self, point: &Planned, repeat: usize) {
+        if let Some(bars) = &self.bars {
+            bars.one.set_length(point.settings.steps);
+            bars.one.set_position(0);
+            bars.one.set_message(format!("{}, repeat {} of {}", point.id, repeat + 1, self.repeats));
+        }
+    }
+
+    fn stepped(&mut self, step: u64, _steps: u64) {
+        if let Some(bars) = &self.bars {
+            bars.one.set_position(step);
+        }
+    }
+
+    fn ended(&mut self, point: &Planned, run: &Run, seconds: Option<f64>) {
+        self.done += 1;
+        let what = match &run.outcome {
+            Outcome::Done(measured) => format!("{:.1} images/s", measured.images_per_second),
+            Outcome::Failed { error } => format!("failed: {error}"),
+        };
+        let left = left(seconds);
+        let dot = if left.is_empty() { "" } else { " · " };
+        self.line(&format!(
+            "run {}/{} · {}, repeat {} · {what}{dot}{left}",
+            self.done,
+            self.runs,
+            point.id,
+            run.repeat + 1
+        ));
+        if let Some(bars) = &self.bars {
+            bars.all.set_position(self.done as u64);
+            bars.all.set_message(left);
+        }
+    }
+
+    fn stop(&self) -> bool {
+        self.signals.came().is_some()
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        if let Some(bars) = &self.bars {
+            bars.one.finish_and_clear();
+            bars.all.finish_and_clear();
+        }
+    }
+}
+
+fn with_interval(estimate: Option<&Estimate>, digits: usize) -> String {
+    let Some(estimate) = estimate else { return "–".to_string() };
+    let middle = format!("{:.digits$}", estimate.median);
+    match estimate.interval {
+        Some((low, high)) => format!("{middle} [{low:.digits$}, {high:.digits$}]"),
+        None => middle,
+    }
+}
+
+pub fn results(results: &Results) {
+    println!();
+    heading(&results.name, &results.title, results.points.first().map(|point| point.kind));
+    let mut kind = None;
+    for point in &results.points {
+        if kind.replace(point.kind) != Some(point.kind) {
+            println!("{}", point.kind.holds());
+            println!(
+                "  {:>5} {:>6} {:>26} {:>20} {:>20}",
+                "ranks", "global", "images/s", "speedup", "efficiency"
+            );
+        }
+        let summary = point.summary.as_ref();
+        println!(
+            "  {:>5} {:>6} {:>26} {:>20} {:>20}  {}",
+            point.settings.ranks,
+            point.settings.global_batch,
+            with_interval(summary.map(|s| &s.images_per_second), 1),
+            with_interval(summary.and_then(|s| s.speedup.as_ref()), 2),
+            with_interval(summary.and_then(|s| s.efficiency.as_ref()), 2),
+            point.series
+        );
+        if let Some(limiter) = &point.limiter {
+            println!("        {}", limiter.sentence);
+        }
+    }
+    results.warnings.iter().for_each(|warning| println!("note: {warning}"));
+    println!("{}", results.summary);
+}
+
+pub fn comparison(comparison: &Comparison) {
+    if comparison.pairs.len() > 1 {
+        comparison.pairs.iter().for_each(|pair| println!("{}: {}", pair.id, pair.sentence));
+    }
+    comparison.left_out.iter().for_each(|id| println!("{id}: only in one of them, or not measured there"));
+    println!("{}", comparison.sentence);
+}
