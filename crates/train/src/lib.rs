@@ -21,6 +21,7 @@ mod real;
 pub mod record;
 pub mod run;
 pub mod schedule;
+pub mod segmentation;
 pub mod session;
 pub mod sets;
 pub mod shares;
