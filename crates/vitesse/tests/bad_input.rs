@@ -285,7 +285,7 @@ fn masks_that_do_not_fit_are_named() {
     folder.refuses(&inspect, &["images/training/a.png: has no mask", "annotations/training/a.png"]);
     assert!(folder.works(&skipping).contains("has no mask"));
     fs::remove_dir_all(folder.0.join("ade/images/validation")).unwrap();
-    folder.refuses(&inspect, &["ade: no folder `images/validation`"]);
+    folder.refuses(&skipping, &["ade: no folder `images/validation`"]);
 
     folder.refuses(&train(&["--data", "ade20k:ade"]), &["--data ade20k:ade", "a class for each pixel"]);
     let mixed = ["data", "inspect", "--data", "synthetic-masks", "--mixup", "0.5"];

@@ -77,8 +77,11 @@ fn load(set: Arc<dyn MaskedSet>, batch: usize, workers: usize) -> Vec<MaskBatch>
     batches(MaskLoader::new(set, transform(), settings(batch, workers, true), requests(batch)).unwrap())
 }
 
+/// An image's number, its values, labels and weights.
+type Sample = (usize, Vec<f32>, Vec<i32>, Vec<f32>);
+
 /// Samples in order, without what depends on the batch they came in.
-fn samples(batches: &[MaskBatch]) -> Vec<(usize, Vec<f32>, Vec<i32>, Vec<f32>)> {
+fn samples(batches: &[MaskBatch]) -> Vec<Sample> {
     let area = transform().area();
     let each = |batch: &MaskBatch| -> Vec<_> {
         let part = |i: usize| {

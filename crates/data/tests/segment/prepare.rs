@@ -106,7 +106,7 @@ fn padding_is_0_after_normalisation() {
         assert_eq!(value, if y < 2 && x < 3 { normal } else { 0.0 });
     }
     let larger = finish.sized(2, 12);
-    larger.apply(&vec![200; 72], [2, 12], &mut vec![0.0; 72]);
+    larger.apply(&[200; 72], [2, 12], &mut [0.0; 72]);
 }
 
 #[test]

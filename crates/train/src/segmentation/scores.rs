@@ -130,7 +130,7 @@ mod tests {
     fn pixels(count: u64, classes: u64) -> (Vec<u8>, Vec<u8>) {
         let label = |i: u64| {
             let h = hash(i);
-            if h % 11 == 0 { IGNORED } else { (h % 97 % classes) as u8 }
+            if h.is_multiple_of(11) { IGNORED } else { (h % 97 % classes) as u8 }
         };
         let predicted = |i: u64| {
             let (h, label) = (hash(i + 1_000_000), label(i));
