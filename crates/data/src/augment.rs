@@ -26,6 +26,7 @@ mod prepare;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use choice::Part;
 pub use choice::{Choice, Rect};
 pub(crate) use finish::Side;
 pub use finish::{CHOICES, Finish};

@@ -3,59 +3,30 @@
 //! A small set is decoded once in a run rather than once in every epoch. What doesn't fit is read as ever.
 
 use crate::{DataError, Dataset, Image};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+
+mod memory;
+mod shelf;
 
 pub use memory::available_memory;
-mod memory;
+pub(crate) use shelf::{Kept, Shelf};
 
 /// A set whose images are kept when they are first read, as long as there is room.
 pub struct Cached {
     set: Arc<dyn Dataset>,
-    slots: Vec<OnceLock<Kept>>,
-    /// Bytes that may be kept.
-    budget: usize,
-    used: AtomicUsize,
-}
-
-/// An image without what all have in common.
-struct Kept {
-    width: u32,
-    height: u32,
-    pixels: Box<[u8]>,
+    shelf: Shelf,
 }
 
 impl Cached {
     /// Keeps up to `budget` bytes of pixels. A quarter of [`available_memory`] leaves room for everything else.
     pub fn new(set: Arc<dyn Dataset>, budget: usize) -> Self {
-        let slots = (0..set.len()).map(|_| OnceLock::new()).collect();
-        Self { set, slots, budget, used: AtomicUsize::new(0) }
+        let shelf = Shelf::new(set.len(), budget);
+        Self { set, shelf }
     }
 
     /// Bytes of pixels kept by now.
     pub fn used(&self) -> usize {
-        self.used.load(Relaxed)
-    }
-
-    /// Takes bytes from the budget, if that many are left.
-    fn reserve(&self, bytes: usize) -> bool {
-        let more = |used: usize| used.checked_add(bytes).filter(|&used| used <= self.budget);
-        self.used.fetch_update(Relaxed, Relaxed, more).is_ok()
-    }
-
-    fn keep(&self, slot: &OnceLock<Kept>, image: &Image) {
-        let (Ok(width), Ok(height)) = (u32::try_from(image.width), u32::try_from(image.height)) else {
-            return;
-        };
-        let bytes = image.pixels.len();
-        if !self.reserve(bytes) {
-            return;
-        }
-        let kept = Kept { width, height, pixels: image.pixels.as_slice().into() };
-        if slot.set(kept).is_err() {
-            // Another thread read the same image in the meantime, and keeps it.
-            self.used.fetch_sub(bytes, Relaxed);
-        }
+        self.shelf.used()
     }
 }
 
@@ -81,16 +52,15 @@ impl Dataset for Cached {
     }
 
     fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-        let Some(slot) = self.slots.get(index) else {
+        if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
-        };
-        if let Some(kept) = slot.get() {
-            let pixels = out.reset(kept.width as usize, kept.height as usize, self.set.channels());
-            pixels.copy_from_slice(&kept.pixels);
+        }
+        if let Some(Kept { width, height, bytes }) = self.shelf.get(index) {
+            out.reset(*width, *height, self.set.channels()).copy_from_slice(bytes);
             return Ok(());
         }
         self.set.read(index, out)?;
-        self.keep(slot, out);
+        self.shelf.keep(index, (out.width, out.height), &[&out.pixels]);
         Ok(())
     }
 }
@@ -191,7 +161,7 @@ mod tests {
             }
         });
         let kept: usize =
-            cached.slots.iter().filter_map(|slot| slot.get()).map(|kept| kept.pixels.len()).sum();
+            (0..len).filter_map(|index| cached.shelf.get(index)).map(|kept| kept.bytes.len()).sum();
         assert_eq!(kept, cached.used());
     }
 }

@@ -104,14 +104,8 @@ fn unnamed(max_pixels: usize, bytes: &[u8], channels: usize, out: &mut Image) ->
         return Err(format!("images are read with 1 or 3 channels; {channels} were asked for"));
     }
     let format = Format::of(bytes)?;
-    let header = format.inspect(bytes)?;
-    let Header { width, height, orientation, pixels, .. } = header;
-    if width == 0 || height == 0 {
-        return Err(format!("claims to be {width}×{height} pixels"));
-    }
-    if pixels > max_pixels {
-        return Err(format!("claims to hold {pixels} pixels ({width}×{height}); {max_pixels} are allowed"));
-    }
+    let header = inspected(format, max_pixels, bytes)?;
+    let Header { width, height, orientation, .. } = header;
     let layout = format.pixels(bytes, &header, &mut out.pixels)?;
     let expected = width * height * layout.channels();
     if out.pixels.len() != expected {
@@ -121,6 +115,50 @@ fn unnamed(max_pixels: usize, bytes: &[u8], channels: usize, out: &mut Image) ->
     (out.width, out.height, out.channels) = (width, height, channels);
     orientation.apply(out);
     Ok(())
+}
+
+/// The header of an image that claims no more than is allowed.
+fn inspected(format: Format, max_pixels: usize, bytes: &[u8]) -> Result<Header, String> {
+    let header = format.inspect(bytes)?;
+    let Header { width, height, pixels, .. } = header;
+    if width == 0 || height == 0 {
+        return Err(format!("claims to be {width}×{height} pixels"));
+    }
+    if pixels > max_pixels {
+        return Err(format!("claims to hold {pixels} pixels ({width}×{height}); {max_pixels} are allowed"));
+    }
+    Ok(header)
+}
+
+/// Replaces `out` by the numbers in a mask (H, W), and gives its width and height: of a PNG with up to 8 bits the gray
+/// values as they are stored, or the places in its palette. It is not turned, whatever its EXIF says.
+pub fn decode_mask(bytes: &[u8], name: &Path, out: &mut Vec<u8>) -> Result<(usize, usize), DataError> {
+    decode_mask_within(MAX_PIXELS, bytes, name, out)
+}
+
+/// [`decode_mask`] with a limit of one's own.
+pub fn decode_mask_within(
+    max_pixels: usize,
+    bytes: &[u8],
+    name: &Path,
+    out: &mut Vec<u8>,
+) -> Result<(usize, usize), DataError> {
+    unnamed_mask(max_pixels, bytes, out).map_err(|problem| DataError::file(name, problem))
+}
+
+fn unnamed_mask(max_pixels: usize, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), String> {
+    let format = Format::of(bytes)?;
+    if format != Format::Png {
+        return Err("not a PNG; masks are read from no other files".into());
+    }
+    let header = inspected(format, max_pixels, bytes)?;
+    let Header { width, height, .. } = header;
+    png::numbers(bytes, &header, out)?;
+    let (expected, found) = (width * height, out.len());
+    if found != expected {
+        return Err(format!("decoded to {found} labels; its header claims {expected}"));
+    }
+    Ok((width, height))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ const LOOKED_AT: usize = 32;
 /// Equal for equal sets. Sets that differ in their number of images, their classes, any label, or the pixels of one of
 /// 32 images spread over the set, have different ones; a difference in the pixels of other images alone isn't seen.
 pub fn fingerprint(set: &dyn Dataset) -> u64 {
-    let mut hash = Hash(set.channels() as u64);
+    let mut hash = Hash::new(set.channels() as u64);
     hash.word(set.len() as u64);
     for name in set.class_names() {
         hash.bytes(name.as_bytes());
@@ -27,17 +27,25 @@ pub fn fingerprint(set: &dyn Dataset) -> u64 {
             Err(_) => hash.word(index as u64),
         }
     }
-    hash.0
+    hash.value()
 }
 
-struct Hash(u64);
+pub(crate) struct Hash(u64);
 
 impl Hash {
-    fn word(&mut self, word: u64) {
+    pub(crate) fn new(start: u64) -> Self {
+        Hash(start)
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn word(&mut self, word: u64) {
         self.0 = mix(self.0 ^ word).wrapping_add(word.rotate_left(32));
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];

@@ -21,7 +21,7 @@
 //! * `.csv`: two fields, with or without quotes. `"a.jpg","cat"`. A heading is passed over.
 
 mod list;
-mod walk;
+pub(crate) mod walk;
 
 use crate::decode::{decode, supports_channels};
 use crate::{DataError, Dataset, Image, Split};

@@ -10,6 +10,7 @@
 //! * [`sampler`] says which image comes at which position of which epoch.
 //! * [`augment`] chooses what happens to a sample, and does it.
 //! * [`loader`] prepares batches ahead of their use, on threads of its own.
+//! * [`segment`] does all of this for images with a class for each pixel.
 //!
 //! Everything here is a pure function of its settings: no order of calls, number of threads or
 //! number of ranks changes which image is read or what it looks like.
@@ -20,6 +21,7 @@ pub mod augment;
 pub mod cache;
 pub mod cifar;
 pub mod decode;
+mod drawing;
 mod error;
 pub mod files;
 mod fingerprint;
@@ -32,6 +34,7 @@ pub mod pickle;
 mod random;
 pub mod resize;
 pub mod sampler;
+pub mod segment;
 pub mod sheet;
 pub mod synthetic;
 
@@ -47,7 +50,7 @@ pub use leading::Leading;
 pub use loader::{LoadedBatch, Loader, LoaderSettings, Request, Skipped};
 pub use resize::{CropBox, Interpolation, Resizer};
 pub use sampler::Sampler;
-pub use sheet::Sheet;
+pub use sheet::{Caption, Sheet};
 pub use synthetic::{Synthetic, SyntheticSpec};
 
 /// Numbered, labelled images of any size, all with the same number of channels.

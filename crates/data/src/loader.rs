@@ -18,7 +18,7 @@ mod tests;
 
 use crate::augment::{CHOICES, Finish};
 use crate::{DataError, Dataset, Preparer, Sampler, Transform};
-use crew::Crew;
+pub(crate) use crew::{Fill, Problem, Requests, Source, Work, caught};
 use pair::Maker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,19 +75,10 @@ pub struct Skipped {
 }
 
 pub struct Loader {
-    source: Source,
+    source: Source<Maker>,
     finish: Option<Arc<Finish>>,
     current: LoadedBatch,
     waited: Duration,
-}
-
-enum Source {
-    Threads(Crew),
-    /// Nobody works ahead.
-    Here {
-        maker: Box<Maker>,
-        requests: Box<dyn Iterator<Item = Request> + Send>,
-    },
 }
 
 impl Loader {
@@ -117,7 +108,7 @@ impl Loader {
         transform: Transform,
         finish: Option<Arc<Finish>>,
         settings: LoaderSettings,
-        requests: Box<dyn Iterator<Item = Request> + Send>,
+        requests: Requests,
     ) -> Result<Self, DataError> {
         check(&*dataset, &transform, &settings)?;
         let current = match &finish {
@@ -135,13 +126,7 @@ impl Loader {
                 settings.skip_bad,
             ))
         };
-        let source = if settings.workers == 0 {
-            Source::Here { maker: Box::new(maker()?), requests }
-        } else {
-            let makers = (0..settings.workers).map(|_| maker()).collect::<Result<Vec<_>, _>>()?;
-            let slots = (0..settings.depth).map(|_| current.clone());
-            Source::Threads(Crew::new(makers, slots, requests, &settings)?)
-        };
+        let source = Source::new(maker, &current, &settings, requests)?;
         Ok(Self { source, finish, current, waited: Duration::ZERO })
     }
 
@@ -151,13 +136,7 @@ impl Loader {
     /// that goes on with the next batch.
     pub fn next_batch(&mut self) -> Result<Option<&LoadedBatch>, DataError> {
         let start = Instant::now();
-        let found = match &mut self.source {
-            Source::Threads(crew) => crew.next(&mut self.current),
-            Source::Here { maker, requests } => match requests.next() {
-                Some(request) => maker.fill(request, &mut self.current).map(|()| true),
-                None => Ok(false),
-            },
-        };
+        let found = self.source.next(&mut self.current);
         self.waited += start.elapsed();
         Ok(if found? { Some(self.seal()) } else { None })
     }
@@ -212,17 +191,44 @@ fn check(dataset: &dyn Dataset, transform: &Transform, settings: &LoaderSettings
     if found != expected {
         return refuse("channels", format!("the images have {found}, the transform {expected}"));
     }
-    let (order, len) = (settings.sampler.len, dataset.len());
-    if order > len {
-        return refuse("sampler", format!("an order of {order} samples for a set of {len} images"));
+    settings.check(dataset.len())
+}
+
+impl LoaderSettings {
+    /// For a set of `len` images.
+    pub(crate) fn check(&self, len: usize) -> Result<(), DataError> {
+        let refuse = |setting, problem| Err(DataError::Setting { setting, problem });
+        let order = self.sampler.len;
+        if order > len {
+            return refuse("sampler", format!("an order of {order} samples for a set of {len} images"));
+        }
+        if self.batch == 0 {
+            return refuse("batch", "must be at least 1".into());
+        }
+        if self.depth == 0 && self.workers > 0 {
+            return refuse("depth", "must be at least 1 for threads to work ahead".into());
+        }
+        Ok(())
     }
-    if settings.batch == 0 {
-        return refuse("batch", "must be at least 1".into());
+}
+
+impl Fill for LoadedBatch {
+    fn begin(&mut self, request: Request) {
+        self.skipped.clear();
+        self.request = request;
     }
-    if settings.depth == 0 && settings.workers > 0 {
-        return refuse("depth", "must be at least 1 for threads to work ahead".into());
+
+    fn end(&mut self) {
+        let Self { request, indices, skipped, .. } = self;
+        sort_skipped(request, indices, skipped);
     }
-    Ok(())
+}
+
+/// Threads name them as they finish; a reader finds them in the order of the batch.
+pub(crate) fn sort_skipped(request: &Request, indices: &[usize], skipped: &mut [Skipped]) {
+    let position =
+        |index| indices[..request.count.min(indices.len())].iter().position(|&other| other == index);
+    skipped.sort_unstable_by_key(|skipped| position(skipped.index));
 }
 
 impl Request {

@@ -1,17 +1,25 @@
 //! A sheet of pictures with captions, as PNG: what a person looks at to see what a model sees.
 
+use crate::drawing::{self, LETTER, PAPER};
 use crate::{CropBox, DataError, Image, Interpolation, Resizer};
-use font8x8::UnicodeFonts;
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::Path;
 
 const GAP: usize = 6;
-/// Height of a line of text, and width of a letter.
+/// Height of a line of text.
 const LINE: usize = 10;
-const LETTER: usize = 8;
-const PAPER: u8 = 255;
-const INK: u8 = 30;
+
+/// A line under a picture, with a colour that it explains, or none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caption {
+    pub colour: Option<[u8; 3]>,
+    pub text: String,
+}
+
+impl From<String> for Caption {
+    fn from(text: String) -> Self {
+        Caption { colour: None, text }
+    }
+}
 
 /// Cells of one size, filled row by row.
 pub struct Sheet {
@@ -20,7 +28,7 @@ pub struct Sheet {
     side: usize,
     /// Lines of text under each picture.
     lines: usize,
-    cells: Vec<(Image, Vec<String>)>,
+    cells: Vec<(Image, Vec<Caption>)>,
 }
 
 impl Sheet {
@@ -29,24 +37,18 @@ impl Sheet {
     }
 
     /// Adds a picture, resized to fit its cell. Of captions that are too long the beginning is shown.
-    pub fn add(&mut self, image: &Image, captions: Vec<String>) {
+    pub fn add(&mut self, image: &Image, captions: Vec<impl Into<Caption>>) {
         let longest = image.width.max(image.height).max(1);
         let fit = |side: usize| (side * self.side).div_ceil(longest).max(1);
         let mut cell = Image::default();
         let (crop, to) = (CropBox::whole(image), (fit(image.width), fit(image.height)));
         Resizer::new().resize(image, crop, to, Interpolation::Bilinear, &mut cell);
-        self.cells.push((cell, captions));
+        self.cells.push((cell, captions.into_iter().map(Into::into).collect()));
     }
 
     /// Draws and writes the sheet. Refuses to replace a file.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
-        let sheet = self.draw();
-        let file = File::options().write(true).create_new(true).open(path);
-        let file = file.map_err(|error| DataError::file(path, error))?;
-        let mut encoder = png::Encoder::new(BufWriter::new(file), sheet.width as u32, sheet.height as u32);
-        encoder.set_color(png::ColorType::Rgb);
-        let written = encoder.write_header().and_then(|mut png| png.write_image_data(&sheet.pixels));
-        written.map_err(|error| DataError::file(path, error))
+        drawing::save(&self.draw(), path)
     }
 
     fn draw(&self) -> Image {
@@ -57,60 +59,40 @@ impl Sheet {
         sheet.reset(columns * cell_width + GAP, rows * cell_height + GAP, 3).fill(PAPER);
         for (place, (image, captions)) in self.cells.iter().enumerate() {
             let left = GAP + place % self.columns * cell_width;
+            let cell_left = left;
             let top = GAP + place / self.columns * cell_height;
-            paste(image, &mut sheet, left, top);
+            drawing::paste(image, &mut sheet, left, top);
             for (line, caption) in captions.iter().take(self.lines).enumerate() {
                 let top = top + self.side + 2 + line * LINE;
-                for (letter, shown) in caption.chars().take(self.side / LETTER).enumerate() {
-                    write_letter(shown, &mut sheet, left + letter * LETTER, top);
-                }
+                let left = match caption.colour {
+                    Some(colour) => {
+                        drawing::swatch(&mut sheet, (left, top), LETTER, colour);
+                        left + LETTER + 3
+                    }
+                    None => left,
+                };
+                let room = self.side.saturating_sub(left - cell_left) / LETTER;
+                let shown: String = caption.text.chars().take(room).collect();
+                drawing::write(&shown, &mut sheet, left, top, 1);
             }
         }
         sheet
     }
 }
 
-/// Gray and coloured pictures; of more channels the first three are shown.
-fn paste(image: &Image, sheet: &mut Image, left: usize, top: usize) {
-    for y in 0..image.height {
-        for x in 0..image.width {
-            let from = (y * image.width + x) * image.channels;
-            let to = ((top + y) * sheet.width + left + x) * 3;
-            for channel in 0..3 {
-                let channel_there = channel.min(image.channels.saturating_sub(1));
-                sheet.pixels[to + channel] = image.pixels[from + channel_there];
-            }
-        }
-    }
-}
-
-/// Letters the font lacks are shown as question marks.
-fn write_letter(letter: char, sheet: &mut Image, left: usize, top: usize) {
-    let fonts =
-        [font8x8::BASIC_FONTS.get(letter), font8x8::LATIN_FONTS.get(letter), font8x8::BASIC_FONTS.get('?')];
-    let Some(glyph) = fonts.into_iter().flatten().next() else { return };
-    for (y, bits) in glyph.into_iter().enumerate() {
-        for x in (0..LETTER).filter(|x| bits >> x & 1 == 1) {
-            let to = ((top + y) * sheet.width + left + x) * 3;
-            if let Some(pixel) = sheet.pixels.get_mut(to..to + 3) {
-                pixel.fill(INK);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drawing::INK;
 
     #[test]
     fn pictures_and_letters_are_where_they_belong() {
         let mut sheet = Sheet::new(2, 16, 1);
         let red = Image { width: 4, height: 2, channels: 3, pixels: [200, 0, 0].repeat(8) };
         let gray = Image { width: 1, height: 1, channels: 1, pixels: vec![90] };
-        sheet.add(&red, vec!["a".into(), "not shown".into()]);
-        sheet.add(&gray, vec!["é".into()]);
-        sheet.add(&gray, vec![]);
+        sheet.add(&red, vec!["a".to_string(), "not shown".to_string()]);
+        sheet.add(&gray, vec!["é".to_string()]);
+        sheet.add(&gray, Vec::<String>::new());
         let drawn = sheet.draw();
         assert_eq!((drawn.width, drawn.height), (2 * 22 + 6, 2 * 32 + 6));
         let pixel = |x: usize, y: usize| &drawn.pixels[(y * drawn.width + x) * 3..][..3];

@@ -12,8 +12,8 @@
 //! A mirror image, left to right, keeps its class.
 
 mod figure;
-mod scene;
-mod shape;
+pub(crate) mod scene;
+pub(crate) mod shape;
 
 use crate::random::key;
 use crate::sampler::permute;

@@ -1,4 +1,4 @@
-//! Broken files: whatever the bytes, `decode` answers, and allocates no more than its limit on pixels allows.
+//! Broken files: whatever the bytes, `decode` and `decode_mask` answer, and allocate no more than their limit on pixels allows.
 //!
 //! Mutates the files of fixtures/images in ways that suit their formats; `common/fuzz.rs` says how often.
 
@@ -53,7 +53,14 @@ fn broken_files_are_answered_within_bounds() {
                     assert!(!error.to_string().contains('\n'), "{error:?}");
                 }
             }
-            (used, MAX_PIXELS * BYTES_PER_PIXEL + FIXED_BYTES + mutant.len() * 2)
+            let mut mask = vec![];
+            let (answer, used_by_mask) =
+                peak(|| decode::decode_mask_within(MAX_PIXELS, mutant, name, &mut mask));
+            match answer {
+                Ok((width, height)) => assert_eq!(mask.len(), width * height),
+                Err(error) => assert!(!error.to_string().contains('\n'), "{error:?}"),
+            }
+            (used.max(used_by_mask), MAX_PIXELS * BYTES_PER_PIXEL + FIXED_BYTES + mutant.len() * 2)
         },
     );
     println!("{decoded} mutants decoded, {refused} refused");

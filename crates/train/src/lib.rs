@@ -24,6 +24,7 @@ mod real;
 pub mod record;
 pub mod run;
 pub mod schedule;
+pub mod segmentation;
 pub mod sensors;
 pub mod session;
 pub mod sets;

@@ -42,6 +42,10 @@ impl Opened {
                 };
                 Some(Sets { train: open(Split::Train)?, test: open(Split::Test)? })
             }
+            Source::SyntheticMasks | Source::Ade20k(_) | Source::Masks(_) => {
+                let why = "has a class for each pixel; models here tell whole images apart (`vitesse data inspect` shows it)";
+                return Err(TrainError::setting("data", source, why));
+            }
         };
         Ok(Opened { found })
     }
@@ -79,13 +83,18 @@ const COLOURS: usize = 3;
 
 /// Files are decoded once, as far as memory allows; the held-out part has a fifth of the room.
 fn cached(sets: Sets, cache: Cache) -> Sets {
-    let budget = match cache {
-        Cache::Off => return sets,
-        Cache::Bytes(bytes) => bytes,
-        Cache::Auto => available_memory().unwrap_or(0) / 4,
-    };
+    let Some(budget) = cache_budget(cache) else { return sets };
     let part = |set, bytes: u64| Arc::new(Cached::new(set, bytes as usize)) as Arc<dyn Dataset>;
     Sets { train: part(sets.train, budget / 5 * 4), test: part(sets.test, budget / 5) }
+}
+
+/// Bytes of decoded images that may be kept.
+pub(crate) fn cache_budget(cache: Cache) -> Option<u64> {
+    match cache {
+        Cache::Off => None,
+        Cache::Bytes(bytes) => Some(bytes),
+        Cache::Auto => Some(available_memory().unwrap_or(0) / 4),
+    }
 }
 
 /// Resolves what was typed on the data it names.

@@ -60,7 +60,8 @@ Examples:
 const INSPECT: &str = "\
 Examples:
   vitesse data inspect --data cifar10:data
-  vitesse data inspect --data folder:photos --augment strong --sheet sheet.png";
+  vitesse data inspect --data folder:photos --augment strong --sheet sheet.png
+  vitesse data inspect --data ade20k:ADEChallengeData2016 --augment strong --sheet sheet.png";
 const PLAN: &str = "\
 Examples:
   vitesse plan --model vit-b/16 --image-size 224 --batch-size 4

@@ -30,7 +30,11 @@ pub fn get(args: GetArgs) -> anyhow::Result<()> {
 }
 
 pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
-    let raw = args.augment.raw(args.data.raw(args.model.raw()));
+    let raw = args.augment.clone().raw(args.data.clone().raw(args.model.clone().raw()));
+    let source = raw.source()?;
+    if source.has_masks() {
+        return crate::masks_command::inspect(&args, &raw, &source);
+    }
     let (run, sets) = sets::resolve(&raw, 1)?;
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
     if args.json {

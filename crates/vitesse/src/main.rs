@@ -10,6 +10,7 @@ mod evaluate;
 mod export;
 mod judge;
 mod launch_command;
+mod masks_command;
 mod plan;
 mod progress;
 mod shells;

@@ -1,5 +1,6 @@
 //! Whatever is wrong with data, configuration, checkpoints or folders: one line that names it, a failure, nothing lost.
 
+use data::segment::overlay::save_mask;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -242,4 +243,51 @@ fn checkpoints_and_run_folders() {
 fn walk(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+/// Two pairs of 4×2 pixels to learn from and one to judge by, in ADE20K's layout, whose masks hold 1 and 2.
+fn scenes(folder: &Folder) {
+    for (part, name) in [("training", "a"), ("training", "b"), ("validation", "c")] {
+        for kind in ["images", "annotations"] {
+            fs::create_dir_all(folder.0.join(format!("ade/{kind}/{part}"))).unwrap();
+        }
+        let image = folder.0.join(format!("ade/images/{part}/{name}.png"));
+        save_mask(&[0, 1, 2, 3, 4, 5, 6, 7], (4, 2), &image).unwrap();
+        let mask = folder.0.join(format!("ade/annotations/{part}/{name}.png"));
+        save_mask(&[1, 1, 1, 1, 2, 2, 2, 2], (4, 2), &mask).unwrap();
+    }
+}
+
+#[test]
+fn masks_that_do_not_fit_are_named() {
+    let folder = Folder::new("masks");
+    scenes(&folder);
+    let inspect = ["data", "inspect", "--data", "ade20k:ade"];
+    let skipping = [&inspect[..], &["--skip-bad-images"]].concat();
+    let shown = folder.works(&[&inspect[..], &["--augment", "strong", "--sheet", "sheet.png"]].concat());
+    assert!(
+        shown.contains("train: 2 images with masks, 150 classes") && shown.contains("building"),
+        "{shown}"
+    );
+    assert!(folder.0.join("sheet.png").exists());
+
+    let mask = folder.0.join("ade/annotations/training/a.png");
+    let replace = |labels: &[u8], size| {
+        fs::remove_file(&mask).unwrap();
+        save_mask(labels, size, &mask).unwrap();
+    };
+    replace(&[1; 8], (2, 4));
+    folder.refuses(&inspect, &["annotations/training/a.png", "2×4", "images/training/a.png", "4×2"]);
+    replace(&[1, 1, 1, 1, 151, 1, 1, 1], (4, 2));
+    folder.refuses(&inspect, &["annotations/training/a.png", "label 151 at column 0, row 1", "150 classes"]);
+    assert!(folder.works(&skipping).contains("label 151"), "named, and left out");
+    fs::remove_file(&mask).unwrap();
+    folder.refuses(&inspect, &["images/training/a.png: has no mask", "annotations/training/a.png"]);
+    assert!(folder.works(&skipping).contains("has no mask"));
+    fs::remove_dir_all(folder.0.join("ade/images/validation")).unwrap();
+    folder.refuses(&skipping, &["ade: no folder `images/validation`"]);
+
+    folder.refuses(&train(&["--data", "ade20k:ade"]), &["--data ade20k:ade", "a class for each pixel"]);
+    let mixed = ["data", "inspect", "--data", "synthetic-masks", "--mixup", "0.5"];
+    folder.refuses(&mixed, &["--mixup 0.5"]);
 }

@@ -122,26 +122,33 @@ impl Choice {
 
 /// Along one side of an image: what is read, as (start, length), to how many pixels it is resized, and where among these
 /// the output begins.
-struct Middle {
-    source: (f64, f64),
-    resized: usize,
-    shift: usize,
+pub(crate) struct Part {
+    pub(crate) source: (f64, f64),
+    pub(crate) resized: usize,
+    pub(crate) shift: usize,
 }
 
 /// torchvision resizes the whole image to whole pixels, cutting off what the long side has beyond, and cuts the middle
-/// out of that, rounding halves to even. Here only the middle is resized, by the same scale, with a margin as wide as a
-/// filter reaches: its pixels must see the neighbours they would have seen.
-fn middle(side: usize, short: usize, resize: usize, size: usize) -> Middle {
+/// out of that, rounding halves to even.
+fn middle(side: usize, short: usize, resize: usize, size: usize) -> Part {
     // A long side may be so long that the product needs more than 64 bits.
     let full = (resize as u128 * side as u128 / short.max(1) as u128) as usize;
-    let scale = side as f64 / full as f64;
     let begin = (full.saturating_sub(size) as f64 / 2.0).round_ties_even() as usize;
-    let margin = (2.0 * (1.0 / scale).max(1.0)).ceil() as usize + 1;
-    let (low, high) = (begin.saturating_sub(margin), full.min(begin + size + margin));
-    let start = low as f64 * scale;
-    // Rounding must not push the far edge out of the image.
-    let end = (high as f64 * scale).min(side as f64);
-    Middle { source: (start, end - start), resized: high - low, shift: begin - low }
+    Part::of(side, full, begin, size)
+}
+
+impl Part {
+    /// Pixels `begin..begin + size` of a side that would be resized to `full` pixels. Only they are resized, by the same
+    /// scale, with a margin as wide as a filter reaches: pixels must see the neighbours they would have seen.
+    pub(crate) fn of(side: usize, full: usize, begin: usize, size: usize) -> Self {
+        let scale = side as f64 / full as f64;
+        let margin = (2.0 * (1.0 / scale).max(1.0)).ceil() as usize + 1;
+        let (low, high) = (begin.saturating_sub(margin), full.min(begin + size + margin));
+        let start = low as f64 * scale;
+        // Rounding must not push the far edge out of the image.
+        let end = (high as f64 * scale).min(side as f64);
+        Part { source: (start, end - start), resized: high - low, shift: begin - low }
+    }
 }
 
 fn shift(padding: usize, stream: &mut Stream) -> (i32, i32) {

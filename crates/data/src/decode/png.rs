@@ -3,7 +3,7 @@
 use super::Header;
 use super::exif::Orientation;
 use super::layout::Layout;
-use ::png::{ColorType, Decoder, Limits, Transformations};
+use ::png::{BitDepth, ColorType, Decoder, Limits, Reader, Transformations};
 use std::io::Cursor;
 
 /// Tables and buffers that don't grow with the image.
@@ -45,13 +45,8 @@ fn chunk(bytes: &[u8], at: usize) -> Option<(&[u8], &[u8], usize)> {
 }
 
 pub(super) fn pixels(bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result<Layout, String> {
-    let limits = Limits { bytes: header.pixels.saturating_mul(8) + FIXED_MEMORY };
-    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), limits);
-    decoder.set_ignore_text_chunk(true);
-    decoder.set_ignore_iccp_chunk(true);
     // Palettes become colours; 1, 2, 4 and 16 bits become 8.
-    decoder.set_transformations(Transformations::normalize_to_color8());
-    let mut reader = decoder.read_info().map_err(broken)?;
+    let mut reader = open(bytes, header, Transformations::normalize_to_color8())?;
     let layout = match reader.output_color_type().0 {
         ColorType::Grayscale => Layout::Gray,
         ColorType::GrayscaleAlpha => Layout::GrayAlpha,
@@ -62,6 +57,49 @@ pub(super) fn pixels(bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result
     out.resize(size, 0);
     reader.next_frame(out).map_err(broken)?;
     Ok(layout)
+}
+
+/// Replaces `out` by a number for each pixel: its gray value as it is stored, or its place in the palette.
+pub(super) fn numbers(bytes: &[u8], header: &Header, out: &mut Vec<u8>) -> Result<(), String> {
+    let mut reader = open(bytes, header, Transformations::IDENTITY)?;
+    let (kind, depth) = reader.output_color_type();
+    if !matches!(kind, ColorType::Grayscale | ColorType::Indexed) {
+        return Err("a mask in colours; labels are gray values, or places in a palette".into());
+    }
+    let bits = match depth {
+        BitDepth::Sixteen => return Err("a mask with 16 bits for a label; 8 at most are read".into()),
+        depth => depth as usize,
+    };
+    let size = reader.output_buffer_size().ok_or("is too large")?;
+    out.resize(size, 0);
+    reader.next_frame(out).map_err(broken)?;
+    if bits < 8 {
+        *out = unpacked(out, header.width, bits);
+    }
+    Ok(())
+}
+
+/// Lines begin with a byte of their own; the first pixel has a byte's highest bits.
+fn unpacked(packed: &[u8], width: usize, bits: usize) -> Vec<u8> {
+    let line = (width * bits).div_ceil(8).max(1);
+    let number = |line: &[u8], x: usize| {
+        let shift = 8 - bits - x * bits % 8;
+        line[x * bits / 8] >> shift & ((1 << bits) - 1)
+    };
+    packed.chunks_exact(line).flat_map(|line| (0..width).map(move |x| number(line, x))).collect()
+}
+
+fn open<'a>(
+    bytes: &'a [u8],
+    header: &Header,
+    transformations: Transformations,
+) -> Result<Reader<Cursor<&'a [u8]>>, String> {
+    let limits = Limits { bytes: header.pixels.saturating_mul(8) + FIXED_MEMORY };
+    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), limits);
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    decoder.set_transformations(transformations);
+    decoder.read_info().map_err(broken)
 }
 
 fn broken(error: ::png::DecodingError) -> String {

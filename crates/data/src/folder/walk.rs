@@ -5,17 +5,17 @@ use std::fs::{self, DirEntry, FileType};
 use std::path::{Path, PathBuf};
 
 /// For messages.
-pub(super) const KINDS: &str = "jpg, jpeg, png or webp";
+pub(crate) const KINDS: &str = "jpg, jpeg, png or webp";
 
 /// Image files below a folder, named relative to it.
 #[derive(Default)]
-pub(super) struct Found {
-    pub(super) files: Vec<PathBuf>,
+pub(crate) struct Found {
+    pub(crate) files: Vec<PathBuf>,
     /// Files that are no images by extension.
-    pub(super) ignored: usize,
+    pub(crate) ignored: usize,
 }
 
-pub(super) struct Walk {
+pub(crate) struct Walk {
     found: Found,
     /// The folders we are in, free of links: a link to one of them would lead in circles.
     within: Vec<PathBuf>,
@@ -23,7 +23,7 @@ pub(super) struct Walk {
 
 impl Walk {
     /// All images below `folder`, in no certain order.
-    pub(super) fn all(folder: &Path) -> Result<Found, DataError> {
+    pub(crate) fn all(folder: &Path) -> Result<Found, DataError> {
         let mut walk = Walk { found: Found::default(), within: Vec::new() };
         walk.folder(folder, Path::new(""))?;
         Ok(walk.found)
@@ -51,7 +51,7 @@ impl Walk {
 }
 
 /// Names of the folders in a folder, sorted.
-pub(super) fn folders(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+pub(crate) fn folders(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let entries = entries(folder)?.into_iter().filter(|(_, kind)| kind.is_dir());
     let mut names: Vec<PathBuf> = entries.map(|(entry, _)| entry.file_name().into()).collect();
     names.sort_unstable();
@@ -59,12 +59,12 @@ pub(super) fn folders(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
 }
 
 /// How many files lie in a folder itself.
-pub(super) fn other_files(folder: &Path) -> Result<usize, DataError> {
+pub(crate) fn other_files(folder: &Path) -> Result<usize, DataError> {
     Ok(entries(folder)?.iter().filter(|(_, kind)| !kind.is_dir()).count())
 }
 
 /// Whether images lie in a folder itself.
-pub(super) fn holds_images(folder: &Path) -> Result<bool, DataError> {
+pub(crate) fn holds_images(folder: &Path) -> Result<bool, DataError> {
     Ok(entries(folder)?.iter().any(|(entry, kind)| !kind.is_dir() && is_image(Path::new(&entry.file_name()))))
 }
 
@@ -90,7 +90,7 @@ fn entries(folder: &Path) -> Result<Vec<(DirEntry, FileType)>, DataError> {
     Ok(entries)
 }
 
-fn is_image(name: &Path) -> bool {
+pub(crate) fn is_image(name: &Path) -> bool {
     let known = ["jpg", "jpeg", "png", "webp"];
     name.extension().is_some_and(|extension| known.iter().any(|known| extension.eq_ignore_ascii_case(known)))
 }

@@ -1,13 +1,11 @@
 //! Preparing two neighbours of the global order.
 
+use super::crew::{Problem, Work, caught};
 use super::{LoadedBatch, Request, Skipped};
 use crate::augment::{CHOICES, Finish, Side};
 use crate::{DataError, Dataset, Image, Mix, Preparer, Sampler};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Range;
 use std::sync::Arc;
-
-/// What went wrong first, and at which position of the global order.
-pub(super) type Problem = (usize, DataError);
 
 /// Prepares pairs; one for each thread.
 pub(super) struct Maker {
@@ -62,31 +60,6 @@ impl Maker {
         let sample = || Sample { pixels: vec![0.0; floats], bytes: vec![0; bytes], ..Sample::default() };
         let (pair, image) = ([sample(), sample()], Image::default());
         Self { dataset, sampler, skip_bad, preparer, finish, image, pair, mix: Mix::Off, reading: 0 }
-    }
-
-    /// A whole batch, on this thread.
-    pub(super) fn fill(&mut self, request: Request, batch: &mut LoadedBatch) -> Result<(), DataError> {
-        request.check(self.sampler.len, batch.labels.len())?;
-        batch.request = request;
-        batch.skipped.clear();
-        for pair in request.pairs() {
-            let made = self.make(request, pair);
-            let delivered = made.and_then(|()| self.deliver(request, pair, batch));
-            delivered.map_err(|(_, error)| error)?;
-        }
-        Ok(())
-    }
-
-    /// Prepares the pair. Code that panics becomes an error here: a batch that never gets ready would be waited for
-    /// forever.
-    pub(super) fn make(&mut self, request: Request, pair: usize) -> Result<(), Problem> {
-        let made = catch_unwind(AssertUnwindSafe(|| self.make_both(request, pair)));
-        made.map_err(|panic| {
-            let message = panic.downcast_ref::<&str>().map(|text| text.to_string());
-            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            let problem = format!("preparing image {}: {message}", self.reading);
-            (2 * pair, DataError::Worker { problem })
-        })
     }
 
     fn make_both(&mut self, request: Request, pair: usize) {
@@ -146,13 +119,51 @@ impl Maker {
         })
     }
 
-    /// Copies into the batch what the request asks of the pair. Where an image is bad and none may be skipped, says so.
-    pub(super) fn deliver(
-        &mut self,
-        request: Request,
-        pair: usize,
-        batch: &mut LoadedBatch,
-    ) -> Result<(), Problem> {
+    /// The bytes of a sample and the row of its choices, with the bytes of a partner that no other place of the batch has.
+    fn deliver_bytes(&self, request: Request, position: usize, ready: bool, batch: &mut LoadedBatch) {
+        let Some(finish) = &self.finish else { return };
+        let row = &mut batch.choices[(position - request.first) * CHOICES..][..CHOICES];
+        if !ready {
+            finish.write_blank(row);
+            return;
+        }
+        // Beside the batch there is room for the partners of its first and of its last sample.
+        let spare = |position| batch.labels.len() + usize::from(position > request.first);
+        let place = |position: usize| match finish.resident {
+            Some(_) => self.pair[position % 2].index,
+            None if request.holds(position) => position - request.first,
+            None => spare(position),
+        };
+        let partner = if matches!(self.mix, Mix::Off) { position } else { position ^ 1 };
+        let of = |position: usize| (&self.pair[position % 2].side, place(position));
+        Finish::write(of(position), of(partner), self.mix, row);
+        if finish.resident.is_some() {
+            return;
+        }
+        for taken in [position, partner] {
+            let bytes = &self.pair[taken % 2].bytes;
+            if taken == position || !request.holds(taken) {
+                batch.pixels[place(taken) * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+            }
+        }
+    }
+}
+
+impl Work for Maker {
+    type Batch = LoadedBatch;
+
+    fn parts(request: &Request) -> Range<usize> {
+        request.pairs()
+    }
+
+    fn make(&mut self, request: Request, pair: usize) -> Result<(), Problem> {
+        caught(|| self.make_both(request, pair)).map_err(|message| {
+            let problem = format!("preparing image {}: {message}", self.reading);
+            (2 * pair, DataError::Worker { problem })
+        })
+    }
+
+    fn deliver(&mut self, request: Request, pair: usize, batch: &mut LoadedBatch) -> Result<(), Problem> {
         let labels = [self.pair[0].label, self.pair[1].label];
         let mixed = !matches!(self.mix, Mix::Off);
         for side in 0..2 {
@@ -187,39 +198,10 @@ impl Maker {
         }
         Ok(())
     }
-
-    /// The bytes of a sample and the row of its choices, with the bytes of a partner that no other place of the batch has.
-    fn deliver_bytes(&self, request: Request, position: usize, ready: bool, batch: &mut LoadedBatch) {
-        let Some(finish) = &self.finish else { return };
-        let row = &mut batch.choices[(position - request.first) * CHOICES..][..CHOICES];
-        if !ready {
-            finish.write_blank(row);
-            return;
-        }
-        // Beside the batch there is room for the partners of its first and of its last sample.
-        let spare = |position| batch.labels.len() + usize::from(position > request.first);
-        let place = |position: usize| match finish.resident {
-            Some(_) => self.pair[position % 2].index,
-            None if request.holds(position) => position - request.first,
-            None => spare(position),
-        };
-        let partner = if matches!(self.mix, Mix::Off) { position } else { position ^ 1 };
-        let of = |position: usize| (&self.pair[position % 2].side, place(position));
-        Finish::write(of(position), of(partner), self.mix, row);
-        if finish.resident.is_some() {
-            return;
-        }
-        for taken in [position, partner] {
-            let bytes = &self.pair[taken % 2].bytes;
-            if taken == position || !request.holds(taken) {
-                batch.pixels[place(taken) * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
-            }
-        }
-    }
 }
 
 impl Request {
-    fn holds(&self, position: usize) -> bool {
+    pub(crate) fn holds(&self, position: usize) -> bool {
         (self.first..self.first + self.count).contains(&position)
     }
 }

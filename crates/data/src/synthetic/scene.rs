@@ -127,14 +127,14 @@ impl Ink {
 }
 
 /// A slow triangle wave across the image.
-struct Wave {
+pub(crate) struct Wave {
     direction: (f32, f32),
     phase: f32,
     height: f32,
 }
 
 impl Wave {
-    fn new(stream: &mut Stream) -> Self {
+    pub(crate) fn new(stream: &mut Stream) -> Self {
         let (cos, sin) = direction(stream.between(-1.0, 1.0));
         let frequency = stream.between(0.2, 1.5);
         Self {
@@ -146,7 +146,7 @@ impl Wave {
     }
 
     #[inline]
-    fn at(&self, x: f32, y: f32) -> f32 {
+    pub(crate) fn at(&self, x: f32, y: f32) -> f32 {
         let turns = self.phase + self.direction.0 * x + self.direction.1 * y;
         let fraction = turns - (turns as i32) as f32;
         self.height * (4.0 * (fraction - 0.5).abs() - 1.0)
@@ -155,7 +155,7 @@ impl Wave {
 
 /// Cosine and sine of an angle given by the tangent of its half. Unlike `sin_cos` this rounds the
 /// same way on every platform.
-fn direction(half_tangent: f32) -> (f32, f32) {
+pub(crate) fn direction(half_tangent: f32) -> (f32, f32) {
     let square = half_tangent * half_tangent;
     ((1.0 - square) / (1.0 + square), 2.0 * half_tangent / (1.0 + square))
 }

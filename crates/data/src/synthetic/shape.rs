@@ -5,7 +5,7 @@
 
 /// The order is that of the first ten classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     Disc,
     Ring,
     Square,
@@ -19,7 +19,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    pub(super) const ALL: [Shape; 10] = [
+    pub(crate) const ALL: [Shape; 10] = [
         Shape::Disc,
         Shape::Ring,
         Shape::Square,
@@ -32,7 +32,7 @@ impl Shape {
         Shape::Heart,
     ];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Shape::Disc => "disc",
             Shape::Ring => "ring",
@@ -48,7 +48,7 @@ impl Shape {
     }
 
     #[inline]
-    pub(super) fn distance(self, x: f32, y: f32) -> f32 {
+    pub(crate) fn distance(self, x: f32, y: f32) -> f32 {
         match self {
             Shape::Disc => length(x, y) - 0.9,
             Shape::Ring => (length(x, y) - 0.7).abs() - 0.2,
@@ -64,7 +64,7 @@ impl Shape {
     }
 }
 
-pub(super) fn length(x: f32, y: f32) -> f32 {
+pub(crate) fn length(x: f32, y: f32) -> f32 {
     (x * x + y * y).sqrt()
 }
 

@@ -276,7 +276,7 @@ impl Raw {
 }
 
 /// One number for all channels, or one for each.
-fn by_channel(
+pub(crate) fn by_channel(
     flag: &'static str,
     typed: &[f32],
     channels: usize,

@@ -20,10 +20,17 @@ pub enum Source {
     },
     /// A folder for each class, under `train` and `val`.
     Folder(PathBuf),
+    /// Drawn images with masks.
+    SyntheticMasks,
+    /// ADE20K in its published layout.
+    Ade20k(PathBuf),
+    /// Images with masks of the same name.
+    Masks(PathBuf),
 }
 
-const FORMS: &str = "synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR";
-const NAMES: [&str; 5] = ["synthetic", "cifar10", "cifar100", "cifar100-coarse", "folder"];
+const FORMS: &str = "synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR, synthetic-masks, ade20k:DIR, masks:DIR";
+const NAMES: [&str; 8] =
+    ["synthetic", "cifar10", "cifar100", "cifar100-coarse", "folder", "synthetic-masks", "ade20k", "masks"];
 
 impl FromStr for Source {
     type Err = String;
@@ -35,16 +42,21 @@ impl FromStr for Source {
         };
         match (name, path) {
             ("synthetic", None) if !text.contains(':') => Ok(Source::Synthetic),
-            ("synthetic", _) => {
+            ("synthetic-masks", None) if !text.contains(':') => Ok(Source::SyntheticMasks),
+            ("synthetic" | "synthetic-masks", _) => {
                 Err("the synthetic set is drawn and has no folder: leave out what follows the colon".into())
             }
             ("cifar10", Some(path)) => Ok(Source::Cifar10(path)),
             ("cifar100", Some(path)) => Ok(Source::Cifar100 { path, coarse: false }),
             ("cifar100-coarse", Some(path)) => Ok(Source::Cifar100 { path, coarse: true }),
             ("folder", Some(path)) => Ok(Source::Folder(path)),
+            ("ade20k", Some(path)) => Ok(Source::Ade20k(path)),
+            ("masks", Some(path)) => Ok(Source::Masks(path)),
             (name, None) if NAMES.contains(&name) => Err(format!("names no folder: write {name}:DIR")),
             (name, _) => Err(match nearest(name, NAMES) {
-                Some("synthetic") => format!("is none of {FORMS}; did you mean synthetic?"),
+                Some(meant @ ("synthetic" | "synthetic-masks")) => {
+                    format!("is none of {FORMS}; did you mean {meant}?")
+                }
                 Some(meant) => format!("is none of {FORMS}; did you mean {meant}:DIR?"),
                 None => format!("is none of {FORMS}"),
             }),
@@ -55,8 +67,9 @@ impl FromStr for Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = match self {
-            Source::Synthetic => return f.write_str(self.set()),
-            Source::Cifar10(path) | Source::Cifar100 { path, .. } | Source::Folder(path) => path,
+            Source::Synthetic | Source::SyntheticMasks => return f.write_str(self.set()),
+            Source::Cifar10(path) | Source::Cifar100 { path, .. } => path,
+            Source::Folder(path) | Source::Ade20k(path) | Source::Masks(path) => path,
         };
         write!(f, "{}:{}", self.set(), path.display())
     }
@@ -69,7 +82,7 @@ impl Source {
             Source::Cifar10(_) => 10,
             Source::Cifar100 { coarse: true, .. } => 20,
             Source::Cifar100 { coarse: false, .. } => 100,
-            Source::Synthetic | Source::Folder(_) => return None,
+            _ => return None,
         };
         Some(Facts { train_images: 50_000, test_images: 10_000, classes, channels: 3 })
     }
@@ -82,12 +95,25 @@ impl Source {
             Source::Cifar100 { coarse: false, .. } => "cifar100",
             Source::Cifar100 { coarse: true, .. } => "cifar100-coarse",
             Source::Folder(_) => "folder",
+            Source::SyntheticMasks => "synthetic-masks",
+            Source::Ade20k(_) => "ade20k",
+            Source::Masks(_) => "masks",
         }
     }
 
     /// The side of its images, in pixels, unless the user wants another.
     pub fn image_size(&self) -> usize {
-        if matches!(self, Source::Folder(_)) { 224 } else { 32 }
+        match self {
+            Source::Folder(_) => 224,
+            Source::Ade20k(_) | Source::Masks(_) => 512,
+            Source::SyntheticMasks => 64,
+            _ => 32,
+        }
+    }
+
+    /// Whether every pixel has a class, rather than every image.
+    pub fn has_masks(&self) -> bool {
+        matches!(self, Source::SyntheticMasks | Source::Ade20k(_) | Source::Masks(_))
     }
 }
 
@@ -187,7 +213,10 @@ mod tests {
 
     #[test]
     fn sources_parse_and_print() {
-        for text in ["synthetic", "cifar10:/d", "cifar100:a b", "cifar100-coarse:.", "folder:C:\\images"] {
+        for text in ["synthetic", "cifar10:/d", "cifar100:a b", "cifar100-coarse:.", "folder:C:\\images"]
+            .into_iter()
+            .chain(["synthetic-masks", "ade20k:/d", "masks:m"])
+        {
             assert_eq!(text.parse::<Source>().unwrap().to_string(), text);
         }
         let refused = |text: &str| text.parse::<Source>().unwrap_err();
@@ -197,6 +226,8 @@ mod tests {
         assert_eq!(refused("cifar10"), "names no folder: write cifar10:DIR");
         assert_eq!(refused("folder:"), "names no folder: write folder:DIR");
         assert!(refused("synthetic:x").contains("no folder"));
+        assert!(refused("synthetic-masks:x").contains("no folder"));
+        assert_eq!(refused("ade20k"), "names no folder: write ade20k:DIR");
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn each_bad_setting_names_its_flag() {
         (Raw { optimizer: Some("adam".into()), ..raw() }, "--optimizer adam: is none of adamw, sgd, lamb"),
         (
             Raw { data: Some("mnist".into()), ..raw() },
-            "--data mnist: is none of synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR",
+            "--data mnist: is none of synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR, synthetic-masks, ade20k:DIR, masks:DIR",
         ),
         (Raw { model: Some("vit-ti/5".into()), ..raw() }, "vit-ti/5: patch 5 doesn't divide the 32×32 image"),
         (Raw { dropout: Some(1.0), ..raw() }, "vit-nano/4: dropout is 1, but a rate lies in 0 ≤ rate < 1"),

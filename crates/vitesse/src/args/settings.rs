@@ -72,7 +72,7 @@ pub struct StepArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR [default: synthetic]
+    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR; with masks: synthetic-masks, ade20k:DIR or masks:DIR [default: synthetic]
     #[arg(long, value_name = "SET")]
     data: Option<String>,
     /// Images to draw for training, of the synthetic set [default: 20000]
