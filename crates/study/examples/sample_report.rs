@@ -15,7 +15,7 @@ fn main() -> anyhow::Result<()> {
     ];
     for (name, results) in reports {
         report::write(&out.join(name), &results)?;
-        report::write_figures(&out.join(name).join("figures"), &results)?;
+        report::write_figures(&out.join(name).join("figures"), &results, report::Format::Png)?;
         println!("{}", out.join(name).join("report.html").display());
     }
     Ok(())

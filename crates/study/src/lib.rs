@@ -4,3 +4,4 @@ pub mod report;
 pub mod results;
 #[doc(hidden)]
 pub mod sample;
+pub mod serve;

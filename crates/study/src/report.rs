@@ -5,10 +5,12 @@ mod chart;
 mod escape;
 mod figure;
 mod html;
+pub(crate) mod live;
 mod markdown;
 mod measure;
 mod numbers;
 mod page;
+mod png;
 mod points;
 mod scene;
 mod svg;
@@ -32,6 +34,8 @@ pub enum ReportError {
     Corrupt { path: PathBuf, source: serde_json::Error },
     #[error("{}: has format {found}; this version of vitesse reads format {FORMAT}", path.display())]
     Format { path: PathBuf, found: u64 },
+    #[error("a figure can't be drawn as PNG: {0}")]
+    Png(String),
     #[error("nothing to report: no results were given")]
     Nothing,
 }
@@ -61,13 +65,29 @@ pub fn write(folder: &Path, results: &[Results]) -> Result<(), ReportError> {
     replace(&folder.join("report.md"), markdown(results).as_bytes())
 }
 
-/// Writes every figure as an SVG file; returns their paths.
-pub fn write_figures(folder: &Path, results: &[Results]) -> Result<Vec<PathBuf>, ReportError> {
+/// What a figure's file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Svg,
+    Png,
+}
+
+/// Writes every figure as a file; returns their paths.
+pub fn write_figures(
+    folder: &Path,
+    results: &[Results],
+    format: Format,
+) -> Result<Vec<PathBuf>, ReportError> {
     fs::create_dir_all(folder).map_err(|source| ReportError::Io { path: folder.into(), source })?;
     let mut paths = vec![];
     for figure in figures(results) {
-        let path = folder.join(format!("{}.svg", figure.id));
-        replace(&path, svg::file(&figure.scene(figure::WIDE)).as_bytes())?;
+        let scene = figure.scene(figure::WIDE);
+        let (name, bytes) = match format {
+            Format::Svg => (format!("{}.svg", figure.id), svg::file(&scene).into_bytes()),
+            Format::Png => (format!("{}.png", figure.id), png::file(&scene)?),
+        };
+        let path = folder.join(name);
+        replace(&path, &bytes)?;
         paths.push(path);
     }
     Ok(paths)

@@ -12,6 +12,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const COLUMNS: [&str; 21] = [
     "step",
@@ -69,7 +70,12 @@ pub struct Metrics {
     folder: PathBuf,
     /// Made when a step has more than one rank.
     ranks: Option<Lines>,
+    /// When lines last went to the files.
+    flushed: Instant,
 }
+
+/// Whoever watches a run sees lines this late at most, as long as there are steps.
+const FLUSH: Duration = Duration::from_secs(1);
 
 impl Metrics {
     /// Creates the run's folder and its metrics; refuses a folder that has some already.
@@ -84,7 +90,7 @@ impl Metrics {
         };
         let (jsonl, mut csv) = (create(jsonl_path(folder))?, create(csv_path(folder))?);
         csv.write(format_args!("{}\n", COLUMNS.join(",")))?;
-        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None })
+        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, flushed: Instant::now() })
     }
 
     /// Continues the metrics of a run whose next step is `next_step`. Lines of that step and later ones are dropped, as
@@ -126,7 +132,7 @@ impl Metrics {
             })
         })?;
         let (jsonl, csv) = (Lines::append(jsonl)?, Lines::append(csv)?);
-        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None })
+        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, flushed: Instant::now() })
     }
 
     pub fn step(
@@ -157,7 +163,17 @@ impl Metrics {
         if account.parts.len() > 1 {
             self.write_ranks(step, &account.parts)?;
         }
+        if self.flushed.elapsed() >= FLUSH {
+            self.flush()?;
+        }
         Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), TrainError> {
+        self.flushed = Instant::now();
+        self.jsonl.flush()?;
+        self.csv.flush()?;
+        self.ranks.as_mut().map_or(Ok(()), Lines::flush)
     }
 
     /// An evaluation after step `step`, to which it belongs.
@@ -168,8 +184,7 @@ impl Metrics {
         row[1] = Some(Cell::Whole(epoch));
         row[7..10].iter_mut().zip([loss, top1, top5]).for_each(|(cell, x)| *cell = Some(Cell::Real(x)));
         self.write(&row)?;
-        self.jsonl.flush()?;
-        self.csv.flush()
+        self.flush()
     }
 
     fn write(&mut self, row: &Row) -> Result<(), TrainError> {

@@ -10,6 +10,7 @@ use super::figure::{Figure, Key, Spread};
 use super::points::{self, Group};
 use super::scene::Ink;
 use crate::results::{Estimate, Kind, Results};
+pub use parts::{legend as parts_legend, row as part_row};
 
 /// All figures of some results, in the order of reading. More results than one are different platforms.
 pub fn figures(results: &[Results]) -> Vec<Figure> {

@@ -28,15 +28,12 @@ pub fn json_in_script(json: &str) -> String {
         .replace('\u{2029}', "\\u2029")
 }
 
-/// A cell of CSV. A text that a spreadsheet would take for a formula gets an apostrophe before it.
+/// A cell of CSV, on one line. A text that a spreadsheet would take for a formula gets an apostrophe before it.
 pub fn csv(text: &str) -> String {
-    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
-    let text = if formula { format!("'{text}") } else { text.to_string() };
-    if text.contains([',', '"', '\n', '\r', ';']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text
-    }
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let formula = text.trim_start().starts_with(['=', '+', '-', '@']);
+    let text = if formula { format!("'{text}") } else { text };
+    if text.contains([',', '"', ';']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 /// A cell of a Markdown table, or a piece of a paragraph: one line, nothing of it markup.

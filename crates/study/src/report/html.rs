@@ -19,8 +19,8 @@ pub fn html(results: &[Results]) -> String {
     let title = results.first().map_or("Scaling study", |first| first.title.as_str());
     let mut out = page::head(title, false);
     out.push_str("<body>\n");
-    header(&mut out, results, title);
-    out.push_str("<main>\n<section><h2>All points</h2>\n");
+    header(&mut out, results, title, &sections_of(results, &figures));
+    out.push_str("<main>\n<section id=\"points\"><h2>All points</h2>\n");
     let _ = write!(out, "<p class=\"lead\">{}</p>", markup(&everywhere(results)));
     out.push_str(&table::tables(results));
     out.push_str("</section>\n");
@@ -36,7 +36,7 @@ pub fn html(results: &[Results]) -> String {
     out
 }
 
-fn header(out: &mut String, results: &[Results], title: &str) {
+fn header(out: &mut String, results: &[Results], title: &str, sections: &[Kind]) {
     let _ = write!(out, "<header><p class=\"kicker\">vitesse · scaling study</p><h1>{}</h1>", markup(title));
     let names = points::platform_names(results);
     for (result, name) in results.iter().zip(&names) {
@@ -67,7 +67,11 @@ fn header(out: &mut String, results: &[Results], title: &str) {
     if !warnings.is_empty() {
         let _ = write!(out, "<ul class=\"warnings\" aria-label=\"Warnings\">{}</ul>", warnings.concat());
     }
-    out.push_str("</header>\n");
+    let links: Vec<String> = sections
+        .iter()
+        .map(|kind| format!("<a href=\"#{}\">{}</a>", points::kind_id(*kind), points::kind_title(*kind)))
+        .collect();
+    let _ = write!(out, "<nav><a href=\"#points\">All points</a> {}</nav></header>\n", links.join(" "));
 }
 
 /// What all points have in common.
@@ -81,18 +85,26 @@ fn everywhere(results: &[Results]) -> String {
     }
 }
 
-/// A section for each kind, with its figures.
-fn sections(out: &mut String, results: &[Results], figures: &[Figure]) {
+fn belongs(figure: &Figure, kind: Kind) -> bool {
+    figure.section == points::kind_title(kind)
+}
+
+/// Kinds that have figures, in the order of reading.
+fn sections_of(results: &[Results], figures: &[Figure]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = points::groups(results).iter().map(|group| group.kind).collect();
     kinds.dedup();
-    for kind in kinds {
-        let of_kind = |figure: &&Figure| figure.section == points::kind_title(kind);
-        if !figures.iter().any(|figure| of_kind(&figure)) {
-            continue;
-        }
-        let (title, sentence) = (points::kind_title(kind), points::kind_sentence(kind));
-        let _ = write!(out, "<section><h2>{title}</h2><p class=\"lead\">{sentence}</p>\n");
-        figures.iter().filter(of_kind).for_each(|one| out.push_str(&figure(one)));
+    kinds.retain(|kind| figures.iter().any(|figure| belongs(figure, *kind)));
+    kinds
+}
+
+/// A section for each kind, with its figures.
+fn sections(out: &mut String, results: &[Results], figures: &[Figure]) {
+    for kind in sections_of(results, figures) {
+        let (id, title, sentence) =
+            (points::kind_id(kind), points::kind_title(kind), points::kind_sentence(kind));
+        let _ = write!(out, "<section id=\"{id}\"><h2>{title}</h2><p class=\"lead\">{sentence}</p>\n");
+        let of_kind = figures.iter().filter(|figure| belongs(figure, kind));
+        of_kind.for_each(|one| out.push_str(&figure(one)));
         out.push_str("</section>\n");
     }
 }

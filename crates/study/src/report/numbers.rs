@@ -146,6 +146,6 @@ mod tests {
     fn dates_follow_the_calendar() {
         assert_eq!(date(0), "1970-01-01 00:00 UTC");
         assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
-        assert_eq!(date(1_794_755_952), "2026-11-15 14:59 UTC");
+        assert_eq!(date(1_794_755_952), "2026-11-15 15:19 UTC");
     }
 }

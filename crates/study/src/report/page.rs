@@ -4,8 +4,8 @@ use super::escape::markup;
 use super::scene::Ink;
 use std::fmt::Write;
 
-const REGULAR: &[u8] = include_bytes!("font/Regular.otf");
-const BOLD: &[u8] = include_bytes!("font/SemiBold.otf");
+pub const REGULAR: &[u8] = include_bytes!("font/Regular.otf");
+pub const BOLD: &[u8] = include_bytes!("font/SemiBold.otf");
 const STYLE: &str = include_str!("page/page.css");
 /// Tips over marks, and downloads.
 pub const FIGURES: &str = include_str!("page/figures.js");

@@ -51,8 +51,9 @@ pub fn groups(results: &[Results]) -> Vec<Group<'_>> {
     for group in &mut groups {
         group.points.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal));
     }
-    groups.sort_by(|a, b| {
-        (a.kind, numbers_first(&a.series), a.platform).cmp(&(b.kind, numbers_first(&b.series), b.platform))
+    groups.sort_by_cached_key(|group| {
+        let hosts = group.points.iter().map(|point| point.settings.hosts).max();
+        (group.kind, hosts > Some(1), numbers_first(&group.series), group.platform)
     });
     groups
 }
@@ -66,16 +67,14 @@ fn numbers_first(name: &str) -> (u64, String) {
 
 /// Points of many hosts are a curve apart from those of one host, also where a study gave them the same name.
 fn series(point: &Point, result: &Results) -> String {
-    let alike = |other: &&Point| other.kind == Kind::Nodes && other.series == point.series;
-    let mixed = || {
-        let hosts = |many: bool| result.points.iter().filter(alike).any(|p| (p.settings.hosts > 1) == many);
-        hosts(true) && hosts(false)
-    };
-    if point.kind != Kind::Nodes || !mixed() {
+    let nodes = || result.points.iter().filter(|other| other.kind == Kind::Nodes);
+    let alike = |other: &&Point| other.series == point.series;
+    let hosts = |many: bool| nodes().filter(alike).any(|p| (p.settings.hosts > 1) == many);
+    if point.kind != Kind::Nodes || !(hosts(true) && hosts(false)) {
         return point.series.clone();
     }
     let place = if point.settings.hosts > 1 { "many hosts" } else { "one host" };
-    if point.series.is_empty() { place.into() } else { format!("{place} · {}", point.series) }
+    if nodes().all(|other| alike(&other)) { place.into() } else { format!("{place} · {}", point.series) }
 }
 
 fn order(point: &Point) -> (usize, usize, usize, usize, usize, f64, &str, &str) {

@@ -18,7 +18,7 @@ pub fn curves(study: &Study) -> Option<Figure> {
         for (of, up) in [(loss as Of, Up::Free), (score as Of, Up::Accuracy)] {
             let (series, what) = lines(group, of, up);
             if series.iter().any(|line| line.dots.len() > 1) {
-                let title = [group.title(study.platforms), what.to_string()];
+                let title = [what.to_string(), study.name(group)];
                 let title = title.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ");
                 let chart = Lines { across: Across::Whole, x_title: "epoch".into(), up, series, ideal: None };
                 panels.push(Panel { title, chart: Chart::Lines(chart) });

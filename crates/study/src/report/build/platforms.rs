@@ -9,8 +9,12 @@ use crate::results::{Estimate, Point, Summary};
 
 /// A figure for every series that at least two platforms have.
 pub fn compared(study: &Study) -> Vec<Figure> {
-    let mut names: Vec<&str> = study.groups.iter().map(|group| group.series.as_str()).collect();
-    names.dedup();
+    let mut names: Vec<&str> = vec![];
+    for group in &study.groups {
+        if !names.contains(&group.series.as_str()) {
+            names.push(&group.series);
+        }
+    }
     let mut figures = vec![];
     for (i, name) in names.into_iter().enumerate() {
         let groups: Vec<&Group> = study.groups.iter().copied().filter(|group| group.series == name).collect();

@@ -75,13 +75,10 @@ pub fn speedup(study: &Study) -> Option<Figure> {
     let mut series = ratios(study, RANKS, |summary| summary.speedup.as_ref(), |_| true, short);
     series.retain(|line| line.dots.len() > 1);
     let (low, high) = ends(&series)?;
-    let first = |line: &Series| line.dots.first().map(|dot| (dot.x, dot.y));
-    let common = series.iter().all(|line| first(line) == series.first().and_then(first));
-    // From the first point on, each further rank as good as those before.
-    let ideal = first(&series[0]).filter(|_| common).map(|(x, y)| {
-        let line = vec![(low, y * low / x), (high, y * high / x)];
-        ("ideal".to_string(), line)
-    });
+    // A series that begins later, at its own 1, has an ideal of its own.
+    let own = |line: &Series| line.dots.first().is_some_and(|dot| dot.x > low && (dot.y - 1.0).abs() < 1e-9);
+    let ideal =
+        (!series.iter().any(own)).then(|| ("ideal".to_string(), vec![(low, 1.0), (high, high / low)]));
     // To 8 ranks a plain axis shows best what is missing; beyond, the first points would lie on each other.
     let wide = high / low > 8.0;
     let (across, up) = if wide { (Across::Doubling, Up::Doubling) } else { (Across::Even, Up::Ratio) };

@@ -93,7 +93,7 @@ impl Lines {
         let mut names = names.chain(self.ideal.iter().map(|ideal| ideal.0.as_str()));
         let named = (widest(&mut names) * 1.06).min(0.36 * place.width);
         let right = if named > 0.0 { named + 18.0 } else { 8.0 };
-        let (bottom, top) = (place.y + place.height - 42.0, place.y + 8.0);
+        let (bottom, top) = (place.y + place.height - 42.0, place.y + 14.0);
         let y = Scale { from: bottom, to: top, ..up.scale };
         for (tick, text) in up.ticks.iter().zip(up.labels) {
             let at = y.at(*tick);
@@ -112,8 +112,11 @@ impl Lines {
         }
         let behind = self.series.iter().filter(|series| series.faint);
         let before = self.series.iter().filter(|series| !series.faint);
-        behind.for_each(|series| series.draw_line(&x, &y, items));
-        before.clone().for_each(|series| series.draw_line(&x, &y, items));
+        // Between names there is no way.
+        if !matches!(self.across, Across::Names(_)) {
+            behind.for_each(|series| series.draw_line(&x, &y, items));
+            before.clone().for_each(|series| series.draw_line(&x, &y, items));
+        }
         before.for_each(|series| series.draw_dots(&x, &y, items));
         self.draw_names(&x, &y, to + 16.0, named, items);
     }

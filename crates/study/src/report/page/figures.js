@@ -44,7 +44,10 @@ const report = (() => {
       mark.setAttribute("tabindex", i === 0 ? "0" : "-1");
       own.remove();
       mark.addEventListener("pointerenter", () => show(mark));
-      mark.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
+      mark.addEventListener("pointerleave", (event) => {
+        // A page that scrolls under a resting pointer leaves marks, too: that must not hide what the keyboard shows.
+        if (event.pointerType === "mouse" && mark.classList.contains("shown")) hide();
+      });
       mark.addEventListener("focus", () => show(mark));
       mark.addEventListener("blur", hide);
       mark.addEventListener("keydown", (event) => {
