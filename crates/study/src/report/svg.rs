@@ -46,7 +46,7 @@ pub fn file(scene: &Scene) -> String {
 /// The classes of shapes, with the colours of light paper.
 pub fn file_style() -> String {
     let mut out = String::from(
-        "text{font-family:Inter,Report,\"Helvetica Neue\",Helvetica,Arial,sans-serif}.b{font-weight:600}\
+        "text{font-family:Inter,Report,\"Helvetica Neue\",Helvetica,Arial,sans-serif;text-rendering:geometricPrecision}.b{font-weight:600}\
          .area{fill:none;pointer-events:all}",
     );
     for ink in Ink::ALL {

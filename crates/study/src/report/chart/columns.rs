@@ -48,7 +48,7 @@ impl Columns {
         };
         let labels: Vec<String> =
             ticks.iter().enumerate().map(|(i, tick)| label(tick, i + 1 == ticks.len())).collect();
-        let left = labels.iter().map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max) + 8.0;
+        let left = labels.iter().map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max) + 10.0;
         let (bottom, top) = (place.y + place.height - 42.0, place.y + 14.0);
         let high = ticks.last().copied().unwrap_or(1.0) * unit.1;
         let scale = Scale { low: 0.0, high, from: bottom, to: top, log: false };

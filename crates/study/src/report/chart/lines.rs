@@ -88,7 +88,7 @@ impl Lines {
         let widest = |texts: &mut dyn Iterator<Item = &str>| {
             texts.map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max)
         };
-        let left = widest(&mut up.labels.iter().map(String::as_str)) + 8.0;
+        let left = widest(&mut up.labels.iter().map(String::as_str)) + 10.0;
         let names = self.series.iter().map(|series| series.name.as_str());
         let mut names = names.chain(self.ideal.iter().map(|ideal| ideal.0.as_str()));
         let named = (widest(&mut names) * 1.06).min(0.36 * place.width);
