@@ -110,8 +110,8 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
         runs.push(Run { repeat, started: 1_794_755_952, outcome: Outcome::Done(Box::new(measured)) });
     }
     let id = format!(
-        "{:?}-{}-{}-{}-{}-{}",
-        plan.kind, plan.series, s.ranks, s.hosts, s.batch_per_rank, s.optimizer
+        "{:?}-{}-{}-{}-{}-{}-{}-{}",
+        plan.kind, plan.series, s.model, s.ranks, s.hosts, s.threads_per_rank, s.batch_per_rank, s.optimizer
     );
     let id = id.to_lowercase().replace([' ', ',', '/', ':'], "-");
     let Plan { kind, series, settings, flags, .. } = plan;
@@ -269,6 +269,10 @@ fn points(speed: f64) -> Vec<Point> {
         let mut one = plan(Kind::Optimizer, "4 ranks", s, 5, None);
         one.compute *= factor;
         points.push(point(one, &mut draw));
+    }
+    for (model, threads) in [("vit-s/16", 1), ("vit-s/16", 4), ("vit-b/16", 1), ("vit-b/16", 4)] {
+        let s = Settings { model: model.into(), threads_per_rank: threads, ..settings(2, 64) };
+        points.push(point(plan(Kind::Grid, "loader threads", s, 2, None), &mut draw));
     }
     for (hosts, ranks) in [(1, 1), (1, 2), (1, 4), (1, 8), (2, 2), (4, 4), (8, 8), (16, 16), (32, 32)] {
         let s =

@@ -26,7 +26,9 @@ fn reports_are_drawn_again_and_against_each_other() {
     assert!(fs::read_to_string(folder.0.join("a/report.md")).unwrap().starts_with("# How far does ViT"));
     assert!(fs::read_to_string(folder.0.join("figures/strong-speedup.svg")).unwrap().starts_with("<svg"));
     folder.run(&["report", "a", "b", "--out", "both", "--figures", "png", "figures"]);
-    assert!(fs::read_to_string(folder.0.join("both/report.html")).unwrap().contains("id=\"strong-platforms-1\""));
+    assert!(
+        fs::read_to_string(folder.0.join("both/report.html")).unwrap().contains("id=\"strong-platforms-1\"")
+    );
     let png = fs::read(folder.0.join("figures/strong-platforms-1.png")).unwrap();
     assert!(png.starts_with(b"\x89PNG") && png.len() > 10_000);
 }
@@ -57,9 +59,11 @@ fn what_can_t_be_drawn_is_refused_and_nothing_is_overwritten() {
 #[test]
 fn a_training_run_has_a_live_page_while_it_goes_on() {
     let folder = Folder::new("live");
-    let output = folder.start(&["train", "--serve", "127.0.0.1:0", "--steps", "2"]).wait_with_output().unwrap();
+    let output =
+        folder.start(&["train", "--serve", "127.0.0.1:0", "--steps", "2"]).wait_with_output().unwrap();
     assert!(text(&output).contains("vitesse: --serve needs --out"), "{}", text(&output));
-    let args = ["train", "--out", "run", "--serve", "127.0.0.1:0", "--model", "vit-nano/8", "--epochs", "1000"];
+    let args =
+        ["train", "--out", "run", "--serve", "127.0.0.1:0", "--model", "vit-nano/8", "--epochs", "1000"];
     let mut child = folder.start(&args);
     let mut lines = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();

@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 use comm::Choice;
 use graph::Recompute;
 use models::vit::Pool;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use train::Raw;

@@ -49,7 +49,8 @@ pub fn tick_digits(ticks: &[f64]) -> usize {
 }
 
 pub fn powers_of_two(low: f64, high: f64) -> Vec<f64> {
-    let (first, last) = (low.max(1e-9).log2().round() as i32, high.max(1e-9).log2().ceil() as i32);
+    // Noise just below a power needs no room of its own.
+    let (first, last) = ((low.max(1e-9).log2() + 0.05).floor() as i32, high.max(1e-9).log2().ceil() as i32);
     (first..=last.min(first + 24)).map(|power| 2f64.powi(power)).collect()
 }
 
@@ -106,7 +107,8 @@ mod tests {
         assert_eq!(round_ticks(1.0, 1.0, 4), [1.0]);
         assert_eq!(round_ticks(0.0, f64::NAN, 4), [0.0]);
         assert_eq!(tick_digits(&[0.0, 0.25, 0.5]), 2);
-        assert_eq!(powers_of_two(1.0, 6.0), [1.0, 2.0, 4.0, 8.0]);
+        assert_eq!(powers_of_two(0.99, 6.0), [1.0, 2.0, 4.0, 8.0]);
+        assert_eq!(powers_of_two(0.7, 2.0), [0.5, 1.0, 2.0]);
     }
 
     #[test]

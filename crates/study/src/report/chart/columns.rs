@@ -37,38 +37,37 @@ pub struct Segment {
     pub seconds: f64,
 }
 
+/// Height of a line of a column's name, and how many it may have.
+const LINE: f64 = 14.0;
+const LINES: usize = 3;
+
 impl Columns {
     pub fn draw(&self, place: Place, items: &mut Vec<Item>) {
         let unit = TimeUnit::of(self.top);
         let ticks = axis::round_ticks(0.0, (self.top / unit.1).max(1e-9), 4);
-        let digits = axis::tick_digits(&ticks);
-        let label = |tick: &f64, last: bool| match last {
-            true => format!("{tick:.digits$} {}", unit.0),
-            false => format!("{tick:.digits$}"),
-        };
-        let labels: Vec<String> =
-            ticks.iter().enumerate().map(|(i, tick)| label(tick, i + 1 == ticks.len())).collect();
+        let labels = tick_labels(&ticks, unit);
         let left = labels.iter().map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max) + 10.0;
-        let (bottom, top) = (place.y + place.height - 42.0, place.y + 14.0);
+        let slot = (place.width - left) / self.columns.len().max(1) as f64;
+        let names: Vec<Vec<String>> =
+            self.columns.iter().map(|column| name_lines(&column.label, slot)).collect();
+        let more = LINE * (names.iter().map(Vec::len).max().unwrap_or(1).max(1) - 1) as f64;
+        let (bottom, top) = (place.y + place.height - 42.0 - more, place.y + 14.0);
         let high = ticks.last().copied().unwrap_or(1.0) * unit.1;
         let scale = Scale { low: 0.0, high, from: bottom, to: top, log: false };
         for (tick, text) in ticks.iter().zip(labels) {
             let y = scale.at(tick * unit.1);
             items.push(Item::rule((place.x + left, y), (place.x + place.width, y), Ink::Grid, 1.0));
-            let at = (place.x + left - 8.0, y + 4.0);
-            items.push(Item::text(at.0, at.1, Anchor::End, SMALL, Ink::Muted, text));
+            items.push(Item::text(place.x + left - 8.0, y + 4.0, Anchor::End, SMALL, Ink::Muted, text));
         }
-        let slot = (place.width - left) / self.columns.len().max(1) as f64;
         let numbers: Vec<String> = self.columns.iter().map(|column| unit.number(column.total)).collect();
         let fits = numbers.iter().all(|text| measure::width(text, SMALL, true) + 4.0 <= slot);
-        for (i, column) in self.columns.iter().enumerate() {
+        for (i, (column, name)) in self.columns.iter().zip(names).enumerate() {
             let middle = place.x + left + slot * (i as f64 + 0.5);
             let number = fits.then_some(numbers[i].as_str());
-            items.push(column.draw(middle, slot, &scale, number));
+            items.push(column.draw((middle, slot), &scale, number, name));
         }
-        let axis_middle = place.x + left + (place.width - left) / 2.0;
-        let y = bottom + 38.0;
-        items.push(Item::text(axis_middle, y, Anchor::Middle, SMALL, Ink::Muted, &self.x_title));
+        let (middle, y) = (place.x + left + (place.width - left) / 2.0, bottom + 38.0 + more);
+        items.push(Item::text(middle, y, Anchor::Middle, SMALL, Ink::Muted, &self.x_title));
     }
 
     pub fn said(&self) -> Vec<String> {
@@ -101,8 +100,36 @@ impl Columns {
     }
 }
 
+/// The last has the unit.
+fn tick_labels(ticks: &[f64], unit: TimeUnit) -> Vec<String> {
+    let digits = axis::tick_digits(ticks);
+    let mut labels: Vec<String> = ticks.iter().map(|tick| format!("{tick:.digits$}")).collect();
+    if let Some(last) = labels.last_mut() {
+        *last = format!("{last} {}", unit.0);
+    }
+    labels
+}
+
+/// A column's name under it, in a few lines where it is long.
+fn name_lines(name: &str, slot: f64) -> Vec<String> {
+    let mut lines = measure::wrap(name, SMALL, false, slot - 6.0);
+    if lines.len() > LINES {
+        lines.truncate(LINES);
+        if let Some(last) = lines.last_mut() {
+            *last = measure::fit(&format!("{last} and more"), SMALL, false, slot - 6.0);
+        }
+    }
+    lines
+}
+
 impl Column {
-    fn draw(&self, middle: f64, slot: f64, scale: &Scale, number: Option<&str>) -> Item {
+    fn draw(
+        &self,
+        (middle, slot): (f64, f64),
+        scale: &Scale,
+        number: Option<&str>,
+        name: Vec<String>,
+    ) -> Item {
         let wide = (slot * 0.62).clamp(3.0, 56.0);
         let (bottom, mut from) = (scale.from, 0.0);
         let mut items = vec![];
@@ -124,8 +151,10 @@ impl Column {
             ),
             None => {}
         }
-        let label = measure::fit(&self.label, SMALL, false, slot - 2.0);
-        items.push(Item::text(middle, bottom + 18.0, Anchor::Middle, SMALL, Ink::Text, label));
+        for (i, line) in name.into_iter().enumerate() {
+            let y = bottom + 18.0 + LINE * i as f64;
+            items.push(Item::text(middle, y, Anchor::Middle, SMALL, Ink::Text, line));
+        }
         let area = (middle - slot / 2.0, scale.to - 14.0, slot, bottom + 24.0 - scale.to + 14.0);
         Item::Mark { tip: self.tip.clone(), area, items }
     }
