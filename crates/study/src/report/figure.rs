@@ -4,7 +4,7 @@ use super::chart::{self, Columns, Lines, Rows};
 use super::escape;
 use super::measure;
 use super::numbers::exact;
-use super::scene::{Anchor, Ink, Item, Scene};
+use super::scene::{Anchor, Ink, Item, MARGIN, Scene};
 
 /// As wide as text on a desktop, and on a phone.
 pub const WIDE: f64 = 720.0;
@@ -107,7 +107,6 @@ impl Figure {
     }
 
     fn frame(&self, width: f64, height: f64) -> (Vec<Item>, f64, f64) {
-        const MARGIN: f64 = 16.0;
         let mut frame = vec![];
         let title = measure::wrap(&self.full_title(), TITLE, true, width);
         let above = MARGIN + 24.0 * title.len() as f64 + 6.0;
@@ -116,9 +115,9 @@ impl Figure {
             frame.push(Item::text(0.0, y, Anchor::Start, TITLE, Ink::Text, line).bold());
         }
         let note = measure::wrap(&format!("{} {}", self.context, self.note), NOTE, false, width);
-        let below = 16.0 * note.len() as f64 + MARGIN;
+        let below = 16.0 * note.len() as f64 + 8.0 + MARGIN;
         for (i, line) in note.into_iter().enumerate() {
-            let y = height + 14.0 + 16.0 * i as f64;
+            let y = height + 22.0 + 16.0 * i as f64;
             frame.push(Item::text(0.0, y, Anchor::Start, NOTE, Ink::Muted, line));
         }
         (frame, above, below)

@@ -3,7 +3,7 @@
 
 use super::ReportError;
 use super::page::{BOLD, REGULAR};
-use super::scene::{Anchor, Ink, Item, Scene};
+use super::scene::{Anchor, Ink, Item, MARGIN, Scene};
 use tiny_skia::{
     Color, FillRule, LineCap, LineJoin, Paint, Path, PathBuilder, Pixmap, Rect, Stroke, StrokeDash, Transform,
 };
@@ -15,15 +15,15 @@ const SCALE: f32 = 2.0;
 const LARGEST: f64 = 8000.0;
 
 pub fn file(scene: &Scene) -> Result<Vec<u8>, ReportError> {
-    let height = scene.height + scene.above + scene.below;
-    if !(scene.width <= LARGEST && height <= LARGEST) {
-        return Err(ReportError::Png(format!("{} × {height:.0} is too large", scene.width)));
+    let (width, height) = (scene.width + 2.0 * MARGIN, scene.height + scene.above + scene.below);
+    if !(width <= LARGEST && height <= LARGEST) {
+        return Err(ReportError::Png(format!("{} × {height:.0} is too large", width)));
     }
-    let (wide, high) = ((scene.width as f32 * SCALE).ceil() as u32, (height as f32 * SCALE).ceil() as u32);
+    let (wide, high) = ((width as f32 * SCALE).ceil() as u32, (height as f32 * SCALE).ceil() as u32);
     let problem = |what: &str| ReportError::Png(what.to_string());
     let mut canvas = Canvas {
         pixels: Pixmap::new(wide, high).ok_or_else(|| problem("it has no size"))?,
-        place: Transform::from_translate(0.0, scene.above as f32).post_scale(SCALE, SCALE),
+        place: Transform::from_translate(MARGIN as f32, scene.above as f32).post_scale(SCALE, SCALE),
         regular: Face::parse(REGULAR, 0).map_err(|e| problem(&e.to_string()))?,
         bold: Face::parse(BOLD, 0).map_err(|e| problem(&e.to_string()))?,
     };

@@ -154,6 +154,9 @@ pub enum Item {
     },
 }
 
+/// Paper around a figure that stands alone.
+pub const MARGIN: f64 = 16.0;
+
 /// A figure, laid out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {

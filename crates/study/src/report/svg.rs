@@ -1,7 +1,7 @@
 //! A scene as SVG. Colours are classes: a page gives them by variables, in light and dark; a file brings its own style.
 
 use super::escape::markup;
-use super::scene::{Anchor, Ink, Item, Scene};
+use super::scene::{Anchor, Ink, Item, MARGIN, Scene};
 use std::fmt::Write;
 
 /// For a page: without title and note, which it says itself; they lie outside the view, for whoever downloads the figure.
@@ -12,11 +12,12 @@ pub fn in_page(scene: &Scene, class: &str) -> String {
     let _ = write!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"figure {class}\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" \
-         viewBox=\"0 0 {} {}\" data-whole=\"0 {} {} {}\">",
+         viewBox=\"0 0 {} {}\" data-whole=\"{} {} {} {}\">",
         n(*width),
         n(*height),
+        n(-MARGIN),
         n(-above),
-        n(*width),
+        n(width + 2.0 * MARGIN),
         n(whole)
     );
     body(&mut out, scene, &id);
@@ -32,9 +33,10 @@ pub fn file(scene: &Scene) -> String {
     let _ = write!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" width=\"{w}\" \
-         height=\"{h}\" viewBox=\"0 {y} {w} {h}\"><style>{style}</style>\
-         <rect class=\"f-paper\" x=\"0\" y=\"{y}\" width=\"{w}\" height=\"{h}\"/>",
-        w = n(*width),
+         height=\"{h}\" viewBox=\"{x} {y} {w} {h}\"><style>{style}</style>\
+         <rect class=\"f-paper\" x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"/>",
+        w = n(width + 2.0 * MARGIN),
+        x = n(-MARGIN),
         h = n(whole),
         y = n(-above),
         style = file_style()

@@ -23,6 +23,15 @@ const report = (() => {
     tip.classList.add("on");
   };
 
+  // A page that scrolls under a resting pointer enters marks: that must not hide what the keyboard shows.
+  let rested = "";
+  const moved = (event) => {
+    const [before, now] = [rested, `${event.screenX} ${event.screenY}`];
+    rested = now;
+    return event.pointerType !== "mouse" || now !== before;
+  };
+  document.addEventListener("pointermove", moved);
+
   // The browser's own tips (title) would lie over ours; they are for pages without script.
   const prepare = (svg) => {
     if (svg.dataset.ready) return;
@@ -43,9 +52,9 @@ const report = (() => {
       mark.setAttribute("aria-label", own.textContent);
       mark.setAttribute("tabindex", i === 0 ? "0" : "-1");
       own.remove();
-      mark.addEventListener("pointerenter", () => show(mark));
+      mark.addEventListener("pointerenter", (event) => moved(event) && show(mark));
       mark.addEventListener("pointerleave", (event) => {
-        // A page that scrolls under a resting pointer leaves marks, too: that must not hide what the keyboard shows.
+        // It leaves them, too.
         if (event.pointerType === "mouse" && mark.classList.contains("shown")) hide();
       });
       mark.addEventListener("focus", () => show(mark));
