@@ -26,7 +26,7 @@ pub fn html(results: &[Results]) -> String {
     out.push_str("</section>\n");
     let failures = table::failures(results);
     if !failures.is_empty() {
-        let _ = write!(out, "<section><h2>Failed runs</h2><ul class=\"failed\">{failures}</ul></section>\n");
+        let _ = writeln!(out, "<section><h2>Failed runs</h2><ul class=\"failed\">{failures}</ul></section>");
     }
     sections(&mut out, results, &figures);
     out.push_str("</main>\n");
@@ -71,7 +71,7 @@ fn header(out: &mut String, results: &[Results], title: &str, sections: &[Kind])
         .iter()
         .map(|kind| format!("<a href=\"#{}\">{}</a>", points::kind_id(*kind), points::kind_title(*kind)))
         .collect();
-    let _ = write!(out, "<nav><a href=\"#points\">All points</a> {}</nav></header>\n", links.join(" "));
+    let _ = writeln!(out, "<nav><a href=\"#points\">All points</a> {}</nav></header>", links.join(" "));
 }
 
 /// What all points have in common.
@@ -102,7 +102,7 @@ fn sections(out: &mut String, results: &[Results], figures: &[Figure]) {
     for kind in sections_of(results, figures) {
         let (id, title, sentence) =
             (points::kind_id(kind), points::kind_title(kind), points::kind_sentence(kind));
-        let _ = write!(out, "<section id=\"{id}\"><h2>{title}</h2><p class=\"lead\">{sentence}</p>\n");
+        let _ = writeln!(out, "<section id=\"{id}\"><h2>{title}</h2><p class=\"lead\">{sentence}</p>");
         let of_kind = figures.iter().filter(|figure| belongs(figure, kind));
         of_kind.for_each(|one| out.push_str(&figure(one)));
         out.push_str("</section>\n");
@@ -127,7 +127,7 @@ fn capital(text: &str) -> String {
 }
 
 fn footer(out: &mut String, results: &[Results]) {
-    let _ = write!(
+    let _ = writeln!(
         out,
         "<footer><h2>How to read this</h2>\
          <p>Times are medians over the runs of a point, warm-up left out. From five runs on, the range beside a median is its 95% \
@@ -137,7 +137,7 @@ fn footer(out: &mut String, results: &[Results]) {
          series; neither is compared in silence.</p>\
          <p>Point at a mark, tap it, or go to it by keyboard (Tab, then arrows) to see its runs. {} \
          Single steps are in results.json alone.</p>\
-         <button type=\"button\" id=\"all-data\" hidden>All data of this page (JSON)</button></footer>\n",
+         <button type=\"button\" id=\"all-data\" hidden>All data of this page (JSON)</button></footer>",
         counted(results.iter().map(|r| r.points.len()).sum(), "point") + " in all."
     );
 }

@@ -31,9 +31,11 @@ pub fn compared(study: &Study) -> Vec<Figure> {
         figures.push(Figure {
             id: study.id(&format!("platforms-{}", i + 1)),
             section: study.section(),
-        context: study.context(), title: title.into(),
+            context: study.context(),
+            title,
             note: format!(
-                "The same settings on different platforms.{} Points with more threads than cores are left out of the efficiency.",
+                "The same settings on different platforms.{} Points with more threads than cores are left out of the \
+                 efficiency.",
                 study.spread_sentence()
             ),
             legend: vec![],
@@ -43,9 +45,12 @@ pub fn compared(study: &Study) -> Vec<Figure> {
     figures
 }
 
+/// A panel's title, its axis, what it shows, and how that is written.
+type Compared = (&'static str, Up, fn(&Summary) -> Option<&Estimate>, fn(f64) -> String);
+
 fn panels(study: &Study) -> Vec<Panel> {
     let Varies::Number(x_title, x) = points::varies(study.kind) else { return vec![] };
-    let of: [(&str, Up, fn(&Summary) -> Option<&Estimate>, fn(f64) -> String); 4] = [
+    let of: [Compared; 4] = [
         ("time an epoch", Up::Time, |s| Some(&s.epoch_seconds), seconds),
         ("images a second", Up::Amount, |s| Some(&s.images_per_second), short),
         ("speedup", Up::Ratio, |s| s.speedup.as_ref(), short),
