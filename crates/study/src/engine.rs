@@ -4,6 +4,7 @@ use crate::child::{self, Ended};
 use crate::error::StudyError;
 use crate::grid::Planned;
 use crate::measure;
+use crate::report;
 use crate::results::{FORMAT, Outcome, Point, Results, Run};
 use crate::store::{self, RESULTS, Store};
 use crate::{csv, summary};
@@ -222,7 +223,8 @@ pub fn results(store: &Store) -> Result<Results, StudyError> {
 /// Writes what a study came to: `results.json` and `results.csv`.
 pub fn finish(folder: &Path, results: &Results) -> Result<(), StudyError> {
     store::write_json(&folder.join(RESULTS), results)?;
-    csv::write(&folder.join("results.csv"), results)
+    csv::write(&folder.join("results.csv"), results)?;
+    Ok(report::write(folder, std::slice::from_ref(results))?)
 }
 
 #[cfg(test)]

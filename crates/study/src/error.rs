@@ -26,6 +26,8 @@ pub enum StudyError {
     NotEmpty(PathBuf),
     #[error("{}: another study is at work there", .0.display())]
     Busy(PathBuf),
+    #[error(transparent)]
+    Report(#[from] crate::report::ReportError),
 }
 
 impl StudyError {

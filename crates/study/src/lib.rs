@@ -9,7 +9,11 @@ pub mod grid;
 pub mod limiter;
 mod measure;
 pub mod presets;
+pub mod report;
 pub mod results;
+#[doc(hidden)]
+pub mod sample;
+pub mod serve;
 pub mod spec;
 pub mod stats;
 pub mod store;

@@ -71,6 +71,11 @@ const BENCH: &str = "\
 Examples:
   vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
   vitesse bench --model vit-b/16 --image-size 224 --batch-size 4 --classes 1000 --json";
+const REPORT: &str = "\
+Examples:
+  vitesse report studies/a100
+  vitesse report studies/a100 studies/v100 --out studies/both
+  vitesse report studies/a100 --figures svg paper/figures";
 const EXPLAIN: &str = "\
 Examples:
   vitesse config explain deepspeed.json
@@ -116,6 +121,9 @@ pub enum Command {
     /// Time a training step on random data, and its matrix products alone
     #[command(after_help = BENCH)]
     Bench(BenchArgs),
+    /// Draw the report of a study again from its results; from two or more, one platform against another
+    #[command(after_help = REPORT)]
+    Report(ReportArgs),
     /// Show what this machine has and lacks, and what to install
     Doctor {
         /// Print JSON instead of text
@@ -321,6 +329,19 @@ pub struct BenchArgs {
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Clone)]
+pub struct ReportArgs {
+    /// Folders with a results.json
+    #[arg(required = true, value_name = "DIR")]
+    pub folders: Vec<PathBuf>,
+    /// Folder for report.html and report.md [default: that of the results]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Write every figure as a file, too
+    #[arg(long, num_args = 2, value_names = ["svg|png", "DIR"])]
+    pub figures: Option<Vec<PathBuf>>,
 }
 
 #[derive(Args, Clone)]

@@ -13,6 +13,7 @@ mod launch_command;
 mod masks_command;
 mod plan;
 mod progress;
+mod report_command;
 mod shells;
 mod signals;
 mod study_command;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         args::Command::Data(args::DataCommand::Inspect(args)) => data_command::inspect(*args),
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
+        args::Command::Report(args) => report_command::run(args),
         args::Command::Doctor { json } => doctor::run(json),
         args::Command::Completions { shell } => shells::completions(shell),
         args::Command::Man { out } => shells::man(&out),

@@ -10,6 +10,7 @@ use comm::{Ended, Failure, Launcher, Member, Place, Start};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use study::serve::{self, Server};
 use train::record::{self, Launch};
 use train::run::{Stopped, Summary};
 use train::sets::{self, Sets};
@@ -99,6 +100,7 @@ fn rank(
         let log = Voice::log(folder, rank);
         voices.push(log.map_err(|e| format!("{}: {e}", folder.display()))?);
     }
+    let _page = if rank == 0 { live_page(args, &run)? } else { None };
     let mut progress = Progress::new(&run, voices, signals);
     let summary = train::run::train(run.clone(), sets, member, &mut progress);
     let summary = summary.map_err(|error| match error.loses_device() {
@@ -106,6 +108,16 @@ fn rank(
         false => Failure::Own(error.to_string()),
     })?;
     Ok(Done { rank, run, summary })
+}
+
+/// Serves the run's folder for as long as it lives, if that was asked for.
+fn live_page(args: &TrainArgs, run: &Resolved) -> Result<Option<Server>, String> {
+    let Some(address) = args.output.serve else { return Ok(None) };
+    let folder =
+        run.out.as_deref().ok_or("--serve needs --out: the live page shows what the run writes there")?;
+    let server = Server::start(address.unwrap_or(serve::DEFAULT), folder).map_err(|e| e.to_string())?;
+    eprintln!("live page: {}", server.url());
+    Ok(Some(server))
 }
 
 /// All ranks, on threads of this process; the first one's end is that of the run.

@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 use comm::Choice;
 use graph::Recompute;
 use models::vit::Pool;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use train::Raw;
@@ -258,6 +259,9 @@ pub struct OutputArgs {
     /// Don't measure where the time goes
     #[arg(long)]
     no_account: bool,
+    /// Show curves, the account of time and the log on a live page, at ADDR [default: 127.0.0.1:8420]; needs --out
+    #[arg(long, value_name = "ADDR", num_args = 0..=1)]
+    pub serve: Option<Option<SocketAddr>>,
     /// Let every rank write its own log there, as rank-N.log
     #[arg(long, value_name = "DIR")]
     pub rank_logs: Option<PathBuf>,

@@ -1,0 +1,22 @@
+//! Writes reports of made-up results, to look at: `cargo run -p study --example sample_report -- OUT`.
+
+use std::path::PathBuf;
+use study::{report, sample};
+
+fn main() -> anyhow::Result<()> {
+    let Some(out) = std::env::args_os().nth(1).map(PathBuf::from) else {
+        anyhow::bail!("usage: sample_report OUT");
+    };
+    let reports = [
+        ("study", vec![sample::study()]),
+        ("quick", vec![sample::quick()]),
+        ("platforms", vec![sample::study(), sample::other_platform()]),
+        ("hostile", vec![sample::hostile()]),
+    ];
+    for (name, results) in reports {
+        report::write(&out.join(name), &results)?;
+        report::write_figures(&out.join(name).join("figures"), &results, report::Format::Png)?;
+        println!("{}", out.join(name).join("report.html").display());
+    }
+    Ok(())
+}

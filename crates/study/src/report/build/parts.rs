@@ -1,0 +1,110 @@
+//! Where the time went.
+
+use super::{Study, key};
+use crate::report::chart::{Row, Rows};
+use crate::report::figure::{Chart, Figure, Key, Panel};
+use crate::report::numbers::{percent, seconds};
+use crate::report::points;
+use crate::report::scene::Ink;
+use crate::results::Parts;
+
+/// In the order in which they are drawn.
+pub fn named(parts: &Parts) -> [(&'static str, Ink, f64); 6] {
+    let Parts { compute, exchange, wait, data, optimizer, idle, .. } = *parts;
+    [
+        ("compute", Ink::Compute, compute),
+        ("exchange", Ink::Exchange, exchange),
+        ("wait for ranks", Ink::Wait, wait),
+        ("data", Ink::Data, data),
+        ("optimizer", Ink::Optimizer, optimizer),
+        ("idle", Ink::Idle, idle),
+    ]
+}
+
+pub fn legend() -> Vec<Key> {
+    named(&Parts::default()).map(|(name, ink, _)| key(ink, name)).to_vec()
+}
+
+/// A row of shares; none if there is nothing to divide.
+pub fn row(label: String, heading: &str, parts: &Parts, pale: bool, note: String) -> Option<Row> {
+    let wall = points::wall(parts);
+    if !(wall.is_finite() && wall > 0.0) {
+        return None;
+    }
+    let shares = named(parts).map(|(name, ink, seconds)| (name, ink, seconds / wall)).to_vec();
+    let mut tip = vec![format!("{heading}\n{} a step", seconds(wall))];
+    let told = named(parts).into_iter().filter(|part| part.2 / wall >= 0.0005);
+    tip.extend(told.map(|(name, _, time)| format!("{name}: {} ({})", seconds(time), percent(time / wall))));
+    if parts.hidden > 0.0 {
+        tip.push(format!("exchange behind computing: {}", seconds(parts.hidden)));
+    }
+    if !note.is_empty() {
+        tip.push(note.clone());
+    }
+    Some(Row { label, parts: shares, pale, tip: tip.join("\n"), note })
+}
+
+pub fn by_point(study: &Study) -> Option<Figure> {
+    let mut panels = vec![];
+    for group in &study.groups {
+        let rows: Vec<Row> = group
+            .points
+            .iter()
+            .filter_map(|point| {
+                let (name, summary) = (points::described(point, group), point.summary.as_ref()?);
+                let label = format!("{name}{}", points::signs(point));
+                let note = points::flags(point).join("; ");
+                row(label, &name, &summary.parts, points::oversubscribed(point), note)
+            })
+            .collect();
+        if !rows.is_empty() {
+            panels.push(Panel { title: group.title(study.platforms), chart: Chart::Rows(Rows { rows }) });
+        }
+    }
+    let note = format!(
+        "Shares of a mean step, over all ranks. Exchange that went on behind computing is part of the others.{}",
+        study.signs()
+    );
+    figure(study, "parts", "where the time went", note, panels)
+}
+
+/// Ranks of the largest point of every group, where there are several.
+pub fn by_rank(study: &Study) -> Option<Figure> {
+    let mut panels = vec![];
+    for group in &study.groups {
+        let runs = group.points.iter().filter_map(|point| {
+            let (_, measured) = points::measured(point).next()?;
+            (measured.ranks.len() > 1).then_some((point, measured))
+        });
+        // Where a point has enough cores, it tells more.
+        let best =
+            runs.max_by_key(|(point, measured)| (!points::oversubscribed(point), measured.ranks.len()));
+        let Some((point, measured)) = best else { continue };
+        let rows = measured.ranks.iter().enumerate().filter_map(|(rank, parts)| {
+            let label = format!("rank {rank}");
+            row(label.clone(), &label, parts, false, String::new())
+        });
+        let rows: Vec<Row> = rows.collect();
+        let parts = [group.title(study.platforms), points::described(point, group) + &points::signs(point)];
+        let title = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ");
+        if !rows.is_empty() {
+            panels.push(Panel { title, chart: Chart::Rows(Rows { rows }) });
+        }
+    }
+    let note = "Shares of a mean step of each rank, in the first run of the point with the most ranks. A rank that computes \
+                while the others wait is the slow one.";
+    figure(study, "ranks", "rank by rank", note.into(), panels)
+}
+
+fn figure(study: &Study, id: &str, title: &str, note: String, panels: Vec<Panel>) -> Option<Figure> {
+    let figure = Figure {
+        id: study.id(id),
+        section: study.section(),
+        context: study.context(),
+        title: title.into(),
+        note,
+        legend: legend(),
+        panels,
+    };
+    (!figure.panels.is_empty()).then_some(figure)
+}

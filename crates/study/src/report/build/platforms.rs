@@ -1,0 +1,88 @@
+//! One platform against another: the same series, measured in several places.
+
+use super::{Study, scaling, utilisation};
+use crate::report::chart::{Across, Lines, Series, Up};
+use crate::report::figure::{Chart, Figure, Panel};
+use crate::report::numbers::{percent, seconds, short};
+use crate::report::points::{self, Group, Varies};
+use crate::results::{Estimate, Point, Summary};
+
+/// A figure for every series that at least two platforms have.
+pub fn compared(study: &Study) -> Vec<Figure> {
+    let mut names: Vec<&str> = vec![];
+    for group in &study.groups {
+        if !names.contains(&group.series.as_str()) {
+            names.push(&group.series);
+        }
+    }
+    let mut figures = vec![];
+    for (i, name) in names.into_iter().enumerate() {
+        let groups: Vec<&Group> = study.groups.iter().copied().filter(|group| group.series == name).collect();
+        if groups.len() < 2 {
+            continue;
+        }
+        // One platform is one line, so that its name alone tells it apart.
+        let one = Study { kind: study.kind, groups, platforms: study.platforms };
+        let panels = panels(&one);
+        if panels.is_empty() {
+            continue;
+        }
+        let title = if name.is_empty() { "platforms".to_string() } else { format!("platforms · {name}") };
+        figures.push(Figure {
+            id: study.id(&format!("platforms-{}", i + 1)),
+            section: study.section(),
+            context: study.context(),
+            title,
+            note: format!(
+                "The same settings on different platforms.{} Points with more threads than cores are left out of the \
+                 efficiency.",
+                study.spread_sentence()
+            ),
+            legend: vec![],
+            panels,
+        });
+    }
+    figures
+}
+
+/// A panel's title, its axis, what it shows, and how that is written.
+type Compared = (&'static str, Up, fn(&Summary) -> Option<&Estimate>, fn(f64) -> String);
+
+fn panels(study: &Study) -> Vec<Panel> {
+    let Varies::Number(x_title, x) = points::varies(study.kind) else { return vec![] };
+    let of: [Compared; 4] = [
+        ("time an epoch", Up::Time, |s| Some(&s.epoch_seconds), seconds),
+        ("images a second", Up::Amount, |s| Some(&s.images_per_second), short),
+        ("speedup", Up::Ratio, |s| s.speedup.as_ref(), short),
+        ("efficiency", Up::Share, |s| s.efficiency.as_ref(), percent),
+    ];
+    let mut panels = vec![];
+    for (title, up, estimate, text) in of {
+        let counts = |point: &Point| title != "efficiency" || !points::oversubscribed(point);
+        let mut series = scaling::ratios(study, x, estimate, counts, text);
+        rename(study, &mut series);
+        series.retain(|line| !line.dots.is_empty());
+        if series.len() > 1 {
+            let chart = Lines { across: Across::Doubling, x_title: x_title.into(), up, series, ideal: None };
+            panels.push(Panel { title: title.into(), chart: Chart::Lines(chart) });
+        }
+    }
+    for which in [utilisation::CPU, utilisation::GPU] {
+        panels.extend(utilisation::panel(study, which).map(|mut panel| {
+            if let Chart::Lines(lines) = &mut panel.chart {
+                rename(study, &mut lines.series);
+            }
+            panel
+        }));
+    }
+    panels
+}
+
+/// Lines of a platform bear its name alone.
+fn rename(study: &Study, series: &mut [Series]) {
+    for line in series {
+        if let Some(group) = study.groups.iter().find(|group| study.name(group) == line.name) {
+            line.name = group.platform_name.clone();
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A training run as its files tell it: `metrics.jsonl`, `ranks.jsonl`, `config.json`.
+
+use super::tail::{Follower, last_lines};
+use crate::report::live::{Curve, Rank};
+use crate::results::Parts;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// A curve has at most so many points; then neighbours become one.
+const MOST: usize = 400;
+/// The account is that of the last steps, as far as these bytes go.
+const TAIL: u64 = 256 << 10;
+/// Lines of the log.
+const LOG: usize = 12;
+
+/// A line of `metrics.jsonl`: a step or an evaluation.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Line {
+    step: u64,
+    epoch: u64,
+    loss: Option<f64>,
+    lr: Option<f64>,
+    images_per_second: Option<f64>,
+    top1: Option<f64>,
+    eval_loss: Option<f64>,
+    eval_top1: Option<f64>,
+    compute_seconds: Option<f64>,
+    exchange_seconds: Option<f64>,
+    wait_seconds: Option<f64>,
+    data_seconds: Option<f64>,
+    optimizer_seconds: Option<f64>,
+    idle_seconds: Option<f64>,
+    hidden_exchange_seconds: Option<f64>,
+}
+
+/// A line of `ranks.jsonl`.
+#[derive(Deserialize)]
+struct RankLine {
+    rank: usize,
+    compute: f64,
+    exchange: f64,
+    wait: f64,
+    data: f64,
+    optimizer: f64,
+    idle: f64,
+    hidden_exchange: f64,
+}
+
+/// What a page needs of `config.json`.
+#[derive(Default, Deserialize)]
+pub struct Config {
+    pub model: String,
+    pub steps: u64,
+    pub epochs: u64,
+    #[serde(default)]
+    pub world: usize,
+}
+
+pub struct Run {
+    folder: PathBuf,
+    metrics: Follower,
+    pub loss: Means,
+    pub rate: Means,
+    pub top1: Means,
+    pub eval_loss: Vec<(f64, f64)>,
+    pub eval_top1: Vec<(f64, f64)>,
+    pub step: u64,
+    pub epoch: u64,
+    pub log: Vec<String>,
+}
+
+/// Means of ever more neighbours, so that a long run has no more points than a short one.
+#[derive(Default)]
+pub struct Means {
+    together: usize,
+    /// Sum of steps, of values, and how many.
+    sums: Vec<(f64, f64, usize)>,
+}
+
+impl Means {
+    fn add(&mut self, step: u64, value: Option<f64>) {
+        let Some(value) = value.filter(|value| value.is_finite()) else { return };
+        self.together = self.together.max(1);
+        match self.sums.last_mut().filter(|sum| sum.2 < self.together) {
+            Some(sum) => *sum = (sum.0 + step as f64, sum.1 + value, sum.2 + 1),
+            None => self.sums.push((step as f64, value, 1)),
+        }
+        if self.sums.len() > MOST {
+            let both = |pair: &[(f64, f64, usize)]| {
+                pair.iter().fold((0.0, 0.0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2))
+            };
+            self.sums = self.sums.chunks(2).map(both).collect();
+            self.together *= 2;
+        }
+    }
+
+    pub fn points(&self) -> Curve {
+        self.sums.iter().map(|(step, value, n)| (step / *n as f64, value / *n as f64)).collect()
+    }
+}
+
+impl Run {
+    pub fn new(folder: &Path) -> Run {
+        Run {
+            folder: folder.to_path_buf(),
+            metrics: Follower::new(folder.join("metrics.jsonl")),
+            loss: Means::default(),
+            rate: Means::default(),
+            top1: Means::default(),
+            eval_loss: vec![],
+            eval_top1: vec![],
+            step: 0,
+            epoch: 0,
+            log: vec![],
+        }
+    }
+
+    pub fn config(&self) -> Config {
+        let text = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// Reads what was written since the last look.
+    pub fn look(&mut self) {
+        let mut lines: Vec<Line> = vec![];
+        let mut anew = false;
+        self.metrics
+            .follow(&mut || anew = true, &mut |line| lines.extend(serde_json::from_str::<Line>(line)));
+        if anew {
+            let metrics = std::mem::replace(&mut self.metrics, Follower::new(PathBuf::new()));
+            *self = Run { metrics, ..Run::new(&self.folder) };
+        }
+        lines.iter().for_each(|line| self.take(line));
+    }
+
+    fn take(&mut self, line: &Line) {
+        (self.step, self.epoch) = (line.step, line.epoch);
+        self.loss.add(line.step, line.loss);
+        self.rate.add(line.step, line.images_per_second);
+        self.top1.add(line.step, line.top1);
+        let evaluated = |value: Option<f64>| value.filter(|x| x.is_finite()).map(|x| (line.step as f64, x));
+        self.eval_loss.extend(evaluated(line.eval_loss));
+        self.eval_top1.extend(evaluated(line.eval_top1));
+        if self.log.len() >= LOG {
+            self.log.remove(0);
+        }
+        self.log.push(line.text());
+    }
+
+    /// Where the time of the last steps went, rank by rank.
+    pub fn ranks(&self) -> Vec<Rank> {
+        let lines = last_lines(&self.folder.join("ranks.jsonl"), TAIL);
+        let mut ranks: Vec<Rank> = vec![];
+        for line in lines.iter().filter_map(|line| serde_json::from_str::<RankLine>(line).ok()) {
+            let RankLine { rank, compute, exchange, wait, data, optimizer, idle, hidden_exchange: hidden } =
+                line;
+            add(&mut ranks, rank, Parts { compute, exchange, wait, data, optimizer, idle, hidden });
+        }
+        if ranks.is_empty() {
+            // A run of one rank has its times beside its losses.
+            let lines = last_lines(&self.folder.join("metrics.jsonl"), TAIL);
+            let lines = lines.iter().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+            lines.filter_map(|line| line.parts()).for_each(|parts| add(&mut ranks, 0, parts));
+        }
+        ranks.sort_by_key(|rank| rank.rank);
+        ranks
+    }
+}
+
+fn add(ranks: &mut Vec<Rank>, rank: usize, parts: Parts) {
+    let place = ranks.iter().position(|known| known.rank == rank).unwrap_or_else(|| {
+        ranks.push(Rank { rank, steps: 0, seconds: Parts::default() });
+        ranks.len() - 1
+    });
+    let known = &mut ranks[place];
+    known.steps += 1;
+    let sum = &mut known.seconds;
+    sum.compute += parts.compute;
+    sum.exchange += parts.exchange;
+    sum.wait += parts.wait;
+    sum.data += parts.data;
+    sum.optimizer += parts.optimizer;
+    sum.idle += parts.idle;
+    sum.hidden += parts.hidden;
+}
+
+impl Line {
+    fn parts(&self) -> Option<Parts> {
+        Some(Parts {
+            compute: self.compute_seconds?,
+            exchange: self.exchange_seconds?,
+            wait: self.wait_seconds?,
+            data: self.data_seconds?,
+            optimizer: self.optimizer_seconds?,
+            idle: self.idle_seconds?,
+            hidden: self.hidden_exchange_seconds?,
+        })
+    }
+
+    fn text(&self) -> String {
+        let Line { step, epoch, .. } = self;
+        match (self.eval_loss, self.loss) {
+            (Some(loss), _) => {
+                let top1 =
+                    self.eval_top1.map_or(String::new(), |top1| format!(" · top-1 {:.2}%", 100.0 * top1));
+                format!("epoch {epoch} · held out: loss {loss:.4}{top1}")
+            }
+            (None, Some(loss)) => {
+                let lr = self.lr.map_or(String::new(), |lr| format!(" · lr {lr:.2e}"));
+                let rate =
+                    self.images_per_second.map_or(String::new(), |rate| format!(" · {rate:.0} images/s"));
+                format!("epoch {epoch} · step {step} · loss {loss:.4}{lr}{rate}")
+            }
+            _ => format!("epoch {epoch} · step {step}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_curves_stay_short_and_keep_their_mean() {
+        let mut means = Means::default();
+        for step in 0..100_000 {
+            means.add(step, Some(step as f64));
+        }
+        means.add(7, Some(f64::NAN));
+        let points = means.points();
+        assert!(points.len() <= MOST && points.len() > MOST / 4, "{}", points.len());
+        assert!(points.iter().all(|(x, y)| (x - y).abs() < 1e-6));
+        assert!(points.windows(2).all(|two| two[0].0 < two[1].0));
+    }
+}

@@ -1,0 +1,294 @@
+//! What a report says equals what was measured, and nothing that was given to it gets out of its place.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+use study::results::{Estimate, Flag, Kind, Outcome, Results};
+use study::{report, sample};
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn unescaped(text: &str) -> String {
+    let pairs = [
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&#10;", "\n"),
+        ("&#9;", "\t"),
+        ("&amp;", "&"),
+    ];
+    pairs.into_iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to))
+}
+
+/// What stands between two pieces of text, wherever they occur.
+fn between<'a>(text: &'a str, from: &str, to: &str) -> Vec<&'a str> {
+    text.split(from).skip(1).filter_map(|rest| rest.split(to).next()).collect()
+}
+
+/// The numbers of the table by point: class of the element → value.
+fn table(html: &str) -> HashMap<String, HashMap<String, f64>> {
+    let mut rows = HashMap::new();
+    for row in html.split("<tr class=\"point\" data-point=\"").skip(1) {
+        let (id, rest) = row.split_once('"').unwrap();
+        let cells = rest.split("</tr>").next().unwrap();
+        let mut values = HashMap::new();
+        for cell in cells.split("<data class=\"").skip(1) {
+            let (class, rest) = cell.split_once("\" value=\"").unwrap();
+            let value = rest.split('"').next().unwrap();
+            values.insert(class.to_string(), value.parse().unwrap_or(f64::NAN));
+        }
+        assert!(rows.insert(unescaped(id), values).is_none(), "{id} stands twice");
+    }
+    rows
+}
+
+#[test]
+fn the_table_has_the_numbers_of_the_results() {
+    let results = sample::study();
+    let table = table(&report::html(std::slice::from_ref(&results)));
+    assert_eq!(table.len(), results.points.len());
+    for point in &results.points {
+        let row = &table[&point.id];
+        let Some(summary) = &point.summary else {
+            assert!(row.is_empty(), "{}", point.id);
+            continue;
+        };
+        let is = |name: &str, estimate: Option<&Estimate>| {
+            assert_eq!(row.get(name).copied(), estimate.map(|e| e.median), "{} {name}", point.id);
+            let interval = estimate.and_then(|e| e.interval);
+            assert_eq!(
+                row.get(&format!("{name}-low")).copied(),
+                interval.map(|i| i.0),
+                "{} {name}",
+                point.id
+            );
+            assert_eq!(
+                row.get(&format!("{name}-high")).copied(),
+                interval.map(|i| i.1),
+                "{} {name}",
+                point.id
+            );
+        };
+        is("epoch-seconds", Some(&summary.epoch_seconds));
+        is("images-per-second", Some(&summary.images_per_second));
+        is("speedup", summary.speedup.as_ref());
+        is("efficiency", summary.efficiency.as_ref());
+        assert_eq!(row.get("serial-fraction").copied(), summary.serial_fraction);
+    }
+}
+
+fn embedded(html: &str) -> Vec<Results> {
+    let text = between(html, "<script type=\"application/json\" id=\"results\">", "</script>")[0];
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn the_page_carries_the_results_but_for_single_steps() {
+    let mut results = sample::study();
+    let html = report::html(&[results.clone(), sample::other_platform()]);
+    let found = embedded(&html);
+    for run in results.points.iter_mut().flat_map(|point| &mut point.runs) {
+        if let Outcome::Done(measured) = &mut run.outcome {
+            measured.step_seconds.clear();
+        }
+    }
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[0], results);
+}
+
+#[test]
+fn figures_appear_where_results_hold_what_they_need() {
+    let ids =
+        |results: &[Results]| -> Vec<String> { report::figures(results).into_iter().map(|f| f.id).collect() };
+    let all = ids(&[sample::study()]);
+    for id in [
+        "strong-time",
+        "strong-speedup",
+        "strong-efficiency",
+        "strong-curves",
+        "strong-utilisation",
+        "strong-parts",
+        "strong-ranks",
+        "weak-time",
+        "batch-time",
+        "batch-accuracy",
+        "optimizer-accuracy",
+        "nodes-time",
+        "nodes-speedup",
+    ] {
+        assert!(all.iter().any(|known| known == id), "{id} is missing: {all:?}");
+    }
+    assert!(!all.iter().any(|id| id.contains("platforms")));
+    assert!(ids(&[sample::study(), sample::other_platform()]).contains(&"strong-platforms-1".to_string()));
+    // One epoch makes no curve, one rank no speedup.
+    let mut results = sample::quick();
+    assert!(!ids(&[results.clone()]).iter().any(|id| id.contains("curves")));
+    results.points.retain(|point| point.settings.ranks == 1);
+    let one = ids(&[results.clone()]);
+    assert!(
+        one.contains(&"strong-time".to_string()) && !one.iter().any(|id| id.contains("speedup")),
+        "{one:?}"
+    );
+    results.points.clear();
+    assert!(ids(&[results.clone()]).is_empty());
+    assert!(report::html(&[results]).contains("Two ranks train 1.9 times faster"));
+}
+
+#[test]
+fn oversubscribed_points_stay_out_of_the_efficiency() {
+    let figures = report::figures(&[sample::study()]);
+    let csv = |id: &str| figures.iter().find(|f| f.id == id).unwrap().csv();
+    let ranks = |csv: &str| {
+        csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(ranks(&csv("strong-efficiency")), ["1", "2", "4", "8", "1", "2", "4", "8"]);
+    let speedup = csv("strong-speedup");
+    assert_eq!(ranks(&speedup).len(), 10);
+    assert_eq!(speedup.lines().filter(|line| line.contains("more threads than cores")).count(), 2);
+    let html = report::html(&[sample::study()]);
+    assert!(html.contains("2 points with more threads than cores are left out."));
+    assert!(html.contains("≠ unequal work: 39,936 images an epoch instead of 40,000"));
+}
+
+#[test]
+fn few_samples_have_no_interval_anywhere() {
+    let results = sample::quick();
+    for figure in report::figures(std::slice::from_ref(&results)) {
+        for line in figure.csv().lines().skip(1) {
+            let cells: Vec<&str> = line.split(',').collect();
+            assert_eq!((cells[4], cells[5]), ("", ""), "{}: {line}", figure.id);
+        }
+    }
+    let html = report::html(&[results]);
+    assert!(!html.contains("-low\"") && html.contains("<small>3 runs</small>"));
+    assert!(html.contains("Dots: single runs; fewer than five have no interval."));
+}
+
+#[test]
+fn failed_points_are_listed_with_their_error() {
+    let (html, text) = (report::html(&[sample::study()]), report::markdown(&[sample::study()]));
+    let failed = between(&html, "<ul class=\"failed\">", "</ul>");
+    assert_eq!(failed.len(), 1);
+    assert!(
+        failed[0].contains("CUDA_ERROR_OUT_OF_MEMORY: 41.2 GB asked for") && failed[0].contains("batch 256"),
+        "{}",
+        failed[0]
+    );
+    assert!(text.contains("CUDA\\_ERROR\\_OUT\\_OF\\_MEMORY: 41.2 GB asked for"), "{text}");
+}
+
+#[test]
+fn a_page_asks_for_nothing_from_outside() {
+    for results in [sample::study(), sample::hostile()] {
+        let html = report::html(&[results]);
+        // Addresses stand only as text and as the name of SVG's language.
+        for attribute in ["src=\"", "href=\"", "url(", "action=\"", "srcset=\"", "poster=\""] {
+            for address in between(&html, attribute, "\"") {
+                let known = address.starts_with("data:") || address.starts_with('#');
+                assert!(known, "{attribute}{address:.80}");
+            }
+        }
+        assert!(!html.contains("@import") && !html.contains("fetch(") && !html.contains("XMLHttpRequest"));
+        assert!(html.contains("default-src 'none'") && !html.contains("connect-src"));
+    }
+}
+
+#[test]
+fn hostile_names_stay_text() {
+    let folder = Folder::new("hostile-report");
+    let results = [sample::hostile()];
+    report::write(&folder.0, &results).unwrap();
+    let html = fs::read_to_string(folder.0.join("report.html")).unwrap();
+    assert_eq!(html.matches("<script").count(), 3, "a script from outside");
+    assert_eq!(html.matches("</script").count(), 3);
+    assert!(!html.contains("<img") && !html.contains("alert(1)</"));
+    let data = between(&html, "<script type=\"application/json\" id=\"results\">", "</script>")[0];
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data[0]["title"], sample::HOSTILE);
+    let text = fs::read_to_string(folder.0.join("report.md")).unwrap();
+    assert!(!text.contains("<img") && !text.contains("<script"));
+    assert!(
+        text.lines().filter(|line| line.starts_with("| ")).all(|line| unescaped_pipes(line) == 8),
+        "{text}"
+    );
+    for path in report::write_figures(&folder.0.join("figures"), &results, report::Format::Svg).unwrap() {
+        let svg = fs::read_to_string(&path).unwrap();
+        assert!(!svg.contains("<img") && !svg.contains("<script"), "{}", path.display());
+        assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{}", path.display());
+    }
+    for figure in report::figures(&results) {
+        for line in figure.csv().lines() {
+            for cell in line.split(',') {
+                let formula = cell.trim_start_matches('"').starts_with(['=', '@', '+']);
+                assert!(!formula, "{}: {line}", figure.id);
+            }
+        }
+    }
+}
+
+fn unescaped_pipes(line: &str) -> usize {
+    line.replace("\\|", "").matches('|').count()
+}
+
+#[test]
+fn markdown_has_every_point_and_its_limiter() {
+    let results = sample::quick();
+    let text = report::markdown(std::slice::from_ref(&results));
+    assert_eq!(text.matches("\n| 2 ranks |").count(), 2, "{text}");
+    assert!(text.contains('█') && text.contains("Two ranks train 1.9 times faster than one."));
+    let limiter = results.points[0].limiter.as_ref().unwrap();
+    assert!(text.contains(&limiter.sentence), "{text}");
+}
+
+#[test]
+fn results_are_read_back_or_refused_in_a_line() {
+    let folder = Folder::new("read");
+    let results = sample::study();
+    let path = folder.0.join("results.json");
+    let text = serde_json::to_string(&results).unwrap();
+    fs::write(&path, &text).unwrap();
+    assert_eq!(report::read(&folder.0).unwrap(), results);
+    let refused = |text: &str| {
+        fs::write(&path, text).unwrap();
+        report::read(&folder.0).unwrap_err().to_string()
+    };
+    let other = refused(&text.replacen("\"format\":1", "\"format\":7", 1));
+    assert!(other.ends_with("results.json: has format 7; this version of vitesse reads format 1"), "{other}");
+    let cut = refused(&text[..text.len() / 2]);
+    assert!(cut.contains("results.json: is not a study's results: ") && !cut.contains('\n'), "{cut}");
+    assert!(refused("[]").contains("is not a study's results"));
+    let missing = report::read(&folder.0.join("nowhere")).unwrap_err().to_string();
+    assert!(missing.contains("nowhere/results.json: "), "{missing}");
+}
+
+#[test]
+fn a_report_is_the_same_whenever_it_is_drawn() {
+    let mut shuffled = sample::study();
+    shuffled.points.reverse();
+    let (a, b) = (report::figures(&[sample::study()]), report::figures(&[shuffled]));
+    let time = |figures: &[report::Figure]| figures.iter().find(|f| f.id == "weak-time").unwrap().csv();
+    assert_eq!(time(&a), time(&b));
+    assert_eq!(report::html(&[sample::study()]), report::html(&[sample::study()]));
+    assert!(
+        sample::study()
+            .points
+            .iter()
+            .any(|p| p.kind == Kind::Weak && p.flags.contains(&Flag::Outliers(vec![2])))
+    );
+}

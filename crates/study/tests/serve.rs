@@ -1,0 +1,185 @@
+//! The live page's server: what it answers, what it refuses, and that it ends.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+use study::sample;
+use study::serve::Server;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// What comes back for bytes sent as they are.
+fn raw(server: &Server, request: &str) -> String {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = vec![];
+    // A refusal may end the connection before all was sent.
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn get(server: &Server, path: &str) -> (String, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", server.address());
+    let answer = raw(server, &request);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    (head.to_string(), body.to_string())
+}
+
+fn live(server: &Server) -> Value {
+    serde_json::from_str(&get(server, "/live.json").1).unwrap()
+}
+
+fn step(step: u64, loss: f64) -> String {
+    format!(
+        "{{\"step\":{step},\"epoch\":1,\"loss\":{loss},\"lr\":0.001,\"images_per_second\":700.0,\"top1\":0.3,\"seconds\":0.1,\
+         \"compute_seconds\":0.08,\"exchange_seconds\":0.01,\"wait_seconds\":0.0,\"data_seconds\":0.005,\"optimizer_seconds\":0.004,\
+         \"idle_seconds\":0.001,\"hidden_exchange_seconds\":0.0}}\n"
+    )
+}
+
+#[test]
+fn a_run_is_seen_as_it_goes_on() {
+    let folder = Folder::new("live-run");
+    let server = Server::start(any_port(), &folder.0.join("later")).unwrap();
+    assert_eq!(live(&server)["state"], "no step is written yet");
+    fs::create_dir_all(folder.0.join("later")).unwrap();
+    let config = "{\"model\":\"vit-<nano>\",\"steps\":200,\"epochs\":2,\"world\":2}";
+    fs::write(folder.0.join("later/config.json"), config).unwrap();
+    let metrics = folder.0.join("later/metrics.jsonl");
+    let first: String = (0..50).map(|i| step(i, 2.0 - 0.01 * i as f64)).collect();
+    fs::write(&metrics, format!("{first}{}", "{\"step\":50,\"ep")).unwrap();
+    let seen = live(&server);
+    assert_eq!(seen["state"], "epoch 1 of 2 · step 50 of 200");
+    assert_eq!(seen["share"], 0.25);
+    let figures = seen["sections"]["figures"].as_str().unwrap();
+    for id in ["loss", "accuracy", "rate", "ranks"] {
+        assert!(figures.contains(&format!("<figure id=\"{id}\">")), "{id}");
+    }
+    assert!(figures.contains("compute: 80.0 ms (80%)"), "the account of time");
+    assert!(
+        seen["sections"]["log"]
+            .as_str()
+            .unwrap()
+            .contains("epoch 1 · step 49 · loss 1.5100 · lr 1.00e-3 · 700 images/s")
+    );
+    // An evaluation, and the ranks one by one.
+    let text = fs::read_to_string(&metrics).unwrap().replace("{\"step\":50,\"ep", "");
+    let more =
+        format!("{text}{}{{\"step\":50,\"epoch\":2,\"eval_loss\":1.4,\"eval_top1\":0.5}}\n", step(50, 1.5));
+    fs::write(&metrics, more).unwrap();
+    let rank = |rank: u32| {
+        format!(
+            "{{\"step\":50,\"rank\":{rank},\"seconds\":0.1,\"compute\":0.05,\"exchange\":0.05,\"wait\":0,\"data\":0,\"optimizer\":0,\"idle\":0,\"hidden_exchange\":0}}\n"
+        )
+    };
+    fs::write(folder.0.join("later/ranks.jsonl"), rank(0) + &rank(1)).unwrap();
+    let seen = live(&server);
+    let figures = seen["sections"]["figures"].as_str().unwrap();
+    assert!(figures.contains(">held out</text>") && figures.contains(">rank 1</text>"));
+    assert_eq!(seen["about"], "vit-<nano> · 2 ranks");
+    assert!(seen["sections"]["log"].as_str().unwrap().contains("held out: loss 1.4000 · top-1 50.00%"));
+    // A run that went back to a checkpoint is read anew.
+    fs::write(&metrics, step(0, 9.0)).unwrap();
+    assert_eq!(live(&server)["state"], "epoch 1 of 2 · step 1 of 200");
+    server.stop();
+}
+
+#[test]
+fn a_study_is_seen_point_by_point() {
+    let folder = Folder::new("live-study");
+    let server = Server::start(any_port(), &folder.0).unwrap();
+    fs::create_dir_all(folder.0.join("points")).unwrap();
+    let results = sample::hostile();
+    for (i, point) in sample::study().points.iter().take(3).enumerate() {
+        fs::write(folder.0.join(format!("points/{i}.json")), serde_json::to_string(point).unwrap()).unwrap();
+    }
+    fs::write(folder.0.join("points/9.json"), "{").unwrap();
+    let seen = live(&server);
+    assert_eq!(seen["state"], "3 points measured · 1 files that are no points");
+    assert!(seen["sections"]["figures"].as_str().unwrap().contains("<figure id=\"strong-time\">"));
+    fs::remove_file(folder.0.join("points/9.json")).unwrap();
+    let mut whole = sample::study();
+    whole.title = results.title;
+    fs::write(folder.0.join("results.json"), serde_json::to_string(&whole).unwrap()).unwrap();
+    let seen = live(&server);
+    assert!(seen["state"].as_str().unwrap().ends_with("the study is finished"), "{}", seen["state"]);
+    assert_eq!(seen["title"], sample::HOSTILE);
+    assert!(!seen["sections"]["figures"].as_str().unwrap().contains("<img"));
+}
+
+#[test]
+fn only_known_paths_and_own_names_are_answered() {
+    let folder = Folder::new("live-refusals");
+    fs::write(folder.0.join("secret.txt"), "secret").unwrap();
+    let server = Server::start(any_port(), &folder.0).unwrap();
+    let host = server.address();
+    let (head, body) = get(&server, "/");
+    assert!(
+        head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("X-Content-Type-Options: nosniff"),
+        "{head}"
+    );
+    assert!(body.contains("connect-src 'self'") && body.contains("default-src 'none'"));
+    assert!(!head.to_lowercase().contains("access-control"), "{head}");
+    let cases = [
+        (format!("GET /secret.txt HTTP/1.1\r\nHost: {host}\r\n\r\n"), "404"),
+        (format!("GET /../../etc/passwd HTTP/1.1\r\nHost: {host}\r\n\r\n"), "404"),
+        (format!("GET /%2e%2e/secret.txt HTTP/1.1\r\nHost: {host}\r\n\r\n"), "404"),
+        (format!("GET /live.json?x HTTP/1.1\r\nHost: {host}\r\n\r\n"), "404"),
+        (format!("GET / HTTP/1.1\r\nHost: evil.example:{}\r\n\r\n", host.port()), "403"),
+        ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".to_string(), "403"),
+        ("GET / HTTP/1.1\r\n\r\n".to_string(), "400"),
+        (format!("GET / HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\n\r\n"), "400"),
+        (format!("POST / HTTP/1.1\r\nHost: {host}\r\n\r\n"), "405"),
+        (format!("DELETE /live.json HTTP/1.1\r\nHost: {host}\r\n\r\n"), "405"),
+        (format!("GET / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\n\r\nbody"), "400"),
+        (format!("GET / HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n"), "400"),
+        (format!("GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n"), "400"),
+        ("nonsense\r\n\r\n".to_string(), "400"),
+    ];
+    for (request, status) in cases {
+        let answer = raw(&server, &request);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer:.60}");
+        assert!(!answer.contains("secret\n"), "{request:?}");
+    }
+    let long = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX: {}\r\n\r\n", "x".repeat(100_000));
+    assert!(!raw(&server, &long).contains("200 OK"));
+}
+
+#[test]
+fn silent_clients_hold_up_nobody_and_the_server_ends() {
+    let folder = Folder::new("live-silent");
+    let server = Server::start(any_port(), &folder.0).unwrap();
+    let address = server.address();
+    let silent: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert!(get(&server, "/live.json").0.starts_with("HTTP/1.1 200"));
+    assert!(
+        Server::start(address, &folder.0)
+            .is_err_and(|error| error.to_string().contains("needs another address"))
+    );
+    server.stop();
+    assert!(TcpStream::connect(address).is_err(), "still listening");
+    drop(silent);
+}

@@ -1,0 +1,89 @@
+//! `vitesse report`, and the live page of a training run.
+
+mod common;
+
+use common::{Folder, text};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use study::results::Results;
+use study::sample;
+
+fn results(folder: &Path, results: &Results) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("results.json"), serde_json::to_string(results).unwrap()).unwrap();
+}
+
+#[test]
+fn reports_are_drawn_again_and_against_each_other() {
+    let folder = Folder::new("report");
+    results(&folder.0.join("a"), &sample::study());
+    results(&folder.0.join("b"), &sample::other_platform());
+    folder.run(&["report", "a", "--figures", "svg", "figures"]);
+    let html = fs::read_to_string(folder.0.join("a/report.html")).unwrap();
+    assert!(html.contains("How far does ViT-B/16 scale on eight A100s?"));
+    assert!(fs::read_to_string(folder.0.join("a/report.md")).unwrap().starts_with("# How far does ViT"));
+    assert!(fs::read_to_string(folder.0.join("figures/strong-speedup.svg")).unwrap().starts_with("<svg"));
+    folder.run(&["report", "a", "b", "--out", "both", "--figures", "png", "figures"]);
+    assert!(
+        fs::read_to_string(folder.0.join("both/report.html")).unwrap().contains("id=\"strong-platforms-1\"")
+    );
+    let png = fs::read(folder.0.join("figures/strong-platforms-1.png")).unwrap();
+    assert!(png.starts_with(b"\x89PNG") && png.len() > 10_000);
+}
+
+#[test]
+fn what_can_t_be_drawn_is_refused_and_nothing_is_overwritten() {
+    let folder = Folder::new("report-refused");
+    results(&folder.0.join("good"), &sample::quick());
+    results(&folder.0.join("new"), &Results { format: 99, ..sample::quick() });
+    fs::create_dir_all(folder.0.join("torn")).unwrap();
+    fs::write(folder.0.join("torn/results.json"), "{\"format\":1,").unwrap();
+    fs::write(folder.0.join("torn/report.html"), "as it was").unwrap();
+    let cases: [(&[&str], &str); 5] = [
+        (&["report", "new"], "new/results.json: has format 99; this version of vitesse reads format 1"),
+        (&["report", "torn"], "torn/results.json: is not a study's results"),
+        (&["report", "nowhere"], "nowhere/results.json: "),
+        (&["report", "good", "good"], "say with --out where it goes"),
+        (&["report", "good", "--figures", "gif", "x"], "--figures gif: must be svg or png"),
+    ];
+    for (args, line) in cases {
+        let output = folder.start(args).wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(text(&output).contains(line), "{args:?}: {}", text(&output));
+    }
+    assert_eq!(fs::read_to_string(folder.0.join("torn/report.html")).unwrap(), "as it was");
+}
+
+#[test]
+fn a_training_run_has_a_live_page_while_it_goes_on() {
+    let folder = Folder::new("live");
+    let output =
+        folder.start(&["train", "--serve", "127.0.0.1:0", "--steps", "2"]).wait_with_output().unwrap();
+    assert!(text(&output).contains("vitesse: --serve needs --out"), "{}", text(&output));
+    let args =
+        ["train", "--out", "run", "--serve", "127.0.0.1:0", "--model", "vit-nano/8", "--epochs", "1000"];
+    let mut child = folder.start(&args);
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("live page: http://").and_then(|rest| rest.strip_suffix('/'));
+    let address = address.unwrap_or_else(|| panic!("{line}")).to_string();
+    let seen = loop {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "GET /live.json HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let body = answer.split_once("\r\n\r\n").unwrap().1;
+        let live: serde_json::Value = serde_json::from_str(body).unwrap();
+        if live["sections"]["figures"].as_str().is_some_and(|html| html.contains("id=\"loss\"")) {
+            break live;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "ended without a figure");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    };
+    assert_eq!((&seen["title"], &seen["about"]), (&"run".into(), &"vit-nano/8 · 1 rank".into()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
