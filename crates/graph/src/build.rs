@@ -1,6 +1,10 @@
 //! The builder models are written with. Methods are named after the boxes of the papers' figures; the first mistake
 //! is kept and reported by [`Builder::finish`], so that a model reads without a `?` in every line.
 
+mod dense;
+
+pub use dense::{BatchNorm, Conv};
+
 use crate::graph::{At, Graph, GraphError, Init, Phase, Role, ValueId};
 use crate::op::{AttentionDrop, Op, Per, Pooling};
 use crate::types::{DType, Shape, Type};

@@ -148,7 +148,7 @@ pub(crate) fn program_with<T: Real>(
 
 /// What a checkpoint keeps: all that the next step depends on and that can't be made from the rest.
 fn lasts(state: &State) -> bool {
-    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy | Role::Resident)
+    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy | Role::Resident | Role::Pending)
 }
 
 impl<T: Real> Session<T> {
