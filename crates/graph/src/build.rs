@@ -67,6 +67,11 @@ impl Builder {
         result
     }
 
+    /// Whether this is the graph of training, rather than of evaluation.
+    pub fn is_training(&self) -> bool {
+        self.training
+    }
+
     pub fn shape(&self, x: ValueId) -> &Shape {
         &self.graph.ty(x).shape
     }

@@ -123,7 +123,8 @@ impl Builder {
         }
     }
 
-    /// The loss of the first logits, plus that of each other times its weight; statistics are those of the first.
+    /// The loss of the main logits, plus that of each other times its weight. Statistics are those of the main ones, which
+    /// are named `head` from here on.
     pub fn weighted_losses(
         &mut self,
         main: ValueId,
@@ -133,20 +134,23 @@ impl Builder {
     ) -> (ValueId, ValueId) {
         let (mut loss, stats) = self.cross_entropy(main, targets, smoothing);
         for (name, logits, weight) in others {
-            self.rename(loss, "main.loss");
-            let (other, unused) = self.scope(name, |b| b.cross_entropy(*logits, targets, smoothing));
-            self.rename(other, &format!("{name}.loss"));
-            self.rename(unused, &format!("{name}.loss.stats"));
+            let (other, _) = self.scope(name, |b| b.cross_entropy(*logits, targets, smoothing));
             let [weighted] = self.push(&format!("{name}.weighted"), Op::Scale { factor: *weight }, &[other]);
-            [loss] = self.push("sum", Op::Add, &[loss, weighted]);
+            [loss] = self.push("loss", Op::Add, &[loss, weighted]);
         }
-        self.rename(loss, "loss");
-        self.rename(stats, "loss.stats");
+        for (value, name) in [(main, "head"), (loss, "loss"), (stats, "loss.stats")] {
+            self.rename(value, name);
+        }
         (loss, stats)
     }
 
-    /// Gives a value the name that others look for it by.
+    /// Gives a value the name that others look for it by; whoever has it swaps with it.
     fn rename(&mut self, value: ValueId, name: &str) {
-        self.graph.values[value.index()].name = name.to_string();
+        let values = &mut self.graph.values;
+        let before = std::mem::replace(&mut values[value.index()].name, String::new());
+        if let Some(other) = values.iter_mut().find(|v| v.name == name) {
+            other.name = before;
+        }
+        values[value.index()].name = name.to_string();
     }
 }
