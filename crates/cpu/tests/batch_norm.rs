@@ -10,8 +10,8 @@ use cpu::{Executor, Float, Options, Which};
 use graph::build::{BatchNorm, Conv};
 use graph::op::Window;
 use graph::random::Sequence;
-use graph::{Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Program, Role};
-use graph::{Recompute, Settings, StateId, ValueId, compile};
+use graph::{Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Plan, Program};
+use graph::{Recompute, Role, Settings, StateId, ValueId, compile};
 use models::upernet::UperNet;
 
 const SIDE: usize = 32;
@@ -175,18 +175,25 @@ fn ranks_together_train_as_one() {
 fn recompute_keeps_the_moments() {
     let plain = among::<f32>(2, Recompute::None, 2);
     assert!(among::<f32>(2, Recompute::Full, 2) == plain);
-    let count = |recompute, is: &dyn Fn(&Op) -> bool| {
+    let count = |recompute, which: fn(&Program) -> &Plan, is: &dyn Fn(&Op) -> bool| {
         let program = program::<f32>(2, 1, |settings| {
             settings.exchange = Some(Exchange { ranks: 2, bucket: 3000, overlap: true, wire: None });
             settings.recompute = recompute;
         });
-        program.last.steps.iter().filter(|s| is(&s.op)).count()
+        which(&program).steps.iter().filter(|s| is(&s.op)).count()
     };
     let gathers = |op: &Op| matches!(op, Op::AllGather { .. });
-    assert_eq!(count(Recompute::Full, &gathers), 4 + 13);
-    assert_eq!(count(Recompute::None, &gathers), 4 + 13);
+    let (micro, last): (fn(&Program) -> &Plan, fn(&Program) -> &Plan) = (|p| &p.micro, |p| &p.last);
+    for recompute in [Recompute::None, Recompute::Full] {
+        assert_eq!(count(recompute, last, &gathers), 4 + 13);
+        assert_eq!(
+            count(recompute, micro, &gathers),
+            4 + 13,
+            "micro-batches are normalised over all ranks too"
+        );
+    }
     let convolutions = |op: &Op| matches!(op, Op::Conv { .. });
-    assert!(count(Recompute::Full, &convolutions) > count(Recompute::None, &convolutions));
+    assert!(count(Recompute::Full, last, &convolutions) > count(Recompute::None, last, &convolutions));
 }
 
 #[test]

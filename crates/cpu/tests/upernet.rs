@@ -6,6 +6,8 @@ mod common;
 use common::{compiled_with, norm, settings};
 use cpu::{Executor, Options, Which};
 use graph::{Builder, DType, Graph, Header, Init, Key, Loss, Model, Optimizer, Settings};
+use models::dense_names::{from_torch, to_torch};
+use models::names::{Tensor, Weights};
 use models::upernet::UperNet;
 use serde_json::Value;
 
@@ -198,4 +200,33 @@ fn heads_agree_with_transformers() {
         let logits = executor.output(Which::Eval, name).unwrap();
         (logits.iter().map(|x| f64::from(*x)).collect(), 0.0)
     });
+}
+
+/// What is exported has transformers' names and shapes, no more and no less; what comes back is what was there.
+#[test]
+fn exported_names_are_those_of_transformers() {
+    let fixture = fixture();
+    let states = Heads::of(&fixture["config"]).graph(true).states;
+    let heads = states.into_iter().filter(|s| !s.name.starts_with("stage."));
+    let ours: Weights = heads
+        .map(|s| {
+            let data = (0..s.ty.shape.count()).map(|i| (word(&s.name, i) % 1000) as f32).collect();
+            (s.name, Tensor { shape: s.ty.shape.0, data })
+        })
+        .collect();
+    let theirs = to_torch(ours.clone()).unwrap();
+    let shapes: Vec<(&str, Vec<usize>)> = theirs.iter().map(|(n, t)| (n.as_str(), t.shape.clone())).collect();
+    let published = fixture["state_dict"].as_object().unwrap().iter();
+    let mut published: Vec<(&str, Vec<usize>)> = published
+        .map(|(n, shape)| (n.as_str(), shape.as_array().unwrap().iter().map(whole).collect()))
+        .collect();
+    published.sort();
+    assert_eq!(shapes, published);
+    let back = from_torch(theirs).unwrap();
+    for (name, tensor) in ours {
+        // Of the counts of batches, which are one number, the first is left.
+        let same = tensor.data.len() - if name.ends_with(".running") { tensor.shape[1] } else { 0 };
+        assert_eq!(back[&name].data[..same], tensor.data[..same], "{name}");
+        assert_eq!(back[&name].shape, tensor.shape, "{name}");
+    }
 }

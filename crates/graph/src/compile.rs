@@ -103,6 +103,11 @@ impl Program {
         [&self.micro, &self.last, &self.update, &self.eval]
     }
 
+    /// Whether training takes moments over a batch, which samples of weight 0 would falsify.
+    pub fn normalises_batches(&self) -> bool {
+        self.last.steps.iter().any(|step| step.op == Op::Moments)
+    }
+
     pub fn state_bytes(&self) -> usize {
         self.states.iter().map(|s| s.ty.bytes()).sum()
     }

@@ -29,7 +29,7 @@ pub use float::Float;
 pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
 pub use halves::{from_bf16, from_f16, to_bf16, to_f16};
 pub use level::{Level, level};
-pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row};
+pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row, pixel_grad, pixel_loss};
 pub use norm::{add_layer_norm, layer_norm, layer_norm_grad};
 pub use optimize::{AdamW, Lamb, Sgd, adamw, ema, lamb_apply, lamb_moments_and_norms, sgd};
 pub use patches::{PatchGrid, patches, unpatches};

@@ -14,6 +14,8 @@ struct Batch<'a, T> {
     /// Partners and the label's share, where samples are mixed.
     mixed: Option<(&'a [i32], &'a [T])>,
     classes: usize,
+    /// Whether rows are pixels, with one label each.
+    pixels: bool,
 }
 
 impl<'a, T: Float> Batch<'a, T> {
@@ -24,8 +26,9 @@ impl<'a, T: Float> Batch<'a, T> {
         let (floats, ints) =
             (|i: usize| unsafe { cx.input(i).data.read() }, |i: usize| unsafe { cx.input(i).ints.read() });
         let mixed = mixed.then(|| (ints(3), floats(4)));
-        let classes = cx.input(0).shape.last();
-        Batch { logits: floats(0), labels: ints(1), weights: floats(2), mixed, classes }
+        let shape = &cx.input(0).shape;
+        let (classes, pixels) = (shape.last(), shape.rank() > 2 && mixed.is_none());
+        Batch { logits: floats(0), labels: ints(1), weights: floats(2), mixed, classes, pixels }
     }
 
     fn target(&self, i: usize) -> Target {
@@ -65,7 +68,10 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
         let number = range.start / piece;
         let mut stats = [0.0; 4];
         for (_, row, target, weight) in batch.weighed(range) {
-            let (loss, rank) = kernels::cross_entropy_row(row, target, smoothing);
+            let (loss, rank) = match batch.pixels {
+                true => kernels::pixel_loss(row, target.label, smoothing),
+                false => kernels::cross_entropy_row(row, target, smoothing),
+            };
             let hit = |best: usize| f64::from(u8::from(rank < best));
             let sample = [loss, 1.0, hit(1), hit(5)];
             stats.iter_mut().zip(sample).for_each(|(sum, x)| *sum += weight * x);
@@ -100,7 +106,10 @@ pub unsafe fn cross_entropy_grad<T: Float>(cx: &Context<'_, T>, smoothing: f64, 
         for (i, row, target, weight) in batch.weighed(range) {
             let scale = dloss[0].to_f64() * weight / cx.header.nominal;
             let out = &mut rows[(i - start) * classes..(i - start + 1) * classes];
-            kernels::cross_entropy_grad_row(row, target, smoothing, scale, out);
+            match batch.pixels {
+                true => kernels::pixel_grad(row, target.label, smoothing, scale, out),
+                false => kernels::cross_entropy_grad_row(row, target, smoothing, scale, out),
+            }
         }
     });
 }
