@@ -1,5 +1,5 @@
 """PyTorch's side of `cargo run --release -p cpu --example dense`: a 3x3 convolution of 512 channels, channels-last,
-forward and backward, by the clock and by the processors' time. `python bench/conv_peer.py [threads]`."""
+forward and backward, by the clock and by the processors' time. `python bench/conv_peer.py [threads [side]]`."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
 torch.set_num_threads(threads)
 print(f"torch {torch.__version__}, {threads} threads")
 C = 512
-for side in (32, 64, 128):
+for side in [int(a) for a in sys.argv[2:]] or (32, 64, 128):
     conv = torch.nn.Conv2d(C, C, 3, padding=1, bias=False).to(memory_format=torch.channels_last)
     x = torch.randn(1, C, side, side).to(memory_format=torch.channels_last).requires_grad_()
     w, flops = conv.weight, 2 * side * side * C * C * 9
@@ -34,4 +34,4 @@ for side in (32, 64, 128):
                 run()
                 best = min(best, time.perf_counter() - start)
                 best_cpu = min(best_cpu, (time.process_time() - cpu) / threads)
-        print(f"{side * side:>9} {name:<28} {best * 1e3:>9.2} {flops / best / 1e9:>9.1f} {flops / best_cpu / 1e9:>9.1f}")
+        print(f"{side * side:>9} {name:<28} {best * 1e3:>9.2f} {flops / best / 1e9:>9.1f} {flops / best_cpu / 1e9:>9.1f}")

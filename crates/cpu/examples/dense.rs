@@ -1,6 +1,6 @@
-//! Times convolutions, batch norm and resizing of 512 channels: `cargo run --release -p cpu --example dense [threads]`.
+//! Times convolutions, batch norm and resizing of 512 channels: `cargo run --release -p cpu --example dense [threads [side]]`.
 //!
-//! Prints GFLOP/s by the clock and by the processors' time (which a busy machine changes less), the best of several runs, and
+//! Prints GFLOP/s by the clock and by the processors' time (which a busy machine changes less; with one thread only, as idle ones spin), the best of several runs, and
 //! beside each convolution the product that it comes to, as a linear layer. `bench/conv_peer.py` does the same with PyTorch.
 
 use cpu::{Executor, Options, StepTime, Which};
@@ -15,12 +15,13 @@ const CHANNELS: usize = 512;
 const SMALL: Init = Init::Normal { std: 0.02 };
 
 fn main() {
-    let threads = std::env::args().nth(1).map_or(2, |n| n.parse().expect("threads: a number"));
+    let number = |i: usize| std::env::args().nth(i).map(|n| n.parse::<usize>().expect("a number"));
+    let threads = number(1).unwrap_or(2);
     println!(
         "{threads} threads\n{:>9} {:<28} {:>9} {:>9} {:>9}",
         "pixels", "step", "ms", "GFLOP/s", "of CPU"
     );
-    for side in [32, 64, 128] {
+    for side in number(2).map_or(vec![32, 64, 128], |side| vec![side]) {
         run(threads, side, &convolution(side));
         run(threads, side, &product(side));
     }

@@ -170,12 +170,14 @@ fn ranks_together_train_as_one() {
     }
 }
 
+type PlanOf = fn(&Program) -> &Plan;
+
 /// What is made again uses the moments as they were: no exchange is repeated, and no bit changes.
 #[test]
 fn recompute_keeps_the_moments() {
     let plain = among::<f32>(2, Recompute::None, 2);
     assert!(among::<f32>(2, Recompute::Full, 2) == plain);
-    let count = |recompute, which: fn(&Program) -> &Plan, is: &dyn Fn(&Op) -> bool| {
+    let count = |recompute, which: PlanOf, is: &dyn Fn(&Op) -> bool| {
         let program = program::<f32>(2, 1, |settings| {
             settings.exchange = Some(Exchange { ranks: 2, bucket: 3000, overlap: true, wire: None });
             settings.recompute = recompute;
@@ -183,7 +185,7 @@ fn recompute_keeps_the_moments() {
         which(&program).steps.iter().filter(|s| is(&s.op)).count()
     };
     let gathers = |op: &Op| matches!(op, Op::AllGather { .. });
-    let (micro, last): (fn(&Program) -> &Plan, fn(&Program) -> &Plan) = (|p| &p.micro, |p| &p.last);
+    let (micro, last): (PlanOf, PlanOf) = (|p| &p.micro, |p| &p.last);
     for recompute in [Recompute::None, Recompute::Full] {
         assert_eq!(count(recompute, last, &gathers), 4 + 13);
         assert_eq!(

@@ -160,14 +160,14 @@ mod tests {
                 row[4] = 0.1;
             }
             let got = moments(&x, cols, rows / 16);
-            for c in 0..cols {
+            for (c, got) in got.iter().enumerate() {
                 let column = || x.iter().skip(c).step_by(cols).map(|x| f64::from(*x));
                 let mean = column().sum::<f64>() / rows as f64;
                 let squares: f64 = column().map(|x| (x - mean).powi(2)).sum();
                 let off = |a: f64, b: f64| (a - b).abs();
-                assert_eq!(got[c].count, rows as f64);
-                assert!(off(got[c].mean, mean) < 1e-6 * mean.abs().max(0.1), "{level:?}: mean {c}");
-                assert!(off(got[c].squares, squares) <= 1e-5 * squares + 1e-9, "{level:?}: squares {c}");
+                assert_eq!(got.count, rows as f64);
+                assert!(off(got.mean, mean) < 1e-6 * mean.abs().max(0.1), "{level:?}: mean {c}");
+                assert!(off(got.squares, squares) <= 1e-5 * squares + 1e-9, "{level:?}: squares {c}");
             }
         });
     }

@@ -25,13 +25,13 @@ pub struct Unfold {
 
 impl Unfold {
     /// Elements of a row.
-    pub fn len(&self) -> usize {
+    pub fn window_len(&self) -> usize {
         self.kernel.0 * self.kernel.1 * self.channels
     }
 
     /// The windows of pixels in `range`, counted through all images (row by row), one below the other.
     pub fn rows<T: Float>(&self, images: &[T], range: Range<usize>, out: &mut [T]) {
-        let (pixels, len) = (self.out_height * self.out_width, self.len());
+        let (pixels, len) = (self.out_height * self.out_width, self.window_len());
         let size = self.height * self.width * self.channels;
         for (pixel, row) in range.zip(out.chunks_exact_mut(len)) {
             let (image, at) = (pixel / pixels, pixel % pixels);
@@ -123,9 +123,9 @@ mod tests {
                 Unfold { height, width, channels, out_height, out_width, kernel, stride, pad, spread };
             let images: Vec<f64> = (1..=2 * height * width * channels).map(|i| i as f64).collect();
             let range = 5..2 * out_height * out_width;
-            let mut out = vec![-1.0; range.len() * unfold.len()];
+            let mut out = vec![-1.0; range.len() * unfold.window_len()];
             unfold.rows(&images, range.clone(), &mut out);
-            for (pixel, row) in range.zip(out.chunks_exact(unfold.len())) {
+            for (pixel, row) in range.zip(out.chunks_exact(unfold.window_len())) {
                 assert_eq!(row, reference(&unfold, &images, pixel), "pixel {pixel} of {unfold:?}");
             }
         }

@@ -87,7 +87,7 @@ fn block_len(like: &Type, pixels: usize, len: usize) -> usize {
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: Window, bias: bool) {
     let (x, w, y) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = forward_windows(&x.shape, &y.shape, &w.shape, window);
-    let (pixels, o, k) = (y.shape.rows(), y.shape.last(), unfold.len());
+    let (pixels, o, k) = (y.shape.rows(), y.shape.last(), unfold.window_len());
     // SAFETY: a parameter, only read.
     let bias = if bias { Some(unsafe { cx.input(2).data.read() }) } else { None };
     let scratch: View<T> = cx.scratch();
@@ -141,7 +141,7 @@ unsafe fn by_blocks<T: Float>(
     out: View<T>,
     finish: impl Fn(&mut [T]) + Sync,
 ) {
-    let k = unfold.len();
+    let k = unfold.window_len();
     let block = block_pixels::<T>(pixels, k);
     let right = Shared(right);
     cx.pool.ranges(pixels, block, |range, thread| {
@@ -179,7 +179,7 @@ fn gradient_pixels<T>(pixels: usize, len: usize) -> usize {
 pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, accumulate: bool) {
     let (dy, x, dw) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = forward_windows(&x.shape, &dy.shape, &dw.shape, window);
-    let (pixels, o, k) = (dy.shape.rows(), dy.shape.last(), unfold.len());
+    let (pixels, o, k) = (dy.shape.rows(), dy.shape.last(), unfold.window_len());
     let add = accumulate && cx.header.accumulate;
     if add && !cx.input(2).data.same_place(&dw.data) {
         // SAFETY: in different places, so apart.

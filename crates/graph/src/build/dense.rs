@@ -147,7 +147,7 @@ impl Builder {
     /// Gives a value the name that others look for it by; whoever has it swaps with it.
     fn rename(&mut self, value: ValueId, name: &str) {
         let values = &mut self.graph.values;
-        let before = std::mem::replace(&mut values[value.index()].name, String::new());
+        let before = std::mem::take(&mut values[value.index()].name);
         if let Some(other) = values.iter_mut().find(|v| v.name == name) {
             other.name = before;
         }
