@@ -72,8 +72,8 @@ pub struct Executor<T: Float> {
 }
 
 impl<T: Float> Executor<T> {
-    /// Allocates the arena and the states, all zero but the parameters, which start as their model says, and their
-    /// averages, which start equal to them.
+    /// Allocates the arena and the states, all zero but the parameters, which start as their model says, the running
+    /// variances, which start at one, and their averages, which start equal to them.
     pub fn new(program: Program, options: Options) -> Result<Self, CpuError> {
         let Options { threads, seed, comm } = options;
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
@@ -213,6 +213,11 @@ impl<T: Float> Executor<T> {
                 let values = unsafe { self.states[i].write() };
                 fill(values, init, Sequence::new(seed, i as u32));
             }
+        }
+        for (i, state) in self.program.states.iter().enumerate().filter(|(_, s)| s.role == Role::Running) {
+            let channels = state.ty.shape.last();
+            // SAFETY: `&mut self`, and states don't overlap.
+            unsafe { self.states[i].part(channels..2 * channels).write() }.fill(T::ONE);
         }
         self.reset_averages();
     }

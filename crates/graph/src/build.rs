@@ -1,6 +1,10 @@
 //! The builder models are written with. Methods are named after the boxes of the papers' figures; the first mistake
 //! is kept and reported by [`Builder::finish`], so that a model reads without a `?` in every line.
 
+mod dense;
+
+pub use dense::{BatchNorm, Conv};
+
 use crate::graph::{At, Graph, GraphError, Init, Phase, Role, ValueId};
 use crate::op::{AttentionDrop, Op, Per, Pooling};
 use crate::types::{DType, Shape, Type};
@@ -61,6 +65,11 @@ impl Builder {
         let result = body(self);
         self.scope.pop();
         result
+    }
+
+    /// Whether this is the graph of training, rather than of evaluation.
+    pub fn is_training(&self) -> bool {
+        self.training
     }
 
     pub fn shape(&self, x: ValueId) -> &Shape {

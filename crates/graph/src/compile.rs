@@ -1,10 +1,11 @@
 //! From a model's graphs to the plans of a run: `micro`, `last`, `update` and `eval`.
 
-use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, Phase, Role, State, ValueId};
+use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, PENDING, Phase, Role, State, ValueId};
 use crate::op::{Op, StateId};
 use crate::passes::{Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
 use crate::passes::{
     differentiate, fuse, late, narrow, parallelise, peephole, place, precision, recompute, schedule,
+    synchronise,
 };
 use crate::plan::{Key, Plan};
 use crate::types::{DType, Type};
@@ -103,6 +104,11 @@ impl Program {
         [&self.micro, &self.last, &self.update, &self.eval]
     }
 
+    /// Whether training takes moments over a batch, which samples of weight 0 would falsify.
+    pub fn normalises_batches(&self) -> bool {
+        self.last.steps.iter().any(|step| step.op == Op::Moments)
+    }
+
     pub fn state_bytes(&self) -> usize {
         self.states.iter().map(|s| s.ty.bytes()).sum()
     }
@@ -120,7 +126,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     }
     let shared = add_states(&mut graph, &gradients, settings);
     let states = graph.states.clone();
-    let graph = accumulate(graph, &gradients, &shared, stats)?;
+    let graph = shared.defer(accumulate(graph, &gradients, &shared, stats)?);
     let graph = late(shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?);
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
@@ -131,6 +137,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
         graph.check()?;
         Ok(place(graph, &schedule(graph), name, key, settings.scratch))
     };
+    let graph = synchronise(graph, settings.exchange.map_or(1, |exchange| exchange.ranks))?;
     let micro = plan(&graph, "micro")?;
     let last = match settings.exchange.filter(|exchange| exchange.ranks > 1) {
         Some(exchange) => plan(&parallelise(graph, &exchange)?, "last")?,
@@ -174,6 +181,14 @@ struct Shared {
     loss_scale: Option<StateId>,
     /// Half-precision copies of parameters.
     copies: HashMap<StateId, StateId>,
+    running: Vec<Running>,
+}
+
+/// Running moments of a batch norm. A step writes the pending ones, and `update` takes them over if it is applied.
+struct Running {
+    state: StateId,
+    pending: StateId,
+    average: Option<StateId>,
 }
 
 struct Trained {
@@ -191,8 +206,41 @@ impl Shared {
         }
     }
 
-    fn average_of(&self, parameter: StateId) -> Option<StateId> {
-        self.trained.iter().find(|t| t.parameter == parameter)?.average
+    fn average_of(&self, state: StateId) -> Option<StateId> {
+        let of_parameter = self.trained.iter().find(|t| t.parameter == state).map(|t| t.average);
+        of_parameter.or_else(|| self.running.iter().find(|r| r.state == state).map(|r| r.average))?
+    }
+
+    /// Lets the graph write pending running moments where the model writes the running moments themselves: nobody knows yet
+    /// whether the step will be skipped.
+    fn defer(&self, mut graph: Graph) -> Graph {
+        let nodes = std::mem::take(&mut graph.nodes);
+        let reads: HashMap<StateId, ValueId> =
+            self.running.iter().map(|running| (running.state, graph.read(running.pending))).collect();
+        let state_of = |value: ValueId| {
+            nodes.iter().find_map(|node| match node.op {
+                Op::Read { state } if node.outputs[0] == value => Some(state),
+                _ => None,
+            })
+        };
+        let pending = nodes.iter().map(|node| match node.op {
+            Op::RunningMoments { .. } => reads.get(&state_of(node.inputs[0])?).copied(),
+            _ => None,
+        });
+        let pending: Vec<Option<ValueId>> = pending.collect();
+        for (mut node, pending) in nodes.into_iter().zip(pending) {
+            if let Some(pending) = pending {
+                node.inputs.insert(1, pending);
+            }
+            if let Op::Assign { state } = &mut node.op
+                && let Some(running) = self.running.iter().find(|r| r.state == *state)
+            {
+                *state = running.pending;
+                node.layer.push_str(PENDING);
+            }
+            graph.nodes.push(node);
+        }
+        graph
     }
 }
 
@@ -229,7 +277,19 @@ fn add_states(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>)
         (parameter, graph.add_state(format!("{name}{COPY}"), ty, Role::Copy))
     });
     let copies = copies.collect();
-    Shared { trained, stats, applied, loss_scale, copies }
+    let running = add_running(graph, settings.ema.is_some());
+    Shared { trained, stats, applied, loss_scale, copies, running }
+}
+
+fn add_running(graph: &mut Graph, averaged: bool) -> Vec<Running> {
+    let states: Vec<(usize, State)> =
+        graph.states.iter().cloned().enumerate().filter(|(_, s)| s.role == Role::Running).collect();
+    let running = states.into_iter().map(|(index, State { name, ty, .. })| {
+        let pending = graph.add_state(format!("{name}{PENDING}"), ty.clone(), Role::Pending);
+        let average = averaged.then(|| graph.add_state(format!("{name}{AVERAGE}"), ty, Role::Average));
+        Running { state: StateId(index as u32), pending, average }
+    });
+    running.collect()
 }
 
 /// Adds each gradient to its state as soon as it is ready.
@@ -303,6 +363,7 @@ fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) ->
             graph.assign(average, value, Phase::Update)?;
         }
     }
+    commit_running(&mut graph, shared, settings, control)?;
     let dynamic = settings.loss_scale.and_then(|scaling| scaling.dynamic);
     if let (Some(DynamicScale { window, hysteresis, min }), Some(state)) = (dynamic, shared.loss_scale) {
         let inputs = [graph.read(state), control];
@@ -311,6 +372,32 @@ fn update_graph(states: Vec<State>, shared: &Shared, settings: &Settings<'_>) ->
     }
     graph.outputs = vec![control];
     Ok(graph)
+}
+
+/// Takes over the running moments that the step has left, all of them in one op, and averages them as the parameters are.
+fn commit_running(
+    graph: &mut Graph,
+    shared: &Shared,
+    settings: &Settings<'_>,
+    control: ValueId,
+) -> Result<(), GraphError> {
+    if shared.running.is_empty() {
+        return Ok(());
+    }
+    let before: Vec<ValueId> = shared.running.iter().map(|r| graph.read(r.state)).collect();
+    let after: Vec<ValueId> = shared.running.iter().map(|r| graph.read(r.pending)).collect();
+    let inputs = [&[control], &before[..], &after].concat();
+    let values = graph.push(Op::Commit, &inputs, &At::new("running", Phase::Update))?;
+    for (running, value) in shared.running.iter().zip(values) {
+        graph.assign(running.state, value, Phase::Update)?;
+        if let (Some(average), Some(decay)) = (running.average, settings.ema) {
+            let inputs = [graph.read(average), value, control];
+            let at = At::new(&graph.states[running.state.index()].name.clone(), Phase::Update);
+            let value = graph.push(Op::Ema { decay }, &inputs, &at)?[0];
+            graph.assign(average, value, Phase::Update)?;
+        }
+    }
+    Ok(())
 }
 
 fn optimizer_op(optimizer: &Optimizer, Group { lr_scale, decays }: Group) -> Op {

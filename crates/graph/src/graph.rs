@@ -100,8 +100,11 @@ pub enum Role {
     Copy,
     /// What the host puts there before the first run and no plan changes: images, tables.
     Resident,
-    /// Running statistics of batch norm.
+    /// Running moments of batch norm (3,C): mean, variance, batches seen.
     Running,
+    /// Running moments as the step under way leaves them: `X.pending` of `X`, which `update` makes of it unless the step
+    /// is skipped.
+    Pending,
     /// (scale, good steps since it changed, skipped steps it still bears), which starts at this scale.
     LossScale {
         initial: f64,
@@ -122,6 +125,7 @@ impl Role {
             Role::Copy => "half-precision copy",
             Role::Resident => "table",
             Role::Running => "running statistic",
+            Role::Pending => "running statistic of the step",
             Role::LossScale { .. } => "loss scale",
         }
     }
@@ -129,6 +133,9 @@ impl Role {
 
 /// What the name of a parameter's copy in half precision ends in.
 pub const COPY: &str = ".half";
+
+/// What the name of running moments within a step ends in.
+pub const PENDING: &str = ".pending";
 
 /// What the name of a parameter's moving average ends in.
 pub const AVERAGE: &str = ".ema";
@@ -152,7 +159,7 @@ impl State {
         self.name.strip_suffix(COPY).filter(|_| self.role == Role::Copy)
     }
 
-    /// The parameter that this is the moving average of.
+    /// The parameter, or the running moments, that this is the moving average of.
     pub fn averages(&self) -> Option<&str> {
         self.name.strip_suffix(AVERAGE).filter(|_| self.role == Role::Average)
     }
@@ -178,6 +185,10 @@ pub enum GraphError {
     ParametersDiffer(String),
     #[error("the graph has no output named {0}")]
     NoOutput(String),
+    #[error(
+        "{layer}: batch norm needs more than {values} value a channel to train with: take a larger batch or image"
+    )]
+    NoMoments { layer: String, values: usize },
     #[error("every parameter is frozen: there is nothing to train")]
     NothingToTrain,
 }
@@ -402,6 +413,12 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v", "half"],
         Op::Sgd { .. } => &["", "momentum", "half"],
         Op::Ema { .. } => &["ema"],
+        Op::Moments => &["moments"],
+        Op::JoinMoments => &["moments.all"],
+        Op::RunningMoments { .. } => &["running"],
+        Op::BatchNormSums { .. } => &["sums"],
+        Op::ConvGradX { .. } | Op::BatchNormGrad { .. } => &["x"],
+        Op::ConvGradW { .. } => &["weight"],
         _ => &[],
     };
     match suffixes.get(i) {

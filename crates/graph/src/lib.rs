@@ -20,7 +20,7 @@ pub use build::{Builder, Loss};
 pub use compile::{
     DynamicScale, Group, LossScaling, Model, Optimizer, Program, Settings, compile, inference,
 };
-pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, Role, State, ValueId};
+pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, PENDING, Role, State, ValueId};
 pub use op::{Lane, Op, StateId};
 pub use passes::{Delivery, Exchange, Mixed, Recompute, prepare};
 pub use plan::{Header, Key, Plan};

@@ -22,6 +22,8 @@ pub enum Per {
     Element,
     /// Stochastic depth: one draw for the sample.
     Sample,
+    /// Dropout of feature maps: every channel of a sample has one draw, whatever the pixel.
+    Channel,
 }
 
 /// Dropout of attention probabilities; a draw for every (head, query, key) of a sample.
@@ -54,6 +56,21 @@ fn is_false(flag: &bool) -> bool {
 
 /// Numbers that say how one image is prepared: see [`Op::Prepare`].
 pub const CHOICES: usize = 34;
+
+/// How [`Op::Resize`] makes a pixel of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampling {
+    /// Of the four around it, pixels being areas: torch's `interpolate` with `align_corners=False`.
+    #[default]
+    Bilinear,
+    /// The mean over its bin: torch's `AdaptiveAvgPool2d`, whose bins overlap where sizes don't divide.
+    Average,
+}
+
+fn is_bilinear(sampling: &Sampling) -> bool {
+    *sampling == Sampling::Bilinear
+}
 
 /// Stride and zero padding of a channels-last convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -282,7 +299,7 @@ pub enum Op {
         reduction: Reduction,
         ranks: usize,
     },
-    /// flat (n) → (n·ranks).
+    /// (n,..) → (n·ranks,..): what the ranks have, one after the other.
     AllGather {
         ranks: usize,
     },
@@ -299,50 +316,88 @@ pub enum Op {
         min: f64,
     },
 
-    // ---- vocabulary of the strategies and models to come: shape rules only, no kernel yet --------------------
-    /// Channels-last (..,C) → (3,C): sum, sum of squares, count.
-    Moments,
-    /// x (..,C), moments (3,C) or running mean and variance (2,C), γ, β → y.
-    BatchNorm {
-        eps: f64,
-    },
-    /// x, moments, dy → (2,C): Σ dy, Σ dy·x̂. Summed over this rank they are the gradients of β and γ; over all ranks,
-    /// what `batch_norm_grad` takes.
-    BatchNormSums {
-        eps: f64,
-    },
-    /// x, moments, γ, dy, sums → dx.
-    BatchNormGrad {
-        eps: f64,
-    },
-    /// running \[2,C\], moments \[3,C\] → running \[2,C\].
-    RunningMoments {
-        momentum: f64,
-    },
-    /// Channels-last: x (B,h,w,I), weight (O,kh,kw,I) → y (B,h',w',O).
+    // ---- dense prediction: images are channels-last, (B,h,w,C) -----------------------------------------------
+    /// x (B,h,w,I), weight (O,kh,kw,I) [, bias (O)] → y (B,h',w',O).
     Conv {
         window: Window,
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
     },
-    /// dy, weight → dx (B,h,w,I).
+    /// dy, weight → dx (B,height,width,I).
     ConvGradX {
         window: Window,
         height: usize,
         width: usize,
     },
-    /// dy, x → dweight of `shape`.
+    /// dy, x [, sum so far] → dweight of `shape`.
     ConvGradW {
         window: Window,
         shape: Shape,
+        #[serde(default, skip_serializing_if = "is_false")]
+        accumulate: bool,
     },
-    /// Channels-last bilinear resize to (height, width).
+    /// x (..,C) → (3,C): mean, Σ (x-mean)², count.
+    Moments,
+    /// Moments of several parts, one below the other (3·parts,C) → those of all together (3,C).
+    JoinMoments,
+    /// x (..,C), moments (3,C) or, with `running`, running moments (3,C), γ (C), β (C) → y; with `relu`, 0 where y is
+    /// negative.
+    BatchNorm {
+        eps: f64,
+        #[serde(default, skip_serializing_if = "is_false")]
+        relu: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        running: bool,
+    },
+    /// x, moments, γ, β, dy → (2,C): Σ dy, Σ dy·x̂, with dy as it is before the ReLU. Summed over this rank they are
+    /// the gradients of β and γ; over all ranks, what `batch_norm_grad` takes.
+    BatchNormSums {
+        eps: f64,
+        #[serde(default, skip_serializing_if = "is_false")]
+        relu: bool,
+    },
+    /// x, moments, γ, β, dy, sums → dx, through the moments too.
+    BatchNormGrad {
+        eps: f64,
+        #[serde(default, skip_serializing_if = "is_false")]
+        relu: bool,
+    },
+    /// running (3,C) = (mean, unbiased variance, batches seen) [, the same as this step has left it], moments (3,C) →
+    /// running. With both, the first micro-step starts from the first and the others from the second.
+    RunningMoments {
+        momentum: f64,
+    },
+    /// control, n values as they were, n as they are to be → n values: the latter, or the former on a skipped step.
+    Commit,
+    /// (B,h,w,C) → (B,height,width,C).
     Resize {
         height: usize,
         width: usize,
+        #[serde(default, skip_serializing_if = "is_bilinear")]
+        sampling: Sampling,
     },
     /// dy (B,h',w',C) → dx (B,height,width,C): the transpose of `resize`, which is not a resize.
     ResizeGrad {
         height: usize,
         width: usize,
+        #[serde(default, skip_serializing_if = "is_bilinear")]
+        sampling: Sampling,
+    },
+    /// Any number of values (..,C) → (..,ΣC), channels side by side.
+    Concat,
+    /// (..,C) → (..,channels): some of the channels, from `start` on.
+    Slice {
+        start: usize,
+        channels: usize,
+    },
+    /// Tokens (B,T,C) → (B,height,width,C): the last ones, row by row; a class token before them is left out.
+    Grid {
+        height: usize,
+        width: usize,
+    },
+    /// Inverse of `grid`: (B,h,w,C) → (B,tokens,C), 0 for what `grid` leaves out.
+    Ungrid {
+        tokens: usize,
     },
 }
 
@@ -395,8 +450,10 @@ impl Op {
     pub fn in_place(&self, inputs: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let few: &'static [(usize, usize)] = match self {
             Op::Accumulate | Op::Advance | Op::LossScale { .. } => &[(0, 0)],
-            Op::RunningMoments { .. } | Op::Ema { .. } => &[(0, 0)],
-            Op::LinearGradW { accumulate: true, .. } => &[(2, 0)],
+            Op::Ema { .. } => &[(0, 0)],
+            Op::RunningMoments { .. } if inputs == 3 => &[(1, 0)],
+            Op::RunningMoments { .. } => &[(0, 0)],
+            Op::LinearGradW { accumulate: true, .. } | Op::ConvGradW { accumulate: true, .. } => &[(2, 0)],
             Op::ColumnSum { accumulate: true } => &[(1, 0)],
             Op::AdamW { .. } | Op::Lamb { .. } if inputs == 7 => &[(0, 0), (2, 1), (3, 2), (6, 3)],
             Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],
@@ -404,12 +461,14 @@ impl Op {
             Op::Sgd { .. } => &[(0, 0), (2, 1)],
             _ => &[],
         };
-        let first = match self {
-            Op::AllReduce { .. } => 0,
-            Op::Unpack { over: true, .. } => 1,
-            _ => inputs,
+        let many = match self {
+            Op::AllReduce { .. } => 0..inputs,
+            Op::Unpack { over: true, .. } => 1..inputs,
+            Op::Commit => 1..1 + inputs / 2,
+            _ => 0..0,
         };
-        few.iter().copied().chain((first..inputs).map(move |input| (input, input - first)))
+        let first = many.start;
+        few.iter().copied().chain(many.map(move |input| (input, input - first)))
     }
 
     /// The input that `output` may be written over, if any.
@@ -449,12 +508,28 @@ impl Op {
                 | Op::Drop { .. }
                 | Op::Add
                 | Op::CrossEntropyGrad { .. }
+                | Op::Conv { .. }
+                | Op::ConvGradX { .. }
+                | Op::ConvGradW { .. }
+                | Op::BatchNorm { .. }
+                | Op::BatchNormSums { .. }
+                | Op::BatchNormGrad { .. }
+                | Op::Resize { .. }
+                | Op::ResizeGrad { .. }
         )
     }
 
     /// Whether the op is a matrix product (what "products alone" in the benchmarks means).
     pub fn is_product(&self) -> bool {
-        matches!(self, Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. })
+        matches!(
+            self,
+            Op::Linear { .. }
+                | Op::LinearGradX { .. }
+                | Op::LinearGradW { .. }
+                | Op::Conv { .. }
+                | Op::ConvGradX { .. }
+                | Op::ConvGradW { .. }
+        )
     }
 }
 
@@ -475,6 +550,10 @@ mod tests {
             Op::Pack { align: 1, to: Some(DType::Bf16) },
             Op::Unpack { shapes: vec![Shape::from([2, 3])], to: Some(DType::F32), over: true },
             Op::Prepare { size: 224 },
+            Op::Conv { window: Window { stride: 1, pad: 1 }, bias: true },
+            Op::BatchNorm { eps: 1e-5, relu: true, running: false },
+            Op::Resize { height: 3, width: 4, sampling: Sampling::Average },
+            Op::ResizeGrad { height: 3, width: 4, sampling: Sampling::Bilinear },
         ];
         for op in ops {
             let (name, mut map) = op.name_and_attributes();

@@ -57,57 +57,55 @@ fn sync_batch_norm() {
     let refused = |from, to, why| refused(SYNC_BATCH_NORM, from, to, why);
     // Forward: the norm would use moments still on their way, or one rank's only.
     refused(
-        "momentum=0.1 wait=2",
-        "momentum=0.1",
-        "step 3 (running_moments, bn1): bn1.moments.all may not be",
+        "join_moments(bn1.moments.ranks) wait=2",
+        "join_moments(bn1.moments.ranks)",
+        "step 3 (join_moments, bn1): bn1.moments.ranks may not be",
     );
     refused(
         "batch_norm(conv1, bn1.moments.all,",
-        "batch_norm(conv1, bn1.moments,",
-        "step 4 (batch_norm, bn1)",
+        "batch_norm(conv1, bn1.moments.ranks,",
+        "step 5 (batch_norm, bn1): needs the moments of shape [3,16], got f32[12,16]",
     );
     // Backward: the sums would be reduced in place while the gradients of γ and β are taken from them.
     refused(
         "d.bn1.sums.all f32[2,16] @78208",
         "d.bn1.sums.all f32[2,16] @78080",
-        "step 15 (unpack, bn1): d.bn1.sums is not there",
+        "step 16 (unpack, bn1): d.bn1.sums is not there",
     );
-    refused(
-        "eps=0.00001 wait=14",
-        "eps=0.00001",
-        "step 18 (batch_norm_grad, bn1): d.bn1.sums.all may not be",
-    );
-    refused(
-        "bn1.running f32[2,16]",
-        "bn1.running f32[2,8]",
-        "step 3 (running_moments, bn1): needs the moments",
-    );
+    refused("relu=true wait=15", "relu=true", "step 19 (batch_norm_grad, bn1): d.bn1.sums.all may not be");
     refused(
         "moments.all f32[3,16]",
         "moments.all f32[2,16]",
-        "step 2 (all_reduce, bn1): gives f32[3,16], not",
+        "step 3 (join_moments, bn1): gives f32[3,16], not",
     );
     refused(
         "$bn1.weight.grad = accumulate($bn1.weight.grad,",
         "$bn1.bias.grad = accumulate($bn1.bias.grad,",
-        "step 17 (accumulate, bn1): bn1.bias.grad is written a second time",
+        "step 18 (accumulate, bn1): bn1.bias.grad is written a second time",
     );
-    refused("2 comm bn1", "2 compute bn1", "step 2 (all_reduce, bn1): runs on the comm lane");
+    refused("2 comm bn1", "2 compute bn1", "step 2 (all_gather, bn1): runs on the comm lane");
+    // The update would take over moments of another norm.
+    refused(
+        "commit(control, $bn1.running, $bn1.running.pending)",
+        "commit(control, $bn1.running, $bn1.weight.grad)",
+        "step 2 (commit, running): needs every value as it was",
+    );
 }
 
-/// Evaluation normalises by the running moments, which hold mean and variance, where training has sums and a count.
+/// Evaluation normalises by the running moments, which hold mean, variance and a count of batches, where training has mean,
+/// squares and a count of values.
 #[test]
 fn batch_norm_takes_running_moments() {
     let text = "plan eval batch=8 height=1 width=1 arena=1024\n\
         state bn.weight f32[16] {\"parameter\":\"ones\"}\n\
         state bn.bias f32[16] {\"parameter\":\"zeros\"}\n\
-        state bn.running f32[2,16] \"running\"\n\
+        state bn.running f32[3,16] \"running\"\n\
         input x f32[8,16] @0\n\
-        0 compute bn f32[8,16] @512 = batch_norm(x, $bn.running, $bn.weight, $bn.bias) eps=1e-5 ; forward bn\n\
+        0 compute bn f32[8,16] @512 = batch_norm(x, $bn.running, $bn.weight, $bn.bias) eps=1e-5 running=true ; forward bn\n\
         output bn\n";
     assert_eq!(text.parse::<Plan>().unwrap().check(), Ok(()));
-    let eight = text.replace("f32[2,16]", "f32[2,8]").parse::<Plan>().unwrap().check().unwrap_err();
-    let why = "step 0 (batch_norm, bn): the moments are f32[2,8], for 16 channels";
+    let eight = text.replace("f32[3,16]", "f32[3,8]").parse::<Plan>().unwrap().check().unwrap_err();
+    let why = "step 0 (batch_norm, bn): needs the moments of shape [3,16], got f32[3,8]";
     assert_eq!(eight.to_string(), why);
 }
 

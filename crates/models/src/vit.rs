@@ -149,15 +149,10 @@ impl Vit {
         let images = b.input("images", dtype, [batch, self.channels, self.image, self.image]);
         let targets = b.targets([batch], loss.mixed);
 
-        let tokens = self.embed(&mut b, images); // (B,T,C)
-        let mut x = b.border(tokens);
-        for i in 0..self.depth {
-            let y = b.scope(&format!("blocks.{i}"), |b| self.block(b, x, i));
-            x = b.border(y);
-        }
+        let x = self.encode(&mut b, images); // (B,T,C)
         let pooled = match self.pool {
             Pool::ClassToken => {
-                let y = b.layer_norm("norm", x, EPS);
+                let y = self.norm(&mut b, x);
                 b.pool(y, Pooling::First)
             }
             Pool::Mean => {
@@ -169,6 +164,22 @@ impl Vit {
         let logits = b.linear(pooled, head);
         let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
         b.finish(&[loss, stats, logits])
+    }
+
+    /// Images to tokens (B,T,C), through all blocks.
+    pub(crate) fn encode(&self, b: &mut Builder, images: ValueId) -> ValueId {
+        let tokens = self.embed(b, images);
+        let mut x = b.border(tokens);
+        for i in 0..self.depth {
+            let y = b.scope(&format!("blocks.{i}"), |b| self.block(b, x, i));
+            x = b.border(y);
+        }
+        x
+    }
+
+    /// The norm after the last block.
+    pub(crate) fn norm(&self, b: &mut Builder, x: ValueId) -> ValueId {
+        b.layer_norm("norm", x, EPS)
     }
 
     /// Patches, linearly projected; the class token in front; positions added.

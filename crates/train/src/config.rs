@@ -18,6 +18,7 @@ pub mod resolved;
 mod scheduler;
 pub mod source;
 mod transform;
+mod whole;
 
 pub use arithmetic::{LossScale, Residual};
 pub use augmentation::{Augmentation, Crop, Geometry, Interpolation, Preset, RandAugment};

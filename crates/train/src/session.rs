@@ -17,8 +17,8 @@ use crate::weights;
 use comm::{Communicator, Reduction};
 use data::{Dataset, Finish, LoadedBatch, Loader, LoaderSettings, Request, Sampler, Skipped, Transform};
 use graph::{
-    AVERAGE, DType, DynamicScale, Header, Loss, LossScaling, Mixed, Program, Role, Settings, State, StateId,
-    compile, inference,
+    AVERAGE, DType, DynamicScale, Header, Lane, Loss, LossScaling, Mixed, Program, Role, Settings, State,
+    StateId, compile, inference,
 };
 use models::names::{Tensor, Weights};
 use std::collections::VecDeque;
@@ -149,7 +149,7 @@ pub(crate) fn program_with<T: Real>(
 
 /// What a checkpoint keeps: all that the next step depends on and that can't be made from the rest.
 fn lasts(state: &State) -> bool {
-    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy | Role::Resident)
+    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy | Role::Resident | Role::Pending)
 }
 
 impl<T: Real> Session<T> {
@@ -166,8 +166,10 @@ impl<T: Real> Session<T> {
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
         let fault = Fault::from_environment(seat.world.rank())?;
         let sets = fault.as_ref().map_or(sets.clone(), |fault| fault.spoil(sets));
-        let plan =
-            |run: &Resolved, batch: usize, with: Option<&Finishing>| program_with::<T>(run, batch, with);
+        let plan = |run: &Resolved, batch: usize, with: Option<&Finishing>| {
+            let program = program_with::<T>(run, batch, with)?;
+            run.check_batches(&program).map(|()| program)
+        };
         let mut session = Self::bind(run, sets, seat, shares, finishing, plan)?;
         session.fault = fault;
         // A continued run takes its weights from a checkpoint.
@@ -379,16 +381,19 @@ impl<T: Real> Session<T> {
     /// there is no bad value then if only the sum of the gradients' squares overflowed.
     pub fn first_bad_value(&mut self, step: u64) -> Result<Option<BadValue>, TrainError> {
         let mut loader = self.training_loader(step, 0)?;
+        // Not the plan with the gradients' exchange: each rank looks for itself, and may be done before the others. Not so if
+        // ranks need each other for their batch norms.
+        let together = self.device.program().micro.steps.iter().any(|step| step.lane == Lane::Comm);
+        let mut first = None;
         for micro in 0..self.run.accumulate {
-            // Not the plan with the exchange: each rank looks for itself, and may be done before the others.
+            if first.is_some() && !together {
+                break;
+            }
             let (_, header) = self.micro(step, micro);
             self.load(Which::Micro, &mut loader)?;
-            let bad = self.device.run_checked(Which::Micro, &header)?;
-            if bad.is_some() {
-                return Ok(bad);
-            }
+            first = first.or(self.device.run_checked(Which::Micro, &header)?);
         }
-        Ok(None)
+        Ok(first)
     }
 
     fn header(&self, step: u64) -> Header {
@@ -501,17 +506,23 @@ impl<T: Real> Session<T> {
         &*self.sets.test
     }
 
-    /// The parameters under their canonical names; with averages, those, since they are what is evaluated.
+    /// The parameters and running moments under their canonical names; with averages, those, since they are what is evaluated.
     pub fn weights(&self) -> Result<Weights, TrainError> {
-        let parameters = self.device.program().states.iter().filter(|s| s.is_parameter());
+        let holds = |state: &&State| state.is_parameter() || state.role == Role::Running;
+        let values = |name: &str| -> Result<Option<Vec<f32>>, TrainError> {
+            let Some(id) = self.device.find_state(name) else { return Ok(None) };
+            Ok(Some(self.device.state(id)?.iter().map(|x| x.to_f64() as f32).collect()))
+        };
         let tensor = |state: &State| {
-            let average = self.device.find_state(&format!("{}{AVERAGE}", state.name));
-            let id = average.or_else(|| self.device.find_state(&state.name));
-            let values = self.device.state(planned(id))?;
-            let data = values.iter().map(|x| x.to_f64() as f32).collect();
+            let own = planned(values(&state.name)?);
+            let data = match values(&format!("{}{AVERAGE}", state.name))? {
+                Some(average) if state.role == Role::Running => weights::with_count_of(average, &own),
+                Some(average) => average,
+                None => own,
+            };
             Ok((state.name.clone(), Tensor { shape: state.ty.shape.0.clone(), data }))
         };
-        parameters.map(tensor).collect()
+        self.device.program().states.iter().filter(holds).map(tensor).collect()
     }
 
     /// Sets the parameters that `weights` has; they were checked against this model when they were read.

@@ -44,7 +44,7 @@ pub enum TensorFault {
     Twice,
     #[error("has {0} dimensions, more than {MAX_RANK}")]
     Rank(usize),
-    #[error("is of type {0}: only F32, F64, F16 and BF16 can be read")]
+    #[error("is of type {0}: only F32, F64, F16, BF16 and I64 can be read")]
     Type(Dtype),
     #[error("is {shape:?} of {dtype}, more bytes than can be counted")]
     Overflow { shape: Vec<usize>, dtype: Dtype },
@@ -183,7 +183,7 @@ fn check_info(info: &TensorInfo, previous_end: usize, present: u64) -> Result<()
 /// Bytes per value of a type that can be read.
 fn width(dtype: Dtype) -> Result<usize, TensorFault> {
     match dtype {
-        Dtype::F64 => Ok(8),
+        Dtype::F64 | Dtype::I64 => Ok(8),
         Dtype::F32 => Ok(4),
         Dtype::F16 | Dtype::BF16 => Ok(2),
         other => Err(TensorFault::Type(other)),
@@ -228,6 +228,8 @@ pub(crate) fn read_as<T: Stored>(dtype: Dtype, bytes: &[u8]) -> Result<Vec<T>, T
         Dtype::F32 => Ok(each(bytes, |chunk| f32::from_le_bytes(chunk).into())),
         Dtype::F16 => Ok(each(bytes, |chunk| f16::from_le_bytes(chunk).into())),
         Dtype::BF16 => Ok(each(bytes, |chunk| bf16::from_le_bytes(chunk).into())),
+        // The number of batches that a batch norm has seen.
+        Dtype::I64 => Ok(each(bytes, |chunk| i64::from_le_bytes(chunk) as f64)),
         other => Err(TensorFault::Type(other)),
     }
 }
@@ -428,7 +430,10 @@ mod tests {
             (one("F32", "[3]", 0, 8), "tensor `a` is [3] of F32, which is 12 bytes, but has 8"),
             (one("F32", "[2]", 8, 16), "tensor `a` is at bytes 8 to 16, but the file has 8 bytes"),
             (one("F32", "[2]", 8, 0), "tensor `a` is at bytes 8 to 0, but the file has 8 bytes"),
-            (one("I64", "[1]", 0, 8), "tensor `a` is of type I64: only F32, F64, F16 and BF16 can be read"),
+            (
+                one("I32", "[2]", 0, 8),
+                "tensor `a` is of type I32: only F32, F64, F16, BF16 and I64 can be read",
+            ),
             (one("F32", "[1]", 0, 4), "its tensors have 4 bytes, the file has 8 for them"),
             (one("F32", "[9223372036854775807,3]", 0, 8), "more bytes than can be counted"),
             (one("F64", "[2305843009213693952]", 0, 0), "more bytes than can be counted"),

@@ -94,10 +94,31 @@ fn of_checkpoint(mut states: Weights) -> Weights {
     let parameters: Vec<String> = states.keys().filter(|name| is_parameter(name)).cloned().collect();
     let weight = |name: String| {
         let average = states.remove(&format!("{name}{AVERAGE}"));
-        let tensor = average.or_else(|| states.remove(&name))?;
+        let own = states.remove(&name)?;
+        let tensor = match average {
+            Some(Tensor { shape, data }) if is_running(&name) => {
+                Tensor { shape, data: with_count_of(data, &own.data) }
+            }
+            Some(average) => average,
+            None => own,
+        };
         Some((name, tensor))
     };
     parameters.into_iter().filter_map(weight).collect()
+}
+
+/// Running moments of a batch norm, by their name.
+fn is_running(name: &str) -> bool {
+    name.ends_with(".running")
+}
+
+/// Averaged running moments (3,C): mean and variance are averages, but the number of batches is what it is.
+pub(crate) fn with_count_of(mut average: Vec<f32>, own: &[f32]) -> Vec<f32> {
+    let counts = average.len() / 3 * 2;
+    if average.len() == own.len() {
+        average[counts..].copy_from_slice(&own[counts..]);
+    }
+    average
 }
 
 /// By its name in a checkpoint.
@@ -168,6 +189,20 @@ mod tests {
             assert_eq!(theirs.len(), read(&path).unwrap().len());
         }
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 3, "no temporary file stays");
+    }
+
+    #[test]
+    fn averaged_running_moments_keep_their_count() {
+        let tensor = |data: &[f32]| Tensor { shape: vec![3, 2], data: data.to_vec() };
+        let states = Weights::from([
+            ("norm.running".to_string(), tensor(&[1.0, 2.0, 3.0, 4.0, 9.0, 9.0])),
+            ("norm.running.ema".to_string(), tensor(&[0.5, 1.0, 1.5, 2.0, 6.3, 6.3])),
+        ]);
+        let weights = of_checkpoint(states);
+        assert_eq!(
+            weights,
+            Weights::from([("norm.running".to_string(), tensor(&[0.5, 1.0, 1.5, 2.0, 9.0, 9.0]))])
+        );
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Cross-entropy of one row of logits, with PyTorch's label smoothing: the target is (1-ε)·onehot + ε/K, where a mixed
 //! sample has two labels that share the one.
 //!
-//! In double precision: a row per image is too little work to be worth less.
+//! In double precision: a row per image is too little work to be worth less. Rows of pixels are many, and in the numbers' own.
 
 use super::float::Float;
+use super::lanes::sum;
+use super::level::simd;
+use super::softmax::{exp_row, max_of_row, sum_exp};
 
 /// What a row should say: `mix` of the label and 1 - `mix` of its partner.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,6 +82,35 @@ pub fn cross_entropy_grad_row<T: Float>(
     }
 }
 
+simd! {
+    /// As [`cross_entropy_row`], for one label and in the numbers' own precision.
+    pub fn pixel_loss<T, FMA>(logits: &[T], label: usize, smoothing: f64) -> (f64, usize) {
+        let (classes, own) = (logits.len(), logits[label]);
+        let max = max_of_row(logits);
+        let lse = max.to_f64() + sum_exp::<T, FMA>(logits, max).ln().to_f64();
+        let mean = if smoothing == 0.0 { 0.0 } else { sum(logits).to_f64() / classes as f64 };
+        let loss = lse - ((1.0 - smoothing) * own.to_f64() + smoothing * mean);
+        if loss.is_nan() {
+            return (loss, classes - 1);
+        }
+        let (before, after) = logits.split_at(label);
+        let greater: u32 = after.iter().map(|&x| u32::from(x > own)).sum();
+        let not_less: u32 = before.iter().map(|&x| u32::from(x >= own)).sum();
+        (loss, (greater + not_less) as usize)
+    }
+
+    /// As [`cross_entropy_grad_row`], for one label and in the numbers' own precision.
+    pub fn pixel_grad<T, FMA>(logits: &[T], label: usize, smoothing: f64, scale: f64, dlogits: &mut [T]) {
+        dlogits.copy_from_slice(logits);
+        let sum = exp_row::<T, FMA>(dlogits, T::ONE, max_of_row(logits));
+        let (factor, spread) = (T::from_f64(scale) / sum, T::from_f64(scale * smoothing / logits.len() as f64));
+        for d in dlogits.iter_mut() {
+            *d = d.mul_add::<FMA>(factor, -spread);
+        }
+        dlogits[label] -= T::from_f64(scale * (1.0 - smoothing));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
@@ -94,6 +126,31 @@ mod tests {
         let (smooth, rank) = cross_entropy_row(&logits, Target::plain(0), 0.1);
         assert!((smooth - (0.9 * (lse - 1.0) + 0.1 * (lse - 2.0))).abs() < 1e-14);
         assert_eq!(rank, 2);
+    }
+
+    #[test]
+    fn pixels_are_rows_of_single_precision() {
+        at_every_level(|level| {
+            for (classes, smoothing) in COLS.into_iter().flat_map(|classes| [(classes, 0.0), (classes, 0.1)])
+            {
+                let logits = narrow(&noise(9, classes, 5.0));
+                for label in [0, classes / 2, classes - 1] {
+                    let target = Target::plain(label);
+                    let (want, rank) = cross_entropy_row(&logits, target, smoothing);
+                    let (loss, found) = pixel_loss(&logits, label, smoothing);
+                    assert!((loss - want).abs() < 2e-6, "{level:?}, {classes} classes: {loss}, not {want}");
+                    assert_eq!(found, rank, "{level:?}, {classes} classes");
+                    let (mut single, mut double) = (vec![0f32; classes], vec![0f32; classes]);
+                    pixel_grad(&logits, label, smoothing, 0.25, &mut single);
+                    cross_entropy_grad_row(&logits, target, smoothing, 0.25, &mut double);
+                    let double: Vec<f64> = double.iter().map(|x| f64::from(*x)).collect();
+                    assert_close(&single, &double, 1e-7, "gradient");
+                }
+            }
+            assert_eq!(pixel_loss(&[1f32, 1.0, 1.0, 0.0], 1, 0.0).1, 1, "ties rank by index");
+            let (loss, rank) = pixel_loss(&[1f32, f32::NAN, 0.0], 0, 0.0);
+            assert!(loss.is_nan() && rank == 2);
+        });
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! an `…_acc` argument add to it. Every kernel sums in an order fixed by the shapes and the instruction set alone,
 //! so that a run repeats bit for bit on the same kind of machine.
 
+mod batch_norm;
 mod elementwise;
 mod erf;
 mod float;
@@ -15,19 +16,24 @@ mod loss;
 mod norm;
 mod optimize;
 mod patches;
+mod resample;
 mod softmax;
 #[cfg(test)]
 mod testing;
 mod transpose;
+mod unfold;
 
+pub use batch_norm::{Moments, batch_norm, batch_norm_grad, batch_norm_sums, shifted_sums};
 pub use elementwise::{add, add_assign, add_bias, column_sum, scale, sum_squares};
 pub use float::Float;
 pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
 pub use halves::{from_bf16, from_f16, to_bf16, to_f16};
 pub use level::{Level, level};
-pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row};
+pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row, pixel_grad, pixel_loss};
 pub use norm::{add_layer_norm, layer_norm, layer_norm_grad};
 pub use optimize::{AdamW, Lamb, Sgd, adamw, ema, lamb_apply, lamb_moments_and_norms, sgd};
 pub use patches::{PatchGrid, patches, unpatches};
+pub use resample::{Axis, Taps, weigh};
 pub use softmax::{row_dot, softmax_from_lse, softmax_grad, softmax_rows};
 pub use transpose::transpose;
+pub use unfold::Unfold;

@@ -35,7 +35,7 @@ fn write_last_block<T: Float>(row: &mut [T], block: &[T; BLOCK]) {
 }
 
 #[inline(always)]
-fn max_of_row<T: Float>(row: &[T]) -> T {
+pub(super) fn max_of_row<T: Float>(row: &[T]) -> T {
     let mut lanes = last_block(row);
     for block in row.as_chunks::<BLOCK>().0 {
         for i in 0..BLOCK {
@@ -56,7 +56,7 @@ fn exp_block<T: Float, const FMA: bool>(block: &[T; BLOCK], scale: T, offset: T)
 
 /// row = exp(scale·row - offset); returns its sum.
 #[inline(always)]
-fn exp_row<T: Float, const FMA: bool>(row: &mut [T], scale: T, offset: T) -> T {
+pub(super) fn exp_row<T: Float, const FMA: bool>(row: &mut [T], scale: T, offset: T) -> T {
     let end = last_block(row);
     let mut sums = [T::ZERO; BLOCK];
     for block in row.as_chunks_mut::<BLOCK>().0 {
@@ -73,6 +73,26 @@ fn exp_row<T: Float, const FMA: bool>(row: &mut [T], scale: T, offset: T) -> T {
             sums[i] += p[i] * weights[i];
         }
         write_last_block(row, &p);
+    }
+    sum_lanes(sums)
+}
+
+/// Σ exp(row - offset)
+#[inline(always)]
+pub(super) fn sum_exp<T: Float, const FMA: bool>(row: &[T], offset: T) -> T {
+    let mut sums = [T::ZERO; BLOCK];
+    for block in row.as_chunks::<BLOCK>().0 {
+        let p = exp_block::<T, FMA>(block, T::ONE, offset);
+        for i in 0..BLOCK {
+            sums[i] += p[i];
+        }
+    }
+    if !row.len().is_multiple_of(BLOCK) {
+        let p = exp_block::<T, FMA>(&last_block(row), T::ONE, offset);
+        let weights = leftover_weights::<T, BLOCK>(row.len());
+        for i in 0..BLOCK {
+            sums[i] += p[i] * weights[i];
+        }
     }
     sum_lanes(sums)
 }

@@ -10,13 +10,13 @@ use graph::Shape;
 use std::ops::Range;
 
 /// A (rows, columns) tile of the result.
-struct Tile {
-    rows: Range<usize>,
-    cols: Range<usize>,
+pub(super) struct Tile {
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
 }
 
 /// Cuts a result of m × n into tiles of at most `rows` × `cols` and runs `task` on each.
-fn by_tiles<T: Float>(
+pub(super) fn by_tiles<T: Float>(
     cx: &Context<'_, T>,
     (m, n): (usize, usize),
     (rows, cols): (usize, usize),
@@ -40,7 +40,7 @@ fn weight_tile(m: usize, n: usize) -> (usize, usize) {
 }
 
 /// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
-fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
+pub(super) fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
     let parts = (o.max(i) / 192).clamp(2, 4);
     if o >= i { (share(o, parts), i) } else { (o, share(i, parts)) }
 }

@@ -1,8 +1,10 @@
-//! The loss: a row of logits for each sample, too little work to be shared out.
+//! The loss: a row of logits for each sample or pixel.
 
-use super::Context;
+use super::{Context, row_piece};
 use crate::kernels::{self, Float, Target};
 use crate::memory::View;
+use graph::Type;
+use std::ops::Range;
 
 /// Logits, labels and weights of a batch.
 struct Batch<'a, T> {
@@ -12,6 +14,8 @@ struct Batch<'a, T> {
     /// Partners and the label's share, where samples are mixed.
     mixed: Option<(&'a [i32], &'a [T])>,
     classes: usize,
+    /// Whether rows are pixels, with one label each.
+    pixels: bool,
 }
 
 impl<'a, T: Float> Batch<'a, T> {
@@ -22,8 +26,9 @@ impl<'a, T: Float> Batch<'a, T> {
         let (floats, ints) =
             (|i: usize| unsafe { cx.input(i).data.read() }, |i: usize| unsafe { cx.input(i).ints.read() });
         let mixed = mixed.then(|| (ints(3), floats(4)));
-        let classes = cx.input(0).shape.last();
-        Batch { logits: floats(0), labels: ints(1), weights: floats(2), mixed, classes }
+        let shape = &cx.input(0).shape;
+        let (classes, pixels) = (shape.last(), shape.rank() > 2 && mixed.is_none());
+        Batch { logits: floats(0), labels: ints(1), weights: floats(2), mixed, classes, pixels }
     }
 
     fn target(&self, i: usize) -> Target {
@@ -34,13 +39,23 @@ impl<'a, T: Float> Batch<'a, T> {
         }
     }
 
-    /// Samples that count: (index, logits, target, weight). The others may hold anything.
-    fn weighed(&self) -> impl Iterator<Item = (usize, &'a [T], Target, f64)> {
-        let rows = self.logits.chunks_exact(self.classes).zip(self.weights).enumerate();
-        rows.map(|(i, (row, weight))| (i, row, weight.to_f64()))
-            .filter(|(_, _, weight)| *weight != 0.0)
-            .map(|(i, row, weight)| (i, row, self.target(i), weight))
+    /// Rows in `range` that count: (index, logits, target, weight). The others may hold anything.
+    fn weighed(&self, range: Range<usize>) -> impl Iterator<Item = (usize, &'a [T], Target, f64)> {
+        range
+            .map(|i| (i, self.weights[i].to_f64()))
+            .filter(|(_, weight)| *weight != 0.0)
+            .map(|(i, weight)| (i, &self.logits[i * self.classes..][..self.classes], self.target(i), weight))
     }
+
+    fn rows(&self) -> usize {
+        self.weights.len()
+    }
+}
+
+/// Bytes of scratch: four sums for each piece.
+pub fn scratch(logits: &Type) -> usize {
+    let (rows, classes) = (logits.shape.rows(), logits.shape.last());
+    rows.div_ceil(row_piece(classes)) * size_of::<[f64; 4]>()
 }
 
 /// # Safety
@@ -48,12 +63,26 @@ impl<'a, T: Float> Batch<'a, T> {
 pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed: bool) {
     // SAFETY: inputs are only read.
     let batch = unsafe { Batch::of(cx, mixed) };
+    let (sums, piece): (View<[f64; 4]>, usize) = (cx.scratch(), row_piece(batch.classes));
+    cx.pool.ranges(batch.rows(), piece, |range, _| {
+        let number = range.start / piece;
+        let mut stats = [0.0; 4];
+        for (_, row, target, weight) in batch.weighed(range) {
+            let (loss, rank) = match batch.pixels {
+                true => kernels::pixel_loss(row, target.label, smoothing),
+                false => kernels::cross_entropy_row(row, target, smoothing),
+            };
+            let hit = |best: usize| f64::from(u8::from(rank < best));
+            let sample = [loss, 1.0, hit(1), hit(5)];
+            stats.iter_mut().zip(sample).for_each(|(sum, x)| *sum += weight * x);
+        }
+        // SAFETY: each piece has sums of its own.
+        unsafe { sums.part(number..number + 1).write()[0] = stats };
+    });
     let mut stats = [0.0; 4];
-    for (_, row, target, weight) in batch.weighed() {
-        let (loss, rank) = kernels::cross_entropy_row(row, target, smoothing);
-        let hit = |best: usize| f64::from(u8::from(rank < best));
-        let sample = [loss, 1.0, hit(1), hit(5)];
-        stats.iter_mut().zip(sample).for_each(|(sum, x)| *sum += weight * x);
+    // SAFETY: the pieces are done.
+    for of_piece in unsafe { sums.part(0..batch.rows().div_ceil(piece)).read() } {
+        stats.iter_mut().zip(of_piece).for_each(|(sum, x)| *sum += x);
     }
     let write = |out: View<T>, values: &[f64]| {
         // SAFETY: the only access to the outputs.
@@ -66,13 +95,21 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
 
 pub unsafe fn cross_entropy_grad<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed: bool) {
     let last = cx.step.inputs.len() - 1;
-    // SAFETY: inputs are only read; the output is written here alone.
-    let (batch, dloss, dlogits) =
-        unsafe { (Batch::of(cx, mixed), cx.input(last).data.read(), cx.output(0).data.write()) };
-    dlogits.fill(T::ZERO);
-    for (i, row, target, weight) in batch.weighed() {
-        let scale = dloss[0].to_f64() * weight / cx.header.nominal;
-        let out = &mut dlogits[i * batch.classes..(i + 1) * batch.classes];
-        kernels::cross_entropy_grad_row(row, target, smoothing, scale, out);
-    }
+    // SAFETY: inputs are only read.
+    let (batch, dloss) = unsafe { (Batch::of(cx, mixed), cx.input(last).data.read()) };
+    let (dlogits, classes) = (cx.output(0).data, batch.classes);
+    cx.pool.ranges(batch.rows(), row_piece(classes), |range, _| {
+        // SAFETY: pieces don't overlap.
+        let rows = unsafe { dlogits.part(range.start * classes..range.end * classes).write() };
+        rows.fill(T::ZERO);
+        let start = range.start;
+        for (i, row, target, weight) in batch.weighed(range) {
+            let scale = dloss[0].to_f64() * weight / cx.header.nominal;
+            let out = &mut rows[(i - start) * classes..(i - start + 1) * classes];
+            match batch.pixels {
+                true => kernels::pixel_grad(row, target.label, smoothing, scale, out),
+                false => kernels::cross_entropy_grad_row(row, target, smoothing, scale, out),
+            }
+        }
+    });
 }

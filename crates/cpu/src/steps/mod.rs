@@ -3,10 +3,14 @@
 //! How an op is cut depends on its shapes alone, never on the number of threads.
 
 mod attention;
+mod batch_norm;
+mod channels;
+mod conv;
 mod linear;
 mod loss;
 mod random;
 mod reduce;
+mod resize;
 mod rows;
 mod tokens;
 mod update;
@@ -16,6 +20,7 @@ use crate::executor::{Bound, Operand};
 use crate::kernels::Float;
 use crate::memory::View;
 use crate::pool::Pool;
+use graph::graph::Node;
 use graph::{Graph, Header, Op};
 
 /// What a step sees while it runs.
@@ -51,7 +56,7 @@ pub(crate) fn row_piece(cols: usize) -> usize {
     (PIECE / cols.max(1)).max(1)
 }
 
-/// Whether there is a kernel for `op`. Those listed come with the models and strategies that need them.
+/// Whether there is a kernel for `op`.
 pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
     let scaled_seed = matches!(op, Op::Seed { .. }) && inputs > 0;
     let copies = match op {
@@ -60,22 +65,7 @@ pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
         Op::LayerNormGrad { half, .. } => half.is_some(),
         _ => false,
     };
-    !scaled_seed
-        && !copies
-        && !matches!(
-            op,
-            Op::Moments
-                | Op::BatchNorm { .. }
-                | Op::BatchNormSums { .. }
-                | Op::BatchNormGrad { .. }
-                | Op::RunningMoments { .. }
-                | Op::Conv { .. }
-                | Op::ConvGradX { .. }
-                | Op::ConvGradW { .. }
-                | Op::Resize { .. }
-                | Op::LossScale { .. }
-                | Op::Clip { scaled: true, .. }
-        )
+    !scaled_seed && !copies && !matches!(op, Op::LossScale { .. } | Op::Clip { scaled: true, .. })
 }
 
 /// Bytes of working memory for a node, given the number of threads. Passed to `graph::compile`.
@@ -102,8 +92,33 @@ pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
             _ => 0,
         };
         let bytes = node.inputs.first().map_or(0, |v| graph.ty(*v).dtype.bytes());
-        elements * bytes + doubles * size_of::<f64>()
+        elements * bytes + doubles * size_of::<f64>() + dense_scratch(graph, node, threads)
     }
+}
+
+/// As [`scratch`], for the ops of dense prediction.
+fn dense_scratch(graph: &Graph, node: &Node, threads: usize) -> usize {
+    let input = |i: usize| graph.ty(node.inputs[i]);
+    let output = || graph.ty(node.outputs[0]);
+    let elements = match &node.op {
+        Op::Conv { .. } => conv::forward_scratch(input(0), input(1), output(), threads),
+        Op::ConvGradX { .. } => conv::grad_x_scratch(input(0), input(1), output(), threads),
+        Op::ConvGradW { shape, .. } => conv::grad_w_scratch(input(0), shape),
+        _ => 0,
+    };
+    let doubles = match &node.op {
+        Op::Moments | Op::BatchNormSums { .. } => batch_norm::sums_scratch(&input(0).shape),
+        Op::BatchNorm { .. } | Op::BatchNormGrad { .. } => batch_norm::coefficients_scratch(&input(0).shape),
+        _ => 0,
+    };
+    let bytes = match &node.op {
+        Op::Resize { sampling, .. } => resize::scratch(input(0), output(), *sampling, false, threads),
+        Op::ResizeGrad { sampling, .. } => resize::scratch(input(0), output(), *sampling, true, threads),
+        Op::CrossEntropy { .. } => loss::scratch(input(0)),
+        _ => 0,
+    };
+    let size = node.inputs.first().map_or(0, |v| graph.ty(*v).dtype.bytes());
+    elements * size + doubles * size_of::<f64>() + bytes
 }
 
 /// Runs one step.
@@ -154,6 +169,22 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Pack { .. } => wire::pack(cx),
             Op::Unpack { .. } => wire::unpack(cx),
             Op::Cast { .. } => wire::cast(cx),
+            Op::Conv { window, bias } => conv::forward(cx, *window, *bias),
+            Op::ConvGradX { window, .. } => conv::grad_x(cx, *window),
+            Op::ConvGradW { window, accumulate, .. } => conv::grad_w(cx, *window, *accumulate),
+            Op::Moments => batch_norm::moments(cx),
+            Op::JoinMoments => batch_norm::join_moments(cx),
+            Op::BatchNorm { eps, relu, running } => batch_norm::forward(cx, *eps, *relu, *running),
+            Op::BatchNormSums { eps, relu } => batch_norm::sums(cx, *eps, *relu),
+            Op::BatchNormGrad { eps, relu } => batch_norm::grad(cx, *eps, *relu),
+            Op::RunningMoments { momentum } => batch_norm::running_moments(cx, *momentum),
+            Op::Commit => batch_norm::commit(cx),
+            Op::Resize { sampling, .. } => resize::resize(cx, *sampling, false),
+            Op::ResizeGrad { sampling, .. } => resize::resize(cx, *sampling, true),
+            Op::Concat => channels::concat(cx),
+            Op::Slice { start, .. } => channels::slice(cx, *start),
+            Op::Grid { .. } => channels::grid(cx),
+            Op::Ungrid { .. } => channels::ungrid(cx),
             other => unreachable!("{} was refused when the plan was bound", other.name()),
         }
     }

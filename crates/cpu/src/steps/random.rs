@@ -36,10 +36,12 @@ pub unsafe fn drop<T: Float>(cx: &Context<'_, T>, rate: f64, site: u32, per: Per
         match per {
             Per::Sample if stream.word() < threshold => y.fill(T::ZERO),
             Per::Sample => crate::kernels::scale(x, scale, y),
-            Per::Element => {
+            Per::Element | Per::Channel => {
                 y.copy_from_slice(x);
                 for (token, row) in y.chunks_exact_mut(c).enumerate() {
-                    mask_row(&stream, token as u32, threshold, scale, row);
+                    // All pixels of a channel share the draw of the first.
+                    let token = if per == Per::Channel { 0 } else { token as u32 };
+                    mask_row(&stream, token, threshold, scale, row);
                 }
             }
         }

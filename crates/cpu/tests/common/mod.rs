@@ -5,6 +5,7 @@
 
 pub mod random;
 pub mod ranks;
+pub mod slopes;
 
 use comm::Communicator;
 use cpu::{Executor, Float, Options, Which};

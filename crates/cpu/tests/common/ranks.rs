@@ -97,7 +97,6 @@ impl Engine for Together {
     }
 
     unsafe fn run(&self, call: &Call) -> Result<(), CommError> {
-        assert_eq!(call.collective, Collective::AllReduce(Reduction::Sum), "all that is needed here");
         if self.fails_at == Some(self.calls.fetch_add(1, Ordering::Relaxed)) {
             return Err(CommError::Lost { rank: 1, why: "the test says so".into() });
         }
@@ -106,12 +105,21 @@ impl Engine for Together {
         self.meeting.barrier.wait();
         let spans = self.meeting.spans.lock().unwrap().clone();
         // SAFETY: all ranks are here, and nobody writes before the next meeting.
-        let sum = |i| spans.iter().map(|span| unsafe { load(call.kind, *span, i) }).sum::<f64>();
-        let sums: Vec<f64> = (0..call.send.len).map(sum).collect();
+        let of = |span: &Span, i| unsafe { load(call.kind, *span, i) };
+        let elements = 0..call.send.len;
+        let results: Vec<f64> = match &call.collective {
+            Collective::AllReduce(Reduction::Sum) => {
+                elements.map(|i| spans.iter().map(|span| of(span, i)).sum()).collect()
+            }
+            Collective::AllGather => {
+                spans.iter().flat_map(|span| elements.clone().map(move |i| of(span, i))).collect()
+            }
+            other => panic!("{other:?} is not needed here"),
+        };
         self.meeting.barrier.wait();
-        for (i, sum) in sums.into_iter().enumerate() {
+        for (i, result) in results.into_iter().enumerate() {
             // SAFETY: the caller's span; the others only read theirs before the meeting.
-            unsafe { store(call.kind, call.receive, i, sum) };
+            unsafe { store(call.kind, call.receive, i, result) };
         }
         Ok(())
     }

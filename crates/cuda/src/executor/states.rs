@@ -12,7 +12,8 @@ use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
-/// Parameters as their model says, with the numbers of every other executor, and the loss scale. All else is zero already.
+/// Parameters as their model says, with the numbers of every other executor, running variances of one, and the loss scale. All
+/// else is zero already.
 pub(super) fn initialise(
     program: &Program,
     addresses: &[Address],
@@ -27,6 +28,12 @@ pub(super) fn initialise(
                 let values = [initial as f32, 0.0, hysteresis(program) as f32];
                 let bytes = to_bytes(&values[..state.ty.shape.count().min(3)], state.ty.dtype);
                 stream.send_now(&bytes, addresses[index])?;
+            }
+            Role::Running => {
+                let channels = state.ty.shape.last();
+                let row = |value: f32| std::iter::repeat_n(value, channels);
+                let values: Vec<f32> = row(0.0).chain(row(1.0)).chain(row(0.0)).collect();
+                stream.send_now(&to_bytes(&values, state.ty.dtype), addresses[index])?;
             }
             _ => {}
         }

@@ -163,6 +163,7 @@ fn drop(cx: &Context<'_>, rate: f64, site: u32, per: Per) -> Result<Vec<Action>,
             let name = format!("drop_elements<{x_type}, {y_type}, {columns}>");
             (name, [vectors.div_ceil(THREADS), 1, 1], sizes)
         }
+        Per::Channel => return Err(cx.no_kernel()),
         Per::Sample => {
             let size = x.shape.count() / samples.max(1);
             let most = vector_of(&[x.dtype, y.dtype]);

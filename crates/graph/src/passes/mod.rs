@@ -1,7 +1,7 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
 //! `prepare` begins with bytes where the model begins with images, `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
-//! `recompute` trades activations for work, `precision` says which values are halves, `parallelise` adds what ranks exchange, `late` delays values that are larger than what they are made of, `schedule` orders steps on lanes, `place` gives every value its memory.
+//! `recompute` trades activations for work, `precision` says which values are halves, `synchronise` adds what batch norms exchange among ranks and `parallelise` what gradients do, `late` delays values that are larger than what they are made of, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
 mod fuse;
@@ -14,6 +14,7 @@ mod precision;
 mod prepare;
 mod recompute;
 mod schedule;
+mod synchronise;
 
 pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
@@ -28,3 +29,4 @@ pub use precision::{Mixed, precision};
 pub use prepare::{Delivery, prepare};
 pub use recompute::{Recompute, recompute};
 pub use schedule::{Clocks, Schedule, schedule};
+pub use synchronise::synchronise;

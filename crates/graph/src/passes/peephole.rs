@@ -77,6 +77,9 @@ fn accumulate(mut graph: Graph) -> Graph {
                 Op::LinearGradW { shape: shape.clone(), accumulate: true }
             }
             Op::ColumnSum { accumulate: false } => Op::ColumnSum { accumulate: true },
+            Op::ConvGradW { window, shape, accumulate: false } => {
+                Op::ConvGradW { window: *window, shape: shape.clone(), accumulate: true }
+            }
             _ => continue,
         };
         let node = &mut graph.nodes[maker];

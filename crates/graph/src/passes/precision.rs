@@ -67,15 +67,21 @@ fn operands(node: &Node, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize,
     let Mixed { half, residual } = mixed;
     let halves = |list: &[usize]| list.iter().map(|i| (*i, half)).collect();
     match node.op {
-        Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => {
-            halves(&(0..multiplied_inputs(node, logits)).collect::<Vec<_>>())
-        }
+        _ if node.op.is_product() => halves(&(0..multiplied_inputs(node, logits)).collect::<Vec<_>>()),
         Op::ColumnSum { .. } | Op::Gelu | Op::Attention { .. } => halves(&[0]),
         Op::GeluGrad { .. } => halves(&[0, 1]),
         Op::AttentionGrad { .. } => halves(&[0, 1, 3]),
         Op::LayerNorm { .. } => vec![(0, residual)],
         Op::LayerNormGrad { add: false, .. } => vec![(0, residual), (4, half)],
         Op::LayerNormGrad { add: true, .. } => vec![(0, residual), (4, half), (5, residual)],
+        Op::Moments | Op::BatchNorm { .. } => halves(&[0]),
+        Op::BatchNormSums { .. } | Op::BatchNormGrad { .. } => halves(&[0, 4]),
+        Op::Resize { .. }
+        | Op::ResizeGrad { .. }
+        | Op::Slice { .. }
+        | Op::Grid { .. }
+        | Op::Ungrid { .. } => halves(&[0]),
+        Op::Concat => halves(&(0..node.inputs.len()).collect::<Vec<_>>()),
         Op::Accumulate => vec![(1, DType::F32)],
         _ => vec![],
     }
@@ -85,6 +91,7 @@ fn operands(node: &Node, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize,
 fn multiplied_inputs(node: &Node, logits: &HashSet<ValueId>) -> usize {
     match node.op {
         Op::Linear { bias: true, .. } if !logits.contains(&node.outputs[0]) => 3,
+        Op::Conv { bias: true, .. } => 3,
         _ => 2,
     }
 }
@@ -109,6 +116,8 @@ impl Pass<'_> {
         let Mixed { half, residual } = self.mixed;
         let like_input = || Some(self.graph.ty(node.inputs[0]).dtype);
         match (&node.op, output) {
+            // Losses add up as they are.
+            _ if self.graph.ty(node.outputs[output]).shape.rank() == 0 => None,
             (Op::Patches { .. } | Op::Linear { .. } | Op::CrossEntropyGrad { .. }, _) => Some(half),
             (Op::LinearGradX { .. } | Op::GeluGrad { .. } | Op::EmbedGrad { .. }, 0) => Some(half),
             (Op::Attention { .. } | Op::AttentionGrad { .. }, 0) => Some(half),
@@ -117,6 +126,11 @@ impl Pass<'_> {
             (Op::Embed { .. } | Op::Add, 0) => Some(residual),
             // What leaves the gradient of the residual stream goes into a branch.
             (Op::Drop { .. }, 0) if node.phase == Phase::Backward => Some(half),
+            (Op::Conv { .. } | Op::ConvGradX { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. }, 0) => {
+                Some(half)
+            }
+            (Op::Resize { .. } | Op::ResizeGrad { .. } | Op::Concat | Op::Slice { .. }, 0) => Some(half),
+            (Op::Grid { .. } | Op::Ungrid { .. }, 0) => Some(half),
             (Op::Gelu | Op::Drop { .. } | Op::Scale { .. }, 0) => like_input(),
             (Op::Pool { .. } | Op::PoolGrad { .. } | Op::Unpatches { .. }, 0) => like_input(),
             _ => None,

@@ -49,7 +49,9 @@ fn kept_values(graph: &Graph, forward: &[Node]) -> HashSet<ValueId> {
     let last = forward.iter().rposition(is_border).unwrap_or(0);
     let mut kept = graph.borders.clone();
     for (i, node) in forward.iter().enumerate() {
-        if i < first || i >= last || matches!(node.op, Op::Input | Op::Read { .. }) {
+        // Moments are few numbers, and making them again would repeat their exchange.
+        let at_hand = matches!(node.op, Op::Input | Op::Read { .. } | Op::Moments);
+        if i < first || i >= last || at_hand {
             kept.extend(node.outputs.iter().copied());
         }
     }

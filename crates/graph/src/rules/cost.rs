@@ -1,5 +1,6 @@
 //! What an op costs: floating-point operations and bytes moved, before any cache.
 
+use super::dense;
 use crate::op::{Lane, Op};
 use crate::types::Type;
 use serde::Serialize;
@@ -55,15 +56,12 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::Sgd { .. } => 6.0 * first,
         Op::Ema { .. } => 3.0 * first,
         Op::SumSquares => 2.0 * inputs.iter().map(|t| t.shape.count() as f64).sum::<f64>(),
-        Op::Conv { .. } => 2.0 * written * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
-        Op::ConvGradX { .. } => 2.0 * first * inputs[1].shape.count() as f64 / inputs[1].shape.0[0] as f64,
-        Op::ConvGradW { shape, .. } => 2.0 * first * shape.count() as f64 / shape.0[0] as f64,
         // A few taps of each pass, and a place in the table.
         Op::Prepare { .. } => 16.0 * written,
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
         Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
         Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
-        _ => written,
+        _ => dense::flops(op, inputs, outputs).unwrap_or(written),
     };
     Cost { flops, bytes: bytes as f64 }
 }

@@ -2,4 +2,5 @@
 
 pub mod backward;
 pub mod cost;
+mod dense;
 pub mod shape;

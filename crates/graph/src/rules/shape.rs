@@ -1,9 +1,10 @@
 //! Shape rules: from the types of an op's inputs to those of its outputs, or the reason why not.
 
-use crate::op::{CHOICES, Op, Window};
+use super::dense;
+use crate::op::{CHOICES, Op};
 use crate::types::{DType, Shape, Type};
 
-type Inferred = Result<Vec<Type>, String>;
+pub(super) type Inferred = Result<Vec<Type>, String>;
 
 /// The types of the outputs of `op`, or what is wrong with its inputs.
 pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
@@ -145,65 +146,18 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             shaped(inputs[2], [3], "control")?;
             Ok(vec![inputs[0].clone()])
         }
-        _ => infer_planned(op, inputs),
+        _ => dense::infer(op, inputs).unwrap_or_else(|| infer_exchange(op, inputs)),
     }
 }
 
-/// The ops of the exchange, and those that have no kernel yet.
-fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
+/// The ops of the exchange.
+fn infer_exchange(op: &Op, inputs: &[&Type]) -> Inferred {
     let x = inputs[0];
-    let channels = x.shape.last();
     match op {
         Op::Cast { to } => Ok(vec![Type { dtype: *to, shape: x.shape.clone() }]),
         Op::AllReduce { .. } => {
             one_dtype(inputs, "reduces")?;
             Ok(inputs.iter().map(|t| (*t).clone()).collect())
-        }
-        Op::Moments => Ok(vec![Type::new(accumulator(x.dtype), [3, channels])]),
-        Op::BatchNorm { .. } => {
-            let running = inputs[1].shape == Shape::from([2, channels]);
-            require(running || inputs[1].shape == Shape::from([3, channels]), || {
-                format!("the moments are {}, for {channels} channels", inputs[1])
-            })?;
-            shaped(inputs[2], [channels], "the scale")?;
-            shaped(inputs[3], [channels], "the shift")?;
-            Ok(vec![x.clone()])
-        }
-        Op::BatchNormSums { .. } => {
-            shaped(inputs[1], [3, channels], "the moments")?;
-            require(inputs[2] == x, || format!("x is {x}, dy {}", inputs[2]))?;
-            Ok(vec![Type::new(accumulator(x.dtype), [2, channels])])
-        }
-        Op::BatchNormGrad { .. } => {
-            shaped(inputs[1], [3, channels], "the moments")?;
-            shaped(inputs[2], [channels], "the scale")?;
-            require(inputs[3] == x, || format!("x is {x}, dy {}", inputs[3]))?;
-            shaped(inputs[4], [2, channels], "the sums")?;
-            Ok(vec![x.clone()])
-        }
-        Op::RunningMoments { .. } => {
-            shaped(x, [2, channels], "the running moments")?;
-            shaped(inputs[1], [3, channels], "the moments")?;
-            Ok(vec![x.clone()])
-        }
-        Op::Conv { window } => conv(x, inputs[1], *window),
-        Op::ConvGradX { window, height, width } => {
-            let ([b, ..], [_, _, _, i]) = (axes::<4>(x)?, axes::<4>(inputs[1])?);
-            let dx = typed(x, [b, *height, *width, i]);
-            require(conv(&dx, inputs[1], *window)?[0] == *x, || format!("dy {x} doesn't come from {dx}"))?;
-            Ok(vec![dx])
-        }
-        Op::ConvGradW { window, shape } => {
-            let dw = Type { dtype: x.dtype, shape: shape.clone() };
-            let from = inputs[1];
-            require(conv(from, &dw, *window)?[0] == *x, || {
-                format!("dy {x} doesn't come from {from} by {dw}")
-            })?;
-            Ok(vec![dw])
-        }
-        Op::Resize { height, width } | Op::ResizeGrad { height, width } => {
-            let [b, _, _, c] = axes(x)?;
-            Ok(vec![typed(x, [b, *height, *width, c])])
         }
         Op::LossScale { .. } => {
             shaped(x, [3], "the loss scale")?;
@@ -225,8 +179,10 @@ fn infer_planned(op: &Op, inputs: &[&Type]) -> Inferred {
             Ok(vec![typed(x, [n / ranks])])
         }
         Op::AllGather { ranks } => {
-            let [n] = axes(x)?;
-            Ok(vec![typed(x, [n * ranks])])
+            require(x.shape.rank() > 0, || format!("needs an axis to gather along, got {x}"))?;
+            let mut shape = x.shape.clone();
+            shape.0[0] *= ranks;
+            Ok(vec![typed(x, shape)])
         }
         _ => Err("has no shape rule".into()),
     }
@@ -315,18 +271,6 @@ fn cross_entropy(inputs: &[&Type], mixed: bool) -> Result<(), String> {
     require(mix == weights, || format!("weights are {weights}, but shares of the label {mix}"))
 }
 
-fn conv(x: &Type, w: &Type, window: Window) -> Inferred {
-    let ([b, h, wd, c], [o, kh, kw, i]) = (axes(x)?, axes(w)?);
-    require(c == i, || format!("x is {x}, the weight {w}: input channels differ"))?;
-    let out = |size: usize, kernel: usize| {
-        (size + 2 * window.pad).checked_sub(kernel).map(|room| room / window.stride + 1)
-    };
-    match (out(h, kh), out(wd, kw)) {
-        (Some(h), Some(w)) => Ok(vec![typed(x, [b, h, w, o])]),
-        _ => Err(format!("a {kh}×{kw} kernel is larger than the padded {h}×{wd} input")),
-    }
-}
-
 /// The copy of a parameter in half precision, if there is one.
 fn copy_of(w: &Type, copy: Option<&&Type>) -> Result<Option<Type>, String> {
     let Some(copy) = copy else { return Ok(None) };
@@ -337,7 +281,7 @@ fn copy_of(w: &Type, copy: Option<&&Type>) -> Result<Option<Type>, String> {
 }
 
 /// Sums of halves are kept in f32.
-fn accumulator(dtype: DType) -> DType {
+pub(super) fn accumulator(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -347,24 +291,24 @@ pub fn matrix(w: &Type) -> (usize, usize) {
     (o, w.shape.count() / o.max(1))
 }
 
-fn axes<const N: usize>(t: &Type) -> Result<[usize; N], String> {
+pub(super) fn axes<const N: usize>(t: &Type) -> Result<[usize; N], String> {
     t.shape.0.as_slice().try_into().map_err(|_| format!("needs {N} axes, got {t}"))
 }
 
-fn without_last(shape: &Shape) -> Shape {
+pub(super) fn without_last(shape: &Shape) -> Shape {
     Shape(shape.0.split_last().map_or(vec![], |(_, rest)| rest.to_vec()))
 }
 
-fn shaped<const N: usize>(t: &Type, shape: [usize; N], what: &str) -> Result<(), String> {
+pub(super) fn shaped<const N: usize>(t: &Type, shape: [usize; N], what: &str) -> Result<(), String> {
     let shape = Shape::from(shape);
     require(t.shape == shape, || format!("needs {what} of shape {shape}, got {t}"))
 }
 
-fn typed(like: &Type, shape: impl Into<Shape>) -> Type {
+pub(super) fn typed(like: &Type, shape: impl Into<Shape>) -> Type {
     Type { dtype: like.dtype, shape: shape.into() }
 }
 
-fn one_dtype(inputs: &[&Type], does: &str) -> Result<(), String> {
+pub(super) fn one_dtype(inputs: &[&Type], does: &str) -> Result<(), String> {
     require(inputs.iter().all(|t| t.dtype == inputs[0].dtype), || format!("{does} values of one type"))
 }
 
@@ -375,7 +319,7 @@ fn same(inputs: &[&Type]) -> Result<(), String> {
     }
 }
 
-fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+pub(super) fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why()) }
 }
 
@@ -395,17 +339,15 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::Clip { scaled, .. } => one(2 + usize::from(*scaled)),
         Op::AdamW { .. } | Op::Lamb { .. } => 6..=7,
         Op::Sgd { .. } => 5..=6,
-        Op::BatchNormGrad { .. } => one(5),
-        Op::AttentionGrad { .. } | Op::BatchNorm { .. } => one(4),
-        Op::BatchNormSums { .. } | Op::Ema { .. } => one(3),
+        Op::AttentionGrad { .. } => one(4),
+        Op::Ema { .. } => one(3),
         Op::CrossEntropy { mixed, .. } => one(if *mixed { 5 } else { 3 }),
         Op::CrossEntropyGrad { mixed, .. } => one(if *mixed { 6 } else { 4 }),
         Op::LinearGradX { gelu } => one(2 + usize::from(*gelu)),
         Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
-        Op::RunningMoments { .. } | Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => one(2),
         Op::LossScale { .. } => one(2),
         Op::Prepare { .. } => 3..=4,
-        _ => one(1),
+        _ => dense::arity(op).unwrap_or(one(1)),
     };
     if range.contains(&given) {
         return Ok(());
@@ -413,7 +355,7 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
     Err(format!("takes {} inputs, got {given}", range.start()))
 }
 
-fn one(n: usize) -> std::ops::RangeInclusive<usize> {
+pub(super) fn one(n: usize) -> std::ops::RangeInclusive<usize> {
     n..=n
 }
 

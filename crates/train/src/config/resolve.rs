@@ -6,6 +6,7 @@ use super::origin::{Log, Origin};
 use super::raw::Raw;
 use super::resolved::{Resolved, SCHEMA};
 use super::source::{Cache, Data, Facts, Source, fraction};
+use super::whole::steps_per_epoch;
 use crate::deepspeed::Setting;
 use crate::error::TrainError;
 use data::{Split, Synthetic};
@@ -212,7 +213,8 @@ impl Raw {
     }
 
     fn length(&self, images: usize, global_batch: usize, log: &mut Log) -> Result<Length, TrainError> {
-        let steps_per_epoch = images.div_ceil(global_batch) as u64;
+        // A ViT has no batch norm.
+        let steps_per_epoch = steps_per_epoch(images, global_batch, false)?;
         let epochs = count("epochs", self.epochs, DEFAULT_EPOCHS, &mut Log::default())?;
         let Some(steps) = self.steps.or_else(|| epochs.checked_mul(steps_per_epoch)) else {
             return Err(TrainError::setting("epochs", epochs, "more steps than can be counted"));

@@ -1,0 +1,80 @@
+//! Resizing, and going back through it: columns of a row's neighbours first, then along the row.
+//!
+//! Legend: h and w height and width, C channels.
+
+use super::Context;
+use crate::kernels::{self, Axis, Float, Taps};
+use crate::memory::View;
+use graph::op::Sampling;
+use graph::{Shape, Type};
+
+/// The two axes between an image and its resized form.
+fn axes(image: &Shape, resized: &Shape, sampling: Sampling) -> [Axis; 2] {
+    [1, 2].map(|axis| Axis { sampling, len: image.0[axis], out: resized.0[axis] })
+}
+
+/// Bytes of the tables of an axis: entries, then weights.
+fn table_bytes(axis: Axis, width: usize) -> (usize, usize) {
+    let entries = (axis.len.max(axis.out) + 1) * size_of::<[u32; 2]>();
+    (entries.next_multiple_of(64), (axis.most_weights() * width).next_multiple_of(64))
+}
+
+/// Bytes of scratch: the tables of both axes, and a row as wide as the input for each thread.
+pub fn scratch(x: &Type, y: &Type, sampling: Sampling, backward: bool, threads: usize) -> usize {
+    let (image, resized) = if backward { (&y.shape, &x.shape) } else { (&x.shape, &y.shape) };
+    let tables = axes(image, resized, sampling).map(|axis| table_bytes(axis, x.dtype.bytes()));
+    let row = x.shape.0[2] * x.shape.0[3] * x.dtype.bytes();
+    tables.into_iter().map(|(entries, weights)| entries + weights).sum::<usize>()
+        + row.next_multiple_of(64) * threads
+}
+
+/// # Safety
+/// As [`super::run`].
+pub unsafe fn resize<T: Float>(cx: &Context<'_, T>, sampling: Sampling, backward: bool) {
+    let (x, y) = (cx.input(0), cx.output(0));
+    let (image, resized) = if backward { (&y.shape, &x.shape) } else { (&x.shape, &y.shape) };
+    let scratch: View<u8> = cx.scratch();
+    let mut at = 0;
+    let [down, across] = axes(image, resized, sampling).map(|axis| {
+        let (entries, weights) = table_bytes(axis, size_of::<T>());
+        let views = (scratch.part(at..at + entries), scratch.part(at + entries..at + entries + weights));
+        at += entries + weights;
+        // SAFETY: these bytes are for this table alone.
+        unsafe { taps(axis, backward, views) }
+    });
+    let rows = scratch.part(at..scratch.len());
+    let ([_, h, w, c], [batch, oh, ow, _]) = (of(&x.shape), of(&y.shape));
+    let row_bytes = (w * c * size_of::<T>()).next_multiple_of(64);
+    cx.pool.each(batch * oh, |piece, thread| {
+        let (image, oy) = (piece / oh, piece % oh);
+        let mixed: View<T> = rows.part(thread * row_bytes..(thread + 1) * row_bytes).cast(w * c);
+        // SAFETY: each thread has a row of its own, pieces don't overlap, and x is only read.
+        let (mixed, out) =
+            unsafe { (mixed.write(), y.data.part(piece * ow * c..(piece + 1) * ow * c).write()) };
+        let (first, weights) = down.of(oy);
+        if weights.is_empty() {
+            return out.fill(T::ZERO);
+        }
+        for (i, weight) in weights.iter().enumerate() {
+            let row = (image * h + first + i) * w * c;
+            // SAFETY: x is only read.
+            kernels::weigh(unsafe { x.data.part(row..row + w * c).read() }, *weight, i > 0, mixed);
+        }
+        across.along(mixed, c, out);
+    });
+}
+
+fn of(shape: &Shape) -> [usize; 4] {
+    let [b, h, w, c] = shape.0[..] else { unreachable!("shape rule") };
+    [b, h, w, c]
+}
+
+/// # Safety
+/// Nobody else touches the two views while the result lives.
+unsafe fn taps<'a, T: Float>(axis: Axis, backward: bool, views: (View<u8>, View<u8>)) -> Taps<'a, T> {
+    let entries: View<[u32; 2]> = views.0.cast(axis.len.max(axis.out) + 1);
+    let weights: View<T> = views.1.cast(axis.most_weights());
+    // SAFETY: passed on to the caller.
+    let (entries, weights) = unsafe { (entries.write(), weights.write()) };
+    if backward { Taps::backward(axis, entries, weights) } else { Taps::forward(axis, entries, weights) }
+}
