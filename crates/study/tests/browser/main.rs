@@ -80,8 +80,24 @@ fn downloads_are_what_is_drawn() {
     std::fs::create_dir_all(&into).unwrap();
     browser.allow_downloads(&into);
     let mut page = browser.open(&url, DESKTOP, "dark");
-    for figure in report::figures(&results) {
+    // One of each sort: strong-time and weak-time are drawn by the same code.
+    let mut sorts: Vec<String> = vec![];
+    let mut figures = report::figures(&results);
+    figures.retain(|figure| {
+        let sort = figure.id.rsplit('-').next().unwrap_or_default().to_string();
+        let new = !sorts.contains(&sort);
+        sorts.push(sort);
+        new
+    });
+    assert!(figures.len() >= 8);
+    let mut asked = 0;
+    for figure in figures {
         for (i, kind) in ["svg", "png", "csv"].into_iter().enumerate() {
+            // Chromium takes ten downloads of a page in a second, and drops more without a word.
+            asked += 1;
+            if asked % 9 == 0 {
+                std::thread::sleep(Duration::from_millis(1100));
+            }
             page.click(&format!("#{} button:nth-child({})", figure.id, i + 1));
             let bytes = arrived(&into.join(format!("{}.{kind}", figure.id)));
             match kind {
