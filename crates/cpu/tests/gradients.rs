@@ -3,6 +3,8 @@
 //! Legend: B batch, T tokens, C channels, H heads, K classes.
 
 mod common;
+#[path = "gradients/windows.rs"]
+mod windows;
 
 use common::{CLASSES, Draft, EPS, Rig, compiled, norm, random};
 use graph::op::{AttentionDrop, Per, Pooling};

@@ -5,6 +5,10 @@ use crate::graph::{At, Graph, GraphError, Init, Phase, Role, ValueId};
 use crate::op::{AttentionDrop, Op, Per, Pooling};
 use crate::types::{DType, Shape, Type};
 
+mod windows;
+
+pub use windows::CosineAttention;
+
 pub struct Builder {
     graph: Graph,
     dtype: DType,

@@ -68,6 +68,9 @@ pub struct Node {
 pub enum Init {
     Zeros,
     Ones,
+    Constant {
+        value: f64,
+    },
     Normal {
         std: f64,
     },
@@ -397,6 +400,11 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::GeluGrad { .. } => &["pre", "bias"],
         Op::EmbedGrad { class_token: true } => &["patches", "cls_token", "pos_embed"],
         Op::EmbedGrad { class_token: false } => &["patches", "pos_embed"],
+        Op::WindowAttention { .. } => &["", "lse"],
+        Op::WindowAttentionGrad { .. } => &["qkv", "q_bias", "v_bias", "logit_scale", "bias"],
+        Op::PositionBiasGrad { .. } => &["0.weight", "0.bias", "2.weight"],
+        Op::NormAdd { .. } => &["", "mean", "rstd"],
+        Op::NormAddGrad { .. } => &["x", "weight", "bias"],
         Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v", "half"],
         Op::Sgd { .. } => &["", "momentum", "half"],
         Op::Ema { .. } => &["ema"],

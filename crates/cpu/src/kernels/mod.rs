@@ -19,6 +19,7 @@ mod softmax;
 #[cfg(test)]
 mod testing;
 mod transpose;
+mod windows;
 
 pub use elementwise::{add, add_assign, add_bias, column_sum, scale, sum_squares};
 pub use float::Float;
@@ -26,8 +27,10 @@ pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
 pub use halves::{from_bf16, from_f16, to_bf16, to_f16};
 pub use level::{Level, level};
 pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row};
-pub use norm::{add_layer_norm, layer_norm, layer_norm_grad};
+pub use norm::{add_layer_norm, layer_norm, layer_norm_grad, norm_add, norm_add_grad};
 pub use optimize::{AdamW, Lamb, Sgd, adamw, ema, lamb_apply, lamb_moments_and_norms, sgd};
 pub use patches::{PatchGrid, patches, unpatches};
+pub use softmax::{biased_softmax_from_lse, biased_softmax_rows, softmax_grad_acc};
 pub use softmax::{row_dot, softmax_from_lse, softmax_grad, softmax_rows};
 pub use transpose::transpose;
+pub use windows::{hidden_rows, normalise_grad, normalise_rows, sixteen_sigmoid};

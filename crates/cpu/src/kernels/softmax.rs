@@ -77,6 +77,13 @@ fn exp_row<T: Float, const FMA: bool>(row: &mut [T], scale: T, offset: T) -> T {
     sum_lanes(sums)
 }
 
+#[inline(always)]
+fn biased<T: Float, const FMA: bool>(row: &mut [T], scale: T, bias: &[T], mask: &[T]) {
+    for ((s, &bias), &mask) in row.iter_mut().zip(bias).zip(mask) {
+        *s = s.mul_add::<FMA>(scale, bias) + mask;
+    }
+}
+
 simd! {
     /// In place p = exp(scale·s - m)/Σ with m the row's maximum, and lse = m + ln Σ: the logarithm of the sum of the
     /// exponentials of the scaled scores. `scale` must be positive.
@@ -104,6 +111,71 @@ simd! {
         assert_eq!(scores.len(), lse.len() * cols, "softmax_from_lse: ragged rows");
         for (row, &lse) in scores.chunks_exact_mut(cols).zip(lse) {
             exp_row::<T, FMA>(row, scale, lse);
+        }
+    }
+
+    /// As [`softmax_rows`], of scale·scores + bias + the mask of the row: row `i` has mask number `mask_of[i]`.
+    pub fn biased_softmax_rows<T, FMA>(
+        scores: &mut [T],
+        cols: usize,
+        scale: T,
+        bias: &[T],
+        masks: &[T],
+        mask_of: &[u32],
+        lse: &mut [T],
+    ) {
+        assert!(scores.len() == lse.len() * cols && scores.len() == bias.len(), "biased_softmax_rows: shapes");
+        assert!(mask_of.len() == lse.len(), "biased_softmax_rows: ragged rows");
+        for (block, scores) in scores.chunks_mut(ROWS * cols).enumerate() {
+            let first = block * ROWS;
+            let lse = &mut lse[first..first + scores.len() / cols];
+            let mut sums = [T::ONE; ROWS];
+            for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
+                let mask = &masks[mask_of[first + i] as usize * cols..][..cols];
+                let bias = &bias[(first + i) * cols..][..cols];
+                biased::<T, FMA>(row, scale, bias, mask);
+                lse[i] = max_of_row(row);
+                sums[i] = exp_row::<T, FMA>(row, T::ONE, lse[i]);
+                let inverse = T::ONE / sums[i];
+                for p in row {
+                    *p *= inverse;
+                }
+            }
+            for (lse, sum) in lse.iter_mut().zip(std::hint::black_box(&sums)) {
+                *lse += sum.ln();
+            }
+        }
+    }
+
+    /// In place p = exp(scale·s + bias + mask - lse).
+    pub fn biased_softmax_from_lse<T, FMA>(
+        scores: &mut [T],
+        cols: usize,
+        scale: T,
+        bias: &[T],
+        masks: &[T],
+        mask_of: &[u32],
+        lse: &[T],
+    ) {
+        assert!(scores.len() == lse.len() * cols && scores.len() == bias.len(), "biased_softmax_from_lse: shapes");
+        assert!(mask_of.len() == lse.len(), "biased_softmax_from_lse: ragged rows");
+        for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
+            let mask = &masks[mask_of[i] as usize * cols..][..cols];
+            biased::<T, FMA>(row, scale, &bias[i * cols..][..cols], mask);
+            exp_row::<T, FMA>(row, T::ONE, lse[i]);
+        }
+    }
+
+    /// In place dp = p·(dp - delta), where delta is the row's Σ p·dp; and acc += dp.
+    pub fn softmax_grad_acc<T, FMA>(p: &[T], dp: &mut [T], cols: usize, delta: &[T], acc: &mut [T]) {
+        assert!(p.len() == dp.len() && p.len() == delta.len() * cols, "softmax_grad_acc: shapes differ");
+        assert!(p.len() == acc.len(), "softmax_grad_acc: shapes differ");
+        let rows = p.chunks_exact(cols).zip(dp.chunks_exact_mut(cols)).zip(acc.chunks_exact_mut(cols));
+        for (((p, dp), acc), &delta) in rows.zip(delta) {
+            for ((dp, &p), acc) in dp.iter_mut().zip(p).zip(acc) {
+                *dp = p * (*dp - delta);
+                *acc += *dp;
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Backward rules: from the gradients of an op's outputs to ops that give those of its inputs.
 
+use super::windows;
 use crate::graph::{At, Graph, GraphError, Node, Phase, ValueId};
 use crate::op::Op;
 use crate::types::Shape;
@@ -75,7 +76,8 @@ pub fn backward(
             grads[0] = Some(emit.one(op, &[&node.inputs[..], &[dy]].concat())?);
         }
         other => {
-            return Err(GraphError::NoBackward { layer: node.layer.clone(), op: other.name() });
+            return windows::backward(&mut emit, node, dy)?
+                .ok_or_else(|| GraphError::NoBackward { layer: node.layer.clone(), op: other.name() });
         }
     }
     Ok(grads)
@@ -89,22 +91,22 @@ fn main_gradient(op: &Op, dout: &[Option<ValueId>]) -> Option<ValueId> {
     }
 }
 
-struct Emit<'a> {
+pub(super) struct Emit<'a> {
     graph: &'a mut Graph,
     layer: &'a str,
 }
 
 impl Emit<'_> {
-    fn shape(&self, value: ValueId) -> Shape {
+    pub fn shape(&self, value: ValueId) -> Shape {
         self.graph.ty(value).shape.clone()
     }
 
-    fn all(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
+    pub fn all(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
         let at = At::named(self.layer, format!("d.{}", self.layer), Phase::Backward);
         self.graph.push(op, inputs, &at)
     }
 
-    fn one(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, GraphError> {
+    pub fn one(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, GraphError> {
         Ok(self.all(op, inputs)?[0])
     }
 }

@@ -1,5 +1,6 @@
 //! What an op costs: floating-point operations and bytes moved, before any cache.
 
+use super::windows;
 use crate::op::{Lane, Op};
 use crate::types::Type;
 use serde::Serialize;
@@ -63,7 +64,7 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
         Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
         Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
-        _ => written,
+        _ => windows::flops(op, inputs).unwrap_or(written),
     };
     Cost { flops, bytes: bytes as f64 }
 }

@@ -3,3 +3,4 @@
 pub mod backward;
 pub mod cost;
 pub mod shape;
+mod windows;

@@ -1,9 +1,10 @@
 //! Shape rules: from the types of an op's inputs to those of its outputs, or the reason why not.
 
+use super::windows;
 use crate::op::{CHOICES, Op, Window};
 use crate::types::{DType, Shape, Type};
 
-type Inferred = Result<Vec<Type>, String>;
+pub(super) type Inferred = Result<Vec<Type>, String>;
 
 /// The types of the outputs of `op`, or what is wrong with its inputs.
 pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
@@ -141,7 +142,10 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             shaped(inputs[2], [3], "control")?;
             Ok(vec![inputs[0].clone()])
         }
-        _ => infer_planned(op, inputs),
+        _ => match windows::infer(op, inputs) {
+            Some(inferred) => inferred,
+            None => infer_planned(op, inputs),
+        },
     }
 }
 
@@ -333,7 +337,7 @@ fn copy_of(w: &Type, copy: Option<&&Type>) -> Result<Option<Type>, String> {
 }
 
 /// Sums of halves are kept in f32.
-fn accumulator(dtype: DType) -> DType {
+pub(super) fn accumulator(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -343,20 +347,20 @@ pub fn matrix(w: &Type) -> (usize, usize) {
     (o, w.shape.count() / o.max(1))
 }
 
-fn axes<const N: usize>(t: &Type) -> Result<[usize; N], String> {
+pub(super) fn axes<const N: usize>(t: &Type) -> Result<[usize; N], String> {
     t.shape.0.as_slice().try_into().map_err(|_| format!("needs {N} axes, got {t}"))
 }
 
-fn without_last(shape: &Shape) -> Shape {
+pub(super) fn without_last(shape: &Shape) -> Shape {
     Shape(shape.0.split_last().map_or(vec![], |(_, rest)| rest.to_vec()))
 }
 
-fn shaped<const N: usize>(t: &Type, shape: [usize; N], what: &str) -> Result<(), String> {
+pub(super) fn shaped<const N: usize>(t: &Type, shape: [usize; N], what: &str) -> Result<(), String> {
     let shape = Shape::from(shape);
     require(t.shape == shape, || format!("needs {what} of shape {shape}, got {t}"))
 }
 
-fn typed(like: &Type, shape: impl Into<Shape>) -> Type {
+pub(super) fn typed(like: &Type, shape: impl Into<Shape>) -> Type {
     Type { dtype: like.dtype, shape: shape.into() }
 }
 
@@ -371,7 +375,7 @@ fn same(inputs: &[&Type]) -> Result<(), String> {
     }
 }
 
-fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+pub(super) fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why()) }
 }
 
@@ -401,7 +405,7 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::RunningMoments { .. } | Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => one(2),
         Op::LossScale { .. } => one(2),
         Op::Prepare { .. } => 3..=4,
-        _ => one(1),
+        _ => one(windows::arity(op).unwrap_or(1)),
     };
     if range.contains(&given) {
         return Ok(());
