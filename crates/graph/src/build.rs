@@ -67,6 +67,11 @@ impl Builder {
         result
     }
 
+    /// The name that a value has from here on, whatever the layer's; logits are called `head`.
+    pub fn rename(&mut self, x: ValueId, name: &str) {
+        self.graph.rename(x, name);
+    }
+
     pub fn shape(&self, x: ValueId) -> &Shape {
         &self.graph.ty(x).shape
     }

@@ -225,10 +225,18 @@ impl Graph {
         StateId(self.states.len() as u32 - 1)
     }
 
-    pub fn add_value(&mut self, name: &str, ty: Type) -> ValueId {
+    pub fn rename(&mut self, value: ValueId, name: &str) {
+        self.values[value.index()].name = self.unique(name);
+    }
+
+    fn unique(&mut self, name: &str) -> String {
         let uses = self.names.entry(name.to_string()).or_insert(0);
         *uses += 1;
-        let name = if *uses == 1 { name.to_string() } else { format!("{name}~{uses}") };
+        if *uses == 1 { name.to_string() } else { format!("{name}~{uses}") }
+    }
+
+    pub fn add_value(&mut self, name: &str, ty: Type) -> ValueId {
+        let name = self.unique(name);
         self.values.push(Value { name, ty });
         ValueId(self.values.len() as u32 - 1)
     }

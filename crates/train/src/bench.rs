@@ -50,10 +50,10 @@ impl StepBench {
     pub fn new(run: &Resolved, seat: Seat) -> Result<Self, TrainError> {
         let device = device::open(run, program::<f32>(run, run.batch)?, &seat)?;
         let world = seat.world;
-        let count = run.batch * run.vit.channels * run.vit.image * run.vit.image;
+        let count = run.batch * run.network.channels() * run.network.image().pow(2);
         let batch = LoadedBatch {
             images: noise(count, run.seed),
-            labels: (0..run.batch).map(|i| (i % run.vit.classes) as i32).collect(),
+            labels: (0..run.batch).map(|i| (i % run.network.classes()) as i32).collect(),
             weights: vec![1.0; run.batch],
             ..LoadedBatch::default()
         };

@@ -84,7 +84,7 @@ impl Sizes {
     }
 
     fn backward_elements(&self) -> usize {
-        self.layout_elements() + 3 * self.tokens() + 9 * self.rows() + 2 * self.block()
+        self.layout_elements() + 2 * self.tokens() + 9 * self.rows() + 2 * self.block()
     }
 
     /// Sums of a piece: of the position bias, both biases, and the logit scale.
@@ -331,7 +331,6 @@ struct Work<'a, T> {
     head: Head<'a, T>,
     q_lengths: &'a mut [T],
     k_lengths: &'a mut [T],
-    delta: &'a mut [T],
     v_columns: &'a mut [T],
     dout: &'a mut [T],
     dq: &'a mut [T],
@@ -356,7 +355,6 @@ impl<'a, T: Float> Work<'a, T> {
                 head,
                 q_lengths: next(t),
                 k_lengths: next(t),
-                delta: next(t),
                 v_columns: next(rows),
                 dout: next(rows),
                 dq: next(rows),
@@ -377,7 +375,7 @@ struct Sums<'a, T> {
     factor: f64,
 }
 
-/// With P the probabilities and V the values with their bias: dV = Pᵀ·dO, dS = P ∘ (dO·Vᵀ − rowsum(dO ∘ O)), then the
+/// With P the probabilities and V the values with their bias: dV = Pᵀ·dO, dS = P ∘ (dP − rowsum(P ∘ dP)) with dP = dO·Vᵀ, then the
 /// gradients of the unit queries and keys, f·dS·K̂ and f·dSᵀ·Q̂, through their norms. Σ dS·cos = Σ Q̂ ∘ (dS·K̂). Rows of P sum to
 /// 1, so that the gradient of the bias of values is Σ dO. Padded queries have dO = 0 and so no part in any of it.
 ///
@@ -442,20 +440,17 @@ unsafe fn window_backward<T: Float>(
     sums: &mut Sums<'_, T>,
 ) {
     let (t, d, c) = (sizes.tokens(), sizes.head, sizes.channels);
-    let (qkv, out, lse, dout, dqkv) =
-        (cx.input(0).data, cx.input(5).data, cx.input(6).data, cx.input(7).data, cx.output(0).data);
+    let (qkv, lse, dout, dqkv) = (cx.input(0).data, cx.input(6).data, cx.input(7).data, cx.output(0).data);
     // SAFETY: inputs are only read.
     let [q_bias, v_bias, scales, bias] = [1, 2, 3, 4].map(|i| unsafe { cx.input(i).data.read() });
     let factor = T::from_f64(factor(scales[h]));
-    let Work { layout, head, q_lengths, k_lengths, delta, v_columns, dout: g, dq, dk, dv, p, dp } = work;
+    let Work { layout, head, q_lengths, k_lengths, v_columns, dout: g, dq, dk, dv, p, dp } = work;
     layout.of_window(sizes, window);
-    // SAFETY: inputs are only read. What is gathered goes to `dq` for now, which is free until the products.
+    // SAFETY: inputs are only read.
     unsafe {
         head.of_window(sizes, layout, (qkv, q_bias), h, (q_lengths, k_lengths));
         layout.gather(dout, c, h * d, d, g);
-        layout.gather(out, c, h * d, d, dq);
     }
-    kernels::row_dot(dq, g, d, delta);
     kernels::column_sum(g, d, sums.v_bias);
     kernels::add_bias(head.v, &v_bias[h * d..(h + 1) * d]);
     kernels::transpose(head.v, t, d, d, v_columns);
@@ -478,7 +473,7 @@ unsafe fn window_backward<T: Float>(
             let lse = unsafe { lse.part(sizes.stats(window, h, queries.clone())).read() };
             let regions = &layout.regions[queries.clone()];
             kernels::biased_softmax_from_lse(p, t, factor, bias, layout.masks, regions, lse);
-            kernels::softmax_grad_acc(p, dp, t, &delta[queries], &mut sums.bias[square]);
+            kernels::softmax_grad_acc(p, dp, t, &mut sums.bias[square]);
         }
         // SAFETY: as above.
         unsafe {
