@@ -84,7 +84,7 @@ impl Swin {
             Some((before, now)) => {
                 let before = number(before)?;
                 let pixels = PRETRAINED.iter().find(|p| p.0 == before).ok_or_else(unknown)?.1;
-                let map = |stage: usize| pixels / PATCH >> stage;
+                let map = |stage: usize| (pixels / PATCH) >> stage;
                 (number(now)?, Some([0, 1, 2, 3].map(|stage| before.min(map(stage)))))
             }
             None => (number(windows)?, None),
