@@ -252,6 +252,12 @@ fn gradients_of_narrow_swins() {
 }
 
 #[test]
+fn gradients_of_swin_ti() {
+    gradients_agree("swinv2-ti-w8");
+    gradients_agree("swinv2-ti-w8-odd");
+}
+
+#[test]
 fn steps_of_a_narrow_swin() {
     steps_agree("swinv2-narrow-w4");
 }

@@ -48,7 +48,7 @@ pub fn weight(name: &str, shape: &[usize], i: usize) -> f64 {
         let fan_in: usize = shape[1..].iter().product();
         u * (3.0 / fan_in as f64).sqrt() * 0.8
     } else if name.ends_with(".logit_scale") {
-        2.5 + 2.2 * u
+        2.0 + u
     } else {
         0.05 * u
     };
