@@ -5,7 +5,7 @@
 For every case it starts three programs that hold a model ready (`vitesse bench --on-request`, PyTorch eager, PyTorch
 with torch.compile) and asks them in turn for one step each, over and over, so that a noisy machine is noisy for all.
 vitesse is also asked for the step's matrix products alone, in a turn of their own. Raw samples go to OUT/samples.json after every round; the
-reading goes to OUT/README.md. Needs torch and torchvision; vitesse is built with `cargo build --release`.
+reading goes to OUT/README.md. Needs torch, torchvision and timm; vitesse is built with `cargo build --release`.
 """
 import argparse, json, os, platform, statistics, subprocess, sys, time
 from pathlib import Path
@@ -15,21 +15,34 @@ CASES = {  # name: (vitesse model, pixels, batch, classes, threads)
     "ti4-2": ("vit-ti/4", 32, 64, 10, 2),
     "b16-1": ("vit-b/16", 224, 4, 1000, 1),
     "b16-2": ("vit-b/16", 224, 4, 1000, 2),
+    "swin-1": ("swinv2-ti/w8", 256, 4, 1000, 1),
+    "swin-2": ("swinv2-ti/w8", 256, 4, 1000, 2),
 }
 SIZES = {"vit-ti": (192, 12, 3, 768), "vit-b": (768, 12, 12, 3072)}
 
 
+def torch_model(name, pixels, classes):
+    size, patch = name.split("/")
+    if size == "swinv2-ti":
+        from timm.models.swin_transformer_v2 import SwinTransformerV2
+
+        window = int(patch.removeprefix("w"))
+        return SwinTransformerV2(pixels, window_size=window, num_classes=classes, drop_path_rate=0.0)
+    import torchvision
+
+    width, depth, heads, mlp = SIZES[size]
+    return torchvision.models.VisionTransformer(pixels, int(patch), depth, heads, width, mlp, num_classes=classes)
+
+
 def serve_torch(case, mode):
     """The peer: one training step for every line on standard input, answering with seconds."""
-    import torch, torchvision
+    import torch
     import torch.nn.functional as F
 
     name, pixels, batch, classes, threads = CASES[case]
-    size, patch = name.split("/")
-    width, depth, heads, mlp = SIZES[size]
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = torchvision.models.VisionTransformer(pixels, int(patch), depth, heads, width, mlp, num_classes=classes)
+    model = torch_model(name, pixels, classes)
     model.train()
     step_model = torch.compile(model) if mode == "compile" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

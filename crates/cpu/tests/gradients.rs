@@ -3,6 +3,8 @@
 //! Legend: B batch, T tokens, C channels, H heads, K classes.
 
 mod common;
+#[path = "gradients/windows.rs"]
+mod windows;
 
 use common::slopes::{ELEMENTS, H, TOLERANCE, check, check_elements, rig};
 use common::{CLASSES, Draft, EPS, Rig, norm, random};

@@ -9,6 +9,10 @@ use crate::graph::{At, Graph, GraphError, Init, Phase, Role, ValueId};
 use crate::op::{AttentionDrop, Op, Per, Pooling};
 use crate::types::{DType, Shape, Type};
 
+mod windows;
+
+pub use windows::CosineAttention;
+
 pub struct Builder {
     graph: Graph,
     dtype: DType,
@@ -70,6 +74,11 @@ impl Builder {
     /// Whether this is the graph of training, rather than of evaluation.
     pub fn is_training(&self) -> bool {
         self.training
+    }
+
+    /// The name that a value has from here on, whatever the layer's; logits are called `head`.
+    pub fn rename(&mut self, x: ValueId, name: &str) {
+        self.graph.rename(x, name);
     }
 
     pub fn shape(&self, x: ValueId) -> &Shape {

@@ -68,6 +68,9 @@ pub struct Node {
 pub enum Init {
     Zeros,
     Ones,
+    Constant {
+        value: f64,
+    },
     Normal {
         std: f64,
     },
@@ -233,10 +236,18 @@ impl Graph {
         StateId(self.states.len() as u32 - 1)
     }
 
-    pub fn add_value(&mut self, name: &str, ty: Type) -> ValueId {
+    pub fn rename(&mut self, value: ValueId, name: &str) {
+        self.values[value.index()].name = self.unique(name);
+    }
+
+    fn unique(&mut self, name: &str) -> String {
         let uses = self.names.entry(name.to_string()).or_insert(0);
         *uses += 1;
-        let name = if *uses == 1 { name.to_string() } else { format!("{name}~{uses}") };
+        if *uses == 1 { name.to_string() } else { format!("{name}~{uses}") }
+    }
+
+    pub fn add_value(&mut self, name: &str, ty: Type) -> ValueId {
+        let name = self.unique(name);
         self.values.push(Value { name, ty });
         ValueId(self.values.len() as u32 - 1)
     }
@@ -410,6 +421,11 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::GeluGrad { .. } => &["pre", "bias"],
         Op::EmbedGrad { class_token: true } => &["patches", "cls_token", "pos_embed"],
         Op::EmbedGrad { class_token: false } => &["patches", "pos_embed"],
+        Op::WindowAttention { .. } => &["", "lse"],
+        Op::WindowAttentionGrad { .. } => &["qkv", "q_bias", "v_bias", "logit_scale", "bias"],
+        Op::PositionBiasGrad { .. } => &["0.weight", "0.bias", "2.weight"],
+        Op::NormAdd { .. } => &["", "mean", "rstd"],
+        Op::NormAddGrad { .. } => &["x", "weight", "bias"],
         Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v", "half"],
         Op::Sgd { .. } => &["", "momentum", "half"],
         Op::Ema { .. } => &["ema"],

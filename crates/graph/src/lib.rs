@@ -15,6 +15,7 @@ pub mod random;
 pub mod rules;
 pub mod text;
 pub mod types;
+pub mod windows;
 
 pub use build::{Builder, Loss};
 pub use compile::{
@@ -25,3 +26,4 @@ pub use op::{Lane, Op, StateId};
 pub use passes::{Delivery, Exchange, Mixed, Recompute, prepare};
 pub use plan::{Header, Key, Plan};
 pub use types::{DType, Shape, Type};
+pub use windows::Windows;

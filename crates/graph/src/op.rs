@@ -8,6 +8,7 @@
 //! [`Header`](crate::Header), never from an op.
 
 use crate::types::{DType, Shape};
+use crate::windows::Windows;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -29,6 +30,13 @@ pub enum Per {
 /// Dropout of attention probabilities; a draw for every (head, query, key) of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionDrop {
+    pub rate: f64,
+    pub site: u32,
+}
+
+/// Stochastic depth within an op: one draw for the sample.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathDrop {
     pub rate: f64,
     pub site: u32,
 }
@@ -224,6 +232,58 @@ pub enum Op {
         smoothing: f64,
         #[serde(default, skip_serializing_if = "is_false")]
         mixed: bool,
+    },
+
+    // ---- Swin Transformer V2, channels-last (B,h,w,C) --------------------------------------------------------
+    /// Scaled cosine attention within windows of T tokens, which may be shifted: qkv (B,h,w,3C) without bias, the biases
+    /// of queries (C) and values (C), logit scale (H,1,1), position bias (H,T,T) → out (B,h,w,C), log-sum-exp
+    /// (B,windows,H,T). Scores are exp(min(scale, ln 100))·cos(q,k) + bias, and 100 less where a shifted window's tokens
+    /// aren't neighbours. Padding is tokens whose qkv is 0.
+    WindowAttention {
+        heads: usize,
+        windows: Windows,
+    },
+    /// The inputs of `window_attention`, out, log-sum-exp, dout → the gradients of its inputs.
+    WindowAttentionGrad {
+        heads: usize,
+        windows: Windows,
+    },
+    /// The continuous position bias: w1 (N,2), b1 (N), w2 (H,N) → 16·sigmoid(w2·relu(w1·offset + b1)) (H,T,T), where the
+    /// log-spaced offset between two tokens of a window is measured against the window of pre-training, if there is another.
+    PositionBias {
+        window: [usize; 2],
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pretrained: Option<[usize; 2]>,
+    },
+    /// w1, b1, w2, dbias → dw1, db1, dw2.
+    PositionBiasGrad {
+        window: [usize; 2],
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pretrained: Option<[usize; 2]>,
+    },
+    /// The residual after a norm: y (..,C), shortcut (..,C), γ (C), β (C) → shortcut + norm(y), mean (..), 1/σ (..). With
+    /// `drop`, the norm of a sample counts for nothing or 1/(1-rate).
+    NormAdd {
+        eps: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drop: Option<PathDrop>,
+    },
+    /// y, mean, 1/σ, γ, dout → dy, dγ, dβ; the gradient of the shortcut is dout itself.
+    NormAddGrad {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drop: Option<PathDrop>,
+    },
+    /// Blocks of 2×2 tokens side by side, down the columns first: (B,h,w,C) → (B,⌈h/2⌉,⌈w/2⌉,4C), with zeros where the map
+    /// ends.
+    MergePatches,
+    /// The transpose of `merge_patches`: (B,h',w',4C) → (B,height,width,C).
+    SplitPatches {
+        height: usize,
+        width: usize,
+    },
+    /// The same numbers in another shape. Costs nothing where it may work in place.
+    Reshape {
+        shape: Shape,
     },
 
     // ---- accumulation and update -----------------------------------------------------------------------------
@@ -449,7 +509,7 @@ impl Op {
     /// different places copies first and then works in place, so that `place` is free to decide.
     pub fn in_place(&self, inputs: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let few: &'static [(usize, usize)] = match self {
-            Op::Accumulate | Op::Advance | Op::LossScale { .. } => &[(0, 0)],
+            Op::Accumulate | Op::Advance | Op::LossScale { .. } | Op::Reshape { .. } => &[(0, 0)],
             Op::Ema { .. } => &[(0, 0)],
             Op::RunningMoments { .. } if inputs == 3 => &[(1, 0)],
             Op::RunningMoments { .. } => &[(0, 0)],
@@ -554,6 +614,9 @@ mod tests {
             Op::BatchNorm { eps: 1e-5, relu: true, running: false },
             Op::Resize { height: 3, width: 4, sampling: Sampling::Average },
             Op::ResizeGrad { height: 3, width: 4, sampling: Sampling::Bilinear },
+            Op::WindowAttention { heads: 3, windows: Windows { size: [8, 8], shift: [4, 0] } },
+            Op::PositionBias { window: [16, 16], pretrained: Some([12, 12]) },
+            Op::NormAdd { eps: 1e-5, drop: Some(PathDrop { rate: 0.1, site: 3 }) },
         ];
         for op in ops {
             let (name, mut map) = op.name_and_attributes();

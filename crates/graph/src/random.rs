@@ -97,6 +97,7 @@ pub fn initial(init: Init, random: &mut Sequence) -> f64 {
     match init {
         Init::Zeros => 0.0,
         Init::Ones => 1.0,
+        Init::Constant { value } => value,
         Init::Normal { std } => std * random.normal(),
         Init::TruncatedNormal { std } => loop {
             let draw = std * random.normal();

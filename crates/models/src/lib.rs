@@ -2,7 +2,11 @@
 
 pub mod dense_names;
 pub mod names;
+mod network;
 pub mod positions;
 mod segmenter;
+pub mod swin;
 pub mod upernet;
 pub mod vit;
+
+pub use network::{Network, NetworkError};

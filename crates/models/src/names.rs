@@ -1,4 +1,4 @@
-//! What each tensor of a ViT is called, here and by the libraries whose weights are read and written.
+//! What each tensor of a model is called, here and by the libraries whose weights are read and written.
 //!
 //! The names used everywhere in the program ("canonical") are timm's; the others are spelled only in the
 //! tables below.
@@ -8,6 +8,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::vit::{Pool, Vit};
+
+mod swin;
 
 /// Values in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +69,9 @@ pub enum NameError {
     NoSuchConvention(String),
     #[error("there are no tensors")]
     Empty,
-    #[error("no tensor is named as in a timm, torchvision or huggingface ViT (the first is `{first}`)")]
+    #[error(
+        "no tensor is named as in a timm, torchvision or huggingface ViT or Swin V2 (the first is `{first}`)"
+    )]
     Unrecognised { first: String },
     #[error("`{name}` is not a tensor of a plain ViT in {convention} names")]
     Unknown { name: String, convention: Convention },
@@ -81,6 +85,8 @@ pub enum NameError {
     Unsplittable { name: String, shape: Vec<usize> },
     #[error("a mean-pooled model (no class token) has no {convention} form: export it as timm")]
     MeanPooled { convention: Convention },
+    #[error("a Swin V2 has no {convention} form here: export it as timm or huggingface")]
+    SwinOnlyElsewhere { convention: Convention },
     #[error("weights are of another model: {first}{}", and_more(*others))]
     OtherModel { first: Mismatch, others: usize },
 }
@@ -180,6 +186,9 @@ pub fn expected(vit: &Vit) -> Vec<(String, Vec<usize>)> {
 pub fn detect<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Convention, NameError> {
     let names: Vec<&str> = names.into_iter().collect();
     let first = names.first().ok_or(NameError::Empty)?;
+    if let Some(convention) = swin::detect(&names) {
+        return Ok(convention);
+    }
     let known = |convention| {
         let is_known = |name: &&&str| rename(&starred(name), convention, Convention::Timm).is_some();
         names.iter().filter(is_known).count()
@@ -192,12 +201,18 @@ pub fn detect<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Convention
 
 /// Renames weights to canonical names; joins what Hugging Face keeps apart.
 pub fn to_canonical(weights: Weights, from: Convention) -> Result<Weights, NameError> {
+    if swin::is_swin(&weights) {
+        return swin::to_canonical(weights, from);
+    }
     let weights = if from == Convention::HuggingFace { join_qkv(weights)? } else { weights };
     rename_all(weights, from, Convention::Timm)
 }
 
 /// Renames canonical weights for another library; the reverse of [`to_canonical`].
 pub fn from_canonical(weights: Weights, to: Convention) -> Result<Weights, NameError> {
+    if swin::is_swin(&weights) {
+        return swin::from_canonical(weights, to);
+    }
     let mean_pooled =
         !weights.contains_key("cls_token") || MEAN_POOL_NORM.iter().any(|&name| weights.contains_key(name));
     if mean_pooled && to != Convention::Timm {
@@ -209,7 +224,11 @@ pub fn from_canonical(weights: Weights, to: Convention) -> Result<Weights, NameE
 
 /// Fails unless canonical weights are exactly the tensors of this model.
 pub fn check(weights: &Weights, vit: &Vit) -> Result<(), NameError> {
-    let expected = expected(vit);
+    check_against(weights, &expected(vit))
+}
+
+/// Fails unless canonical weights are exactly these tensors.
+pub fn check_against(weights: &Weights, expected: &[(String, Vec<usize>)]) -> Result<(), NameError> {
     let needed: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
     let differing = expected.iter().filter_map(|(name, needed)| mismatch(weights, name, needed));
     let unexpected = weights
@@ -480,7 +499,7 @@ mod tests {
         assert_eq!(detect([]), Err(NameError::Empty));
         assert_eq!(
             detect(["layers.0.conv"]).unwrap_err().to_string(),
-            "no tensor is named as in a timm, torchvision or huggingface ViT (the first is `layers.0.conv`)"
+            "no tensor is named as in a timm, torchvision or huggingface ViT or Swin V2 (the first is `layers.0.conv`)"
         );
         let weights = counted(&small(Pool::ClassToken));
         for (known, foreign) in [

@@ -52,7 +52,7 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 impl StepBench {
     pub fn new(run: &Resolved, seat: Seat) -> Result<Self, TrainError> {
         let _warm = device::warm(run, &seat);
-        let count = run.batch * run.vit.channels * run.vit.image * run.vit.image;
+        let count = run.batch * run.network.channels() * run.network.image().pow(2);
         std::thread::scope(|scope| {
             let images = scope.spawn(|| noise(count, run.seed));
             let began = Instant::now();
@@ -80,7 +80,7 @@ impl StepBench {
     ) -> Self {
         let batch = LoadedBatch {
             images,
-            labels: (0..run.batch).map(|i| (i % run.vit.classes) as i32).collect(),
+            labels: (0..run.batch).map(|i| (i % run.network.classes()) as i32).collect(),
             weights: vec![1.0; run.batch],
             ..LoadedBatch::default()
         };

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     #[error(transparent)]
-    Model(#[from] models::vit::VitError),
+    Model(#[from] models::NetworkError),
     #[error(transparent)]
     Graph(#[from] graph::GraphError),
     #[error(transparent)]

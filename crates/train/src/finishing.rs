@@ -30,8 +30,9 @@ impl Finishing {
             let fits = set.in_memory() && set.len() * finish.image_len() <= RESIDENT;
             Ok(Arc::new(if fits { finish.with_resident(set.len()) } else { finish }))
         };
-        let train = trains.then(|| finish(&*sets.train, run.augmentation.training(&run.vit))).transpose()?;
-        Ok(Some(Finishing { train, eval: finish(&*sets.test, run.augmentation.evaluation(&run.vit))? }))
+        let train =
+            trains.then(|| finish(&*sets.train, run.augmentation.training(&run.network))).transpose()?;
+        Ok(Some(Finishing { train, eval: finish(&*sets.test, run.augmentation.evaluation(&run.network))? }))
     }
 
     /// A model that begins with bytes, for batches of this many images.

@@ -140,7 +140,7 @@ pub(crate) fn program_with<T: Real>(
         scratch: &scratch_of(run),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
-    let mut model = run.vit.build(batch, loss, <T as Real>::DTYPE)?;
+    let mut model = run.network.build(batch, loss, <T as Real>::DTYPE)?;
     if let Some(finishing) = finishing {
         model = finishing.begin(model, batch)?;
     }
@@ -230,7 +230,7 @@ impl<T: Real> Session<T> {
     pub(crate) fn load_init(&mut self) -> Result<(), TrainError> {
         // The other ranks get them from rank 0; they may not even have the file.
         if let Some(path) = self.run.init.as_ref().filter(|_| self.world.rank() == 0) {
-            let weights = weights::load_for(&weights_file(path)?, &self.run.vit, self.run.new_head)?;
+            let weights = weights::load_for(&weights_file(path)?, &self.run.network, self.run.new_head)?;
             self.load_weights(&weights)?;
         }
         Ok(())
@@ -241,7 +241,7 @@ impl<T: Real> Session<T> {
         run.ema = None;
         let finishing = Finishing::of::<T>(&run, &sets, false)?;
         let plan = |run: &Resolved, batch: usize, finishing: Option<&Finishing>| {
-            let mut model = run.vit.build(batch, Loss::default(), <T as Real>::DTYPE)?;
+            let mut model = run.network.build(batch, Loss::default(), <T as Real>::DTYPE)?;
             if let Some(finishing) = finishing {
                 model = finishing.begin(model, batch)?;
             }
@@ -411,7 +411,8 @@ impl<T: Real> Session<T> {
 
     /// Reads this rank's micro-batches of all steps from `step` on.
     fn training_loader(&self, step: u64, workers: usize) -> Result<Loader, TrainError> {
-        let (set, transform) = (Arc::clone(&self.sets.train), self.run.augmentation.training(&self.run.vit));
+        let (set, transform) =
+            (Arc::clone(&self.sets.train), self.run.augmentation.training(&self.run.network));
         let sampler = Sampler { len: set.len(), seed: self.run.seed, shuffle: true };
         let requests = requests(&self.run, &self.shares, self.world.rank(), step);
         let finish = self.finishing.as_ref().and_then(|finishing| finishing.train.as_ref());
@@ -457,7 +458,7 @@ impl<T: Real> Session<T> {
     pub fn evaluate(&mut self, mut each: impl FnMut(&LoadedBatch, &[T])) -> Result<Score, TrainError> {
         self.device.before_evaluation()?;
         let set = Arc::clone(&self.sets.test);
-        let transform = self.run.augmentation.evaluation(&self.run.vit);
+        let transform = self.run.augmentation.evaluation(&self.run.network);
         let sampler = Sampler { len: set.len(), seed: 0, shuffle: false };
         let settings = self.loading(sampler, self.run.data.workers);
         let requests = || self.shares.once(self.world.rank(), set.len());
@@ -482,7 +483,7 @@ impl<T: Real> Session<T> {
                 Some(shown) => planned(shown.next_batch()?),
                 None => batch,
             };
-            each(batch, &logits[..batch.request.count * self.run.vit.classes]);
+            each(batch, &logits[..batch.request.count * self.run.network.classes()]);
         }
         self.total(&sums)
     }

@@ -107,5 +107,5 @@ pub fn resolve(raw: &Raw, world: usize) -> Result<(Resolved, Sets), TrainError> 
 
 /// The data of a run that was resolved before.
 pub fn reopen(run: &Resolved) -> Result<Sets, TrainError> {
-    Opened::new(&run.data.source, Some(run.vit.channels))?.for_run(run)
+    Opened::new(&run.data.source, Some(run.network.channels()))?.for_run(run)
 }

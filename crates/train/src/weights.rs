@@ -4,9 +4,9 @@ use crate::checkpoint::{CONFIG, is_checkpoint};
 use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use graph::AVERAGE;
+use models::Network;
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
-use models::vit::Vit;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -54,38 +54,40 @@ pub fn write(
 
 /// Reads weights for a model, whatever their convention, and resizes their position embedding to its grid. With
 /// `new_head`, a head of another number of classes is left out.
-pub fn load_for(path: &Path, vit: &Vit, new_head: bool) -> Result<Weights, WeightsError> {
+pub fn load_for(path: &Path, network: &Network, new_head: bool) -> Result<Weights, WeightsError> {
     let name_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
     let weights = read(path)?;
     let convention = names::detect(weights.keys().map(String::as_str)).map_err(name_error)?;
     let mut weights = names::to_canonical(weights, convention).map_err(name_error)?;
     let class_token = weights.contains_key("cls_token");
-    if let Some(pos) = weights.get_mut("pos_embed") {
+    if let (Some(pos), Network::Vit(vit)) = (weights.get_mut("pos_embed"), network) {
         *pos = resize_positions(pos, class_token, vit.grid())
             .map_err(|source| WeightsError::Positions { path: path.to_path_buf(), source })?;
     }
     if new_head {
-        return without_head(weights, vit).map_err(name_error);
+        return without_head(weights, network).map_err(name_error);
     }
-    names::check(&weights, vit).map_err(name_error)?;
+    names::check_against(&weights, &network.expected()).map_err(name_error)?;
     Ok(weights)
 }
 
 /// With the head left out unless it has as many classes as the model's; the rest must fit.
-fn without_head(mut weights: Weights, vit: &Vit) -> Result<Weights, NameError> {
-    let classes = weights.get("head.weight").and_then(|head| head.shape.first().copied());
-    if classes == Some(vit.classes) {
-        names::check(&weights, vit)?;
+fn without_head(mut weights: Weights, network: &Network) -> Result<Weights, NameError> {
+    let expected = network.expected();
+    let head = ["head.weight", "head.fc.weight"].iter().find_map(|name| weights.get(*name));
+    let classes = head.and_then(|head| head.shape.first().copied());
+    if classes == Some(network.classes()) {
+        names::check_against(&weights, &expected)?;
         return Ok(weights);
     }
     weights.retain(|name, _| !name.starts_with("head."));
-    let heads = names::expected(vit).into_iter().filter(|(name, _)| name.starts_with("head."));
+    let heads = expected.iter().filter(|(name, _)| name.starts_with("head."));
     let mut whole = weights.clone();
     whole.extend(heads.map(|(name, shape)| {
         let data = vec![0.0; shape.iter().product()];
-        (name, Tensor { shape, data })
+        (name.clone(), Tensor { shape: shape.clone(), data })
     }));
-    names::check(&whole, vit)?;
+    names::check_against(&whole, &expected)?;
     Ok(weights)
 }
 
@@ -146,7 +148,7 @@ pub fn save_as(
 mod tests {
     use super::*;
     use crate::testing::Folder;
-    use models::vit::Pool;
+    use models::vit::{Pool, Vit};
     use safetensors::SafeTensors;
     use std::fs;
 
@@ -181,7 +183,7 @@ mod tests {
         for convention in Convention::ALL {
             let path = folder.0.join(format!("{convention}.safetensors"));
             save_as(&path, &weights, convention, None).unwrap();
-            assert_eq!(load_for(&path, &SMALL, false).unwrap(), weights, "{convention}");
+            assert_eq!(load_for(&path, &Network::Vit(SMALL), false).unwrap(), weights, "{convention}");
             let bytes = fs::read(&path).unwrap();
             let theirs = SafeTensors::deserialize(&bytes).unwrap();
             let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -211,7 +213,7 @@ mod tests {
         let path = folder.0.join("small.safetensors");
         let weights = weights_of(&SMALL);
         save_as(&path, &weights, Convention::Torchvision, None).unwrap();
-        let larger = load_for(&path, &Vit { image: 16, ..SMALL }, false).unwrap();
+        let larger = load_for(&path, &Network::Vit(Vit { image: 16, ..SMALL }), false).unwrap();
         assert_eq!(larger["pos_embed"].shape, [1, 17, 4]);
         assert_eq!(larger["pos_embed"], resize_positions(&weights["pos_embed"], true, 4).unwrap());
         assert_eq!(larger["head.weight"], weights["head.weight"]);
@@ -222,7 +224,7 @@ mod tests {
         let folder = Folder::new("another");
         let path = folder.0.join("small.safetensors");
         save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, None).unwrap();
-        let refused = |vit: &Vit| load_for(&path, vit, false).unwrap_err().to_string();
+        let refused = |vit: &Vit| load_for(&path, &Network::Vit(vit.clone()), false).unwrap_err().to_string();
         let shown = path.display();
         assert_eq!(
             refused(&Vit { classes: 7, ..SMALL }),
@@ -248,7 +250,8 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         for i in 0..60 {
             let cut = &whole[..whole.len() * i / 60];
-            let error = load_for(&folder.file("cut", cut), &SMALL, false).unwrap_err().to_string();
+            let error =
+                load_for(&folder.file("cut", cut), &Network::Vit(SMALL), false).unwrap_err().to_string();
             assert!(error.contains("cut: ") && !error.contains('\n'), "{error}");
         }
         let mut state = 1u64;
@@ -263,7 +266,7 @@ mod tests {
             for _ in 0..=random(3) {
                 damaged[random(header)] ^= 1 << random(8);
             }
-            if let Err(error) = load_for(&folder.file("flip", &damaged), &SMALL, false) {
+            if let Err(error) = load_for(&folder.file("flip", &damaged), &Network::Vit(SMALL), false) {
                 refused += 1;
                 let error = error.to_string();
                 assert!(error.contains("flip: ") && !error.contains('\n') && error.len() < 1000, "{error}");

@@ -6,9 +6,10 @@
 
 mod common;
 
-use common::{HEADER, Setup, fill_batch, fill_weights, norm, state, unit, weight, word};
+use common::{HEADER, Network, Setup, fill_batch, fill_weights, norm, state, unit, weight, word};
 use cpu::{Executor, Which};
 use graph::{Header, Optimizer};
+use models::swin::Swin;
 use models::vit::{Pool, Vit};
 use serde_json::Value;
 
@@ -24,7 +25,33 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-fn model(config: &Value) -> Vit {
+/// The network of a fixture, and how many classes and images it has.
+fn network(config: &Value) -> (Box<dyn Network>, usize, usize) {
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    let network: Box<dyn Network> =
+        if config["window"].is_null() { Box::new(vit(config)) } else { Box::new(swin(config)) };
+    (network, size("classes"), size("batch"))
+}
+
+fn swin(config: &Value) -> Swin {
+    let list = |key: &str| -> Vec<usize> { serde_json::from_value(config[key].clone()).unwrap() };
+    let four = |key: &str| -> [usize; 4] { list(key).try_into().unwrap() };
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    Swin {
+        image: list("image").try_into().unwrap(),
+        channels: size("channels"),
+        classes: size("classes"),
+        width: size("width"),
+        depths: four("depths"),
+        heads: four("heads"),
+        window: size("window"),
+        pretrained: (!config["pretrained"].is_null()).then(|| four("pretrained")),
+        dropout: 0.0,
+        drop_path: 0.0,
+    }
+}
+
+fn vit(config: &Value) -> Vit {
     let size = |key: &str| config[key].as_u64().unwrap() as usize;
     let pool = if config["pool"] == "mean" { Pool::Mean } else { Pool::ClassToken };
     Vit {
@@ -82,11 +109,10 @@ fn forward_backward(executor: &mut Executor<f32>, batch: usize, classes: usize) 
 
 fn gradients_agree(name: &str) {
     let fixture = fixture(name);
-    let vit = model(&fixture["config"]);
-    let batch = fixture["config"]["batch"].as_u64().unwrap() as usize;
-    let mut executor = Setup::new(batch).executor::<f32>(&vit);
+    let (network, classes, batch) = network(&fixture["config"]);
+    let mut executor = Setup::new(batch).executor::<f32>(&*network);
     fill_weights(&mut executor);
-    let loss = forward_backward(&mut executor, batch, vit.classes);
+    let loss = forward_backward(&mut executor, batch, classes);
     let expected = number(&fixture["loss"]);
     assert!((loss - expected).abs() / expected < GRADIENT, "{name}: loss {loss}, not {expected}");
 
@@ -100,9 +126,9 @@ fn gradients_agree(name: &str) {
     println!("{name}: loss {loss:.7} (reference {expected:.7}); worst gradient {tensor}: {error:.2e}");
     assert!(error < GRADIENT, "{name}: gradient of {tensor} is off by {error:.2e}");
 
-    fill_batch(&mut executor, Which::Eval, 0, vit.classes);
+    fill_batch(&mut executor, Which::Eval, 0, classes);
     executor.run(Which::Eval, &Header { nominal: batch as f64, ..HEADER }).unwrap();
-    logits_agree(name, executor.output(Which::Eval, "head").unwrap(), vit.classes, &fixture["logits"]);
+    logits_agree(name, executor.output(Which::Eval, "head").unwrap(), classes, &fixture["logits"]);
 }
 
 fn logits_agree(name: &str, logits: &[f32], classes: usize, reference: &Value) {
@@ -150,17 +176,16 @@ fn optimizer(kind: &str, hyper: &Value) -> Optimizer {
 /// Ten steps on one batch: every loss, and how far every parameter moved.
 fn steps_agree(name: &str) {
     let fixture = fixture(name);
-    let vit = model(&fixture["config"]);
-    let batch = fixture["config"]["batch"].as_u64().unwrap() as usize;
+    let (network, classes, batch) = network(&fixture["config"]);
     for (kind, run) in fixture["steps"].as_object().unwrap() {
         let hyper = &run["hyper"];
         let setup = Setup { optimizer: optimizer(kind, hyper), ..Setup::new(batch) };
-        let mut executor = setup.executor::<f32>(&vit);
+        let mut executor = setup.executor::<f32>(&*network);
         fill_weights(&mut executor);
         let header = Header { learning_rate: number(&hyper["lr"]), nominal: batch as f64, ..HEADER };
         let mut loss_error: f64 = 0.0;
         for (step, expected) in run["losses"].as_array().unwrap().iter().enumerate() {
-            let loss = forward_backward(&mut executor, batch, vit.classes);
+            let loss = forward_backward(&mut executor, batch, classes);
             loss_error = loss_error.max((loss - number(expected)).abs() / number(expected).abs());
             executor.run(Which::Update, &Header { step: step as u64, ..header }).unwrap();
         }
@@ -217,6 +242,24 @@ fn gradients_of_vit_ti_16() {
 #[test]
 fn gradients_of_vit_b_16() {
     gradients_agree("vit-b-16");
+}
+
+#[test]
+fn gradients_of_narrow_swins() {
+    for name in ["swinv2-narrow-w4", "swinv2-narrow-w8-odd", "swinv2-narrow-w16"] {
+        gradients_agree(name);
+    }
+}
+
+#[test]
+fn gradients_of_swin_ti() {
+    gradients_agree("swinv2-ti-w8");
+    gradients_agree("swinv2-ti-w8-odd");
+}
+
+#[test]
+fn steps_of_a_narrow_swin() {
+    steps_agree("swinv2-narrow-w4");
 }
 
 #[test]

@@ -188,7 +188,7 @@ impl Measured {
 
     fn json(&self, run: &Resolved, flops: f64) -> Value {
         let mut report = json!({
-            "model": run.model, "image_size": run.vit.image, "batch_size": run.batch, "threads": run.threads,
+            "model": run.model, "image_size": run.network.image(), "batch_size": run.batch, "threads": run.threads,
             "device": run.device, "precision": run.precision,
             "ranks": run.world, "step_seconds": self.steps, "flops": flops,
             "images_per_second": self.images_per_second(run), "first_step_seconds": self.startup.seconds,

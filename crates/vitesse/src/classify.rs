@@ -22,8 +22,8 @@ pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
     let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?.on_device(&raw)?;
     let names = judge.run.class_names.clone();
     judge.run.batch = args.images.len().min(BATCH);
-    let classes = judge.run.vit.classes;
-    let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), judge.run.vit.channels));
+    let classes = judge.run.network.classes();
+    let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), judge.run.network.channels()));
     let sets = Sets { train: Arc::clone(&files), test: Arc::clone(&files) };
     let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
     let mut answers = Vec::new();

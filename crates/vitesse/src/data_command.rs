@@ -141,7 +141,7 @@ const SIDE: usize = 96;
 
 /// Training samples, augmented as in the first epoch.
 fn sheet(run: &Resolved, sets: &Sets, path: &Path) -> anyhow::Result<()> {
-    let (set, transform) = (Arc::clone(&sets.train), run.augmentation.training(&run.vit));
+    let (set, transform) = (Arc::clone(&sets.train), run.augmentation.training(&run.network));
     let shown = (ROWS * COLUMNS).min(set.len());
     let sampler = Sampler { len: set.len(), seed: run.seed, shuffle: true };
     let settings = LoaderSettings { sampler, batch: shown, workers: 0, depth: 1, skip_bad: true };

@@ -20,7 +20,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     let weights_file = stored.weights.clone();
     let mut judge = Judge::new(stored, &raw)?.on_device(&raw)?;
     let sets = judge.sets(&raw)?;
-    let (names, classes) = (sets.test.class_names().to_vec(), judge.run.vit.classes);
+    let (names, classes) = (sets.test.class_names().to_vec(), judge.run.network.classes());
     let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
 
     let mut confusion = Confusion::new(classes);
@@ -71,10 +71,10 @@ struct Dump {
 
 impl Dump {
     fn tensors(self, session: &Session) -> Weights {
-        let (vit, n) = (&session.resolved().vit, self.labels.len());
-        let image = vec![n, vit.channels, vit.image, vit.image];
+        let (network, n) = (&session.resolved().network, self.labels.len());
+        let image = vec![n, network.channels(), network.image(), network.image()];
         let mut tensors = Weights::from([
-            ("logits".to_string(), Tensor { shape: vec![n, vit.classes], data: self.logits }),
+            ("logits".to_string(), Tensor { shape: vec![n, network.classes()], data: self.logits }),
             ("labels".to_string(), Tensor { shape: vec![n], data: self.labels }),
         ]);
         if !self.images.is_empty() {
@@ -86,8 +86,9 @@ impl Dump {
 
 /// They are gathered in memory before they are written.
 fn images_fit(session: &Session) -> anyhow::Result<()> {
-    let vit = &session.resolved().vit;
-    let bytes = (session.test_set().len() * vit.channels * vit.image * vit.image * size_of::<f32>()) as u64;
+    let network = &session.resolved().network;
+    let image = network.channels() * network.image().pow(2);
+    let bytes = (session.test_set().len() * image * size_of::<f32>()) as u64;
     let room = data::available_memory().unwrap_or(u64::MAX) / 2;
     if bytes > room {
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;

@@ -22,7 +22,7 @@ impl Judge {
         run.threads = raw.threads.unwrap_or(run.threads);
         run.data.workers = raw.workers.unwrap_or(run.data.workers);
         run.data.skip_bad_images |= raw.skip_bad_images;
-        let weights = weights::load_for(&stored.weights, &run.vit, false)?;
+        let weights = weights::load_for(&stored.weights, &run.network, false)?;
         Ok(Judge { run, weights })
     }
 
@@ -37,17 +37,17 @@ impl Judge {
         if raw.data.is_some() {
             self.run.data.source = raw.source()?;
         }
-        let opened = Opened::new(&self.run.data.source, Some(self.run.vit.channels))?;
+        let opened = Opened::new(&self.run.data.source, Some(self.run.network.channels()))?;
         if let Some(found) = opened.found() {
             self.run.data.facts = found;
         }
         let sets = opened.for_run(&self.run)?;
         let (classes, names) = (sets.test.classes(), sets.test.class_names());
-        if classes > self.run.vit.classes {
+        if classes > self.run.network.classes() {
             anyhow::bail!(
                 "{}: {classes} classes, but the head of the weights tells {} apart",
                 self.run.data.source,
-                self.run.vit.classes
+                self.run.network.classes()
             );
         }
         let known = &self.run.class_names;

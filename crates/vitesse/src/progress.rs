@@ -109,8 +109,8 @@ impl Events for Progress<'_> {
             count(parameters),
             run.data.source,
             count(run.data.train_images()),
-            run.vit.image,
-            run.vit.classes
+            run.network.image(),
+            run.network.classes()
         ));
         let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
         let device = match run.device {

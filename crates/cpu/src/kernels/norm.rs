@@ -22,10 +22,12 @@ fn normalise_row<T: Float, const FMA: bool>(x: &[T], gamma: &[T], beta: &[T], ep
 struct Row<T> {
     mean: T,
     rstd: T,
+    /// What gradients of the row count for.
+    factor: T,
 }
 
 impl<T: Float> Row<T> {
-    /// dgamma_acc += dy·x̂, dbeta_acc += dy, and g = dy·gamma.
+    /// With factor·dy for dy: dgamma_acc += dy·x̂, dbeta_acc += dy, and g = dy·gamma.
     #[inline(always)]
     fn weight_grads<const FMA: bool>(
         &self,
@@ -38,6 +40,7 @@ impl<T: Float> Row<T> {
     ) {
         let accs = dgamma_acc.iter_mut().zip(dbeta_acc);
         for ((((g, &x), &dy), &gamma), (dgamma, dbeta)) in g.iter_mut().zip(x).zip(dy).zip(gamma).zip(accs) {
+            let dy = dy * self.factor;
             *dgamma = dy.mul_add::<FMA>((x - self.mean) * self.rstd, *dgamma);
             *dbeta += dy;
             *g = dy * gamma;
@@ -101,6 +104,59 @@ simd! {
         }
     }
 
+    /// out = shortcut + factor·layer_norm(y).
+    pub fn norm_add<T, FMA>(
+        y: &[T],
+        shortcut: &[T],
+        gamma: &[T],
+        beta: &[T],
+        eps: f64,
+        factor: T,
+        out: &mut [T],
+        mean: &mut [T],
+        rstd: &mut [T],
+    ) {
+        let cols = gamma.len();
+        assert!(beta.len() == cols && shortcut.len() == y.len(), "norm_add: shapes differ");
+        assert!(y.len() == out.len(), "norm_add: shapes differ");
+        assert!(y.len() == mean.len() * cols && y.len() == rstd.len() * cols, "norm_add: ragged rows");
+        let inputs = y.chunks_exact(cols).zip(shortcut.chunks_exact(cols));
+        let statistics = mean.iter_mut().zip(rstd);
+        for (((y, shortcut), out), (mean, rstd)) in inputs.zip(out.chunks_exact_mut(cols)).zip(statistics) {
+            (*mean, *rstd) = normalise_row::<T, FMA>(y, gamma, beta, T::from_f64(eps), out);
+            for (out, &shortcut) in out.iter_mut().zip(shortcut) {
+                *out = out.mul_add::<FMA>(factor, shortcut);
+            }
+        }
+    }
+
+    /// The gradient through [`norm_add`]: dy, and dgamma_acc += Σ factor·dout·x̂, dbeta_acc += Σ factor·dout.
+    pub fn norm_add_grad<T, FMA>(
+        y: &[T],
+        mean: &[T],
+        rstd: &[T],
+        gamma: &[T],
+        dout: &[T],
+        factor: T,
+        dy: &mut [T],
+        dgamma_acc: &mut [T],
+        dbeta_acc: &mut [T],
+    ) {
+        let cols = gamma.len();
+        assert!(y.len() == dy.len() && dout.len() == dy.len(), "norm_add_grad: shapes differ");
+        assert!(dgamma_acc.len() == cols && dbeta_acc.len() == cols, "norm_add_grad: shapes differ");
+        assert!(y.len() == mean.len() * cols && y.len() == rstd.len() * cols, "norm_add_grad: ragged rows");
+        for (r, dy) in dy.chunks_exact_mut(cols).enumerate() {
+            let span = r * cols..(r + 1) * cols;
+            let (y, row) = (&y[span.clone()], Row { mean: mean[r], rstd: rstd[r], factor });
+            row.weight_grads::<FMA>(y, &dout[span], gamma, dy, dgamma_acc, dbeta_acc);
+            let through = row.input_grad::<FMA>(y, dy);
+            for (dy, &y) in dy.iter_mut().zip(y) {
+                *dy = through(*dy, y);
+            }
+        }
+    }
+
     /// dx = the gradient through [`layer_norm`] (plus `add`, where a residual branch joins), and
     /// dgamma_acc += Σ dy·x̂, dbeta_acc += Σ dy over the rows.
     pub fn layer_norm_grad<T, FMA>(
@@ -121,7 +177,7 @@ simd! {
         assert!(add.is_none_or(|add| add.len() == dx.len()), "layer_norm_grad: shapes differ");
         for (r, dx) in dx.chunks_exact_mut(cols).enumerate() {
             let span = r * cols..(r + 1) * cols;
-            let (x, row) = (&x[span.clone()], Row { mean: mean[r], rstd: rstd[r] });
+            let (x, row) = (&x[span.clone()], Row { mean: mean[r], rstd: rstd[r], factor: T::ONE });
             row.weight_grads::<FMA>(x, &dy[span.clone()], gamma, dx, dgamma_acc, dbeta_acc);
             let through = row.input_grad::<FMA>(x, dx);
             match add {

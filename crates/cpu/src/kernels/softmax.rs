@@ -97,6 +97,13 @@ pub(super) fn sum_exp<T: Float, const FMA: bool>(row: &[T], offset: T) -> T {
     sum_lanes(sums)
 }
 
+#[inline(always)]
+fn biased<T: Float, const FMA: bool>(row: &mut [T], scale: T, bias: &[T], mask: &[T]) {
+    for ((s, &bias), &mask) in row.iter_mut().zip(bias).zip(mask) {
+        *s = s.mul_add::<FMA>(scale, bias) + mask;
+    }
+}
+
 simd! {
     /// In place p = exp(scale·s - m)/Σ with m the row's maximum, and lse = m + ln Σ: the logarithm of the sum of the
     /// exponentials of the scaled scores. `scale` must be positive.
@@ -124,6 +131,76 @@ simd! {
         assert_eq!(scores.len(), lse.len() * cols, "softmax_from_lse: ragged rows");
         for (row, &lse) in scores.chunks_exact_mut(cols).zip(lse) {
             exp_row::<T, FMA>(row, scale, lse);
+        }
+    }
+
+    /// As [`softmax_rows`], of scale·scores + bias + the mask of the row: row `i` has mask number `mask_of[i]`.
+    pub fn biased_softmax_rows<T, FMA>(
+        scores: &mut [T],
+        cols: usize,
+        scale: T,
+        bias: &[T],
+        masks: &[T],
+        mask_of: &[u32],
+        lse: &mut [T],
+    ) {
+        assert!(scores.len() == lse.len() * cols && scores.len() == bias.len(), "biased_softmax_rows: shapes");
+        assert!(mask_of.len() == lse.len(), "biased_softmax_rows: ragged rows");
+        for (block, scores) in scores.chunks_mut(ROWS * cols).enumerate() {
+            let first = block * ROWS;
+            let lse = &mut lse[first..first + scores.len() / cols];
+            let mut sums = [T::ONE; ROWS];
+            for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
+                let mask = &masks[mask_of[first + i] as usize * cols..][..cols];
+                let bias = &bias[(first + i) * cols..][..cols];
+                biased::<T, FMA>(row, scale, bias, mask);
+                lse[i] = max_of_row(row);
+                sums[i] = exp_row::<T, FMA>(row, T::ONE, lse[i]);
+                let inverse = T::ONE / sums[i];
+                for p in row {
+                    *p *= inverse;
+                }
+            }
+            for (lse, sum) in lse.iter_mut().zip(std::hint::black_box(&sums)) {
+                *lse += sum.ln();
+            }
+        }
+    }
+
+    /// In place p = exp(scale·s + bias + mask - lse)/Σ. In exact arithmetic Σ is 1, but scores may be as large as 100, and then
+    /// as many digits of p are lost as their logarithm has.
+    pub fn biased_softmax_from_lse<T, FMA>(
+        scores: &mut [T],
+        cols: usize,
+        scale: T,
+        bias: &[T],
+        masks: &[T],
+        mask_of: &[u32],
+        lse: &[T],
+    ) {
+        assert!(scores.len() == lse.len() * cols && scores.len() == bias.len(), "biased_softmax_from_lse: shapes");
+        assert!(mask_of.len() == lse.len(), "biased_softmax_from_lse: ragged rows");
+        for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
+            let mask = &masks[mask_of[i] as usize * cols..][..cols];
+            biased::<T, FMA>(row, scale, &bias[i * cols..][..cols], mask);
+            let inverse = T::ONE / exp_row::<T, FMA>(row, T::ONE, lse[i]);
+            for p in row {
+                *p *= inverse;
+            }
+        }
+    }
+
+    /// In place dp = p·(dp - Σ p·dp) over each row; and acc += dp. The sum is taken of these very numbers, so that a row of the
+    /// result sums to zero as nearly as it can.
+    pub fn softmax_grad_acc<T, FMA>(p: &[T], dp: &mut [T], cols: usize, acc: &mut [T]) {
+        assert!(p.len() == dp.len() && p.len() == acc.len(), "softmax_grad_acc: shapes differ");
+        let rows = p.chunks_exact(cols).zip(dp.chunks_exact_mut(cols)).zip(acc.chunks_exact_mut(cols));
+        for ((p, dp), acc) in rows {
+            let delta = sum_pairs(p, dp, |p, dp| p * dp);
+            for ((dp, &p), acc) in dp.iter_mut().zip(p).zip(acc) {
+                *dp = p * (*dp - delta);
+                *acc += *dp;
+            }
         }
     }
 
@@ -185,6 +262,43 @@ mod tests {
                 softmax_rows(&mut p, cols, SCALE, &mut lse);
                 assert_close(&p, &want, 1e-14, "p in double precision");
                 assert_close(&lse, &want_lse, 1e-14, "lse in double precision");
+            }
+        });
+    }
+
+    #[test]
+    fn biased_rows_are_those_of_biased_scores() {
+        at_every_level(|level| {
+            for cols in [5, 64, 65] {
+                let (scores, bias) = (noise(4, R * cols, 90.0), noise(5, R * cols, 16.0));
+                let mut masks = vec![0.0; 2 * cols];
+                masks[cols..cols + 3].fill(-100.0);
+                let mask_of: Vec<u32> = (0..R as u32).map(|row| row % 2).collect();
+                let biased = |i: usize| {
+                    let (row, column) = (i / cols, i % cols);
+                    scores[i] * SCALE + bias[i] + masks[mask_of[row] as usize * cols + column]
+                };
+                let sums: Vec<f64> = (0..scores.len()).map(|i| biased(i) / SCALE).collect();
+                let (want, want_lse) = reference(&sums, cols);
+                let (mut p, mut lse) = (scores.clone(), vec![0.0; R]);
+                biased_softmax_rows(&mut p, cols, SCALE, &bias, &masks, &mask_of, &mut lse);
+                assert_close(&p, &want, 1e-13, &format!("p of {cols} columns, {level:?}"));
+                assert_close(&lse, &want_lse, 1e-13, &format!("lse of {cols} columns, {level:?}"));
+
+                // What an inexact logarithm would do to all of a row is undone.
+                let (mut again, off): (_, Vec<f64>) =
+                    (scores.clone(), lse.iter().map(|l| l + 1e-3).collect());
+                biased_softmax_from_lse(&mut again, cols, SCALE, &bias, &masks, &mask_of, &off);
+                assert_close(&again, &want, 1e-13, &format!("from lse, {cols} columns, {level:?}"));
+
+                let (mut ds, mut delta, mut acc) =
+                    (noise(6, R * cols, 1.0), vec![0.0; R], vec![1.0; R * cols]);
+                let mut plain = ds.clone();
+                row_dot(&p, &plain, cols, &mut delta);
+                softmax_grad(&p, &mut plain, cols, &delta, 1.0);
+                softmax_grad_acc(&p, &mut ds, cols, &mut acc);
+                assert_close(&ds, &plain, 1e-14, "gradient");
+                assert_close(&acc, &plain.iter().map(|d| d + 1.0).collect::<Vec<_>>(), 1e-14, "sum");
             }
         });
     }

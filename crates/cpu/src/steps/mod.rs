@@ -8,12 +8,15 @@ mod channels;
 mod conv;
 mod linear;
 mod loss;
+mod maps;
+mod position_bias;
 mod random;
 mod reduce;
 mod resize;
 mod rows;
 mod tokens;
 mod update;
+mod windows;
 mod wire;
 
 use crate::executor::{Bound, Operand};
@@ -79,6 +82,13 @@ pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
                 let sums = if sum { reduce::partial_elements(&input(0).shape) } else { 0 };
                 attention::backward_scratch(input(0), heads, threads).max(sums)
             }
+            Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. } => {
+                windows::scratch_elements(&node.op, input(0), threads)
+            }
+            Op::PositionBias { .. } | Op::PositionBiasGrad { .. } => {
+                position_bias::scratch_elements(&node.op, input(2), threads)
+            }
+            Op::NormAddGrad { .. } => 2 * reduce::partial_elements(&input(0).shape),
             Op::LinearGradX { gelu: true } => linear::bias_scratch(&graph.ty(node.outputs[0]).shape),
             Op::LayerNormGrad { sum, .. } => {
                 (2 + usize::from(sum)) * reduce::partial_elements(&input(0).shape)
@@ -151,6 +161,15 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
                     reduce::column_sums(cx, cx.output(0), cx.output(1).data, None);
                 }
             }
+            Op::WindowAttention { heads, windows } => windows::forward(cx, *heads, *windows),
+            Op::WindowAttentionGrad { heads, windows } => windows::backward(cx, *heads, *windows),
+            Op::PositionBias { window, pretrained } => position_bias::forward(cx, *window, *pretrained),
+            Op::PositionBiasGrad { window, pretrained } => position_bias::backward(cx, *window, *pretrained),
+            Op::NormAdd { eps, drop } => maps::norm_add(cx, *eps, *drop),
+            Op::NormAddGrad { drop } => reduce::norm_add_grad(cx, *drop),
+            Op::MergePatches => maps::merge_patches(cx),
+            Op::SplitPatches { .. } => maps::split_patches(cx),
+            Op::Reshape { .. } => maps::reshape(cx),
             Op::Drop { rate, site, per } => random::drop(cx, *rate, *site, *per),
             Op::Add => rows::add(cx),
             Op::Scale { factor } => rows::scale(cx, *factor),

@@ -3,8 +3,9 @@
 use super::Context;
 use crate::kernels::Float;
 use graph::Header;
-use graph::op::Per;
+use graph::op::{PathDrop, Per};
 use graph::random::{Stream, drop_threshold};
+use std::ops::Range;
 
 /// The draws of one random op for sample `b` of the micro-batch.
 pub fn stream(header: &Header, site: u32, b: usize) -> Stream {
@@ -19,6 +20,20 @@ pub fn mask_row<T: Float>(stream: &Stream, token: u32, threshold: u32, scale: T,
             *value = if word < threshold { T::ZERO } else { *value * scale };
         }
     }
+}
+
+/// What stochastic depth multiplies the branch of sample `b` with.
+pub fn path_factor<T: Float>(header: &Header, drop: Option<PathDrop>, b: usize) -> T {
+    let Some(PathDrop { rate, site }) = drop else { return T::ONE };
+    let dropped = stream(header, site, b).word() < drop_threshold(rate);
+    if dropped { T::ZERO } else { T::from_f64(1.0 / (1.0 - rate)) }
+}
+
+/// Cuts a range of rows where samples end: (sample, its rows in the range).
+pub fn by_sample(rows: Range<usize>, sample_rows: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let size = sample_rows.max(1);
+    let samples = rows.start / size..rows.end.div_ceil(size);
+    samples.map(move |b| (b, (b * size).max(rows.start)..((b + 1) * size).min(rows.end)))
 }
 
 /// # Safety

@@ -2,10 +2,12 @@
 //! the parts are added in order, so that the result depends on the shapes alone.
 
 use super::Context;
+use super::random::{by_sample, path_factor};
 use crate::executor::Operand;
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use graph::Shape;
+use graph::op::PathDrop;
 
 /// Parts that rows are cut into.
 const PARTS: usize = 16;
@@ -139,6 +141,33 @@ pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: boo
         for (i, out) in cx.step.outputs[1..].iter().enumerate() {
             join(cx, rows, cols, width, i * cols..(i + 1) * cols, out.data, None);
         }
+    }
+}
+
+pub unsafe fn norm_add_grad<T: Float>(cx: &Context<'_, T>, drop: Option<PathDrop>) {
+    let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
+    let sample_rows = rows / cx.input(0).shape.0[0].max(1);
+    // SAFETY: a parameter, only read.
+    let gamma = unsafe { cx.input(3).data.read() };
+    by_parts(cx, (rows, cols), 2 * cols, |part, partial| {
+        let (dgamma, dbeta) = partial.split_at_mut(cols);
+        for (b, r) in by_sample(part, sample_rows) {
+            let wide = r.start * cols..r.end * cols;
+            let factor = path_factor(cx.header, drop, b);
+            // SAFETY: parts don't overlap, and inputs and output don't either.
+            unsafe {
+                let of_rows = |i: usize| cx.input(i).data.part(r.clone()).read();
+                let of_wide = |i: usize| cx.input(i).data.part(wide.clone()).read();
+                let dy = cx.output(0).data.part(wide.clone()).write();
+                let (y, mean, rstd, dout) = (of_wide(0), of_rows(1), of_rows(2), of_wide(4));
+                kernels::norm_add_grad(y, mean, rstd, gamma, dout, factor, dy, dgamma, dbeta);
+            }
+        }
+    });
+    // SAFETY: passed on to the caller.
+    unsafe {
+        join(cx, rows, cols, 2 * cols, 0..cols, cx.output(1).data, None);
+        join(cx, rows, cols, 2 * cols, cols..2 * cols, cx.output(2).data, None);
     }
 }
 

@@ -139,13 +139,13 @@ impl Builder {
             [loss] = self.push("loss", Op::Add, &[loss, weighted]);
         }
         for (value, name) in [(main, "head"), (loss, "loss"), (stats, "loss.stats")] {
-            self.rename(value, name);
+            self.take_name(value, name);
         }
         (loss, stats)
     }
 
     /// Gives a value the name that others look for it by; whoever has it swaps with it.
-    fn rename(&mut self, value: ValueId, name: &str) {
+    fn take_name(&mut self, value: ValueId, name: &str) {
         let values = &mut self.graph.values;
         let before = std::mem::take(&mut values[value.index()].name);
         if let Some(other) = values.iter_mut().find(|v| v.name == name) {

@@ -1,6 +1,6 @@
 //! Backward rules: from the gradients of an op's outputs to ops that give those of its inputs.
 
-use super::dense;
+use super::{dense, windows};
 use crate::graph::{At, Graph, GraphError, Node, Phase, ValueId};
 use crate::op::Op;
 use crate::types::Shape;
@@ -80,7 +80,8 @@ pub fn backward(
             if let Some(grads) = dense::backward(&mut emit, node, dy, wants)? {
                 return Ok(grads);
             }
-            return Err(GraphError::NoBackward { layer: node.layer.clone(), op: other.name() });
+            return windows::backward(&mut emit, node, dy)?
+                .ok_or_else(|| GraphError::NoBackward { layer: node.layer.clone(), op: other.name() });
         }
     }
     Ok(grads)

@@ -1,6 +1,6 @@
 //! What an op costs: floating-point operations and bytes moved, before any cache.
 
-use super::dense;
+use super::{dense, windows};
 use crate::op::{Lane, Op};
 use crate::types::Type;
 use serde::Serialize;
@@ -61,7 +61,10 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
         Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
         Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
-        _ => dense::flops(op, inputs, outputs).unwrap_or(written),
+        _ => {
+            let known = dense::flops(op, inputs, outputs).or_else(|| windows::flops(op, inputs));
+            known.unwrap_or(written)
+        }
     };
     Cost { flops, bytes: bytes as f64 }
 }

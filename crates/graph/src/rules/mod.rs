@@ -4,3 +4,4 @@ pub mod backward;
 pub mod cost;
 mod dense;
 pub mod shape;
+mod windows;

@@ -1,6 +1,6 @@
 //! Shape rules: from the types of an op's inputs to those of its outputs, or the reason why not.
 
-use super::dense;
+use super::{dense, windows};
 use crate::op::{CHOICES, Op};
 use crate::types::{DType, Shape, Type};
 
@@ -146,7 +146,10 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Inferred {
             shaped(inputs[2], [3], "control")?;
             Ok(vec![inputs[0].clone()])
         }
-        _ => dense::infer(op, inputs).unwrap_or_else(|| infer_exchange(op, inputs)),
+        _ => {
+            let inferred = dense::infer(op, inputs).or_else(|| windows::infer(op, inputs));
+            inferred.unwrap_or_else(|| infer_exchange(op, inputs))
+        }
     }
 }
 
@@ -347,7 +350,7 @@ fn arity(op: &Op, given: usize) -> Result<(), String> {
         Op::GeluGrad { .. } | Op::Add | Op::Accumulate | Op::Advance => one(2),
         Op::LossScale { .. } => one(2),
         Op::Prepare { .. } => 3..=4,
-        _ => dense::arity(op).unwrap_or(one(1)),
+        _ => dense::arity(op).unwrap_or_else(|| one(windows::arity(op).unwrap_or(1))),
     };
     if range.contains(&given) {
         return Ok(());

@@ -4,7 +4,7 @@ use super::origin::{Log, Origin};
 use super::raw::Raw;
 use crate::error::TrainError;
 use graph::Group;
-use models::vit::Vit;
+use models::Network;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -44,6 +44,9 @@ pub struct Groups {
     pub layer_decay: Option<f64>,
     /// Blocks of the model.
     pub depth: usize,
+    /// Blocks of each of its stages; one stage, or none said, has blocks without a stage in their names.
+    #[serde(default)]
+    pub stages: Vec<usize>,
     /// Parameters that don't decay, beside the usual ones.
     pub no_decay: Vec<String>,
     /// Whether biases, norms, the class token and positions are left alone, as is usual.
@@ -59,10 +62,21 @@ impl Groups {
         Group { lr_scale: scale * layer, decays: !excluded && !usual }
     }
 
+    /// The number of a parameter's block, through all stages. Patches are merged in the first block of a stage.
+    fn block(&self, name: &str) -> Option<usize> {
+        let number = |text: &str| text.split('.').next()?.parse::<usize>().ok();
+        if let Some(rest) = name.strip_prefix("blocks.") {
+            return number(rest);
+        }
+        let (stage, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        let before: usize = self.stages.get(..stage.parse().ok()?)?.iter().sum();
+        let block = rest.strip_prefix("blocks.").map_or(Some(0), number)?;
+        Some(before + block)
+    }
+
     /// Layers above this parameter's: the embedding is layer 0, block i is i + 1, the head and what precedes it depth + 1.
     fn height(&self, name: &str) -> usize {
-        let block =
-            name.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        let block = self.block(name);
         let embedding = ["cls_token", "pos_embed", "patch_embed"].iter().any(|part| matches(part, name));
         let layer = match block {
             Some(i) => i.saturating_add(1),
@@ -73,9 +87,12 @@ impl Groups {
     }
 }
 
-/// Weights of linear layers and convolutions, by name: those of norms are vectors.
+/// Weights of linear layers and convolutions, by name: those of norms are vectors. The network that makes position biases (Swin
+/// V2) is left alone whole, as its authors have it.
 fn is_matrix(name: &str) -> bool {
-    let Some(owner) = name.strip_suffix(".weight") else { return false };
+    let Some(owner) = name.strip_suffix(".weight").filter(|name| !name.contains(".cpb_mlp.")) else {
+        return false;
+    };
     let owner = owner.rsplit('.').next().unwrap_or(owner);
     !owner.contains("norm") && owner != "bn"
 }
@@ -114,8 +131,8 @@ fn glob(pattern: &[u8], name: &[u8]) -> bool {
 const NOTHING: &str = "none";
 
 impl Raw {
-    pub(super) fn groups(&self, vit: &Vit, log: &mut Log) -> Result<Groups, TrainError> {
-        let names = models::names::expected(vit);
+    pub(super) fn groups(&self, network: &Network, log: &mut Log) -> Result<Groups, TrainError> {
+        let names = network.expected();
         let known = |pattern: &str| names.iter().any(|(name, _)| matches(pattern, name));
         let no_such = "matches no parameter of this model; they are named like blocks.0.attn.qkv.weight";
         if let Some(scale) = self.lr_scale.iter().find(|scale| !known(&scale.pattern)) {
@@ -134,7 +151,8 @@ impl Raw {
         Ok(Groups {
             lr_scale: self.lr_scale.clone(),
             layer_decay: self.layer_decay,
-            depth: vit.depth,
+            depth: network.stages().iter().sum(),
+            stages: network.stages(),
             usual_exclusions: no_decay.len() == self.no_decay.len(),
             no_decay,
         })
@@ -144,18 +162,22 @@ impl Raw {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::vit::Pool;
+    use models::vit::{Pool, Vit};
 
     fn groups(raw: Raw) -> Groups {
-        let vit = Vit::named("vit-ti/4", 32, 3, 10).unwrap();
-        raw.groups(&vit, &mut Log::default()).unwrap()
+        of_model("vit-ti/4", 32, raw)
+    }
+
+    fn of_model(name: &str, image: usize, raw: Raw) -> Groups {
+        let network = Network::named(name, image, 3, 10).unwrap();
+        raw.groups(&network, &mut Log::default()).unwrap()
     }
 
     #[test]
     fn by_default_matrices_decay_and_nothing_else() {
         for pool in [Pool::ClassToken, Pool::Mean] {
             let vit = Vit { pool, ..Vit::named("vit-nano/4", 32, 3, 10).unwrap() };
-            let groups = Raw::default().groups(&vit, &mut Log::default()).unwrap();
+            let groups = Raw::default().groups(&Network::Vit(vit.clone()), &mut Log::default()).unwrap();
             let model = vit.build(1, graph::Loss::default(), graph::DType::F32).unwrap();
             assert!(model.train.states.len() > 50);
             for state in &model.train.states {
@@ -191,6 +213,25 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_a_swin_count_through_its_stages() {
+        let groups = of_model("swinv2-ti/w8", 256, Raw { layer_decay: Some(0.5), ..Raw::default() });
+        for (name, height, decays) in [
+            ("head.fc.weight", 0, true),
+            ("norm.weight", 0, false),
+            ("layers.3.blocks.1.mlp.fc2.weight", 1, true),
+            ("layers.1.blocks.0.attn.qkv.weight", 10, true),
+            ("layers.1.downsample.reduction.weight", 10, true),
+            ("layers.0.blocks.0.attn.q_bias", 12, false),
+            ("layers.0.blocks.0.attn.logit_scale", 12, false),
+            ("layers.0.blocks.0.attn.cpb_mlp.2.weight", 12, false),
+            ("patch_embed.proj.weight", 13, true),
+            ("patch_embed.norm.weight", 13, false),
+        ] {
+            assert_eq!(groups.group(name), Group { lr_scale: 0.5f64.powi(height), decays }, "{name}");
+        }
+    }
+
+    #[test]
     fn decay_can_be_kept_from_more_or_from_none() {
         let head = groups(Raw { no_decay: vec!["head".into()], ..Raw::default() });
         assert!(!head.group("head.weight").decays && !head.group("head.bias").decays);
@@ -201,8 +242,8 @@ mod tests {
 
     #[test]
     fn a_pattern_that_matches_nothing_is_refused() {
-        let vit = Vit::named("vit-ti/4", 32, 3, 10).unwrap();
-        let message = |raw: Raw| raw.groups(&vit, &mut Log::default()).unwrap_err().to_string();
+        let network = Network::named("vit-ti/4", 32, 3, 10).unwrap();
+        let message = |raw: Raw| raw.groups(&network, &mut Log::default()).unwrap_err().to_string();
         let scale = LrScale { pattern: "block.*".into(), factor: 2.0 };
         let text = message(Raw { lr_scale: vec![scale], ..Raw::default() });
         assert!(text.starts_with("--lr-scale block.*=2: matches no parameter"), "{text}");

@@ -10,7 +10,8 @@ use super::whole::steps_per_epoch;
 use crate::deepspeed::Setting;
 use crate::error::TrainError;
 use data::{Split, Synthetic};
-use models::vit::Vit;
+use models::Network;
+use models::vit::Pool;
 use std::path::PathBuf;
 
 /// The defaults of a first run: a small ViT that learns the synthetic set in about a minute on two cores.
@@ -77,12 +78,12 @@ impl Raw {
         let Arithmetic { device, precision, residual, loss_scale } = self.arithmetic(log)?;
         let threads = at_least_one("threads", log.pick("threads", self.threads, available_threads()))?;
         let source = self.source()?;
-        let (model, vit) = self.vit(&source, facts, log)?;
+        let (model, network) = self.network(&source, facts, log)?;
         let data = self.data(source, facts, threads, log)?;
         let batch = self.batch(world, log)?;
-        holdable(&model, &vit, batch.micro)?;
+        holdable(&model, &network, batch.micro)?;
         let (augmentation, label_smoothing) =
-            self.augmentation(&data.source, vit.image, vit.channels, log)?;
+            self.augmentation(&data.source, network.image(), network.channels(), log)?;
         if augmentation.mixes() && !batch.micro.is_multiple_of(2) {
             let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
             return Err(TrainError::setting("batch-size", batch.micro, why));
@@ -90,7 +91,7 @@ impl Raw {
         let length = self.length(data.train_images(), batch.total, log)?;
         let (optimizer, lr) = self.optimizer(log)?;
         let schedule = self.schedule(lr, length, log)?;
-        let groups = self.groups(&vit, log)?;
+        let groups = self.groups(&network, log)?;
         let (out, resume) = self.folders(log)?;
         if self.no_checkpoints && resume.is_some() {
             let why = "a run that goes on keeps checkpoints, so that it can go on again";
@@ -102,7 +103,7 @@ impl Raw {
             schema: SCHEMA,
             model,
             class_names: vec![],
-            vit,
+            network,
             data,
             augmentation,
             world,
@@ -156,7 +157,12 @@ impl Raw {
         Ok(self.deterministic)
     }
 
-    fn vit(&self, source: &Source, facts: &Facts, log: &mut Log) -> Result<(String, Vit), TrainError> {
+    fn network(
+        &self,
+        source: &Source,
+        facts: &Facts,
+        log: &mut Log,
+    ) -> Result<(String, Network), TrainError> {
         let model = log.pick("model", self.model.clone(), DEFAULT_MODEL.to_string());
         let image = log.pick("image-size", self.image_size, source.image_size());
         let channels = log.pick("channels", self.channels, facts.channels);
@@ -169,16 +175,40 @@ impl Raw {
             let why = format!("the data has {} classes, more than the head could tell apart", facts.classes);
             return Err(TrainError::setting("classes", classes, why));
         }
-        let mut vit = Vit::named(&model, image, channels, classes)?;
-        vit.pool = self.pool.unwrap_or(vit.pool);
-        vit.dropout = self.dropout.unwrap_or(0.0);
-        vit.attention_dropout = self.attention_dropout.unwrap_or(0.0);
-        vit.drop_path = self.drop_path.unwrap_or(0.0);
-        vit.check(&model)?;
+        let mut network = Network::named(&model, image, channels, classes)?;
+        self.vary(&mut network)?;
+        network.check(&model)?;
         log.typed("dropout", self.dropout);
         log.typed("attention-dropout", self.attention_dropout);
         log.typed("drop-path", self.drop_path);
-        Ok((model, vit))
+        Ok((model, network))
+    }
+
+    /// Pooling and rates as typed, where the family has them.
+    fn vary(&self, network: &mut Network) -> Result<(), TrainError> {
+        let (dropout, drop_path) = (self.dropout.unwrap_or(0.0), self.drop_path.unwrap_or(0.0));
+        match network {
+            Network::Vit(vit) => {
+                vit.pool = self.pool.unwrap_or(vit.pool);
+                vit.attention_dropout = self.attention_dropout.unwrap_or(0.0);
+                (vit.dropout, vit.drop_path) = (dropout, drop_path);
+            }
+            Network::Swin(swin) => {
+                if let Some(rate) = self.attention_dropout.filter(|rate| *rate != 0.0) {
+                    let why = "a Swin V2 has no dropout of attention probabilities";
+                    return Err(TrainError::setting("attention-dropout", rate, why));
+                }
+                if self.pool == Some(Pool::ClassToken) {
+                    return Err(TrainError::setting(
+                        "pool",
+                        "",
+                        "a Swin V2 has no class token; it pools by the mean",
+                    ));
+                }
+                (swin.dropout, swin.drop_path) = (dropout, drop_path);
+            }
+        }
+        Ok(())
     }
 
     fn data(&self, source: Source, facts: &Facts, threads: usize, log: &mut Log) -> Result<Data, TrainError> {
@@ -303,23 +333,16 @@ impl Raw {
     }
 }
 
-/// Refuses sizes that no memory holds, before anything multiplies them: their products might not fit a number either.
-fn holdable(model: &str, vit: &Vit, batch: usize) -> Result<(), TrainError> {
-    let size = |n: usize| n as f64;
-    let tokens = (size(vit.image) / size(vit.patch)).powi(2) + 1.0;
-    let activations = size(vit.depth) * tokens * (size(vit.heads) * tokens + 8.0 * size(vit.mlp));
-    let image = size(vit.channels) * size(vit.image).powi(2);
-    let weights =
-        size(vit.width) * (size(vit.classes) + size(vit.channels) * size(vit.patch).powi(2) + tokens);
-    let values = size(batch) * (activations + image + size(vit.classes)) + weights;
-    if values < MOST_VALUES {
+/// Refuses sizes that no memory holds.
+fn holdable(model: &str, network: &Network, batch: usize) -> Result<(), TrainError> {
+    if network.numbers(batch) < MOST_VALUES {
         return Ok(());
     }
     Err(TrainError::TooLarge {
         model: model.to_string(),
-        image: vit.image,
-        channels: vit.channels,
-        classes: vit.classes,
+        image: network.image(),
+        channels: network.channels(),
+        classes: network.classes(),
         batch,
     })
 }

@@ -11,7 +11,7 @@ use crate::schedule::Schedule;
 use data::Split;
 use data::synthetic::SyntheticSpec;
 use graph::{Group, Optimizer, Recompute};
-use models::vit::Vit;
+use models::Network;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -28,7 +28,8 @@ pub struct Resolved {
     pub model: String,
     /// In the order of the labels; filled in when the data is opened.
     pub class_names: Vec<String>,
-    pub vit: Vit,
+    #[serde(alias = "vit")]
+    pub network: Network,
     pub data: Data,
     pub augmentation: Augmentation,
     /// Ranks.
@@ -185,7 +186,7 @@ impl Resolved {
             Split::Test => self.data.facts.test_images,
         };
         let (classes, channels) = (self.data.facts.classes, self.data.facts.channels);
-        SyntheticSpec { split, len, image_size: self.vit.image, channels, classes, seed: self.seed }
+        SyntheticSpec { split, len, image_size: self.network.image(), channels, classes, seed: self.seed }
     }
 
     /// The record; fails if a path can't be written as text.

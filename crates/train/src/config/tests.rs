@@ -167,13 +167,13 @@ fn cifar() -> Raw {
 #[test]
 fn the_data_decides_what_was_not_typed() {
     let run = cifar().resolve(&CIFAR, 1).unwrap();
-    assert_eq!((run.vit.classes, run.vit.image, run.steps_per_epoch), (100, 32, 782));
+    assert_eq!((run.network.classes(), run.network.image(), run.steps_per_epoch), (100, 32, 782));
     let folder = Raw { data: Some("folder:/d".into()), model: Some("vit-ti/16".into()), ..Raw::default() };
-    assert_eq!(folder.resolve(&CIFAR, 1).unwrap().vit.image, 224);
+    assert_eq!(folder.resolve(&CIFAR, 1).unwrap().network.image(), 224);
     let tenth = Raw { data_fraction: Some(0.1), ..cifar() }.resolve(&CIFAR, 1).unwrap();
     assert_eq!((tenth.data.train_images(), tenth.steps_per_epoch), (5_000, 79));
     let wide = Raw { classes: Some(1000), ..cifar() }.resolve(&CIFAR, 1).unwrap();
-    assert_eq!((wide.vit.classes, wide.data.facts.classes), (1000, 100));
+    assert_eq!((wide.network.classes(), wide.data.facts.classes), (1000, 100));
 
     let refused = |raw: Raw| raw.resolve(&CIFAR, 1).unwrap_err().to_string();
     assert_eq!(

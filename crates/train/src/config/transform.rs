@@ -1,11 +1,11 @@
 //! Augmentation as the loader does it.
 
 use super::augmentation::{Augmentation, Geometry, Interpolation};
-use models::vit::Vit;
+use models::Network;
 
 impl Augmentation {
     /// What training images go through on their way to a model.
-    pub fn training(&self, vit: &Vit) -> data::Transform {
+    pub fn training(&self, network: &Network) -> data::Transform {
         data::Transform {
             geometry: self.train.into(),
             flip: self.flip,
@@ -13,14 +13,19 @@ impl Augmentation {
             erase: self.erase,
             mixup: self.mixup,
             cutmix: self.cutmix,
-            ..self.evaluation(vit)
+            ..self.evaluation(network)
         }
     }
 
     /// What images to be judged go through: nothing random.
-    pub fn evaluation(&self, vit: &Vit) -> data::Transform {
-        let plain =
-            data::Transform::evaluation(vit.image, None, &self.mean, &self.std, self.interpolation.into());
+    pub fn evaluation(&self, network: &Network) -> data::Transform {
+        let plain = data::Transform::evaluation(
+            network.image(),
+            None,
+            &self.mean,
+            &self.std,
+            self.interpolation.into(),
+        );
         data::Transform { geometry: self.eval.into(), ..plain }
     }
 }

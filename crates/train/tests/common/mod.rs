@@ -2,7 +2,10 @@
 #![allow(dead_code)]
 
 use cpu::{Executor, Float, Options, Which};
-use graph::{DType, Group, Header, Loss, Optimizer, Program, Recompute, Settings, compile};
+use graph::{
+    DType, GraphError, Group, Header, Loss, Model, Optimizer, Program, Recompute, Settings, compile,
+};
+use models::swin::Swin;
 use models::vit::Vit;
 
 pub const HEADER: Header =
@@ -44,10 +47,29 @@ pub fn weight(name: &str, shape: &[usize], i: usize) -> f64 {
     } else if name.ends_with(".weight") {
         let fan_in: usize = shape[1..].iter().product();
         u * (3.0 / fan_in as f64).sqrt() * 0.8
+    } else if name.ends_with(".logit_scale") {
+        2.0 + u
     } else {
         0.05 * u
     };
     f64::from(value as f32)
+}
+
+/// A model of any family.
+pub trait Network {
+    fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError>;
+}
+
+impl Network for Vit {
+    fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+        Vit::build(self, batch, loss, dtype)
+    }
+}
+
+impl Network for Swin {
+    fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+        Swin::build(self, batch, loss, dtype)
+    }
 }
 
 /// How a model is run in a test.
@@ -72,11 +94,11 @@ impl Setup {
         }
     }
 
-    pub fn program(&self, vit: &Vit) -> Program {
-        self.program_in(vit, DType::F32)
+    pub fn program(&self, network: &dyn Network) -> Program {
+        self.program_in(network, DType::F32)
     }
 
-    fn program_in(&self, vit: &Vit, dtype: DType) -> Program {
+    fn program_in(&self, network: &dyn Network, dtype: DType) -> Program {
         let settings = Settings {
             optimizer: self.optimizer,
             max_grad_norm: None,
@@ -88,16 +110,16 @@ impl Setup {
             exchange: None,
             scratch: &cpu::scratch(self.threads),
         };
-        let program = compile(vit.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
+        let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
             plan.check().unwrap_or_else(|error| panic!("{}: {error}", plan.name));
         }
         program
     }
 
-    pub fn executor<T: Float>(&self, vit: &Vit) -> Executor<T> {
+    pub fn executor<T: Float>(&self, network: &dyn Network) -> Executor<T> {
         let dtype = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
-        Executor::new(self.program_in(vit, dtype), Options::alone(self.threads, 1)).unwrap()
+        Executor::new(self.program_in(network, dtype), Options::alone(self.threads, 1)).unwrap()
     }
 }
 

@@ -15,7 +15,7 @@ use train::config::{
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h [default: vit-nano/4]
+    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of ti, s, b, l [default: vit-nano/4]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// Side of the square images, in pixels [default: 32, or 224 for folders]

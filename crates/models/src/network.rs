@@ -1,0 +1,116 @@
+//! A model of any family: what the rest of the program needs to know of it.
+
+use crate::names;
+use crate::swin::{Swin, SwinError};
+use crate::vit::{Vit, VitError};
+use graph::{DType, GraphError, Loss, Model};
+use serde::{Deserialize, Serialize};
+
+/// Fields tell the families apart in records.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Network {
+    Vit(Vit),
+    Swin(Swin),
+}
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum NetworkError {
+    #[error(
+        "unknown model '{0}': a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8"
+    )]
+    Unknown(String),
+    #[error(transparent)]
+    Vit(#[from] VitError),
+    #[error(transparent)]
+    Swin(#[from] SwinError),
+}
+
+impl Network {
+    /// Decodes a name such as `vit-b/16` or `swinv2-b/w8`, for square images.
+    pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Network, NetworkError> {
+        match name.to_ascii_lowercase().split_once('-') {
+            Some(("vit", _)) => Ok(Network::Vit(Vit::named(name, image, channels, classes)?)),
+            Some(("swinv2", _)) => Ok(Network::Swin(Swin::named(name, [image; 2], channels, classes)?)),
+            _ => Err(NetworkError::Unknown(name.to_string())),
+        }
+    }
+
+    pub fn check(&self, model: &str) -> Result<(), NetworkError> {
+        match self {
+            Network::Vit(vit) => Ok(vit.check(model)?),
+            Network::Swin(swin) => Ok(swin.check(model)?),
+        }
+    }
+
+    /// The graphs of training and evaluation for batches of `batch` images.
+    pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+        match self {
+            Network::Vit(vit) => vit.build(batch, loss, dtype),
+            Network::Swin(swin) => swin.build(batch, loss, dtype),
+        }
+    }
+
+    /// Side of the square images that it is trained on, in pixels.
+    pub fn image(&self) -> usize {
+        match self {
+            Network::Vit(vit) => vit.image,
+            Network::Swin(swin) => swin.image[0],
+        }
+    }
+
+    pub fn channels(&self) -> usize {
+        match self {
+            Network::Vit(vit) => vit.channels,
+            Network::Swin(swin) => swin.channels,
+        }
+    }
+
+    pub fn classes(&self) -> usize {
+        match self {
+            Network::Vit(vit) => vit.classes,
+            Network::Swin(swin) => swin.classes,
+        }
+    }
+
+    /// Blocks of each stage; a ViT has one stage.
+    pub fn stages(&self) -> Vec<usize> {
+        match self {
+            Network::Vit(vit) => vec![vit.depth],
+            Network::Swin(swin) => swin.depths.to_vec(),
+        }
+    }
+
+    /// Every parameter with its shape, canonically named.
+    pub fn expected(&self) -> Vec<(String, Vec<usize>)> {
+        match self {
+            Network::Vit(vit) => names::expected(vit),
+            Network::Swin(swin) => swin.parameters(),
+        }
+    }
+
+    /// About as many numbers as a step of `batch` images has at hand: for refusing what no memory holds, before anything is
+    /// multiplied that might not fit a number.
+    pub fn numbers(&self, batch: usize) -> f64 {
+        let size = |n: usize| n as f64;
+        let image = size(self.channels()) * size(self.image()).powi(2);
+        let (activations, weights) = match self {
+            Network::Vit(vit) => {
+                let tokens = (size(vit.image) / size(vit.patch)).powi(2) + 1.0;
+                let block = tokens * (size(vit.heads) * tokens + 8.0 * size(vit.mlp));
+                let pixels = size(vit.channels) * size(vit.patch).powi(2);
+                (size(vit.depth) * block, size(vit.width) * (size(vit.classes) + pixels + tokens))
+            }
+            Network::Swin(swin) => {
+                let tokens = image / size(swin.channels) / 16.0;
+                let pixels = 16.0 * size(swin.channels);
+                let blocks = size(swin.depths.iter().sum());
+                (
+                    blocks * tokens * 40.0 * size(swin.width),
+                    size(swin.width) * (8.0 * size(swin.classes) + pixels),
+                )
+            }
+        };
+        size(batch) * (activations + image + size(self.classes())) + weights
+    }
+}

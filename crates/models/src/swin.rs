@@ -1,0 +1,316 @@
+//! Swin Transformer V2 (Liu et al., 2022, figure 1), with timm's numerics, initial values, padding and names.
+//!
+//! Legend: B batch, h and w rows and columns of a feature map, C channels, T tokens in a window.
+
+use graph::build::{CosineAttention, Linear};
+use graph::op::Pooling;
+use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId, Windows};
+use serde::{Deserialize, Serialize};
+
+const EPS: f64 = 1e-5;
+/// Side of a patch, in pixels.
+const PATCH: usize = 4;
+/// Width of the MLP over that of its block.
+const MLP_RATIO: usize = 4;
+/// Every linear layer but the patch embedding.
+const WEIGHT: Init = Init::TruncatedNormal { std: 0.02 };
+
+/// Everything that decides the shape of a Swin V2 and of each of its parameters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Swin {
+    /// Rows and columns of the input image, in pixels.
+    pub image: [usize; 2],
+    pub channels: usize,
+    pub classes: usize,
+    /// C of the first stage; each further one has twice as much.
+    pub width: usize,
+    /// Blocks of each stage.
+    pub depths: [usize; 4],
+    pub heads: [usize; 4],
+    /// Side of a window, in tokens. A stage whose map is smaller has windows of the map's size.
+    pub window: usize,
+    /// Sides of the windows that the position bias of each stage was learned for, if they were others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pretrained: Option<[usize; 4]>,
+    /// Rate of element dropout after the attention projection and both MLP layers.
+    pub dropout: f64,
+    /// Stochastic depth at the last block; grows linearly from zero at the first.
+    pub drop_path: f64,
+}
+
+/// Section 3.5 of the paper, with heads of 32 channels. (name, width, depths, heads)
+const SIZES: [(&str, usize, [usize; 4], [usize; 4]); 4] = [
+    ("ti", 96, [2, 2, 6, 2], [3, 6, 12, 24]),
+    ("s", 96, [2, 2, 18, 2], [3, 6, 12, 24]),
+    ("b", 128, [2, 2, 18, 2], [4, 8, 16, 32]),
+    ("l", 192, [2, 2, 18, 2], [6, 12, 24, 48]),
+];
+
+/// The image sizes that windows were pre-trained at: the published models. (window, pixels)
+const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 384)];
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum SwinError {
+    #[error(
+        "unknown model '{0}': a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of ti, s, b, l, such as swinv2-ti/w8, or \
+         swinv2-b/w12to16 for windows of 16 pre-trained with 12"
+    )]
+    Unknown(String),
+    #[error("{model}: patch {PATCH} doesn't divide the {}×{} image", image[0], image[1])]
+    Patch { model: String, image: [usize; 2] },
+    #[error(
+        "{model}: the {}×{} image has {}×{} tokens, fewer than one window of {window}×{window} or less than {LEAST}×{LEAST}",
+        image[0], image[1], image[0] / PATCH, image[1] / PATCH
+    )]
+    Small { model: String, image: [usize; 2], window: usize },
+    #[error("{model}: {what} must be at least 1")]
+    Empty { model: String, what: &'static str },
+    #[error("{model}: {what} is {rate}, but a rate lies in 0 ≤ rate < 1")]
+    Rate { model: String, what: &'static str, rate: f64 },
+}
+
+/// Tokens along a side that leave one for the last stage.
+const LEAST: usize = 8;
+
+impl Swin {
+    /// Decodes a name such as `swinv2-b/w8`, or `swinv2-b/w12to16`.
+    pub fn named(name: &str, image: [usize; 2], channels: usize, classes: usize) -> Result<Swin, SwinError> {
+        let unknown = || SwinError::Unknown(name.to_string());
+        let lower = name.to_ascii_lowercase();
+        let (size, windows) =
+            lower.strip_prefix("swinv2-").and_then(|n| n.split_once("/w")).ok_or_else(unknown)?;
+        let number = |text: &str| text.parse::<usize>().map_err(|_| unknown());
+        let (window, pretrained) = match windows.split_once("to") {
+            Some((before, now)) => {
+                let before = number(before)?;
+                let pixels = PRETRAINED.iter().find(|p| p.0 == before).ok_or_else(unknown)?.1;
+                let map = |stage: usize| (pixels / PATCH) >> stage;
+                (number(now)?, Some([0, 1, 2, 3].map(|stage| before.min(map(stage)))))
+            }
+            None => (number(windows)?, None),
+        };
+        let &(_, width, depths, heads) = SIZES.iter().find(|s| s.0 == size).ok_or_else(unknown)?;
+        let (dropout, drop_path) = (0.0, 0.0);
+        let swin =
+            Swin { image, channels, classes, width, depths, heads, window, pretrained, dropout, drop_path };
+        swin.check(name)?;
+        Ok(swin)
+    }
+
+    /// Refuses sizes no image or head can have, with `model` as the name to complain about.
+    pub fn check(&self, model: &str) -> Result<(), SwinError> {
+        let (model, image, window) = (model.to_string(), self.image, self.window);
+        for (what, size) in [
+            ("the window", window),
+            ("the number of channels", self.channels),
+            ("the number of classes", self.classes),
+        ] {
+            if size == 0 {
+                return Err(SwinError::Empty { model, what });
+            }
+        }
+        for (what, rate) in [("dropout", self.dropout), ("drop path", self.drop_path)] {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(SwinError::Rate { model, what, rate });
+            }
+        }
+        if image.iter().any(|side| !side.is_multiple_of(PATCH)) {
+            return Err(SwinError::Patch { model, image });
+        }
+        if image.iter().any(|side| side / PATCH < window.max(LEAST)) {
+            return Err(SwinError::Small { model, image, window });
+        }
+        Ok(())
+    }
+
+    /// The graphs of training and evaluation for batches of `batch` images. `loss` is that of training; evaluation
+    /// neither smooths nor mixes.
+    pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+        let key = Key { batch, height: self.image[0], width: self.image[1] };
+        let train = self.graph(Builder::new(dtype, true), batch, loss, dtype)?;
+        let eval = self.graph(Builder::new(dtype, false), batch, Loss::default(), dtype)?;
+        Ok(Model { train, eval, key })
+    }
+
+    /// Every parameter with its shape, in the order of the forward pass.
+    pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
+        // What is wrong with a model's sizes, building it says.
+        let model = self.build(1, Loss::default(), DType::F32);
+        let states = model.map(|model| model.train.states).unwrap_or_default();
+        states.into_iter().map(|state| (state.name, state.ty.shape.0)).collect()
+    }
+
+    /// The classifier, from images to logits and loss.
+    fn graph(&self, mut b: Builder, batch: usize, loss: Loss, dtype: DType) -> Result<Graph, GraphError> {
+        let [height, width] = self.image;
+        let images = b.input("images", dtype, [batch, self.channels, height, width]);
+        let targets = b.targets([batch], loss.mixed);
+
+        let [.., x] = self.stages(&mut b, images);
+        let y = b.layer_norm("norm", x, EPS);
+        let [b_, h, w, c] = [0, 1, 2, 3].map(|axis| b.shape(y).0.get(axis).copied().unwrap_or(1));
+        let tokens = b.reshape(y, [b_, h * w, c]);
+        let pooled = b.pool(tokens, Pooling::Mean); // (B,C)
+        let head = Linear { name: "fc", out: self.classes, weight: WEIGHT, bias: Init::Zeros };
+        let logits = b.scope("head", |b| b.linear(pooled, head));
+        b.rename(logits, "head");
+        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
+        b.finish(&[loss, stats, logits])
+    }
+
+    /// What each of the four stages gives, (B,h,w,C): a quarter of the image's rows and columns and C channels, then always
+    /// half the rows and columns and twice the channels.
+    pub fn stages(&self, b: &mut Builder, images: ValueId) -> [ValueId; 4] {
+        let mut x = self.embed(b, images);
+        std::array::from_fn(|stage| {
+            b.scope(&format!("layers.{stage}"), |b| {
+                if stage > 0 {
+                    let merged = b.scope("downsample", |b| self.merge(b, x, stage));
+                    x = b.border(merged);
+                }
+                for i in 0..self.depths[stage] {
+                    let y = b.scope(&format!("blocks.{i}"), |b| self.block(b, x, stage, i));
+                    x = b.border(y);
+                }
+            });
+            x
+        })
+    }
+
+    /// Patches of 4×4 pixels, linearly projected and normalised.
+    fn embed(&self, b: &mut Builder, images: ValueId) -> ValueId {
+        let [h, w] = self.image.map(|side| side / PATCH);
+        let fan_in = (self.channels * PATCH * PATCH) as f64;
+        let init = Init::Uniform { bound: (1.0 / fan_in).sqrt() };
+        let proj = Linear { name: "proj", out: self.width, weight: init, bias: init };
+        let x = b.scope("patch_embed", |b| {
+            let patches = b.patch_embedding(images, PATCH, proj);
+            let batch = b.shape(patches).0.first().copied().unwrap_or(1);
+            let map = b.reshape(patches, [batch, h, w, self.width]);
+            b.layer_norm("norm", map, EPS)
+        });
+        b.border(x)
+    }
+
+    /// Patch merging: 2×2 tokens become one of twice the channels.
+    fn merge(&self, b: &mut Builder, x: ValueId, stage: usize) -> ValueId {
+        let x = b.merge_patches(x);
+        let out = self.width << stage;
+        let x =
+            b.linear_without_bias(x, Linear { name: "reduction", out, weight: WEIGHT, bias: Init::Zeros });
+        b.layer_norm("norm", x, EPS)
+    }
+
+    /// x + norm(attention(x)), then x + norm(MLP(x)). Norms start at zero, and so every block as the identity.
+    fn block(&self, b: &mut Builder, x: ValueId, stage: usize, i: usize) -> ValueId {
+        let before: usize = self.depths[..stage].iter().sum();
+        let last = self.depths.iter().sum::<usize>() - 1;
+        let drop_path = self.drop_path * (before + i) as f64 / last.max(1) as f64;
+
+        let y = b.scope("attn", |b| self.attention(b, x, stage, i));
+        let x = b.add_norm("norm1", x, y, EPS, drop_path, Init::Zeros);
+
+        let y = b.scope("mlp", |b| self.mlp(b, x));
+        b.add_norm("norm2", x, y, EPS, drop_path, Init::Zeros)
+    }
+
+    fn attention(&self, b: &mut Builder, x: ValueId, stage: usize, i: usize) -> ValueId {
+        let (heads, windows) = (self.heads[stage], self.windows(stage, i % 2 == 1));
+        let pretrained = self.pretrained.map(|sides| [sides[stage]; 2]);
+        let y = b.window_attention(x, &CosineAttention { heads, windows, pretrained, weight: WEIGHT });
+        let out = b.shape(x).last();
+        let y = b.linear(y, Linear { name: "proj", out, weight: WEIGHT, bias: Init::Zeros });
+        b.dropout(y, self.dropout)
+    }
+
+    fn mlp(&self, b: &mut Builder, x: ValueId) -> ValueId {
+        let c = b.shape(x).last();
+        let layer = |name, out| Linear { name, out, weight: WEIGHT, bias: Init::Zeros };
+        let y = b.linear(x, layer("fc1", MLP_RATIO * c));
+        let y = b.gelu(y);
+        let y = b.dropout(y, self.dropout);
+        let y = b.linear(y, layer("fc2", c));
+        b.dropout(y, self.dropout)
+    }
+
+    /// The windows of a stage. Along a side on which the map is no larger than a window there is nothing to shift. As in timm, a
+    /// stage's size for this is rounded down at every halving, while its map is rounded up.
+    fn windows(&self, stage: usize, shifted: bool) -> Windows {
+        let map = self.image.map(|side| (side / PATCH) >> stage);
+        let size = map.map(|side| side.min(self.window));
+        let shift = map.map(|side| if shifted && side > self.window { self.window / 2 } else { 0 });
+        Windows { size, shift }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn swin(name: &str, image: [usize; 2]) -> Swin {
+        Swin::named(name, image, 3, 1000).unwrap()
+    }
+
+    #[test]
+    fn parameter_counts_are_timms() {
+        let count = |name, side| {
+            let model = swin(name, [side; 2]).build(1, Loss::default(), DType::F32).unwrap();
+            model.train.states.iter().map(|s| s.ty.shape.count()).sum::<usize>()
+        };
+        assert_eq!(count("swinv2-ti/w8", 256), 28_347_154);
+        assert_eq!(count("swinv2-s/w16", 256), 49_728_418);
+        assert_eq!(count("swinv2-b/w8", 256), 87_918_816);
+        assert_eq!(count("swinv2-l/w12to24", 384), 196_739_932);
+    }
+
+    #[test]
+    fn windows_shrink_with_the_map_and_stay_where_they_fill_it() {
+        let windows = |swin: &Swin, stage| {
+            let Windows { size, shift } = swin.windows(stage, true);
+            (size, shift)
+        };
+        let square = swin("swinv2-ti/w8", [256; 2]);
+        assert_eq!(windows(&square, 2), ([8, 8], [4, 4]));
+        assert_eq!(windows(&square, 3), ([8, 8], [0, 0]));
+        assert_eq!(square.windows(0, false).shift, [0, 0]);
+        let odd = swin("swinv2-ti/w8", [200, 304]);
+        assert_eq!(windows(&odd, 2), ([8, 8], [4, 4]));
+        assert_eq!(windows(&odd, 3), ([6, 8], [0, 4]));
+        assert_eq!(windows(&swin("swinv2-ti/w16", [256; 2]), 3), ([8, 8], [0, 0]));
+    }
+
+    #[test]
+    fn stages_halve_maps_rounding_up() {
+        let mut b = Builder::new(DType::F32, false);
+        let images = b.input("images", DType::F32, [2, 3, 200, 304]);
+        let stages = swin("swinv2-ti/w8", [200, 304]).stages(&mut b, images);
+        let shapes = stages.map(|stage| b.shape(stage).0.clone());
+        let expected = [[2, 50, 76, 96], [2, 25, 38, 192], [2, 13, 19, 384], [2, 7, 10, 768]];
+        assert_eq!(shapes, expected.map(|shape| shape.to_vec()));
+        b.finish(&stages).unwrap();
+    }
+
+    #[test]
+    fn names_say_what_windows_were_before() {
+        assert_eq!(swin("swinv2-b/w12to16", [256; 2]).pretrained, Some([12, 12, 12, 6]));
+        assert_eq!(swin("SwinV2-B/w12to24", [384; 2]).window, 24);
+        assert_eq!(swin("swinv2-ti/w16to8", [256; 2]).pretrained, Some([16, 16, 16, 8]));
+    }
+
+    #[test]
+    fn bad_names_and_sizes_are_refused_in_one_line() {
+        let message = |name, image| Swin::named(name, image, 3, 10).unwrap_err().to_string();
+        for name in
+            ["swinv2-xl/w8", "swinv2-ti", "swinv2-ti/8", "swinv2-ti/wx", "swinv2-b/w7to16", "swin-ti/w7"]
+        {
+            assert!(message(name, [256; 2]).starts_with(&format!("unknown model '{name}'")), "{name}");
+        }
+        assert_eq!(message("swinv2-ti/w0", [256; 2]), "swinv2-ti/w0: the window must be at least 1");
+        let odd = message("swinv2-ti/w8", [256, 250]);
+        assert_eq!(odd, "swinv2-ti/w8: patch 4 doesn't divide the 256×250 image");
+        assert_eq!(
+            message("swinv2-ti/w16", [64, 32]),
+            "swinv2-ti/w16: the 64×32 image has 16×8 tokens, fewer than one window of 16×16 or less than 8×8"
+        );
+    }
+}
