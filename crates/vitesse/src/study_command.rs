@@ -16,6 +16,7 @@ use study::engine::{self, End};
 use study::grid::{self, Planned};
 use study::presets;
 use study::results::{FORMAT, Platform};
+use study::serve::{self, Server};
 use study::spec::{Asked, Study};
 use study::store::{self, Plan, Store};
 use train::machine::Machine;
@@ -28,7 +29,7 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
     if place.launcher != Launcher::Nothing {
         bail!("a study starts its ranks itself: run it without {}, and see --launcher", place.launcher);
     }
-    let (json, retry) = (args.json, args.retry_failed);
+    let (json, retry, live) = (args.json, args.retry_failed, args.serve);
     let store = match &args.resume {
         Some(folder) => Store::resume(folder, VERSION)?,
         None => {
@@ -44,6 +45,12 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
     };
     if retry {
         store.forget_failures()?;
+    }
+    let server = live.map(|address| Server::start(address.unwrap_or(serve::DEFAULT), &store.folder));
+    // Answers until the study ends.
+    let server = server.transpose()?;
+    if let Some(server) = &server {
+        eprintln!("live page: {}", server.url());
     }
     measure(&store, json)
 }
@@ -125,7 +132,7 @@ fn measure(store: &Store, json: bool) -> anyhow::Result<ExitCode> {
         }
         End::Done(results) => {
             show::results(&results);
-            println!("results in {}", folder.display());
+            println!("results in {}; open {}", folder.display(), folder.join("report.html").display());
             Ok(ended(&results))
         }
     }

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use comm::Choice;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use study::spec::{Asked, Experiment, Launch};
 
@@ -14,7 +15,7 @@ pub struct StudyArgs {
     /// Go on with the study in this folder
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
-    /// Folder for points/, results.json and results.csv; a study that was interrupted there goes on [default: studies/NAME]
+    /// Folder for points/, results.json, results.csv, report.html and report.md; a study that was interrupted there goes on [default: studies/NAME]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     pub out: Option<PathBuf>,
     /// Run failed runs again
@@ -35,6 +36,9 @@ pub struct StudyArgs {
     /// What legends call this machine [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub platform: Option<String>,
+    /// Show the points that are done on a live page, at ADDR [default: 127.0.0.1:8420]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, require_equals = true)]
+    pub serve: Option<Option<SocketAddr>>,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
