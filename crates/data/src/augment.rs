@@ -15,7 +15,7 @@
 
 mod affine;
 mod beta;
-mod check;
+pub(crate) mod check;
 mod choice;
 mod colour;
 mod finish;

@@ -14,7 +14,7 @@ impl Transform {
     pub fn check(&self) -> Result<(), DataError> {
         within("size", self.size, 1..=MAX_SIZE)?;
         within("channels", self.channels, 1..=MAX_SIZE)?;
-        self.check_normalisation()?;
+        normalisation(&self.mean, &self.std, self.channels)?;
         self.check_geometry()?;
         probability("flip", self.flip)?;
         probability("erase", self.erase)?;
@@ -23,22 +23,6 @@ impl Transform {
         }
         alpha("mixup", self.mixup)?;
         alpha("cutmix", self.cutmix)
-    }
-
-    fn check_normalisation(&self) -> Result<(), DataError> {
-        for (setting, values) in [("mean", &self.mean), ("std", &self.std)] {
-            let (found, channels) = (values.len(), self.channels);
-            if found != channels {
-                return refuse(setting, format!("{found} values for {channels} channels"));
-            }
-            if let Some(value) = values.iter().find(|x| !x.is_finite()) {
-                return refuse(setting, format!("{value} is not a number to normalise with"));
-            }
-        }
-        match self.std.iter().find(|&&x| x <= 0.0) {
-            Some(value) => refuse("std", format!("must be above 0; {value} was given")),
-            None => Ok(()),
-        }
     }
 
     fn check_geometry(&self) -> Result<(), DataError> {
@@ -66,7 +50,24 @@ impl Transform {
     }
 }
 
-fn refuse(setting: &'static str, problem: String) -> Result<(), DataError> {
+/// Refuses what no channel can be normalised with.
+pub(crate) fn normalisation(mean: &[f32], std: &[f32], channels: usize) -> Result<(), DataError> {
+    for (setting, values) in [("mean", mean), ("std", std)] {
+        let found = values.len();
+        if found != channels {
+            return refuse(setting, format!("{found} values for {channels} channels"));
+        }
+        if let Some(value) = values.iter().find(|x| !x.is_finite()) {
+            return refuse(setting, format!("{value} is not a number to normalise with"));
+        }
+    }
+    match std.iter().find(|&&x| x <= 0.0) {
+        Some(value) => refuse("std", format!("must be above 0; {value} was given")),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn refuse(setting: &'static str, problem: String) -> Result<(), DataError> {
     Err(DataError::Setting { setting, problem })
 }
 

@@ -1,6 +1,7 @@
 //! What is done to an image and its mask on the way to a model: settings, and their check.
 
 use crate::DataError;
+use crate::augment::check::{normalisation, refuse};
 use std::ops::RangeInclusive;
 
 /// As in the training recipes of mmsegmentation: resize, cut, mirror, distort colours, normalise, pad. Nothing checks it
@@ -90,28 +91,8 @@ impl MaskTransform {
                 return refuse(setting, format!("must lie in 0 to 1; {value} was given"));
             }
         }
-        self.check_normalisation()
+        normalisation(&self.mean, &self.std, self.channels)
     }
-
-    fn check_normalisation(&self) -> Result<(), DataError> {
-        for (setting, values) in [("mean", &self.mean), ("std", &self.std)] {
-            let (found, channels) = (values.len(), self.channels);
-            if found != channels {
-                return refuse(setting, format!("{found} values for {channels} channels"));
-            }
-            if let Some(value) = values.iter().find(|x| !x.is_finite()) {
-                return refuse(setting, format!("{value} is not a number to normalise with"));
-            }
-        }
-        match self.std.iter().find(|&&x| x <= 0.0) {
-            Some(value) => refuse("std", format!("must be above 0; {value} was given")),
-            None => Ok(()),
-        }
-    }
-}
-
-fn refuse(setting: &'static str, problem: String) -> Result<(), DataError> {
-    Err(DataError::Setting { setting, problem })
 }
 
 /// Width and height of an image once it fits into a box of a longer and a shorter side, as mmcv counts: whole pixels,
