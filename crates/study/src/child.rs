@@ -19,7 +19,9 @@ pub const STDERR: &str = "stderr.log";
 pub fn command(program: &Path, launch: &Launch, planned: &Planned, folder: &Path) -> Result<Command, String> {
     let mut words: Vec<OsString> = vec!["train".into()];
     words.extend(planned.options.iter().map(OsString::from));
-    words.extend(["--out".into(), folder.into(), "--no-checkpoints".into(), "--json".into()]);
+    // Of a run that is measured, every step is like the others.
+    words.extend(["--out".into(), folder.into()]);
+    words.extend(["--no-checkpoints", "--no-breakdown", "--json"].map(OsString::from));
     let mut hosts = hosts_of(launch, planned)?;
     if !hosts.names.is_empty() {
         let line = |name: &String| format!("{name} slots={}\n", hosts.ranks_each);
@@ -306,7 +308,7 @@ mod tests {
 
     #[test]
     fn ranks_are_started_in_the_way_that_is_asked_for() {
-        let train = "/bin/vitesse train --threads 1 --out OUT --no-checkpoints --json";
+        let train = "/bin/vitesse train --threads 1 --out OUT --no-checkpoints --no-breakdown --json";
         assert_eq!(words(&Launch::default(), 2, 1).unwrap(), format!("{train} --ranks 2"));
         let mpi = Launch { comm: Some("mpi".into()), ..Launch::default() };
         assert_eq!(words(&mpi, 2, 1).unwrap(), format!("{train} --ranks 2 --comm mpi"));

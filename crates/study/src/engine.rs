@@ -3,10 +3,12 @@
 use crate::child::{self, Ended};
 use crate::error::StudyError;
 use crate::grid::Planned;
+use crate::lines::Line;
 use crate::measure;
 use crate::report;
 use crate::results::{FORMAT, Outcome, Point, Results, Run};
 use crate::store::{self, RESULTS, Store};
+use crate::tail::last_lines;
 use crate::{csv, summary};
 use std::fs;
 use std::path::Path;
@@ -117,6 +119,9 @@ fn clear(folder: &Path) -> Result<(), StudyError> {
     fs::create_dir_all(folder).map_err(StudyError::io(folder))
 }
 
+/// Bytes that hold the last line of a run's metrics.
+const TAIL: u64 = 4096;
+
 /// The steps that a run has made, by its metrics.
 struct Follow {
     metrics: std::path::PathBuf,
@@ -129,8 +134,9 @@ impl Follow {
             return None;
         }
         self.looked = Instant::now();
-        let lines: Vec<measure::Line> = measure::read_lines(&self.metrics).ok()?;
-        lines.last().map(|line| line.step + 1)
+        // Little of it, so that looking takes nothing from what is measured.
+        let last = last_lines(&self.metrics, TAIL).pop()?;
+        serde_json::from_str::<Line>(&last).ok().map(|line| line.step + 1)
     }
 }
 

@@ -56,7 +56,7 @@ pub trait Resolve {
 const WARMUP: u64 = 3;
 
 /// Options that a study sets itself.
-const OWN: [&str; 19] = [
+const OWN: [&str; 20] = [
     "--ranks",
     "--comm",
     "--hostfile",
@@ -64,6 +64,7 @@ const OWN: [&str; 19] = [
     "--resume",
     "--json",
     "--no-checkpoints",
+    "--no-breakdown",
     "--no-account",
     "--max-restarts",
     "--batch-size",

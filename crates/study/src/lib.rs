@@ -7,6 +7,7 @@ pub mod engine;
 mod error;
 pub mod grid;
 pub mod limiter;
+mod lines;
 mod measure;
 pub mod presets;
 pub mod report;
@@ -18,6 +19,7 @@ pub mod spec;
 pub mod stats;
 pub mod store;
 mod summary;
+mod tail;
 #[cfg(test)]
 mod testing;
 

@@ -1,47 +1,10 @@
 //! From what a run wrote to what it measured.
 
 use crate::grid::Planned;
+use crate::lines::{Line, RankLine, read_lines};
 use crate::results::{Epoch, Measured, Parts};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use std::fs;
 use std::path::Path;
-
-/// A line of `metrics.jsonl`: a step, or an evaluation.
-#[derive(Deserialize)]
-pub(crate) struct Line {
-    pub step: u64,
-    epoch: u64,
-    loss: Option<f64>,
-    top1: Option<f64>,
-    images_per_second: Option<f64>,
-    seconds: Option<f64>,
-    compute_seconds: Option<f64>,
-    exchange_seconds: Option<f64>,
-    wait_seconds: Option<f64>,
-    data_seconds: Option<f64>,
-    optimizer_seconds: Option<f64>,
-    idle_seconds: Option<f64>,
-    hidden_exchange_seconds: Option<f64>,
-    cpu_seconds: Option<f64>,
-    eval_loss: Option<f64>,
-    eval_top1: Option<f64>,
-    eval_miou: Option<f64>,
-}
-
-/// A line of `ranks.jsonl`.
-#[derive(Deserialize)]
-struct RankLine {
-    step: u64,
-    rank: usize,
-    compute: f64,
-    exchange: f64,
-    wait: f64,
-    data: f64,
-    optimizer: f64,
-    idle: f64,
-    hidden_exchange: f64,
-}
 
 /// What `vitesse train --json` says at its end, as far as it is needed.
 #[derive(Deserialize)]
@@ -90,7 +53,7 @@ pub fn measured(
     let total: f64 = step_seconds.iter().sum();
     let images: f64 = counted.iter().map(|line| line.images().round()).sum();
     let ranks = match planned.settings.ranks {
-        1 => vec![mean(&counted.iter().map(|line| line.parts()).collect::<Vec<_>>())],
+        1 => vec![mean(&counted.iter().filter_map(|line| line.parts()).collect::<Vec<_>>())],
         n => of_ranks(read_lines(&folder.join("ranks.jsonl"))?, n, planned.warmup)?,
     };
     let worked: Option<f64> = counted.iter().map(|line| line.cpu_seconds).sum();
@@ -116,41 +79,12 @@ pub fn measured(
     })
 }
 
-impl Line {
-    fn images(&self) -> f64 {
-        self.images_per_second.unwrap_or(0.0) * self.seconds.unwrap_or(0.0)
-    }
-
-    fn parts(&self) -> Parts {
-        let seconds = |x: Option<f64>| x.unwrap_or(0.0);
-        Parts {
-            compute: seconds(self.compute_seconds),
-            exchange: seconds(self.exchange_seconds),
-            wait: seconds(self.wait_seconds),
-            data: seconds(self.data_seconds),
-            optimizer: seconds(self.optimizer_seconds),
-            idle: seconds(self.idle_seconds),
-            hidden: seconds(self.hidden_exchange_seconds),
-        }
-    }
-}
-
-/// Whole lines of a file; one that is still being written is left out.
-pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
-    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
-    let read = |line| serde_json::from_str(line).map_err(|e| format!("{}: {e}", path.display()));
-    whole.lines().map(read).collect()
-}
-
 fn of_ranks(lines: Vec<RankLine>, ranks: usize, warmup: u64) -> Result<Vec<Parts>, String> {
     let mut of = vec![Vec::new(); ranks];
     for line in lines.into_iter().filter(|line| line.step >= warmup) {
-        let RankLine {
-            rank, compute, exchange, wait, data, optimizer, idle, hidden_exchange: hidden, ..
-        } = line;
+        let rank = line.rank;
         let mine = of.get_mut(rank).ok_or(format!("ranks.jsonl tells of a rank {rank} among {ranks}"))?;
-        mine.push(Parts { compute, exchange, wait, data, optimizer, idle, hidden });
+        mine.push(line.parts());
     }
     match of.iter().position(Vec::is_empty) {
         Some(rank) => Err(format!("ranks.jsonl has nothing of rank {rank}")),
@@ -207,6 +141,7 @@ fn curve(lines: &[Line]) -> Vec<Epoch> {
 mod tests {
     use super::*;
     use crate::testing::{planned, point};
+    use std::fs;
     use std::path::PathBuf;
 
     /// Two ranks, two epochs of three steps of 8 images, the last of an epoch half full; the first two steps are warm-up.

@@ -4,7 +4,6 @@
 mod http;
 mod live;
 mod run;
-mod tail;
 
 use http::{Request, Response};
 use live::Live;

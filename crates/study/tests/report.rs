@@ -1,27 +1,12 @@
 //! What a report says equals what was measured, and nothing that was given to it gets out of its place.
 
+mod common;
+
+use common::Folder;
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
 use study::results::{Estimate, Flag, Kind, Outcome, Results};
 use study::{report, sample};
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn unescaped(text: &str) -> String {
     let pairs = [

@@ -1,8 +1,9 @@
 //! A training run as its files tell it: `metrics.jsonl`, `ranks.jsonl`, `config.json`.
 
-use super::tail::{Follower, last_lines};
+use crate::lines::{Line, RankLine};
 use crate::report::live::{Curve, Rank};
 use crate::results::Parts;
+use crate::tail::{Follower, last_lines};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -12,40 +13,6 @@ const MOST: usize = 400;
 const TAIL: u64 = 256 << 10;
 /// Lines of the log.
 const LOG: usize = 12;
-
-/// A line of `metrics.jsonl`: a step or an evaluation.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Line {
-    step: u64,
-    epoch: u64,
-    loss: Option<f64>,
-    lr: Option<f64>,
-    images_per_second: Option<f64>,
-    top1: Option<f64>,
-    eval_loss: Option<f64>,
-    eval_top1: Option<f64>,
-    compute_seconds: Option<f64>,
-    exchange_seconds: Option<f64>,
-    wait_seconds: Option<f64>,
-    data_seconds: Option<f64>,
-    optimizer_seconds: Option<f64>,
-    idle_seconds: Option<f64>,
-    hidden_exchange_seconds: Option<f64>,
-}
-
-/// A line of `ranks.jsonl`.
-#[derive(Deserialize)]
-struct RankLine {
-    rank: usize,
-    compute: f64,
-    exchange: f64,
-    wait: f64,
-    data: f64,
-    optimizer: f64,
-    idle: f64,
-    hidden_exchange: f64,
-}
 
 /// What a page needs of `config.json`.
 #[derive(Default, Deserialize)]
@@ -145,7 +112,7 @@ impl Run {
         if self.log.len() >= LOG {
             self.log.remove(0);
         }
-        self.log.push(line.text());
+        self.log.push(text(line));
     }
 
     /// Where the time of the last steps went, rank by rank.
@@ -153,9 +120,7 @@ impl Run {
         let lines = last_lines(&self.folder.join("ranks.jsonl"), TAIL);
         let mut ranks: Vec<Rank> = vec![];
         for line in lines.iter().filter_map(|line| serde_json::from_str::<RankLine>(line).ok()) {
-            let RankLine { rank, compute, exchange, wait, data, optimizer, idle, hidden_exchange: hidden } =
-                line;
-            add(&mut ranks, rank, Parts { compute, exchange, wait, data, optimizer, idle, hidden });
+            add(&mut ranks, line.rank, line.parts());
         }
         if ranks.is_empty() {
             // A run of one rank has its times beside its losses.
@@ -185,38 +150,22 @@ fn add(ranks: &mut Vec<Rank>, rank: usize, parts: Parts) {
     sum.hidden += parts.hidden;
 }
 
-impl Line {
-    fn parts(&self) -> Option<Parts> {
-        Some(Parts {
-            compute: self.compute_seconds?,
-            exchange: self.exchange_seconds?,
-            wait: self.wait_seconds?,
-            data: self.data_seconds?,
-            optimizer: self.optimizer_seconds?,
-            idle: self.idle_seconds?,
-            hidden: self.hidden_exchange_seconds?,
-        })
-    }
-
-    fn text(&self) -> String {
-        let Line { step, epoch, .. } = self;
-        match (self.eval_loss, self.loss) {
-            (Some(loss), _) => {
-                let top1 =
-                    self.eval_top1.map_or(String::new(), |top1| format!(" · top-1 {:.2}%", 100.0 * top1));
-                format!("epoch {epoch} · held out: loss {loss:.4}{top1}")
-            }
-            (None, Some(loss)) => {
-                let lr = self.lr.map_or(String::new(), |lr| format!(" · lr {lr:.2e}"));
-                let rate =
-                    self.images_per_second.map_or(String::new(), |rate| format!(" · {rate:.0} images/s"));
-                format!("epoch {epoch} · step {step} · loss {loss:.4}{lr}{rate}")
-            }
-            _ => format!("epoch {epoch} · step {step}"),
+/// For the log.
+fn text(line: &Line) -> String {
+    let Line { step, epoch, .. } = line;
+    match (line.eval_loss, line.loss) {
+        (Some(loss), _) => {
+            let top1 = line.eval_top1.map_or(String::new(), |top1| format!(" · top-1 {:.2}%", 100.0 * top1));
+            format!("epoch {epoch} · held out: loss {loss:.4}{top1}")
         }
+        (None, Some(loss)) => {
+            let lr = line.lr.map_or(String::new(), |lr| format!(" · lr {lr:.2e}"));
+            let rate = line.images_per_second.map_or(String::new(), |rate| format!(" · {rate:.0} images/s"));
+            format!("epoch {epoch} · step {step} · loss {loss:.4}{lr}{rate}")
+        }
+        _ => format!("epoch {epoch} · step {step}"),
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,8 +2,11 @@
 //! from outside. `VITESSE_SHOTS=DIR` keeps pictures to look at.
 
 mod chromium;
+#[path = "../common/mod.rs"]
+mod common;
 
 use chromium::{Chromium, Page};
+use common::Folder;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,24 +15,6 @@ use study::{report, sample};
 
 const DESKTOP: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
-
-/// A folder that goes when the test ends.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn browser(folder: &Folder) -> Option<Chromium> {
     let Some(program) = chromium::program() else {

@@ -101,6 +101,8 @@ pub struct Raw {
     pub wire: Option<Wire>,
     /// Leave out the account of time.
     pub no_account: bool,
+    /// Leave out where the time went by kind of work, for which a GPU runs some steps otherwise than the rest.
+    pub no_breakdown: bool,
     /// Nothing that is measured decides how numbers are computed.
     pub deterministic: bool,
 }
@@ -126,7 +128,8 @@ impl Raw {
                 deepspeed epochs steps device precision residual recompute seed threads init resume
                 out checkpoint_every keep eval_every log_every trace trace_steps bucket_size wire;
             lists: mean std milestones lr_scale no_decay;
-            switches: skip_bad_images new_head balance no_account no_overlap deterministic no_checkpoints;
+            switches: skip_bad_images new_head balance no_account no_overlap deterministic no_checkpoints
+                no_breakdown;
         }
     }
 

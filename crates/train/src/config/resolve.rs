@@ -322,7 +322,7 @@ impl Raw {
     }
 
     fn breakdown(&self) -> bool {
-        self.breakdown_in_file() != Some(false)
+        !self.no_breakdown && self.breakdown_in_file() != Some(false)
     }
 
     fn breakdown_in_file(&self) -> Option<bool> {

@@ -259,6 +259,9 @@ pub struct OutputArgs {
     /// Don't measure where the time goes
     #[arg(long)]
     no_account: bool,
+    /// Don't tell at the end where the time went by kind of work; on a GPU all steps then run alike, where otherwise three run kernel by kernel
+    #[arg(long)]
+    no_breakdown: bool,
     /// Show curves, the account of time and the log on a live page, at ADDR [default: 127.0.0.1:8420]; needs --out
     #[arg(long, value_name = "ADDR", num_args = 0..=1)]
     pub serve: Option<Option<SocketAddr>>,
@@ -469,6 +472,7 @@ impl OutputArgs {
             checkpoint_every: self.checkpoint_every,
             keep: self.keep,
             no_checkpoints: self.no_checkpoints,
+            no_breakdown: self.no_breakdown,
             eval_every: self.eval_every,
             log_every: self.log_every,
             trace: self.trace,
