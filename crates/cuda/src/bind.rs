@@ -388,8 +388,11 @@ fn waiting(
     sums.into_iter().map(of).collect()
 }
 
+/// Whether anyone needs a value: a later step, whoever reads the plan's outputs, or, of a state, the next plan.
 fn is_needed(plan: &Plan, value: usize) -> bool {
-    plan.outputs.contains(&value) || plan.steps.iter().any(|step| step.inputs.contains(&value))
+    matches!(plan.values[value].place, Place::State(_))
+        || plan.outputs.contains(&value)
+        || plan.steps.iter().any(|step| step.inputs.contains(&value))
 }
 
 /// What is done at once, and the sums.

@@ -433,6 +433,15 @@ fn sums_that_nobody_needs_are_not_made() {
 }
 
 #[test]
+fn a_sum_that_is_a_state_is_made() {
+    let mut made = Made::new();
+    let (x, dx, sum) = (made.value(arena(0)), made.value(arena(128)), made.value(state(1)));
+    made.step(NORM, &[x], &[dx, sum]);
+    let bound = bind(&made.0, false).unwrap();
+    assert_eq!(bound.actions.last().unwrap().sums[0].out, STATES[1]);
+}
+
+#[test]
 fn a_sum_is_made_before_its_place_is_someones_working_memory() {
     let mut made = Made::new();
     let (x, dx, sum, y) =

@@ -26,7 +26,9 @@ struct Fake;
 
 /// The gradients that leave sums over rows in parts.
 fn leaves_parts(op: &Op) -> bool {
-    matches!(op, Op::LayerNormGrad { .. } | Op::AttentionGrad { .. } | Op::LinearGradX { gelu: true })
+    let with_others =
+        matches!(op, Op::LayerNormGrad { .. } | Op::AttentionGrad { .. } | Op::LinearGradX { gelu: true });
+    with_others || matches!(op, Op::ColumnSum { .. })
 }
 
 /// What is no sum is made at once, and parts of all sums are left.
@@ -196,8 +198,9 @@ fn sums(program: &Program, bound: &Bound) -> Vec<(String, u64)> {
     let states = program.states.iter().zip(offsets);
     let summed = states.filter(|(state, _)| matches!(state.role, Role::Gradient | Role::Statistic));
     let read = |(state, offset): (&graph::State, usize)| {
-        let mark = marks.read((STATES + offset as Address, state.ty.bytes() as u64), &state.name);
-        (state.name.clone(), mark)
+        let found = marks.read((STATES + offset as Address, state.ty.bytes() as u64), &state.name);
+        assert!(found != mark(&STATES), "nothing is written to {}", state.name);
+        (state.name.clone(), found)
     };
     summed.map(read).collect()
 }
