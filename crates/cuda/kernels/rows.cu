@@ -221,10 +221,13 @@ struct PartialSum {
 // Adds up the partial sums of many sums, each row by row in the same order. A block has 32 columns of one of them.
 __global__ void __launch_bounds__(1024) sum_parts(const PartialSum* sums, int count) {
     __shared__ float shared[32][33];
-    int own = 0;
-    for (int i = 1; i < count; i++) own += sums[i].block <= (int)blockIdx.x;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = 0;
+    for (int i = 1; i < count; i += 32) {
+        bool begun = i + lane < count && sums[i + lane].block <= (int)blockIdx.x;
+        own += __popc(__ballot_sync(0xffffffffu, begun));
+    }
     const PartialSum s = sums[own];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = (blockIdx.x - s.block) * 32;
+    int first = (blockIdx.x - s.block) * 32;
     float sum = 0.0f;
     if (first + lane < s.columns)
 #pragma unroll 8
@@ -251,6 +254,10 @@ __device__ constexpr int lanes_of(int columns, int most) {
     while (lanes < THREADS && lanes * most < columns) lanes *= 2;
     return lanes;
 }
+
+// Columns of a thread in the backward pass: as few as a warp for a row allows, since less is left to be added up then, and at most
+// what fits into registers.
+__device__ constexpr int backward_columns(int columns) { return columns <= 32 * 12 ? 12 : 24; }
 
 // The sums over the threads of a row. With more than a warp a row, every thread of the block must come here.
 template <int LANES, int N> __device__ __forceinline__ void row_sums(float (&x)[N]) {
@@ -354,7 +361,7 @@ template <typename X, typename DY, typename H, int C, bool ADD, bool HALF, bool 
 __global__ void __launch_bounds__(THREADS, 2)
 layer_norm_grad(const X* x, const float* mean, const float* rstd, const float* gamma, const DY* dy, const X* more, X* dx,
                 H* half, float* parts, int rows) {
-    constexpr int LANES = lanes_of(C, 24), GROUPS = THREADS / LANES, SUMS = SUM ? 3 : 2;
+    constexpr int LANES = lanes_of(C, backward_columns(C)), GROUPS = THREADS / LANES, SUMS = SUM ? 3 : 2;
     using S = Slice<C, LANES>;
     constexpr int V = S::V;
     // Registers don't hold the sums of dx beside the others. A thread keeps its own in shared memory, if that does.

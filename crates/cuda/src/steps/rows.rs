@@ -383,13 +383,15 @@ fn norm_rows(columns: usize, most: usize) -> usize {
     THREADS / columns.div_ceil(most).next_power_of_two().clamp(4, THREADS)
 }
 
-/// Columns of a thread, forward and backward.
+/// Columns of a thread, forward and backward: see `rows.cu`.
 const FORWARD: usize = 16;
-const BACKWARD: usize = 24;
+fn backward(columns: usize) -> usize {
+    if columns <= 32 * 12 { 12 } else { 24 }
+}
 
 /// Blocks of the backward pass, each with a row of partial sums.
 fn norm_parts(shape: &Shape) -> usize {
-    shape.rows().div_ceil(norm_rows(shape.last(), BACKWARD)).clamp(1, NORM_PARTS)
+    shape.rows().div_ceil(norm_rows(shape.last(), backward(shape.last()))).clamp(1, NORM_PARTS)
 }
 
 fn layer_norm(cx: &Context<'_>, eps: f64, add: bool) -> Result<Vec<Action>, CudaError> {
