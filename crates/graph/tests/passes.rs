@@ -339,6 +339,33 @@ fn the_bias_gradient_folds_into_norms_and_attention() {
     planned(&graph).check().unwrap();
 }
 
+#[test]
+fn a_gradient_that_passes_a_norm_by_is_added_by_the_norm() {
+    let build = |late: bool| {
+        let mut graph = Graph::default();
+        let at = At::new("block", Phase::Backward);
+        let [x, dy] = ["x", "dy"].map(|name| parameter(&mut graph, name, [2, 3, 4]));
+        let [mean, rstd] = ["mean", "rstd"].map(|name| parameter(&mut graph, name, [2, 3]));
+        let gamma = parameter(&mut graph, "gamma", [4]);
+        let norm = Op::LayerNormGrad { add: false, sum: false, half: None };
+        let other = |graph: &mut Graph| graph.push(Op::Gelu, &[x], &at).unwrap()[0];
+        let before = (!late).then(|| other(&mut graph));
+        let dx = graph.push(norm, &[x, mean, rstd, gamma, dy], &at).unwrap()[0];
+        let other = before.unwrap_or_else(|| other(&mut graph));
+        let sum = graph.push(Op::Add, &[other, dx], &at).unwrap()[0];
+        graph.outputs = vec![sum];
+        (peephole(graph), sum, other)
+    };
+    let (graph, sum, other) = build(false);
+    graph.check().unwrap();
+    assert_eq!(ops(&graph), ["gelu", "layer_norm_grad"]);
+    let norm = node(&graph, &Op::LayerNormGrad { add: true, sum: false, half: None });
+    assert_eq!((norm.outputs[0], norm.inputs[5]), (sum, other));
+    planned(&graph).check().unwrap();
+    // What is made only later can't be.
+    assert_eq!(ops(&build(true).0), ["layer_norm_grad", "gelu", "add"]);
+}
+
 // ---- recompute -------------------------------------------------------------------------------------------------
 
 fn recomputed(depth: usize) -> Graph {

@@ -1,6 +1,6 @@
 //! Epilogues after `differentiate`: a bias gradient folds into the op that makes what it sums (the backward op of a GELU, a norm
-//! or attention), a GELU's backward op into the product before it, and adding to the gradient so far into the product that
-//! makes the gradient.
+//! or attention), a GELU's backward op into the product before it, the gradient that passes a norm by into the norm's, and adding to
+//! the gradient so far into the product that makes the gradient.
 
 use super::fuse::remove;
 use crate::graph::{Graph, Node};
@@ -8,7 +8,35 @@ use crate::op::Op;
 use std::collections::HashSet;
 
 pub fn peephole(graph: Graph) -> Graph {
-    accumulate(gelu_product(bias(graph)))
+    accumulate(gelu_product(bias(residual(graph))))
+}
+
+/// What is normalised and goes on beside its norm, as a first block's input does, has a gradient of two parts; the norm's backward op adds
+/// the other to its own.
+fn residual(mut graph: Graph) -> Graph {
+    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let mut merged = HashSet::new();
+    for i in 0..graph.nodes.len() {
+        let Node { op: Op::Add, inputs, outputs, .. } = &graph.nodes[i] else { continue };
+        let sum = outputs[0];
+        for (dx, other) in [(inputs[0], inputs[1]), (inputs[1], inputs[0])] {
+            let only_here = consumers[dx.index()] == [i] && !graph.outputs.contains(&dx);
+            let Some(norm) = producers[dx.index()].filter(|_| only_here && dx != other) else { continue };
+            let is_there = producers[other.index()].is_some_and(|maker| maker < norm);
+            let node = &mut graph.nodes[norm];
+            if let Op::LayerNormGrad { add: add @ false, .. } = &mut node.op
+                && is_there
+                && node.outputs[0] == dx
+            {
+                *add = true;
+                node.inputs.push(other);
+                node.outputs[0] = sum;
+                merged.insert(i);
+                break;
+            }
+        }
+    }
+    remove(graph, &merged)
 }
 
 /// Whoever makes a gradient has it at hand, and sums its columns for less than a step that reads it again.
