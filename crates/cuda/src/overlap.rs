@@ -1,4 +1,5 @@
-//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms.
+//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms, and the loss itself, which its own
+//! gradient doesn't read.
 //!
 //! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and small
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory
@@ -33,7 +34,7 @@ impl Touched {
 
 /// Whether a step goes to the side.
 fn is_aside(op: &Op) -> bool {
-    matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. })
+    matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. } | Op::CrossEntropy { .. })
 }
 
 /// Moves what can run beside the rest to a lane of its own. `states` are the addresses of states, `arena` that of the arena.

@@ -50,7 +50,7 @@ fn sums_have_hardly_a_launch_of_their_own() {
         println!("accumulating {accumulate}: {} launches", names.len());
         assert_eq!((count("column_sum"), count("sum_parts")), (2, 3));
         // The loss's statistics, and the two parameters that make positions.
-        assert_eq!(count("add"), if accumulate { 4 } else { 1 });
+        assert_eq!(count("add"), if accumulate { 3 } else { 0 });
         assert!(names.len() < 250);
     }
     assert_eq!(names(&program, &program.update, false).len(), 3);
