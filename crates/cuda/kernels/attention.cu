@@ -2,57 +2,9 @@
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. A tile is 16 tokens, a unit 8 elements (16 bytes).
 // qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h at h·D of each.
-#include "attention.cuh"
+#include "matrix.cuh"
 
-
-// ---- Instructions ----
-
-// c += a·b for a 16×16 a and a 16×8 b. With g = lane/4 and t = lane%4, a thread holds of c rows g and g+8, columns 2t
-// and 2t+1.
-template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
-template <> __device__ __forceinline__ void mma<bf16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    __trap();
-#endif
-}
-template <> __device__ __forceinline__ void mma<f16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[2]), "r"(a[3]), "r"(b1));
-#endif
-}
-
-// ---- Rows in shared memory ----
-
-// Rows of D elements, laid out so that the 8 rows of a matrix lie in different banks: the units of a row are permuted
-// where D is a power of two, and rows have an odd number of units elsewhere.
-template <int D> struct Rows {
-    static constexpr int UNITS = D / 8;
-    static constexpr bool PERMUTED = (UNITS & (UNITS - 1)) == 0;
-    static constexpr int STRIDE = PERMUTED ? UNITS : UNITS | 1;
-    static constexpr int BYTES = 16 * STRIDE;
-
-    // Bytes from the first row.
-    static __device__ __forceinline__ u32 at(int row, int unit) {
-        if constexpr (!PERMUTED) return row * BYTES + unit * 16;
-        else if constexpr (UNITS >= 8) return row * BYTES + ((unit ^ (row & 7)) * 16);
-        else return row * BYTES + ((unit ^ ((row / (8 / UNITS)) & (UNITS - 1))) * 16);
-    }
-};
+// ---- Tiles ----
 
 // Starts to copy rows first..first+rows of a head; those from T on are zeros.
 template <int T, int D, int ROWS, int THREADS, typename E>
@@ -69,19 +21,6 @@ __device__ __forceinline__ void copy_rows(u32 to, const E* head, int stride, int
     }
 }
 
-// The right side of x·yᵀ: 16 rows of y from `row`, elements 16·k on. Words 0 and 1 are for rows 0..8, 2 and 3 for the rest.
-template <int D> __device__ __forceinline__ void load_right_transposed(u32 (&b)[4], u32 rows, int row, int k) {
-    int lane = threadIdx.x % 32;
-    load_matrices(b, rows + Rows<D>::at(row + (lane / 16) * 8 + lane % 8, 2 * k + (lane / 8) % 2));
-}
-// The right side of x·y: 16 rows of y from `row`, columns 16·n on. Words 0 and 1 are for columns 0..8, 2 and 3 for the rest.
-template <int D> __device__ __forceinline__ void load_right(u32 (&b)[4], u32 rows, int row, int n) {
-    int lane = threadIdx.x % 32;
-    load_transposed(b, rows + Rows<D>::at(row + lane % 16, 2 * n + lane / 16));
-}
-
-// ---- Tiles in registers ----
-
 // A tile of a head as the left side of a product, straight from memory. Rows from T on are zeros.
 template <int T, int D, typename E>
 __device__ __forceinline__ void load_left(u32 (&a)[D / 16][4], const E* head, int stride, int first) {
@@ -96,15 +35,6 @@ __device__ __forceinline__ void load_left(u32 (&a)[D / 16][4], const E* head, in
         a[k][2] = row < T ? *reinterpret_cast<const u32*>(low + 16 * k + 8) : 0;
         a[k][3] = row + 8 < T ? *reinterpret_cast<const u32*>(high + 16 * k + 8) : 0;
     }
-}
-
-// Results of two neighbouring 16×8 tiles as the left side of a next product.
-template <typename E>
-__device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
-    a[0] = pack2<E>(x[0], x[1]);
-    a[1] = pack2<E>(x[2], x[3]);
-    a[2] = pack2<E>(y[0], y[1]);
-    a[3] = pack2<E>(y[2], y[3]);
 }
 
 // Writes a tile, rows g times `low` and rows g+8 times `high`, to rows first..T of a head.

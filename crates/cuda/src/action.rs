@@ -20,6 +20,20 @@ pub enum Source {
     AttentionPlain,
     /// Attention of f32, rounded to tf32.
     AttentionTf32,
+    /// Attention in windows of halves by matrix units.
+    Windows,
+    /// Its backward, in windows of up to 64 tokens.
+    WindowsGrad,
+    /// And in wider ones.
+    WindowsWide,
+    /// Attention in windows without matrix units.
+    WindowsPlain,
+    /// The continuous position bias.
+    PositionBias,
+    /// The residual after a norm.
+    NormAdd,
+    /// What only moves tokens of a map.
+    Maps,
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows,
     /// From bytes to images.
@@ -37,11 +51,18 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 11] = [
+    pub const ALL: [Source; 18] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::AttentionPlain,
         Source::AttentionTf32,
+        Source::Windows,
+        Source::WindowsGrad,
+        Source::WindowsWide,
+        Source::WindowsPlain,
+        Source::PositionBias,
+        Source::NormAdd,
+        Source::Maps,
         Source::Rows,
         Source::Prepare,
         Source::Tokens,
@@ -57,11 +78,12 @@ impl Source {
             Source::Attention | Source::AttentionHopper | Source::AttentionPlain | Source::AttentionTf32 => {
                 200
             }
+            Source::Windows | Source::WindowsGrad | Source::WindowsWide | Source::WindowsPlain => 200,
             Source::Product => 140,
             Source::Update => 37,
-            Source::Rows => 20,
+            Source::Rows | Source::NormAdd | Source::PositionBias => 20,
             Source::Loss => 15,
-            Source::Prepare | Source::Tokens | Source::Clock => 8,
+            Source::Prepare | Source::Tokens | Source::Maps | Source::Clock => 8,
         }
     }
 
@@ -72,6 +94,13 @@ impl Source {
             Source::AttentionHopper => "attention_hopper.cu",
             Source::AttentionPlain => "attention_plain.cu",
             Source::AttentionTf32 => "attention_tf32.cu",
+            Source::Windows => "windows.cu",
+            Source::WindowsGrad => "windows_grad.cu",
+            Source::WindowsWide => "windows_wide.cu",
+            Source::WindowsPlain => "windows_plain.cu",
+            Source::PositionBias => "position_bias.cu",
+            Source::NormAdd => "norm_add.cu",
+            Source::Maps => "maps.cu",
             Source::Rows => "rows.cu",
             Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
@@ -88,6 +117,13 @@ impl Source {
             Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
             Source::AttentionPlain => include_str!("../kernels/attention_plain.cu"),
             Source::AttentionTf32 => include_str!("../kernels/attention_tf32.cu"),
+            Source::Windows => include_str!("../kernels/windows.cu"),
+            Source::WindowsGrad => include_str!("../kernels/windows_grad.cu"),
+            Source::WindowsWide => include_str!("../kernels/windows_wide.cu"),
+            Source::WindowsPlain => include_str!("../kernels/windows_plain.cu"),
+            Source::PositionBias => include_str!("../kernels/position_bias.cu"),
+            Source::NormAdd => include_str!("../kernels/norm_add.cu"),
+            Source::Maps => include_str!("../kernels/maps.cu"),
             Source::Rows => include_str!("../kernels/rows.cu"),
             Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
@@ -100,9 +136,14 @@ impl Source {
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 2] = [
+pub const HEADERS: [(&str, &str); 7] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
+    ("plain.cuh", include_str!("../kernels/plain.cuh")),
+    ("norm.cuh", include_str!("../kernels/norm.cuh")),
+    ("windows.cuh", include_str!("../kernels/windows.cuh")),
+    ("windows_tiles.cuh", include_str!("../kernels/windows_tiles.cuh")),
 ];
 
 /// One instance of a kernel's template.

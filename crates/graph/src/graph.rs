@@ -424,7 +424,7 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::WindowAttention { .. } => &["", "lse"],
         Op::WindowAttentionGrad { .. } => &["qkv", "q_bias", "v_bias", "logit_scale", "bias"],
         Op::PositionBiasGrad { .. } => &["0.weight", "0.bias", "2.weight"],
-        Op::NormAdd { .. } => &["", "mean", "rstd"],
+        Op::NormAdd { .. } => &["", "mean", "rstd", "half"],
         Op::NormAddGrad { .. } => &["x", "weight", "bias"],
         Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v", "half"],
         Op::Sgd { .. } => &["", "momentum", "half"],

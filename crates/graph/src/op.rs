@@ -263,12 +263,14 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pretrained: Option<[usize; 2]>,
     },
-    /// The residual after a norm: y (..,C), shortcut (..,C), γ (C), β (C) → shortcut + norm(y), mean (..), 1/σ (..). With
-    /// `drop`, the norm of a sample counts for nothing or 1/(1-rate).
+    /// The residual after a norm: y (..,C), shortcut (..,C), γ (C), β (C) → shortcut + norm(y), mean (..), 1/σ (..) [, the sum
+    /// once more, as halves for products]. With `drop`, the norm of a sample counts for nothing or 1/(1-rate).
     NormAdd {
         eps: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         drop: Option<PathDrop>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        half: Option<DType>,
     },
     /// y, mean, 1/σ, γ, dout → dy, dγ, dβ; the gradient of the shortcut is dout itself.
     NormAddGrad {
@@ -507,7 +509,7 @@ mod tests {
             Op::ResizeGrad { height: 3, width: 4, sampling: Sampling::Bilinear },
             Op::WindowAttention { heads: 3, windows: Windows { size: [8, 8], shift: [4, 0] } },
             Op::PositionBias { window: [16, 16], pretrained: Some([12, 12]) },
-            Op::NormAdd { eps: 1e-5, drop: Some(PathDrop { rate: 0.1, site: 3 }) },
+            Op::NormAdd { eps: 1e-5, drop: Some(PathDrop { rate: 0.1, site: 3 }), half: Some(DType::Bf16) },
         ];
         for op in ops {
             let (name, mut map) = op.name_and_attributes();

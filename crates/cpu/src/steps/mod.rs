@@ -65,7 +65,7 @@ pub(crate) fn supports(op: &Op, inputs: usize) -> bool {
     let copies = match op {
         Op::AdamW { .. } | Op::Lamb { .. } => inputs > 6,
         Op::Sgd { .. } => inputs > 5,
-        Op::LayerNormGrad { half, .. } => half.is_some(),
+        Op::LayerNormGrad { half, .. } | Op::NormAdd { half, .. } => half.is_some(),
         _ => false,
     };
     !scaled_seed && !copies && !matches!(op, Op::LossScale { .. } | Op::Clip { scaled: true, .. })
@@ -165,7 +165,7 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::WindowAttentionGrad { heads, windows } => windows::backward(cx, *heads, *windows),
             Op::PositionBias { window, pretrained } => position_bias::forward(cx, *window, *pretrained),
             Op::PositionBiasGrad { window, pretrained } => position_bias::backward(cx, *window, *pretrained),
-            Op::NormAdd { eps, drop } => maps::norm_add(cx, *eps, *drop),
+            Op::NormAdd { eps, drop, .. } => maps::norm_add(cx, *eps, *drop),
             Op::NormAddGrad { drop } => reduce::norm_add_grad(cx, *drop),
             Op::MergePatches => maps::merge_patches(cx),
             Op::SplitPatches { .. } => maps::split_patches(cx),

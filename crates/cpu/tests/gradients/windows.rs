@@ -126,7 +126,7 @@ fn norm_add() {
         let (gamma, beta) = (d.parameter("gamma", [7], 1.0), d.parameter("beta", [7], 0.5));
         let site = d.site();
         let drop = (rate > 0.0).then_some(PathDrop { rate, site });
-        let sum = d.one(Op::NormAdd { eps: EPS, drop }, &[y, x, gamma, beta]);
+        let sum = d.one(Op::NormAdd { eps: EPS, drop, half: None }, &[y, x, gamma, beta]);
         let mut rig = rig(&d.finish(sum));
         check_elements(&format!("norm_add, drop {rate}"), &mut rig, ELEMENTS);
         let dropped = |gradient: Vec<f64>| gradient.chunks_exact(21).filter(|s| norm(s) == 0.0).count();

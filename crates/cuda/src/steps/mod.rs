@@ -10,12 +10,17 @@ pub mod attention_tf32;
 pub mod hopper;
 pub mod linear;
 pub mod loss;
+pub mod maps;
+pub mod norm_add;
+pub mod position_bias;
 pub mod prepare;
 pub mod rows;
 #[cfg(test)]
 mod testing;
 pub mod tokens;
 pub mod update;
+pub mod windows;
+pub mod windows_plain;
 
 use crate::action::{Action, Context, Facts, Operand};
 use crate::error::CudaError;
@@ -26,6 +31,10 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::actions(cx),
         Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => linear::actions(cx),
+        Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. } => windows::actions(cx),
+        Op::PositionBias { .. } | Op::PositionBiasGrad { .. } => position_bias::actions(cx),
+        Op::NormAdd { .. } | Op::NormAddGrad { .. } => norm_add::actions(cx),
+        Op::MergePatches | Op::SplitPatches { .. } => maps::actions(cx),
         Op::Prepare { .. } => prepare::actions(cx),
         Op::Patches { .. }
         | Op::Unpatches { .. }
@@ -36,6 +45,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } | Op::Seed { .. } => loss::actions(cx),
         Op::SumSquares | Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
         Op::Assign { .. }
+        | Op::Reshape { .. }
         | Op::ColumnSum { .. }
         | Op::Gelu
         | Op::GeluGrad { .. }
@@ -57,6 +67,8 @@ pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) ->
     match op {
         Op::AttentionGrad { .. } => attention::parts(op, inputs, facts),
         Op::LinearGradX { gelu: true } => linear::parts(outputs),
+        Op::NormAddGrad { .. } => norm_add::parts(inputs),
+        Op::WindowAttentionGrad { .. } => windows::parts(op, inputs, facts),
         Op::ColumnSum { .. } | Op::GeluGrad { .. } | Op::LayerNormGrad { .. } => rows::parts(op, inputs),
         _ => 0,
     }
@@ -69,6 +81,8 @@ pub fn scratch(graph: &Graph, index: usize) -> usize {
     let outputs: Vec<&Type> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
     match node.op {
         Op::AttentionGrad { .. } => attention::scratch(&node.op, &inputs, &outputs),
+        Op::WindowAttentionGrad { .. } => windows::scratch(&node.op, &inputs),
+        Op::PositionBiasGrad { .. } => position_bias::scratch(&node.op, &inputs),
         Op::EmbedGrad { .. } => tokens::scratch(&node.op, &inputs, &outputs),
         Op::CrossEntropy { .. } => loss::scratch(&node.op, &inputs, &outputs),
         Op::SumSquares | Op::Lamb { .. } => update::scratch(&node.op, &inputs, &outputs),

@@ -24,7 +24,7 @@ const FEW_ROWS: usize = 512;
 /// Blocks of a layer norm's backward pass: two for each processor of an H200.
 const NORM_PARTS: usize = 264;
 /// Columns a layer norm can have: a block's shared memory holds a row.
-const NORM_COLUMNS: usize = 12_288;
+pub(super) const NORM_COLUMNS: usize = 12_288;
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
@@ -46,7 +46,8 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         Op::Add => Ok(vec![add(cx, cx.input(0), cx.input(1), cx.output(0))?]),
         Op::Scale { factor } => scale(cx, factor),
         Op::Accumulate => accumulate(cx),
-        Op::Assign { .. } => Ok(copy(cx.input(0), cx.output(0).address)),
+        // A reshape costs nothing where it works in place.
+        Op::Assign { .. } | Op::Reshape { .. } => Ok(copy(cx.input(0), cx.output(0).address)),
         Op::Cast { .. } => cast(cx),
         Op::Pack { .. } => pack(cx),
         Op::Unpack { .. } => unpack(cx),
@@ -373,24 +374,24 @@ fn gelu_grad_step(cx: &Context<'_>, bias: bool) -> Result<Vec<Action>, CudaError
 
 // ---- layer norm ---------------------------------------------------------------------------------------------------
 
-/// As `vector_of` in rows.cu.
+/// As `vector_of` in norm.cuh.
 fn norm_vector(columns: usize) -> usize {
     if columns.is_multiple_of(4) { 4 } else { 1 }
 }
 
-/// Rows that a block has at a time. As `lanes_of` in rows.cu: a row has a power of two of threads, each of at most `most` columns.
-fn norm_rows(columns: usize, most: usize) -> usize {
+/// Rows that a block has at a time. As `lanes_of` in norm.cuh: a row has a power of two of threads, each of at most `most` columns.
+pub(super) fn norm_rows(columns: usize, most: usize) -> usize {
     THREADS / columns.div_ceil(most).next_power_of_two().clamp(4, THREADS)
 }
 
 /// Columns of a thread, forward and backward: see `rows.cu`.
-const FORWARD: usize = 16;
+pub(super) const FORWARD: usize = 16;
 fn backward(columns: usize) -> usize {
     if columns <= 32 * 12 { 12 } else { 24 }
 }
 
 /// Blocks of the backward pass, each with a row of partial sums.
-fn norm_parts(shape: &Shape) -> usize {
+pub(super) fn norm_parts(shape: &Shape) -> usize {
     shape.rows().div_ceil(norm_rows(shape.last(), backward(shape.last()))).clamp(1, NORM_PARTS)
 }
 

@@ -66,7 +66,7 @@ impl Builder {
         });
         let site = self.site();
         let drop = (self.training && drop_path > 0.0).then_some(PathDrop { rate: drop_path, site });
-        let [sum, _, _] = self.push(name, Op::NormAdd { eps, drop }, &[y, x, gamma, beta]);
+        let [sum, _, _] = self.push(name, Op::NormAdd { eps, drop, half: None }, &[y, x, gamma, beta]);
         sum
     }
 

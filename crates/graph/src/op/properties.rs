@@ -88,6 +88,12 @@ impl Op {
                 | Op::Drop { .. }
                 | Op::Add
                 | Op::CrossEntropyGrad { .. }
+                | Op::WindowAttention { .. }
+                | Op::WindowAttentionGrad { .. }
+                | Op::NormAdd { .. }
+                | Op::NormAddGrad { .. }
+                | Op::MergePatches
+                | Op::SplitPatches { .. }
                 | Op::Conv { .. }
                 | Op::ConvGradX { .. }
                 | Op::ConvGradW { .. }

@@ -29,7 +29,7 @@ pub fn precision(
     let nodes = std::mem::take(&mut graph.nodes);
     let mut pass = Pass { graph, mixed, copy_of, typed: HashMap::new() };
     for mut node in nodes {
-        for (operand, dtype) in operands(&node, mixed, &logits) {
+        for (operand, dtype) in operands(&node, &pass.graph, mixed, &logits) {
             node.inputs[operand] = pass.typed(node.inputs[operand], dtype, &node)?;
         }
         for output in 0..node.outputs.len() {
@@ -63,7 +63,7 @@ pub fn multiplied(graph: &Graph) -> Vec<StateId> {
 
 /// The inputs of a step that must be of a certain type, and that type. A bias is of the type of what it is added to; a sum over
 /// columns reads what the product beside it reads.
-fn operands(node: &Node, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize, DType)> {
+fn operands(node: &Node, graph: &Graph, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize, DType)> {
     let Mixed { half, residual } = mixed;
     let halves = |list: &[usize]| list.iter().map(|i| (*i, half)).collect();
     match node.op {
@@ -71,9 +71,11 @@ fn operands(node: &Node, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize,
         Op::ColumnSum { .. } | Op::Gelu | Op::Attention { .. } => halves(&[0]),
         Op::GeluGrad { .. } => halves(&[0, 1]),
         Op::AttentionGrad { .. } => halves(&[0, 1, 3]),
-        Op::LayerNorm { .. } => vec![(0, residual)],
-        Op::LayerNormGrad { add: false, .. } => vec![(0, residual), (4, half)],
-        Op::LayerNormGrad { add: true, .. } => vec![(0, residual), (4, half), (5, residual)],
+        Op::LayerNorm { add: true, .. } => vec![(0, residual)],
+        // The gradient that is added is of the type of what it is the gradient of.
+        Op::LayerNormGrad { add: true, .. } => vec![(5, graph.ty(node.inputs[0]).dtype)],
+        Op::WindowAttention { .. } | Op::NormAdd { .. } | Op::NormAddGrad { .. } => halves(&[0]),
+        Op::WindowAttentionGrad { .. } => halves(&[0, 5, 7]),
         Op::Moments | Op::BatchNorm { .. } => halves(&[0]),
         Op::BatchNormSums { .. } | Op::BatchNormGrad { .. } => halves(&[0, 4]),
         Op::Resize { .. }
@@ -122,8 +124,13 @@ impl Pass<'_> {
             (Op::LinearGradX { .. } | Op::GeluGrad { .. } | Op::EmbedGrad { .. }, 0) => Some(half),
             (Op::Attention { .. } | Op::AttentionGrad { .. }, 0) => Some(half),
             (Op::LayerNorm { add: false, .. }, 0) | (Op::LayerNorm { add: true, .. }, 1) => Some(half),
-            (Op::LayerNorm { add: true, .. } | Op::LayerNormGrad { .. }, 0) => Some(residual),
-            (Op::Embed { .. } | Op::Add, 0) => Some(residual),
+            (Op::LayerNorm { add: true, .. } | Op::NormAdd { .. } | Op::Embed { .. } | Op::Add, 0) => {
+                Some(residual)
+            }
+            (Op::LayerNormGrad { .. }, 0) => like_input(),
+            (Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. }, 0) => Some(half),
+            (Op::NormAddGrad { .. } | Op::MergePatches, 0) => Some(half),
+            (Op::SplitPatches { .. } | Op::Reshape { .. }, 0) => like_input(),
             // What leaves the gradient of the residual stream goes into a branch.
             (Op::Drop { .. }, 0) if node.phase == Phase::Backward => Some(half),
             (Op::Conv { .. } | Op::ConvGradX { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. }, 0) => {
@@ -152,7 +159,7 @@ impl Pass<'_> {
         };
         let typed = match (maker, copy) {
             (_, Some(copy)) => self.graph.read(copy),
-            (Some(maker), None) if dtype.is_half() && self.is_norm_gradient(maker, value) => {
+            (Some(maker), None) if dtype.is_half() && self.may_write_twice(maker, value) => {
                 self.write_twice(maker, value)
             }
             _ => {
@@ -165,18 +172,19 @@ impl Pass<'_> {
         Ok(typed)
     }
 
-    fn is_norm_gradient(&self, maker: usize, value: ValueId) -> bool {
+    fn may_write_twice(&self, maker: usize, value: ValueId) -> bool {
         let Node { op, outputs, .. } = &self.graph.nodes[maker];
-        matches!(op, Op::LayerNormGrad { half: None, .. }) && outputs[0] == value
+        matches!(op, Op::LayerNormGrad { half: None, .. } | Op::NormAdd { half: None, .. })
+            && outputs[0] == value
     }
 
-    /// The step that makes the gradient of the residual stream writes it as halves too.
+    /// The step that makes the residual stream, or its gradient, writes it as halves too.
     fn write_twice(&mut self, maker: usize, value: ValueId) -> ValueId {
         let dtype = self.mixed.half;
         let (name, shape) = (format!("{}.half", self.graph.name(value)), self.graph.ty(value).shape.clone());
         let copy = self.graph.add_value(&name, Type { dtype, shape });
         let node = &mut self.graph.nodes[maker];
-        if let Op::LayerNormGrad { half, .. } = &mut node.op {
+        if let Op::LayerNormGrad { half, .. } | Op::NormAdd { half, .. } = &mut node.op {
             *half = Some(dtype);
         }
         node.outputs.push(copy);

@@ -41,7 +41,10 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Option<Inferred> {
                 })?;
                 Ok(inputs[..3].iter().map(|t| (*t).clone()).collect())
             }),
-        Op::NormAdd { .. } => norm_add(inputs),
+        Op::NormAdd { half, .. } => norm_add(inputs).map(|mut out| {
+            out.extend(half.map(|dtype| Type { dtype, shape: x.shape.clone() }));
+            out
+        }),
         Op::NormAddGrad { .. } => {
             let gamma = inputs[3];
             require(inputs[4] == x, || format!("y is {x}, the gradient {}", inputs[4]))

@@ -1,0 +1,67 @@
+//! Ops that only move tokens of channels-last maps (B,h,w,C).
+
+use super::rows::{THREADS, launch, pointer, typed};
+use crate::action::{Action, Arg, Context, Kernel, Source};
+use crate::error::CudaError;
+use graph::Op;
+
+/// Channels that a thread moves at once.
+fn vector_of(channels: usize) -> usize {
+    if channels.is_multiple_of(8) { 8 } else { 1 }
+}
+
+pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    let (x, y) = (cx.input(0), cx.output(0));
+    let (name, map) = match cx.op {
+        Op::MergePatches => ("merge_patches", x),
+        Op::SplitPatches { .. } => ("split_patches", y),
+        _ => return Err(cx.no_kernel()),
+    };
+    let [batch, height, width, channels] = map.shape.0[..] else { return Err(cx.no_kernel()) };
+    let vector = vector_of(channels);
+    let name = format!("{name}<{}, {}, {vector}>", typed(cx, x)?, typed(cx, y)?);
+    let mut args = vec![pointer(x), pointer(y)];
+    args.extend([batch, height, width, channels].map(|n| Arg::I32(n as i32)));
+    let grid = [y.shape.count().div_ceil(vector * THREADS), 1, 1];
+    Ok(vec![launch(Source::Maps, name, grid, THREADS, args)])
+}
+
+/// Instances that stand for all, and the compute capability that each needs.
+pub fn kernels() -> Vec<(Kernel, u32)> {
+    let mut names = Vec::new();
+    for name in ["merge_patches", "split_patches"] {
+        for types in ["float, float", "bf16, bf16", "float, f16", "bf16, float"] {
+            names.extend([1, 8].map(|vector| format!("{name}<{types}, {vector}>")));
+        }
+    }
+    names.into_iter().map(|name| (Kernel::new(Source::Maps, name), 75)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    #[test]
+    fn maps_of_odd_size_are_merged_with_zeros_and_split_without() {
+        let merged = step(Op::MergePatches, &["f32[2,5,7,16]"], &["bf16[2,3,4,64]"], false).unwrap();
+        assert_eq!(names(&merged), ["merge_patches<float, bf16, 8>"]);
+        assert_eq!(launches(&merged)[0].grid, [1, 1, 1]);
+        let split = Op::SplitPatches { height: 5, width: 7 };
+        let split = step(split, &["bf16[2,3,4,40]"], &["f32[2,5,7,10]"], false).unwrap();
+        assert_eq!(names(&split), ["split_patches<bf16, float, 1>"]);
+        assert_eq!(launches(&split)[0].args[2..], [2, 5, 7, 10].map(Arg::I32));
+        assert_eq!(launches(&split)[0].grid, [3, 1, 1]);
+    }
+
+    #[test]
+    fn a_reshape_in_place_is_nothing() {
+        use crate::action::Operand;
+        let op = Op::Reshape { shape: graph::Shape::from([2, 12]) };
+        let moved = step(op.clone(), &["bf16[2,3,4]"], &["bf16[2,12]"], false).unwrap();
+        assert_eq!(moved, [Action::Copy { from: 1 << 32, to: 2 << 32, bytes: 48 }]);
+        let inputs = operands(1 << 32, &["bf16[2,3,4]"]);
+        let outputs: Vec<Operand> = operands(1 << 32, &["bf16[2,12]"]);
+        assert_eq!(step_on(op, &inputs, &outputs, false).unwrap(), []);
+    }
+}
