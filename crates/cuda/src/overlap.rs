@@ -33,7 +33,7 @@ impl Touched {
 
 /// Whether a step goes to the side.
 fn is_aside(op: &Op) -> bool {
-    matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. })
+    matches!(op, Op::LinearGradW { .. } | Op::ConvGradW { .. } | Op::ColumnSum { .. })
 }
 
 /// Moves what can run beside the rest to a lane of its own. `states` are the addresses of states, `arena` that of the arena.
