@@ -103,7 +103,8 @@ impl Convolutions {
     /// can't be had.
     pub fn algorithm(&self, conv: &Convolution, proposals: &Proposals, place: usize) -> Option<Algorithm> {
         let config = proposals.engines.get(place)?;
-        let engine = config.part(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Of::CUDNN_BACKEND_ENGINE_DESCRIPTOR).ok()?;
+        let engine =
+            config.part(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Of::CUDNN_BACKEND_ENGINE_DESCRIPTOR).ok()?;
         let mut notes = [0i32; 16];
         let (attribute, kind) = (Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Kind::CUDNN_TYPE_NUMERICAL_NOTE);
         let count = engine.get(attribute, kind, &mut notes).ok()?;
@@ -112,13 +113,21 @@ impl Convolutions {
         }
         let number = engine.number(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX).ok()?;
         let plan = Descriptor::new(Of::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
-            .and_then(|plan| plan.with(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Kind::CUDNN_TYPE_HANDLE, &[self.handle]))
+            .and_then(|plan| {
+                plan.with(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Kind::CUDNN_TYPE_HANDLE, &[self.handle])
+            })
             .and_then(|plan| plan.with_parts(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config]))
             .and_then(Descriptor::finished)
             .ok()?;
         let workspace = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE).ok()?.max(0) as usize;
         let problem = Arc::clone(&proposals.problem);
-        (workspace <= WORKSPACE).then_some(Algorithm { plan, place, engine: number, workspace, _problem: problem })
+        (workspace <= WORKSPACE).then_some(Algorithm {
+            plan,
+            place,
+            engine: number,
+            workspace,
+            _problem: problem,
+        })
     }
 
     /// Puts a convolution into a stream.
@@ -340,8 +349,7 @@ impl Descriptor {
         let mut count = 0;
         let (room, at) = (to.len() as i64, to.as_mut_ptr().cast());
         // SAFETY: writes at most as many values as there is room for, of the kind that is named.
-        let status =
-            unsafe { sys::cudnnBackendGetAttribute(self.raw, name, kind, room, &mut count, at) };
+        let status = unsafe { sys::cudnnBackendGetAttribute(self.raw, name, kind, room, &mut count, at) };
         check(status, || format!("reading {name:?}"))?;
         Ok(count.max(0) as usize)
     }

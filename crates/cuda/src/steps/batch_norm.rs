@@ -191,7 +191,8 @@ fn commit(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let one = |i: usize| {
         let (before, after, out) = (cx.input(1 + i), cx.input(1 + count + i), cx.output(i));
         let n = out.shape.count();
-        let args = vec![pointer(cx.input(0)), pointer(before), pointer(after), pointer(out), Arg::I32(n as i32)];
+        let args =
+            vec![pointer(cx.input(0)), pointer(before), pointer(after), pointer(out), Arg::I32(n as i32)];
         each("commit", n, args)
     };
     Ok((0..count).map(one).collect())
@@ -215,7 +216,8 @@ mod tests {
 
     #[test]
     fn blocks_cover_all_rows_and_threads_sum_few() {
-        for (rows, columns) in [(1, 1), (8, 512), (288, 512), (2048, 3072), (131_072, 512), (2_097_152, 150)] {
+        for (rows, columns) in [(1, 1), (8, 512), (288, 512), (2048, 3072), (131_072, 512), (2_097_152, 150)]
+        {
             let shape = Shape::from([rows, columns]);
             for (dtype, most) in [(DType::Bf16, SUMMED_ROWS), (DType::F32, NORMED_ROWS)] {
                 let cut = Cut::of(&shape, dtype, most);

@@ -116,12 +116,7 @@ fn widened(cx: &Context<'_>, from: Address, dtype: DType, to: &Operand) -> Resul
 }
 
 /// y = x + bias, which may be in place.
-fn add_bias(
-    cx: &Context<'_>,
-    x: &Operand,
-    bias: Option<&Operand>,
-    y: &Operand,
-) -> Result<Action, CudaError> {
+fn add_bias(cx: &Context<'_>, x: &Operand, bias: Option<&Operand>, y: &Operand) -> Result<Action, CudaError> {
     let (rows, columns) = (y.shape.rows(), y.shape.last());
     let bias_type = bias.map_or(Ok("float"), |bias| typed(cx, bias))?;
     let most = vector_of(&[x.dtype, y.dtype, bias.map_or(y.dtype, |bias| bias.dtype)]);
@@ -135,7 +130,8 @@ fn add_bias(
 
 /// Instances that stand for all, and the compute capability that each needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
-    let names = ["float, float, float, 4", "bf16, bf16, bf16, 8", "f16, f16, float, 4", "bf16, float, float, 1"];
+    let names =
+        ["float, float, float, 4", "bf16, bf16, bf16, 8", "f16, f16, float, 4", "bf16, float, float, 1"];
     let kernel = |types: &str| (Kernel::new(Source::Channels, format!("add_bias<{types}>")), 75);
     names.map(kernel).into()
 }

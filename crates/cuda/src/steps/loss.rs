@@ -31,7 +31,8 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     match op {
         Op::CrossEntropy { mixed, .. } => {
             let shape = &inputs[0].shape;
-            let parts = if are_pixels(shape, *mixed) { pixel_parts(shape.rows()) } else { parts(shape.rows()) };
+            let parts =
+                if are_pixels(shape, *mixed) { pixel_parts(shape.rows()) } else { parts(shape.rows()) };
             8 * 4 * parts
         }
         _ => 0,

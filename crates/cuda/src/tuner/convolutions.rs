@@ -118,12 +118,7 @@ fn entry(algorithm: &Algorithm) -> String {
     format!("cudnn {} engine {}", algorithm.place, algorithm.engine)
 }
 
-fn usable(
-    text: &str,
-    cudnn: &Convolutions,
-    conv: &Convolution,
-    proposals: &Proposals,
-) -> Option<Algorithm> {
+fn usable(text: &str, cudnn: &Convolutions, conv: &Convolution, proposals: &Proposals) -> Option<Algorithm> {
     let place = text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()?;
     cudnn.algorithm(conv, proposals, place).filter(|algorithm| entry(algorithm) == text)
 }
@@ -133,7 +128,11 @@ fn trial(conv: &Convolution, bench: &Bench<'_>) -> Convolution {
     let scratch = bench.scratch;
     let range = scratch.address..scratch.address + scratch.bytes as Address;
     let (address, bytes) = conv.result();
-    if range.contains(&address) || bytes > scratch.bytes { *conv } else { conv.with_result_at(scratch.address) }
+    if range.contains(&address) || bytes > scratch.bytes {
+        *conv
+    } else {
+        conv.with_result_at(scratch.address)
+    }
 }
 
 /// Everything that an algorithm depends on.

@@ -123,6 +123,8 @@ impl Pass<'_> {
             (Op::Attention { .. } | Op::AttentionGrad { .. }, 0) => Some(half),
             (Op::LayerNorm { add: false, .. }, 0) | (Op::LayerNorm { add: true, .. }, 1) => Some(half),
             (Op::LayerNorm { add: true, .. } | Op::LayerNormGrad { .. }, 0) => Some(residual),
+            // A sum with the residual stream is of it; maps of a head, and gradients of what is used twice, are not.
+            (Op::Add, 0) if node.inputs.iter().all(|v| self.graph.ty(*v).dtype == half) => Some(half),
             (Op::Embed { .. } | Op::Add, 0) => Some(residual),
             // What leaves the gradient of the residual stream goes into a branch.
             (Op::Drop { .. }, 0) if node.phase == Phase::Backward => Some(half),
