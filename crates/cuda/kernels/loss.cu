@@ -71,13 +71,25 @@ __device__ __forceinline__ void row_loss(const L* logits, int classes, Target ta
     rank = (int)before;
 }
 
+// Adds the sums of a block's warps, which all lanes have, in order: one line of parts (blocks, 4).
+__device__ __forceinline__ void write_part(const double (&sums)[4], double* parts) {
+    __shared__ double of_warps[WARPS][4];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane < 4) of_warps[warp][lane] = lane == 0 ? sums[0] : lane == 1 ? sums[1] : lane == 2 ? sums[2] : sums[3];
+    __syncthreads();
+    if (threadIdx.x >= 4) return;
+    double sum = 0.0;
+    for (int i = 0; i < WARPS; i++) sum += of_warps[i][threadIdx.x];
+    parts[blockIdx.x * 4 + threadIdx.x] = sum;
+}
+
 // Σ weight · (loss, 1, top-1 hit, top-5 hit) over every gridDim.x-th group of rows, to one line of parts (blocks, 4).
 // Rows without weight may hold anything. partners and mixes are null if nothing is mixed.
 template <typename L>
 __global__ void __launch_bounds__(THREADS)
 cross_entropy(const L* logits, const int* labels, const float* weights, const int* partners, const float* mixes, double* parts,
               int rows, int classes, float smoothing) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32;
     double sums[4] = {};
     for (i64 row = (i64)blockIdx.x * WARPS + warp; row < rows; row += (i64)gridDim.x * WARPS) {
         float weight = weights[row];
@@ -90,13 +102,7 @@ cross_entropy(const L* logits, const int* labels, const float* weights, const in
         sums[2] += rank < 1 ? weight : 0.0f;
         sums[3] += rank < 5 ? weight : 0.0f;
     }
-    __shared__ double of_warps[WARPS][4];
-    if (lane < 4) of_warps[warp][lane] = lane == 0 ? sums[0] : lane == 1 ? sums[1] : lane == 2 ? sums[2] : sums[3];
-    __syncthreads();
-    if (threadIdx.x >= 4) return;
-    double sum = 0.0;
-    for (int i = 0; i < WARPS; i++) sum += of_warps[i][threadIdx.x];
-    parts[blockIdx.x * 4 + threadIdx.x] = sum;
+    write_part(sums, parts);
 }
 
 // Adds the parts in order. One block; each of four warps has one of the sums.
@@ -136,6 +142,106 @@ cross_entropy_grad(const L* logits, const int* labels, const float* weights, con
     for (int k = lane; k < classes; k += 32) {
         float wanted = spread + (1.0f - smoothing) * target.share(k);
         dlogits[k] = from_float<D>(factor * (expf(to_float(logits[k]) - max) * inverse - wanted));
+    }
+}
+
+// ---- pixels -------------------------------------------------------------------------------------------------------
+//
+// The same of many rows with one label and at most 32·N classes each: a row is read once, into a warp's registers.
+
+// A row's logits, its max, and exp(logit - max) with their sum.
+template <typename L, int N> struct Pixel {
+    float x[N], e[N], max, sum;
+    __device__ __forceinline__ Pixel(const L* logits, int classes) {
+        int lane = threadIdx.x % 32;
+        max = __int_as_float(0xff800000);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            int k = 32 * n + lane;
+            x[n] = k < classes ? to_float(logits[k]) : __int_as_float(0xff800000);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) max = fmaxf(max, x[n]);
+        max = warp_max(max);
+        sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            e[n] = 32 * n + lane < classes ? expf(x[n] - max) : 0.0f;
+            sum += e[n];
+        }
+        sum = warp_sum(sum);
+    }
+    // One of the logits, which all lanes get.
+    __device__ __forceinline__ float at(int k) const {
+        float own = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (k / 32 == n) own = x[n];
+        return __shfl_sync(0xffffffffu, own, k % 32);
+    }
+};
+
+// As `cross_entropy`.
+template <typename L, int N>
+__global__ void __launch_bounds__(THREADS)
+pixel_loss(const L* logits, const int* labels, const float* weights, double* parts, int rows, int classes, float smoothing) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    double sums[4] = {};
+    for (i64 row = (i64)blockIdx.x * WARPS + warp; row < rows; row += (i64)gridDim.x * WARPS) {
+        float weight = weights[row];
+        if (weight == 0.0f) continue;
+        int label = labels[row], rank = classes - 1;
+        float loss = __int_as_float(0x7fc00000);
+        if ((u32)label < (u32)classes) {
+            Pixel<L, N> pixel(logits + row * classes, classes);
+            float own = pixel.at(label), total = 0.0f;
+            int before = 0;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                int k = 32 * n + lane;
+                bool first = k < classes && (pixel.x[n] > own || (pixel.x[n] == own && k < label));
+                before += __popc(__ballot_sync(0xffffffffu, first));
+                if (k < classes) total += pixel.x[n] - pixel.max;
+            }
+            float expected = own - pixel.max;
+            // Without smoothing the mean must not take part: 0·∞ would make NaN of a masked class.
+            if (smoothing != 0.0f) expected = (1.0f - smoothing) * expected + smoothing * (warp_sum(total) / classes);
+            loss = logf(pixel.sum) - expected;
+            // NaN among the logits is in the sum too.
+            if (loss == loss) rank = before;
+        }
+        sums[0] += (double)weight * loss;
+        sums[1] += weight;
+        sums[2] += rank < 1 ? weight : 0.0f;
+        sums[3] += rank < 5 ? weight : 0.0f;
+    }
+    write_part(sums, parts);
+}
+
+// As `cross_entropy_grad`; a warp has every gridDim.x-th group of rows.
+template <typename L, typename D, int N>
+__global__ void __launch_bounds__(THREADS)
+pixel_grad(const L* logits, const int* labels, const float* weights, const float* dloss, const Header* header, D* dlogits,
+           int rows, int classes, float smoothing) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    double of_weight = (double)dloss[0] / header->nominal;
+    float spread = smoothing / classes;
+    for (i64 row = (i64)blockIdx.x * WARPS + warp; row < rows; row += (i64)gridDim.x * WARPS) {
+        D* out = dlogits + row * classes;
+        float weight = weights[row];
+        if (weight == 0.0f) {
+            for (int k = lane; k < classes; k += 32) out[k] = from_float<D>(0.0f);
+            continue;
+        }
+        Pixel<L, N> pixel(logits + row * classes, classes);
+        int label = labels[row];
+        float factor = (float)(of_weight * weight), inverse = 1.0f / pixel.sum;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            int k = 32 * n + lane;
+            float wanted = spread + (k == label ? 1.0f - smoothing : 0.0f);
+            if (k < classes) out[k] = from_float<D>(factor * (pixel.e[n] * inverse - wanted));
+        }
     }
 }
 

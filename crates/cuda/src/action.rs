@@ -4,6 +4,7 @@
 
 use crate::error::CudaError;
 use comm::Kind;
+use graph::op::Window;
 use graph::{DType, Op, Shape};
 
 /// An address in the GPU's memory.
@@ -42,6 +43,12 @@ pub enum Source {
     Tokens,
     /// Cross-entropy.
     Loss,
+    /// Moments, batch norm and its gradient.
+    BatchNorm,
+    /// Resizing and pooling of images.
+    Resize,
+    /// What treats or moves channels: biases of convolutions, dropout of channels, joining and parting.
+    Channels,
     /// Gradient norm, clipping, optimizers.
     Update,
     /// Products with a GELU on the way out. Hopper alone.
@@ -51,7 +58,7 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 18] = [
+    pub const ALL: [Source; 21] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::AttentionPlain,
@@ -67,6 +74,9 @@ impl Source {
         Source::Prepare,
         Source::Tokens,
         Source::Loss,
+        Source::BatchNorm,
+        Source::Resize,
+        Source::Channels,
         Source::Update,
         Source::Product,
         Source::Clock,
@@ -82,8 +92,8 @@ impl Source {
             Source::Product => 140,
             Source::Update => 37,
             Source::Rows | Source::NormAdd | Source::PositionBias => 20,
-            Source::Loss => 15,
-            Source::Prepare | Source::Tokens | Source::Maps | Source::Clock => 8,
+            Source::Loss | Source::BatchNorm | Source::Resize => 15,
+            Source::Prepare | Source::Tokens | Source::Maps | Source::Channels | Source::Clock => 8,
         }
     }
 
@@ -105,6 +115,9 @@ impl Source {
             Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
+            Source::BatchNorm => "batch_norm.cu",
+            Source::Resize => "resize.cu",
+            Source::Channels => "channels.cu",
             Source::Update => "update.cu",
             Source::Product => "product.cu",
             Source::Clock => "clock.cu",
@@ -128,6 +141,9 @@ impl Source {
             Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
+            Source::BatchNorm => include_str!("../kernels/batch_norm.cu"),
+            Source::Resize => include_str!("../kernels/resize.cu"),
+            Source::Channels => include_str!("../kernels/channels.cu"),
             Source::Update => include_str!("../kernels/update.cu"),
             Source::Product => include_str!("../kernels/product.cu"),
             Source::Clock => include_str!("../kernels/clock.cu"),
@@ -233,6 +249,65 @@ pub struct Product {
     pub tf32: bool,
 }
 
+/// Which of the three a convolution makes of the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// The convolution itself.
+    Y,
+    /// Its gradients.
+    X,
+    Weight,
+}
+
+/// Images as they lie in memory, channels-last: (B,h,w,C).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Images {
+    pub address: Address,
+    pub axes: [usize; 4],
+}
+
+/// A convolution of x (B,h,w,I) by a weight (O,kh,kw,I) to y (B,h',w',O), or one of its gradients. All are of one type; sums
+/// are f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Convolution {
+    pub made: Made,
+    pub x: Images,
+    pub weight: Address,
+    /// (kh, kw)
+    pub kernel: [usize; 2],
+    pub y: Images,
+    pub window: Window,
+    pub dtype: DType,
+    /// f32 operands may be rounded to tf32.
+    pub tf32: bool,
+}
+
+impl Convolution {
+    /// Where the result lies, and its bytes.
+    pub fn result(&self) -> (Address, usize) {
+        let elements = |images: &Images| images.axes.iter().product::<usize>();
+        let (address, count) = match self.made {
+            Made::Y => (self.y.address, elements(&self.y)),
+            Made::X => (self.x.address, elements(&self.x)),
+            Made::Weight => {
+                let [kh, kw] = self.kernel;
+                (self.weight, self.y.axes[3] * kh * kw * self.x.axes[3])
+            }
+        };
+        (address, count * self.dtype.bytes())
+    }
+
+    /// The same with its result elsewhere.
+    pub fn with_result_at(mut self, address: Address) -> Self {
+        match self.made {
+            Made::Y => self.y.address = address,
+            Made::X => self.x.address = address,
+            Made::Weight => self.weight = address,
+        }
+        self
+    }
+}
+
 /// What ranks exchange: the range that a rank brings in and the one that it gets, which are the same or apart. Both are
 /// of one element type; lengths are in elements, padding between neighbours included.
 #[derive(Clone, Debug, PartialEq)]
@@ -273,6 +348,7 @@ pub struct PartialSum {
 pub enum Action {
     Launch(Launch),
     Product(Product),
+    Convolution(Convolution),
     /// Must be done before anyone needs the sum, not at once. No list that is bound has any.
     Sum(PartialSum),
     Copy {

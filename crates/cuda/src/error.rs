@@ -37,6 +37,10 @@ pub enum CudaError {
     Lost { doing: String, name: String, meaning: String },
     #[error("{doing}: cuBLASLt says {status}")]
     Product { doing: String, status: String },
+    #[error("{doing}: cuDNN says {status}")]
+    Convolution { doing: String, status: String },
+    #[error("cuDNN {found} is too old: it makes convolutions, and version 9 is needed")]
+    CudnnTooOld { found: String },
     #[error("NVRTC can't compile {file} for {arch}: {why}{}", said(.log))]
     Compile { file: &'static str, arch: String, why: String, log: String },
     #[error("{layer}: {op} is among {needs} ranks, but there {}", ranks(*.are))]

@@ -140,6 +140,9 @@ impl Executor {
         let facts = libraries::device(options.device)?;
         let began = startup.lap("libraries", began);
         let dry = Dry::of(&program, &facts, options.tf32)?;
+        if dry.convolves() {
+            libraries::cudnn()?;
+        }
         let known = Known::read(&facts, options.deterministic);
         let first = dry.kernels(&first_lists(&program, options.accumulates), &known);
         let compiling = Some(Compiling::start(&first, &Arch::of(facts.capability)?, compilers())?);

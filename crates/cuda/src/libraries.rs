@@ -6,7 +6,7 @@
 use crate::action::Facts;
 use crate::driver;
 use crate::error::CudaError;
-use cudarc::{cublaslt, driver as cuda, nvrtc};
+use cudarc::{cublaslt, cudnn as dnn, driver as cuda, nvrtc};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -106,16 +106,38 @@ pub fn nvrtc_present() -> Result<(), CudaError> {
 /// Loads what the system's loader would not find by itself, once.
 fn preload() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let named = folders_of("VITESSE_CUDA_PATH");
-        let known = known_folders();
-        for (stem, helpers) in WANTED {
-            if load_from(&named, stem, helpers) || by_name(stem) {
-                continue;
-            }
-            load_from(&known, stem, helpers);
-        }
-    });
+    ONCE.call_once(|| WANTED.iter().for_each(|(stem, helpers)| load(stem, helpers)));
+}
+
+fn load(stem: &str, helpers: &[&str]) {
+    let named = folders_of("VITESSE_CUDA_PATH");
+    if !load_from(&named, stem, helpers) && !by_name(stem) {
+        load_from(&known_folders(), stem, helpers);
+    }
+}
+
+/// The oldest cuDNN, whose engines say what their results depend on.
+const OLDEST_CUDNN: usize = 9;
+
+/// Makes sure that convolutions can be made, and says which version of cuDNN makes them, such as 91300. Loaded only where
+/// something is convolved.
+pub fn cudnn() -> Result<usize, CudaError> {
+    static ONCE: Once = Once::new();
+    preload();
+    ONCE.call_once(|| load("libcudnn.so", &[]));
+    // SAFETY: as in `check`.
+    if !unsafe { dnn::sys::is_culib_present() } {
+        let (purpose, install) =
+            ("makes convolutions", "cuDNN 9, or the Python package nvidia-cudnn-cu13 (or -cu12)");
+        return Err(CudaError::NoLibrary { library: "libcudnn", purpose, install });
+    }
+    // SAFETY: the library is there; the call takes nothing.
+    let version = unsafe { dnn::sys::cudnnGetVersion() };
+    if version / 10_000 < OLDEST_CUDNN {
+        let found = format!("{}.{}", version / 1000, version % 1000 / 100);
+        return Err(CudaError::CudnnTooOld { found });
+    }
+    Ok(version)
 }
 
 fn folders_of(variable: &str) -> Vec<PathBuf> {
@@ -124,7 +146,7 @@ fn folders_of(variable: &str) -> Vec<PathBuf> {
 
 /// Whether the system's loader finds one of the names that cudarc asks for.
 fn by_name(stem: &str) -> bool {
-    ["", ".13", ".12", ".1"].iter().any(|suffix| open(Path::new(&format!("{stem}{suffix}"))))
+    ["", ".13", ".12", ".9", ".1"].iter().any(|suffix| open(Path::new(&format!("{stem}{suffix}"))))
 }
 
 fn load_from(folders: &[PathBuf], stem: &str, helpers: &[&str]) -> bool {

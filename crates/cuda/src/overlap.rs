@@ -34,7 +34,10 @@ impl Touched {
 
 /// Whether a step goes to the side.
 fn is_aside(op: &Op) -> bool {
-    matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. } | Op::CrossEntropy { .. })
+    matches!(
+        op,
+        Op::LinearGradW { .. } | Op::ConvGradW { .. } | Op::ColumnSum { .. } | Op::CrossEntropy { .. }
+    )
 }
 
 /// Moves what can run beside the rest to a lane of its own. `states` are the addresses of states, `arena` that of the arena.

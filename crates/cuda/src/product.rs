@@ -3,7 +3,8 @@
 //! It sees matrices by columns, we have them by rows: a matrix of ours is the transpose of one of its own. So
 //! result = left·right becomes resultᵀ = rightᵀ·leftᵀ there, and only the sides change places.
 
-use crate::action::{Address, Epilogue, Matrix, Product};
+use crate::action::{Address, Convolution, Epilogue, Matrix, Product};
+use crate::convolution::{self, Convolutions};
 use crate::driver::{Block, Context, Stream};
 use crate::error::CudaError;
 use crate::steps::hopper::Cut;
@@ -34,10 +35,11 @@ pub struct Algorithm {
     pub(crate) workspace: usize,
 }
 
-/// cuBLASLt, and working memory for those of its products that run one after the other: those of the compute lane, and those
-/// aside.
+/// cuBLASLt, cuDNN where something is convolved, and working memory for those of their calls that run one after the other:
+/// those of the compute lane, and those aside.
 pub struct Products {
     handle: sys::cublasLtHandle_t,
+    convolutions: Option<Convolutions>,
     workspaces: [Option<Block>; 2],
     /// Smaller ones, which captured graphs still use.
     outgrown: Vec<Block>,
@@ -70,8 +72,22 @@ impl Products {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting cuBLASLt".into())?;
-        let (workspaces, outgrown, context) = ([None, None], Vec::new(), Arc::clone(context));
-        Ok(Products { handle, workspaces, outgrown, deterministic, context })
+        let (convolutions, workspaces, outgrown) = (None, [None, None], Vec::new());
+        let context = Arc::clone(context);
+        Ok(Products { handle, convolutions, workspaces, outgrown, deterministic, context })
+    }
+
+    /// Loads cuDNN, if it was not wanted before.
+    pub fn open_convolutions(&mut self) -> Result<(), CudaError> {
+        if self.convolutions.is_none() {
+            self.convolutions = Some(Convolutions::new(&self.context)?);
+        }
+        Ok(())
+    }
+
+    pub fn convolutions(&self) -> Result<&Convolutions, CudaError> {
+        let missing = || CudaError::Misuse("cuDNN was not opened".into());
+        self.convolutions.as_ref().ok_or_else(missing)
     }
 
     /// Sees to it that there is so much working memory, in the compute lane and aside.
@@ -161,6 +177,22 @@ impl Products {
             return Err(CudaError::Misuse(format!("no workspace was provided for {}", describe(product))));
         }
         self.enqueue(product, algorithm, stream, there.map_or(0, |block| block.address))
+    }
+
+    /// Puts a convolution into a stream; `aside` as in [`Self::run`].
+    pub fn convolve(
+        &self,
+        conv: &Convolution,
+        algorithm: &convolution::Algorithm,
+        stream: &Stream,
+        aside: bool,
+    ) -> Result<(), CudaError> {
+        let there = self.workspaces[usize::from(aside)].as_ref();
+        if algorithm.workspace > there.map_or(0, |block| block.bytes) {
+            let what = convolution::describe(conv);
+            return Err(CudaError::Misuse(format!("no workspace was provided for {what}")));
+        }
+        self.convolutions()?.run(conv, algorithm, stream, there.map_or(0, |block| block.address))
     }
 
     /// The same with working memory of its own, of [`WORKSPACE`] bytes.

@@ -1,7 +1,10 @@
 //! Chooses how each product is made, by one of cuBLASLt's algorithms or by our kernel: measured on the spot, then kept on disk.
 
+mod convolutions;
+
 use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source};
 use crate::cache::{self, Hash};
+use crate::convolution;
 use crate::driver::{Block, Context, Event, Stream};
 use crate::error::CudaError;
 use crate::launch::Ready;
@@ -109,6 +112,7 @@ pub struct Tuner {
     chosen: HashMap<String, Choice>,
     /// Products of which cuBLASLt's ways were tried already.
     tried: HashMap<String, Vec<Way>>,
+    convolutions: HashMap<String, Arc<convolution::Algorithm>>,
     pub tally: Tally,
     start: Event,
     end: Event,
@@ -125,8 +129,8 @@ struct Way {
 impl Tuner {
     pub fn new(context: &Arc<Context>, known: Known) -> Result<Self, CudaError> {
         let (start, end) = (Event::timed(context)?, Event::timed(context)?);
-        let (chosen, tried) = (HashMap::new(), HashMap::new());
-        Ok(Tuner { known, chosen, tried, tally: Tally::default(), start, end })
+        let (chosen, tried, convolutions) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Ok(Tuner { known, chosen, tried, convolutions, tally: Tally::default(), start, end })
     }
 
     /// A product by our kernel.
@@ -189,7 +193,8 @@ impl Tuner {
     /// What was chosen so far.
     pub fn choices(&self) -> Choices {
         let Known { entries, file, facts, .. } = &self.known;
-        let chosen = entries.iter().filter(|(key, _)| self.chosen.contains_key(*key));
+        let is_chosen = |key: &String| self.chosen.contains_key(key) || self.convolutions.contains_key(key);
+        let chosen = entries.iter().filter(|(key, _)| is_chosen(key));
         let products = chosen.map(|(key, text)| (key.clone(), text.clone())).collect();
         Choices { gpu: facts.name.clone(), of: file.clone(), products }
     }
@@ -278,12 +283,21 @@ impl Tuner {
     /// Seconds of one run, after something that fills the cache with other things and keeps the GPU busy until the run is
     /// queued.
     fn time(&self, product: &Product, trial: &Trial, bench: &Bench<'_>) -> Result<f64, CudaError> {
-        let repeats = repeats(product);
+        self.timed(bench, repeats(product), || trial.start(bench), || describe(product))
+    }
+
+    fn timed(
+        &self,
+        bench: &Bench<'_>,
+        repeats: usize,
+        start: impl Fn() -> Result<(), CudaError>,
+        what: impl FnOnce() -> String,
+    ) -> Result<f64, CudaError> {
         bench.distract()?;
         self.start.record(bench.stream)?;
-        (0..repeats).try_for_each(|_| trial.start(bench))?;
+        (0..repeats).try_for_each(|_| start())?;
         self.end.record(bench.stream)?;
-        self.end.synchronise(|| format!("measuring {}", describe(product)))?;
+        self.end.synchronise(|| format!("measuring {}", what()))?;
         Ok(self.end.seconds_since(&self.start)? / repeats as f64)
     }
 }

@@ -3,7 +3,7 @@
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
 use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
-use cuda::steps::{hopper, loss, prepare, rows, tokens, update};
+use cuda::steps::{batch_norm, channels, conv, hopper, loss, prepare, resize, rows, tokens, update};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -28,6 +28,10 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         prepare::kernels(),
         tokens::kernels(),
         loss::kernels(),
+        batch_norm::kernels(),
+        resize::kernels(),
+        channels::kernels(),
+        conv::kernels(),
         update::kernels(),
     ];
     let (major, minor) = facts.capability;

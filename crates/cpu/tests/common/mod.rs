@@ -48,9 +48,18 @@ pub struct Draft {
 
 impl Draft {
     pub fn new(dtype: DType, batch: usize) -> Self {
-        let mut graph = Graph::default();
-        let labels = input(&mut graph, "labels", Type::new(DType::I32, [batch]));
-        let weights = input(&mut graph, "weights", Type::new(dtype, [batch]));
+        Self::labelled(dtype, &[batch])
+    }
+
+    /// With a label for each pixel of images (B,h,w).
+    pub fn of_pixels(dtype: DType, images: [usize; 3]) -> Self {
+        Self::labelled(dtype, &images)
+    }
+
+    fn labelled(dtype: DType, axes: &[usize]) -> Self {
+        let (mut graph, batch, shape) = (Graph::default(), axes[0], Shape(axes.to_vec()));
+        let labels = input(&mut graph, "labels", Type { dtype: DType::I32, shape: shape.clone() });
+        let weights = input(&mut graph, "weights", Type { dtype, shape });
         Draft { graph, dtype, labels, weights, batch, nodes: 0, sites: 0 }
     }
 

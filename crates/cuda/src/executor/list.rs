@@ -3,8 +3,9 @@
 use super::calls::{Calling, bring_back};
 use super::exchanger::{Exchange, Exchanger};
 use super::tracer::Marks;
-use crate::action::{Action, Address, Exchanged, Product};
+use crate::action::{Action, Address, Convolution, Exchanged, Product};
 use crate::bind::{Bound, Placed};
+use crate::convolution::{self, Algorithm as Planned};
 use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_alone};
 use crate::error::CudaError;
 use crate::exchange::{Stage, host_places, stages};
@@ -83,6 +84,7 @@ impl Streams {
 pub(super) enum Work {
     Launch(Ready),
     Product(Product, Way),
+    Convolution(Convolution, Arc<Planned>),
     Copy { from: Address, to: Address, bytes: usize },
     Zero { at: Address, bytes: usize },
     Exchange(Box<Calling>),
@@ -207,6 +209,13 @@ impl Preparer<'_> {
                     }
                 }
             }
+            Action::Convolution(conv) => {
+                let (products, stream) = (self.products, self.streams.compute());
+                let (scratch, workspace) = (self.scratch, self.workspace);
+                let bench = Bench { products, modules: &mut *self.modules, stream, scratch, workspace };
+                let algorithm = self.tuner.convolution(&conv, &bench)?;
+                (Work::Convolution(conv, algorithm), convolution::describe(&conv))
+            }
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
             Action::Sum(_) => return Err(CudaError::Misuse(format!("{layer}: a sum that was left waiting"))),
@@ -244,6 +253,9 @@ impl Prepared {
                     }
                     other => other,
                 }),
+            Work::Convolution(conv, algorithm) => {
+                products.convolve(conv, algorithm, stream, self.lane != Lane::Compute)
+            }
             Work::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
             // Of the comm lane, in whose stream NCCL has its calls.

@@ -7,6 +7,7 @@ use super::times::Times;
 use super::{Options, Which};
 use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
 use crate::bind::{Binder, Bound, Memory, Placed, Steps};
+use crate::convolution;
 use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
 use crate::exchange::{Marks, check_ranks, host_places, timed};
@@ -126,6 +127,17 @@ impl Lists {
         self.bound.iter().map(|bound| bound.parts).max().unwrap_or(0)
     }
 
+    /// Bytes of working memory that the libraries may take, in the compute lane and aside.
+    fn workspaces(&self) -> [usize; 2] {
+        let mut most = [WORKSPACE; 2];
+        for placed in self.bound.iter().flat_map(|bound| &bound.actions) {
+            if matches!(placed.action, Action::Convolution(_)) {
+                most[usize::from(placed.lane != Lane::Compute)] = convolution::WORKSPACE;
+            }
+        }
+        most
+    }
+
     /// Bytes that collectives need on the host.
     fn host(&self) -> usize {
         self.bound.iter().map(|bound| host_places(collectives(bound)).1).max().unwrap_or(0)
@@ -142,7 +154,7 @@ pub(super) fn kernels<'a>(
         Action::Product(product) => ours(product),
         // Their times are noted down.
         Action::Exchange(_) => vec![crate::exchange::clock()],
-        Action::Copy { .. } | Action::Zero { .. } | Action::Sum(_) => vec![],
+        Action::Convolution(_) | Action::Copy { .. } | Action::Zero { .. } | Action::Sum(_) => vec![],
     });
     used.collect()
 }
@@ -222,7 +234,7 @@ pub struct Needs {
     pub staging: usize,
     /// Tables of kernels, partial sums and times noted down.
     pub tables: usize,
-    /// Of products, at most.
+    /// Of products and convolutions, at most.
     pub workspace: usize,
 }
 
@@ -259,9 +271,15 @@ impl Dry {
             states: crate::bind::state_offsets(&program.states).1,
             staging: Staging::bytes_for(program),
             tables: lists.constants.len() + lists.parts() + lists.times(),
-            workspace: 2 * WORKSPACE + super::HEADER_BYTES,
+            workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
         };
         Ok(Dry { lists, needs })
+    }
+
+    /// Whether there is a convolution that cuDNN makes.
+    pub fn convolves(&self) -> bool {
+        let mut actions = self.lists.bound.iter().flat_map(|bound| &bound.actions);
+        actions.any(|placed| matches!(placed.action, Action::Convolution(_)))
     }
 
     /// The kernels of some lists.
@@ -285,6 +303,9 @@ impl Base<'_> {
         arena: Option<Arc<Block>>,
     ) -> Result<Plans, CudaError> {
         let context = self.context;
+        if dry.convolves() {
+            self.products.open_convolutions()?;
+        }
         let fits = arena.filter(|block| block.bytes >= dry.needs.arena);
         let arena = match fits {
             Some(block) => block,

@@ -5,9 +5,10 @@
 use super::list::{List, Preparer, Streams, Way, Work};
 use super::plans::{Base, Plans, REFRESH, kernels, plans};
 use super::startup::Startup;
-use crate::action::{Action, Address, Product};
+use crate::action::{Action, Address, Convolution, Product};
 use crate::bind::Bound;
 use crate::compile::{Arch, Compiling};
+use crate::convolution;
 use crate::driver::{Block, prepare_alone};
 use crate::error::CudaError;
 use crate::product::WORKSPACE;
@@ -39,8 +40,11 @@ impl Base<'_> {
         let began = Instant::now();
         let _alone = prepare_alone();
         let products = products(plans, &wanted);
-        let room = Room::new(self, plans, &products)?;
-        if products.iter().any(|product| self.tuner.must_measure(product, self.products)) {
+        let convolutions = convolutions(plans, &wanted);
+        let room = Room::new(self, plans, &products, &convolutions)?;
+        let measures = products.iter().any(|product| self.tuner.must_measure(product, self.products))
+            || convolutions.iter().any(|conv| self.tuner.must_measure_convolution(conv, self.products));
+        if measures {
             fill_with_noise(room.scratch(plans), self.streams)?;
             let Plans { modules, arena, .. } = &mut *plans;
             let mut bench = Bench {
@@ -51,8 +55,11 @@ impl Base<'_> {
                 workspace: &room.workspace,
             };
             products.iter().try_for_each(|product| self.tuner.try_library(product, &mut bench))?;
+            let began = startup.lap("measuring cuBLASLt's products", began);
+            convolutions.iter().try_for_each(|conv| self.tuner.convolution(conv, &bench).map(drop))?;
+            startup.lap("measuring cuDNN's convolutions", began);
         }
-        let began = startup.lap("measuring cuBLASLt's products", began);
+        let began = Instant::now();
         self.load(plans, &wanted, compiling, startup, began)?;
         let began = Instant::now();
         for number in &wanted {
@@ -136,10 +143,17 @@ struct Room {
 }
 
 impl Room {
-    fn new(base: &Base<'_>, plans: &Plans, products: &[Product]) -> Result<Self, CudaError> {
-        let workspace = Block::new(base.context, WORKSPACE, "measuring products")?;
+    fn new(
+        base: &Base<'_>,
+        plans: &Plans,
+        products: &[Product],
+        convolutions: &[Convolution],
+    ) -> Result<Self, CudaError> {
+        let bytes = if convolutions.is_empty() { WORKSPACE } else { convolution::WORKSPACE };
+        let workspace = Block::new(base.context, bytes, "measuring products")?;
         let result = |p: &Product| p.result.rows * p.result.stride * p.result.dtype.bytes();
-        let most = products.iter().map(result).max().unwrap_or(0);
+        let results = products.iter().map(result).chain(convolutions.iter().map(|conv| conv.result().1));
+        let most = results.max().unwrap_or(0);
         let larger = (most > plans.arena.bytes).then(|| Block::new(base.context, most, "measuring products"));
         Ok(Room { workspace, larger: larger.transpose()? })
     }
@@ -149,25 +163,39 @@ impl Room {
     }
 }
 
-/// The products of lists that are not prepared yet.
-fn products(plans: &Plans, numbers: &[usize]) -> Vec<Product> {
+/// The actions of lists that are not prepared yet.
+fn actions<'a>(plans: &'a Plans, numbers: &'a [usize]) -> impl Iterator<Item = &'a Action> {
     let lists = numbers.iter().filter_map(|number| plans.waiting[*number].as_ref());
-    let actions = lists.flat_map(|bound| bound.actions.iter().map(|placed| &placed.action));
+    lists.flat_map(|bound| bound.actions.iter().map(|placed| &placed.action))
+}
+
+fn products(plans: &Plans, numbers: &[usize]) -> Vec<Product> {
     let product = |action: &Action| match action {
         Action::Product(product) => Some(*product),
         _ => None,
     };
-    actions.filter_map(product).collect()
+    actions(plans, numbers).filter_map(product).collect()
+}
+
+fn convolutions(plans: &Plans, numbers: &[usize]) -> Vec<Convolution> {
+    let convolution = |action: &Action| match action {
+        Action::Convolution(conv) => Some(*conv),
+        _ => None,
+    };
+    actions(plans, numbers).filter_map(convolution).collect()
 }
 
 /// Bytes of working memory that the chosen algorithms take, in the compute lane and aside.
 fn workspace(plans: &Plans) -> [usize; 2] {
     let mut most = [0; 2];
     for action in plans.lists.iter().flatten().flat_map(|list| &list.actions) {
-        if let Work::Product(_, Way::Library(algorithm)) = &action.work {
-            let lane = &mut most[usize::from(action.lane != Lane::Compute)];
-            *lane = algorithm.workspace.max(*lane);
-        }
+        let bytes = match &action.work {
+            Work::Product(_, Way::Library(algorithm)) => algorithm.workspace,
+            Work::Convolution(_, algorithm) => algorithm.workspace,
+            _ => 0,
+        };
+        let lane = &mut most[usize::from(action.lane != Lane::Compute)];
+        *lane = bytes.max(*lane);
     }
     most
 }

@@ -23,7 +23,7 @@ pub fn parts(outputs: &[Operand]) -> usize {
 }
 
 /// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
-fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
+pub(super) fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let target = cx.output(usize::from(gelu));
     if gelu {
         let bias = bias.then(|| cx.input(2));
@@ -49,7 +49,7 @@ fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, Cuda
 }
 
 /// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
-fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
+pub(super) fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let dx = cx.output(0);
     if gelu {
         let (dy, w, pre, sums) = (cx.input(0), cx.input(1), cx.input(2), cx.output(1).address);
@@ -68,7 +68,7 @@ fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
 }
 
 /// dw = dyᵀ·x, or what was there plus that.
-fn grad_w(cx: &Context<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
+pub(super) fn grad_w(cx: &Context<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
     let dw = cx.output(0);
     let mut product = product(cx, activations(cx.input(0)), activations(cx.input(1)), weight(dw))?;
     product.left_transposed = true;

@@ -1,9 +1,10 @@
-//! Cross-entropy: a warp for each row of logits, then one block that adds up what the blocks found.
+//! Cross-entropy: a warp for each row of logits, then one block that adds up what the blocks found. Rows that are pixels are
+//! many, and have kernels of their own.
 
 use super::rows::{launch, pointer, singles, typed};
 use crate::action::{Action, Address, Arg, Context, Kernel, Operand, Source};
 use crate::error::CudaError;
-use graph::{DType, Op, Type};
+use graph::{DType, Op, Shape, Type};
 
 /// As in loss.cu.
 const THREADS: usize = 128;
@@ -11,6 +12,11 @@ const THREADS: usize = 128;
 const ROWS: usize = THREADS / 32;
 /// Blocks of the forward pass at most, each with four partial sums.
 const PARTS: usize = 1024;
+
+/// Blocks where rows are pixels: sixteen for each processor of an H200.
+const PIXEL_PARTS: usize = 2112;
+/// Classes that a warp has in registers.
+const PIXEL_CLASSES: usize = 256;
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
@@ -23,13 +29,27 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     match op {
-        Op::CrossEntropy { .. } => 8 * 4 * parts(inputs[0].shape.rows()),
+        Op::CrossEntropy { mixed, .. } => {
+            let shape = &inputs[0].shape;
+            let parts =
+                if are_pixels(shape, *mixed) { pixel_parts(shape.rows()) } else { parts(shape.rows()) };
+            8 * 4 * parts
+        }
         _ => 0,
     }
 }
 
 fn parts(rows: usize) -> usize {
     rows.div_ceil(ROWS).clamp(1, PARTS)
+}
+
+fn pixel_parts(rows: usize) -> usize {
+    rows.div_ceil(ROWS).clamp(1, PIXEL_PARTS)
+}
+
+/// Whether rows are pixels, with one label each.
+fn are_pixels(logits: &Shape, mixed: bool) -> bool {
+    logits.rank() > 2 && !mixed && logits.last() <= PIXEL_CLASSES
 }
 
 /// logits, labels, weights, partners and mixes, the last two null where nothing is mixed.
@@ -50,11 +70,21 @@ fn sizes(logits: &Operand, smoothing: f64) -> [Arg; 3] {
     [Arg::I32(rows as i32), Arg::I32(classes as i32), Arg::F32(smoothing as f32)]
 }
 
+/// Registers of a lane that hold a row.
+fn registers(logits: &Operand) -> usize {
+    logits.shape.last().div_ceil(32)
+}
+
 fn cross_entropy(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Action>, CudaError> {
     let logits = cx.input(0);
     singles(cx, cx.outputs)?;
-    let parts = parts(logits.shape.rows());
+    let pixels = are_pixels(&logits.shape, mixed);
+    let rows = logits.shape.rows();
+    let parts = if pixels { pixel_parts(rows) } else { parts(rows) };
     let mut args = batch(cx, mixed)?.to_vec();
+    if pixels {
+        args.truncate(3);
+    }
     args.push(Arg::Pointer(cx.scratch));
     args.extend(sizes(logits, smoothing));
     let sums = vec![
@@ -64,7 +94,10 @@ fn cross_entropy(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Ac
         pointer(cx.output(0)),
         pointer(cx.output(1)),
     ];
-    let name = format!("cross_entropy<{}>", typed(cx, logits)?);
+    let name = match pixels {
+        true => format!("pixel_loss<{}, {}>", typed(cx, logits)?, registers(logits)),
+        false => format!("cross_entropy<{}>", typed(cx, logits)?),
+    };
     Ok(vec![
         launch(Source::Loss, name, [parts, 1, 1], THREADS, args),
         launch(Source::Loss, "cross_entropy_sums".into(), [1, 1, 1], THREADS, sums),
@@ -75,12 +108,19 @@ fn cross_entropy_grad(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<V
     let (logits, dlogits) = (cx.input(0), cx.output(0));
     let dloss = if mixed { 5 } else { 3 };
     singles(cx, &cx.inputs[dloss..])?;
+    let pixels = are_pixels(&logits.shape, mixed);
     let mut args = batch(cx, mixed)?.to_vec();
+    if pixels {
+        args.truncate(3);
+    }
     args.extend([pointer(cx.input(dloss)), Arg::Pointer(cx.header), pointer(dlogits)]);
     args.extend(sizes(logits, smoothing));
-    let name = format!("cross_entropy_grad<{}, {}>", typed(cx, logits)?, typed(cx, dlogits)?);
-    let grid = [logits.shape.rows().div_ceil(ROWS), 1, 1];
-    Ok(vec![launch(Source::Loss, name, grid, THREADS, args)])
+    let (of, to, rows) = (typed(cx, logits)?, typed(cx, dlogits)?, logits.shape.rows());
+    let (name, blocks) = match pixels {
+        true => (format!("pixel_grad<{of}, {to}, {}>", registers(logits)), pixel_parts(rows)),
+        false => (format!("cross_entropy_grad<{of}, {to}>"), rows.div_ceil(ROWS)),
+    };
+    Ok(vec![launch(Source::Loss, name, [blocks, 1, 1], THREADS, args)])
 }
 
 fn seed(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
@@ -100,6 +140,10 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
             format!("seed<{t}>"),
         ]);
     }
+    for (l, d) in [("float", "float"), ("float", "bf16"), ("bf16", "bf16"), ("float", "f16")] {
+        names.push(format!("pixel_grad<{l}, {d}, 5>"));
+    }
+    names.extend(["pixel_loss<float, 5>".to_string(), "pixel_loss<bf16, 8>".into()]);
     names.into_iter().map(|name| (Kernel::new(Source::Loss, name), 75)).collect()
 }
 
@@ -122,6 +166,23 @@ mod tests {
         assert_eq!(launches(&actions)[0].grid, [64, 1, 1]);
         assert_eq!(launches(&actions)[1].args[1], Arg::I32(64));
         assert_eq!(scratch(&op, &[&PLAIN[0].parse().unwrap()], &[]), 64 * 4 * 8);
+    }
+
+    #[test]
+    fn pixels_have_kernels_of_their_own() {
+        let inputs = ["f32[8,512,512,150]", "i32[8,512,512]", "f32[8,512,512]"];
+        let op = Op::CrossEntropy { smoothing: 0.0, mixed: false };
+        let actions = step(op.clone(), &inputs, &LOSS, false).unwrap();
+        assert_eq!(names(&actions), ["pixel_loss<float, 5>", "cross_entropy_sums"]);
+        assert_eq!(launches(&actions)[0].grid, [2112, 1, 1]);
+        assert_eq!(scratch(&op, &[&inputs[0].parse().unwrap()], &[]), 2112 * 4 * 8);
+        let inputs = [&inputs[..], &["f32[]"]].concat();
+        let op = Op::CrossEntropyGrad { smoothing: 0.0, mixed: false };
+        let actions = step(op, &inputs, &["bf16[8,512,512,150]"], false).unwrap();
+        assert_eq!(names(&actions), ["pixel_grad<float, bf16, 5>"]);
+        let many = ["f32[2,4,4,1000]", "i32[2,4,4]", "f32[2,4,4]"];
+        let op = Op::CrossEntropy { smoothing: 0.0, mixed: false };
+        assert_eq!(names(&step(op, &many, &LOSS, false).unwrap())[0], "cross_entropy<float>");
     }
 
     #[test]

@@ -7,6 +7,9 @@ pub mod attention;
 pub mod attention_hopper;
 pub mod attention_plain;
 pub mod attention_tf32;
+pub mod batch_norm;
+pub mod channels;
+pub mod conv;
 pub mod hopper;
 pub mod linear;
 pub mod loss;
@@ -14,6 +17,7 @@ pub mod maps;
 pub mod norm_add;
 pub mod position_bias;
 pub mod prepare;
+pub mod resize;
 pub mod rows;
 #[cfg(test)]
 mod testing;
@@ -43,6 +47,16 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         | Op::Pool { .. }
         | Op::PoolGrad { .. } => tokens::actions(cx),
         Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } | Op::Seed { .. } => loss::actions(cx),
+        Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => conv::actions(cx),
+        Op::Moments
+        | Op::JoinMoments
+        | Op::BatchNorm { .. }
+        | Op::BatchNormSums { .. }
+        | Op::BatchNormGrad { .. }
+        | Op::RunningMoments { .. }
+        | Op::Commit => batch_norm::actions(cx),
+        Op::Resize { .. } | Op::ResizeGrad { .. } => resize::actions(cx),
+        Op::Concat | Op::Slice { .. } => channels::actions(cx),
         Op::SumSquares | Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
         Op::Assign { .. }
         | Op::Reshape { .. }
@@ -85,6 +99,10 @@ pub fn scratch(graph: &Graph, index: usize) -> usize {
         Op::PositionBiasGrad { .. } => position_bias::scratch(&node.op, &inputs),
         Op::EmbedGrad { .. } => tokens::scratch(&node.op, &inputs, &outputs),
         Op::CrossEntropy { .. } => loss::scratch(&node.op, &inputs, &outputs),
+        Op::Conv { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => {
+            conv::scratch(&node.op, &inputs, &outputs)
+        }
+        Op::Moments | Op::BatchNormSums { .. } => batch_norm::scratch(&node.op, &inputs),
         Op::SumSquares | Op::Lamb { .. } => update::scratch(&node.op, &inputs, &outputs),
         _ => 0,
     }

@@ -93,7 +93,7 @@ fn same_types(cx: &Context<'_>, operands: &[&Operand]) -> Result<(), CudaError> 
 }
 
 /// Elements that 16 bytes of the widest type hold.
-fn vector_of(dtypes: &[DType]) -> usize {
+pub(super) fn vector_of(dtypes: &[DType]) -> usize {
     16 / dtypes.iter().map(|d| d.bytes()).max().unwrap_or(16)
 }
 
@@ -117,7 +117,7 @@ pub fn gelu(pre: &Operand, y: &Operand) -> Action {
     launch(Source::Rows, format!("gelu<{}>", checked(pre.dtype)), grid, THREADS, args)
 }
 
-fn add(cx: &Context<'_>, a: &Operand, b: &Operand, y: &Operand) -> Result<Action, CudaError> {
+pub(super) fn add(cx: &Context<'_>, a: &Operand, b: &Operand, y: &Operand) -> Result<Action, CudaError> {
     let name = format!("add<{}, {}, {}>", typed(cx, a)?, typed(cx, b)?, typed(cx, y)?);
     let count = y.shape.count();
     let args = vec![pointer(a), pointer(b), pointer(y), Arg::I64(count as i64)];
@@ -164,7 +164,7 @@ fn drop(cx: &Context<'_>, rate: f64, site: u32, per: Per) -> Result<Vec<Action>,
             let name = format!("drop_elements<{x_type}, {y_type}, {columns}>");
             (name, [vectors.div_ceil(THREADS), 1, 1], sizes)
         }
-        Per::Channel => return Err(cx.no_kernel()),
+        Per::Channel => return super::channels::drop(cx, rate, site),
         Per::Sample => {
             let size = x.shape.count() / samples.max(1);
             let most = vector_of(&[x.dtype, y.dtype]);
@@ -180,7 +180,7 @@ fn drop(cx: &Context<'_>, rate: f64, site: u32, per: Per) -> Result<Vec<Action>,
 // ---- between types ------------------------------------------------------------------------------------------------
 
 /// Copies `count` elements to another place, as its type has them.
-fn convert(
+pub(super) fn convert(
     cx: &Context<'_>,
     (from, from_type): (Address, DType),
     (to, to_type): (Address, DType),

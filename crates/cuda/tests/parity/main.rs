@@ -4,6 +4,7 @@
 
 #[path = "../../../cpu/tests/common/mod.rs"]
 mod common;
+mod dense;
 mod memory;
 mod prepare;
 mod rig;
@@ -312,7 +313,8 @@ fn every_op_has_its_kernels() {
         (format!("vit {name}"), build)
     });
     let mut missing = vec![];
-    for (name, build) in bodies().into_iter().chain(models) {
+    let dense = dense::bodies().into_iter().chain(dense::rectified()).chain([dense::whole()]);
+    for (name, build) in bodies().into_iter().chain(models).chain(dense) {
         for (arithmetic, _) in TOLERANCES {
             let program = gpu_program(build(DType::F32), arithmetic);
             let tf32 = arithmetic == Arithmetic::Tf32;

@@ -124,6 +124,8 @@ impl Pass<'_> {
             (Op::LinearGradX { .. } | Op::GeluGrad { .. } | Op::EmbedGrad { .. }, 0) => Some(half),
             (Op::Attention { .. } | Op::AttentionGrad { .. }, 0) => Some(half),
             (Op::LayerNorm { add: false, .. }, 0) | (Op::LayerNorm { add: true, .. }, 1) => Some(half),
+            // A sum with the residual stream is of it; maps of a head, and gradients of what is used twice, are not.
+            (Op::Add, 0) if node.inputs.iter().all(|v| self.graph.ty(*v).dtype == half) => Some(half),
             (Op::LayerNorm { add: true, .. } | Op::NormAdd { .. } | Op::Embed { .. } | Op::Add, 0) => {
                 Some(residual)
             }

@@ -1,0 +1,143 @@
+//! The same for convolutions: which of cuDNN's proposals is taken.
+
+use super::{Bench, Tuner, fastest};
+use crate::action::{Address, Convolution};
+use crate::convolution::{Algorithm, Convolutions, Proposals, describe};
+use crate::error::CudaError;
+use crate::product::Products;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How many proposals are measured at most, and after how many that were no faster than one before them no more are tried.
+const MOST: usize = 12;
+const PATIENCE: usize = 5;
+
+impl Tuner {
+    /// Whether proposals have to be measured before one can be chosen.
+    pub fn must_measure_convolution(&self, conv: &Convolution, products: &Products) -> bool {
+        let Ok(cudnn) = products.convolutions() else { return false };
+        let key = key(conv, cudnn);
+        let is_known = self.convolutions.contains_key(&key) || self.known.entries.contains_key(&key);
+        !self.known.deterministic && !is_known
+    }
+
+    /// How a convolution is made. It is run at least once, so that its kernel is loaded before anything is captured; the
+    /// result goes where that of a product does that is tried.
+    pub fn convolution(
+        &mut self,
+        conv: &Convolution,
+        bench: &Bench<'_>,
+    ) -> Result<Arc<Algorithm>, CudaError> {
+        let cudnn = bench.products.convolutions()?;
+        let key = key(conv, cudnn);
+        if let Some(algorithm) = self.convolutions.get(&key) {
+            return Ok(Arc::clone(algorithm));
+        }
+        let (trial, proposals) = (trial(conv, bench), cudnn.proposals(conv)?);
+        let deterministic = self.known.deterministic;
+        let kept = self.known.entries.get(&key).and_then(|text| usable(text, cudnn, conv, &proposals));
+        let algorithm = match kept.filter(|algorithm| start(cudnn, &trial, algorithm, bench).is_ok()) {
+            Some(algorithm) => algorithm,
+            None if deterministic => first(cudnn, &trial, &proposals, bench)?,
+            None => self.measure_convolution(&trial, cudnn, &proposals, bench)?,
+        };
+        if !deterministic {
+            let text = entry(&algorithm);
+            self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
+        }
+        self.tally.products += 1;
+        let algorithm = Arc::new(algorithm);
+        self.convolutions.insert(key, Arc::clone(&algorithm));
+        Ok(algorithm)
+    }
+
+    fn measure_convolution(
+        &mut self,
+        trial: &Convolution,
+        cudnn: &Convolutions,
+        proposals: &Proposals,
+        bench: &Bench<'_>,
+    ) -> Result<Algorithm, CudaError> {
+        let start = |algorithm: &Algorithm| start(cudnn, trial, algorithm, bench);
+        let mut ways: Vec<(f64, Algorithm)> = Vec::new();
+        let mut best = (f64::INFINITY, 0);
+        for place in 0..proposals.len() {
+            if ways.len() >= MOST || (!ways.is_empty() && place > best.1 + PATIENCE) {
+                break;
+            }
+            let began = Instant::now();
+            let ready = cudnn.algorithm(trial, proposals, place).filter(|algorithm| start(algorithm).is_ok());
+            self.tally.loading += began.elapsed().as_secs_f64();
+            self.tally.tried += 1;
+            let Some(algorithm) = ready else { continue };
+            let began = Instant::now();
+            let seconds = self.timed(bench, 1, || start(&algorithm), || describe(trial))?;
+            self.tally.timing += began.elapsed().as_secs_f64();
+            if seconds < best.0 {
+                best = (seconds, place);
+            }
+            ways.push((seconds, algorithm));
+        }
+        let seconds = ways.iter().map(|way| way.0).collect();
+        let winner = fastest(seconds, |i| self.timed(bench, 1, || start(&ways[i].1), || describe(trial)))?;
+        self.tally.measured += 1;
+        winner.map(|i| ways.swap_remove(i).1).ok_or_else(|| nothing(trial))
+    }
+}
+
+fn start(
+    cudnn: &Convolutions,
+    trial: &Convolution,
+    algorithm: &Algorithm,
+    bench: &Bench<'_>,
+) -> Result<(), CudaError> {
+    cudnn.run(trial, algorithm, bench.stream, bench.workspace.address)
+}
+
+/// The first proposal that may be taken, and runs.
+fn first(
+    cudnn: &Convolutions,
+    trial: &Convolution,
+    proposals: &Proposals,
+    bench: &Bench<'_>,
+) -> Result<Algorithm, CudaError> {
+    let ready = (0..proposals.len()).filter_map(|place| cudnn.algorithm(trial, proposals, place));
+    let found = { ready }.find(|algorithm| start(cudnn, trial, algorithm, bench).is_ok());
+    found.ok_or_else(|| nothing(trial))
+}
+
+fn nothing(conv: &Convolution) -> CudaError {
+    let doing = format!("looking for an algorithm for {}", describe(conv));
+    let status = "none that repeats its results fits the workspace".into();
+    CudaError::Convolution { doing, status }
+}
+
+/// What the disk has of an algorithm: its place among the proposals, which are the same for one version on one kind of GPU,
+/// and the engine that must be found there.
+fn entry(algorithm: &Algorithm) -> String {
+    format!("cudnn {} engine {}", algorithm.place, algorithm.engine)
+}
+
+fn usable(text: &str, cudnn: &Convolutions, conv: &Convolution, proposals: &Proposals) -> Option<Algorithm> {
+    let place = text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()?;
+    cudnn.algorithm(conv, proposals, place).filter(|algorithm| entry(algorithm) == text)
+}
+
+/// The convolution with a result that nobody misses.
+fn trial(conv: &Convolution, bench: &Bench<'_>) -> Convolution {
+    let scratch = bench.scratch;
+    let range = scratch.address..scratch.address + scratch.bytes as Address;
+    let (address, bytes) = conv.result();
+    if range.contains(&address) || bytes > scratch.bytes {
+        *conv
+    } else {
+        conv.with_result_at(scratch.address)
+    }
+}
+
+/// Everything that an algorithm depends on.
+fn key(conv: &Convolution, cudnn: &Convolutions) -> String {
+    let y = conv.y.axes.map(|n| n.to_string()).join("×");
+    let tf32 = if conv.tf32 { " tf32" } else { "" };
+    format!("{} → {y}{tf32}, cuDNN {}", describe(conv), cudnn.version)
+}
