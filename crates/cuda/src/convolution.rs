@@ -99,35 +99,36 @@ impl Convolutions {
         Ok(Proposals { problem: Arc::new(problem), engines })
     }
 
-    /// A proposal made ready; none if its results depend on more than its operands, are less exact than others', or if it
-    /// can't be had.
-    pub fn algorithm(&self, conv: &Convolution, proposals: &Proposals, place: usize) -> Option<Algorithm> {
-        let config = proposals.engines.get(place)?;
-        let engine =
-            config.part(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Of::CUDNN_BACKEND_ENGINE_DESCRIPTOR).ok()?;
+    /// A proposal made ready. Refused if its results depend on more than its operands, are less exact than others', or if it
+    /// takes more working memory than there is.
+    pub fn algorithm(
+        &self,
+        conv: &Convolution,
+        proposals: &Proposals,
+        place: usize,
+    ) -> Result<Algorithm, CudaError> {
+        let refused =
+            |why: String| CudaError::Convolution { doing: format!("proposal {place}"), status: why };
+        let config = proposals.engines.get(place).ok_or_else(|| refused("there is none".into()))?;
+        let engine = config.part(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Of::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
         let mut notes = [0i32; 16];
         let (attribute, kind) = (Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Kind::CUDNN_TYPE_NUMERICAL_NOTE);
-        let count = engine.get(attribute, kind, &mut notes).ok()?;
-        if !is_wanted(conv, &notes[..count.min(notes.len())]) {
-            return None;
+        let count = engine.get(attribute, kind, &mut notes)?;
+        let notes = &notes[..count.min(notes.len())];
+        if !is_wanted(conv, notes) {
+            return Err(refused(format!("does not repeat its results, or rounds more (notes {notes:?})")));
         }
-        let number = engine.number(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX).ok()?;
-        let plan = Descriptor::new(Of::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
-            .and_then(|plan| {
-                plan.with(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Kind::CUDNN_TYPE_HANDLE, &[self.handle])
-            })
-            .and_then(|plan| plan.with_parts(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config]))
-            .and_then(Descriptor::finished)
-            .ok()?;
-        let workspace = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE).ok()?.max(0) as usize;
+        let number = engine.number(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
+        let plan = Descriptor::new(Of::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Kind::CUDNN_TYPE_HANDLE, &[self.handle])?
+            .with_parts(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?
+            .finished()?;
+        let workspace = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
+        if workspace > WORKSPACE {
+            return Err(refused(format!("takes {} MiB to work in", workspace >> 20)));
+        }
         let problem = Arc::clone(&proposals.problem);
-        (workspace <= WORKSPACE).then_some(Algorithm {
-            plan,
-            place,
-            engine: number,
-            workspace,
-            _problem: problem,
-        })
+        Ok(Algorithm { plan, place, engine: number, workspace, _problem: problem })
     }
 
     /// Puts a convolution into a stream.
@@ -347,7 +348,9 @@ impl Descriptor {
     /// Reads an attribute as far as there is room for it. Returns how many values it has.
     fn get<T>(&self, name: Name, kind: Kind, to: &mut [T]) -> Result<usize, CudaError> {
         let mut count = 0;
-        let (room, at) = (to.len() as i64, to.as_mut_ptr().cast());
+        let room = to.len() as i64;
+        // Asked for the count alone, it wants no address.
+        let at = if to.is_empty() { std::ptr::null_mut() } else { to.as_mut_ptr().cast() };
         // SAFETY: writes at most as many values as there is room for, of the kind that is named.
         let status = unsafe { sys::cudnnBackendGetAttribute(self.raw, name, kind, room, &mut count, at) };
         check(status, || format!("reading {name:?}"))?;

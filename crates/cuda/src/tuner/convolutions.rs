@@ -61,15 +61,23 @@ impl Tuner {
         let start = |algorithm: &Algorithm| start(cudnn, trial, algorithm, bench);
         let mut ways: Vec<(f64, Algorithm)> = Vec::new();
         let mut best = (f64::INFINITY, 0);
+        let mut refused: Vec<CudaError> = Vec::new();
         for place in 0..proposals.len() {
             if ways.len() >= MOST || (!ways.is_empty() && place > best.1 + PATIENCE) {
                 break;
             }
             let began = Instant::now();
-            let ready = cudnn.algorithm(trial, proposals, place).filter(|algorithm| start(algorithm).is_ok());
+            let ready = cudnn.algorithm(trial, proposals, place);
+            let ready = ready.and_then(|algorithm| start(&algorithm).map(|()| algorithm));
             self.tally.loading += began.elapsed().as_secs_f64();
             self.tally.tried += 1;
-            let Some(algorithm) = ready else { continue };
+            let algorithm = match ready {
+                Ok(algorithm) => algorithm,
+                Err(error) => {
+                    refused.push(error);
+                    continue;
+                }
+            };
             let began = Instant::now();
             let seconds = self.timed(bench, 1, || start(&algorithm), || describe(trial))?;
             self.tally.timing += began.elapsed().as_secs_f64();
@@ -81,7 +89,7 @@ impl Tuner {
         let seconds = ways.iter().map(|way| way.0).collect();
         let winner = fastest(seconds, |i| self.timed(bench, 1, || start(&ways[i].1), || describe(trial)))?;
         self.tally.measured += 1;
-        winner.map(|i| ways.swap_remove(i).1).ok_or_else(|| nothing(trial))
+        winner.map(|i| ways.swap_remove(i).1).ok_or_else(|| nothing(trial, &refused))
     }
 }
 
@@ -101,15 +109,21 @@ fn first(
     proposals: &Proposals,
     bench: &Bench<'_>,
 ) -> Result<Algorithm, CudaError> {
-    let ready = (0..proposals.len()).filter_map(|place| cudnn.algorithm(trial, proposals, place));
-    let found = { ready }.find(|algorithm| start(cudnn, trial, algorithm, bench).is_ok());
-    found.ok_or_else(|| nothing(trial))
+    let mut refused = Vec::new();
+    for place in 0..proposals.len() {
+        let ready = cudnn.algorithm(trial, proposals, place);
+        match ready.and_then(|algorithm| start(cudnn, trial, &algorithm, bench).map(|()| algorithm)) {
+            Ok(algorithm) => return Ok(algorithm),
+            Err(error) => refused.push(error),
+        }
+    }
+    Err(nothing(trial, &refused))
 }
 
-fn nothing(conv: &Convolution) -> CudaError {
+fn nothing(conv: &Convolution, refused: &[CudaError]) -> CudaError {
     let doing = format!("looking for an algorithm for {}", describe(conv));
-    let status = "none that repeats its results fits the workspace".into();
-    CudaError::Convolution { doing, status }
+    let why = refused.first().map_or(String::new(), |error| format!("; the first: {error}"));
+    CudaError::Convolution { doing, status: format!("none of {} proposals can be taken{why}", refused.len()) }
 }
 
 /// What the disk has of an algorithm: its place among the proposals, which are the same for one version on one kind of GPU,
@@ -120,7 +134,7 @@ fn entry(algorithm: &Algorithm) -> String {
 
 fn usable(text: &str, cudnn: &Convolutions, conv: &Convolution, proposals: &Proposals) -> Option<Algorithm> {
     let place = text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()?;
-    cudnn.algorithm(conv, proposals, place).filter(|algorithm| entry(algorithm) == text)
+    cudnn.algorithm(conv, proposals, place).ok().filter(|algorithm| entry(algorithm) == text)
 }
 
 /// The convolution with a result that nobody misses.
