@@ -1,4 +1,4 @@
-//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms.
+//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms; position biases.
 //!
 //! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and small
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory
@@ -31,9 +31,12 @@ impl Touched {
     }
 }
 
-/// Whether a step goes to the side.
+/// Whether a step goes to the side. A position bias depends on parameters alone, and so may be made long before it is wanted.
 fn is_aside(op: &Op) -> bool {
-    matches!(op, Op::LinearGradW { .. } | Op::ColumnSum { .. })
+    matches!(
+        op,
+        Op::LinearGradW { .. } | Op::ColumnSum { .. } | Op::PositionBias { .. } | Op::PositionBiasGrad { .. }
+    )
 }
 
 /// Moves what can run beside the rest to a lane of its own. `states` are the addresses of states, `arena` that of the arena.
