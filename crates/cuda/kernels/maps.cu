@@ -1,5 +1,6 @@
 // Ops on channels-last maps (B,h,w,C) that only move tokens.
 //
+// Legend: B batch, h×w map, T tokens, C channels.
 // A thread moves V channels at once: 8, or 1 where C is no multiple of 8.
 #include "common.cuh"
 
@@ -47,4 +48,22 @@ __global__ void __launch_bounds__(THREADS) split_patches(const X* x, Y* y, int b
     const i64 block = (rest / height * rows + row / 2) * columns + column / 2;
     const int place = column % 2 * 2 + row % 2;
     move<X, Y, V>(x + (block * 4 + place) * channels + vector * V, y + i * V);
+}
+
+// y (B,h·w,C): the last tokens of x (B,T,C). A thread has vector i of y.
+template <typename X, typename Y, int V>
+__global__ void __launch_bounds__(THREADS) grid(const X* x, Y* y, int batch, int tokens, int map, int channels) {
+    const i64 i = ((i64)blockIdx.x * THREADS + threadIdx.x) * V, line = (i64)map * channels;
+    if (i >= batch * line) return;
+    move<X, Y, V>(x + i + (i / line + 1) * (tokens - map) * channels, y + i);
+}
+
+// The transpose: y (B,T,C) of x (B,h·w,C), 0 for the tokens before them. A thread has vector i of y.
+template <typename X, typename Y, int V>
+__global__ void __launch_bounds__(THREADS) ungrid(const X* x, Y* y, int batch, int tokens, int map, int channels) {
+    const i64 i = ((i64)blockIdx.x * THREADS + threadIdx.x) * V, line = (i64)tokens * channels;
+    if (i >= batch * line) return;
+    const i64 b = i / line, before = (i64)(tokens - map) * channels;
+    if (i - b * line < before) return clear<Y, V>(y + i);
+    move<X, Y, V>(x + i - (b + 1) * before, y + i);
 }

@@ -1,5 +1,5 @@
-//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms, and the loss itself, which its own
-//! gradient doesn't read.
+//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms; position biases; and the loss itself,
+//! which its own gradient doesn't read.
 //!
 //! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and small
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory
@@ -32,11 +32,16 @@ impl Touched {
     }
 }
 
-/// Whether a step goes to the side.
+/// Whether a step goes to the side. A position bias depends on parameters alone, and so may be made long before it is wanted.
 fn is_aside(op: &Op) -> bool {
     matches!(
         op,
-        Op::LinearGradW { .. } | Op::ConvGradW { .. } | Op::ColumnSum { .. } | Op::CrossEntropy { .. }
+        Op::LinearGradW { .. }
+            | Op::ConvGradW { .. }
+            | Op::ColumnSum { .. }
+            | Op::CrossEntropy { .. }
+            | Op::PositionBias { .. }
+            | Op::PositionBiasGrad { .. }
     )
 }
 

@@ -3,7 +3,8 @@
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
 use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
-use cuda::steps::{batch_norm, channels, conv, hopper, loss, prepare, resize, rows, tokens, update};
+use cuda::steps::{batch_norm, channels, conv, hopper, loss, maps, norm_add, position_bias, prepare, resize};
+use cuda::steps::{rows, tokens, update, windows, windows_plain};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -24,6 +25,11 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         attention_hopper::kernels(facts),
         attention_plain::kernels(),
         attention_tf32::kernels(facts),
+        windows::kernels(facts),
+        windows_plain::kernels(),
+        position_bias::kernels(),
+        norm_add::kernels(),
+        maps::kernels(),
         rows::kernels(),
         prepare::kernels(),
         tokens::kernels(),

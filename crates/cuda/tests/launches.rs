@@ -2,20 +2,27 @@
 
 use cuda::action::{Action, Address, Constants, Facts};
 use cuda::bind::{Binder, Memory, Placed, Steps, state_offsets};
-use graph::{DType, Group, Loss, Mixed, Optimizer, Plan, Program, Recompute, Settings, compile};
+use graph::{DType, Group, Loss, Mixed, Model, Optimizer, Plan, Program, Recompute, Settings, compile};
+use models::swin::Swin;
 use models::vit::Vit;
+
+const LOSS: Loss = Loss { smoothing: 0.1, mixed: false };
+const BF16: Mixed = Mixed { half: DType::Bf16, residual: DType::F32 };
 
 /// ViT-Ti/4 of 32 px in bf16, as the benchmarks have it.
 fn vit_ti(batch: usize) -> Program {
     let vit = Vit::named("vit-ti/4", 32, 3, 10).unwrap();
-    let model = vit.build(batch, Loss { smoothing: 0.1, mixed: false }, DType::F32).unwrap();
+    compiled(vit.build(batch, LOSS, DType::F32).unwrap(), Some(BF16))
+}
+
+fn compiled(model: Model, mixed: Option<Mixed>) -> Program {
     let settings = Settings {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
         recompute: Recompute::None,
         group: &|_| Group { lr_scale: 1.0, decays: true },
         ema: None,
-        mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
+        mixed,
         loss_scale: None,
         exchange: None,
         scratch: &cuda::scratch,
@@ -54,4 +61,31 @@ fn sums_have_hardly_a_launch_of_their_own() {
         assert!(names.len() < 250);
     }
     assert_eq!(names(&program, &program.update, false).len(), 3);
+}
+
+/// Swin V2-Ti with stochastic depth: every block has one attention each way, and no value is converted or moved by a launch of its own.
+#[test]
+fn a_block_of_swin_is_few_launches() {
+    let swin = Swin { drop_path: 0.2, ..Swin::named("swinv2-ti/w8", [256, 320], 3, 10).unwrap() };
+    let narrow = Mixed { half: DType::F16, residual: DType::F16 };
+    for (mixed, attention) in [
+        (Some(BF16), "window_attention"),
+        (Some(narrow), "window_attention"),
+        (None, "plain_window_attention"),
+    ] {
+        let program = compiled(swin.build(4, LOSS, DType::F32).unwrap(), mixed);
+        for accumulate in [false, true] {
+            let names = names(&program, &program.last, accumulate);
+            let count = |name: &str| names.iter().filter(|n| *n == name).count();
+            println!("{mixed:?}, accumulating {accumulate}: {} launches", names.len());
+            assert_eq!([count(attention), count("position_bias"), count("norm_add")], [12, 12, 24]);
+            assert_eq!(
+                [count("position_bias_grad"), count("norm_add_grad"), count("merge_patches")],
+                [12, 24, 3]
+            );
+            assert_eq!(count("window_attention_grad"), if mixed.is_some() { 12 } else { 0 });
+            assert_eq!(count("cast"), 0, "kernels convert as they go");
+        }
+        assert_eq!(names(&program, &program.eval, false).iter().filter(|n| *n == attention).count(), 12);
+    }
 }

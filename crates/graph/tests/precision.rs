@@ -5,8 +5,11 @@ mod simulator;
 #[path = "support/transformer.rs"]
 mod transformer;
 
+use graph::build::{CosineAttention, Linear};
+use graph::op::Pooling;
 use graph::plan::{Place, PlanValue, Step};
-use graph::{DType, DynamicScale, LossScaling, Mixed, Op, Plan, Program, Recompute, Role, Settings, compile};
+use graph::{Builder, DType, DynamicScale, Init, Key, LossScaling, Mixed, Model, Op, Plan, Program};
+use graph::{Recompute, Role, Settings, ValueId, Windows, compile};
 use simulator::simulate;
 use transformer::{model, settings};
 
@@ -108,6 +111,94 @@ fn the_residual_stream_has_a_type_of_its_own() {
         }
         let twice = plan.steps.iter().filter(|s| matches!(s.op, Op::LayerNormGrad { half: Some(_), .. }));
         assert_eq!(twice.count() > 0, mixed == BF16);
+    }
+}
+
+fn stage_of_windows(b: &mut Builder, mut x: ValueId, merge: bool, weight: Init) -> ValueId {
+    let layer = |name, out| Linear { name, out, weight, bias: Init::Zeros };
+    if merge {
+        let merged = b.merge_patches(x);
+        let reduced = b.linear_without_bias(merged, layer("reduction", 32));
+        x = b.layer_norm("downsample", reduced, 1e-5);
+    }
+    let windows = Windows { size: [4, 4], shift: [0, 0] };
+    let y = b.window_attention(x, &CosineAttention { heads: 2, windows, pretrained: None, weight });
+    let width = b.shape(y).last();
+    let y = b.linear(y, layer("out", width));
+    let x = b.add_norm("norm1", x, y, 1e-5, 0.1, weight);
+    let y = b.linear(x, layer("fc1", 64));
+    let y = b.gelu(y);
+    let y = b.linear(y, layer("fc2", width));
+    b.add_norm("norm2", x, y, 1e-5, 0.1, weight)
+}
+
+/// Two blocks of a Swin V2 with a merging between them.
+fn windows_model() -> Model {
+    let build = |training: bool| {
+        let mut b = Builder::new(DType::F32, training);
+        let images = b.input("images", DType::F32, [2, 3, 32, 32]);
+        let targets = b.targets([2], false);
+        let weight = Init::Normal { std: 0.02 };
+        let layer = |name, out| Linear { name, out, weight, bias: Init::Zeros };
+        let patches = b.patch_embedding(images, 4, layer("proj", 16));
+        let x = b.reshape(patches, [2, 8, 8, 16]);
+        let mut x = b.layer_norm("norm", x, 1e-5);
+        for stage in 0..2 {
+            x = b.scope(&format!("layers.{stage}"), |b| stage_of_windows(b, x, stage == 1, weight));
+        }
+        let x = b.layer_norm("last", x, 1e-5);
+        let x = b.reshape(x, [2, 16, 32]);
+        let x = b.pool(x, Pooling::Mean);
+        let logits = b.linear(x, layer("head", 5));
+        let (loss, stats) = b.cross_entropy(logits, targets, 0.1);
+        b.finish(&[loss, stats]).unwrap()
+    };
+    Model { train: build(true), eval: build(false), key: Key { batch: 2, height: 32, width: 32 } }
+}
+
+#[test]
+fn windows_read_halves_and_their_stream_is_written_twice_where_it_is_single() {
+    for mixed in [BF16, NARROW] {
+        let settings = Settings { mixed: Some(mixed), ema: None, ..settings() };
+        let program = compile(windows_model(), &settings).unwrap();
+        program.plans().into_iter().for_each(|plan| plan.check().unwrap());
+        let plan = &program.last;
+        assert_eq!(casts(plan), 0);
+        let types = |values: Vec<&PlanValue>| values.iter().map(|v| v.ty.dtype).collect::<Vec<_>>();
+        let (half, single) = (DType::Bf16, DType::F32);
+        for step in &plan.steps {
+            let (inputs, outputs) = (types(inputs(plan, step)), types(outputs(plan, step)));
+            match step.op {
+                Op::WindowAttention { .. } => assert_eq!(
+                    (&inputs[..], &outputs[..]),
+                    (&[half, single, single, single, single][..], &[half, single][..])
+                ),
+                Op::WindowAttentionGrad { .. } => {
+                    assert_eq!([inputs[0], inputs[5], inputs[7], outputs[0]], [half; 4]);
+                    assert_eq!(outputs[1..], [single; 4]);
+                }
+                Op::PositionBias { .. } | Op::PositionBiasGrad { .. } => {
+                    assert!(inputs.iter().chain(&outputs).all(|dtype| *dtype == single));
+                }
+                Op::NormAdd { half: twice, .. } => {
+                    assert_eq!((inputs[0], outputs[0]), (half, mixed.residual));
+                    assert!(twice.is_none() || mixed == BF16, "a half needs no copy");
+                }
+                Op::NormAddGrad { .. } => {
+                    assert_eq!(([inputs[0], outputs[0]], inputs[1]), ([half; 2], single))
+                }
+                Op::Add | Op::SplitPatches { .. } => assert_eq!(outputs[0], mixed.residual),
+                // Of a product's result, or of the stream: as it is.
+                Op::LayerNorm { .. } => {
+                    let last = step.layer.starts_with("last");
+                    assert_eq!((inputs[0], outputs[0]), (if last { mixed.residual } else { half }, half));
+                }
+                Op::LayerNormGrad { .. } => assert_eq!(inputs[0], outputs[0]),
+                _ => {}
+            }
+        }
+        let twice = plan.steps.iter().filter(|s| matches!(s.op, Op::NormAdd { half: Some(_), .. })).count();
+        assert_eq!(twice, if mixed == BF16 { 2 } else { 0 }, "what products read, and nothing else");
     }
 }
 

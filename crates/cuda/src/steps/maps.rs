@@ -1,7 +1,7 @@
 //! Ops that only move tokens of channels-last maps (B,h,w,C).
 
 use super::rows::{THREADS, launch, pointer, typed};
-use crate::action::{Action, Arg, Context, Kernel, Source};
+use crate::action::{Action, Arg, Context, Kernel, Operand, Source};
 use crate::error::CudaError;
 use graph::Op;
 
@@ -12,16 +12,25 @@ fn vector_of(channels: usize) -> usize {
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
-    let (name, map) = match cx.op {
-        Op::MergePatches => ("merge_patches", x),
-        Op::SplitPatches { .. } => ("split_patches", y),
+    let axes = |operand: &Operand| match operand.shape.0[..] {
+        [batch, height, width, channels] => Ok([batch, height, width, channels]),
+        _ => Err(cx.no_kernel()),
+    };
+    // What the kernels take of a map with some tokens before it.
+    let among = |operand: &Operand, tokens: usize| {
+        axes(operand).map(|[batch, height, width, channels]| [batch, tokens, height * width, channels])
+    };
+    let (name, sizes) = match *cx.op {
+        Op::MergePatches => ("merge_patches", axes(x)?),
+        Op::SplitPatches { .. } => ("split_patches", axes(y)?),
+        Op::Grid { .. } => ("grid", among(y, x.shape.0.get(1).copied().unwrap_or(0))?),
+        Op::Ungrid { tokens } => ("ungrid", among(x, tokens)?),
         _ => return Err(cx.no_kernel()),
     };
-    let [batch, height, width, channels] = map.shape.0[..] else { return Err(cx.no_kernel()) };
-    let vector = vector_of(channels);
+    let vector = vector_of(sizes[3]);
     let name = format!("{name}<{}, {}, {vector}>", typed(cx, x)?, typed(cx, y)?);
     let mut args = vec![pointer(x), pointer(y)];
-    args.extend([batch, height, width, channels].map(|n| Arg::I32(n as i32)));
+    args.extend(sizes.map(|n| Arg::I32(n as i32)));
     let grid = [y.shape.count().div_ceil(vector * THREADS), 1, 1];
     Ok(vec![launch(Source::Maps, name, grid, THREADS, args)])
 }
@@ -29,7 +38,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 /// Instances that stand for all, and the compute capability that each needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut names = Vec::new();
-    for name in ["merge_patches", "split_patches"] {
+    for name in ["merge_patches", "split_patches", "grid", "ungrid"] {
         for types in ["float, float", "bf16, bf16", "float, f16", "bf16, float"] {
             names.extend([1, 8].map(|vector| format!("{name}<{types}, {vector}>")));
         }
@@ -55,8 +64,19 @@ mod tests {
     }
 
     #[test]
+    fn a_class_token_stays_out_of_the_map() {
+        let grid =
+            step(Op::Grid { height: 3, width: 4 }, &["f32[2,13,24]"], &["bf16[2,3,4,24]"], false).unwrap();
+        assert_eq!(names(&grid), ["grid<float, bf16, 8>"]);
+        let ungrid = step(Op::Ungrid { tokens: 13 }, &["bf16[2,3,4,24]"], &["bf16[2,13,24]"], false).unwrap();
+        assert_eq!(names(&ungrid), ["ungrid<bf16, bf16, 8>"]);
+        for actions in [grid, ungrid] {
+            assert_eq!(launches(&actions)[0].args[2..], [2, 13, 12, 24].map(Arg::I32));
+        }
+    }
+
+    #[test]
     fn a_reshape_in_place_is_nothing() {
-        use crate::action::Operand;
         let op = Op::Reshape { shape: graph::Shape::from([2, 12]) };
         let moved = step(op.clone(), &["bf16[2,3,4]"], &["bf16[2,12]"], false).unwrap();
         assert_eq!(moved, [Action::Copy { from: 1 << 32, to: 2 << 32, bytes: 48 }]);

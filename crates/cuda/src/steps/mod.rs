@@ -38,7 +38,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. } => windows::actions(cx),
         Op::PositionBias { .. } | Op::PositionBiasGrad { .. } => position_bias::actions(cx),
         Op::NormAdd { .. } | Op::NormAddGrad { .. } => norm_add::actions(cx),
-        Op::MergePatches | Op::SplitPatches { .. } => maps::actions(cx),
+        Op::MergePatches | Op::SplitPatches { .. } | Op::Grid { .. } | Op::Ungrid { .. } => maps::actions(cx),
         Op::Prepare { .. } => prepare::actions(cx),
         Op::Patches { .. }
         | Op::Unpatches { .. }

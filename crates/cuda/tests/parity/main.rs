@@ -8,6 +8,7 @@ mod dense;
 mod memory;
 mod prepare;
 mod rig;
+mod windows;
 
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
@@ -314,7 +315,8 @@ fn every_op_has_its_kernels() {
     });
     let mut missing = vec![];
     let dense = dense::bodies().into_iter().chain(dense::rectified()).chain([dense::whole()]);
-    for (name, build) in bodies().into_iter().chain(models).chain(dense) {
+    let of_swin = windows::bodies().into_iter().chain(windows::models());
+    for (name, build) in bodies().into_iter().chain(models).chain(dense).chain(of_swin) {
         for (arithmetic, _) in TOLERANCES {
             let program = gpu_program(build(DType::F32), arithmetic);
             let tf32 = arithmetic == Arithmetic::Tf32;
@@ -330,6 +332,30 @@ fn every_op_has_its_kernels() {
 #[ignore = "needs a GPU"]
 fn every_op() {
     compare_all(bodies().into_iter(), |_| true);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_op_of_swin() {
+    compare_all(windows::bodies().into_iter(), |_| true);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn whole_swins() {
+    compare_all(windows::models().into_iter(), |_| true);
+}
+
+/// The same numbers, bit for bit, in two runs.
+#[test]
+#[ignore = "needs a GPU"]
+fn swins_repeat() {
+    for (name, build) in windows::models() {
+        for arithmetic in [Arithmetic::Fp32, Arithmetic::Bf16] {
+            let gradients = || Gpu::of_graph(&build(DType::F32), arithmetic).unwrap().gradients().unwrap();
+            assert!(gradients() == gradients(), "{name} in {arithmetic:?}");
+        }
+    }
 }
 
 #[test]

@@ -76,6 +76,7 @@ fn operands(node: &Node, graph: &Graph, mixed: Mixed, logits: &HashSet<ValueId>)
         Op::LayerNormGrad { add: true, .. } => vec![(5, graph.ty(node.inputs[0]).dtype)],
         Op::WindowAttention { .. } | Op::NormAdd { .. } | Op::NormAddGrad { .. } => halves(&[0]),
         Op::WindowAttentionGrad { .. } => halves(&[0, 5, 7]),
+        Op::PositionBiasGrad { .. } => vec![(3, DType::F32)],
         Op::Moments | Op::BatchNorm { .. } => halves(&[0]),
         Op::BatchNormSums { .. } | Op::BatchNormGrad { .. } => halves(&[0, 4]),
         Op::Resize { .. }
@@ -132,7 +133,9 @@ impl Pass<'_> {
             (Op::LayerNormGrad { .. }, 0) => like_input(),
             (Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. }, 0) => Some(half),
             (Op::NormAddGrad { .. } | Op::MergePatches, 0) => Some(half),
-            (Op::SplitPatches { .. } | Op::Reshape { .. }, 0) => like_input(),
+            // The gradient of a stage's stream begins here.
+            (Op::SplitPatches { .. }, 0) => Some(residual),
+            (Op::Reshape { .. }, 0) => like_input(),
             // What leaves the gradient of the residual stream goes into a branch.
             (Op::Drop { .. }, 0) if node.phase == Phase::Backward => Some(half),
             (Op::Conv { .. } | Op::ConvGradX { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. }, 0) => {
