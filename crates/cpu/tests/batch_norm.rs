@@ -328,7 +328,8 @@ fn halves_have_a_plan() {
 #[test]
 fn a_vit_learns_to_segment() {
     let vit = small_vit(0.0);
-    let model = vit.build_segmenter(2, Loss::default(), DType::F32).unwrap();
+    let segmenter = models::Segmenter::Linear { vit: vit.clone() };
+    let model = segmenter.build(2, Loss::default(), DType::F32).unwrap();
     assert_eq!(model.train.ty(model.train.find("head").unwrap()).shape.0, [2, 16, 16, vit.classes]);
     let scratch = cpu::scratch(1);
     let mut executor =

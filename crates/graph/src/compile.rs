@@ -163,6 +163,32 @@ pub fn inference(model: Model, mixed: Option<Mixed>, scratch: Scratch<'_>) -> Re
     Ok(Program { micro: empty("micro"), last: empty("last"), update: empty("update"), eval, states })
 }
 
+/// The plan of evaluation of a model of another size, over the states of a program with the same parameters.
+pub fn evaluation(
+    model: Model,
+    states: &[State],
+    mixed: Option<Mixed>,
+    scratch: Scratch<'_>,
+) -> Result<Plan, GraphError> {
+    let Model { mut eval, key, .. } = model;
+    // A model's own states come first in every program.
+    if let Some(other) = (0..eval.states.len()).find(|i| states.get(*i) != eval.states.get(*i)) {
+        return Err(GraphError::ParametersDiffer(eval.states[other].name.clone()));
+    }
+    let beside = |state: StateId, suffix: &str| {
+        let name = format!("{}{suffix}", states[state.index()].name);
+        states.iter().position(|state| state.name == name).map(|index| StateId(index as u32))
+    };
+    eval.states = states.to_vec();
+    eval.read_instead(|state| beside(state, AVERAGE));
+    let mut graph = fuse(narrow(eval)?);
+    if let Some(mixed) = mixed {
+        graph = precision(graph, mixed, &|parameter| beside(parameter, COPY))?;
+    }
+    graph.check()?;
+    Ok(place(&graph, &schedule(&graph), "eval", key, scratch))
+}
+
 fn same_parameters(train: &Graph, eval: &Graph) -> Result<(), GraphError> {
     let differs = train.states.iter().zip(&eval.states).find(|(a, b)| a != b).map(|(a, _)| a);
     let missing = train.states.get(eval.states.len()).or(eval.states.get(train.states.len()));

@@ -19,7 +19,7 @@ pub mod windows;
 
 pub use build::{Builder, Loss};
 pub use compile::{
-    DynamicScale, Group, LossScaling, Model, Optimizer, Program, Settings, compile, inference,
+    DynamicScale, Group, LossScaling, Model, Optimizer, Program, Settings, compile, evaluation, inference,
 };
 pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, PENDING, Role, State, ValueId};
 pub use op::{Lane, Op, StateId};

@@ -10,3 +10,4 @@ pub mod upernet;
 pub mod vit;
 
 pub use network::{Network, NetworkError};
+pub use segmenter::Segmenter;

@@ -7,9 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use crate::dense_names::DenseError;
 use crate::vit::{Pool, Vit};
 
+mod segmenter;
 mod swin;
+
+pub use swin::window_of;
 
 /// Values in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +91,8 @@ pub enum NameError {
     MeanPooled { convention: Convention },
     #[error("a Swin V2 has no {convention} form here: export it as timm or huggingface")]
     SwinOnlyElsewhere { convention: Convention },
+    #[error(transparent)]
+    Dense(#[from] DenseError),
     #[error("weights are of another model: {first}{}", and_more(*others))]
     OtherModel { first: Mismatch, others: usize },
 }
@@ -186,6 +192,9 @@ pub fn expected(vit: &Vit) -> Vec<(String, Vec<usize>)> {
 pub fn detect<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Convention, NameError> {
     let names: Vec<&str> = names.into_iter().collect();
     let first = names.first().ok_or(NameError::Empty)?;
+    if let Some(backbone) = segmenter::backbone_names(&names) {
+        return detect(backbone.iter().map(String::as_str));
+    }
     if let Some(convention) = swin::detect(&names) {
         return Ok(convention);
     }
@@ -201,6 +210,9 @@ pub fn detect<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Convention
 
 /// Renames weights to canonical names; joins what Hugging Face keeps apart.
 pub fn to_canonical(weights: Weights, from: Convention) -> Result<Weights, NameError> {
+    if segmenter::has_heads(&weights) {
+        return segmenter::to_canonical(weights, |backbone| to_canonical(backbone, from));
+    }
     if swin::is_swin(&weights) {
         return swin::to_canonical(weights, from);
     }
@@ -210,6 +222,9 @@ pub fn to_canonical(weights: Weights, from: Convention) -> Result<Weights, NameE
 
 /// Renames canonical weights for another library; the reverse of [`to_canonical`].
 pub fn from_canonical(weights: Weights, to: Convention) -> Result<Weights, NameError> {
+    if segmenter::has_heads(&weights) {
+        return segmenter::from_canonical(weights, to, |backbone| from_canonical(backbone, to));
+    }
     if swin::is_swin(&weights) {
         return swin::from_canonical(weights, to);
     }

@@ -1,6 +1,7 @@
 //! A model of any family: what the rest of the program needs to know of it.
 
 use crate::names;
+use crate::segmenter::Segmenter;
 use crate::swin::{Swin, SwinError};
 use crate::vit::{Vit, VitError};
 use graph::{DType, GraphError, Loss, Model};
@@ -12,14 +13,18 @@ use serde::{Deserialize, Serialize};
 pub enum Network {
     Vit(Vit),
     Swin(Swin),
+    Segmenter(Segmenter),
 }
 
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum NetworkError {
     #[error(
-        "unknown model '{0}': a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8"
+        "unknown model '{0}': a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
+         +linear or +upernet it tells pixels apart"
     )]
     Unknown(String),
+    #[error("{model}: {why}")]
+    Head { model: String, why: &'static str },
     #[error(transparent)]
     Vit(#[from] VitError),
     #[error(transparent)]
@@ -27,8 +32,16 @@ pub enum NetworkError {
 }
 
 impl Network {
-    /// Decodes a name such as `vit-b/16` or `swinv2-b/w8`, for square images.
+    /// Whether a name is that of a model that tells pixels apart.
+    pub fn name_segments(name: &str) -> bool {
+        name.contains('+')
+    }
+
+    /// Decodes a name such as `vit-b/16`, `swinv2-b/w8` or `swinv2-b/w8+upernet`, for square images.
     pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Network, NetworkError> {
+        if Self::name_segments(name) {
+            return Ok(Network::Segmenter(Segmenter::named(name, image, channels, classes)?));
+        }
         match name.to_ascii_lowercase().split_once('-') {
             Some(("vit", _)) => Ok(Network::Vit(Vit::named(name, image, channels, classes)?)),
             Some(("swinv2", _)) => Ok(Network::Swin(Swin::named(name, [image; 2], channels, classes)?)),
@@ -40,6 +53,7 @@ impl Network {
         match self {
             Network::Vit(vit) => Ok(vit.check(model)?),
             Network::Swin(swin) => Ok(swin.check(model)?),
+            Network::Segmenter(segmenter) => segmenter.backbone().check(model),
         }
     }
 
@@ -48,21 +62,37 @@ impl Network {
         match self {
             Network::Vit(vit) => vit.build(batch, loss, dtype),
             Network::Swin(swin) => swin.build(batch, loss, dtype),
+            Network::Segmenter(segmenter) => segmenter.build(batch, loss, dtype),
+        }
+    }
+
+    /// The network without a head for pixels: of a segmenter its backbone, else itself.
+    pub fn backbone(&self) -> Network {
+        match self {
+            Network::Segmenter(segmenter) => segmenter.backbone(),
+            other => other.clone(),
+        }
+    }
+
+    /// Rows and columns of the images that it is trained on, in pixels.
+    pub fn size(&self) -> [usize; 2] {
+        match self {
+            Network::Vit(vit) => [vit.image; 2],
+            Network::Swin(swin) => swin.image,
+            Network::Segmenter(segmenter) => segmenter.backbone().size(),
         }
     }
 
     /// Side of the square images that it is trained on, in pixels.
     pub fn image(&self) -> usize {
-        match self {
-            Network::Vit(vit) => vit.image,
-            Network::Swin(swin) => swin.image[0],
-        }
+        self.size()[0]
     }
 
     pub fn channels(&self) -> usize {
         match self {
             Network::Vit(vit) => vit.channels,
             Network::Swin(swin) => swin.channels,
+            Network::Segmenter(segmenter) => segmenter.backbone().channels(),
         }
     }
 
@@ -70,6 +100,36 @@ impl Network {
         match self {
             Network::Vit(vit) => vit.classes,
             Network::Swin(swin) => swin.classes,
+            Network::Segmenter(segmenter) => segmenter.backbone().classes(),
+        }
+    }
+
+    /// Whether it tells the classes of pixels, rather than of images.
+    pub fn segments(&self) -> bool {
+        matches!(self, Network::Segmenter(_))
+    }
+
+    /// Labels of a sample: one, or one for each pixel.
+    pub fn labels(&self) -> usize {
+        if self.segments() { self.size().iter().product() } else { 1 }
+    }
+
+    /// Whether training takes moments over a batch.
+    pub fn normalises_batches(&self) -> bool {
+        matches!(self, Network::Segmenter(Segmenter::Upernet { .. }))
+    }
+
+    /// The same model, with the same parameters, for images of so many rows and columns. A ViT has none: its positions are learned
+    /// for one size.
+    pub fn sized(&self, size: [usize; 2]) -> Option<Network> {
+        match self {
+            _ if size == self.size() => Some(self.clone()),
+            Network::Swin(swin) => Some(Network::Swin(swin.sized(size))),
+            Network::Segmenter(Segmenter::Upernet { swin, upernet }) => {
+                let (swin, upernet) = (swin.sized(size), upernet.clone());
+                Some(Network::Segmenter(Segmenter::Upernet { swin, upernet }))
+            }
+            Network::Vit(_) | Network::Segmenter(Segmenter::Linear { .. }) => None,
         }
     }
 
@@ -78,14 +138,16 @@ impl Network {
         match self {
             Network::Vit(vit) => vec![vit.depth],
             Network::Swin(swin) => swin.depths.to_vec(),
+            Network::Segmenter(segmenter) => segmenter.backbone().stages(),
         }
     }
 
-    /// Every parameter with its shape, canonically named.
+    /// Every parameter, and every running moment, with its shape, canonically named.
     pub fn expected(&self) -> Vec<(String, Vec<usize>)> {
         match self {
             Network::Vit(vit) => names::expected(vit),
             Network::Swin(swin) => swin.parameters(),
+            Network::Segmenter(segmenter) => segmenter.states(),
         }
     }
 
@@ -109,6 +171,12 @@ impl Network {
                     blocks * tokens * 40.0 * size(swin.width),
                     size(swin.width) * (8.0 * size(swin.classes) + pixels),
                 )
+            }
+            Network::Segmenter(segmenter) => {
+                // Logits of every pixel and their gradients, of two heads.
+                let pixels = size(self.size()[0]) * size(self.size()[1]);
+                let heads = 4.0 * pixels * size(self.classes());
+                return segmenter.backbone().numbers(batch) + size(batch) * heads;
             }
         };
         size(batch) * (activations + image + size(self.classes())) + weights

@@ -38,8 +38,9 @@ pub struct Swin {
     pub drop_path: f64,
 }
 
-/// Section 3.5 of the paper, with heads of 32 channels. (name, width, depths, heads)
-const SIZES: [(&str, usize, [usize; 4], [usize; 4]); 4] = [
+/// Section 3.5 of the paper, with heads of 32 channels; nano is our own, for a first run. (name, width, depths, heads)
+const SIZES: [(&str, usize, [usize; 4], [usize; 4]); 5] = [
+    ("nano", 32, [1, 1, 2, 1], [1, 2, 4, 8]),
     ("ti", 96, [2, 2, 6, 2], [3, 6, 12, 24]),
     ("s", 96, [2, 2, 18, 2], [3, 6, 12, 24]),
     ("b", 128, [2, 2, 18, 2], [4, 8, 16, 32]),
@@ -52,7 +53,7 @@ const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 38
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum SwinError {
     #[error(
-        "unknown model '{0}': a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of ti, s, b, l, such as swinv2-ti/w8, or \
+        "unknown model '{0}': a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
          swinv2-b/w12to16 for windows of 16 pre-trained with 12"
     )]
     Unknown(String),
@@ -138,6 +139,18 @@ impl Swin {
         let model = self.build(1, Loss::default(), DType::F32);
         let states = model.map(|model| model.train.states).unwrap_or_default();
         states.into_iter().map(|state| (state.name, state.ty.shape.0)).collect()
+    }
+
+    /// Side of the first stage's windows that position biases are, or were, learned in.
+    pub fn learned_window(&self) -> usize {
+        self.pretrained.map_or(self.window, |sides| sides[0])
+    }
+
+    /// The same parameters for images of another size. A stage may have larger windows there; its position biases mean what they
+    /// meant in those they are learned in.
+    pub fn sized(&self, image: [usize; 2]) -> Swin {
+        let learned = [0, 1, 2, 3].map(|stage| self.windows(stage, false).size[0]);
+        Swin { image, pretrained: Some(self.pretrained.unwrap_or(learned)), ..self.clone() }
     }
 
     /// The classifier, from images to logits and loss.
@@ -277,6 +290,14 @@ mod tests {
         assert_eq!(windows(&odd, 2), ([8, 8], [4, 4]));
         assert_eq!(windows(&odd, 3), ([6, 8], [0, 4]));
         assert_eq!(windows(&swin("swinv2-ti/w16", [256; 2]), 3), ([8, 8], [0, 0]));
+    }
+
+    #[test]
+    fn another_size_keeps_what_biases_mean() {
+        let small = swin("swinv2-ti/w8", [64; 2]).sized([128, 256]);
+        assert_eq!((small.image, small.pretrained), ([128, 256], Some([8, 8, 4, 2])));
+        assert_eq!(swin("swinv2-b/w12to16", [256; 2]).sized([512; 2]).pretrained, Some([12, 12, 12, 6]));
+        assert_eq!(small.learned_window(), 8);
     }
 
     #[test]

@@ -24,11 +24,12 @@ pub fn agree(world: &Communicator, run: &Resolved, sets: &Sets, program: &Progra
     if world.size() == 1 {
         return Ok(());
     }
+    let [train, test] = sets.fingerprints();
     let mine = Terms {
         version: env!("CARGO_PKG_VERSION").to_string(),
         config: run.clone(),
-        train: data::fingerprint(&*sets.train),
-        test: data::fingerprint(&*sets.test),
+        train,
+        test,
         program: program_hash(program),
     };
     let text = serde_json::to_vec(&mine).map_err(|e| TrainError::Disagree(e.to_string()))?;

@@ -78,10 +78,11 @@ impl StepBench {
         images: Vec<f32>,
         startup: Vec<(&'static str, f64)>,
     ) -> Self {
+        let labels = run.batch * run.network.labels();
         let batch = LoadedBatch {
             images,
-            labels: (0..run.batch).map(|i| (i % run.network.classes()) as i32).collect(),
-            weights: vec![1.0; run.batch],
+            labels: (0..labels).map(|i| (i % run.network.classes()) as i32).collect(),
+            weights: vec![1.0; labels],
             ..LoadedBatch::default()
         };
         let (seed, nominal) = (run.seed, run.nominal());
@@ -110,7 +111,7 @@ impl StepBench {
         let depth = self.device.depth().max(1);
         let began = Instant::now();
         if self.header.step == 0 || !self.device.keeps_batches() {
-            self.device.load(Which::Last, &self.batch)?;
+            self.device.load(Which::Last, &(&self.batch).into())?;
         }
         let start = if depth == 1 { Instant::now() } else { began };
         self.device.run(Which::Last, &self.header)?;

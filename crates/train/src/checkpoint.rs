@@ -6,7 +6,7 @@
 
 use crate::error::TrainError;
 use crate::files::{UNFINISHED, folder_of, sync_folder};
-use crate::session::Score;
+use crate::session::Evaluation;
 use crate::shares::Shares;
 use crate::tensors::{self, Outline, Reader, Stored};
 use crate::weights::WeightsError;
@@ -40,21 +40,23 @@ pub struct Progress {
     pub shares: Option<Shares>,
 }
 
-/// The evaluation with the highest top-1, the earliest of equals.
+/// The best evaluation, the earliest of equals: by images recognised, or by the mean IoU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The step after which it was evaluated.
     pub step: u64,
-    pub top1: f64,
+    #[serde(alias = "top1")]
+    pub merit: f64,
     pub loss: f64,
 }
 
 impl Progress {
     /// Notes an evaluation after `step`; says whether it is the best so far.
-    pub fn note(&mut self, step: u64, score: &Score) -> bool {
-        let better = self.best.is_none_or(|best| score.top1 > best.top1);
+    pub fn note(&mut self, step: u64, score: &Evaluation) -> bool {
+        let (merit, loss) = (score.merit(), score.loss());
+        let better = self.best.is_none_or(|best| merit > best.merit);
         if better {
-            self.best = Some(Best { step, top1: score.top1, loss: score.loss });
+            self.best = Some(Best { step, merit, loss });
         }
         better
     }

@@ -12,11 +12,14 @@ pub mod explain;
 pub mod groups;
 mod optimize;
 pub mod origin;
+pub mod pixels;
 pub mod raw;
+mod recipe;
 mod resolve;
 pub mod resolved;
 mod scheduler;
 pub mod source;
+pub mod task;
 mod transform;
 mod whole;
 
@@ -27,10 +30,11 @@ pub use exchange::{Exchange, Wire};
 pub use explain::{Explanation, KeyRow};
 pub use groups::{Groups, LrScale};
 pub use origin::{Note, Origin};
-pub use raw::{Raw, Span};
-pub use resolve::DEFAULT_MODEL;
+pub use pixels::{EvalMode, Pixels};
+pub use raw::{Every, Raw, Span};
 pub use resolved::Resolved;
 pub use source::{Cache, Data, Facts, Source};
+pub use task::{DEFAULT_MODEL, Task};
 
 #[cfg(test)]
 mod tests;

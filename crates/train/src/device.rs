@@ -11,6 +11,7 @@ use comm::{Choice, Communicator, Member, Watch};
 use cpu::Executor;
 pub use cpu::{Account, BadValue, Event, ExchangeTime, StepTime, Which};
 use data::LoadedBatch;
+use data::segment::MaskBatch;
 use graph::{Graph, Header, Program, Role, StateId};
 use std::borrow::Cow;
 
@@ -48,6 +49,34 @@ pub struct Outcome {
     pub scale: Option<[f64; 3]>,
 }
 
+/// A batch as a plan takes it; lists that it doesn't have are empty. Labels and weights are of images or of pixels.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inputs<'a> {
+    pub images: &'a [f32],
+    /// What a device makes images of, with the choices; see [`data::Finish`].
+    pub pixels: &'a [u8],
+    pub choices: &'a [i32],
+    pub labels: &'a [i32],
+    pub weights: &'a [f32],
+    pub partners: &'a [i32],
+    pub mix: &'a [f32],
+}
+
+impl<'a> From<&'a LoadedBatch> for Inputs<'a> {
+    fn from(batch: &'a LoadedBatch) -> Self {
+        let LoadedBatch { images, pixels, choices, labels, weights, partners, mix, .. } = batch;
+        Inputs { images, pixels, choices, labels, weights, partners, mix }
+    }
+}
+
+/// The host has finished the samples: devices don't prepare images with masks by themselves yet.
+impl<'a> From<&'a MaskBatch> for Inputs<'a> {
+    fn from(batch: &'a MaskBatch) -> Self {
+        let MaskBatch { images, labels, weights, .. } = batch;
+        Inputs { images, labels, weights, ..Inputs::default() }
+    }
+}
+
 /// One rank's executor. `T` is what the host sees: of values in another precision, the nearest.
 pub trait Device<T: Real>: Send {
     fn program(&self) -> &Program;
@@ -63,7 +92,7 @@ pub trait Device<T: Real>: Send {
 
     /// Puts a batch into the inputs of a plan, for its next run. A plan may reuse the memory of its inputs, so this is done
     /// before every run; what of the batch is not copied yet when this returns, the device has a copy of.
-    fn load(&mut self, which: Which, batch: &LoadedBatch) -> Result<(), TrainError>;
+    fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), TrainError>;
 
     /// Whether a plan can run again with the batch it was given last.
     fn keeps_batches(&self) -> bool {
@@ -263,16 +292,16 @@ impl<T: Real> Device<T> for Executor<T> {
         Ok(Executor::rebind(self, program)?)
     }
 
-    fn load(&mut self, which: Which, loaded: &LoadedBatch) -> Result<(), TrainError> {
+    fn load(&mut self, which: Which, loaded: &Inputs<'_>) -> Result<(), TrainError> {
         let batch = planned(self.batch(which));
-        real::copy(&loaded.images, batch.images);
-        batch.labels.copy_from_slice(&loaded.labels);
-        real::copy(&loaded.weights, batch.weights);
+        real::copy(loaded.images, batch.images);
+        batch.labels.copy_from_slice(loaded.labels);
+        real::copy(loaded.weights, batch.weights);
         if let Some(partners) = batch.partners {
-            partners.copy_from_slice(&loaded.partners);
+            partners.copy_from_slice(loaded.partners);
         }
         if let Some(mix) = batch.mix {
-            real::copy(&loaded.mix, mix);
+            real::copy(loaded.mix, mix);
         }
         Ok(())
     }

@@ -11,8 +11,9 @@ use crate::device::Device;
 use crate::error::TrainError;
 use crate::real::Real;
 use crate::record::RESTART;
-use crate::sets::Sets;
+use crate::sets::{ImageSets, Sets};
 use comm::Communicator;
+use data::segment::{MaskedSet, Pair};
 use data::{DataError, Dataset, Image};
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,20 +78,49 @@ impl Fault {
 impl Fault {
     /// What the rank reads from.
     pub fn spoil(&self, sets: Sets) -> Sets {
-        match self.kind {
-            Kind::Data(delay) => Sets { train: Arc::new(Slow { set: sets.train, delay }), ..sets },
-            _ => sets,
+        let Kind::Data(delay) = self.kind else { return sets };
+        match sets {
+            Sets::Images(sets) => {
+                Sets::Images(ImageSets { train: Arc::new(Slow { set: sets.train, delay }), ..sets })
+            }
+            Sets::Masked(mut sets) => {
+                sets.train = Arc::new(Slow { set: sets.train, delay });
+                Sets::Masked(sets)
+            }
         }
     }
 }
 
 /// A set on a slow disk.
-struct Slow {
-    set: Arc<dyn Dataset>,
+struct Slow<S: ?Sized> {
+    set: Arc<S>,
     delay: Duration,
 }
 
-impl Dataset for Slow {
+impl MaskedSet for Slow<dyn MaskedSet> {
+    fn len(&self) -> usize {
+        self.set.len()
+    }
+
+    fn class_names(&self) -> &[String] {
+        self.set.class_names()
+    }
+
+    fn channels(&self) -> usize {
+        self.set.channels()
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.set.name(index)
+    }
+
+    fn read(&self, index: usize, out: &mut Pair) -> Result<(), DataError> {
+        std::thread::sleep(self.delay);
+        self.set.read(index, out)
+    }
+}
+
+impl Dataset for Slow<dyn Dataset> {
     fn len(&self) -> usize {
         self.set.len()
     }

@@ -4,7 +4,7 @@ use crate::config::{Device as Chosen, Resolved};
 use crate::device::{Device, planned};
 use crate::error::TrainError;
 use crate::real::Real;
-use crate::sets::Sets;
+use crate::sets::{ImageSets, Sets};
 use data::{Dataset, Finish, Image};
 use graph::{DType, Delivery, Model};
 use std::sync::Arc;
@@ -20,11 +20,12 @@ pub(crate) struct Finishing {
 }
 
 impl Finishing {
-    /// None where the host prepares images, as it does for the CPU.
+    /// None where the host prepares images, as it does for the CPU, and images with masks for every device.
     pub fn of<T: Real>(run: &Resolved, sets: &Sets, trains: bool) -> Result<Option<Self>, TrainError> {
         if run.device == Chosen::Cpu || <T as Real>::DTYPE != DType::F32 {
             return Ok(None);
         }
+        let Sets::Images(sets) = sets else { return Ok(None) };
         let finish = |set: &dyn Dataset, transform| -> Result<Arc<Finish>, TrainError> {
             let finish = Finish::of(&transform, set)?;
             let fits = set.in_memory() && set.len() * finish.image_len() <= RESIDENT;
@@ -43,10 +44,11 @@ impl Finishing {
 
     /// Fills the states that never change.
     pub fn fill<T: Real>(&self, device: &mut dyn Device<T>, sets: &Sets) -> Result<(), TrainError> {
+        let Sets::Images(ImageSets { train: train_set, test: test_set }) = sets else { return Ok(()) };
         if let Some(train) = &self.train {
-            fill(device, "train", train, &*sets.train)?;
+            fill(device, "train", train, &**train_set)?;
         }
-        fill(device, "eval", &self.eval, &*sets.test)
+        fill(device, "eval", &self.eval, &**test_set)
     }
 }
 

@@ -2,14 +2,13 @@
 
 use crate::closely::Closely;
 use crate::config::{Precision, Resolved};
-use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, Seat, StepTime, Which};
+use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Inputs, Outcome, Seat, StepTime, Which};
 use crate::error::TrainError;
 use crate::gpus::{Assigned, assign};
 use crate::record;
 use crate::sensors::{Sampler, Sensors};
 use comm::{Communicator, Name, Pulse};
 use cuda::{ActionTime, Choices, CudaError, Executor, Ticket};
-use data::LoadedBatch;
 use graph::graph::Phase;
 use graph::{Header, Plan, Program, StateId};
 use std::borrow::Cow;
@@ -161,24 +160,24 @@ impl Device<f32> for Gpu {
         DEPTH
     }
 
-    fn load(&mut self, which: Which, batch: &LoadedBatch) -> Result<(), TrainError> {
+    fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), TrainError> {
         let which = plan(which);
         let finishes = self.executor.inputs(which).any(|name| name == "choices");
         if finishes {
             let comes = self.executor.inputs(which).any(|name| name == "pixels");
             if comes {
-                self.executor.upload_u8(which, "pixels", &batch.pixels)?;
+                self.executor.upload_u8(which, "pixels", batch.pixels)?;
             }
-            self.executor.upload_i32(which, "choices", &batch.choices)?;
+            self.executor.upload_i32(which, "choices", batch.choices)?;
         } else {
-            self.executor.upload_f32(which, "images", &batch.images)?;
+            self.executor.upload_f32(which, "images", batch.images)?;
         }
-        self.executor.upload_i32(which, "labels", &batch.labels)?;
-        self.executor.upload_f32(which, "weights", &batch.weights)?;
+        self.executor.upload_i32(which, "labels", batch.labels)?;
+        self.executor.upload_f32(which, "weights", batch.weights)?;
         let mixes = self.executor.inputs(which).any(|name| name == "mix");
         if mixes {
-            self.executor.upload_i32(which, "partners", &batch.partners)?;
-            self.executor.upload_f32(which, "mix", &batch.mix)?;
+            self.executor.upload_i32(which, "partners", batch.partners)?;
+            self.executor.upload_f32(which, "mix", batch.mix)?;
         }
         Ok(())
     }

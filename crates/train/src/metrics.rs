@@ -1,21 +1,23 @@
 //! `metrics.jsonl` and `metrics.csv`: a line for every step and every evaluation. The first has an object a line, with
 //! only the numbers it concerns; the second the same as a table, for spreadsheets. Times, and what sensors of GPUs say, are means
-//! over the ranks; with more ranks than one, `ranks.jsonl` has those of each: a line for every step and rank.
+//! over the ranks; with more ranks than one, `ranks.jsonl` has those of each: a line for every step and rank. Where pixels are judged,
+//! `classes.jsonl` has the IoU of every class: a line for every evaluation.
 //!
 //! Lines are written without being built in memory first, so that a step allocates nothing.
 
 use crate::account::{Parts, Step};
 use crate::error::TrainError;
 use crate::files;
+use crate::segmentation::scores::ClassScore;
 use crate::sensors::Sensors;
-use crate::session::{Score, StepResult};
+use crate::session::{Evaluation, StepResult};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const COLUMNS: [&str; 26] = [
+const COLUMNS: [&str; 28] = [
     "step",
     "epoch",
     "loss",
@@ -38,6 +40,8 @@ const COLUMNS: [&str; 26] = [
     "fastest_rank",
     "loss_scale",
     "cpu_seconds",
+    "eval_miou",
+    "eval_pixel_accuracy",
     "gpu_load",
     "gpu_memory_used",
     "gpu_temperature",
@@ -45,7 +49,7 @@ const COLUMNS: [&str; 26] = [
 ];
 
 /// Where those of a GPU's sensors begin.
-const GPU: usize = 22;
+const GPU: usize = 24;
 
 /// The numbers of a line, in the order of the columns.
 type Row = [Option<Cell>; COLUMNS.len()];
@@ -120,8 +124,10 @@ impl Metrics {
             })
         };
         cut(&jsonl)?;
-        if ranks.try_exists().map_err(at(&ranks))? {
-            cut(&ranks)?;
+        for path in [ranks, classes_path(folder)] {
+            if path.try_exists().map_err(at(&path))? {
+                cut(&path)?;
+            }
         }
         let heading = COLUMNS.join(",");
         let mut first = None;
@@ -160,7 +166,7 @@ impl Metrics {
         row[1] = Some(Cell::Whole(epoch));
         row[2] = Some(Cell::Real(score.loss));
         row[3] = Some(Cell::Real(*learning_rate));
-        row[4] = Some(Cell::Measured(score.samples / seconds));
+        row[4] = Some(Cell::Measured(result.images / seconds));
         row[5] = Some(Cell::Real(*gradient_norm));
         row[6] = Some(Cell::Real(score.top1));
         let times = [seconds, compute, exchange, wait, data, update, idle, hidden];
@@ -181,14 +187,33 @@ impl Metrics {
     }
 
     /// An evaluation after step `step`, to which it belongs.
-    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
-        let Score { loss, top1, top5, .. } = *score;
+    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Evaluation) -> Result<(), TrainError> {
         let mut row: Row = [None; _];
         row[0] = Some(Cell::Whole(step));
         row[1] = Some(Cell::Whole(epoch));
-        row[7..10].iter_mut().zip([loss, top1, top5]).for_each(|(cell, x)| *cell = Some(Cell::Real(x)));
+        row[7] = Some(Cell::Real(score.loss()));
+        let (first, numbers) = match score {
+            Evaluation::Images(score) => (8, [score.top1, score.top5]),
+            Evaluation::Pixels(score) => {
+                let scores = score.confusion.scores();
+                (22, [scores.mean_iou, scores.pixel_accuracy])
+            }
+        };
+        row[first..].iter_mut().zip(numbers).for_each(|(cell, x)| *cell = Some(Cell::Real(x)));
         self.write(&row)?;
         self.flush()
+    }
+
+    /// How well each class is recognised after step `step`: a line in `classes.jsonl`, in the order of the labels. Names of classes may
+    /// come twice; the run's configuration has them in that order.
+    pub fn classes(&mut self, step: u64, epoch: u64, scores: &[ClassScore]) -> Result<(), TrainError> {
+        let path = classes_path(&self.folder);
+        let iou: Vec<Option<f64>> = scores.iter().map(|score| score.iou).collect();
+        let line = serde_json::json!({"step": step, "epoch": epoch, "iou": iou});
+        let file = File::options().append(true).create(true).open(&path).map_err(at(&path))?;
+        let mut lines = Lines { path, file: BufWriter::new(file) };
+        lines.write(format_args!("{line}\n"))?;
+        lines.sync()
     }
 
     fn flush(&mut self) -> Result<(), TrainError> {
@@ -267,6 +292,10 @@ fn jsonl_path(folder: &Path) -> PathBuf {
 
 fn csv_path(folder: &Path) -> PathBuf {
     folder.join("metrics.csv")
+}
+
+fn classes_path(folder: &Path) -> PathBuf {
+    folder.join("classes.jsonl")
 }
 
 fn ranks_path(folder: &Path) -> PathBuf {
@@ -353,6 +382,7 @@ fn write_row(out: &mut impl Write, line: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::Score;
     use std::fs;
 
     /// A folder of its own for a test, gone with it.
@@ -398,11 +428,19 @@ mod tests {
             let loss = 2.5 - 0.1 * step as f64;
             let score = Score { loss, top1: 0.125, top5: 0.5, samples: 8.0 };
             let gradient_norm = if step == 4 { f64::INFINITY } else { 1.0 / 3.0 };
-            let result =
-                StepResult { score, learning_rate: 1e-3, gradient_norm, applied: true, loss_scale: None };
+            let result = StepResult {
+                score,
+                images: 8.0,
+                learning_rate: 1e-3,
+                gradient_norm,
+                applied: true,
+                loss_scale: None,
+            };
             metrics.step(step, step / 3, &result, &account(2)).unwrap();
             if step % 3 == 2 {
-                metrics.evaluation(step, step / 3, &Score { loss: f64::NAN, ..score }).unwrap();
+                metrics
+                    .evaluation(step, step / 3, &Evaluation::Images(Score { loss: f64::NAN, ..score }))
+                    .unwrap();
             }
         }
         metrics.sync().unwrap();
@@ -422,9 +460,9 @@ mod tests {
             lines[0].starts_with("step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,")
         );
         let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0,,0.250000";
-        let gpu = "0.500000,1000,61.000000,";
+        let gpu = ",,0.500000,1000,61.000000,";
         assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times},{gpu}"));
-        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,,");
+        assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,,,,");
         assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times},{gpu}"));
         assert_eq!(jsonl.lines().count() + 1, lines.len());
         assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");

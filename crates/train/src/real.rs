@@ -8,10 +8,16 @@ use crate::tensors::Stored;
 use comm::Element;
 use cpu::Float;
 use graph::{DType, Program};
+use std::borrow::Cow;
 
 /// What the host computes with, ranks exchange and files hold.
 pub trait Real: Float + Stored + Element {
     const DTYPE: DType;
+
+    /// Numbers as f32, copied only if they are others.
+    fn singles(values: Cow<'_, [Self]>) -> Cow<'_, [f32]>
+    where
+        [Self]: ToOwned;
 
     /// Opens a GPU, which was found to be there.
     fn on_cuda(run: &Resolved, program: Program, seat: &Seat) -> Result<Box<dyn Device<Self>>, TrainError>;
@@ -20,6 +26,10 @@ pub trait Real: Float + Stored + Element {
 impl Real for f32 {
     const DTYPE: DType = DType::F32;
 
+    fn singles(values: Cow<'_, [f32]>) -> Cow<'_, [f32]> {
+        values
+    }
+
     fn on_cuda(run: &Resolved, program: Program, seat: &Seat) -> Result<Box<dyn Device<f32>>, TrainError> {
         Ok(Box::new(Gpu::open(run, program, seat)?))
     }
@@ -27,6 +37,10 @@ impl Real for f32 {
 
 impl Real for f64 {
     const DTYPE: DType = DType::F64;
+
+    fn singles(values: Cow<'_, [f64]>) -> Cow<'_, [f32]> {
+        values.iter().map(|x| *x as f32).collect()
+    }
 
     fn on_cuda(run: &Resolved, _program: Program, _seat: &Seat) -> Result<Box<dyn Device<f64>>, TrainError> {
         Err(TrainError::setting("precision", run.precision, NO_FP64))

@@ -13,7 +13,7 @@ use crate::error::TrainError;
 use crate::gpu_log::Gpus;
 use crate::real::Real;
 use crate::record;
-use crate::session::{Score, Session, StepResult};
+use crate::session::{Evaluation, Session, StepResult};
 use crate::sets::Sets;
 use crate::shares::Shares;
 use crate::weights;
@@ -28,7 +28,7 @@ use steps::Loop;
 pub trait Events {
     fn started(&mut self, _run: &Resolved, _program: &Program, _progress: &Progress) {}
     fn stepped(&mut self, _step: u64, _epoch: u64, _result: &StepResult, _account: &Step) {}
-    fn evaluated(&mut self, _step: u64, _epoch: u64, _score: &Score) {}
+    fn evaluated(&mut self, _step: u64, _epoch: u64, _score: &Evaluation) {}
     /// An image could not be read and was left out.
     fn skipped(&mut self, _problem: &str) {}
     fn saved(&mut self, _checkpoint: &Path) {}
@@ -52,7 +52,7 @@ pub struct Summary {
     pub steps: u64,
     pub images: u64,
     /// Of the last evaluation, unless this process made none.
-    pub score: Option<Score>,
+    pub score: Option<Evaluation>,
     pub best: Option<Best>,
     /// Broken images left out, since the run began.
     pub skipped: u64,
@@ -141,6 +141,9 @@ fn train_session<T: Real>(
     events.started(&run, session.device().program(), &progress);
     if let Some(line) = session.device().says() {
         events.noted(line);
+    }
+    for left in sets.left_out() {
+        events.noted(&format!("left out: {}: {}", left.name, left.problem));
     }
     let mut summary = Summary::default();
     let mut training = Loop { member, run: &run, output: output.as_mut(), summary: &mut summary, events };

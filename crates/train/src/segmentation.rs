@@ -1,7 +1,10 @@
-//! Semantic segmentation: its data ([`sets`]), and how well pixels are told apart ([`scores`]).
+//! Semantic segmentation: its data ([`sets`]), how images of any size are judged ([`evaluate`]), and how well pixels are told apart
+//! ([`scores`]).
 
+pub mod evaluate;
 pub mod scores;
 pub mod sets;
 
-pub use scores::PixelConfusion;
+pub use evaluate::Answer;
+pub use scores::{PixelConfusion, PixelScore};
 pub use sets::MaskedSets;

@@ -1,12 +1,14 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
-use crate::checkpoint::{CONFIG, is_checkpoint};
+use crate::checkpoint::{CONFIG, config_of, is_checkpoint};
+use crate::config::Resolved;
 use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use graph::AVERAGE;
-use models::Network;
+use models::dense_names::{HEADS, to_torch};
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
+use models::{Network, Segmenter};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,14 @@ pub enum WeightsError {
     Names { path: PathBuf, source: NameError },
     #[error("{}: {source}", path.display())]
     Positions { path: PathBuf, source: PositionsError },
+    #[error(
+        "{}: its position biases were learned in windows of {found}×{found}, this model's are for {needed}×{needed}; a model \
+         named w{found}to{window} carries them over",
+        path.display()
+    )]
+    Window { path: PathBuf, found: usize, needed: usize, window: usize },
+    #[error("{}: weights of a classifier: with --new-head its backbone is taken, and the heads for pixels are new", path.display())]
+    Headless { path: PathBuf },
 }
 
 /// Reads the weights in a file, as f32: PyTorch's, safetensors or a checkpoint, whichever it is by its content.
@@ -38,7 +48,12 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
     reader.each(|name, shape, data| {
         weights.insert(name, Tensor { shape, data });
     })?;
-    Ok(if is_checkpoint { of_checkpoint(weights) } else { weights })
+    if !is_checkpoint {
+        return Ok(weights);
+    }
+    // A checkpoint has states as they lie in memory; all other files have them as torch does.
+    let names_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
+    to_torch(of_checkpoint(weights)).map_err(|error| names_error(error.into()))
 }
 
 /// Writes tensors as f32 under their names. The file is there whole or not at all, even if the power fails.
@@ -53,16 +68,23 @@ pub fn write(
 }
 
 /// Reads weights for a model, whatever their convention, and resizes their position embedding to its grid. With
-/// `new_head`, a head of another number of classes is left out.
+/// `new_head`, a head of another number of classes is left out; and for a model of pixels, that of a classifier.
 pub fn load_for(path: &Path, network: &Network, new_head: bool) -> Result<Weights, WeightsError> {
     let name_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
     let weights = read(path)?;
+    check_window(path, &weights, network)?;
     let convention = names::detect(weights.keys().map(String::as_str)).map_err(name_error)?;
     let mut weights = names::to_canonical(weights, convention).map_err(name_error)?;
     let class_token = weights.contains_key("cls_token");
-    if let (Some(pos), Network::Vit(vit)) = (weights.get_mut("pos_embed"), network) {
+    if let (Some(pos), Network::Vit(vit)) = (weights.get_mut("pos_embed"), network.backbone()) {
         *pos = resize_positions(pos, class_token, vit.grid())
             .map_err(|source| WeightsError::Positions { path: path.to_path_buf(), source })?;
+    }
+    if is_headless(&weights, network) {
+        if !new_head {
+            return Err(WeightsError::Headless { path: path.to_path_buf() });
+        }
+        return backbone_of(weights, network).map_err(name_error);
     }
     if new_head {
         return without_head(weights, network).map_err(name_error);
@@ -71,17 +93,58 @@ pub fn load_for(path: &Path, network: &Network, new_head: bool) -> Result<Weight
     Ok(weights)
 }
 
-/// With the head left out unless it has as many classes as the model's; the rest must fit.
+/// Position biases of a Swin V2 mean something only for the windows they were learned in. Which these were is known of files that
+/// vitesse wrote, and of those that hold the table of offsets.
+fn check_window(path: &Path, weights: &Weights, network: &Network) -> Result<(), WeightsError> {
+    let Network::Swin(swin) = network.backbone() else { return Ok(()) };
+    let of_run = || {
+        let config = if pth::is_pth(path) { None } else { config_of(path).ok()? }?;
+        match Resolved::from_json("", &config).ok()?.network.backbone() {
+            Network::Swin(swin) => Some(swin.learned_window()),
+            _ => None,
+        }
+    };
+    let needed = swin.learned_window();
+    match names::window_of(weights).or_else(of_run) {
+        Some(found) if found != needed => {
+            Err(WeightsError::Window { path: path.to_path_buf(), found, needed, window: swin.window })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_of_dense_head(name: &str) -> bool {
+    HEADS.iter().any(|head| name.starts_with(head))
+}
+
+/// Whether these are a classifier's, for a model whose heads have other names.
+fn is_headless(weights: &Weights, network: &Network) -> bool {
+    let wants = matches!(network, Network::Segmenter(Segmenter::Upernet { .. }));
+    wants && !weights.keys().any(|name| is_of_dense_head(name))
+}
+
+/// Of a classifier, what is below its head; all of it must fit.
+fn backbone_of(mut weights: Weights, network: &Network) -> Result<Weights, NameError> {
+    weights.retain(|name, _| !name.starts_with("head.") && !name.starts_with("norm."));
+    let mut expected = network.expected();
+    expected.retain(|(name, _)| !is_of_dense_head(name));
+    names::check_against(&weights, &expected)?;
+    Ok(weights)
+}
+
+/// With the last layer of every head left out unless it has as many classes as the model's; the rest must fit.
 fn without_head(mut weights: Weights, network: &Network) -> Result<Weights, NameError> {
     let expected = network.expected();
-    let head = ["head.weight", "head.fc.weight"].iter().find_map(|name| weights.get(*name));
-    let classes = head.and_then(|head| head.shape.first().copied());
+    let is_last =
+        |name: &str| name.starts_with("head.") || (is_of_dense_head(name) && name.contains(".classifier."));
+    let classes = weights.iter().find(|(name, _)| is_last(name) && name.ends_with(".weight"));
+    let classes = classes.and_then(|(_, head)| head.shape.first().copied());
     if classes == Some(network.classes()) {
         names::check_against(&weights, &expected)?;
         return Ok(weights);
     }
-    weights.retain(|name, _| !name.starts_with("head."));
-    let heads = expected.iter().filter(|(name, _)| name.starts_with("head."));
+    weights.retain(|name, _| !is_last(name));
+    let heads = expected.iter().filter(|(name, _)| is_last(name));
     let mut whole = weights.clone();
     whole.extend(heads.map(|(name, shape)| {
         let data = vec![0.0; shape.iter().product()];
@@ -126,7 +189,7 @@ pub(crate) fn with_count_of(mut average: Vec<f32>, own: &[f32]) -> Vec<f32> {
 /// By its name in a checkpoint.
 fn is_parameter(name: &str) -> bool {
     let beside = [".m", ".v", ".momentum", AVERAGE].iter().any(|suffix| name.ends_with(suffix));
-    !beside && name != "applied"
+    !beside && name != "applied" && name != "loss_scale"
 }
 
 /// Writes canonical weights for another library to read, with the configuration of the run they come from, if any.

@@ -12,6 +12,7 @@ use settings::{
 };
 use std::path::{Path, PathBuf};
 use train::Raw;
+use train::config::EvalMode;
 use train::deepspeed::{ConfigError, DeepSpeed};
 
 const TRAIN: &str = "\
@@ -20,6 +21,8 @@ Examples:
   vitesse train --model vit-ti/4 --batch-size 32 --accumulate 2 --out runs/first
   vitesse train --init runs/first/weights.safetensors --model vit-ti/4 --lr 1e-4 --steps 100
   vitesse train --config deepspeed.json --precision fp32
+  vitesse train --task segment
+  vitesse train --data ade20k:ADEChallengeData2016 --model swinv2-b/w8+upernet --iterations 160000 --device cuda --out runs/ade20k
   vitesse train --ranks 4 --out runs/four --max-restarts 2
   mpirun -n 4 vitesse train --out runs/four";
 const STUDY: &str = "\
@@ -44,11 +47,16 @@ const EVAL: &str = "\
 Examples:
   vitesse eval --weights runs/first
   vitesse eval --weights runs/first/checkpoints/best.safetensors --data folder:photos --logits logits.safetensors
+  vitesse eval --weights runs/ade20k --masks predicted --eval-mode slide
   vitesse eval --weights vit_b_16.pth --model vit-b/16 --image-size 224 --classes 1000 --data folder:imagenet";
 const CLASSIFY: &str = "\
 Examples:
   vitesse classify cat.jpg --weights runs/first
   vitesse classify photos/*.jpg --weights runs/first --grid answers.png";
+const SEGMENT: &str = "\
+Examples:
+  vitesse segment street.jpg --weights runs/ade20k
+  vitesse segment photos/*.jpg --weights runs/ade20k --out answers --eval-mode slide";
 const EXPORT: &str = "\
 Examples:
   vitesse export runs/first best.safetensors --to timm
@@ -70,7 +78,8 @@ Examples:
 const BENCH: &str = "\
 Examples:
   vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
-  vitesse bench --model vit-b/16 --image-size 224 --batch-size 4 --classes 1000 --json";
+  vitesse bench --model vit-b/16 --image-size 224 --batch-size 4 --classes 1000 --json
+  vitesse bench --model swinv2-b/w8+upernet --device cuda";
 const REPORT: &str = "\
 Examples:
   vitesse report studies/a100
@@ -109,6 +118,9 @@ pub enum Command {
     /// Say what images show: the most probable classes
     #[command(after_help = CLASSIFY)]
     Classify(ClassifyArgs),
+    /// Say what every pixel of images shows: a mask, and a picture with the classes laid over
+    #[command(after_help = SEGMENT)]
+    Segment(SegmentArgs),
     /// Write weights under the names that timm, torchvision or Hugging Face use
     #[command(after_help = EXPORT)]
     Export(ExportArgs),
@@ -196,6 +208,9 @@ pub struct EvalArgs {
     /// Write the logits of all evaluated images, in order, with the labels and the images as the model saw them
     #[arg(long, value_name = "FILE.safetensors")]
     pub logits: Option<PathBuf>,
+    /// Write the predicted masks of images with masks: PNG files under the images' names whose values are classes, from 0 on
+    #[arg(long, value_name = "DIR", conflicts_with = "logits")]
+    pub masks: Option<PathBuf>,
     /// With --logits: leave out the images
     #[arg(long, requires = "logits")]
     pub no_images: bool,
@@ -222,6 +237,35 @@ pub struct ClassifyArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Clone)]
+pub struct SegmentArgs {
+    /// JPEG, PNG or WebP files
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<PathBuf>,
+    /// A run's folder, a checkpoint, safetensors or .pth
+    #[arg(long, value_name = "RUN|WEIGHTS", visible_alias = "run")]
+    pub weights: PathBuf,
+    /// Where NAME.mask.png (values are classes, from 0 on) and NAME.overlay.png (with a legend) go
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+    /// How many classes to tell of each image
+    #[arg(long, default_value_t = 5)]
+    pub top: usize,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Look at images whole or slide: through windows [default: as the run did]
+    #[arg(long, value_name = "MODE")]
+    pub eval_mode: Option<EvalMode>,
+    /// With --eval-mode slide: from window to window [default: as the run had it]
+    #[arg(long, value_name = "PIXELS")]
+    pub eval_stride: Option<usize>,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,

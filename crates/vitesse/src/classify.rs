@@ -7,8 +7,9 @@ use data::{Dataset, Image, Sheet};
 use serde_json::json;
 use std::sync::Arc;
 use train::Session;
+use train::config::Task;
 use train::confusion::most_probable;
-use train::sets::Sets;
+use train::sets::{ImageSets, Sets};
 use train::stored::Stored;
 
 /// Most images that are computed at once.
@@ -19,12 +20,13 @@ const COLUMNS: usize = 5;
 
 pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
     let raw = args.device.raw(args.model.raw());
-    let mut judge = Judge::new(Stored::find(&args.weights)?, &raw)?.on_device(&raw)?;
+    let judge = Judge::new(Stored::find(&args.weights)?, &raw)?.of_task(Task::Classify, "segment")?;
+    let mut judge = judge.on_device(&raw)?;
     let names = judge.run.class_names.clone();
     judge.run.batch = args.images.len().min(BATCH);
     let classes = judge.run.network.classes();
     let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), judge.run.network.channels()));
-    let sets = Sets { train: Arc::clone(&files), test: Arc::clone(&files) };
+    let sets = Sets::Images(ImageSets { train: Arc::clone(&files), test: Arc::clone(&files) });
     let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
     let mut answers = Vec::new();
     session.evaluate(|_, logits| {

@@ -12,7 +12,7 @@ pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let raw = args.raw()?;
     let facts = match raw.source()?.published() {
         Some(facts) => facts,
-        None => sets::Opened::new(&raw.source()?, raw.channels)?.facts(&raw)?,
+        None => sets::Opened::of(&raw)?.facts(&raw)?,
     };
     let explained = raw.explain(&facts, ranks);
     if as_json {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use train::config::Resolved;
-use train::sets::{self, Sets};
+use train::sets::{self, ImageSets, Sets};
 
 pub fn get(args: GetArgs) -> anyhow::Result<()> {
     let bar = ProgressBar::new(0);
@@ -35,7 +35,9 @@ pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
     if source.has_masks() {
         return crate::masks_command::inspect(&args, &raw, &source);
     }
-    let (run, sets) = sets::resolve(&raw, 1)?;
+    let (run, Sets::Images(sets)) = sets::resolve(&raw, 1)? else {
+        unreachable!("sets with masks are inspected elsewhere")
+    };
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
     if args.json {
         let part = |(split, set): (Split, &Arc<dyn Dataset>)| {
@@ -140,7 +142,7 @@ const COLUMNS: usize = 10;
 const SIDE: usize = 96;
 
 /// Training samples, augmented as in the first epoch.
-fn sheet(run: &Resolved, sets: &Sets, path: &Path) -> anyhow::Result<()> {
+fn sheet(run: &Resolved, sets: &ImageSets, path: &Path) -> anyhow::Result<()> {
     let (set, transform) = (Arc::clone(&sets.train), run.augmentation.training(&run.network));
     let shown = (ROWS * COLUMNS).min(set.len());
     let sampler = Sampler { len: set.len(), seed: run.seed, shuffle: true };

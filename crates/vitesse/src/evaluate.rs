@@ -1,6 +1,7 @@
 //! `vitesse eval`.
 
 use crate::args::EvalArgs;
+use crate::evaluate_pixels;
 use crate::judge::{Judge, class_name};
 use anyhow::Context;
 use models::names::{Tensor, Weights};
@@ -9,18 +10,25 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use train::Session;
+use train::config::Task;
 use train::confusion::Confusion;
 use train::session::Score;
 use train::stored::Stored;
 use train::weights;
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
-    let raw = args.device.raw(args.data.raw(args.model.raw()));
+    let raw = args.device.clone().raw(args.data.clone().raw(args.model.clone().raw()));
     let stored = Stored::find(&args.weights)?;
     let weights_file = stored.weights.clone();
     let mut judge = Judge::new(stored, &raw)?.on_device(&raw)?;
     let sets = judge.sets(&raw)?;
-    let (names, classes) = (sets.test.class_names().to_vec(), judge.run.network.classes());
+    if judge.run.task() == Task::Segment {
+        return evaluate_pixels::run(&args, judge, sets, &weights_file);
+    }
+    if args.masks.is_some() {
+        anyhow::bail!("--masks: is for models that tell pixels apart");
+    }
+    let (names, classes) = (sets.test_class_names().to_vec(), judge.run.network.classes());
     let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
 
     let mut confusion = Confusion::new(classes);
@@ -50,7 +58,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
         weights::write(path, &dump.tensors(&session), &BTreeMap::new())?;
     }
     if let Some(path) = &args.confusion {
-        write_confusion(path, &confusion, &names)?;
+        write_confusion(path, confusion.rows().map(<[u64]>::to_vec).collect(), &names)?;
     }
     if args.json {
         println!("{}", to_json(&weights_file, &score, &confusion, &names));
@@ -101,13 +109,13 @@ fn images_fit(session: &Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write_confusion(path: &Path, confusion: &Confusion, names: &[String]) -> anyhow::Result<()> {
+pub fn write_confusion(path: &Path, rows: Vec<Vec<u64>>, names: &[String]) -> anyhow::Result<()> {
     let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
     let mut text = String::from("class");
-    for class in 0..confusion.rows().count() {
+    for class in 0..rows.len() {
         write!(text, ",{}", quoted(&class_name(names, class)))?;
     }
-    for (class, row) in confusion.rows().enumerate() {
+    for (class, row) in rows.iter().enumerate() {
         write!(text, "\n{}", quoted(&class_name(names, class)))?;
         row.iter().try_for_each(|count| write!(text, ",{count}"))?;
     }

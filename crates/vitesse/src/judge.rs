@@ -1,6 +1,7 @@
 //! Which model weights belong to: as they say themselves, or as flags say.
 
 use models::names::Weights;
+use train::config::Task;
 use train::sets::{Opened, Sets};
 use train::stored::Stored;
 use train::{Raw, Resolved, weights};
@@ -22,8 +23,17 @@ impl Judge {
         run.threads = raw.threads.unwrap_or(run.threads);
         run.data.workers = raw.workers.unwrap_or(run.data.workers);
         run.data.skip_bad_images |= raw.skip_bad_images;
+        raw.judge_pixels(&mut run)?;
         let weights = weights::load_for(&stored.weights, &run.network, false)?;
         Ok(Judge { run, weights })
+    }
+
+    /// Refuses weights of another task; `instead` is the command for them.
+    pub fn of_task(self, task: Task, instead: &str) -> anyhow::Result<Self> {
+        if self.run.task() == task {
+            return Ok(self);
+        }
+        anyhow::bail!("{}: its task is {}; use `vitesse {instead}`", self.run.model, self.run.task())
     }
 
     /// Where images are judged: on the CPU, unless flags say otherwise.
@@ -35,14 +45,21 @@ impl Judge {
     /// The data the weights were trained on, or what was typed.
     pub fn sets(&mut self, raw: &Raw) -> anyhow::Result<Sets> {
         if raw.data.is_some() {
-            self.run.data.source = raw.source()?;
+            let source = Raw { data: raw.data.clone(), ..Raw::default() }.source()?;
+            if source.has_masks() != self.run.network.segments() {
+                let task = self.run.task();
+                anyhow::bail!("--data {source}: doesn't fit {}, whose task is {task}", self.run.model);
+            }
+            self.run.data.source = source;
         }
-        let opened = Opened::new(&self.run.data.source, Some(self.run.network.channels()))?;
+        let (channels, skip_bad) = (Some(self.run.network.channels()), self.run.data.skip_bad_images);
+        let opened = Opened::new(&self.run.data.source, channels, skip_bad)?;
         if let Some(found) = opened.found() {
             self.run.data.facts = found;
         }
         let sets = opened.for_run(&self.run)?;
-        let (classes, names) = (sets.test.classes(), sets.test.class_names());
+        let names = sets.test_class_names();
+        let classes = names.len();
         if classes > self.run.network.classes() {
             anyhow::bail!(
                 "{}: {classes} classes, but the head of the weights tells {} apart",

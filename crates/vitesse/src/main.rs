@@ -7,6 +7,7 @@ mod config_command;
 mod data_command;
 mod doctor;
 mod evaluate;
+mod evaluate_pixels;
 mod export;
 mod judge;
 mod launch_command;
@@ -14,6 +15,7 @@ mod masks_command;
 mod plan;
 mod progress;
 mod report_command;
+mod segment;
 mod shells;
 mod signals;
 mod study_command;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         args::Command::Launch(args) => launch_command::run(&args),
         args::Command::Eval(args) => evaluate::run(args),
         args::Command::Classify(args) => classify::run(args),
+        args::Command::Segment(args) => segment::run(args),
         args::Command::Export(args) => export::run(args),
         args::Command::Data(args::DataCommand::Get(args)) => data_command::get(args),
         args::Command::Data(args::DataCommand::Inspect(args)) => data_command::inspect(*args),

@@ -13,11 +13,12 @@ use std::path::Path;
 use std::sync::Arc;
 use train::Raw;
 use train::config::Source;
-use train::segmentation::sets::{MaskedSets, training_transform};
+use train::segmentation::MaskedSets;
 
 pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result<()> {
-    let sets = MaskedSets::open(raw, source)?;
-    let transform = training_transform(raw, source, sets.train.channels())?;
+    let sets = MaskedSets::to_look_at(raw, source)?;
+    let size = raw.image_size.unwrap_or(source.image_size());
+    let transform = raw.mask_transform(size, sets.train.channels())?;
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
     let censuses = parts.map(|(split, set)| (split, set, Census::of(&**set)));
     if args.json {

@@ -1,6 +1,7 @@
 //! What a run shows while it runs: a bar on a terminal, plain lines elsewhere; on other ranks than the first, nothing, or lines
 //! in a file of the rank's own.
 
+use crate::evaluate_pixels;
 use crate::signals::Signals;
 use crate::table::{self, count, megabytes, percentages};
 use graph::Program;
@@ -12,7 +13,7 @@ use train::account::{Parts, Step};
 use train::balance::Straggler;
 use train::config::Device;
 use train::run::Events;
-use train::session::{Score, StepResult};
+use train::session::{Evaluation, StepResult};
 use train::shares::Shares;
 use train::{Resolved, checkpoint};
 
@@ -137,7 +138,7 @@ impl Events for Progress<'_> {
     }
 
     fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, account: &Step) {
-        self.images += result.score.samples;
+        self.images += result.images;
         self.add(account);
         if let (false, Some(scale)) = (result.applied, result.loss_scale) {
             self.line(format!(
@@ -171,14 +172,22 @@ impl Events for Progress<'_> {
         self.account.parts.clear();
     }
 
-    fn evaluated(&mut self, _step: u64, epoch: u64, score: &Score) {
-        self.line(format!(
-            "epoch {} · held out: loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
-            epoch + 1,
-            score.loss,
-            100.0 * score.top1,
-            100.0 * score.top5
-        ));
+    fn evaluated(&mut self, step: u64, epoch: u64, score: &Evaluation) {
+        self.line(match score {
+            Evaluation::Images(score) => format!(
+                "epoch {} · held out: loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
+                epoch + 1,
+                score.loss,
+                100.0 * score.top1,
+                100.0 * score.top5
+            ),
+            Evaluation::Pixels(score) => format!(
+                "step {} · held out: loss {:.4} · {}",
+                step + 1,
+                score.loss,
+                evaluate_pixels::in_a_line(&score.confusion.scores())
+            ),
+        });
     }
 
     fn skipped(&mut self, problem: &str) {

@@ -1,6 +1,7 @@
 //! `vitesse train`: finds out which ranks there are, runs those of this process, and prints what the first has to say.
 
 use crate::args::{self, RanksArgs, TrainArgs};
+use crate::evaluate_pixels;
 use crate::progress::{Progress, Voice};
 use crate::signals::Signals;
 use crate::supervise;
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 use study::serve::{self, Server};
 use train::record::{self, Launch};
 use train::run::{Stopped, Summary};
+use train::session::Evaluation;
 use train::sets::{self, Sets};
 use train::{Raw, Resolved};
 
@@ -200,7 +202,7 @@ impl Done {
             _ if self.rank != 0 => {}
             _ if as_json => println!("{}", summary_json(&self.summary)),
             Some(stopped) => print_stop(stopped),
-            None => print_summary(&self.summary, self.run.breakdown && self.run.account),
+            None => print_summary(&self.summary, &self.run),
         }
     }
 }
@@ -219,15 +221,25 @@ fn print_stop(stopped: &Stopped) {
     }
 }
 
-fn print_summary(summary: &Summary, breakdown: bool) {
+fn print_summary(summary: &Summary, run: &Resolved) {
     let Some(score) = &summary.score else {
         return println!("the run was finished before: there is nothing left to do");
     };
     println!();
+    let rate = match summary.images_per_second() {
+        rate if rate < 10.0 => format!("{rate:.2}"),
+        rate => format!("{rate:.0}"),
+    };
+    if let Evaluation::Pixels(score) = score {
+        evaluate_pixels::print_classes(&score.confusion.by_class(), &run.class_names);
+    }
+    let (what, merit) = match score {
+        Evaluation::Images(score) => ("accuracy", score.top1),
+        Evaluation::Pixels(score) => ("mean IoU", score.confusion.scores().mean_iou),
+    };
     println!(
-        "held-out accuracy {:.2}% · {:.0} images/s · {:.1} s of training, {:.1} s of evaluation",
-        100.0 * score.top1,
-        summary.images_per_second(),
+        "held-out {what} {:.2}% · {rate} images/s · {:.1} s of training, {:.1} s of evaluation",
+        100.0 * merit,
         summary.training_seconds,
         summary.evaluation_seconds
     );
@@ -237,7 +249,7 @@ fn print_summary(summary: &Summary, breakdown: bool) {
     if let Some(path) = &summary.weights {
         println!("weights in {}", path.display());
     }
-    if breakdown {
+    if run.breakdown && run.account {
         println!("where the time went:");
         if summary.ranks.len() > 1 {
             table::print_ranks(&summary.ranks);
@@ -260,13 +272,10 @@ fn rows(summary: &Summary) -> Vec<table::Row> {
 
 fn summary_json(summary: &Summary) -> serde_json::Value {
     let time: serde_json::Map<_, _> = rows(summary).into_iter().map(|r| (r.name, r.seconds.into())).collect();
-    json!({
+    let mut report = json!({
         "steps": summary.steps,
         "images": summary.images,
-        "eval_loss": summary.score.map(|score| score.loss),
-        "eval_top1": summary.score.map(|score| score.top1),
-        "eval_top5": summary.score.map(|score| score.top5),
-        "best_top1": summary.best.map(|best| best.top1),
+        "eval_loss": summary.score.as_ref().map(Evaluation::loss),
         "skipped_images": summary.skipped,
         "stopped": summary.stopped.as_ref().map(|stopped| stopped.why),
         "images_per_second": summary.images_per_second(),
@@ -277,5 +286,23 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
         "note_on_seconds": summary.note_on_times,
         "ranks": summary.ranks,
         "exchanged": summary.exchanged,
-    })
+    });
+    let best = json!(summary.best.map(|best| best.merit));
+    match &summary.score {
+        Some(Evaluation::Pixels(score)) => {
+            let scores = score.confusion.scores();
+            report["eval_miou"] = json!(scores.mean_iou);
+            report["eval_pixel_accuracy"] = json!(scores.pixel_accuracy);
+            report["eval_mean_accuracy"] = json!(scores.mean_accuracy);
+            report["eval_iou"] = score.confusion.by_class().iter().map(|class| json!(class.iou)).collect();
+            report["best_miou"] = best;
+        }
+        Some(Evaluation::Images(score)) => {
+            report["eval_top1"] = json!(score.top1);
+            report["eval_top5"] = json!(score.top5);
+            report["best_top1"] = best;
+        }
+        None => report["best"] = best,
+    }
+    report
 }

@@ -95,6 +95,14 @@ pub(super) fn nearest(from: usize, to: usize, place: u32, size: usize) -> impl I
     (place..to.min(place + size)).map(move |i| ((2 * i + 1) * from / (2 * to)).min(from - 1))
 }
 
+/// The labels of an image of (width, height) that was resized `to` another size: each is that of the original pixel at the new
+/// one's centre.
+pub fn resized_mask(mask: &[u8], from: (usize, usize), to: (usize, usize)) -> Vec<u8> {
+    let columns: Vec<usize> = nearest(from.0, to.0, 0, to.0).collect();
+    let rows = nearest(from.1, to.1, 0, to.1).map(|row| &mask[row * from.0..][..from.0]);
+    rows.flat_map(|line| columns.iter().map(|&column| line[column])).collect()
+}
+
 /// Equal neighbours, and how many there are.
 fn runs(values: impl Iterator<Item = usize>) -> Vec<(usize, u64)> {
     let mut runs: Vec<(usize, u64)> = vec![];

@@ -59,6 +59,13 @@ pub fn is_swin(weights: &Weights) -> bool {
     detect(&weights.keys().map(String::as_str).collect::<Vec<_>>()).is_some()
 }
 
+/// Side of the windows of the first stage, of files that hold the table of offsets between their tokens (1,2·side-1,2·side-1,2).
+pub fn window_of(weights: &Weights) -> Option<usize> {
+    let first = |name: &str| name.contains("layers.0.blocks.0.") && name.ends_with(CONSTANTS[0]);
+    let (_, table) = weights.iter().find(|(name, _)| first(name))?;
+    Some(table.shape.get(1)?.checked_add(1)? / 2)
+}
+
 pub fn to_canonical(mut weights: Weights, from: Convention) -> Result<Weights, NameError> {
     weights.retain(|name, _| !CONSTANTS.iter().any(|end| name.ends_with(end)));
     match from {
@@ -243,7 +250,9 @@ mod tests {
             });
             microsoft.insert(name, tensor);
         }
-        microsoft.insert("layers.0.blocks.0.attn.relative_coords_table".into(), tensor.clone());
+        let table = Tensor { shape: vec![1, 7, 7, 2], data: vec![0.0; 98] };
+        microsoft.insert("layers.0.blocks.0.attn.relative_coords_table".into(), table);
+        assert_eq!((window_of(&microsoft), window_of(&weights)), (Some(4), None));
         microsoft.insert("layers.1.blocks.1.attn_mask".into(), tensor);
         assert_eq!(to_canonical(microsoft, Convention::Timm), Ok(weights));
     }

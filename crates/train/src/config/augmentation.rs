@@ -3,6 +3,7 @@
 use super::choice::choice;
 use super::origin::{Log, Origin};
 use super::raw::Raw;
+use super::resolve::smoothing;
 use super::source::Source;
 use crate::error::TrainError;
 use serde::{Deserialize, Serialize};
@@ -233,10 +234,6 @@ impl Raw {
         let mixup = picker.alpha("mixup", self.mixup, defaults.mixup)?;
         let cutmix = picker.alpha("cutmix", self.cutmix, defaults.cutmix)?;
         let label_smoothing = picker.pick("label-smoothing", self.label_smoothing, defaults.label_smoothing);
-        if !(0.0..1.0).contains(&label_smoothing) {
-            let why = "must lie in 0 ≤ rate < 1";
-            return Err(TrainError::setting("label-smoothing", label_smoothing, why));
-        }
         let train = match crop {
             Crop::None => Geometry::Resize,
             Crop::Pad => Geometry::PadCrop { padding: size / 8 },
@@ -251,11 +248,11 @@ impl Raw {
             erase,
             mixup,
             cutmix,
-            mean: by_channel("mean", &self.mean, channels, log, f32::is_finite)?,
-            std: by_channel("std", &self.std, channels, log, |x| x > 0.0 && x.is_finite())?,
+            mean: by_channel("mean", &self.mean, &[0.5], channels, log, f32::is_finite)?,
+            std: by_channel("std", &self.std, &[0.5], channels, log, |x| x > 0.0 && x.is_finite())?,
             interpolation: log.pick("interpolation", self.interpolation, Interpolation::Bilinear),
         };
-        Ok((augmentation, label_smoothing))
+        Ok((augmentation, smoothing(label_smoothing)?))
     }
 
     /// Models trained on parts of images are judged by the middle of slightly larger ones, as is the custom.
@@ -275,20 +272,22 @@ impl Raw {
     }
 }
 
-/// One number for all channels, or one for each.
-pub(crate) fn by_channel(
+/// One number for all channels, or one for each; `usual` if none was typed.
+pub(super) fn by_channel(
     flag: &'static str,
     typed: &[f32],
+    usual: &[f32],
     channels: usize,
     log: &mut Log,
     good: impl Fn(f32) -> bool,
 ) -> Result<Vec<f32>, TrainError> {
+    let origin = if typed.is_empty() { Origin::default_value() } else { Origin::Flag };
+    let typed = if typed.is_empty() { usual } else { typed };
     let text = typed.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
     if let Some(bad) = typed.iter().find(|x| !good(**x)) {
         return Err(TrainError::setting(flag, &text, format!("{bad} can't normalise an image")));
     }
     let values = match *typed {
-        [] => vec![0.5; channels],
         [one] => vec![one; channels],
         _ if typed.len() == channels => typed.to_vec(),
         _ => {
@@ -296,7 +295,6 @@ pub(crate) fn by_channel(
             return Err(TrainError::setting(flag, &text, why));
         }
     };
-    let origin = if typed.is_empty() { Origin::default_value() } else { Origin::Flag };
-    log.note(flag, if typed.is_empty() { "0.5" } else { &text }, origin);
+    log.note(flag, text, origin);
     Ok(values)
 }

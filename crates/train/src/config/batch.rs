@@ -2,6 +2,7 @@
 
 use super::origin::{Log, Origin};
 use super::raw::Raw;
+use super::recipe::Recipe;
 use super::resolve::at_least_one;
 use super::resolved::Resolved;
 use crate::deepspeed::{ConfigError, DeepSpeed, Setting};
@@ -17,7 +18,6 @@ pub struct Batch {
     pub total: usize,
 }
 
-const DEFAULT_MICRO: usize = 64;
 const STUDY_MICRO: &str = "micro_batch_per_gpu";
 
 /// A number and what it is called where it was written.
@@ -40,6 +40,7 @@ struct Said {
     micro: Option<Given>,
     accumulate: Option<Given>,
     world: usize,
+    recipe: Recipe,
 }
 
 impl Raw {
@@ -56,7 +57,8 @@ impl Raw {
     }
 
     /// A run that goes on over another number of ranks keeps the images of a step, unless it is told otherwise: with as few
-    /// micro-steps as give no rank more images at a time than it had before.
+    /// micro-steps as give no rank more images at a time than it had before. A model that takes moments over the images of a
+    /// micro-step keeps those.
     pub fn divide_again(&mut self, before: &Resolved, world: usize) {
         let told = self.batch_size.or(self.accumulate).or(self.global_batch).is_some();
         if told || world == before.world || world == 0 {
@@ -66,7 +68,9 @@ impl Raw {
         let fits = |accumulate: &usize| {
             let micro = total / (world * accumulate);
             let whole = total.is_multiple_of(world * accumulate) && micro > 0;
-            whole && micro <= before.batch && (!mixes || micro.is_multiple_of(2))
+            let together = !before.network.normalises_batches() || *accumulate == before.accumulate;
+            let small = micro <= before.batch || before.network.normalises_batches();
+            whole && together && small && (!mixes || micro.is_multiple_of(2))
         };
         if let Some(accumulate) = (1..=total).find(fits) {
             self.accumulate = Some(accumulate);
@@ -92,6 +96,7 @@ impl Raw {
             micro: given("batch-size", self.batch_size, &["train_micro_batch_size_per_gpu", STUDY_MICRO])?,
             accumulate: given("accumulate", self.accumulate, &["gradient_accumulation_steps"])?,
             world,
+            recipe: self.recipe(),
         })
     }
 }
@@ -148,11 +153,13 @@ impl Said {
                 Batch { micro, accumulate: 1, total: total.value }
             }
             (None, micro, accumulate) => {
-                let origin =
-                    |given: Option<&Given>| given.map_or(Origin::default_value(), |g| g.origin.clone());
-                let (m, a) = (micro.map_or(DEFAULT_MICRO, |g| g.value), accumulate.map_or(1, |g| g.value));
-                note(log, "batch-size", m, origin(micro));
-                note(log, "accumulate", a, origin(accumulate));
+                let of = |given: Option<&Given>, default: usize, whose: Origin| {
+                    given.map_or((default, whose), |given| (given.value, given.origin.clone()))
+                };
+                let (m, micro) = of(micro, self.recipe.batch, self.recipe.origin());
+                let (a, accumulate) = of(accumulate, 1, Origin::default_value());
+                note(log, "batch-size", m, micro);
+                note(log, "accumulate", a, accumulate);
                 Batch { micro: m, accumulate: a, total: product(product(m, a)?, self.world)? }
             }
         };

@@ -80,16 +80,21 @@ impl Raw {
         // DeepSpeed's Adam decays as AdamW does, unless it is told otherwise, which is refused.
         let name = if name == "adam" && self.optimizer.is_none() { "adamw" } else { name.as_str() };
         log.note("optimizer", name, origin);
+        let recipe = self.recipe();
         let betas = section.pick("betas", DeepSpeed::betas, (0.9, 0.999), (0.9, 0.999)).0;
         let eps = section.number("eps", 1e-8, 1e-8).0;
         let mut decay = |ours: f64| {
             let (decay, origin) = or_flag(self.weight_decay, section.number("weight_decay", ours, 0.0));
-            log.note("weight-decay", decay, origin);
+            let own = name == "adamw";
+            log.note("weight-decay", decay, if own { recipe.or_origin(origin) } else { origin });
             decay
         };
         let (beta1, beta2) = betas;
         let (optimizer, default_lr) = match name {
-            "adamw" => (Optimizer::AdamW { beta1, beta2, eps, weight_decay: decay(0.05) }, 1e-3),
+            "adamw" => {
+                let weight_decay = decay(recipe.weight_decay);
+                (Optimizer::AdamW { beta1, beta2, eps, weight_decay }, recipe.lr)
+            }
             "sgd" => {
                 let (momentum, nesterov) =
                     (section.number("momentum", 0.9, 0.0).0, section.boolean("nesterov", true, false).0);
@@ -104,9 +109,9 @@ impl Raw {
             }
             other => return Err(TrainError::setting("optimizer", other, "is none of adamw, sgd, lamb")),
         };
-        let lr = or_flag(self.lr, section.number("lr", default_lr, 1e-3));
-        positive("lr", lr.0)?;
-        Ok((optimizer, lr))
+        let (lr, origin) = or_flag(self.lr, section.number("lr", default_lr, 1e-3));
+        let origin = if name == "adamw" { recipe.or_origin(origin) } else { origin };
+        Ok((optimizer, (positive("lr", lr)?, origin)))
     }
 
     fn nesterov_needs_momentum(&self, momentum: f64, nesterov: bool) -> Result<(), TrainError> {
@@ -133,7 +138,7 @@ impl Raw {
                 (Schedule::DeepSpeed(self.scheduler(file, name, lr, length, log)?), key)
             }
             None => {
-                let origin = if self.schedule.is_some() { Origin::Flag } else { Origin::default_value() };
+                let origin = if self.schedule.is_some() { Origin::Flag } else { self.recipe().origin() };
                 log.note("lr", lr.0, lr.1);
                 (self.own_schedule(lr.0, length, log)?, origin)
             }
@@ -143,10 +148,11 @@ impl Raw {
     }
 
     fn own_schedule(&self, peak: f64, length: Length, log: &mut Log) -> Result<Schedule, TrainError> {
-        let form = self.schedule.unwrap_or_default();
+        let recipe = self.recipe();
+        let form = self.schedule.unwrap_or(recipe.schedule);
         self.refuse_flags_of_others(&form.to_string(), |forms| forms.contains(&form))?;
         let total = length.steps;
-        let default_warmup = if form == Form::Constant { 0 } else { total / 20 };
+        let default_warmup = if form == Form::Constant { 0 } else { recipe.warmup(total) };
         let warmup = log.pick("warmup-steps", self.warmup_steps, default_warmup).min(total);
         let min = self.min_lr.unwrap_or(0.0);
         if !(0.0..=peak).contains(&min) {

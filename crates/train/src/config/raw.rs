@@ -5,7 +5,9 @@ use super::augmentation::{Crop, Interpolation, Preset, RandAugment};
 use super::choice::{Device, Form, Precision};
 use super::exchange::Wire;
 use super::groups::LrScale;
+use super::pixels::EvalMode;
 use super::source::Cache;
+use super::task::Task;
 use crate::deepspeed::{Context, DeepSpeed};
 use graph::Recompute;
 use models::vit::Pool;
@@ -16,6 +18,7 @@ use std::str::FromStr;
 /// What the user typed; `None`, or nothing in a list, where they left the choice to the file or to us.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Raw {
+    pub task: Option<Task>,
     // ---- model
     pub model: Option<String>,
     pub image_size: Option<usize>,
@@ -46,6 +49,9 @@ pub struct Raw {
     pub std: Vec<f32>,
     pub interpolation: Option<Interpolation>,
     pub eval_resize: Option<usize>,
+    /// How images with masks are judged.
+    pub eval_mode: Option<EvalMode>,
+    pub eval_stride: Option<usize>,
     // ---- optimizer
     /// Images of an optimizer step, over all ranks.
     pub global_batch: Option<usize>,
@@ -89,7 +95,7 @@ pub struct Raw {
     pub keep: Option<usize>,
     /// Keep metrics alone: neither checkpoints nor weights.
     pub no_checkpoints: bool,
-    pub eval_every: Option<u64>,
+    pub eval_every: Option<Every>,
     pub log_every: Option<u64>,
     /// Where to write a trace of the first steps.
     pub trace: Option<PathBuf>,
@@ -120,9 +126,10 @@ impl Raw {
             };
         }
         either! {
-            choices: model image_size channels classes pool dropout attention_dropout drop_path
+            choices: task model image_size channels classes pool dropout attention_dropout drop_path
                 data train_samples test_samples data_fraction workers cache
                 augment crop flip rand_augment erase mixup cutmix label_smoothing interpolation eval_resize
+                eval_mode eval_stride
                 global_batch batch_size accumulate optimizer lr weight_decay clip schedule warmup_steps min_lr
                 step_every gamma power layer_decay ema
                 deepspeed epochs steps device precision residual recompute seed threads init resume
@@ -217,9 +224,51 @@ impl fmt::Display for Span {
     }
 }
 
+/// How often something is done: every so many epochs, or steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Every {
+    Epochs(u64),
+    Steps(u64),
+}
+
+impl FromStr for Every {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let steps = ["iterations", "steps", "it"].iter().find_map(|unit| text.strip_suffix(unit));
+        let every = match steps {
+            Some(number) => number.trim().parse().ok().map(Every::Steps),
+            None => text.parse().ok().map(Every::Epochs),
+        };
+        every.ok_or_else(|| "is neither epochs, such as 2, nor iterations, such as 16000it".to_string())
+    }
+}
+
+impl fmt::Display for Every {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Every::Epochs(epochs) => write!(f, "{epochs}"),
+            Every::Steps(steps) => write!(f, "{steps}it"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_repeated_has_a_unit() {
+        assert_eq!("2".parse(), Ok(Every::Epochs(2)));
+        for text in ["16000it", "16000 iterations", "16000steps"] {
+            assert_eq!(text.parse(), Ok(Every::Steps(16_000)));
+        }
+        assert_eq!(Every::Steps(5).to_string().parse(), Ok(Every::Steps(5)));
+        for bad in ["", "it", "-1it", "1.5", "2ep"] {
+            assert!(bad.parse::<Every>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn spans_are_steps_or_epochs() {

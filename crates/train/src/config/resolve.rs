@@ -3,62 +3,74 @@
 use super::arithmetic::Arithmetic;
 use super::optimize::Length;
 use super::origin::{Log, Origin};
+use super::raw::Every;
 use super::raw::Raw;
 use super::resolved::{Resolved, SCHEMA};
 use super::source::{Cache, Data, Facts, Source, fraction};
+use super::task::Task;
 use super::whole::steps_per_epoch;
 use crate::deepspeed::Setting;
 use crate::error::TrainError;
+use data::segment::Drawn;
 use data::{Split, Synthetic};
-use models::Network;
-use models::vit::Pool;
+use models::swin::Swin;
+use models::vit::{Pool, Vit};
+use models::{Network, Segmenter};
 use std::path::PathBuf;
 
-/// The defaults of a first run: a small ViT that learns the synthetic set in about a minute on two cores.
-pub const DEFAULT_MODEL: &str = "vit-nano/4";
-const DEFAULT_CLASSES: usize = 10;
-const DEFAULT_CHANNELS: usize = 3;
-const DEFAULT_TRAIN_SAMPLES: usize = 20_000;
-const DEFAULT_TEST_SAMPLES: usize = 2_000;
+/// The drawn sets of a first run: images and classes, without masks and with.
+const DRAWN: Facts = Facts { train_images: 20_000, test_images: 2_000, classes: 10, channels: 3 };
+const DRAWN_MASKS: Facts = Facts { train_images: 2_000, test_images: 200, classes: 5, channels: 3 };
 const DEFAULT_EPOCHS: u64 = 3;
+/// On ADE20K: 160,000 steps of 8 images, however many ranks they are divided among, as in the studies of scaling.
+const ADE20K_IMAGES: u64 = 160_000 * 8;
+/// And judged every tenth of that.
+const ADE20K_JUDGED: u64 = 10;
 const DEFAULT_KEEP: usize = 2;
 /// Steps of a trace: enough to see what repeats, few enough for a browser.
 const TRACED: u64 = 20;
 
 impl Facts {
-    /// The drawn set is whatever was asked for.
+    /// A drawn set is whatever was asked for.
     pub fn synthetic(raw: &Raw) -> Result<Facts, TrainError> {
+        let default = match raw.task()? {
+            Task::Classify => DRAWN,
+            Task::Segment => DRAWN_MASKS,
+        };
         let samples = |flag, typed: Option<usize>, default| at_least_one(flag, typed.unwrap_or(default));
         Ok(Facts {
-            train_images: samples("train-samples", raw.train_samples, DEFAULT_TRAIN_SAMPLES)?,
-            test_images: samples("test-samples", raw.test_samples, DEFAULT_TEST_SAMPLES)?,
-            classes: raw.classes.unwrap_or(DEFAULT_CLASSES),
-            channels: raw.channels.unwrap_or(DEFAULT_CHANNELS),
+            train_images: samples("train-samples", raw.train_samples, default.train_images)?,
+            test_images: samples("test-samples", raw.test_samples, default.test_images)?,
+            classes: raw.classes.unwrap_or(default.classes),
+            channels: raw.channels.unwrap_or(default.channels),
         })
     }
 }
 
 impl Raw {
-    /// Where the images come from. Whoever opens them says in [`Facts`] what is there.
-    pub fn source(&self) -> Result<Source, TrainError> {
-        let name = self.data.as_deref().unwrap_or("synthetic");
-        name.parse().map_err(|why: String| TrainError::setting("data", name, why))
-    }
-
     /// The run on data of which `facts` are known, over `world` ranks.
     pub fn resolve(&self, facts: &Facts, world: usize) -> Result<Resolved, TrainError> {
         self.settle(facts, world, &mut Log::default())
     }
 
-    /// For commands that plan or time a step and read no data.
+    /// For commands that plan or time a step and read no data: a published model is as it was published.
     pub fn resolve_without_data(&self, world: usize) -> Result<Resolved, TrainError> {
-        self.settle_without_data(&Facts::synthetic(self)?, world, &mut Log::default())
+        let (image_size, classes) = self.recipe().size.unzip();
+        let raw = Raw {
+            image_size: self.image_size.or(image_size),
+            classes: self.classes.or(classes),
+            ..self.clone()
+        };
+        raw.settle_without_data(&Facts::synthetic(&raw)?, world, &mut Log::default())
     }
 
     pub(super) fn settle(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, TrainError> {
         let run = self.settle_without_data(facts, world, log)?;
         if run.data.source == Source::Synthetic {
             Synthetic::new(run.synthetic(Split::Train))?;
+        }
+        if run.data.source == Source::SyntheticMasks {
+            Drawn::new(run.drawn_masks(Split::Train))?;
         }
         Ok(run)
     }
@@ -78,17 +90,33 @@ impl Raw {
         let Arithmetic { device, precision, residual, loss_scale } = self.arithmetic(log)?;
         let threads = at_least_one("threads", log.pick("threads", self.threads, available_threads()))?;
         let source = self.source()?;
+        log.typed("task", self.task);
         let (model, network) = self.network(&source, facts, log)?;
         let data = self.data(source, facts, threads, log)?;
         let batch = self.batch(world, log)?;
         holdable(&model, &network, batch.micro)?;
-        let (augmentation, label_smoothing) =
-            self.augmentation(&data.source, network.image(), network.channels(), log)?;
+        let (augmentation, label_smoothing, pixels) = match Task::of(&network) {
+            Task::Classify => {
+                self.refuse_settings_of_masks()?;
+                let (augmentation, label_smoothing) =
+                    self.augmentation(&data.source, network.image(), network.channels(), log)?;
+                (augmentation, label_smoothing, None)
+            }
+            Task::Segment => {
+                let (augmentation, pixels) = self.pixels(&network, log)?;
+                (
+                    augmentation,
+                    smoothing(log.pick("label-smoothing", self.label_smoothing, 0.0))?,
+                    Some(pixels),
+                )
+            }
+        };
         if augmentation.mixes() && !batch.micro.is_multiple_of(2) {
             let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
             return Err(TrainError::setting("batch-size", batch.micro, why));
         }
-        let length = self.length(data.train_images(), batch.total, log)?;
+        let length = self.length(&data, &network, batch.total, log)?;
+        let (eval_every, eval_steps) = self.eval_every(&data.source, length.steps, log)?;
         let (optimizer, lr) = self.optimizer(log)?;
         let schedule = self.schedule(lr, length, log)?;
         let groups = self.groups(&network, log)?;
@@ -106,6 +134,7 @@ impl Raw {
             network,
             data,
             augmentation,
+            pixels,
             world,
             batch: batch.micro,
             accumulate: batch.accumulate,
@@ -133,7 +162,8 @@ impl Raw {
             checkpoint_every: count("checkpoint-every", self.checkpoint_every, length.steps_per_epoch, log)?,
             keep: count("keep", self.keep.map(|k| k as u64), DEFAULT_KEEP as u64, log)? as usize,
             checkpoints: !self.no_checkpoints,
-            eval_every: count("eval-every", self.eval_every, 1, log)?,
+            eval_every,
+            eval_steps,
             log_every: self.log_every(length.steps, log)?,
             breakdown: self.breakdown(),
             breakdown_lines: self.breakdown_in_file() == Some(true),
@@ -163,7 +193,7 @@ impl Raw {
         facts: &Facts,
         log: &mut Log,
     ) -> Result<(String, Network), TrainError> {
-        let model = log.pick("model", self.model.clone(), DEFAULT_MODEL.to_string());
+        let model = log.pick("model", self.model.clone(), self.default_model().to_string());
         let image = log.pick("image-size", self.image_size, source.image_size());
         let channels = log.pick("channels", self.channels, facts.channels);
         if channels != facts.channels {
@@ -180,45 +210,54 @@ impl Raw {
         network.check(&model)?;
         log.typed("dropout", self.dropout);
         log.typed("attention-dropout", self.attention_dropout);
-        log.typed("drop-path", self.drop_path);
+        let recipe = self.recipe();
+        match self.drop_path {
+            None if recipe.drop_path > 0.0 => log.note("drop-path", recipe.drop_path, recipe.origin()),
+            typed => log.typed("drop-path", typed),
+        }
         Ok((model, network))
     }
 
     /// Pooling and rates as typed, where the family has them.
     fn vary(&self, network: &mut Network) -> Result<(), TrainError> {
-        let (dropout, drop_path) = (self.dropout.unwrap_or(0.0), self.drop_path.unwrap_or(0.0));
         match network {
-            Network::Vit(vit) => {
-                vit.pool = self.pool.unwrap_or(vit.pool);
-                vit.attention_dropout = self.attention_dropout.unwrap_or(0.0);
-                (vit.dropout, vit.drop_path) = (dropout, drop_path);
-            }
-            Network::Swin(swin) => {
-                if let Some(rate) = self.attention_dropout.filter(|rate| *rate != 0.0) {
-                    let why = "a Swin V2 has no dropout of attention probabilities";
-                    return Err(TrainError::setting("attention-dropout", rate, why));
-                }
-                if self.pool == Some(Pool::ClassToken) {
-                    return Err(TrainError::setting(
-                        "pool",
-                        "",
-                        "a Swin V2 has no class token; it pools by the mean",
-                    ));
-                }
-                (swin.dropout, swin.drop_path) = (dropout, drop_path);
+            Network::Vit(vit) | Network::Segmenter(Segmenter::Linear { vit }) => self.vary_vit(vit),
+            Network::Swin(swin) | Network::Segmenter(Segmenter::Upernet { swin, .. }) => {
+                self.vary_swin(swin)?
             }
         }
+        Ok(())
+    }
+
+    fn vary_vit(&self, vit: &mut Vit) {
+        vit.pool = self.pool.unwrap_or(vit.pool);
+        vit.attention_dropout = self.attention_dropout.unwrap_or(0.0);
+        vit.dropout = self.dropout.unwrap_or(0.0);
+        vit.drop_path = self.drop_path.unwrap_or(self.recipe().drop_path);
+    }
+
+    fn vary_swin(&self, swin: &mut Swin) -> Result<(), TrainError> {
+        if let Some(rate) = self.attention_dropout.filter(|rate| *rate != 0.0) {
+            let why = "a Swin V2 has no dropout of attention probabilities";
+            return Err(TrainError::setting("attention-dropout", rate, why));
+        }
+        if self.pool == Some(Pool::ClassToken) {
+            let why = "a Swin V2 has no class token; it pools by the mean";
+            return Err(TrainError::setting("pool", "", why));
+        }
+        swin.dropout = self.dropout.unwrap_or(0.0);
+        swin.drop_path = self.drop_path.unwrap_or(self.recipe().drop_path);
         Ok(())
     }
 
     fn data(&self, source: Source, facts: &Facts, threads: usize, log: &mut Log) -> Result<Data, TrainError> {
         let origin = if self.data.is_some() { Origin::Flag } else { Origin::default_value() };
         log.note("data", &source, origin);
-        if source != Source::Synthetic {
+        if !source.is_drawn() {
             for (flag, typed) in [("train-samples", self.train_samples), ("test-samples", self.test_samples)]
             {
                 if let Some(value) = typed {
-                    let why = format!("only the synthetic set has as many images as one likes, not {source}");
+                    let why = format!("only drawn sets have as many images as one likes, not {source}");
                     return Err(TrainError::setting(flag, value, why));
                 }
             }
@@ -233,7 +272,8 @@ impl Raw {
         log.typed("train-samples", self.train_samples);
         log.typed("test-samples", self.test_samples);
         // Decoding photographs is work for all threads; drawn images and CIFAR's raw bytes are not.
-        let default_workers = if matches!(source, Source::Folder(_)) { threads } else { 1 };
+        let decodes = matches!(source, Source::Folder(_) | Source::Ade20k(_) | Source::Masks(_));
+        let default_workers = if decodes { threads } else { 1 };
         let workers = at_least_one("workers", log.pick("workers", self.workers, default_workers))?;
         let fraction = fraction(log.pick("data-fraction", self.data_fraction, 1.0))?;
         let cache = log.pick("cache", self.cache, Cache::Auto);
@@ -242,9 +282,22 @@ impl Raw {
         Ok(Data { source, facts: *facts, fraction, workers, cache, skip_bad_images })
     }
 
-    fn length(&self, images: usize, global_batch: usize, log: &mut Log) -> Result<Length, TrainError> {
-        // A ViT has no batch norm.
-        let steps_per_epoch = steps_per_epoch(images, global_batch, false)?;
+    fn length(
+        &self,
+        data: &Data,
+        network: &Network,
+        global_batch: usize,
+        log: &mut Log,
+    ) -> Result<Length, TrainError> {
+        let images = data.train_images();
+        let steps_per_epoch = steps_per_epoch(images, global_batch, network.normalises_batches())?;
+        let published = matches!(data.source, Source::Ade20k(_));
+        if published && self.steps.is_none() && self.epochs.is_none() {
+            let steps = (ADE20K_IMAGES / global_batch as u64).max(1);
+            let origin = Origin::Derived(format!("160,000 × 8 images / {global_batch}"));
+            log.note("steps", steps, origin);
+            return Ok(Length { steps, steps_per_epoch });
+        }
         let epochs = count("epochs", self.epochs, DEFAULT_EPOCHS, &mut Log::default())?;
         let Some(steps) = self.steps.or_else(|| epochs.checked_mul(steps_per_epoch)) else {
             return Err(TrainError::setting("epochs", epochs, "more steps than can be counted"));
@@ -261,12 +314,33 @@ impl Raw {
         Ok(Length { steps, steps_per_epoch })
     }
 
+    /// Epochs between evaluations, and steps if they count instead.
+    fn eval_every(
+        &self,
+        source: &Source,
+        steps: u64,
+        log: &mut Log,
+    ) -> Result<(u64, Option<u64>), TrainError> {
+        let default = match source {
+            // An epoch is an eightieth of a whole run there.
+            Source::Ade20k(_) => Every::Steps((steps / ADE20K_JUDGED).max(1)),
+            _ => Every::Epochs(1),
+        };
+        match log.pick("eval-every", self.eval_every, default) {
+            Every::Epochs(0) | Every::Steps(0) => {
+                Err(TrainError::setting("eval-every", 0, "must be at least 1"))
+            }
+            Every::Epochs(epochs) => Ok((epochs, None)),
+            Every::Steps(steps) => Ok((1, Some(steps))),
+        }
+    }
+
     fn clip(&self, log: &mut Log) -> Result<Option<f64>, TrainError> {
         let of_file = self.deepspeed.as_ref().and_then(|file| file.number("gradient_clipping"));
         let (norm, origin) = match (self.clip, of_file) {
             (Some(norm), _) => (norm, Origin::Flag),
             (None, Some(Setting::Given(norm))) => (norm, Origin::File("gradient_clipping".to_string())),
-            (None, _) => (1.0, Origin::default_value()),
+            (None, _) => (self.recipe().clip, self.recipe().origin()),
         };
         log.note("clip", norm, origin);
         if norm == 0.0 { Ok(None) } else { positive("clip", norm).map(Some) }
@@ -330,6 +404,15 @@ impl Raw {
             Setting::Given(value) => Some(value),
             Setting::Auto => None,
         }
+    }
+}
+
+pub(super) fn smoothing(rate: f64) -> Result<f64, TrainError> {
+    let good = (0.0..1.0).contains(&rate);
+    if good {
+        Ok(rate)
+    } else {
+        Err(TrainError::setting("label-smoothing", rate, "must lie in 0 ≤ rate < 1"))
     }
 }
 

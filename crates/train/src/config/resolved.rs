@@ -5,10 +5,13 @@ use super::augmentation::Augmentation;
 use super::choice::{Device, Precision};
 use super::exchange::Exchange;
 use super::groups::Groups;
+use super::pixels::Pixels;
 use super::source::{Data, Source};
+use super::task::Task;
 use crate::deepspeed::ConfigError;
 use crate::schedule::Schedule;
 use data::Split;
+use data::segment::DrawnSpec;
 use data::synthetic::SyntheticSpec;
 use graph::{Group, Optimizer, Recompute};
 use models::Network;
@@ -32,6 +35,9 @@ pub struct Resolved {
     pub network: Network,
     pub data: Data,
     pub augmentation: Augmentation,
+    /// What images with masks have beside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pixels: Option<Pixels>,
     /// Ranks.
     pub world: usize,
     /// Images of a micro-step of one rank.
@@ -75,6 +81,9 @@ pub struct Resolved {
     pub checkpoints: bool,
     /// Epochs between evaluations.
     pub eval_every: u64,
+    /// Steps between them, if those count instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_steps: Option<u64>,
     /// Steps between lines of the log.
     pub log_every: u64,
     /// Whether the run ends with a table of where its time went.
@@ -104,7 +113,7 @@ fn yes() -> bool {
 /// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
 /// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
 /// the weights a run started from are long changed.
-const FREE: [&str; 28] = [
+const FREE: [&str; 31] = [
     "schema",
     "world",
     "batch",
@@ -125,6 +134,9 @@ const FREE: [&str; 28] = [
     "keep",
     "checkpoints",
     "eval_every",
+    "eval_steps",
+    "pixels.eval_mode",
+    "pixels.eval_stride",
     "log_every",
     "breakdown",
     "breakdown_lines",
@@ -136,13 +148,16 @@ const FREE: [&str; 28] = [
 ];
 
 /// Of those, what must yet be the same on every rank of a run.
-const OF_ALL_RANKS: [&str; 14] = [
+const OF_ALL_RANKS: [&str; 17] = [
     "device",
     "deterministic",
     "world",
     "batch",
     "accumulate",
     "eval_every",
+    "eval_steps",
+    "pixels.eval_mode",
+    "pixels.eval_stride",
     "checkpoint_every",
     "account",
     "trace_steps",
@@ -159,9 +174,32 @@ impl Resolved {
         self.batch * self.accumulate * self.world
     }
 
-    /// What the loss of a sample is divided by, on its way to the mean over all; `clip` makes up for the rest.
+    pub fn task(&self) -> Task {
+        Task::of(&self.network)
+    }
+
+    /// What the loss of a label is divided by, on its way to the mean over all; `clip` makes up for the rest. Where pixels have
+    /// labels, these are counted.
     pub fn nominal(&self) -> f64 {
-        (self.batch * self.accumulate) as f64 * self.exchange.predivide
+        (self.batch * self.accumulate * self.network.labels()) as f64 * self.exchange.predivide
+    }
+
+    /// Whether the model is judged after `steps` steps.
+    pub fn judges_after(&self, steps: u64) -> bool {
+        let due = match self.eval_steps {
+            Some(every) => steps.is_multiple_of(every),
+            None => {
+                let epoch_ends = steps.is_multiple_of(self.steps_per_epoch);
+                epoch_ends && (steps / self.steps_per_epoch).is_multiple_of(self.eval_every)
+            }
+        };
+        due || steps == self.steps
+    }
+
+    /// Training images of a step, over all ranks; the last of an epoch may have fewer.
+    pub fn images_of_step(&self, step: u64) -> usize {
+        let begins = (step % self.steps_per_epoch) as usize * self.global_batch();
+        self.data.train_images().saturating_sub(begins).min(self.global_batch())
     }
 
     /// How ranks exchange gradients, if there is more than one.
@@ -187,6 +225,12 @@ impl Resolved {
         };
         let (classes, channels) = (self.data.facts.classes, self.data.facts.channels);
         SyntheticSpec { split, len, image_size: self.network.image(), channels, classes, seed: self.seed }
+    }
+
+    /// The drawn set with masks, as this run would draw it.
+    pub fn drawn_masks(&self, split: Split) -> DrawnSpec {
+        let SyntheticSpec { len, image_size, channels, classes, seed, .. } = self.synthetic(split);
+        DrawnSpec { split, len, width: image_size, height: image_size, channels, classes, seed }
     }
 
     /// The record; fails if a path can't be written as text.
@@ -239,6 +283,9 @@ impl Resolved {
         let mut settings = BTreeMap::new();
         flatten("", &self.plain(), &FREE, &mut settings);
         settings.insert("global batch".to_string(), self.global_batch().to_string());
+        if self.network.normalises_batches() {
+            settings.insert("images of a micro-step".to_string(), (self.batch * self.world).to_string());
+        }
         settings.insert("data".to_string(), self.data.source.set().to_string());
         settings
     }

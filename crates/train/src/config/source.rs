@@ -111,6 +111,11 @@ impl Source {
         }
     }
 
+    /// Whether it is drawn as a run asks for it.
+    pub fn is_drawn(&self) -> bool {
+        matches!(self, Source::Synthetic | Source::SyntheticMasks)
+    }
+
     /// Whether every pixel has a class, rather than every image.
     pub fn has_masks(&self) -> bool {
         matches!(self, Source::SyntheticMasks | Source::Ade20k(_) | Source::Masks(_))

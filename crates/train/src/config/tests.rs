@@ -182,8 +182,7 @@ fn the_data_decides_what_was_not_typed() {
     );
     assert_eq!(refused(Raw { channels: Some(1), ..cifar() }), "--channels 1: the images have 3 channels");
     assert!(
-        refused(Raw { train_samples: Some(9), ..cifar() })
-            .starts_with("--train-samples 9: only the synthetic")
+        refused(Raw { train_samples: Some(9), ..cifar() }).starts_with("--train-samples 9: only drawn sets")
     );
     assert_eq!(Source::Cifar100 { path: "/d".into(), coarse: false }.published(), Some(CIFAR));
 }

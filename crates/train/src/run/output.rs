@@ -9,7 +9,7 @@ use crate::metrics::Metrics;
 use crate::real::Real;
 use crate::record::{self, Launch};
 use crate::sensors::Sensors;
-use crate::session::{Score, Session, StepResult};
+use crate::session::{Evaluation, Session, StepResult};
 use crate::tensorboard::EventFile;
 use std::path::{Path, PathBuf};
 
@@ -43,19 +43,19 @@ impl Output {
         let config = run.to_json()?;
         let metrics = Metrics::create(folder)?;
         record::create(folder, &config, &Launch::now())?;
-        Self::with(folder, run.keep, config, metrics, GpuLog::open(folder, gpus, 0)?, 0)
+        Self::with(folder, run, config, metrics, GpuLog::open(folder, gpus, 0)?, 0)
     }
 
     pub fn resume(folder: &Path, run: &Resolved, step: u64, gpus: Gpus) -> Result<Self, TrainError> {
         let config = run.to_json()?;
         let metrics = Metrics::resume(folder, step)?;
         record::continue_with(folder, &Launch::now())?;
-        Self::with(folder, run.keep, config, metrics, GpuLog::open(folder, gpus, step)?, step)
+        Self::with(folder, run, config, metrics, GpuLog::open(folder, gpus, step)?, step)
     }
 
     fn with(
         folder: &Path,
-        keep: usize,
+        run: &Resolved,
         config: String,
         metrics: Metrics,
         gpus: GpuLog,
@@ -63,7 +63,7 @@ impl Output {
     ) -> Result<Self, TrainError> {
         let mut board = EventFile::create(folder, step)?;
         board.text(step, "config", &config)?;
-        let checkpoints = Checkpoints::of_run(folder, keep);
+        let checkpoints = Checkpoints::of_run(folder, run.keep);
         let folder = folder.to_path_buf();
         Ok(Output { folder, metrics, board, checkpoints, config, gpus, choices: None })
     }
@@ -85,7 +85,7 @@ impl Output {
         if let Some(scale) = loss_scale {
             self.board.scalar(step, "train/loss_scale", *scale)?;
         }
-        self.board.scalar(step, "train/images_per_second", score.samples / account.seconds())?;
+        self.board.scalar(step, "train/images_per_second", result.images / account.seconds())?;
         let mean = account.mean();
         for (name, seconds) in BOARD.into_iter().zip(mean.named()).map(|(name, (_, s))| (name, s)) {
             self.board.scalar(step, name, seconds)?;
@@ -100,11 +100,21 @@ impl Output {
         Ok(())
     }
 
-    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Score) -> Result<(), TrainError> {
+    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Evaluation) -> Result<(), TrainError> {
         self.metrics.evaluation(step, epoch, score)?;
-        self.board.scalar(step, "eval/loss", score.loss)?;
-        self.board.scalar(step, "eval/top1", score.top1)?;
-        self.board.scalar(step, "eval/top5", score.top5)?;
+        self.board.scalar(step, "eval/loss", score.loss())?;
+        match score {
+            Evaluation::Images(score) => {
+                self.board.scalar(step, "eval/top1", score.top1)?;
+                self.board.scalar(step, "eval/top5", score.top5)?;
+            }
+            Evaluation::Pixels(score) => {
+                let scores = score.confusion.scores();
+                self.board.scalar(step, "eval/miou", scores.mean_iou)?;
+                self.board.scalar(step, "eval/pixel_accuracy", scores.pixel_accuracy)?;
+                self.metrics.classes(step, epoch, &score.confusion.by_class())?;
+            }
+        }
         self.board.flush()
     }
 

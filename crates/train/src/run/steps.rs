@@ -68,8 +68,7 @@ impl Loop<'_> {
             session.step(next)?;
             next += 1;
             let last = next == run.steps;
-            let epoch_ends = next.is_multiple_of(run.steps_per_epoch);
-            let judged = last || (epoch_ends && (next / run.steps_per_epoch).is_multiple_of(run.eval_every));
+            let judged = run.judges_after(next);
             let kept = next.is_multiple_of(run.checkpoint_every);
             let in_flight = if judged || kept { 0 } else { session.depth() - 1 };
             self.take_in(session, progress, &mut watch, in_flight)?;
@@ -138,7 +137,7 @@ impl Loop<'_> {
     ) -> Result<(), TrainError> {
         self.summary.steps += 1;
         self.summary.training_seconds += account.seconds();
-        self.summary.images += result.score.samples as u64;
+        self.summary.images += result.images as u64;
         if let Some(output) = &mut self.output {
             output.step(step, epoch, result, account)?;
         }
@@ -155,15 +154,16 @@ impl Loop<'_> {
         let step = progress.step - 1;
         let epoch = step / self.run.steps_per_epoch;
         let start = Instant::now();
-        let score = session.evaluate(|_, _| {})?;
+        let score = session.judge()?;
         self.summary.evaluation_seconds += start.elapsed().as_secs_f64();
         self.report_skipped(session, progress)?;
         if let Some(output) = &mut self.output {
             output.evaluation(step, epoch, &score)?;
         }
         self.events.evaluated(step, epoch, &score);
+        let best = progress.note(step, &score);
         self.summary.score = Some(score);
-        Ok(progress.note(step, &score))
+        Ok(best)
     }
 
     fn save<T: Real>(

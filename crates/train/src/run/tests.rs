@@ -2,12 +2,11 @@
 
 use super::*;
 use crate::config::{LossScale, Raw};
-use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Outcome, Which};
+use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Inputs, Outcome, Which};
 use crate::session::program;
 use crate::sets;
 use crate::testing::Folder;
 use cpu::{Executor, Options};
-use data::LoadedBatch;
 use graph::{Header, StateId};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -49,7 +48,7 @@ impl Device<f32> for Late {
         self.depth
     }
 
-    fn load(&mut self, which: Which, batch: &LoadedBatch) -> Result<(), TrainError> {
+    fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), TrainError> {
         self.executor.load(which, batch)
     }
 
@@ -146,7 +145,7 @@ impl Events for Listener {
         self.stops |= self.stop_after == Some(step);
     }
 
-    fn evaluated(&mut self, step: u64, epoch: u64, score: &Score) {
+    fn evaluated(&mut self, step: u64, epoch: u64, score: &Evaluation) {
         self.heard.push(format!("evaluation after {step} of epoch {epoch}: {score:?}"));
     }
 

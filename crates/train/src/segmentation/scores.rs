@@ -38,6 +38,15 @@ pub struct Scores {
     pub pixels: u64,
 }
 
+/// What an evaluation came to, over all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PixelScore {
+    /// Mean over the pixels that a model read.
+    pub loss: f64,
+    pub images: u64,
+    pub confusion: PixelConfusion,
+}
+
 /// Pixels or labels that can't be counted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CountError {

@@ -9,16 +9,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use train::Raw;
 use train::config::{
-    Cache, Crop, Device, Form, Interpolation, LrScale, Precision, Preset, RandAugment, Residual, Span, Wire,
+    Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
+    Residual, Span, Task, Wire,
 };
 
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of ti, s, b, l [default: vit-nano/4]
+    /// classify: one class for each image; segment: a class for each pixel [default: as the model and the data have it]
+    #[arg(long)]
+    task: Option<Task>,
+    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l; for pixels
+    /// vit-SIZE/PATCH+linear or swinv2-SIZE/wWINDOW+upernet [default: vit-nano/4; for drawn masks swinv2-nano/w8+upernet, for others
+    /// swinv2-b/w8+upernet]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Side of the square images, in pixels [default: 32, or 224 for folders]
+    /// Side of the square images, or of the cuts from images with masks, in pixels [default: 32, or 224 for folders; with masks 512, or 64 if
+    /// they are drawn]
     #[arg(long, value_name = "PIXELS")]
     image_size: Option<usize>,
     /// Channels of an image [default: those of the data]
@@ -30,7 +37,7 @@ pub struct ModelArgs {
     /// How tokens become one vector [default: class-token]
     #[arg(long, value_enum)]
     pool: Option<PoolArg>,
-    /// Images of a micro-step, per rank [default: 64]
+    /// Images of a micro-step, per rank [default: 64, or 8 with masks]
     #[arg(long, value_name = "IMAGES", help_heading = "Run")]
     batch_size: Option<usize>,
     /// CPU threads [default: all]
@@ -50,7 +57,7 @@ pub struct StepArgs {
     /// Rate of dropout on attention probabilities
     #[arg(long, value_name = "RATE")]
     attention_dropout: Option<f64>,
-    /// Rate of stochastic depth at the last block
+    /// Rate of stochastic depth at the last block [default: 0; 0.3 for a published Swin V2 with UPerNet]
     #[arg(long, value_name = "RATE")]
     drop_path: Option<f64>,
     /// Label smoothing [default: 0, or 0.1 with --augment strong]
@@ -59,10 +66,10 @@ pub struct StepArgs {
     /// adamw, sgd or lamb [default: adamw]
     #[arg(long, help_heading = "Optimizer")]
     optimizer: Option<String>,
-    /// Weight decay of matrices [default: 0.05 for adamw, 1e-4 for sgd, 0.01 for lamb]
+    /// Weight decay of matrices [default: 0.05 for adamw, or 0.01 with masks; 1e-4 for sgd, 0.01 for lamb]
     #[arg(long, help_heading = "Optimizer")]
     weight_decay: Option<f64>,
-    /// Largest gradient norm; 0 to leave gradients as they are [default: 1]
+    /// Largest gradient norm; 0 to leave gradients as they are [default: 1; 0 for a published Swin V2 with UPerNet]
     #[arg(long, value_name = "NORM", help_heading = "Optimizer")]
     clip: Option<f64>,
     /// Which activations to compute again instead of keeping them [default: none]
@@ -73,16 +80,16 @@ pub struct StepArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR; with masks: synthetic-masks, ade20k:DIR or masks:DIR [default: synthetic]
+    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR; with masks: synthetic-masks, ade20k:DIR or masks:DIR [default: synthetic, or for --task segment synthetic-masks]
     #[arg(long, value_name = "SET")]
     data: Option<String>,
-    /// Images to draw for training, of the synthetic set [default: 20000]
+    /// Images to draw for training, of the drawn sets [default: 20000, or 2000 with masks]
     #[arg(long, value_name = "IMAGES")]
     train_samples: Option<usize>,
-    /// Images to draw for evaluation, of the synthetic set [default: 2000]
+    /// Images to draw for evaluation, of the drawn sets [default: 2000, or 200 with masks]
     #[arg(long, value_name = "IMAGES")]
     test_samples: Option<usize>,
-    /// Threads that read images ahead of the training [default: 1, or all for folders]
+    /// Threads that read images ahead of the training [default: 1, or all where files are decoded]
     #[arg(long, value_name = "THREADS")]
     workers: Option<usize>,
     /// Memory for decoded images: auto, off, or a size such as 2GB [default: auto]
@@ -91,10 +98,10 @@ pub struct DataArgs {
     /// Leave out images that can't be read, instead of ending the run
     #[arg(long)]
     skip_bad_images: bool,
-    /// Mean of an image's values, from 0 to 1: one number, or one for each channel [default: 0.5]
+    /// Mean of an image's values, from 0 to 1: one number, or one for each channel [default: 0.5; with masks ImageNet's]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     mean: Vec<f32>,
-    /// Their standard deviation [default: 0.5]
+    /// Their standard deviation [default: 0.5; with masks ImageNet's]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     std: Vec<f32>,
     /// bilinear or bicubic, where images are resized [default: bilinear]
@@ -103,12 +110,20 @@ pub struct DataArgs {
     /// Evaluate on the middle of images resized to this, in pixels [default: the whole image resized; with --crop resized, 8/7 of the image size]
     #[arg(long, value_name = "PIXELS")]
     eval_resize: Option<usize>,
+    /// With masks: judge images whole, padded to one of a few sizes, or slide: through windows of the image size, by their mean where they
+    /// overlap [default: whole; slide for a ViT]
+    #[arg(long, value_name = "MODE")]
+    eval_mode: Option<EvalMode>,
+    /// With --eval-mode slide: from window to window [default: two thirds of the image size]
+    #[arg(long, value_name = "PIXELS")]
+    eval_stride: Option<usize>,
 }
 
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Augmentation")]
 pub struct AugmentArgs {
-    /// none; standard: random crops and mirror images; strong: also RandAugment, mixup, cutmix, erasing and label smoothing [default: none]
+    /// none; standard: random crops and mirror images; strong: also RandAugment, mixup, cutmix, erasing and label smoothing, with masks
+    /// distorted colours [default: none; with masks strong]
     #[arg(long, value_name = "PRESET")]
     augment: Option<Preset>,
     /// Training images are cut: none; pad: at random after padding by an eighth; resized: a random part, resized
@@ -134,13 +149,13 @@ pub struct AugmentArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Optimizer")]
 pub struct OptimizerArgs {
-    /// Highest learning rate [default: 1e-3 for adamw, 0.03 for sgd, 4e-3 for lamb]
+    /// Highest learning rate [default: 1e-3 for adamw, or 6e-5 for a published Swin V2 with UPerNet; 0.03 for sgd, 4e-3 for lamb]
     #[arg(long)]
     lr: Option<f64>,
-    /// How the rate falls: cosine, linear, step, poly or constant [default: cosine]
+    /// How the rate falls: cosine, linear, step, poly or constant [default: cosine, or poly with masks]
     #[arg(long, value_name = "FORM")]
     schedule: Option<Form>,
-    /// Steps of warm-up [default: a twentieth of all; none if the rate is constant]
+    /// Steps of warm-up [default: a twentieth of all, or with masks a tenth but no more than 1500; none if the rate is constant]
     #[arg(long, value_name = "STEPS")]
     warmup_steps: Option<u64>,
     /// Lowest learning rate, of cosine, linear and poly [default: 0]
@@ -184,19 +199,19 @@ pub struct RunArgs {
     /// Images of an optimizer step, over all ranks [default: batch-size × accumulate × ranks]
     #[arg(long, value_name = "IMAGES")]
     global_batch: Option<usize>,
-    /// Passes over the training set [default: 3]
+    /// Passes over the training set [default: 3; on ADE20K as many as 160,000 × 8 images take]
     #[arg(long)]
     epochs: Option<u64>,
     /// Optimizer steps, instead of epochs
-    #[arg(long)]
+    #[arg(long, visible_alias = "iterations")]
     steps: Option<u64>,
     /// How much of the training set to use, from 0 to 1 [default: 1]
     #[arg(long, value_name = "F", help_heading = "Data")]
     data_fraction: Option<f64>,
     /// Weights to start from: a run's folder, a checkpoint, safetensors or .pth, under timm's, torchvision's or Hugging Face's names
-    #[arg(long, value_name = "RUN|WEIGHTS")]
+    #[arg(long, value_name = "RUN|WEIGHTS", visible_alias = "weights")]
     init: Option<PathBuf>,
-    /// With --init: start with a new head if that of the weights has other classes
+    /// With --init: start with a new head if that of the weights has other classes; from a classifier's backbone, with new heads for pixels
     #[arg(long)]
     new_head: bool,
     /// Continue the run in this folder [default: that of --out]
@@ -244,9 +259,9 @@ pub struct OutputArgs {
     /// Keep metrics alone: write neither checkpoints nor weights
     #[arg(long, conflicts_with_all = ["checkpoint_every", "keep", "max_restarts"])]
     no_checkpoints: bool,
-    /// Epochs between evaluations [default: 1]
-    #[arg(long, value_name = "EPOCHS")]
-    eval_every: Option<u64>,
+    /// Epochs between evaluations, or iterations as in 16000it [default: 1; on ADE20K a tenth of all steps]
+    #[arg(long, value_name = "SPAN")]
+    eval_every: Option<Every>,
     /// Steps between lines of the log [default: about twenty lines a run]
     #[arg(long, value_name = "STEPS")]
     log_every: Option<u64>,
@@ -354,6 +369,7 @@ pub enum RecomputeArg {
 impl ModelArgs {
     pub fn raw(self) -> Raw {
         Raw {
+            task: self.task,
             model: self.model,
             image_size: self.image_size,
             channels: self.channels,
@@ -402,6 +418,8 @@ impl DataArgs {
             std: self.std,
             interpolation: self.interpolation,
             eval_resize: self.eval_resize,
+            eval_mode: self.eval_mode,
+            eval_stride: self.eval_stride,
             ..raw
         }
     }

@@ -29,11 +29,11 @@ impl Here {
         let command: Vec<String> =
             ["vitesse", "train"].map(str::to_string).into_iter().chain(options.iter().cloned()).collect();
         let raw: Raw = args::train_args(&command)?.raw()?;
-        let (source, name) = (raw.source()?, format!("{:?} {:?}", raw.data, raw.channels));
+        let name = format!("{:?} {:?} {:?}", raw.source()?, raw.channels, raw.skip_bad_images);
         let found = match self.found.get(&name) {
             Some(found) => *found,
             None => {
-                let found = Opened::new(&source, raw.channels)?.found();
+                let found = Opened::of(&raw)?.found();
                 self.found.insert(name, found);
                 found
             }
@@ -70,7 +70,7 @@ impl Resolve for Here {
     fn facts(&mut self, options: &[String], ranks: usize) -> Result<Facts, String> {
         let run = self.resolved(options, ranks).map_err(|error| one_line(&error))?;
         Ok(Facts {
-            task: "classification".to_string(),
+            task: run.task().noun().to_string(),
             image_size: run.network.image(),
             loader_threads: run.data.workers,
             batch_per_rank: run.batch,

@@ -1,0 +1,126 @@
+//! `vitesse eval` of models that tell pixels apart, and their scores for people.
+
+use crate::args::EvalArgs;
+use crate::judge::{Judge, class_name};
+use anyhow::Context;
+use data::segment::MaskedSet;
+use data::segment::overlay::save_mask;
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use train::segmentation::PixelScore;
+use train::segmentation::scores::{ClassScore, Scores};
+use train::sets::Sets;
+use train::{Session, TrainError};
+
+pub fn run(args: &EvalArgs, judge: Judge, sets: Sets, weights_file: &Path) -> anyhow::Result<()> {
+    if args.logits.is_some() {
+        anyhow::bail!(
+            "--logits: is for models that classify images; --masks writes what is predicted of pixels"
+        );
+    }
+    let Sets::Masked(masked) = &sets else { unreachable!("sets were opened for the model's task") };
+    let (test, names) = (masked.test.clone(), masked.test.class_names().to_vec());
+    if let Some(folder) = &args.masks {
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    let mut session: Session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
+    let score = session.evaluate_pixels(|answer| {
+        let Some(folder) = &args.masks else { return Ok(()) };
+        let (image, path) = (&answer.pair.image, folder.join(mask_name(&*test, answer.index)));
+        Ok(save_mask(answer.labels, (image.width, image.height), &path).map_err(TrainError::from)?)
+    })?;
+    for skipped in session.take_skipped() {
+        eprintln!("left out: {}", skipped.problem);
+    }
+    if let Some(path) = &args.confusion {
+        let classes = score.confusion.by_class().len();
+        let row = |label: usize| (0..classes).map(|other| score.confusion.count(label, other)).collect();
+        crate::evaluate::write_confusion(path, (0..classes).map(row).collect(), &names)?;
+    }
+    if args.json {
+        println!("{}", to_json(weights_file, &score, &names));
+    } else {
+        println!("{}", weights_file.display());
+        println!(
+            "{} images · loss {:.4} · {}",
+            score.images,
+            score.loss,
+            in_a_line(&score.confusion.scores())
+        );
+        println!();
+        print_classes(&score.confusion.by_class(), &names);
+    }
+    Ok(())
+}
+
+/// That of the image, or the number of one that has no file.
+fn mask_name(set: &dyn MaskedSet, index: usize) -> PathBuf {
+    let name = set.name(index);
+    let stem = Path::new(&name).file_stem().filter(|_| Path::new(&name).exists());
+    let stem = stem.map_or_else(|| format!("{index:06}"), |stem| stem.to_string_lossy().into_owned());
+    PathBuf::from(stem + ".png")
+}
+
+/// How well pixels are told apart.
+pub fn in_a_line(scores: &Scores) -> String {
+    format!(
+        "mean IoU {:.2}% · {:.2}% of the pixels · mean accuracy {:.2}%",
+        100.0 * scores.mean_iou,
+        100.0 * scores.pixel_accuracy,
+        100.0 * scores.mean_accuracy
+    )
+}
+
+/// Classes are listed one by one up to this many; of more, the most frequent and the worst of those that occur.
+const LISTED: usize = 25;
+const EACH: usize = 10;
+
+pub fn print_classes(scores: &[ClassScore], names: &[String]) {
+    let mut classes: Vec<(usize, &ClassScore)> =
+        scores.iter().enumerate().filter(|(_, score)| score.iou.is_some()).collect();
+    if classes.len() <= LISTED {
+        return print_rows(&classes, names);
+    }
+    classes.sort_by_key(|(_, score)| std::cmp::Reverse(score.pixels));
+    println!("the {EACH} classes with most pixels");
+    print_rows(&classes[..EACH], names);
+    classes.retain(|(_, score)| score.pixels > 0);
+    classes.sort_by(|a, b| a.1.iou.unwrap_or(0.0).total_cmp(&b.1.iou.unwrap_or(0.0)));
+    println!("the {EACH} told apart worst");
+    print_rows(&classes[..EACH.min(classes.len())], names);
+}
+
+fn print_rows(classes: &[(usize, &ClassScore)], names: &[String]) {
+    let width = classes.iter().map(|(class, _)| class_name(names, *class).chars().count()).max();
+    let width = width.unwrap_or(0).max(5);
+    let all: u64 = classes.iter().map(|(_, score)| score.pixels).sum();
+    println!("  {:<width$}  {:>7}  {:>8}  {:>8}", "class", "IoU", "accuracy", "pixels");
+    for (class, score) in classes {
+        let percent = |share: Option<f64>| share.map_or("–".to_string(), |x| format!("{:.1}%", 100.0 * x));
+        let share = (all > 0).then(|| score.pixels as f64 / all as f64);
+        println!(
+            "  {:<width$}  {:>7}  {:>8}  {:>8}  {}",
+            class_name(names, *class),
+            percent(score.iou),
+            percent(score.accuracy),
+            percent(share),
+            "█".repeat((20.0 * score.iou.unwrap_or(0.0)).round() as usize)
+        );
+    }
+}
+
+fn to_json(weights: &Path, score: &PixelScore, names: &[String]) -> serde_json::Value {
+    let scores = score.confusion.scores();
+    let class = |(class, score): (usize, ClassScore)| json!({"class": class_name(names, class), "iou": score.iou, "accuracy": score.accuracy, "pixels": score.pixels});
+    json!({
+        "weights": weights,
+        "eval_loss": score.loss,
+        "eval_miou": scores.mean_iou,
+        "eval_pixel_accuracy": scores.pixel_accuracy,
+        "eval_mean_accuracy": scores.mean_accuracy,
+        "images": score.images,
+        "pixels": scores.pixels,
+        "classes": score.confusion.by_class().into_iter().enumerate().map(class).collect::<Vec<_>>(),
+    })
+}

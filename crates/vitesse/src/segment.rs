@@ -1,0 +1,60 @@
+//! `vitesse segment`.
+
+use crate::args::SegmentArgs;
+use crate::judge::{Judge, class_name};
+use anyhow::Context;
+use data::segment::overlay::{percent, save_mask, save_picture, shares};
+use data::segment::{MaskedSet, Unmasked};
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use train::Session;
+use train::config::Task;
+use train::segmentation::MaskedSets;
+use train::sets::Sets;
+use train::stored::Stored;
+use train::{Raw, TrainError};
+
+pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
+    let raw = args.device.clone().raw(args.model.clone().raw());
+    let raw = Raw { eval_mode: args.eval_mode, eval_stride: args.eval_stride, ..raw };
+    let judge = Judge::new(Stored::find(&args.weights)?, &raw)?.of_task(Task::Segment, "classify")?;
+    let mut judge = judge.on_device(&raw)?;
+    // Windows of one image at a time, at most.
+    judge.run.batch = judge.run.batch.min(args.images.len().max(4));
+    let names = judge.run.class_names.clone();
+    let channels = judge.run.network.channels();
+    let images: Arc<dyn MaskedSet> = Arc::new(Unmasked::new(args.images.clone(), channels, names.clone()));
+    let sets = MaskedSets { train: Arc::clone(&images), test: images, left_out: vec![] };
+    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let mut session: Session = Session::for_evaluation(judge.run, Sets::Masked(sets), &judge.weights)?;
+    session.evaluate_pixels(|answer| {
+        let (image, path) = (&answer.pair.image, &args.images[answer.index]);
+        let [mask, overlay] = ["mask", "overlay"].map(|kind| beside(&args.out, path, kind));
+        let saved = save_mask(answer.labels, (image.width, image.height), &mask)
+            .and_then(|()| save_picture(image, answer.labels, &names, &overlay));
+        saved.map_err(TrainError::from)?;
+        if args.json {
+            let share = |share: data::segment::overlay::Share| {
+                json!({"class": class_name(&names, share.label.into()), "share": share.share})
+            };
+            let classes: Vec<_> = shares(answer.labels).into_iter().map(share).collect();
+            println!("{}", json!({"image": path, "mask": mask, "overlay": overlay, "classes": classes}));
+            return Ok(());
+        }
+        println!("{} → {}, {}", path.display(), mask.display(), overlay.display());
+        for share in shares(answer.labels).into_iter().take(args.top) {
+            let bar = "█".repeat((share.share * 30.0).round() as usize);
+            println!("  {:>6}  {:<20} {bar}", percent(share.share), class_name(&names, share.label.into()));
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// NAME.KIND.png in a folder.
+fn beside(folder: &Path, image: &Path, kind: &str) -> PathBuf {
+    let stem = image.file_stem().unwrap_or_default().to_string_lossy();
+    folder.join(format!("{stem}.{kind}.png"))
+}
