@@ -48,7 +48,7 @@ fn alone<T: Float>(recompute: Recompute) -> (Tensors, Tensors) {
 
 #[test]
 fn ranks_together_compute_what_one_does() {
-    for recompute in [Recompute::None, Recompute::Full] {
+    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
         let one = alone::<f64>(recompute);
         for ranks in [2, 4] {
             let many = trained::<f64>(Exchange { ranks, ..PLAIN }, recompute);

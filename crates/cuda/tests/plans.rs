@@ -187,7 +187,9 @@ fn program(recompute: Recompute) -> Program {
 
 /// Those of both, with and without recomputation.
 fn programs() -> impl Iterator<Item = Program> {
-    [Recompute::None, Recompute::Full].into_iter().flat_map(|r| models().map(|model| compiled(model, r)))
+    [Recompute::None, Recompute::Gelu, Recompute::Full]
+        .into_iter()
+        .flat_map(|r| models().map(|model| compiled(model, r)))
 }
 
 fn compiled(model: Model, recompute: Recompute) -> Program {

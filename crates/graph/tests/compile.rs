@@ -53,7 +53,7 @@ fn without_averages_evaluation_reads_the_parameters() {
 
 #[test]
 fn evaluation_reads_the_averages_and_training_does_not() {
-    for recompute in [Recompute::None, Recompute::Full] {
+    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
         let program = compiled(&Settings { recompute, ..settings() });
         let averages = averages(&program);
         assert_eq!(

@@ -369,11 +369,32 @@ fn a_gradient_that_passes_a_norm_by_is_added_by_the_norm() {
 // ---- recompute -------------------------------------------------------------------------------------------------
 
 fn recomputed(depth: usize) -> Graph {
+    recomputed_by(depth, Recompute::Full)
+}
+
+fn recomputed_by(depth: usize, policy: Recompute) -> Graph {
     let graph = fuse(narrow(forward(depth, true).unwrap()).unwrap());
     let loss = graph.find("loss").unwrap();
     let (mut graph, gradients) = differentiate(graph, loss, &|_| true).unwrap();
     graph.outputs.extend(gradients.iter().map(|(_, value)| *value));
-    recompute(graph, Recompute::Full).unwrap()
+    recompute(graph, policy).unwrap()
+}
+
+#[test]
+fn what_a_gelu_makes_is_made_again_of_what_it_was_made_of() {
+    let graph = recomputed_by(3, Recompute::Gelu);
+    graph.check().unwrap();
+    let makers = graph.producers();
+    let again: Vec<&Node> = graph.nodes.iter().filter(|n| n.phase == Phase::Recompute).collect();
+    assert_eq!(again.len(), 3);
+    for node in again {
+        let product = &graph.nodes[makers[node.inputs[0].index()].unwrap()];
+        assert!(node.op == Op::Gelu && matches!(product.op, Op::Linear { gelu: true, .. }));
+        assert_eq!(product.outputs[1], node.inputs[0]);
+        // Nobody keeps the first.
+        let read = |n: &&Node| n.phase == Phase::Backward && n.inputs.contains(&product.outputs[0]);
+        assert_eq!(graph.nodes.iter().filter(read).count(), 0);
+    }
 }
 
 #[test]
@@ -517,7 +538,7 @@ fn lanes_may_read_the_same_state_side_by_side() {
 
 #[test]
 fn compiled_plans_survive_their_text() {
-    for recompute in [Recompute::None, Recompute::Full] {
+    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
         for plan in transformer::program(2, recompute).plans() {
             let text = plan.to_string();
             let parsed: Plan = text.parse().unwrap_or_else(|e| panic!("{recompute:?}, {}: {e}", plan.name));

@@ -11,6 +11,9 @@ pub enum Recompute {
     /// Keep every activation the backward ops need.
     #[default]
     None,
+    /// Make what a GELU makes again from what it was made of, which is kept for the GELU's own backward op anyway. In half precision
+    /// that was rounded once before.
+    Gelu,
     /// Keep only the borders between blocks; the rest of a block is computed again just before its backward ops.
     Full,
 }
@@ -28,7 +31,10 @@ pub fn recompute(mut graph: Graph, policy: Recompute) -> Result<Graph, GraphErro
         forward.iter().enumerate().flat_map(|(i, n)| n.outputs.iter().map(move |v| (*v, i))).collect();
 
     graph.nodes = forward.to_vec();
-    let kept = kept_values(&graph, forward);
+    let kept = match policy {
+        Recompute::Gelu => all_but_gelus(forward),
+        _ => kept_values(&graph, forward),
+    };
     let mut again = Again { forward, makers, kept, copies: HashMap::new() };
     for node in &nodes[first_backward..] {
         let mut node = node.clone();
@@ -39,6 +45,14 @@ pub fn recompute(mut graph: Graph, policy: Recompute) -> Result<Graph, GraphErro
     }
     graph.prune();
     Ok(graph)
+}
+
+fn all_but_gelus(forward: &[Node]) -> HashSet<ValueId> {
+    let kept = |n: &Node| match n.op {
+        Op::Linear { gelu: true, .. } => n.outputs[1..].to_vec(),
+        _ => n.outputs.clone(),
+    };
+    forward.iter().flat_map(kept).collect()
 }
 
 /// Borders, inputs, parameters, and everything outside the blocks: what follows the last border (a norm fused with it,
@@ -88,12 +102,16 @@ impl Again<'_> {
         Ok(self.copies[&value])
     }
 
-    /// A fused residual + norm whose sum is kept needs only the norm again.
+    /// A fused residual + norm whose sum is kept needs only the norm again, and a GELU in a product, if what it is of is kept, only
+    /// the GELU.
     fn cheapest(&self, node: &Node) -> (Op, Vec<ValueId>, Vec<ValueId>) {
         match node.op {
             Op::LayerNorm { eps, add: true } if self.kept.contains(&node.outputs[0]) => {
                 let inputs = vec![node.outputs[0], node.inputs[2], node.inputs[3]];
                 (Op::LayerNorm { eps, add: false }, inputs, node.outputs[1..].to_vec())
+            }
+            Op::Linear { gelu: true, .. } if self.kept.contains(&node.outputs[1]) => {
+                (Op::Gelu, vec![node.outputs[1]], vec![node.outputs[0]])
             }
             _ => (node.op.clone(), node.inputs.clone(), node.outputs.clone()),
         }

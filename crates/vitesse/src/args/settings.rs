@@ -362,7 +362,11 @@ pub enum PoolArg {
 
 #[derive(Clone, Copy, ValueEnum)]
 pub enum RecomputeArg {
+    /// Keep them all
     None,
+    /// What GELUs make, the largest and cheapest of them
+    Gelu,
+    /// All within a block
     Full,
 }
 
@@ -398,6 +402,7 @@ impl StepArgs {
             clip: self.clip,
             recompute: self.recompute.map(|r| match r {
                 RecomputeArg::None => Recompute::None,
+                RecomputeArg::Gelu => Recompute::Gelu,
                 RecomputeArg::Full => Recompute::Full,
             }),
             ..raw
