@@ -88,7 +88,7 @@ impl Source {
             Source::Attention | Source::AttentionHopper | Source::AttentionPlain | Source::AttentionTf32 => {
                 200
             }
-            Source::Windows | Source::WindowsGrad | Source::WindowsWide | Source::WindowsPlain => 200,
+            Source::Windows | Source::WindowsGrad | Source::WindowsWide | Source::WindowsPlain => 100,
             Source::Product => 140,
             Source::Update => 37,
             Source::Rows | Source::NormAdd | Source::PositionBias => 20,

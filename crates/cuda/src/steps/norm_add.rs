@@ -2,18 +2,20 @@
 //!
 //! Rows and sums over them are cut as those of layer norms are. Legend: M rows, C columns.
 
-use super::rows::{FORWARD, NORM_COLUMNS, THREADS, launch, norm_parts, norm_rows, pointer, singles, typed};
+use super::rows::{FORWARD, THREADS, launch, norm_parts, norm_rows, pointer, singles, typed};
 use crate::action::{Action, Address, Arg, Context, Kernel, Operand, PartialSum, Source};
 use crate::error::CudaError;
 use graph::op::PathDrop;
 use graph::random::drop_threshold;
 use graph::{DType, Op, Shape};
 
+/// Columns that a row can have: static shared memory holds it beside the sums of warps.
+const COLUMNS: usize = 12_000;
 /// Sums over rows that the backward pass makes: dγ and dβ.
 const SUMS: usize = 2;
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    if cx.input(0).shape.last() > NORM_COLUMNS {
+    if cx.input(0).shape.last() > COLUMNS {
         return Err(cx.no_kernel());
     }
     match *cx.op {

@@ -24,7 +24,7 @@ const FEW_ROWS: usize = 512;
 /// Blocks of a layer norm's backward pass: two for each processor of an H200.
 const NORM_PARTS: usize = 264;
 /// Columns a layer norm can have: a block's shared memory holds a row.
-pub(super) const NORM_COLUMNS: usize = 12_288;
+const NORM_COLUMNS: usize = 12_288;
 
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {

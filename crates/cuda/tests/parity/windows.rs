@@ -12,8 +12,11 @@ fn flat(d: &mut Draft, map: ValueId) -> ValueId {
     d.one(Op::Reshape { shape: Shape::from([b, h * w, c]) }, &[map])
 }
 
-/// Map, window, shift, heads, head size: whole windows, shifted and padded ones, wide ones, odd ones.
-const ATTENTIONS: [([usize; 2], [usize; 2], [usize; 2], usize, usize); 12] = [
+/// Map, window, shift, heads, head size.
+type Case = ([usize; 2], [usize; 2], [usize; 2], usize, usize);
+
+/// Whole windows, shifted and padded ones, wide ones, odd ones.
+const ATTENTIONS: [Case; 12] = [
     ([16, 16], [8, 8], [0, 0], 3, 32),
     ([16, 24], [8, 8], [4, 4], 2, 32),
     ([50, 76], [8, 8], [4, 4], 2, 32),
