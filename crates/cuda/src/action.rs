@@ -29,6 +29,8 @@ pub enum Source {
     Tokens,
     /// Cross-entropy.
     Loss,
+    /// Cross-entropy of pixels whose logits are resized.
+    ResizedLoss,
     /// Moments, batch norm and its gradient.
     BatchNorm,
     /// Resizing and pooling of images.
@@ -44,7 +46,7 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 14] = [
+    pub const ALL: [Source; 15] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::AttentionPlain,
@@ -53,6 +55,7 @@ impl Source {
         Source::Prepare,
         Source::Tokens,
         Source::Loss,
+        Source::ResizedLoss,
         Source::BatchNorm,
         Source::Resize,
         Source::Channels,
@@ -70,7 +73,7 @@ impl Source {
             Source::Product => 140,
             Source::Update => 37,
             Source::Rows => 20,
-            Source::Loss | Source::BatchNorm | Source::Resize => 15,
+            Source::Loss | Source::ResizedLoss | Source::BatchNorm | Source::Resize => 15,
             Source::Channels => 8,
             Source::Prepare | Source::Tokens | Source::Clock => 8,
         }
@@ -87,6 +90,7 @@ impl Source {
             Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
+            Source::ResizedLoss => "resized_loss.cu",
             Source::BatchNorm => "batch_norm.cu",
             Source::Resize => "resize.cu",
             Source::Channels => "channels.cu",
@@ -106,6 +110,7 @@ impl Source {
             Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
+            Source::ResizedLoss => include_str!("../kernels/resized_loss.cu"),
             Source::BatchNorm => include_str!("../kernels/batch_norm.cu"),
             Source::Resize => include_str!("../kernels/resize.cu"),
             Source::Channels => include_str!("../kernels/channels.cu"),
@@ -117,8 +122,9 @@ impl Source {
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 2] = [
+pub const HEADERS: [(&str, &str); 3] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
 ];
 

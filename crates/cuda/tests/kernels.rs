@@ -3,7 +3,8 @@
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
 use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
-use cuda::steps::{batch_norm, channels, conv, hopper, loss, prepare, resize, rows, tokens, update};
+use cuda::steps::{batch_norm, channels, conv, hopper, loss, prepare, resize, resized_loss, rows};
+use cuda::steps::{tokens, update};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -30,6 +31,7 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         loss::kernels(),
         batch_norm::kernels(),
         resize::kernels(),
+        resized_loss::kernels(),
         channels::kernels(),
         conv::kernels(),
         update::kernels(),

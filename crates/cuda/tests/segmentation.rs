@@ -47,23 +47,57 @@ fn program() -> Program {
     compile(model, &settings).unwrap()
 }
 
-fn show(plan: &Plan) {
-    for step in &plan.steps {
-        let types = |list: &[usize]| list.iter().map(|v| plan.values[*v].ty.to_string()).collect::<Vec<_>>();
-        println!(
-            "{} {:?} → {:?} ({})",
-            step.op.name(),
-            types(&step.inputs),
-            types(&step.outputs),
-            step.layer
-        );
-    }
+/// Steps of an op, with the types of what they read and write.
+fn steps(plan: &Plan, name: &str) -> Vec<String> {
+    let types = |list: &[usize]| {
+        let types: Vec<String> = list.iter().map(|v| plan.values[*v].ty.to_string()).collect();
+        types.join(", ")
+    };
+    let of = plan.steps.iter().filter(|step| step.op.name() == name);
+    of.map(|step| format!("{} → {}", types(&step.inputs), types(&step.outputs))).collect()
 }
 
 #[test]
 fn maps_are_halves_and_hardly_anything_is_cast() {
     let program = program();
-    show(&program.last);
+    let plan = &program.last;
+    // Of images, which a backbone takes apart; nothing else is of another type than its reader wants.
+    assert_eq!(steps(plan, "cast"), ["f32[8,512,512,8] → bf16[8,512,512,8]"]);
+    for op in
+        ["conv", "conv_grad_x", "batch_norm", "batch_norm_grad", "resize", "resize_grad", "concat", "slice"]
+    {
+        let steps = steps(plan, op);
+        assert!(steps.len() >= 2, "{op}: {steps:?}");
+        let maps = |step: &String| step.rsplit(" → ").next().is_some_and(|out| out.starts_with("bf16[8,"));
+        assert!(steps.iter().all(maps), "{op}: {steps:?}");
+    }
+    for (op, made) in [("moments", "f32[3,"), ("batch_norm_sums", "f32[2,"), ("conv_grad_w", "f32[")] {
+        let is_single = |step: &String| step.contains(&format!(" → {made}"));
+        assert!(steps(plan, op).iter().all(is_single), "{op}: {:?}", steps(plan, op));
+    }
+}
+
+/// Nothing has the size of an image and a number for each class.
+#[test]
+fn logits_of_pixels_take_no_memory() {
+    let program = program();
+    let largest = program.last.values.iter().map(|value| value.ty.bytes()).max().unwrap();
+    // The maps of four levels side by side.
+    assert_eq!(largest, BATCH * 128 * 128 * 2048 * 2);
     let needs = Needs::of(&program, &Facts::h200(), false).unwrap();
     println!("{needs:?}");
+    assert!(needs.arena < 2 << 30, "{needs:?}");
+    assert_eq!(steps(&program.eval, "resize").last().unwrap(), "bf16[8,128,128,150] → f32[8,512,512,150]");
+}
+
+/// cuDNN has the convolutions of three pixels and more, all of one type; others are products.
+#[test]
+fn convolutions_are_found_by_their_kernels() {
+    let program = program();
+    let kernels = cuda::kernels_of(&program, &Facts::h200(), false).unwrap();
+    assert!(kernels.iter().any(|kernel| kernel.name == "batch_norm<bf16, 8, 32>"));
+    assert!(kernels.iter().any(|kernel| kernel.name == "resized_loss_grad<float, bf16>"));
+    let of_points = program.last.steps.iter().filter(|step| matches!(step.op, Op::Linear { .. })).count();
+    // Three lateral ones, four of the pyramid, two classifiers.
+    assert_eq!((of_points, steps(&program.last, "conv").len()), (9, 4 + 6));
 }
