@@ -1,10 +1,12 @@
-//! UPerNet as published, in mixed precision: what a GPU would do, and in how much memory. Needs no GPU.
+//! UPerNet as published, in mixed precision: what a GPU would do, and in how much memory. All but the times need no GPU.
 
-use cuda::Needs;
 use cuda::action::Facts;
+use cuda::{Executor, Needs, Options, Which};
 use graph::build::Conv;
 use graph::op::Window;
-use graph::{Builder, DType, Graph, Group, Init, Key, Loss, Mixed, Model, Op, Optimizer, Plan, Program};
+use graph::{
+    Builder, DType, Graph, Group, Header, Init, Key, Loss, Mixed, Model, Op, Optimizer, Plan, Program,
+};
 use graph::{Recompute, Settings, ValueId, compile};
 use models::upernet::UperNet;
 
@@ -100,4 +102,40 @@ fn convolutions_are_found_by_their_kernels() {
     let of_points = program.last.steps.iter().filter(|step| matches!(step.op, Op::Linear { .. })).count();
     // Three lateral ones, four of the pyramid, two classifiers.
     assert_eq!((of_points, steps(&program.last, "conv").len()), (9, 4 + 6));
+}
+
+/// Times of all that takes a while, and the memory.
+#[test]
+#[ignore = "needs a GPU"]
+fn times_of_the_heads() {
+    let options =
+        Options { device: 0, seed: 1, deterministic: false, accumulates: false, tf32: false, comm: None };
+    let mut gpu = Executor::new(program(), options).unwrap();
+    let pixels = BATCH * 512 * 512;
+    let noise = |i: usize| ((i * 7919) % 2003) as f32 / 1000.0 - 1.0;
+    gpu.upload_f32(Which::Last, "images", &(0..8 * pixels).map(noise).collect::<Vec<_>>()).unwrap();
+    gpu.upload_i32(Which::Last, "labels", &(0..pixels).map(|i| (i / 97 % 150) as i32).collect::<Vec<_>>())
+        .unwrap();
+    gpu.upload_f32(Which::Last, "weights", &vec![1.0; pixels]).unwrap();
+    let (nominal, learning_rate) = (pixels as f64, 1e-4);
+    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate, nominal, accumulate: false };
+    let mut times = gpu.profile(Which::Last, &header, 5).unwrap();
+    let total: f64 = times.iter().map(|time| time.seconds).sum();
+    times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    for time in times.iter().filter(|time| time.seconds > 2e-5) {
+        let (ms, tera, giga) =
+            (1e3 * time.seconds, time.flops / time.seconds / 1e12, time.bytes / time.seconds / 1e9);
+        println!("{ms:8.3} ms {tera:7.1} TFLOP/s {giga:7.0} GB/s  {}: {}", time.layer, time.what);
+    }
+    println!("{:.2} ms in {} actions", 1e3 * total, times.len());
+    let mut seconds = f64::INFINITY;
+    for _ in 0..10 {
+        gpu.synchronise().unwrap();
+        let began = std::time::Instant::now();
+        gpu.run(Which::Last, &header).unwrap();
+        gpu.synchronise().unwrap();
+        seconds = seconds.min(began.elapsed().as_secs_f64());
+    }
+    println!("{:.2} ms as a graph", 1e3 * seconds);
+    println!("{:?}\n{:?}", gpu.memory(), gpu.startup());
 }
