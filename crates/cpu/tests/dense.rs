@@ -6,7 +6,7 @@
 mod common;
 
 use common::slopes::{ELEMENTS, check, check_elements, rig};
-use common::{Draft, EPS, Rig};
+use common::{CLASSES, Draft, EPS, Rig};
 use graph::op::{Per, Sampling, Window};
 use graph::{DType, Op, ValueId};
 
@@ -147,4 +147,39 @@ fn dropped_channels() {
         }
     }
     assert!((1..24).contains(&dropped), "some are dropped, some not: {dropped}");
+}
+
+const PIXELS: [([usize; 3], usize, usize, f64); 4] =
+    [([2, 7, 9], 3, 4, 0.0), ([1, 37, 6], 19, 2, 0.1), ([2, 5, 5], 5, 5, 0.1), ([2, 6, 8], 1, 1, 0.0)];
+
+#[test]
+fn a_loss_that_resizes() {
+    for (labels, h, w, smoothing) in PIXELS {
+        let mut d = Draft::of_pixels(DType::F64, labels);
+        let logits = d.parameter("logits", [labels[0], h, w, CLASSES], 2.0);
+        let mut rig = rig(&d.finish_resized(logits, smoothing));
+        rig.weights[3] = 0.0;
+        check_elements(&format!("loss of {h}×{w} resized to {labels:?}"), &mut rig, ELEMENTS);
+    }
+}
+
+/// In training, losses of resized logits resize by themselves, with the same result; evaluation still has the logits.
+#[test]
+fn logits_of_pixels_are_nowhere() {
+    for (labels, h, w, smoothing) in PIXELS {
+        let mut d = Draft::of_pixels(DType::F64, labels);
+        let small = d.parameter("logits", [labels[0], h, w, CLASSES], 2.0);
+        let (height, width, sampling) = (labels[1], labels[2], Sampling::Bilinear);
+        let logits = d.one(Op::Resize { height, width, sampling }, &[small]);
+        let graph = d.finish_logits(logits, smoothing);
+        let apart = Rig::<f64>::new(common::by_hand(&graph, false, false, 2), 2).gradients();
+        let mut rig = rig(&graph);
+        let (error, tensor) = common::distance(&rig.gradients(), &apart);
+        assert!(error < 1e-12, "{tensor} is off by {error:.1e}");
+        let has = |plan: &graph::Plan, op: &dyn Fn(&Op) -> bool| plan.steps.iter().any(|step| op(&step.op));
+        let program = rig.executor.program();
+        assert!(has(&program.last, &|op| *op == Op::ResizedCrossEntropy { smoothing }));
+        assert!(!has(&program.last, &|op| matches!(op, Op::Resize { .. } | Op::ResizeGrad { .. })));
+        assert!(has(&program.eval, &|op| matches!(op, Op::Resize { .. })));
+    }
 }

@@ -43,6 +43,8 @@ pub enum Source {
     Tokens,
     /// Cross-entropy.
     Loss,
+    /// Cross-entropy of pixels whose logits are resized.
+    ResizedLoss,
     /// Moments, batch norm and its gradient.
     BatchNorm,
     /// Resizing and pooling of images.
@@ -58,7 +60,7 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 21] = [
+    pub const ALL: [Source; 22] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::AttentionPlain,
@@ -74,6 +76,7 @@ impl Source {
         Source::Prepare,
         Source::Tokens,
         Source::Loss,
+        Source::ResizedLoss,
         Source::BatchNorm,
         Source::Resize,
         Source::Channels,
@@ -92,7 +95,7 @@ impl Source {
             Source::Product => 140,
             Source::Update => 37,
             Source::Rows | Source::NormAdd | Source::PositionBias => 20,
-            Source::Loss | Source::BatchNorm | Source::Resize => 15,
+            Source::Loss | Source::ResizedLoss | Source::BatchNorm | Source::Resize => 15,
             Source::Prepare | Source::Tokens | Source::Maps | Source::Channels | Source::Clock => 8,
         }
     }
@@ -115,6 +118,7 @@ impl Source {
             Source::Prepare => "prepare.cu",
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
+            Source::ResizedLoss => "resized_loss.cu",
             Source::BatchNorm => "batch_norm.cu",
             Source::Resize => "resize.cu",
             Source::Channels => "channels.cu",
@@ -141,6 +145,7 @@ impl Source {
             Source::Prepare => include_str!("../kernels/prepare.cu"),
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
+            Source::ResizedLoss => include_str!("../kernels/resized_loss.cu"),
             Source::BatchNorm => include_str!("../kernels/batch_norm.cu"),
             Source::Resize => include_str!("../kernels/resize.cu"),
             Source::Channels => include_str!("../kernels/channels.cu"),
@@ -152,8 +157,9 @@ impl Source {
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 7] = [
+pub const HEADERS: [(&str, &str); 8] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),

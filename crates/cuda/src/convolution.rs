@@ -4,7 +4,7 @@
 //! which can be run as often as one likes. cuDNN names axes (B,C,h,w) whatever their order in memory, which strides tell.
 
 use crate::action::{Address, Convolution, Images, Made};
-use crate::driver::{Context, Stream};
+use crate::driver::{Context, Stream, prepare_alone};
 use crate::error::CudaError;
 use crate::libraries;
 use cudarc::cudnn::sys::{
@@ -82,6 +82,7 @@ impl Convolutions {
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         let version = libraries::cudnn()?;
         context.enter()?;
+        let _alone = prepare_alone();
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(unsafe { sys::cudnnCreate(&mut handle) }, || "starting cuDNN".into())?;
@@ -158,14 +159,16 @@ impl Convolutions {
 /// Whether an engine with these notes may be taken: one that gives the same bits every time, in f32 sums of the operands as
 /// they are. Transforms (Winograd, FFT) round more.
 fn is_wanted(conv: &Convolution, notes: &[i32]) -> bool {
-    let has = |note: Note| notes.contains(&(note as i32));
     let single = conv.dtype == DType::F32;
-    !has(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)
-        && !has(Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
-        && !has(Note::CUDNN_NUMERICAL_NOTE_FFT)
-        && !has(Note::CUDNN_NUMERICAL_NOTE_WINOGRAD)
-        && !(single && has(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS))
-        && !(single && !conv.tf32 && has(Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE))
+    let unwanted = [
+        (Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, true),
+        (Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION, true),
+        (Note::CUDNN_NUMERICAL_NOTE_FFT, true),
+        (Note::CUDNN_NUMERICAL_NOTE_WINOGRAD, true),
+        (Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS, single),
+        (Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE, single && !conv.tf32),
+    ];
+    !unwanted.iter().any(|(note, here)| *here && notes.contains(&(*note as i32)))
 }
 
 // What operands are known by.
@@ -432,5 +435,27 @@ mod tests {
             assert!(!wanted(DType::Bf16, false, &[note]));
         }
         assert!(!wanted(DType::F32, true, &[Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS]));
+    }
+
+    /// Descriptions need no GPU, where there is cuDNN.
+    #[test]
+    fn cudnn_takes_the_descriptions() {
+        if let Err(error) = libraries::cudnn() {
+            let text = error.to_string();
+            assert!(text.contains("cuDNN 9") && !text.contains('\n'), "{text}");
+            return;
+        }
+        for (made, dtype) in [(Made::Y, DType::Bf16), (Made::X, DType::F16), (Made::Weight, DType::F32)] {
+            let conv = Convolution { made, ..conv(dtype, false) };
+            let weight = Images { address: conv.weight, axes: [32, 3, 3, 16] };
+            let tensors = [(&conv.x, X), (&weight, WEIGHT), (&conv.y, Y)];
+            let [x, weight, y] = tensors.map(|(images, id)| tensor(images, id, dtype).unwrap());
+            let window = window(&conv).unwrap();
+            operation(made, [&x, &weight, &y, &window]).unwrap();
+            // One that doesn't fit is refused, so that they are looked at.
+            if made == Made::Y {
+                assert!(operation(made, [&y, &weight, &x, &window]).is_err());
+            }
+        }
     }
 }

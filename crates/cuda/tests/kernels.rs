@@ -4,7 +4,7 @@ use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
 use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
 use cuda::steps::{batch_norm, channels, conv, hopper, loss, maps, norm_add, position_bias, prepare, resize};
-use cuda::steps::{rows, tokens, update, windows, windows_plain};
+use cuda::steps::{resized_loss, rows, tokens, update, windows, windows_plain};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -36,6 +36,7 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         loss::kernels(),
         batch_norm::kernels(),
         resize::kernels(),
+        resized_loss::kernels(),
         channels::kernels(),
         conv::kernels(),
         update::kernels(),

@@ -4,8 +4,8 @@ use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, PENDING, Phase, R
 use crate::op::{Op, StateId};
 use crate::passes::{Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
 use crate::passes::{
-    differentiate, fuse, late, narrow, parallelise, peephole, place, precision, recompute, schedule,
-    synchronise,
+    differentiate, fuse, late, narrow, parallelise, peephole, place, precision, recompute, resized_loss,
+    schedule, synchronise,
 };
 use crate::plan::{Key, Plan};
 use crate::types::{DType, Type};
@@ -120,7 +120,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let loss = train.find("loss")?;
     let stats = train.find("loss.stats")?;
     let trains = |state: &State| !(settings.group)(state).is_frozen();
-    let (mut graph, gradients) = differentiate(fuse(narrow(train)?), loss, &trains)?;
+    let (mut graph, gradients) = differentiate(resized_loss(fuse(narrow(train)?)), loss, &trains)?;
     if gradients.is_empty() {
         return Err(GraphError::NothingToTrain);
     }

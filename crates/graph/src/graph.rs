@@ -412,6 +412,7 @@ fn output_name(op: &Op, stem: &str, i: usize) -> String {
         Op::LayerNorm { add: true, .. } => &["sum", "", "mean", "rstd"],
         Op::Attention { .. } => &["", "lse"],
         Op::CrossEntropy { .. } => &["", "stats"],
+        Op::ResizedCrossEntropy { .. } => &["", "stats", "lse"],
         Op::LayerNormGrad { sum: false, .. } => &["x", "weight", "bias", "half"],
         Op::LayerNormGrad { sum: true, .. } => &["x", "weight", "bias", "sum", "half"],
         Op::AttentionGrad { .. } => &["", "sum"],

@@ -454,6 +454,16 @@ pub enum Op {
         start: usize,
         channels: usize,
     },
+    /// The cross-entropy of pixels whose logits are resized on the way, bilinearly: logits (B,h,w,K), labels (B,h',w'), weights
+    /// (B,h',w') → loss and stats as `cross_entropy` has them, log-sum-exp (B,h',w') of the resized logits. Those
+    /// themselves are nowhere.
+    ResizedCrossEntropy {
+        smoothing: f64,
+    },
+    /// logits, labels, weights, log-sum-exp, dloss → dlogits (B,h,w,K).
+    ResizedCrossEntropyGrad {
+        smoothing: f64,
+    },
     /// Tokens (B,T,C) → (B,height,width,C): the last ones, row by row; a class token before them is left out.
     Grid {
         height: usize,

@@ -83,20 +83,20 @@ pub fn cross_entropy_grad_row<T: Float>(
 }
 
 simd! {
-    /// As [`cross_entropy_row`], for one label and in the numbers' own precision.
-    pub fn pixel_loss<T, FMA>(logits: &[T], label: usize, smoothing: f64) -> (f64, usize) {
+    /// As [`cross_entropy_row`], for one label and in the numbers' own precision; and ln Σ exp(logits).
+    pub fn pixel_loss<T, FMA>(logits: &[T], label: usize, smoothing: f64) -> (f64, usize, f64) {
         let (classes, own) = (logits.len(), logits[label]);
         let max = max_of_row(logits);
         let lse = max.to_f64() + sum_exp::<T, FMA>(logits, max).ln().to_f64();
         let mean = if smoothing == 0.0 { 0.0 } else { sum(logits).to_f64() / classes as f64 };
         let loss = lse - ((1.0 - smoothing) * own.to_f64() + smoothing * mean);
         if loss.is_nan() {
-            return (loss, classes - 1);
+            return (loss, classes - 1, lse);
         }
         let (before, after) = logits.split_at(label);
         let greater: u32 = after.iter().map(|&x| u32::from(x > own)).sum();
         let not_less: u32 = before.iter().map(|&x| u32::from(x >= own)).sum();
-        (loss, (greater + not_less) as usize)
+        (loss, (greater + not_less) as usize, lse)
     }
 
     /// As [`cross_entropy_grad_row`], for one label and in the numbers' own precision.
@@ -137,9 +137,10 @@ mod tests {
                 for label in [0, classes / 2, classes - 1] {
                     let target = Target::plain(label);
                     let (want, rank) = cross_entropy_row(&logits, target, smoothing);
-                    let (loss, found) = pixel_loss(&logits, label, smoothing);
+                    let (loss, found, lse) = pixel_loss(&logits, label, smoothing);
                     assert!((loss - want).abs() < 2e-6, "{level:?}, {classes} classes: {loss}, not {want}");
                     assert_eq!(found, rank, "{level:?}, {classes} classes");
+                    assert!((lse - log_sum_exp(&logits)).abs() < 2e-6, "{level:?}, {classes} classes");
                     let (mut single, mut double) = (vec![0f32; classes], vec![0f32; classes]);
                     pixel_grad(&logits, label, smoothing, 0.25, &mut single);
                     cross_entropy_grad_row(&logits, target, smoothing, 0.25, &mut double);
@@ -148,7 +149,7 @@ mod tests {
                 }
             }
             assert_eq!(pixel_loss(&[1f32, 1.0, 1.0, 0.0], 1, 0.0).1, 1, "ties rank by index");
-            let (loss, rank) = pixel_loss(&[1f32, f32::NAN, 0.0], 0, 0.0);
+            let (loss, rank, _) = pixel_loss(&[1f32, f32::NAN, 0.0], 0, 0.0);
             assert!(loss.is_nan() && rank == 2);
         });
     }

@@ -16,7 +16,7 @@ pub struct Axis {
 impl Axis {
     /// The pixels that result `o` is made of, from the first on, and the weight of the first; what they lack to 1 is shared
     /// among the others.
-    fn sources(&self, o: usize) -> (usize, usize, f64) {
+    pub fn sources(&self, o: usize) -> (usize, usize, f64) {
         let (len, out) = (self.len, self.out);
         match self.sampling {
             Sampling::Bilinear => {

@@ -69,7 +69,10 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
         let mut stats = [0.0; 4];
         for (_, row, target, weight) in batch.weighed(range) {
             let (loss, rank) = match batch.pixels {
-                true => kernels::pixel_loss(row, target.label, smoothing),
+                true => {
+                    let (loss, rank, _) = kernels::pixel_loss(row, target.label, smoothing);
+                    (loss, rank)
+                }
                 false => kernels::cross_entropy_row(row, target, smoothing),
             };
             let hit = |best: usize| f64::from(u8::from(rank < best));
@@ -84,8 +87,17 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
     for of_piece in unsafe { sums.part(0..batch.rows().div_ceil(piece)).read() } {
         stats.iter_mut().zip(of_piece).for_each(|(sum, x)| *sum += x);
     }
+    // SAFETY: the pieces are done.
+    unsafe { write_loss(cx, stats) };
+}
+
+/// Loss and statistics, from the sums over all rows.
+///
+/// # Safety
+/// Nobody else touches the outputs.
+pub unsafe fn write_loss<T: Float>(cx: &Context<'_, T>, stats: [f64; 4]) {
     let write = |out: View<T>, values: &[f64]| {
-        // SAFETY: the only access to the outputs.
+        // SAFETY: passed on to the caller.
         let out = unsafe { out.write() };
         out.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(*value));
     };

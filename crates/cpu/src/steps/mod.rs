@@ -13,6 +13,7 @@ mod position_bias;
 mod random;
 mod reduce;
 mod resize;
+mod resized_loss;
 mod rows;
 mod tokens;
 mod update;
@@ -125,6 +126,9 @@ fn dense_scratch(graph: &Graph, node: &Node, threads: usize) -> usize {
         Op::Resize { sampling, .. } => resize::scratch(input(0), output(), *sampling, false, threads),
         Op::ResizeGrad { sampling, .. } => resize::scratch(input(0), output(), *sampling, true, threads),
         Op::CrossEntropy { .. } => loss::scratch(input(0)),
+        Op::ResizedCrossEntropy { .. } | Op::ResizedCrossEntropyGrad { .. } => {
+            resized_loss::scratch(input(0), input(1), threads)
+        }
         _ => 0,
     };
     let size = node.inputs.first().map_or(0, |v| graph.ty(*v).dtype.bytes());
@@ -200,6 +204,8 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::Commit => batch_norm::commit(cx),
             Op::Resize { sampling, .. } => resize::resize(cx, *sampling, false),
             Op::ResizeGrad { sampling, .. } => resize::resize(cx, *sampling, true),
+            Op::ResizedCrossEntropy { smoothing } => resized_loss::forward(cx, *smoothing),
+            Op::ResizedCrossEntropyGrad { smoothing } => resized_loss::backward(cx, *smoothing),
             Op::Concat => channels::concat(cx),
             Op::Slice { start, .. } => channels::slice(cx, *start),
             Op::Grid { .. } => channels::grid(cx),

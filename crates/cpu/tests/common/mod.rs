@@ -133,6 +133,15 @@ impl Draft {
         self.finish_loss(logits, Loss { smoothing, mixed: false })
     }
 
+    /// Ends the graph in the loss of logits (B,h,w,K) that are resized to the labels' size on the way.
+    pub fn finish_resized(mut self, logits: ValueId, smoothing: f64) -> Graph {
+        let (inputs, at) = ([logits, self.labels, self.weights], At::new("loss", Phase::Forward));
+        let op = Op::ResizedCrossEntropy { smoothing };
+        self.graph.outputs = self.graph.push(op, &inputs, &at).unwrap();
+        self.graph.check().unwrap();
+        self.graph
+    }
+
     pub fn finish_loss(mut self, logits: ValueId, Loss { smoothing, mixed }: Loss) -> Graph {
         let mut inputs = vec![logits, self.labels, self.weights];
         if mixed {

@@ -87,21 +87,23 @@ fn cross_entropy(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Ac
     }
     args.push(Arg::Pointer(cx.scratch));
     args.extend(sizes(logits, smoothing));
-    let sums = vec![
+    let name = match pixels {
+        true => format!("pixel_loss<{}, {}>", typed(cx, logits)?, registers(logits)),
+        false => format!("cross_entropy<{}>", typed(cx, logits)?),
+    };
+    Ok(vec![launch(Source::Loss, name, [parts, 1, 1], THREADS, args), summed(cx, parts)])
+}
+
+/// Loss and statistics of so many parts that lie in the scratch.
+pub(super) fn summed(cx: &Context<'_>, parts: usize) -> Action {
+    let args = vec![
         Arg::Pointer(cx.scratch),
         Arg::I32(parts as i32),
         Arg::Pointer(cx.header),
         pointer(cx.output(0)),
         pointer(cx.output(1)),
     ];
-    let name = match pixels {
-        true => format!("pixel_loss<{}, {}>", typed(cx, logits)?, registers(logits)),
-        false => format!("cross_entropy<{}>", typed(cx, logits)?),
-    };
-    Ok(vec![
-        launch(Source::Loss, name, [parts, 1, 1], THREADS, args),
-        launch(Source::Loss, "cross_entropy_sums".into(), [1, 1, 1], THREADS, sums),
-    ])
+    launch(Source::Loss, "cross_entropy_sums".into(), [1, 1, 1], THREADS, args)
 }
 
 fn cross_entropy_grad(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Action>, CudaError> {

@@ -18,6 +18,7 @@ pub mod norm_add;
 pub mod position_bias;
 pub mod prepare;
 pub mod resize;
+pub mod resized_loss;
 pub mod rows;
 #[cfg(test)]
 mod testing;
@@ -56,6 +57,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         | Op::RunningMoments { .. }
         | Op::Commit => batch_norm::actions(cx),
         Op::Resize { .. } | Op::ResizeGrad { .. } => resize::actions(cx),
+        Op::ResizedCrossEntropy { .. } | Op::ResizedCrossEntropyGrad { .. } => resized_loss::actions(cx),
         Op::Concat | Op::Slice { .. } => channels::actions(cx),
         Op::SumSquares | Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
         Op::Assign { .. }
@@ -103,6 +105,7 @@ pub fn scratch(graph: &Graph, index: usize) -> usize {
             conv::scratch(&node.op, &inputs, &outputs)
         }
         Op::Moments | Op::BatchNormSums { .. } => batch_norm::scratch(&node.op, &inputs),
+        Op::ResizedCrossEntropy { .. } => resized_loss::scratch(&node.op, &inputs),
         Op::SumSquares | Op::Lamb { .. } => update::scratch(&node.op, &inputs, &outputs),
         _ => 0,
     }

@@ -122,6 +122,14 @@ pub fn bodies() -> Vec<(String, Body)> {
         };
         list.push((format!("drop per channel of {c}"), pixels((9, 7), 0.1, build)));
     }
+    for (size, smoothing, classes) in [((8, 8), 0.0, 150), ((5, 3), 0.1, 7), ((1, 1), 0.1, 40)] {
+        let build: Body = Box::new(move |dtype| {
+            let mut d = Draft::of_pixels(dtype, [2, 32, 16]);
+            let logits = d.parameter("logits", [2, size.0, size.1, classes], 2.0);
+            d.finish_resized(logits, smoothing)
+        });
+        list.push((format!("loss of {size:?}×{classes} resized, smoothing {smoothing}"), build));
+    }
     for smoothing in [0.0, 0.1] {
         let build: Body = Box::new(move |dtype| {
             let mut d = Draft::of_pixels(dtype, [2, 33, 17]);

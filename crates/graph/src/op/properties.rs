@@ -88,6 +88,7 @@ impl Op {
                 | Op::Drop { .. }
                 | Op::Add
                 | Op::CrossEntropyGrad { .. }
+                | Op::ResizedCrossEntropyGrad { .. }
                 | Op::WindowAttention { .. }
                 | Op::WindowAttentionGrad { .. }
                 | Op::NormAdd { .. }

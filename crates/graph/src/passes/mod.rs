@@ -1,6 +1,6 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
-//! `prepare` begins with bytes where the model begins with images, `narrow` and `fuse` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
+//! `prepare` begins with bytes where the model begins with images, `narrow`, `fuse` and `resized_loss` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
 //! `recompute` trades activations for work, `precision` says which values are halves, `synchronise` adds what batch norms exchange among ranks and `parallelise` what gradients do, `late` delays values that are larger than what they are made of, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
@@ -13,6 +13,7 @@ mod place;
 mod precision;
 mod prepare;
 mod recompute;
+mod resized_loss;
 mod schedule;
 mod synchronise;
 
@@ -28,5 +29,6 @@ pub(crate) use precision::multiplied;
 pub use precision::{Mixed, precision};
 pub use prepare::{Delivery, prepare};
 pub use recompute::{Recompute, recompute};
+pub use resized_loss::resized_loss;
 pub use schedule::{Clocks, Schedule, schedule};
 pub use synchronise::synchronise;

@@ -101,7 +101,8 @@ fn multiplied_inputs(node: &Node, logits: &HashSet<ValueId>) -> usize {
 
 /// What the loss is taken of stays f32, as its softmax is.
 fn logits(graph: &Graph) -> HashSet<ValueId> {
-    let losses = graph.nodes.iter().filter(|n| matches!(n.op, Op::CrossEntropy { .. }));
+    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy { .. } | Op::ResizedCrossEntropy { .. });
+    let losses = graph.nodes.iter().filter(|n| is_loss(&n.op));
     losses.map(|n| n.inputs[0]).collect()
 }
 
@@ -122,6 +123,7 @@ impl Pass<'_> {
             // Losses add up as they are.
             _ if self.graph.ty(node.outputs[output]).shape.rank() == 0 => None,
             (Op::Patches { .. } | Op::Linear { .. } | Op::CrossEntropyGrad { .. }, _) => Some(half),
+            (Op::ResizedCrossEntropyGrad { .. }, _) => Some(half),
             (Op::LinearGradX { .. } | Op::GeluGrad { .. } | Op::EmbedGrad { .. }, 0) => Some(half),
             (Op::Attention { .. } | Op::AttentionGrad { .. }, 0) => Some(half),
             (Op::LayerNorm { add: false, .. }, 0) | (Op::LayerNorm { add: true, .. }, 1) => Some(half),

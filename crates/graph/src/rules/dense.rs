@@ -6,7 +6,7 @@ use super::backward::Emit;
 use super::shape::{Inferred, accumulator, axes, one, one_dtype, require, shaped, typed, without_last};
 use crate::graph::{GraphError, Node, ValueId};
 use crate::op::{Op, Window};
-use crate::types::{Shape, Type};
+use crate::types::{DType, Shape, Type};
 use std::ops::RangeInclusive;
 
 /// How many inputs an op of this file takes.
@@ -21,6 +21,8 @@ pub fn arity(op: &Op) -> Option<RangeInclusive<usize>> {
         Op::RunningMoments { .. } => 2..=3,
         Op::Commit => 3..=usize::MAX,
         Op::Concat => 1..=usize::MAX,
+        Op::ResizedCrossEntropy { .. } => one(3),
+        Op::ResizedCrossEntropyGrad { .. } => one(5),
         _ => return None,
     })
 }
@@ -46,6 +48,17 @@ pub fn infer(op: &Op, inputs: &[&Type]) -> Option<Inferred> {
         Op::Resize { height, width, .. } | Op::ResizeGrad { height, width, .. } => resize(x, *height, *width),
         Op::Concat => concat(inputs),
         Op::Slice { start, channels } => slice(x, *start, *channels),
+        Op::ResizedCrossEntropy { .. } => resized_loss(inputs).map(|()| {
+            let sums = accumulator(x.dtype);
+            let lse = Type { dtype: sums, shape: inputs[1].shape.clone() };
+            vec![Type::new(sums, []), Type::new(sums, [4]), lse]
+        }),
+        Op::ResizedCrossEntropyGrad { .. } => resized_loss(inputs)
+            .and_then(|()| {
+                let fits = inputs[3].shape == inputs[1].shape;
+                require(fits, || format!("labels are {}, but log-sum-exp {}", inputs[1], inputs[3]))
+            })
+            .map(|()| vec![(*x).clone()]),
         Op::Grid { height, width } => grid(x, *height, *width),
         Op::Ungrid { tokens } => ungrid(x, *tokens),
         _ => return None,
@@ -131,6 +144,15 @@ fn resize(x: &Type, height: usize, width: usize) -> Inferred {
     Ok(vec![typed(x, [b, height, width, c])])
 }
 
+/// logits, labels, weights
+fn resized_loss(inputs: &[&Type]) -> Result<(), String> {
+    let (logits, labels, weights) = (inputs[0], inputs[1], inputs[2]);
+    let ([b, h, w, _], [samples, height, width]) = (axes(logits)?, axes(labels)?);
+    let fits = labels.dtype == DType::I32 && b == samples && h.min(w).min(height).min(width) > 0;
+    require(fits, || format!("logits are {logits}, but labels {labels}"))?;
+    require(weights.shape == labels.shape, || format!("labels are {labels}, but weights {weights}"))
+}
+
 fn concat(inputs: &[&Type]) -> Inferred {
     one_dtype(inputs, "joins")?;
     let x = inputs[0];
@@ -173,6 +195,9 @@ pub fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Option<f64> {
         Op::BatchNormGrad { .. } => 8.0 * count(inputs[0]),
         // Rows first, then columns: a few taps each.
         Op::Resize { .. } | Op::ResizeGrad { .. } => 4.0 * count(inputs[0]).max(count(outputs[0])),
+        // For each class of a pixel: four taps, and an exponential.
+        Op::ResizedCrossEntropy { .. } => 22.0 * count(inputs[1]) * inputs[0].shape.last() as f64,
+        Op::ResizedCrossEntropyGrad { .. } => 26.0 * count(inputs[1]) * inputs[0].shape.last() as f64,
         Op::Concat | Op::Slice { .. } | Op::Grid { .. } | Op::Ungrid { .. } | Op::Commit => 0.0,
         _ => return None,
     })
@@ -217,6 +242,10 @@ pub(super) fn backward(
                 }
                 start += channels;
             }
+        }
+        Op::ResizedCrossEntropy { smoothing } => {
+            let inputs = [&node.inputs[..], &[node.outputs[2], dy]].concat();
+            grads[0] = Some(emit.one(Op::ResizedCrossEntropyGrad { smoothing: *smoothing }, &inputs)?);
         }
         Op::Grid { .. } => {
             let tokens = emit.shape(x).0[1];
