@@ -282,10 +282,7 @@ fn segmentation_that_cannot_be_is_refused() {
     folder.refuses(&gaps, &["1 images make no whole batch of 2, which batch norm needs"]);
 
     let tiny = ["train", "--model", "swinv2-nano/w8+upernet", "--image-size", "16"];
-    folder.refuses(
-        &tiny,
-        &["swinv2-nano/w8+upernet: the 16×16 image has 4×4 tokens, fewer than one window of 8×8"],
-    );
+    folder.refuses(&tiny, &["swinv2-nano/w8: the 16×16 image has 4×4 tokens, fewer than one window of 8×8"]);
     let unlike = ["--model", "vit-nano/8", "--data", "ade20k:ade"];
     folder.refuses(
         &[&["train"], &unlike[..]].concat(),
