@@ -68,6 +68,8 @@ pub struct Executor<T: Float> {
     pool: Pool,
     comm: Option<Communicator>,
     clock: Clock,
+    /// Where the time went in plans that others took the place of.
+    past: Vec<StepTime>,
     slowdown: Option<Slowdown>,
 }
 
@@ -81,8 +83,18 @@ impl<T: Float> Executor<T> {
         let (state_block, states) = allocate_states(&program.states)?;
         let plans = Memory { arena: &arena, states: &states, comm: comm.as_ref() }.bind_all(&program)?;
         let clock = Clock::new();
-        let mut executor =
-            Executor { program, plans, states, arena, state_block, pool, comm, clock, slowdown: None };
+        let mut executor = Executor {
+            program,
+            plans,
+            states,
+            arena,
+            state_block,
+            pool,
+            comm,
+            clock,
+            past: vec![],
+            slowdown: None,
+        };
         executor.initialise(seed);
         Ok(executor)
     }
@@ -97,7 +109,9 @@ impl<T: Float> Executor<T> {
         }
         let arena = arena_of(&program)?;
         let memory = Memory { arena: &arena, states: &self.states, comm: self.comm.as_ref() };
-        self.plans = memory.bind_all(&program)?;
+        let plans = memory.bind_all(&program)?;
+        self.past = self.training_times();
+        self.plans = plans;
         (self.program, self.arena) = (program, arena);
         Ok(())
     }

@@ -28,6 +28,8 @@ pub struct Planned {
 /// What options of `vitesse train` come to.
 pub struct Facts {
     pub task: String,
+    /// The set, as `vitesse train` calls it.
+    pub data: String,
     pub image_size: usize,
     pub loader_threads: usize,
     pub batch_per_rank: usize,
@@ -56,7 +58,8 @@ pub trait Resolve {
 const WARMUP: u64 = 3;
 
 /// Options that a study sets itself.
-const OWN: [&str; 20] = [
+const OWN: [&str; 22] = [
+    "--task",
     "--ranks",
     "--comm",
     "--hostfile",
@@ -76,6 +79,7 @@ const OWN: [&str; 20] = [
     "--data-fraction",
     "--epochs",
     "--steps",
+    "--iterations",
     "--config",
 ];
 
@@ -223,6 +227,7 @@ impl Cell {
         let mut add = |flag: &str, value: Option<String>| {
             options.extend(value.map(|value| [format!("--{flag}"), value]).into_iter().flatten());
         };
+        add("task", experiment.task.clone());
         add("model", self.model.clone());
         add("data", self.data.clone());
         add("data-fraction", self.data_fraction(kind)?.map(|f| f.to_string()));
@@ -310,7 +315,7 @@ impl Cell {
             task: facts.task,
             model: facts.model,
             image_size: facts.image_size,
-            data: self.data.clone().unwrap_or_else(|| "synthetic".to_string()),
+            data: self.data.clone().unwrap_or(facts.data),
             data_fraction: option(&options, "--data-fraction").and_then(|f| f.parse().ok()).unwrap_or(1.0),
             ranks: self.ranks,
             hosts: self.nodes,
@@ -373,9 +378,9 @@ fn id(kind: Kind, settings: &Settings, options: &[String], warmup: u64) -> Strin
 /// The set and, of a folder of images, the folder's own name.
 fn set_name(data: &str) -> String {
     match data.split_once(':') {
-        Some(("folder", path)) => {
+        Some((kind @ ("folder" | "masks"), path)) => {
             let name = std::path::Path::new(path).file_name();
-            format!("folder.{}", name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default())
+            format!("{kind}.{}", name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default())
         }
         Some((set, _)) => set.to_string(),
         None => data.to_string(),

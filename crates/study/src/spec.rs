@@ -41,6 +41,9 @@ pub struct Launch {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
     pub kind: Option<Kind>,
+    /// classify or segment, where models and data don't say so.
+    #[serde(default)]
+    pub task: Option<String>,
     pub ranks: Option<Vec<usize>>,
     /// Numbers of hosts.
     pub nodes: Option<Vec<usize>>,
@@ -69,7 +72,7 @@ impl Experiment {
         macro_rules! either {
             ($($field:ident)*) => { Experiment { $($field: self.$field.or_else(|| other.$field.clone()),)* } };
         }
-        either!(kind ranks nodes batch_sizes accumulation models data data_fractions optimizers precisions threads
+        either!(kind task ranks nodes batch_sizes accumulation models data data_fractions optimizers precisions threads
             device epochs steps warmup)
     }
 }
@@ -203,8 +206,9 @@ const STUDY: [&str; 12] = [
     "train",
     "experiment",
 ];
-const EXPERIMENT: [&str; 15] = [
+const EXPERIMENT: [&str; 17] = [
     "kind",
+    "task",
     "ranks",
     "nodes",
     "batch-sizes",
@@ -218,6 +222,7 @@ const EXPERIMENT: [&str; 15] = [
     "device",
     "epochs",
     "steps",
+    "iterations",
     "warmup",
 ];
 
@@ -257,6 +262,7 @@ impl Keys<'_> {
     fn experiment(&mut self) -> Result<Experiment, String> {
         Ok(Experiment {
             kind: self.take("kind")?,
+            task: self.take("task")?,
             ranks: self.list("ranks")?,
             nodes: self.list("nodes")?,
             batch_sizes: self.list("batch-sizes")?,
@@ -269,9 +275,17 @@ impl Keys<'_> {
             threads: self.list("threads")?,
             device: self.take("device")?,
             epochs: self.take("epochs")?,
-            steps: self.take("steps")?,
+            steps: self.steps()?,
             warmup: self.take("warmup")?,
         })
+    }
+
+    /// By either of their names.
+    fn steps(&mut self) -> Result<Option<u64>, String> {
+        match (self.take("steps")?, self.take("iterations")?) {
+            (Some(_), Some(_)) => Err(format!("{}keys steps and iterations: mean the same", self.within)),
+            (steps, iterations) => Ok(steps.or(iterations)),
+        }
     }
 
     fn all_known(&self, known: &[&str]) -> Result<(), String> {
@@ -303,6 +317,8 @@ mod tests {
         for one in [weak, strong] {
             assert_eq!((one.epochs, one.models.as_deref()), (Some(2), Some(&["vit-ti/4".to_string()][..])));
         }
+        let iterations = Asked::parse("task = \"segment\"\niterations = 160", false).unwrap().common;
+        assert_eq!((iterations.task.as_deref(), iterations.steps), (Some("segment"), Some(160)));
         let json = Asked::parse(r#"{"kind": "fixed-per-rank", "ranks": [1, 2]}"#, true).unwrap();
         assert_eq!(json.common.kind, Some(Kind::FixedPerRank));
     }
@@ -315,6 +331,7 @@ mod tests {
             wrong("[[experiment]]\n[[experiment]]\nepoch = 2"),
             "experiment 2: unknown key epoch; did you mean epochs?"
         );
+        assert_eq!(wrong("steps = 1\niterations = 1"), "keys steps and iterations: mean the same");
         assert_eq!(wrong("[[experiment]]\nrepeats = 2"), "experiment 1: unknown key repeats");
         assert!(wrong("ranks = [\"two\"]").starts_with("key ranks: invalid type"));
         assert!(wrong("ranks = []").starts_with("key ranks: is an empty list"));

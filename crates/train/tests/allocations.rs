@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use train::account::{Parts, Step};
 use train::metrics::Metrics;
-use train::session::StepResult;
+use train::session::{Evaluation, StepResult};
 use train::tensorboard::EventFile;
 use train::{Raw, Session, sets};
 
@@ -94,7 +94,7 @@ fn recording_allocates_nothing(result: &StepResult) {
     let account = Step { parts: vec![Parts::default(); 3], ..Step::default() };
     allocates_nothing("metrics and events", |step| {
         metrics.step(step, 0, result, &account).unwrap();
-        metrics.evaluation(step, 0, &result.score).unwrap();
+        metrics.evaluation(step, 0, &Evaluation::Images(result.score)).unwrap();
         metrics.sync().unwrap();
         for (tag, value) in [("train/loss", result.score.loss), ("train/lr", result.learning_rate)] {
             events.scalar(step, tag, value).unwrap();

@@ -77,24 +77,24 @@ const LISTED: usize = 25;
 const EACH: usize = 10;
 
 pub fn print_classes(scores: &[ClassScore], names: &[String]) {
+    let all: u64 = scores.iter().map(|score| score.pixels).sum();
     let mut classes: Vec<(usize, &ClassScore)> =
         scores.iter().enumerate().filter(|(_, score)| score.iou.is_some()).collect();
     if classes.len() <= LISTED {
-        return print_rows(&classes, names);
+        return print_rows(&classes, all, names);
     }
     classes.sort_by_key(|(_, score)| std::cmp::Reverse(score.pixels));
     println!("the {EACH} classes with most pixels");
-    print_rows(&classes[..EACH], names);
+    print_rows(&classes[..EACH], all, names);
     classes.retain(|(_, score)| score.pixels > 0);
     classes.sort_by(|a, b| a.1.iou.unwrap_or(0.0).total_cmp(&b.1.iou.unwrap_or(0.0)));
     println!("the {EACH} told apart worst");
-    print_rows(&classes[..EACH.min(classes.len())], names);
+    print_rows(&classes[..EACH.min(classes.len())], all, names);
 }
 
-fn print_rows(classes: &[(usize, &ClassScore)], names: &[String]) {
+fn print_rows(classes: &[(usize, &ClassScore)], all: u64, names: &[String]) {
     let width = classes.iter().map(|(class, _)| class_name(names, *class).chars().count()).max();
     let width = width.unwrap_or(0).max(5);
-    let all: u64 = classes.iter().map(|(_, score)| score.pixels).sum();
     println!("  {:<width$}  {:>7}  {:>8}  {:>8}", "class", "IoU", "accuracy", "pixels");
     for (class, score) in classes {
         let percent = |share: Option<f64>| share.map_or("–".to_string(), |x| format!("{:.1}%", 100.0 * x));

@@ -147,17 +147,17 @@ impl Events for Progress<'_> {
             ));
         }
         let due = (step + 1).is_multiple_of(self.every);
-        let (loss, rate) = (result.score.loss, self.images / self.account.seconds());
+        let (loss, rate) = (result.score.loss, table::rate(self.images / self.account.seconds()));
         for bar in self.bars() {
             bar.set_position(step + 1);
-            bar.set_message(format!("epoch {} · loss {loss:.4} · {rate:.0} images/s", epoch + 1));
+            bar.set_message(format!("epoch {} · loss {loss:.4} · {rate} images/s", epoch + 1));
         }
         if !due {
             return;
         }
         let (step, steps, lr) = (step + 1, self.steps, result.learning_rate);
         let text = format!(
-            "epoch {} · step {step}/{steps} · loss {loss:.4} · lr {lr:.2e} · {rate:.0} images/s",
+            "epoch {} · step {step}/{steps} · loss {loss:.4} · lr {lr:.2e} · {rate} images/s",
             epoch + 1
         );
         // On a terminal the bar says it all.

@@ -20,6 +20,11 @@ pub fn count(n: usize) -> String {
     out
 }
 
+/// Images a second; of few, their fractions too.
+pub fn rate(images: f64) -> String {
+    if images < 10.0 { format!("{images:.2}") } else { format!("{images:.0}") }
+}
+
 pub fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }

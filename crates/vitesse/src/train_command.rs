@@ -226,10 +226,7 @@ fn print_summary(summary: &Summary, run: &Resolved) {
         return println!("the run was finished before: there is nothing left to do");
     };
     println!();
-    let rate = match summary.images_per_second() {
-        rate if rate < 10.0 => format!("{rate:.2}"),
-        rate => format!("{rate:.0}"),
-    };
+    let rate = table::rate(summary.images_per_second());
     if let Evaluation::Pixels(score) = score {
         evaluate_pixels::print_classes(&score.confusion.by_class(), &run.class_names);
     }

@@ -258,6 +258,85 @@ fn scenes(folder: &Folder) {
     }
 }
 
+/// What a model for pixels can't be trained on, judged by or started from.
+#[test]
+fn segmentation_that_cannot_be_is_refused() {
+    let folder = Folder::new("segmentation");
+    scenes(&folder);
+    let small =
+        ["--model", "swinv2-nano/w8+upernet", "--image-size", "32", "--batch-size", "2", "--steps", "1"];
+    let train = |more: &[&'static str]| -> Vec<&str> { [&["train"], &small[..], more].concat() };
+    let ade = train(&["--data", "ade20k:ade"]);
+    let mask = folder.0.join("ade/annotations/training/a.png");
+    let replace = |labels: &[u8], size| {
+        fs::remove_file(&mask).unwrap();
+        save_mask(labels, size, &mask).unwrap();
+    };
+    replace(&[1; 8], (2, 4));
+    folder.refuses(&ade, &["annotations/training/a.png", "2×4", "images/training/a.png", "4×2"]);
+    replace(&[1, 1, 1, 1, 151, 1, 1, 1], (4, 2));
+    folder.refuses(&ade, &["annotations/training/a.png", "label 151 at column 0, row 1", "150 classes"]);
+    fs::remove_file(&mask).unwrap();
+    folder.refuses(&ade, &["images/training/a.png: has no mask", "annotations/training/a.png"]);
+    let gaps = [&ade[..], &["--skip-bad-images"]].concat();
+    folder.refuses(&gaps, &["1 images make no whole batch of 2, which batch norm needs"]);
+
+    let tiny = ["train", "--model", "swinv2-nano/w8+upernet", "--image-size", "16"];
+    folder.refuses(&tiny, &["swinv2-nano/w8: the 16×16 image has 4×4 tokens, fewer than one window of 8×8"]);
+    let unlike = ["--model", "vit-nano/8", "--data", "ade20k:ade"];
+    folder.refuses(
+        &[&["train"], &unlike[..]].concat(),
+        &["--data ade20k:ade", "--model vit-nano/8 has one class for each image"],
+    );
+    folder.refuses(
+        &["train", "--task", "segment", "--model", "vit-nano/8"],
+        &["--model vit-nano/8", "vit-nano/8+linear"],
+    );
+    folder.refuses(
+        &["train", "--task", "classify", "--data", "synthetic-masks"],
+        &["--data synthetic-masks", "--task is classify"],
+    );
+    folder.refuses(
+        &["train", "--model", "vit-nano/8+upernet"],
+        &["vit-nano/8+upernet: UPerNet reads four stages"],
+    );
+    folder.refuses(&train(&["--mixup", "0.5"]), &["--mixup 0.5"]);
+    folder.refuses(&train(&["--skip-bad-images"]), &["--skip-bad-images", "batch norm"]);
+
+    let run = ["--train-samples", "4", "--test-samples", "2", "--out", "run"];
+    folder.works(&train(&run));
+    folder.works(&[
+        "train",
+        "--model",
+        "vit-nano/8",
+        "--batch-size",
+        "4",
+        "--steps",
+        "1",
+        "--train-samples",
+        "4",
+        "--test-samples",
+        "2",
+        "--out",
+        "images",
+    ]);
+    folder
+        .refuses(&["classify", "a.jpg", "--weights", "run"], &["its task is segment; use `vitesse segment`"]);
+    folder.refuses(
+        &["segment", "a.jpg", "--weights", "images"],
+        &["its task is classify; use `vitesse classify`"],
+    );
+    folder.refuses(&["segment", "missing.jpg", "--weights", "run"], &["missing.jpg"]);
+    folder.refuses(&["eval", "--weights", "run", "--logits", "l.safetensors"], &["--logits", "--masks"]);
+    folder.refuses(&["eval", "--weights", "images", "--masks", "m"], &["--masks"]);
+    folder.refuses(&["eval", "--weights", "run", "--data", "synthetic"], &["--data synthetic", "segment"]);
+    folder.refuses(
+        &["eval", "--weights", "run", "--data", "ade20k:ade"],
+        &["images/training/a.png: has no mask"],
+    );
+    folder.refuses(&["export", "run", "tv.safetensors", "--to", "torchvision"], &["has no torchvision form"]);
+}
+
 #[test]
 fn masks_that_do_not_fit_are_named() {
     let folder = Folder::new("masks");
@@ -287,7 +366,6 @@ fn masks_that_do_not_fit_are_named() {
     fs::remove_dir_all(folder.0.join("ade/images/validation")).unwrap();
     folder.refuses(&skipping, &["ade: no folder `images/validation`"]);
 
-    folder.refuses(&train(&["--data", "ade20k:ade"]), &["--data ade20k:ade", "a class for each pixel"]);
     let mixed = ["data", "inspect", "--data", "synthetic-masks", "--mixup", "0.5"];
     folder.refuses(&mixed, &["--mixup 0.5"]);
 }

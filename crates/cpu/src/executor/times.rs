@@ -46,6 +46,7 @@ impl<T: Float> Executor<T> {
 
     /// Forgets the times measured so far, by kind of step.
     pub fn reset_times(&mut self) {
+        self.past.clear();
         for plan in &mut self.plans {
             plan.runs = 0;
             plan.steps.iter_mut().for_each(|step| step.nanoseconds = 0);
@@ -54,7 +55,7 @@ impl<T: Float> Executor<T> {
 
     /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.
     pub fn training_times(&self) -> Vec<StepTime> {
-        let mut times: Vec<StepTime> = Vec::new();
+        let mut times = self.past.clone();
         for which in [Which::Micro, Which::Last, Which::Update] {
             let (plan, bound) = (self.plan(which), &self.plans[which as usize]);
             for (step, timed) in plan.steps.iter().zip(&bound.steps) {

@@ -18,6 +18,7 @@ impl Resolve for Plain {
         let images = (1000.0 * number("--data-fraction").unwrap_or(1.0)).round() as u64;
         let steps = images.div_ceil((batch * accumulation * ranks) as u64);
         Ok(Facts {
+            data: "synthetic".to_string(),
             task: "classification".into(),
             image_size: 32,
             loader_threads: 1,

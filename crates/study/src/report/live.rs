@@ -27,6 +27,7 @@ pub struct RunCurves {
     pub eval_loss: Curve,
     pub top1: Curve,
     pub eval_top1: Curve,
+    pub eval_miou: Curve,
     pub rate: Curve,
     pub ranks: Vec<Rank>,
 }
@@ -48,6 +49,7 @@ pub fn run_figures(run: &RunCurves) -> Vec<Figure> {
     let mut figures = vec![];
     figures.extend(curves("loss", "Loss", Up::Free, &run.loss, &run.eval_loss));
     figures.extend(curves("accuracy", "Accuracy", Up::Accuracy, &run.top1, &run.eval_top1));
+    figures.extend(curves("miou", "Mean IoU", Up::Accuracy, &vec![], &run.eval_miou));
     figures.extend(curves("rate", "Images a second", Up::Amount, &run.rate, &vec![]));
     let rows: Vec<_> = run
         .ranks

@@ -57,6 +57,7 @@ impl Live {
             eval_loss: run.eval_loss.clone(),
             top1: run.top1.points(),
             eval_top1: run.eval_top1.clone(),
+            eval_miou: run.eval_miou.clone(),
             rate: run.rate.points(),
             ranks: run.ranks(),
         });

@@ -32,6 +32,7 @@ pub struct Run {
     pub top1: Means,
     pub eval_loss: Vec<(f64, f64)>,
     pub eval_top1: Vec<(f64, f64)>,
+    pub eval_miou: Vec<(f64, f64)>,
     pub step: u64,
     pub epoch: u64,
     pub log: Vec<String>,
@@ -77,6 +78,7 @@ impl Run {
             top1: Means::default(),
             eval_loss: vec![],
             eval_top1: vec![],
+            eval_miou: vec![],
             step: 0,
             epoch: 0,
             log: vec![],
@@ -109,6 +111,7 @@ impl Run {
         let evaluated = |value: Option<f64>| value.filter(|x| x.is_finite()).map(|x| (line.step as f64, x));
         self.eval_loss.extend(evaluated(line.eval_loss));
         self.eval_top1.extend(evaluated(line.eval_top1));
+        self.eval_miou.extend(evaluated(line.eval_miou));
         if self.log.len() >= LOG {
             self.log.remove(0);
         }
@@ -155,8 +158,11 @@ fn text(line: &Line) -> String {
     let Line { step, epoch, .. } = line;
     match (line.eval_loss, line.loss) {
         (Some(loss), _) => {
-            let top1 = line.eval_top1.map_or(String::new(), |top1| format!(" · top-1 {:.2}%", 100.0 * top1));
-            format!("epoch {epoch} · held out: loss {loss:.4}{top1}")
+            let percent = |name: &str, x: Option<f64>| {
+                x.map_or(String::new(), |x| format!(" · {name} {:.2}%", 100.0 * x))
+            };
+            let (top1, miou) = (percent("top-1", line.eval_top1), percent("mean IoU", line.eval_miou));
+            format!("epoch {epoch} · held out: loss {loss:.4}{top1}{miou}")
         }
         (None, Some(loss)) => {
             let lr = line.lr.map_or(String::new(), |lr| format!(" · lr {lr:.2e}"));

@@ -5,6 +5,7 @@ use comm::Choice;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use study::spec::{Asked, Experiment, Launch};
+use train::config::Task;
 
 #[derive(Args, Clone)]
 pub struct StudyArgs {
@@ -54,6 +55,9 @@ pub struct StudyArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Grid (lists are separated by commas)")]
 pub struct GridArgs {
+    /// classify or segment [default: as the models and the data have it]
+    #[arg(long)]
+    task: Option<Task>,
     /// Ranks [default: 1, 2, 4, … up to the cores, or 1 where something else varies]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     ranks: Option<Vec<usize>>,
@@ -66,10 +70,10 @@ pub struct GridArgs {
     /// Micro-steps for each exchange
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     accumulation: Option<Vec<usize>>,
-    /// Models, as vit-ti/4
+    /// Models, as vit-ti/4 or swinv2-b/w8+upernet
     #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "models")]
     model: Option<Vec<String>>,
-    /// Data sets, as cifar10:DIR
+    /// Data sets, as cifar10:DIR or ade20k:DIR
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     data: Option<Vec<String>>,
     /// Part of the training set; for weak, of each rank [default: 1; for weak, such that all ranks use all of it]
@@ -91,7 +95,7 @@ pub struct GridArgs {
     #[arg(long, conflicts_with = "steps")]
     epochs: Option<u64>,
     /// Optimizer steps of a run, instead; for fixed-per-rank those of one rank, so that more ranks make fewer
-    #[arg(long)]
+    #[arg(long, visible_alias = "iterations")]
     steps: Option<u64>,
 }
 
@@ -132,6 +136,7 @@ impl StudyArgs {
         let (grid, start) = (self.grid, self.launch);
         let common = Experiment {
             kind: None,
+            task: grid.task.map(|task| task.to_string()),
             ranks: grid.ranks,
             nodes: grid.nodes,
             batch_sizes: grid.batch_sizes,

@@ -71,6 +71,7 @@ impl Resolve for Here {
         let run = self.resolved(options, ranks).map_err(|error| one_line(&error))?;
         Ok(Facts {
             task: run.task().noun().to_string(),
+            data: run.data.source.to_string(),
             image_size: run.network.image(),
             loader_threads: run.data.workers,
             batch_per_rank: run.batch,
