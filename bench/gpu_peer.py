@@ -1,7 +1,8 @@
 """PyTorch's training step on one GPU, as fast as its user could make it: one JSON line a case.
 
 usage: gpu_peer.py CASE BATCH PRECISION HOW [SECONDS]
-  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16
+  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16; swinv2-b/w8+upernet (512 px, 150
+             classes, transformers' own, with its auxiliary head)
   PRECISION  fp32, tf32, bf16 (autocast, fp32 parameters), pure (bf16 parameters)
   HOW        eager, a mode of torch.compile (default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs), or
              graph: compiled, and the whole step with the optimizer in one CUDA graph
@@ -28,6 +29,23 @@ def model(case):
         image_size=image, patch_size=int(patch), num_layers=depth, num_heads=heads, hidden_dim=width, mlp_dim=mlp,
         num_classes=classes)
     return net.cuda().train(), image, classes
+
+
+class Segmenter(torch.nn.Module):
+    """From images to the loss, which transformers' model takes of both heads."""
+
+    def __init__(self, batch, image, classes):
+        super().__init__()
+        from transformers import Swinv2Config, UperNetConfig, UperNetForSemanticSegmentation
+        backbone = Swinv2Config(
+            image_size=image, embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32], window_size=8, drop_path_rate=0.3,
+            out_features=["stage1", "stage2", "stage3", "stage4"])
+        self.net = UperNetForSemanticSegmentation(UperNetConfig(
+            backbone_config=backbone, num_labels=classes, hidden_size=512, auxiliary_in_channels=512))
+        self.register_buffer("labels", torch.randint(0, classes, (batch, image, image)))
+
+    def forward(self, x):
+        return self.net(pixel_values=x, labels=self.labels).loss
 
 
 def take_turn():
@@ -83,7 +101,11 @@ def main():
     torch.manual_seed(0)
     tf32 = precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    net, image, classes = model(case)
+    if case == "swinv2-b/w8+upernet":
+        image, classes = 512, 150
+        net = Segmenter(batch, image, classes).cuda().train()
+    else:
+        net, image, classes = model(case)
     x = torch.randn(batch, 3, image, image, device="cuda")
     y = torch.randint(0, classes, (batch,), device="cuda")
     if precision == "pure":
@@ -93,7 +115,8 @@ def main():
 
     def step():
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = F.cross_entropy(compiled(x), y)
+            out = compiled(x)
+            loss = out if isinstance(net, Segmenter) else F.cross_entropy(out, y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=how != "graph")

@@ -243,6 +243,8 @@ fn convolutions_repeat() {
         assert!(gradients() == gradients(), "{arithmetic:?}");
         let again = Gpu::recomputing(&graph(DType::F32, true), arithmetic).unwrap().gradients().unwrap();
         let (error, tensor) = distance_or_nan(&again, &gradients());
-        assert!(error < 1e-6, "{arithmetic:?}: recompute changes {tensor} by {error:.1e}");
+        // What is made again as halves may have been rounded elsewhere the first time.
+        let most = if arithmetic == Arithmetic::Fp32 { 1e-6 } else { 1e-4 };
+        assert!(error < most, "{arithmetic:?}: recompute changes {tensor} by {error:.1e}");
     }
 }
