@@ -319,7 +319,7 @@ fn halves_have_a_plan() {
             assert_eq!(ty(half), DType::Bf16, "{half}");
         }
         for single in [
-            "decode_head.classifier",
+            "head",
             "loss",
             "auxiliary.loss.lse",
             "decode_head.bottleneck.batch_norm.moments",
@@ -335,7 +335,7 @@ fn a_vit_learns_to_segment() {
     let vit = small_vit(0.0);
     let segmenter = models::Segmenter::Linear { vit: vit.clone() };
     let model = segmenter.build(2, Loss::default(), DType::F32).unwrap();
-    assert_eq!(model.train.ty(model.train.find("head").unwrap()).shape.0, [2, 16, 16, vit.classes]);
+    assert_eq!(model.train.ty(model.train.find("logits").unwrap()).shape.0, [2, 16, 16, vit.classes]);
     let scratch = cpu::scratch(1);
     let mut executor =
         Executor::<f32>::new(compiled_with(model, &settings(&scratch)), Options::alone(1, 1)).unwrap();

@@ -163,7 +163,7 @@ fn a_loss_that_resizes() {
     }
 }
 
-/// In training, losses of resized logits resize by themselves, with the same result; evaluation still has the logits.
+/// Losses of resized logits resize by themselves, with the same result, unless someone asks for those logits.
 #[test]
 fn logits_of_pixels_are_nowhere() {
     for (labels, h, w, smoothing) in PIXELS {
@@ -177,9 +177,12 @@ fn logits_of_pixels_are_nowhere() {
         let (error, tensor) = common::distance(&rig.gradients(), &apart);
         assert!(error < 1e-12, "{tensor} is off by {error:.1e}");
         let has = |plan: &graph::Plan, op: &dyn Fn(&Op) -> bool| plan.steps.iter().any(|step| op(&step.op));
+        let resizes = |op: &Op| matches!(op, Op::Resize { .. } | Op::ResizeGrad { .. });
         let program = rig.executor.program();
         assert!(has(&program.last, &|op| *op == Op::ResizedCrossEntropy { smoothing }));
-        assert!(!has(&program.last, &|op| matches!(op, Op::Resize { .. } | Op::ResizeGrad { .. })));
-        assert!(has(&program.eval, &|op| matches!(op, Op::Resize { .. })));
+        assert!(!has(&program.last, &resizes) && !has(&program.eval, &resizes));
+        let mut asked = graph.clone();
+        asked.outputs.push(logits);
+        assert!(has(&common::compiled(&asked, graph::Recompute::None, 2).eval, &resizes));
     }
 }

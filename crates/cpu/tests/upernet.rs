@@ -196,7 +196,7 @@ fn heads_agree_with_transformers() {
     heads.fill(&mut executor, Which::Eval);
     executor.run(Which::Eval, &header).unwrap();
     agree("logits", &fixture["logits"], STEPS, |name| {
-        let name = if name == "main" { "head" } else { name };
+        let name = if name == "main" { "logits" } else { name };
         let logits = executor.output(Which::Eval, name).unwrap();
         (logits.iter().map(|x| f64::from(*x)).collect(), 0.0)
     });

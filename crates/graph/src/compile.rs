@@ -131,7 +131,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
     eval.read_instead(|state| shared.average_of(state));
-    let eval = shared.retyped(fuse(narrow(eval)?), settings.mixed)?;
+    let eval = shared.retyped(resized_loss(fuse(narrow(eval)?)), settings.mixed)?;
 
     let plan = |graph: &Graph, name: &str| -> Result<Plan, GraphError> {
         graph.check()?;
@@ -149,7 +149,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
 /// A program that only evaluates: parameters are its only states, and its other plans are empty.
 pub fn inference(model: Model, mixed: Option<Mixed>, scratch: Scratch<'_>) -> Result<Program, GraphError> {
     let Model { eval, key, .. } = model;
-    let mut graph = fuse(narrow(eval)?);
+    let mut graph = resized_loss(fuse(narrow(eval)?));
     if let Some(mixed) = mixed {
         graph = precision(graph, mixed, &|_| None)?;
     }
@@ -181,7 +181,7 @@ pub fn evaluation(
     };
     eval.states = states.to_vec();
     eval.read_instead(|state| beside(state, AVERAGE));
-    let mut graph = fuse(narrow(eval)?);
+    let mut graph = resized_loss(fuse(narrow(eval)?));
     if let Some(mixed) = mixed {
         graph = precision(graph, mixed, &|parameter| beside(parameter, COPY))?;
     }

@@ -94,7 +94,8 @@ impl Segmenter {
                 let small = b.grid(tokens, (vit.grid(), vit.grid())); // (B,h,w,K)
                 let logits = b.resize("logits", small, (height, width));
                 let (loss, stats) = b.weighted_losses(logits, &[], targets, loss.smoothing);
-                b.finish(&[loss, stats, logits])
+                b.name(small, "head");
+                b.finish(&[loss, stats, small])
             }
         }
     }

@@ -32,6 +32,8 @@ pub struct UperNet {
 pub struct Logits {
     pub main: ValueId,
     pub auxiliary: ValueId,
+    /// What the main ones are resized from, (B,h,w,K).
+    pub coarse: ValueId,
 }
 
 impl UperNet {
@@ -50,20 +52,22 @@ impl UperNet {
         targets: Targets,
         loss: Loss,
     ) -> [ValueId; 3] {
-        let Logits { main, auxiliary } = self.heads(b, stages, size);
+        let Logits { main, auxiliary, coarse } = self.heads(b, stages, size);
         let others = [("auxiliary", auxiliary, AUXILIARY_WEIGHT)];
         let others = if b.is_training() { &others[..] } else { &[] };
         let (loss, stats) = b.weighted_losses(main, others, targets, loss.smoothing);
-        [loss, stats, main]
+        b.name(coarse, "head");
+        [loss, stats, coarse]
     }
 
     pub fn heads(&self, b: &mut Builder, stages: [ValueId; 4], size: (usize, usize)) -> Logits {
-        let main = b.scope("decode_head", |b| self.decode(b, stages));
+        let coarse = b.scope("decode_head", |b| self.decode(b, stages));
         let auxiliary = b.scope("auxiliary_head", |b| {
             let x = layer(b, "convs.0", stages[AUXILIARY_STAGE], self.auxiliary, 3);
             self.classify(b, x)
         });
-        Logits { main: b.resize("logits", main, size), auxiliary: b.resize("auxiliary", auxiliary, size) }
+        let main = b.resize("logits", coarse, size);
+        Logits { main, auxiliary: b.resize("auxiliary", auxiliary, size), coarse }
     }
 
     /// The pyramid over the last stage, then from the coarsest stage to the finest, then all of them together.

@@ -22,15 +22,50 @@ impl Grid<'_> {
         Err(DataError::BufferLength { buffer: "logits", expected, found })
     }
 
-    /// Adds the logits of a cell, times `weight`.
-    #[inline]
-    pub(super) fn add(&self, x: usize, y: usize, weight: f32, scores: &mut [f32]) {
-        if weight == 0.0 {
-            return;
-        }
-        let cell = &self.logits[(y * self.width + x) * self.classes..][..self.classes];
-        scores.iter_mut().zip(cell).for_each(|(score, logit)| *score += weight * logit);
+    /// One line of logits between two of the grid's.
+    fn line(&self, row: Tap, out: &mut [f32]) {
+        let line = |y: usize| &self.logits[y * self.width * self.classes..][..self.width * self.classes];
+        let [(low, less), (high, more)] = row.ends();
+        let ends = line(low).iter().zip(line(high));
+        out.iter_mut().zip(ends).for_each(|(out, (low, high))| *out = less * low + more * high);
     }
+
+    /// The most probable class at every place between the grid's.
+    pub(super) fn labels(&self, columns: &Taps, rows: &Taps) -> Vec<u8> {
+        let width = columns.0.len();
+        let mut labels = vec![0; width * rows.0.len()];
+        in_rows(&mut labels, width, |first, part| {
+            let (mut line, mut scores) = (vec![0.0; self.width * self.classes], vec![0.0; self.classes]);
+            for (row, labels) in rows.0[first..].iter().zip(part.chunks_exact_mut(width)) {
+                self.line(*row, &mut line);
+                for (column, label) in columns.iter().zip(labels) {
+                    between(&line, column, &mut scores, |score, value| *score = value);
+                    *label = largest(&scores);
+                }
+            }
+        });
+        labels
+    }
+}
+
+/// Hands what lies between two cells of a line to `put`, class by class.
+fn between(line: &[f32], column: Tap, scores: &mut [f32], put: impl Fn(&mut f32, f32)) {
+    let classes = scores.len();
+    let [(low, less), (high, more)] = column.ends();
+    let ends = line[low * classes..][..classes].iter().zip(&line[high * classes..][..classes]);
+    scores.iter_mut().zip(ends).for_each(|(score, (low, high))| put(score, less * low + more * high));
+}
+
+/// Parts of some rows of an image at once, each with the number of its first row.
+fn in_rows<T: Send>(image: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let rows = (image.len() / width.max(1)).div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for (i, part) in image.chunks_mut(rows * width.max(1)).enumerate() {
+            let work = &work;
+            scope.spawn(move || work(i * rows, part));
+        }
+    });
 }
 
 /// Logits of an image, as sums over the windows that see a pixel.
@@ -70,16 +105,21 @@ impl Canvas {
         }
         let columns = Taps::new(size.0, grid.width as f64 / size.0 as f64, grid.width);
         let rows = Taps::new(size.1, grid.height as f64 / size.1 as f64, grid.height);
-        for (row, y) in rows.iter().zip(place.1..self.height) {
-            for (column, x) in columns.iter().zip(place.0..self.width) {
-                let pixel = y * self.width + x;
-                self.times[pixel] += 1;
-                let sums = &mut self.sums[pixel * self.classes..][..self.classes];
-                for (gy, down) in row.ends() {
-                    column.ends().iter().for_each(|&(gx, across)| grid.add(gx, gy, across * down, sums));
+        let ((left, top), classes, width) = (place, self.classes, self.width);
+        let end = (top + size.1).min(self.height);
+        for times in self.times.chunks_exact_mut(width).take(end).skip(top) {
+            times.iter_mut().skip(left).take(size.0).for_each(|times| *times += 1);
+        }
+        let seen = &mut self.sums[top * width * classes..end * width * classes];
+        in_rows(seen, width * classes, |first, part| {
+            let mut line = vec![0.0; grid.width * classes];
+            for (row, sums) in rows.0[first..].iter().zip(part.chunks_exact_mut(width * classes)) {
+                grid.line(*row, &mut line);
+                for (column, sums) in columns.iter().zip(sums.chunks_exact_mut(classes).skip(left)) {
+                    between(&line, column, sums, |sum, value| *sum += value);
                 }
             }
-        }
+        });
         Ok(())
     }
 
@@ -93,29 +133,22 @@ impl Canvas {
         }
         let columns = Taps::new(original.0, self.width as f64 / original.0 as f64, self.width);
         let rows = Taps::new(original.1, self.height as f64 / original.1 as f64, self.height);
-        let sums = Grid { width: self.width, height: self.height, classes: self.classes, logits: &self.sums };
-        let mut scores = vec![0.0; self.classes];
-        let mut labels = Vec::with_capacity(original.0 * original.1);
-        for row in rows.iter() {
-            for column in columns.iter() {
-                scores.fill(0.0);
-                for (y, down) in row.ends() {
-                    for (x, across) in column.ends() {
-                        let share = across * down / self.times[y * self.width + x] as f32;
-                        sums.add(x, y, share, &mut scores);
-                    }
-                }
-                labels.push(largest(&scores));
+        // From sums to means, if some pixels were seen more often than others.
+        let mut means = std::borrow::Cow::Borrowed(&self.sums);
+        if self.times.iter().any(|times| *times != self.times[0]) {
+            for (sums, &times) in means.to_mut().chunks_exact_mut(self.classes).zip(&self.times) {
+                sums.iter_mut().for_each(|sum| *sum /= times as f32);
             }
         }
-        Ok(labels)
+        let grid = Grid { width: self.width, height: self.height, classes: self.classes, logits: &means };
+        Ok(grid.labels(&columns, &rows))
     }
 }
 
 /// The first of the largest.
 pub(super) fn largest(scores: &[f32]) -> u8 {
-    let first = (1..scores.len()).fold(0, |best, i| if scores[i] > scores[best] { i } else { best });
-    first as u8
+    let most = scores.iter().fold(f32::NEG_INFINITY, |most, &score| if score > most { score } else { most });
+    scores.iter().position(|&score| score == most).unwrap_or(0) as u8
 }
 
 /// Along an axis: for each output pixel the two neighbours it lies between.

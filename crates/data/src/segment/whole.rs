@@ -1,6 +1,6 @@
 //! A whole image at once: resized to fit into a box, and padded to one of few shapes.
 
-use super::canvas::{Grid, Taps, largest};
+use super::canvas::{Grid, Taps};
 use super::transform::fitted;
 use crate::{CropBox, DataError, Image, Interpolation, Resizer};
 
@@ -79,18 +79,7 @@ impl Whole {
         };
         let columns = taps(self.original.0, self.resized.0, self.padded.0, grid.width);
         let rows = taps(self.original.1, self.resized.1, self.padded.1, grid.height);
-        let mut labels = Vec::with_capacity(self.original.0 * self.original.1);
-        let mut scores = vec![0.0; grid.classes];
-        for row in rows.iter() {
-            for column in columns.iter() {
-                scores.fill(0.0);
-                for (y, down) in row.ends() {
-                    column.ends().iter().for_each(|&(x, across)| grid.add(x, y, across * down, &mut scores));
-                }
-                labels.push(largest(&scores));
-            }
-        }
-        Ok(labels)
+        Ok(grid.labels(&columns, &rows))
     }
 }
 

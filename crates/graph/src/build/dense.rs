@@ -123,8 +123,7 @@ impl Builder {
         }
     }
 
-    /// The loss of the main logits, plus that of each other times its weight. Statistics are those of the main ones, which
-    /// are named `head` from here on.
+    /// The loss of the main logits, plus that of each other times its weight. Statistics are those of the main ones.
     pub fn weighted_losses(
         &mut self,
         main: ValueId,
@@ -138,14 +137,13 @@ impl Builder {
             let [weighted] = self.push(&format!("{name}.weighted"), Op::Scale { factor: *weight }, &[other]);
             [loss] = self.push("loss", Op::Add, &[loss, weighted]);
         }
-        for (value, name) in [(main, "head"), (loss, "loss"), (stats, "loss.stats")] {
-            self.take_name(value, name);
-        }
+        self.name(loss, "loss");
+        self.name(stats, "loss.stats");
         (loss, stats)
     }
 
     /// Gives a value the name that others look for it by; whoever has it swaps with it.
-    fn take_name(&mut self, value: ValueId, name: &str) {
+    pub fn name(&mut self, value: ValueId, name: &str) {
         let values = &mut self.graph.values;
         let before = std::mem::take(&mut values[value.index()].name);
         if let Some(other) = values.iter_mut().find(|v| v.name == name) {

@@ -12,17 +12,15 @@ use std::collections::HashSet;
 /// Classes up to which a loss resizes: the row of a pixel is held in registers.
 const MOST_CLASSES: usize = 1024;
 
-/// Lets losses read logits as they are before they are enlarged. For training, whose graph has no use for the logits
-/// themselves.
+/// Lets losses read logits as they are before they are enlarged, unless somebody else reads those that are.
 pub fn resized_loss(mut graph: Graph) -> Graph {
     let (producers, consumers) = (graph.producers(), graph.consumers());
     let mut gone = HashSet::new();
     for i in 0..graph.nodes.len() {
         let Op::CrossEntropy { smoothing, mixed: false } = graph.nodes[i].op else { continue };
         let logits = graph.nodes[i].inputs[0];
-        let Some(resize) = producers[logits.index()].filter(|_| consumers[logits.index()] == [i]) else {
-            continue;
-        };
+        let only_here = consumers[logits.index()] == [i] && !graph.outputs.contains(&logits);
+        let Some(resize) = producers[logits.index()].filter(|_| only_here) else { continue };
         let Op::Resize { height, width, sampling: Sampling::Bilinear } = graph.nodes[resize].op else {
             continue;
         };
@@ -37,7 +35,6 @@ pub fn resized_loss(mut graph: Graph) -> Graph {
         node.op = Op::ResizedCrossEntropy { smoothing };
         node.inputs[0] = small;
         node.outputs.push(lse);
-        graph.outputs.retain(|value| *value != logits);
         gone.insert(resize);
     }
     remove(graph, &gone)

@@ -16,7 +16,7 @@ use data::segment::{
     Canvas, Grid, IGNORED, Ladder, MaskFinish, MaskedSet, Pair, Whole, Windows, resized_mask,
 };
 use data::{CropBox, Image, Interpolation, Resizer, Skipped};
-use graph::{Loss, Program};
+use graph::{Loss, Plan, Program};
 use std::collections::BTreeSet;
 
 /// Images that are looked at size by size: enough that plans seldom change, few enough that memory stays small.
@@ -259,7 +259,8 @@ impl<T: Real> Session<T> {
         let of_size = group.iter().enumerate().filter(|(_, held)| held.windows.size == size);
         let all: Vec<(usize, usize)> =
             of_size.flat_map(|(at, held)| (0..held.windows.places.len()).map(move |w| (at, w))).collect();
-        let per_window = size.0 * size.1 * look.classes;
+        let [_, rows, columns, _] = self.logits_shape();
+        let per_window = rows * columns * look.classes;
         let header = evaluation_header((batch * size.0 * size.1) as f64);
         let mut sums = [0.0; 2];
         for windows in all.chunks(batch) {
@@ -276,11 +277,18 @@ impl<T: Real> Session<T> {
             let logits = T::singles(planned(self.device().output(Which::Eval, "head")?));
             for (place, &(at, window)) in windows.iter().enumerate() {
                 let logits = &logits[place * per_window..][..per_window];
-                let grid = Grid { width: size.0, height: size.1, classes: look.classes, logits };
+                let grid = Grid { width: columns, height: rows, classes: look.classes, logits };
                 group[at].take_in(window, &grid)?;
             }
         }
         Ok(sums)
+    }
+
+    /// Of what the plan of evaluation says of a batch: it is brought to the size of pixels here, and at once to that of the original.
+    fn logits_shape(&self) -> [usize; 4] {
+        let Plan { values, outputs, .. } = &self.device().program().eval;
+        let head = outputs.iter().map(|value| &values[*value]).find(|value| value.name == "head");
+        planned(head.and_then(|head| <[usize; 4]>::try_from(&head.ty.shape.0[..]).ok()))
     }
 
     /// Lets the plan of evaluation be one for images of (width, height), and gives its batch. `own` is the program that the session
