@@ -6,7 +6,11 @@ use cuda::action::{
     Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
 };
 use cuda::bind::{Binder, Bound, Maker, Memory, state_offsets};
-use graph::{Group, Lane, Loss, Op, Optimizer, Plan, Program, Recompute, Role, Settings, compile};
+use graph::build::Conv;
+use graph::op::Window;
+use graph::{Builder, DType, Group, Init, Key, Lane, Loss, Model, Op, Optimizer, Plan, Program, Recompute};
+use graph::{Role, Settings, compile};
+use models::upernet::UperNet;
 use models::vit::{Pool, Vit};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -61,7 +65,9 @@ fn launch(cx: &Context<'_>) -> Action {
     // As if nothing was accumulated: what was there is not read.
     match cx.op {
         Op::Accumulate => drop(inputs.remove(0)),
-        Op::LinearGradW { accumulate: true, .. } | Op::ColumnSum { accumulate: true } => drop(inputs.pop()),
+        Op::LinearGradW { accumulate: true, .. }
+        | Op::ConvGradW { accumulate: true, .. }
+        | Op::ColumnSum { accumulate: true } => drop(inputs.pop()),
         _ => {}
     }
     let range = |o: &Operand| [Arg::Pointer(o.address), Arg::I64((o.shape.count() * o.dtype.bytes()) as i64)];
@@ -155,7 +161,30 @@ fn program(recompute: Recompute) -> Program {
         attention_dropout,
         drop_path,
     };
-    let model = vit.build(4, Loss { smoothing: 0.1, mixed: false }, graph::DType::F32).unwrap();
+    compiled(vit.build(4, Loss { smoothing: 0.1, mixed: false }, DType::F32).unwrap(), recompute)
+}
+
+/// UPerNet over four convolutions.
+fn segmenter(recompute: Recompute) -> Program {
+    let graph = |training: bool| {
+        let mut b = Builder::new(DType::F32, training);
+        let mut x = b.input("images", DType::F32, [2, 32, 32, 3]);
+        let targets = b.targets([2, 32, 32], false);
+        let stages = [6, 8, 10, 12].map(|out| {
+            let (window, weight, bias) = (Window { stride: 2, pad: 1 }, Init::Normal { std: 0.3 }, None);
+            let name = format!("stage.{out}");
+            let y = b.conv(x, Conv { name: &name, out, kernel: 3, window, weight, bias });
+            x = b.border(y);
+            x
+        });
+        let net = UperNet { classes: 5, channels: 8, auxiliary: 6, dropout: 0.1 };
+        let ends = net.finish(&mut b, stages, (32, 32), targets, Loss::default());
+        b.finish(&ends).unwrap()
+    };
+    compiled(Model { train: graph(true), eval: graph(false), key: Key::default() }, recompute)
+}
+
+fn compiled(model: Model, recompute: Recompute) -> Program {
     let settings = Settings {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
@@ -252,8 +281,7 @@ fn reordered(bound: &Bound, mut choose: impl FnMut(usize) -> usize) -> Bound {
 
 #[test]
 fn weights_gradients_may_run_beside_the_rest() {
-    for recompute in [Recompute::None, Recompute::Full] {
-        let program = program(recompute);
+    for program in [Recompute::None, Recompute::Full].into_iter().flat_map(|r| [program(r), segmenter(r)]) {
         for accumulate in [false, true] {
             let one_lane = bind(&program, &program.micro, accumulate);
             let lanes = bind_with(&program, &program.micro, accumulate, true);
