@@ -318,12 +318,7 @@ fn halves_have_a_plan() {
         for half in ["decode_head.bottleneck.conv", "decode_head.bottleneck.batch_norm", "decode_head.fpn"] {
             assert_eq!(ty(half), DType::Bf16, "{half}");
         }
-        for single in [
-            "head",
-            "loss",
-            "auxiliary.loss.lse",
-            "decode_head.bottleneck.batch_norm.moments",
-        ] {
+        for single in ["head", "loss", "auxiliary.loss.lse", "decode_head.bottleneck.batch_norm.moments"] {
             assert_eq!(ty(single), DType::F32, "{single}");
         }
     }

@@ -6,8 +6,12 @@ use cuda::action::{
     Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
 };
 use cuda::bind::{Binder, Bound, Maker, Memory, state_offsets};
-use graph::{Group, Lane, Loss, Model, Op, Optimizer, Plan, Program, Recompute, Role, Settings, compile};
+use graph::build::Conv;
+use graph::op::Window;
+use graph::{Builder, DType, Group, Init, Key, Lane, Loss, Model, Op, Optimizer, Plan, Program, Recompute};
+use graph::{Role, Settings, compile};
 use models::swin::Swin;
+use models::upernet::UperNet;
 use models::vit::{Pool, Vit};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -76,7 +80,9 @@ fn launch(cx: &Context<'_>) -> Action {
     // As if nothing was accumulated: what was there is not read.
     match cx.op {
         Op::Accumulate => drop(inputs.remove(0)),
-        Op::LinearGradW { accumulate: true, .. } | Op::ColumnSum { accumulate: true } => drop(inputs.pop()),
+        Op::LinearGradW { accumulate: true, .. }
+        | Op::ConvGradW { accumulate: true, .. }
+        | Op::ColumnSum { accumulate: true } => drop(inputs.pop()),
         _ => {}
     }
     let range = |o: &Operand| [Arg::Pointer(o.address), Arg::I64((o.shape.count() * o.dtype.bytes()) as i64)];
@@ -185,11 +191,31 @@ fn program(recompute: Recompute) -> Program {
     compiled(vit, recompute)
 }
 
-/// Those of both, with and without recomputation.
+/// Of a ViT and a Swin, with and without recomputation.
 fn programs() -> impl Iterator<Item = Program> {
     [Recompute::None, Recompute::Gelu, Recompute::Full]
         .into_iter()
         .flat_map(|r| models().map(|model| compiled(model, r)))
+}
+
+/// UPerNet over four convolutions.
+fn segmenter() -> Model {
+    let graph = |training: bool| {
+        let mut b = Builder::new(DType::F32, training);
+        let mut x = b.input("images", DType::F32, [2, 32, 32, 3]);
+        let targets = b.targets([2, 32, 32], false);
+        let stages = [6, 8, 10, 12].map(|out| {
+            let (window, weight, bias) = (Window { stride: 2, pad: 1 }, Init::Normal { std: 0.3 }, None);
+            let name = format!("stage.{out}");
+            let y = b.conv(x, Conv { name: &name, out, kernel: 3, window, weight, bias });
+            x = b.border(y);
+            x
+        });
+        let net = UperNet { classes: 5, channels: 8, auxiliary: 6, dropout: 0.1 };
+        let ends = net.finish(&mut b, stages, (32, 32), targets, Loss::default());
+        b.finish(&ends).unwrap()
+    };
+    Model { train: graph(true), eval: graph(false), key: Key::default() }
 }
 
 fn compiled(model: Model, recompute: Recompute) -> Program {
@@ -290,7 +316,8 @@ fn reordered(bound: &Bound, mut choose: impl FnMut(usize) -> usize) -> Bound {
 
 #[test]
 fn weights_gradients_may_run_beside_the_rest() {
-    for program in programs() {
+    let segmenters = [Recompute::None, Recompute::Full].map(|r| compiled(segmenter(), r));
+    for program in programs().chain(segmenters) {
         for accumulate in [false, true] {
             let one_lane = bind(&program, &program.micro, accumulate);
             let lanes = bind_with(&program, &program.micro, accumulate, true);

@@ -18,7 +18,7 @@ pub struct Parts {
     pub exchange: f64,
     /// Waiting for slower ranks to come to an exchange.
     pub wait: f64,
-    /// Waiting for images, and copying them.
+    /// Waiting for images, and copying them, as far as nothing else goes on meanwhile.
     pub data: f64,
     /// Norm, clipping and optimizer.
     pub update: f64,
@@ -251,7 +251,10 @@ impl Account {
         for (parts, numbers) in step.parts.iter_mut().zip(of_ranks()) {
             let [wall, data, compute, update] = [WALL, DATA, COMPUTE, UPDATE].map(|i| numbers[i]);
             let exposed = numbers[EXPOSED];
-            let idle = (wall - data - compute - update - exposed).max(0.0);
+            // A device that has other steps to do works on while the host brings it data; only what is beyond that is a stall.
+            let rest = (wall - compute - update - exposed).max(0.0);
+            let data = data.min(rest);
+            let idle = rest - data;
             *parts =
                 Parts { compute, exchange: exposed, wait: 0.0, data, update, idle, hidden: numbers[HIDDEN] };
         }
@@ -349,6 +352,16 @@ mod tests {
         let exchanged = &account.exchanged()[0];
         assert_eq!((exchanged.seconds, exchanged.times), (0.5, 1));
         assert_eq!(exchanged.bandwidth(2), 2000.0, "a ring of two sends all of the data once");
+    }
+
+    /// A device computes for 4 s while the host copies for 3: of these only the half second beyond is a stall.
+    #[test]
+    fn data_that_comes_beside_computing_costs_nothing() {
+        let numbers = [0.0, 0.0, 5.0, 3.0, 4.0, 0.5, 0.0, 0.0, 1.0, 7.0, 0.0, 0.0];
+        let account = of_two(&numbers, &numbers);
+        let parts = account.step.parts[0];
+        assert_eq!((parts.data, parts.idle), (0.5, 0.0));
+        assert!((parts.wall() - 5.0).abs() < 1e-12);
     }
 
     #[test]
