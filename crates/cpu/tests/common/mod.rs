@@ -394,8 +394,10 @@ pub fn norm(values: &[f64]) -> f64 {
     values.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
+/// Of gradients, that is: statistics count samples and pixels, and are no measure for those.
 pub fn norm_of_all(tensors: &Tensors) -> f64 {
-    tensors.iter().map(|(_, x)| norm(x).powi(2)).sum::<f64>().sqrt()
+    let gradients = tensors.iter().filter(|(name, _)| name != "stats");
+    gradients.map(|(_, x)| norm(x).powi(2)).sum::<f64>().sqrt()
 }
 
 /// The largest difference of two tensors of the same name, relative to the tensor's norm. A tensor of almost no norm
