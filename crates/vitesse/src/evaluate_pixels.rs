@@ -28,7 +28,7 @@ pub fn run(args: &EvalArgs, judge: Judge, sets: Sets, weights_file: &Path) -> an
     let score = session.evaluate_pixels(|answer| {
         let Some(folder) = &args.masks else { return Ok(()) };
         let (image, path) = (&answer.pair.image, folder.join(mask_name(&*test, answer.index)));
-        Ok(save_mask(answer.labels, (image.width, image.height), &path).map_err(TrainError::from)?)
+        save_mask(answer.labels, (image.width, image.height), &path).map_err(TrainError::from)
     })?;
     for skipped in session.take_skipped() {
         eprintln!("left out: {}", skipped.problem);

@@ -90,13 +90,14 @@ impl Raw {
     ) -> Result<(Augmentation, MaskTransform), TrainError> {
         self.refuse_settings_of_images()?;
         let recipe = self.recipe();
-        let preset = match self.augment {
-            Some(preset) => log.pick("augment", Some(preset), preset),
-            None => {
-                log.note("augment", recipe.augment, recipe.origin());
-                recipe.augment
+        let (preset, origin) = match self.augment {
+            Some(preset) => (preset, Origin::Flag),
+            None if self.source()?.is_drawn() => {
+                (Preset::None, Origin::Default("drawn images vary enough".to_string()))
             }
+            None => (recipe.augment, recipe.origin()),
         };
+        log.note("augment", preset, origin);
         let usual = |three: [f32; 3]| if channels == 3 { three.to_vec() } else { vec![0.5] };
         let mean = by_channel("mean", &self.mean, &usual(MEAN), channels, log, f32::is_finite)?;
         let std = by_channel("std", &self.std, &usual(STD), channels, log, |x| x > 0.0 && x.is_finite())?;
@@ -217,11 +218,12 @@ mod tests {
         let standard = transform(|raw| raw.augment = Some(Preset::Standard)).unwrap();
         assert_eq!((standard.ratio, standard.max_share, standard.flip), ((0.5, 2.0), 0.75, 0.5));
         assert!(!standard.distort);
-        let published = transform(|_| {}).unwrap();
+        let published = transform(|raw| raw.data = Some("ade20k:d".into())).unwrap();
         assert!(published.distort && published.flip == 0.5 && published.mean == MEAN);
         let strong = transform(|raw| (raw.augment, raw.flip) = (Some(Preset::Strong), Some(0.0))).unwrap();
         assert!(strong.distort && strong.flip == 0.0);
-        assert_eq!(raw(|_| {}).mask_transform(128, 1).unwrap().mean, [0.5]);
+        let drawn = raw(|_| {}).mask_transform(128, 1).unwrap();
+        assert_eq!((drawn.mean, drawn.ratio), (vec![0.5], (1.0, 1.0)));
     }
 
     #[test]

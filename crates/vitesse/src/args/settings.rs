@@ -123,7 +123,7 @@ pub struct DataArgs {
 #[command(next_help_heading = "Augmentation")]
 pub struct AugmentArgs {
     /// none; standard: random crops and mirror images; strong: also RandAugment, mixup, cutmix, erasing and label smoothing, with masks
-    /// distorted colours [default: none; with masks strong]
+    /// distorted colours [default: none; for files with masks strong]
     #[arg(long, value_name = "PRESET")]
     augment: Option<Preset>,
     /// Training images are cut: none; pad: at random after padding by an eighth; resized: a random part, resized
