@@ -2,8 +2,9 @@
 
 use super::fault;
 use crate::engine::CommError;
-use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 
 /// The number of the exchange and the length of what follows.
 const HEAD: usize = 16;
@@ -87,7 +88,7 @@ impl Flow {
                 std::slice::from_raw_parts(frame.address.add(start).cast_const(), frame.len - start)
             };
             let left = &frame.head[HEAD - frame.head_left()..];
-            match stream.write_vectored(&[IoSlice::new(left), IoSlice::new(body)]) {
+            match send(stream, &[IoSlice::new(left), IoSlice::new(body)]) {
                 Ok(bytes) => {
                     frame.at += bytes;
                     moved |= bytes > 0;
@@ -120,6 +121,18 @@ impl Flow {
         }
         Ok(moved)
     }
+}
+
+/// Sends what can be sent. To a rank that is gone this is an error; `write_vectored` would end the process by a signal instead, where
+/// that is not ignored.
+fn send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
+    // SAFETY: all zeros are an empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_ptr().cast_mut().cast();
+    message.msg_iovlen = parts.len() as _;
+    // SAFETY: an `IoSlice` is an iovec; the message and what it points to live through the call, which only reads them.
+    let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| std::io::Error::last_os_error())
 }
 
 /// Signatures are compared before, so this is a stranger at the other end or a fault of ours.
