@@ -163,7 +163,7 @@ mod tests {
                 (if step < 2 { 9.0 } else { step as f64 }, if step % 3 == 2 { 4.0 } else { 8.0 });
             metrics += &format!(
                 "{{\"step\":{step},\"epoch\":{},\"loss\":{step},\"top1\":0.5,\"images_per_second\":{:.6},\"seconds\":{seconds},\
-                 \"cpu_seconds\":{seconds},\"gpu_load\":0.5,\"gpu_memory_used\":{step}000,\"gpu_power\":{step}}}\n",
+                 \"cpu_seconds\":{seconds},\"gpu_load\":0.5,\"gpu_memory_used\":{step}e3,\"gpu_power\":{step}}}\n",
                 step / 3,
                 images / seconds
             );
