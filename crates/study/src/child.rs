@@ -16,9 +16,19 @@ pub const STDOUT: &str = "stdout.log";
 pub const STDERR: &str = "stderr.log";
 
 /// The command of a run that writes into `folder`, which is there.
-pub fn command(program: &Path, launch: &Launch, planned: &Planned, folder: &Path) -> Result<Command, String> {
+pub fn command(
+    program: &Path,
+    launch: &Launch,
+    planned: &Planned,
+    repeat: usize,
+    folder: &Path,
+) -> Result<Command, String> {
     let mut words: Vec<OsString> = vec!["train".into()];
     words.extend(planned.options.iter().map(OsString::from));
+    // With one seed for all, runs of a point would learn the same to the bit, and their scores tell nothing of chance.
+    if !planned.options.iter().any(|option| option.split('=').next() == Some("--seed")) {
+        words.extend(["--seed".into(), repeat.to_string().into()]);
+    }
     // Of a run that is measured, every step is like the others.
     words.extend(["--out".into(), folder.into()]);
     words.extend(["--no-checkpoints", "--no-breakdown", "--json"].map(OsString::from));
@@ -300,7 +310,7 @@ mod tests {
 
     fn words(launch: &Launch, ranks: usize, hosts: usize) -> Result<String, String> {
         let out = folder(&format!("words-{ranks}-{hosts}"));
-        let command = command(Path::new("/bin/vitesse"), launch, &planned(ranks, hosts), &out)?;
+        let command = command(Path::new("/bin/vitesse"), launch, &planned(ranks, hosts), 2, &out)?;
         let all = std::iter::once(command.get_program()).chain(command.get_args());
         let text = all.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
         Ok(text.replace(&out.display().to_string(), "OUT"))
@@ -308,7 +318,8 @@ mod tests {
 
     #[test]
     fn ranks_are_started_in_the_way_that_is_asked_for() {
-        let train = "/bin/vitesse train --threads 1 --out OUT --no-checkpoints --no-breakdown --json";
+        let train =
+            "/bin/vitesse train --threads 1 --seed 2 --out OUT --no-checkpoints --no-breakdown --json";
         assert_eq!(words(&Launch::default(), 2, 1).unwrap(), format!("{train} --ranks 2"));
         let mpi = Launch { comm: Some("mpi".into()), ..Launch::default() };
         assert_eq!(words(&mpi, 2, 1).unwrap(), format!("{train} --ranks 2 --comm mpi"));

@@ -1,7 +1,7 @@
 //! `results.csv`: a line a run, for spreadsheets.
 
 use crate::error::StudyError;
-use crate::results::{Outcome, Point, Results, Run};
+use crate::results::{Epoch, Measured, Outcome, Point, Results, Run};
 use std::io::Write;
 use std::path::Path;
 use train::files;
@@ -9,7 +9,8 @@ use train::files;
 const COLUMNS: &str = "point,kind,series,task,model,image_size,data,data_fraction,ranks,hosts,threads_per_rank,batch_per_rank,\
 accumulation,global_batch,optimizer,precision,device,comm,images_per_epoch,steps,repeat,started,run_seconds,steps_counted,\
 step_seconds,epoch_seconds,images_per_second,speedup,efficiency,compute,exchange,wait,data_stall,optimizer_seconds,idle,\
-hidden_exchange,exchange_bytes,cpu_utilisation,gpu_utilisation,memory_bytes,watts,loss,eval_loss,eval_top1,eval_miou,limiter,error";
+hidden_exchange,exchange_bytes,cpu_utilisation,gpu_utilisation,gpu_load,memory_bytes,gpu_memory_bytes,watts,gpu_watts,loss,eval_loss,\
+eval_top1,eval_miou,eval_pixel_accuracy,limiter,error";
 
 pub fn write(path: &Path, results: &Results) -> Result<(), StudyError> {
     let written = files::replace(path, |file| {
@@ -50,12 +51,14 @@ fn row(point: &Point, run: &Run) -> Vec<String> {
     let parts = parts.map(|p| [p.compute, p.exchange, p.wait, p.data, p.optimizer, p.idle, p.hidden]);
     row.extend((0..7).map(|i| number(parts.map(|parts| parts[i]))));
     row.push(m.map_or(String::new(), |m| m.exchange_bytes.to_string()));
-    row.extend([m.and_then(|m| m.cpu_utilisation), m.and_then(|m| m.gpu_utilisation)].map(number));
-    row.push(m.and_then(|m| m.memory_bytes).map_or(String::new(), |bytes| bytes.to_string()));
-    let last = m.and_then(|m| m.curve.last());
-    row.push(number(m.and_then(|m| m.watts)));
-    row.extend([last.and_then(|e| e.loss), last.and_then(|e| e.eval_loss)].map(number));
-    row.extend([last.and_then(|e| e.eval_top1), last.and_then(|e| e.eval_miou)].map(number));
+    let of = |f: fn(&Measured) -> Option<f64>| number(m.and_then(f));
+    row.extend([of(|m| m.cpu_utilisation), of(|m| m.gpu_utilisation), of(|m| m.gpu_load)]);
+    let bytes = |bytes: Option<u64>| bytes.map_or(String::new(), |bytes| bytes.to_string());
+    row.extend([m.and_then(|m| m.memory_bytes), m.and_then(|m| m.gpu_memory_bytes)].map(bytes));
+    row.extend([of(|m| m.watts), of(|m| m.gpu_watts)]);
+    let last = |f: fn(&Epoch) -> Option<f64>| number(m.and_then(|m| m.curve.last()).and_then(f));
+    row.extend([last(|e| e.loss), last(|e| e.eval_loss), last(|e| e.eval_top1), last(|e| e.eval_miou)]);
+    row.push(last(|e| e.eval_pixel_accuracy));
     let limiter = point.limiter.as_ref().map_or("", |limiter| limiter.sentence.as_str());
     row.extend([quoted(limiter), quoted(error)]);
     row

@@ -7,7 +7,7 @@ use crate::lines::Line;
 use crate::measure;
 use crate::report;
 use crate::results::{FORMAT, Outcome, Point, Results, Run};
-use crate::store::{self, RESULTS, Store};
+use crate::store::{self, Plan, RESULTS, Store};
 use crate::tail::last_lines;
 use crate::{csv, summary};
 use std::fs;
@@ -76,7 +76,7 @@ fn run_one(
     let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut follow = Follow { metrics: folder.join("metrics.jsonl"), looked: Instant::now() };
     let launch = &store.plan.study.launch;
-    let ended = child::command(program, launch, planned, &folder).and_then(|command| {
+    let ended = child::command(program, launch, planned, repeat, &folder).and_then(|command| {
         child::watch(command, &folder, &store.plan.folder, child::last_signal(launch), || {
             if let Some(step) = follow.step() {
                 events.stepped(step, planned.settings.steps);
@@ -209,7 +209,11 @@ impl Pace {
 
 /// What the runs so far come to.
 pub fn results(store: &Store) -> Result<Results, StudyError> {
-    let plan = &store.plan;
+    Ok(results_of(&store.plan, store.points()?))
+}
+
+/// What runs of a plan come to.
+pub fn results_of(plan: &Plan, points: Vec<Point>) -> Results {
     let mut results = Results {
         format: FORMAT,
         version: plan.version.clone(),
@@ -217,13 +221,13 @@ pub fn results(store: &Store) -> Result<Results, StudyError> {
         title: plan.study.title.clone(),
         platform: plan.platform.clone(),
         started: plan.started,
-        points: store.points()?,
+        points,
         warnings: vec![],
         summary: String::new(),
     };
     let oversubscribed = |id: &str| plan.points.iter().any(|point| point.id == id && point.oversubscribed);
     summary::complete(&mut results, &oversubscribed);
-    Ok(results)
+    results
 }
 
 /// Writes what a study came to: `results.json` and `results.csv`.

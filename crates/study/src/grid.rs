@@ -104,9 +104,17 @@ pub fn plan(study: &Study, resolve: &mut dyn Resolve) -> Result<Vec<Planned>, St
         let why = format!("{option} is the study's own to set: it has a flag or key for what varies");
         return Err(StudyError::Impossible(why));
     }
-    let mut points = Vec::new();
+    let mut all = Vec::new();
     for experiment in &study.experiments {
-        points.extend(plan_experiment(study, experiment, resolve)?);
+        let kind = experiment.kind.unwrap_or(Kind::Grid);
+        all.push((kind, experiment, cells(kind, experiment, resolve.cores())?));
+    }
+    let mut points = Vec::new();
+    for (kind, experiment, cells) in &all {
+        // Experiments of a kind are drawn together: what differs between them is in the names of their series, too.
+        let together: Vec<&Cell> = all.iter().filter(|one| one.0 == *kind).flat_map(|one| &one.2).collect();
+        let named = names(*kind, &together);
+        points.extend(plan_experiment(study, (*kind, experiment), cells, &named, resolve)?);
     }
     let mut seen = HashSet::new();
     match points.iter().find(|point| !seen.insert(point.id.as_str())) {
@@ -117,16 +125,13 @@ pub fn plan(study: &Study, resolve: &mut dyn Resolve) -> Result<Vec<Planned>, St
 
 fn plan_experiment(
     study: &Study,
-    experiment: &Experiment,
+    (kind, experiment): (Kind, &Experiment),
+    cells: &[Cell],
+    named: &[Name],
     resolve: &mut dyn Resolve,
 ) -> Result<Vec<Planned>, StudyError> {
-    let kind = experiment.kind.unwrap_or(Kind::Grid);
-    let cells = cells(kind, experiment, resolve.cores())?;
-    let varies = |f: fn(&Cell) -> String| cells.iter().map(f).collect::<HashSet<_>>().len() > 1;
-    let curve = curve_of(kind);
-    let named: Vec<Name> = NAMES.into_iter().filter(|(axis, f)| *axis != curve && varies(*f)).collect();
     let mut points = Vec::new();
-    for cell in &cells {
+    for cell in cells {
         let options = cell.options(kind, study, experiment)?;
         let refused = |why: String| {
             let ranks = if cell.ranks == 1 { "1 rank".into() } else { format!("{} ranks", cell.ranks) };
@@ -142,7 +147,7 @@ fn plan_experiment(
         if let (Some(why), false) = (&oversubscribed, study.oversubscribe) {
             return Err(refused(format!("{why}: --oversubscribe says that this is meant")));
         }
-        let series = cell.series(kind, &facts, &named);
+        let series = cell.series(kind, &facts, named);
         let point = cell.planned(kind, series, study, options, facts, warmup, oversubscribed.is_some());
         child::check(&study.launch, &point).map_err(refused)?;
         points.push(point);
@@ -154,7 +159,7 @@ fn plan_experiment(
 type Name = (&'static str, fn(&Cell) -> String);
 
 const NAMES: [Name; 8] = [
-    ("data", |c| c.data.clone().unwrap_or_default()),
+    ("data", |c| c.data.as_deref().map_or(String::new(), set_name)),
     ("fraction", |c| c.fraction.map_or(String::new(), |f| format!("{}% of the data", 100.0 * f))),
     ("batch", |c| c.batch.map_or(String::new(), |b| format!("batch {b}"))),
     ("accumulation", |c| c.accumulation.map_or(String::new(), |a| format!("accumulation {a}"))),
@@ -163,6 +168,13 @@ const NAMES: [Name; 8] = [
     ("threads", |c| format!("{} threads", c.threads)),
     ("ranks", |c| if c.ranks == 1 { "1 rank".into() } else { format!("{} ranks", c.ranks) }),
 ];
+
+/// What tells series of a kind apart.
+fn names(kind: Kind, cells: &[&Cell]) -> Vec<Name> {
+    let varies = |f: fn(&Cell) -> String| cells.iter().map(|cell| f(cell)).collect::<HashSet<_>>().len() > 1;
+    let curve = curve_of(kind);
+    NAMES.into_iter().filter(|(axis, f)| *axis != curve && varies(*f)).collect()
+}
 
 /// The axis along which points of a series lie.
 fn curve_of(kind: Kind) -> &'static str {

@@ -27,6 +27,10 @@ pub struct Line {
     pub eval_loss: Option<f64>,
     pub eval_top1: Option<f64>,
     pub eval_miou: Option<f64>,
+    pub eval_pixel_accuracy: Option<f64>,
+    pub gpu_load: Option<f64>,
+    pub gpu_memory_used: Option<f64>,
+    pub gpu_power: Option<f64>,
 }
 
 impl Line {

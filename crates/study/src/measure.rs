@@ -62,6 +62,12 @@ pub fn measured(
     let (carried, carrying) = (all(|e| (e.bytes * e.times) as f64), all(|e| e.seconds));
     let computing = |parts: &Parts| (parts.compute + parts.optimizer) / parts.seconds();
     let on_gpu = planned.settings.device != "cpu";
+    let told = |f: fn(&Line) -> Option<f64>| {
+        let told: Vec<f64> = counted.iter().filter_map(|line| f(line)).filter(|x| x.is_finite()).collect();
+        (!told.is_empty()).then_some(told)
+    };
+    let average = |told: Vec<f64>| told.iter().sum::<f64>() / told.len() as f64;
+    let gpu_memory = told(|line| line.gpu_memory_used).map(|told| told.into_iter().fold(0.0, f64::max));
     Ok(Measured {
         epoch_seconds: epochs(&counted, planned),
         images_per_second: images / total,
@@ -71,7 +77,9 @@ pub fn measured(
         cpu_utilisation: worked.map(|worked| worked / (total * (cores * planned.settings.hosts) as f64)),
         gpu_utilisation: on_gpu.then(|| ranks.iter().map(computing).sum::<f64>() / ranks.len() as f64),
         memory_bytes: watched.memory_bytes,
-        gpu_memory_bytes: None,
+        gpu_memory_bytes: gpu_memory.map(|bytes| bytes as u64),
+        gpu_load: told(|line| line.gpu_load).map(average),
+        gpu_watts: told(|line| line.gpu_power).map(average),
         watts: watched.watts,
         curve: curve(&lines),
         step_seconds,
@@ -133,6 +141,7 @@ fn curve(lines: &[Line]) -> Vec<Epoch> {
         eval_loss: judged(epoch, |line| line.eval_loss),
         eval_top1: judged(epoch, |line| line.eval_top1),
         eval_miou: judged(epoch, |line| line.eval_miou),
+        eval_pixel_accuracy: judged(epoch, |line| line.eval_pixel_accuracy),
     };
     (0..=last).map(one).collect()
 }
@@ -154,7 +163,7 @@ mod tests {
                 (if step < 2 { 9.0 } else { step as f64 }, if step % 3 == 2 { 4.0 } else { 8.0 });
             metrics += &format!(
                 "{{\"step\":{step},\"epoch\":{},\"loss\":{step},\"top1\":0.5,\"images_per_second\":{:.6},\"seconds\":{seconds},\
-                 \"cpu_seconds\":{seconds}}}\n",
+                 \"cpu_seconds\":{seconds},\"gpu_load\":0.5,\"gpu_memory_used\":{step}e3,\"gpu_power\":{step}}}\n",
                 step / 3,
                 images / seconds
             );
@@ -166,7 +175,7 @@ mod tests {
             }
             if step % 3 == 2 {
                 metrics += &format!(
-                    "{{\"step\":{step},\"epoch\":{},\"eval_loss\":1.5,\"eval_top1\":0.25}}\n",
+                    "{{\"step\":{step},\"epoch\":{},\"eval_loss\":1.5,\"eval_miou\":0.25,\"eval_pixel_accuracy\":0.75}}\n",
                     step / 3
                 );
             }
@@ -196,7 +205,13 @@ mod tests {
         assert_eq!((m.ranks[1].compute, m.ranks[1].exchange, m.memory_bytes), (3.5, 1.0, Some(7)));
         // Losses 0, 1 and 2 with 8, 8 and 4 images.
         let first = m.curve[0];
-        assert!((first.loss.unwrap() - 0.8).abs() < 1e-6 && first.eval_top1 == Some(0.25), "{first:?}");
+        assert!(
+            (first.loss.unwrap() - 0.8).abs() < 1e-6 && first.eval_pixel_accuracy == Some(0.75),
+            "{first:?}"
+        );
+        assert_eq!(first.score(), Some(("mean IoU, held out", 0.25)));
+        // Of steps 2 to 5, what the GPU's sensors said.
+        assert_eq!((m.gpu_memory_bytes, m.gpu_load, m.gpu_watts), (Some(5000), Some(0.5), Some(3.5)));
         assert_eq!(m.curve.len(), 2);
     }
 

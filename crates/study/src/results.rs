@@ -103,7 +103,7 @@ pub struct Settings {
     pub loader_threads: usize,
 }
 
-/// One repeat.
+/// One repeat. Repeats differ in the seed of their training, unless the study gives one, so that scores spread as trainings do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     pub repeat: usize,
@@ -139,9 +139,17 @@ pub struct Measured {
     pub exchange_bytes_per_second: f64,
     /// Busy share of the cores that the run had, 0 to 1.
     pub cpu_utilisation: Option<f64>,
+    /// Of the time of a step, the part in which ranks computed on their GPUs, 0 to 1.
     pub gpu_utilisation: Option<f64>,
+    /// Of the processes of a run on this host, at their most.
     pub memory_bytes: Option<u64>,
+    /// Of a GPU, as its sensors told it in the steps that count: memory at its most, load (0 to 1) and power as means.
     pub gpu_memory_bytes: Option<u64>,
+    #[serde(default)]
+    pub gpu_load: Option<f64>,
+    #[serde(default)]
+    pub gpu_watts: Option<f64>,
+    /// Of the processors, by their own meters.
     pub watts: Option<f64>,
     pub curve: Vec<Epoch>,
 }
@@ -186,6 +194,21 @@ pub struct Epoch {
     pub eval_loss: Option<f64>,
     pub eval_top1: Option<f64>,
     pub eval_miou: Option<f64>,
+    #[serde(default)]
+    pub eval_pixel_accuracy: Option<f64>,
+}
+
+impl Epoch {
+    /// What the task is judged by, with its name: the first of these that is known.
+    pub fn score(&self) -> Option<(&'static str, f64)> {
+        let named = [
+            ("mean IoU, held out", self.eval_miou),
+            ("accuracy, held out", self.eval_top1),
+            ("accuracy of pixels, held out", self.eval_pixel_accuracy),
+            ("accuracy, training", self.top1),
+        ];
+        named.into_iter().find_map(|(name, score)| Some((name, score.filter(|x| x.is_finite())?)))
+    }
 }
 
 /// A median of `samples` runs; an interval from five of them on.
@@ -211,6 +234,32 @@ pub struct Summary {
     pub serial_fraction: Option<f64>,
     /// Medians over the runs of the mean over ranks.
     pub parts: Parts,
+    /// After the last epoch.
+    #[serde(default)]
+    pub score: Option<Score>,
+    #[serde(default)]
+    pub usage: Usage,
+}
+
+/// How well a task was learned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// As [`Epoch::score`] calls it.
+    pub name: String,
+    pub value: Estimate,
+}
+
+/// What runs took of the machine, each where all of them tell it; as in [`Measured`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    pub cpu_utilisation: Option<Estimate>,
+    pub gpu_utilisation: Option<Estimate>,
+    pub gpu_load: Option<Estimate>,
+    pub memory_bytes: Option<Estimate>,
+    pub gpu_memory_bytes: Option<Estimate>,
+    pub watts: Option<Estimate>,
+    pub gpu_watts: Option<Estimate>,
 }
 
 /// What keeps a point from being faster.

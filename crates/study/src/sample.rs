@@ -91,6 +91,7 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
                     eval_loss: Some(3.8 * (-0.2 * pace).exp() + 0.8),
                     eval_top1: Some(0.58 - 0.5 * (-0.3 * pace).exp() + 0.006 * draw.next()),
                     eval_miou: None,
+                    eval_pixel_accuracy: None,
                 }
             })
             .collect();
@@ -106,6 +107,8 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
             gpu_utilisation: plan.gpu.map(|busy| busy + 0.01 * draw.next()),
             memory_bytes: Some(5_400_000_000),
             gpu_memory_bytes: plan.gpu.map(|_| 17_000_000_000),
+            gpu_load: plan.gpu.map(|busy| busy + 0.02),
+            gpu_watts: plan.gpu.map(|busy| 400.0 * busy + 5.0 * draw.next()),
             watts: None,
             curve,
         };
@@ -175,6 +178,8 @@ fn summarise(point: &mut Point) {
         efficiency: None,
         serial_fraction: None,
         parts,
+        score: crate::summary::score(&runs),
+        usage: crate::summary::usage(&runs),
     };
     point.summary = Some(summary);
     point.limiter = Some(Limiter { cause, sentence });

@@ -4,6 +4,7 @@
 mod http;
 mod live;
 mod run;
+mod study;
 
 use http::{Request, Response};
 use live::Live;
@@ -172,7 +173,7 @@ fn own_name() -> Option<String> {
 
 /// Whether a folder holds a study rather than a run.
 fn is_study(folder: &Path) -> bool {
-    folder.join("points").is_dir() || folder.join("results.json").is_file()
+    ["study.json", "results.json"].iter().any(|name| folder.join(name).is_file())
 }
 
 fn named(folder: &Path) -> String {

@@ -34,6 +34,21 @@ struct PointFile {
     point: Point,
 }
 
+/// The plan in a folder, which another process may be working on.
+pub fn read_plan(folder: &Path) -> Result<Plan, StudyError> {
+    read_json(&folder.join(PLAN), "plan of a study")
+}
+
+/// A file of `points/`.
+pub fn read_point(path: &Path) -> Result<Point, StudyError> {
+    read_json(path, "point of a study").map(|PointFile { point, .. }| point)
+}
+
+/// What the folder of a run is called.
+pub fn run_name(id: &str, repeat: usize) -> String {
+    format!("{id}.{repeat}")
+}
+
 /// The folder of a study that this process works on.
 pub struct Store {
     pub folder: PathBuf,
@@ -44,8 +59,8 @@ pub struct Store {
 
 const PLAN: &str = "study.json";
 pub const RESULTS: &str = "results.json";
-const POINTS: &str = "points";
-const RUNS: &str = "runs";
+pub const POINTS: &str = "points";
+pub const RUNS: &str = "runs";
 const LOCK: &str = ".lock";
 
 impl Store {
@@ -83,7 +98,7 @@ impl Store {
             return Err(StudyError::NothingToResume(folder.to_path_buf()));
         }
         let lock = lock(folder)?;
-        let plan: Plan = read_json(&path, "plan of a study")?;
+        let plan = read_plan(folder)?;
         if plan.version != version {
             let (found, here) = (plan.version, version.to_string());
             return Err(StudyError::OtherVersion { folder: folder.to_path_buf(), found, here });
@@ -103,7 +118,7 @@ impl Store {
 
     /// Where a run writes what it measures.
     pub fn run_folder(&self, id: &str, repeat: usize) -> PathBuf {
-        self.folder.join(RUNS).join(format!("{id}.{repeat}"))
+        self.folder.join(RUNS).join(run_name(id, repeat))
     }
 
     /// All points in the order of the plan, with the runs done so far.
@@ -119,7 +134,7 @@ impl Store {
         if !path.try_exists().map_err(StudyError::io(&path))? {
             return Ok(empty);
         }
-        let PointFile { point, .. } = read_json(&path, "point of a study")?;
+        let point = read_point(&path)?;
         let same = Point { runs: vec![], ..point.clone() } == empty;
         if same && point.runs.iter().all(|run| run.repeat < self.plan.study.repeats) {
             return Ok(point);

@@ -2,7 +2,7 @@
 
 use crate::limiter::{counted, limiter};
 use crate::measure::mean;
-use crate::results::{Estimate, Flag, Kind, Measured, Parts, Point, Results, Summary};
+use crate::results::{Estimate, Flag, Kind, Measured, Parts, Point, Results, Score, Summary, Usage};
 use crate::stats::{self, estimate, median, ratio, serial_fraction};
 
 /// Fills in all that follows from the runs. `oversubscribed`: whether the point of that name has more threads than cores.
@@ -82,7 +82,36 @@ fn summarise(point: &Point) -> Option<Summary> {
             idle: middle(|p| p.idle),
             hidden: middle(|p| p.hidden),
         },
+        score: score(&runs),
+        usage: usage(&runs),
     })
+}
+
+/// After the last epoch; none if runs were judged by different things.
+pub(crate) fn score(runs: &[&Measured]) -> Option<Score> {
+    let last: Option<Vec<(&str, f64)>> = runs.iter().map(|run| run.curve.last()?.score()).collect();
+    let last = last?;
+    let name = last.first()?.0;
+    let values: Vec<f64> = last.iter().map(|(_, value)| *value).collect();
+    last.iter()
+        .all(|(other, _)| *other == name)
+        .then(|| Score { name: name.into(), value: estimate(&values) })
+}
+
+pub(crate) fn usage(runs: &[&Measured]) -> Usage {
+    let of = |f: fn(&Measured) -> Option<f64>| {
+        let all: Option<Vec<f64>> = runs.iter().map(|run| f(run)).collect();
+        all.map(|all| estimate(&all))
+    };
+    Usage {
+        cpu_utilisation: of(|run| run.cpu_utilisation),
+        gpu_utilisation: of(|run| run.gpu_utilisation),
+        gpu_load: of(|run| run.gpu_load),
+        memory_bytes: of(|run| run.memory_bytes.map(|bytes| bytes as f64)),
+        gpu_memory_bytes: of(|run| run.gpu_memory_bytes.map(|bytes| bytes as f64)),
+        watts: of(|run| run.watts),
+        gpu_watts: of(|run| run.gpu_watts),
+    }
 }
 
 fn over_ranks(kind: Kind) -> bool {
@@ -183,31 +212,63 @@ fn trained(point: &Point, base: &Point, by_rank: bool) -> Option<String> {
 /// Half an interval's width against the median, from which on it is worth a warning.
 const WIDE: f64 = 0.10;
 
+/// What is said of points, each with what is its own, once for all of them.
+#[derive(Default)]
+struct Said(Vec<(&'static str, Vec<String>)>);
+
+impl Said {
+    fn add(&mut self, what: &'static str, of: String) {
+        match self.0.iter_mut().find(|known| known.0 == what) {
+            Some(known) => known.1.push(of),
+            None => self.0.push((what, vec![of])),
+        }
+    }
+
+    fn sentences(self) -> Vec<String> {
+        const LISTED: usize = 6;
+        let one = |(what, mut of): (&str, Vec<String>)| {
+            let more = of.len().saturating_sub(LISTED);
+            of.truncate(LISTED);
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            format!("{what}: {}{more}", of.join("; "))
+        };
+        self.0.into_iter().map(one).collect()
+    }
+}
+
 fn warnings(results: &Results) -> Vec<String> {
-    let mut warnings = Vec::new();
+    let mut said = Said::default();
     for point in &results.points {
-        let id = &point.id;
+        let name = named(point, &results.points);
         for flag in &point.flags {
-            warnings.push(match flag {
-                Flag::Oversubscribed => format!("{id}: more threads than cores; left out of efficiency"),
-                Flag::UnequalWork(why) => format!("{id}: not compared, it did other work: {why}"),
-                Flag::Outliers(runs) => {
-                    format!("{id}: {} far from the others: {}", counted(runs.len(), "run"), list(runs))
+            match flag {
+                Flag::Oversubscribed => {
+                    said.add("more threads than cores, left out of efficiency", name.clone())
                 }
-                Flag::Failed(runs) => format!("{id}: {} failed: {}", counted(runs.len(), "run"), list(runs)),
-            });
+                Flag::UnequalWork(why) => {
+                    said.add("not compared, as other work was done", format!("{name} ({why})"))
+                }
+                Flag::Outliers(runs) => {
+                    said.add("runs far from the others", format!("{name} ({})", list(runs)))
+                }
+                Flag::Failed(runs) => said.add("runs that failed", format!("{name} ({})", list(runs))),
+            }
         }
         let rate = point.summary.as_ref().map(|summary| &summary.images_per_second);
         if let Some(Estimate { median, interval: Some((low, high)), .. }) = rate
             && high - low > 2.0 * WIDE * median
         {
             let half = 50.0 * (high - low) / median;
-            warnings.push(format!(
-                "{id}: its runs differ widely: ±{half:.0}%; other programs may be using the machine"
-            ));
+            said.add(
+                "runs differ widely; other programs may be using the machine",
+                format!("{name} (±{half:.0}%)"),
+            );
         }
-        warnings.extend(starved(point, results.platform.cores).map(|why| format!("{id}: {why}")));
+        if let Some(why) = starved(point, results.platform.cores) {
+            said.add("other programs use the machine", format!("{name} {why}"));
+        }
     }
+    let mut warnings = said.sentences();
     let few = results.points.iter().filter(|point| point.summary.is_some());
     let few = few.map(|point| measured(point).len()).filter(|runs| *runs < stats::FEWEST).count();
     if few > 0 {
@@ -220,8 +281,29 @@ fn warnings(results: &Results) -> Vec<String> {
     warnings
 }
 
+/// A point in the words that tell it from the others of its study.
+fn named(point: &Point, all: &[Point]) -> String {
+    let (kinds, series) =
+        (all.iter().any(|p| p.kind != point.kind), all.iter().any(|p| p.series != point.series));
+    let s = &point.settings;
+    let ranks = match s.hosts {
+        1 => counted(s.ranks, "rank"),
+        hosts => format!("{} on {hosts} hosts", counted(s.ranks, "rank")),
+    };
+    let own = match point.kind {
+        Kind::Batch => format!("batch {}", s.batch_per_rank),
+        Kind::Accumulation => format!("accumulation {}", s.accumulation),
+        Kind::Optimizer => s.optimizer.clone(),
+        Kind::Precision => s.precision.clone(),
+        _ => ranks,
+    };
+    let words = [(kinds, point.kind.name()), (series, point.series.as_str()), (true, own.as_str())];
+    words.iter().filter(|(told, _)| *told).map(|(_, word)| *word).collect::<Vec<_>>().join(", ")
+}
+
 fn list(runs: &[usize]) -> String {
-    runs.iter().map(|run| (run + 1).to_string()).collect::<Vec<_>>().join(", ")
+    let numbers = runs.iter().map(|run| (run + 1).to_string()).collect::<Vec<_>>().join(", ");
+    format!("{} {numbers}", if runs.len() == 1 { "run" } else { "runs" })
 }
 
 /// Threads that compute all the time and yet get much less than that of the cores: someone else has them.
@@ -230,12 +312,12 @@ fn starved(point: &Point, cores: usize) -> Option<String> {
     let settings = &point.settings;
     let threads = settings.ranks * settings.threads_per_rank;
     let computing = (parts.compute + parts.optimizer) / parts.seconds();
-    let busy: Option<Vec<f64>> = measured(point).iter().map(|m| m.cpu_utilisation).collect();
-    let got = median(&busy?) * (cores * settings.hosts) as f64 / threads as f64;
+    let busy = point.summary.as_ref()?.usage.cpu_utilisation.as_ref()?;
+    let got = busy.median * (cores * settings.hosts) as f64 / threads as f64;
     let local = settings.device == "cpu" && !point.flags.contains(&Flag::Oversubscribed);
     (local && got < 0.8 * computing).then(|| {
         format!(
-            "its threads had something to compute {:.0}% of the time, and a core {:.0}%: other programs use the machine",
+            "had something to compute {:.0}% of the time, and a core {:.0}%",
             100.0 * computing,
             100.0 * got
         )

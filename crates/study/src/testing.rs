@@ -68,6 +68,8 @@ fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
         gpu_utilisation: None,
         memory_bytes: None,
         gpu_memory_bytes: None,
+        gpu_load: None,
+        gpu_watts: None,
         watts: None,
         curve: vec![],
     };

@@ -31,7 +31,9 @@ fn table(html: &str) -> HashMap<String, HashMap<String, f64>> {
     let mut rows = HashMap::new();
     for row in html.split("<tr class=\"point\" data-point=\"").skip(1) {
         let (id, rest) = row.split_once('"').unwrap();
-        let cells = rest.split("</tr>").next().unwrap();
+        // A row of numbers, and one that says the rest.
+        let cells: Vec<&str> = rest.split("</tr>").take(2).collect();
+        let cells = cells.concat();
         let mut values = HashMap::new();
         for cell in cells.split("<data class=\"").skip(1) {
             let (class, rest) = cell.split_once("\" value=\"").unwrap();
@@ -75,6 +77,14 @@ fn the_table_has_the_numbers_of_the_results() {
         is("speedup", summary.speedup.as_ref());
         is("efficiency", summary.efficiency.as_ref());
         assert_eq!(row.get("serial-fraction").copied(), summary.serial_fraction);
+        let median = |name: &str, estimate: Option<&Estimate>| {
+            assert_eq!(row.get(name).copied(), estimate.map(|e| e.median), "{} {name}", point.id);
+        };
+        median("score", summary.score.as_ref().map(|score| &score.value));
+        median("cpu-utilisation", summary.usage.cpu_utilisation.as_ref());
+        median("gpu-load", summary.usage.gpu_load.as_ref());
+        median("gpu-memory-bytes", summary.usage.gpu_memory_bytes.as_ref());
+        median("gpu-watts", summary.usage.gpu_watts.as_ref());
     }
 }
 
@@ -107,7 +117,9 @@ fn figures_appear_where_results_hold_what_they_need() {
         "strong-speedup",
         "strong-efficiency",
         "strong-curves",
+        "strong-accuracy",
         "strong-utilisation",
+        "strong-memory",
         "strong-parts",
         "strong-ranks",
         "weak-time",
@@ -239,6 +251,27 @@ fn markdown_has_every_point_and_its_limiter() {
     assert!(text.contains('█') && text.contains("Two ranks train 1.9 times faster than one."));
     let limiter = results.points[0].limiter.as_ref().unwrap();
     assert!(text.contains(&limiter.sentence), "{text}");
+}
+
+#[test]
+fn a_task_is_drawn_by_what_it_is_judged_by() {
+    let mut results = sample::study();
+    results.points.retain(|point| point.kind == Kind::Strong);
+    for point in &mut results.points {
+        for run in &mut point.runs {
+            let Outcome::Done(measured) = &mut run.outcome else { continue };
+            for epoch in &mut measured.curve {
+                (epoch.eval_miou, epoch.eval_top1) = (epoch.eval_top1, None);
+            }
+        }
+        let score = point.summary.as_mut().and_then(|summary| summary.score.as_mut()).unwrap();
+        score.name = "mean IoU, held out".into();
+    }
+    let figures = report::figures(std::slice::from_ref(&results));
+    let titled = |id: &str| figures.iter().find(|figure| figure.id == id).unwrap().title.clone();
+    assert_eq!(titled("strong-accuracy"), "mean IoU");
+    assert_eq!(titled("strong-curves"), "loss and mean IoU by epoch");
+    assert!(report::html(&[results]).contains("mean IoU, held out <data class=\"score\""));
 }
 
 #[test]

@@ -3,13 +3,17 @@
 mod common;
 
 use common::Folder;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
+use study::grid::Planned;
+use study::results::{FORMAT, Point, Results};
 use study::sample;
 use study::serve::Server;
+use study::spec::Study;
+use study::store::Plan;
 
 fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
@@ -92,27 +96,80 @@ fn a_run_is_seen_as_it_goes_on() {
     server.stop();
 }
 
+/// The plan of a made-up study, as its folder has it.
+fn plan(results: &Results, repeats: usize) -> Plan {
+    let planned = |point: &Point| Planned {
+        id: point.id.clone(),
+        kind: point.kind,
+        series: point.series.clone(),
+        settings: point.settings.clone(),
+        options: vec![],
+        warmup: 0,
+        oversubscribed: false,
+        estimate: None,
+    };
+    Plan {
+        format: FORMAT,
+        version: results.version.clone(),
+        started: results.started,
+        folder: ".".into(),
+        platform: results.platform.clone(),
+        study: Study { title: results.title.clone(), repeats, ..Study::default() },
+        points: results.points.iter().map(planned).collect(),
+    }
+}
+
 #[test]
-fn a_study_is_seen_point_by_point() {
+fn a_study_is_seen_point_by_point_and_its_run_step_by_step() {
     let folder = Folder::new("live-study");
     let server = Server::start(any_port(), &folder.0).unwrap();
-    fs::create_dir_all(folder.0.join("points")).unwrap();
-    let results = sample::hostile();
-    for (i, point) in sample::study().points.iter().take(3).enumerate() {
-        fs::write(folder.0.join(format!("points/{i}.json")), serde_json::to_string(point).unwrap()).unwrap();
+    let mut results = sample::study();
+    results.title = sample::HOSTILE.into();
+    results.points.truncate(3);
+    let write = |name: &str, text: String| {
+        let path = folder.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("study.json", serde_json::to_string(&plan(&results, 7)).unwrap());
+    let seen = live(&server);
+    assert_eq!((&seen["state"], &seen["share"]), (&json!("0 of 21 runs done"), &json!(0.0)));
+    // Two points are measured, of the third a run is on its way.
+    let bare = |point: &Point| Point { summary: None, limiter: None, flags: vec![], ..point.clone() };
+    for point in &results.points[..2] {
+        let file = json!({ "format": FORMAT, "point": bare(point) });
+        write(&format!("points/{}.json", point.id), file.to_string());
     }
-    fs::write(folder.0.join("points/9.json"), "{").unwrap();
+    write("points/9.json", "{".into());
+    for done in 0..7 {
+        write(&format!("runs/{}.{done}/metrics.jsonl", results.points[0].id), step(0, 1.0));
+    }
+    let run = format!("runs/{}.2", results.points[2].id);
+    write(
+        &format!("{run}/config.json"),
+        "{\"model\":\"vit-b/16\",\"steps\":40,\"epochs\":1,\"world\":4}".into(),
+    );
+    write(&format!("{run}/metrics.jsonl"), (0..20).map(|i| step(i, 2.0)).collect());
     let seen = live(&server);
-    assert_eq!(seen["state"], "3 points measured · 1 files that are no points");
-    assert!(seen["sections"]["figures"].as_str().unwrap().contains("<figure id=\"strong-time\">"));
-    fs::remove_file(folder.0.join("points/9.json")).unwrap();
-    let mut whole = sample::study();
-    whole.title = results.title;
-    fs::write(folder.0.join("results.json"), serde_json::to_string(&whole).unwrap()).unwrap();
-    let seen = live(&server);
-    assert!(seen["state"].as_str().unwrap().ends_with("the study is finished"), "{}", seen["state"]);
+    assert_eq!(seen["state"], "14 of 21 runs done · 1 file that can't be read");
+    assert!((seen["share"].as_f64().unwrap() - 14.5 / 21.0).abs() < 1e-9, "{}", seen["share"]);
     assert_eq!(seen["title"], sample::HOSTILE);
-    assert!(!seen["sections"]["figures"].as_str().unwrap().contains("<img"));
+    assert!(seen["about"].as_str().unwrap().contains("2 ranks do "), "{}", seen["about"]);
+    let figures = seen["sections"]["figures"].as_str().unwrap();
+    assert!(figures.contains("<figure id=\"strong-time\">") && !figures.contains("<img"));
+    let now = seen["sections"]["now"].as_str().unwrap();
+    for part in ["4 ranks", "run 3 of 7", "step 20 of 40", "<figure id=\"loss\">", "<figure id=\"ranks\">"] {
+        assert!(now.contains(part), "{part}: {now:.300}");
+    }
+    // Results of a study that was stopped don't end it; the last run does.
+    write("results.json", serde_json::to_string(&results).unwrap());
+    assert!(!live(&server)["state"].as_str().unwrap().contains("finished"));
+    fs::remove_file(folder.0.join("points/9.json")).unwrap();
+    let last = json!({ "format": FORMAT, "point": bare(&results.points[2]) });
+    write(&format!("points/{}.json", results.points[2].id), last.to_string());
+    let seen = live(&server);
+    assert_eq!(seen["state"], "21 of 21 runs done · the study is finished");
+    assert_eq!((&seen["sections"]["now"], &seen["share"]), (&json!(""), &json!(1.0)));
 }
 
 #[test]

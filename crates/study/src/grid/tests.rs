@@ -126,6 +126,15 @@ fn series_are_named_by_what_tells_them_apart() {
         series,
         HashSet::from(["vit-nano/4 · 1 rank".to_string(), "vit-nano/4 · 2 ranks".to_string()])
     );
+    // Experiments of a kind lie in the same figures.
+    let on = |data: &str| Experiment { data: Some(vec![data.into()]), ..experiment(Kind::Strong, &[1, 2]) };
+    let experiments = vec![on("cifar10:/data"), on("folder:/data/photos")];
+    let study = Asked { experiments, ..Asked::default() }.study().unwrap();
+    let series: Vec<String> = plan(&study, &mut Plain).unwrap().into_iter().map(|p| p.series).collect();
+    assert_eq!(
+        (series[0].as_str(), series[2].as_str()),
+        ("vit-nano/4 · cifar10", "vit-nano/4 · folder.photos")
+    );
 }
 
 #[test]

@@ -76,6 +76,8 @@ fn a_slow_link() {
             efficiency: Some(estimate(&[0.53])),
             serial_fraction: None,
             parts: STEP,
+            score: None,
+            usage: crate::results::Usage::default(),
         });
     });
     // Of 193 ms, 90 are exchange and 1 the optimizer; by eight times the images 79.6 of these are saved: 113.4 ms.

@@ -28,6 +28,7 @@ pub fn figures(results: &[Results]) -> Vec<Figure> {
         figures.extend(platforms::compared(&study));
         figures.extend(curves::curves(&study));
         figures.extend(utilisation::utilisation(&study));
+        figures.extend(utilisation::memory_and_power(&study));
         figures.extend(parts::by_point(&study));
         figures.extend(parts::by_rank(&study));
     }
@@ -105,11 +106,4 @@ fn spread(estimate: &Estimate) -> Spread {
 
 fn key(ink: Ink, name: &str) -> Key {
     Key { ink, name: name.into() }
-}
-
-/// The middle one; of an even number, the smaller of the two in the middle. A real sample, nothing computed.
-fn middle(samples: &[f64]) -> Option<f64> {
-    let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }

@@ -39,7 +39,7 @@ pub fn page() -> String {
         "<body>\n<header><p class=\"kicker\">vitesse · live</p><h1 id=\"title\">…</h1><p class=\"summary\" id=\"about\"></p>\
          <progress id=\"share\" max=\"1\" value=\"0\" aria-label=\"Progress\"></progress>\
          <p class=\"meta\" id=\"state\" role=\"status\">asking…</p></header>\n\
-         <main><section id=\"figures\"></section><section id=\"log\"></section></main>\n",
+         <main><section id=\"now\"></section><section id=\"figures\"></section><section id=\"log\"></section></main>\n",
     );
     out.push_str(&format!("<script>{}\n{SCRIPT}</script>\n</body>\n</html>\n", page::FIGURES));
     out
@@ -120,6 +120,11 @@ fn line(name: &str, ink: Ink, curve: &Curve, up: Up) -> Series {
 
 pub fn fragments(figures: &[Figure]) -> String {
     figures.iter().map(html::figure).collect()
+}
+
+/// Above what is shown of the run of a study that goes on.
+pub fn now(which: &str) -> String {
+    format!("<h2>Running now</h2><p class=\"lead\">{}</p>", markup(which))
 }
 
 pub fn log(lines: &[String]) -> String {

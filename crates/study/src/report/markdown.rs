@@ -53,6 +53,11 @@ fn table(out: &mut String, group: &Group, platforms: usize) {
         let name = escaped(&points::described(point, group));
         let mut says: Vec<String> = point.limiter.iter().map(|l| escaped(&l.sentence)).collect();
         says.extend(points::flags(point).iter().map(|flag| escaped(flag)));
+        let besides = point.summary.as_ref().map_or_else(Vec::new, points::besides);
+        let written = |(name, _, estimate, text): points::Besides| {
+            format!("{name} {}", points::estimate(estimate, text))
+        };
+        says.extend(besides.into_iter().map(|one| escaped(&written(one))));
         if !says.is_empty() {
             let _ = writeln!(out, "- {name}: {}", says.join(" · "));
         }

@@ -36,24 +36,33 @@ pub fn grouped(x: f64) -> String {
     if x < 0.0 { format!("−{out}") } else { out }
 }
 
-/// A unit of time: what it is called, and seconds in it.
+/// A unit of time or of bytes: what it is called, and how many seconds or bytes are in it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TimeUnit(pub &'static str, pub f64);
+pub struct Unit(pub &'static str, pub f64);
 
-impl TimeUnit {
+impl Unit {
     /// In which the largest of some times reads well.
-    pub fn of(largest: f64) -> TimeUnit {
+    pub fn of_time(largest: f64) -> Unit {
         match largest {
-            _ if largest >= 7200.0 => TimeUnit("h", 3600.0),
-            _ if largest >= 600.0 => TimeUnit("min", 60.0),
-            _ if largest >= 1.0 => TimeUnit("s", 1.0),
-            _ if largest >= 1e-3 => TimeUnit("ms", 1e-3),
-            _ => TimeUnit("µs", 1e-6),
+            _ if largest >= 7200.0 => Unit("h", 3600.0),
+            _ if largest >= 600.0 => Unit("min", 60.0),
+            _ if largest >= 1.0 => Unit("s", 1.0),
+            _ if largest >= 1e-3 => Unit("ms", 1e-3),
+            _ => Unit("µs", 1e-6),
         }
     }
 
-    pub fn number(self, seconds: f64) -> String {
-        short(seconds / self.1)
+    pub fn of_bytes(largest: f64) -> Unit {
+        match largest {
+            _ if largest >= 1e9 => Unit("GB", 1e9),
+            _ if largest >= 1e6 => Unit("MB", 1e6),
+            _ if largest >= 1e3 => Unit("kB", 1e3),
+            _ => Unit("B", 1.0),
+        }
+    }
+
+    pub fn number(self, x: f64) -> String {
+        short(x / self.1)
     }
 }
 
@@ -61,7 +70,7 @@ pub fn seconds(x: f64) -> String {
     if !x.is_finite() {
         return "–".into();
     }
-    let unit = TimeUnit::of(x.abs());
+    let unit = Unit::of_time(x.abs());
     format!("{} {}", unit.number(x), unit.0)
 }
 
@@ -72,6 +81,11 @@ pub fn percent(x: f64) -> String {
     }
     let x = 100.0 * x;
     if x.abs() >= 9.95 || x == 0.0 { format!("{x:.0}%") } else { format!("{x:.1}%") }
+}
+
+/// Of accuracies, of which a tenth of a percent tells something.
+pub fn score(x: f64) -> String {
+    if x.is_finite() { format!("{:.1}%", 100.0 * x) } else { "–".into() }
 }
 
 /// At an axis: whole numbers are whole.
@@ -102,12 +116,8 @@ pub fn date(seconds_since_1970: u64) -> String {
 }
 
 pub fn bytes(x: f64) -> String {
-    match x {
-        _ if x >= 1e9 => format!("{} GB", short(x / 1e9)),
-        _ if x >= 1e6 => format!("{} MB", short(x / 1e6)),
-        _ if x >= 1e3 => format!("{} kB", short(x / 1e3)),
-        _ => format!("{} B", short(x)),
-    }
+    let unit = Unit::of_bytes(x);
+    format!("{} {}", unit.number(x), unit.0)
 }
 
 /// "1 rank", "2 ranks".

@@ -1,7 +1,9 @@
 //! Points in the order in which people read them, in groups that are one curve each, with names for what differs.
 
-use super::numbers::{counted, grouped, percent, seconds, short};
-use crate::results::{Estimate, Flag, Kind, Measured, Outcome, Parts, Point, Results, Settings};
+use super::numbers::{self, bytes, counted, grouped, percent, seconds, short};
+use crate::results::{
+    Estimate, Flag, Kind, Measured, Outcome, Parts, Point, Results, Settings, Summary, Usage,
+};
 
 /// The points of one series on one platform.
 pub struct Group<'a> {
@@ -321,6 +323,44 @@ pub fn estimate(e: &Estimate, text: impl Fn(f64) -> String) -> String {
         Some((low, high)) => format!("{} ({} to {})", text(e.median), text(low), text(high)),
         None => text(e.median),
     }
+}
+
+/// What a point came to besides its times: name, class of its element, estimate, and how that is written.
+pub type Besides<'a> = (String, &'static str, &'a Estimate, fn(f64) -> String);
+
+fn named<'a>(
+    name: &str,
+    class: &'static str,
+    estimate: &'a Option<Estimate>,
+    text: fn(f64) -> String,
+) -> Option<Besides<'a>> {
+    estimate.as_ref().map(|estimate| (name.to_string(), class, estimate, text))
+}
+
+pub fn besides(summary: &Summary) -> Vec<Besides<'_>> {
+    let Usage {
+        cpu_utilisation,
+        gpu_utilisation,
+        gpu_load,
+        memory_bytes,
+        gpu_memory_bytes,
+        watts,
+        gpu_watts,
+    } = &summary.usage;
+    let score =
+        summary.score.as_ref().map(|score| (score.name.clone(), "score", &score.value, numbers::score as _));
+    let watt: fn(f64) -> String = |x| format!("{} W", short(x));
+    let all = [
+        score,
+        named("CPU", "cpu-utilisation", cpu_utilisation, percent),
+        named("GPU computing", "gpu-utilisation", gpu_utilisation, percent),
+        named("GPU load", "gpu-load", gpu_load, percent),
+        named("memory", "memory-bytes", memory_bytes, bytes),
+        named("memory of a GPU", "gpu-memory-bytes", gpu_memory_bytes, bytes),
+        named("processors", "watts", watts, watt),
+        named("a GPU", "gpu-watts", gpu_watts, watt),
+    ];
+    all.into_iter().flatten().collect()
 }
 
 /// The samples of an estimate in a line.

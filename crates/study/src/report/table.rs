@@ -64,12 +64,24 @@ fn row(out: &mut String, point: &Point, group: &Group, all: &[&Settings], relate
             let _ = write!(out, "<td colspan=\"{columns}\" class=\"bad\">nothing measured</td></tr>");
         }
     }
+    let besides = point.summary.as_ref().map_or_else(Vec::new, points::besides);
+    let besides = besides.into_iter().map(|(name, class, estimate, text)| {
+        let sure = estimate
+            .interval
+            .map_or(String::new(), |(low, high)| format!(" ({} to {})", text(low), text(high)));
+        format!("{} {}{sure}", markup(&name), number(class, estimate.median, &text(estimate.median)))
+    });
     let mut says: Vec<String> = point.limiter.iter().map(|limiter| markup(&limiter.sentence)).collect();
     says.extend(
         points::flags(point).iter().map(|flag| format!("<span class=\"bad\">{}</span>", markup(flag))),
     );
     let columns = if related { 6 } else { 3 };
-    let _ = write!(out, "<tr class=\"says\"><td colspan=\"{columns}\">{}</td></tr>", says.join(" · "));
+    let _ = write!(
+        out,
+        "<tr class=\"says\"><td colspan=\"{columns}\">{}<small>{}</small></td></tr>",
+        says.join(" · "),
+        besides.collect::<Vec<_>>().join(" · ")
+    );
 }
 
 fn cell(out: &mut String, name: &str, class: &str, estimate: Option<&Estimate>, text: fn(f64) -> String) {

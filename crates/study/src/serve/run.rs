@@ -1,7 +1,7 @@
 //! A training run as its files tell it: `metrics.jsonl`, `ranks.jsonl`, `config.json`.
 
 use crate::lines::{Line, RankLine};
-use crate::report::live::{Curve, Rank};
+use crate::report::live::{self as drawn, Curve, Rank, RunCurves, counted};
 use crate::results::Parts;
 use crate::tail::{Follower, last_lines};
 use serde::Deserialize;
@@ -16,31 +16,31 @@ const LOG: usize = 12;
 
 /// What a page needs of `config.json`.
 #[derive(Default, Deserialize)]
-pub struct Config {
-    pub model: String,
-    pub steps: u64,
-    pub epochs: u64,
+struct Config {
+    model: String,
+    steps: u64,
+    epochs: u64,
     #[serde(default)]
-    pub world: usize,
+    world: usize,
 }
 
 pub struct Run {
     folder: PathBuf,
     metrics: Follower,
-    pub loss: Means,
-    pub rate: Means,
-    pub top1: Means,
-    pub eval_loss: Vec<(f64, f64)>,
-    pub eval_top1: Vec<(f64, f64)>,
-    pub eval_miou: Vec<(f64, f64)>,
-    pub step: u64,
-    pub epoch: u64,
-    pub log: Vec<String>,
+    loss: Means,
+    rate: Means,
+    top1: Means,
+    eval_loss: Curve,
+    eval_top1: Curve,
+    eval_miou: Curve,
+    step: u64,
+    epoch: u64,
+    log: Vec<String>,
 }
 
 /// Means of ever more neighbours, so that a long run has no more points than a short one.
 #[derive(Default)]
-pub struct Means {
+struct Means {
     together: usize,
     /// Sum of steps, of values, and how many.
     sums: Vec<(f64, f64, usize)>,
@@ -63,7 +63,7 @@ impl Means {
         }
     }
 
-    pub fn points(&self) -> Curve {
+    fn points(&self) -> Curve {
         self.sums.iter().map(|(step, value, n)| (step / *n as f64, value / *n as f64)).collect()
     }
 }
@@ -85,7 +85,7 @@ impl Run {
         }
     }
 
-    pub fn config(&self) -> Config {
+    fn config(&self) -> Config {
         let text = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
@@ -118,8 +118,51 @@ impl Run {
         self.log.push(text(line));
     }
 
+    /// The model and its ranks.
+    pub fn about(&self) -> String {
+        let config = self.config();
+        let ranks = counted(config.world.max(1), "rank");
+        if config.model.is_empty() { String::new() } else { format!("{} · {ranks}", config.model) }
+    }
+
+    /// How far it is, in words.
+    pub fn state(&self) -> String {
+        let config = self.config();
+        if self.step == 0 && self.log.is_empty() {
+            return "no step is written yet".to_string();
+        }
+        // Steps are numbered from 0.
+        let done = self.step + 1;
+        let (epochs, steps) = (config.epochs.max(self.epoch), config.steps.max(done));
+        format!("epoch {} of {epochs} · step {done} of {steps}", self.epoch)
+    }
+
+    /// How far it is, from 0 to 1.
+    pub fn share(&self) -> f64 {
+        let steps = self.config().steps;
+        if steps == 0 || self.log.is_empty() { 0.0 } else { ((self.step + 1) as f64 / steps as f64).min(1.0) }
+    }
+
+    /// Curves and the account of time, as HTML.
+    pub fn figures(&self) -> String {
+        drawn::fragments(&drawn::run_figures(&RunCurves {
+            loss: self.loss.points(),
+            eval_loss: self.eval_loss.clone(),
+            top1: self.top1.points(),
+            eval_top1: self.eval_top1.clone(),
+            eval_miou: self.eval_miou.clone(),
+            rate: self.rate.points(),
+            ranks: self.ranks(),
+        }))
+    }
+
+    /// The last lines, as HTML.
+    pub fn log(&self) -> String {
+        drawn::log(&self.log)
+    }
+
     /// Where the time of the last steps went, rank by rank.
-    pub fn ranks(&self) -> Vec<Rank> {
+    fn ranks(&self) -> Vec<Rank> {
         let lines = last_lines(&self.folder.join("ranks.jsonl"), TAIL);
         let mut ranks: Vec<Rank> = vec![];
         for line in lines.iter().filter_map(|line| serde_json::from_str::<RankLine>(line).ok()) {

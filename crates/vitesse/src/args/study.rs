@@ -37,7 +37,7 @@ pub struct StudyArgs {
     /// What legends call this machine [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub platform: Option<String>,
-    /// Show the points that are done on a live page, at ADDR [default: 127.0.0.1:8420]
+    /// Show the points that are done, and the run that goes on, on a live page at ADDR [default: 127.0.0.1:8420]
     #[arg(long, value_name = "ADDR", num_args = 0..=1, require_equals = true)]
     pub serve: Option<Option<SocketAddr>>,
     /// Print JSON instead of text

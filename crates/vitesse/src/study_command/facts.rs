@@ -42,19 +42,20 @@ impl Here {
         Ok(raw.resolve(&facts, ranks)?)
     }
 
-    /// Seconds of a run, by the operations of its steps; none for GPUs, whose speed is not known here.
-    fn estimate(&mut self, run: &Resolved) -> Option<f64> {
+    /// Seconds of a run, by the operations of its steps; none for GPUs, whose speed is not known here. A model that can't be built for
+    /// such a batch is refused.
+    fn estimate(&mut self, run: &Resolved) -> anyhow::Result<Option<f64>> {
         if run.device != Device::Cpu {
-            return None;
+            return Ok(None);
         }
         let program = match run.precision {
             Precision::Fp64 => session::program::<f64>(run, run.batch),
             _ => session::program::<f32>(run, run.batch),
         };
-        let program = program.ok()?;
+        let program = program?;
         let flops = match self.flops {
             Some(flops) => flops,
-            None => *self.flops.insert(ceilings::measure(1).ok()?.flops),
+            None => *self.flops.insert(ceilings::measure(1)?.flops),
         };
         let shared = (cores() as f64 / (run.world * run.threads) as f64).min(1.0);
         let halved = if run.precision == Precision::Fp64 { 0.5 } else { 1.0 };
@@ -62,7 +63,7 @@ impl Here {
         let steps = run.steps as f64 * run.accumulate as f64 * program.last.cost().flops;
         let judged = run.epochs.div_ceil(run.eval_every) as f64;
         let batches = run.data.facts.test_images as f64 / (run.batch * run.world) as f64;
-        Some(STARTING + (steps + judged * batches * program.eval.cost().flops) / rate)
+        Ok(Some(STARTING + (steps + judged * batches * program.eval.cost().flops) / rate))
     }
 }
 
@@ -83,7 +84,7 @@ impl Resolve for Here {
             images_per_epoch: run.data.train_images() as u64,
             epochs: run.epochs,
             steps: run.steps,
-            estimate: self.estimate(&run),
+            estimate: self.estimate(&run).map_err(|error| one_line(&error))?,
         })
     }
 

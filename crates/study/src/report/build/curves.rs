@@ -1,10 +1,9 @@
 //! Loss and accuracy, epoch by epoch.
 
 use super::Study;
-use super::scaling::score;
 use crate::report::chart::{Across, Dot, Lines, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel, Spread};
-use crate::report::numbers::{percent, short};
+use crate::report::numbers::{score, short};
 use crate::report::points::{self, Group};
 use crate::report::scene::Ink;
 use crate::results::Epoch;
@@ -15,7 +14,7 @@ type Of = fn(&Epoch) -> Option<(&'static str, f64)>;
 pub fn curves(study: &Study) -> Option<Figure> {
     let mut panels = vec![];
     for group in &study.groups {
-        for (of, up) in [(loss as Of, Up::Free), (score as Of, Up::Accuracy)] {
+        for (of, up) in [(loss as Of, Up::Free), (Epoch::score as Of, Up::Accuracy)] {
             let (series, what) = lines(group, of, up);
             if series.iter().any(|line| line.dots.len() > 1) {
                 let title = [what.to_string(), study.name(group)];
@@ -28,6 +27,9 @@ pub fn curves(study: &Study) -> Option<Figure> {
     if panels.is_empty() {
         return None;
     }
+    let measured = || study.groups.iter().flat_map(|group| &group.points).flat_map(|p| points::measured(p));
+    let scored = measured().find_map(|(_, m)| Some(m.curve.last()?.score()?.0)).unwrap_or("accuracy");
+    let scored = scored.split(',').next().unwrap_or(scored);
     let repeats = study.groups.iter().flat_map(|group| &group.points);
     let repeats = repeats.map(|point| points::measured(point).count()).max().unwrap_or(0);
     let faint = if repeats > 1 { " Faint lines are the other runs of the same settings." } else { "" };
@@ -36,7 +38,7 @@ pub fn curves(study: &Study) -> Option<Figure> {
         id: study.id("curves"),
         section: study.section(),
         context: study.context(),
-        title: "loss and accuracy by epoch".into(),
+        title: format!("loss and {scored} by epoch"),
         note,
         legend: vec![],
         panels,
@@ -50,7 +52,7 @@ fn loss(epoch: &Epoch) -> Option<(&'static str, f64)> {
 
 /// The curves of a group, and what they show.
 fn lines(group: &Group, of: Of, up: Up) -> (Vec<Series>, &'static str) {
-    let text = |y: f64| if up == Up::Accuracy { percent(y) } else { short(y) };
+    let text = |y: f64| if up == Up::Accuracy { score(y) } else { short(y) };
     let (mut series, mut what) = (vec![], "");
     let mut drawn = 0;
     for point in &group.points {

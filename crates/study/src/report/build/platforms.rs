@@ -67,7 +67,7 @@ fn panels(study: &Study) -> Vec<Panel> {
             panels.push(Panel { title: title.into(), chart: Chart::Lines(chart) });
         }
     }
-    for which in [utilisation::CPU, utilisation::GPU] {
+    for which in utilisation::BUSY {
         panels.extend(utilisation::panel(study, which).map(|mut panel| {
             if let Chart::Lines(lines) = &mut panel.chart {
                 rename(study, &mut lines.series);

@@ -1,12 +1,12 @@
 //! Time an epoch, speedup, efficiency, accuracy.
 
-use super::{Study, key, middle, spread};
+use super::{Study, key, spread};
 use crate::report::chart::{Across, Column, Columns, Dot, Lines, Segment, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel, Spread};
-use crate::report::numbers::{percent, short};
+use crate::report::numbers::{percent, score as score_text, short};
 use crate::report::points::{self, Group, Varies};
 use crate::report::scene::Ink;
-use crate::results::{Epoch, Estimate, Kind, Point, Settings, Summary};
+use crate::results::{Estimate, Kind, Point, Score, Settings, Summary};
 
 const RANKS: fn(&Settings) -> f64 = |settings| settings.ranks as f64;
 
@@ -73,6 +73,7 @@ fn column(point: &Point, group: &Group) -> Column {
 
 pub fn speedup(study: &Study) -> Option<Figure> {
     let mut series = ratios(study, RANKS, |summary| summary.speedup.as_ref(), |_| true, short);
+    from_the_base(study, &mut series);
     series.retain(|line| line.dots.len() > 1);
     let (low, high) = ends(&series)?;
     // A series that begins later, at its own 1, has an ideal of its own.
@@ -101,6 +102,7 @@ pub fn efficiency(study: &Study) -> Option<Figure> {
         |point| !points::oversubscribed(point),
         percent,
     );
+    from_the_base(study, &mut series);
     series.retain(|line| line.dots.len() > 1);
     let (low, high) = ends(&series)?;
     let all = || study.groups.iter().flat_map(|group| &group.points);
@@ -119,6 +121,16 @@ pub fn efficiency(study: &Study) -> Option<Figure> {
     let ideal = Some(("ideal".to_string(), vec![(low, 1.0), (high, 1.0)]));
     let chart = Lines { across, x_title: "ranks".into(), up: Up::Share, series, ideal };
     Some(one_panel(study, "efficiency", "parallel efficiency", note, chart))
+}
+
+/// Ranks on many hosts are held against one rank on one host, which is where their line begins, too.
+fn from_the_base(study: &Study, series: &mut [Series]) {
+    let first = |line: &Series| line.dots.first().cloned();
+    let base = series.iter().filter_map(first).min_by(|a, b| a.x.total_cmp(&b.x));
+    let Some(base) = base.filter(|_| study.kind == Kind::Nodes) else { return };
+    for line in series.iter_mut().filter(|line| first(line).is_some_and(|dot| dot.x > base.x)) {
+        line.dots.insert(0, base.clone());
+    }
 }
 
 fn one_panel(study: &Study, id: &str, title: &str, note: String, chart: Lines) -> Figure {
@@ -186,80 +198,55 @@ fn heading(study: &Study, group: &Group) -> String {
     if name.is_empty() { String::new() } else { format!("{name} · ") }
 }
 
-/// What accuracy is counted as, in the order of preference.
-pub fn score(epoch: &Epoch) -> Option<(&'static str, f64)> {
-    let named = [
-        ("mean IoU, held out", epoch.eval_miou),
-        ("accuracy, held out", epoch.eval_top1),
-        ("accuracy, training", epoch.top1),
-    ];
-    named.into_iter().find_map(|(name, score)| Some((name, score.filter(|x| x.is_finite())?)))
-}
-
-/// Accuracy after the last epoch against what was varied, where that isn't ranks alone.
+/// Accuracy, or whatever the task is judged by, after the last epoch against what was varied.
 pub fn accuracy(study: &Study) -> Option<Figure> {
-    if !matches!(
-        study.kind,
-        Kind::Batch | Kind::Accumulation | Kind::Optimizer | Kind::Precision | Kind::Grid
-    ) {
-        return None;
-    }
-    let names: Vec<String> = {
-        let mut names = vec![];
-        for group in &study.groups {
-            for point in &group.points {
-                let label = points::label(point, group);
-                if !names.contains(&label) {
-                    names.push(label);
-                }
-            }
-        }
-        names
-    };
+    let scores = || study.groups.iter().flat_map(|group| &group.points).filter_map(|point| score(point));
+    let what = scores().next()?.name.clone();
     let varies = points::varies(study.kind);
-    let place = |point: &Point, group: &Group| match &varies {
-        Varies::Number(_, of) => of(&point.settings),
-        Varies::Name(_) => {
-            let label = points::label(point, group);
-            names.iter().position(|name| *name == label).unwrap_or(0) as f64
+    let mut names: Vec<String> = vec![];
+    for (point, group) in study.groups.iter().flat_map(|group| group.points.iter().map(move |p| (p, group))) {
+        let label = points::label(point, group);
+        if !names.contains(&label) {
+            names.push(label);
         }
-    };
-    let mut what = None;
+    }
     let mut series = vec![];
     for group in &study.groups {
         let mut dots = vec![];
         for point in &group.points {
-            let last = |curve: &[Epoch]| curve.last().and_then(score);
-            let scores: Vec<(&str, f64)> =
-                points::measured(point).filter_map(|(_, m)| last(&m.curve)).collect();
-            let samples: Vec<f64> = scores.iter().map(|score| score.1).collect();
-            let (Some(y), Some(first)) = (middle(&samples), scores.first()) else { continue };
-            what.get_or_insert(first.0);
-            let runs: Vec<String> = samples.iter().map(|x| percent(*x)).collect();
-            let tip = format!(
-                "{}{}\n{} {}\nruns: {}",
-                heading(study, group),
-                points::described(point, group),
-                first.0,
-                percent(y),
-                runs.join(" · ")
-            );
-            let spread = Spread { interval: None, samples };
+            // What is judged by something else has no place on the same axis.
+            let Some(value) = score(point).filter(|s| s.name == what).map(|s| &s.value) else { continue };
+            let label = points::label(point, group);
+            let x = match &varies {
+                Varies::Number(_, of) => of(&point.settings),
+                Varies::Name(_) => names.iter().position(|name| *name == label).unwrap_or(0) as f64,
+            };
+            let head = format!("{}{}", heading(study, group), points::described(point, group));
+            let told = format!("{what}: {}", points::estimate(value, score_text));
+            let tip = [head, told, points::samples(value, score_text)].join("\n");
             let note = points::flags(point).join("; ");
-            dots.push(Dot { x: place(point, group), y, spread, hollow: false, tip, note });
+            dots.push(Dot { x, y: value.median, spread: spread(value), hollow: false, tip, note });
         }
         let (name, ink) = (study.name(group), study.ink(group));
         series.push(Series { name, ink, dashed: false, faint: false, dots });
     }
     series.retain(|line| !line.dots.is_empty());
-    let what = what?;
-    let (across, x_title) = match &varies {
+    let (across, x_title) = match varies {
         Varies::Number(name, _) => (Across::Doubling, name.to_string()),
-        Varies::Name(name) => (Across::Names(names.clone()), name.to_string()),
+        Varies::Name(name) => (Across::Names(names), name.to_string()),
     };
-    let note = format!("{} after the last epoch, by run; lines go through the middle run.", capital(what));
+    let note = format!(
+        "{}, after the last epoch; runs of a point differ in their seed.{}",
+        capital(&what),
+        study.spread_sentence()
+    );
+    let title = what.split(',').next().unwrap_or(&what).to_string();
     let chart = Lines { across, x_title, up: Up::Accuracy, series, ideal: None };
-    Some(one_panel(study, "accuracy", "accuracy", note, chart))
+    Some(one_panel(study, "accuracy", &title, note, chart))
+}
+
+fn score(point: &Point) -> Option<&Score> {
+    point.summary.as_ref()?.score.as_ref()
 }
 
 fn capital(text: &str) -> String {

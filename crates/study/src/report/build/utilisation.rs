@@ -1,70 +1,61 @@
-//! How busy the processors were.
+//! How busy the processors were, and what memory and power runs took.
 
-use super::{Study, middle};
-use crate::report::chart::{Across, Dot, Lines, Series, Up};
-use crate::report::figure::{Chart, Figure, Panel, Spread};
-use crate::report::numbers::percent;
-use crate::report::points::{self, Group, Varies};
-use crate::results::{Measured, Point};
+use super::{Study, scaling};
+use crate::report::chart::{Across, Lines, Up};
+use crate::report::figure::{Chart, Figure, Panel};
+use crate::report::numbers::{bytes, percent, short};
+use crate::report::points::{self, Varies};
+use crate::results::{Estimate, Usage};
 
-type Of = fn(&Measured) -> Option<f64>;
+/// A panel: its title, its axis, what it shows, and how that is written.
+type Used = (&'static str, Up, fn(&Usage) -> Option<&Estimate>, fn(f64) -> String);
 
-pub const CPU: (&str, Of) = ("CPU", |measured| measured.cpu_utilisation);
-pub const GPU: (&str, Of) = ("GPU", |measured| measured.gpu_utilisation);
+pub const BUSY: [Used; 3] = [
+    ("CPU utilisation", Up::Share, |usage| usage.cpu_utilisation.as_ref(), percent),
+    ("GPU utilisation: computing", Up::Share, |usage| usage.gpu_utilisation.as_ref(), percent),
+    ("GPU load by its sensors", Up::Share, |usage| usage.gpu_load.as_ref(), percent),
+];
+const TAKEN: [Used; 4] = [
+    ("memory of the processes", Up::Bytes, |usage| usage.memory_bytes.as_ref(), bytes),
+    ("memory of a GPU", Up::Bytes, |usage| usage.gpu_memory_bytes.as_ref(), bytes),
+    ("power of the processors (W)", Up::Amount, |usage| usage.watts.as_ref(), short),
+    ("power of a GPU (W)", Up::Amount, |usage| usage.gpu_watts.as_ref(), short),
+];
 
 pub fn utilisation(study: &Study) -> Option<Figure> {
-    let panels: Vec<Panel> = [CPU, GPU].into_iter().filter_map(|which| panel(study, which)).collect();
-    if panels.is_empty() {
-        return None;
-    }
-    let note = "Busy share of the cores that a run had, and of its GPUs, over the steps that count. Dots: single runs; \
-                lines go through the middle run.";
-    Some(Figure {
-        id: study.id("utilisation"),
+    let note = format!(
+        "Busy share of the cores that a run had, and of its GPUs, over the steps that count.{}{}",
+        study.spread_sentence(),
+        study.signs()
+    );
+    figure(study, "utilisation", "utilisation", note, &BUSY)
+}
+
+pub fn memory_and_power(study: &Study) -> Option<Figure> {
+    let note = format!(
+        "Memory at its most; of GPUs, what all programs took. Power is the mean over the steps that count.{}",
+        study.spread_sentence()
+    );
+    figure(study, "memory", "memory and power", note, &TAKEN)
+}
+
+fn figure(study: &Study, id: &str, title: &str, note: String, of: &[Used]) -> Option<Figure> {
+    let panels: Vec<Panel> = of.iter().filter_map(|used| panel(study, *used)).collect();
+    (!panels.is_empty()).then(|| Figure {
+        id: study.id(id),
         section: study.section(),
         context: study.context(),
-        title: "utilisation".into(),
-        note: note.into(),
+        title: title.into(),
+        note,
         legend: vec![],
         panels,
     })
 }
 
-pub fn panel(study: &Study, (name, of): (&str, Of)) -> Option<Panel> {
+pub fn panel(study: &Study, (title, up, of, text): Used) -> Option<Panel> {
     let Varies::Number(x_title, x) = points::varies(study.kind) else { return None };
-    let mut series: Vec<Series> = study
-        .groups
-        .iter()
-        .map(|group| Series {
-            name: study.name(group),
-            ink: study.ink(group),
-            dashed: false,
-            faint: false,
-            dots: group.points.iter().filter_map(|point| dot(point, group, name, of, x)).collect(),
-        })
-        .collect();
+    let mut series = scaling::ratios(study, x, |summary| of(&summary.usage), |_| true, text);
     series.retain(|line| !line.dots.is_empty());
-    if series.is_empty() {
-        return None;
-    }
-    let across = Across::Doubling;
-    let chart = Lines { across, x_title: x_title.into(), up: Up::Share, series, ideal: None };
-    Some(Panel { title: format!("{name} utilisation"), chart: Chart::Lines(chart) })
-}
-
-fn dot(
-    point: &Point,
-    group: &Group,
-    name: &str,
-    of: Of,
-    x: fn(&crate::results::Settings) -> f64,
-) -> Option<Dot> {
-    let samples: Vec<f64> = points::measured(point).filter_map(|(_, measured)| of(measured)).collect();
-    let y = middle(&samples)?;
-    let runs: Vec<String> = samples.iter().map(|x| percent(*x)).collect();
-    let head = points::described(point, group);
-    let tip = format!("{head}\n{name} {}\nruns: {}", percent(y), runs.join(" · "));
-    let hollow = points::oversubscribed(point);
-    let note = points::flags(point).join("; ");
-    Some(Dot { x: x(&point.settings), y, spread: Spread { interval: None, samples }, hollow, tip, note })
+    let chart = Lines { across: Across::Doubling, x_title: x_title.into(), up, series, ideal: None };
+    (!chart.series.is_empty()).then(|| Panel { title: title.into(), chart: Chart::Lines(chart) })
 }

@@ -4,7 +4,7 @@ use super::axis::{self, Scale};
 use super::{Place, SMALL, spread};
 use crate::report::figure::{Spread, TableRow};
 use crate::report::measure;
-use crate::report::numbers::TimeUnit;
+use crate::report::numbers::Unit;
 use crate::report::scene::{Anchor, Ink, Item};
 
 /// Times.
@@ -43,7 +43,7 @@ const LINES: usize = 3;
 
 impl Columns {
     pub fn draw(&self, place: Place, items: &mut Vec<Item>) {
-        let unit = TimeUnit::of(self.top);
+        let unit = Unit::of_time(self.top);
         let ticks = axis::round_ticks(0.0, (self.top / unit.1).max(1e-9), 4);
         let labels = tick_labels(&ticks, unit);
         let left = labels.iter().map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max) + 10.0;
@@ -101,7 +101,7 @@ impl Columns {
 }
 
 /// The last has the unit.
-fn tick_labels(ticks: &[f64], unit: TimeUnit) -> Vec<String> {
+fn tick_labels(ticks: &[f64], unit: Unit) -> Vec<String> {
     let digits = axis::tick_digits(ticks);
     let mut labels: Vec<String> = ticks.iter().map(|tick| format!("{tick:.digits$}")).collect();
     if let Some(last) = labels.last_mut() {

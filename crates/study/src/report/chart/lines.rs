@@ -4,7 +4,7 @@ use super::axis::{self, Scale};
 use super::{Place, SMALL, spread};
 use crate::report::figure::{Spread, TableRow};
 use crate::report::measure;
-use crate::report::numbers::{TimeUnit, percent, short, tick};
+use crate::report::numbers::{Unit, bytes, grouped, percent, seconds, short, tick};
 use crate::report::scene::{Anchor, Ink, Item};
 
 #[derive(Clone, Debug)]
@@ -45,13 +45,16 @@ pub enum Up {
     Free,
     /// Anything, from nothing on.
     Amount,
+    /// From nothing on.
+    Bytes,
 }
 
 impl Up {
     fn text(self, y: f64) -> String {
         match self {
             Up::Share | Up::Accuracy => percent(y),
-            Up::Time => crate::report::numbers::seconds(y),
+            Up::Time => seconds(y),
+            Up::Bytes => bytes(y),
             _ => short(y),
         }
     }
@@ -265,13 +268,17 @@ struct UpAxis {
 
 impl UpAxis {
     fn new(up: Up, low: f64, high: f64) -> UpAxis {
-        let unit = if up == Up::Time { TimeUnit::of(high) } else { TimeUnit("", 1.0) };
+        let unit = match up {
+            Up::Time => Unit::of_time(high),
+            Up::Bytes => Unit::of_bytes(high),
+            _ => Unit("", 1.0),
+        };
         let (low, high) = (low / unit.1, high / unit.1);
         let ticks = match up {
             Up::Doubling => axis::powers_of_two(low, high),
             // Noise just above 1 needs no room of its own.
             Up::Share => axis::round_ticks(0.0, if high <= 1.05 { 1.0 } else { high }, 4),
-            Up::Ratio | Up::Time | Up::Amount => axis::round_ticks(0.0, high.max(1e-9), 4),
+            Up::Ratio | Up::Time | Up::Amount | Up::Bytes => axis::round_ticks(0.0, high.max(1e-9), 4),
             Up::Accuracy | Up::Free => {
                 let flat = if high - low <= high.abs() * 1e-6 { (high.abs() * 0.1).max(1e-6) } else { 0.0 };
                 axis::round_ticks(low - flat, high + flat, 4)
@@ -282,12 +289,12 @@ impl UpAxis {
         let digits = axis::tick_digits(&ticks.iter().map(|tick| tick * factor).collect::<Vec<_>>());
         let label = |tick: &f64| match percent {
             true => format!("{:.digits$}%", tick * factor),
-            false if tick.abs() >= 1000.0 => crate::report::numbers::grouped(*tick),
+            false if tick.abs() >= 1000.0 => grouped(*tick),
             false => format!("{tick:.digits$}"),
         };
         let mut labels: Vec<String> = ticks.iter().map(label).collect();
         if let Some(last) = labels.last_mut()
-            && up == Up::Time
+            && !unit.0.is_empty()
         {
             *last = format!("{last} {}", unit.0);
         }
