@@ -62,9 +62,22 @@ class Program:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def ask(self, line):
+        """Seconds by the program's clock, and seconds that its threads ran."""
+        before = self.cpu_seconds()
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        wall = float(self.process.stdout.readline())
+        return wall, self.cpu_seconds() - before
+
+    def cpu_seconds(self):
+        """What all threads ran so far. On a machine that others use, it says what waiting for a core hides."""
+        total = 0
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            try:
+                total += int((thread / "schedstat").read_text().split()[0])
+            except FileNotFoundError:  # it has ended
+                continue
+        return total / 1e9
 
     def peak_resident(self):
         """Largest resident size so far, in bytes."""
@@ -90,15 +103,18 @@ def measure(case, binary, rounds, modes, save):
     for mode in modes:
         programs[mode] = Program([sys.executable, __file__, "--serve", case, mode], env)
     samples = {key: [] for key in [*programs, "products"]}
+    samples["cpu"] = {key: [] for key in programs}
     for warmup in range(2):
         for program in programs.values():
             program.ask("step")
     # vitesse is asked twice a round, and never twice in a row: whoever goes finds the caches as another program left them.
     for number in range(rounds):
         for place, (key, program) in enumerate(programs.items()):
-            samples[key].append(program.ask("step"))
+            wall, cpu = program.ask("step")
+            samples[key].append(wall)
+            samples["cpu"][key].append(cpu)
             if place == 1:
-                samples["products"].append(programs["vitesse"].ask("products"))
+                samples["products"].append(programs["vitesse"].ask("products")[0])
         save(case, samples)
     samples["resident"] = {key: program.peak_resident() for key, program in programs.items()}
     for program in programs.values():
@@ -108,18 +124,19 @@ def measure(case, binary, rounds, modes, save):
 
 
 def reading(all_samples):
-    lines = ["| case | vitesse | PyTorch eager | PyTorch compile | ratio to the better | products alone | share of their rate | resident memory (vitesse / eager) |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| case | vitesse | PyTorch eager | PyTorch compile | ratio to the better | ratio of CPU time | products alone | share of their rate | resident memory (vitesse / eager) |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for case, samples in all_samples.items():
         name, pixels, batch, classes, threads = CASES[case]
         middle = {k: statistics.median(v) for k, v in samples.items() if isinstance(v, list) and v}
         peers = [middle[m] for m in ("eager", "compile") if m in middle]
         rounds = [min(p) / v for v, *p in zip(samples["vitesse"], *[samples[m] for m in ("eager", "compile") if m in samples])]
         show = lambda key: f"{1e3 * middle[key]:.0f} ms" if key in middle else "–"
-        resident = samples.get("resident", {})
+        resident, cpu = samples.get("resident", {}), {k: statistics.median(v) for k, v in samples.get("cpu", {}).items() if v}
+        of_cpu = f"{min(v for k, v in cpu.items() if k != 'vitesse') / cpu['vitesse']:.2f}×" if len(cpu) > 1 else "–"
         memory = f"{resident['vitesse'] / 2**20:.0f} / {resident['eager'] / 2**20:.0f} MiB" if "eager" in resident else "–"
         lines.append(f"| {name} {pixels} px, batch {batch}, {threads} thread{'s' * (threads > 1)} | {show('vitesse')} | {show('eager')} | "
-                     f"{show('compile')} | {min(peers) / middle['vitesse']:.2f}× (rounds {min(rounds):.2f}–{max(rounds):.2f}) | "
+                     f"{show('compile')} | {min(peers) / middle['vitesse']:.2f}× (rounds {min(rounds):.2f}–{max(rounds):.2f}) | {of_cpu} | "
                      f"{show('products')} | {100 * middle['products'] / middle['vitesse']:.1f}% | {memory} |")
     return "\n".join(lines)
 
