@@ -31,10 +31,10 @@ impl Grid<'_> {
     }
 
     /// The most probable class at every place between the grid's.
-    pub(super) fn labels(&self, columns: &Taps, rows: &Taps) -> Vec<u8> {
+    pub(super) fn labels(&self, columns: &Taps, rows: &Taps, threads: usize) -> Vec<u8> {
         let width = columns.0.len();
         let mut labels = vec![0; width * rows.0.len()];
-        in_rows(&mut labels, width, |first, part| {
+        in_rows(&mut labels, width, threads, |first, part| {
             let (mut line, mut scores) = (vec![0.0; self.width * self.classes], vec![0.0; self.classes]);
             for (row, labels) in rows.0[first..].iter().zip(part.chunks_exact_mut(width)) {
                 self.line(*row, &mut line);
@@ -57,9 +57,8 @@ fn between(line: &[f32], column: Tap, scores: &mut [f32], put: impl Fn(&mut f32,
 }
 
 /// Parts of some rows of an image at once, each with the number of its first row.
-fn in_rows<T: Send>(image: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync) {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let rows = (image.len() / width.max(1)).div_ceil(threads).max(1);
+fn in_rows<T: Send>(image: &mut [T], width: usize, threads: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    let rows = (image.len() / width.max(1)).div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {
         for (i, part) in image.chunks_mut(rows * width.max(1)).enumerate() {
             let work = &work;
@@ -97,7 +96,13 @@ impl Canvas {
 
     /// Adds what was said of a window of `size` (width, height) pixels at `place`. Logits of a coarser grid are interpolated, as
     /// PyTorch does it without aligned corners; what lies beyond the image is left out.
-    pub fn add(&mut self, place: (usize, usize), size: (usize, usize), grid: &Grid) -> Result<(), DataError> {
+    pub fn add(
+        &mut self,
+        place: (usize, usize),
+        size: (usize, usize),
+        grid: &Grid,
+        threads: usize,
+    ) -> Result<(), DataError> {
         grid.check()?;
         if grid.classes != self.classes {
             let (expected, found) = (self.classes, grid.classes);
@@ -111,7 +116,7 @@ impl Canvas {
             times.iter_mut().skip(left).take(size.0).for_each(|times| *times += 1);
         }
         let seen = &mut self.sums[top * width * classes..end * width * classes];
-        in_rows(seen, width * classes, |first, part| {
+        in_rows(seen, width * classes, threads, |first, part| {
             let mut line = vec![0.0; grid.width * classes];
             for (row, sums) in rows.0[first..].iter().zip(part.chunks_exact_mut(width * classes)) {
                 grid.line(*row, &mut line);
@@ -125,7 +130,7 @@ impl Canvas {
 
     /// The most probable class of every pixel of the original image of (width, height): averages are interpolated to it. Of
     /// equal logits the first wins.
-    pub fn labels(&self, original: (usize, usize)) -> Result<Vec<u8>, DataError> {
+    pub fn labels(&self, original: (usize, usize), threads: usize) -> Result<Vec<u8>, DataError> {
         if let Some(pixel) = self.times.iter().position(|&times| times == 0) {
             let (x, y) = (pixel % self.width, pixel / self.width);
             let problem = format!("no window has seen column {x}, row {y}");
@@ -141,7 +146,7 @@ impl Canvas {
             }
         }
         let grid = Grid { width: self.width, height: self.height, classes: self.classes, logits: &means };
-        Ok(grid.labels(&columns, &rows))
+        Ok(grid.labels(&columns, &rows, threads))
     }
 }
 

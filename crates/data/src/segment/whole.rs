@@ -70,7 +70,7 @@ impl Whole {
 
     /// The most probable class of every original pixel, from logits over all that the model read, at any resolution. They
     /// are interpolated once, straight to the original pixels; nothing is taken from the padding.
-    pub fn labels(&self, grid: &Grid) -> Result<Vec<u8>, DataError> {
+    pub fn labels(&self, grid: &Grid, threads: usize) -> Result<Vec<u8>, DataError> {
         grid.check()?;
         let taps = |original: usize, resized: usize, padded: usize, grid: usize| {
             let scale = resized as f64 / original as f64 * (grid as f64 / padded as f64);
@@ -79,7 +79,7 @@ impl Whole {
         };
         let columns = taps(self.original.0, self.resized.0, self.padded.0, grid.width);
         let rows = taps(self.original.1, self.resized.1, self.padded.1, grid.height);
-        Ok(grid.labels(&columns, &rows))
+        Ok(grid.labels(&columns, &rows, threads))
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
                 });
             }
         }
-        let labels = whole.labels(&Grid { width, height, classes: 3, logits: &logits }).unwrap();
+        let labels = whole.labels(&Grid { width, height, classes: 3, logits: &logits }, 3).unwrap();
         assert_eq!(labels.len(), 90 * 45);
         // Cells 4 and 5 meet at column 20 of the resized image, which is column 30 of the original.
         assert!(

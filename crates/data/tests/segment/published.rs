@@ -79,15 +79,15 @@ fn windows_are_put_together_as_in_slide_inference() {
         let mut canvas = Canvas::new((1, 1), classes);
         canvas.clear(image);
         for (place, window) in places.into_iter().zip(theirs) {
-            assert!(canvas.labels(image).is_err(), "not all windows are there yet");
+            assert!(canvas.labels(image, 2).is_err(), "not all windows are there yet");
             let logits: Vec<f32> =
                 window["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
             let grid = Grid { width: grid.0, height: grid.1, classes, logits: &logits };
-            canvas.add(place, size, &grid).unwrap();
+            canvas.add(place, size, &grid, 2).unwrap();
         }
         let short = Grid { width: 2, height: 2, classes, logits: &[0.0; 3] };
-        assert!(canvas.add((0, 0), size, &short).is_err());
-        let labels = canvas.labels(pair(&case["original"])).unwrap();
+        assert!(canvas.add((0, 0), size, &short, 2).is_err());
+        let labels = canvas.labels(pair(&case["original"]), 2).unwrap();
         assert_eq!(labels, bytes(&case["labels"]));
     }
 }

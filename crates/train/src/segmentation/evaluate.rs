@@ -101,16 +101,16 @@ struct Held {
 
 impl Held {
     /// Takes in what was said of a window.
-    fn take_in(&mut self, window: usize, grid: &Grid) -> Result<(), TrainError> {
+    fn take_in(&mut self, window: usize, grid: &Grid, threads: usize) -> Result<(), TrainError> {
         if self.is_whole {
-            self.labels = self.whole.labels(grid)?;
+            self.labels = self.whole.labels(grid, threads)?;
             return Ok(());
         }
         let canvas = self.canvas.get_or_insert_with(|| Canvas::new(self.whole.resized, grid.classes));
-        canvas.add(self.windows.places[window], self.windows.size, grid)?;
+        canvas.add(self.windows.places[window], self.windows.size, grid, threads)?;
         self.unseen -= 1;
         if self.unseen == 0 {
-            self.labels = canvas.labels(self.whole.original)?;
+            self.labels = canvas.labels(self.whole.original, threads)?;
             self.canvas = None;
         }
         Ok(())
@@ -278,7 +278,7 @@ impl<T: Real> Session<T> {
             for (place, &(at, window)) in windows.iter().enumerate() {
                 let logits = &logits[place * per_window..][..per_window];
                 let grid = Grid { width: columns, height: rows, classes: look.classes, logits };
-                group[at].take_in(window, &grid)?;
+                group[at].take_in(window, &grid, self.resolved().threads)?;
             }
         }
         Ok(sums)
