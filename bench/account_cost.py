@@ -23,7 +23,7 @@ def main():
     samples = {"step": [], "untimed": []}
     for number in range(args.rounds + 5):
         order = ("step", "untimed") if number % 2 else ("untimed", "step")
-        pair = {key: program.ask(key) for key in order}
+        pair = {key: program.ask(key)[0] for key in order}
         if number >= 5:
             for key, seconds in pair.items():
                 samples[key].append(seconds)

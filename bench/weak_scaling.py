@@ -70,7 +70,7 @@ class Several:
         for program in self.programs:
             program.process.stdin.write(line + "\n")
             program.process.stdin.flush()
-        return max(float(program.process.stdout.readline()) for program in self.programs)
+        return max(float(program.process.stdout.readline()) for program in self.programs), None
 
     def close(self):
         for program in self.programs:
@@ -121,7 +121,7 @@ def main():
               "unit": "seconds a step", "batch_per_rank": BATCH, "samples": samples}
     for number in range(args.rounds + 2):
         for key, program in programs.items():
-            seconds = program.ask("step")
+            seconds, _ = program.ask("step")
             if number >= 2:
                 samples[key].append(seconds)
         (args.out / "weak-scaling.json").write_text(json.dumps(record, indent=1))

@@ -2,17 +2,9 @@
 
 use crate::pool::Pool;
 use crate::product::{Matrix, product};
+use graph::Ceilings;
 use std::sync::Mutex;
 use std::time::Instant;
-
-/// Rates of all threads together.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ceilings {
-    /// f32 products of square matrices that stay in a core's cache, in operations a second.
-    pub flops: f64,
-    /// Bytes a second read and written by copying arrays far larger than the caches.
-    pub bytes: f64,
-}
 
 /// Elements each thread copies: 64 MiB, well beyond a core's caches.
 const COPIED: usize = 16 << 20;
@@ -20,7 +12,8 @@ const COPIED: usize = 16 << 20;
 const SIDE: usize = 384;
 const PRODUCTS: usize = 20;
 
-/// Takes well under a second; the best of three rounds each.
+/// Of all threads together: f32 products of square matrices that stay in a core's cache, and copying arrays far larger than the
+/// caches. Takes well under a second; the best of three rounds each.
 pub fn measure(threads: usize) -> std::io::Result<Ceilings> {
     let pool = Pool::new(threads)?;
     let flops = (threads * PRODUCTS) as f64 * 2.0 * (SIDE as f64).powi(3);

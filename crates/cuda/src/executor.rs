@@ -4,6 +4,7 @@
 //! of a plan is captured as a CUDA graph, which all further runs launch; they allocate nothing and wait for nothing.
 
 mod calls;
+mod ceilings;
 mod checked;
 mod exchanger;
 mod list;

@@ -25,5 +25,6 @@ pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, PENDING, Role, State, Va
 pub use op::{Lane, Op, StateId};
 pub use passes::{Delivery, Exchange, Mixed, Recompute, prepare};
 pub use plan::{Header, Key, Plan};
+pub use rules::cost::{Ceilings, Cost};
 pub use types::{DType, Shape, Type};
 pub use windows::Windows;

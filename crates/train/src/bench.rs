@@ -177,6 +177,12 @@ impl StepBench {
         self.device.profile(&self.header, repeats)
     }
 
+    /// What the device could do at most, where it measures that itself.
+    pub fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
+        self.wait(0)?;
+        self.device.ceilings()
+    }
+
     pub fn reset_times(&mut self) {
         self.device.reset_times();
     }

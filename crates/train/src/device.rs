@@ -116,6 +116,11 @@ pub trait Device<T: Real>: Send {
         Ok(Vec::new())
     }
 
+    /// Its measured ceilings, on devices that have a way of their own to tell. Nothing is in flight.
+    fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
+        Ok(None)
+    }
+
     /// What to tell the user of how it works with other ranks'.
     fn says(&self) -> Option<&str> {
         None

@@ -228,6 +228,10 @@ impl Device<f32> for Gpu {
         Ok(times)
     }
 
+    fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
+        Ok(Some(self.executor.ceilings()?))
+    }
+
     fn says(&self) -> Option<&str> {
         self.line.as_deref()
     }

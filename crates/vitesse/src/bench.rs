@@ -3,8 +3,8 @@
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
-use cpu::ceilings::Ceilings;
 use cuda::{ActionTime, MemoryUse};
+use graph::Ceilings;
 use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -76,7 +76,7 @@ fn take(bench: &mut StepBench, turn: Turn) -> Result<f64, TrainError> {
 
 fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Instant) -> anyhow::Result<()> {
     let on_cpu = run.device == Device::Cpu;
-    let ceilings = if on_cpu { Some(cpu::ceilings::measure(run.threads)?) } else { None };
+    let mut ceilings = if on_cpu { Some(cpu::ceilings::measure(run.threads)?) } else { None };
     let (mut steps, mut products) = (vec![], vec![]);
     // Before those that count: enough for memory to be touched, and for every step that may be in flight.
     bench.told(Turn::Step)?;
@@ -101,6 +101,9 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
         }
     }
     bench.take(Turn::End)?;
+    if !on_cpu {
+        ceilings = bench.ceilings()?;
+    }
     let kernels = if args.kernels { bench.profile(PROFILED)? } else { vec![] };
     let memory = bench.device().memory();
     let measured = Measured { steps, products, times: bench.times(), ceilings, startup, memory, kernels };
@@ -113,10 +116,10 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
     Ok(())
 }
 
-/// What there is of products and ceilings is the CPU's.
 struct Measured {
     /// Seconds of each.
     steps: Vec<f64>,
+    /// Of those of a step, alone, on the CPU.
     products: Vec<f64>,
     times: Vec<cpu::StepTime>,
     ceilings: Option<Ceilings>,
@@ -197,9 +200,11 @@ impl Measured {
                 (run.batch * run.world * self.steps.len()) as f64 / self.steps.iter().sum::<f64>(),
             "kinds": self.times.iter().map(kind_json).collect::<Vec<_>>(),
         });
-        if let Some(ceilings) = self.ceilings {
+        if !self.products.is_empty() {
             report["product_seconds"] = json!(self.products);
             report["products_share"] = json!(median(&self.products) / median(&self.steps));
+        }
+        if let Some(ceilings) = self.ceilings {
             report["ceiling_flops"] = json!(ceilings.flops);
             report["ceiling_bytes"] = json!(ceilings.bytes);
         }
@@ -225,13 +230,22 @@ impl Measured {
             self.images_per_second(run),
             flops * run.world as f64 / step / 1e9
         );
-        if let Some(ceilings) = self.ceilings {
+        if !self.products.is_empty() {
             let product = median(&self.products);
             println!(
                 "products alone take {:.1} ms: the step runs at {:.1}% of their rate",
                 1e3 * product,
                 100.0 * product / step
             );
+        }
+        if let (Some(ceilings), Device::Cuda) = (self.ceilings, run.device) {
+            println!(
+                "ceilings of this GPU: {:.0} TFLOP/s for large products, {:.0} GB/s copying memory; the step runs at {:.1}% of the first",
+                ceilings.flops / 1e12,
+                ceilings.bytes / 1e9,
+                100.0 * flops / step / ceilings.flops
+            );
+        } else if let Some(ceilings) = self.ceilings {
             println!(
                 "ceilings of this machine: {:.0} GFLOP/s for products in cache, {:.1} GB/s copying memory",
                 ceilings.flops / 1e9,
@@ -253,7 +267,7 @@ impl Measured {
             );
         }
         if !self.kernels.is_empty() {
-            table::print_kernels(&self.kernels);
+            table::print_kernels(&self.kernels, self.ceilings);
             return;
         }
         if self.times.is_empty() {

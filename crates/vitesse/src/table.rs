@@ -1,8 +1,8 @@
 //! Numbers and tables for people.
 
 use cpu::StepTime;
-use cpu::ceilings::Ceilings;
 use cuda::ActionTime;
+use graph::{Ceilings, Cost};
 use train::Resolved;
 use train::account::{Exchanged, Parts};
 use train::config::Device;
@@ -84,30 +84,33 @@ pub fn account(times: &[StepTime], wall: f64, data: f64) -> Vec<Row> {
     rows
 }
 
-/// Kernels and products by name: how often, how long together, at which rate.
-pub fn print_kernels(times: &[ActionTime]) {
-    let mut groups: Vec<(String, usize, f64, f64, f64)> = vec![];
+/// Kernels and products by name: how often, how long together, at which rate, and what part of that time the ceilings would have
+/// allowed.
+pub fn print_kernels(times: &[ActionTime], ceilings: Option<Ceilings>) {
+    let mut groups: Vec<(String, usize, f64, Cost)> = vec![];
     for time in times {
         let name = format!("{} · {}", time.op, time.what);
         let index = groups.iter().position(|g| g.0 == name).unwrap_or_else(|| {
-            groups.push((name, 0, 0.0, 0.0, 0.0));
+            groups.push((name, 0, 0.0, Cost::default()));
             groups.len() - 1
         });
         let group = &mut groups[index];
         (group.1, group.2) = (group.1 + 1, group.2 + time.seconds);
-        (group.3, group.4) = (group.3 + time.flops, group.4 + time.bytes);
+        group.3 += Cost { flops: time.flops, bytes: time.bytes };
     }
     groups.sort_by(|a, b| b.2.total_cmp(&a.2));
     let total: f64 = groups.iter().map(|g| g.2).sum();
     println!("{} kernels and products, {:.3} ms one by one:", times.len(), 1e3 * total);
-    for (name, count, seconds, flops, bytes) in groups {
+    for (name, count, seconds, cost) in groups {
+        let share = ceilings.map(|c| format!(" {:>4.0}% of the ceiling", 100.0 * c.share(cost, seconds)));
         println!(
-            "  {:>8.3} ms {:>5.1}% {count:>4} × {:>8.1} µs {:>7.1} TFLOP/s {:>7.0} GB/s  {name}",
+            "  {:>8.3} ms {:>5.1}% {count:>4} × {:>8.1} µs {:>7.1} TFLOP/s {:>7.0} GB/s{}  {name}",
             1e3 * seconds,
             100.0 * seconds / total,
             1e6 * seconds / count as f64,
-            flops / seconds / 1e12,
-            bytes / seconds / 1e9
+            cost.flops / seconds / 1e12,
+            cost.bytes / seconds / 1e9,
+            share.unwrap_or_default()
         );
     }
 }

@@ -201,7 +201,7 @@ fn workspace(plans: &Plans) -> [usize; 2] {
 }
 
 /// Numbers between -2 and 2 as bf16, and so as f32 and f16: products of zeros are faster than others, and would mislead.
-fn fill_with_noise(block: &Block, streams: &Streams) -> Result<(), CudaError> {
+pub(super) fn fill_with_noise(block: &Block, streams: &Streams) -> Result<(), CudaError> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let word = |_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

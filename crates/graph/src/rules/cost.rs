@@ -18,6 +18,23 @@ impl std::ops::AddAssign for Cost {
     }
 }
 
+/// Rates that a device was seen to reach: what those of a step are held against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ceilings {
+    /// Operations a second, of products.
+    pub flops: f64,
+    /// Bytes a second, read and written by copying.
+    pub bytes: f64,
+}
+
+impl Ceilings {
+    /// Of the seconds that work took, the part that would be enough at these rates. Over 1 where less was moved than the cost
+    /// says: what was written just before is still in a cache.
+    pub fn share(&self, cost: Cost, seconds: f64) -> f64 {
+        (cost.flops / self.flops).max(cost.bytes / self.bytes) / seconds
+    }
+}
+
 /// Cost of one run of `op`. Transcendentals count as 10 operations, a multiply-add as two. Of a collective, the bytes
 /// are those of the whole message; how often they travel is the engine's affair, and so is the adding.
 pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {

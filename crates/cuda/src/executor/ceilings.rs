@@ -1,0 +1,92 @@
+//! The GPU's ceilings, measured: what the rates of kernels and products are held against.
+
+use super::list::Work;
+use super::prepare::fill_with_noise;
+use super::{Executor, Which};
+use crate::action::{Address, Epilogue, Matrix, Product};
+use crate::driver::{Block, Event};
+use crate::error::CudaError;
+use crate::product::{CANDIDATES, WORKSPACE, sizes};
+use graph::{Ceilings, DType};
+
+/// Of the square matrices: large enough that no GPU's rate grows beyond.
+const SIDE: usize = 8192;
+
+/// What is tried is run so often; the best is then held for so many seconds, as a GPU that computes for long has less power to
+/// spend than in its first milliseconds.
+const TRIED: usize = 3;
+const HELD: f64 = 0.5;
+
+impl Executor {
+    /// Of cuBLASLt's products in the type in which this program has most of its own, on random numbers, and of copying memory.
+    /// To be called between steps: it takes place where activations were.
+    pub fn ceilings(&mut self) -> Result<Ceilings, CudaError> {
+        self.synchronise()?;
+        let (dtype, tf32) = self.main_type()?;
+        let matrix = SIDE * SIDE * dtype.bytes();
+        let own = (self.plans.arena.bytes < 3 * matrix)
+            .then(|| Block::new(&self.context, 3 * matrix, "measuring the GPU's ceilings"))
+            .transpose()?;
+        let room = own.as_ref().unwrap_or(&self.plans.arena);
+        let workspace = Block::new(&self.context, WORKSPACE, "measuring the GPU's ceilings")?;
+        fill_with_noise(room, &self.streams)?;
+        let at = |i: usize| Matrix::new(room.address + (i * matrix) as Address, dtype, SIDE, SIDE);
+        let product = Product {
+            left: at(0),
+            left_transposed: false,
+            right: at(1),
+            right_transposed: true,
+            result: at(2),
+            accumulate: false,
+            epilogue: Epilogue::None,
+            tf32,
+        };
+        let stream = self.streams.compute();
+        let mut best: Option<(f64, _)> = None;
+        for algorithm in self.products.candidates(&product, CANDIDATES)? {
+            let run = || self.products.run_in(&product, &algorithm, stream, &workspace);
+            let seconds = run().and_then(|()| self.seconds(TRIED, run));
+            match seconds {
+                Ok(seconds) if best.is_none_or(|(least, _)| seconds < least) => {
+                    best = Some((seconds, algorithm))
+                }
+                Err(lost @ CudaError::Lost { .. }) => return Err(lost),
+                _ => {}
+            }
+        }
+        let none = || CudaError::Misuse(format!("cuBLASLt has no way to multiply matrices of {dtype}"));
+        let (seconds, algorithm) = best.ok_or_else(none)?;
+        let times = (HELD / seconds).ceil() as usize;
+        let held = self.seconds(times, || self.products.run_in(&product, &algorithm, stream, &workspace))?;
+        let copied = 3 * matrix / 2;
+        let copy = || stream.copy(room.address, room.address + copied as Address, copied);
+        copy()?;
+        let copying = self.seconds((HELD * 1e12 / copied as f64) as usize, copy)?;
+        Ok(Ceilings { flops: 2.0 * (SIDE as f64).powi(3) / held, bytes: 2.0 * copied as f64 / copying })
+    }
+
+    /// Seconds of one of several runs.
+    fn seconds(&self, times: usize, run: impl Fn() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        let (start, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
+        start.record(self.streams.compute())?;
+        (0..times).try_for_each(|_| run())?;
+        end.record(self.streams.compute())?;
+        end.synchronise(|| "measuring the GPU's ceilings".into())?;
+        Ok(end.seconds_since(&start)? / times as f64)
+    }
+
+    /// The type of the operands in the largest product, and whether they may be rounded to tf32.
+    fn main_type(&mut self) -> Result<(DType, bool), CudaError> {
+        let list = self.plans.list(Which::Last, false)?;
+        let product = |work: &Work| match work {
+            Work::Product(product, _) => Some(*product),
+            _ => None,
+        };
+        let operations = |product: &Product| {
+            let (m, n, k) = sizes(product);
+            m * n * k
+        };
+        let largest = list.actions.iter().filter_map(|action| product(&action.work)).max_by_key(operations);
+        Ok(largest.map_or((DType::F32, self.options.tf32), |product| (product.left.dtype, product.tf32)))
+    }
+}
