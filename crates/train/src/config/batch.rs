@@ -156,7 +156,7 @@ impl Said {
                 let of = |given: Option<&Given>, default: usize, whose: Origin| {
                     given.map_or((default, whose), |given| (given.value, given.origin.clone()))
                 };
-                let (m, micro) = of(micro, self.recipe.batch, self.recipe.origin());
+                let (m, micro) = of(micro, self.recipe.batch, Origin::default_value());
                 let (a, accumulate) = of(accumulate, 1, Origin::default_value());
                 note(log, "batch-size", m, micro);
                 note(log, "accumulate", a, accumulate);

@@ -12,7 +12,7 @@ use models::{Network, Segmenter};
 pub(super) struct Recipe {
     /// Whose they are; nothing of our own.
     whose: &'static str,
-    /// Images of a micro-step of one rank.
+    /// Images of a micro-step of one rank. With masks those of the study of scaling (8 a GPU): the recipe has 16 over 8 GPUs.
     pub batch: usize,
     /// Of AdamW.
     pub lr: f64,
