@@ -1,7 +1,8 @@
 //! Whether one set of results is faster than another, and how sure that is.
 
 use crate::error::StudyError;
-use crate::results::{Estimate, Point, Results};
+use crate::report::short;
+use crate::results::{Estimate, Point, Results, Settings};
 use crate::stats::{CLAIM, Ratio, ratio};
 use serde::Serialize;
 
@@ -57,7 +58,7 @@ fn rates(point: &Point) -> &[f64] {
 
 type Paired<'a> = Vec<(&'a Point, &'a Point)>;
 
-/// Points of the same name. Two results of one point each are compared whatever it is, and what differs is said.
+/// Points of the same name, or else of the same settings on another kind of device. Two results of one point each are compared whatever it is, and what differs is said.
 fn pair_up<'a>(a: &'a Results, b: &'a Results) -> Result<(Paired<'a>, Vec<String>), StudyError> {
     let good = |results: &'a Results| {
         results.points.iter().filter(|point| point.summary.is_some()).collect::<Vec<_>>()
@@ -66,18 +67,35 @@ fn pair_up<'a>(a: &'a Results, b: &'a Results) -> Result<(Paired<'a>, Vec<String
     if let ([one], [other]) = (&of_a[..], &of_b[..]) {
         return Ok((vec![(one, other)], vec![]));
     }
-    let partner = |point: &Point| of_b.iter().find(|other| other.id == point.id);
-    let pairs: Paired = of_a.iter().filter_map(|point| Some((*point, *partner(point)?))).collect();
+    let named = |point: &Point| of_b.iter().find(|other| other.id == point.id);
+    let alike = |point: &Point| of_b.iter().find(|other| are_alike(point, other));
+    let partner = |point: &Point| named(point).or_else(|| alike(point)).copied();
+    let pairs: Paired = of_a.iter().filter_map(|point| Some((*point, partner(point)?))).collect();
     if pairs.is_empty() {
         let why = "the two have no point in common that was measured in both: nothing can be compared";
         return Err(StudyError::Impossible(why.into()));
     }
-    let both = |id: &String| pairs.iter().any(|(point, _)| point.id == *id);
+    let both = |id: &String| pairs.iter().any(|(one, other)| one.id == *id || other.id == *id);
     let ids = a.points.iter().chain(&b.points).map(|point| point.id.clone());
     let mut alone: Vec<String> = ids.filter(|id| !both(id)).collect();
     alone.sort();
     alone.dedup();
     Ok((pairs, alone))
+}
+
+/// Whether two points did the same, each with what its platform has.
+fn are_alike(a: &Point, b: &Point) -> bool {
+    let Settings { device, comm, loader_threads, .. } = a.settings.clone();
+    a.kind == b.kind && a.settings == Settings { device, comm, loader_threads, ..b.settings.clone() }
+}
+
+/// What the images a second of B are, as factors of A's: the least and the most over the points that both have, and how many
+/// those are.
+pub fn factors(a: &Results, b: &Results) -> Option<(f64, f64, usize)> {
+    let (points, _) = pair_up(a, b).ok()?;
+    let factors: Vec<f64> = points.iter().map(|(a, b)| ratio(rates(a), rates(b)).factor).collect();
+    let least = factors.iter().copied().reduce(f64::min)?;
+    Some((least, factors.iter().copied().reduce(f64::max)?, factors.len()))
 }
 
 /// Holm's correction: the smallest of m chances counts m times, the next m - 1 times, and none less than one before it.
@@ -111,7 +129,10 @@ fn judged(a: &Point, b: &Point, ratio: &Ratio, p: Option<f64>) -> Pair {
 }
 
 fn said(a: &Point, b: &Point, verdict: Verdict, ratio: &Ratio, p: Option<f64>) -> String {
-    let change = |factor: f64| format!("{:+.1}%", 100.0 * (factor - 1.0));
+    let change = |factor: f64| match factor {
+        factor if ratio.factor >= 2.0 => format!("{} times", short(factor)),
+        factor => format!("{:+.1}%", 100.0 * (factor - 1.0)),
+    };
     let (n_a, n_b) = (rates(a).len(), rates(b).len());
     let runs = if n_a == n_b { format!("{n_a} runs each") } else { format!("{n_a} and {n_b} runs") };
     let between =
@@ -120,9 +141,14 @@ fn said(a: &Point, b: &Point, verdict: Verdict, ratio: &Ratio, p: Option<f64>) -
     let chance = if p.is_some_and(|p| p < 0.01) { "p < 0.01".to_string() } else { chance };
     match verdict {
         Verdict::Faster | Verdict::Slower => {
-            let way = if verdict == Verdict::Faster { "faster" } else { "slower" };
-            let much = 100.0 * (ratio.factor - 1.0).abs();
-            format!("B is {way} by {much:.1}% in images/s (95%: {between}; {chance}, {runs})")
+            let much = match ratio.factor {
+                factor if factor >= 2.0 => format!("faster, with {} times the images/s", short(factor)),
+                factor if verdict == Verdict::Faster => {
+                    format!("faster by {:.1}% in images/s", 100.0 * (factor - 1.0))
+                }
+                factor => format!("slower by {:.1}% in images/s", 100.0 * (1.0 - factor)),
+            };
+            format!("B is {much} (95%: {between}; {chance}, {runs})")
         }
         Verdict::Alike => {
             format!("no difference can be shown: {} (95%: {between}; {chance}, {runs})", change(ratio.factor))
@@ -170,13 +196,19 @@ fn overall(pairs: &[Pair]) -> String {
     let of = pairs.len();
     let mut words = Vec::new();
     for (verdict, text) in [(Verdict::Faster, "B is faster at"), (Verdict::Slower, "B is slower at")] {
-        let factors: Vec<f64> =
-            pairs.iter().filter(|p| p.verdict == verdict).map(|p| 100.0 * (p.factor - 1.0).abs()).collect();
-        if let (Some(least), Some(most)) =
+        let factors: Vec<f64> = pairs.iter().filter(|p| p.verdict == verdict).map(|p| p.factor).collect();
+        let (Some(least), Some(most)) =
             (factors.iter().copied().reduce(f64::min), factors.iter().copied().reduce(f64::max))
-        {
-            words.push(format!("{text} {} of {of} points, by {least:.1} to {most:.1}%", factors.len()));
-        }
+        else {
+            continue;
+        };
+        let percent = |factor: f64| 100.0 * (factor - 1.0).abs();
+        let much = match verdict {
+            _ if most >= 2.0 => format!("with {} to {} times the images/s", short(least), short(most)),
+            Verdict::Faster => format!("by {:.1} to {:.1}%", percent(least), percent(most)),
+            _ => format!("by {:.1} to {:.1}%", percent(most), percent(least)),
+        };
+        words.push(format!("{text} {} of {of} points, {much}", factors.len()));
     }
     for (verdict, text) in [
         (Verdict::Alike, "no difference can be shown at"),
@@ -276,6 +308,25 @@ mod tests {
         assert!(share <= 0.055, "{share}");
     }
 
+    /// The same points on another kind of device have other names.
+    #[test]
+    fn platforms_are_compared() {
+        let (slow, fast) = ([100.0, 101.0, 99.0, 100.0, 102.0], [800.0, 801.0, 799.0, 800.0, 802.0]);
+        let there = |ranks, rates: &[f64]| {
+            let mut there = point(ranks, rates);
+            (there.id, there.settings.device) = (format!("{} there", there.id), "cuda".into());
+            there
+        };
+        let a = results(vec![point(1, &slow), point(2, &fast), point(4, &slow)]);
+        let b = results(vec![there(1, &fast), there(2, &slow)]);
+        let compared = compare(&a, &b).unwrap();
+        assert_eq!((compared.pairs.len(), compared.left_out.len()), (2, 1));
+        assert_eq!(compared.pairs[0].differs, ["device \"cpu\" and \"cuda\""]);
+        let (least, most, points) = factors(&a, &b).unwrap();
+        assert_eq!((least, most, points), (0.125, 8.0, 2));
+        assert_eq!(factors(&a, &results(vec![there(8, &fast), there(16, &fast)])), None);
+    }
+
     #[test]
     fn corrections_by_hand() {
         let p = holm(&[Some(0.01), None, Some(0.04), Some(0.03)]);
@@ -302,6 +353,13 @@ mod tests {
         assert_eq!((two.pairs.len(), two.left_out.len()), (1, 2));
         let other = compare(&of(vec![point(1, &slow)]), &of(vec![point(2, &fast)])).unwrap();
         assert!(other.sentence.contains("they are not the same: ranks 1 and 2"), "{}", other.sentence);
+        let times = slow.map(|rate| 2.5 * rate);
+        let much = compare(&of(vec![point(1, &slow)]), &of(vec![point(1, &times)])).unwrap();
+        assert!(
+            much.sentence.starts_with("B is faster, with 2.50 times the images/s (95%: "),
+            "{}",
+            much.sentence
+        );
         let apart =
             compare(&of(vec![point(1, &slow), point(2, &slow)]), &of(vec![point(4, &fast), point(8, &fast)]));
         assert!(apart.is_err());

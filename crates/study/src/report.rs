@@ -20,6 +20,7 @@ pub use build::figures;
 pub use figure::Figure;
 pub use html::html;
 pub use markdown::markdown;
+pub(crate) use numbers::short;
 
 use crate::results::{FORMAT, Results};
 use std::fs;

@@ -47,6 +47,13 @@ pub fn estimate(samples: &[f64]) -> Estimate {
     Estimate { median: median(samples), interval: interval(samples), samples: samples.to_vec() }
 }
 
+/// The same of shares, which are never more than the whole.
+pub fn estimate_share(samples: &[f64]) -> Estimate {
+    let estimate = estimate(samples);
+    let most = if samples.iter().all(|share| *share <= 1.0) { 1.0 } else { f64::INFINITY };
+    Estimate { interval: estimate.interval.map(|(low, high)| (low, high.min(most))), ..estimate }
+}
+
 /// The 95% interval of the median.
 pub fn interval(samples: &[f64]) -> Option<(f64, f64)> {
     let n = samples.len();
@@ -56,7 +63,9 @@ pub fn interval(samples: &[f64]) -> Option<(f64, f64)> {
     let x = sorted(samples);
     if n == FEWEST {
         let beyond = BEYOND * (x[n - 1] - x[0]);
-        return Some((x[0] - beyond, x[n - 1] + beyond));
+        // What is never negative has no negative median.
+        let least = if x[0] >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
+        return Some(((x[0] - beyond).max(least), x[n - 1] + beyond));
     }
     // The k-th smallest and largest (from 1) cover in 1 - 2 P(B < k), B the number of samples below the median.
     let below = binomial_sums(n);

@@ -3,7 +3,7 @@
 use crate::limiter::{counted, limiter};
 use crate::measure::mean;
 use crate::results::{Estimate, Flag, Kind, Measured, Parts, Point, Results, Score, Summary, Usage};
-use crate::stats::{self, estimate, median, ratio, serial_fraction};
+use crate::stats::{self, estimate, estimate_share, median, ratio, serial_fraction};
 
 /// Fills in all that follows from the runs. `oversubscribed`: whether the point of that name has more threads than cores.
 pub fn complete(results: &mut Results, oversubscribed: &dyn Fn(&str) -> bool) {
@@ -95,18 +95,17 @@ pub(crate) fn score(runs: &[&Measured]) -> Option<Score> {
     let values: Vec<f64> = last.iter().map(|(_, value)| *value).collect();
     last.iter()
         .all(|(other, _)| *other == name)
-        .then(|| Score { name: name.into(), value: estimate(&values) })
+        .then(|| Score { name: name.into(), value: estimate_share(&values) })
 }
 
 pub(crate) fn usage(runs: &[&Measured]) -> Usage {
-    let of = |f: fn(&Measured) -> Option<f64>| {
-        let all: Option<Vec<f64>> = runs.iter().map(|run| f(run)).collect();
-        all.map(|all| estimate(&all))
-    };
+    let all = |f: fn(&Measured) -> Option<f64>| runs.iter().map(|run| f(run)).collect::<Option<Vec<f64>>>();
+    let of = |f| all(f).map(|all| estimate(&all));
+    let share = |f| all(f).map(|all| estimate_share(&all));
     Usage {
-        cpu_utilisation: of(|run| run.cpu_utilisation),
-        gpu_utilisation: of(|run| run.gpu_utilisation),
-        gpu_load: of(|run| run.gpu_load),
+        cpu_utilisation: share(|run| run.cpu_utilisation),
+        gpu_utilisation: share(|run| run.gpu_utilisation),
+        gpu_load: share(|run| run.gpu_load),
         memory_bytes: of(|run| run.memory_bytes.map(|bytes| bytes as f64)),
         gpu_memory_bytes: of(|run| run.gpu_memory_bytes.map(|bytes| bytes as f64)),
         watts: of(|run| run.watts),

@@ -39,6 +39,9 @@ pub fn html(results: &[Results]) -> String {
 fn header(out: &mut String, results: &[Results], title: &str, sections: &[Kind]) {
     let _ = write!(out, "<header><p class=\"kicker\">vitesse · scaling study</p><h1>{}</h1>", markup(title));
     let names = points::platform_names(results);
+    for sentence in points::against(results) {
+        let _ = write!(out, "<p class=\"summary\">{}</p>", markup(&sentence));
+    }
     for (result, name) in results.iter().zip(&names) {
         let before = if results.len() > 1 { format!("<b>{}.</b> ", markup(name)) } else { String::new() };
         let _ = write!(out, "<p class=\"summary\">{before}{}</p>", markup(&result.summary));

@@ -10,6 +10,9 @@ pub fn markdown(results: &[Results]) -> String {
     let mut out = String::new();
     let title = results.first().map_or("Scaling study", |first| first.title.as_str());
     let _ = writeln!(out, "# {}\n", escaped(title));
+    for sentence in points::against(results) {
+        let _ = writeln!(out, "{}\n", escaped(&sentence));
+    }
     for (result, name) in results.iter().zip(points::platform_names(results)) {
         if results.len() > 1 {
             let _ = write!(out, "**{}.** ", escaped(&name));

@@ -1,6 +1,7 @@
 //! Points in the order in which people read them, in groups that are one curve each, with names for what differs.
 
 use super::numbers::{self, bytes, counted, grouped, percent, seconds, short};
+use crate::compare;
 use crate::results::{
     Estimate, Flag, Kind, Measured, Outcome, Parts, Point, Results, Settings, Summary, Usage,
 };
@@ -27,6 +28,21 @@ pub fn platform_names(results: &[Results]) -> Vec<String> {
         names.push(name);
     }
     names
+}
+
+/// How many times faster each further platform is than the first.
+pub fn against(results: &[Results]) -> Vec<String> {
+    let names = platform_names(results);
+    let Some((first, others)) = results.split_first() else { return vec![] };
+    let named = others.iter().zip(&names[1..]);
+    let said = |(other, name): (&Results, &String)| {
+        let (least, most, points) = compare::factors(first, other)?;
+        let (least, most) = (short(least), short(most));
+        let times = if least == most { most } else { format!("{least} to {most}") };
+        let over = counted(points, "point");
+        Some(format!("{name} does {times} times the images a second of {}, over {over}.", names[0]))
+    };
+    named.filter_map(said).collect()
 }
 
 /// All groups, by kind, then series, then platform.

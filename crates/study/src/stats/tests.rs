@@ -74,6 +74,10 @@ fn intervals_by_hand() {
     assert!((low - 1.357143).abs() < 1e-5 && (high - 5.642857).abs() < 1e-5, "{low} {high}");
     let (low, high) = interval(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
     assert!(low < 1.0 && high > 5.0 && (low + high - 6.0).abs() < 1e-12);
+    // Nothing is less than nothing, and no share more than the whole.
+    assert_eq!(interval(&[0.01, 0.5, 0.6, 0.7, 0.99]).unwrap().0, 0.0);
+    assert_eq!(estimate_share(&[0.01, 0.5, 0.6, 0.7, 0.99]).interval, Some((0.0, 1.0)));
+    assert!(estimate(&[0.01, 0.5, 0.6, 0.7, 0.99]).interval.is_some_and(|(_, high)| high > 1.0));
 }
 
 /// Against tables of Mann and Whitney's distribution.
