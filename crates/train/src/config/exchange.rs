@@ -7,6 +7,7 @@ use super::resolve::at_least_one;
 use crate::deepspeed::{DeepSpeed, Setting};
 use crate::error::TrainError;
 use graph::DType;
+use models::Network;
 use serde::{Deserialize, Serialize};
 
 choice! {
@@ -20,6 +21,10 @@ choice! {
 
 /// Elements of a bucket: a few milliseconds of a common network, and a fraction of a block of ViT-B.
 const BUCKET: usize = 1 << 20;
+
+/// Buckets that even a small model has, so that the first leaves early in the backward pass. Two hosts a gigabit apart train ViT-nano
+/// 11% faster with two buckets than with one, and with nine no faster.
+const BUCKETS: usize = 3;
 
 /// How gradients travel. Nothing of it changes what is computed, but for its rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +66,7 @@ impl Raw {
         &self,
         world: usize,
         precision: Precision,
+        network: &Network,
         log: &mut Log,
     ) -> Result<Exchange, TrainError> {
         if world == 1 {
@@ -70,21 +76,26 @@ impl Raw {
         }
         let file = self.deepspeed.as_ref().filter(|_| world > 1);
         let log = if world > 1 { log } else { &mut Log::default() };
+        let parameters = network.expected();
+        let gradients: usize = parameters.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         Ok(Exchange {
-            bucket: self.bucket(file, log)?,
+            bucket: self.bucket(file, gradients, log)?,
             overlap: self.overlap(file, log),
             wire: self.wire(file, precision, log)?,
             predivide: predivide(file, world),
         })
     }
 
-    fn bucket(&self, file: Option<&DeepSpeed>, log: &mut Log) -> Result<usize, TrainError> {
+    fn bucket(&self, file: Option<&DeepSpeed>, gradients: usize, log: &mut Log) -> Result<usize, TrainError> {
         let of_file = file.and_then(|file| file.whole(REDUCE_BUCKET));
         if let (None, Some(Setting::Given(elements))) = (self.bucket_size, of_file) {
             log.note("bucket-size", elements, Origin::File(REDUCE_BUCKET.to_string()));
             return at_least_one("bucket-size", usize::try_from(elements).unwrap_or(usize::MAX));
         }
-        at_least_one("bucket-size", log.pick("bucket-size", self.bucket_size, BUCKET))
+        at_least_one(
+            "bucket-size",
+            log.pick("bucket-size", self.bucket_size, BUCKET.min(gradients.div_ceil(BUCKETS))),
+        )
     }
 
     fn overlap(&self, file: Option<&DeepSpeed>, log: &mut Log) -> bool {
@@ -161,13 +172,19 @@ mod tests {
         (run.exchange.bucket, run.exchange.overlap, run.exchange.wire)
     }
 
+    /// Of the 459,562 parameters of the default model.
+    const THIRD: usize = 153_188;
+
     #[test]
     fn flags_say_how_gradients_travel() {
         let run = resolve(Raw { batch_size: Some(8), accumulate: Some(3), ..Raw::default() }, 4).unwrap();
-        assert_eq!(exchange(&run), (1 << 20, true, None));
+        assert_eq!(exchange(&run), (THIRD, true, None));
         assert_eq!((run.nominal(), run.global_batch()), (96.0, 96));
         let plan = run.exchange().unwrap();
-        assert_eq!((plan.ranks, plan.bucket, plan.overlap, plan.wire), (4, 1 << 20, true, None));
+        assert_eq!((plan.ranks, plan.bucket, plan.overlap, plan.wire), (4, THIRD, true, None));
+
+        let large = resolve(Raw { model: Some("vit-ti/4".into()), ..Raw::default() }, 4).unwrap();
+        assert_eq!(large.exchange.bucket, 1 << 20);
 
         let typed =
             Raw { bucket_size: Some(500), no_overlap: true, wire: Some(Wire::Bf16), ..Raw::default() };
@@ -218,7 +235,7 @@ mod tests {
             resolve(Raw { bucket_size: Some(7), wire: Some(Wire::Fp16), ..Raw::default() }, 2).unwrap();
         assert_eq!(other.differences(&one), Vec::<String>::new());
         let among = other.differences_among_ranks(&one);
-        assert_eq!(among, ["exchange.bucket is 7, not 1048576", "exchange.wire is fp16, not nothing"]);
+        assert_eq!(among, ["exchange.bucket is 7, not 153188", "exchange.wire is fp16, not nothing"]);
     }
 
     #[test]
@@ -235,8 +252,8 @@ mod tests {
         let four = explained(file("ds.json", text), 4);
         let from_file = Origin::File("communication_data_type".to_string());
         assert_eq!(setting(&four, "wire"), Some(("bf16".to_string(), from_file)));
-        assert_eq!(setting(&four, "bucket-size"), Some(("1048576".to_string(), Origin::default_value())));
-        assert_eq!(four.keys[1].verdict, Verdict::Honoured("--bucket-size 1048576".to_string()));
+        assert_eq!(setting(&four, "bucket-size"), Some(("153188".to_string(), Origin::default_value())));
+        assert_eq!(four.keys[1].verdict, Verdict::Honoured("--bucket-size 153188".to_string()));
         let one = explained(file("ds.json", text), 1);
         assert_eq!((setting(&one, "wire"), setting(&one, "bucket-size")), (None, None));
         let nothing = Verdict::Accepted("one rank has nothing to exchange".to_string());

@@ -126,7 +126,7 @@ impl Raw {
             return Err(TrainError::setting("no-checkpoints", "", why));
         }
         log.typed("no-checkpoints", self.no_checkpoints.then_some("yes"));
-        let exchange = self.exchange(world, precision, log)?;
+        let exchange = self.exchange(world, precision, &network, log)?;
         Ok(Resolved {
             schema: SCHEMA,
             model,

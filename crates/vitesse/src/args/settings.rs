@@ -337,7 +337,8 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Ranks")]
 pub struct ExchangeArgs {
-    /// Numbers that ranks exchange at once; a larger gradient travels alone [default: 1048576]
+    /// Numbers that ranks exchange at once; a larger gradient travels alone [default: 1048576, or
+    /// a third of all if that is less]
     #[arg(long, value_name = "ELEMENTS")]
     bucket_size: Option<usize>,
     /// Exchange gradients after the backward pass, not during it
