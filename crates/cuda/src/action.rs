@@ -10,157 +10,95 @@ use graph::{DType, Op, Shape};
 /// An address in the GPU's memory.
 pub type Address = u64;
 
-/// A source of kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Source {
-    /// Attention of halves by matrix units, forward and backward.
-    Attention,
-    /// Attention by Hopper's warpgroups.
-    AttentionHopper,
-    /// Attention without matrix units.
-    AttentionPlain,
-    /// Attention of f32, rounded to tf32.
-    AttentionTf32,
-    /// Attention in windows of halves by matrix units.
-    Windows,
-    /// Its backward, in windows of up to 64 tokens.
-    WindowsGrad,
-    /// And in wider ones.
-    WindowsWide,
-    /// Attention in windows without matrix units.
-    WindowsPlain,
-    /// The continuous position bias.
-    PositionBias,
-    /// The residual after a norm.
-    NormAdd,
-    /// What only moves tokens of a map.
-    Maps,
-    /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
-    Rows,
-    /// From bytes to images.
-    Prepare,
-    /// Between images, patches and tokens.
-    Tokens,
-    /// Cross-entropy.
-    Loss,
-    /// Cross-entropy of pixels whose logits are resized.
-    ResizedLoss,
-    /// Moments, batch norm and its gradient.
-    BatchNorm,
-    /// Resizing and pooling of images.
-    Resize,
-    /// What treats or moves channels: biases of convolutions, dropout of channels, joining and parting.
-    Channels,
-    /// Gradient norm, clipping, optimizers.
-    Update,
-    /// Products with a GELU on the way out. Hopper alone.
-    Product,
-    /// Marks of time.
-    Clock,
+/// Declares [`Source`]: what each is for, its name, its file, and about how many hundredths of a second NVRTC 13 takes for an instance on
+/// one core, for Hopper.
+macro_rules! sources {
+    ($($(#[$doc:meta])* $name:ident = $file:literal, $effort:literal;)*) => {
+        /// A source of kernels.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Source {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Source {
+            /// About how long an instance takes to compile, in hundredths of a second.
+            pub fn effort(self) -> usize {
+                match self {
+                    $(Source::$name => $effort,)*
+                }
+            }
+
+            /// File name, for messages.
+            pub fn file(self) -> &'static str {
+                match self {
+                    $(Source::$name => $file,)*
+                }
+            }
+
+            pub fn text(self) -> &'static str {
+                match self {
+                    $(Source::$name => include_str!(concat!("../kernels/", $file)),)*
+                }
+            }
+        }
+    };
 }
 
-impl Source {
-    pub const ALL: [Source; 22] = [
-        Source::Attention,
-        Source::AttentionHopper,
-        Source::AttentionPlain,
-        Source::AttentionTf32,
-        Source::Windows,
-        Source::WindowsGrad,
-        Source::WindowsWide,
-        Source::WindowsPlain,
-        Source::PositionBias,
-        Source::NormAdd,
-        Source::Maps,
-        Source::Rows,
-        Source::Prepare,
-        Source::Tokens,
-        Source::Loss,
-        Source::ResizedLoss,
-        Source::BatchNorm,
-        Source::Resize,
-        Source::Channels,
-        Source::Update,
-        Source::Product,
-        Source::Clock,
-    ];
-
-    /// About how many hundredths of a second NVRTC 13 takes for an instance on one core, for Hopper.
-    pub fn effort(self) -> usize {
-        match self {
-            Source::Attention | Source::AttentionHopper | Source::AttentionPlain | Source::AttentionTf32 => {
-                200
-            }
-            Source::Windows | Source::WindowsGrad | Source::WindowsWide | Source::WindowsPlain => 100,
-            Source::Product => 140,
-            Source::Update => 37,
-            Source::Rows | Source::NormAdd | Source::PositionBias => 20,
-            Source::Loss | Source::ResizedLoss | Source::BatchNorm | Source::Resize => 15,
-            Source::Prepare | Source::Tokens | Source::Maps | Source::Channels | Source::Clock => 8,
-        }
-    }
-
-    /// File name, for messages.
-    pub fn file(self) -> &'static str {
-        match self {
-            Source::Attention => "attention.cu",
-            Source::AttentionHopper => "attention_hopper.cu",
-            Source::AttentionPlain => "attention_plain.cu",
-            Source::AttentionTf32 => "attention_tf32.cu",
-            Source::Windows => "windows.cu",
-            Source::WindowsGrad => "windows_grad.cu",
-            Source::WindowsWide => "windows_wide.cu",
-            Source::WindowsPlain => "windows_plain.cu",
-            Source::PositionBias => "position_bias.cu",
-            Source::NormAdd => "norm_add.cu",
-            Source::Maps => "maps.cu",
-            Source::Rows => "rows.cu",
-            Source::Prepare => "prepare.cu",
-            Source::Tokens => "tokens.cu",
-            Source::Loss => "loss.cu",
-            Source::ResizedLoss => "resized_loss.cu",
-            Source::BatchNorm => "batch_norm.cu",
-            Source::Resize => "resize.cu",
-            Source::Channels => "channels.cu",
-            Source::Update => "update.cu",
-            Source::Product => "product.cu",
-            Source::Clock => "clock.cu",
-        }
-    }
-
-    pub fn text(self) -> &'static str {
-        match self {
-            Source::Attention => include_str!("../kernels/attention.cu"),
-            Source::AttentionHopper => include_str!("../kernels/attention_hopper.cu"),
-            Source::AttentionPlain => include_str!("../kernels/attention_plain.cu"),
-            Source::AttentionTf32 => include_str!("../kernels/attention_tf32.cu"),
-            Source::Windows => include_str!("../kernels/windows.cu"),
-            Source::WindowsGrad => include_str!("../kernels/windows_grad.cu"),
-            Source::WindowsWide => include_str!("../kernels/windows_wide.cu"),
-            Source::WindowsPlain => include_str!("../kernels/windows_plain.cu"),
-            Source::PositionBias => include_str!("../kernels/position_bias.cu"),
-            Source::NormAdd => include_str!("../kernels/norm_add.cu"),
-            Source::Maps => include_str!("../kernels/maps.cu"),
-            Source::Rows => include_str!("../kernels/rows.cu"),
-            Source::Prepare => include_str!("../kernels/prepare.cu"),
-            Source::Tokens => include_str!("../kernels/tokens.cu"),
-            Source::Loss => include_str!("../kernels/loss.cu"),
-            Source::ResizedLoss => include_str!("../kernels/resized_loss.cu"),
-            Source::BatchNorm => include_str!("../kernels/batch_norm.cu"),
-            Source::Resize => include_str!("../kernels/resize.cu"),
-            Source::Channels => include_str!("../kernels/channels.cu"),
-            Source::Update => include_str!("../kernels/update.cu"),
-            Source::Product => include_str!("../kernels/product.cu"),
-            Source::Clock => include_str!("../kernels/clock.cu"),
-        }
-    }
+sources! {
+    /// Attention of halves by matrix units, forward and backward.
+    Attention = "attention.cu", 200;
+    /// Attention by Hopper's warpgroups.
+    AttentionHopper = "attention_hopper.cu", 200;
+    /// Its backward.
+    AttentionHopperGrad = "attention_hopper_grad.cu", 200;
+    /// Attention without matrix units.
+    AttentionPlain = "attention_plain.cu", 200;
+    /// Attention of f32, rounded to tf32.
+    AttentionTf32 = "attention_tf32.cu", 200;
+    /// Attention in windows of halves by matrix units.
+    Windows = "windows.cu", 100;
+    /// Its backward, in windows of up to 64 tokens.
+    WindowsGrad = "windows_grad.cu", 100;
+    /// And in wider ones.
+    WindowsWide = "windows_wide.cu", 100;
+    /// Attention in windows without matrix units.
+    WindowsPlain = "windows_plain.cu", 100;
+    /// The continuous position bias.
+    PositionBias = "position_bias.cu", 20;
+    /// The residual after a norm.
+    NormAdd = "norm_add.cu", 20;
+    /// What only moves tokens of a map.
+    Maps = "maps.cu", 8;
+    /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
+    Rows = "rows.cu", 20;
+    /// From bytes to images.
+    Prepare = "prepare.cu", 8;
+    /// Between images, patches and tokens.
+    Tokens = "tokens.cu", 8;
+    /// Cross-entropy.
+    Loss = "loss.cu", 15;
+    /// Cross-entropy of pixels whose logits are resized.
+    ResizedLoss = "resized_loss.cu", 15;
+    /// Moments, batch norm and its gradient.
+    BatchNorm = "batch_norm.cu", 15;
+    /// Resizing and pooling of images.
+    Resize = "resize.cu", 15;
+    /// What treats or moves channels: biases of convolutions, dropout of channels, joining and parting.
+    Channels = "channels.cu", 8;
+    /// Gradient norm, clipping, optimizers.
+    Update = "update.cu", 37;
+    /// Products with a GELU on the way out. Hopper alone.
+    Product = "product.cu", 140;
+    /// Marks of time.
+    Clock = "clock.cu", 8;
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 8] = [
+pub const HEADERS: [(&str, &str); 9] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),
     ("norm.cuh", include_str!("../kernels/norm.cuh")),

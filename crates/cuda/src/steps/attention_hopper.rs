@@ -115,7 +115,7 @@ impl Gradient {
         let Gradient { groups, stages, left, resident, .. } = self;
         let cut = format!("{groups}, {stages}, {left}, {resident}, {sum}");
         Kernel::new(
-            Source::AttentionHopper,
+            Source::AttentionHopperGrad,
             format!("attention_grad_hopper<{element}, {tokens}, {head}, {cut}>"),
         )
     }
