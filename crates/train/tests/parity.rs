@@ -1,17 +1,19 @@
 //! Whole models against PyTorch: logits, every gradient, ten steps of each optimizer.
 //!
-//! The references are in `fixtures/`, made in f64 by `fixtures/make_fixtures.py` with torchvision and timm. Errors are
-//! relative to the norm of the tensor (or of the gradient it is a part of). The key bias is left out: in exact
-//! arithmetic it has no gradient, so what a run computes for it is rounding.
+//! The references are in `fixtures/`, made in f64 by `fixtures/make_fixtures.py` with torchvision and timm, and by its neighbours
+//! for Swin V2 and UPerNet with timm and transformers. Errors are relative to the norm of the tensor (or of the gradient it is a part
+//! of). The key bias is left out: in exact arithmetic it has no gradient, so what a run computes for it is rounding.
 
 mod common;
 
-use common::{HEADER, Network, Setup, fill_batch, fill_weights, norm, state, unit, weight, word};
+use common::{HEADER, Network, Setup, fill_batch, fill_weights, norm, state, units, weights, words};
 use cpu::{Executor, Which};
 use graph::{Header, Optimizer};
+use models::Segmenter;
 use models::swin::Swin;
+use models::upernet::UperNet;
 use models::vit::{Pool, Vit};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 const GRADIENT: f64 = 1e-4;
 const STEPS: f64 = 1e-3;
@@ -72,6 +74,7 @@ fn vit(config: &Value) -> Vit {
 
 /// Largest error of a tensor's norm, projection and elements, relative to the reference norm.
 fn tensor_error(name: &str, mut tensor: Vec<f64>, reference: &Value) -> f64 {
+    assert!(tensor.iter().all(|x| x.is_finite()), "{name} is not finite");
     let third = tensor.len() / 3;
     let key_bias = if name.ends_with("attn.qkv.bias") { third..2 * third } else { 0..0 };
     tensor[key_bias.clone()].fill(0.0);
@@ -86,7 +89,8 @@ fn tensor_error(name: &str, mut tensor: Vec<f64>, reference: &Value) -> f64 {
 
 /// Absolute error of norm and projection.
 fn summary_error(projection: &str, tensor: &[f64], reference: &Value) -> f64 {
-    let projected: f64 = tensor.iter().enumerate().map(|(i, x)| x * unit(projection, i)).sum();
+    let signs = units(projection);
+    let projected: f64 = tensor.iter().enumerate().map(|(i, x)| x * signs(i)).sum();
     let error = (norm(tensor) - number(&reference["norm"])).abs();
     error.max((projected - number(&reference["projection"])).abs())
 }
@@ -119,12 +123,8 @@ fn gradients_agree(name: &str) {
     let gradients = fixture["gradients"].as_object().unwrap();
     let parameters = executor.program().states.iter().filter(|s| s.is_parameter()).count();
     assert_eq!(gradients.len(), parameters, "{name}: every parameter has a reference gradient");
-    let errors = gradients.iter().map(|(n, reference)| {
-        (n.clone(), tensor_error(n, state(&executor, &format!("{n}.grad")), reference))
-    });
-    let (tensor, error) = worst(errors);
-    println!("{name}: loss {loss:.7} (reference {expected:.7}); worst gradient {tensor}: {error:.2e}");
-    assert!(error < GRADIENT, "{name}: gradient of {tensor} is off by {error:.2e}");
+    println!("{name}: loss {loss:.7} (reference {expected:.7})");
+    all_agree(&format!("{name}: gradient"), gradients, |n| state(&executor, &format!("{n}.grad")));
 
     fill_batch(&mut executor, Which::Eval, 0, classes);
     executor.run(Which::Eval, &Header { nominal: batch as f64, ..HEADER }).unwrap();
@@ -193,7 +193,7 @@ fn steps_agree(name: &str) {
         let errors = run["parameters"].as_object().unwrap().iter().map(|(n, reference)| {
             let shape = &states.iter().find(|s| s.name == *n).unwrap().ty.shape.0;
             let end = state(&executor, n);
-            let start: Vec<f64> = (0..end.len()).map(|i| weight(n, shape, i)).collect();
+            let start: Vec<f64> = (0..end.len()).map(weights(n, shape)).collect();
             let moved: Vec<f64> = end.iter().zip(&start).map(|(x, start)| x - start).collect();
             // The reference is f64. A parameter kept in f32 is rounded at every step, by half a unit in the last
             // place; for one that hardly moves that alone can be 1e-3 of its change.
@@ -212,15 +212,82 @@ fn steps_agree(name: &str) {
     }
 }
 
+/// UPerNet on a Swin V2: a label for each pixel, batch norms over the batch.
+fn segmenters_agree(name: &str) {
+    let fixture = fixture(name);
+    let config = &fixture["config"];
+    let heads = |key: &str| config["upernet"][key].as_u64().unwrap() as usize;
+    let swin = swin(config);
+    let (classes, batch) = (swin.classes, config["batch"].as_u64().unwrap() as usize);
+    let upernet =
+        UperNet { classes, channels: heads("channels"), auxiliary: heads("auxiliary"), dropout: 0.0 };
+    let nominal = (batch * swin.image[0] * swin.image[1]) as f64;
+    let (counted, header) = (number(&fixture["counted"]), Header { nominal, ..HEADER });
+    let mut executor = Setup::new(batch).executor::<f32>(&Segmenter::Upernet { swin, upernet });
+    fill_weights(&mut executor);
+    move_biases(&mut executor, &fixture["moved"]);
+    let run = |executor: &mut Executor<f32>, which| {
+        fill_batch(executor, which, 0, classes);
+        let (random, counts) = (words("ignored"), executor.input(which, "weights").unwrap());
+        for (i, counts) in counts.iter_mut().enumerate() {
+            *counts = f32::from(u8::from(!random(i).is_multiple_of(7)));
+        }
+        executor.run(which, &header).unwrap();
+    };
+
+    run(&mut executor, Which::Last);
+    let (stats, expected) = (state(&executor, "stats"), number(&fixture["main"]));
+    assert_eq!(stats[1], counted, "{name}: pixels that are ignored don't count");
+    let loss = stats[0] / counted;
+    println!("{name}: main loss {loss:.7} (reference {expected:.7})");
+    assert!((loss - expected).abs() / expected < GRADIENT, "{name}: main loss {loss}, not {expected}");
+    let parameters = executor.program().states.iter().filter(|s| s.is_parameter()).count();
+    let references = fixture["gradients"].as_object().unwrap();
+    assert_eq!(references.len(), parameters, "{name}: every parameter has a reference gradient");
+    // Of the mean over all pixels so far; the update makes it that over those that count.
+    let gradient = |n: &str| {
+        let gradient = state(&executor, &format!("{n}.grad"));
+        gradient.iter().map(|g| g * nominal / counted).collect()
+    };
+    all_agree(&format!("{name}: gradient"), references, gradient);
+
+    // At a learning rate of 0, running moments are all that changes.
+    executor.run(Which::Update, &header).unwrap();
+    let moments = fixture["running"].as_object().unwrap();
+    all_agree(&format!("{name}: running moments"), moments, |n| state(&executor, n));
+    run(&mut executor, Which::Eval);
+    let logits = executor.output(Which::Eval, "head").unwrap().iter().map(|x| f64::from(*x)).collect();
+    let error = tensor_error("logits", logits, &fixture["logits"]);
+    println!("{name}: logits off by {error:.2e}");
+    assert!(error < GRADIENT, "{name}: logits are off by {error:.2e}");
+}
+
+/// Holds each reference against the tensor of its name.
+fn all_agree(what: &str, references: &Map<String, Value>, tensor: impl Fn(&str) -> Vec<f64>) {
+    let (name, error) = worst(references.iter().map(|(n, r)| (n.clone(), tensor_error(n, tensor(n), r))));
+    println!("{what}: {name} is off by {error:.2e}, the others by less");
+    assert!(error < GRADIENT, "{what} of {name} is off by {error:.2e}");
+}
+
+/// What the fixture has instead of the formula, to keep clear of the kinks of ReLUs.
+fn move_biases(executor: &mut Executor<f32>, moved: &Value) {
+    for (name, pairs) in moved.as_object().unwrap() {
+        let id = executor.find_state(name).unwrap();
+        for (channel, value) in elements(pairs) {
+            executor.state_mut(id)[channel] = value as f32;
+        }
+    }
+}
+
 #[test]
 fn the_formula_is_the_same_on_both_sides() {
     let fixture = fixture("vit-ti-4");
     let formula = &fixture["formula"];
     for (i, expected) in formula["images"].as_array().unwrap().iter().enumerate() {
-        assert!((unit("images", i) - number(expected)).abs() < 1e-8);
+        assert!((units("images")(i) - number(expected)).abs() < 1e-8);
     }
     for (i, expected) in formula["labels"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(word("labels", i) % 10, expected.as_u64().unwrap());
+        assert_eq!(words("labels")(i) % 10, expected.as_u64().unwrap());
     }
 }
 
@@ -258,8 +325,32 @@ fn gradients_of_swin_ti() {
 }
 
 #[test]
+#[ignore = "takes a while; .ci/slow runs it"]
+fn gradients_of_swin_b() {
+    gradients_agree("swinv2-b-w8");
+}
+
+#[test]
+#[ignore = "takes a while; .ci/slow runs it"]
+fn gradients_of_upernet_on_swin_ti() {
+    segmenters_agree("upernet-ti-w8");
+    segmenters_agree("upernet-ti-w8-odd");
+}
+
+#[test]
+#[ignore = "takes a while; .ci/slow runs it"]
+fn gradients_of_upernet_on_swin_b() {
+    segmenters_agree("upernet-b-w8");
+}
+
+#[test]
 fn steps_of_a_narrow_swin() {
     steps_agree("swinv2-narrow-w4");
+}
+
+#[test]
+fn steps_of_swin_ti() {
+    steps_agree("swinv2-ti-w8-steps");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use cpu::{Executor, Float, Options, Which};
 use graph::{
     DType, GraphError, Group, Header, Loss, Model, Optimizer, Program, Recompute, Settings, compile,
 };
+use models::Segmenter;
 use models::swin::Swin;
 use models::vit::Vit;
 
@@ -26,33 +27,35 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The formula's random word number `i` for `name`.
-pub fn word(name: &str, i: usize) -> u64 {
-    mix(fnv1a(name).wrapping_add((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+/// The formula's random words for `name`, by number. The name is hashed once: models have tens of millions of weights.
+pub fn words(name: &str) -> impl Fn(usize) -> u64 + use<> {
+    let hash = fnv1a(name);
+    move |i| mix(hash.wrapping_add((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
 }
 
-/// A number in [-1, 1) that f32 holds exactly.
-pub fn unit(name: &str, i: usize) -> f64 {
-    (word(name, i) >> 40) as f64 / (1u64 << 23) as f64 - 1.0
+/// Numbers in [-1, 1) that f32 holds exactly.
+pub fn units(name: &str) -> impl Fn(usize) -> f64 + use<> {
+    let words = words(name);
+    move |i| (words(i) >> 40) as f64 / (1u64 << 23) as f64 - 1.0
 }
 
-/// The formula's weight, rounded to f32 once.
-pub fn weight(name: &str, shape: &[usize], i: usize) -> f64 {
-    let u = unit(name, i);
+/// The formula's weights, each rounded to f32 once.
+pub fn weights(name: &str, shape: &[usize]) -> impl Fn(usize) -> f64 + use<> {
     let is_norm = ["norm1.weight", "norm2.weight", "norm.weight"].iter().any(|end| name.ends_with(end));
-    let value = if is_norm {
-        1.0 + 0.1 * u
+    let fan_in: usize = shape.iter().skip(1).product();
+    let (offset, scale, factor) = if is_norm {
+        (1.0, 0.1, 1.0)
     } else if name == "cls_token" || name == "pos_embed" {
-        0.2 * u
+        (0.0, 0.2, 1.0)
     } else if name.ends_with(".weight") {
-        let fan_in: usize = shape[1..].iter().product();
-        u * (3.0 / fan_in as f64).sqrt() * 0.8
+        (0.0, (3.0 / fan_in as f64).sqrt(), 0.8)
     } else if name.ends_with(".logit_scale") {
-        2.0 + u
+        (2.0, 1.0, 1.0)
     } else {
-        0.05 * u
+        (0.0, 0.05, 1.0)
     };
-    f64::from(value as f32)
+    let units = units(name);
+    move |i| f64::from((offset + units(i) * scale * factor) as f32)
 }
 
 /// A model of any family.
@@ -69,6 +72,12 @@ impl Network for Vit {
 impl Network for Swin {
     fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
         Swin::build(self, batch, loss, dtype)
+    }
+}
+
+impl Network for Segmenter {
+    fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+        Segmenter::build(self, batch, loss, dtype)
     }
 }
 
@@ -127,8 +136,9 @@ impl Setup {
 pub fn fill_weights<T: Float>(executor: &mut Executor<T>) {
     for state in executor.program().states.clone().iter().filter(|s| s.is_parameter()) {
         let id = executor.find_state(&state.name).unwrap();
+        let weights = weights(&state.name, &state.ty.shape.0);
         for (i, value) in executor.state_mut(id).iter_mut().enumerate() {
-            *value = T::from_f64(weight(&state.name, &state.ty.shape.0, i));
+            *value = T::from_f64(weights(i));
         }
     }
 }
@@ -137,13 +147,15 @@ pub fn fill_weights<T: Float>(executor: &mut Executor<T>) {
 pub fn fill_batch<T: Float>(executor: &mut Executor<T>, which: Which, first: usize, classes: usize) {
     let labels = executor.labels(which).unwrap();
     let batch = labels.len();
+    let random = words("labels");
     labels.iter_mut().enumerate().for_each(|(b, label)| {
-        *label = (word("labels", first + b) % classes as u64) as i32;
+        *label = (random(first + b) % classes as u64) as i32;
     });
     executor.input(which, "weights").unwrap().fill(T::ONE);
     let images = executor.input(which, "images").unwrap();
     let start = first * images.len() / batch;
-    images.iter_mut().enumerate().for_each(|(i, x)| *x = T::from_f64(unit("images", start + i)));
+    let units = units("images");
+    images.iter_mut().enumerate().for_each(|(i, x)| *x = T::from_f64(units(start + i)));
 }
 
 pub fn state<T: Float>(executor: &Executor<T>, name: &str) -> Vec<f64> {
