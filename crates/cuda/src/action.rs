@@ -45,6 +45,8 @@ pub enum Source {
     Loss,
     /// Cross-entropy of pixels whose logits are resized.
     ResizedLoss,
+    /// And of those whose logits are enlarged.
+    ResizedLossCells,
     /// Moments, batch norm and its gradient.
     BatchNorm,
     /// Resizing and pooling of images.
@@ -60,7 +62,7 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Source; 22] = [
+    pub const ALL: [Source; 23] = [
         Source::Attention,
         Source::AttentionHopper,
         Source::AttentionPlain,
@@ -77,6 +79,7 @@ impl Source {
         Source::Tokens,
         Source::Loss,
         Source::ResizedLoss,
+        Source::ResizedLossCells,
         Source::BatchNorm,
         Source::Resize,
         Source::Channels,
@@ -94,6 +97,7 @@ impl Source {
             Source::Windows | Source::WindowsGrad | Source::WindowsWide | Source::WindowsPlain => 100,
             Source::Product => 140,
             Source::Update => 37,
+            Source::ResizedLossCells => 40,
             Source::Rows | Source::NormAdd | Source::PositionBias => 20,
             Source::Loss | Source::ResizedLoss | Source::BatchNorm | Source::Resize => 15,
             Source::Prepare | Source::Tokens | Source::Maps | Source::Channels | Source::Clock => 8,
@@ -119,6 +123,7 @@ impl Source {
             Source::Tokens => "tokens.cu",
             Source::Loss => "loss.cu",
             Source::ResizedLoss => "resized_loss.cu",
+            Source::ResizedLossCells => "resized_loss_cells.cu",
             Source::BatchNorm => "batch_norm.cu",
             Source::Resize => "resize.cu",
             Source::Channels => "channels.cu",
@@ -146,6 +151,7 @@ impl Source {
             Source::Tokens => include_str!("../kernels/tokens.cu"),
             Source::Loss => include_str!("../kernels/loss.cu"),
             Source::ResizedLoss => include_str!("../kernels/resized_loss.cu"),
+            Source::ResizedLossCells => include_str!("../kernels/resized_loss_cells.cu"),
             Source::BatchNorm => include_str!("../kernels/batch_norm.cu"),
             Source::Resize => include_str!("../kernels/resize.cu"),
             Source::Channels => include_str!("../kernels/channels.cu"),
