@@ -34,7 +34,27 @@ struct Axis {
             end = i == len - 1 ? out : min((high + 2 * len - 1) / (2 * len), out);
         }
     }
+    // The first result that lies at pixel i or beyond it; of the first pixel, the first of all.
+    __device__ __forceinline__ int begin(int i) const {
+        if (i >= len) return out;
+        return i <= 0 ? 0 : (int)((u32)(out * (2 * i + 1) + len - 1) / (u32)(2 * len));
+    }
 };
+
+// The pixels of an axis that a result is made of, without average: the first, and the share of the next.
+struct Between {
+    int first;
+    float share;
+    __device__ __forceinline__ Between(const Axis& axis, int o) : Between(axis, o, axis.place(o) / (2 * axis.out)) {}
+    __device__ __forceinline__ Between(const Axis& axis, int o, int first) : first(first) {
+        int unit = 2 * axis.out;
+        share = (float)(axis.place(o) - unit * first) * (1.0f / (float)unit);
+    }
+    // None is read beyond the last, of which the share is 0 then.
+    __device__ __forceinline__ int next(const Axis& axis) const { return min(first + 1, axis.len - 1); }
+};
+
+__device__ __forceinline__ float mix(float a, float b, float share) { return fmaf(share, b - a, a); }
 
 // The weights of the pixels of one result.
 struct Weights {

@@ -1,5 +1,5 @@
 // Cross-entropy of pixels whose logits (B,h,w,K) are resized on the way, bilinearly: what is resized is never in memory. As loss.cu
-// has it otherwise.
+// has it otherwise. These take any sizes; resized_loss_cells.cu has those for logits that are enlarged.
 //
 // Legend: results are the pixels that have labels, (B,h',w').
 #include "common.cuh"
@@ -7,21 +7,6 @@
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / 32;
-
-// The pixels of an axis that a result is made of: the first, and the share of the next.
-struct Between {
-    int first;
-    float share;
-    __device__ __forceinline__ Between(const Axis& axis, int o) {
-        int place = axis.place(o), unit = 2 * axis.out;
-        first = place / unit;
-        share = (float)(place - unit * first) / (float)unit;
-    }
-    // None is read beyond the last, of which the share is 0 then.
-    __device__ __forceinline__ int next(const Axis& axis) const { return min(first + 1, axis.len - 1); }
-};
-
-__device__ __forceinline__ float mix(float a, float b, float share) { return fmaf(share, b - a, a); }
 
 // Σ weight · (loss, 1, top-1 hit, top-5 hit) over every gridDim.x-th group of results, to one line of parts (blocks, 4); and the
 // log-sum-exp of each result. A warp for each, which has at most 32·N classes in registers. Results without weight may have any

@@ -79,6 +79,8 @@ sources! {
     Loss = "loss.cu", 15;
     /// Cross-entropy of pixels whose logits are resized.
     ResizedLoss = "resized_loss.cu", 15;
+    /// The same for enlarged logits, by the cells between them.
+    ResizedLossCells = "resized_loss_cells.cu", 40;
     /// Moments, batch norm and its gradient.
     BatchNorm = "batch_norm.cu", 15;
     /// Resizing and pooling of images.

@@ -100,7 +100,7 @@ fn convolutions_are_found_by_their_kernels() {
     let program = program();
     let kernels = cuda::kernels_of(&program, &Facts::h200(), false).unwrap();
     assert!(kernels.iter().any(|kernel| kernel.name == "batch_norm<bf16, 8, 32>"));
-    assert!(kernels.iter().any(|kernel| kernel.name == "resized_loss_grad<float, bf16>"));
+    assert!(kernels.iter().any(|kernel| kernel.name == "resized_loss_grad_cells<float, bf16, 5>"));
     let of_points = program.last.steps.iter().filter(|step| matches!(step.op, Op::Linear { .. })).count();
     // Three lateral ones, four of the pyramid, two classifiers.
     assert_eq!((of_points, steps(&program.last, "conv").len()), (9, 4 + 6));

@@ -265,6 +265,8 @@ pub struct Rig<T: Float> {
     pub header: Header,
     /// The weight of each sample of the batch in the loss.
     pub weights: Vec<f64>,
+    /// Labels are drawn from so many.
+    pub classes: usize,
 }
 
 impl<T: Float> Rig<T> {
@@ -279,19 +281,19 @@ impl<T: Float> Rig<T> {
         let batch = executor.labels(Which::Last).unwrap().len();
         let (nominal, learning_rate) = (batch as f64, 1e-3);
         let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal, accumulate: false };
-        Rig { executor, header, weights: vec![1.0; batch] }
+        Rig { executor, header, weights: vec![1.0; batch], classes: CLASSES }
     }
 
     /// Fills the inputs of a plan; they share the arena with everything else, so every run needs it anew.
     pub fn fill(&mut self, which: Which) {
-        let first = self.header.first_sample;
+        let (first, classes) = (self.header.first_sample, self.classes as f64);
         let draws = |b: usize| Sequence::new(first + b as u64, 77);
         for (b, label) in self.executor.labels(which).unwrap().iter_mut().enumerate() {
-            *label = (draws(b).uniform() * CLASSES as f64) as i32;
+            *label = (draws(b).uniform() * classes) as i32;
         }
         let second = |b: usize| Sequence::new(first + b as u64, 78);
         for (b, partner) in self.executor.ints(which, "partners").into_iter().flatten().enumerate() {
-            *partner = (second(b).uniform() * CLASSES as f64) as i32;
+            *partner = (second(b).uniform() * classes) as i32;
         }
         for (b, mix) in self.executor.input(which, "mix").into_iter().flatten().enumerate() {
             *mix = T::from_f64(Sequence::new(first + b as u64, 79).uniform());

@@ -84,6 +84,36 @@ pub fn rectified() -> Vec<(String, Body)> {
     [(3, 4, 5), (16, 16, 512), (32, 32, 64), (2, 2, 40)].map(|(h, w, c)| norm(true, h, w, c)).into()
 }
 
+type Size = (usize, usize);
+
+/// Losses of resized logits: from, to, smoothing, classes.
+const RESIZED: [(Size, Size, f64, usize); 14] = [
+    // As the heads of UPerNet have them, but for fewer pixels; as cityscapes has its classes.
+    ((24, 36), (96, 144), 0.0, 150),
+    ((6, 9), (96, 144), 0.0, 150),
+    ((19, 23), (38, 46), 0.0, 19),
+    ((8, 8), (32, 16), 0.0, 150),
+    // Odd ratios; many rows of cells; hardly larger; as large.
+    ((5, 3), (32, 16), 0.1, 7),
+    ((7, 11), (33, 75), 0.1, 21),
+    ((33, 20), (70, 64), 0.0, 150),
+    ((9, 40), (10, 41), 0.1, 19),
+    ((9, 17), (9, 17), 0.0, 40),
+    // One pixel; one row; more classes.
+    ((1, 1), (32, 16), 0.1, 40),
+    ((1, 30), (50, 120), 0.0, 10),
+    ((8, 8), (64, 64), 0.1, 256),
+    // These go the plain way: smaller, and too many classes.
+    ((16, 12), (5, 9), 0.1, 24),
+    ((8, 8), (32, 32), 0.0, 300),
+];
+
+fn resized(dtype: DType, (h, w): Size, (height, width): Size, smoothing: f64, classes: usize) -> Graph {
+    let mut d = Draft::of_pixels(dtype, [2, height, width]);
+    let logits = d.parameter("logits", [2, h, w, classes], 2.0);
+    d.finish_resized(logits, smoothing)
+}
+
 /// The ops of dense prediction, in shapes that models have and in odd ones.
 pub fn bodies() -> Vec<(String, Body)> {
     let mut list: Vec<(String, Body)> = vec![];
@@ -122,13 +152,10 @@ pub fn bodies() -> Vec<(String, Body)> {
         };
         list.push((format!("drop per channel of {c}"), pixels((9, 7), 0.1, build)));
     }
-    for (size, smoothing, classes) in [((8, 8), 0.0, 150), ((5, 3), 0.1, 7), ((1, 1), 0.1, 40)] {
-        let build: Body = Box::new(move |dtype| {
-            let mut d = Draft::of_pixels(dtype, [2, 32, 16]);
-            let logits = d.parameter("logits", [2, size.0, size.1, classes], 2.0);
-            d.finish_resized(logits, smoothing)
-        });
-        list.push((format!("loss of {size:?}×{classes} resized, smoothing {smoothing}"), build));
+    for (size, to, smoothing, classes) in RESIZED {
+        let build: Body = Box::new(move |dtype| resized(dtype, size, to, smoothing, classes));
+        let name = format!("loss of {size:?}×{classes} resized to {to:?}, smoothing {smoothing}");
+        list.push((name, build));
     }
     for smoothing in [0.0, 0.1] {
         let build: Body = Box::new(move |dtype| {
@@ -185,6 +212,33 @@ fn every_op_of_dense_prediction() {
 #[ignore = "needs a GPU"]
 fn a_whole_upernet() {
     compare_all([whole()].into_iter(), |arithmetic| arithmetic == Arithmetic::Fp32);
+}
+
+/// With labels of every class. Pixels without weight add nothing, whole rows of them and those between others; and two runs have the
+/// same bits.
+#[test]
+#[ignore = "needs a GPU"]
+fn resized_losses_leave_out_what_has_no_weight() {
+    for (size, to, smoothing, classes) in RESIZED {
+        let program =
+            common::compiled(&resized(DType::F64, size, to, smoothing, classes), Recompute::None, 4);
+        let mut cpu = Rig::<f64>::new(program, 4);
+        let weights = (0..2 * to.0 * to.1).map(|i| {
+            let (row, pixel) = (i / to.1, i % to.1);
+            if row % 8 < 3 || pixel % 5 == 1 { 0.0 } else { 0.5 + (i % 3) as f64 }
+        });
+        (cpu.weights, cpu.classes) = (weights.collect(), classes);
+        let graph = resized(DType::F32, size, to, smoothing, classes);
+        let gradients = || {
+            let mut gpu = Gpu::of_graph(&graph, Arithmetic::Fp32).unwrap();
+            (gpu.weights, gpu.classes) = (cpu.weights.iter().map(|w| *w as f32).collect(), classes);
+            gpu.gradients().unwrap()
+        };
+        let (got, again) = (gradients(), gradients());
+        assert!(got == again, "{size:?} to {to:?}");
+        let (error, tensor) = distance_or_nan(&got, &cpu.gradients());
+        assert!(error < 1e-4, "{size:?}×{classes} to {to:?}: {tensor} is off by {error:.1e}");
+    }
 }
 
 fn running(tensors: Tensors) -> Tensors {

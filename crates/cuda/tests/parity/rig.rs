@@ -42,7 +42,10 @@ pub struct Gpu {
     pub executor: Executor,
     pub header: Header,
     scale: f64,
-    weights: Vec<f32>,
+    /// The weight of each sample of the batch in the loss.
+    pub weights: Vec<f32>,
+    /// Labels are drawn from so many.
+    pub classes: usize,
 }
 
 /// Compiles for a GPU.
@@ -105,14 +108,16 @@ impl Gpu {
         let executor = Executor::new(program, options)?;
         let (nominal, learning_rate) = (batch as f64, 1e-3);
         let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal, accumulate: false };
-        Ok(Gpu { executor, header, scale: arithmetic.scale().unwrap_or(1.0), weights: vec![1.0; batch] })
+        let (scale, weights) = (arithmetic.scale().unwrap_or(1.0), vec![1.0; batch]);
+        Ok(Gpu { executor, header, scale, weights, classes: CLASSES })
     }
 
     /// The batch of `Rig::fill`.
     pub fn fill(&mut self, which: Which) -> Result<(), CudaError> {
         let (first, batch, which) = (self.header.first_sample, self.weights.len(), plan(which));
+        let classes = self.classes as f64;
         let draws = |b: usize, site: u32| Sequence::new(first + b as u64, site);
-        let class = |b: usize, site: u32| (draws(b, site).uniform() * CLASSES as f64) as i32;
+        let class = |b: usize, site: u32| (draws(b, site).uniform() * classes) as i32;
         let labels: Vec<i32> = (0..batch).map(|b| class(b, 77)).collect();
         self.executor.upload_i32(which, "labels", &labels)?;
         self.executor.upload_f32(which, "weights", &self.weights)?;
