@@ -47,6 +47,13 @@ const SIZES: [(&str, usize, [usize; 4], [usize; 4]); 5] = [
     ("l", 192, [2, 2, 18, 2], [6, 12, 24, 48]),
 ];
 
+/// Channels of a head, in every published size.
+const HEAD: usize = 32;
+
+/// Beyond any that was published: what names may ask for.
+const WIDEST: usize = 4096;
+const DEEPEST: usize = 1000;
+
 /// The image sizes that windows were pre-trained at: the published models. (window, pixels)
 const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 384)];
 
@@ -54,9 +61,15 @@ const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 38
 pub enum SwinError {
     #[error(
         "unknown model '{0}': a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
-         swinv2-b/w12to16 for windows of 16 pre-trained with 12"
+         swinv2-b/w12to16 for windows of 16 pre-trained with 12, or swinv2-352-2-2-18-2/w8 for a width and the blocks of each stage"
     )]
     Unknown(String),
+    #[error(
+        "{model}: width {width} is not a multiple of {HEAD}, the channels of a head, from {HEAD} to {WIDEST}"
+    )]
+    Width { model: String, width: usize },
+    #[error("{model}: {depth} blocks in a stage, but a stage has from 1 to {DEEPEST}")]
+    Depth { model: String, depth: usize },
     #[error("{model}: patch {PATCH} doesn't divide the {}×{} image", image[0], image[1])]
     Patch { model: String, image: [usize; 2] },
     #[error(
@@ -90,7 +103,21 @@ impl Swin {
             }
             None => (number(windows)?, None),
         };
-        let &(_, width, depths, heads) = SIZES.iter().find(|s| s.0 == size).ok_or_else(unknown)?;
+        let (width, depths, heads) = match SIZES.iter().find(|s| s.0 == size) {
+            Some(&(_, width, depths, heads)) => (width, depths, heads),
+            None => {
+                let numbers = size.split('-').map(number).collect::<Result<Vec<_>, _>>()?;
+                let [width, depths @ ..]: [usize; 5] = numbers.try_into().map_err(|_| unknown())?;
+                let model = name.to_string();
+                if !width.is_multiple_of(HEAD) || !(HEAD..=WIDEST).contains(&width) {
+                    return Err(SwinError::Width { model, width });
+                }
+                if let Some(depth) = depths.into_iter().find(|depth| !(1..=DEEPEST).contains(depth)) {
+                    return Err(SwinError::Depth { model, depth });
+                }
+                (width, depths, [0, 1, 2, 3].map(|stage| (width / HEAD) << stage))
+            }
+        };
         let (dropout, drop_path) = (0.0, 0.0);
         let swin =
             Swin { image, channels, classes, width, depths, heads, window, pretrained, dropout, drop_path };
@@ -316,6 +343,30 @@ mod tests {
         assert_eq!(swin("swinv2-b/w12to16", [256; 2]).pretrained, Some([12, 12, 12, 6]));
         assert_eq!(swin("SwinV2-B/w12to24", [384; 2]).window, 24);
         assert_eq!(swin("swinv2-ti/w16to8", [256; 2]).pretrained, Some([16, 16, 16, 8]));
+    }
+
+    #[test]
+    fn other_sizes_are_named_by_their_numbers() {
+        assert_eq!(swin("swinv2-96-2-2-6-2/w8", [256; 2]), swin("swinv2-ti/w8", [256; 2]));
+        let huge = swin("swinv2-352-2-2-18-2/w8", [256; 2]);
+        assert_eq!((huge.width, huge.depths, huge.heads), (352, [2, 2, 18, 2], [11, 22, 44, 88]));
+        // SwinV2-H, which has 658 million in the paper; its few norms more are not here.
+        let million = |name| {
+            let numbers = swin(name, [256; 2]).parameters();
+            numbers.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>() / 1_000_000
+        };
+        assert_eq!(million("swinv2-352-2-2-18-2/w8"), 658);
+        let message = |name| Swin::named(name, [256; 2], 3, 10).unwrap_err().to_string();
+        let width = message("swinv2-100-2-2-6-2/w8");
+        assert!(width.contains("width 100 is not a multiple of 32"), "{width}");
+        assert!(
+            message("swinv2-96-2-0-6-2/w8").contains("0 blocks in a stage, but a stage has from 1 to 1000")
+        );
+        for name in
+            ["swinv2-96-2-2-6/w8", "swinv2-96-2-2-6-2-2/w8", "swinv2-96-2-x-6-2/w8", "swinv2--2-2-6-2/w8"]
+        {
+            assert!(message(name).starts_with("unknown model"), "{name}");
+        }
     }
 
     #[test]
