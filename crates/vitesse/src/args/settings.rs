@@ -19,9 +19,9 @@ pub struct ModelArgs {
     /// classify: one class for each image; segment: a class for each pixel [default: as the model and the data have it]
     #[arg(long)]
     task: Option<Task>,
-    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a
-    /// width and the blocks of each stage, as 352-2-2-18-2; for pixels vit-SIZE/PATCH+linear or swinv2-SIZE/wWINDOW+upernet [default: vit-nano/4; for drawn masks swinv2-nano/w8+upernet, for others
-    /// swinv2-b/w8+upernet]
+    /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
+    /// the blocks of each stage, as 352-2-2-18-2; for pixels vit-SIZE/PATCH+linear or swinv2-SIZE/wWINDOW+upernet [default:
+    /// vit-nano/4; for drawn masks swinv2-nano/w8+upernet, for others swinv2-b/w8+upernet]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// Side of the square images, or of the cuts from images with masks, in pixels [default: 32, or 224 for folders; with masks 512, or 64 if
