@@ -76,26 +76,32 @@ impl Raw {
         }
         let file = self.deepspeed.as_ref().filter(|_| world > 1);
         let log = if world > 1 { log } else { &mut Log::default() };
-        let parameters = network.expected();
-        let gradients: usize = parameters.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         Ok(Exchange {
-            bucket: self.bucket(file, gradients, log)?,
+            bucket: self.bucket(file, network, world, log)?,
             overlap: self.overlap(file, log),
             wire: self.wire(file, precision, log)?,
             predivide: predivide(file, world),
         })
     }
 
-    fn bucket(&self, file: Option<&DeepSpeed>, gradients: usize, log: &mut Log) -> Result<usize, TrainError> {
+    fn bucket(
+        &self,
+        file: Option<&DeepSpeed>,
+        network: &Network,
+        world: usize,
+        log: &mut Log,
+    ) -> Result<usize, TrainError> {
         let of_file = file.and_then(|file| file.whole(REDUCE_BUCKET));
         if let (None, Some(Setting::Given(elements))) = (self.bucket_size, of_file) {
             log.note("bucket-size", elements, Origin::File(REDUCE_BUCKET.to_string()));
             return at_least_one("bucket-size", usize::try_from(elements).unwrap_or(usize::MAX));
         }
-        at_least_one(
-            "bucket-size",
-            log.pick("bucket-size", self.bucket_size, BUCKET.min(gradients.div_ceil(BUCKETS))),
-        )
+        // Counting parameters takes the building of a model, which one rank needn't wait for.
+        let default = match self.bucket_size {
+            None if world > 1 => BUCKET.min(gradients(network).div_ceil(BUCKETS)),
+            _ => BUCKET,
+        };
+        at_least_one("bucket-size", log.pick("bucket-size", self.bucket_size, default))
     }
 
     fn overlap(&self, file: Option<&DeepSpeed>, log: &mut Log) -> bool {
@@ -138,6 +144,10 @@ impl Raw {
         }
         Ok(wire)
     }
+}
+
+fn gradients(network: &Network) -> usize {
+    network.expected().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
 }
 
 /// What a rank's mean is divided by before it travels. DeepSpeed divides by `gradient_predivide_factor`, sums, and makes up
