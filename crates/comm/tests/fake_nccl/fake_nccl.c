@@ -98,9 +98,22 @@ void fake_async(int rank, int code) {
   pthread_mutex_unlock(&lock);
 }
 
+// One text for the process, like NCCL's. What is said again isn't written again: another rank may be reading it.
+static void say(const char *format, ...) {
+  static pthread_mutex_t saying = PTHREAD_MUTEX_INITIALIZER;
+  char text[sizeof said];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  pthread_mutex_lock(&saying);
+  if (strcmp(said, text) != 0) strcpy(said, text);
+  pthread_mutex_unlock(&saying);
+}
+
 static int fails(const char *function) {
   if (strcmp(failing, function) != 0) return SUCCESS;
-  snprintf(said, sizeof said, "the fake was told to\nfail %s", function);
+  say("the fake was told to\nfail %s", function);
   return failing_code;
 }
 
@@ -180,7 +193,7 @@ static int perform(struct group *g) {
     struct call *call = &g->calls[r];
     if (call->what != first->what || call->count != first->count || call->type != first->type ||
         call->detail != first->detail) {
-      snprintf(said, sizeof said, "rank %d calls something else", r);
+      say("rank %d calls something else", r);
       for (int s = 0; s < g->size; s++) g->comms[s]->async = INVALID_USAGE;
       return INVALID_USAGE;
     }
