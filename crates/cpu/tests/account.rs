@@ -143,7 +143,7 @@ fn exposure_follows_from_the_lanes() {
             let expected = expected_exposed(&rig, &events);
             let holds = (account.exposed - expected).abs() < 0.1 * expected
                 && account.exposed - in_calls < 0.25 * seconds
-                && if overlap { account.hidden > seconds } else { account.hidden < 0.25 * seconds };
+                && (account.hidden > 0.25 * seconds) == overlap;
             holds.then_some(()).ok_or(format!("{account:?}, expected {expected}, in calls {in_calls}"))
         });
     }

@@ -19,7 +19,7 @@ mod patches;
 mod resample;
 mod softmax;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod transpose;
 mod unfold;
 mod windows;

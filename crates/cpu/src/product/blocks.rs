@@ -1,0 +1,523 @@
+//! Large f32 products on AVX-512: c (M,N) = a (M,K) · b (K,N).
+//!
+//! A tile of 8 × 48 of the result stays in registers while k runs. The right side is packed into panels of 48 columns, four
+//! of them at a time, which lie in the second cache level; eight rows of the left side lie in the first while they meet all
+//! four. Rows that are contiguous along k are read where they are, others are packed too. A last panel is narrower, by
+//! whole vectors.
+//!
+//! In a training step operands come from memory, not from a cache, and waiting for them is what costs most. So every tile
+//! fetches what comes after it, a line now and then: the left side's next rows, and what the next panels will be packed
+//! from.
+
+use super::Matrix;
+use crate::memory::Block;
+use std::arch::x86_64::*;
+use std::cell::OnceCell;
+use std::ops::Range;
+
+/// A tile of the result.
+const ROWS: usize = 8;
+const COLS: usize = 48;
+/// Panels of the right side packed together.
+const PANELS: usize = 4;
+/// Most of k that one pass covers: 25 KB of the left side's rows, 600 KB of the right side.
+const DEPTH: usize = 800;
+/// Most rows of the left side packed together.
+const PACKED_ROWS: usize = 768;
+/// Numbers in a line of the cache; also the steps of k for which a tile fetches lines ahead once.
+const LINE: usize = 16;
+
+const RIGHT: usize = PANELS * COLS * DEPTH;
+const LEFT: usize = PACKED_ROWS * DEPTH;
+
+thread_local! {
+    /// Where this thread packs.
+    static PACKED: OnceCell<Block> = const { OnceCell::new() };
+}
+
+/// Whether a product is large enough to pay for packing, and lies as this wants it.
+pub fn suits((m, n, k): (usize, usize, usize), c: Matrix<f32>, a: Matrix<f32>, b: Matrix<f32>) -> bool {
+    let contiguous = |x: Matrix<f32>| x.row_stride == 1 || x.col_stride == 1;
+    m >= 64 && n >= 2 * COLS && k >= 128 && c.col_stride == 1 && contiguous(a) && contiguous(b)
+}
+
+/// # Safety
+/// As [`super::product`], of a product that [`suits`], on a CPU with AVX-512 (F, VL, BW, DQ).
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub unsafe fn product(
+    (m, n, k): (usize, usize, usize),
+    c: Matrix<f32>,
+    a: Matrix<f32>,
+    b: Matrix<f32>,
+    add: bool,
+) {
+    PACKED.with(|packed| {
+        let bytes = (RIGHT + LEFT) * size_of::<f32>();
+        let packed = packed.get_or_init(|| Block::new(bytes).expect("3 MB to pack products in"));
+        let (right, left) = (packed.view(0, RIGHT).at(0), packed.view(RIGHT * size_of::<f32>(), LEFT).at(0));
+        // As even as can be.
+        let depth = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(LINE);
+        let height =
+            if a.col_stride == 1 { m } else { m.div_ceil(m.div_ceil(PACKED_ROWS)).next_multiple_of(COLS) };
+        for rows in ranges(m, height) {
+            for deep in ranges(k, depth) {
+                let add = add || deep.start > 0;
+                let (a, c) = (a.from(rows.start, deep.start), c.from(rows.start, 0));
+                // SAFETY: passed on to the caller; one call of a thread at a time packs here.
+                unsafe {
+                    let sweep = Sweep { rows: rows.len(), deep: deep.len(), a, c, add, right, left };
+                    for cols in ranges(n, PANELS * COLS) {
+                        let next = if cols.end < n { (deep.start, cols.end) } else { (deep.end, 0) };
+                        let next = (next.0 < k).then(|| b.from(next.0, next.1));
+                        pack_right(deep.len(), cols.len(), b.from(deep.start, cols.start), right);
+                        sweep.run(cols, next);
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn ranges(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n).step_by(step).map(move |start| start..(start + step).min(n))
+}
+
+/// A pair of lines to fetch ahead, how far apart they lie, and how far from them the next pair; in bytes.
+#[derive(Clone, Copy)]
+struct Ahead {
+    at: *const i8,
+    gap: usize,
+    step: usize,
+}
+
+/// All rows of the left side against the panels that are packed.
+struct Sweep {
+    rows: usize,
+    deep: usize,
+    a: Matrix<f32>,
+    c: Matrix<f32>,
+    add: bool,
+    right: *mut f32,
+    left: *mut f32,
+}
+
+impl Sweep {
+    /// # Safety
+    /// As [`product`].
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    unsafe fn run(&self, cols: Range<usize>, next: Option<Matrix<f32>>) {
+        let in_place = self.a.col_stride == 1;
+        let mut tile = 0;
+        for top in (0..self.rows).step_by(ROWS) {
+            let rows = ROWS.min(self.rows - top);
+            let packed = if in_place { self.left } else { self.left.wrapping_add(top * self.deep) };
+            // SAFETY: within a; a packed row lies before the end of what is left for them.
+            unsafe {
+                if in_place && rows < ROWS {
+                    pack_ragged(self.deep, rows, self.a.from(top, 0), packed);
+                } else if !in_place && cols.start == 0 && top.is_multiple_of(COLS) {
+                    pack_left(self.deep, COLS.min(self.rows - top), self.a.from(top, 0), packed);
+                }
+            }
+            for (panel, left) in ranges(cols.len(), COLS).enumerate() {
+                // SAFETY: within c and what was packed.
+                unsafe {
+                    let c = self.c.from(top, cols.start + left.start);
+                    let b = self.right.add(panel * COLS * self.deep);
+                    let far = self.far(tile, next);
+                    let near = self.near(&cols, top, panel);
+                    tile += 1;
+                    let parts = left.len().div_ceil(LINE);
+                    let whole = rows == ROWS && left.len().is_multiple_of(LINE);
+                    let a = if in_place && rows == ROWS {
+                        Left { at: self.a.from(top, 0).ptr, across: 4 * self.a.row_stride, along: 4 }
+                    } else {
+                        Left { at: packed, across: 4, along: 4 * ROWS }
+                    };
+                    if whole {
+                        fill(parts, self.deep, a, b, c, self.add, near, far);
+                    } else {
+                        let mut edge = [0.0; ROWS * COLS];
+                        let all = Matrix::rows(edge.as_mut_ptr(), COLS);
+                        fill(parts, self.deep, a, b, all, false, near, far);
+                        write_edge(&edge, rows, left.len(), c, self.add);
+                    }
+                }
+            }
+        }
+    }
+
+    /// This tile's share of the rows below, two for each panel; or of those that are packed next.
+    fn near(&self, cols: &Range<usize>, top: usize, panel: usize) -> Ahead {
+        let half = self.deep / LINE;
+        if self.a.col_stride == 1 {
+            let rows = self.a.from(top + ROWS + 2 * panel, 0);
+            return Ahead { at: rows.ptr.cast(), gap: 4 * self.a.row_stride, step: 64 };
+        }
+        if cols.start > 0 {
+            let packed = self.left.wrapping_add((top + ROWS) * self.deep).cast::<i8>();
+            return Ahead { at: packed.wrapping_add(2 * panel * half * 64), gap: half * 64, step: 64 };
+        }
+        let tile = top % COLS / ROWS * PANELS + panel;
+        let from = self.a.from(top - top % COLS + COLS + LINE * (tile % 3), tile / 3 * 2 * half);
+        let step = 4 * self.a.col_stride;
+        Ahead { at: from.ptr.cast(), gap: half * step, step }
+    }
+
+    /// This tile's share of what the next panels are packed from: one line after the other.
+    fn far(&self, tile: usize, next: Option<Matrix<f32>>) -> Ahead {
+        let nothing = Ahead { at: std::ptr::null(), gap: 0, step: 0 };
+        let Some(b) = next else { return nothing };
+        let lines = (self.deep / LINE).max(1);
+        let wide = PANELS * COLS;
+        if b.col_stride == 1 {
+            // One line of as many rows.
+            let (across, down) = (tile % (wide / LINE), tile / (wide / LINE) * lines);
+            let from = Ahead { at: b.from(down, LINE * across).ptr.cast(), gap: 0, step: 4 * b.row_stride };
+            if down < self.deep { from } else { nothing }
+        } else {
+            // A row, whose lines are as many.
+            let from = Ahead { at: b.from(0, tile).ptr.cast(), gap: 0, step: 4 * LINE };
+            if tile < wide { from } else { nothing }
+        }
+    }
+}
+
+/// Where eight rows of the left side lie: rows `across` apart, and what follows in a row `along`; in bytes.
+#[derive(Clone, Copy)]
+struct Left {
+    at: *const f32,
+    across: usize,
+    along: usize,
+}
+
+/// One tile of c, of `parts` times 16 columns.
+///
+/// # Safety
+/// As [`product`]; `b` is a packed panel.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+#[allow(clippy::too_many_arguments)]
+unsafe fn fill(
+    parts: usize,
+    k: usize,
+    a: Left,
+    b: *const f32,
+    c: Matrix<f32>,
+    add: bool,
+    near: Ahead,
+    far: Ahead,
+) {
+    for row in 0..ROWS {
+        for part in 0..parts {
+            _mm_prefetch::<_MM_HINT_T0>(c.from(row, LINE * part).ptr.cast());
+        }
+    }
+    // SAFETY: passed on to the caller.
+    let sums = unsafe {
+        match parts {
+            3 => sums_of_three(k, a, b, near, far),
+            2 => sums_of_two(k, a, b, near, far),
+            _ => sums_of_one(k, a, b, near, far),
+        }
+    };
+    for (row, sums) in sums.iter().enumerate() {
+        for (part, &sum) in sums[..parts].iter().enumerate() {
+            let at = c.from(row, LINE * part).ptr;
+            // SAFETY: a whole tile of c.
+            unsafe { _mm512_storeu_ps(at, if add { _mm512_add_ps(_mm512_loadu_ps(at), sum) } else { sum }) };
+        }
+    }
+}
+
+/// Instructions of a row: its number, wherever it is, times each part of b.
+#[rustfmt::skip]
+macro_rules! row {
+    ($at:literal $(, $sum:literal += $part:literal)*) => {
+        concat!(
+            "vbroadcastss zmm27, dword ptr [", $at, "]\n",
+            $("vfmadd231ps zmm", $sum, ", zmm27, zmm", $part, "\n",)*
+        )
+    };
+}
+
+/// Instructions of one k, for as many parts of 16 columns.
+#[rustfmt::skip]
+macro_rules! step {
+    (3) => { concat!(
+        "vmovups zmm24, zmmword ptr [{b}]\n",
+        "vmovups zmm25, zmmword ptr [{b} + 64]\n",
+        "vmovups zmm26, zmmword ptr [{b} + 128]\n",
+        row!("{a}", 0 += 24, 1 += 25, 2 += 26),
+        row!("{a} + {across}", 3 += 24, 4 += 25, 5 += 26),
+        row!("{a} + 2 * {across}", 6 += 24, 7 += 25, 8 += 26),
+        row!("{a} + {across3}", 9 += 24, 10 += 25, 11 += 26),
+        row!("{a4}", 12 += 24, 13 += 25, 14 += 26),
+        row!("{a4} + {across}", 15 += 24, 16 += 25, 17 += 26),
+        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25, 20 += 26),
+        row!("{a4} + {across3}", 21 += 24, 22 += 25, 23 += 26),
+        "add {b}, 192\n", "add {a}, {along}\n", "add {a4}, {along}\n",
+    ) };
+    (2) => { concat!(
+        "vmovups zmm24, zmmword ptr [{b}]\n",
+        "vmovups zmm25, zmmword ptr [{b} + 64]\n",
+        row!("{a}", 0 += 24, 1 += 25),
+        row!("{a} + {across}", 3 += 24, 4 += 25),
+        row!("{a} + 2 * {across}", 6 += 24, 7 += 25),
+        row!("{a} + {across3}", 9 += 24, 10 += 25),
+        row!("{a4}", 12 += 24, 13 += 25),
+        row!("{a4} + {across}", 15 += 24, 16 += 25),
+        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25),
+        row!("{a4} + {across3}", 21 += 24, 22 += 25),
+        "add {b}, 128\n", "add {a}, {along}\n", "add {a4}, {along}\n",
+    ) };
+    (1) => { concat!(
+        "vmovups zmm24, zmmword ptr [{b}]\n",
+        row!("{a}", 0 += 24),
+        row!("{a} + {across}", 3 += 24),
+        row!("{a} + 2 * {across}", 6 += 24),
+        row!("{a} + {across3}", 9 += 24),
+        row!("{a4}", 12 += 24),
+        row!("{a4} + {across}", 15 += 24),
+        row!("{a4} + 2 * {across}", 18 += 24),
+        row!("{a4} + {across3}", 21 += 24),
+        "add {b}, 64\n", "add {a}, {along}\n", "add {a4}, {along}\n",
+    ) };
+}
+
+/// A function that sums up a tile of as many parts of 16 columns; three sums a row come back, of which the others are zero.
+/// Compilers keep the sums in registers too, but not the addresses.
+macro_rules! sums_of {
+    ($name:ident, $parts:tt) => {
+        /// # Safety
+        /// As [`fill`].
+        #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+        #[inline]
+        #[rustfmt::skip]
+        unsafe fn $name(k: usize, a: Left, b: *const f32, near: Ahead, far: Ahead) -> [[__m512; 3]; ROWS] {
+            let mut sums = [[_mm512_setzero_ps(); 3]; ROWS];
+            let [[s0, s1, s2], [s3, s4, s5], [s6, s7, s8], [s9, s10, s11],
+                [s12, s13, s14], [s15, s16, s17], [s18, s19, s20], [s21, s22, s23]] = &mut sums;
+            // SAFETY: reads a and b as far as the caller vouches for; prefetching is no access.
+            unsafe {
+                std::arch::asm!(
+                    "sub {k}, 16",
+                    "jb 3f",
+                    // While there are sixteen.
+                    "2:",
+                    "prefetcht1 byte ptr [{far}]",
+                    "prefetcht0 byte ptr [{near}]",
+                    "prefetcht0 byte ptr [{near} + {gap}]",
+                    "add {far}, {far_step}",
+                    "add {near}, {near_step}",
+                    step!($parts), step!($parts), step!($parts), step!($parts),
+                    step!($parts), step!($parts), step!($parts), step!($parts),
+                    step!($parts), step!($parts), step!($parts), step!($parts),
+                    step!($parts), step!($parts), step!($parts), step!($parts),
+                    "sub {k}, 16",
+                    "jae 2b",
+                    // And those left, fewer than sixteen.
+                    "3:",
+                    "add {k}, 16",
+                    "jz 5f",
+                    "4:",
+                    step!($parts),
+                    "dec {k}",
+                    "jnz 4b",
+                    "5:",
+                    k = inout(reg) k => _,
+                    a = inout(reg) a.at => _,
+                    a4 = inout(reg) a.at.wrapping_byte_add(4 * a.across) => _,
+                    across = in(reg) a.across,
+                    across3 = in(reg) 3 * a.across,
+                    along = in(reg) a.along,
+                    b = inout(reg) b => _,
+                    far = inout(reg) far.at => _,
+                    far_step = in(reg) far.step,
+                    near = inout(reg) near.at => _,
+                    near_step = in(reg) near.step,
+                    gap = in(reg) near.gap,
+                    inout("zmm0") *s0, inout("zmm1") *s1, inout("zmm2") *s2, inout("zmm3") *s3,
+                    inout("zmm4") *s4, inout("zmm5") *s5, inout("zmm6") *s6, inout("zmm7") *s7,
+                    inout("zmm8") *s8, inout("zmm9") *s9, inout("zmm10") *s10, inout("zmm11") *s11,
+                    inout("zmm12") *s12, inout("zmm13") *s13, inout("zmm14") *s14, inout("zmm15") *s15,
+                    inout("zmm16") *s16, inout("zmm17") *s17, inout("zmm18") *s18, inout("zmm19") *s19,
+                    inout("zmm20") *s20, inout("zmm21") *s21, inout("zmm22") *s22, inout("zmm23") *s23,
+                    out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _,
+                    options(readonly, nostack),
+                );
+            }
+            sums
+        }
+    };
+}
+sums_of!(sums_of_one, 1);
+sums_of!(sums_of_two, 2);
+sums_of!(sums_of_three, 3);
+
+/// The part of a tile that there is.
+///
+/// # Safety
+/// `c` has as many rows and columns.
+unsafe fn write_edge(edge: &[f32; ROWS * COLS], rows: usize, cols: usize, c: Matrix<f32>, add: bool) {
+    for (row, edge) in edge.as_chunks::<COLS>().0.iter().take(rows).enumerate() {
+        // SAFETY: passed on to the caller.
+        let c = unsafe { std::slice::from_raw_parts_mut(c.from(row, 0).ptr, cols) };
+        for (c, &sum) in c.iter_mut().zip(edge) {
+            *c = if add { *c + sum } else { sum };
+        }
+    }
+}
+
+/// Packs `cols` columns as panels: for each k 48 numbers, of a last panel fewer.
+///
+/// # Safety
+/// `b` has `k` rows and `cols` columns; `out` has room.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+unsafe fn pack_right(k: usize, cols: usize, b: Matrix<f32>, out: *mut f32) {
+    let whole = cols / COLS;
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if b.col_stride == 1 {
+            for row in 0..k {
+                let from = b.from(row, 0).ptr;
+                for panel in 0..whole {
+                    for part in 0..3 {
+                        let at = COLS * panel + 16 * part;
+                        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(4 * b.row_stride + at).cast());
+                        let to = out.add((panel * k + row) * COLS + 16 * part);
+                        _mm512_storeu_ps(to, _mm512_loadu_ps(from.add(at)));
+                    }
+                }
+            }
+        } else {
+            for panel in 0..whole {
+                for part in 0..3 {
+                    let (from, to) =
+                        (b.from(0, COLS * panel + 16 * part), out.add(panel * k * COLS + 16 * part));
+                    for row in (0..k - k % 16).step_by(16) {
+                        transpose(from.from(row, 0).ptr, b.col_stride, to.add(row * COLS));
+                    }
+                    for row in k - k % 16..k {
+                        for col in 0..16 {
+                            *to.add(row * COLS + col) = *from.from(row, col).ptr;
+                        }
+                    }
+                }
+            }
+        }
+        if cols > whole * COLS {
+            pack_narrow(k, cols - whole * COLS, b.from(0, whole * COLS), out.add(whole * k * COLS));
+        }
+    }
+}
+
+/// Packs a last panel, narrower than others: as many times 16 columns as it takes.
+///
+/// # Safety
+/// As [`pack_right`].
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+unsafe fn pack_narrow(k: usize, cols: usize, b: Matrix<f32>, out: *mut f32) {
+    let width = cols.next_multiple_of(LINE);
+    for part in ranges(cols, LINE) {
+        let (from, mask) = (b.from(0, part.start), ((1u32 << part.len()) - 1) as u16);
+        for row in 0..k {
+            // SAFETY: passed on to the caller; a lane outside of the mask is not read.
+            unsafe {
+                let to = out.add(row * width + part.start);
+                if b.col_stride == 1 {
+                    _mm512_storeu_ps(to, _mm512_maskz_loadu_ps(mask, from.from(row, 0).ptr));
+                } else {
+                    let lanes: [f32; LINE] =
+                        std::array::from_fn(
+                            |col| {
+                                if col < part.len() { *from.from(row, col).ptr } else { 0.0 }
+                            },
+                        );
+                    _mm512_storeu_ps(to, _mm512_loadu_ps(lanes.as_ptr()));
+                }
+            }
+        }
+    }
+}
+
+/// 16 × 16 numbers turned over: from rows `stride` apart into rows of a panel.
+///
+/// # Safety
+/// All of them may be read and written.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+#[inline]
+unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32) {
+    let mut rows = [_mm512_setzero_ps(); 16];
+    for (i, row) in rows.iter_mut().enumerate() {
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(i * stride + 64).cast());
+        // SAFETY: passed on to the caller.
+        *row = unsafe { _mm512_loadu_ps(from.add(i * stride)) };
+    }
+    let (pairs, numbers) = (_mm512_castps_pd, _mm512_castpd_ps);
+    let mut twos = rows;
+    for i in (0..16).step_by(2) {
+        twos[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        twos[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    // Of four rows from 4i on, the one at 4i + j then has columns j, 4 + j, 8 + j and 12 + j.
+    let mut fours = rows;
+    for i in (0..16).step_by(4) {
+        for (j, from) in [(0, 0), (2, 1)] {
+            let (a, b) = (pairs(twos[i + from]), pairs(twos[i + from + 2]));
+            fours[i + j] = numbers(_mm512_unpacklo_pd(a, b));
+            fours[i + j + 1] = numbers(_mm512_unpackhi_pd(a, b));
+        }
+    }
+    for j in 0..4 {
+        let [even, odd] = [(fours[j], fours[4 + j]), (fours[8 + j], fours[12 + j])]
+            .map(|(a, b)| (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b)));
+        let whole = [
+            _mm512_shuffle_f32x4::<0x88>(even.0, odd.0),
+            _mm512_shuffle_f32x4::<0x88>(even.1, odd.1),
+            _mm512_shuffle_f32x4::<0xdd>(even.0, odd.0),
+            _mm512_shuffle_f32x4::<0xdd>(even.1, odd.1),
+        ];
+        for (i, whole) in whole.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            unsafe { _mm512_storeu_ps(to.add((4 * i + j) * COLS), whole) };
+        }
+    }
+}
+
+/// Packs `rows` rows that are contiguous across, 48 at most: for each tile and k 8 numbers.
+///
+/// # Safety
+/// `a` has as many rows and `k` columns; `out` has room for whole tiles.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+unsafe fn pack_left(k: usize, rows: usize, a: Matrix<f32>, out: *mut f32) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if rows < COLS {
+            return (0..rows).step_by(ROWS).for_each(|top| {
+                pack_ragged(k, ROWS.min(rows - top), a.from(top, 0), out.add(top * k));
+            });
+        }
+        for col in 0..k {
+            let from = a.from(0, col).ptr;
+            for part in 0..3 {
+                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(8 * a.col_stride + 16 * part).cast());
+            }
+            for tile in 0..COLS / ROWS {
+                _mm256_storeu_ps(out.add((tile * k + col) * ROWS), _mm256_loadu_ps(from.add(ROWS * tile)));
+            }
+        }
+    }
+}
+
+/// Packs the `rows` rows of one tile, filled up with zeros.
+///
+/// # Safety
+/// As [`pack_left`].
+unsafe fn pack_ragged(k: usize, rows: usize, a: Matrix<f32>, out: *mut f32) {
+    for col in 0..k {
+        for row in 0..ROWS {
+            // SAFETY: passed on to the caller.
+            unsafe { *out.add(col * ROWS + row) = if row < rows { *a.from(row, col).ptr } else { 0.0 } };
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Matrix products, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by [`blocks`].
+
+#[cfg(target_arch = "x86_64")]
+mod blocks;
+
+use crate::kernels::{Float, Level, level};
+use std::cell::Cell;
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is inside `gemm` right now. The `gemm` crate allocates its packing buffers on every call; tests
+/// that count allocations use this to count those apart.
+pub fn inside() -> bool {
+    INSIDE.get()
+}
+
+/// A matrix in memory: address and strides, in elements.
+#[derive(Clone, Copy)]
+pub struct Matrix<T> {
+    pub ptr: *mut T,
+    pub row_stride: usize,
+    pub col_stride: usize,
+}
+
+impl<T> Matrix<T> {
+    /// Rows of `width` elements one after the other.
+    pub fn rows(ptr: *mut T, width: usize) -> Self {
+        Matrix { ptr, row_stride: width, col_stride: 1 }
+    }
+
+    pub fn transposed(self) -> Self {
+        Matrix { ptr: self.ptr, row_stride: self.col_stride, col_stride: self.row_stride }
+    }
+
+    /// What lies below and right of a place, which may also lie outside.
+    fn from(self, row: usize, col: usize) -> Self {
+        Matrix { ptr: self.ptr.wrapping_add(row * self.row_stride + col * self.col_stride), ..self }
+    }
+}
+
+/// c (m,n) = a (m,k) · b (k,n), added to what `c` holds if `add`.
+///
+/// # Safety
+/// The three matrices lie in memory the caller may read (`a`, `b`) and write (`c`); `c` overlaps neither.
+pub unsafe fn product<T: Float>(
+    (m, n, k): (usize, usize, usize),
+    c: Matrix<T>,
+    a: Matrix<T>,
+    b: Matrix<T>,
+    add: bool,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some([c, a, b]) = in_blocks((m, n, k), [c, a, b]) {
+        // SAFETY: passed on to the caller; `in_blocks` knows the CPU.
+        return unsafe { blocks::product((m, n, k), c, a, b, add) };
+    }
+    INSIDE.set(true);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.ptr,
+            c.col_stride as isize,
+            c.row_stride as isize,
+            add,
+            a.ptr,
+            a.col_stride as isize,
+            a.row_stride as isize,
+            b.ptr,
+            b.col_stride as isize,
+            b.row_stride as isize,
+            T::ONE,
+            T::ONE,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+    INSIDE.set(false);
+}
+
+/// The matrices of a product for [`blocks`], if they are f32, the CPU has AVX-512, and it suits.
+#[cfg(target_arch = "x86_64")]
+fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
+    use std::any::TypeId;
+    if TypeId::of::<T>() != TypeId::of::<f32>() || level() != Level::Avx512 {
+        return None;
+    }
+    let matrices =
+        matrices.map(|x| Matrix { ptr: x.ptr.cast(), row_stride: x.row_stride, col_stride: x.col_stride });
+    let [c, a, b] = matrices;
+    blocks::suits(sizes, c, a, b).then_some(matrices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::*;
+
+    /// A matrix of m × n in rows or columns that are longer than it needs.
+    fn placed(seed: u64, (m, n): (usize, usize), by_columns: bool) -> (Vec<f32>, usize, usize) {
+        let stride = if by_columns { m } else { n } + 5;
+        let data = narrow(&noise(seed, if by_columns { n } else { m } * stride, 1.0));
+        if by_columns { (data, 1, stride) } else { (data, stride, 1) }
+    }
+
+    fn check((m, n, k): (usize, usize, usize), a_by_columns: bool, b_by_columns: bool, add: bool) {
+        let (mut a, ars, acs) = placed(1, (m, k), a_by_columns);
+        let (mut b, brs, bcs) = placed(2, (k, n), b_by_columns);
+        let (mut c, crs, _) = placed(3, (m, n), false);
+        let before = c.clone();
+        let [pc, pa, pb] = [(&mut c, crs, 1), (&mut a, ars, acs), (&mut b, brs, bcs)]
+            .map(|(x, row_stride, col_stride)| Matrix { ptr: x.as_mut_ptr(), row_stride, col_stride });
+        // SAFETY: three arrays that hold as much.
+        unsafe { product((m, n, k), pc, pa, pb, add) };
+        let mut want: Vec<f64> = before.iter().map(|&x| x.into()).collect();
+        for (i, row) in want.chunks_exact_mut(crs).enumerate() {
+            for (j, want) in row[..n].iter_mut().enumerate() {
+                let terms = (0..k).map(|x| f64::from(a[i * ars + x * acs]) * f64::from(b[x * brs + j * bcs]));
+                *want = terms.sum::<f64>() + if add { *want } else { 0.0 };
+            }
+        }
+        let what = format!("{m}×{n}×{k}, columns {a_by_columns} {b_by_columns}, added {add}");
+        assert_close(&c, &want, 2e-6 * (k as f64).sqrt(), &what);
+        let between = |x: &[f32]| x.chunks_exact(crs).flat_map(|row| row[n..].to_vec()).collect::<Vec<_>>();
+        assert_eq!(between(&c), between(&before), "{what}: what lies between rows is not touched");
+    }
+
+    #[test]
+    fn products_of_all_sizes_and_layouts() {
+        // On and off the borders of tiles, panels, passes over k and packed rows.
+        let sizes = [
+            (64, 96, 128),
+            (65, 100, 129),
+            (71, 192, 801),
+            (100, 250, 143),
+            (197, 320, 196),
+            (793, 113, 130),
+            (1600, 97, 135),
+            (197, 64, 197),
+            (3, 100, 200),
+            (100, 3, 200),
+            (100, 100, 3),
+            (1, 1, 1),
+        ];
+        at_every_level(|_| {
+            for size in sizes {
+                for flags in 0..8 {
+                    check(size, flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
+                }
+            }
+        });
+    }
+}
