@@ -111,7 +111,7 @@ impl Sweep {
         for top in (0..self.rows).step_by(ROWS) {
             let rows = ROWS.min(self.rows - top);
             let packed = if in_place { self.left } else { self.left.wrapping_add(top * self.deep) };
-            // SAFETY: within a; a packed row lies before the end of what is left for them.
+            // SAFETY: within a, and within the rows that there is room to pack.
             unsafe {
                 if in_place && rows < ROWS {
                     pack_ragged(self.deep, rows, self.a.from(top, 0), packed);
@@ -119,16 +119,16 @@ impl Sweep {
                     pack_left(self.deep, COLS.min(self.rows - top), self.a.from(top, 0), packed);
                 }
             }
-            for (panel, left) in ranges(cols.len(), COLS).enumerate() {
+            for (panel, across) in ranges(cols.len(), COLS).enumerate() {
                 // SAFETY: within c and what was packed.
                 unsafe {
-                    let c = self.c.from(top, cols.start + left.start);
+                    let c = self.c.from(top, cols.start + across.start);
                     let b = self.right.add(panel * COLS * self.deep);
                     let far = self.far(tile, next);
                     let near = self.near(&cols, top, panel);
                     tile += 1;
-                    let parts = left.len().div_ceil(LINE);
-                    let whole = rows == ROWS && left.len().is_multiple_of(LINE);
+                    let parts = across.len().div_ceil(LINE);
+                    let whole = rows == ROWS && across.len().is_multiple_of(LINE);
                     let a = if in_place && rows == ROWS {
                         Left { at: self.a.from(top, 0).ptr, across: 4 * self.a.row_stride, along: 4 }
                     } else {
@@ -140,7 +140,7 @@ impl Sweep {
                         let mut edge = [0.0; ROWS * COLS];
                         let all = Matrix::rows(edge.as_mut_ptr(), COLS);
                         fill(parts, self.deep, a, b, all, false, near, far);
-                        write_edge(&edge, rows, left.len(), c, self.add);
+                        write_edge(&edge, rows, across.len(), c, self.add);
                     }
                 }
             }

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 
-use crate::kernels::{Float, Level, level};
+use crate::kernels::Float;
 use std::cell::Cell;
 
 thread_local! {
@@ -35,6 +35,7 @@ impl<T> Matrix<T> {
     }
 
     /// What lies below and right of a place, which may also lie outside.
+    #[cfg(target_arch = "x86_64")]
     fn from(self, row: usize, col: usize) -> Self {
         Matrix { ptr: self.ptr.wrapping_add(row * self.row_stride + col * self.col_stride), ..self }
     }
@@ -87,6 +88,7 @@ pub unsafe fn product<T: Float>(
 /// The matrices of a product for [`blocks`], if they are f32, the CPU has AVX-512, and it suits.
 #[cfg(target_arch = "x86_64")]
 fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
+    use crate::kernels::{Level, level};
     use std::any::TypeId;
     if TypeId::of::<T>() != TypeId::of::<f32>() || level() != Level::Avx512 {
         return None;
