@@ -62,6 +62,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         mixed: None,
         loss_scale: None,
         exchange: None,
+        accumulates: true,
         scratch: &cpu::scratch(threads),
     };
     let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };

@@ -19,6 +19,8 @@ pub enum CpuError {
     Scattered { layer: String, op: String, first: String, second: String },
     #[error("the new plans have other states: {0}")]
     OtherStates(String),
+    #[error("the plans are for steps of one micro-step: nothing can be added to its gradients")]
+    OneMicroStep,
     #[error(transparent)]
     Comm(#[from] CommError),
 }

@@ -17,10 +17,9 @@ use crate::pool::Pool;
 use crate::slow::Slowdown;
 use bind::{BoundPlan, Memory, check_dtype};
 use comm::Communicator;
-use graph::passes::ALIGN;
-use graph::plan::{Place, Plan, PlanValue};
+use graph::plan::{Home, Place, Plan, PlanValue, homes};
 use graph::random::{Sequence, initial};
-use graph::{DType, Init, Program, Role, State, StateId};
+use graph::{DType, Header, Init, Program, Role, State, StateId};
 
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +79,8 @@ impl<T: Float> Executor<T> {
         let Options { threads, seed, comm } = options;
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let arena = arena_of(&program)?;
-        let (state_block, states) = allocate_states(&program.states)?;
+        let state_block = allocate_states::<T>(&program.states)?;
+        let states = state_views(&program.states, &state_block, &arena);
         let plans = Memory { arena: &arena, states: &states, comm: comm.as_ref() }.bind_all(&program)?;
         let clock = Clock::new();
         let mut executor = Executor {
@@ -108,10 +108,11 @@ impl<T: Float> Executor<T> {
             return Err(CpuError::OtherStates(state.map_or_else(String::new, |s| s.name.clone())));
         }
         let arena = arena_of(&program)?;
-        let memory = Memory { arena: &arena, states: &self.states, comm: self.comm.as_ref() };
+        let states = state_views(&program.states, &self.state_block, &arena);
+        let memory = Memory { arena: &arena, states: &states, comm: self.comm.as_ref() };
         let plans = memory.bind_all(&program)?;
         self.past = self.training_times();
-        self.plans = plans;
+        (self.plans, self.states) = (plans, states);
         (self.program, self.arena) = (program, arena);
         Ok(())
     }
@@ -132,6 +133,11 @@ impl<T: Float> Executor<T> {
     /// Bytes allocated for the arena and for the states.
     pub fn allocated(&self) -> (usize, usize) {
         (self.arena.bytes(), self.state_block.bytes())
+    }
+
+    /// Refuses to add to gradients that were not kept.
+    fn check_sums(&self, header: &Header) -> Result<(), CpuError> {
+        if header.accumulate && !self.program.accumulates { Err(CpuError::OneMicroStep) } else { Ok(()) }
     }
 
     fn operand(&self, which: Which, name: &str) -> Option<&PlanValue> {
@@ -252,20 +258,18 @@ fn arena_of(program: &Program) -> Result<Block, CpuError> {
     Block::new(bytes).ok_or(CpuError::Memory { what: "activations", bytes })
 }
 
-/// States lie in the order of their table, each at a border: collectives of neighbours rely on it.
-fn allocate_states<T: Float>(states: &[State]) -> Result<(Block, Vec<View<T>>), CpuError> {
-    let mut offsets = Vec::with_capacity(states.len());
-    let mut bytes = 0;
-    for state in states {
-        check_dtype::<T>(&state.name, &state.ty)?;
-        offsets.push(bytes);
-        bytes += state.ty.bytes().next_multiple_of(ALIGN);
-    }
-    let what = "parameters, gradients and optimizer states";
-    let block = Block::new(bytes).ok_or(CpuError::Memory { what, bytes })?;
-    let view = |(state, offset): (&State, &usize)| block.view(*offset, state.ty.shape.count());
-    let views = states.iter().zip(&offsets).map(view).collect();
-    Ok((block, views))
+fn allocate_states<T: Float>(states: &[State]) -> Result<Block, CpuError> {
+    states.iter().try_for_each(|state| check_dtype::<T>(&state.name, &state.ty))?;
+    let (what, bytes) = ("parameters, gradients and optimizer states", homes(states).1);
+    Block::new(bytes).ok_or(CpuError::Memory { what, bytes })
+}
+
+fn state_views<T: Float>(states: &[State], own: &Block, arena: &Block) -> Vec<View<T>> {
+    let view = |(state, home): (&State, Home)| match home {
+        Home::Own(offset) => own.view(offset, state.ty.shape.count()),
+        Home::Arena(offset) => arena.view(offset, state.ty.shape.count()),
+    };
+    states.iter().zip(homes(states).0).map(view).collect()
 }
 
 fn fill<T: Float>(values: &mut [T], init: Init, mut random: Sequence) {

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Rig, Tensors, adamw, compiled_model, distance, dtype, small_vit, with_drawn_head};
 use cpu::{Float, Which};
-use graph::{Optimizer, Recompute, Role};
+use graph::{Optimizer, Recompute, Role, Settings};
 use models::vit::Vit;
 
 const THREADS: usize = 2;
@@ -144,5 +144,42 @@ fn a_partial_batch_updates_like_a_smaller_one() {
         assert!(error < 1e-12, "{optimizer:?}: {name} differs by {error:.1e}");
         let norm = |rig: &Rig<f64>| rig.executor.output(Which::Update, "control").unwrap()[2];
         assert!((norm(&partial) / norm(&small) - 1.0).abs() < 1e-12, "one gradient norm");
+    }
+}
+
+/// Gradients that lie in the arena, where activations were, are the same bits, and so is what they train; whatever is evaluated
+/// between steps, and with what batch.
+#[test]
+fn gradients_in_the_arena_are_the_same() {
+    let compiled = |batch: usize, accumulates: bool, recompute: Recompute| {
+        let scratch = cpu::scratch(THREADS);
+        let model = with_drawn_head(small_vit(0.2).build(batch, common::smoothed(), dtype::<f32>()).unwrap());
+        common::compiled_with(model, &Settings { accumulates, recompute, ..common::settings(&scratch) })
+    };
+    let train = |accumulates: bool, recompute: Recompute| {
+        let mut rig = Rig::<f32>::new(compiled(8, accumulates, recompute), THREADS);
+        let mut found = vec![rig.gradients()];
+        for step in 0..6 {
+            if step == 3 {
+                rig.executor.rebind(compiled(16, accumulates, recompute)).unwrap();
+                (rig.weights, rig.header.nominal) = (vec![1.0; 16], 16.0);
+            }
+            rig.header.step = step;
+            rig.step();
+            found.push(rig.tensors(|s| is_sum(s.role)));
+            rig.loss();
+        }
+        found.push(trained(&rig));
+        (found, rig)
+    };
+    for recompute in [Recompute::None, Recompute::Full] {
+        let ((kept, apart), (lodged, mut rig)) = (train(true, recompute), train(false, recompute));
+        assert!(kept == lodged, "{recompute:?}");
+        let bytes = |rig: &Rig<f32>| rig.executor.allocated().0 + rig.executor.allocated().1;
+        assert!(bytes(&rig) < bytes(&apart), "{} against {}", bytes(&rig), bytes(&apart));
+        rig.header.accumulate = true;
+        for which in [Which::Micro, Which::Last] {
+            assert!(matches!(rig.executor.run(which, &rig.header), Err(cpu::CpuError::OneMicroStep)));
+        }
     }
 }

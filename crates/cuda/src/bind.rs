@@ -6,8 +6,7 @@ use crate::exchange::collective;
 use crate::overlap::overlap;
 use crate::steps;
 use crate::sums::{Range, Sums, Waiting};
-use graph::passes::ALIGN;
-use graph::plan::{Place, Plan, Step};
+use graph::plan::{Home, Place, Plan, Step, homes};
 use graph::{Lane, Op, State, StateId};
 use std::collections::HashMap;
 
@@ -22,16 +21,13 @@ pub struct Memory<'a> {
     pub parts: Address,
 }
 
-/// Offsets of the states, and the bytes of all. They lie in the order of their table, each at a border: collectives of
-/// neighbours rely on it.
-pub fn state_offsets(states: &[State]) -> (Vec<usize>, usize) {
-    let mut bytes = 0;
-    let offset = |state: &State| {
-        let offset = bytes;
-        bytes += state.ty.bytes().next_multiple_of(ALIGN);
-        offset
+/// Where states lie, whose own memory begins at `own`.
+pub fn state_addresses(states: &[State], own: Address, arena: Address) -> Vec<Address> {
+    let address = |home: Home| match home {
+        Home::Own(offset) => own + offset as Address,
+        Home::Arena(offset) => arena + offset as Address,
     };
-    (states.iter().map(offset).collect(), bytes)
+    homes(states).0.into_iter().map(address).collect()
 }
 
 /// An action in its place.

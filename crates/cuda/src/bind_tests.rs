@@ -61,8 +61,10 @@ struct Made(Plan);
 
 impl Made {
     fn new() -> Self {
-        let state =
-            |i: usize| State { name: format!("s{i}"), ty: Type::new(DType::F32, [8]), role: Role::Gradient };
+        let state = |i: usize| {
+            let (name, ty) = (format!("s{i}"), Type::new(DType::F32, [8]));
+            State { name, ty, role: Role::Gradient, arena: None }
+        };
         Made(Plan { states: (0..3).map(state).collect(), arena: 4096, ..Plan::default() })
     }
 
@@ -119,8 +121,13 @@ fn operands_have_the_addresses_of_their_places() {
 
 #[test]
 fn states_lie_side_by_side_at_borders() {
-    let made = Made::new();
-    assert_eq!(state_offsets(&made.0.states), (vec![0, 128, 256], 384));
+    let mut made = Made::new();
+    assert_eq!(state_addresses(&made.0.states, 1 << 20, 0), [0, 128, 256].map(|offset| (1 << 20) + offset));
+    made.0.states[1].arena = Some(512);
+    assert_eq!(
+        state_addresses(&made.0.states, 1 << 20, 1 << 30),
+        [1 << 20, (1 << 30) + 512, (1 << 20) + 128]
+    );
 }
 
 /// x → gelu → g; sum of state 0 and g, in the state.

@@ -28,7 +28,6 @@ pub use times::ExchangeTimes;
 pub use tracer::Traced;
 
 use crate::action::{Address, Facts, Launch};
-use crate::bind::state_offsets;
 use crate::compile::{Arch, Compiling, trap};
 use crate::driver::{Block, Context};
 use crate::error::CudaError;
@@ -37,6 +36,7 @@ use crate::launch::Ready;
 use crate::libraries;
 use crate::product::Products;
 use crate::tuner::{Choices, Known, Tuner};
+use graph::plan::homes;
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
 use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists, number};
@@ -67,8 +67,6 @@ pub struct Options {
     pub seed: u64,
     /// Takes the first algorithm for each product instead of the fastest measured, so that every run takes the same.
     pub deterministic: bool,
-    /// Whether steps are made of several micro-steps: says which lists a run begins with.
-    pub accumulates: bool,
     /// Products of f32 may round their operands to tf32.
     pub tf32: bool,
     /// The other ranks, for programs that have collectives.
@@ -120,8 +118,6 @@ pub struct Executor {
     products: Products,
     header: Block,
     state_block: Block,
-    /// Of every state.
-    states: Vec<Address>,
     streams: Streams,
     /// What was noted down since the last readback.
     timed: Marks,
@@ -145,7 +141,7 @@ impl Executor {
             libraries::cudnn()?;
         }
         let known = Known::read(&facts, options.deterministic);
-        let first = dry.kernels(&first_lists(&program, options.accumulates), &known);
+        let first = dry.kernels(&first_lists(&program), &known);
         let compiling = Some(Compiling::start(&first, &Arch::of(facts.capability)?, compilers())?);
         let began = startup.lap("binding", began);
         let context = Context::open(options.device)?;
@@ -156,10 +152,8 @@ impl Executor {
         let mut products = Products::new(&context, options.deterministic)?;
         let mut tuner = Tuner::new(&context, known)?;
         let began = startup.lap("streams and cuBLASLt", began);
-        let (offsets, state_bytes) = state_offsets(&program.states);
+        let state_bytes = homes(&program.states).1;
         let state_block = Block::new(&context, state_bytes, "parameters, gradients and optimizer states")?;
-        let states: Vec<Address> =
-            offsets.iter().map(|offset| state_block.address + *offset as Address).collect();
         let header = Block::new(&context, HEADER_BYTES, "the header")?;
         streams.compute().zero(header.address, HEADER_BYTES)?;
         streams.compute().zero(state_block.address, state_bytes)?;
@@ -170,13 +164,13 @@ impl Executor {
             streams: &streams,
             products: &mut products,
             tuner: &mut tuner,
-            states: &states,
+            states: state_block.address,
             header: header.address,
         }
         .plans(&program, &dry, None)?;
         let (runs, readbacks) = (Runs::new(&context)?, Readbacks::new(&context)?);
         let began = startup.lap("allocation", began);
-        states::initialise(&program, &states, options.seed, streams.compute())?;
+        states::initialise(&program, &plans.states, options.seed, streams.compute())?;
         startup.lap("first values", began);
         let mut executor = Executor {
             program,
@@ -190,7 +184,6 @@ impl Executor {
             products,
             header,
             state_block,
-            states,
             streams,
             timed: Marks::default(),
             exchange_times: ExchangeTimes::default(),
@@ -205,7 +198,7 @@ impl Executor {
 
     /// Makes the lists ready that a run begins with. Without this, a list is made ready when it is first run.
     pub fn prepare(&mut self) -> Result<(), CudaError> {
-        self.ready(&first_lists(&self.program, self.options.accumulates))
+        self.ready(&first_lists(&self.program))
     }
 
     /// The same of one plan's.
@@ -225,7 +218,7 @@ impl Executor {
             streams: &self.streams,
             products: &mut self.products,
             tuner: &mut self.tuner,
-            states: &self.states,
+            states: self.state_block.address,
             header: self.header.address,
         };
         base.prepare(&self.program, &mut self.plans, numbers, compiling, &mut self.startup)
@@ -270,7 +263,7 @@ impl Executor {
             streams: &self.streams,
             products: &mut self.products,
             tuner: &mut self.tuner,
-            states: &self.states,
+            states: self.state_block.address,
             header: self.header.address,
         };
         let mut plans = base.plans(&program, &dry, old)?;
@@ -413,6 +406,10 @@ impl Executor {
     /// Queues what every run begins with: copies that are out of date, the header, the batch.
     fn begin(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.context.enter()?;
+        if header.accumulate && !self.program.accumulates {
+            let why = "the plans are for steps of one micro-step: nothing can be added to its gradients";
+            return Err(CudaError::Misuse(why.into()));
+        }
         self.prepare_plan(which, header.accumulate)?;
         self.refresh()?;
         self.runs.begin(header, self.header.address, &self.streams)?;

@@ -1,7 +1,7 @@
 //! How many launches a step has.
 
-use cuda::action::{Action, Address, Constants, Facts};
-use cuda::bind::{Binder, Memory, Placed, Steps, state_offsets};
+use cuda::action::{Action, Constants, Facts};
+use cuda::bind::{Binder, Memory, Placed, Steps, state_addresses};
 use graph::{DType, Group, Loss, Mixed, Model, Optimizer, Plan, Program, Recompute, Settings, compile};
 use models::swin::Swin;
 use models::vit::Vit;
@@ -25,6 +25,7 @@ fn compiled(model: Model, mixed: Option<Mixed>) -> Program {
         mixed,
         loss_scale: None,
         exchange: None,
+        accumulates: true,
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()
@@ -33,8 +34,7 @@ fn compiled(model: Model, mixed: Option<Mixed>) -> Program {
 /// Kernels of a list by their names, without template arguments; products by one of their own.
 fn names(program: &Program, plan: &Plan, accumulate: bool) -> Vec<String> {
     let facts = Facts::h200();
-    let (offsets, _) = state_offsets(&program.states);
-    let states: Vec<Address> = offsets.iter().map(|offset| (1 << 41) + *offset as Address).collect();
+    let states = state_addresses(&program.states, 1 << 41, 1 << 40);
     let memory = Memory { arena: 1 << 40, states: &states, header: 1 << 42, parts: 1 << 44 };
     let binder = Binder { memory, accumulate, tf32: false, overlap: true, facts: &facts, maker: &Steps };
     let bound = binder.bind(plan, &mut Constants::at(1 << 43)).unwrap();

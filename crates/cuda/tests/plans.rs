@@ -5,9 +5,10 @@ use cuda::CudaError;
 use cuda::action::{
     Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
 };
-use cuda::bind::{Binder, Bound, Maker, Memory, state_offsets};
+use cuda::bind::{Binder, Bound, Maker, Memory, state_addresses};
 use graph::build::Conv;
 use graph::op::Window;
+use graph::plan::homes;
 use graph::{Builder, DType, Group, Init, Key, Lane, Loss, Model, Op, Optimizer, Plan, Program, Recompute};
 use graph::{Role, Settings, compile};
 use models::swin::Swin;
@@ -219,6 +220,10 @@ fn segmenter() -> Model {
 }
 
 fn compiled(model: Model, recompute: Recompute) -> Program {
+    compiled_for(model, recompute, true)
+}
+
+fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Program {
     let settings = Settings {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
@@ -228,6 +233,7 @@ fn compiled(model: Model, recompute: Recompute) -> Program {
         mixed: None,
         loss_scale: None,
         exchange: None,
+        accumulates,
         scratch: &|_, _| SCRATCH,
     };
     compile(model, &settings).unwrap()
@@ -239,8 +245,7 @@ fn bind(program: &Program, plan: &Plan, accumulate: bool) -> Bound {
 
 fn bind_with(program: &Program, plan: &Plan, accumulate: bool, overlap: bool) -> Bound {
     let facts = Facts::h200();
-    let (offsets, _) = state_offsets(&program.states);
-    let states: Vec<Address> = offsets.iter().map(|offset| STATES + *offset as Address).collect();
+    let states = state_addresses(&program.states, STATES, ARENA);
     let memory = Memory { arena: ARENA, states: &states, header: 1 << 42, parts: REGION };
     let binder = Binder { memory, accumulate, tf32: false, overlap, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
@@ -249,18 +254,17 @@ fn bind_with(program: &Program, plan: &Plan, accumulate: bool, overlap: bool) ->
 /// The states' marks after a plan, of those that it sums into.
 fn sums(program: &Program, bound: &Bound) -> Vec<(String, u64)> {
     let mut marks = Marks::default();
-    for (address, bytes) in [(ARENA, program.arena()), (STATES, state_offsets(&program.states).1)] {
+    for (address, bytes) in [(ARENA, program.arena()), (STATES, homes(&program.states).1)] {
         for at in (0..bytes as u64).step_by(ALIGN as usize) {
             marks.write((address + at, 1), mark(&address));
         }
     }
     marks.play(bound);
-    let (offsets, _) = state_offsets(&program.states);
-    let states = program.states.iter().zip(offsets);
+    let states = program.states.iter().zip(state_addresses(&program.states, STATES, ARENA));
     let summed = states.filter(|(state, _)| matches!(state.role, Role::Gradient | Role::Statistic));
-    let read = |(state, offset): (&graph::State, usize)| {
-        let found = marks.read((STATES + offset as Address, state.ty.bytes() as u64), &state.name);
-        assert!(found != mark(&STATES), "nothing is written to {}", state.name);
+    let read = |(state, address): (&graph::State, Address)| {
+        let found = marks.read((address, state.ty.bytes() as u64), &state.name);
+        assert!(found != mark(&STATES) && found != mark(&ARENA), "nothing is written to {}", state.name);
         (state.name.clone(), found)
     };
     summed.map(read).collect()
@@ -330,6 +334,31 @@ fn weights_gradients_may_run_beside_the_rest() {
                 let mut random = graph::random::Sequence::new(seed, 1);
                 let other = reordered(&lanes, |n| (random.uniform() * n as f64) as usize);
                 assert_eq!(sums(&program, &other), want, "order {seed}");
+            }
+        }
+    }
+}
+
+/// Where a step has one micro-step, gradients lie where activations were: they are the same sums, in any order that lanes allow.
+#[test]
+fn gradients_in_the_arena_are_the_same_sums() {
+    let all = || models().into_iter().chain([segmenter()]);
+    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
+        for (model, again) in all().zip(all()) {
+            let (kept, lodged) = (compiled(model, recompute), compiled_for(again, recompute, false));
+            let bytes = |program: &Program| program.arena() + homes(&program.states).1;
+            assert!(lodged.states.iter().any(|state| state.arena > Some(0)));
+            // Where hardly any activations are kept, there is little to gain.
+            assert!(recompute != Recompute::None || bytes(&lodged) < bytes(&kept));
+            let want = sums(&kept, &bind(&kept, &kept.last, false));
+            assert_eq!(sums(&lodged, &bind(&lodged, &lodged.last, false)), want);
+            let lanes = bind_with(&lodged, &lodged.last, false, true);
+            assert_eq!(sums(&lodged, &reordered(&lanes, |_| 0)), want, "as late as possible");
+            assert_eq!(sums(&lodged, &reordered(&lanes, |n| n - 1)), want, "as early as possible");
+            for seed in 0..20 {
+                let mut random = graph::random::Sequence::new(seed, 1);
+                let other = reordered(&lanes, |n| (random.uniform() * n as f64) as usize);
+                assert_eq!(sums(&lodged, &other), want, "order {seed}");
             }
         }
     }

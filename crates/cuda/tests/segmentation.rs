@@ -44,6 +44,7 @@ fn program() -> Program {
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
         loss_scale: None,
         exchange: None,
+        accumulates: true,
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()
@@ -110,8 +111,7 @@ fn convolutions_are_found_by_their_kernels() {
 #[test]
 #[ignore = "needs a GPU"]
 fn times_of_the_heads() {
-    let options =
-        Options { device: 0, seed: 1, deterministic: false, accumulates: false, tf32: false, comm: None };
+    let options = Options { device: 0, seed: 1, deterministic: false, tf32: false, comm: None };
     let mut gpu = Executor::new(program(), options).unwrap();
     let pixels = BATCH * 512 * 512;
     let noise = |i: usize| ((i * 7919) % 2003) as f32 / 1000.0 - 1.0;

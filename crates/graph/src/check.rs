@@ -3,11 +3,13 @@
 //! The memory rule is checked here on its own terms, not by repeating `place`: two steps that touch the same bytes,
 //! one of them writing, must be ordered by their lanes and waits.
 
+use crate::graph::State;
 use crate::op::{Lane, Op, StateId};
 use crate::passes::Clocks;
 use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::rules::shape::infer;
 use crate::types::{DType, Type};
+use std::collections::HashSet;
 
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PlanError {
@@ -17,6 +19,8 @@ pub enum PlanError {
     Input { name: String, why: String },
     #[error("output {0} is overwritten before the plan ends")]
     LostOutput(String),
+    #[error("state {0} is overwritten before the plan ends")]
+    LostState(String),
 }
 
 type Checked = Result<(), String>;
@@ -31,6 +35,7 @@ impl Plan {
             check_step(self, i, step).map_err(in_step(i))?;
         }
         let mut memory = Memory::new(self);
+        memory.find_states();
         for value in &self.inputs {
             let name = self.values[*value].name.clone();
             memory.fill(*value).map_err(|why| PlanError::Input { name, why })?;
@@ -38,8 +43,11 @@ impl Plan {
         for (i, step) in self.steps.iter().enumerate() {
             memory.read(i, step).and_then(|()| memory.write(i, step)).map_err(in_step(i))?;
         }
-        match self.outputs.iter().find(|v| memory.record_of(**v).is_none()) {
-            Some(lost) => Err(PlanError::LostOutput(self.values[*lost].name.clone())),
+        if let Some(lost) = self.outputs.iter().find(|v| memory.record_of(**v).is_none()) {
+            return Err(PlanError::LostOutput(self.values[*lost].name.clone()));
+        }
+        match memory.written.iter().find(|state| !memory.holds(**state)) {
+            Some(lost) => Err(PlanError::LostState(self.states[lost.index()].name.clone())),
             None => Ok(()),
         }
     }
@@ -102,6 +110,13 @@ fn aligned(plan: &Plan, value: usize) -> Checked {
             Err(format!("{name} is {ty}, but lies at {offset}"))
         }
         _ => Ok(()),
+    }
+}
+
+fn assigned(step: &Step) -> Option<StateId> {
+    match step.op {
+        Op::Assign { state } => Some(state),
+        _ => None,
     }
 }
 
@@ -196,8 +211,41 @@ impl<'a> Memory<'a> {
         let value = &self.plan.values[value];
         match value.place {
             Place::Arena(start) => Region::Arena { start, end: start + value.ty.bytes() },
-            Place::State(state) => Region::State(state),
+            Place::State(state) => self.region_of(state),
         }
+    }
+
+    fn region_of(&self, state: StateId) -> Region {
+        let State { ty, arena, .. } = &self.plan.states[state.index()];
+        match *arena {
+            Some(start) => Region::Arena { start, end: start + ty.bytes() },
+            None => Region::State(state),
+        }
+    }
+
+    fn state(&self, value: usize) -> Option<StateId> {
+        match self.plan.values[value].place {
+            Place::State(state) => Some(state),
+            Place::Arena(_) => None,
+        }
+    }
+
+    /// The states in the arena that the plan reads as it finds them.
+    fn find_states(&mut self) {
+        let made: HashSet<usize> = self.plan.steps.iter().flat_map(|step| &step.outputs).copied().collect();
+        for value in (0..self.plan.values.len()).filter(|value| !made.contains(value)) {
+            if let Some(region @ Region::Arena { .. }) = self.state(value).map(|state| self.region_of(state))
+            {
+                self.live.push(Record::found(region, value));
+            }
+        }
+    }
+
+    /// Whether what the plan has written to a state is still there.
+    fn holds(&self, state: StateId) -> bool {
+        let of = |value: usize| self.state(value) == Some(state);
+        let whole = |record: &&Record| record.region == self.region_of(state);
+        self.live.iter().filter(whole).any(|record| record.value.is_none_or(of))
     }
 
     fn record_of(&self, value: usize) -> Option<usize> {
@@ -209,7 +257,7 @@ impl<'a> Memory<'a> {
             let name = &self.plan.values[*value].name;
             let record = match (self.record_of(*value), self.region(*value)) {
                 (Some(record), _) => record,
-                // A state not written so far holds what the plan found.
+                // A state not written so far holds what the plan found; one in the arena was there from the start.
                 (None, Region::State(state)) if !self.written.contains(&state) => {
                     self.live.push(Record::found(Region::State(state), *value));
                     self.live.len() - 1
@@ -231,15 +279,31 @@ impl<'a> Memory<'a> {
         for (o, value) in node.outputs.iter().enumerate() {
             let over = node.op.overwritten_by(node.inputs.len(), o).map(|input| node.inputs[input]);
             let once = |v: &usize| node.inputs.iter().filter(|i| *i == v).count() == 1;
-            self.overwrite(step, self.region(*value), Some(*value), over.filter(once))?;
+            let over = over.filter(once);
+            if let Some(state) = self.state(*value) {
+                self.write_state(step, state, over)?;
+            }
+            self.overwrite(step, self.region(*value), Some(*value), over)?;
         }
-        if let Op::Assign { state } = node.op {
-            self.overwrite(step, Region::State(state), None, None)?;
+        if let Some(state) = assigned(node) {
+            self.write_state(step, state, None)?;
+            self.overwrite(step, self.region_of(state), None, None)?;
         }
         if let Some(scratch) = node.scratch {
             let region = Region::Arena { start: scratch.offset, end: scratch.offset + scratch.bytes };
             self.overwrite(step, region, None, None)?;
         }
+        Ok(())
+    }
+
+    /// A state is written once in a plan, but for a sum that a second step completes in place.
+    fn write_state(&mut self, step: usize, state: StateId, over: Option<usize>) -> Checked {
+        let held = over.filter(|v| self.record_of(*v).is_some()).and_then(|v| self.state(v));
+        let completed = self.plan.steps[step].op.completes_sums() && held == Some(state);
+        if !completed && self.written.contains(&state) {
+            return Err(format!("{} is written a second time", self.plan.states[state.index()].name));
+        }
+        self.written.push(state);
         Ok(())
     }
 
@@ -251,18 +315,6 @@ impl<'a> Memory<'a> {
         over: Option<usize>,
     ) -> Checked {
         self.fits(region)?;
-        let completes = self.plan.steps[step].op.completes_sums();
-        let held = over.and_then(|v| self.record_of(v)).map(|record| self.live[record].region);
-        match region {
-            Region::State(_) if completes && held == Some(region) => {}
-            Region::State(state) if self.written.contains(&state) => {
-                return Err(format!("{} is written a second time", self.plan.states[state.index()].name));
-            }
-            Region::State(_) | Region::Arena { .. } => {}
-        }
-        if let Region::State(state) = region {
-            self.written.push(state);
-        }
         for record in self.live.iter().filter(|r| r.region.overlaps(region)) {
             let in_place = record.value.is_some() && record.value == over && record.region == region;
             let mut unfinished = record.touched.iter().filter(|s| !self.clocks.happens_before(**s, step));

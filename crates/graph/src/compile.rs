@@ -2,7 +2,7 @@
 
 use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, PENDING, Phase, Role, State, ValueId};
 use crate::op::{Op, StateId};
-use crate::passes::{Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
+use crate::passes::{ALIGN, Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
 use crate::passes::{
     differentiate, fuse, late, narrow, parallelise, peephole, place, precision, recompute, resized_loss,
     schedule, synchronise,
@@ -60,6 +60,9 @@ pub struct Settings<'a> {
     pub loss_scale: Option<LossScaling>,
     /// How gradients are exchanged, if there is more than one rank.
     pub exchange: Option<Exchange>,
+    /// Whether a step may have several micro-steps. Where it has one, gradients are not there while activations are being
+    /// made, and lie in the arena.
+    pub accumulates: bool,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
 }
@@ -84,6 +87,8 @@ pub struct DynamicScale {
 #[derive(Clone, Debug)]
 pub struct Program {
     pub states: Vec<State>,
+    /// Whether plans can add to what earlier micro-steps left: see [`Settings::accumulates`].
+    pub accumulates: bool,
     /// Forward and backward of a micro-batch whose gradients only accumulate.
     pub micro: Plan,
     /// The last micro-batch of a step: under data parallelism, with the gradient exchange.
@@ -109,8 +114,9 @@ impl Program {
         self.last.steps.iter().any(|step| step.op == Op::Moments)
     }
 
+    /// Bytes of the states that don't lie in the arena.
     pub fn state_bytes(&self) -> usize {
-        self.states.iter().map(|s| s.ty.bytes()).sum()
+        self.states.iter().filter(|s| s.arena.is_none()).map(|s| s.ty.bytes()).sum()
     }
 }
 
@@ -126,7 +132,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     }
     let shared = add_states(&mut graph, &gradients, settings);
     let states = graph.states.clone();
-    let graph = shared.defer(accumulate(graph, &gradients, &shared, stats)?);
+    let graph = shared.defer(keep_sums(graph, &gradients, &shared, stats, settings.accumulates)?);
     let graph = late(shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?);
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
@@ -143,7 +149,8 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
         Some(exchange) => plan(&parallelise(graph, &exchange)?, "last")?,
         None => Plan { name: "last".into(), ..micro.clone() },
     };
-    Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
+    let (update, eval, accumulates) = (plan(&update, "update")?, plan(&eval, "eval")?, settings.accumulates);
+    Ok(Program { micro, last, update, eval, states, accumulates })
 }
 
 /// A program that only evaluates: parameters are its only states, and its other plans are empty.
@@ -160,7 +167,8 @@ pub fn inference(model: Model, mixed: Option<Mixed>, scratch: Scratch<'_>) -> Re
         let graph = Graph::over(states.clone());
         place(&graph, &schedule(&graph), name, key, scratch)
     };
-    Ok(Program { micro: empty("micro"), last: empty("last"), update: empty("update"), eval, states })
+    let (micro, last, update) = (empty("micro"), empty("last"), empty("update"));
+    Ok(Program { micro, last, update, eval, states, accumulates: false })
 }
 
 /// The plan of evaluation of a model of another size, over the states of a program with the same parameters.
@@ -283,6 +291,9 @@ fn add_states(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>)
         let State { name, ty, .. } = graph.states[parameter.index()].clone();
         pairs.push((*parameter, graph.add_state(format!("{name}{GRADIENT}"), ty, Role::Gradient)));
     }
+    if !settings.accumulates {
+        lay_in_arena(&mut graph.states[stats.index()..]);
+    }
     pairs.sort();
     let trained = pairs.into_iter().map(|(parameter, gradient)| {
         let State { name, ty, .. } = graph.states[parameter.index()].clone();
@@ -307,6 +318,15 @@ fn add_states(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>)
     Shared { trained, stats, applied, loss_scale, copies, running }
 }
 
+/// States side by side, from the arena's start on.
+fn lay_in_arena(states: &mut [State]) {
+    let mut offset = 0;
+    for state in states {
+        state.arena = Some(offset);
+        offset += state.ty.bytes().next_multiple_of(ALIGN);
+    }
+}
+
 fn add_running(graph: &mut Graph, averaged: bool) -> Vec<Running> {
     let states: Vec<(usize, State)> =
         graph.states.iter().cloned().enumerate().filter(|(_, s)| s.role == Role::Running).collect();
@@ -318,12 +338,14 @@ fn add_running(graph: &mut Graph, averaged: bool) -> Vec<Running> {
     running.collect()
 }
 
-/// Adds each gradient to its state as soon as it is ready.
-fn accumulate(
+/// Puts each gradient into its state as soon as it is ready: adds it there, or, where steps have a single micro-step, makes it
+/// there.
+fn keep_sums(
     mut graph: Graph,
     gradients: &Gradients,
     shared: &Shared,
     stats: ValueId,
+    accumulates: bool,
 ) -> Result<Graph, GraphError> {
     let mut sums: HashMap<ValueId, Vec<StateId>> = HashMap::from([(stats, vec![shared.stats])]);
     for (parameter, value) in gradients {
@@ -331,8 +353,10 @@ fn accumulate(
         sums.entry(*value).or_default().extend(gradient);
     }
     let nodes = std::mem::take(&mut graph.nodes);
-    for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
-        graph.read(state);
+    if accumulates {
+        for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
+            graph.read(state);
+        }
     }
     let scale = shared.loss_scale.map(|state| graph.read(state));
     for mut node in nodes {
@@ -345,9 +369,12 @@ fn accumulate(
         for (value, state) in
             outputs.iter().flat_map(|v| sums.get(v).into_iter().flatten().map(move |s| (*v, *s)))
         {
-            let so_far = graph.read(state);
-            let name = format!("sum.{}", graph.states[state.index()].name);
-            let sum = graph.push(Op::Accumulate, &[so_far, value], &At::named(&layer, name, phase))?[0];
+            let mut sum = value;
+            if accumulates {
+                let so_far = graph.read(state);
+                let name = format!("sum.{}", graph.states[state.index()].name);
+                sum = graph.push(Op::Accumulate, &[so_far, value], &At::named(&layer, name, phase))?[0];
+            }
             graph.assign(state, sum, phase)?;
         }
     }

@@ -150,6 +150,10 @@ pub struct State {
     #[serde(flatten)]
     pub ty: Type,
     pub role: Role,
+    /// Where in the arena it lies, if it has no memory of its own: it lasts from the step that writes it to the end of the
+    /// `update` that follows, and others may lie there before and after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arena: Option<usize>,
 }
 
 impl State {
@@ -232,7 +236,7 @@ impl Graph {
     }
 
     pub fn add_state(&mut self, name: impl Into<String>, ty: Type, role: Role) -> StateId {
-        self.states.push(State { name: name.into(), ty, role });
+        self.states.push(State { name: name.into(), ty, role, arena: None });
         StateId(self.states.len() as u32 - 1)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{Phase, State};
 use crate::op::{Lane, Op, StateId};
+use crate::passes::ALIGN;
 use crate::rules::cost::{Cost, cost};
 use crate::types::Type;
 use serde::Serialize;
@@ -21,6 +22,30 @@ pub enum Place {
     /// Byte offset in the arena.
     Arena(usize),
     State(StateId),
+}
+
+/// Where a state lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Byte offset in the states' own memory.
+    Own(usize),
+    /// Byte offset in the arena.
+    Arena(usize),
+}
+
+/// The homes of states, and the bytes of their own memory. They lie there in the order of their table, each at a border:
+/// collectives of neighbours rely on it.
+pub fn homes(states: &[State]) -> (Vec<Home>, usize) {
+    let mut bytes = 0;
+    let home = |state: &State| match state.arena {
+        Some(offset) => Home::Arena(offset),
+        None => {
+            let offset = bytes;
+            bytes += state.ty.bytes().next_multiple_of(ALIGN);
+            Home::Own(offset)
+        }
+    };
+    (states.iter().map(home).collect(), bytes)
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -83,11 +108,6 @@ impl Plan {
     /// Finds an input or output by name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.inputs.iter().chain(&self.outputs).copied().find(|v| self.values[*v].name == name)
-    }
-
-    /// Bytes of all states, whatever their role.
-    pub fn state_bytes(&self) -> usize {
-        self.states.iter().map(|s| s.ty.bytes()).sum()
     }
 
     pub fn to_json(&self) -> serde_json::Value {

@@ -5,8 +5,8 @@
 //!     wait=3 scratch=64@2048 ; forward blocks.0.norm1 # 3.2 MFLOP 1.6 MB
 //! ```
 //!
-//! (on one line). A value is declared with its type and place where it is made; `$name` is a state; what follows `#`
-//! is computed by the printer and skipped by the parser.
+//! (on one line). A value is declared with its type and place where it is made; `$name` is a state, declared at the top, with
+//! a place if it lies in the arena; what follows `#` is computed by the printer and skipped by the parser.
 
 use crate::graph::{Phase, Role, State};
 use crate::op::{Lane, Op, StateId};
@@ -20,8 +20,9 @@ impl fmt::Display for Plan {
         let Key { batch, height, width } = self.key;
         writeln!(f, "plan {} batch={batch} height={height} width={width} arena={}", self.name, self.arena)?;
         for state in self.used_states() {
-            let State { name, ty, role } = &self.states[state];
-            writeln!(f, "state {name} {ty} {}", json(role))?;
+            let State { name, ty, role, arena } = &self.states[state];
+            let place = arena.map_or_else(String::new, |offset| format!(" @{offset}"));
+            writeln!(f, "state {name} {ty} {}{place}", json(role))?;
         }
         for value in &self.inputs {
             writeln!(f, "input {}", self.declared(*value))?;
@@ -171,9 +172,15 @@ impl Parser {
             return Err("a state needs a name, a type and a role".into());
         };
         let ty: Type = ty.parse().map_err(|e: crate::types::BadType| e.to_string())?;
+        let (role, arena) = match role.rsplit_once(" @") {
+            Some((role, offset)) => {
+                (role, Some(offset.parse().map_err(|_| format!("'{offset}' is not an offset"))?))
+            }
+            None => (role, None),
+        };
         let role: Role = serde_json::from_str(role).map_err(|_| format!("'{role}' is not a role"))?;
         let id = StateId(self.plan.states.len() as u32);
-        self.plan.states.push(State { name: name.to_string(), ty, role });
+        self.plan.states.push(State { name: name.to_string(), ty, role, arena });
         match self.states.insert(name.to_string(), id) {
             Some(_) => Err(format!("two states are named {name}")),
             None => Ok(()),

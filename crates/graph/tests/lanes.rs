@@ -51,7 +51,7 @@ fn caught(plan: &Plan, seed: u64) -> Option<String> {
 
 #[test]
 fn random_graphs_run_safely_at_any_timing() {
-    let (mut steps, mut waits, mut side_by_side, mut in_state) = (0, 0, 0, 0);
+    let (mut steps, mut waits, mut side_by_side, mut in_state, mut in_arena) = (0, 0, 0, 0, 0);
     for seed in 0..GRAPHS {
         let plan = compiled(&random_graph(seed), seed);
         plan.check().unwrap_or_else(|e| panic!("seed {seed}: {e}\n{plan}"));
@@ -64,11 +64,30 @@ fn random_graphs_run_safely_at_any_timing() {
         waits += plan.steps.iter().map(|s| s.waits.len()).sum::<usize>();
         let made_in_state = |v: &&usize| matches!(plan.values[**v].place, Place::State(_));
         in_state += plan.steps.iter().flat_map(|s| &s.outputs).filter(made_in_state).count();
+        in_arena += usize::from(lies_over_a_state(&plan));
     }
     // The graphs have what the test is about: work side by side, waits, states written in place.
     assert!(side_by_side > steps, "{side_by_side} of {steps} steps × {TIMINGS} timings ran side by side");
     assert!(waits * 10 > steps, "{waits} waits in {steps} steps");
     assert!(in_state > GRAPHS as usize / 2, "{in_state} results were made in their state");
+    assert!(in_arena > GRAPHS as usize / 4, "in {in_arena} graphs a value and a state share memory");
+}
+
+/// Whether a value lies where a state of the arena does that the plan writes.
+fn lies_over_a_state(plan: &Plan) -> bool {
+    let made = plan.steps.iter().flat_map(|s| &s.outputs).filter_map(|v| match plan.values[*v].place {
+        Place::State(state) => {
+            let state = &plan.states[state.index()];
+            state.arena.map(|offset| offset..offset + state.ty.bytes())
+        }
+        Place::Arena(_) => None,
+    });
+    made.into_iter().any(|state| {
+        plan.values.iter().any(|value| match value.place {
+            Place::Arena(offset) => offset < state.end && state.start < offset + value.ty.bytes(),
+            Place::State(_) => false,
+        })
+    })
 }
 
 #[test]

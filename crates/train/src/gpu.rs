@@ -48,8 +48,8 @@ impl Gpu {
         let _busy = seat.watch.as_ref().map(|watch| watch.busy("opening the GPU"));
         let Assigned { device, exchange: comm, line } = assign(seat)?;
         let tf32 = run.precision == Precision::Tf32;
-        let (seed, deterministic, accumulates) = (run.seed, run.deterministic, run.accumulate > 1);
-        let options = cuda::Options { device, seed, deterministic, accumulates, tf32, comm };
+        let (seed, deterministic) = (run.seed, run.deterministic);
+        let options = cuda::Options { device, seed, deterministic, tf32, comm };
         let mut executor = Executor::new(program, options)?;
         let repeated = repeat(run, seat, &mut executor)?;
         decide(&seat.world, &mut executor, Executor::prepare)?;

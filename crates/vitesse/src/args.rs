@@ -332,6 +332,9 @@ pub struct PlanArgs {
     pub step: StepArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// Micro-steps whose gradients make one optimizer step: with more than one, gradients need memory of their own [default: 1]
+    #[arg(long, value_name = "MICRO_STEPS", help_heading = "Run")]
+    pub accumulate: Option<usize>,
     /// Ranks that train together: the last micro-step exchanges their gradients
     #[arg(long, default_value_t = 1, help_heading = "Ranks")]
     pub ranks: usize,

@@ -5,12 +5,12 @@ use crate::table::{count, megabytes};
 use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
-use train::config::Precision;
+use train::config::{Precision, Raw};
 use train::session::program;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let raw = args.device.raw(args.exchange.raw(args.step.raw(args.model.raw())));
-    let run = raw.resolve_without_data(args.ranks)?;
+    let run = Raw { accumulate: args.accumulate, ..raw }.resolve_without_data(args.ranks)?;
     let program = match run.precision {
         Precision::Fp64 => program::<f64>(&run, run.batch)?,
         _ => program::<f32>(&run, run.batch)?,

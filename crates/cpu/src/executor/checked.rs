@@ -12,6 +12,7 @@ impl<T: Float> Executor<T> {
     /// begin with, then the results of each step. A plan with collectives goes on to its end all the same, since the other
     /// ranks take part in them.
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CpuError> {
+        self.check_sums(header)?;
         let goes_on = !self.plans[which as usize].calls.is_empty();
         let mut first = self.bad_before(which, header);
         for index in 0..self.plans[which as usize].steps.len() {

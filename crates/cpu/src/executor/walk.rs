@@ -74,6 +74,7 @@ impl<T> BoundPlan<T> {
 impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
+        self.check_sums(header)?;
         let Executor { plans, comm, clock, pool, slowdown, .. } = self;
         let plan = &mut plans[which as usize];
         let mut under_way = UnderWay::new(comm.as_ref());

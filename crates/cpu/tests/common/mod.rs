@@ -204,6 +204,7 @@ pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
         mixed: None,
         loss_scale: None,
         exchange: None,
+        accumulates: true,
         scratch,
     }
 }
@@ -246,7 +247,7 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     };
     let last = plan(&train);
     let update = Plan { states: states.clone(), ..Plan::default() };
-    checked(Program { micro: last.clone(), last, update, eval: plan(&eval), states })
+    checked(Program { micro: last.clone(), last, update, eval: plan(&eval), states, accumulates: true })
 }
 
 fn checked(program: Program) -> Program {

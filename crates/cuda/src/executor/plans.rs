@@ -6,7 +6,7 @@ use super::staging::Staging;
 use super::times::Times;
 use super::{Options, Which};
 use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
-use crate::bind::{Binder, Bound, Memory, Placed, Steps};
+use crate::bind::{Binder, Bound, Memory, Placed, Steps, state_addresses};
 use crate::convolution;
 use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
@@ -15,7 +15,7 @@ use crate::modules::Modules;
 use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
 use crate::tuner::{Known, Tuner};
-use graph::plan::Place;
+use graph::plan::{Place, homes};
 use graph::{DType, Lane, Op, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub(super) struct Plans {
     pub exchanges: Vec<(String, usize)>,
     /// Where the inputs of each plan lie.
     pub inputs: [Vec<Address>; 4],
+    /// Where each state lies.
+    pub states: Vec<Address>,
     pub arena: Arc<Block>,
     pub constants: Block,
     pub parts: Block,
@@ -53,7 +55,8 @@ pub(super) struct Base<'a> {
     pub streams: &'a Streams,
     pub products: &'a mut Products,
     pub tuner: &'a mut Tuner,
-    pub states: &'a [Address],
+    /// The states' own memory.
+    pub states: Address,
     pub header: Address,
 }
 
@@ -88,12 +91,12 @@ pub(super) fn number(which: Which, accumulate: bool) -> usize {
 }
 
 /// What a run begins with: evaluation comes later, and lists that add to sums are for those that do.
-pub(super) fn first_lists(program: &Program, accumulates: bool) -> Vec<usize> {
+pub(super) fn first_lists(program: &Program) -> Vec<usize> {
     if program.last.steps.is_empty() {
         return vec![REFRESH, number(Which::Eval, false)];
     }
     let list = |which, accumulate| number(which, accumulate);
-    match accumulates {
+    match program.accumulates {
         false => vec![REFRESH, list(Which::Last, false), list(Which::Update, false)],
         true => {
             let micro = [list(Which::Micro, false), list(Which::Micro, true)];
@@ -169,6 +172,10 @@ fn bind_all(
 ) -> Result<Lists, CudaError> {
     let mut constants = Constants::at(constants);
     let mut bind = |(plan, accumulate): (&Plan, bool)| {
+        // Nobody runs what would add to gradients that are not kept.
+        if accumulate && !program.accumulates {
+            return Ok((Bound::default(), Marks::default()));
+        }
         let bound = Binder { memory, accumulate, tf32, overlap: true, facts, maker: &Steps }
             .bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
@@ -218,8 +225,7 @@ pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeS
 /// Binds to addresses that nothing has, to learn what is needed.
 fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError> {
     let base = |bit: u32| (1 as Address) << bit;
-    let (offsets, _) = crate::bind::state_offsets(&program.states);
-    let states: Vec<Address> = offsets.iter().map(|offset| base(45) + *offset as Address).collect();
+    let states = state_addresses(&program.states, base(45), base(44));
     let memory = Memory { arena: base(44), states: &states, header: base(46), parts: base(42) };
     bind_all(program, memory, base(47), base(43), facts, tf32)
 }
@@ -268,7 +274,7 @@ impl Dry {
         let lists = dry(program, facts, tf32)?;
         let needs = Needs {
             arena: program.arena(),
-            states: crate::bind::state_offsets(&program.states).1,
+            states: homes(&program.states).1,
             staging: Staging::bytes_for(program),
             tables: lists.constants.len() + lists.parts() + lists.times(),
             workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
@@ -314,8 +320,9 @@ impl Base<'_> {
         let constants = Block::new(context, dry.lists.constants.len(), "tables")?;
         let staging = Staging::new(context, program)?;
         let parts = Block::new(context, dry.lists.parts(), "partial sums")?;
-        let (states, header) = (self.states, self.header);
-        let memory = Memory { arena: arena.address, states, header, parts: parts.address };
+        let states = state_addresses(&program.states, self.states, arena.address);
+        let memory =
+            Memory { arena: arena.address, states: &states, header: self.header, parts: parts.address };
         let tf32 = self.options.tf32;
         let times = Times::new(context, dry.lists.times(), RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
@@ -348,6 +355,7 @@ impl Base<'_> {
             marks: lists.marks,
             exchanges,
             inputs,
+            states,
             arena,
             constants,
             parts,

@@ -62,12 +62,12 @@ impl Executor {
         let (Some(stats), Some(control)) = (stats, control) else {
             return Err(CudaError::Misuse("the program has no statistics of training".into()));
         };
-        let stats = self.states[stats.index()];
+        let stats = self.plans.states[stats.index()];
         let control = match control.place {
             Place::Arena(offset) => self.plans.arena.address + offset as Address,
-            Place::State(state) => self.states[state.index()],
+            Place::State(state) => self.plans.states[state.index()],
         };
-        let scale = self.loss_scale().map(|index| self.states[index]);
+        let scale = self.loss_scale().map(|index| self.plans.states[index]);
         let ticket = Ticket(self.readbacks.next);
         self.readbacks.next += 1;
         let slot = (ticket.0 % RING as u64) as usize;

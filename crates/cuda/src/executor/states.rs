@@ -97,7 +97,7 @@ impl Executor {
         let Some(value) = plan.find(name).map(|v| &plan.values[v]) else { return Ok(None) };
         let address = match value.place {
             Place::Arena(offset) => self.plans.arena.address + offset as Address,
-            Place::State(state) => self.states[state.index()],
+            Place::State(state) => self.plans.states[state.index()],
         };
         self.fetch(address, &value.ty).map(Some)
     }
@@ -113,7 +113,7 @@ impl Executor {
     pub fn state_f32(&self, id: StateId, to: &mut [f32]) -> Result<(), CudaError> {
         let state = &self.program.states[id.index()];
         self.check_length(id, to.len())?;
-        to.copy_from_slice(&self.fetch(self.states[id.index()], &state.ty)?);
+        to.copy_from_slice(&self.fetch(self.plans.states[id.index()], &state.ty)?);
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl Executor {
         self.check_length(id, from.len())?;
         self.synchronise()?;
         let bytes = to_bytes(from, self.program.states[id.index()].ty.dtype);
-        self.streams.compute().send_now(&bytes, self.states[id.index()])?;
+        self.streams.compute().send_now(&bytes, self.plans.states[id.index()])?;
         self.stale = true;
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Executor {
             return Err(CudaError::Misuse(format!("state {name} is {ty}, not of {} bytes", from.len())));
         }
         self.synchronise()?;
-        self.streams.compute().send_now(from, self.states[id.index()])
+        self.streams.compute().send_now(from, self.plans.states[id.index()])
     }
 
     fn check_length(&self, id: StateId, len: usize) -> Result<(), CudaError> {
@@ -150,7 +150,7 @@ impl Executor {
         self.context.enter()?;
         for (index, state) in self.program.states.iter().enumerate() {
             if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
-                let (from, to) = (self.states[parameter.index()], self.states[index]);
+                let (from, to) = (self.plans.states[parameter.index()], self.plans.states[index]);
                 self.streams.compute().copy(from, to, state.ty.bytes())?;
             }
         }

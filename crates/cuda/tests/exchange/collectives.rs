@@ -41,11 +41,11 @@ output e
 fn program(ranks: usize) -> Program {
     let empty = |name: &str| Plan { name: name.to_string(), ..Plan::default() };
     let (micro, update, eval) = (empty("micro"), empty("update"), empty("eval"));
-    Program { states: vec![], micro, last: plan(ranks), update, eval }
+    Program { states: vec![], micro, last: plan(ranks), update, eval, accumulates: false }
 }
 
 fn executor(ranks: usize, comm: Option<Exchange>) -> Result<Executor, cuda::CudaError> {
-    let options = Options { device: 0, seed: 1, deterministic: true, accumulates: false, tf32: false, comm };
+    let options = Options { device: 0, seed: 1, deterministic: true, tf32: false, comm };
     Executor::new(program(ranks), options)
 }
 

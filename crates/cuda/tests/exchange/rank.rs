@@ -72,14 +72,7 @@ impl OnGpu {
         let labels = program.last.find("labels").unwrap();
         let batch = program.last.values[labels].ty.shape.count();
         let comm = comm.map(Exchange::Host);
-        let options = Options {
-            device: 0,
-            seed: common::SEED,
-            deterministic: true,
-            accumulates: false,
-            tf32: false,
-            comm,
-        };
+        let options = Options { device: 0, seed: common::SEED, deterministic: true, tf32: false, comm };
         OnGpu { executor: Executor::new(program, options).unwrap(), batch }
     }
 

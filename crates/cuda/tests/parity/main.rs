@@ -497,3 +497,43 @@ fn runs_repeat() {
         assert!(gpu.executor.program().states.iter().any(|s| matches!(s.role, Role::Gradient)));
     }
 }
+
+/// Gradients that lie where activations were are the same, bit for bit, and so is what they train.
+#[test]
+#[ignore = "needs a GPU"]
+fn gradients_in_the_arena_are_the_same() {
+    let train = |gpu: &mut Gpu| {
+        let first = gpu.gradients().unwrap();
+        for step in 0..3 {
+            gpu.header.step = step;
+            gpu.fill(Which::Last).unwrap();
+            gpu.run(Which::Last).unwrap();
+            gpu.run(Which::Update).unwrap();
+            gpu.fill(Which::Eval).unwrap();
+            gpu.run(Which::Eval).unwrap();
+        }
+        (
+            first,
+            gpu.tensors(|state| matches!(state.role, Role::Parameter(_) | Role::Moment | Role::Statistic)),
+        )
+    };
+    for (name, vit, batch) in vits() {
+        let graph = vit_graph(&vit, batch, DType::F32);
+        for arithmetic in [Arithmetic::Fp32, Arithmetic::Bf16, Arithmetic::Fp16] {
+            for recompute in [Recompute::None, Recompute::Full] {
+                let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
+                let mut kept = Gpu::new(model, arithmetic, common::adamw(), recompute).unwrap();
+                let mut lodged = Gpu::lodging(&graph, arithmetic, recompute).unwrap();
+                let memory = |gpu: &Gpu| gpu.executor.memory().arena + gpu.executor.memory().states;
+                println!(
+                    "{name}, {arithmetic:?}, {recompute:?}: {} of {} bytes",
+                    memory(&lodged),
+                    memory(&kept)
+                );
+                assert!(train(&mut lodged) == train(&mut kept), "{name}, {arithmetic:?}, {recompute:?}");
+                let adding = graph::Header { accumulate: true, ..lodged.header };
+                assert!(lodged.executor.run(rig::WHICH_MICRO, &adding).is_err());
+            }
+        }
+    }
+}

@@ -18,14 +18,14 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
         loss_scale: None,
         exchange: None,
+        accumulates: false,
         scratch: &cuda::scratch,
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()
 }
 
 fn executor(program: Program) -> Executor {
-    let options =
-        Options { device: 0, seed: 1, deterministic: false, accumulates: false, tf32: false, comm: None };
+    let options = Options { device: 0, seed: 1, deterministic: false, tf32: false, comm: None };
     Executor::new(program, options).unwrap()
 }
 

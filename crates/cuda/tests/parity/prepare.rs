@@ -88,8 +88,7 @@ impl Case {
         let program =
             inference(prepare(model, None, Some(&delivery)).unwrap(), None, &cuda::steps::scratch).unwrap();
         program.eval.check().unwrap();
-        let options =
-            Options { device: 0, seed: 1, deterministic: true, accumulates: false, tf32: false, comm: None };
+        let options = Options { device: 0, seed: 1, deterministic: true, tf32: false, comm: None };
         let mut executor = Executor::new(program, options).unwrap();
         let mut put = |name: &str, bytes: Vec<u8>| {
             let id: StateId = executor.find_state(name).unwrap();

@@ -50,10 +50,21 @@ pub struct Gpu {
 
 /// Compiles for a GPU.
 pub fn program(model: Model, arithmetic: Arithmetic, optimizer: Optimizer, recompute: Recompute) -> Program {
+    program_for(model, arithmetic, optimizer, recompute, true)
+}
+
+fn program_for(
+    model: Model,
+    arithmetic: Arithmetic,
+    optimizer: Optimizer,
+    recompute: Recompute,
+    accumulates: bool,
+) -> Program {
     let dynamic = Some(DynamicScale { window: 1000, hysteresis: 2, min: 1.0 });
     let loss_scale = arithmetic.scale().map(|initial| LossScaling { initial, dynamic });
     let mixed = arithmetic.mixed();
-    let settings = Settings { optimizer, recompute, mixed, loss_scale, ..settings(&cuda::steps::scratch) };
+    let base = settings(&cuda::steps::scratch);
+    let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, ..base };
     let program = compile(model, &settings).unwrap();
     program.plans().into_iter().for_each(|plan| plan.check().unwrap());
     program
@@ -80,6 +91,12 @@ impl Gpu {
         Self::with(graph, arithmetic, Recompute::Full)
     }
 
+    /// With gradients in the arena, for steps of one micro-step.
+    pub fn lodging(graph: &Graph, arithmetic: Arithmetic, recompute: Recompute) -> Result<Self, CudaError> {
+        let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
+        Self::of_program(program_for(model, arithmetic, adamw(), recompute, false), arithmetic)
+    }
+
     fn with(graph: &Graph, arithmetic: Arithmetic, recompute: Recompute) -> Result<Self, CudaError> {
         let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
         Self::new(model, arithmetic, adamw(), recompute)
@@ -100,7 +117,6 @@ impl Gpu {
         let options = Options {
             device: 0,
             seed: common::SEED,
-            accumulates: false,
             deterministic: true,
             tf32: arithmetic == Arithmetic::Tf32,
             comm: None,

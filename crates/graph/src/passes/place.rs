@@ -2,8 +2,8 @@
 //! every lane happens before the new writer.
 
 use super::schedule::{Clocks, Schedule};
-use crate::graph::{Graph, Node, Value, ValueId};
-use crate::op::Op;
+use crate::graph::{Graph, Node, Role, Value, ValueId};
+use crate::op::{Op, StateId};
 use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
 use std::collections::HashMap;
 
@@ -18,6 +18,7 @@ pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: 
     let step_of: HashMap<usize, usize> = schedule.nodes.iter().enumerate().map(|(s, n)| (*n, s)).collect();
     let mut places = state_places(graph);
     let mut buffers = Buffers::new(graph, &clocks, &step_of, &places);
+    buffers.hold_states(&schedule.nodes, &places);
     let needs: Vec<usize> = schedule.nodes.iter().map(|node| scratch(graph, *node)).collect();
     let scratches: Vec<_> = needs.iter().enumerate().map(|(s, bytes)| buffers.scratch(s, *bytes)).collect();
     let arena = buffers.pack();
@@ -32,7 +33,8 @@ pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: 
 }
 
 /// Reads live in their state. So does an assigned value that comes from the read by steps that may each work in place,
-/// with all that lies between, if nobody needs what is overwritten any more.
+/// with all that lies between, if nobody needs what is overwritten any more; and one that is made anew, if the state is not
+/// read at all.
 pub(super) fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
     let chains = Chains { graph, producers: graph.producers(), consumers: graph.consumers() };
     let mut places = HashMap::new();
@@ -45,8 +47,14 @@ pub(super) fn state_places(graph: &Graph) -> HashMap<ValueId, Place> {
     }
     for node in &graph.nodes {
         let Op::Assign { state } = node.op else { continue };
-        let chain = read.get(&state).and_then(|old| chains.between(*old, node.inputs[0]));
-        places.extend(chain.into_iter().flatten().map(|value| (value, Place::State(state))));
+        let chain = match read.get(&state) {
+            Some(old) => chains.between(*old, node.inputs[0]),
+            None => chains.made_anew(node.inputs[0]),
+        };
+        // What is assigned to two states lies in the first.
+        if let Some(chain) = chain.filter(|chain| !chain.iter().any(|value| places.contains_key(value))) {
+            places.extend(chain.into_iter().map(|value| (value, Place::State(state))));
+        }
     }
     places
 }
@@ -69,6 +77,18 @@ impl Chains<'_> {
                 .filter(|before| *before == old || self.is_sum_to_complete(*before, at))?;
         }
         Some(chain)
+    }
+
+    /// The values up to `value`, each written over the one before, from one that a step makes.
+    fn made_anew(&self, value: ValueId) -> Option<Vec<ValueId>> {
+        let mut chain = vec![value];
+        let mut at = value;
+        while let Some(before) = self.overwritten(at).filter(|before| self.is_sum_to_complete(*before, at)) {
+            chain.push(before);
+            at = before;
+        }
+        let maker = self.producers[at.index()].map(|maker| &self.graph.nodes[maker].op);
+        maker.is_some_and(|op| !matches!(op, Op::Input | Op::Read { .. })).then_some(chain)
     }
 
     fn is_sum_to_complete(&self, before: ValueId, value: ValueId) -> bool {
@@ -96,6 +116,8 @@ struct Buffer {
     uses: Vec<usize>,
     to_the_end: bool,
     offset: usize,
+    /// It was at this offset before anything was packed.
+    fixed: bool,
 }
 
 /// Everything that is placed in the arena. Offsets are found for whole buffers; values that share one by working in
@@ -133,8 +155,31 @@ impl<'a> Buffers<'a> {
     fn push(&mut self, bytes: usize, writer: Option<usize>) -> usize {
         let bytes = bytes.next_multiple_of(ALIGN);
         let uses = writer.into_iter().collect();
-        self.list.push(Buffer { bytes, writer, uses, to_the_end: false, offset: 0 });
+        self.list.push(Buffer { bytes, writer, uses, to_the_end: false, offset: 0, fixed: false });
         self.list.len() - 1
+    }
+
+    /// Keeps the memory of states that lie in the arena: from the step that first writes one to the end, or, where it is only
+    /// read, from the start. Statistics, which the host reads when it likes, are always kept.
+    fn hold_states(&mut self, nodes: &[usize], places: &HashMap<ValueId, Place>) {
+        for (index, state) in self.graph.states.iter().enumerate() {
+            let Some(offset) = state.arena else { continue };
+            let id = StateId(index as u32);
+            let here = |value: &ValueId| places.get(value) == Some(&Place::State(id));
+            let node = |step: &usize| &self.graph.nodes[nodes[*step]];
+            let writes = |step: &usize| {
+                node(step).op == Op::Assign { state: id } || node(step).outputs.iter().any(here)
+            };
+            let touches = |step: &usize| writes(step) || node(step).inputs.iter().any(here);
+            let uses: Vec<usize> = (0..nodes.len()).filter(touches).collect();
+            let always = state.role == Role::Statistic;
+            if uses.is_empty() && !always && !self.graph.outputs.iter().any(here) {
+                continue;
+            }
+            let writer = uses.first().copied().filter(|first| !always && writes(first));
+            let bytes = state.ty.bytes().next_multiple_of(ALIGN);
+            self.list.push(Buffer { bytes, writer, uses, to_the_end: true, offset, fixed: true });
+        }
     }
 
     /// The buffer of the input that `value` may overwrite, if every other use of it is over by then.
@@ -161,10 +206,10 @@ impl<'a> Buffers<'a> {
 
     /// Largest first, each at the lowest offset where no buffer alive at the same time lies. Returns the arena's size.
     fn pack(&mut self) -> usize {
-        let mut order: Vec<usize> = (0..self.list.len()).collect();
+        let (mut placed, mut order): (Vec<usize>, Vec<usize>) =
+            (0..self.list.len()).partition(|i| self.list[*i].fixed);
         order.sort_by_key(|i| (std::cmp::Reverse(self.list[*i].bytes), *i));
-        let mut placed: Vec<usize> = Vec::with_capacity(order.len());
-        let mut arena = 0;
+        let mut arena = placed.iter().map(|i| self.list[*i].offset + self.list[*i].bytes).max().unwrap_or(0);
         for index in order {
             let buffer = &self.list[index];
             let mut taken: Vec<(usize, usize)> = placed

@@ -86,6 +86,7 @@ fn operands(node: &Node, graph: &Graph, mixed: Mixed, logits: &HashSet<ValueId>)
         | Op::Ungrid { .. } => halves(&[0]),
         Op::Concat => halves(&(0..node.inputs.len()).collect::<Vec<_>>()),
         Op::Accumulate => vec![(1, DType::F32)],
+        Op::Assign { .. } => vec![(0, DType::F32)],
         _ => vec![],
     }
 }

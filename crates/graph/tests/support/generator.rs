@@ -1,9 +1,10 @@
 //! Random graphs that keep two lanes busy: elementwise ops, products and collectives over a few shapes, values used
-//! several times, states that are read, accumulated and assigned.
+//! several times, states that are read, accumulated and assigned, and states in the arena that are only written, or only read.
 
 use crate::rng::Rng;
 use graph::graph::{At, Node, Phase};
 use graph::op::Reduction;
+use graph::passes::ALIGN;
 use graph::{DType, Graph, Init, Op, Role, Shape, StateId, Type, ValueId};
 
 const RANKS: usize = 2;
@@ -13,7 +14,8 @@ const SHAPES: [&[usize]; 3] = [&[8, 16], &[128], &[64]];
 const WEIGHT: [usize; 2] = [16, 16];
 
 pub fn random_graph(seed: u64) -> Graph {
-    let mut maker = Maker { rng: Rng::new(seed), graph: Graph::default(), pool: vec![], states: vec![] };
+    let (rng, graph) = (Rng::new(seed), Graph::default());
+    let mut maker = Maker { rng, graph, pool: vec![], states: vec![], anew: vec![] };
     maker.borders();
     for i in 0..6 + maker.rng.below(30) {
         maker.node(i);
@@ -39,6 +41,8 @@ struct Maker {
     pool: Vec<ValueId>,
     /// States not assigned yet, each with the value that is to be.
     states: Vec<(StateId, Option<ValueId>)>,
+    /// States in the arena that nobody has written yet, nor will read.
+    anew: Vec<StateId>,
 }
 
 impl Maker {
@@ -57,9 +61,29 @@ impl Maker {
                 self.pool.push(read);
             }
         }
+        self.states_in_arena();
         let ty = Type::new(DType::F32, WEIGHT);
         let weight = self.graph.add_state("weight", ty, Role::Parameter(Init::Zeros));
         self.graph.read(weight);
+    }
+
+    fn states_in_arena(&mut self) {
+        let mut offset = 0;
+        for (i, shape) in SHAPES.iter().enumerate() {
+            let ty = Type::new(DType::F32, Shape(shape.to_vec()));
+            for written in [true, false] {
+                let name = format!("{}{i}", if written { "anew" } else { "found" });
+                let state = self.graph.add_state(name, ty.clone(), Role::Gradient);
+                self.graph.states[state.index()].arena = Some(offset);
+                offset += ty.bytes().next_multiple_of(ALIGN);
+                if written {
+                    self.anew.push(state);
+                } else if self.rng.once_in(3) {
+                    let read = self.graph.read(state);
+                    self.pool.push(read);
+                }
+            }
+        }
     }
 
     fn of_shape(&mut self, shape: &[usize]) -> Option<ValueId> {
@@ -86,6 +110,7 @@ impl Maker {
             (7, 2, _) => (Op::Pack { align: 64, to: None }, vec![x]),
             (7, _, 128) => (Op::Unpack { shapes, to: None, over: false }, vec![x]),
             (7, ..) => (Op::Gelu, vec![x]),
+            _ if self.rng.once_in(2) => return self.write_anew(),
             _ => return self.assign(),
         };
         let at = At::new(&format!("n{i}"), Phase::Forward);
@@ -120,6 +145,21 @@ impl Maker {
         if self.rng.once_in(2) {
             self.finish_state(index);
         }
+    }
+
+    /// Puts a value into a state that is not read: one that is there, or a new one, perhaps exchanged.
+    fn write_anew(&mut self) {
+        let Some(state) = self.anew.pop() else { return };
+        let shape = self.graph.state_type(state).shape.0.clone();
+        let Some(mut value) = self.of_shape(&shape) else { return };
+        let at = At::new(&format!("anew.{}", state.0), Phase::Backward);
+        for op in [Op::Gelu, Op::AllReduce { reduction: SUM, ranks: RANKS }] {
+            if !self.rng.once_in(3) {
+                value = self.graph.push(op, &[value], &at).expect("shapes fit by construction")[0];
+                self.pool.extend(self.rng.once_in(3).then_some(value));
+            }
+        }
+        self.graph.assign(state, value, Phase::Backward).expect("types fit by construction");
     }
 
     /// After its assign a state's old content may not be used any more.

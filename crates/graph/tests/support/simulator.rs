@@ -87,9 +87,12 @@ impl<'a> Machine<'a> {
     fn new(plan: &'a Plan) -> Result<Self, String> {
         let made = plan.steps.iter().flat_map(|s| s.outputs.iter().copied()).collect();
         let mut machine = Machine { plan, made, memory: vec![], running: vec![] };
-        for (i, _) in plan.states.iter().enumerate() {
-            let state = StateId(i as u32);
-            machine.memory.push((Range::State(state), Content::Found(state)));
+        for (i, state) in plan.states.iter().enumerate() {
+            let id = StateId(i as u32);
+            let found = |v: usize| plan.values[v].place == Place::State(id) && !machine.made.contains(&v);
+            if state.arena.is_none() || (0..plan.values.len()).any(found) {
+                machine.memory.push((machine.range_of(id), Content::Found(id)));
+            }
         }
         for value in &plan.inputs {
             let range = machine.range(*value);
@@ -108,8 +111,13 @@ impl<'a> Machine<'a> {
     fn range(&self, value: usize) -> Range {
         match self.plan.values[value].place {
             Place::Arena(start) => Range::Arena(start, start + self.plan.values[value].ty.bytes()),
-            Place::State(state) => Range::State(state),
+            Place::State(state) => self.range_of(state),
         }
+    }
+
+    fn range_of(&self, id: StateId) -> Range {
+        let state = &self.plan.states[id.index()];
+        state.arena.map_or(Range::State(id), |start| Range::Arena(start, start + state.ty.bytes()))
     }
 
     fn content(&self, value: usize) -> Content {
@@ -132,7 +140,7 @@ impl<'a> Machine<'a> {
         let mut list: Vec<_> =
             step.outputs.iter().map(|v| (self.range(*v), Some(Content::Value(*v)))).collect();
         if let Op::Assign { state } = step.op {
-            list.push((Range::State(state), Some(Content::Assigned(state))));
+            list.push((self.range_of(state), Some(Content::Assigned(state))));
         }
         list.extend(step.scratch.map(|s| (Range::Arena(s.offset, s.offset + s.bytes), None)));
         list
@@ -202,7 +210,27 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// The outputs, and every state that was written.
     fn outputs_are_there(&self) -> Result<(), String> {
+        for step in &self.plan.steps {
+            let made = step.outputs.iter().filter_map(|v| match self.plan.values[*v].place {
+                Place::State(state) => Some(state),
+                Place::Arena(_) => None,
+            });
+            let assigned = match step.op {
+                Op::Assign { state } => Some(state),
+                _ => None,
+            };
+            for state in made.chain(assigned) {
+                let is_its = |content: &Content| match content {
+                    Content::Value(v) => self.plan.values[*v].place == Place::State(state),
+                    content => *content == Content::Assigned(state),
+                };
+                if !self.memory.iter().any(|(range, held)| *range == self.range_of(state) && is_its(held)) {
+                    return Err(format!("state {} is lost", self.plan.states[state.index()].name));
+                }
+            }
+        }
         let lost = self.plan.outputs.iter().find(|v| !self.holds(self.range(**v), self.content(**v)));
         lost.map_or(Ok(()), |v| Err(format!("output {} is lost", self.plan.values[*v].name)))
     }

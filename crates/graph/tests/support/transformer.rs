@@ -38,6 +38,7 @@ pub fn settings() -> Settings<'static> {
         mixed: None,
         loss_scale: None,
         exchange: None,
+        accumulates: true,
         scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
     }
 }

@@ -43,6 +43,7 @@ pub(crate) fn program_with<T: Real>(
         mixed: mixed(run),
         loss_scale: loss_scale(run),
         exchange: run.exchange(),
+        accumulates: run.accumulate > 1,
         scratch: &scratch_of(run),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };

@@ -117,6 +117,7 @@ impl Setup {
             mixed: None,
             loss_scale: None,
             exchange: None,
+            accumulates: true,
             scratch: &cpu::scratch(self.threads),
         };
         let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
