@@ -151,8 +151,8 @@ pub struct Ended {
     pub stopped: bool,
 }
 
-/// Between two looks at a child.
-const LOOK: Duration = Duration::from_millis(50);
+/// Between two looks at a child, at least and at most.
+const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 /// A run that is asked to stop ends its step first; after this it is ended.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -194,7 +194,8 @@ pub fn watch(
             Some(since) if since.elapsed() > PATIENCE => signal(&child, libc::SIGKILL),
             _ => {}
         }
-        std::thread::sleep(LOOK);
+        // A short run is looked at often enough to be seen near its end, too.
+        std::thread::sleep((start.elapsed() / 5).clamp(LOOK[0], LOOK[1]));
     }
 }
 
