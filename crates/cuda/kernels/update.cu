@@ -63,15 +63,18 @@ template <int N> __device__ __forceinline__ double few_squares(const float (&x)[
     return sum;
 }
 
-// Every block sums the squares of `piece` elements.
-template <typename T>
-__global__ void __launch_bounds__(THREADS) sum_squares(const T* x, u64 count, u64 piece, double* partials) {
+// What one block sums the squares of.
+struct Squares {
+    const void* x;
+    u64 count;
+};
+
+template <typename T> __global__ void __launch_bounds__(THREADS) sum_squares(const Squares* pieces, double* partials) {
     constexpr int N = 16 / sizeof(T), STRIDE = N * THREADS, AHEAD = 4;
-    u64 first = blockIdx.x * piece;
-    u64 end = first + piece < count ? first + piece : count;
-    u64 packs = end / N * N;
+    const T* x = (const T*)pieces[blockIdx.x].x;
+    u64 count = pieces[blockIdx.x].count, packs = count / N * N;
     double sum = 0.0;
-    u64 i = first + N * threadIdx.x;
+    u64 i = N * threadIdx.x;
     for (; i + (AHEAD - 1) * STRIDE < packs; i += AHEAD * STRIDE) {
         float values[AHEAD][N];
 #pragma unroll
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(THREADS) sum_squares(const T* x, u64 count, u6
         Pack<T, N>::load(x + i, values);
         sum += few_squares(values);
     }
-    if (threadIdx.x < end - packs) {
+    if (threadIdx.x < count - packs) {
         float value[1] = {to_float(x[packs + threadIdx.x])};
         sum += few_squares(value);
     }

@@ -71,7 +71,7 @@ pub struct Bound {
 enum Group {
     /// One step for itself.
     One,
-    /// Sum of squares, clip, advance.
+    /// A sum of squares, with the clip and the advance after it.
     Norm,
     /// Optimizers and averages.
     Optimizers,
@@ -82,8 +82,8 @@ pub trait Maker {
     /// Bytes of partial sums that the actions of a step leave.
     fn parts(&self, op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) -> usize;
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError>;
-    /// Those of a sum of squares, a clip and an advance that follow each other.
-    fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError>;
+    /// Those of a sum of squares, with the clip and the advance that may follow it.
+    fn norm(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
     /// Those of optimizers that follow each other.
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
     /// Those that make sums of what steps have left.
@@ -102,8 +102,8 @@ impl Maker for Steps {
         steps::actions(cx)
     }
 
-    fn norm(&self, [squares, clip, advance]: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
-        steps::update::norm_clip_advance(squares, clip, advance)
+    fn norm(&self, contexts: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+        steps::update::norm(contexts, constants)
     }
 
     fn optimizers(
@@ -142,10 +142,11 @@ fn group(steps: &[Step]) -> (Group, usize) {
         return (Group::Optimizers, optimizers);
     }
     let ops: Vec<&Op> = steps.iter().take(3).map(|step| &step.op).collect();
-    if let [Op::SumSquares, Op::Clip { .. }, Op::Advance] = ops[..] {
-        return (Group::Norm, 3);
+    match ops[..] {
+        [Op::SumSquares, Op::Clip { .. }, Op::Advance] => (Group::Norm, 3),
+        [Op::SumSquares, ..] => (Group::Norm, 1),
+        _ => (Group::One, 1),
     }
-    (Group::One, 1)
 }
 
 impl Binder<'_> {
@@ -272,7 +273,7 @@ impl Binder<'_> {
                 collective(one, names(&steps[0].inputs), names(&steps[0].outputs))
             }
             (Group::Optimizers, all) => self.maker.optimizers(all, constants),
-            (Group::Norm, [squares, clip, advance]) => self.maker.norm([squares, clip, advance]),
+            (Group::Norm, all) => self.maker.norm(all, constants),
             (_, all) => {
                 Ok(all.iter().map(|cx| self.maker.actions(cx)).collect::<Result<Vec<_>, _>>()?.concat())
             }

@@ -33,7 +33,8 @@ impl Maker for Fake {
         Ok(vec![Action::Copy { from, to, bytes: cx.inputs.len() }])
     }
 
-    fn norm(&self, [squares, clip, advance]: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
+    fn norm(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
+        let [squares, clip, advance] = steps else { return self.actions(&steps[0]) };
         let from = squares.input(0).address + clip.input(0).address;
         Ok(vec![Action::Copy { from, to: advance.output(0).address, bytes: 3 }])
     }

@@ -108,8 +108,8 @@ impl Maker for Fake {
         Ok(if leaves_parts(cx.op) { with_parts(cx) } else { vec![launch(cx)] })
     }
 
-    fn norm(&self, steps: [&Context<'_>; 3]) -> Result<Vec<Action>, CudaError> {
-        Ok(steps.into_iter().map(launch).collect())
+    fn norm(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
+        Ok(steps.iter().map(launch).collect())
     }
 
     fn optimizers(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {

@@ -59,7 +59,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         Op::Resize { .. } | Op::ResizeGrad { .. } => resize::actions(cx),
         Op::ResizedCrossEntropy { .. } | Op::ResizedCrossEntropyGrad { .. } => resized_loss::actions(cx),
         Op::Concat | Op::Slice { .. } => channels::actions(cx),
-        Op::SumSquares | Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
+        Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
         Op::Assign { .. }
         | Op::Reshape { .. }
         | Op::ColumnSum { .. }

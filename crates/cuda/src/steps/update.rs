@@ -2,7 +2,6 @@
 
 use crate::action::{Action, Address, Arg, Constants, Context, Kernel, Launch, Operand, Source, c_type};
 use crate::error::CudaError;
-use graph::passes::ALIGN;
 use graph::{DType, Op, Type};
 
 // As update.cu has them.
@@ -28,13 +27,8 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
     names.into_iter().map(|name| (Kernel::new(Source::Update, name), 75)).collect()
 }
 
-/// One step that is no optimizer.
+/// One step that is neither an optimizer nor a sum of squares.
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    if *cx.op == Op::SumSquares {
-        let mut norm = Norm::of(cx)?;
-        norm.actions.push(launch("sum_partials", 1, WIDE, norm.sum_args(cx)));
-        return Ok(norm.actions);
-    }
     all_single(cx)?;
     let one = |kernel, args| Ok(vec![launch(kernel, 1, 1, args)]);
     match *cx.op {
@@ -51,23 +45,29 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-/// The steps `sum_squares`, `clip` and `advance` of a plan: with one launch less for each where they follow from each other.
-pub fn norm_clip_advance(
-    norm: &Context<'_>,
-    clip: &Context<'_>,
-    advance: &Context<'_>,
-) -> Result<Vec<Action>, CudaError> {
-    let follow =
-        clip.input(0).address == norm.output(0).address && advance.input(1).address == clip.output(0).address;
-    if !follow {
-        return Ok([actions(norm)?, actions(clip)?, actions(advance)?].concat());
+/// A sum of squares, and the steps that follow it: with one launch less for each where they are `clip` and `advance`, and
+/// follow from each other.
+pub fn norm(steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    let Some((squares, rest)) = steps.split_first() else { return Ok(vec![]) };
+    let mut sum = Norm::of(squares, constants)?;
+    match rest {
+        [clip, advance]
+            if clip.input(0).address == squares.output(0).address
+                && advance.input(1).address == clip.output(0).address =>
+        {
+            all_single(clip)?;
+            all_single(advance)?;
+            let ends = vec![pointer(advance.input(0)), pointer(advance.output(0))];
+            let args = [sum.sum_args(squares), clip_args(clip), ends].concat();
+            sum.actions.push(launch("norm_clip_advance", 1, WIDE, args));
+        }
+        others => {
+            sum.actions.push(launch("sum_partials", 1, WIDE, sum.sum_args(squares)));
+            for other in others {
+                sum.actions.extend(actions(other)?);
+            }
+        }
     }
-    all_single(clip)?;
-    all_single(advance)?;
-    let mut sum = Norm::of(norm)?;
-    let ends = vec![pointer(advance.input(0)), pointer(advance.output(0))];
-    let args = [sum.sum_args(norm), clip_args(clip), ends].concat();
-    sum.actions.push(launch("norm_clip_advance", 1, WIDE, args));
     Ok(sum.actions)
 }
 
@@ -75,7 +75,7 @@ pub fn norm_clip_advance(
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     match op {
         Op::SumSquares => {
-            let total = inputs.iter().map(|ty| padded(ty.dtype, ty.shape.count())).sum::<usize>();
+            let total = inputs.iter().map(|ty| ty.shape.count()).sum::<usize>();
             (total.div_ceil(per_partial(total)) + inputs.len()) * size_of::<f64>()
         }
         _ => 0,
@@ -118,20 +118,25 @@ struct Norm {
 }
 
 impl Norm {
-    fn of(cx: &Context<'_>) -> Result<Self, CudaError> {
+    fn of(cx: &Context<'_>, constants: &mut Constants) -> Result<Self, CudaError> {
         if cx.output(0).dtype != DType::F32 {
             return Err(cx.no_kernel());
         }
-        let per_partial = per_partial(cx.inputs.iter().map(|x| padded(x.dtype, x.shape.count())).sum());
+        let per_partial = per_partial(cx.inputs.iter().map(|x| x.shape.count()).sum());
         let mut norm = Norm { actions: vec![], partials: 0 };
-        for run in runs(cx.inputs) {
-            let dtype = c_type(run.dtype).ok_or_else(|| cx.no_kernel())?;
-            let blocks = run.count.div_ceil(per_partial);
+        let runs = runs(cx.inputs);
+        for dtype in DType::ALL {
+            let pieces = runs.iter().filter(|run| run.dtype == dtype).flat_map(|run| run.pieces(per_partial));
+            let table: Vec<[u64; 2]> = pieces.collect();
+            if table.is_empty() {
+                continue;
+            }
             let sums = cx.scratch + (norm.partials * size_of::<f64>()) as Address;
-            let sizes = [run.count, per_partial].map(|n| Arg::I64(n as i64));
-            let args = [&[Arg::Pointer(run.address)], &sizes[..], &[Arg::Pointer(sums)]].concat();
-            norm.actions.push(launch(&format!("sum_squares<{dtype}>"), blocks, THREADS, args));
-            norm.partials += blocks;
+            let bytes: Vec<u8> = table.iter().flatten().flat_map(|n| n.to_le_bytes()).collect();
+            let args = vec![Arg::Pointer(constants.put(&bytes)), Arg::Pointer(sums)];
+            let kernel = format!("sum_squares<{}>", c_type(dtype).ok_or_else(|| cx.no_kernel())?);
+            norm.actions.push(launch(&kernel, table.len(), THREADS, args));
+            norm.partials += table.len();
         }
         Ok(norm)
     }
@@ -146,12 +151,7 @@ fn per_partial(total: usize) -> usize {
     total.div_ceil(PARTIALS).max(1).next_multiple_of(PIECE)
 }
 
-/// Elements until the next tensor may start.
-fn padded(dtype: DType, count: usize) -> usize {
-    (count * dtype.bytes()).next_multiple_of(ALIGN) / dtype.bytes()
-}
-
-/// Tensors side by side, as one range. What lies between them is zero.
+/// Tensors with nothing between them, as one range.
 #[derive(Debug, PartialEq)]
 struct Run {
     address: Address,
@@ -159,17 +159,27 @@ struct Run {
     count: usize,
 }
 
+impl Run {
+    fn end(&self) -> Address {
+        self.address + (self.count * self.dtype.bytes()) as Address
+    }
+
+    /// As the kernel's table has them: the address and the elements of each.
+    fn pieces(&self, size: usize) -> impl Iterator<Item = [u64; 2]> {
+        let at = |first: usize| self.address + (first * self.dtype.bytes()) as Address;
+        (0..self.count).step_by(size).map(move |first| [at(first), size.min(self.count - first) as u64])
+    }
+}
+
+/// What lies between two tensors, if they end before a border, is anything.
 fn runs(tensors: &[Operand]) -> Vec<Run> {
     let mut sorted: Vec<&Operand> = tensors.iter().filter(|x| x.shape.count() > 0).collect();
     sorted.sort_by_key(|x| x.address);
     let mut runs: Vec<Run> = vec![];
     for Operand { address, dtype, shape } in sorted {
-        let so_far = runs.last().map(|run| padded(run.dtype, run.count));
-        match runs.last_mut().zip(so_far) {
-            Some((run, n)) if run.dtype == *dtype && run.address + (n * dtype.bytes()) as u64 == *address => {
-                run.count = n + shape.count();
-            }
-            _ => runs.push(Run { address: *address, dtype: *dtype, count: shape.count() }),
+        match runs.last_mut().filter(|run| run.dtype == *dtype && run.end() == *address) {
+            Some(run) => run.count += shape.count(),
+            None => runs.push(Run { address: *address, dtype: *dtype, count: shape.count() }),
         }
     }
     runs

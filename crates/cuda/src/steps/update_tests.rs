@@ -1,6 +1,7 @@
 use super::*;
 use crate::action::Facts;
 use graph::Shape;
+use graph::passes::ALIGN;
 
 const BASE: Address = 1 << 20;
 const HEADER: Address = 0x1000;
@@ -13,6 +14,7 @@ fn operand(address: Address, dtype: DType, count: usize) -> Operand {
 fn single(address: Address, count: usize) -> Operand {
     operand(address, DType::F32, count)
 }
+#[derive(Clone)]
 
 struct Step {
     op: Op,
@@ -182,10 +184,21 @@ fn averages_need_their_parameter() {
 
 #[test]
 fn neighbours_are_one_run() {
-    let tensors =
-        [single(1024 + 256, 7), single(1024, 33), single(4096, 32), operand(4096 + 128, DType::F16, 9)];
+    let tensors = [
+        single(1024 + 256, 7),
+        single(1024, 64),
+        single(1024 + 384, 32),
+        single(4096, 32),
+        operand(4096 + 128, DType::F16, 9),
+    ];
     let run = |address, dtype, count| Run { address, dtype, count };
-    let want = [run(1024, DType::F32, 64 + 7), run(4096, DType::F32, 32), run(4096 + 128, DType::F16, 9)];
+    // What lies between the second and the third may be anything.
+    let want = [
+        run(1024, DType::F32, 64 + 7),
+        run(1024 + 384, DType::F32, 32),
+        run(4096, DType::F32, 32),
+        run(4096 + 128, DType::F16, 9),
+    ];
     assert_eq!(runs(&tensors), want);
 }
 
@@ -193,7 +206,7 @@ fn norm(counts: &[usize], gap: usize) -> Step {
     let mut at = BASE;
     let mut place = |n: &usize| {
         let operand = single(at, *n);
-        at += (padded(DType::F32, *n) * 4 + gap) as u64;
+        at += (4 * *n as u64).next_multiple_of(ALIGN as u64) + gap as u64;
         operand
     };
     Step {
@@ -208,15 +221,27 @@ fn partial_sums_fit_the_scratch() {
     for counts in [&[1][..], &[4096; 9], &[590_000; 150], &[1, 5, 4097, 7_000_001]] {
         for gap in [0, ALIGN] {
             let step = norm(counts, gap);
-            let types: Vec<Type> = step.inputs.iter().map(|x| Type::new(x.dtype, x.shape.clone())).collect();
+            let inputs = step.inputs.clone();
+            let types: Vec<Type> = inputs.iter().map(|x| Type::new(x.dtype, x.shape.clone())).collect();
             let bytes = scratch(&step.op, &types.iter().collect::<Vec<_>>(), &[]);
-            let actions = contexts(&[step], |steps| actions(&steps[0])).expect("there are kernels");
-            assert_eq!(actions.len(), if gap == 0 { 2 } else { counts.len() + 1 });
-            let launches = launches(&actions);
-            let (sum, squares) = launches.split_last().expect("at least a sum");
-            let partials: u32 = squares.iter().map(|l| l.grid[0]).sum();
-            assert_eq!(sum.args[1], Arg::U32(partials));
-            assert!(partials as usize * 8 <= bytes && partials as usize <= PARTIALS + counts.len());
+            let mut constants = Constants::at(BASE);
+            let actions =
+                contexts(&[step], |steps| super::norm(steps, &mut constants)).expect("there are kernels");
+            let [squares, sum] = launches(&actions)[..] else { panic!("{actions:?}") };
+            let partials = squares.grid[0] as usize;
+            assert_eq!(sum.args[1], Arg::U32(partials as u32));
+            assert!(partials * 8 <= bytes && partials <= PARTIALS + counts.len());
+            // Every element is in one piece, and nothing else is.
+            let pieces = words::<2>(&constants, squares.args[0], partials);
+            let ranges: Vec<_> = pieces.iter().map(|[from, elements]| *from..from + 4 * elements).collect();
+            assert!(ranges.windows(2).all(|two| two[0].end <= two[1].start));
+            assert_eq!(pieces.iter().map(|[_, n]| *n as usize).sum::<usize>(), counts.iter().sum::<usize>());
+            for x in &inputs {
+                let holds = |byte: u64| ranges.iter().any(|range| range.contains(&byte));
+                let end = x.address + 4 * x.shape.count() as u64;
+                assert!(holds(x.address) && holds(end - 4));
+                assert!(!holds(end) || inputs.iter().any(|other| other.address == end));
+            }
         }
     }
 }
@@ -237,15 +262,15 @@ fn norm_clip_and_advance_are_one_launch_after_the_squares() {
             outputs: vec![single(0x3000, 1)],
         },
     ];
-    let fused = contexts(&steps, |steps| norm_clip_advance(&steps[0], &steps[1], &steps[2]));
-    let fused = fused.expect("there are kernels");
+    let mut constants = Constants::at(BASE);
+    let fused = contexts(&steps, |steps| super::norm(steps, &mut constants)).expect("there are kernels");
     assert_eq!(names(&fused), ["sum_squares<float>", "norm_clip_advance"]);
     let launch = launches(&fused)[1];
     let pointers = [0x5000, 0, HEADER, HEADER + HALT].map(Arg::Pointer);
     assert_eq!(launch.args[3..7], pointers);
-    let single: Vec<Action> =
-        contexts(&steps, |steps| steps.iter().flat_map(|cx| actions(cx).expect("kernel")).collect());
-    assert_eq!(names(&single), ["sum_squares<float>", "sum_partials", "clip", "advance"]);
+    let apart = [&steps[..1], &steps[1..2]].concat();
+    let apart = contexts(&apart, |steps| super::norm(steps, &mut constants)).expect("there are kernels");
+    assert_eq!(names(&apart), ["sum_squares<float>", "sum_partials", "clip"]);
 }
 
 #[test]
