@@ -329,25 +329,46 @@ layer_norm_grad(const X* x, const float* mean, const float* rstd, const float* g
     }
     __syncthreads();
 
+    struct Row {
+        float v[S::VECTORS][V], d[S::VECTORS][V], a[S::VECTORS][V], m, s;
+    };
+    auto read = [&](int row, Row& to) {
+        to = {};
+        if (row >= rows) return;
+        i64 base = (i64)row * C;
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (S::has(k)) Pack<X, V>::load(x + base + S::column(k), to.v[k]);
+#pragma unroll
+        for (int k = 0; k < S::VECTORS; k++)
+            if (S::has(k)) Pack<DY, V>::load(dy + base + S::column(k), to.d[k]);
+        if constexpr (ADD) {
+#pragma unroll
+            for (int k = 0; k < S::VECTORS; k++)
+                if (S::has(k)) Pack<X, V>::load(more + base + S::column(k), to.a[k]);
+        }
+        to.m = mean[row], to.s = rstd[row];
+    };
+    // The next row is on its way while this one is computed, where registers hold both.
+    constexpr bool AHEAD = S::VECTORS * V <= 12;
+    Row next;
+    if constexpr (AHEAD) read(blockIdx.x * GROUPS + group, next);
+
     float column_sums[ASIDE ? 2 : SUMS][S::VECTORS][V] = {};
     float (&dgamma)[S::VECTORS][V] = column_sums[0], (&dbeta)[S::VECTORS][V] = column_sums[1];
     for (int first = blockIdx.x * GROUPS; first < rows; first += gridDim.x * GROUPS) {
         int row = first + group;
         bool here = row < rows;
         i64 base = (i64)row * C;
-        float v[S::VECTORS][V] = {}, d[S::VECTORS][V] = {}, a[S::VECTORS][V] = {};
-#pragma unroll
-        for (int k = 0; k < S::VECTORS; k++)
-            if (here && S::has(k)) Pack<X, V>::load(x + base + S::column(k), v[k]);
-#pragma unroll
-        for (int k = 0; k < S::VECTORS; k++)
-            if (here && S::has(k)) Pack<DY, V>::load(dy + base + S::column(k), d[k]);
-        if constexpr (ADD) {
-#pragma unroll
-            for (int k = 0; k < S::VECTORS; k++)
-                if (here && S::has(k)) Pack<X, V>::load(more + base + S::column(k), a[k]);
+        Row now;
+        if constexpr (AHEAD) {
+            now = next;
+            read(row + gridDim.x * GROUPS, next);
+        } else {
+            read(row, now);
         }
-        float m = here ? mean[row] : 0.0f, s = here ? rstd[row] : 0.0f;
+        float (&v)[S::VECTORS][V] = now.v, (&d)[S::VECTORS][V] = now.d, (&a)[S::VECTORS][V] = now.a;
+        float m = now.m, s = now.s;
 
         // v becomes x̂, d becomes dy·gamma.
         float sums[2] = {};

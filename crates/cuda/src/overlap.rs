@@ -40,6 +40,7 @@ fn is_aside(op: &Op) -> bool {
             | Op::ConvGradW { .. }
             | Op::ColumnSum { .. }
             | Op::CrossEntropy { .. }
+            | Op::Seed { .. }
             | Op::PositionBias { .. }
             | Op::PositionBiasGrad { .. }
     )

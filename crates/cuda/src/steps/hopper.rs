@@ -8,7 +8,7 @@ use crate::action::{
 use crate::product::sizes;
 use graph::DType;
 
-/// Rows of a tile, and of one row of partial column sums.
+/// Rows of a tile, of most, and of one row of partial column sums.
 const TILE_ROWS: usize = 128;
 const THREADS: u32 = 384;
 /// Of the sum in a stage.
@@ -20,6 +20,7 @@ const PIECE: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Of a tile.
+    rows: usize,
     columns: usize,
     stages: usize,
     /// Blocks that share the right operand's tiles.
@@ -29,16 +30,26 @@ pub struct Cut {
 }
 
 const fn cut(columns: usize, stages: usize, cluster: usize, group: usize) -> Cut {
-    Cut { columns, stages, cluster, group }
+    Cut { rows: TILE_ROWS, columns, stages, cluster, group }
+}
+
+/// Tiles of half the rows, the first of which are finished sooner.
+const fn low(columns: usize, stages: usize) -> Cut {
+    Cut { rows: TILE_ROWS / 2, ..cut(columns, stages, 1, 1) }
 }
 
 /// What plain products are tried with: wide tiles read each operand less often, narrow ones fit more widths.
 const WIDE: [Cut; 3] = [cut(192, 4, 1, 1), cut(192, 4, 1, 8), cut(192, 4, 2, 8)];
 const NARROW: [Cut; 2] = [cut(128, 6, 1, 1), cut(128, 6, 1, 8)];
 
-/// With a GELU: also what a column of a tile costs, as measured on an H200 with 50432 × 3072 results of 768 products.
-const GELU: [(Cut, usize); 2] = [(cut(192, 4, 1, 1), 100), (cut(128, 5, 1, 1), 103)];
-const GELU_GRAD: [(Cut, usize); 2] = [(cut(192, 4, 1, 1), 103), (cut(128, 5, 1, 1), 100)];
+/// With a GELU: also what an element costs where multiplying takes longest, and where finishing does. Measured on an H200, with
+/// 50432 × 3072 results of 768 products and 8320 × 768 of 192; low tiles read the right operand twice as often.
+const GELU: [(Cut, usize, usize); 3] =
+    [(cut(192, 4, 1, 1), 100, 100), (cut(128, 5, 1, 1), 103, 103), (low(192, 5), 115, 99)];
+const GELU_GRAD: [(Cut, usize, usize); 2] = [(cut(192, 4, 1, 1), 103, 103), (cut(128, 5, 1, 1), 100, 100)];
+
+/// How long a warpgroup takes to finish a tile with a GELU: as long as multiplying over so much depth.
+const FINISH: usize = 640;
 
 /// What follows a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,19 +73,25 @@ impl Then {
 }
 
 impl Cut {
-    /// The one whose last round of tiles ends first.
-    fn best(cuts: &[(Cut, usize)], rows: usize, columns: usize, facts: &Facts) -> Option<Self> {
-        let time = |(cut, cost): &&(Cut, usize)| cut.rounds(rows, columns, facts) * cut.columns * cost;
+    /// The one whose last tiles are done first. A block's two warpgroups multiply in turns, and finish their tiles beside each
+    /// other.
+    fn best(cuts: &[(Cut, usize, usize)], sizes: [usize; 3], facts: &Facts) -> Option<Self> {
+        let [rows, columns, depth] = sizes;
+        let time = |(cut, multiplying, finishing): &&(Cut, usize, usize)| {
+            let rounds = cut.rounds(rows, columns, facts);
+            let turns = rounds.div_ceil(2) * (depth + FINISH);
+            (rounds * depth * multiplying).max(turns * finishing) * cut.rows * cut.columns
+        };
         cuts.iter().min_by_key(time).map(|c| c.0)
     }
 
     fn tiles(self, rows: usize, columns: usize) -> usize {
-        rows.div_ceil(TILE_ROWS) * columns.div_ceil(self.columns)
+        rows.div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
     /// How many tiles a block makes at most.
     fn rounds(self, rows: usize, columns: usize, facts: &Facts) -> usize {
-        let clusters = rows.div_ceil(TILE_ROWS * self.cluster) * columns.div_ceil(self.columns);
+        let clusters = rows.div_ceil(self.rows * self.cluster) * columns.div_ceil(self.columns);
         clusters.div_ceil((facts.processors as usize / self.cluster).max(1))
     }
 
@@ -85,15 +102,15 @@ impl Cut {
             Then::GeluGrad => "GELU_GRAD",
         };
         let (Cut { columns, stages, cluster, .. }, right_rows) = (self, then.right_rows());
+        let (element, halves) = (c_type(dtype)?, self.rows / 64);
         Some(format!(
-            "product<{}, {epilogue}, {right_rows}, true, 2, {columns}, {stages}, {cluster}>",
-            c_type(dtype)?
+            "product<{element}, {epilogue}, {right_rows}, true, {halves}, {columns}, {stages}, {cluster}>"
         ))
     }
 
     /// As `Product::SHARED`: stages, pieces, a row for each warpgroup, barriers.
     fn shared(self, then: Then) -> u32 {
-        let stage = (TILE_ROWS + self.columns) * DEPTH as usize * 2;
+        let stage = (self.rows + self.columns) * DEPTH as usize * 2;
         let pieces = if matches!(then, Then::Plain { .. }) { 2 } else { 4 };
         (self.stages * stage + 2 * pieces * (PIECE * PIECE * 2) as usize + 2048 + 256) as u32
     }
@@ -108,7 +125,7 @@ impl Cut {
 
     /// Such as `192x4 2 8`, to be kept.
     pub fn text(self) -> String {
-        let Cut { columns, stages, cluster, group } = self;
+        let Cut { columns, stages, cluster, group, .. } = self;
         format!("{columns}x{stages} {cluster} {group}")
     }
 }
@@ -171,7 +188,7 @@ pub fn linear_gelu(
     {
         return None;
     }
-    let cut = Cut::best(&GELU, rows, columns, facts)?;
+    let cut = Cut::best(&GELU, [rows, columns, depth], facts)?;
     let bias = bias.map_or(0, |b| b.address);
     Some(vec![Action::Launch(launch(cut, Then::Gelu, sides, [bias, 0], [rows, columns, depth], facts)?)])
 }
@@ -193,9 +210,9 @@ pub fn gelu_grad_product(
     if !fits(&sides.each_ref(), facts) || w.shape.rows() != depth {
         return None;
     }
-    let cut = Cut::best(&GELU_GRAD, rows, columns, facts)?;
+    let cut = Cut::best(&GELU_GRAD, [rows, columns, depth], facts)?;
     let product = launch(cut, Then::GeluGrad, sides, [0, parts], [rows, columns, depth], facts)?;
-    let rows = rows.div_ceil(TILE_ROWS);
+    let rows = rows.div_ceil(cut.rows);
     let sum = PartialSum { parts, rows, stride: columns, columns, start: None, out: sums };
     Some(vec![Action::Launch(product), Action::Sum(sum)])
 }
@@ -205,8 +222,8 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = Vec::new();
     let plain = WIDE.iter().chain(&NARROW);
     let ways = plain.flat_map(|cut| [false, true].map(|right_rows| (*cut, Then::Plain { right_rows })));
-    let gelu = GELU.iter().map(|(cut, _)| (*cut, Then::Gelu));
-    let grad = GELU_GRAD.iter().map(|(cut, _)| (*cut, Then::GeluGrad));
+    let gelu = GELU.iter().map(|(cut, ..)| (*cut, Then::Gelu));
+    let grad = GELU_GRAD.iter().map(|(cut, ..)| (*cut, Then::GeluGrad));
     for (cut, then) in ways.chain(gelu).chain(grad) {
         let names = [DType::Bf16, DType::F16].into_iter().filter_map(|dtype| cut.name(dtype, then));
         all.extend(names.map(|name| (Kernel::new(Source::Product, name), 90)));
@@ -253,7 +270,7 @@ fn launch(
         block: THREADS,
         shared: cut.shared(then),
         args: vec![
-            map(left, (TILE_ROWS as u32, DEPTH)),
+            map(left, (cut.rows as u32, DEPTH)),
             map(right, cut.right_box(then)),
             map(first, (PIECE, PIECE)),
             map(second, (PIECE, PIECE)),
@@ -309,6 +326,30 @@ mod tests {
         assert_eq!(first(&back).kernel.name, "product<bf16, GELU_GRAD, true, true, 2, 128, 5, 1>");
         assert_eq!(boxes(first(&back)), [(50432, 768, 128, 64), (768, 3072, 64, 64), piece, piece]);
         assert_eq!(parts(50432, 3072), 394 * 3072 * 4);
+    }
+
+    /// Small results are cut so that both warpgroups have as much to finish; large ones as before.
+    #[test]
+    fn tiles_suit_the_size() {
+        let facts = Facts::h200();
+        let names = |rows, columns, depth| {
+            let (x, w) = (operand(0, [rows, depth]), operand(0, [columns, depth]));
+            let (pre, back) = (operand(0, [rows, columns]), operand(0, [depth, columns]));
+            let forward = linear_gelu(&x, &w, None, &pre, &pre, &facts).expect("fits");
+            let backward = gelu_grad_product(&x, &back, &pre, &pre, 0, 0, &facts).expect("fits");
+            [first(&forward).kernel.name.clone(), first(&backward).kernel.name.clone()]
+        };
+        let named = |[forward, backward]: [&str; 2]| {
+            [
+                format!("product<bf16, GELU, false, true, {forward}, 1>"),
+                format!("product<bf16, GELU_GRAD, true, true, {backward}, 1>"),
+            ]
+        };
+        // ViT-Ti/4 at batch 128, ViT-B/16 at 64 to 512.
+        assert_eq!(names(8320, 768, 192), named(["1, 192, 5", "2, 192, 4"]));
+        for batch in [64, 128, 256, 512] {
+            assert_eq!(names(197 * batch, 3072, 768), named(["2, 192, 4", "2, 128, 5"]), "{batch}");
+        }
     }
 
     #[test]

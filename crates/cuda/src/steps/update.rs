@@ -10,7 +10,7 @@ const THREADS: u32 = 256;
 const WIDE: u32 = 1024;
 
 /// About how many partial sums of squares there are at most.
-const PARTIALS: usize = 4096;
+const PARTIALS: usize = 1024;
 
 /// Where, beside the header, a failed step leaves the word that keeps later ones from being applied.
 pub const HALT: Address = 64;
