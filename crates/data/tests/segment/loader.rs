@@ -188,13 +188,18 @@ fn a_reader_that_panics_is_an_error() {
 
 #[test]
 fn pairs_are_read_once_if_they_are_kept() {
-    let counted = set(&[], None);
-    let cached = Arc::new(CachedPairs::new(counted.clone(), 1 << 20));
-    let loaded = load(cached.clone(), 4, 2);
-    assert_eq!(loaded, load(set(&[], None), 4, 0));
-    // Two threads may read the same pair at the same time, but here each epoch has it once.
-    assert_eq!(counted.3.load(Relaxed), LEN);
-    assert_eq!(cached.used(), LEN * 40 * 30 * 4);
+    let plain = load(set(&[], None), 4, 0);
+    for workers in [0, 2] {
+        let counted = set(&[], None);
+        let cached = Arc::new(CachedPairs::new(counted.clone(), 1 << 20));
+        assert_eq!(load(cached.clone(), 4, workers), plain);
+        let read = counted.3.load(Relaxed);
+        // Two threads may read the same pair at the same time, where an epoch ends and the next begins; it is kept once.
+        assert!(read == LEN || (workers > 1 && read > LEN), "{read} reads by {workers} workers");
+        assert_eq!(cached.used(), LEN * 40 * 30 * 4);
+        assert_eq!(load(cached, 4, workers), plain);
+        assert_eq!(counted.3.load(Relaxed), read, "what is kept is not read again");
+    }
     let small = CachedPairs::new(set(&[], None), 40 * 30 * 4 + 1);
     (0..3).for_each(|index| small.read(index, &mut Pair::default()).unwrap());
     assert_eq!(small.used(), 40 * 30 * 4);
