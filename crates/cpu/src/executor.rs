@@ -137,7 +137,7 @@ impl<T: Float> Executor<T> {
 
     /// Refuses to add to gradients that were not kept.
     fn check_sums(&self, header: &Header) -> Result<(), CpuError> {
-        if header.accumulate && !self.program.accumulates { Err(CpuError::OneMicroStep) } else { Ok(()) }
+        if header.accumulate && !self.program.accumulates() { Err(CpuError::OneMicroStep) } else { Ok(()) }
     }
 
     fn operand(&self, which: Which, name: &str) -> Option<&PlanValue> {

@@ -406,7 +406,7 @@ impl Executor {
     /// Queues what every run begins with: copies that are out of date, the header, the batch.
     fn begin(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.context.enter()?;
-        if header.accumulate && !self.program.accumulates {
+        if header.accumulate && !self.program.accumulates() {
             let why = "the plans are for steps of one micro-step: nothing can be added to its gradients";
             return Err(CudaError::Misuse(why.into()));
         }

@@ -87,8 +87,6 @@ pub struct DynamicScale {
 #[derive(Clone, Debug)]
 pub struct Program {
     pub states: Vec<State>,
-    /// Whether plans can add to what earlier micro-steps left: see [`Settings::accumulates`].
-    pub accumulates: bool,
     /// Forward and backward of a micro-batch whose gradients only accumulate.
     pub micro: Plan,
     /// The last micro-batch of a step: under data parallelism, with the gradient exchange.
@@ -112,6 +110,11 @@ impl Program {
     /// Whether training takes moments over a batch, which samples of weight 0 would falsify.
     pub fn normalises_batches(&self) -> bool {
         self.last.steps.iter().any(|step| step.op == Op::Moments)
+    }
+
+    /// Whether plans can add to what earlier micro-steps left: not where it lies in the arena.
+    pub fn accumulates(&self) -> bool {
+        self.states.iter().all(|state| state.arena.is_none())
     }
 
     /// Bytes of the states that don't lie in the arena.
@@ -149,8 +152,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
         Some(exchange) => plan(&parallelise(graph, &exchange)?, "last")?,
         None => Plan { name: "last".into(), ..micro.clone() },
     };
-    let (update, eval, accumulates) = (plan(&update, "update")?, plan(&eval, "eval")?, settings.accumulates);
-    Ok(Program { micro, last, update, eval, states, accumulates })
+    Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
 }
 
 /// A program that only evaluates: parameters are its only states, and its other plans are empty.
@@ -167,8 +169,7 @@ pub fn inference(model: Model, mixed: Option<Mixed>, scratch: Scratch<'_>) -> Re
         let graph = Graph::over(states.clone());
         place(&graph, &schedule(&graph), name, key, scratch)
     };
-    let (micro, last, update) = (empty("micro"), empty("last"), empty("update"));
-    Ok(Program { micro, last, update, eval, states, accumulates: false })
+    Ok(Program { micro: empty("micro"), last: empty("last"), update: empty("update"), eval, states })
 }
 
 /// The plan of evaluation of a model of another size, over the states of a program with the same parameters.

@@ -247,7 +247,7 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     };
     let last = plan(&train);
     let update = Plan { states: states.clone(), ..Plan::default() };
-    checked(Program { micro: last.clone(), last, update, eval: plan(&eval), states, accumulates: true })
+    checked(Program { micro: last.clone(), last, update, eval: plan(&eval), states })
 }
 
 fn checked(program: Program) -> Program {

@@ -96,7 +96,7 @@ pub(super) fn first_lists(program: &Program) -> Vec<usize> {
         return vec![REFRESH, number(Which::Eval, false)];
     }
     let list = |which, accumulate| number(which, accumulate);
-    match program.accumulates {
+    match program.accumulates() {
         false => vec![REFRESH, list(Which::Last, false), list(Which::Update, false)],
         true => {
             let micro = [list(Which::Micro, false), list(Which::Micro, true)];
@@ -173,7 +173,7 @@ fn bind_all(
     let mut constants = Constants::at(constants);
     let mut bind = |(plan, accumulate): (&Plan, bool)| {
         // Nobody runs what would add to gradients that are not kept.
-        if accumulate && !program.accumulates {
+        if accumulate && !program.accumulates() {
             return Ok((Bound::default(), Marks::default()));
         }
         let bound = Binder { memory, accumulate, tf32, overlap: true, facts, maker: &Steps }

@@ -41,7 +41,7 @@ output e
 fn program(ranks: usize) -> Program {
     let empty = |name: &str| Plan { name: name.to_string(), ..Plan::default() };
     let (micro, update, eval) = (empty("micro"), empty("update"), empty("eval"));
-    Program { states: vec![], micro, last: plan(ranks), update, eval, accumulates: false }
+    Program { states: vec![], micro, last: plan(ranks), update, eval }
 }
 
 fn executor(ranks: usize, comm: Option<Exchange>) -> Result<Executor, cuda::CudaError> {

@@ -1,7 +1,7 @@
 //! Gives every value its memory: a state's own, or a range of one arena. A range is reused only when its last use on
 //! every lane happens before the new writer.
 
-use super::schedule::{Clocks, Schedule};
+use super::schedule::{Clocks, Schedule, written_states};
 use crate::graph::{Graph, Node, Role, Value, ValueId};
 use crate::op::{Op, StateId};
 use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
@@ -162,21 +162,30 @@ impl<'a> Buffers<'a> {
     /// Keeps the memory of states that lie in the arena: from the step that first writes one to the end, or, where it is only
     /// read, from the start. Statistics, which the host reads when it likes, are always kept.
     fn hold_states(&mut self, nodes: &[usize], places: &HashMap<ValueId, Place>) {
+        let state_of = |value: &ValueId| match places.get(value) {
+            Some(Place::State(state)) => Some(*state),
+            _ => None,
+        };
+        // The steps that have to do with each state, and whether the first makes it anew.
+        let mut touched: HashMap<StateId, (Vec<usize>, bool)> = HashMap::new();
+        for (step, node) in nodes.iter().map(|node| &self.graph.nodes[*node]).enumerate() {
+            let read: Vec<StateId> = node.inputs.iter().filter_map(state_of).collect();
+            for state in written_states(node, places) {
+                touched.entry(state).or_insert_with(|| (vec![], !read.contains(&state))).0.push(step);
+            }
+            for state in read {
+                touched.entry(state).or_default().0.push(step);
+            }
+        }
+        for state in self.graph.outputs.iter().filter_map(state_of) {
+            touched.entry(state).or_default();
+        }
         for (index, state) in self.graph.states.iter().enumerate() {
             let Some(offset) = state.arena else { continue };
-            let id = StateId(index as u32);
-            let here = |value: &ValueId| places.get(value) == Some(&Place::State(id));
-            let node = |step: &usize| &self.graph.nodes[nodes[*step]];
-            let writes = |step: &usize| {
-                node(step).op == Op::Assign { state: id } || node(step).outputs.iter().any(here)
-            };
-            let touches = |step: &usize| writes(step) || node(step).inputs.iter().any(here);
-            let uses: Vec<usize> = (0..nodes.len()).filter(touches).collect();
             let always = state.role == Role::Statistic;
-            if uses.is_empty() && !always && !self.graph.outputs.iter().any(here) {
-                continue;
-            }
-            let writer = uses.first().copied().filter(|first| !always && writes(first));
+            let found = touched.remove(&StateId(index as u32)).or_else(|| always.then(Default::default));
+            let Some((uses, anew)) = found else { continue };
+            let writer = uses.first().copied().filter(|_| anew && !always);
             let bytes = state.ty.bytes().next_multiple_of(ALIGN);
             self.list.push(Buffer { bytes, writer, uses, to_the_end: true, offset, fixed: true });
         }

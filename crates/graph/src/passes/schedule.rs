@@ -49,7 +49,7 @@ pub fn schedule(graph: &Graph) -> Schedule {
 }
 
 /// The states a step writes: the one it assigns, or those its results are made in.
-fn written_states(node: &Node, places: &HashMap<ValueId, Place>) -> Vec<StateId> {
+pub(super) fn written_states(node: &Node, places: &HashMap<ValueId, Place>) -> Vec<StateId> {
     if let Op::Assign { state } = node.op {
         return vec![state];
     }
