@@ -1,5 +1,5 @@
-//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms; position biases; and the loss itself,
-//! which its own gradient doesn't read.
+//! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms; position biases; the loss itself,
+//! which its own gradient doesn't read; and the seed of that gradient, which reads nothing.
 //!
 //! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and small
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory

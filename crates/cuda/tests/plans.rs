@@ -318,6 +318,17 @@ fn reordered(bound: &Bound, mut choose: impl FnMut(usize) -> usize) -> Bound {
     Bound { actions: order, ..bound.clone() }
 }
 
+/// Whatever order the lanes allow, the sums are these.
+fn in_any_order(program: &Program, lanes: &Bound, want: &[(String, u64)]) {
+    assert_eq!(sums(program, &reordered(lanes, |_| 0)), want, "as late as possible");
+    assert_eq!(sums(program, &reordered(lanes, |n| n - 1)), want, "as early as possible");
+    for seed in 0..20 {
+        let mut random = graph::random::Sequence::new(seed, 1);
+        let other = reordered(lanes, |n| (random.uniform() * n as f64) as usize);
+        assert_eq!(sums(program, &other), want, "order {seed}");
+    }
+}
+
 #[test]
 fn weights_gradients_may_run_beside_the_rest() {
     let segmenters = [Recompute::None, Recompute::Full].map(|r| compiled(segmenter(), r));
@@ -328,13 +339,7 @@ fn weights_gradients_may_run_beside_the_rest() {
             let aside = lanes.actions.iter().filter(|placed| placed.lane != Lane::Compute).count();
             assert!(aside > 10 && aside < lanes.actions.len() / 2);
             let want = sums(&program, &one_lane);
-            assert_eq!(sums(&program, &reordered(&lanes, |_| 0)), want, "as late as possible");
-            assert_eq!(sums(&program, &reordered(&lanes, |n| n - 1)), want, "as early as possible");
-            for seed in 0..20 {
-                let mut random = graph::random::Sequence::new(seed, 1);
-                let other = reordered(&lanes, |n| (random.uniform() * n as f64) as usize);
-                assert_eq!(sums(&program, &other), want, "order {seed}");
-            }
+            in_any_order(&program, &lanes, &want);
         }
     }
 }
@@ -353,13 +358,7 @@ fn gradients_in_the_arena_are_the_same_sums() {
             let want = sums(&kept, &bind(&kept, &kept.last, false));
             assert_eq!(sums(&lodged, &bind(&lodged, &lodged.last, false)), want);
             let lanes = bind_with(&lodged, &lodged.last, false, true);
-            assert_eq!(sums(&lodged, &reordered(&lanes, |_| 0)), want, "as late as possible");
-            assert_eq!(sums(&lodged, &reordered(&lanes, |n| n - 1)), want, "as early as possible");
-            for seed in 0..20 {
-                let mut random = graph::random::Sequence::new(seed, 1);
-                let other = reordered(&lanes, |n| (random.uniform() * n as f64) as usize);
-                assert_eq!(sums(&lodged, &other), want, "order {seed}");
-            }
+            in_any_order(&lodged, &lanes, &want);
         }
     }
 }

@@ -9,9 +9,10 @@ use models::vit::Vit;
 
 #[test]
 fn the_arena_is_as_large_as_predicted() {
-    for (name, recompute) in [("vit-nano/4", Recompute::None), ("vit-ti/8", Recompute::Full)] {
+    let cases = [("vit-nano/4", Recompute::None), ("vit-ti/8", Recompute::Full)];
+    for ((name, recompute), accumulates) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let vit = Vit::named(name, 32, 3, 10).unwrap();
-        let executor = Setup { recompute, ..Setup::new(4) }.executor::<f32>(&vit);
+        let executor = Setup { recompute, accumulates, ..Setup::new(4) }.executor::<f32>(&vit);
         let program = executor.program();
         assert_eq!(executor.allocated().0, program.arena(), "{name}");
         assert_eq!(program.arena(), program.plans().map(|p| p.arena).into_iter().max().unwrap());
@@ -19,11 +20,12 @@ fn the_arena_is_as_large_as_predicted() {
     }
 }
 
+/// Of activations alone, without the gradients that may lie there too.
 #[test]
 fn full_recompute_halves_the_arena() {
     let arena = |name, image, recompute| {
         let vit = Vit::named(name, image, 3, 10).unwrap();
-        let program = Setup { recompute, ..Setup::new(4) }.program(&vit);
+        let program = Setup { recompute, accumulates: true, ..Setup::new(4) }.program(&vit);
         program.arena() as f64
     };
     for (name, image) in [("vit-ti/4", 32), ("vit-b/16", 224)] {

@@ -14,8 +14,8 @@ fn operand(address: Address, dtype: DType, count: usize) -> Operand {
 fn single(address: Address, count: usize) -> Operand {
     operand(address, DType::F32, count)
 }
-#[derive(Clone)]
 
+#[derive(Clone)]
 struct Step {
     op: Op,
     inputs: Vec<Operand>,

@@ -89,6 +89,7 @@ pub struct Setup {
     pub recompute: Recompute,
     pub loss: Loss,
     pub ema: Option<f64>,
+    pub accumulates: bool,
 }
 
 impl Setup {
@@ -100,6 +101,7 @@ impl Setup {
             recompute: Recompute::None,
             loss: Loss::default(),
             ema: None,
+            accumulates: false,
         }
     }
 
@@ -117,7 +119,7 @@ impl Setup {
             mixed: None,
             loss_scale: None,
             exchange: None,
-            accumulates: true,
+            accumulates: self.accumulates,
             scratch: &cpu::scratch(self.threads),
         };
         let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
