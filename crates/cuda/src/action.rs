@@ -91,16 +91,19 @@ sources! {
     Update = "update.cu", 37;
     /// Products with a GELU on the way out. Hopper alone.
     Product = "product.cu", 140;
+    /// Small weight gradients, several at once. Hopper alone.
+    Weights = "weights.cu", 30;
     /// Marks of time.
     Clock = "clock.cu", 8;
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 9] = [
+pub const HEADERS: [(&str, &str); 10] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
+    ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),
     ("norm.cuh", include_str!("../kernels/norm.cuh")),

@@ -75,6 +75,8 @@ enum Group {
     Norm,
     /// Optimizers and averages.
     Optimizers,
+    /// Weight gradients.
+    Weights,
 }
 
 /// Who makes the actions: [`Steps`], or a fake in tests.
@@ -86,6 +88,8 @@ pub trait Maker {
     fn norm(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
     /// Those of optimizers that follow each other.
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
+    /// Those of weight gradients that follow each other.
+    fn weights(&self, steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError>;
     /// Those that make sums of what steps have left.
     fn sums(&self, sums: &[PartialSum], constants: &mut Constants) -> Vec<Action>;
 }
@@ -114,6 +118,10 @@ impl Maker for Steps {
         steps::update::optimizers(contexts, constants)
     }
 
+    fn weights(&self, contexts: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+        steps::weights::actions(contexts)
+    }
+
     fn sums(&self, sums: &[PartialSum], constants: &mut Constants) -> Vec<Action> {
         vec![steps::rows::sum_parts(sums, constants)]
     }
@@ -140,6 +148,10 @@ fn group(steps: &[Step]) -> (Group, usize) {
     let optimizers = steps.iter().take_while(|s| is_optimizer(&s.op) && s.lane == steps[0].lane).count();
     if optimizers > 0 {
         return (Group::Optimizers, optimizers);
+    }
+    let beside = steps.windows(2).take_while(|pair| pair[1].op.runs_beside(&pair[0].op)).count();
+    if beside > 0 {
+        return (Group::Weights, (beside + 1).min(steps::weights::MOST));
     }
     let ops: Vec<&Op> = steps.iter().take(3).map(|step| &step.op).collect();
     match ops[..] {
@@ -274,6 +286,7 @@ impl Binder<'_> {
             }
             (Group::Optimizers, all) => self.maker.optimizers(all, constants),
             (Group::Norm, all) => self.maker.norm(all, constants),
+            (Group::Weights, all) => self.maker.weights(all),
             (_, all) => {
                 Ok(all.iter().map(|cx| self.maker.actions(cx)).collect::<Result<Vec<_>, _>>()?.concat())
             }

@@ -39,6 +39,10 @@ impl Maker for Fake {
         Ok(vec![Action::Copy { from, to: advance.output(0).address, bytes: 3 }])
     }
 
+    fn weights(&self, steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+        Ok(vec![Action::Zero { at: steps[0].output(0).address, bytes: steps.len() }])
+    }
+
     fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
         let at = constants.put(&[0; 24]);
         Ok(vec![Action::Zero { at, bytes: steps.len() }])

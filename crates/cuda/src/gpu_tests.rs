@@ -7,7 +7,7 @@ use crate::launch::Ready;
 use crate::libraries;
 use crate::modules::Modules;
 use crate::product::{Choice, Products, WORKSPACE};
-use crate::steps::hopper;
+use crate::steps::{hopper, weights};
 use crate::tuner::{Bench, Known, Tuner};
 use graph::DType;
 use half::bf16;
@@ -154,6 +154,61 @@ fn products_of_our_own_are_those_of_the_plan() {
             let mut got = vec![0; m * n * 2];
             stream.fetch_now(at(2), &mut got).unwrap();
             assert!(floats(&got, DType::Bf16) == want, "case {case}, {}", launch.kernel.name);
+        }
+    }
+}
+
+#[test]
+fn weight_gradients_made_together_are_those_made_alone() {
+    let Some((facts, context)) = gpu() else { return };
+    let stream = Stream::new(&context).unwrap();
+    let memory = Block::new(&context, 16 << 20, "a test").unwrap();
+    let at = |part: usize| memory.address + ((part as Address) << 20);
+    // Ragged, of both kinds of tiles; sums for one, two and four blocks.
+    let sizes = [(200, 72), (8, 392), (192, 192), (130 * 8, 8)];
+    let small = [(128, 128), (136, 8), (120, 256), (8, 8)];
+    for (case, (sizes, depth)) in [(sizes, 1000), (sizes, 72), (small, 1000), (small, 40)].iter().enumerate()
+    {
+        let depth = *depth;
+        let mut products = Vec::new();
+        let mut want: Vec<Vec<f32>> = Vec::new();
+        for (i, (rows, columns)) in sizes[..4 - case % 2].iter().copied().enumerate() {
+            let (left, right) = (numbers(depth * rows, i), numbers(depth * columns, i + 4));
+            let old = numbers(rows * columns, i + 8);
+            stream.send_now(&bytes(&left, DType::Bf16), at(3 * i)).unwrap();
+            stream.send_now(&bytes(&right, DType::Bf16), at(3 * i + 1)).unwrap();
+            stream.send_now(&bytes(&old, DType::F32), at(3 * i + 2)).unwrap();
+            let half = |part, columns| Matrix::new(at(part), DType::Bf16, depth, columns);
+            let accumulate = (case + i) % 2 == 1;
+            products.push(Product {
+                left: half(3 * i, rows),
+                left_transposed: true,
+                right: half(3 * i + 1, columns),
+                right_transposed: false,
+                result: Matrix::new(at(3 * i + 2), DType::F32, rows, columns),
+                accumulate,
+                epilogue: Epilogue::None,
+                tf32: false,
+            });
+            let dot = |r: usize, c: usize| {
+                (0..depth).map(|l| left[l * rows + r] * right[l * columns + c]).sum::<f32>()
+            };
+            let before = |at: usize| if accumulate { old[at] } else { 0.0 };
+            let made = |at: usize| dot(at / columns, at % columns) + before(at);
+            want.push((0..rows * columns).map(made).collect());
+        }
+        let launch = weights::together(&products, &facts);
+        assert_eq!(launch.is_some(), facts.capability == (9, 0));
+        let Some(launch) = launch else { return };
+        let arch = Arch::of(facts.capability).unwrap();
+        let image = compile(Source::Weights, std::slice::from_ref(&launch.kernel.name), &arch).unwrap();
+        let mut modules = Modules::load(&context, &[(Source::Weights, image)]).unwrap();
+        Ready::new(&launch, &mut modules).unwrap().start(&stream, || "a test".into()).unwrap();
+        for (product, want) in products.iter().zip(want) {
+            let mut got = vec![0; want.len() * 4];
+            stream.fetch_now(product.result.address, &mut got).unwrap();
+            let found = floats(&got, DType::F32) == want;
+            assert!(found, "case {case}, {}, {} rows", launch.kernel.name, product.result.rows);
         }
     }
 }

@@ -4,7 +4,7 @@ mod convolutions;
 #[cfg(test)]
 mod tests;
 
-use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source};
+use crate::action::{Address, Epilogue, Facts, HEADERS, Kernel, Launch, Matrix, Product, Source};
 use crate::cache::{self, Hash};
 use crate::convolution;
 use crate::driver::{Block, Context, Event, Stream};
@@ -76,8 +76,9 @@ impl Known {
     pub fn read(facts: &Facts, deterministic: bool) -> Self {
         let version = Products::version();
         // Of other kernels than these it is not known how fast they are.
-        let ours = Source::Product.text().as_bytes();
-        let hash = Hash::new().add(facts.name.as_bytes()).add(&version.to_le_bytes()).add(ours);
+        let hash = Hash::new().add(facts.name.as_bytes()).add(&version.to_le_bytes());
+        let parts = HEADERS.iter().map(|(_, text)| *text).chain([Source::Product.text()]);
+        let hash = parts.fold(hash, |hash, text| hash.add(text.as_bytes()));
         let file = format!("products-{}.json", hash.text());
         let kept = || cache::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let entries = if deterministic { None } else { kept() }.unwrap_or_default();

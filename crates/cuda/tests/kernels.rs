@@ -4,7 +4,7 @@ use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
 use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
 use cuda::steps::{batch_norm, channels, conv, hopper, loss, maps, norm_add, position_bias, prepare, resize};
-use cuda::steps::{resized_loss, rows, tokens, update, windows, windows_plain};
+use cuda::steps::{resized_loss, rows, tokens, update, weights, windows, windows_plain};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -42,7 +42,8 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         update::kernels(),
     ];
     let (major, minor) = facts.capability;
-    let hopper = if facts.capability == (9, 0) { hopper::kernels() } else { vec![] };
+    let hopper =
+        if facts.capability == (9, 0) { [hopper::kernels(), weights::kernels()].concat() } else { vec![] };
     let lists = lists.into_iter().chain([hopper]);
     let of_steps = lists.flatten().filter(|(_, least)| *least <= 10 * major + minor).map(|(k, _)| k);
     of_steps.chain([cuda::exchange::clock()]).collect()

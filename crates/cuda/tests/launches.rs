@@ -26,6 +26,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         loss_scale: None,
         exchange: None,
         accumulates,
+        gathers: mixed.is_some(),
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()
@@ -59,7 +60,9 @@ fn sums_have_hardly_a_launch_of_their_own() {
         assert_eq!((count("column_sum"), count("sum_parts")), (2, 3));
         // The loss's statistics, and the two parameters that make positions.
         assert_eq!(count("add"), if accumulate { 3 } else { 0 });
-        assert!(names.len() < 250);
+        // Three of the class token, and four at a time of eleven blocks and a quarter.
+        assert_eq!(count("weights"), 12);
+        assert!(names.len() < 211);
     }
     let program = vit_ti(128, false);
     assert_eq!(names(&program, &program.update, false).len(), 3);

@@ -112,6 +112,11 @@ impl Maker for Fake {
         Ok(steps.iter().map(launch).collect())
     }
 
+    // In the other order: they may run at the same time.
+    fn weights(&self, steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+        Ok(steps.iter().rev().map(launch).collect())
+    }
+
     fn optimizers(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
         Ok(steps.iter().map(launch).collect())
     }
@@ -234,6 +239,7 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
         loss_scale: None,
         exchange: None,
         accumulates,
+        gathers: true,
         scratch: &|_, _| SCRATCH,
     };
     compile(model, &settings).unwrap()

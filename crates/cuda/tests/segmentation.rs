@@ -45,6 +45,7 @@ fn program() -> Program {
         loss_scale: None,
         exchange: None,
         accumulates: true,
+        gathers: false,
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()

@@ -4,7 +4,7 @@
 //! one of them writing, must be ordered by their lanes and waits.
 
 use crate::graph::State;
-use crate::op::{Lane, Op, StateId};
+use crate::op::{Op, StateId};
 use crate::passes::Clocks;
 use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::rules::shape::infer;
@@ -54,9 +54,11 @@ impl Plan {
 
     /// The order that lanes and waits enforce.
     pub fn clocks(&self) -> Clocks {
-        let lanes: Vec<Lane> = self.steps.iter().map(|s| s.lane).collect();
-        let waits: Vec<Vec<usize>> = self.steps.iter().map(|s| s.waits.clone()).collect();
-        Clocks::of(&lanes, &waits)
+        let beside = |index: usize| index > 0 && self.steps[index].op.runs_beside(&self.steps[index - 1].op);
+        Clocks::of((0..self.steps.len()).map(|index| {
+            let Step { lane, waits, .. } = &self.steps[index];
+            (*lane, &waits[..], beside(index))
+        }))
     }
 }
 

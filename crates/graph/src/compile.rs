@@ -4,8 +4,8 @@ use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, PENDING, Phase, R
 use crate::op::{Op, StateId};
 use crate::passes::{ALIGN, Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
 use crate::passes::{
-    differentiate, fuse, late, narrow, parallelise, peephole, place, precision, recompute, resized_loss,
-    schedule, synchronise,
+    differentiate, fuse, gather, late, narrow, parallelise, peephole, place, precision, recompute,
+    resized_loss, schedule, synchronise,
 };
 use crate::plan::{Key, Plan};
 use crate::types::{DType, Type};
@@ -63,6 +63,8 @@ pub struct Settings<'a> {
     /// Whether a step may have several micro-steps. Where it has one, gradients are not there while activations are being
     /// made, and lie in the arena.
     pub accumulates: bool,
+    /// Whether the executor makes small weight gradients together, if they follow each other.
+    pub gathers: bool,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
 }
@@ -137,6 +139,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let states = graph.states.clone();
     let graph = shared.defer(keep_sums(graph, &gradients, &shared, stats, settings.accumulates)?);
     let graph = late(shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?);
+    let graph = if settings.gathers { gather(graph) } else { graph };
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
     eval.read_instead(|state| shared.average_of(state));

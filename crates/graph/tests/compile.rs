@@ -167,3 +167,45 @@ fn a_model_frozen_whole_is_refused() {
     let settings = Settings { group: &|_| Group { lr_scale: 0.0, decays: true }, ..settings() };
     assert_eq!(compile(model(1), &settings).unwrap_err(), GraphError::NothingToTrain);
 }
+
+/// The steps of each run of weight gradients that follow each other.
+fn runs(plan: &Plan) -> Vec<std::ops::Range<usize>> {
+    let is = |step: &Step| matches!(step.op, Op::LinearGradW { .. });
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for index in (0..plan.steps.len()).filter(|index| is(&plan.steps[*index])) {
+        match runs.last_mut().filter(|run| run.end == index) {
+            Some(run) => run.end += 1,
+            None => runs.push(index..index + 1),
+        }
+    }
+    runs
+}
+
+#[test]
+fn small_weight_gradients_are_gathered() {
+    for (accumulates, recompute) in
+        [(false, Recompute::None), (true, Recompute::None), (true, Recompute::Full), (false, Recompute::Gelu)]
+    {
+        let plain = compiled(&Settings { accumulates, recompute, ..settings() }).last;
+        let gathered = compiled(&Settings { accumulates, recompute, gathers: true, ..settings() }).last;
+        let products = |plan: &Plan| runs(plan).iter().map(|run| run.len()).sum::<usize>();
+        assert_eq!(products(&plain), products(&gathered));
+        assert!(runs(&plain).iter().all(|run| run.len() == 1));
+        // The head, whose classes the copy engine can't take; the class token's; four that are alike; the last of those, and the
+        // embedding, which has fewer rows.
+        let lengths: Vec<usize> = runs(&gathered).iter().map(|run| run.len()).collect();
+        assert_eq!(lengths, [1, 3, 4, 1, 1]);
+
+        // They may come in any order, since they leave each other's memory alone.
+        let mut turned = gathered.clone();
+        runs(&gathered).into_iter().for_each(|run| turned.steps[run].reverse());
+        turned.check().unwrap();
+        simulate(&turned, &vec![1; turned.steps.len()]).unwrap();
+        let run = runs(&gathered).into_iter().find(|run| run.len() == 4).unwrap();
+        let (first, second) = (&gathered.steps[run.start], &gathered.steps[run.start + 1]);
+        let mut broken = gathered.clone();
+        broken.values[second.outputs[0]].place = gathered.values[first.inputs[0]].place;
+        let error = broken.check().unwrap_err().to_string();
+        assert!(error.contains("writes over"), "{error}");
+    }
+}

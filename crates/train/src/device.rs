@@ -277,6 +277,11 @@ pub fn scratch_of(run: &Resolved) -> Box<Scratch> {
     }
 }
 
+/// Whether the run's device makes small weight gradients together: GPUs do, of halves.
+pub fn gathers(run: &Resolved) -> bool {
+    run.device == Chosen::Cuda && run.precision.half().is_some()
+}
+
 /// What `compile` puts into every program; no input can take it out.
 pub(crate) fn planned<T>(part: Option<T>) -> T {
     part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))

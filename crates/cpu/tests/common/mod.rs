@@ -205,6 +205,7 @@ pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
         loss_scale: None,
         exchange: None,
         accumulates: true,
+        gathers: false,
         scratch,
     }
 }

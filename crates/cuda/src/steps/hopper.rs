@@ -233,7 +233,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 }
 
 /// One type of halves, on Hopper; the copy engine wants addresses and rows in multiples of 16 bytes.
-fn fits(sides: &[&Matrix], facts: &Facts) -> bool {
+pub(super) fn fits(sides: &[&Matrix], facts: &Facts) -> bool {
     let dtype = sides[0].dtype;
     facts.capability == (9, 0)
         && facts.processors >= 2

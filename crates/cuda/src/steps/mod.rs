@@ -24,6 +24,7 @@ pub mod rows;
 mod testing;
 pub mod tokens;
 pub mod update;
+pub mod weights;
 pub mod windows;
 pub mod windows_plain;
 

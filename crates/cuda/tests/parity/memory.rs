@@ -19,6 +19,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         loss_scale: None,
         exchange: None,
         accumulates: false,
+        gathers: true,
         scratch: &cuda::scratch,
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()

@@ -64,7 +64,8 @@ fn program_for(
     let loss_scale = arithmetic.scale().map(|initial| LossScaling { initial, dynamic });
     let mixed = arithmetic.mixed();
     let base = settings(&cuda::steps::scratch);
-    let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, ..base };
+    let gathers = mixed.is_some();
+    let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, gathers, ..base };
     let program = compile(model, &settings).unwrap();
     program.plans().into_iter().for_each(|plan| plan.check().unwrap());
     program

@@ -106,6 +106,12 @@ impl Op {
         )
     }
 
+    /// Whether a step may run at the same time as the one before it, whose memory it leaves alone: weight gradients, which
+    /// an executor may make together.
+    pub fn runs_beside(&self, before: &Op) -> bool {
+        matches!((before, self), (Op::LinearGradW { .. }, Op::LinearGradW { .. }))
+    }
+
     /// Whether the op is a matrix product (what "products alone" in the benchmarks means).
     pub fn is_product(&self) -> bool {
         matches!(

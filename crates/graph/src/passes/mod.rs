@@ -1,10 +1,11 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
 //!
 //! `prepare` begins with bytes where the model begins with images, `narrow`, `fuse` and `resized_loss` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
-//! `recompute` trades activations for work, `precision` says which values are halves, `synchronise` adds what batch norms exchange among ranks and `parallelise` what gradients do, `late` delays values that are larger than what they are made of, `schedule` orders steps on lanes, `place` gives every value its memory.
+//! `recompute` trades activations for work, `precision` says which values are halves, `synchronise` adds what batch norms exchange among ranks and `parallelise` what gradients do, `late` delays values that are larger than what they are made of, `gather` puts small weight gradients next to each other, `schedule` orders steps on lanes, `place` gives every value its memory.
 
 mod differentiate;
 mod fuse;
+mod gather;
 mod late;
 mod narrow;
 mod parallelise;
@@ -19,6 +20,7 @@ mod synchronise;
 
 pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
+pub use gather::gather;
 pub use late::late;
 pub use narrow::narrow;
 pub(crate) use parallelise::GRADIENT;

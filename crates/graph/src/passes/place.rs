@@ -14,10 +14,10 @@ pub const ALIGN: usize = 128;
 pub type Scratch<'a> = &'a dyn Fn(&Graph, usize) -> usize;
 
 pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: Scratch<'_>) -> Plan {
-    let clocks = Clocks::of(&schedule.lanes, &schedule.waits);
+    let clocks = schedule.clocks();
     let step_of: HashMap<usize, usize> = schedule.nodes.iter().enumerate().map(|(s, n)| (*n, s)).collect();
     let mut places = state_places(graph);
-    let mut buffers = Buffers::new(graph, &clocks, &step_of, &places);
+    let mut buffers = Buffers::new(graph, schedule, &clocks, &step_of, &places);
     buffers.hold_states(&schedule.nodes, &places);
     let needs: Vec<usize> = schedule.nodes.iter().map(|node| scratch(graph, *node)).collect();
     let scratches: Vec<_> = needs.iter().enumerate().map(|(s, bytes)| buffers.scratch(s, *bytes)).collect();
@@ -132,6 +132,7 @@ struct Buffers<'a> {
 impl<'a> Buffers<'a> {
     fn new(
         graph: &'a Graph,
+        schedule: &Schedule,
         clocks: &'a Clocks,
         step_of: &HashMap<usize, usize>,
         places: &HashMap<ValueId, Place>,
@@ -143,7 +144,7 @@ impl<'a> Buffers<'a> {
             for value in node.outputs.iter().filter(|v| !places.contains_key(v)) {
                 let shared = writer.and_then(|step| buffers.shareable(node, *value, step));
                 let buffer = shared.unwrap_or_else(|| buffers.push(graph.ty(*value).bytes(), writer));
-                let uses = consumers[value.index()].iter().map(|c| step_of[c]);
+                let uses = consumers[value.index()].iter().flat_map(|c| schedule.uses(step_of[c]));
                 buffers.list[buffer].uses.extend(uses);
                 buffers.list[buffer].to_the_end |= graph.outputs.contains(value);
                 buffers.of_value.insert(*value, buffer);

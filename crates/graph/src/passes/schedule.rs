@@ -13,6 +13,8 @@ pub struct Schedule {
     pub nodes: Vec<usize>,
     pub lanes: Vec<Lane>,
     pub waits: Vec<Vec<usize>>,
+    /// Whether each may run at the same time as the one before.
+    pub beside: Vec<bool>,
 }
 
 pub fn schedule(graph: &Graph) -> Schedule {
@@ -35,8 +37,10 @@ pub fn schedule(graph: &Graph) -> Schedule {
             needs.extend(readers.get(&state).into_iter().flatten());
         }
         let lane = node.op.lane();
-        schedule.waits.push(clocks.push(lane, &needs));
+        let beside = step > 0 && node.op.runs_beside(&graph.nodes[nodes[step - 1]].op);
+        schedule.waits.push(clocks.push(lane, &needs, beside));
         schedule.lanes.push(lane);
+        schedule.beside.push(beside);
         makers.extend(node.outputs.iter().map(|v| (*v, step)));
         for place in node.inputs.iter().filter_map(|v| places.get(v)) {
             if let Place::State(state) = place {
@@ -46,6 +50,24 @@ pub fn schedule(graph: &Graph) -> Schedule {
     }
     schedule.nodes = nodes;
     schedule
+}
+
+/// For so many steps, what gathered weight gradients read is left alone: an executor may make them beside those steps.
+const LINGER: usize = 8;
+
+impl Schedule {
+    /// The steps that need what a step reads: itself, and the last of those that it may go on beside.
+    pub(super) fn uses(&self, step: usize) -> impl Iterator<Item = usize> {
+        let is_gathered = self.beside[step] || self.beside.get(step + 1) == Some(&true);
+        let last = (step + LINGER).min(self.nodes.len() - 1);
+        [step].into_iter().chain(is_gathered.then_some(last))
+    }
+
+    pub fn clocks(&self) -> Clocks {
+        let waits = self.waits.iter().map(Vec::as_slice);
+        let steps = self.lanes.iter().zip(waits).zip(&self.beside);
+        Clocks::of(steps.map(|((lane, waits), beside)| (*lane, waits, *beside)))
+    }
 }
 
 /// The states a step writes: the one it assigns, or those its results are made in.
@@ -72,18 +94,24 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    pub fn of(lanes: &[Lane], waits: &[Vec<usize>]) -> Self {
+    /// Of steps, each with its lane, what it waits for, and whether it may run at the same time as the one before.
+    pub fn of<'a>(steps: impl Iterator<Item = (Lane, &'a [usize], bool)>) -> Self {
         let mut clocks = Clocks::default();
-        for (lane, waits) in lanes.iter().zip(waits) {
-            clocks.push(*lane, waits);
+        for (lane, waits, beside) in steps {
+            clocks.push(lane, waits, beside);
         }
         clocks
     }
 
-    /// Adds a step that needs `needs` finished; returns those it must wait for expressly, the rest being implied.
-    pub fn push(&mut self, lane: Lane, needs: &[usize]) -> Vec<usize> {
+    /// Adds a step that needs `needs` finished, and with `beside` not the step before; returns those it must wait for expressly,
+    /// the rest being implied.
+    pub fn push(&mut self, lane: Lane, needs: &[usize], beside: bool) -> Vec<usize> {
         let lane = Lane::ALL.iter().position(|l| *l == lane).unwrap_or(0);
-        let mut clock = self.last[lane].map_or_else(Default::default, |p| self.after(p));
+        let mut clock = match self.last[lane] {
+            Some(before) if beside => self.before[before],
+            Some(before) => self.after(before),
+            None => Default::default(),
+        };
         let mut waits = Vec::new();
         let mut sorted = needs.to_vec();
         sorted.sort_unstable();

@@ -1,0 +1,215 @@
+//! Small weight gradients of halves on Hopper, several in one launch, by `weights.cu`. Each has too few tiles for all processors;
+//! cuBLASLt would cut its sums, make it in two launches, and leave the next one waiting.
+
+use super::{hopper, linear};
+use crate::action::{
+    Action, Arg, Context, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source, TensorMap, c_type,
+};
+use crate::error::CudaError;
+use crate::product::sizes;
+use graph::DType;
+
+/// How many a launch makes at most.
+pub const MOST: usize = 4;
+/// Of the sum in a stage, and columns of what is brought at once.
+const DEPTH: usize = 64;
+/// How many blocks may share a tile. Eight finish sooner, but take more from what runs beside them.
+const CLUSTERS: [usize; 3] = [4, 2, 1];
+
+/// Tiles of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    /// 64 rows for each warpgroup.
+    groups: usize,
+    columns: usize,
+    stages: usize,
+}
+
+/// Widths of transformers are multiples of the one or the other.
+const TILES: [Tile; 2] =
+    [Tile { groups: 3, columns: 192, stages: 4 }, Tile { groups: 2, columns: 128, stages: 6 }];
+
+impl Tile {
+    fn rows(self) -> usize {
+        64 * self.groups
+    }
+
+    fn count(self, result: &Matrix) -> usize {
+        result.rows.div_ceil(self.rows()) * result.columns.div_ceil(self.columns)
+    }
+
+    fn name(self, dtype: DType, cluster: usize) -> Option<String> {
+        let Tile { groups, columns, stages } = self;
+        Some(format!("weights<{}, {groups}, {columns}, {stages}, {cluster}>", c_type(dtype)?))
+    }
+
+    /// As `Weights::SHARED`.
+    fn shared(self) -> usize {
+        self.stages * (self.rows() + self.columns) * DEPTH * 2 + 128
+    }
+}
+
+/// The actions of weight gradients that may be made at the same time: together, if they can be, or each for itself.
+pub fn actions(steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+    let mut each = steps.iter().map(linear::actions).collect::<Result<Vec<_>, _>>()?.concat();
+    let products: Vec<Product> = each.iter().filter_map(product).collect();
+    if let Some(launch) = steps.first().and_then(|cx| together(&products, cx.facts)) {
+        each.retain(|action| product(action).is_none());
+        each.push(Action::Launch(launch));
+    }
+    Ok(each)
+}
+
+fn product(action: &Action) -> Option<Product> {
+    match action {
+        Action::Product(product) => Some(*product),
+        _ => None,
+    }
+}
+
+/// Products of one depth in one launch. None where this GPU has no such kernel, or where they fill it one by one.
+pub(crate) fn together(products: &[Product], facts: &Facts) -> Option<Launch> {
+    let (first, others) = products.split_first()?;
+    let (dtype, (_, _, depth)) = (first.left.dtype, sizes(first));
+    let alike = |product: &Product| product.left.dtype == dtype && sizes(product).2 == depth;
+    if !(1..MOST).contains(&others.len())
+        || !others.iter().all(alike)
+        || !products.iter().all(|p| takes(p, facts))
+    {
+        return None;
+    }
+    let tiles = |tile: Tile| products.iter().map(|p| tile.count(&p.result)).sum::<usize>();
+    let tile = TILES.into_iter().min_by_key(|tile| tiles(*tile) * tile.rows() * tile.columns)?;
+    // Clusters lie within parts of the GPU, whose processors are seldom a multiple of theirs.
+    let room = facts.processors as usize * 7 / 8 / tiles(tile);
+    let cluster = CLUSTERS.into_iter().find(|c| *c <= room && *c <= depth.div_ceil(DEPTH))?;
+    if room < 2 {
+        return None;
+    }
+    // Those there are not have no rows.
+    let absent =
+        Product { result: Matrix { rows: 0, address: 0, ..first.result }, accumulate: false, ..*first };
+    let all: [Product; MOST] = std::array::from_fn(|i| products.get(i).copied().unwrap_or(absent));
+    let map = |matrix| {
+        let (box_rows, box_columns) = (DEPTH as u32, DEPTH as u32);
+        Arg::Tensor(TensorMap { matrix, box_rows, box_columns, swizzled: true })
+    };
+    let mut args: Vec<Arg> = all.iter().flat_map(|p| [map(p.left), map(p.right)]).collect();
+    args.extend(all.iter().map(|p| Arg::Pointer(p.result.address)));
+    args.extend(all.iter().map(|p| Arg::I32(p.result.rows as i32)));
+    args.extend(all.iter().map(|p| Arg::I32(p.result.columns as i32)));
+    let adds = all.iter().enumerate().map(|(i, p)| i32::from(p.accumulate) << i).sum();
+    args.extend([Arg::I32(depth as i32), Arg::I32(adds)]);
+    Some(Launch {
+        kernel: Kernel::new(Source::Weights, tile.name(dtype, cluster)?),
+        grid: [(tiles(tile) * cluster) as u32, 1, 1],
+        block: 128 * (tile.groups as u32 + 1),
+        shared: tile.shared() as u32,
+        args,
+    })
+}
+
+/// Halves to f32, the left side turned over.
+fn takes(product: &Product, facts: &Facts) -> bool {
+    let Product { left, left_transposed, right, right_transposed, result, epilogue, .. } = product;
+    hopper::fits(&[left, right], facts)
+        && (*left_transposed, *right_transposed, *epilogue) == (true, false, Epilogue::None)
+        && result.dtype == DType::F32
+        && result.address % 8 == 0
+        && result.stride == result.columns
+}
+
+/// Every kernel here, with the capability it is for: that one only.
+pub fn kernels() -> Vec<(Kernel, u32)> {
+    let mut all = Vec::new();
+    for (tile, cluster) in TILES.into_iter().flat_map(|tile| CLUSTERS.map(|cluster| (tile, cluster))) {
+        let names = [DType::Bf16, DType::F16].into_iter().filter_map(|dtype| tile.name(dtype, cluster));
+        all.extend(names.map(|name| (Kernel::new(Source::Weights, name), 90)));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(rows: usize, columns: usize, depth: usize) -> Product {
+        let half = |rows, columns| Matrix::new(4096, DType::Bf16, rows, columns);
+        Product {
+            left: half(depth, rows),
+            left_transposed: true,
+            right: half(depth, columns),
+            right_transposed: false,
+            result: Matrix::new(1 << 20, DType::F32, rows, columns),
+            accumulate: false,
+            epilogue: Epilogue::None,
+            tf32: false,
+        }
+    }
+
+    /// The weights of a block.
+    fn block(width: usize, depth: usize) -> Vec<Product> {
+        let sizes = [(width, 4 * width), (4 * width, width), (width, width), (3 * width, width)];
+        sizes.map(|(rows, columns)| product(rows, columns, depth)).to_vec()
+    }
+
+    #[test]
+    fn the_weights_of_a_small_block_are_one_launch() {
+        let facts = Facts::h200();
+        let of = |products: &[Product]| {
+            let launch = together(products, &facts)?;
+            assert!(launch.shared <= facts.shared_per_block && launch.grid[0] <= facts.processors);
+            assert!(kernels().contains(&(launch.kernel.clone(), 90)));
+            Some((launch.kernel.name, launch.grid[0]))
+        };
+        let named = |name: &str, blocks| Some((format!("weights<bf16, {name}>"), blocks));
+        assert_eq!(of(&block(192, 8320)), named("3, 192, 4, 4", 48));
+        assert_eq!(of(&block(384, 12608)), named("3, 192, 4, 2", 96));
+        assert_eq!(of(&block(128, 8192)), named("2, 128, 6, 4", 48));
+        // No longer than the sums are.
+        assert_eq!(of(&block(192, 128)), named("3, 192, 4, 2", 24));
+        assert_eq!(of(&block(192, 8)), named("3, 192, 4, 1", 12));
+        assert_eq!(of(&block(192, 8320)[..3]), named("3, 192, 4, 4", 36));
+    }
+
+    #[test]
+    fn what_is_not_there_has_no_rows() {
+        let mut products = block(192, 8320);
+        products.truncate(2);
+        products[1].accumulate = true;
+        let args = together(&products, &Facts::h200()).expect("fits").args;
+        let tensors = args.iter().filter(|arg| matches!(arg, Arg::Tensor(_))).count();
+        assert_eq!(tensors, 2 * MOST);
+        let numbers = [192, 768, 0, 0, 768, 192, 768, 768, 8320, 2].map(Arg::I32);
+        assert_eq!(args[3 * MOST..], numbers);
+    }
+
+    #[test]
+    fn others_are_made_one_by_one() {
+        let hopper = Facts::h200();
+        let all = block(192, 8320);
+        let changed = |change: &dyn Fn(&mut Product)| {
+            let mut all = all.clone();
+            change(&mut all[2]);
+            all
+        };
+        let cases = [
+            vec![],
+            all[..1].to_vec(),
+            [&all[..], &all[..1]].concat(),
+            block(768, 50432),
+            changed(&|p| p.left.rows = 128),
+            changed(&|p| p.left.dtype = DType::F16),
+            changed(&|p| p.left.stride = 10),
+            changed(&|p| p.right.dtype = DType::F32),
+            changed(&|p| p.result.dtype = DType::Bf16),
+            changed(&|p| p.left_transposed = false),
+            changed(&|p| p.epilogue = Epilogue::Bias(64)),
+        ];
+        for products in cases {
+            assert_eq!(together(&products, &hopper), None, "{products:?}");
+        }
+        assert!(together(&all, &hopper).is_some());
+        assert_eq!(together(&all, &Facts { capability: (10, 0), ..hopper }), None);
+    }
+}
