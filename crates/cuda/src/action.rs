@@ -93,6 +93,8 @@ sources! {
     Product = "product.cu", 140;
     /// Small weight gradients, several at once. Hopper alone.
     Weights = "weights.cu", 30;
+    /// What goes into a run and comes out of it.
+    Moves = "moves.cu", 8;
     /// Marks of time.
     Clock = "clock.cu", 8;
 }

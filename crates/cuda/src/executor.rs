@@ -34,6 +34,7 @@ use crate::error::CudaError;
 use crate::exchange::Marks;
 use crate::launch::Ready;
 use crate::libraries;
+use crate::moves::{self, Move};
 use crate::product::Products;
 use crate::tuner::{Choices, Known, Tuner};
 use graph::plan::homes;
@@ -412,9 +413,14 @@ impl Executor {
         }
         self.prepare_plan(which, header.accumulate)?;
         self.refresh()?;
-        self.runs.begin(header, self.header.address, &self.streams)?;
-        let Plans { staging, inputs, .. } = &mut self.plans;
-        staging.take(which, &inputs[which as usize], &self.streams)
+        let own = self.runs.begin(header, self.header.address, &self.streams)?;
+        let Plans { staging, inputs, modules, .. } = &mut self.plans;
+        let batch = staging.take(which, &inputs[which as usize], &self.streams)?;
+        let moves: Vec<Move> = batch.into_iter().chain(own).collect();
+        // SAFETY: the header's slot is written again only when this run has ended.
+        unsafe { moves::start(&moves, modules, self.streams.compute()) }?;
+        self.runs.sent(header);
+        staging.taken(&self.streams)
     }
 
     /// Waits for everything that was queued.

@@ -20,6 +20,7 @@ mod gpu_tests;
 mod launch;
 mod libraries;
 mod modules;
+pub mod moves;
 #[cfg(test)]
 mod nccl_tests;
 mod overlap;

@@ -1,5 +1,5 @@
 //! Work that nobody waits for soon, beside the rest: gradients of weights, biases and norms; position biases; the loss itself,
-//! which its own gradient doesn't read; and the seed of that gradient, which reads nothing.
+//! which its own gradient doesn't read.
 //!
 //! The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and small
 //! models don't fill a GPU with one kernel. So these go to a lane of their own, and what may run when follows from the memory
@@ -40,7 +40,6 @@ fn is_aside(op: &Op) -> bool {
             | Op::ConvGradW { .. }
             | Op::ColumnSum { .. }
             | Op::CrossEntropy { .. }
-            | Op::Seed { .. }
             | Op::PositionBias { .. }
             | Op::PositionBiasGrad { .. }
     )

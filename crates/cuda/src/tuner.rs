@@ -75,10 +75,11 @@ impl Known {
     /// Without measuring, cuBLASLt's first proposal is taken, and nothing needs to be known.
     pub fn read(facts: &Facts, deterministic: bool) -> Self {
         let version = Products::version();
-        // Of other kernels than these it is not known how fast they are.
+        // Of other kernels than these it is not known how fast they are, nor which of them would have been tried.
         let hash = Hash::new().add(facts.name.as_bytes()).add(&version.to_le_bytes());
-        let parts = HEADERS.iter().map(|(_, text)| *text).chain([Source::Product.text()]);
-        let hash = parts.fold(hash, |hash, text| hash.add(text.as_bytes()));
+        let texts = HEADERS.iter().map(|(_, text)| text.to_string()).chain([Source::Product.text().into()]);
+        let ours = texts.chain(hopper::kernels().into_iter().map(|(kernel, _)| kernel.name));
+        let hash = ours.fold(hash, |hash, text| hash.add(text.as_bytes()));
         let file = format!("products-{}.json", hash.text());
         let kept = || cache::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let entries = if deterministic { None } else { kept() }.unwrap_or_default();

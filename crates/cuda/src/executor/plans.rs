@@ -12,6 +12,7 @@ use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
 use crate::exchange::{Marks, check_ranks, host_places, timed};
 use crate::modules::Modules;
+use crate::moves;
 use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
 use crate::tuner::{Known, Tuner};
@@ -147,7 +148,7 @@ impl Lists {
     }
 }
 
-/// All that lists launch, and those that `ours` says may make a product.
+/// All that lists launch, those that `ours` says may make a product, and what every run begins with.
 pub(super) fn kernels<'a>(
     lists: impl Iterator<Item = &'a Bound>,
     ours: impl Fn(&Product) -> Vec<Kernel>,
@@ -159,7 +160,7 @@ pub(super) fn kernels<'a>(
         Action::Exchange(_) => vec![crate::exchange::clock()],
         Action::Convolution(_) | Action::Copy { .. } | Action::Zero { .. } | Action::Sum(_) => vec![],
     });
-    used.collect()
+    used.chain([moves::kernel()]).collect()
 }
 
 fn bind_all(

@@ -1,10 +1,12 @@
 //! The few numbers that the host wants of every step, fetched without stopping the GPU.
 
+use super::plans::{Plans, REFRESH};
 use super::times::settle;
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::{Context, Event, Pinned};
 use crate::error::CudaError;
+use crate::moves::{self, Move};
 use graph::plan::Place;
 use graph::{DType, Role};
 use std::sync::Arc;
@@ -52,6 +54,7 @@ impl Executor {
     /// Queues a copy of the state `stats` and of `update`'s output `control`, as they are after the runs queued so far.
     pub fn begin_readback(&mut self) -> Result<Ticket, CudaError> {
         self.context.enter()?;
+        self.ready(&[REFRESH])?;
         let stats = self.find_state("stats").filter(|id| {
             let ty = &self.program.states[id.index()].ty;
             (ty.dtype, ty.shape.count()) == (DType::F32, 4)
@@ -72,22 +75,21 @@ impl Executor {
         self.readbacks.next += 1;
         let slot = (ticket.0 % RING as u64) as usize;
         let (host, stream) = (&self.readbacks.host, self.streams.compute());
-        // SAFETY: the host reads a slot only after its event, and this ticket's number makes older ones invalid.
-        unsafe {
-            stream.fetch(stats, host.address(slot * SLOT_BYTES), 16)?;
-            stream.fetch(control, host.address(slot * SLOT_BYTES + CONTROL), 12)?;
-            if let Some(scale) = scale {
-                stream.fetch(scale, host.address(slot * SLOT_BYTES + SCALE), 12)?;
-            }
-        }
-        if let Some(times) = &mut self.plans.times {
+        let to = |offset: usize| host.address(slot * SLOT_BYTES + offset) as Address;
+        let mut moves = vec![
+            Move { from: stats, to: to(0), bytes: 16 },
+            Move { from: control, to: to(CONTROL), bytes: 12 },
+        ];
+        moves.extend(scale.map(|scale| Move { from: scale, to: to(SCALE), bytes: 12 }));
+        let Plans { times, modules, .. } = &mut self.plans;
+        if let Some(times) = times {
             times.marks[slot] = std::mem::take(&mut self.timed);
             let bytes = times.marks[slot].bytes().min(times.bytes);
-            if bytes > 0 {
-                // SAFETY: as above.
-                unsafe { stream.fetch(times.block.address, times.host.address(slot * times.bytes), bytes) }?;
-            }
+            let to = times.host.address(slot * times.bytes) as Address;
+            moves.push(Move { from: times.block.address, to, bytes });
         }
+        // SAFETY: the host reads a slot only after its event, and this ticket's number makes older ones invalid.
+        unsafe { moves::start(&moves, modules, stream) }?;
         self.readbacks.arrived[slot].record(stream)?;
         Ok(ticket)
     }

@@ -5,14 +5,16 @@ use super::list::Streams;
 use crate::action::Address;
 use crate::driver::{Context, Event, Pinned};
 use crate::error::CudaError;
+use crate::moves::Move;
 use graph::Header;
 use std::sync::Arc;
 
 /// How many runs the host may be ahead of the GPU.
 const AHEAD: usize = 64;
 
-/// As `common.cuh` declares it.
+/// As `common.cuh` declares it, and from one to the next.
 const HEADER_BYTES: usize = 40;
+const HEADER_STRIDE: usize = 64;
 
 struct Slot {
     began: Event,
@@ -24,6 +26,8 @@ struct Slot {
 pub(super) struct Runs {
     slots: Vec<Slot>,
     headers: Pinned,
+    /// What the GPU has.
+    sent: Option<[u8; HEADER_BYTES]>,
     next: usize,
     seconds: [f64; 4],
 }
@@ -38,20 +42,34 @@ impl Runs {
             })
         };
         let slots = (0..AHEAD).map(slot).collect::<Result<_, _>>()?;
-        let headers = Pinned::new(context, AHEAD * HEADER_BYTES)?;
-        Ok(Runs { slots, headers, next: 0, seconds: [0.0; 4] })
+        let headers = Pinned::new(context, AHEAD * HEADER_STRIDE)?;
+        Ok(Runs { slots, headers, sent: None, next: 0, seconds: [0.0; 4] })
     }
 
-    /// Sends the header of a run, which begins; one that fails before its end leaves nothing behind. Waits only for the run so many before.
-    pub fn begin(&mut self, header: &Header, to: Address, streams: &Streams) -> Result<(), CudaError> {
+    /// A run begins; one that fails before its end leaves nothing behind. Waits only for the run so many before. Returns how its
+    /// header gets to the GPU, if it isn't there already.
+    pub fn begin(
+        &mut self,
+        header: &Header,
+        to: Address,
+        streams: &Streams,
+    ) -> Result<Option<Move>, CudaError> {
         self.settle(self.next, Some(streams))?;
-        let offset = self.next * HEADER_BYTES;
-        // SAFETY: the run that last used this slot has ended.
-        let slot = unsafe { self.headers.bytes_mut(offset, HEADER_BYTES) };
-        slot.copy_from_slice(&header_bytes(header));
         self.slots[self.next].began.record(streams.compute())?;
-        // SAFETY: the slot is written again only when this run has ended.
-        unsafe { streams.compute().send(self.headers.address(offset), to, HEADER_BYTES) }
+        let bytes = header_bytes(header);
+        if self.sent == Some(bytes) {
+            return Ok(None);
+        }
+        let offset = self.next * HEADER_STRIDE;
+        // SAFETY: the run that last used this slot has ended.
+        unsafe { self.headers.bytes_mut(offset, HEADER_BYTES) }.copy_from_slice(&bytes);
+        let from = self.headers.address(offset) as Address;
+        Ok(Some(Move { from, to, bytes: HEADER_BYTES }))
+    }
+
+    /// The header was sent, with which a run has begun.
+    pub fn sent(&mut self, header: &Header) {
+        self.sent = Some(header_bytes(header));
     }
 
     pub fn end(&mut self, which: Which, streams: &Streams) -> Result<(), CudaError> {

@@ -9,6 +9,7 @@ use super::list::Streams;
 use crate::action::Address;
 use crate::driver::{Block, Context, Event, Pinned};
 use crate::error::CudaError;
+use crate::moves::Move;
 use graph::passes::ALIGN;
 use graph::{DType, Plan, Program};
 use half::{bf16, f16};
@@ -163,12 +164,17 @@ impl Staging {
         streams.copy().wait(&self.taken)
     }
 
-    /// Puts the batch into the inputs of the plan that is about to run: the one that was uploaded since the last run, or that
-    /// of the last run again.
-    pub fn take(&mut self, which: Which, addresses: &[Address], streams: &Streams) -> Result<(), CudaError> {
+    /// How the batch gets into the inputs of the plan that is about to run: the one that was uploaded since the last run, or
+    /// that of the last run again.
+    pub fn take(
+        &mut self,
+        which: Which,
+        addresses: &[Address],
+        streams: &Streams,
+    ) -> Result<Vec<Move>, CudaError> {
         let slots = &self.layouts[which as usize];
         if slots.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let whole = |(holder, filled): &(Which, Vec<bool>)| {
             self.layouts[*holder as usize] == *slots && filled.iter().all(|filled| *filled)
@@ -181,10 +187,13 @@ impl Staging {
             sent.record(streams.copy())?;
             streams.compute().wait(sent)?;
         }
-        for (slot, to) in slots.iter().zip(addresses) {
-            let from = self.device.address + slot.offset as Address;
-            streams.compute().copy(from, *to, slot.bytes())?;
-        }
+        let from = |slot: &Slot| self.device.address + slot.offset as Address;
+        let taken = slots.iter().zip(addresses);
+        Ok(taken.map(|(slot, to)| Move { from: from(slot), to: *to, bytes: slot.bytes() }).collect())
+    }
+
+    /// It has got there, as far as the compute stream has come.
+    pub fn taken(&self, streams: &Streams) -> Result<(), CudaError> {
         self.taken.record(streams.compute())
     }
 }

@@ -41,6 +41,8 @@ const fn low(columns: usize, stages: usize) -> Cut {
 /// What plain products are tried with: wide tiles read each operand less often, narrow ones fit more widths.
 const WIDE: [Cut; 3] = [cut(192, 4, 1, 1), cut(192, 4, 1, 8), cut(192, 4, 2, 8)];
 const NARROW: [Cut; 2] = [cut(128, 6, 1, 1), cut(128, 6, 1, 8)];
+/// For results of few tiles.
+const LOW: [Cut; 2] = [low(192, 6), Cut { cluster: 2, ..low(192, 6) }];
 
 /// With a GELU: also what an element costs where multiplying takes longest, and where finishing does. Measured on an H200, with
 /// 50432 × 3072 results of 768 products and 8320 × 768 of 192; but for low tiles where multiplying takes longest: they read the
@@ -124,10 +126,10 @@ impl Cut {
         }
     }
 
-    /// Such as `192x4 2 8`, to be kept.
+    /// Such as `128x192x4 2 8`, to be kept.
     pub fn text(self) -> String {
-        let Cut { columns, stages, cluster, group, .. } = self;
-        format!("{columns}x{stages} {cluster} {group}")
+        let Cut { rows, columns, stages, cluster, group } = self;
+        format!("{rows}x{columns}x{stages} {cluster} {group}")
     }
 }
 
@@ -143,6 +145,9 @@ pub fn candidates(product: &Product, facts: &Facts) -> Vec<Cut> {
     let mut cuts = WIDE.to_vec();
     if padded(narrow) < padded(wide) || wide.tiles(rows, columns) < facts.processors as usize {
         cuts.extend(NARROW);
+    }
+    if wide.tiles(rows, columns) < 2 * facts.processors as usize {
+        cuts.extend(LOW);
     }
     cuts
 }
@@ -221,7 +226,7 @@ pub fn gelu_grad_product(
 /// Every kernel here, with the capability it is for: that one only.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = Vec::new();
-    let plain = WIDE.iter().chain(&NARROW);
+    let plain = WIDE.iter().chain(&NARROW).chain(&LOW);
     let ways = plain.flat_map(|cut| [false, true].map(|right_rows| (*cut, Then::Plain { right_rows })));
     let gelu = GELU.iter().map(|(cut, ..)| (*cut, Then::Gelu));
     let grad = GELU_GRAD.iter().map(|(cut, ..)| (*cut, Then::GeluGrad));
@@ -418,10 +423,11 @@ mod tests {
         assert_eq!(all.len(), 4);
         let listed = kernels();
         assert!(all.iter().all(|name| listed.iter().any(|(kernel, _)| kernel.name == *name)));
-        // 1024 is no multiple of 192; 65 wide tiles leave half of the GPU idle.
-        for sizes in [[50432, 1024, 1024], [8320, 192, 768]] {
-            assert_eq!(candidates(&product(sizes, true), &facts).len(), WIDE.len() + NARROW.len());
-        }
+        // 1024 is no multiple of 192; 65 wide tiles leave half of the GPU idle, and are low enough for others.
+        let ways = |sizes| candidates(&product(sizes, true), &facts);
+        assert_eq!(ways([50432, 1024, 1024]), [&WIDE[..], &NARROW].concat());
+        assert_eq!(ways([8320, 192, 768]), [&WIDE[..], &NARROW, &LOW].concat());
+        assert_eq!(ways([8320, 576, 192]), [&WIDE[..], &LOW].concat());
     }
 
     #[test]

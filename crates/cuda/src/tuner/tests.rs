@@ -36,8 +36,8 @@ fn ways_of_our_own_survive_their_text() {
         assert_eq!(kept(&text, &product, &older), None);
         assert_eq!(kept(&text, &Product { accumulate: true, ..product }, &facts), None);
     }
-    assert!(kept("own 192x4 2 8", &product, &facts).is_some());
-    for text in ["own ", "own 512x4 1 1", "192x4 2 8", ""] {
+    assert!(kept("own 128x192x4 2 8", &product, &facts).is_some());
+    for text in ["own ", "own 128x512x4 1 1", "128x192x4 2 8", ""] {
         assert_eq!(kept(text, &product, &facts), None, "{text}");
     }
     let data = [7; 8];
@@ -71,7 +71,7 @@ fn choices_of_another_gpu_are_not_taken_over() {
         file: "products-a.json".into(),
         changed: false,
     };
-    let products = BTreeMap::from([(key(&large()), "own 192x4 2 8".to_string())]);
+    let products = BTreeMap::from([(key(&large()), "own 128x192x4 2 8".to_string())]);
     let mine = Choices { gpu: "H200".into(), of: "products-a.json".into(), products };
     assert!(!known.adopt(&Choices { of: "products-b.json".into(), ..mine.clone() }));
     let all = known.kernels(&large()).len();

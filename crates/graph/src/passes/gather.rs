@@ -7,8 +7,10 @@
 use crate::graph::{Graph, Node, ValueId};
 use crate::op::Op;
 
-/// Elements of a gradient that is small, of as many as are made together, and how many those are.
+/// Elements of a gradient that is small, and products that it is the sum of: larger ones fill a GPU one by one.
 const SMALL: usize = 16 * 192 * 192;
+const SHORT: usize = 10_000_000_000;
+/// Elements of all that are made together, and how many those are.
 const TOGETHER: usize = 48 * 192 * 192;
 const MOST: usize = 4;
 
@@ -55,7 +57,8 @@ fn groups(graph: &Graph) -> Vec<Vec<usize>> {
                 && rows(graph.nodes[*first].inputs[0]) == rows(inputs[0])
                 && group.iter().all(unused)
         };
-        if shape.count() > SMALL || !inputs[..2].iter().all(is_even) {
+        let is_large = shape.count() > SMALL || rows(inputs[0]) * shape.count() > SHORT;
+        if is_large || !inputs[..2].iter().all(is_even) {
             groups.push(vec![]);
         } else if groups.last().is_some_and(joins) {
             groups.last_mut().into_iter().for_each(|group| group.push(index));
