@@ -16,6 +16,10 @@ const DEPTH: usize = 64;
 /// How many blocks may share a tile. Eight finish sooner, but take more from what runs beside them.
 const CLUSTERS: [usize; 3] = [4, 2, 1];
 
+/// Blocks there may be: seven eighths of an H200's processors, since clusters lie within parts of the GPU, and their processors are
+/// seldom a multiple of a cluster's. The same number everywhere, so that sums are.
+const ROOM: usize = 115;
+
 /// Tiles of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
@@ -80,10 +84,9 @@ pub(crate) fn together(products: &[Product], facts: &Facts) -> Option<Launch> {
     }
     let tiles = |tile: Tile| products.iter().map(|p| tile.count(&p.result)).sum::<usize>();
     let tile = TILES.into_iter().min_by_key(|tile| tiles(*tile) * tile.rows() * tile.columns)?;
-    // Clusters lie within parts of the GPU, whose processors are seldom a multiple of theirs.
-    let room = facts.processors as usize * 7 / 8 / tiles(tile);
+    let room = ROOM / tiles(tile);
     let cluster = CLUSTERS.into_iter().find(|c| *c <= room && *c <= depth.div_ceil(DEPTH))?;
-    if room < 2 {
+    if room < 2 || tiles(tile) * cluster > facts.processors as usize {
         return None;
     }
     // Those there are not have no rows.
@@ -210,6 +213,7 @@ mod tests {
             assert_eq!(together(&products, &hopper), None, "{products:?}");
         }
         assert!(together(&all, &hopper).is_some());
+        assert_eq!(together(&all, &Facts { processors: 40, ..hopper.clone() }), None);
         assert_eq!(together(&all, &Facts { capability: (10, 0), ..hopper }), None);
     }
 }
