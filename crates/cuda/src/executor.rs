@@ -416,11 +416,12 @@ impl Executor {
         let own = self.runs.begin(header, self.header.address, &self.streams)?;
         let Plans { staging, inputs, modules, .. } = &mut self.plans;
         let batch = staging.take(which, &inputs[which as usize], &self.streams)?;
-        let moves: Vec<Move> = batch.into_iter().chain(own).collect();
+        let moves: Vec<Move> = batch.iter().copied().chain(own).collect();
         // SAFETY: the header's slot is written again only when this run has ended.
         unsafe { moves::start(&moves, modules, self.streams.compute()) }?;
         self.runs.sent(header);
-        staging.taken(&self.streams)
+        // The next batch waits for this one, and for no run without.
+        if batch.is_empty() { Ok(()) } else { staging.taken(&self.streams) }
     }
 
     /// Waits for everything that was queued.
