@@ -1,5 +1,5 @@
-// Gradients of weights on Hopper (sm_90a only): up to four products left (K,M)ᵀ · right (K,N) → f32 (M,N) in one launch, all of
-// one K.
+// Gradients of weights on Hopper (sm_90a only): up to four products left (K,M)ᵀ · right (K,N) → f32 (M,N) in one launch,
+// all of one K.
 //
 // Small results have too few tiles for all processors, and K is long. So a cluster of blocks shares a tile, each with its part of
 // K: one warp asks the copy engine for the operands, 64 of K at a time, into a ring of stages, and each of GROUPS warpgroups
@@ -82,7 +82,8 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
 #pragma unroll
         for (int block = 0; block < CLUSTER; block++) {
             float4& x = parts[block];
-            asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+            asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;"
+                         " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
                          : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(place(four, thread)), "r"(block) : "memory");
         }
         float4 sum = parts[0];

@@ -41,11 +41,11 @@ fn groups(graph: &Graph) -> Vec<Vec<usize>> {
         let Node { op: Op::LinearGradW { shape, .. }, inputs, .. } = node else { continue };
         let elements = |at: &usize| graph.ty(graph.nodes[*at].outputs[0]).shape.count();
         let rows = |value: ValueId| graph.ty(value).shape.rows();
-        let is_even = |value: &ValueId| graph.ty(*value).shape.last().is_multiple_of(8);
+        // What a copy engine takes: rows of whole units of 16 bytes.
+        let in_units = |value: &ValueId| graph.ty(*value).shape.last().is_multiple_of(8);
         let joins = |group: &Vec<usize>| {
-            let (Some(first), sum) = (group.first(), group.iter().map(elements).sum::<usize>()) else {
-                return true;
-            };
+            let Some(first) = group.first() else { return true };
+            let sum: usize = group.iter().map(elements).sum();
             // Nobody may want what a member makes before the new last one is there.
             let unused = |at: &usize| {
                 let outputs = &graph.nodes[*at].outputs;
@@ -58,7 +58,7 @@ fn groups(graph: &Graph) -> Vec<Vec<usize>> {
                 && group.iter().all(unused)
         };
         let is_large = shape.count() > SMALL || rows(inputs[0]) * shape.count() > SHORT;
-        if is_large || !inputs[..2].iter().all(is_even) {
+        if is_large || !inputs[..2].iter().all(in_units) {
             groups.push(vec![]);
         } else if groups.last().is_some_and(joins) {
             groups.last_mut().into_iter().for_each(|group| group.push(index));
