@@ -63,7 +63,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         loss_scale: None,
         exchange: None,
         accumulates: true,
-        gathers: false,
+        gathers: 1,
         scratch: &cpu::scratch(threads),
     };
     let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };

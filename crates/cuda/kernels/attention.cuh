@@ -10,14 +10,6 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 // 1/√D.
 template <int D> __device__ __forceinline__ float score_scale() { return rsqrtf((float)D); }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
 // Four 8×8 matrices; lane 8i+r names row r of matrix i.
 __device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -3,11 +3,9 @@
 // A tile is 64 tokens, what a warpgroup's product has as rows. A unit is 8 elements (16 bytes).
 #pragma once
 #include "attention.cuh"
+#include "warpgroup.cuh"
 
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-
-template <typename E> struct IsBf16 { static constexpr bool VALUE = false; };
-template <> struct IsBf16<bf16> { static constexpr bool VALUE = true; };
 
 // ---- Instructions ----
 
@@ -38,22 +36,7 @@ template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// What this thread wrote to shared memory becomes visible to products. A barrier must follow.
-__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // ---- Products of a warpgroup ----
-
-// Products run on their own: d must not be touched, nor registers of a left side changed, between open_products and the wait.
-__device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int OPEN> __device__ __forceinline__ void wait_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OPEN) : "memory");
-}
-// The compiler must not use results before the wait.
-template <int N> __device__ __forceinline__ void arrived(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
 
 // Registers 0..n of a product's result, in its text and as its operands.
 #define R4 "%0,%1,%2,%3"

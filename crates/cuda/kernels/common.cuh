@@ -67,6 +67,14 @@ template <typename T> __device__ __forceinline__ void unpack2(u32 both, float& l
     high = to_float(b);
 }
 
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
 // N consecutive elements, read and written by the widest accesses that fit. The address must be aligned to them.
 template <typename T, int N> struct Pack;
 template <int N> struct Pack<float, N> {

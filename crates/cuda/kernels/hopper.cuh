@@ -1,13 +1,11 @@
 // What Hopper (sm_90a) multiplies and copies with: barriers of shared memory, the copy engine, products of warpgroups.
 #pragma once
-#include "common.cuh"
+#include "warpgroup.cuh"
 
 // As cuTensorMapEncodeTiled makes it.
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
 constexpr int DEPTH = 64;  // of K in a stage: 128 bytes of halves
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // --- barriers of shared memory
 
@@ -55,8 +53,6 @@ template <int PENDING> __device__ __forceinline__ void stores_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// What this thread wrote becomes visible to the copy engine.
-__device__ __forceinline__ void copy_engine_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- wgmma
 
@@ -86,14 +82,11 @@ __device__ __forceinline__ void copy_engine_fence() { asm volatile("fence.proxy.
                  : D16(0), D16(16), D16(32), D16(48), D16(64), D16(80), D16(96), D16(112) \
                  : "l"(left), "l"(right), "r"(add), "n"((int)LEFT_ROWS), "n"((int)RIGHT_ROWS))
 
-constexpr __device__ bool is_bf16(bf16) { return true; }
-constexpr __device__ bool is_bf16(f16) { return false; }
-
 // d (64 × N over a warpgroup) = left (64 × 16) · right (16 × N) (+ d if `add`), operands by their descriptors. RIGHT_ROWS: rows of
 // K lie in memory, strips of 64 columns of them; else columns of K. LEFT_ROWS: as much of the left side, which is transposed.
 template <typename T, int N, bool LEFT_ROWS, bool RIGHT_ROWS>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 left, u64 right, int add) {
-    constexpr bool BF16 = is_bf16(T{});
+    constexpr bool BF16 = IsBf16<T>::VALUE;
     if constexpr (N == 128) {
         if constexpr (BF16) MULTIPLY_128("bf16"); else MULTIPLY_128("f16");
     } else if constexpr (N == 192) {
@@ -102,16 +95,6 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 left, u64 right,
         static_assert(N == 256, "");
         if constexpr (BF16) MULTIPLY_256("bf16"); else MULTIPLY_256("f16");
     }
-}
-__device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void multiply_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-// Nothing that reads the sums may come before the wait.
-template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 // Swizzled by 128 bytes; `strip` bytes between strips of 64 elements (of no meaning where K is contiguous), 1024 between
 // groups of 8 rows.

@@ -44,11 +44,6 @@ template <> __device__ __forceinline__ u32 halves<f16>(float low, float high) {
 
 // --- GELU, of eight at a time: a step is taken for all before the next, so that none waits for the one before.
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 #define EACH _Pragma("unroll") for (int i = 0; i < 8; i++)
 
 // GELU(x) = max(x, 0) - |x|·Φ(-|x|), Φ(-a) = 2^P(a): relative error 8e-5 up to a = 4, absolute error 1e-8 beyond.
@@ -196,24 +191,24 @@ struct Product {
             u32 at = memory + ring.stage * STAGE_BYTES;
             u64 left = descriptor(at + (PINGPONG ? 0 : group * HALVES * 8192), 16), right = descriptor(at + LEFT_BYTES, STRIP);
             barrier_wait(full(ring.stage), ring.parity);
-            multiply_begin();
+            open_products();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
                 for (int half = 0; half < HALVES; half++)
                     multiply<T, N, false, RIGHT_ROWS>(d[half], left + (half * 8192 + k * 32) / 16, right + k * K16 / 16, step | k);
-            multiply_commit();
+            close_products();
             // The step before is through: its stage can be filled again.
-            multiply_wait<1>();
+            wait_products<1>();
             if (step > 0) release(before, lane);
             before = ring.stage;
             ring.next();
         }
         if (PINGPONG && !last) turn_give(1 - group);
-        multiply_wait<0>();
+        wait_products<0>();
         release(before, lane);
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) hold(d[half]);
+        for (int half = 0; half < HALVES; half++) ::arrived(d[half]);
     }
 
     // A thread of the warpgroups that multiply.
@@ -262,7 +257,7 @@ struct Product {
                     write_matrices(at + PIECE + t.in_piece(part), packed);
                 }
             }
-            copy_engine_fence();
+            publish();
             // The piece before has left: the next one may take its slot.
             if (t.leader) stores_wait_read<0>();
             group_sync(t.group);
@@ -317,7 +312,7 @@ struct Product {
                 }
                 __syncwarp();
             }
-            copy_engine_fence();
+            publish();
             group_sync(t.group);
             if (t.leader) {
 #pragma unroll
@@ -388,7 +383,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
         }
         for (int slot = 0; slot < 2 * P::SLOTS; slot++) barrier_init(p.arrived(0, slot), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        copy_engine_fence();
+        publish();
     }
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_sync();

@@ -51,19 +51,19 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
             const u32 at = memory + ring.stage * STAGE_BYTES;
             const u64 left = descriptor(at + group * STRIP, STRIP), right = descriptor(at + LEFT_BYTES, STRIP);
             barrier_wait(full(ring.stage), ring.parity);
-            multiply_begin();
+            open_products();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
                 multiply<T, N, true, true>(d, left + k * (16 * 128 / 16), right + k * (16 * 128 / 16), step | k);
-            multiply_commit();
+            close_products();
             // The step before is through: its stage can be filled again.
-            multiply_wait<1>();
+            wait_products<1>();
             if (step > 0 && lane == 0) barrier_arrive(empty(before));
             before = ring.stage;
             ring.next();
         }
-        multiply_wait<0>();
-        hold(d);
+        wait_products<0>();
+        arrived(d);
     }
 
     __device__ __forceinline__ void leave(const float (&d)[N / 2], int thread) const {
@@ -151,7 +151,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(GROUPS * 128 +
             barrier_init(w.empty(stage), 4 * GROUPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        copy_engine_fence();
+        publish();
     }
     __syncthreads();
 

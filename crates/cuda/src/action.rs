@@ -100,7 +100,7 @@ sources! {
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 10] = [
+pub const HEADERS: [(&str, &str); 11] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
@@ -109,6 +109,7 @@ pub const HEADERS: [(&str, &str); 10] = [
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),
     ("norm.cuh", include_str!("../kernels/norm.cuh")),
+    ("warpgroup.cuh", include_str!("../kernels/warpgroup.cuh")),
     ("windows.cuh", include_str!("../kernels/windows.cuh")),
     ("windows_tiles.cuh", include_str!("../kernels/windows_tiles.cuh")),
 ];

@@ -1,5 +1,5 @@
 //! What goes into a run and comes out of it beside its plan: inputs, the header, numbers for the host. All that goes at one time is
-//! moved by one launch. A copy for each would have the GPU change to its copy engine and back, and wait both times.
+//! moved by one launch, but for what is large. A copy for each would have the GPU change to its copy engine and back, and wait both times.
 
 use crate::action::{Address, Arg, Kernel, Launch, Source};
 use crate::driver::Stream;

@@ -2,6 +2,7 @@
 
 use cuda::action::{Action, Constants, Facts};
 use cuda::bind::{Binder, Memory, Placed, Steps, state_addresses};
+use cuda::steps::weights::MOST;
 use graph::{DType, Group, Loss, Mixed, Model, Optimizer, Plan, Program, Recompute, Settings, compile};
 use models::swin::Swin;
 use models::vit::Vit;
@@ -26,7 +27,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         loss_scale: None,
         exchange: None,
         accumulates,
-        gathers: mixed.is_some(),
+        gathers: if mixed.is_some() { MOST } else { 1 },
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()

@@ -6,6 +6,7 @@ use cuda::action::{
     Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
 };
 use cuda::bind::{Binder, Bound, Maker, Memory, state_addresses};
+use cuda::steps::weights::MOST;
 use graph::build::Conv;
 use graph::op::Window;
 use graph::plan::homes;
@@ -239,7 +240,7 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
         loss_scale: None,
         exchange: None,
         accumulates,
-        gathers: true,
+        gathers: MOST,
         scratch: &|_, _| SCRATCH,
     };
     compile(model, &settings).unwrap()

@@ -45,7 +45,7 @@ fn program() -> Program {
         loss_scale: None,
         exchange: None,
         accumulates: true,
-        gathers: false,
+        gathers: 1,
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()

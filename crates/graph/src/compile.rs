@@ -63,8 +63,8 @@ pub struct Settings<'a> {
     /// Whether a step may have several micro-steps. Where it has one, gradients are not there while activations are being
     /// made, and lie in the arena.
     pub accumulates: bool,
-    /// Whether the executor makes small weight gradients together, if they follow each other.
-    pub gathers: bool,
+    /// How many small weight gradients the executor makes at once, if they follow each other.
+    pub gathers: usize,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
 }
@@ -139,7 +139,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     let states = graph.states.clone();
     let graph = shared.defer(keep_sums(graph, &gradients, &shared, stats, settings.accumulates)?);
     let graph = late(shared.retyped(recompute(peephole(graph), settings.recompute)?, settings.mixed)?);
-    let graph = if settings.gathers { gather(graph) } else { graph };
+    let graph = gather(graph, settings.gathers);
     let update = update_graph(states.clone(), &shared, settings)?;
     eval.states = states.clone();
     eval.read_instead(|state| shared.average_of(state));

@@ -187,7 +187,7 @@ fn small_weight_gradients_are_gathered() {
         [(false, Recompute::None), (true, Recompute::None), (true, Recompute::Full), (false, Recompute::Gelu)]
     {
         let plain = compiled(&Settings { accumulates, recompute, ..settings() }).last;
-        let gathered = compiled(&Settings { accumulates, recompute, gathers: true, ..settings() }).last;
+        let gathered = compiled(&Settings { accumulates, recompute, gathers: 4, ..settings() }).last;
         let products = |plan: &Plan| runs(plan).iter().map(|run| run.len()).sum::<usize>();
         assert_eq!(products(&plain), products(&gathered));
         assert!(runs(&plain).iter().all(|run| run.len() == 1));

@@ -277,9 +277,13 @@ pub fn scratch_of(run: &Resolved) -> Box<Scratch> {
     }
 }
 
-/// Whether the run's device makes small weight gradients together: GPUs do, of halves.
-pub fn gathers(run: &Resolved) -> bool {
-    run.device == Chosen::Cuda && run.precision.half().is_some()
+/// How many small weight gradients the run's device makes at once. On a GPU it is halves alone, and a Hopper alone that does; but a
+/// plan is the same for every GPU.
+pub fn gathers(run: &Resolved) -> usize {
+    match run.device {
+        Chosen::Cuda if run.precision.half().is_some() => cuda::steps::weights::MOST,
+        _ => 1,
+    }
 }
 
 /// What `compile` puts into every program; no input can take it out.

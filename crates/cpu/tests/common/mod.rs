@@ -205,7 +205,7 @@ pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
         loss_scale: None,
         exchange: None,
         accumulates: true,
-        gathers: false,
+        gathers: 1,
         scratch,
     }
 }

@@ -1,5 +1,6 @@
 //! What a program takes of the GPU's memory is what its plan says, and a constant.
 
+use cuda::steps::weights::MOST;
 use cuda::{Executor, MemoryUse, Needs, Options, Which};
 use graph::{DType, Group, Header, Loss, Mixed, Optimizer, Program, Recompute, Settings, compile};
 use models::vit::Vit;
@@ -19,7 +20,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         loss_scale: None,
         exchange: None,
         accumulates: false,
-        gathers: true,
+        gathers: MOST,
         scratch: &cuda::scratch,
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()

@@ -2,6 +2,7 @@
 
 use super::common::{self, CLASSES, Rig, Tensors, adamw, settings, smoothed, with_drawn_head};
 use cpu::Which;
+use cuda::steps::weights::MOST;
 use cuda::{CudaError, Executor, Options};
 use graph::random::Sequence;
 use graph::{
@@ -64,7 +65,7 @@ fn program_for(
     let loss_scale = arithmetic.scale().map(|initial| LossScaling { initial, dynamic });
     let mixed = arithmetic.mixed();
     let base = settings(&cuda::steps::scratch);
-    let gathers = mixed.is_some();
+    let gathers = if mixed.is_some() { MOST } else { 1 };
     let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, gathers, ..base };
     let program = compile(model, &settings).unwrap();
     program.plans().into_iter().for_each(|plan| plan.check().unwrap());

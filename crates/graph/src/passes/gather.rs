@@ -10,13 +10,12 @@ use crate::op::Op;
 /// Elements of a gradient that is small, and products that it is the sum of: larger ones fill a GPU one by one.
 const SMALL: usize = 16 * 192 * 192;
 const SHORT: usize = 10_000_000_000;
-/// Elements of all that are made together, and how many those are.
+/// Elements of all that are made together.
 const TOGETHER: usize = 48 * 192 * 192;
-const MOST: usize = 4;
 
-/// Moves small weight gradients that follow each other, whatever lies between, to the last of them.
-pub fn gather(mut graph: Graph) -> Graph {
-    let groups = groups(&graph);
+/// Moves small weight gradients that follow each other, whatever lies between, to the last of them, `most` at a time.
+pub fn gather(mut graph: Graph, most: usize) -> Graph {
+    let groups = groups(&graph, most);
     let assigns: Vec<Vec<usize>> = groups.iter().map(|group| assigns(&graph, group)).collect();
     let moved: Vec<usize> = groups.iter().chain(&assigns).flatten().copied().collect();
     let mut order = Vec::with_capacity(graph.nodes.len());
@@ -34,7 +33,7 @@ pub fn gather(mut graph: Graph) -> Graph {
 }
 
 /// The nodes of each group, two or more.
-fn groups(graph: &Graph) -> Vec<Vec<usize>> {
+fn groups(graph: &Graph, most: usize) -> Vec<Vec<usize>> {
     let consumers = graph.consumers();
     let mut groups: Vec<Vec<usize>> = vec![vec![]];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -52,7 +51,7 @@ fn groups(graph: &Graph) -> Vec<Vec<usize>> {
                 let mut uses = outputs.iter().flat_map(|value| &consumers[value.index()]);
                 uses.all(|user| *user > index || matches!(graph.nodes[*user].op, Op::Assign { .. }))
             };
-            group.len() < MOST
+            group.len() < most
                 && sum + shape.count() <= TOGETHER
                 && rows(graph.nodes[*first].inputs[0]) == rows(inputs[0])
                 && group.iter().all(unused)

@@ -39,7 +39,7 @@ pub fn settings() -> Settings<'static> {
         loss_scale: None,
         exchange: None,
         accumulates: true,
-        gathers: false,
+        gathers: 1,
         scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
     }
 }

@@ -120,7 +120,7 @@ impl Setup {
             loss_scale: None,
             exchange: None,
             accumulates: self.accumulates,
-            gathers: false,
+            gathers: 1,
             scratch: &cpu::scratch(self.threads),
         };
         let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
