@@ -328,6 +328,51 @@ mod tests {
         assert!(refused(&more).ends_with("it has no b"));
     }
 
+    /// One flipped bit, 500 times anywhere, and in every byte of the header: the file is refused by name, or what is read is what was
+    /// written.
+    #[test]
+    fn a_flipped_bit_is_noticed() {
+        let folder = Folder::new("checkpoints-flipped");
+        let checkpoints = Checkpoints::of_run(&folder.0, 2);
+        let values: Vec<f32> = (0..2_000).map(|i| (i as f32).sin()).collect();
+        let outlines = [Outline { name: "a", shape: &[100, 15] }, Outline { name: "a.m", shape: &[500] }];
+        let parts = [&values[..1_500], &values[1_500..]];
+        let progress = Progress { step: 7, skipped: 3, ..Progress::default() };
+        let saved = checkpoints.save(&outlines, |i| Ok(Cow::Borrowed(parts[i])), &progress, "{}", false);
+        let path = saved.unwrap();
+        let read = || {
+            let mut states = vec![];
+            let checkpoint = Checkpoint::open(&path)?;
+            let config = checkpoint.config.clone();
+            let progress = checkpoint.restore(&outlines, |_, values: &[f32]| {
+                states.extend(values.iter().map(|x| x.to_bits()));
+                Ok(())
+            })?;
+            Ok::<_, TrainError>((progress, config, states))
+        };
+        let written = read().unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+        let mut state = 18u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        let anywhere: Vec<usize> = (0..500).map(|_| random(8 * bytes.len())).collect();
+        for bit in (0..8 * header).step_by(5).chain(anywhere) {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).unwrap();
+            match read() {
+                Ok(found) => assert!(bit / 8 < header && found == written, "bit {bit} changed something"),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.contains("step-00000007.safetensors") && !error.contains('\n'), "{error}");
+                }
+            }
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
     #[test]
     fn a_truncated_checkpoint_is_named_and_another_offered() {
         let folder = Folder::new("checkpoints-cut");

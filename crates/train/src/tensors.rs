@@ -3,6 +3,11 @@
 //! The header is checked here rather than by the `safetensors` crate, which supplies the types: its errors do
 //! not say which tensor is at fault, it takes the last of two tensors with one name, and its sum of offsets
 //! can overflow.
+//!
+//! Every file written here carries checksums of its header and of each tensor ([`checksums`]). Whatever reads a file
+//! through [`Reader`] verifies them; files of others, and of older versions, have none.
+
+mod checksums;
 
 use crate::files;
 use crate::weights::WeightsError;
@@ -15,7 +20,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// What is wrong with a file as a whole.
@@ -35,6 +40,11 @@ pub enum FileFault {
     Size { claimed: u64, present: u64 },
     #[error("`{0}` cannot be the name of a tensor")]
     TensorName(String),
+    #[error(
+        "damaged: its header has another checksum than when it was written (or another program copied `{}` into its metadata)",
+        checksums::KEY
+    )]
+    Checksum,
 }
 
 /// What is wrong with one tensor of a file.
@@ -56,6 +66,8 @@ pub enum TensorFault {
     Misplaced { begin: usize, previous_end: usize },
     #[error("is {shape:?} but holds {values} values")]
     Torn { shape: Vec<usize>, values: usize },
+    #[error("is damaged: it has another checksum than when it was written")]
+    Checksum,
     #[error("is not described as PyTorch does it")]
     Malformed,
     #[error("lies in storage `{0}`, which the file does not have")]
@@ -71,7 +83,7 @@ pub(crate) const MAX_RANK: usize = 8;
 const MAX_NAME: usize = 256;
 const METADATA: &str = "__metadata__";
 
-/// An open file whose header was found sound. Its tensors are read one after the other.
+/// An open file whose header was found sound. Its tensors are read one after the other, and verified as they are.
 pub struct Reader {
     path: PathBuf,
     file: BufReader<File>,
@@ -105,8 +117,14 @@ impl Reader {
         Ok(Reader { path: path.to_path_buf(), file, header })
     }
 
+    /// Without the checksums.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
+    }
+
+    /// Whether damage to the values is noticed.
+    pub fn has_checksums(&self) -> bool {
+        self.header.checksums.is_some()
     }
 
     /// Names and shapes, in the order of the file.
@@ -119,14 +137,23 @@ impl Reader {
         mut self,
         mut take: impl FnMut(String, Vec<usize>, Vec<T>),
     ) -> Result<(), WeightsError> {
-        for (name, info) in self.header.tensors {
+        for (index, (name, info)) in self.header.tensors.into_iter().enumerate() {
             let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
             let read = self.file.read_exact(&mut bytes);
             read.map_err(|source| WeightsError::Io { path: self.path.clone(), doing: "read", source })?;
+            let written = self.header.checksums.as_ref().map(|sums| sums[index]);
+            if written.is_some_and(|written| written != checksums::of(&bytes)) {
+                return Err(at(&self.path, &name, TensorFault::Checksum));
+            }
             let data = read_as(info.dtype, &bytes).map_err(|fault| at(&self.path, &name, fault))?;
             take(name, info.shape, data);
         }
         Ok(())
+    }
+
+    /// Reads the file to its end, to notice damage.
+    pub fn verify(self) -> Result<(), WeightsError> {
+        self.each(|_, _, _: Vec<f32>| {})
     }
 }
 
@@ -140,6 +167,10 @@ fn parse_header(path: &Path, json: &[u8], present: u64) -> Result<Header, Weight
     let mut header: Header = serde_json::from_slice(json)
         .map_err(|error: serde_json::Error| file_error(FileFault::Json(shortened(&error.to_string()))))?;
     header.tensors.sort_by_key(|(_, info)| info.data_offsets);
+    if let Some(text) = header.metadata.remove(checksums::KEY) {
+        let sums = checksums::read(json, &text, header.tensors.len());
+        header.checksums = Some(sums.ok_or_else(|| file_error(FileFault::Checksum))?);
+    }
     let mut names = BTreeSet::new();
     let mut previous_end = 0;
     for (name, info) in &header.tensors {
@@ -249,6 +280,8 @@ pub(crate) fn shortened(text: &str) -> String {
 struct Header {
     tensors: Vec<(String, TensorInfo)>,
     metadata: BTreeMap<String, String>,
+    /// Of the tensors, where the file has some.
+    checksums: Option<Vec<u32>>,
 }
 
 impl<'de> Deserialize<'de> for Header {
@@ -321,28 +354,36 @@ pub fn write_each<'v, T: Stored>(
     mut values: impl FnMut(usize) -> io::Result<Cow<'v, [T]>>,
 ) -> Result<(), WeightsError> {
     let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
-    let header = header::<T>(path, outlines, metadata)?;
+    let mut header = header::<T>(path, outlines, metadata)?;
     files::replace(path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(&header)?;
         const CHUNK: usize = 1 << 14;
         let mut bytes = [0; 8 * CHUNK];
+        let mut sums = Vec::with_capacity(outlines.len());
         for (index, outline) in outlines.iter().enumerate() {
             let values = values(index)?;
             if names::elements(outline.shape) != Some(values.len()) {
                 return Err(io::Error::other(format!("{} has {} values", outline.name, values.len())));
             }
+            let mut sum = crc32fast::Hasher::new();
             for values in values.chunks(CHUNK) {
                 T::put(values, &mut bytes);
-                file.write_all(&bytes[..size_of_val(values)])?;
+                let bytes = &bytes[..size_of_val(values)];
+                sum.update(bytes);
+                file.write_all(bytes)?;
             }
+            sums.push(sum.finalize());
         }
-        Ok(())
+        // Known only now that all values went by: not all need be in memory at once.
+        checksums::fill(&mut header, &sums);
+        file.seek(SeekFrom::Start(size_of::<u64>() as u64))?;
+        file.write_all(&header)
     })
     .map_err(io_error("write"))
 }
 
-/// Equal tensors and metadata give equal bytes; the `safetensors` crate would write metadata in random order.
+/// With room for checksums. Equal tensors and metadata give equal bytes; the `safetensors` crate would write metadata in random order.
 fn header<T: Stored>(
     path: &Path,
     outlines: &[Outline<'_>],
@@ -350,9 +391,11 @@ fn header<T: Stored>(
 ) -> Result<Vec<u8>, WeightsError> {
     let file_error = |fault| WeightsError::File { path: path.to_path_buf(), fault };
     let mut json = serde_json::Map::new();
-    if !metadata.is_empty() {
-        json.insert(METADATA.to_string(), serde_json::json!(metadata));
-    }
+    let mut first = serde_json::Map::new();
+    first.insert(checksums::KEY.to_string(), checksums::blank(outlines.len()).into());
+    let others = metadata.iter().filter(|(key, _)| *key != checksums::KEY);
+    first.extend(others.map(|(key, text)| (key.clone(), text.clone().into())));
+    json.insert(METADATA.to_string(), first.into());
     let mut begin = 0;
     for Outline { name, shape } in outlines {
         if !is_printable(name) || *name == METADATA {
@@ -377,139 +420,4 @@ fn header<T: Stored>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::Folder;
-    use models::names::{Tensor, Weights};
-
-    fn read(path: &Path) -> Result<Weights, WeightsError> {
-        crate::weights::read(path)
-    }
-
-    fn write_weights(path: &Path, weights: &Weights) -> Result<(), WeightsError> {
-        crate::weights::write(path, weights, &BTreeMap::new())
-    }
-
-    fn with_header(json: &str, values: &[u8]) -> Vec<u8> {
-        [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), values].concat()
-    }
-
-    #[test]
-    fn other_types_become_f32() {
-        let folder = Folder::new("types");
-        let json = r#"{"d":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},
-            "h":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},
-            "__metadata__":{"a":"b"},
-            "b":{"dtype":"BF16","shape":[],"data_offsets":[12,14]},
-            "n":{"dtype":"F32","shape":[0,4],"data_offsets":[14,14]}}"#;
-        let values = [&0.1f64.to_le_bytes()[..], &[0x00, 0x3c, 0x01, 0x00], &[0xc0, 0xbf]].concat();
-        let weights = read(&folder.file("types", &with_header(json, &values))).unwrap();
-        assert_eq!(weights["d"].data, [0.1]);
-        assert_eq!(weights["h"].data, [1.0, 2f32.powi(-24)]);
-        assert_eq!(weights["b"], Tensor { shape: vec![], data: vec![-1.5] });
-        assert_eq!(weights["n"], Tensor { shape: vec![0, 4], data: vec![] });
-    }
-
-    #[test]
-    fn headers_that_lie_are_refused() {
-        let folder = Folder::new("lies");
-        let entry = |name: &str, dtype: &str, shape: &str, begin: u64, end: u64| {
-            format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
-        };
-        let one = |dtype, shape, begin, end| format!("{{{}}}", entry("a", dtype, shape, begin, end));
-        let two = |name, begin| {
-            format!("{{{},{}}}", entry("a", "F32", "[1]", 0, 4), entry(name, "F32", "[1]", begin, begin + 4))
-        };
-        // Eight tensors whose offsets reach almost to the largest number there is.
-        let far = |i: u64| {
-            let size = u64::MAX / 8 - 3;
-            entry(&i.to_string(), "F32", &format!("[{}]", size / 4), i * size, (i + 1) * size)
-        };
-        let far: Vec<String> = (0..8).map(far).collect();
-        for (json, fault) in [
-            (one("F32", "[3]", 0, 8), "tensor `a` is [3] of F32, which is 12 bytes, but has 8"),
-            (one("F32", "[2]", 8, 16), "tensor `a` is at bytes 8 to 16, but the file has 8 bytes"),
-            (one("F32", "[2]", 8, 0), "tensor `a` is at bytes 8 to 0, but the file has 8 bytes"),
-            (
-                one("I32", "[2]", 0, 8),
-                "tensor `a` is of type I32: only F32, F64, F16, BF16 and I64 can be read",
-            ),
-            (one("F32", "[1]", 0, 4), "its tensors have 4 bytes, the file has 8 for them"),
-            (one("F32", "[9223372036854775807,3]", 0, 8), "more bytes than can be counted"),
-            (one("F64", "[2305843009213693952]", 0, 0), "more bytes than can be counted"),
-            (one("F32", "[1,1,1,1,1,1,1,1,2]", 0, 8), "tensor `a` has 9 dimensions, more than 8"),
-            (two("b", 0), "tensor `b` begins at byte 0 of the values, but the tensor before it ends at 4"),
-            (two("b", 2), "tensor `b` begins at byte 2 of the values, but the tensor before it ends at 4"),
-            (two("a", 4), "tensor `a` occurs twice"),
-            (two(r"b\nc", 4), "`b\u{fffd}c` cannot be the name of a tensor"),
-            (one("F31", "[2]", 0, 8), "not a safetensors header: tensor `a`: unknown variant `F31`"),
-            (one("F32", "[-2]", 0, 8), "not a safetensors header: tensor `a`: invalid value: integer `-2`"),
-            (format!("{{{}}}", far.join(",")), "but the file has 8 bytes of values"),
-            ("[1,2]".to_string(), "not a safetensors header: invalid type: sequence"),
-            ("garbage".to_string(), "not a safetensors header: expected value"),
-            (format!("{{\"a\":{}", "[".repeat(100_000)), "not a safetensors header"),
-        ] {
-            let path = folder.file("lie", &with_header(&json, &[0; 8]));
-            let error = read(&path).unwrap_err().to_string();
-            assert!(error.contains(fault), "{error}\nshould say\n{fault}");
-            assert!(error.starts_with(&format!("{}: ", path.display())) && !error.contains('\n'), "{error}");
-        }
-    }
-
-    #[test]
-    fn lengths_beyond_the_file_are_refused() {
-        let folder = Folder::new("lengths");
-        let refused = |bytes: &[u8]| read(&folder.file("f", bytes)).unwrap_err().to_string();
-        assert!(refused(b"").ends_with("0 bytes are too few for the length of a header"));
-        assert!(refused(&[0xff; 16]).ends_with("should be 18446744073709551615 bytes, the file has 16"));
-        assert!(refused(&[&(9u64 << 40).to_le_bytes()[..], b"{}"].concat()).contains("truncated"));
-        assert!(read(&folder.0).unwrap_err().to_string().ends_with("not a regular file"));
-        assert!(
-            read(&folder.0.join("none")).unwrap_err().to_string().contains("none: cannot open: No such file")
-        );
-        // As long as it says, and all of it a hole.
-        let path = folder.file("hole", &(1u64 << 40).to_le_bytes());
-        File::options().append(true).open(&path).unwrap().set_len((1 << 40) + 8).unwrap();
-        assert!(
-            read(&path).unwrap_err().to_string().contains("a header of 1099511627776 bytes is more than")
-        );
-    }
-
-    #[test]
-    fn writing_refuses_what_could_not_be_read_and_keeps_the_old_file() {
-        let folder = Folder::new("write");
-        let path = folder.file("w", b"old");
-        let tensor = |values: usize| Tensor { shape: vec![2], data: vec![1.0; values] };
-        let torn = Weights::from([("a".to_string(), tensor(3))]);
-        let error = write_weights(&path, &torn).unwrap_err().to_string();
-        assert!(error.ends_with("tensor `a` is [2] but holds 3 values"), "{error}");
-        assert!(write_weights(&path, &Weights::from([(METADATA.to_string(), tensor(2))])).is_err());
-        assert!(write_weights(&folder.0.join("none/w"), &Weights::new()).is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        let whole = Weights::from([("a".to_string(), tensor(2))]);
-        write_weights(&path, &whole).unwrap();
-        assert_eq!(read(&path).unwrap(), whole);
-    }
-
-    #[test]
-    fn doubles_come_back_whole() {
-        let folder = Folder::new("doubles");
-        let path = folder.0.join("d");
-        write(&path, &[Entry { name: "a", shape: &[2], values: &[0.1f64, 1e300] }], &BTreeMap::new())
-            .unwrap();
-        let mut found = vec![];
-        Reader::open(&path).unwrap().each(|_, _, values: Vec<f64>| found = values).unwrap();
-        assert_eq!(found, [0.1, 1e300]);
-    }
-
-    #[test]
-    fn metadata_comes_back() {
-        let folder = Folder::new("metadata");
-        let path = folder.0.join("m");
-        let metadata = BTreeMap::from([("step".to_string(), "7 \"of\" 9".to_string())]);
-        write(&path, &[Entry { name: "a", shape: &[1], values: &[2.5f32] }], &metadata).unwrap();
-        let reader = Reader::open(&path).unwrap();
-        assert_eq!(reader.metadata(), &metadata);
-        assert_eq!(reader.tensors().collect::<Vec<_>>(), [("a", &[1][..])]);
-    }
-}
+mod tests;
