@@ -38,6 +38,7 @@ pub mod weights;
 mod error;
 pub mod files;
 pub mod nearest;
+pub mod printable;
 #[cfg(test)]
 mod testing;
 

@@ -1,16 +1,16 @@
 //! `vitesse classify`.
 
 use crate::args::ClassifyArgs;
-use crate::judge::{Judge, class_name};
+use crate::judge::{Judge, class_name, exact_name};
 use data::files::Files;
 use data::{Dataset, Image, Sheet};
 use serde_json::json;
 use std::sync::Arc;
-use train::Session;
 use train::config::Task;
 use train::confusion::most_probable;
 use train::sets::{ImageSets, Sets};
 use train::stored::Stored;
+use train::{Session, printable};
 
 /// Most images that are computed at once.
 const BATCH: usize = 32;
@@ -47,11 +47,11 @@ pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
         if args.json {
             let ranked = answer
                 .iter()
-                .map(|&(class, p)| json!({"class": class_name(&names, class), "probability": p}));
+                .map(|&(class, p)| json!({"class": exact_name(&names, class), "probability": p}));
             println!("{}", json!({"image": path, "classes": ranked.collect::<Vec<_>>()}));
             continue;
         }
-        println!("{}", path.display());
+        println!("{}", printable::line(&path.display().to_string()));
         for &(class, probability) in answer {
             let bar = "█".repeat((probability * 30.0).round() as usize);
             println!("  {:>5.1}%  {:<20} {bar}", 100.0 * probability, class_name(&names, class));

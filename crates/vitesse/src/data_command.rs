@@ -1,7 +1,7 @@
 //! `vitesse data`.
 
 use crate::args::{GetArgs, InspectArgs};
-use crate::judge::class_name;
+use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
 use data::{Dataset, Image, Loader, LoaderSettings, Request, Sampler, Sheet, Split};
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use train::config::Resolved;
+use train::printable;
 use train::sets::{self, ImageSets, Sets};
 
 pub fn get(args: GetArgs) -> anyhow::Result<()> {
@@ -97,7 +98,8 @@ impl Census {
         );
         println!("  sizes: {}", self.sizes_text());
         let names = set.class_names();
-        let width = names.iter().take(CLASSES_SHOWN).map(|name| name.chars().count()).max().unwrap_or(0);
+        let shown = 0..set.classes().min(CLASSES_SHOWN);
+        let width = shown.map(|class| class_name(names, class).chars().count()).max().unwrap_or(0);
         for (class, images) in self.by_class.iter().enumerate().take(CLASSES_SHOWN) {
             let bar = "█".repeat(images * 30 / (*most).max(1));
             println!("  {:<width$} {:>8}  {bar}", class_name(names, class), count(*images));
@@ -106,7 +108,7 @@ impl Census {
             println!("  … and {} classes more", set.classes() - CLASSES_SHOWN);
         }
         for problem in &self.broken {
-            println!("  ✗ {problem}");
+            println!("  ✗ {}", printable::line(problem));
         }
     }
 
@@ -123,7 +125,7 @@ impl Census {
     }
 
     fn to_json(&self, set: &dyn Dataset) -> serde_json::Value {
-        let class = |(class, images): (usize, &usize)| (class_name(set.class_names(), class), json!(images));
+        let class = |(class, images): (usize, &usize)| (exact_name(set.class_names(), class), json!(images));
         let classes: serde_json::Map<_, _> = self.by_class.iter().enumerate().map(class).collect();
         let size = |((width, height), images): (&(usize, usize), &usize)| json!({"width": width, "height": height, "images": images});
         json!({

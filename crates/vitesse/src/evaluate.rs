@@ -2,19 +2,19 @@
 
 use crate::args::EvalArgs;
 use crate::evaluate_pixels;
-use crate::judge::{Judge, class_name};
+use crate::judge::{Judge, class_name, exact_name};
 use anyhow::Context;
 use models::names::{Tensor, Weights};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
-use train::Session;
 use train::config::Task;
 use train::confusion::Confusion;
 use train::session::Score;
 use train::stored::Stored;
 use train::weights;
+use train::{Session, printable};
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     let raw = args.device.clone().raw(args.data.clone().raw(args.model.clone().raw()));
@@ -52,7 +52,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
         }
     })?;
     for skipped in session.take_skipped() {
-        eprintln!("left out: {}", skipped.problem);
+        eprintln!("left out: {}", printable::line(&skipped.problem.to_string()));
     }
     if let (Some(path), Some(dump)) = (&args.logits, dump) {
         weights::write(path, &dump.tensors(&session), &BTreeMap::new())?;
@@ -113,10 +113,10 @@ pub fn write_confusion(path: &Path, rows: Vec<Vec<u64>>, names: &[String]) -> an
     let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
     let mut text = String::from("class");
     for class in 0..rows.len() {
-        write!(text, ",{}", quoted(&class_name(names, class)))?;
+        write!(text, ",{}", quoted(&exact_name(names, class)))?;
     }
     for (class, row) in rows.iter().enumerate() {
-        write!(text, "\n{}", quoted(&class_name(names, class)))?;
+        write!(text, "\n{}", quoted(&exact_name(names, class)))?;
         row.iter().try_for_each(|count| write!(text, ",{count}"))?;
     }
     text.push('\n');
@@ -170,7 +170,7 @@ fn print_scores(score: &Score, confusion: &Confusion, names: &[String]) {
 fn to_json(weights: &Path, score: &Score, confusion: &Confusion, names: &[String]) -> serde_json::Value {
     let class = |class: usize| {
         let score = confusion.class(class);
-        json!({"class": class_name(names, class), "images": score.images, "recall": score.recall, "precision": score.precision})
+        json!({"class": exact_name(names, class), "images": score.images, "recall": score.recall, "precision": score.precision})
     };
     json!({
         "weights": weights,

@@ -1,7 +1,7 @@
 //! `vitesse eval` of models that tell pixels apart, and their scores for people.
 
 use crate::args::EvalArgs;
-use crate::judge::{Judge, class_name};
+use crate::judge::{Judge, class_name, exact_name};
 use anyhow::Context;
 use data::segment::MaskedSet;
 use data::segment::overlay::save_mask;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use train::segmentation::PixelScore;
 use train::segmentation::scores::{ClassScore, Scores};
 use train::sets::Sets;
-use train::{Session, TrainError};
+use train::{Session, TrainError, printable};
 
 pub fn run(args: &EvalArgs, judge: Judge, sets: Sets, weights_file: &Path) -> anyhow::Result<()> {
     if args.logits.is_some() {
@@ -31,7 +31,7 @@ pub fn run(args: &EvalArgs, judge: Judge, sets: Sets, weights_file: &Path) -> an
         save_mask(answer.labels, (image.width, image.height), &path).map_err(TrainError::from)
     })?;
     for skipped in session.take_skipped() {
-        eprintln!("left out: {}", skipped.problem);
+        eprintln!("left out: {}", printable::line(&skipped.problem.to_string()));
     }
     if let Some(path) = &args.confusion {
         let classes = score.confusion.by_class().len();
@@ -112,7 +112,7 @@ fn print_rows(classes: &[(usize, &ClassScore)], all: u64, names: &[String]) {
 
 fn to_json(weights: &Path, score: &PixelScore, names: &[String]) -> serde_json::Value {
     let scores = score.confusion.scores();
-    let class = |(class, score): (usize, ClassScore)| json!({"class": class_name(names, class), "iou": score.iou, "accuracy": score.accuracy, "pixels": score.pixels});
+    let class = |(class, score): (usize, ClassScore)| json!({"class": exact_name(names, class), "iou": score.iou, "accuracy": score.accuracy, "pixels": score.pixels});
     json!({
         "weights": weights,
         "eval_loss": score.loss,

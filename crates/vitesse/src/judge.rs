@@ -4,7 +4,7 @@ use models::names::Weights;
 use train::config::Task;
 use train::sets::{Opened, Sets};
 use train::stored::Stored;
-use train::{Raw, Resolved, weights};
+use train::{Raw, Resolved, printable, weights};
 
 /// Weights with a run that can judge images by them.
 pub struct Judge {
@@ -78,7 +78,12 @@ impl Judge {
     }
 }
 
-/// What to call class `class`.
+/// What to call class `class` where people read it: one line that a terminal only shows.
 pub fn class_name(names: &[String], class: usize) -> String {
+    printable::line(&exact_name(names, class))
+}
+
+/// The same for programs, to the character.
+pub fn exact_name(names: &[String], class: usize) -> String {
     names.get(class).cloned().unwrap_or_else(|| format!("class {class}"))
 }

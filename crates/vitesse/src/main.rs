@@ -1,5 +1,8 @@
 //! The command line. Parses, calls `train`, and prints what comes back.
 
+#[macro_use]
+mod say;
+
 mod args;
 mod bench;
 mod classify;
@@ -25,6 +28,7 @@ mod train_command;
 
 use clap::Parser;
 use std::process::ExitCode;
+use train::printable;
 
 fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
@@ -53,7 +57,7 @@ fn main() -> ExitCode {
 /// Whatever went wrong is one line.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("vitesse: {error:#}");
+        eprintln!("vitesse: {}", printable::line(&format!("{error:#}")));
         ExitCode::FAILURE
     })
 }

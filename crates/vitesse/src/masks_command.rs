@@ -1,7 +1,7 @@
 //! `vitesse data inspect` of images with masks.
 
 use crate::args::InspectArgs;
-use crate::judge::class_name;
+use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
 use data::segment::overlay::{self, percent};
@@ -11,9 +11,9 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use train::Raw;
 use train::config::Source;
 use train::segmentation::MaskedSets;
+use train::{Raw, printable};
 
 pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result<()> {
     let sets = MaskedSets::to_look_at(raw, source)?;
@@ -32,7 +32,9 @@ pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result
     } else {
         println!("{source}");
         censuses.iter().for_each(|(split, set, census)| census.print(*split, &***set));
-        sets.left_out.iter().for_each(|left| println!("  ✗ {}: {}", left.name, left.problem));
+        sets.left_out.iter().for_each(|left| {
+            println!("  ✗ {}", printable::line(&format!("{}: {}", left.name, left.problem)))
+        });
     }
     if let Some(path) = &args.sheet {
         sheet(raw.seed.unwrap_or(0), &sets, transform, path)?;
@@ -125,13 +127,13 @@ impl Census {
         if more > 0 || none > 0 {
             println!("  … and {more} classes more; {none} were not seen");
         }
-        self.broken.iter().for_each(|problem| println!("  ✗ {problem}"));
+        self.broken.iter().for_each(|problem| println!("  ✗ {}", printable::line(problem)));
     }
 
     fn to_json(&self, set: &dyn MaskedSet) -> serde_json::Value {
         let class = |class: usize| {
             let (pixels, images) = (self.pixels[class], self.pairs[class]);
-            json!({"name": class_name(set.class_names(), class), "pixels": pixels, "images": images})
+            json!({"name": exact_name(set.class_names(), class), "pixels": pixels, "images": images})
         };
         let size = |((width, height), images): (&(usize, usize), &usize)| json!({"width": width, "height": height, "images": images});
         json!({

@@ -15,7 +15,7 @@ use train::config::Device;
 use train::run::Events;
 use train::session::{Evaluation, StepResult};
 use train::shares::Shares;
-use train::{Resolved, checkpoint};
+use train::{Resolved, checkpoint, printable};
 
 /// Broken images are named up to this many; a summary counts them all.
 const NAMED: usize = 20;
@@ -49,6 +49,7 @@ impl Voice {
     }
 
     fn line(&mut self, text: &str) {
+        let text = printable::line(text);
         match self {
             Voice::Silent => {}
             Voice::Terminal(bar) => bar.suspend(|| println!("{text}")),

@@ -1,7 +1,7 @@
 //! `vitesse segment`.
 
 use crate::args::SegmentArgs;
-use crate::judge::{Judge, class_name};
+use crate::judge::{Judge, class_name, exact_name};
 use anyhow::Context;
 use data::segment::overlay::{percent, save_mask, save_picture, shares};
 use data::segment::{MaskedSet, Unmasked};
@@ -14,7 +14,7 @@ use train::config::Task;
 use train::segmentation::MaskedSets;
 use train::sets::Sets;
 use train::stored::Stored;
-use train::{Raw, TrainError};
+use train::{Raw, TrainError, printable};
 
 pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
     let raw = args.device.clone().raw(args.model.clone().raw());
@@ -37,13 +37,14 @@ pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
         saved.map_err(TrainError::from)?;
         if args.json {
             let share = |share: data::segment::overlay::Share| {
-                json!({"class": class_name(&names, share.label.into()), "share": share.share})
+                json!({"class": exact_name(&names, share.label.into()), "share": share.share})
             };
             let classes: Vec<_> = shares(answer.labels).into_iter().map(share).collect();
             println!("{}", json!({"image": path, "mask": mask, "overlay": overlay, "classes": classes}));
             return Ok(());
         }
-        println!("{} → {}, {}", path.display(), mask.display(), overlay.display());
+        let files = [path, &mask, &overlay].map(|path| printable::line(&path.display().to_string()));
+        println!("{} → {}, {}", files[0], files[1], files[2]);
         for share in shares(answer.labels).into_iter().take(args.top) {
             let bar = "█".repeat((share.share * 30.0).round() as usize);
             println!("  {:>6}  {:<20} {bar}", percent(share.share), class_name(&names, share.label.into()));

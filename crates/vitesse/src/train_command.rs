@@ -16,7 +16,7 @@ use train::record::{self, Launch};
 use train::run::{Stopped, Summary};
 use train::session::Evaluation;
 use train::sets::{self, Sets};
-use train::{Raw, Resolved};
+use train::{Raw, Resolved, printable};
 
 pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
     args.ranks = as_before(&args);
@@ -53,7 +53,7 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
 
 fn tell(line: Option<String>) {
     if let Some(line) = line {
-        eprintln!("vitesse: {line}");
+        eprintln!("vitesse: {}", printable::line(&line));
     }
 }
 
@@ -75,7 +75,7 @@ fn as_before(args: &TrainArgs) -> RanksArgs {
 }
 
 fn one_line(error: anyhow::Error) -> String {
-    format!("{error:#}")
+    printable::line(&format!("{error:#}"))
 }
 
 /// What a rank's run came to.
@@ -106,8 +106,8 @@ fn rank(
     let mut progress = Progress::new(&run, voices, signals);
     let summary = train::run::train(run.clone(), sets, member, &mut progress);
     let summary = summary.map_err(|error| match error.loses_device() {
-        true => Failure::Device(error.to_string()),
-        false => Failure::Own(error.to_string()),
+        true => Failure::Device(printable::line(&error.to_string())),
+        false => Failure::Own(printable::line(&error.to_string())),
     })?;
     Ok(Done { rank, run, summary })
 }

@@ -240,6 +240,58 @@ fn checkpoints_and_run_folders() {
     folder.refuses(&train(&["--out", "/proc/run"]), &["/proc/run"]);
 }
 
+/// Classes, files and titles can be called anything. What commands print of them is only shown, and stays on its line.
+#[test]
+fn names_that_a_terminal_would_obey_are_only_shown() {
+    let folder = Folder::new("escapes");
+    photos(&folder);
+    let class = "cat\u{1b}]0;owned\u{7}\u{9b}2J\u{202e}\nvitesse: all is well";
+    for part in ["train", "val"] {
+        let named = |name: &str| folder.0.join(format!("photos/{part}/{name}"));
+        fs::rename(named("cat"), named(class)).unwrap();
+    }
+    let broken = format!("photos/train/{class}/\u{1b}[2J\nvitesse: x.jpg");
+    folder.write(&broken, b"\xff\xd8 no");
+    let shown = |args: &[&str], code: i32| {
+        let output = folder.run(args);
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text:?}");
+        let obeyed = text.chars().find(|c| *c != '\n' && train::printable::is_unprintable(*c));
+        assert_eq!(obeyed, None, "{args:?}: {text:?}");
+        assert!(!text.contains("\nvitesse: all") && !text.contains("\nvitesse: x"), "{args:?}: {text}");
+        text
+    };
+    let small = ["--data", "folder:photos", "--image-size", "16"];
+    assert!(shown(&[&["data", "inspect"], &small[..]].concat(), 0).contains("cat\\u001b]0;owned"));
+    let inspected = shown(&[&["data", "inspect", "--json"], &small[..]].concat(), 0);
+    let inspected: serde_json::Value = serde_json::from_str(&inspected).unwrap();
+    assert_eq!(inspected["parts"]["train"]["classes"][class], 5, "{inspected}");
+    // Batches of all images.
+    let tiny = ["train", "--model", "vit-nano/8", "--batch-size", "9", "--steps", "2"];
+    let error = shown(&[&tiny[..], &small[..]].concat(), 1);
+    assert_eq!(
+        error.lines().filter(|line| line.starts_with("vitesse: photos/train/cat")).count(),
+        1,
+        "{error}"
+    );
+    let training = [&tiny[..], &["--skip-bad-images", "--out", "run"], &small[..]].concat();
+    assert!(shown(&training, 0).contains("left out: "));
+    assert!(shown(&["eval", "--weights", "run"], 0).contains("cat\\u001b"));
+    let photo = format!("photos/val/{class}/a.jpg");
+    assert!(shown(&["classify", "--weights", "run", &photo], 0).contains("cat\\u001b"));
+    let classified = shown(&["classify", "--weights", "run", "--json", &photo], 0);
+    let classified: serde_json::Value = serde_json::from_str(&classified).unwrap();
+    let classes = classified["classes"].as_array().unwrap();
+    assert!(classified["image"] == photo.as_str() && classes.iter().any(|found| found["class"] == class));
+    folder.write(
+        "s.toml",
+        b"title = \"\\u001b[2J\\nvitesse: all is well\"\nmodels = \"vit-nano/8\"\nsteps = 9\n",
+    );
+    shown(&["study", "plan", "s.toml"], 0);
+    folder.write("bad.toml", b"\"\\u001b[2J\\nvitesse: all is well\" = 1\n");
+    shown(&["study", "plan", "bad.toml"], 1);
+}
+
 fn walk(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()

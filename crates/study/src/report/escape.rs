@@ -1,6 +1,9 @@
 //! Names, paths and errors come from outside. Here they become harmless in each of the languages a report is written in.
 
-/// For text and attribute values of HTML and SVG. Characters that XML forbids become U+FFFD.
+use train::printable::is_unprintable;
+
+/// For text and attribute values of HTML and SVG. Characters that XML forbids, or that a reader
+/// would not see as they are, become U+FFFD.
 pub fn markup(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -12,7 +15,7 @@ pub fn markup(text: &str) -> String {
             '\'' => out.push_str("&#39;"),
             '\n' => out.push_str("&#10;"),
             '\t' => out.push_str("&#9;"),
-            c if c < ' ' || c == '\u{fffe}' || c == '\u{ffff}' => out.push('\u{fffd}'),
+            c if is_unprintable(c) || c == '\u{fffe}' || c == '\u{ffff}' => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -30,7 +33,7 @@ pub fn json_in_script(json: &str) -> String {
 
 /// A cell of CSV, on one line. A text that a spreadsheet would take for a formula gets an apostrophe before it.
 pub fn csv(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let text: String = text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).collect();
     let formula = text.trim_start().starts_with(['=', '+', '-', '@']);
     let text = if formula { format!("'{text}") } else { text };
     if text.contains([',', '"', ';']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
@@ -48,7 +51,7 @@ pub fn markdown(text: &str) -> String {
                 out.push('\\');
                 out.push(c);
             }
-            c if c.is_control() => out.push(' '),
+            c if is_unprintable(c) => out.push(' '),
             c => out.push(c),
         }
     }
@@ -64,7 +67,7 @@ mod tests {
         let hostile = "</script><img src=x onerror=\"alert('1')\">&\u{0}\u{2028}";
         assert_eq!(
             markup(hostile),
-            "&lt;/script&gt;&lt;img src=x onerror=&quot;alert(&#39;1&#39;)&quot;&gt;&amp;\u{fffd}\u{2028}"
+            "&lt;/script&gt;&lt;img src=x onerror=&quot;alert(&#39;1&#39;)&quot;&gt;&amp;\u{fffd}\u{fffd}"
         );
         let json = json_in_script(&serde_json::to_string(hostile).unwrap());
         assert!(!json.contains(['<', '>', '&', '\u{2028}']), "{json}");

@@ -9,6 +9,7 @@ use study::engine::Events;
 use study::grid::Planned;
 use study::results::{Estimate, Kind, Outcome, Results, Run};
 use study::spec::Study;
+use train::printable::line;
 
 pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
     let each: Option<f64> = points.iter().map(|point| point.estimate).sum();
@@ -41,7 +42,7 @@ pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
             s.images_per_epoch,
             s.steps,
             point.estimate.map_or("?".to_string(), time),
-            point.series,
+            line(&point.series),
             if point.oversubscribed { " (oversubscribed)" } else { "" }
         );
     }
@@ -55,7 +56,7 @@ pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
 /// What is asked, unless the first kind of points says so below.
 fn heading(name: &str, title: &str, kind: Option<Kind>) {
     if kind.is_none_or(|kind| kind.holds() != title) {
-        println!("{name}: {title}");
+        println!("{}: {}", line(name), line(title));
     }
 }
 
@@ -77,6 +78,8 @@ pub struct Progress<'a> {
     bars: Option<Bars>,
     runs: usize,
     done: usize,
+    /// Said once.
+    last_error: Option<String>,
 }
 
 struct Bars {
@@ -95,7 +98,7 @@ impl<'a> Progress<'a> {
             let one = both.add(ProgressBar::new(0)).with_style(style("{bar:16} step {pos}/{len} · {msg}"));
             Bars { all, one }
         });
-        Progress { signals, repeats, quiet, bars, runs: 0, done: 0 }
+        Progress { signals, repeats, quiet, bars, runs: 0, done: 0, last_error: None }
     }
 
     fn line(&self, text: &str) {
@@ -142,7 +145,13 @@ impl Events for Progress<'_> {
         self.done += 1;
         let what = match &run.outcome {
             Outcome::Done(measured) => format!("{:.1} images/s", measured.images_per_second),
-            Outcome::Failed { error } => format!("failed: {error}"),
+            Outcome::Failed { error } if self.last_error.as_ref() == Some(error) => {
+                "failed as before".to_string()
+            }
+            Outcome::Failed { error } => {
+                self.last_error = Some(error.clone());
+                format!("failed: {}", line(error))
+            }
         };
         let left = left(seconds);
         let dot = if left.is_empty() { "" } else { " · " };
@@ -202,20 +211,21 @@ pub fn results(results: &Results) {
             with_interval(summary.map(|s| &s.images_per_second), 1),
             with_interval(summary.and_then(|s| s.speedup.as_ref()), 2),
             with_interval(summary.and_then(|s| s.efficiency.as_ref()), 2),
-            point.series
+            line(&point.series)
         );
         if let Some(limiter) = &point.limiter {
-            println!("        {}", limiter.sentence);
+            println!("        {}", line(&limiter.sentence));
         }
     }
-    results.warnings.iter().for_each(|warning| println!("note: {warning}"));
-    println!("{}", results.summary);
+    results.warnings.iter().for_each(|warning| println!("note: {}", line(warning)));
+    println!("{}", line(&results.summary));
 }
 
 pub fn comparison(comparison: &Comparison) {
     if comparison.pairs.len() > 1 {
-        comparison.pairs.iter().for_each(|pair| println!("{}: {}", pair.id, pair.sentence));
+        comparison.pairs.iter().for_each(|pair| println!("{}: {}", line(&pair.id), line(&pair.sentence)));
     }
-    comparison.left_out.iter().for_each(|id| println!("{id}: only in one of them, or not measured there"));
-    println!("{}", comparison.sentence);
+    let alone = comparison.left_out.iter().map(|id| line(id));
+    alone.for_each(|id| println!("{id}: only in one of them, or not measured there"));
+    println!("{}", line(&comparison.sentence));
 }
