@@ -5,6 +5,8 @@ use crate::results::Kind;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use train::nearest::nearest;
 
@@ -67,13 +69,18 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// These settings, and where they say nothing, those of `other`.
+    /// These settings, and where they say nothing, those of `other`. Epochs and steps are one setting: the length of a run.
     pub fn or(self, other: &Experiment) -> Experiment {
+        let own_length = self.epochs.is_some() || self.steps.is_some();
+        let length = if own_length { &self } else { other };
+        let (epochs, steps) = (length.epochs, length.steps);
         macro_rules! either {
-            ($($field:ident)*) => { Experiment { $($field: self.$field.or_else(|| other.$field.clone()),)* } };
+            ($($field:ident)*) => {
+                Experiment { $($field: self.$field.or_else(|| other.$field.clone()),)* epochs, steps }
+            };
         }
         either!(kind task ranks nodes batch_sizes accumulation models data data_fractions optimizers precisions threads
-            device epochs steps warmup)
+            device warmup)
     }
 }
 
@@ -146,7 +153,7 @@ impl Asked {
     /// Reads a study file: TOML, or JSON if its name ends so.
     pub fn read(path: &Path) -> Result<Asked, StudyError> {
         let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(StudyError::io(path))?;
+        let text = read_short(path).map_err(StudyError::io(path))?;
         let json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
         let mut asked = Self::parse(&text, json).map_err(|why| StudyError::File { file, why })?;
         if asked.name.is_none() {
@@ -190,6 +197,18 @@ impl Asked {
         let experiments = experiments.into_iter().enumerate().map(read).collect::<Result<_, String>>()?;
         Ok(Asked { experiments, ..asked })
     }
+}
+
+/// A study file has no more bytes than this; its grid would be too large long before.
+const LONGEST: u64 = 1 << 20;
+
+fn read_short(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        return Err(std::io::Error::other("is longer than 1 MiB, and no study"));
+    }
+    Ok(text)
 }
 
 const STUDY: [&str; 12] = [
@@ -260,6 +279,14 @@ impl Keys<'_> {
     }
 
     fn experiment(&mut self) -> Result<Experiment, String> {
+        let read = self.read_experiment()?;
+        match (read.epochs, read.steps) {
+            (Some(_), Some(_)) => Err(format!("{}keys epochs and steps: a run has one length", self.within)),
+            _ => Ok(read),
+        }
+    }
+
+    fn read_experiment(&mut self) -> Result<Experiment, String> {
         Ok(Experiment {
             kind: self.take("kind")?,
             task: self.take("task")?,
@@ -317,6 +344,12 @@ mod tests {
         for one in [weak, strong] {
             assert_eq!((one.epochs, one.models.as_deref()), (Some(2), Some(&["vit-ti/4".to_string()][..])));
         }
+        // Of two lengths, that of whoever speaks last.
+        let steps = Asked::parse("steps = 9\n[[experiment]]\n[[experiment]]\nsteps = 5", false).unwrap();
+        let typed =
+            Asked { common: Experiment { epochs: Some(2), ..Experiment::default() }, ..Asked::default() };
+        let experiments = typed.over(steps).experiments;
+        assert!(experiments.iter().all(|one| (one.epochs, one.steps) == (Some(2), None)), "{experiments:?}");
         let iterations = Asked::parse("task = \"segment\"\niterations = 160", false).unwrap().common;
         assert_eq!((iterations.task.as_deref(), iterations.steps), (Some("segment"), Some(160)));
         let json = Asked::parse(r#"{"kind": "fixed-per-rank", "ranks": [1, 2]}"#, true).unwrap();
@@ -332,6 +365,7 @@ mod tests {
             "experiment 2: unknown key epoch; did you mean epochs?"
         );
         assert_eq!(wrong("steps = 1\niterations = 1"), "keys steps and iterations: mean the same");
+        assert_eq!(wrong("steps = 1\nepochs = 1"), "keys epochs and steps: a run has one length");
         assert_eq!(wrong("[[experiment]]\nrepeats = 2"), "experiment 1: unknown key repeats");
         assert!(wrong("ranks = [\"two\"]").starts_with("key ranks: invalid type"));
         assert!(wrong("ranks = []").starts_with("key ranks: is an empty list"));

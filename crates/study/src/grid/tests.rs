@@ -1,10 +1,10 @@
 use super::*;
 use crate::spec::Asked;
 
-/// A machine of four cores with a set of 1000 images.
-struct Plain;
+/// A machine of four cores with a set of so many images.
+struct Here(u64);
 
-impl Resolve for Plain {
+impl Resolve for Here {
     fn facts(&mut self, options: &[String], ranks: usize) -> Result<Facts, String> {
         let number = |name: &str| option(options, name).map(|x| x.parse::<f64>().unwrap());
         let accumulation = number("--accumulate").unwrap_or(1.0) as usize;
@@ -15,7 +15,7 @@ impl Resolve for Plain {
             Some(total) => total as usize / ranks / accumulation,
             None => number("--batch-size").unwrap_or(64.0) as usize,
         };
-        let images = (1000.0 * number("--data-fraction").unwrap_or(1.0)).round() as u64;
+        let images = (self.0 as f64 * number("--data-fraction").unwrap_or(1.0)).round() as u64;
         let steps = images.div_ceil((batch * accumulation * ranks) as u64);
         Ok(Facts {
             data: "synthetic".to_string(),
@@ -28,6 +28,7 @@ impl Resolve for Plain {
             optimizer: option(options, "--optimizer").cloned().unwrap_or("adamw".into()),
             precision: "fp32".into(),
             device: "cpu".into(),
+            images_of_set: self.0,
             images_per_epoch: images,
             epochs: 1,
             steps: number("--steps").map_or(steps, |s| s as u64),
@@ -55,7 +56,7 @@ fn experiment(kind: Kind, ranks: &[usize]) -> Experiment {
 
 fn planned(experiment: Experiment) -> Result<Vec<Planned>, String> {
     let study = Asked { common: experiment, ..Asked::default() }.study().unwrap();
-    plan(&study, &mut Plain).map_err(|e| e.to_string())
+    plan(&study, &mut Here(1000)).map_err(|e| e.to_string())
 }
 
 /// (ranks, batch a rank, global batch, images)
@@ -81,6 +82,136 @@ fn each_kind_holds_constant_what_its_name_says() {
     assert!(two.iter().all(|p| p.settings.threads_per_rank == 2));
 }
 
+/// What each kind holds constant, without a batch, with accumulation, by steps, and for ranks that are no powers of two.
+#[test]
+fn what_a_kind_holds_is_held_whatever_is_left_out() {
+    let bare =
+        |kind, ranks: &[usize]| Experiment { batch_sizes: None, warmup: Some(0), ..experiment(kind, ranks) };
+    for kind in [Kind::Strong, Kind::Weak, Kind::FixedPerRank] {
+        for ranks in [&[1, 2, 4][..], &[1, 3], &[2, 3, 4], &[3]] {
+            for (accumulation, steps) in
+                [(None, None), (Some(vec![2]), None), (Some(vec![1, 3]), None), (None, Some(24))]
+            {
+                let asked = Experiment { accumulation: accumulation.clone(), steps, ..bare(kind, ranks) };
+                let points = planned(asked).unwrap();
+                let told = format!("{kind:?} over {ranks:?}, accumulation {accumulation:?}, steps {steps:?}");
+                for point in &points {
+                    let base = points.iter().find(|base| base.series == point.series).unwrap();
+                    let (a, b) = (&base.settings, &point.settings);
+                    let of_rank = |s: &Settings| (s.batch_per_rank, s.accumulation);
+                    let (ranks_a, ranks_b) = (a.ranks as u64, b.ranks as u64);
+                    match kind {
+                        Kind::Strong => {
+                            assert_eq!(a.global_batch, b.global_batch, "{told}");
+                            assert_eq!(
+                                (a.images_per_epoch, a.steps),
+                                (b.images_per_epoch, b.steps),
+                                "{told}"
+                            );
+                        }
+                        Kind::Weak => {
+                            assert_eq!((of_rank(a), a.steps), (of_rank(b), b.steps), "{told}");
+                            assert_eq!(a.images_per_epoch * ranks_b, b.images_per_epoch * ranks_a, "{told}");
+                        }
+                        _ => {
+                            assert_eq!(of_rank(a), of_rank(b), "{told}");
+                            assert_eq!(a.images_per_epoch, b.images_per_epoch, "{told}");
+                            assert!(steps.is_none() || a.steps * ranks_a == b.steps * ranks_b, "{told}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Of one rank, `vitesse train` takes 64 images; three ranks divide 66.
+    let global = |ranks: &[usize], accumulation: Option<Vec<usize>>| {
+        let points = planned(Experiment { accumulation, ..bare(Kind::Strong, ranks) }).unwrap();
+        points.iter().map(|point| point.settings.global_batch).collect::<HashSet<_>>()
+    };
+    assert_eq!(global(&[1, 2, 4], None), HashSet::from([64]));
+    assert_eq!(global(&[1, 3], None), HashSet::from([66]));
+    assert_eq!(global(&[1, 2], Some(vec![1, 3])), HashSet::from([66]), "accumulations are compared, too");
+    let many = bare(Kind::Strong, &[7, 8, 9, 10, 11, 12, 13]);
+    let refused = "strong: no batch of up to 1000 images can be divided among all these ranks; name one with --batch-sizes";
+    assert_eq!(planned(many).unwrap_err(), refused);
+    let all: Vec<usize> = (1..300).collect();
+    assert_eq!(
+        planned(bare(Kind::Strong, &all)).unwrap_err(),
+        refused,
+        "their common multiple can't be counted"
+    );
+    // From a file, on many hosts.
+    let file = crate::spec::Asked::read(&file("kind = \"nodes\"\nranks = [1, 2]\nhosts = [\"a\", \"b\"]\n"))
+        .unwrap();
+    let nodes = plan(&file.study().unwrap(), &mut Here(1000)).unwrap();
+    assert_eq!(shape(&nodes), [(1, 64, 64, 1000), (2, 32, 64, 1000), (2, 32, 64, 1000)]);
+}
+
+fn file(text: &str) -> std::path::PathBuf {
+    static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("vitesse-grid-{}-{number}.toml", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Ranks of 333 images, not one of 333 and one of 334: with batches of 111 that would be a step more.
+#[test]
+fn weak_scaling_gives_every_rank_the_same_images() {
+    let weak =
+        Experiment { batch_sizes: Some(vec![111]), warmup: Some(0), ..experiment(Kind::Weak, &[1, 2, 3]) };
+    let study = Asked { common: weak, ..Asked::default() }.study().unwrap();
+    for images in 1000..1010 {
+        let points = plan(&study, &mut Here(images)).unwrap();
+        let each: Vec<u64> =
+            points.iter().map(|p| p.settings.images_per_epoch / p.settings.ranks as u64).collect();
+        assert_eq!(each, [images / 3; 3]);
+        assert!(points.iter().all(|p| p.settings.images_per_epoch.is_multiple_of(p.settings.ranks as u64)));
+        assert!(points.iter().all(|p| p.settings.steps == points[0].settings.steps), "{images}");
+    }
+}
+
+#[test]
+fn a_grid_has_a_limit_that_is_found_before_it_is_filled() {
+    let numbers = || Some((1..300).collect::<Vec<usize>>());
+    let cube = Experiment {
+        ranks: numbers(),
+        batch_sizes: numbers(),
+        accumulation: numbers(),
+        threads: Some(vec![1; 1000]),
+        ..Experiment::default()
+    };
+    let said = planned(cube.clone()).unwrap_err();
+    assert_eq!(
+        said,
+        "299 ranks × 1000 threads × 299 batch sizes × 299 accumulations: a study has at most 2000 points"
+    );
+    // So many that their number overflows.
+    let endless = Experiment { nodes: numbers(), precisions: Some(vec!["fp32".into(); 1 << 20]), ..cube };
+    let endless = Experiment { optimizers: Some(vec!["sgd".into(); 1 << 20]), ..endless };
+    assert!(planned(endless).unwrap_err().ends_with("at most 2000 points"));
+    // Together, and each of them small.
+    let experiments = vec![experiment(Kind::Strong, &[1, 2, 4]); 700];
+    let many = Asked { experiments, ..Asked::default() }.study().unwrap();
+    assert!(plan(&many, &mut Here(1000)).unwrap_err().to_string().ends_with("at most 2000 points"));
+    let often = |repeats| {
+        let asked =
+            Asked { repeats: Some(repeats), common: experiment(Kind::Strong, &[1, 2]), ..Asked::default() };
+        plan(&asked.study().unwrap(), &mut Here(1000)).map(|points| points.len()).map_err(|e| e.to_string())
+    };
+    assert_eq!(often(50_000), Ok(2));
+    let refused =
+        |repeats: usize| Err(format!("2 points × {repeats} repeats: a study has at most 100000 runs"));
+    assert_eq!((often(50_001), often(usize::MAX)), (refused(50_001), refused(usize::MAX)));
+    // From a file, too, and no file is read that could only hold such a grid.
+    let list = (1..300).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
+    let text = format!("ranks = [{list}]\nbatch-sizes = [{list}]\naccumulation = [{list}]\n");
+    let read = Asked::read(&file(&text)).unwrap().study().unwrap();
+    assert!(plan(&read, &mut Here(1000)).unwrap_err().to_string().starts_with("299 ranks × 299 batch sizes"));
+    let long = Asked::read(&file(&format!("ranks = [{}1]", "1, ".repeat(1 << 20)))).unwrap_err().to_string();
+    assert!(long.ends_with("is longer than 1 MiB, and no study"), "{long}");
+}
+
 #[test]
 fn weak_scaling_can_say_how_much_of_the_data_a_rank_has() {
     let tenth =
@@ -100,7 +231,7 @@ fn nodes_are_one_host_against_many() {
         let study = Asked { common: experiment(Kind::Nodes, &[1, 2, 4]), launch, ..Asked::default() }
             .study()
             .unwrap();
-        plan(&study, &mut Plain).map_err(|e| e.to_string())
+        plan(&study, &mut Here(1000)).map_err(|e| e.to_string())
     };
     let points = on(&names).unwrap();
     assert_eq!(on(&names[..2]).unwrap_err(), "nodes over 4 ranks: 4 hosts, but only 2 are named");
@@ -130,7 +261,7 @@ fn series_are_named_by_what_tells_them_apart() {
     let on = |data: &str| Experiment { data: Some(vec![data.into()]), ..experiment(Kind::Strong, &[1, 2]) };
     let experiments = vec![on("cifar10:/data"), on("folder:/data/photos")];
     let study = Asked { experiments, ..Asked::default() }.study().unwrap();
-    let series: Vec<String> = plan(&study, &mut Plain).unwrap().into_iter().map(|p| p.series).collect();
+    let series: Vec<String> = plan(&study, &mut Here(1000)).unwrap().into_iter().map(|p| p.series).collect();
     assert_eq!(
         (series[0].as_str(), series[2].as_str()),
         ("vit-nano/4 · cifar10", "vit-nano/4 · folder.photos")
@@ -162,11 +293,11 @@ fn what_can_not_be_is_refused_before_anything_runs() {
         "strong over 8 ranks: 8 × 1 thread on 4 cores: --oversubscribe says that this is meant"
     );
     let meant = Asked { oversubscribe: true, common: experiment(Kind::Strong, &[4, 8]), ..Asked::default() };
-    let points = plan(&meant.study().unwrap(), &mut Plain).unwrap();
+    let points = plan(&meant.study().unwrap(), &mut Here(1000)).unwrap();
     assert!(!points[0].oversubscribed && points[1].oversubscribed);
     let short = Experiment { steps: Some(3), ..experiment(Kind::Strong, &[1]) };
     assert_eq!(refused(short), "strong over 1 rank: a warm-up of 3 steps leaves none of 3 to count");
     let own = Asked { train: vec!["--out=x".into()], ..Asked::default() }.study().unwrap();
-    let text = plan(&own, &mut Plain).unwrap_err().to_string();
+    let text = plan(&own, &mut Here(1000)).unwrap_err().to_string();
     assert!(text.contains("--out=x is the study's own"), "{text}");
 }

@@ -142,7 +142,7 @@ pub fn kind_sentence(kind: Kind) -> &'static str {
         Kind::FixedPerRank => {
             "The same images in all and a fixed batch a rank: the global batch grows with the ranks."
         }
-        Kind::Batch => "The same images in batches of different size.",
+        Kind::Batch => "The same data in batches of different size.",
         Kind::Accumulation => "More micro-steps between two exchanges.",
         Kind::Optimizer => "The same work under different optimizers.",
         Kind::Precision => "The same work in different precision.",

@@ -2,15 +2,13 @@
 
 use super::run::Run;
 use crate::engine::results_of;
+use crate::grid::MOST_POINTS;
 use crate::report;
 use crate::report::live::{self as drawn, counted};
 use crate::results::{Point, Results};
 use crate::store::{self, POINTS, Plan, RESULTS, RUNS};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-/// Files of points that a page looks at.
-const MOST_POINTS: usize = 2000;
 
 pub struct Study {
     folder: PathBuf,
@@ -96,6 +94,8 @@ impl Study {
             .flat_map(|point| point.runs.iter().map(|run| store::run_name(&point.id, run.repeat)))
             .collect();
         let folders = std::fs::read_dir(self.folder.join(RUNS)).ok().filter(|_| done < all)?.flatten();
+        // Beside folders of runs lies what they printed.
+        let folders = folders.filter(|entry| entry.file_type().is_ok_and(|file| file.is_dir()));
         let new = folders.filter(|entry| !known.iter().any(|name| entry.file_name() == name.as_str()));
         new.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok())
             .map(|entry| entry.path())

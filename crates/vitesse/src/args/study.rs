@@ -64,7 +64,8 @@ pub struct GridArgs {
     /// Numbers of hosts [default: 1]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     nodes: Option<Vec<usize>>,
-    /// Images of a micro-step of one rank; for strong and nodes, of a step of all ranks
+    /// Images of a micro-step of one rank; for strong and nodes, of a step of all ranks [default: those of one rank of `vitesse train`;
+    /// for strong and nodes, rounded up to what all ranks × accumulations divide]
     #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "batch-size")]
     batch_sizes: Option<Vec<usize>>,
     /// Micro-steps for each exchange

@@ -81,6 +81,7 @@ impl Resolve for Here {
             optimizer: optimizer(&run).to_string(),
             precision: run.precision.to_string(),
             device: run.device.to_string(),
+            images_of_set: run.data.facts.train_images as u64,
             images_per_epoch: run.data.train_images() as u64,
             epochs: run.epochs,
             steps: run.steps,
