@@ -7,16 +7,43 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use study::grid::Planned;
 use study::results::{FORMAT, Point, Results};
 use study::sample;
-use study::serve::Server;
+use study::serve::{Clock, Server};
 use study::spec::Study;
 use study::store::Plan;
 
 fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
+}
+
+/// A clock that moves when it is told to.
+#[derive(Default)]
+struct Told(Mutex<Duration>);
+
+impl Told {
+    fn advance(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+impl Clock for Told {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.advance(time);
+    }
+}
+
+/// A server, and the clock that tells it when what it shows is old.
+fn start(folder: &std::path::Path) -> (Server, Arc<Told>) {
+    let clock = Arc::new(Told::default());
+    (Server::start_by(any_port(), folder, clock.clone()).unwrap(), clock)
 }
 
 /// What comes back for bytes sent as they are.
@@ -37,7 +64,13 @@ fn get(server: &Server, path: &str) -> (String, String) {
     (head.to_string(), body.to_string())
 }
 
-fn live(server: &Server) -> Value {
+/// What is there to see after a second.
+fn live((server, clock): &(Server, Arc<Told>)) -> Value {
+    clock.advance(Duration::from_secs(1));
+    asked(server)
+}
+
+fn asked(server: &Server) -> Value {
     serde_json::from_str(&get(server, "/live.json").1).unwrap()
 }
 
@@ -52,7 +85,7 @@ fn step(step: u64, loss: f64) -> String {
 #[test]
 fn a_run_is_seen_as_it_goes_on() {
     let folder = Folder::new("live-run");
-    let server = Server::start(any_port(), &folder.0.join("later")).unwrap();
+    let server = start(&folder.0.join("later"));
     assert_eq!(live(&server)["state"], "no step is written yet");
     fs::create_dir_all(folder.0.join("later")).unwrap();
     let config = "{\"model\":\"vit-<nano>\",\"steps\":200,\"epochs\":2,\"world\":2}";
@@ -93,7 +126,28 @@ fn a_run_is_seen_as_it_goes_on() {
     // A run that went back to a checkpoint is read anew.
     fs::write(&metrics, step(0, 9.0)).unwrap();
     assert_eq!(live(&server)["state"], "epoch 1 of 2 · step 1 of 200");
-    server.stop();
+    server.0.stop();
+}
+
+/// Nothing is read or drawn for whoever asks again within a second.
+#[test]
+fn answers_are_kept_however_often_they_are_asked_for() {
+    let folder = Folder::new("live-kept");
+    let (server, clock) = start(&folder.0);
+    let metrics = folder.0.join("metrics.jsonl");
+    let mut states = std::collections::BTreeMap::new();
+    for second in 0..4 {
+        for i in 0..10 {
+            let steps: String = (0..10 * second + i + 1).map(|n| step(n, 1.0)).collect();
+            fs::write(&metrics, steps).unwrap();
+            *states.entry(asked(&server)["state"].to_string()).or_insert(0) += 1;
+        }
+        clock.advance(Duration::from_secs(1));
+    }
+    let seen: Vec<(&str, i32)> = states.iter().map(|(state, times)| (state.as_str(), *times)).collect();
+    let drawn = |step: u32| format!("\"epoch 1 of 1 · step {step} of {step}\"");
+    let expected = [1, 11, 21, 31].map(drawn);
+    assert_eq!(seen, expected.iter().map(|state| (state.as_str(), 10)).collect::<Vec<_>>());
 }
 
 /// The plan of a made-up study, as its folder has it.
@@ -122,7 +176,7 @@ fn plan(results: &Results, repeats: usize) -> Plan {
 #[test]
 fn a_study_is_seen_point_by_point_and_its_run_step_by_step() {
     let folder = Folder::new("live-study");
-    let server = Server::start(any_port(), &folder.0).unwrap();
+    let server = start(&folder.0);
     let mut results = sample::study();
     results.title = sample::HOSTILE.into();
     results.points.truncate(3);

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A request is read, and an answer taken, within this.
@@ -74,20 +75,20 @@ impl Request {
 pub struct Response {
     status: u16,
     kind: &'static str,
-    body: Vec<u8>,
+    body: Arc<[u8]>,
 }
 
 impl Response {
-    pub fn html(body: String) -> Response {
-        Response { status: 200, kind: "text/html; charset=utf-8", body: body.into_bytes() }
+    pub fn html(body: Arc<[u8]>) -> Response {
+        Response { status: 200, kind: "text/html; charset=utf-8", body }
     }
 
-    pub fn json(body: String) -> Response {
-        Response { status: 200, kind: "application/json", body: body.into_bytes() }
+    pub fn json(body: Arc<[u8]>) -> Response {
+        Response { status: 200, kind: "application/json", body }
     }
 
     pub fn refusal(status: u16, line: &str) -> Response {
-        Response { status, kind: "text/plain; charset=utf-8", body: format!("{line}\n").into_bytes() }
+        Response { status, kind: "text/plain; charset=utf-8", body: format!("{line}\n").into_bytes().into() }
     }
 
     pub fn write(&self, mut stream: &TcpStream) -> io::Result<()> {
