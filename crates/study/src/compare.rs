@@ -48,7 +48,7 @@ pub fn compare(a: &Results, b: &Results) -> Result<Comparison, StudyError> {
     let corrected = holm(&ratios.iter().map(|ratio| ratio.p).collect::<Vec<_>>());
     let pairs = points.iter().zip(&ratios).zip(corrected);
     let pairs: Vec<Pair> = pairs.map(|(((a, b), ratio), p)| judged(a, b, ratio, p)).collect();
-    let sentence = overall(&pairs);
+    let sentence = overall(&pairs, a.points.len().max(b.points.len()) > 1);
     Ok(Comparison { pairs, left_out, sentence })
 }
 
@@ -188,9 +188,10 @@ fn differences(a: &Point, b: &Point) -> Vec<String> {
         .collect()
 }
 
-fn overall(pairs: &[Pair]) -> String {
+/// `of_many`: whether there are points besides, so that one has to be named.
+fn overall(pairs: &[Pair], of_many: bool) -> String {
     if let [one] = pairs {
-        return one.sentence.clone();
+        return if of_many { format!("{}: {}", one.id, one.sentence) } else { one.sentence.clone() };
     }
     let count = |verdict| pairs.iter().filter(|pair| pair.verdict == verdict).count();
     let of = pairs.len();
@@ -351,6 +352,7 @@ mod tests {
             compare(&of(vec![point(1, &slow), point(2, &fast)]), &of(vec![point(1, &slow), point(4, &fast)]));
         let two = two.unwrap();
         assert_eq!((two.pairs.len(), two.left_out.len()), (1, 2));
+        assert!(two.sentence.starts_with("strong-1: no difference can be shown: "), "{}", two.sentence);
         let other = compare(&of(vec![point(1, &slow)]), &of(vec![point(2, &fast)])).unwrap();
         assert!(other.sentence.contains("they are not the same: ranks 1 and 2"), "{}", other.sentence);
         let times = slow.map(|rate| 2.5 * rate);

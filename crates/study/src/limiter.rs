@@ -1,10 +1,13 @@
 //! What keeps a point from being faster: rules over its account, each with the arithmetic that its sentence states.
 //!
 //! Every rule says which share of the step its cause takes. The largest that is worth naming is the limiter; if none is, computing is.
+//! A point that is compared with its base begins with what it lost against that, part by part (`losses`).
 //! An oversubscribed point is named so whatever its account says, since cores that are shared distort all of it.
 
+mod losses;
+
 use crate::measure::mean;
-use crate::results::{Cause, Limiter, Measured, Parts, Point};
+use crate::results::{Cause, Limiter, Lost, Measured, Parts, Point};
 use crate::stats::median;
 
 /// Shares of a step below this are not worth naming.
@@ -25,7 +28,25 @@ struct Found {
 }
 
 fn found(share: f64, cause: Cause, sentence: String) -> Option<Found> {
-    (share >= WORTH).then_some(Found { share, limiter: Limiter { cause, sentence } })
+    (share >= WORTH).then_some(Found { share, limiter: plain(cause, sentence) })
+}
+
+fn plain(cause: Cause, sentence: String) -> Limiter {
+    Limiter { cause, sentence, lost: vec![] }
+}
+
+/// The rank whose own work takes longest.
+struct Slowest {
+    rank: usize,
+    /// Against the usual one of the others.
+    slower: f64,
+    /// More than half of that is waiting for its images.
+    late: bool,
+}
+
+/// Of a step, what a rank does by itself.
+fn own(parts: &Parts) -> f64 {
+    parts.compute + parts.data + parts.optimizer + parts.idle
 }
 
 /// The account of a point: mean steps of its runs.
@@ -43,7 +64,19 @@ pub struct Account<'a> {
 
 impl<'a> Account<'a> {
     pub fn of(point: &'a Point) -> Option<Self> {
-        let runs: Vec<&Measured> = point.runs.iter().filter_map(|run| run.measured()).collect();
+        Self::over(point, point.runs.iter().filter_map(|run| run.measured()).collect())
+    }
+
+    /// Of the run whose images a second are the median, or the two beside it: efficiency is a quotient of medians, and this is the
+    /// account behind it.
+    fn typical(point: &'a Point) -> Option<Self> {
+        let mut runs: Vec<&Measured> = point.runs.iter().filter_map(|run| run.measured()).collect();
+        runs.sort_by(|a, b| a.images_per_second.total_cmp(&b.images_per_second));
+        let middle = runs.len().checked_sub(1)? / 2..runs.len() / 2 + 1;
+        Self::over(point, runs[middle].to_vec())
+    }
+
+    fn over(point: &'a Point, runs: Vec<&Measured>) -> Option<Self> {
         let of_rank = |rank: usize| {
             let parts: Vec<Parts> = runs.iter().filter_map(|run| run.ranks.get(rank)).copied().collect();
             (!parts.is_empty()).then(|| mean(&parts))
@@ -82,6 +115,29 @@ impl<'a> Account<'a> {
         self.mean.exchange + self.mean.optimizer + self.mean.idle + self.mean.wait
     }
 
+    /// How long ranks wait, on the mean, for the one that is slowest over all steps. What they wait beyond that is for one that is
+    /// slow in a step alone.
+    fn waits_for_one(&self) -> f64 {
+        let longest = self.ranks.iter().map(own).fold(0.0, f64::max);
+        let behind =
+            self.ranks.iter().map(|parts| longest - own(parts)).sum::<f64>() / self.ranks.len() as f64;
+        behind.min(self.mean.wait)
+    }
+
+    fn slowest(&self) -> Option<Slowest> {
+        let ranks = &self.ranks;
+        let rank = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
+        let usual = median(&self.others(rank, own));
+        let late = ranks[rank].data - median(&self.others(rank, |parts| parts.data));
+        let late = late > 0.5 * (own(&ranks[rank]) - usual);
+        (ranks.len() > 1).then(|| Slowest { rank, slower: own(&ranks[rank]) / usual, late })
+    }
+
+    /// Something of all ranks but one.
+    fn others(&self, rank: usize, f: fn(&Parts) -> f64) -> Vec<f64> {
+        self.ranks.iter().enumerate().filter(|(other, _)| *other != rank).map(|(_, parts)| f(parts)).collect()
+    }
+
     fn slow_link(&self) -> bool {
         self.exchange_bytes > 0.0 && self.exchange_rate < SLOW_LINK && self.mean.exchange > 0.5 * self.fixed()
     }
@@ -96,6 +152,7 @@ pub fn limiter(point: &Point, base: Option<&Point>, oversubscribed: bool, cores:
     let rules = [
         starved(&account, cores),
         straggler(&account),
+        waiting(&account),
         data(&account, cores),
         exchange(&account, base.is_some_and(|base| base.id != point.id)),
         padded(&account),
@@ -103,9 +160,42 @@ pub fn limiter(point: &Point, base: Option<&Point>, oversubscribed: bool, cores:
         little_work(&account),
         optimizer(&account),
     ];
+    let starved = rules[0].is_some();
     let largest = rules.into_iter().flatten().max_by(|a, b| a.share.total_cmp(&b.share));
-    let base = base.filter(|base| base.id != point.id).and_then(Account::of);
-    Some(largest.map_or_else(|| computing(&account, base.as_ref()), |found| found.limiter))
+    let largest = largest.map(|found| found.limiter);
+    let base = base.filter(|base| base.id != point.id);
+    let efficiency = point.summary.as_ref().and_then(|summary| summary.efficiency.as_ref());
+    let typical = (Account::typical(point), base.and_then(Account::typical));
+    let mut lost = vec![];
+    if let ((Some(here), Some(there)), Some(efficiency)) = (&typical, efficiency) {
+        lost = losses::losses(here, there, efficiency.median);
+        if let Some(limiter) = explained(here, there, starved, lost.clone(), largest.as_ref()) {
+            return Some(limiter);
+        }
+    }
+    let base = base.and_then(Account::of);
+    Some(Limiter { lost, ..largest.unwrap_or_else(|| computing(&account, base.as_ref())) })
+}
+
+/// What is lost, and what the rule for its largest share advises.
+fn explained(
+    account: &Account,
+    base: &Account,
+    starved: bool,
+    lost: Vec<Lost>,
+    rule: Option<&Limiter>,
+) -> Option<Limiter> {
+    let told = losses::told(&lost)?;
+    let mut sentence = losses::sentence(&told, account, base, starved);
+    // The others have more to say than what was said already.
+    if let Some(rule) = rule.filter(|rule| rule.cause != Cause::Waiting) {
+        sentence += &format!("; {}", rule.sentence);
+    }
+    let cause = match rule {
+        Some(rule) if told.all < (100.0 * WORTH) as i64 => rule.cause,
+        _ => told.named.first()?.0,
+    };
+    Some(Limiter { cause, sentence, lost })
 }
 
 fn crowded(account: &Account, cores: usize) -> Limiter {
@@ -121,7 +211,7 @@ fn crowded(account: &Account, cores: usize) -> Limiter {
     if let Some(busy) = account.cpu {
         sentence += &format!("; the cores are {:.0}% busy", percent(busy));
     }
-    Limiter { cause: Cause::Oversubscribed, sentence }
+    plain(Cause::Oversubscribed, sentence)
 }
 
 /// Threads that have something to compute and no core to do it on: other programs have them.
@@ -144,22 +234,14 @@ fn starved(account: &Account, cores: usize) -> Option<Found> {
 
 /// A rank whose own work takes longer than that of the others, which wait for it.
 fn straggler(account: &Account) -> Option<Found> {
-    let own = |p: &Parts| p.compute + p.data + p.optimizer + p.idle;
     let ranks = &account.ranks;
-    let slowest = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
-    let others = |f: &dyn Fn(&Parts) -> f64| {
-        let of = ranks.iter().enumerate().filter(|(rank, _)| *rank != slowest).map(|(_, p)| f(p));
-        of.collect::<Vec<f64>>()
-    };
-    let usual = median(&others(&own));
-    let slower = own(&ranks[slowest]) / usual;
-    let waits = others(&|p| p.wait / p.seconds());
+    let Slowest { rank: slowest, slower, late } = account.slowest()?;
+    let waits = account.others(slowest, |parts| parts.wait / parts.seconds());
     let waiting = waits.iter().sum::<f64>() / waits.len().max(1) as f64;
     if !(slower >= SLOWER && waiting >= WORTH) {
         return None;
     }
-    let late = ranks[slowest].data - median(&others(&|p| p.data));
-    if late > 0.5 * (own(&ranks[slowest]) - usual) {
+    if late {
         let sentence = format!(
             "data loading limits: rank {slowest} waits {:.0}% of its time for images, and the others {:.0}% of theirs for it",
             percent(ranks[slowest].data / ranks[slowest].seconds()),
@@ -178,6 +260,17 @@ fn straggler(account: &Account) -> Option<Found> {
         time(balanced)
     );
     found(waiting, Cause::Straggler, sentence)
+}
+
+/// Ranks that take as long as each other on the mean, and not in a step.
+fn waiting(account: &Account) -> Option<Found> {
+    let share = account.share(account.mean.wait - account.waits_for_one());
+    let sentence = format!(
+        "ranks wait {:.0}% of the time for whoever is slowest in a step, a different one each time; longer steps, by accumulation or \
+         larger batches, even that out",
+        percent(share)
+    );
+    found(share, Cause::Waiting, sentence)
 }
 
 /// Waiting for images. Loader threads are all busy then, so that their number times the step is what a batch takes them.
@@ -297,7 +390,7 @@ fn optimizer(account: &Account) -> Option<Found> {
     found(share, Cause::Optimizer, sentence)
 }
 
-/// Nothing else takes a share worth naming. Against the base it shows whether ranks get in each other's way.
+/// No rule found anything. Against the base it shows whether ranks get in each other's way.
 fn computing(account: &Account, base: Option<&Account>) -> Limiter {
     let share = account.share(account.mean.compute);
     let mut sentence = format!("computing takes {:.0}% of the step", percent(share));
@@ -309,9 +402,22 @@ fn computing(account: &Account, base: Option<&Account>) -> Limiter {
                 counted(base.point.settings.ranks, "rank")
             );
         }
-        _ => sentence += &format!(", and nothing else {:.0}% or more", percent(WORTH)),
+        _ => {
+            let Parts { exchange, wait, data, optimizer, idle, .. } = account.mean;
+            let others =
+                [("exchange", exchange), ("waiting", wait), ("data", data), ("optimizer", optimizer)];
+            let others = others.into_iter().chain([("idling", idle)]);
+            let worth = others.filter(|(_, seconds)| account.share(*seconds) >= WORTH);
+            let worth: Vec<String> = worth
+                .map(|(name, seconds)| format!("{name} {:.0}%", percent(account.share(seconds))))
+                .collect();
+            sentence += &match worth.is_empty() {
+                true => format!(", and nothing else {:.0}% or more", percent(WORTH)),
+                false => format!(", {}", worth.join(", ")),
+            };
+        }
     }
-    Limiter { cause: Cause::Compute, sentence }
+    plain(Cause::Compute, sentence)
 }
 
 fn percent(share: f64) -> f64 {

@@ -268,6 +268,17 @@ pub struct Limiter {
     pub cause: Cause,
     /// With its numbers.
     pub sentence: String,
+    /// Where a point is compared with its base: all that is lost against it. Sums to 1 - efficiency.
+    #[serde(default)]
+    pub lost: Vec<Lost>,
+}
+
+/// A part of what is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lost {
+    pub cause: Cause,
+    /// Of the point's time; less than 0 where the point does better than its base.
+    pub share: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -277,11 +288,18 @@ pub enum Cause {
     Compute,
     Data,
     Exchange,
+    /// One rank that is slower than the others, which wait for it.
     Straggler,
+    /// Waiting for whoever is slowest in a step, a different rank each time.
+    Waiting,
     TinyBatch,
     TooLittleWork,
     Oversubscribed,
     Optimizer,
+    /// Threads with nothing to do.
+    Idle,
+    /// Of what is lost against the base: what the account of time doesn't show.
+    Unexplained,
 }
 
 /// Why a point needs care.

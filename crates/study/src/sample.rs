@@ -182,7 +182,7 @@ fn summarise(point: &mut Point) {
         usage: crate::summary::usage(&runs),
     };
     point.summary = Some(summary);
-    point.limiter = Some(Limiter { cause, sentence });
+    point.limiter = Some(Limiter { cause, sentence, lost: vec![] });
 }
 
 /// Speedups against the fewest ranks of every series.

@@ -1,5 +1,7 @@
 //! What follows from the runs of a study: estimates, comparisons along each series, flags, warnings, and the answer.
 
+mod answer;
+
 use crate::limiter::{counted, limiter};
 use crate::measure::mean;
 use crate::results::{Estimate, Flag, Kind, Measured, Parts, Point, Results, Score, Summary, Usage};
@@ -21,7 +23,7 @@ pub fn complete(results: &mut Results, oversubscribed: &dyn Fn(&str) -> bool) {
         point.limiter = limiter(point, base, crowded, results.platform.cores);
     }
     results.warnings = warnings(results);
-    results.summary = answer(results);
+    results.summary = answer::answer(results);
 }
 
 fn measured(point: &Point) -> Vec<&Measured> {
@@ -321,55 +323,6 @@ fn starved(point: &Point, cores: usize) -> Option<String> {
             100.0 * got
         )
     })
-}
-
-/// The answer in one sentence, or one for each kind.
-fn answer(results: &Results) -> String {
-    let mut kinds: Vec<Kind> = results.points.iter().map(|point| point.kind).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    let said: Vec<String> = kinds.into_iter().filter_map(|kind| answer_of(results, kind)).collect();
-    if said.is_empty() { "No run succeeded.".to_string() } else { said.join(" ") }
-}
-
-fn answer_of(results: &Results, kind: Kind) -> Option<String> {
-    let of_kind = || results.points.iter().filter(|point| point.kind == kind);
-    if !over_ranks(kind) {
-        let rate = |point: &Point| point.summary.as_ref().map_or(0.0, |s| s.images_per_second.median);
-        let best =
-            of_kind().max_by(|a, b| rate(a).total_cmp(&rate(b))).filter(|best| best.summary.is_some())?;
-        let what = match kind {
-            Kind::Batch => format!("batch {}", best.settings.batch_per_rank),
-            Kind::Accumulation => format!("accumulation {}", best.settings.accumulation),
-            Kind::Optimizer => best.settings.optimizer.clone(),
-            _ => best.settings.precision.clone(),
-        };
-        return Some(format!(
-            "{}: {what} is fastest, {:.1} images/s ({}).",
-            kind.name(),
-            rate(best),
-            best.series
-        ));
-    }
-    let compared = of_kind().filter(|point| point.summary.as_ref().is_some_and(|s| s.efficiency.is_some()));
-    let point = compared.max_by_key(|point| point.settings.ranks)?;
-    let summary = point.summary.as_ref()?;
-    let (speedup, efficiency) = (summary.speedup.as_ref()?, summary.efficiency.as_ref()?);
-    let base = base_of(point, &results.points)?;
-    if base.id == point.id {
-        let ranks = counted(point.settings.ranks, "rank");
-        return Some(format!("{}: {ranks}, {:.1} images/s.", kind.name(), summary.images_per_second.median));
-    }
-    let sure = speedup.interval.map_or(String::new(), |(low, high)| format!(" [{low:.2}, {high:.2}]"));
-    let limiter = point.limiter.as_ref().map_or(String::new(), |limiter| format!("; {}", limiter.sentence));
-    Some(format!(
-        "{}: {} do {:.2}{sure} times the images of {} in the same time, an efficiency of {:.2}{limiter}.",
-        kind.name(),
-        counted(point.settings.ranks, "rank"),
-        speedup.median,
-        base.settings.ranks,
-        efficiency.median
-    ))
 }
 
 #[cfg(test)]

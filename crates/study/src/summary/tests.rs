@@ -49,6 +49,47 @@ fn speedup_efficiency_and_serial_fraction() {
     assert_eq!(results.warnings, Vec::<String>::new());
 }
 
+/// A point of another series.
+fn of(series: &str, ranks: usize, rates: &[f64]) -> Point {
+    let id = format!("strong-{series}-{ranks}");
+    Point { id, series: series.into(), ..point(ranks, rates) }
+}
+
+#[test]
+fn a_headline_names_the_series_it_speaks_of() {
+    let times = |factor: f64| ONE.map(|rate| factor * rate);
+    let two = |series, factor| [of(series, 1, &ONE), of(series, 2, &times(factor))];
+    let points = [two("a", 1.5), two("b", 1.9), two("c", 1.2), two("d", 1.7)].concat();
+    let said = study(points.clone(), "").summary;
+    let range = "strong: over 4 series, efficiencies from 0.60 (c: 2 ranks do 1.20 [";
+    assert!(said.starts_with(range) && said.contains("to 0.95 (b: 2 ranks do 1.90 ["), "{said}");
+    assert!(said.contains("; c: 40% of the time is lost"), "the limiter of a series that is named: {said}");
+    // Whatever their order, the same is said.
+    let turned: Vec<Point> = points.iter().rev().cloned().collect();
+    assert_eq!(study(turned, "").summary, said);
+    // One that could be compared, among others that could not.
+    let some = study(vec![of("a", 1, &ONE), of("a", 2, &TWO), of("b", 1, &ONE)], "").summary;
+    assert!(some.starts_with("strong: a: 2 ranks do 1.80"), "{some}");
+    // Points that were measured did succeed, whether they may be compared or not.
+    let none = study(vec![of("a", 4, &ONE), of("b", 4, &TWO)], "").summary;
+    assert_eq!(
+        none,
+        "strong: 100.0 (a, 4 ranks) to 180.0 images/s (b, 4 ranks); no point may be compared with its base, as noted."
+    );
+    let batch = |series: &str, batch: usize, rates: &[f64]| {
+        let mut point = of(series, 1, rates);
+        (point.kind, point.settings.batch_per_rank, point.id) =
+            (Kind::Batch, batch, format!("{series}-{batch}"));
+        point
+    };
+    let points = vec![batch("a", 16, &ONE), batch("a", 64, &TWO), batch("b", 16, &TWO), batch("b", 64, &ONE)];
+    assert_eq!(
+        study(points, "").summary,
+        "batch: batch 64 is fastest, 180.0 images/s (a); batch 16 is fastest, 180.0 images/s (b)."
+    );
+    assert_eq!(study(vec![of("a", 1, &[])], "").summary, "No run succeeded.");
+}
+
 #[test]
 fn few_runs_have_no_interval() {
     let results = study(vec![point(1, &ONE[..3]), point(2, &TWO)], "");
