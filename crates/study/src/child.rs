@@ -1,5 +1,7 @@
 //! A run as a child of the study: how it is started, watched and ended.
 
+mod reason;
+
 use crate::grid::Planned;
 use crate::measure::Watched;
 use crate::spec::Launch;
@@ -7,15 +9,23 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+pub use reason::signal_name;
+
 pub const STDOUT: &str = "stdout.log";
 pub const STDERR: &str = "stderr.log";
+const HOSTS: &str = "hosts";
 
-/// The command of a run that writes into `folder`, which is there.
+/// A file beside the folder of a run, which is the run's own: what it printed, and the hosts it was given.
+pub fn beside(folder: &Path, name: &str) -> PathBuf {
+    folder.with_added_extension(name)
+}
+
+/// The command of a run that makes `folder`.
 pub fn command(
     program: &Path,
     launch: &Launch,
@@ -35,7 +45,7 @@ pub fn command(
     let mut hosts = hosts_of(launch, planned)?;
     if !hosts.names.is_empty() {
         let line = |name: &String| format!("{name} slots={}\n", hosts.ranks_each);
-        let file = folder.join("hosts");
+        let file = beside(folder, HOSTS);
         fs::write(&file, hosts.names.iter().map(line).collect::<String>())
             .map_err(|e| format!("{}: {e}", file.display()))?;
         hosts.file = Some(file);
@@ -169,7 +179,12 @@ pub fn watch(
     last_signal: i32,
     mut look: impl FnMut() -> bool,
 ) -> Result<Ended, String> {
-    let log = |name: &str| File::create(folder.join(name)).map_err(|e| format!("{}: {e}", folder.display()));
+    let log = |name: &str| {
+        let path = beside(folder, name);
+        // What a killed run may still write is no part of this one's.
+        let _ = fs::remove_file(&path);
+        File::create(&path).map_err(|e| format!("{}: {e}", path.display()))
+    };
     command.stdin(Stdio::null()).stdout(log(STDOUT)?).stderr(log(STDERR)?).current_dir(within);
     end_with_parent(&mut command, last_signal);
     let program = command.get_program().to_string_lossy().into_owned();
@@ -220,18 +235,10 @@ fn signal(child: &Child, signal: i32) {
     unsafe { libc::kill(-(child.id() as libc::pid_t), signal) };
 }
 
-/// What a child that failed had to say: its own line, or the last one.
+/// What a child that failed had to say. All that it printed lies beside its folder.
 pub fn last_words(folder: &Path, status: ExitStatus) -> String {
-    let text = fs::read(folder.join(STDERR)).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let own = text.lines().rev().find_map(|line| line.strip_prefix("vitesse: "));
-    let line = own.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty()));
-    let how = match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("ended by signal {signal}"),
-        _ => "ended".to_string(),
-    };
-    line.map_or(how.clone(), |line| format!("{} ({how})", line.trim()))
+    let text = |log| String::from_utf8_lossy(&fs::read(beside(folder, log)).unwrap_or_default()).into_owned();
+    reason::reason(&text(STDERR), &text(STDOUT), status)
 }
 
 /// The most memory that the processes of a run on this host had.
@@ -325,7 +332,7 @@ mod tests {
         let mpi = Launch { comm: Some("mpi".into()), ..Launch::default() };
         assert_eq!(words(&mpi, 2, 1).unwrap(), format!("{train} --ranks 2 --comm mpi"));
         let hosts = Launch { hosts: vec!["a".into(), "b".into(), "c".into()], ..Launch::default() };
-        let expected = format!("{train} --ranks 4 --comm mpi --hostfile OUT/hosts");
+        let expected = format!("{train} --ranks 4 --comm mpi --hostfile OUT.hosts");
         assert_eq!(words(&hosts, 4, 2).unwrap(), expected);
         assert!(words(&hosts, 4, 4).unwrap_err().contains("only 3 are named"));
         assert!(words(&hosts, 3, 2).unwrap_err().contains("can't be divided equally"));

@@ -10,6 +10,7 @@ use crate::results::{FORMAT, Outcome, Point, Results, Run};
 use crate::store::{self, Plan, RESULTS, Store};
 use crate::tail::last_lines;
 use crate::{csv, summary};
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -36,6 +37,62 @@ pub enum End {
     Stopped {
         left: usize,
     },
+    /// Its first runs failed, all in the same way, and so would the others; none of them is on record.
+    GivenUp {
+        failed: usize,
+        left: usize,
+        error: String,
+    },
+}
+
+/// First runs, of so many points, whose failure for one reason ends a study that has measured nothing.
+const ALIKE: usize = 3;
+
+/// Failures of the first runs of points, until one succeeds or fails in another way. They go on record only then, so that a study which
+/// is given up is gone on with from its start.
+struct Beginning {
+    over: bool,
+    failed: Vec<(usize, Run)>,
+    /// What all of them said, but for numbers.
+    said: String,
+}
+
+impl Beginning {
+    fn of(points: &[Point]) -> Self {
+        let over = points.iter().any(|point| point.runs.iter().any(|run| run.measured().is_some()));
+        Beginning { over, failed: vec![], said: String::new() }
+    }
+
+    /// Takes a run that ended, and gives those that go on record now.
+    fn take(&mut self, planned: &[Planned], at: usize, run: Run) -> Vec<(usize, Run)> {
+        if !self.over {
+            match &run.outcome {
+                Outcome::Failed { error } => {
+                    let said = without_numbers(&error.replace(&planned[at].id, ""));
+                    self.over = !self.failed.is_empty() && said != self.said;
+                    self.said = said;
+                }
+                Outcome::Done(_) => self.over = true,
+            }
+        }
+        self.failed.push((at, run));
+        if self.over { std::mem::take(&mut self.failed) } else { vec![] }
+    }
+
+    /// Why the others would fail, too.
+    fn hopeless(&self, points: usize) -> Option<String> {
+        let of: HashSet<usize> = self.failed.iter().map(|(at, _)| *at).collect();
+        let (_, last) = self.failed.last().filter(|_| of.len() >= ALIKE.min(points))?;
+        match &last.outcome {
+            Outcome::Failed { error } => Some(error.clone()),
+            Outcome::Done(_) => None,
+        }
+    }
+}
+
+/// Numbers of processes, ranks and ports differ from run to run.
+fn without_numbers(text: &str) -> String {
+    text.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
 }
 
 /// Does what is left of a study. `program`: what runs are started with.
@@ -46,17 +103,28 @@ pub fn run(store: &Store, program: &Path, events: &mut dyn Events) -> Result<End
     let left: Vec<(usize, usize)> =
         order.iter().copied().filter(|(at, repeat)| !done(*at, *repeat)).collect();
     let mut pace = Pace::of(&store.plan.points, &points);
+    let mut beginning = Beginning::of(&points);
     events.started(order.len(), order.len() - left.len(), pace.left(&left));
     for (number, (at, repeat)) in left.iter().enumerate() {
         let planned = &store.plan.points[*at];
         events.begun(planned, *repeat);
         let Some(run) = run_one(store, program, planned, *repeat, events)? else {
             finish(&store.folder, &results(store)?)?;
-            return Ok(End::Stopped { left: left.len() - number });
+            return Ok(End::Stopped { left: left.len() - number + beginning.failed.len() });
         };
         pace.add(*at, &run);
         events.ended(planned, &run, pace.left(&left[number + 1..]));
-        store.add(planned, run)?;
+        for (at, run) in beginning.take(&store.plan.points, *at, run) {
+            store.add(&store.plan.points[at], run)?;
+        }
+        if let Some(error) = beginning.hopeless(store.plan.points.len()) {
+            let failed = beginning.failed.len();
+            return Ok(End::GivenUp { failed, left: left.len() + failed - number - 1, error });
+        }
+    }
+    // Failures of a study that went on after others.
+    for (at, run) in beginning.failed {
+        store.add(&store.plan.points[at], run)?;
     }
     let results = results(store)?;
     finish(&store.folder, &results)?;
@@ -96,7 +164,7 @@ fn outcome(store: &Store, planned: &Planned, folder: &Path, ended: &Ended) -> Ou
     if !ended.status.success() {
         return Outcome::Failed { error: child::last_words(folder, ended.status) };
     }
-    let said = fs::read(folder.join(child::STDOUT)).unwrap_or_default();
+    let said = fs::read(child::beside(folder, child::STDOUT)).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
     match measure::measured(folder, &said, planned, store.plan.platform.cores, ended.watched) {
         Ok(measured) => Outcome::Done(Box::new(measured)),
@@ -104,7 +172,8 @@ fn outcome(store: &Store, planned: &Planned, folder: &Path, ended: &Ended) -> Ou
     }
 }
 
-/// An empty folder; what a killed run left there is of no use. Its process may take a moment to be gone.
+/// Room for the folder of a run, which makes that itself; what a killed one left there is of no use. Its process may take a moment to
+/// be gone.
 fn clear(folder: &Path) -> Result<(), StudyError> {
     let deadline = Instant::now() + Duration::from_secs(5);
     while folder.exists() {
@@ -116,7 +185,8 @@ fn clear(folder: &Path) -> Result<(), StudyError> {
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }
     }
-    fs::create_dir_all(folder).map_err(StudyError::io(folder))
+    let runs = folder.parent().unwrap_or(folder);
+    fs::create_dir_all(runs).map_err(StudyError::io(runs))
 }
 
 /// Bytes that hold the last line of a run's metrics.
@@ -259,6 +329,48 @@ mod tests {
             assert_eq!(round, (0..8).collect::<Vec<_>>());
         }
         assert_ne!(all, order(&points, 3, 6));
+    }
+
+    #[test]
+    fn a_study_whose_first_runs_fail_alike_is_given_up() {
+        let failed = |repeat, error: &str| Run {
+            repeat,
+            started: 0,
+            seconds: 0.0,
+            outcome: Outcome::Failed { error: error.into() },
+        };
+        let done = point(1, &[1.0]).runs[0].clone();
+        let points: Vec<Planned> = (0..4).map(|i| planned(&format!("strong-r{i}"), None)).collect();
+        let none = || Beginning::of(&[point(1, &[])]);
+        let mut same = none();
+        for at in 0..3 {
+            assert_eq!(same.hopeless(4), None, "after {at}");
+            let error = format!("rank {at} of runs/strong-r{at}.0, process {}: no", 77 * at);
+            assert_eq!(same.take(&points, at, failed(0, &error)), []);
+        }
+        assert_eq!(same.hopeless(4).unwrap(), "rank 2 of runs/strong-r2.0, process 154: no");
+        // Of fewer points, all of them; of one, the first run.
+        let mut one = none();
+        assert_eq!(one.take(&points, 0, failed(0, "no")), []);
+        assert_eq!((one.hopeless(1), one.hopeless(2)), (Some("no".into()), None));
+        // A point that fails again and again is one point.
+        one.take(&points, 0, failed(1, "no"));
+        one.take(&points, 0, failed(2, "no"));
+        assert_eq!(one.hopeless(4), None);
+        // Another error, or a run that succeeds, and all go on record.
+        for other in [failed(0, "something else"), done] {
+            let mut mixed = none();
+            assert_eq!(mixed.take(&points, 0, failed(0, "no")), []);
+            let on_record = mixed.take(&points, 1, other.clone());
+            assert_eq!(on_record, [(0, failed(0, "no")), (1, other)]);
+            for at in 0..4 {
+                assert_eq!(mixed.take(&points, at, failed(1, "no")).len(), 1);
+                assert_eq!(mixed.hopeless(4), None);
+            }
+        }
+        // A study that measured something before is not at its beginning.
+        let mut later = Beginning::of(&[point(1, &[1.0])]);
+        assert_eq!(later.take(&points, 0, failed(0, "no")).len(), 1);
     }
 
     #[test]

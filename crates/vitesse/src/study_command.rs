@@ -5,6 +5,7 @@ mod show;
 
 use crate::args::study::{CompareArgs, StudyArgs};
 use crate::signals::Signals;
+use crate::supervise;
 use anyhow::{Context, bail};
 use comm::launch::environment;
 use comm::{Choice, Launcher, Place};
@@ -17,7 +18,7 @@ use study::grid::{self, Planned};
 use study::presets;
 use study::results::{FORMAT, Platform};
 use study::serve::{self, Server};
-use study::spec::{Asked, Study};
+use study::spec::{Asked, Launch, Study};
 use study::store::{self, Plan, Store};
 use train::machine::Machine;
 use train::nearest::nearest;
@@ -31,7 +32,11 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
     }
     let (json, retry, live) = (args.json, args.retry_failed, args.serve);
     let store = match &args.resume {
-        Some(folder) => Store::resume(folder, VERSION)?,
+        Some(folder) => {
+            let store = Store::resume(folder, VERSION)?;
+            check_launch(&store.plan.study.launch)?;
+            store
+        }
         None => {
             let (study, only_plan, out) = asked(args)?;
             let points = grid::plan(&study, &mut Here::new())?;
@@ -39,6 +44,7 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
                 show::plan(&study, &points, json);
                 return Ok(ExitCode::SUCCESS);
             }
+            check_launch(&study.launch)?;
             let out = std::path::absolute(out.unwrap_or_else(|| Path::new("studies").join(&study.name)))?;
             Store::open(&out, begun_now(study, points)?)?
         }
@@ -53,6 +59,13 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
         eprintln!("live page: {}", server.url());
     }
     measure(&store, json)
+}
+
+/// What every run would be refused for is refused once, before the study begins.
+fn check_launch(launch: &Launch) -> anyhow::Result<()> {
+    let hosts = launch.hostfile.is_some() || !launch.hosts.is_empty();
+    let mpi = launch.comm.as_deref() == Some("mpi") || hosts;
+    if mpi && launch.launcher.is_none() { supervise::may_call_mpirun() } else { Ok(()) }
 }
 
 /// The study that was typed, whether only its plan is wanted, and its folder.
@@ -125,6 +138,20 @@ fn measure(store: &Store, json: bool) -> anyhow::Result<ExitCode> {
                 folder.display()
             );
             Ok(signals.exit_code())
+        }
+        End::GivenUp { failed, left, error } => {
+            let runs =
+                if failed == 1 { "the first run".to_string() } else { format!("the first {failed} runs") };
+            let others = match left.saturating_sub(failed) {
+                0 => String::new(),
+                others => format!(", and so would the other {others}"),
+            };
+            bail!(
+                "{runs} failed{others}: {error}; all that was printed is in {}; when it is mended, to go on: \
+                 vitesse study --resume {}",
+                folder.join("runs").display(),
+                folder.display()
+            )
         }
         End::Done(results) if json => {
             println!("{}", serde_json::to_string(&*results)?);

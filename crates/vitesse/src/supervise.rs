@@ -13,6 +13,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use study::child::signal_name;
 use train::checkpoint::{Checkpoint, Checkpoints};
 use train::record;
 
@@ -75,10 +76,42 @@ fn check(args: &TrainArgs, folder: Option<&Path>) -> anyhow::Result<()> {
     if args.ranks.max_restarts.is_some() && folder.is_none() {
         bail!("--max-restarts needs --out: without it there are no checkpoints to go on from");
     }
-    if calls_mpirun(args) && !comm::HAS_MPI {
+    if calls_mpirun(args) { may_call_mpirun() } else { Ok(()) }
+}
+
+/// Whether ranks can be started by mpirun, as far as that can be told before.
+pub fn may_call_mpirun() -> anyhow::Result<()> {
+    if !comm::HAS_MPI {
         bail!("--comm mpi: {}", comm::launch::NO_MPI);
     }
+    let (root, open_mpi) = (is_root(), mpirun_version()?.contains("Open MPI"));
+    if root && open_mpi && !root_may(&|name| std::env::var(name).ok()) {
+        bail!(
+            "--comm mpi: mpirun refuses to run as root; set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 if this is \
+             meant, or become another user"
+        );
+    }
     Ok(())
+}
+
+/// Whether Open MPI was told, and told again, that root may use it: by the variables of its fourth or of its fifth version.
+fn root_may(var: &dyn Fn(&str) -> Option<String>) -> bool {
+    let set = |name: String| var(&name).is_some_and(|value| value == "1");
+    ["OMPI", "PRTE"].iter().any(|mpi| {
+        let name = format!("{mpi}_ALLOW_RUN_AS_ROOT");
+        set(format!("{name}_CONFIRM")) && set(name)
+    })
+}
+
+fn is_root() -> bool {
+    // SAFETY: only asks.
+    unsafe { libc::geteuid() == 0 }
+}
+
+fn mpirun_version() -> anyhow::Result<String> {
+    let version = Command::new("mpirun").arg("--version").output();
+    let version = version.context("--comm mpi needs mpirun, which can't be started")?;
+    Ok(String::from_utf8_lossy(&version.stdout).into_owned())
 }
 
 fn last_step(folder: &Path) -> Option<u64> {
@@ -106,14 +139,13 @@ fn command(args: &TrainArgs, typed: &[OsString], resumed: Option<&Path>) -> anyh
 
 /// mpirun for ranks that have threads of their own.
 fn mpirun(ranks: usize, hostfile: Option<&Path>) -> anyhow::Result<Command> {
-    let version = Command::new("mpirun").arg("--version").output();
-    let version = version.context("--comm mpi needs mpirun, which can't be started")?;
+    let version = mpirun_version()?;
     let mut command = Command::new("mpirun");
     command.args(["-n", &ranks.to_string()]);
     if let Some(file) = hostfile {
         command.arg("--hostfile").arg(file);
     }
-    if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+    if version.contains("Open MPI") {
         // It would tie all threads of a rank to one core.
         command.args(["--bind-to", "none"]);
         if hostfile.is_none() {
@@ -253,16 +285,6 @@ fn after(status: ExitStatus, asked: Option<i32>) -> Next {
     }
 }
 
-fn signal_name(signal: i32) -> String {
-    match signal {
-        libc::SIGKILL => "SIGKILL (killed, or out of memory)".to_string(),
-        libc::SIGSEGV => "SIGSEGV".to_string(),
-        libc::SIGABRT => "SIGABRT".to_string(),
-        libc::SIGBUS => "SIGBUS".to_string(),
-        other => format!("signal {other}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,6 +331,17 @@ mod tests {
         let child = child(line, None);
         assert!(child.starts_with("-n 3 --hostfile hosts "), "{child}");
         assert!(child.ends_with(" train --ranks 3 --comm mpi --out a"), "{child}");
+    }
+
+    #[test]
+    fn root_has_to_be_allowed_twice() {
+        let with = |set: &[(&str, &str)]| {
+            root_may(&|name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, v)| v.to_string()))
+        };
+        let (once, again) = (("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"));
+        assert!(!with(&[]) && !with(&[once]) && !with(&[again]) && with(&[once, again]));
+        assert!(!with(&[("OMPI_ALLOW_RUN_AS_ROOT", "0"), again]));
+        assert!(with(&[("PRTE_ALLOW_RUN_AS_ROOT", "1"), ("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]));
     }
 
     #[test]

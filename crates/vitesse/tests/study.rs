@@ -115,6 +115,97 @@ fn a_failed_run_is_recorded_and_the_rest_goes_on() {
     assert!(json(&folder.0.join("s/results.json"))["points"][1]["runs"][0]["outcome"]["done"].is_object());
 }
 
+/// A launcher that fails as Open MPI's mpirun does for root, unless a file is there.
+const AS_ROOT: &str = "#!/bin/sh\nif [ -e mended ]; then exec \"$@\"; fi\ncat >&2 <<'END'\n\
+--------------------------------------------------------------------------\n\
+mpirun has detected an attempt to run as root.\n\n\
+Running as root is *strongly* discouraged as any mistake (e.g., in\n\
+defining TMPDIR) or bug can result in catastrophic damage to the OS\n\
+--------------------------------------------------------------------------\nEND\nexit 1\n";
+
+#[test]
+fn a_study_that_can_not_begin_says_why_once_and_goes_on_when_it_can() {
+    let folder = Folder::new("study-launcher");
+    fs::write(folder.0.join("start"), AS_ROOT).unwrap();
+    let tiny = TINY.replace("--ranks 1,2", "--ranks 1 --data-fraction 0.25,0.5,0.75,1 --launcher LAUNCHER");
+    let launcher = format!("sh {}", folder.0.join("start").display());
+    let args: Vec<&str> = words(&tiny, "--repeats 2 --out s")
+        .into_iter()
+        .map(|word| if word == "LAUNCHER" { launcher.as_str() } else { word })
+        .collect();
+    let output = run(&folder, &args);
+    let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let reason = "mpirun has detected an attempt to run as root. (exit code 1)";
+    let expected = format!("vitesse: the first 3 runs failed, and so would the other 5: {reason}; ");
+    assert!(error.starts_with(&expected) && error.trim_end().lines().count() == 1, "{error}");
+    assert_eq!((said.matches(reason).count(), said.matches("failed as before").count()), (1, 2), "{said}");
+    // All that was printed is kept, and nothing is on record that would not be tried again.
+    let logs = fs::read_dir(folder.0.join("s/runs")).unwrap().map(|file| file.unwrap().path());
+    let logs: Vec<_> = logs.filter(|path| path.to_string_lossy().ends_with(".stderr.log")).collect();
+    assert_eq!(logs.len(), 3);
+    assert!(
+        logs.iter().all(|log| fs::read_to_string(log).unwrap().contains("catastrophic damage to the OS"))
+    );
+    assert!(!folder.0.join("s/points").exists());
+    // The same command, when it is mended.
+    fs::write(folder.0.join("mended"), "").unwrap();
+    folder.run(&args);
+    let results = json(&folder.0.join("s/results.json"));
+    let runs =
+        results["points"].as_array().unwrap().iter().flat_map(|point| point["runs"].as_array().unwrap());
+    let done: Vec<bool> = runs.map(|run| run["outcome"]["done"].is_object()).collect();
+    assert_eq!(done, [true; 8]);
+}
+
+/// With MPI, as root, mpirun needs to be told; without it, a study has no use for it.
+#[test]
+fn a_study_over_mpi_that_can_not_be_is_refused_before_it_begins() {
+    let folder = Folder::new("study-mpi");
+    let args = words(TINY, "--repeats 1 --out s --comm mpi");
+    let mut command = folder.command(VITESSE, &args);
+    command.env_remove("OMPI_ALLOW_RUN_AS_ROOT").env_remove("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
+    let refusal = match cfg!(feature = "mpi") {
+        false => "--comm mpi: this build",
+        // SAFETY: only asks.
+        true if unsafe { libc::geteuid() } == 0 => "OMPI_ALLOW_RUN_AS_ROOT=1",
+        true => return,
+    };
+    for train in [false, true] {
+        let mut train_over_mpi =
+            folder.command(VITESSE, &["train", "--ranks", "2", "--comm", "mpi", "--out", "s"]);
+        train_over_mpi.env_remove("OMPI_ALLOW_RUN_AS_ROOT").env_remove("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
+        let output = if train { train_over_mpi.output() } else { command.output() }.unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(refusal) && error.trim_end().lines().count() == 1, "{error}");
+        assert!(!folder.0.join("s").exists(), "nothing was begun");
+    }
+}
+
+#[test]
+fn strong_scaling_holds_its_batch_without_being_told_one() {
+    let folder = Folder::new("study-global-batch");
+    fs::write(folder.0.join("nodes.toml"), "kind = \"nodes\"\nhosts = [\"a\", \"b\", \"c\", \"d\"]\n")
+        .unwrap();
+    for study in ["strong", "nodes.toml"] {
+        let line =
+            format!("study plan {study} --ranks 1,2,4 --threads 1 --oversubscribe --model vit-nano/8 --json");
+        let output = folder.run(
+            &line.split(' ').chain("-- --train-samples 512 --image-size 16".split(' ')).collect::<Vec<_>>(),
+        );
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let points = plan["points"].as_array().unwrap();
+        let shape = |point: &Value| {
+            let settings = &point["settings"];
+            ["ranks", "batch_per_rank", "global_batch", "steps"].map(|key| settings[key].as_u64().unwrap())
+        };
+        let mut shapes: Vec<[u64; 4]> = points.iter().map(shape).collect();
+        shapes.dedup();
+        assert_eq!(shapes, [[1, 64, 64, 8], [2, 32, 64, 8], [4, 16, 64, 8]], "{study}");
+    }
+}
+
 #[test]
 fn bad_input() {
     let folder = Folder::new("study-bad");
@@ -136,6 +227,31 @@ fn bad_input() {
     refuses(&folder, &["study", "batch", "--model", "vit-nano/5"], &["batch over 1 rank"]);
     refuses(&folder, &["study", "batch", "--", "--no-such-option"], &["--no-such-option"]);
     refuses(&folder, &["study", "batch", "--", "--out", "x"], &["--out is the study's own"]);
+    let many: String = (1..300).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let grid = [
+        "study",
+        "batch",
+        "--ranks",
+        &many,
+        "--batch-sizes",
+        &many,
+        "--accumulation",
+        &many,
+        "--repeats",
+        "1000",
+    ];
+    refuses(
+        &folder,
+        &grid,
+        &["299 ranks × 299 batch sizes × 299 accumulations: a study has at most 2000 points"],
+    );
+    write("grid.toml", &format!("ranks = [{many}]\nbatch-sizes = [{many}]\naccumulation = [{many}]\n"));
+    refuses(&folder, &["study", "plan", "grid.toml"], &["a study has at most 2000 points"]);
+    refuses(
+        &folder,
+        &["study", "batch", "--repeats", "18446744073709551615"],
+        &["a study has at most 100000 runs"],
+    );
     refuses(&folder, &["study", "--resume", "nowhere"], &["nowhere: holds no study"]);
     refuses(&folder, &["compare", "nowhere", "s"], &["nowhere"]);
     assert!(!folder.0.join("studies").exists(), "nothing was begun");
