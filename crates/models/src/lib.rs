@@ -1,6 +1,7 @@
 //! Model families, written like the figures of their papers.
 
 pub mod dense_names;
+pub mod identify;
 pub mod names;
 mod network;
 pub mod positions;

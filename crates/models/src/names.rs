@@ -13,7 +13,7 @@ use crate::vit::{Pool, Vit};
 mod segmenter;
 mod swin;
 
-pub use swin::window_of;
+pub use swin::{own_window_of, window_of};
 
 /// Values in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,6 +155,19 @@ const BLOCK: [[&str; 3]; 12] = [
 /// Early torchvision named the layers of its MLP, later ones number them.
 const OLD_TORCHVISION: [[&str; 2]; 2] = [["mlp.linear_1.", "mlp.0."], ["mlp.linear_2.", "mlp.3."]];
 
+/// transformers 5 gives a ViT other names in memory than in the files it writes, and `torch.save` takes those. (in memory, in files)
+const IN_MEMORY: [[&str; 2]; 8] = [
+    ["attention.q_proj.", "attention.attention.query."],
+    ["attention.k_proj.", "attention.attention.key."],
+    ["attention.v_proj.", "attention.attention.value."],
+    ["attention.o_proj.", "attention.output.dense."],
+    ["layernorm_before.", "layernorm_before."],
+    ["layernorm_after.", "layernorm_after."],
+    ["mlp.fc1.", "intermediate.dense."],
+    ["mlp.fc2.", "output.dense."],
+];
+const IN_MEMORY_PREFIX: &str = "vit.layers.";
+
 /// The thirds of qkv, in the order of its rows.
 const PARTS: [&str; 3] = ["query", "key", "value"];
 
@@ -199,7 +212,8 @@ pub fn detect<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Convention
         return Ok(convention);
     }
     let known = |convention| {
-        let is_known = |name: &&&str| rename(&starred(name), convention, Convention::Timm).is_some();
+        let is_known =
+            |name: &&&str| rename(&starred(&in_file(name)), convention, Convention::Timm).is_some();
         names.iter().filter(is_known).count()
     };
     match Convention::ALL.into_iter().map(|convention| (known(convention), convention)).max_by_key(|c| c.0) {
@@ -309,6 +323,28 @@ fn modern_torchvision(leaf: &str) -> String {
     OLD_TORCHVISION.into_iter().find_map(spelled_anew).unwrap_or_else(|| leaf.to_string())
 }
 
+/// The name that transformers 5 writes to files for one that it has in memory; any other as it is.
+fn in_file(name: &str) -> String {
+    let anew = || {
+        let (index, leaf) = name.strip_prefix(IN_MEMORY_PREFIX)?.split_once('.')?;
+        let (end, [_, file]) = IN_MEMORY.iter().find_map(|row| Some((leaf.strip_prefix(row[0])?, row)))?;
+        Some(format!("{}{index}.{file}{end}", BLOCK_PREFIX[Convention::HuggingFace as usize]))
+    };
+    anew().unwrap_or_else(|| name.to_string())
+}
+
+fn all_in_file(weights: Weights) -> Result<Weights, NameError> {
+    let mut renamed = Weights::new();
+    for (name, tensor) in weights {
+        let canonical = in_file(&name);
+        if renamed.contains_key(&canonical) {
+            return Err(NameError::Duplicate { name, canonical });
+        }
+        renamed.insert(canonical, tensor);
+    }
+    Ok(renamed)
+}
+
 /// Splits a Hugging Face name around `query`, `key` or `value`, and says which of them it has.
 fn part_of(name: &str) -> Option<(&str, usize, &str)> {
     let (block, rest) = name.split_once(".attention.attention.")?;
@@ -328,7 +364,7 @@ fn starred(name: &str) -> String {
 fn join_qkv(weights: Weights) -> Result<Weights, NameError> {
     let mut joined = Weights::new();
     let mut apart: BTreeMap<(String, String), [Option<Tensor>; 3]> = BTreeMap::new();
-    for (name, tensor) in weights {
+    for (name, tensor) in all_in_file(weights)? {
         match part_of(&name) {
             Some((block, part, end)) => {
                 apart.entry((block.to_string(), end.to_string())).or_default()[part] = Some(tensor);

@@ -1,7 +1,7 @@
 //! A model of any family: what the rest of the program needs to know of it.
 
 use crate::names;
-use crate::segmenter::Segmenter;
+use crate::segmenter::{NARROW, Segmenter};
 use crate::swin::{Swin, SwinError};
 use crate::vit::{Vit, VitError};
 use graph::{DType, GraphError, Loss, Model};
@@ -30,6 +30,9 @@ pub enum NetworkError {
     #[error(transparent)]
     Swin(#[from] SwinError),
 }
+
+/// Side of the images that UPerNet was published for.
+const ADE20K: usize = 512;
 
 impl Network {
     /// Whether a name is that of a model that tells pixels apart.
@@ -130,6 +133,32 @@ impl Network {
                 Some(Network::Segmenter(Segmenter::Upernet { swin, upernet }))
             }
             Network::Vit(_) | Network::Segmenter(Segmenter::Linear { .. }) => None,
+        }
+    }
+
+    /// As it was trained on images of other rows and columns: windows and shifts of a Swin V2 are those of `size`. A ViT has none.
+    pub fn trained_at(mut self, size: [usize; 2]) -> Network {
+        if let Network::Swin(swin) | Network::Segmenter(Segmenter::Upernet { swin, .. }) = &mut self {
+            swin.trained = Some(size).filter(|size| *size != swin.image);
+        }
+        self
+    }
+
+    /// Rows and columns of the images that windows are for, if those were others.
+    pub fn trained(&self) -> Option<[usize; 2]> {
+        match self {
+            Network::Swin(swin) | Network::Segmenter(Segmenter::Upernet { swin, .. }) => swin.trained,
+            Network::Vit(_) | Network::Segmenter(Segmenter::Linear { .. }) => None,
+        }
+    }
+
+    /// The side of the images that a model of this name was published for; none for names that no model has.
+    pub fn published_image(name: &str) -> Option<usize> {
+        // Of a size that windows and patches of any published size divide.
+        match Network::named(name, 1 << 10, 3, 2).ok()? {
+            Network::Swin(swin) => swin.published_image(),
+            Network::Segmenter(Segmenter::Upernet { swin, .. }) if swin.width >= NARROW.0 => Some(ADE20K),
+            Network::Vit(_) | Network::Segmenter(_) => None,
         }
     }
 

@@ -22,7 +22,7 @@ pub enum Segmenter {
 }
 
 /// Swin V2s that are narrower than any published one get a head to match. (width, channels, auxiliary channels)
-const NARROW: (usize, usize, usize) = (96, 64, 32);
+pub(crate) const NARROW: (usize, usize, usize) = (96, 64, 32);
 
 impl Segmenter {
     /// Decodes a name such as `swinv2-b/w8+upernet` or `vit-ti/16+linear`, for square images.

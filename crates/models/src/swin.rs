@@ -32,6 +32,10 @@ pub struct Swin {
     /// Sides of the windows that the position bias of each stage was learned for, if they were others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pretrained: Option<[usize; 4]>,
+    /// Rows and columns of the images it was trained on, where `image` has others: windows and shifts stay as they were, as in timm
+    /// and transformers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained: Option<[usize; 2]>,
     /// Rate of element dropout after the attention projection and both MLP layers.
     pub dropout: f64,
     /// Stochastic depth at the last block; grows linearly from zero at the first.
@@ -118,9 +122,20 @@ impl Swin {
                 (width, depths, [0, 1, 2, 3].map(|stage| (width / HEAD) << stage))
             }
         };
-        let (dropout, drop_path) = (0.0, 0.0);
-        let swin =
-            Swin { image, channels, classes, width, depths, heads, window, pretrained, dropout, drop_path };
+        let (trained, dropout, drop_path) = (None, 0.0, 0.0);
+        let swin = Swin {
+            image,
+            channels,
+            classes,
+            width,
+            depths,
+            heads,
+            window,
+            pretrained,
+            trained,
+            dropout,
+            drop_path,
+        };
         swin.check(name)?;
         Ok(swin)
     }
@@ -173,11 +188,23 @@ impl Swin {
         self.pretrained.map_or(self.window, |sides| sides[0])
     }
 
-    /// The same parameters for images of another size. A stage may have larger windows there; its position biases mean what they
-    /// meant in those they are learned in.
+    /// The same model for images of another size. Its windows are those it was trained with, also where a map is larger now than the
+    /// windows that filled it: position biases were learned for no others.
     pub fn sized(&self, image: [usize; 2]) -> Swin {
-        let learned = [0, 1, 2, 3].map(|stage| self.windows(stage, false).size[0]);
-        Swin { image, pretrained: Some(self.pretrained.unwrap_or(learned)), ..self.clone() }
+        Swin { image, trained: Some(self.trained.unwrap_or(self.image)), ..self.clone() }
+    }
+
+    /// The side of the images that windows of this size were published for.
+    pub fn published_image(&self) -> Option<usize> {
+        PRETRAINED.iter().find(|(window, _)| *window == self.window).map(|(_, pixels)| *pixels)
+    }
+
+    /// The name of a Swin V2 of this width, with so many blocks in each stage, but for its window.
+    pub(crate) fn name_of(width: usize, depths: [usize; 4]) -> String {
+        match SIZES.iter().find(|size| (size.1, size.2) == (width, depths)) {
+            Some((name, ..)) => format!("swinv2-{name}"),
+            None => format!("swinv2-{width}-{}", depths.map(|depth| depth.to_string()).join("-")),
+        }
     }
 
     /// The classifier, from images to logits and loss.
@@ -273,10 +300,10 @@ impl Swin {
         b.dropout(y, self.dropout)
     }
 
-    /// The windows of a stage. Along a side on which the map is no larger than a window there is nothing to shift. As in timm, a
-    /// stage's size for this is rounded down at every halving, while its map is rounded up.
+    /// The windows of a stage. Along a side on which the map of training is no larger than a window there is nothing to shift. As in
+    /// timm, a stage's size for this is rounded down at every halving, while its map is rounded up.
     fn windows(&self, stage: usize, shifted: bool) -> Windows {
-        let map = self.image.map(|side| (side / PATCH) >> stage);
+        let map = self.trained.unwrap_or(self.image).map(|side| (side / PATCH) >> stage);
         let size = map.map(|side| side.min(self.window));
         let shift = map.map(|side| if shifted && side > self.window { self.window / 2 } else { 0 });
         Windows { size, shift }
@@ -320,11 +347,17 @@ mod tests {
     }
 
     #[test]
-    fn another_size_keeps_what_biases_mean() {
-        let small = swin("swinv2-ti/w8", [64; 2]).sized([128, 256]);
-        assert_eq!((small.image, small.pretrained), ([128, 256], Some([8, 8, 4, 2])));
+    fn another_size_keeps_windows_and_shifts() {
+        let (trained, larger) =
+            (swin("swinv2-ti/w8", [64; 2]), swin("swinv2-ti/w8", [64; 2]).sized([128, 256]));
+        assert_eq!((larger.image, larger.pretrained), ([128, 256], None));
+        let of = |swin: &Swin| [0, 1, 2, 3].map(|stage| swin.windows(stage, true));
+        let windows = [([8, 8], [4, 4]), ([8, 8], [0, 0]), ([4, 4], [0, 0]), ([2, 2], [0, 0])];
+        assert_eq!(of(&larger), windows.map(|(size, shift)| Windows { size, shift }));
+        assert_eq!(of(&larger), of(&trained));
+        assert_eq!(of(&larger.sized([64, 320])), of(&trained), "of a size of another size, too");
         assert_eq!(swin("swinv2-b/w12to16", [256; 2]).sized([512; 2]).pretrained, Some([12, 12, 12, 6]));
-        assert_eq!(small.learned_window(), 8);
+        assert_eq!(larger.learned_window(), 8);
     }
 
     #[test]

@@ -97,6 +97,12 @@ impl Vit {
         Ok(vit)
     }
 
+    /// What the size with this width, so many blocks and this MLP is called.
+    pub(crate) fn size_of(width: usize, depth: usize, mlp: usize) -> Option<&'static str> {
+        let found = SIZES.iter().find(|size| (size.1, size.2, size.4) == (width, depth, mlp));
+        found.map(|size| size.0)
+    }
+
     /// Refuses sizes no image or head can have, with `model` as the name to complain about.
     pub fn check(&self, model: &str) -> Result<(), VitError> {
         let model = model.to_string();

@@ -48,6 +48,7 @@ fn swin(config: &Value) -> Swin {
         heads: four("heads"),
         window: size("window"),
         pretrained: (!config["pretrained"].is_null()).then(|| four("pretrained")),
+        trained: (!config["trained"].is_null()).then(|| list("trained").try_into().unwrap()),
         dropout: 0.0,
         drop_path: 0.0,
     }
@@ -316,6 +317,12 @@ fn gradients_of_narrow_swins() {
     for name in ["swinv2-narrow-w4", "swinv2-narrow-w8-odd", "swinv2-narrow-w16"] {
         gradients_agree(name);
     }
+}
+
+/// As timm and transformers have it: windows and shifts are those of the size it was made for.
+#[test]
+fn a_swin_reads_larger_images_than_it_was_made_for() {
+    gradients_agree("swinv2-narrow-w8-larger");
 }
 
 #[test]

@@ -66,6 +66,14 @@ pub fn window_of(weights: &Weights) -> Option<usize> {
     Some(table.shape.get(1)?.checked_add(1)? / 2)
 }
 
+/// The same, if biases were learned in windows of that very size: the table then ends at sign · log2(8 + 1) / log2(8).
+pub fn own_window_of(weights: &Weights) -> Option<usize> {
+    let first = |name: &str| name.contains("layers.0.blocks.0.") && name.ends_with(CONSTANTS[0]);
+    let (_, table) = weights.iter().find(|(name, _)| first(name))?;
+    let end = f64::from(*table.data.last()?);
+    ((end - 9f64.log2() / 3.0).abs() < 1e-3).then(|| window_of(weights)).flatten()
+}
+
 pub fn to_canonical(mut weights: Weights, from: Convention) -> Result<Weights, NameError> {
     weights.retain(|name, _| !CONSTANTS.iter().any(|end| name.ends_with(end)));
     match from {
@@ -186,6 +194,7 @@ mod tests {
             heads: [1, 2, 2, 4],
             window: 4,
             pretrained: None,
+            trained: None,
             dropout: 0.0,
             drop_path: 0.0,
         })

@@ -87,6 +87,24 @@ fn early_torchvision_is_read_but_not_beside_the_later_spelling() {
     assert_eq!(error, format!("`{block}.linear_1.weight` is a second `blocks.2.mlp.fc1.weight`"));
 }
 
+/// As `ViTForImageClassification(…).state_dict()` of transformers 5.22 has them (`fixtures/make_names.py`).
+#[test]
+fn names_that_transformers_has_in_memory_are_read_too() {
+    let weights = counted(&small(Pool::ClassToken));
+    let listed = include_str!("../../tests/fixtures/transformers-vit.txt");
+    let theirs = from_canonical(weights.clone(), Convention::HuggingFace).unwrap();
+    let in_memory: Weights =
+        listed.lines().map(|name| (name.to_string(), theirs[&in_file(name)].clone())).collect();
+    assert_eq!(in_memory.len(), theirs.len(), "each is another's");
+    assert!(in_memory.contains_key("vit.layers.10.attention.o_proj.weight"));
+    assert_eq!(detect(in_memory.keys().map(String::as_str)), Ok(Convention::HuggingFace));
+    assert_eq!(to_canonical(in_memory.clone(), Convention::HuggingFace), Ok(weights));
+    let mut both = in_memory;
+    both.insert("vit.encoder.layer.0.output.dense.bias".into(), Tensor { shape: vec![], data: vec![0.0] });
+    let error = to_canonical(both, Convention::HuggingFace).unwrap_err().to_string();
+    assert!(error.ends_with("is a second `vit.encoder.layer.0.output.dense.bias`"), "{error}");
+}
+
 #[test]
 fn a_mean_pooled_model_is_only_timm() {
     let vit = small(Pool::Mean);

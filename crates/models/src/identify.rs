@@ -1,0 +1,133 @@
+//! What the tensors of a model say about it: its name and its sizes, as far as shapes tell them.
+
+use crate::dense_names::HEADS;
+use crate::names::Weights;
+use crate::swin::Swin;
+use crate::vit::{Pool, Vit};
+
+/// What is known of a model by its weights; nothing where they leave it open.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    pub model: Option<String>,
+    /// Side of the square images that position embeddings are for.
+    pub image: Option<usize>,
+    pub channels: Option<usize>,
+    pub classes: Option<usize>,
+    pub pool: Option<Pool>,
+}
+
+impl Identity {
+    /// Of canonically named weights. `window`: the side of a Swin V2's windows, if the file has it.
+    pub fn of(weights: &Weights, window: Option<usize>) -> Self {
+        let side = |name: &str, axis: usize| weights.get(name)?.shape.get(axis).copied();
+        let swin = side("layers.0.blocks.0.attn.logit_scale", 0).is_some();
+        let head = if swin { "head.fc.weight" } else { "head.weight" };
+        let of_pixels = format!("{}classifier.weight", HEADS[0]);
+        let common = Identity {
+            channels: side(PATCHES, 1),
+            classes: side(&of_pixels, 0).or_else(|| side(head, 0)),
+            ..Identity::default()
+        };
+        if swin {
+            let head = if side(&of_pixels, 0).is_some() { "+upernet" } else { "" };
+            let named = window.and_then(|window| Some(format!("{}/w{window}{head}", swin_name(weights)?)));
+            return Identity { model: named, ..common };
+        }
+        let class_token = weights.contains_key("cls_token");
+        Identity {
+            model: vit_name(weights),
+            image: image_of(weights, class_token),
+            pool: weights.contains_key("pos_embed").then_some(match class_token {
+                true => Pool::ClassToken,
+                false => Pool::Mean,
+            }),
+            ..common
+        }
+    }
+}
+
+const PATCHES: &str = "patch_embed.proj.weight";
+
+fn shape_of<'w>(weights: &'w Weights, name: &str) -> Option<&'w [usize]> {
+    weights.get(name).map(|tensor| tensor.shape.as_slice())
+}
+
+/// How many tensors `PREFIX{n}SUFFIX` there are, from 0 on.
+fn counted(weights: &Weights, prefix: &str, suffix: &str) -> usize {
+    (0..).take_while(|n| weights.contains_key(&format!("{prefix}{n}{suffix}"))).count()
+}
+
+fn vit_name(weights: &Weights) -> Option<String> {
+    let &[width, _, patch, _] = shape_of(weights, PATCHES)? else { return None };
+    let &[mlp, _] = shape_of(weights, "blocks.0.mlp.fc1.weight")? else { return None };
+    let depth = counted(weights, "blocks.", ".mlp.fc1.weight");
+    Some(format!("vit-{}/{patch}", Vit::size_of(width, depth, mlp)?))
+}
+
+/// Patches lie in a square.
+fn image_of(weights: &Weights, class_token: bool) -> Option<usize> {
+    let &[_, _, patch, _] = shape_of(weights, PATCHES)? else { return None };
+    let &[_, tokens, _] = shape_of(weights, "pos_embed")? else { return None };
+    let patches = tokens.checked_sub(usize::from(class_token))?;
+    let grid = patches.isqrt();
+    (grid * grid == patches).then(|| grid.checked_mul(patch)).flatten()
+}
+
+fn swin_name(weights: &Weights) -> Option<String> {
+    let width = *shape_of(weights, PATCHES)?.first()?;
+    let depths =
+        [0, 1, 2, 3].map(|stage| counted(weights, &format!("layers.{stage}.blocks."), ".attn.logit_scale"));
+    Some(Swin::name_of(width, depths))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Network;
+    use crate::names::Tensor;
+
+    fn weights(network: &Network) -> Weights {
+        let tensor = |shape: Vec<usize>| Tensor { data: vec![], shape };
+        network.expected().into_iter().map(|(name, shape)| (name, tensor(shape))).collect()
+    }
+
+    #[test]
+    fn a_vit_is_known_by_its_shapes() {
+        for name in ["vit-nano/4", "vit-ti/16", "vit-s/16", "vit-b/32"] {
+            let network = Network::named(name, 96, 1, 7).unwrap();
+            let found = Identity::of(&weights(&network), None);
+            let pool = Some(Pool::ClassToken);
+            let (image, channels, classes) = (Some(96), Some(1), Some(7));
+            assert_eq!(found, Identity { model: Some(name.to_string()), image, channels, classes, pool });
+        }
+        let mean = Vit { pool: Pool::Mean, ..Vit::named("vit-ti/4", 32, 3, 10).unwrap() };
+        let found = Identity::of(&weights(&Network::Vit(mean.clone())), None);
+        assert_eq!((found.pool, found.image), (Some(Pool::Mean), Some(32)));
+        let odd = Vit { depth: 5, ..mean };
+        assert_eq!(Identity::of(&weights(&Network::Vit(odd)), None).model, None);
+    }
+
+    #[test]
+    fn a_swin_is_known_if_its_windows_are() {
+        for name in ["swinv2-ti/w8", "swinv2-nano/w8+upernet", "swinv2-64-1-2-1-1/w8"] {
+            let network = Network::named(name, 64, 3, 5).unwrap();
+            let found = Identity::of(&weights(&network), Some(8));
+            let (model, channels, classes) = (Some(name.to_string()), Some(3), Some(5));
+            assert_eq!(found, Identity { model, channels, classes, ..Identity::default() });
+            assert_eq!(Identity::of(&weights(&network), None), Identity { model: None, ..found });
+        }
+    }
+
+    #[test]
+    fn other_tensors_say_nothing() {
+        let tensor = |shape: &[usize]| Tensor { shape: shape.to_vec(), data: vec![] };
+        let odd = Weights::from([
+            ("patch_embed.proj.weight".to_string(), tensor(&[4])),
+            ("pos_embed".to_string(), tensor(&[1, usize::MAX, 4])),
+            ("head.weight".to_string(), tensor(&[])),
+        ]);
+        let pool = Some(Pool::Mean);
+        assert_eq!(Identity::of(&odd, None), Identity { pool, ..Identity::default() });
+        assert_eq!(Identity::of(&Weights::new(), Some(8)), Identity::default());
+    }
+}
