@@ -9,7 +9,6 @@ use crate::files::{UNFINISHED, folder_of, sync_folder};
 use crate::session::Evaluation;
 use crate::shares::Shares;
 use crate::tensors::{self, Outline, Reader, Stored};
-use crate::weights::WeightsError;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -242,11 +241,6 @@ impl Checkpoint {
 /// Whether a file is a checkpoint rather than plain weights.
 pub fn is_checkpoint(reader: &Reader) -> bool {
     reader.metadata().get(FORMAT.0).is_some_and(|format| format == FORMAT.1)
-}
-
-/// The configuration a file of weights or a checkpoint was saved with, as JSON.
-pub fn config_of(path: &Path) -> Result<Option<String>, WeightsError> {
-    Ok(Reader::open(path)?.metadata().get(CONFIG).cloned())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod steps;
 use crate::account::{Exchanged, Parts, Step};
 use crate::agree::agree;
 use crate::balance::Straggler;
+use crate::card::Card;
 use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
 use crate::config::{Precision, Resolved};
 use crate::device::{Device, Seat, StepTime};
@@ -157,7 +158,8 @@ fn train_session<T: Real>(
     summary.skipped = progress.skipped;
     if let (Some(output), None, true) = (&output, &summary.stopped, run.checkpoints) {
         let path = output.folder.join("weights.safetensors");
-        weights::save_as(&path, &session.weights()?, Convention::Timm, Some(&output.config))?;
+        let card = Card::of(&run.recorded(&output.folder));
+        weights::save_as(&path, &session.weights()?, Convention::Timm, &card, Some(&output.config))?;
         summary.weights = Some(path);
     }
     session.device_mut().finish();

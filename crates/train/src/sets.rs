@@ -42,6 +42,11 @@ impl Sets {
         }
     }
 
+    /// How many there are to evaluate on.
+    pub fn test_images(&self) -> usize {
+        self.facts().test_images
+    }
+
     /// Tell other data apart, of both parts.
     pub fn fingerprints(&self) -> [u64; 2] {
         match self {

@@ -1,11 +1,14 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
-use crate::checkpoint::{CONFIG, config_of, is_checkpoint};
+use crate::card::{CARD, Card};
+use crate::checkpoint::{CONFIG, is_checkpoint};
 use crate::config::Resolved;
+use crate::deepspeed::ConfigError;
 use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use graph::AVERAGE;
 use models::dense_names::{HEADS, to_torch};
+use models::identify::Identity;
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
 use models::{Network, Segmenter};
@@ -33,27 +36,39 @@ pub enum WeightsError {
         path.display()
     )]
     Window { path: PathBuf, found: usize, needed: usize, window: usize },
+    /// What they say about themselves.
+    #[error(transparent)]
+    Card(#[from] ConfigError),
     #[error("{}: weights of a classifier: with --new-head its backbone is taken, and the heads for pixels are new", path.display())]
     Headless { path: PathBuf },
 }
 
+/// Metadata of a file.
+type Metadata = BTreeMap<String, String>;
+
 /// Reads the weights in a file, as f32: PyTorch's, safetensors or a checkpoint, whichever it is by its content.
 pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    read_all(path).map(|(weights, _)| weights)
+}
+
+/// With the file's metadata, which PyTorch's have none of.
+fn read_all(path: &Path) -> Result<(Weights, Metadata), WeightsError> {
     if pth::is_pth(path) {
-        return pth::read(path);
+        return Ok((pth::read(path)?, Metadata::new()));
     }
     let mut weights = Weights::new();
     let reader = Reader::open(path)?;
-    let is_checkpoint = is_checkpoint(&reader);
+    let (is_checkpoint, metadata) = (is_checkpoint(&reader), reader.metadata().clone());
     reader.each(|name, shape, data| {
         weights.insert(name, Tensor { shape, data });
     })?;
     if !is_checkpoint {
-        return Ok(weights);
+        return Ok((weights, metadata));
     }
     // A checkpoint has states as they lie in memory; all other files have them as torch does.
     let names_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
-    to_torch(of_checkpoint(weights)).map_err(|error| names_error(error.into()))
+    let weights = to_torch(of_checkpoint(weights)).map_err(|error| names_error(error.into()))?;
+    Ok((weights, metadata))
 }
 
 /// Writes tensors as f32 under their names. The file is there whole or not at all, even if the power fails.
@@ -67,49 +82,81 @@ pub fn write(
     tensors::write(path, &entries, metadata)
 }
 
-/// Reads weights for a model, whatever their convention, and resizes their position embedding to its grid. With
-/// `new_head`, a head of another number of classes is left out; and for a model of pixels, that of a classifier.
+/// Reads weights for a model, whatever their convention.
 pub fn load_for(path: &Path, network: &Network, new_head: bool) -> Result<Weights, WeightsError> {
-    let name_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
-    let weights = read(path)?;
-    check_window(path, &weights, network)?;
-    let convention = names::detect(weights.keys().map(String::as_str)).map_err(name_error)?;
-    let mut weights = names::to_canonical(weights, convention).map_err(name_error)?;
-    let class_token = weights.contains_key("cls_token");
-    if let (Some(pos), Network::Vit(vit)) = (weights.get_mut("pos_embed"), network.backbone()) {
-        *pos = resize_positions(pos, class_token, vit.grid())
-            .map_err(|source| WeightsError::Positions { path: path.to_path_buf(), source })?;
-    }
-    if is_headless(&weights, network) {
-        if !new_head {
-            return Err(WeightsError::Headless { path: path.to_path_buf() });
-        }
-        return backbone_of(weights, network).map_err(name_error);
-    }
-    if new_head {
-        return without_head(weights, network).map_err(name_error);
-    }
-    names::check_against(&weights, &network.expected()).map_err(name_error)?;
-    Ok(weights)
+    Named::read(path)?.for_model(network, new_head)
 }
 
-/// Position biases of a Swin V2 mean something only for the windows they were learned in. Which these were is known of files that
-/// vitesse wrote, and of those that hold the table of offsets.
-fn check_window(path: &Path, weights: &Weights, network: &Network) -> Result<(), WeightsError> {
-    let Network::Swin(swin) = network.backbone() else { return Ok(()) };
-    let of_run = || {
-        let config = if pth::is_pth(path) { None } else { config_of(path).ok()? }?;
-        match Resolved::from_json("", &config).ok()?.network.backbone() {
-            Network::Swin(swin) => Some(swin.learned_window()),
-            _ => None,
+/// The weights of a file under canonical names, before it is known for which model.
+pub struct Named {
+    path: PathBuf,
+    weights: Weights,
+    /// Side of a Swin V2's windows, of files that hold the table of offsets.
+    window: Option<usize>,
+    /// What shapes say.
+    identity: Identity,
+    /// What they say about themselves, and the configuration of the run they come from, as JSON.
+    card: Option<String>,
+    pub config: Option<String>,
+}
+
+impl Named {
+    pub fn read(path: &Path) -> Result<Self, WeightsError> {
+        let name_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
+        let (weights, mut metadata) = read_all(path)?;
+        let (window, own_window) = (names::window_of(&weights), names::own_window_of(&weights));
+        let convention = names::detect(weights.keys().map(String::as_str)).map_err(name_error)?;
+        let weights = names::to_canonical(weights, convention).map_err(name_error)?;
+        let identity = Identity::of(&weights, own_window);
+        let (card, config) = (metadata.remove(CARD), metadata.remove(CONFIG));
+        Ok(Named { path: path.to_path_buf(), weights, window, identity, card, config })
+    }
+
+    /// What they say about themselves.
+    pub fn card(&self) -> Result<Card, ConfigError> {
+        let name = self.path.display().to_string();
+        match (&self.card, &self.config) {
+            (Some(card), _) => Card::from_json(&self.path, card),
+            (None, Some(config)) => Ok(Card::of(&Resolved::from_json(&name, config)?)),
+            (None, None) => Ok(Card::of_tensors(self.identity.clone())),
         }
-    };
-    let needed = swin.learned_window();
-    match names::window_of(weights).or_else(of_run) {
-        Some(found) if found != needed => {
-            Err(WeightsError::Window { path: path.to_path_buf(), found, needed, window: swin.window })
+    }
+
+    /// For a model, with the position embedding resized to its grid. With `new_head`, a head of another number of classes is left
+    /// out; and for a model of pixels, that of a classifier.
+    pub fn for_model(self, network: &Network, new_head: bool) -> Result<Weights, WeightsError> {
+        self.check_window(network)?;
+        let Named { path, mut weights, .. } = self;
+        let name_error = |source| WeightsError::Names { path: path.clone(), source };
+        let class_token = weights.contains_key("cls_token");
+        if let (Some(pos), Network::Vit(vit)) = (weights.get_mut("pos_embed"), network.backbone()) {
+            *pos = resize_positions(pos, class_token, vit.grid())
+                .map_err(|source| WeightsError::Positions { path: path.clone(), source })?;
         }
-        _ => Ok(()),
+        if is_headless(&weights, network) {
+            if !new_head {
+                return Err(WeightsError::Headless { path });
+            }
+            return backbone_of(weights, network).map_err(name_error);
+        }
+        if new_head {
+            return without_head(weights, network).map_err(name_error);
+        }
+        names::check_against(&weights, &network.expected()).map_err(name_error)?;
+        Ok(weights)
+    }
+
+    /// Position biases of a Swin V2 mean something only for the windows they were learned in. Which these were is known of files
+    /// that vitesse wrote, and of those that hold the table of offsets.
+    fn check_window(&self, network: &Network) -> Result<(), WeightsError> {
+        let Network::Swin(swin) = network.backbone() else { return Ok(()) };
+        let (needed, window) = (swin.learned_window(), swin.window);
+        match self.window.or_else(|| self.card().ok()?.learned_window()) {
+            Some(found) if found != needed => {
+                Err(WeightsError::Window { path: self.path.clone(), found, needed, window })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -192,17 +239,20 @@ fn is_parameter(name: &str) -> bool {
     !beside && name != "applied" && name != "loss_scale"
 }
 
-/// Writes canonical weights for another library to read, with the configuration of the run they come from, if any.
+/// Writes canonical weights for another library to read, with what they say about themselves and the configuration of the run they
+/// come from, if any.
 pub fn save_as(
     path: &Path,
     weights: &Weights,
     convention: Convention,
+    card: &Card,
     config: Option<&str>,
 ) -> Result<(), WeightsError> {
     let renamed = names::from_canonical(weights.clone(), convention)
         .map_err(|source| WeightsError::Names { path: path.to_path_buf(), source })?;
     // Hugging Face's loader refuses files that do not name their framework.
     let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    metadata.insert(CARD.to_string(), card.to_json()?);
     metadata.extend(config.map(|config| (CONFIG.to_string(), config.to_string())));
     write(path, &renamed, &metadata)
 }
@@ -245,7 +295,7 @@ mod tests {
         let weights = weights_of(&SMALL);
         for convention in Convention::ALL {
             let path = folder.0.join(format!("{convention}.safetensors"));
-            save_as(&path, &weights, convention, None).unwrap();
+            save_as(&path, &weights, convention, &Card::default(), None).unwrap();
             assert_eq!(load_for(&path, &Network::Vit(SMALL), false).unwrap(), weights, "{convention}");
             let bytes = fs::read(&path).unwrap();
             let theirs = SafeTensors::deserialize(&bytes).unwrap();
@@ -275,7 +325,7 @@ mod tests {
         let folder = Folder::new("positions");
         let path = folder.0.join("small.safetensors");
         let weights = weights_of(&SMALL);
-        save_as(&path, &weights, Convention::Torchvision, None).unwrap();
+        save_as(&path, &weights, Convention::Torchvision, &Card::default(), None).unwrap();
         let larger = load_for(&path, &Network::Vit(Vit { image: 16, ..SMALL }), false).unwrap();
         assert_eq!(larger["pos_embed"].shape, [1, 17, 4]);
         assert_eq!(larger["pos_embed"], resize_positions(&weights["pos_embed"], true, 4).unwrap());
@@ -286,7 +336,7 @@ mod tests {
     fn weights_of_another_model_are_refused() {
         let folder = Folder::new("another");
         let path = folder.0.join("small.safetensors");
-        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, None).unwrap();
+        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, &Card::default(), None).unwrap();
         let refused = |vit: &Vit| load_for(&path, &Network::Vit(vit.clone()), false).unwrap_err().to_string();
         let shown = path.display();
         assert_eq!(
@@ -301,7 +351,8 @@ mod tests {
                 .ends_with("pos_embed is [1, 5, 4], this model needs [1, 4, 4] (and 5 more tensors differ)")
         );
         let mean = weights_of(&Vit { pool: Pool::Mean, ..SMALL });
-        let error = save_as(&path, &mean, Convention::HuggingFace, None).unwrap_err().to_string();
+        let error =
+            save_as(&path, &mean, Convention::HuggingFace, &Card::default(), None).unwrap_err().to_string();
         assert!(error.ends_with("has no huggingface form: export it as timm"), "{error}");
     }
 
@@ -309,7 +360,7 @@ mod tests {
     fn a_damaged_file_is_an_error_or_other_weights_but_no_panic() {
         let folder = Folder::new("damage");
         let path = folder.0.join("whole.safetensors");
-        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, None).unwrap();
+        save_as(&path, &weights_of(&SMALL), Convention::HuggingFace, &Card::default(), None).unwrap();
         let whole = fs::read(&path).unwrap();
         for i in 0..60 {
             let cut = &whole[..whole.len() * i / 60];

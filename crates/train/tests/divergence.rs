@@ -48,7 +48,7 @@ fn failure_from(name: &str, change: impl Fn(&mut Weights)) -> (TrainError, Strin
     change(&mut tensors);
     let file = format!("vitesse-divergence-{}-{name}.safetensors", std::process::id());
     let path: PathBuf = std::env::temp_dir().join(file);
-    weights::save_as(&path, &tensors, Convention::Timm, None).unwrap();
+    weights::save_as(&path, &tensors, Convention::Timm, &train::card::Card::default(), None).unwrap();
     let result = failure(Raw { init: Some(path.clone()), ..raw() });
     std::fs::remove_file(path).unwrap();
     result

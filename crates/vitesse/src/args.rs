@@ -3,17 +3,18 @@
 pub mod launch;
 mod settings;
 pub mod study;
+mod weights;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use models::names::Convention;
 pub use settings::RanksArgs;
 use settings::{
     AugmentArgs, DataArgs, DeviceArgs, ExchangeArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs,
 };
 use std::path::{Path, PathBuf};
 use train::Raw;
-use train::config::EvalMode;
 use train::deepspeed::{ConfigError, DeepSpeed};
+use weights::SingleDeviceArgs;
+pub use weights::{ClassifyArgs, EvalArgs, ExportArgs, SegmentArgs};
 
 const TRAIN: &str = "\
 Examples:
@@ -48,7 +49,7 @@ Examples:
   vitesse eval --weights runs/first
   vitesse eval --weights runs/first/checkpoints/best.safetensors --data folder:photos --logits logits.safetensors
   vitesse eval --weights runs/ade20k --masks predicted --eval-mode slide
-  vitesse eval --weights vit_b_16.pth --model vit-b/16 --image-size 224 --classes 1000 --data folder:imagenet";
+  vitesse eval --weights vit_b_16.pth --data folder:imagenet --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --eval-resize 256";
 const CLASSIFY: &str = "\
 Examples:
   vitesse classify cat.jpg --weights runs/first
@@ -60,7 +61,7 @@ Examples:
 const EXPORT: &str = "\
 Examples:
   vitesse export runs/first best.safetensors --to timm
-  vitesse export weights.pth weights.safetensors --to huggingface --model vit-b/16 --image-size 224 --classes 1000";
+  vitesse export vit_b_16.pth vit_b_16.safetensors --to huggingface --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225";
 const GET: &str = "\
 Examples:
   vitesse data get cifar10 data
@@ -190,102 +191,6 @@ pub struct TrainArgs {
     pub json: bool,
 }
 
-#[derive(Args, Clone)]
-pub struct EvalArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    #[command(flatten)]
-    pub data: DataArgs,
-    /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth; of what vitesse wrote, model and data
-    /// are known
-    #[arg(long, value_name = "RUN|WEIGHTS")]
-    pub weights: PathBuf,
-    /// Write the confusion matrix as CSV: a row for each class, a column for each class it was taken for
-    #[arg(long, value_name = "FILE.csv")]
-    pub confusion: Option<PathBuf>,
-    /// Write the logits of all evaluated images, in order, with the labels and the images as the model saw them
-    #[arg(long, value_name = "FILE.safetensors")]
-    pub logits: Option<PathBuf>,
-    /// Write the predicted masks of images with masks: PNG files under the images' names whose values are classes, from 0 on
-    #[arg(long, value_name = "DIR", conflicts_with = "logits")]
-    pub masks: Option<PathBuf>,
-    /// With --logits: leave out the images
-    #[arg(long, requires = "logits")]
-    pub no_images: bool,
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args, Clone)]
-pub struct ClassifyArgs {
-    /// JPEG, PNG or WebP files
-    #[arg(required = true, value_name = "IMAGE")]
-    pub images: Vec<PathBuf>,
-    /// A run's folder, a checkpoint, safetensors or .pth
-    #[arg(long, value_name = "RUN|WEIGHTS")]
-    pub weights: PathBuf,
-    /// How many classes to show for each image
-    #[arg(long, default_value_t = 5)]
-    pub top: usize,
-    /// Draw the images with their most probable classes into a PNG file
-    #[arg(long, value_name = "FILE.png")]
-    pub grid: Option<PathBuf>,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args, Clone)]
-pub struct SegmentArgs {
-    /// JPEG, PNG or WebP files
-    #[arg(required = true, value_name = "IMAGE")]
-    pub images: Vec<PathBuf>,
-    /// A run's folder, a checkpoint, safetensors or .pth
-    #[arg(long, value_name = "RUN|WEIGHTS", visible_alias = "run")]
-    pub weights: PathBuf,
-    /// Where NAME.mask.png (values are classes, from 0 on) and NAME.overlay.png (with a legend) go
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub out: PathBuf,
-    /// How many classes to tell of each image
-    #[arg(long, default_value_t = 5)]
-    pub top: usize,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    /// Look at images whole or slide: through windows [default: as the run did]
-    #[arg(long, value_name = "MODE")]
-    pub eval_mode: Option<EvalMode>,
-    /// With --eval-mode slide: from window to window [default: as the run had it]
-    #[arg(long, value_name = "PIXELS")]
-    pub eval_stride: Option<usize>,
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args, Clone)]
-pub struct ExportArgs {
-    /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth
-    #[arg(value_name = "RUN|WEIGHTS")]
-    pub from: PathBuf,
-    /// The safetensors file to write
-    #[arg(value_name = "FILE")]
-    pub out: PathBuf,
-    /// Whose names to use
-    #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm")]
-    pub to: Convention,
-    #[command(flatten)]
-    pub model: ModelArgs,
-}
-
 #[derive(Subcommand)]
 pub enum DataCommand {
     /// Download a data set from its official site; goes on where a broken download stopped
@@ -355,7 +260,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub step: StepArgs,
     #[command(flatten)]
-    pub device: DeviceArgs,
+    pub device: SingleDeviceArgs,
     /// Ranks, on threads of this process, with an exchange of gradients in every step
     #[arg(long, default_value_t = 1, help_heading = "Ranks")]
     pub ranks: usize,

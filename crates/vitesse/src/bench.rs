@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
 use train::bench::{StepBench, Turn};
-use train::config::{Device, Precision};
+use train::config::Device;
 use train::device::Seat;
 use train::{Resolved, TrainError};
 
@@ -20,14 +20,6 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     raw.threads = raw.threads.or((args.ranks > 1).then_some((all / args.ranks.max(1)).max(1)));
     let run = raw.resolve_without_data(args.ranks)?;
-    if run.precision == Precision::Fp64 {
-        return Err(TrainError::setting(
-            "precision",
-            run.precision,
-            "it is for checking; steps are timed in fp32",
-        )
-        .into());
-    }
     let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(args.ranks), timeout: None };
     let comm::Start::Threads(members) = comm::start(&options)? else {
         anyhow::bail!("bench measures the ranks of one process; start it without a launcher")

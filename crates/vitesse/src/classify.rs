@@ -1,15 +1,16 @@
 //! `vitesse classify`.
 
 use crate::args::ClassifyArgs;
-use crate::judge::{Judge, class_name, exact_name};
+use crate::ending::ending;
+use crate::judge::{class_name, exact_name};
 use data::files::Files;
 use data::{Dataset, Image, Sheet};
 use serde_json::json;
 use std::sync::Arc;
 use train::config::Task;
 use train::confusion::most_probable;
+use train::evaluated::Found;
 use train::sets::{ImageSets, Sets};
-use train::stored::Stored;
 use train::{Session, printable};
 
 /// Most images that are computed at once.
@@ -19,15 +20,16 @@ const SIDE: usize = 160;
 const COLUMNS: usize = 5;
 
 pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
-    let raw = args.device.raw(args.model.raw());
-    let judge = Judge::new(Stored::find(&args.weights)?, &raw)?.of_task(Task::Classify, "segment")?;
-    let mut judge = judge.on_device(&raw)?;
-    let names = judge.run.class_names.clone();
-    judge.run.batch = args.images.len().min(BATCH);
-    let classes = judge.run.network.classes();
-    let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), judge.run.network.channels()));
+    ending("--grid ", args.grid.as_deref(), "png")?;
+    let raw = args.raw();
+    let evaluated = Found::at(&args.weights)?.without_data(&raw)?.of_task(Task::Classify, "segment")?;
+    let (mut run, weights) = (evaluated.run, evaluated.weights);
+    let names = run.class_names.clone();
+    run.batch = args.images.len().min(raw.batch_size.unwrap_or(BATCH));
+    let classes = run.network.classes();
+    let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), run.network.channels()));
     let sets = Sets::Images(ImageSets { train: Arc::clone(&files), test: Arc::clone(&files) });
-    let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
+    let mut session = Session::for_evaluation(run, sets, &weights)?;
     let mut answers = Vec::new();
     session.evaluate(|_, logits| {
         answers.extend(logits.chunks_exact(classes).map(|logits| most_probable(logits, args.top)));

@@ -1,6 +1,7 @@
 //! `vitesse data`.
 
 use crate::args::{GetArgs, InspectArgs};
+use crate::ending::ending;
 use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
@@ -31,6 +32,7 @@ pub fn get(args: GetArgs) -> anyhow::Result<()> {
 }
 
 pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
+    ending("--sheet ", args.sheet.as_deref(), "png")?;
     let raw = args.augment.clone().raw(args.data.clone().raw(args.model.clone().raw()));
     let source = raw.source()?;
     if source.has_masks() {

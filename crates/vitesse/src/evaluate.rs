@@ -1,8 +1,10 @@
 //! `vitesse eval`.
 
 use crate::args::EvalArgs;
+use crate::ending::ending;
 use crate::evaluate_pixels;
-use crate::judge::{Judge, class_name, exact_name};
+use crate::judge::{class_name, exact_name};
+use crate::subject::Subject;
 use anyhow::Context;
 use models::names::{Tensor, Weights};
 use serde_json::json;
@@ -11,31 +13,33 @@ use std::fmt::Write;
 use std::path::Path;
 use train::config::Task;
 use train::confusion::Confusion;
+use train::evaluated::Found;
 use train::session::Score;
-use train::stored::Stored;
 use train::weights;
 use train::{Session, printable};
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
-    let raw = args.device.clone().raw(args.data.clone().raw(args.model.clone().raw()));
-    let stored = Stored::find(&args.weights)?;
-    let weights_file = stored.weights.clone();
-    let mut judge = Judge::new(stored, &raw)?.on_device(&raw)?;
-    let sets = judge.sets(&raw)?;
-    if judge.run.task() == Task::Segment {
-        return evaluate_pixels::run(&args, judge, sets, &weights_file);
+    ending("--confusion ", args.confusion.as_deref(), "csv")?;
+    ending("--logits ", args.logits.as_deref(), "safetensors")?;
+    let (evaluated, sets) = Found::at(&args.weights)?.with_data(&args.raw())?;
+    if evaluated.run.task() == Task::Segment {
+        return evaluate_pixels::run(&args, evaluated, sets);
     }
     if args.masks.is_some() {
         anyhow::bail!("--masks: is for models that tell pixels apart");
     }
-    let (names, classes) = (sets.test_class_names().to_vec(), judge.run.network.classes());
-    let mut session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
+    let subject = Subject::of(&evaluated, &sets);
+    let (names, classes) = (evaluated.run.class_names.clone(), evaluated.run.network.classes());
+    let mut session = Session::for_evaluation(evaluated.run, sets, &evaluated.weights)?;
 
     let mut confusion = Confusion::new(classes);
     let mut dump = args.logits.is_some().then(Dump::default);
     if dump.is_some() && !args.no_images {
         images_fit(&session)?;
         session.show_images();
+    }
+    if !args.json {
+        subject.print();
     }
     let score = session.evaluate(|batch, logits| {
         let samples = batch.labels.iter().zip(&batch.weights).zip(logits.chunks_exact(classes));
@@ -61,9 +65,8 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
         write_confusion(path, confusion.rows().map(<[u64]>::to_vec).collect(), &names)?;
     }
     if args.json {
-        println!("{}", to_json(&weights_file, &score, &confusion, &names));
+        println!("{}", to_json(&subject, &score, &confusion, &names));
     } else {
-        println!("{}", weights_file.display());
         print_scores(&score, &confusion, &names);
     }
     Ok(())
@@ -167,18 +170,17 @@ fn print_scores(score: &Score, confusion: &Confusion, names: &[String]) {
     }
 }
 
-fn to_json(weights: &Path, score: &Score, confusion: &Confusion, names: &[String]) -> serde_json::Value {
+fn to_json(subject: &Subject, score: &Score, confusion: &Confusion, names: &[String]) -> serde_json::Value {
     let class = |class: usize| {
         let score = confusion.class(class);
         json!({"class": exact_name(names, class), "images": score.images, "recall": score.recall, "precision": score.precision})
     };
-    json!({
-        "weights": weights,
-        "eval_loss": score.loss,
-        "eval_top1": score.top1,
-        "eval_top5": score.top5,
-        "samples": score.samples,
-        "classes": (0..confusion.rows().count()).map(class).collect::<Vec<_>>(),
-        "confusion": confusion.rows().collect::<Vec<_>>(),
-    })
+    let mut report = subject.to_json();
+    report["eval_loss"] = json!(score.loss);
+    report["eval_top1"] = json!(score.top1);
+    report["eval_top5"] = json!(score.top5);
+    report["samples"] = json!(score.samples);
+    report["classes"] = (0..confusion.rows().count()).map(class).collect();
+    report["confusion"] = confusion.rows().map(|row| json!(row)).collect();
+    report
 }

@@ -1,30 +1,36 @@
 //! `vitesse eval` of models that tell pixels apart, and their scores for people.
 
 use crate::args::EvalArgs;
-use crate::judge::{Judge, class_name, exact_name};
+use crate::judge::{class_name, exact_name};
+use crate::subject::Subject;
 use anyhow::Context;
 use data::segment::MaskedSet;
 use data::segment::overlay::save_mask;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
+use train::evaluated::Evaluated;
 use train::segmentation::PixelScore;
 use train::segmentation::scores::{ClassScore, Scores};
 use train::sets::Sets;
 use train::{Session, TrainError, printable};
 
-pub fn run(args: &EvalArgs, judge: Judge, sets: Sets, weights_file: &Path) -> anyhow::Result<()> {
+pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<()> {
     if args.logits.is_some() {
         anyhow::bail!(
             "--logits: is for models that classify images; --masks writes what is predicted of pixels"
         );
     }
     let Sets::Masked(masked) = &sets else { unreachable!("sets were opened for the model's task") };
-    let (test, names) = (masked.test.clone(), masked.test.class_names().to_vec());
+    let (test, names) = (masked.test.clone(), evaluated.run.class_names.clone());
+    let subject = Subject::of(&evaluated, &sets);
     if let Some(folder) = &args.masks {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    let mut session: Session = Session::for_evaluation(judge.run, sets, &judge.weights)?;
+    let mut session: Session = Session::for_evaluation(evaluated.run, sets, &evaluated.weights)?;
+    if !args.json {
+        subject.print();
+    }
     let score = session.evaluate_pixels(|answer| {
         let Some(folder) = &args.masks else { return Ok(()) };
         let (image, path) = (&answer.pair.image, folder.join(mask_name(&*test, answer.index)));
@@ -39,9 +45,8 @@ pub fn run(args: &EvalArgs, judge: Judge, sets: Sets, weights_file: &Path) -> an
         crate::evaluate::write_confusion(path, (0..classes).map(row).collect(), &names)?;
     }
     if args.json {
-        println!("{}", to_json(weights_file, &score, &names));
+        println!("{}", to_json(&subject, &score, &names));
     } else {
-        println!("{}", weights_file.display());
         println!(
             "{} images · loss {:.4} · {}",
             score.images,
@@ -110,17 +115,16 @@ fn print_rows(classes: &[(usize, &ClassScore)], all: u64, names: &[String]) {
     }
 }
 
-fn to_json(weights: &Path, score: &PixelScore, names: &[String]) -> serde_json::Value {
+fn to_json(subject: &Subject, score: &PixelScore, names: &[String]) -> serde_json::Value {
     let scores = score.confusion.scores();
     let class = |(class, score): (usize, ClassScore)| json!({"class": exact_name(names, class), "iou": score.iou, "accuracy": score.accuracy, "pixels": score.pixels});
-    json!({
-        "weights": weights,
-        "eval_loss": score.loss,
-        "eval_miou": scores.mean_iou,
-        "eval_pixel_accuracy": scores.pixel_accuracy,
-        "eval_mean_accuracy": scores.mean_accuracy,
-        "images": score.images,
-        "pixels": scores.pixels,
-        "classes": score.confusion.by_class().into_iter().enumerate().map(class).collect::<Vec<_>>(),
-    })
+    let mut report = subject.to_json();
+    report["eval_loss"] = json!(score.loss);
+    report["eval_miou"] = json!(scores.mean_iou);
+    report["eval_pixel_accuracy"] = json!(scores.pixel_accuracy);
+    report["eval_mean_accuracy"] = json!(scores.mean_accuracy);
+    report["images"] = json!(score.images);
+    report["pixels"] = json!(scores.pixels);
+    report["classes"] = score.confusion.by_class().into_iter().enumerate().map(class).collect();
+    report
 }

@@ -1,30 +1,36 @@
 //! `vitesse export`.
 
 use crate::args::ExportArgs;
-use crate::judge::Judge;
+use crate::ending::ending;
 use models::names::Convention;
 use models::{Network, Segmenter};
-use train::stored::Stored;
+use train::evaluated::Found;
+use train::files::folder_of;
 use train::weights;
 
 pub fn run(args: ExportArgs) -> anyhow::Result<()> {
-    let (stored, raw) = (Stored::find(&args.from)?, args.model.raw());
-    let (from, known) = (stored.weights.display().to_string(), stored.run.is_some() && raw.model.is_none());
-    let judge = Judge::new(stored, &raw)?;
+    ending("", Some(&args.out), "safetensors")?;
     if args.out.exists() {
         anyhow::bail!("{}: exists already, and is not replaced", args.out.display());
     }
+    let evaluated = Found::at(&args.from)?.without_data(&args.raw())?;
     // Its head has the name of a classifier's in the others' models.
-    let linear = matches!(judge.run.network, Network::Segmenter(Segmenter::Linear { .. }));
+    let linear = matches!(evaluated.run.network, Network::Segmenter(Segmenter::Linear { .. }));
     if linear && args.to != Convention::Timm {
         anyhow::bail!(
             "{}: a ViT with a linear head for pixels has no {} form: export it as timm",
-            judge.run.model,
+            evaluated.run.model,
             args.to
         );
     }
-    let config = if known { Some(judge.run.to_json()?) } else { None };
-    weights::save_as(&args.out, &judge.weights, args.to, config.as_deref())?;
-    println!("{} → {} ({} names, {} tensors)", from, args.out.display(), args.to, judge.weights.len());
+    let card = evaluated.card(folder_of(&args.out));
+    weights::save_as(&args.out, &evaluated.weights, args.to, &card, evaluated.config())?;
+    println!(
+        "{} → {} ({} names, {} tensors)",
+        evaluated.file.display(),
+        args.out.display(),
+        args.to,
+        evaluated.weights.len()
+    );
     Ok(())
 }

@@ -6,6 +6,7 @@ use study::report::{self, Format};
 use study::results::Results;
 
 pub fn run(args: ReportArgs) -> anyhow::Result<()> {
+    let figures = figures(&args)?;
     let results =
         args.folders.iter().map(|folder| report::read(folder)).collect::<Result<Vec<Results>, _>>()?;
     let out: PathBuf = match (&args.out, &args.folders[..]) {
@@ -19,7 +20,7 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     report::write(&out, &results)?;
     println!("{}", out.join("report.html").display());
     println!("{}", out.join("report.md").display());
-    if let Some((format, folder)) = figures(&args)? {
+    if let Some((format, folder)) = figures {
         for path in report::write_figures(&folder, &results, format)? {
             println!("{}", path.display());
         }

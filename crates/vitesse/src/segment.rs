@@ -1,7 +1,7 @@
 //! `vitesse segment`.
 
 use crate::args::SegmentArgs;
-use crate::judge::{Judge, class_name, exact_name};
+use crate::judge::{class_name, exact_name};
 use anyhow::Context;
 use data::segment::overlay::{percent, save_mask, save_picture, shares};
 use data::segment::{MaskedSet, Unmasked};
@@ -9,26 +9,24 @@ use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use train::Session;
 use train::config::Task;
+use train::evaluated::Found;
 use train::segmentation::MaskedSets;
 use train::sets::Sets;
-use train::stored::Stored;
-use train::{Raw, TrainError, printable};
+use train::{Session, TrainError, printable};
 
 pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
-    let raw = args.device.clone().raw(args.model.clone().raw());
-    let raw = Raw { eval_mode: args.eval_mode, eval_stride: args.eval_stride, ..raw };
-    let judge = Judge::new(Stored::find(&args.weights)?, &raw)?.of_task(Task::Segment, "classify")?;
-    let mut judge = judge.on_device(&raw)?;
+    let raw = args.raw();
+    let evaluated = Found::at(&args.weights)?.without_data(&raw)?.of_task(Task::Segment, "classify")?;
+    let (mut run, weights) = (evaluated.run, evaluated.weights);
     // Windows of one image at a time, at most.
-    judge.run.batch = judge.run.batch.min(args.images.len().max(4));
-    let names = judge.run.class_names.clone();
-    let channels = judge.run.network.channels();
+    run.batch = run.batch.min(args.images.len().max(4));
+    let names = run.class_names.clone();
+    let channels = run.network.channels();
     let images: Arc<dyn MaskedSet> = Arc::new(Unmasked::new(args.images.clone(), channels, names.clone()));
     let sets = MaskedSets { train: Arc::clone(&images), test: images, left_out: vec![] };
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
-    let mut session: Session = Session::for_evaluation(judge.run, Sets::Masked(sets), &judge.weights)?;
+    let mut session: Session = Session::for_evaluation(run, Sets::Masked(sets), &weights)?;
     session.evaluate_pixels(|answer| {
         let (image, path) = (&answer.pair.image, &args.images[answer.index]);
         let [mask, overlay] = ["mask", "overlay"].map(|kind| beside(&args.out, path, kind));

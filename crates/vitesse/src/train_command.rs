@@ -175,6 +175,10 @@ fn continued(args: TrainArgs, folder: PathBuf, world: usize, member: Option<&Mem
     typed.divide_again(&before, world);
     let told = args::train_args(&first.command)?;
     let mut earlier = told.raw_within(&first.folder)?;
+    if typed.data.is_none() && earlier.data.is_some() {
+        // Where it was, or beside the run, if both were moved.
+        earlier.data = Some(before.place().find(&folder, Some(&first.folder))?.to_string());
+    }
     typed.compute_again(&earlier, &before);
     if typed.global_batch.is_some() {
         // Divided anew; how it was divided before is of no concern.

@@ -32,6 +32,9 @@ impl Drop for Folder {
 const TINY: [&str; 8] =
     ["--model", "vit-nano/8", "--batch-size", "8", "--train-samples", "32", "--test-samples", "20"];
 
+/// Of the same run, what an evaluation can be told.
+const TINY_EVAL: [&str; 6] = ["--model", "vit-nano/8", "--batch-size", "8", "--test-samples", "20"];
+
 fn train(folder: &str, more: &[&str]) -> Output {
     vitesse(&[&["train", "--out", folder, "--json"], &TINY[..], more].concat())
 }
@@ -72,7 +75,7 @@ fn a_run_leaves_metrics_and_weights() {
     assert_eq!(metrics[9]["eval_top1"], summary["eval_top1"]);
 
     let weights = folder.path("run/weights.safetensors");
-    let eval = [&["eval", "--json", "--weights", &weights], &TINY[..]].concat();
+    let eval = [&["eval", "--json", "--weights", &weights], &TINY_EVAL[..]].concat();
     let scored: serde_json::Value = serde_json::from_slice(&vitesse(&eval).stdout).unwrap();
     assert_eq!(scored["eval_top1"], summary["eval_top1"], "the weights are those that were scored");
     refused(&[&["train", "--out", &out], &TINY[..]].concat(), "already holds a run");
@@ -239,7 +242,7 @@ fn bad_weights_are_refused_in_one_line() {
         path
     };
     let eval = |path: &str, culprit: &str| {
-        refused(&[&["eval", "--weights", path], &TINY[..]].concat(), culprit);
+        refused(&[&["eval", "--weights", path], &TINY_EVAL[..]].concat(), culprit);
     };
     eval(&folder.path("missing.safetensors"), "missing.safetensors");
     eval(&write("truncated.safetensors", &good[..good.len() / 2]), "truncated.safetensors");

@@ -150,30 +150,6 @@ impl Raw {
             self.precision = Some(before.precision);
         }
     }
-
-    /// Weights are judged on the CPU, unless flags say otherwise; on a GPU in the precision they were trained in there.
-    pub fn judge_on(&self, run: &mut Resolved) -> Result<(), TrainError> {
-        if self.precision == Some(Precision::Fp64) {
-            return Err(TrainError::setting(
-                "precision",
-                Precision::Fp64,
-                "weights are judged in fp32 or less",
-            ));
-        }
-        let both = [Some(run.device), self.device].iter().all(|device| *device == Some(Device::Cuda));
-        let trained = both && self.precision.is_none();
-        let told = Raw {
-            device: self.device,
-            precision: if trained { Some(run.precision) } else { self.precision },
-            residual: self.residual.or((trained && run.precision.half().is_some()).then_some(run.residual)),
-            ..Raw::default()
-        };
-        let Arithmetic { device, precision, residual, loss_scale } = told.arithmetic(&mut Log::default())?;
-        (run.device, run.precision) = (device, precision);
-        (run.residual, run.loss_scale) = (residual, loss_scale);
-        run.deterministic |= self.deterministic;
-        Ok(())
-    }
 }
 
 /// The precision that a file asks for, and by which key. What it switches off is fp32, as in DeepSpeed, unless it leaves bf16

@@ -184,19 +184,6 @@ impl Raw {
         }
         Ok(stride)
     }
-
-    /// Weights are judged as their run would judge them, unless flags say otherwise.
-    pub fn judge_pixels(&self, run: &mut Resolved) -> Result<(), TrainError> {
-        let network = run.network.clone();
-        let Some(pixels) = &mut run.pixels else { return self.refuse_settings_of_masks() };
-        if self.eval_mode.is_some() {
-            pixels.eval_mode = self.mode(&network, &mut Log::default())?;
-        }
-        if self.eval_stride.is_some() {
-            pixels.eval_stride = self.stride(network.image(), &mut Log::default())?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

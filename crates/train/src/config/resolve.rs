@@ -64,6 +64,16 @@ impl Raw {
         raw.settle_without_data(&Facts::synthetic(&raw)?, world, &mut Log::default())
     }
 
+    /// For evaluating weights on data of which `facts` are known. What is of training alone has no say.
+    pub fn resolve_for_evaluation(&self, facts: &Facts) -> Result<Resolved, TrainError> {
+        let raw = Raw { steps: Some(1), ..self.clone() };
+        // As many as make a batch of training.
+        let enough = Facts { train_images: usize::MAX / 2, ..*facts };
+        let mut run = raw.settle_without_data(&enough, 1, &mut Log::default())?;
+        run.data.facts = *facts;
+        Ok(run)
+    }
+
     pub(super) fn settle(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, TrainError> {
         let run = self.settle_without_data(facts, world, log)?;
         if run.data.source == Source::Synthetic {
@@ -279,7 +289,7 @@ impl Raw {
         let cache = log.pick("cache", self.cache, Cache::Auto);
         let skip_bad_images = self.skip_bad_images;
         log.typed("skip-bad-images", skip_bad_images.then_some("yes"));
-        Ok(Data { source, facts: *facts, fraction, workers, cache, skip_bad_images })
+        Ok(Data { source, relative: None, facts: *facts, fraction, workers, cache, skip_bad_images })
     }
 
     fn length(

@@ -113,13 +113,14 @@ fn yes() -> bool {
 /// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
 /// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
 /// the weights a run started from are long changed.
-const FREE: [&str; 31] = [
+const FREE: [&str; 32] = [
     "schema",
     "world",
     "batch",
     "accumulate",
     "epochs",
     "data.source",
+    "data.relative",
     "data.workers",
     "data.cache",
     "recompute",
@@ -274,7 +275,7 @@ impl Resolved {
     /// The record without its paths, which don't matter and are all that could fail to become JSON.
     fn plain(&self) -> Value {
         let mut plain = Resolved { init: None, out: None, resume: None, trace: None, ..self.clone() };
-        plain.data.source = Source::Synthetic;
+        (plain.data.source, plain.data.relative) = (Source::Synthetic, None);
         serde_json::to_value(plain).unwrap_or_default()
     }
 

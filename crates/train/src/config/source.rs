@@ -4,7 +4,7 @@ use crate::error::TrainError;
 use crate::nearest::nearest;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Where images come from.
@@ -66,16 +66,34 @@ impl FromStr for Source {
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = match self {
-            Source::Synthetic | Source::SyntheticMasks => return f.write_str(self.set()),
-            Source::Cifar10(path) | Source::Cifar100 { path, .. } => path,
-            Source::Folder(path) | Source::Ade20k(path) | Source::Masks(path) => path,
-        };
-        write!(f, "{}:{}", self.set(), path.display())
+        match self.path() {
+            Some(path) => write!(f, "{}:{}", self.set(), path.display()),
+            None => f.write_str(self.set()),
+        }
     }
 }
 
 impl Source {
+    /// The folder it lies in, unless it is drawn.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Source::Synthetic | Source::SyntheticMasks => None,
+            Source::Cifar10(path) | Source::Cifar100 { path, .. } => Some(path),
+            Source::Folder(path) | Source::Ade20k(path) | Source::Masks(path) => Some(path),
+        }
+    }
+
+    /// The same set in another folder.
+    pub(super) fn at(&self, folder: &Path) -> Source {
+        let mut moved = self.clone();
+        match &mut moved {
+            Source::Synthetic | Source::SyntheticMasks => {}
+            Source::Cifar10(path) | Source::Cifar100 { path, .. } => *path = folder.to_path_buf(),
+            Source::Folder(path) | Source::Ade20k(path) | Source::Masks(path) => *path = folder.to_path_buf(),
+        }
+        moved
+    }
+
     /// What is known of a set without opening it: CIFAR is the same everywhere.
     pub fn published(&self) -> Option<Facts> {
         let classes = match self {
@@ -135,6 +153,9 @@ pub struct Facts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Data {
     pub source: Source,
+    /// In a record: the way there from its folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relative: Option<PathBuf>,
     /// Of the whole set, before `fraction`.
     pub facts: Facts,
     /// How much of the training set is used.
@@ -252,6 +273,7 @@ mod tests {
         let facts = Source::Cifar10("d".into()).published().unwrap();
         let data = |fraction| Data {
             source: Source::Synthetic,
+            relative: None,
             facts,
             fraction,
             workers: 1,

@@ -40,14 +40,14 @@ pub(super) struct Output {
 
 impl Output {
     pub fn create(folder: &Path, run: &Resolved, gpus: Gpus) -> Result<Self, TrainError> {
-        let config = run.to_json()?;
+        let config = run.record(folder)?;
         let metrics = Metrics::create(folder)?;
         record::create(folder, &config, &Launch::now())?;
         Self::with(folder, run, config, metrics, GpuLog::open(folder, gpus, 0)?, 0)
     }
 
     pub fn resume(folder: &Path, run: &Resolved, step: u64, gpus: Gpus) -> Result<Self, TrainError> {
-        let config = run.to_json()?;
+        let config = run.record(folder)?;
         let metrics = Metrics::resume(folder, step)?;
         record::continue_with(folder, &Launch::now())?;
         Self::with(folder, run, config, metrics, GpuLog::open(folder, gpus, step)?, step)

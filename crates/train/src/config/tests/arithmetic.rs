@@ -1,6 +1,7 @@
 //! Devices and precisions: which go together, what a file says of them, and what may change.
 
 use super::*;
+use crate::card::Card;
 use graph::{DType, Mixed};
 
 fn on_gpu(raw: Raw) -> Raw {
@@ -113,18 +114,19 @@ fn a_continued_run_may_move_to_another_device_but_not_to_another_precision() {
 }
 
 #[test]
-fn weights_are_judged_on_the_cpu_unless_flags_say_otherwise() {
-    let judged = |raw: Raw, mut run: Resolved| {
-        raw.judge_on(&mut run).unwrap();
+fn weights_are_evaluated_on_the_cpu_unless_flags_say_otherwise() {
+    let evaluated = |typed: Raw, trained: Resolved| {
+        let raw = Card::of(&trained).under(&typed);
+        let run = raw.resolve_for_evaluation(&Facts::synthetic(&raw).unwrap()).unwrap();
         (run.device, run.precision, run.loss_scale.is_some())
     };
     let fp16 = || plain(on_gpu(in_precision(Precision::Fp16)));
-    assert_eq!(judged(Raw::default(), fp16()), (Device::Cpu, Precision::Fp32, false));
-    assert_eq!(judged(on_gpu(Raw::default()), fp16()), (Device::Cuda, Precision::Fp16, true));
+    assert_eq!(evaluated(Raw::default(), fp16()), (Device::Cpu, Precision::Fp32, false));
+    assert_eq!(evaluated(on_gpu(Raw::default()), fp16()), (Device::Cuda, Precision::Fp16, true));
     let cpu = || plain(Raw::default());
-    assert_eq!(judged(on_gpu(Raw::default()), cpu()), (Device::Cuda, Precision::Bf16, false));
-    let refused = in_precision(Precision::Fp64).judge_on(&mut cpu()).unwrap_err().to_string();
-    assert_eq!(refused, "--precision fp64: weights are judged in fp32 or less");
+    assert_eq!(evaluated(on_gpu(Raw::default()), cpu()), (Device::Cuda, Precision::Bf16, false));
+    let exact = plain(in_precision(Precision::Fp64));
+    assert_eq!(evaluated(Raw::default(), exact), (Device::Cpu, Precision::Fp32, false));
 }
 
 #[test]

@@ -1,0 +1,37 @@
+//! Files that are written by the ending of their name.
+
+use std::path::Path;
+
+/// Refuses a name with another ending than what is written has. `what`: the flag, or the file's place on the command line.
+pub fn ending(what: &str, path: Option<&Path>, ending: &str) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    if path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending)) {
+        return Ok(());
+    }
+    let written = match ending {
+        "safetensors" => "safetensors is the one format that weights and logits are written in",
+        "csv" => "the matrix is written as CSV",
+        _ => "pictures are written as PNG",
+    };
+    anyhow::bail!("{what}{}: {written}: give the file a name that ends in .{ending}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_for_what_is_in_it() {
+        let refused = |path: &str| ending("--grid ", Some(Path::new(path)), "png").unwrap_err().to_string();
+        assert!(ending("--grid ", None, "png").is_ok());
+        for good in ["a.png", "b/a.PNG", "a.jpg.png"] {
+            assert!(ending("", Some(Path::new(good)), "png").is_ok(), "{good}");
+        }
+        let text = "--grid a.jpg: pictures are written as PNG: give the file a name that ends in .png";
+        assert_eq!(refused("a.jpg"), text);
+        for bad in ["a", "png", ".png", "a.png/", "a.png.jpg", ""] {
+            let error = refused(bad);
+            assert!(bad == "a.png/" || error.contains("ends in .png"), "{error}");
+        }
+    }
+}
