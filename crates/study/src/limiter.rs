@@ -49,12 +49,18 @@ fn own(parts: &Parts) -> f64 {
     parts.compute + parts.data + parts.optimizer + parts.idle
 }
 
+fn mean_of(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
+}
+
 /// The account of a point: mean steps of its runs.
 pub struct Account<'a> {
     point: &'a Point,
     ranks: Vec<Parts>,
     mean: Parts,
     seconds: f64,
+    /// From the end of a step to that of the next, by the rank whose account is longest in it.
+    step: f64,
     /// Of the places in batches, those that no image filled.
     padding: f64,
     exchange_bytes: f64,
@@ -73,7 +79,16 @@ impl<'a> Account<'a> {
         let mut runs: Vec<&Measured> = point.runs.iter().filter_map(|run| run.measured()).collect();
         runs.sort_by(|a, b| a.images_per_second.total_cmp(&b.images_per_second));
         let middle = runs.len().checked_sub(1)? / 2..runs.len() / 2 + 1;
-        Self::over(point, runs[middle].to_vec())
+        let middle = &runs[middle];
+        let rates: Vec<f64> = middle.iter().map(|run| run.images_per_second).collect();
+        let times: Vec<f64> = rates.iter().map(|rate| 1.0 / rate).collect();
+        // The mean of two rates is not that of the times they stand for.
+        let factor = 1.0 / (mean_of(&rates) * mean_of(&times));
+        let mut account = Self::over(point, middle.to_vec())?;
+        account.ranks.iter_mut().for_each(|parts| *parts = parts.times(factor));
+        account.mean = account.mean.times(factor);
+        (account.seconds, account.step) = (factor * account.seconds, factor * account.step);
+        Some(account)
     }
 
     fn over(point: &'a Point, runs: Vec<&Measured>) -> Option<Self> {
@@ -89,6 +104,7 @@ impl<'a> Account<'a> {
             point,
             mean: all,
             seconds: all.seconds(),
+            step: runs.iter().map(|run| mean_of(&run.step_seconds)).sum::<f64>() / runs.len() as f64,
             ranks,
             padding: (1.0 - each(|run| run.images as f64) / places).max(0.0),
             exchange_bytes: each(|run| run.exchange_bytes as f64),

@@ -170,6 +170,13 @@ pub struct Parts {
 }
 
 impl Parts {
+    pub fn times(&self, factor: f64) -> Parts {
+        let Parts { compute, exchange, wait, data, optimizer, idle, hidden } = *self;
+        let [compute, exchange, wait, data] = [compute, exchange, wait, data].map(|seconds| factor * seconds);
+        let [optimizer, idle, hidden] = [optimizer, idle, hidden].map(|seconds| factor * seconds);
+        Parts { compute, exchange, wait, data, optimizer, idle, hidden }
+    }
+
     /// Of the step.
     pub fn seconds(&self) -> f64 {
         self.compute + self.exchange + self.wait + self.data + self.optimizer + self.idle

@@ -61,11 +61,12 @@ impl PerImage {
             padded,
             exchange: image * exchange,
             for_one: image * for_one,
-            for_any: image * (wait - for_one),
+            // A step lasts as long as the slowest rank's; others are ahead of it.
+            for_any: image * (wait - for_one + account.step - account.seconds),
             data: image * data,
             optimizer: image * optimizer,
             idle: image * idle,
-            all: image * account.seconds,
+            all: image * account.step,
         }
     }
 }

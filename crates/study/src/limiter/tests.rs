@@ -8,6 +8,7 @@ fn with(parts: &[Parts], change: impl Fn(&mut Point, &mut Measured)) -> Point {
     let mut point = point(parts.len(), &[100.0]);
     let Outcome::Done(mut measured) = point.runs[0].outcome.clone() else { panic!("done") };
     measured.ranks = parts.to_vec();
+    measured.step_seconds = vec![mean(parts).seconds(); 10];
     change(&mut point, &mut measured);
     point.runs[0].outcome = Outcome::Done(measured);
     point
@@ -117,7 +118,7 @@ fn compared(base: &Point, point: &Point) -> Limiter {
     for point in &mut points {
         let account = Account::of(point).unwrap();
         let images = point.settings.global_batch as f64 * (1.0 - account.padding);
-        let rate = images / account.seconds;
+        let rate = images / account.step;
         let Outcome::Done(measured) = &mut point.runs[0].outcome else { panic!("done") };
         measured.images_per_second = rate;
     }
@@ -237,6 +238,7 @@ fn runs_far_from_the_others_change_nothing_in_what_is_lost() {
         let mut far = run.clone();
         let Outcome::Done(measured) = &mut far.outcome else { panic!("done") };
         measured.images_per_second /= 9.0;
+        measured.step_seconds.iter_mut().for_each(|seconds| *seconds *= 9.0);
         measured.ranks.iter_mut().for_each(|parts| parts.idle += 8.0 * step.seconds());
         point.runs = vec![run.clone(), far, run];
         point
@@ -248,6 +250,43 @@ fn runs_far_from_the_others_change_nothing_in_what_is_lost() {
     assert!(open.abs() < 1e-9, "{open}: {}", limiter.sentence);
     let expected = "49% of the time is lost against 1 rank: 48% exchange that nothing hides";
     assert!(limiter.sentence.starts_with(expected), "{}", limiter.sentence);
+}
+
+/// A step is as long as the longest account of it: by what the others are shorter they wait, whoever it is.
+#[test]
+fn ranks_that_end_their_steps_apart_wait_too() {
+    let base = with(&[STEP], whole);
+    let apart = with(&[Parts { compute: 0.050, ..STEP }; 2], |point, measured| {
+        measured.step_seconds = vec![0.060; 10];
+        whole(point, measured);
+    });
+    let limiter = compared(&base, &apart);
+    let share = |cause| limiter.lost.iter().find(|lost| lost.cause == cause).unwrap().share;
+    assert!((share(Cause::Waiting) - (2.0 * 0.007 - 0.001) / 0.120).abs() < 1e-9, "{}", limiter.sentence);
+    assert!(share(Cause::Unexplained).abs() < 1e-9, "{}", limiter.sentence);
+}
+
+/// Of two runs, the median is between them; that is no time that went unexplained.
+#[test]
+fn two_runs_explain_as_much_as_one() {
+    let two = |step: Parts, ranks: usize| {
+        let mut point = with(&vec![step; ranks], whole);
+        for factor in [1.0, 2.0] {
+            let mut run = point.runs[0].clone();
+            let Outcome::Done(measured) = &mut run.outcome else { panic!("done") };
+            measured.images_per_second = 64.0 / step.seconds() / factor;
+            measured.step_seconds = vec![factor * step.seconds(); 10];
+            measured.ranks = vec![step.times(factor); ranks];
+            point.runs.push(run);
+        }
+        point.runs.remove(0);
+        point
+    };
+    let (base, mut point) = (two(STEP, 1), two(Parts { compute: 0.052, ..STEP }, 2));
+    point.summary = Some(summary(STEP.seconds() / 0.056 / 2.0));
+    let limiter = limiter(&point, Some(&base), false, 4).unwrap();
+    let open = limiter.lost.iter().find(|lost| lost.cause == Cause::Unexplained).unwrap().share;
+    assert!(open.abs() < 1e-9, "{open}: {}", limiter.sentence);
 }
 
 /// Whatever the accounts: the parts sum to what is missing, those that are named leave at most a tenth of it, and the percents of the
@@ -273,7 +312,9 @@ fn losses_sum_to_what_is_missing_whatever_the_account() {
                 })
                 .collect();
             let full = 0.3 + 0.7 * random.uniform();
+            let apart = if ranks > 1 { 1.0 + 0.1 * random.uniform() } else { 1.0 };
             with(&parts, |point, measured| {
+                measured.step_seconds.iter_mut().for_each(|seconds| *seconds *= apart);
                 point.settings.global_batch = 64 * (1 + ranks / 3);
                 measured.images = (10.0 * full * point.settings.global_batch as f64) as u64;
             })
@@ -284,7 +325,7 @@ fn losses_sum_to_what_is_missing_whatever_the_account() {
         let (here, there) = (Account::of(&point).unwrap(), Account::of(&base).unwrap());
         let per_image = |a: &Account| {
             let images = a.point.settings.global_batch as f64 * (1.0 - a.padding);
-            a.point.settings.ranks as f64 * a.seconds / images
+            a.point.settings.ranks as f64 * a.step / images
         };
         let missing = 1.0 - per_image(&there) / per_image(&here);
         let sum: f64 = limiter.lost.iter().map(|lost| lost.share).sum();
