@@ -9,6 +9,8 @@ use crate::vit::{Pool, Vit};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identity {
     pub model: Option<String>,
+    /// Of a Swin V2 whose windows are not told: the rest of its name, with the window left open.
+    pub but_for_window: Option<String>,
     /// Side of the square images that position embeddings are for.
     pub image: Option<usize>,
     pub channels: Option<usize>,
@@ -30,8 +32,11 @@ impl Identity {
         };
         if swin {
             let head = if side(&of_pixels, 0).is_some() { "+upernet" } else { "" };
-            let named = window.and_then(|window| Some(format!("{}/w{window}{head}", swin_name(weights)?)));
-            return Identity { model: named, ..common };
+            let named = |window: String| Some(format!("{}/w{window}{head}", swin_name(weights)?));
+            return match window {
+                Some(window) => Identity { model: named(window.to_string()), ..common },
+                None => Identity { but_for_window: named("WINDOW".to_string()), ..common },
+            };
         }
         let class_token = weights.contains_key("cls_token");
         Identity {
@@ -98,7 +103,8 @@ mod tests {
             let found = Identity::of(&weights(&network), None);
             let pool = Some(Pool::ClassToken);
             let (image, channels, classes) = (Some(96), Some(1), Some(7));
-            assert_eq!(found, Identity { model: Some(name.to_string()), image, channels, classes, pool });
+            let model = Some(name.to_string());
+            assert_eq!(found, Identity { model, image, channels, classes, pool, ..Identity::default() });
         }
         let mean = Vit { pool: Pool::Mean, ..Vit::named("vit-ti/4", 32, 3, 10).unwrap() };
         let found = Identity::of(&weights(&Network::Vit(mean.clone())), None);
@@ -114,7 +120,9 @@ mod tests {
             let found = Identity::of(&weights(&network), Some(8));
             let (model, channels, classes) = (Some(name.to_string()), Some(3), Some(5));
             assert_eq!(found, Identity { model, channels, classes, ..Identity::default() });
-            assert_eq!(Identity::of(&weights(&network), None), Identity { model: None, ..found });
+            let but_for_window = Some(name.replace("w8", "wWINDOW"));
+            let open = Identity { model: None, but_for_window, ..found };
+            assert_eq!(Identity::of(&weights(&network), None), open);
         }
     }
 

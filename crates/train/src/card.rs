@@ -3,7 +3,9 @@
 //! A checkpoint has the configuration of its run, of which a card is made. Plain weights that vitesse writes have the card itself in
 //! their header. Of weights that others wrote, the names and shapes of their tensors tell some of it.
 
-use crate::config::{Device, EvalMode, Geometry, Interpolation, Place, Precision, Raw, Residual, Resolved};
+use crate::config::{
+    Device, EvalMode, Geometry, Interpolation, Place, Precision, Raw, Residual, Resolved, Source,
+};
 use crate::deepspeed::ConfigError;
 use crate::tensors::shortened;
 use models::Network;
@@ -113,7 +115,7 @@ impl Card {
 
     /// Of weights of which tensors are all that is known.
     pub fn of_tensors(identity: Identity) -> Self {
-        let Identity { model, image, channels, classes, pool } = identity;
+        let Identity { model, image, channels, classes, pool, .. } = identity;
         Card { model, image_size: image, channels, classes, pool, ..Card::default() }
     }
 
@@ -148,6 +150,8 @@ impl Card {
             }
             _ => size,
         };
+        let typed_source = typed.data.as_ref().and_then(|name| name.parse::<Source>().ok());
+        let drawn = typed.data.is_none() || typed_source.is_some_and(|source| source.is_drawn());
         let slides = typed.eval_mode.is_none_or(|mode| mode == EvalMode::Slide);
         let on_gpu = |trained: &TrainedIn| [Some(trained.device), typed.device] == [Some(Device::Cuda); 2];
         let numbers = self.trained_in.filter(|trained| on_gpu(trained) && typed.precision.is_none());
@@ -162,8 +166,8 @@ impl Card {
             interpolation: self.interpolation,
             eval_resize: self.eval_resize.map(scaled),
             eval_mode: self.eval_mode,
-            eval_stride: self.eval_stride.filter(|_| slides).map(scaled),
-            test_samples: self.test_samples.filter(|_| typed.data.is_none()),
+            eval_stride: self.eval_stride.filter(|_| slides).map(|stride| scaled(stride).max(1)),
+            test_samples: self.test_samples.filter(|_| drawn),
             seed: self.seed,
             skip_bad_images: self.skip_bad_images,
             batch_size: self.batch_size,
@@ -244,6 +248,11 @@ mod tests {
         let typed = Raw { mean: vec![0.1], ..Raw::default() };
         let expected = Raw { mean: vec![0.1], ..card.under(&Raw::default()) };
         assert_eq!(card.under(&typed), expected);
+        let samples = |data: &str| {
+            let card = Card { test_samples: Some(30), ..card.clone() };
+            card.under(&Raw { data: Some(data.into()), ..Raw::default() }).test_samples
+        };
+        assert_eq!((samples("synthetic"), samples("folder:photos")), (Some(30), None));
         let larger = card.under(&Raw { image_size: Some(64), ..Raw::default() });
         assert_eq!(
             (card.eval_resize, larger.eval_resize),

@@ -83,7 +83,11 @@ impl Found {
     fn settings(&self, typed: &Raw) -> Result<Raw, TrainError> {
         let settings = self.card.under(typed);
         let Some(model) = &settings.model else {
-            let why = format!("{} doesn't say which model it is of: name it", self.file.display());
+            let file = self.file.display();
+            let why = match self.named.but_for_window() {
+                Some(name) => format!("{file} doesn't say how large its windows are: name it, as {name}"),
+                None => format!("{file} doesn't say which model it is of: name it"),
+            };
             return Err(TrainError::setting("model", "", why));
         };
         let Some(image_size) = settings.image_size.or_else(|| Network::published_image(model)) else {
@@ -114,6 +118,7 @@ impl Found {
         let mut run = settings.resolve_for_evaluation(facts)?;
         run.class_names = self.card.class_names.clone();
         if let Some(trained) = self.card.trained_size.or(self.card.image_size) {
+            Network::named(&run.model, trained, run.network.channels(), run.network.classes())?;
             run.network = run.network.trained_at([trained; 2]);
         }
         let data = self.card.data.as_ref().map(|place| match self.locate(place) {
@@ -160,4 +165,70 @@ fn task_of(model: &str) -> Task {
 fn home_of(file: &Path) -> &Path {
     let folder = folder_of(file);
     if folder.ends_with(FOLDER) { folder_of(folder) } else { folder }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Folder;
+    use crate::weights::save_as;
+    use models::names::{Convention, Tensor};
+
+    /// A file of zeros that says `card` of itself.
+    fn file(folder: &Folder, card: &Card) -> PathBuf {
+        let network = Network::named("swinv2-nano/w8", 64, 3, 5).unwrap();
+        let tensor = |shape: Vec<usize>| Tensor { data: vec![0.0; shape.iter().product()], shape };
+        let weights = network.expected().into_iter().map(|(name, shape)| (name, tensor(shape))).collect();
+        let path = folder.0.join("swin.safetensors");
+        save_as(&path, &weights, Convention::Timm, card, None).unwrap();
+        path
+    }
+
+    fn card() -> Card {
+        let (model, sizes) = (Some("swinv2-nano/w8".to_string()), (Some(64), Some(3), Some(5)));
+        Card { model, image_size: sizes.0, channels: sizes.1, classes: sizes.2, ..Card::default() }
+    }
+
+    #[test]
+    fn what_a_file_says_of_itself_is_refused_where_it_cannot_be() {
+        let folder = Folder::new("evaluated-cards");
+        let found = |card: &Card| Found::at(&file(&folder, card))?.without_data(&Raw::default());
+        assert_eq!(found(&card()).unwrap().run.network.size(), [64; 2]);
+        let huge = usize::MAX;
+        for bad in [
+            Card { trained_size: Some(0), ..card() },
+            Card { trained_size: Some(6), ..card() },
+            Card { image_size: Some(0), ..card() },
+            Card { image_size: Some(huge), ..card() },
+            Card { classes: Some(huge), ..card() },
+            Card { channels: Some(0), ..card() },
+            Card { batch_size: Some(0), ..card() },
+            Card { batch_size: Some(huge), ..card() },
+            Card { eval_resize: Some(huge), image_size: Some(32), ..card() },
+            Card { mean: vec![f32::NAN], ..card() },
+            Card { std: vec![0.0], ..card() },
+            Card { model: Some("vit-nano/4".into()), ..card() },
+            Card { model: Some("+".into()), ..card() },
+            Card { test_samples: Some(0), ..card() },
+        ] {
+            match found(&bad) {
+                Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
+                Ok(_) => assert!(bad.eval_resize.is_some(), "{bad:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn weights_that_do_not_say_are_asked_for_the_rest() {
+        let folder = Folder::new("evaluated-asked");
+        let asked = |typed: &Raw| {
+            let path = file(&folder, &Card { model: None, image_size: None, ..card() });
+            Found::at(&path).unwrap().with_data(typed).err().unwrap().to_string()
+        };
+        assert!(asked(&Raw::default()).starts_with("--model: "), "{}", asked(&Raw::default()));
+        let named = Raw { model: Some("swinv2-nano/w8".into()), ..Raw::default() };
+        assert!(asked(&named).starts_with("--data: "), "published for 256 px: {}", asked(&named));
+        let odd = Raw { model: Some("swinv2-nano/w7".into()), ..Raw::default() };
+        assert!(asked(&odd).starts_with("--image-size: "), "{}", asked(&odd));
+    }
 }

@@ -112,6 +112,11 @@ impl Named {
         Ok(Named { path: path.to_path_buf(), weights, window, identity, card, config })
     }
 
+    /// What is known of the name of a Swin V2 that doesn't tell its windows.
+    pub fn but_for_window(&self) -> Option<&str> {
+        self.identity.but_for_window.as_deref()
+    }
+
     /// What they say about themselves.
     pub fn card(&self) -> Result<Card, ConfigError> {
         let name = self.path.display().to_string();

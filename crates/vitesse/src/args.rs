@@ -113,7 +113,7 @@ pub enum Command {
     /// Print, or write, what starts a run on several nodes: an sbatch script, or a line for mpirun or torchrun
     #[command(after_help = LAUNCH)]
     Launch(launch::LaunchArgs),
-    /// Score weights on the held-out set
+    /// Evaluate weights on the validation set
     #[command(after_help = EVAL)]
     Eval(EvalArgs),
     /// Say what images show: the most probable classes

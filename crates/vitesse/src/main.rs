@@ -30,7 +30,6 @@ mod train_command;
 
 use clap::Parser;
 use std::process::ExitCode;
-use train::printable;
 
 fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
@@ -59,7 +58,7 @@ fn main() -> ExitCode {
 /// Whatever went wrong is one line.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("vitesse: {}", printable::line(&format!("{error:#}")));
+        eprintln!("vitesse: {}", say::one_line(&error));
         ExitCode::FAILURE
     })
 }

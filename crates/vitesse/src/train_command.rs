@@ -3,6 +3,7 @@
 use crate::args::{self, RanksArgs, TrainArgs};
 use crate::evaluate_pixels;
 use crate::progress::{Progress, Voice};
+use crate::say;
 use crate::signals::Signals;
 use crate::supervise;
 use crate::table;
@@ -75,7 +76,7 @@ fn as_before(args: &TrainArgs) -> RanksArgs {
 }
 
 fn one_line(error: anyhow::Error) -> String {
-    printable::line(&format!("{error:#}"))
+    say::one_line(&error)
 }
 
 /// What a rank's run came to.

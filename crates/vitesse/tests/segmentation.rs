@@ -2,11 +2,8 @@
 
 mod common;
 
-use common::{Folder, is_time, largest_difference, text};
-use data::Split;
+use common::{Folder, is_time, largest_difference, scenes, text};
 use data::decode::decode_mask;
-use data::segment::overlay::save_mask;
-use data::segment::{Drawn, DrawnSpec, MaskedSet, Pair};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,25 +20,6 @@ fn json(folder: &Folder, line: &str) -> Value {
     let output = folder.run(&words(line));
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{line}: {error}: {}", text(&output)))
-}
-
-/// Pairs of 40×24 pixels in ADE20K's manner of any folder: shapes whose colour is their class, so that little is to be learned.
-fn scenes(folder: &Folder) {
-    let spec = |split, len| DrawnSpec { split, len, width: 40, height: 24, channels: 3, classes: 3, seed: 5 };
-    for (part, split, len) in [("train", Split::Train, 24), ("val", Split::Test, 6)] {
-        for kind in ["images", "masks"] {
-            fs::create_dir_all(folder.0.join(format!("set/{part}/{kind}"))).unwrap();
-        }
-        let (set, mut pair) = (Drawn::new(spec(split, len)).unwrap(), Pair::default());
-        for index in 0..len {
-            set.read(index, &mut pair).unwrap();
-            for kind in ["images", "masks"] {
-                let path = folder.0.join(format!("set/{part}/{kind}/{index}.png"));
-                save_mask(&pair.mask, (40, 24), &path).unwrap();
-            }
-        }
-    }
-    fs::write(folder.0.join("set/classes.txt"), "ground\ncircle\nsquare\n").unwrap();
 }
 
 fn mask(path: &Path) -> Vec<u8> {
@@ -64,7 +42,7 @@ fn mean_iou(pairs: &[(Vec<u8>, Vec<u8>)], classes: u8) -> f64 {
 #[test]
 fn a_model_learns_is_judged_and_shown() {
     let folder = Folder::new("segmentation-learns");
-    scenes(&folder);
+    scenes(&folder, (40, 24), [24, 6]);
     let run = "--augment standard --batch-size 4 --steps 60 --lr 2e-3 --eval-every 30it --out run --json";
     let trained = json(&folder, &format!("train --data masks:set {SMALL} {run}"));
     let miou = trained["eval_miou"].as_f64().unwrap();
@@ -202,7 +180,7 @@ fn many_ranks_do_what_one_does() {
 #[test]
 fn a_vit_for_pixels_leaves_out_what_cannot_be_read() {
     let folder = Folder::new("segmentation-vit");
-    scenes(&folder);
+    scenes(&folder, (40, 24), [24, 6]);
     fs::write(folder.0.join("set/train/masks/3.png"), b"no mask").unwrap();
     fs::remove_file(folder.0.join("set/train/masks/4.png")).unwrap();
     let run = "--data masks:set --model vit-nano/8+linear --image-size 32 --batch-size 10 --epochs 1 --threads 2 --skip-bad-images";

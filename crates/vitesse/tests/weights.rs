@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Folder, VITESSE, text};
+use common::{Folder, VITESSE, scenes, text};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -206,32 +206,11 @@ fn images_are_evaluated_and_classified_alike_whatever_holds_the_weights() {
     }
 }
 
-/// Pairs of 56×40 pixels, so that windows overlap, with masks of three classes.
-fn scenes(folder: &Folder) {
-    use data::Split;
-    use data::segment::overlay::save_mask;
-    use data::segment::{Drawn, DrawnSpec, MaskedSet, Pair};
-    for (part, split, len) in [("train", Split::Train, 8), ("val", Split::Test, 3)] {
-        let spec = DrawnSpec { split, len, width: 56, height: 40, channels: 3, classes: 3, seed: 5 };
-        let (set, mut pair) = (Drawn::new(spec).unwrap(), Pair::default());
-        for kind in ["images", "masks"] {
-            fs::create_dir_all(folder.0.join(format!("set/{part}/{kind}"))).unwrap();
-        }
-        for index in 0..len {
-            set.read(index, &mut pair).unwrap();
-            for kind in ["images", "masks"] {
-                let path = folder.0.join(format!("set/{part}/{kind}/{index}.png"));
-                save_mask(&pair.mask, (56, 40), &path).unwrap();
-            }
-        }
-    }
-    fs::write(folder.0.join("set/classes.txt"), "ground\ncircle\nsquare\n").unwrap();
-}
-
 #[test]
 fn pixels_are_evaluated_and_shown_alike_whatever_holds_the_weights() {
     let folder = Folder::new("weights-pixels");
-    scenes(&folder);
+    // Windows overlap.
+    scenes(&folder, (56, 40), [8, 3]);
     let run = "--model swinv2-nano/w8+upernet --image-size 32 --mean 0.1 --std 0.2 --eval-mode slide --eval-stride 24";
     folder
         .run(&words(&format!("train --data masks:set {run} --batch-size 4 --steps 12 --lr 2e-3 --out run")));
@@ -410,10 +389,13 @@ fn what_cannot_be_is_refused() {
     refuses(
         &folder,
         &format!("eval --weights plain-swin.safetensors {data}"),
-        &["--model", "plain-swin.safetensors"],
+        &["--model", "plain-swin.safetensors", "swinv2-nano/wWINDOW"],
     );
     refuses(&folder, "eval --weights run --data synthetic-masks", &["--data synthetic-masks", "vit-nano/8"]);
     refuses(&folder, "eval --weights run --classes 3", &["weights are of another model"]);
+    let output = folder.command(VITESSE, &words("eval --weights run --classes 3")).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(error.matches("weights are of another model").count(), 1, "{error}");
     refuses(&folder, "eval --weights run --model vit-nano/4", &["weights are of another model"]);
     refuses(&folder, "segment photos/val/cat/a.jpg --weights run", &["vit-nano/8", "vitesse classify"]);
     refuses(&folder, "eval --weights run --eval-mode slide", &["--eval-mode slide", "masks"]);

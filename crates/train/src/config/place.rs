@@ -21,7 +21,8 @@ impl Place {
     pub fn seen_from(source: &Source, folder: &Path) -> Self {
         let Some(path) = source.path() else { return Place { source: source.clone(), relative: None } };
         let source = source.at(&absolute(path));
-        Place { relative: Some(way(&real(folder), &real(path))), source }
+        let relative = Some(way(&real(folder), &real(path))).filter(|way| way.to_str().is_some());
+        Place { source, relative }
     }
 
     /// Where it is now: where it was found, or where it lies as seen from `folder`, the record's. `launched`: the folder that a
@@ -71,8 +72,10 @@ impl Resolved {
     }
 }
 
+/// A record is text: what can't be written there stays as it was typed.
 fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+    let absolute = std::path::absolute(path).ok().filter(|path| path.to_str().is_some());
+    absolute.unwrap_or_else(|| path.to_path_buf())
 }
 
 /// Without links and detours, as far as the path is there.

@@ -1,5 +1,5 @@
 //! Flags of the commands that read weights. Each overrides one thing of what the weights say about themselves; what could change
-//! nothing, or is refused, is not offered.
+//! nothing, or is refused, is not offered. Groups stand last: in a help text, what follows one would stand under its heading.
 
 use clap::Args;
 use std::path::PathBuf;
@@ -167,18 +167,6 @@ impl SingleDeviceArgs {
 
 #[derive(Args, Clone)]
 pub struct EvalArgs {
-    #[command(flatten)]
-    model: ModelOfWeightsArgs,
-    #[command(flatten)]
-    compute: ComputeArgs,
-    #[command(flatten)]
-    data: ScoredArgs,
-    #[command(flatten)]
-    normalise: NormaliseArgs,
-    #[command(flatten)]
-    resize: ResizeArgs,
-    #[command(flatten)]
-    pixels: PixelArgs,
     /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth; settings are those of the run, as far as the
     /// file has them, and flags override them one by one
     #[arg(long, value_name = "RUN|WEIGHTS")]
@@ -198,6 +186,18 @@ pub struct EvalArgs {
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    model: ModelOfWeightsArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    #[command(flatten)]
+    data: ScoredArgs,
+    #[command(flatten)]
+    normalise: NormaliseArgs,
+    #[command(flatten)]
+    resize: ResizeArgs,
+    #[command(flatten)]
+    pixels: PixelArgs,
 }
 
 impl EvalArgs {
@@ -221,6 +221,9 @@ pub struct ClassifyArgs {
     /// Draw the images with their most probable classes into a PNG file
     #[arg(long, value_name = "FILE.png")]
     pub grid: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     model: ModelOfWeightsArgs,
     #[command(flatten)]
@@ -229,9 +232,6 @@ pub struct ClassifyArgs {
     normalise: NormaliseArgs,
     #[command(flatten)]
     resize: ResizeArgs,
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
 }
 
 impl ClassifyArgs {
@@ -255,6 +255,9 @@ pub struct SegmentArgs {
     /// How many classes to tell of each image
     #[arg(long, default_value_t = 5)]
     pub top: usize,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     model: ModelOfWeightsArgs,
     #[command(flatten)]
@@ -263,9 +266,6 @@ pub struct SegmentArgs {
     normalise: NormaliseArgs,
     #[command(flatten)]
     pixels: PixelArgs,
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
 }
 
 impl SegmentArgs {

@@ -1,6 +1,9 @@
 //! What tests of the whole program share.
 #![allow(dead_code)]
 
+use data::Split;
+use data::segment::overlay::save_mask;
+use data::segment::{Drawn, DrawnSpec, MaskedSet, Pair};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -99,4 +102,24 @@ pub fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
 /// Whether a column or key holds a measured time, or what follows from times.
 pub fn is_time(name: &str) -> bool {
     name.contains("second") || name.ends_with("_rank")
+}
+
+/// Pairs of so many pixels in `set`, for training and validation: shapes whose colour is their class, so that little is to be learned.
+pub fn scenes(folder: &Folder, (width, height): (usize, usize), lengths: [usize; 2]) {
+    let parts = [("train", Split::Train), ("val", Split::Test)];
+    for ((part, split), len) in parts.into_iter().zip(lengths) {
+        for kind in ["images", "masks"] {
+            fs::create_dir_all(folder.0.join(format!("set/{part}/{kind}"))).unwrap();
+        }
+        let spec = DrawnSpec { split, len, width, height, channels: 3, classes: 3, seed: 5 };
+        let (set, mut pair) = (Drawn::new(spec).unwrap(), Pair::default());
+        for index in 0..len {
+            set.read(index, &mut pair).unwrap();
+            for kind in ["images", "masks"] {
+                let path = folder.0.join(format!("set/{part}/{kind}/{index}.png"));
+                save_mask(&pair.mask, (width, height), &path).unwrap();
+            }
+        }
+    }
+    fs::write(folder.0.join("set/classes.txt"), "ground\ncircle\nsquare\n").unwrap();
 }
