@@ -11,9 +11,14 @@ pub enum DataError {
     #[error("{image}: {problem}")]
     Image { image: String, problem: String },
 
-    /// A setting of the augmentation or of the loader that can't be honoured.
-    #[error("setting `{setting}`: {problem}")]
-    Setting { setting: &'static str, problem: String },
+    /// A setting that can't be honoured. It goes by the name of the flag that sets it, so that a user reads the same words
+    /// whoever refuses it.
+    #[error("--{flag} {value}: {problem}")]
+    Setting { flag: &'static str, value: String, problem: String },
+
+    /// A caller's mistake, which no setting can bring about.
+    #[error("{what}: {problem}")]
+    Call { what: &'static str, problem: String },
 
     #[error("pixels of {width}×{height} with {found} channels; this run reads {channels} channels")]
     Pixels { width: usize, height: usize, found: usize, channels: usize },
@@ -37,18 +42,13 @@ pub enum DataError {
 
     #[error("{indices} images do not fit a batch of {capacity}")]
     BatchOverfull { indices: usize, capacity: usize },
-
-    #[error("the synthetic set has between {min} and {max} classes; {found} were asked for")]
-    SyntheticClasses { found: usize, min: usize, max: usize },
-
-    #[error("synthetic images are between {min} and {max} pixels wide; {found} were asked for")]
-    SyntheticImageSize { found: usize, min: usize, max: usize },
-
-    #[error("synthetic images have between 1 and {max} channels; {found} were asked for")]
-    SyntheticChannels { found: usize, max: usize },
 }
 
 impl DataError {
+    pub(crate) fn setting(flag: &'static str, value: impl ToString, problem: impl Into<String>) -> Self {
+        DataError::Setting { flag, value: value.to_string(), problem: problem.into() }
+    }
+
     pub fn file(path: impl AsRef<Path>, problem: impl ToString) -> Self {
         DataError::File { path: path.as_ref().to_path_buf(), problem: problem.to_string() }
     }

@@ -29,6 +29,7 @@ pub mod folder;
 pub mod get;
 mod image;
 pub mod leading;
+pub mod limits;
 pub mod loader;
 pub mod pickle;
 mod random;

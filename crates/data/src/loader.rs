@@ -185,11 +185,10 @@ impl LoadedBatch {
 }
 
 fn check(dataset: &dyn Dataset, transform: &Transform, settings: &LoaderSettings) -> Result<(), DataError> {
-    let refuse = |setting, problem| Err(DataError::Setting { setting, problem });
     transform.check()?;
     let (found, expected) = (dataset.channels(), transform.channels);
     if found != expected {
-        return refuse("channels", format!("the images have {found}, the transform {expected}"));
+        return Err(DataError::setting("channels", expected, format!("the images have {found}")));
     }
     settings.check(dataset.len())
 }
@@ -197,16 +196,16 @@ fn check(dataset: &dyn Dataset, transform: &Transform, settings: &LoaderSettings
 impl LoaderSettings {
     /// For a set of `len` images.
     pub(crate) fn check(&self, len: usize) -> Result<(), DataError> {
-        let refuse = |setting, problem| Err(DataError::Setting { setting, problem });
+        let misused = |what, problem| Err(DataError::Call { what, problem });
         let order = self.sampler.len;
         if order > len {
-            return refuse("sampler", format!("an order of {order} samples for a set of {len} images"));
+            return misused("sampler", format!("an order of {order} samples for a set of {len} images"));
         }
         if self.batch == 0 {
-            return refuse("batch", "must be at least 1".into());
+            return Err(DataError::setting("batch-size", 0, "must be at least 1"));
         }
         if self.depth == 0 && self.workers > 0 {
-            return refuse("depth", "must be at least 1 for threads to work ahead".into());
+            return misused("depth", "must be at least 1 for threads to work ahead".into());
         }
         Ok(())
     }

@@ -15,18 +15,16 @@ mod figure;
 pub(crate) mod scene;
 pub(crate) mod shape;
 
+use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::key;
 use crate::sampler::permute;
 use crate::{DataError, Dataset, Image, Split};
 use figure::Figure;
 use scene::Scene;
+use std::ops::RangeInclusive;
 
-pub const MIN_CLASSES: usize = 2;
-pub const MAX_CLASSES: usize = figure::COUNT;
-pub const MIN_IMAGE_SIZE: usize = 8;
-/// Pixel coordinates up to here are exact in `f32` with enough bits left for smooth edges.
-pub const MAX_IMAGE_SIZE: usize = 16_384;
-pub const MAX_CHANNELS: usize = 256;
+/// Of a drawn set.
+pub const CLASSES: RangeInclusive<usize> = 2..=figure::COUNT;
 
 /// The streams of randomness that one seed gives, kept apart by these numbers.
 const LABELS: u64 = 1;
@@ -52,19 +50,9 @@ pub struct Synthetic {
 impl Synthetic {
     pub fn new(spec: SyntheticSpec) -> Result<Self, DataError> {
         let SyntheticSpec { image_size, channels, classes, .. } = spec;
-        if !(MIN_CLASSES..=MAX_CLASSES).contains(&classes) {
-            return Err(DataError::SyntheticClasses { found: classes, min: MIN_CLASSES, max: MAX_CLASSES });
-        }
-        if !(MIN_IMAGE_SIZE..=MAX_IMAGE_SIZE).contains(&image_size) {
-            return Err(DataError::SyntheticImageSize {
-                found: image_size,
-                min: MIN_IMAGE_SIZE,
-                max: MAX_IMAGE_SIZE,
-            });
-        }
-        if !(1..=MAX_CHANNELS).contains(&channels) {
-            return Err(DataError::SyntheticChannels { found: channels, max: MAX_CHANNELS });
-        }
+        within("classes", classes, &CLASSES, "the synthetic set is drawn in so many")?;
+        within("image-size", image_size, &DRAWN_SIDES, "synthetic images are drawn in these sizes")?;
+        within("channels", channels, &DRAWN_CHANNELS, "synthetic images are drawn in so many")?;
         let class_names = (0..classes).map(|class| Figure::of_class(class).to_string()).collect();
         Ok(Self { spec, class_names })
     }

@@ -27,6 +27,16 @@ pub enum Optimizer {
     Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_coeff: f64, max_coeff: f64 },
 }
 
+impl Optimizer {
+    pub fn weight_decay(&self) -> f64 {
+        match *self {
+            Optimizer::AdamW { weight_decay, .. }
+            | Optimizer::Sgd { weight_decay, .. }
+            | Optimizer::Lamb { weight_decay, .. } => weight_decay,
+        }
+    }
+}
+
 /// How the parameters of a group are trained.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {

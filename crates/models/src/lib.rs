@@ -10,5 +10,5 @@ pub mod swin;
 pub mod upernet;
 pub mod vit;
 
-pub use network::{Network, NetworkError};
+pub use network::{Network, NetworkError, RATES};
 pub use segmenter::Segmenter;

@@ -6,6 +6,10 @@ use crate::swin::{Swin, SwinError};
 use crate::vit::{Vit, VitError};
 use graph::{DType, GraphError, Loss, Model};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Of dropout, of whatever is dropped.
+pub const RATES: Range<f64> = 0.0..1.0;
 
 /// Fields tell the families apart in records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,10 +20,11 @@ pub enum Network {
     Segmenter(Segmenter),
 }
 
+/// What is wrong with a model; each text begins with the model's name.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum NetworkError {
     #[error(
-        "unknown model '{0}': a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
+        "{0}: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
          +linear or +upernet it tells pixels apart"
     )]
     Unknown(String),

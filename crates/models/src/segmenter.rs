@@ -133,6 +133,6 @@ mod tests {
             message("swinv2-ti/w8+fcn")
                 .ends_with("a head for pixels is +upernet, over a Swin V2, or +linear, over a ViT")
         );
-        assert!(message("resnet50+upernet").starts_with("unknown model 'resnet50'"));
+        assert!(message("resnet50+upernet").starts_with("resnet50: unknown model"));
     }
 }

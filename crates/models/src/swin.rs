@@ -2,6 +2,7 @@
 //!
 //! Legend: B batch, h and w rows and columns of a feature map, C channels, T tokens in a window.
 
+use crate::network::RATES;
 use graph::build::{CosineAttention, Linear};
 use graph::op::Pooling;
 use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId, Windows};
@@ -64,7 +65,7 @@ const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 38
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum SwinError {
     #[error(
-        "unknown model '{0}': a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
+        "{0}: unknown model: a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
          swinv2-b/w12to16 for windows of 16 pre-trained with 12, or swinv2-352-2-2-18-2/w8 for a width and the blocks of each stage"
     )]
     Unknown(String),
@@ -153,7 +154,7 @@ impl Swin {
             }
         }
         for (what, rate) in [("dropout", self.dropout), ("drop path", self.drop_path)] {
-            if !(0.0..1.0).contains(&rate) {
+            if !RATES.contains(&rate) {
                 return Err(SwinError::Rate { model, what, rate });
             }
         }
@@ -398,7 +399,7 @@ mod tests {
         for name in
             ["swinv2-96-2-2-6/w8", "swinv2-96-2-2-6-2-2/w8", "swinv2-96-2-x-6-2/w8", "swinv2--2-2-6-2/w8"]
         {
-            assert!(message(name).starts_with("unknown model"), "{name}");
+            assert!(message(name).starts_with(&format!("{name}: unknown model")), "{name}");
         }
     }
 
@@ -408,7 +409,7 @@ mod tests {
         for name in
             ["swinv2-xl/w8", "swinv2-ti", "swinv2-ti/8", "swinv2-ti/wx", "swinv2-b/w7to16", "swin-ti/w7"]
         {
-            assert!(message(name, [256; 2]).starts_with(&format!("unknown model '{name}'")), "{name}");
+            assert!(message(name, [256; 2]).starts_with(&format!("{name}: unknown model")), "{name}");
         }
         assert_eq!(message("swinv2-ti/w0", [256; 2]), "swinv2-ti/w0: the window must be at least 1");
         let odd = message("swinv2-ti/w8", [256, 250]);

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 const POOLS: [usize; 4] = [1, 2, 3, 6];
 /// The stage that the auxiliary head reads.
 const AUXILIARY_STAGE: usize = 2;
-const AUXILIARY_WEIGHT: f64 = 0.4;
+/// Of the auxiliary head's loss, in what training minimises.
+pub const AUXILIARY_WEIGHT: f64 = 0.4;
 const WEIGHT: Init = Init::Normal { std: 0.02 };
 
 /// What decides the shape of the heads beside the backbone's widths.
@@ -43,7 +44,8 @@ impl UperNet {
     }
 
     /// From the stages' outputs, finest first, to what a graph ends in: loss, statistics and logits of images of `size`
-    /// (height, width). Training adds the auxiliary loss; evaluation has the main one alone.
+    /// (height, width). Training adds the auxiliary loss; evaluation has the main one alone. Statistics, and with them the loss that
+    /// is logged, are the main head's in both, so that they compare.
     pub fn finish(
         &self,
         b: &mut Builder,

@@ -3,6 +3,7 @@
 //!
 //! Legend: B batch, N patches, T tokens, C width.
 
+use crate::network::RATES;
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId};
@@ -58,7 +59,7 @@ const SIZES: [(&str, usize, usize, usize, usize); 6] = [
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum VitError {
     #[error(
-        "unknown model '{0}': a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16"
+        "{0}: unknown model: a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16"
     )]
     Unknown(String),
     #[error("{model}: patch {patch} doesn't divide the {image}×{image} image")]
@@ -121,7 +122,7 @@ impl Vit {
             ("attention dropout", self.attention_dropout),
             ("drop path", self.drop_path),
         ] {
-            if !(0.0..1.0).contains(&rate) {
+            if !RATES.contains(&rate) {
                 return Err(VitError::Rate { model, what, rate });
             }
         }
@@ -283,8 +284,8 @@ mod tests {
     #[test]
     fn bad_names_and_sizes_are_refused_in_one_line() {
         let message = |name, image| Vit::named(name, image, 3, 10).unwrap_err().to_string();
-        assert!(message("resnet50", 32).starts_with("unknown model 'resnet50'"));
-        assert!(message("vit-xl/16", 32).starts_with("unknown model 'vit-xl/16'"));
+        assert!(message("resnet50", 32).starts_with("resnet50: unknown model"));
+        assert!(message("vit-xl/16", 32).starts_with("vit-xl/16: unknown model"));
         assert_eq!(message("vit-ti/5", 32), "vit-ti/5: patch 5 doesn't divide the 32×32 image");
         assert_eq!(message("vit-ti/0", 32), "vit-ti/0: the patch must be at least 1");
     }

@@ -190,7 +190,8 @@ mod tests {
         vec![
             raw(),
             Raw { crop: Some(Crop::Resized), mean: vec![0.4, 0.5, 0.6], std: vec![0.2], ..raw() },
-            Raw { augment: Some(Preset::Strong), interpolation: Some(Interpolation::Bicubic), ..raw() },
+            Raw { augment: Some(Preset::Strong), ..raw() },
+            Raw { interpolation: Some(Interpolation::Bicubic), eval_resize: Some(48), ..raw() },
             Raw { model: Some("vit-ti/8".into()), image_size: Some(64), pool: Some(Pool::Mean), ..raw() },
             Raw { classes: Some(20), channels: Some(1), seed: Some(7), test_samples: Some(30), ..raw() },
             Raw { eval_resize: Some(40), batch_size: Some(10), skip_bad_images: true, ..raw() },

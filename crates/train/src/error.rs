@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    #[error(transparent)]
+    #[error("--model {0}")]
     Model(#[from] models::NetworkError),
     #[error(transparent)]
     Graph(#[from] graph::GraphError),
@@ -32,7 +32,7 @@ pub enum TrainError {
     #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
     Setting { flag: &'static str, value: String, why: String },
     #[error(
-        "{model} on {image} px, {channels} channels, {classes} classes, {batch} images at a time: no memory holds that"
+        "--model {model} on {image} px, {channels} channels, {classes} classes, {batch} images at a time: no memory holds that"
     )]
     TooLarge { model: String, image: usize, channels: usize, classes: usize, batch: usize },
     #[error("{}: {source}", path.display())]

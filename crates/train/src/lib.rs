@@ -21,6 +21,7 @@ mod gpu_log;
 mod gpus;
 pub mod machine;
 pub mod metrics;
+pub mod outputs;
 pub mod pth;
 mod real;
 pub mod record;

@@ -169,11 +169,17 @@ mod tests {
         }
     }
 
-    /// The fixture is made by `tests/fixtures/make_schedules.py` from PyTorch's and DeepSpeed's own schedulers.
+    /// The fixtures are made by scripts beside them from PyTorch's and DeepSpeed's own schedulers. DeepSpeed's go on past their
+    /// ends.
     #[test]
     fn rates_are_those_of_pytorch_and_deepspeed() {
-        let fixture = include_str!("../tests/fixtures/schedules.json");
-        let fixture: serde_json::Map<String, serde_json::Value> = serde_json::from_str(fixture).unwrap();
+        let fixtures = [
+            include_str!("../tests/fixtures/schedules.json"),
+            include_str!("../tests/fixtures/deepspeed_schedules.json"),
+        ];
+        let fixtures = fixtures
+            .map(|text| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).unwrap());
+        let fixture: serde_json::Map<_, _> = fixtures.into_iter().flatten().collect();
         let cases = cases();
         assert_eq!(cases.len(), fixture.len(), "every scheduler of the fixture is tested");
         for (name, schedule) in cases {
@@ -202,6 +208,8 @@ mod tests {
             ramp,
             total,
         };
+        let one_step =
+            WarmupCosineLr { peak, min_ratio: 0.0, cos_min_ratio: 0.0001, warmup: 1, ramp: Ramp::Log, total };
         let half = |steps, stairs| Half { steps, stairs };
         let cycle = |rise, fall, decay_rate, decay_every| OneCycle {
             min: 0.01,
@@ -228,9 +236,12 @@ mod tests {
             ("WarmupDecayLR_log", ds(decayed(0.001, Ramp::Log, total))),
             ("WarmupDecayLR_linear", ds(decayed(0.0, Ramp::Linear, total))),
             ("WarmupDecayLR_short", ds(decayed(0.0, Ramp::Log, 4))),
+            ("WarmupDecayLR_equal", ds(decayed(0.0, Ramp::Log, 6))),
             ("WarmupCosineLR_log", ds(cosine(0.1, 0.05, Ramp::Log, total))),
             ("WarmupCosineLR_linear", ds(cosine(0.1, 0.05, Ramp::Linear, total))),
             ("WarmupCosineLR_short", ds(cosine(0.0, 0.0001, Ramp::Log, 4))),
+            ("WarmupCosineLR_one_step", ds(one_step)),
+            ("OneCycle_no_decay", ds(cycle(half(7, 0), half(7, 0), 0.0, 0))),
             ("OneCycle", ds(cycle(half(5, 0), half(8, 0), 0.5, 3))),
             ("OneCycle_stairs", ds(cycle(half(6, 2), half(9, 3), 0.0, 0))),
             ("LRRangeTest", ds(range(false))),

@@ -36,6 +36,10 @@ impl Shares {
         self.0[rank]
     }
 
+    pub fn smallest(&self) -> usize {
+        self.0.iter().copied().min().unwrap_or(0)
+    }
+
     /// Images of a micro-step that belong to the ranks before this one.
     pub fn before(&self, rank: usize) -> usize {
         self.0[..rank].iter().sum()

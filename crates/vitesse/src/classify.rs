@@ -10,6 +10,7 @@ use std::sync::Arc;
 use train::config::Task;
 use train::confusion::most_probable;
 use train::evaluated::Found;
+use train::outputs::{self, Output};
 use train::sets::{ImageSets, Sets};
 use train::{Session, printable};
 
@@ -20,6 +21,7 @@ const SIDE: usize = 160;
 const COLUMNS: usize = 5;
 
 pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
+    outputs::check("grid", args.grid.as_deref(), Output::NewFile)?;
     ending("--grid ", args.grid.as_deref(), "png")?;
     let raw = args.raw();
     let evaluated = Found::at(&args.weights)?.without_data(&raw)?.of_task(Task::Classify, "segment")?;

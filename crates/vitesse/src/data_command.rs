@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use train::config::Resolved;
+use train::outputs::{self, Output};
 use train::printable;
 use train::sets::{self, ImageSets, Sets};
 
@@ -32,6 +33,7 @@ pub fn get(args: GetArgs) -> anyhow::Result<()> {
 }
 
 pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
+    outputs::check("sheet", args.sheet.as_deref(), Output::NewFile)?;
     ending("--sheet ", args.sheet.as_deref(), "png")?;
     let raw = args.augment.clone().raw(args.data.clone().raw(args.model.clone().raw()));
     let source = raw.source()?;

@@ -14,11 +14,15 @@ use std::path::Path;
 use train::config::Task;
 use train::confusion::Confusion;
 use train::evaluated::Found;
+use train::outputs::{self, Output};
 use train::session::Score;
 use train::weights;
 use train::{Session, printable};
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
+    outputs::check("confusion", args.confusion.as_deref(), Output::File)?;
+    outputs::check("logits", args.logits.as_deref(), Output::File)?;
+    outputs::check("masks", args.masks.as_deref(), Output::Folder)?;
     ending("--confusion ", args.confusion.as_deref(), "csv")?;
     ending("--logits ", args.logits.as_deref(), "safetensors")?;
     let (evaluated, sets) = Found::at(&args.weights)?.with_data(&args.raw())?;

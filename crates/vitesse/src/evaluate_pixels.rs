@@ -25,6 +25,15 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
     let (test, names) = (masked.test.clone(), evaluated.run.class_names.clone());
     let subject = Subject::of(&evaluated, &sets);
     if let Some(folder) = &args.masks {
+        let there =
+            (0..test.len()).map(|index| folder.join(mask_name(&*test, index))).find(|path| path.exists());
+        if let Some(path) = there {
+            anyhow::bail!(
+                "--masks {}: {} exists already, and is not replaced",
+                folder.display(),
+                path.display()
+            );
+        }
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let mut session: Session = Session::for_evaluation(evaluated.run, sets, &evaluated.weights)?;

@@ -6,12 +6,15 @@ use crate::signals::Signals;
 use crate::table::{self, count, megabytes, percentages};
 use graph::Program;
 use indicatif::{ProgressBar, ProgressStyle};
+use models::upernet::AUXILIARY_WEIGHT;
+use models::{Network, Segmenter};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use train::account::{Parts, Step};
 use train::balance::Straggler;
 use train::config::Device;
+use train::files::folder_of;
 use train::run::Events;
 use train::session::{Evaluation, StepResult};
 use train::shares::Shares;
@@ -25,7 +28,11 @@ pub enum Voice {
     Silent,
     Terminal(ProgressBar),
     Lines,
-    File(File),
+    /// Opened when there is something to write: a run that is refused leaves none.
+    File {
+        path: PathBuf,
+        file: Option<File>,
+    },
 }
 
 impl Voice {
@@ -43,9 +50,8 @@ impl Voice {
     }
 
     /// Of a rank that writes a log of its own.
-    pub fn log(folder: &Path, rank: usize) -> std::io::Result<Self> {
-        std::fs::create_dir_all(folder)?;
-        Ok(Voice::File(File::create(folder.join(format!("rank-{rank}.log")))?))
+    pub fn log(folder: &Path, rank: usize) -> Self {
+        Voice::File { path: folder.join(format!("rank-{rank}.log")), file: None }
     }
 
     fn line(&mut self, text: &str) {
@@ -54,10 +60,20 @@ impl Voice {
             Voice::Silent => {}
             Voice::Terminal(bar) => bar.suspend(|| println!("{text}")),
             Voice::Lines => println!("{text}"),
-            // A log that can't be written must not end the run.
-            Voice::File(file) => drop(writeln!(file, "{text}")),
+            // A log that can't be written must not end the run; that it can was checked at the start.
+            Voice::File { path, file } => {
+                if file.is_none() {
+                    *file = create(path).ok();
+                }
+                file.iter_mut().for_each(|file| drop(writeln!(file, "{text}")));
+            }
         }
     }
+}
+
+fn create(path: &Path) -> std::io::Result<File> {
+    std::fs::create_dir_all(folder_of(path))?;
+    File::create(path)
 }
 
 impl Drop for Voice {
@@ -129,6 +145,11 @@ impl Events for Progress<'_> {
             megabytes(program.arena()),
             megabytes(program.state_bytes()),
         ));
+        if let Network::Segmenter(Segmenter::Upernet { .. }) = run.network {
+            self.line(format!(
+                "loss: of the main head, in training and evaluation; training also minimises {AUXILIARY_WEIGHT} × the auxiliary head's"
+            ));
+        }
         if progress.step > 0 {
             self.line(format!("going on after step {}", progress.step));
         }

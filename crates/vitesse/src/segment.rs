@@ -6,16 +6,36 @@ use anyhow::Context;
 use data::segment::overlay::{percent, save_mask, save_picture, shares};
 use data::segment::{MaskedSet, Unmasked};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use train::config::Task;
 use train::evaluated::Found;
+use train::outputs::{self, Output};
 use train::segmentation::MaskedSets;
 use train::sets::Sets;
 use train::{Session, TrainError, printable};
 
+/// What is written of an image.
+const KINDS: [&str; 2] = ["mask", "overlay"];
+
 pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
+    outputs::check("out", Some(&args.out), Output::Folder)?;
+    let mut names = BTreeSet::new();
+    for image in &args.images {
+        for kind in KINDS {
+            let path = beside(&args.out, image, kind);
+            if path.exists() || !names.insert(path.clone()) {
+                let what = if path.exists() {
+                    "exists already, and is not replaced"
+                } else {
+                    "would hold two images"
+                };
+                anyhow::bail!("--out {}: {} {what}", args.out.display(), path.display());
+            }
+        }
+    }
     let raw = args.raw();
     let evaluated = Found::at(&args.weights)?.without_data(&raw)?.of_task(Task::Segment, "classify")?;
     let (mut run, weights) = (evaluated.run, evaluated.weights);
@@ -29,7 +49,7 @@ pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
     let mut session: Session = Session::for_evaluation(run, Sets::Masked(sets), &weights)?;
     session.evaluate_pixels(|answer| {
         let (image, path) = (&answer.pair.image, &args.images[answer.index]);
-        let [mask, overlay] = ["mask", "overlay"].map(|kind| beside(&args.out, path, kind));
+        let [mask, overlay] = KINDS.map(|kind| beside(&args.out, path, kind));
         let saved = save_mask(answer.labels, (image.width, image.height), &mask)
             .and_then(|()| save_picture(image, answer.labels, &names, &overlay));
         saved.map_err(TrainError::from)?;

@@ -23,7 +23,7 @@ pub fn wanted(args: &TrainArgs) -> bool {
 }
 
 /// Whether ranks over MPI were asked for without a launcher: vitesse then calls it.
-fn calls_mpirun(args: &TrainArgs) -> bool {
+pub fn calls_mpirun(args: &TrainArgs) -> bool {
     let alone = Place::find(&environment).is_ok_and(|place| place.launcher == Launcher::Nothing);
     alone && args.ranks.comm == Some(Choice::Mpi) && args.ranks.ranks.is_some()
 }

@@ -13,6 +13,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use study::serve::{self, Server};
+use train::outputs::{self, Output};
 use train::record::{self, Launch};
 use train::run::{Stopped, Summary};
 use train::session::Evaluation;
@@ -26,36 +27,41 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
         return supervise::run(&args, &typed);
     }
     let signals = Signals::catch()?;
-    let ended = match comm::start(&args.ranks.options()) {
-        Ok(Start::Process(member)) => member.run(|member| {
-            let place = &member.place;
-            let prepared = prepare(&args, place.world, place.local_world, Some(member));
-            let (run, sets) = prepared.map_err(|error| Failure::Own(one_line(error)))?;
-            rank(&args, run, sets, member, &signals)
-        }),
-        Ok(Start::Threads(members)) => {
-            let (run, sets) = prepare(&args, members.len(), members.len(), None)?;
-            threads(&args, &run, &sets, members, &signals)
-        }
-        Err(refused) => Err(Ended { code: refused.code, line: refused.prints.then_some(refused.line) }),
-    };
-    match ended {
+    match start(&args, &signals, &tell)? {
         Ok(done) => {
             done.print(args.json);
             // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
             Ok(done.summary.stopped.map_or(ExitCode::SUCCESS, |_| signals.exit_code()))
         }
         Err(Ended { code, line }) => {
-            tell(line);
+            line.iter().for_each(|line| tell(line));
             Ok(ExitCode::from(code))
         }
     }
 }
 
-fn tell(line: Option<String>) {
-    if let Some(line) = line {
-        eprintln!("vitesse: {}", printable::line(&line));
-    }
+/// What says why a run ended, at once.
+type Tell<'a> = &'a (dyn Fn(&str) + Sync);
+
+/// The ranks of this process, from what was typed to how they ended.
+fn start(args: &TrainArgs, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<Result<Done, Ended>> {
+    Ok(match comm::start(&args.ranks.options()) {
+        Ok(Start::Process(member)) => member.run(|member| {
+            let place = &member.place;
+            let prepared = prepare(args, place.world, place.local_world, Some(member));
+            let (run, sets) = prepared.map_err(|error| Failure::Own(one_line(error)))?;
+            rank(args, run, sets, member, signals)
+        }),
+        Ok(Start::Threads(members)) => {
+            let (run, sets) = prepare(args, members.len(), members.len(), None)?;
+            threads(args, &run, &sets, members, signals, tell)
+        }
+        Err(refused) => Err(Ended { code: refused.code, line: refused.prints.then_some(refused.line) }),
+    })
+}
+
+fn tell(line: &str) {
+    eprintln!("vitesse: {}", printable::line(line));
 }
 
 /// A run that goes on does so over the ranks it had, unless it is told otherwise or a launcher decides.
@@ -79,6 +85,9 @@ fn one_line(error: anyhow::Error) -> String {
     say::one_line(&error)
 }
 
+#[cfg(test)]
+mod property;
+
 /// What a rank's run came to.
 struct Done {
     rank: usize,
@@ -100,8 +109,7 @@ fn rank(
         voices.push(Voice::aloud(&run, args.json));
     }
     if let Some(folder) = &args.output.rank_logs {
-        let log = Voice::log(folder, rank);
-        voices.push(log.map_err(|e| format!("{}: {e}", folder.display()))?);
+        voices.push(Voice::log(folder, rank));
     }
     let _page = if rank == 0 { live_page(args, &run)? } else { None };
     let mut progress = Progress::new(&run, voices, signals);
@@ -116,8 +124,7 @@ fn rank(
 /// Serves the run's folder for as long as it lives, if that was asked for.
 fn live_page(args: &TrainArgs, run: &Resolved) -> Result<Option<Server>, String> {
     let Some(address) = args.output.serve else { return Ok(None) };
-    let folder =
-        run.out.as_deref().ok_or("--serve needs --out: the live page shows what the run writes there")?;
+    let Some(folder) = run.out.as_deref() else { return Ok(None) };
     let server = Server::start(address.unwrap_or(serve::DEFAULT), folder).map_err(|e| e.to_string())?;
     eprintln!("live page: {}", server.url());
     Ok(Some(server))
@@ -130,6 +137,7 @@ fn threads(
     sets: &Sets,
     members: Vec<Member>,
     signals: &Signals,
+    tell: Tell<'_>,
 ) -> Result<Done, Ended> {
     let work = |member: Member| member.run(|m| rank(args, run.clone(), sets.clone(), m, signals));
     let mut members = members.into_iter();
@@ -140,7 +148,7 @@ fn threads(
         let others: Vec<_> = members.map(|member| scope.spawn(|| work(member))).collect();
         let done = work(first).map_err(|ended| {
             // Now: a rank that hangs would keep this thread waiting, until the whole process is ended.
-            tell(ended.line);
+            ended.line.iter().for_each(|line| tell(line));
             Ended { line: None, ..ended }
         });
         // Whoever panicked was caught, and told the others.
@@ -165,7 +173,25 @@ fn prepare(
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         raw.threads = Some((all / local_world).max(1));
     }
-    Ok(sets::resolve(&raw, world)?)
+    let (run, sets) = sets::resolve(&raw, world)?;
+    check_outputs(args, &run, member.is_none_or(|member| member.place.rank == 0))?;
+    Ok((run, sets))
+}
+
+/// Refuses what can't be written, before anything is. The first rank writes all but the others' logs.
+fn check_outputs(args: &TrainArgs, run: &Resolved, first: bool) -> anyhow::Result<()> {
+    if args.output.serve.is_some() && run.out.is_none() {
+        anyhow::bail!("--serve needs --out: the live page shows what the run writes there");
+    }
+    if args.ranks.hostfile.is_some() && !supervise::calls_mpirun(args) {
+        anyhow::bail!(
+            "--hostfile is for mpirun, which vitesse calls for --comm mpi with --ranks and no launcher"
+        );
+    }
+    outputs::check("rank-logs", args.output.rank_logs.as_deref(), Output::Folder)?;
+    outputs::check("trace", run.trace.as_deref().filter(|_| first), Output::File)?;
+    let out = run.out.as_deref().filter(|_| first && run.resume.is_none());
+    Ok(outputs::check("out", out, Output::Folder)?)
 }
 
 /// A continued run is told again what it was told at its start; what is typed now comes on top.

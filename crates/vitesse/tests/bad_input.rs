@@ -292,6 +292,50 @@ fn names_that_a_terminal_would_obey_are_only_shown() {
     shown(&["study", "plan", "bad.toml"], 1);
 }
 
+/// Where results can't go is known before they are made.
+#[test]
+fn outputs_that_cannot_be_written_are_refused_at_the_start() {
+    let folder = Folder::new("outputs");
+    let small = ["--train-samples", "8", "--test-samples", "4"];
+    folder.write("taken.png", b"");
+    for (flag, path) in [
+        ("--trace", "no/t.json"),
+        ("--trace", "taken.png/t.json"),
+        ("--trace", "."),
+        ("--rank-logs", "taken.png"),
+        ("--rank-logs", "/proc/logs"),
+    ] {
+        let run = train(&[&small[..], &["--out", "run", flag, path]].concat());
+        folder.refuses(&run, &[&format!("{flag} {path}: ")]);
+        assert!(!folder.0.join("run").exists(), "{flag} {path}");
+    }
+    for wrong in
+        [["--mixup", "0.0001"], ["--rand-augment", "9,9"], ["--eval-resize", "20000"], ["--epochs", "3"]]
+    {
+        folder.refuses(
+            &train(&[&["--out", "run"], &wrong[..]].concat()),
+            &[&format!("{} {}: ", wrong[0], wrong[1])],
+        );
+        assert!(!folder.0.join("run").exists(), "{wrong:?}");
+    }
+    folder.works(&train(&[&small[..], &["--out", "run"]].concat()));
+    let image = Path::new(IMAGES).join("rgb.png").display().to_string();
+    let (eval, classify) = (["eval", "--weights", "run"], ["classify", "--weights", "run", &image]);
+    for (command, flag, path) in [
+        (&eval[..], "--confusion", "no/c.csv"),
+        (&eval, "--confusion", "run"),
+        (&eval, "--logits", "no/l.safetensors"),
+        (&eval, "--masks", "taken.png"),
+        (&classify, "--grid", "taken.png"),
+        (&classify, "--grid", "no/g.png"),
+        (&["segment", "--weights", "run", &image], "--out", "taken.png"),
+        (&["data", "inspect"], "--sheet", "taken.png"),
+        (&["data", "inspect", "--data", "synthetic-masks"], "--sheet", "no/s.png"),
+    ] {
+        folder.refuses(&[command, &[flag, path]].concat(), &[&format!("{flag} {path}: ")]);
+    }
+}
+
 fn walk(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()

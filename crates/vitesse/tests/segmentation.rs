@@ -61,9 +61,9 @@ fn a_model_learns_is_judged_and_shown() {
         (trained["eval_iou"].as_array().unwrap(), 2)
     );
 
-    for mode in ["whole", "slide"] {
+    for (mode, windows) in [("whole", ""), ("slide", "--eval-stride 16")] {
         let weights = "eval --weights run/weights.safetensors --json";
-        let judged = json(&folder, &format!("{weights} --eval-mode {mode} --eval-stride 16 --masks {mode}"));
+        let judged = json(&folder, &format!("{weights} --eval-mode {mode} {windows} --masks {mode}"));
         let pairs: Vec<(Vec<u8>, Vec<u8>)> = (0..6)
             .map(|i| {
                 let truth = mask(&folder.0.join(format!("set/val/masks/{i}.png")));

@@ -65,8 +65,7 @@ impl MaskLoader {
         let finish = MaskFinish::of(&transform)?;
         let (found, expected) = (set.channels(), transform.channels);
         if found != expected {
-            let problem = format!("the images have {found}, the transform {expected}");
-            return Err(DataError::Setting { setting: "channels", problem });
+            return Err(DataError::setting("channels", expected, format!("the images have {found}")));
         }
         let current = MaskBatch::with_room(settings.batch, &transform, finished);
         let maker = || {

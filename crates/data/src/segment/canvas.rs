@@ -134,7 +134,7 @@ impl Canvas {
         if let Some(pixel) = self.times.iter().position(|&times| times == 0) {
             let (x, y) = (pixel % self.width, pixel / self.width);
             let problem = format!("no window has seen column {x}, row {y}");
-            return Err(DataError::Setting { setting: "windows", problem });
+            return Err(DataError::Call { what: "windows", problem });
         }
         let columns = Taps::new(original.0, self.width as f64 / original.0 as f64, self.width);
         let rows = Taps::new(original.1, self.height as f64 / original.1 as f64, self.height);

@@ -7,16 +7,15 @@
 //! Pair i is a pure function of (seed, split, i, width, height, channels, classes), with the same bytes on every platform.
 
 use super::{MaskedSet, Pair};
+use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::{Stream, key, noise};
 use crate::synthetic::scene::{Wave, direction};
 use crate::synthetic::shape::{Shape, length};
 use crate::{DataError, Split};
 use std::ops::RangeInclusive;
 
-pub const MIN_CLASSES: usize = 2;
-pub const MAX_CLASSES: usize = 1 + Shape::ALL.len();
-const SIDES: RangeInclusive<usize> = 8..=16_384;
-const MAX_CHANNELS: usize = 256;
+/// With the ground.
+pub const CLASSES: RangeInclusive<usize> = 2..=1 + Shape::ALL.len();
 
 /// Keeps these draws apart from those of the other drawn set.
 const MASKS: u64 = 0x6d61_736b;
@@ -53,20 +52,12 @@ pub struct Drawn {
 
 impl Drawn {
     pub fn new(spec: DrawnSpec) -> Result<Self, DataError> {
-        let refuse = |setting, found: usize, low: usize, high: usize| {
-            let problem = format!("the drawn masks have between {low} and {high}; {found} were asked for");
-            Err(DataError::Setting { setting, problem })
-        };
         let DrawnSpec { width, height, channels, classes, .. } = spec;
-        if !(MIN_CLASSES..=MAX_CLASSES).contains(&classes) {
-            return refuse("classes", classes, MIN_CLASSES, MAX_CLASSES);
+        within("classes", classes, &CLASSES, "the drawn masks have so many")?;
+        for side in [width, height] {
+            within("image-size", side, &DRAWN_SIDES, "masks are drawn in these sizes")?;
         }
-        if let Some(side) = [width, height].into_iter().find(|side| !SIDES.contains(side)) {
-            return refuse("image size", side, *SIDES.start(), *SIDES.end());
-        }
-        if !(1..=MAX_CHANNELS).contains(&channels) {
-            return refuse("channels", channels, 1, MAX_CHANNELS);
-        }
+        within("channels", channels, &DRAWN_CHANNELS, "images with drawn masks have so many")?;
         let shapes = Shape::ALL.iter().take(classes - 1).map(|shape| shape.name());
         let class_names = std::iter::once(GROUND).chain(shapes).map(String::from).collect();
         Ok(Self { spec, class_names })
@@ -278,10 +269,10 @@ mod tests {
         let refusal = |spec| Drawn::new(spec).unwrap_err().to_string();
         assert_eq!(
             refusal(DrawnSpec { classes: 12, ..SPEC }),
-            "setting `classes`: the drawn masks have between 2 and 11; 12 were asked for"
+            "--classes 12: must be from 2 to 11: the drawn masks have so many"
         );
-        assert!(refusal(DrawnSpec { height: 7, ..SPEC }).contains("image size"));
-        assert!(refusal(DrawnSpec { channels: 0, ..SPEC }).contains("channels"));
+        assert!(refusal(DrawnSpec { height: 7, ..SPEC }).starts_with("--image-size 7: "));
+        assert!(refusal(DrawnSpec { channels: 0, ..SPEC }).starts_with("--channels 0: "));
         let read = Drawn::new(SPEC).unwrap().read(200, &mut Pair::default());
         assert_eq!(read, Err(DataError::IndexOutOfRange { index: 200, len: 200 }));
     }

@@ -68,8 +68,8 @@ impl MaskedFiles {
     ) -> Result<Self, DataError> {
         let classes = class_names.len();
         if !(1..=MAX_CLASSES).contains(&classes) {
-            let problem = format!("{classes} classes; there may be 1 to {MAX_CLASSES}");
-            return Err(DataError::Setting { setting: "classes", problem });
+            let problem = format!("there may be 1 to {MAX_CLASSES}");
+            return Err(DataError::setting("classes", classes, problem));
         }
         let labels = numbering.labels(classes);
         let Paired { pairs, left_out } = found;

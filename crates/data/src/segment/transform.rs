@@ -1,8 +1,7 @@
 //! What is done to an image and its mask on the way to a model: settings, and their check.
 
 use crate::DataError;
-use crate::augment::check::{normalisation, refuse};
-use std::ops::RangeInclusive;
+use crate::limits::{PROBABILITIES, SIDES, normalisation, within};
 
 /// As in the training recipes of mmsegmentation: resize, cut, mirror, distort colours, normalise, pad. Nothing checks it
 /// until [`MaskTransform::check`] does.
@@ -33,8 +32,6 @@ pub struct MaskTransform {
 const LONGER: usize = 4;
 const RATIO: (f64, f64) = (0.5, 2.0);
 const MAX_SHARE: f64 = 0.75;
-
-const SIZES: RangeInclusive<usize> = 1..=16_384;
 
 impl MaskTransform {
     /// Nothing random: images fitted into a box as high as the output, and the middle of that.
@@ -71,26 +68,28 @@ impl MaskTransform {
     }
 
     pub fn check(&self) -> Result<(), DataError> {
-        for (setting, value) in [
-            ("height", self.height),
-            ("width", self.width),
-            ("channels", self.channels),
-            ("fit", self.fit.0),
-            ("fit", self.fit.1),
-        ] {
-            if !SIZES.contains(&value) {
-                return refuse(setting, format!("must lie in 1 to {}; {value} was given", SIZES.end()));
-            }
+        for side in [self.height, self.width, self.fit.0.min(self.fit.1)] {
+            within("image-size", side, &SIDES, "")?;
         }
+        let longest = self.fit.0.max(self.fit.1);
+        if !SIDES.contains(&longest) {
+            let problem = format!(
+                "images would be fitted into a box with sides up to {longest} px, and {} is the most",
+                SIDES.end()
+            );
+            return Err(DataError::setting("image-size", self.height.min(self.width), problem));
+        }
+        within("channels", self.channels, &SIDES, "")?;
         let (low, high) = self.ratio;
         if !(low > 0.0 && low <= high && high <= 100.0) {
-            return refuse("ratio", format!("{low} to {high} is no range of factors up to 100"));
+            let problem = format!("{low} to {high} is no range of factors up to 100");
+            return Err(DataError::Call { what: "ratio", problem });
         }
-        for (setting, value) in [("max_share", self.max_share), ("flip", self.flip)] {
-            if !(0.0..=1.0).contains(&value) {
-                return refuse(setting, format!("must lie in 0 to 1; {value} was given"));
-            }
+        if !PROBABILITIES.contains(&self.max_share) {
+            let problem = format!("{} is no share", self.max_share);
+            return Err(DataError::Call { what: "max_share", problem });
         }
+        within("flip", self.flip, &PROBABILITIES, "")?;
         normalisation(&self.mean, &self.std, self.channels)
     }
 }
@@ -128,15 +127,19 @@ mod tests {
         assert_eq!(plain().with_crops().with_distortion().check(), Ok(()));
         let refused = |transform: MaskTransform, name: &str| {
             let message = transform.check().unwrap_err().to_string();
-            assert!(message.starts_with(&format!("setting `{name}`")), "{message}");
+            assert!(message.starts_with(name), "{message}");
         };
-        refused(MaskTransform { height: 0, ..plain() }, "height");
-        refused(MaskTransform { fit: (0, 512), ..plain() }, "fit");
+        refused(MaskTransform { height: 0, ..plain() }, "--image-size 0");
+        refused(MaskTransform { fit: (0, 512), ..plain() }, "--image-size 0");
+        refused(MaskTransform { fit: (16_385, 512), ..plain() }, "--image-size 512: images would be fitted");
         refused(MaskTransform { ratio: (2.0, 0.5), ..plain() }, "ratio");
         refused(MaskTransform { ratio: (f64::NAN, 1.0), ..plain() }, "ratio");
         refused(MaskTransform { max_share: 1.5, ..plain() }, "max_share");
-        refused(MaskTransform { flip: -0.1, ..plain() }, "flip");
-        refused(MaskTransform { mean: vec![0.0; 2], ..plain() }, "mean");
-        refused(MaskTransform { std: vec![1.0, 0.0, 1.0], ..plain() }, "std");
+        refused(MaskTransform { flip: -0.1, ..plain() }, "--flip -0.1");
+        refused(MaskTransform { mean: vec![0.0; 2], ..plain() }, "--mean 0,0: 2 numbers");
+        refused(
+            MaskTransform { std: vec![1.0, 0.0, 1.0], ..plain() },
+            "--std 1,0,1: must be from 0.0001 to 1000",
+        );
     }
 }

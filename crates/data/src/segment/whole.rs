@@ -17,7 +17,7 @@ impl Ladder {
         if longest == 0 || multiple == 0 || rungs == 0 {
             let problem =
                 format!("sides up to {longest}, multiples of {multiple}, {rungs} lengths: none may be 0");
-            return Err(DataError::Setting { setting: "shapes", problem });
+            return Err(DataError::Call { what: "shapes", problem });
         }
         Ok(Ladder { step: multiple * longest.div_ceil(multiple * rungs) })
     }

@@ -24,17 +24,16 @@ impl Windows {
         size: (usize, usize),
         stride: (usize, usize),
     ) -> Result<Self, DataError> {
-        let refuse = |setting, problem| Err(DataError::Setting { setting, problem });
         if image.0 == 0 || image.1 == 0 || size.0 == 0 || size.1 == 0 {
             let problem = format!("{}×{} pixels of an image of {}×{}", size.0, size.1, image.0, image.1);
-            return refuse("window", problem);
+            return Err(DataError::Call { what: "window", problem });
         }
         if !(1..=size.0).contains(&stride.0) || !(1..=size.1).contains(&stride.1) {
             let problem = format!(
                 "{}×{} pixels from window to window of {}×{}: some pixels would be seen by none",
                 stride.0, stride.1, size.0, size.1
             );
-            return refuse("stride", problem);
+            return Err(DataError::setting("eval-stride", stride.0, problem));
         }
         let columns = begins(image.0, size.0, stride.0);
         let rows = begins(image.1, size.1, stride.1);

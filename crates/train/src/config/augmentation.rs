@@ -6,6 +6,8 @@ use super::raw::Raw;
 use super::resolve::smoothing;
 use super::source::Source;
 use crate::error::TrainError;
+use data::{DataError, limits};
+use models::Network;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -118,9 +120,6 @@ pub struct RandAugment {
     pub magnitude: usize,
 }
 
-/// torchvision's magnitudes.
-const LARGEST_MAGNITUDE: usize = 30;
-
 impl FromStr for RandAugment {
     type Err = String;
 
@@ -128,10 +127,7 @@ impl FromStr for RandAugment {
         let numbers =
             text.split_once(',').and_then(|(n, m)| Some((n.trim().parse().ok()?, m.trim().parse().ok()?)));
         match numbers {
-            Some((operations, magnitude)) if magnitude <= LARGEST_MAGNITUDE => {
-                Ok(RandAugment { operations, magnitude })
-            }
-            Some(_) => Err(format!("has a magnitude above {LARGEST_MAGNITUDE}")),
+            Some((operations, magnitude)) => Ok(RandAugment { operations, magnitude }),
             None => Err("is not N,M: operations on an image and their magnitude, such as 2,9".to_string()),
         }
     }
@@ -201,38 +197,27 @@ impl Picker<'_> {
         self.log.note(name, &value, origin);
         value
     }
-
-    fn share(&mut self, name: &'static str, typed: Option<f64>, default: f64) -> Result<f64, TrainError> {
-        let value = self.pick(name, typed, default);
-        let good = (0.0..=1.0).contains(&value);
-        if good { Ok(value) } else { Err(TrainError::setting(name, value, "must lie in 0 ≤ P ≤ 1")) }
-    }
-
-    fn alpha(&mut self, name: &'static str, typed: Option<f64>, default: f64) -> Result<f64, TrainError> {
-        let value = self.pick(name, typed, default);
-        let good = value >= 0.0 && value.is_finite();
-        if good { Ok(value) } else { Err(TrainError::setting(name, value, "must not be negative")) }
-    }
 }
 
 impl Raw {
-    /// The augmentation of images of `size` pixels, and the label smoothing that comes with it.
+    /// The augmentation of a network's images, and the label smoothing that comes with it. What it may be is for `data` to
+    /// say, which carries it out.
     pub(super) fn augmentation(
         &self,
         source: &Source,
-        size: usize,
-        channels: usize,
+        network: &Network,
         log: &mut Log,
     ) -> Result<(Augmentation, f64), TrainError> {
+        let (size, channels) = (network.image(), network.channels());
         let preset = log.pick("augment", self.augment, Preset::None);
         let defaults = preset.defaults(source);
         let mut picker = Picker { log, preset };
         let crop = picker.pick("crop", self.crop, defaults.crop);
-        let flip = picker.share("flip", self.flip, defaults.flip)?;
+        let flip = picker.pick("flip", self.flip, defaults.flip);
         let rand_augment = picker.pick("rand-augment", self.rand_augment, defaults.rand_augment);
-        let erase = picker.share("erase", self.erase, defaults.erase)?;
-        let mixup = picker.alpha("mixup", self.mixup, defaults.mixup)?;
-        let cutmix = picker.alpha("cutmix", self.cutmix, defaults.cutmix)?;
+        let erase = picker.pick("erase", self.erase, defaults.erase);
+        let mixup = picker.pick("mixup", self.mixup, defaults.mixup);
+        let cutmix = picker.pick("cutmix", self.cutmix, defaults.cutmix);
         let label_smoothing = picker.pick("label-smoothing", self.label_smoothing, defaults.label_smoothing);
         let train = match crop {
             Crop::None => Geometry::Resize,
@@ -241,34 +226,35 @@ impl Raw {
         };
         let augmentation = Augmentation {
             train,
-            eval: self.evaluation(crop, size, log)?,
+            eval: self.evaluation(crop, size, log),
             flip,
             rand_augment: (rand_augment.operations > 0)
                 .then_some((rand_augment.operations, rand_augment.magnitude)),
             erase,
             mixup,
             cutmix,
-            mean: by_channel("mean", &self.mean, &[0.5], channels, log, f32::is_finite)?,
-            std: by_channel("std", &self.std, &[0.5], channels, log, |x| x > 0.0 && x.is_finite())?,
+            mean: by_channel("mean", &self.mean, &[0.5], channels, log, limits::mean)?,
+            std: by_channel("std", &self.std, &[0.5], channels, log, limits::std)?,
             interpolation: log.pick("interpolation", self.interpolation, Interpolation::Bilinear),
         };
+        augmentation.evaluation(network).check()?;
+        let training = augmentation.training(network);
+        // A magnitude is wrong also where no operation uses it.
+        let (ops, magnitude) = (rand_augment.operations, rand_augment.magnitude);
+        data::Transform { rand_augment: Some(data::RandAugment { ops, magnitude }), ..training }.check()?;
         Ok((augmentation, smoothing(label_smoothing)?))
     }
 
     /// Models trained on parts of images are judged by the middle of slightly larger ones, as is the custom.
-    fn evaluation(&self, crop: Crop, size: usize, log: &mut Log) -> Result<Geometry, TrainError> {
+    fn evaluation(&self, crop: Crop, size: usize, log: &mut Log) -> Geometry {
         let customary = Geometry::CenterCrop { resize: (size * 8).div_ceil(7) };
         let (geometry, origin) = match (self.eval_resize, crop) {
-            (Some(resize), _) if resize < size => {
-                let why = format!("the model reads {size} px, which can't be cut out of less");
-                return Err(TrainError::setting("eval-resize", resize, why));
-            }
             (Some(resize), _) => (Geometry::CenterCrop { resize }, Origin::Flag),
             (None, Crop::Resized) => (customary, Origin::Default("with --crop resized".to_string())),
             (None, _) => (Geometry::Resize, Origin::default_value()),
         };
         log.note("eval-resize", geometry, origin);
-        Ok(geometry)
+        geometry
     }
 }
 
@@ -279,14 +265,12 @@ pub(super) fn by_channel(
     usual: &[f32],
     channels: usize,
     log: &mut Log,
-    good: impl Fn(f32) -> bool,
+    check: impl Fn(&[f32]) -> Result<(), DataError>,
 ) -> Result<Vec<f32>, TrainError> {
     let origin = if typed.is_empty() { Origin::default_value() } else { Origin::Flag };
     let typed = if typed.is_empty() { usual } else { typed };
-    let text = typed.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
-    if let Some(bad) = typed.iter().find(|x| !good(**x)) {
-        return Err(TrainError::setting(flag, &text, format!("{bad} can't normalise an image")));
-    }
+    check(typed)?;
+    let text = limits::list(typed);
     let values = match *typed {
         [one] => vec![one; channels],
         _ if typed.len() == channels => typed.to_vec(),

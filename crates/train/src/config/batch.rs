@@ -116,7 +116,7 @@ pub(super) fn ranks(world: usize) -> String {
     if world == 1 { "1 rank".to_string() } else { format!("{world} ranks") }
 }
 
-const TOO_MANY: &str = "more images than can be counted";
+const TOO_MANY: &str = "--batch-size × --accumulate × --ranks: more images than can be counted";
 
 impl Said {
     fn settle(&self, log: &mut Log) -> Result<Batch, String> {
@@ -274,7 +274,10 @@ mod tests {
     #[test]
     fn absurd_numbers_are_refused() {
         let huge = format!("{{{MICRO}: 9e15, {STEPS}: 9e15}}");
-        assert_eq!(batch(&huge, NONE, 1).unwrap_err(), "ds.json: more images than can be counted");
+        assert_eq!(
+            batch(&huge, NONE, 1).unwrap_err(),
+            "ds.json: --batch-size × --accumulate × --ranks: more images than can be counted"
+        );
         let text = batch("{}", [None, Some(0), None], 1).unwrap_err();
         assert_eq!(text, "--batch-size 0: must be at least 1");
     }

@@ -22,7 +22,9 @@ impl FromStr for LrScale {
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.rsplit_once('=').and_then(|(pattern, factor)| Some((pattern, factor.parse().ok()?)));
         match parts {
-            Some((pattern, factor)) if !pattern.is_empty() && factor >= 0.0 && f64::is_finite(factor) => {
+            Some((pattern, factor))
+                if !pattern.is_empty() && factor >= 0.0 && (factor as f32).is_finite() =>
+            {
                 Ok(LrScale { pattern: pattern.to_string(), factor })
             }
             _ => Err("is not PATTERN=FACTOR, such as head=10 or blocks.*=0.1".to_string()),
@@ -144,6 +146,12 @@ impl Raw {
         }
         if let Some(decay) = self.layer_decay.filter(|d| !(*d > 0.0 && *d <= 1.0)) {
             return Err(TrainError::setting("layer-decay", decay, "must lie in 0 < F ≤ 1"));
+        }
+        let factor = |name: &str| self.lr_scale.iter().rfind(|s| matches(&s.pattern, name)).map(|s| s.factor);
+        if let Some(scale) =
+            self.lr_scale.last().filter(|_| names.iter().all(|(name, _)| factor(name) == Some(0.0)))
+        {
+            return Err(TrainError::setting("lr-scale", scale, "leaves no parameter that learns"));
         }
         self.lr_scale.iter().for_each(|scale| log.note("lr-scale", scale, Origin::Flag));
         self.no_decay.iter().for_each(|pattern| log.note("no-decay", pattern, Origin::Flag));

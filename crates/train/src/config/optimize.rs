@@ -62,11 +62,14 @@ pub(super) fn or_flag<T>(flag: Option<T>, otherwise: Picked<T>) -> Picked<T> {
     flag.map_or(otherwise, |value| (value, Origin::Flag))
 }
 
+/// The default of torch.optim.AdamW.
+const TORCH_DECAY: f64 = 0.01;
+
 impl Raw {
     /// The optimizer and its learning rate.
     pub(super) fn optimizer(&self, log: &mut Log) -> Result<(Optimizer, Picked<f64>), TrainError> {
-        if let Some(decay) = self.weight_decay.filter(|d| !(*d >= 0.0 && d.is_finite())) {
-            return Err(TrainError::setting("weight-decay", decay, "must not be negative"));
+        if let Some(decay) = self.weight_decay.filter(|decay| *decay != 0.0) {
+            positive("weight-decay", decay)?;
         }
         let context = self.context(1);
         let of_file = self.deepspeed.as_ref().and_then(|file| file.text("optimizer.type"));
@@ -83,8 +86,11 @@ impl Raw {
         let recipe = self.recipe();
         let betas = section.pick("betas", DeepSpeed::betas, (0.9, 0.999), (0.9, 0.999)).0;
         let eps = section.number("eps", 1e-8, 1e-8).0;
+        // PyTorch's own AdamW, if the file asks for it, decays where DeepSpeed's doesn't.
+        let torch = matches!(section.boolean("torch_adam", false, false), (true, _)) && name == "adamw";
+        let theirs = if torch { TORCH_DECAY } else { 0.0 };
         let mut decay = |ours: f64| {
-            let (decay, origin) = or_flag(self.weight_decay, section.number("weight_decay", ours, 0.0));
+            let (decay, origin) = or_flag(self.weight_decay, section.number("weight_decay", ours, theirs));
             let own = name == "adamw";
             log.note("weight-decay", decay, if own { recipe.or_origin(origin) } else { origin });
             decay

@@ -6,6 +6,7 @@ use super::origin::{Log, Origin};
 use super::raw::Raw;
 use super::resolved::Resolved;
 use crate::error::TrainError;
+use data::limits;
 use data::segment::MaskTransform;
 use models::Network;
 use serde::{Deserialize, Serialize};
@@ -77,7 +78,8 @@ impl Raw {
         let size = network.image();
         let (augmentation, transform) = self.mask_augmentation(size, network.channels(), log)?;
         let MaskTransform { fit, ratio, random_place, max_share, distort, .. } = transform;
-        let (eval_mode, eval_stride) = (self.mode(network, log)?, self.stride(size, log)?);
+        let eval_mode = self.mode(network, log)?;
+        let eval_stride = self.stride(eval_mode, size, log)?;
         let pixels = Pixels { fit, ratio, random_place, max_share, distort, eval_mode, eval_stride };
         Ok((augmentation, pixels))
     }
@@ -99,8 +101,8 @@ impl Raw {
         };
         log.note("augment", preset, origin);
         let usual = |three: [f32; 3]| if channels == 3 { three.to_vec() } else { vec![0.5] };
-        let mean = by_channel("mean", &self.mean, &usual(MEAN), channels, log, f32::is_finite)?;
-        let std = by_channel("std", &self.std, &usual(STD), channels, log, |x| x > 0.0 && x.is_finite())?;
+        let mean = by_channel("mean", &self.mean, &usual(MEAN), channels, log, limits::mean)?;
+        let std = by_channel("std", &self.std, &usual(STD), channels, log, limits::std)?;
         let plain = MaskTransform::plain(size, size, &mean, &std);
         let transform = match preset {
             Preset::None => plain,
@@ -174,7 +176,11 @@ impl Raw {
     }
 
     /// Two thirds of a window by default, as in mmsegmentation: 341 of 512, 426 of 640.
-    fn stride(&self, size: usize, log: &mut Log) -> Result<usize, TrainError> {
+    fn stride(&self, mode: EvalMode, size: usize, log: &mut Log) -> Result<usize, TrainError> {
+        if let (EvalMode::Whole, Some(stride)) = (mode, self.eval_stride) {
+            let why = "is for --eval-mode slide; this run's is whole, which has no windows";
+            return Err(TrainError::setting("eval-stride", stride, why));
+        }
         let stride = log.pick("eval-stride", self.eval_stride, (2 * size / 3).max(1));
         if !(1..=size).contains(&stride) {
             let why = format!(
@@ -236,8 +242,17 @@ mod tests {
             whole.unwrap_err(),
             "--eval-mode whole: a ViT's positions are learned for one size of images: use slide"
         );
-        let stride = resolved(|raw| raw.eval_stride = Some(65)).unwrap_err();
+        let slide = |raw: &mut Raw| raw.eval_mode = Some(EvalMode::Slide);
+        let stride = raw(|raw| (slide(raw), raw.eval_stride = Some(65)).0)
+            .resolve_without_data(1)
+            .unwrap_err()
+            .to_string();
         assert!(stride.starts_with("--eval-stride 65: windows are 64 px wide"), "{stride}");
+        let idle = resolved(|raw| raw.eval_stride = Some(32)).unwrap_err();
+        assert!(
+            idle.starts_with("--eval-stride 32: is for --eval-mode slide; this run's is whole"),
+            "{idle}"
+        );
         let plain = Raw { eval_stride: Some(3), ..Raw::default() };
         let text = plain.resolve_without_data(1).unwrap_err().to_string();
         assert_eq!(text, "--eval-stride 3: is for images with masks");

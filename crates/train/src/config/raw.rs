@@ -115,7 +115,14 @@ pub struct Raw {
 
 impl Raw {
     /// These settings, and where they say nothing, those of `earlier`: what a continued run was told, then and now.
-    pub fn or(self, earlier: Raw) -> Raw {
+    pub fn or(self, mut earlier: Raw) -> Raw {
+        // What is told now takes the place of what says the same in other words.
+        if self.epochs.or(self.steps).is_some() {
+            (earlier.epochs, earlier.steps) = (None, None);
+        }
+        if self.eval_mode.is_some() {
+            earlier.eval_stride = None;
+        }
         macro_rules! either {
             (choices: $($choice:ident)*; lists: $($list:ident)*; switches: $($switch:ident)*;) => {
                 Raw {

@@ -15,7 +15,7 @@ use data::segment::Drawn;
 use data::{Split, Synthetic};
 use models::swin::Swin;
 use models::vit::{Pool, Vit};
-use models::{Network, Segmenter};
+use models::{Network, RATES, Segmenter};
 use std::path::PathBuf;
 
 /// The drawn sets of a first run: images and classes, without masks and with.
@@ -61,7 +61,9 @@ impl Raw {
             classes: self.classes.or(classes),
             ..self.clone()
         };
-        raw.settle_without_data(&Facts::synthetic(&raw)?, world, &mut Log::default())
+        let run = raw.settle_without_data(&Facts::synthetic(&raw)?, world, &mut Log::default())?;
+        trainable(&run)?;
+        Ok(run)
     }
 
     /// For evaluating weights on data of which `facts` are known. What is of training alone has no say.
@@ -76,6 +78,8 @@ impl Raw {
 
     pub(super) fn settle(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, TrainError> {
         let run = self.settle_without_data(facts, world, log)?;
+        trainable(&run)?;
+        self.refuse_idle_interpolation(&run)?;
         if run.data.source == Source::Synthetic {
             Synthetic::new(run.synthetic(Split::Train))?;
         }
@@ -98,7 +102,7 @@ impl Raw {
             return Err(refused.into());
         }
         let Arithmetic { device, precision, residual, loss_scale } = self.arithmetic(log)?;
-        let threads = at_least_one("threads", log.pick("threads", self.threads, available_threads()))?;
+        let threads = threads("threads", log.pick("threads", self.threads, available_threads()))?;
         let source = self.source()?;
         log.typed("task", self.task);
         let (model, network) = self.network(&source, facts, log)?;
@@ -108,8 +112,7 @@ impl Raw {
         let (augmentation, label_smoothing, pixels) = match Task::of(&network) {
             Task::Classify => {
                 self.refuse_settings_of_masks()?;
-                let (augmentation, label_smoothing) =
-                    self.augmentation(&data.source, network.image(), network.channels(), log)?;
+                let (augmentation, label_smoothing) = self.augmentation(&data.source, &network, log)?;
                 (augmentation, label_smoothing, None)
             }
             Task::Segment => {
@@ -130,6 +133,7 @@ impl Raw {
         let (optimizer, lr) = self.optimizer(log)?;
         let schedule = self.schedule(lr, length, log)?;
         let groups = self.groups(&network, log)?;
+        self.refuse_idle(&optimizer)?;
         let (out, resume) = self.folders(log)?;
         if self.no_checkpoints && resume.is_some() {
             let why = "a run that goes on keeps checkpoints, so that it can go on again";
@@ -216,9 +220,19 @@ impl Raw {
             return Err(TrainError::setting("classes", classes, why));
         }
         let mut network = Network::named(&model, image, channels, classes)?;
+        self.check_rates()?;
         self.vary(&mut network)?;
         network.check(&model)?;
-        log.typed("dropout", self.dropout);
+        match (&network, self.dropout) {
+            (Network::Segmenter(Segmenter::Upernet { upernet, .. }), None) => {
+                log.note(
+                    "dropout",
+                    upernet.dropout,
+                    Origin::Default("of UPerNet's heads, as published".to_string()),
+                );
+            }
+            (_, typed) => log.typed("dropout", typed),
+        }
         log.typed("attention-dropout", self.attention_dropout);
         let recipe = self.recipe();
         match self.drop_path {
@@ -228,12 +242,32 @@ impl Raw {
         Ok((model, network))
     }
 
+    fn check_rates(&self) -> Result<(), TrainError> {
+        for (flag, typed) in [
+            ("dropout", self.dropout),
+            ("attention-dropout", self.attention_dropout),
+            ("drop-path", self.drop_path),
+        ] {
+            if let Some(rate) = typed.filter(|rate| !RATES.contains(rate)) {
+                let why = format!("must lie in {} ≤ rate < {}", RATES.start, RATES.end);
+                return Err(TrainError::setting(flag, rate, why));
+            }
+        }
+        Ok(())
+    }
+
     /// Pooling and rates as typed, where the family has them.
     fn vary(&self, network: &mut Network) -> Result<(), TrainError> {
         match network {
             Network::Vit(vit) | Network::Segmenter(Segmenter::Linear { vit }) => self.vary_vit(vit),
-            Network::Swin(swin) | Network::Segmenter(Segmenter::Upernet { swin, .. }) => {
-                self.vary_swin(swin)?
+            Network::Swin(swin) => {
+                self.vary_swin(swin)?;
+                swin.dropout = self.dropout.unwrap_or(0.0);
+            }
+            // As published, dropout is the head's; the backbone has none.
+            Network::Segmenter(Segmenter::Upernet { swin, upernet }) => {
+                self.vary_swin(swin)?;
+                upernet.dropout = self.dropout.unwrap_or(upernet.dropout);
             }
         }
         Ok(())
@@ -253,9 +287,8 @@ impl Raw {
         }
         if self.pool == Some(Pool::ClassToken) {
             let why = "a Swin V2 has no class token; it pools by the mean";
-            return Err(TrainError::setting("pool", "", why));
+            return Err(TrainError::setting("pool", "class-token", why));
         }
-        swin.dropout = self.dropout.unwrap_or(0.0);
         swin.drop_path = self.drop_path.unwrap_or(self.recipe().drop_path);
         Ok(())
     }
@@ -284,7 +317,7 @@ impl Raw {
         // Decoding photographs is work for all threads; drawn images and CIFAR's raw bytes are not.
         let decodes = matches!(source, Source::Folder(_) | Source::Ade20k(_) | Source::Masks(_));
         let default_workers = if decodes { threads } else { 1 };
-        let workers = at_least_one("workers", log.pick("workers", self.workers, default_workers))?;
+        let workers = super::resolve::threads("workers", log.pick("workers", self.workers, default_workers))?;
         let fraction = fraction(log.pick("data-fraction", self.data_fraction, 1.0))?;
         let cache = log.pick("cache", self.cache, Cache::Auto);
         let skip_bad_images = self.skip_bad_images;
@@ -307,6 +340,10 @@ impl Raw {
             let origin = Origin::Derived(format!("160,000 × 8 images / {global_batch}"));
             log.note("steps", steps, origin);
             return Ok(Length { steps, steps_per_epoch });
+        }
+        if let (Some(epochs), Some(steps)) = (self.epochs, self.steps) {
+            let why = format!("--steps {steps} says how long the run is: leave out one of them");
+            return Err(TrainError::setting("epochs", epochs, why));
         }
         let epochs = count("epochs", self.epochs, DEFAULT_EPOCHS, &mut Log::default())?;
         let Some(steps) = self.steps.or_else(|| epochs.checked_mul(steps_per_epoch)) else {
@@ -350,6 +387,9 @@ impl Raw {
         let (norm, origin) = match (self.clip, of_file) {
             (Some(norm), _) => (norm, Origin::Flag),
             (None, Some(Setting::Given(norm))) => (norm, Origin::File("gradient_clipping".to_string())),
+            (None, None) if self.deepspeed.is_some() => {
+                (0.0, Origin::Default("DeepSpeed's default, as gradient_clipping is not given".to_string()))
+            }
             (None, _) => (self.recipe().clip, self.recipe().origin()),
         };
         log.note("clip", norm, origin);
@@ -440,6 +480,18 @@ fn holdable(model: &str, network: &Network, batch: usize) -> Result<(), TrainErr
     })
 }
 
+/// Refuses batches that can be evaluated, but not trained on.
+fn trainable(run: &Resolved) -> Result<(), TrainError> {
+    if run.network.normalises_batches() && run.batch < LEAST_NORMALISED {
+        let why = "batch norm takes moments over at least two images of a rank";
+        return Err(TrainError::setting("batch-size", run.batch, why));
+    }
+    Ok(())
+}
+
+/// Images that batch norm takes moments over: of UPerNet's coarsest pooling each has one value.
+pub(crate) const LEAST_NORMALISED: usize = 2;
+
 /// A petabyte of f32.
 const MOST_VALUES: f64 = 2.5e14;
 
@@ -456,7 +508,22 @@ pub(super) fn at_least_one(flag: &'static str, value: usize) -> Result<usize, Tr
     if value == 0 { Err(TrainError::setting(flag, value, "must be at least 1")) } else { Ok(value) }
 }
 
+/// More than any machine has, and few enough to be started.
+const MOST_THREADS: usize = 4096;
+
+fn threads(flag: &'static str, value: usize) -> Result<usize, TrainError> {
+    if at_least_one(flag, value)? <= MOST_THREADS {
+        return Ok(value);
+    }
+    Err(TrainError::setting(flag, value, format!("must be at most {MOST_THREADS}")))
+}
+
+/// A number that steps are computed with, in `f32` at least.
 pub(super) fn positive(flag: &'static str, value: f64) -> Result<f64, TrainError> {
-    let good = value > 0.0 && value.is_finite();
-    if good { Ok(value) } else { Err(TrainError::setting(flag, value, "must be positive")) }
+    let why = match value {
+        value if value.is_nan() || value <= 0.0 => "must be positive",
+        value if !(value as f32).is_finite() => "is more than fp32 holds",
+        value => return Ok(value),
+    };
+    Err(TrainError::setting(flag, value, why))
 }

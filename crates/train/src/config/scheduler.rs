@@ -3,7 +3,7 @@
 use super::optimize::{Length, Picked, Section, or_flag};
 use super::origin::{Log, Origin};
 use super::raw::Raw;
-use crate::deepspeed::{DeepSpeed, Setting};
+use crate::deepspeed::{ConfigError, DeepSpeed, Setting};
 use crate::error::TrainError;
 use crate::schedule::{Half, Ramp, Scheduler};
 
@@ -92,6 +92,9 @@ impl Raw {
                 }
                 log.note("warmup-steps", steps, origin);
                 *warmup = steps;
+                if let Scheduler::WarmupCosineLr { total, .. } = &scheduler {
+                    divides(section.file, steps, *total, length)?;
+                }
             }
             Scheduler::OneCycle { .. } | Scheduler::LrRangeTest { .. } => {
                 if let Some(steps) = self.warmup_steps {
@@ -103,6 +106,22 @@ impl Raw {
             }
         }
         Ok(scheduler)
+    }
+}
+
+/// After a warm-up that ends with the schedule, WarmupCosineLR divides by zero.
+fn divides(file: Option<&DeepSpeed>, warmup: u64, total: u64, length: Length) -> Result<(), TrainError> {
+    let ends = warmup.max(2);
+    match file {
+        Some(file) if total == ends && length.steps > ends.saturating_add(1) => {
+            let why = format!(
+                "scheduler.params.total_num_steps and warmup_num_steps are both {total}, where WarmupCosineLR divides by \
+                 zero, and the run has {} steps",
+                length.steps
+            );
+            Err(ConfigError::File { file: file.file.clone(), why }.into())
+        }
+        _ => Ok(()),
     }
 }
 

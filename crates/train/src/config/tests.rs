@@ -1,6 +1,8 @@
 //! Resolving as a whole: plain runs, each refusal, the record, and the study's three files.
 
 mod arithmetic;
+mod limits;
+mod peer;
 
 use super::resolved::SCHEMA;
 use super::*;
@@ -43,8 +45,8 @@ fn a_plain_run_resolves() {
 }
 
 #[test]
-fn steps_override_epochs() {
-    let run = plain(Raw { steps: Some(10), epochs: Some(7), ..Raw::default() });
+fn steps_say_how_long_a_run_is() {
+    let run = plain(Raw { steps: Some(10), ..Raw::default() });
     assert_eq!((run.steps, run.epochs), (10, 1));
 }
 
@@ -60,8 +62,11 @@ fn each_bad_setting_names_its_flag() {
             Raw { data: Some("mnist".into()), ..raw() },
             "--data mnist: is none of synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR, synthetic-masks, ade20k:DIR, masks:DIR",
         ),
-        (Raw { model: Some("vit-ti/5".into()), ..raw() }, "vit-ti/5: patch 5 doesn't divide the 32×32 image"),
-        (Raw { dropout: Some(1.0), ..raw() }, "vit-nano/4: dropout is 1, but a rate lies in 0 ≤ rate < 1"),
+        (
+            Raw { model: Some("vit-ti/5".into()), ..raw() },
+            "--model vit-ti/5: patch 5 doesn't divide the 32×32 image",
+        ),
+        (Raw { dropout: Some(1.0), ..raw() }, "--dropout 1: must lie in 0 ≤ rate < 1"),
         (
             Raw { device: Some(Device::Cuda), precision: Some(Precision::Fp64), ..raw() },
             "--precision fp64: the GPU path has no fp64; use --device cpu",
@@ -93,8 +98,8 @@ fn each_bad_setting_names_its_flag() {
         ),
         (Raw { data_fraction: Some(0.0), ..raw() }, "--data-fraction 0: must lie in 0 < F ≤ 1"),
         (Raw { ema: Some(1.0), ..raw() }, "--ema 1: must lie in 0 < decay < 1"),
-        (Raw { flip: Some(1.5), ..raw() }, "--flip 1.5: must lie in 0 ≤ P ≤ 1"),
-        (Raw { mixup: Some(-0.1), ..raw() }, "--mixup -0.1: must not be negative"),
+        (Raw { flip: Some(1.5), ..raw() }, "--flip 1.5: must be from 0 to 1"),
+        (Raw { mixup: Some(-0.1), ..raw() }, "--mixup -0.1: must be from 0.001 to 1000: or 0, for none"),
         (
             Raw { cutmix: Some(1.0), batch_size: Some(3), ..raw() },
             "--batch-size 3: mixup and cutmix mix images in pairs, so that a rank needs an even number of them",
@@ -103,12 +108,12 @@ fn each_bad_setting_names_its_flag() {
             Raw { mean: vec![0.5, 0.5], ..raw() },
             "--mean 0.5,0.5: 2 numbers for 3 channels: give one, or one for each",
         ),
-        (Raw { std: vec![0.0], ..raw() }, "--std 0: 0 can't normalise an image"),
+        (Raw { std: vec![0.0], ..raw() }, "--std 0: must be from 0.0001 to 1000, of values from 0 to 1"),
         (
             Raw { eval_resize: Some(16), ..raw() },
-            "--eval-resize 16: the model reads 32 px, which can't be cut out of less",
+            "--eval-resize 16: must be from 32 to 16384: the model reads 32 px of it",
         ),
-        (Raw { keep: Some(0), ..raw() }, "--keep 0: must be at least 1"),
+        (Raw { keep: Some(0), out: Some("run".into()), ..raw() }, "--keep 0: must be at least 1"),
         (Raw { power: Some(2.0), ..raw() }, "--power 2: is for --schedule poly; this run's is cosine"),
         (Raw { min_lr: Some(1.0), ..raw() }, "--min-lr 1: must lie between 0 and the highest rate, 0.001"),
         (
@@ -129,11 +134,11 @@ fn each_bad_setting_names_its_flag() {
         ),
         (
             Raw { batch_size: Some(usize::MAX), accumulate: Some(2), ..raw() },
-            "more images than can be counted",
+            "--batch-size × --accumulate × --ranks: more images than can be counted",
         ),
         (
             Raw { image_size: Some(1 << 62), ..raw() },
-            "vit-nano/4 on 4611686018427387904 px, 3 channels, 10 classes, 64 images at a time: no memory holds that",
+            "--model vit-nano/4 on 4611686018427387904 px, 3 channels, 10 classes, 64 images at a time: no memory holds that",
         ),
     ];
     for (raw, expected) in cases {

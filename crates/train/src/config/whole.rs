@@ -8,7 +8,9 @@ use graph::Program;
 pub(super) fn steps_per_epoch(images: usize, global_batch: usize, whole: bool) -> Result<u64, TrainError> {
     let steps = if whole { images / global_batch } else { images.div_ceil(global_batch) };
     if whole && steps == 0 {
-        let why = format!("{images} images make no whole batch of {global_batch}, which batch norm needs");
+        let why = format!(
+            "{images} images make no whole batch of {global_batch}, which batch norm needs: lower --batch-size"
+        );
         return Err(TrainError::Batch(why));
     }
     Ok(steps as u64)
@@ -46,7 +48,7 @@ mod tests {
         assert_eq!(steps(109, 10, false), Ok(11));
         assert_eq!(steps(9, 10, false), Ok(1));
         assert_eq!(steps(0, 10, false), Ok(0), "refused elsewhere");
-        let none = "9 images make no whole batch of 10, which batch norm needs";
+        let none = "9 images make no whole batch of 10, which batch norm needs: lower --batch-size";
         assert_eq!(steps(9, 10, true), Err(none.to_string()));
     }
 }

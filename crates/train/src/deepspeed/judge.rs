@@ -247,9 +247,22 @@ pub(super) fn weight_decay(_: &DeepSpeed, entry: &Entry, context: &Context) -> V
     }
 }
 
-pub(super) fn total_steps(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
+/// DeepSpeed ignored them before 0.19.4.
+pub(super) fn stairs(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
+    match entry.value {
+        Ok(Value::Number(0.0)) => accepted("the rate moves at every step"),
+        _ => Honoured(format!("{} stairs; DeepSpeed before 0.19.4 ignores them", entry.text)),
+    }
+}
+
+pub(super) fn total_steps(file: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
+    let cosine = file.text("scheduler.type").is_some_and(|name| name.eq_ignore_ascii_case("warmupcosinelr"));
     match entry.value {
         Ok(Value::Auto) => Honoured("the steps of the run".to_string()),
+        _ if cosine => Honoured(format!(
+            "step {}; a longer run sees the rate rise again, as in DeepSpeed up to 0.19.2",
+            entry.text
+        )),
         _ => Honoured(format!("step {}, however long the run is", entry.text)),
     }
 }

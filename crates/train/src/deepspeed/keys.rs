@@ -224,7 +224,14 @@ pub const OPTIMIZER_PARAMS: &[Param] = &[
     ),
     param(ADAM_LAMB, key("optimizer.params.amsgrad", Bool, Must(Is(false), "AMSGrad is not built"))),
     param(ADAM, key("optimizer.params.adam_w_mode", Bool, Judged(judge::adam_w_mode))),
-    param(ADAM, key("optimizer.params.torch_adam", Bool, OTHER_KERNEL)),
+    param(
+        ADAM,
+        key(
+            "optimizer.params.torch_adam",
+            Bool,
+            Harmless("chooses a kernel; the arithmetic is the same, its default weight_decay is PyTorch's"),
+        ),
+    ),
     param(ADAM, key("optimizer.params.set_grad_none", Bool, OTHER_KERNEL)),
     param(
         ADAM,
@@ -278,8 +285,8 @@ pub const SCHEDULER_PARAMS: &[Param] = &[
     param(CYCLE, key("scheduler.params.decay_lr_rate", NotNegative, READ)),
     param(CYCLE, key("scheduler.params.cycle_first_step_size", Count, READ)),
     param(CYCLE, key("scheduler.params.cycle_second_step_size", Whole, READ)),
-    param(CYCLE, key("scheduler.params.cycle_first_stair_count", Whole, READ)),
-    param(CYCLE, key("scheduler.params.cycle_second_stair_count", Whole, READ)),
+    param(CYCLE, key("scheduler.params.cycle_first_stair_count", Whole, Judged(judge::stairs))),
+    param(CYCLE, key("scheduler.params.cycle_second_stair_count", Whole, Judged(judge::stairs))),
     param(CYCLE, key("scheduler.params.decay_step_size", Whole, READ)),
     param(
         CYCLE,

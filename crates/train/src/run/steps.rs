@@ -5,7 +5,7 @@ use super::{Events, Stopped, Summary};
 use crate::account::Step;
 use crate::balance::{Balance, Lookout, Straggler};
 use crate::checkpoint::Progress;
-use crate::config::{LossScale, Resolved};
+use crate::config::{LEAST_NORMALISED, LossScale, Resolved};
 use crate::error::TrainError;
 use crate::real::Real;
 use crate::session::{Finished, Session, StepResult};
@@ -122,7 +122,7 @@ impl Loop<'_> {
             // Another rank's signal stops this one too.
             let why = stop.then(|| asked.unwrap_or("a signal to another rank"));
             watch.stop = watch.stop.or(why);
-            watch.after(session.account().last(), session.shares(), self.run.balance);
+            watch.after(session.account().last(), session.shares(), self.run);
         }
         Ok(())
     }
@@ -265,13 +265,14 @@ impl Watch {
     }
 
     /// Takes in the account of a step.
-    fn after(&mut self, step: &Step, shares: &Shares, balances: bool) {
+    fn after(&mut self, step: &Step, shares: &Shares, run: &Resolved) {
         if let Some(straggler) = self.lookout.after(step, shares) {
             self.straggler = Some(straggler);
         }
         // Steps that were in flight when the work was to be divided otherwise say nothing new.
-        if balances && self.shares.is_none() {
-            self.shares = self.balance.after(step, shares);
+        if run.balance && self.shares.is_none() {
+            let least = if run.network.normalises_batches() { LEAST_NORMALISED } else { 1 };
+            self.shares = self.balance.after(step, shares).filter(|shares| shares.smallest() >= least);
         }
     }
 }

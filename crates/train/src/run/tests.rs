@@ -299,7 +299,8 @@ fn a_step_that_is_not_finite_is_named_and_nothing_after_it_is_kept() {
 
     // Where nothing behind it was applied, late or not is the same.
     let diverge = |depth: usize| {
-        let raw = Raw { lr: Some(1e25), warmup_steps: Some(0), out: None, ..raw(&folder, "") };
+        let nothing = Raw { out: None, checkpoint_every: None, keep: None, ..raw(&folder, "") };
+        let raw = Raw { lr: Some(1e25), warmup_steps: Some(0), ..nothing };
         train_late(&raw, depth, None, as_told, &mut Listener::default()).unwrap_err().to_string()
     };
     assert_eq!(diverge(1), diverge(3));

@@ -1,4 +1,5 @@
-//! DeepSpeed's schedulers, after `deepspeed/runtime/lr_schedules.py` of version 0.19.
+//! DeepSpeed's schedulers, after `deepspeed/runtime/lr_schedules.py` of version 0.19.2, whose rates are those of all before it;
+//! OneCycle's stairs, which it ignores, are those of 0.19.4. From 0.19.3 on WarmupCosineLR stays at its lowest rate after its end.
 //!
 //! Its engine steps the scheduler after the optimizer, and a scheduler starts at iteration -1. So step 0 runs at the
 //! initial rate, and step s at the rate of iteration s - 1: the first two steps of a warm-up have the same rate.
@@ -98,8 +99,9 @@ fn left(iteration: u64, warmup: u64, total: u64) -> f64 {
 /// WarmupCosineLR after its warm-up.
 fn cosine(iteration: u64, warmup: u64, total: u64, floor: f64) -> f64 {
     let warmup = warmup_steps(warmup);
-    let falling = total.saturating_sub(warmup).max(1) as f64;
-    let done = ((iteration - warmup + 1) as f64 / falling).min(1.0);
+    // Past its end the cosine goes on, and the rate rises again. A run that would divide by zero here is not resolved.
+    let falling = if total == warmup { 1.0 } else { total as f64 - warmup as f64 };
+    let done = (iteration - warmup + 1) as f64 / falling;
     let ratio = (1.0 + (std::f64::consts::PI * done).cos()) / 2.0;
     (floor + (1.0 - floor) * ratio).max(0.0)
 }

@@ -51,7 +51,7 @@ pub struct ModelArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
 pub struct StepArgs {
-    /// Rate of dropout
+    /// Rate of dropout, from 0 to below 1; of UPerNet, that of channels before its classifiers [default: 0; 0.1 for UPerNet, as published]
     #[arg(long, value_name = "RATE")]
     dropout: Option<f64>,
     /// Rate of dropout on attention probabilities
@@ -107,7 +107,7 @@ pub struct DataArgs {
     /// bilinear or bicubic, where images are resized [default: bilinear]
     #[arg(long, value_name = "KIND")]
     interpolation: Option<Interpolation>,
-    /// Evaluate on the middle of images resized to this, in pixels [default: the whole image resized; with --crop resized, 8/7 of the image size]
+    /// Evaluate on the middle of images resized to this, in pixels, up to 16384 [default: the whole image resized; with --crop resized, 8/7 of the image size]
     #[arg(long, value_name = "PIXELS")]
     eval_resize: Option<usize>,
     /// With masks: judge images whole, padded to one of a few sizes, or slide: through windows of the image size, by their mean where they
@@ -132,16 +132,16 @@ pub struct AugmentArgs {
     /// How often an image is mirrored
     #[arg(long, value_name = "P")]
     flip: Option<f64>,
-    /// Random operations on an image, and their magnitude, up to 30
+    /// Random operations on an image, up to 8, and their magnitude, up to 30
     #[arg(long, value_name = "N,M")]
     rand_augment: Option<RandAugment>,
     /// How often a part of the image is erased
     #[arg(long, value_name = "P")]
     erase: Option<f64>,
-    /// Mix pairs of images, in shares drawn from Beta(A,A); 0 for none
+    /// Mix pairs of images, in shares drawn from Beta(A,A), A from 0.001 to 1000; 0 for none
     #[arg(long, value_name = "A")]
     mixup: Option<f64>,
-    /// Paste a part of one image of a pair into the other; 0 for none
+    /// Paste a part of one image of a pair into the other, with A as for --mixup; 0 for none
     #[arg(long, value_name = "A")]
     cutmix: Option<f64>,
 }
@@ -202,7 +202,7 @@ pub struct RunArgs {
     /// Passes over the training set [default: 3; on ADE20K as many as 160,000 × 8 images take]
     #[arg(long)]
     epochs: Option<u64>,
-    /// Optimizer steps, instead of epochs
+    /// Optimizer steps; not with --epochs
     #[arg(long, visible_alias = "iterations")]
     steps: Option<u64>,
     /// How much of the training set to use, from 0 to 1 [default: 1]
@@ -250,10 +250,10 @@ pub struct OutputArgs {
     /// Folder for metrics.jsonl, weights.safetensors and checkpoints
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Steps between checkpoints [default: an epoch]
+    /// Steps between checkpoints; needs --out [default: an epoch]
     #[arg(long, value_name = "STEPS")]
     checkpoint_every: Option<u64>,
-    /// Checkpoints to keep [default: 2]
+    /// Checkpoints to keep; needs --out [default: 2]
     #[arg(long, value_name = "CHECKPOINTS")]
     keep: Option<usize>,
     /// Keep metrics alone: write neither checkpoints nor weights
