@@ -185,9 +185,20 @@ fn models() -> [Model; 2] {
         drop_path,
     };
     let (width, depths, heads, window) = (16, [1, 2, 1, 1], [1, 2, 2, 4], 4);
-    let (image, pretrained) = ([32, 48], None);
-    let swin =
-        Swin { image, channels, classes, width, depths, heads, window, pretrained, dropout, drop_path };
+    let (image, pretrained, trained) = ([32, 48], None, None);
+    let swin = Swin {
+        image,
+        channels,
+        classes,
+        width,
+        depths,
+        heads,
+        window,
+        pretrained,
+        trained,
+        dropout,
+        drop_path,
+    };
     let loss = Loss { smoothing: 0.1, mixed: false };
     let dtype = graph::DType::F32;
     [vit.build(4, loss, dtype).unwrap(), swin.build(2, loss, dtype).unwrap()]

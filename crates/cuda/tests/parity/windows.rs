@@ -122,7 +122,19 @@ pub fn models() -> Vec<(String, Body)> {
     let narrow = |image, window| {
         let (channels, classes, width, pretrained) = (3, 10, 32, None);
         let (depths, heads, dropout, drop_path) = ([2, 1, 2, 1], [1, 2, 4, 8], 0.0, 0.0);
-        Swin { image, channels, classes, width, depths, heads, window, pretrained, dropout, drop_path }
+        Swin {
+            image,
+            channels,
+            classes,
+            width,
+            depths,
+            heads,
+            window,
+            pretrained,
+            trained: None,
+            dropout,
+            drop_path,
+        }
     };
     let dropped = Swin { dropout: 0.1, drop_path: 0.2, ..narrow([96, 152], 8) };
     let ti = Swin { depths: [2, 2, 2, 2], ..Swin::named("swinv2-ti/w8", [128, 128], 3, 10).unwrap() };
