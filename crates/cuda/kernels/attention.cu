@@ -4,42 +4,46 @@
 // qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h at h·D of each.
 #include "matrix.cuh"
 
+// Columns of a head of D with those that make them a multiple of 16, what a matmul sums over at once: zeros.
+template <int D> constexpr int WIDE = ceil_div(D, 16) * 16;
+
 // ---- Tiles ----
 
 // Starts to copy rows first..first+rows of a head; those from T on are zeros.
 template <int T, int D, int ROWS, int THREADS, typename E>
 __device__ __forceinline__ void copy_rows(u32 to, const E* head, int stride, int first) {
-    constexpr int UNITS = D / 8, TOTAL = ROWS * UNITS;
+    constexpr int UNITS = WIDE<D> / 8, TOTAL = ROWS * UNITS;
 #pragma unroll
     for (int i = 0; i < ceil_div(TOTAL, THREADS); i++) {
         int index = i * THREADS + threadIdx.x;
         int row = index / UNITS, unit = index % UNITS;
         if (TOTAL % THREADS == 0 || index < TOTAL) {
-            bool real = first + row < T;
-            copy_unit(to + Rows<D>::at(row, unit), head + (real ? (i64)(first + row) * stride + unit * 8 : 0), real);
+            bool real = first + row < T && (WIDE<D> == D || unit < D / 8);
+            copy_unit(to + Rows<WIDE<D>>::at(row, unit), head + (real ? (i64)(first + row) * stride + unit * 8 : 0), real);
         }
     }
 }
 
 // A tile of a head as the left side of a product, straight from memory. Rows from T on are zeros.
 template <int T, int D, typename E>
-__device__ __forceinline__ void load_left(u32 (&a)[D / 16][4], const E* head, int stride, int first) {
+__device__ __forceinline__ void load_left(u32 (&a)[WIDE<D> / 16][4], const E* head, int stride, int first) {
     int lane = threadIdx.x % 32;
     int row = first + lane / 4, column = lane % 4 * 2;
     const E* low = head + (i64)row * stride + column;
     const E* high = low + 8 * (i64)stride;
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
+    for (int k = 0; k < WIDE<D> / 16; k++) {
+        const bool whole = 16 * k + 8 < D;
         a[k][0] = row < T ? *reinterpret_cast<const u32*>(low + 16 * k) : 0;
         a[k][1] = row + 8 < T ? *reinterpret_cast<const u32*>(high + 16 * k) : 0;
-        a[k][2] = row < T ? *reinterpret_cast<const u32*>(low + 16 * k + 8) : 0;
-        a[k][3] = row + 8 < T ? *reinterpret_cast<const u32*>(high + 16 * k + 8) : 0;
+        a[k][2] = whole && row < T ? *reinterpret_cast<const u32*>(low + 16 * k + 8) : 0;
+        a[k][3] = whole && row + 8 < T ? *reinterpret_cast<const u32*>(high + 16 * k + 8) : 0;
     }
 }
 
 // Writes a tile, rows g times `low` and rows g+8 times `high`, to rows first..T of a head.
 template <int T, int D, typename E>
-__device__ __forceinline__ void store_tile(E* head, int stride, int first, const float (&x)[D / 8][4], float low,
+__device__ __forceinline__ void store_tile(E* head, int stride, int first, const float (&x)[WIDE<D> / 8][4], float low,
                                            float high) {
     int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
@@ -66,14 +70,14 @@ __device__ __forceinline__ void store_tile(E* head, int stride, int first, const
 
 // A tile of queries on its way through the keys.
 template <typename E, int T, int D, bool DROP> struct Queries {
-    u32 q[D / 16][4];
-    float o[D / 8][4];
+    u32 q[WIDE<D> / 16][4];
+    float o[WIDE<D> / 8][4];
     float top[2], sum[2];
 
     __device__ __forceinline__ void start(const E* queries, int stride, int first) {
         load_left<T, D>(q, queries, stride, first);
 #pragma unroll
-        for (int j = 0; j < D / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
+        for (int j = 0; j < WIDE<D> / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
         top[0] = top[1] = __int_as_float(0xff800000);
         sum[0] = sum[1] = 0.0f;
     }
@@ -94,9 +98,9 @@ template <typename E, int T, int D, bool DROP> struct Queries {
 #pragma unroll
         for (int j = 0; j < N; j++)
 #pragma unroll
-            for (int k = 0; k < D / 16; k++) {
+            for (int k = 0; k < WIDE<D> / 16; k++) {
                 u32 b[4];
-                load_right_transposed<D>(b, keys, row + 16 * j, k);
+                load_right_transposed<WIDE<D>>(b, keys, row + 16 * j, k);
                 mma<E>(s[2 * j], q[k], b[0], b[1]);
                 if (16 * j + 8 < REAL) mma<E>(s[2 * j + 1], q[k], b[2], b[3]);
             }
@@ -108,9 +112,9 @@ template <typename E, int T, int D, bool DROP> struct Queries {
             u32 p[4];
             as_left<E>(p, s[2 * j], s[2 * j + 1]);
 #pragma unroll
-            for (int n = 0; n < D / 16; n++) {
+            for (int n = 0; n < WIDE<D> / 16; n++) {
                 u32 b[4];
-                load_right<D>(b, values, row + 16 * j, n);
+                load_right<WIDE<D>>(b, values, row + 16 * j, n);
                 mma<E>(o[2 * n], p, b[0], b[1]);
                 mma<E>(o[2 * n + 1], p, b[2], b[3]);
             }
@@ -148,7 +152,7 @@ __global__ void __launch_bounds__(32 * WARPS, at_least_1(Residency<D>::FORWARD /
     constexpr bool WHOLE = PARTS >= P::COUNT;
     constexpr int ROWS = 16 * ((PARTS - 1) * P::PART + P::LAST);
     extern __shared__ uint4 shared[];
-    const u32 keys = shared_address(shared), values = keys + ROWS * Rows<D>::BYTES;
+    const u32 keys = shared_address(shared), values = keys + ROWS * Rows<WIDE<D>>::BYTES;
 
     const int b = blockIdx.x / heads, h = blockIdx.x % heads, channels = heads * D, stride = 3 * channels;
     const E* head = qkv + (i64)b * T * stride + h * D;
@@ -209,7 +213,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
     static constexpr int SQUARES = ceil_div(TILES, WARPS);
     static constexpr int SIDE = 16 * WARPS;
     static constexpr int THREADS = 32 * WARPS;
-    static constexpr int ROWS_BYTES = SIDE * Rows<D>::BYTES;
+    static constexpr int ROWS_BYTES = SIDE * Rows<WIDE<D>>::BYTES;
     // A row of dSᵀ has an odd number of units, so that neither its writes nor its reads meet in a bank.
     static constexpr int SCORES_STRIDE = (SIDE / 8 | 1) * 16;
     // dSᵀ, and when it is through the sums of the warps.
@@ -249,10 +253,10 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
     // This warp's share of the head's sums.
     ColumnSums<D> query_sums, key_sums, value_sums;
     // A warp's tile of keys and values, and their gradients.
-    u32 k[D / 16][4], v[D / 16][4];
-    float dk[D / 8][4], dv[D / 8][4];
+    u32 k[WIDE<D> / 16][4], v[WIDE<D> / 16][4];
+    float dk[WIDE<D> / 8][4], dv[WIDE<D> / 8][4];
     // Half of a row of O, and its log-sum-exp, of the next square.
-    uint4 o[D / 16];
+    uint4 o[WIDE<D> / 16];
     float log_sum;
 
     __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -283,8 +287,8 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
         int row = s.queries * SIDE + threadIdx.x / 2, half = threadIdx.x % 2;
         const E* from = out + plain(s.head) + (i64)row * heads * D + half * 8;
 #pragma unroll
-        for (int i = 0; i < D / 16; i++)
-            o[i] = row < T ? *reinterpret_cast<const uint4*>(from + 16 * i) : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < WIDE<D> / 16; i++)
+            o[i] = row < T && (WIDE<D> == D || 16 * i + 8 * half < D) ? *reinterpret_cast<const uint4*>(from + 16 * i) : make_uint4(0, 0, 0, 0);
         // A query that isn't there has probabilities 0.
         log_sum = row < T ? lse[(i64)s.head * T + row] * LOG2E : __int_as_float(0x7f800000);
         if (s.queries > 0) return;
@@ -299,11 +303,11 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
         int row = threadIdx.x / 2, half = threadIdx.x % 2;
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < D / 16; i++) {
+        for (int i = 0; i < WIDE<D> / 16; i++) {
             uint4 x = o[i], y;
             asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                          : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
-                         : "r"(queries_at(stage) + ROWS_BYTES + Rows<D>::at(row, 2 * i + half))
+                         : "r"(queries_at(stage) + ROWS_BYTES + Rows<WIDE<D>>::at(row, 2 * i + half))
                          : "memory");
             add_products(sum, x.x, y.x);
             add_products(sum, x.y, y.y);
@@ -342,16 +346,16 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
                 ds[j][0] = ds[j][1] = ds[j][2] = ds[j][3] = 0.0f;
             }
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
+            for (int i = 0; i < WIDE<D> / 16; i++) {
                 u32 b[4];
-                load_right_transposed<D>(b, q_rows, 16 * tile, i);
+                load_right_transposed<WIDE<D>>(b, q_rows, 16 * tile, i);
                 mma<E>(p[0], k[i], b[0], b[1]);
                 mma<E>(p[1], k[i], b[2], b[3]);
             }
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
+            for (int i = 0; i < WIDE<D> / 16; i++) {
                 u32 b[4];
-                load_right_transposed<D>(b, do_rows, 16 * tile, i);
+                load_right_transposed<WIDE<D>>(b, do_rows, 16 * tile, i);
                 mma<E>(ds[0], v[i], b[0], b[1]);
                 mma<E>(ds[1], v[i], b[2], b[3]);
             }
@@ -380,16 +384,16 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
                              "r"(da[i])
                              : "memory");
 #pragma unroll
-            for (int n = 0; n < D / 16; n++) {
+            for (int n = 0; n < WIDE<D> / 16; n++) {
                 u32 b[4];
-                load_right<D>(b, do_rows, 16 * tile, n);
+                load_right<WIDE<D>>(b, do_rows, 16 * tile, n);
                 mma<E>(dv[2 * n], a, b[0], b[1]);
                 mma<E>(dv[2 * n + 1], a, b[2], b[3]);
             }
 #pragma unroll
-            for (int n = 0; n < D / 16; n++) {
+            for (int n = 0; n < WIDE<D> / 16; n++) {
                 u32 b[4];
-                load_right<D>(b, q_rows, 16 * tile, n);
+                load_right<WIDE<D>>(b, q_rows, 16 * tile, n);
                 mma<E>(dk[2 * n], da, b[0], b[1]);
                 mma<E>(dk[2 * n + 1], da, b[2], b[3]);
             }
@@ -421,12 +425,12 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
 
     __device__ __forceinline__ void queries_phase(Square s) {
         const int lane = threadIdx.x % 32;
-        float dq[D / 8][4];
+        float dq[WIDE<D> / 8][4];
         // Each thread gets back what it left itself.
         float4* mine = reinterpret_cast<float4*>(partial) +
-                       ((i64)(blockIdx.x * SQUARES + s.queries) * WARPS + warp()) * (D / 8) * 32 + lane;
+                       ((i64)(blockIdx.x * SQUARES + s.queries) * WARPS + warp()) * (WIDE<D> / 8) * 32 + lane;
 #pragma unroll
-        for (int j = 0; j < D / 8; j++) {
+        for (int j = 0; j < WIDE<D> / 8; j++) {
             float4 x = SQUARES > 1 && s.keys > 0 ? mine[j * 32] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             dq[j][0] = x.x, dq[j][1] = x.y, dq[j][2] = x.z, dq[j][3] = x.w;
         }
@@ -437,9 +441,9 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
             u32 a[4];
             load_transposed(a, from + 16 * tile * SCORES_STRIDE);
 #pragma unroll
-            for (int n = 0; n < D / 16; n++) {
+            for (int n = 0; n < WIDE<D> / 16; n++) {
                 u32 b[4];
-                load_right<D>(b, keys, 16 * tile, n);
+                load_right<WIDE<D>>(b, keys, 16 * tile, n);
                 mma<E>(dq[2 * n], a, b[0], b[1]);
                 mma<E>(dq[2 * n + 1], a, b[2], b[3]);
             }
@@ -451,7 +455,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
             if constexpr (SUM) query_sums.template add<T>(first, [&](int j, int i) { return dq[j][i]; });
         } else {
 #pragma unroll
-            for (int j = 0; j < D / 8; j++) mine[j * 32] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
+            for (int j = 0; j < WIDE<D> / 8; j++) mine[j * 32] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
         }
     }
 
@@ -470,7 +474,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
             if (STAGES == 2) fetch_queries(next, stage ^ 1);
             if (s.queries == 0) {
 #pragma unroll
-                for (int j = 0; j < D / 8; j++)
+                for (int j = 0; j < WIDE<D> / 8; j++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) dk[j][i] = dv[j][i] = 0.0f;
             }
@@ -491,7 +495,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
     }
 };
 
-// Grid: as many blocks as run at once. `partial` has 16·D·WARPS numbers for every block and square along a side. With SUM, a row
+// Grid: as many blocks as run at once. `partial` has 16·D·WARPS numbers (D up to a multiple of 16) for every block and square along a side. With SUM, a row
 // of `sums` (B,3C) has the sums over a sample's tokens.
 template <typename E, int T, int D, int WARPS, int STAGES, int RESIDENT, bool DROP, bool SUM>
 __global__ void __launch_bounds__(32 * WARPS, RESIDENT)

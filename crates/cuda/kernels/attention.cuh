@@ -121,8 +121,8 @@ template <int T> struct Parts {
 // A tile of queries goes through N tiles of keys from tile `first` on, of which the first REAL keys are there: scores become what
 // is in proportion to probabilities, and sums so far shrink to their scale. A thread holds of s and o rows g and g+8 (g = lane/4),
 // columns 8j+2t and 8j+2t+1 (t = lane%4). `token` names row g's draws.
-template <int D, int N, int REAL, bool DROP>
-__device__ __forceinline__ void soften(float (&s)[2 * N][4], float (&o)[D / 8][4], float (&top)[2], float (&sum)[2], int first,
+template <int D, int N, int REAL, bool DROP, int UNITS>
+__device__ __forceinline__ void soften(float (&s)[2 * N][4], float (&o)[UNITS][4], float (&top)[2], float (&sum)[2], int first,
                                        const Stream& stream, u32 token, u32 threshold) {
     const float scale = score_scale<D>() * LOG2E;
     float shift[2];
@@ -139,7 +139,7 @@ __device__ __forceinline__ void soften(float (&s)[2 * N][4], float (&o)[D / 8][4
         shift[half] = -m * scale;
         sum[half] *= shrink;
 #pragma unroll
-        for (int j = 0; j < D / 8; j++) o[j][2 * half] *= shrink, o[j][2 * half + 1] *= shrink;
+        for (int j = 0; j < UNITS; j++) o[j][2 * half] *= shrink, o[j][2 * half + 1] *= shrink;
     }
 #pragma unroll
     for (int j = 0; j < 2 * N; j++)
@@ -190,7 +190,14 @@ template <int D> struct ColumnSums {
     // x(j, i) is element i of columns 8j on, as the matrix units leave them. Rows from T on count nothing.
     template <int T, typename X> __device__ __forceinline__ void add(int first, X x) {
         const int row = first + threadIdx.x % 32 / 4;
-        const bool low = T % 16 == 0 || row < T, high = T % 16 == 0 || row + 8 < T;
+        add_rows(T % 16 == 0 || row < T, T % 16 == 0 || row + 8 < T, x);
+    }
+    template <typename X> __device__ __forceinline__ void add_to(int tokens, int first, X x) {
+        const int row = first + threadIdx.x % 32 / 4;
+        add_rows(row < tokens, row + 8 < tokens, x);
+    }
+    // `low` and `high` say whether this thread's rows count.
+    template <typename X> __device__ __forceinline__ void add_rows(bool low, bool high, X x) {
         float sum[ALL];
 #pragma unroll
         for (int i = 0; i < ALL; i++)

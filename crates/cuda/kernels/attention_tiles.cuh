@@ -55,6 +55,10 @@ template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u
 #define R56 R52 ",%52,%53,%54,%55"
 #define R60 R56 ",%56,%57,%58,%59"
 #define R64 R60 ",%60,%61,%62,%63"
+#define R72 R64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define R80 R72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define R88 R80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define R96 R88 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define O4 F4(0)
 #define O8 O4, F4(4)
@@ -72,6 +76,10 @@ template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u
 #define O56 O52, F4(52)
 #define O60 O56, F4(56)
 #define O64 O60, F4(60)
+#define O72 O64, F4(64), F4(68)
+#define O80 O72, F4(72), F4(76)
+#define O88 O80, F4(80), F4(84)
+#define O96 O88, F4(88), F4(92)
 
 #define SHARED_LEFT(N, REGS, OUTS, A, B, P, TA, TB)                                                                     \
     if constexpr (COLUMNS == N && IsBf16<E>::VALUE)                                                                     \
@@ -118,6 +126,10 @@ __device__ __forceinline__ void product(float* d, u64 a, u64 b, bool add) {
     SHARED_LEFT(112, R56, O56, "%56", "%57", "%58", "%59", "%60");
     SHARED_LEFT(120, R60, O60, "%60", "%61", "%62", "%63", "%64");
     SHARED_LEFT(128, R64, O64, "%64", "%65", "%66", "%67", "%68");
+    SHARED_LEFT(144, R72, O72, "%72", "%73", "%74", "%75", "%76");
+    SHARED_LEFT(160, R80, O80, "%80", "%81", "%82", "%83", "%84");
+    SHARED_LEFT(176, R88, O88, "%88", "%89", "%90", "%91", "%92");
+    SHARED_LEFT(192, R96, O96, "%96", "%97", "%98", "%99", "%100");
 }
 // As above, for an a in registers.
 template <typename E, int COLUMNS, bool RIGHT_TURNED>

@@ -51,6 +51,12 @@ sources! {
     AttentionHopper = "attention_hopper.cu", 200;
     /// Its backward.
     AttentionHopperGrad = "attention_hopper_grad.cu", 200;
+    /// Attention over any number of tokens by Hopper's warpgroups.
+    AttentionFlash = "attention_flash.cu", 120;
+    /// Its backward.
+    AttentionFlashGrad = "attention_flash_grad.cu", 200;
+    /// What its backward starts and ends with.
+    AttentionFlashEnds = "attention_flash_ends.cu", 30;
     /// Attention without matrix units.
     AttentionPlain = "attention_plain.cu", 200;
     /// Attention of f32, rounded to tf32.
@@ -100,13 +106,15 @@ sources! {
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 11] = [
+pub const HEADERS: [(&str, &str); 13] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
+    ("flash.cuh", include_str!("../kernels/flash.cuh")),
     ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
+    ("pipeline.cuh", include_str!("../kernels/pipeline.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),
     ("norm.cuh", include_str!("../kernels/norm.cuh")),
     ("warpgroup.cuh", include_str!("../kernels/warpgroup.cuh")),
@@ -139,6 +147,8 @@ pub enum Arg {
     F64(f64),
     /// A CUtensorMap by value: 128 bytes, aligned to 64.
     Tensor(TensorMap),
+    /// As above, of heads.
+    Heads(HeadMap),
 }
 
 /// A matrix as Hopper's copy engine sees it: boxes of it go to and from shared memory, where a box's rows are 128 bytes or
@@ -150,6 +160,17 @@ pub struct TensorMap {
     pub box_rows: u32,
     pub box_columns: u32,
     pub swizzled: bool,
+}
+
+/// Heads as Hopper's copy engine sees them: (batch, tokens, heads, head size), half precision. Boxes of `rows` tokens and 64
+/// elements of one head go to shared memory, swizzled as those of a [`TensorMap`]; zeros stand for what lies outside the tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadMap {
+    pub address: Address,
+    pub dtype: DType,
+    /// Batch, tokens, heads, head size.
+    pub sizes: [usize; 4],
+    pub rows: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! A launch as the driver takes it: function found, arguments laid out, tensor maps made.
 
-use crate::action::{Arg, Launch, TensorMap};
+use crate::action::{Address, Arg, HeadMap, Launch, TensorMap};
 use crate::driver::{Stream, check};
 use crate::error::CudaError;
 use crate::modules::{Function, Modules};
@@ -61,33 +61,55 @@ impl Value {
 
 fn value(arg: &Arg) -> Result<Value, CudaError> {
     match arg {
-        Arg::Tensor(map) => Ok(Value::Tensor(Box::new(encode(map)?))),
+        Arg::Tensor(map) => Ok(Value::Tensor(Box::new(matrix(map)?))),
+        Arg::Heads(map) => Ok(Value::Tensor(Box::new(heads(map)?))),
         other => Ok(Value::Word(word(other))),
     }
 }
 
-fn encode(map: &TensorMap) -> Result<Encoded, CudaError> {
+fn matrix(map: &TensorMap) -> Result<Encoded, CudaError> {
     let TensorMap { matrix, box_rows, box_columns, swizzled } = *map;
-    let dtype = match matrix.dtype {
+    let sizes = [matrix.columns as u64, matrix.rows as u64];
+    let strides = [(matrix.stride * matrix.dtype.bytes()) as u64];
+    encode(matrix.address, matrix.dtype, sizes, &strides, [box_columns, box_rows], swizzled)
+}
+
+fn heads(map: &HeadMap) -> Result<Encoded, CudaError> {
+    let HeadMap { address, dtype, sizes: [batch, tokens, heads, head], rows } = *map;
+    let row = head * dtype.bytes();
+    let strides = [row, heads * row, tokens * heads * row].map(|bytes| bytes as u64);
+    let sizes = [head, heads, tokens, batch].map(|size| size as u64);
+    encode(address, dtype, sizes, &strides, [64, 1, rows, 1], true)
+}
+
+/// Axes from the innermost on; strides in bytes, of all but the innermost.
+fn encode<const AXES: usize>(
+    address: Address,
+    dtype: DType,
+    sizes: [u64; AXES],
+    strides: &[u64],
+    boxes: [u32; AXES],
+    swizzled: bool,
+) -> Result<Encoded, CudaError> {
+    debug_assert_eq!(strides.len() + 1, AXES);
+    let element = match dtype {
         DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => return Err(CudaError::Misuse(format!("no tensor map for {}", matrix.dtype))),
+        _ => return Err(CudaError::Misuse(format!("no tensor map for {dtype}"))),
     };
     let swizzle = match swizzled {
         true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
     };
-    let sizes = [matrix.columns as u64, matrix.rows as u64];
-    let strides = [(matrix.stride * matrix.dtype.bytes()) as u64];
-    let (boxes, steps) = ([box_columns, box_rows], [1u32, 1]);
+    let steps = [1u32; AXES];
     let mut encoded = Encoded(sys::CUtensorMap { opaque: [0; 16] });
-    // SAFETY: the lists have as many numbers as a map of two axes takes, and live through the call.
+    // SAFETY: the lists have as many numbers as a map of so many axes takes, and live through the call.
     let result = unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut encoded.0,
-            dtype,
-            2,
-            matrix.address as *mut c_void,
+            element,
+            AXES as u32,
+            address as *mut c_void,
             sizes.as_ptr(),
             strides.as_ptr(),
             boxes.as_ptr(),
@@ -98,7 +120,7 @@ fn encode(map: &TensorMap) -> Result<Encoded, CudaError> {
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };
-    check(result, || format!("describing a matrix of {} × {}", matrix.rows, matrix.columns))?;
+    check(result, || format!("describing a tensor of {sizes:?}, innermost axis first"))?;
     Ok(encoded)
 }
 
@@ -111,7 +133,7 @@ fn word(arg: &Arg) -> u64 {
         Arg::I64(x) => x as u64,
         Arg::F32(x) => u64::from(x.to_bits()),
         Arg::F64(x) => x.to_bits(),
-        Arg::Tensor(_) => unreachable!("a tensor map is no word"),
+        Arg::Tensor(_) | Arg::Heads(_) => unreachable!("a tensor map is no word"),
     }
 }
 

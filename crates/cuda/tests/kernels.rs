@@ -2,7 +2,7 @@
 
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
-use cuda::steps::{attention, attention_hopper, attention_plain, attention_tf32};
+use cuda::steps::{attention, attention_flash, attention_hopper, attention_plain, attention_tf32};
 use cuda::steps::{batch_norm, channels, conv, hopper, loss, maps, norm_add, position_bias, prepare, resize};
 use cuda::steps::{resized_loss, rows, tokens, update, weights, windows, windows_plain};
 use std::collections::BTreeSet;
@@ -22,6 +22,7 @@ const GPUS: [(u32, u32); 7] = [
 fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
     let lists = [
         attention::kernels(facts),
+        attention_flash::kernels(facts),
         attention_hopper::kernels(facts),
         attention_plain::kernels(),
         attention_tf32::kernels(facts),

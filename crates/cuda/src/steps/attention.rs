@@ -3,7 +3,7 @@
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
 use super::rows::singles;
-use super::{attention_hopper, attention_plain, attention_tf32};
+use super::{attention_flash, attention_hopper, attention_plain, attention_tf32};
 use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Operand, PartialSum, Source, c_type};
 use crate::error::CudaError;
 use graph::op::AttentionDrop;
@@ -39,9 +39,10 @@ impl Sizes {
     }
 
     /// Sums over tokens that the backward kernels leave: one for every sample, or for every piece of one.
-    fn sums(&self, dtype: DType, tf32: bool, facts: &Facts) -> usize {
-        let of_sample = match Way::of(self, dtype, tf32, facts) {
-            Way::Halves => 1,
+    fn sums(&self, way: Way, facts: &Facts) -> usize {
+        let of_sample = match way {
+            Way::Resident | Way::Halves => 1,
+            Way::Flash => attention_flash::pieces(self),
             Way::Tf32 => attention_tf32::sums(self, facts),
             Way::Plain => attention_plain::pieces(self),
         };
@@ -53,9 +54,14 @@ impl Sizes {
         self.batch * self.heads
     }
 
+    /// The head size with columns of zeros, as the portable kernels' `WIDE`.
+    fn wide(&self) -> usize {
+        self.head.next_multiple_of(16)
+    }
+
     /// Bytes of a row of 16-bit elements in shared memory, as `Rows` has them.
     fn row_bytes(&self) -> usize {
-        let units = self.head / 8;
+        let units = self.wide() / 8;
         16 * if units.is_power_of_two() { units } else { units | 1 }
     }
 }
@@ -69,27 +75,25 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let dtype = cx.input(0).dtype;
     let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
-    let hopper = match (drop, backward) {
-        (Some(_), _) => None,
-        (None, false) => attention_hopper::forward(cx, &sizes, element),
-        (None, true) => attention_hopper::gradient(cx, &sizes, element, sum),
-    };
-    let launches = match (hopper, Way::of(&sizes, dtype, cx.tf32, cx.facts), backward) {
-        (Some(launch), ..) => Some(vec![launch]),
-        (None, Way::Halves, false) => forward(cx, &sizes, element, drop).map(|launch| vec![launch]),
-        (None, Way::Halves, true) => gradient(cx, &sizes, element, drop, sum).map(|launch| vec![launch]),
-        (None, Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
-        (None, Way::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
-        (None, Way::Plain, false) => {
-            attention_plain::forward(cx, &sizes, element, drop).map(|launch| vec![launch])
-        }
-        (None, Way::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
+    let way = Way::of(&sizes, dtype, cx.tf32, drop.is_some(), cx.facts);
+    let one = |launch: Option<Launch>| launch.map(|launch| vec![launch]);
+    let launches = match (way, backward) {
+        (Way::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
+        (Way::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
+        (Way::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element)]),
+        (Way::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, sum).to_vec()),
+        (Way::Halves, false) => one(forward(cx, &sizes, element, drop)),
+        (Way::Halves, true) => one(gradient(cx, &sizes, element, drop, sum)),
+        (Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
+        (Way::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
+        (Way::Plain, false) => one(attention_plain::forward(cx, &sizes, element, drop)),
+        (Way::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
     };
     let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
     let mut actions: Vec<Action> = launches.into_iter().map(Action::Launch).collect();
     if sum {
         singles(cx, &cx.outputs[1..])?;
-        let (rows, columns) = (sizes.sums(dtype, cx.tf32, cx.facts), sizes.row());
+        let (rows, columns) = (sizes.sums(way, cx.facts), sizes.row());
         let (parts, out) = (cx.parts, cx.output(1).address);
         actions.push(Action::Sum(PartialSum { parts, rows, stride: columns, columns, start: None, out }));
     }
@@ -98,16 +102,21 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 /// Bytes for the sums over tokens.
 pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
-    let Op::AttentionGrad { heads, sum: true, .. } = op else { return 0 };
+    let Op::AttentionGrad { heads, drop, sum: true } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
     // Whether tf32 is asked for isn't known here, but it has fewer than f32.
-    4 * sizes.sums(inputs[0].dtype, false, facts) * sizes.row()
+    let way = Way::of(&sizes, inputs[0].dtype, false, drop.is_some(), facts);
+    4 * sizes.sums(way, facts) * sizes.row()
 }
 
 /// Which kernels take a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// 16-bit elements, by matrix units.
+    /// Half precision by Hopper's warpgroups, a whole head in shared memory.
+    Resident,
+    /// Half precision by Hopper's warpgroups, any number of tokens.
+    Flash,
+    /// Half precision by matrix units.
     Halves,
     /// f32, rounded to tf32 for matrix units.
     Tf32,
@@ -116,7 +125,13 @@ enum Way {
 }
 
 impl Way {
-    fn of(sizes: &Sizes, dtype: DType, tf32: bool, facts: &Facts) -> Self {
+    fn of(sizes: &Sizes, dtype: DType, tf32: bool, drop: bool, facts: &Facts) -> Self {
+        if !drop && attention_hopper::takes(sizes, dtype, facts) {
+            return Way::Resident;
+        }
+        if !drop && attention_flash::takes(sizes, dtype, facts) {
+            return Way::Flash;
+        }
         if attention_tf32::takes(sizes, dtype, tf32, facts) {
             return Way::Tf32;
         }
@@ -125,7 +140,7 @@ impl Way {
             DType::F16 => (7, 5),
             _ => return Way::Plain,
         };
-        let fits = sizes.head.is_multiple_of(16) && sizes.head <= 128;
+        let fits = sizes.head.is_multiple_of(8) && sizes.head <= 128;
         if facts.capability >= least && fits { Way::Halves } else { Way::Plain }
     }
 }
@@ -268,7 +283,7 @@ impl Gradient {
 
     #[cfg(test)]
     fn scratch(&self, blocks: usize, sizes: &Sizes) -> usize {
-        if self.squares == 1 { 0 } else { blocks * self.squares * self.warps * 16 * sizes.head * 4 }
+        if self.squares == 1 { 0 } else { blocks * self.squares * self.warps * 16 * sizes.wide() * 4 }
     }
 
     fn kernel(&self, element: &str, sizes: &Sizes, drop: bool, sum: bool) -> Kernel {
@@ -307,24 +322,28 @@ fn gradient(
     })
 }
 
-/// rowsum(dO ∘ O) for the kernels without matrix units; for the others dQ of the heads under way, in f32, where a head may
-/// be cut into squares. Which GPU it will be isn't known yet.
+/// rowsum(dO ∘ O) for the kernels without matrix units; for the others dQ in f32, of the heads under way where a head may be cut
+/// into squares, of all where any number of tokens is taken. Which GPU it will be isn't known yet.
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
-    let Op::AttentionGrad { heads, .. } = op else { return 0 };
+    let Op::AttentionGrad { heads, drop, .. } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
     let sums = sizes.total() * sizes.tokens * 4;
     // `squares` times `warps` is less than the tiles and one more per square.
-    let partial = sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.head * 4;
-    if inputs[0].dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { sums } else { sums.max(partial) }
+    let partial = sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.wide() * 4;
+    let dtype = inputs[0].dtype;
+    let squares = if dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { 0 } else { partial };
+    let resident = attention_hopper::takes(&sizes, dtype, &Facts::h200());
+    let flash = if drop.is_some() || resident { 0 } else { attention_flash::scratch(&sizes, dtype) };
+    sums.max(squares).max(flash)
 }
 
 /// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
-    for (tokens, head) in [(65, 64), (197, 64), (197, 32), (257, 80), (577, 64), (50, 128)] {
+    for (tokens, head) in [(65, 64), (197, 64), (197, 32), (257, 88), (577, 64), (50, 128)] {
         let sizes = Sizes { batch: 1, tokens, heads: 1, head };
         // Seconds each: the types and dropout in one or two sizes stand for all.
-        let (dropped, in_f16) = ([(197, 64), (257, 80)], [(197, 64), (577, 64)]);
+        let (dropped, in_f16) = ([(197, 64), (257, 88)], [(197, 64), (577, 64)]);
         for drop in [false, true].into_iter().filter(|drop| !drop || dropped.contains(&(tokens, head))) {
             let types = [("bf16", 80), ("f16", 75)].into_iter();
             for (element, least) in types.filter(|t| t.0 == "bf16" || in_f16.contains(&(tokens, head))) {

@@ -7,8 +7,9 @@ use crate::action::{Arg, Context, Facts, Kernel, Launch, Source};
 use graph::DType;
 
 /// Whether these kernels take such heads.
-fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
+pub(super) fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
     facts.capability == (9, 0)
+        && facts.shared_per_block as usize >= SHARED_PER_BLOCK
         && matches!(dtype, DType::Bf16 | DType::F16)
         && matches!(sizes.head, 32 | 64)
         && sizes.tokens <= 256
@@ -50,11 +51,7 @@ impl Forward {
     }
 }
 
-/// None if the portable kernel has to do it.
 pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Option<Launch> {
-    if !takes(sizes, cx.input(0).dtype, cx.facts) {
-        return None;
-    }
     let cut = Forward::choose(sizes);
     let [qkv, out, lse] =
         [&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|operand| Arg::Pointer(operand.address));
@@ -124,11 +121,7 @@ impl Gradient {
 /// Shared memory of a block on every GPU of compute capability 9.0, as the kernels have it.
 const SHARED_PER_BLOCK: usize = 232_448;
 
-/// None if the portable kernel has to do it.
 pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool) -> Option<Launch> {
-    if !takes(sizes, cx.input(0).dtype, cx.facts) || (cx.facts.shared_per_block as usize) < SHARED_PER_BLOCK {
-        return None;
-    }
     let cut = Gradient::choose(sizes, SHARED_PER_BLOCK)?;
     let mut args = Vec::from([0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address)));
     args.extend([

@@ -79,7 +79,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
         ("float", 197, 64, false),
         ("float", 197, 64, true),
         ("float", 257, 80, false),
-        ("bf16", 17, 24, true),
+        ("bf16", 17, 20, true),
     ] {
         kernels.extend(
             KERNELS.map(|(which, sum)| (kernel(which, element, &sizes(tokens, head), drop, sum), 75)),

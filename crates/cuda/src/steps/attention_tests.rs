@@ -76,22 +76,38 @@ fn vit_b_on_an_h200() {
 #[test]
 fn what_hopper_does_not_take_is_portable() {
     let newer = Facts { capability: (10, 0), ..Facts::h200() };
-    for (facts, dtype, tokens, head) in [
-        (&Facts::h200(), DType::Bf16, 257, 64),
-        (&Facts::h200(), DType::F16, 197, 80),
-        (&newer, DType::Bf16, 197, 64),
-    ] {
+    let hopper = Facts::h200();
+    for (facts, drop) in [(&newer, None), (&hopper, DROP)] {
         for backward in [false, true] {
-            let launch = run_with(facts, dtype, [2, tokens, 2, head], backward, None).unwrap();
+            let launch = run_with(facts, DType::Bf16, [2, 257, 2, 80], backward, drop).unwrap();
             assert_eq!(launch.kernel.source, Source::Attention, "{}", launch.kernel.name);
         }
     }
 }
 
 #[test]
+fn any_length_and_head_size_is_taken_by_hopper() {
+    let launches = |tokens, head, dtype, backward| {
+        let launch = run_with(&Facts::h200(), dtype, [2, tokens, 3, head], backward, None).unwrap();
+        (launch.kernel.name, launch.grid[0], launch.block)
+    };
+    let named = |(name, grid, block): (&str, u32, u32)| (name.to_string(), grid, block);
+    for ((tokens, head, dtype, backward), expected) in [
+        ((577, 64, DType::Bf16, false), ("attention_flash<bf16, 64, 3, 128, 80, 2, true>", 24, 512)),
+        ((4097, 64, DType::F16, false), ("attention_flash<f16, 64, 3, 128, 16, 2, true>", 132, 512)),
+        ((257, 80, DType::Bf16, false), ("attention_flash<bf16, 80, 3, 112, 48, 2, true>", 12, 512)),
+        ((1025, 128, DType::Bf16, false), ("attention_flash<bf16, 128, 2, 128, 16, 2, true>", 54, 384)),
+        ((197, 8, DType::F16, false), ("attention_flash<f16, 8, 2, 128, 80, 2, true>", 12, 384)),
+        ((577, 64, DType::Bf16, true), ("flash_grad_start<bf16, 64>", 6 * 640 / 32, 256)),
+    ] {
+        assert_eq!(launches(tokens, head, dtype, backward), named(expected), "{tokens} {head}");
+    }
+}
+
+#[test]
 fn shared_memory_and_scratch_suffice_everywhere() {
     for facts in all_facts() {
-        for head in (16..=128).step_by(16) {
+        for head in (8..=128).step_by(8) {
             for tokens in [1, 5, 16, 50, 64, 65, 145, 196, 197, 257, 577, 1025, 4097] {
                 let sizes = Sizes { batch: 100, tokens, heads: 3, head };
                 let forward = Forward::choose(&sizes, &facts).unwrap();
@@ -114,8 +130,8 @@ fn shared_memory_and_scratch_suffice_everywhere() {
 
 #[test]
 fn what_matrix_units_do_not_take_is_computed_without() {
-    let odd = run(&Facts::h200(), DType::Bf16, [2, 33, 2, 24], false).unwrap();
-    assert_eq!(odd.kernel.name, "plain_attention<bf16, 33, 24, 32, false>");
+    let odd = run(&Facts::h200(), DType::Bf16, [2, 33, 2, 20], false).unwrap();
+    assert_eq!(odd.kernel.name, "plain_attention<bf16, 33, 20, 32, false>");
     assert_eq!((odd.grid, odd.block), ([4, 2, 1], 64));
     let turing = facts((7, 5), 65_536);
     let old = run(&turing, DType::Bf16, [2, 17, 2, 32], true).unwrap();
@@ -132,8 +148,9 @@ fn sums_of_every_way_fit_their_memory() {
     for (facts, dtype) in all_facts().iter().zip([DType::F32, DType::Bf16].into_iter().cycle()) {
         for tokens in [1, 5, 64, 65, 197, 257, 577, 1025] {
             let sizes = Sizes { batch: 4, tokens, heads: 3, head: 64 };
-            let most = sizes.sums(dtype, false, facts);
-            assert!((4..=most).contains(&sizes.sums(dtype, true, facts)), "{sizes:?} {facts:?}");
+            let [most, tf32] =
+                [false, true].map(|tf32| sizes.sums(Way::of(&sizes, dtype, tf32, false, facts), facts));
+            assert!((4..=most).contains(&tf32), "{sizes:?} {facts:?}");
             let op = Op::AttentionGrad { heads: 3, drop: None, sum: true };
             assert_eq!(parts(&op, &[operand(dtype, &[4, tokens, 576])], facts), 4 * 576 * most);
         }

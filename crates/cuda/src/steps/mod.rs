@@ -1,9 +1,10 @@
 //! The actions of each op: which kernels and products make it, with which grids and arguments.
 //!
-//! Pure functions of shapes, types and addresses. How an op is cut depends on its shapes alone, and no kernel uses atomics, so
-//! that results repeat bit for bit.
+//! Pure functions of shapes, types and addresses. How an op is cut depends on its shapes alone, and no sum depends on which block
+//! comes first, so that results repeat bit for bit.
 
 pub mod attention;
+pub mod attention_flash;
 pub mod attention_hopper;
 pub mod attention_plain;
 pub mod attention_tf32;

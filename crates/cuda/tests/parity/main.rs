@@ -2,6 +2,7 @@
 //!
 //! Needs a GPU, so these are ignored by default: `scripts/gpu-test` runs them. Bodies are those of the CPU's own tests.
 
+mod attention;
 #[path = "../../../cpu/tests/common/mod.rs"]
 mod common;
 mod dense;

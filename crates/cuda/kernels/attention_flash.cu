@@ -1,0 +1,278 @@
+// Softmax attention over any number of tokens for Hopper, in the manner of FlashAttention-3. Without dropout. sm_90a only.
+//
+// Legend: B batch, H heads, T tokens, D head size, C = H·D. qkv is (B,T,3C): queries, keys and values of a token lie side by
+// side, head h at h·D of each.
+#include "flash.cuh"
+
+// A block has GROUPS warpgroups with a tile of 64 queries each, and a warp that fetches. They go through keys and values together,
+// KEYS at a time; the last are TAIL, up to a multiple of 16. Scores of the next keys are computed while those before become probabilities. With TURNS, warpgroups start
+// their matmuls in turns, so that one's exponentials run beside another's matmuls.
+template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS> struct Flash {
+    using S = Strips<D>;
+    static constexpr int QUERY_TILE = S::tile(64), KEY_TILE = S::tile(KEYS);
+    static constexpr int BARRIERS = GROUPS * QUERY_TILE + 2 * STAGES * KEY_TILE;
+    static constexpr int SHARED = BARRIERS + 8 * (2 * GROUPS + 4 * STAGES);
+
+    E* out;
+    float* lse;
+    int tokens, heads, items;
+    u32 shared;
+
+    __device__ __forceinline__ u32 queries(int group) const { return shared + group * QUERY_TILE; }
+    __device__ __forceinline__ u32 keys(int stage) const { return shared + GROUPS * QUERY_TILE + stage * KEY_TILE; }
+    __device__ __forceinline__ u32 values(int stage) const { return keys(STAGES + stage); }
+    __device__ __forceinline__ u32 barrier(int i) const { return shared + BARRIERS + 8 * i; }
+    __device__ __forceinline__ u32 queries_full(int group) const { return barrier(group); }
+    __device__ __forceinline__ u32 queries_empty(int group) const { return barrier(GROUPS + group); }
+    __device__ __forceinline__ u32 keys_full(int stage) const { return barrier(2 * GROUPS + stage); }
+    __device__ __forceinline__ u32 keys_empty(int stage) const { return barrier(2 * GROUPS + STAGES + stage); }
+    __device__ __forceinline__ u32 values_full(int stage) const { return barrier(2 * GROUPS + 2 * STAGES + stage); }
+    __device__ __forceinline__ u32 values_empty(int stage) const { return barrier(2 * GROUPS + 3 * STAGES + stage); }
+
+    // Queries of a head are cut into tiles for GROUPS warpgroups each.
+    __device__ __forceinline__ int cuts() const { return ceil_div(tokens, 64 * GROUPS); }
+    __device__ __forceinline__ int key_tiles() const { return ceil_div(tokens, KEYS); }
+
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < GROUPS; i++) barrier_init(queries_full(i), 1), barrier_init(queries_empty(i), 4);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), 4 * GROUPS);
+            barrier_init(values_full(i), 1), barrier_init(values_empty(i), 4 * GROUPS);
+        }
+    }
+
+    // By one thread.
+    __device__ __forceinline__ void fetch(const TensorMap& query_map, const TensorMap& key_map) {
+        Ring<STAGES> at(0);
+        u32 round = 0;
+        for (int item = blockIdx.x; item < items; item += gridDim.x, round++) {
+            const int head = item / cuts(), sample = head / heads, h = head % heads;
+            const int first = item % cuts() * 64 * GROUPS, tiles = key_tiles();
+            for (int g = 0; g < GROUPS; g++) {
+                barrier_wait(queries_empty(g), round & 1 ^ 1);
+                if (first + 64 * g >= tokens) {
+                    barrier_arrive(queries_full(g));
+                    continue;
+                }
+                barrier_expect(queries_full(g), QUERY_TILE);
+                load_rows<D, 64>(queries(g), query_map, h, first + 64 * g, sample, queries_full(g));
+            }
+            Ring<STAGES> behind = at;
+            for (int tile = 0; tile <= tiles; tile++) {
+                if (tile < tiles) {
+                    barrier_wait(keys_empty(at.stage), at.parity ^ 1);
+                    barrier_expect(keys_full(at.stage), KEY_TILE);
+                    load_rows<D, KEYS>(keys(at.stage), key_map, heads + h, tile * KEYS, sample, keys_full(at.stage));
+                    at.next();
+                }
+                if (tile > 0) {
+                    barrier_wait(values_empty(behind.stage), behind.parity ^ 1);
+                    barrier_expect(values_full(behind.stage), KEY_TILE);
+                    load_rows<D, KEYS>(values(behind.stage), key_map, 2 * heads + h, (tile - 1) * KEYS, sample,
+                                       values_full(behind.stage));
+                    behind.next();
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void take_turn(int group) {
+        if constexpr (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+    }
+    __device__ __forceinline__ void pass_turn(int group) {
+        if constexpr (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1) % GROUPS) : "memory");
+    }
+
+    // Scores become what is in proportion to probabilities; `shrink` brings what was summed so far to their scale.
+    template <bool FIRST, int N>
+    __device__ __forceinline__ void soften(float (&s)[N], float (&top)[2], float (&sum)[2], float (&shrink)[2]) {
+        const float scale = score_scale<D>() * LOG2E;
+        float shift[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float m = FIRST ? -1e30f : top[half];
+#pragma unroll
+            for (int j = 0; j < N / 4; j++) m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+            shrink[half] = FIRST ? 0.0f : exp2_fast((top[half] - m) * scale);
+            sum[half] = FIRST ? 0.0f : sum[half] * shrink[half];
+            top[half] = m;
+            shift[half] = -m * scale;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
+            sum[i / 2 % 2] += s[i];
+        }
+    }
+
+    // Keys from T on, in the last tile.
+    __device__ __forceinline__ void mask(float (&s)[TAIL / 2]) const {
+        const int left = tokens - (key_tiles() - 1) * KEYS;
+        if (left == TAIL) return;
+#pragma unroll
+        for (int i = TAIL / 2 - 8; i < TAIL / 2; i++)
+            if (i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 >= left) s[i] = -1e30f;
+    }
+
+    template <int N> __device__ __forceinline__ void score(float (&s)[N], int group, int stage) const {
+        open_products();
+#pragma unroll
+        for (int k = 0; k < S::STEPS; k++)
+            product<E, 2 * N, false, false>(s, S::template side<64>(queries(group), k),
+                                            S::template side<KEYS>(keys(stage), k), k > 0);
+        close_products();
+    }
+    template <int N> __device__ __forceinline__ void attend(float (&o)[D / 2], const u32 (&p)[N][4], int stage, bool add) const {
+        open_products();
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            product<E, D, true>(o, p[k], S::template turned<KEYS>(values(stage) + 16 * k * 128), add || k > 0);
+        close_products();
+    }
+
+    // What a thread holds of its tile of queries.
+    struct Tile {
+        float o[D / 2], top[2], sum[2];
+        u32 p[KEYS / 16][4];
+    };
+
+    // The first tile of keys, N of them.
+    template <int N> __device__ __forceinline__ void begin(Tile& x, u32 (&p)[N / 16][4], int group, const Ring<STAGES>& at) {
+        float s[N / 2], shrink[2];
+        barrier_wait(keys_full(at.stage), at.parity);
+        take_turn(group);
+        score(s, group, at.stage);
+        pass_turn(group);
+        wait_products<0>();
+        arrived(s);
+        warp_arrive(keys_empty(at.stage));
+        if constexpr (N == TAIL) {
+            if (key_tiles() == 1) mask(s);
+        }
+        soften<true>(s, x.top, x.sum, shrink);
+        as_left<E, N>(p, s);
+    }
+
+    // The values of the tile before, and N keys of the next; the last if LAST.
+    template <int N, bool LAST>
+    __device__ __forceinline__ void pass(Tile& x, u32 (&p)[N / 16][4], int group, const Ring<STAGES>& at,
+                                         const Ring<STAGES>& behind, bool add) {
+        float s[N / 2], shrink[2];
+        barrier_wait(keys_full(at.stage), at.parity);
+        take_turn(group);
+        score(s, group, at.stage);
+        barrier_wait(values_full(behind.stage), behind.parity);
+        attend(x.o, x.p, behind.stage, add);
+        pass_turn(group);
+        wait_products<1>();
+        arrived(s);
+        warp_arrive(keys_empty(at.stage));
+        if constexpr (LAST) mask(s);
+        soften<false>(s, x.top, x.sum, shrink);
+        wait_products<0>();
+        arrived(x.o);
+        warp_arrive(values_empty(behind.stage));
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) x.o[i] *= shrink[i / 2 % 2];
+        as_left<E, N>(p, s);
+    }
+
+    // The last values, and what comes of them.
+    __device__ __forceinline__ void finish(Tile& x, const u32 (&p)[TAIL / 16][4], int head, int row,
+                                           const Ring<STAGES>& behind, bool add) {
+        const int lane = threadIdx.x % 32;
+        barrier_wait(values_full(behind.stage), behind.parity);
+        attend(x.o, p, behind.stage, add);
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = x.sum[half];
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            factor[half] = 1.0f / total;
+            const int query = row + lane / 4 + 8 * half;
+            if (lane % 4 == 0 && query < tokens)
+                lse[(i64)head * tokens + query] = x.top[half] * score_scale<D>() + logf(total);
+        }
+        wait_products<0>();
+        arrived(x.o);
+        warp_arrive(values_empty(behind.stage));
+        const i64 from = (i64)(head / heads) * tokens * heads * D + head % heads * D;
+        store_head_rows<D>(out + from, heads * D, row, tokens, x.o, factor[0], factor[1]);
+    }
+
+    __device__ __forceinline__ void consume(int group) {
+        const int warp = threadIdx.x / 32 % 4, tiles = key_tiles();
+        Ring<STAGES> at(0);
+        u32 round = 0;
+        if (TURNS && group == GROUPS - 1) pass_turn(group);
+        for (int item = blockIdx.x; item < items; item += gridDim.x, round++) {
+            const int head = item / cuts(), first = item % cuts() * 64 * GROUPS + 64 * group;
+            if (first >= tokens) {
+                // Nothing to do but to let the others' tiles by.
+                barrier_wait(queries_full(group), round & 1);
+                Ring<STAGES> behind = at;
+                for (int tile = 0; tile < tiles; tile++, at.next(), behind.next()) {
+                    take_turn(group);
+                    pass_turn(group);
+                    barrier_wait(keys_full(at.stage), at.parity);
+                    warp_arrive(keys_empty(at.stage));
+                    barrier_wait(values_full(behind.stage), behind.parity);
+                    warp_arrive(values_empty(behind.stage));
+                }
+                warp_arrive(queries_empty(group));
+                continue;
+            }
+            const int row = first + 16 * warp;
+            Tile x;
+            u32 p[TAIL / 16][4];
+            barrier_wait(queries_full(group), round & 1);
+            if (tiles == 1) {
+                begin<TAIL>(x, p, group, at);
+                warp_arrive(queries_empty(group));
+                finish(x, p, head, row, at, false);
+                at.next();
+                continue;
+            }
+            begin<KEYS>(x, x.p, group, at);
+            Ring<STAGES> behind = at;
+            at.next();
+#pragma unroll 1
+            for (int tile = 1; tile < tiles - 1; tile++) {
+                pass<KEYS, false>(x, x.p, group, at, behind, tile > 1);
+                at.next();
+                behind.next();
+            }
+            pass<TAIL, true>(x, p, group, at, behind, tiles > 2);
+            warp_arrive(queries_empty(group));
+            finish(x, p, head, row, at, true);
+            at.next();
+        }
+        // The turn that nobody takes.
+        if (TURNS && group == 0) take_turn(group);
+    }
+};
+
+// Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of 64 and of KEYS rows.
+template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS>
+__global__ void __launch_bounds__(128 * GROUPS + 128, 1)
+    attention_flash(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
+                    E* __restrict__ out, float* __restrict__ lse, int tokens, int heads, int items) {
+    extern __shared__ __align__(1024) u8 shared[];
+    Flash<E, D, GROUPS, KEYS, TAIL, STAGES, TURNS> f;
+    f.out = out, f.lse = lse, f.tokens = tokens, f.heads = heads, f.items = items;
+    f.shared = shared_address(shared);
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) f.init();
+    publish();
+    __syncthreads();
+    if (group == GROUPS) {
+        fewer_registers<GROUPS == 3 ? 32 : 24>();
+        if (threadIdx.x == 128 * GROUPS) f.fetch(query_map, key_map);
+    } else {
+        more_registers<GROUPS == 3 ? 160 : 240>();
+        f.consume(group);
+    }
+}

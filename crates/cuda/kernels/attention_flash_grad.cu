@@ -1,0 +1,447 @@
+// The gradient of softmax attention over any number of tokens for Hopper, in the manner of FlashAttention-3, with the same bits in
+// every run. Without dropout. sm_90a only.
+//
+// Legend: B batch, H heads, T tokens, D head size, C = H·D. qkv is (B,T,3C): queries, keys and values of a token lie side by
+// side, head h at h·D of each.
+//
+// flash_grad_start (attention_flash_ends.cu) has computed rowsum(dO ∘ O). dQ is left as f32 sums in the order of registers, and
+// flash_grad_end brings it to its place.
+#include "flash.cuh"
+
+// What the kernels leave each other, for every head.
+struct FlashScratch {
+    // A number of the next item, then for each tile of queries how many tiles of keys were added to its dQ.
+    u32* turns;
+    // log-sum-exp times log2(e) and rowsum(dO ∘ O), for a multiple of BLOCK tokens; of those not there, infinity and 0.
+    float *log_sums, *deltas;
+    float* dq;
+};
+
+// An item is a tile of BLOCK keys of a head, 64 for each of two warpgroups, that goes through the queries, 64·HALVES at a time. A
+// warpgroup computes Pᵀ and dSᵀ of its keys, adds Pᵀ·dO to dV and dSᵀ·Q to dK, leaves dSᵀ in shared memory, and computes its share of
+// dQ = dS·K: 64 queries with two HALVES, else a strip of columns. It adds that to what items of keys before left, once these have:
+// the order of sums is that of keys. With LATER, dQ is computed while the next queries become probabilities.
+//
+// Three warps do other things: one fetches, one waits for items before, one tells those after. Items are taken in turn; those of a
+// head are as far apart as `group` heads, so that one rarely waits for the one before.
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struct FlashGrad {
+    using S = Strips<D>;
+    static_assert(HALVES == 2 ? D <= 64 : D > 64, "");
+    static_assert(HALVES == 2 || !LATER, "");
+    static constexpr int QUERIES = 64 * HALVES, STAGES = 2;
+    static constexpr int KEY_TILE = S::tile(BLOCK), QUERY_TILE = S::tile(QUERIES);
+    static constexpr int SCORES = BLOCK * 128;
+    // From the start of shared memory.
+    static constexpr int AT_QUERIES = 4 * KEY_TILE, AT_SCORES = AT_QUERIES + 2 * STAGES * QUERY_TILE;
+    static constexpr int AT_ROWS = AT_SCORES + 2 * HALVES * SCORES;
+    static constexpr int AT_BARRIERS = AT_ROWS + STAGES * 2 * QUERIES * 4, AT_ITEMS = AT_BARRIERS + 16 * 8;
+    static constexpr int SHARED = AT_ITEMS + 16;
+    // Columns of dQ that a warpgroup has: with a lone half one strip, of which the last may be zeros.
+    static constexpr int COLUMNS = HALVES == 2 ? D : 64;
+    static constexpr int FLOATS = QUERIES * D;
+
+    E* dqkv;
+    float* sums;
+    FlashScratch scratch;
+    int tokens, heads, total, group_heads;
+    u8* shared_bytes;
+    u32 shared;
+
+    __device__ __forceinline__ int key_tiles() const { return ceil_div(tokens, BLOCK); }
+    __device__ __forceinline__ int query_tiles() const { return ceil_div(tokens, QUERIES); }
+
+    __device__ __forceinline__ u32 keys(int i) const { return shared + 2 * (i & 1) * KEY_TILE; }
+    __device__ __forceinline__ u32 values(int i) const { return keys(i) + KEY_TILE; }
+    __device__ __forceinline__ u32 queries(u32 i) const { return shared + AT_QUERIES + 2 * (i & 1) * QUERY_TILE; }
+    __device__ __forceinline__ u32 douts(u32 i) const { return queries(i) + QUERY_TILE; }
+    __device__ __forceinline__ u32 scores(u32 i) const { return shared + AT_SCORES + (i & 1) * HALVES * SCORES; }
+    __device__ __forceinline__ float* log_sums(u32 i) const {
+        return reinterpret_cast<float*>(shared_bytes + AT_ROWS) + (i & 1) * 2 * QUERIES;
+    }
+    __device__ __forceinline__ float* deltas(u32 i) const { return log_sums(i) + QUERIES; }
+    __device__ __forceinline__ u32 barrier(int i) const { return shared + AT_BARRIERS + 8 * i; }
+    __device__ __forceinline__ u32 keys_full(int i) const { return barrier(i & 1); }
+    __device__ __forceinline__ u32 keys_empty(int i) const { return barrier(2 + (i & 1)); }
+    __device__ __forceinline__ u32 queries_full(u32 i) const { return barrier(4 + (i & 1)); }
+    __device__ __forceinline__ u32 queries_empty(u32 i) const { return barrier(6 + (i & 1)); }
+    __device__ __forceinline__ u32 scores_full(u32 i) const { return barrier(8 + (i & 1)); }
+    __device__ __forceinline__ u32 turn(u32 i) const { return barrier(10 + (i & 1)); }
+    __device__ __forceinline__ u32 added(u32 i) const { return barrier(12 + (i & 1)); }
+    __device__ __forceinline__ u32 told(u32 i) const { return barrier(14 + (i & 1)); }
+    __device__ __forceinline__ volatile int* item_at(int i) const {
+        return reinterpret_cast<volatile int*>(shared_bytes + AT_ITEMS) + (i & 1);
+    }
+    static __device__ __forceinline__ u32 parity(u32 i) { return i >> 1 & 1; }
+
+    struct Item {
+        int head, keys;
+    };
+    // Heads come in groups, a group's first tiles of keys first.
+    __device__ __forceinline__ bool find(int number, Item& item) const {
+        const int tiles = key_tiles();
+        if (number >= total * tiles) return false;
+        const int group = number / (group_heads * tiles), rest = number - group * group_heads * tiles;
+        const int size = min(group_heads, total - group * group_heads);
+        item.keys = rest / size;
+        item.head = group * group_heads + rest % size;
+        return true;
+    }
+    // The item that round `i` has, once it is fetched. Whoever asks must arrive at keys_empty before the place is used again.
+    __device__ __forceinline__ bool next_item(int i, Item& item) const {
+        barrier_wait(keys_full(i), parity(i));
+        return find(*item_at(i), item);
+    }
+
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), 8 + 2);
+            barrier_init(queries_full(i), 1), barrier_init(queries_empty(i), 8);
+            barrier_init(scores_full(i), 8);
+            barrier_init(turn(i), 1), barrier_init(added(i), 8), barrier_init(told(i), 1);
+        }
+    }
+
+    // By one thread.
+    __device__ __forceinline__ void fetch(const TensorMap& key_map, const TensorMap& query_map, const TensorMap& dout_map) {
+        const int tiles = query_tiles(), padded = key_tiles() * BLOCK;
+        u32 count = 0;
+        for (int round = 0;; round++) {
+            const int number = atomicAdd(scratch.turns, 1);
+            Item item;
+            const bool there = find(number, item);
+            barrier_wait(keys_empty(round), parity(round) ^ 1);
+            *item_at(round) = number;
+            if (!there) {
+                barrier_arrive(keys_full(round));
+                break;
+            }
+            const int sample = item.head / heads, h = item.head % heads;
+            barrier_expect(keys_full(round), 2 * KEY_TILE);
+            load_rows<D, BLOCK>(keys(round), key_map, heads + h, item.keys * BLOCK, sample, keys_full(round));
+            load_rows<D, BLOCK>(values(round), key_map, 2 * heads + h, item.keys * BLOCK, sample, keys_full(round));
+            for (int tile = 0; tile < tiles; tile++, count++) {
+                const u32 full = queries_full(count);
+                barrier_wait(queries_empty(count), parity(count) ^ 1);
+                barrier_expect(full, 2 * QUERY_TILE + 2 * QUERIES * 4);
+                load_rows<D, QUERIES>(queries(count), query_map, h, tile * QUERIES, sample, full);
+                load_rows<D, QUERIES>(douts(count), dout_map, h, tile * QUERIES, sample, full);
+                const i64 row = (i64)item.head * padded + tile * QUERIES;
+                load_bytes(shared_address(log_sums(count)), scratch.log_sums + row, QUERIES * 4, full);
+                load_bytes(shared_address(deltas(count)), scratch.deltas + row, QUERIES * 4, full);
+            }
+        }
+    }
+
+    __device__ __forceinline__ u32* turns_of(const Item& item) const {
+        return scratch.turns + 32 + (i64)item.head * query_tiles();
+    }
+
+    // By one thread: lets the warpgroups add to dQ when all keys before have been added.
+    __device__ __forceinline__ void await_turns() {
+        const int tiles = query_tiles();
+        u32 count = 0;
+        Item item;
+        for (int round = 0; next_item(round, item); round++) {
+            barrier_arrive(keys_empty(round));
+            const u32* turns = turns_of(item);
+            for (int tile = 0; tile < tiles; tile++, count++) {
+                // No warpgroup may be two tiles ahead of those after.
+                if (count > 1) barrier_wait(told(count), parity(count - 2));
+                if (item.keys > 0) {
+                    u32 done;
+                    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(turns + tile) : "memory");
+                    while (done < (u32)item.keys);
+                }
+                barrier_arrive(turn(count));
+            }
+        }
+    }
+    // By one thread: tells that these keys have been added.
+    __device__ __forceinline__ void pass_turns() {
+        const int tiles = query_tiles();
+        u32 count = 0;
+        Item item;
+        for (int round = 0; next_item(round, item); round++) {
+            barrier_arrive(keys_empty(round));
+            u32* turns = turns_of(item);
+            for (int tile = 0; tile < tiles; tile++, count++) {
+                barrier_wait(added(count), parity(count));
+                asm volatile("fence.acq_rel.gpu;" ::: "memory");
+                asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + tile), "r"(item.keys + 1) : "memory");
+                barrier_arrive(told(count));
+            }
+        }
+    }
+
+    // ---- Warpgroups ----
+
+    // What a thread holds of its tile of keys.
+    struct Tile {
+        float dk[D / 2], dv[D / 2];
+        float s[32], dq[COLUMNS / 2];
+    };
+
+    __device__ __forceinline__ void score(Tile& x, int group, int round, u32 count, int half) const {
+        const u32 left = keys(round) + 64 * group * 128, right = queries(count) + half * 64 * 128;
+        open_products();
+#pragma unroll
+        for (int k = 0; k < S::STEPS; k++)
+            product<E, 64, false, false>(x.s, S::template side<BLOCK>(left, k), S::template side<QUERIES>(right, k), k > 0);
+    }
+
+    // Starts this warpgroup's share of dQ of a tile whose scores are there.
+    __device__ __forceinline__ void start_queries(Tile& x, int group, int round, u32 count) const {
+        const u32 left = scores(count) + (HALVES == 2 ? group * SCORES : 0);
+        const u32 right = keys(round) + (HALVES == 2 ? 0 : group * S::strip(BLOCK));
+        open_products();
+#pragma unroll
+        for (int k = 0; k < BLOCK / 16; k++)
+            product<E, COLUMNS, true, true>(x.dq, Rows<64>::side(left + 16 * k * 128),
+                                            S::template turned<BLOCK>(right + 16 * k * 128), k > 0);
+        close_products();
+    }
+    // Adds it to what items before left.
+    __device__ __forceinline__ void add_queries(Tile& x, int group, const Item& item, int tile, u32 count) const {
+        const int thread = threadIdx.x % 128;
+        float* to = scratch.dq + ((i64)item.head * query_tiles() + tile) * FLOATS + group * (HALVES == 2 ? 64 * D : 4096) +
+                    4 * thread;
+        arrived(x.dq);
+        barrier_wait(turn(count), parity(count));
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            if (HALVES == 1 && group == 1 && i >= (D - 64) / 8) break;
+            const float *y = x.dq + 4 * i;
+            if (item.keys == 0)
+                asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + 512 * i), "f"(y[0]), "f"(y[1]), "f"(y[2]),
+                             "f"(y[3])
+                             : "memory");
+            else
+                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + 512 * i), "f"(y[0]),
+                             "f"(y[1]), "f"(y[2]), "f"(y[3])
+                             : "memory");
+        }
+        warp_arrive(added(count));
+    }
+
+    // Where a warpgroup is: the number of its item, the tile of queries, how many tiles it had before this one. The item
+    // before and the one after.
+    struct Place {
+        Item item, before, next;
+        int round, tile, tiles;
+        u32 count;
+
+        __device__ __forceinline__ bool first() const { return tile == 0; }
+        __device__ __forceinline__ bool last() const { return tile == tiles - 1; }
+        __device__ __forceinline__ int round_before() const { return round - first(); }
+        __device__ __forceinline__ int round_next() const { return round + last(); }
+        __device__ __forceinline__ bool more() const { return !last() || next.head >= 0; }
+    };
+
+    // Half HALF of a tile of queries. The scores of a first half are there, those of a second are
+    // under way; `next` is where those after are.
+    template <int HALF>
+    __device__ __forceinline__ void step(Tile& x, int group, Place& at) const {
+        constexpr bool LAST = HALF == HALVES - 1;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
+        const float scale = score_scale<D>() * LOG2E;
+        const u32 some_queries = queries(at.count) + HALF * 64 * 128, some_douts = douts(at.count) + HALF * 64 * 128;
+
+        float ds[32];
+        if constexpr (!AHEAD && HALF == 0) {
+            barrier_wait(queries_full(at.count), parity(at.count));
+            score(x, group, at.round, at.count, 0);
+            close_products();
+        }
+        const u32 own_values = values(at.round) + 64 * group * 128;
+        open_products();
+#pragma unroll
+        for (int k = 0; k < S::STEPS; k++)
+            product<E, 64, false, false>(ds, S::template side<BLOCK>(own_values, k), S::template side<QUERIES>(some_douts, k),
+                                         k > 0);
+        close_products();
+        if constexpr (LATER && HALF == 0) {
+            if (at.count > 0) barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
+            start_queries(x, group, at.round_before(), at.count - 1);
+        }
+        if constexpr (HALF > 0 || !AHEAD) {
+            wait_products<LATER && HALF == 0 ? 2 : 1>();
+            arrived(x.s);
+            // Also dQ of the tile before.
+            if (LATER && HALF > 0 && at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
+        }
+        float(&p)[32] = x.s;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float2 sum = *reinterpret_cast<const float2*>(log_sums(at.count) + 64 * HALF + 8 * j + 2 * t);
+#pragma unroll
+            for (int i = 0; i < 4; i++) p[4 * j + i] = exp2_fast(fmaf(p[4 * j + i], scale, i % 2 ? -sum.y : -sum.x));
+        }
+        const int key = at.item.keys * BLOCK + 64 * group + 16 * warp + lane / 4;
+        if (at.item.keys * BLOCK + BLOCK > tokens) {
+            // Keys that aren't there.
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (key + i / 2 % 2 * 8 >= tokens) p[i] = 0.0f;
+        }
+        u32 left[4][4], dleft[4][4];
+        as_left<E, 64>(left, p);
+        const bool add = at.tile > 0 || HALF > 0;
+        open_products();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            product<E, D, true>(x.dv, left[k], S::template turned<QUERIES>(some_douts + 16 * k * 128), add || k > 0);
+        close_products();
+
+        wait_products<LATER && HALF == 0 ? 2 : 1>();
+        arrived(ds);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float2 delta = *reinterpret_cast<const float2*>(deltas(at.count) + 64 * HALF + 8 * j + 2 * t);
+#pragma unroll
+            for (int i = 0; i < 4; i++) ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 ? delta.y : delta.x));
+        }
+        as_left<E, 64>(dleft, ds);
+        const u32 to = scores(at.count) + HALF * SCORES;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            store_matrices(to + Rows<64>::at(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16), dleft[k]);
+        if constexpr (LAST) {
+            publish();
+            warp_arrive(scores_full(at.count));
+        }
+        open_products();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            product<E, D, true>(x.dk, dleft[k], S::template turned<QUERIES>(some_queries + 16 * k * 128), add || k > 0);
+        close_products();
+
+        if constexpr (!LAST) {
+            score(x, group, at.round, at.count, HALF + 1);
+            close_products();
+        } else {
+            if constexpr (!LATER) {
+                barrier_wait(scores_full(at.count), parity(at.count));
+                start_queries(x, group, at.round, at.count);
+            }
+            // Not before the keys of the item before are left alone: the next ones take their place.
+            if (at.last() && !next_item(at.round + 1, at.next)) at.next.head = -1;
+            if constexpr (AHEAD) {
+                if (at.more()) barrier_wait(queries_full(at.count + 1), parity(at.count + 1));
+                score(x, group, at.round_next(), at.count + 1, 0);
+                close_products();
+            }
+            // No matmul may be under way where a loop begins again.
+            if constexpr (LATER) {
+                if (at.count > 0) add_before(x, group, at);
+            } else {
+                wait_products<AHEAD ? 1 : 0>();
+                add_queries(x, group, at.item, at.tile, at.count);
+            }
+            wait_products<0>();
+            if constexpr (AHEAD) arrived(x.s);
+            arrived(x.dk);
+            arrived(x.dv);
+        }
+    }
+
+    __device__ __forceinline__ void add_before(Tile& x, int group, const Place& at) const {
+        add_queries(x, group, at.before, at.first() ? at.tiles - 1 : at.tile - 1, at.count - 1);
+    }
+
+    // The sums over an item's keys; scores of the tile before last are free.
+    __device__ __forceinline__ void store_sums(const Tile& x, const Item& item, u32 last) const {
+        const int warp = threadIdx.x / 32, first = item.keys * BLOCK + 16 * warp;
+        float* all = reinterpret_cast<float*>(shared_bytes + (scores(last + 1) - shared));
+        ColumnSums<D> key_sums, value_sums;
+        key_sums.clear();
+        value_sums.clear();
+        // The other warpgroup may still read them.
+        if constexpr (LATER) asm volatile("bar.sync 1, 256;" ::: "memory");
+        key_sums.add_to(tokens, first, [&](int j, int i) { return x.dk[4 * j + i]; });
+        value_sums.add_to(tokens, first, [&](int j, int i) { return x.dv[4 * j + i]; });
+        key_sums.store(all + warp * 2 * D, score_scale<D>());
+        value_sums.store(all + warp * 2 * D + D, 1.0f);
+        asm volatile("bar.sync 1, 256;" ::: "memory");
+        float* row = sums + ((i64)(item.head / heads) * key_tiles() + item.keys) * 3 * heads * D;
+        for (int i = threadIdx.x; i < 2 * D; i += 256) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 8; w++) sum += all[w * 2 * D + i];
+            row[(1 + i / D) * heads * D + item.head % heads * D + i % D] = sum;
+        }
+        asm volatile("bar.sync 1, 256;" ::: "memory");
+    }
+
+    __device__ __forceinline__ void store(const Tile& x, int group, const Item& item) const {
+        const int warp = threadIdx.x / 32 % 4, row = item.keys * BLOCK + 64 * group + 16 * warp;
+        const float scale = score_scale<D>();
+        E* to = dqkv + (i64)(item.head / heads) * tokens * 3 * heads * D + (heads + item.head % heads) * D;
+        store_head_rows<D>(to, 3 * heads * D, row, tokens, x.dk, scale, scale);
+        store_head_rows<D>(to + heads * D, 3 * heads * D, row, tokens, x.dv, 1.0f, 1.0f);
+    }
+
+    __device__ __forceinline__ void consume(int group) {
+        Tile x;
+        Place at;
+        at.round = at.tile = 0, at.tiles = query_tiles(), at.count = 0;
+        if (!next_item(0, at.item)) return;
+        at.before = at.next = at.item;
+        if constexpr (AHEAD) {
+            barrier_wait(queries_full(0), 0);
+            score(x, group, 0, 0, 0);
+            close_products();
+            wait_products<0>();
+            arrived(x.s);
+        }
+#pragma unroll 1
+        while (at.item.head >= 0) {
+            step<0>(x, group, at);
+            if constexpr (HALVES == 2) step<1>(x, group, at);
+            warp_arrive(queries_empty(at.count));
+            if (at.last()) {
+                if constexpr (!LATER) warp_arrive(keys_empty(at.round));
+                store(x, group, at.item);
+                if constexpr (SUM) store_sums(x, at.item, at.count);
+            }
+            at.before = at.item;
+            at.count++;
+            if (at.last()) at.tile = 0, at.round++, at.item = at.next;
+            else at.tile++;
+        }
+        if constexpr (LATER) {
+            barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
+            start_queries(x, group, at.round - 1, at.count - 1);
+            wait_products<0>();
+            add_before(x, group, at);
+        }
+    }
+};
+
+// Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of BLOCK and of 64·HALVES rows, and of dO as
+// (B,T,H,D). With SUM, rows of `sums` (B·⌈T/BLOCK⌉,3C) have the sums over as many tokens.
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM>
+__global__ void __launch_bounds__(384, 1)
+    flash_grad(const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap query_map,
+               const __grid_constant__ TensorMap dout_map, E* __restrict__ dqkv, float* __restrict__ sums, u32* turns,
+               float* __restrict__ log_sums, float* __restrict__ deltas, float* dq, int tokens, int heads, int total,
+               int group_heads) {
+    extern __shared__ __align__(1024) u8 shared[];
+    FlashGrad<E, D, HALVES, AHEAD, LATER, SUM> f;
+    f.dqkv = dqkv, f.sums = sums;
+    f.scratch.turns = turns, f.scratch.log_sums = log_sums, f.scratch.deltas = deltas, f.scratch.dq = dq;
+    f.tokens = tokens, f.heads = heads, f.total = total, f.group_heads = group_heads;
+    f.shared_bytes = shared, f.shared = shared_address(shared);
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) f.init();
+    publish();
+    __syncthreads();
+    if (group == 2) {
+        fewer_registers<24>();
+        if (threadIdx.x == 256) f.fetch(key_map, query_map, dout_map);
+        if (threadIdx.x == 288) f.await_turns();
+        if (threadIdx.x == 320) f.pass_turns();
+    } else {
+        more_registers<240>();
+        f.consume(group);
+    }
+}

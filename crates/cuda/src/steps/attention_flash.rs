@@ -1,0 +1,284 @@
+//! Attention by Hopper's warpgroups over any number of tokens, without dropout: `attention_flash*.cu`.
+//!
+//! Legend: T tokens, D head size. A tile is 64 queries in the forward pass; a block is 128 tokens in the backward pass.
+
+use super::attention::Sizes;
+use crate::action::{Address, Arg, Context, Facts, HeadMap, Kernel, Launch, Operand, Source, c_type};
+use graph::DType;
+
+/// Tokens of a block, and of one row of partial column sums: the kernels' `BLOCK`.
+const BLOCK: usize = 128;
+/// Bytes that the heads of a group may have in the L2 cache: their queries, dO and f32 dQ.
+const GROUP_BYTES: usize = 24 << 20;
+/// Words before the turns, for the number of the next item.
+const TURNS_FROM: usize = 32;
+
+/// Whether these kernels take such heads.
+pub(super) fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
+    facts.capability == (9, 0) && facts.shared_per_block >= 232_448 && takes_heads(sizes, dtype)
+}
+
+/// As above, on a GPU that has them.
+fn takes_heads(sizes: &Sizes, dtype: DType) -> bool {
+    dtype.is_half() && sizes.head.is_multiple_of(8) && sizes.head <= 128
+}
+
+/// Rows of partial column sums for a sample.
+pub(super) fn pieces(sizes: &Sizes) -> usize {
+    sizes.tokens.div_ceil(BLOCK)
+}
+
+fn strips(sizes: &Sizes) -> usize {
+    sizes.head.div_ceil(64)
+}
+
+/// Queries, keys and values as (batch, tokens, 3·heads, head size), in boxes of `rows` tokens.
+fn map(operand: &Operand, sizes: &Sizes, heads: usize, rows: usize) -> Arg {
+    let sizes = [sizes.batch, sizes.tokens, heads, sizes.head];
+    Arg::Heads(HeadMap { address: operand.address, dtype: operand.dtype, sizes, rows: rows as u32 })
+}
+
+/// How the forward pass is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Forward {
+    /// Warpgroups of a block, with a tile of queries each.
+    groups: usize,
+    /// Keys in a stage.
+    keys: usize,
+}
+
+impl Forward {
+    const STAGES: usize = 2;
+
+    /// As measured on an H200: three warpgroups are a quarter faster than two, if there are tiles for them.
+    fn choose(sizes: &Sizes) -> Self {
+        let tiles = sizes.tokens.div_ceil(64);
+        let three = 10 * tiles.next_multiple_of(3) <= 13 * tiles.next_multiple_of(2);
+        let (groups, keys) = match (sizes.head, three) {
+            (..=64, true) => (3, 128),
+            (65..=80, true) => (3, 112),
+            (81..=96, true) => (3, 96),
+            _ => (2, 128),
+        };
+        Forward { groups, keys }
+    }
+
+    /// Keys of the last stage, up to a multiple of 16.
+    fn tail(&self, sizes: &Sizes) -> usize {
+        ((sizes.tokens - 1) % self.keys + 1).next_multiple_of(16)
+    }
+
+    /// As the kernel's `SHARED`.
+    fn shared(&self, sizes: &Sizes) -> usize {
+        let rows = self.groups * 64 + 2 * Self::STAGES * self.keys;
+        strips(sizes) * rows * 128 + 8 * (2 * self.groups + 4 * Self::STAGES)
+    }
+
+    fn kernel(&self, element: &str, sizes: &Sizes) -> Kernel {
+        let (Forward { groups, keys }, Sizes { head, .. }) = (self, sizes);
+        let (tail, stages) = (self.tail(sizes), Self::STAGES);
+        Kernel::new(
+            Source::AttentionFlash,
+            format!("attention_flash<{element}, {head}, {groups}, {keys}, {tail}, {stages}, true>"),
+        )
+    }
+}
+
+pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Launch {
+    let cut = Forward::choose(sizes);
+    let items = sizes.total() * sizes.tokens.div_ceil(64 * cut.groups);
+    let heads = 3 * sizes.heads;
+    Launch {
+        kernel: cut.kernel(element, sizes),
+        grid: [items.min(cx.facts.processors as usize) as u32, 1, 1],
+        block: (128 * cut.groups + 128) as u32,
+        shared: cut.shared(sizes) as u32,
+        args: vec![
+            map(cx.input(0), sizes, heads, 64),
+            map(cx.input(0), sizes, heads, cut.keys),
+            Arg::Pointer(cx.output(0).address),
+            Arg::Pointer(cx.output(1).address),
+            Arg::I32(sizes.tokens as i32),
+            Arg::I32(sizes.heads as i32),
+            Arg::I32(items as i32),
+        ],
+    }
+}
+
+/// How the backward pass is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Gradient {
+    /// Of a tile of queries, 64 each.
+    halves: usize,
+    /// Whether registers suffice to compute the next scores early.
+    ahead: bool,
+    /// And to compute dQ beside the next probabilities.
+    later: bool,
+}
+
+impl Gradient {
+    fn choose(sizes: &Sizes) -> Self {
+        let halves = if sizes.head <= 64 { 2 } else { 1 };
+        Gradient { halves, ahead: sizes.head <= 112, later: halves == 2 }
+    }
+
+    fn tiles(&self, sizes: &Sizes) -> usize {
+        sizes.tokens.div_ceil(64 * self.halves)
+    }
+
+    /// As the kernel's `SHARED`.
+    fn shared(&self, sizes: &Sizes) -> usize {
+        let queries = 64 * self.halves;
+        let rows = 4 * BLOCK + 4 * queries;
+        strips(sizes) * rows * 128 + 2 * self.halves * BLOCK * 128 + 2 * 2 * queries * 4 + 16 * 8 + 16
+    }
+
+    /// Heads whose items follow each other. With more of them an item waits less for the one before, with fewer their dQ stays in
+    /// the L2 cache.
+    fn group(&self, sizes: &Sizes) -> usize {
+        let bytes = sizes.tokens * sizes.head * (2 + 2 + 4);
+        (GROUP_BYTES / bytes).clamp(1, sizes.total())
+    }
+
+    fn kernels(&self, element: &str, sizes: &Sizes, sum: bool) -> [Kernel; 3] {
+        let (Gradient { halves, ahead, later }, Sizes { head, .. }) = (self, sizes);
+        let (ends, grad) = (Source::AttentionFlashEnds, Source::AttentionFlashGrad);
+        [
+            Kernel::new(ends, format!("flash_grad_start<{element}, {head}>")),
+            Kernel::new(grad, format!("flash_grad<{element}, {head}, {halves}, {ahead}, {later}, {sum}>")),
+            Kernel::new(ends, format!("flash_grad_end<{element}, {head}, {halves}, {sum}>")),
+        ]
+    }
+}
+
+/// Where working memory is cut, in bytes from its start.
+struct Scratch {
+    log_sums: usize,
+    deltas: usize,
+    dq: usize,
+    end: usize,
+    /// Words that must be zeros.
+    turns: usize,
+}
+
+impl Scratch {
+    fn of(sizes: &Sizes) -> Self {
+        let cut = Gradient::choose(sizes);
+        let tiles = sizes.total() * cut.tiles(sizes);
+        let turns = TURNS_FROM + tiles;
+        let rows = (4 * sizes.total() * pieces(sizes) * BLOCK).next_multiple_of(256);
+        let log_sums = (4 * turns).next_multiple_of(256);
+        let (deltas, dq) = (log_sums + rows, log_sums + 2 * rows);
+        Scratch { log_sums, deltas, dq, end: dq + 4 * tiles * 64 * cut.halves * sizes.head, turns }
+    }
+}
+
+/// Bytes of working memory for the gradient of heads that these kernels may take.
+pub(super) fn scratch(sizes: &Sizes, dtype: DType) -> usize {
+    if takes_heads(sizes, dtype) { Scratch::of(sizes).end } else { 0 }
+}
+
+pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool) -> [Launch; 3] {
+    let cut = Gradient::choose(sizes);
+    let [start, main, end] = cut.kernels(element, sizes, sum);
+    let parts = Scratch::of(sizes);
+    let number = |n: usize| Arg::I32(n as i32);
+    let [tokens, heads, total] = [sizes.tokens, sizes.heads, sizes.total()].map(number);
+    let [out, lse, dout] = [1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
+    let [turns, log_sums, deltas, dq] = [0, parts.log_sums, parts.deltas, parts.dq]
+        .map(|offset| Arg::Pointer(cx.scratch + offset as Address));
+    let (dqkv, sums) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.parts));
+    let queries = 64 * cut.halves;
+    let blocks = sizes.total() * pieces(sizes);
+    let start = Launch {
+        kernel: start,
+        // Eight threads for a row.
+        grid: [(blocks * BLOCK * 8).div_ceil(256) as u32, 1, 1],
+        block: 256,
+        shared: 0,
+        args: vec![out, dout, lse, turns, log_sums, deltas, tokens, heads, total, number(parts.turns)],
+    };
+    let main = Launch {
+        kernel: main,
+        grid: [blocks.min(cx.facts.processors as usize) as u32, 1, 1],
+        block: 384,
+        shared: cut.shared(sizes) as u32,
+        args: vec![
+            map(cx.input(0), sizes, 3 * sizes.heads, BLOCK),
+            map(cx.input(0), sizes, 3 * sizes.heads, queries),
+            map(cx.input(3), sizes, sizes.heads, queries),
+            dqkv,
+            sums,
+            turns,
+            log_sums,
+            deltas,
+            dq,
+            tokens,
+            heads,
+            total,
+            number(cut.group(sizes)),
+        ],
+    };
+    let end = Launch {
+        kernel: end,
+        grid: [blocks as u32, 1, 1],
+        block: 256,
+        shared: 0,
+        args: vec![dq, dqkv, sums, tokens, heads],
+    };
+    [start, main, end]
+}
+
+/// Instances as they occur on a Hopper GPU, for `sm_90a` alone; none for others.
+pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
+    let mut kernels = Vec::new();
+    let lengths = [(577, 64), (50, 40), (257, 88), (1025, 128)];
+    for (tokens, head) in lengths {
+        let sizes = Sizes { batch: 1, tokens, heads: 1, head };
+        for dtype in [DType::Bf16, DType::F16].into_iter().filter(|d| *d == DType::Bf16 || tokens == 577) {
+            let Some(element) = c_type(dtype).filter(|_| takes(&sizes, dtype, facts)) else { continue };
+            kernels.push((Forward::choose(&sizes).kernel(element, &sizes), 90));
+            let grad = Gradient::choose(&sizes).kernels(element, &sizes, true);
+            kernels.extend(grad.map(|kernel| (kernel, 90)));
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_head_fits_an_h200() {
+        for head in (8..=128).step_by(8) {
+            for tokens in (1..=600).chain([1025, 4097, 16_385, 65_537]) {
+                let sizes = Sizes { batch: 3, tokens, heads: 5, head };
+                assert!(takes(&sizes, DType::Bf16, &Facts::h200()));
+                let forward = Forward::choose(&sizes);
+                assert!(forward.shared(&sizes) <= 232_448, "{sizes:?} {forward:?}");
+                let tail = forward.tail(&sizes);
+                let whole = tokens.div_ceil(forward.keys) - 1;
+                assert!(tail <= forward.keys && (0..16).contains(&(whole * forward.keys + tail - tokens)));
+                let gradient = Gradient::choose(&sizes);
+                assert!(gradient.shared(&sizes) <= 232_448, "{sizes:?} {gradient:?}");
+                assert!((1..=15).contains(&gradient.group(&sizes)));
+            }
+        }
+    }
+
+    #[test]
+    fn working_memory_grows_with_the_tokens_alone() {
+        let bytes = |tokens| scratch(&Sizes { batch: 2, tokens, heads: 12, head: 64 }, DType::Bf16);
+        // f32 dQ, and two numbers a token.
+        let whole = 24 * 16_384 * (64 + 2) * 4;
+        assert!((whole..whole + whole / 100).contains(&bytes(16_384)), "{}", bytes(16_384));
+        assert!(bytes(32_768) <= 2 * bytes(16_384));
+    }
+
+    #[test]
+    fn other_gpus_have_none() {
+        assert!(kernels(&Facts { capability: (10, 0), ..Facts::h200() }).is_empty());
+        assert_eq!(kernels(&Facts::h200()).len(), 20);
+    }
+}

@@ -1,0 +1,96 @@
+//! Attention of all lengths and head sizes, in half precision.
+
+use super::common::Draft;
+use super::rig::{Arithmetic, Gpu};
+use super::{Body, body, compare_all};
+use graph::op::AttentionDrop;
+use graph::{DType, Op, ValueId};
+
+/// One attention over `tokens` after a layer with a bias; behind it a layer whose gradients differ from token to token.
+fn one(d: &mut Draft, tokens: usize, head: usize, heads: usize, rate: f64) -> ValueId {
+    let width = 3 * head * heads;
+    // In bf16, sums over a very wide layer's channels are further off than what is tested here.
+    let qkv = if width > 8192 {
+        d.parameter("x", [2, tokens, width], 1.0)
+    } else {
+        let x = d.parameter("x", [2, tokens, 8], 1.0);
+        d.linear(x, width)
+    };
+    let site = d.site();
+    let drop = (rate > 0.0).then_some(AttentionDrop { rate, site });
+    let y = d.one(Op::Attention { heads, drop }, &[qkv]);
+    let y = d.linear(y, 16);
+    let y = d.one(Op::Gelu, &[y]);
+    d.squeeze(y)
+}
+
+/// Several at once: most of a graph's time goes into its start.
+fn all(name: &str, cases: Vec<(usize, usize, usize)>, rate: f64) -> (String, Body) {
+    let build = move |d: &mut Draft| {
+        let mut sum: Option<ValueId> = None;
+        for (tokens, head, heads) in &cases {
+            let y = one(d, *tokens, *head, *heads, rate);
+            sum = Some(sum.map_or(y, |sum| d.one(Op::Add, &[sum, y])));
+        }
+        sum.unwrap()
+    };
+    (format!("attention, {name}, drop {rate}"), body(build))
+}
+
+/// Every length from `first` to `last`, a few at a time.
+fn lengths(first: usize, last: usize, head: usize) -> impl Iterator<Item = (String, Body)> {
+    (first..=last).step_by(25).map(move |from| {
+        let to = (from + 24).min(last);
+        all(&format!("{from} to {to} tokens, D {head}"), (from..=to).map(|t| (t, head, 1)).collect(), 0.0)
+    })
+}
+
+fn is_half(arithmetic: Arithmetic) -> bool {
+    matches!(arithmetic, Arithmetic::Bf16 | Arithmetic::Fp16)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_length() {
+    let odd = [601, 769, 1000, 1025, 1535, 2049];
+    let above = [32, 64, 80, 128].into_iter().flat_map(move |head| {
+        odd.map(|tokens| all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, 1)], 0.0))
+    });
+    compare_all(lengths(1, 600, 80).chain(lengths(257, 600, 64)).chain(above), is_half);
+}
+
+/// Heads that are wholly in shared memory: a kernel of its own for every length.
+#[test]
+#[ignore = "needs a GPU"]
+fn every_length_of_short_heads() {
+    compare_all(lengths(1, 256, 64), |arithmetic| arithmetic == Arithmetic::Bf16);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_head_size() {
+    let sizes = |rate: f64| {
+        [65, 200, 321].into_iter().map(move |tokens| {
+            let cases = (8..=128).step_by(8).map(|head| (tokens, head, 3)).collect();
+            all(&format!("{tokens} tokens, all head sizes"), cases, rate)
+        })
+    };
+    // More heads than twice a GPU's multiprocessors: blocks go from one head to the next.
+    let many = [(50, 16, 200), (65, 8, 320), (129, 8, 150), (50, 72, 150), (65, 72, 150)];
+    let many = many.map(|case| all(&format!("{case:?}"), vec![case], 0.0));
+    compare_all(sizes(0.0).chain(sizes(0.3)).chain(many), is_half);
+}
+
+/// The same bits in every run, though blocks take turns at sums.
+#[test]
+#[ignore = "needs a GPU"]
+fn sums_over_keys_repeat() {
+    for (tokens, head) in [(577, 64), (2049, 64), (1025, 80), (1025, 128)] {
+        let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, 12)], 0.0);
+        let gradients = || Gpu::of_graph(&build(DType::F32), Arithmetic::Bf16).unwrap().gradients().unwrap();
+        let first = gradients();
+        for _ in 0..3 {
+            assert!(first == gradients(), "{name}");
+        }
+    }
+}
