@@ -5,7 +5,7 @@
 //! configuration it was started with. Nothing in it depends on the number of threads or ranks.
 
 use crate::error::TrainError;
-use crate::files::{UNFINISHED, folder_of, sync_folder};
+use crate::files::{self, UNFINISHED, folder_of, sync_folder};
 use crate::session::Evaluation;
 use crate::shares::Shares;
 use crate::tensors::{self, Outline, Reader, Stored};
@@ -20,6 +20,8 @@ pub const FOLDER: &str = "checkpoints";
 const BEST: &str = "best.safetensors";
 const PREFIX: &str = "step-";
 const SUFFIX: &str = ".safetensors";
+/// The end of the name of a checkpoint that can't be read.
+pub const DAMAGED: &str = ".damaged";
 /// Metadata of a checkpoint's header.
 const FORMAT: (&str, &str) = ("format", "vitesse-checkpoint-1");
 const PROGRESS: &str = "progress";
@@ -90,7 +92,7 @@ impl Checkpoints {
         best: bool,
     ) -> Result<PathBuf, TrainError> {
         let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
-        fs::create_dir_all(&self.folder).map_err(io_error)?;
+        files::create_folder(&self.folder).map_err(io_error)?;
         let path = self.folder.join(format!("{PREFIX}{:08}{SUFFIX}", progress.step));
         let metadata = BTreeMap::from([
             (FORMAT.0.to_string(), FORMAT.1.to_string()),
@@ -109,11 +111,11 @@ impl Checkpoints {
     fn mark_best(&self, path: &Path) -> io::Result<()> {
         let aside = self.folder.join(format!(".{BEST}.{}{UNFINISHED}", std::process::id()));
         let _ = fs::remove_file(&aside);
-        let made = fs::hard_link(path, &aside).or_else(|_| {
+        let made = files::link(path, &aside).or_else(|_| {
             fs::copy(path, &aside)?;
-            fs::File::open(&aside)?.sync_all()
+            files::sync(&fs::File::open(&aside)?)
         });
-        let named = made.and_then(|()| fs::rename(&aside, self.best()));
+        let named = made.and_then(|()| files::rename(&aside, &self.best()));
         if named.is_err() {
             let _ = fs::remove_file(&aside);
         }
@@ -135,7 +137,7 @@ impl Checkpoints {
     fn forget_old(&self) -> io::Result<()> {
         let mut paths = self.numbered()?;
         while paths.len() > self.keep {
-            fs::remove_file(paths.remove(0).1)?;
+            files::remove(&paths.remove(0).1)?;
         }
         Ok(())
     }
@@ -153,28 +155,51 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// The newest checkpoint. Files that a killed run left half-written are removed; they never had a name of their own.
+    /// The newest checkpoint.
     pub fn latest(&self) -> Result<PathBuf, TrainError> {
-        let none = || TrainError::NothingToResume(folder_of(&self.folder).to_path_buf());
-        let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
-        if !self.folder.is_dir() {
-            return Err(none());
-        }
-        for entry in fs::read_dir(&self.folder).map_err(io_error)? {
-            let path = entry.map_err(io_error)?.path();
-            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if name.starts_with('.') && name.ends_with(UNFINISHED) {
-                fs::remove_file(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
-            }
-        }
-        self.numbered().map_err(io_error)?.pop().map(|(_, path)| path).ok_or_else(none)
+        let none = || TrainError::NoCheckpoint(folder_of(&self.folder).to_path_buf());
+        self.newest_first()?.into_iter().next().ok_or_else(none)
     }
 
-    /// Another checkpoint of the run to fall back on, if one can be read.
-    pub fn other_than(&self, broken: &Path) -> Option<PathBuf> {
-        let mut paths: Vec<PathBuf> = self.numbered().ok()?.into_iter().map(|(_, path)| path).collect();
-        paths.insert(0, self.best());
-        paths.into_iter().rev().find(|path| path != broken && Checkpoint::open(path).is_ok())
+    /// All checkpoints; the best, which is one of them or older, comes last.
+    pub fn newest_first(&self) -> Result<Vec<PathBuf>, TrainError> {
+        let io_error = |source| TrainError::Io { path: self.folder.clone(), source };
+        if !self.folder.try_exists().map_err(io_error)? {
+            return Ok(vec![]);
+        }
+        let numbered = self.numbered().map_err(io_error)?.into_iter().rev().map(|(_, path)| path);
+        let best = Some(self.best()).filter(|best| best.is_file());
+        Ok(numbered.chain(best).collect())
+    }
+
+    /// Removes files that a killed run left half-written; they never had a name of their own. For who holds the run's lock: those of a
+    /// run that goes on are none.
+    pub fn remove_unfinished(&self) -> Result<(), TrainError> {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            if name.starts_with('.') && name.ends_with(UNFINISHED) {
+                files::remove(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Renames damaged checkpoints, so that they are none of the run's any more; the best as well, if it is one of them under another
+    /// name. Returns what is wrong with them.
+    pub fn set_aside_with_best(&self, mut damaged: Vec<(PathBuf, TrainError)>) -> Result<String, TrainError> {
+        let best = self.best();
+        if best.is_file() && damaged.iter().all(|(path, _)| *path != best) {
+            let broken = Reader::open(&best).and_then(Reader::verify).err().map(TrainError::from);
+            damaged.extend(broken.filter(TrainError::is_damage).map(|error| (best, error)));
+        }
+        for (path, _) in &damaged {
+            let mut name = path.clone().into_os_string();
+            name.push(DAMAGED);
+            let io_error = |source| TrainError::Io { path: path.clone(), source };
+            files::rename(path, Path::new(&name)).map_err(io_error)?;
+        }
+        let errors: Vec<String> = damaged.iter().map(|(_, error)| error.to_string()).collect();
+        Ok(errors.join("; "))
     }
 }
 
@@ -190,17 +215,17 @@ pub struct Checkpoint {
 impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self, TrainError> {
         let reader = Reader::open(path)?;
-        let fault =
-            |problem: &str| TrainError::Checkpoint { path: path.to_path_buf(), problem: problem.into() };
+        let damage = |problem: String| TrainError::Damaged { path: path.to_path_buf(), problem };
         if !is_checkpoint(&reader) {
-            return Err(fault("holds tensors, but is not a checkpoint: use --init to start from weights"));
+            let problem = "holds tensors, but is not a checkpoint: use --init to start from weights".into();
+            return Err(TrainError::Checkpoint { path: path.to_path_buf(), problem });
         }
         let text = |key: &str| {
             let found = reader.metadata().get(key).cloned();
-            found.ok_or_else(|| fault(&format!("its header has no `{key}`")))
+            found.ok_or_else(|| damage(format!("its header has no `{key}`")))
         };
         let progress = serde_json::from_str(&text(PROGRESS)?)
-            .map_err(|error| fault(&format!("how far the run was can't be read: {error}")))?;
+            .map_err(|error| damage(format!("how far the run was can't be read: {error}")))?;
         let config = text(CONFIG)?;
         Ok(Checkpoint { path: path.to_path_buf(), reader, progress, config })
     }
@@ -298,10 +323,12 @@ mod tests {
     fn what_a_killed_run_left_is_removed() {
         let folder = Folder::new("checkpoints-killed");
         let checkpoints = Checkpoints::of_run(&folder.0, 2);
-        assert!(checkpoints.latest().unwrap_err().to_string().contains("nothing to resume"));
+        assert!(checkpoints.latest().unwrap_err().to_string().contains("holds no checkpoint"));
         let whole = save(&checkpoints, 3, false);
         fs::write(folder.0.join(FOLDER).join(".step-00000004.safetensors.77.tmp"), b"half").unwrap();
         assert_eq!(checkpoints.latest().unwrap(), whole);
+        assert_eq!(names(&folder).len(), 2, "whoever only reads removes nothing");
+        checkpoints.remove_unfinished().unwrap();
         assert_eq!(names(&folder), ["step-00000003.safetensors"]);
     }
 
@@ -368,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_checkpoint_is_named_and_another_offered() {
+    fn a_truncated_checkpoint_is_named_and_set_aside() {
         let folder = Folder::new("checkpoints-cut");
         let checkpoints = Checkpoints::of_run(&folder.0, 2);
         let older = save(&checkpoints, 1, false);
@@ -379,6 +406,9 @@ mod tests {
             let error = Checkpoint::open(&path).err().unwrap().to_string();
             assert!(error.contains("step-00000002.safetensors") && !error.contains('\n'), "{error}");
         }
-        assert_eq!(checkpoints.other_than(&path), Some(older));
+        assert_eq!(checkpoints.newest_first().unwrap(), [path.clone(), older.clone()]);
+        let broken = Checkpoint::open(&path).err().unwrap();
+        checkpoints.set_aside_with_best(vec![(path, broken)]).unwrap();
+        assert_eq!(checkpoints.newest_first().unwrap(), [older]);
     }
 }

@@ -37,12 +37,22 @@ pub enum TrainError {
     TooLarge { model: String, image: usize, channels: usize, classes: usize, batch: usize },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    #[error("{} already holds a run: choose another --out, or remove it", .0.display())]
+    #[error("{} already holds a run: go on with it (--resume), choose another --out, or remove it", .0.display())]
     RunExists(PathBuf),
-    #[error("{}: nothing to resume: it holds no checkpoint", .0.display())]
-    NothingToResume(PathBuf),
-    #[error("{error}; {} is whole: to go on from there, remove the broken one", other.display())]
-    BrokenCheckpoint { error: Box<TrainError>, other: PathBuf },
+    #[error("{}: nothing to resume: it holds no run", .0.display())]
+    NoRun(PathBuf),
+    #[error("{}: it holds no checkpoint", .0.display())]
+    NoCheckpoint(PathBuf),
+    #[error("{} is in use by {by}", folder.display())]
+    Locked { folder: PathBuf, by: String },
+    #[error("{} was taken over by {by}: this run ends", folder.display())]
+    TakenOver { folder: PathBuf, by: String },
+    #[error("{} was removed while the run was going on: this run ends", .0.display())]
+    FolderGone(PathBuf),
+    #[error("{}: {problem}", path.display())]
+    Damaged { path: PathBuf, problem: String },
+    #[error("{0}; no other checkpoint of the run can be read")]
+    NoneWhole(Box<TrainError>),
     #[error("{} was started with other settings: {differences}", folder.display())]
     OtherSettings { folder: PathBuf, differences: String },
     #[error("{}: {problem}", path.display())]
@@ -90,6 +100,16 @@ impl TrainError {
     /// Whether another start may go better.
     pub fn loses_device(&self) -> bool {
         matches!(self, TrainError::GpuLost { .. } | TrainError::Cuda(cuda::CudaError::Lost { .. }))
+    }
+
+    /// Whether a file was read that is not as it was written: another one may be.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            TrainError::Damaged { .. } => true,
+            TrainError::Weights(WeightsError::File { .. } | WeightsError::Tensor { .. }) => true,
+            TrainError::Weights(WeightsError::Io { source, .. }) => source.raw_os_error() == Some(libc::EIO),
+            _ => false,
+        }
     }
 
     pub fn setting(flag: &'static str, value: impl ToString, why: impl Into<String>) -> Self {

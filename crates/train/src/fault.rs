@@ -6,6 +6,8 @@
 //! * `gpu`: its GPU runs into a trap, and fails from then on.
 //! * `slow:rank=R:factor=F`: from the first step on it takes F times as long to compute (`rank=all`: every rank).
 //! * `data:rank=R:ms=M`: every training image takes a thread of its loader M milliseconds longer to read.
+//! * `kill:operation=N`: the process is killed before the Nth operation on the files of a run.
+//! * `disk:operation=N`: that operation fails, as on a full disk.
 
 use crate::device::Device;
 use crate::error::TrainError;
@@ -15,7 +17,9 @@ use crate::sets::{ImageSets, Sets};
 use comm::Communicator;
 use data::segment::{MaskedSet, Pair};
 use data::{DataError, Dataset, Image};
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 const VARIABLE: &str = "VITESSE_FAULT";
@@ -28,6 +32,8 @@ enum Kind {
     Gpu,
     Slow(f64),
     Data(Duration),
+    Kill { operation: u64 },
+    Disk { operation: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,7 +66,7 @@ impl Fault {
     ) -> Result<(), TrainError> {
         match self.kind {
             Kind::Slow(factor) => device.set_slowdown(factor),
-            Kind::Data(_) => {}
+            Kind::Data(_) | Kind::Kill { .. } | Kind::Disk { .. } => {}
             _ if step != self.step => {}
             Kind::Panic => panic!("{VARIABLE} asks for it"),
             Kind::Hang => loop {
@@ -72,6 +78,27 @@ impl Fault {
             Kind::Gpu => device.lose()?,
         }
         Ok(())
+    }
+}
+
+/// Every operation on the files of a run asks here first.
+pub fn file_operation() -> io::Result<()> {
+    static FAULT: OnceLock<Option<Kind>> = OnceLock::new();
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let of_files = |kind: &Kind| matches!(kind, Kind::Kill { .. } | Kind::Disk { .. });
+    // What is no fault is refused where the ranks read theirs. Files of a run are rank 0's.
+    let fault =
+        FAULT.get_or_init(|| Fault::from_environment(0).ok().flatten().map(|f| f.kind).filter(of_files));
+    let Some(fault) = fault else { return Ok(()) };
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    match *fault {
+        Kind::Kill { operation } if count == operation => {
+            // SAFETY: a signal to this process itself, which nothing can catch.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            Ok(())
+        }
+        Kind::Disk { operation } if count == operation => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        _ => Ok(()),
     }
 }
 
@@ -156,11 +183,13 @@ fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
     let mut words = text.split(':');
     let kind = words.next()?;
     let (mut rank, mut step, mut factor, mut delay) = (None, 0, 2.0, Duration::from_millis(1));
+    let mut operation = 1;
     for word in words {
         match word.split_once('=')? {
             ("rank", "all") => rank = None,
             ("rank", value) => rank = Some(value.parse().ok()?),
             ("step", value) => step = value.parse().ok()?,
+            ("operation", value) => operation = value.parse().ok()?,
             ("factor", value) => factor = value.parse().ok().filter(|f| *f >= 1.0)?,
             ("ms", value) => delay = Duration::try_from_secs_f64(value.parse::<f64>().ok()? / 1e3).ok()?,
             _ => return None,
@@ -173,6 +202,8 @@ fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
         "gpu" => Kind::Gpu,
         "slow" => Kind::Slow(factor),
         "data" => Kind::Data(delay),
+        "kill" => Kind::Kill { operation },
+        "disk" => Kind::Disk { operation },
         _ => return None,
     };
     Some((Fault { kind, step }, rank))
@@ -190,6 +221,7 @@ mod tests {
         let slow_data = Some((fault(Kind::Data(Duration::from_micros(2500)), 0), None));
         assert_eq!(parse("data:rank=all:ms=2.5"), slow_data);
         assert!(parse("data:ms=-1").is_none());
+        assert_eq!(parse("kill:operation=9"), Some((fault(Kind::Kill { operation: 9 }, 0), None)));
         assert_eq!(parse("slow:rank=all:factor=2.5"), Some((fault(Kind::Slow(2.5), 0), None)));
         assert!(
             ["", "panik", "panic:rank", "panic:rank=x", "slow:factor=0.5"].iter().all(|t| parse(t).is_none())

@@ -5,7 +5,7 @@ use crate::error::TrainError;
 use crate::files;
 use crate::sensors::Sensors;
 use serde_json::json;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -79,8 +79,8 @@ impl GpuLog {
     }
 
     fn cut(&self, next_step: u64) -> Result<(), TrainError> {
-        let text = match fs::read_to_string(&self.path) {
-            Ok(text) => text,
+        let text = match fs::read(&self.path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.failed(error)),
         };
@@ -120,7 +120,7 @@ impl GpuLog {
         if text.is_empty() {
             return Ok(());
         }
-        let file = File::options().append(true).create(true).open(&self.path);
+        let file = files::append(&self.path);
         file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| self.failed(error))
     }
 }

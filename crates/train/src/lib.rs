@@ -3,6 +3,7 @@
 
 pub mod account;
 mod agree;
+mod aside;
 pub mod balance;
 pub mod bench;
 pub mod card;
@@ -16,6 +17,7 @@ pub mod evaluated;
 mod fault;
 mod finishing;
 mod fitting;
+pub mod folder;
 mod gpu;
 mod gpu_log;
 mod gpus;

@@ -5,12 +5,16 @@
 //!
 //! Lines are written without being built in memory first, so that a step allocates nothing.
 
+mod lost;
+
 use crate::account::{Parts, Step};
+use crate::aside::Aside;
 use crate::error::TrainError;
 use crate::files;
 use crate::segmentation::scores::ClassScore;
 use crate::sensors::Sensors;
 use crate::session::{Evaluation, StepResult};
+use lost::{Lost, unreadable};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
@@ -79,7 +83,8 @@ impl fmt::Display for Shown {
 
 pub struct Metrics {
     jsonl: Lines,
-    csv: Lines,
+    /// All it has can be made from the objects.
+    csv: Aside<Lines>,
     folder: PathBuf,
     /// Made when a step has more than one rank.
     ranks: Option<Lines>,
@@ -90,64 +95,73 @@ pub struct Metrics {
 /// Lines come into the file at least so often, for those who follow a run.
 const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
+/// Writes the first metrics of a run: none.
+pub fn begin(folder: &Path) -> Result<(), TrainError> {
+    let (jsonl, csv) = (jsonl_path(folder), csv_path(folder));
+    rewrite(&csv, |out| writeln!(out, "{}", COLUMNS.join(",")))?;
+    rewrite(&jsonl, |_| Ok(()))
+}
+
+/// Whether there are metrics of a step.
+pub fn any(folder: &Path) -> Result<bool, TrainError> {
+    let path = jsonl_path(folder);
+    match std::fs::metadata(&path) {
+        Ok(about) => Ok(about.len() > 0),
+        Err(e) if e.kind() == ErrorKind::NotFound || e.kind() == ErrorKind::NotADirectory => Ok(false),
+        Err(source) => Err(TrainError::Io { path, source }),
+    }
+}
+
+/// All files of metrics that a folder may have.
+pub fn paths(folder: &Path) -> [PathBuf; 4] {
+    [jsonl_path(folder), csv_path(folder), ranks_path(folder), classes_path(folder)]
+}
+
 impl Metrics {
-    /// Creates the run's folder and its metrics; refuses a folder that has some already.
+    /// Metrics in a folder of their own.
     pub fn create(folder: &Path) -> Result<Self, TrainError> {
         std::fs::create_dir_all(folder).map_err(at(folder))?;
-        let create = |path: PathBuf| match File::options().write(true).create_new(true).open(&path) {
-            Ok(file) => Ok(Lines { path, file: BufWriter::new(file) }),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                Err(TrainError::RunExists(folder.to_path_buf()))
-            }
-            Err(source) => Err(TrainError::Io { path, source }),
-        };
-        let (jsonl, mut csv) = (create(jsonl_path(folder))?, create(csv_path(folder))?);
-        csv.write(format_args!("{}\n", COLUMNS.join(",")))?;
+        begin(folder)?;
+        Self::open(folder)
+    }
+
+    /// Adds to the metrics in a folder.
+    pub fn open(folder: &Path) -> Result<Self, TrainError> {
+        let (jsonl, csv) = (Lines::append(jsonl_path(folder))?, Lines::append(csv_path(folder))?);
+        let csv = Aside::new(csv);
         Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, shown: Instant::now() })
     }
 
     /// Continues the metrics of a run whose next step is `next_step`. Lines of that step and later ones are dropped, as
-    /// is a last line cut short: the files become those of a run that was never interrupted, times apart. A table that
-    /// is missing, or has other columns, is made from the objects.
-    pub fn resume(folder: &Path, next_step: u64) -> Result<Self, TrainError> {
-        let (jsonl, csv, ranks) = (jsonl_path(folder), csv_path(folder), ranks_path(folder));
-        let stays =
-            |step: Option<&str>| step.and_then(|s| s.parse().ok()).is_some_and(|s: u64| s < next_step);
-        let cut = |path: &Path| {
-            rewrite(path, |out| {
-                each_line(
-                    path,
-                    |line| {
-                        if stays(field(line, "step")) { writeln!(out, "{line}") } else { Ok(()) }
-                    },
-                )
-            })
-        };
-        cut(&jsonl)?;
-        for path in [ranks, classes_path(folder)] {
+    /// is a last line cut short: the files become those of a run that was never interrupted, times apart. The table
+    /// is made from the objects, unless those are damaged. Says what was lost, in a line for each file.
+    pub fn resume(folder: &Path, next_step: u64) -> Result<(Self, Vec<String>), TrainError> {
+        let (jsonl, csv) = (jsonl_path(folder), csv_path(folder));
+        let mut lost = Lost::of(&jsonl, next_step)?;
+        let damaged = cut(&jsonl, next_step, |line| lost.saw(line))?;
+        lost.damaged = damaged;
+        let mut said: Vec<String> = lost.line(&jsonl).into_iter().collect();
+        for path in [ranks_path(folder), classes_path(folder)] {
             if path.try_exists().map_err(at(&path))? {
-                cut(&path)?;
+                let damaged = cut(&path, next_step, |_| {})?;
+                said.extend((damaged > 0).then(|| unreadable(&path, damaged)));
             }
         }
         let heading = COLUMNS.join(",");
-        let mut first = None;
-        each_line(&csv, |line| {
-            first.get_or_insert_with(|| line.to_string());
-            Ok(())
-        })
-        .map_err(at(&csv))?;
+        let own = lost.any() && first_line(&csv)?.as_ref() == Some(&heading);
         rewrite(&csv, |out| {
             writeln!(out, "{heading}")?;
-            if first.as_ref() != Some(&heading) {
-                return each_line(&jsonl, |line| write_row(out, line));
+            if !own {
+                return each_line(&jsonl, |line| line.map_or(Ok(()), |line| write_row(out, line)));
             }
             each_line(&csv, |line| {
+                let Some(line) = line else { return Ok(()) };
                 let whole = line.split(',').count() == COLUMNS.len();
-                if whole && stays(line.split(',').next()) { writeln!(out, "{line}") } else { Ok(()) }
+                let stays = before(line.split(',').next(), next_step);
+                if whole && stays { writeln!(out, "{line}") } else { Ok(()) }
             })
         })?;
-        let (jsonl, csv) = (Lines::append(jsonl)?, Lines::append(csv)?);
-        Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, shown: Instant::now() })
+        Ok((Self::open(folder)?, said))
     }
 
     pub fn step(
@@ -210,8 +224,7 @@ impl Metrics {
         let path = classes_path(&self.folder);
         let iou: Vec<Option<f64>> = scores.iter().map(|score| score.iou).collect();
         let line = serde_json::json!({"step": step, "epoch": epoch, "iou": iou});
-        let file = File::options().append(true).create(true).open(&path).map_err(at(&path))?;
-        let mut lines = Lines { path, file: BufWriter::new(file) };
+        let mut lines = Lines::append(path)?;
         lines.write(format_args!("{line}\n"))?;
         lines.sync()
     }
@@ -219,7 +232,7 @@ impl Metrics {
     fn flush(&mut self) -> Result<(), TrainError> {
         self.shown = Instant::now();
         self.jsonl.flush()?;
-        self.csv.flush()?;
+        self.csv.with(Lines::flush);
         self.ranks.as_mut().map_or(Ok(()), Lines::flush)
     }
 
@@ -232,21 +245,22 @@ impl Metrics {
             }
         }
         self.jsonl.write(format_args!("}}\n"))?;
-        for (i, cell) in row.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
-            match cell {
-                Some(cell) => self.csv.write(format_args!("{comma}{}", Shown(*cell, "")))?,
-                None => self.csv.write(format_args!("{comma}"))?,
+        self.csv.with(|csv| {
+            for (i, cell) in row.iter().enumerate() {
+                let comma = if i == 0 { "" } else { "," };
+                match cell {
+                    Some(cell) => csv.write(format_args!("{comma}{}", Shown(*cell, "")))?,
+                    None => csv.write(format_args!("{comma}"))?,
+                }
             }
-        }
-        self.csv.write(format_args!("\n"))
+            csv.write(format_args!("\n"))
+        });
+        Ok(())
     }
 
     fn write_ranks(&mut self, step: u64, account: &Step) -> Result<(), TrainError> {
         if self.ranks.is_none() {
-            let path = ranks_path(&self.folder);
-            let file = File::options().append(true).create(true).open(&path).map_err(at(&path))?;
-            self.ranks = Some(Lines { path, file: BufWriter::new(file) });
+            self.ranks = Some(Lines::append(ranks_path(&self.folder))?);
         }
         let Some(lines) = &mut self.ranks else { return Ok(()) };
         for (rank, parts) in account.parts.iter().enumerate() {
@@ -273,9 +287,49 @@ impl Metrics {
     /// on from a step whose metrics are lost.
     pub fn sync(&mut self) -> Result<(), TrainError> {
         self.jsonl.sync()?;
-        self.csv.sync()?;
+        self.csv.with(Lines::sync);
         self.ranks.as_mut().map_or(Ok(()), Lines::sync)
     }
+
+    /// Why the table could not be written, if it could not.
+    pub fn failure(&mut self) -> Option<TrainError> {
+        self.csv.failure.take()
+    }
+}
+
+/// Whether a step, as text, is before the next one.
+fn before(step: Option<&str>, next_step: u64) -> bool {
+    step.and_then(|step| step.parse().ok()).is_some_and(|step: u64| step < next_step)
+}
+
+/// Drops the lines of `next_step` and later ones, and shows those that stay. Returns how many can't be read: the last, cut short
+/// by a crash, is none of them.
+fn cut(path: &Path, next_step: u64, mut stays: impl FnMut(&str)) -> Result<usize, TrainError> {
+    let mut damaged = 0;
+    rewrite(path, |out| {
+        each_line(path, |line| match line.map(|line| (line, field(line, "step"))) {
+            Some((line, Some(step))) if before(Some(step), next_step) => {
+                stays(line);
+                writeln!(out, "{line}")
+            }
+            Some((_, Some(step))) if step.parse::<u64>().is_ok() => Ok(()),
+            _ => {
+                damaged += 1;
+                Ok(())
+            }
+        })
+    })?;
+    Ok(damaged)
+}
+
+fn first_line(path: &Path) -> Result<Option<String>, TrainError> {
+    let mut first = None;
+    let see = |line: Option<&str>| {
+        first.get_or_insert_with(|| line.unwrap_or_default().to_string());
+        Ok(())
+    };
+    each_line(path, see).map_err(at(path))?;
+    Ok(first)
 }
 
 /// The cells of a GPU's sensors, of those that it has.
@@ -315,7 +369,7 @@ struct Lines {
 
 impl Lines {
     fn append(path: PathBuf) -> Result<Self, TrainError> {
-        let file = File::options().append(true).open(&path).map_err(at(&path))?;
+        let file = files::append(&path).map_err(at(&path))?;
         Ok(Lines { path, file: BufWriter::new(file) })
     }
 
@@ -329,8 +383,10 @@ impl Lines {
         self.check(flushed)
     }
 
+    /// Fails if the file was removed or replaced: what is written would be lost.
     fn sync(&mut self) -> Result<(), TrainError> {
-        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        let synced = self.file.flush().and_then(|()| files::sync(self.file.get_ref()));
+        let synced = synced.and_then(|()| files::is_at(self.file.get_ref(), &self.path));
         self.check(synced)
     }
 
@@ -347,8 +403,9 @@ fn rewrite(
     files::replace(path, write).map_err(at(path))
 }
 
-/// Every whole line of a file, without its end; one that a crash cut short has none. A missing file has no lines.
-fn each_line(path: &Path, mut see: impl FnMut(&str) -> io::Result<()>) -> io::Result<()> {
+/// Every whole line of a file, without its end, or none if it is no text; a last one that a crash cut short is left out. A missing
+/// file has no lines.
+fn each_line(path: &Path, mut see: impl FnMut(Option<&str>) -> io::Result<()>) -> io::Result<()> {
     let mut file = match File::open(path) {
         Ok(file) => BufReader::new(file),
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -356,8 +413,8 @@ fn each_line(path: &Path, mut see: impl FnMut(&str) -> io::Result<()>) -> io::Re
     };
     let mut line = Vec::new();
     while file.read_until(b'\n', &mut line)? > 0 {
-        if let Some(Ok(text)) = line.strip_suffix(b"\n").map(str::from_utf8) {
-            see(text)?;
+        if let Some(text) = line.strip_suffix(b"\n") {
+            see(str::from_utf8(text).ok())?;
         }
         line.clear();
     }

@@ -1,7 +1,7 @@
 //! What a run leaves beside its results, so that anyone can tell later how they came about.
 //!
 //! `config.json` is the resolved configuration. `run.json` holds one entry for the start and one for every continuation:
-//! the exact command, where and when it was given, the version, and the machine. `algorithms.json` says how products were made on a
+//! the exact command, where and when it was given, the version, and the machine; with checksums of each, and of `config.json`. `algorithms.json` says how products were made on a
 //! GPU, so that a continuation makes them alike.
 
 use crate::config::Resolved;
@@ -10,6 +10,7 @@ use crate::files;
 use crate::machine::Machine;
 use cuda::Choices;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,32 +48,93 @@ impl Launch {
     }
 }
 
-/// Starts the records of a run.
+/// Whether the record of a run is in a folder.
+pub fn holds_run(folder: &Path) -> bool {
+    folder.join(RUN).is_file()
+}
+
+/// All records that a folder may have, that of the run first.
+pub fn paths(folder: &Path) -> [PathBuf; 3] {
+    [RUN, CONFIG, ALGORITHMS].map(|name| folder.join(name))
+}
+
+pub fn config_path(folder: &Path) -> PathBuf {
+    folder.join(CONFIG)
+}
+
+/// Starts the records of a run; `run.json` comes last.
 pub fn create(folder: &Path, config: &str, launch: &Launch) -> Result<(), TrainError> {
     replace(&folder.join(CONFIG), config.as_bytes())?;
-    write_launches(folder, std::slice::from_ref(launch))
+    let mut first = entry(launch)?;
+    first[OF_CONFIG] = checksum(config.as_bytes()).into();
+    write_entries(folder, vec![first])
 }
 
 /// Notes a continuation.
 pub fn continue_with(folder: &Path, launch: &Launch) -> Result<(), TrainError> {
-    let mut launches = launches(folder)?;
-    launches.push(launch.clone());
-    write_launches(folder, &launches)
+    let mut entries = entries(folder)?;
+    entries.push(entry(launch)?);
+    write_entries(folder, entries)
 }
 
 /// The launches of a run, the first one first.
 pub fn launches(folder: &Path) -> Result<Vec<Launch>, TrainError> {
-    let path = folder.join(RUN);
-    let text = fs::read_to_string(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
-    serde_json::from_str(&text)
-        .map_err(|error| TrainError::Checkpoint { path, problem: format!("is no record of a run: {error}") })
+    let read = |entry| serde_json::from_value(entry).map_err(|error| no_record(folder, error));
+    entries(folder)?.into_iter().map(read).collect()
 }
 
 /// The configuration of the run in a folder.
 pub fn config(folder: &Path) -> Result<Resolved, TrainError> {
     let path = folder.join(CONFIG);
     let text = fs::read_to_string(&path).map_err(|source| TrainError::Io { path: path.clone(), source })?;
+    let written = if holds_run(folder) { entries(folder)?.into_iter().next() } else { None };
+    let written = written.as_ref().and_then(|first| first[OF_CONFIG].as_str());
+    if written.is_some_and(|written| written != checksum(text.as_bytes())) {
+        return Err(damaged(path, "it"));
+    }
     Ok(Resolved::from_json(&path.display().to_string(), &text)?)
+}
+
+/// Members of `run.json` beside those of a launch: the checksum of an entry without itself, and that of `config.json`.
+const OF_ENTRY: &str = "crc32";
+const OF_CONFIG: &str = "config_crc32";
+
+fn checksum(bytes: &[u8]) -> String {
+    format!("{:08x}", crc32fast::hash(bytes))
+}
+
+fn damaged(path: PathBuf, what: &str) -> TrainError {
+    let problem = format!("is damaged: {what} has another checksum than when it was written");
+    TrainError::Checkpoint { path, problem }
+}
+
+fn no_record(folder: &Path, error: serde_json::Error) -> TrainError {
+    let problem = format!("is damaged: it is no record of a run: {error}");
+    TrainError::Checkpoint { path: folder.join(RUN), problem }
+}
+
+fn entry(launch: &Launch) -> Result<Value, TrainError> {
+    serde_json::to_value(launch).map_err(|error| no_record(Path::new(""), error))
+}
+
+/// The entries of `run.json`, each as it was written. Those of older versions have no checksums.
+fn entries(folder: &Path) -> Result<Vec<Value>, TrainError> {
+    let path = folder.join(RUN);
+    let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => TrainError::NoRun(folder.to_path_buf()),
+        _ => TrainError::Io { path: path.clone(), source },
+    })?;
+    let mut entries: Vec<Value> = serde_json::from_str(&text).map_err(|error| no_record(folder, error))?;
+    for (index, entry) in entries.iter_mut().enumerate() {
+        let Some(object) = entry.as_object_mut() else {
+            return Err(damaged(path, &format!("launch {}", index + 1)));
+        };
+        let written = object.shift_remove(OF_ENTRY);
+        if written.is_some_and(|written| written != checksum(entry.to_string().as_bytes())) {
+            return Err(damaged(path, &format!("launch {}", index + 1)));
+        }
+    }
+    Ok(entries)
 }
 
 /// How products of the run were made, if that was measured.
@@ -95,10 +157,12 @@ pub fn write_algorithms(folder: &Path, choices: &Choices) -> Result<(), TrainErr
     replace(&folder.join(ALGORITHMS), text.as_bytes())
 }
 
-fn write_launches(folder: &Path, launches: &[Launch]) -> Result<(), TrainError> {
-    let path = folder.join(RUN);
-    let text = serde_json::to_string_pretty(launches).unwrap_or_default();
-    replace(&path, text.as_bytes())
+fn write_entries(folder: &Path, mut entries: Vec<Value>) -> Result<(), TrainError> {
+    for entry in &mut entries {
+        entry[OF_ENTRY] = checksum(entry.to_string().as_bytes()).into();
+    }
+    let text = serde_json::to_string_pretty(&entries).map_err(|error| no_record(folder, error))?;
+    replace(&folder.join(RUN), text.as_bytes())
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
@@ -111,6 +175,38 @@ mod tests {
     use super::*;
     use crate::testing::Folder;
     use std::collections::BTreeMap;
+
+    /// Whatever bit of the records is flipped: the file is named, or they say what they said.
+    #[test]
+    fn a_flipped_bit_in_the_records_is_noticed() {
+        let kept = Folder::new("records");
+        let folder = &kept.0;
+        let raw = crate::Raw { train_samples: Some(8), ..crate::Raw::default() };
+        let (run, _) = crate::sets::resolve(&raw, 1).unwrap();
+        create(folder, &run.to_json().unwrap(), &Launch::now()).unwrap();
+        continue_with(folder, &Launch::now()).unwrap();
+        let read = || Ok::<_, TrainError>((launches(folder)?, config(folder)?));
+        let written = read().unwrap();
+        assert_eq!(written.0.len(), 2);
+        for name in [RUN, CONFIG] {
+            let path = folder.join(name);
+            let mut bytes = fs::read(&path).unwrap();
+            for bit in (0..8 * bytes.len()).step_by(7) {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                fs::write(&path, &bytes).unwrap();
+                match read() {
+                    Ok(found) => assert!(found == written, "bit {bit} of {name} changed something"),
+                    Err(error) => {
+                        let error = error.to_string();
+                        assert!(error.contains(name) && !error.contains('\n'), "{error}");
+                    }
+                }
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            fs::write(&path, &bytes).unwrap();
+        }
+        assert_eq!(read().unwrap(), written);
+    }
 
     #[test]
     fn algorithms_are_kept_with_the_run() {

@@ -7,10 +7,11 @@ use crate::account::{Exchanged, Parts, Step};
 use crate::agree::agree;
 use crate::balance::Straggler;
 use crate::card::Card;
-use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
+use crate::checkpoint::{Best, Checkpoint, Checkpoints, DAMAGED, Progress};
 use crate::config::{Precision, Resolved};
 use crate::device::{Device, Seat, StepTime};
 use crate::error::TrainError;
+use crate::folder::{self, RunFolder};
 use crate::gpu_log::Gpus;
 use crate::real::Real;
 use crate::record;
@@ -39,6 +40,10 @@ pub trait Events {
     fn divided(&mut self, _shares: &Shares) {}
     /// Something that is good to know.
     fn noted(&mut self, _line: &str) {}
+    /// Something that went wrong, though the run goes on.
+    fn warned(&mut self, line: &str) {
+        self.noted(line);
+    }
     fn traced(&mut self, _file: &Path) {}
     /// Why the run should end after this step, if it should.
     fn stop(&self) -> Option<&'static str> {
@@ -69,6 +74,8 @@ pub struct Summary {
     /// What to know of them.
     pub note_on_times: Option<String>,
     pub weights: Option<PathBuf>,
+    /// What could not be written, a line each; none of it cost a result.
+    pub failures: Vec<String>,
     /// Set if the run was asked to stop before its last step.
     pub stopped: Option<Stopped>,
 }
@@ -106,6 +113,9 @@ fn train_in<T: Real>(
     member: &Member,
     events: &mut dyn Events,
 ) -> Result<Summary, TrainError> {
+    if let (Some(folder), None, 0) = (&run.out, &run.resume, member.world.rank()) {
+        folder::check_free(folder)?;
+    }
     // The session first: what it refuses (weights of another model, say) must not leave a folder behind.
     let session = Session::<T>::among(run, sets.clone(), Seat::of(member))?;
     train_session(session, &sets, member, events)
@@ -131,12 +141,13 @@ fn train_session<T: Real>(
     let world = &member.world;
     let run = session.resolved().clone();
     agree(world, &run, sets, session.device().program())?;
-    let mut progress = begin(&mut session, &run)?;
+    let entered = enter(&run, member, events)?;
+    let mut progress = begin(&mut session, &run, events)?;
     let gpus = gpus(world, session.device())?;
-    let mut output = match (&run.out, &run.resume) {
+    let mut output = match (&run.out, entered) {
         _ if world.rank() > 0 => None,
-        (Some(folder), None) => Some(Output::create(folder, &run, gpus)?),
-        (_, Some(folder)) => Some(Output::resume(folder, &run, progress.step, gpus)?),
+        (_, Some(folder)) => Some(Output::resume(folder, &run, progress.step, gpus, events)?),
+        (Some(folder), None) => Some(Output::create(folder, &run, gpus, events)?),
         (None, None) => None,
     };
     events.started(&run, session.device().program(), &progress);
@@ -150,29 +161,46 @@ fn train_session<T: Real>(
     let mut training = Loop { member, run: &run, output: output.as_mut(), summary: &mut summary, events };
     let ended = training.steps(&mut session, &mut progress);
     // What was measured stays, however the run ended; the first error is the one to report.
-    let closed = output.as_mut().map_or(Ok(()), Output::flush);
+    let closed = output.as_mut().map_or(Ok(()), Output::finish);
     let name = || session.device().name();
     summary.stopped = ended.map_err(|error| error.of_step(world.rank(), name, progress.step))?;
-    closed?;
     summary.best = progress.best;
     summary.skipped = progress.skipped;
-    if let (Some(output), None, true) = (&output, &summary.stopped, run.checkpoints) {
-        let path = output.folder.join("weights.safetensors");
-        let card = Card::of(&run.recorded(&output.folder));
-        weights::save_as(&path, &session.weights()?, Convention::Timm, &card, Some(&output.config))?;
-        summary.weights = Some(path);
+    if let Some(output) = &mut output {
+        output.folder.check()?;
+        if summary.stopped.is_none() && run.checkpoints {
+            let path = output.folder.path.join("weights.safetensors");
+            let card = Card::of(&run.recorded(&output.folder.path));
+            let (config, weights) = (Some(output.config.as_str()), session.weights()?);
+            let saved = weights::save_as(&path, &weights, Convention::Timm, &card, config);
+            summary.failures.extend(saved.as_ref().err().map(ToString::to_string));
+            summary.weights = saved.is_ok().then_some(path);
+        }
+        summary.failures.extend(output.failures().chain(closed.err()).map(|error| error.to_string()));
     }
     session.device_mut().finish();
     Ok(summary)
 }
 
+/// The folder of a run that is continued, which nobody else works in from here on. Rank 0 has it.
+fn enter(run: &Resolved, member: &Member, events: &mut dyn Events) -> Result<Option<RunFolder>, TrainError> {
+    let Some(folder) = run.resume.as_ref().filter(|_| member.world.rank() == 0) else { return Ok(None) };
+    // The others wait for this, however long it takes.
+    let _busy = member.watch.busy("looking who works in the run's folder");
+    RunFolder::enter(folder, run.force, events).map(Some)
+}
+
 /// Where the run begins: at its first step, or after the last checkpoint. Rank 0 reads files, the others get from it what
 /// they need.
-fn begin<T: Real>(session: &mut Session<T>, run: &Resolved) -> Result<Progress, TrainError> {
+fn begin<T: Real>(
+    session: &mut Session<T>,
+    run: &Resolved,
+    events: &mut dyn Events,
+) -> Result<Progress, TrainError> {
     let world = session.world().clone();
     let mut progress = Progress::default();
     if let Some(folder) = run.resume.as_ref().filter(|_| world.rank() == 0) {
-        progress = resume(session, folder)?;
+        progress = resume(session, folder, events)?;
     }
     if world.size() > 1 {
         let text = serde_json::json!(progress).to_string().into_bytes();
@@ -189,23 +217,44 @@ fn begin<T: Real>(session: &mut Session<T>, run: &Resolved) -> Result<Progress, 
     Ok(progress)
 }
 
-/// Goes on where the last checkpoint of a run was made, if this run is the same. A run that ended before its first
-/// checkpoint begins again.
-fn resume<T: Real>(session: &mut Session<T>, folder: &Path) -> Result<Progress, TrainError> {
+/// Goes on where the last checkpoint of a run was made, if this run is the same. One that is damaged is set aside, and the one before it
+/// taken. A run that ended before its first checkpoint begins again.
+fn resume<T: Real>(
+    session: &mut Session<T>,
+    folder: &Path,
+    events: &mut dyn Events,
+) -> Result<Progress, TrainError> {
     let checkpoints = Checkpoints::of_run(folder, session.resolved().keep);
-    let path = match checkpoints.latest() {
-        Err(TrainError::NothingToResume(_)) => return restart(session, folder),
-        found => found?,
-    };
-    let checkpoint = Checkpoint::open(&path).map_err(|error| match checkpoints.other_than(&path) {
-        Some(other) => TrainError::BrokenCheckpoint { error: Box::new(error), other },
-        None => error,
-    })?;
+    checkpoints.remove_unfinished()?;
+    let candidates = checkpoints.newest_first()?;
+    let mut damaged: Vec<(PathBuf, TrainError)> = Vec::new();
+    for path in &candidates {
+        let progress = match restore(session, folder, path) {
+            Err(error) if error.is_damage() => {
+                damaged.push((path.clone(), error));
+                continue;
+            }
+            restored => restored?,
+        };
+        if !damaged.is_empty() {
+            let errors = checkpoints.set_aside_with_best(damaged)?;
+            let path = path.display();
+            events.warned(&format!("{errors} (now named *{DAMAGED}); going on from {path}"));
+        }
+        checkpoints.mend_best(path, &progress)?;
+        return Ok(progress);
+    }
+    match damaged.into_iter().next() {
+        Some((_, error)) => Err(TrainError::NoneWhole(Box::new(error))),
+        None => restart(session, folder),
+    }
+}
+
+fn restore<T: Real>(session: &mut Session<T>, folder: &Path, path: &Path) -> Result<Progress, TrainError> {
+    let checkpoint = Checkpoint::open(path)?;
     let before = Resolved::from_json(&path.display().to_string(), &checkpoint.config)?;
     same_settings(session.resolved(), &before, folder)?;
-    let progress = session.restore(checkpoint)?;
-    checkpoints.mend_best(&path, &progress)?;
-    Ok(progress)
+    session.restore(checkpoint)
 }
 
 fn restart<T: Real>(session: &mut Session<T>, folder: &Path) -> Result<Progress, TrainError> {

@@ -2,6 +2,7 @@
 //! frame: its length, a checksum of the length, the event, a checksum of the event.
 
 use crate::error::TrainError;
+use crate::files;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,9 @@ const FILE_VERSION: &str = "brain.Event:2";
 const START: u64 = 1;
 /// `DataType.DT_STRING`.
 const DT_STRING: u64 = 7;
+
+/// How the names of event files begin.
+pub(crate) const PREFIX: &str = "events.out.tfevents.";
 
 pub struct EventFile {
     path: PathBuf,
@@ -66,10 +70,10 @@ fn now() -> f64 {
 /// TensorBoard reads a folder's files in the order of their names, so the time comes first; a run resumed within the
 /// second is told apart by a number at the end.
 fn create_file(folder: &Path) -> Result<(PathBuf, File), TrainError> {
-    let name = format!("events.out.tfevents.{:010}.{}", now() as u64, host_name());
+    let name = format!("{PREFIX}{:010}.{}", now() as u64, host_name());
     let mut path = folder.join(&name);
     for number in 1.. {
-        match File::options().write(true).create_new(true).open(&path) {
+        match files::create_new(&path) {
             Ok(file) => return Ok((path, file)),
             Err(source) if source.kind() == ErrorKind::AlreadyExists => {
                 path = folder.join(format!("{name}.{number:03}"));

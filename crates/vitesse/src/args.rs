@@ -25,6 +25,7 @@ Examples:
   vitesse train --task segment
   vitesse train --data ade20k:ADEChallengeData2016 --model swinv2-b/w8+upernet --iterations 160000 --device cuda --out runs/ade20k
   vitesse train --ranks 4 --out runs/four --max-restarts 2
+  vitesse train --model vit-s/16 --data folder:photos --out runs/photos --resume auto
   mpirun -n 4 vitesse train --out runs/four";
 const STUDY: &str = "\
 Examples:
@@ -322,6 +323,11 @@ pub fn train_args(command: &[String]) -> anyhow::Result<TrainArgs> {
 }
 
 impl TrainArgs {
+    /// Whether the run leaves files, so that it is worth going on when nobody reads what it prints.
+    pub fn keeps_files(&self) -> bool {
+        self.output.out.is_some() || self.run.resumes_any()
+    }
+
     /// What was typed, with the configuration file read.
     pub fn raw(self) -> Result<Raw, ConfigError> {
         self.raw_within(Path::new(""))

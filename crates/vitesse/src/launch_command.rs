@@ -134,16 +134,27 @@ fn sbatch(args: &LaunchArgs) -> anyhow::Result<String> {
     for setting in settings {
         writeln!(script, "#SBATCH --{setting}")?;
     }
-    writeln!(script, "# Before the limit of time the run saves and ends; `vitesse train --resume` goes on.")?;
+    writeln!(
+        script,
+        "# Before the limit of time the run saves and ends. Submitted again, or requeued by Slurm, it goes on."
+    )?;
     writeln!(script, "#SBATCH --signal=USR1@{SAVE_SECONDS}")?;
+    writeln!(script, "#SBATCH --requeue")?;
+    writeln!(script, "#SBATCH --open-mode=append")?;
     writeln!(script)?;
     writeln!(script, "set -eu")?;
     writeln!(script, "MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)")?;
     writeln!(script, "MASTER_PORT=$((15000 + SLURM_JOB_ID % 16000))")?;
     writeln!(script, "export MASTER_ADDR MASTER_PORT")?;
     let cores = args.cpus_per_rank.map(|cores| format!(" --cpus-per-task={cores}")).unwrap_or_default();
-    writeln!(script, "srun --kill-on-bad-exit=1{cores} {}", train(args))?;
+    let goes_on = if can_go_on(&train_args(args)?) { " --resume=auto" } else { "" };
+    writeln!(script, "srun --kill-on-bad-exit=1{cores} {}{goes_on}", train(args))?;
     Ok(script)
+}
+
+/// Whether a second start can go on with what the first left.
+fn can_go_on(train: &TrainArgs) -> bool {
+    train.output.out.is_some() && !train.run.resumes_any()
 }
 
 const TORCHRUN_PORT: u16 = 29_500;
@@ -245,6 +256,8 @@ mod tests {
             "time=1-12:00:00",
             "partition=gpu",
             "signal=USR1@120",
+            "requeue",
+            "open-mode=append",
         ] {
             assert!(script.contains(&format!("\n#SBATCH --{setting}\n")), "{setting}: {script}");
         }
@@ -260,7 +273,10 @@ mod tests {
         let said = words(&script, "srun", setup);
         assert_eq!(said.last().unwrap(), "n1 15007");
         assert_eq!(said[..2], ["--kill-on-bad-exit=1", "--cpus-per-task=8"]);
-        assert_eq!(said[3..said.len() - 1], [&["train"], &TRAIN[1..]].concat()[..]);
+        assert_eq!(said[3..said.len() - 1], [&["train"], &TRAIN[1..], &["--resume=auto"]].concat()[..]);
+        let without =
+            |train: &[&str]| !text(&[&["--with", "slurm", "--"], train].concat()).unwrap().contains("auto");
+        assert!(without(&["--steps", "3"]) && without(&["--resume", "runs/a"]));
     }
 
     #[test]

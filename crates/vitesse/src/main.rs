@@ -34,7 +34,12 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
     let result = match args::Cli::parse().command {
-        args::Command::Train(args) => return ended(train_command::run(*args)),
+        args::Command::Train(args) => {
+            if args.keeps_files() {
+                say::go_on_without_listeners();
+            }
+            return ended(train_command::run(*args));
+        }
         args::Command::Study(args) => return ended(study_command::run(*args)),
         args::Command::Compare(args) => study_command::compare(&args),
         args::Command::Launch(args) => launch_command::run(&args),
@@ -57,7 +62,8 @@ fn main() -> ExitCode {
 
 /// Whatever went wrong is one line.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
+    let unsaid = |code| say::failure().map_or(Ok(code), |failure| Err(anyhow::Error::msg(failure)));
+    result.and_then(unsaid).unwrap_or_else(|error| {
         eprintln!("vitesse: {}", say::one_line(&error));
         ExitCode::FAILURE
     })

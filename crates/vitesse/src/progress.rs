@@ -31,6 +31,8 @@ pub enum Voice {
     /// Opened when there is something to write: a run that is refused leaves none.
     File {
         path: PathBuf,
+        /// Lines of the run so far stay.
+        goes_on: bool,
         file: Option<File>,
     },
 }
@@ -50,8 +52,8 @@ impl Voice {
     }
 
     /// Of a rank that writes a log of its own.
-    pub fn log(folder: &Path, rank: usize) -> Self {
-        Voice::File { path: folder.join(format!("rank-{rank}.log")), file: None }
+    pub fn log(folder: &Path, rank: usize, goes_on: bool) -> Self {
+        Voice::File { path: folder.join(format!("rank-{rank}.log")), goes_on, file: None }
     }
 
     fn line(&mut self, text: &str) {
@@ -61,9 +63,9 @@ impl Voice {
             Voice::Terminal(bar) => bar.suspend(|| println!("{text}")),
             Voice::Lines => println!("{text}"),
             // A log that can't be written must not end the run; that it can was checked at the start.
-            Voice::File { path, file } => {
+            Voice::File { path, goes_on, file } => {
                 if file.is_none() {
-                    *file = create(path).ok();
+                    *file = open(path, *goes_on).ok();
                 }
                 file.iter_mut().for_each(|file| drop(writeln!(file, "{text}")));
             }
@@ -71,9 +73,9 @@ impl Voice {
     }
 }
 
-fn create(path: &Path) -> std::io::Result<File> {
+fn open(path: &Path, goes_on: bool) -> std::io::Result<File> {
     std::fs::create_dir_all(folder_of(path))?;
-    File::create(path)
+    if goes_on { train::files::append(path) } else { File::create(path) }
 }
 
 impl Drop for Voice {
@@ -236,6 +238,17 @@ impl Events for Progress<'_> {
 
     fn noted(&mut self, line: &str) {
         self.line(line.to_string());
+    }
+
+    fn warned(&mut self, line: &str) {
+        let line = &printable::line(line);
+        for voice in &mut self.voices {
+            match voice {
+                Voice::Terminal(bar) => bar.suspend(|| eprintln!("vitesse: {line}")),
+                Voice::Silent | Voice::Lines => eprintln!("vitesse: {line}"),
+                Voice::File { .. } => voice.line(line),
+            }
+        }
     }
 
     fn traced(&mut self, file: &Path) {

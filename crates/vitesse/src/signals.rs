@@ -1,13 +1,32 @@
 //! Signals that ask a run to end: it finishes its step, saves, and says how to go on.
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// SIGUSR1 is what batch systems send some time before they kill.
-const CAUGHT: [(i32, &str); 3] = [(SIGINT, "Ctrl-C"), (SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1")];
+/// SIGUSR1 is what batch systems send some time before they kill, SIGHUP what a closed terminal sends.
+const CAUGHT: [(i32, &str); 4] =
+    [(SIGINT, "Ctrl-C"), (SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1"), (SIGHUP, "SIGHUP")];
+
+/// Signals that ask for an end. One of `nohup` is no such: whoever started this wants it to go on.
+pub fn asking() -> impl Iterator<Item = i32> {
+    CAUGHT.iter().map(|(signal, _)| *signal).filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP))
+}
+
+/// Whether a signal asks a run to end, by its number.
+pub fn asks(signal: i32) -> bool {
+    CAUGHT.iter().any(|(caught, _)| *caught == signal)
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: asks what a signal does into a place of the right type, and changes nothing.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
+}
 
 pub struct Signals {
     /// The number of the signal that came, or 0.
@@ -21,7 +40,7 @@ impl Signals {
         let again = Arc::new(AtomicBool::new(false));
         flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, Arc::clone(&again))?;
         flag::register(SIGINT, again)?;
-        for (signal, _) in CAUGHT {
+        for signal in asking() {
             flag::register_usize(signal, Arc::clone(&came), signal as usize)?;
         }
         Ok(Signals { came })

@@ -1,12 +1,12 @@
 //! Runs that start again by themselves, and ranks that mpirun starts: the run is a child of this process.
 
 use crate::args::TrainArgs;
+use crate::signals::{asking, asks};
 use anyhow::{Context, bail};
 use comm::launch::environment;
 use comm::{Choice, Launcher, Place};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -36,8 +36,7 @@ pub fn run(args: &TrainArgs, typed: &[OsString]) -> anyhow::Result<ExitCode> {
     let signals = Forwarded::catch()?;
     let mut again = 0;
     loop {
-        let resumed = folder.as_deref().filter(|folder| again > 0 && record::launches(folder).is_ok());
-        let mut child = command(args, typed, resumed)?;
+        let mut child = command(args, typed, again > 0)?;
         child.env(record::RESTART, again.to_string());
         let status = watch(child, &signals)?;
         match after(status, signals.any()) {
@@ -119,13 +118,15 @@ fn last_step(folder: &Path) -> Option<u64> {
     Some(Checkpoint::open(&latest).ok()?.progress.step)
 }
 
-/// The command of a child: as typed, or going on in a folder.
-fn command(args: &TrainArgs, typed: &[OsString], resumed: Option<&Path>) -> anyhow::Result<Command> {
+/// The command of a child: as typed, and again going on with what the first one left. So nothing that was asked for is lost with it.
+fn command(args: &TrainArgs, typed: &[OsString], again: bool) -> anyhow::Result<Command> {
     let program = std::env::current_exe().context("can't find this program")?;
-    let words = match resumed {
-        Some(folder) if args.run.resumes(None).is_none() => going_on(args, typed, folder),
-        _ => without(typed.get(1..).unwrap_or_default(), &["--max-restarts", "--hostfile"]),
-    };
+    let mut words = without(typed.get(1..).unwrap_or_default(), &["--max-restarts", "--hostfile"]);
+    if again {
+        // That was for the lock which the first child found.
+        words.retain(|word| word != "--force");
+        words.extend((!args.run.resumes_any()).then(|| "--resume=auto".into()));
+    }
     if !calls_mpirun(args) {
         let mut command = Command::new(program);
         command.args(words);
@@ -155,33 +156,6 @@ fn mpirun(ranks: usize, hostfile: Option<&Path>) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// What goes on with a run in its folder; it knows the rest.
-fn going_on(args: &TrainArgs, typed: &[OsString], folder: &Path) -> Vec<OsString> {
-    let mut words: Vec<OsString> = vec!["train".into(), "--resume".into(), folder.into()];
-    for flag in ["--ranks", "--comm", "--timeout"] {
-        words.extend(given(typed, flag).map(|value| {
-            let mut word = OsString::from(format!("{flag}="));
-            word.push(value);
-            word
-        }));
-    }
-    words.extend(args.json.then(|| "--json".into()));
-    words
-}
-
-/// The value of a flag as it was typed.
-fn given<'a>(typed: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
-    use std::os::unix::ffi::OsStrExt;
-    let with_value = format!("{flag}=");
-    typed.iter().enumerate().find_map(|(at, word)| {
-        match word.as_bytes().strip_prefix(with_value.as_bytes()) {
-            Some(value) => Some(OsStr::from_bytes(value)),
-            None if word == flag => typed.get(at + 1).map(OsString::as_os_str),
-            None => None,
-        }
-    })
-}
-
 /// Words without some flags and their values.
 fn without(words: &[OsString], flags: &[&str]) -> Vec<OsString> {
     let mut kept = Vec::new();
@@ -199,18 +173,19 @@ fn without(words: &[OsString], flags: &[&str]) -> Vec<OsString> {
 
 /// Signals that came for the child.
 struct Forwarded {
-    came: [(i32, Arc<AtomicBool>); 3],
+    came: Vec<(i32, Arc<AtomicBool>)>,
     /// Of these, those that were sent on.
-    sent: [AtomicBool; 3],
+    sent: Vec<AtomicBool>,
 }
 
 impl Forwarded {
     fn catch() -> std::io::Result<Self> {
-        let came = [SIGINT, SIGTERM, SIGUSR1].map(|signal| (signal, Arc::new(AtomicBool::new(false))));
+        let came: Vec<_> = asking().map(|signal| (signal, Arc::new(AtomicBool::new(false)))).collect();
         for (signal, flag) in &came {
             flag::register(*signal, Arc::clone(flag))?;
         }
-        Ok(Forwarded { came, sent: Default::default() })
+        let sent = came.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Forwarded { came, sent })
     }
 
     fn pass_on(&self, child: &Child) {
@@ -278,7 +253,7 @@ fn after(status: ExitStatus, asked: Option<i32>) -> Next {
     match code {
         3 => Next::Again { code, why: "a rank was lost".to_string() },
         101 => Next::Again { code, why: "the run panicked".to_string() },
-        129.. if ![SIGINT, SIGTERM, SIGUSR1].contains(&signal) => {
+        129.. if !asks(signal) => {
             Next::Again { code, why: format!("the run was ended by {}", signal_name(signal)) }
         }
         code => Next::End(code),
@@ -288,6 +263,7 @@ fn after(status: ExitStatus, asked: Option<i32>) -> Next {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
     fn words(line: &str) -> Vec<OsString> {
         line.split(' ').map(OsString::from).collect()
@@ -299,8 +275,8 @@ mod tests {
     }
 
     /// The words of the child's command after its program.
-    fn child(line: &str, resumed: Option<&str>) -> String {
-        let command = command(&args(line), &words(line), resumed.map(Path::new)).unwrap();
+    fn child(line: &str, again: bool) -> String {
+        let command = command(&args(line), &words(line), again).unwrap();
         let words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         words.join(" ")
     }
@@ -308,27 +284,36 @@ mod tests {
     #[test]
     fn a_child_does_what_was_typed_but_for_the_restarts() {
         let line = "vitesse train --ranks 2 --max-restarts 3 --out runs/a --epochs 2";
-        assert_eq!(child(line, None), "train --ranks 2 --out runs/a --epochs 2");
-        assert_eq!(child("vitesse train --max-restarts=3 --out a", None), "train --out a");
+        assert_eq!(child(line, false), "train --ranks 2 --out runs/a --epochs 2");
+        assert_eq!(child("vitesse train --max-restarts=3 --out a --force", false), "train --out a --force");
     }
 
     #[test]
-    fn a_restart_goes_on_in_the_folder_with_the_same_ranks() {
-        let line = "vitesse train --ranks 2 --max-restarts 3 --out runs/a --epochs 2 --timeout=5m --json";
-        assert_eq!(child(line, Some("runs/a")), "train --resume runs/a --ranks=2 --timeout=5m --json");
-        let continued = "vitesse train --resume runs/a --epochs 9 --max-restarts 3";
-        assert_eq!(child(continued, Some("runs/a")), "train --resume runs/a --epochs 9");
+    fn a_restart_is_told_all_that_the_first_child_was() {
+        let all = "--ranks 2 --out runs/a --timeout=5m --json --serve --rank-logs logs --trace t.json";
+        assert_eq!(
+            child(&format!("vitesse train {all} --max-restarts 3"), true),
+            format!("train {all} --resume=auto")
+        );
+        assert_eq!(
+            child("vitesse train --out a --force --max-restarts 3", true),
+            "train --out a --resume=auto"
+        );
+        for resume in ["--resume runs/a", "--resume=auto --out runs/a"] {
+            let continued = format!("vitesse train {resume} --epochs 9 --max-restarts 3");
+            assert_eq!(child(&continued, true), format!("train {resume} --epochs 9"));
+        }
     }
 
     #[test]
     fn mpirun_is_called_where_no_launcher_was() {
         let line = "vitesse train --ranks 3 --comm mpi --max-restarts 1 --hostfile hosts --out a";
-        let Ok(found) = command(&args(line), &words(line), None) else {
+        let Ok(found) = command(&args(line), &words(line), false) else {
             eprintln!("skipped: there is no mpirun here");
             return;
         };
         assert_eq!(found.get_program(), "mpirun");
-        let child = child(line, None);
+        let child = child(line, false);
         assert!(child.starts_with("-n 3 --hostfile hosts "), "{child}");
         assert!(child.ends_with(" train --ranks 3 --comm mpi --out a"), "{child}");
     }
@@ -348,7 +333,7 @@ mod tests {
     fn only_what_may_not_happen_again_is_tried_again() {
         let ended = |code: i32| after(ExitStatus::from_raw(code << 8), None);
         let killed = |signal: i32| after(ExitStatus::from_raw(signal), None);
-        for code in [0, 1, 2, 128 + SIGTERM, 128 + SIGUSR1, 128 + SIGINT] {
+        for code in [0, 1, 2, 128 + SIGTERM, 128 + SIGUSR1, 128 + SIGINT, 128 + SIGHUP] {
             assert_eq!(ended(code), Next::End(code as u8));
         }
         assert_eq!(killed(SIGTERM), Next::End(143));

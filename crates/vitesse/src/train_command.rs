@@ -7,6 +7,7 @@ use crate::say;
 use crate::signals::Signals;
 use crate::supervise;
 use crate::table;
+use anyhow::bail;
 use comm::launch::environment;
 use comm::{Ended, Failure, Launcher, Member, Place, Start};
 use serde_json::json;
@@ -31,7 +32,9 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
         Ok(done) => {
             done.print(args.json);
             // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
-            Ok(done.summary.stopped.map_or(ExitCode::SUCCESS, |_| signals.exit_code()))
+            let failed = done.tell_failures();
+            let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            Ok(done.summary.stopped.map_or(code, |_| signals.exit_code()))
         }
         Err(Ended { code, line }) => {
             line.iter().for_each(|line| tell(line));
@@ -74,10 +77,17 @@ fn as_before(args: &TrainArgs) -> RanksArgs {
     }
     // What can't be read is reported when the run is prepared.
     let launches = record::launches(&folder).unwrap_or_default();
-    let before = launches.last().and_then(|launch| args::train_args(&launch.command).ok());
-    match before.map(|before| before.ranks) {
-        Some(RanksArgs { ranks, comm, .. }) => RanksArgs { ranks, comm: typed.comm.or(comm), ..typed },
-        None => typed,
+    let Some(last) = launches.last() else { return typed };
+    let mpi = typed.comm.is_none_or(|comm| comm == comm::Choice::Mpi);
+    match args::train_args(&last.command).map(|before| before.ranks) {
+        Ok(RanksArgs { ranks, comm, timeout, hostfile, .. }) => RanksArgs {
+            ranks,
+            comm: typed.comm.or(comm),
+            timeout: typed.timeout.or(timeout),
+            hostfile: typed.hostfile.or(hostfile.filter(|_| mpi).map(|file| last.folder.join(file))),
+            ..typed
+        },
+        Err(_) => typed,
     }
 }
 
@@ -109,7 +119,7 @@ fn rank(
         voices.push(Voice::aloud(&run, args.json));
     }
     if let Some(folder) = &args.output.rank_logs {
-        voices.push(Voice::log(folder, rank));
+        voices.push(Voice::log(folder, rank, run.resume.is_some()));
     }
     let _page = if rank == 0 { live_page(args, &run)? } else { None };
     let mut progress = Progress::new(&run, voices, signals);
@@ -165,7 +175,7 @@ fn prepare(
     local_world: usize,
     member: Option<&Member>,
 ) -> anyhow::Result<(Resolved, Sets)> {
-    let mut raw = match args.run.resumes(args.output.out.as_deref()) {
+    let mut raw = match to_continue(args, member)? {
         Some(folder) => continued(args.clone(), folder, world, member)?,
         None => args.clone().raw()?,
     };
@@ -194,13 +204,31 @@ fn check_outputs(args: &TrainArgs, run: &Resolved, first: bool) -> anyhow::Resul
     Ok(outputs::check("out", out, Output::Folder)?)
 }
 
+/// The folder of the run to continue. Whether there is one is for the first rank to see.
+fn to_continue(args: &TrainArgs, member: Option<&Member>) -> anyhow::Result<Option<PathBuf>> {
+    let out = args.output.out.as_deref();
+    if !args.run.resumes_or_starts() {
+        return Ok(args.run.resumes(out));
+    }
+    let Some(out) = out else { bail!("--resume auto: of which run? Name its folder: --out DIR") };
+    let mut there = vec![u8::from(args.run.resumes(Some(out)).is_some())];
+    if let Some(world) = member.map(|member| &member.world).filter(|world| world.size() > 1) {
+        there = world.broadcast_bytes(world.name("whether there is a run to continue"), 0, there)?;
+    }
+    Ok((there == [1]).then(|| out.to_path_buf()))
+}
+
 /// A continued run is told again what it was told at its start; what is typed now comes on top.
 fn continued(args: TrainArgs, folder: PathBuf, world: usize, member: Option<&Member>) -> anyhow::Result<Raw> {
     let mut typed = args.raw()?;
     let (launches, before) = history(&folder, member)?;
     let Some(first) = launches.first() else { return Ok(typed) };
     typed.divide_again(&before, world);
-    let told = args::train_args(&first.command)?;
+    let told = args::train_args(&first.command).map_err(|error| {
+        let error = error.to_string();
+        let why = error.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string();
+        anyhow::anyhow!("{}: the command of the run can't be read: {why}", folder.join("run.json").display())
+    })?;
     let mut earlier = told.raw_within(&first.folder)?;
     if typed.data.is_none() && earlier.data.is_some() {
         // Where it was, or beside the run, if both were moved.
@@ -228,6 +256,17 @@ fn history(folder: &Path, member: Option<&Member>) -> anyhow::Result<(Vec<Launch
 }
 
 impl Done {
+    /// Says what could not be written, and whether there was any.
+    fn tell_failures(&self) -> bool {
+        let failures = &self.summary.failures;
+        if self.rank != 0 || failures.is_empty() {
+            return false;
+        }
+        let failures = printable::line(&failures.join("; "));
+        eprintln!("vitesse: the run is done, but not all of it could be written: {failures}");
+        true
+    }
+
     fn print(&self, as_json: bool) {
         match &self.summary.stopped {
             _ if self.rank != 0 => {}
@@ -310,6 +349,7 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
         "training_seconds": summary.training_seconds,
         "evaluation_seconds": summary.evaluation_seconds,
         "weights": summary.weights,
+        "failures": summary.failures,
         "seconds": time,
         "note_on_seconds": summary.note_on_times,
         "ranks": summary.ranks,

@@ -63,7 +63,7 @@ fn is_gone(pid: u32) -> bool {
 #[test]
 fn a_killed_run_goes_on_from_its_checkpoint_until_no_restart_is_left() {
     let folder = Folder::new("restarts-killed");
-    let supervisor = start(&folder, &["--steps", "100000", "--max-restarts", "1"]);
+    let supervisor = start(&folder, &["--steps", "100000", "--max-restarts", "1", "--rank-logs", "logs"]);
     folder.wait_for_step(5);
     let first = child_of(&supervisor);
     signal(first, "-KILL");
@@ -72,11 +72,15 @@ fn a_killed_run_goes_on_from_its_checkpoint_until_no_restart_is_left() {
     // Between its making and its beginning a child has the command of its parent.
     eventually("the command that goes on", || {
         let words = fs::read_to_string(format!("/proc/{second}/cmdline")).unwrap_or_default();
-        words.ends_with("\0train\0--resume\0run\0")
+        words.ends_with("\0--rank-logs\0logs\0--resume=auto\0")
     });
     eventually("the second launch", || {
         fs::read_to_string(folder.0.join("run/run.json"))
             .is_ok_and(|text| text.matches("\"command\"").count() == 2)
+    });
+    eventually("both children's lines in the log of the rank", || {
+        let log = fs::read_to_string(folder.0.join("logs/rank-0.log")).unwrap_or_default();
+        log.matches("vit-nano/8").count() == 2 && log.contains("going on after step ")
     });
     signal(second, "-KILL");
     let output = supervisor.wait_with_output().unwrap();

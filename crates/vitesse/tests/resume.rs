@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
-use train::checkpoint::Checkpoint;
+use train::tensors::Reader;
 
 /// Dropout, averages, mixing and accumulation on: all that a checkpoint has to carry.
 const RUN: &[&str] = &[
@@ -58,7 +58,7 @@ impl Resumed for Folder {
         let whole = |path: &PathBuf| {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             if !name.ends_with(".tmp") {
-                assert!(Checkpoint::open(path).is_ok(), "{name} can't be read");
+                assert!(Reader::open(path).unwrap().verify().is_ok(), "{name} can't be read");
             }
             !name.ends_with(".tmp")
         };
@@ -104,7 +104,9 @@ fn killed_at_twenty_moments_a_run_loses_nothing() {
     let expected = uninterrupted(&Folder::new("resume-whole"));
     let folder = Folder::new("resume-killed");
     let mut state = 12345u64;
-    let (mut kills, mut args) = (0, RUN.to_vec());
+    let mut kills = 0;
+    // One command for the first start and for all others.
+    let args = [RUN, &["--resume", "auto"]].concat();
     while kills < 20 {
         let mut child = folder.start(&args);
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -116,13 +118,6 @@ fn killed_at_twenty_moments_a_run_loses_nothing() {
             break;
         }
         folder.checkpoints_are_whole();
-        if folder.0.join("run/run.json").exists() {
-            args = vec!["train", "--resume", "run"];
-        } else {
-            // Killed while the folder was being made: there is nothing in it to go on with.
-            fs::remove_dir_all(folder.0.join("run")).ok();
-            args = RUN.to_vec();
-        }
     }
     println!("{kills} kills");
     let output = folder.start(&args).wait_with_output().unwrap();
@@ -135,7 +130,13 @@ fn a_run_that_is_asked_to_stop_says_how_to_go_on() {
     let expected = uninterrupted(&Folder::new("resume-whole-signals"));
     let folder = Folder::new("resume-stopped");
     let mut args = RUN.to_vec();
-    for (number, name) in [(libc::SIGINT, "Ctrl-C"), (libc::SIGTERM, "SIGTERM"), (libc::SIGUSR1, "SIGUSR1")] {
+    let signals = [
+        (libc::SIGHUP, "SIGHUP"),
+        (libc::SIGINT, "Ctrl-C"),
+        (libc::SIGTERM, "SIGTERM"),
+        (libc::SIGUSR1, "SIGUSR1"),
+    ];
+    for (number, name) in signals {
         let child = folder.start(&args);
         let metrics = folder.0.join("run/run.json");
         while !metrics.exists() {

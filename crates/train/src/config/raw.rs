@@ -111,6 +111,8 @@ pub struct Raw {
     pub no_breakdown: bool,
     /// Nothing that is measured decides how numbers are computed.
     pub deterministic: bool,
+    /// Take over the folder of a run whose lock can't be judged.
+    pub force: bool,
 }
 
 impl Raw {
@@ -129,6 +131,8 @@ impl Raw {
                     $($choice: self.$choice.or(earlier.$choice),)*
                     $($list: if self.$list.is_empty() { earlier.$list } else { self.$list },)*
                     $($switch: self.$switch || earlier.$switch,)*
+                    // For this time only.
+                    force: self.force,
                 }
             };
         }
@@ -147,13 +151,14 @@ impl Raw {
         }
     }
 
-    /// The same with relative paths of data and weights taken from `folder`.
+    /// The same with relative paths of data, weights and traces taken from `folder`.
     pub fn within(mut self, folder: &Path) -> Raw {
         self.data = self.data.map(|data| match data.split_once(':') {
             Some((kind, path)) => format!("{kind}:{}", folder.join(path).display()),
             None => data,
         });
         self.init = self.init.map(|path| folder.join(path));
+        self.trace = self.trace.map(|path| folder.join(path));
         self
     }
 

@@ -183,6 +183,7 @@ impl Raw {
             breakdown_lines: self.breakdown_in_file() == Some(true),
             account: !self.no_account,
             trace: self.trace.clone(),
+            force: self.force,
             trace_steps: count("trace-steps", self.trace_steps, TRACED, log)?,
             balance: self.balance,
             exchange,

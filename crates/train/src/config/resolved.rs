@@ -104,6 +104,9 @@ pub struct Resolved {
     pub balance: bool,
     #[serde(default)]
     pub exchange: Exchange,
+    /// Take over the folder of a run whose lock can't be judged; this time only, so no part of the record.
+    #[serde(skip)]
+    pub force: bool,
 }
 
 fn yes() -> bool {

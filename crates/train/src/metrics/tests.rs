@@ -92,14 +92,6 @@ fn both_files_say_the_same() {
     assert!(jsonl.starts_with(first), "{jsonl}");
 }
 
-#[test]
-fn a_folder_with_a_run_is_refused() {
-    let folder = uninterrupted("refused", 1);
-    let before = folder.files();
-    assert!(matches!(Metrics::create(&folder.0), Err(TrainError::RunExists(_))));
-    assert_eq!(folder.files(), before);
-}
-
 /// Killed after step 7, with a line cut short or rubbish at the end, and resumed from every step it may have saved.
 #[test]
 fn a_resumed_run_leaves_the_files_of_an_uninterrupted_one() {
@@ -115,8 +107,11 @@ fn a_resumed_run_leaves_the_files_of_an_uninterrupted_one() {
         for next in 0..=8 {
             let folder = uninterrupted(&format!("torn-{i}-{next}"), 8);
             folder.tear(jsonl, csv);
-            write(&mut Metrics::resume(&folder.0, next).unwrap(), next..10);
+            let (mut metrics, lost) = Metrics::resume(&folder.0, next).unwrap();
+            write(&mut metrics, next..10);
             assert_eq!(folder.files(), whole, "ending {i}, from step {next}");
+            // A line cut short at the end is no damage, whatever else is there is.
+            assert_eq!(lost.len(), usize::from(i == 3), "{lost:?}");
         }
     }
 }
@@ -126,12 +121,22 @@ fn a_missing_file_is_made_up_for() {
     let whole = uninterrupted("complete", 10).files();
     let folder = uninterrupted("no-table", 8);
     fs::remove_file(csv_path(&folder.0)).unwrap();
-    write(&mut Metrics::resume(&folder.0, 6).unwrap(), 6..10);
+    let (mut metrics, lost) = Metrics::resume(&folder.0, 6).unwrap();
+    write(&mut metrics, 6..10);
+    assert_eq!((folder.files(), lost), (whole.clone(), vec![]));
+
+    // Lines that a full disk kept out of the table.
+    let folder = uninterrupted("short-table", 8);
+    let table: String = folder.files()[1].lines().take(3).flat_map(|line| [line, "\n"]).collect();
+    fs::write(csv_path(&folder.0), table).unwrap();
+    write(&mut Metrics::resume(&folder.0, 6).unwrap().0, 6..10);
     assert_eq!(folder.files(), whole);
 
     let folder = uninterrupted("no-objects", 8);
     fs::remove_file(jsonl_path(&folder.0)).unwrap();
-    write(&mut Metrics::resume(&folder.0, 6).unwrap(), 6..10);
+    let (mut metrics, lost) = Metrics::resume(&folder.0, 6).unwrap();
+    write(&mut metrics, 6..10);
+    assert!(lost[0].ends_with("metrics.jsonl is missing: the metrics of 6 steps are lost"));
     let [jsonl, csv, _] = folder.files();
     assert_eq!(csv, whole[1], "the table is kept");
     assert!(jsonl.starts_with("{\"step\":6,") && whole[0].ends_with(&jsonl));
@@ -143,7 +148,37 @@ fn a_file_left_aside_is_overwritten() {
     let whole = uninterrupted("as-before", 4).files();
     let folder = uninterrupted("aside", 4);
     fs::write(folder.0.join(".metrics.jsonl.tmp"), "half a fi").unwrap();
-    Metrics::resume(&folder.0, 4).unwrap();
+    assert!(Metrics::resume(&folder.0, 4).unwrap().1.is_empty());
     assert_eq!(folder.files(), whole);
     assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 3);
+}
+
+#[test]
+fn damaged_and_lost_lines_are_said_in_a_line() {
+    let said = |name: &str, damage: fn(&str) -> String| {
+        let folder = uninterrupted(name, 8);
+        let path = jsonl_path(&folder.0);
+        fs::write(&path, damage(&fs::read_to_string(&path).unwrap())).unwrap();
+        Metrics::resume(&folder.0, 7).unwrap().1.join("|")
+    };
+    assert_eq!(said("sound", |text| text.to_string()), "");
+    let line = said("step-damaged", |text| text.replace("{\"step\":3,", "{\"stop\":3,"));
+    assert!(
+        line.ends_with("is damaged: the metrics of 1 of 7 steps are lost, the first of step 3"),
+        "{line}"
+    );
+    let line = said("cut", |text| text.lines().take(2).flat_map(|line| [line, "\n"]).collect());
+    assert!(line.ends_with("the metrics of 5 of 7 steps are lost, the first of step 2"), "{line}");
+    let line = said("beside", |text| format!("x\n{text}"));
+    assert!(line.ends_with("is damaged: lines that can't be read are dropped: 1"), "{line}");
+}
+
+#[test]
+fn metrics_that_are_removed_under_way_end_the_run() {
+    let folder = Folder::new("removed");
+    let mut metrics = Metrics::create(&folder.0).unwrap();
+    write(&mut metrics, 0..2);
+    fs::remove_file(jsonl_path(&folder.0)).unwrap();
+    let error = metrics.sync().unwrap_err().to_string();
+    assert!(error.contains("metrics.jsonl"), "{error}");
 }

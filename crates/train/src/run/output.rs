@@ -1,11 +1,14 @@
 //! What a run leaves in its folder.
 
+use super::Events;
 use crate::account::Step;
+use crate::aside::Aside;
 use crate::checkpoint::{Checkpoints, Progress};
 use crate::config::Resolved;
 use crate::error::TrainError;
+use crate::folder::RunFolder;
 use crate::gpu_log::{GpuLog, Gpus};
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 use crate::real::Real;
 use crate::record::{self, Launch};
 use crate::sensors::Sensors;
@@ -28,43 +31,58 @@ const GPU_BOARD: [&str; 4] = ["gpu/load", "gpu/memory_used", "gpu/temperature", 
 
 /// The folder of a run.
 pub(super) struct Output {
-    pub folder: PathBuf,
+    pub folder: RunFolder,
     metrics: Metrics,
-    board: EventFile,
+    board: Aside<EventFile>,
     checkpoints: Checkpoints,
     pub config: String,
-    gpus: GpuLog,
+    gpus: Aside<GpuLog>,
     /// How products are made, as the folder has it.
     choices: Option<cuda::Choices>,
 }
 
 impl Output {
-    pub fn create(folder: &Path, run: &Resolved, gpus: Gpus) -> Result<Self, TrainError> {
-        let config = run.record(folder)?;
-        let metrics = Metrics::create(folder)?;
-        record::create(folder, &config, &Launch::now())?;
-        Self::with(folder, run, config, metrics, GpuLog::open(folder, gpus, 0)?, 0)
+    pub fn create(
+        folder: &Path,
+        run: &Resolved,
+        gpus: Gpus,
+        events: &mut dyn Events,
+    ) -> Result<Self, TrainError> {
+        let (config, launch) = (run.record(folder)?, Launch::now());
+        let folder = RunFolder::start(folder, run.force, events, |folder| {
+            metrics::begin(folder)?;
+            record::create(folder, &config, &launch)
+        })?;
+        let metrics = Metrics::open(&folder.path)?;
+        Self::with(folder, run, config, metrics, gpus, 0)
     }
 
-    pub fn resume(folder: &Path, run: &Resolved, step: u64, gpus: Gpus) -> Result<Self, TrainError> {
-        let config = run.record(folder)?;
-        let metrics = Metrics::resume(folder, step)?;
-        record::continue_with(folder, &Launch::now())?;
-        Self::with(folder, run, config, metrics, GpuLog::open(folder, gpus, step)?, step)
+    pub fn resume(
+        folder: RunFolder,
+        run: &Resolved,
+        step: u64,
+        gpus: Gpus,
+        events: &mut dyn Events,
+    ) -> Result<Self, TrainError> {
+        let config = run.record(&folder.path)?;
+        let (metrics, lost) = Metrics::resume(&folder.path, step)?;
+        lost.iter().for_each(|line| events.warned(line));
+        record::continue_with(&folder.path, &Launch::now())?;
+        Self::with(folder, run, config, metrics, gpus, step)
     }
 
     fn with(
-        folder: &Path,
+        folder: RunFolder,
         run: &Resolved,
         config: String,
         metrics: Metrics,
-        gpus: GpuLog,
+        gpus: Gpus,
         step: u64,
     ) -> Result<Self, TrainError> {
-        let mut board = EventFile::create(folder, step)?;
+        let mut board = EventFile::create(&folder.path, step)?;
         board.text(step, "config", &config)?;
-        let checkpoints = Checkpoints::of_run(folder, run.keep);
-        let folder = folder.to_path_buf();
+        let checkpoints = Checkpoints::of_run(&folder.path, run.keep);
+        let (board, gpus) = (Aside::new(board), Aside::new(GpuLog::open(&folder.path, gpus, step)?));
         Ok(Output { folder, metrics, board, checkpoints, config, gpus, choices: None })
     }
 
@@ -75,47 +93,20 @@ impl Output {
         result: &StepResult,
         account: &Step,
     ) -> Result<(), TrainError> {
+        self.folder.check_quickly()?;
         self.metrics.step(step, epoch, result, account)?;
-        self.gpus.step(step, epoch, account)?;
-        let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
-        self.board.scalar(step, "train/loss", score.loss)?;
-        self.board.scalar(step, "train/top1", score.top1)?;
-        self.board.scalar(step, "train/learning_rate", *learning_rate)?;
-        self.board.scalar(step, "train/gradient_norm", *gradient_norm)?;
-        if let Some(scale) = loss_scale {
-            self.board.scalar(step, "train/loss_scale", *scale)?;
-        }
-        self.board.scalar(step, "train/images_per_second", result.images / account.seconds())?;
-        let mean = account.mean();
-        for (name, seconds) in BOARD.into_iter().zip(mean.named()).map(|(name, (_, s))| (name, s)) {
-            self.board.scalar(step, name, seconds)?;
-        }
-        self.board.scalar(step, "seconds/hidden_exchange", mean.hidden)?;
-        let Sensors { load, memory_used, temperature, power, .. } = Sensors::mean(&account.sensors);
-        for (name, x) in GPU_BOARD.into_iter().zip([load, memory_used, temperature, power]) {
-            if x.is_finite() {
-                self.board.scalar(step, name, x)?;
-            }
-        }
+        self.gpus.with(|gpus| gpus.step(step, epoch, account));
+        self.board.with(|board| draw_step(board, step, result, account));
         Ok(())
     }
 
     pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Evaluation) -> Result<(), TrainError> {
         self.metrics.evaluation(step, epoch, score)?;
-        self.board.scalar(step, "eval/loss", score.loss())?;
+        self.board.with(|board| draw_evaluation(board, step, score));
         match score {
-            Evaluation::Images(score) => {
-                self.board.scalar(step, "eval/top1", score.top1)?;
-                self.board.scalar(step, "eval/top5", score.top5)?;
-            }
-            Evaluation::Pixels(score) => {
-                let scores = score.confusion.scores();
-                self.board.scalar(step, "eval/miou", scores.mean_iou)?;
-                self.board.scalar(step, "eval/pixel_accuracy", scores.pixel_accuracy)?;
-                self.metrics.classes(step, epoch, &score.confusion.by_class())?;
-            }
+            Evaluation::Images(_) => Ok(()),
+            Evaluation::Pixels(score) => self.metrics.classes(step, epoch, &score.confusion.by_class()),
         }
-        self.board.flush()
     }
 
     /// Metrics first: no run must go on from a step whose metrics are lost.
@@ -125,8 +116,9 @@ impl Output {
         progress: &Progress,
         best: bool,
     ) -> Result<PathBuf, TrainError> {
+        self.folder.check()?;
         self.metrics.sync()?;
-        self.board.flush()?;
+        self.board.with(EventFile::flush);
         self.keep_choices(session.device().choices())?;
         session.save(&self.checkpoints, progress, &self.config, best)
     }
@@ -134,15 +126,65 @@ impl Output {
     /// A run that goes on from a checkpoint makes products as it did before.
     fn keep_choices(&mut self, choices: Option<cuda::Choices>) -> Result<(), TrainError> {
         if let Some(new) = choices.as_ref().filter(|_| choices != self.choices) {
-            record::write_algorithms(&self.folder, new)?;
+            record::write_algorithms(&self.folder.path, new)?;
             self.choices = choices;
         }
         Ok(())
     }
 
-    pub fn flush(&mut self) -> Result<(), TrainError> {
-        self.gpus.end_epoch()?;
-        self.metrics.sync()?;
-        self.board.flush()
+    pub fn finish(&mut self) -> Result<(), TrainError> {
+        self.gpus.with(GpuLog::end_epoch);
+        self.board.with(EventFile::flush);
+        self.metrics.sync()
     }
+
+    /// Why something beside the results could not be written, for whatever failed since this was asked last.
+    pub fn failures(&mut self) -> impl Iterator<Item = TrainError> {
+        [self.metrics.failure(), self.board.failure.take(), self.gpus.failure.take()].into_iter().flatten()
+    }
+}
+
+fn draw_step(
+    board: &mut EventFile,
+    step: u64,
+    result: &StepResult,
+    account: &Step,
+) -> Result<(), TrainError> {
+    let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
+    board.scalar(step, "train/loss", score.loss)?;
+    board.scalar(step, "train/top1", score.top1)?;
+    board.scalar(step, "train/learning_rate", *learning_rate)?;
+    board.scalar(step, "train/gradient_norm", *gradient_norm)?;
+    if let Some(scale) = loss_scale {
+        board.scalar(step, "train/loss_scale", *scale)?;
+    }
+    board.scalar(step, "train/images_per_second", result.images / account.seconds())?;
+    let mean = account.mean();
+    for (name, seconds) in BOARD.into_iter().zip(mean.named()).map(|(name, (_, s))| (name, s)) {
+        board.scalar(step, name, seconds)?;
+    }
+    board.scalar(step, "seconds/hidden_exchange", mean.hidden)?;
+    let Sensors { load, memory_used, temperature, power, .. } = Sensors::mean(&account.sensors);
+    for (name, x) in GPU_BOARD.into_iter().zip([load, memory_used, temperature, power]) {
+        if x.is_finite() {
+            board.scalar(step, name, x)?;
+        }
+    }
+    Ok(())
+}
+
+fn draw_evaluation(board: &mut EventFile, step: u64, score: &Evaluation) -> Result<(), TrainError> {
+    board.scalar(step, "eval/loss", score.loss())?;
+    match score {
+        Evaluation::Images(score) => {
+            board.scalar(step, "eval/top1", score.top1)?;
+            board.scalar(step, "eval/top5", score.top5)?;
+        }
+        Evaluation::Pixels(score) => {
+            let scores = score.confusion.scores();
+            board.scalar(step, "eval/miou", scores.mean_iou)?;
+            board.scalar(step, "eval/pixel_accuracy", scores.pixel_accuracy)?;
+        }
+    }
+    board.flush()
 }

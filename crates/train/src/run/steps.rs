@@ -85,6 +85,9 @@ impl Loop<'_> {
             let checkpoint = if due { self.save(session, progress, best)? } else { None };
             if let Some(why) = watch.stop.filter(|_| !last) {
                 self.close(session);
+                if let Some(trace) = watch.trace {
+                    self.end_trace(trace, session)?;
+                }
                 return Ok(Some(Stopped { why, step: progress.step, checkpoint }));
             }
             self.look_at_ranks(session, &mut watch)?;
@@ -140,6 +143,10 @@ impl Loop<'_> {
         self.summary.images += result.images as u64;
         if let Some(output) = &mut self.output {
             output.step(step, epoch, result, account)?;
+            for failure in output.failures() {
+                self.summary.failures.push(failure.to_string());
+                self.events.warned(&format!("{failure}; the run goes on without it"));
+            }
         }
         self.events.stepped(step, epoch, result, account);
         Ok(())
@@ -247,8 +254,14 @@ impl Loop<'_> {
 
     fn end_trace<T: Real>(&mut self, trace: Trace, session: &mut Session<T>) -> Result<(), TrainError> {
         session.device_mut().set_tracing(false);
-        if let Some(path) = trace.write(session.world())? {
-            self.events.traced(&path);
+        match trace.write(session.world()) {
+            Ok(path) => path.iter().for_each(|path| self.events.traced(path)),
+            // A trace is no reason to lose a run.
+            Err(failure @ TrainError::Io { .. }) => {
+                self.summary.failures.push(failure.to_string());
+                self.events.warned(&format!("{failure}; the run goes on without its trace"));
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use train::config::{
     Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
     Residual, Span, Task, Wire,
 };
+use train::record;
 
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
@@ -214,9 +215,12 @@ pub struct RunArgs {
     /// With --init: start with a new head if that of the weights has other classes; from a classifier's backbone, with new heads for pixels
     #[arg(long)]
     new_head: bool,
-    /// Continue the run in this folder [default: that of --out]
-    #[arg(long, value_name = "DIR", num_args = 0..=1)]
+    /// Continue the run in this folder [default: that of --out]; auto: continue the run in --out if there is one, else start it
+    #[arg(long, value_name = "DIR|auto", num_args = 0..=1)]
     resume: Option<Option<PathBuf>>,
+    /// Take over a run folder that is locked by a process elsewhere, without looking for a minute whether that is alive
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Args, Clone)]
@@ -466,11 +470,27 @@ impl OptimizerArgs {
     }
 }
 
+/// Of `--resume`; a folder of this name is `./auto`.
+const AUTO: &str = "auto";
+
 impl RunArgs {
+    /// Whether a run is to be continued, if there is one.
+    pub fn resumes_any(&self) -> bool {
+        self.resume.is_some()
+    }
+
+    /// Whether a run is started where there is none to continue.
+    pub fn resumes_or_starts(&self) -> bool {
+        matches!(&self.resume, Some(Some(folder)) if folder == Path::new(AUTO))
+    }
+
     /// The folder of the run to continue, if one is to be.
     pub fn resumes(&self, out: Option<&Path>) -> Option<PathBuf> {
-        let folder = self.resume.as_ref()?;
-        folder.as_deref().or(out).map(Path::to_path_buf)
+        let folder = self.resume.as_ref()?.as_deref();
+        if self.resumes_or_starts() {
+            return out.filter(|folder| record::holds_run(folder)).map(Path::to_path_buf);
+        }
+        folder.or(out).map(Path::to_path_buf)
     }
 
     /// All but the configuration file, which has yet to be read.
@@ -483,7 +503,9 @@ impl RunArgs {
             data_fraction: self.data_fraction,
             init: self.init,
             new_head: self.new_head,
-            resume: self.resume,
+            // What continues a run says so itself.
+            resume: self.resume.filter(|folder| folder.as_deref() != Some(Path::new(AUTO))),
+            force: self.force,
             ..raw
         }
     }
