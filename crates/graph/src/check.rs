@@ -7,7 +7,6 @@ use crate::graph::State;
 use crate::op::{Op, StateId};
 use crate::passes::Clocks;
 use crate::plan::{Place, Plan, PlanValue, Step};
-use crate::rules::shape::infer;
 use crate::types::{DType, Type};
 use std::collections::HashSet;
 
@@ -72,7 +71,8 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
     let ty = |v: &usize| &plan.values[*v].ty;
     let inputs: Vec<&Type> = step.inputs.iter().map(ty).collect();
     let outputs: Vec<Type> = step.outputs.iter().map(|v| ty(v).clone()).collect();
-    let inferred = types(&step.op, &inputs, &outputs)?;
+    let declared: Vec<DType> = outputs.iter().map(|ty| ty.dtype).collect();
+    let inferred = step.op.infer_as(&inputs, &declared)?;
     if inferred != outputs {
         return Err(format!("gives {}, not {}", list(&inferred), list(&outputs)));
     }
@@ -84,25 +84,6 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
         }
     }
     Ok(())
-}
-
-/// What a step should give. Ops that mix types give what their outputs were declared to be, as long as the shapes and the
-/// wholeness of numbers are right.
-fn types(op: &Op, inputs: &[&Type], outputs: &[Type]) -> Result<Vec<Type>, String> {
-    let halves = |mut list: Box<dyn Iterator<Item = &Type> + '_>| list.any(|t| t.dtype.is_half());
-    let mixed = halves(Box::new(inputs.iter().copied())) || halves(Box::new(outputs.iter()));
-    if !(op.mixes_types() && mixed) {
-        return infer(op, inputs);
-    }
-    let single = |t: &Type| Type { dtype: if t.dtype.is_half() { DType::F32 } else { t.dtype }, ..t.clone() };
-    let inputs: Vec<Type> = inputs.iter().map(|t| single(t)).collect();
-    let mut inferred = infer(op, &inputs.iter().collect::<Vec<_>>())?;
-    for (inferred, declared) in inferred.iter_mut().zip(outputs) {
-        if inferred.dtype == DType::F32 && declared.dtype.is_half() {
-            inferred.dtype = declared.dtype;
-        }
-    }
-    Ok(inferred)
 }
 
 fn aligned(plan: &Plan, value: usize) -> Checked {

@@ -1,7 +1,6 @@
 //! A graph in single-assignment form: nodes in program order, each value defined once.
 
 use crate::op::{Op, StateId};
-use crate::rules;
 use crate::types::Type;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -259,14 +258,14 @@ impl Graph {
     /// Types the outputs of `op` and makes a value for each, without placing the node anywhere.
     pub fn make(&mut self, op: Op, inputs: &[ValueId], at: &At) -> Result<Node, GraphError> {
         let types: Vec<&Type> = inputs.iter().map(|v| self.ty(*v)).collect();
-        let outputs = rules::shape::infer(&op, &types).map_err(|why| {
+        let outputs = op.infer(&types).map_err(|why| {
             let shapes = types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
             GraphError::Shape { layer: at.layer.clone(), op: format!("{}({shapes})", op.name()), why }
         })?;
         let outputs = outputs
             .into_iter()
             .enumerate()
-            .map(|(i, ty)| self.add_value(&output_name(&op, &at.name, i), ty))
+            .map(|(i, ty)| self.add_value(&op.output_name(inputs.len(), &at.name, i), ty))
             .collect();
         Ok(Node { op, inputs: inputs.to_vec(), outputs, layer: at.layer.clone(), phase: at.phase })
     }
@@ -405,47 +404,5 @@ impl At {
 
     pub fn named(layer: &str, name: impl Into<String>, phase: Phase) -> Self {
         At { layer: layer.to_string(), name: name.into(), phase }
-    }
-}
-
-/// The name of output `i` of `op` in a layer called `stem`.
-fn output_name(op: &Op, stem: &str, i: usize) -> String {
-    let suffixes: &[&str] = match op {
-        Op::Linear { gelu: true, .. } => &["", "pre"],
-        Op::LayerNorm { add: false, .. } => &["", "mean", "rstd"],
-        Op::LayerNorm { add: true, .. } => &["sum", "", "mean", "rstd"],
-        Op::Attention { .. } => &["", "lse"],
-        Op::CrossEntropy { .. } => &["", "stats"],
-        Op::ResizedCrossEntropy { .. } => &["", "stats", "lse"],
-        Op::LayerNormGrad { sum: false, .. } => &["x", "weight", "bias", "half"],
-        Op::LayerNormGrad { sum: true, .. } => &["x", "weight", "bias", "sum", "half"],
-        Op::AttentionGrad { .. } => &["", "sum"],
-        Op::LinearGradX { .. } => &["x", "bias"],
-        Op::LinearGradW { .. } => &["weight"],
-        Op::ColumnSum { .. } => &["bias"],
-        Op::GeluGrad { .. } => &["pre", "bias"],
-        Op::EmbedGrad { class_token: true } => &["patches", "cls_token", "pos_embed"],
-        Op::EmbedGrad { class_token: false } => &["patches", "pos_embed"],
-        Op::WindowAttention { .. } => &["", "lse"],
-        Op::WindowAttentionGrad { .. } => &["qkv", "q_bias", "v_bias", "logit_scale", "bias"],
-        Op::PositionBiasGrad { .. } => &["0.weight", "0.bias", "2.weight"],
-        Op::NormAdd { .. } => &["", "mean", "rstd", "half"],
-        Op::NormAddGrad { .. } => &["x", "weight", "bias"],
-        Op::AdamW { .. } | Op::Lamb { .. } => &["", "m", "v", "half"],
-        Op::Sgd { .. } => &["", "momentum", "half"],
-        Op::Ema { .. } => &["ema"],
-        Op::Moments => &["moments"],
-        Op::JoinMoments => &["moments.all"],
-        Op::RunningMoments { .. } => &["running"],
-        Op::BatchNormSums { .. } => &["sums"],
-        Op::ConvGradX { .. } | Op::BatchNormGrad { .. } => &["x"],
-        Op::ConvGradW { .. } => &["weight"],
-        _ => &[],
-    };
-    match suffixes.get(i) {
-        None if i == 0 => stem.to_string(),
-        None => format!("{stem}.{i}"),
-        Some(&"") => stem.to_string(),
-        Some(suffix) => format!("{stem}.{suffix}"),
     }
 }

@@ -1,5 +1,5 @@
-//! The closed set of ops. Each has a shape rule (`rules/shape.rs`), a cost (`rules/cost.rs`) and, where a gradient
-//! passes through it, a backward rule (`rules/backward.rs`).
+//! The closed set of ops. Each has a description (`op/describe.rs`: operands, results, shapes, precision, names, what works in
+//! place), a cost (`rules/cost.rs`) and, where a gradient passes through it, a backward rule (`rules/backward.rs`).
 //!
 //! Legend for the shapes: B batch, T tokens, N patches, C channels, H heads, D head size, K classes,
 //! I and O the inner and outer width of a linear layer, `..` any leading axes.
@@ -7,7 +7,9 @@
 //! Learning rate, seed, step number and everything else that changes between steps is read from the run's
 //! [`Header`](crate::Header), never from an op.
 
+mod describe;
 mod properties;
+pub mod slots;
 
 use crate::types::{DType, Shape};
 use crate::windows::Windows;

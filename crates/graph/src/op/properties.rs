@@ -1,6 +1,8 @@
 //! What passes and executors ask of an op.
 
+use super::slots::Description;
 use super::{Lane, Op};
+use crate::types::{DType, Type};
 
 impl Op {
     /// The name in plan texts, and the attributes beside it.
@@ -19,36 +21,13 @@ impl Op {
     }
 
     pub fn lane(&self) -> Lane {
-        match self {
-            Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => Lane::Comm,
-            _ => Lane::Compute,
-        }
+        self.describe(0).lane
     }
 
-    /// Pairs (input, output) of which the output may be written over the input. An executor that finds the two in
-    /// different places copies first and then works in place, so that `place` is free to decide.
+    /// Pairs (input, output) of which the output may be written over the input.
     pub fn in_place(&self, inputs: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let few: &'static [(usize, usize)] = match self {
-            Op::Accumulate | Op::Advance | Op::LossScale { .. } | Op::Reshape { .. } => &[(0, 0)],
-            Op::Ema { .. } => &[(0, 0)],
-            Op::RunningMoments { .. } if inputs == 3 => &[(1, 0)],
-            Op::RunningMoments { .. } => &[(0, 0)],
-            Op::LinearGradW { accumulate: true, .. } | Op::ConvGradW { accumulate: true, .. } => &[(2, 0)],
-            Op::ColumnSum { accumulate: true } => &[(1, 0)],
-            Op::AdamW { .. } | Op::Lamb { .. } if inputs == 7 => &[(0, 0), (2, 1), (3, 2), (6, 3)],
-            Op::AdamW { .. } | Op::Lamb { .. } => &[(0, 0), (2, 1), (3, 2)],
-            Op::Sgd { .. } if inputs == 6 => &[(0, 0), (2, 1), (5, 2)],
-            Op::Sgd { .. } => &[(0, 0), (2, 1)],
-            _ => &[],
-        };
-        let many = match self {
-            Op::AllReduce { .. } => 0..inputs,
-            Op::Unpack { over: true, .. } => 1..inputs,
-            Op::Commit => 1..1 + inputs / 2,
-            _ => 0..0,
-        };
-        let first = many.start;
-        few.iter().copied().chain(many.map(move |input| (input, input - first)))
+        let results = self.describe(inputs).results.into_iter().enumerate();
+        results.filter_map(|(output, slot)| Some((slot.over?, output)))
     }
 
     /// The input that `output` may be written over, if any.
@@ -71,57 +50,40 @@ impl Op {
         }
     }
 
-    /// Whether an executor may find halves and singles among the operands: see `passes::precision`.
-    pub fn mixes_types(&self) -> bool {
-        matches!(
-            self,
-            Op::Patches { .. }
-                | Op::Linear { .. }
-                | Op::LinearGradX { .. }
-                | Op::LinearGradW { .. }
-                | Op::ColumnSum { .. }
-                | Op::GeluGrad { .. }
-                | Op::Embed { .. }
-                | Op::EmbedGrad { .. }
-                | Op::LayerNorm { .. }
-                | Op::LayerNormGrad { .. }
-                | Op::Drop { .. }
-                | Op::Add
-                | Op::CrossEntropyGrad { .. }
-                | Op::ResizedCrossEntropyGrad { .. }
-                | Op::WindowAttention { .. }
-                | Op::WindowAttentionGrad { .. }
-                | Op::NormAdd { .. }
-                | Op::NormAddGrad { .. }
-                | Op::MergePatches
-                | Op::SplitPatches { .. }
-                | Op::Conv { .. }
-                | Op::ConvGradX { .. }
-                | Op::ConvGradW { .. }
-                | Op::BatchNorm { .. }
-                | Op::BatchNormSums { .. }
-                | Op::BatchNormGrad { .. }
-                | Op::Resize { .. }
-                | Op::ResizeGrad { .. }
-        )
-    }
-
     /// Whether a step may run at the same time as the one before it, whose memory it leaves alone: weight gradients, which
     /// an executor may make together.
     pub fn runs_beside(&self, before: &Op) -> bool {
         matches!((before, self), (Op::LinearGradW { .. }, Op::LinearGradW { .. }))
     }
 
-    /// Whether the op is a matrix product (what "products alone" in the benchmarks means).
+    /// Whether the op is a matmul or a convolution (what "matmuls alone" in the benchmarks means).
     pub fn is_product(&self) -> bool {
-        matches!(
-            self,
-            Op::Linear { .. }
-                | Op::LinearGradX { .. }
-                | Op::LinearGradW { .. }
-                | Op::Conv { .. }
-                | Op::ConvGradX { .. }
-                | Op::ConvGradW { .. }
-        )
+        self.describe(0).multiplies
+    }
+
+    /// The types of the outputs, or what is wrong with the inputs.
+    pub fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, String> {
+        self.typed(inputs.len())?.infer(inputs)
+    }
+
+    /// The types of the outputs of a step whose dtypes were declared: those, where this op may give them.
+    pub fn infer_as(&self, inputs: &[&Type], declared: &[DType]) -> Result<Vec<Type>, String> {
+        self.typed(inputs.len())?.infer_as(inputs, declared)
+    }
+
+    fn typed(&self, inputs: usize) -> Result<Description, String> {
+        match self {
+            Op::Input | Op::Read { .. } => Err("takes its type from the graph".into()),
+            _ => Ok(self.describe(inputs)),
+        }
+    }
+
+    /// The name of output `i` in a layer called `stem`.
+    pub fn output_name(&self, inputs: usize, stem: &str, i: usize) -> String {
+        match self.describe(inputs).results.get(i).map(|slot| slot.name) {
+            Some("#") if i > 0 => format!("{stem}.{i}"),
+            None | Some("" | "#") => stem.to_string(),
+            Some(suffix) => format!("{stem}.{suffix}"),
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! converted by a step of its own.
 
 use crate::graph::{At, Graph, GraphError, Node, Phase, ValueId};
+use crate::op::slots::{Class, Description};
 use crate::op::{Op, StateId};
 use crate::types::{DType, Type};
 use std::collections::{HashMap, HashSet};
@@ -27,14 +28,18 @@ pub fn precision(
 ) -> Result<Graph, GraphError> {
     let logits = logits(&graph);
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut pass = Pass { graph, mixed, copy_of, typed: HashMap::new() };
+    let mut pass = Pass { graph, mixed, logits, copy_of, typed: HashMap::new() };
     for mut node in nodes {
-        for (operand, dtype) in operands(&node, &pass.graph, mixed, &logits) {
-            node.inputs[operand] = pass.typed(node.inputs[operand], dtype, &node)?;
+        let Description { operands, results, .. } = node.op.describe(node.inputs.len());
+        for (operand, slot) in operands.iter().enumerate() {
+            if let Some(dtype) = pass.operand(&node, slot.class) {
+                node.inputs[operand] = pass.typed(node.inputs[operand], dtype, &node)?;
+            }
         }
-        for output in 0..node.outputs.len() {
-            let value = node.outputs[output];
-            if let Some(dtype) = pass.dtype(&node, output).filter(|_| !logits.contains(&value)) {
+        for (value, slot) in node.outputs.iter().zip(&results) {
+            // Losses add up as they are, and so do logits, whose softmax is f32.
+            let stays = pass.graph.ty(*value).shape.rank() == 0 || pass.logits.contains(value);
+            if let Some(dtype) = pass.result(&node, slot.class).filter(|_| !stays) {
                 pass.graph.values[value.index()].ty.dtype = dtype;
             }
         }
@@ -43,13 +48,19 @@ pub fn precision(
     Ok(pass.graph)
 }
 
-/// The parameters that products read.
+/// The parameters that matmuls read.
 pub fn multiplied(graph: &Graph) -> Vec<StateId> {
     let (producers, logits) = (graph.producers(), logits(graph));
     let mut states: Vec<StateId> = Vec::new();
     for node in graph.nodes.iter().filter(|n| n.op.is_product()) {
-        for operand in 0..multiplied_inputs(node, &logits) {
-            let maker = producers[node.inputs[operand].index()].map(|p| &graph.nodes[p].op);
+        let slots = node.op.describe(node.inputs.len()).operands;
+        let halves = slots.iter().zip(&node.inputs).filter(|(slot, _)| match slot.class {
+            Class::Compute => true,
+            Class::LikeResult => !logits.contains(&node.outputs[0]),
+            _ => false,
+        });
+        for (_, input) in halves {
+            let maker = producers[input.index()].map(|p| &graph.nodes[p].op);
             if let Some(Op::Read { state }) = maker
                 && graph.states[state.index()].is_parameter()
                 && !states.contains(state)
@@ -59,45 +70,6 @@ pub fn multiplied(graph: &Graph) -> Vec<StateId> {
         }
     }
     states
-}
-
-/// The inputs of a step that must be of a certain type, and that type. A bias is of the type of what it is added to; a sum over
-/// columns reads what the product beside it reads.
-fn operands(node: &Node, graph: &Graph, mixed: Mixed, logits: &HashSet<ValueId>) -> Vec<(usize, DType)> {
-    let Mixed { half, residual } = mixed;
-    let halves = |list: &[usize]| list.iter().map(|i| (*i, half)).collect();
-    match node.op {
-        _ if node.op.is_product() => halves(&(0..multiplied_inputs(node, logits)).collect::<Vec<_>>()),
-        Op::ColumnSum { .. } | Op::Gelu | Op::Attention { .. } => halves(&[0]),
-        Op::GeluGrad { .. } => halves(&[0, 1]),
-        Op::AttentionGrad { .. } => halves(&[0, 1, 3]),
-        Op::LayerNorm { add: true, .. } => vec![(0, residual)],
-        // The gradient that is added is of the type of what it is the gradient of.
-        Op::LayerNormGrad { add: true, .. } => vec![(5, graph.ty(node.inputs[0]).dtype)],
-        Op::WindowAttention { .. } | Op::NormAdd { .. } | Op::NormAddGrad { .. } => halves(&[0]),
-        Op::WindowAttentionGrad { .. } => halves(&[0, 5, 7]),
-        Op::PositionBiasGrad { .. } => vec![(3, DType::F32)],
-        Op::Moments | Op::BatchNorm { .. } => halves(&[0]),
-        Op::BatchNormSums { .. } | Op::BatchNormGrad { .. } => halves(&[0, 4]),
-        Op::Resize { .. }
-        | Op::ResizeGrad { .. }
-        | Op::Slice { .. }
-        | Op::Grid { .. }
-        | Op::Ungrid { .. } => halves(&[0]),
-        Op::Concat => halves(&(0..node.inputs.len()).collect::<Vec<_>>()),
-        Op::Accumulate => vec![(1, DType::F32)],
-        Op::Assign { .. } => vec![(0, DType::F32)],
-        _ => vec![],
-    }
-}
-
-/// How many of a product's inputs, from the first on, are halves.
-fn multiplied_inputs(node: &Node, logits: &HashSet<ValueId>) -> usize {
-    match node.op {
-        Op::Linear { bias: true, .. } if !logits.contains(&node.outputs[0]) => 3,
-        Op::Conv { bias: true, .. } => 3,
-        _ => 2,
-    }
 }
 
 /// What the loss is taken of stays f32, as its softmax is.
@@ -111,44 +83,45 @@ struct Pass<'a> {
     /// With the nodes that were gone through.
     graph: Graph,
     mixed: Mixed,
+    logits: HashSet<ValueId>,
     copy_of: &'a dyn Fn(StateId) -> Option<StateId>,
     typed: HashMap<(ValueId, DType), ValueId>,
 }
 
 impl Pass<'_> {
-    /// The type that an output has from now on, if it is another.
-    fn dtype(&self, node: &Node, output: usize) -> Option<DType> {
+    /// The dtype that an operand must have, if it must have one.
+    fn operand(&self, node: &Node, class: Class) -> Option<DType> {
         let Mixed { half, residual } = self.mixed;
-        let like_input = || Some(self.graph.ty(node.inputs[0]).dtype);
-        match (&node.op, output) {
-            // Losses add up as they are.
-            _ if self.graph.ty(node.outputs[output]).shape.rank() == 0 => None,
-            (Op::Patches { .. } | Op::Linear { .. } | Op::CrossEntropyGrad { .. }, _) => Some(half),
-            (Op::ResizedCrossEntropyGrad { .. }, _) => Some(half),
-            (Op::LinearGradX { .. } | Op::GeluGrad { .. } | Op::EmbedGrad { .. }, 0) => Some(half),
-            (Op::Attention { .. } | Op::AttentionGrad { .. }, 0) => Some(half),
-            (Op::LayerNorm { add: false, .. }, 0) | (Op::LayerNorm { add: true, .. }, 1) => Some(half),
+        match class {
+            Class::Compute => Some(half),
+            Class::Stream => Some(residual),
+            Class::Full | Class::Gradient => Some(DType::F32),
+            Class::Like(operand) => Some(self.graph.ty(node.inputs[operand]).dtype),
+            Class::LikeResult if self.logits.contains(&node.outputs[0]) => None,
+            Class::LikeResult => Some(half),
+            Class::State => match node.op {
+                Op::Assign { state } => Some(self.graph.state_type(state).dtype),
+                _ => None,
+            },
+            Class::Float | Class::Joined | Class::Branch | Class::Half | Class::Exactly(_) => None,
+        }
+    }
+
+    /// The dtype that a result has from now on, if it is another.
+    fn result(&self, node: &Node, class: Class) -> Option<DType> {
+        let Mixed { half, residual } = self.mixed;
+        let of_input = |operand: usize| self.graph.ty(node.inputs[operand]).dtype;
+        match class {
+            Class::Compute => Some(half),
+            Class::Stream => Some(residual),
+            Class::Like(operand) => Some(of_input(operand)),
             // A sum with the residual stream is of it; maps of a head, and gradients of what is used twice, are not.
-            (Op::Add, 0) if node.inputs.iter().all(|v| self.graph.ty(*v).dtype == half) => Some(half),
-            (Op::LayerNorm { add: true, .. } | Op::NormAdd { .. } | Op::Embed { .. } | Op::Add, 0) => {
-                Some(residual)
-            }
-            (Op::LayerNormGrad { .. }, 0) => like_input(),
-            (Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. }, 0) => Some(half),
-            (Op::NormAddGrad { .. } | Op::MergePatches, 0) => Some(half),
-            // The gradient of a stage's stream begins here.
-            (Op::SplitPatches { .. }, 0) => Some(residual),
-            (Op::Reshape { .. }, 0) => like_input(),
-            // What leaves the gradient of the residual stream goes into a branch.
-            (Op::Drop { .. }, 0) if node.phase == Phase::Backward => Some(half),
-            (Op::Conv { .. } | Op::ConvGradX { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. }, 0) => {
-                Some(half)
-            }
-            (Op::Resize { .. } | Op::ResizeGrad { .. } | Op::Concat | Op::Slice { .. }, 0) => Some(half),
-            (Op::Grid { .. } | Op::Ungrid { .. }, 0) => Some(half),
-            (Op::Gelu | Op::Drop { .. } | Op::Scale { .. }, 0) => like_input(),
-            (Op::Pool { .. } | Op::PoolGrad { .. } | Op::Unpatches { .. }, 0) => like_input(),
-            _ => None,
+            Class::Joined if (0..node.inputs.len()).all(|i| of_input(i) == half) => Some(half),
+            Class::Joined => Some(residual),
+            Class::Branch if node.phase == Phase::Backward => Some(half),
+            Class::Branch => Some(of_input(0)),
+            Class::Float | Class::Full | Class::Gradient | Class::LikeResult => None,
+            Class::State | Class::Half | Class::Exactly(_) => None,
         }
     }
 

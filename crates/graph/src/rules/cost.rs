@@ -1,8 +1,8 @@
 //! What an op costs: floating-point operations and bytes moved, before any cache.
 
-use super::{dense, windows};
 use crate::op::{Lane, Op};
-use crate::types::Type;
+use crate::types::{Shape, Type};
+use crate::windows::{Offsets, Windows};
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -49,41 +49,90 @@ pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         }
         _ => of(inputs) + of(outputs),
     };
-    let first = inputs.first().map_or(0.0, |t| t.shape.count() as f64);
-    let written: f64 = outputs.iter().map(|t| t.shape.count() as f64).sum();
-    let flops = match op {
+    Cost { flops: flops(op, inputs, outputs), bytes: bytes as f64 }
+}
+
+/// Floating-point operations.
+fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
+    let count = |t: &Type| t.shape.count() as f64;
+    let first = inputs.first().map_or(0.0, |t| count(t));
+    let written: f64 = outputs.iter().map(|t| count(t)).sum();
+    match op {
         Op::Linear { gelu, .. } => {
-            let y = outputs[0].shape.count() as f64;
+            let y = count(outputs[0]);
             2.0 * y * inputs[0].shape.last() as f64 + if *gelu { 16.0 * y } else { 0.0 }
         }
         Op::LinearGradX { gelu } => {
-            let dx = outputs[0].shape.count() as f64;
+            let dx = count(outputs[0]);
             2.0 * dx * inputs[0].shape.last() as f64 + if *gelu { 30.0 * dx } else { 0.0 }
         }
         Op::LinearGradW { .. } => 2.0 * first * inputs[1].shape.last() as f64,
+        Op::Conv { .. } => 2.0 * count(outputs[0]) * of_channel(&inputs[1].shape),
+        Op::ConvGradX { .. } => 2.0 * first * of_channel(&inputs[1].shape),
+        Op::ConvGradW { shape, .. } => 2.0 * first * of_channel(shape),
         Op::Attention { .. } => attention_products(inputs[0], outputs[1]) * 2.0 + 14.0 * scores(outputs[1]),
         Op::AttentionGrad { .. } => attention_products(inputs[0], inputs[2]) * 5.0 + 16.0 * scores(inputs[2]),
+        Op::WindowAttention { heads, windows } => {
+            window_products(inputs[0], *windows, 2.0, 14.0 * *heads as f64)
+        }
+        Op::WindowAttentionGrad { heads, windows } => {
+            window_products(inputs[0], *windows, 5.0, 18.0 * *heads as f64)
+        }
+        Op::PositionBias { window, .. } => 2.0 * hidden(inputs[2], *window),
+        Op::PositionBiasGrad { window, .. } => 6.0 * hidden(inputs[2], *window),
         Op::Gelu => 16.0 * first,
         Op::GeluGrad { .. } => 30.0 * first,
         Op::LayerNorm { .. } => 8.0 * first,
-        Op::LayerNormGrad { .. } => 14.0 * first,
+        Op::LayerNormGrad { .. } | Op::NormAddGrad { .. } => 14.0 * first,
+        Op::NormAdd { .. } => 9.0 * first,
         Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => 14.0 * first,
+        // For each class of a pixel: four taps, and an exponential.
+        Op::ResizedCrossEntropy { .. } => 22.0 * count(inputs[1]) * inputs[0].shape.last() as f64,
+        Op::ResizedCrossEntropyGrad { .. } => 26.0 * count(inputs[1]) * inputs[0].shape.last() as f64,
         Op::AdamW { .. } => 14.0 * first,
         Op::Lamb { .. } => 22.0 * first,
         Op::Sgd { .. } => 6.0 * first,
         Op::Ema { .. } => 3.0 * first,
-        Op::SumSquares => 2.0 * inputs.iter().map(|t| t.shape.count() as f64).sum::<f64>(),
+        Op::SumSquares => 2.0 * inputs.iter().map(|t| count(t)).sum::<f64>(),
+        Op::Moments | Op::BatchNorm { .. } => 4.0 * first,
+        Op::BatchNormSums { .. } => 6.0 * first,
+        Op::BatchNormGrad { .. } => 8.0 * first,
+        // Rows first, then columns: a few taps each.
+        Op::Resize { .. } | Op::ResizeGrad { .. } => 4.0 * first.max(written),
         // A few taps of each pass, and a place in the table.
         Op::Prepare { .. } => 16.0 * written,
-        Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Patches { .. } | Op::Unpatches { .. } => 0.0,
-        Op::Pack { .. } | Op::Unpack { .. } | Op::Seed { .. } => 0.0,
-        Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
-        _ => {
-            let known = dense::flops(op, inputs, outputs).or_else(|| windows::flops(op, inputs));
-            known.unwrap_or(written)
+        // One operation for each element that is written.
+        Op::ColumnSum { .. } | Op::Embed { .. } | Op::EmbedGrad { .. } | Op::Drop { .. } | Op::Add => written,
+        Op::Scale { .. } | Op::Pool { .. } | Op::PoolGrad { .. } | Op::Accumulate | Op::Cast { .. } => {
+            written
         }
-    };
-    Cost { flops, bytes: bytes as f64 }
+        Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => written,
+        Op::JoinMoments | Op::RunningMoments { .. } => written,
+        // Bytes alone.
+        Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Seed { .. } | Op::Reshape { .. } => 0.0,
+        Op::Patches { .. } | Op::Unpatches { .. } | Op::MergePatches | Op::SplitPatches { .. } => 0.0,
+        Op::Concat | Op::Slice { .. } | Op::Grid { .. } | Op::Ungrid { .. } | Op::Commit => 0.0,
+        Op::Pack { .. } | Op::Unpack { .. } => 0.0,
+        Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
+    }
+}
+
+/// Multiply-adds for each element of a convolution's result: the weight of one output channel.
+fn of_channel(weight: &Shape) -> f64 {
+    weight.count() as f64 / weight.0[0] as f64
+}
+
+/// Elements of the position bias's hidden layer, times its heads.
+fn hidden(w2: &Type, window: [usize; 2]) -> f64 {
+    w2.shape.count() as f64 * Offsets::new(window, None).count() as f64
+}
+
+/// `count` matmuls such as queries × keys over all windows, padding included, and `each` operations for every pair of tokens.
+fn window_products(qkv: &Type, windows: Windows, count: f64, each: f64) -> f64 {
+    let [b, h, w, c3] = qkv.shape.0[..] else { return 0.0 };
+    let t = windows.tokens() as f64;
+    let pairs = (b * windows.count([h, w])) as f64 * t * t;
+    pairs * (count * 2.0 * (c3 / 3) as f64 + each)
 }
 
 /// Operations of one of attention's products, such as queries × keys, over all heads.

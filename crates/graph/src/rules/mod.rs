@@ -1,7 +1,4 @@
-//! One rule per op: the shape of its results, its backward ops, its cost.
+//! What an op has beside its description: its backward ops and its cost, one rule each.
 
 pub mod backward;
 pub mod cost;
-mod dense;
-pub mod shape;
-mod windows;

@@ -1,0 +1,98 @@
+//! Optimizers, and what ranks communicate.
+
+use crate::op::slots::Class::{Exactly, Float, Full, Half, Like};
+use crate::op::slots::{Description, require};
+use crate::types::{DType, Shape};
+
+/// w, dw, moments, control, applied steps [, a copy of w in half precision] → w, moments [, the copy].
+pub fn optimizer(moments: &[&'static str], operands: usize) -> Description {
+    let usual = 4 + moments.len();
+    let copies = operands > usual;
+    let mut op = Description::none().takes("parameter", "..", Full).takes("gradient", "..", Full);
+    for moment in moments {
+        op = op.takes(moment, "..", Full);
+    }
+    op = op
+        .takes("control", "3", Full)
+        .takes("applied steps", "1", Full)
+        .takes_if(copies, "copy", "..", Half)
+        .gives("", "..", Full)
+        .over(0);
+    for (index, moment) in moments.iter().enumerate() {
+        op = op.gives(moment, "..", Full).over(2 + index);
+    }
+    if copies { op.gives("half", "..", Like(usual)).over(usual) } else { op }
+}
+
+/// control, n values as they were, n as they are to be → n values.
+pub fn commit(operands: usize) -> Description {
+    let values = (operands.max(3) - 1) / 2;
+    let mut op = Description::none().takes("control", "3", Full);
+    op = op.takes_any(values, "value before", Full);
+    for value in 0..values {
+        op = op.takes_like(1 + value, "value after", Full);
+    }
+    (0..values).fold(op, |op, value| op.gives_like(1 + value, "#", Full).over(1 + value))
+}
+
+/// A value of any shape, and others of its dtype.
+fn alike(count: usize) -> Description {
+    Description::none().takes_any(1, "value", Float).takes_any(count.max(1) - 1, "value", Like(0))
+}
+
+pub fn pack(align: usize, to: Option<DType>, operands: usize) -> Description {
+    alike(operands)
+        .set("n", move |l| {
+            require(align > 0, || "can't align to 0".into())?;
+            let count: usize = l.operands().iter().map(|t| t.shape.count()).sum();
+            Ok(count.next_multiple_of(align))
+        })
+        .gives("", "n", to.map_or(Like(0), Exactly))
+}
+
+pub fn unpack(shapes: &[Shape], to: Option<DType>, over: bool) -> Description {
+    let class = to.map_or(Like(0), Exactly);
+    let count: usize = shapes.iter().map(Shape::count).sum();
+    let mut op = Description::none().takes("flat", "*", Float);
+    if over {
+        op = op.takes_any(shapes.len(), "value", class);
+        let shapes = shapes.to_vec();
+        op = op.check(move |l| {
+            let fits = shapes.iter().eq(l.operands()[1..].iter().map(|t| &t.shape));
+            require(fits, || "writes over values of other shapes than it unpacks".into())
+        });
+    }
+    op = op.check(move |l| {
+        let flat = l.operand(0);
+        require(count <= flat.shape.count(), || format!("{count} elements don't fit in {flat}"))
+    });
+    let values = shapes.iter().enumerate();
+    values.fold(op, |op, (index, shape)| op.gives_shape("#", shape, "*", class).over_if(over, 1 + index))
+}
+
+pub fn all_reduce(operands: usize) -> Description {
+    let values = 0..operands.max(1);
+    values.fold(alike(operands), |op, value| op.gives_like(value, "#", Like(0)).over(value)).communicates()
+}
+
+pub fn reduce_scatter(ranks: usize) -> Description {
+    Description::none()
+        .takes("flat", "n", Float)
+        .set("part", move |l| {
+            let n = l.get("n");
+            require(ranks > 0 && n % ranks == 0, || {
+                format!("{n} elements don't divide among {ranks} ranks")
+            })?;
+            Ok(n / ranks)
+        })
+        .gives("", "part", Like(0))
+        .communicates()
+}
+
+pub fn all_gather(ranks: usize) -> Description {
+    Description::none()
+        .takes("part", "n,..", Float)
+        .set("all", move |l| Ok(l.get("n") * ranks))
+        .gives("", "all,..", Like(0))
+        .communicates()
+}
