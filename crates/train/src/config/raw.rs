@@ -122,7 +122,7 @@ impl Raw {
         if self.epochs.or(self.steps).is_some() {
             (earlier.epochs, earlier.steps) = (None, None);
         }
-        if self.eval_mode.is_some() {
+        if self.eval_mode == Some(EvalMode::Whole) {
             earlier.eval_stride = None;
         }
         macro_rules! either {

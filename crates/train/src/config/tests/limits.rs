@@ -103,6 +103,8 @@ fn what_is_told_now_takes_the_place_of_what_was_told() {
     let now = Raw { steps: Some(7), eval_mode: Some(EvalMode::Whole), ..Raw::default() };
     let both = now.or(earlier.clone());
     assert_eq!((both.epochs, both.steps, both.eval_stride), (None, Some(7), None));
+    let slides = Raw { eval_mode: Some(EvalMode::Slide), ..Raw::default() }.or(earlier.clone());
+    assert_eq!(slides.eval_stride, Some(9));
     let same = Raw::default().or(earlier);
     assert_eq!((same.epochs, same.steps, same.eval_stride), (Some(3), None, Some(9)));
 }
