@@ -18,7 +18,7 @@ CASES = {  # name: (vitesse model, pixels, batch, classes, threads)
     "swin-1": ("swinv2-ti/w8", 256, 4, 1000, 1),
     "swin-2": ("swinv2-ti/w8", 256, 4, 1000, 2),
 }
-SIZES = {"vit-ti": (192, 12, 3, 768), "vit-b": (768, 12, 12, 3072)}
+SIZES = {"vit-ti": (192, 12, 3, 768), "vit-s": (384, 12, 6, 1536), "vit-b": (768, 12, 12, 3072)}
 
 
 def torch_model(name, pixels, classes):

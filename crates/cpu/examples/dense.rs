@@ -64,6 +64,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         exchange: None,
         accumulates: true,
         gathers: 1,
+        linger: cpu::LINGER,
         scratch: &cpu::scratch(threads),
     };
     let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };

@@ -66,6 +66,13 @@ pub struct Event {
     pub end: Instant,
 }
 
+/// The end of something that the walking thread did in a flow: a step, or waiting for others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub step: Option<usize>,
+    pub end: Instant,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     start: Instant,
@@ -97,6 +104,7 @@ pub(crate) struct Clock {
     waits: Vec<Interval>,
     events: Vec<Event>,
     waiting: Arc<str>,
+    joining: Arc<str>,
 }
 
 impl Clock {
@@ -109,6 +117,7 @@ impl Clock {
             waits: Vec::new(),
             events: Vec::new(),
             waiting: Arc::from("waiting for the exchange"),
+            joining: Arc::from("waiting for other threads"),
         }
     }
 
@@ -152,17 +161,46 @@ impl Clock {
         Some(Interval { start, end })
     }
 
-    /// A step was computed; returns its nanoseconds.
-    pub fn computed(&mut self, which: Which, name: &Arc<str>, phase: Phase) -> u64 {
-        let Some(lap) = self.lap() else { return 0 };
-        *match which {
+    fn part(&mut self, which: Which) -> &mut f64 {
+        match which {
             Which::Micro | Which::Last => &mut self.total.compute,
             Which::Update => &mut self.total.update,
             Which::Eval => &mut self.total.evaluation,
-        } += lap.seconds();
+        }
+    }
+
+    /// A step was computed; returns its nanoseconds.
+    pub fn computed(&mut self, which: Which, name: &Arc<str>, phase: Phase) -> u64 {
+        let Some(lap) = self.lap() else { return 0 };
+        *self.part(which) += lap.seconds();
         if self.tracing {
             let Interval { start, end } = lap;
             self.events.push(Event { name: Arc::clone(name), lane: Lane::Compute, phase, start, end });
+        }
+        lap.end.saturating_duration_since(lap.start).as_nanos() as u64
+    }
+
+    /// Steps were computed together, in which the walking thread did as `marks` say; returns their nanoseconds.
+    pub fn flowed<'a>(
+        &mut self,
+        which: Which,
+        marks: &[Mark],
+        of: impl Fn(usize) -> (&'a Arc<str>, Phase),
+    ) -> u64 {
+        let Some(lap) = self.lap() else { return 0 };
+        *self.part(which) += lap.seconds();
+        if self.tracing {
+            self.events.reserve(marks.len() + 1);
+            let mut start = lap.start;
+            for mark in marks.iter().chain(&[Mark { step: None, end: lap.end }]) {
+                let (name, phase) = match mark.step {
+                    Some(step) => of(step),
+                    None => (&self.joining, Phase::Backward),
+                };
+                let (name, end) = (Arc::clone(name), mark.end);
+                self.events.push(Event { name, lane: Lane::Compute, phase, start, end });
+                start = end;
+            }
         }
         lap.end.saturating_duration_since(lap.start).as_nanos() as u64
     }
@@ -202,6 +240,10 @@ impl Clock {
             }
         }
         self.idled();
+    }
+
+    pub fn is_tracing(&self) -> bool {
+        self.tracing
     }
 
     pub fn is_timing(&self) -> bool {

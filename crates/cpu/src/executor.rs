@@ -2,10 +2,12 @@
 
 mod bind;
 mod checked;
+mod flow;
 mod times;
 mod walk;
 
 pub(crate) use bind::{Bound, Operand};
+pub use flow::LINGER;
 pub use graph::bad::{BadValue, Origin};
 pub use times::StepTime;
 
@@ -81,7 +83,8 @@ impl<T: Float> Executor<T> {
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;
         let states = state_views(&program.states, &state_block, &arena);
-        let plans = Memory { arena: &arena, states: &states, comm: comm.as_ref() }.bind_all(&program)?;
+        let plans = Memory { arena: &arena, states: &states, comm: comm.as_ref(), threads: pool.threads() }
+            .bind_all(&program)?;
         let clock = Clock::new();
         let mut executor = Executor {
             program,
@@ -109,7 +112,8 @@ impl<T: Float> Executor<T> {
         }
         let arena = arena_of(&program)?;
         let states = state_views(&program.states, &self.state_block, &arena);
-        let memory = Memory { arena: &arena, states: &states, comm: self.comm.as_ref() };
+        let (comm, threads) = (self.comm.as_ref(), self.pool.threads());
+        let memory = Memory { arena: &arena, states: &states, comm, threads };
         let plans = memory.bind_all(&program)?;
         self.past = self.training_times();
         (self.plans, self.states) = (plans, states);

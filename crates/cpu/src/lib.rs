@@ -16,6 +16,6 @@ mod steps;
 
 pub use account::{Account, Event, ExchangeTime};
 pub use error::CpuError;
-pub use executor::{BadValue, Batch, Executor, Options, Origin, StepTime, Which};
+pub use executor::{BadValue, Batch, Executor, LINGER, Options, Origin, StepTime, Which};
 pub use kernels::Float;
 pub use steps::scratch;

@@ -14,7 +14,7 @@ const LOOKS: usize = 4_000;
 const PATIENCE: usize = 2_000;
 
 /// What to do between two looks.
-fn pause(look: usize) {
+pub(crate) fn pause(look: usize) {
     if look < PATIENCE { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
@@ -91,6 +91,11 @@ impl Pool {
         self.each(len.div_ceil(size), |piece, thread| {
             task(piece * size..((piece + 1) * size).min(len), thread);
         });
+    }
+
+    /// Calls `task(thread)` once on every thread, and returns when all are done.
+    pub fn together(&self, task: impl Fn(usize) + Sync) {
+        if self.workers.is_empty() { task(0) } else { self.run(&task) }
     }
 
     fn run(&self, task: &(dyn Fn(usize) + Sync)) {

@@ -9,8 +9,10 @@ use comm::{Call, CommError, Communicator, Engine, Pulse};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Account, Event, Which};
 use graph::op::Lane;
+use graph::plan::Step;
 use graph::{DType, Exchange, Program, Settings};
 use models::vit::Vit;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,16 +107,29 @@ fn the_parts_are_the_whole() {
 fn expected_exposed(rig: &Rig<f32>, events: &[Event]) -> f64 {
     let plan = &rig.executor.program().last;
     let mut compute =
-        events.iter().filter(|e| e.lane == Lane::Compute && &*e.name != "waiting for the exchange");
+        events.iter().filter(|e| e.lane == Lane::Compute && &*e.name != EXCHANGE_WAIT).peekable();
     let mut calls = rig.executor.exchanges().iter();
     let (mut computed, mut called) = (0.0, 0.0f64);
-    for step in &plan.steps {
-        match step.lane {
-            Lane::Comm => called = called.max(computed) + calls.next().unwrap().seconds,
-            _ => computed += seconds(compute.next().unwrap()),
+    for steps in plan.steps.split_inclusive(|step| step.lane == Lane::Comm) {
+        // Steps between two calls may have been computed in any order.
+        let names: HashSet<String> = steps.iter().map(name).collect();
+        while let Some(event) = compute.next_if(|e| names.contains(&*e.name) || &*e.name == THREADS_WAIT) {
+            computed += seconds(event);
+        }
+        if let Some(Step { lane: Lane::Comm, .. }) = steps.last() {
+            called = called.max(computed) + calls.next().unwrap().seconds;
         }
     }
+    assert!(compute.next().is_none());
     (called - computed).max(0.0)
+}
+
+const EXCHANGE_WAIT: &str = "waiting for the exchange";
+const THREADS_WAIT: &str = "waiting for other threads";
+
+/// What a step is called in a trace.
+fn name(step: &Step) -> String {
+    format!("{} of {} ({})", step.phase.name(), step.layer, step.op.name())
 }
 
 /// A busy machine may hold a thread up anywhere; what it can't do is to do so every time.
@@ -163,11 +178,12 @@ fn a_trace_has_every_step_and_call_in_its_place() {
     let mut rig = rig(EXCHANGE, Duration::from_millis(1));
     let (account, events) = last(&mut rig);
     let plan = rig.executor.program().last.clone();
-    let count = |lane: Lane| plan.steps.iter().filter(|s| s.lane == lane).count();
+    let steps = |lane: Lane| plan.steps.iter().filter(move |s| s.lane == lane);
     let of = |lane: Lane| events.iter().filter(move |e| e.lane == lane).collect::<Vec<_>>();
-    assert_eq!(of(Lane::Comm).len(), count(Lane::Comm));
-    let waits = of(Lane::Compute).iter().filter(|e| &*e.name == "waiting for the exchange").count();
-    assert_eq!(of(Lane::Compute).len(), count(Lane::Compute) + waits);
+    assert_eq!(of(Lane::Comm).len(), steps(Lane::Comm).count());
+    let mut found: HashSet<String> = of(Lane::Compute).iter().map(|e| e.name.to_string()).collect();
+    assert!([EXCHANGE_WAIT, THREADS_WAIT].iter().all(|wait| found.remove(*wait)));
+    assert_eq!(found, steps(Lane::Compute).map(name).collect(), "every step is in it, and nothing else");
     for lane in [Lane::Compute, Lane::Comm] {
         assert!(of(lane).windows(2).all(|w| w[0].end <= w[1].start), "one after the other");
     }
@@ -175,7 +191,9 @@ fn a_trace_has_every_step_and_call_in_its_place() {
     assert!((computed - account.compute - account.exposed).abs() < 1e-6);
     let (first, step) = (of(Lane::Comm)[0], plan.steps.iter().position(|s| s.lane == Lane::Comm).unwrap());
     assert_eq!(*first.name, *plan.steps[step].layer);
-    assert!(first.start >= of(Lane::Compute)[step - 1].end, "after what completes its bucket");
+    let before: HashSet<String> = plan.steps[..step].iter().map(name).collect();
+    let mut bucket = events.iter().filter(|e| before.contains(&*e.name));
+    assert!(bucket.all(|e| e.end <= first.start), "after what completes its bucket");
 
     let mut again = Vec::new();
     rig.executor.take_trace(&mut again);

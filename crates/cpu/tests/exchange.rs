@@ -220,7 +220,8 @@ fn the_pulse_says_what_a_rank_does() {
     rig.run(Which::Update);
     let after = comm.pulse().snapshot();
     assert!(after.doing.starts_with("update of "), "{}", after.doing);
-    assert_eq!(after.progress - before, rig.executor.program().update.steps.len() as u64);
+    // Once for each step, or for each part of one.
+    assert!(after.progress - before >= rig.executor.program().update.steps.len() as u64);
 }
 
 /// A smaller micro-batch in the middle of a run: the same states under other plans.

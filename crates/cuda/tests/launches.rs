@@ -28,6 +28,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         exchange: None,
         accumulates,
         gathers: if mixed.is_some() { MOST } else { 1 },
+        linger: 0,
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()

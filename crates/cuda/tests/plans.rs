@@ -252,6 +252,7 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
         exchange: None,
         accumulates,
         gathers: MOST,
+        linger: 0,
         scratch: &|_, _| SCRATCH,
     };
     compile(model, &settings).unwrap()

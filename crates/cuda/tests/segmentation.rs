@@ -46,6 +46,7 @@ fn program() -> Program {
         exchange: None,
         accumulates: true,
         gathers: 1,
+        linger: 0,
         scratch: &cuda::scratch,
     };
     compile(model, &settings).unwrap()

@@ -2,6 +2,7 @@
 
 use crate::graph::{AVERAGE, At, COPY, Graph, GraphError, Node, PENDING, Phase, Role, State, ValueId};
 use crate::op::{Op, StateId};
+use crate::passes::Schedule;
 use crate::passes::{ALIGN, Exchange, GRADIENT, Gradients, Mixed, Recompute, Scratch, multiplied};
 use crate::passes::{
     differentiate, fuse, gather, late, narrow, parallelise, peephole, place, precision, recompute,
@@ -75,6 +76,8 @@ pub struct Settings<'a> {
     pub accumulates: bool,
     /// How many small weight gradients the executor makes at once, if they follow each other.
     pub gathers: usize,
+    /// Steps for which the executor wants memory left alone after its last use: see [`crate::passes::Schedule::linger`].
+    pub linger: usize,
     /// Working memory the executor asks for.
     pub scratch: Scratch<'a>,
 }
@@ -157,7 +160,8 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
 
     let plan = |graph: &Graph, name: &str| -> Result<Plan, GraphError> {
         graph.check()?;
-        Ok(place(graph, &schedule(graph), name, key, settings.scratch))
+        let schedule = Schedule { linger: settings.linger, ..schedule(graph) };
+        Ok(place(graph, &schedule, name, key, settings.scratch))
     };
     let graph = synchronise(graph, settings.exchange.map_or(1, |exchange| exchange.ranks))?;
     let micro = plan(&graph, "micro")?;

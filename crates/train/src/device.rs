@@ -286,6 +286,14 @@ pub fn gathers(run: &Resolved) -> usize {
     }
 }
 
+/// For how many steps the run's device wants memory left alone after its last use.
+pub fn linger(run: &Resolved) -> usize {
+    match run.device {
+        Chosen::Cpu => cpu::LINGER,
+        Chosen::Cuda => 0,
+    }
+}
+
 /// What `compile` puts into every program; no input can take it out.
 pub(crate) fn planned<T>(part: Option<T>) -> T {
     part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))

@@ -70,8 +70,12 @@ pub fn account(times: &[StepTime], wall: f64, data: f64) -> Vec<Row> {
         .iter()
         .map(|t| {
             let arithmetic = t.is_product || t.op.starts_with("attention");
-            let rate =
-                if arithmetic { Rate::Flops(t.flops / t.seconds) } else { Rate::Bytes(t.bytes / t.seconds) };
+            let rate = match (arithmetic, t.bytes > 0.0) {
+                // Waiting moves nothing, in whatever phase.
+                (_, false) => return Row { name: t.op.clone(), seconds: t.seconds, rate: Rate::None },
+                (true, _) => Rate::Flops(t.flops / t.seconds),
+                (false, _) => Rate::Bytes(t.bytes / t.seconds),
+            };
             Row { name: format!("{} ({})", t.op, t.phase.name()), seconds: t.seconds, rate }
         })
         .collect();

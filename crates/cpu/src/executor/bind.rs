@@ -1,5 +1,6 @@
 //! From a plan to addresses: operands in memory, collectives as calls.
 
+use super::flow::{Stretch, stretches};
 use crate::account::ExchangeTime;
 use crate::error::CpuError;
 use crate::kernels::Float;
@@ -23,7 +24,7 @@ pub(crate) struct Operand<T> {
 }
 
 impl<T> Operand<T> {
-    fn address(&self) -> *mut u8 {
+    pub(super) fn address(&self) -> *mut u8 {
         match self.dtype {
             DType::I32 => self.ints.address().cast(),
             dtype if dtype.is_half() => self.halves.address().cast(),
@@ -70,6 +71,9 @@ pub(super) struct BoundPlan<T> {
     /// Of each call, as it last ran.
     pub exchanges: Vec<ExchangeTime>,
     pub runs: u64,
+    pub stretches: Vec<Stretch>,
+    /// Of all runs, the nanoseconds in which threads of a flow had nothing to do, divided by the threads.
+    pub idle_nanoseconds: u64,
 }
 
 /// What plans are bound to.
@@ -77,6 +81,7 @@ pub(super) struct Memory<'a, T> {
     pub arena: &'a Block,
     pub states: &'a [View<T>],
     pub comm: Option<&'a Communicator>,
+    pub threads: usize,
 }
 
 impl<T: Float> Memory<'_, T> {
@@ -86,7 +91,14 @@ impl<T: Float> Memory<'_, T> {
     }
 
     fn bind(&self, plan: &Plan) -> Result<BoundPlan<T>, CpuError> {
-        let mut bound = BoundPlan { steps: vec![], calls: vec![], exchanges: vec![], runs: 0 };
+        let mut bound = BoundPlan {
+            steps: vec![],
+            calls: vec![],
+            exchanges: vec![],
+            runs: 0,
+            stretches: vec![],
+            idle_nanoseconds: 0,
+        };
         for (index, step) in plan.steps.iter().enumerate() {
             let mut one = self.step(plan, step)?;
             if step.lane == Lane::Comm {
@@ -102,6 +114,7 @@ impl<T: Float> Memory<'_, T> {
             }
             bound.steps.push(one);
         }
+        bound.stretches = stretches(&bound.steps, self.threads);
         Ok(bound)
     }
 

@@ -7,6 +7,9 @@ use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Plan, Step};
 
+/// Threads with nothing to do while others work: no step, but a part of the time.
+const IDLE: &str = "waiting for threads";
+
 /// Time spent in the steps of one kind; of collectives, the time they were waited for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepTime {
@@ -48,7 +51,7 @@ impl<T: Float> Executor<T> {
     pub fn reset_times(&mut self) {
         self.past.clear();
         for plan in &mut self.plans {
-            plan.runs = 0;
+            (plan.runs, plan.idle_nanoseconds) = (0, 0);
             plan.steps.iter_mut().for_each(|step| step.nanoseconds = 0);
         }
     }
@@ -65,19 +68,30 @@ impl<T: Float> Executor<T> {
                 }
             }
         }
+        let training = [Which::Micro, Which::Last, Which::Update];
+        let idle: u64 = training.map(|which| self.plans[which as usize].idle_nanoseconds).iter().sum();
+        if idle > 0 {
+            add(&mut times, IDLE, Phase::Backward, false).seconds += idle as f64 / 1e9;
+        }
         times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         times
     }
 }
 
 fn add_time(times: &mut Vec<StepTime>, plan: &Plan, step: &Step, seconds: f64, runs: f64) {
-    let (op, phase, is_product) = (step.op.name(), step.phase, step.op.is_product());
+    let cost = plan.cost_of(step);
+    let time = add(times, &step.op.name(), step.phase, step.op.is_product());
+    time.seconds += seconds;
+    time.flops += cost.flops * runs;
+    time.bytes += cost.bytes * runs;
+}
+
+/// What a kind has so far.
+fn add<'a>(times: &'a mut Vec<StepTime>, op: &str, phase: Phase, is_product: bool) -> &'a mut StepTime {
     let index = times.iter().position(|t| t.op == op && t.phase == phase).unwrap_or_else(|| {
+        let op = op.to_string();
         times.push(StepTime { op, phase, is_product, seconds: 0.0, flops: 0.0, bytes: 0.0 });
         times.len() - 1
     });
-    let cost = plan.cost_of(step);
-    times[index].seconds += seconds;
-    times[index].flops += cost.flops * runs;
-    times[index].bytes += cost.bytes * runs;
+    &mut times[index]
 }

@@ -1,12 +1,13 @@
-//! Walks a plan: computes its steps in order, hands collectives over to the communicator, whose queue is the comm lane, and
-//! waits for them where a step needs their results.
+//! Walks a plan: computes its steps, those that flow together (`flow.rs`) and others one by one, hands collectives over to the
+//! communicator, whose queue is the comm lane, and waits for them where a step needs their results.
 
 use super::bind::{BoundCall, BoundPlan, Work};
+use super::flow::Stretch;
 use super::{Executor, Which};
 use crate::account::Clock;
 use crate::error::CpuError;
 use crate::kernels::Float;
-use crate::steps;
+use crate::steps::{self, Team};
 use comm::{Call, CommError, Communicator, Ticket, Timing};
 use graph::{Header, Op};
 use std::time::Instant;
@@ -80,36 +81,75 @@ impl<T: Float> Executor<T> {
         let mut under_way = UnderWay::new(comm.as_ref());
         plan.runs += 1;
         clock.begin(plan.steps.len());
-        for step in &mut plan.steps {
-            match step.work {
+        for stretch in &plan.stretches {
+            let steps = stretch.steps();
+            match plan.steps[steps.start].work {
                 Work::Call(number) => {
                     let bound = &mut plan.calls[number];
                     // SAFETY: steps that come before in the plan are done, and those after wait for the call where
                     // they touch its memory; `&mut self` keeps the host away.
                     bound.ticket = Some(unsafe { under_way.start(&bound.call) }?);
                     clock.idled();
+                    continue;
                 }
                 Work::Compute { after } => {
                     if let Some(ticket) = after.and_then(|number| plan.calls[number].ticket) {
                         under_way.wait(ticket)?;
                         clock.waited();
                     }
-                    if let (Some(comm), Some(name)) = (comm.as_ref(), step.doing) {
-                        comm.pulse().doing(name);
+                }
+            }
+            let pulse = comm.as_ref().map(|comm| &**comm.pulse());
+            match (stretch, &mut *slowdown) {
+                (Stretch::Flow(flow), None) => {
+                    flow.run(&plan.steps, header, pool, pulse, clock);
+                    let of = |step: usize| (&plan.steps[step].name, plan.steps[step].phase);
+                    let took = clock.flowed(which, &flow.trace(), of);
+                    plan.idle_nanoseconds += flow.settle(&mut plan.steps, took, pool.threads());
+                }
+                // A rank that is slow on purpose sleeps after each step, while nobody does its work.
+                (_, slowdown) => {
+                    for step in &mut plan.steps[steps] {
+                        if let (Some(pulse), Some(name)) = (pulse, step.doing) {
+                            pulse.doing(name);
+                        }
+                        let team = Team::All(pool);
+                        // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after
+                        // its writer; `&mut self` keeps the host away.
+                        unsafe { steps::run(&steps::Context { team, header, step, products_only: false }) };
+                        if let Some(slowdown) = slowdown {
+                            slowdown.pay();
+                        }
+                        step.nanoseconds += clock.computed(which, &step.name, step.phase);
                     }
-                    // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after its
-                    // writer; `&mut self` keeps the host away.
-                    unsafe { steps::run(&steps::Context { pool, header, step, products_only: false }) };
-                    if let Some(slowdown) = slowdown {
-                        slowdown.pay();
-                    }
-                    step.nanoseconds += clock.computed(which, &step.name, step.phase);
                 }
             }
         }
         if under_way.finish()? {
             clock.waited();
             plan.settle(&under_way, clock);
+        }
+        Ok(())
+    }
+
+    /// Runs a plan without collectives on one thread, its flows in any order that they allow: of the parts that may come next,
+    /// always the one of `choose(how many there are)`. For tests of what waits for what.
+    #[doc(hidden)]
+    pub fn run_in_any_order(
+        &mut self,
+        which: Which,
+        header: &Header,
+        choose: &mut dyn FnMut(usize) -> usize,
+    ) -> Result<(), CpuError> {
+        self.check_sums(header)?;
+        for index in 0..self.plans[which as usize].stretches.len() {
+            let plan = &self.plans[which as usize];
+            match &plan.stretches[index] {
+                Stretch::Step(step) => self.run_step(which, *step, header)?,
+                Stretch::Flow(flow) => {
+                    flow.run_in_any_order(&plan.steps, header, self.pool.threads(), choose)
+                }
+            }
         }
         Ok(())
     }
@@ -126,7 +166,9 @@ impl<T: Float> Executor<T> {
             return Ok(());
         }
         // SAFETY: as in `run`.
-        unsafe { steps::run(&steps::Context { pool: &self.pool, header, step, products_only: false }) };
+        unsafe {
+            steps::run(&steps::Context { team: Team::All(&self.pool), header, step, products_only: false })
+        };
         Ok(())
     }
 
@@ -137,7 +179,8 @@ impl<T: Float> Executor<T> {
         for step in &self.plans[which as usize].steps {
             let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });
             if step.op.is_product() || attention {
-                let context = steps::Context { pool: &self.pool, header, step, products_only: true };
+                let team = Team::All(&self.pool);
+                let context = steps::Context { team, header, step, products_only: true };
                 // SAFETY: as in `run`.
                 unsafe { steps::run(&context) };
             }

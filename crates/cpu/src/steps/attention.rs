@@ -4,13 +4,15 @@
 //! Legend: B batch, T tokens, C channels, H heads, D = C/H, R queries in a block.
 
 use super::Context;
+use super::blocks::Blocks;
 use super::random::{mask_row, stream};
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use crate::product::{Matrix, product};
+use graph::Shape;
 use graph::op::AttentionDrop;
 use graph::random::drop_threshold;
-use graph::{Shape, Type};
+use std::ops::Range;
 
 /// Scores a block may have: half a megabyte of f32, which a core's second cache level holds.
 const BLOCK: usize = 1 << 17;
@@ -20,14 +22,14 @@ fn queries_in_block(tokens: usize) -> usize {
 }
 
 /// Elements of scratch: keys by columns and the scores of a block, for each thread.
-pub fn forward_scratch(qkv: &Type, heads: usize, threads: usize) -> usize {
-    threads * Sizes::of(&qkv.shape, heads).forward_elements()
+pub fn forward_scratch(qkv: &Shape, heads: usize, threads: usize) -> usize {
+    threads * Sizes::of(qkv, heads).forward_elements()
 }
 
 /// Elements of scratch: keys and values by columns, probabilities, their gradients and one number a query, for each
 /// thread.
-pub fn backward_scratch(qkv: &Type, heads: usize, threads: usize) -> usize {
-    threads * Sizes::of(&qkv.shape, heads).backward_elements()
+pub fn backward_scratch(qkv: &Shape, heads: usize, threads: usize) -> usize {
+    threads * Sizes::of(qkv, heads).backward_elements()
 }
 
 #[derive(Clone, Copy)]
@@ -99,9 +101,14 @@ impl Sizes {
 
     /// Runs `task(b, h, thread)` for every head of every sample.
     fn each_head<T: Float>(&self, cx: &Context<'_, T>, task: impl Fn(usize, usize, usize) + Sync) {
-        cx.pool.each(self.batch * self.heads, |piece, thread| {
-            task(piece / self.heads, piece % self.heads, thread)
-        });
+        let head = |piece: usize, thread: usize| task(piece / self.heads, piece % self.heads, thread);
+        match Blocks::of(&cx.input(0).shape) {
+            Some(blocks) => cx.by_block(blocks, 1, |block, thread| {
+                let Range { start, end } = blocks.samples(block);
+                (start * self.heads..end * self.heads).for_each(|piece| head(piece, thread));
+            }),
+            None => cx.each(self.batch * self.heads, head),
+        }
     }
 
     fn blocks(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -110,7 +117,7 @@ impl Sizes {
     }
 
     /// Where a block's row statistics lie in a (B,H,T) array.
-    fn stats(&self, b: usize, h: usize, start: usize, rows: usize) -> std::ops::Range<usize> {
+    fn stats(&self, b: usize, h: usize, start: usize, rows: usize) -> Range<usize> {
         let at = (b * self.heads + h) * self.tokens + start;
         at..at + rows
     }

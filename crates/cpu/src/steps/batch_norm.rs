@@ -40,7 +40,7 @@ fn by_parts<T: Float>(
     let scratch: View<f64> = cx.scratch();
     let sums = scratch.part(COEFFICIENTS * cols..scratch.len());
     let size = part_rows(rows, cols);
-    cx.pool.ranges(rows, size, |range, _| {
+    cx.ranges(rows, size, |range, _| {
         let part = range.start / size;
         let own = sums.part(part * 4 * cols..(part + 1) * 4 * cols);
         let block: View<T> = own.part(2 * cols..4 * cols).cast(2 * cols);
@@ -154,7 +154,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, eps: f64, relu: bool, runni
     let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
     // SAFETY: inputs are only read, and the scratch is this step's own.
     let Coefficients { mean, scale, shift, .. } = unsafe { coefficients(cx, (eps, running), None) };
-    cx.pool.ranges(rows, row_piece(cols), |r, _| {
+    cx.ranges(rows, row_piece(cols), |r, _| {
         let wide = r.start * cols..r.end * cols;
         // SAFETY: pieces don't overlap, and input and output don't either.
         let (x, y) = unsafe { (x.part(wide.clone()).read(), y.part(wide).write()) };
@@ -190,7 +190,7 @@ pub unsafe fn grad<T: Float>(cx: &Context<'_, T>, eps: f64, relu: bool) {
     // SAFETY: inputs are only read, and the scratch is this step's own.
     let Coefficients { mean, scale, shift, of_sum, of_product } =
         unsafe { coefficients(cx, (eps, false), Some(cx.input(5).data)) };
-    cx.pool.ranges(rows, row_piece(cols), |r, _| {
+    cx.ranges(rows, row_piece(cols), |r, _| {
         let wide = r.start * cols..r.end * cols;
         // SAFETY: pieces don't overlap, and inputs and output don't either.
         unsafe {

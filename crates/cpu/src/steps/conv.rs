@@ -110,7 +110,7 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, window: Window) {
     let scratch: View<T> = cx.scratch();
     let (turned, windows) = (scratch.part(0..o * kh * kw * i), scratch.part(o * kh * kw * i..scratch.len()));
     // (O,kh,kw,I) → (kh,kw,O,I), both axes of the kernel from the end.
-    cx.pool.each(kh * kw, |tap, _| {
+    cx.each(kh * kw, |tap, _| {
         // SAFETY: each tap has a part of the scratch for itself; the weight is only read.
         unsafe {
             let rows = turned.part(tap * o * i..(tap + 1) * o * i).write();
@@ -144,7 +144,7 @@ unsafe fn by_blocks<T: Float>(
     let k = unfold.window_len();
     let block = block_pixels::<T>(pixels, k);
     let right = Shared(right);
-    cx.pool.ranges(pixels, block, |range, thread| {
+    cx.ranges(pixels, block, |range, thread| {
         let windows = scratch.part(thread * block * k..thread * block * k + range.len() * k);
         // SAFETY: each thread has scratch of its own, and blocks don't overlap; the rest is only read.
         unsafe {
@@ -189,7 +189,7 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, accumulate: 
     let block = gradient_pixels::<T>(pixels, k);
     for start in (0..pixels).step_by(block) {
         let count = block.min(pixels - start);
-        cx.pool.ranges(count, count.div_ceil(8).max(1), |r, _| {
+        cx.ranges(count, count.div_ceil(8).max(1), |r, _| {
             // SAFETY: pieces don't overlap, and x is only read.
             let (x, rows) = unsafe { (x.data.read(), windows.part(r.start * k..r.end * k).write()) };
             unfold.rows(x, start + r.start..start + r.end, rows);

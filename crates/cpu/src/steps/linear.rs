@@ -2,7 +2,8 @@
 //!
 //! Legend: M rows of x, I and O the inner and outer width.
 
-use super::Context;
+use super::blocks::Blocks;
+use super::{Context, PIECE};
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use crate::product::{Matrix, product};
@@ -23,13 +24,35 @@ pub(super) fn by_tiles<T: Float>(
     task: impl Fn(Tile) + Sync,
 ) {
     let across = n.div_ceil(cols);
-    cx.pool.each(m.div_ceil(rows) * across, |piece, _| {
+    cx.each(m.div_ceil(rows) * across, |piece, _| {
         let (i, j) = (piece / across, piece % across);
         task(Tile { rows: i * rows..((i + 1) * rows).min(m), cols: j * cols..((j + 1) * cols).min(n) });
     });
 }
 
-/// Tile of a product whose right side (a weight) is packed anew for every tile: tall enough to pay for that, small enough
+/// Cuts the result of a matmul with a weight, whose rows are those of a value of `shape`, into tiles: the rows of a block of
+/// samples, or where there are no blocks, [`weight_tile`]. Runs `task` on each, with its number from above.
+fn by_weight_tiles<T: Float>(
+    cx: &Context<'_, T>,
+    shape: &Shape,
+    n: usize,
+    task: impl Fn(Tile, usize) + Sync,
+) {
+    match Blocks::of(shape) {
+        Some(blocks) => cx.by_block(blocks, 1, |block, _| {
+            task(Tile { rows: blocks.rows(block), cols: 0..n }, block);
+        }),
+        None => {
+            let size = weight_tile(shape.rows(), n);
+            by_tiles(cx, (shape.rows(), n), size, |tile| {
+                let number = tile.rows.start / size.0;
+                task(tile, number);
+            });
+        }
+    }
+}
+
+/// Tile of a matmul whose right side (a weight) is packed anew for every tile: tall enough to pay for that, small enough
 /// (a megabyte of f32) that the epilogue finds it in the cache, and an even number of tiles to share out.
 fn weight_tile(m: usize, n: usize) -> (usize, usize) {
     if m < 2048 {
@@ -55,13 +78,13 @@ fn share(n: usize, parts: usize) -> usize {
 /// # Safety
 /// As [`super::run`]; so for every function here.
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
-    let (m, i) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
+    let i = cx.input(0).shape.last();
     let o = cx.output(0).shape.last();
     let (x, w) = (cx.input(0).data, cx.input(1).data);
     let (y, target) = (cx.output(0).data, cx.output(usize::from(gelu)).data);
     // SAFETY: a parameter, only read.
     let bias = if bias { Some(unsafe { cx.input(2).data.read() }) } else { None };
-    by_tiles(cx, (m, o), weight_tile(m, o), |tile| {
+    by_weight_tiles(cx, &cx.input(0).shape, o, |tile, _| {
         // SAFETY: tiles don't overlap; x and w are only read and overlap no output.
         unsafe {
             let c = Matrix::rows(target.at(tile.rows.start * o + tile.cols.start), o);
@@ -101,17 +124,16 @@ fn each_run(tile: &Tile, width: usize, mut task: impl FnMut(Range<usize>, Range<
 /// Elements of scratch for the bias gradient of [`grad_x`] with a GELU: a row for each tile above another.
 pub fn bias_scratch(dx: &Shape) -> usize {
     let (m, i) = (dx.rows(), dx.last());
-    m.div_ceil(weight_tile(m, i).0) * i
+    Blocks::of(dx).map_or_else(|| m.div_ceil(weight_tile(m, i).0), |blocks| blocks.count()) * i
 }
 
 /// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
 pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
-    let (m, o) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
+    let o = cx.input(0).shape.last();
     let i = cx.output(0).shape.last();
     let (dy, w, dx) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
-    let tile_size = weight_tile(m, i);
     let sums: View<T> = cx.scratch();
-    by_tiles(cx, (m, i), tile_size, |tile| {
+    by_weight_tiles(cx, &cx.output(0).shape, i, |tile, number| {
         // SAFETY: tiles don't overlap; dy and w are only read and don't overlap dx.
         unsafe {
             let c = Matrix::rows(dx.at(tile.rows.start * i + tile.cols.start), i);
@@ -122,7 +144,7 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
         if !gelu || cx.products_only {
             return;
         }
-        let sum_row = tile.rows.start / tile_size.0 * i;
+        let sum_row = number * i;
         // SAFETY: each tile has sums of its own.
         let sum = unsafe { sums.part(sum_row + tile.cols.start..sum_row + tile.cols.end).write() };
         sum.fill(T::ZERO);
@@ -132,11 +154,28 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
         });
     });
     if gelu && !cx.products_only {
-        // SAFETY: every tile is done; the bias gradient is this step's own.
-        let (sums, bias) = unsafe { (sums.read(), cx.output(1).data.write()) };
-        bias.fill(T::ZERO);
-        sums.chunks_exact(i).for_each(|row| kernels::add_assign(bias, row));
+        cx.finish(1, |_, _| {
+            // SAFETY: every tile is done; the bias gradient is this step's own.
+            let (sums, bias) = unsafe { (sums.read(), cx.output(1).data.write()) };
+            bias.fill(T::ZERO);
+            sums.chunks_exact(i).for_each(|row| kernels::add_assign(bias, row));
+        });
     }
+}
+
+/// Rows that one part of a weight gradient sums over at least, and parts at most.
+const PART_ROWS: usize = 2048;
+const PARTS: usize = 16;
+
+/// The ranges of rows that a weight gradient is summed up over, to be added in order.
+fn gradient_parts(m: usize) -> usize {
+    (m / PART_ROWS).clamp(1, PARTS)
+}
+
+/// Elements of scratch for the gradient of a weight: one for each part, if there are several.
+pub fn gradient_scratch(dy: &Shape, inner: usize) -> usize {
+    let parts = gradient_parts(dy.rows());
+    if parts > 1 { parts * dy.last() * inner } else { 0 }
 }
 
 /// dw = dyᵀ·x, added to the gradient so far where the op accumulates and this is not the first micro-step.
@@ -146,20 +185,46 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
     let (dy, x, dw) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
     let add = accumulate && cx.header.accumulate;
     let so_far = add.then(|| cx.input(2).data).filter(|v| !v.same_place(&dw));
-    by_tiles(cx, (o, i), gradient_tile(o, i), |tile| {
-        if let Some(so_far) = so_far {
+    let parts = gradient_parts(m);
+    let (height, width) = gradient_tile(o, i);
+    let (across, tiles) = (i.div_ceil(width), o.div_ceil(height) * i.div_ceil(width));
+    cx.each(parts * tiles, |piece, _| {
+        let (part, tile) = (piece / tiles, piece % tiles);
+        let rows = m * part / parts..m * (part + 1) / parts;
+        let (top, left) = (tile / across * height, tile % across * width);
+        let tile = Tile { rows: top..(top + height).min(o), cols: left..(left + width).min(i) };
+        let out = if parts > 1 { cx.scratch().part(part * o * i..(part + 1) * o * i) } else { dw };
+        if let Some(so_far) = so_far.filter(|_| parts == 1) {
             each_run(&tile, i, |run, _| {
                 // SAFETY: tiles don't overlap, and the old sum lies elsewhere.
                 let (old, new) = unsafe { (so_far.part(run.clone()).read(), dw.part(run).write()) };
                 new.copy_from_slice(old);
             });
         }
-        // SAFETY: tiles don't overlap; dy and x are only read and don't overlap dw.
+        // SAFETY: tiles don't overlap, and each part has its own; dy and x are only read and don't overlap them.
         unsafe {
-            let c = Matrix::rows(dw.at(tile.rows.start * i + tile.cols.start), i);
-            let a = Matrix::rows(dy.at(tile.rows.start), o).transposed();
-            let b = Matrix::rows(x.at(tile.cols.start), i);
-            product((tile.rows.len(), tile.cols.len(), m), c, a, b, add);
+            let c = Matrix::rows(out.at(tile.rows.start * i + tile.cols.start), i);
+            let a = Matrix::rows(dy.at(rows.start * o + tile.rows.start), o).transposed();
+            let b = Matrix::rows(x.at(rows.start * i + tile.cols.start), i);
+            product((tile.rows.len(), tile.cols.len(), rows.len()), c, a, b, add && parts == 1);
         }
     });
+    if parts > 1 && !cx.products_only {
+        let sums: View<T> = cx.scratch();
+        cx.finish((o * i).div_ceil(PIECE), |piece, _| {
+            let range = piece * PIECE..((piece + 1) * PIECE).min(o * i);
+            let of_part = |part: usize| sums.part(part * o * i + range.start..part * o * i + range.end);
+            // SAFETY: pieces don't overlap, and every part is done; an old sum in another place is only read.
+            unsafe {
+                let out = dw.part(range.clone()).write();
+                match (add, so_far) {
+                    (false, _) => out.copy_from_slice(of_part(0).read()),
+                    (true, Some(so_far)) => out.copy_from_slice(so_far.part(range.clone()).read()),
+                    (true, None) => {}
+                }
+                let first = usize::from(!add);
+                (first..parts).for_each(|part| kernels::add_assign(out, of_part(part).read()));
+            }
+        });
+    }
 }

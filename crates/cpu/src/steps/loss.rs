@@ -64,7 +64,7 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
     // SAFETY: inputs are only read.
     let batch = unsafe { Batch::of(cx, mixed) };
     let (sums, piece): (View<[f64; 4]>, usize) = (cx.scratch(), row_piece(batch.classes));
-    cx.pool.ranges(batch.rows(), piece, |range, _| {
+    cx.ranges(batch.rows(), piece, |range, _| {
         let number = range.start / piece;
         let mut stats = [0.0; 4];
         for (_, row, target, weight) in batch.weighed(range) {
@@ -82,13 +82,15 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
         // SAFETY: each piece has sums of its own.
         unsafe { sums.part(number..number + 1).write()[0] = stats };
     });
-    let mut stats = [0.0; 4];
-    // SAFETY: the pieces are done.
-    for of_piece in unsafe { sums.part(0..batch.rows().div_ceil(piece)).read() } {
-        stats.iter_mut().zip(of_piece).for_each(|(sum, x)| *sum += x);
-    }
-    // SAFETY: the pieces are done.
-    unsafe { write_loss(cx, stats) };
+    cx.finish(1, |_, _| {
+        let mut stats = [0.0; 4];
+        // SAFETY: the pieces are done.
+        for of_piece in unsafe { sums.part(0..batch.rows().div_ceil(piece)).read() } {
+            stats.iter_mut().zip(of_piece).for_each(|(sum, x)| *sum += x);
+        }
+        // SAFETY: the pieces are done.
+        unsafe { write_loss(cx, stats) };
+    });
 }
 
 /// Loss and statistics, from the sums over all rows.
@@ -110,7 +112,7 @@ pub unsafe fn cross_entropy_grad<T: Float>(cx: &Context<'_, T>, smoothing: f64, 
     // SAFETY: inputs are only read.
     let (batch, dloss) = unsafe { (Batch::of(cx, mixed), cx.input(last).data.read()) };
     let (dlogits, classes) = (cx.output(0).data, batch.classes);
-    cx.pool.ranges(batch.rows(), row_piece(classes), |range, _| {
+    cx.ranges(batch.rows(), row_piece(classes), |range, _| {
         // SAFETY: pieces don't overlap.
         let rows = unsafe { dlogits.part(range.start * classes..range.end * classes).write() };
         rows.fill(T::ZERO);

@@ -1,8 +1,10 @@
 //! Ops on channels-last maps (B,h,w,C) that treat rows of channels alone or move them.
 
+use super::blocks::Blocks;
 use super::random::{by_sample, path_factor};
 use super::{Context, row_piece};
 use crate::kernels::{self, Float};
+use graph::Shape;
 use graph::op::PathDrop;
 
 /// # Safety
@@ -13,7 +15,7 @@ pub unsafe fn norm_add<T: Float>(cx: &Context<'_, T>, eps: f64, drop: Option<Pat
     let sample_rows = rows / shape.0[0].max(1);
     // SAFETY: parameters are only read.
     let (gamma, beta) = unsafe { (cx.input(2).data.read(), cx.input(3).data.read()) };
-    cx.pool.ranges(rows, row_piece(cols), |piece, _| {
+    cx.by_rows(shape, row_piece(cols), |piece, _| {
         for (b, r) in by_sample(piece, sample_rows) {
             let wide = r.start * cols..r.end * cols;
             let factor = path_factor(cx.header, drop, b);
@@ -33,7 +35,7 @@ const BLOCK: [(usize, usize); 4] = [(0, 0), (1, 0), (0, 1), (1, 1)];
 
 pub unsafe fn merge_patches<T: Float>(cx: &Context<'_, T>) {
     let (x, y) = (cx.input(0), cx.output(0));
-    each_row_of_blocks(cx, &x.shape.0, |at, row, block| {
+    each_row_of_blocks(cx, &x.shape, |at, row, block| {
         // SAFETY: each row of blocks is one piece; input and output don't overlap.
         let out = unsafe { y.data.part(block).write() };
         match at {
@@ -46,7 +48,7 @@ pub unsafe fn merge_patches<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn split_patches<T: Float>(cx: &Context<'_, T>) {
     let (dy, dx) = (cx.input(0), cx.output(0));
-    each_row_of_blocks(cx, &dx.shape.0, |at, row, block| {
+    each_row_of_blocks(cx, &dx.shape, |at, row, block| {
         let Some(at) = at else { return };
         // SAFETY: each token is in one block; input and output don't overlap.
         let (from, to) = unsafe { (dy.data.part(block).read(), dx.data.part(at..at + row).write()) };
@@ -55,15 +57,15 @@ pub unsafe fn split_patches<T: Float>(cx: &Context<'_, T>) {
 }
 
 /// Runs `task(start of a token or none for padding, C, where its channels lie among the blocks)`; one piece for each row of
-/// blocks.
+/// blocks, or for a sample.
 fn each_row_of_blocks<T: Float>(
     cx: &Context<'_, T>,
-    map: &[usize],
+    map: &Shape,
     task: impl Fn(Option<usize>, usize, std::ops::Range<usize>) + Sync,
 ) {
-    let (batch, h, w, c) = (map[0], map[1], map[2], map[3]);
+    let [batch, h, w, c] = map.0[..] else { unreachable!("shape rule") };
     let (rows, columns) = (h.div_ceil(2), w.div_ceil(2));
-    cx.pool.each(batch * rows, |piece, _| {
+    let row_of_blocks = |piece: usize| {
         let (b, i) = (piece / rows, piece % rows);
         for j in 0..columns {
             for (n, (down, right)) in BLOCK.into_iter().enumerate() {
@@ -73,7 +75,11 @@ fn each_row_of_blocks<T: Float>(
                 task(at, c, block..block + c);
             }
         }
-    });
+    };
+    match Blocks::of(map) {
+        Some(_) => cx.by_sample(map, |b, _| (b * rows..(b + 1) * rows).for_each(row_of_blocks)),
+        None => cx.each(batch * rows, |piece, _| row_of_blocks(piece)),
+    }
 }
 
 /// Nothing to do where the output lies over the input.

@@ -1,10 +1,13 @@
 //! Each op on the thread pool: how it is cut into pieces, and which kernel runs on a piece.
 //!
-//! How an op is cut depends on its shapes alone, never on the number of threads.
+//! How an op is cut depends on its shapes alone, never on the number of threads. Values of many rows are cut into blocks of
+//! samples (`blocks.rs`), the same for every op, so that a thread can carry a block from step to step.
 
 mod attention;
 mod batch_norm;
+mod blocks;
 mod channels;
+mod context;
 mod conv;
 mod linear;
 mod loss;
@@ -20,37 +23,12 @@ mod update;
 mod windows;
 mod wire;
 
-use crate::executor::{Bound, Operand};
+pub(crate) use blocks::{Blocks, flows, samples};
+pub(crate) use context::{Context, Cut, Phase, Share, Team};
+
 use crate::kernels::Float;
-use crate::memory::View;
-use crate::pool::Pool;
 use graph::graph::Node;
-use graph::{Graph, Header, Op};
-
-/// What a step sees while it runs.
-pub(crate) struct Context<'a, T> {
-    pub pool: &'a Pool,
-    pub header: &'a Header,
-    pub step: &'a Bound<T>,
-    /// For benchmarks: leave out all but the matrix products.
-    pub products_only: bool,
-}
-
-impl<T: Float> Context<'_, T> {
-    fn input(&self, i: usize) -> &Operand<T> {
-        &self.step.inputs[i]
-    }
-
-    fn output(&self, i: usize) -> &Operand<T> {
-        &self.step.outputs[i]
-    }
-
-    /// The step's scratch as elements of `U`.
-    fn scratch<U>(&self) -> View<U> {
-        let bytes = self.step.scratch;
-        bytes.cast(bytes.len() / size_of::<U>())
-    }
-}
+use graph::{Graph, Op};
 
 /// Elements a piece of an elementwise op has: enough to outweigh the hand-over, few enough to share out.
 const PIECE: usize = 1 << 15;
@@ -78,10 +56,10 @@ pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
         let node = &graph.nodes[index];
         let input = |i: usize| graph.ty(node.inputs[i]);
         let elements = match node.op {
-            Op::Attention { heads, .. } => attention::forward_scratch(input(0), heads, threads),
+            Op::Attention { heads, .. } => attention::forward_scratch(&input(0).shape, heads, threads),
             Op::AttentionGrad { heads, sum, .. } => {
                 let sums = if sum { reduce::partial_elements(&input(0).shape) } else { 0 };
-                attention::backward_scratch(input(0), heads, threads).max(sums)
+                attention::backward_scratch(&input(0).shape, heads, threads) + sums
             }
             Op::WindowAttention { .. } | Op::WindowAttentionGrad { .. } => {
                 windows::scratch_elements(&node.op, input(0), threads)
@@ -91,6 +69,7 @@ pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
             }
             Op::NormAddGrad { .. } => 2 * reduce::partial_elements(&input(0).shape),
             Op::LinearGradX { gelu: true } => linear::bias_scratch(&graph.ty(node.outputs[0]).shape),
+            Op::LinearGradW { .. } => linear::gradient_scratch(&input(0).shape, input(1).shape.last()),
             Op::LayerNormGrad { sum, .. } => {
                 (2 + usize::from(sum)) * reduce::partial_elements(&input(0).shape)
             }
@@ -162,7 +141,10 @@ pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
             Op::AttentionGrad { heads, drop, sum } => {
                 attention::backward(cx, *heads, *drop);
                 if *sum && !cx.products_only {
-                    reduce::column_sums(cx, cx.output(0), cx.output(1).data, None);
+                    let own = attention::backward_scratch(&cx.input(0).shape, *heads, cx.threads());
+                    let partials = cx.scratch();
+                    let partials = partials.part(own..partials.len());
+                    reduce::column_sums(cx, cx.output(0), partials, &cx.step.outputs[1..2], None);
                 }
             }
             Op::WindowAttention { heads, windows } => windows::forward(cx, *heads, *windows),

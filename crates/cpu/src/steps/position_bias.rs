@@ -41,7 +41,7 @@ unsafe fn fill_table<T: Float>(cx: &Context<'_, T>, offsets: Offsets, table: Vie
     let [w1, b1, w2] = [0, 1, 2].map(|i| unsafe { cx.input(i).data.read() });
     let (n, k) = (b1.len(), offsets.count());
     let scratch: View<T> = cx.scratch();
-    cx.pool.ranges(k, OFFSETS, |range, thread| {
+    cx.ranges(k, OFFSETS, |range, thread| {
         let start = own + thread * OFFSETS * n;
         // SAFETY: a thread has its own part of the scratch.
         let hidden = unsafe { scratch.part(start..start + range.len() * n).write() };
@@ -69,10 +69,9 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: [usize; 2], pretrai
     let table = cx.scratch::<T>().part(0..heads * k);
     // SAFETY: the table is the first of the scratch, what threads own lies behind.
     unsafe { fill_table(cx, offsets, table, heads * k) };
-    // SAFETY: the table is done.
-    let table = unsafe { table.read() };
-    cx.pool.each(heads, |h, _| {
-        let table = &table[h * k..(h + 1) * k];
+    cx.each(heads, |h, _| {
+        // SAFETY: the table is done.
+        let table = unsafe { table.part(h * k..(h + 1) * k).read() };
         // SAFETY: each head is one piece.
         let bias = unsafe { cx.output(0).data.part(h * t * t..(h + 1) * t * t).write() };
         for (i, row) in bias.chunks_exact_mut(t).enumerate() {
@@ -93,7 +92,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, window: [usize; 2], pretra
         (scratch.part(0..heads * k), scratch.part(heads * k..2 * heads * k), 2 * heads * k);
     // SAFETY: the tables are the first of the scratch, what threads own lies behind.
     unsafe { fill_table(cx, offsets, table, own) };
-    cx.pool.each(heads, |h, _| {
+    cx.each(heads, |h, _| {
         // SAFETY: each head is one piece; the table is done; the gradient is only read.
         let (table, dtable, dbias) = unsafe {
             let dbias = cx.input(3).data.part(h * t * t..(h + 1) * t * t).read();
@@ -112,7 +111,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, window: [usize; 2], pretra
             *dtable *= table * (T::ONE - table * T::from_f64(1.0 / 16.0));
         }
     });
-    cx.pool.ranges(n, CHANNELS, |channels, thread| {
+    cx.ranges(n, CHANNELS, |channels, thread| {
         let start = own + thread * 2 * k * CHANNELS;
         let mine = scratch.part(start..start + 2 * k * CHANNELS);
         // SAFETY: each range of channels writes gradients of its own; a thread has its own part of the scratch.

@@ -43,7 +43,7 @@ pub unsafe fn drop<T: Float>(cx: &Context<'_, T>, rate: f64, site: u32, per: Per
     let (batch, c) = (x.shape.0[0], x.shape.last());
     let size = x.data.len() / batch;
     let (threshold, scale) = (drop_threshold(rate), T::from_f64(1.0 / (1.0 - rate)));
-    cx.pool.each(batch, |b, _| {
+    cx.by_sample(&x.shape, |b, _| {
         let range = b * size..(b + 1) * size;
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (x, y) = unsafe { (x.data.part(range.clone()).read(), y.data.part(range).write()) };

@@ -1,7 +1,8 @@
-//! Ops that sum over rows. Rows are cut into a fixed number of parts, each part sums into a row of the scratch, and
-//! the parts are added in order, so that the result depends on the shapes alone.
+//! Ops that sum over rows. Rows are cut into blocks of samples, or if there are few into a fixed number of parts; each part sums
+//! into a row of the scratch, and the parts are added in order, so that the result depends on the shapes alone.
 
 use super::Context;
+use super::blocks::Blocks;
 use super::random::{by_sample, path_factor};
 use crate::executor::Operand;
 use crate::kernels::{self, Float};
@@ -9,7 +10,7 @@ use crate::memory::View;
 use graph::Shape;
 use graph::op::PathDrop;
 
-/// Parts that rows are cut into.
+/// Parts that rows are cut into, where they are not cut into blocks of samples.
 const PARTS: usize = 16;
 
 /// Rows in a part; small arrays are one part.
@@ -17,55 +18,67 @@ fn part_rows(rows: usize, cols: usize) -> usize {
     rows.div_ceil(PARTS).max(4096 / cols.max(1)).max(1)
 }
 
-/// Elements of scratch for the partial sums of one column-wise reduction over a value of `shape`.
-pub fn partial_elements(shape: &Shape) -> usize {
+/// Parts that the rows of a value of `shape` are cut into.
+fn parts(shape: &Shape) -> usize {
     let (rows, cols) = (shape.rows(), shape.last());
-    rows.div_ceil(part_rows(rows, cols)) * cols
+    Blocks::of(shape).map_or_else(|| rows.div_ceil(part_rows(rows, cols)), |blocks| blocks.count())
 }
 
-/// Runs `task(rows, partial sums)` on every part; the partial sums start at zero.
+/// Elements of scratch for the partial sums of one column-wise reduction over a value of `shape`.
+pub fn partial_elements(shape: &Shape) -> usize {
+    parts(shape) * shape.last()
+}
+
+/// Runs `task(rows, partial sums)` on every part of the rows of a value of `shape`; the partial sums, a row of `width` for each
+/// part, start at zero.
 fn by_parts<T: Float>(
     cx: &Context<'_, T>,
-    (rows, cols): (usize, usize),
-    width: usize,
+    shape: &Shape,
+    (partials, width): (View<T>, usize),
     task: impl Fn(std::ops::Range<usize>, &mut [T]) + Sync,
 ) {
-    let partials: View<T> = cx.scratch();
-    let size = part_rows(rows, cols);
-    cx.pool.ranges(rows, size, |range, _| {
-        let part = range.start / size;
+    let sum = |part: usize, rows: std::ops::Range<usize>| {
         // SAFETY: each part has a row of the scratch for itself.
         let partial = unsafe { partials.part(part * width..(part + 1) * width).write() };
         partial.fill(T::ZERO);
-        task(range, partial);
-    });
+        task(rows, partial);
+    };
+    match Blocks::of(shape) {
+        Some(blocks) => cx.by_block(blocks, 1, |block, _| sum(block, blocks.rows(block))),
+        None => {
+            let size = part_rows(shape.rows(), shape.last());
+            cx.ranges(shape.rows(), size, |range, _| sum(range.start / size, range));
+        }
+    }
 }
 
-/// Adds the partial sums in order into `out`, on top of `start` if there is one.
-unsafe fn join<T: Float>(
+/// Adds the partial sums of a value of `shape` in order, the columns of each of `outs` lying side by side; on top of `start` if
+/// there is one.
+fn join<T: Float>(
     cx: &Context<'_, T>,
-    rows: usize,
-    cols: usize,
-    width: usize,
-    columns: std::ops::Range<usize>,
-    out: View<T>,
+    shape: &Shape,
+    partials: View<T>,
+    outs: &[Operand<T>],
     start: Option<View<T>>,
 ) {
-    let parts = rows.div_ceil(part_rows(rows, cols));
-    let partials: View<T> = cx.scratch();
-    // SAFETY: the parts are done, and `out` is this step's own.
-    let out_slice = unsafe { out.write() };
-    match start {
-        None => out_slice.fill(T::ZERO),
-        Some(start) if start.same_place(&out) => {}
-        // SAFETY: an input in another place, only read.
-        Some(start) => out_slice.copy_from_slice(unsafe { start.read() }),
-    }
-    for part in 0..parts {
-        let row = part * width + columns.start..part * width + columns.end;
-        // SAFETY: the parts are done.
-        kernels::add_assign(out_slice, unsafe { partials.part(row).read() });
-    }
+    let (parts, cols) = (parts(shape), shape.last());
+    let width = outs.len() * cols;
+    cx.finish(outs.len(), |i, _| {
+        let out = outs[i].data;
+        // SAFETY: the parts are done, and `out` is this step's own.
+        let out_slice = unsafe { out.write() };
+        match start {
+            None => out_slice.fill(T::ZERO),
+            Some(start) if start.same_place(&out) => {}
+            // SAFETY: an input in another place, only read.
+            Some(start) => out_slice.copy_from_slice(unsafe { start.read() }),
+        }
+        for part in 0..parts {
+            let at = part * width + i * cols;
+            // SAFETY: the parts are done.
+            kernels::add_assign(out_slice, unsafe { partials.part(at..at + cols).read() });
+        }
+    });
 }
 
 /// # Safety
@@ -73,53 +86,52 @@ unsafe fn join<T: Float>(
 pub unsafe fn column_sum<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
     let start = (accumulate && cx.header.accumulate).then(|| cx.input(1).data);
     // SAFETY: passed on to the caller.
-    unsafe { column_sums(cx, cx.input(0), cx.output(0).data, start) };
+    unsafe { column_sums(cx, cx.input(0), cx.scratch(), &cx.step.outputs[..1], start) };
 }
 
-/// out = start + the sum over the rows of x, which nobody writes meanwhile. Takes the scratch from its beginning.
+/// out = start + the sum over the rows of x, which nobody writes meanwhile. Partial sums go to the scratch given.
 pub unsafe fn column_sums<T: Float>(
     cx: &Context<'_, T>,
     x: &Operand<T>,
-    out: View<T>,
+    partials: View<T>,
+    out: &[Operand<T>],
     start: Option<View<T>>,
 ) {
-    let (rows, cols) = (x.shape.rows(), x.shape.last());
-    by_parts(cx, (rows, cols), cols, |r, partial| {
+    let cols = x.shape.last();
+    by_parts(cx, &x.shape, (partials, cols), |r, partial| {
         // SAFETY: x is only read.
         kernels::column_sum(unsafe { x.data.part(r.start * cols..r.end * cols).read() }, cols, partial);
     });
-    // SAFETY: passed on to the caller.
-    unsafe { join(cx, rows, cols, cols, 0..cols, out, start) };
+    join(cx, &x.shape, partials, out, start);
 }
 
 pub unsafe fn gelu_grad<T: Float>(cx: &Context<'_, T>, bias: bool) {
     let (pre, dy, dx) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
-    let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
+    let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
     if !bias {
-        return cx.pool.ranges(dx.len(), super::PIECE, |r, _| {
+        return cx.by_rows(shape, super::row_piece(cols), |r, _| {
+            let wide = r.start * cols..r.end * cols;
             // SAFETY: pieces don't overlap, and inputs and output don't either.
-            let (pre, dy) = unsafe { (pre.part(r.clone()).read(), dy.part(r.clone()).read()) };
+            let (pre, dy) = unsafe { (pre.part(wide.clone()).read(), dy.part(wide.clone()).read()) };
             // SAFETY: as above.
-            kernels::gelu_grad(pre, dy, unsafe { dx.part(r).write() });
+            kernels::gelu_grad(pre, dy, unsafe { dx.part(wide).write() });
         });
     }
-    by_parts(cx, (rows, cols), cols, |r, partial| {
+    by_parts(cx, shape, (cx.scratch(), cols), |r, partial| {
         let wide = r.start * cols..r.end * cols;
         // SAFETY: parts don't overlap, and inputs and output don't either.
         let (pre, dy) = unsafe { (pre.part(wide.clone()).read(), dy.part(wide.clone()).read()) };
         // SAFETY: as above.
         kernels::gelu_grad_bias(pre, dy, unsafe { dx.part(wide).write() }, cols, partial);
     });
-    // SAFETY: passed on to the caller.
-    unsafe { join(cx, rows, cols, cols, 0..cols, cx.output(1).data, None) };
+    join(cx, shape, cx.scratch(), &cx.step.outputs[1..2], None);
 }
 
 pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: bool) {
-    let width = cx.input(0).shape.last() * if sum { 3 } else { 2 };
-    let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
+    let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
     // SAFETY: a parameter, only read.
     let gamma = unsafe { cx.input(3).data.read() };
-    by_parts(cx, (rows, cols), width, |r, partial| {
+    by_parts(cx, shape, (cx.scratch(), (cx.step.outputs.len() - 1) * cols), |r, partial| {
         let wide = r.start * cols..r.end * cols;
         let (dgamma, rest) = partial.split_at_mut(cols);
         let (dbeta, dx_sum) = rest.split_at_mut(cols);
@@ -136,20 +148,15 @@ pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: boo
             }
         }
     });
-    // SAFETY: passed on to the caller.
-    unsafe {
-        for (i, out) in cx.step.outputs[1..].iter().enumerate() {
-            join(cx, rows, cols, width, i * cols..(i + 1) * cols, out.data, None);
-        }
-    }
+    join(cx, shape, cx.scratch(), &cx.step.outputs[1..], None);
 }
 
 pub unsafe fn norm_add_grad<T: Float>(cx: &Context<'_, T>, drop: Option<PathDrop>) {
-    let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
-    let sample_rows = rows / cx.input(0).shape.0[0].max(1);
+    let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
+    let sample_rows = shape.rows() / shape.0[0].max(1);
     // SAFETY: a parameter, only read.
     let gamma = unsafe { cx.input(3).data.read() };
-    by_parts(cx, (rows, cols), 2 * cols, |part, partial| {
+    by_parts(cx, shape, (cx.scratch(), 2 * cols), |part, partial| {
         let (dgamma, dbeta) = partial.split_at_mut(cols);
         for (b, r) in by_sample(part, sample_rows) {
             let wide = r.start * cols..r.end * cols;
@@ -164,21 +171,19 @@ pub unsafe fn norm_add_grad<T: Float>(cx: &Context<'_, T>, drop: Option<PathDrop
             }
         }
     });
-    // SAFETY: passed on to the caller.
-    unsafe {
-        join(cx, rows, cols, 2 * cols, 0..cols, cx.output(1).data, None);
-        join(cx, rows, cols, 2 * cols, cols..2 * cols, cx.output(2).data, None);
-    }
+    join(cx, shape, cx.scratch(), &cx.step.outputs[1..], None);
 }
 
 pub unsafe fn sum_squares<T: Float>(cx: &Context<'_, T>) {
     let partials: View<f64> = cx.scratch();
     let inputs = &cx.step.inputs;
-    cx.pool.each(inputs.len(), |i, _| {
+    cx.each(inputs.len(), |i, _| {
         // SAFETY: inputs are only read; each has its own partial sum.
         unsafe { partials.part(i..i + 1).write()[0] = kernels::sum_squares(inputs[i].data.read()) };
     });
-    // SAFETY: the partial sums are done; the output is this step's own.
-    let (partials, out) = unsafe { (partials.part(0..inputs.len()).read(), cx.output(0).data.write()) };
-    out[0] = T::from_f64(partials.iter().sum());
+    cx.finish(1, |_, _| {
+        // SAFETY: the partial sums are done; the output is this step's own.
+        let (partials, out) = unsafe { (partials.part(0..inputs.len()).read(), cx.output(0).data.write()) };
+        out[0] = T::from_f64(partials.iter().sum());
+    });
 }

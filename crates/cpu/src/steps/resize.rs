@@ -45,7 +45,7 @@ pub unsafe fn resize<T: Float>(cx: &Context<'_, T>, sampling: Sampling, backward
     let rows = scratch.part(at..scratch.len());
     let ([_, h, w, c], [batch, oh, ow, _]) = (of(&x.shape), of(&y.shape));
     let row_bytes = (w * c * size_of::<T>()).next_multiple_of(64);
-    cx.pool.each(batch * oh, |piece, thread| {
+    cx.each(batch * oh, |piece, thread| {
         let (image, oy) = (piece / oh, piece % oh);
         let mixed: View<T> = rows.part(thread * row_bytes..(thread + 1) * row_bytes).cast(w * c);
         // SAFETY: each thread has a row of its own, pieces don't overlap, and x is only read.

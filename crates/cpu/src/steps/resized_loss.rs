@@ -106,7 +106,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, smoothing: f64) {
     let pixels = unsafe { Pixels::of(cx) };
     let (rows, lse) = (pixels.batch * pixels.down.out, cx.output(2).data);
     let sums: View<[f64; 4]> = cx.scratch::<u8>().part(0..rows * size_of::<[f64; 4]>()).cast(rows);
-    cx.pool.each(rows, |piece, thread| {
+    cx.each(rows, |piece, thread| {
         let (b, o, width) = (piece / pixels.down.out, piece % pixels.down.out, pixels.across.out);
         let [row, _] = rows_of(cx, &cx.input(1).shape, pixels.classes, thread);
         // SAFETY: each thread has a row of its own, and pieces don't overlap.
@@ -138,7 +138,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, smoothing: f64) {
     let (pixels, dloss) = unsafe { (Pixels::of(cx), cx.input(4).data.read()) };
     let (height, row_len) = (pixels.down.len, pixels.across.len * pixels.classes);
     let (bands, dlogits) = (height.div_ceil(BAND), cx.output(0).data);
-    cx.pool.each(pixels.batch * bands, |piece, thread| {
+    cx.each(pixels.batch * bands, |piece, thread| {
         let (b, band) = (piece / bands, piece % bands);
         let own = band * BAND..((band + 1) * BAND).min(height);
         let start = (b * height + own.start) * row_len;

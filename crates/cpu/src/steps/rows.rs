@@ -1,18 +1,24 @@
 //! Ops that treat elements or rows alone.
 
+use super::blocks::Blocks;
 use super::{Context, PIECE, row_piece};
 use crate::kernels::{self, Float};
 
-/// Runs `task` on pieces of views of equal length.
-fn elementwise<T: Float>(cx: &Context<'_, T>, len: usize, task: impl Fn(std::ops::Range<usize>) + Sync) {
-    cx.pool.ranges(len, PIECE, |range, _| task(range));
+/// Runs `task` on pieces of the elements of the output, which inputs have as many of.
+fn elementwise<T: Float>(cx: &Context<'_, T>, task: impl Fn(std::ops::Range<usize>) + Sync) {
+    let shape = &cx.output(0).shape;
+    let cols = shape.last();
+    match Blocks::of(shape) {
+        Some(_) => cx.by_rows(shape, 1, |rows, _| task(rows.start * cols..rows.end * cols)),
+        None => cx.ranges(shape.count(), PIECE, |range, _| task(range)),
+    }
 }
 
 /// # Safety
 /// As [`super::run`]; so for every function here.
 pub unsafe fn copy<T: Float>(cx: &Context<'_, T>) {
     let (from, to) = (cx.input(0).data, cx.output(0).data);
-    elementwise(cx, to.len(), |r| {
+    elementwise(cx, |r| {
         // SAFETY: pieces don't overlap, and input and output don't either.
         let (from, to) = unsafe { (from.part(r.clone()).read(), to.part(r).write()) };
         to.copy_from_slice(from);
@@ -20,13 +26,15 @@ pub unsafe fn copy<T: Float>(cx: &Context<'_, T>) {
 }
 
 pub unsafe fn seed<T: Float>(cx: &Context<'_, T>) {
-    // SAFETY: the only access to the output.
-    unsafe { cx.output(0).data.write() }.fill(T::ONE);
+    cx.each(1, |_, _| {
+        // SAFETY: the only access to the output.
+        unsafe { cx.output(0).data.write() }.fill(T::ONE);
+    });
 }
 
 pub unsafe fn gelu<T: Float>(cx: &Context<'_, T>) {
     let (x, y) = (cx.input(0).data, cx.output(0).data);
-    elementwise(cx, y.len(), |r| {
+    elementwise(cx, |r| {
         // SAFETY: pieces don't overlap, and input and output don't either.
         let (x, y) = unsafe { (x.part(r.clone()).read(), y.part(r).write()) };
         kernels::gelu(x, y);
@@ -35,7 +43,7 @@ pub unsafe fn gelu<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn add<T: Float>(cx: &Context<'_, T>) {
     let (a, b, y) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
-    elementwise(cx, y.len(), |r| {
+    elementwise(cx, |r| {
         // SAFETY: pieces don't overlap, and inputs and output don't either.
         let (a, b, y) = unsafe { (a.part(r.clone()).read(), b.part(r.clone()).read(), y.part(r).write()) };
         kernels::add(a, b, y);
@@ -44,7 +52,7 @@ pub unsafe fn add<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn scale<T: Float>(cx: &Context<'_, T>, factor: f64) {
     let (x, y) = (cx.input(0).data, cx.output(0).data);
-    elementwise(cx, y.len(), |r| {
+    elementwise(cx, |r| {
         // SAFETY: pieces don't overlap, and input and output don't either.
         let (x, y) = unsafe { (x.part(r.clone()).read(), y.part(r).write()) };
         kernels::scale(x, T::from_f64(factor), y);
@@ -54,7 +62,7 @@ pub unsafe fn scale<T: Float>(cx: &Context<'_, T>, factor: f64) {
 /// The first micro-step overwrites, the others add.
 pub unsafe fn accumulate<T: Float>(cx: &Context<'_, T>) {
     let (so_far, x, sum) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
-    elementwise(cx, sum.len(), |r| {
+    elementwise(cx, |r| {
         // SAFETY: pieces don't overlap; `x` and `sum` don't either.
         let (x, sum_part) = unsafe { (x.part(r.clone()).read(), sum.part(r.clone()).write()) };
         if !cx.header.accumulate {
@@ -71,12 +79,11 @@ pub unsafe fn accumulate<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn layer_norm<T: Float>(cx: &Context<'_, T>, eps: f64, add: bool) {
     let cols = cx.input(0).shape.last();
-    let rows = cx.input(0).shape.rows();
     let first = usize::from(add);
     // SAFETY: parameters are only read.
     let (gamma, beta) = unsafe { (cx.input(first + 1).data.read(), cx.input(first + 2).data.read()) };
     let outputs = [0, 1, 2].map(|i| cx.output(first + i).data);
-    cx.pool.ranges(rows, row_piece(cols), |r, _| {
+    cx.by_rows(&cx.input(0).shape, row_piece(cols), |r, _| {
         let wide = r.start * cols..r.end * cols;
         // SAFETY: pieces don't overlap, and inputs and outputs don't either.
         unsafe {

@@ -16,7 +16,7 @@ pub unsafe fn patches<T: Float>(cx: &Context<'_, T>, patch: usize) {
     let (images, rows) = (cx.input(0), cx.output(0));
     let (batch, grid) = (images.shape.0[0], grid(&images.shape.0, patch));
     let size = images.data.len() / batch;
-    cx.pool.each(batch, |b, _| {
+    cx.by_sample(&rows.shape, |b, _| {
         let range = b * size..(b + 1) * size;
         // SAFETY: each image is one piece; input and output don't overlap.
         let (image, rows) =
@@ -29,7 +29,7 @@ pub unsafe fn unpatches<T: Float>(cx: &Context<'_, T>, patch: usize) {
     let (rows, images) = (cx.input(0), cx.output(0));
     let (batch, grid) = (images.shape.0[0], grid(&images.shape.0, patch));
     let size = images.data.len() / batch;
-    cx.pool.each(batch, |b, _| {
+    cx.by_sample(&rows.shape, |b, _| {
         let range = b * size..(b + 1) * size;
         // SAFETY: each image is one piece; input and output don't overlap.
         let (rows, image) =
@@ -40,11 +40,11 @@ pub unsafe fn unpatches<T: Float>(cx: &Context<'_, T>, patch: usize) {
 
 pub unsafe fn embed<T: Float>(cx: &Context<'_, T>, class_token: bool) {
     let first = usize::from(class_token);
-    let [batch, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
+    let [_, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
     let patches_size = (tokens - first) * c;
     // SAFETY: inputs are only read.
     let positions = unsafe { cx.input(1 + first).data.read() };
-    cx.pool.each(batch, |b, _| {
+    cx.by_sample(&cx.output(0).shape, |b, _| {
         // SAFETY: each sample is one piece; inputs and output don't overlap.
         unsafe {
             let out = cx.output(0).data.part(b * tokens * c..(b + 1) * tokens * c).write();
@@ -64,7 +64,7 @@ pub unsafe fn embed_grad<T: Float>(cx: &Context<'_, T>, class_token: bool) {
     let patches = tokens - first;
     let dtokens = cx.input(0).data;
     let dpositions = cx.output(1 + first).data;
-    cx.pool.each(tokens, |t, _| {
+    cx.each(tokens, |t, _| {
         // SAFETY: each token is one piece, with rows of its own in every output.
         unsafe {
             let sum = dpositions.part(t * c..(t + 1) * c).write();
@@ -85,8 +85,8 @@ pub unsafe fn embed_grad<T: Float>(cx: &Context<'_, T>, class_token: bool) {
 }
 
 pub unsafe fn pool<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
-    let [batch, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
-    cx.pool.each(batch, |b, _| {
+    let [_, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
+    cx.by_sample(&cx.input(0).shape, |b, _| {
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (x, y) = unsafe {
             let x = cx.input(0).data.part(b * tokens * c..(b + 1) * tokens * c).read();
@@ -105,8 +105,8 @@ pub unsafe fn pool<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
 }
 
 pub unsafe fn pool_grad<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
-    let [batch, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
-    cx.pool.each(batch, |b, _| {
+    let [_, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
+    cx.by_sample(&cx.output(0).shape, |b, _| {
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (dy, dx) = unsafe {
             let dy = cx.input(0).data.part(b * c..(b + 1) * c).read();

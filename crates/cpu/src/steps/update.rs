@@ -4,30 +4,35 @@ use super::{Context, PIECE};
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use graph::Op;
+use std::ops::Range;
 
 /// control = (factor for every gradient, 1 to apply or 0 to skip, gradient norm).
 ///
 /// # Safety
 /// As [`super::run`]; so for every function here.
 pub unsafe fn clip<T: Float>(cx: &Context<'_, T>, max_norm: Option<f64>) {
-    // SAFETY: inputs are only read; the output is this step's own.
-    let (squares, stats, control) =
-        unsafe { (cx.input(0).data.read(), cx.input(1).data.read(), cx.output(0).data.write()) };
-    let actual = stats[1].to_f64();
-    // Gradients were divided by the nominal count; what a partial batch lacks is made up for here.
-    let correction = cx.header.nominal / actual;
-    let norm = squares[0].to_f64().sqrt() * correction;
-    let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
-    let apply = norm.is_finite() && actual > 0.0;
-    let values = if apply { [correction * clip, 1.0, norm] } else { [0.0, 0.0, norm] };
-    control.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(value));
+    cx.each(1, |_, _| {
+        // SAFETY: inputs are only read; the output is this step's own.
+        let (squares, stats, control) =
+            unsafe { (cx.input(0).data.read(), cx.input(1).data.read(), cx.output(0).data.write()) };
+        let actual = stats[1].to_f64();
+        // Gradients were divided by the nominal count; what a partial batch lacks is made up for here.
+        let correction = cx.header.nominal / actual;
+        let norm = squares[0].to_f64().sqrt() * correction;
+        let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+        let apply = norm.is_finite() && actual > 0.0;
+        let values = if apply { [correction * clip, 1.0, norm] } else { [0.0, 0.0, norm] };
+        control.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(value));
+    });
 }
 
 pub unsafe fn advance<T: Float>(cx: &Context<'_, T>) {
-    // SAFETY: scalars, read before the output is written.
-    let (before, apply) = unsafe { (cx.input(0).data.read()[0], cx.input(1).data.read()[1]) };
-    // SAFETY: the output is this step's own, and no slice of the input is held.
-    unsafe { cx.output(0).data.write()[0] = before + apply };
+    cx.each(1, |_, _| {
+        // SAFETY: scalars, read before the output is written.
+        let (before, apply) = unsafe { (cx.input(0).data.read()[0], cx.input(1).data.read()[1]) };
+        // SAFETY: the output is this step's own, and no slice of the input is held.
+        unsafe { cx.output(0).data.write()[0] = before + apply };
+    });
 }
 
 /// What every optimizer reads beside its tensors.
@@ -37,15 +42,15 @@ struct Control {
     applied: f64,
 }
 
-/// What an optimizer starts with: its outputs hold what they update, in place or not. None if the step is skipped, and
-/// then that is all there is to do.
+/// What a piece of an optimizer starts with: its range of the outputs holds what they update, in place or not. None if the step
+/// is skipped, and then that is all there is to do.
 ///
 /// # Safety
-/// As [`super::run`].
-unsafe fn begin<T: Float>(cx: &Context<'_, T>) -> Option<Control> {
+/// Nobody else touches this range of the outputs.
+unsafe fn begin<T: Float>(cx: &Context<'_, T>, range: &Range<usize>) -> Option<Control> {
     // SAFETY: passed on to the caller.
     unsafe {
-        start_in_place(cx);
+        start_in_place(cx, range);
         Some(control(cx)).filter(|control| control.apply)
     }
 }
@@ -59,31 +64,34 @@ unsafe fn control<T: Float>(cx: &Context<'_, T>) -> Control {
     Control { factor: control[0].to_f64(), apply: control[1].to_f64() != 0.0, applied: applied[0].to_f64() }
 }
 
-/// Makes each output start as the input it may overwrite, so that the kernels can work in place.
-unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>) {
+/// Makes a range of each output start as the input it may overwrite, so that the kernels can work in place.
+///
+/// # Safety
+/// Nobody else touches this range of the outputs.
+unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>, range: &Range<usize>) {
     for (input, output) in cx.step.op.in_place(cx.step.inputs.len()) {
         let (old, new) = (cx.input(input).data, cx.output(output).data);
         if !old.same_place(&new) {
             // SAFETY: in different places, so apart.
-            unsafe { new.write().copy_from_slice(old.read()) };
+            unsafe { new.part(range.clone()).write().copy_from_slice(old.part(range.clone()).read()) };
         }
     }
 }
 
 /// Runs `task` on pieces of the parameter's range.
-fn pieces<T: Float>(cx: &Context<'_, T>, task: impl Fn(std::ops::Range<usize>) + Sync) {
-    cx.pool.ranges(cx.output(0).data.len(), PIECE, |range, _| task(range));
+fn pieces<T: Float>(cx: &Context<'_, T>, task: impl Fn(Range<usize>) + Sync) {
+    cx.ranges(cx.output(0).data.len(), PIECE, |range, _| task(range));
 }
 
 pub unsafe fn adamw<T: Float>(cx: &Context<'_, T>) {
     let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale } = cx.step.op else { return };
-    // SAFETY: passed on to the caller.
-    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx) }) else { return };
     let lr = cx.header.learning_rate * lr_scale;
-    let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
-    let hyper = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, bias1, bias2 };
     let [w, m, v] = [0, 1, 2].map(|i| cx.output(i).data);
     pieces(cx, |r| {
+        // SAFETY: pieces don't overlap.
+        let Some(Control { factor, applied, .. }) = (unsafe { begin(cx, &r) }) else { return };
+        let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
+        let hyper = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, bias1, bias2 };
         let g = cx.input(1).data.part(r.clone());
         // SAFETY: pieces don't overlap; the gradient overlaps no output.
         unsafe {
@@ -95,13 +103,13 @@ pub unsafe fn adamw<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn sgd<T: Float>(cx: &Context<'_, T>) {
     let Op::Sgd { momentum, nesterov, weight_decay, lr_scale } = cx.step.op else { return };
-    // SAFETY: passed on to the caller.
-    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx) }) else { return };
     let lr = cx.header.learning_rate * lr_scale;
-    let first = applied == 1.0;
-    let hyper = kernels::Sgd { lr, momentum, dampening: 0.0, nesterov, weight_decay, first };
     let [w, buffer] = [0, 1].map(|i| cx.output(i).data);
     pieces(cx, |r| {
+        // SAFETY: pieces don't overlap.
+        let Some(Control { factor, applied, .. }) = (unsafe { begin(cx, &r) }) else { return };
+        let first = applied == 1.0;
+        let hyper = kernels::Sgd { lr, momentum, dampening: 0.0, nesterov, weight_decay, first };
         let g = cx.input(1).data.part(r.clone());
         // SAFETY: pieces don't overlap; the gradient overlaps no output.
         unsafe {
@@ -116,7 +124,9 @@ pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
         return;
     };
     // SAFETY: passed on to the caller.
-    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx) }) else { return };
+    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx, &(0..cx.output(0).data.len())) }) else {
+        return;
+    };
     let lr = cx.header.learning_rate * lr_scale;
     let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
     let hyper = kernels::Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff };
@@ -147,17 +157,14 @@ pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
 
 /// The moving average of a parameter, which `cx` has as the optimizer left it.
 pub unsafe fn ema<T: Float>(cx: &Context<'_, T>, decay: f64) {
-    // SAFETY: passed on to the caller; control is only read.
-    let apply = unsafe {
-        start_in_place(cx);
-        cx.input(2).data.read()[1].to_f64() != 0.0
-    };
-    if !apply {
-        return;
-    }
     let (p, average) = (cx.input(1).data, cx.output(0).data);
     pieces(cx, |r| {
-        // SAFETY: pieces don't overlap; the parameter is only read and lies apart from its average.
-        unsafe { kernels::ema(average.part(r.clone()).write(), p.part(r).read(), decay) };
+        // SAFETY: pieces don't overlap; control and the parameter are only read, and that lies apart from its average.
+        unsafe {
+            start_in_place(cx, &r);
+            if cx.input(2).data.read()[1].to_f64() != 0.0 {
+                kernels::ema(average.part(r.clone()).write(), p.part(r).read(), decay);
+            }
+        }
     });
 }

@@ -5,6 +5,7 @@
 //! Legend: B batch, W windows of a map, T tokens of a window, C channels, H heads, D = C/H, R queries in a block.
 
 use super::Context;
+use super::blocks::Blocks;
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use crate::product::{Matrix, product};
@@ -69,7 +70,7 @@ impl Sizes {
         self.queries_in_block() * self.tokens()
     }
 
-    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    fn query_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (tokens, size) = (self.tokens(), self.queries_in_block());
         (0..tokens).step_by(size).map(move |start| start..(start + size).min(tokens))
     }
@@ -96,9 +97,26 @@ impl Sizes {
         self.batch * self.windows.count(self.map)
     }
 
-    /// Ranges that the windows of a batch are cut into, for each head.
+    fn blocks(&self) -> Option<Blocks> {
+        Blocks::cut(self.batch, self.map[0] * self.map[1])
+    }
+
+    /// Ranges that the windows of a batch are cut into, for each head: those of blocks of samples, or if there are few about as
+    /// many as make up all pieces.
     fn chunks(&self) -> usize {
-        PIECES.div_ceil(self.heads).min(self.all_windows()).max(1)
+        let few = || PIECES.div_ceil(self.heads).min(self.all_windows()).max(1);
+        self.blocks().map_or_else(few, |blocks| blocks.count())
+    }
+
+    fn windows_of(&self, chunk: usize) -> Range<usize> {
+        let (windows, chunks) = (self.all_windows(), self.chunks());
+        match self.blocks() {
+            Some(blocks) => {
+                let (Range { start, end }, each) = (blocks.samples(chunk), windows / self.batch);
+                start * each..end * each
+            }
+            None => chunk * windows / chunks..(chunk + 1) * windows / chunks,
+        }
     }
 
     fn pieces(&self) -> usize {
@@ -111,11 +129,13 @@ impl Sizes {
         cx: &Context<'_, T>,
         task: impl Fn(usize, Range<usize>, usize, usize) + Sync,
     ) {
-        let (windows, chunks) = (self.all_windows(), self.chunks());
-        cx.pool.each(self.pieces(), |piece, thread| {
-            let (chunk, h) = (piece / self.heads, piece % self.heads);
-            task(h, chunk * windows / chunks..(chunk + 1) * windows / chunks, piece, thread);
-        });
+        let head = |piece: usize, thread: usize| {
+            task(piece % self.heads, self.windows_of(piece / self.heads), piece, thread);
+        };
+        match self.blocks() {
+            Some(blocks) => cx.by_block(blocks, self.heads, head),
+            None => cx.each(self.pieces(), head),
+        }
     }
 
     /// Where the row statistics of some queries of a window lie in a (B,W,H,T) array.
@@ -299,7 +319,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Wind
             for window in some {
                 layout.of_window(&sizes, window);
                 head.of_window(&sizes, &layout, (qkv, q_bias), h, (q_lengths, k_lengths));
-                for queries in sizes.blocks() {
+                for queries in sizes.query_blocks() {
                     let p = &mut scores[..queries.len() * t];
                     let (q, o) = (&head.q[queries.start * d..], &mut o[..queries.len() * d]);
                     product(
@@ -386,7 +406,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Win
     let (t, d) = (sizes.tokens(), sizes.head);
     let own = sizes.backward_elements();
     let sums_at = |piece: usize| {
-        let start = cx.pool.threads() * own + piece * sizes.sums();
+        let start = cx.threads() * own + piece * sizes.sums();
         cx.scratch::<T>().part(start..start + sizes.sums())
     };
     sizes.each_piece(cx, |h, some, piece, thread| {
@@ -407,7 +427,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Win
         factor[0] = T::from_f64(sums.factor);
     });
     let [_, dq_bias, dv_bias, dscale, dbias] = [0, 1, 2, 3, 4].map(|i| cx.output(i).data);
-    cx.pool.each(heads, |h, _| {
+    cx.finish(heads, |h, _| {
         // SAFETY: the pieces are done; each head has gradients of its own.
         unsafe {
             let scale = cx.input(3).data.read()[h];
@@ -454,7 +474,7 @@ unsafe fn window_backward<T: Float>(
     kernels::column_sum(g, d, sums.v_bias);
     kernels::add_bias(head.v, &v_bias[h * d..(h + 1) * d]);
     kernels::transpose(head.v, t, d, d, v_columns);
-    for queries in sizes.blocks() {
+    for queries in sizes.query_blocks() {
         let (rows, add) = (queries.len(), queries.start > 0);
         let (p, dp) = (&mut p[..rows * t], &mut dp[..rows * t]);
         let wide = queries.start * d..queries.end * d;

@@ -3,7 +3,6 @@
 use super::{Context, PIECE};
 use crate::executor::Operand;
 use crate::kernels::{self, Float};
-use crate::pool::Pool;
 use graph::DType;
 
 /// # Safety
@@ -14,7 +13,7 @@ pub unsafe fn pack<T: Float>(cx: &Context<'_, T>) {
     for value in &cx.step.inputs {
         let len = value.shape.count();
         // SAFETY: passed on to the caller; each value has a part of the buffer to itself.
-        unsafe { convert(cx.pool, (value, 0), (flat, at), len) };
+        unsafe { convert(cx, (value, 0), (flat, at), len) };
         at += len;
     }
     // SAFETY: what is left of the buffer is this step's own; zero has the same bits in every type.
@@ -30,7 +29,7 @@ pub unsafe fn unpack<T: Float>(cx: &Context<'_, T>) {
     for value in &cx.step.outputs {
         let len = value.shape.count();
         // SAFETY: passed on to the caller; the buffer is only read.
-        unsafe { convert(cx.pool, (flat, at), (value, 0), len) };
+        unsafe { convert(cx, (flat, at), (value, 0), len) };
         at += len;
     }
 }
@@ -38,7 +37,7 @@ pub unsafe fn unpack<T: Float>(cx: &Context<'_, T>) {
 pub unsafe fn cast<T: Float>(cx: &Context<'_, T>) {
     let (from, to) = (cx.input(0), cx.output(0));
     // SAFETY: passed on to the caller.
-    unsafe { convert(cx.pool, (from, 0), (to, 0), to.shape.count()) };
+    unsafe { convert(cx, (from, 0), (to, 0), to.shape.count()) };
 }
 
 /// Copies `len` elements from one operand, from an element on, to another, as its type has them.
@@ -46,13 +45,13 @@ pub unsafe fn cast<T: Float>(cx: &Context<'_, T>) {
 /// # Safety
 /// The ranges are apart, and nobody else touches the second.
 unsafe fn convert<T: Float>(
-    pool: &Pool,
+    cx: &Context<'_, T>,
     (from, from_at): (&Operand<T>, usize),
     (to, to_at): (&Operand<T>, usize),
     len: usize,
 ) {
     let own = |dtype: DType| !dtype.is_half();
-    pool.ranges(len, PIECE, |r, _| {
+    cx.ranges(len, PIECE, |r, _| {
         let (f, t) = (from_at + r.start..from_at + r.end, to_at + r.start..to_at + r.end);
         // SAFETY: pieces don't overlap; the rest is passed on to the caller.
         unsafe {

@@ -206,6 +206,7 @@ pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
         exchange: None,
         accumulates: true,
         gathers: 1,
+        linger: cpu::LINGER,
         scratch,
     }
 }

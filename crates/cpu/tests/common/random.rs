@@ -12,6 +12,15 @@ const MANY_TOKENS: usize = 8;
 pub fn graph(number: u64, dtype: DType) -> Graph {
     let mut random = Sequence::new(number, 1);
     let batch = 2 + below(&mut random, 2);
+    of_batch(batch, random, dtype)
+}
+
+/// As [`graph`], of so many samples.
+pub fn wide_graph(number: u64, dtype: DType, batch: usize) -> Graph {
+    of_batch(batch, Sequence::new(number, 1), dtype)
+}
+
+fn of_batch(batch: usize, random: Sequence, dtype: DType) -> Graph {
     let mut maker = Maker { draft: Draft::new(dtype, batch), random, values: vec![], weights: vec![] };
     maker.source();
     if maker.chance(0.5) {

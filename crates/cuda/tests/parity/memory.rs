@@ -21,6 +21,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         exchange: None,
         accumulates: false,
         gathers: MOST,
+        linger: 0,
         scratch: &cuda::scratch,
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()

@@ -13,7 +13,24 @@ pub const ALIGN: usize = 128;
 /// How many bytes of working memory an executor needs for a node while it runs.
 pub type Scratch<'a> = &'a dyn Fn(&Graph, usize) -> usize;
 
+/// An arena may be 4.5% larger for memory to be left alone for a while: see [`Schedule::linger`].
+const ROOM: f64 = 1.045;
+
 pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: Scratch<'_>) -> Plan {
+    let within = |linger: usize| placed(graph, schedule, linger, name, key, scratch);
+    let tight = within(0);
+    let fits = |plan: &Plan| plan.arena as f64 <= ROOM * tight.arena as f64;
+    (1..=schedule.linger).rev().map(within).find(fits).unwrap_or(tight)
+}
+
+fn placed(
+    graph: &Graph,
+    schedule: &Schedule,
+    linger: usize,
+    name: &str,
+    key: Key,
+    scratch: Scratch<'_>,
+) -> Plan {
     let clocks = schedule.clocks();
     let step_of: HashMap<usize, usize> = schedule.nodes.iter().enumerate().map(|(s, n)| (*n, s)).collect();
     let mut places = state_places(graph);
@@ -21,6 +38,7 @@ pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: 
     buffers.hold_states(&schedule.nodes, &places);
     let needs: Vec<usize> = schedule.nodes.iter().map(|node| scratch(graph, *node)).collect();
     let scratches: Vec<_> = needs.iter().enumerate().map(|(s, bytes)| buffers.scratch(s, *bytes)).collect();
+    buffers.linger(schedule, linger);
     let arena = buffers.pack();
     for (value, buffer) in &buffers.of_value {
         places.insert(*value, Place::Arena(buffers.list[*buffer].offset));
@@ -114,6 +132,8 @@ struct Buffer {
     /// The step that first writes it; none for an input, which is there from the start.
     writer: Option<usize>,
     uses: Vec<usize>,
+    /// Steps until which it is left alone, beyond its last use.
+    lingers: Vec<usize>,
     to_the_end: bool,
     offset: usize,
     /// It was at this offset before anything was packed.
@@ -156,7 +176,8 @@ impl<'a> Buffers<'a> {
     fn push(&mut self, bytes: usize, writer: Option<usize>) -> usize {
         let bytes = bytes.next_multiple_of(ALIGN);
         let uses = writer.into_iter().collect();
-        self.list.push(Buffer { bytes, writer, uses, to_the_end: false, offset: 0, fixed: false });
+        let lingers = vec![];
+        self.list.push(Buffer { bytes, writer, uses, lingers, to_the_end: false, offset: 0, fixed: false });
         self.list.len() - 1
     }
 
@@ -188,7 +209,8 @@ impl<'a> Buffers<'a> {
             let Some((uses, anew)) = found else { continue };
             let writer = uses.first().copied().filter(|_| anew && !always);
             let bytes = state.ty.bytes().next_multiple_of(ALIGN);
-            self.list.push(Buffer { bytes, writer, uses, to_the_end: true, offset, fixed: true });
+            let lingers = vec![];
+            self.list.push(Buffer { bytes, writer, uses, lingers, to_the_end: true, offset, fixed: true });
         }
     }
 
@@ -204,6 +226,13 @@ impl<'a> Buffers<'a> {
         (over && once && fits && !old.to_the_end).then_some(buffer)
     }
 
+    /// Leaves every buffer alone for `steps` after its last use.
+    fn linger(&mut self, schedule: &Schedule, steps: usize) {
+        for buffer in self.list.iter_mut().filter(|_| steps > 0) {
+            buffer.lingers = buffer.uses.iter().map(|step| schedule.later(*step, steps)).collect();
+        }
+    }
+
     fn scratch(&mut self, step: usize, bytes: usize) -> Option<usize> {
         (bytes > 0).then(|| self.push(bytes, Some(step)))
     }
@@ -211,7 +240,8 @@ impl<'a> Buffers<'a> {
     /// Whether every use of `a` is over before `b` is first written.
     fn precedes(&self, a: &Buffer, b: &Buffer) -> bool {
         let Some(writer) = b.writer else { return false };
-        !a.to_the_end && a.uses.iter().all(|s| self.clocks.happens_before(*s, writer))
+        let before = |step: &usize| self.clocks.happens_before(*step, writer);
+        !a.to_the_end && a.uses.iter().chain(&a.lingers).all(before)
     }
 
     /// Largest first, each at the lowest offset where no buffer alive at the same time lies. Returns the arena's size.

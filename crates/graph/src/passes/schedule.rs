@@ -15,6 +15,9 @@ pub struct Schedule {
     pub waits: Vec<Vec<usize>>,
     /// Whether each may run at the same time as the one before.
     pub beside: Vec<bool>,
+    /// For so many steps after its last use, an executor wants memory left alone, if there is room: it has later steps under way
+    /// by then, and they would wait.
+    pub linger: usize,
 }
 
 pub fn schedule(graph: &Graph) -> Schedule {
@@ -61,6 +64,12 @@ impl Schedule {
         let is_gathered = self.beside[step] || self.beside.get(step + 1) == Some(&true);
         let last = (step + LINGER).min(self.nodes.len() - 1);
         [step].into_iter().chain(is_gathered.then_some(last))
+    }
+
+    /// The step of the same lane that comes `steps` later, or the last before.
+    pub(super) fn later(&self, step: usize, steps: usize) -> usize {
+        let last = (step + steps).min(self.nodes.len() - 1);
+        (step..=last).rev().find(|later| self.lanes[*later] == self.lanes[step]).unwrap_or(step)
     }
 
     pub fn clocks(&self) -> Clocks {

@@ -40,6 +40,7 @@ pub fn settings() -> Settings<'static> {
         exchange: None,
         accumulates: true,
         gathers: 1,
+        linger: 0,
         scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
     }
 }

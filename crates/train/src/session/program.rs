@@ -1,7 +1,7 @@
 //! The plans of a run.
 
 use crate::config::{LossScale, Residual, Resolved};
-use crate::device::{gathers, scratch_of};
+use crate::device::{gathers, linger, scratch_of};
 use crate::error::TrainError;
 use crate::finishing::Finishing;
 use crate::real::Real;
@@ -45,6 +45,7 @@ pub(crate) fn program_with<T: Real>(
         exchange: run.exchange(),
         accumulates: run.accumulate > 1,
         gathers: gathers(run),
+        linger: linger(run),
         scratch: &scratch_of(run),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };

@@ -121,6 +121,7 @@ impl Setup {
             exchange: None,
             accumulates: self.accumulates,
             gathers: 1,
+            linger: cpu::LINGER,
             scratch: &cpu::scratch(self.threads),
         };
         let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();

@@ -1,0 +1,158 @@
+//! Threads in a flow, and where their time goes.
+
+use super::{Flow, Job, Progress, Unit};
+use crate::account::{Clock, Mark};
+use crate::executor::bind::Bound;
+use crate::kernels::Float;
+use crate::pool::{Pool, pause};
+use crate::steps::{self, Context, Share, Team};
+use comm::Pulse;
+use graph::Header;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Of one run.
+pub(super) struct Times {
+    /// Nanoseconds of all threads in each unit.
+    spent: Vec<AtomicU64>,
+    /// What the walking thread did, one thing after the other, for a trace.
+    marks: Mutex<Vec<Mark>>,
+}
+
+impl Times {
+    pub fn new(units: usize) -> Self {
+        Times { spent: (0..units).map(|_| AtomicU64::new(0)).collect(), marks: Mutex::default() }
+    }
+
+    fn marks(&self) -> MutexGuard<'_, Vec<Mark>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flow {
+    /// Runs all steps of the flow, which are a part of `steps`, on all threads.
+    pub fn run<T: Float>(
+        &self,
+        steps: &[Bound<T>],
+        header: &Header,
+        pool: &Pool,
+        pulse: Option<&Pulse>,
+        clock: &Clock,
+    ) {
+        self.reset();
+        let (timing, threads) = (clock.is_timing(), pool.threads());
+        let tracing = timing && clock.is_tracing();
+        self.clear_times(tracing);
+        pool.together(|thread| {
+            let waited = Cell::new(false);
+            let run = |unit: usize, pieces| {
+                let Unit { step, phase, .. } = self.units[unit];
+                let bound = &steps[step];
+                if let (0, Some(pulse), Some(name)) = (thread, pulse, bound.doing) {
+                    pulse.doing(name);
+                }
+                let start = timing.then(Instant::now);
+                let team = Team::One { share: Share::new(phase, pieces), thread, threads };
+                // SAFETY: pieces of a phase don't touch what others write, and `needs` orders phases whose pieces do: see
+                // this module's beginning. `&mut Executor` keeps the host away.
+                unsafe { steps::run(&Context { team, header, step: bound, products_only: false }) };
+                let Some(start) = start else { return };
+                let end = Instant::now();
+                let nanoseconds = end.saturating_duration_since(start).as_nanos() as u64;
+                self.progress.times.spent[unit].fetch_add(nanoseconds, Ordering::Relaxed);
+                if tracing && thread == 0 {
+                    self.note(step, waited.replace(false).then_some(start), end);
+                }
+            };
+            let wait = |idle: usize| {
+                waited.set(true);
+                pause(idle);
+            };
+            self.work((thread, threads), run, wait);
+        });
+    }
+
+    /// Runs all steps of the flow on the calling thread, one part after the other, each time any of those that may come next:
+    /// the one of `choose(how many there are)`.
+    pub fn run_in_any_order<T: Float>(
+        &self,
+        steps: &[Bound<T>],
+        header: &Header,
+        threads: usize,
+        choose: &mut dyn FnMut(usize) -> usize,
+    ) {
+        self.reset();
+        loop {
+            let jobs = self.jobs();
+            if jobs.is_empty() {
+                return assert!(self.is_done(), "a flow came to a halt");
+            }
+            let (thread, job) = (choose(threads), jobs[choose(jobs.len())]);
+            if let Job::Part { unit, .. } = job {
+                self.progress.given[unit].fetch_add(1, Ordering::Relaxed);
+            }
+            self.take(job, 1, &mut |unit, pieces| {
+                let Unit { step, phase, .. } = self.units[unit];
+                let team = Team::One { share: Share::new(phase, pieces), thread, threads };
+                // SAFETY: nothing else runs, and what must come before has.
+                unsafe { steps::run(&Context { team, header, step: &steps[step], products_only: false }) };
+            });
+        }
+    }
+
+    fn clear_times(&self, tracing: bool) {
+        let Times { spent, marks: _ } = &self.progress.times;
+        spent.iter().for_each(|spent| spent.store(0, Ordering::Relaxed));
+        let mut marks = self.progress.times.marks();
+        marks.clear();
+        if tracing {
+            // Each part, and perhaps a wait before it.
+            marks.reserve(2 * self.units.iter().map(|unit| unit.parts).sum::<usize>());
+        }
+    }
+
+    /// All parts that may come next.
+    fn jobs(&self) -> Vec<Job> {
+        let Progress { blocks, given, .. } = &self.progress;
+        let at = |block: usize| blocks[block].load(Ordering::Relaxed) / 2;
+        let carries = (0..blocks.len()).map(|block| Job::Carry { block, from: at(block) });
+        let carries = carries.filter(|job| match job {
+            Job::Carry { from, .. } => self.carried.get(*from).is_some_and(|unit| self.is_ready(*unit)),
+            Job::Part { .. } => false,
+        });
+        let part = |&unit: &usize| {
+            let part = given[unit].load(Ordering::Relaxed);
+            (part < self.units[unit].parts && self.is_ready(unit)).then_some(Job::Part { unit, part })
+        };
+        carries.chain(self.others.iter().filter_map(part)).collect()
+    }
+
+    /// A part of a step has ended, before which the thread may have waited.
+    fn note(&self, step: usize, waited_until: Option<Instant>, end: Instant) {
+        let mut marks = self.progress.times.marks();
+        marks.extend(waited_until.map(|end| Mark { step: None, end }));
+        match marks.last_mut() {
+            Some(last) if last.step == Some(step) => last.end = end,
+            _ => marks.push(Mark { step: Some(step), end }),
+        }
+    }
+
+    /// What the walking thread did in the last run.
+    pub fn trace(&self) -> MutexGuard<'_, Vec<Mark>> {
+        self.progress.times.marks()
+    }
+
+    /// Adds the time of a run to its steps, divided by the threads; returns what is left of `took`, in which there was nothing
+    /// to do.
+    pub fn settle<T>(&self, steps: &mut [Bound<T>], took: u64, threads: usize) -> u64 {
+        let mut left = took;
+        for (unit, spent) in self.units.iter().zip(&self.progress.times.spent) {
+            let share = (spent.load(Ordering::Relaxed) / threads as u64).min(left);
+            steps[unit.step].nanoseconds += share;
+            left -= share;
+        }
+        left
+    }
+}
