@@ -13,6 +13,12 @@ pub const UNFINISHED: &str = ".tmp";
 
 /// Writes a file aside, syncs it, and gives it its name. Of a failure nothing stays behind.
 pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    // A device or a pipe stays what it is: /dev/null must not become a file.
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        let mut file = BufWriter::new(File::options().write(true).open(path)?);
+        write(&mut file)?;
+        return file.flush();
+    }
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
     // Always the same name: what a killed run left is written over by the next.
     let aside = folder_of(path).join(format!(".{name}{UNFINISHED}"));
@@ -101,4 +107,23 @@ pub fn is_at(file: &File, path: &Path) -> io::Result<()> {
 pub fn sync(file: &File) -> io::Result<()> {
     fault::file_operation()?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Folder;
+
+    #[test]
+    fn a_file_is_replaced_and_a_device_is_written_to() {
+        let folder = Folder::new("replaced");
+        let file = folder.file("old.json", b"old");
+        replace(&file, |out| out.write_all(b"new")).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        let device = folder.0.join("null");
+        std::os::unix::fs::symlink("/dev/null", &device).unwrap();
+        replace(&device, |out| out.write_all(b"gone")).unwrap();
+        assert!(fs::symlink_metadata(&device).unwrap().is_symlink(), "it became a file");
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2, "nothing is left behind");
+    }
 }
