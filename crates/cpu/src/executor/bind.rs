@@ -39,6 +39,9 @@ pub(crate) struct Bound<T> {
     pub inputs: Vec<Operand<T>>,
     pub outputs: Vec<Operand<T>>,
     pub scratch: View<u8>,
+    /// Pairs (input, output) of which the output may lie where the input does.
+    pub in_place: Vec<(usize, usize)>,
+    pub(super) is_product: bool,
     pub(super) work: Work,
     /// Such as "backward of blocks.5.mlp.fc1 (linear_grad_w)".
     pub(super) name: Arc<str>,
@@ -135,6 +138,8 @@ impl<T: Float> Memory<'_, T> {
         let scratch = step.scratch.map_or(View::EMPTY, |s| self.arena.view(s.offset, s.bytes));
         let name = format!("{} of {} ({})", step.phase.name(), step.layer, step.op.name());
         Ok(Bound {
+            in_place: step.op.in_place(inputs.len()).collect(),
+            is_product: step.op.is_product(),
             op: step.op.clone(),
             inputs,
             outputs,

@@ -69,8 +69,8 @@ unsafe fn control<T: Float>(cx: &Context<'_, T>) -> Control {
 /// # Safety
 /// Nobody else touches this range of the outputs.
 unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>, range: &Range<usize>) {
-    for (input, output) in cx.step.op.in_place(cx.step.inputs.len()) {
-        let (old, new) = (cx.input(input).data, cx.output(output).data);
+    for (input, output) in &cx.step.in_place {
+        let (old, new) = (cx.input(*input).data, cx.output(*output).data);
         if !old.same_place(&new) {
             // SAFETY: in different places, so apart.
             unsafe { new.part(range.clone()).write().copy_from_slice(old.part(range.clone()).read()) };
