@@ -72,8 +72,10 @@ fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
+/// The lines of a log in one: an error is a line.
 fn said(log: &str) -> String {
-    if log.is_empty() { String::new() } else { format!("\n{log}") }
+    let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.map(|line| format!("; {line}")).collect()
 }
 
 fn size(bytes: usize) -> String {

@@ -15,7 +15,7 @@ pub enum TrainError {
     #[error(transparent)]
     Cuda(#[from] cuda::CudaError),
     /// Too little memory on a GPU, and what would fit.
-    #[error("{problem}\n{advice}")]
+    #[error("{problem}; {advice}")]
     Memory { problem: String, advice: String },
     /// What was computed since the last checkpoint is gone with it.
     #[error("rank {rank} lost {gpu} in step {step}: {why}")]

@@ -79,7 +79,7 @@ mod tests {
         };
         let free = needs(&run, 20) + needs(&run, 21).abs_diff(needs(&run, 20)) / 2;
         let text = refused(&run, free);
-        let (problem, advice) = text.split_once('\n').unwrap();
+        let (problem, advice) = text.split_once("; ").unwrap();
         assert!(problem.starts_with("not enough memory on ") && problem.contains("activations"), "{problem}");
         let number = advice.rsplit_once("--batch-size ").unwrap().1.parse::<usize>().unwrap();
         assert_eq!(
