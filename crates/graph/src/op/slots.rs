@@ -360,7 +360,7 @@ impl<'a> Letters<'a> {
         }
         let axes = &shape.0[..];
         let wrong = || format!("{} is {ty}, not ({letters})", slot.name);
-        let (before, after) = halves(letters);
+        let (before, after) = around_rest(letters);
         let all = tokens(before).count() + after.map_or(0, |after| tokens(after).count());
         let spread = tokens(before).last().is_some_and(|token| token.starts_with('*'));
         let fits = match after {
@@ -415,7 +415,7 @@ impl<'a> Letters<'a> {
                 Ok(shape.clone())
             }
             Axes::Letters(letters) => {
-                let (before, after) = halves(letters);
+                let (before, after) = around_rest(letters);
                 let length = |token: &'static str| {
                     let (factor, letter) = factor(token);
                     if letter.is_empty() { factor } else { factor * self.get(letter) }
@@ -429,7 +429,7 @@ impl<'a> Letters<'a> {
 }
 
 /// The axes before and after `..`, if there is one.
-fn halves(letters: &'static str) -> (&'static str, Option<&'static str>) {
+fn around_rest(letters: &'static str) -> (&'static str, Option<&'static str>) {
     match letters.split_once("..") {
         Some((before, after)) => (before, Some(after)),
         None => (letters, None),
