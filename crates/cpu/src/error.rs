@@ -7,6 +7,8 @@ use graph::{DType, Type};
 pub enum CpuError {
     #[error("{layer}: the CPU executor has no kernel for {op}")]
     NoKernel { layer: String, op: String },
+    #[error("{layer}: {op} works in {} of memory, but the plan has {} for it", amount(*needs), amount(*has))]
+    Scratch { layer: String, op: String, needs: usize, has: usize },
     #[error("{name} is {ty}, but this executor computes in {computes}")]
     DType { name: String, ty: Type, computes: DType },
     #[error("can't start {threads} threads: {source}")]

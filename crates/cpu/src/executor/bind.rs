@@ -5,7 +5,7 @@ use crate::account::ExchangeTime;
 use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
-use crate::steps;
+use crate::steps::{self, Kernel, Types};
 use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
 use graph::op::Lane;
@@ -39,6 +39,7 @@ pub(crate) struct Bound<T> {
     pub inputs: Vec<Operand<T>>,
     pub outputs: Vec<Operand<T>>,
     pub scratch: View<u8>,
+    pub kernel: Kernel<T>,
     /// Pairs (input, output) of which the output may lie where the input does.
     pub in_place: Vec<(usize, usize)>,
     pub(super) is_product: bool,
@@ -122,20 +123,22 @@ impl<T: Float> Memory<'_, T> {
     }
 
     fn step(&self, plan: &Plan, step: &Step) -> Result<Bound<T>, CpuError> {
+        let no_kernel = || CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() };
+        let kernel = self.kernel(plan, step).ok_or_else(no_kernel)?;
         let operand = |v: &usize| self.operand(&step.op, &plan.values[*v]);
         let inputs: Vec<Operand<T>> = step.inputs.iter().map(operand).collect::<Result<_, _>>()?;
         let mut outputs: Vec<Operand<T>> = step.outputs.iter().map(operand).collect::<Result<_, _>>()?;
         let halves = |list: &[Operand<T>]| list.iter().any(|o| o.dtype.is_half());
         let from_half_to_half = step.lane == Lane::Compute && halves(&inputs) && halves(&outputs);
-        if !steps::supports(&step.op, step.inputs.len()) || from_half_to_half {
-            return Err(CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() });
+        if from_half_to_half {
+            return Err(no_kernel());
         }
         if let Op::Assign { state } = step.op {
             let Type { dtype, shape } = plan.states[state.index()].ty.clone();
             let data = self.states[state.index()];
             outputs.push(Operand { data, ints: View::EMPTY, halves: View::EMPTY, dtype, shape });
         }
-        let scratch = step.scratch.map_or(View::EMPTY, |s| self.arena.view(s.offset, s.bytes));
+        let scratch = self.scratch(step, kernel.scratch)?;
         let name = format!("{} of {} ({})", step.phase.name(), step.layer, step.op.name());
         Ok(Bound {
             in_place: step.op.in_place(inputs.len()).collect(),
@@ -144,12 +147,35 @@ impl<T: Float> Memory<'_, T> {
             inputs,
             outputs,
             scratch,
+            kernel,
             work: Work::Compute { after: None },
             doing: self.comm.map(|comm| comm.name(&name)),
             name: name.into(),
             phase: step.phase,
             nanoseconds: 0,
         })
+    }
+
+    /// What runs a step, if there is something.
+    fn kernel(&self, plan: &Plan, step: &Step) -> Option<Kernel<T>> {
+        if step.lane == Lane::Comm {
+            return Some(Kernel::none());
+        }
+        let list = |values: &[usize]| values.iter().map(|v| &plan.values[*v].ty).collect();
+        let types = Types { inputs: list(&step.inputs), outputs: list(&step.outputs) };
+        steps::kernel(&step.op, &types, self.threads)
+    }
+
+    /// The working memory that the plan has for a step, of which its kernel needs so many bytes.
+    fn scratch(&self, step: &Step, needs: usize) -> Result<View<u8>, CpuError> {
+        match step.scratch {
+            _ if needs == 0 => Ok(View::EMPTY),
+            Some(given) if given.bytes >= needs => Ok(self.arena.view(given.offset, needs)),
+            _ => {
+                let (layer, op) = (step.layer.clone(), step.op.name());
+                Err(CpuError::Scratch { layer, op, needs, has: step.scratch.map_or(0, |s| s.bytes) })
+            }
+        }
     }
 
     fn operand(&self, op: &Op, value: &PlanValue) -> Result<Operand<T>, CpuError> {

@@ -3,7 +3,7 @@
 use super::{Context, row_piece};
 use crate::kernels::{self, Float, Target};
 use crate::memory::View;
-use graph::Type;
+use graph::Shape;
 use std::ops::Range;
 
 /// Logits, labels and weights of a batch.
@@ -53,8 +53,8 @@ impl<'a, T: Float> Batch<'a, T> {
 }
 
 /// Bytes of scratch: four sums for each piece.
-pub fn scratch(logits: &Type) -> usize {
-    let (rows, classes) = (logits.shape.rows(), logits.shape.last());
+pub fn scratch(logits: &Shape) -> usize {
+    let (rows, classes) = (logits.rows(), logits.last());
     rows.div_ceil(row_piece(classes)) * size_of::<[f64; 4]>()
 }
 

@@ -5,8 +5,8 @@
 use super::Context;
 use crate::kernels::{self, Axis, Float, Taps};
 use crate::memory::View;
+use graph::Shape;
 use graph::op::Sampling;
-use graph::{Shape, Type};
 
 /// The two axes between an image and its resized form.
 fn axes(image: &Shape, resized: &Shape, sampling: Sampling) -> [Axis; 2] {
@@ -20,10 +20,10 @@ fn table_bytes(axis: Axis, width: usize) -> (usize, usize) {
 }
 
 /// Bytes of scratch: the tables of both axes, and a row as wide as the input for each thread.
-pub fn scratch(x: &Type, y: &Type, sampling: Sampling, backward: bool, threads: usize) -> usize {
-    let (image, resized) = if backward { (&y.shape, &x.shape) } else { (&x.shape, &y.shape) };
-    let tables = axes(image, resized, sampling).map(|axis| table_bytes(axis, x.dtype.bytes()));
-    let row = x.shape.0[2] * x.shape.0[3] * x.dtype.bytes();
+pub fn scratch<T: Float>(x: &Shape, y: &Shape, sampling: Sampling, backward: bool, threads: usize) -> usize {
+    let (image, resized) = if backward { (y, x) } else { (x, y) };
+    let tables = axes(image, resized, sampling).map(|axis| table_bytes(axis, size_of::<T>()));
+    let row = x.0[2] * x.0[3] * size_of::<T>();
     tables.into_iter().map(|(entries, weights)| entries + weights).sum::<usize>()
         + row.next_multiple_of(64) * threads
 }

@@ -6,17 +6,17 @@ use super::Context;
 use super::loss::write_loss;
 use crate::kernels::{self, Axis, Float};
 use crate::memory::View;
+use graph::Shape;
 use graph::op::Sampling;
-use graph::{Shape, Type};
 use std::ops::Range;
 
 /// Rows of logits whose gradient is one piece. What the rows of pixels between two pieces are made of is computed for both.
 const BAND: usize = 8;
 
 /// Bytes of scratch: four sums for each row of pixels, then two rows of logits for each thread.
-pub fn scratch(logits: &Type, labels: &Type, threads: usize) -> usize {
-    let rows = labels.shape.0[0] * labels.shape.0[1];
-    rows * size_of::<[f64; 4]>() + threads * 2 * logits.shape.last() * logits.dtype.bytes().max(8)
+pub fn scratch(logits: &Shape, labels: &Shape, threads: usize) -> usize {
+    let rows = labels.0[0] * labels.0[1];
+    rows * size_of::<[f64; 4]>() + threads * 2 * logits.last() * size_of::<f64>()
 }
 
 /// What both directions read.

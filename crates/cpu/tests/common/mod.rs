@@ -6,6 +6,7 @@
 pub mod random;
 pub mod ranks;
 pub mod slopes;
+pub mod written;
 
 use comm::Communicator;
 use cpu::{Executor, Float, Options, Which};

@@ -1,0 +1,235 @@
+//! The one table of kernels: for each op, what runs its steps and the working memory that needs. The compiler asks it how much
+//! memory a node wants, binding refuses what is not in it, and a run calls what was bound: the three can't disagree.
+
+use super::{
+    Context, PIECE, attention, batch_norm, channels, conv, linear, loss, maps, position_bias, random, reduce,
+    resize, resized_loss, rows, tokens, update, windows, wire,
+};
+use crate::kernels::Float;
+use graph::{DType, Graph, Op, Shape, Type};
+
+/// What runs the steps of an op, with its attributes, for shapes that were looked at.
+pub(crate) struct Kernel<T> {
+    /// Bytes of working memory.
+    pub scratch: usize,
+    run: Run<T>,
+}
+
+type Run<T> = Box<dyn Fn(&Context<'_, T>) + Send + Sync>;
+
+impl<T: Float> Kernel<T> {
+    /// Without working memory.
+    fn new(run: impl Fn(&Context<'_, T>) + Send + Sync + 'static) -> Self {
+        Kernel { scratch: 0, run: Box::new(run) }
+    }
+
+    /// With this many more numbers to work on.
+    fn elements(self, count: usize) -> Self {
+        self.bytes(count * size_of::<T>())
+    }
+
+    /// With this many more sums.
+    fn doubles(self, count: usize) -> Self {
+        self.bytes(count * size_of::<f64>())
+    }
+
+    fn bytes(mut self, bytes: usize) -> Self {
+        self.scratch += bytes;
+        self
+    }
+
+    /// For collectives, which the communicator runs.
+    pub fn none() -> Self {
+        Kernel::new(|_| {})
+    }
+
+    /// # Safety
+    /// As [`super::run`].
+    pub unsafe fn run(&self, cx: &Context<'_, T>) {
+        (self.run)(cx);
+    }
+}
+
+/// The types of a step's operands and results.
+pub(crate) struct Types<'a> {
+    pub inputs: Vec<&'a Type>,
+    pub outputs: Vec<&'a Type>,
+}
+
+impl Types<'_> {
+    fn input(&self, i: usize) -> &Shape {
+        &self.inputs[i].shape
+    }
+
+    fn output(&self, i: usize) -> &Shape {
+        &self.outputs[i].shape
+    }
+}
+
+/// A kernel that calls a function of a module with the step and these attributes.
+macro_rules! call {
+    ($module:ident::$function:ident $(, $attribute:expr)*) => {
+        // SAFETY: each function relies on just what the caller of `Kernel::run` promises.
+        Kernel::new(move |cx| unsafe { $module::$function(cx $(, $attribute)*) })
+    };
+}
+
+/// The kernel for the steps of `op`, if there is one.
+pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Option<Kernel<T>> {
+    let (x, y) = (|i: usize| types.input(i), |i: usize| types.output(i));
+    let partials = |shape: &Shape| reduce::partial_elements(shape);
+    let kernel =
+        match *op {
+            // ---- the border of a graph
+            Op::Assign { .. } => call!(rows::copy),
+            Op::Seed { .. } if types.inputs.is_empty() => call!(rows::seed),
+
+            // ---- ViT
+            Op::Patches { patch } => call!(tokens::patches, patch),
+            Op::Unpatches { patch, .. } => call!(tokens::unpatches, patch),
+            Op::Linear { bias, gelu } => call!(linear::forward, bias, gelu),
+            Op::LinearGradX { gelu: true } => {
+                call!(linear::grad_x, true).elements(linear::bias_scratch(y(0)))
+            }
+            Op::LinearGradX { gelu: false } => call!(linear::grad_x, false),
+            Op::LinearGradW { accumulate, .. } => {
+                call!(linear::grad_w, accumulate).elements(linear::gradient_scratch(x(0), x(1).last()))
+            }
+            Op::ColumnSum { accumulate } => call!(reduce::column_sum, accumulate).elements(partials(x(0))),
+            Op::Gelu => call!(rows::gelu),
+            Op::GeluGrad { bias: true } => call!(reduce::gelu_grad, true).elements(partials(x(0))),
+            Op::GeluGrad { bias: false } => call!(reduce::gelu_grad, false),
+            Op::Embed { class_token } => call!(tokens::embed, class_token),
+            Op::EmbedGrad { class_token } => call!(tokens::embed_grad, class_token),
+            Op::LayerNorm { eps, add } => call!(rows::layer_norm, eps, add),
+            Op::LayerNormGrad { add, sum, half: None } => {
+                call!(reduce::layer_norm_grad, add, sum).elements((2 + usize::from(sum)) * partials(x(0)))
+            }
+            Op::Attention { heads, drop } => call!(attention::forward, heads, drop)
+                .elements(attention::forward_scratch(x(0), heads, threads)),
+            Op::AttentionGrad { heads, drop, sum: false } => call!(attention::backward, heads, drop)
+                .elements(attention::backward_scratch(x(0), heads, threads)),
+            Op::AttentionGrad { heads, drop, sum: true } => {
+                let own = attention::backward_scratch(x(0), heads, threads);
+                Kernel::new(move |cx| {
+                    // SAFETY: passed on to the caller; the sums lie behind what attention works on.
+                    unsafe {
+                        attention::backward(cx, heads, drop);
+                        if !cx.products_only {
+                            let scratch = cx.scratch();
+                            let sums = scratch.part(own..scratch.len());
+                            reduce::column_sums(cx, cx.output(0), sums, &cx.step.outputs[1..2], None);
+                        }
+                    }
+                })
+                .elements(own + partials(x(0)))
+            }
+            Op::Drop { rate, site, per } => call!(random::drop, rate, site, per),
+            Op::Add => call!(rows::add),
+            Op::Scale { factor } => call!(rows::scale, factor),
+            Op::Pool { kind } => call!(tokens::pool, kind),
+            Op::PoolGrad { kind, .. } => call!(tokens::pool_grad, kind),
+            Op::Reshape { .. } => call!(maps::reshape),
+            Op::CrossEntropy { smoothing, mixed } => {
+                call!(loss::cross_entropy, smoothing, mixed).bytes(loss::scratch(x(0)))
+            }
+            Op::CrossEntropyGrad { smoothing, mixed } => call!(loss::cross_entropy_grad, smoothing, mixed),
+
+            // ---- Swin Transformer V2
+            Op::WindowAttention { heads, windows } => call!(windows::forward, heads, windows)
+                .elements(windows::scratch_elements(op, types.inputs[0], threads)),
+            Op::WindowAttentionGrad { heads, windows } => call!(windows::backward, heads, windows)
+                .elements(windows::scratch_elements(op, types.inputs[0], threads)),
+            Op::PositionBias { window, pretrained } => call!(position_bias::forward, window, pretrained)
+                .elements(position_bias::scratch_elements(op, types.inputs[2], threads)),
+            Op::PositionBiasGrad { window, pretrained } => call!(position_bias::backward, window, pretrained)
+                .elements(position_bias::scratch_elements(op, types.inputs[2], threads)),
+            Op::NormAdd { eps, drop, half: None } => call!(maps::norm_add, eps, drop),
+            Op::NormAddGrad { drop } => call!(reduce::norm_add_grad, drop).elements(2 * partials(x(0))),
+            Op::MergePatches => call!(maps::merge_patches),
+            Op::SplitPatches { .. } => call!(maps::split_patches),
+
+            // ---- accumulation and update
+            Op::Accumulate => call!(rows::accumulate),
+            Op::SumSquares => call!(reduce::sum_squares).doubles(types.inputs.len()),
+            Op::Clip { max_norm, scaled: false } => call!(update::clip, max_norm),
+            Op::Advance => call!(update::advance),
+            Op::AdamW { .. } if types.inputs.len() == 6 => call!(update::adamw),
+            Op::Sgd { .. } if types.inputs.len() == 5 => call!(update::sgd),
+            Op::Lamb { .. } if types.inputs.len() == 6 => {
+                call!(update::lamb).doubles(2 * x(0).count().div_ceil(PIECE))
+            }
+            Op::Ema { decay } => call!(update::ema, decay),
+            Op::Commit => call!(batch_norm::commit),
+
+            // ---- on the way to other ranks
+            Op::Pack { .. } => call!(wire::pack),
+            Op::Unpack { .. } => call!(wire::unpack),
+            Op::Cast { .. } => call!(wire::cast),
+
+            // ---- dense prediction
+            Op::Conv { window, bias } => {
+                let [x, weight, y] = [types.inputs[0], types.inputs[1], types.outputs[0]];
+                call!(conv::forward, window, bias).elements(conv::forward_scratch(x, weight, y, threads))
+            }
+            Op::ConvGradX { window, .. } => {
+                let [dy, weight, dx] = [types.inputs[0], types.inputs[1], types.outputs[0]];
+                call!(conv::grad_x, window).elements(conv::grad_x_scratch(dy, weight, dx, threads))
+            }
+            Op::ConvGradW { window, ref shape, accumulate } => {
+                call!(conv::grad_w, window, accumulate).elements(conv::grad_w_scratch(types.inputs[0], shape))
+            }
+            Op::Moments => call!(batch_norm::moments).doubles(batch_norm::sums_scratch(x(0))),
+            Op::JoinMoments => call!(batch_norm::join_moments),
+            Op::BatchNorm { eps, relu, running } => {
+                call!(batch_norm::forward, eps, relu, running).doubles(batch_norm::coefficients_scratch(x(0)))
+            }
+            Op::BatchNormSums { eps, relu } => {
+                call!(batch_norm::sums, eps, relu).doubles(batch_norm::sums_scratch(x(0)))
+            }
+            Op::BatchNormGrad { eps, relu } => {
+                call!(batch_norm::grad, eps, relu).doubles(batch_norm::coefficients_scratch(x(0)))
+            }
+            Op::RunningMoments { momentum } => call!(batch_norm::running_moments, momentum),
+            Op::Resize { sampling, .. } => call!(resize::resize, sampling, false)
+                .bytes(resize::scratch::<T>(x(0), y(0), sampling, false, threads)),
+            Op::ResizeGrad { sampling, .. } => call!(resize::resize, sampling, true)
+                .bytes(resize::scratch::<T>(x(0), y(0), sampling, true, threads)),
+            Op::ResizedCrossEntropy { smoothing } => {
+                call!(resized_loss::forward, smoothing).bytes(resized_loss::scratch(x(0), x(1), threads))
+            }
+            Op::ResizedCrossEntropyGrad { smoothing } => {
+                call!(resized_loss::backward, smoothing).bytes(resized_loss::scratch(x(0), x(1), threads))
+            }
+            Op::Concat => call!(channels::concat),
+            Op::Slice { start, .. } => call!(channels::slice, start),
+            Op::Grid { .. } => call!(channels::grid),
+            Op::Ungrid { .. } => call!(channels::ungrid),
+
+            // ---- forms and ops that there is no kernel for
+            Op::Seed { .. } | Op::Clip { scaled: true, .. } | Op::LossScale { .. } => return None,
+            Op::LayerNormGrad { half: Some(_), .. } | Op::NormAdd { half: Some(_), .. } => return None,
+            Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } => return None,
+            Op::Prepare { .. } => return None,
+            // No steps, or the communicator's.
+            Op::Input | Op::Read { .. } => return None,
+            Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => return None,
+        };
+    Some(kernel)
+}
+
+/// Bytes of working memory for a node, given the number of threads. Passed to `graph::compile`.
+pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
+    move |graph, index| {
+        let node = &graph.nodes[index];
+        let list = |values: &[graph::ValueId]| values.iter().map(|v| graph.ty(*v)).collect();
+        let types = Types { inputs: list(&node.inputs), outputs: list(&node.outputs) };
+        let doubles = types.inputs.iter().chain(&types.outputs).any(|ty| ty.dtype == DType::F64);
+        let bytes = if doubles {
+            kernel::<f64>(&node.op, &types, threads).map(|kernel| kernel.scratch)
+        } else {
+            kernel::<f32>(&node.op, &types, threads).map(|kernel| kernel.scratch)
+        };
+        bytes.unwrap_or(0)
+    }
+}
