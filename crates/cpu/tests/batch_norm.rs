@@ -40,7 +40,7 @@ fn graph(batch: usize, dtype: DType, training: bool) -> Graph {
     let stages = backbone(&mut b, images);
     let net = UperNet { classes: CLASSES, channels: 8, auxiliary: 6, dropout: 0.1 };
     let ends = net.finish(&mut b, stages, (SIDE, SIDE), targets, Loss::default());
-    b.finish(&ends).unwrap()
+    b.finish(&ends.values()).unwrap()
 }
 
 fn model(batch: usize, dtype: DType) -> Model {
@@ -328,7 +328,7 @@ fn halves_have_a_plan() {
 #[test]
 fn a_vit_learns_to_segment() {
     let vit = small_vit(0.0);
-    let segmenter = models::Segmenter::Linear { vit: vit.clone() };
+    let segmenter = models::Segmenter::linear(vit.clone());
     let model = segmenter.build(2, Loss::default(), DType::F32).unwrap();
     assert_eq!(model.train.ty(model.train.find("logits").unwrap()).shape.0, [2, 16, 16, vit.classes]);
     let scratch = cpu::scratch(1);

@@ -87,7 +87,7 @@ impl Heads {
         });
         if training {
             let ends = self.net.finish(&mut b, stages, self.size, targets, Loss::default());
-            return b.finish(&ends).unwrap();
+            return b.finish(&ends.values()).unwrap();
         }
         let logits = self.net.heads(&mut b, stages, self.size);
         let (loss, stats) = b.weighted_losses(logits.main, &[], targets, 0.0);

@@ -231,7 +231,7 @@ fn segmenter() -> Model {
         });
         let net = UperNet { classes: 5, channels: 8, auxiliary: 6, dropout: 0.1 };
         let ends = net.finish(&mut b, stages, (32, 32), targets, Loss::default());
-        b.finish(&ends).unwrap()
+        b.finish(&ends.values()).unwrap()
     };
     Model { train: graph(true), eval: graph(false), key: Key::default() }
 }

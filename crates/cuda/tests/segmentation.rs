@@ -29,7 +29,7 @@ fn graph(training: bool) -> Graph {
     let targets = b.targets([BATCH, 512, 512], false);
     let stages = stages(&mut b, images);
     let ends = UperNet::published(150).finish(&mut b, stages, (512, 512), targets, Loss::default());
-    b.finish(&ends).unwrap()
+    b.finish(&ends.values()).unwrap()
 }
 
 fn program() -> Program {

@@ -143,7 +143,7 @@ mod tests {
         let targets = b.targets([1, 8, 8], false);
         let net = UperNet { classes: 3, channels: 4, auxiliary: 5, dropout: 0.0 };
         let ends = net.finish(&mut b, stages, (8, 8), targets, Loss::default());
-        let graph = b.finish(&ends).unwrap();
+        let graph = b.finish(&ends.values()).unwrap();
         let mut next = 0;
         let tensors = graph.states.into_iter().map(|state| {
             let mut tensor = counted(state.ty.shape.0, next);

@@ -1,9 +1,9 @@
-//! What the tensors of a model say about it: its name and its sizes, as far as shapes tell them.
+//! What the tensors of a model say about it: its name and its sizes, as far as shapes tell them. What a family is known by is the
+//! family's own to say ([`Family::identify`](crate::architecture::Family::identify)).
 
-use crate::dense_names::HEADS;
 use crate::names::Weights;
-use crate::swin::Swin;
-use crate::vit::{Pool, Vit};
+use crate::network;
+use crate::vit::Pool;
 
 /// What is known of a model by its weights; nothing where they leave it open.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,68 +21,34 @@ pub struct Identity {
 impl Identity {
     /// Of canonically named weights. `window`: the side of a Swin V2's windows, if the file has it.
     pub fn of(weights: &Weights, window: Option<usize>) -> Self {
-        let side = |name: &str, axis: usize| weights.get(name)?.shape.get(axis).copied();
-        let swin = side("layers.0.blocks.0.attn.logit_scale", 0).is_some();
-        let head = if swin { "head.fc.weight" } else { "head.weight" };
-        let of_pixels = format!("{}classifier.weight", HEADS[0]);
-        let common = Identity {
-            channels: side(PATCHES, 1),
-            classes: side(&of_pixels, 0).or_else(|| side(head, 0)),
-            ..Identity::default()
-        };
-        if swin {
-            let head = if side(&of_pixels, 0).is_some() { "+upernet" } else { "" };
-            let named = |window: String| Some(format!("{}/w{window}{head}", swin_name(weights)?));
-            return match window {
-                Some(window) => Identity { model: named(window.to_string()), ..common },
-                None => Identity { but_for_window: named("WINDOW".to_string()), ..common },
-            };
-        }
-        let class_token = weights.contains_key("cls_token");
-        Identity {
-            model: vit_name(weights),
-            image: image_of(weights, class_token),
-            pool: weights.contains_key("pos_embed").then_some(match class_token {
-                true => Pool::ClassToken,
-                false => Pool::Mean,
-            }),
-            ..common
-        }
+        network::identify(weights, window)
+    }
+
+    /// What every family is known by: the channels of its patches, the classes of its head's weight.
+    pub(crate) fn of_head(weights: &Weights, head: &str) -> Self {
+        let side = |name: &str, axis: usize| shape_of(weights, name)?.get(axis).copied();
+        Identity { channels: side(PATCHES, 1), classes: side(head, 0), ..Identity::default() }
     }
 }
 
-const PATCHES: &str = "patch_embed.proj.weight";
+pub(crate) const PATCHES: &str = "patch_embed.proj.weight";
 
-fn shape_of<'w>(weights: &'w Weights, name: &str) -> Option<&'w [usize]> {
+pub(crate) fn shape_of<'w>(weights: &'w Weights, name: &str) -> Option<&'w [usize]> {
     weights.get(name).map(|tensor| tensor.shape.as_slice())
 }
 
 /// How many tensors `PREFIX{n}SUFFIX` there are, from 0 on.
-fn counted(weights: &Weights, prefix: &str, suffix: &str) -> usize {
+pub(crate) fn counted(weights: &Weights, prefix: &str, suffix: &str) -> usize {
     (0..).take_while(|n| weights.contains_key(&format!("{prefix}{n}{suffix}"))).count()
 }
 
-fn vit_name(weights: &Weights) -> Option<String> {
-    let &[width, _, patch, _] = shape_of(weights, PATCHES)? else { return None };
-    let &[mlp, _] = shape_of(weights, "blocks.0.mlp.fc1.weight")? else { return None };
-    let depth = counted(weights, "blocks.", ".mlp.fc1.weight");
-    Some(format!("vit-{}/{patch}", Vit::size_of(width, depth, mlp)?))
-}
-
-/// Patches lie in a square.
-fn image_of(weights: &Weights, class_token: bool) -> Option<usize> {
+/// Side of the images that the position embedding is for, of which the first `prefix` are of no patch: patches lie in a square.
+pub(crate) fn image_of(weights: &Weights, prefix: usize) -> Option<usize> {
     let &[_, _, patch, _] = shape_of(weights, PATCHES)? else { return None };
     let &[_, tokens, _] = shape_of(weights, "pos_embed")? else { return None };
-    let patches = tokens.checked_sub(usize::from(class_token))?;
+    let patches = tokens.checked_sub(prefix)?;
     let grid = patches.isqrt();
     (grid * grid == patches).then(|| grid.checked_mul(patch)).flatten()
-}
-
-fn swin_name(weights: &Weights) -> Option<String> {
-    let width = *shape_of(weights, PATCHES)?.first()?;
-    let depths =
-        [0, 1, 2, 3].map(|stage| counted(weights, &format!("layers.{stage}.blocks."), ".attn.logit_scale"));
-    Some(Swin::name_of(width, depths))
 }
 
 #[cfg(test)]
@@ -90,6 +56,7 @@ mod tests {
     use super::*;
     use crate::Network;
     use crate::names::Tensor;
+    use crate::vit::Vit;
 
     fn weights(network: &Network) -> Weights {
         let tensor = |shape: Vec<usize>| Tensor { data: vec![], shape };

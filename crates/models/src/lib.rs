@@ -1,5 +1,6 @@
 //! Model families, written like the figures of their papers.
 
+pub mod architecture;
 pub mod dense_names;
 pub mod identify;
 pub mod names;
@@ -10,5 +11,6 @@ pub mod swin;
 pub mod upernet;
 pub mod vit;
 
-pub use network::{Network, NetworkError, RATES};
-pub use segmenter::Segmenter;
+pub use architecture::{Architecture, NetworkError, RATES, Variation};
+pub use network::Network;
+pub use segmenter::{Head, Segmenter};

@@ -1,43 +1,132 @@
-//! A model of any family: what the rest of the program needs to know of it.
+//! The registry of families, and a model of any of them.
 
-use crate::names;
-use crate::segmenter::{NARROW, Segmenter};
-use crate::swin::{Swin, SwinError};
-use crate::vit::{Vit, VitError};
+use crate::architecture::{self, Architecture, Family, NetworkError};
+use crate::identify::Identity;
+use crate::names::{Table, Weights};
+use crate::segmenter::Segmenter;
+use crate::swin::Swin;
+use crate::vit::Vit;
 use graph::{DType, GraphError, Loss, Model};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
+use std::ops::{Deref, DerefMut};
 
-/// Of dropout, of whatever is dropped.
-pub const RATES: Range<f64> = 0.0..1.0;
+macro_rules! families {
+    ($($family:ident = $tag:literal,)*) => {
+        /// A model of any family: what it is by its [`Architecture`], and by its fields where one wants to know. Records name the
+        /// family; those of before had its fields alone.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "family", from = "Record")]
+        pub enum Network {
+            $(#[serde(rename = $tag)] $family($family),)*
+        }
 
-/// Fields tell the families apart in records.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Deserialize)]
+        #[serde(tag = "family")]
+        enum Tagged {
+            $(#[serde(rename = $tag)] $family($family),)*
+        }
+
+        impl From<Tagged> for Network {
+            fn from(record: Tagged) -> Network {
+                match record {
+                    $(Tagged::$family(model) => Network::$family(model),)*
+                }
+            }
+        }
+
+        impl Deref for Network {
+            type Target = dyn Architecture;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Network::$family(model) => model,)*
+                }
+            }
+        }
+
+        impl DerefMut for Network {
+            fn deref_mut(&mut self) -> &mut Self::Target {
+                match self {
+                    $(Network::$family(model) => model,)*
+                }
+            }
+        }
+
+        $(
+            impl From<$family> for Network {
+                fn from(model: $family) -> Network {
+                    Network::$family(model)
+                }
+            }
+
+            impl $family {
+                /// The graphs of training and evaluation for batches of `batch` images. `loss` is that of training; evaluation
+                /// neither smooths nor mixes.
+                pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+                    architecture::build(self, batch, loss, dtype)
+                }
+            }
+        )*
+
+        /// How the names of each family look.
+        const FORMS: &[Option<&str>] = &[$(<$family as Family>::FORM,)*];
+
+        /// The names of each family's tensors.
+        pub(crate) const TABLES: &[&dyn Table] = &[$(<$family as Family>::NAMES,)*];
+
+        fn decode(
+            name: &str,
+            image: usize,
+            channels: usize,
+            classes: usize,
+        ) -> Option<Result<Network, NetworkError>> {
+            $(
+                if let Some(model) = <$family as Family>::decode(name, image, channels, classes) {
+                    return Some(model.map(Network::$family));
+                }
+            )*
+            None
+        }
+
+        /// What canonically named weights say about their model.
+        pub(crate) fn identify(weights: &Weights, window: Option<usize>) -> Identity {
+            $(
+                if let Some(identity) = <$family as Family>::identify(weights, window) {
+                    return identity;
+                }
+            )*
+            Identity::default()
+        }
+    };
+}
+
+// A line each, what names and tensors are asked first: the more particular before the more general.
+families! {
+    Segmenter = "segmenter",
+    Swin = "swinv2",
+    Vit = "vit",
+}
+
+/// A record with the family's name, or one of before.
+#[derive(Deserialize)]
 #[serde(untagged)]
-pub enum Network {
+enum Record {
+    Tagged(Tagged),
     Vit(Vit),
     Swin(Swin),
     Segmenter(Segmenter),
 }
 
-/// What is wrong with a model; each text begins with the model's name.
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum NetworkError {
-    #[error(
-        "{0}: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
-         +linear or +upernet it tells pixels apart"
-    )]
-    Unknown(String),
-    #[error("{model}: {why}")]
-    Head { model: String, why: &'static str },
-    #[error(transparent)]
-    Vit(#[from] VitError),
-    #[error(transparent)]
-    Swin(#[from] SwinError),
+impl From<Record> for Network {
+    fn from(record: Record) -> Network {
+        match record {
+            Record::Tagged(tagged) => tagged.into(),
+            Record::Vit(vit) => vit.into(),
+            Record::Swin(swin) => swin.into(),
+            Record::Segmenter(segmenter) => segmenter.into(),
+        }
+    }
 }
-
-/// Side of the images that UPerNet was published for.
-const ADE20K: usize = 512;
 
 impl Network {
     /// Whether a name is that of a model that tells pixels apart.
@@ -47,48 +136,44 @@ impl Network {
 
     /// Decodes a name such as `vit-b/16`, `swinv2-b/w8` or `swinv2-b/w8+upernet`, for square images.
     pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Network, NetworkError> {
-        if Self::name_segments(name) {
-            return Ok(Network::Segmenter(Segmenter::named(name, image, channels, classes)?));
-        }
-        match name.to_ascii_lowercase().split_once('-') {
-            Some(("vit", _)) => Ok(Network::Vit(Vit::named(name, image, channels, classes)?)),
-            Some(("swinv2", _)) => Ok(Network::Swin(Swin::named(name, [image; 2], channels, classes)?)),
-            _ => Err(NetworkError::Unknown(name.to_string())),
-        }
+        let unknown = || {
+            let forms: Vec<&str> = FORMS.iter().rev().flatten().copied().collect();
+            let names =
+                format!("a name is {}; with +linear or +upernet it tells pixels apart", forms.join(", or "));
+            Err(NetworkError::unknown(name, names))
+        };
+        decode(name, image, channels, classes).unwrap_or_else(unknown)
     }
 
-    pub fn check(&self, model: &str) -> Result<(), NetworkError> {
-        match self {
-            Network::Vit(vit) => Ok(vit.check(model)?),
-            Network::Swin(swin) => Ok(swin.check(model)?),
-            Network::Segmenter(segmenter) => segmenter.backbone().check(model),
-        }
+    /// The side of the images that a model of this name was published for; none for names that no model has.
+    pub fn published_image(name: &str) -> Option<usize> {
+        // Of a size that windows and patches of any published size divide.
+        Network::named(name, EVERY_SIZE, 3, 2).ok()?.deref().published_image()
+    }
+
+    /// A model of this name, of whatever size; none for names that no model has.
+    pub fn of_any_size(name: &str) -> Option<Network> {
+        Network::named(name, EVERY_SIZE, 3, 2).ok()
     }
 
     /// The graphs of training and evaluation for batches of `batch` images.
     pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
-        match self {
-            Network::Vit(vit) => vit.build(batch, loss, dtype),
-            Network::Swin(swin) => swin.build(batch, loss, dtype),
-            Network::Segmenter(segmenter) => segmenter.build(batch, loss, dtype),
-        }
+        architecture::build(&**self, batch, loss, dtype)
+    }
+
+    /// Every parameter, and every running moment, with its shape, canonically named.
+    pub fn expected(&self) -> Vec<(String, Vec<usize>)> {
+        architecture::expected(&**self)
     }
 
     /// The network without a head for pixels: of a segmenter its backbone, else itself.
-    pub fn backbone(&self) -> Network {
-        match self {
-            Network::Segmenter(segmenter) => segmenter.backbone(),
-            other => other.clone(),
-        }
+    pub fn backbone(&self) -> &Network {
+        self.below().unwrap_or(self)
     }
 
-    /// Rows and columns of the images that it is trained on, in pixels.
-    pub fn size(&self) -> [usize; 2] {
-        match self {
-            Network::Vit(vit) => [vit.image; 2],
-            Network::Swin(swin) => swin.image,
-            Network::Segmenter(segmenter) => segmenter.backbone().size(),
-        }
+    /// Whether it tells the classes of pixels, rather than of images.
+    pub fn segments(&self) -> bool {
+        self.below().is_some()
     }
 
     /// Side of the square images that it is trained on, in pixels.
@@ -96,123 +181,66 @@ impl Network {
         self.size()[0]
     }
 
-    pub fn channels(&self) -> usize {
-        match self {
-            Network::Vit(vit) => vit.channels,
-            Network::Swin(swin) => swin.channels,
-            Network::Segmenter(segmenter) => segmenter.backbone().channels(),
-        }
-    }
-
-    pub fn classes(&self) -> usize {
-        match self {
-            Network::Vit(vit) => vit.classes,
-            Network::Swin(swin) => swin.classes,
-            Network::Segmenter(segmenter) => segmenter.backbone().classes(),
-        }
-    }
-
-    /// Whether it tells the classes of pixels, rather than of images.
-    pub fn segments(&self) -> bool {
-        matches!(self, Network::Segmenter(_))
-    }
-
     /// Labels of a sample: one, or one for each pixel.
     pub fn labels(&self) -> usize {
         if self.segments() { self.size().iter().product() } else { 1 }
     }
 
-    /// Whether training takes moments over a batch.
-    pub fn normalises_batches(&self) -> bool {
-        matches!(self, Network::Segmenter(Segmenter::Upernet { .. }))
-    }
-
     /// The same model, with the same parameters, for images of so many rows and columns. A ViT has none: its positions are learned
     /// for one size.
     pub fn sized(&self, size: [usize; 2]) -> Option<Network> {
-        match self {
-            _ if size == self.size() => Some(self.clone()),
-            Network::Swin(swin) => Some(Network::Swin(swin.sized(size))),
-            Network::Segmenter(Segmenter::Upernet { swin, upernet }) => {
-                let (swin, upernet) = (swin.sized(size), upernet.clone());
-                Some(Network::Segmenter(Segmenter::Upernet { swin, upernet }))
-            }
-            Network::Vit(_) | Network::Segmenter(Segmenter::Linear { .. }) => None,
-        }
+        if size == self.size() { Some(self.clone()) } else { self.deref().sized(size) }
     }
 
-    /// As it was trained on images of other rows and columns: windows and shifts of a Swin V2 are those of `size`. A ViT has none.
+    /// As it was trained on images of other rows and columns: windows and shifts of a Swin V2 are those of `size`.
     pub fn trained_at(mut self, size: [usize; 2]) -> Network {
-        if let Network::Swin(swin) | Network::Segmenter(Segmenter::Upernet { swin, .. }) = &mut self {
-            swin.trained = Some(size).filter(|size| *size != swin.image);
-        }
+        self.train_at(size);
         self
     }
+}
 
-    /// Rows and columns of the images that windows are for, if those were others.
-    pub fn trained(&self) -> Option<[usize; 2]> {
-        match self {
-            Network::Swin(swin) | Network::Segmenter(Segmenter::Upernet { swin, .. }) => swin.trained,
-            Network::Vit(_) | Network::Segmenter(Segmenter::Linear { .. }) => None,
-        }
+/// A side that windows and patches of any published size divide.
+const EVERY_SIZE: usize = 7 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_names_are_told_what_names_look_like() {
+        let message = Network::named("resnet50", 32, 3, 10).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
+             +linear or +upernet it tells pixels apart"
+        );
     }
 
-    /// The side of the images that a model of this name was published for; none for names that no model has.
-    pub fn published_image(name: &str) -> Option<usize> {
-        // Of a size that windows and patches of any published size divide.
-        match Network::named(name, 1 << 10, 3, 2).ok()? {
-            Network::Swin(swin) => swin.published_image(),
-            Network::Segmenter(Segmenter::Upernet { swin, .. }) if swin.width >= NARROW.0 => Some(ADE20K),
-            Network::Vit(_) | Network::Segmenter(_) => None,
+    #[test]
+    fn records_name_their_family_and_those_of_before_are_read() {
+        for name in ["vit-ti/4", "swinv2-nano/w8", "swinv2-nano/w8+upernet", "vit-nano/4+linear"] {
+            let network = Network::named(name, 64, 3, 5).unwrap();
+            let record = serde_json::to_value(&network).unwrap();
+            assert!(record["family"].is_string(), "{record}");
+            assert_eq!(serde_json::from_value::<Network>(record).unwrap(), network);
         }
-    }
-
-    /// Blocks of each stage; a ViT has one stage.
-    pub fn stages(&self) -> Vec<usize> {
-        match self {
-            Network::Vit(vit) => vec![vit.depth],
-            Network::Swin(swin) => swin.depths.to_vec(),
-            Network::Segmenter(segmenter) => segmenter.backbone().stages(),
-        }
-    }
-
-    /// Every parameter, and every running moment, with its shape, canonically named.
-    pub fn expected(&self) -> Vec<(String, Vec<usize>)> {
-        match self {
-            Network::Vit(vit) => names::expected(vit),
-            Network::Swin(swin) => swin.parameters(),
-            Network::Segmenter(segmenter) => segmenter.states(),
-        }
-    }
-
-    /// About as many numbers as a step of `batch` images has at hand: for refusing what no memory holds, before anything is
-    /// multiplied that might not fit a number.
-    pub fn numbers(&self, batch: usize) -> f64 {
-        let size = |n: usize| n as f64;
-        let image = size(self.channels()) * size(self.image()).powi(2);
-        let (activations, weights) = match self {
-            Network::Vit(vit) => {
-                let tokens = (size(vit.image) / size(vit.patch)).powi(2) + 1.0;
-                let block = tokens * (size(vit.heads) * tokens + 8.0 * size(vit.mlp));
-                let pixels = size(vit.channels) * size(vit.patch).powi(2);
-                (size(vit.depth) * block, size(vit.width) * (size(vit.classes) + pixels + tokens))
-            }
-            Network::Swin(swin) => {
-                let tokens = image / size(swin.channels) / 16.0;
-                let pixels = 16.0 * size(swin.channels);
-                let blocks = size(swin.depths.iter().sum());
-                (
-                    blocks * tokens * 40.0 * size(swin.width),
-                    size(swin.width) * (8.0 * size(swin.classes) + pixels),
-                )
-            }
-            Network::Segmenter(segmenter) => {
-                // Logits of every pixel and their gradients, of two heads.
-                let pixels = size(self.size()[0]) * size(self.size()[1]);
-                let heads = 4.0 * pixels * size(self.classes());
-                return segmenter.backbone().numbers(batch) + size(batch) * heads;
-            }
+        let untagged = |network: &Network| {
+            let mut record = serde_json::to_value(network).unwrap();
+            record.as_object_mut().unwrap().remove("family");
+            record
         };
-        size(batch) * (activations + image + size(self.classes())) + weights
+        let (vit, swin) = (Network::named("vit-ti/4", 64, 3, 5), Network::named("swinv2-nano/w8", 64, 3, 5));
+        let (vit, swin) = (vit.unwrap(), swin.unwrap());
+        let upernet = Network::named("swinv2-nano/w8+upernet", 64, 3, 5).unwrap();
+        let linear = Network::named("vit-ti/4+linear", 64, 3, 5).unwrap();
+        let heads = serde_json::json!({"classes": 5, "channels": 64, "auxiliary": 32, "dropout": 0.1});
+        for (before, network) in [
+            (untagged(&vit), &vit),
+            (untagged(&swin), &swin),
+            (serde_json::json!({"vit": untagged(&vit)}), &linear),
+            (serde_json::json!({"swin": untagged(&swin), "upernet": heads}), &upernet),
+        ] {
+            assert_eq!(&serde_json::from_value::<Network>(before).unwrap(), network);
+        }
     }
 }

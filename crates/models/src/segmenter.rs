@@ -1,30 +1,73 @@
-//! Models that classify pixels: a backbone, and a head that brings what it says back to the image's size.
+//! Models that classify pixels: a backbone of any family, and a head that brings what it says back to the image's size.
 //!
 //! Legend: B batch, T tokens, C width, K classes.
 
-use crate::network::{Network, NetworkError};
+use crate::architecture::{
+    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Variation, Windows,
+};
+use crate::dense_names::HEADS;
+use crate::identify::{Identity, shape_of};
+use crate::names::{self, Convention, Table, Weights};
+use crate::network::{self, Network};
 use crate::swin::Swin;
-use crate::upernet::UperNet;
-use crate::vit::Vit;
+use crate::upernet::{AUXILIARY_WEIGHT, UperNet};
+use crate::vit::{Pool, Vit};
 use graph::build::Linear;
-use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model};
+use graph::{Builder, Init, Loss, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// Fields tell the heads apart in records. The backbone's classes are those of the pixels.
+/// The backbone's classes are those of the pixels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Segmenter {
+#[serde(from = "Record")]
+pub struct Segmenter {
+    pub backbone: Box<Network>,
+    pub head: Head,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Head {
     /// UPerNet over the four stages of a Swin V2, as published for ADE20K.
-    Upernet { swin: Swin, upernet: UperNet },
+    Upernet(UperNet),
     /// A ViT's tokens back where their patches came from, a linear classifier, resized to the image (the simplest head of
     /// Strudel et al., 2021).
+    Linear,
+}
+
+/// As it is written now, or as it was.
+#[derive(Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Record {
+    Now { backbone: Box<Network>, head: Head },
+    Upernet { swin: Swin, upernet: UperNet },
     Linear { vit: Vit },
 }
 
-/// Swin V2s that are narrower than any published one get a head to match. (width, channels, auxiliary channels)
-pub(crate) const NARROW: (usize, usize, usize) = (96, 64, 32);
+impl From<Record> for Segmenter {
+    fn from(record: Record) -> Segmenter {
+        match record {
+            Record::Now { backbone, head } => Segmenter { backbone, head },
+            Record::Upernet { swin, upernet } => Segmenter::upernet(swin, upernet),
+            Record::Linear { vit } => Segmenter::linear(vit),
+        }
+    }
+}
+
+/// Backbones that are narrower than any published one get a head to match. (width, channels, auxiliary channels)
+const NARROW: (usize, usize, usize) = (96, 64, 32);
+
+/// Side of the images that UPerNet was published for.
+const ADE20K: usize = 512;
 
 impl Segmenter {
+    pub fn upernet(backbone: impl Into<Network>, upernet: UperNet) -> Self {
+        Segmenter { backbone: Box::new(backbone.into()), head: Head::Upernet(upernet) }
+    }
+
+    pub fn linear(backbone: impl Into<Network>) -> Self {
+        Segmenter { backbone: Box::new(backbone.into()), head: Head::Linear }
+    }
+
     /// Decodes a name such as `swinv2-b/w8+upernet` or `vit-ti/16+linear`, for square images.
     pub fn named(
         name: &str,
@@ -33,77 +76,210 @@ impl Segmenter {
         classes: usize,
     ) -> Result<Segmenter, NetworkError> {
         let (backbone, head) = name.split_once('+').unwrap_or((name, ""));
-        let wrong = |why: &'static str| NetworkError::Head { model: name.to_string(), why };
-        match (head.to_ascii_lowercase().as_str(), Network::named(backbone, image, channels, classes)?) {
-            ("upernet", Network::Swin(swin)) => {
+        let wrong = |why: String| Err(NetworkError::unfit(name, why));
+        let backbone = Network::named(backbone, image, channels, classes)?;
+        match (head.to_ascii_lowercase().as_str(), backbone.shape()) {
+            ("upernet", Some(Shape::Stages)) => {
                 let published = UperNet::published(classes);
-                let (width, channels, auxiliary) = NARROW;
-                let upernet =
-                    if swin.width < width { UperNet { channels, auxiliary, ..published } } else { published };
-                Ok(Segmenter::Upernet { swin, upernet })
+                let (_, channels, auxiliary) = NARROW;
+                let narrow = is_narrow(&backbone);
+                let upernet = if narrow { UperNet { channels, auxiliary, ..published } } else { published };
+                Ok(Segmenter::upernet(backbone, upernet))
             }
-            ("linear", Network::Vit(vit)) => Ok(Segmenter::Linear { vit }),
-            ("upernet", _) => {
-                Err(wrong("UPerNet reads four stages, which a ViT doesn't have: write +linear"))
+            ("linear", Some(Shape::Tokens)) => Ok(Segmenter::linear(backbone)),
+            ("upernet", _) => wrong(format!(
+                "UPerNet reads four stages, which {} doesn't have: write +linear",
+                backbone.kind()
+            )),
+            ("linear", _) => {
+                wrong(format!("a linear head reads a ViT's tokens: over {} write +upernet", backbone.kind()))
             }
-            ("linear", _) => Err(wrong("a linear head reads a ViT's tokens: over a Swin V2 write +upernet")),
-            _ => Err(wrong("a head for pixels is +upernet, over a Swin V2, or +linear, over a ViT")),
+            _ => wrong("a head for pixels is +upernet, over a Swin V2, or +linear, over a ViT".to_string()),
         }
     }
 
-    /// What is below the head, as a classifier of its own.
-    pub fn backbone(&self) -> Network {
-        match self {
-            Segmenter::Upernet { swin, .. } => Network::Swin(swin.clone()),
-            Segmenter::Linear { vit } => Network::Vit(vit.clone()),
-        }
+    /// Whether the head is as published, and so is how it was trained.
+    fn is_published(&self) -> bool {
+        matches!(self.head, Head::Upernet(_)) && !is_narrow(&self.backbone)
+    }
+}
+
+/// Whether the first stage has fewer channels than any published one.
+fn is_narrow(backbone: &Network) -> bool {
+    backbone.width() < NARROW.0
+}
+
+impl Architecture for Segmenter {
+    fn check(&self, model: &str) -> Result<(), NetworkError> {
+        self.backbone.check(model)
     }
 
-    /// The graphs of training and evaluation, for labels and weights of a pixel each (B,height,width).
-    pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
-        let [height, width] = self.backbone().size();
-        let train = self.graph(Builder::new(dtype, true), batch, loss, dtype)?;
-        let eval = self.graph(Builder::new(dtype, false), batch, Loss::default(), dtype)?;
-        Ok(Model { train, eval, key: Key { batch, height, width } })
+    fn size(&self) -> [usize; 2] {
+        self.backbone.size()
     }
 
-    /// Every parameter and every running moment with its shape.
-    pub fn states(&self) -> Vec<(String, Vec<usize>)> {
-        // What is wrong with a model's sizes, building it says.
-        let model = self.build(1, Loss::default(), DType::F32);
-        let states = model.map(|model| model.train.states).unwrap_or_default();
-        states.into_iter().map(|state| (state.name, state.ty.shape.0)).collect()
+    fn channels(&self) -> usize {
+        self.backbone.channels()
     }
 
-    fn graph(&self, mut b: Builder, batch: usize, loss: Loss, dtype: DType) -> Result<Graph, GraphError> {
-        let backbone = self.backbone();
-        let [height, width] = backbone.size();
-        let images = b.input("images", dtype, [batch, backbone.channels(), height, width]);
+    fn classes(&self) -> usize {
+        self.backbone.classes()
+    }
+
+    fn width(&self) -> usize {
+        self.backbone.width()
+    }
+
+    fn stages(&self) -> Vec<usize> {
+        self.backbone.stages()
+    }
+
+    /// For labels and weights of a pixel each (B,height,width).
+    fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends {
+        let [height, width] = self.size();
         let targets = b.targets([batch, height, width], loss.mixed);
-        match self {
-            Segmenter::Upernet { swin, upernet } => {
-                let stages = swin.stages(&mut b, images);
-                let ends = upernet.finish(&mut b, stages, (height, width), targets, loss);
-                b.finish(&ends)
+        match (&self.head, self.backbone.features(b, images)) {
+            (Head::Upernet(upernet), Some(Features::Stages(stages))) => {
+                upernet.finish(b, stages, (height, width), targets, loss)
             }
-            Segmenter::Linear { vit } => {
-                let tokens = vit.encode(&mut b, images); // (B,T,C)
-                let tokens = vit.norm(&mut b, tokens);
-                let head = Linear { name: "head", out: vit.classes, weight: Init::Zeros, bias: Init::Zeros };
+            (Head::Linear, Some(Features::Tokens { tokens, grid })) => {
+                let out = self.classes();
+                let head = Linear { name: "head", out, weight: Init::Zeros, bias: Init::Zeros };
                 let tokens = b.linear(tokens, head);
-                let small = b.grid(tokens, (vit.grid(), vit.grid())); // (B,h,w,K)
+                let small = b.grid(tokens, grid); // (B,h,w,K)
                 let logits = b.resize("logits", small, (height, width));
                 let (loss, stats) = b.weighted_losses(logits, &[], targets, loss.smoothing);
                 b.name(small, "head");
-                b.finish(&[loss, stats, small])
+                Ends { loss, stats, logits: small }
+            }
+            // A record could put a head over a backbone that it can't read. Images are no tokens, which is what the builder reports.
+            (Head::Upernet(_) | Head::Linear, _) => {
+                let logits = b.grid(images, (0, 0));
+                let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
+                Ends { loss, stats, logits }
             }
         }
+    }
+
+    fn features(&self, _: &mut Builder, _: ValueId) -> Option<Features> {
+        None
+    }
+
+    fn shape(&self) -> Option<Shape> {
+        None
+    }
+
+    fn kind(&self) -> &'static str {
+        "a model for pixels"
+    }
+
+    fn numbers(&self, batch: usize) -> f64 {
+        let size = |n: usize| n as f64;
+        // Logits of every pixel and their gradients, of two heads.
+        let [height, width] = self.size().map(size);
+        let heads = 4.0 * height * width * size(self.classes());
+        self.backbone.numbers(batch) + size(batch) * heads
+    }
+
+    /// As published, dropout is UPerNet's; the backbone has none.
+    fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
+        match &mut self.head {
+            Head::Upernet(upernet) => {
+                upernet.dropout = variation.dropout.unwrap_or(upernet.dropout);
+                self.backbone.vary(&Variation { dropout: None, ..*variation })
+            }
+            Head::Linear => self.backbone.vary(variation),
+        }
+    }
+
+    fn below(&self) -> Option<&Network> {
+        Some(&self.backbone)
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        self.backbone.pool()
+    }
+
+    fn positions(&self) -> Option<Positions> {
+        self.backbone.positions()
+    }
+
+    fn windows(&self) -> Option<Windows> {
+        self.backbone.windows()
+    }
+
+    fn sized(&self, size: [usize; 2]) -> Option<Network> {
+        let backbone = Box::new(self.backbone.sized(size)?);
+        Some(Segmenter { backbone, head: self.head.clone() }.into())
+    }
+
+    fn train_at(&mut self, size: [usize; 2]) {
+        self.backbone.train_at(size);
+    }
+
+    fn trained(&self) -> Option<[usize; 2]> {
+        self.backbone.trained()
+    }
+
+    fn published_image(&self) -> Option<usize> {
+        self.is_published().then_some(ADE20K)
+    }
+
+    fn usual_dropout(&self) -> Option<(f64, &'static str)> {
+        match &self.head {
+            Head::Upernet(upernet) => Some((upernet.dropout, "of UPerNet's heads, as published")),
+            Head::Linear => None,
+        }
+    }
+
+    fn normalises_batches(&self) -> bool {
+        matches!(self.head, Head::Upernet(_))
+    }
+
+    fn auxiliary_weight(&self) -> Option<f64> {
+        matches!(self.head, Head::Upernet(_)).then_some(AUXILIARY_WEIGHT)
+    }
+
+    /// Its head has the name of a classifier's in the others' models.
+    fn refuses(&self, convention: Convention) -> Option<&'static str> {
+        let linear = self.head == Head::Linear && convention != Convention::Timm;
+        linear.then_some("a ViT with a linear head for pixels")
+    }
+}
+
+impl Family for Segmenter {
+    const FORM: Option<&'static str> = None;
+    const NAMES: &'static dyn Table = &names::Segmenter;
+
+    fn decode(
+        name: &str,
+        image: usize,
+        channels: usize,
+        classes: usize,
+    ) -> Option<Result<Self, NetworkError>> {
+        Network::name_segments(name).then(|| Segmenter::named(name, image, channels, classes))
+    }
+
+    fn identify(weights: &Weights, window: Option<usize>) -> Option<Identity> {
+        let head = format!("{}classifier.weight", HEADS[0]);
+        let classes = shape_of(weights, &head)?.first().copied();
+        let backbone: Weights =
+            weights.iter().filter(|(name, _)| **name != head).map(|(n, t)| (n.clone(), t.clone())).collect();
+        let below = network::identify(&backbone, window);
+        let with_head = |name: Option<String>| name.map(|name| format!("{name}+upernet"));
+        Some(Identity {
+            model: with_head(below.model.clone()),
+            but_for_window: with_head(below.but_for_window.clone()),
+            classes,
+            ..below
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use graph::DType;
 
     #[test]
     fn names_join_a_backbone_and_a_head() {
@@ -134,5 +310,9 @@ mod tests {
                 .ends_with("a head for pixels is +upernet, over a Swin V2, or +linear, over a ViT")
         );
         assert!(message("resnet50+upernet").starts_with("resnet50: unknown model"));
+        // Records could say it too: then no graph can be built.
+        let vit = Vit::named("vit-nano/4", 64, 3, 5).unwrap();
+        let odd = Segmenter::upernet(vit, UperNet::published(5));
+        assert!(odd.build(1, Loss::default(), DType::F32).is_err());
     }
 }

@@ -2,10 +2,16 @@
 //!
 //! Legend: B batch, h and w rows and columns of a feature map, C channels, T tokens in a window.
 
-use crate::network::RATES;
+use crate::architecture::{
+    self, Architecture, Ends, Family, Features, Misfit, NetworkError, Shape, Variation, no_empty, only_rates,
+};
+use crate::identify::{Identity, PATCHES, counted, shape_of};
+use crate::names::{self, Table, Weights};
+use crate::network::Network;
+use crate::vit::Pool;
 use graph::build::{CosineAttention, Linear};
 use graph::op::Pooling;
-use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId, Windows};
+use graph::{Builder, Init, Loss, ValueId, Windows};
 use serde::{Deserialize, Serialize};
 
 const EPS: f64 = 1e-5;
@@ -18,6 +24,7 @@ const WEIGHT: Init = Init::TruncatedNormal { std: 0.02 };
 
 /// Everything that decides the shape of a Swin V2 and of each of its parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Swin {
     /// Rows and columns of the input image, in pixels.
     pub image: [usize; 2],
@@ -62,39 +69,22 @@ const DEEPEST: usize = 1000;
 /// The image sizes that windows were pre-trained at: the published models. (window, pixels)
 const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 384)];
 
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum SwinError {
-    #[error(
-        "{0}: unknown model: a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
-         swinv2-b/w12to16 for windows of 16 pre-trained with 12, or swinv2-352-2-2-18-2/w8 for a width and the blocks of each stage"
-    )]
-    Unknown(String),
-    #[error(
-        "{model}: width {width} is not a multiple of {HEAD}, the channels of a head, from {HEAD} to {WIDEST}"
-    )]
-    Width { model: String, width: usize },
-    #[error("{model}: {depth} blocks in a stage, but a stage has from 1 to {DEEPEST}")]
-    Depth { model: String, depth: usize },
-    #[error("{model}: patch {PATCH} doesn't divide the {}×{} image", image[0], image[1])]
-    Patch { model: String, image: [usize; 2] },
-    #[error(
-        "{model}: the {}×{} image has {}×{} tokens, fewer than one window of {window}×{window} or less than {LEAST}×{LEAST}",
-        image[0], image[1], image[0] / PATCH, image[1] / PATCH
-    )]
-    Small { model: String, image: [usize; 2], window: usize },
-    #[error("{model}: {what} must be at least 1")]
-    Empty { model: String, what: &'static str },
-    #[error("{model}: {what} is {rate}, but a rate lies in 0 ≤ rate < 1")]
-    Rate { model: String, what: &'static str, rate: f64 },
-}
+/// What names of Swin V2s look like.
+const NAMES: &str = "a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
+     swinv2-b/w12to16 for windows of 16 pre-trained with 12, or swinv2-352-2-2-18-2/w8 for a width and the blocks of each stage";
 
 /// Tokens along a side that leave one for the last stage.
 const LEAST: usize = 8;
 
 impl Swin {
     /// Decodes a name such as `swinv2-b/w8`, or `swinv2-b/w12to16`.
-    pub fn named(name: &str, image: [usize; 2], channels: usize, classes: usize) -> Result<Swin, SwinError> {
-        let unknown = || SwinError::Unknown(name.to_string());
+    pub fn named(
+        name: &str,
+        image: [usize; 2],
+        channels: usize,
+        classes: usize,
+    ) -> Result<Swin, NetworkError> {
+        let unknown = || NetworkError::unknown(name, NAMES);
         let lower = name.to_ascii_lowercase();
         let (size, windows) =
             lower.strip_prefix("swinv2-").and_then(|n| n.split_once("/w")).ok_or_else(unknown)?;
@@ -113,12 +103,15 @@ impl Swin {
             None => {
                 let numbers = size.split('-').map(number).collect::<Result<Vec<_>, _>>()?;
                 let [width, depths @ ..]: [usize; 5] = numbers.try_into().map_err(|_| unknown())?;
-                let model = name.to_string();
                 if !width.is_multiple_of(HEAD) || !(HEAD..=WIDEST).contains(&width) {
-                    return Err(SwinError::Width { model, width });
+                    let why = format!(
+                        "width {width} is not a multiple of {HEAD}, the channels of a head, from {HEAD} to {WIDEST}"
+                    );
+                    return Err(NetworkError::unfit(name, why));
                 }
                 if let Some(depth) = depths.into_iter().find(|depth| !(1..=DEEPEST).contains(depth)) {
-                    return Err(SwinError::Depth { model, depth });
+                    let why = format!("{depth} blocks in a stage, but a stage has from 1 to {DEEPEST}");
+                    return Err(NetworkError::unfit(name, why));
                 }
                 (width, depths, [0, 1, 2, 3].map(|stage| (width / HEAD) << stage))
             }
@@ -141,49 +134,6 @@ impl Swin {
         Ok(swin)
     }
 
-    /// Refuses sizes no image or head can have, with `model` as the name to complain about.
-    pub fn check(&self, model: &str) -> Result<(), SwinError> {
-        let (model, image, window) = (model.to_string(), self.image, self.window);
-        for (what, size) in [
-            ("the window", window),
-            ("the number of channels", self.channels),
-            ("the number of classes", self.classes),
-        ] {
-            if size == 0 {
-                return Err(SwinError::Empty { model, what });
-            }
-        }
-        for (what, rate) in [("dropout", self.dropout), ("drop path", self.drop_path)] {
-            if !RATES.contains(&rate) {
-                return Err(SwinError::Rate { model, what, rate });
-            }
-        }
-        if image.iter().any(|side| !side.is_multiple_of(PATCH)) {
-            return Err(SwinError::Patch { model, image });
-        }
-        if image.iter().any(|side| side / PATCH < window.max(LEAST)) {
-            return Err(SwinError::Small { model, image, window });
-        }
-        Ok(())
-    }
-
-    /// The graphs of training and evaluation for batches of `batch` images. `loss` is that of training; evaluation
-    /// neither smooths nor mixes.
-    pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
-        let key = Key { batch, height: self.image[0], width: self.image[1] };
-        let train = self.graph(Builder::new(dtype, true), batch, loss, dtype)?;
-        let eval = self.graph(Builder::new(dtype, false), batch, Loss::default(), dtype)?;
-        Ok(Model { train, eval, key })
-    }
-
-    /// Every parameter with its shape, in the order of the forward pass.
-    pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
-        // What is wrong with a model's sizes, building it says.
-        let model = self.build(1, Loss::default(), DType::F32);
-        let states = model.map(|model| model.train.states).unwrap_or_default();
-        states.into_iter().map(|state| (state.name, state.ty.shape.0)).collect()
-    }
-
     /// Side of the first stage's windows that position biases are, or were, learned in.
     pub fn learned_window(&self) -> usize {
         self.pretrained.map_or(self.window, |sides| sides[0])
@@ -195,11 +145,6 @@ impl Swin {
         Swin { image, trained: Some(self.trained.unwrap_or(self.image)), ..self.clone() }
     }
 
-    /// The side of the images that windows of this size were published for.
-    pub fn published_image(&self) -> Option<usize> {
-        PRETRAINED.iter().find(|(window, _)| *window == self.window).map(|(_, pixels)| *pixels)
-    }
-
     /// The name of a Swin V2 of this width, with so many blocks in each stage, but for its window.
     pub(crate) fn name_of(width: usize, depths: [usize; 4]) -> String {
         match SIZES.iter().find(|size| (size.1, size.2) == (width, depths)) {
@@ -208,27 +153,9 @@ impl Swin {
         }
     }
 
-    /// The classifier, from images to logits and loss.
-    fn graph(&self, mut b: Builder, batch: usize, loss: Loss, dtype: DType) -> Result<Graph, GraphError> {
-        let [height, width] = self.image;
-        let images = b.input("images", dtype, [batch, self.channels, height, width]);
-        let targets = b.targets([batch], loss.mixed);
-
-        let [.., x] = self.stages(&mut b, images);
-        let y = b.layer_norm("norm", x, EPS);
-        let [b_, h, w, c] = [0, 1, 2, 3].map(|axis| b.shape(y).0.get(axis).copied().unwrap_or(1));
-        let tokens = b.reshape(y, [b_, h * w, c]);
-        let pooled = b.pool(tokens, Pooling::Mean); // (B,C)
-        let head = Linear { name: "fc", out: self.classes, weight: WEIGHT, bias: Init::Zeros };
-        let logits = b.scope("head", |b| b.linear(pooled, head));
-        b.rename(logits, "head");
-        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
-        b.finish(&[loss, stats, logits])
-    }
-
     /// What each of the four stages gives, (B,h,w,C): a quarter of the image's rows and columns and C channels, then always
     /// half the rows and columns and twice the channels.
-    pub fn stages(&self, b: &mut Builder, images: ValueId) -> [ValueId; 4] {
+    pub fn maps(&self, b: &mut Builder, images: ValueId) -> [ValueId; 4] {
         let mut x = self.embed(b, images);
         std::array::from_fn(|stage| {
             b.scope(&format!("layers.{stage}"), |b| {
@@ -283,7 +210,7 @@ impl Swin {
     }
 
     fn attention(&self, b: &mut Builder, x: ValueId, stage: usize, i: usize) -> ValueId {
-        let (heads, windows) = (self.heads[stage], self.windows(stage, i % 2 == 1));
+        let (heads, windows) = (self.heads[stage], self.cut(stage, i % 2 == 1));
         let pretrained = self.pretrained.map(|sides| [sides[stage]; 2]);
         let y = b.window_attention(x, &CosineAttention { heads, windows, pretrained, weight: WEIGHT });
         let out = b.shape(x).last();
@@ -303,7 +230,7 @@ impl Swin {
 
     /// The windows of a stage. Along a side on which the map of training is no larger than a window there is nothing to shift. As in
     /// timm, a stage's size for this is rounded down at every halving, while its map is rounded up.
-    fn windows(&self, stage: usize, shifted: bool) -> Windows {
+    fn cut(&self, stage: usize, shifted: bool) -> Windows {
         let map = self.trained.unwrap_or(self.image).map(|side| (side / PATCH) >> stage);
         let size = map.map(|side| side.min(self.window));
         let shift = map.map(|side| if shifted && side > self.window { self.window / 2 } else { 0 });
@@ -311,9 +238,161 @@ impl Swin {
     }
 }
 
+impl Architecture for Swin {
+    fn check(&self, model: &str) -> Result<(), NetworkError> {
+        let (image, window) = (self.image, self.window);
+        let sizes = [
+            ("the window", window),
+            ("the number of channels", self.channels),
+            ("the number of classes", self.classes),
+        ];
+        no_empty(model, &sizes)?;
+        only_rates(model, &[("dropout", self.dropout), ("drop path", self.drop_path)])?;
+        if image.iter().any(|side| !side.is_multiple_of(PATCH)) {
+            return Err(NetworkError::Patch { model: model.to_string(), patch: PATCH, image });
+        }
+        if image.iter().any(|side| side / PATCH < window.max(LEAST)) {
+            let [height, width] = image;
+            let why = format!(
+                "the {height}×{width} image has {}×{} tokens, fewer than one window of {window}×{window} or less than \
+                 {LEAST}×{LEAST}",
+                height / PATCH,
+                width / PATCH
+            );
+            return Err(NetworkError::unfit(model, why));
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> [usize; 2] {
+        self.image
+    }
+
+    fn channels(&self) -> usize {
+        self.channels
+    }
+
+    fn classes(&self) -> usize {
+        self.classes
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn stages(&self) -> Vec<usize> {
+        self.depths.to_vec()
+    }
+
+    /// The classifier, from images to logits and loss.
+    fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends {
+        let targets = b.targets([batch], loss.mixed);
+
+        let [.., x] = self.maps(b, images);
+        let y = b.layer_norm("norm", x, EPS);
+        let [b_, h, w, c] = [0, 1, 2, 3].map(|axis| b.shape(y).0.get(axis).copied().unwrap_or(1));
+        let tokens = b.reshape(y, [b_, h * w, c]);
+        let pooled = b.pool(tokens, Pooling::Mean); // (B,C)
+        let head = Linear { name: "fc", out: self.classes, weight: WEIGHT, bias: Init::Zeros };
+        let logits = b.scope("head", |b| b.linear(pooled, head));
+        b.rename(logits, "head");
+        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
+        Ends { loss, stats, logits }
+    }
+
+    fn features(&self, b: &mut Builder, images: ValueId) -> Option<Features> {
+        Some(Features::Stages(self.maps(b, images)))
+    }
+
+    fn shape(&self) -> Option<Shape> {
+        Some(Shape::Stages)
+    }
+
+    fn kind(&self) -> &'static str {
+        "a Swin V2"
+    }
+
+    fn numbers(&self, batch: usize) -> f64 {
+        let size = |n: usize| n as f64;
+        let image = size(self.channels) * size(self.image[0]).powi(2);
+        let tokens = image / size(self.channels) / 16.0;
+        let pixels = 16.0 * size(self.channels);
+        let activations = size(self.depths.iter().sum()) * tokens * 40.0 * size(self.width);
+        let weights = size(self.width) * (8.0 * size(self.classes) + pixels);
+        size(batch) * (activations + image + size(self.classes)) + weights
+    }
+
+    fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
+        if let Some(rate) = variation.attention_dropout.filter(|rate| *rate != 0.0) {
+            let why = "a Swin V2 has no dropout of attention probabilities".to_string();
+            return Err(Misfit { flag: "attention-dropout", value: rate.to_string(), why });
+        }
+        if variation.pool == Some(Pool::ClassToken) {
+            let why = "a Swin V2 has no class token; it pools by the mean".to_string();
+            return Err(Misfit { flag: "pool", value: "class-token".to_string(), why });
+        }
+        self.drop_path = variation.drop_path;
+        self.dropout = variation.dropout.unwrap_or(0.0);
+        Ok(())
+    }
+
+    fn windows(&self) -> Option<architecture::Windows> {
+        let (learned, used) = (self.learned_window(), self.window);
+        Some(architecture::Windows { learned, used })
+    }
+
+    fn sized(&self, size: [usize; 2]) -> Option<Network> {
+        Some(Swin::sized(self, size).into())
+    }
+
+    fn train_at(&mut self, size: [usize; 2]) {
+        self.trained = Some(size).filter(|size| *size != self.image);
+    }
+
+    fn trained(&self) -> Option<[usize; 2]> {
+        self.trained
+    }
+
+    fn published_image(&self) -> Option<usize> {
+        PRETRAINED.iter().find(|(window, _)| *window == self.window).map(|(_, pixels)| *pixels)
+    }
+}
+
+impl Family for Swin {
+    const FORM: Option<&'static str> = Some("swinv2-SIZE/wWINDOW, such as swinv2-ti/w8");
+    const NAMES: &'static dyn Table = &names::Swin;
+
+    fn decode(
+        name: &str,
+        image: usize,
+        channels: usize,
+        classes: usize,
+    ) -> Option<Result<Self, NetworkError>> {
+        let is_swin = name.to_ascii_lowercase().starts_with("swinv2-");
+        is_swin.then(|| Swin::named(name, [image; 2], channels, classes))
+    }
+
+    fn identify(weights: &Weights, window: Option<usize>) -> Option<Identity> {
+        shape_of(weights, "layers.0.blocks.0.attn.logit_scale")?.first()?;
+        let name = || {
+            let width = *shape_of(weights, PATCHES)?.first()?;
+            let blocks =
+                |stage: usize| counted(weights, &format!("layers.{stage}.blocks."), ".attn.logit_scale");
+            Some(Swin::name_of(width, [0, 1, 2, 3].map(blocks)))
+        };
+        let common = Identity::of_head(weights, "head.fc.weight");
+        let named = |window: String| Some(format!("{}/w{window}", name()?));
+        Some(match window {
+            Some(window) => Identity { model: named(window.to_string()), ..common },
+            None => Identity { but_for_window: named("WINDOW".to_string()), ..common },
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use graph::DType;
 
     fn swin(name: &str, image: [usize; 2]) -> Swin {
         Swin::named(name, image, 3, 1000).unwrap()
@@ -334,13 +413,13 @@ mod tests {
     #[test]
     fn windows_shrink_with_the_map_and_stay_where_they_fill_it() {
         let windows = |swin: &Swin, stage| {
-            let Windows { size, shift } = swin.windows(stage, true);
+            let Windows { size, shift } = swin.cut(stage, true);
             (size, shift)
         };
         let square = swin("swinv2-ti/w8", [256; 2]);
         assert_eq!(windows(&square, 2), ([8, 8], [4, 4]));
         assert_eq!(windows(&square, 3), ([8, 8], [0, 0]));
-        assert_eq!(square.windows(0, false).shift, [0, 0]);
+        assert_eq!(square.cut(0, false).shift, [0, 0]);
         let odd = swin("swinv2-ti/w8", [200, 304]);
         assert_eq!(windows(&odd, 2), ([8, 8], [4, 4]));
         assert_eq!(windows(&odd, 3), ([6, 8], [0, 4]));
@@ -352,7 +431,7 @@ mod tests {
         let (trained, larger) =
             (swin("swinv2-ti/w8", [64; 2]), swin("swinv2-ti/w8", [64; 2]).sized([128, 256]));
         assert_eq!((larger.image, larger.pretrained), ([128, 256], None));
-        let of = |swin: &Swin| [0, 1, 2, 3].map(|stage| swin.windows(stage, true));
+        let of = |swin: &Swin| [0, 1, 2, 3].map(|stage| swin.cut(stage, true));
         let windows = [([8, 8], [4, 4]), ([8, 8], [0, 0]), ([4, 4], [0, 0]), ([2, 2], [0, 0])];
         assert_eq!(of(&larger), windows.map(|(size, shift)| Windows { size, shift }));
         assert_eq!(of(&larger), of(&trained));
@@ -365,7 +444,7 @@ mod tests {
     fn stages_halve_maps_rounding_up() {
         let mut b = Builder::new(DType::F32, false);
         let images = b.input("images", DType::F32, [2, 3, 200, 304]);
-        let stages = swin("swinv2-ti/w8", [200, 304]).stages(&mut b, images);
+        let stages = swin("swinv2-ti/w8", [200, 304]).maps(&mut b, images);
         let shapes = stages.map(|stage| b.shape(stage).0.clone());
         let expected = [[2, 50, 76, 96], [2, 25, 38, 192], [2, 13, 19, 384], [2, 7, 10, 768]];
         assert_eq!(shapes, expected.map(|shape| shape.to_vec()));
@@ -386,7 +465,7 @@ mod tests {
         assert_eq!((huge.width, huge.depths, huge.heads), (352, [2, 2, 18, 2], [11, 22, 44, 88]));
         // SwinV2-H, which has 658 million in the paper; its few norms more are not here.
         let million = |name| {
-            let numbers = swin(name, [256; 2]).parameters();
+            let numbers = architecture::expected(&swin(name, [256; 2]));
             numbers.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>() / 1_000_000
         };
         assert_eq!(million("swinv2-352-2-2-18-2/w8"), 658);

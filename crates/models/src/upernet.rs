@@ -3,6 +3,7 @@
 //!
 //! Legend: B batch, h and w height and width, C channels, K classes.
 
+use crate::architecture::Ends;
 use graph::build::{BatchNorm, Conv, Targets};
 use graph::op::Window;
 use graph::{Builder, Init, Loss, ValueId};
@@ -53,13 +54,13 @@ impl UperNet {
         size: (usize, usize),
         targets: Targets,
         loss: Loss,
-    ) -> [ValueId; 3] {
+    ) -> Ends {
         let Logits { main, auxiliary, coarse } = self.heads(b, stages, size);
         let others = [("auxiliary", auxiliary, AUXILIARY_WEIGHT)];
         let others = if b.is_training() { &others[..] } else { &[] };
         let (loss, stats) = b.weighted_losses(main, others, targets, loss.smoothing);
         b.name(coarse, "head");
-        [loss, stats, coarse]
+        Ends { loss, stats, logits: coarse }
     }
 
     pub fn heads(&self, b: &mut Builder, stages: [ValueId; 4], size: (usize, usize)) -> Logits {
@@ -142,7 +143,7 @@ mod tests {
         let stages = [0, 1, 2, 3].map(|i| stage(&mut b, i));
         let targets = b.targets([1, 512, 512], false);
         let ends = UperNet::published(150).finish(&mut b, stages, (512, 512), targets, Loss::default());
-        b.finish(&ends).unwrap()
+        b.finish(&ends.values()).unwrap()
     }
 
     #[test]

@@ -3,10 +3,15 @@
 //!
 //! Legend: B batch, N patches, T tokens, C width.
 
-use crate::network::RATES;
+use crate::architecture::{
+    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Variation, no_empty,
+    only_rates,
+};
+use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
+use crate::names::{self, Table, Weights};
 use graph::build::Linear;
 use graph::op::Pooling;
-use graph::{Builder, DType, Graph, GraphError, Init, Key, Loss, Model, ValueId};
+use graph::{Builder, Init, Loss, ValueId};
 use serde::{Deserialize, Serialize};
 
 const EPS: f64 = 1e-6;
@@ -23,6 +28,7 @@ pub enum Pool {
 
 /// Everything that decides the shape of a ViT and of each of its parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Vit {
     /// Side of the square input image, in pixels.
     pub image: usize,
@@ -56,24 +62,13 @@ const SIZES: [(&str, usize, usize, usize, usize); 6] = [
     ("h", 1280, 32, 16, 5120),
 ];
 
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum VitError {
-    #[error(
-        "{0}: unknown model: a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16"
-    )]
-    Unknown(String),
-    #[error("{model}: patch {patch} doesn't divide the {image}×{image} image")]
-    Patch { model: String, patch: usize, image: usize },
-    #[error("{model}: {what} must be at least 1")]
-    Empty { model: String, what: &'static str },
-    #[error("{model}: {what} is {rate}, but a rate lies in 0 ≤ rate < 1")]
-    Rate { model: String, what: &'static str, rate: f64 },
-}
+/// What names of ViTs look like.
+const NAMES: &str = "a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16";
 
 impl Vit {
     /// Decodes a name such as `vit-b/16`.
-    pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Vit, VitError> {
-        let unknown = || VitError::Unknown(name.to_string());
+    pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Vit, NetworkError> {
+        let unknown = || NetworkError::unknown(name, NAMES);
         let lower = name.to_ascii_lowercase();
         let (size, patch) = lower.strip_prefix("vit-").and_then(|n| n.split_once('/')).ok_or_else(unknown)?;
         let patch: usize = patch.parse().map_err(|_| unknown())?;
@@ -104,34 +99,6 @@ impl Vit {
         found.map(|size| size.0)
     }
 
-    /// Refuses sizes no image or head can have, with `model` as the name to complain about.
-    pub fn check(&self, model: &str) -> Result<(), VitError> {
-        let model = model.to_string();
-        for (what, size) in [
-            ("the patch", self.patch),
-            ("the image size", self.image),
-            ("the number of channels", self.channels),
-            ("the number of classes", self.classes),
-        ] {
-            if size == 0 {
-                return Err(VitError::Empty { model, what });
-            }
-        }
-        for (what, rate) in [
-            ("dropout", self.dropout),
-            ("attention dropout", self.attention_dropout),
-            ("drop path", self.drop_path),
-        ] {
-            if !RATES.contains(&rate) {
-                return Err(VitError::Rate { model, what, rate });
-            }
-        }
-        if !self.image.is_multiple_of(self.patch) {
-            return Err(VitError::Patch { model, patch: self.patch, image: self.image });
-        }
-        Ok(())
-    }
-
     /// Number of patches along one side.
     pub fn grid(&self) -> usize {
         self.image / self.patch
@@ -140,37 +107,6 @@ impl Vit {
     /// T: patches, and the class token if there is one.
     pub fn tokens(&self) -> usize {
         self.grid().pow(2) + usize::from(self.pool == Pool::ClassToken)
-    }
-
-    /// The graphs of training and evaluation for batches of `batch` images. `loss` is that of training; evaluation
-    /// neither smooths nor mixes.
-    pub fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
-        let key = Key { batch, height: self.image, width: self.image };
-        let train = self.graph(Builder::new(dtype, true), batch, loss, dtype)?;
-        let eval = self.graph(Builder::new(dtype, false), batch, Loss::default(), dtype)?;
-        Ok(Model { train, eval, key })
-    }
-
-    /// The model of the figure, from images to logits and loss.
-    fn graph(&self, mut b: Builder, batch: usize, loss: Loss, dtype: DType) -> Result<Graph, GraphError> {
-        let images = b.input("images", dtype, [batch, self.channels, self.image, self.image]);
-        let targets = b.targets([batch], loss.mixed);
-
-        let x = self.encode(&mut b, images); // (B,T,C)
-        let pooled = match self.pool {
-            Pool::ClassToken => {
-                let y = self.norm(&mut b, x);
-                b.pool(y, Pooling::First)
-            }
-            Pool::Mean => {
-                let y = b.pool(x, Pooling::Mean);
-                b.layer_norm("fc_norm", y, EPS)
-            }
-        }; // (B,C)
-        let head = Linear { name: "head", out: self.classes, weight: Init::Zeros, bias: Init::Zeros };
-        let logits = b.linear(pooled, head);
-        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
-        b.finish(&[loss, stats, logits])
     }
 
     /// Images to tokens (B,T,C), through all blocks.
@@ -242,13 +178,164 @@ impl Vit {
     }
 }
 
-fn xavier(fan_in: usize, fan_out: usize) -> Init {
+impl Architecture for Vit {
+    fn check(&self, model: &str) -> Result<(), NetworkError> {
+        let sizes = [
+            ("the patch", self.patch),
+            ("the image size", self.image),
+            ("the number of channels", self.channels),
+            ("the number of classes", self.classes),
+        ];
+        no_empty(model, &sizes)?;
+        let rates = [
+            ("dropout", self.dropout),
+            ("attention dropout", self.attention_dropout),
+            ("drop path", self.drop_path),
+        ];
+        only_rates(model, &rates)?;
+        if !self.image.is_multiple_of(self.patch) {
+            let (model, patch, image) = (model.to_string(), self.patch, self.size());
+            return Err(NetworkError::Patch { model, patch, image });
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> [usize; 2] {
+        [self.image; 2]
+    }
+
+    fn channels(&self) -> usize {
+        self.channels
+    }
+
+    fn classes(&self) -> usize {
+        self.classes
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn stages(&self) -> Vec<usize> {
+        vec![self.depth]
+    }
+
+    /// The model of the figure, from images to logits and loss.
+    fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends {
+        let targets = b.targets([batch], loss.mixed);
+
+        let x = self.encode(b, images); // (B,T,C)
+        let pooled = match self.pool {
+            Pool::ClassToken => {
+                let y = self.norm(b, x);
+                b.pool(y, Pooling::First)
+            }
+            Pool::Mean => {
+                let y = b.pool(x, Pooling::Mean);
+                b.layer_norm("fc_norm", y, EPS)
+            }
+        }; // (B,C)
+        let head = Linear { name: "head", out: self.classes, weight: Init::Zeros, bias: Init::Zeros };
+        let logits = b.linear(pooled, head);
+        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
+        Ends { loss, stats, logits }
+    }
+
+    fn features(&self, b: &mut Builder, images: ValueId) -> Option<Features> {
+        let tokens = self.encode(b, images);
+        Some(Features::Tokens { tokens: self.norm(b, tokens), grid: (self.grid(), self.grid()) })
+    }
+
+    fn shape(&self) -> Option<Shape> {
+        Some(Shape::Tokens)
+    }
+
+    fn kind(&self) -> &'static str {
+        "a ViT"
+    }
+
+    fn numbers(&self, batch: usize) -> f64 {
+        plain_numbers(self, (self.patch, self.width, self.depth), (self.heads, self.mlp, 1), batch)
+    }
+
+    fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
+        self.pool = variation.pool.unwrap_or(self.pool);
+        self.attention_dropout = variation.attention_dropout.unwrap_or(0.0);
+        self.dropout = variation.dropout.unwrap_or(0.0);
+        self.drop_path = variation.drop_path;
+        Ok(())
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        Some(self.pool)
+    }
+
+    fn positions(&self) -> Option<Positions> {
+        Some(Positions { grid: self.grid(), class_token: true })
+    }
+}
+
+/// [`Architecture::numbers`] of blocks over patches of (patch, width, depth), with (heads, MLP width, tokens before the patches).
+pub(crate) fn plain_numbers(
+    model: &dyn Architecture,
+    (patch, width, depth): (usize, usize, usize),
+    (heads, mlp, prefix): (usize, usize, usize),
+    batch: usize,
+) -> f64 {
+    let size = |n: usize| n as f64;
+    let [height, image_width] = model.size().map(size);
+    let image = size(model.channels()) * height * image_width;
+    let tokens = (height / size(patch)) * (image_width / size(patch)) + size(prefix);
+    let block = tokens * (size(heads) * tokens + 8.0 * size(mlp));
+    let pixels = size(model.channels()) * size(patch).powi(2);
+    let activations = size(depth) * block;
+    let weights = size(width) * (size(model.classes()) + pixels + tokens);
+    size(batch) * (activations + image + size(model.classes())) + weights
+}
+
+impl Family for Vit {
+    const FORM: Option<&'static str> = Some("vit-SIZE/PATCH, such as vit-ti/16");
+    const NAMES: &'static dyn Table = &names::Vit;
+
+    fn decode(
+        name: &str,
+        image: usize,
+        channels: usize,
+        classes: usize,
+    ) -> Option<Result<Self, NetworkError>> {
+        let is_vit = name.to_ascii_lowercase().starts_with("vit-");
+        is_vit.then(|| Vit::named(name, image, channels, classes))
+    }
+
+    /// Whatever is no other family's.
+    fn identify(weights: &Weights, _: Option<usize>) -> Option<Identity> {
+        let class_token = weights.contains_key("cls_token");
+        let model = || {
+            let &[width, _, patch, _] = shape_of(weights, PATCHES)? else { return None };
+            let &[mlp, _] = shape_of(weights, "blocks.0.mlp.fc1.weight")? else { return None };
+            let depth = counted(weights, "blocks.", ".mlp.fc1.weight");
+            Some(format!("vit-{}/{patch}", Vit::size_of(width, depth, mlp)?))
+        };
+        Some(Identity {
+            model: model(),
+            image: image_of(weights, usize::from(class_token)),
+            pool: weights.contains_key("pos_embed").then_some(match class_token {
+                true => Pool::ClassToken,
+                false => Pool::Mean,
+            }),
+            ..Identity::of_head(weights, "head.weight")
+        })
+    }
+}
+
+pub(crate) fn xavier(fan_in: usize, fan_out: usize) -> Init {
     Init::Uniform { bound: (6.0 / (fan_in + fan_out) as f64).sqrt() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use graph::{DType, Graph};
 
     fn parameters(name: &str, image: usize, classes: usize) -> usize {
         let vit = Vit::named(name, image, 3, classes).unwrap();

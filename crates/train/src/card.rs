@@ -9,7 +9,6 @@ use crate::config::{
 use crate::deepspeed::ConfigError;
 use crate::tensors::shortened;
 use models::Network;
-use models::Segmenter;
 use models::identify::Identity;
 use models::vit::Pool;
 use serde::{Deserialize, Serialize};
@@ -86,10 +85,7 @@ impl Card {
             trained_size: network.trained().map(|size| size[0]),
             channels: Some(network.channels()),
             classes: Some(network.classes()),
-            pool: match network {
-                Network::Vit(vit) | Network::Segmenter(Segmenter::Linear { vit }) => Some(vit.pool),
-                _ => None,
-            },
+            pool: network.pool(),
             class_names: run.class_names.clone(),
             mean: augmentation.mean.clone(),
             std: augmentation.std.clone(),
@@ -135,10 +131,8 @@ impl Card {
     /// Side of the windows of the first stage that position biases were learned in, of a Swin V2.
     pub fn learned_window(&self) -> Option<usize> {
         let size = self.trained_size.or(self.image_size)?;
-        match Network::named(self.model.as_deref()?, size, 1, 1).ok()?.backbone() {
-            Network::Swin(swin) => Some(swin.learned_window()),
-            _ => None,
-        }
+        let network = Network::named(self.model.as_deref()?, size, 1, 1).ok()?;
+        Some(network.windows()?.learned)
     }
 
     /// What was typed, and where that says nothing, what the card says; but for the data. Sizes that belong to the size of images

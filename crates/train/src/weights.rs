@@ -7,11 +7,11 @@ use crate::deepspeed::ConfigError;
 use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use graph::AVERAGE;
+use models::Network;
 use models::dense_names::{HEADS, to_torch};
 use models::identify::Identity;
 use models::names::{self, Convention, NameError, Tensor, Weights};
 use models::positions::{PositionsError, resize_positions};
-use models::{Network, Segmenter};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -134,8 +134,8 @@ impl Named {
         let Named { path, mut weights, .. } = self;
         let name_error = |source| WeightsError::Names { path: path.clone(), source };
         let class_token = weights.contains_key("cls_token");
-        if let (Some(pos), Network::Vit(vit)) = (weights.get_mut("pos_embed"), network.backbone()) {
-            *pos = resize_positions(pos, class_token, vit.grid())
+        if let (Some(pos), Some(positions)) = (weights.get_mut("pos_embed"), network.positions()) {
+            *pos = resize_positions(pos, class_token && positions.class_token, positions.grid)
                 .map_err(|source| WeightsError::Positions { path: path.clone(), source })?;
         }
         if is_headless(&weights, network) {
@@ -154,8 +154,8 @@ impl Named {
     /// Position biases of a Swin V2 mean something only for the windows they were learned in. Which these were is known of files
     /// that vitesse wrote, and of those that hold the table of offsets.
     fn check_window(&self, network: &Network) -> Result<(), WeightsError> {
-        let Network::Swin(swin) = network.backbone() else { return Ok(()) };
-        let (needed, window) = (swin.learned_window(), swin.window);
+        let Some(windows) = network.windows() else { return Ok(()) };
+        let (needed, window) = (windows.learned, windows.used);
         match self.window.or_else(|| self.card().ok()?.learned_window()) {
             Some(found) if found != needed => {
                 Err(WeightsError::Window { path: self.path.clone(), found, needed, window })
@@ -171,7 +171,7 @@ fn is_of_dense_head(name: &str) -> bool {
 
 /// Whether these are a classifier's, for a model whose heads have other names.
 fn is_headless(weights: &Weights, network: &Network) -> bool {
-    let wants = matches!(network, Network::Segmenter(Segmenter::Upernet { .. }));
+    let wants = network.expected().iter().any(|(name, _)| is_of_dense_head(name));
     wants && !weights.keys().any(|name| is_of_dense_head(name))
 }
 
@@ -290,7 +290,7 @@ mod tests {
             let values = shape.iter().product();
             Tensor { shape, data: (0..values).map(|i| (seed * 1000 + i) as f32 / 7.0).collect() }
         };
-        let expected = names::expected(vit).into_iter().enumerate();
+        let expected = Network::Vit(vit.clone()).expected().into_iter().enumerate();
         expected.map(|(seed, (name, shape))| (name, tensor(seed, shape))).collect()
     }
 

@@ -224,7 +224,7 @@ fn segmenters_agree(name: &str) {
         UperNet { classes, channels: heads("channels"), auxiliary: heads("auxiliary"), dropout: 0.0 };
     let nominal = (batch * swin.image[0] * swin.image[1]) as f64;
     let (counted, header) = (number(&fixture["counted"]), Header { nominal, ..HEADER });
-    let mut executor = Setup::new(batch).executor::<f32>(&Segmenter::Upernet { swin, upernet });
+    let mut executor = Setup::new(batch).executor::<f32>(&Segmenter::upernet(swin, upernet));
     fill_weights(&mut executor);
     move_biases(&mut executor, &fixture["moved"]);
     let run = |executor: &mut Executor<f32>, which| {

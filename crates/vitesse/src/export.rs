@@ -2,8 +2,6 @@
 
 use crate::args::ExportArgs;
 use crate::ending::ending;
-use models::names::Convention;
-use models::{Network, Segmenter};
 use train::evaluated::Found;
 use train::files::folder_of;
 use train::weights;
@@ -14,14 +12,8 @@ pub fn run(args: ExportArgs) -> anyhow::Result<()> {
         anyhow::bail!("{}: exists already, and is not replaced", args.out.display());
     }
     let evaluated = Found::at(&args.from)?.without_data(&args.raw())?;
-    // Its head has the name of a classifier's in the others' models.
-    let linear = matches!(evaluated.run.network, Network::Segmenter(Segmenter::Linear { .. }));
-    if linear && args.to != Convention::Timm {
-        anyhow::bail!(
-            "{}: a ViT with a linear head for pixels has no {} form: export it as timm",
-            evaluated.run.model,
-            args.to
-        );
+    if let Some(what) = evaluated.run.network.refuses(args.to) {
+        anyhow::bail!("{}: {what} has no {} form: export it as timm", evaluated.run.model, args.to);
     }
     let card = evaluated.card(folder_of(&args.out));
     weights::save_as(&args.out, &evaluated.weights, args.to, &card, evaluated.config())?;

@@ -6,8 +6,6 @@ use crate::signals::Signals;
 use crate::table::{self, count, megabytes, percentages};
 use graph::Program;
 use indicatif::{ProgressBar, ProgressStyle};
-use models::upernet::AUXILIARY_WEIGHT;
-use models::{Network, Segmenter};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -147,9 +145,9 @@ impl Events for Progress<'_> {
             megabytes(program.arena()),
             megabytes(program.state_bytes()),
         ));
-        if let Network::Segmenter(Segmenter::Upernet { .. }) = run.network {
+        if let Some(weight) = run.network.auxiliary_weight() {
             self.line(format!(
-                "loss: of the main head, in training and evaluation; training also minimises {AUXILIARY_WEIGHT} × the auxiliary head's"
+                "loss: of the main head, in training and evaluation; training also minimises {weight} × the auxiliary head's"
             ));
         }
         if progress.step > 0 {

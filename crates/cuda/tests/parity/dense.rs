@@ -188,7 +188,7 @@ fn graph(dtype: DType, training: bool) -> Graph {
     });
     let net = UperNet { classes: CLASSES, channels: 16, auxiliary: 8, dropout: 0.1 };
     let ends = net.finish(&mut b, stages, (SIDE, SIDE), targets, Loss::default());
-    b.finish(&ends).unwrap()
+    b.finish(&ends.values()).unwrap()
 }
 
 fn model(dtype: DType) -> Model {

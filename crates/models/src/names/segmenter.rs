@@ -1,7 +1,7 @@
 //! The names of models for pixels: a backbone's and a head's. timm's backbones have no prefix; transformers calls them `backbone`
 //! where it has the family's own name else.
 
-use super::{Convention, NameError, Weights};
+use super::{Convention, NameError, Table, Weights, detect, from_canonical, to_canonical};
 use crate::dense_names::{HEADS, from_torch, to_torch};
 
 /// What transformers puts before a backbone's names: alone, and under a head.
@@ -11,8 +11,36 @@ fn is_head(name: &str) -> bool {
     HEADS.iter().any(|head| name.starts_with(head))
 }
 
+/// The names of a backbone of any family and of heads for pixels.
+pub struct Segmenter;
+
+impl Table for Segmenter {
+    fn detect(&self, names: &[&str]) -> Option<Convention> {
+        let backbone = backbone_names(names)?;
+        detect(backbone.iter().map(String::as_str)).ok()
+    }
+
+    fn import(&self, weights: Weights, from: Convention) -> Result<Weights, NameError> {
+        let (heads, backbone): (Weights, Weights) = weights.into_iter().partition(|(name, _)| is_head(name));
+        let backbone = backbone.into_iter().map(|(name, tensor)| (moved(&name, 1, 0), tensor)).collect();
+        let mut ours = to_canonical(backbone, from)?;
+        ours.extend(from_torch(heads)?);
+        Ok(ours)
+    }
+
+    fn export(&self, weights: Weights, to: Convention) -> Result<Weights, NameError> {
+        let (heads, backbone): (Weights, Weights) = weights.into_iter().partition(|(name, _)| is_head(name));
+        let mut theirs = from_canonical(backbone, to)?;
+        if to == Convention::HuggingFace {
+            theirs = theirs.into_iter().map(|(name, tensor)| (moved(&name, 0, 1), tensor)).collect();
+        }
+        theirs.extend(to_torch(heads)?);
+        Ok(theirs)
+    }
+}
+
 /// The names of the backbone as it would have them alone, if there is a head above it.
-pub(super) fn backbone_names(names: &[&str]) -> Option<Vec<String>> {
+fn backbone_names(names: &[&str]) -> Option<Vec<String>> {
     let any = names.iter().any(|name| is_head(name));
     any.then(|| names.iter().filter(|name| !is_head(name)).map(|name| moved(name, 1, 0)).collect())
 }
@@ -21,40 +49,9 @@ fn moved(name: &str, from: usize, to: usize) -> String {
     name.strip_prefix(PREFIX[from]).map_or_else(|| name.to_string(), |rest| format!("{}{rest}", PREFIX[to]))
 }
 
-/// Renames the backbone by `rename` and brings the heads to our layout; none if there are no heads.
-pub(super) fn to_canonical(
-    weights: Weights,
-    rename: impl Fn(Weights) -> Result<Weights, NameError>,
-) -> Result<Weights, NameError> {
-    let (heads, backbone): (Weights, Weights) = weights.into_iter().partition(|(name, _)| is_head(name));
-    let backbone = backbone.into_iter().map(|(name, tensor)| (moved(&name, 1, 0), tensor)).collect();
-    let mut ours = rename(backbone)?;
-    ours.extend(from_torch(heads)?);
-    Ok(ours)
-}
-
-/// The reverse of [`to_canonical`].
-pub(super) fn from_canonical(
-    weights: Weights,
-    to: Convention,
-    rename: impl Fn(Weights) -> Result<Weights, NameError>,
-) -> Result<Weights, NameError> {
-    let (heads, backbone): (Weights, Weights) = weights.into_iter().partition(|(name, _)| is_head(name));
-    let mut theirs = rename(backbone)?;
-    if to == Convention::HuggingFace {
-        theirs = theirs.into_iter().map(|(name, tensor)| (moved(&name, 0, 1), tensor)).collect();
-    }
-    theirs.extend(to_torch(heads)?);
-    Ok(theirs)
-}
-
-pub(super) fn has_heads(weights: &Weights) -> bool {
-    weights.keys().any(|name| is_head(name))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Tensor, check_against, detect, from_canonical, to_canonical};
+    use super::super::{Tensor, check_against};
     use super::*;
     use crate::Network;
 

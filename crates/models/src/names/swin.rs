@@ -1,6 +1,6 @@
 //! The names of Swin Transformer V2: timm's, which are canonical, and Hugging Face's. Microsoft's own files are read too.
 
-use super::{Convention, NameError, PARTS, Tensor, Weights, split_qkv, stack_rows};
+use super::{Convention, NameError, PARTS, Table, Tensor, Weights, split_qkv, stack_rows};
 use std::collections::BTreeMap;
 
 /// (timm, Hugging Face) of each tensor outside the stages.
@@ -46,17 +46,34 @@ const MERGING: [&str; 3] = ["downsample.reduction.weight", "downsample.norm.weig
 const CONSTANTS: [&str; 4] =
     [".relative_coords_table", ".relative_position_index", ".attn_mask", ".attn.k_bias"];
 
-/// Whose names these are, if they are a Swin V2's.
-pub fn detect(names: &[&str]) -> Option<Convention> {
-    if names.iter().any(|name| name.starts_with("swinv2.")) {
-        return Some(Convention::HuggingFace);
-    }
-    let scale = |name: &&str| name.starts_with(STAGE[0]) && name.ends_with(".attn.logit_scale");
-    names.iter().any(scale).then_some(Convention::Timm)
-}
+/// The names of a Swin V2.
+pub struct Swin;
 
-pub fn is_swin(weights: &Weights) -> bool {
-    detect(&weights.keys().map(String::as_str).collect::<Vec<_>>()).is_some()
+impl Table for Swin {
+    fn detect(&self, names: &[&str]) -> Option<Convention> {
+        if names.iter().any(|name| name.starts_with("swinv2.")) {
+            return Some(Convention::HuggingFace);
+        }
+        let scale = |name: &&str| name.starts_with(STAGE[0]) && name.ends_with(".attn.logit_scale");
+        names.iter().any(scale).then_some(Convention::Timm)
+    }
+
+    fn import(&self, mut weights: Weights, from: Convention) -> Result<Weights, NameError> {
+        weights.retain(|name, _| !CONSTANTS.iter().any(|end| name.ends_with(end)));
+        match from {
+            Convention::HuggingFace => rename_all(join_qkv(weights)?, from, 1, 0),
+            _ if weights.contains_key("head.weight") => rename_all(of_microsoft(weights)?, from, 0, 0),
+            _ => rename_all(weights, from, 0, 0),
+        }
+    }
+
+    fn export(&self, weights: Weights, to: Convention) -> Result<Weights, NameError> {
+        match to {
+            Convention::Timm => rename_all(weights, to, 0, 0),
+            Convention::HuggingFace => split_qkv(rename_all(weights, Convention::Timm, 0, 1)?),
+            Convention::Torchvision => Err(NameError::SwinOnlyElsewhere { convention: to }),
+        }
+    }
 }
 
 /// Side of the windows of the first stage, of files that hold the table of offsets between their tokens (1,2·side-1,2·side-1,2).
@@ -72,23 +89,6 @@ pub fn own_window_of(weights: &Weights) -> Option<usize> {
     let (_, table) = weights.iter().find(|(name, _)| first(name))?;
     let end = f64::from(*table.data.last()?);
     ((end - 9f64.log2() / 3.0).abs() < 1e-3).then(|| window_of(weights)).flatten()
-}
-
-pub fn to_canonical(mut weights: Weights, from: Convention) -> Result<Weights, NameError> {
-    weights.retain(|name, _| !CONSTANTS.iter().any(|end| name.ends_with(end)));
-    match from {
-        Convention::HuggingFace => rename_all(join_qkv(weights)?, from, 1, 0),
-        _ if weights.contains_key("head.weight") => rename_all(of_microsoft(weights)?, from, 0, 0),
-        _ => rename_all(weights, from, 0, 0),
-    }
-}
-
-pub fn from_canonical(weights: Weights, to: Convention) -> Result<Weights, NameError> {
-    match to {
-        Convention::Timm => rename_all(weights, to, 0, 0),
-        Convention::HuggingFace => split_qkv(rename_all(weights, Convention::Timm, 0, 1)?),
-        Convention::Torchvision => Err(NameError::SwinOnlyElsewhere { convention: to }),
-    }
 }
 
 fn rename_all(
@@ -182,10 +182,10 @@ mod tests {
     use super::super::{check_against, detect, from_canonical, to_canonical};
     use super::*;
     use crate::Network;
-    use crate::swin::Swin;
+    use crate::swin;
 
     fn small() -> Network {
-        Network::Swin(Swin {
+        Network::Swin(swin::Swin {
             image: [32, 64],
             channels: 3,
             classes: 5,

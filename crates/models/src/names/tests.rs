@@ -1,4 +1,6 @@
 use super::*;
+use crate::Network;
+use crate::vit::{Pool, Vit};
 
 fn small(pool: Pool) -> Vit {
     Vit {
@@ -36,14 +38,12 @@ fn moved(mut weights: Weights, from: &str, to: &str) -> Weights {
     weights
 }
 
-#[test]
-fn the_expected_tensors_are_the_parameters_of_the_graph() {
-    for vit in [small(Pool::ClassToken), small(Pool::Mean)] {
-        let states = vit.build(1, graph::Loss::default(), graph::DType::F32).unwrap().train.states;
-        let parameters = states.into_iter().filter(|state| state.is_parameter());
-        let built: Vec<_> = parameters.map(|state| (state.name, state.ty.shape.0)).collect();
-        assert_eq!(built, expected(&vit));
-    }
+fn expected(vit: &Vit) -> Vec<(String, Vec<usize>)> {
+    Network::Vit(vit.clone()).expected()
+}
+
+fn check(weights: &Weights, vit: &Vit) -> Result<(), NameError> {
+    check_against(weights, &expected(vit))
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn names_that_transformers_has_in_memory_are_read_too() {
     let listed = include_str!("../../tests/fixtures/transformers-vit.txt");
     let theirs = from_canonical(weights.clone(), Convention::HuggingFace).unwrap();
     let in_memory: Weights =
-        listed.lines().map(|name| (name.to_string(), theirs[&in_file(name)].clone())).collect();
+        listed.lines().map(|name| (name.to_string(), theirs[&vit::in_file(name)].clone())).collect();
     assert_eq!(in_memory.len(), theirs.len(), "each is another's");
     assert!(in_memory.contains_key("vit.layers.10.attention.o_proj.weight"));
     assert_eq!(detect(in_memory.keys().map(String::as_str)), Ok(Convention::HuggingFace));

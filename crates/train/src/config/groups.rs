@@ -79,7 +79,8 @@ impl Groups {
     /// Layers above this parameter's: the embedding is layer 0, block i is i + 1, the head and what precedes it depth + 1.
     fn height(&self, name: &str) -> usize {
         let block = self.block(name);
-        let embedding = ["cls_token", "pos_embed", "patch_embed"].iter().any(|part| matches(part, name));
+        let parts = ["pos_embed", "patch_embed"];
+        let embedding = name.ends_with("_token") || parts.iter().any(|part| matches(part, name));
         let layer = match block {
             Some(i) => i.saturating_add(1),
             None if embedding => 0,

@@ -5,7 +5,7 @@ use super::choice::Form;
 use super::origin::Origin;
 use super::raw::Raw;
 use super::task::Task;
-use models::{Network, Segmenter};
+use models::Network;
 
 /// Defaults that belong together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,11 +62,10 @@ const SEGMENT: Recipe =
 impl Recipe {
     /// By the family and the width of the model alone.
     fn of(model: &str) -> Recipe {
-        // Of a size that windows and patches of any published size divide.
-        match Network::named(model, 1 << 10, 3, 2) {
-            Ok(Network::Segmenter(Segmenter::Upernet { swin, .. })) if swin.width >= 96 => UPERNET,
-            _ if Task::Segment == task_of(model) => SEGMENT,
-            _ => CLASSIFY,
+        match task_of(model) {
+            Task::Segment if Network::published_image(model).is_some() => UPERNET,
+            Task::Segment => SEGMENT,
+            Task::Classify => CLASSIFY,
         }
     }
 

@@ -13,9 +13,7 @@ use crate::deepspeed::Setting;
 use crate::error::TrainError;
 use data::segment::Drawn;
 use data::{Split, Synthetic};
-use models::swin::Swin;
-use models::vit::{Pool, Vit};
-use models::{Network, RATES, Segmenter};
+use models::{Network, RATES, Variation};
 use std::path::PathBuf;
 
 /// The drawn sets of a first run: images and classes, without masks and with.
@@ -222,16 +220,12 @@ impl Raw {
         }
         let mut network = Network::named(&model, image, channels, classes)?;
         self.check_rates()?;
-        self.vary(&mut network)?;
+        network
+            .vary(&self.variation())
+            .map_err(|misfit| TrainError::setting(misfit.flag, misfit.value, misfit.why))?;
         network.check(&model)?;
-        match (&network, self.dropout) {
-            (Network::Segmenter(Segmenter::Upernet { upernet, .. }), None) => {
-                log.note(
-                    "dropout",
-                    upernet.dropout,
-                    Origin::Default("of UPerNet's heads, as published".to_string()),
-                );
-            }
+        match (network.usual_dropout(), self.dropout) {
+            (Some((rate, why)), None) => log.note("dropout", rate, Origin::Default(why.to_string())),
             (_, typed) => log.typed("dropout", typed),
         }
         log.typed("attention-dropout", self.attention_dropout);
@@ -257,41 +251,14 @@ impl Raw {
         Ok(())
     }
 
-    /// Pooling and rates as typed, where the family has them.
-    fn vary(&self, network: &mut Network) -> Result<(), TrainError> {
-        match network {
-            Network::Vit(vit) | Network::Segmenter(Segmenter::Linear { vit }) => self.vary_vit(vit),
-            Network::Swin(swin) => {
-                self.vary_swin(swin)?;
-                swin.dropout = self.dropout.unwrap_or(0.0);
-            }
-            // As published, dropout is the head's; the backbone has none.
-            Network::Segmenter(Segmenter::Upernet { swin, upernet }) => {
-                self.vary_swin(swin)?;
-                upernet.dropout = self.dropout.unwrap_or(upernet.dropout);
-            }
+    /// Pooling and rates, as typed.
+    fn variation(&self) -> Variation {
+        Variation {
+            pool: self.pool,
+            dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
+            drop_path: self.drop_path.unwrap_or(self.recipe().drop_path),
         }
-        Ok(())
-    }
-
-    fn vary_vit(&self, vit: &mut Vit) {
-        vit.pool = self.pool.unwrap_or(vit.pool);
-        vit.attention_dropout = self.attention_dropout.unwrap_or(0.0);
-        vit.dropout = self.dropout.unwrap_or(0.0);
-        vit.drop_path = self.drop_path.unwrap_or(self.recipe().drop_path);
-    }
-
-    fn vary_swin(&self, swin: &mut Swin) -> Result<(), TrainError> {
-        if let Some(rate) = self.attention_dropout.filter(|rate| *rate != 0.0) {
-            let why = "a Swin V2 has no dropout of attention probabilities";
-            return Err(TrainError::setting("attention-dropout", rate, why));
-        }
-        if self.pool == Some(Pool::ClassToken) {
-            let why = "a Swin V2 has no class token; it pools by the mean";
-            return Err(TrainError::setting("pool", "class-token", why));
-        }
-        swin.drop_path = self.drop_path.unwrap_or(self.recipe().drop_path);
-        Ok(())
     }
 
     fn data(&self, source: Source, facts: &Facts, threads: usize, log: &mut Log) -> Result<Data, TrainError> {

@@ -1,7 +1,7 @@
 //! What can't be, and what could change nothing, is refused when a run is resolved.
 
 use super::*;
-use models::{Network, Segmenter};
+use models::{Head, Network, Segmenter};
 
 /// The limits are those of `data`, which the loader goes by.
 #[test]
@@ -114,8 +114,11 @@ fn what_is_told_now_takes_the_place_of_what_was_told() {
 fn dropout_of_upernet_is_that_of_its_heads() {
     let rates = |dropout| {
         let raw = Raw { task: Some(Task::Segment), dropout, ..Raw::default() };
-        match raw.resolve_without_data(1).unwrap().network {
-            Network::Segmenter(Segmenter::Upernet { swin, upernet }) => (swin.dropout, upernet.dropout),
+        let network = raw.resolve_without_data(1).unwrap().network;
+        match (&network, network.backbone()) {
+            (Network::Segmenter(Segmenter { head: Head::Upernet(upernet), .. }), Network::Swin(swin)) => {
+                (swin.dropout, upernet.dropout)
+            }
             other => panic!("{other:?}"),
         }
     };

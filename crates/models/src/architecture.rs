@@ -1,0 +1,283 @@
+//! What the rest of the program asks of a model, whatever its family.
+//!
+//! A family is one file: its sizes, its figure written with [`Builder`], these two traits; its names (`names/`); and one line in the
+//! registry (`network.rs`).
+
+use crate::identify::Identity;
+use crate::names::{Convention, Table, Weights};
+use crate::network::Network;
+use crate::vit::Pool;
+use graph::{Builder, DType, Graph, GraphError, Key, Loss, Model, ValueId};
+use std::ops::Range;
+
+/// Of dropout, of whatever is dropped.
+pub const RATES: Range<f64> = 0.0..1.0;
+
+/// What is wrong with a model; each text begins with the model's name.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+pub enum NetworkError {
+    /// With what names look like.
+    #[error("{model}: unknown model: {names}")]
+    Unknown { model: String, names: String },
+    #[error("{model}: patch {patch} doesn't divide the {}×{} image", image[0], image[1])]
+    Patch { model: String, patch: usize, image: [usize; 2] },
+    #[error("{model}: {what} must be at least 1")]
+    Empty { model: String, what: &'static str },
+    #[error("{model}: {what} is {rate}, but a rate lies in 0 ≤ rate < 1")]
+    Rate { model: String, what: &'static str, rate: f64 },
+    #[error("{model}: {why}")]
+    Unfit { model: String, why: String },
+}
+
+impl NetworkError {
+    pub fn unknown(model: &str, names: impl Into<String>) -> Self {
+        NetworkError::Unknown { model: model.to_string(), names: names.into() }
+    }
+
+    pub fn unfit(model: &str, why: impl Into<String>) -> Self {
+        NetworkError::Unfit { model: model.to_string(), why: why.into() }
+    }
+}
+
+/// Refuses sizes of 0.
+pub(crate) fn no_empty(model: &str, sizes: &[(&'static str, usize)]) -> Result<(), NetworkError> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((what, _)) => Err(NetworkError::Empty { model: model.to_string(), what }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses rates that are none.
+pub(crate) fn only_rates(model: &str, rates: &[(&'static str, f64)]) -> Result<(), NetworkError> {
+    match rates.iter().find(|(_, rate)| !RATES.contains(rate)) {
+        Some(&(what, rate)) => Err(NetworkError::Rate { model: model.to_string(), what, rate }),
+        None => Ok(()),
+    }
+}
+
+/// What the graph of a model ends in.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// What training minimises: a scalar.
+    pub loss: ValueId,
+    /// Of the loss that is logged: see [`graph::Op::CrossEntropy`].
+    pub stats: ValueId,
+    /// (B,K), or of pixels (B,h,w,K), as coarse as the head makes them.
+    pub logits: ValueId,
+}
+
+impl Ends {
+    /// In the order of a graph's outputs.
+    pub fn values(self) -> [ValueId; 3] {
+        [self.loss, self.stats, self.logits]
+    }
+}
+
+/// What a backbone gives to a head for pixels.
+#[derive(Clone, Copy, Debug)]
+pub enum Features {
+    /// Of four stages, finest first, (B,h,w,C) each: half the rows and columns of the one before, twice the channels.
+    Stages([ValueId; 4]),
+    /// Normalised tokens (B,T,C), those of patches last, row by row in a grid.
+    Tokens { tokens: ValueId, grid: (usize, usize) },
+}
+
+/// What kind of [`Features`] a backbone has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Stages,
+    Tokens,
+}
+
+/// What a user may change of a model that a name describes; nothing where it stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Variation {
+    pub pool: Option<Pool>,
+    pub dropout: Option<f64>,
+    pub attention_dropout: Option<f64>,
+    /// Of the last block.
+    pub drop_path: f64,
+}
+
+/// Something asked of a model that it doesn't have, by the name of the flag.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Misfit {
+    pub flag: &'static str,
+    pub value: String,
+    pub why: String,
+}
+
+/// A model: everything that decides the shapes of its parameters, and the figure of its paper.
+pub trait Architecture: std::fmt::Debug {
+    /// Refuses sizes no image or head can have, with `model` as the name to complain about.
+    fn check(&self, model: &str) -> Result<(), NetworkError>;
+
+    /// Rows and columns of the images that it is trained on, in pixels.
+    fn size(&self) -> [usize; 2];
+
+    fn channels(&self) -> usize;
+
+    fn classes(&self) -> usize;
+
+    /// Channels of a token, in the first stage.
+    fn width(&self) -> usize;
+
+    /// Blocks of each stage; most have one stage.
+    fn stages(&self) -> Vec<usize>;
+
+    /// The figure: from `images` (B,ch,height,width) to the ends, for batches of `batch`. `loss` is that of training; evaluation
+    /// neither smooths nor mixes.
+    fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends;
+
+    /// What is below the head, for heads for pixels; none for what has such a head already.
+    fn features(&self, b: &mut Builder, images: ValueId) -> Option<Features>;
+
+    /// The kind of [`Self::features`].
+    fn shape(&self) -> Option<Shape>;
+
+    /// What error messages call the family, with its article.
+    fn kind(&self) -> &'static str;
+
+    /// About as many numbers as a step of `batch` images has at hand: for refusing what no memory holds, before anything is
+    /// multiplied that might not fit a number.
+    fn numbers(&self, batch: usize) -> f64;
+
+    /// Pooling and rates as they were typed, where the family has them.
+    fn vary(&mut self, variation: &Variation) -> Result<(), Misfit>;
+
+    /// The network without a head for pixels, if it has one.
+    fn below(&self) -> Option<&Network> {
+        None
+    }
+
+    /// How tokens become one vector, where that is a choice.
+    fn pool(&self) -> Option<Pool> {
+        None
+    }
+
+    /// Patches along a side of the grid that position embeddings are for, and whether tokens before the patches have some too.
+    fn positions(&self) -> Option<Positions> {
+        None
+    }
+
+    /// Side of the windows that position biases are, or were, learned in, and of those that they are used in.
+    fn windows(&self) -> Option<Windows> {
+        None
+    }
+
+    /// The same model, with the same parameters, for images of so many rows and columns. None where positions are learned for one
+    /// size.
+    fn sized(&self, size: [usize; 2]) -> Option<Network> {
+        let _ = size;
+        None
+    }
+
+    /// Lets windows be those of images of other rows and columns, where there are any.
+    fn train_at(&mut self, size: [usize; 2]) {
+        let _ = size;
+    }
+
+    /// Rows and columns of the images that windows are for, if those were others.
+    fn trained(&self) -> Option<[usize; 2]> {
+        None
+    }
+
+    /// The side of the images that such a model was published for.
+    fn published_image(&self) -> Option<usize> {
+        None
+    }
+
+    /// Rate of dropout that it has unless told otherwise, and why.
+    fn usual_dropout(&self) -> Option<(f64, &'static str)> {
+        None
+    }
+
+    /// Whether training takes moments over a batch.
+    fn normalises_batches(&self) -> bool {
+        false
+    }
+
+    /// Of an auxiliary head's loss, in what training minimises.
+    fn auxiliary_weight(&self) -> Option<f64> {
+        None
+    }
+
+    /// What can't be written under these names, and is not told by its tensors.
+    fn refuses(&self, convention: Convention) -> Option<&'static str> {
+        let _ = convention;
+        None
+    }
+}
+
+/// Where the position embedding of a model applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    /// Patches along a side.
+    pub grid: usize,
+    /// Whether a class token has a position too, if there is one.
+    pub class_token: bool,
+}
+
+/// The windows of a model's first stage, in tokens along a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// That position biases were learned in.
+    pub learned: usize,
+    /// That they are used in.
+    pub used: usize,
+}
+
+/// A family: what is known of it without a model at hand.
+pub trait Family: Architecture + Sized {
+    /// How its names look, for messages; nothing for what is no backbone.
+    const FORM: Option<&'static str>;
+
+    /// What its tensors are called by whom.
+    const NAMES: &'static dyn Table;
+
+    /// Decodes a name, for square images; none if it is another family's.
+    fn decode(
+        name: &str,
+        image: usize,
+        channels: usize,
+        classes: usize,
+    ) -> Option<Result<Self, NetworkError>>;
+
+    /// What canonically named weights say about their model; none if it is another family's. `window`: the side of a Swin V2's
+    /// windows, if the file has it.
+    fn identify(weights: &Weights, window: Option<usize>) -> Option<Identity>;
+}
+
+/// The graphs of training and evaluation for batches of `batch` images.
+pub(crate) fn build(
+    model: &dyn Architecture,
+    batch: usize,
+    loss: Loss,
+    dtype: DType,
+) -> Result<Model, GraphError> {
+    let [height, width] = model.size();
+    let train = graph(model, Builder::new(dtype, true), batch, loss, dtype)?;
+    let eval = graph(model, Builder::new(dtype, false), batch, Loss::default(), dtype)?;
+    Ok(Model { train, eval, key: Key { batch, height, width } })
+}
+
+fn graph(
+    model: &dyn Architecture,
+    mut b: Builder,
+    batch: usize,
+    loss: Loss,
+    dtype: DType,
+) -> Result<Graph, GraphError> {
+    let [height, width] = model.size();
+    let images = b.input("images", dtype, [batch, model.channels(), height, width]);
+    let ends = model.graph(&mut b, images, batch, loss);
+    b.finish(&ends.values())
+}
+
+/// Every parameter, and every running moment, with its shape, canonically named, in the order of the forward pass.
+pub(crate) fn expected(model: &dyn Architecture) -> Vec<(String, Vec<usize>)> {
+    // What is wrong with a model's sizes, building it says.
+    let graph = graph(model, Builder::new(DType::F32, true), 1, Loss::default(), DType::F32);
+    let states = graph.map(|graph| graph.states).unwrap_or_default();
+    states.into_iter().map(|state| (state.name, state.ty.shape.0)).collect()
+}
