@@ -3,12 +3,15 @@
 mod bind;
 mod checked;
 mod flow;
+mod operand;
+mod states;
 mod times;
 mod walk;
 
-pub(crate) use bind::{Bound, Operand};
+pub(crate) use bind::Bound;
 pub use flow::LINGER;
 pub use graph::bad::{BadValue, Origin};
+pub(crate) use operand::Operand;
 pub use times::StepTime;
 
 use crate::account::Clock;
@@ -17,11 +20,11 @@ use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::slow::Slowdown;
-use bind::{BoundPlan, Memory, check_dtype};
+use bind::{BoundPlan, Memory};
 use comm::Communicator;
-use graph::plan::{Home, Place, Plan, PlanValue, homes};
-use graph::random::{Sequence, initial};
-use graph::{DType, Header, Init, Program, Role, State, StateId};
+use graph::plan::{Home, Plan, PlanValue, homes};
+use graph::{DType, Header, Program, State};
+use operand::check_dtype;
 
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +66,13 @@ impl Options {
 pub struct Executor<T: Float> {
     program: Program,
     plans: [BoundPlan<T>; 4],
-    states: Vec<View<T>>,
+    states: Vec<View<u8>>,
     arena: Block,
     state_block: Block,
+    /// What steps borrow, one at a time.
+    borrowed: Option<Block>,
+    /// States were written: copies of them are made anew before the next run.
+    stale: bool,
     pool: Pool,
     comm: Option<Communicator>,
     clock: Clock,
@@ -83,8 +90,8 @@ impl<T: Float> Executor<T> {
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;
         let states = state_views(&program.states, &state_block, &arena);
-        let plans = Memory { arena: &arena, states: &states, comm: comm.as_ref(), threads: pool.threads() }
-            .bind_all(&program)?;
+        let memory = Memory { arena: &arena, states: &states, comm: comm.as_ref(), threads: pool.threads() };
+        let (plans, borrowed) = memory.bind_all(&program)?;
         let clock = Clock::new();
         let mut executor = Executor {
             program,
@@ -92,6 +99,8 @@ impl<T: Float> Executor<T> {
             states,
             arena,
             state_block,
+            borrowed,
+            stale: true,
             pool,
             comm,
             clock,
@@ -114,9 +123,9 @@ impl<T: Float> Executor<T> {
         let states = state_views(&program.states, &self.state_block, &arena);
         let (comm, threads) = (self.comm.as_ref(), self.pool.threads());
         let memory = Memory { arena: &arena, states: &states, comm, threads };
-        let plans = memory.bind_all(&program)?;
+        let (plans, borrowed) = memory.bind_all(&program)?;
         self.past = self.training_times();
-        (self.plans, self.states) = (plans, states);
+        (self.plans, self.states, self.borrowed) = (plans, states, borrowed);
         (self.program, self.arena) = (program, arena);
         Ok(())
     }
@@ -139,9 +148,22 @@ impl<T: Float> Executor<T> {
         (self.arena.bytes(), self.state_block.bytes())
     }
 
+    /// Bytes allocated beside those: for numbers that are stored in another precision than is computed in, and for working
+    /// memory that a plan made by hand or for another device doesn't have. 0 for plans in the executor's own type.
+    pub fn borrowed(&self) -> usize {
+        self.borrowed.as_ref().map_or(0, Block::bytes)
+    }
+
     /// Refuses to add to gradients that were not kept.
     fn check_sums(&self, header: &Header) -> Result<(), CpuError> {
         if header.accumulate && !self.program.accumulates() { Err(CpuError::OneMicroStep) } else { Ok(()) }
+    }
+
+    /// What comes before every run of a plan.
+    pub(crate) fn begin(&mut self, header: &Header) -> Result<(), CpuError> {
+        self.check_sums(header)?;
+        self.refresh();
+        Ok(())
     }
 
     fn operand(&self, which: Which, name: &str) -> Option<&PlanValue> {
@@ -149,23 +171,15 @@ impl<T: Float> Executor<T> {
         plan.find(name).map(|v| &plan.values[v])
     }
 
-    fn plan(&self, which: Which) -> &Plan {
+    pub(crate) fn plan(&self, which: Which) -> &Plan {
         self.program.plans()[which as usize]
-    }
-
-    /// An input of a plan, to be filled before it runs.
-    pub fn input(&mut self, which: Which, name: &str) -> Option<&mut [T]> {
-        self.output_view(which, name).map(|view| {
-            // SAFETY: `&mut self` for as long as the slice lives.
-            unsafe { view.write() }
-        })
     }
 
     /// Images, labels and weights of a plan's batch, to be filled before it runs.
     pub fn batch(&mut self, which: Which) -> Option<Batch<'_, T>> {
-        let (images, weights) = (self.output_view(which, "images")?, self.output_view(which, "weights")?);
+        let (images, weights) = (self.own_view(which, "images")?, self.own_view(which, "weights")?);
         let labels = self.ints_view(which, "labels")?;
-        let (partners, mix) = (self.ints_view(which, "partners"), self.output_view(which, "mix"));
+        let (partners, mix) = (self.ints_view(which, "partners"), self.own_view(which, "mix"));
         // SAFETY: the inputs of a plan don't overlap, and `&mut self` lives as long as the slices.
         Some(unsafe {
             Batch {
@@ -191,69 +205,7 @@ impl<T: Float> Executor<T> {
 
     fn ints_view(&self, which: Which, name: &str) -> Option<View<i32>> {
         let value = self.operand(which, name).filter(|v| v.ty.dtype == DType::I32)?;
-        let Place::Arena(offset) = value.place else { return None };
-        Some(self.arena.view(offset, value.ty.shape.count()))
-    }
-
-    /// An output of the plan that ran last.
-    pub fn output(&self, which: Which, name: &str) -> Option<&[T]> {
-        self.output_view(which, name).map(|view| {
-            // SAFETY: nothing runs while `&self` is held, since `run` takes `&mut self`.
-            unsafe { view.read() }
-        })
-    }
-
-    fn output_view(&self, which: Which, name: &str) -> Option<View<T>> {
-        self.view_of(self.operand(which, name)?)
-    }
-
-    /// Where a value of floats lies.
-    fn view_of(&self, value: &PlanValue) -> Option<View<T>> {
-        match value.place {
-            _ if !value.ty.dtype.is_float() || value.ty.dtype.is_half() => None,
-            Place::Arena(offset) => Some(self.arena.view(offset, value.ty.shape.count())),
-            Place::State(state) => Some(self.states[state.index()]),
-        }
-    }
-
-    pub fn find_state(&self, name: &str) -> Option<StateId> {
-        self.program.states.iter().position(|s| s.name == name).map(|i| StateId(i as u32))
-    }
-
-    pub fn state(&self, id: StateId) -> &[T] {
-        // SAFETY: nothing runs while `&self` is held.
-        unsafe { self.states[id.index()].read() }
-    }
-
-    pub fn state_mut(&mut self, id: StateId) -> &mut [T] {
-        // SAFETY: `&mut self` for as long as the slice lives.
-        unsafe { self.states[id.index()].write() }
-    }
-
-    fn initialise(&mut self, seed: u64) {
-        for (i, state) in self.program.states.iter().enumerate() {
-            if let Role::Parameter(init) = state.role {
-                // SAFETY: `&mut self`, and states don't overlap.
-                let values = unsafe { self.states[i].write() };
-                fill(values, init, Sequence::new(seed, i as u32));
-            }
-        }
-        for (i, state) in self.program.states.iter().enumerate().filter(|(_, s)| s.role == Role::Running) {
-            let channels = state.ty.shape.last();
-            // SAFETY: `&mut self`, and states don't overlap.
-            unsafe { self.states[i].part(channels..2 * channels).write() }.fill(T::ONE);
-        }
-        self.reset_averages();
-    }
-
-    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
-    pub fn reset_averages(&mut self) {
-        for (i, state) in self.program.states.iter().enumerate() {
-            if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
-                // SAFETY: `&mut self`, and states don't overlap.
-                unsafe { self.states[i].write().copy_from_slice(self.states[parameter.index()].read()) };
-            }
-        }
+        Some(self.stored(value).cast(value.ty.shape.count()))
     }
 }
 
@@ -268,16 +220,10 @@ fn allocate_states<T: Float>(states: &[State]) -> Result<Block, CpuError> {
     Block::new(bytes).ok_or(CpuError::Memory { what, bytes })
 }
 
-fn state_views<T: Float>(states: &[State], own: &Block, arena: &Block) -> Vec<View<T>> {
+fn state_views(states: &[State], own: &Block, arena: &Block) -> Vec<View<u8>> {
     let view = |(state, home): (&State, Home)| match home {
-        Home::Own(offset) => own.view(offset, state.ty.shape.count()),
-        Home::Arena(offset) => arena.view(offset, state.ty.shape.count()),
+        Home::Own(offset) => own.view(offset, state.ty.bytes()),
+        Home::Arena(offset) => arena.view(offset, state.ty.bytes()),
     };
     states.iter().zip(homes(states).0).map(view).collect()
-}
-
-fn fill<T: Float>(values: &mut [T], init: Init, mut random: Sequence) {
-    for value in values {
-        *value = T::from_f64(initial(init, &mut random));
-    }
 }

@@ -11,6 +11,7 @@ pub mod kernels;
 mod memory;
 pub mod pool;
 pub mod product;
+pub mod reference;
 mod slow;
 mod steps;
 

@@ -108,10 +108,14 @@ impl<T> View<T> {
         self.part(index..self.len).ptr
     }
 
-    /// The same memory as `len` elements of another type; blocks are aligned for every element type.
+    /// The same memory as `len` elements of another type.
     pub fn cast<U>(&self, len: usize) -> View<U> {
-        assert!(len * size_of::<U>() <= self.len * size_of::<T>());
-        View { ptr: self.ptr.cast(), len }
+        if len == 0 {
+            return View::EMPTY;
+        }
+        let ptr: *mut U = self.ptr.cast();
+        assert!(ptr.is_aligned() && len * size_of::<U>() <= self.len * size_of::<T>());
+        View { ptr, len }
     }
 
     pub fn same_place(&self, other: &View<T>) -> bool {

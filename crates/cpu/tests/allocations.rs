@@ -1,4 +1,4 @@
-//! A step allocates nothing, however gradients are exchanged. One test, alone in its program, since the counter sees every
+//! A step allocates nothing, however gradients are exchanged and in whatever precision. One test, alone in its program, since the counter sees every
 //! thread.
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use comm::{Communicator, Pulse};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Executor, Which};
-use graph::{DType, Exchange, Settings};
+use graph::{DType, Exchange, Mixed, Settings};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,10 +48,10 @@ static ALLOCATOR: Counting = Counting;
 const SETTLING: usize = 2;
 const STEPS: usize = 12;
 
-fn rig(exchange: Exchange, comm: Communicator) -> Rig<f32> {
+fn rig(exchange: Exchange, mixed: Option<Mixed>, comm: Communicator) -> Rig<f32> {
     let scratch = cpu::scratch(1);
     let model = small_vit(0.1).build(4, smoothed(), DType::F32).unwrap();
-    let program = compiled_with(model, &Settings { exchange: Some(exchange), ..settings(&scratch) });
+    let program = compiled_with(model, &Settings { exchange: Some(exchange), mixed, ..settings(&scratch) });
     Rig::among(program, 1, Some(comm))
 }
 
@@ -70,13 +70,19 @@ fn trace_and_account(executor: &mut Executor<f32>, events: &mut Vec<cpu::Event>)
 /// Two ranks, each a thread, with every kind of exchange; timed and traced.
 #[test]
 fn steps_with_an_exchange_allocate_nothing() {
-    for (overlap, wire) in [(true, None), (false, None), (true, Some(DType::Bf16)), (true, Some(DType::F16))]
-    {
+    let half = Some(Mixed { half: DType::Bf16, residual: DType::Bf16 });
+    for (overlap, wire, mixed) in [
+        (true, None, None),
+        (false, None, None),
+        (true, Some(DType::Bf16), None),
+        (true, Some(DType::F16), None),
+        (true, None, half),
+    ] {
         let exchange = Exchange { ranks: 2, bucket: 5_000, overlap, wire };
         let comms = comm::threads::group(2).into_iter();
         let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Pulse::new())));
         let [mut first, mut other]: [Rig<f32>; 2] =
-            comms.map(|comm| rig(exchange, comm)).collect::<Vec<_>>().try_into().ok().unwrap();
+            comms.map(|comm| rig(exchange, mixed, comm)).collect::<Vec<_>>().try_into().ok().unwrap();
         first.executor.set_tracing(true);
         let mut events = Vec::with_capacity(4096);
         std::thread::scope(|scope| {
@@ -90,7 +96,7 @@ fn steps_with_an_exchange_allocate_nothing() {
             assert!(before > 0, "the counter counts");
             (SETTLING..STEPS).for_each(|_| one(&mut first));
             let made = OURS.load(Ordering::Relaxed) - before;
-            assert_eq!(made, 0, "overlap {overlap}, wire {wire:?}");
+            assert_eq!(made, 0, "overlap {overlap}, wire {wire:?}, {mixed:?}");
         });
     }
 }

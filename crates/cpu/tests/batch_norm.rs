@@ -258,7 +258,7 @@ fn running_moments_are_averaged() {
     assert!(kept.iter().zip(&average).all(|(a, b)| (a - b).abs() < 1e-12), "{kept:?} and {average:?}");
     let mut logits = |change: Option<&str>| {
         if let Some(id) = change.and_then(|name| run.executor.find_state(name)) {
-            run.executor.state_mut(id).iter_mut().for_each(|x| *x *= 1.5);
+            run.executor.state_mut(id).unwrap().iter_mut().for_each(|x| *x *= 1.5);
         }
         run.run(Which::Eval);
         run.executor.output(Which::Eval, "head").unwrap().to_vec()

@@ -14,7 +14,7 @@ fn rig(recompute: Recompute) -> Rig<f32> {
 
 fn set(rig: &mut Rig<f32>, state: &str, change: impl Fn(&mut [f32])) {
     let id = rig.executor.find_state(state).unwrap();
-    change(rig.executor.state_mut(id));
+    change(rig.executor.state_mut(id).unwrap());
 }
 
 fn checked(rig: &mut Rig<f32>, which: Which) -> Option<BadValue> {

@@ -83,7 +83,7 @@ fn evaluation_scores_the_averages() {
     let set = |rig: &mut Rig<f64>, values: Vec<(String, Vec<f64>)>| {
         for (name, values) in values {
             let id = rig.executor.find_state(&name).unwrap();
-            rig.executor.state_mut(id).copy_from_slice(&values);
+            rig.executor.state_mut(id).unwrap().copy_from_slice(&values);
         }
         rig.loss()
     };

@@ -103,7 +103,7 @@ impl Heads {
         let mut executor = Executor::new(compiled_with(model, &settings), Options::alone(2, 1)).unwrap();
         for state in executor.program().states.clone().iter().filter(|s| s.is_parameter()) {
             let id = executor.find_state(&state.name).unwrap();
-            for (i, value) in executor.state_mut(id).iter_mut().enumerate() {
+            for (i, value) in executor.state_mut(id).unwrap().iter_mut().enumerate() {
                 *value = weight(&state.name, &state.ty.shape.0, i) as f32;
             }
         }

@@ -127,6 +127,15 @@ impl Program {
         self.last.steps.iter().any(|step| step.op == Op::Moments)
     }
 
+    /// What the state of a loss scale that starts at `initial` holds first: see [`Op::LossScale`].
+    pub fn first_scale(&self, initial: f64) -> [f64; 3] {
+        let bears = |op: &Op| match op {
+            Op::LossScale { hysteresis, .. } => Some(*hysteresis as f64),
+            _ => None,
+        };
+        [initial, 0.0, self.update.steps.iter().find_map(|step| bears(&step.op)).unwrap_or(1.0)]
+    }
+
     /// Whether plans can add to what earlier micro-steps left: not where it lies in the arena.
     pub fn accumulates(&self) -> bool {
         self.states.iter().all(|state| state.arena.is_none())

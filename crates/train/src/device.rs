@@ -337,11 +337,11 @@ impl<T: Real> Device<T> for Executor<T> {
     }
 
     fn outcome(&mut self) -> Result<Outcome, TrainError> {
-        let stats = numbers(Executor::state(self, planned(Executor::find_state(self, "stats"))));
-        let control = numbers(planned(Executor::output(self, Which::Update, "control")));
+        let stats = numbers(&Executor::state(self, planned(Executor::find_state(self, "stats"))));
+        let control = numbers(&planned(Executor::output(self, Which::Update, "control")));
         let scale =
             Executor::program(self).states.iter().position(|s| matches!(s.role, Role::LossScale { .. }));
-        let scale = scale.map(|index| numbers(Executor::state(self, StateId(index as u32))));
+        let scale = scale.map(|index| numbers(&Executor::state(self, StateId(index as u32))));
         Ok(Outcome { stats, control, scale })
     }
 
@@ -354,15 +354,15 @@ impl<T: Real> Device<T> for Executor<T> {
     }
 
     fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [T]>>, TrainError> {
-        Ok(Executor::output(self, which, name).map(Cow::Borrowed))
+        Ok(Executor::output(self, which, name))
     }
 
     fn state(&self, id: StateId) -> Result<Cow<'_, [T]>, TrainError> {
-        Ok(Cow::Borrowed(Executor::state(self, id)))
+        Ok(Executor::state(self, id))
     }
 
     fn write_state(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError> {
-        self.state_mut(id).copy_from_slice(values);
+        Executor::write_state(self, id, values);
         Ok(())
     }
 

@@ -129,7 +129,7 @@ fn gradients_agree(name: &str) {
 
     fill_batch(&mut executor, Which::Eval, 0, classes);
     executor.run(Which::Eval, &Header { nominal: batch as f64, ..HEADER }).unwrap();
-    logits_agree(name, executor.output(Which::Eval, "head").unwrap(), classes, &fixture["logits"]);
+    logits_agree(name, &executor.output(Which::Eval, "head").unwrap(), classes, &fixture["logits"]);
 }
 
 fn logits_agree(name: &str, logits: &[f32], classes: usize, reference: &Value) {
@@ -275,7 +275,7 @@ fn move_biases(executor: &mut Executor<f32>, moved: &Value) {
     for (name, pairs) in moved.as_object().unwrap() {
         let id = executor.find_state(name).unwrap();
         for (channel, value) in elements(pairs) {
-            executor.state_mut(id)[channel] = value as f32;
+            executor.state_mut(id).unwrap()[channel] = value as f32;
         }
     }
 }

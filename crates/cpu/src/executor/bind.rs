@@ -1,6 +1,7 @@
 //! From a plan to addresses: operands in memory, collectives as calls.
 
 use super::flow::{Stretch, stretches};
+use super::operand::Operand;
 use crate::account::ExchangeTime;
 use crate::error::CpuError;
 use crate::kernels::Float;
@@ -10,28 +11,8 @@ use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Place, Plan, PlanValue, Step};
-use graph::{DType, Op, Program, Shape, Type};
+use graph::{Op, Program, StateId};
 use std::sync::Arc;
-
-/// A value of a bound plan: where it is and how it is shaped. Labels are integers, what travels may be of 16 bits, and
-/// everything else is `T`.
-pub(crate) struct Operand<T> {
-    pub data: View<T>,
-    pub ints: View<i32>,
-    pub halves: View<u16>,
-    pub dtype: DType,
-    pub shape: Shape,
-}
-
-impl<T> Operand<T> {
-    pub(super) fn address(&self) -> *mut u8 {
-        match self.dtype {
-            DType::I32 => self.ints.address().cast(),
-            dtype if dtype.is_half() => self.halves.address().cast(),
-            _ => self.data.address().cast(),
-        }
-    }
-}
 
 /// A step with its operands' addresses.
 pub(crate) struct Bound<T> {
@@ -42,6 +23,11 @@ pub(crate) struct Bound<T> {
     pub kernel: Kernel<T>,
     /// Pairs (input, output) of which the output may lie where the input does.
     pub in_place: Vec<(usize, usize)>,
+    /// The operands, and the results, that are stored in another type than the executor computes in.
+    pub widened: Vec<Operand<T>>,
+    pub rounded: Vec<Operand<T>>,
+    /// Bytes beside the plan's memory, which no other step uses meanwhile.
+    pub(super) borrowed: usize,
     pub(super) is_product: bool,
     pub(super) work: Work,
     /// Such as "backward of blocks.5.mlp.fc1 (linear_grad_w)".
@@ -81,20 +67,36 @@ pub(super) struct BoundPlan<T> {
 }
 
 /// What plans are bound to.
-pub(super) struct Memory<'a, T> {
+pub(super) struct Memory<'a> {
     pub arena: &'a Block,
-    pub states: &'a [View<T>],
+    pub states: &'a [View<u8>],
     pub comm: Option<&'a Communicator>,
     pub threads: usize,
 }
 
-impl<T: Float> Memory<'_, T> {
-    pub fn bind_all(&self, program: &Program) -> Result<[BoundPlan<T>; 4], CpuError> {
+impl Memory<'_> {
+    /// The plans of a program, and the memory that their steps borrow, if they do.
+    pub fn bind_all<T: Float>(
+        &self,
+        program: &Program,
+    ) -> Result<([BoundPlan<T>; 4], Option<Block>), CpuError> {
         let [micro, last, update, eval] = program.plans();
-        Ok([self.bind(micro)?, self.bind(last)?, self.bind(update)?, self.bind(eval)?])
+        let mut plans = [self.bind(micro)?, self.bind(last)?, self.bind(update)?, self.bind(eval)?];
+        let steps = plans.iter_mut().flat_map(|plan| &mut plan.steps);
+        let bytes = steps.map(|step| step.borrow(None)).max().filter(|bytes| *bytes > 0);
+        let what = "numbers in the precision of the arithmetic";
+        let block = |bytes| Block::new(bytes).ok_or(CpuError::Memory { what, bytes });
+        let borrowed = bytes.map(block).transpose()?;
+        for plan in &mut plans {
+            plan.steps.iter_mut().for_each(|step| {
+                step.borrow(borrowed.as_ref());
+            });
+            plan.stretches = stretches(&plan.steps, self.threads);
+        }
+        Ok((plans, borrowed))
     }
 
-    fn bind(&self, plan: &Plan) -> Result<BoundPlan<T>, CpuError> {
+    fn bind<T: Float>(&self, plan: &Plan) -> Result<BoundPlan<T>, CpuError> {
         let mut bound = BoundPlan {
             steps: vec![],
             calls: vec![],
@@ -118,27 +120,21 @@ impl<T: Float> Memory<'_, T> {
             }
             bound.steps.push(one);
         }
-        bound.stretches = stretches(&bound.steps, self.threads);
         Ok(bound)
     }
 
-    fn step(&self, plan: &Plan, step: &Step) -> Result<Bound<T>, CpuError> {
+    fn step<T: Float>(&self, plan: &Plan, step: &Step) -> Result<Bound<T>, CpuError> {
         let no_kernel = || CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() };
         let kernel = self.kernel(plan, step).ok_or_else(no_kernel)?;
-        let operand = |v: &usize| self.operand(&step.op, &plan.values[*v]);
+        let operand = |v: &usize| self.operand(&plan.values[*v]);
         let inputs: Vec<Operand<T>> = step.inputs.iter().map(operand).collect::<Result<_, _>>()?;
         let mut outputs: Vec<Operand<T>> = step.outputs.iter().map(operand).collect::<Result<_, _>>()?;
-        let halves = |list: &[Operand<T>]| list.iter().any(|o| o.dtype.is_half());
-        let from_half_to_half = step.lane == Lane::Compute && halves(&inputs) && halves(&outputs);
-        if from_half_to_half {
-            return Err(no_kernel());
-        }
         if let Op::Assign { state } = step.op {
-            let Type { dtype, shape } = plan.states[state.index()].ty.clone();
-            let data = self.states[state.index()];
-            outputs.push(Operand { data, ints: View::EMPTY, halves: View::EMPTY, dtype, shape });
+            let written = &plan.states[state.index()];
+            outputs.push(Operand::new(&written.name, &written.ty, self.state(state))?);
         }
-        let scratch = self.scratch(step, kernel.scratch)?;
+        let given = step.scratch.filter(|given| given.bytes >= kernel.scratch);
+        let scratch = given.map_or(View::EMPTY, |given| self.arena.view(given.offset, kernel.scratch));
         let name = format!("{} of {} ({})", step.phase.name(), step.layer, step.op.name());
         Ok(Bound {
             in_place: step.op.in_place(inputs.len()).collect(),
@@ -148,6 +144,9 @@ impl<T: Float> Memory<'_, T> {
             outputs,
             scratch,
             kernel,
+            widened: vec![],
+            rounded: vec![],
+            borrowed: 0,
             work: Work::Compute { after: None },
             doing: self.comm.map(|comm| comm.name(&name)),
             name: name.into(),
@@ -157,7 +156,7 @@ impl<T: Float> Memory<'_, T> {
     }
 
     /// What runs a step, if there is something.
-    fn kernel(&self, plan: &Plan, step: &Step) -> Option<Kernel<T>> {
+    fn kernel<T: Float>(&self, plan: &Plan, step: &Step) -> Option<Kernel<T>> {
         if step.lane == Lane::Comm {
             return Some(Kernel::none());
         }
@@ -166,37 +165,19 @@ impl<T: Float> Memory<'_, T> {
         steps::kernel(&step.op, &types, self.threads)
     }
 
-    /// The working memory that the plan has for a step, of which its kernel needs so many bytes.
-    fn scratch(&self, step: &Step, needs: usize) -> Result<View<u8>, CpuError> {
-        match step.scratch {
-            _ if needs == 0 => Ok(View::EMPTY),
-            Some(given) if given.bytes >= needs => Ok(self.arena.view(given.offset, needs)),
-            _ => {
-                let (layer, op) = (step.layer.clone(), step.op.name());
-                Err(CpuError::Scratch { layer, op, needs, has: step.scratch.map_or(0, |s| s.bytes) })
-            }
-        }
+    fn operand<T: Float>(&self, value: &PlanValue) -> Result<Operand<T>, CpuError> {
+        let stored = match value.place {
+            Place::State(state) => self.state(state),
+            Place::Arena(offset) => self.arena.view(offset, value.ty.bytes()),
+        };
+        Operand::new(&value.name, &value.ty, stored)
     }
 
-    fn operand(&self, op: &Op, value: &PlanValue) -> Result<Operand<T>, CpuError> {
-        let Type { dtype, shape } = value.ty.clone();
-        let travels =
-            matches!(op, Op::Pack { .. } | Op::Unpack { .. } | Op::Cast { .. }) || op.ranks().is_some();
-        if !(dtype.is_half() && travels) {
-            check_dtype::<T>(&value.name, &value.ty)?;
-        }
-        let count = shape.count();
-        let mut operand = Operand { data: View::EMPTY, ints: View::EMPTY, halves: View::EMPTY, dtype, shape };
-        match value.place {
-            Place::State(state) => operand.data = self.states[state.index()],
-            Place::Arena(offset) if dtype == DType::I32 => operand.ints = self.arena.view(offset, count),
-            Place::Arena(offset) if dtype.is_half() => operand.halves = self.arena.view(offset, count),
-            Place::Arena(offset) => operand.data = self.arena.view(offset, count),
-        }
-        Ok(operand)
+    fn state(&self, state: StateId) -> View<u8> {
+        self.states[state.index()]
     }
 
-    fn call(&self, plan: &Plan, step: &Step, bound: &Bound<T>) -> Result<Call, CpuError> {
+    fn call<T: Float>(&self, plan: &Plan, step: &Step, bound: &Bound<T>) -> Result<Call, CpuError> {
         let (layer, op) = (step.layer.clone(), step.op.name());
         let needs = step.op.ranks().unwrap_or(0);
         let Some(comm) = self.comm.filter(|comm| comm.size() == needs) else {
@@ -223,15 +204,8 @@ impl<T: Float> Memory<'_, T> {
 
 /// The range of operands that follow each other, or the number of the first that is not followed by the next.
 fn span<T>(operands: &[Operand<T>], size: usize) -> Result<Span, usize> {
-    let places: Vec<(u64, usize)> = operands.iter().map(|o| (o.address() as u64, o.shape.count())).collect();
+    let places: Vec<(u64, usize)> =
+        operands.iter().map(|o| (o.stored.address() as u64, o.shape.count())).collect();
     let calls::Range { len, .. } = calls::range(&places, size)?;
-    Ok(Span { address: operands[0].address(), len })
-}
-
-pub(super) fn check_dtype<T: Float>(name: &str, ty: &Type) -> Result<(), CpuError> {
-    let computes = if size_of::<T>() == 8 { DType::F64 } else { DType::F32 };
-    if ty.dtype == computes || ty.dtype == DType::I32 {
-        return Ok(());
-    }
-    Err(CpuError::DType { name: name.to_string(), ty: ty.clone(), computes })
+    Ok(Span { address: operands[0].stored.address(), len })
 }

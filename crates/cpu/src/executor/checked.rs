@@ -12,7 +12,7 @@ impl<T: Float> Executor<T> {
     /// begin with, then the results of each step. A plan with collectives goes on to its end all the same, since the other
     /// ranks take part in them.
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CpuError> {
-        self.check_sums(header)?;
+        self.begin(header)?;
         let goes_on = !self.plans[which as usize].calls.is_empty();
         let mut first = self.bad_before(which, header);
         for index in 0..self.plans[which as usize].steps.len() {
@@ -47,8 +47,7 @@ impl<T: Float> Executor<T> {
 
     fn bad(&self, which: Which, value: usize, origin: impl Fn() -> Origin) -> Option<BadValue> {
         let value = &self.plan(which).values[value];
-        // SAFETY: nothing runs between two steps, and `run_checked` holds `&mut self`.
-        let elements = unsafe { self.view_of(value)?.read() };
+        let elements = self.floats(value)?;
         let index = elements.iter().position(|x| !x.to_f64().is_finite())?;
         let (name, found) = (value.name.clone(), elements[index].to_f64());
         Some(BadValue { origin: origin(), value: name, index, found })

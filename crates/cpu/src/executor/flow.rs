@@ -14,7 +14,8 @@
 
 mod run;
 
-use super::bind::{Bound, Operand, Work};
+use super::Operand;
+use super::bind::{Bound, Work};
 use crate::kernels::Float;
 use crate::steps::{self, Blocks, Context, Cut, Phase, Team};
 use graph::Header;
@@ -130,7 +131,8 @@ pub(super) fn stretches<T: Float>(bound: &[Bound<T>], threads: usize) -> Vec<Str
             all.push(Stretch::Step(index));
             continue;
         };
-        if !steps::flows(&step.op) {
+        // What a step borrows, the next one may borrow too.
+        if !steps::flows(&step.op) || step.borrowed > 0 {
             all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
             all.push(Stretch::Step(index));
             continue;
@@ -283,7 +285,7 @@ fn accesses<T>(bound: &Bound<T>, cut: Cut, blocks: Option<Blocks>) -> Vec<Access
     let of_samples = steps::samples(&bound.op);
     let mut found = vec![];
     let mut add = |operand: &Operand<T>, writes: bool, is_rows: bool| {
-        let (start, bytes) = (operand.address() as usize, operand.shape.count() * operand.dtype.bytes());
+        let (start, bytes) = (operand.stored.address() as usize, operand.stored.len());
         let sample = blocks.filter(|_| is_rows).map(|blocks| bytes / blocks.batch());
         let touched = match (cut, blocks) {
             (Cut::Blocks { .. }, Some(_)) => is_rows || !writes,

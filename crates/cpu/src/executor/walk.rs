@@ -75,7 +75,7 @@ impl<T> BoundPlan<T> {
 impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
-        self.check_sums(header)?;
+        self.begin(header)?;
         let Executor { plans, comm, clock, pool, slowdown, .. } = self;
         let plan = &mut plans[which as usize];
         let mut under_way = UnderWay::new(comm.as_ref());
@@ -141,7 +141,7 @@ impl<T: Float> Executor<T> {
         header: &Header,
         choose: &mut dyn FnMut(usize) -> usize,
     ) -> Result<(), CpuError> {
-        self.check_sums(header)?;
+        self.begin(header)?;
         for index in 0..self.plans[which as usize].stretches.len() {
             let plan = &self.plans[which as usize];
             match &plan.stretches[index] {
@@ -155,7 +155,7 @@ impl<T: Float> Executor<T> {
     }
 
     /// Does one step, and waits for it.
-    pub(super) fn run_step(&mut self, which: Which, index: usize, header: &Header) -> Result<(), CpuError> {
+    pub(crate) fn run_step(&mut self, which: Which, index: usize, header: &Header) -> Result<(), CpuError> {
         let plan = &self.plans[which as usize];
         let step = &plan.steps[index];
         if let Work::Call(number) = step.work {
@@ -175,6 +175,7 @@ impl<T: Float> Executor<T> {
     /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
     /// seconds they take: the ceiling the whole plan is measured against. Results are garbage.
     pub fn run_products(&mut self, which: Which, header: &Header) -> f64 {
+        self.refresh();
         let start = Instant::now();
         for step in &self.plans[which as usize].steps {
             let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });

@@ -1,4 +1,4 @@
-//! Numbers of 16 bits: what gradients may travel as.
+//! Numbers of 16 bits: what gradients may travel as, and what plans in half precision store.
 
 use super::float::Float;
 use super::level::simd;

@@ -25,6 +25,9 @@ pub unsafe fn norm_add<T: Float>(cx: &Context<'_, T>, eps: f64, drop: Option<Pat
                 let out = cx.output(0).data.part(wide.clone()).write();
                 let [mean, rstd] = [1, 2].map(|i| cx.output(i).data.part(r.clone()).write());
                 kernels::norm_add(wide_input(0), wide_input(1), gamma, beta, eps, factor, out, mean, rstd);
+                if let Some(again) = cx.step.outputs.get(3) {
+                    again.data.part(wide.clone()).write().copy_from_slice(out);
+                }
             }
         }
     });

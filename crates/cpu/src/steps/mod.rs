@@ -28,6 +28,7 @@ pub(crate) use blocks::{Blocks, flows, samples};
 pub(crate) use context::{Context, Cut, Phase, Share, Team};
 pub use table::scratch;
 pub(crate) use table::{Kernel, Types, kernel};
+pub(crate) use wire::{load, store};
 
 use crate::kernels::Float;
 
@@ -45,6 +46,10 @@ pub(crate) fn row_piece(cols: usize) -> usize {
 /// Nothing else touches the step's operands and scratch meanwhile, but for inputs that others only read; outputs
 /// overlap inputs only where the op may work in place.
 pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
-    // SAFETY: passed on to the caller.
-    unsafe { cx.step.kernel.run(cx) };
+    // SAFETY: passed on to the caller; wide numbers are the step's own while it runs.
+    unsafe {
+        wire::widen(cx);
+        cx.step.kernel.run(cx);
+        wire::round(cx);
+    }
 }

@@ -131,7 +131,8 @@ pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: boo
     let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
     // SAFETY: a parameter, only read.
     let gamma = unsafe { cx.input(3).data.read() };
-    by_parts(cx, shape, (cx.scratch(), (cx.step.outputs.len() - 1) * cols), |r, partial| {
+    let sums = 1..3 + usize::from(sum);
+    by_parts(cx, shape, (cx.scratch(), sums.len() * cols), |r, partial| {
         let wide = r.start * cols..r.end * cols;
         let (dgamma, rest) = partial.split_at_mut(cols);
         let (dbeta, dx_sum) = rest.split_at_mut(cols);
@@ -146,9 +147,12 @@ pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: boo
             if sum {
                 kernels::column_sum(dx, cols, dx_sum);
             }
+            if let Some(again) = cx.step.outputs.get(sums.end) {
+                again.data.part(wide.clone()).write().copy_from_slice(dx);
+            }
         }
     });
-    join(cx, shape, cx.scratch(), &cx.step.outputs[1..], None);
+    join(cx, shape, cx.scratch(), &cx.step.outputs[sums], None);
 }
 
 pub unsafe fn norm_add_grad<T: Float>(cx: &Context<'_, T>, drop: Option<PathDrop>) {

@@ -27,8 +27,10 @@ pub unsafe fn copy<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn seed<T: Float>(cx: &Context<'_, T>) {
     cx.each(1, |_, _| {
+        // SAFETY: the loss scale, if there is one, is only read.
+        let scale = cx.step.inputs.first().map_or(T::ONE, |scale| unsafe { scale.data.read()[0] });
         // SAFETY: the only access to the output.
-        unsafe { cx.output(0).data.write() }.fill(T::ONE);
+        unsafe { cx.output(0).data.write() }.fill(scale);
     });
 }
 

@@ -12,6 +12,8 @@ use graph::{DType, Graph, Op, Shape, Type};
 pub(crate) struct Kernel<T> {
     /// Bytes of working memory.
     pub scratch: usize,
+    /// Whether it takes operands and results as they are stored, in whatever type. Others see all floats as `T`.
+    pub reads_stored: bool,
     run: Run<T>,
 }
 
@@ -20,7 +22,7 @@ type Run<T> = Box<dyn Fn(&Context<'_, T>) + Send + Sync>;
 impl<T: Float> Kernel<T> {
     /// Without working memory.
     fn new(run: impl Fn(&Context<'_, T>) + Send + Sync + 'static) -> Self {
-        Kernel { scratch: 0, run: Box::new(run) }
+        Kernel { scratch: 0, reads_stored: false, run: Box::new(run) }
     }
 
     /// With this many more numbers to work on.
@@ -40,7 +42,12 @@ impl<T: Float> Kernel<T> {
 
     /// For collectives, which the communicator runs.
     pub fn none() -> Self {
-        Kernel::new(|_| {})
+        Kernel::new(|_| {}).of_any_type()
+    }
+
+    fn of_any_type(mut self) -> Self {
+        self.reads_stored = true;
+        self
     }
 
     /// # Safety
@@ -81,8 +88,8 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
     let kernel =
         match *op {
             // ---- the border of a graph
-            Op::Assign { .. } => call!(rows::copy),
-            Op::Seed { .. } if types.inputs.is_empty() => call!(rows::seed),
+            Op::Assign { .. } => call!(wire::cast).of_any_type(),
+            Op::Seed { .. } => call!(rows::seed),
 
             // ---- ViT
             Op::Patches { patch } => call!(tokens::patches, patch),
@@ -102,7 +109,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Embed { class_token } => call!(tokens::embed, class_token),
             Op::EmbedGrad { class_token } => call!(tokens::embed_grad, class_token),
             Op::LayerNorm { eps, add } => call!(rows::layer_norm, eps, add),
-            Op::LayerNormGrad { add, sum, half: None } => {
+            Op::LayerNormGrad { add, sum, .. } => {
                 call!(reduce::layer_norm_grad, add, sum).elements((2 + usize::from(sum)) * partials(x(0)))
             }
             Op::Attention { heads, drop } => call!(attention::forward, heads, drop)
@@ -144,7 +151,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
                 .elements(position_bias::scratch_elements(op, types.inputs[2], threads)),
             Op::PositionBiasGrad { window, pretrained } => call!(position_bias::backward, window, pretrained)
                 .elements(position_bias::scratch_elements(op, types.inputs[2], threads)),
-            Op::NormAdd { eps, drop, half: None } => call!(maps::norm_add, eps, drop),
+            Op::NormAdd { eps, drop, .. } => call!(maps::norm_add, eps, drop),
             Op::NormAddGrad { drop } => call!(reduce::norm_add_grad, drop).elements(2 * partials(x(0))),
             Op::MergePatches => call!(maps::merge_patches),
             Op::SplitPatches { .. } => call!(maps::split_patches),
@@ -152,20 +159,19 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             // ---- accumulation and update
             Op::Accumulate => call!(rows::accumulate),
             Op::SumSquares => call!(reduce::sum_squares).doubles(types.inputs.len()),
-            Op::Clip { max_norm, scaled: false } => call!(update::clip, max_norm),
+            Op::Clip { max_norm, scaled } => call!(update::clip, max_norm, scaled),
             Op::Advance => call!(update::advance),
-            Op::AdamW { .. } if types.inputs.len() == 6 => call!(update::adamw),
-            Op::Sgd { .. } if types.inputs.len() == 5 => call!(update::sgd),
-            Op::Lamb { .. } if types.inputs.len() == 6 => {
-                call!(update::lamb).doubles(2 * x(0).count().div_ceil(PIECE))
-            }
+            Op::AdamW { .. } => call!(update::adamw),
+            Op::Sgd { .. } => call!(update::sgd),
+            Op::Lamb { .. } => call!(update::lamb).doubles(2 * x(0).count().div_ceil(PIECE)),
             Op::Ema { decay } => call!(update::ema, decay),
+            Op::LossScale { window, hysteresis, min } => call!(update::loss_scale, window, hysteresis, min),
             Op::Commit => call!(batch_norm::commit),
 
             // ---- on the way to other ranks
-            Op::Pack { .. } => call!(wire::pack),
-            Op::Unpack { .. } => call!(wire::unpack),
-            Op::Cast { .. } => call!(wire::cast),
+            Op::Pack { .. } => call!(wire::pack).of_any_type(),
+            Op::Unpack { .. } => call!(wire::unpack).of_any_type(),
+            Op::Cast { .. } => call!(wire::cast).of_any_type(),
 
             // ---- dense prediction
             Op::Conv { window, bias } => {
@@ -206,10 +212,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Grid { .. } => call!(channels::grid),
             Op::Ungrid { .. } => call!(channels::ungrid),
 
-            // ---- forms and ops that there is no kernel for
-            Op::Seed { .. } | Op::Clip { scaled: true, .. } | Op::LossScale { .. } => return None,
-            Op::LayerNormGrad { half: Some(_), .. } | Op::NormAdd { half: Some(_), .. } => return None,
-            Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } => return None,
+            // ---- what there is no kernel for: the host prepares images
             Op::Prepare { .. } => return None,
             // No steps, or the communicator's.
             Op::Input | Op::Read { .. } => return None,

@@ -1,6 +1,7 @@
 //! The update: clipping and the optimizers. Every result is written over its input where the plan says so.
 
 use super::{Context, PIECE};
+use crate::executor::Operand;
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use graph::Op;
@@ -10,7 +11,7 @@ use std::ops::Range;
 ///
 /// # Safety
 /// As [`super::run`]; so for every function here.
-pub unsafe fn clip<T: Float>(cx: &Context<'_, T>, max_norm: Option<f64>) {
+pub unsafe fn clip<T: Float>(cx: &Context<'_, T>, max_norm: Option<f64>, scaled: bool) {
     cx.each(1, |_, _| {
         // SAFETY: inputs are only read; the output is this step's own.
         let (squares, stats, control) =
@@ -18,10 +19,12 @@ pub unsafe fn clip<T: Float>(cx: &Context<'_, T>, max_norm: Option<f64>) {
         let actual = stats[1].to_f64();
         // Gradients were divided by the nominal count; what a partial batch lacks is made up for here.
         let correction = cx.header.nominal / actual;
-        let norm = squares[0].to_f64().sqrt() * correction;
+        // SAFETY: only read.
+        let loss_scale = if scaled { unsafe { cx.input(2).data.read()[0].to_f64() } } else { 1.0 };
+        let norm = squares[0].to_f64().sqrt() / loss_scale * correction;
         let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
         let apply = norm.is_finite() && actual > 0.0;
-        let values = if apply { [correction * clip, 1.0, norm] } else { [0.0, 0.0, norm] };
+        let values = if apply { [correction * clip / loss_scale, 1.0, norm] } else { [0.0, 0.0, norm] };
         control.iter_mut().zip(values).for_each(|(out, value)| *out = T::from_f64(value));
     });
 }
@@ -32,6 +35,32 @@ pub unsafe fn advance<T: Float>(cx: &Context<'_, T>) {
         let (before, apply) = unsafe { (cx.input(0).data.read()[0], cx.input(1).data.read()[1]) };
         // SAFETY: the output is this step's own, and no slice of the input is held.
         unsafe { cx.output(0).data.write()[0] = before + apply };
+    });
+}
+
+/// scale = (scale, good steps since it changed, skipped steps it still bears).
+pub unsafe fn loss_scale<T: Float>(cx: &Context<'_, T>, window: u64, hysteresis: u64, min: f64) {
+    cx.each(1, |_, _| {
+        // SAFETY: numbers that are read before the output is written.
+        let (state, applied) =
+            unsafe { (cx.input(0).data.read(), cx.input(1).data.read()[1].to_f64() != 0.0) };
+        let [mut scale, mut good, mut borne] = [0, 1, 2].map(|i| state[i].to_f64());
+        if applied {
+            good += 1.0;
+            if good >= window as f64 {
+                (scale, good, borne) = (2.0 * scale, 0.0, hysteresis as f64);
+            }
+        } else {
+            good = 0.0;
+            if borne > 1.0 {
+                borne -= 1.0;
+            } else {
+                scale = (scale / 2.0).max(min);
+            }
+        }
+        // SAFETY: the output is this step's own, and no slice of the input is held.
+        let out = unsafe { cx.output(0).data.write() };
+        out.iter_mut().zip([scale, good, borne]).for_each(|(out, value)| *out = T::from_f64(value));
     });
 }
 
@@ -58,10 +87,33 @@ unsafe fn begin<T: Float>(cx: &Context<'_, T>, range: &Range<usize>) -> Option<C
 /// # Safety
 /// The two scalars are only read.
 unsafe fn control<T: Float>(cx: &Context<'_, T>) -> Control {
-    let n = cx.step.inputs.len();
+    // Behind the parameter, its gradient and its moments.
+    let at = cx.step.outputs.len() + 1 - usize::from(copy(cx).is_some());
     // SAFETY: passed on to the caller.
-    let (control, applied) = unsafe { (cx.input(n - 2).data.read(), cx.input(n - 1).data.read()) };
+    let (control, applied) = unsafe { (cx.input(at).data.read(), cx.input(at + 1).data.read()) };
     Control { factor: control[0].to_f64(), apply: control[1].to_f64() != 0.0, applied: applied[0].to_f64() }
+}
+
+/// The result that is the parameter once more, in half precision.
+fn copy<'a, T: Float>(cx: &'a Context<'_, T>) -> Option<&'a Operand<T>> {
+    let moments = match cx.step.op {
+        Op::Sgd { .. } => 1,
+        _ => 2,
+    };
+    cx.step.outputs.get(1 + moments)
+}
+
+/// The copy of a range of the parameter, which was updated.
+///
+/// # Safety
+/// Nobody else touches this range of the outputs.
+unsafe fn write_copy<T: Float>(cx: &Context<'_, T>, range: Range<usize>) {
+    if let Some(copy) = copy(cx) {
+        // SAFETY: the parameter and its copy lie apart; the rest is passed on to the caller.
+        unsafe {
+            copy.data.part(range.clone()).write().copy_from_slice(cx.output(0).data.part(range).read());
+        }
+    }
 }
 
 /// Makes a range of each output start as the input it may overwrite, so that the kernels can work in place.
@@ -97,6 +149,7 @@ pub unsafe fn adamw<T: Float>(cx: &Context<'_, T>) {
         unsafe {
             let [w, m, v] = [w, m, v].map(|x| x.part(r.clone()).write());
             kernels::adamw(w, g.read(), m, v, hyper, factor);
+            write_copy(cx, r);
         }
     });
 }
@@ -115,6 +168,7 @@ pub unsafe fn sgd<T: Float>(cx: &Context<'_, T>) {
         unsafe {
             let [w, buffer] = [w, buffer].map(|x| x.part(r.clone()).write());
             kernels::sgd(w, g.read(), Some(buffer), hyper, factor);
+            write_copy(cx, r);
         }
     });
 }
@@ -150,7 +204,8 @@ pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
         // SAFETY: pieces don't overlap; the moments are only read now.
         unsafe {
             let [m, v] = [m, v].map(|x| x.part(r.clone()).read());
-            kernels::lamb_apply(w.part(r).write(), m, v, hyper, step);
+            kernels::lamb_apply(w.part(r.clone()).write(), m, v, hyper, step);
+            write_copy(cx, r);
         }
     });
 }

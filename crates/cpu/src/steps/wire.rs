@@ -1,9 +1,12 @@
-//! Values on their way to other ranks: end to end in one buffer, perhaps of another type.
+//! Numbers from one type to another: values on their way to other ranks, end to end in one buffer, and the operands of steps
+//! that are stored in another precision than the executor computes in.
 
 use super::{Context, PIECE};
 use crate::executor::Operand;
 use crate::kernels::{self, Float};
+use crate::memory::View;
 use graph::DType;
+use std::ops::Range;
 
 /// # Safety
 /// As [`super::run`]; so for every function here.
@@ -16,11 +19,9 @@ pub unsafe fn pack<T: Float>(cx: &Context<'_, T>) {
         unsafe { convert(cx, (value, 0), (flat, at), len) };
         at += len;
     }
+    let padding = at * flat.dtype.bytes()..flat.stored.len();
     // SAFETY: what is left of the buffer is this step's own; zero has the same bits in every type.
-    unsafe {
-        flat.data.part(at.min(flat.data.len())..flat.data.len()).write().fill(T::ZERO);
-        flat.halves.part(at.min(flat.halves.len())..flat.halves.len()).write().fill(0);
-    }
+    unsafe { flat.stored.part(padding).write() }.fill(0);
 }
 
 pub unsafe fn unpack<T: Float>(cx: &Context<'_, T>) {
@@ -34,11 +35,35 @@ pub unsafe fn unpack<T: Float>(cx: &Context<'_, T>) {
     }
 }
 
+/// One value as another, whose type may be another.
 pub unsafe fn cast<T: Float>(cx: &Context<'_, T>) {
     let (from, to) = (cx.input(0), cx.output(0));
     // SAFETY: passed on to the caller.
     unsafe { convert(cx, (from, 0), (to, 0), to.shape.count()) };
 }
+
+/// The operands that are stored in another type, as numbers to compute with.
+pub unsafe fn widen<T: Float>(cx: &Context<'_, T>) {
+    for operand in &cx.step.widened {
+        cx.ranges(operand.data.len(), PIECE, |r, _| {
+            // SAFETY: pieces don't overlap; what is stored is only read.
+            unsafe { load(operand.stored, operand.dtype, r.clone(), operand.data.part(r).write()) };
+        });
+    }
+}
+
+/// The results that are stored in another type, each rounded to it.
+pub unsafe fn round<T: Float>(cx: &Context<'_, T>) {
+    for operand in &cx.step.rounded {
+        cx.ranges(operand.data.len(), PIECE, |r, _| {
+            // SAFETY: pieces don't overlap, and the kernel is done.
+            unsafe { store(operand.data.part(r.clone()).read(), operand.stored, operand.dtype, r) };
+        });
+    }
+}
+
+/// Numbers that [`convert`] has in hand between two types that are both not the executor's.
+const CHUNK: usize = 256;
 
 /// Copies `len` elements from one operand, from an element on, to another, as its type has them.
 ///
@@ -50,20 +75,80 @@ unsafe fn convert<T: Float>(
     (to, to_at): (&Operand<T>, usize),
     len: usize,
 ) {
-    let own = |dtype: DType| !dtype.is_half();
+    let (same, bytes) = (from.dtype == to.dtype, from.dtype.bytes());
     cx.ranges(len, PIECE, |r, _| {
         let (f, t) = (from_at + r.start..from_at + r.end, to_at + r.start..to_at + r.end);
         // SAFETY: pieces don't overlap; the rest is passed on to the caller.
         unsafe {
-            match (from.dtype, to.dtype) {
-                (a, b) if own(a) && own(b) => {
-                    to.data.part(t).write().copy_from_slice(from.data.part(f).read());
+            if same {
+                let [f, t] = [f, t].map(|r| r.start * bytes..r.end * bytes);
+                to.stored.part(t).write().copy_from_slice(from.stored.part(f).read());
+            } else if from.is_own() {
+                store(from.data.part(f).read(), to.stored, to.dtype, t);
+            } else if to.is_own() {
+                load(from.stored, from.dtype, f, to.data.part(t).write());
+            } else {
+                let mut numbers = [T::ZERO; CHUNK];
+                for at in (0..r.len()).step_by(CHUNK) {
+                    let numbers = &mut numbers[..CHUNK.min(r.len() - at)];
+                    load(from.stored, from.dtype, f.start + at..f.start + at + numbers.len(), numbers);
+                    store(numbers, to.stored, to.dtype, t.start + at..t.start + at + numbers.len());
                 }
-                (_, DType::Bf16) => kernels::to_bf16(from.data.part(f).read(), to.halves.part(t).write()),
-                (_, DType::F16) => kernels::to_f16(from.data.part(f).read(), to.halves.part(t).write()),
-                (DType::Bf16, _) => kernels::from_bf16(from.halves.part(f).read(), to.data.part(t).write()),
-                _ => kernels::from_f16(from.halves.part(f).read(), to.data.part(t).write()),
             }
         }
     });
+}
+
+/// Elements of what is stored as numbers to compute with.
+///
+/// # Safety
+/// Nobody writes them meanwhile.
+pub(crate) unsafe fn load<T: Float>(stored: View<u8>, dtype: DType, range: Range<usize>, out: &mut [T]) {
+    /// # Safety
+    /// As [`load`].
+    unsafe fn elements<'a, U: 'static>(stored: View<u8>, range: Range<usize>) -> &'a [U] {
+        // SAFETY: passed on to the caller.
+        unsafe { stored.cast::<U>(stored.len() / size_of::<U>()).part(range).read() }
+    }
+    fn each<T: Float, U: Copy>(x: &[U], out: &mut [T], number: impl Fn(U) -> f64) {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = T::from_f64(number(*x)));
+    }
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match dtype {
+            DType::Bf16 => kernels::from_bf16(elements(stored, range), out),
+            DType::F16 => kernels::from_f16(elements(stored, range), out),
+            DType::F32 => each(elements::<f32>(stored, range), out, f64::from),
+            DType::F64 => each(elements::<f64>(stored, range), out, |x| x),
+            DType::I32 => each(elements::<i32>(stored, range), out, f64::from),
+            DType::U8 => each(elements::<u8>(stored, range), out, f64::from),
+        }
+    }
+}
+
+/// Numbers as elements of another type, each rounded to the nearest.
+///
+/// # Safety
+/// Nobody else touches the elements meanwhile.
+pub(crate) unsafe fn store<T: Float>(x: &[T], stored: View<u8>, dtype: DType, range: Range<usize>) {
+    /// # Safety
+    /// As [`store`].
+    unsafe fn elements<'a, U: 'static>(stored: View<u8>, range: Range<usize>) -> &'a mut [U] {
+        // SAFETY: passed on to the caller.
+        unsafe { stored.cast::<U>(stored.len() / size_of::<U>()).part(range).write() }
+    }
+    fn each<T: Float, U>(x: &[T], out: &mut [U], number: impl Fn(f64) -> U) {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = number(x.to_f64()));
+    }
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match dtype {
+            DType::Bf16 => kernels::to_bf16(x, elements(stored, range)),
+            DType::F16 => kernels::to_f16(x, elements(stored, range)),
+            DType::F32 => each(x, elements::<f32>(stored, range), |x| x as f32),
+            DType::F64 => each(x, elements::<f64>(stored, range), |x| x),
+            DType::I32 => each(x, elements::<i32>(stored, range), |x| x as i32),
+            DType::U8 => each(x, elements::<u8>(stored, range), |x| x as u8),
+        }
+    }
 }

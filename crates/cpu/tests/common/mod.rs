@@ -3,6 +3,7 @@
 //! Legend: B batch, T tokens, C channels, K classes.
 #![allow(dead_code)]
 
+pub mod arithmetic;
 pub mod random;
 pub mod ranks;
 pub mod slopes;
@@ -299,18 +300,34 @@ impl<T: Float> Rig<T> {
         for (b, partner) in self.executor.ints(which, "partners").into_iter().flatten().enumerate() {
             *partner = (second(b).uniform() * classes) as i32;
         }
-        for (b, mix) in self.executor.input(which, "mix").into_iter().flatten().enumerate() {
-            *mix = T::from_f64(Sequence::new(first + b as u64, 79).uniform());
+        self.put(which, "mix", |b| Sequence::new(first + b as u64, 79).uniform());
+        let weights = std::mem::take(&mut self.weights);
+        assert!(self.put(which, "weights", |b| weights[b]));
+        self.weights = weights;
+        let plan = self.executor.program().plans()[which as usize];
+        if let Some(images) = plan.find("images") {
+            let size = plan.values[images].ty.shape.count() / self.weights.len();
+            let mut random = draws(0);
+            self.put(which, "images", |i| {
+                if i % size == 0 {
+                    random = draws(i / size);
+                }
+                random.normal()
+            });
         }
-        let weights = self.executor.input(which, "weights").unwrap();
-        weights.iter_mut().zip(&self.weights).for_each(|(x, weight)| *x = T::from_f64(*weight));
-        if let Some(images) = self.executor.input(which, "images") {
-            let size = images.len() / self.weights.len();
-            for (b, image) in images.chunks_exact_mut(size).enumerate() {
-                let mut random = draws(b);
-                image.iter_mut().for_each(|x| *x = T::from_f64(random.normal()));
-            }
+    }
+
+    /// Fills an input with what is drawn for each element in turn, if there is one of that name.
+    fn put(&mut self, which: Which, name: &str, mut draw: impl FnMut(usize) -> f64) -> bool {
+        if let Some(input) = self.executor.input(which, name) {
+            input.iter_mut().enumerate().for_each(|(i, x)| *x = T::from_f64(draw(i)));
+            return true;
         }
+        let plan = self.executor.program().plans()[which as usize];
+        let Some(value) = plan.find(name) else { return false };
+        let count = plan.values[value].ty.shape.count();
+        let values: Vec<T> = (0..count).map(|i| T::from_f64(draw(i))).collect();
+        self.executor.write_input(which, name, &values)
     }
 
     pub fn run(&mut self, which: Which) {
@@ -371,7 +388,7 @@ impl Rig<f64> {
             direction.iter().map(|(id, _)| self.executor.state(*id).to_vec()).collect();
         let mut loss_at = |distance: f64| {
             for ((id, along), start) in direction.iter().zip(&start) {
-                let values = self.executor.state_mut(*id).iter_mut().zip(start.iter().zip(along));
+                let values = self.executor.state_mut(*id).unwrap().iter_mut().zip(start.iter().zip(along));
                 values.for_each(|(x, (start, along))| *x = start + distance * along);
             }
             self.loss()

@@ -81,7 +81,7 @@ fn the_logit_scale_has_a_ceiling() {
     let mut rig = rig(&d.finish(y));
     let scale = rig.executor.find_state("logit_scale.3").unwrap();
     let mut loss_at = |scales: [f64; 2]| {
-        rig.executor.state_mut(scale).copy_from_slice(&scales);
+        rig.executor.state_mut(scale).unwrap().copy_from_slice(&scales);
         let loss = rig.loss();
         let gradients = rig.gradients();
         let gradient = gradients.into_iter().find(|(name, _)| name == "logit_scale.3.grad").unwrap().1;
@@ -110,7 +110,7 @@ fn position_bias() {
         let mut rig = rig(&d.finish(bias));
         for (name, centre) in [("w1.0", 1.0), ("b1.1", 0.4)] {
             let id = rig.executor.find_state(name).unwrap();
-            for x in rig.executor.state_mut(id) {
+            for x in rig.executor.state_mut(id).unwrap() {
                 *x = centre * x.signum() + 0.01 * x.clamp(-2.0, 2.0);
             }
         }

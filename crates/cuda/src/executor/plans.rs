@@ -17,7 +17,7 @@ use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
 use crate::tuner::{Known, Tuner};
 use graph::plan::{Place, homes};
-use graph::{DType, Lane, Op, Plan, Program};
+use graph::{DType, Lane, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -362,13 +362,4 @@ impl Base<'_> {
             parts,
         })
     }
-}
-
-/// How often a step may still be skipped before the loss scale is lowered, as a run starts.
-pub(super) fn hysteresis(program: &Program) -> u64 {
-    let of = |op: &Op| match op {
-        Op::LossScale { hysteresis, .. } => Some(*hysteresis),
-        _ => None,
-    };
-    program.update.steps.iter().find_map(|step| of(&step.op)).unwrap_or(1)
 }

@@ -1,6 +1,6 @@
 //! What outlives a plan, and results: between the GPU and the host, as f32.
 
-use super::plans::{REFRESH, hysteresis};
+use super::plans::REFRESH;
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::Stream;
@@ -25,7 +25,7 @@ pub(super) fn initialise(
         match state.role {
             Role::Parameter(init) => drawn.push((index, init, &state.ty)),
             Role::LossScale { initial } => {
-                let values = [initial as f32, 0.0, hysteresis(program) as f32];
+                let values = program.first_scale(initial).map(|x| x as f32);
                 let bytes = to_bytes(&values[..state.ty.shape.count().min(3)], state.ty.dtype);
                 stream.send_now(&bytes, addresses[index])?;
             }

@@ -11,6 +11,7 @@ mod prepare;
 mod rig;
 mod windows;
 
+use common::arithmetic::TOLERANCES;
 use common::{CLASSES, Draft, EPS, Tensors, distance, random, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
 use cuda::CudaError;
@@ -22,17 +23,6 @@ use models::vit::{Pool, Vit};
 use rig::{Arithmetic, Gpu};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// How far from double precision on the CPU each arithmetic may be, relative to the norm of each tensor (or to a thousandth of
-/// the norm of all, where a tensor has almost none).
-const TOLERANCES: [(Arithmetic, f64); 6] = [
-    (Arithmetic::Fp32, 1e-4),
-    (Arithmetic::Tf32, 5e-3),
-    (Arithmetic::Bf16, 4e-2),
-    (Arithmetic::Bf16Residual, 6e-2),
-    (Arithmetic::Fp16, 5e-3),
-    (Arithmetic::Fp16Residual, 8e-3),
-];
 
 /// Gradients and statistics on the CPU, in double precision.
 fn reference(graph: &Graph) -> Tensors {

@@ -1,43 +1,15 @@
 //! A program on the GPU, fed with the same batches as the CPU's rig.
 
+pub use super::common::arithmetic::Arithmetic;
 use super::common::{self, CLASSES, Rig, Tensors, adamw, settings, smoothed, with_drawn_head};
 use cpu::Which;
 use cuda::steps::weights::MOST;
 use cuda::{CudaError, Executor, Options};
 use graph::random::Sequence;
 use graph::{
-    DType, DynamicScale, Graph, Header, Key, LossScaling, Mixed, Model, Optimizer, Program, Recompute, Role,
-    Settings, State, StateId, compile,
+    DType, Graph, Header, Key, Model, Optimizer, Program, Recompute, Role, Settings, State, StateId, compile,
 };
 use models::vit::Vit;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arithmetic {
-    Fp32,
-    Tf32,
-    Bf16,
-    /// The residual stream in bf16 too.
-    Bf16Residual,
-    Fp16,
-    Fp16Residual,
-}
-
-impl Arithmetic {
-    fn mixed(self) -> Option<Mixed> {
-        let mixed = |half, residual| Some(Mixed { half, residual });
-        match self {
-            Arithmetic::Fp32 | Arithmetic::Tf32 => None,
-            Arithmetic::Bf16 => mixed(DType::Bf16, DType::F32),
-            Arithmetic::Bf16Residual => mixed(DType::Bf16, DType::Bf16),
-            Arithmetic::Fp16 => mixed(DType::F16, DType::F32),
-            Arithmetic::Fp16Residual => mixed(DType::F16, DType::F16),
-        }
-    }
-
-    fn scale(self) -> Option<f64> {
-        matches!(self, Arithmetic::Fp16 | Arithmetic::Fp16Residual).then_some(256.0)
-    }
-}
 
 pub struct Gpu {
     pub executor: Executor,
@@ -61,8 +33,7 @@ fn program_for(
     recompute: Recompute,
     accumulates: bool,
 ) -> Program {
-    let dynamic = Some(DynamicScale { window: 1000, hysteresis: 2, min: 1.0 });
-    let loss_scale = arithmetic.scale().map(|initial| LossScaling { initial, dynamic });
+    let loss_scale = arithmetic.loss_scale();
     let mixed = arithmetic.mixed();
     let base = settings(&cuda::steps::scratch);
     let gathers = if mixed.is_some() { MOST } else { 1 };

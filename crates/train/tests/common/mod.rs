@@ -142,7 +142,7 @@ pub fn fill_weights<T: Float>(executor: &mut Executor<T>) {
     for state in executor.program().states.clone().iter().filter(|s| s.is_parameter()) {
         let id = executor.find_state(&state.name).unwrap();
         let weights = weights(&state.name, &state.ty.shape.0);
-        for (i, value) in executor.state_mut(id).iter_mut().enumerate() {
+        for (i, value) in executor.state_mut(id).unwrap().iter_mut().enumerate() {
             *value = T::from_f64(weights(i));
         }
     }

@@ -1,0 +1,154 @@
+//! What outlives a plan, and what goes into one and comes out: in the plan's types, and for the host as the numbers that the
+//! executor computes with.
+
+use super::operand::own;
+use super::{Executor, Which};
+use crate::kernels::Float;
+use crate::memory::View;
+use crate::steps::{load, store};
+use graph::plan::{Place, PlanValue};
+use graph::random::{Sequence, initial};
+use graph::{DType, Init, Role, StateId, Type};
+use std::borrow::Cow;
+
+impl<T: Float> Executor<T> {
+    /// An input of a plan, to be filled before it runs. None if it is stored in another type: see
+    /// [`write_input`](Executor::write_input).
+    pub fn input(&mut self, which: Which, name: &str) -> Option<&mut [T]> {
+        // SAFETY: `&mut self` for as long as the slice lives.
+        self.own_view(which, name).map(|view| unsafe { view.write() })
+    }
+
+    /// Fills an input of a plan, each number rounded to the type that it is stored in. Whether there is one of that name and
+    /// length.
+    pub fn write_input(&mut self, which: Which, name: &str, values: &[T]) -> bool {
+        let value = self.operand(which, name).filter(|value| value.ty.shape.count() == values.len());
+        let Some((dtype, stored)) = value.map(|value| (value.ty.dtype, self.stored(value))) else {
+            return false;
+        };
+        // SAFETY: `&mut self`.
+        unsafe { store(values, stored, dtype, 0..values.len()) };
+        true
+    }
+
+    /// An output of the plan that ran last.
+    pub fn output(&self, which: Which, name: &str) -> Option<Cow<'_, [T]>> {
+        self.floats(self.operand(which, name)?)
+    }
+
+    pub(super) fn own_view(&self, which: Which, name: &str) -> Option<View<T>> {
+        let value = self.operand(which, name).filter(|value| value.ty.dtype == own::<T>())?;
+        Some(self.stored(value).cast(value.ty.shape.count()))
+    }
+
+    /// Where a value lies.
+    pub(super) fn stored(&self, value: &PlanValue) -> View<u8> {
+        match value.place {
+            Place::Arena(offset) => self.arena.view(offset, value.ty.bytes()),
+            Place::State(state) => self.states[state.index()],
+        }
+    }
+
+    /// A value of whole numbers.
+    pub(crate) fn whole_numbers(&self, value: &PlanValue) -> &[i32] {
+        // SAFETY: as in `numbers`.
+        unsafe { self.stored(value).cast(value.ty.shape.count()).read() }
+    }
+
+    /// A value of floats.
+    pub(crate) fn floats(&self, value: &PlanValue) -> Option<Cow<'_, [T]>> {
+        let is_float = !matches!(value.ty.dtype, DType::I32 | DType::U8);
+        is_float.then(|| self.numbers(&value.ty, self.stored(value)))
+    }
+
+    /// What is stored as numbers: where it lies, if it is of the executor's own type, else a copy.
+    fn numbers(&self, ty: &Type, stored: View<u8>) -> Cow<'_, [T]> {
+        let count = ty.shape.count();
+        // SAFETY: nothing runs while `&self` is held, since `run` takes `&mut self`.
+        unsafe {
+            if ty.dtype == own::<T>() {
+                return Cow::Borrowed(stored.cast(count).read());
+            }
+            let mut values = vec![T::ZERO; count];
+            load(stored, ty.dtype, 0..count, &mut values);
+            Cow::Owned(values)
+        }
+    }
+
+    pub fn find_state(&self, name: &str) -> Option<StateId> {
+        self.program.states.iter().position(|s| s.name == name).map(|i| StateId(i as u32))
+    }
+
+    pub fn state(&self, id: StateId) -> Cow<'_, [T]> {
+        self.numbers(&self.program.states[id.index()].ty, self.states[id.index()])
+    }
+
+    /// A state to change where it lies. None if it is stored in another type: see [`write_state`](Executor::write_state).
+    pub fn state_mut(&mut self, id: StateId) -> Option<&mut [T]> {
+        let Type { dtype, shape } = &self.program.states[id.index()].ty;
+        self.stale = true;
+        // SAFETY: `&mut self` for as long as the slice lives.
+        (*dtype == own::<T>()).then(|| unsafe { self.states[id.index()].cast(shape.count()).write() })
+    }
+
+    /// Sets a state, each number rounded to the type that it is stored in. Copies in half precision follow before the next run.
+    ///
+    /// # Panics
+    /// If it has another number of elements.
+    pub fn write_state(&mut self, id: StateId, values: &[T]) {
+        let Type { dtype, shape } = &self.program.states[id.index()].ty;
+        assert_eq!(values.len(), shape.count(), "{}", self.program.states[id.index()].name);
+        // SAFETY: `&mut self`.
+        unsafe { store(values, self.states[id.index()], *dtype, 0..values.len()) };
+        self.stale = true;
+    }
+
+    pub(super) fn initialise(&mut self, seed: u64) {
+        for index in 0..self.program.states.len() {
+            let state = &self.program.states[index];
+            let count = state.ty.shape.count();
+            let values: Vec<T> = match state.role {
+                Role::Parameter(init) => drawn(init, count, Sequence::new(seed, index as u32)),
+                Role::Running => {
+                    let channels = state.ty.shape.last();
+                    let is_variance = |i: usize| (channels..2 * channels).contains(&i);
+                    (0..count).map(|i| if is_variance(i) { T::ONE } else { T::ZERO }).collect()
+                }
+                Role::LossScale { initial } => {
+                    self.program.first_scale(initial).into_iter().take(count).map(T::from_f64).collect()
+                }
+                _ => continue,
+            };
+            self.write_state(StateId(index as u32), &values);
+        }
+        self.reset_averages();
+    }
+
+    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
+    pub fn reset_averages(&mut self) {
+        self.derive(|state| state.averages());
+        self.stale = true;
+    }
+
+    /// Makes every copy in half precision equal to its parameter, if states were written.
+    pub(super) fn refresh(&mut self) {
+        if std::mem::take(&mut self.stale) {
+            self.derive(|state| state.copies());
+        }
+    }
+
+    /// Sets every state that is named after another to what that holds.
+    fn derive(&mut self, of: impl Fn(&graph::State) -> Option<&str>) {
+        for (index, state) in self.program.states.iter().enumerate() {
+            if let Some(source) = of(state).and_then(|name| self.find_state(name)) {
+                let values = self.state(source);
+                // SAFETY: `&mut self`, and states don't overlap.
+                unsafe { store(&values, self.states[index], state.ty.dtype, 0..values.len()) };
+            }
+        }
+    }
+}
+
+fn drawn<T: Float>(init: Init, count: usize, mut random: Sequence) -> Vec<T> {
+    (0..count).map(|_| T::from_f64(initial(init, &mut random))).collect()
+}
