@@ -31,7 +31,7 @@ pub fn kind(dtype: DType) -> Option<Kind> {
         DType::F32 => Some(Kind::F32),
         DType::Bf16 => Some(Kind::Bf16),
         DType::F16 => Some(Kind::F16),
-        DType::I32 | DType::U8 => None,
+        DType::E4M3 | DType::E5M2 | DType::I32 | DType::U8 => None,
     }
 }
 

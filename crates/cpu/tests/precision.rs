@@ -36,7 +36,10 @@ fn swin(dtype: DType) -> Model {
     with_drawn_head(swin.build(BATCH, smoothed(), dtype).unwrap())
 }
 
-const MODELS: [(&str, fn(DType) -> Model); 2] = [("ViT", vit), ("Swin V2", swin)];
+/// A model in a type.
+type Build = fn(DType) -> Model;
+
+const MODELS: [(&str, Build); 2] = [("ViT", vit), ("Swin V2", swin)];
 
 fn mixed() -> impl Iterator<Item = (Arithmetic, f64)> {
     TOLERANCES.into_iter().filter(|(arithmetic, _)| arithmetic.mixed().is_some())

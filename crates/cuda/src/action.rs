@@ -403,7 +403,7 @@ pub fn c_type(dtype: DType) -> Option<&'static str> {
         DType::F32 => Some("float"),
         DType::Bf16 => Some("bf16"),
         DType::F16 => Some("f16"),
-        DType::F64 | DType::I32 | DType::U8 => None,
+        DType::F64 | DType::E4M3 | DType::E5M2 | DType::I32 | DType::U8 => None,
     }
 }
 

@@ -381,3 +381,17 @@ fn gradients_in_the_arena_are_the_same_sums() {
         }
     }
 }
+
+/// Matmuls in fp8 have no kernels here yet: a plan with them is refused by name when it is bound.
+#[test]
+fn fp8_is_refused_when_it_is_bound() {
+    let text = include_str!("../../graph/tests/plans/fp8-linear.plan");
+    let start = text.find("\nplan update").unwrap();
+    let micro: Plan = text[..start].parse().unwrap();
+    let states = micro.states.clone();
+    let empty = || Plan { states: states.clone(), ..Plan::default() };
+    let program =
+        Program { last: micro.clone(), update: empty(), eval: empty(), micro, states: states.clone() };
+    let refused = cuda::kernels_of(&program, &Facts::h200(), false).err().unwrap().to_string();
+    assert_eq!(refused, "fc: the CUDA executor has no kernel for quantize (bf16, f32, f32)");
+}

@@ -127,13 +127,23 @@ impl Program {
         self.last.steps.iter().any(|step| step.op == Op::Moments)
     }
 
-    /// What the state of a loss scale that starts at `initial` holds first: see [`Op::LossScale`].
-    pub fn first_scale(&self, initial: f64) -> [f64; 3] {
+    /// What a state holds first, if that is not zero and not drawn as parameters are: running variances of one, scales.
+    pub fn first_values(&self, state: &State) -> Option<Vec<f64>> {
         let bears = |op: &Op| match op {
             Op::LossScale { hysteresis, .. } => Some(*hysteresis as f64),
             _ => None,
         };
-        [initial, 0.0, self.update.steps.iter().find_map(|step| bears(&step.op)).unwrap_or(1.0)]
+        let (count, channels) = (state.ty.shape.count(), state.ty.shape.last());
+        let ones = |ones: std::ops::Range<usize>| (0..count).map(|i| f64::from(ones.contains(&i))).collect();
+        match state.role {
+            Role::Running => Some(ones(channels..2 * channels)),
+            Role::Scale => Some(ones(0..1)),
+            Role::LossScale { initial } => {
+                let borne = self.update.steps.iter().find_map(|step| bears(&step.op)).unwrap_or(1.0);
+                Some([initial, 0.0, borne].into_iter().take(count).collect())
+            }
+            _ => None,
+        }
     }
 
     /// Whether plans can add to what earlier micro-steps left: not where it lies in the arena.

@@ -91,7 +91,7 @@ pub enum Role {
     Moment,
     /// Moving average of the parameter it is named after: `X.ema` of `X`.
     Average,
-    /// Sums of loss, count and hits over the micro-steps.
+    /// Sums of loss, count and hits over the micro-steps; largest values of operands in fp8.
     Statistic,
     /// Applied optimizer steps.
     Counter,
@@ -111,6 +111,8 @@ pub enum Role {
     LossScale {
         initial: f64,
     },
+    /// Of an operand in fp8: (scale, largest values of the last steps). The scale starts at 1.
+    Scale,
 }
 
 impl Role {
@@ -129,6 +131,7 @@ impl Role {
             Role::Running => "running statistic",
             Role::Pending => "running statistic of the step",
             Role::LossScale { .. } => "loss scale",
+            Role::Scale => "scale of fp8",
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod bad;
 pub mod build;
 pub mod check;
 pub mod compile;
+pub mod fp8;
 pub mod graph;
 pub mod op;
 pub mod passes;

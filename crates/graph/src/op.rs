@@ -66,6 +66,10 @@ fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 /// Numbers that say how one image is prepared: see [`Op::Prepare`].
 pub const CHOICES: usize = 34;
 
@@ -382,6 +386,34 @@ pub enum Op {
         min: f64,
     },
 
+    // ---- matmuls in fp8 --------------------------------------------------------------------------------------
+    /// x (..,C), scale (S) = (scale, largest values of the last steps) [, largest so far \[1\]] → x·scale in `to`, E4M3 or E5M2
+    /// [, once more, transposed (C,rows)], the largest |x| \[1\]. What is too large becomes the largest number there is. With
+    /// `accumulate` the largest is that of all micro-steps so far; infinite, if a number is not finite.
+    Quantize {
+        to: DType,
+        #[serde(default, skip_serializing_if = "is_false")]
+        transposed: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        accumulate: bool,
+    },
+    /// a (..,K), b (N,K), both fp8, scale of a (S), scale of b (R) [, bias (N)] [, sum so far (..,N)] → a·bᵀ / (scales) + bias
+    /// (..,N) in `to`. On the copies that `quantize` makes it is all three matmuls of a linear layer.
+    ScaledMatmul {
+        to: DType,
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        accumulate: bool,
+    },
+    /// scale (S), largest \[1\] → scale (S): the history with the newest in place of the oldest, and the scale that brings the
+    /// largest of it to the largest number of `to`, divided by two `margin` times. As it was, if the newest is not finite.
+    Rescale {
+        to: DType,
+        #[serde(default, skip_serializing_if = "is_zero")]
+        margin: u32,
+    },
+
     // ---- dense prediction: images are channels-last, (B,h,w,C) -----------------------------------------------
     /// x (B,h,w,I), weight (O,kh,kw,I) [, bias (O)] → y (B,h',w',O).
     Conv {
@@ -515,6 +547,9 @@ mod tests {
             Op::Pack { align: 1, to: Some(DType::Bf16) },
             Op::Unpack { shapes: vec![Shape::from([2, 3])], to: Some(DType::F32), over: true },
             Op::Prepare { size: 224 },
+            Op::Quantize { to: DType::E4M3, transposed: true, accumulate: false },
+            Op::ScaledMatmul { to: DType::Bf16, bias: false, accumulate: true },
+            Op::Rescale { to: DType::E5M2, margin: 1 },
             Op::Conv { window: Window { stride: 1, pad: 1 }, bias: true },
             Op::BatchNorm { eps: 1e-5, relu: true, running: false },
             Op::Resize { height: 3, width: 4, sampling: Sampling::Average },

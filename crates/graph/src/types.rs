@@ -12,19 +12,24 @@ pub enum DType {
     F32,
     Bf16,
     F16,
+    /// 8 bits, four of them exponent: see [`crate::fp8`].
+    E4M3,
+    /// 8 bits, five of them exponent.
+    E5M2,
     I32,
     U8,
 }
 
 impl DType {
-    pub const ALL: [DType; 6] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::I32, DType::U8];
+    pub const ALL: [DType; 8] =
+        [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
 
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::Bf16 | DType::F16 => 2,
-            DType::U8 => 1,
+            DType::E4M3 | DType::E5M2 | DType::U8 => 1,
         }
     }
 
@@ -32,8 +37,14 @@ impl DType {
         matches!(self, DType::Bf16 | DType::F16)
     }
 
+    /// Whether it is a number of 8 bits, which means nothing without its scale.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, DType::E4M3 | DType::E5M2)
+    }
+
+    /// Whether ops compute with it as it is.
     pub fn is_float(self) -> bool {
-        !matches!(self, DType::I32 | DType::U8)
+        matches!(self, DType::F64 | DType::F32) || self.is_half()
     }
 
     pub fn name(self) -> &'static str {
@@ -42,6 +53,8 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
+            DType::E4M3 => "e4m3",
+            DType::E5M2 => "e5m2",
             DType::I32 => "i32",
             DType::U8 => "u8",
         }
@@ -161,7 +174,7 @@ mod tests {
 
     #[test]
     fn types_print_and_parse() {
-        for text in ["f32[64,65,192]", "bf16[]", "i32[8]"] {
+        for text in ["f32[64,65,192]", "bf16[]", "i32[8]", "e4m3[2,3]"] {
             assert_eq!(text.parse::<Type>().unwrap().to_string(), text);
         }
         for text in ["f32", "q8[1]", "f32[1,]", "f32[-1]"] {

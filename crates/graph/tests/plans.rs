@@ -12,6 +12,7 @@ const SYNC_BATCH_NORM: &str = include_str!("plans/sync-batch-norm.plan");
 const ZERO2: &str = include_str!("plans/zero2-accumulation.plan");
 const ZERO3: &str = include_str!("plans/zero3-recompute.plan");
 const FP16: &str = include_str!("plans/fp16-skipped-step.plan");
+const FP8: &str = include_str!("plans/fp8-linear.plan");
 const PARTIAL_EVAL: &str = include_str!("plans/partial-eval-batch.plan");
 const TWO_LOSSES: &str = include_str!("plans/two-losses-channels-last.plan");
 
@@ -237,6 +238,66 @@ fn fp16_skipped_step() {
         "5 compute $loss_scale",
         "5 copy $loss_scale",
         "step 5 (loss_scale, loss_scale): runs on the compute lane",
+    );
+}
+
+#[test]
+fn fp8_linear() {
+    holds(FP8);
+    let refused = |from, to, why| refused(FP8, from, to, why);
+    // Matmuls read both operands along the sum: the copy that is not transposed is none for backward.
+    refused(
+        "scaled_matmul(d8, w8.t,",
+        "scaled_matmul(d8, w8,",
+        "step 8 (scaled_matmul, fc): K is 64 in a e5m2[16,64], but 32 in b e4m3[64,32]",
+    );
+    refused(
+        "scaled_matmul(d8.t, x8.t,",
+        "scaled_matmul(d8.t, x8,",
+        "step 9 (scaled_matmul, fc): K is 16 in a e5m2[64,16], but 32 in b e4m3[16,32]",
+    );
+    // What backward needs is still there, and what it doesn't is not.
+    refused(
+        "d.x bf16[16,32] @6400",
+        "d.x bf16[16,32] @1280",
+        "step 9 (scaled_matmul, fc): x8.t is not there",
+    );
+    refused(
+        "x8.t e4m3[32,16] @1792",
+        "x8.t e4m3[16,32] @1792",
+        "step 0 (quantize, fc): gives e4m3[16,32], e4m3[32,16], f32[1], not",
+    );
+    // Numbers of 8 bits are no operands of other ops, and other numbers none of theirs.
+    refused(
+        "column_sum(d.fc, $fc.bias.grad)",
+        "column_sum(d8, $fc.bias.grad)",
+        "step 10 (column_sum, fc): x can't be e5m2[16,64]",
+    );
+    refused(
+        "scaled_matmul(x8, w8, $fc.x.scale",
+        "scaled_matmul(x, w8, $fc.x.scale",
+        "step 2 (scaled_matmul, fc): a can't be bf16[16,32]",
+    );
+    refused(
+        "quantize(d.fc, $d.fc.scale, $d.fc.largest) to=\"e5m2\"",
+        "quantize(d.fc, $d.fc.scale, $d.fc.largest) to=\"bf16\"",
+        "step 7 (quantize, fc): scales numbers of 8 bits, not bf16",
+    );
+    refused(
+        "$fc.weight.grad) to=\"f32\"",
+        "$fc.weight.grad) to=\"bf16\"",
+        "step 9 (scaled_matmul, fc): can't add up in bf16",
+    );
+    // A scale without a history, and one that follows another's values.
+    refused(
+        "rescale($d.fc.scale, $d.fc.largest)",
+        "rescale($applied, $d.fc.largest)",
+        "step 7 (rescale, fc): needs a scale and the largest values",
+    );
+    refused(
+        "$fc.weight.scale = rescale($fc.weight.scale, $fc.weight.largest)",
+        "$fc.x.scale = rescale($fc.weight.scale, $fc.weight.largest)",
+        "step 6 (rescale, fc): fc.x.scale is written a second time",
     );
 }
 

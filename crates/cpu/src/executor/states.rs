@@ -106,20 +106,16 @@ impl<T: Float> Executor<T> {
     pub(super) fn initialise(&mut self, seed: u64) {
         for index in 0..self.program.states.len() {
             let state = &self.program.states[index];
-            let count = state.ty.shape.count();
-            let values: Vec<T> = match state.role {
-                Role::Parameter(init) => drawn(init, count, Sequence::new(seed, index as u32)),
-                Role::Running => {
-                    let channels = state.ty.shape.last();
-                    let is_variance = |i: usize| (channels..2 * channels).contains(&i);
-                    (0..count).map(|i| if is_variance(i) { T::ONE } else { T::ZERO }).collect()
+            let values = match state.role {
+                Role::Parameter(init) => {
+                    Some(drawn(init, state.ty.shape.count(), Sequence::new(seed, index as u32)))
                 }
-                Role::LossScale { initial } => {
-                    self.program.first_scale(initial).into_iter().take(count).map(T::from_f64).collect()
-                }
-                _ => continue,
+                _ => self.program.first_values(state),
             };
-            self.write_state(StateId(index as u32), &values);
+            if let Some(values) = values {
+                let values: Vec<T> = values.into_iter().map(T::from_f64).collect();
+                self.write_state(StateId(index as u32), &values);
+            }
         }
         self.reset_averages();
     }
@@ -149,6 +145,6 @@ impl<T: Float> Executor<T> {
     }
 }
 
-fn drawn<T: Float>(init: Init, count: usize, mut random: Sequence) -> Vec<T> {
-    (0..count).map(|_| T::from_f64(initial(init, &mut random))).collect()
+fn drawn(init: Init, count: usize, mut random: Sequence) -> Vec<f64> {
+    (0..count).map(|_| initial(init, &mut random)).collect()
 }

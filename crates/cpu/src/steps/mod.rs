@@ -9,6 +9,7 @@ mod blocks;
 mod channels;
 mod context;
 mod conv;
+mod fp8;
 mod linear;
 mod loss;
 mod maps;

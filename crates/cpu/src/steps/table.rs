@@ -2,10 +2,11 @@
 //! memory a node wants, binding refuses what is not in it, and a run calls what was bound: the three can't disagree.
 
 use super::{
-    Context, PIECE, attention, batch_norm, channels, conv, linear, loss, maps, position_bias, random, reduce,
-    resize, resized_loss, rows, tokens, update, windows, wire,
+    Context, PIECE, attention, batch_norm, channels, conv, fp8, linear, loss, maps, position_bias, random,
+    reduce, resize, resized_loss, rows, tokens, update, windows, wire,
 };
 use crate::kernels::Float;
+use graph::fp8::Format;
 use graph::{DType, Graph, Op, Shape, Type};
 
 /// What runs the steps of an op, with its attributes, for shapes that were looked at.
@@ -172,6 +173,15 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Pack { .. } => call!(wire::pack).of_any_type(),
             Op::Unpack { .. } => call!(wire::unpack).of_any_type(),
             Op::Cast { .. } => call!(wire::cast).of_any_type(),
+
+            // ---- matmuls in fp8
+            Op::Quantize { transposed, accumulate, .. } => call!(fp8::quantize, transposed, accumulate),
+            Op::ScaledMatmul { bias, accumulate, .. } => call!(fp8::scaled_matmul, bias, accumulate)
+                .elements(if accumulate { y(0).count() } else { 0 }),
+            Op::Rescale { to, margin } => {
+                let largest = Format::of(to)?.largest();
+                call!(fp8::rescale, largest, margin)
+            }
 
             // ---- dense prediction
             Op::Conv { window, bias } => {

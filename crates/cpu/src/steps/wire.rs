@@ -6,6 +6,7 @@ use crate::executor::Operand;
 use crate::kernels::{self, Float};
 use crate::memory::View;
 use graph::DType;
+use graph::fp8::Format;
 use std::ops::Range;
 
 /// # Safety
@@ -120,6 +121,8 @@ pub(crate) unsafe fn load<T: Float>(stored: View<u8>, dtype: DType, range: Range
             DType::F16 => kernels::from_f16(elements(stored, range), out),
             DType::F32 => each(elements::<f32>(stored, range), out, f64::from),
             DType::F64 => each(elements::<f64>(stored, range), out, |x| x),
+            DType::E4M3 => each(elements(stored, range), out, |bits| Format::E4M3.decode(bits)),
+            DType::E5M2 => each(elements(stored, range), out, |bits| Format::E5M2.decode(bits)),
             DType::I32 => each(elements::<i32>(stored, range), out, f64::from),
             DType::U8 => each(elements::<u8>(stored, range), out, f64::from),
         }
@@ -147,6 +150,8 @@ pub(crate) unsafe fn store<T: Float>(x: &[T], stored: View<u8>, dtype: DType, ra
             DType::F16 => kernels::to_f16(x, elements(stored, range)),
             DType::F32 => each(x, elements::<f32>(stored, range), |x| x as f32),
             DType::F64 => each(x, elements::<f64>(stored, range), |x| x),
+            DType::E4M3 => each(x, elements(stored, range), |x| Format::E4M3.encode(x)),
+            DType::E5M2 => each(x, elements(stored, range), |x| Format::E5M2.encode(x)),
             DType::I32 => each(x, elements::<i32>(stored, range), |x| x as i32),
             DType::U8 => each(x, elements::<u8>(stored, range), |x| x as u8),
         }

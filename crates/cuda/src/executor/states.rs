@@ -5,6 +5,7 @@ use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::Stream;
 use crate::error::CudaError;
+use graph::fp8::Format;
 use graph::plan::Place;
 use graph::random::{Sequence, initial};
 use graph::{DType, Init, Program, Role, State, StateId, Type};
@@ -12,8 +13,7 @@ use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
-/// Parameters as their model says, with the numbers of every other executor, running variances of one, and the loss scale. All
-/// else is zero already.
+/// Parameters as their model says, with the numbers of every other executor, and what else doesn't start at zero.
 pub(super) fn initialise(
     program: &Program,
     addresses: &[Address],
@@ -24,18 +24,12 @@ pub(super) fn initialise(
     for (index, state) in program.states.iter().enumerate() {
         match state.role {
             Role::Parameter(init) => drawn.push((index, init, &state.ty)),
-            Role::LossScale { initial } => {
-                let values = program.first_scale(initial).map(|x| x as f32);
-                let bytes = to_bytes(&values[..state.ty.shape.count().min(3)], state.ty.dtype);
-                stream.send_now(&bytes, addresses[index])?;
+            _ => {
+                if let Some(values) = program.first_values(state) {
+                    let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
+                    stream.send_now(&to_bytes(&values, state.ty.dtype), addresses[index])?;
+                }
             }
-            Role::Running => {
-                let channels = state.ty.shape.last();
-                let row = |value: f32| std::iter::repeat_n(value, channels);
-                let values: Vec<f32> = row(0.0).chain(row(1.0)).chain(row(0.0)).collect();
-                stream.send_now(&to_bytes(&values, state.ty.dtype), addresses[index])?;
-            }
-            _ => {}
         }
     }
     // Each parameter has a sequence of its own, so that threads can share them out.
@@ -73,6 +67,8 @@ pub(super) fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
         DType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         DType::U8 => values.iter().map(|x| *x as u8).collect(),
+        DType::E4M3 => values.iter().map(|x| Format::E4M3.encode(f64::from(*x))).collect(),
+        DType::E5M2 => values.iter().map(|x| Format::E5M2.encode(f64::from(*x))).collect(),
     }
 }
 
@@ -87,6 +83,8 @@ pub(super) fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
         DType::F16 => each(bytes, |b| f16::from_le_bytes(b).to_f32()),
         DType::I32 => each(bytes, |b| i32::from_le_bytes(b) as f32),
         DType::U8 => each(bytes, |[b]| f32::from(b)),
+        DType::E4M3 => each(bytes, |[b]| Format::E4M3.decode(b) as f32),
+        DType::E5M2 => each(bytes, |[b]| Format::E5M2.decode(b) as f32),
     }
 }
 

@@ -5,6 +5,7 @@
 //! an op with a rule missing doesn't compile.
 
 mod dense;
+mod fp8;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -191,6 +192,11 @@ impl Op {
             Op::ReduceScatter { ranks, .. } => update::reduce_scatter(*ranks),
             Op::AllGather { ranks } => update::all_gather(*ranks),
             Op::Cast { to } => op.takes("x", "..", Float).gives("", "..", Exactly(*to)),
+
+            // ---- matmuls in fp8
+            Op::Quantize { to, transposed, accumulate } => fp8::quantize(*to, *transposed, *accumulate),
+            Op::ScaledMatmul { to, bias, accumulate } => fp8::scaled_matmul(*to, *bias, *accumulate),
+            Op::Rescale { to, .. } => fp8::rescale(*to),
 
             // ---- dense prediction
             Op::Conv { window, bias } => dense::conv(*window, *bias),

@@ -33,6 +33,8 @@ pub enum Class {
     State,
     /// A half-precision copy, bf16 or f16.
     Half,
+    /// A number of 8 bits, of which scales are kept.
+    Fp8,
     /// That dtype, always: whole numbers, bytes, what an op converts to.
     Exactly(DType),
 }
@@ -225,6 +227,7 @@ impl Description {
             let fits = match slot.class {
                 Class::Exactly(dtype) => ty.dtype == dtype,
                 Class::Half => ty.dtype.is_half(),
+                Class::Fp8 => ty.dtype.is_fp8(),
                 Class::Full => ty.dtype.is_float() && !ty.dtype.is_half(),
                 Class::State => true,
                 Class::Like(operand) => ty.dtype == operands[operand].dtype,

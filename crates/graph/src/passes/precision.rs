@@ -103,7 +103,9 @@ impl Pass<'_> {
                 Op::Assign { state } => Some(self.graph.state_type(state).dtype),
                 _ => None,
             },
-            Class::Float | Class::Joined | Class::Branch | Class::Half | Class::Exactly(_) => None,
+            Class::Float | Class::Joined | Class::Branch | Class::Half | Class::Fp8 | Class::Exactly(_) => {
+                None
+            }
         }
     }
 
@@ -121,7 +123,7 @@ impl Pass<'_> {
             Class::Branch if node.phase == Phase::Backward => Some(half),
             Class::Branch => Some(of_input(0)),
             Class::Float | Class::Full | Class::Gradient | Class::LikeResult => None,
-            Class::State | Class::Half | Class::Exactly(_) => None,
+            Class::State | Class::Half | Class::Fp8 | Class::Exactly(_) => None,
         }
     }
 

@@ -104,6 +104,7 @@ pub fn backward(graph: &mut Graph, node: &Node, dout: &[Option<ValueId>], wants:
         Op::BatchNormSums { .. } | Op::BatchNormGrad { .. } | Op::RunningMoments { .. } => emit.no_rule(),
         Op::Commit | Op::ResizeGrad { .. } | Op::Slice { .. } => emit.no_rule(),
         Op::ResizedCrossEntropyGrad { .. } => emit.no_rule(),
+        Op::Quantize { .. } | Op::ScaledMatmul { .. } | Op::Rescale { .. } => emit.no_rule(),
     }
 }
 

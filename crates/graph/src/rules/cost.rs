@@ -66,6 +66,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
             let dx = count(outputs[0]);
             2.0 * dx * inputs[0].shape.last() as f64 + if *gelu { 30.0 * dx } else { 0.0 }
         }
+        Op::ScaledMatmul { .. } => 2.0 * written * inputs[0].shape.last() as f64,
         Op::LinearGradW { .. } => 2.0 * first * inputs[1].shape.last() as f64,
         Op::Conv { .. } => 2.0 * count(outputs[0]) * of_channel(&inputs[1].shape),
         Op::ConvGradX { .. } => 2.0 * first * of_channel(&inputs[1].shape),
@@ -92,7 +93,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         Op::AdamW { .. } => 14.0 * first,
         Op::Lamb { .. } => 22.0 * first,
         Op::Sgd { .. } => 6.0 * first,
-        Op::Ema { .. } => 3.0 * first,
+        Op::Ema { .. } | Op::Quantize { .. } => 3.0 * first,
         Op::SumSquares => 2.0 * inputs.iter().map(|t| count(t)).sum::<f64>(),
         Op::Moments | Op::BatchNorm { .. } => 4.0 * first,
         Op::BatchNormSums { .. } => 6.0 * first,
@@ -107,7 +108,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
             written
         }
         Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => written,
-        Op::JoinMoments | Op::RunningMoments { .. } => written,
+        Op::JoinMoments | Op::RunningMoments { .. } | Op::Rescale { .. } => written,
         // Bytes alone.
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Seed { .. } | Op::Reshape { .. } => 0.0,
         Op::Patches { .. } | Op::Unpatches { .. } | Op::MergePatches | Op::SplitPatches { .. } => 0.0,
