@@ -4,67 +4,12 @@
 //! did: nothing falls between. Collectives run beside it; what of them falls into its waiting is exposed, the rest
 //! hidden.
 
-use crate::executor::Which;
 use comm::Timing;
 use graph::graph::Phase;
 use graph::op::Lane;
-use std::ops::AddAssign;
+use graph::run::{Account, Event, ExchangeTime, Which};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Seconds of the thread that walks the plans, and `hidden`, which passed beside it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Account {
-    /// Forward and backward.
-    pub compute: f64,
-    pub update: f64,
-    pub evaluation: f64,
-    /// Waiting for collectives.
-    pub exposed: f64,
-    /// Between steps: handing over collectives, and this account.
-    pub idle: f64,
-    /// Time in which collectives ran and the walking thread did something else; no part of the wall time.
-    pub hidden: f64,
-}
-
-impl Account {
-    /// The wall time of the runs.
-    pub fn wall(&self) -> f64 {
-        self.compute + self.update + self.evaluation + self.exposed + self.idle
-    }
-}
-
-impl AddAssign for Account {
-    fn add_assign(&mut self, other: Account) {
-        self.compute += other.compute;
-        self.update += other.update;
-        self.evaluation += other.evaluation;
-        self.exposed += other.exposed;
-        self.idle += other.idle;
-        self.hidden += other.hidden;
-    }
-}
-
-/// One collective of a plan, as it last ran.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExchangeTime {
-    pub layer: Arc<str>,
-    pub bytes: usize,
-    /// From its start on this rank to its end; the wait for other ranks is in it.
-    pub seconds: f64,
-    /// The part of that in which the walking thread waited.
-    pub exposed: f64,
-}
-
-/// Something that took a while, for a trace.
-#[derive(Clone, Debug)]
-pub struct Event {
-    pub name: Arc<str>,
-    pub lane: Lane,
-    pub phase: Phase,
-    pub start: Instant,
-    pub end: Instant,
-}
 
 /// The end of something that the walking thread did in a flow: a step, or waiting for others.
 #[derive(Clone, Copy, Debug)]

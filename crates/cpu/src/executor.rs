@@ -11,8 +11,8 @@ mod walk;
 pub(crate) use bind::Bound;
 pub use flow::LINGER;
 pub use graph::bad::{BadValue, Origin};
+pub use graph::run::{StepTime, Which};
 pub(crate) use operand::Operand;
-pub use times::StepTime;
 
 use crate::account::Clock;
 use crate::error::CpuError;
@@ -25,15 +25,6 @@ use comm::Communicator;
 use graph::plan::{Home, Plan, PlanValue, homes};
 use graph::{DType, Header, Program, State};
 use operand::check_dtype;
-
-/// One of a program's plans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    Micro,
-    Last,
-    Update,
-    Eval,
-}
 
 /// What the host fills before a plan runs.
 pub struct Batch<'a, T> {

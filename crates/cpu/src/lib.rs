@@ -15,8 +15,8 @@ pub mod reference;
 mod slow;
 mod steps;
 
-pub use account::{Account, Event, ExchangeTime};
 pub use error::CpuError;
 pub use executor::{BadValue, Batch, Executor, LINGER, Options, Origin, StepTime, Which};
+pub use graph::run::{Account, Event, ExchangeTime};
 pub use kernels::Float;
 pub use steps::scratch;

@@ -5,6 +5,7 @@ use crate::cache::{self, Hash};
 use crate::error::CudaError;
 use crate::libraries;
 use cudarc::nvrtc::sys::{self, nvrtcResult};
+use graph::run::Kernels;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -93,6 +94,12 @@ pub struct Compiled {
     pub found: usize,
     /// From the start to the last one's end.
     pub seconds: f64,
+}
+
+impl Compiled {
+    pub fn kernels(&self) -> Kernels {
+        Kernels { compiled: self.made, found: self.found, seconds: self.seconds }
+    }
 }
 
 /// Kernels that are being compiled on threads of their own, while their owner does something else.

@@ -14,16 +14,14 @@ mod profile;
 mod readback;
 mod runs;
 mod staging;
-mod startup;
 mod states;
 mod times;
 mod tracer;
 
 pub use exchanger::Exchange;
+pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{Needs, kernels_of};
-pub use profile::ActionTime;
 pub use readback::{Readback, Ticket};
-pub use startup::{Kernels, Startup};
 pub use times::ExchangeTimes;
 pub use tracer::Traced;
 
@@ -44,20 +42,10 @@ use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists, number};
 use prepare::compilers;
 use readback::Readbacks;
 use runs::Runs;
-use serde::Serialize;
 use staging::Data;
 use std::sync::Arc;
 use std::time::Instant;
 use tracer::Tracer;
-
-/// One of a program's plans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    Micro,
-    Last,
-    Update,
-    Eval,
-}
 
 /// What an executor works with.
 #[derive(Clone)]
@@ -77,32 +65,6 @@ pub struct Options {
 /// The header's memory: what `common.cuh` declares, and the word that holds back runs after a failed one.
 const HEADER_BYTES: usize = 128;
 const HALT: Address = 64;
-
-/// Bytes allocated on the GPU, by what they are for. Beside them the driver has its context, the code of kernels and captured
-/// graphs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MemoryUse {
-    /// The plan's, to the byte.
-    pub arena: usize,
-    pub states: usize,
-    /// Batches on their way.
-    pub staging: usize,
-    /// Tables of kernels, times noted down, the header.
-    pub tables: usize,
-    /// Of products: what the chosen algorithms take.
-    pub workspace: usize,
-}
-
-impl MemoryUse {
-    pub fn total(&self) -> usize {
-        self.arena + self.states + self.constant()
-    }
-
-    /// What is neither arena nor states.
-    pub fn constant(&self) -> usize {
-        self.staging + self.tables + self.workspace
-    }
-}
 
 /// The parts are dropped in this order, after the streams were waited for.
 pub struct Executor {

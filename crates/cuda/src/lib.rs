@@ -32,11 +32,12 @@ mod warm;
 
 pub use error::CudaError;
 pub use executor::{
-    ActionTime, Exchange, ExchangeTimes, Executor, Kernels, MemoryUse, Needs, Options, Readback, Startup,
+    Exchange, ExchangeTimes, Executor, KernelTime, Kernels, MemoryUse, Needs, Options, Readback, Startup,
     Ticket, Traced, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
+pub use graph::run::Tally;
 pub use libraries::{available, device, devices, identity};
 pub use steps::scratch;
-pub use tuner::{Choices, Tally};
+pub use tuner::Choices;
 pub use warm::{Warm, warm};

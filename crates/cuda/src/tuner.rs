@@ -13,6 +13,7 @@ use crate::launch::Ready;
 use crate::modules::Modules;
 use crate::product::{Algorithm, CANDIDATES, Choice, Products, alignment, describe};
 use crate::steps::hopper::{self, Cut};
+use graph::run::Tally;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -44,21 +45,6 @@ pub struct Choices {
     pub of: String,
     /// From a product to how it is made.
     pub products: BTreeMap<String, String>,
-}
-
-/// What measuring came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Tally {
-    /// Different products, and how many of them had to be measured.
-    pub products: usize,
-    pub measured: usize,
-    /// Ways that were tried for them.
-    pub tried: usize,
-    /// Of the winners that are cuBLASLt's, the one that it had proposed last: from 0.
-    pub furthest: usize,
-    /// Seconds of first runs, which load kernels, and of those that were timed.
-    pub loading: f64,
-    pub timing: f64,
 }
 
 /// What is known of products before anything is measured.

@@ -14,6 +14,7 @@ pub mod passes;
 pub mod plan;
 pub mod random;
 pub mod rules;
+pub mod run;
 pub mod text;
 pub mod types;
 pub mod windows;

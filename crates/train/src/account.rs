@@ -5,7 +5,7 @@
 
 use crate::sensors::Sensors;
 use comm::{CommError, Communicator, Name};
-use cpu::ExchangeTime;
+use graph::run::{Account as Spent, ExchangeTime};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -200,13 +200,7 @@ impl Account {
     }
 
     /// What a step took on this rank.
-    pub fn note(
-        &mut self,
-        data: f64,
-        spent: cpu::Account,
-        exchanges: &[ExchangeTime],
-        sensors: Option<Sensors>,
-    ) {
+    pub fn note(&mut self, data: f64, spent: Spent, exchanges: &[ExchangeTime], sensors: Option<Sensors>) {
         self.mine[DATA] = data;
         self.mine[COMPUTE] = spent.compute;
         self.mine[UPDATE] = spent.update;
@@ -369,7 +363,7 @@ mod tests {
         let mut account = Account::new(&Communicator::solo(), &[]);
         account.begin();
         std::thread::sleep(std::time::Duration::from_millis(5));
-        account.note(0.001, cpu::Account { compute: 0.002, ..Default::default() }, &[], None);
+        account.note(0.001, Spent { compute: 0.002, ..Default::default() }, &[], None);
         let step = account.share(&Communicator::solo(), false, 0).unwrap();
         let parts = step.parts[0];
         assert_eq!((parts.data, parts.compute, parts.wait), (0.001, 0.002, 0.0));

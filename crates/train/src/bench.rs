@@ -1,7 +1,7 @@
 //! Benchmarks of a training step on random data: the whole step, and on the CPU its matrix products alone.
 
 use crate::config::Resolved;
-use crate::device::{self, Device, Seat, StepTime, Which};
+use crate::device::{self, Device, KernelTime, Seat, StepTime, Which};
 use crate::error::TrainError;
 use crate::fitting;
 use crate::session::program;
@@ -168,7 +168,7 @@ impl StepBench {
     }
 
     /// Every kernel and product of a step, on devices that can tell.
-    pub fn profile(&mut self, repeats: usize) -> Result<Vec<cuda::ActionTime>, TrainError> {
+    pub fn profile(&mut self, repeats: usize) -> Result<Vec<KernelTime>, TrainError> {
         self.wait(0)?;
         if self.world.size() > 1 {
             // The other ranks would have to go through every collective with it.

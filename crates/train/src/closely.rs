@@ -3,7 +3,7 @@
 //! Kernels run in captured graphs, which tell only how long they took as a whole. So a few steps after the first are run
 //! kernel by kernel with events between: they give the shares of the kinds of work, of which the whole run's time is made up.
 
-use crate::device::{Event, StepTime};
+use crate::device::{Event, StepTime, Which};
 use cuda::Traced;
 use graph::Lane;
 use graph::graph::Phase;
@@ -50,7 +50,7 @@ impl Closely {
     /// Takes in the actions of runs.
     pub fn take_in(&mut self, runs: Vec<Vec<Traced>>) {
         for first in runs.iter().filter_map(|run| run.first()) {
-            self.runs[usize::from(first.which == cuda::Which::Update)] += 1;
+            self.runs[usize::from(first.which == Which::Update)] += 1;
         }
         for action in runs.into_iter().flatten() {
             // Exchange has an account of its own.
@@ -122,7 +122,6 @@ impl Closely {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuda::Which;
     use std::time::{Duration, Instant};
 
     fn traced(which: Which, op: &str, phase: Phase, milliseconds: u64) -> Traced {

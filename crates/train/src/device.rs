@@ -1,18 +1,24 @@
 //! What runs the plans of a rank: the CPU's executor, or a GPU's.
 //!
-//! Nothing here assumes that states and outputs lie in the host's memory, or that a step is done when [`Device::run`]
-//! returns. What a step came to is asked for later, in order; [`Device::depth`] says how much later.
+//! A device is a few small traits, by who uses them: the loop runs [`Plans`], checkpoints and weights go through [`States`], the
+//! account, traces and closing table ask for [`Times`], benchmarks for [`Benchmarks`], logs and faults for [`Hardware`].
+//!
+//! Nothing here assumes that states and outputs lie in the host's memory, or that a step is done when [`Plans::run`]
+//! returns. What a step came to is asked for later, in order; [`Plans::depth`] says how much later.
+
+mod on_cpu;
 
 use crate::config::{Device as Chosen, Resolved};
 use crate::error::TrainError;
-use crate::real::{self, Real};
+use crate::real::Real;
 use crate::sensors::Sensors;
 use comm::{Choice, Communicator, Member, Watch};
 use cpu::Executor;
-pub use cpu::{Account, BadValue, Event, ExchangeTime, StepTime, Which};
 use data::LoadedBatch;
 use data::segment::MaskBatch;
-use graph::{Graph, Header, Program, Role, StateId};
+pub use graph::bad::BadValue;
+pub use graph::run::{Account, Event, ExchangeTime, KernelTime, MemoryUse, Startup, StepTime, Which};
+use graph::{Graph, Header, Program, StateId};
 use std::borrow::Cow;
 
 /// The rank that a device is opened for.
@@ -45,7 +51,7 @@ pub struct Outcome {
     pub stats: [f64; 4],
     /// The output `control` of `update`: factor of the gradients, whether they were applied, their norm.
     pub control: [f64; 3],
-    /// The state of [`Role::LossScale`] after the step: scale, good steps since it changed, skipped steps it still bears.
+    /// The state of [`graph::Role::LossScale`] after the step: scale, good steps since it changed, skipped steps it still bears.
     pub scale: Option<[f64; 3]>,
 }
 
@@ -77,14 +83,14 @@ impl<'a> From<&'a MaskBatch> for Inputs<'a> {
     }
 }
 
-/// One rank's executor. `T` is what the host sees: of values in another precision, the nearest.
-pub trait Device<T: Real>: Send {
+/// Running the plans of a program.
+pub trait Plans: Send {
     fn program(&self) -> &Program;
 
     /// Goes on with other plans over the same states. Nothing is in flight.
     fn rebind(&mut self, program: Program) -> Result<(), TrainError>;
 
-    /// Steps that may be in flight: ended by [`end_step`](Device::end_step), their outcome not taken yet. With 1, a step is
+    /// Steps that may be in flight: ended by [`end_step`](Plans::end_step), their outcome not taken yet. With 1, a step is
     /// waited for before the next is begun.
     fn depth(&self) -> usize {
         1
@@ -111,69 +117,18 @@ pub trait Device<T: Real>: Send {
     /// Runs a plan with a look at every value, and names the first that is not finite. Nothing is in flight.
     fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError>;
 
-    /// The time of every kernel and product of a step, on devices that can tell. States change as they do in so many steps.
-    fn profile(&mut self, _header: &Header, _repeats: usize) -> Result<Vec<cuda::ActionTime>, TrainError> {
-        Ok(Vec::new())
-    }
-
-    /// Its measured ceilings, on devices that have a way of their own to tell. Nothing is in flight.
-    fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
-        Ok(None)
-    }
-
-    /// What to tell the user of how it works with other ranks'.
-    fn says(&self) -> Option<&str> {
-        None
-    }
-
-    /// All ranks come to a good end here: their devices needn't break anything off.
-    fn finish(&mut self) {}
-
-    /// Bytes allocated on the device.
-    fn memory(&self) -> Option<cuda::MemoryUse> {
-        None
-    }
-
-    /// What to call it.
-    fn name(&self) -> String {
-        "the CPU".to_string()
-    }
-
-    /// Number and name of the GPU that it is.
-    fn gpu(&self) -> Option<(usize, String)> {
-        None
-    }
-
-    /// What the GPU's sensors said last, where it has some. Waits for nothing.
-    fn sensors(&self) -> Option<Sensors> {
-        None
-    }
-
-    /// Breaks the device, to see what comes of that.
-    fn lose(&mut self) -> Result<(), TrainError> {
-        Err(TrainError::Fault("gpu, on the CPU,".to_string()))
-    }
-
-    /// Where the time went until the device could be used.
-    fn startup(&self) -> Option<&cuda::Startup> {
-        None
-    }
-
-    /// How products are made, where that was measured: for a run that goes on to repeat.
-    fn choices(&self) -> Option<cuda::Choices> {
-        None
-    }
-
     /// All ranks are about to evaluate.
     fn before_evaluation(&mut self) -> Result<(), TrainError> {
         Ok(())
     }
 
-    /// Seconds of the plan's matrix products alone, where they can be run so. Results are garbage.
-    fn run_products(&mut self, _which: Which, _header: &Header) -> Option<f64> {
-        None
-    }
+    /// All ranks come to a good end here: their devices needn't break anything off.
+    fn finish(&mut self) {}
+}
 
+/// What the host reads and writes: states, and outputs of plans. `T` is what the host sees: of values in another precision, the
+/// nearest.
+pub trait States<T: Real>: Plans {
     /// An output of the plan that was queued last; waits for it.
     fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [T]>>, TrainError>;
 
@@ -185,21 +140,18 @@ pub trait Device<T: Real>: Send {
     /// A state after all that was queued: where it lies, or a copy.
     fn state(&self, id: StateId) -> Result<Cow<'_, [T]>, TrainError>;
 
+    /// Sets a state; what is derived from it ([`graph::Role::Copy`]) follows before the next run.
     fn write_state(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError>;
 
-    /// Sets a state of [`Role::Resident`] to what these bytes are, on devices that prepare images by themselves.
-    fn write_bytes(&mut self, _id: StateId, _bytes: &[u8]) -> Result<(), TrainError> {
-        unreachable!("the host prepares images for this device")
-    }
-
-    /// States were written: what is derived from them ([`Role::Copy`]) is made anew.
-    fn states_written(&mut self) -> Result<(), TrainError> {
-        Ok(())
-    }
+    /// Sets a state of [`graph::Role::Resident`] to what these bytes are.
+    fn write_bytes(&mut self, id: StateId, bytes: &[u8]) -> Result<(), TrainError>;
 
     /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
     fn reset_averages(&mut self) -> Result<(), TrainError>;
+}
 
+/// Where the time of a run went.
+pub trait Times {
     /// Where the time of the steps went whose outcome was taken since this was last asked.
     fn take_account(&mut self) -> Account;
 
@@ -212,14 +164,6 @@ pub trait Device<T: Real>: Send {
     /// Whether every step and collective is remembered, for a trace; needs timing.
     fn set_tracing(&mut self, on: bool);
 
-    /// Some of the next steps are looked at more closely, on devices that don't tell the times of kernels otherwise.
-    fn look_closely(&mut self) {}
-
-    /// What to know of the times of kinds of steps, and of traces.
-    fn note_on_times(&self) -> Option<String> {
-        None
-    }
-
     /// Adds what happened in the steps whose outcome was taken since this was last asked.
     fn take_trace(&mut self, into: &mut Vec<Event>);
 
@@ -228,9 +172,79 @@ pub trait Device<T: Real>: Send {
 
     fn reset_times(&mut self);
 
+    /// Some of the next steps are looked at more closely, on devices that don't tell the times of kernels otherwise.
+    fn look_closely(&mut self) {}
+
+    /// What to know of the times of kinds of steps, and of traces.
+    fn note_on_times(&self) -> Option<String> {
+        None
+    }
+}
+
+/// What a benchmark asks for, where a device can tell.
+pub trait Benchmarks {
+    /// The time of every kernel and product of a step. States change as they do in so many steps.
+    fn profile(&mut self, _header: &Header, _repeats: usize) -> Result<Vec<KernelTime>, TrainError> {
+        Ok(Vec::new())
+    }
+
+    /// Its measured ceilings, on devices that have a way of their own to tell. Nothing is in flight.
+    fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
+        Ok(None)
+    }
+
+    /// Seconds of the plan's matrix products alone, where they can be run so. Results are garbage.
+    fn run_products(&mut self, _which: Which, _header: &Header) -> Option<f64> {
+        None
+    }
+
+    /// Bytes allocated on the device.
+    fn memory(&self) -> Option<MemoryUse> {
+        None
+    }
+
+    /// Where the time went until the device could be used.
+    fn startup(&self) -> Option<&Startup> {
+        None
+    }
+}
+
+/// The machine that a device is.
+pub trait Hardware {
+    /// What to call it.
+    fn name(&self) -> String;
+
+    /// Number and name of the GPU that it is.
+    fn gpu(&self) -> Option<(usize, String)> {
+        None
+    }
+
+    /// What the GPU's sensors said last, where it has some. Waits for nothing.
+    fn sensors(&self) -> Option<Sensors> {
+        None
+    }
+
+    /// What to tell the user of how it works with other ranks'.
+    fn says(&self) -> Option<&str> {
+        None
+    }
+
+    /// How products are made, where that was measured, in the device's own terms: for a run that goes on to repeat.
+    fn choices(&self) -> Option<serde_json::Value> {
+        None
+    }
+
+    /// Breaks the device, to see what comes of that.
+    fn lose(&mut self) -> Result<(), TrainError>;
+
     /// Takes `factor` times as long to compute from now on, for tests of unequal ranks.
     fn set_slowdown(&mut self, _factor: f64) {}
 }
+
+/// One rank's executor.
+pub trait Device<T: Real>: Plans + States<T> + Times + Benchmarks + Hardware {}
+
+impl<T: Real, D: Plans + States<T> + Times + Benchmarks + Hardware> Device<T> for D {}
 
 /// Opens the device of a rank. What is missing on this machine, or in this build, is said here and not when a run is
 /// resolved, so that a run can be planned and explained elsewhere.
@@ -299,111 +313,6 @@ pub(crate) fn planned<T>(part: Option<T>) -> T {
     part.unwrap_or_else(|| unreachable!("every program has a batch, logits, statistics and a control"))
 }
 
-/// The first numbers of a state or output.
-fn numbers<T: Real, const N: usize>(values: &[T]) -> [f64; N] {
-    std::array::from_fn(|i| values.get(i).map_or(0.0, |x| x.to_f64()))
-}
-
-/// Everything is done when it returns, and states lie in the host's memory.
-impl<T: Real> Device<T> for Executor<T> {
-    fn program(&self) -> &Program {
-        Executor::program(self)
-    }
-
-    fn rebind(&mut self, program: Program) -> Result<(), TrainError> {
-        Ok(Executor::rebind(self, program)?)
-    }
-
-    fn load(&mut self, which: Which, loaded: &Inputs<'_>) -> Result<(), TrainError> {
-        let batch = planned(self.batch(which));
-        real::copy(loaded.images, batch.images);
-        batch.labels.copy_from_slice(loaded.labels);
-        real::copy(loaded.weights, batch.weights);
-        if let Some(partners) = batch.partners {
-            partners.copy_from_slice(loaded.partners);
-        }
-        if let Some(mix) = batch.mix {
-            real::copy(loaded.mix, mix);
-        }
-        Ok(())
-    }
-
-    fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
-        Ok(Executor::run(self, which, header)?)
-    }
-
-    fn end_step(&mut self) -> Result<(), TrainError> {
-        Ok(())
-    }
-
-    fn outcome(&mut self) -> Result<Outcome, TrainError> {
-        let stats = numbers(&Executor::state(self, planned(Executor::find_state(self, "stats"))));
-        let control = numbers(&planned(Executor::output(self, Which::Update, "control")));
-        let scale =
-            Executor::program(self).states.iter().position(|s| matches!(s.role, Role::LossScale { .. }));
-        let scale = scale.map(|index| numbers(&Executor::state(self, StateId(index as u32))));
-        Ok(Outcome { stats, control, scale })
-    }
-
-    fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
-        Ok(Executor::run_checked(self, which, header)?)
-    }
-
-    fn run_products(&mut self, which: Which, header: &Header) -> Option<f64> {
-        Some(Executor::run_products(self, which, header))
-    }
-
-    fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [T]>>, TrainError> {
-        Ok(Executor::output(self, which, name))
-    }
-
-    fn state(&self, id: StateId) -> Result<Cow<'_, [T]>, TrainError> {
-        Ok(Executor::state(self, id))
-    }
-
-    fn write_state(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError> {
-        Executor::write_state(self, id, values);
-        Ok(())
-    }
-
-    fn reset_averages(&mut self) -> Result<(), TrainError> {
-        Executor::reset_averages(self);
-        Ok(())
-    }
-
-    fn take_account(&mut self) -> Account {
-        Executor::take_account(self)
-    }
-
-    fn exchanges(&self) -> &[ExchangeTime] {
-        Executor::exchanges(self)
-    }
-
-    fn set_timing(&mut self, on: bool) {
-        Executor::set_timing(self, on);
-    }
-
-    fn set_tracing(&mut self, on: bool) {
-        Executor::set_tracing(self, on);
-    }
-
-    fn take_trace(&mut self, into: &mut Vec<Event>) {
-        Executor::take_trace(self, into);
-    }
-
-    fn training_times(&self) -> Vec<StepTime> {
-        Executor::training_times(self)
-    }
-
-    fn reset_times(&mut self) {
-        Executor::reset_times(self);
-    }
-
-    fn set_slowdown(&mut self, factor: f64) {
-        Executor::set_slowdown(self, factor);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,6 +329,19 @@ mod tests {
             let refused = open::<f32>(&run, program, &Seat::alone()).err().unwrap().to_string();
             assert_eq!(refused, format!("--device cuda: {why}"));
         }
+    }
+
+    /// Tables and images that stay on a device are written as bytes, on every device.
+    #[test]
+    fn the_cpu_takes_states_as_bytes() {
+        let run = Raw::default().resolve_without_data(1).unwrap();
+        let program = program::<f32>(&run, run.batch).unwrap();
+        let mut device = open::<f32>(&run, program, &Seat::alone()).unwrap();
+        let bias = device.find_state("head.bias").unwrap();
+        let values: Vec<f32> = (0..device.state(bias).unwrap().len()).map(|i| 0.5 * i as f32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        device.write_bytes(bias, &bytes).unwrap();
+        assert_eq!(*device.state(bias).unwrap(), values);
     }
 
     #[test]

@@ -2,13 +2,16 @@
 
 use crate::closely::Closely;
 use crate::config::{Precision, Resolved};
-use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Inputs, Outcome, Seat, StepTime, Which};
+use crate::device::{
+    Account, BadValue, Benchmarks, Event, ExchangeTime, Hardware, Inputs, KernelTime, MemoryUse, Outcome,
+    Plans, Seat, Startup, States, StepTime, Times, Which,
+};
 use crate::error::TrainError;
 use crate::gpus::{Assigned, assign};
 use crate::record;
 use crate::sensors::{Sampler, Sensors};
 use comm::{Communicator, Name, Pulse};
-use cuda::{ActionTime, Choices, CudaError, Executor, Ticket};
+use cuda::{Choices, CudaError, Executor, Ticket};
 use graph::graph::Phase;
 use graph::{Header, Plan, Program, StateId};
 use std::borrow::Cow;
@@ -138,16 +141,7 @@ fn decide(
     Ok(())
 }
 
-fn plan(which: Which) -> cuda::Which {
-    match which {
-        Which::Micro => cuda::Which::Micro,
-        Which::Last => cuda::Which::Last,
-        Which::Update => cuda::Which::Update,
-        Which::Eval => cuda::Which::Eval,
-    }
-}
-
-impl Device<f32> for Gpu {
+impl Plans for Gpu {
     fn program(&self) -> &Program {
         self.executor.program()
     }
@@ -161,7 +155,6 @@ impl Device<f32> for Gpu {
     }
 
     fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), TrainError> {
-        let which = plan(which);
         let finishes = self.executor.inputs(which).any(|name| name == "choices");
         if finishes {
             let comes = self.executor.inputs(which).any(|name| name == "pixels");
@@ -194,7 +187,7 @@ impl Device<f32> for Gpu {
             Which::Update => self.runs[1] += 1,
             Which::Eval => {}
         }
-        Ok(self.executor.run(plan(which), header)?)
+        Ok(self.executor.run(which, header)?)
     }
 
     fn end_step(&mut self) -> Result<(), TrainError> {
@@ -219,64 +212,24 @@ impl Device<f32> for Gpu {
 
     fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
         self.executor.clear_halt()?;
-        Ok(self.executor.run_checked(plan(which), header)?)
-    }
-
-    fn profile(&mut self, header: &Header, repeats: usize) -> Result<Vec<ActionTime>, TrainError> {
-        let mut times = self.executor.profile(cuda::Which::Last, header, repeats)?;
-        times.extend(self.executor.profile(cuda::Which::Update, header, repeats)?);
-        Ok(times)
-    }
-
-    fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
-        Ok(Some(self.executor.ceilings()?))
-    }
-
-    fn says(&self) -> Option<&str> {
-        self.line.as_deref()
-    }
-
-    fn finish(&mut self) {
-        self.executor.finish();
-    }
-
-    fn memory(&self) -> Option<cuda::MemoryUse> {
-        Some(self.executor.memory())
-    }
-
-    fn name(&self) -> String {
-        format!("GPU {} ({})", self.executor.device(), self.executor.facts().name)
-    }
-
-    fn gpu(&self) -> Option<(usize, String)> {
-        Some((self.executor.device(), self.executor.facts().name.clone()))
-    }
-
-    fn sensors(&self) -> Option<Sensors> {
-        Some(self.sampler.latest())
-    }
-
-    fn lose(&mut self) -> Result<(), TrainError> {
-        Ok(self.executor.lose()?)
-    }
-
-    fn startup(&self) -> Option<&cuda::Startup> {
-        Some(self.executor.startup())
-    }
-
-    fn choices(&self) -> Option<Choices> {
-        Some(self.executor.choices()).filter(|choices| !choices.products.is_empty())
+        Ok(self.executor.run_checked(which, header)?)
     }
 
     fn before_evaluation(&mut self) -> Result<(), TrainError> {
         if std::mem::replace(&mut self.evaluates, true) {
             return Ok(());
         }
-        decide(&self.world, &mut self.executor, |executor| executor.prepare_plan(cuda::Which::Eval, false))
+        decide(&self.world, &mut self.executor, |executor| executor.prepare_plan(Which::Eval, false))
     }
 
+    fn finish(&mut self) {
+        self.executor.finish();
+    }
+}
+
+impl States<f32> for Gpu {
     fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [f32]>>, TrainError> {
-        Ok(self.executor.read_f32(plan(which), name)?.map(Cow::Owned))
+        Ok(self.executor.read_f32(which, name)?.map(Cow::Owned))
     }
 
     fn state(&self, id: StateId) -> Result<Cow<'_, [f32]>, TrainError> {
@@ -297,7 +250,9 @@ impl Device<f32> for Gpu {
     fn reset_averages(&mut self) -> Result<(), TrainError> {
         Ok(self.executor.reset_averages()?)
     }
+}
 
+impl Times for Gpu {
     fn take_account(&mut self) -> Account {
         // What can't be read is counted as idle, and the error comes with the next run.
         let [micro, last, update, evaluation] = self.executor.take_gpu_seconds().unwrap_or_default();
@@ -329,14 +284,6 @@ impl Device<f32> for Gpu {
         self.closely.take_events(into);
     }
 
-    fn look_closely(&mut self) {
-        self.closely.begin();
-    }
-
-    fn note_on_times(&self) -> Option<String> {
-        self.closely.note()
-    }
-
     /// By kind where some steps were looked at, else by plan.
     fn training_times(&self) -> Vec<StepTime> {
         if let Some(times) = self.closely.times(self.spent, self.runs) {
@@ -356,5 +303,60 @@ impl Device<f32> for Gpu {
 
     fn reset_times(&mut self) {
         (self.spent, self.runs) = ([0.0; 2], [0; 2]);
+    }
+
+    fn look_closely(&mut self) {
+        self.closely.begin();
+    }
+
+    fn note_on_times(&self) -> Option<String> {
+        self.closely.note()
+    }
+}
+
+impl Benchmarks for Gpu {
+    fn profile(&mut self, header: &Header, repeats: usize) -> Result<Vec<KernelTime>, TrainError> {
+        let mut times = self.executor.profile(Which::Last, header, repeats)?;
+        times.extend(self.executor.profile(Which::Update, header, repeats)?);
+        Ok(times)
+    }
+
+    fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
+        Ok(Some(self.executor.ceilings()?))
+    }
+
+    fn memory(&self) -> Option<MemoryUse> {
+        Some(self.executor.memory())
+    }
+
+    fn startup(&self) -> Option<&Startup> {
+        Some(self.executor.startup())
+    }
+}
+
+impl Hardware for Gpu {
+    fn name(&self) -> String {
+        format!("GPU {} ({})", self.executor.device(), self.executor.facts().name)
+    }
+
+    fn gpu(&self) -> Option<(usize, String)> {
+        Some((self.executor.device(), self.executor.facts().name.clone()))
+    }
+
+    fn sensors(&self) -> Option<Sensors> {
+        Some(self.sampler.latest())
+    }
+
+    fn says(&self) -> Option<&str> {
+        self.line.as_deref()
+    }
+
+    fn choices(&self) -> Option<serde_json::Value> {
+        let choices = self.executor.choices();
+        serde_json::to_value(&choices).ok().filter(|_| !choices.products.is_empty())
+    }
+
+    fn lose(&mut self) -> Result<(), TrainError> {
+        Ok(self.executor.lose()?)
     }
 }

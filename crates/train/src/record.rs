@@ -152,7 +152,8 @@ pub fn algorithms(folder: &Path) -> Result<Option<Choices>, TrainError> {
     serde_json::from_str(&text).map(Some).map_err(broken)
 }
 
-pub fn write_algorithms(folder: &Path, choices: &Choices) -> Result<(), TrainError> {
+/// Keeps how products are made, in the device's own terms.
+pub fn write_algorithms(folder: &Path, choices: &impl Serialize) -> Result<(), TrainError> {
     let text = serde_json::to_string_pretty(choices).unwrap_or_default();
     replace(&folder.join(ALGORITHMS), text.as_bytes())
 }

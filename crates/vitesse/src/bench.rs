@@ -3,8 +3,8 @@
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
-use cuda::{ActionTime, MemoryUse};
 use graph::Ceilings;
+use graph::run::{KernelTime, Kernels, MemoryUse, StepTime, Tally};
 use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -113,12 +113,12 @@ struct Measured {
     steps: Vec<f64>,
     /// Of those of a step, alone, on the CPU.
     products: Vec<f64>,
-    times: Vec<cpu::StepTime>,
+    times: Vec<StepTime>,
     ceilings: Option<Ceilings>,
     startup: Startup,
     /// On a GPU.
     memory: Option<MemoryUse>,
-    kernels: Vec<ActionTime>,
+    kernels: Vec<KernelTime>,
 }
 
 /// From the start of the program to the end of its first step.
@@ -127,7 +127,7 @@ struct Startup {
     /// What was done one after the other; the parts sum to the whole.
     phases: Vec<(&'static str, f64)>,
     /// On a GPU: kernels, which are compiled beside all that, and products.
-    gpu: Option<(cuda::Kernels, cuda::Tally)>,
+    gpu: Option<(Kernels, Tally)>,
 }
 
 impl Startup {
@@ -270,12 +270,12 @@ impl Measured {
     }
 }
 
-fn action_json(time: &ActionTime) -> Value {
+fn action_json(time: &KernelTime) -> Value {
     json!({"op": time.op, "layer": time.layer, "phase": time.phase.name(), "what": time.what, "seconds": time.seconds,
         "flops": time.flops, "bytes": time.bytes})
 }
 
-fn kind_json(time: &cpu::StepTime) -> Value {
+fn kind_json(time: &StepTime) -> Value {
     json!({"op": time.op, "phase": time.phase.name(), "seconds": time.seconds, "flops": time.flops, "bytes": time.bytes})
 }
 

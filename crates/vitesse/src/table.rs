@@ -1,7 +1,6 @@
 //! Numbers and tables for people.
 
-use cpu::StepTime;
-use cuda::ActionTime;
+use graph::run::{KernelTime, StepTime};
 use graph::{Ceilings, Cost};
 use train::Resolved;
 use train::account::{Exchanged, Parts};
@@ -90,7 +89,7 @@ pub fn account(times: &[StepTime], wall: f64, data: f64) -> Vec<Row> {
 
 /// Kernels and products by name: how often, how long together, at which rate, and what part of that time the ceilings would have
 /// allowed.
-pub fn print_kernels(times: &[ActionTime], ceilings: Option<Ceilings>) {
+pub fn print_kernels(times: &[KernelTime], ceilings: Option<Ceilings>) {
     let mut groups: Vec<(String, usize, f64, Cost)> = vec![];
     for time in times {
         let name = format!("{} · {}", time.op, time.what);

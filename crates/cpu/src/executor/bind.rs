@@ -2,7 +2,6 @@
 
 use super::flow::{Stretch, stretches};
 use super::operand::Operand;
-use crate::account::ExchangeTime;
 use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
@@ -11,6 +10,7 @@ use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Place, Plan, PlanValue, Step};
+use graph::run::ExchangeTime;
 use graph::{Op, Program, StateId};
 use std::sync::Arc;
 

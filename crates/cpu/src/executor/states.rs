@@ -103,6 +103,16 @@ impl<T: Float> Executor<T> {
         self.stale = true;
     }
 
+    /// Sets a state to what these bytes are.
+    ///
+    /// # Panics
+    /// If it has another number of bytes.
+    pub fn write_bytes(&mut self, id: StateId, bytes: &[u8]) {
+        // SAFETY: `&mut self`.
+        unsafe { self.states[id.index()].write() }.copy_from_slice(bytes);
+        self.stale = true;
+    }
+
     pub(super) fn initialise(&mut self, seed: u64) {
         for index in 0..self.program.states.len() {
             let state = &self.program.states[index];

@@ -1,25 +1,14 @@
 //! What was measured: the account of time, by part and by kind of step.
 
-use super::{Executor, Which};
-use crate::account::{Account, Event, ExchangeTime};
+use super::Executor;
 use crate::kernels::Float;
 use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Plan, Step};
+use graph::run::{Account, Event, ExchangeTime, StepTime, Which};
 
 /// Threads with nothing to do while others work: no step, but a part of the time.
 const IDLE: &str = "waiting for threads";
-
-/// Time spent in the steps of one kind; of collectives, the time they were waited for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepTime {
-    pub op: String,
-    pub phase: Phase,
-    pub is_product: bool,
-    pub seconds: f64,
-    pub flops: f64,
-    pub bytes: f64,
-}
 
 impl<T: Float> Executor<T> {
     /// Where the time went since this was last asked.

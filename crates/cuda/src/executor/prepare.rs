@@ -4,7 +4,6 @@
 
 use super::list::{List, Preparer, Streams, Way, Work};
 use super::plans::{Base, Plans, REFRESH, kernels, plans};
-use super::startup::Startup;
 use crate::action::{Action, Address, Convolution, Product};
 use crate::bind::Bound;
 use crate::compile::{Arch, Compiling};
@@ -13,6 +12,7 @@ use crate::driver::{Block, prepare_alone};
 use crate::error::CudaError;
 use crate::product::WORKSPACE;
 use crate::tuner::Bench;
+use graph::run::Startup;
 use graph::{Lane, Plan, Program};
 use std::time::Instant;
 
@@ -86,7 +86,7 @@ impl Base<'_> {
     ) -> Result<(), CudaError> {
         if let Some(compiling) = compiling {
             let compiled = compiling.finish()?;
-            startup.compiled(&compiled);
+            startup.kernels += compiled.kernels();
             began = startup.lap("waiting for kernels", began);
             plans.modules.add(&compiled.images)?;
         }
@@ -96,7 +96,7 @@ impl Base<'_> {
         if !missing.is_empty() {
             let compiled =
                 Compiling::start(&missing, &Arch::of(self.facts.capability)?, compilers())?.finish()?;
-            startup.compiled(&compiled);
+            startup.kernels += compiled.kernels();
             began = startup.lap("waiting for kernels", began);
             plans.modules.add(&compiled.images)?;
         }

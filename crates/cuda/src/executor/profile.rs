@@ -7,24 +7,8 @@ use crate::driver::Event;
 use crate::error::CudaError;
 use crate::product::sizes;
 use graph::Header;
-use graph::graph::Phase;
 use graph::plan::Plan;
-
-/// The time of one action.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ActionTime {
-    /// Its step in the plan; of merged optimizers, the last.
-    pub step: usize,
-    pub op: String,
-    pub layer: String,
-    pub phase: Phase,
-    /// A kernel's name or a product's shape.
-    pub what: String,
-    pub seconds: f64,
-    pub flops: f64,
-    /// That must be moved at least.
-    pub bytes: f64,
-}
+use graph::run::KernelTime;
 
 impl Executor {
     /// Runs a plan `repeats` times, one action after the other in one stream with a mark between, and returns the shortest time
@@ -34,7 +18,7 @@ impl Executor {
         which: Which,
         header: &Header,
         repeats: usize,
-    ) -> Result<Vec<ActionTime>, CudaError> {
+    ) -> Result<Vec<KernelTime>, CudaError> {
         self.prepare_plan(which, header.accumulate)?;
         let actions = self.plans.list(which, header.accumulate)?.actions.len();
         let marks: Vec<Event> =
@@ -69,7 +53,7 @@ impl Executor {
                 bytes => (bytes as f64 / 4.0, bytes as f64),
             };
             let step = &plan.steps[action.step];
-            times.push(ActionTime {
+            times.push(KernelTime {
                 step: action.step,
                 op: step.op.name(),
                 layer: step.layer.clone(),

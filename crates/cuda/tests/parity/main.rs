@@ -464,7 +464,7 @@ fn nan_in_one_layer_is_named() {
         values[5] = f32::NAN;
         gpu.executor.set_state_f32(id, &values).unwrap();
         gpu.fill(Which::Micro).unwrap();
-        let bad = gpu.executor.run_checked(rig::WHICH_MICRO, &gpu.header).unwrap().unwrap().to_string();
+        let bad = gpu.executor.run_checked(Which::Micro, &gpu.header).unwrap().unwrap().to_string();
         println!("{arithmetic:?}: {bad}");
         assert!(bad.contains("blocks.1.mlp.fc1"), "{bad}");
     }
@@ -523,7 +523,7 @@ fn gradients_in_the_arena_are_the_same() {
                 );
                 assert!(train(&mut lodged) == train(&mut kept), "{name}, {arithmetic:?}, {recompute:?}");
                 let adding = graph::Header { accumulate: true, ..lodged.header };
-                assert!(lodged.executor.run(rig::WHICH_MICRO, &adding).is_err());
+                assert!(lodged.executor.run(Which::Micro, &adding).is_err());
             }
         }
     }

@@ -43,18 +43,6 @@ fn program_for(
     program
 }
 
-/// The plan of one of the CPU's names.
-fn plan(which: Which) -> cuda::Which {
-    match which {
-        Which::Micro => cuda::Which::Micro,
-        Which::Last => cuda::Which::Last,
-        Which::Update => cuda::Which::Update,
-        Which::Eval => cuda::Which::Eval,
-    }
-}
-
-pub const WHICH_MICRO: cuda::Which = cuda::Which::Micro;
-
 impl Gpu {
     pub fn of_graph(graph: &Graph, arithmetic: Arithmetic) -> Result<Self, CudaError> {
         Self::with(graph, arithmetic, Recompute::None)
@@ -103,7 +91,7 @@ impl Gpu {
 
     /// The batch of `Rig::fill`.
     pub fn fill(&mut self, which: Which) -> Result<(), CudaError> {
-        let (first, batch, which) = (self.header.first_sample, self.weights.len(), plan(which));
+        let (first, batch) = (self.header.first_sample, self.weights.len());
         let classes = self.classes as f64;
         let draws = |b: usize, site: u32| Sequence::new(first + b as u64, site);
         let class = |b: usize, site: u32| (draws(b, site).uniform() * classes) as i32;
@@ -130,7 +118,7 @@ impl Gpu {
     }
 
     pub fn run(&mut self, which: Which) -> Result<(), CudaError> {
-        self.executor.run(plan(which), &self.header)
+        self.executor.run(which, &self.header)
     }
 
     /// One pass forward and backward: statistics and gradients, without the loss scale.

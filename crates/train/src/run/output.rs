@@ -38,7 +38,7 @@ pub(super) struct Output {
     pub config: String,
     gpus: Aside<GpuLog>,
     /// How products are made, as the folder has it.
-    choices: Option<cuda::Choices>,
+    choices: Option<serde_json::Value>,
 }
 
 impl Output {
@@ -124,7 +124,7 @@ impl Output {
     }
 
     /// A run that goes on from a checkpoint makes products as it did before.
-    fn keep_choices(&mut self, choices: Option<cuda::Choices>) -> Result<(), TrainError> {
+    fn keep_choices(&mut self, choices: Option<serde_json::Value>) -> Result<(), TrainError> {
         if let Some(new) = choices.as_ref().filter(|_| choices != self.choices) {
             record::write_algorithms(&self.folder.path, new)?;
             self.choices = choices;

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::config::{LossScale, Raw};
-use crate::device::{Account, BadValue, Device, Event, ExchangeTime, Inputs, Outcome, Which};
+use crate::device::{
+    Account, BadValue, Benchmarks, Event, ExchangeTime, Hardware, Inputs, Outcome, Plans, States, Times,
+    Which,
+};
 use crate::session::program;
 use crate::sets;
 use crate::testing::Folder;
@@ -35,13 +38,13 @@ impl Late {
     }
 }
 
-impl Device<f32> for Late {
+impl Plans for Late {
     fn program(&self) -> &Program {
         self.executor.program()
     }
 
     fn rebind(&mut self, program: Program) -> Result<(), TrainError> {
-        Device::rebind(self.quiet_mut(), program)
+        Plans::rebind(self.quiet_mut(), program)
     }
 
     fn depth(&self) -> usize {
@@ -53,7 +56,7 @@ impl Device<f32> for Late {
     }
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
-        Device::run(&mut self.executor, which, header)
+        Plans::run(&mut self.executor, which, header)
     }
 
     fn end_step(&mut self) -> Result<(), TrainError> {
@@ -75,30 +78,34 @@ impl Device<f32> for Late {
         Err(cuda::CudaError::Lost { doing, name, meaning }.into())
     }
 
-    fn name(&self) -> String {
-        "GPU 0 (a CPU in truth)".into()
-    }
-
     fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
-        Device::run_checked(self.quiet_mut(), which, header)
+        Plans::run_checked(self.quiet_mut(), which, header)
     }
+}
 
+impl States<f32> for Late {
     fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [f32]>>, TrainError> {
-        Device::output(self.quiet(), which, name)
+        States::output(self.quiet(), which, name)
     }
 
     fn state(&self, id: StateId) -> Result<Cow<'_, [f32]>, TrainError> {
-        Device::state(self.quiet(), id)
+        States::state(self.quiet(), id)
     }
 
     fn write_state(&mut self, id: StateId, values: &[f32]) -> Result<(), TrainError> {
-        Device::write_state(self.quiet_mut(), id, values)
+        States::write_state(self.quiet_mut(), id, values)
+    }
+
+    fn write_bytes(&mut self, id: StateId, bytes: &[u8]) -> Result<(), TrainError> {
+        States::write_bytes(self.quiet_mut(), id, bytes)
     }
 
     fn reset_averages(&mut self) -> Result<(), TrainError> {
-        Device::reset_averages(self.quiet_mut())
+        States::reset_averages(self.quiet_mut())
     }
+}
 
+impl Times for Late {
     fn take_account(&mut self) -> Account {
         self.executor.take_account()
     }
@@ -125,6 +132,18 @@ impl Device<f32> for Late {
 
     fn reset_times(&mut self) {
         self.executor.reset_times();
+    }
+}
+
+impl Benchmarks for Late {}
+
+impl Hardware for Late {
+    fn name(&self) -> String {
+        "GPU 0 (a CPU in truth)".into()
+    }
+
+    fn lose(&mut self) -> Result<(), TrainError> {
+        self.executor.lose()
     }
 }
 

@@ -1,0 +1,198 @@
+//! What every executor tells of a run in the same terms: which plan, where its time went, what memory it takes.
+
+use crate::graph::Phase;
+use crate::op::Lane;
+use serde::Serialize;
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One of a program's plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    Micro,
+    Last,
+    Update,
+    Eval,
+}
+
+/// Seconds of a rank, and `hidden`, which passed beside them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Account {
+    /// Forward and backward.
+    pub compute: f64,
+    pub update: f64,
+    pub evaluation: f64,
+    /// Waiting for collectives.
+    pub exposed: f64,
+    /// Between steps: handing over collectives, and this account.
+    pub idle: f64,
+    /// Time in which collectives ran beside other steps; no part of the wall time.
+    pub hidden: f64,
+}
+
+impl Account {
+    /// The wall time of the runs.
+    pub fn wall(&self) -> f64 {
+        self.compute + self.update + self.evaluation + self.exposed + self.idle
+    }
+}
+
+impl AddAssign for Account {
+    fn add_assign(&mut self, other: Account) {
+        self.compute += other.compute;
+        self.update += other.update;
+        self.evaluation += other.evaluation;
+        self.exposed += other.exposed;
+        self.idle += other.idle;
+        self.hidden += other.hidden;
+    }
+}
+
+/// One collective of a plan, as it last ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExchangeTime {
+    pub layer: Arc<str>,
+    pub bytes: usize,
+    /// From its start on this rank to its end; the wait for other ranks is in it.
+    pub seconds: f64,
+    /// The part of that in which the compute lane waited.
+    pub exposed: f64,
+}
+
+/// Time spent in the steps of one kind; of collectives, the time they were waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepTime {
+    pub op: String,
+    pub phase: Phase,
+    pub is_product: bool,
+    pub seconds: f64,
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+/// The time of one kernel or matmul of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// Its step in the plan; of merged optimizers, the last.
+    pub step: usize,
+    pub op: String,
+    pub layer: String,
+    pub phase: Phase,
+    /// A kernel's name or a matmul's shape.
+    pub what: String,
+    pub seconds: f64,
+    pub flops: f64,
+    /// That must be moved at least.
+    pub bytes: f64,
+}
+
+/// Something that took a while, for a trace.
+#[derive(Clone, Debug)]
+pub struct Event {
+    pub name: Arc<str>,
+    pub lane: Lane,
+    pub phase: Phase,
+    pub start: Instant,
+    pub end: Instant,
+}
+
+/// Bytes allocated on a device, by what they are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// The plan's, to the byte.
+    pub arena: usize,
+    pub states: usize,
+    /// Batches on their way.
+    pub staging: usize,
+    /// Tables of kernels, times noted down, the header.
+    pub tables: usize,
+    /// Of matmuls: what the chosen algorithms take.
+    pub workspace: usize,
+}
+
+impl MemoryUse {
+    pub fn total(&self) -> usize {
+        self.arena + self.states + self.constant()
+    }
+
+    /// What is neither arena nor states.
+    pub fn constant(&self) -> usize {
+        self.staging + self.tables + self.workspace
+    }
+}
+
+/// Where the time goes from the start to the first step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Startup {
+    /// What was done one after the other, each with its seconds.
+    pub phases: Vec<(&'static str, f64)>,
+    /// Beside all that, on other threads.
+    pub kernels: Kernels,
+    pub products: Tally,
+}
+
+/// Kernels that a run begins with, by units that are compiled together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Kernels {
+    pub compiled: usize,
+    /// Found on disk.
+    pub found: usize,
+    /// From the beginning to the last one's end.
+    pub seconds: f64,
+}
+
+impl AddAssign for Kernels {
+    fn add_assign(&mut self, other: Kernels) {
+        self.compiled += other.compiled;
+        self.found += other.found;
+        self.seconds += other.seconds;
+    }
+}
+
+/// What measuring the ways to make matmuls came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Tally {
+    /// Different matmuls, and how many of them had to be measured.
+    pub products: usize,
+    pub measured: usize,
+    /// Ways that were tried for them.
+    pub tried: usize,
+    /// Of the winners that a library proposed, the one that it had proposed last: from 0.
+    pub furthest: usize,
+    /// Seconds of first runs, which load kernels, and of those that were timed.
+    pub loading: f64,
+    pub timing: f64,
+}
+
+impl Startup {
+    /// Ends a phase that began then, and begins the next.
+    pub fn lap(&mut self, phase: &'static str, began: Instant) -> Instant {
+        let now = Instant::now();
+        self.add(phase, now.duration_since(began).as_secs_f64());
+        now
+    }
+
+    pub fn add(&mut self, phase: &'static str, seconds: f64) {
+        match self.phases.iter_mut().find(|(name, _)| *name == phase) {
+            Some((_, sum)) => *sum += seconds,
+            None => self.phases.push((phase, seconds)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_that_comes_again_is_added() {
+        let mut startup = Startup::default();
+        let began = startup.lap("a", Instant::now());
+        startup.add("b", 2.0);
+        startup.add("a", 1.0);
+        assert!(began.elapsed().as_secs_f64() < 60.0);
+        assert_eq!(startup.phases.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(startup.phases[0].1 >= 1.0);
+    }
+}
