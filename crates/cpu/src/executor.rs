@@ -194,6 +194,13 @@ impl<T: Float> Executor<T> {
         self.ints_view(which, name).map(|view| unsafe { view.write() })
     }
 
+    /// An input of bytes, such as `pixels`, to be filled before the plan runs.
+    pub fn bytes(&mut self, which: Which, name: &str) -> Option<&mut [u8]> {
+        let value = self.operand(which, name).filter(|value| value.ty.dtype == DType::U8)?;
+        // SAFETY: `&mut self` for as long as the slice lives.
+        Some(unsafe { self.stored(value).write() })
+    }
+
     fn ints_view(&self, which: Which, name: &str) -> Option<View<i32>> {
         let value = self.operand(which, name).filter(|v| v.ty.dtype == DType::I32)?;
         Some(self.stored(value).cast(value.ty.shape.count()))

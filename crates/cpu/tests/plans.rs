@@ -5,7 +5,7 @@ mod common;
 use common::written::program;
 use cpu::{Executor, Options, Which};
 use graph::random::Sequence;
-use graph::{DType, Header};
+use graph::{DType, Header, Program};
 
 const FP8: &str = include_str!("../../graph/tests/plans/fp8-linear.plan");
 const FP16: &str = include_str!("../../graph/tests/plans/fp16-skipped-step.plan");
@@ -28,27 +28,28 @@ fn normal(count: usize, site: u32) -> Vec<f32> {
 }
 
 /// Why a program can't be bound.
-fn refusal(text: &str) -> String {
-    match Executor::<f32>::new(program(text), Options::alone(2, 0)) {
-        Ok(_) => panic!("{text} was bound"),
+fn refusal(program: Program) -> String {
+    match Executor::<f32>::new(program, Options::alone(2, 0)) {
+        Ok(_) => panic!("it was bound"),
         Err(error) => error.to_string(),
     }
 }
 
 #[test]
 fn what_has_no_kernel_is_refused_when_it_is_bound() {
-    let prepare = "plan eval batch=2 height=8 width=8 arena=8192\n\
-        input pixels u8[4,8,8,3] @0\n\
-        input choices i32[2,34] @1024\n\
-        input levels f32[3,256] @2048\n\
-        0 compute images f32[2,3,8,8] @5120 = prepare(pixels, choices, levels) size=8 ; forward images\n\
-        output images\n";
-    assert_eq!(refusal(prepare), "images: the CPU executor has no kernel for prepare");
+    // No op of a step; `check` refuses it, too.
+    let mut input = program(
+        "plan eval batch=2 height=1 width=1 arena=256\n\
+        0 compute x f32[] @0 = seed() dtype=\"f32\" ; forward x\n\
+        output x\n",
+    );
+    input.eval.steps[0].op = graph::Op::Input;
+    assert_eq!(refusal(input), "x: the CPU executor has no kernel for input");
     let doubles = "plan eval batch=2 height=1 width=1 arena=256\n\
         input x f64[2,8] @0\n\
         0 compute y f64[2,8] @128 = gelu(x) ; forward y\n\
         output y\n";
-    assert_eq!(refusal(doubles), "x is f64[2,8], but this executor computes in f32");
+    assert_eq!(refusal(program(doubles)), "x is f64[2,8], but this executor computes in f32");
 }
 
 /// The loss scale follows what the gradients can bear; a step that is skipped leaves everything else as it was.

@@ -92,8 +92,10 @@ mod tests {
     use crate::config::Raw;
     use crate::session::{program, program_with};
     use crate::sets;
+    use crate::shares::Shares;
     use crate::testing::Folder;
     use crate::{Session, TrainError};
+    use comm::Communicator;
 
     /// CIFAR-10 in its binary form, with images of smooth noise.
     fn cifar(folder: &Folder) -> String {
@@ -111,7 +113,23 @@ mod tests {
     /// Losses of a few steps, and of an evaluation.
     fn losses(raw: &Raw) -> Result<Vec<f64>, TrainError> {
         let (run, sets) = sets::resolve(raw, 1)?;
-        let mut session = Session::<f32>::new(run, sets)?;
+        losses_of(Session::<f32>::new(run, sets)?)
+    }
+
+    /// The same of plans that were made for a GPU, on the CPU.
+    fn losses_of_a_gpus_plans(raw: &Raw) -> Result<Vec<f64>, TrainError> {
+        let (run, sets) = sets::resolve(&Raw { device: Some(Chosen::Cuda), ..raw.clone() }, 1)?;
+        let finishing = Finishing::of::<f32>(&run, &sets, true)?.unwrap();
+        let program = program_with::<f32>(&run, run.batch, Some(&finishing))?;
+        assert!(program.last.steps.iter().any(|step| matches!(step.op, graph::Op::Prepare { .. })));
+        let executor = cpu::Executor::<f32>::new(program, cpu::Options::alone(2, run.seed))?;
+        let mut device: Box<dyn Device<f32>> = Box::new(executor);
+        finishing.fill(&mut *device, &sets)?;
+        let (world, shares) = (Communicator::solo(), Shares::equal(run.batch, 1));
+        losses_of(Session::over(run, sets, world, shares, device).finishing(Some(finishing)))
+    }
+
+    fn losses_of(mut session: Session<f32>) -> Result<Vec<f64>, TrainError> {
         let mut losses = Vec::new();
         for step in 0..4 {
             session.step(step)?;
@@ -155,6 +173,30 @@ mod tests {
         let finishing = Finishing::of::<f32>(&run, &sets, true).unwrap().unwrap();
         let train = finishing.train.unwrap();
         assert_eq!((train.resident, train.width, finishing.eval.width), (None, 48, 32));
+    }
+
+    /// The CPU runs what was made for a GPU, whose plans prepare images by themselves and have no working memory for the CPU's
+    /// kernels: the same bits as those of the CPU's own plans in fp32, and about the same in half precision.
+    #[test]
+    fn the_cpu_runs_a_gpus_plans() {
+        let folder = Folder::new("of-a-gpu");
+        let (standard, strong) = (crate::config::Preset::Standard, crate::config::Preset::Strong);
+        for (data, augment, mixup) in [
+            (cifar(&folder), standard, Some(0.8)),
+            (cifar(&folder), strong, None),
+            ("synthetic".into(), standard, None),
+        ] {
+            let raw = Raw { augment: Some(augment), mixup, ..small(&data) };
+            let own = losses(&Raw { device: Some(Chosen::Cpu), ..raw.clone() }).unwrap();
+            assert_eq!(losses_of_a_gpus_plans(&raw).unwrap(), own, "{data}, {augment}");
+            let halves = [crate::config::Precision::Bf16, crate::config::Precision::Fp16];
+            for precision in halves.into_iter().filter(|_| mixup.is_some()) {
+                let half =
+                    losses_of_a_gpus_plans(&Raw { precision: Some(precision), ..raw.clone() }).unwrap();
+                println!("{data}, {augment}: {own:.4?} in fp32, {half:.4?} in {precision}");
+                assert!(half != own && half.iter().zip(&own).all(|(a, b)| (a - b).abs() < 2e-2), "{half:?}");
+            }
+        }
     }
 
     /// The same losses as on the CPU, whoever prepares the images: from a set that lies on the GPU, from bytes that come with a

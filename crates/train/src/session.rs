@@ -144,7 +144,7 @@ impl<T: Real> Session<T> {
         if let Some(finishing) = &finishing {
             finishing.fill(&mut *device, &sets)?;
         }
-        Ok(Session { finishing, ..Self::over(run, sets, seat.world, shares, device) })
+        Ok(Self::over(run, sets, seat.world, shares, device).finishing(finishing))
     }
 
     /// Over a device that is open.
@@ -174,6 +174,11 @@ impl<T: Real> Session<T> {
             account,
             fault,
         }
+    }
+
+    /// The device makes images of bytes by itself.
+    pub(crate) fn finishing(self, finishing: Option<Finishing>) -> Self {
+        Session { finishing, ..self }
     }
 
     /// For judging weights only: no memory for gradients.

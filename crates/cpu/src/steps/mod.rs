@@ -14,6 +14,7 @@ mod linear;
 mod loss;
 mod maps;
 mod position_bias;
+mod prepare;
 mod random;
 mod reduce;
 mod resize;

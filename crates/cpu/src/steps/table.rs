@@ -2,8 +2,8 @@
 //! memory a node wants, binding refuses what is not in it, and a run calls what was bound: the three can't disagree.
 
 use super::{
-    Context, PIECE, attention, batch_norm, channels, conv, fp8, linear, loss, maps, position_bias, random,
-    reduce, resize, resized_loss, rows, tokens, update, windows, wire,
+    Context, PIECE, attention, batch_norm, channels, conv, fp8, linear, loss, maps, position_bias, prepare,
+    random, reduce, resize, resized_loss, rows, tokens, update, windows, wire,
 };
 use crate::kernels::Float;
 use graph::fp8::Format;
@@ -93,6 +93,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Seed { .. } => call!(rows::seed),
 
             // ---- ViT
+            Op::Prepare { .. } => call!(prepare::prepare),
             Op::Patches { patch } => call!(tokens::patches, patch),
             Op::Unpatches { patch, .. } => call!(tokens::unpatches, patch),
             Op::Linear { bias, gelu } => call!(linear::forward, bias, gelu),
@@ -222,8 +223,6 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Grid { .. } => call!(channels::grid),
             Op::Ungrid { .. } => call!(channels::ungrid),
 
-            // ---- what there is no kernel for: the host prepares images
-            Op::Prepare { .. } => return None,
             // No steps, or the communicator's.
             Op::Input | Op::Read { .. } => return None,
             Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => return None,

@@ -25,14 +25,21 @@ impl<T: Real> Plans for Executor<T> {
     }
 
     fn load(&mut self, which: Which, loaded: &Inputs<'_>) -> Result<(), TrainError> {
-        let batch = planned(self.batch(which));
-        real::copy(loaded.images, batch.images);
-        batch.labels.copy_from_slice(loaded.labels);
-        real::copy(loaded.weights, batch.weights);
-        if let Some(partners) = batch.partners {
+        // Plans that were made for a GPU begin with bytes, or with none where a set lies there.
+        if let Some(choices) = self.ints(which, "choices") {
+            choices.copy_from_slice(loaded.choices);
+            if let Some(pixels) = self.bytes(which, "pixels") {
+                pixels.copy_from_slice(loaded.pixels);
+            }
+        } else {
+            real::copy(loaded.images, planned(self.input(which, "images")));
+        }
+        planned(self.ints(which, "labels")).copy_from_slice(loaded.labels);
+        real::copy(loaded.weights, planned(self.input(which, "weights")));
+        if let Some(partners) = self.ints(which, "partners") {
             partners.copy_from_slice(loaded.partners);
         }
-        if let Some(mix) = batch.mix {
+        if let Some(mix) = self.input(which, "mix") {
             real::copy(loaded.mix, mix);
         }
         Ok(())
