@@ -393,5 +393,5 @@ fn fp8_is_refused_when_it_is_bound() {
     let program =
         Program { last: micro.clone(), update: empty(), eval: empty(), micro, states: states.clone() };
     let refused = cuda::kernels_of(&program, &Facts::h200(), false).err().unwrap().to_string();
-    assert_eq!(refused, "fc: the CUDA executor has no kernel for quantize (bf16, f32, f32)");
+    assert_eq!(refused, "fc: the CUDA executor has no kernel for quantize of bf16, f32, f32");
 }
