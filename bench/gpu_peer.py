@@ -1,11 +1,11 @@
 """PyTorch's training step on one GPU, as fast as its user could make it: one JSON line a case.
 
 usage: gpu_peer.py CASE BATCH PRECISION HOW [SECONDS]
-  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16; swinv2-b/w8+upernet (512 px, 150
-             classes, transformers' own, with its auxiliary head)
+  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16, vit-h/14; vit-b/16@384 for other
+             sizes of images; swinv2-b/w8+upernet (512 px, 150 classes, transformers' own, with its auxiliary head)
   PRECISION  fp32, tf32, bf16 (autocast, fp32 parameters), pure (bf16 parameters)
   HOW        eager, a mode of torch.compile (default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs), or
-             graph: compiled, and the whole step with the optimizer in one CUDA graph
+             graph: compiled, and the whole step with the optimizer in one CUDA graph; MODE+cudnn: attention by cuDNN alone
 Several at once compile beside each other and measure one after the other, if GPU_TURNS=FOLDER:COUNT says how many there are.
 """
 import fcntl
@@ -18,13 +18,15 @@ import torch
 import torch.nn.functional as F
 import torchvision
 
-SIZES = {"ti": (192, 12, 3, 768), "s": (384, 12, 6, 1536), "b": (768, 12, 12, 3072), "l": (1024, 24, 16, 4096)}
+SIZES = {"ti": (192, 12, 3, 768), "s": (384, 12, 6, 1536), "b": (768, 12, 12, 3072), "l": (1024, 24, 16, 4096), "h": (1280, 32, 16, 5120)}
 
 
 def model(case):
+    case, _, pixels = case.partition("@")
     size, patch = case.removeprefix("vit-").split("/")
     width, depth, heads, mlp = SIZES[size]
     image, classes = (32, 10) if int(patch) < 8 else (224, 1000)
+    image = int(pixels or image)
     net = torchvision.models.VisionTransformer(
         image_size=image, patch_size=int(patch), num_layers=depth, num_heads=heads, hidden_dim=width, mlp_dim=mlp,
         num_classes=classes)
@@ -110,8 +112,13 @@ def main():
     y = torch.randint(0, classes, (batch,), device="cuda")
     if precision == "pure":
         net, x = net.bfloat16(), x.bfloat16()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True, capturable=how == "graph")
-    compiled = net if how == "eager" else torch.compile(net, mode="default" if how == "graph" else how)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True, capturable=how.startswith("graph"))
+    mode, _, backend = how.partition("+")
+    if backend == "cudnn":
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)
+    compiled = net if mode == "eager" else torch.compile(net, mode="default" if mode == "graph" else mode)
 
     def step():
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):

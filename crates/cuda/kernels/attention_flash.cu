@@ -10,16 +10,18 @@
 template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS> struct Flash {
     using S = Strips<D>;
     static constexpr int QUERY_TILE = S::tile(64), KEY_TILE = S::tile(KEYS);
-    static constexpr int BARRIERS = GROUPS * QUERY_TILE + 2 * STAGES * KEY_TILE;
+    static constexpr int AT_KEYS = 2 * GROUPS * QUERY_TILE, BARRIERS = AT_KEYS + 2 * STAGES * KEY_TILE;
     static constexpr int SHARED = BARRIERS + 8 * (2 * GROUPS + 4 * STAGES);
 
-    E* out;
+    const TensorMap* out_map;
     float* lse;
     int tokens, heads, items;
     u32 shared;
 
     __device__ __forceinline__ u32 queries(int group) const { return shared + group * QUERY_TILE; }
-    __device__ __forceinline__ u32 keys(int stage) const { return shared + GROUPS * QUERY_TILE + stage * KEY_TILE; }
+    // Where results wait for the copy engine.
+    __device__ __forceinline__ u32 results(int group) const { return queries(GROUPS + group); }
+    __device__ __forceinline__ u32 keys(int stage) const { return shared + AT_KEYS + stage * KEY_TILE; }
     __device__ __forceinline__ u32 values(int stage) const { return keys(STAGES + stage); }
     __device__ __forceinline__ u32 barrier(int i) const { return shared + BARRIERS + 8 * i; }
     __device__ __forceinline__ u32 queries_full(int group) const { return barrier(group); }
@@ -32,6 +34,11 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
     // Queries of a head are cut into tiles for GROUPS warpgroups each.
     __device__ __forceinline__ int cuts() const { return ceil_div(tokens, 64 * GROUPS); }
     __device__ __forceinline__ int key_tiles() const { return ceil_div(tokens, KEYS); }
+    // The order of a head's cuts changes from round to round: else a block might have the last one, which may have fewer tiles, in
+    // every round or in none.
+    __device__ __forceinline__ int first_query(int item) const {
+        return (item + item / cuts() * cuts() / (int)gridDim.x) % cuts() * 64 * GROUPS;
+    }
 
     __device__ __forceinline__ void init() {
         for (int i = 0; i < GROUPS; i++) barrier_init(queries_full(i), 1), barrier_init(queries_empty(i), 4);
@@ -47,7 +54,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         u32 round = 0;
         for (int item = blockIdx.x; item < items; item += gridDim.x, round++) {
             const int head = item / cuts(), sample = head / heads, h = head % heads;
-            const int first = item % cuts() * 64 * GROUPS, tiles = key_tiles();
+            const int first = first_query(item), tiles = key_tiles();
             for (int g = 0; g < GROUPS; g++) {
                 barrier_wait(queries_empty(g), round & 1 ^ 1);
                 if (first + 64 * g >= tokens) {
@@ -180,7 +187,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
     }
 
     // The last values, and what comes of them.
-    __device__ __forceinline__ void finish(Tile& x, const u32 (&p)[TAIL / 16][4], int head, int row,
+    __device__ __forceinline__ void finish(Tile& x, const u32 (&p)[TAIL / 16][4], int group, int head, int row,
                                            const Ring<STAGES>& behind, bool add) {
         const int lane = threadIdx.x % 32;
         barrier_wait(values_full(behind.stage), behind.parity);
@@ -199,8 +206,15 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         wait_products<0>();
         arrived(x.o);
         warp_arrive(values_empty(behind.stage));
-        const i64 from = (i64)(head / heads) * tokens * heads * D + head % heads * D;
-        store_head_rows<D>(out + from, heads * D, row, tokens, x.o, factor[0], factor[1]);
+        const u32 to = results(group) + threadIdx.x / 32 % 4 * 16 * 128;
+        await_staged();
+        stage_rows<E, D, 64>(to, x.o, factor[0], factor[1]);
+        publish();
+        __syncwarp();
+        if (lane == 0 && row < tokens) {
+            store_staged<D, 64>(to, *out_map, head % heads, row, head / heads);
+            stores_commit();
+        }
     }
 
     __device__ __forceinline__ void consume(int group) {
@@ -209,7 +223,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         u32 round = 0;
         if (TURNS && group == GROUPS - 1) pass_turn(group);
         for (int item = blockIdx.x; item < items; item += gridDim.x, round++) {
-            const int head = item / cuts(), first = item % cuts() * 64 * GROUPS + 64 * group;
+            const int head = item / cuts(), first = first_query(item) + 64 * group;
             if (first >= tokens) {
                 // Nothing to do but to let the others' tiles by.
                 barrier_wait(queries_full(group), round & 1);
@@ -232,7 +246,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             if (tiles == 1) {
                 begin<TAIL>(x, p, group, at);
                 warp_arrive(queries_empty(group));
-                finish(x, p, head, row, at, false);
+                finish(x, p, group, head, row, at, false);
                 at.next();
                 continue;
             }
@@ -247,22 +261,24 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             }
             pass<TAIL, true>(x, p, group, at, behind, tiles > 2);
             warp_arrive(queries_empty(group));
-            finish(x, p, head, row, at, true);
+            finish(x, p, group, head, row, at, true);
             at.next();
         }
         // The turn that nobody takes.
         if (TURNS && group == 0) take_turn(group);
+        await_staged();
     }
 };
 
-// Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of 64 and of KEYS rows.
+// Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of 64 and of KEYS rows, and of the result as
+// (B,T,H,D), tiles of 16 rows.
 template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS>
 __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     attention_flash(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
-                    E* __restrict__ out, float* __restrict__ lse, int tokens, int heads, int items) {
+                    const __grid_constant__ TensorMap out_map, float* __restrict__ lse, int tokens, int heads, int items) {
     extern __shared__ __align__(1024) u8 shared[];
     Flash<E, D, GROUPS, KEYS, TAIL, STAGES, TURNS> f;
-    f.out = out, f.lse = lse, f.tokens = tokens, f.heads = heads, f.items = items;
+    f.out_map = &out_map, f.lse = lse, f.tokens = tokens, f.heads = heads, f.items = items;
     f.shared = shared_address(shared);
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) f.init();

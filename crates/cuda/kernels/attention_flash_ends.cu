@@ -3,40 +3,89 @@
 // Legend: B batch, H heads, T tokens, D head size, C = H·D.
 #include "flash.cuh"
 
-// Eight lanes take a row of a head. Grid: enough blocks of 256 threads for B·H·(T up to a multiple of BLOCK) rows.
-template <typename E, int D>
-__global__ void flash_grad_start(const E* __restrict__ out, const E* __restrict__ dout, const float* __restrict__ lse,
-                                 u32* __restrict__ turns, float* __restrict__ log_sums, float* __restrict__ deltas, int tokens,
-                                 int heads, int total, int turn_count) {
-    const int padded = ceil_div(tokens, BLOCK) * BLOCK;
+template <typename E> __device__ __forceinline__ void unpack8(const uint4& v, float (&x)[8]) {
+    unpack2<E>(v.x, x[0], x[1]);
+    unpack2<E>(v.y, x[2], x[3]);
+    unpack2<E>(v.z, x[4], x[5]);
+    unpack2<E>(v.w, x[6], x[7]);
+}
+
+// A block has BLOCK rows of a head, eight lanes have one at a time. With SUM also this block's share of the sums over tokens of
+// dK and dV, a row of `sums` (B·⌈T/BLOCK⌉,3C) for every BLOCK tokens: over a row of probabilities, P sums to 1 and dS to 0, so
+// that dV sums to what dO does, and dK to nothing. Grid: B·⌈T/BLOCK⌉·H, 256 threads.
+template <typename E, int D, bool SUM>
+__global__ void __launch_bounds__(256) flash_grad_start(const E* __restrict__ out, const E* __restrict__ dout,
+                                                        const float* __restrict__ lse, u32* __restrict__ turns,
+                                                        float* __restrict__ log_sums, float* __restrict__ deltas,
+                                                        float* __restrict__ sums, int tokens, int heads, int turn_count) {
+    constexpr int UNITS = ceil_div(D, 64), ROUNDS = BLOCK / 32;
     const i64 index = (i64)blockIdx.x * 256 + threadIdx.x;
     if (index < turn_count) turns[index] = 0;
-    const i64 row = index / 8;
-    const int lane = index % 8, h = row % heads;
-    const i64 rest = row / heads;
-    const int token = rest % padded;
-    const i64 sample = rest / padded;
-    float sum = 0.0f;
-    const bool there = sample * heads < total && token < tokens;
-    if (there) {
-        const i64 from = ((sample * tokens + token) * heads + h) * D;
+    const int lane = threadIdx.x % 8, h = blockIdx.x % heads, piece = blockIdx.x / heads, pieces = ceil_div(tokens, BLOCK);
+    const int sample = piece / pieces, first = piece % pieces * BLOCK + threadIdx.x / 8;
+    uint4 x[ROUNDS][UNITS], y[ROUNDS][UNITS];
 #pragma unroll
-        for (int i = 0; i < ceil_div(D, 64); i++) {
-            const int unit = 8 * i + lane;
-            if (D % 64 != 0 && unit >= D / 8) break;
-            float x[8], y[8];
-            Pack<E, 8>::load(out + from + 8 * unit, x);
-            Pack<E, 8>::load(dout + from + 8 * unit, y);
+    for (int r = 0; r < ROUNDS; r++)
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum = fmaf(x[j], y[j], sum);
+        for (int i = 0; i < UNITS; i++) {
+            const i64 from = (((i64)sample * tokens + first + 32 * r) * heads + h) * D + 64 * i + 8 * lane;
+            const bool there = first + 32 * r < tokens && (D % 64 == 0 || 64 * i + 8 * lane < D);
+            x[r][i] = y[r][i] = make_uint4(0, 0, 0, 0);
+            if (there) {
+                x[r][i] = *reinterpret_cast<const uint4*>(out + from);
+                y[r][i] = *reinterpret_cast<const uint4*>(dout + from);
+            }
+        }
+    const i64 head = (i64)sample * heads + h;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const int token = first + 32 * r;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            float a[8], b[8];
+            unpack8<E>(x[r][i], a);
+            unpack8<E>(y[r][i], b);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum = fmaf(a[j], b[j], sum);
+        }
+#pragma unroll
+        for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane == 0) {
+            const i64 to = head * pieces * BLOCK + token;
+            deltas[to] = sum;
+            log_sums[to] = token < tokens ? lse[head * tokens + token] * LOG2E : __int_as_float(0x7f800000);
         }
     }
+    if constexpr (SUM) {
+        __shared__ __align__(16) float all[8 * 64 * UNITS];
 #pragma unroll
-    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (sample * heads < total && lane == 0) {
-        const i64 head = sample * heads + h;
-        deltas[head * padded + token] = sum;
-        log_sums[head * padded + token] = there ? lse[head * tokens + token] * LOG2E : __int_as_float(0x7f800000);
+        for (int i = 0; i < UNITS; i++) {
+            float sum[8], b[8];
+            unpack8<E>(y[0][i], sum);
+#pragma unroll
+            for (int r = 1; r < ROUNDS; r++) {
+                unpack8<E>(y[r][i], b);
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum[j] += b[j];
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], 8);
+                sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], 16);
+            }
+            if (threadIdx.x % 32 < 8)
+                Pack<float, 8>::store(all + threadIdx.x / 32 * 64 * UNITS + 64 * i + 8 * lane, sum);
+        }
+        __syncthreads();
+        float* row = sums + (i64)piece * 3 * heads * D + heads * D + h * D;
+        for (int i = threadIdx.x; i < D; i += 256) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 8; w++) sum += all[w * 64 * UNITS + i];
+            row[i] = 0.0f;
+            row[heads * D + i] = sum;
+        }
     }
 }
 

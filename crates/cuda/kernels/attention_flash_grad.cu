@@ -20,11 +20,12 @@ struct FlashScratch {
 // An item is a tile of BLOCK keys of a head, 64 for each of two warpgroups, that goes through the queries, 64·HALVES at a time. A
 // warpgroup computes Pᵀ and dSᵀ of its keys, adds Pᵀ·dO to dV and dSᵀ·Q to dK, leaves dSᵀ in shared memory, and computes its share of
 // dQ = dS·K: 64 queries with two HALVES, else a strip of columns. It adds that to what items of keys before left, once these have:
-// the order of sums is that of keys. With LATER, dQ is computed while the next queries become probabilities.
+// the order of sums is that of keys. With LATER, dQ is computed while the next queries become probabilities. With LONE, the last
+// BLOCK tokens are no more than 64: one warpgroup has no keys there, and the last tile of queries has one half.
 //
 // Three warps do other things: one fetches, one waits for items before, one tells those after. Items are taken in turn; those of a
 // head are as far apart as `group` heads, so that one rarely waits for the one before.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struct FlashGrad {
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> struct FlashGrad {
     using S = Strips<D>;
     static_assert(HALVES == 2 ? D <= 64 : D > 64, "");
     static_assert(HALVES == 2 || !LATER, "");
@@ -40,8 +41,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
     static constexpr int COLUMNS = HALVES == 2 ? D : 64;
     static constexpr int FLOATS = QUERIES * D;
 
-    E* dqkv;
-    float* sums;
+    const TensorMap* result_map;
     FlashScratch scratch;
     int tokens, heads, total, group_heads;
     u8* shared_bytes;
@@ -181,12 +181,12 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
         float s[32], dq[COLUMNS / 2];
     };
 
-    __device__ __forceinline__ void score(Tile& x, int group, int round, u32 count, int half) const {
+    __device__ __forceinline__ void score(float (&s)[32], int group, int round, u32 count, int half) const {
         const u32 left = keys(round) + 64 * group * 128, right = queries(count) + half * 64 * 128;
         open_products();
 #pragma unroll
         for (int k = 0; k < S::STEPS; k++)
-            product<E, 64, false, false>(x.s, S::template side<BLOCK>(left, k), S::template side<QUERIES>(right, k), k > 0);
+            product<E, 64, false, false>(s, S::template side<BLOCK>(left, k), S::template side<QUERIES>(right, k), k > 0);
     }
 
     // Starts this warpgroup's share of dQ of a tile whose scores are there.
@@ -205,20 +205,16 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
         const int thread = threadIdx.x % 128;
         float* to = scratch.dq + ((i64)item.head * query_tiles() + tile) * FLOATS + group * (HALVES == 2 ? 64 * D : 4096) +
                     4 * thread;
-        arrived(x.dq);
         barrier_wait(turn(count), parity(count));
 #pragma unroll
         for (int i = 0; i < COLUMNS / 8; i++) {
             if (HALVES == 1 && group == 1 && i >= (D - 64) / 8) break;
+            if (LONE && HALVES == 2 && tile * QUERIES + 64 * group >= tokens) break;
             const float *y = x.dq + 4 * i;
-            if (item.keys == 0)
-                asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + 512 * i), "f"(y[0]), "f"(y[1]), "f"(y[2]),
-                             "f"(y[3])
-                             : "memory");
-            else
-                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + 512 * i), "f"(y[0]),
-                             "f"(y[1]), "f"(y[2]), "f"(y[3])
-                             : "memory");
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};"
+                         " @!p st.global.v4.f32 [%0], {%1,%2,%3,%4}; }" ::"l"(to + 512 * i), "f"(y[0]), "f"(y[1]), "f"(y[2]),
+                         "f"(y[3]), "r"(item.keys)
+                         : "memory");
         }
         warp_arrive(added(count));
     }
@@ -239,17 +235,17 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
 
     // Half HALF of a tile of queries. The scores of a first half are there, those of a second are
     // under way; `next` is where those after are.
-    template <int HALF>
+    template <int HALF, bool LAST>
     __device__ __forceinline__ void step(Tile& x, int group, Place& at) const {
-        constexpr bool LAST = HALF == HALVES - 1;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
         const float scale = score_scale<D>() * LOG2E;
         const u32 some_queries = queries(at.count) + HALF * 64 * 128, some_douts = douts(at.count) + HALF * 64 * 128;
 
         float ds[32];
+        float(&p)[32] = x.s;
         if constexpr (!AHEAD && HALF == 0) {
             barrier_wait(queries_full(at.count), parity(at.count));
-            score(x, group, at.round, at.count, 0);
+            score(x.s, group, at.round, at.count, 0);
             close_products();
         }
         const u32 own_values = values(at.round) + 64 * group * 128;
@@ -265,11 +261,8 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
         }
         if constexpr (HALF > 0 || !AHEAD) {
             wait_products<LATER && HALF == 0 ? 2 : 1>();
-            arrived(x.s);
-            // Also dQ of the tile before.
-            if (LATER && HALF > 0 && at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
+            arrived(p);
         }
-        float(&p)[32] = x.s;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const float2 sum = *reinterpret_cast<const float2*>(log_sums(at.count) + 64 * HALF + 8 * j + 2 * t);
@@ -292,7 +285,8 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
             product<E, D, true>(x.dv, left[k], S::template turned<QUERIES>(some_douts + 16 * k * 128), add || k > 0);
         close_products();
 
-        wait_products<LATER && HALF == 0 ? 2 : 1>();
+        // Where these are the last scores of a tile, dQ of the tile before must have come too: its scores are free then.
+        wait_products<LATER && HALF == 0 && !LAST ? 2 : 1>();
         arrived(ds);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
@@ -301,6 +295,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
             for (int i = 0; i < 4; i++) ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 ? delta.y : delta.x));
         }
         as_left<E, 64>(dleft, ds);
+        if (HALF == 0 && at.first()) await_staged();
         const u32 to = scores(at.count) + HALF * SCORES;
 #pragma unroll
         for (int k = 0; k < 4; k++)
@@ -309,34 +304,33 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
             publish();
             warp_arrive(scores_full(at.count));
         }
+        // Without next scores under way, dK runs while dQ is added up.
+        if constexpr (!LATER && !AHEAD) start_queries_now(x, group, at);
         open_products();
 #pragma unroll
         for (int k = 0; k < 4; k++)
             product<E, D, true>(x.dk, dleft[k], S::template turned<QUERIES>(some_queries + 16 * k * 128), add || k > 0);
         close_products();
+        if constexpr (!LATER && AHEAD) start_queries_now(x, group, at);
 
         if constexpr (!LAST) {
-            score(x, group, at.round, at.count, HALF + 1);
+            score(x.s, group, at.round, at.count, HALF + 1);
             close_products();
         } else {
-            if constexpr (!LATER) {
-                barrier_wait(scores_full(at.count), parity(at.count));
-                start_queries(x, group, at.round, at.count);
-            }
-            // Not before the keys of the item before are left alone: the next ones take their place.
+            // The keys of the item before are left alone, by their dQ and by the copy engine: the next ones take their place.
+            if (at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
             if (at.last() && !next_item(at.round + 1, at.next)) at.next.head = -1;
             if constexpr (AHEAD) {
                 if (at.more()) barrier_wait(queries_full(at.count + 1), parity(at.count + 1));
-                score(x, group, at.round_next(), at.count + 1, 0);
+                score(x.s, group, at.round_next(), at.count + 1, 0);
                 close_products();
             }
+            // dQ of this tile, or with LATER of the one before, is there; what was started after it may be under way.
+            wait_products<LATER ? 2 : 1>();
+            arrived(x.dq);
+            if constexpr (!LATER) add_queries(x, group, at.item, at.tile, at.count);
+            else if (at.count > 0) add_before(x, group, at);
             // No matmul may be under way where a loop begins again.
-            if constexpr (LATER) {
-                if (at.count > 0) add_before(x, group, at);
-            } else {
-                wait_products<AHEAD ? 1 : 0>();
-                add_queries(x, group, at.item, at.tile, at.count);
-            }
             wait_products<0>();
             if constexpr (AHEAD) arrived(x.s);
             arrived(x.dk);
@@ -344,40 +338,72 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
         }
     }
 
+    __device__ __forceinline__ void start_queries_now(Tile& x, int group, const Place& at) const {
+        barrier_wait(scores_full(at.count), parity(at.count));
+        start_queries(x, group, at.round, at.count);
+    }
+
+    // A tile of queries for a warpgroup that has no keys in this block: its share of dQ alone.
+    __device__ __forceinline__ void help(Tile& x, int group, Place& at) const {
+        const int lane = threadIdx.x % 32, row = 64 * group + threadIdx.x / 32 % 4 * 16 + lane % 16;
+        const u32 none[4] = {};
+        if (LATER && at.count > 0) {
+            barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
+            start_queries(x, group, at.round_before(), at.count - 1);
+            wait_products<0>();
+            arrived(x.dq);
+        }
+        if (at.first()) await_staged();
+#pragma unroll
+        for (int i = 0; i < 4 * HALVES; i++)
+            store_matrices(scores(at.count) + i / 4 * SCORES + Rows<64>::at(row, i % 4 * 2 + lane / 16), none);
+        publish();
+        warp_arrive(scores_full(at.count));
+        if (at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
+        if constexpr (LATER) {
+            if (at.count > 0) add_before(x, group, at);
+        } else {
+            start_queries_now(x, group, at);
+            wait_products<0>();
+            arrived(x.dq);
+            add_queries(x, group, at.item, at.tile, at.count);
+        }
+        if (!at.last()) return;
+        if (!next_item(at.round + 1, at.next)) at.next.head = -1;
+        if constexpr (AHEAD) {
+            if (at.more()) barrier_wait(queries_full(at.count + 1), parity(at.count + 1));
+            score(x.s, group, at.round_next(), at.count + 1, 0);
+            close_products();
+            wait_products<0>();
+            arrived(x.s);
+        }
+    }
+
     __device__ __forceinline__ void add_before(Tile& x, int group, const Place& at) const {
         add_queries(x, group, at.before, at.first() ? at.tiles - 1 : at.tile - 1, at.count - 1);
     }
 
-    // The sums over an item's keys; scores of the tile before last are free.
-    __device__ __forceinline__ void store_sums(const Tile& x, const Item& item, u32 last) const {
-        const int warp = threadIdx.x / 32, first = item.keys * BLOCK + 16 * warp;
-        float* all = reinterpret_cast<float*>(shared_bytes + (scores(last + 1) - shared));
-        ColumnSums<D> key_sums, value_sums;
-        key_sums.clear();
-        value_sums.clear();
-        // The other warpgroup may still read them.
-        if constexpr (LATER) asm volatile("bar.sync 1, 256;" ::: "memory");
-        key_sums.add_to(tokens, first, [&](int j, int i) { return x.dk[4 * j + i]; });
-        value_sums.add_to(tokens, first, [&](int j, int i) { return x.dv[4 * j + i]; });
-        key_sums.store(all + warp * 2 * D, score_scale<D>());
-        value_sums.store(all + warp * 2 * D + D, 1.0f);
-        asm volatile("bar.sync 1, 256;" ::: "memory");
-        float* row = sums + ((i64)(item.head / heads) * key_tiles() + item.keys) * 3 * heads * D;
-        for (int i = threadIdx.x; i < 2 * D; i += 256) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int w = 0; w < 8; w++) sum += all[w * 2 * D + i];
-            row[(1 + i / D) * heads * D + item.head % heads * D + i % D] = sum;
-        }
-        asm volatile("bar.sync 1, 256;" ::: "memory");
+    // Where a warp leaves its rows of dK, for the copy engine to bring to their place: with LATER in scores that it will write
+    // itself, since keys are still needed; else in its keys. Those of dV take the place of its values.
+    __device__ __forceinline__ u32 staged_keys(int row, const Place& at) const {
+        return (LATER ? scores(at.count + 1) : keys(at.round)) + row * 128;
     }
-
-    __device__ __forceinline__ void store(const Tile& x, int group, const Item& item) const {
-        const int warp = threadIdx.x / 32 % 4, row = item.keys * BLOCK + 64 * group + 16 * warp;
+    __device__ __forceinline__ void store(const Tile& x, int group, const Place& at) const {
+        const int row = 64 * group + threadIdx.x / 32 % 4 * 16, token = at.item.keys * BLOCK + row;
+        const u32 to_keys = staged_keys(row, at), to_values = values(at.round) + row * 128;
+        // Both warpgroups are through with what is overwritten.
+        if constexpr (LATER) barrier_wait(scores_full(at.count), parity(at.count));
+        else asm volatile("bar.sync 1, 256;" ::: "memory");
         const float scale = score_scale<D>();
-        E* to = dqkv + (i64)(item.head / heads) * tokens * 3 * heads * D + (heads + item.head % heads) * D;
-        store_head_rows<D>(to, 3 * heads * D, row, tokens, x.dk, scale, scale);
-        store_head_rows<D>(to + heads * D, 3 * heads * D, row, tokens, x.dv, 1.0f, 1.0f);
+        stage_rows<E, D, BLOCK>(to_keys, x.dk, scale, scale);
+        stage_rows<E, D, BLOCK>(to_values, x.dv, 1.0f, 1.0f);
+        publish();
+        __syncwarp();
+        if (threadIdx.x % 32 != 0 || token >= tokens) return;
+        const int sample = at.item.head / heads, h = at.item.head % heads;
+        store_staged<D, BLOCK>(to_keys, *result_map, heads + h, token, sample);
+        store_staged<D, BLOCK>(to_values, *result_map, 2 * heads + h, token, sample);
+        stores_commit();
     }
 
     __device__ __forceinline__ void consume(int group) {
@@ -388,21 +414,23 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
         at.before = at.next = at.item;
         if constexpr (AHEAD) {
             barrier_wait(queries_full(0), 0);
-            score(x, group, 0, 0, 0);
+            score(x.s, group, 0, 0, 0);
             close_products();
             wait_products<0>();
             arrived(x.s);
         }
 #pragma unroll 1
         while (at.item.head >= 0) {
-            step<0>(x, group, at);
-            if constexpr (HALVES == 2) step<1>(x, group, at);
-            warp_arrive(queries_empty(at.count));
-            if (at.last()) {
-                if constexpr (!LATER) warp_arrive(keys_empty(at.round));
-                store(x, group, at.item);
-                if constexpr (SUM) store_sums(x, at.item, at.count);
+            if (LONE && at.item.keys * BLOCK + 64 * group >= tokens) {
+                help(x, group, at);
+            } else if (HALVES == 1 || LONE && at.last()) {
+                step<0, true>(x, group, at);
+            } else {
+                step<0, false>(x, group, at);
+                step<HALVES - 1, true>(x, group, at);
             }
+            warp_arrive(queries_empty(at.count));
+            if (at.last()) store(x, group, at);
             at.before = at.item;
             at.count++;
             if (at.last()) at.tile = 0, at.round++, at.item = at.next;
@@ -412,22 +440,24 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM> struc
             barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
             start_queries(x, group, at.round - 1, at.count - 1);
             wait_products<0>();
+            arrived(x.dq);
             add_before(x, group, at);
         }
+        await_staged();
     }
 };
 
 // Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of BLOCK and of 64·HALVES rows, and of dO as
-// (B,T,H,D). With SUM, rows of `sums` (B·⌈T/BLOCK⌉,3C) have the sums over as many tokens.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool SUM>
+// (B,T,H,D); that of the result, as qkv, of tiles of 16 rows.
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE>
 __global__ void __launch_bounds__(384, 1)
     flash_grad(const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap query_map,
-               const __grid_constant__ TensorMap dout_map, E* __restrict__ dqkv, float* __restrict__ sums, u32* turns,
-               float* __restrict__ log_sums, float* __restrict__ deltas, float* dq, int tokens, int heads, int total,
+               const __grid_constant__ TensorMap dout_map, const __grid_constant__ TensorMap result_map,
+               u32* turns, float* __restrict__ log_sums, float* __restrict__ deltas, float* dq, int tokens, int heads, int total,
                int group_heads) {
     extern __shared__ __align__(1024) u8 shared[];
-    FlashGrad<E, D, HALVES, AHEAD, LATER, SUM> f;
-    f.dqkv = dqkv, f.sums = sums;
+    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE> f;
+    f.result_map = &result_map;
     f.scratch.turns = turns, f.scratch.log_sums = log_sums, f.scratch.deltas = deltas, f.scratch.dq = dq;
     f.tokens = tokens, f.heads = heads, f.total = total, f.group_heads = group_heads;
     f.shared_bytes = shared, f.shared = shared_address(shared);

@@ -51,6 +51,35 @@ template <int COUNT> __device__ __forceinline__ void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+// Leaves a warp's 16 rows of a result, rows g times `low` and rows g+8 times `high`, in a tile of ROWS rows, from the row at `to` on.
+template <typename E, int D, int ROWS>
+__device__ __forceinline__ void stage_rows(u32 to, const float (&x)[D / 2], float low, float high) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < Strips<D>::STEPS; k++) {
+        u32 words[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (16 * k + 8 * (i / 2) < D) {
+                const float factor = i % 2 ? high : low;
+                words[i] = pack2<E>(x[8 * k + 2 * i] * factor, x[8 * k + 2 * i + 1] * factor);
+            }
+        store_matrices(to + k / 4 * Strips<D>::strip(ROWS) + Rows<64>::at(lane % 16, k % 4 * 2 + lane / 16), words);
+    }
+}
+// Starts to bring what a warp staged to a head's rows from `token` on. By one thread, once all lanes have published.
+template <int D, int ROWS>
+__device__ __forceinline__ void store_staged(u32 from, const TensorMap& map, int head, int token, int sample) {
+#pragma unroll
+    for (int i = 0; i < Strips<D>::COUNT; i++)
+        store_tile(from + i * Strips<D>::strip(ROWS), map, 64 * i, head, token, sample);
+}
+// Until the copy engine has read what this warp staged.
+__device__ __forceinline__ void await_staged() {
+    if (threadIdx.x % 32 == 0) stores_wait_read<0>();
+    __syncwarp();
+}
+
 // Writes a warp's 16 rows of a result, rows g times `low` and rows g+8 times `high`, to rows first..tokens of a head.
 template <int D, typename E>
 __device__ __forceinline__ void store_head_rows(E* head, int stride, int first, int tokens, const float (&x)[D / 2], float low,

@@ -56,6 +56,10 @@ __device__ __forceinline__ void store_tile(u32 from, const TensorMap& map, int x
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
                  ::"l"(&map), "r"(x), "r"(y), "r"(from) : "memory");
 }
+__device__ __forceinline__ void store_tile(u32 from, const TensorMap& map, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+                 ::"l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from) : "memory");
+}
 __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most PENDING of this thread's groups of stores still read shared memory.
 template <int PENDING> __device__ __forceinline__ void stores_wait_read() {

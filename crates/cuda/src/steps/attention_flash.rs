@@ -8,6 +8,10 @@ use graph::DType;
 
 /// Tokens of a block, and of one row of partial column sums: the kernels' `BLOCK`.
 const BLOCK: usize = 128;
+/// Tokens up to which a short last block gets code of its own.
+const MOST_LONE: usize = 640;
+/// Rows that a warp has of a result.
+const STORED: usize = 16;
 /// Bytes that the heads of a group may have in the L2 cache: their queries, dO and f32 dQ.
 const GROUP_BYTES: usize = 24 << 20;
 /// Words before the turns, for the number of the next item.
@@ -45,22 +49,23 @@ struct Forward {
     groups: usize,
     /// Keys in a stage.
     keys: usize,
+    stages: usize,
 }
 
 impl Forward {
-    const STAGES: usize = 2;
-
-    /// As measured on an H200: three warpgroups are a quarter faster than two, if there are tiles for them.
+    /// As measured on an H200: three warpgroups are a quarter faster than two, a tenth with large heads, if there are tiles for them.
     fn choose(sizes: &Sizes) -> Self {
         let tiles = sizes.tokens.div_ceil(64);
-        let three = 10 * tiles.next_multiple_of(3) <= 13 * tiles.next_multiple_of(2);
-        let (groups, keys) = match (sizes.head, three) {
-            (..=64, true) => (3, 128),
-            (65..=80, true) => (3, 112),
-            (81..=96, true) => (3, 96),
-            _ => (2, 128),
+        let faster = if sizes.head <= 96 { 13 } else { 11 };
+        let three = 10 * tiles.next_multiple_of(3) <= faster * tiles.next_multiple_of(2);
+        let (groups, keys, stages) = match (sizes.head, three) {
+            (..=64, true) => (3, 128, 2),
+            (65..=80, true) => (3, 112, 2),
+            (81..=96, true) => (3, 96, 2),
+            (97.., true) => (3, 80, 3),
+            _ => (2, 128, 2),
         };
-        Forward { groups, keys }
+        Forward { groups, keys, stages }
     }
 
     /// Keys of the last stage, up to a multiple of 16.
@@ -68,15 +73,15 @@ impl Forward {
         ((sizes.tokens - 1) % self.keys + 1).next_multiple_of(16)
     }
 
-    /// As the kernel's `SHARED`.
+    /// As the kernel's `SHARED`: queries and results, keys and values.
     fn shared(&self, sizes: &Sizes) -> usize {
-        let rows = self.groups * 64 + 2 * Self::STAGES * self.keys;
-        strips(sizes) * rows * 128 + 8 * (2 * self.groups + 4 * Self::STAGES)
+        let rows = 2 * self.groups * 64 + 2 * self.stages * self.keys;
+        strips(sizes) * rows * 128 + 8 * (2 * self.groups + 4 * self.stages)
     }
 
     fn kernel(&self, element: &str, sizes: &Sizes) -> Kernel {
-        let (Forward { groups, keys }, Sizes { head, .. }) = (self, sizes);
-        let (tail, stages) = (self.tail(sizes), Self::STAGES);
+        let (Forward { groups, keys, stages }, Sizes { head, .. }) = (self, sizes);
+        let tail = self.tail(sizes);
         Kernel::new(
             Source::AttentionFlash,
             format!("attention_flash<{element}, {head}, {groups}, {keys}, {tail}, {stages}, true>"),
@@ -96,7 +101,7 @@ pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Launch 
         args: vec![
             map(cx.input(0), sizes, heads, 64),
             map(cx.input(0), sizes, heads, cut.keys),
-            Arg::Pointer(cx.output(0).address),
+            map(cx.output(0), sizes, sizes.heads, STORED),
             Arg::Pointer(cx.output(1).address),
             Arg::I32(sizes.tokens as i32),
             Arg::I32(sizes.heads as i32),
@@ -114,12 +119,18 @@ struct Gradient {
     ahead: bool,
     /// And to compute dQ beside the next probabilities.
     later: bool,
+    /// Whether a last block of no more than 64 tokens is treated as such.
+    lone: bool,
 }
 
 impl Gradient {
     fn choose(sizes: &Sizes) -> Self {
         let halves = if sizes.head <= 64 { 2 } else { 1 };
-        Gradient { halves, ahead: sizes.head <= 112, later: halves == 2 }
+        // With many blocks it costs more than it saves.
+        let lone = (sizes.tokens - 1) % BLOCK < 64 && sizes.tokens <= MOST_LONE;
+        // With one tile of queries to a block, the next keys come too late for it.
+        let ahead = halves == 2 || sizes.head <= 112 && sizes.tokens > 64;
+        Gradient { halves, ahead, later: halves == 2, lone }
     }
 
     fn tiles(&self, sizes: &Sizes) -> usize {
@@ -141,11 +152,11 @@ impl Gradient {
     }
 
     fn kernels(&self, element: &str, sizes: &Sizes, sum: bool) -> [Kernel; 3] {
-        let (Gradient { halves, ahead, later }, Sizes { head, .. }) = (self, sizes);
+        let (Gradient { halves, ahead, later, lone }, Sizes { head, .. }) = (self, sizes);
         let (ends, grad) = (Source::AttentionFlashEnds, Source::AttentionFlashGrad);
         [
-            Kernel::new(ends, format!("flash_grad_start<{element}, {head}>")),
-            Kernel::new(grad, format!("flash_grad<{element}, {head}, {halves}, {ahead}, {later}, {sum}>")),
+            Kernel::new(ends, format!("flash_grad_start<{element}, {head}, {sum}>")),
+            Kernel::new(grad, format!("flash_grad<{element}, {head}, {halves}, {ahead}, {later}, {lone}>")),
             Kernel::new(ends, format!("flash_grad_end<{element}, {head}, {halves}, {sum}>")),
         ]
     }
@@ -192,11 +203,10 @@ pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool
     let blocks = sizes.total() * pieces(sizes);
     let start = Launch {
         kernel: start,
-        // Eight threads for a row.
-        grid: [(blocks * BLOCK * 8).div_ceil(256) as u32, 1, 1],
+        grid: [blocks as u32, 1, 1],
         block: 256,
         shared: 0,
-        args: vec![out, dout, lse, turns, log_sums, deltas, tokens, heads, total, number(parts.turns)],
+        args: vec![out, dout, lse, turns, log_sums, deltas, sums, tokens, heads, number(parts.turns)],
     };
     let main = Launch {
         kernel: main,
@@ -207,8 +217,7 @@ pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool
             map(cx.input(0), sizes, 3 * sizes.heads, BLOCK),
             map(cx.input(0), sizes, 3 * sizes.heads, queries),
             map(cx.input(3), sizes, sizes.heads, queries),
-            dqkv,
-            sums,
+            map(cx.output(0), sizes, 3 * sizes.heads, STORED),
             turns,
             log_sums,
             deltas,
@@ -265,6 +274,14 @@ mod tests {
                 assert!((1..=15).contains(&gradient.group(&sizes)));
             }
         }
+    }
+
+    #[test]
+    fn a_short_last_block_has_code_of_its_own_among_few() {
+        let lone = |tokens| Gradient::choose(&Sizes { batch: 1, tokens, heads: 1, head: 64 }).lone;
+        assert_eq!([1, 64, 129, 192, 257, 576].map(lone), [true; 6]);
+        assert_eq!([65, 128, 193, 256, 577].map(lone), [false; 5]);
+        assert_eq!([641, 1025, 4097].map(lone), [false; 3]);
     }
 
     #[test]

@@ -74,6 +74,10 @@ fn memory_is_what_the_plan_says_and_a_constant() {
         assert!(taken + GRANULE >= memory.total());
         beside.push(taken.saturating_sub(memory.total()));
     }
+    // 16,385 tokens: nothing that grows with their square.
+    let (taken, memory) = used(&keeper, 2048, 1);
+    println!("2048 pixels: {memory:?}; the driver says {:.1} MiB", taken as f64 / f64::from(1 << 20));
+    assert!(taken + GRANULE >= memory.total());
     let apart = beside[0].abs_diff(beside[1]);
     println!("beside: {beside:?}");
     // One granule for each of the six blocks.
