@@ -56,6 +56,16 @@ impl Op {
         matches!((before, self), (Op::LinearGradW { .. }, Op::LinearGradW { .. }))
     }
 
+    /// How many leading operands of an op that treats rows alone have those rows; the others are parameters. 0 for an op whose first
+    /// result depends on more than the same row.
+    pub fn row_operands(&self, inputs: usize) -> usize {
+        let Description { operands, results, .. } = self.describe(inputs);
+        match results.first() {
+            Some(result) if result.has_rows() => operands.iter().take_while(|slot| slot.has_rows()).count(),
+            _ => 0,
+        }
+    }
+
     /// Whether the op is a matmul or a convolution (what "matmuls alone" in the benchmarks means).
     pub fn is_product(&self) -> bool {
         self.describe(0).multiplies

@@ -50,6 +50,13 @@ pub struct Slot {
     pub over: Option<usize>,
 }
 
+impl Slot {
+    /// Whether it has any number of rows, the same as every other such slot.
+    pub fn has_rows(&self) -> bool {
+        matches!(self.axes, Axes::Letters(letters) if letters.starts_with(".."))
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Axes {
     Letters(&'static str),

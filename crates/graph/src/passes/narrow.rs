@@ -29,24 +29,9 @@ fn movable(graph: &Graph) -> Option<usize> {
         };
         node.op == FIRST
             && selected(node.inputs[0])
-            && from(node.inputs[0]).is_some_and(|p| row_wise(&p.op) && p.outputs[0] == node.inputs[0])
+            && from(node.inputs[0])
+                .is_some_and(|p| p.op.row_operands(p.inputs.len()) > 0 && p.outputs[0] == node.inputs[0])
     })
-}
-
-fn row_wise(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Linear { gelu: false, .. }
-            | Op::Gelu
-            | Op::Add
-            | Op::Drop { .. }
-            | Op::LayerNorm { add: false, .. }
-    )
-}
-
-/// How many leading inputs of a row-wise op carry tokens; the rest are parameters.
-fn token_inputs(op: &Op) -> usize {
-    if *op == Op::Add { 2 } else { 1 }
 }
 
 /// pool(f(x)) → f(pool(x)).
@@ -84,7 +69,7 @@ fn replace_output(graph: &mut Graph, old: ValueId, new: ValueId) {
 fn narrowed(graph: &mut Graph, node: Node) -> Result<ValueId, GraphError> {
     let at = At::named(&node.layer, format!("{}.first", node.layer), node.phase);
     let mut inputs = node.inputs.clone();
-    for input in &mut inputs[..token_inputs(&node.op)] {
+    for input in &mut inputs[..node.op.row_operands(node.inputs.len())] {
         let existing = graph.nodes.iter().find(|n| n.op == FIRST && n.inputs[0] == *input);
         *input = match existing {
             Some(pool) => pool.outputs[0],
