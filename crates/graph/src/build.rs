@@ -93,6 +93,12 @@ impl Builder {
         parts.join(".")
     }
 
+    /// A layer called `name` that is an op of one result, such as one that has no method of its own here.
+    pub fn op(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> ValueId {
+        let [y] = self.push(name, op, inputs);
+        y
+    }
+
     fn push<const N: usize>(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> [ValueId; N] {
         let at = At::new(&self.path(name), Phase::Forward);
         if self.error.is_none() {
