@@ -85,6 +85,48 @@ fn gelu() {
 }
 
 #[test]
+fn layer_scale() {
+    for width in [1, 4, 33] {
+        let rig = check(&format!("layer_scale of {width}"), |d| {
+            let x = d.parameter("x", [2, 3, width], 1.0);
+            let gamma = d.parameter("gamma", [width], 0.5);
+            d.one(Op::LayerScale, &[x, gamma])
+        });
+        assert!(rig.has(|op| *op == Op::LayerScaleGrad { sum: false }));
+    }
+    check("layer_scale of a branch", |d| {
+        let x = d.parameter("x", [2, 3, 6], 1.0);
+        let (y, gamma) = (d.linear(x, 6), d.parameter("gamma", [6], 0.5));
+        let y = d.one(Op::LayerScale, &[y, gamma]);
+        d.one(Op::Add, &[x, y])
+    });
+}
+
+#[test]
+fn swiglu() {
+    check("swiglu", |d| {
+        let x = d.parameter("x", [2, 5, 18], 2.5);
+        d.one(Op::SwiGlu, &[x])
+    });
+    check("swiglu after a layer", |d| {
+        let x = d.parameter("x", [2, 3, 6], 1.0);
+        let y = d.linear(x, 10);
+        d.one(Op::SwiGlu, &[y])
+    });
+}
+
+#[test]
+fn prepend() {
+    for prefixes in [vec![1], vec![1, 4], vec![2, 1, 3]] {
+        check(&format!("prepend {prefixes:?}"), |d| {
+            let mut inputs = vec![d.parameter("x", [2, 3, 5], 1.0)];
+            inputs.extend(prefixes.iter().map(|n| d.parameter("prefix", [1, *n, 5], 1.0)));
+            d.one(Op::Prepend, &inputs)
+        });
+    }
+}
+
+#[test]
 fn embed() {
     check("embed", |d| {
         let (patches, positions) = (d.parameter("x", [2, 3, 5], 1.0), d.parameter("p", [1, 3, 5], 1.0));
@@ -282,6 +324,10 @@ fn large_arrays() {
     let y = d.linear(y, 20);
     let y = d.one(Op::Gelu, &[y]);
     let y = d.linear(y, 16);
+    let y = d.one(Op::SwiGlu, &[y]);
+    let y = d.linear(y, 16);
+    let gamma = d.parameter("gamma", [16], 0.5);
+    let y = d.one(Op::LayerScale, &[y, gamma]);
     let site = d.site();
     let y = d.one(Op::Drop { rate: 0.2, site, per: Per::Element }, &[y]);
     let sum = d.one(Op::Add, &[x, y]);

@@ -1,7 +1,7 @@
 // Row-wise and elementwise ops. All arithmetic is in f32. Results don't depend on how many processors a GPU has.
 //
 // Legend: rows M, columns C. X is the type of the residual stream; branches may be of another type.
-#include "norm.cuh"
+#include "sums.cuh"
 
 // ---- elementwise --------------------------------------------------------------------------------------------------
 
@@ -139,21 +139,6 @@ template <typename T> __global__ void __launch_bounds__(THREADS) gelu_grad(const
 // A block has W vectors of V columns side by side, and THREADS/W rows of a part of `per` rows at a time; a thread reads U of
 // its rows before it works on them. The block writes one row of sums. Where there is more than one part, `sum_parts` adds them.
 
-// Adds the sums of a block's threads, in order, and writes them to the part's row.
-template <int V, int W>
-__device__ __forceinline__ void write_sums(const float (&sum)[V], int columns, const float* start, float* out) {
-    constexpr int LANES = THREADS / W;
-    __shared__ __align__(16) float sums[LANES][W * V];
-    Pack<float, V>::store(&sums[threadIdx.x / W][threadIdx.x % W * V], sum);
-    __syncthreads();
-    int column = blockIdx.x * W * V + threadIdx.x;
-    if (threadIdx.x >= W * V || column >= columns) return;
-    float total = start ? start[column] : 0.0f;
-#pragma unroll 8
-    for (int lane = 0; lane < LANES; lane++) total += sums[lane][threadIdx.x];
-    out[(i64)blockIdx.y * columns + column] = total;
-}
-
 template <typename X, int V, int W, int U>
 __global__ void __launch_bounds__(THREADS)
 column_sum(const X* x, int rows, int columns, int per, const float* start, float* out) {
@@ -171,7 +156,7 @@ column_sum(const X* x, int rows, int columns, int per, const float* start, float
 #pragma unroll
             for (int i = 0; i < V; i++) sum[i] += v[u][i];
     }
-    write_sums<V, W>(sum, columns, start, out);
+    write_sums<V, W>(sum, columns, start, out, columns);
 }
 
 // dx = dy·gelu'(pre), and its sums over rows. dy and dx may be the same.
@@ -202,7 +187,7 @@ gelu_grad_sums(const T* pre, const T* dy, T* dx, int rows, int columns, int per,
             Pack<T, V>::store(dx + (i64)(row + u * LANES) * columns + column, d[u]);
         }
     }
-    write_sums<V, W>(sum, columns, nullptr, out);
+    write_sums<V, W>(sum, columns, nullptr, out, columns);
 }
 
 // Some columns of partial sums (rows, stride) that become one sum. As the host writes it.

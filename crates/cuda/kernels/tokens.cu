@@ -142,6 +142,43 @@ embed_grad_sums(const float* parts, int count, int line, int head, float* dclass
     if (at < head) dclass[at] = sum;
 }
 
+// `count` elements of each line, `to_line` apart, of lines that are `from_line` apart, or with 0 of the same one. The grid is (pieces
+// of a line, lines).
+template <typename A, typename B, int V>
+__global__ void __launch_bounds__(THREADS) copy_lines(const A* from, B* to, i64 from_line, i64 to_line, int count) {
+    int at = (blockIdx.x * THREADS + threadIdx.x) * V;
+    if (at >= count) return;
+    float v[V];
+    Pack<A, V>::load(from + blockIdx.y * from_line + at, v);
+    Pack<B, V>::store(to + blockIdx.y * to_line + at, v);
+}
+
+// The sum over a batch of the first `count` elements of lines that are `line` apart. Eight threads share a sum.
+template <typename X, int V>
+__global__ void __launch_bounds__(THREADS) token_sum(const X* x, float* out, int batch, i64 line, int count) {
+    constexpr int LANES = THREADS / 32;
+    __shared__ __align__(16) float sums[LANES][32 * V];
+    int lane = threadIdx.x / 32, at = (blockIdx.x * 32 + threadIdx.x % 32) * V;
+    float sum[V] = {};
+    if (at < count) {
+#pragma unroll 4
+        for (int b = lane; b < batch; b += LANES) {
+            float v[V];
+            Pack<X, V>::load(x + b * line + at, v);
+#pragma unroll
+            for (int i = 0; i < V; i++) sum[i] += v[i];
+        }
+    }
+    Pack<float, V>::store(&sums[lane][threadIdx.x % 32 * V], sum);
+    __syncthreads();
+    at = blockIdx.x * 32 * V + threadIdx.x;
+    if (threadIdx.x >= 32 * V || at >= count) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LANES; i++) total += sums[i][threadIdx.x];
+    out[at] = total;
+}
+
 // ---- tokens and vectors -------------------------------------------------------------------------------------------
 
 // y = share · the sum of the first `taken` of a sample's `tokens` tokens. The grid is (B, pieces of 32 vectors); eight threads

@@ -75,6 +75,8 @@ sources! {
     NormAdd = "norm_add.cu", 20;
     /// What only moves tokens of a map.
     Maps = "maps.cu", 8;
+    /// LayerScale and SwiGLU.
+    Scaling = "scaling.cu", 20;
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows = "rows.cu", 20;
     /// From bytes to images.
@@ -106,7 +108,7 @@ sources! {
 }
 
 /// What sources include, by the name they include it by.
-pub const HEADERS: [(&str, &str); 13] = [
+pub const HEADERS: [(&str, &str); 14] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
@@ -117,6 +119,7 @@ pub const HEADERS: [(&str, &str); 13] = [
     ("pipeline.cuh", include_str!("../kernels/pipeline.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),
     ("norm.cuh", include_str!("../kernels/norm.cuh")),
+    ("sums.cuh", include_str!("../kernels/sums.cuh")),
     ("warpgroup.cuh", include_str!("../kernels/warpgroup.cuh")),
     ("windows.cuh", include_str!("../kernels/windows.cuh")),
     ("windows_tiles.cuh", include_str!("../kernels/windows_tiles.cuh")),

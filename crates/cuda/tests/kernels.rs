@@ -4,7 +4,7 @@ use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
 use cuda::steps::{attention, attention_flash, attention_hopper, attention_plain, attention_tf32};
 use cuda::steps::{batch_norm, channels, conv, hopper, loss, maps, norm_add, position_bias, prepare, resize};
-use cuda::steps::{resized_loss, rows, tokens, update, weights, windows, windows_plain};
+use cuda::steps::{resized_loss, rows, scaling, tokens, update, weights, windows, windows_plain};
 use std::collections::BTreeSet;
 
 /// (compute capability, shared memory of a block): the kinds of GPU from Turing on, one of a family standing for it.
@@ -30,6 +30,7 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         windows_plain::kernels(),
         position_bias::kernels(),
         norm_add::kernels(),
+        scaling::kernels(),
         maps::kernels(),
         rows::kernels(),
         prepare::kernels(),

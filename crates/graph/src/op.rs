@@ -165,6 +165,15 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         bias: bool,
     },
+    /// A gated unit: x (..,2H), of which the first half opens the second, → silu(x₁)·x₂ (..,H).
+    #[serde(rename = "swiglu")]
+    SwiGlu,
+    /// x (..,2H), dy (..,H) → dx (..,2H) [, its column sums (2H)].
+    #[serde(rename = "swiglu_grad")]
+    SwiGluGrad {
+        #[serde(default, skip_serializing_if = "is_false")]
+        sum: bool,
+    },
     /// patches (B,N,C) [, class token (1,1,C)], positions (1,T,C) → tokens (B,T,C).
     Embed {
         #[serde(default, skip_serializing_if = "is_false")]
@@ -174,6 +183,13 @@ pub enum Op {
     EmbedGrad {
         #[serde(default, skip_serializing_if = "is_false")]
         class_token: bool,
+    },
+    /// Tokens before others: x (B,N,C), any number of prefixes (1,n,C) → (B,Σn+N,C), the prefixes of every sample first.
+    Prepend,
+    /// Some tokens of every sample, from `start` on, summed over the batch: x (B,T,C) → (1,tokens,C).
+    TokenSum {
+        start: usize,
+        tokens: usize,
     },
     /// x (..,C) [, r (..,C)], γ (C), β (C) → [x+r,] y, mean (..), 1/σ (..).
     LayerNorm {
@@ -190,6 +206,13 @@ pub enum Op {
         sum: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         half: Option<DType>,
+    },
+    /// LayerScale: x (..,C), γ (C) → γ·x.
+    LayerScale,
+    /// x, γ, dy → dx, dγ [, column sums of dx (C)].
+    LayerScaleGrad {
+        #[serde(default, skip_serializing_if = "is_false")]
+        sum: bool,
     },
     /// Softmax attention: qkv (B,T,3C) → out (B,T,C), log-sum-exp (B,H,T).
     Attention {

@@ -17,6 +17,7 @@ mod norm;
 mod optimize;
 mod patches;
 mod resample;
+mod scaling;
 mod softmax;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -35,6 +36,7 @@ pub use norm::{add_layer_norm, layer_norm, layer_norm_grad, norm_add, norm_add_g
 pub use optimize::{AdamW, Lamb, Sgd, adamw, ema, lamb_apply, lamb_moments_and_norms, sgd};
 pub use patches::{PatchGrid, patches, unpatches};
 pub use resample::{Axis, Taps, weigh};
+pub use scaling::{layer_scale, layer_scale_grad, swiglu, swiglu_grad};
 pub use softmax::{biased_softmax_from_lse, biased_softmax_rows, softmax_grad_acc};
 pub use softmax::{row_dot, softmax_from_lse, softmax_grad, softmax_rows};
 pub use transpose::transpose;

@@ -76,16 +76,16 @@ pub(crate) fn samples(op: &Op) -> Samples {
         Op::Linear { .. } | Op::Attention { .. } | Op::WindowAttention { .. } | Op::Embed { .. } => {
             (first, all)
         }
-        Op::LayerNorm { add: false, .. } => (first, all),
+        Op::LayerNorm { add: false, .. } | Op::LayerScale | Op::Prepend => (first, all),
         Op::LayerNorm { add: true, .. } | Op::NormAdd { .. } => ((|i| i < 2) as fn(usize) -> bool, all),
-        Op::LinearGradX { .. } => ((|i| i != 1) as fn(usize) -> bool, first),
+        Op::LinearGradX { .. } | Op::LayerScaleGrad { .. } => ((|i| i != 1) as fn(usize) -> bool, first),
         Op::LayerNormGrad { .. } | Op::NormAddGrad { .. } => ((|i| i != 3) as fn(usize) -> bool, first),
         Op::WindowAttentionGrad { .. } => ((|i| i == 0 || i > 4) as fn(usize) -> bool, first),
-        Op::AttentionGrad { .. } | Op::GeluGrad { .. } => (all, first),
+        Op::AttentionGrad { .. } | Op::GeluGrad { .. } | Op::SwiGluGrad { .. } => (all, first),
         Op::ColumnSum { .. } => (first, none),
         Op::Gelu | Op::Add | Op::Scale { .. } | Op::Drop { .. } | Op::Reshape { .. } => (all, all),
         Op::Patches { .. } | Op::Unpatches { .. } | Op::Pool { .. } | Op::PoolGrad { .. } => (all, all),
-        Op::MergePatches | Op::SplitPatches { .. } => (all, all),
+        Op::MergePatches | Op::SplitPatches { .. } | Op::SwiGlu => (all, all),
         _ => (none, none),
     };
     Samples { inputs, outputs }
@@ -97,6 +97,7 @@ pub(crate) fn flows(op: &Op) -> bool {
         op,
         Op::LinearGradW { .. }
             | Op::EmbedGrad { .. }
+            | Op::TokenSum { .. }
             | Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::Seed { .. }

@@ -127,6 +127,47 @@ pub unsafe fn gelu_grad<T: Float>(cx: &Context<'_, T>, bias: bool) {
     join(cx, shape, cx.scratch(), &cx.step.outputs[1..2], None);
 }
 
+pub unsafe fn layer_scale_grad<T: Float>(cx: &Context<'_, T>, sum: bool) {
+    let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
+    // SAFETY: a parameter, only read.
+    let gamma = unsafe { cx.input(1).data.read() };
+    by_parts(cx, shape, (cx.scratch(), (cx.step.outputs.len() - 1) * cols), |r, partial| {
+        let wide = r.start * cols..r.end * cols;
+        let (dgamma, dx_sum) = partial.split_at_mut(cols);
+        // SAFETY: parts don't overlap, and inputs and output don't either.
+        unsafe {
+            let of = |i: usize| cx.input(i).data.part(wide.clone()).read();
+            let dx = cx.output(0).data.part(wide.clone()).write();
+            kernels::layer_scale_grad(of(0), gamma, of(2), dx, dgamma);
+            if sum {
+                kernels::column_sum(dx, cols, dx_sum);
+            }
+        }
+    });
+    join(cx, shape, cx.scratch(), &cx.step.outputs[1..], None);
+}
+
+pub unsafe fn swiglu_grad<T: Float>(cx: &Context<'_, T>, sum: bool) {
+    let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
+    let task = |r: std::ops::Range<usize>| {
+        let (wide, half) = (r.start * cols..r.end * cols, r.start * cols / 2..r.end * cols / 2);
+        // SAFETY: pieces don't overlap, and inputs and output don't either.
+        unsafe {
+            let dx = cx.output(0).data.part(wide.clone()).write();
+            let (x, dy) = (cx.input(0).data.part(wide).read(), cx.input(1).data.part(half).read());
+            kernels::swiglu_grad(x, cols / 2, dy, dx);
+            &*dx
+        }
+    };
+    if !sum {
+        return cx.by_rows(shape, super::row_piece(cols), |r, _| {
+            task(r);
+        });
+    }
+    by_parts(cx, shape, (cx.scratch(), cols), |r, partial| kernels::column_sum(task(r), cols, partial));
+    join(cx, shape, cx.scratch(), &cx.step.outputs[1..2], None);
+}
+
 pub unsafe fn layer_norm_grad<T: Float>(cx: &Context<'_, T>, add: bool, sum: bool) {
     let (shape, cols) = (&cx.input(0).shape, cx.input(0).shape.last());
     // SAFETY: a parameter, only read.

@@ -43,6 +43,31 @@ pub unsafe fn gelu<T: Float>(cx: &Context<'_, T>) {
     });
 }
 
+pub unsafe fn layer_scale<T: Float>(cx: &Context<'_, T>) {
+    let cols = cx.input(0).shape.last();
+    // SAFETY: a parameter, only read.
+    let gamma = unsafe { cx.input(1).data.read() };
+    cx.by_rows(&cx.input(0).shape, row_piece(cols), |r, _| {
+        let wide = r.start * cols..r.end * cols;
+        // SAFETY: pieces don't overlap, and input and output don't either.
+        let (x, y) =
+            unsafe { (cx.input(0).data.part(wide.clone()).read(), cx.output(0).data.part(wide).write()) };
+        kernels::layer_scale(x, gamma, y);
+    });
+}
+
+pub unsafe fn swiglu<T: Float>(cx: &Context<'_, T>) {
+    let half = cx.output(0).shape.last();
+    cx.by_rows(&cx.output(0).shape, row_piece(2 * half), |r, _| {
+        // SAFETY: pieces don't overlap, and input and output don't either.
+        let (x, y) = unsafe {
+            let x = cx.input(0).data.part(2 * r.start * half..2 * r.end * half).read();
+            (x, cx.output(0).data.part(r.start * half..r.end * half).write())
+        };
+        kernels::swiglu(x, half, y);
+    });
+}
+
 pub unsafe fn add<T: Float>(cx: &Context<'_, T>) {
     let (a, b, y) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
     elementwise(cx, |r| {

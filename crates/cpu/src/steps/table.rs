@@ -108,6 +108,17 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Gelu => call!(rows::gelu),
             Op::GeluGrad { bias: true } => call!(reduce::gelu_grad, true).elements(partials(x(0))),
             Op::GeluGrad { bias: false } => call!(reduce::gelu_grad, false),
+            Op::SwiGlu => call!(rows::swiglu),
+            Op::SwiGluGrad { sum } => {
+                let sums = if sum { partials(x(0)) } else { 0 };
+                call!(reduce::swiglu_grad, sum).elements(sums)
+            }
+            Op::LayerScale => call!(rows::layer_scale),
+            Op::LayerScaleGrad { sum } => {
+                call!(reduce::layer_scale_grad, sum).elements((1 + usize::from(sum)) * partials(x(0)))
+            }
+            Op::Prepend => call!(tokens::prepend),
+            Op::TokenSum { start, tokens } => call!(tokens::token_sum, start, tokens),
             Op::Embed { class_token } => call!(tokens::embed, class_token),
             Op::EmbedGrad { class_token } => call!(tokens::embed_grad, class_token),
             Op::LayerNorm { eps, add } => call!(rows::layer_norm, eps, add),

@@ -84,6 +84,40 @@ pub unsafe fn embed_grad<T: Float>(cx: &Context<'_, T>, class_token: bool) {
     });
 }
 
+pub unsafe fn prepend<T: Float>(cx: &Context<'_, T>) {
+    let [_, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
+    let size = cx.input(0).shape.0[1] * c;
+    cx.by_sample(&cx.output(0).shape, |b, _| {
+        // SAFETY: each sample is one piece; inputs and output don't overlap.
+        unsafe {
+            let out = cx.output(0).data.part(b * tokens * c..(b + 1) * tokens * c).write();
+            let (head, body) = out.split_at_mut(tokens * c - size);
+            body.copy_from_slice(cx.input(0).data.part(b * size..(b + 1) * size).read());
+            let mut at = 0;
+            for prefix in &cx.step.inputs[1..] {
+                let prefix = prefix.data.read();
+                head[at..at + prefix.len()].copy_from_slice(prefix);
+                at += prefix.len();
+            }
+        }
+    });
+}
+
+pub unsafe fn token_sum<T: Float>(cx: &Context<'_, T>, start: usize, count: usize) {
+    let [batch, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
+    cx.each(count, |t, _| {
+        // SAFETY: each token is one piece, with a row of its own in the output.
+        unsafe {
+            let sum = cx.output(0).data.part(t * c..(t + 1) * c).write();
+            sum.fill(T::ZERO);
+            for b in 0..batch {
+                let at = (b * tokens + start + t) * c;
+                kernels::add_assign(sum, cx.input(0).data.part(at..at + c).read());
+            }
+        }
+    });
+}
+
 pub unsafe fn pool<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
     let [_, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
     cx.by_sample(&cx.input(0).shape, |b, _| {

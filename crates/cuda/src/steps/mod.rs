@@ -21,6 +21,7 @@ pub mod prepare;
 pub mod resize;
 pub mod resized_loss;
 pub mod rows;
+pub mod scaling;
 #[cfg(test)]
 mod testing;
 pub mod tokens;
@@ -42,10 +43,15 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         Op::PositionBias { .. } | Op::PositionBiasGrad { .. } => position_bias::actions(cx),
         Op::NormAdd { .. } | Op::NormAddGrad { .. } => norm_add::actions(cx),
         Op::MergePatches | Op::SplitPatches { .. } | Op::Grid { .. } | Op::Ungrid { .. } => maps::actions(cx),
+        Op::LayerScale | Op::LayerScaleGrad { .. } | Op::SwiGlu | Op::SwiGluGrad { .. } => {
+            scaling::actions(cx)
+        }
         Op::Prepare { .. } => prepare::actions(cx),
         Op::Patches { .. }
         | Op::Unpatches { .. }
         | Op::Embed { .. }
+        | Op::Prepend
+        | Op::TokenSum { .. }
         | Op::EmbedGrad { .. }
         | Op::Pool { .. }
         | Op::PoolGrad { .. } => tokens::actions(cx),
@@ -86,6 +92,7 @@ pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) ->
         Op::AttentionGrad { .. } => attention::parts(op, inputs, facts),
         Op::LinearGradX { gelu: true } => linear::parts(outputs),
         Op::NormAddGrad { .. } => norm_add::parts(inputs),
+        Op::LayerScaleGrad { .. } | Op::SwiGluGrad { .. } => scaling::parts(op, inputs),
         Op::WindowAttentionGrad { .. } => windows::parts(op, inputs, facts),
         Op::ColumnSum { .. } | Op::GeluGrad { .. } | Op::LayerNormGrad { .. } => rows::parts(op, inputs),
         _ => 0,

@@ -237,18 +237,18 @@ fn unpack(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 /// How a matrix (rows, columns) is cut to be summed over its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ColumnCut {
+pub(super) struct ColumnCut {
     /// Columns of a block.
-    span: usize,
+    pub span: usize,
     /// Blocks side by side.
-    across: usize,
-    parts: usize,
+    pub across: usize,
+    pub parts: usize,
     /// Rows of a part.
-    per: usize,
+    pub per: usize,
 }
 
 impl ColumnCut {
-    fn of(shape: &Shape) -> Self {
+    pub fn of(shape: &Shape) -> Self {
         let (rows, columns) = (shape.rows(), shape.last());
         let (wide, few) = (columns.is_multiple_of(8), rows <= FEW_ROWS);
         let span = match (wide, few) {
@@ -267,17 +267,17 @@ impl ColumnCut {
     }
 
     /// Elements that a thread has of a row.
-    fn vector(shape: &Shape, dtype: DType) -> usize {
+    pub fn vector(shape: &Shape, dtype: DType) -> usize {
         if shape.last().is_multiple_of(8) { vector_of(&[dtype]) } else { 1 }
     }
 
     /// Bytes of partial sums.
-    fn bytes(self, columns: usize) -> usize {
+    pub fn bytes(self, columns: usize) -> usize {
         if self.parts == 1 { 0 } else { 4 * self.parts * columns }
     }
 
     /// Template arguments after the type.
-    fn arguments(self, vector: usize, rows_at_once: usize) -> String {
+    pub fn arguments(self, vector: usize, rows_at_once: usize) -> String {
         format!("{vector}, {}, {rows_at_once}", self.span / vector)
     }
 }

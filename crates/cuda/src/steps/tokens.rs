@@ -3,7 +3,7 @@
 //! Legend: B batch, N patches, T tokens, C channels. A sample's tokens are one line of T·C elements.
 
 use super::rows::{THREADS, launch, pointer, singles, typed};
-use crate::action::{Action, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Address, Arg, Context, Kernel, Operand, Source};
 use crate::error::CudaError;
 use graph::op::Pooling;
 use graph::{Op, Shape, Type};
@@ -23,6 +23,8 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         Op::Unpatches { patch, .. } => patches(cx, "unpatches", cx.output(0), patch),
         Op::Embed { class_token } => embed(cx, class_token),
         Op::EmbedGrad { class_token } => embed_grad(cx, class_token),
+        Op::Prepend => prepend(cx),
+        Op::TokenSum { start, .. } => token_sum(cx, start),
         Op::Pool { kind } => pool(cx, kind),
         Op::PoolGrad { kind, .. } => pool_grad(cx, kind),
         _ => Err(cx.no_kernel()),
@@ -127,6 +129,51 @@ fn embed_grad(cx: &Context<'_>, class_token: bool) -> Result<Vec<Action>, CudaEr
     ])
 }
 
+/// Copies each operand to its place in every sample; a prefix is the same in all of them.
+fn prepend(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    let (x, y) = (cx.input(0), cx.output(0));
+    let [batch, tokens, channels] = y.shape.0[..] else { return Err(cx.no_kernel()) };
+    singles(cx, &cx.inputs[1..])?;
+    let (line, vector) = (tokens * channels, vector_of(channels));
+    let mut at = 0;
+    let mut place = |from: &Operand, stride: usize, count: usize| {
+        let name = format!("copy_lines<{}, {}, {vector}>", typed(cx, from)?, typed(cx, y)?);
+        let to = y.address + (at * y.dtype.bytes()) as Address;
+        at += count;
+        let args = vec![
+            pointer(from),
+            Arg::Pointer(to),
+            Arg::I64(stride as i64),
+            Arg::I64(line as i64),
+            Arg::I32(count as i32),
+        ];
+        let grid = [count.div_ceil(THREADS * vector), batch, 1];
+        Ok(launch(Source::Tokens, name, grid, THREADS, args))
+    };
+    let prefixes = cx.inputs[1..].iter().map(|prefix| place(prefix, 0, prefix.shape.count()));
+    let mut actions = prefixes.collect::<Result<Vec<_>, CudaError>>()?;
+    let own = x.shape.count() / batch.max(1);
+    actions.push(place(x, own, own)?);
+    Ok(actions)
+}
+
+fn token_sum(cx: &Context<'_>, start: usize) -> Result<Vec<Action>, CudaError> {
+    let (x, sum) = (cx.input(0), cx.output(0));
+    let [batch, tokens, channels] = x.shape.0[..] else { return Err(cx.no_kernel()) };
+    singles(cx, cx.outputs)?;
+    let (count, vector) = (sum.shape.count(), vector_of(channels));
+    let name = format!("token_sum<{}, {vector}>", typed(cx, x)?);
+    let from = x.address + (start * channels * x.dtype.bytes()) as Address;
+    let args = vec![
+        Arg::Pointer(from),
+        pointer(sum),
+        Arg::I32(batch as i32),
+        Arg::I64((tokens * channels) as i64),
+        Arg::I32(count as i32),
+    ];
+    Ok(vec![launch(Source::Tokens, name, [count.div_ceil(32 * vector), 1, 1], THREADS, args)])
+}
+
 /// How many of a sample's tokens are taken, and the share of each.
 fn taken(kind: Pooling, tokens: usize) -> [Arg; 2] {
     match kind {
@@ -172,6 +219,10 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
                 format!("embed<{t}, {t}, {v}>"),
                 format!("embed_grad<float, {t}, {v}>"),
                 format!("embed_grad<{t}, {t}, {v}>"),
+                format!("copy_lines<float, {t}, {v}>"),
+                format!("copy_lines<{t}, {t}, {v}>"),
+                format!("copy_lines<{t}, float, {v}>"),
+                format!("token_sum<{t}, {v}>"),
                 format!("pool<float, {t}, {v}>"),
                 format!("pool<{t}, {t}, {v}>"),
                 format!("pool_grad<{t}, float, {v}>"),
@@ -214,6 +265,21 @@ mod tests {
         assert_eq!(second.args[5], Arg::Pointer((2 << 32) + (2 << 20)));
         let tokens = "f32[128,65,192]".parse().unwrap();
         assert_eq!(scratch(&op, &[&tokens], &[]), 4 * first.grid[1] as usize * 65 * 192);
+    }
+
+    #[test]
+    fn prefixes_lie_before_every_sample() {
+        let inputs = ["f32[2,9,8]", "f32[1,1,8]", "f32[1,4,8]"];
+        let actions = step(Op::Prepend, &inputs, &["f32[2,14,8]"], false).unwrap();
+        let places: Vec<_> = launches(&actions).iter().map(|launch| launch.args[1..].to_vec()).collect();
+        let place = |at: u64, stride, count| {
+            vec![Arg::Pointer((2 << 32) + 4 * at), Arg::I64(stride), Arg::I64(112), Arg::I32(count)]
+        };
+        assert_eq!(places, [place(0, 0, 8), place(8, 0, 32), place(40, 72, 72)]);
+        let op = Op::TokenSum { start: 1, tokens: 4 };
+        let actions = step(op, &["bf16[2,14,8]"], &["f32[1,4,8]"], false).unwrap();
+        assert_eq!(names(&actions), ["token_sum<bf16, 4>"]);
+        assert_eq!(launches(&actions)[0].args[0], Arg::Pointer((1 << 32) + 16));
     }
 
     #[test]

@@ -77,6 +77,12 @@ impl Op {
                 .takes("dy", "..,C", Compute)
                 .gives("pre", "..,C", Compute)
                 .gives_if(*bias, "bias", "C", Gradient),
+            Op::SwiGlu => op.takes("x", "..,2H", Compute).gives("", "..,H", Compute),
+            Op::SwiGluGrad { sum } => op
+                .takes("x", "..,2H", Compute)
+                .takes("dy", "..,H", Compute)
+                .gives("x", "..,2H", Compute)
+                .gives_if(*sum, "sum", "2H", Gradient),
 
             // ---- tokens
             Op::Embed { class_token } => embed(*class_token),
@@ -87,6 +93,17 @@ impl Op {
                     .gives("patches", "B,N,C", Compute)
                     .gives_if(*class_token, "cls_token", "1,1,C", Gradient)
                     .gives("pos_embed", "1,T,C", Gradient)
+            }
+            Op::Prepend => prepend(operands),
+            Op::TokenSum { start, tokens } => {
+                let (start, tokens) = (*start, *tokens);
+                op.with("n", tokens)
+                    .takes("x", "B,T,C", Float)
+                    .check(move |l| {
+                        let fits = start.checked_add(tokens).is_some_and(|end| end <= l.get("T"));
+                        require(fits, || format!("{} has no {tokens} tokens from {start} on", l.operand(0)))
+                    })
+                    .gives("", "1,n,C", Gradient)
             }
             Op::LayerNorm { add: false, .. } => op
                 .takes("x", "..,C", Float)
@@ -118,6 +135,16 @@ impl Op {
                     .gives_if(*sum, "sum", "C", Gradient);
                 half_copy(op, *half)
             }
+            Op::LayerScale => {
+                op.takes("x", "..,C", Compute).takes("gamma", "C", Full).gives("", "..,C", Compute)
+            }
+            Op::LayerScaleGrad { sum } => op
+                .takes("x", "..,C", Compute)
+                .takes("gamma", "C", Full)
+                .takes("dy", "..,C", Float)
+                .gives("x", "..,C", Compute)
+                .gives("gamma", "C", Gradient)
+                .gives_if(*sum, "sum", "C", Gradient),
             Op::Attention { heads, .. } => {
                 attention(*heads).gives("", "B,T,C", Compute).gives("lse", "B,H,T", Full)
             }
@@ -277,6 +304,13 @@ fn embed(class_token: bool) -> Description {
             let (tokens, positions) = (l.get("N") + prefix, l.get("T"));
             require(tokens == positions, || format!("has {tokens} tokens, but {positions} positions"))
         })
+        .gives("", "B,T,C", Stream)
+}
+
+fn prepend(operands: usize) -> Description {
+    let op = Description::none().takes("tokens", "B,N,C", Stream);
+    let op = (1..operands).fold(op, |op, _| op.takes("prefix", "1,?,C", Full));
+    op.set("T", |l| Ok(l.operands().iter().map(|t| t.shape.0.get(1).copied().unwrap_or(0)).sum()))
         .gives("", "B,T,C", Stream)
 }
 

@@ -25,11 +25,14 @@ pub fn backward(graph: &mut Graph, node: &Node, dout: &[Option<ValueId>], wants:
         Op::Unpatches { patch, .. } => emit.one(Op::Patches { patch: *patch }, &[dy]),
         Op::Linear { gelu, .. } => linear(&mut emit, *gelu, dy, wants),
         Op::Gelu => emit.one(Op::GeluGrad { bias: false }, &[inputs[0], dy]),
+        Op::SwiGlu => emit.one(Op::SwiGluGrad { sum: false }, &[inputs[0], dy]),
         Op::Embed { class_token } => emit.each(Op::EmbedGrad { class_token: *class_token }, &[dy]),
+        Op::Prepend => prepend(&mut emit, dy, wants),
         Op::LayerNorm { .. } => {
             let op = Op::LayerNormGrad { add: false, sum: false, half: None };
             emit.each(op, &[inputs[0], outputs[1], outputs[2], inputs[1], dy])
         }
+        Op::LayerScale => emit.each(Op::LayerScaleGrad { sum: false }, &[inputs, &[dy]].concat()),
         Op::Attention { heads, drop } => {
             let op = Op::AttentionGrad { heads: *heads, drop: *drop, sum: false };
             emit.one(op, &[inputs[0], outputs[0], outputs[1], dy])
@@ -93,6 +96,7 @@ pub fn backward(graph: &mut Graph, node: &Node, dout: &[Option<ValueId>], wants:
         }
         Op::LinearGradX { .. } | Op::LinearGradW { .. } | Op::ColumnSum { .. } => emit.no_rule(),
         Op::GeluGrad { .. } | Op::EmbedGrad { .. } | Op::LayerNormGrad { .. } => emit.no_rule(),
+        Op::LayerScaleGrad { .. } | Op::SwiGluGrad { .. } | Op::TokenSum { .. } => emit.no_rule(),
         Op::AttentionGrad { .. } | Op::PoolGrad { .. } | Op::CrossEntropyGrad { .. } => emit.no_rule(),
         Op::WindowAttentionGrad { .. } | Op::PositionBiasGrad { .. } => emit.no_rule(),
         Op::NormAddGrad { .. } | Op::Accumulate | Op::SumSquares | Op::Clip { .. } => emit.no_rule(),
@@ -134,6 +138,26 @@ fn linear(emit: &mut Emit<'_>, gelu: bool, dy: ValueId, wants: &[bool]) -> Grads
     }
     if wants[0] {
         grads[0] = Some(emit.first(Op::LinearGradX { gelu: false }, &[dpre, inputs[1]])?);
+    }
+    Ok(grads)
+}
+
+/// The gradient of the tokens is the last part of dy, and that of each prefix a sum over the batch.
+fn prepend(emit: &mut Emit<'_>, dy: ValueId, wants: &[bool]) -> Grads {
+    let inputs = &emit.node.inputs;
+    let mut grads = vec![None; inputs.len()];
+    let mut start = 0;
+    for (index, prefix) in inputs.iter().enumerate().skip(1) {
+        let [_, tokens, _] = emit.axes(*prefix)?;
+        if wants[index] {
+            grads[index] = Some(emit.first(Op::TokenSum { start, tokens }, &[dy])?);
+        }
+        start += tokens;
+    }
+    if wants[0] {
+        let [_, width, _] = emit.axes(inputs[0])?;
+        let last = emit.first(Op::Grid { height: 1, width }, &[dy])?;
+        grads[0] = Some(emit.first(Op::Reshape { shape: emit.shape(inputs[0]) }, &[last])?);
     }
     Ok(grads)
 }

@@ -82,6 +82,10 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         Op::PositionBias { window, .. } => 2.0 * hidden(inputs[2], *window),
         Op::PositionBiasGrad { window, .. } => 6.0 * hidden(inputs[2], *window),
         Op::Gelu => 16.0 * first,
+        Op::SwiGlu => 8.0 * first,
+        Op::SwiGluGrad { .. } => 12.0 * first,
+        Op::LayerScale => first,
+        Op::LayerScaleGrad { .. } => 3.0 * first,
         Op::GeluGrad { .. } => 30.0 * first,
         Op::LayerNorm { .. } => 8.0 * first,
         Op::LayerNormGrad { .. } | Op::NormAddGrad { .. } => 14.0 * first,
@@ -104,6 +108,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         Op::Prepare { .. } => 16.0 * written,
         // One operation for each element that is written.
         Op::ColumnSum { .. } | Op::Embed { .. } | Op::EmbedGrad { .. } | Op::Drop { .. } | Op::Add => written,
+        Op::TokenSum { tokens, .. } => (inputs[0].shape.0[0] * tokens * inputs[0].shape.last()) as f64,
         Op::Scale { .. } | Op::Pool { .. } | Op::PoolGrad { .. } | Op::Accumulate | Op::Cast { .. } => {
             written
         }
@@ -113,7 +118,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         Op::Input | Op::Read { .. } | Op::Assign { .. } | Op::Seed { .. } | Op::Reshape { .. } => 0.0,
         Op::Patches { .. } | Op::Unpatches { .. } | Op::MergePatches | Op::SplitPatches { .. } => 0.0,
         Op::Concat | Op::Slice { .. } | Op::Grid { .. } | Op::Ungrid { .. } | Op::Commit => 0.0,
-        Op::Pack { .. } | Op::Unpack { .. } => 0.0,
+        Op::Pack { .. } | Op::Unpack { .. } | Op::Prepend => 0.0,
         Op::AllReduce { .. } | Op::ReduceScatter { .. } | Op::AllGather { .. } => 0.0,
     }
 }

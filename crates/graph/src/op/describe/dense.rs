@@ -138,7 +138,7 @@ pub fn grid(height: usize, width: usize) -> Description {
     Description::none()
         .with("height", height)
         .with("width", width)
-        .takes("x", "B,T,C", Compute)
+        .takes("x", "B,T,C", Float)
         .check(move |l| {
             let tokens = l.get("T");
             let enough = tokens >= height * width;
