@@ -94,12 +94,13 @@ fn layer_scale() {
         });
         assert!(rig.has(|op| *op == Op::LayerScaleGrad { sum: false }));
     }
-    check("layer_scale of a branch", |d| {
+    let rig = check("layer_scale of a branch", |d| {
         let x = d.parameter("x", [2, 3, 6], 1.0);
         let (y, gamma) = (d.linear(x, 6), d.parameter("gamma", [6], 0.5));
         let y = d.one(Op::LayerScale, &[y, gamma]);
         d.one(Op::Add, &[x, y])
     });
+    assert!(rig.has(|op| *op == Op::LayerScaleGrad { sum: true }), "the bias gradient folds into it");
 }
 
 #[test]
@@ -108,11 +109,12 @@ fn swiglu() {
         let x = d.parameter("x", [2, 5, 18], 2.5);
         d.one(Op::SwiGlu, &[x])
     });
-    check("swiglu after a layer", |d| {
+    let rig = check("swiglu after a layer", |d| {
         let x = d.parameter("x", [2, 3, 6], 1.0);
         let y = d.linear(x, 10);
         d.one(Op::SwiGlu, &[y])
     });
+    assert!(rig.has(|op| *op == Op::SwiGluGrad { sum: true }), "the bias gradient folds into it");
 }
 
 #[test]

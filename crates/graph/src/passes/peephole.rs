@@ -62,6 +62,7 @@ fn bias(mut graph: Graph) -> Graph {
 fn ask_for_sums(op: &mut Op) -> bool {
     let sums = match op {
         Op::GeluGrad { bias } => bias,
+        Op::SwiGluGrad { sum } | Op::LayerScaleGrad { sum } => sum,
         Op::LayerNormGrad { sum, half: None, .. } => sum,
         Op::AttentionGrad { sum, .. } => sum,
         _ => return false,
