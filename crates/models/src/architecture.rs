@@ -13,6 +13,17 @@ use std::ops::Range;
 /// Of dropout, of whatever is dropped.
 pub const RATES: Range<f64> = 0.0..1.0;
 
+/// What every model has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Rows and columns of the images that it is trained on, in pixels.
+    pub image: [usize; 2],
+    pub channels: usize,
+    pub classes: usize,
+    /// Channels of a token, in the first stage.
+    pub width: usize,
+}
+
 /// What is wrong with a model; each text begins with the model's name.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum NetworkError {
@@ -53,6 +64,29 @@ pub(crate) fn only_rates(model: &str, rates: &[(&'static str, f64)]) -> Result<(
         Some(&(what, rate)) => Err(NetworkError::Rate { model: model.to_string(), what, rate }),
         None => Ok(()),
     }
+}
+
+/// Refuses what no ViT of square patches can have: sizes of 0, rates that are none, patches that don't divide its images.
+pub(crate) fn check_patches(
+    model: &str,
+    sizes: Sizes,
+    patch: usize,
+    [dropout, attention_dropout, drop_path]: [f64; 3],
+) -> Result<(), NetworkError> {
+    let Sizes { image, channels, classes, .. } = sizes;
+    let counts = [
+        ("the patch", patch),
+        ("the image size", image[0]),
+        ("the number of channels", channels),
+        ("the number of classes", classes),
+    ];
+    no_empty(model, &counts)?;
+    let rates = [("dropout", dropout), ("attention dropout", attention_dropout), ("drop path", drop_path)];
+    only_rates(model, &rates)?;
+    if image.iter().any(|side| !side.is_multiple_of(patch)) {
+        return Err(NetworkError::Patch { model: model.to_string(), patch, image });
+    }
+    Ok(())
 }
 
 /// What the graph of a model ends in.
@@ -112,15 +146,20 @@ pub trait Architecture: std::fmt::Debug {
     /// Refuses sizes no image or head can have, with `model` as the name to complain about.
     fn check(&self, model: &str) -> Result<(), NetworkError>;
 
+    fn sizes(&self) -> Sizes;
+
     /// Rows and columns of the images that it is trained on, in pixels.
-    fn size(&self) -> [usize; 2];
+    fn size(&self) -> [usize; 2] {
+        self.sizes().image
+    }
 
-    fn channels(&self) -> usize;
+    fn channels(&self) -> usize {
+        self.sizes().channels
+    }
 
-    fn classes(&self) -> usize;
-
-    /// Channels of a token, in the first stage.
-    fn width(&self) -> usize;
+    fn classes(&self) -> usize {
+        self.sizes().classes
+    }
 
     /// Blocks of each stage; most have one stage.
     fn stages(&self) -> Vec<usize>;

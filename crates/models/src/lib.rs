@@ -3,6 +3,7 @@
 pub mod architecture;
 pub mod dense_names;
 pub mod identify;
+pub mod layer_scale_vit;
 pub mod names;
 mod network;
 pub mod positions;

@@ -10,10 +10,12 @@ use std::str::FromStr;
 use crate::dense_names::DenseError;
 use crate::network::TABLES;
 
+mod layer_scale_vit;
 mod segmenter;
 mod swin;
 mod vit;
 
+pub use layer_scale_vit::LayerScaleVit;
 pub use segmenter::Segmenter;
 pub use swin::{Swin, own_window_of, window_of};
 pub use vit::Vit;
@@ -94,6 +96,12 @@ pub enum NameError {
     MeanPooled { convention: Convention },
     #[error("a Swin V2 has no {convention} form here: export it as timm or huggingface")]
     SwinOnlyElsewhere { convention: Convention },
+    #[error("{what} has no {convention} form here: export it as timm")]
+    OnlyTimm { what: &'static str, convention: Convention },
+    #[error(
+        "the position embedding is {shape:?}, which has none for the class token beside those of patches"
+    )]
+    ClassPosition { shape: Vec<usize> },
     #[error(transparent)]
     Dense(#[from] DenseError),
     #[error("weights are of another model: {first}{}", and_more(*others))]

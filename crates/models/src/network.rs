@@ -2,6 +2,7 @@
 
 use crate::architecture::{self, Architecture, Family, NetworkError};
 use crate::identify::Identity;
+use crate::layer_scale_vit::LayerScaleVit;
 use crate::names::{Table, Weights};
 use crate::segmenter::Segmenter;
 use crate::swin::Swin;
@@ -104,6 +105,7 @@ macro_rules! families {
 families! {
     Segmenter = "segmenter",
     Swin = "swinv2",
+    LayerScaleVit = "layer-scale-vit",
     Vit = "vit",
 }
 
@@ -211,14 +213,21 @@ mod tests {
         let message = Network::named("resnet50", 32, 3, 10).unwrap_err().to_string();
         assert_eq!(
             message,
-            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
+            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or timm's of a DINOv2 or DeiT III, such as \
+             vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
              +linear or +upernet it tells pixels apart"
         );
     }
 
     #[test]
     fn records_name_their_family_and_those_of_before_are_read() {
-        for name in ["vit-ti/4", "swinv2-nano/w8", "swinv2-nano/w8+upernet", "vit-nano/4+linear"] {
+        for name in [
+            "vit-ti/4",
+            "vit_nano_patch16_reg4_dinov2",
+            "swinv2-nano/w8",
+            "swinv2-nano/w8+upernet",
+            "vit-nano/4+linear",
+        ] {
             let network = Network::named(name, 64, 3, 5).unwrap();
             let record = serde_json::to_value(&network).unwrap();
             assert!(record["family"].is_string(), "{record}");

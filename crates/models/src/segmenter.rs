@@ -3,7 +3,7 @@
 //! Legend: B batch, T tokens, C width, K classes.
 
 use crate::architecture::{
-    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Variation, Windows,
+    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation, Windows,
 };
 use crate::dense_names::HEADS;
 use crate::identify::{Identity, shape_of};
@@ -106,7 +106,7 @@ impl Segmenter {
 
 /// Whether the first stage has fewer channels than any published one.
 fn is_narrow(backbone: &Network) -> bool {
-    backbone.width() < NARROW.0
+    backbone.sizes().width < NARROW.0
 }
 
 impl Architecture for Segmenter {
@@ -114,20 +114,8 @@ impl Architecture for Segmenter {
         self.backbone.check(model)
     }
 
-    fn size(&self) -> [usize; 2] {
-        self.backbone.size()
-    }
-
-    fn channels(&self) -> usize {
-        self.backbone.channels()
-    }
-
-    fn classes(&self) -> usize {
-        self.backbone.classes()
-    }
-
-    fn width(&self) -> usize {
-        self.backbone.width()
+    fn sizes(&self) -> Sizes {
+        self.backbone.sizes()
     }
 
     fn stages(&self) -> Vec<usize> {

@@ -3,7 +3,8 @@
 //! Legend: B batch, h and w rows and columns of a feature map, C channels, T tokens in a window.
 
 use crate::architecture::{
-    self, Architecture, Ends, Family, Features, Misfit, NetworkError, Shape, Variation, no_empty, only_rates,
+    self, Architecture, Ends, Family, Features, Misfit, NetworkError, Shape, Sizes, Variation, no_empty,
+    only_rates,
 };
 use crate::identify::{Identity, PATCHES, counted, shape_of};
 use crate::names::{self, Table, Weights};
@@ -264,20 +265,9 @@ impl Architecture for Swin {
         Ok(())
     }
 
-    fn size(&self) -> [usize; 2] {
-        self.image
-    }
-
-    fn channels(&self) -> usize {
-        self.channels
-    }
-
-    fn classes(&self) -> usize {
-        self.classes
-    }
-
-    fn width(&self) -> usize {
-        self.width
+    fn sizes(&self) -> Sizes {
+        let Swin { image, channels, classes, width, .. } = *self;
+        Sizes { image, channels, classes, width }
     }
 
     fn stages(&self) -> Vec<usize> {

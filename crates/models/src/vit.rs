@@ -4,8 +4,8 @@
 //! Legend: B batch, N patches, T tokens, C width.
 
 use crate::architecture::{
-    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Variation, no_empty,
-    only_rates,
+    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
+    check_patches,
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
 use crate::names::{self, Table, Weights};
@@ -180,40 +180,13 @@ impl Vit {
 
 impl Architecture for Vit {
     fn check(&self, model: &str) -> Result<(), NetworkError> {
-        let sizes = [
-            ("the patch", self.patch),
-            ("the image size", self.image),
-            ("the number of channels", self.channels),
-            ("the number of classes", self.classes),
-        ];
-        no_empty(model, &sizes)?;
-        let rates = [
-            ("dropout", self.dropout),
-            ("attention dropout", self.attention_dropout),
-            ("drop path", self.drop_path),
-        ];
-        only_rates(model, &rates)?;
-        if !self.image.is_multiple_of(self.patch) {
-            let (model, patch, image) = (model.to_string(), self.patch, self.size());
-            return Err(NetworkError::Patch { model, patch, image });
-        }
-        Ok(())
+        let rates = [self.dropout, self.attention_dropout, self.drop_path];
+        check_patches(model, self.sizes(), self.patch, rates)
     }
 
-    fn size(&self) -> [usize; 2] {
-        [self.image; 2]
-    }
-
-    fn channels(&self) -> usize {
-        self.channels
-    }
-
-    fn classes(&self) -> usize {
-        self.classes
-    }
-
-    fn width(&self) -> usize {
-        self.width
+    fn sizes(&self) -> Sizes {
+        let (image, channels, classes, width) = ([self.image; 2], self.channels, self.classes, self.width);
+        Sizes { image, channels, classes, width }
     }
 
     fn stages(&self) -> Vec<usize> {

@@ -10,10 +10,12 @@ use common::{HEADER, Network, Setup, fill_batch, fill_weights, norm, state, unit
 use cpu::{Executor, Which};
 use graph::{Header, Optimizer};
 use models::Segmenter;
+use models::layer_scale_vit::LayerScaleVit;
 use models::swin::Swin;
 use models::upernet::UperNet;
 use models::vit::{Pool, Vit};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 const GRADIENT: f64 = 1e-4;
 const STEPS: f64 = 1e-3;
@@ -30,8 +32,11 @@ fn number(value: &Value) -> f64 {
 /// The network of a fixture, and how many classes and images it has.
 fn network(config: &Value) -> (Box<dyn Network>, usize, usize) {
     let size = |key: &str| config[key].as_u64().unwrap() as usize;
-    let network: Box<dyn Network> =
-        if config["window"].is_null() { Box::new(vit(config)) } else { Box::new(swin(config)) };
+    let network: Box<dyn Network> = match config {
+        named if named["name"].is_string() => Box::new(layer_scale_vit(named)),
+        plain if plain["window"].is_null() => Box::new(vit(plain)),
+        _ => Box::new(swin(config)),
+    };
     (network, size("classes"), size("batch"))
 }
 
@@ -52,6 +57,14 @@ fn swin(config: &Value) -> Swin {
         dropout: 0.0,
         drop_path: 0.0,
     }
+}
+
+fn layer_scale_vit(config: &Value) -> LayerScaleVit {
+    let size = |key: &str| config[key].as_u64().map(|n| n as usize);
+    let (image, classes) = (size("image").unwrap(), size("classes").unwrap());
+    let named = LayerScaleVit::named(config["name"].as_str().unwrap(), image, 3, classes).unwrap();
+    let pool = if config["pool"] == "mean" { Pool::Mean } else { Pool::ClassToken };
+    LayerScaleVit { depth: size("depth").unwrap_or(named.depth), pool, ..named }
 }
 
 fn vit(config: &Value) -> Vit {
@@ -310,6 +323,22 @@ fn gradients_of_vit_ti_16() {
 #[test]
 fn gradients_of_vit_b_16() {
     gradients_agree("vit-b-16");
+}
+
+/// As timm has them: logits, every gradient, and just timm's parameters.
+#[test]
+fn gradients_of_vits_with_layer_scale() {
+    for name in
+        ["dinov2-small-reg4", "dinov2-giant-reg4", "deit3-small", "dinov2-small", "dinov2-small-reg4-mean"]
+    {
+        gradients_agree(name);
+        let fixture = fixture(name);
+        let network = models::Network::from(layer_scale_vit(&fixture["config"]));
+        let shapes = fixture["shapes"].as_object().unwrap();
+        let theirs: BTreeMap<String, Vec<usize>> =
+            shapes.iter().map(|(n, s)| (n.clone(), serde_json::from_value(s.clone()).unwrap())).collect();
+        assert_eq!(network.expected().into_iter().collect::<BTreeMap<_, _>>(), theirs, "{name}");
+    }
 }
 
 #[test]

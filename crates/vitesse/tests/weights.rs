@@ -284,6 +284,39 @@ fn a_size_that_is_typed_leaves_windows_as_they_were_trained() {
     assert_ne!(anew["eval_loss"], larger["eval_loss"], "a model of that size has other windows");
 }
 
+/// As timm has DINOv2's: known by their tensors, to fine-tune at another size on classes and on pixels.
+#[test]
+fn a_vit_with_registers_is_fine_tuned_at_another_size_on_classes_and_on_pixels() {
+    let folder = Folder::new("weights-registers");
+    let model = "vit_nano_patch14_reg4_dinov2";
+    let few = "--train-samples 8 --test-samples 6 --batch-size 4 --steps 2 --lr 0.01 --mean 0.5 --std 0.5";
+    folder.run(&words(&format!("train --model {model} --image-size 28 {few} --out run")));
+    let own = json(&folder, "eval --weights run --json");
+    folder.run(&words("export run timm.safetensors"));
+    let tensors = read(&folder.0.join("timm.safetensors"));
+    let shape = |name: &str| tensors[name].0.clone();
+    assert_eq!((shape("reg_token"), shape("pos_embed")), (vec![1, 4, 96], vec![1, 4, 96]));
+    assert_eq!(shape("blocks.3.ls2.gamma"), [96]);
+
+    as_others_write(&folder, "timm.safetensors", "plain.safetensors", str::to_string);
+    let told = "--data synthetic --test-samples 6 --batch-size 4 --mean 0.5 --std 0.5";
+    let plain = json(&folder, &format!("eval --weights plain.safetensors {told} --json"));
+    assert_eq!(plain["model"], model);
+    assert_alike(&plain, &own, "by tensors alone");
+
+    let start = "--image-size 56 --init plain.safetensors --new-head";
+    folder.run(&words(&format!("train --model {model} {start} {few} --classes 12 --out classes")));
+    assert_eq!(read(&folder.0.join("classes/weights.safetensors"))["pos_embed"].0, [1, 16, 96]);
+    folder.run(&words(&format!("train --model {model}+linear {start} {few} --out pixels")));
+    let pixels = json(&folder, "eval --weights pixels --json");
+    assert!(pixels["eval_miou"].as_f64().is_some(), "{pixels}");
+    refuses(
+        &folder,
+        "export run hf.safetensors --to huggingface",
+        &["a ViT with LayerScale", "export it as timm"],
+    );
+}
+
 #[test]
 fn a_run_is_evaluated_and_goes_on_from_any_folder_and_with_its_data_in_another() {
     let folder = Folder::new("weights-elsewhere");

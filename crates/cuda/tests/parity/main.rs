@@ -9,6 +9,7 @@ mod dense;
 mod memory;
 mod prepare;
 mod rig;
+mod scaling;
 mod windows;
 
 use common::arithmetic::TOLERANCES;
@@ -76,41 +77,6 @@ fn bodies() -> Vec<(String, Body)> {
             d.one(Op::Gelu, &[x])
         }),
     ));
-    for (rows, width) in [(3, 8), (197, 384), (19, 37), (300, 24)] {
-        list.push((
-            format!("layer_scale {rows}×{width}, alone and of a branch"),
-            body(move |d| {
-                let x = d.parameter("x", [2, rows, width], 1.0);
-                let (first, second) = (d.parameter("g1", [width], 0.7), d.parameter("g2", [width], 0.7));
-                let y = d.one(Op::LayerScale, &[x, first]);
-                let z = d.linear(y, width);
-                let z = d.one(Op::LayerScale, &[z, second]);
-                let sum = d.one(Op::Add, &[y, z]);
-                d.layer_norm(sum)
-            }),
-        ));
-        list.push((
-            format!("swiglu {rows}×{width}, alone and between layers"),
-            body(move |d| {
-                let x = d.parameter("x", [2, rows, 2 * width], 2.0);
-                let y = d.one(Op::SwiGlu, &[x]);
-                let z = d.linear(y, 6 * width);
-                let z = d.one(Op::SwiGlu, &[z]);
-                d.linear(z, width)
-            }),
-        ));
-    }
-    for prefixes in [vec![1], vec![1, 4], vec![2, 1, 3]] {
-        list.push((
-            format!("prepend {prefixes:?}"),
-            body(move |d| {
-                let mut inputs = vec![d.parameter("x", [2, 16, 24], 1.0)];
-                inputs.extend(prefixes.iter().map(|n| d.parameter("prefix", [1, *n, 24], 1.0)));
-                let y = d.one(Op::Prepend, &inputs);
-                d.layer_norm(y)
-            }),
-        ));
-    }
     for class_token in [false, true] {
         list.push((
             format!("embed, class token {class_token}"),
@@ -353,7 +319,8 @@ fn every_op_has_its_kernels() {
     let mut missing = vec![];
     let dense = dense::bodies().into_iter().chain(dense::rectified()).chain([dense::whole()]);
     let of_swin = windows::bodies().into_iter().chain(windows::models());
-    for (name, build) in bodies().into_iter().chain(models).chain(dense).chain(of_swin) {
+    let scaled = scaling::bodies().into_iter().chain(scaling::models());
+    for (name, build) in bodies().into_iter().chain(models).chain(dense).chain(of_swin).chain(scaled) {
         for (arithmetic, _) in TOLERANCES {
             let program = gpu_program(build(DType::F32), arithmetic);
             let tf32 = arithmetic == Arithmetic::Tf32;
@@ -369,6 +336,18 @@ fn every_op_has_its_kernels() {
 #[ignore = "needs a GPU"]
 fn every_op() {
     compare_all(bodies().into_iter(), |_| true);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_op_of_vits_with_layer_scale() {
+    compare_all(scaling::bodies().into_iter(), |_| true);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn whole_vits_with_layer_scale() {
+    compare_all(scaling::models().into_iter(), |_| true);
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn foreign_names_are_refused() {
     for (known, foreign) in [
         ("blocks.1.norm1.bias", "blocks.01.norm1.bias"),
         ("blocks.1.norm1.bias", "blocks.+1.norm1.bias"),
-        ("blocks.1.norm1.bias", "blocks.1.ls1.gamma"),
+        ("blocks.1.norm1.bias", "blocks.1.ls3.gamma"),
         ("norm.bias", ""),
     ] {
         let error = to_canonical(moved(weights.clone(), known, foreign), Convention::Timm);

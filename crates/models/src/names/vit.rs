@@ -99,7 +99,7 @@ fn rename_all(weights: Weights, from: Convention, to: Convention) -> Result<Weig
 }
 
 /// The name of the same tensor in another convention; none for a name that either does not have.
-fn rename(name: &str, from: Convention, to: Convention) -> Option<String> {
+pub(super) fn rename(name: &str, from: Convention, to: Convention) -> Option<String> {
     let (from_column, to_column) = (from as usize, to as usize);
     if let Some(rest) = name.strip_prefix(BLOCK_PREFIX[from_column]) {
         let (index, leaf) = rest.split_once('.')?;

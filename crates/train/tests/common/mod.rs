@@ -6,6 +6,7 @@ use graph::{
     DType, GraphError, Group, Header, Loss, Model, Optimizer, Program, Recompute, Settings, compile,
 };
 use models::Segmenter;
+use models::layer_scale_vit::LayerScaleVit;
 use models::swin::Swin;
 use models::vit::Vit;
 
@@ -45,7 +46,9 @@ pub fn weights(name: &str, shape: &[usize]) -> impl Fn(usize) -> f64 + use<> {
     let fan_in: usize = shape.iter().skip(1).product();
     let (offset, scale, factor) = if is_norm {
         (1.0, 0.1, 1.0)
-    } else if name == "cls_token" || name == "pos_embed" {
+    } else if name.ends_with(".gamma") {
+        (0.6, 0.4, 1.0)
+    } else if ["cls_token", "reg_token", "pos_embed"].contains(&name) {
         (0.0, 0.2, 1.0)
     } else if name.ends_with(".weight") {
         (0.0, (3.0 / fan_in as f64).sqrt(), 0.8)
@@ -72,6 +75,12 @@ impl Network for Vit {
 impl Network for Swin {
     fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
         Swin::build(self, batch, loss, dtype)
+    }
+}
+
+impl Network for LayerScaleVit {
+    fn build(&self, batch: usize, loss: Loss, dtype: DType) -> Result<Model, GraphError> {
+        LayerScaleVit::build(self, batch, loss, dtype)
     }
 }
 

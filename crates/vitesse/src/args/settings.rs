@@ -21,7 +21,8 @@ pub struct ModelArgs {
     #[arg(long)]
     task: Option<Task>,
     /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
-    /// the blocks of each stage, as 352-2-2-18-2; for pixels vit-SIZE/PATCH+linear or swinv2-SIZE/wWINDOW+upernet [default:
+    /// the blocks of each stage, as 352-2-2-18-2, or timm's name of a DINOv2 or DeiT III, as vit_small_patch14_reg4_dinov2 or
+    /// deit3_small_patch16_224; for pixels a ViT's name with +linear or swinv2-SIZE/wWINDOW+upernet [default:
     /// vit-nano/4; for drawn masks swinv2-nano/w8+upernet, for others swinv2-b/w8+upernet]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
