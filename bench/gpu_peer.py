@@ -1,8 +1,9 @@
 """PyTorch's training step on one GPU, as fast as its user could make it: one JSON line a case.
 
 usage: gpu_peer.py CASE BATCH PRECISION HOW [SECONDS]
-  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16, vit-h/14; vit-b/16@384 for other
-             sizes of images; swinv2-b/w8+upernet (512 px, 150 classes, transformers' own, with its auxiliary head)
+  CASE       vit-b/16 (224 px, 1000 classes), vit-ti/4 (32 px, 10 classes) or vit-s/16, vit-l/16, vit-h/14; a name of timm's, such as
+             vit_small_patch14_reg4_dinov2 (224 px, 1000 classes); with @384 for other sizes of images; swinv2-b/w8+upernet (512 px,
+             150 classes, transformers' own, with its auxiliary head)
   PRECISION  fp32, tf32, bf16 (autocast, fp32 parameters), pure (bf16 parameters)
   HOW        eager, a mode of torch.compile (default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs), or
              graph: compiled, and the whole step with the optimizer in one CUDA graph; MODE+cudnn: attention by cuDNN alone
@@ -23,6 +24,10 @@ SIZES = {"ti": (192, 12, 3, 768), "s": (384, 12, 6, 1536), "b": (768, 12, 12, 30
 
 def model(case):
     case, _, pixels = case.partition("@")
+    if "_" in case:
+        import timm
+        image = int(pixels or 224)
+        return timm.create_model(case, img_size=image, num_classes=1000).cuda().train(), image, 1000
     size, patch = case.removeprefix("vit-").split("/")
     width, depth, heads, mlp = SIZES[size]
     image, classes = (32, 10) if int(patch) < 8 else (224, 1000)
