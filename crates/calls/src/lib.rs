@@ -1,10 +1,13 @@
 //! A plan's collectives in the communicators' terms. Plans know no communicators and communicators no plans, so that this is for the
 //! executors, which have both.
 
+mod groups;
+
+pub use groups::Groups;
+
 use comm::{Collective, Kind};
 use graph::op::Reduction;
-use graph::passes::ALIGN;
-use graph::{DType, Op};
+use graph::{ALIGN, DType, Op};
 
 /// The collective that an op is, if there is one for it.
 pub fn collective(op: &Op) -> Option<Collective> {
@@ -79,7 +82,7 @@ mod tests {
             }
         }
         assert!(kind(DType::I32).is_none() && collective(&Op::Accumulate).is_none());
-        let op = Op::AllReduce { reduction: Reduction::Max, ranks: 2 };
+        let op = Op::AllReduce { reduction: Reduction::Max, group: graph::Mesh::of_data(2).world() };
         assert_eq!(collective(&op), Some(Collective::AllReduce(comm::Reduction::Max)));
     }
 }

@@ -22,7 +22,7 @@ pub struct Communicator {
 
 impl Communicator {
     pub fn new(engine: Arc<dyn Engine>, pulse: Arc<Pulse>) -> Self {
-        let lane = Arc::new(Lane::new(Arc::clone(&engine), Arc::clone(&pulse)));
+        let lane = Arc::new(Lane::new(Arc::clone(&pulse)));
         Communicator { engine, lane, pulse }
     }
 
@@ -59,9 +59,11 @@ impl Communicator {
         self.pulse.name(text)
     }
 
-    /// The sub-group of the ranks with the same `colour`, ordered by `key` and then by rank.
+    /// The sub-group of the ranks with the same `colour`, ordered by `key` and then by rank. It shares the queue: a rank does the
+    /// calls of all its groups in the one order in which they were started, so that groups can't wait for each other in a ring.
     pub fn split(&self, colour: usize, key: usize) -> Result<Self, CommError> {
-        Ok(Self::new(self.engine.split(colour, key)?, Arc::clone(&self.pulse)))
+        let (lane, pulse) = (Arc::clone(&self.lane), Arc::clone(&self.pulse));
+        Ok(Communicator { engine: self.engine.split(colour, key)?, lane, pulse })
     }
 
     /// Starts a call that is done beside the caller's own work, after those started before.
@@ -71,7 +73,7 @@ impl Communicator {
     pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
         self.fits(&call)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.lane.start(call) }
+        unsafe { self.lane.start(&self.engine, call) }
     }
 
     /// Waits until a call is done.
@@ -204,7 +206,7 @@ impl Communicator {
         let call = Call { collective, kind: E::KIND, send, receive, name };
         self.fits(&call)?;
         // SAFETY: the spans are those of slices that the caller lends until this returns.
-        unsafe { self.lane.run(&call) }
+        unsafe { self.lane.run(&*self.engine, &call) }
     }
 
     /// What an engine relies on.

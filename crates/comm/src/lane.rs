@@ -1,4 +1,5 @@
-//! The queue of a communicator: calls wait here for the thread that does them beside the caller's own work.
+//! The queue of a rank: calls wait here for the thread that does them beside the caller's own work. Groups that were split off
+//! have the queue of the whole, so that there is one order of all calls.
 
 use crate::call::Call;
 use crate::engine::{CommError, Engine};
@@ -23,7 +24,6 @@ pub struct Timing {
 const REMEMBERED: usize = 1024;
 
 pub(crate) struct Lane {
-    engine: Arc<dyn Engine>,
     pulse: Arc<Pulse>,
     shared: Arc<Shared>,
     worker: Mutex<Option<JoinHandle<()>>>,
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 struct State {
-    queue: VecDeque<(Ticket, Call)>,
+    queue: VecDeque<(Ticket, Arc<dyn Engine>, Call)>,
     started: u64,
     done: u64,
     /// Threads that sleep until a call is done: waking costs a system call even if nobody is there.
@@ -57,7 +57,7 @@ impl Shared {
 }
 
 impl Lane {
-    pub fn new(engine: Arc<dyn Engine>, pulse: Arc<Pulse>) -> Self {
+    pub fn new(pulse: Arc<Pulse>) -> Self {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::with_capacity(REMEMBERED),
@@ -69,24 +69,24 @@ impl Lane {
             stop: false,
         };
         let shared = Shared { state: Mutex::new(state), called: Condvar::new(), done: Condvar::new() };
-        Lane { engine, pulse, shared: Arc::new(shared), worker: Mutex::new(None) }
+        Lane { pulse, shared: Arc::new(shared), worker: Mutex::new(None) }
     }
 
     /// # Safety
     /// As [`Engine::run`], until the ticket was waited for.
-    pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
-        if self.engine.enqueues() {
+    pub unsafe fn start(&self, engine: &Arc<dyn Engine>, call: Call) -> Result<Ticket, CommError> {
+        if engine.enqueues() {
             // The device has a queue of its own, and the caller waits by its events.
             let (ticket, failed) = self.next_alone();
             // SAFETY: passed on to the caller.
-            unsafe { perform(&*self.engine, &self.pulse, &self.shared, &call, ticket, failed) };
+            unsafe { perform(&**engine, &self.pulse, &self.shared, &call, ticket, failed) };
             return Ok(ticket);
         }
-        self.employ()?;
+        self.employ(engine)?;
         let mut state = self.shared.lock();
         state.started += 1;
         let ticket = Ticket(state.started);
-        state.queue.push_back((ticket, call));
+        state.queue.push_back((ticket, Arc::clone(engine), call));
         drop(state);
         self.shared.called.notify_one();
         Ok(ticket)
@@ -111,10 +111,10 @@ impl Lane {
     ///
     /// # Safety
     /// As [`Engine::run`].
-    pub unsafe fn run(&self, call: &Call) -> Result<Timing, CommError> {
+    pub unsafe fn run(&self, engine: &dyn Engine, call: &Call) -> Result<Timing, CommError> {
         let (ticket, failed) = self.next_alone();
         // SAFETY: passed on to the caller.
-        unsafe { perform(&*self.engine, &self.pulse, &self.shared, call, ticket, failed) };
+        unsafe { perform(engine, &self.pulse, &self.shared, call, ticket, failed) };
         self.shared.lock().result(ticket)
     }
 
@@ -132,15 +132,14 @@ impl Lane {
     }
 
     /// Starts the thread that works off the queue, unless there is one.
-    fn employ(&self) -> Result<(), CommError> {
+    fn employ(&self, engine: &Arc<dyn Engine>) -> Result<(), CommError> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.is_none() {
-            let (engine, pulse) = (Arc::clone(&self.engine), Arc::clone(&self.pulse));
-            let shared = Arc::clone(&self.shared);
+            let (pulse, shared) = (Arc::clone(&self.pulse), Arc::clone(&self.shared));
             let thread = std::thread::Builder::new().name(format!("vitesse-comm-{}", engine.rank()));
-            let spawned = thread.spawn(move || work(&*engine, &pulse, &shared));
+            let spawned = thread.spawn(move || work(&pulse, &shared));
             *worker = Some(spawned.map_err(|e| CommError::Engine {
-                engine: self.engine.name(),
+                engine: engine.name(),
                 why: format!("can't start a thread for the exchange: {e}"),
             })?);
         }
@@ -168,13 +167,13 @@ impl State {
     }
 }
 
-fn work(engine: &dyn Engine, pulse: &Pulse, shared: &Shared) {
+fn work(pulse: &Pulse, shared: &Shared) {
     loop {
         let mut state = shared.lock();
-        let (ticket, call) = loop {
+        let (ticket, engine, call) = loop {
             // A blocking call of another thread may come first.
             let next = Ticket(state.done + 1);
-            if let Some(call) = state.queue.pop_front_if(|(ticket, _)| *ticket == next) {
+            if let Some(call) = state.queue.pop_front_if(|(ticket, _, _)| *ticket == next) {
                 break call;
             }
             if state.stop && state.queue.is_empty() {
@@ -185,7 +184,7 @@ fn work(engine: &dyn Engine, pulse: &Pulse, shared: &Shared) {
         let failed = state.failed.is_some();
         drop(state);
         // SAFETY: whoever started the call keeps its spans until it is done.
-        unsafe { perform(engine, pulse, shared, &call, ticket, failed) };
+        unsafe { perform(&*engine, pulse, shared, &call, ticket, failed) };
     }
 }
 

@@ -7,7 +7,8 @@ use cpu::{Executor, Options, StepTime, Which};
 use graph::build::{BatchNorm, Conv, Linear};
 use graph::op::Window;
 use graph::{
-    Builder, DType, Graph, Group, Header, Init, Key, Model, Optimizer, Recompute, Settings, compile,
+    Builder, DType, Exchange, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
+    Settings, compile,
 };
 use std::collections::BTreeMap;
 
@@ -57,15 +58,14 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
         max_grad_norm: None,
         recompute: Recompute::None,
-        group: &|_| Group { lr_scale: 1.0, decays: false },
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: false },
         ema: None,
         mixed: None,
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates: true,
-        gathers: 1,
-        linger: cpu::LINGER,
-        scratch: &cpu::scratch(threads),
+        target: &cpu::Target { threads },
     };
     let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
     let program = compile(model, &settings).expect("the graph compiles");

@@ -21,6 +21,7 @@ use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::slow::Slowdown;
 use bind::{BoundPlan, Memory};
+use calls::Groups;
 use comm::Communicator;
 use graph::plan::{Home, Plan, PlanValue, homes};
 use graph::{DType, Header, Program, State};
@@ -65,7 +66,7 @@ pub struct Executor<T: Float> {
     /// States were written: copies of them are made anew before the next run.
     stale: bool,
     pool: Pool,
-    comm: Option<Communicator>,
+    groups: Option<Groups>,
     clock: Clock,
     /// Where the time went in plans that others took the place of.
     past: Vec<StepTime>,
@@ -81,7 +82,9 @@ impl<T: Float> Executor<T> {
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;
         let states = state_views(&program.states, &state_block, &arena);
-        let memory = Memory { arena: &arena, states: &states, comm: comm.as_ref(), threads: pool.threads() };
+        let groups = comm.map(|world| groups(Groups::new(world), &program)).transpose()?;
+        let memory =
+            Memory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
         let (plans, borrowed) = memory.bind_all(&program)?;
         let clock = Clock::new();
         let mut executor = Executor {
@@ -93,7 +96,7 @@ impl<T: Float> Executor<T> {
             borrowed,
             stale: true,
             pool,
-            comm,
+            groups,
             clock,
             past: vec![],
             slowdown: None,
@@ -112,8 +115,9 @@ impl<T: Float> Executor<T> {
         }
         let arena = arena_of(&program)?;
         let states = state_views(&program.states, &self.state_block, &arena);
-        let (comm, threads) = (self.comm.as_ref(), self.pool.threads());
-        let memory = Memory { arena: &arena, states: &states, comm, threads };
+        self.groups = self.groups.take().map(|known| groups(known, &program)).transpose()?;
+        let (groups, threads) = (self.groups.as_ref(), self.pool.threads());
+        let memory = Memory { arena: &arena, states: &states, groups, threads };
         let (plans, borrowed) = memory.bind_all(&program)?;
         self.past = self.training_times();
         (self.plans, self.states, self.borrowed) = (plans, states, borrowed);
@@ -224,4 +228,10 @@ fn state_views(states: &[State], own: &Block, arena: &Block) -> Vec<View<u8>> {
         Home::Arena(offset) => arena.view(offset, state.ty.bytes()),
     };
     states.iter().zip(homes(states).0).map(view).collect()
+}
+
+/// With all groups that the plans name.
+fn groups(mut groups: Groups, program: &Program) -> Result<Groups, CpuError> {
+    groups.prepare(program.plans())?;
+    Ok(groups)
 }

@@ -16,7 +16,7 @@ mod slow;
 mod steps;
 
 pub use error::CpuError;
-pub use executor::{BadValue, Batch, Executor, LINGER, Options, Origin, StepTime, Which};
+pub use executor::{BadValue, Batch, Executor, Options, Origin, StepTime, Which};
 pub use graph::run::{Account, Event, ExchangeTime};
 pub use kernels::Float;
-pub use steps::scratch;
+pub use steps::Target;

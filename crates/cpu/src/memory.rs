@@ -1,6 +1,6 @@
 //! One aligned block of memory, and raw views into it.
 
-use graph::passes::ALIGN;
+use graph::ALIGN;
 use std::alloc::Layout;
 use std::ops::Range;
 

@@ -4,7 +4,7 @@
 use crate::error::CpuError;
 use crate::executor::{Executor, Options, Which};
 use crate::kernels::Float;
-use graph::passes::ALIGN;
+use graph::ALIGN;
 use graph::plan::{Place, PlanValue, Step};
 use graph::{DType, Header, Op, Plan, Program};
 

@@ -10,7 +10,7 @@ use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Account, Event, Which};
 use graph::op::Lane;
 use graph::plan::Step;
-use graph::{DType, Exchange, Program, Settings};
+use graph::{DType, Exchange, Mesh, Program, Settings};
 use models::vit::Vit;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -45,21 +45,21 @@ impl Engine for Dawdling {
 }
 
 /// Large enough that its backward pass takes a few delays.
-fn program(exchange: Option<Exchange>) -> Program {
+fn program(ranks: usize, exchange: Exchange) -> Program {
     let vit = Vit { width: 96, mlp: 384, ..small_vit(0.0) };
-    let scratch = cpu::scratch(1);
+    let target = cpu::Target { threads: 1 };
     compiled_with(
         vit.build(192, smoothed(), DType::F32).unwrap(),
-        &Settings { exchange, ..settings(&scratch) },
+        &Settings { mesh: Mesh::of_data(ranks), exchange, ..settings(&target) },
     )
 }
 
 /// Buckets of about a block.
-const EXCHANGE: Exchange = Exchange { ranks: 2, bucket: 120_000, overlap: true, wire: None };
+const EXCHANGE: Exchange = Exchange { bucket: 120_000, overlap: true, wire: None };
 
 fn rig(exchange: Exchange, delay: Duration) -> Rig<f32> {
     let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Pulse::new()));
-    let mut rig = Rig::among(program(Some(exchange)), 1, Some(comm));
+    let mut rig = Rig::among(program(2, exchange), 1, Some(comm));
     // The first run touches memory for the first time.
     rig.step();
     rig.executor.take_account();

@@ -6,7 +6,7 @@ mod common;
 use comm::{Communicator, Pulse};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Executor, Which};
-use graph::{DType, Exchange, Mixed, Settings};
+use graph::{DType, Exchange, Mesh, Mixed, Settings};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,9 +49,10 @@ const SETTLING: usize = 2;
 const STEPS: usize = 12;
 
 fn rig(exchange: Exchange, mixed: Option<Mixed>, comm: Communicator) -> Rig<f32> {
-    let scratch = cpu::scratch(1);
+    let target = cpu::Target { threads: 1 };
     let model = small_vit(0.1).build(4, smoothed(), DType::F32).unwrap();
-    let program = compiled_with(model, &Settings { exchange: Some(exchange), mixed, ..settings(&scratch) });
+    let settings = Settings { mesh: Mesh::of_data(2), exchange, mixed, ..settings(&target) };
+    let program = compiled_with(model, &settings);
     Rig::among(program, 1, Some(comm))
 }
 
@@ -78,7 +79,7 @@ fn steps_with_an_exchange_allocate_nothing() {
         (true, Some(DType::F16), None),
         (true, None, half),
     ] {
-        let exchange = Exchange { ranks: 2, bucket: 5_000, overlap, wire };
+        let exchange = Exchange { bucket: 5_000, overlap, wire };
         let comms = comm::threads::group(2).into_iter();
         let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Pulse::new())));
         let [mut first, mut other]: [Rig<f32>; 2] =

@@ -11,7 +11,7 @@ use graph::build::{BatchNorm, Conv};
 use graph::op::Window;
 use graph::random::Sequence;
 use graph::{Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Plan, Program};
-use graph::{Recompute, Role, Settings, StateId, ValueId, compile};
+use graph::{Mesh, Recompute, Role, Settings, StateId, ValueId, compile};
 use models::upernet::UperNet;
 
 const SIDE: usize = 32;
@@ -48,9 +48,11 @@ fn model(batch: usize, dtype: DType) -> Model {
     Model { train: graph(batch, dtype, true), eval: graph(batch, dtype, false), key }
 }
 
+const EXCHANGE: Exchange = Exchange { bucket: 3000, overlap: true, wire: None };
+
 fn program<T: Float>(batch: usize, threads: usize, change: impl Fn(&mut Settings<'_>)) -> Program {
-    let scratch = cpu::scratch(threads);
-    let mut settings = settings(&scratch);
+    let target = cpu::Target { threads };
+    let mut settings = settings(&target);
     change(&mut settings);
     compiled_with(model(batch, dtype::<T>()), &settings)
 }
@@ -129,10 +131,9 @@ impl<T: Float> Run<T> {
 }
 
 fn among<T: Float>(ranks: usize, recompute: Recompute, steps: usize) -> Vec<(Vec<f64>, Tensors)> {
-    let exchange = Exchange { ranks, bucket: 3000, overlap: true, wire: None };
     on_each(communicators(ranks), |comm| {
         let program = program::<T>(BATCH / ranks, 1, |settings| {
-            settings.exchange = Some(exchange);
+            (settings.mesh, settings.exchange) = (Mesh::of_data(ranks), EXCHANGE);
             settings.recompute = recompute;
         });
         let rank = comm.rank();
@@ -179,7 +180,7 @@ fn recompute_keeps_the_moments() {
     assert!(among::<f32>(2, Recompute::Full, 2) == plain);
     let count = |recompute, which: PlanOf, is: &dyn Fn(&Op) -> bool| {
         let program = program::<f32>(2, 1, |settings| {
-            settings.exchange = Some(Exchange { ranks: 2, bucket: 3000, overlap: true, wire: None });
+            (settings.mesh, settings.exchange) = (Mesh::of_data(2), EXCHANGE);
             settings.recompute = recompute;
         });
         which(&program).steps.iter().filter(|s| is(&s.op)).count()
@@ -293,14 +294,13 @@ fn a_batch_norm_of_one_value_is_refused() {
         b.finish(&[loss, stats, y]).unwrap()
     };
     let model = || Model { train: build(true), eval: build(false), key: Key::default() };
-    let scratch = cpu::scratch(1);
-    let error = compile(model(), &settings(&scratch)).unwrap_err().to_string();
+    let target = cpu::Target { threads: 1 };
+    let error = compile(model(), &settings(&target)).unwrap_err().to_string();
     let needs =
         "norm: batch norm needs more than 1 value a channel to train with: take a larger batch or image";
     assert_eq!(error, needs);
     // Among two ranks there are two.
-    let exchange = Some(Exchange { ranks: 2, bucket: 10, overlap: true, wire: None });
-    assert!(compile(model(), &Settings { exchange, ..settings(&scratch) }).is_ok());
+    assert!(compile(model(), &Settings { mesh: Mesh::of_data(2), ..settings(&target) }).is_ok());
 }
 
 /// In mixed precision the same model is a sound plan: what a GPU will run.
@@ -309,7 +309,7 @@ fn halves_have_a_plan() {
     for residual in [DType::F32, DType::Bf16] {
         let program = program::<f32>(2, 1, |settings| {
             settings.mixed = Some(Mixed { half: DType::Bf16, residual });
-            settings.exchange = Some(Exchange { ranks: 2, bucket: 3000, overlap: true, wire: None });
+            (settings.mesh, settings.exchange) = (Mesh::of_data(2), EXCHANGE);
         });
         let ty = |name: &str| {
             let values = &program.last.values;
@@ -331,9 +331,9 @@ fn a_vit_learns_to_segment() {
     let segmenter = models::Segmenter::linear(vit.clone());
     let model = segmenter.build(2, Loss::default(), DType::F32).unwrap();
     assert_eq!(model.train.ty(model.train.find("logits").unwrap()).shape.0, [2, 16, 16, vit.classes]);
-    let scratch = cpu::scratch(1);
+    let target = cpu::Target { threads: 1 };
     let mut executor =
-        Executor::<f32>::new(compiled_with(model, &settings(&scratch)), Options::alone(1, 1)).unwrap();
+        Executor::<f32>::new(compiled_with(model, &settings(&target)), Options::alone(1, 1)).unwrap();
     let nominal = 512.0;
     let header =
         Header { seed: 1, step: 0, first_sample: 0, learning_rate: 1e-2, nominal, accumulate: false };

@@ -7,20 +7,20 @@ use common::ranks::{Together, communicators, on_each};
 use common::{Rig, Tensors, compiled_with, distance, dtype, settings, small_vit, smoothed, with_drawn_head};
 use cpu::{CpuError, Executor, Float, Options, Origin, Which};
 use graph::graph::Phase;
-use graph::{DType, Exchange, Program, Recompute, Settings};
+use graph::{DType, Exchange, Mesh, Program, Recompute, Settings};
 
-const PLAIN: Exchange = Exchange { ranks: 2, bucket: 2000, overlap: true, wire: None };
+const PLAIN: Exchange = Exchange { bucket: 2000, overlap: true, wire: None };
 const BATCH: usize = 8;
 
-fn program<T: Float>(batch: usize, exchange: Option<Exchange>, recompute: Recompute) -> Program {
+fn program<T: Float>(batch: usize, ranks: usize, exchange: Exchange, recompute: Recompute) -> Program {
     let model = with_drawn_head(small_vit(0.1).build(batch, smoothed(), dtype::<T>()).unwrap());
-    let scratch = cpu::scratch(1);
-    compiled_with(model, &Settings { exchange, recompute, ..settings(&scratch) })
+    let target = cpu::Target { threads: 1 };
+    compiled_with(model, &Settings { mesh: Mesh::of_data(ranks), exchange, recompute, ..settings(&target) })
 }
 
 /// A rank's share of a batch of 8: samples are drawn by their number, so together they have what one rank would.
 fn rank<T: Float>(comm: &Communicator, batch: usize, exchange: Exchange, recompute: Recompute) -> Rig<T> {
-    let program = program::<T>(batch, Some(exchange), recompute);
+    let program = program::<T>(batch, comm.size(), exchange, recompute);
     let mut rig = Rig::among(program, 1, Some(comm.clone()));
     rig.header.nominal = BATCH as f64;
     rig.header.first_sample = (comm.rank() * BATCH / comm.size()) as u64;
@@ -28,9 +28,9 @@ fn rank<T: Float>(comm: &Communicator, batch: usize, exchange: Exchange, recompu
 }
 
 /// Gradients, and everything after two steps, of each rank.
-fn trained<T: Float>(exchange: Exchange, recompute: Recompute) -> Vec<(Tensors, Tensors)> {
-    on_each(communicators(exchange.ranks), |comm| {
-        let mut rig = rank::<T>(&comm, BATCH / exchange.ranks, exchange, recompute);
+fn trained<T: Float>(ranks: usize, exchange: Exchange, recompute: Recompute) -> Vec<(Tensors, Tensors)> {
+    on_each(communicators(ranks), |comm| {
+        let mut rig = rank::<T>(&comm, BATCH / ranks, exchange, recompute);
         let gradients = rig.gradients();
         rig.run(Which::Update);
         rig.step();
@@ -39,7 +39,7 @@ fn trained<T: Float>(exchange: Exchange, recompute: Recompute) -> Vec<(Tensors, 
 }
 
 fn alone<T: Float>(recompute: Recompute) -> (Tensors, Tensors) {
-    let mut rig = Rig::<T>::new(program::<T>(BATCH, None, recompute), 1);
+    let mut rig = Rig::<T>::new(program::<T>(BATCH, 1, PLAIN, recompute), 1);
     let gradients = rig.gradients();
     rig.run(Which::Update);
     rig.step();
@@ -51,7 +51,7 @@ fn ranks_together_compute_what_one_does() {
     for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
         let one = alone::<f64>(recompute);
         for ranks in [2, 4] {
-            let many = trained::<f64>(Exchange { ranks, ..PLAIN }, recompute);
+            let many = trained::<f64>(ranks, PLAIN, recompute);
             assert!(many.iter().all(|rank| *rank == many[0]), "every rank has the same bits");
             let (error, tensor) = distance(&many[0].0, &one.0);
             assert!(error < 1e-12, "{ranks} ranks: {tensor} differs by {error:.1e}");
@@ -64,10 +64,10 @@ fn ranks_together_compute_what_one_does() {
 
 #[test]
 fn buckets_and_overlap_change_no_bit() {
-    let plain = trained::<f32>(PLAIN, Recompute::None);
+    let plain = trained::<f32>(2, PLAIN, Recompute::None);
     for bucket in [1, 700, usize::MAX] {
         for overlap in [true, false] {
-            let other = trained::<f32>(Exchange { bucket, overlap, ..PLAIN }, Recompute::None);
+            let other = trained::<f32>(2, Exchange { bucket, overlap, ..PLAIN }, Recompute::None);
             assert!(other == plain, "buckets of {bucket}, overlap {overlap}");
         }
     }
@@ -75,11 +75,11 @@ fn buckets_and_overlap_change_no_bit() {
 
 #[test]
 fn halves_on_the_wire_are_close_and_equal_on_all_ranks() {
-    let plain = trained::<f32>(PLAIN, Recompute::None);
+    let plain = trained::<f32>(2, PLAIN, Recompute::None);
     for (wire, tolerance) in [(DType::Bf16, 6e-3), (DType::F16, 1e-3)] {
         for overlap in [true, false] {
             let exchange = Exchange { wire: Some(wire), overlap, ..PLAIN };
-            let halves = trained::<f32>(exchange, Recompute::None);
+            let halves = trained::<f32>(2, exchange, Recompute::None);
             assert!(halves[0] == halves[1], "{wire}");
             let (error, tensor) = distance(&halves[0].0, &plain[0].0);
             assert!(error < tolerance, "{wire}: {tensor} differs by {error:.1e}");
@@ -89,7 +89,7 @@ fn halves_on_the_wire_are_close_and_equal_on_all_ranks() {
             assert_eq!(stats(&halves[0].0), stats(&plain[0].0), "statistics are not rounded");
         }
     }
-    let double = trained::<f64>(Exchange { wire: Some(DType::Bf16), ..PLAIN }, Recompute::None);
+    let double = trained::<f64>(2, Exchange { wire: Some(DType::Bf16), ..PLAIN }, Recompute::None);
     let (error, _) = distance(&double[0].0, &plain[0].0);
     assert!(error < 6e-3);
 }
@@ -115,7 +115,7 @@ fn accumulated_gradients_are_exchanged_once() {
 /// Whatever the number of samples on each rank, the mean is over all of them.
 #[test]
 fn unequal_ranks_weigh_by_their_samples() {
-    let mut one = Rig::<f64>::new(program::<f64>(BATCH, None, Recompute::None), 1);
+    let mut one = Rig::<f64>::new(program::<f64>(BATCH, 1, PLAIN, Recompute::None), 1);
     one.weights[5..].fill(0.0);
     one.step();
     let many = on_each(communicators(2), |comm| {
@@ -140,7 +140,7 @@ fn refused(program: Program, comm: Option<Communicator>) -> String {
 
 #[test]
 fn a_plan_for_other_ranks_is_refused() {
-    let two = || program::<f32>(4, Some(PLAIN), Recompute::None);
+    let two = || program::<f32>(4, 2, PLAIN, Recompute::None);
     let bucket = "head.weight … blocks.2.mlp.fc2.bias: all_reduce is among 2 ranks";
     assert_eq!(refused(two(), None), format!("{bucket}, but there is no communicator"));
     assert_eq!(refused(two(), Some(Communicator::solo())), format!("{bucket}, but there is one"));
@@ -150,8 +150,8 @@ fn a_plan_for_other_ranks_is_refused() {
 
 #[test]
 fn values_that_dont_lie_side_by_side_are_refused() {
-    let mut program = program::<f32>(4, Some(PLAIN), Recompute::None);
-    let step = program.last.steps.iter_mut().find(|s| s.op.ranks().is_some()).unwrap();
+    let mut program = program::<f32>(4, 2, PLAIN, Recompute::None);
+    let step = program.last.steps.iter_mut().find(|s| s.op.group().is_some()).unwrap();
     step.inputs.swap(1, 2);
     step.outputs.swap(1, 2);
     let error = refused(program, Some(communicators(2).remove(0)));
@@ -199,7 +199,7 @@ fn checks_go_on_for_the_other_ranks() {
 
 #[test]
 fn checked_or_not_the_bits_are_the_same() {
-    let plain = trained::<f32>(PLAIN, Recompute::None);
+    let plain = trained::<f32>(2, PLAIN, Recompute::None);
     let checked = on_each(communicators(2), |comm| {
         let mut rig = rank::<f32>(&comm, BATCH / 2, PLAIN, Recompute::None);
         rig.fill(Which::Last);
@@ -212,7 +212,7 @@ fn checked_or_not_the_bits_are_the_same() {
 #[test]
 fn the_pulse_says_what_a_rank_does() {
     let comm = Communicator::solo();
-    let mut rig = Rig::<f32>::among(program::<f32>(4, None, Recompute::None), 1, Some(comm.clone()));
+    let mut rig = Rig::<f32>::among(program::<f32>(4, 1, PLAIN, Recompute::None), 1, Some(comm.clone()));
     rig.fill(Which::Last);
     rig.run(Which::Last);
     let (doing, before) = (comm.pulse().snapshot().doing, comm.pulse().snapshot().progress);
@@ -228,20 +228,20 @@ fn the_pulse_says_what_a_rank_does() {
 #[test]
 fn other_plans_go_on_with_the_states() {
     let run = |rebinds: bool| {
-        let mut rig = Rig::<f32>::new(program::<f32>(BATCH, None, Recompute::None), 1);
+        let mut rig = Rig::<f32>::new(program::<f32>(BATCH, 1, PLAIN, Recompute::None), 1);
         rig.step();
         if rebinds {
-            rig.executor.rebind(program::<f32>(BATCH / 2, None, Recompute::Full)).unwrap();
-            assert!(rig.executor.allocated().0 < program::<f32>(BATCH, None, Recompute::None).arena());
-            rig.executor.rebind(program::<f32>(BATCH, None, Recompute::None)).unwrap();
+            rig.executor.rebind(program::<f32>(BATCH / 2, 1, PLAIN, Recompute::Full)).unwrap();
+            assert!(rig.executor.allocated().0 < program::<f32>(BATCH, 1, PLAIN, Recompute::None).arena());
+            rig.executor.rebind(program::<f32>(BATCH, 1, PLAIN, Recompute::None)).unwrap();
         }
         rig.step();
         rig.tensors(|_| true)
     };
     assert!(run(true) == run(false));
 
-    let mut rig = Rig::<f32>::new(program::<f32>(4, None, Recompute::None), 1);
-    let mut other = program::<f32>(4, None, Recompute::None);
+    let mut rig = Rig::<f32>::new(program::<f32>(4, 1, PLAIN, Recompute::None), 1);
+    let mut other = program::<f32>(4, 1, PLAIN, Recompute::None);
     other.states[3].name = "another".into();
     let error = rig.executor.rebind(other).unwrap_err();
     assert_eq!(error.to_string(), "the new plans have other states: another");
@@ -250,7 +250,7 @@ fn other_plans_go_on_with_the_states() {
 
 #[test]
 fn memory_that_is_not_there_is_an_error() {
-    let mut program = program::<f32>(4, None, Recompute::None);
+    let mut program = program::<f32>(4, 1, PLAIN, Recompute::None);
     program.last.arena = 1 << 60;
     let error = refused(program, None);
     assert_eq!(error, "out of memory: can't get 1152921504.6 GB for activations");

@@ -47,10 +47,10 @@ fn mixed() -> impl Iterator<Item = (Arithmetic, f64)> {
 
 /// Momentum has what gradients have, where AdamW would make the same of all sizes.
 fn program(model: Model, arithmetic: Arithmetic) -> Program {
-    let scratch = cpu::scratch(THREADS);
+    let target = cpu::Target { threads: THREADS };
     let optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.05 };
     let (mixed, loss_scale) = (arithmetic.mixed(), arithmetic.loss_scale());
-    compiled_with(model, &Settings { optimizer, mixed, loss_scale, ..settings(&scratch) })
+    compiled_with(model, &Settings { optimizer, mixed, loss_scale, ..settings(&target) })
 }
 
 /// Three steps of two micro-batches each; `run` has the rig with its header set and its batch filled in.

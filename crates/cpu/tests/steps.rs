@@ -152,9 +152,9 @@ fn a_partial_batch_updates_like_a_smaller_one() {
 #[test]
 fn gradients_in_the_arena_are_the_same() {
     let compiled = |batch: usize, accumulates: bool, recompute: Recompute| {
-        let scratch = cpu::scratch(THREADS);
+        let target = cpu::Target { threads: THREADS };
         let model = with_drawn_head(small_vit(0.2).build(batch, common::smoothed(), dtype::<f32>()).unwrap());
-        common::compiled_with(model, &Settings { accumulates, recompute, ..common::settings(&scratch) })
+        common::compiled_with(model, &Settings { accumulates, recompute, ..common::settings(&target) })
     };
     let train = |accumulates: bool, recompute: Recompute| {
         let mut rig = Rig::<f32>::new(compiled(8, accumulates, recompute), THREADS);

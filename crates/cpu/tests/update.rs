@@ -4,22 +4,22 @@ mod common;
 
 use common::{Rig, adamw, compiled_with, distance, settings, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
-use graph::{DType, Group, Optimizer, Role, Settings, State};
+use graph::{DType, Optimizer, ParamGroup, Role, Settings, State};
 
 const THREADS: usize = 2;
 const BATCH: usize = 4;
 const DECAY: f64 = 0.8;
 
 /// A small ViT with averages or without, each parameter in its group.
-fn grouped(optimizer: Optimizer, group: &dyn Fn(&State) -> Group, ema: Option<f64>) -> Rig<f64> {
+fn grouped(optimizer: Optimizer, group: &dyn Fn(&State) -> ParamGroup, ema: Option<f64>) -> Rig<f64> {
     let model = with_drawn_head(small_vit(0.1).build(BATCH, smoothed(), DType::F64).unwrap());
-    let scratch = cpu::scratch(THREADS);
-    let settings = Settings { optimizer, group, ema, ..settings(&scratch) };
+    let target = cpu::Target { threads: THREADS };
+    let settings = Settings { optimizer, group, ema, ..settings(&target) };
     Rig::new(compiled_with(model, &settings), THREADS)
 }
 
 fn rig(ema: Option<f64>) -> Rig<f64> {
-    grouped(adamw(), &|_| Group { lr_scale: 1.0, decays: true }, ema)
+    grouped(adamw(), &|_| ParamGroup { lr_scale: 1.0, decays: true }, ema)
 }
 
 fn parameters(rig: &Rig<f64>) -> Vec<(String, Vec<f64>)> {
@@ -97,18 +97,18 @@ fn evaluation_scores_the_averages() {
 }
 
 /// The head learns ten times as fast and is not decayed, positions and norms stand still, the rest is as usual.
-fn group(state: &State) -> Group {
+fn group(state: &State) -> ParamGroup {
     match &state.name {
-        name if name.starts_with("head.") => Group { lr_scale: 10.0, decays: false },
-        name if name == "pos_embed" || name.contains("norm") => Group { lr_scale: 0.0, decays: true },
-        _ => Group { lr_scale: 0.5, decays: true },
+        name if name.starts_with("head.") => ParamGroup { lr_scale: 10.0, decays: false },
+        name if name == "pos_embed" || name.contains("norm") => ParamGroup { lr_scale: 0.0, decays: true },
+        _ => ParamGroup { lr_scale: 0.5, decays: true },
     }
 }
 
 /// One parameter by PyTorch's formulas, with the group's learning rate and weight decay.
 struct Reference {
     name: String,
-    group: Group,
+    group: ParamGroup,
     p: Vec<f64>,
     m: Vec<f64>,
     v: Vec<f64>,
@@ -184,7 +184,7 @@ fn groups_step_as_torch_sgd_does() {
 #[test]
 fn freezing_keeps_the_other_gradients() {
     let frozen = |s: &State| !s.name.starts_with("blocks.2.") && !s.name.starts_with("head.");
-    let group = |s: &State| Group { lr_scale: if frozen(s) { 0.0 } else { 1.0 }, decays: true };
+    let group = |s: &State| ParamGroup { lr_scale: if frozen(s) { 0.0 } else { 1.0 }, decays: true };
     let (some, mut all) = (grouped(adamw(), &group, None).gradients(), rig(None).gradients());
     all.retain(|(name, _)| some.iter().any(|(kept, _)| kept == name));
     assert!(some.len() > 10 && some == all);

@@ -98,8 +98,8 @@ impl Heads {
         let (height, width) = self.size;
         let key = Key { batch: whole(&self.config["batch"]), height, width };
         let model = Model { train: self.graph(true), eval: self.graph(false), key };
-        let scratch = cpu::scratch(2);
-        let settings = Settings { optimizer, max_grad_norm: None, ..settings(&scratch) };
+        let target = cpu::Target { threads: 2 };
+        let settings = Settings { optimizer, max_grad_norm: None, ..settings(&target) };
         let mut executor = Executor::new(compiled_with(model, &settings), Options::alone(2, 1)).unwrap();
         for state in executor.program().states.clone().iter().filter(|s| s.is_parameter()) {
             let id = executor.find_state(&state.name).unwrap();

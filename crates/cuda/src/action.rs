@@ -5,7 +5,7 @@
 use crate::error::CudaError;
 use comm::Kind;
 use graph::op::Window;
-use graph::{DType, Op, Shape};
+use graph::{DType, Group, Op, Shape};
 
 /// An address in the GPU's memory.
 pub type Address = u64;
@@ -288,6 +288,8 @@ impl Convolution {
 /// of one element type; lengths are in elements, padding between neighbours included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchanged {
+    /// Who takes part.
+    pub group: Group,
     pub collective: comm::Collective,
     pub kind: Kind,
     pub send: (Address, usize),
@@ -371,7 +373,7 @@ pub struct Context<'a> {
     pub layer: &'a str,
     pub inputs: &'a [Operand],
     pub outputs: &'a [Operand],
-    /// The step's working memory: as many bytes as [`crate::steps::scratch`] asked for.
+    /// The step's working memory: as many bytes as [`crate::Target`] asked for.
     pub scratch: Address,
     /// For its partial sums: as many bytes as [`crate::steps::parts`] asked for. They stay until they are added up.
     pub parts: Address,

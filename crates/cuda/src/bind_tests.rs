@@ -70,7 +70,7 @@ impl Made {
             let (name, ty) = (format!("s{i}"), Type::new(DType::F32, [8]));
             State { name, ty, role: Role::Gradient, arena: None }
         };
-        Made(Plan { states: (0..3).map(state).collect(), arena: 4096, ..Plan::default() })
+        Made(Plan { states: (0..3).map(state).collect(), mesh: TWO, arena: 4096, ..Plan::default() })
     }
 
     fn value(&mut self, place: Place) -> usize {
@@ -269,8 +269,10 @@ fn the_norm_and_what_follows_from_it_are_launched_together() {
     assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
 }
 
+const TWO: graph::Mesh = graph::Mesh { data: 2, sequence: 1 };
+
 fn all_reduce() -> Op {
-    Op::AllReduce { reduction: graph::op::Reduction::Sum, ranks: 2 }
+    Op::AllReduce { reduction: graph::op::Reduction::Sum, group: TWO.world() }
 }
 
 /// Two states are made on the compute lane and travel as one, in their place; then the compute lane goes on with one.
@@ -314,9 +316,9 @@ fn parts_of_a_buffer_are_scattered_and_gathered() {
     let (whole, part) = (made.value(arena(0)), made.value(arena(256)));
     let reduction = graph::op::Reduction::Mean;
     made.0.values[part].ty = Type::new(DType::F32, [4]);
-    made.step(Op::ReduceScatter { reduction, ranks: 2 }, &[whole], &[part]);
-    made.step(Op::AllGather { ranks: 2 }, &[part], &[whole]);
-    let max = Op::AllReduce { reduction: graph::op::Reduction::Max, ranks: 2 };
+    made.step(Op::ReduceScatter { reduction, group: TWO.world() }, &[whole], &[part]);
+    made.step(Op::AllGather { group: TWO.world() }, &[part], &[whole]);
+    let max = Op::AllReduce { reduction: graph::op::Reduction::Max, group: TWO.world() };
     made.step(max, &[part], &[part]);
     let calls = exchanged(&bind(&made.0, false).unwrap());
     let ranges: Vec<_> = calls.iter().map(|call| (call.send, call.receive)).collect();

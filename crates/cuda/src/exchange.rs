@@ -4,7 +4,7 @@ use crate::action::{Action, Address, Arg, Context, Exchanged, Kernel, Launch, Op
 use crate::bind::{Bound, Placed};
 use crate::error::CudaError;
 use comm::Kind;
-use graph::passes::ALIGN;
+use graph::ALIGN;
 use graph::{Lane, Plan};
 
 /// A collective of a plan. Operands that follow each other travel as one range.
@@ -14,6 +14,7 @@ pub(crate) fn collective(
     outputs: Vec<&str>,
 ) -> Result<Vec<Action>, CudaError> {
     let collective = calls::collective(cx.op).ok_or_else(|| cx.no_kernel())?;
+    let group = cx.op.group().ok_or_else(|| cx.no_kernel())?;
     let dtype = cx.input(0).dtype;
     let kind = calls::kind(dtype).ok_or_else(|| cx.no_kernel())?;
     let range = |operands: &[Operand], names: Vec<&str>| {
@@ -26,7 +27,7 @@ pub(crate) fn collective(
     };
     let (send, receive) = (range(cx.inputs, inputs)?, range(cx.outputs, outputs)?);
     let layer = cx.layer.to_string();
-    Ok(vec![Action::Exchange(Exchanged { collective, kind, send, receive, layer, times: None })])
+    Ok(vec![Action::Exchange(Exchanged { group, collective, kind, send, receive, layer, times: None })])
 }
 
 /// The range of operands that follow each other, or the number of the first that is not followed by the next.
@@ -37,9 +38,9 @@ fn range(operands: &[Operand], size: usize) -> Result<(Address, usize), usize> {
 
 /// Refuses a plan whose collectives are not among as many ranks as there are.
 pub(crate) fn check_ranks(plan: &Plan, are: Option<usize>) -> Result<(), CudaError> {
-    let among = plan.steps.iter().filter_map(|step| step.op.ranks().map(|needs| (step, needs)));
-    match { among }.find(|(_, needs)| Some(*needs) != are) {
-        Some((step, needs)) => {
+    let needs = plan.mesh.ranks();
+    match plan.collectives().next().filter(|_| Some(needs) != are) {
+        Some((step, _)) => {
             Err(CudaError::Ranks { layer: step.layer.clone(), op: step.op.name(), needs, are })
         }
         None => Ok(()),

@@ -12,7 +12,8 @@ fn compute(waits: &[usize]) -> Placed {
 
 fn exchanged(send: (Address, usize), receive: (Address, usize)) -> Exchanged {
     let (collective, layer) = (Collective::AllReduce(Sums::Sum), "layer".to_string());
-    Exchanged { collective, kind: Kind::F32, send, receive, layer, times: None }
+    let group = graph::Mesh::of_data(2).world();
+    Exchanged { group, collective, kind: Kind::F32, send, receive, layer, times: None }
 }
 
 /// In place, in the memory of a number.

@@ -38,6 +38,6 @@ pub use executor::{
 pub use graph::bad::{BadValue, Origin};
 pub use graph::run::Tally;
 pub use libraries::{available, device, devices, identity};
-pub use steps::scratch;
+pub use steps::Target;
 pub use tuner::Choices;
 pub use warm::{Warm, warm};

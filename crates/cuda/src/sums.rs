@@ -5,7 +5,7 @@
 //! fill the memory there is for them.
 
 use crate::action::{Address, PartialSum};
-use graph::passes::ALIGN;
+use graph::ALIGN;
 
 /// Bytes of partial sums that wait at most, unless one step has more. Twice as many are used in turn, so that parts are
 /// written while those before them are added up.

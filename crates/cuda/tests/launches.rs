@@ -2,8 +2,10 @@
 
 use cuda::action::{Action, Constants, Facts};
 use cuda::bind::{Binder, Memory, Placed, Steps, state_addresses};
-use cuda::steps::weights::MOST;
-use graph::{DType, Group, Loss, Mixed, Model, Optimizer, Plan, Program, Recompute, Settings, compile};
+use graph::{
+    DType, Exchange, Loss, Mesh, Mixed, Model, Optimizer, ParamGroup, Plan, Program, Recompute, Settings,
+    compile,
+};
 use models::swin::Swin;
 use models::vit::Vit;
 
@@ -21,15 +23,14 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
         recompute: Recompute::None,
-        group: &|_| Group { lr_scale: 1.0, decays: true },
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: None,
         mixed,
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates,
-        gathers: if mixed.is_some() { MOST } else { 1 },
-        linger: 0,
-        scratch: &cuda::scratch,
+        target: &cuda::Target { halves: mixed.is_some() },
     };
     compile(model, &settings).unwrap()
 }

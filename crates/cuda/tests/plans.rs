@@ -6,11 +6,13 @@ use cuda::action::{
     Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
 };
 use cuda::bind::{Binder, Bound, Maker, Memory, state_addresses};
-use cuda::steps::weights::MOST;
 use graph::build::Conv;
 use graph::op::Window;
 use graph::plan::homes;
-use graph::{Builder, DType, Group, Init, Key, Lane, Loss, Model, Op, Optimizer, Plan, Program, Recompute};
+use graph::{
+    Builder, DType, Exchange, Graph, Init, Key, Lane, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan,
+    Program, Recompute,
+};
 use graph::{Role, Settings, compile};
 use models::swin::Swin;
 use models::upernet::UperNet;
@@ -240,20 +242,32 @@ fn compiled(model: Model, recompute: Recompute) -> Program {
     compiled_for(model, recompute, true)
 }
 
+/// A GPU whose steps all take working memory, and that makes weight gradients together.
+struct Batches;
+
+impl graph::Target for Batches {
+    fn scratch(&self, _: &Graph, _: usize) -> usize {
+        SCRATCH
+    }
+
+    fn batching(&self) -> graph::Batching {
+        cuda::steps::weights::BATCHING
+    }
+}
+
 fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Program {
     let settings = Settings {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
         recompute,
-        group: &|_| Group { lr_scale: 1.0, decays: true },
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: Some(0.9),
         mixed: None,
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates,
-        gathers: MOST,
-        linger: 0,
-        scratch: &|_, _| SCRATCH,
+        target: &Batches,
     };
     compile(model, &settings).unwrap()
 }

@@ -5,7 +5,8 @@ use cuda::{Executor, Needs, Options, Which};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
-    Builder, DType, Graph, Group, Header, Init, Key, Loss, Mixed, Model, Op, Optimizer, Plan, Program,
+    Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mesh, Mixed, Model, Op, Optimizer, ParamGroup,
+    Plan, Program,
 };
 use graph::{Recompute, Settings, ValueId, compile};
 use models::upernet::UperNet;
@@ -39,15 +40,14 @@ fn program() -> Program {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
         recompute: Recompute::None,
-        group: &|_| Group { lr_scale: 1.0, decays: true },
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: None,
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates: true,
-        gathers: 1,
-        linger: 0,
-        scratch: &cuda::scratch,
+        target: &cuda::Target { halves: false },
     };
     compile(model, &settings).unwrap()
 }

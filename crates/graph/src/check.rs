@@ -3,9 +3,9 @@
 //! The memory rule is checked here on its own terms, not by repeating `place`: two steps that touch the same bytes,
 //! one of them writing, must be ordered by their lanes and waits.
 
+use crate::clocks::Clocks;
 use crate::graph::State;
 use crate::op::{Op, StateId};
-use crate::passes::Clocks;
 use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::types::{DType, Type};
 use std::collections::HashSet;
@@ -67,6 +67,11 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
     }
     if step.op.lane() != step.lane {
         return Err(format!("runs on the {} lane", step.op.lane().name()));
+    }
+    if let Some(group) = step.op.group()
+        && plan.mesh.group(&group.axes()) != group
+    {
+        return Err(format!("is among {group}, but the mesh is {}", plan.mesh));
     }
     let ty = |v: &usize| &plan.values[*v].ty;
     let inputs: Vec<&Type> = step.inputs.iter().map(ty).collect();

@@ -1,5 +1,6 @@
 //! A graph in single-assignment form: nodes in program order, each value defined once.
 
+use crate::mesh::Mesh;
 use crate::op::{Op, StateId};
 use crate::types::Type;
 use serde::{Deserialize, Serialize};
@@ -139,6 +140,9 @@ impl Role {
 /// What the name of a parameter's copy in half precision ends in.
 pub const COPY: &str = ".half";
 
+/// What the name of a gradient's state ends in.
+pub const GRADIENT: &str = ".grad";
+
 /// What the name of running moments within a step ends in.
 pub const PENDING: &str = ".pending";
 
@@ -207,6 +211,8 @@ pub struct Graph {
     pub values: Vec<Value>,
     pub nodes: Vec<Node>,
     pub states: Vec<State>,
+    /// The ranks that run it together.
+    pub mesh: Mesh,
     /// Values the host reads after the run: they live to the end of the plan.
     pub outputs: Vec<ValueId>,
     /// Values that full recompute keeps: the borders between blocks.

@@ -1,32 +1,40 @@
 //! A training step as a program: shaped values, a closed set of fused ops, passes, and the plan they end in.
 //!
-//! Nothing here computes; executors (`cpu`, later `cuda`) run the [`Plan`]. Start with [`build::Builder`] (how a model
+//! Nothing here computes; executors run the [`Plan`]. Start with [`build::Builder`] (how a model
 //! is written), then [`compile`](compile::compile) (the passes in order), then [`plan::Plan`] (what is run).
 
 pub mod bad;
 pub mod build;
 pub mod check;
+pub mod clocks;
 pub mod compile;
 pub mod fp8;
 pub mod graph;
+pub mod mesh;
 pub mod op;
 pub mod passes;
 pub mod plan;
+pub mod program;
 pub mod random;
 pub mod rules;
 pub mod run;
+pub mod settings;
+pub mod target;
 pub mod text;
 pub mod types;
 pub mod windows;
 
 pub use build::{Builder, Loss};
-pub use compile::{
-    DynamicScale, Group, LossScaling, Model, Optimizer, Program, Settings, compile, evaluation, inference,
-};
-pub use graph::{AVERAGE, COPY, Graph, GraphError, Init, PENDING, Role, State, ValueId};
+pub use clocks::Clocks;
+pub use compile::{compile, compile_observed, evaluation, inference, passes_of};
+pub use graph::{AVERAGE, COPY, GRADIENT, Graph, GraphError, Init, PENDING, Role, State, ValueId};
+pub use mesh::{Axis, Group, Mesh};
 pub use op::{Lane, Op, StateId};
-pub use passes::{Delivery, Exchange, Mixed, Recompute, prepare};
-pub use plan::{Header, Key, Plan};
+pub use passes::{Delivery, prepare};
+pub use plan::{ALIGN, Header, Key, Plan};
+pub use program::{Model, Program};
 pub use rules::cost::{Ceilings, Cost};
+pub use settings::{DynamicScale, Exchange, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings};
+pub use target::{Batching, Target};
 pub use types::{DType, Shape, Type};
 pub use windows::Windows;

@@ -11,11 +11,13 @@ mod describe;
 mod properties;
 pub mod slots;
 
+use crate::mesh::Group;
 use crate::types::{DType, Shape};
 use crate::windows::Windows;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// A state, by its place in the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StateId(pub u32);
 
@@ -382,19 +384,19 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         over: bool,
     },
-    /// Any number of values → as many, each reduced over all ranks. They lie side by side, so that they travel as one.
+    /// Any number of values → as many, each reduced over the ranks of the group. They lie side by side, so that they travel as one.
     AllReduce {
         reduction: Reduction,
-        ranks: usize,
+        group: Group,
     },
-    /// flat (n) → (n/ranks).
+    /// flat (n) → (n/ranks), of as many ranks as the group has.
     ReduceScatter {
         reduction: Reduction,
-        ranks: usize,
+        group: Group,
     },
-    /// (n,..) → (n·ranks,..): what the ranks have, one after the other.
+    /// (n,..) → (n·ranks,..): what the ranks of the group have, one after the other.
     AllGather {
-        ranks: usize,
+        group: Group,
     },
     /// The same numbers as another type.
     Cast {

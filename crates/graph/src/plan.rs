@@ -1,11 +1,14 @@
 //! A plan: the flat list of steps a device runs, with every buffer placed.
 
 use crate::graph::{Phase, State};
+use crate::mesh::{Group, Mesh};
 use crate::op::{Lane, Op, StateId};
-use crate::passes::ALIGN;
 use crate::rules::cost::{Cost, cost};
 use crate::types::Type;
 use serde::Serialize;
+
+/// Buffers start at cache-line pairs, as wide SIMD and GPU copies like them.
+pub const ALIGN: usize = 128;
 
 /// The sizes a plan was made for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -82,6 +85,8 @@ pub struct Step {
 pub struct Plan {
     pub name: String,
     pub key: Key,
+    /// The ranks that run it together.
+    pub mesh: Mesh,
     /// Bytes of the arena: the peak memory of a run beside the states.
     pub arena: usize,
     pub states: Vec<State>,
@@ -103,6 +108,11 @@ impl Plan {
         let mut total = Cost::default();
         self.steps.iter().for_each(|step| total += self.cost_of(step));
         total
+    }
+
+    /// The collectives, in the one order in which every rank makes them, over all groups.
+    pub fn collectives(&self) -> impl Iterator<Item = (&Step, Group)> {
+        self.steps.iter().filter_map(|step| Some((step, step.op.group()?)))
     }
 
     /// Finds an input or output by name.

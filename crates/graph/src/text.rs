@@ -8,7 +8,8 @@
 //! (on one line). A value is declared with its type and place where it is made; `$name` is a state, declared at the top, with
 //! a place if it lies in the arena; what follows `#` is computed by the printer and skipped by the parser.
 
-use crate::graph::{Phase, Role, State};
+use crate::graph::{Graph, Phase, Role, State, ValueId};
+use crate::mesh::Mesh;
 use crate::op::{Lane, Op, StateId};
 use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
 use crate::types::Type;
@@ -18,7 +19,9 @@ use std::fmt::{self, Write as _};
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { batch, height, width } = self.key;
-        writeln!(f, "plan {} batch={batch} height={height} width={width} arena={}", self.name, self.arena)?;
+        let mesh = if self.mesh == Mesh::default() { String::new() } else { format!(" mesh={}", self.mesh) };
+        let sizes = format!("batch={batch} height={height} width={width}");
+        writeln!(f, "plan {} {sizes}{mesh} arena={}", self.name, self.arena)?;
         for state in self.used_states() {
             let State { name, ty, role, arena } = &self.states[state];
             let place = arena.map_or_else(String::new, |offset| format!(" @{offset}"));
@@ -70,17 +73,9 @@ impl Plan {
 
     fn step_text(&self, index: usize, step: &Step) -> String {
         let inputs: Vec<_> = step.inputs.iter().map(|v| self.used(*v)).collect();
-        let mut outputs: Vec<_> = step.outputs.iter().map(|v| self.declared(*v)).collect();
-        let (name, mut attributes) = step.op.name_and_attributes();
-        if let Op::Assign { state } = step.op {
-            outputs.push(format!("${}", self.states[state.index()].name));
-            attributes.clear();
-        }
+        let outputs = step.outputs.iter().map(|v| self.declared(*v)).collect();
         let mut line = format!("{index} {}", step.lane.name());
-        let _ = write!(line, " {} = {name}({})", outputs.join(", "), inputs.join(", "));
-        for (key, value) in attributes {
-            let _ = write!(line, " {key}={value}");
-        }
+        let _ = write!(line, " {}", call(&step.op, outputs, &inputs, &self.states));
         if !step.waits.is_empty() {
             let waits: Vec<_> = step.waits.iter().map(ToString::to_string).collect();
             let _ = write!(line, " wait={}", waits.join(","));
@@ -93,6 +88,43 @@ impl Plan {
         let _ = write!(line, " # {:.3} MFLOP {:.3} MB", cost.flops / 1e6, cost.bytes / 1e6);
         line
     }
+}
+
+/// As the text of a plan, without what a graph doesn't have yet: places, lanes and waits.
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let declared = |value: &ValueId| format!("{} {}", self.name(*value), self.ty(*value));
+        for node in &self.nodes {
+            match node.op {
+                Op::Input => writeln!(f, "input {}", declared(&node.outputs[0]))?,
+                Op::Read { state } => writeln!(f, "state {}", self.states[state.index()].name)?,
+                _ => {}
+            }
+        }
+        let steps = self.nodes.iter().filter(|node| !matches!(node.op, Op::Input | Op::Read { .. }));
+        for (index, node) in steps.enumerate() {
+            let inputs: Vec<&str> = node.inputs.iter().map(|value| self.name(*value)).collect();
+            let outputs: Vec<String> = node.outputs.iter().map(declared).collect();
+            let call = call(&node.op, outputs, &inputs, &self.states);
+            writeln!(f, "{index} {call} ; {} {}", node.phase.name(), node.layer)?;
+        }
+        self.outputs.iter().try_for_each(|value| writeln!(f, "output {}", self.name(*value)))
+    }
+}
+
+/// `results = op(operands) attributes`.
+fn call<I: AsRef<str>>(op: &Op, mut outputs: Vec<String>, inputs: &[I], states: &[State]) -> String {
+    let inputs: Vec<&str> = inputs.iter().map(AsRef::as_ref).collect();
+    let (name, mut attributes) = op.name_and_attributes();
+    if let Op::Assign { state } = op {
+        outputs.push(format!("${}", states[state.index()].name));
+        attributes.clear();
+    }
+    let mut text = format!("{} = {name}({})", outputs.join(", "), inputs.join(", "));
+    for (key, value) in attributes {
+        let _ = write!(text, " {key}={value}");
+    }
+    text
 }
 
 fn json(value: &impl serde::Serialize) -> String {
@@ -154,6 +186,10 @@ impl Parser {
         self.plan.name = words.next().ok_or("a plan needs a name")?.to_string();
         for word in words {
             let (key, value) = word.split_once('=').ok_or_else(|| format!("'{word}' is not key=value"))?;
+            if key == "mesh" {
+                self.plan.mesh = value.parse()?;
+                continue;
+            }
             let value: usize = value.parse().map_err(|_| format!("'{word}' is not a number"))?;
             match key {
                 "batch" => self.plan.key.batch = value,

@@ -6,8 +6,13 @@ mod simulator;
 mod transformer;
 
 use graph::plan::{Place, Step};
-use graph::{GraphError, Group, Op, Optimizer, Plan, Program, Recompute, Settings, State, compile};
+use graph::{
+    Batching, Graph, GraphError, Op, Optimizer, ParamGroup, Plan, Program, Recompute, Settings, State,
+    Target, compile,
+};
+use graph::{DType, Mesh, Mixed, Type, compile_observed, passes_of};
 use simulator::simulate;
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use transformer::{model, settings};
 
@@ -97,8 +102,8 @@ fn is_head(state: &State) -> bool {
 #[test]
 fn each_group_has_its_rate_and_decay() {
     let group = |state: &State| match is_head(state) {
-        true => Group { lr_scale: 10.0, decays: false },
-        false => Group { lr_scale: 0.1, decays: true },
+        true => ParamGroup { lr_scale: 10.0, decays: false },
+        false => ParamGroup { lr_scale: 0.1, decays: true },
     };
     let (beta1, beta2, eps, weight_decay) = (0.9, 0.999, 1e-8, 0.05);
     for optimizer in [
@@ -126,7 +131,7 @@ fn each_group_has_its_rate_and_decay() {
 /// Everything but the head: there is no backward pass beyond it, and nothing is kept for the frozen parameters.
 #[test]
 fn frozen_parameters_cost_nothing() {
-    let group = |state: &State| Group { lr_scale: f64::from(u8::from(is_head(state))), decays: true };
+    let group = |state: &State| ParamGroup { lr_scale: f64::from(u8::from(is_head(state))), decays: true };
     let program = compiled(&Settings { group: &group, ..settings() });
     let states: Vec<&str> = program.states.iter().map(|s| s.name.as_str()).collect();
     let extra: Vec<&str> = states.into_iter().filter(|s| !parameters(&program).contains(s)).collect();
@@ -150,7 +155,7 @@ fn frozen_parameters_cost_nothing() {
 #[test]
 fn freezing_the_first_layers_ends_the_backward_pass_there() {
     let frozen = |state: &State| !state.name.starts_with("blocks.1") && !is_head(state);
-    let group = |state: &State| Group { lr_scale: f64::from(u8::from(!frozen(state))), decays: true };
+    let group = |state: &State| ParamGroup { lr_scale: f64::from(u8::from(!frozen(state))), decays: true };
     let (all, some) = (compiled(&settings()), compiled(&Settings { group: &group, ..settings() }));
     assert!(some.last.steps.iter().any(|s| s.layer == "blocks.1.qkv" && s.op.name() == "linear_grad_w"));
     let backward = |layer: &str, program: &Program| {
@@ -164,7 +169,7 @@ fn freezing_the_first_layers_ends_the_backward_pass_there() {
 
 #[test]
 fn a_model_frozen_whole_is_refused() {
-    let settings = Settings { group: &|_| Group { lr_scale: 0.0, decays: true }, ..settings() };
+    let settings = Settings { group: &|_| ParamGroup { lr_scale: 0.0, decays: true }, ..settings() };
     assert_eq!(compile(model(1), &settings).unwrap_err(), GraphError::NothingToTrain);
 }
 
@@ -187,7 +192,7 @@ fn small_weight_gradients_are_gathered() {
         [(false, Recompute::None), (true, Recompute::None), (true, Recompute::Full), (false, Recompute::Gelu)]
     {
         let plain = compiled(&Settings { accumulates, recompute, ..settings() }).last;
-        let gathered = compiled(&Settings { accumulates, recompute, gathers: 4, ..settings() }).last;
+        let gathered = compiled(&Settings { accumulates, recompute, target: &FOUR, ..settings() }).last;
         let products = |plan: &Plan| runs(plan).iter().map(|run| run.len()).sum::<usize>();
         assert_eq!(products(&plain), products(&gathered));
         assert!(runs(&plain).iter().all(|run| run.len() == 1));
@@ -229,15 +234,84 @@ fn shortest_rest(plan: &Plan) -> usize {
     shortest
 }
 
+/// A device of these wishes.
+struct Device {
+    linger: usize,
+    batching: Batching,
+}
+
+const BF16: Mixed = Mixed { half: DType::Bf16, residual: DType::F32 };
+
+const NONE: Device = Device { linger: 0, batching: Batching::NONE };
+/// Four weight gradients at once.
+const FOUR: Device = Device {
+    batching: Batching { most: 4, small: 1 << 20, short: 1 << 40, together: 1 << 22, unit: 8, stays: 8 },
+    ..NONE
+};
+
+impl Target for Device {
+    fn scratch(&self, graph: &Graph, node: usize) -> usize {
+        settings().target.scratch(graph, node)
+    }
+
+    fn linger(&self) -> usize {
+        self.linger
+    }
+
+    fn batching(&self) -> Batching {
+        self.batching
+    }
+}
+
 #[test]
 fn memory_rests_where_there_is_room() {
     // With many blocks, a few values more are little.
-    let last = |linger: usize| compile(model(16), &Settings { linger, ..settings() }).unwrap().last;
+    let last = |linger: usize| {
+        let target = Device { linger, ..NONE };
+        compile(model(16), &Settings { target: &target, ..settings() }).unwrap().last
+    };
     let (tight, resting, longer) = (last(0), last(3), last(20));
     assert_eq!(shortest_rest(&tight), 1);
     assert!(shortest_rest(&resting) > 3);
     for plan in [resting, longer] {
         plan.check().unwrap();
         assert!(plan.arena > tight.arena && plan.arena as f64 <= 1.045 * tight.arena as f64);
+    }
+}
+
+/// Every pass leaves a graph that is sound, whatever the settings; and the lists are what is run.
+#[test]
+fn a_graph_is_sound_after_every_pass() {
+    for (accumulates, mixed) in [(true, None), (false, Some(BF16))] {
+        for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
+            let settings = Settings {
+                accumulates,
+                mixed,
+                recompute,
+                mesh: Mesh::of_data(2),
+                target: &FOUR,
+                ..settings()
+            };
+            let mut seen: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            let mut look = |plans: &[&str], pass: &str, graph: &Graph| {
+                plans.iter().for_each(|plan| seen.entry(plan.to_string()).or_default().push(pass.into()));
+                typed(graph, pass);
+                graph.check()
+            };
+            compile_observed(model(2), &settings, &mut look).unwrap();
+            for plan in ["micro", "last", "update", "eval"] {
+                assert_eq!(seen[plan], passes_of(plan), "{plan}");
+            }
+        }
+    }
+}
+
+/// The types of all results follow from the operands.
+fn typed(graph: &Graph, pass: &str) {
+    for node in graph.nodes.iter().filter(|n| !matches!(n.op, Op::Input | Op::Read { .. })) {
+        let inputs: Vec<&Type> = node.inputs.iter().map(|v| graph.ty(*v)).collect();
+        let outputs: Vec<Type> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
+        let declared: Vec<DType> = outputs.iter().map(|ty| ty.dtype).collect();
+        assert_eq!(node.op.infer_as(&inputs, &declared), Ok(outputs), "after {pass}: {}", node.layer);
     }
 }

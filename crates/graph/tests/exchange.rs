@@ -8,14 +8,15 @@ mod transformer;
 use graph::graph::Phase;
 use graph::op::{Lane, Reduction};
 use graph::plan::{Place, Step};
-use graph::{DType, Exchange, Op, Plan, Program, Recompute, Role, Settings, compile};
+use graph::{DType, Exchange, Graph, Mesh, Op, Plan, Program, Recompute, Role, Settings, compile};
 use simulator::simulate;
 use transformer::{model, settings};
 
-const PLAIN: Exchange = Exchange { ranks: 2, bucket: 5000, overlap: true, wire: None };
+const TWO: Mesh = Mesh { data: 2, sequence: 1 };
+const PLAIN: Exchange = Exchange { bucket: 5000, overlap: true, wire: None };
 
 fn compiled(exchange: Exchange, recompute: Recompute) -> Program {
-    let settings = Settings { exchange: Some(exchange), recompute, ..settings() };
+    let settings = Settings { mesh: TWO, exchange, recompute, ..settings() };
     let program = compile(model(2), &settings).unwrap();
     for plan in program.plans() {
         plan.check().unwrap_or_else(|e| panic!("{}: {e}\n{plan}", plan.name));
@@ -96,7 +97,7 @@ fn a_bucket_leaves_after_its_last_gradient() {
     let exchanges = exchanges(plan);
     assert!(exchanges.len() > 4, "{} buckets", exchanges.len());
     for (index, step) in &exchanges {
-        assert_eq!(step.op, Op::AllReduce { reduction: Reduction::Sum, ranks: 2 });
+        assert_eq!(step.op, Op::AllReduce { reduction: Reduction::Sum, group: TWO.world() });
         assert_eq!(step.phase, Phase::Exchange);
         assert_eq!(step.waits, [index - 1], "only for what completes it");
         let before = &plan.steps[index - 1];
@@ -125,9 +126,10 @@ fn the_exchange_needs_no_memory_and_no_copy() {
     for recompute in [Recompute::None, Recompute::Full] {
         let (plain, program) = (transformer::program(2, recompute), compiled(PLAIN, recompute));
         assert_eq!(program.last.arena, program.micro.arena);
-        assert_eq!(program.micro, plain.micro, "nothing is exchanged in a micro-step");
+        let alone = |plan: &Plan| Plan { mesh: Mesh::default(), ..plan.clone() };
+        assert_eq!(alone(&program.micro), plain.micro, "nothing is exchanged in a micro-step");
         assert_eq!(program.states, plain.states);
-        assert_eq!(program.update, plain.update);
+        assert_eq!(alone(&program.update), plain.update);
         let compute: Vec<&Step> = program.last.steps.iter().filter(|s| s.lane == Lane::Compute).collect();
         let same =
             compute.iter().zip(&plain.micro.steps).all(|(a, b)| (&a.op, &a.layer) == (&b.op, &b.layer));
@@ -144,7 +146,7 @@ fn the_exchange_needs_no_memory_and_no_copy() {
 
 #[test]
 fn one_rank_exchanges_nothing() {
-    let settings = Settings { exchange: Some(Exchange { ranks: 1, ..PLAIN }), ..settings() };
+    let settings = Settings { exchange: PLAIN, ..settings() };
     let program = compile(model(2), &settings).unwrap();
     assert_eq!(Plan { name: "micro".into(), ..program.last }, program.micro);
 }
@@ -187,7 +189,8 @@ fn another_type_on_the_wire() {
 #[test]
 fn the_text_of_a_small_plan() {
     let text = include_str!("plans/data-parallel.plan");
-    let settings = Settings { exchange: Some(PLAIN), ema: None, scratch: &|_, _| 0, ..settings() };
+    let settings =
+        Settings { mesh: TWO, exchange: PLAIN, ema: None, target: &|_: &Graph, _: usize| 0, ..settings() };
     let plan = compile(model(1), &settings).unwrap().last;
     let written: String =
         text.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).flat_map(|l| [l, "\n"]).collect();

@@ -12,9 +12,9 @@ mod transformer;
 
 use generator::{random_graph, random_scratch};
 use graph::op::Lane;
-use graph::passes::{ALIGN, place, schedule};
+use graph::passes::{place, schedule};
 use graph::plan::{Key, Place, Plan};
-use graph::{Graph, Recompute};
+use graph::{ALIGN, Graph, Recompute};
 use rng::Rng;
 use simulator::simulate;
 use std::collections::HashMap;
@@ -23,7 +23,8 @@ const GRAPHS: u64 = 400;
 const TIMINGS: u64 = 8;
 
 fn compiled(graph: &Graph, seed: u64) -> Plan {
-    place(graph, &schedule(graph), "random", Key::default(), &random_scratch(seed))
+    let target = random_scratch(seed);
+    place(graph, &schedule(graph, &target), "random", Key::default(), &target)
 }
 
 /// From steps that take about equally long to one step that outlasts all the others.
@@ -153,7 +154,7 @@ fn reuse_by_program_order_alone_is_caught() {
     let mut wrong = 0;
     for seed in 0..GRAPHS {
         let graph = random_graph(seed);
-        let good = schedule(&graph);
+        let good = schedule(&graph, &|_: &Graph, _: usize| 0);
         let mut naive = good.clone();
         naive.lanes.fill(Lane::Compute);
         let mut plan = place(&graph, &naive, "naive", Key::default(), &random_scratch(seed));

@@ -11,7 +11,7 @@ use graph::passes::{
 };
 use graph::plan::{Key, Place, Plan};
 use graph::{
-    Builder, DType, Graph, GraphError, Init, Model, Op, Recompute, Role, Shape, StateId, Type, ValueId,
+    Builder, DType, Graph, GraphError, Init, Mesh, Model, Op, Recompute, Role, Shape, StateId, Type, ValueId,
 };
 use transformer::{BATCH, WIDTH, forward};
 
@@ -34,9 +34,17 @@ fn names(graph: &Graph, values: &[ValueId]) -> Vec<String> {
     values.iter().map(|v| graph.name(*v).to_string()).collect()
 }
 
+/// Nothing yet, for two ranks.
+fn among_two() -> Graph {
+    let mut graph = Graph::default();
+    graph.mesh = Mesh::of_data(2);
+    graph
+}
+
 fn planned(graph: &Graph) -> Plan {
     graph.check().unwrap();
-    let plan = place(graph, &schedule(graph), "test", Key::default(), &|_, _| 0);
+    let target = |_: &Graph, _: usize| 0;
+    let plan = place(graph, &schedule(graph, &target), "test", Key::default(), &target);
     plan.check().unwrap_or_else(|e| panic!("{e}\n{plan}"));
     plan
 }
@@ -437,12 +445,12 @@ fn copies_of_random_ops_draw_what_the_originals_drew() {
 /// What ZeRO-3 relies on: a gather inside a block is an op like any other, and is repeated for backward.
 #[test]
 fn a_parameter_gathered_in_a_block_is_gathered_again() {
-    let mut graph = Graph::default();
+    let mut graph = among_two();
     let shard = parameter(&mut graph, "shard", [8]);
     let x = parameter(&mut graph, "x", [2, 4]);
     let at = At::new("block", Phase::Forward);
     let first = graph.push(Op::Gelu, &[x], &at).unwrap()[0];
-    let flat = graph.push(Op::AllGather { ranks: 2 }, &[shard], &at).unwrap()[0];
+    let flat = graph.push(Op::AllGather { group: Mesh::of_data(2).world() }, &[shard], &at).unwrap()[0];
     let shapes = vec![Shape::from([4, 4])];
     let weight = graph.push(Op::Unpack { shapes, to: None, over: false }, &[flat], &at).unwrap()[0];
     let y = graph.push(Op::Linear { bias: false, gelu: false }, &[first, weight], &at).unwrap()[0];
@@ -504,11 +512,11 @@ fn a_state_is_not_read_after_its_assign() {
 /// The assign of an exchange in place is no step, so it can't be what makes the compute lane wait.
 #[test]
 fn a_state_reduced_in_place_is_waited_for_by_its_users_only() {
-    let mut graph = Graph::default();
+    let mut graph = among_two();
     let x = parameter(&mut graph, "x", [4]);
     let (sum, own) = state(&mut graph, "sum", [4]);
     let at = |name: &str| At::new(name, Phase::Update);
-    let op = Op::AllReduce { reduction: Reduction::Sum, ranks: 2 };
+    let op = Op::AllReduce { reduction: Reduction::Sum, group: Mesh::of_data(2).world() };
     let all = graph.push(op, &[own], &at("all")).unwrap()[0];
     graph.assign(sum, all, Phase::Update).unwrap();
     let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
@@ -525,10 +533,10 @@ fn a_state_reduced_in_place_is_waited_for_by_its_users_only() {
 
 #[test]
 fn lanes_may_read_the_same_state_side_by_side() {
-    let mut graph = Graph::default();
+    let mut graph = among_two();
     let x = parameter(&mut graph, "x", [4]);
     let at = |name: &str| At::new(name, Phase::Update);
-    let all = graph.push(Op::AllGather { ranks: 2 }, &[x], &at("all")).unwrap()[0];
+    let all = graph.push(Op::AllGather { group: Mesh::of_data(2).world() }, &[x], &at("all")).unwrap()[0];
     let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
     graph.outputs = vec![all, beside];
     assert!(planned(&graph).steps.iter().all(|step| step.waits.is_empty()));

@@ -81,8 +81,8 @@ fn program_hash(program: &Program) -> u64 {
         text.push_str(&format!("{} {}\n", state.name, state.ty));
     }
     for plan in program.plans() {
-        for step in plan.steps.iter().filter(|step| step.lane == graph::Lane::Comm) {
-            text.push_str(&format!("{} {} {}\n", plan.name, step.op.name(), step.layer));
+        for (step, group) in plan.collectives() {
+            text.push_str(&format!("{} {} {group} {}\n", plan.name, step.op.name(), step.layer));
         }
     }
     text.bytes().fold(0xcbf2_9ce4_8422_2325, fnv)

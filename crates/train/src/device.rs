@@ -18,7 +18,7 @@ use data::LoadedBatch;
 use data::segment::MaskBatch;
 pub use graph::bad::BadValue;
 pub use graph::run::{Account, Event, ExchangeTime, KernelTime, MemoryUse, Startup, StepTime, Which};
-use graph::{Graph, Header, Program, StateId};
+use graph::{Header, Program, StateId};
 use std::borrow::Cow;
 
 /// The rank that a device is opened for.
@@ -280,31 +280,11 @@ pub fn cuda_available() -> Result<(), String> {
     cuda::available().map_err(|error| error.to_string())
 }
 
-/// Bytes that an executor works in while it does a node of a graph.
-pub type Scratch = dyn Fn(&Graph, usize) -> usize;
-
-/// Working memory that the run's device asks for.
-pub fn scratch_of(run: &Resolved) -> Box<Scratch> {
+/// What plans of a run are made for.
+pub fn target(run: &Resolved) -> Box<dyn graph::Target> {
     match run.device {
-        Chosen::Cpu => Box::new(cpu::scratch(run.threads)),
-        Chosen::Cuda => Box::new(cuda::scratch),
-    }
-}
-
-/// How many small weight gradients the run's device makes at once. On a GPU it is halves alone, and a Hopper alone that does; but a
-/// plan is the same for every GPU.
-pub fn gathers(run: &Resolved) -> usize {
-    match run.device {
-        Chosen::Cuda if run.precision.half().is_some() => cuda::steps::weights::MOST,
-        _ => 1,
-    }
-}
-
-/// For how many steps the run's device wants memory left alone after its last use.
-pub fn linger(run: &Resolved) -> usize {
-    match run.device {
-        Chosen::Cpu => cpu::LINGER,
-        Chosen::Cuda => 0,
+        Chosen::Cpu => Box::new(cpu::Target { threads: run.threads }),
+        Chosen::Cuda => Box::new(cuda::Target { halves: run.precision.half().is_some() }),
     }
 }
 

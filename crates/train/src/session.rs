@@ -8,7 +8,7 @@ mod states;
 pub use evaluate::Evaluation;
 pub(crate) use evaluate::header as evaluation_header;
 pub(crate) use program::program_with;
-pub use program::{mixed, program};
+pub use program::{graph_after, mixed, program};
 
 use crate::account::{Account, Step};
 use crate::config::{Resolved, Task};

@@ -249,6 +249,9 @@ pub struct PlanArgs {
     /// Which plan to print in full; without it, a summary of all
     #[arg(long, value_enum)]
     pub which: Option<WhichArg>,
+    /// Print the graph of a plan as this pass leaves it, on its way from the model to the plan
+    #[arg(long, value_name = "PASS", conflicts_with = "json")]
+    pub print_after: Option<String>,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,

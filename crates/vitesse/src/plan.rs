@@ -2,15 +2,19 @@
 
 use crate::args::{PlanArgs, WhichArg};
 use crate::table::{count, megabytes};
+use anyhow::bail;
 use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
-use train::config::{Precision, Raw};
-use train::session::program;
+use train::config::{Precision, Raw, Resolved};
+use train::session::{graph_after, program};
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let raw = args.device.raw(args.exchange.raw(args.step.raw(args.model.raw())));
     let run = Raw { accumulate: args.accumulate, ..raw }.resolve_without_data(args.ranks)?;
+    if let Some(pass) = &args.print_after {
+        return print_after(&run, args.which.unwrap_or(WhichArg::Last), pass);
+    }
     let program = match run.precision {
         Precision::Fp64 => program::<f64>(&run, run.batch)?,
         _ => program::<f32>(&run, run.batch)?,
@@ -21,6 +25,26 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         (None, true) => println!("{}", summary_json(&program)),
         (None, false) => print_summary(&run.model, &program),
     }
+    Ok(())
+}
+
+/// The graph of a plan after one of its passes.
+fn print_after(run: &Resolved, which: WhichArg, pass: &str) -> anyhow::Result<()> {
+    let plan = match which {
+        WhichArg::Micro => "micro",
+        WhichArg::Last => "last",
+        WhichArg::Update => "update",
+        WhichArg::Eval => "eval",
+    };
+    let found = match run.precision {
+        Precision::Fp64 => graph_after::<f64>(run, run.batch, plan, pass)?,
+        _ => graph_after::<f32>(run, run.batch, plan, pass)?,
+    };
+    let Some(graph) = found else {
+        let passes = graph::passes_of(plan).join(", ");
+        bail!("--print-after {pass}: the passes of the plan {plan} are {passes}");
+    };
+    print!("{graph}");
     Ok(())
 }
 

@@ -133,6 +133,22 @@ fn plans_print_as_text_and_json() {
 
 /// Two ranks: buckets on the comm lane, as soon as they are complete or all at the end.
 #[test]
+fn graphs_are_printed_as_a_pass_leaves_them() {
+    let after = |pass: &str, more: &[&str]| vitesse(&[&["plan", "--print-after", pass], more].concat());
+    let text = |pass, more| String::from_utf8(after(pass, more).stdout).unwrap();
+    assert!(text("narrow", &[]).contains(" = gelu(") && !text("fuse", &[]).contains(" = gelu("));
+    assert!(
+        !text("fuse", &[]).contains("linear_grad_w(") && text("peephole", &[]).contains("linear_grad_w(")
+    );
+    assert!(text("parallelise", &["--ranks", "3"]).contains("group=\"data:3\""));
+    assert!(text("update", &["--which", "update"]).contains(" = adamw("));
+    let refused = after("gelu", &["--which", "eval"]);
+    assert!(!refused.status.success());
+    let says = "error: --print-after gelu: the passes of the plan eval are averages, narrow, fuse, resized_loss, precision\n";
+    assert_eq!(String::from_utf8(refused.stderr).unwrap(), says);
+}
+
+#[test]
 fn plans_of_several_ranks_show_the_exchange() {
     let plan = |more: &[&str]| -> graph::Plan {
         let output = vitesse(&[&["plan", "--which", "last", "--ranks", "2"], more].concat());

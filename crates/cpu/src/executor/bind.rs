@@ -6,6 +6,7 @@ use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::steps::{self, Kernel, Types};
+use calls::Groups;
 use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
 use graph::op::Lane;
@@ -48,6 +49,8 @@ pub(super) enum Work {
 
 /// A collective with its addresses.
 pub(super) struct BoundCall {
+    /// Of the group.
+    pub comm: Communicator,
     pub call: Call,
     /// The step it is.
     pub step: usize,
@@ -70,7 +73,7 @@ pub(super) struct BoundPlan<T> {
 pub(super) struct Memory<'a> {
     pub arena: &'a Block,
     pub states: &'a [View<u8>],
-    pub comm: Option<&'a Communicator>,
+    pub groups: Option<&'a Groups>,
     pub threads: usize,
 }
 
@@ -108,11 +111,11 @@ impl Memory<'_> {
         for (index, step) in plan.steps.iter().enumerate() {
             let mut one = self.step(plan, step)?;
             if step.lane == Lane::Comm {
-                let call = self.call(plan, step, &one)?;
+                let (comm, call) = self.call(plan, step, &one)?;
                 let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
                 bound.exchanges.push(ExchangeTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
                 one.work = Work::Call(bound.calls.len());
-                bound.calls.push(BoundCall { call, step: index, ticket: None });
+                bound.calls.push(BoundCall { comm, call, step: index, ticket: None });
             } else {
                 // Collectives are done in order, so the last one waited for implies the others.
                 let waits = |call: &BoundCall| step.waits.contains(&call.step);
@@ -148,7 +151,7 @@ impl Memory<'_> {
             rounded: vec![],
             borrowed: 0,
             work: Work::Compute { after: None },
-            doing: self.comm.map(|comm| comm.name(&name)),
+            doing: self.groups.map(|groups| groups.world().name(&name)),
             name: name.into(),
             phase: step.phase,
             nanoseconds: 0,
@@ -177,11 +180,16 @@ impl Memory<'_> {
         self.states[state.index()]
     }
 
-    fn call<T: Float>(&self, plan: &Plan, step: &Step, bound: &Bound<T>) -> Result<Call, CpuError> {
+    fn call<T: Float>(
+        &self,
+        plan: &Plan,
+        step: &Step,
+        bound: &Bound<T>,
+    ) -> Result<(Communicator, Call), CpuError> {
         let (layer, op) = (step.layer.clone(), step.op.name());
-        let needs = step.op.ranks().unwrap_or(0);
-        let Some(comm) = self.comm.filter(|comm| comm.size() == needs) else {
-            let are = self.comm.map(Communicator::size);
+        let (needs, are) = (plan.mesh.ranks(), self.groups.map(|groups| groups.world().size()));
+        let group = step.op.group().filter(|_| are == Some(needs));
+        let Some(comm) = self.groups.zip(group).and_then(|(groups, group)| groups.get(group)) else {
             return Err(CpuError::Ranks { layer, op, needs, are });
         };
         let no_kernel = || CpuError::NoKernel { layer: layer.clone(), op: op.clone() };
@@ -198,7 +206,8 @@ impl Memory<'_> {
         };
         let send = span(&bound.inputs, &step.inputs)?;
         let receive = span(&bound.outputs, &step.outputs)?;
-        Ok(Call { collective, kind, send, receive, name: comm.name(&step.layer) })
+        let name = comm.name(&step.layer);
+        Ok((comm.clone(), Call { collective, kind, send, receive, name }))
     }
 }
 

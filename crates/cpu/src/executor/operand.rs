@@ -9,7 +9,7 @@ use super::bind::Bound;
 use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
-use graph::passes::ALIGN;
+use graph::ALIGN;
 use graph::{DType, Shape, Type};
 
 /// A value of a bound plan: where it is and how it is shaped.

@@ -8,38 +8,36 @@ use crate::account::Clock;
 use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::steps::{self, Team};
-use comm::{Call, CommError, Communicator, Ticket, Timing};
+use calls::Groups;
+use comm::{CommError, Ticket, Timing};
 use graph::{Header, Op};
 use std::time::Instant;
 
 /// Collectives that were started. They work in the executor's memory, so that nobody goes on before they are done, whatever
 /// happens.
 struct UnderWay<'a> {
-    comm: Option<&'a Communicator>,
+    groups: Option<&'a Groups>,
     last: Option<Ticket>,
 }
 
 impl<'a> UnderWay<'a> {
-    fn new(comm: Option<&'a Communicator>) -> Self {
-        UnderWay { comm, last: None }
-    }
-
-    fn comm(&self) -> Result<&'a Communicator, CommError> {
-        // Plans with collectives are refused when they are bound without one.
-        self.comm.ok_or_else(|| CommError::Misuse("a collective without a communicator".into()))
+    fn new(groups: Option<&'a Groups>) -> Self {
+        UnderWay { groups, last: None }
     }
 
     /// # Safety
     /// The call's memory is that of the executor, and no step touches it before it was waited for.
-    unsafe fn start(&mut self, call: &Call) -> Result<Ticket, CommError> {
+    unsafe fn start(&mut self, bound: &BoundCall) -> Result<Ticket, CommError> {
         // SAFETY: passed on to the caller; this value waits for it before it goes out of scope.
-        let ticket = unsafe { self.comm()?.start(call.clone()) }?;
+        let ticket = unsafe { bound.comm.start(bound.call.clone()) }?;
         self.last = Some(ticket);
         Ok(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
-        self.comm()?.wait(ticket)
+        // Groups share a queue. Plans with collectives are refused when they are bound without other ranks.
+        let alone = || CommError::Misuse("a collective without a communicator".into());
+        self.groups.ok_or_else(alone)?.world().wait(ticket)
     }
 
     /// Waits for all; whether there were any.
@@ -76,9 +74,9 @@ impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
         self.begin(header)?;
-        let Executor { plans, comm, clock, pool, slowdown, .. } = self;
+        let Executor { plans, groups, clock, pool, slowdown, .. } = self;
         let plan = &mut plans[which as usize];
-        let mut under_way = UnderWay::new(comm.as_ref());
+        let mut under_way = UnderWay::new(groups.as_ref());
         plan.runs += 1;
         clock.begin(plan.steps.len());
         for stretch in &plan.stretches {
@@ -88,7 +86,7 @@ impl<T: Float> Executor<T> {
                     let bound = &mut plan.calls[number];
                     // SAFETY: steps that come before in the plan are done, and those after wait for the call where
                     // they touch its memory; `&mut self` keeps the host away.
-                    bound.ticket = Some(unsafe { under_way.start(&bound.call) }?);
+                    bound.ticket = Some(unsafe { under_way.start(bound) }?);
                     clock.idled();
                     continue;
                 }
@@ -99,7 +97,7 @@ impl<T: Float> Executor<T> {
                     }
                 }
             }
-            let pulse = comm.as_ref().map(|comm| &**comm.pulse());
+            let pulse = groups.as_ref().map(|groups| &**groups.world().pulse());
             match (stretch, &mut *slowdown) {
                 (Stretch::Flow(flow), None) => {
                     flow.run(&plan.steps, header, pool, pulse, clock);
@@ -159,9 +157,9 @@ impl<T: Float> Executor<T> {
         let plan = &self.plans[which as usize];
         let step = &plan.steps[index];
         if let Work::Call(number) = step.work {
-            let mut under_way = UnderWay::new(self.comm.as_ref());
+            let mut under_way = UnderWay::new(self.groups.as_ref());
             // SAFETY: nothing else runs, and the call is waited for at once.
-            let ticket = unsafe { under_way.start(&plan.calls[number].call) }?;
+            let ticket = unsafe { under_way.start(&plan.calls[number]) }?;
             under_way.wait(ticket)?;
             return Ok(());
         }

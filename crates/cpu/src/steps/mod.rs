@@ -28,7 +28,7 @@ mod wire;
 
 pub(crate) use blocks::{Blocks, flows, samples};
 pub(crate) use context::{Context, Cut, Phase, Share, Team};
-pub use table::scratch;
+pub use table::Target;
 pub(crate) use table::{Kernel, Types, kernel};
 pub(crate) use wire::{load, store};
 

@@ -241,10 +241,20 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
     Some(kernel)
 }
 
-/// Bytes of working memory for a node, given the number of threads. Passed to `graph::compile`.
-pub fn scratch(threads: usize) -> impl Fn(&Graph, usize) -> usize {
-    move |graph, index| {
-        let node = &graph.nodes[index];
+/// So many threads of a CPU, as plans are made for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Threads of the rank.
+    pub threads: usize,
+}
+
+impl graph::Target for Target {
+    fn linger(&self) -> usize {
+        crate::executor::LINGER
+    }
+
+    fn scratch(&self, graph: &Graph, node: usize) -> usize {
+        let (node, threads) = (&graph.nodes[node], self.threads);
         let list = |values: &[graph::ValueId]| values.iter().map(|v| graph.ty(*v)).collect();
         let types = Types { inputs: list(&node.inputs), outputs: list(&node.outputs) };
         let doubles = types.inputs.iter().chain(&types.outputs).any(|ty| ty.dtype == DType::F64);

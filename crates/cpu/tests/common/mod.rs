@@ -13,11 +13,11 @@ use comm::Communicator;
 use cpu::{Executor, Float, Options, Which};
 use graph::graph::{At, Node, Phase};
 use graph::op::Pooling;
-use graph::passes::{Scratch, differentiate, fuse, narrow, place, schedule};
+use graph::passes::{differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
-    DType, Graph, Group, Header, Init, Key, Loss, Model, Op, Optimizer, Plan, Program, Recompute, Role,
-    Settings,
+    DType, Exchange, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan, Program,
+    Recompute, Role, Settings, Target,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
 use models::vit::{Pool, Vit};
@@ -191,25 +191,24 @@ pub fn compiled(graph: &Graph, recompute: Recompute, threads: usize) -> Program 
 }
 
 pub fn compiled_model(model: Model, recompute: Recompute, optimizer: Optimizer, threads: usize) -> Program {
-    let scratch = cpu::scratch(threads);
-    compiled_with(model, &Settings { optimizer, recompute, ..settings(&scratch) })
+    let target = cpu::Target { threads };
+    compiled_with(model, &Settings { optimizer, recompute, ..settings(&target) })
 }
 
 /// One group for all, clipped, nothing averaged.
-pub fn settings<'a>(scratch: Scratch<'a>) -> Settings<'a> {
+pub fn settings(target: &dyn Target) -> Settings<'_> {
     Settings {
         optimizer: adamw(),
         max_grad_norm: Some(1.0),
         recompute: Recompute::None,
-        group: &|_| Group { lr_scale: 1.0, decays: true },
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: None,
         mixed: None,
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates: true,
-        gathers: 1,
-        linger: cpu::LINGER,
-        scratch,
+        target,
     }
 }
 
@@ -247,7 +246,8 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     eval.states = states.clone();
     let plan = |graph: &Graph| {
         graph.check().unwrap();
-        place(graph, &schedule(graph), "by hand", Key::default(), &cpu::scratch(threads))
+        let target = cpu::Target { threads };
+        place(graph, &schedule(graph, &target), "by hand", Key::default(), &target)
     };
     let last = plan(&train);
     let update = Plan { states: states.clone(), ..Plan::default() };

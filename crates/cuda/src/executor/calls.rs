@@ -5,7 +5,7 @@
 //! result goes back on a stream of its own, so that it needn't wait for data that leaves later. The thread that runs the list
 //! sees to that, see [`crate::exchange::Stage`].
 
-use super::exchanger::Exchanger;
+use super::exchanger::enqueue;
 use super::list::Streams;
 use crate::action::{Address, Exchanged};
 use crate::driver::{Context, Event, Pinned, Stream};
@@ -19,6 +19,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 pub(super) struct Calling {
+    /// Who takes part.
+    comm: Communicator,
     /// Where the data is when the call is made: on the GPU, or in the host's memory.
     call: Call,
     /// On the GPU.
@@ -54,11 +56,11 @@ impl Calling {
     pub fn new(
         exchanged: &Exchanged,
         host: Option<HostPlace<'_>>,
-        comm: &Communicator,
+        comm: Communicator,
         context: &Arc<Context>,
         modules: &mut Modules,
     ) -> Result<Self, CudaError> {
-        let Exchanged { collective, kind, send, receive, layer, times } = exchanged;
+        let Exchanged { group: _, collective, kind, send, receive, layer, times } = exchanged;
         let (from, into) = match host {
             Some((memory, from, into)) => (memory.address(from), memory.address(into)),
             None => (send.0 as *mut c_void, receive.0 as *mut c_void),
@@ -78,7 +80,7 @@ impl Calling {
         let event = || Event::new(context);
         let (ready, here, back) = (event()?, event()?, event()?);
         let (send, receive) = (send.0, receive.0);
-        Ok(Calling { call, send, receive, marks, ready, here, back, at: Cell::new(At::Nowhere) })
+        Ok(Calling { comm, call, send, receive, marks, ready, here, back, at: Cell::new(At::Nowhere) })
     }
 
     fn mark(&self, which: usize, stream: &Stream) -> Result<(), CudaError> {
@@ -92,7 +94,7 @@ impl Calling {
     pub fn enqueue(&self, streams: &Streams) -> Result<(), CudaError> {
         self.mark(0, streams.comm())?;
         // SAFETY: the plan's own memory; the lanes' waits keep others away from it.
-        unsafe { streams.exchanger()?.enqueue(&self.call) }?;
+        unsafe { enqueue(&self.comm, &self.call) }?;
         self.mark(1, streams.comm())
     }
 
@@ -120,8 +122,8 @@ impl Calling {
     }
 
     /// Takes the call as far as it comes without waiting; whether that was any further. Must be asked of calls in their order.
-    fn advance(&self, exchanger: &Exchanger, streams: &Streams) -> Result<bool, CudaError> {
-        let comm = exchanger.comm();
+    fn advance(&self, streams: &Streams) -> Result<bool, CudaError> {
+        let comm = &self.comm;
         match self.at.get() {
             At::Left if self.here.is_done()? => {
                 // SAFETY: pinned memory that lives as long as this; nobody touches it until the call was waited for, which
@@ -155,7 +157,7 @@ pub(super) fn bring_back(calls: &[&Calling], number: usize, streams: &Streams) -
         let mut moved = true;
         while std::mem::take(&mut moved) {
             for call in calls {
-                moved |= call.advance(exchanger, streams)?;
+                moved |= call.advance(streams)?;
                 if matches!(call.at.get(), At::Left) {
                     // Those behind it may not overtake it.
                     break;
@@ -168,7 +170,7 @@ pub(super) fn bring_back(calls: &[&Calling], number: usize, streams: &Streams) -
         // The communicator's thread works in memory that may be freed now.
         for call in calls {
             if let At::Started(ticket) = call.at.replace(At::Nowhere) {
-                let _ = exchanger.comm().wait(ticket);
+                let _ = call.comm.wait(ticket);
             }
         }
         return Err(error);

@@ -3,8 +3,11 @@
 use super::list::Streams;
 use crate::driver::{Block, Context, Stream};
 use crate::error::CudaError;
+use calls::Groups;
 use comm::nccl::{self, Library, Queue};
 use comm::{Call, Collective, CommError, Communicator, Engine, Kind, Reduction, Span, Watch};
+use graph::{Group, Program};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,12 +33,12 @@ const SCRATCH: usize = 512;
 
 /// An [`Exchange`] that is open. The parts are dropped in this order; graphs with calls are gone by then.
 pub(super) struct Exchanger {
-    /// Calls are made here.
-    comm: Communicator,
+    /// Calls are made here: of all ranks, and of the groups that plans name.
+    groups: RefCell<Groups>,
     /// The hosts' own exchange.
     world: Communicator,
     is_orderly: bool,
-    _scratch: Option<Block>,
+    scratch: Option<Block>,
 }
 
 impl Exchanger {
@@ -43,8 +46,8 @@ impl Exchanger {
     pub fn open(exchange: &Exchange, context: &Arc<Context>, stream: &Stream) -> Result<Self, CudaError> {
         let (world, library, watch) = match exchange {
             Exchange::Host(world) => {
-                let (comm, world) = (world.clone(), world.clone());
-                return Ok(Exchanger { comm, world, is_orderly: false, _scratch: None });
+                let groups = RefCell::new(Groups::new(world.clone()));
+                return Ok(Exchanger { groups, world: world.clone(), is_orderly: false, scratch: None });
             }
             Exchange::Nccl { world, library, watch } => (world, library, watch),
         };
@@ -57,43 +60,54 @@ impl Exchanger {
         if let Some(watch) = watch {
             watch.ends(&engine);
         }
-        let comm = world.beside(engine);
-        let exchanger = Exchanger { comm, world: world.clone(), is_orderly: false, _scratch: Some(scratch) };
-        // NCCL connects ranks at their first call, which takes long and should not happen under capture.
-        let address = (queue.scratch as *mut u8).wrapping_add(SCRATCH / 2);
+        let groups = RefCell::new(Groups::new(world.beside(engine)));
+        let exchanger = Exchanger { groups, world: world.clone(), is_orderly: false, scratch: Some(scratch) };
+        exchanger.connect(&exchanger.comm(), stream)?;
+        Ok(exchanger)
+    }
+
+    /// NCCL connects the ranks of a group at their first call, which takes long and should not happen under capture.
+    fn connect(&self, group: &Communicator, stream: &Stream) -> Result<(), CudaError> {
+        let Some(scratch) = &self.scratch else { return Ok(()) };
+        let address = (scratch.address as *mut u8).wrapping_add(SCRATCH / 2);
         let span = Span { address, len: 32 };
-        let name = exchanger.comm.name("the first exchange of the GPUs");
+        let name = group.name("the first exchange of the GPUs");
         let collective = Collective::AllReduce(Reduction::Sum);
         let call = Call { collective, kind: Kind::F32, send: span, receive: span, name };
         // SAFETY: memory of the GPU that nobody else uses.
-        unsafe { exchanger.enqueue(&call) }?;
-        exchanger.wait_until(|| stream.is_done())?;
-        Ok(exchanger)
+        unsafe { enqueue(group, &call) }?;
+        self.wait_until(|| stream.is_done())
+    }
+
+    /// Makes the groups that a program names. All ranks do so at the same time.
+    pub fn prepare(&self, program: &Program, stream: &Stream) -> Result<(), CudaError> {
+        let named: Vec<Group> =
+            program.plans().iter().flat_map(|plan| plan.collectives().map(|(_, group)| group)).collect();
+        let mut new: Vec<Group> = named.into_iter().filter(|group| self.group(*group).is_none()).collect();
+        new.sort_unstable();
+        new.dedup();
+        self.groups.borrow_mut().prepare(program.plans())?;
+        new.into_iter().filter_map(|group| self.group(group)).try_for_each(|comm| self.connect(&comm, stream))
+    }
+
+    /// The ranks of a group that was prepared.
+    pub fn group(&self, group: Group) -> Option<Communicator> {
+        self.groups.borrow().get(group).cloned()
     }
 
     /// Whether calls go into the comm lane's stream, and not through the host's memory.
     pub fn is_on_device(&self) -> bool {
-        self.comm.engine().enqueues()
+        self.comm().engine().enqueues()
     }
 
-    pub fn comm(&self) -> &Communicator {
-        &self.comm
-    }
-
-    /// Puts a call into the comm lane's stream, which may be under capture.
-    ///
-    /// # Safety
-    /// The spans are of the GPU, and nobody touches them before the stream has come past the call.
-    pub unsafe fn enqueue(&self, call: &Call) -> Result<(), CudaError> {
-        // SAFETY: passed on to the caller.
-        let ticket = unsafe { self.comm.start(call.clone()) }?;
-        self.comm.wait(ticket)?;
-        Ok(())
+    /// All ranks.
+    pub fn comm(&self) -> Communicator {
+        self.groups.borrow().world().clone()
     }
 
     /// Whether the other ranks are still there, as far as is known.
     fn check(&self) -> Result<(), CommError> {
-        self.comm.engine().check()?;
+        self.comm().engine().check()?;
         self.world.engine().check()
     }
 
@@ -120,9 +134,20 @@ impl Exchanger {
     /// Breaks off what runs on the GPU and waits for other ranks, unless all come to a good end: then that ends by itself.
     pub fn let_go(&self) {
         if !self.is_orderly && self.is_on_device() {
-            self.comm.engine().abort("this rank has ended");
+            self.comm().engine().abort("this rank has ended");
         }
     }
+}
+
+/// Puts a call into the comm lane's stream, which may be under capture.
+///
+/// # Safety
+/// The spans are of the GPU, and nobody touches them before the stream has come past the call.
+pub(super) unsafe fn enqueue(group: &Communicator, call: &Call) -> Result<(), CudaError> {
+    // SAFETY: passed on to the caller.
+    let ticket = unsafe { group.start(call.clone()) }?;
+    group.wait(ticket)?;
+    Ok(())
 }
 
 impl Drop for Exchanger {

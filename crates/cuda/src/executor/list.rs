@@ -220,7 +220,8 @@ impl Preparer<'_> {
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
             Action::Sum(_) => return Err(CudaError::Misuse(format!("{layer}: a sum that was left waiting"))),
             Action::Exchange(exchanged) => {
-                let comm = self.streams.exchanger()?.comm();
+                let lost = || CudaError::Misuse(format!("{layer}: no group is {}", exchanged.group));
+                let comm = self.streams.exchanger()?.group(exchanged.group).ok_or_else(lost)?;
                 let host = self.host.zip(place).map(|(memory, (from, into))| (memory, from, into));
                 let calling = Calling::new(&exchanged, host, comm, self.context, self.modules)?;
                 (Work::Exchange(Box::new(calling)), exchanged.collective.name().into())

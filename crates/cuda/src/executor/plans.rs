@@ -295,10 +295,14 @@ impl Dry {
     }
 }
 
-/// Refuses a program whose collectives are among other ranks than there are.
+/// Makes the groups that a program names, or refuses it where its collectives are among other ranks than there are.
 pub(super) fn check_exchange(program: &Program, streams: &Streams) -> Result<(), CudaError> {
     let are = streams.exchanger.as_ref().map(|exchanger| exchanger.comm().size());
-    program.plans().into_iter().try_for_each(|plan| check_ranks(plan, are))
+    program.plans().into_iter().try_for_each(|plan| check_ranks(plan, are))?;
+    match &streams.exchanger {
+        Some(exchanger) => exchanger.prepare(program, streams.comm()),
+        None => Ok(()),
+    }
 }
 
 impl Base<'_> {

@@ -10,7 +10,7 @@ use crate::action::Address;
 use crate::driver::{Block, Context, Event, Pinned};
 use crate::error::CudaError;
 use crate::moves::Move;
-use graph::passes::ALIGN;
+use graph::ALIGN;
 use graph::{DType, Plan, Program};
 use half::{bf16, f16};
 use std::sync::Arc;

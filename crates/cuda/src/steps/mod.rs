@@ -32,7 +32,7 @@ pub mod windows_plain;
 
 use crate::action::{Action, Context, Facts, Operand};
 use crate::error::CudaError;
-use graph::{Graph, Op, Type};
+use graph::{Batching, Graph, Op, Type};
 
 /// The actions of one step. Optimizers are no part of this: those of a plan are merged ([`update::optimizers`]).
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
@@ -99,8 +99,26 @@ pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) ->
     }
 }
 
-/// Bytes of working memory for a node. Passed to `graph::compile`.
-pub fn scratch(graph: &Graph, index: usize) -> usize {
+/// A GPU, as plans are made for it. They are the same for all of one precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Whether products are of half precision.
+    pub halves: bool,
+}
+
+impl graph::Target for Target {
+    fn scratch(&self, graph: &Graph, node: usize) -> usize {
+        scratch(graph, node)
+    }
+
+    /// As the kernel that makes some at once takes them; it is of halves alone.
+    fn batching(&self) -> Batching {
+        if self.halves { weights::BATCHING } else { Batching::NONE }
+    }
+}
+
+/// Bytes of working memory for a node.
+fn scratch(graph: &Graph, index: usize) -> usize {
     let node = &graph.nodes[index];
     let inputs: Vec<&Type> = node.inputs.iter().map(|v| graph.ty(*v)).collect();
     let outputs: Vec<&Type> = node.outputs.iter().map(|v| graph.ty(*v)).collect();

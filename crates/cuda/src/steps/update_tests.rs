@@ -1,7 +1,7 @@
 use super::*;
 use crate::action::Facts;
+use graph::ALIGN;
 use graph::Shape;
-use graph::passes::ALIGN;
 
 const BASE: Address = 1 << 20;
 const HEADER: Address = 0x1000;

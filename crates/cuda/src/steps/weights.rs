@@ -7,10 +7,21 @@ use crate::action::{
 };
 use crate::error::CudaError;
 use crate::product::sizes;
-use graph::DType;
+use graph::{Batching, DType};
 
 /// How many a launch makes at most.
 pub const MOST: usize = 4;
+
+/// Which are made together. Larger or longer ones fill a GPU one by one; rows are of whole units of 16 bytes, as the copy engine takes
+/// them; and the chain beside them would wait for their memory, were it not left alone for a while.
+pub const BATCHING: Batching = Batching {
+    most: MOST,
+    small: 16 * 192 * 192,
+    short: 10_000_000_000,
+    together: 48 * 192 * 192,
+    unit: 8,
+    stays: 8,
+};
 /// Of the sum in a stage, and columns of what is brought at once.
 const DEPTH: usize = 64;
 /// How many blocks may share a tile. Eight finish sooner, but take more from what runs beside them.

@@ -28,22 +28,22 @@ struct Division {
 
 const ALONE: Division = Division { ranks: 1, micros: 1, wire: None, overlap: true };
 
-fn program(division: Division, scratch: graph::passes::Scratch<'_>) -> Program {
+fn program(division: Division, target: &dyn graph::Target) -> Program {
     let Division { ranks, micros, wire, overlap } = division;
     let vit = Vit { width: 48, heads: 3, mlp: 96, ..small_vit(0.1) };
     let batch = SAMPLES / ranks / micros;
     let model = with_drawn_head(vit.build(batch, smoothed(), DType::F32).unwrap());
-    let exchange = graph::Exchange { ranks, bucket: 4000, overlap, wire };
-    let exchange = (ranks > 1).then_some(exchange);
-    compiled_with(model, &Settings { optimizer: adamw(), exchange, ..settings(scratch) })
+    let exchange = graph::Exchange { bucket: 4000, overlap, wire };
+    let mesh = graph::Mesh::of_data(ranks);
+    compiled_with(model, &Settings { optimizer: adamw(), mesh, exchange, ..settings(target) })
 }
 
 fn on_gpu(division: Division) -> Program {
-    program(division, &cuda::scratch)
+    program(division, &cuda::Target { halves: false })
 }
 
 fn on_cpu(division: Division) -> Program {
-    program(division, &cpu::scratch(1))
+    program(division, &cpu::Target { threads: 1 })
 }
 
 pub fn members(ranks: usize) -> Vec<Member> {

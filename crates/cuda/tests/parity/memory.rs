@@ -1,8 +1,9 @@
 //! What a program takes of the GPU's memory is what its plan says, and a constant.
 
-use cuda::steps::weights::MOST;
 use cuda::{Executor, MemoryUse, Needs, Options, Which};
-use graph::{DType, Group, Header, Loss, Mixed, Optimizer, Program, Recompute, Settings, compile};
+use graph::{
+    DType, Exchange, Header, Loss, Mesh, Mixed, Optimizer, ParamGroup, Program, Recompute, Settings, compile,
+};
 use models::vit::Vit;
 
 /// What the driver hands out memory by.
@@ -14,15 +15,14 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
         recompute: Recompute::None,
-        group: &|_| Group { lr_scale: 1.0, decays: true },
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: None,
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates: false,
-        gathers: MOST,
-        linger: 0,
-        scratch: &cuda::scratch,
+        target: &cuda::Target { halves: true },
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()
 }

@@ -86,7 +86,8 @@ impl Case {
         let (images, taps) = (self.finish.images(self.batch), self.finish.taps_shape());
         let delivery = Delivery { height, width, images, resident: resident.is_some(), taps };
         let program =
-            inference(prepare(model, None, Some(&delivery)).unwrap(), None, &cuda::steps::scratch).unwrap();
+            inference(prepare(model, None, Some(&delivery)).unwrap(), None, &cuda::Target { halves: false })
+                .unwrap();
         program.eval.check().unwrap();
         let options = Options { device: 0, seed: 1, deterministic: true, tf32: false, comm: None };
         let mut executor = Executor::new(program, options).unwrap();

@@ -3,7 +3,6 @@
 pub use super::common::arithmetic::Arithmetic;
 use super::common::{self, CLASSES, Rig, Tensors, adamw, settings, smoothed, with_drawn_head};
 use cpu::Which;
-use cuda::steps::weights::MOST;
 use cuda::{CudaError, Executor, Options};
 use graph::random::Sequence;
 use graph::{
@@ -35,9 +34,8 @@ fn program_for(
 ) -> Program {
     let loss_scale = arithmetic.loss_scale();
     let mixed = arithmetic.mixed();
-    let base = settings(&cuda::steps::scratch);
-    let gathers = if mixed.is_some() { MOST } else { 1 };
-    let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, gathers, ..base };
+    let target = cuda::Target { halves: mixed.is_some() };
+    let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, ..settings(&target) };
     let program = compile(model, &settings).unwrap();
     program.plans().into_iter().for_each(|plan| plan.check().unwrap());
     program

@@ -216,8 +216,8 @@ impl Op {
             Op::Pack { align, to } => update::pack(*align, *to, operands),
             Op::Unpack { shapes, to, over } => update::unpack(shapes, *to, *over),
             Op::AllReduce { .. } => update::all_reduce(operands),
-            Op::ReduceScatter { ranks, .. } => update::reduce_scatter(*ranks),
-            Op::AllGather { ranks } => update::all_gather(*ranks),
+            Op::ReduceScatter { group, .. } => update::reduce_scatter(group.ranks()),
+            Op::AllGather { group } => update::all_gather(group.ranks()),
             Op::Cast { to } => op.takes("x", "..", Float).gives("", "..", Exactly(*to)),
 
             // ---- matmuls in fp8

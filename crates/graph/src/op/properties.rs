@@ -2,6 +2,7 @@
 
 use super::slots::Description;
 use super::{Lane, Op};
+use crate::mesh::Group;
 use crate::types::{DType, Type};
 
 impl Op {
@@ -40,11 +41,11 @@ impl Op {
         matches!(self, Op::AllReduce { .. } | Op::Unpack { over: true, .. })
     }
 
-    /// How many ranks take part, for a collective.
-    pub fn ranks(&self) -> Option<usize> {
+    /// The ranks that take part, for a collective.
+    pub fn group(&self) -> Option<Group> {
         match self {
-            Op::AllReduce { ranks, .. } | Op::ReduceScatter { ranks, .. } | Op::AllGather { ranks } => {
-                Some(*ranks)
+            Op::AllReduce { group, .. } | Op::ReduceScatter { group, .. } | Op::AllGather { group } => {
+                Some(*group)
             }
             _ => None,
         }

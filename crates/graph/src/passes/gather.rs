@@ -1,21 +1,16 @@
 //! Puts small weight gradients next to each other.
 //!
-//! One of them has too few elements for a GPU, however long its sums are. Those of a block can be made at once, if each waits for
+//! One of them may have too few elements for a device, however long its sums are. Those of a block can be made at once, if each waits for
 //! the last: what they read stays that much longer. Steps that follow each other so may run at the same time
 //! (see [`Op::runs_beside`]).
 
 use crate::graph::{Graph, Node, ValueId};
 use crate::op::Op;
+use crate::target::Batching;
 
-/// Elements of a gradient that is small, and products that it is the sum of: larger ones fill a GPU one by one.
-const SMALL: usize = 16 * 192 * 192;
-const SHORT: usize = 10_000_000_000;
-/// Elements of all that are made together.
-const TOGETHER: usize = 48 * 192 * 192;
-
-/// Moves small weight gradients that follow each other, whatever lies between, to the last of them, `most` at a time.
-pub fn gather(mut graph: Graph, most: usize) -> Graph {
-    let groups = groups(&graph, most);
+/// Moves small weight gradients that follow each other, whatever lies between, to the last of them.
+pub fn gather(mut graph: Graph, batching: &Batching) -> Graph {
+    let groups = groups(&graph, batching);
     let assigns: Vec<Vec<usize>> = groups.iter().map(|group| assigns(&graph, group)).collect();
     let moved: Vec<usize> = groups.iter().chain(&assigns).flatten().copied().collect();
     let mut order = Vec::with_capacity(graph.nodes.len());
@@ -33,15 +28,14 @@ pub fn gather(mut graph: Graph, most: usize) -> Graph {
 }
 
 /// The nodes of each group, two or more.
-fn groups(graph: &Graph, most: usize) -> Vec<Vec<usize>> {
+fn groups(graph: &Graph, batching: &Batching) -> Vec<Vec<usize>> {
     let consumers = graph.consumers();
     let mut groups: Vec<Vec<usize>> = vec![vec![]];
     for (index, node) in graph.nodes.iter().enumerate() {
         let Node { op: Op::LinearGradW { shape, .. }, inputs, .. } = node else { continue };
         let elements = |at: &usize| graph.ty(graph.nodes[*at].outputs[0]).shape.count();
         let rows = |value: ValueId| graph.ty(value).shape.rows();
-        // What a copy engine takes: rows of whole units of 16 bytes.
-        let in_units = |value: &ValueId| graph.ty(*value).shape.last().is_multiple_of(8);
+        let in_units = |value: &ValueId| graph.ty(*value).shape.last().is_multiple_of(batching.unit);
         let joins = |group: &Vec<usize>| {
             let Some(first) = group.first() else { return true };
             let sum: usize = group.iter().map(elements).sum();
@@ -51,12 +45,12 @@ fn groups(graph: &Graph, most: usize) -> Vec<Vec<usize>> {
                 let mut uses = outputs.iter().flat_map(|value| &consumers[value.index()]);
                 uses.all(|user| *user > index || matches!(graph.nodes[*user].op, Op::Assign { .. }))
             };
-            group.len() < most
-                && sum + shape.count() <= TOGETHER
+            group.len() < batching.most
+                && sum + shape.count() <= batching.together
                 && rows(graph.nodes[*first].inputs[0]) == rows(inputs[0])
                 && group.iter().all(unused)
         };
-        let is_large = shape.count() > SMALL || rows(inputs[0]) * shape.count() > SHORT;
+        let is_large = shape.count() > batching.small || rows(inputs[0]) * shape.count() > batching.short;
         if is_large || !inputs[..2].iter().all(in_units) {
             groups.push(vec![]);
         } else if groups.last().is_some_and(joins) {

@@ -1,12 +1,20 @@
-//! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone.
+//! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone;
+//! [`compile`](crate::compile) has their lists.
 //!
-//! `prepare` begins with bytes where the model begins with images, `narrow`, `fuse` and `resized_loss` shape the forward graph, `differentiate` adds the backward ops, `peephole` merges epilogues,
-//! `recompute` trades activations for work, `precision` says which values are halves, `synchronise` adds what batch norms exchange among ranks and `parallelise` what gradients do, `late` delays values that are larger than what they are made of, `gather` puts small weight gradients next to each other, `schedule` orders steps on lanes, `place` gives every value its memory.
+//! `prepare` begins with bytes where the model begins with images; `narrow`, `fuse` and `resized_loss` shape the forward graph;
+//! `differentiate` adds the backward ops; `lay_out` adds the states of training, `accumulate` and `defer` put sums and running
+//! moments there; `peephole` merges epilogues; `recompute` trades activations for work; `precision` says which values are
+//! halves; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
+//! other; `synchronise` adds what batch norms of several ranks know of each other, and `parallelise` the all-reduce of
+//! gradients; `update` is the graph of an update. `schedule` orders steps on lanes, `place` gives every value its memory.
 
+mod accumulate;
+mod defer;
 mod differentiate;
 mod fuse;
 mod gather;
 mod late;
+mod layout;
 mod narrow;
 mod parallelise;
 mod peephole;
@@ -17,20 +25,23 @@ mod recompute;
 mod resized_loss;
 mod schedule;
 mod synchronise;
+mod update;
 
+pub use accumulate::accumulate;
+pub use defer::defer;
 pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
 pub use gather::gather;
 pub use late::late;
+pub use layout::{Layout, Running, Trained, lay_out};
 pub use narrow::narrow;
-pub(crate) use parallelise::GRADIENT;
-pub use parallelise::{Exchange, parallelise};
+pub use parallelise::parallelise;
 pub use peephole::peephole;
-pub use place::{ALIGN, Scratch, place};
-pub(crate) use precision::multiplied;
-pub use precision::{Mixed, precision};
+pub use place::place;
+pub use precision::precision;
 pub use prepare::{Delivery, prepare};
-pub use recompute::{Recompute, recompute};
+pub use recompute::recompute;
 pub use resized_loss::resized_loss;
-pub use schedule::{Clocks, Schedule, schedule};
+pub use schedule::{Schedule, schedule};
 pub use synchronise::synchronise;
+pub use update::update;

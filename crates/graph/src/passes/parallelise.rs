@@ -4,27 +4,17 @@
 //! it lies: `all_reduce` works in the states' own memory, on the comm lane, while the backward ops go on. Where ranks
 //! exchange another type (`wire`), a bucket is packed into a buffer of that type and unpacked over the sums.
 
-use crate::graph::{At, Graph, GraphError, Node, Phase, Role, ValueId};
+use crate::graph::{At, GRADIENT, Graph, GraphError, Node, Phase, Role, ValueId};
+use crate::mesh::Group;
 use crate::op::{Op, Reduction, StateId};
+use crate::settings::Exchange;
 use crate::types::{DType, Shape};
-use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-
-/// How ranks exchange gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
-    pub ranks: usize,
-    /// Elements that travel at once; a larger gradient travels alone.
-    pub bucket: usize,
-    /// Whether a bucket leaves as soon as it is complete, rather than after the last backward op.
-    pub overlap: bool,
-    /// The type of gradients on their way, if not their own.
-    pub wire: Option<DType>,
-}
 
 /// Adds the exchange of every sum (gradients and statistics) that the graph assigns. One rank has nothing to exchange.
 pub fn parallelise(mut graph: Graph, exchange: &Exchange) -> Result<Graph, GraphError> {
-    if exchange.ranks <= 1 {
+    let group = graph.mesh.world();
+    if group.ranks() <= 1 {
         return Ok(graph);
     }
     let buckets = buckets(sums(&graph), exchange);
@@ -40,7 +30,7 @@ pub fn parallelise(mut graph: Graph, exchange: &Exchange) -> Result<Graph, Graph
         let leaves =
             |bucket: &&Bucket| if exchange.overlap { bucket.ready == index } else { index + 1 == end };
         for bucket in buckets.iter().filter(leaves) {
-            under_way.push((bucket, bucket.start(&mut graph, exchange.ranks)?));
+            under_way.push((bucket, bucket.start(&mut graph, group)?));
         }
     }
     for (bucket, values) in under_way {
@@ -78,9 +68,6 @@ fn sums(graph: &Graph) -> Vec<Sum> {
     sums.sort_by_key(|sum| sum.state);
     sums
 }
-
-/// What the name of a gradient's state ends in.
-pub(crate) const GRADIENT: &str = ".grad";
 
 /// Sums that travel together.
 struct Bucket {
@@ -147,9 +134,9 @@ impl Bucket {
     }
 
     /// Sends the bucket on its way; returns what will have come back.
-    fn start(&self, graph: &mut Graph, ranks: usize) -> Result<Vec<ValueId>, GraphError> {
+    fn start(&self, graph: &mut Graph, group: Group) -> Result<Vec<ValueId>, GraphError> {
         let at = At::named(&self.layer(), format!("bucket.{}", self.sums[0].name), Phase::Exchange);
-        let reduce = Op::AllReduce { reduction: Reduction::Sum, ranks };
+        let reduce = Op::AllReduce { reduction: Reduction::Sum, group };
         if self.wire.is_some() {
             let flat = graph.push(Op::Pack { align: 1, to: self.wire }, &self.values(), &at)?;
             return graph.push(reduce, &flat, &At { name: format!("all.{}", at.name), ..at });

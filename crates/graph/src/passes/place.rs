@@ -1,26 +1,23 @@
 //! Gives every value its memory: a state's own, or a range of one arena. A range is reused only when its last use on
 //! every lane happens before the new writer.
 
-use super::schedule::{Clocks, Schedule, written_states};
+use super::schedule::{Schedule, written_states};
+use crate::clocks::Clocks;
 use crate::graph::{Graph, Node, Role, Value, ValueId};
 use crate::op::{Op, StateId};
-use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
+use crate::plan::{ALIGN, Key, Place, Plan, PlanValue, ScratchRange, Step};
+use crate::target::Target;
 use std::collections::HashMap;
 
-/// Buffers start at cache-line pairs, as wide SIMD and GPU copies like them.
-pub const ALIGN: usize = 128;
-
-/// How many bytes of working memory an executor needs for a node while it runs.
-pub type Scratch<'a> = &'a dyn Fn(&Graph, usize) -> usize;
-
-/// An arena may be 4.5% larger for memory to be left alone for a while: see [`Schedule::linger`].
+/// An arena may be 4.5% larger for memory to be left alone for a while: see [`Target::linger`].
 const ROOM: f64 = 1.045;
 
-pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, scratch: Scratch<'_>) -> Plan {
-    let within = |linger: usize| placed(graph, schedule, linger, name, key, scratch);
+/// The plan of a graph in the order of its schedule.
+pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, target: &dyn Target) -> Plan {
+    let within = |linger: usize| placed(graph, schedule, linger, name, key, target);
     let tight = within(0);
     let fits = |plan: &Plan| plan.arena as f64 <= ROOM * tight.arena as f64;
-    (1..=schedule.linger).rev().map(within).find(fits).unwrap_or(tight)
+    (1..=target.linger()).rev().map(within).find(fits).unwrap_or(tight)
 }
 
 fn placed(
@@ -29,14 +26,14 @@ fn placed(
     linger: usize,
     name: &str,
     key: Key,
-    scratch: Scratch<'_>,
+    target: &dyn Target,
 ) -> Plan {
     let clocks = schedule.clocks();
     let step_of: HashMap<usize, usize> = schedule.nodes.iter().enumerate().map(|(s, n)| (*n, s)).collect();
     let mut places = state_places(graph);
     let mut buffers = Buffers::new(graph, schedule, &clocks, &step_of, &places);
     buffers.hold_states(&schedule.nodes, &places);
-    let needs: Vec<usize> = schedule.nodes.iter().map(|node| scratch(graph, *node)).collect();
+    let needs: Vec<usize> = schedule.nodes.iter().map(|node| target.scratch(graph, *node)).collect();
     let scratches: Vec<_> = needs.iter().enumerate().map(|(s, bytes)| buffers.scratch(s, *bytes)).collect();
     buffers.linger(schedule, linger);
     let arena = buffers.pack();
@@ -281,7 +278,7 @@ fn assemble(
     places: &HashMap<ValueId, Place>,
     scratches: &[Option<ScratchRange>],
 ) -> Plan {
-    let mut plan = Plan { states: graph.states.clone(), ..Plan::default() };
+    let mut plan = Plan { states: graph.states.clone(), mesh: graph.mesh, ..Plan::default() };
     let mut numbers: HashMap<ValueId, usize> = HashMap::new();
     let mut number = |plan: &mut Plan, value: ValueId| {
         *numbers.entry(value).or_insert_with(|| {

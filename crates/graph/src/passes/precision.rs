@@ -8,16 +8,9 @@
 use crate::graph::{At, Graph, GraphError, Node, Phase, ValueId};
 use crate::op::slots::{Class, Description};
 use crate::op::{Op, StateId};
+use crate::settings::Mixed;
 use crate::types::{DType, Type};
 use std::collections::{HashMap, HashSet};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mixed {
-    /// bf16 or f16: what products read and write.
-    pub half: DType,
-    /// Of the residual stream and its gradient: f32, or as `half`.
-    pub residual: DType,
-}
 
 /// Retypes a graph whose floats are all f32. `copy_of` says where the half-precision copy of a parameter lies; what has none
 /// is cast where it is used.

@@ -4,9 +4,9 @@
 //! changes lies in states: what each byte becomes, the weights of the resizing, and the images themselves where a whole set has
 //! room on the device. Training and evaluation each have their own, since they may resize differently.
 
-use crate::compile::Model;
 use crate::graph::{At, Graph, GraphError, Node, Phase, Role, ValueId};
 use crate::op::{CHOICES, Op, StateId};
+use crate::program::Model;
 use crate::types::{DType, Type};
 
 /// How images come to the device.

@@ -2,21 +2,8 @@
 
 use crate::graph::{At, Graph, GraphError, Node, Phase, ValueId};
 use crate::op::Op;
-use serde::{Deserialize, Serialize};
+use crate::settings::Recompute;
 use std::collections::{HashMap, HashSet};
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// Keep every activation the backward ops need.
-    #[default]
-    None,
-    /// Make what a GELU makes again from what it was made of, which is kept for the GELU's own backward op anyway. In half precision
-    /// that was rounded once before.
-    Gelu,
-    /// Keep only the borders between blocks; the rest of a block is computed again just before its backward ops.
-    Full,
-}
 
 /// Rewrites the backward ops to use fresh copies of the forward ops. Random ops keep their site, so that a copy draws
 /// what the original drew.

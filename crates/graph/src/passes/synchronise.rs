@@ -9,9 +9,11 @@ use crate::graph::{At, Graph, GraphError, Phase, ValueId};
 use crate::op::{Op, Reduction};
 use std::collections::HashMap;
 
-pub fn synchronise(mut graph: Graph, ranks: usize) -> Result<Graph, GraphError> {
-    check_counts(&graph, ranks)?;
-    if ranks <= 1 {
+/// Adds what batch norms of the ranks of the graph's mesh have to know of each other.
+pub fn synchronise(mut graph: Graph) -> Result<Graph, GraphError> {
+    let group = graph.mesh.world();
+    check_counts(&graph, group.ranks())?;
+    if group.ranks() <= 1 {
         return Ok(graph);
     }
     let nodes = std::mem::take(&mut graph.nodes);
@@ -30,13 +32,13 @@ pub fn synchronise(mut graph: Graph, ranks: usize) -> Result<Graph, GraphError> 
         match op {
             Op::Moments => {
                 let at = At::named(&layer, format!("{own}.ranks"), Phase::Exchange);
-                let gathered = graph.push(Op::AllGather { ranks }, &outputs, &at)?;
+                let gathered = graph.push(Op::AllGather { group }, &outputs, &at)?;
                 let joined = graph.push(Op::JoinMoments, &gathered, &At::new(&layer, Phase::Forward))?;
                 together.insert(outputs[0], joined[0]);
             }
             Op::BatchNormSums { .. } => {
                 let at = At::named(&layer, format!("{own}.all"), Phase::Exchange);
-                let reduce = Op::AllReduce { reduction: Reduction::Sum, ranks };
+                let reduce = Op::AllReduce { reduction: Reduction::Sum, group };
                 together.insert(outputs[0], graph.push(reduce, &outputs, &at)?[0]);
             }
             _ => {}

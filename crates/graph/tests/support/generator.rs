@@ -2,10 +2,10 @@
 //! several times, states that are read, accumulated and assigned, and states in the arena that are only written, or only read.
 
 use crate::rng::Rng;
+use graph::ALIGN;
 use graph::graph::{At, Node, Phase};
 use graph::op::Reduction;
-use graph::passes::ALIGN;
-use graph::{DType, Graph, Init, Op, Role, Shape, StateId, Type, ValueId};
+use graph::{DType, Graph, Init, Mesh, Op, Role, Shape, StateId, Type, ValueId};
 
 const RANKS: usize = 2;
 const SUM: Reduction = Reduction::Sum;
@@ -14,7 +14,8 @@ const SHAPES: [&[usize]; 3] = [&[8, 16], &[128], &[64]];
 const WEIGHT: [usize; 2] = [16, 16];
 
 pub fn random_graph(seed: u64) -> Graph {
-    let (rng, graph) = (Rng::new(seed), Graph::default());
+    let (rng, mut graph) = (Rng::new(seed), Graph::default());
+    graph.mesh = Mesh::of_data(RANKS);
     let mut maker = Maker { rng, graph, pool: vec![], states: vec![], anew: vec![] };
     maker.borders();
     for i in 0..6 + maker.rng.below(30) {
@@ -103,10 +104,12 @@ impl Maker {
             (0, ..) => (Op::Add, vec![x, y]),
             (1, ..) => (Op::Scale { factor: 0.5 }, vec![x]),
             (2, ..) => (Op::Accumulate, vec![x, y]),
-            (3 | 4, ..) => (Op::AllReduce { reduction: SUM, ranks: RANKS }, vec![x]),
+            (3 | 4, ..) => (Op::AllReduce { reduction: SUM, group: Mesh::of_data(RANKS).world() }, vec![x]),
             (5 | 6, 2, _) => (Op::Linear { bias: false, gelu: self.rng.once_in(2) }, vec![x, weight]),
-            (5 | 6, _, 128) => (Op::ReduceScatter { reduction: SUM, ranks: RANKS }, vec![x]),
-            (5 | 6, ..) => (Op::AllGather { ranks: RANKS }, vec![x]),
+            (5 | 6, _, 128) => {
+                (Op::ReduceScatter { reduction: SUM, group: Mesh::of_data(RANKS).world() }, vec![x])
+            }
+            (5 | 6, ..) => (Op::AllGather { group: Mesh::of_data(RANKS).world() }, vec![x]),
             (7, 2, _) => (Op::Pack { align: 64, to: None }, vec![x]),
             (7, _, 128) => (Op::Unpack { shapes, to: None, over: false }, vec![x]),
             (7, ..) => (Op::Gelu, vec![x]),
@@ -129,7 +132,7 @@ impl Maker {
         let at = At::new(&format!("new.{}", state.0), Phase::Update);
         let Some(x) = self.of_shape(&shape) else { return };
         let (op, inputs) = match self.rng.below(4) {
-            0 => (Op::AllReduce { reduction: SUM, ranks: RANKS }, vec![old]),
+            0 => (Op::AllReduce { reduction: SUM, group: Mesh::of_data(RANKS).world() }, vec![old]),
             1 => (Op::Add, vec![old, x]),
             _ => (Op::Accumulate, vec![old, x]),
         };
@@ -137,7 +140,7 @@ impl Maker {
         // As gradients are: summed, then exchanged, in the state's own memory where nobody needs the sum any more.
         if self.rng.once_in(2) {
             self.pool.extend(self.rng.once_in(3).then_some(value));
-            let op = Op::AllReduce { reduction: SUM, ranks: RANKS };
+            let op = Op::AllReduce { reduction: SUM, group: Mesh::of_data(RANKS).world() };
             value = self.graph.push(op, &[value], &at).expect("shapes fit by construction")[0];
         }
         self.pool.push(value);
@@ -153,7 +156,7 @@ impl Maker {
         let shape = self.graph.state_type(state).shape.0.clone();
         let Some(mut value) = self.of_shape(&shape) else { return };
         let at = At::new(&format!("anew.{}", state.0), Phase::Backward);
-        for op in [Op::Gelu, Op::AllReduce { reduction: SUM, ranks: RANKS }] {
+        for op in [Op::Gelu, Op::AllReduce { reduction: SUM, group: Mesh::of_data(RANKS).world() }] {
             if !self.rng.once_in(3) {
                 value = self.graph.push(op, &[value], &at).expect("shapes fit by construction")[0];
                 self.pool.extend(self.rng.once_in(3).then_some(value));

@@ -4,7 +4,8 @@
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
-    Builder, DType, Graph, GraphError, Group, Init, Key, Model, Optimizer, Program, Settings, ValueId,
+    Builder, DType, Exchange, Graph, GraphError, Init, Key, Mesh, Model, Optimizer, ParamGroup, Program,
+    Settings, ValueId,
 };
 use graph::{Recompute, compile};
 
@@ -33,15 +34,14 @@ pub fn settings() -> Settings<'static> {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
         recompute: Recompute::None,
-        group: &|state| Group { lr_scale: 1.0, decays: state.ty.shape.rank() > 1 },
+        group: &|state| ParamGroup { lr_scale: 1.0, decays: state.ty.shape.rank() > 1 },
         ema: Some(0.999),
         mixed: None,
         loss_scale: None,
-        exchange: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
         accumulates: true,
-        gathers: 1,
-        linger: 0,
-        scratch: &|graph, node| if graph.nodes[node].op.is_product() { 512 } else { 0 },
+        target: &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_product() { 512 } else { 0 },
     }
 }
 

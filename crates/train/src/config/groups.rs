@@ -3,7 +3,7 @@
 use super::origin::{Log, Origin};
 use super::raw::Raw;
 use crate::error::TrainError;
-use graph::Group;
+use graph::ParamGroup;
 use models::Network;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -56,12 +56,12 @@ pub struct Groups {
 }
 
 impl Groups {
-    pub fn group(&self, name: &str) -> Group {
+    pub fn group(&self, name: &str) -> ParamGroup {
         let scale = self.lr_scale.iter().rfind(|s| matches(&s.pattern, name)).map_or(1.0, |s| s.factor);
         let layer = self.layer_decay.map_or(1.0, |decay| decay.powi(self.height(name) as i32));
         let excluded = self.no_decay.iter().any(|pattern| matches(pattern, name));
         let usual = self.usual_exclusions && !is_matrix(name);
-        Group { lr_scale: scale * layer, decays: !excluded && !usual }
+        ParamGroup { lr_scale: scale * layer, decays: !excluded && !usual }
     }
 
     /// The number of a parameter's block, through all stages. Patches are merged in the first block of a stage.
@@ -192,7 +192,7 @@ mod tests {
             for state in &model.train.states {
                 // The rule before there were groups.
                 let decays = state.name.ends_with(".weight") && state.ty.shape.rank() >= 2;
-                assert_eq!(groups.group(&state.name), Group { lr_scale: 1.0, decays }, "{}", state.name);
+                assert_eq!(groups.group(&state.name), ParamGroup { lr_scale: 1.0, decays }, "{}", state.name);
             }
         }
     }
@@ -236,7 +236,7 @@ mod tests {
             ("patch_embed.proj.weight", 13, true),
             ("patch_embed.norm.weight", 13, false),
         ] {
-            assert_eq!(groups.group(name), Group { lr_scale: 0.5f64.powi(height), decays }, "{name}");
+            assert_eq!(groups.group(name), ParamGroup { lr_scale: 0.5f64.powi(height), decays }, "{name}");
         }
     }
 

@@ -13,7 +13,7 @@ use crate::schedule::Schedule;
 use data::Split;
 use data::segment::DrawnSpec;
 use data::synthetic::SyntheticSpec;
-use graph::{Group, Optimizer, Recompute};
+use graph::{Mesh, Optimizer, ParamGroup, Recompute};
 use models::Network;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -206,18 +206,22 @@ impl Resolved {
         self.data.train_images().saturating_sub(begins).min(self.global_batch())
     }
 
+    /// The ranks of the run, each with samples of its own.
+    pub fn mesh(&self) -> Mesh {
+        Mesh::of_data(self.world)
+    }
+
     /// How ranks exchange gradients, if there is more than one.
-    pub fn exchange(&self) -> Option<graph::Exchange> {
-        (self.world > 1).then_some(graph::Exchange {
-            ranks: self.world,
+    pub fn exchange(&self) -> graph::Exchange {
+        graph::Exchange {
             bucket: self.exchange.bucket,
             overlap: self.exchange.overlap,
             wire: self.exchange.wire_type(),
-        })
+        }
     }
 
     /// How a parameter is treated.
-    pub fn group(&self, name: &str) -> Group {
+    pub fn group(&self, name: &str) -> ParamGroup {
         self.groups.group(name)
     }
 

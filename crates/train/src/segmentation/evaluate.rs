@@ -5,7 +5,7 @@
 //! size by size.
 
 use crate::config::{EvalMode, Resolved};
-use crate::device::{Inputs, Which, planned, scratch_of};
+use crate::device::{Inputs, Which, planned, target};
 use crate::error::TrainError;
 use crate::real::Real;
 use crate::segmentation::{PixelConfusion, PixelScore};
@@ -310,7 +310,7 @@ impl<T: Real> Session<T> {
             let network = planned(self.resolved().network.sized([height, width]));
             let model = network.build(1, Loss::default(), <T as Real>::DTYPE)?;
             let (run, states) = (self.resolved(), &before.states);
-            let eval = graph::evaluation(model, states, mixed(run), &scratch_of(run))?;
+            let eval = graph::evaluation(model, states, mixed(run), &*target(run))?;
             Program { eval, ..before }
         };
         let batch = program.eval.key.batch;

@@ -1,11 +1,12 @@
 //! The plans of a run.
 
 use crate::config::{LossScale, Residual, Resolved};
-use crate::device::{gathers, linger, scratch_of};
+use crate::device::target;
 use crate::error::TrainError;
 use crate::finishing::Finishing;
 use crate::real::Real;
-use graph::{DType, DynamicScale, Loss, LossScaling, Mixed, Program, Settings, compile, inference};
+use graph::{DType, DynamicScale, Graph, Loss, LossScaling, Mixed, Program, Settings};
+use graph::{compile_observed, inference};
 
 /// The types of a plan in mixed precision: of products, and of the residual stream.
 pub fn mixed(run: &Resolved) -> Option<Mixed> {
@@ -34,6 +35,32 @@ pub(crate) fn program_with<T: Real>(
     batch: usize,
     finishing: Option<&Finishing>,
 ) -> Result<Program, TrainError> {
+    compiled::<T>(run, batch, finishing, &mut |_, _, _| Ok(()))
+}
+
+/// The graph of a plan as a pass leaves it; see [`graph::passes_of`].
+pub fn graph_after<T: Real>(
+    run: &Resolved,
+    batch: usize,
+    plan: &str,
+    pass: &str,
+) -> Result<Option<Graph>, TrainError> {
+    let mut found = None;
+    compiled::<T>(run, batch, None, &mut |plans, name, graph| {
+        if name == pass && plans.contains(&plan) {
+            found = Some(graph.clone());
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+fn compiled<T: Real>(
+    run: &Resolved,
+    batch: usize,
+    finishing: Option<&Finishing>,
+    observe: graph::compile::Observer<'_>,
+) -> Result<Program, TrainError> {
     let settings = Settings {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
@@ -42,18 +69,17 @@ pub(crate) fn program_with<T: Real>(
         ema: run.ema,
         mixed: mixed(run),
         loss_scale: loss_scale(run),
+        mesh: run.mesh(),
         exchange: run.exchange(),
         accumulates: run.accumulate > 1,
-        gathers: gathers(run),
-        linger: linger(run),
-        scratch: &scratch_of(run),
+        target: &*target(run),
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
     let mut model = run.network.build(batch, loss, <T as Real>::DTYPE)?;
     if let Some(finishing) = finishing {
         model = finishing.begin(model, batch)?;
     }
-    Ok(compile(model, &settings)?)
+    Ok(compile_observed(model, &settings, observe)?)
 }
 
 /// As [`program_with`], for judging alone.
@@ -66,5 +92,5 @@ pub(super) fn judging<T: Real>(
     if let Some(finishing) = finishing {
         model = finishing.begin(model, batch)?;
     }
-    Ok(inference(model, mixed(run), &scratch_of(run))?)
+    Ok(inference(model, mixed(run), &*target(run))?)
 }

@@ -3,7 +3,8 @@
 
 use cpu::{Executor, Float, Options, Which};
 use graph::{
-    DType, GraphError, Group, Header, Loss, Model, Optimizer, Program, Recompute, Settings, compile,
+    DType, Exchange, GraphError, Header, Loss, Mesh, Model, Optimizer, ParamGroup, Program, Recompute,
+    Settings, compile,
 };
 use models::Segmenter;
 use models::layer_scale_vit::LayerScaleVit;
@@ -123,15 +124,14 @@ impl Setup {
             optimizer: self.optimizer,
             max_grad_norm: None,
             recompute: self.recompute,
-            group: &|_| Group { lr_scale: 1.0, decays: true },
+            group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
             ema: self.ema,
             mixed: None,
             loss_scale: None,
-            exchange: None,
+            mesh: Mesh::default(),
+            exchange: Exchange::default(),
             accumulates: self.accumulates,
-            gathers: 1,
-            linger: cpu::LINGER,
-            scratch: &cpu::scratch(self.threads),
+            target: &cpu::Target { threads: self.threads },
         };
         let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
