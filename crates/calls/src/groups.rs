@@ -30,7 +30,7 @@ impl Groups {
         for (mesh, group) in named {
             if self.get(group).is_none() {
                 let (colour, key) = mesh.place(self.world.rank(), group);
-                self.parts.push((group, self.world.split(colour, key)?));
+                self.parts.push((group, self.world.split_in_order(colour, key)?));
             }
         }
         Ok(())

@@ -59,9 +59,15 @@ impl Communicator {
         self.pulse.name(text)
     }
 
-    /// The sub-group of the ranks with the same `colour`, ordered by `key` and then by rank. It shares the queue: a rank does the
-    /// calls of all its groups in the one order in which they were started, so that groups can't wait for each other in a ring.
+    /// The sub-group of the ranks with the same `colour`, ordered by `key` and then by rank. It has a queue of its own, for a thread
+    /// of its own.
     pub fn split(&self, colour: usize, key: usize) -> Result<Self, CommError> {
+        Ok(Self::new(self.engine.split(colour, key)?, Arc::clone(&self.pulse)))
+    }
+
+    /// As [`split`](Self::split), sharing the queue: a rank does the calls of all such groups in the one order in which they were
+    /// started, so that groups can't wait for each other in a ring.
+    pub fn split_in_order(&self, colour: usize, key: usize) -> Result<Self, CommError> {
         let (lane, pulse) = (Arc::clone(&self.lane), Arc::clone(&self.pulse));
         Ok(Communicator { engine: self.engine.split(colour, key)?, lane, pulse })
     }

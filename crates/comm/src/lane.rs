@@ -1,5 +1,5 @@
-//! The queue of a rank: calls wait here for the thread that does them beside the caller's own work. Groups that were split off
-//! have the queue of the whole, so that there is one order of all calls.
+//! The queue of a rank: calls wait here for the thread that does them beside the caller's own work. Groups may share
+//! one, so that there is one order of all their calls.
 
 use crate::call::Call;
 use crate::engine::{CommError, Engine};

@@ -48,6 +48,15 @@ fn groups_of_groups() {
 }
 
 #[test]
+fn groups_that_share_a_queue_have_one_order() {
+    for (_, way) in WAYS {
+        for (rows, columns) in [(1, 2), (2, 2), (2, 3)] {
+            on_all(way, rows * columns, |comm| suite::in_order(&comm, rows));
+        }
+    }
+}
+
+#[test]
 fn threads_of_a_rank_don_t_disturb_each_other() {
     for (_, way) in WAYS {
         for ranks in [2, 3, 4] {

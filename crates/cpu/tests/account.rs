@@ -164,6 +164,33 @@ fn exposure_follows_from_the_lanes() {
     }
 }
 
+/// With the steps' own durations, a replay of the plan comes to what the run took: one rank or two, communication beside the backward
+/// pass or after it, a quick or a slow one.
+#[test]
+fn a_replay_of_a_run_takes_as_long() {
+    let (quick, slow) = (Duration::ZERO, Duration::from_millis(30));
+    let cases = [(1, true, quick), (2, true, quick), (2, true, slow), (2, false, slow)];
+    for (ranks, overlap, delay) in cases {
+        let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Pulse::new()));
+        let program = program(ranks, Exchange { overlap, ..EXCHANGE });
+        let mut rig = Rig::<f32>::among(program, 1, (ranks > 1).then_some(comm));
+        rig.step();
+        in_a_quiet_run(|| {
+            rig.executor.reset_times();
+            rig.executor.take_account();
+            rig.fill(Which::Last);
+            rig.run(Which::Last);
+            let wall = rig.executor.take_account().wall();
+            let plan = &rig.executor.program().last;
+            let timeline = graph::replay(plan, &rig.executor.step_seconds(Which::Last));
+            let off = (timeline.seconds() / wall - 1.0).abs();
+            (off < 0.05)
+                .then_some(())
+                .ok_or(format!("{ranks} ranks, {overlap}: {} of {wall}", timeline.seconds()))
+        });
+    }
+}
+
 #[test]
 fn calls_that_take_no_time_are_all_but_hidden() {
     let mut rig = rig(EXCHANGE, Duration::ZERO);

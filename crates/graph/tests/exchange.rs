@@ -118,6 +118,11 @@ fn without_overlap_they_leave_at_the_end() {
     assert!(late.last.steps[first..].iter().all(|s| s.lane == Lane::Comm));
     assert_eq!(buckets(&late.last), buckets(&early.last));
     assert_eq!(late.last.steps.len(), early.last.steps.len());
+    // The plan itself says so, for executors that don't walk it in order.
+    let seconds = |program: &Program| vec![1.0; program.last.steps.len()];
+    let ends = |program: &Program| graph::replay(&program.last, &seconds(program)).seconds();
+    assert_eq!(ends(&late), late.last.steps.len() as f64);
+    assert!(ends(&early) < ends(&late));
 }
 
 /// read → accumulate → all_reduce → assign, all in the state's own memory.

@@ -121,8 +121,8 @@ fn zero2_accumulation() {
         "step 10 (linear_grad_x, fc2): writes over bucket.0, which step 9 may still use",
     );
     refused(
-        "ranks=4 wait=8 ",
-        "ranks=4 ",
+        "group=\"data:4\" wait=8 ",
+        "group=\"data:4\" ",
         "step 9 (reduce_scatter, bucket.0): bucket.0 may not be written yet",
     );
     refused("to=\"f32\" wait=9", "to=\"f32\"", "step 15 (cast, bucket.0): bucket.0.shard may not be written");
@@ -154,18 +154,18 @@ fn zero3_recompute() {
     let refused = |from, to, why| refused(ZERO3, from, to, why);
     // The wait that is there for memory alone.
     refused(
-        "ranks=4 wait=10",
-        "ranks=4",
+        "group=\"data:4\" wait=10",
+        "group=\"data:4\"",
         "step 11 (all_gather, block.0): writes over memory, which step 1 may still use",
     );
     refused(
-        "ranks=4 wait=10",
-        "ranks=4 wait=9",
+        "group=\"data:4\" wait=10",
+        "group=\"data:4\" wait=9",
         "step 11 (all_gather, block.0): writes over d.block.1, which step 10 may still use",
     );
     refused(
-        "ranks=4 wait=10",
-        "ranks=4 wait=12",
+        "group=\"data:4\" wait=10",
+        "group=\"data:4\" wait=12",
         "step 11 (all_gather, block.0): waits for step 12, which comes",
     );
     // The parameters gathered for forward are gone by the time backward wants them.

@@ -197,6 +197,36 @@ pub fn interleaved(comm: &Communicator, seed: u64) {
     });
 }
 
+/// Groups of rows and of columns that share a queue: calls of both, and of all, started in one order and waited for at the end.
+pub fn in_order(comm: &Communicator, rows: usize) {
+    let (me, columns) = (comm.rank(), comm.size() / rows);
+    let row = comm.split_in_order(me / columns, me).unwrap();
+    let column = comm.split_in_order(me % columns, me).unwrap();
+    assert_eq!((row.size(), column.size()), (columns, rows));
+    for round in 0..20u64 {
+        let mut data = [[me as u64 + round; 64]; 3];
+        let [all, ours, theirs] = &mut data;
+        let mut parts = [(comm, all), (&row, ours), (&column, theirs)];
+        parts.rotate_left((round % 3) as usize);
+        let tickets: Vec<_> = parts
+            .iter_mut()
+            .map(|(group, data)| {
+                let span = Span::of_mut(&mut data[..]);
+                let (collective, name) = (Collective::AllReduce(Reduction::Sum), name(group));
+                let call = Call { collective, kind: Kind::U64, send: span, receive: span, name };
+                // SAFETY: waited for below, before the data goes.
+                (*group, unsafe { group.start(call) }.unwrap())
+            })
+            .collect();
+        tickets.into_iter().for_each(|(group, ticket)| drop(group.wait(ticket).unwrap()));
+        let sum = |ranks: &mut dyn Iterator<Item = usize>| ranks.map(|rank| rank as u64 + round).sum::<u64>();
+        let (first, place) = (me / columns * columns, me % columns);
+        assert_eq!(data[0], [sum(&mut (0..comm.size())); 64]);
+        assert_eq!(data[1], [sum(&mut (first..first + columns)); 64]);
+        assert_eq!(data[2], [sum(&mut (0..rows).map(|row| row * columns + place)); 64]);
+    }
+}
+
 /// Calls that are done beside the caller, and calls that wait for those.
 pub fn queued(comm: &Communicator, seed: u64) {
     let all = inputs::<f32>(seed, comm.size(), |_| 10_000);

@@ -56,6 +56,8 @@ pub(super) struct BoundCall {
     pub step: usize,
     /// Of the present run.
     pub ticket: Option<Ticket>,
+    /// Of all runs, the seconds from its start on this rank to its end.
+    pub seconds: f64,
 }
 
 pub(super) struct BoundPlan<T> {
@@ -115,7 +117,7 @@ impl Memory<'_> {
                 let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
                 bound.exchanges.push(ExchangeTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
                 one.work = Work::Call(bound.calls.len());
-                bound.calls.push(BoundCall { comm, call, step: index, ticket: None });
+                bound.calls.push(BoundCall { comm, call, step: index, ticket: None, seconds: 0.0 });
             } else {
                 // Collectives are done in order, so the last one waited for implies the others.
                 let waits = |call: &BoundCall| step.waits.contains(&call.step);

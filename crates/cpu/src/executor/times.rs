@@ -42,7 +42,21 @@ impl<T: Float> Executor<T> {
         for plan in &mut self.plans {
             (plan.runs, plan.idle_nanoseconds) = (0, 0);
             plan.steps.iter_mut().for_each(|step| step.nanoseconds = 0);
+            plan.calls.iter_mut().for_each(|call| call.seconds = 0.0);
         }
+    }
+
+    /// Seconds of every step of a plan, over all its runs since the last reset: what [`graph::replay`] takes. What threads spent
+    /// waiting for each other is part of the steps they were at.
+    pub fn step_seconds(&self, which: Which) -> Vec<f64> {
+        let bound = &self.plans[which as usize];
+        let mut seconds: Vec<f64> = bound.steps.iter().map(|step| step.nanoseconds as f64 / 1e9).collect();
+        bound.calls.iter().for_each(|call| seconds[call.step] = 0.0);
+        let computing: f64 = seconds.iter().sum();
+        let waiting = bound.idle_nanoseconds as f64 / 1e9 / computing.max(f64::MIN_POSITIVE);
+        seconds.iter_mut().for_each(|step| *step *= 1.0 + waiting);
+        bound.calls.iter().for_each(|call| seconds[call.step] = call.seconds);
+        seconds
     }
 
     /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.

@@ -64,7 +64,8 @@ impl<T> BoundPlan<T> {
         let timing = |call: &BoundCall| under_way.wait(call.ticket?).ok();
         let calls = self.exchanges.iter_mut().zip(&self.calls);
         clock.settle(calls.filter_map(|(time, call)| Some((time, timing(call)?))));
-        for (time, call) in self.exchanges.iter().zip(&self.calls) {
+        for (time, call) in self.exchanges.iter().zip(&mut self.calls) {
+            call.seconds += time.seconds;
             self.steps[call.step].nanoseconds += (time.exposed * 1e9) as u64;
         }
     }

@@ -42,6 +42,10 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
             needs.extend(readers.get(&state).into_iter().flatten());
         }
         let lane = node.op.lane();
+        // Where a collective stands in the program is when it may leave, on every executor: without overlap, that is the end.
+        if lane == Lane::Comm {
+            needs.extend(schedule.lanes.iter().rposition(|before| *before == Lane::Compute));
+        }
         let beside = step > 0 && node.op.runs_beside(&graph.nodes[nodes[step - 1]].op);
         schedule.waits.push(clocks.push(lane, &needs, beside));
         schedule.lanes.push(lane);
