@@ -218,7 +218,9 @@ pub fn in_order(comm: &Communicator, rows: usize) {
                 (*group, unsafe { group.start(call) }.unwrap())
             })
             .collect();
-        tickets.into_iter().for_each(|(group, ticket)| drop(group.wait(ticket).unwrap()));
+        for (group, ticket) in tickets {
+            group.wait(ticket).unwrap();
+        }
         let sum = |ranks: &mut dyn Iterator<Item = usize>| ranks.map(|rank| rank as u64 + round).sum::<u64>();
         let (first, place) = (me / columns * columns, me % columns);
         assert_eq!(data[0], [sum(&mut (0..comm.size())); 64]);
