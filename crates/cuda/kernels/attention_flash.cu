@@ -5,8 +5,8 @@
 #include "flash.cuh"
 
 // A block has GROUPS warpgroups with a tile of 64 queries each, and a warp that fetches. They go through keys and values together,
-// KEYS at a time; the last are TAIL, up to a multiple of 16. Scores of the next keys are computed while those before become probabilities. With TURNS, warpgroups start
-// their matmuls in turns, so that one's exponentials run beside another's matmuls.
+// KEYS at a time; the last are TAIL, up to a multiple of 16. Scores of the next keys are computed while those before become
+// probabilities. With TURNS, warpgroups start their matmuls in turns, so that one's exponentials run beside another's matmuls.
 template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS> struct Flash {
     using S = Strips<D>;
     static constexpr int QUERY_TILE = S::tile(64), KEY_TILE = S::tile(KEYS);

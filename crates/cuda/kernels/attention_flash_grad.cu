@@ -4,8 +4,8 @@
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. qkv is (B,T,3C): queries, keys and values of a token lie side by
 // side, head h at h·D of each.
 //
-// flash_grad_start (attention_flash_ends.cu) has computed rowsum(dO ∘ O). dQ is left as f32 sums in the order of registers, and
-// flash_grad_end brings it to its place.
+// flash_grad_start (attention_flash_ends.cu) has computed rowsum(dO ∘ O), and the sums of dK and dV over tokens. dQ is left as f32
+// sums in the order of registers, and flash_grad_end brings it to its place.
 #include "flash.cuh"
 
 // What the kernels leave each other, for every head.

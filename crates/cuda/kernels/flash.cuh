@@ -51,7 +51,8 @@ template <int COUNT> __device__ __forceinline__ void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Leaves a warp's 16 rows of a result, rows g times `low` and rows g+8 times `high`, in a tile of ROWS rows, from the row at `to` on.
+// Leaves a warp's 16 rows of a result, rows g times `low` and rows g+8 times `high`, in a tile of ROWS rows, from the row at `to`
+// on.
 template <typename E, int D, int ROWS>
 __device__ __forceinline__ void stage_rows(u32 to, const float (&x)[D / 2], float low, float high) {
     const int lane = threadIdx.x % 32;
