@@ -3,11 +3,10 @@
 
 mod common;
 
-use common::{Rig, Tensors, compiled, random, small_vit, smoothed, with_drawn_head};
+use common::{Rig, Tensors, compiled, random, small_swin, small_vit, smoothed, with_drawn_head};
 use cpu::Which;
 use graph::random::Sequence;
 use graph::{DType, Graph, Recompute};
-use models::swin::Swin;
 use models::vit::{Pool, Vit};
 
 /// Enough samples of small models for rows to be cut into blocks, with a last one that is not full.
@@ -19,20 +18,7 @@ fn vit_graph(pool: Pool) -> Graph {
 }
 
 fn swin_graph() -> Graph {
-    let swin = Swin {
-        image: [64, 64],
-        channels: 3,
-        classes: common::CLASSES,
-        width: 12,
-        depths: [1, 2, 1, 1],
-        heads: [1, 2, 2, 4],
-        window: 4,
-        pretrained: None,
-        trained: None,
-        dropout: 0.1,
-        drop_path: 0.2,
-    };
-    with_drawn_head(swin.build(40, smoothed(), DType::F32).unwrap()).train
+    with_drawn_head(small_swin(64).build(40, smoothed(), DType::F32).unwrap()).train
 }
 
 fn rig(graph: &Graph, recompute: Recompute, threads: usize) -> Rig<f32> {

@@ -4,13 +4,12 @@ mod common;
 
 use common::arithmetic::{Arithmetic, TOLERANCES};
 use common::{
-    CLASSES, Rig, Tensors, compiled_with, distance, settings, small_vit, smoothed, with_drawn_head,
+    Rig, Tensors, compiled_with, distance, settings, small_swin, small_vit, smoothed, with_drawn_head,
 };
 use cpu::reference::{self, Shown};
 use cpu::{Executor, Float, Which};
 use graph::{DType, Header, Model, Optimizer, Plan, Program, Role, Settings, State};
 use half::{bf16, f16};
-use models::swin::Swin;
 
 const BATCH: usize = 4;
 const THREADS: usize = 2;
@@ -20,20 +19,7 @@ fn vit(dtype: DType) -> Model {
 }
 
 fn swin(dtype: DType) -> Model {
-    let swin = Swin {
-        image: [32, 32],
-        channels: 3,
-        classes: CLASSES,
-        width: 12,
-        depths: [1, 2, 1, 1],
-        heads: [1, 2, 2, 4],
-        window: 4,
-        pretrained: None,
-        trained: None,
-        dropout: 0.1,
-        drop_path: 0.2,
-    };
-    with_drawn_head(swin.build(BATCH, smoothed(), dtype).unwrap())
+    with_drawn_head(small_swin(32).build(BATCH, smoothed(), dtype).unwrap())
 }
 
 /// A model in a type.

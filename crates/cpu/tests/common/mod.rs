@@ -20,6 +20,7 @@ use graph::{
     Recompute, Role, Settings, Target,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
+use models::swin::Swin;
 use models::vit::{Pool, Vit};
 
 pub const CLASSES: usize = 5;
@@ -172,6 +173,23 @@ pub fn small_vit(rates: f64) -> Vit {
         dropout: rates,
         attention_dropout: rates,
         drop_path: rates,
+    }
+}
+
+/// A Swin V2 of all four stages, shifted windows among them.
+pub fn small_swin(image: usize) -> Swin {
+    Swin {
+        image: [image, image],
+        channels: 3,
+        classes: CLASSES,
+        width: 12,
+        depths: [1, 2, 1, 1],
+        heads: [1, 2, 2, 4],
+        window: 4,
+        pretrained: None,
+        trained: None,
+        dropout: 0.1,
+        drop_path: 0.2,
     }
 }
 
