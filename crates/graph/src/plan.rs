@@ -7,7 +7,7 @@ use crate::rules::cost::{Cost, cost};
 use crate::types::Type;
 use serde::Serialize;
 
-/// Buffers start at cache-line pairs, as wide SIMD and GPU copies like them.
+/// Buffers start at cache-line pairs, as wide SIMD and copies between devices like them.
 pub const ALIGN: usize = 128;
 
 /// The sizes a plan was made for.
