@@ -2,6 +2,8 @@
 
 mod common;
 
+use comm::Communicator;
+use common::ranks::on_each;
 use common::written::program;
 use cpu::{Executor, Options, Which};
 use graph::random::Sequence;
@@ -235,4 +237,130 @@ fn a_largest_value_that_is_not_finite_leaves_the_scale() {
     x[7] = f32::NAN;
     assert_eq!(step(&mut executor, &x), before);
     assert_eq!(state(&executor, "fc.x.largest"), [f32::INFINITY]);
+}
+
+const ZERO3: &str = include_str!("../../graph/tests/plans/zero3-recompute.plan");
+
+/// What one rank with all samples computes: the plan of four, without what they say to each other.
+const ONE: &str = "plan micro batch=64 height=1 width=64 arena=262144
+state block.0.weight f32[64,64] {\"parameter\":\"zeros\"}
+state block.0.bias f32[64] {\"parameter\":\"zeros\"}
+state block.1.weight f32[64,64] {\"parameter\":\"zeros\"}
+state block.1.bias f32[64] {\"parameter\":\"zeros\"}
+state block.0.weight.grad f32[64,64] \"gradient\"
+state block.0.bias.grad f32[64] \"gradient\"
+state block.1.weight.grad f32[64,64] \"gradient\"
+state block.1.bias.grad f32[64] \"gradient\"
+state stats f32[4] \"statistic\"
+input x f32[64,64] @0
+input labels i32[64] @16384
+input weights f32[64] @16640
+0 compute y f32[64,64] @20480, y.pre f32[64,64] @36864 = linear(x, $block.0.weight, $block.0.bias) bias=true gelu=true ; forward block.0
+1 compute z f32[64,64] @53248, z.pre f32[64,64] @69632 = linear(y, $block.1.weight, $block.1.bias) bias=true gelu=true ; forward block.1
+2 compute loss f32[] @86016, $stats = cross_entropy(z, labels, weights) smoothing=0.0 ; forward loss
+3 compute d.loss f32[] @86272 = seed() dtype=\"f32\" ; backward loss
+4 compute d.z f32[64,64] @86528 = cross_entropy_grad(z, labels, weights, d.loss) smoothing=0.0 ; backward loss
+5 compute d.z.pre f32[64,64] @102912, $block.1.bias.grad = gelu_grad(z.pre, d.z) bias=true ; backward block.1
+6 compute $block.1.weight.grad = linear_grad_w(d.z.pre, y) shape=[64,64] ; backward block.1
+7 compute d.y f32[64,64] @119296 = linear_grad_x(d.z.pre, $block.1.weight) ; backward block.1
+8 compute d.y.pre f32[64,64] @135680, $block.0.bias.grad = gelu_grad(y.pre, d.y) bias=true ; backward block.0
+9 compute $block.0.weight.grad = linear_grad_w(d.y.pre, x) shape=[64,64] ; backward block.0
+output loss
+";
+
+/// Does `work` on each of so many threads, which are ranks of the engine that a run of threads has.
+fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(ranks), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&options) else { panic!("threads") };
+    on_each(members.iter().map(|member| member.world.clone()).collect(), work)
+}
+
+/// A plan that works on samples of one run, from `first` on: inputs, then the plan itself.
+fn run_samples(executor: &mut Executor<f32>, first: usize) {
+    let x = normal(64 * 64, 9);
+    let batch = executor.ints(Which::Micro, "labels").unwrap().len();
+    assert!(executor.write_input(Which::Micro, "x", &x[64 * first..64 * (first + batch)]));
+    let labels = executor.ints(Which::Micro, "labels").unwrap();
+    labels.iter_mut().zip(first..).for_each(|(label, sample)| *label = (sample * 7 % 64) as i32);
+    executor.input(Which::Micro, "weights").unwrap().fill(1.0);
+    executor.run(Which::Micro, &header(64.0)).unwrap();
+}
+
+/// Parameters in shards, gathered where they are used and again for the backward pass: each rank has its part of the gradients that
+/// one rank with all samples has.
+#[test]
+fn zero3_over_four_ranks_has_the_gradients_of_one() {
+    let blocks = ["block.0", "block.1"];
+    let flat: Vec<Vec<f32>> =
+        (20..22).map(|site| normal(4160, site).iter().map(|x| 0.1 * x).collect()).collect();
+    let mut one = executor(ONE);
+    for (block, values) in blocks.iter().zip(&flat) {
+        let (weight, bias) = values.split_at(64 * 64);
+        for (name, values) in [("weight", weight), ("bias", bias)] {
+            let id = one.find_state(&format!("{block}.{name}")).unwrap();
+            one.write_state(id, values);
+        }
+    }
+    run_samples(&mut one, 0);
+    let shards = among(4, |comm| {
+        let rank = comm.rank();
+        let options = Options { threads: 1, seed: 7, comm: Some(comm) };
+        let mut executor = Executor::<f32>::new(program(ZERO3), options).unwrap();
+        for (block, values) in blocks.iter().zip(&flat) {
+            let id = executor.find_state(&format!("{block}.shard")).unwrap();
+            executor.write_state(id, &values[1040 * rank..1040 * (rank + 1)]);
+        }
+        run_samples(&mut executor, 16 * rank);
+        blocks.map(|block| state(&executor, &format!("{block}.grad")))
+    });
+    for (number, block) in blocks.iter().enumerate() {
+        let all: Vec<f32> = shards.iter().flat_map(|shard| shard[number].clone()).collect();
+        let plain =
+            [state(&one, &format!("{block}.weight.grad")), state(&one, &format!("{block}.bias.grad"))];
+        let plain = plain.concat();
+        let largest = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let off = all.iter().zip(&plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(largest > 1e-3 && off < 1e-5 * largest, "{block}: off by {off} of {largest}");
+    }
+}
+
+/// A mesh of two by two: sums over each axis, and over all, in one order.
+#[test]
+fn collectives_stay_within_their_groups() {
+    let text = "plan micro batch=1 height=1 width=1 mesh=data:2,sequence:2 arena=4096
+input x f32[4] @0
+0 comm rows f32[4] @128 = all_reduce(x) reduction=\"sum\" group=\"sequence:2\" ; exchange rows
+1 comm columns f32[4] @256 = all_reduce(x) reduction=\"sum\" group=\"data:2\" ; exchange columns
+2 comm all f32[4] @384 = all_reduce(rows) reduction=\"sum\" group=\"data:2\" ; exchange all
+3 comm world f32[4] @512 = all_reduce(x) reduction=\"sum\" group=\"data+sequence:4\" ; exchange world
+4 comm gathered f32[8] @640 = all_gather(x) group=\"sequence:2\" ; exchange gathered
+output rows
+output columns
+output all
+output world
+output gathered
+";
+    among(4, |comm| {
+        let rank = comm.rank();
+        let options = Options { threads: 1, seed: 7, comm: Some(comm) };
+        let mut executor = Executor::<f32>::new(program(text), options).unwrap();
+        let mut sums = |x: f32| {
+            assert!(executor.write_input(Which::Micro, "x", &[x; 4]));
+            executor.run(Which::Micro, &header(1.0)).unwrap();
+            let first = |name: &str| executor.output(Which::Micro, name).unwrap()[0];
+            let gathered = executor.output(Which::Micro, "gathered").unwrap();
+            (["rows", "columns", "all", "world"].map(first), [gathered[0], gathered[4]])
+        };
+        let value = |rank: usize| 10f32.powi(rank as i32);
+        let (row, column) = (rank / 2 * 2, rank % 2);
+        for _ in 0..3 {
+            let (found, gathered) = sums(value(rank));
+            let expected = [value(row) + value(row + 1), value(column) + value(column + 2), 1111.0, 1111.0];
+            assert_eq!((found, gathered), (expected, [value(row), value(row + 1)]));
+        }
+    });
+    // A group that the mesh doesn't have is no plan.
+    let other = text.replace("group=\"sequence:2\"", "group=\"sequence:4\"").parse::<graph::Plan>().unwrap();
+    let why = "step 0 (all_reduce, rows): is among sequence:4, but the mesh is data:2,sequence:2";
+    assert_eq!(other.check().unwrap_err().to_string(), why);
 }
