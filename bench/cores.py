@@ -1,12 +1,13 @@
 """All the cores of a CPU: threads of one rank against ranks, separate programs and PyTorch's threads, in one run.
 
     python bench/cores.py --out bench/2026-11-16-h200-cores [--case ti4] [--cores 1,2,4,8,16] [--rounds 5]
-        [--vitesse before=PATH --vitesse after=PATH]
+        [--vitesse before=PATH --vitesse after=PATH] [--before-at 16]
 
 Every core has the same number of images a step. For each number N of cores, programs hold a model ready and are asked in turn
 for one step each, over and over, so that a noisy machine is noisy for all: one rank of N threads (of each binary), N ranks of
-one thread and N programs that know nothing of each other (of the last binary), and PyTorch with N threads. Raw samples go to
-OUT/cores-CASE.json after every round, the reading to OUT/cores-CASE.md.
+one thread and N programs that know nothing of each other (of the last binary), and PyTorch with N threads. Raw samples and peaks
+of resident memory go to OUT/cores-CASE.json after every round, the reading to OUT/cores-CASE.md. `--before-at` names the numbers of
+cores at which binaries other than the last run too; all of them, if it is not given.
 """
 import argparse, json, os, statistics, sys, time
 from pathlib import Path
@@ -25,9 +26,11 @@ CASES = {  # name: (vitesse model, pixels, images a core, classes)
 def torch_model(name, pixels, classes):
     if not name.startswith("swinv2-ti/"):
         return vit_model(name, pixels, classes)
-    import torchvision
+    from torchvision.models import swin_transformer as swin
 
-    return torchvision.models.swin_v2_t(num_classes=classes, stochastic_depth_prob=0.0)
+    # As torchvision's swin_v2_t, which can't be made without stochastic depth.
+    return swin.SwinTransformer([4, 4], 96, [2, 2, 6, 2], [3, 6, 12, 24], [8, 8], stochastic_depth_prob=0.0, num_classes=classes,
+                                block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
 
 
 def serve_torch(case, cores):
@@ -61,6 +64,9 @@ class Apart:
             program.process.stdin.flush()
         return [float(program.process.stdout.readline()) for program in self.programs], None
 
+    def peak_resident(self):
+        return sum(program.peak_resident() for program in self.programs)
+
     def close(self):
         for program in self.programs:
             program.close()
@@ -74,7 +80,8 @@ def vitesse(binary, case, images, threads, ranks=1):
 
 def programs(args, cores):
     images = CASES[args.case][2]
-    found = {f"{name}, threads": vitesse(path, args.case, images * cores, cores) for name, path in args.binaries}
+    binaries = args.binaries if args.before_at is None or cores in args.before_at else args.binaries[-1:]
+    found = {f"{name}, threads": vitesse(path, args.case, images * cores, cores) for name, path in binaries}
     last = args.binaries[-1][1]
     if cores > 1 and not args.threads_only:
         found["ranks"] = vitesse(last, args.case, images, 1, cores)
@@ -120,6 +127,7 @@ def main():
     parser.add_argument("--cores", default="1,2,4,8,16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vitesse", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--before-at", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--threads-only", action="store_true")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--serve", action="store_true")
@@ -128,9 +136,9 @@ def main():
         return serve_torch(args.case, int(args.cores))
     args.binaries = [tuple(each.split("=", 1)) for each in args.vitesse] or [("vitesse", "target/release/vitesse")]
     args.out.mkdir(parents=True, exist_ok=True)
-    samples = {}
+    samples, resident = {}, {}
     record = {"command": "python " + " ".join(sys.argv), "machine": machine(), "unit": "seconds a step",
-              "images_per_core": CASES[args.case][2], "samples": samples}
+              "images_per_core": CASES[args.case][2], "samples": samples, "peak_resident_bytes": resident}
     for cores in args.cores.split(","):
         all_programs = programs(args, int(cores))
         samples[cores] = {key: [] for key in all_programs}
@@ -139,6 +147,7 @@ def main():
                 seconds, _ = program.ask("step")
                 if number > 0:
                     samples[cores][key].append(seconds)
+            resident[cores] = {key: program.peak_resident() for key, program in all_programs.items()}
             (args.out / f"cores-{args.case}.json").write_text(json.dumps(record))
         for program in all_programs.values():
             program.close()

@@ -1,8 +1,8 @@
-//! Steps that flow: threads carry blocks of samples from step to step, instead of meeting after each.
+//! Steps that flow: blocks of samples go from step to step as threads get free, instead of threads meeting after each step.
 //!
 //! A step is one or more phases, each of pieces that don't depend on each other (`steps::Phase`). In a phase that is cut by
-//! blocks of samples, a piece touches the rows of its own samples alone, so that a thread may take a block through one such phase
-//! after the other, its rows still in the cache. All others (sums over samples, above all gradients of weights) have pieces that
+//! blocks of samples, a piece touches the rows of its own samples alone, so that a block may go on to the next such phase
+//! whatever others do. All others (sums over samples, above all gradients of weights) have pieces that
 //! any thread takes when what they need is there. Nobody waits at the end of a step; what waits for what follows from
 //! the bytes that phases touch, and so from the plan's memory alone:
 //!
@@ -23,10 +23,6 @@ use run::Times;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-
-/// Phases that a thread takes a block through before it looks for one that is further behind: about a layer, whose values are
-/// what the cache is good for.
-const CARRIED: usize = 8;
 
 /// Steps for which memory is best left alone after its last use, so that threads may be that far apart: see
 /// `graph::Settings::linger`.
@@ -96,7 +92,7 @@ struct Progress {
 /// What a thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Carries a block on from a unit.
+    /// Takes a block through a unit: the one of this number among those that are cut by blocks.
     Carry { block: usize, from: usize },
     /// A part of a unit that is not cut by blocks.
     Part { unit: usize, part: usize },
@@ -344,7 +340,7 @@ impl Flow {
                 continue;
             };
             idle = 0;
-            self.take(job, CARRIED, &mut run);
+            self.take(job, &mut run);
         }
     }
 
@@ -385,24 +381,19 @@ impl Flow {
         taken.ok().map(|_| Job::Carry { block, from: at / 2 })
     }
 
-    /// Does a job; a block is carried through as many units as are ready, `most` at most.
-    pub fn take(&self, job: Job, most: usize, run: &mut impl FnMut(usize, Range<usize>)) {
+    /// Does a job.
+    pub fn take(&self, job: Job, run: &mut impl FnMut(usize, Range<usize>)) {
         match job {
             Job::Part { unit, part } => {
                 run(unit, part..part + 1);
                 self.finish(unit);
             }
             Job::Carry { block, from } => {
-                let mut next = from;
-                let end = (from + most).min(self.carried.len());
-                while next < end && (next == from || self.is_ready(self.carried[next])) {
-                    let unit = self.carried[next];
-                    let each = self.units[unit].each;
-                    run(unit, block * each..(block + 1) * each);
-                    self.finish(unit);
-                    next += 1;
-                }
-                self.progress.blocks[block].store(2 * next, Ordering::Release);
+                let unit = self.carried[from];
+                let each = self.units[unit].each;
+                run(unit, block * each..(block + 1) * each);
+                self.finish(unit);
+                self.progress.blocks[block].store(2 * (from + 1), Ordering::Release);
             }
         }
     }

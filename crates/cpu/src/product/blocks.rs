@@ -84,10 +84,10 @@ fn ranges(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// A pair of lines to fetch ahead, how far apart they lie, and how far from them the next pair; in bytes.
 #[derive(Clone, Copy)]
-struct Ahead {
-    at: *const i8,
-    gap: usize,
-    step: usize,
+pub struct Ahead {
+    pub at: *const i8,
+    pub gap: usize,
+    pub step: usize,
 }
 
 /// All rows of the left side against the panels that are packed.
@@ -110,15 +110,15 @@ impl Sweep {
         let mut tile = 0;
         for top in (0..self.rows).step_by(ROWS) {
             let rows = ROWS.min(self.rows - top);
-            let packed = if in_place { self.left } else { self.left.wrapping_add(top * self.deep) };
-            // SAFETY: within a, and within the rows that there is room to pack.
-            unsafe {
-                if in_place && rows < ROWS {
-                    pack_ragged(self.deep, rows, self.a.from(top, 0), packed);
-                } else if !in_place && cols.start == 0 && top.is_multiple_of(COLS) {
-                    pack_left(self.deep, COLS.min(self.rows - top), self.a.from(top, 0), packed);
-                }
+            let packed = self.left.wrapping_add(top * self.deep);
+            if !in_place && cols.start == 0 && top.is_multiple_of(COLS) {
+                // SAFETY: within a, and within the rows that there is room to pack.
+                unsafe { pack_left(self.deep, COLS.min(self.rows - top), self.a.from(top, 0), packed) };
             }
+            // Where rows are read in place, the last tile is whole too: it begins with rows that are done, and makes them
+            // again, the same. A product has more rows than a tile.
+            let again = if in_place { ROWS - rows } else { 0 };
+            let top = top - again;
             for (panel, across) in ranges(cols.len(), COLS).enumerate() {
                 // SAFETY: within c and what was packed.
                 unsafe {
@@ -128,19 +128,19 @@ impl Sweep {
                     let near = self.near(&cols, top, panel);
                     tile += 1;
                     let parts = across.len().div_ceil(LINE);
-                    let whole = rows == ROWS && across.len().is_multiple_of(LINE);
-                    let a = if in_place && rows == ROWS {
+                    let whole = rows == ROWS || again > 0 && !self.add;
+                    let a = if in_place {
                         Left { at: self.a.from(top, 0).ptr, across: 4 * self.a.row_stride, along: 4 }
                     } else {
                         Left { at: packed, across: 4, along: 4 * ROWS }
                     };
-                    if whole {
+                    if whole && across.len().is_multiple_of(LINE) {
                         fill(parts, self.deep, a, b, c, self.add, near, far);
                     } else {
                         let mut edge = [0.0; ROWS * COLS];
                         let all = Matrix::rows(edge.as_mut_ptr(), COLS);
                         fill(parts, self.deep, a, b, all, false, near, far);
-                        write_edge(&edge, rows, across.len(), c, self.add);
+                        write_edge(&edge, again..again + rows, across.len(), c, self.add);
                     }
                 }
             }
@@ -185,10 +185,10 @@ impl Sweep {
 
 /// Where eight rows of the left side lie: rows `across` apart, and what follows in a row `along`; in bytes.
 #[derive(Clone, Copy)]
-struct Left {
-    at: *const f32,
-    across: usize,
-    along: usize,
+pub struct Left {
+    pub at: *const f32,
+    pub across: usize,
+    pub along: usize,
 }
 
 /// One tile of c, of `parts` times 16 columns.
@@ -197,7 +197,7 @@ struct Left {
 /// As [`product`]; `b` is a packed panel.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 #[allow(clippy::too_many_arguments)]
-unsafe fn fill(
+pub unsafe fn fill(
     parts: usize,
     k: usize,
     a: Left,
@@ -354,12 +354,13 @@ sums_of!(sums_of_one, 1);
 sums_of!(sums_of_two, 2);
 sums_of!(sums_of_three, 3);
 
-/// The part of a tile that there is.
+/// Some rows of a tile, and as many columns as there are.
 ///
 /// # Safety
 /// `c` has as many rows and columns.
-unsafe fn write_edge(edge: &[f32; ROWS * COLS], rows: usize, cols: usize, c: Matrix<f32>, add: bool) {
-    for (row, edge) in edge.as_chunks::<COLS>().0.iter().take(rows).enumerate() {
+unsafe fn write_edge(edge: &[f32; ROWS * COLS], rows: Range<usize>, cols: usize, c: Matrix<f32>, add: bool) {
+    for row in rows {
+        let edge = &edge[row * COLS..][..cols];
         // SAFETY: passed on to the caller.
         let c = unsafe { std::slice::from_raw_parts_mut(c.from(row, 0).ptr, cols) };
         for (c, &sum) in c.iter_mut().zip(edge) {
@@ -395,7 +396,7 @@ unsafe fn pack_right(k: usize, cols: usize, b: Matrix<f32>, out: *mut f32) {
                     let (from, to) =
                         (b.from(0, COLS * panel + 16 * part), out.add(panel * k * COLS + 16 * part));
                     for row in (0..k - k % 16).step_by(16) {
-                        transpose(from.from(row, 0).ptr, b.col_stride, to.add(row * COLS));
+                        transpose(from.from(row, 0).ptr, b.col_stride, to.add(row * COLS), COLS);
                     }
                     for row in k - k % 16..k {
                         for col in 0..16 {
@@ -440,13 +441,13 @@ unsafe fn pack_narrow(k: usize, cols: usize, b: Matrix<f32>, out: *mut f32) {
     }
 }
 
-/// 16 × 16 numbers turned over: from rows `stride` apart into rows of a panel.
+/// 16 × 16 numbers turned over: from rows `stride` apart into rows of a panel, `width` apart.
 ///
 /// # Safety
 /// All of them may be read and written.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 #[inline]
-unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32) {
+pub unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, width: usize) {
     let mut rows = [_mm512_setzero_ps(); 16];
     for (i, row) in rows.iter_mut().enumerate() {
         _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(i * stride + 64).cast());
@@ -479,7 +480,7 @@ unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32) {
         ];
         for (i, whole) in whole.into_iter().enumerate() {
             // SAFETY: passed on to the caller.
-            unsafe { _mm512_storeu_ps(to.add((4 * i + j) * COLS), whole) };
+            unsafe { _mm512_storeu_ps(to.add((4 * i + j) * width), whole) };
         }
     }
 }

@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod blocks;
+pub(crate) mod panels;
 
 use crate::kernels::Float;
 use std::cell::Cell;

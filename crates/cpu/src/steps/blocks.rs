@@ -1,4 +1,4 @@
-//! Blocks of samples: the pieces that a thread carries from step to step.
+//! Blocks of samples: the pieces that go from step to step.
 
 use graph::{Op, Shape};
 use std::ops::Range;
@@ -10,6 +10,10 @@ const MOST: usize = 128;
 /// Fewer blocks are not worth it, nor are values of fewer rows: those are cut otherwise.
 const FEWEST: usize = 4;
 const FEWEST_ROWS: usize = 2048;
+/// Blocks of more rows than this are single large samples. Few of them would leave threads without work for long: there must be
+/// twice as many as a machine has cores, or about that.
+const TALL: usize = 512;
+const FEWEST_TALL: usize = 32;
 
 /// How the samples of a value (B,…,C) are cut into blocks: a function of B and the rows a sample has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +39,8 @@ impl Blocks {
         }
         let size = ROWS.div_ceil(sample).max(batch.div_ceil(MOST)).next_power_of_two();
         let blocks = Blocks { batch, size, sample };
-        (blocks.count() >= FEWEST).then_some(blocks)
+        let fewest = if size * sample > TALL { FEWEST_TALL } else { FEWEST };
+        (blocks.count() >= fewest).then_some(blocks)
     }
 
     pub fn count(&self) -> usize {
@@ -119,7 +124,7 @@ mod tests {
 
     #[test]
     fn blocks_cover_the_batch() {
-        for (batch, tokens) in [(32, 65), (512, 65), (33, 64), (7, 3136), (32, 197), (1000, 65), (130, 16)] {
+        for (batch, tokens) in [(32, 65), (512, 65), (33, 64), (35, 3136), (32, 197), (1000, 65), (130, 16)] {
             let blocks = Blocks::of(&Shape(vec![batch, tokens, 192])).unwrap();
             let (mut next, mut row) = (0, 0);
             for block in 0..blocks.count() {
@@ -135,8 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn small_values_have_none() {
-        for shape in [vec![4096, 192], vec![31, 65, 192], vec![3, 3136, 96], vec![2048]] {
+    fn small_values_and_few_large_samples_have_none() {
+        let few = [vec![3, 3136, 96], vec![8, 1025, 192], vec![31, 577, 192]];
+        for shape in [vec![4096, 192], vec![31, 65, 192], vec![2048]].into_iter().chain(few) {
             assert_eq!(Blocks::of(&Shape(shape)), None);
         }
     }

@@ -1,7 +1,7 @@
 //! Each op on the thread pool: how it is cut into pieces, and which kernel runs on a piece.
 //!
 //! How an op is cut depends on its shapes alone, never on the number of threads. Values of many rows are cut into blocks of
-//! samples (`blocks.rs`), the same for every op, so that a thread can carry a block from step to step.
+//! samples (`blocks.rs`), the same for every op, so that a block can go from step to step.
 
 mod attention;
 mod batch_norm;

@@ -14,8 +14,21 @@ pub fn stream(header: &Header, site: u32, b: usize) -> Stream {
 
 /// Multiplies a row by its mask: 0 where dropped, 1/(1-rate) elsewhere.
 pub fn mask_row<T: Float>(stream: &Stream, token: u32, threshold: u32, scale: T, row: &mut [T]) {
-    for (block, values) in row.chunks_mut(4).enumerate() {
-        let words = stream.words(token, block as u32);
+    mask_range(stream, token, 0, threshold, scale, row);
+}
+
+/// As [`mask_row`], of the part of a row from column `first` on, which is a multiple of 4: a draw is four words.
+pub fn mask_range<T: Float>(
+    stream: &Stream,
+    token: u32,
+    first: usize,
+    threshold: u32,
+    scale: T,
+    range: &mut [T],
+) {
+    debug_assert!(first.is_multiple_of(4));
+    for (block, values) in range.chunks_mut(4).enumerate() {
+        let words = stream.words(token, (first / 4 + block) as u32);
         for (value, word) in values.iter_mut().zip(words) {
             *value = if word < threshold { T::ZERO } else { *value * scale };
         }

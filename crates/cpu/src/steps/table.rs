@@ -250,7 +250,7 @@ pub struct Target {
 
 impl graph::Target for Target {
     fn linger(&self) -> usize {
-        crate::executor::LINGER
+        if self.threads > 1 { crate::executor::LINGER } else { 0 }
     }
 
     fn scratch(&self, graph: &Graph, node: usize) -> usize {

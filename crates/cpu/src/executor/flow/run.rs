@@ -93,7 +93,7 @@ impl Flow {
             if let Job::Part { unit, .. } = job {
                 self.progress.given[unit].fetch_add(1, Ordering::Relaxed);
             }
-            self.take(job, 1, &mut |unit, pieces| {
+            self.take(job, &mut |unit, pieces| {
                 let Unit { step, phase, .. } = self.units[unit];
                 let team = Team::One { share: Share::new(phase, pieces), thread, threads };
                 // SAFETY: nothing else runs, and what must come before has.

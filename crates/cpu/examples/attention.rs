@@ -1,0 +1,125 @@
+//! Times attention by tokens and head size: `cargo run --release -p cpu --example attention [threads [tokens [head size]]]`.
+//!
+//! For each shape, forward and backward: GFLOP/s, by the processors' time where there is one thread, of the step and of its
+//! matmuls alone at the same tile shapes, and their ratio; and the scratch of all threads. Steps and their matmuls alone take
+//! turns, since a busy machine is another one every second; figures are medians.
+
+use cpu::{Executor, Options, Which};
+use graph::build::Linear;
+use graph::op::Pooling;
+use graph::{
+    Builder, DType, Exchange, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
+    Settings, Target, compile,
+};
+
+const ROUNDS: usize = 9;
+const HEADS: usize = 4;
+
+fn main() {
+    let number = |i: usize| std::env::args().nth(i).map(|n| n.parse::<usize>().expect("a number"));
+    let threads = number(1).unwrap_or(1);
+    println!(
+        "{threads} threads\n{:>7} {:>5} {:>9}  GFLOP/s: step, its matmuls alone, ratio",
+        "tokens", "head", "scratch"
+    );
+    let tokens = number(2).map_or(vec![65, 197, 257, 577, 1025, 2305, 4097], |tokens| vec![tokens]);
+    let heads = number(3).map_or(vec![64, 80, 128], |head| vec![head]);
+    for &tokens in &tokens {
+        for &head in &heads {
+            run(threads, tokens, head);
+        }
+    }
+}
+
+/// Attention over a parameter, and a head that costs nothing.
+fn graph(batch: usize, tokens: usize, head: usize, training: bool) -> Graph {
+    let mut b = Builder::new(DType::F32, training);
+    let targets = b.targets([batch], false);
+    let qkv = b.parameter("qkv", [batch, tokens, 3 * HEADS * head], Init::Normal { std: 1.0 });
+    let y = b.attention(qkv, HEADS, 0.0);
+    let y = b.pool(y, Pooling::Mean);
+    let weight = Init::Normal { std: 0.02 };
+    let logits = b.linear(y, Linear { name: "head", out: 1, weight, bias: Init::Zeros });
+    let (loss, stats) = b.weighted_losses(logits, &[], targets, 0.0);
+    b.finish(&[loss, stats, logits]).expect("the graph is sound")
+}
+
+fn executor(threads: usize, batch: usize, tokens: usize, head: usize) -> Executor<f32> {
+    let settings = Settings {
+        optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
+        max_grad_norm: None,
+        recompute: Recompute::None,
+        group: &|_| ParamGroup { lr_scale: 1.0, decays: false },
+        ema: None,
+        mixed: None,
+        loss_scale: None,
+        mesh: Mesh::default(),
+        exchange: Exchange::default(),
+        accumulates: false,
+        target: &cpu::Target { threads },
+    };
+    let graph = |training| graph(batch, tokens, head, training);
+    let model = Model { train: graph(true), eval: graph(false), key: Key::default() };
+    let program = compile(model, &settings).expect("the graph compiles");
+    let mut executor = Executor::<f32>::new(program, Options::alone(threads, 1)).expect("it fits");
+    for which in [Which::Last, Which::Eval] {
+        executor.labels(which).expect("labels").fill(0);
+        executor.input(which, "weights").expect("weights").fill(1.0);
+    }
+    executor
+}
+
+fn run(threads: usize, tokens: usize, head: usize) {
+    let batch = (1024 / tokens).max(1);
+    let mut executor = executor(threads, batch, tokens, head);
+    let header =
+        Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+    // Seconds of forward and backward, of the steps and of their matmuls alone.
+    let mut samples: [[Vec<f64>; 2]; 2] = Default::default();
+    for round in 0..=ROUNDS {
+        let mut steps = |which| seconds(threads, || executor.run(which, &header).expect("it runs"));
+        let step = [steps(Which::Eval), steps(Which::Last)];
+        let mut matmuls = |which| seconds(threads, || executor.run_products(which, &header));
+        let alone = [matmuls(Which::Eval), matmuls(Which::Last)];
+        if round > 0 {
+            // The rest of a plan is a few rows.
+            for (j, [forward, both]) in [step, alone].into_iter().enumerate() {
+                samples[0][j].push(forward);
+                samples[1][j].push(both - forward);
+            }
+        }
+    }
+    let flops = (batch * HEADS * tokens * tokens * head) as f64 * 2.0;
+    print!("{tokens:>7} {head:>5} {:>6.1} MB", cpu_scratch(threads, batch, tokens, head));
+    for ((name, matmuls), samples) in [("forward", 2.0), ("backward", 5.0)].into_iter().zip(&mut samples) {
+        let mut median = |i: usize| {
+            samples[i].sort_by(f64::total_cmp);
+            samples[i][ROUNDS / 2]
+        };
+        let [step, alone] = [median(0), median(1)].map(|seconds| matmuls * flops / seconds / 1e9);
+        print!("   {name} {step:>6.1} {alone:>6.1} {:>4.0}%", 100.0 * step / alone);
+    }
+    println!();
+}
+
+/// Megabytes of scratch of the largest step.
+fn cpu_scratch(threads: usize, batch: usize, tokens: usize, head: usize) -> f64 {
+    let graph = graph(batch, tokens, head, true);
+    let target = cpu::Target { threads };
+    (0..graph.nodes.len()).map(|node| target.scratch(&graph, node)).max().unwrap_or(0) as f64 / 1e6
+}
+
+/// Seconds of a call: those that the thread ran, if it is one.
+fn seconds<R>(threads: usize, call: impl FnOnce() -> R) -> f64 {
+    let (wall, before) = (std::time::Instant::now(), processor_seconds());
+    call();
+    if threads == 1 { processor_seconds() - before } else { wall.elapsed().as_secs_f64() }
+}
+
+/// Of this thread so far.
+fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the struct is ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
