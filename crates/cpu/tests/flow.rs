@@ -7,6 +7,7 @@ use common::{Rig, Tensors, compiled, random, small_swin, small_vit, smoothed, wi
 use cpu::Which;
 use graph::random::Sequence;
 use graph::{DType, Graph, Recompute};
+use models::layer_scale_vit::LayerScaleVit;
 use models::vit::{Pool, Vit};
 
 /// Enough samples of small models for rows to be cut into blocks, with a last one that is not full.
@@ -19,6 +20,22 @@ fn vit_graph(pool: Pool) -> Graph {
 
 fn swin_graph() -> Graph {
     with_drawn_head(small_swin(64).build(40, smoothed(), DType::F32).unwrap()).train
+}
+
+/// With registers, LayerScale and gates.
+fn layer_scale_graph() -> Graph {
+    let named = LayerScaleVit::named("vit_nano_patch14_reg4_dinov2", 56, 3, common::CLASSES).unwrap();
+    let vit = LayerScaleVit {
+        width: 12,
+        depth: 2,
+        mlp: 32,
+        gated: true,
+        scale: 0.7,
+        dropout: 0.1,
+        drop_path: 0.2,
+        ..named
+    };
+    with_drawn_head(vit.build(BATCH, smoothed(), DType::F32).unwrap()).train
 }
 
 fn rig(graph: &Graph, recompute: Recompute, threads: usize) -> Rig<f32> {
@@ -66,6 +83,7 @@ fn any_order_gives_the_bits_of_the_plan() {
     any_order_will_do("ViT", &vit_graph(Pool::Mean), 8);
     any_order_will_do("ViT with a class token", &vit_graph(Pool::ClassToken), 4);
     any_order_will_do("Swin", &swin_graph(), 8);
+    any_order_will_do("ViT with LayerScale", &layer_scale_graph(), 4);
 }
 
 #[test]
@@ -77,7 +95,11 @@ fn any_order_gives_the_bits_of_random_plans() {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for (name, graph) in [("ViT", vit_graph(Pool::ClassToken)), ("Swin", swin_graph())] {
+    for (name, graph) in [
+        ("ViT", vit_graph(Pool::ClassToken)),
+        ("Swin", swin_graph()),
+        ("ViT with LayerScale", layer_scale_graph()),
+    ] {
         let expected = one_by_one(&graph, Recompute::None);
         for threads in [1, 2, 3, 7, 16] {
             let mut rig = rig(&graph, Recompute::None, threads);
