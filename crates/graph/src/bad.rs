@@ -12,11 +12,8 @@ pub enum Origin {
     Input,
     /// A state held it before the plan ran.
     State(Role),
-    Step {
-        layer: String,
-        op: String,
-        phase: Phase,
-    },
+    /// A step of a plan.
+    Step { layer: String, op: String, phase: Phase },
 }
 
 /// The first element found that is NaN or infinite.

@@ -13,6 +13,7 @@ mod windows;
 
 pub use windows::CosineAttention;
 
+/// Writes a graph, layer by layer.
 pub struct Builder {
     graph: Graph,
     dtype: DType,
@@ -54,6 +55,7 @@ impl Builder {
         Builder { graph: Graph::default(), dtype, scope: vec![], sites: 0, training, error: None }
     }
 
+    /// The graph with these values as its outputs, or the first thing that was wrong.
     pub fn finish(mut self, outputs: &[ValueId]) -> Result<Graph, GraphError> {
         if let Some(error) = self.error {
             return Err(error);
@@ -81,6 +83,7 @@ impl Builder {
         self.graph.rename(x, name);
     }
 
+    /// The shape of a value.
     pub fn shape(&self, x: ValueId) -> &Shape {
         &self.graph.ty(x).shape
     }
@@ -112,6 +115,7 @@ impl Builder {
         std::array::from_fn(|_| self.graph.add_value("invalid", Type::new(self.dtype, [])))
     }
 
+    /// A value that the host fills before every run.
     pub fn input(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> ValueId {
         let value = self.graph.add_value(name, Type::new(dtype, shape));
         self.graph.nodes.push(crate::graph::Node {
@@ -124,6 +128,7 @@ impl Builder {
         value
     }
 
+    /// A parameter of the scope that is open.
     pub fn parameter(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> ValueId {
         let name = self.path(name);
         if self.graph.states.iter().any(|s| s.name == name) && self.error.is_none() {
@@ -147,6 +152,7 @@ impl Builder {
         self.linear_shaped(patches, layer, shape)
     }
 
+    /// x·wᵀ + b.
     pub fn linear(&mut self, x: ValueId, layer: Linear<'_>) -> ValueId {
         let shape = Shape::from([layer.out, self.shape(x).last()]);
         self.linear_shaped(x, layer, shape)
@@ -161,11 +167,13 @@ impl Builder {
         y
     }
 
+    /// Exact GELU.
     pub fn gelu(&mut self, x: ValueId) -> ValueId {
         let [y] = self.push("gelu", Op::Gelu, &[x]);
         y
     }
 
+    /// Layer norm over the last axis.
     pub fn layer_norm(&mut self, name: &str, x: ValueId, eps: f64) -> ValueId {
         let width = self.shape(x).last();
         let (gamma, beta) = self.scope(name, |b| {
@@ -183,6 +191,7 @@ impl Builder {
         y
     }
 
+    /// Patches as tokens: a class token before them, positions added.
     pub fn embed(&mut self, patches: ValueId, class_token: Option<ValueId>, positions: ValueId) -> ValueId {
         let op = Op::Embed { class_token: class_token.is_some() };
         let inputs: Vec<_> = [Some(patches), class_token, Some(positions)].into_iter().flatten().collect();
@@ -190,6 +199,7 @@ impl Builder {
         tokens
     }
 
+    /// Dropout of single elements, while training.
     pub fn dropout(&mut self, x: ValueId, rate: f64) -> ValueId {
         self.drop("dropout", x, rate, Per::Element)
     }
@@ -214,16 +224,19 @@ impl Builder {
         self.sites
     }
 
+    /// The sum of two values.
     pub fn add(&mut self, x: ValueId, y: ValueId) -> ValueId {
         let [sum] = self.push("add", Op::Add, &[x, y]);
         sum
     }
 
+    /// A value times a number.
     pub fn scale(&mut self, x: ValueId, factor: f64) -> ValueId {
         let [y] = self.push("scale", Op::Scale { factor }, &[x]);
         y
     }
 
+    /// One vector a sample.
     pub fn pool(&mut self, x: ValueId, kind: Pooling) -> ValueId {
         let [y] = self.push("pool", Op::Pool { kind }, &[x]);
         y

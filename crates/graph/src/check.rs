@@ -10,14 +10,19 @@ use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::types::{DType, Type};
 use std::collections::HashSet;
 
+/// What is wrong with a plan.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PlanError {
+    /// A step that can't be run as it stands.
     #[error("step {step} ({op}, {layer}): {why}")]
     Step { step: usize, op: String, layer: String, why: String },
+    /// An input that can't be filled.
     #[error("input {name}: {why}")]
     Input { name: String, why: String },
+    /// The host could not read it.
     #[error("output {0} is overwritten before the plan ends")]
     LostOutput(String),
+    /// The next plan would not find it.
     #[error("state {0} is overwritten before the plan ends")]
     LostState(String),
 }
@@ -25,6 +30,7 @@ pub enum PlanError {
 type Checked = Result<(), String>;
 
 impl Plan {
+    /// Checks types, order, lanes and memory.
     pub fn check(&self) -> Result<(), PlanError> {
         let in_step = |step: usize| {
             let Step { op, layer, .. } = &self.steps[step];

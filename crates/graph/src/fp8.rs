@@ -17,7 +17,9 @@ pub struct Format {
 }
 
 impl Format {
+    /// Four bits of exponent, three of mantissa.
     pub const E4M3: Format = Format { mantissa: 3, least: -6, largest: 0x7e };
+    /// Five bits of exponent, two of mantissa.
     pub const E5M2: Format = Format { mantissa: 2, least: -14, largest: 0x7b };
 
     /// That of an element type of 8 bits.
@@ -34,6 +36,7 @@ impl Format {
         self.decode(self.largest)
     }
 
+    /// The number of some bits.
     pub fn decode(self, bits: u8) -> f64 {
         let (code, sign) = (bits & 0x7f, if bits & 0x80 == 0 { 1.0 } else { -1.0 });
         let (exponent, mantissa) = (i32::from(code >> self.mantissa), f64::from(code & self.last_mantissa()));

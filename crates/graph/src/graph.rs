@@ -6,22 +6,26 @@ use crate::types::Type;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
+/// A value, by its place in the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ValueId(pub u32);
 
 impl ValueId {
+    /// Its place in the table.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl StateId {
+    /// Its place in the table.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
+/// What a node makes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
     /// Unique in its graph; derived from the layer, so that two plans can be compared line by line.
@@ -33,15 +37,20 @@ pub struct Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
+    /// From inputs to the loss.
     Forward,
+    /// From the loss to gradients.
     Backward,
+    /// Forward ops again, for the backward ops that need their results.
     Recompute,
     /// What ranks send each other.
     Exchange,
+    /// From gradients to new parameters.
     Update,
 }
 
 impl Phase {
+    /// The name in plan texts and messages.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Forward => "forward",
@@ -53,6 +62,7 @@ impl Phase {
     }
 }
 
+/// An op with its operands and results.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub op: Op,
@@ -66,27 +76,27 @@ pub struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
+    /// All 0.
     Zeros,
+    /// All 1.
     Ones,
-    Constant {
-        value: f64,
-    },
-    Normal {
-        std: f64,
-    },
+    /// All this value.
+    Constant { value: f64 },
+    /// Normal, around 0.
+    Normal { std: f64 },
     /// Normal, cut at two absolute units as torch's `trunc_normal_` is by default.
-    TruncatedNormal {
-        std: f64,
-    },
-    Uniform {
-        bound: f64,
-    },
+    TruncatedNormal { std: f64 },
+    /// Uniform between -bound and bound.
+    Uniform { bound: f64 },
 }
 
+/// What a state is for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
+    /// Learned; saved with the model.
     Parameter(Init),
+    /// The sum of a parameter's gradients over a step.
     Gradient,
     /// Optimizer state.
     Moment,
@@ -109,9 +119,7 @@ pub enum Role {
     /// is skipped.
     Pending,
     /// (scale, good steps since it changed, skipped steps it still bears), which starts at this scale.
-    LossScale {
-        initial: f64,
-    },
+    LossScale { initial: f64 },
     /// Of an operand in fp8: (scale, largest values of the last steps). The scale starts at 1.
     Scale,
 }
@@ -163,6 +171,7 @@ pub struct State {
 }
 
 impl State {
+    /// Whether it is learned.
     pub fn is_parameter(&self) -> bool {
         matches!(self.role, Role::Parameter(_))
     }
@@ -178,34 +187,47 @@ impl State {
     }
 }
 
+/// Why a graph or its plans can't be made.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum GraphError {
+    /// Operands that don't fit an op.
     #[error("{layer}: {op} {why}")]
     Shape { layer: String, op: String, why: String },
+    /// A gradient would have to pass through it.
     #[error("{layer}: {op} has no backward rule")]
     NoBackward { layer: String, op: String },
+    /// Two nodes write one state.
     #[error("state {0} is assigned twice")]
     AssignedTwice(String),
+    /// A value of another type than its state.
     #[error("{value} is {is}, but its state {state} is {needs}")]
     AssignType { value: String, is: Type, state: String, needs: Type },
+    /// The old content of a state is gone by then.
     #[error("{user} reads state {state} as it was before its assign, but comes after it")]
     ReadAfterAssign { state: String, user: String },
+    /// Two parameters of one name.
     #[error("two parameters are named {0}")]
     DuplicateParameter(String),
+    /// A value is used before the node that makes it.
     #[error("{0} is not defined before {1} uses it")]
     UseBeforeDefinition(String, String),
+    /// Two graphs of one model don't share their parameters.
     #[error("the training and evaluation graphs disagree on parameter {0}")]
     ParametersDiffer(String),
+    /// Nothing is named so.
     #[error("the graph has no output named {0}")]
     NoOutput(String),
     #[error(
         "{layer}: batch norm needs more than {values} value a channel to train with: take a larger batch or image"
     )]
+    /// One value has no variance.
     NoMoments { layer: String, values: usize },
+    /// No parameter has a gradient.
     #[error("every parameter is frozen: there is nothing to train")]
     NothingToTrain,
 }
 
+/// Nodes in program order over values and states.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     pub values: Vec<Value>,
@@ -226,28 +248,34 @@ impl Graph {
         Graph { states, ..Graph::default() }
     }
 
+    /// The type of a value.
     pub fn ty(&self, value: ValueId) -> &Type {
         &self.values[value.index()].ty
     }
 
+    /// The name of a value.
     pub fn name(&self, value: ValueId) -> &str {
         &self.values[value.index()].name
     }
 
+    /// The value of a name.
     pub fn find(&self, name: &str) -> Result<ValueId, GraphError> {
         let index = self.values.iter().position(|v| v.name == name);
         index.map(|i| ValueId(i as u32)).ok_or_else(|| GraphError::NoOutput(name.to_string()))
     }
 
+    /// The type of a state.
     pub fn state_type(&self, state: StateId) -> &Type {
         &self.states[state.index()].ty
     }
 
+    /// Adds a state to the table.
     pub fn add_state(&mut self, name: impl Into<String>, ty: Type, role: Role) -> StateId {
         self.states.push(State { name: name.into(), ty, role, arena: None });
         StateId(self.states.len() as u32 - 1)
     }
 
+    /// Gives a value another name, made unique if it is taken.
     pub fn rename(&mut self, value: ValueId, name: &str) {
         self.values[value.index()].name = self.unique(name);
     }
@@ -258,6 +286,7 @@ impl Graph {
         if *uses == 1 { name.to_string() } else { format!("{name}~{uses}") }
     }
 
+    /// Adds a value that no node makes yet.
     pub fn add_value(&mut self, name: &str, ty: Type) -> ValueId {
         let name = self.unique(name);
         self.values.push(Value { name, ty });
@@ -279,6 +308,7 @@ impl Graph {
         Ok(Node { op, inputs: inputs.to_vec(), outputs, layer: at.layer.clone(), phase: at.phase })
     }
 
+    /// Adds a node at the end; returns its results.
     pub fn push(&mut self, op: Op, inputs: &[ValueId], at: &At) -> Result<Vec<ValueId>, GraphError> {
         let node = self.make(op, inputs, at)?;
         let outputs = node.outputs.clone();
@@ -299,6 +329,7 @@ impl Graph {
         value
     }
 
+    /// Adds the write of a state.
     pub fn assign(&mut self, state: StateId, value: ValueId, phase: Phase) -> Result<(), GraphError> {
         let State { name, ty, .. } = &self.states[state.index()];
         if self.ty(value) != ty {
@@ -407,10 +438,12 @@ pub struct At {
 }
 
 impl At {
+    /// A node of a layer, whose values are named after it.
     pub fn new(layer: &str, phase: Phase) -> Self {
         At { layer: layer.to_string(), name: layer.to_string(), phase }
     }
 
+    /// A node of a layer, whose values have a name of their own.
     pub fn named(layer: &str, name: impl Into<String>, phase: Phase) -> Self {
         At { layer: layer.to_string(), name: name.into(), phase }
     }

@@ -53,14 +53,19 @@ pub struct PathDrop {
 pub enum Pooling {
     /// The first token (the class token).
     First,
+    /// The mean of all tokens.
     Mean,
 }
 
+/// How values of ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
+    /// Their sum.
     Sum,
+    /// Their mean.
     Mean,
+    /// The largest.
     Max,
 }
 
@@ -97,6 +102,7 @@ pub struct Window {
     pub pad: usize,
 }
 
+/// An op. What it takes and gives is said in [`describe`](Op::describe).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
@@ -104,38 +110,23 @@ pub enum Op {
     /// A value the host fills before the plan runs.
     Input,
     /// The state as it was when the plan started.
-    Read {
-        state: StateId,
-    },
+    Read { state: StateId },
     /// The one write of a state: (value) → nothing.
-    Assign {
-        state: StateId,
-    },
+    Assign { state: StateId },
     /// The gradient of the loss with respect to itself: () → \[\]; 1, or under fp16 the loss scale: (scale \[3\]) → \[\].
-    Seed {
-        dtype: DType,
-    },
+    Seed { dtype: DType },
 
     // ---- images ----------------------------------------------------------------------------------------------
     /// From bytes to what a model reads, as `data::Finish` does it on the host: pixels u8 (P,h,w,ch), choices i32
     /// (B,[`CHOICES`]), levels f32 (ch,256), what each byte becomes [, taps i32 (rows,2+K), the weights of the resizing] →
     /// (B,ch,size,size). Each row of the choices says which of the pixels it is about, and what happens to them.
-    Prepare {
-        size: usize,
-    },
+    Prepare { size: usize },
 
     // ---- ViT, forward and backward ---------------------------------------------------------------------------
     /// (B,ch,height,width) → (B,N,ch·patch²), features ordered as a flattened convolution weight.
-    Patches {
-        patch: usize,
-    },
+    Patches { patch: usize },
     /// Inverse of `patches`.
-    Unpatches {
-        patch: usize,
-        channels: usize,
-        height: usize,
-        width: usize,
-    },
+    Unpatches { patch: usize, channels: usize, height: usize, width: usize },
     /// x (..,I), w (O,I), \[b (O)\] → y (..,O) [, pre (..,O) before the GELU].
     Linear {
         #[serde(default, skip_serializing_if = "is_false")]
@@ -189,10 +180,7 @@ pub enum Op {
     /// Tokens before others: x (B,N,C), any number of prefixes (1,n,C) → (B,Σn+N,C), the prefixes of every sample first.
     Prepend,
     /// Some tokens of every sample, from `start` on, summed over the batch: x (B,T,C) → (1,tokens,C).
-    TokenSum {
-        start: usize,
-        tokens: usize,
-    },
+    TokenSum { start: usize, tokens: usize },
     /// x (..,C) [, r (..,C)], γ (C), β (C) → [x+r,] y, mean (..), 1/σ (..).
     LayerNorm {
         eps: f64,
@@ -231,24 +219,15 @@ pub enum Op {
         sum: bool,
     },
     /// Dropout or stochastic depth; linear in x, so it is its own backward op.
-    Drop {
-        rate: f64,
-        site: u32,
-        per: Per,
-    },
+    Drop { rate: f64, site: u32, per: Per },
+    /// x, y → x + y.
     Add,
-    Scale {
-        factor: f64,
-    },
+    /// x → factor·x.
+    Scale { factor: f64 },
     /// (B,T,C) → (B,C).
-    Pool {
-        kind: Pooling,
-    },
+    Pool { kind: Pooling },
     /// (B,C) → (B,T,C).
-    PoolGrad {
-        kind: Pooling,
-        tokens: usize,
-    },
+    PoolGrad { kind: Pooling, tokens: usize },
     /// logits (..,K), labels (..), weights (..) → loss \[\] = Σ weight·loss / nominal count,
     /// stats \[4\] = Σ weight × (loss, 1, top-1 hit, top-5 hit). A row is a sample, or a pixel (B,h,w,K). Both are at
     /// least f32, since half precision can't count to a batch of pixels.
@@ -272,15 +251,9 @@ pub enum Op {
     /// of queries (C) and values (C), logit scale (H,1,1), position bias (H,T,T) → out (B,h,w,C), log-sum-exp
     /// (B,windows,H,T). Scores are exp(min(scale, ln 100))·cos(q,k) + bias, and 100 less where a shifted window's tokens
     /// aren't neighbours. Padding is tokens whose qkv is 0.
-    WindowAttention {
-        heads: usize,
-        windows: Windows,
-    },
+    WindowAttention { heads: usize, windows: Windows },
     /// The inputs of `window_attention`, out, log-sum-exp, dout → the gradients of its inputs.
-    WindowAttentionGrad {
-        heads: usize,
-        windows: Windows,
-    },
+    WindowAttentionGrad { heads: usize, windows: Windows },
     /// The continuous position bias: w1 (N,2), b1 (N), w2 (H,N) → 16·sigmoid(w2·relu(w1·offset + b1)) (H,T,T), where the
     /// log-spaced offset between two tokens of a window is measured against the window of pre-training, if there is another.
     PositionBias {
@@ -312,14 +285,9 @@ pub enum Op {
     /// ends.
     MergePatches,
     /// The transpose of `merge_patches`: (B,h',w',4C) → (B,height,width,C).
-    SplitPatches {
-        height: usize,
-        width: usize,
-    },
+    SplitPatches { height: usize, width: usize },
     /// The same numbers in another shape. Costs nothing where it may work in place.
-    Reshape {
-        shape: Shape,
-    },
+    Reshape { shape: Shape },
 
     // ---- accumulation and update -----------------------------------------------------------------------------
     /// sum so far, x → sum; the header says whether this is the first micro-step, which starts anew.
@@ -339,20 +307,9 @@ pub enum Op {
     /// w, dw, m, v, control, applied steps [, a copy of w in half precision] → w, m, v [, the copy]. torch.optim.AdamW's
     /// numerics.
     #[serde(rename = "adamw")]
-    AdamW {
-        beta1: f64,
-        beta2: f64,
-        eps: f64,
-        weight_decay: f64,
-        lr_scale: f64,
-    },
+    AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, lr_scale: f64 },
     /// w, dw, momentum, control, applied steps [, copy] → w, momentum [, copy]. torch.optim.SGD's numerics.
-    Sgd {
-        momentum: f64,
-        nesterov: bool,
-        weight_decay: f64,
-        lr_scale: f64,
-    },
+    Sgd { momentum: f64, nesterov: bool, weight_decay: f64, lr_scale: f64 },
     /// w, dw, m, v, control, applied steps [, copy] → w, m, v [, copy]. DeepSpeed's FusedLamb: trust ratio within
     /// [min, max].
     Lamb {
@@ -365,9 +322,7 @@ pub enum Op {
         lr_scale: f64,
     },
     /// average, w as updated, control → average: decay·average + (1-decay)·w, or as it was on a skipped step.
-    Ema {
-        decay: f64,
-    },
+    Ema { decay: f64 },
 
     // ---- what ranks exchange ---------------------------------------------------------------------------------
     /// Values end to end in one flat buffer, zero-padded to a multiple of `align`; `to` is the type there, if another.
@@ -385,31 +340,17 @@ pub enum Op {
         over: bool,
     },
     /// Any number of values → as many, each reduced over the ranks of the group. They lie side by side, so that they travel as one.
-    AllReduce {
-        reduction: Reduction,
-        group: Group,
-    },
+    AllReduce { reduction: Reduction, group: Group },
     /// flat (n) → (n/ranks), of as many ranks as the group has.
-    ReduceScatter {
-        reduction: Reduction,
-        group: Group,
-    },
+    ReduceScatter { reduction: Reduction, group: Group },
     /// (n,..) → (n·ranks,..): what the ranks of the group have, one after the other.
-    AllGather {
-        group: Group,
-    },
+    AllGather { group: Group },
     /// The same numbers as another type.
-    Cast {
-        to: DType,
-    },
+    Cast { to: DType },
     /// scale \[3\] = (scale, good steps since it changed, skipped steps it still bears), control → scale \[3\]. DeepSpeed's
     /// dynamic loss scale: doubled after `window` good steps; halved, but not below `min`, at a skipped step once
     /// `hysteresis` - 1 of them were borne.
-    LossScale {
-        window: u64,
-        hysteresis: u64,
-        min: f64,
-    },
+    LossScale { window: u64, hysteresis: u64, min: f64 },
 
     // ---- matmuls in fp8 --------------------------------------------------------------------------------------
     /// x (..,C), scale (S) = (scale, largest values of the last steps) [, largest so far \[1\]] → x·scale in `to`, E4M3 or E5M2
@@ -447,11 +388,7 @@ pub enum Op {
         bias: bool,
     },
     /// dy, weight → dx (B,height,width,I).
-    ConvGradX {
-        window: Window,
-        height: usize,
-        width: usize,
-    },
+    ConvGradX { window: Window, height: usize, width: usize },
     /// dy, x [, sum so far] → dweight of `shape`.
     ConvGradW {
         window: Window,
@@ -487,9 +424,7 @@ pub enum Op {
     },
     /// running (3,C) = (mean, unbiased variance, batches seen) [, the same as this step has left it], moments (3,C) →
     /// running. With both, the first micro-step starts from the first and the others from the second.
-    RunningMoments {
-        momentum: f64,
-    },
+    RunningMoments { momentum: f64 },
     /// control, n values as they were, n as they are to be → n values: the latter, or the former on a skipped step.
     Commit,
     /// (B,h,w,C) → (B,height,width,C).
@@ -509,43 +444,36 @@ pub enum Op {
     /// Any number of values (..,C) → (..,ΣC), channels side by side.
     Concat,
     /// (..,C) → (..,channels): some of the channels, from `start` on.
-    Slice {
-        start: usize,
-        channels: usize,
-    },
+    Slice { start: usize, channels: usize },
     /// The cross-entropy of pixels whose logits are resized on the way, bilinearly: logits (B,h,w,K), labels (B,h',w'), weights
     /// (B,h',w') → loss and stats as `cross_entropy` has them, log-sum-exp (B,h',w') of the resized logits. Those
     /// themselves are nowhere.
-    ResizedCrossEntropy {
-        smoothing: f64,
-    },
+    ResizedCrossEntropy { smoothing: f64 },
     /// logits, labels, weights, log-sum-exp, dloss → dlogits (B,h,w,K).
-    ResizedCrossEntropyGrad {
-        smoothing: f64,
-    },
+    ResizedCrossEntropyGrad { smoothing: f64 },
     /// Tokens (B,T,C) → (B,height,width,C): the last ones, row by row; a class token before them is left out.
-    Grid {
-        height: usize,
-        width: usize,
-    },
+    Grid { height: usize, width: usize },
     /// Inverse of `grid`: (B,h,w,C) → (B,tokens,C), 0 for what `grid` leaves out.
-    Ungrid {
-        tokens: usize,
-    },
+    Ungrid { tokens: usize },
 }
 
 /// The queue a step runs on. Steps of one lane run in program order; lanes run beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lane {
+    /// What computes.
     Compute,
+    /// What ranks send each other.
     Comm,
+    /// Copies between memories.
     Copy,
 }
 
 impl Lane {
+    /// Every lane.
     pub const ALL: [Lane; 3] = [Lane::Compute, Lane::Comm, Lane::Copy];
 
+    /// The name in plan texts.
     pub fn name(self) -> &'static str {
         match self {
             Lane::Compute => "compute",

@@ -24,6 +24,7 @@ pub struct Key {
 pub enum Place {
     /// Byte offset in the arena.
     Arena(usize),
+    /// The state's own memory.
     State(StateId),
 }
 
@@ -51,6 +52,7 @@ pub fn homes(states: &[State]) -> (Vec<Home>, usize) {
     (states.iter().map(home).collect(), bytes)
 }
 
+/// A value with its place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanValue {
     pub name: String,
@@ -66,6 +68,7 @@ pub struct ScratchRange {
     pub bytes: usize,
 }
 
+/// An op with its operands, queue and memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
     #[serde(flatten)]
@@ -81,6 +84,7 @@ pub struct Step {
     pub scratch: Option<ScratchRange>,
 }
 
+/// The flat list of steps that a device runs, with every buffer placed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {
     pub name: String,
@@ -99,11 +103,13 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What a step computes and moves.
     pub fn cost_of(&self, step: &Step) -> Cost {
         let types = |list: &[usize]| list.iter().map(|v| &self.values[*v].ty).collect::<Vec<_>>();
         cost(&step.op, &types(&step.inputs), &types(&step.outputs))
     }
 
+    /// What all steps compute and move.
     pub fn cost(&self) -> Cost {
         let mut total = Cost::default();
         self.steps.iter().for_each(|step| total += self.cost_of(step));
@@ -120,6 +126,7 @@ impl Plan {
         self.inputs.iter().chain(&self.outputs).copied().find(|v| self.values[*v].name == name)
     }
 
+    /// The plan as JSON, with the cost of each step.
     pub fn to_json(&self) -> serde_json::Value {
         // A plan holds only names, numbers and lists, so it always has a JSON form.
         let mut json = serde_json::to_value(self).unwrap_or_default();

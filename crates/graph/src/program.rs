@@ -31,6 +31,7 @@ impl Program {
         self.plans().map(|p| p.arena).into_iter().max().unwrap_or(0)
     }
 
+    /// All plans: micro, last, update, eval.
     pub fn plans(&self) -> [&Plan; 4] {
         [&self.micro, &self.last, &self.update, &self.eval]
     }

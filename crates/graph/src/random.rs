@@ -32,6 +32,7 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// The draws of a sample at a site, in a step.
     pub fn new(seed: u64, step: u64, site: u32, sample: u64) -> Self {
         // The high half of the sample number and the step are folded into the key, which the seed spreads.
         let key = seed ^ step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (sample >> 32).rotate_left(48);
@@ -65,6 +66,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// A sequence of its own for every seed and site.
     pub fn new(seed: u64, site: u32) -> Self {
         Sequence { key: [seed as u32, (seed >> 32) as u32], site, block: 0, words: [0; 4], used: 4 }
     }

@@ -10,9 +10,13 @@ use std::time::Instant;
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
+    /// A micro-batch whose gradients only accumulate.
     Micro,
+    /// The last micro-batch of a step.
     Last,
+    /// The update.
     Update,
+    /// Loss and logits.
     Eval,
 }
 
@@ -112,6 +116,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
+    /// All of it.
     pub fn total(&self) -> usize {
         self.arena + self.states + self.constant()
     }
@@ -173,6 +178,7 @@ impl Startup {
         now
     }
 
+    /// Adds seconds to a phase.
     pub fn add(&mut self, phase: &'static str, seconds: f64) {
         match self.phases.iter_mut().find(|(name, _)| *name == phase) {
             Some((_, sum)) => *sum += seconds,

@@ -10,12 +10,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Optimizer {
+    /// torch.optim.AdamW.
     AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64 },
+    /// torch.optim.SGD.
     Sgd { momentum: f64, nesterov: bool, weight_decay: f64 },
+    /// DeepSpeed's FusedLamb.
     Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_coeff: f64, max_coeff: f64 },
 }
 
 impl Optimizer {
+    /// The weight decay, whatever the optimizer.
     pub fn weight_decay(&self) -> f64 {
         match *self {
             Optimizer::AdamW { weight_decay, .. }
@@ -36,6 +40,7 @@ pub struct ParamGroup {
 }
 
 impl ParamGroup {
+    /// Whether its parameters are not trained.
     pub fn is_frozen(&self) -> bool {
         self.lr_scale == 0.0
     }

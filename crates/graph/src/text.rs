@@ -131,6 +131,7 @@ fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
+/// What is wrong with the text of a plan.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("plan text, line {line}: {why}")]
 pub struct ParseError {

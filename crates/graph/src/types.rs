@@ -8,22 +8,30 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
+    /// 64-bit float.
     F64,
+    /// 32-bit float.
     F32,
+    /// 16-bit float with the range of f32.
     Bf16,
+    /// IEEE half precision.
     F16,
     /// 8 bits, four of them exponent: see [`crate::fp8`].
     E4M3,
     /// 8 bits, five of them exponent.
     E5M2,
+    /// 32-bit integer.
     I32,
+    /// Byte.
     U8,
 }
 
 impl DType {
+    /// Every type.
     pub const ALL: [DType; 8] =
         [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
 
+    /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 => 8,
@@ -33,6 +41,7 @@ impl DType {
         }
     }
 
+    /// Whether it is a float of 16 bits.
     pub fn is_half(self) -> bool {
         matches!(self, DType::Bf16 | DType::F16)
     }
@@ -47,6 +56,7 @@ impl DType {
         matches!(self, DType::F64 | DType::F32) || self.is_half()
     }
 
+    /// The name in plan texts.
     pub fn name(self) -> &'static str {
         match self {
             DType::F64 => "f64",
@@ -73,14 +83,17 @@ impl fmt::Display for DType {
 pub struct Shape(pub Vec<usize>);
 
 impl Shape {
+    /// No axes: one element.
     pub fn scalar() -> Self {
         Shape(Vec::new())
     }
 
+    /// Elements.
     pub fn count(&self) -> usize {
         self.0.iter().product()
     }
 
+    /// Axes.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
@@ -95,6 +108,7 @@ impl Shape {
         self.0.split_last().map_or(1, |(_, rest)| rest.iter().product())
     }
 
+    /// The same with another last axis.
     pub fn with_last(&self, last: usize) -> Self {
         let mut axes = self.0.clone();
         match axes.last_mut() {
@@ -132,10 +146,12 @@ pub struct Type {
 }
 
 impl Type {
+    /// A type of a dtype and a shape.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
         Type { dtype, shape: shape.into() }
     }
 
+    /// Bytes of all elements.
     pub fn bytes(&self) -> usize {
         self.shape.count() * self.dtype.bytes()
     }
@@ -147,6 +163,7 @@ impl fmt::Display for Type {
     }
 }
 
+/// A text that is no type.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("'{0}' is not a type such as f32[64,192]")]
 pub struct BadType(String);

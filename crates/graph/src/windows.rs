@@ -27,6 +27,7 @@ impl Windows {
         [map[0].div_ceil(self.size[0]), map[1].div_ceil(self.size[1])]
     }
 
+    /// Windows of a map.
     pub fn count(&self, map: [usize; 2]) -> usize {
         let [rows, columns] = self.grid(map);
         rows * columns
@@ -73,10 +74,12 @@ pub struct Offsets {
 }
 
 impl Offsets {
+    /// The offsets within a window.
     pub fn new(size: [usize; 2], pretrained: Option<[usize; 2]>) -> Self {
         Offsets { size, pretrained: pretrained.unwrap_or(size) }
     }
 
+    /// How many different offsets there are.
     pub fn count(&self) -> usize {
         (2 * self.size[0] - 1) * (2 * self.size[1] - 1)
     }

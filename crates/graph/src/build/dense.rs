@@ -29,6 +29,7 @@ pub struct BatchNorm<'a> {
 }
 
 impl<'a> BatchNorm<'a> {
+    /// As torch's `BatchNorm2d` has it.
     pub fn named(name: &'a str) -> Self {
         BatchNorm { name, eps: 1e-5, momentum: 0.1, relu: false }
     }

@@ -76,6 +76,7 @@ impl Builder {
         y
     }
 
+    /// The same numbers in another shape.
     pub fn reshape(&mut self, x: ValueId, shape: impl Into<Shape>) -> ValueId {
         let [y] = self.push("reshape", Op::Reshape { shape: shape.into() }, &[x]);
         y

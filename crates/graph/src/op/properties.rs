@@ -17,10 +17,12 @@ impl Op {
         }
     }
 
+    /// The name in plan texts.
     pub fn name(&self) -> String {
         self.name_and_attributes().0
     }
 
+    /// The queue that its steps run on.
     pub fn lane(&self) -> Lane {
         self.describe(0).lane
     }

@@ -188,6 +188,7 @@ impl Description {
         self
     }
 
+    /// Marks a matmul or a convolution.
     pub fn multiplies(mut self) -> Self {
         self.multiplies = true;
         self
@@ -319,10 +320,12 @@ impl<'a> Letters<'a> {
         self.bound.iter().find(|b| b.letter == letter).map_or(0, |b| b.length)
     }
 
+    /// The type of one operand.
     pub fn operand(&self, index: usize) -> &Type {
         self.operands[index]
     }
 
+    /// The types of all operands.
     pub fn operands(&self) -> &[&Type] {
         self.operands
     }
@@ -456,6 +459,7 @@ fn factor(token: &'static str) -> (usize, &'static str) {
     (token[..digits].parse().unwrap_or(1), &token[digits..])
 }
 
+/// An error with this reason unless something holds.
 pub fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why()) }
 }

@@ -4,6 +4,7 @@ use crate::graph::{Graph, Node};
 use crate::op::Op;
 use std::collections::HashSet;
 
+/// Merges every pair that nobody looks between.
 pub fn fuse(graph: Graph) -> Graph {
     residual_norm(linear_gelu(graph))
 }

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 
 const FIRST: Op = Op::Pool { kind: Pooling::First };
 
+/// Moves the selection of the first token up as far as it goes.
 pub fn narrow(mut graph: Graph) -> Result<Graph, GraphError> {
     while let Some(pool) = movable(&graph) {
         graph = lift(graph, pool)?;

@@ -7,6 +7,7 @@ use crate::graph::{Graph, Node};
 use crate::op::Op;
 use std::collections::HashSet;
 
+/// Merges what can be merged around backward ops.
 pub fn peephole(graph: Graph) -> Graph {
     accumulate(gelu_product(bias(residual(graph))))
 }

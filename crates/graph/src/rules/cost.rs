@@ -5,6 +5,7 @@ use crate::types::{Shape, Type};
 use crate::windows::{Offsets, Windows};
 use serde::Serialize;
 
+/// What a step computes and moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     pub flops: f64,
