@@ -116,30 +116,38 @@ fn zero2_accumulation() {
     let refused = |from, to, why| refused(ZERO2, from, to, why);
     // A bucket on its way keeps its bytes, though its lane has gone on.
     refused(
-        "d.fc1 bf16[16,64] @9728",
-        "d.fc1 bf16[16,64] @7808",
+        "d.fc1 bf16[16,64] @13696",
+        "d.fc1 bf16[16,64] @9088",
         "step 10 (linear_grad_x, fc2): writes over bucket.0, which step 9 may still use",
     );
     refused(
-        "group=\"data:4\" wait=8 ",
-        "group=\"data:4\" ",
+        "group=\"data:2\" wait=8 ",
+        "group=\"data:2\" ",
         "step 9 (reduce_scatter, bucket.0): bucket.0 may not be written yet",
     );
-    refused("to=\"f32\" wait=9", "to=\"f32\"", "step 15 (cast, bucket.0): bucket.0.shard may not be written");
     refused(
-        "state bucket.1.grad f32[544] \"gradient\"\nstate stats",
-        "state bucket.1.grad f32[2176] \"gradient\"\nstate stats",
-        "step 18 (accumulate, bucket.1): x is f32[544], but sum so far f32[2176]",
+        "bucket.0.shard) wait=9",
+        "bucket.0.shard)",
+        "step 15 (accumulate, bucket.0): bucket.0.shard may not be written",
     );
-    refused("d.fc2.bias) align=128", "d.fc2.bias) align=6", "step 8 (pack, bucket.0): gives bf16[654], not");
+    refused(
+        "state bucket.1.grad f32[1088] \"gradient\"\nstate stats",
+        "state bucket.1.grad f32[2176] \"gradient\"\nstate stats",
+        "step 16 (accumulate, bucket.1): x is f32[1088], but sum so far f32[2176]",
+    );
+    refused("d.fc2.bias) align=128", "d.fc2.bias) align=6", "step 8 (pack, bucket.0): gives f32[654], not");
     // The update.
     refused("[[1],[4]] wait=2", "[[1],[4]]", "step 3 (unpack, norm): sums.all may not be written yet");
     refused("[[10,64],[10]] wait=8", "[[10,64],[10]]", "step 12 (unpack, bucket.0): bucket.0.all may not be");
-    refused("$fc1.weight, $fc1.bias =", "$fc1.weight, $fc2.bias =", "step 13 (unpack, bucket.1): gives");
     refused(
-        "13 compute $fc1.weight, $fc1.bias = unpack(bucket.1.all) shapes=[[64,32],[64]]",
-        "13 compute $fc2.weight, $fc2.bias = unpack(bucket.1.all) shapes=[[10,64],[10]]",
-        "step 13 (unpack, bucket.1): fc2.weight is written a second time",
+        "$fc1.weight.half, $fc1.bias.half =",
+        "$fc1.weight.half, $fc2.bias.half =",
+        "step 13 (unpack, bucket.1): gives",
+    );
+    refused(
+        "13 compute $fc1.weight.half, $fc1.bias.half = unpack(bucket.1.all) shapes=[[64,32],[64]]",
+        "13 compute $fc2.weight.half, $fc2.bias.half = unpack(bucket.1.all) shapes=[[10,64],[10]]",
+        "step 13 (unpack, bucket.1): fc2.weight.half is written a second time",
     );
     refused(
         "8 comm bucket.0.all",
@@ -154,18 +162,18 @@ fn zero3_recompute() {
     let refused = |from, to, why| refused(ZERO3, from, to, why);
     // The wait that is there for memory alone.
     refused(
-        "group=\"data:4\" wait=10",
-        "group=\"data:4\"",
+        "group=\"data:2\" wait=10",
+        "group=\"data:2\"",
         "step 11 (all_gather, block.0): writes over memory, which step 1 may still use",
     );
     refused(
-        "group=\"data:4\" wait=10",
-        "group=\"data:4\" wait=9",
+        "group=\"data:2\" wait=10",
+        "group=\"data:2\" wait=9",
         "step 11 (all_gather, block.0): writes over d.block.1, which step 10 may still use",
     );
     refused(
-        "group=\"data:4\" wait=10",
-        "group=\"data:4\" wait=12",
+        "group=\"data:2\" wait=10",
+        "group=\"data:2\" wait=12",
         "step 11 (all_gather, block.0): waits for step 12, which comes",
     );
     // The parameters gathered for forward are gone by the time backward wants them.
@@ -181,7 +189,7 @@ fn zero3_recompute() {
         "step 2 (all_gather, block.1): writes over block.0.weight, which step 1 may still use",
     );
     refused(
-        "state block.0.shard f32[1040]",
+        "state block.0.shard f32[2080]",
         "state block.0.shard f32[1041]",
         "step 0 (all_gather, block.0): gives",
     );
