@@ -133,6 +133,16 @@ pub struct Variation {
     pub drop_path: f64,
 }
 
+impl Variation {
+    /// Sets the pooling, and the rates (dropout, attention dropout, drop path), of a model that has all of them.
+    pub(crate) fn put_into(&self, pool: &mut Pool, [dropout, attention, drop_path]: [&mut f64; 3]) {
+        *pool = self.pool.unwrap_or(*pool);
+        *dropout = self.dropout.unwrap_or(0.0);
+        *attention = self.attention_dropout.unwrap_or(0.0);
+        *drop_path = self.drop_path;
+    }
+}
+
 /// Something asked of a model that it doesn't have, by the name of the flag.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Misfit {

@@ -10,7 +10,7 @@ use crate::architecture::{
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
 use crate::names::{self, Table, Weights};
-use crate::vit::{Pool, plain_numbers};
+use crate::vit::{Pool, plain_numbers, through_blocks};
 use graph::build::Linear;
 use graph::op::{Op, Pooling};
 use graph::{Builder, Init, Loss, ValueId};
@@ -136,12 +136,7 @@ impl LayerScaleVit {
     /// Images to tokens (B,T,C), through all blocks.
     fn encode(&self, b: &mut Builder, images: ValueId) -> ValueId {
         let tokens = self.embed(b, images);
-        let mut x = b.border(tokens);
-        for i in 0..self.depth {
-            let y = b.scope(&format!("blocks.{i}"), |b| self.block(b, x, i));
-            x = b.border(y);
-        }
-        x
+        through_blocks(b, tokens, self.depth, |b, x, i| self.block(b, x, i))
     }
 
     /// Patches, linearly projected; positions added; the class token and registers in front.
@@ -278,10 +273,8 @@ impl Architecture for LayerScaleVit {
     }
 
     fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
-        self.pool = variation.pool.unwrap_or(self.pool);
-        self.attention_dropout = variation.attention_dropout.unwrap_or(0.0);
-        self.dropout = variation.dropout.unwrap_or(0.0);
-        self.drop_path = variation.drop_path;
+        let LayerScaleVit { pool, dropout, attention_dropout, drop_path, .. } = self;
+        variation.put_into(pool, [dropout, attention_dropout, drop_path]);
         Ok(())
     }
 

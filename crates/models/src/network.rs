@@ -149,8 +149,7 @@ impl Network {
 
     /// The side of the images that a model of this name was published for; none for names that no model has.
     pub fn published_image(name: &str) -> Option<usize> {
-        // Of a size that windows and patches of any published size divide.
-        Network::named(name, EVERY_SIZE, 3, 2).ok()?.deref().published_image()
+        Network::of_any_size(name)?.deref().published_image()
     }
 
     /// A model of this name, of whatever size; none for names that no model has.

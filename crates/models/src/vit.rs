@@ -112,12 +112,7 @@ impl Vit {
     /// Images to tokens (B,T,C), through all blocks.
     pub(crate) fn encode(&self, b: &mut Builder, images: ValueId) -> ValueId {
         let tokens = self.embed(b, images);
-        let mut x = b.border(tokens);
-        for i in 0..self.depth {
-            let y = b.scope(&format!("blocks.{i}"), |b| self.block(b, x, i));
-            x = b.border(y);
-        }
-        x
+        through_blocks(b, tokens, self.depth, |b, x, i| self.block(b, x, i))
     }
 
     /// The norm after the last block.
@@ -232,10 +227,8 @@ impl Architecture for Vit {
     }
 
     fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
-        self.pool = variation.pool.unwrap_or(self.pool);
-        self.attention_dropout = variation.attention_dropout.unwrap_or(0.0);
-        self.dropout = variation.dropout.unwrap_or(0.0);
-        self.drop_path = variation.drop_path;
+        let Vit { pool, dropout, attention_dropout, drop_path, .. } = self;
+        variation.put_into(pool, [dropout, attention_dropout, drop_path]);
         Ok(())
     }
 
@@ -246,6 +239,21 @@ impl Architecture for Vit {
     fn positions(&self) -> Option<Positions> {
         Some(Positions { grid: self.grid(), class_token: true })
     }
+}
+
+/// Tokens after all blocks, with borders between them.
+pub(crate) fn through_blocks(
+    b: &mut Builder,
+    tokens: ValueId,
+    depth: usize,
+    block: impl Fn(&mut Builder, ValueId, usize) -> ValueId,
+) -> ValueId {
+    let mut x = b.border(tokens);
+    for i in 0..depth {
+        let y = b.scope(&format!("blocks.{i}"), |b| block(b, x, i));
+        x = b.border(y);
+    }
+    x
 }
 
 /// [`Architecture::numbers`] of blocks over patches of (patch, width, depth), with (heads, MLP width, tokens before the patches).
