@@ -22,8 +22,12 @@ impl Groups {
     }
 
     /// Makes the groups that plans name, if they are for as many ranks as there are. All ranks do so at the same time, with the
-    /// same groups.
-    pub fn prepare<'a>(&mut self, plans: impl IntoIterator<Item = &'a Plan>) -> Result<(), CommError> {
+    /// same groups. Returns those that are new.
+    pub fn prepare<'a>(
+        &mut self,
+        plans: impl IntoIterator<Item = &'a Plan>,
+    ) -> Result<Vec<Communicator>, CommError> {
+        let known = self.parts.len();
         let fitting = plans.into_iter().filter(|plan| plan.mesh.ranks() == self.world.size());
         let named: Vec<_> =
             fitting.flat_map(|plan| plan.collectives().map(|(_, g)| (plan.mesh, g))).collect();
@@ -33,7 +37,7 @@ impl Groups {
                 self.parts.push((group, self.world.split_in_order(colour, key)?));
             }
         }
-        Ok(())
+        Ok(self.parts[known..].iter().map(|(_, part)| part.clone()).collect())
     }
 
     /// Who a group of this kind is made of, for this rank.

@@ -81,13 +81,8 @@ impl Exchanger {
 
     /// Makes the groups that a program names. All ranks do so at the same time.
     pub fn prepare(&self, program: &Program, stream: &Stream) -> Result<(), CudaError> {
-        let named: Vec<Group> =
-            program.plans().iter().flat_map(|plan| plan.collectives().map(|(_, group)| group)).collect();
-        let mut new: Vec<Group> = named.into_iter().filter(|group| self.group(*group).is_none()).collect();
-        new.sort_unstable();
-        new.dedup();
-        self.groups.borrow_mut().prepare(program.plans())?;
-        new.into_iter().filter_map(|group| self.group(group)).try_for_each(|comm| self.connect(&comm, stream))
+        let new = self.groups.borrow_mut().prepare(program.plans())?;
+        new.iter().try_for_each(|group| self.connect(group, stream))
     }
 
     /// The ranks of a group that was prepared.
