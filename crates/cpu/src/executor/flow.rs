@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Steps for which memory is best left alone after its last use, so that threads may be that far apart: see
-/// `graph::Settings::linger`.
+/// `graph::Target::linger`.
 pub const LINGER: usize = 8;
 
 /// A part of a plan.
@@ -122,17 +122,15 @@ pub(super) fn stretches<T: Float>(bound: &[Bound<T>], threads: usize) -> Vec<Str
     let mut all = vec![];
     let mut draft: Option<Draft> = None;
     for (index, step) in bound.iter().enumerate() {
-        let Work::Compute { after } = step.work else {
-            all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
-            all.push(Stretch::Step(index));
-            continue;
+        let after = match step.work {
+            // What a step borrows, the next one may borrow too.
+            Work::Compute { after } if steps::flows(&step.op) && step.borrowed == 0 => after,
+            _ => {
+                all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
+                all.push(Stretch::Step(index));
+                continue;
+            }
         };
-        // What a step borrows, the next one may borrow too.
-        if !steps::flows(&step.op) || step.borrowed > 0 {
-            all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
-            all.push(Stretch::Step(index));
-            continue;
-        }
         let phases = survey(step, threads);
         let fits = |d: &Draft| after.is_none() && d.takes(&phases);
         if !draft.as_ref().is_some_and(fits) {
