@@ -1,0 +1,278 @@
+//! Hand-written plans of several ranks: shards (ZeRO), and groups of a mesh.
+
+use super::common::ranks::on_each;
+use super::common::written::program;
+use super::{executor, header, normal, state};
+use comm::Communicator;
+use cpu::{Executor, Options, Which};
+use graph::Header;
+
+const ZERO3: &str = include_str!("../../../graph/tests/plans/zero3-recompute.plan");
+
+/// What one rank with all samples computes: the plan of two, without what they say to each other.
+const ONE: &str = "plan micro batch=32 height=1 width=64 arena=262144
+state block.0.weight f32[64,64] {\"parameter\":\"zeros\"}
+state block.0.bias f32[64] {\"parameter\":\"zeros\"}
+state block.1.weight f32[64,64] {\"parameter\":\"zeros\"}
+state block.1.bias f32[64] {\"parameter\":\"zeros\"}
+state block.0.weight.grad f32[64,64] \"gradient\"
+state block.0.bias.grad f32[64] \"gradient\"
+state block.1.weight.grad f32[64,64] \"gradient\"
+state block.1.bias.grad f32[64] \"gradient\"
+state stats f32[4] \"statistic\"
+input x f32[32,64] @0
+input labels i32[32] @16384
+input weights f32[32] @16640
+0 compute y f32[32,64] @20480, y.pre f32[32,64] @36864 = linear(x, $block.0.weight, $block.0.bias) bias=true gelu=true ; forward block.0
+1 compute z f32[32,64] @53248, z.pre f32[32,64] @69632 = linear(y, $block.1.weight, $block.1.bias) bias=true gelu=true ; forward block.1
+2 compute loss f32[] @86016, $stats = cross_entropy(z, labels, weights) smoothing=0.0 ; forward loss
+3 compute d.loss f32[] @86272 = seed() dtype=\"f32\" ; backward loss
+4 compute d.z f32[32,64] @86528 = cross_entropy_grad(z, labels, weights, d.loss) smoothing=0.0 ; backward loss
+5 compute d.z.pre f32[32,64] @102912, $block.1.bias.grad = gelu_grad(z.pre, d.z) bias=true ; backward block.1
+6 compute $block.1.weight.grad = linear_grad_w(d.z.pre, y) shape=[64,64] ; backward block.1
+7 compute d.y f32[32,64] @119296 = linear_grad_x(d.z.pre, $block.1.weight) ; backward block.1
+8 compute d.y.pre f32[32,64] @135680, $block.0.bias.grad = gelu_grad(y.pre, d.y) bias=true ; backward block.0
+9 compute $block.0.weight.grad = linear_grad_w(d.y.pre, x) shape=[64,64] ; backward block.0
+output loss
+";
+
+/// Does `work` on each of so many threads, which are ranks of the engine that a run of threads has.
+fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(ranks), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&options) else { panic!("threads") };
+    on_each(members.iter().map(|member| member.world.clone()).collect(), work)
+}
+
+/// Runs a plan on some samples of a step, from `first` on; `x` has all of them.
+fn run_batch(executor: &mut Executor<f32>, which: Which, x: &[f32], first: usize, header: &Header) {
+    let (width, batch) = (x.len() / header.nominal as usize, executor.ints(which, "labels").unwrap().len());
+    assert!(executor.write_input(which, "x", &x[width * first..width * (first + batch)]));
+    let labels = executor.ints(which, "labels").unwrap();
+    labels.iter_mut().zip(first..).for_each(|(label, sample)| *label = (sample * 7 % 10) as i32);
+    executor.input(which, "weights").unwrap().fill(1.0);
+    executor.run(which, header).unwrap();
+}
+
+/// Parameters in shards, gathered where they are used and again for the backward pass: each rank has its part of the gradients that
+/// one rank with all samples has.
+#[test]
+fn zero3_over_two_ranks_has_the_gradients_of_one() {
+    let blocks = ["block.0", "block.1"];
+    let flat: Vec<Vec<f32>> =
+        (20..22).map(|site| normal(4160, site).iter().map(|x| 0.1 * x).collect()).collect();
+    let mut one = executor(ONE);
+    for (block, values) in blocks.iter().zip(&flat) {
+        let (weight, bias) = values.split_at(64 * 64);
+        for (name, values) in [("weight", weight), ("bias", bias)] {
+            let id = one.find_state(&format!("{block}.{name}")).unwrap();
+            one.write_state(id, values);
+        }
+    }
+    let x = normal(32 * 64, 9);
+    run_batch(&mut one, Which::Micro, &x, 0, &header(32.0));
+    let shards = among(2, |comm| {
+        let rank = comm.rank();
+        let options = Options { threads: 1, seed: 7, comm: Some(comm) };
+        let mut executor = Executor::<f32>::new(program(ZERO3), options).unwrap();
+        for (block, values) in blocks.iter().zip(&flat) {
+            let id = executor.find_state(&format!("{block}.shard")).unwrap();
+            executor.write_state(id, &values[2080 * rank..2080 * (rank + 1)]);
+        }
+        run_batch(&mut executor, Which::Micro, &x, 16 * rank, &header(32.0));
+        blocks.map(|block| state(&executor, &format!("{block}.grad")))
+    });
+    for (number, block) in blocks.iter().enumerate() {
+        let all: Vec<f32> = shards.iter().flat_map(|shard| shard[number].clone()).collect();
+        let plain =
+            [state(&one, &format!("{block}.weight.grad")), state(&one, &format!("{block}.bias.grad"))];
+        let plain = plain.concat();
+        let largest = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let off = all.iter().zip(&plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(largest > 1e-3 && off < 1e-5 * largest, "{block}: off by {off} of {largest}");
+    }
+}
+
+/// A mesh of two by two: sums over each axis, and over all, in one order.
+#[test]
+fn collectives_stay_within_their_groups() {
+    let text = "plan micro batch=1 height=1 width=1 mesh=data:2,sequence:2 arena=4096
+input x f32[4] @0
+0 comm rows f32[4] @128 = all_reduce(x) reduction=\"sum\" group=\"sequence:2\" ; exchange rows
+1 comm columns f32[4] @256 = all_reduce(x) reduction=\"sum\" group=\"data:2\" ; exchange columns
+2 comm all f32[4] @384 = all_reduce(rows) reduction=\"sum\" group=\"data:2\" ; exchange all
+3 comm world f32[4] @512 = all_reduce(x) reduction=\"sum\" group=\"data+sequence:4\" ; exchange world
+4 comm gathered f32[8] @640 = all_gather(x) group=\"sequence:2\" ; exchange gathered
+output rows
+output columns
+output all
+output world
+output gathered
+";
+    among(4, |comm| {
+        let rank = comm.rank();
+        let options = Options { threads: 1, seed: 7, comm: Some(comm) };
+        let mut executor = Executor::<f32>::new(program(text), options).unwrap();
+        let mut sums = |x: f32| {
+            assert!(executor.write_input(Which::Micro, "x", &[x; 4]));
+            executor.run(Which::Micro, &header(1.0)).unwrap();
+            let first = |name: &str| executor.output(Which::Micro, name).unwrap()[0];
+            let gathered = executor.output(Which::Micro, "gathered").unwrap();
+            (["rows", "columns", "all", "world"].map(first), [gathered[0], gathered[4]])
+        };
+        let value = |rank: usize| 10f32.powi(rank as i32);
+        let (row, column) = (rank / 2 * 2, rank % 2);
+        for _ in 0..3 {
+            let (found, gathered) = sums(value(rank));
+            let expected = [value(row) + value(row + 1), value(column) + value(column + 2), 1111.0, 1111.0];
+            assert_eq!((found, gathered), (expected, [value(row), value(row + 1)]));
+        }
+    });
+    // A group that the mesh doesn't have is no plan.
+    let other = text.replace("group=\"sequence:2\"", "group=\"sequence:4\"").parse::<graph::Plan>().unwrap();
+    let why = "step 0 (all_reduce, rows): is among sequence:4, but the mesh is data:2,sequence:2";
+    assert_eq!(other.check().unwrap_err().to_string(), why);
+}
+
+const ZERO2: &str = include_str!("../../../graph/tests/plans/zero2-accumulation.plan");
+
+/// What one rank computes with all samples of a step at once, and f32 parameters beside their copies.
+const WHOLE: &str = "plan last batch=64 height=1 width=32 arena=131072
+state fc1.weight f32[64,32] {\"parameter\":\"zeros\"}
+state fc1.bias f32[64] {\"parameter\":\"zeros\"}
+state fc2.weight f32[10,64] {\"parameter\":\"zeros\"}
+state fc2.bias f32[10] {\"parameter\":\"zeros\"}
+state fc1.weight.half bf16[64,32] \"copy\"
+state fc1.bias.half bf16[64] \"copy\"
+state fc2.weight.half bf16[10,64] \"copy\"
+state fc2.bias.half bf16[10] \"copy\"
+state fc1.weight.grad f32[64,32] \"gradient\"
+state fc1.bias.grad f32[64] \"gradient\"
+state fc2.weight.grad f32[10,64] \"gradient\"
+state fc2.bias.grad f32[10] \"gradient\"
+state stats f32[4] \"statistic\"
+input x bf16[64,32] @0
+input labels i32[64] @4096
+input weights f32[64] @4352
+0 compute fc1 bf16[64,64] @8192, fc1.pre bf16[64,64] @16384 = linear(x, $fc1.weight.half, $fc1.bias.half) bias=true gelu=true ; forward fc1
+1 compute fc2 bf16[64,10] @24576 = linear(fc1, $fc2.weight.half, $fc2.bias.half) bias=true ; forward fc2
+2 compute loss f32[] @28672, $stats = cross_entropy(fc2, labels, weights) smoothing=0.1 ; forward loss
+3 compute d.loss f32[] @28800 = seed() dtype=\"f32\" ; backward loss
+4 compute d.fc2 bf16[64,10] @32768 = cross_entropy_grad(fc2, labels, weights, d.loss) smoothing=0.1 ; backward loss
+5 compute $fc2.weight.grad = linear_grad_w(d.fc2, fc1) shape=[10,64] ; backward fc2
+6 compute $fc2.bias.grad = column_sum(d.fc2) ; backward fc2
+7 compute d.fc1 bf16[64,64] @40960 = linear_grad_x(d.fc2, $fc2.weight.half) ; backward fc2
+8 compute d.fc1.pre bf16[64,64] @49152, $fc1.bias.grad = gelu_grad(fc1.pre, d.fc1) bias=true ; backward fc1
+9 compute $fc1.weight.grad = linear_grad_w(d.fc1.pre, x) shape=[64,32] ; backward fc1
+";
+
+/// The update of these parameters, each with its moments and its copy.
+fn update_of(parameters: &[(&str, &str)]) -> String {
+    let mut states = String::from("state stats f32[4] \"statistic\"\nstate applied f32[1] \"counter\"\n");
+    let mut steps = format!(
+        "0 compute norm f32[1] @0 = sum_squares({}) ; update norm\n\
+        1 compute control f32[3] @128 = clip(norm, $stats) max_norm=1.0 ; update control\n\
+        2 compute $applied = advance($applied, control) ; update applied\n",
+        parameters.iter().map(|(name, _)| format!("${name}.grad")).collect::<Vec<_>>().join(", ")
+    );
+    for (number, (name, shape)) in parameters.iter().enumerate() {
+        states += &format!(
+            "state {name} f32{shape} {{\"parameter\":\"zeros\"}}\nstate {name}.half bf16{shape} \"copy\"\n\
+            state {name}.grad f32{shape} \"gradient\"\nstate {name}.m f32{shape} \"moment\"\n\
+            state {name}.v f32{shape} \"moment\"\n"
+        );
+        steps += &format!(
+            "{} compute ${name}, ${name}.m, ${name}.v, ${name}.half = adamw(${name}, ${name}.grad, ${name}.m, \
+            ${name}.v, control, $applied, ${name}.half) beta1=0.9 beta2=0.999 eps=1e-8 weight_decay=0.05 \
+            lr_scale=1.0 ; update {name}\n",
+            3 + number
+        );
+    }
+    format!("plan update batch=64 height=1 width=32 arena=4096\n{states}{steps}output control\n")
+}
+
+/// Two ranks, two micro-steps each: shards of gradients, moments and f32 parameters, whole copies. After some steps they have what one
+/// rank has that holds everything.
+#[test]
+fn zero2_over_two_ranks_trains_as_one_does() {
+    const STEPS: u32 = 3;
+    let samples = |step: u32| normal(64 * 32, 40 + step);
+    let buckets =
+        [("bucket.0", 768, ["fc2.weight", "fc2.bias"]), ("bucket.1", 2176, ["fc1.weight", "fc1.bias"])];
+    let parameters =
+        [("fc1.weight", "[64,32]"), ("fc1.bias", "[64]"), ("fc2.weight", "[10,64]"), ("fc2.bias", "[10]")];
+    let first = |name: &str| -> Vec<f32> {
+        let (count, site) = match name {
+            "fc1.weight" => (2048, 50),
+            "fc1.bias" => (64, 51),
+            "fc2.weight" => (640, 52),
+            _ => (10, 53),
+        };
+        normal(count, site).into_iter().map(|x| 0.2 * x).collect()
+    };
+    let mut one = executor(&format!("{WHOLE}{}", update_of(&parameters)));
+    for (name, _) in parameters {
+        let id = one.find_state(name).unwrap();
+        one.write_state(id, &first(name));
+    }
+    for step in 0..STEPS {
+        run_batch(&mut one, Which::Last, &samples(step), 0, &header(64.0));
+        one.run(Which::Update, &header(64.0)).unwrap();
+    }
+    let flat = |of: &dyn Fn(&str) -> Vec<f32>, names: [&str; 2], count: usize| {
+        let mut all = names.map(of).concat();
+        all.resize(count, 0.0);
+        all
+    };
+    let ranks = among(2, |comm| {
+        let rank = comm.rank();
+        let options = Options { threads: 1, seed: 7, comm: Some(comm) };
+        let mut executor = Executor::<f32>::new(program(ZERO2), options).unwrap();
+        for (bucket, count, names) in buckets {
+            let id = executor.find_state(&format!("{bucket}.master")).unwrap();
+            let part = count / 2 * rank..count / 2 * (rank + 1);
+            executor.write_state(id, &flat(&first, names, count)[part]);
+            for name in names {
+                let id = executor.find_state(&format!("{name}.half")).unwrap();
+                executor.write_state(id, &first(name));
+            }
+        }
+        for step in 0..STEPS {
+            for micro in 0..2 {
+                let header = Header { accumulate: micro > 0, ..header(64.0) };
+                run_batch(&mut executor, Which::Micro, &samples(step), 16 * (2 * micro + rank), &header);
+            }
+            executor.run(Which::Update, &header(64.0)).unwrap();
+        }
+        let of = |ending: &str| buckets.map(|(bucket, ..)| state(&executor, &format!("{bucket}.{ending}")));
+        let copies = parameters.map(|(name, _)| state(&executor, &format!("{name}.half")));
+        (of("master"), of("m"), copies, executor.output(Which::Update, "control").unwrap().to_vec())
+    });
+    assert!(
+        ranks[0].2 == ranks[1].2 && ranks[0].3 == ranks[1].3,
+        "copies and control are the same everywhere"
+    );
+    let (control, norm) = (one.output(Which::Update, "control").unwrap().to_vec(), ranks[0].3[2]);
+    assert!((norm / control[2] - 1.0).abs() < 1e-3 && control[1] == 1.0, "{control:?}, {:?}", ranks[0].3);
+    let rate = header(64.0).learning_rate as f32;
+    for (number, (bucket, count, names)) in buckets.into_iter().enumerate() {
+        let masters = [ranks[0].0[number].clone(), ranks[1].0[number].clone()].concat();
+        let plain = flat(&|name| state(&one, name), names, count);
+        let off = masters.iter().zip(&plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(off < 0.1 * rate, "{bucket}: off by {off}, with steps of {rate}");
+        let moments = [ranks[0].1[number].clone(), ranks[1].1[number].clone()].concat();
+        let plain = flat(&|name| state(&one, &format!("{name}.m")), names, count);
+        let largest = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let off = moments.iter().zip(&plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(off < 1e-2 * largest, "{bucket}: moments off by {off} of {largest}");
+        // The copies are the masters, rounded.
+        let halves = flat(
+            &|name| {
+                let at = parameters.iter().position(|(other, _)| *other == name).unwrap();
+                ranks[0].2[at].clone()
+            },
+            names,
+            count,
+        );
+        assert!(masters.iter().zip(&halves).all(|(w, half)| half::bf16::from_f32(*w).to_f32() == *half));
+    }
+}
