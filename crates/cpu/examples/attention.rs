@@ -72,8 +72,7 @@ fn executor(threads: usize, batch: usize, tokens: usize, head: usize) -> Executo
 fn run(threads: usize, tokens: usize, head: usize) {
     let batch = (1024 / tokens).max(1);
     let mut executor = executor(threads, batch, tokens, head);
-    let header =
-        Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     // Seconds of forward and backward, of the steps and of their matmuls alone.
     let mut samples: [[Vec<f64>; 2]; 2] = Default::default();
     for round in 0..=ROUNDS {

@@ -70,8 +70,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
     let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
     let program = compile(model, &settings).expect("the graph compiles");
     let mut executor = Executor::<f32>::new(program, Options::alone(threads, 1)).expect("it fits");
-    let header =
-        Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     let mut best: BTreeMap<String, (StepTime, f64)> = BTreeMap::new();
     for _ in 0..5 {
         executor.reset_times();

@@ -108,7 +108,7 @@ impl Clock {
 
     fn part(&mut self, which: Which) -> &mut f64 {
         match which {
-            Which::Micro | Which::Last => &mut self.total.compute,
+            Which::First | Which::Micro | Which::Last => &mut self.total.compute,
             Which::Update => &mut self.total.update,
             Which::Eval => &mut self.total.evaluation,
         }

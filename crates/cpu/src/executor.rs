@@ -24,7 +24,7 @@ use bind::{BoundPlan, Memory};
 use calls::Groups;
 use comm::Communicator;
 use graph::plan::{Home, Plan, PlanValue, homes};
-use graph::{DType, Header, Program, State};
+use graph::{DType, Program, State};
 use operand::check_dtype;
 
 /// What the host fills before a plan runs.
@@ -57,7 +57,7 @@ impl Options {
 
 pub struct Executor<T: Float> {
     program: Program,
-    plans: [BoundPlan<T>; 4],
+    plans: [BoundPlan<T>; 5],
     states: Vec<View<u8>>,
     arena: Block,
     state_block: Block,
@@ -149,14 +149,11 @@ impl<T: Float> Executor<T> {
         self.borrowed.as_ref().map_or(0, Block::bytes)
     }
 
-    /// Refuses to add to gradients that were not kept.
-    fn check_sums(&self, header: &Header) -> Result<(), CpuError> {
-        if header.accumulate && !self.program.accumulates() { Err(CpuError::OneMicroStep) } else { Ok(()) }
-    }
-
-    /// What comes before every run of a plan.
-    pub(crate) fn begin(&mut self, header: &Header) -> Result<(), CpuError> {
-        self.check_sums(header)?;
+    /// What comes before every run of a plan. There is none that adds to gradients that are not kept.
+    pub(crate) fn begin(&mut self, which: Which) -> Result<(), CpuError> {
+        if which == Which::Micro && self.program.micro.steps.is_empty() {
+            return Err(CpuError::OneMicroStep);
+        }
         self.refresh();
         Ok(())
     }

@@ -61,8 +61,7 @@ fn alone(plan: &Plan, index: usize) -> Program {
     let (waits, scratch) = (vec![], None);
     let step = Step { inputs: inputs.clone(), outputs: outputs.clone(), waits, scratch, ..step.clone() };
     let eval = Plan { key: plan.key, arena, values, inputs, outputs, steps: vec![step], ..Plan::default() };
-    let empty = Plan::default;
-    Program { states: vec![], micro: empty(), last: empty(), update: empty(), eval }
+    Program { eval, ..Program::default() }
 }
 
 /// What went into a step and came out of it, as numbers; of an `assign`, what it wrote.
@@ -82,7 +81,7 @@ impl<T: Float> Executor<T> {
         header: &Header,
         show: &mut dyn FnMut(&Plan, Shown),
     ) -> Result<(), CpuError> {
-        self.begin(header)?;
+        self.begin(which)?;
         for step in 0..self.plan(which).steps.len() {
             let operands = self.all_numbers(which, |step| &step.inputs, step);
             self.run_step(which, step, header)?;

@@ -51,14 +51,15 @@ const STEPS: usize = 12;
 fn rig(exchange: Exchange, mixed: Option<Mixed>, comm: Communicator) -> Rig<f32> {
     let target = cpu::Target { threads: 1 };
     let model = small_vit(0.1).build(4, smoothed(), DType::F32).unwrap();
-    let settings = Settings { mesh: Mesh::of_data(2), exchange, mixed, ..settings(&target) };
+    let settings =
+        Settings { mesh: Mesh::of_data(2), exchange, mixed, accumulates: true, ..settings(&target) };
     let program = compiled_with(model, &settings);
     Rig::among(program, 1, Some(comm))
 }
 
 fn step(rig: &mut Rig<f32>) {
-    rig.fill(Which::Micro);
-    rig.run(Which::Micro);
+    rig.fill(Which::First);
+    rig.run(Which::First);
     rig.step();
 }
 

@@ -68,8 +68,7 @@ impl<T: Float> Run<T> {
     fn new(program: Program, threads: usize, comm: Option<Communicator>) -> Self {
         let batch = program.last.key.batch;
         let nominal = (BATCH * SIDE * SIDE) as f64;
-        let header =
-            Header { seed: 5, step: 0, first_sample: 0, learning_rate: 3e-3, nominal, accumulate: false };
+        let header = Header { seed: 5, step: 0, first_sample: 0, learning_rate: 3e-3, nominal };
         let executor = Executor::new(program, Options { threads, seed: 3, comm }).unwrap();
         Run { executor, header, batch }
     }
@@ -181,7 +180,7 @@ fn recompute_keeps_the_moments() {
     let count = |recompute, which: PlanOf, is: &dyn Fn(&Op) -> bool| {
         let program = program::<f32>(2, 1, |settings| {
             (settings.mesh, settings.exchange) = (Mesh::of_data(2), EXCHANGE);
-            settings.recompute = recompute;
+            (settings.recompute, settings.accumulates) = (recompute, true);
         });
         which(&program).steps.iter().filter(|s| is(&s.op)).count()
     };
@@ -222,14 +221,13 @@ fn a_skipped_step_leaves_everything_as_it_was() {
 /// Two micro-batches move the running moments twice, as two steps do.
 #[test]
 fn every_micro_batch_counts() {
-    let program = program::<f64>(BATCH / 2, 1, |_| ());
-    let [mut together, mut apart] = [program.clone(), program].map(Run::<f64>::alone);
+    let program = |several| program::<f64>(BATCH / 2, 1, |settings| settings.accumulates = several);
+    let [mut together, mut apart] = [true, false].map(program).map(Run::<f64>::alone);
     for run in [&mut together, &mut apart] {
         run.header.learning_rate = 0.0;
     }
-    together.run(Which::Micro);
+    together.run(Which::First);
     together.header.first_sample = 2;
-    together.header.accumulate = true;
     together.run(Which::Last);
     together.update();
     apart.run(Which::Last);
@@ -335,8 +333,7 @@ fn a_vit_learns_to_segment() {
     let mut executor =
         Executor::<f32>::new(compiled_with(model, &settings(&target)), Options::alone(1, 1)).unwrap();
     let nominal = 512.0;
-    let header =
-        Header { seed: 1, step: 0, first_sample: 0, learning_rate: 1e-2, nominal, accumulate: false };
+    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 1e-2, nominal };
     let mut losses = vec![];
     for _ in 0..30 {
         // The left half of each image is bright and of class 1, the right one dark and of class 3.

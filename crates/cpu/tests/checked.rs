@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Rig, adamw, compiled_model, small_vit, smoothed, with_drawn_head};
+use common::{Rig, adamw, compiled_model, compiled_with, settings, small_vit, smoothed, with_drawn_head};
 use cpu::{BadValue, Origin, Which};
 use graph::graph::Phase;
-use graph::{DType, Recompute, Role};
+use graph::{DType, Recompute, Role, Settings};
 
 fn rig(recompute: Recompute) -> Rig<f32> {
     let model = with_drawn_head(small_vit(0.1).build(4, smoothed(), DType::F32).unwrap());
@@ -95,15 +95,18 @@ fn an_overflow_of_a_gradient_is_backward() {
 /// After a failed step sums are full of NaN. The next one starts anew and is not to blame; one that adds to them is.
 #[test]
 fn sums_count_only_where_they_are_added_to() {
-    let mut rig = rig(Recompute::None);
+    let target = cpu::Target { threads: 2 };
+    let model = with_drawn_head(small_vit(0.1).build(4, smoothed(), DType::F32).unwrap());
+    let settings = Settings { accumulates: true, ..settings(&target) };
+    let mut rig = Rig::<f32>::new(compiled_with(model, &settings), 2);
     set(&mut rig, "blocks.2.attn.proj.weight.grad", |g| g.fill(f32::NAN));
     set(&mut rig, "stats", |s| s.fill(f32::NAN));
     let of_update = checked(&mut rig, Which::Update).unwrap();
     let text = "gradient blocks.2.attn.proj.weight.grad holds NaN before the step (element 0)";
     assert_eq!(of_update.to_string(), text);
-    rig.header.accumulate = true;
-    assert!(matches!(checked(&mut rig, Which::Last).unwrap().origin, Origin::State(_)));
-    rig.header.accumulate = false;
-    assert_eq!(checked(&mut rig, Which::Last), None);
+    for adding in [Which::Micro, Which::Last] {
+        assert!(matches!(checked(&mut rig, adding).unwrap().origin, Origin::State(_)));
+    }
+    assert_eq!(checked(&mut rig, Which::First), None);
     assert_eq!(checked(&mut rig, Which::Update), None);
 }

@@ -137,6 +137,7 @@ fn dropped_channels() {
     let y = tokens(&mut d, y);
     let mut rig = rig(&d.finish(y));
     check_elements("drop per channel", &mut rig, ELEMENTS);
+    rig.gradients();
     let gradient = rig.state("x.0.grad").unwrap();
     let mut dropped = 0;
     for sample in gradient.chunks_exact(2 * 3 * 6) {

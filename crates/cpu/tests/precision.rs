@@ -36,16 +36,16 @@ fn program(model: Model, arithmetic: Arithmetic) -> Program {
     let target = cpu::Target { threads: THREADS };
     let optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.05 };
     let (mixed, loss_scale) = (arithmetic.mixed(), arithmetic.loss_scale());
-    compiled_with(model, &Settings { optimizer, mixed, loss_scale, ..settings(&target) })
+    compiled_with(model, &Settings { optimizer, mixed, loss_scale, accumulates: true, ..settings(&target) })
 }
 
 /// Three steps of two micro-batches each; `run` has the rig with its header set and its batch filled in.
 fn steps<T: Float>(rig: &mut Rig<T>, mut run: impl FnMut(&mut Executor<T>, Which, &Header)) {
     rig.header.nominal = 2.0 * BATCH as f64;
     for step in 0..3 {
-        for (micro, which) in [(0, Which::Micro), (1, Which::Last)] {
+        for (micro, which) in [(0, Which::First), (1, Which::Last)] {
             let first_sample = BATCH as u64 * micro;
-            rig.header = Header { step, first_sample, accumulate: micro > 0, ..rig.header };
+            rig.header = Header { step, first_sample, ..rig.header };
             rig.fill(which);
             run(&mut rig.executor, which, &rig.header);
         }

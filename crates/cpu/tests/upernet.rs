@@ -160,7 +160,7 @@ fn heads_agree_with_transformers() {
     let mut executor = heads.executor(Optimizer::AdamW { beta1, beta2, eps, weight_decay });
     let (nominal, counted) = (heads.pixels() as f64, number(&fixture["counted"]));
     let (seed, learning_rate) = (1, hyper("lr"));
-    let header = Header { seed, step: 0, first_sample: 0, learning_rate, nominal, accumulate: false };
+    let header = Header { seed, step: 0, first_sample: 0, learning_rate, nominal };
 
     for (step, expected) in fixture["losses"].as_array().unwrap().iter().enumerate() {
         heads.fill(&mut executor, Which::Last);

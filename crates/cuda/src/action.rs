@@ -308,7 +308,7 @@ impl Exchanged {
 }
 
 /// A sum over rows of partial sums, f32, that a kernel has left in the memory for such. Sums of many steps are made by one launch:
-/// see [`crate::sums`].
+/// see [`graph::Op::AddUp`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PartialSum {
     /// The first of its columns.
@@ -322,12 +322,20 @@ pub struct PartialSum {
     pub out: Address,
 }
 
+impl PartialSum {
+    /// The bytes from its first part to the end of its last.
+    pub fn range(&self) -> std::ops::Range<Address> {
+        let elements = self.rows.saturating_sub(1) * self.stride + self.columns;
+        self.parts..self.parts + 4 * elements as Address
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Launch(Launch),
     Product(Product),
     Convolution(Convolution),
-    /// Must be done before anyone needs the sum, not at once. No list that is bound has any.
+    /// What the step leaves to an [`graph::Op::AddUp`]. No list that is bound has any.
     Sum(PartialSum),
     Copy {
         from: Address,
@@ -375,12 +383,10 @@ pub struct Context<'a> {
     pub outputs: &'a [Operand],
     /// The step's working memory: as many bytes as [`crate::Target`] asked for.
     pub scratch: Address,
-    /// For its partial sums: as many bytes as [`crate::steps::parts`] asked for. They stay until they are added up.
+    /// For its partial sums, as the plan has them. They stay until they are added up.
     pub parts: Address,
     /// Where the run's `Header` lies, as `common.cuh` declares it.
     pub header: Address,
-    /// Whether gradients and statistics add to what earlier micro-steps left. Each way has a list of actions of its own.
-    pub accumulate: bool,
     /// Whether f32 products may round their operands to tf32.
     pub tf32: bool,
     pub facts: &'a Facts,

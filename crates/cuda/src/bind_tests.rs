@@ -1,32 +1,32 @@
 use super::*;
 use graph::graph::Phase;
 use graph::plan::{PlanValue, ScratchRange};
-use graph::{DType, Role, Type};
+use graph::{DType, Role, StateId, Type};
 
 /// Makes a copy from the first input to the first output of every step, and one zeroing for merged optimizers. A norm's gradient
-/// leaves parts of the sums that are its other outputs; a zeroing of as many bytes as there are sums makes them.
+/// leaves two parts of each of the sums that are its other outputs; a zeroing of as many bytes as there are sums makes them, where the
+/// first is or goes on from.
 struct Fake;
 
 /// Bytes of parts that a sum has.
-const PARTS: usize = 1 << 20;
+const PARTS: usize = 64;
 
 impl Maker for Fake {
-    fn parts(&self, op: &Op, _: &[Operand], outputs: &[Operand], _: &Facts) -> usize {
-        if matches!(op, Op::LayerNormGrad { .. }) { PARTS * (outputs.len() - 1) } else { 0 }
-    }
-
     fn sums(&self, sums: &[PartialSum], _: &mut Constants) -> Vec<Action> {
-        vec![Action::Zero { at: sums[0].out, bytes: sums.len() }]
+        vec![Action::Zero { at: sums[0].start.unwrap_or(sums[0].out), bytes: sums.len() }]
     }
 
     fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         if let Op::LayerNormGrad { .. } = cx.op {
             let sum = |(i, out): (usize, &Operand)| {
                 let (parts, start, out) = (cx.parts + (i * PARTS) as Address, None, out.address);
-                Action::Sum(PartialSum { parts, rows: PARTS / 32, stride: 8, columns: 8, start, out })
+                Action::Sum(PartialSum { parts, rows: 2, stride: 8, columns: 8, start, out })
             };
             let first = Action::Copy { from: cx.parts, to: cx.output(0).address, bytes: cx.inputs.len() };
             return Ok([first].into_iter().chain(cx.outputs[1..].iter().enumerate().map(sum)).collect());
+        }
+        if *cx.op == NOTHING {
+            return Ok(vec![]);
         }
         let from = cx.inputs.first().map_or(cx.scratch, |o| o.address);
         let to = cx.outputs.first().map_or(0, |o| o.address);
@@ -49,14 +49,16 @@ impl Maker for Fake {
     }
 }
 
+/// A step that costs nothing.
+const NOTHING: Op = Op::Accumulate;
+
 const ARENA: Address = 0x10_0000;
-const REGION: Address = 0x1000_0000;
 const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0100];
 
-fn bind(plan: &Plan, accumulate: bool) -> Result<Bound, CudaError> {
+fn bind(plan: &Plan) -> Result<Bound, CudaError> {
     let facts = Facts::h200();
-    let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000, parts: REGION };
-    let binder = Binder { memory, accumulate, tf32: false, overlap: false, facts: &facts, maker: &Fake };
+    let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000 };
+    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(0x40_0000))
 }
 
@@ -82,8 +84,9 @@ impl Made {
     fn step(&mut self, op: Op, inputs: &[usize], outputs: &[usize]) -> &mut Step {
         let (inputs, outputs, lane) = (inputs.to_vec(), outputs.to_vec(), op.lane());
         let (layer, phase) = ("layer".to_string(), Phase::Backward);
-        let (waits, scratch) = (vec![], None);
-        self.0.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
+        let (joined, waits, scratch, parts) = (false, vec![], None, None);
+        let step = Step { op, inputs, outputs, lane, joined, waits, layer, phase, scratch, parts };
+        self.0.steps.push(step);
         self.0.steps.last_mut().unwrap()
     }
 }
@@ -112,7 +115,7 @@ fn operands_have_the_addresses_of_their_places() {
     made.step(Op::Seed { dtype: DType::F32 }, &[], &[c]).scratch =
         Some(ScratchRange { offset: 1024, bytes: 64 });
     made.step(Op::Assign { state: StateId(2) }, &[c], &[]);
-    let bound = bind(&made.0, false).unwrap();
+    let bound = bind(&made.0).unwrap();
     assert_eq!(
         actions(&bound),
         [
@@ -135,118 +138,51 @@ fn states_lie_side_by_side_at_borders() {
     );
 }
 
-/// x → gelu → g; sum of state 0 and g, in the state.
-fn summed() -> Made {
-    let mut made = Made::new();
-    let (x, g) = (made.value(arena(0)), made.value(arena(128)));
-    let (so_far, sum) = (made.value(state(0)), made.value(state(0)));
-    made.step(Op::Gelu, &[x], &[g]);
-    made.step(Op::Accumulate, &[so_far, g], &[sum]);
-    made
-}
-
-#[test]
-fn the_first_part_of_a_sum_is_made_in_its_state() {
-    let plan = summed().0;
-    let bound = bind(&plan, false).unwrap();
-    assert_eq!(actions(&bound), [copy(ARENA, STATES[0], 1)]);
-    assert_eq!(bound.addresses[1], STATES[0]);
-    let adding = bind(&plan, true).unwrap();
-    assert_eq!(actions(&adding), [copy(ARENA, ARENA + 128, 1), copy(STATES[0], STATES[0], 2)]);
-}
-
-#[test]
-fn a_part_that_others_need_stays_where_it_is() {
-    let mut used_twice = summed();
-    let out = used_twice.value(arena(256));
-    used_twice.step(Op::Gelu, &[1], &[out]);
-    assert_eq!(bind(&used_twice.0, false).unwrap().actions.len(), 3);
-
-    let mut is_output = summed();
-    is_output.0.outputs = vec![1];
-    assert_eq!(bind(&is_output.0, false).unwrap().actions.len(), 2);
-
-    let mut of_the_host = summed();
-    of_the_host.0.steps.remove(0);
-    assert_eq!(bind(&of_the_host.0, false).unwrap().actions.len(), 1);
-
-    let mut other_type = summed();
-    other_type.0.values[1].ty.dtype = DType::Bf16;
-    assert_eq!(bind(&other_type.0, false).unwrap().actions.len(), 2);
-}
-
-#[test]
-fn a_state_that_is_read_in_between_is_not_overwritten_early() {
-    let mut made = summed();
-    let out = made.value(arena(256));
-    let reader = made.step(Op::Gelu, &[2], &[out]).clone();
-    made.0.steps.pop();
-    // Between the maker and the sum: no.
-    made.0.steps.insert(1, reader.clone());
-    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 3);
-    // Before the maker, on the same lane: the order of the lane keeps them apart.
-    made.0.steps.swap(0, 1);
-    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
-    // Before the maker, on another lane: it may still run.
-    made.0.steps[0].lane = Lane::Copy;
-    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 3);
-}
-
-#[test]
-fn a_maker_that_works_in_place_is_left_alone() {
-    let mut made = summed();
-    made.0.steps[0].op = Op::Accumulate;
-    let old = made.value(arena(128));
-    made.0.steps[0].inputs = vec![old, 0];
-    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
-}
-
 #[test]
 fn lanes_and_waits_are_kept() {
     let mut made = Made::new();
     let values: Vec<usize> = (0..4).map(|i| made.value(arena(128 * i))).collect();
     made.step(Op::Gelu, &[values[0]], &[values[1]]);
     let beside = made.step(Op::Gelu, &[values[1]], &[values[2]]);
-    (beside.lane, beside.waits) = (Lane::Copy, vec![0]);
+    (beside.lane, beside.waits) = (Lane::Side, vec![0]);
     made.step(Op::Gelu, &[values[0]], &[values[3]]);
     made.step(Op::Gelu, &[values[2]], &[values[1]]).waits = vec![1];
-    let bound = bind(&made.0, false).unwrap();
+    let bound = bind(&made.0).unwrap();
     let seen: Vec<(Lane, Vec<usize>)> = bound.actions.iter().map(|p| (p.lane, p.waits.clone())).collect();
     let compute = Lane::Compute;
-    assert_eq!(seen, [(compute, vec![]), (Lane::Copy, vec![0]), (compute, vec![]), (compute, vec![1])]);
+    assert_eq!(seen, [(compute, vec![]), (Lane::Side, vec![0]), (compute, vec![]), (compute, vec![1])]);
 }
 
 #[test]
 fn waits_of_a_step_without_actions_pass_to_its_neighbours() {
-    // On the copy lane something reads x; the forwarded sum waits for it; the next step relies on that.
+    // On the side lane something reads x; a step that is none here waits for it, and the next relies on that.
     let mut made = Made::new();
     let (x, y, g) = (made.value(arena(0)), made.value(arena(128)), made.value(arena(256)));
-    let (so_far, sum) = (made.value(state(0)), made.value(state(0)));
-    let reader = made.step(Op::Gelu, &[x], &[y]);
-    reader.lane = Lane::Copy;
+    let (sum, same) = (made.value(state(0)), made.value(state(0)));
+    made.step(Op::Gelu, &[x], &[y]).lane = Lane::Side;
     made.step(Op::Gelu, &[x], &[g]);
-    made.step(Op::Accumulate, &[so_far, g], &[sum]).waits = vec![0];
+    made.step(NOTHING, &[sum], &[same]).waits = vec![0];
     made.step(Op::Gelu, &[y], &[x]);
-    let after = made.step(Op::Gelu, &[sum], &[y]);
-    (after.lane, after.waits) = (Lane::Copy, vec![2]);
-    let bound = bind(&made.0, false).unwrap();
+    let after = made.step(Op::Gelu, &[same], &[y]);
+    (after.lane, after.waits) = (Lane::Side, vec![2]);
+    let bound = bind(&made.0).unwrap();
     assert_eq!(bound.actions.len(), 4);
     assert_eq!(bound.actions[2].waits, [0]);
-    assert_eq!((bound.actions[3].lane, &bound.actions[3].waits[..]), (Lane::Copy, &[1][..]));
+    assert_eq!((bound.actions[3].lane, &bound.actions[3].waits[..]), (Lane::Side, &[1][..]));
 }
 
 #[test]
-fn optimizers_that_follow_each_other_are_merged() {
+fn optimizers_that_are_joined_are_merged() {
     let mut made = Made::new();
     let values: Vec<usize> = (0..3).map(|i| made.value(state(i))).collect();
     let control = made.value(arena(0));
     let adamw = Op::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, lr_scale: 1.0 };
     made.step(Op::SumSquares, &[values[0]], &[control]);
     made.step(adamw.clone(), &[values[0], values[1]], &[values[0]]);
-    made.step(Op::Ema { decay: 0.9 }, &[values[2], values[0]], &[values[2]]);
-    made.step(adamw, &[values[1], values[0]], &[values[1]]);
+    made.step(Op::Ema { decay: 0.9 }, &[values[2], values[0]], &[values[2]]).joined = true;
+    made.step(adamw, &[values[1], values[0]], &[values[1]]).joined = true;
     made.step(Op::Gelu, &[control], &[control]);
-    let bound = bind(&made.0, false).unwrap();
+    let bound = bind(&made.0).unwrap();
     assert_eq!(bound.actions.len(), 3);
     assert_eq!(bound.actions[1].action, Action::Zero { at: 0x40_0000, bytes: 3 });
     assert_eq!((bound.actions[1].first, bound.actions[1].step), (1, 3));
@@ -259,14 +195,15 @@ fn the_norm_and_what_follows_from_it_are_launched_together() {
     let gradient = made.value(state(0));
     let (squares, control, applied) = (made.value(arena(0)), made.value(arena(128)), made.value(state(1)));
     made.step(Op::SumSquares, &[gradient], &[squares]);
-    made.step(Op::Clip { max_norm: None, scaled: false }, &[squares], &[control]);
-    made.step(Op::Advance, &[applied, control], &[applied]);
-    let bound = bind(&made.0, false).unwrap();
+    made.step(Op::Clip { max_norm: None, scaled: false }, &[squares], &[control]).joined = true;
+    made.step(Op::Advance, &[applied, control], &[applied]).joined = true;
+    let bound = bind(&made.0).unwrap();
     assert_eq!(actions(&bound), [copy(STATES[0] + ARENA, STATES[1], 3)]);
     assert_eq!((bound.actions[0].first, bound.actions[0].step), (0, 2));
     // Not all of them: each for itself.
     made.0.steps.pop();
-    assert_eq!(bind(&made.0, false).unwrap().actions.len(), 2);
+    made.0.steps[1].joined = false;
+    assert_eq!(bind(&made.0).unwrap().actions.len(), 2);
 }
 
 const TWO: graph::Mesh = graph::Mesh { data: 2, sequence: 1 };
@@ -299,7 +236,7 @@ fn exchanged(bound: &Bound) -> Vec<crate::action::Exchanged> {
 
 #[test]
 fn neighbours_travel_as_one_range_with_the_padding_between_them() {
-    let bound = bind(&exchanging().0, false).unwrap();
+    let bound = bind(&exchanging().0).unwrap();
     let [call] = &exchanged(&bound)[..] else { panic!("{bound:?}") };
     // Eight numbers at one border of 128 bytes, eight at the next.
     assert_eq!((call.send, call.receive), ((STATES[0], 40), (STATES[0], 40)));
@@ -320,7 +257,7 @@ fn parts_of_a_buffer_are_scattered_and_gathered() {
     made.step(Op::AllGather { group: TWO.world() }, &[part], &[whole]);
     let max = Op::AllReduce { reduction: graph::op::Reduction::Max, group: TWO.world() };
     made.step(max, &[part], &[part]);
-    let calls = exchanged(&bind(&made.0, false).unwrap());
+    let calls = exchanged(&bind(&made.0).unwrap());
     let ranges: Vec<_> = calls.iter().map(|call| (call.send, call.receive)).collect();
     let (whole, part) = ((ARENA, 8), (ARENA + 256, 4));
     assert_eq!(ranges, [(whole, part), (part, whole), (part, part)]);
@@ -333,7 +270,7 @@ fn parts_of_a_buffer_are_scattered_and_gathered() {
 fn values_that_dont_lie_side_by_side_are_refused() {
     let mut made = exchanging();
     made.0.values[2].place = state(2);
-    let error = bind(&made.0, false).unwrap_err().to_string();
+    let error = bind(&made.0).unwrap_err().to_string();
     let why = "layer: all_reduce takes values that lie side by side, but v2 doesn't follow v1";
     assert_eq!(error, why);
 }
@@ -342,7 +279,7 @@ fn values_that_dont_lie_side_by_side_are_refused() {
 fn collectives_of_what_can_t_be_summed_are_refused_by_name() {
     let mut made = exchanging();
     made.0.values.iter_mut().for_each(|value| value.ty.dtype = DType::I32);
-    let error = bind(&made.0, false).unwrap_err().to_string();
+    let error = bind(&made.0).unwrap_err().to_string();
     assert_eq!(error, "layer: the CUDA executor has no kernel for all_reduce of i32, i32");
 }
 
@@ -355,116 +292,55 @@ fn a_plan_for_other_ranks_is_refused() {
     assert_eq!(refused(Some(1)), format!("{among} is one"));
     assert_eq!(refused(Some(3)), format!("{among} are 3"));
     assert!(crate::exchange::check_ranks(&plan, Some(2)).is_ok());
-    assert!(crate::exchange::check_ranks(&summed().0, None).is_ok());
+    assert!(crate::exchange::check_ranks(&norms(2).0, None).is_ok());
 }
 
 const NORM: Op = Op::LayerNormGrad { add: false, sum: false, half: None };
 
-/// Norms' gradients, each with a sum that is added to a state.
+/// Norms' gradients, whose sums are added up together; of all but the first, to those so far.
 fn norms(count: usize) -> Made {
     let mut made = Made::new();
     let x = made.value(arena(0));
+    let (mut inputs, mut so_far, mut sums) = (vec![], vec![], vec![]);
     for i in 0..count {
-        let (dx, sum) = (made.value(arena(128)), made.value(arena(256 + 128 * i)));
-        let (so_far, total) = (made.value(state(i as u32)), made.value(state(i as u32)));
-        made.step(NORM, &[x], &[dx, sum]);
-        made.step(Op::Accumulate, &[so_far, sum], &[total]);
+        let parts = ScratchRange { offset: 256 + 2 * PARTS * i, bytes: PARTS };
+        let (dx, left) = (made.value(arena(128)), made.value(arena(parts.offset)));
+        made.step(NORM, &[x], &[dx, left]).parts = Some(parts);
+        inputs.push(left);
+        so_far.push(made.value(state(i as u32)));
+        sums.push(made.value(state(i as u32)));
     }
+    inputs.extend(&so_far[1..]);
+    let step = made.step(Op::AddUp { starts: (1..count).collect() }, &inputs, &sums);
+    (step.lane, step.waits) = (Lane::Side, vec![count - 1]);
     made
 }
 
 #[test]
 fn sums_of_many_steps_are_made_together() {
-    let plan = norms(3).0;
-    for accumulate in [false, true] {
-        let bound = bind(&plan, accumulate).unwrap();
-        let parts = |i: usize| REGION + (i * PARTS) as Address;
-        let norm = |i: usize| copy(parts(i), ARENA + 128, 1);
-        let sums = Action::Zero { at: STATES[0], bytes: 3 };
-        assert_eq!(actions(&bound), [norm(0), norm(1), norm(2), sums]);
-        assert_eq!(bound.parts, 3 * PARTS);
-        let [one, _, _, all] = &bound.actions[..] else { panic!() };
-        assert_eq!((one.parts, one.results.len()), ((REGION, PARTS), 1));
-        for (sum, to) in all.sums.iter().zip(STATES) {
-            assert_eq!((sum.out, sum.start), (to, accumulate.then_some(to)));
-        }
-        assert_eq!(all.results.len(), 3);
-    }
+    let bound = bind(&norms(3).0).unwrap();
+    let norm = |i: usize| copy(ARENA + 256 + (2 * PARTS * i) as Address, ARENA + 128, 1);
+    assert_eq!(actions(&bound), [norm(0), norm(1), norm(2), Action::Zero { at: STATES[0], bytes: 3 }]);
+    let [one, _, _, all] = &bound.actions[..] else { panic!() };
+    assert_eq!((one.results.len(), all.results.len()), (1, 3), "parts are no results");
+    assert_eq!((all.lane, &all.waits[..]), (Lane::Side, &[2][..]));
 }
 
 #[test]
-fn sums_are_made_before_anyone_needs_them() {
-    let mut made = norms(2);
-    let out = made.value(arena(1024));
-    // The first norm's sum, after it was added to its state.
-    made.step(Op::Gelu, &[4], &[out]);
-    for accumulate in [false, true] {
-        let bound = bind(&made.0, accumulate).unwrap();
-        let seen = actions(&bound);
-        assert_eq!(seen.len(), 4);
-        assert_eq!(seen[2..], [Action::Zero { at: STATES[0], bytes: 2 }, copy(STATES[0], ARENA + 1024, 1)]);
-    }
-    // A sum that someone needs as it is isn't added to its state on the way.
-    let mut made = norms(2);
-    let out = made.value(arena(1024));
-    made.step(Op::Gelu, &[2], &[out]);
-    let bound = bind(&made.0, true).unwrap();
-    let add = copy(STATES[0], STATES[0], 2);
-    assert_eq!(actions(&bound)[1..3], [Action::Zero { at: ARENA + 256, bytes: 1 }, add]);
-}
-
-#[test]
-fn what_travels_waits_for_its_sums() {
-    let mut made = norms(2);
-    let after: Vec<usize> = (0..2).map(|i| made.value(state(i))).collect();
-    made.step(all_reduce(), &[4, 8], &after).waits = vec![3];
-    let bound = bind(&made.0, false).unwrap();
-    let [_, _, sums, call] = &bound.actions[..] else { panic!("{bound:?}") };
-    assert!(sums.sums.len() == 2 && call.waits.contains(&2));
-}
-
-#[test]
-fn parts_that_fill_their_memory_are_added_up() {
-    let mut made = norms(1);
-    for i in 0..20 {
-        let (dx, sum) = (made.value(arena(128)), made.value(arena(4096 + 128 * i)));
-        made.step(NORM, &[0], &[dx, sum]);
-        made.0.outputs.push(sum);
-    }
-    let bound = bind(&made.0, false).unwrap();
-    let made: Vec<usize> = bound.actions.iter().map(|p| p.sums.len()).filter(|sums| *sums > 0).collect();
-    assert_eq!(made, [8, 8, 5]);
-    assert_eq!(bound.parts, 16 * PARTS);
-}
-
-#[test]
-fn sums_that_nobody_needs_are_not_made() {
-    let mut made = norms(2);
-    made.0.steps.pop();
-    let bound = bind(&made.0, false).unwrap();
-    let [first, second, sums] = &bound.actions[..] else { panic!("{bound:?}") };
-    assert_eq!((first.results.len(), second.results.len(), sums.sums.len()), (1, 1, 1));
-}
-
-#[test]
-fn a_sum_that_is_a_state_is_made() {
-    let mut made = Made::new();
-    let (x, dx, sum) = (made.value(arena(0)), made.value(arena(128)), made.value(state(1)));
-    made.step(NORM, &[x], &[dx, sum]);
-    let bound = bind(&made.0, false).unwrap();
-    assert_eq!(bound.actions.last().unwrap().sums[0].out, STATES[1]);
-}
-
-#[test]
-fn a_sum_is_made_before_its_place_is_someones_working_memory() {
-    let mut made = Made::new();
-    let (x, dx, sum, y) =
-        (made.value(arena(0)), made.value(arena(128)), made.value(arena(256)), made.value(arena(384)));
-    made.step(NORM, &[x], &[dx, sum]);
-    made.step(Op::Gelu, &[x], &[y]);
-    made.step(Op::Gelu, &[x], &[y]).scratch = Some(ScratchRange { offset: 200, bytes: 60 });
-    made.0.outputs = vec![sum];
-    let bound = bind(&made.0, false).unwrap();
-    let made: Vec<usize> = bound.actions.iter().map(|placed| placed.sums.len()).collect();
-    assert_eq!(made, [0, 0, 1, 0]);
+fn parts_are_left_where_the_plan_says() {
+    let refused = |change: &dyn Fn(&mut Plan)| {
+        let mut made = norms(2);
+        change(&mut made.0);
+        bind(&made.0).unwrap_err().to_string()
+    };
+    let why = "layer: layer_norm_grad leaves partial sums, for which the plan has no place";
+    assert!(refused(&|plan| plan.steps[1].parts = None).contains(why));
+    let why = "layer: layer_norm_grad leaves other partial sums than the plan has a place for";
+    let smaller =
+        |plan: &mut Plan| plan.steps[1].parts = Some(ScratchRange { offset: 384, bytes: PARTS / 2 });
+    assert!(refused(&smaller).contains(why));
+    let elsewhere = |plan: &mut Plan| plan.values[plan.steps[1].outputs[1]].place = arena(640);
+    assert!(refused(&elsewhere).contains("leaves partial sums of what is none of its results"));
+    let other = |plan: &mut Plan| plan.steps[2].inputs[1] = 0;
+    assert!(refused(&other).contains("layer: nobody left parts of sum 1"));
 }

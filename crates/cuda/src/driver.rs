@@ -4,7 +4,7 @@ mod memory;
 mod stream;
 
 pub use memory::{Block, Pinned};
-pub use stream::{Event, Graph, Stream};
+pub use stream::{Event, Graph, Node, Stream};
 
 use crate::action::Facts;
 use crate::error::CudaError;

@@ -4,6 +4,7 @@
 //! of a plan is captured as a CUDA graph, which all further runs launch; they allocate nothing and wait for nothing.
 
 mod calls;
+mod captured;
 mod ceilings;
 mod checked;
 mod exchanger;
@@ -18,6 +19,7 @@ mod states;
 mod times;
 mod tracer;
 
+pub use captured::{Captured, TimedSteps};
 pub use exchanger::Exchange;
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{Needs, kernels_of};
@@ -38,7 +40,7 @@ use crate::tuner::{Choices, Known, Tuner};
 use graph::plan::homes;
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
-use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists, number};
+use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists};
 use prepare::compilers;
 use readback::Readbacks;
 use runs::Runs;
@@ -165,8 +167,8 @@ impl Executor {
     }
 
     /// The same of one plan's.
-    pub fn prepare_plan(&mut self, which: Which, accumulate: bool) -> Result<(), CudaError> {
-        self.ready(&[REFRESH, number(which, accumulate)])
+    pub fn prepare_plan(&mut self, which: Which) -> Result<(), CudaError> {
+        self.ready(&[REFRESH, which as usize])
     }
 
     fn ready(&mut self, numbers: &[usize]) -> Result<(), CudaError> {
@@ -271,7 +273,7 @@ impl Executor {
             arena: self.plans.arena.bytes,
             states: self.state_block.bytes,
             staging: self.plans.staging.device_bytes(),
-            tables: self.plans.constants.bytes + self.plans.parts.bytes + times + self.header.bytes,
+            tables: self.plans.constants.bytes + times + self.header.bytes,
             workspace: self.products.workspace_bytes(),
         }
     }
@@ -314,12 +316,12 @@ impl Executor {
     /// last collective is done there.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
-        let list = self.plans.list(which, header.accumulate)?;
+        let list = self.plans.list(which)?;
         match self.tracer.as_mut().filter(|tracer| tracer.on) {
             Some(tracer) => {
                 let marks = Tracer::marks(&self.context, list.actions.len())?;
                 list.run_eagerly(&self.products, &self.streams, Some(&marks))?;
-                tracer.keep(which, header.accumulate, marks);
+                tracer.keep(which, marks);
             }
             None => {
                 let capturing = list.launch(&self.products, &self.streams)?;
@@ -328,21 +330,21 @@ impl Executor {
                 }
             }
         }
-        self.note(which, header);
+        self.note(which);
         self.runs.end(which, &self.streams)
     }
 
     /// Runs a plan action by action instead of as a graph: slower, but an error names the action.
     pub fn run_eagerly(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
-        let list = self.plans.list(which, header.accumulate)?;
+        let list = self.plans.list(which)?;
         list.run_eagerly(&self.products, &self.streams, None)?;
-        self.note(which, header);
+        self.note(which);
         self.runs.end(which, &self.streams)
     }
 
-    fn note(&mut self, which: Which, header: &Header) {
-        let marks = self.plans.marks(which, header.accumulate);
+    fn note(&mut self, which: Which) {
+        let marks = self.plans.marks(which);
         if marks.calls > 0 {
             self.timed = marks;
         }
@@ -369,11 +371,11 @@ impl Executor {
     /// Queues what every run begins with: copies that are out of date, the header, the batch.
     fn begin(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.context.enter()?;
-        if header.accumulate && !self.program.accumulates() {
+        if which == Which::Micro && self.program.micro.steps.is_empty() {
             let why = "the plans are for steps of one micro-step: nothing can be added to its gradients";
             return Err(CudaError::Misuse(why.into()));
         }
-        self.prepare_plan(which, header.accumulate)?;
+        self.prepare_plan(which)?;
         self.refresh()?;
         let own = self.runs.begin(header, self.header.address, &self.streams)?;
         let Plans { staging, inputs, modules, .. } = &mut self.plans;

@@ -23,17 +23,15 @@ mod modules;
 pub mod moves;
 #[cfg(test)]
 mod nccl_tests;
-mod overlap;
 mod product;
 pub mod steps;
-pub mod sums;
 mod tuner;
 mod warm;
 
 pub use error::CudaError;
 pub use executor::{
-    Exchange, ExchangeTimes, Executor, KernelTime, Kernels, MemoryUse, Needs, Options, Readback, Startup,
-    Ticket, Traced, Which, kernels_of,
+    Captured, Exchange, ExchangeTimes, Executor, KernelTime, Kernels, MemoryUse, Needs, Options, Readback,
+    Startup, Ticket, TimedSteps, Traced, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
 pub use graph::run::Tally;

@@ -23,10 +23,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const ARENA: Address = 1 << 40;
 const STATES: Address = 1 << 41;
 const ALIGN: u64 = 128;
-/// Of partial sums.
-const REGION: Address = 1 << 44;
 /// Elements that the partial sums of one sum may have; few of them are used.
-const PARTS: usize = 200_000;
+const PARTS: usize = 6_000;
 /// Of every step.
 const SCRATCH: usize = 300;
 
@@ -98,11 +96,6 @@ fn launch(cx: &Context<'_>) -> Action {
 }
 
 impl Maker for Fake {
-    fn parts(&self, op: &Op, _: &[Operand], outputs: &[Operand], _: &Facts) -> usize {
-        let sums = outputs.iter().filter(|o| is_sum(op, o)).count();
-        if leaves_parts(op) { 4 * PARTS * sums } else { 0 }
-    }
-
     fn sums(&self, sums: &[PartialSum], _: &mut Constants) -> Vec<Action> {
         sums.iter().map(add_up).collect()
     }
@@ -253,6 +246,35 @@ impl graph::Target for Batches {
     fn batching(&self) -> graph::Batching {
         cuda::steps::weights::BATCHING
     }
+
+    fn lane(&self, op: &Op) -> Lane {
+        gpu().lane(op)
+    }
+
+    /// As [`with_parts`] leaves them.
+    fn partial(&self, graph: &Graph, node: usize) -> Option<graph::Partial> {
+        let node = &graph.nodes[node];
+        let is_sum = |output: &usize| {
+            let graph::Type { dtype, shape } = graph.ty(node.outputs[*output]).clone();
+            is_sum(&node.op, &Operand { address: 0, dtype, shape })
+        };
+        let sums = (0..node.outputs.len()).filter(is_sum).enumerate();
+        let results: Vec<_> = sums.map(|(at, output)| (output, 4 * PARTS * at)).collect();
+        let bytes = 4 * PARTS * results.len();
+        leaves_parts(&node.op).then_some(graph::Partial { bytes, results })
+    }
+
+    fn deferred(&self) -> graph::Deferred {
+        graph::Deferred { most: 250_000, ..gpu().deferred() }
+    }
+
+    fn launch(&self, next: &[&Op]) -> usize {
+        gpu().launch(next)
+    }
+}
+
+fn gpu() -> cuda::Target {
+    cuda::Target { halves: true, facts: Facts::h200() }
 }
 
 fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Program {
@@ -272,15 +294,11 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
     compile(model, &settings).unwrap()
 }
 
-fn bind(program: &Program, plan: &Plan, accumulate: bool) -> Bound {
-    bind_with(program, plan, accumulate, false)
-}
-
-fn bind_with(program: &Program, plan: &Plan, accumulate: bool, overlap: bool) -> Bound {
+fn bind(program: &Program, plan: &Plan) -> Bound {
     let facts = Facts::h200();
     let states = state_addresses(&program.states, STATES, ARENA);
-    let memory = Memory { arena: ARENA, states: &states, header: 1 << 42, parts: REGION };
-    let binder = Binder { memory, accumulate, tf32: false, overlap, facts: &facts, maker: &Fake };
+    let memory = Memory { arena: ARENA, states: &states, header: 1 << 42 };
+    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }
 
@@ -306,26 +324,23 @@ fn sums(program: &Program, bound: &Bound) -> Vec<(String, u64)> {
 #[test]
 fn sums_made_in_their_states_are_the_same_sums() {
     for program in programs() {
-        let (anew, adding) = (bind(&program, &program.micro, false), bind(&program, &program.micro, true));
+        let (anew, adding) = (bind(&program, &program.first), bind(&program, &program.micro));
         assert_eq!(sums(&program, &anew), sums(&program, &adding));
-        let steps = &program.micro.steps;
-        let accumulates = || steps.iter().filter(|step| step.op == Op::Accumulate);
+        let count = |is: &dyn Fn(&Op) -> bool| program.micro.steps.iter().filter(|step| is(&step.op)).count();
         // Sums of parts go on from what is there. Others are added by a launch.
-        let maker = |value: usize| steps.iter().find(|step| step.outputs.contains(&value)).unwrap();
-        let others = accumulates().filter(|step| !leaves_parts(&maker(step.inputs[1]).op)).count();
-        assert!(others > 2 && accumulates().count() > others + 5);
+        let others = count(&|op| *op == Op::Accumulate);
+        assert!(others > 2);
         assert_eq!(anew.actions.len() + others, adding.actions.len());
-        let made = anew.actions.iter().filter(|placed| !placed.sums.is_empty());
-        let first_of_each = made.filter(|placed| !placed.results.is_empty()).count();
         // The position bias of each block of a Swin needs some of them.
-        assert!((2..12).contains(&first_of_each), "{first_of_each} times sums are made");
+        let sums = count(&|op| matches!(op, Op::AddUp { .. }));
+        assert!((2..12).contains(&sums), "{sums} times sums are made");
     }
 }
 
 #[test]
 fn all_of_an_update_is_two_groups() {
     let program = program(Recompute::None);
-    let bound = bind(&program, &program.update, false);
+    let bound = bind(&program, &program.update);
     let mut groups: Vec<(usize, usize)> = bound.actions.iter().map(|p| (p.first, p.step)).collect();
     groups.dedup();
     assert_eq!(groups, [(0, 2), (3, program.update.steps.len() - 1)]);
@@ -366,12 +381,11 @@ fn in_any_order(program: &Program, lanes: &Bound, want: &[(String, u64)]) {
 fn weights_gradients_may_run_beside_the_rest() {
     let segmenters = [Recompute::None, Recompute::Full].map(|r| compiled(segmenter(), r));
     for program in programs().chain(segmenters) {
-        for accumulate in [false, true] {
-            let one_lane = bind(&program, &program.micro, accumulate);
-            let lanes = bind_with(&program, &program.micro, accumulate, true);
+        for plan in [&program.first, &program.micro] {
+            let lanes = bind(&program, plan);
             let aside = lanes.actions.iter().filter(|placed| placed.lane != Lane::Compute).count();
             assert!(aside > 10 && aside < lanes.actions.len() / 2);
-            let want = sums(&program, &one_lane);
+            let want = sums(&program, &lanes);
             in_any_order(&program, &lanes, &want);
         }
     }
@@ -388,9 +402,9 @@ fn gradients_in_the_arena_are_the_same_sums() {
             assert!(lodged.states.iter().any(|state| state.arena > Some(0)));
             // Where hardly any activations are kept, there is little to gain.
             assert!(recompute != Recompute::None || bytes(&lodged) < bytes(&kept));
-            let want = sums(&kept, &bind(&kept, &kept.last, false));
-            assert_eq!(sums(&lodged, &bind(&lodged, &lodged.last, false)), want);
-            let lanes = bind_with(&lodged, &lodged.last, false, true);
+            let want = sums(&kept, &bind(&kept, &kept.first));
+            let lanes = bind(&lodged, &lodged.last);
+            assert_eq!(sums(&lodged, &lanes), want);
             in_any_order(&lodged, &lanes, &want);
         }
     }
@@ -402,10 +416,7 @@ fn fp8_is_refused_when_it_is_bound() {
     let text = include_str!("../../graph/tests/plans/fp8-linear.plan");
     let start = text.find("\nplan update").unwrap();
     let micro: Plan = text[..start].parse().unwrap();
-    let states = micro.states.clone();
-    let empty = || Plan { states: states.clone(), ..Plan::default() };
-    let program =
-        Program { last: micro.clone(), update: empty(), eval: empty(), micro, states: states.clone() };
+    let program = Program { states: micro.states.clone(), last: micro, ..Program::default() };
     let refused = cuda::kernels_of(&program, &Facts::h200(), false).err().unwrap().to_string();
     assert_eq!(refused, "fc: the CUDA executor has no kernel for quantize of bf16, f32, f32");
 }

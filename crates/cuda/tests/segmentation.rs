@@ -46,8 +46,8 @@ fn program() -> Program {
         loss_scale: None,
         mesh: Mesh::default(),
         exchange: Exchange::default(),
-        accumulates: true,
-        target: &cuda::Target { halves: false },
+        accumulates: false,
+        target: &cuda::Target { halves: false, facts: Facts::h200() },
     };
     compile(model, &settings).unwrap()
 }
@@ -122,7 +122,7 @@ fn times_of_the_heads() {
         .unwrap();
     gpu.upload_f32(Which::Last, "weights", &vec![1.0; pixels]).unwrap();
     let (nominal, learning_rate) = (pixels as f64, 1e-4);
-    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate, nominal, accumulate: false };
+    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate, nominal };
     let mut times = gpu.profile(Which::Last, &header, 5).unwrap();
     let total: f64 = times.iter().map(|time| time.seconds).sum();
     times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

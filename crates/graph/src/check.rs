@@ -5,7 +5,7 @@
 
 use crate::clocks::Clocks;
 use crate::graph::State;
-use crate::op::{Op, StateId};
+use crate::op::{Lane, Op, StateId};
 use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::types::{DType, Type};
 use std::collections::HashSet;
@@ -59,10 +59,9 @@ impl Plan {
 
     /// The order that lanes and waits enforce.
     pub fn clocks(&self) -> Clocks {
-        let beside = |index: usize| index > 0 && self.steps[index].op.runs_beside(&self.steps[index - 1].op);
         Clocks::of((0..self.steps.len()).map(|index| {
             let Step { lane, waits, .. } = &self.steps[index];
-            (*lane, &waits[..], beside(index))
+            (*lane, &waits[..], self.beside(index))
         }))
     }
 }
@@ -71,8 +70,23 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
     if let Some(wait) = step.waits.iter().find(|w| **w >= index) {
         return Err(format!("waits for step {wait}, which comes later"));
     }
-    if step.op.lane() != step.lane {
+    if step.op.lane() != step.lane && (step.op.lane(), step.lane) != (Lane::Compute, Lane::Side) {
         return Err(format!("runs on the {} lane", step.op.lane().name()));
+    }
+    if step.joined && index.checked_sub(1).is_none_or(|before| plan.steps[before].lane != step.lane) {
+        return Err("is launched with the step before, which is of another lane".into());
+    }
+    if step.joined && !step.waits.is_empty() {
+        return Err("waits for others than what it is launched with".into());
+    }
+    if let Op::AddUp { starts } = &step.op {
+        let left = |value: &usize| {
+            plan.steps[..index].iter().any(|s| s.parts.is_some() && s.outputs.contains(value))
+        };
+        let whole = step.inputs[..step.inputs.len().saturating_sub(starts.len())].iter().find(|v| !left(v));
+        if let Some(whole) = whole {
+            return Err(format!("nobody leaves parts of {}", plan.values[*whole].name));
+        }
     }
     if let Some(group) = step.op.group()
         && plan.mesh.group(&group.axes()) != group
@@ -266,10 +280,30 @@ impl<'a> Memory<'a> {
             }
             record.touched.push(step);
         }
+        if let Op::AddUp { .. } = node.op {
+            self.read_parts(step, node);
+        }
         Ok(())
     }
 
+    /// All the memory of parts that a step adds up, of which the values that it names are the first.
+    fn read_parts(&mut self, step: usize, node: &Step) {
+        let makers = self.plan.steps[..step].iter();
+        let parts = makers.filter(|maker| node.inputs.iter().any(|value| maker.outputs.contains(value)));
+        for range in parts.filter_map(|maker| maker.parts) {
+            let region = Region::Arena { start: range.offset, end: range.offset + range.bytes };
+            let records = self.live.iter_mut().filter(|record| record.region.overlaps(region));
+            records.for_each(|record| record.touched.push(step));
+        }
+    }
+
     fn write(&mut self, step: usize, node: &Step) -> Checked {
+        let parts = node.parts.map(|p| Region::Arena { start: p.offset, end: p.offset + p.bytes });
+        if let Some(parts) = parts {
+            self.overwrite(step, parts, None, None)?;
+            // Its results may lie there.
+            self.live.last_mut().into_iter().for_each(|record| record.touched.clear());
+        }
         for (o, value) in node.outputs.iter().enumerate() {
             let over = node.op.overwritten_by(node.inputs.len(), o).map(|input| node.inputs[input]);
             let once = |v: &usize| node.inputs.iter().filter(|i| *i == v).count() == 1;
@@ -279,6 +313,8 @@ impl<'a> Memory<'a> {
             }
             self.overwrite(step, self.region(*value), Some(*value), over)?;
         }
+        let left = self.live.iter_mut().filter(|r| parts.is_some_and(|parts| r.region.overlaps(parts)));
+        left.for_each(|record| record.touched.push(step));
         if let Some(state) = assigned(node) {
             self.write_state(step, state, None)?;
             self.overwrite(step, self.region_of(state), None, None)?;

@@ -52,6 +52,13 @@ impl Clocks {
         waits
     }
 
+    /// Whether the next step of a lane starts after `step` is done, without waiting for it.
+    pub fn knows(&self, lane: Lane, step: usize) -> bool {
+        let lane = Lane::ALL.iter().position(|l| *l == lane).unwrap_or(0);
+        let (of, place) = self.at[step];
+        self.last[lane].is_some_and(|last| self.after(last)[of] > place)
+    }
+
     fn after(&self, step: usize) -> [usize; Lane::ALL.len()] {
         let (lane, place) = self.at[step];
         let mut clock = self.before[step];

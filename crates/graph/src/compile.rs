@@ -1,4 +1,4 @@
-//! From a model's graphs to the plans of a run: `micro`, `last`, `update` and `eval`. Each is made by a list of named passes.
+//! From a model's graphs to the plans of a run: `first`, `micro`, `last`, `update` and `eval`. Each is made by a list of named passes.
 
 use crate::graph::{AVERAGE, COPY, Graph, GraphError, State};
 use crate::op::StateId;
@@ -14,6 +14,8 @@ struct Draft {
     graph: Graph,
     gradients: Gradients,
     layout: Layout,
+    /// Whether sums go on from what earlier micro-steps of a step left.
+    adds: bool,
 }
 
 /// A step on the way from a model to a plan.
@@ -44,13 +46,13 @@ const FUSE: Pass = pass!("fuse", |graph, _, _| Ok(passes::fuse(graph)));
 const RESIZED_LOSS: Pass = pass!("resized_loss", |graph, _, _| Ok(passes::resized_loss(graph)));
 const DIFFERENTIATE: Pass = Pass { name: "differentiate", run: differentiate };
 const LAY_OUT: Pass = Pass { name: "lay_out", run: lay_out };
-const ACCUMULATE: Pass = pass!("accumulate", |graph, draft, settings| passes::accumulate(
+const ACCUMULATE: Pass = pass!("accumulate", |graph, draft, _| passes::accumulate(
     graph,
     &draft.gradients,
     &draft.layout,
-    settings.accumulates
+    draft.adds
 ));
-const DEFER: Pass = pass!("defer", |graph, draft, _| Ok(passes::defer(graph, &draft.layout)));
+const DEFER: Pass = pass!("defer", |graph, draft, _| Ok(passes::defer(graph, &draft.layout, draft.adds)));
 const PEEPHOLE: Pass = pass!("peephole", |graph, _, _| Ok(passes::peephole(graph)));
 const RECOMPUTE: Pass = pass!("recompute", |graph, _, settings| passes::recompute(graph, settings.recompute));
 const PRECISION: Pass = pass!("precision", |graph, draft, settings| match settings.mixed {
@@ -63,30 +65,23 @@ const GATHER: Pass =
 const SYNCHRONISE: Pass = pass!("synchronise", |graph, _, _| passes::synchronise(graph));
 const PARALLELISE: Pass =
     pass!("parallelise", |graph, _, settings| passes::parallelise(graph, &settings.exchange));
+const SUMS: Pass = pass!("sums", |graph, _, settings| passes::sums(graph, settings.target));
 const AVERAGES: Pass = pass!("averages", |mut graph, draft, _| {
     graph.read_instead(|state| draft.layout.average_of(state));
     Ok(graph)
 });
 const UPDATE: Pass = Pass { name: "update", run: update };
 
-/// From a model to forward and backward of a micro-step.
-const TRAINING: [Pass; 13] = [
-    NARROW,
-    FUSE,
-    RESIZED_LOSS,
-    DIFFERENTIATE,
-    LAY_OUT,
-    ACCUMULATE,
-    DEFER,
-    PEEPHOLE,
-    RECOMPUTE,
-    PRECISION,
-    LATE,
-    GATHER,
-    SYNCHRONISE,
-];
+/// From a model to forward and backward.
+const TRAINING: [Pass; 5] = [NARROW, FUSE, RESIZED_LOSS, DIFFERENTIATE, LAY_OUT];
 
-/// What the last micro-step of a step has beside it.
+/// From there to a micro-step that begins the sums of a step, or adds to them.
+const MICRO: [Pass; 8] = [ACCUMULATE, DEFER, PEEPHOLE, RECOMPUTE, PRECISION, LATE, GATHER, SYNCHRONISE];
+
+/// What every list of training ends with.
+const END: [Pass; 1] = [SUMS];
+
+/// What the last micro-step of a step has beside that.
 const LAST: [Pass; 1] = [PARALLELISE];
 
 /// From a model to loss and logits.
@@ -95,8 +90,8 @@ const EVALUATION: [Pass; 5] = [AVERAGES, NARROW, FUSE, RESIZED_LOSS, PRECISION];
 /// The names of the passes that lead to a plan, in their order.
 pub fn passes_of(plan: &str) -> Vec<&'static str> {
     let lists: &[&[Pass]] = match plan {
-        "micro" => &[&TRAINING],
-        "last" => &[&TRAINING, &LAST],
+        "first" | "micro" => &[&TRAINING, &MICRO, &END],
+        "last" => &[&TRAINING, &MICRO, &LAST, &END],
         "eval" => &[&EVALUATION],
         "update" => &[&[UPDATE]],
         _ => &[],
@@ -141,21 +136,38 @@ pub fn compile_observed(
         graph
     };
     let start = Draft { graph: over(train, None), ..Draft::default() };
-    let micro = apply(&TRAINING, start, settings, &["micro", "last"], observe)?;
-    let (states, layout) = (micro.graph.states.clone(), micro.layout.clone());
+    let several = settings.accumulates;
+    let plans: &[&str] = if several { &["first", "micro", "last"] } else { &["first", "last"] };
+    let both = apply(&TRAINING, start, settings, plans, observe)?;
+    let (states, layout) = (both.graph.states.clone(), both.layout.clone());
+    let plans = if several { &plans[..1] } else { plans };
+    let first = apply(&MICRO, Draft { adds: false, ..both.clone() }, settings, plans, observe)?;
+    let micro = match several {
+        true => Some(apply(&MICRO, Draft { adds: true, ..both }, settings, &["micro", "last"], observe)?),
+        false => None,
+    };
+    let last = apply(&LAST, micro.as_ref().unwrap_or(&first).clone(), settings, &["last"], observe)?;
+    let mut end = |draft: Draft, name: &str| apply(&END, draft, settings, &[name], observe);
+    let (first, last) = (end(first, "first")?, end(last, "last")?);
+    let micro = micro.map(|micro| end(micro, "micro")).transpose()?;
     let start = Draft { graph: over(Graph::default(), Some(&states)), layout, ..Draft::default() };
     let update = apply(&[UPDATE], start.clone(), settings, &["update"], observe)?;
     let start = Draft { graph: over(eval, Some(&states)), ..start };
     let eval = apply(&EVALUATION, start, settings, &["eval"], observe)?;
 
     let plan = |draft: &Draft, name: &str| plan(&draft.graph, name, key, settings.target);
-    let last = apply(&LAST, micro.clone(), settings, &["last"], observe)?;
-    let micro = plan(&micro, "micro")?;
+    let first = plan(&first, "first")?;
+    let micro = match &micro {
+        Some(micro) => plan(micro, "micro")?,
+        None => self::plan(&Graph::over(states.clone()), "micro", key, settings.target)?,
+    };
+    let before = if several { &micro } else { &first };
     let last = match settings.mesh.ranks() {
-        1 => Plan { name: "last".into(), ..micro.clone() },
+        1 => Plan { name: "last".into(), ..before.clone() },
         _ => plan(&last, "last")?,
     };
-    Ok(Program { micro, last, update: plan(&update, "update")?, eval: plan(&eval, "eval")?, states })
+    let (update, eval) = (plan(&update, "update")?, plan(&eval, "eval")?);
+    Ok(Program { first, micro, last, update, eval, states })
 }
 
 /// The end of every list: order and memory.
@@ -190,7 +202,8 @@ pub fn inference(model: Model, mixed: Option<Mixed>, target: &dyn Target) -> Res
     let states = eval.states.clone();
     let eval = evaluating(eval, mixed, &|_| None, key, target)?;
     let empty = |name: &str| plan(&Graph::over(states.clone()), name, key, target);
-    Ok(Program { micro: empty("micro")?, last: empty("last")?, update: empty("update")?, eval, states })
+    let (first, micro, last) = (empty("first")?, empty("micro")?, empty("last")?);
+    Ok(Program { first, micro, last, update: empty("update")?, eval, states })
 }
 
 /// The plan of evaluation of a model of another size, over the states of a program with the same parameters.

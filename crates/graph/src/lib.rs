@@ -22,6 +22,7 @@ pub mod run;
 pub mod settings;
 pub mod target;
 pub mod text;
+pub mod touched;
 pub mod types;
 pub mod windows;
 
@@ -37,6 +38,6 @@ pub use program::{Model, Program};
 pub use replay::{Timeline, replay};
 pub use rules::cost::{Ceilings, Cost};
 pub use settings::{DynamicScale, Exchange, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings};
-pub use target::{Batching, Target};
+pub use target::{Batching, Deferred, Partial, Target};
 pub use types::{DType, Shape, Type};
 pub use windows::Windows;

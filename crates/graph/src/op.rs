@@ -292,6 +292,9 @@ pub enum Op {
     // ---- accumulation and update -----------------------------------------------------------------------------
     /// sum so far, x → sum; the header says whether this is the first micro-step, which starts anew.
     Accumulate,
+    /// n values of which steps have left partial sums, sums so far → n sums. The results numbered by `starts` go on from a sum so far,
+    /// in their order. Of each of the n, the place is that of its first part: see [`crate::plan::Step::parts`].
+    AddUp { starts: Vec<usize> },
     /// Any number of gradients → \[1\].
     SumSquares,
     /// squared norm \[1\], stats \[4\] [, loss scale \[3\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
@@ -422,8 +425,7 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         relu: bool,
     },
-    /// running (3,C) = (mean, unbiased variance, batches seen) [, the same as this step has left it], moments (3,C) →
-    /// running. With both, the first micro-step starts from the first and the others from the second.
+    /// running (3,C) = (mean, unbiased variance, batches seen), moments (3,C) → running.
     RunningMoments { momentum: f64 },
     /// control, n values as they were, n as they are to be → n values: the latter, or the former on a skipped step.
     Commit,
@@ -463,6 +465,8 @@ pub enum Op {
 pub enum Lane {
     /// What computes.
     Compute,
+    /// What computes beside that: steps that nobody waits for soon.
+    Side,
     /// What ranks send each other.
     Comm,
     /// Copies between memories.
@@ -471,12 +475,13 @@ pub enum Lane {
 
 impl Lane {
     /// Every lane.
-    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::Comm, Lane::Copy];
+    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::Side, Lane::Comm, Lane::Copy];
 
     /// The name in plan texts.
     pub fn name(self) -> &'static str {
         match self {
             Lane::Compute => "compute",
+            Lane::Side => "side",
             Lane::Comm => "comm",
             Lane::Copy => "copy",
         }

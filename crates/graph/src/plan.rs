@@ -6,6 +6,7 @@ use crate::op::{Lane, Op, StateId};
 use crate::rules::cost::{Cost, cost};
 use crate::types::Type;
 use serde::Serialize;
+use std::ops::Range;
 
 /// Buffers start at cache-line pairs, as wide SIMD and copies between devices like them.
 pub const ALIGN: usize = 128;
@@ -77,11 +78,16 @@ pub struct Step {
     pub inputs: Vec<usize>,
     pub outputs: Vec<usize>,
     pub lane: Lane,
+    /// Whether one launch makes it and the step before it, which is of the same lane.
+    pub joined: bool,
     /// Earlier steps of other lanes that must have finished.
     pub waits: Vec<usize>,
     pub layer: String,
     pub phase: Phase,
     pub scratch: Option<ScratchRange>,
+    /// Where it leaves partial sums of some of its results: their place is that of the first part, and an [`Op::AddUp`] makes the
+    /// sums. A device that makes whole sums puts them there and leaves the rest alone.
+    pub parts: Option<ScratchRange>,
 }
 
 /// The flat list of steps that a device runs, with every buffer placed.
@@ -106,7 +112,13 @@ impl Plan {
     /// What a step computes and moves.
     pub fn cost_of(&self, step: &Step) -> Cost {
         let types = |list: &[usize]| list.iter().map(|v| &self.values[*v].ty).collect::<Vec<_>>();
-        cost(&step.op, &types(&step.inputs), &types(&step.outputs))
+        let mut cost = cost(&step.op, &types(&step.inputs), &types(&step.outputs));
+        if let Op::AddUp { .. } = step.op {
+            let is_maker = |maker: &&Step| step.inputs.iter().any(|value| maker.outputs.contains(value));
+            let parts = self.steps.iter().filter(is_maker).filter_map(|maker| maker.parts);
+            cost.bytes += parts.map(|parts| parts.bytes as f64).sum::<f64>();
+        }
+        cost
     }
 
     /// What all steps compute and move.
@@ -119,6 +131,23 @@ impl Plan {
     /// The collectives, in the one order in which every rank makes them, over all groups.
     pub fn collectives(&self) -> impl Iterator<Item = (&Step, Group)> {
         self.steps.iter().filter_map(|step| Some((step, step.op.group()?)))
+    }
+
+    /// The steps that are launched with this one, which is the first of them.
+    pub fn launch(&self, first: usize) -> Range<usize> {
+        let more = self.steps[first + 1..].iter().take_while(|step| step.joined).count();
+        first..first + 1 + more
+    }
+
+    /// The steps that are launched with this one.
+    pub fn launch_of(&self, step: usize) -> Range<usize> {
+        let first = (0..=step).rev().find(|at| !self.steps[*at].joined).unwrap_or(0);
+        self.launch(first)
+    }
+
+    /// Whether a step may run at the same time as the one before it: of one launch, and no chain.
+    pub fn beside(&self, step: usize) -> bool {
+        self.steps[step].joined && self.steps[step].op.runs_beside(&self.steps[step - 1].op)
     }
 
     /// Finds an input or output by name.
@@ -152,6 +181,4 @@ pub struct Header {
     pub learning_rate: f64,
     /// What the loss is divided by: the samples a full step has, over all micro-steps and ranks.
     pub nominal: f64,
-    /// Whether gradients and statistics add to what earlier micro-steps left.
-    pub accumulate: bool,
 }

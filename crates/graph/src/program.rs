@@ -3,8 +3,10 @@
 use crate::graph::{Graph, Role, State};
 use crate::op::Op;
 use crate::plan::{Key, Plan};
+use crate::run::Which;
 
 /// A model as it was built, with and without dropout. Both end in the values `loss`, `loss.stats` and `head` (logits).
+#[derive(Clone)]
 pub struct Model {
     pub train: Graph,
     pub eval: Graph,
@@ -12,12 +14,15 @@ pub struct Model {
 }
 
 /// Every plan of a run, over one table of states.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Program {
     pub states: Vec<State>,
-    /// Forward and backward of a micro-batch whose gradients only accumulate.
+    /// Forward and backward of a step's first micro-batch, which begins the sums of gradients and statistics.
+    pub first: Plan,
+    /// Of one that adds to them. Empty where steps have a single micro-batch.
     pub micro: Plan,
-    /// The last micro-batch of a step: under data parallelism, with the gradient exchange.
+    /// The last micro-batch of a step: under data parallelism, with the gradient exchange. Where it is the only one, it begins the
+    /// sums; else it adds to them.
     pub last: Plan,
     /// Norm, clipping and optimizer.
     pub update: Plan,
@@ -31,9 +36,18 @@ impl Program {
         self.plans().map(|p| p.arena).into_iter().max().unwrap_or(0)
     }
 
-    /// All plans: micro, last, update, eval.
-    pub fn plans(&self) -> [&Plan; 4] {
-        [&self.micro, &self.last, &self.update, &self.eval]
+    /// All plans, in the order of [`Which::ALL`].
+    pub fn plans(&self) -> [&Plan; 5] {
+        [&self.first, &self.micro, &self.last, &self.update, &self.eval]
+    }
+
+    /// The plan of a micro-step that is this one of so many.
+    pub fn micro_step(index: usize, count: usize) -> Which {
+        match index {
+            last if last + 1 == count => Which::Last,
+            0 => Which::First,
+            _ => Which::Micro,
+        }
     }
 
     /// Whether training takes moments over a batch, which samples of weight 0 would falsify.
@@ -58,11 +72,6 @@ impl Program {
             }
             _ => None,
         }
-    }
-
-    /// Whether plans can add to what earlier micro-steps left: not where it lies in the arena.
-    pub fn accumulates(&self) -> bool {
-        self.states.iter().all(|state| state.arena.is_none())
     }
 
     /// Bytes of the states that don't lie in the arena.

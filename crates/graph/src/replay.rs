@@ -32,7 +32,7 @@ pub fn replay(plan: &Plan, seconds: &[f64]) -> Timeline {
     let mut timeline = Timeline::default();
     for (index, step) in plan.steps.iter().enumerate() {
         let lane = Lane::ALL.iter().position(|lane| *lane == step.lane).unwrap_or(0);
-        let beside = index > 0 && step.op.runs_beside(&plan.steps[index - 1].op);
+        let beside = plan.beside(index);
         let needs = step.waits.iter().map(|wait| timeline.spans[*wait].end);
         let start = needs.fold(if beside { starts[lane] } else { ends[lane] }, f64::max);
         let end = start + seconds.get(index).copied().unwrap_or(0.0);
@@ -101,7 +101,7 @@ output c
         let text = "plan micro batch=1 height=1 width=1 arena=65536
 input x f32[8,4] @0
 0 compute a f32[4,4] @1024 = linear_grad_w(x, x) shape=[4,4] ; backward a
-1 compute b f32[4,4] @2048 = linear_grad_w(x, x) shape=[4,4] ; backward b
+1 compute b f32[4,4] @2048 = linear_grad_w(x, x) shape=[4,4] joined ; backward b
 2 compute c f32[4,4] @3072 = add(a, b) ; backward c
 output c
 ";

@@ -10,14 +10,24 @@ use std::time::Instant;
 /// One of a program's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// A micro-batch whose gradients only accumulate.
+    /// The first micro-batch of several.
+    First,
+    /// One between the first and the last.
     Micro,
-    /// The last micro-batch of a step.
+    /// The last micro-batch of a step, or the only one.
     Last,
     /// The update.
     Update,
     /// Loss and logits.
     Eval,
+}
+
+impl Which {
+    /// All of them, in the order of [`crate::Program::plans`].
+    pub const ALL: [Which; 5] = [Which::First, Which::Micro, Which::Last, Which::Update, Which::Eval];
+
+    /// Those that a step is made of.
+    pub const TRAINING: [Which; 4] = [Which::First, Which::Micro, Which::Last, Which::Update];
 }
 
 /// Seconds of a rank, and `hidden`, which passed beside them.

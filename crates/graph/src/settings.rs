@@ -65,8 +65,8 @@ pub struct Settings<'a> {
     pub mesh: Mesh,
     /// How they exchange gradients.
     pub exchange: Exchange,
-    /// Whether a step may have several micro-steps. Where it has one, gradients are not there while activations are being
-    /// made, and lie in the arena.
+    /// Whether a step has several micro-steps, so that sums over it are kept from one to the next. Where it has one, gradients are
+    /// not there while activations are being made, and lie in the arena.
     pub accumulates: bool,
     /// What the plans are for.
     pub target: &'a dyn Target,

@@ -1,6 +1,7 @@
 //! What a device tells the compiler, which knows no device itself.
 
 use crate::graph::Graph;
+use crate::op::{Lane, Op};
 
 /// What plans are made for.
 pub trait Target {
@@ -17,6 +18,45 @@ pub trait Target {
     fn batching(&self) -> Batching {
         Batching::NONE
     }
+
+    /// The lane of an op's steps, which may be one beside its own.
+    fn lane(&self, op: &Op) -> Lane {
+        op.lane()
+    }
+
+    /// The partial sums that a node's step leaves, if it leaves any.
+    fn partial(&self, _graph: &Graph, _node: usize) -> Option<Partial> {
+        None
+    }
+
+    /// How long partial sums may wait.
+    fn deferred(&self) -> Deferred {
+        Deferred::default()
+    }
+
+    /// How many of the steps that come next on a lane one launch makes, the first of them included.
+    fn launch(&self, next: &[&Op]) -> usize {
+        let beside = next.windows(2).take_while(|pair| pair[1].runs_beside(pair[0])).count();
+        (1 + beside).min(self.batching().most)
+    }
+}
+
+/// Partial sums that a step leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partial {
+    /// Of all of them.
+    pub bytes: usize,
+    /// The results that they are of, each with the offset of its first part.
+    pub results: Vec<(usize, usize)>,
+}
+
+/// How long partial sums wait to be added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deferred {
+    /// Until there are more bytes of them, unless one step leaves more.
+    pub most: usize,
+    /// For so many steps after that, they are left alone: they are added up beside those steps.
+    pub stays: usize,
 }
 
 /// Which weight gradients, each too small for the device, are made together where they can follow each other.

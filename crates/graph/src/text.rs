@@ -76,12 +76,18 @@ impl Plan {
         let outputs = step.outputs.iter().map(|v| self.declared(*v)).collect();
         let mut line = format!("{index} {}", step.lane.name());
         let _ = write!(line, " {}", call(&step.op, outputs, &inputs, &self.states));
+        if step.joined {
+            line.push_str(" joined");
+        }
         if !step.waits.is_empty() {
             let waits: Vec<_> = step.waits.iter().map(ToString::to_string).collect();
             let _ = write!(line, " wait={}", waits.join(","));
         }
         if let Some(ScratchRange { offset, bytes }) = step.scratch {
             let _ = write!(line, " scratch={bytes}@{offset}");
+        }
+        if let Some(ScratchRange { offset, bytes }) = step.parts {
+            let _ = write!(line, " parts={bytes}@{offset}");
         }
         let cost = self.cost_of(step);
         let _ = write!(line, " ; {} {}", step.phase.name(), step.layer);
@@ -290,9 +296,9 @@ impl Parser {
                 .map_err(|e| format!("{name}: {e}"))?;
             (op, operands(outputs).map(|text| self.declare(text)).collect::<Result<Vec<_>, _>>()?)
         };
-        let Tail { waits, scratch, .. } = tail;
+        let Tail { joined, waits, scratch, parts, .. } = tail;
         let layer = layer.to_string();
-        self.plan.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
+        self.plan.steps.push(Step { op, inputs, outputs, lane, joined, waits, layer, phase, scratch, parts });
         Ok(())
     }
 }
@@ -315,14 +321,20 @@ fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
 #[derive(Default)]
 struct Tail {
     attributes: serde_json::Map<String, serde_json::Value>,
+    joined: bool,
     waits: Vec<usize>,
     scratch: Option<ScratchRange>,
+    parts: Option<ScratchRange>,
 }
 
-/// `key=value` attributes of the op, `wait=1,2`, `scratch=bytes@offset`.
+/// `key=value` attributes of the op, `joined`, `wait=1,2`, `scratch=bytes@offset`, `parts=bytes@offset`.
 fn tail_of(text: &str) -> Result<Tail, String> {
     let mut tail = Tail::default();
     for item in text.split_whitespace() {
+        if item == "joined" {
+            tail.joined = true;
+            continue;
+        }
         let (key, value) = item.split_once('=').ok_or_else(|| format!("'{item}' is not key=value"))?;
         let bad = || format!("'{item}' is not understood");
         match key {
@@ -330,10 +342,11 @@ fn tail_of(text: &str) -> Result<Tail, String> {
                 tail.waits =
                     value.split(',').map(|w| w.parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
             }
-            "scratch" => {
+            "scratch" | "parts" => {
                 let (bytes, offset) = value.split_once('@').ok_or_else(bad)?;
                 let bytes = bytes.parse().map_err(|_| bad())?;
-                tail.scratch = Some(ScratchRange { offset: offset.parse().map_err(|_| bad())?, bytes });
+                let range = ScratchRange { offset: offset.parse().map_err(|_| bad())?, bytes };
+                *(if key == "parts" { &mut tail.parts } else { &mut tail.scratch }) = Some(range);
             }
             _ => {
                 tail.attributes.insert(key.into(), serde_json::from_str(value).map_err(|_| bad())?);

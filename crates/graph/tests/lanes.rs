@@ -14,7 +14,9 @@ use generator::{random_graph, random_scratch};
 use graph::op::Lane;
 use graph::passes::{place, schedule};
 use graph::plan::{Key, Place, Plan};
-use graph::{ALIGN, Graph, Recompute};
+use graph::{
+    ALIGN, Batching, Deferred, Exchange, Graph, Mesh, Op, Partial, Recompute, Settings, Target, compile,
+};
 use rng::Rng;
 use simulator::simulate;
 use std::collections::HashMap;
@@ -232,5 +234,107 @@ fn alive_at_most(plan: &Plan) -> usize {
 fn live_until(lives: &mut HashMap<usize, (usize, usize)>, value: usize, step: usize) {
     if let Some((_, last)) = lives.get_mut(&value) {
         *last = step;
+    }
+}
+
+/// A device with a lane beside that of the chain, whose kernels leave partial sums and are launched together.
+struct Wide;
+
+impl Target for Wide {
+    fn scratch(&self, graph: &Graph, node: usize) -> usize {
+        if graph.nodes[node].op.is_product() { 512 } else { 0 }
+    }
+
+    fn batching(&self) -> Batching {
+        Batching { most: 4, small: 1 << 20, short: 1 << 40, together: 1 << 22, unit: 8, stays: 8 }
+    }
+
+    fn lane(&self, op: &Op) -> Lane {
+        match op {
+            Op::LinearGradW { .. } | Op::ColumnSum { .. } | Op::CrossEntropy { .. } | Op::AddUp { .. } => {
+                Lane::Side
+            }
+            _ => op.lane(),
+        }
+    }
+
+    /// Five parts of every sum over rows, side by side.
+    fn partial(&self, graph: &Graph, node: usize) -> Option<Partial> {
+        let node = &graph.nodes[node];
+        let first = match node.op {
+            Op::ColumnSum { .. } => 0,
+            Op::LayerNormGrad { .. } | Op::GeluGrad { bias: true } | Op::LinearGradX { gelu: true } => 1,
+            Op::AttentionGrad { sum: true, .. } => 1,
+            _ => return None,
+        };
+        let of = |output: &usize| graph.ty(node.outputs[*output]).bytes();
+        let sums: Vec<usize> =
+            (first..node.outputs.len()).filter(|o| graph.ty(node.outputs[*o]).shape.rank() == 1).collect();
+        let offset = |at: usize| sums[..at].iter().map(of).sum();
+        let results = sums.iter().enumerate().map(|(at, output)| (*output, offset(at))).collect();
+        Some(Partial { bytes: 5 * sums.iter().map(of).sum::<usize>(), results })
+    }
+
+    fn deferred(&self) -> Deferred {
+        Deferred { most: 8192, stays: 4 }
+    }
+
+    fn launch(&self, next: &[&Op]) -> usize {
+        let optimizers = next.iter().take_while(|op| matches!(op, Op::AdamW { .. } | Op::Ema { .. })).count();
+        let weights = 1 + next.windows(2).take_while(|pair| pair[1].runs_beside(pair[0])).count();
+        optimizers.max(weights.min(4))
+    }
+}
+
+/// What computes beside the chain, sums that wait in parts and launches of several steps: whatever the timing, nothing is read or
+/// written at the wrong time, sums are made of what was left, and the plan says all of it.
+#[test]
+fn lanes_beside_the_chain_run_safely_at_any_timing() {
+    let (mut beside, mut sums, mut joined) = (0, 0, 0);
+    for (recompute, ranks) in
+        [(Recompute::None, 1), (Recompute::Full, 1), (Recompute::None, 2), (Recompute::Full, 2)]
+    {
+        for (accumulates, overlap) in [(true, true), (false, true), (false, false)] {
+            let exchange = Exchange { bucket: 5000, overlap, wire: None };
+            let settings = Settings {
+                recompute,
+                exchange,
+                accumulates,
+                mesh: Mesh::of_data(ranks),
+                target: &Wide,
+                ..transformer::settings()
+            };
+            let program = compile(transformer::model(2), &settings).unwrap();
+            for (number, plan) in program.plans().into_iter().enumerate() {
+                let what = format!("{recompute:?}, {ranks} ranks, {accumulates}, {}", plan.name);
+                plan.check().unwrap_or_else(|e| panic!("{what}: {e}\n{plan}"));
+                let found = caught(plan, number as u64);
+                assert!(found.is_none(), "{what}: {}\n{plan}", found.unwrap_or_default());
+                let again: Plan = plan.to_string().parse().unwrap_or_else(|e| panic!("{what}: {e}"));
+                assert_eq!(again.to_string(), plan.to_string());
+                beside += simulate(plan, &timing(plan, 7)).unwrap().side_by_side;
+                let adds = plan.steps.iter().filter(|step| matches!(step.op, Op::AddUp { .. }));
+                sums += adds.map(|step| step.outputs.len()).sum::<usize>();
+                joined += plan.steps.iter().filter(|step| step.joined).count();
+            }
+        }
+    }
+    assert!(beside > 100 && sums > 100 && joined > 100, "{beside} beside, {sums} sums, {joined} joined");
+}
+
+/// A plan that forgets to wait for the side lane, or reuses parts too soon, is caught by both judges.
+#[test]
+fn a_wait_that_is_missing_is_caught() {
+    let settings = Settings { target: &Wide, ..transformer::settings() };
+    let plan = compile(transformer::model(2), &settings).unwrap().micro;
+    plan.check().unwrap();
+    let waiting: Vec<usize> =
+        (0..plan.steps.len()).filter(|step| !plan.steps[*step].waits.is_empty()).collect();
+    assert!(waiting.len() > 10);
+    for step in waiting {
+        let mut wrong = plan.clone();
+        wrong.steps[step].waits.pop();
+        assert!(wrong.check().is_err(), "step {step}\n{plan}");
+        assert!(caught(&wrong, 1).is_some(), "step {step}");
     }
 }

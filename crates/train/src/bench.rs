@@ -86,8 +86,7 @@ impl StepBench {
             ..LoadedBatch::default()
         };
         let (seed, nominal) = (run.seed, run.nominal());
-        let header =
-            Header { seed, step: 0, first_sample: 0, learning_rate: 1e-4, nominal, accumulate: false };
+        let header = Header { seed, step: 0, first_sample: 0, learning_rate: 1e-4, nominal };
         StepBench { world, device, header, batch, in_flight: 0, startup }
     }
 

@@ -284,7 +284,7 @@ pub fn cuda_available() -> Result<(), String> {
 pub fn target(run: &Resolved) -> Box<dyn graph::Target> {
     match run.device {
         Chosen::Cpu => Box::new(cpu::Target { threads: run.threads }),
-        Chosen::Cuda => Box::new(cuda::Target { halves: run.precision.half().is_some() }),
+        Chosen::Cuda => Box::new(cuda::Target::of(run.gpu, run.precision.half().is_some())),
     }
 }
 

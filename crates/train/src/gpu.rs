@@ -183,7 +183,7 @@ impl Plans for Gpu {
         self.pulse.doing(self.doing[which as usize]);
         self.executor.set_tracing(which != Which::Eval && self.closely.looks())?;
         match which {
-            Which::Micro | Which::Last => self.runs[0] += 1,
+            Which::First | Which::Micro | Which::Last => self.runs[0] += 1,
             Which::Update => self.runs[1] += 1,
             Which::Eval => {}
         }
@@ -219,7 +219,7 @@ impl Plans for Gpu {
         if std::mem::replace(&mut self.evaluates, true) {
             return Ok(());
         }
-        decide(&self.world, &mut self.executor, |executor| executor.prepare_plan(Which::Eval, false))
+        decide(&self.world, &mut self.executor, |executor| executor.prepare_plan(Which::Eval))
     }
 
     fn finish(&mut self) {

@@ -112,6 +112,7 @@ impl<T: Real> Session<T> {
     pub fn among(mut run: Resolved, sets: Sets, seat: Seat) -> Result<Self, TrainError> {
         let _warm = device::warm(&run, &seat);
         run.class_names = sets.class_names().to_vec();
+        run.gpu = seat.local_rank;
         let shares = Shares::equal(run.batch, seat.world.size());
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
         let fault = Fault::from_environment(seat.world.rank())?;
@@ -314,15 +315,16 @@ impl<T: Real> Session<T> {
         let mut feed = self.training_feed(step, 0)?;
         // Not the plan with the gradients' exchange: each rank looks for itself, and may be done before the others. Not so if
         // ranks need each other for their batch norms.
-        let together = self.device.program().micro.steps.iter().any(|step| step.lane == Lane::Comm);
+        let together = self.device.program().first.steps.iter().any(|step| step.lane == Lane::Comm);
         let mut first = None;
         for micro in 0..self.run.accumulate {
             if first.is_some() && !together {
                 break;
             }
             let (_, header) = self.micro(step, micro);
-            self.load(Which::Micro, &mut feed)?;
-            first = first.or(self.device.run_checked(Which::Micro, &header)?);
+            let which = if micro == 0 { Which::First } else { Which::Micro };
+            self.load(which, &mut feed)?;
+            first = first.or(self.device.run_checked(which, &header)?);
         }
         Ok(first)
     }
@@ -330,14 +332,14 @@ impl<T: Real> Session<T> {
     fn header(&self, step: u64) -> Header {
         let (seed, learning_rate) = (self.run.seed, self.run.schedule.at(step));
         let nominal = self.run.nominal();
-        Header { seed, step, first_sample: 0, learning_rate, nominal, accumulate: false }
+        Header { seed, step, first_sample: 0, learning_rate, nominal }
     }
 
     /// The plan of a micro-step, and what it is told.
     fn micro(&self, step: u64, micro: usize) -> (Which, Header) {
-        let which = if micro + 1 == self.run.accumulate { Which::Last } else { Which::Micro };
+        let which = Program::micro_step(micro, self.run.accumulate);
         let first_sample = (micro * self.shares.total() + self.shares.before(self.world.rank())) as u64;
-        (which, Header { first_sample, accumulate: micro > 0, ..self.header(step) })
+        (which, Header { first_sample, ..self.header(step) })
     }
 
     /// Copies the next batch into a plan. A plan may reuse the memory of its inputs, so this is done before every run.

@@ -75,8 +75,8 @@ Examples:
 const PLAN: &str = "\
 Examples:
   vitesse plan --model vit-b/16 --image-size 224 --batch-size 4
-  vitesse plan --recompute full --which micro --json
-  vitesse plan --model vit-b/16 --image-size 224 --device cuda --precision bf16";
+  vitesse plan --recompute full --which last --json
+  vitesse plan --model vit-b/16 --image-size 224 --device cuda --precision bf16 --which last";
 const BENCH: &str = "\
 Examples:
   vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
@@ -311,6 +311,7 @@ pub struct ExplainArgs {
 
 #[derive(Clone, Copy, ValueEnum, PartialEq)]
 pub enum WhichArg {
+    First,
     Micro,
     Last,
     Update,

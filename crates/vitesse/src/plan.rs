@@ -19,6 +19,9 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         Precision::Fp64 => program::<f64>(&run, run.batch)?,
         _ => program::<f32>(&run, run.batch)?,
     };
+    if args.which == Some(WhichArg::Micro) && program.micro.steps.is_empty() {
+        bail!("{ONE}");
+    }
     match (args.which, args.json) {
         (Some(which), true) => println!("{}", pick(&program, which).to_json()),
         (Some(which), false) => print!("{}", pick(&program, which)),
@@ -28,9 +31,13 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+const ONE: &str = "--which micro: there is none, as steps have one micro-batch; --accumulate gives them several";
+
 /// The graph of a plan after one of its passes.
 fn print_after(run: &Resolved, which: WhichArg, pass: &str) -> anyhow::Result<()> {
     let plan = match which {
+        WhichArg::First => "first",
+        WhichArg::Micro if run.accumulate == 1 => bail!("{ONE}"),
         WhichArg::Micro => "micro",
         WhichArg::Last => "last",
         WhichArg::Update => "update",
@@ -50,6 +57,7 @@ fn print_after(run: &Resolved, which: WhichArg, pass: &str) -> anyhow::Result<()
 
 fn pick(program: &Program, which: WhichArg) -> &Plan {
     match which {
+        WhichArg::First => &program.first,
         WhichArg::Micro => &program.micro,
         WhichArg::Last => &program.last,
         WhichArg::Update => &program.update,
@@ -60,7 +68,7 @@ fn pick(program: &Program, which: WhichArg) -> &Plan {
 fn print_summary(model: &str, program: &Program) {
     println!("{model}: arena {}, states {}", megabytes(program.arena()), megabytes(program.state_bytes()));
     println!("{:<8} {:>6} {:>12} {:>12} {:>12}", "plan", "steps", "GFLOP", "GB moved", "arena");
-    for plan in program.plans() {
+    for plan in program.plans().into_iter().filter(|plan| !plan.steps.is_empty()) {
         let cost = plan.cost();
         println!(
             "{:<8} {:>6} {:>12.3} {:>12.3} {:>12}",
@@ -75,7 +83,7 @@ fn print_summary(model: &str, program: &Program) {
     if buckets > 0 {
         println!("exchange {} in {} buckets", megabytes(bytes as usize), count(buckets));
     }
-    println!("print one in full with --which micro|last|update|eval");
+    println!("print one in full with --which first|micro|last|update|eval");
 }
 
 /// Collectives of a plan, and the bytes of each rank that they take along.

@@ -84,9 +84,11 @@ impl Memory<'_> {
     pub fn bind_all<T: Float>(
         &self,
         program: &Program,
-    ) -> Result<([BoundPlan<T>; 4], Option<Block>), CpuError> {
-        let [micro, last, update, eval] = program.plans();
-        let mut plans = [self.bind(micro)?, self.bind(last)?, self.bind(update)?, self.bind(eval)?];
+    ) -> Result<([BoundPlan<T>; 5], Option<Block>), CpuError> {
+        let [first, micro, last, update, eval] = program.plans();
+        let training = [self.bind(first)?, self.bind(micro)?, self.bind(last)?];
+        let [first, micro, last] = training;
+        let mut plans = [first, micro, last, self.bind(update)?, self.bind(eval)?];
         let steps = plans.iter_mut().flat_map(|plan| &mut plan.steps);
         let bytes = steps.map(|step| step.borrow(None)).max().filter(|bytes| *bytes > 0);
         let what = "numbers in the precision of the arithmetic";

@@ -12,9 +12,9 @@ impl<T: Float> Executor<T> {
     /// begin with, then the results of each step. A plan with collectives goes on to its end all the same, since the other
     /// ranks take part in them.
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CpuError> {
-        self.begin(header)?;
+        self.begin(which)?;
         let goes_on = !self.plans[which as usize].calls.is_empty();
-        let mut first = self.bad_before(which, header);
+        let mut first = self.bad_before(which);
         for index in 0..self.plans[which as usize].steps.len() {
             if first.is_some() && !goes_on {
                 break;
@@ -33,15 +33,10 @@ impl<T: Float> Executor<T> {
         step.outputs.iter().find_map(|value| self.bad(which, *value, origin))
     }
 
-    fn bad_before(&self, which: Which, header: &Header) -> Option<BadValue> {
+    fn bad_before(&self, which: Which) -> Option<BadValue> {
         let plan = self.plan(which);
         let input = |value: &usize| self.bad(which, *value, || Origin::Input);
-        // The first micro-step overwrites sums, whatever an earlier step has left in them.
-        let anew = !header.accumulate && matches!(which, Which::Micro | Which::Last);
-        let state = |(value, role): (usize, Role)| match role {
-            Role::Gradient | Role::Statistic if anew => None,
-            _ => self.bad(which, value, || Origin::State(role)),
-        };
+        let state = |(value, role): (usize, Role)| self.bad(which, value, || Origin::State(role));
         plan.inputs.iter().find_map(input).or_else(|| states_read(plan).find_map(state))
     }
 

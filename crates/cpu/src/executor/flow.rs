@@ -145,8 +145,7 @@ pub(super) fn stretches<T: Float>(bound: &[Bound<T>], threads: usize) -> Vec<Str
 /// The phases of a step.
 fn survey<T: Float>(step: &Bound<T>, threads: usize) -> Vec<Phase> {
     // How a step is cut doesn't depend on it.
-    let header =
-        Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+    let header = Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     let team = Team::Survey { phases: Mutex::default(), threads };
     let context = Context { team, header: &header, step, products_only: false };
     // SAFETY: no piece runs, and outside of its pieces a step that flows touches nothing.

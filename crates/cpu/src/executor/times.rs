@@ -62,7 +62,7 @@ impl<T: Float> Executor<T> {
     /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.
     pub fn training_times(&self) -> Vec<StepTime> {
         let mut times = self.past.clone();
-        for which in [Which::Micro, Which::Last, Which::Update] {
+        for which in Which::TRAINING {
             let (plan, bound) = (self.plan(which), &self.plans[which as usize]);
             for (step, timed) in plan.steps.iter().zip(&bound.steps) {
                 // A collective that nobody had to wait for is worth its line.
@@ -71,8 +71,7 @@ impl<T: Float> Executor<T> {
                 }
             }
         }
-        let training = [Which::Micro, Which::Last, Which::Update];
-        let idle: u64 = training.map(|which| self.plans[which as usize].idle_nanoseconds).iter().sum();
+        let idle: u64 = Which::TRAINING.map(|which| self.plans[which as usize].idle_nanoseconds).iter().sum();
         if idle > 0 {
             add(&mut times, IDLE, Phase::Backward, false).seconds += idle as f64 / 1e9;
         }

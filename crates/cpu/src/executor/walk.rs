@@ -74,7 +74,7 @@ impl<T> BoundPlan<T> {
 impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
-        self.begin(header)?;
+        self.begin(which)?;
         let Executor { plans, groups, clock, pool, slowdown, .. } = self;
         let plan = &mut plans[which as usize];
         let mut under_way = UnderWay::new(groups.as_ref());
@@ -140,7 +140,7 @@ impl<T: Float> Executor<T> {
         header: &Header,
         choose: &mut dyn FnMut(usize) -> usize,
     ) -> Result<(), CpuError> {
-        self.begin(header)?;
+        self.begin(which)?;
         for index in 0..self.plans[which as usize].stretches.len() {
             let plan = &self.plans[which as usize];
             match &plan.stretches[index] {

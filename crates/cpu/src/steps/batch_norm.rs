@@ -203,17 +203,14 @@ pub unsafe fn grad<T: Float>(cx: &Context<'_, T>, eps: f64, relu: bool) {
 
 /// torch's: the variance that the running one follows is the unbiased one.
 pub unsafe fn running_moments<T: Float>(cx: &Context<'_, T>, momentum: f64) {
-    let last = cx.step.inputs.len() - 1;
     let cols = cx.output(0).shape.last();
-    // With two, the first is as the step before left it, and the second as this one has so far.
-    let from = if last == 2 && cx.header.accumulate { 1 } else { 0 };
-    let (start, out) = (cx.input(from).data, cx.output(0).data);
+    let (start, out) = (cx.input(0).data, cx.output(0).data);
     if !start.same_place(&out) {
         // SAFETY: in different places, so apart.
         unsafe { out.write().copy_from_slice(start.read()) };
     }
     // SAFETY: moments are only read; the output is this step's own.
-    let (moments, running) = unsafe { (cx.input(last).data.read(), out.write()) };
+    let (moments, running) = unsafe { (cx.input(1).data.read(), out.write()) };
     for c in 0..cols {
         let Moments { mean, squares, count } = read_moments(moments, cols, c);
         let now = [mean, squares / (count - 1.0)];

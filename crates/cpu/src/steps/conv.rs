@@ -174,13 +174,11 @@ fn gradient_pixels<T>(pixels: usize, len: usize) -> usize {
     fits.clamp(256, 4096).min(pixels)
 }
 
-/// dweight (O,K) = Σ over blocks of dyᵀ (O,P) · windows (P,K), added to the gradient so far where the op accumulates and this
-/// is not the first micro-step.
-pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, accumulate: bool) {
+/// dweight (O,K) = Σ over blocks of dyᵀ (O,P) · windows (P,K), added to the gradient so far where the op accumulates.
+pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, add: bool) {
     let (dy, x, dw) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = forward_windows(&x.shape, &dy.shape, &dw.shape, window);
     let (pixels, o, k) = (dy.shape.rows(), dy.shape.last(), unfold.window_len());
-    let add = accumulate && cx.header.accumulate;
     if add && !cx.input(2).data.same_place(&dw.data) {
         // SAFETY: in different places, so apart.
         unsafe { dw.data.write().copy_from_slice(cx.input(2).data.read()) };

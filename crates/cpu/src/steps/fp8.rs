@@ -39,8 +39,7 @@ pub unsafe fn quantize<T: Float>(cx: &Context<'_, T>, transposed: bool, accumula
         let largest = cx.output(1 + usize::from(transposed)).data;
         // SAFETY: what was there is read before it is written over; x is only read.
         unsafe {
-            let so_far =
-                if accumulate && cx.header.accumulate { cx.input(2).data.read()[0] } else { T::ZERO };
+            let so_far = if accumulate { cx.input(2).data.read()[0] } else { T::ZERO };
             let sizes = x.read().iter().map(|x| x.to_f64().abs());
             let size =
                 sizes.fold(
@@ -82,8 +81,7 @@ pub unsafe fn rescale<T: Float>(cx: &Context<'_, T>, largest: f64, margin: u32) 
     });
 }
 
-/// y = a·bᵀ / (scale of a · scale of b) + bias, added to the sum so far where the op accumulates and this is not the first
-/// micro-step. The matmul goes to the scratch then.
+/// y = a·bᵀ / (scale of a · scale of b) + bias, added to the sum so far where the op accumulates. The matmul goes to the scratch then.
 pub unsafe fn scaled_matmul<T: Float>(cx: &Context<'_, T>, bias: bool, accumulate: bool) {
     let (a, b, y) = (cx.input(0), cx.input(1), cx.output(0));
     let (m, n, k) = (a.shape.rows(), y.shape.last(), a.shape.last());
@@ -92,7 +90,7 @@ pub unsafe fn scaled_matmul<T: Float>(cx: &Context<'_, T>, bias: bool, accumulat
     let factor = T::from_f64(1.0 / (scales[0] * scales[1]));
     // SAFETY: only read.
     let bias = bias.then(|| unsafe { cx.input(4).data.read() });
-    let so_far = cx.step.inputs.last().filter(|_| accumulate && cx.header.accumulate).map(|sum| sum.data);
+    let so_far = cx.step.inputs.last().filter(|_| accumulate).map(|sum| sum.data);
     let made: View<T> = if so_far.is_some() { cx.scratch() } else { y.data };
     by_tiles(cx, (m, n), (ROWS, n), |tile| {
         let range = tile.rows.start * n..tile.rows.end * n;

@@ -178,12 +178,11 @@ pub fn gradient_scratch(dy: &Shape, inner: usize) -> usize {
     if parts > 1 { parts * dy.last() * inner } else { 0 }
 }
 
-/// dw = dyᵀ·x, added to the gradient so far where the op accumulates and this is not the first micro-step.
-pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
+/// dw = dyᵀ·x, added to the gradient so far where the op accumulates.
+pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, add: bool) {
     let (m, o) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
     let i = cx.input(1).shape.last();
     let (dy, x, dw) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
-    let add = accumulate && cx.header.accumulate;
     let so_far = add.then(|| cx.input(2).data).filter(|v| !v.same_place(&dw));
     let parts = gradient_parts(m);
     let (height, width) = gradient_tile(o, i);

@@ -84,7 +84,7 @@ fn join<T: Float>(
 /// # Safety
 /// As [`super::run`]; so for every function here.
 pub unsafe fn column_sum<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
-    let start = (accumulate && cx.header.accumulate).then(|| cx.input(1).data);
+    let start = accumulate.then(|| cx.input(1).data);
     // SAFETY: passed on to the caller.
     unsafe { column_sums(cx, cx.input(0), cx.scratch(), &cx.step.outputs[..1], start) };
 }

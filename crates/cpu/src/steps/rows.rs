@@ -86,22 +86,36 @@ pub unsafe fn scale<T: Float>(cx: &Context<'_, T>, factor: f64) {
     });
 }
 
-/// The first micro-step overwrites, the others add.
 pub unsafe fn accumulate<T: Float>(cx: &Context<'_, T>) {
     let (so_far, x, sum) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
     elementwise(cx, |r| {
         // SAFETY: pieces don't overlap; `x` and `sum` don't either.
         let (x, sum_part) = unsafe { (x.part(r.clone()).read(), sum.part(r.clone()).write()) };
-        if !cx.header.accumulate {
-            sum_part.copy_from_slice(x);
-            return;
-        }
         if !so_far.same_place(&sum) {
             // SAFETY: in another place, so not covered by `sum_part`.
             sum_part.copy_from_slice(unsafe { so_far.part(r).read() });
         }
         kernels::add_assign(sum_part, x);
     });
+}
+
+/// Sums that other devices make of parts: here the first part is all.
+pub unsafe fn add_up<T: Float>(cx: &Context<'_, T>, starts: &[usize]) {
+    let count = cx.step.outputs.len();
+    for index in 0..count {
+        let (whole, out) = (cx.input(index).data, cx.output(index).data);
+        let start = starts.iter().position(|of| *of == index).map(|start| cx.input(count + start).data);
+        // SAFETY: parts are only read and lie apart from sums; a sum so far lies where the new one does, or apart.
+        unsafe {
+            let first = start.unwrap_or(whole);
+            if !first.same_place(&out) {
+                out.write().copy_from_slice(first.read());
+            }
+            if start.is_some() {
+                kernels::add_assign(out.write(), whole.read());
+            }
+        }
+    }
 }
 
 pub unsafe fn layer_norm<T: Float>(cx: &Context<'_, T>, eps: f64, add: bool) {

@@ -171,6 +171,11 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
 
             // ---- accumulation and update
             Op::Accumulate => call!(rows::accumulate),
+            Op::AddUp { ref starts } => {
+                let starts = starts.clone();
+                // SAFETY: as all others.
+                Kernel::new(move |cx| unsafe { rows::add_up(cx, &starts) })
+            }
             Op::SumSquares => call!(reduce::sum_squares).doubles(types.inputs.len()),
             Op::Clip { max_norm, scaled } => call!(update::clip, max_norm, scaled),
             Op::Advance => call!(update::advance),

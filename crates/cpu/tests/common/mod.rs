@@ -225,7 +225,7 @@ pub fn settings(target: &dyn Target) -> Settings<'_> {
         loss_scale: None,
         mesh: Mesh::default(),
         exchange: Exchange::default(),
-        accumulates: true,
+        accumulates: false,
         target,
     }
 }
@@ -269,7 +269,7 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     };
     let last = plan(&train);
     let update = Plan { states: states.clone(), ..Plan::default() };
-    checked(Program { micro: last.clone(), last, update, eval: plan(&eval), states })
+    checked(Program { first: last.clone(), micro: update.clone(), last, update, eval: plan(&eval), states })
 }
 
 fn checked(program: Program) -> Program {
@@ -290,6 +290,8 @@ pub struct Rig<T: Float> {
     pub weights: Vec<f64>,
     /// Labels are drawn from so many.
     pub classes: usize,
+    /// The plan of a step's only micro-batch.
+    pub only: Which,
 }
 
 impl<T: Float> Rig<T> {
@@ -303,8 +305,8 @@ impl<T: Float> Rig<T> {
         let mut executor = Executor::new(program, Options { threads, seed: SEED, comm }).unwrap();
         let batch = executor.labels(Which::Last).unwrap().len();
         let (nominal, learning_rate) = (batch as f64, 1e-3);
-        let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal, accumulate: false };
-        Rig { executor, header, weights: vec![1.0; batch], classes: CLASSES }
+        let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal };
+        Rig { executor, header, weights: vec![1.0; batch], classes: CLASSES, only: Which::Last }
     }
 
     /// Fills the inputs of a plan; they share the arena with everything else, so every run needs it anew.
@@ -361,15 +363,15 @@ impl<T: Float> Rig<T> {
 
     /// One pass forward and backward: statistics and gradients.
     pub fn gradients(&mut self) -> Tensors {
-        self.fill(Which::Last);
-        self.run(Which::Last);
+        self.fill(self.only);
+        self.run(self.only);
         self.tensors(|s| matches!(s.role, Role::Gradient | Role::Statistic))
     }
 
     /// One optimizer step of one batch.
     pub fn step(&mut self) {
-        self.fill(Which::Last);
-        self.run(Which::Last);
+        self.fill(self.only);
+        self.run(self.only);
         self.run(Which::Update);
     }
 

@@ -16,8 +16,8 @@ pub fn plans(text: &str) -> Vec<Plan> {
     starts.windows(2).map(parse).collect()
 }
 
-/// A program of the plans of a text, by their names, over one table of all their states. Where there is no `last`, it is as
-/// `micro`; other plans that are not there are empty.
+/// A program of the plans of a text, by their names, over one table of all their states. Where there is no `first`, it is as
+/// `micro` without what was there before; where there is no `last`, it is as `first`; other plans that are not there are empty.
 pub fn program(text: &str) -> Program {
     let mut states: Vec<State> = vec![];
     let mut named: Vec<Plan> = plans(text).into_iter().map(|plan| over(plan, &mut states)).collect();
@@ -25,9 +25,35 @@ pub fn program(text: &str) -> Program {
     let find = |name: &str| named.iter().find(|plan| plan.name == name).cloned();
     let empty = || Plan { states: states.clone(), ..Plan::default() };
     let micro = find("micro").unwrap_or_else(empty);
-    let last = find("last").unwrap_or_else(|| Plan { name: "last".into(), ..micro.clone() });
+    let first = find("first").unwrap_or_else(|| anew(&micro));
+    let last = find("last").unwrap_or_else(|| Plan { name: "last".into(), ..first.clone() });
     let (update, eval) = (find("update").unwrap_or_else(empty), find("eval").unwrap_or_else(empty));
-    Program { micro, last, update, eval, states }
+    Program { first, micro, last, update, eval, states }
+}
+
+/// The plan that begins the sums that `micro` adds to.
+fn anew(micro: &Plan) -> Plan {
+    let mut plan = Plan { name: "first".into(), ..micro.clone() };
+    for step in &mut plan.steps {
+        match &mut step.op {
+            Op::Accumulate => {
+                step.inputs.remove(0);
+                step.op = Op::Reshape { shape: plan.values[step.outputs[0]].ty.shape.clone() };
+            }
+            Op::LinearGradW { accumulate, .. }
+            | Op::ConvGradW { accumulate, .. }
+            | Op::ColumnSum { accumulate }
+            | Op::Quantize { accumulate, .. }
+            | Op::ScaledMatmul { accumulate, .. } => {
+                if std::mem::take(accumulate) {
+                    step.inputs.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+    plan.check().unwrap_or_else(|e| panic!("{}: {e}", plan.name));
+    plan
 }
 
 /// The plan with its states as numbers of one table, to which it adds those that it is the first to have.

@@ -13,7 +13,7 @@ const FP8: &str = include_str!("../../../graph/tests/plans/fp8-linear.plan");
 const FP16: &str = include_str!("../../../graph/tests/plans/fp16-skipped-step.plan");
 
 fn header(nominal: f64) -> Header {
-    Header { seed: 5, step: 0, first_sample: 0, learning_rate: 1e-3, nominal, accumulate: false }
+    Header { seed: 5, step: 0, first_sample: 0, learning_rate: 1e-3, nominal }
 }
 
 fn executor(text: &str) -> Executor<f32> {
@@ -169,23 +169,23 @@ fn a_linear_layer_in_fp8_computes_what_it_says() {
     let mut of_d = Scale::new(DType::E5M2, 57344.0 / 2.0);
     for step in 0..6 {
         let (mut peaks, mut sum) = ([0f64; 3], vec![0.0; 64 * 32]);
-        for micro in 0..2 {
+        for (micro, which) in [(0, Which::First), (1, Which::Micro)] {
             // What is in x grows tenfold, so that old scales are wrong, and saturate.
             let x: Vec<f32> =
                 normal(16 * 32, 10 * step + micro).iter().map(|x| x * 10f32.powi(step as i32)).collect();
             let x: Vec<f32> = x.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
-            assert!(executor.write_input(Which::Micro, "x", &x));
-            let labels = executor.ints(Which::Micro, "labels").unwrap();
+            assert!(executor.write_input(which, "x", &x));
+            let labels = executor.ints(which, "labels").unwrap();
             labels.iter_mut().zip(0..).for_each(|(label, i)| *label = (7 * i) % 64);
-            executor.input(Which::Micro, "weights").unwrap().fill(1.0);
-            let header = Header { accumulate: micro > 0, ..header(32.0) };
+            executor.input(which, "weights").unwrap().fill(1.0);
+            let header = header(32.0);
             let mut seen = std::collections::HashMap::new();
             let mut note = |plan: &graph::Plan, shown: cpu::reference::Shown| {
                 for (value, numbers) in plan.steps[shown.step].outputs.iter().zip(shown.results) {
                     seen.insert(plan.values[*value].name.clone(), numbers);
                 }
             };
-            executor.run_shown(Which::Micro, &header, &mut note).unwrap();
+            executor.run_shown(which, &header, &mut note).unwrap();
 
             let (x, w) = (numbers(x), numbers(state(&executor, "fc.weight")));
             let bias = numbers(state(&executor, "fc.bias.half"));

@@ -69,7 +69,7 @@ fn zero3_over_two_ranks_has_the_gradients_of_one() {
         }
     }
     let x = normal(32 * 64, 9);
-    run_batch(&mut one, Which::Micro, &x, 0, &header(32.0));
+    run_batch(&mut one, Which::First, &x, 0, &header(32.0));
     let shards = among(2, |comm| {
         let rank = comm.rank();
         let options = Options { threads: 1, seed: 7, comm: Some(comm) };
@@ -78,7 +78,7 @@ fn zero3_over_two_ranks_has_the_gradients_of_one() {
             let id = executor.find_state(&format!("{block}.shard")).unwrap();
             executor.write_state(id, &values[2080 * rank..2080 * (rank + 1)]);
         }
-        run_batch(&mut executor, Which::Micro, &x, 16 * rank, &header(32.0));
+        run_batch(&mut executor, Which::First, &x, 16 * rank, &header(32.0));
         blocks.map(|block| state(&executor, &format!("{block}.grad")))
     });
     for (number, block) in blocks.iter().enumerate() {
@@ -237,9 +237,9 @@ fn zero2_over_two_ranks_trains_as_one_does() {
             }
         }
         for step in 0..STEPS {
-            for micro in 0..2 {
-                let header = Header { accumulate: micro > 0, ..header(64.0) };
-                run_batch(&mut executor, Which::Micro, &samples(step), 16 * (2 * micro + rank), &header);
+            for (micro, which) in [(0, Which::First), (1, Which::Micro)] {
+                let first = 16 * (2 * micro + rank);
+                run_batch(&mut executor, which, &samples(step), first, &header(64.0));
             }
             executor.run(Which::Update, &header(64.0)).unwrap();
         }

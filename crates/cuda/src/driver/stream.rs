@@ -126,6 +126,32 @@ impl Stream {
         made
     }
 
+    /// While this is being captured: the nodes after which what is put here next would start.
+    pub fn captured_last(&self) -> Result<Vec<Node>, CudaError> {
+        let (mut nodes, mut count) = (std::ptr::null(), 0);
+        let (mut status, mut edges) =
+            (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, std::ptr::null());
+        let (id, graph) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream lives; writes a status, two addresses and a number; null where nothing is wanted.
+        let result = unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                self.raw,
+                &mut status,
+                id,
+                graph,
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+        };
+        said(result, "looking at a capture")?;
+        if nodes.is_null() {
+            return Ok(vec![]);
+        }
+        // SAFETY: as many nodes as were counted, which stay until the stream is used again.
+        Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec())
+    }
+
     pub fn launch(&self, graph: &Graph, name: &str) -> Result<(), CudaError> {
         // SAFETY: both live.
         check(unsafe { sys::cuGraphLaunch(graph.raw, self.raw) }, || format!("launching the graph of {name}"))
@@ -133,6 +159,9 @@ impl Stream {
 }
 
 freed_by!(Stream, raw, sys::cuStreamDestroy_v2);
+
+/// A node of a graph that is being captured.
+pub type Node = sys::CUgraphNode;
 
 /// A captured list of work, ready to be launched.
 pub struct Graph {
@@ -169,6 +198,16 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both live.
         said(unsafe { sys::cuEventRecord(self.raw, stream.raw) }, "recording an event")
+    }
+
+    /// Within a capture: every launch of the graph records it.
+    pub fn record_in_graph(&self, stream: &Stream) -> Result<(), CudaError> {
+        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: both live.
+        said(
+            unsafe { sys::cuEventRecordWithFlags(self.raw, stream.raw, external) },
+            "recording an event in a graph",
+        )
     }
 
     /// Waits until the GPU has come past it; at once if it was never recorded.

@@ -77,7 +77,7 @@ impl Executor {
 
     /// The type of the operands in the largest product, and whether they may be rounded to tf32.
     fn main_type(&mut self) -> Result<(DType, bool), CudaError> {
-        let list = self.plans.list(Which::Last, false)?;
+        let list = self.plans.list(Which::Last)?;
         let product = |work: &Work| match work {
             Work::Product(product, _) => Some(*product),
             _ => None,

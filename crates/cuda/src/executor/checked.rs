@@ -4,9 +4,9 @@
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::error::CudaError;
+use graph::Header;
 use graph::bad::{BadValue, Origin, states_read};
 use graph::plan::{PlanValue, Step};
-use graph::{Header, Role};
 
 impl Executor {
     /// Runs a plan like [`run`](Executor::run), but stops at the first value that is not finite: an input or state to begin
@@ -14,13 +14,13 @@ impl Executor {
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CudaError> {
         self.begin(which, header)?;
         self.runs.end(which, &self.streams)?;
-        let addresses = self.plans.list(which, header.accumulate)?.addresses.clone();
-        if let Some(bad) = self.bad_before(which, header, &addresses)? {
+        let addresses = self.plans.list(which)?.addresses.clone();
+        if let Some(bad) = self.bad_before(which, &addresses)? {
             return Ok(Some(bad));
         }
-        let actions = self.plans.list(which, header.accumulate)?.actions.len();
+        let actions = self.plans.list(which)?.actions.len();
         for index in 0..actions {
-            let list = self.plans.list(which, header.accumulate)?;
+            let list = self.plans.list(which)?;
             let action = &list.actions[index];
             list.start_alone(index, &self.products, &self.streams)?;
             if action.results.is_empty() {
@@ -54,24 +54,14 @@ impl Executor {
         Ok(None)
     }
 
-    fn bad_before(
-        &self,
-        which: Which,
-        header: &Header,
-        addresses: &[Address],
-    ) -> Result<Option<BadValue>, CudaError> {
+    fn bad_before(&self, which: Which, addresses: &[Address]) -> Result<Option<BadValue>, CudaError> {
         let plan = self.plan(which);
         for value in &plan.inputs {
             if let Some(bad) = self.bad(&plan.values[*value], addresses[*value], || Origin::Input)? {
                 return Ok(Some(bad));
             }
         }
-        // The first micro-step overwrites sums, whatever an earlier step has left in them.
-        let anew = !header.accumulate && matches!(which, Which::Micro | Which::Last);
         for (value, role) in states_read(plan) {
-            if anew && matches!(role, Role::Gradient | Role::Statistic) {
-                continue;
-            }
             if let Some(bad) = self.bad(&plan.values[value], addresses[value], || Origin::State(role))? {
                 return Ok(Some(bad));
             }

@@ -2,7 +2,6 @@
 
 use super::calls::{Calling, bring_back};
 use super::exchanger::{Exchange, Exchanger};
-use super::tracer::Marks;
 use crate::action::{Action, Address, Convolution, Exchanged, Product};
 use crate::bind::{Bound, Placed};
 use crate::convolution::{self, Algorithm as Planned};
@@ -14,20 +13,22 @@ use crate::modules::Modules;
 use crate::product::{Algorithm, Choice, Products, describe};
 use crate::tuner::{Bench, Tuner};
 use graph::{Lane, Plan};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One stream for each lane, in their order, and one for what comes back from the host; and who does the comm lane's calls,
+/// One stream for each lane, and one for what comes back from the host; and who does the comm lane's calls,
 /// who goes before the streams do.
 pub(super) struct Streams {
     pub exchanger: Option<Exchanger>,
-    streams: [Stream; 4],
+    streams: [Stream; 5],
 }
 
 impl Streams {
     pub fn new(context: &Arc<Context>, exchange: Option<&Exchange>) -> Result<Self, CudaError> {
         let stream = || Stream::new(context);
-        let mut streams = Streams { exchanger: None, streams: [stream()?, stream()?, stream()?, stream()?] };
+        let mut streams =
+            Streams { exchanger: None, streams: [stream()?, stream()?, stream()?, stream()?, stream()?] };
         if let Some(exchange) = exchange {
             streams.exchanger = Some(Exchanger::open(exchange, context, streams.comm())?);
         }
@@ -39,6 +40,7 @@ impl Streams {
             Lane::Compute => &self.streams[0],
             Lane::Comm => &self.streams[1],
             Lane::Copy => &self.streams[2],
+            Lane::Side => &self.streams[4],
         }
     }
 
@@ -104,13 +106,18 @@ pub(super) struct Prepared {
     signal: Option<Event>,
     pub step: usize,
     pub first: usize,
-    /// Bytes that it moves to make sums of what steps have left.
-    pub summed: usize,
     /// Values of the plan that are there when it is done.
     pub results: Vec<usize>,
     /// A kernel's name or a product's shape, and the kernel's name if it is ours.
     pub what: String,
     pub layer: String,
+}
+
+/// Told of every action as it is put into its stream.
+pub(super) trait Mark {
+    /// Before an action, which begins its lane or waits for others if `waits`.
+    fn before(&self, action: usize, stream: &Stream, waits: bool) -> Result<(), CudaError>;
+    fn after(&self, action: usize, stream: &Stream) -> Result<(), CudaError>;
 }
 
 /// Another lane's way into a list and back.
@@ -150,7 +157,7 @@ pub(super) struct Preparer<'a> {
 
 impl Preparer<'_> {
     pub fn prepare(&mut self, plan: &Plan, name: &str, bound: Bound) -> Result<List, CudaError> {
-        let waited: std::collections::HashSet<usize> =
+        let waited: HashSet<usize> =
             bound.actions.iter().flat_map(|placed| placed.waits.iter().copied()).collect();
         let all = Stage::Stretch((0..bound.actions.len()).collect());
         let stages = if self.host.is_some() { stages(&bound.actions) } else { vec![all] };
@@ -171,7 +178,7 @@ impl Preparer<'_> {
             actions.push(self.action(placed, signal, layer, place)?);
         }
         let mut branches = Vec::new();
-        for lane in [Lane::Comm, Lane::Copy] {
+        for lane in [Lane::Side, Lane::Comm, Lane::Copy] {
             if actions.iter().any(|action: &Prepared| action.lane == lane) {
                 branches.push(Branch { lane, end: Event::new(self.context)? });
             }
@@ -189,8 +196,7 @@ impl Preparer<'_> {
         layer: String,
         place: Option<(usize, usize)>,
     ) -> Result<Prepared, CudaError> {
-        let Placed { action, lane, step, first, waits, sums, results, .. } = placed;
-        let summed = sums.iter().map(|sum| sum.bytes()).sum();
+        let Placed { action, lane, step, first, waits, results } = placed;
         let (work, what) = match action {
             Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
             Action::Product(product) => {
@@ -227,7 +233,7 @@ impl Preparer<'_> {
                 (Work::Exchange(Box::new(calling)), exchanged.collective.name().into())
             }
         };
-        Ok(Prepared { work, lane, waits, signal, step, first, summed, results, what, layer })
+        Ok(Prepared { work, lane, waits, signal, step, first, results, what, layer })
     }
 }
 
@@ -273,7 +279,7 @@ impl List {
         which: &[usize],
         products: &Products,
         streams: &Streams,
-        marks: Option<&Marks>,
+        marks: Option<&dyn Mark>,
     ) -> Result<(), CudaError> {
         let branches =
             || self.branches.iter().filter(|b| which.iter().any(|i| self.actions[*i].lane == b.lane));
@@ -283,20 +289,23 @@ impl List {
         for Branch { lane, .. } in branches() {
             streams.of(*lane).wait(&self.start)?;
         }
+        let mut begun: HashSet<Lane> = HashSet::new();
         for index in which {
             let action = &self.actions[*index];
             let stream = streams.of(action.lane);
             // What came in an earlier stretch is done: the compute lane has waited for it, and others for that.
             let here = action.waits.iter().filter(|wait| which.binary_search(wait).is_ok());
+            let mut waits = begun.insert(action.lane);
             for signal in here.filter_map(|wait| self.actions[*wait].signal.as_ref()) {
                 stream.wait(signal)?;
+                waits = true;
             }
             if let Some(marks) = marks {
-                marks.begin(*index, stream)?;
+                marks.before(*index, stream, waits)?;
             }
             action.start(products, streams, stream)?;
             if let Some(marks) = marks {
-                marks.end(*index, stream)?;
+                marks.after(*index, stream)?;
             }
             if let Some(signal) = &action.signal {
                 signal.record(stream)?;
@@ -340,25 +349,44 @@ impl List {
         &self,
         products: &Products,
         streams: &Streams,
-        marks: Option<&Marks>,
+        marks: Option<&dyn Mark>,
     ) -> Result<(), CudaError> {
         let mut calls = self.calls.iter().copied().peekable();
         self.stages.iter().try_for_each(|(stage, _)| match stage {
             Stage::Stretch(which) => self.play(which, products, streams, marks),
             Stage::Leave(index) => {
                 // Through the host a collective begins when the compute lane has come to it, and ends when its result is back.
-                marks.map_or(Ok(()), |marks| marks.begin(*index, streams.compute()))?;
+                marks.map_or(Ok(()), |marks| marks.before(*index, streams.compute(), true))?;
                 self.call(*index)?.leave(streams)
             }
             Stage::Return(index) => {
                 self.bring_back(*index, streams)?;
                 // With it come all before it.
                 while let (Some(call), Some(marks)) = (calls.next_if(|call| call <= index), marks) {
-                    marks.end(call, streams.back())?;
+                    marks.after(call, streams.back())?;
                 }
                 Ok(())
             }
         })
+    }
+
+    /// The list as one graph, with whoever is told of its actions. Not where the host does collectives.
+    pub fn capture(
+        &self,
+        products: &Products,
+        streams: &Streams,
+        mark: &dyn Mark,
+    ) -> Result<Graph, CudaError> {
+        match &self.stages[..] {
+            [(Stage::Stretch(which), _)] => {
+                let play = || self.play(which, products, streams, Some(mark));
+                streams.compute().capture(play, &self.name)
+            }
+            _ => Err(CudaError::Misuse(format!(
+                "{} is no one graph: the host does its collectives",
+                self.name
+            ))),
+        }
     }
 
     /// Runs the list as one graph; or, where the host does collectives, as one for each stretch between them. Then it returns when

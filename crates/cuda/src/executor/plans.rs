@@ -22,14 +22,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The number of the list that brings copies in half precision up to date, after those of plans.
-pub(super) const REFRESH: usize = 6;
+pub(super) const REFRESH: usize = Which::ALL.len();
+
+/// Of all plans, and [`REFRESH`].
+const LISTS: usize = REFRESH + 1;
 
 /// The parts are dropped in this order: what is launched before what it uses.
 pub(super) struct Plans {
-    /// Of (plan, accumulate), and [`REFRESH`]; those that were prepared.
-    pub lists: [Option<List>; 7],
+    /// Of plans, and [`REFRESH`]; those that were prepared.
+    pub lists: [Option<List>; LISTS],
     /// The others, until they are wanted.
-    pub waiting: [Option<Bound>; 7],
+    pub waiting: [Option<Bound>; LISTS],
     pub modules: Modules,
     pub staging: Staging,
     /// Where collectives do their part that the host does.
@@ -40,12 +43,11 @@ pub(super) struct Plans {
     /// Layer and bytes of the collectives of `last`.
     pub exchanges: Vec<(String, usize)>,
     /// Where the inputs of each plan lie.
-    pub inputs: [Vec<Address>; 4],
+    pub inputs: [Vec<Address>; REFRESH],
     /// Where each state lies.
     pub states: Vec<Address>,
     pub arena: Arc<Block>,
     pub constants: Block,
-    pub parts: Block,
 }
 
 /// What of the executor stays when plans change.
@@ -62,9 +64,9 @@ pub(super) struct Base<'a> {
 }
 
 impl Plans {
-    /// The list for a run, which must have been prepared; evaluation and update have nothing to accumulate.
-    pub fn list(&mut self, which: Which, accumulate: bool) -> Result<&mut List, CudaError> {
-        self.numbered(number(which, accumulate))
+    /// The list for a run, which must have been prepared.
+    pub fn list(&mut self, which: Which) -> Result<&mut List, CudaError> {
+        self.numbered(which as usize)
     }
 
     pub fn numbered(&mut self, number: usize) -> Result<&mut List, CudaError> {
@@ -77,39 +79,19 @@ impl Plans {
         (0..self.lists.len()).filter(|number| self.lists[*number].is_some()).collect()
     }
 
-    pub fn marks(&self, which: Which, accumulate: bool) -> Marks {
-        self.marks[number(which, accumulate)]
+    pub fn marks(&self, which: Which) -> Marks {
+        self.marks[which as usize]
     }
 }
 
-pub(super) fn number(which: Which, accumulate: bool) -> usize {
-    match which {
-        Which::Micro => usize::from(accumulate),
-        Which::Last => 2 + usize::from(accumulate),
-        Which::Update => 4,
-        Which::Eval => 5,
-    }
-}
-
-/// What a run begins with: evaluation comes later, and lists that add to sums are for those that do.
+/// What a run begins with: evaluation comes later, and lists for several micro-steps are for those that have them.
 pub(super) fn first_lists(program: &Program) -> Vec<usize> {
-    if program.last.steps.is_empty() {
-        return vec![REFRESH, number(Which::Eval, false)];
-    }
-    let list = |which, accumulate| number(which, accumulate);
-    match program.accumulates() {
-        false => vec![REFRESH, list(Which::Last, false), list(Which::Update, false)],
-        true => {
-            let micro = [list(Which::Micro, false), list(Which::Micro, true)];
-            [&[REFRESH], &micro[..], &[list(Which::Last, true), list(Which::Update, false)]].concat()
-        }
-    }
-}
-
-/// In the order of [`number`].
-pub(super) fn plans(program: &Program) -> [(&Plan, bool); 6] {
-    let Program { micro, last, update, eval, .. } = program;
-    [(micro, false), (micro, true), (last, false), (last, true), (update, false), (eval, false)]
+    let training: &[Which] = match (program.last.steps.is_empty(), program.micro.steps.is_empty()) {
+        (true, _) => &[Which::Eval],
+        (false, true) => &[Which::Last, Which::Update],
+        (false, false) => &Which::TRAINING,
+    };
+    [REFRESH].into_iter().chain(training.iter().map(|which| *which as usize)).collect()
 }
 
 /// All lists of a program, without a GPU.
@@ -124,11 +106,6 @@ impl Lists {
     /// Bytes that times are noted down in.
     fn times(&self) -> usize {
         self.marks.iter().map(|marks| marks.bytes()).max().unwrap_or(0)
-    }
-
-    /// Bytes of partial sums.
-    fn parts(&self) -> usize {
-        self.bound.iter().map(|bound| bound.parts).max().unwrap_or(0)
     }
 
     /// Bytes of working memory that the libraries may take, in the compute lane and aside.
@@ -172,17 +149,12 @@ fn bind_all(
     tf32: bool,
 ) -> Result<Lists, CudaError> {
     let mut constants = Constants::at(constants);
-    let mut bind = |(plan, accumulate): (&Plan, bool)| {
-        // Nobody runs what would add to gradients that are not kept.
-        if accumulate && !program.accumulates() {
-            return Ok((Bound::default(), Marks::default()));
-        }
-        let bound = Binder { memory, accumulate, tf32, overlap: true, facts, maker: &Steps }
-            .bind(plan, &mut constants)?;
+    let mut bind = |plan: &Plan| {
+        let bound = Binder { memory, tf32, facts, maker: &Steps }.bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
     };
     let (mut bound, marks): (Vec<Bound>, Vec<Marks>) =
-        plans(program).into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        program.plans().into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     let placed = |action| Placed::new(action, Lane::Compute, (0, 0));
     let refresh = refresh(program, memory.states, &mut constants)?.into_iter().map(placed).collect();
     bound.push(Bound { actions: refresh, ..Bound::default() });
@@ -227,7 +199,7 @@ pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeS
 fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError> {
     let base = |bit: u32| (1 as Address) << bit;
     let states = state_addresses(&program.states, base(45), base(44));
-    let memory = Memory { arena: base(44), states: &states, header: base(46), parts: base(42) };
+    let memory = Memory { arena: base(44), states: &states, header: base(46) };
     bind_all(program, memory, base(47), base(43), facts, tf32)
 }
 
@@ -239,7 +211,7 @@ pub struct Needs {
     pub states: usize,
     /// Batches on their way.
     pub staging: usize,
-    /// Tables of kernels, partial sums and times noted down.
+    /// Tables of kernels, and times noted down.
     pub tables: usize,
     /// Of products and convolutions, at most.
     pub workspace: usize,
@@ -277,7 +249,7 @@ impl Dry {
             arena: program.arena(),
             states: homes(&program.states).1,
             staging: Staging::bytes_for(program),
-            tables: lists.constants.len() + lists.parts() + lists.times(),
+            tables: lists.constants.len() + lists.times(),
             workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
         };
         Ok(Dry { lists, needs })
@@ -324,15 +296,13 @@ impl Base<'_> {
         };
         let constants = Block::new(context, dry.lists.constants.len(), "tables")?;
         let staging = Staging::new(context, program)?;
-        let parts = Block::new(context, dry.lists.parts(), "partial sums")?;
         let states = state_addresses(&program.states, self.states, arena.address);
-        let memory =
-            Memory { arena: arena.address, states: &states, header: self.header, parts: parts.address };
+        let memory = Memory { arena: arena.address, states: &states, header: self.header };
         let tf32 = self.options.tf32;
         let times = Times::new(context, dry.lists.times(), RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
         let lists = bind_all(program, memory, constants.address, noted, self.facts, tf32)?;
-        if lists.constants.len() > constants.bytes || lists.parts() > parts.bytes {
+        if lists.constants.len() > constants.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
         self.streams.compute().send_now(&lists.constants, constants.address)?;
@@ -341,7 +311,7 @@ impl Base<'_> {
             bytes if bytes > 0 && through_host => Some(Pinned::new(context, bytes)?),
             _ => None,
         };
-        let last = &lists.bound[number(Which::Last, false)];
+        let last = &lists.bound[Which::Last as usize];
         let exchanges = collectives(last).map(|call| (call.layer.clone(), call.bytes())).collect();
         // Inputs are made by nobody, so that binding has moved none of them.
         let address = |plan: &Plan, value: &usize| match plan.values[*value].place {
@@ -351,7 +321,7 @@ impl Base<'_> {
         let inputs = program.plans().map(|plan| plan.inputs.iter().map(|v| address(plan, v)).collect());
         let mut bound = lists.bound.into_iter();
         Ok(Plans {
-            lists: [const { None }; 7],
+            lists: [const { None }; LISTS],
             waiting: std::array::from_fn(|_| bound.next()),
             modules: Modules::new(context),
             staging,
@@ -363,7 +333,6 @@ impl Base<'_> {
             states,
             arena,
             constants,
-            parts,
         })
     }
 }

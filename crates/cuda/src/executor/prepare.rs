@@ -3,7 +3,7 @@
 //! A list is prepared when it is wanted, so that a run doesn't wait at its start for what it needs later or never.
 
 use super::list::{List, Preparer, Streams, Way, Work};
-use super::plans::{Base, Plans, REFRESH, kernels, plans};
+use super::plans::{Base, Plans, REFRESH, kernels};
 use crate::action::{Action, Address, Convolution, Product};
 use crate::bind::Bound;
 use crate::compile::{Arch, Compiling};
@@ -116,8 +116,8 @@ impl Base<'_> {
         let (plan, name) = match number {
             REFRESH => (&none, "copies in half precision".to_string()),
             _ => {
-                let (plan, accumulate) = self::plans(program)[number];
-                (plan, format!("{}{}", plan.name, if accumulate { " (accumulating)" } else { "" }))
+                let plan = program.plans()[number];
+                (plan, plan.name.clone())
             }
         };
         let Plans { modules, arena, host, .. } = plans;

@@ -19,14 +19,14 @@ impl Executor {
         header: &Header,
         repeats: usize,
     ) -> Result<Vec<KernelTime>, CudaError> {
-        self.prepare_plan(which, header.accumulate)?;
-        let actions = self.plans.list(which, header.accumulate)?.actions.len();
+        self.prepare_plan(which)?;
+        let actions = self.plans.list(which)?.actions.len();
         let marks: Vec<Event> =
             (0..actions + 1).map(|_| Event::timed(&self.context)).collect::<Result<_, _>>()?;
         let mut best = vec![f64::INFINITY; actions];
         for _ in 0..repeats.max(1) {
             self.begin(which, header)?;
-            let list = self.plans.list(which, header.accumulate)?;
+            let list = self.plans.list(which)?;
             let stream = self.streams.compute();
             marks[0].record(stream)?;
             for (index, mark) in marks[1..].iter().enumerate() {
@@ -40,18 +40,12 @@ impl Executor {
             }
         }
         let plan = self.program.plans()[which as usize];
-        let list = self.plans.list(which, header.accumulate)?;
+        let list = self.plans.list(which)?;
         let mut before = usize::MAX;
         let mut times = Vec::with_capacity(actions);
         for (action, seconds) in list.actions.iter().zip(best) {
-            let is_first = before != action.step;
-            if action.summed == 0 {
-                before = action.step;
-            }
-            let (flops, bytes) = match action.summed {
-                0 => work(plan, &action.work, action.first..action.step + 1, is_first),
-                bytes => (bytes as f64 / 4.0, bytes as f64),
-            };
+            let is_first = std::mem::replace(&mut before, action.step) != action.step;
+            let (flops, bytes) = work(plan, &action.work, action.first..action.step + 1, is_first);
             let step = &plan.steps[action.step];
             times.push(KernelTime {
                 step: action.step,

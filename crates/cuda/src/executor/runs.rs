@@ -106,7 +106,7 @@ impl Runs {
 }
 
 fn header_bytes(header: &Header) -> [u8; HEADER_BYTES] {
-    let Header { seed, step, first_sample, learning_rate, nominal, accumulate: _ } = *header;
+    let Header { seed, step, first_sample, learning_rate, nominal } = *header;
     let words = [seed, step, first_sample, learning_rate.to_bits(), nominal.to_bits()];
     let mut bytes = [0; HEADER_BYTES];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -121,8 +121,7 @@ mod tests {
 
     #[test]
     fn headers_lie_as_the_kernels_read_them() {
-        let header =
-            Header { seed: 1, step: 2, first_sample: 3, learning_rate: 0.5, nominal: 64.0, accumulate: true };
+        let header = Header { seed: 1, step: 2, first_sample: 3, learning_rate: 0.5, nominal: 64.0 };
         let bytes = header_bytes(&header);
         assert_eq!((bytes[0], bytes[8], bytes[16]), (1, 2, 3));
         assert_eq!(bytes[24..32], 0.5f64.to_le_bytes());

@@ -43,7 +43,7 @@ fn layout(plan: &Plan) -> (Vec<Slot>, usize) {
 }
 
 pub(super) struct Staging {
-    layouts: [Vec<Slot>; 4],
+    layouts: [Vec<Slot>; Which::ALL.len()],
     /// The pinned side, and after each the moment when the GPU has read it.
     host: [(Pinned, Event); 2],
     device: Block,

@@ -2,6 +2,7 @@
 //!
 //! A run that is traced is no graph: its actions are put into the streams one by one, so that small ones may wait for the host.
 
+use super::list::Mark;
 use super::profile::work;
 use super::{Executor, Which};
 use crate::driver::{Context, Event, Stream};
@@ -38,12 +39,12 @@ impl Traced {
 /// Before and after each action of a list.
 pub(super) struct Marks(Vec<[Event; 2]>);
 
-impl Marks {
-    pub fn begin(&self, action: usize, stream: &Stream) -> Result<(), CudaError> {
+impl Mark for Marks {
+    fn before(&self, action: usize, stream: &Stream, _: bool) -> Result<(), CudaError> {
         self.0[action][0].record(stream)
     }
 
-    pub fn end(&self, action: usize, stream: &Stream) -> Result<(), CudaError> {
+    fn after(&self, action: usize, stream: &Stream) -> Result<(), CudaError> {
         self.0[action][1].record(stream)
     }
 }
@@ -54,7 +55,7 @@ pub(super) struct Tracer {
     /// A moment by both clocks.
     origin: Event,
     at: Instant,
-    runs: VecDeque<(Which, bool, Marks)>,
+    runs: VecDeque<(Which, Marks)>,
 }
 
 impl Tracer {
@@ -70,13 +71,13 @@ impl Tracer {
         Ok(Marks((0..actions).map(pair).collect::<Result<_, CudaError>>()?))
     }
 
-    pub fn keep(&mut self, which: Which, accumulate: bool, marks: Marks) {
-        self.runs.push_back((which, accumulate, marks));
+    pub fn keep(&mut self, which: Which, marks: Marks) {
+        self.runs.push_back((which, marks));
     }
 
     /// The oldest run, if it is over.
-    fn take(&mut self) -> Result<Option<(Which, bool, Marks)>, CudaError> {
-        let Some((_, _, marks)) = self.runs.front() else { return Ok(None) };
+    fn take(&mut self) -> Result<Option<(Which, Marks)>, CudaError> {
+        let Some((_, marks)) = self.runs.front() else { return Ok(None) };
         for [_, end] in &marks.0 {
             if !end.is_done()? {
                 return Ok(None);
@@ -109,11 +110,11 @@ impl Executor {
     pub fn take_traced(&mut self) -> Result<Vec<Vec<Traced>>, CudaError> {
         let mut runs = Vec::new();
         let Some(tracer) = &mut self.tracer else { return Ok(runs) };
-        while let Some((which, accumulate, marks)) = tracer.take()? {
+        while let Some((which, marks)) = tracer.take()? {
             let mut traced = Vec::with_capacity(marks.0.len());
             let plan = self.program.plans()[which as usize];
             let mut before = usize::MAX;
-            for (action, [start, end]) in self.plans.list(which, accumulate)?.actions.iter().zip(&marks.0) {
+            for (action, [start, end]) in self.plans.list(which)?.actions.iter().zip(&marks.0) {
                 let is_first = std::mem::replace(&mut before, action.step) != action.step;
                 let (flops, bytes) = work(plan, &action.work, action.first..action.step + 1, is_first);
                 let step = &plan.steps[action.step];

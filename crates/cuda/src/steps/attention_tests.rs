@@ -44,10 +44,10 @@ fn run_with(
     } else {
         (Op::Attention { heads: h, drop }, vec![qkv], vec![out, lse])
     };
-    let (layer, accumulate, tf32) = ("block", false, false);
+    let (layer, tf32) = ("block", false);
     let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
     let (scratch, parts, header) = (512, 768, 1024);
-    let cx = Context { op, layer, inputs, outputs, scratch, parts, header, accumulate, tf32, facts };
+    let cx = Context { op, layer, inputs, outputs, scratch, parts, header, tf32, facts };
     match actions(&cx)?.remove(0) {
         Action::Launch(launch) => Ok(launch),
         other => panic!("{other:?}"),

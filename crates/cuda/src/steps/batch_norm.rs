@@ -167,16 +167,13 @@ fn grad(cx: &Context<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError
     Ok(vec![of_block(cut.name("batch_norm_grad", name), cut.grid(), args)])
 }
 
-/// From what the step before left, or where there are both and this is no first micro-step, what this one has so far.
 fn running_moments(cx: &Context<'_>, momentum: f64) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
-    let last = cx.inputs.len() - 1;
-    let from = cx.input(if last == 2 && cx.accumulate { 1 } else { 0 });
-    let columns = from.shape.last();
+    let columns = cx.input(0).shape.last();
     let args = vec![
-        pointer(from),
-        pointer(cx.input(last)),
+        pointer(cx.input(0)),
+        pointer(cx.input(1)),
         pointer(cx.output(0)),
         Arg::I32(columns as i32),
         Arg::F64(momentum),
@@ -235,32 +232,21 @@ mod tests {
     #[test]
     fn statistics_are_f32_and_parts_fit_their_scratch() {
         let (x, moments) = ("bf16[8,128,128,512]", "f32[3,512]");
-        let actions = step(Op::Moments, &[x], &[moments], false).unwrap();
+        let actions = step(Op::Moments, &[x], &[moments]).unwrap();
         assert_eq!(names(&actions), ["moments_parts<bf16, 8, 32>", "moments_join"]);
         assert_eq!(launches(&actions)[1].grid, [16, 1, 1]);
         assert_eq!(scratch(&Op::Moments, &[&x.parse().unwrap()]), 512 * 2 * 512 * 8);
-        assert!(step(Op::Moments, &[x], &["bf16[3,512]"], false).is_err());
+        assert!(step(Op::Moments, &[x], &["bf16[3,512]"]).is_err());
         let norm = Op::BatchNorm { eps: 1e-5, relu: true, running: false };
         let inputs = [x, moments, "f32[512]", "f32[512]"];
-        assert_eq!(names(&step(norm.clone(), &inputs, &[x], false).unwrap()), ["batch_norm<bf16, 8, 32>"]);
-        assert!(step(norm, &[x, moments, "bf16[512]", "f32[512]"], &[x], false).is_err());
-    }
-
-    #[test]
-    fn running_moments_go_on_from_their_own() {
-        let from = |inputs: &[&str], accumulate| {
-            let op = Op::RunningMoments { momentum: 0.1 };
-            launches(&step(op, inputs, &["f32[3,8]"], accumulate).unwrap())[0].args[0]
-        };
-        let at = |i: u64| Arg::Pointer((1 << 32) + (i << 20));
-        assert_eq!((from(&["f32[3,8]"; 2], false), from(&["f32[3,8]"; 2], true)), (at(0), at(0)));
-        assert_eq!((from(&["f32[3,8]"; 3], false), from(&["f32[3,8]"; 3], true)), (at(0), at(1)));
+        assert_eq!(names(&step(norm.clone(), &inputs, &[x]).unwrap()), ["batch_norm<bf16, 8, 32>"]);
+        assert!(step(norm, &[x, moments, "bf16[512]", "f32[512]"], &[x]).is_err());
     }
 
     #[test]
     fn a_commit_takes_each_pair() {
         let inputs = ["f32[3]", "f32[3,8]", "f32[3,300]", "f32[3,8]", "f32[3,300]"];
-        let actions = step(Op::Commit, &inputs, &["f32[3,8]", "f32[3,300]"], false).unwrap();
+        let actions = step(Op::Commit, &inputs, &["f32[3,8]", "f32[3,300]"]).unwrap();
         let at = |i: u64| Arg::Pointer((1 << 32) + (i << 20));
         let second = launches(&actions)[1];
         assert_eq!((second.grid[0], &second.args[..3]), (4, &[at(0), at(2), at(4)][..]));

@@ -120,16 +120,16 @@ mod tests {
     #[test]
     fn channels_are_copied_by_the_widest_units() {
         let parts = ["bf16[2,4,4,512]", "bf16[2,4,4,12]", "bf16[2,4,4,3]"];
-        let actions = step(Op::Concat, &parts, &["bf16[2,4,4,527]"], false).unwrap();
+        let actions = step(Op::Concat, &parts, &["bf16[2,4,4,527]"]).unwrap();
         assert_eq!(names(&actions), ["copy_columns<u16>"; 3]);
         let parts = ["bf16[2,4,4,512]", "bf16[2,4,4,1024]"];
-        let actions = step(Op::Concat, &parts, &["bf16[2,4,4,1536]"], false).unwrap();
+        let actions = step(Op::Concat, &parts, &["bf16[2,4,4,1536]"]).unwrap();
         assert_eq!(names(&actions), ["copy_columns<uint4>"; 2]);
         let second = launches(&actions)[1];
         assert_eq!(second.args[2], Arg::Pointer((2 << 32) + 1024));
         assert_eq!(second.args[3..], [Arg::I32(192), Arg::U32(128), Arg::U32(32 * 128)]);
         let op = Op::Slice { start: 6, channels: 4 };
-        let actions = step(op, &["f32[2,4,4,12]"], &["f32[2,4,4,4]"], false).unwrap();
+        let actions = step(op, &["f32[2,4,4,12]"], &["f32[2,4,4,4]"]).unwrap();
         assert_eq!(names(&actions), ["copy_columns<uint2>"]);
         assert_eq!(launches(&actions)[0].args[0], Arg::Pointer((1 << 32) + 24));
     }
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn blocks_of_a_dropout_cover_all_channels() {
         let op = Op::Drop { rate: 0.1, site: 3, per: Per::Channel };
-        let grid = |ty: &str| launches(&step(op.clone(), &[ty], &[ty], false).unwrap())[0].grid;
+        let grid = |ty: &str| launches(&step(op.clone(), &[ty], &[ty]).unwrap())[0].grid;
         assert_eq!(grid("bf16[8,128,128,512]"), [16_384 / 32, 1, 8]);
         assert_eq!(grid("bf16[2,4,4,5]"), [1, 1, 2]);
         assert_eq!(grid("f32[2,16,4,2048]"), [8, 2, 2]);

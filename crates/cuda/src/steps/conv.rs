@@ -14,7 +14,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Conv { window, bias } => forward(cx, *window, *bias),
         Op::ConvGradX { window, .. } => grad_x(cx, *window),
-        Op::ConvGradW { window, accumulate, .. } => grad_w(cx, *window, *accumulate && cx.accumulate),
+        Op::ConvGradW { window, accumulate, .. } => grad_w(cx, *window, *accumulate),
         _ => Err(cx.no_kernel()),
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         let op = Op::Conv { window: PAD, bias: false };
         let inputs = ["bf16[8,128,128,2048]", "bf16[512,3,3,2048]"];
         let output = ["bf16[8,128,128,512]"];
-        let actions = step(op.clone(), &inputs, &output, false).unwrap();
+        let actions = step(op.clone(), &inputs, &output).unwrap();
         let conv = made(&actions);
         assert_eq!((actions.len(), conv.made, conv.kernel), (1, Made::Y, [3, 3]));
         assert_eq!((conv.x.axes, conv.y.axes), ([8, 128, 128, 2048], [8, 128, 128, 512]));
@@ -165,24 +165,24 @@ mod tests {
         let types = |list: &[&str]| list.iter().map(|t| t.parse().unwrap()).collect::<Vec<Type>>();
         let (inputs, output) = (types(&inputs), types(&output));
         assert_eq!(scratch(&op, &inputs.iter().collect::<Vec<_>>(), &[&output[0]]), 0);
-        assert!(step(op, &["bf16[2,8,8,8]", "f32[8,3,3,8]"], &["bf16[2,8,8,8]"], false).is_err());
+        assert!(step(op, &["bf16[2,8,8,8]", "f32[8,3,3,8]"], &["bf16[2,8,8,8]"]).is_err());
     }
 
     #[test]
     fn one_pixel_is_a_product() {
         let point = Window { stride: 1, pad: 0 };
         let (x, w, y) = ("bf16[2,4,4,8]", "bf16[16,1,1,8]", "bf16[2,4,4,16]");
-        let forward = step(Op::Conv { window: point, bias: false }, &[x, w], &[y], false).unwrap();
+        let forward = step(Op::Conv { window: point, bias: false }, &[x, w], &[y]).unwrap();
         let grad_x = Op::ConvGradX { window: point, height: 4, width: 4 };
-        let grad_x = step(grad_x, &[y, w], &[x], false).unwrap();
+        let grad_x = step(grad_x, &[y, w], &[x]).unwrap();
         let shape = Shape::from([16, 1, 1, 8]);
         let grad_w = Op::ConvGradW { window: point, shape, accumulate: false };
-        let grad_w = step(grad_w, &[y, x], &["f32[16,1,1,8]"], false).unwrap();
+        let grad_w = step(grad_w, &[y, x], &["f32[16,1,1,8]"]).unwrap();
         for actions in [forward, grad_x, grad_w] {
             assert!(matches!(actions[..], [Action::Product(_)]), "{actions:?}");
         }
         let stepping = Op::Conv { window: Window { stride: 2, pad: 0 }, bias: false };
-        let actions = step(stepping, &[x, w], &["bf16[2,2,2,16]"], false).unwrap();
+        let actions = step(stepping, &[x, w], &["bf16[2,2,2,16]"]).unwrap();
         assert_eq!(made(&actions).window.stride, 2);
     }
 
@@ -190,10 +190,10 @@ mod tests {
     fn a_bias_and_another_type_are_added_behind() {
         let op = Op::Conv { window: PAD, bias: true };
         let inputs = ["bf16[2,4,4,8]", "bf16[16,3,3,8]", "bf16[16]"];
-        let actions = step(op.clone(), &inputs, &["bf16[2,4,4,16]"], false).unwrap();
+        let actions = step(op.clone(), &inputs, &["bf16[2,4,4,16]"]).unwrap();
         assert_eq!(names(&actions), ["add_bias<bf16, bf16, bf16, 8>"]);
         assert_eq!(launches(&actions)[0].args[0], launches(&actions)[0].args[2]);
-        let actions = step(op, &inputs, &["f32[2,4,4,16]"], false).unwrap();
+        let actions = step(op, &inputs, &["f32[2,4,4,16]"]).unwrap();
         assert_eq!(made(&actions).result(), (SCRATCH, 2 * 4 * 4 * 16 * 2));
         assert_eq!(names(&actions), ["add_bias<bf16, bf16, float, 4>"]);
     }
@@ -203,17 +203,17 @@ mod tests {
         let shape = Shape::from([16, 3, 3, 8]);
         let op = |accumulate| Op::ConvGradW { window: PAD, shape: shape.clone(), accumulate };
         let (dy, x, dw) = ("bf16[2,4,4,16]", "bf16[2,4,4,8]", "f32[16,3,3,8]");
-        let anew = step(op(true), &[dy, x, dw], &[dw], false).unwrap();
+        let anew = step(op(false), &[dy, x], &[dw]).unwrap();
         assert_eq!(made(&anew).result(), (SCRATCH, 16 * 9 * 8 * 2));
         assert_eq!(names(&anew), ["cast<bf16, float, 4>"]);
-        let adds = step(op(true), &[dy, x, dw], &[dw], true).unwrap();
+        let adds = step(op(true), &[dy, x, dw], &[dw]).unwrap();
         assert_eq!(names(&adds), ["add<float, bf16, float>"]);
         assert_eq!(launches(&adds)[0].args[0], Arg::Pointer(INPUT + (2 << 20)));
         // In f32 the first is made where it belongs.
         let single = ["f32[2,4,4,16]", "f32[2,4,4,8]", dw];
-        let anew = step(op(true), &single, &[dw], false).unwrap();
+        let anew = step(op(false), &single[..2], &[dw]).unwrap();
         assert_eq!((anew.len(), made(&anew).result().0), (1, OUTPUT));
-        assert_eq!(made(&step(op(true), &single, &[dw], true).unwrap()).result().0, SCRATCH);
+        assert_eq!(made(&step(op(true), &single, &[dw]).unwrap()).result().0, SCRATCH);
         let types: Vec<Type> = single.iter().map(|t| t.parse().unwrap()).collect();
         let types: Vec<&Type> = types.iter().collect();
         assert_eq!(scratch(&op(true), &types, &[types[2]]), 16 * 9 * 8 * 4);

@@ -11,7 +11,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Linear { bias, gelu } => forward(cx, *bias, *gelu),
         Op::LinearGradX { gelu } => grad_x(cx, *gelu),
-        Op::LinearGradW { accumulate, .. } => grad_w(cx, *accumulate && cx.accumulate),
+        Op::LinearGradW { accumulate, .. } => grad_w(cx, *accumulate),
         _ => Err(cx.no_kernel()),
     }
 }
@@ -124,16 +124,11 @@ mod tests {
         Operand { address, dtype, shape: Shape::from(shape) }
     }
 
-    fn run(
-        op: &Op,
-        inputs: &[Operand],
-        outputs: &[Operand],
-        accumulate: bool,
-    ) -> Result<Vec<Action>, CudaError> {
+    fn run(op: &Op, inputs: &[Operand], outputs: &[Operand]) -> Result<Vec<Action>, CudaError> {
         let facts = Facts::h200();
         let (layer, scratch, parts, header, tf32) = ("fc", 0x9000, 0xa000, 0x100, false);
         let facts = &facts;
-        actions(&Context { op, layer, inputs, outputs, scratch, parts, header, accumulate, tf32, facts })
+        actions(&Context { op, layer, inputs, outputs, scratch, parts, header, tf32, facts })
     }
 
     fn the_product(actions: &[Action]) -> Product {
@@ -148,7 +143,7 @@ mod tests {
         let half = DType::Bf16;
         let inputs = [operand(256, half, [2, 5, 8]), operand(512, half, [6, 8]), operand(1024, half, [6])];
         let op = Op::Linear { bias: true, gelu: false };
-        let product = the_product(&run(&op, &inputs, &[operand(2048, half, [2, 5, 6])], false).unwrap());
+        let product = the_product(&run(&op, &inputs, &[operand(2048, half, [2, 5, 6])]).unwrap());
         assert_eq!((product.left.rows, product.left.columns), (10, 8));
         assert_eq!((product.right.rows, product.right.columns, product.right_transposed), (6, 8, true));
         assert_eq!((product.result.rows, product.result.columns), (10, 6));
@@ -160,12 +155,12 @@ mod tests {
         let half = DType::Bf16;
         let inputs = [operand(256, half, [4, 8]), operand(512, half, [6, 8]), operand(1024, DType::F32, [6])];
         let op = Op::Linear { bias: true, gelu: false };
-        let error = run(&op, &inputs, &[operand(2048, half, [4, 6])], false).unwrap_err();
+        let error = run(&op, &inputs, &[operand(2048, half, [4, 6])]).unwrap_err();
         assert_eq!(error.to_string(), "fc: the CUDA executor has no kernel for linear of bf16, bf16, f32");
     }
 
     #[test]
-    fn weight_gradients_add_only_where_op_and_run_say_so() {
+    fn weight_gradients_add_only_where_the_op_says_so() {
         let shape = Shape::from([6, 2, 2, 2]);
         let op = |accumulate| Op::LinearGradW { shape: shape.clone(), accumulate };
         let (dy, x) = (operand(256, DType::F16, [4, 6]), operand(512, DType::F16, [4, 8]));
@@ -174,16 +169,14 @@ mod tests {
         let elsewhere = [dy.clone(), x.clone(), operand(4096, DType::F32, [6, 2, 2, 2])];
 
         let outputs = std::slice::from_ref(&dw);
-        let product = the_product(&run(&op(true), &here, outputs, true).unwrap());
+        let product = the_product(&run(&op(true), &here, outputs).unwrap());
         assert!(product.accumulate && product.left_transposed);
         assert_eq!((product.result.rows, product.result.columns), (6, 8));
-        assert!(!the_product(&run(&op(true), &here, outputs, false).unwrap()).accumulate);
-        assert!(!the_product(&run(&op(false), &[dy, x], outputs, true).unwrap()).accumulate);
+        assert!(!the_product(&run(&op(false), &[dy, x], outputs).unwrap()).accumulate);
 
-        let moved = run(&op(true), &elsewhere, outputs, true).unwrap();
+        let moved = run(&op(true), &elsewhere, outputs).unwrap();
         assert_eq!(moved[0], Action::Copy { from: 4096, to: 2048, bytes: 6 * 8 * 4 });
         assert_eq!(moved.len(), 2);
-        assert_eq!(run(&op(true), &elsewhere, outputs, false).unwrap().len(), 1);
     }
 
     #[test]
@@ -191,7 +184,7 @@ mod tests {
         let wide = DType::F32;
         let inputs = [operand(256, wide, [4, 8]), operand(512, wide, [6, 8])];
         let outputs = [operand(2048, wide, [4, 6]), operand(4096, wide, [4, 6])];
-        let made = run(&Op::Linear { bias: false, gelu: true }, &inputs, &outputs, false).unwrap();
+        let made = run(&Op::Linear { bias: false, gelu: true }, &inputs, &outputs).unwrap();
         assert_eq!(made.len(), 2);
         assert_eq!(the_product(&made[..1]).result.address, 4096);
     }

@@ -163,7 +163,7 @@ mod tests {
             assert!(parts(rows) <= PARTS && (parts(rows) == PARTS || parts(rows) * ROWS >= rows));
         }
         let op = Op::CrossEntropy { smoothing: 0.1, mixed: false };
-        let actions = step(op.clone(), &PLAIN, &LOSS, false).unwrap();
+        let actions = step(op.clone(), &PLAIN, &LOSS).unwrap();
         assert_eq!(names(&actions), ["cross_entropy<bf16>", "cross_entropy_sums"]);
         assert_eq!(launches(&actions)[0].grid, [64, 1, 1]);
         assert_eq!(launches(&actions)[1].args[1], Arg::I32(64));
@@ -174,44 +174,44 @@ mod tests {
     fn pixels_have_kernels_of_their_own() {
         let inputs = ["f32[8,512,512,150]", "i32[8,512,512]", "f32[8,512,512]"];
         let op = Op::CrossEntropy { smoothing: 0.0, mixed: false };
-        let actions = step(op.clone(), &inputs, &LOSS, false).unwrap();
+        let actions = step(op.clone(), &inputs, &LOSS).unwrap();
         assert_eq!(names(&actions), ["pixel_loss<float, 5>", "cross_entropy_sums"]);
         assert_eq!(launches(&actions)[0].grid, [2112, 1, 1]);
         assert_eq!(scratch(&op, &[&inputs[0].parse().unwrap()], &[]), 2112 * 4 * 8);
         let inputs = [&inputs[..], &["f32[]"]].concat();
         let op = Op::CrossEntropyGrad { smoothing: 0.0, mixed: false };
-        let actions = step(op, &inputs, &["bf16[8,512,512,150]"], false).unwrap();
+        let actions = step(op, &inputs, &["bf16[8,512,512,150]"]).unwrap();
         assert_eq!(names(&actions), ["pixel_grad<float, bf16, 5>"]);
         let many = ["f32[2,4,4,1000]", "i32[2,4,4]", "f32[2,4,4]"];
         let op = Op::CrossEntropy { smoothing: 0.0, mixed: false };
-        assert_eq!(names(&step(op, &many, &LOSS, false).unwrap())[0], "cross_entropy<float>");
+        assert_eq!(names(&step(op, &many, &LOSS).unwrap())[0], "cross_entropy<float>");
     }
 
     #[test]
     fn mixed_labels_are_passed_on() {
         let inputs = [&PLAIN[..], &["i32[256]", "f32[256]", "f32[]"]].concat();
         let op = Op::CrossEntropyGrad { smoothing: 0.0, mixed: true };
-        let actions = step(op, &inputs, &["bf16[256,1000]"], false).unwrap();
+        let actions = step(op, &inputs, &["bf16[256,1000]"]).unwrap();
         let at = |i: u64| Arg::Pointer((1 << 32) + (i << 20));
         assert_eq!(launches(&actions)[0].args[..6], [0, 1, 2, 3, 4, 5].map(at));
         let inputs = [&PLAIN[..], &["f32[]"]].concat();
         let op = Op::CrossEntropyGrad { smoothing: 0.0, mixed: false };
-        let actions = step(op, &inputs, &["bf16[256,1000]"], false).unwrap();
+        let actions = step(op, &inputs, &["bf16[256,1000]"]).unwrap();
         assert_eq!(launches(&actions)[0].args[3..6], [Arg::Pointer(0), Arg::Pointer(0), at(3)]);
     }
 
     #[test]
     fn types_without_a_kernel_are_refused() {
         let op = Op::CrossEntropy { smoothing: 0.0, mixed: false };
-        assert!(step(op.clone(), &["f64[4,5]", "i32[4]", "f32[4]"], &LOSS, false).is_err());
-        assert!(step(op.clone(), &["f32[4,5]", "f32[4]", "f32[4]"], &LOSS, false).is_err());
-        assert!(step(op, &["f32[4,5]", "i32[4]", "bf16[4]"], &LOSS, false).is_err());
+        assert!(step(op.clone(), &["f64[4,5]", "i32[4]", "f32[4]"], &LOSS).is_err());
+        assert!(step(op.clone(), &["f32[4,5]", "f32[4]", "f32[4]"], &LOSS).is_err());
+        assert!(step(op, &["f32[4,5]", "i32[4]", "bf16[4]"], &LOSS).is_err());
     }
 
     #[test]
     fn the_seed_is_one_or_the_loss_scale() {
         let first = |inputs: &[&str]| {
-            let actions = step(Op::Seed { dtype: DType::F32 }, inputs, &["f32[]"], false).unwrap();
+            let actions = step(Op::Seed { dtype: DType::F32 }, inputs, &["f32[]"]).unwrap();
             launches(&actions)[0].args[0]
         };
         assert_eq!(first(&[]), Arg::Pointer(0));

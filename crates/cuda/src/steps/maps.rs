@@ -53,11 +53,11 @@ mod tests {
 
     #[test]
     fn maps_of_odd_size_are_merged_with_zeros_and_split_without() {
-        let merged = step(Op::MergePatches, &["f32[2,5,7,16]"], &["bf16[2,3,4,64]"], false).unwrap();
+        let merged = step(Op::MergePatches, &["f32[2,5,7,16]"], &["bf16[2,3,4,64]"]).unwrap();
         assert_eq!(names(&merged), ["merge_patches<float, bf16, 8>"]);
         assert_eq!(launches(&merged)[0].grid, [1, 1, 1]);
         let split = Op::SplitPatches { height: 5, width: 7 };
-        let split = step(split, &["bf16[2,3,4,40]"], &["f32[2,5,7,10]"], false).unwrap();
+        let split = step(split, &["bf16[2,3,4,40]"], &["f32[2,5,7,10]"]).unwrap();
         assert_eq!(names(&split), ["split_patches<bf16, float, 1>"]);
         assert_eq!(launches(&split)[0].args[2..], [2, 5, 7, 10].map(Arg::I32));
         assert_eq!(launches(&split)[0].grid, [3, 1, 1]);
@@ -65,10 +65,9 @@ mod tests {
 
     #[test]
     fn a_class_token_stays_out_of_the_map() {
-        let grid =
-            step(Op::Grid { height: 3, width: 4 }, &["f32[2,13,24]"], &["bf16[2,3,4,24]"], false).unwrap();
+        let grid = step(Op::Grid { height: 3, width: 4 }, &["f32[2,13,24]"], &["bf16[2,3,4,24]"]).unwrap();
         assert_eq!(names(&grid), ["grid<float, bf16, 8>"]);
-        let ungrid = step(Op::Ungrid { tokens: 13 }, &["bf16[2,3,4,24]"], &["bf16[2,13,24]"], false).unwrap();
+        let ungrid = step(Op::Ungrid { tokens: 13 }, &["bf16[2,3,4,24]"], &["bf16[2,13,24]"]).unwrap();
         assert_eq!(names(&ungrid), ["ungrid<bf16, bf16, 8>"]);
         for actions in [grid, ungrid] {
             assert_eq!(launches(&actions)[0].args[2..], [2, 13, 12, 24].map(Arg::I32));
@@ -78,10 +77,10 @@ mod tests {
     #[test]
     fn a_reshape_in_place_is_nothing() {
         let op = Op::Reshape { shape: graph::Shape::from([2, 12]) };
-        let moved = step(op.clone(), &["bf16[2,3,4]"], &["bf16[2,12]"], false).unwrap();
+        let moved = step(op.clone(), &["bf16[2,3,4]"], &["bf16[2,12]"]).unwrap();
         assert_eq!(moved, [Action::Copy { from: 1 << 32, to: 2 << 32, bytes: 48 }]);
         let inputs = operands(1 << 32, &["bf16[2,3,4]"]);
         let outputs: Vec<Operand> = operands(1 << 32, &["bf16[2,12]"]);
-        assert_eq!(step_on(op, &inputs, &outputs, false).unwrap(), []);
+        assert_eq!(step_on(op, &inputs, &outputs).unwrap(), []);
     }
 }

@@ -30,9 +30,10 @@ pub mod weights;
 pub mod windows;
 pub mod windows_plain;
 
-use crate::action::{Action, Context, Facts, Operand};
+use crate::action::{Action, Address, Context, Facts, Operand};
 use crate::error::CudaError;
-use graph::{Batching, Graph, Op, Type};
+use crate::libraries;
+use graph::{Batching, Deferred, Graph, Lane, Op, Partial, Type, ValueId};
 
 /// The actions of one step. Optimizers are no part of this: those of a plan are merged ([`update::optimizers`]).
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
@@ -99,11 +100,29 @@ pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) ->
     }
 }
 
-/// A GPU, as plans are made for it. They are the same for all of one precision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A GPU, as plans are made for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Whether products are of half precision.
     pub halves: bool,
+    pub facts: Facts,
+}
+
+impl Target {
+    /// One of this machine's GPUs; an H200 where there is none, so that plans can be looked at anywhere.
+    pub fn of(gpu: usize, halves: bool) -> Self {
+        let found = libraries::devices().unwrap_or_default();
+        let facts = found.get(gpu % found.len().max(1)).cloned().unwrap_or_else(Facts::h200);
+        Target { halves, facts }
+    }
+}
+
+/// Bytes of partial sums that wait at most, and for how many steps they are left alone while they are added up.
+const DEFERRED: Deferred = Deferred { most: 8 << 20, stays: 8 };
+
+/// Optimizers and averages, which one launch makes of all parameters.
+pub fn is_optimizer(op: &Op) -> bool {
+    matches!(op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } | Op::Ema { .. })
 }
 
 impl graph::Target for Target {
@@ -114,6 +133,66 @@ impl graph::Target for Target {
     /// As the kernel that makes some at once takes them; it is of halves alone.
     fn batching(&self) -> Batching {
         if self.halves { weights::BATCHING } else { Batching::NONE }
+    }
+
+    /// The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and
+    /// small models don't fill a GPU with one kernel. So these go to a lane of their own; and so do the loss, which its own gradient
+    /// doesn't read, and position biases, which depend on parameters alone and may be made long before they are wanted.
+    fn lane(&self, op: &Op) -> Lane {
+        match op {
+            Op::LinearGradW { .. }
+            | Op::ConvGradW { .. }
+            | Op::ColumnSum { .. }
+            | Op::AddUp { .. }
+            | Op::CrossEntropy { .. }
+            | Op::PositionBias { .. }
+            | Op::PositionBiasGrad { .. } => Lane::Side,
+            _ => op.lane(),
+        }
+    }
+
+    /// As the kernels of the step leave them, wherever its operands lie.
+    fn partial(&self, graph: &Graph, node: usize) -> Option<Partial> {
+        let node = &graph.nodes[node];
+        let somewhere = |number: Address| number << 44;
+        let operands = |values: &[ValueId], number: Address| {
+            let of = |(i, value): (usize, &ValueId)| {
+                let Type { dtype, shape } = graph.ty(*value).clone();
+                Operand { address: somewhere(number) + ((i as Address) << 36), dtype, shape }
+            };
+            values.iter().enumerate().map(of).collect::<Vec<_>>()
+        };
+        let (inputs, outputs) = (operands(&node.inputs, 1), operands(&node.outputs, 2));
+        let bytes = parts(&node.op, &inputs, &outputs, &self.facts);
+        let (scratch, parts, header) = (somewhere(3), somewhere(4), somewhere(5));
+        let (op, layer, facts) = (&node.op, node.layer.as_str(), &self.facts);
+        let (inputs, outputs) = (&inputs[..], &outputs[..]);
+        let cx = Context { op, layer, inputs, outputs, scratch, parts, header, tf32: false, facts };
+        // A step without a kernel is refused when it is bound.
+        let actions = if bytes > 0 { actions(&cx).unwrap_or_default() } else { vec![] };
+        let result = |action: Action| match action {
+            Action::Sum(sum) => {
+                let output = outputs.iter().position(|out| out.address == sum.out)?;
+                Some((output, (sum.parts - parts) as usize))
+            }
+            _ => None,
+        };
+        let results: Vec<_> = actions.into_iter().filter_map(result).collect();
+        (!results.is_empty()).then_some(Partial { bytes, results })
+    }
+
+    fn deferred(&self) -> Deferred {
+        DEFERRED
+    }
+
+    /// Optimizers and averages; a sum of squares, with the clip and the advance after it; a few weight gradients.
+    fn launch(&self, next: &[&Op]) -> usize {
+        let optimizers = next.iter().take_while(|op| is_optimizer(op)).count();
+        let weights = 1 + next.windows(2).take_while(|pair| pair[1].runs_beside(pair[0])).count();
+        match next {
+            [Op::SumSquares, Op::Clip { .. }, Op::Advance, ..] => 3,
+            _ => optimizers.max(weights.min(weights::MOST)),
+        }
     }
 }
 

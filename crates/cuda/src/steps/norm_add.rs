@@ -108,7 +108,7 @@ mod tests {
         let op = Op::NormAdd { eps: 1e-5, drop, half: Some(DType::Bf16) };
         let inputs = ["bf16[2,8,8,96]", "bf16[2,8,8,96]", "f32[96]", "f32[96]"];
         let outputs = ["f32[2,8,8,96]", "f32[2,8,8]", "f32[2,8,8]", "bf16[2,8,8,96]"];
-        let actions = step(op, &inputs, &outputs, false).unwrap();
+        let actions = step(op, &inputs, &outputs).unwrap();
         assert_eq!(names(&actions), ["norm_add<bf16, bf16, float, bf16, 96, true, true>"]);
         let args = &launches(&actions)[0].args;
         assert_eq!(args[5], Arg::Pointer((2 << 32) + (3 << 20)));
@@ -122,7 +122,7 @@ mod tests {
         let inputs = ["bf16[2,8,8,96]", "f32[2,8,8]", "f32[2,8,8]", "f32[96]", "f32[2,8,8,96]"];
         let outputs = ["bf16[2,8,8,96]", "f32[96]", "f32[96]"];
         let op = Op::NormAddGrad { drop: None };
-        let actions = step(op.clone(), &inputs, &outputs, false).unwrap();
+        let actions = step(op.clone(), &inputs, &outputs).unwrap();
         let [Action::Launch(_), Action::Sum(gamma), Action::Sum(beta)] = actions[..] else { panic!() };
         assert_eq!(
             (gamma.rows, gamma.stride, gamma.columns),
@@ -131,6 +131,6 @@ mod tests {
         assert_eq!(beta.parts, gamma.parts + 4 * 96);
         assert_eq!(parts(&operands(0, &inputs)), 4 * gamma.rows * 192);
         // The branch and its gradient are of one type.
-        assert!(step(op, &inputs, &["f32[2,8,8,96]", "f32[96]", "f32[96]"], false).is_err());
+        assert!(step(op, &inputs, &["f32[2,8,8,96]", "f32[96]", "f32[96]"]).is_err());
     }
 }

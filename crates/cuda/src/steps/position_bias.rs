@@ -71,15 +71,14 @@ mod tests {
     fn a_block_has_a_row_of_queries_and_going_back_an_offset_a_warp() {
         let parameters = ["f32[512,2]", "f32[512]", "f32[4,512]"];
         let (window, pretrained) = ([6, 8], Some([12, 12]));
-        let bias =
-            step(Op::PositionBias { window, pretrained }, &parameters, &["f32[4,48,48]"], false).unwrap();
+        let bias = step(Op::PositionBias { window, pretrained }, &parameters, &["f32[4,48,48]"]).unwrap();
         assert_eq!(names(&bias), ["position_bias<6, 8>"]);
         assert_eq!(launches(&bias)[0].grid, [4, 6, 1]);
         assert_eq!(launches(&bias)[0].args[4..], [512, 12, 12].map(Arg::I32));
 
         let op = Op::PositionBiasGrad { window, pretrained: None };
         let inputs = [&parameters[..], &["f32[4,48,48]"]].concat();
-        let back = step(op.clone(), &inputs, &parameters, false).unwrap();
+        let back = step(op.clone(), &inputs, &parameters).unwrap();
         assert_eq!(names(&back), ["position_bias_grad_table<6, 8>", "position_bias_grad<6, 8>"]);
         assert_eq!([launches(&back)[0].grid, launches(&back)[1].grid], [[4, 21, 1], [16, 5, 1]]);
         let types: Vec<Type> = inputs.iter().map(|text| text.parse().unwrap()).collect();
@@ -90,6 +89,6 @@ mod tests {
     fn halves_are_refused() {
         let inputs = ["f32[512,2]", "f32[512]", "bf16[4,512]"];
         let op = Op::PositionBias { window: [2, 2], pretrained: None };
-        assert!(step(op, &inputs, &["f32[4,4,4]"], false).is_err());
+        assert!(step(op, &inputs, &["f32[4,4,4]"]).is_err());
     }
 }

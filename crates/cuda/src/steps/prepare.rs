@@ -72,16 +72,16 @@ mod tests {
     fn every_row_has_its_block() {
         let inputs = ["u8[258,32,32,3]", "i32[256,34]", "f32[3,256]", "i32[448,5]"];
         let op = Op::Prepare { size: 224 };
-        let actions = step(op.clone(), &inputs, &["f32[256,3,224,224]"], false).unwrap();
+        let actions = step(op.clone(), &inputs, &["f32[256,3,224,224]"]).unwrap();
         assert_eq!(names(&actions), ["prepare<3, 224, 32, 32, 5>"]);
         let launch = launches(&actions)[0];
         assert_eq!((launch.grid, launch.shared), ([3, 5, 256], 2 * 32 * 224));
         assert_eq!(launch.args[5], Arg::I32(45));
         let inputs = ["u8[64,224,224,3]", "i32[64,34]", "f32[3,256]"];
-        let actions = step(op.clone(), &inputs, &["f32[64,3,224,224]"], false).unwrap();
+        let actions = step(op.clone(), &inputs, &["f32[64,3,224,224]"]).unwrap();
         assert_eq!(names(&actions), ["prepare<3, 224, 224, 224, 0>"]);
         assert_eq!((launches(&actions)[0].shared, launches(&actions)[0].args[3]), (0, Arg::Pointer(0)));
         let large = ["u8[64,224,224,3]", "i32[64,34]", "f32[3,256]", "i32[448,5]"];
-        assert!(step(op, &large, &["f32[64,3,224,224]"], false).is_err());
+        assert!(step(op, &large, &["f32[64,3,224,224]"]).is_err());
     }
 }

@@ -57,13 +57,13 @@ mod tests {
         let (small, large) = ("bf16[8,32,32,512]", "bf16[8,128,128,512]");
         let sampling = Sampling::Bilinear;
         let up = Op::Resize { height: 128, width: 128, sampling };
-        let actions = step(up, &[small], &[large], false).unwrap();
+        let actions = step(up, &[small], &[large]).unwrap();
         assert_eq!(names(&actions), ["resize<bf16, bf16, 8>"]);
         let sizes = [32, 32, 128, 128, 512, 0].map(Arg::I32);
         let launch = launches(&actions)[0];
         assert_eq!((launch.grid, &launch.args[2..]), ([8 * 128, 128 * 64 / 256, 1], &sizes[..]));
         let back = Op::ResizeGrad { height: 32, width: 32, sampling };
-        let actions = step(back, &[large], &[small], false).unwrap();
+        let actions = step(back, &[large], &[small]).unwrap();
         let launch = launches(&actions)[0];
         assert_eq!((launch.grid, &launch.args[2..]), ([8 * 32, 32 * 64 / 256, 1], &sizes[..]));
     }
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn logits_may_be_wider_and_of_any_number() {
         let op = Op::Resize { height: 6, width: 6, sampling: Sampling::Average };
-        let actions = step(op, &["bf16[2,16,16,150]"], &["f32[2,6,6,150]"], false).unwrap();
+        let actions = step(op, &["bf16[2,16,16,150]"], &["f32[2,6,6,150]"]).unwrap();
         assert_eq!(names(&actions), ["resize<bf16, float, 1>"]);
         assert_eq!(launches(&actions)[0].grid, [12, 4, 1]);
     }

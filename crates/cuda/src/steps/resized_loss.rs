@@ -211,7 +211,7 @@ mod tests {
         let inputs = ["f32[8,128,128,150]", "i32[8,512,512]", "f32[8,512,512]"];
         let outputs = ["f32[]", "f32[4]", "f32[8,512,512]"];
         let op = Op::ResizedCrossEntropy { smoothing: 0.0 };
-        let actions = step(op.clone(), &inputs, &outputs, false).unwrap();
+        let actions = step(op.clone(), &inputs, &outputs).unwrap();
         assert_eq!(names(&actions), ["resized_loss_tiles<float, 5, 4>", "cross_entropy_sums"]);
         let loss = launches(&actions)[0];
         assert_eq!((loss.grid, loss.shared), ([2048, 1, 1], 34_128));
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(scratch(&op, &types.iter().collect::<Vec<_>>()), 2048 * 4 * 8);
         let inputs = [&inputs[..], &["f32[8,512,512]", "f32[]"]].concat();
         let op = Op::ResizedCrossEntropyGrad { smoothing: 0.0 };
-        let actions = step(op, &inputs, &["bf16[8,128,128,150]"], false).unwrap();
+        let actions = step(op, &inputs, &["bf16[8,128,128,150]"]).unwrap();
         assert_eq!(names(&actions), ["resized_loss_grad_cells<float, bf16, 5>"]);
         assert_eq!((launches(&actions)[0].grid, launches(&actions)[0].block), ([8, 19, 8], 256));
     }
@@ -231,13 +231,13 @@ mod tests {
             let of_labels = [format!("i32{labels}"), format!("f32{labels}")];
             let inputs = [logits, &of_labels[0], &of_labels[1]];
             let op = Op::ResizedCrossEntropy { smoothing: 0.0 };
-            let forward = step(op.clone(), &inputs, &["f32[]", "f32[4]", &of_labels[1]], false).unwrap();
+            let forward = step(op.clone(), &inputs, &["f32[]", "f32[4]", &of_labels[1]]).unwrap();
             let types = inputs.map(|t| t.parse::<Type>().unwrap());
             let parts = launches(&forward)[0].grid[0] as usize;
             assert_eq!(scratch(&op, &types.iter().collect::<Vec<_>>()), parts * 4 * 8);
             let inputs = [&inputs[..], &[&of_labels[1], "f32[]"]].concat();
             let op = Op::ResizedCrossEntropyGrad { smoothing: 0.0 };
-            let backward = step(op, &inputs, &[logits], false).unwrap();
+            let backward = step(op, &inputs, &[logits]).unwrap();
             [names(&forward)[0].to_string(), names(&backward)[0].to_string()]
         };
         let plain =
@@ -280,6 +280,6 @@ mod tests {
     fn too_many_classes_are_refused() {
         let inputs = ["f32[1,2,2,1025]", "i32[1,4,4]", "f32[1,4,4]"];
         let op = Op::ResizedCrossEntropy { smoothing: 0.0 };
-        assert!(step(op, &inputs, &["f32[]", "f32[4]", "f32[1,4,4]"], false).is_err());
+        assert!(step(op, &inputs, &["f32[]", "f32[4]", "f32[1,4,4]"]).is_err());
     }
 }

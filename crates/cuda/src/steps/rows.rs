@@ -37,7 +37,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
             typed(cx, cx.input(0))?;
             singles(cx, &cx.inputs[1..])?;
             singles(cx, cx.outputs)?;
-            let start = (accumulate && cx.accumulate).then(|| cx.input(1).address);
+            let start = accumulate.then(|| cx.input(1).address);
             Ok(sum_columns(cx.input(0), start, cx.output(0).address, cx.parts))
         }
         Op::LayerNorm { eps, add } => layer_norm(cx, eps, add),
@@ -133,12 +133,11 @@ fn scale(cx: &Context<'_>, factor: f64) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Rows, name, pieces(count, vector_of(&[x.dtype, y.dtype])), THREADS, args)])
 }
 
-/// The first micro-step overwrites, the others add.
 fn accumulate(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
     let (so_far, x, sum) = (cx.input(0), cx.input(1), cx.output(0));
-    if cx.accumulate { Ok(vec![add(cx, so_far, x, sum)?]) } else { Ok(copy(x, sum.address)) }
+    Ok(vec![add(cx, so_far, x, sum)?])
 }
 
 fn copy(from: &Operand, to: Address) -> Vec<Action> {

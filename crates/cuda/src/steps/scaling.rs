@@ -151,19 +151,19 @@ mod tests {
         let inputs = ["bf16[128,197,384]", "f32[384]", "f32[128,197,384]"];
         let outputs = ["bf16[128,197,384]", "f32[384]", "f32[384]"];
         let op = Op::LayerScaleGrad { sum: true };
-        let actions = step(op.clone(), &inputs, &outputs, false).unwrap();
+        let actions = step(op.clone(), &inputs, &outputs).unwrap();
         let [Action::Launch(_), Action::Sum(gamma), Action::Sum(sum)] = actions[..] else { panic!() };
         assert_eq!(names(&actions), ["layer_scale_grad<bf16, float, 4, 32, 2, true>"]);
         assert_eq!(sum.parts, gamma.parts + (4 * gamma.rows * 384) as Address);
         assert_eq!(parts(&op, &operands(0, &inputs)), 2 * 4 * gamma.rows * 384);
         // Few rows are one part, which is the sum itself.
         let (few, out) = (["f32[2,3,16]", "f32[16]", "f32[2,3,16]"], ["f32[2,3,16]", "f32[16]"]);
-        let actions = step(Op::LayerScaleGrad { sum: false }, &few, &out, false).unwrap();
+        let actions = step(Op::LayerScaleGrad { sum: false }, &few, &out).unwrap();
         assert_eq!(actions.len(), 1);
         let to = launches(&actions)[0].args[7..].to_vec();
         assert_eq!(to, [Arg::Pointer((2 << 32) + (1 << 20)), Arg::Pointer(0)]);
         // The branch and its gradient are of one type.
-        assert!(step(op, &inputs, &["f32[128,197,384]", "f32[384]", "f32[384]"], false).is_err());
+        assert!(step(op, &inputs, &["f32[128,197,384]", "f32[384]", "f32[384]"]).is_err());
     }
 
     #[test]
@@ -171,13 +171,13 @@ mod tests {
         let (inputs, outputs) =
             (["bf16[64,257,8192]", "bf16[64,257,4096]"], ["bf16[64,257,8192]", "f32[8192]"]);
         let op = Op::SwiGluGrad { sum: true };
-        let actions = step(op.clone(), &inputs, &outputs, false).unwrap();
+        let actions = step(op.clone(), &inputs, &outputs).unwrap();
         let [Action::Launch(_), Action::Sum(sum)] = actions[..] else { panic!() };
         assert_eq!((sum.columns, sum.stride), (8192, 8192));
         assert_eq!(parts(&op, &operands(0, &inputs)), 4 * sum.rows * 8192);
-        let actions = step(Op::SwiGluGrad { sum: false }, &inputs, &outputs[..1], false).unwrap();
+        let actions = step(Op::SwiGluGrad { sum: false }, &inputs, &outputs[..1]).unwrap();
         assert_eq!((actions.len(), &launches(&actions)[0].args[6]), (1, &Arg::Pointer(0)));
-        let forward = step(Op::SwiGlu, &["f32[2,3,20]"], &["f32[2,3,10]"], false).unwrap();
+        let forward = step(Op::SwiGlu, &["f32[2,3,20]"], &["f32[2,3,10]"]).unwrap();
         assert_eq!(names(&forward), ["swiglu<float, 10, 1>"]);
         assert_eq!(launches(&forward)[0].args[2], Arg::I64(60));
     }

@@ -17,17 +17,12 @@ pub const SCRATCH: Address = 7 << 32;
 pub const PARTIAL: Address = 6 << 32;
 
 /// The actions of a step whose inputs start at 1 << 32 and outputs at 2 << 32.
-pub fn step(op: Op, inputs: &[&str], outputs: &[&str], accumulate: bool) -> Result<Vec<Action>, CudaError> {
+pub fn step(op: Op, inputs: &[&str], outputs: &[&str]) -> Result<Vec<Action>, CudaError> {
     let (inputs, outputs) = (operands(1 << 32, inputs), operands(2 << 32, outputs));
-    step_on(op, &inputs, &outputs, accumulate)
+    step_on(op, &inputs, &outputs)
 }
 
-pub fn step_on(
-    op: Op,
-    inputs: &[Operand],
-    outputs: &[Operand],
-    accumulate: bool,
-) -> Result<Vec<Action>, CudaError> {
+pub fn step_on(op: Op, inputs: &[Operand], outputs: &[Operand]) -> Result<Vec<Action>, CudaError> {
     let facts = Facts::h200();
     let (layer, header, tf32) = ("blocks.0", 9 << 32, false);
     let cx = Context {
@@ -38,7 +33,6 @@ pub fn step_on(
         scratch: SCRATCH,
         parts: PARTIAL,
         header,
-        accumulate,
         tf32,
         facts: &facts,
     };

@@ -257,7 +257,7 @@ mod tests {
     fn the_class_tokens_gradient_is_that_of_its_position() {
         let op = Op::EmbedGrad { class_token: true };
         let outputs = ["bf16[128,64,192]", "f32[1,1,192]", "f32[1,65,192]"];
-        let actions = step(op.clone(), &["f32[128,65,192]"], &outputs, false).unwrap();
+        let actions = step(op.clone(), &["f32[128,65,192]"], &outputs).unwrap();
         assert_eq!(names(&actions), ["embed_grad<float, bf16, 4>", "embed_grad_sums"]);
         let [first, second] = launches(&actions)[..] else { unreachable!("two launches") };
         assert_eq!(first.args[3..], [128, 65 * 192, 192, 8].map(Arg::I32));
@@ -270,14 +270,14 @@ mod tests {
     #[test]
     fn prefixes_lie_before_every_sample() {
         let inputs = ["f32[2,9,8]", "f32[1,1,8]", "f32[1,4,8]"];
-        let actions = step(Op::Prepend, &inputs, &["f32[2,14,8]"], false).unwrap();
+        let actions = step(Op::Prepend, &inputs, &["f32[2,14,8]"]).unwrap();
         let places: Vec<_> = launches(&actions).iter().map(|launch| launch.args[1..].to_vec()).collect();
         let place = |at: u64, stride, count| {
             vec![Arg::Pointer((2 << 32) + 4 * at), Arg::I64(stride), Arg::I64(112), Arg::I32(count)]
         };
         assert_eq!(places, [place(0, 0, 8), place(8, 0, 32), place(40, 72, 72)]);
         let op = Op::TokenSum { start: 1, tokens: 4 };
-        let actions = step(op, &["bf16[2,14,8]"], &["f32[1,4,8]"], false).unwrap();
+        let actions = step(op, &["bf16[2,14,8]"], &["f32[1,4,8]"]).unwrap();
         assert_eq!(names(&actions), ["token_sum<bf16, 4>"]);
         assert_eq!(launches(&actions)[0].args[0], Arg::Pointer((1 << 32) + 16));
     }
@@ -285,11 +285,11 @@ mod tests {
     #[test]
     fn patches_know_their_image() {
         let op = Op::Patches { patch: 16 };
-        let actions = step(op, &["f32[2,3,224,224]"], &["bf16[2,196,768]"], false).unwrap();
+        let actions = step(op, &["f32[2,3,224,224]"], &["bf16[2,196,768]"]).unwrap();
         assert_eq!(names(&actions), ["patches<float, bf16, 3, 224, 224, 16>"]);
         assert_eq!(launches(&actions)[0].grid, [37, 2, 1]);
         let op = Op::Unpatches { patch: 5, channels: 1, height: 10, width: 15 };
-        let actions = step(op, &["f32[2,6,25]"], &["f32[2,1,10,15]"], false).unwrap();
+        let actions = step(op, &["f32[2,6,25]"], &["f32[2,1,10,15]"]).unwrap();
         assert_eq!(names(&actions), ["unpatches<float, float, 1, 10, 15, 5>"]);
     }
 
@@ -297,8 +297,8 @@ mod tests {
     fn pools_take_the_first_token_or_all() {
         let pooled = |kind| {
             let (pool, grad) = (Op::Pool { kind }, Op::PoolGrad { kind, tokens: 5 });
-            let forward = step(pool, &["f32[3,5,8]"], &["bf16[3,8]"], false).unwrap();
-            let backward = step(grad, &["bf16[3,8]"], &["f32[3,5,8]"], false).unwrap();
+            let forward = step(pool, &["f32[3,5,8]"], &["bf16[3,8]"]).unwrap();
+            let backward = step(grad, &["bf16[3,8]"], &["f32[3,5,8]"]).unwrap();
             assert_eq!(launches(&backward)[0].grid, [2, 1, 1]);
             assert_eq!(launches(&forward)[0].args[4..], launches(&backward)[0].args[5..]);
             launches(&forward)[0].args[4..].to_vec()
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn positions_are_f32() {
         let op = Op::Embed { class_token: false };
-        assert!(step(op.clone(), &["bf16[2,4,8]", "f32[1,4,8]"], &["f32[2,4,8]"], false).is_ok());
-        assert!(step(op, &["bf16[2,4,8]", "bf16[1,4,8]"], &["f32[2,4,8]"], false).is_err());
+        assert!(step(op.clone(), &["bf16[2,4,8]", "f32[1,4,8]"], &["f32[2,4,8]"]).is_ok());
+        assert!(step(op, &["bf16[2,4,8]", "bf16[1,4,8]"], &["f32[2,4,8]"]).is_err());
     }
 }

@@ -45,7 +45,7 @@ fn average(of: &Step, decay: f64) -> Step {
 
 fn contexts<R>(steps: &[Step], f: impl FnOnce(&[Context<'_>]) -> R) -> R {
     let facts = &Facts::h200();
-    let (scratch, header, accumulate, tf32) = (0x8000, HEADER, false, false);
+    let (scratch, header, tf32) = (0x8000, HEADER, false);
     let context = steps.iter().map(|Step { op, inputs, outputs }| Context {
         op,
         layer: "",
@@ -54,7 +54,6 @@ fn contexts<R>(steps: &[Step], f: impl FnOnce(&[Context<'_>]) -> R) -> R {
         scratch,
         parts: 0,
         header,
-        accumulate,
         tf32,
         facts,
     });

@@ -47,11 +47,10 @@ fn run(facts: &Facts, dtype: DType, case: Case, backward: bool) -> Result<(Vec<A
     } else {
         (Op::WindowAttention { heads, windows }, out.to_vec())
     };
-    let (layer, accumulate, tf32, scratch, partial, header) =
-        ("block", false, false, 1 << 50, 1 << 51, 1 << 52);
+    let (layer, tf32, scratch, partial, header) = ("block", false, 1 << 50, 1 << 51, 1 << 52);
     let bytes = parts(&op, &inputs, facts);
     let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
-    let cx = Context { op, layer, inputs, outputs, scratch, parts: partial, header, accumulate, tf32, facts };
+    let cx = Context { op, layer, inputs, outputs, scratch, parts: partial, header, tf32, facts };
     actions(&cx).map(|actions| (actions, bytes))
 }
 
@@ -137,8 +136,8 @@ fn parts_and_shares_cover_all_windows_once() {
                 assert_eq!((bias.rows, bias.columns), (shares, 4 * case.3.tokens().pow(2)));
                 assert_eq!((dq_bias.columns, dv_bias.columns, scale.columns), (4 * head, 4 * head, 4));
                 assert_eq!(scale.rows, shares * first.grid[2] as usize);
-                assert_eq!(dq_bias.parts, bias.parts().end, "side by side");
-                assert_eq!(scale.parts().end, (1 << 51) + bytes as Address, "to the last byte");
+                assert_eq!(dq_bias.parts, bias.range().end, "side by side");
+                assert_eq!(scale.range().end, (1 << 51) + bytes as Address, "to the last byte");
             }
         }
     }

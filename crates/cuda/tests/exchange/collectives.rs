@@ -39,9 +39,7 @@ output e
 }
 
 fn program(ranks: usize) -> Program {
-    let empty = |name: &str| Plan { name: name.to_string(), ..Plan::default() };
-    let (micro, update, eval) = (empty("micro"), empty("update"), empty("eval"));
-    Program { states: vec![], micro, last: plan(ranks), update, eval }
+    Program { last: plan(ranks), ..Program::default() }
 }
 
 fn executor(ranks: usize, comm: Option<Exchange>) -> Result<Executor, cuda::CudaError> {
@@ -56,8 +54,7 @@ fn data(rank: usize, round: usize) -> Vec<f32> {
 
 /// Runs the plan in several ways, and looks at all it has made.
 fn try_all(executor: &mut Executor, rank: usize, ranks: usize) {
-    let header =
-        Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+    let header = Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     for round in 0..6 {
         executor.upload_f32(Which::Last, "x", &data(rank, round)).unwrap();
         match round {

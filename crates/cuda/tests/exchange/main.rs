@@ -35,11 +35,14 @@ fn program(division: Division, target: &dyn graph::Target) -> Program {
     let model = with_drawn_head(vit.build(batch, smoothed(), DType::F32).unwrap());
     let exchange = graph::Exchange { bucket: 4000, overlap, wire };
     let mesh = graph::Mesh::of_data(ranks);
-    compiled_with(model, &Settings { optimizer: adamw(), mesh, exchange, ..settings(target) })
+    compiled_with(
+        model,
+        &Settings { optimizer: adamw(), mesh, exchange, accumulates: micros > 1, ..settings(target) },
+    )
 }
 
 fn on_gpu(division: Division) -> Program {
-    program(division, &cuda::Target { halves: false })
+    program(division, &cuda::Target::of(0, false))
 }
 
 fn on_cpu(division: Division) -> Program {
@@ -67,7 +70,7 @@ pub fn on_each<R: Send>(
 
 fn header(step: u64) -> Header {
     let (seed, nominal, learning_rate) = (5, SAMPLES as f64, 2e-4);
-    Header { seed, step, first_sample: 0, learning_rate, nominal, accumulate: false }
+    Header { seed, step, first_sample: 0, learning_rate, nominal }
 }
 
 /// The gradients of the first step, and the loss of every one.
@@ -80,8 +83,8 @@ fn trained(rank: &mut dyn Rank, number: usize, division: Division, steps: u64) -
         let first = (step % 10) * SAMPLES as u64;
         for micro in 0..micros {
             let first_sample = first + (micro * ranks * batch + number * batch) as u64;
-            let part = if micro + 1 == micros { Part::Last } else { Part::Micro };
-            rank.run(part, &Header { first_sample, accumulate: micro > 0, ..header(step) });
+            let part = Program::micro_step(micro, micros);
+            rank.run(part, &Header { first_sample, ..header(step) });
         }
         if step == 0 {
             gradients = rank.sums();

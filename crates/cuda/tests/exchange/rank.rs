@@ -6,13 +6,8 @@ use cuda::{Exchange, Executor, Options};
 use graph::random::Sequence;
 use graph::{Header, Program, Role, State, StateId};
 
-/// What a rank does in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    Micro,
-    Last,
-    Update,
-}
+/// What a rank does in a run: a plan.
+pub use graph::run::Which as Part;
 
 pub trait Rank {
     /// Loads the samples from `header.first_sample` on, and runs a plan with them.
@@ -37,15 +32,10 @@ impl OnCpu {
 impl Rank for OnCpu {
     fn run(&mut self, part: Part, header: &Header) {
         self.0.header = *header;
-        let which = match part {
-            Part::Micro => cpu::Which::Micro,
-            Part::Last => cpu::Which::Last,
-            Part::Update => cpu::Which::Update,
-        };
         if part != Part::Update {
-            self.0.fill(which);
+            self.0.fill(part);
         }
-        self.0.run(which);
+        self.0.run(part);
     }
 
     fn tensors(&mut self, which: &dyn Fn(&State) -> bool) -> Tensors {
@@ -56,14 +46,6 @@ impl Rank for OnCpu {
 pub struct OnGpu {
     pub executor: Executor,
     batch: usize,
-}
-
-pub fn plan(part: Part) -> cuda::Which {
-    match part {
-        Part::Micro => cuda::Which::Micro,
-        Part::Last => cuda::Which::Last,
-        Part::Update => cuda::Which::Update,
-    }
 }
 
 impl OnGpu {
@@ -97,11 +79,10 @@ impl OnGpu {
 
 impl Rank for OnGpu {
     fn run(&mut self, part: Part, header: &Header) {
-        let which = plan(part);
         if part != Part::Update {
-            self.fill(which, header.first_sample);
+            self.fill(part, header.first_sample);
         }
-        self.executor.run(which, header).unwrap();
+        self.executor.run(part, header).unwrap();
     }
 
     fn tensors(&mut self, which: &dyn Fn(&State) -> bool) -> Tensors {

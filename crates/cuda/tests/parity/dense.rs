@@ -250,14 +250,14 @@ fn running(tensors: Tensors) -> Tensors {
 #[ignore = "needs a GPU"]
 fn running_moments_follow_the_cpu() {
     let pixels = (BATCH * SIDE * SIDE) as f64;
-    let program = common::compiled_model(model(DType::F64), Recompute::None, adamw(), 4);
-    let mut cpu = Rig::<f64>::new(program, 4);
-    let mut gpu = Gpu::new(model(DType::F32), Arithmetic::Fp32, adamw(), Recompute::None).unwrap();
+    let target = cpu::Target { threads: 4 };
+    let settings = graph::Settings { accumulates: true, ..common::settings(&target) };
+    let mut cpu = Rig::<f64>::new(common::compiled_with(model(DType::F64), &settings), 4);
+    let mut gpu = Gpu::accumulating(model(DType::F32), Arithmetic::Fp32, adamw(), Recompute::None).unwrap();
     (cpu.header.nominal, gpu.header.nominal) = (2.0 * pixels, 2.0 * pixels);
-    for (micro, which) in [(0, Which::Micro), (1, Which::Last)] {
+    for (micro, which) in [(0, Which::First), (1, Which::Last)] {
         let first_sample = micro * BATCH as u64;
-        (cpu.header.first_sample, cpu.header.accumulate) = (first_sample, micro > 0);
-        (gpu.header.first_sample, gpu.header.accumulate) = (first_sample, micro > 0);
+        (cpu.header.first_sample, gpu.header.first_sample) = (first_sample, first_sample);
         cpu.fill(which);
         cpu.run(which);
         gpu.fill(which).unwrap();
@@ -276,9 +276,11 @@ fn running_moments_follow_the_cpu() {
     let mut values = gpu.state(id);
     values[5] = f32::NAN;
     gpu.executor.set_state_f32(id, &values).unwrap();
-    (gpu.header.first_sample, gpu.header.accumulate) = (0, false);
-    gpu.fill(Which::Last).unwrap();
-    gpu.run(Which::Last).unwrap();
+    gpu.header.first_sample = 0;
+    for which in [Which::First, Which::Last] {
+        gpu.fill(which).unwrap();
+        gpu.run(which).unwrap();
+    }
     gpu.run(Which::Update).unwrap();
     let pending = gpu.tensors(|state| state.role == Role::Pending);
     assert!(

@@ -22,7 +22,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         mesh: Mesh::default(),
         exchange: Exchange::default(),
         accumulates: false,
-        target: &cuda::Target { halves: true },
+        target: &cuda::Target::of(0, true),
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()
 }
@@ -38,8 +38,7 @@ fn used(keeper: &Executor, image: usize, batch: usize) -> (usize, MemoryUse) {
     let program = program("vit-b/16", image, batch);
     let needs = Needs::of(&program, keeper.facts(), false).unwrap();
     let mut gpu = executor(program);
-    let header =
-        Header { seed: 1, step: 0, first_sample: 0, learning_rate: 1e-4, nominal: 1.0, accumulate: false };
+    let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 1e-4, nominal: 1.0 };
     gpu.upload_f32(Which::Last, "images", &vec![0.5; batch * 3 * image * image]).unwrap();
     gpu.upload_i32(Which::Last, "labels", &vec![0; batch]).unwrap();
     gpu.upload_f32(Which::Last, "weights", &vec![1.0; batch]).unwrap();

@@ -86,7 +86,7 @@ impl Case {
         let (images, taps) = (self.finish.images(self.batch), self.finish.taps_shape());
         let delivery = Delivery { height, width, images, resident: resident.is_some(), taps };
         let program =
-            inference(prepare(model, None, Some(&delivery)).unwrap(), None, &cuda::Target { halves: false })
+            inference(prepare(model, None, Some(&delivery)).unwrap(), None, &cuda::Target::of(0, false))
                 .unwrap();
         program.eval.check().unwrap();
         let options = Options { device: 0, seed: 1, deterministic: true, tf32: false, comm: None };
@@ -118,8 +118,7 @@ impl Case {
     }
 }
 
-const HEADER: Header =
-    Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+const HEADER: Header = Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
 
 fn transform(size: usize, channels: usize, geometry: Geometry, interpolation: Interpolation) -> Transform {
     let (mean, std) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);

@@ -22,7 +22,7 @@ pub struct Gpu {
 
 /// Compiles for a GPU.
 pub fn program(model: Model, arithmetic: Arithmetic, optimizer: Optimizer, recompute: Recompute) -> Program {
-    program_for(model, arithmetic, optimizer, recompute, true)
+    program_for(model, arithmetic, optimizer, recompute, false)
 }
 
 fn program_for(
@@ -34,7 +34,7 @@ fn program_for(
 ) -> Program {
     let loss_scale = arithmetic.loss_scale();
     let mixed = arithmetic.mixed();
-    let target = cuda::Target { halves: mixed.is_some() };
+    let target = cuda::Target::of(0, mixed.is_some());
     let settings = Settings { optimizer, recompute, mixed, loss_scale, accumulates, ..settings(&target) };
     let program = compile(model, &settings).unwrap();
     program.plans().into_iter().for_each(|plan| plan.check().unwrap());
@@ -50,10 +50,14 @@ impl Gpu {
         Self::with(graph, arithmetic, Recompute::Full)
     }
 
-    /// With gradients in the arena, for steps of one micro-step.
-    pub fn lodging(graph: &Graph, arithmetic: Arithmetic, recompute: Recompute) -> Result<Self, CudaError> {
-        let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
-        Self::of_program(program_for(model, arithmetic, adamw(), recompute, false), arithmetic)
+    /// With gradients of their own memory, for steps of several micro-steps.
+    pub fn accumulating(
+        model: Model,
+        arithmetic: Arithmetic,
+        optimizer: Optimizer,
+        recompute: Recompute,
+    ) -> Result<Self, CudaError> {
+        Self::of_program(program_for(model, arithmetic, optimizer, recompute, true), arithmetic)
     }
 
     fn with(graph: &Graph, arithmetic: Arithmetic, recompute: Recompute) -> Result<Self, CudaError> {
@@ -82,7 +86,7 @@ impl Gpu {
         };
         let executor = Executor::new(program, options)?;
         let (nominal, learning_rate) = (batch as f64, 1e-3);
-        let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal, accumulate: false };
+        let header = Header { seed: 5, step: 3, first_sample: 0, learning_rate, nominal };
         let (scale, weights) = (arithmetic.scale().unwrap_or(1.0), vec![1.0; batch]);
         Ok(Gpu { executor, header, scale, weights, classes: CLASSES })
     }
@@ -164,18 +168,18 @@ fn model(vit: &Vit, dtype: DType) -> Model {
 /// Three steps of two micro-batches each.
 fn steps(mut micro: impl FnMut(u64, u64, Which)) {
     for step in 0..3 {
-        micro(step, 0, Which::Micro);
+        micro(step, 0, Which::First);
         micro(step, 1, Which::Last);
     }
 }
 
 pub fn trained_on_cpu(vit: &Vit, optimizer: Optimizer) -> Tensors {
-    let program = common::compiled_model(model(vit, DType::F64), Recompute::None, optimizer, 2);
-    let mut rig = Rig::<f64>::new(program, 2);
+    let target = cpu::Target { threads: 2 };
+    let settings = Settings { optimizer, accumulates: true, ..settings(&target) };
+    let mut rig = Rig::<f64>::new(common::compiled_with(model(vit, DType::F64), &settings), 2);
     rig.header.nominal = 2.0 * BATCH as f64;
     steps(|step, micro, which| {
-        (rig.header.step, rig.header.first_sample, rig.header.accumulate) =
-            (step, BATCH as u64 * micro, micro > 0);
+        (rig.header.step, rig.header.first_sample) = (step, BATCH as u64 * micro);
         rig.fill(which);
         rig.run(which);
         if which == Which::Last {
@@ -186,11 +190,10 @@ pub fn trained_on_cpu(vit: &Vit, optimizer: Optimizer) -> Tensors {
 }
 
 pub fn trained_on_gpu(vit: &Vit, optimizer: Optimizer, arithmetic: Arithmetic) -> Tensors {
-    let mut gpu = Gpu::new(model(vit, DType::F32), arithmetic, optimizer, Recompute::None).unwrap();
+    let mut gpu = Gpu::accumulating(model(vit, DType::F32), arithmetic, optimizer, Recompute::None).unwrap();
     gpu.header.nominal = 2.0 * BATCH as f64;
     steps(|step, micro, which| {
-        (gpu.header.step, gpu.header.first_sample, gpu.header.accumulate) =
-            (step, BATCH as u64 * micro, micro > 0);
+        (gpu.header.step, gpu.header.first_sample) = (step, BATCH as u64 * micro);
         gpu.fill(which).unwrap();
         gpu.run(which).unwrap();
         if which == Which::Last {

@@ -190,6 +190,7 @@ impl Op {
             Op::Accumulate => {
                 op.takes("sum so far", "..", Full).takes("x", "..", Full).gives("", "..", Full).over(0)
             }
+            Op::AddUp { starts } => update::add_up(starts, operands),
             Op::SumSquares => op.takes_any(operands.max(1), "gradient", Full).gives("", "1", Full),
             Op::Clip { scaled, .. } => op
                 .takes("squared norm", "1", Full)
@@ -239,7 +240,7 @@ impl Op {
                 .takes("dy", "..,C", Compute)
                 .takes("sums", "2,C", Full)
                 .gives("x", "..,C", Compute),
-            Op::RunningMoments { .. } => dense::running_moments(operands),
+            Op::RunningMoments { .. } => dense::running_moments(),
             Op::Resize { height, width, .. } | Op::ResizeGrad { height, width, .. } => {
                 dense::resize(*height, *width)
             }

@@ -53,8 +53,7 @@ impl Op {
         }
     }
 
-    /// Whether a step may run at the same time as the one before it, whose memory it leaves alone: weight gradients, which
-    /// an executor may make together.
+    /// Whether a step may run at the same time as the one before it, if one launch makes both: weight gradients.
     pub fn runs_beside(&self, before: &Op) -> bool {
         matches!((before, self), (Op::LinearGradW { .. }, Op::LinearGradW { .. }))
     }

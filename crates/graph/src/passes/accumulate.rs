@@ -6,13 +6,13 @@ use crate::graph::{At, Graph, GraphError, Node, ValueId};
 use crate::op::{Op, StateId};
 use std::collections::HashMap;
 
-/// Puts each gradient into its state as soon as it is ready: adds it there, or, where steps have a single micro-step, makes it
+/// Puts each gradient into its state as soon as it is ready: with `adds` adds it to what earlier micro-steps left there, else makes it
 /// there.
 pub fn accumulate(
     mut graph: Graph,
     gradients: &Gradients,
     layout: &Layout,
-    accumulates: bool,
+    adds: bool,
 ) -> Result<Graph, GraphError> {
     let stats = graph.find("loss.stats")?;
     let mut sums: HashMap<ValueId, Vec<StateId>> = HashMap::from([(stats, vec![layout.stats])]);
@@ -21,7 +21,7 @@ pub fn accumulate(
         sums.entry(*value).or_default().extend(gradient);
     }
     let nodes = std::mem::take(&mut graph.nodes);
-    if accumulates {
+    if adds {
         for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
             graph.read(state);
         }
@@ -38,7 +38,7 @@ pub fn accumulate(
             outputs.iter().flat_map(|v| sums.get(v).into_iter().flatten().map(move |s| (*v, *s)))
         {
             let mut sum = value;
-            if accumulates {
+            if adds {
                 let so_far = graph.read(state);
                 let name = format!("sum.{}", graph.states[state.index()].name);
                 sum = graph.push(Op::Accumulate, &[so_far, value], &At::named(&layer, name, phase))?[0];

@@ -6,7 +6,8 @@
 //! moments there; `peephole` merges epilogues; `recompute` trades activations for work; `precision` says which values are
 //! halves; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
 //! other; `synchronise` adds what batch norms of several ranks know of each other, and `parallelise` the all-reduce of
-//! gradients; `update` is the graph of an update. `schedule` orders steps on lanes, `place` gives every value its memory.
+//! gradients; `update` is the graph of an update; `sums` lets sums that a device makes in parts wait for each other. `schedule` orders
+//! steps on lanes, `place` gives every value its memory, `wait` says what each step waits for.
 
 mod accumulate;
 mod defer;
@@ -24,8 +25,10 @@ mod prepare;
 mod recompute;
 mod resized_loss;
 mod schedule;
+mod sums;
 mod synchronise;
 mod update;
+mod wait;
 
 pub use accumulate::accumulate;
 pub use defer::defer;
@@ -43,5 +46,7 @@ pub use prepare::{Delivery, prepare};
 pub use recompute::recompute;
 pub use resized_loss::resized_loss;
 pub use schedule::{Schedule, schedule};
+pub use sums::sums;
 pub use synchronise::synchronise;
 pub use update::update;
+pub use wait::wait;

@@ -6,7 +6,7 @@ use crate::clocks::Clocks;
 use crate::graph::{Graph, Node, Role, Value, ValueId};
 use crate::op::{Op, StateId};
 use crate::plan::{ALIGN, Key, Place, Plan, PlanValue, ScratchRange, Step};
-use crate::target::Target;
+use crate::target::{Partial, Target};
 use std::collections::HashMap;
 
 /// An arena may be 4.5% larger for memory to be left alone for a while: see [`Target::linger`].
@@ -31,20 +31,30 @@ fn placed(
     let clocks = schedule.clocks();
     let step_of: HashMap<usize, usize> = schedule.nodes.iter().enumerate().map(|(s, n)| (*n, s)).collect();
     let mut places = state_places(graph);
-    let mut buffers = Buffers::new(graph, schedule, &clocks, &step_of, &places);
+    let partial: Vec<Option<Partial>> =
+        schedule.nodes.iter().map(|node| target.partial(graph, *node)).collect();
+    let mut buffers = Buffers::new(graph, &clocks);
+    let steps = schedule.nodes.iter().zip(&partial).enumerate();
+    let parts: Vec<_> = steps.map(|(step, (node, partial))| buffers.parts(step, *node, partial)).collect();
+    buffers.add_values(schedule, &step_of, &places);
     buffers.hold_states(&schedule.nodes, &places);
     let needs: Vec<usize> = schedule.nodes.iter().map(|node| target.scratch(graph, *node)).collect();
     let scratches: Vec<_> = needs.iter().enumerate().map(|(s, bytes)| buffers.scratch(s, *bytes)).collect();
     buffers.linger(schedule, linger);
     let arena = buffers.pack();
-    for (value, buffer) in &buffers.of_value {
-        places.insert(*value, Place::Arena(buffers.list[*buffer].offset));
+    for (value, (buffer, offset)) in &buffers.of_value {
+        places.insert(*value, Place::Arena(buffers.list[*buffer].offset + offset));
     }
-    let range = |(buffer, bytes): (&Option<usize>, &usize)| {
-        buffer.map(|b| ScratchRange { offset: buffers.list[b].offset, bytes: *bytes })
+    let range = |(buffer, bytes): (&Option<usize>, usize)| {
+        buffer.map(|b| ScratchRange { offset: buffers.list[b].offset, bytes })
     };
-    let scratches: Vec<_> = scratches.iter().zip(&needs).map(range).collect();
-    Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &places, &scratches) }
+    let scratches = scratches.iter().zip(needs).map(range).collect();
+    let bytes = partial.iter().map(|partial| partial.as_ref().map_or(0, |partial| partial.bytes));
+    let parts = parts.iter().zip(bytes).map(range).collect();
+    let memory = Memory { places, scratches, parts };
+    let mut plan = Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &memory) };
+    super::wait(&mut plan);
+    plan
 }
 
 /// Reads live in their state. So does an assigned value that comes from the read by steps that may each work in place,
@@ -143,31 +153,45 @@ struct Buffers<'a> {
     graph: &'a Graph,
     clocks: &'a Clocks,
     list: Vec<Buffer>,
-    of_value: HashMap<ValueId, usize>,
+    /// With the offset in its buffer.
+    of_value: HashMap<ValueId, (usize, usize)>,
 }
 
 impl<'a> Buffers<'a> {
-    fn new(
-        graph: &'a Graph,
+    fn new(graph: &'a Graph, clocks: &'a Clocks) -> Self {
+        Buffers { graph, clocks, list: Vec::new(), of_value: HashMap::new() }
+    }
+
+    /// Memory for the partial sums that a step leaves.
+    fn parts(&mut self, step: usize, node: usize, partial: &Option<Partial>) -> Option<usize> {
+        let Partial { bytes, results } = partial.as_ref()?;
+        let buffer = self.push(*bytes, Some(step));
+        let outputs = &self.graph.nodes[node].outputs;
+        self.of_value.extend(results.iter().map(|(result, offset)| (outputs[*result], (buffer, *offset))));
+        Some(buffer)
+    }
+
+    /// Memory for every value that has no place yet.
+    fn add_values(
+        &mut self,
         schedule: &Schedule,
-        clocks: &'a Clocks,
         step_of: &HashMap<usize, usize>,
         places: &HashMap<ValueId, Place>,
-    ) -> Self {
-        let consumers = graph.consumers();
-        let mut buffers = Buffers { graph, clocks, list: Vec::new(), of_value: HashMap::new() };
+    ) {
+        let (graph, consumers) = (self.graph, self.graph.consumers());
         for (index, node) in graph.nodes.iter().enumerate() {
             let writer = step_of.get(&index).copied();
             for value in node.outputs.iter().filter(|v| !places.contains_key(v)) {
-                let shared = writer.and_then(|step| buffers.shareable(node, *value, step));
-                let buffer = shared.unwrap_or_else(|| buffers.push(graph.ty(*value).bytes(), writer));
+                let shared = || writer.and_then(|step| self.shareable(node, *value, step));
+                let place = self.of_value.get(value).copied().or_else(shared);
+                let (buffer, offset) =
+                    place.unwrap_or_else(|| (self.push(graph.ty(*value).bytes(), writer), 0));
                 let uses = consumers[value.index()].iter().flat_map(|c| schedule.uses(step_of[c]));
-                buffers.list[buffer].uses.extend(uses);
-                buffers.list[buffer].to_the_end |= graph.outputs.contains(value);
-                buffers.of_value.insert(*value, buffer);
+                self.list[buffer].uses.extend(uses);
+                self.list[buffer].to_the_end |= graph.outputs.contains(value);
+                self.of_value.insert(*value, (buffer, offset));
             }
         }
-        buffers
     }
 
     fn push(&mut self, bytes: usize, writer: Option<usize>) -> usize {
@@ -212,15 +236,15 @@ impl<'a> Buffers<'a> {
     }
 
     /// The buffer of the input that `value` may overwrite, if every other use of it is over by then.
-    fn shareable(&self, node: &Node, value: ValueId, step: usize) -> Option<usize> {
+    fn shareable(&self, node: &Node, value: ValueId, step: usize) -> Option<(usize, usize)> {
         let output = node.outputs.iter().position(|v| *v == value)?;
         let input = node.op.overwritten_by(node.inputs.len(), output)?;
-        let buffer = *self.of_value.get(&node.inputs[input])?;
+        let (buffer, offset) = *self.of_value.get(&node.inputs[input])?;
         let old = &self.list[buffer];
         let over = old.uses.iter().all(|s| *s == step || self.clocks.happens_before(*s, step));
         let once = node.inputs.iter().filter(|v| **v == node.inputs[input]).count() == 1;
         let fits = old.bytes == self.graph.ty(value).bytes().next_multiple_of(ALIGN);
-        (over && once && fits && !old.to_the_end).then_some(buffer)
+        (over && once && fits && offset == 0 && !old.to_the_end).then_some((buffer, 0))
     }
 
     /// Leaves every buffer alone for `steps` after its last use.
@@ -271,19 +295,21 @@ impl<'a> Buffers<'a> {
     }
 }
 
+/// Where values lie, and what steps work on and leave.
+struct Memory {
+    places: HashMap<ValueId, Place>,
+    scratches: Vec<Option<ScratchRange>>,
+    parts: Vec<Option<ScratchRange>>,
+}
+
 /// Renumbers values into a plan.
-fn assemble(
-    graph: &Graph,
-    schedule: &Schedule,
-    places: &HashMap<ValueId, Place>,
-    scratches: &[Option<ScratchRange>],
-) -> Plan {
+fn assemble(graph: &Graph, schedule: &Schedule, memory: &Memory) -> Plan {
     let mut plan = Plan { states: graph.states.clone(), mesh: graph.mesh, ..Plan::default() };
     let mut numbers: HashMap<ValueId, usize> = HashMap::new();
     let mut number = |plan: &mut Plan, value: ValueId| {
         *numbers.entry(value).or_insert_with(|| {
             let Value { name, ty } = graph.values[value.index()].clone();
-            plan.values.push(PlanValue { name, ty, place: places[&value] });
+            plan.values.push(PlanValue { name, ty, place: memory.places[&value] });
             plan.values.len() - 1
         })
     };
@@ -295,8 +321,9 @@ fn assemble(
         let Node { op, inputs, outputs, layer, phase } = graph.nodes[*index].clone();
         let inputs = inputs.into_iter().map(|v| number(&mut plan, v)).collect();
         let outputs = outputs.into_iter().map(|v| number(&mut plan, v)).collect();
-        let (lane, waits, scratch) = (schedule.lanes[step], schedule.waits[step].clone(), scratches[step]);
-        plan.steps.push(Step { op, inputs, outputs, lane, waits, layer, phase, scratch });
+        let (lane, joined, waits) = (schedule.lanes[step], schedule.joined[step], vec![]);
+        let (scratch, parts) = (memory.scratches[step], memory.parts[step]);
+        plan.steps.push(Step { op, inputs, outputs, lane, joined, waits, layer, phase, scratch, parts });
     }
     for value in &graph.outputs {
         let value = number(&mut plan, *value);

@@ -1,4 +1,7 @@
 //! Orders the steps on lanes. Inside a lane, program order; across lanes, a step waits for what it needs.
+//!
+//! What computes beside the compute lane counts as part of it here, in the order of the program: memory is given out so, and
+//! [`wait`](super::wait()) finds out what may run beside what.
 
 use super::place::state_places;
 use crate::clocks::Clocks;
@@ -15,10 +18,12 @@ pub struct Schedule {
     pub nodes: Vec<usize>,
     pub lanes: Vec<Lane>,
     pub waits: Vec<Vec<usize>>,
+    /// Whether each is launched with the one before.
+    pub joined: Vec<bool>,
     /// Whether each may run at the same time as the one before.
     pub beside: Vec<bool>,
-    /// For so many steps what a batch of weight gradients reads is left alone: see [`crate::Batching::stays`].
-    stays: usize,
+    /// For so many steps what each reads is left alone: see [`crate::Batching::stays`] and [`crate::Deferred::stays`].
+    stays: Vec<usize>,
 }
 
 /// Orders a graph for a target.
@@ -30,7 +35,9 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
         _ => true,
     };
     let nodes: Vec<usize> = (0..graph.nodes.len()).filter(|i| is_step(&graph.nodes[*i])).collect();
-    let mut schedule = Schedule { stays: target.batching().stays, ..Schedule::default() };
+    let ops: Vec<&Op> = nodes.iter().map(|node| &graph.nodes[*node].op).collect();
+    let lanes: Vec<Lane> = ops.iter().map(|op| target.lane(op)).collect();
+    let mut schedule = Schedule { joined: joined(&ops, &lanes, target), lanes, ..Schedule::default() };
     let mut clocks = Clocks::default();
     let mut makers: HashMap<ValueId, usize> = HashMap::new();
     let mut readers: HashMap<StateId, Vec<usize>> = HashMap::new();
@@ -41,14 +48,14 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
         for state in written_states(node, &places) {
             needs.extend(readers.get(&state).into_iter().flatten());
         }
-        let lane = node.op.lane();
+        let lane = in_order(schedule.lanes[step]);
         // Where a collective stands in the program is when it may leave, on every executor: without overlap, that is the end.
         if lane == Lane::Comm {
-            needs.extend(schedule.lanes.iter().rposition(|before| *before == Lane::Compute));
+            let computes = |lane: &Lane| in_order(*lane) == Lane::Compute;
+            needs.extend(schedule.lanes[..step].iter().rposition(computes));
         }
-        let beside = step > 0 && node.op.runs_beside(&graph.nodes[nodes[step - 1]].op);
+        let beside = schedule.joined[step] && node.op.runs_beside(ops[step - 1]);
         schedule.waits.push(clocks.push(lane, &needs, beside));
-        schedule.lanes.push(lane);
         schedule.beside.push(beside);
         makers.extend(node.outputs.iter().map(|v| (*v, step)));
         for place in node.inputs.iter().filter_map(|v| places.get(v)) {
@@ -57,29 +64,54 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
             }
         }
     }
+    let is_gathered = |step: usize| schedule.beside[step] || schedule.beside.get(step + 1) == Some(&true);
+    let stays = |(step, op): (usize, &&Op)| match op {
+        Op::AddUp { .. } => target.deferred().stays,
+        _ if is_gathered(step) => target.batching().stays,
+        _ => 0,
+    };
+    schedule.stays = ops.iter().enumerate().map(stays).collect();
     schedule.nodes = nodes;
     schedule
+}
+
+/// The lane in which a step counts when memory is given out.
+fn in_order(lane: Lane) -> Lane {
+    if lane == Lane::Side { Lane::Compute } else { lane }
+}
+
+/// Whether each step is launched with the one before.
+fn joined(ops: &[&Op], lanes: &[Lane], target: &dyn Target) -> Vec<bool> {
+    let mut joined = vec![false; ops.len()];
+    let mut step = 0;
+    while step < ops.len() {
+        let same = lanes[step..].iter().take_while(|lane| **lane == lanes[step]).count();
+        let count = target.launch(&ops[step..step + same]).clamp(1, same);
+        joined[step + 1..step + count].fill(true);
+        step += count;
+    }
+    joined
 }
 
 impl Schedule {
     /// The steps that need what a step reads: itself, and the last of those that it may go on beside.
     pub(super) fn uses(&self, step: usize) -> impl Iterator<Item = usize> {
-        let is_gathered = self.beside[step] || self.beside.get(step + 1) == Some(&true);
-        let last = (step + self.stays).min(self.nodes.len() - 1);
-        [step].into_iter().chain(is_gathered.then_some(last))
+        let last = (step + self.stays[step]).min(self.nodes.len() - 1);
+        [step].into_iter().chain((last > step).then_some(last))
     }
 
     /// The step of the same lane that comes `steps` later, or the last before.
     pub(super) fn later(&self, step: usize, steps: usize) -> usize {
         let last = (step + steps).min(self.nodes.len() - 1);
-        (step..=last).rev().find(|later| self.lanes[*later] == self.lanes[step]).unwrap_or(step)
+        let same = |later: &usize| in_order(self.lanes[*later]) == in_order(self.lanes[step]);
+        (step..=last).rev().find(same).unwrap_or(step)
     }
 
-    /// What lanes and waits order.
+    /// What lanes and waits order, were there no side lane.
     pub fn clocks(&self) -> Clocks {
         let waits = self.waits.iter().map(Vec::as_slice);
         let steps = self.lanes.iter().zip(waits).zip(&self.beside);
-        Clocks::of(steps.map(|((lane, waits), beside)| (*lane, waits, *beside)))
+        Clocks::of(steps.map(|((lane, waits), beside)| (in_order(*lane), waits, *beside)))
     }
 }
 

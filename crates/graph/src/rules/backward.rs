@@ -100,6 +100,7 @@ pub fn backward(graph: &mut Graph, node: &Node, dout: &[Option<ValueId>], wants:
         Op::AttentionGrad { .. } | Op::PoolGrad { .. } | Op::CrossEntropyGrad { .. } => emit.no_rule(),
         Op::WindowAttentionGrad { .. } | Op::PositionBiasGrad { .. } => emit.no_rule(),
         Op::NormAddGrad { .. } | Op::Accumulate | Op::SumSquares | Op::Clip { .. } => emit.no_rule(),
+        Op::AddUp { .. } => emit.no_rule(),
         Op::Advance | Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } | Op::Ema { .. } => emit.no_rule(),
         Op::Pack { .. } | Op::Unpack { .. } | Op::AllReduce { .. } => emit.no_rule(),
         Op::ReduceScatter { .. } | Op::AllGather { .. } | Op::Cast { .. } => emit.no_rule(),

@@ -113,6 +113,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         Op::Scale { .. } | Op::Pool { .. } | Op::PoolGrad { .. } | Op::Accumulate | Op::Cast { .. } => {
             written
         }
+        Op::AddUp { .. } => written,
         Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => written,
         Op::JoinMoments | Op::RunningMoments { .. } | Op::Rescale { .. } => written,
         // Bytes alone.

@@ -26,6 +26,8 @@ enum Content {
     /// What a state held before the plan, or was assigned by it.
     Found(StateId),
     Assigned(StateId),
+    /// Partial sums that a step left, behind the first ones, which are values.
+    Left(usize),
     /// Half-written by a step.
     Busy(usize),
 }
@@ -132,7 +134,27 @@ impl<'a> Machine<'a> {
     }
 
     fn reads(&self, step: &Step) -> Vec<Range> {
-        step.inputs.iter().map(|v| self.range(*v)).collect()
+        let parts = self.added_up(step).into_iter().map(|maker| self.left(&self.plan.steps[maker]));
+        step.inputs.iter().map(|v| self.range(*v)).chain(parts.flatten()).collect()
+    }
+
+    /// The steps whose partial sums a step adds up.
+    fn added_up(&self, step: &Step) -> Vec<usize> {
+        let Op::AddUp { .. } = step.op else { return vec![] };
+        let is = |maker: &usize| step.inputs.iter().any(|v| self.plan.steps[*maker].outputs.contains(v));
+        (0..self.plan.steps.len()).filter(is).collect()
+    }
+
+    /// Partial sums behind the first ones.
+    fn left(&self, step: &Step) -> Option<Range> {
+        let parts = step.parts?;
+        let end = parts.offset + parts.bytes;
+        let within = |v: &usize| match self.range(*v) {
+            Range::Arena(start, last) if start >= parts.offset && last <= end => Some(last),
+            _ => None,
+        };
+        let start = step.outputs.iter().filter_map(within).max().unwrap_or(parts.offset);
+        Some(Range::Arena(start, end))
     }
 
     /// What a step writes, and what it leaves there; nothing for scratch.
@@ -143,6 +165,8 @@ impl<'a> Machine<'a> {
             list.push((self.range_of(state), Some(Content::Assigned(state))));
         }
         list.extend(step.scratch.map(|s| (Range::Arena(s.offset, s.offset + s.bytes), None)));
+        let number = self.plan.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
+        list.extend(self.left(step).map(|range| (range, Some(Content::Left(number)))));
         list
     }
 
@@ -205,7 +229,15 @@ impl<'a> Machine<'a> {
         let inputs = &self.plan.steps[index].inputs;
         let there = |i: &usize| self.holds(self.range(inputs[*i]), self.content(inputs[*i]));
         match (0..inputs.len()).filter(|i| !but.contains(i)).find(|i| !there(i)) {
-            Some(i) => Err(format!("step {index} reads {}, not there", self.plan.values[inputs[i]].name)),
+            Some(i) => {
+                return Err(format!("step {index} reads {}, not there", self.plan.values[inputs[i]].name));
+            }
+            None => {}
+        }
+        let left = |maker: &usize| self.left(&self.plan.steps[*maker]);
+        let lost = |maker: &usize| left(maker).is_some_and(|range| !self.holds(range, Content::Left(*maker)));
+        match self.added_up(&self.plan.steps[index]).iter().find(|maker| lost(maker)) {
+            Some(maker) => Err(format!("step {index} adds up what step {maker} left, not there")),
             None => Ok(()),
         }
     }

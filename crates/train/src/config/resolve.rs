@@ -141,6 +141,7 @@ impl Raw {
         let exchange = self.exchange(world, precision, &network, log)?;
         Ok(Resolved {
             schema: SCHEMA,
+            gpu: 0,
             model,
             class_names: vec![],
             network,

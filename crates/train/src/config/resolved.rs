@@ -28,6 +28,9 @@ pub const SCHEMA: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub struct Resolved {
     pub schema: u32,
+    /// The GPU of this machine that plans are for, where a rank has one.
+    #[serde(skip)]
+    pub gpu: usize,
     pub model: String,
     /// In the order of the labels; filled in when the data is opened.
     pub class_names: Vec<String>,

@@ -37,7 +37,7 @@ impl Evaluation {
 
 /// Nothing in an evaluation depends on a step.
 pub(crate) fn header(nominal: f64) -> Header {
-    Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal, accumulate: false }
+    Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal }
 }
 
 impl<T: Real> Session<T> {

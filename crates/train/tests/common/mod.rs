@@ -11,8 +11,7 @@ use models::layer_scale_vit::LayerScaleVit;
 use models::swin::Swin;
 use models::vit::Vit;
 
-pub const HEADER: Header =
-    Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+pub const HEADER: Header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
 
 pub fn adamw() -> Optimizer {
     Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 }

@@ -13,8 +13,7 @@ use graph::random::drop_threshold;
 const SINGLE: f64 = 1e-4;
 const DOUBLE: f64 = 1e-13;
 
-const HEADER: Header =
-    Header { seed: 5, step: 3, first_sample: 7, learning_rate: 0.0, nominal: 1.0, accumulate: false };
+const HEADER: Header = Header { seed: 5, step: 3, first_sample: 7, learning_rate: 0.0, nominal: 1.0 };
 
 /// How a head is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]

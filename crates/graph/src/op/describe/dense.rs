@@ -82,15 +82,13 @@ pub fn normalised() -> Description {
         .takes("bias", "C", Full)
 }
 
-/// running [, the same as this step has left it], moments → running.
-pub fn running_moments(operands: usize) -> Description {
-    let pending = operands > 2;
+/// running, moments → running.
+pub fn running_moments() -> Description {
     Description::none()
         .takes("running moments", "3,C", Full)
-        .takes_if(pending, "pending moments", "3,C", Full)
         .takes("moments", "3,C", Full)
         .gives("running", "3,C", Full)
-        .over(usize::from(pending))
+        .over(0)
 }
 
 pub fn resize(height: usize, width: usize) -> Description {

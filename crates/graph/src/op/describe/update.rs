@@ -24,6 +24,24 @@ pub fn optimizer(moments: &[&'static str], operands: usize) -> Description {
     if copies { op.gives("half", "..", Like(usual)).over(usual) } else { op }
 }
 
+/// n values of which there are parts, sums so far of some → n sums.
+pub fn add_up(starts: &[usize], operands: usize) -> Description {
+    let values = operands.saturating_sub(starts.len()).max(1);
+    let starts = starts.to_vec();
+    let mut op = Description::none().takes_any(values, "parts", Full);
+    for of in &starts {
+        op = op.takes_like((*of).min(values - 1), "sum so far", Full);
+    }
+    for value in 0..values {
+        let start = starts.iter().position(|of| *of == value);
+        op = op.gives_like(value, "#", Full);
+        op = op.over_if(start.is_some(), values + start.unwrap_or(0));
+    }
+    let numbers =
+        starts.windows(2).all(|pair| pair[0] < pair[1]) && starts.last().is_none_or(|of| *of < values);
+    op.check(move |_| require(numbers, || format!("has no {values} sums that {starts:?} are numbers of")))
+}
+
 /// control, n values as they were, n as they are to be → n values.
 pub fn commit(operands: usize) -> Description {
     let values = (operands.max(3) - 1) / 2;
