@@ -31,7 +31,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-const ONE: &str = "--which micro: there is none, as steps have one micro-batch; --accumulate gives them several";
+const ONE: &str =
+    "--which micro: there is none, as steps have one micro-batch; --accumulate gives them several";
 
 /// The graph of a plan after one of its passes.
 fn print_after(run: &Resolved, which: WhichArg, pass: &str) -> anyhow::Result<()> {

@@ -44,10 +44,11 @@ fn anew(micro: &Plan) -> Plan {
             | Op::ConvGradW { accumulate, .. }
             | Op::ColumnSum { accumulate }
             | Op::Quantize { accumulate, .. }
-            | Op::ScaledMatmul { accumulate, .. } => {
-                if std::mem::take(accumulate) {
-                    step.inputs.pop();
-                }
+            | Op::ScaledMatmul { accumulate, .. }
+                if *accumulate =>
+            {
+                *accumulate = false;
+                step.inputs.pop();
             }
             _ => {}
         }

@@ -228,11 +228,8 @@ impl<'a> Machine<'a> {
     fn inputs_are_there(&self, index: usize, but: &[usize]) -> Result<(), String> {
         let inputs = &self.plan.steps[index].inputs;
         let there = |i: &usize| self.holds(self.range(inputs[*i]), self.content(inputs[*i]));
-        match (0..inputs.len()).filter(|i| !but.contains(i)).find(|i| !there(i)) {
-            Some(i) => {
-                return Err(format!("step {index} reads {}, not there", self.plan.values[inputs[i]].name));
-            }
-            None => {}
+        if let Some(i) = (0..inputs.len()).filter(|i| !but.contains(i)).find(|i| !there(i)) {
+            return Err(format!("step {index} reads {}, not there", self.plan.values[inputs[i]].name));
         }
         let left = |maker: &usize| self.left(&self.plan.steps[*maker]);
         let lost = |maker: &usize| left(maker).is_some_and(|range| !self.holds(range, Content::Left(*maker)));
