@@ -164,7 +164,7 @@ impl<T: Float> Executor<T> {
     }
 
     pub(crate) fn plan(&self, which: Which) -> &Plan {
-        self.program.plans()[which as usize]
+        self.program.plan(which)
     }
 
     /// Images, labels and weights of a plan's batch, to be filled before it runs.

@@ -21,6 +21,7 @@ mod tracer;
 
 pub use captured::{Captured, TimedSteps};
 pub use exchanger::Exchange;
+use graph::run::EachPlan;
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{Needs, kernels_of};
 pub use readback::{Readback, Ticket};
@@ -284,7 +285,7 @@ impl Executor {
     }
 
     fn plan(&self, which: Which) -> &Plan {
-        self.program.plans()[which as usize]
+        self.program.plan(which)
     }
 
     /// Names of a plan's inputs, each to be uploaded before it runs.
@@ -400,9 +401,8 @@ impl Executor {
         self.streams.compute().zero(self.header.address + HALT, 4)
     }
 
-    /// Seconds on the GPU of the runs that have ended since this was last asked, by plan in the order of [`Which`]. Waits for
-    /// nothing.
-    pub fn take_gpu_seconds(&mut self) -> Result<[f64; 4], CudaError> {
+    /// Seconds on the GPU of the runs that have ended since this was last asked, by plan. Waits for nothing.
+    pub fn take_gpu_seconds(&mut self) -> Result<EachPlan<f64>, CudaError> {
         self.context.enter()?;
         self.runs.take_seconds()
     }

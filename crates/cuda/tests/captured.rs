@@ -141,7 +141,7 @@ fn the_driver_captures_what_the_plan_says() {
         let mut gpu = opened(case);
         for which in [Which::Last, Which::Update] {
             let captured = gpu.captured(which).unwrap();
-            let plan = gpu.program().plans()[which as usize].clone();
+            let plan = gpu.program().plan(which).clone();
             let done = closure(captured.len(), |action| captured[action].after.clone());
             let steps: Vec<_> = captured.iter().map(|c| (c.first, c.step, c.lane)).collect();
             let beside = compare(&plan, &steps, &done);

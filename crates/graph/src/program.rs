@@ -41,6 +41,11 @@ impl Program {
         [&self.first, &self.micro, &self.last, &self.update, &self.eval]
     }
 
+    /// One of the plans.
+    pub fn plan(&self, which: Which) -> &Plan {
+        self.plans()[which as usize]
+    }
+
     /// The plan of a micro-step that is this one of so many.
     pub fn micro_step(index: usize, count: usize) -> Which {
         match index {

@@ -3,7 +3,7 @@
 use crate::graph::Phase;
 use crate::op::Lane;
 use serde::Serialize;
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Index, IndexMut};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,6 +28,31 @@ impl Which {
 
     /// Those that a step is made of.
     pub const TRAINING: [Which; 4] = [Which::First, Which::Micro, Which::Last, Which::Update];
+}
+
+/// One of each plan of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EachPlan<T>(pub [T; Which::ALL.len()]);
+
+impl<T> EachPlan<T> {
+    /// Made for every plan.
+    pub fn of(make: impl FnMut(Which) -> T) -> Self {
+        EachPlan(Which::ALL.map(make))
+    }
+}
+
+impl<T> Index<Which> for EachPlan<T> {
+    type Output = T;
+
+    fn index(&self, which: Which) -> &T {
+        &self.0[which as usize]
+    }
+}
+
+impl<T> IndexMut<Which> for EachPlan<T> {
+    fn index_mut(&mut self, which: Which) -> &mut T {
+        &mut self.0[which as usize]
+    }
 }
 
 /// Seconds of a rank, and `hidden`, which passed beside them.

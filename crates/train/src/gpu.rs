@@ -13,6 +13,7 @@ use crate::sensors::{Sampler, Sensors};
 use comm::{Communicator, Name, Pulse};
 use cuda::{Choices, CudaError, Executor, Ticket};
 use graph::graph::Phase;
+use graph::run::EachPlan;
 use graph::{Header, Plan, Program, StateId};
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -39,7 +40,7 @@ pub(crate) struct Gpu {
     closely: Closely,
     /// For whoever watches the rank.
     pulse: Arc<Pulse>,
-    doing: [Name; 4],
+    doing: EachPlan<Name>,
     /// Seconds on the GPU since the last reset, and runs: of forward and backward, and of the update.
     spent: [f64; 2],
     runs: [u64; 2],
@@ -63,8 +64,12 @@ impl Gpu {
         };
         let exchanges = executor.exchanges().iter().map(exchange).collect();
         let pulse = Arc::clone(seat.world.pulse());
-        let plans = ["a micro-step", "a step", "an update", "an evaluation"];
-        let doing = plans.map(|plan| pulse.name(&format!("{plan} on the GPU")));
+        let doing = EachPlan::of(|which| match which {
+            Which::First | Which::Micro => pulse.name("a micro-step on the GPU"),
+            Which::Last => pulse.name("a step on the GPU"),
+            Which::Update => pulse.name("an update on the GPU"),
+            Which::Eval => pulse.name("an evaluation on the GPU"),
+        });
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
         let (exchanged, timing) = ((0.0, 0.0), true);
         let (spent, runs, closely) = ([0.0; 2], [0; 2], Closely::default());
@@ -180,7 +185,7 @@ impl Plans for Gpu {
     }
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
-        self.pulse.doing(self.doing[which as usize]);
+        self.pulse.doing(self.doing[which]);
         self.executor.set_tracing(which != Which::Eval && self.closely.looks())?;
         match which {
             Which::First | Which::Micro | Which::Last => self.runs[0] += 1,
@@ -255,10 +260,11 @@ impl States<f32> for Gpu {
 impl Times for Gpu {
     fn take_account(&mut self) -> Account {
         // What can't be read is counted as idle, and the error comes with the next run.
-        let [micro, last, update, evaluation] = self.executor.take_gpu_seconds().unwrap_or_default();
+        let EachPlan([first, micro, last, update, evaluation]) =
+            self.executor.take_gpu_seconds().unwrap_or_default();
         let (exposed, hidden) = std::mem::take(&mut self.exchanged);
         // The GPU waits within `last`.
-        let compute = (micro + last - exposed).max(0.0);
+        let compute = (first + micro + last - exposed).max(0.0);
         self.spent[0] += compute;
         self.spent[1] += update;
         Account { compute, update, evaluation, exposed, hidden, ..Account::default() }

@@ -324,7 +324,7 @@ impl<T: Float> Rig<T> {
         let weights = std::mem::take(&mut self.weights);
         assert!(self.put(which, "weights", |b| weights[b]));
         self.weights = weights;
-        let plan = self.executor.program().plans()[which as usize];
+        let plan = self.executor.program().plan(which);
         if let Some(images) = plan.find("images") {
             let size = plan.values[images].ty.shape.count() / self.weights.len();
             let mut random = draws(0);
@@ -343,7 +343,7 @@ impl<T: Float> Rig<T> {
             input.iter_mut().enumerate().for_each(|(i, x)| *x = T::from_f64(draw(i)));
             return true;
         }
-        let plan = self.executor.program().plans()[which as usize];
+        let plan = self.executor.program().plan(which);
         let Some(value) = plan.find(name) else { return false };
         let count = plan.values[value].ty.shape.count();
         let values: Vec<T> = (0..count).map(|i| T::from_f64(draw(i))).collect();

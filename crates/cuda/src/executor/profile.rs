@@ -39,7 +39,7 @@ impl Executor {
                 *best = best.min(pair[1].seconds_since(&pair[0])?);
             }
         }
-        let plan = self.program.plans()[which as usize];
+        let plan = self.program.plan(which);
         let list = self.plans.list(which)?;
         let mut before = usize::MAX;
         let mut times = Vec::with_capacity(actions);

@@ -7,6 +7,7 @@ use crate::driver::{Context, Event, Pinned};
 use crate::error::CudaError;
 use crate::moves::Move;
 use graph::Header;
+use graph::run::EachPlan;
 use std::sync::Arc;
 
 /// How many runs the host may be ahead of the GPU.
@@ -29,7 +30,7 @@ pub(super) struct Runs {
     /// What the GPU has.
     sent: Option<[u8; HEADER_BYTES]>,
     next: usize,
-    seconds: [f64; 4],
+    seconds: EachPlan<f64>,
 }
 
 impl Runs {
@@ -43,7 +44,7 @@ impl Runs {
         };
         let slots = (0..AHEAD).map(slot).collect::<Result<_, _>>()?;
         let headers = Pinned::new(context, AHEAD * HEADER_STRIDE)?;
-        Ok(Runs { slots, headers, sent: None, next: 0, seconds: [0.0; 4] })
+        Ok(Runs { slots, headers, sent: None, next: 0, seconds: EachPlan::default() })
     }
 
     /// A run begins; one that fails before its end leaves nothing behind. Waits only for the run so many before. Returns how its
@@ -89,13 +90,13 @@ impl Runs {
         } else if !ended.is_done()? {
             return Ok(false);
         }
-        self.seconds[which as usize] += ended.seconds_since(began)?;
+        self.seconds[which] += ended.seconds_since(began)?;
         *ran = None;
         Ok(true)
     }
 
     /// Seconds on the GPU of the runs that ended since this was last asked, by plan.
-    pub fn take_seconds(&mut self) -> Result<[f64; 4], CudaError> {
+    pub fn take_seconds(&mut self) -> Result<EachPlan<f64>, CudaError> {
         for age in 0..AHEAD {
             if !self.settle((self.next + age) % AHEAD, None)? {
                 break;

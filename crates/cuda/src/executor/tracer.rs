@@ -112,7 +112,7 @@ impl Executor {
         let Some(tracer) = &mut self.tracer else { return Ok(runs) };
         while let Some((which, marks)) = tracer.take()? {
             let mut traced = Vec::with_capacity(marks.0.len());
-            let plan = self.program.plans()[which as usize];
+            let plan = self.program.plan(which);
             let mut before = usize::MAX;
             for (action, [start, end]) in self.plans.list(which)?.actions.iter().zip(&marks.0) {
                 let is_first = std::mem::replace(&mut before, action.step) != action.step;

@@ -63,7 +63,7 @@ impl OnGpu {
         let draws = |b: usize| Sequence::new(first + b as u64, 77);
         let labels: Vec<i32> =
             (0..self.batch).map(|b| (draws(b).uniform() * CLASSES as f64) as i32).collect();
-        let plan = self.executor.program().plans()[which as usize].clone();
+        let plan = self.executor.program().plan(which).clone();
         let images = plan.find("images").unwrap();
         let size = plan.values[images].ty.shape.count() / self.batch;
         let mut values = Vec::with_capacity(self.batch * size);

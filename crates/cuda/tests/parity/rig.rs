@@ -100,7 +100,7 @@ impl Gpu {
         let labels: Vec<i32> = (0..batch).map(|b| class(b, 77)).collect();
         self.executor.upload_i32(which, "labels", &labels)?;
         self.executor.upload_f32(which, "weights", &self.weights)?;
-        let plan = self.executor.program().plans()[which as usize].clone();
+        let plan = self.executor.program().plan(which).clone();
         if plan.find("partners").is_some() {
             let partners: Vec<i32> = (0..batch).map(|b| class(b, 78)).collect();
             let mix: Vec<f32> = (0..batch).map(|b| draws(b, 79).uniform() as f32).collect();
