@@ -1,13 +1,15 @@
 """All the cores of a CPU: threads of one rank against ranks, separate programs and PyTorch's threads, in one run.
 
-    python bench/cores.py --out bench/2026-11-16-h200-cores [--case ti4] [--cores 1,2,4,8,16] [--rounds 5]
+    python bench/cores.py --out bench/2026-11-17-h200-cores [--case ti4,s16,swin] [--cores 2,4,8,16] [--rounds 5] [--seconds 90]
         [--vitesse before=PATH --vitesse after=PATH] [--before-at 16]
 
-Every core has the same number of images a step. For each number N of cores, programs hold a model ready and are asked in turn
-for one step each, over and over, so that a noisy machine is noisy for all: one rank of N threads (of each binary), N ranks of
-one thread and N programs that know nothing of each other (of the last binary), and PyTorch with N threads. Raw samples and peaks
-of resident memory go to OUT/cores-CASE.json after every round, the reading to OUT/cores-CASE.md. `--before-at` names the numbers of
-cores at which binaries other than the last run too; all of them, if it is not given.
+Every core has the same number of images a step. Programs hold models ready for all numbers N of cores and are asked in turn for
+one step each, over and over, in this order and the other way round, so that a noisy machine is noisy for all: one rank of N threads (of
+each binary), N ranks of one thread and N programs that know nothing of each other (of the last binary), and PyTorch with N
+threads. Separate programs, and binaries other than the last, take part in every third round, PyTorch in every second. Rounds
+end after `--seconds` of a case, but no sooner than after `--rounds`. Raw samples, CPU time and peaks of resident memory go to
+OUT/cores-CASE.json after every round, the reading to OUT/cores-CASE.md. `--before-at` names the numbers of cores at which
+binaries other than the last run too; all of them, if it is not given.
 """
 import argparse, json, os, statistics, sys, time
 from pathlib import Path
@@ -20,7 +22,9 @@ CASES = {  # name: (vitesse model, pixels, images a core, classes)
     "s16": ("vit-s/16", 224, 4, 1000),
     "b16": ("vit-b/16", 224, 4, 1000),
     "swin": ("swinv2-ti/w8", 256, 4, 1000),
+    "upernet": ("swinv2-ti/w8+upernet", 256, 2, 150),
 }
+EVERY = {"apart": 3, "PyTorch, threads": 2}  # rounds from one turn to the next
 
 
 def torch_model(name, pixels, classes):
@@ -33,23 +37,37 @@ def torch_model(name, pixels, classes):
                                 block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
 
 
-def serve_torch(case, cores):
-    """A training step for every line on standard input, answering with seconds."""
+def serve_torch(case):
+    """A training step with so many threads for every "step THREADS" on standard input, answering with seconds."""
     import torch
     import torch.nn.functional as F
 
     name, pixels, images, classes = CASES[case]
-    torch.set_num_threads(cores)
     torch.manual_seed(0)
     model = torch_model(name, pixels, classes).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    x, y = torch.randn(images * cores, 3, pixels, pixels), torch.arange(images * cores) % classes
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        cores = int(line.split()[1])
+        torch.set_num_threads(cores)
+        x, y = torch.randn(images * cores, 3, pixels, pixels), torch.arange(images * cores) % classes
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         print(time.perf_counter() - start, flush=True)
+
+
+class Torch:
+    """PyTorch with so many threads; one program for all numbers of threads."""
+
+    def __init__(self, program, cores):
+        self.program, self.cores = program, cores
+
+    def ask(self, _):
+        return self.program.ask(f"step {self.cores}")
+
+    def peak_resident(self):
+        return self.program.peak_resident()
 
 
 class Apart:
@@ -59,17 +77,15 @@ class Apart:
         self.programs = programs
 
     def ask(self, line):
+        before = sum(program.cpu_seconds() for program in self.programs)
         for program in self.programs:
             program.process.stdin.write(line + "\n")
             program.process.stdin.flush()
-        return [float(program.process.stdout.readline()) for program in self.programs], None
+        walls = [float(program.process.stdout.readline()) for program in self.programs]
+        return walls, sum(program.cpu_seconds() for program in self.programs) - before
 
     def peak_resident(self):
         return sum(program.peak_resident() for program in self.programs)
-
-    def close(self):
-        for program in self.programs:
-            program.close()
 
 
 def vitesse(binary, case, images, threads, ranks=1):
@@ -78,85 +94,117 @@ def vitesse(binary, case, images, threads, ranks=1):
                     "--classes", str(classes), "--clip", "0", "--threads", str(threads), "--ranks", str(ranks)])
 
 
-def programs(args, cores):
-    images = CASES[args.case][2]
-    binaries = args.binaries if args.before_at is None or cores in args.before_at else args.binaries[-1:]
-    found = {f"{name}, threads": vitesse(path, args.case, images * cores, cores) for name, path in binaries}
-    last = args.binaries[-1][1]
-    if cores > 1 and not args.threads_only:
-        found["ranks"] = vitesse(last, args.case, images, 1, cores)
-        found["apart"] = Apart([vitesse(last, args.case, images, 1) for _ in range(cores)])
-    if not args.no_torch:
-        command = [sys.executable, __file__, "--serve", "--case", args.case, "--cores", str(cores)]
-        found["PyTorch, threads"] = Program(command, {**os.environ, "OMP_NUM_THREADS": str(cores)})
-    return found
+class Programs:
+    """All that take part in a case: for each number of cores, by name."""
+
+    def __init__(self, args, case):
+        images, most = CASES[case][2], max(args.cores)
+        self.started = []
+        start = lambda program: self.started.append(program) or program
+        last = args.binaries[-1][1]
+        torch = None
+        if not args.no_torch:
+            command = [sys.executable, __file__, "--serve", "--case", case]
+            torch = start(Program(command, {**os.environ, "OMP_NUM_THREADS": str(most)}))
+        apart = [] if args.threads_only else [start(vitesse(last, case, images, 1)) for _ in range(most)]
+        self.of = {}
+        for cores in args.cores:
+            asked = args.before_at is None or cores in args.before_at
+            binaries = args.binaries if asked else args.binaries[-1:]
+            of = {f"{name}, threads": start(vitesse(path, case, images * cores, cores)) for name, path in binaries}
+            if cores > 1 and not args.threads_only:
+                of["ranks"] = start(vitesse(last, case, images, 1, cores))
+                of["apart"] = Apart(apart[:cores])
+            if torch:
+                of["PyTorch, threads"] = Torch(torch, cores)
+            self.of[str(cores)] = of
+        self.last = f"{args.binaries[-1][0]}, threads"
+
+    def turns(self, number):
+        """Who is asked in a round; all in round 0, which warms up."""
+        for cores, of in self.of.items():
+            for key in list(of) if number % 2 == 0 else list(of)[::-1]:
+                every = EVERY.get(key, 1 if key in (self.last, "ranks") else 3)
+                if number == 0 or number % every == 1 % every:
+                    yield cores, key, of[key]
+
+    def close(self):
+        for program in self.started:
+            program.close()
 
 
 def rates(images, cores, samples):
-    """Images/s of every round: the sum, and for separate programs also N times the slowest."""
+    """Images/s of every round by its number: the sum, and for separate programs also N times the slowest."""
     found = {}
     for key, rounds in samples.items():
         if key == "apart":
-            found["apart, sum"] = [sum(images / s for s in each) for each in rounds]
-            found["apart, N × slowest"] = [images * cores / max(each) for each in rounds]
+            found["apart, sum"] = {n: sum(images / s for s in each) for n, each in rounds.items()}
+            found["apart, N × slowest"] = {n: images * cores / max(each) for n, each in rounds.items()}
         else:
-            found[key] = [images * cores / s for s in rounds]
+            found[key] = {n: images * cores / s for n, s in rounds.items()}
     return found
 
 
-def reading(case, samples, last):
-    middle = {n: {key: statistics.median(x) for key, x in rates(CASES[case][2], int(n), of).items()} for n, of in samples.items()}
-    keys = list(dict.fromkeys(key for of in middle.values() for key in of))
-    cell = lambda of, key: f"{of[key]:.1f}" if key in of else "–"
-    lines = ["| images/s | " + " | ".join(middle) + " |", "|---" * (len(middle) + 1) + "|"]
-    lines += [f"| {key} | " + " | ".join(cell(of, key) for of in middle.values()) + " |" for key in keys]
-    ours = f"{last}, threads"
+def reading(case, samples, ours):
+    of = {n: rates(CASES[case][2], int(n), of) for n, of in samples.items()}
+    keys = list(dict.fromkeys(key for rates in of.values() for key in rates))
+    spread = lambda x: f"{statistics.median(x):.{2 if max(x) < 10 else 1}f} ({min(x):.2f}–{max(x):.2f})" if x else "–"
+    cell = lambda n, key: spread(list(of[n].get(key, {}).values()))
+    lines = ["| images/s | " + " | ".join(of) + " |", "|---" * (len(of) + 1) + "|"]
+    lines += [f"| {key} | " + " | ".join(cell(n, key) for n in of) + " |" for key in keys]
     for key in (key for key in keys if key != ours):
         # Round by round, since a shared machine is another one every minute.
-        share = lambda n: rates(CASES[case][2], int(n), samples[n])
-        ratios = {n: [a / b for a, b in zip(share(n)[ours], share(n)[key])] for n in samples if key in middle[n]}
-        cells = [f"{statistics.median(ratios[n]):.2f} ({min(ratios[n]):.2f}–{max(ratios[n]):.2f})" if n in ratios else "–" for n in samples]
-        lines.append(f"| {ours} ÷ {key} | " + " | ".join(cells) + " |")
+        ratios = lambda n: [of[n][ours][number] / rate for number, rate in of[n].get(key, {}).items()]
+        lines.append(f"| {ours} ÷ {key} | " + " | ".join(spread(ratios(n)) for n in of) + " |")
     return "\n".join(lines)
 
 
+def measure(args, case):
+    programs = Programs(args, case)
+    samples, cpu, resident = ({n: {key: {} for key in of} for n, of in programs.of.items()} for _ in range(3))
+    record = {"command": "python " + " ".join(sys.argv), "machine": machine(), "unit": "seconds a step, by number of round",
+              "images_per_core": CASES[case][2], "samples": samples, "cpu_seconds": cpu, "peak_resident_bytes": resident}
+    number, end = 0, None
+    while number <= args.rounds or time.monotonic() < end:
+        for cores, key, program in programs.turns(number):
+            wall, ran = program.ask("step")
+            resident[cores][key] = program.peak_resident()
+            if number > 0:
+                samples[cores][key][number], cpu[cores][key][number] = wall, ran
+        if number == 0:
+            end = time.monotonic() + args.seconds
+        number += 1
+        (args.out / f"cores-{case}.json").write_text(json.dumps(record))
+    programs.close()
+    text = reading(case, samples, programs.last)
+    name, pixels, images, _ = CASES[case]
+    head = f"# {name} at {pixels} px, {images} images a core, fp32\n\n"
+    print(head + text, flush=True)
+    how = (f"`{record['command']}` on {record['machine']}. Medians of {number - 1} alternating rounds (some programs take part in every "
+           f"second or third), with their range; ratios are of the same round; raw samples in cores-{case}.json.\n\n")
+    (args.out / f"cores-{case}.md").write_text(head + how + text + "\n")
+
+
 def main():
+    numbers = lambda text: [int(n) for n in text.split(",")]
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--case", default="ti4", choices=CASES)
-    parser.add_argument("--cores", default="1,2,4,8,16")
+    parser.add_argument("--case", default="ti4")
+    parser.add_argument("--cores", default="1,2,4,8,16", type=numbers)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--vitesse", action="append", default=[], metavar="NAME=PATH")
-    parser.add_argument("--before-at", type=lambda text: [int(n) for n in text.split(",")])
+    parser.add_argument("--before-at", type=numbers)
     parser.add_argument("--threads-only", action="store_true")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()
     if args.serve:
-        return serve_torch(args.case, int(args.cores))
+        return serve_torch(args.case)
     args.binaries = [tuple(each.split("=", 1)) for each in args.vitesse] or [("vitesse", "target/release/vitesse")]
     args.out.mkdir(parents=True, exist_ok=True)
-    samples, resident = {}, {}
-    record = {"command": "python " + " ".join(sys.argv), "machine": machine(), "unit": "seconds a step",
-              "images_per_core": CASES[args.case][2], "samples": samples, "peak_resident_bytes": resident}
-    for cores in args.cores.split(","):
-        all_programs = programs(args, int(cores))
-        samples[cores] = {key: [] for key in all_programs}
-        for number in range(args.rounds + 1):
-            for key, program in all_programs.items():
-                seconds, _ = program.ask("step")
-                if number > 0:
-                    samples[cores][key].append(seconds)
-            resident[cores] = {key: program.peak_resident() for key, program in all_programs.items()}
-            (args.out / f"cores-{args.case}.json").write_text(json.dumps(record))
-        for program in all_programs.values():
-            program.close()
-    text = reading(args.case, samples, args.binaries[-1][0])
-    print(text)
-    name, pixels, images, _ = CASES[args.case]
-    head = (f"# {name} at {pixels} px, {images} images a core, fp32\n\n`{record['command']}` on {record['machine']}. Medians of {args.rounds} "
-            f"alternating rounds; ratios are medians of rounds, with their range; raw samples in cores-{args.case}.json.\n\n")
-    (args.out / f"cores-{args.case}.md").write_text(head + text + "\n")
+    for case in args.case.split(","):
+        measure(args, case)
 
 
 if __name__ == "__main__":

@@ -155,25 +155,29 @@ pub fn compile_observed(
     let start = Draft { graph: over(eval, Some(&states)), ..start };
     let eval = apply(&EVALUATION, start, settings, &["eval"], observe)?;
 
-    let plan = |draft: &Draft, name: &str| plan(&draft.graph, name, key, settings.target);
+    let plan_beside =
+        |draft: &Draft, name: &str, others: usize| plan(&draft.graph, name, key, settings.target, others);
+    let plan = |draft: &Draft, name: &str| plan_beside(draft, name, 0);
     let first = plan(&first, "first")?;
     let micro = match &micro {
         Some(micro) => plan(micro, "micro")?,
-        None => self::plan(&Graph::over(states.clone()), "micro", key, settings.target)?,
+        None => self::plan(&Graph::over(states.clone()), "micro", key, settings.target, 0)?,
     };
     let before = if several { &micro } else { &first };
     let last = match settings.mesh.ranks() {
         1 => Plan { name: "last".into(), ..before.clone() },
         _ => plan(&last, "last")?,
     };
-    let (update, eval) = (plan(&update, "update")?, plan(&eval, "eval")?);
+    // Of one arena, training needs the most.
+    let others = first.arena.max(micro.arena).max(last.arena);
+    let (update, eval) = (plan_beside(&update, "update", others)?, plan_beside(&eval, "eval", others)?);
     Ok(Program { first, micro, last, update, eval, states })
 }
 
 /// The end of every list: order and memory.
-fn plan(graph: &Graph, name: &str, key: Key, target: &dyn Target) -> Result<Plan, GraphError> {
+fn plan(graph: &Graph, name: &str, key: Key, target: &dyn Target, others: usize) -> Result<Plan, GraphError> {
     graph.check()?;
-    Ok(passes::place(graph, &passes::schedule(graph, target), name, key, target))
+    Ok(passes::place_beside(graph, &passes::schedule(graph, target), name, key, target, others))
 }
 
 fn differentiate(draft: Draft, settings: &Settings<'_>) -> Result<Draft, GraphError> {
@@ -201,7 +205,7 @@ pub fn inference(model: Model, mixed: Option<Mixed>, target: &dyn Target) -> Res
     let Model { eval, key, .. } = model;
     let states = eval.states.clone();
     let eval = evaluating(eval, mixed, &|_| None, key, target)?;
-    let empty = |name: &str| plan(&Graph::over(states.clone()), name, key, target);
+    let empty = |name: &str| plan(&Graph::over(states.clone()), name, key, target, 0);
     let (first, micro, last) = (empty("first")?, empty("micro")?, empty("last")?);
     Ok(Program { first, micro, last, update: empty("update")?, eval, states })
 }
@@ -239,7 +243,7 @@ fn evaluating(
     if let Some(mixed) = mixed {
         graph = passes::precision(graph, mixed, copy_of)?;
     }
-    plan(&graph, "eval", key, target)
+    plan(&graph, "eval", key, target, 0)
 }
 
 fn same_parameters(train: &Graph, eval: &Graph) -> Result<(), GraphError> {

@@ -266,10 +266,11 @@ impl Target for Device {
 #[test]
 fn memory_rests_where_there_is_room() {
     // With many blocks, a few values more are little.
-    let last = |linger: usize| {
+    let program = |linger: usize| {
         let target = Device { linger, ..NONE };
-        compile(model(16), &Settings { target: &target, ..settings() }).unwrap().last
+        compile(model(16), &Settings { target: &target, ..settings() }).unwrap()
     };
+    let last = |linger: usize| program(linger).last;
     let (tight, resting, longer) = (last(0), last(3), last(20));
     assert_eq!(shortest_rest(&tight), 1);
     assert!(shortest_rest(&resting) > 3);
@@ -277,6 +278,12 @@ fn memory_rests_where_there_is_room() {
         plan.check().unwrap();
         assert!(plan.arena > tight.arena && plan.arena as f64 <= 1.045 * tight.arena as f64);
     }
+    // Evaluation is small, and rests in what training needs anyway.
+    let (tight, resting) = (program(0), program(3));
+    assert!(shortest_rest(&tight.eval) == 1 && shortest_rest(&resting.eval) > 3);
+    assert!(resting.eval.arena as f64 > 1.045 * tight.eval.arena as f64);
+    let training = [&resting.first, &resting.micro, &resting.last].map(|plan| plan.arena);
+    assert_eq!(resting.arena(), training.into_iter().max().unwrap());
 }
 
 /// Every pass leaves a graph that is sound, whatever the settings; and the lists are what is run.

@@ -116,15 +116,15 @@ impl Access {
     }
 }
 
-/// Cuts a plan into stretches. A step that does something outside of its pieces, one that waits for a collective, and a
-/// collective itself end a flow; so does another cut of samples.
+/// Cuts a plan into stretches. A collective ends a flow, and so do a step that waits for one, a step that borrows memory, and another
+/// cut of samples.
 pub(super) fn stretches<T: Float>(bound: &[Bound<T>], threads: usize) -> Vec<Stretch> {
     let mut all = vec![];
     let mut draft: Option<Draft> = None;
     for (index, step) in bound.iter().enumerate() {
         let after = match step.work {
             // What a step borrows, the next one may borrow too.
-            Work::Compute { after } if steps::flows(&step.op) && step.borrowed == 0 => after,
+            Work::Compute { after } if step.borrowed == 0 => after,
             _ => {
                 all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
                 all.push(Stretch::Step(index));
@@ -132,11 +132,11 @@ pub(super) fn stretches<T: Float>(bound: &[Bound<T>], threads: usize) -> Vec<Str
             }
         };
         let phases = survey(step, threads);
-        let fits = |d: &Draft| after.is_none() && d.takes(&phases);
+        let fits = |d: &Draft| after.is_none() && d.takes(step, &phases);
         if !draft.as_ref().is_some_and(fits) {
             all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
         }
-        draft.get_or_insert_with(|| Draft::new(index)).push(index, step, &phases);
+        draft.get_or_insert_with(|| Draft::new(index, threads)).push(index, step, &phases);
     }
     all.extend(draft.map(|d| Stretch::Flow(Box::new(d.finish()))));
     all
@@ -148,7 +148,7 @@ fn survey<T: Float>(step: &Bound<T>, threads: usize) -> Vec<Phase> {
     let header = Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     let team = Team::Survey { phases: Mutex::default(), threads };
     let context = Context { team, header: &header, step, products_only: false };
-    // SAFETY: no piece runs, and outside of its pieces a step that flows touches nothing.
+    // SAFETY: no piece runs, and outside of its pieces a step writes nothing.
     unsafe { steps::run(&context) };
     match context.team {
         Team::Survey { phases, .. } => phases.into_inner().unwrap_or_else(PoisonError::into_inner),
@@ -158,6 +158,7 @@ fn survey<T: Float>(step: &Bound<T>, threads: usize) -> Vec<Phase> {
 
 /// A flow in the making.
 struct Draft {
+    threads: usize,
     first: usize,
     end: usize,
     blocks: Option<Blocks>,
@@ -169,23 +170,21 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(first: usize) -> Self {
+    fn new(first: usize, threads: usize) -> Self {
         let (units, touched, known) = (vec![], vec![], vec![]);
-        Draft { first, end: first, blocks: None, units, touched, known, last_carried: None }
+        Draft { threads, first, end: first, blocks: None, units, touched, known, last_carried: None }
     }
 
-    /// Whether blocks of all phases have the same samples as those so far.
-    fn takes(&self, phases: &[Phase]) -> bool {
-        phases.iter().all(|phase| match (phase.cut, self.blocks) {
-            (Cut::Blocks { blocks, .. }, Some(ours)) => blocks.same(&ours),
-            _ => true,
-        })
+    /// Whether the blocks of a step have the same samples as those so far.
+    fn takes<T: Float>(&self, bound: &Bound<T>, phases: &[Phase]) -> bool {
+        let blocks = phases.iter().filter_map(|phase| carried(bound, phase, self.threads));
+        self.blocks.is_none_or(|ours| blocks.into_iter().all(|blocks| ours.same(&blocks)))
     }
 
     fn push<T: Float>(&mut self, step: usize, bound: &Bound<T>, phases: &[Phase]) {
         self.end = step + 1;
         for (number, phase) in phases.iter().enumerate().filter(|(_, phase)| phase.pieces > 0) {
-            let blocks = self.blocks_of(bound, phase);
+            let blocks = carried(bound, phase, self.threads);
             let (each, parts) = match phase.cut {
                 Cut::Blocks { pieces, .. } if blocks.is_some() => (pieces, phase.pieces / pieces),
                 _ => (1, phase.pieces),
@@ -200,13 +199,6 @@ impl Draft {
             self.touched.push(touched);
             self.known.push(known);
         }
-    }
-
-    /// The blocks of a phase, if it is cut by those of this flow.
-    fn blocks_of<T: Float>(&self, bound: &Bound<T>, phase: &Phase) -> Option<Blocks> {
-        let Cut::Blocks { blocks, .. } = phase.cut else { return None };
-        let of_samples = (steps::samples(&bound.op).inputs)(0);
-        (of_samples && self.blocks.is_none_or(|ours| ours.same(&blocks))).then_some(blocks)
     }
 
     /// The units that a new one waits for expressly, and all that it knows to be done.
@@ -273,6 +265,13 @@ impl Draft {
     }
 }
 
+/// The blocks of samples that so many threads carry through a phase, if it is cut by such.
+fn carried<T: Float>(bound: &Bound<T>, phase: &Phase, threads: usize) -> Option<Blocks> {
+    let Cut::Blocks { blocks, .. } = phase.cut else { return None };
+    let of_samples = (steps::samples(&bound.op).inputs)(0);
+    (of_samples && blocks.carried_by(threads)).then_some(blocks)
+}
+
 /// The bytes that the pieces of a phase touch.
 fn accesses<T>(bound: &Bound<T>, cut: Cut, blocks: Option<Blocks>) -> Vec<Access> {
     let of_samples = steps::samples(&bound.op);
@@ -282,7 +281,7 @@ fn accesses<T>(bound: &Bound<T>, cut: Cut, blocks: Option<Blocks>) -> Vec<Access
         let sample = blocks.filter(|_| is_rows).map(|blocks| bytes / blocks.batch());
         let touched = match (cut, blocks) {
             (Cut::Blocks { .. }, Some(_)) => is_rows || !writes,
-            (Cut::Finish, _) => !is_rows,
+            (Cut::Shared, _) => !is_rows,
             _ => true,
         };
         if touched && bytes > 0 {

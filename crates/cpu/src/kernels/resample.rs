@@ -88,6 +88,11 @@ impl<'a, T: Float> Taps<'a, T> {
         Taps { entries: &entries[..=axis.len], weights: &weights[..begin] }
     }
 
+    /// What `forward` or `backward` left in tables of so many results.
+    pub fn of_tables(results: usize, entries: &'a [[u32; 2]], weights: &'a [T]) -> Self {
+        Taps { entries: &entries[..=results], weights: &weights[..entries[results][1] as usize] }
+    }
+
     /// The first neighbour of a result, and the weights from there on.
     pub fn of(&self, result: usize) -> (usize, &[T]) {
         let [first, begin] = self.entries[result];

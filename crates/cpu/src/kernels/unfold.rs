@@ -29,6 +29,18 @@ impl Unfold {
         self.kernel.0 * self.kernel.1 * self.channels
     }
 
+    /// Whether the window of each pixel is that pixel.
+    pub fn is_identity(&self) -> bool {
+        let same = (self.height, self.width) == (self.out_height, self.out_width);
+        same && (self.kernel, self.stride, self.pad, self.spread) == ((1, 1), 1, (0, 0), 1)
+    }
+
+    /// The same windows, but only `count` taps side by side of each, from one (row, column) on.
+    pub fn taps(&self, (row, column): (usize, usize), count: usize) -> Self {
+        let pad = (self.pad.0 - row as isize, self.pad.1 - column as isize);
+        Unfold { kernel: (1, count), pad, ..*self }
+    }
+
     /// The windows of pixels in `range`, counted through all images (row by row), one below the other.
     pub fn rows<T: Float>(&self, images: &[T], range: Range<usize>, out: &mut [T]) {
         let (pixels, len) = (self.out_height * self.out_width, self.window_len());

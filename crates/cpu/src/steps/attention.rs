@@ -9,7 +9,6 @@ mod tiled;
 mod whole;
 
 use super::Context;
-use super::blocks::Blocks;
 use super::random::{mask_range, stream};
 use crate::kernels::{self, Float};
 use crate::memory::View;
@@ -31,7 +30,6 @@ pub fn backward_scratch(qkv: &Shape, heads: usize, threads: usize) -> usize {
 
 #[derive(Clone, Copy)]
 struct Sizes {
-    batch: usize,
     tokens: usize,
     channels: usize,
     heads: usize,
@@ -40,8 +38,8 @@ struct Sizes {
 
 impl Sizes {
     fn of(qkv: &Shape, heads: usize) -> Self {
-        let (batch, tokens, channels) = (qkv.0[0], qkv.0[1], qkv.0[2] / 3);
-        Sizes { batch, tokens, channels, heads, head: channels / heads }
+        let (tokens, channels) = (qkv.0[1], qkv.0[2] / 3);
+        Sizes { tokens, channels, heads, head: channels / heads }
     }
 
     fn is_tiled(&self) -> bool {
@@ -65,13 +63,7 @@ impl Sizes {
     /// Runs `task(b, h, thread)` for every head of every sample.
     fn each_head<T: Float>(&self, cx: &Context<'_, T>, task: impl Fn(usize, usize, usize) + Sync) {
         let head = |piece: usize, thread: usize| task(piece / self.heads, piece % self.heads, thread);
-        match Blocks::of(&cx.input(0).shape) {
-            Some(blocks) => cx.by_block(blocks, 1, |block, thread| {
-                let Range { start, end } = blocks.samples(block);
-                (start * self.heads..end * self.heads).for_each(|piece| head(piece, thread));
-            }),
-            None => cx.each(self.batch * self.heads, head),
-        }
+        cx.by_sample_pieces(&cx.input(0).shape, self.heads, head);
     }
 }
 

@@ -5,17 +5,17 @@ use std::ops::Range;
 
 /// Rows a block has at least: as many as a matmul wants for packing a weight.
 const ROWS: usize = 256;
-/// Blocks there are at most; each has partial sums of its own.
+/// Rows of a part at most, or about that: what one step leaves of it in a core's cache, the next finds there.
+const PART_ROWS: usize = 512;
+/// Blocks there are at most: a thread looks at all of them for the one that is to come next.
 const MOST: usize = 128;
 /// Fewer blocks are not worth it, nor are values of fewer rows: those are cut otherwise.
 const FEWEST: usize = 4;
-const FEWEST_ROWS: usize = 2048;
-/// Blocks of more rows than this are single large samples. Few of them would leave threads without work for long: there must be
-/// twice as many as a machine has cores, or about that.
-const TALL: usize = 512;
-const FEWEST_TALL: usize = 32;
+const FEWEST_ROWS: usize = 1024;
 
-/// How the samples of a value (B,…,C) are cut into blocks: a function of B and the rows a sample has.
+/// How the samples of a value (B,…,C) are cut: into blocks of samples, and the rows of a block into parts. A function of B and the
+/// rows a sample has. Sums over rows have a partial sum for each part; whether blocks go from step to step as wholes, or parts are
+/// shared out step by step, changes no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
     batch: usize,
@@ -39,8 +39,7 @@ impl Blocks {
         }
         let size = ROWS.div_ceil(sample).max(batch.div_ceil(MOST)).next_power_of_two();
         let blocks = Blocks { batch, size, sample };
-        let fewest = if size * sample > TALL { FEWEST_TALL } else { FEWEST };
-        (blocks.count() >= fewest).then_some(blocks)
+        (blocks.count() * blocks.parts() >= FEWEST).then_some(blocks)
     }
 
     pub fn count(&self) -> usize {
@@ -51,18 +50,46 @@ impl Blocks {
         self.batch
     }
 
+    /// Samples in a block, but for the last.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Parts of each block.
+    pub fn parts(&self) -> usize {
+        (self.size * self.sample).div_ceil(PART_ROWS)
+    }
+
+    /// Parts of all blocks, numbered one block after the other.
+    pub fn all_parts(&self) -> usize {
+        self.count() * self.parts()
+    }
+
     /// Whether blocks of both have the same samples.
     pub fn same(&self, other: &Blocks) -> bool {
         (self.batch, self.size) == (other.batch, other.size)
+    }
+
+    /// Whether so many threads had better carry blocks from step to step. Where blocks are large, a few of them would leave threads
+    /// without work for long; their parts are enough for all.
+    pub fn carried_by(&self, threads: usize) -> bool {
+        self.parts() == 1 || self.count() >= 2 * threads
     }
 
     pub fn samples(&self, block: usize) -> Range<usize> {
         block * self.size..((block + 1) * self.size).min(self.batch)
     }
 
-    pub fn rows(&self, block: usize) -> Range<usize> {
-        let Range { start, end } = self.samples(block);
-        start * self.sample..end * self.sample
+    /// The rows of a part.
+    pub fn rows(&self, part: usize) -> Range<usize> {
+        self.share(part, self.sample)
+    }
+
+    /// What a part has of things of which each sample has so many.
+    pub fn share(&self, part: usize, of_sample: usize) -> Range<usize> {
+        let (samples, parts) = (self.samples(part / self.parts()), self.parts());
+        let at = |number: usize| samples.start * of_sample + samples.len() * of_sample * number / parts;
+        at(part % parts)..at(part % parts + 1)
     }
 }
 
@@ -82,6 +109,10 @@ pub(crate) fn samples(op: &Op) -> Samples {
             (first, all)
         }
         Op::LayerNorm { add: false, .. } | Op::LayerScale | Op::Prepend => (first, all),
+        Op::Conv { .. } | Op::ConvGradX { .. } | Op::BatchNorm { .. } => (first, all),
+        Op::Moments => (first, none),
+        Op::BatchNormSums { .. } => ((|i| i == 0 || i == 4) as fn(usize) -> bool, none),
+        Op::BatchNormGrad { .. } => ((|i| i == 0 || i == 4) as fn(usize) -> bool, first),
         Op::LayerNorm { add: true, .. } | Op::NormAdd { .. } => ((|i| i < 2) as fn(usize) -> bool, all),
         Op::LinearGradX { .. } | Op::LayerScaleGrad { .. } => ((|i| i != 1) as fn(usize) -> bool, first),
         Op::LayerNormGrad { .. } | Op::NormAddGrad { .. } => ((|i| i != 3) as fn(usize) -> bool, first),
@@ -91,31 +122,11 @@ pub(crate) fn samples(op: &Op) -> Samples {
         Op::Gelu | Op::Add | Op::Scale { .. } | Op::Drop { .. } | Op::Reshape { .. } => (all, all),
         Op::Patches { .. } | Op::Unpatches { .. } | Op::Pool { .. } | Op::PoolGrad { .. } => (all, all),
         Op::MergePatches | Op::SplitPatches { .. } | Op::SwiGlu => (all, all),
+        Op::Resize { .. } | Op::ResizeGrad { .. } | Op::Concat | Op::Slice { .. } => (all, all),
+        Op::Grid { .. } | Op::Ungrid { .. } => (all, all),
         _ => (none, none),
     };
     Samples { inputs, outputs }
-}
-
-/// Whether a step of this op does nothing outside of its pieces.
-pub(crate) fn flows(op: &Op) -> bool {
-    let sums = matches!(
-        op,
-        Op::LinearGradW { .. }
-            | Op::EmbedGrad { .. }
-            | Op::TokenSum { .. }
-            | Op::CrossEntropy { .. }
-            | Op::CrossEntropyGrad { .. }
-            | Op::Seed { .. }
-            | Op::Assign { .. }
-            | Op::Accumulate
-            | Op::PositionBias { .. }
-            | Op::PositionBiasGrad { .. }
-    );
-    let updates = matches!(
-        op,
-        Op::SumSquares | Op::Clip { .. } | Op::Advance | Op::AdamW { .. } | Op::Sgd { .. } | Op::Ema { .. }
-    );
-    sums || updates || (samples(op).inputs)(0)
 }
 
 #[cfg(test)]
@@ -123,27 +134,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_cover_the_batch() {
-        for (batch, tokens) in [(32, 65), (512, 65), (33, 64), (35, 3136), (32, 197), (1000, 65), (130, 16)] {
+    fn blocks_and_their_parts_cover_the_batch() {
+        for (batch, tokens) in
+            [(32, 65), (512, 65), (33, 64), (35, 3136), (32, 197), (1000, 65), (130, 16), (3, 577)]
+        {
             let blocks = Blocks::of(&Shape(vec![batch, tokens, 192])).unwrap();
-            let (mut next, mut row) = (0, 0);
+            let (mut next, mut row, mut heads) = (0, 0, 0);
             for block in 0..blocks.count() {
-                let (samples, rows) = (blocks.samples(block), blocks.rows(block));
-                assert_eq!((samples.start, rows.start), (next, row));
-                assert!(!samples.is_empty() && rows.len() == samples.len() * tokens);
-                assert!(rows.len() >= ROWS || block + 1 == blocks.count(), "{batch} of {tokens}");
-                (next, row) = (samples.end, rows.end);
+                let samples = blocks.samples(block);
+                assert!(samples.start == next && !samples.is_empty());
+                next = samples.end;
+                for part in block * blocks.parts()..(block + 1) * blocks.parts() {
+                    let (rows, items) = (blocks.rows(part), blocks.share(part, 3));
+                    assert_eq!((rows.start, items.start), (row, heads));
+                    assert!(rows.len() >= ROWS || block + 1 == blocks.count(), "{batch} of {tokens}");
+                    assert!(rows.len() <= PART_ROWS, "{batch} of {tokens}");
+                    (row, heads) = (rows.end, items.end);
+                }
+                assert_eq!((row, heads), (next * tokens, next * 3));
             }
-            assert_eq!((next, row), (batch, batch * tokens));
-            assert!((FEWEST..=MOST).contains(&blocks.count()));
+            assert_eq!(next, batch);
+            assert!(blocks.count() <= MOST && blocks.all_parts() >= FEWEST);
         }
     }
 
     #[test]
-    fn small_values_and_few_large_samples_have_none() {
-        let few = [vec![3, 3136, 96], vec![8, 1025, 192], vec![31, 577, 192]];
-        for shape in [vec![4096, 192], vec![31, 65, 192], vec![2048]].into_iter().chain(few) {
+    fn small_values_have_none() {
+        for shape in [vec![4096, 192], vec![15, 65, 192], vec![2048], vec![1, 1536, 8]] {
             assert_eq!(Blocks::of(&Shape(shape)), None);
         }
+    }
+
+    #[test]
+    fn few_large_samples_are_carried_by_few_threads_alone() {
+        let blocks = |batch: usize, rows: usize| Blocks::of(&Shape(vec![batch, rows, 8])).unwrap();
+        assert!(blocks(16, 4096).carried_by(8) && !blocks(16, 4096).carried_by(9));
+        assert!(!blocks(1, 4096).carried_by(1));
+        // Of samples that are no larger than a part, there is nothing smaller to share out.
+        assert!(blocks(8, 197).carried_by(16));
     }
 }

@@ -6,8 +6,8 @@ use crate::kernels::Float;
 /// # Safety
 /// As [`super::run`]; so for every function here.
 pub unsafe fn concat<T: Float>(cx: &Context<'_, T>) {
-    let (y, rows, cols) = (cx.output(0).data, cx.output(0).shape.rows(), cx.output(0).shape.last());
-    cx.ranges(rows, row_piece(cols), |r, _| {
+    let (y, shape, cols) = (cx.output(0).data, &cx.output(0).shape, cx.output(0).shape.last());
+    cx.by_rows(shape, row_piece(cols), |r, _| {
         // SAFETY: pieces don't overlap, and inputs and output don't either.
         let out = unsafe { y.part(r.start * cols..r.end * cols).write() };
         let mut start = 0;
@@ -25,8 +25,8 @@ pub unsafe fn concat<T: Float>(cx: &Context<'_, T>) {
 
 pub unsafe fn slice<T: Float>(cx: &Context<'_, T>, start: usize) {
     let (x, y) = (cx.input(0).data, cx.output(0).data);
-    let (rows, cols, c) = (cx.output(0).shape.rows(), cx.input(0).shape.last(), cx.output(0).shape.last());
-    cx.ranges(rows, row_piece(c), |r, _| {
+    let (shape, cols, c) = (&cx.output(0).shape, cx.input(0).shape.last(), cx.output(0).shape.last());
+    cx.by_rows(shape, row_piece(c), |r, _| {
         // SAFETY: pieces don't overlap, and input and output don't either.
         let (x, y) =
             unsafe { (x.part(r.start * cols..r.end * cols).read(), y.part(r.start * c..r.end * c).write()) };
@@ -41,7 +41,7 @@ pub unsafe fn grid<T: Float>(cx: &Context<'_, T>) {
     let (x, y) = (cx.input(0), cx.output(0));
     let batch = x.shape.0[0];
     let (from, to) = (x.data.len() / batch, y.data.len() / batch);
-    cx.each(batch, |b, _| {
+    cx.by_sample(&x.shape, |b, _| {
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (x, y) = unsafe {
             let x = x.data.part((b + 1) * from - to..(b + 1) * from).read();
@@ -55,7 +55,7 @@ pub unsafe fn ungrid<T: Float>(cx: &Context<'_, T>) {
     let (dy, dx) = (cx.input(0), cx.output(0));
     let batch = dx.shape.0[0];
     let (from, to) = (dy.data.len() / batch, dx.data.len() / batch);
-    cx.each(batch, |b, _| {
+    cx.by_sample(&dx.shape, |b, _| {
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (dy, dx) = unsafe {
             let dy = dy.data.part(b * from..(b + 1) * from).read();

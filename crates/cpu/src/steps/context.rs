@@ -20,8 +20,7 @@ pub(crate) struct Context<'a, T> {
     pub products_only: bool,
 }
 
-/// Who runs the pieces of a step. A step that [`flows`](super::flows) does nothing outside of its pieces, so that one call of
-/// its function runs all of them, or some, or none.
+/// Who runs the pieces of a step. Since a step's function does nothing outside of them, one call of it runs all, or some, or none.
 pub(crate) enum Team<'a> {
     /// All threads together, one phase after the other.
     All(&'a Pool),
@@ -60,7 +59,7 @@ pub(crate) enum Cut {
     /// Those of its block's samples, what all samples share to read it, and scratch; so many pieces are one block.
     Blocks { blocks: Blocks, pieces: usize },
     /// Scratch, and what all samples share.
-    Finish,
+    Shared,
 }
 
 impl<T: Float> Context<'_, T> {
@@ -106,28 +105,41 @@ impl<T: Float> Context<'_, T> {
         self.phase(Phase { pieces: blocks.count() * each, cut }, task);
     }
 
-    /// Calls `task(rows, thread)` for ranges that cover the rows of a value of `shape`: blocks of samples, or if it has too few
-    /// for that, ranges of `size` rows.
+    /// Calls `task(rows, thread)` for ranges that cover the rows of a value of `shape`: parts of blocks of samples, or if it has
+    /// too few rows for that, ranges of `size` rows.
     pub(super) fn by_rows(&self, shape: &Shape, size: usize, task: impl Fn(Range<usize>, usize) + Sync) {
         match Blocks::of(shape) {
-            Some(blocks) => self.by_block(blocks, 1, |block, thread| task(blocks.rows(block), thread)),
+            Some(blocks) => {
+                self.by_block(blocks, blocks.parts(), |part, thread| task(blocks.rows(part), thread));
+            }
             None => self.ranges(shape.rows(), size, task),
         }
     }
 
     /// Calls `task(sample, thread)` for every sample of a value of `shape`, whose pieces touch nothing of other samples.
     pub(super) fn by_sample(&self, shape: &Shape, task: impl Fn(usize, usize) + Sync) {
+        self.by_sample_pieces(shape, 1, task);
+    }
+
+    /// Calls `task(piece, thread)` for `each` pieces of every sample of a value of `shape`, numbered one sample after the other, which
+    /// touch nothing of other samples.
+    pub(super) fn by_sample_pieces(&self, shape: &Shape, each: usize, task: impl Fn(usize, usize) + Sync) {
+        let pieces = shape.0[0] * each;
         match Blocks::of(shape) {
-            Some(blocks) => {
-                self.by_block(blocks, 1, |block, thread| blocks.samples(block).for_each(|b| task(b, thread)))
-            }
-            None => self.each(shape.0[0], task),
+            Some(blocks) => self.by_block(blocks, blocks.size() * each, |piece, thread| {
+                // The last block may have fewer samples.
+                if piece < pieces {
+                    task(piece, thread);
+                }
+            }),
+            None => self.each(pieces, task),
         }
     }
 
-    /// As [`Context::each`], after phases that left sums in the scratch: a piece touches scratch and what all samples share.
-    pub(super) fn finish(&self, pieces: usize, task: impl Fn(usize, usize) + Sync) {
-        self.phase(Phase { pieces, cut: Cut::Finish }, task);
+    /// As [`Context::each`], for pieces that touch scratch and what all samples share: before phases that use what they leave in the
+    /// scratch, or after phases that left sums there.
+    pub(super) fn shared(&self, pieces: usize, task: impl Fn(usize, usize) + Sync) {
+        self.phase(Phase { pieces, cut: Cut::Shared }, task);
     }
 
     fn phase(&self, phase: Phase, task: impl Fn(usize, usize) + Sync) {

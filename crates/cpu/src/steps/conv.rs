@@ -3,22 +3,48 @@
 //! Legend: P pixels of a block, K window, kh·kw·I elements; I and O input and output channels.
 
 use super::Context;
-use super::linear::{by_tiles, gradient_tile};
+use super::linear::{Tile, add_parts, each_run, gradient_parts, share};
 use crate::kernels::{self, Float, Unfold};
 use crate::memory::View;
 use crate::product::{Matrix, product};
+use graph::Shape;
 use graph::op::Window;
-use graph::{Shape, Type};
+use std::ops::Range;
 
-/// Bytes that the windows of a block take: few enough to stay in a core's share of the cache, next to the weight's.
+/// Bytes that the windows of a block take at most, or about that: few enough to stay in a core's share of the cache, next to the
+/// weight's.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// Pixels of a block whose windows have `len` elements: enough of them that packing the weight anew for each block costs
-/// little, and at least four blocks to share out where there is work for four.
-fn block_pixels<T>(pixels: usize, len: usize) -> usize {
-    let fits = BLOCK_BYTES / (len * size_of::<T>()).max(1);
-    let shared = pixels.div_ceil(4).next_multiple_of(8).max(64);
-    fits.clamp(128, 512).min(shared)
+/// Pixels of a block at most: enough of them that packing the weight anew for each block costs little.
+const BLOCK_PIXELS: usize = 512;
+
+/// Blocks of pixels whose windows are laid out at once: whole, or if those of a block are too large, one row of the kernel after the
+/// other.
+#[derive(Clone, Copy)]
+struct Cut {
+    pixels: usize,
+    /// Elements of a window that are laid out at once, and how many times that is done.
+    len: usize,
+    times: usize,
+}
+
+impl Cut {
+    /// Of so many pixels, with windows of `rows` × `len` elements. There are at least four blocks to share out where
+    /// there is work for four.
+    fn of<T>(pixels: usize, (rows, len): (usize, usize)) -> Self {
+        let shared = pixels.div_ceil(4).next_multiple_of(8).max(64);
+        let most = BLOCK_PIXELS.min(shared);
+        if most * rows * len * size_of::<T>() <= BLOCK_BYTES {
+            return Cut { pixels: most, len: rows * len, times: 1 };
+        }
+        let fits = BLOCK_BYTES / (len * size_of::<T>()).max(1);
+        Cut { pixels: fits.clamp(128, BLOCK_PIXELS).min(shared), len, times: rows }
+    }
+
+    /// Elements of the windows of a block.
+    fn elements(&self) -> usize {
+        self.pixels * self.len
+    }
 }
 
 /// The windows that `conv` has over x (B,h,w,I).
@@ -53,31 +79,21 @@ fn backward_windows(dy: &Shape, dx: &Shape, weight: &Shape, window: Window) -> U
 }
 
 /// Elements of scratch: windows of a block for each thread.
-pub fn forward_scratch(x: &Type, weight: &Type, y: &Type, threads: usize) -> usize {
-    let len = weight.shape.count() / weight.shape.0[0];
-    block_len(x, y.shape.rows(), len) * threads
+pub fn forward_scratch<T>(weight: &Shape, y: &Shape, threads: usize) -> usize {
+    let [_, kh, kw, i] = weight.0[..] else { unreachable!("shape rule") };
+    Cut::of::<T>(y.rows(), (kh, kw * i)).elements() * threads
 }
 
 /// Elements of scratch: as [`forward_scratch`], and the weight turned round.
-pub fn grad_x_scratch(dy: &Type, weight: &Type, dx: &Type, threads: usize) -> usize {
-    let len = weight.shape.count() / weight.shape.0[3] * dy.shape.last() / weight.shape.0[0];
-    weight.shape.count() + block_len(dy, dx.shape.rows(), len) * threads
+pub fn grad_x_scratch<T>(weight: &Shape, dx: &Shape, threads: usize) -> usize {
+    let [o, kh, kw, _] = weight.0[..] else { unreachable!("shape rule") };
+    weight.count() + Cut::of::<T>(dx.rows(), (kh, kw * o)).elements() * threads
 }
 
-/// Elements of scratch: the windows of a block, which all threads fill and read.
-pub fn grad_w_scratch(dy: &Type, weight: &Shape) -> usize {
-    let len = weight.count() / weight.0[0];
-    match dy.dtype.bytes() {
-        8 => gradient_pixels::<f64>(dy.shape.rows(), len) * len,
-        _ => gradient_pixels::<f32>(dy.shape.rows(), len) * len,
-    }
-}
-
-fn block_len(like: &Type, pixels: usize, len: usize) -> usize {
-    match like.dtype.bytes() {
-        8 => block_pixels::<f64>(pixels, len) * len,
-        _ => block_pixels::<f32>(pixels, len) * len,
-    }
+/// Elements of scratch: a gradient for each part, if there are several, and the windows of a block for each thread.
+pub fn grad_w_scratch<T>(dy: &Shape, weight: &Shape, threads: usize) -> usize {
+    let cut = GradientCut::of(dy.rows(), weight);
+    cut.sums(weight) + threads * cut.windows::<T>()
 }
 
 /// y = windows of x · weightᵀ (+ bias).
@@ -87,14 +103,14 @@ fn block_len(like: &Type, pixels: usize, len: usize) -> usize {
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: Window, bias: bool) {
     let (x, w, y) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = forward_windows(&x.shape, &y.shape, &w.shape, window);
-    let (pixels, o, k) = (y.shape.rows(), y.shape.last(), unfold.window_len());
+    let (o, k) = (y.shape.last(), unfold.window_len());
     // SAFETY: a parameter, only read.
     let bias = if bias { Some(unsafe { cx.input(2).data.read() }) } else { None };
     let scratch: View<T> = cx.scratch();
     // SAFETY: x, the weight and y don't overlap, and the scratch is this step's own.
     unsafe {
         let weight = Matrix::rows(w.data.at(0), k).transposed();
-        by_blocks(cx, &unfold, (x.data, pixels), scratch, (weight, o), y.data, |rows| {
+        by_blocks(cx, &unfold, (x.data, &y.shape), scratch, (weight, o), y.data, |rows| {
             if let (Some(bias), false) = (bias, cx.products_only) {
                 kernels::add_bias(rows, bias);
             }
@@ -110,7 +126,7 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, window: Window) {
     let scratch: View<T> = cx.scratch();
     let (turned, windows) = (scratch.part(0..o * kh * kw * i), scratch.part(o * kh * kw * i..scratch.len()));
     // (O,kh,kw,I) → (kh,kw,O,I), both axes of the kernel from the end.
-    cx.each(kh * kw, |tap, _| {
+    cx.shared(kh * kw, |tap, _| {
         // SAFETY: each tap has a part of the scratch for itself; the weight is only read.
         unsafe {
             let rows = turned.part(tap * o * i..(tap + 1) * o * i).write();
@@ -123,37 +139,55 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, window: Window) {
     // SAFETY: dy and dx don't overlap; the two parts of the scratch don't either.
     unsafe {
         let weight = Matrix::rows(turned.at(0), i);
-        by_blocks(cx, &unfold, (dy.data, dx.shape.rows()), windows, (weight, i), dx.data, |_| {});
+        by_blocks(cx, &unfold, (dy.data, &dx.shape), windows, (weight, i), dx.data, |_| {});
     }
 }
 
-/// out (pixels, n) = windows (pixels, K) · right (K, n), block by block, each with its windows in the scratch of the thread
-/// that has it; `finish` gets the rows of a block.
+/// out (pixels, n) = windows (pixels, K) · right (K, n) for the pixels of a value of a shape, block by block, each with its windows in
+/// the scratch of the thread that has it; `finish` gets the rows of a block.
 ///
 /// # Safety
 /// Nobody writes the images and the right side meanwhile; `out` and the scratch are this step's own.
 unsafe fn by_blocks<T: Float>(
     cx: &Context<'_, T>,
     unfold: &Unfold,
-    (images, pixels): (View<T>, usize),
+    (images, pixels): (View<T>, &Shape),
     scratch: View<T>,
     (right, n): (Matrix<T>, usize),
     out: View<T>,
     finish: impl Fn(&mut [T]) + Sync,
 ) {
-    let k = unfold.window_len();
-    let block = block_pixels::<T>(pixels, k);
-    let right = Shared(right);
-    cx.ranges(pixels, block, |range, thread| {
-        let windows = scratch.part(thread * block * k..thread * block * k + range.len() * k);
-        // SAFETY: each thread has scratch of its own, and blocks don't overlap; the rest is only read.
-        unsafe {
-            unfold.rows(images.read(), range.clone(), windows.write());
-            let c = Matrix::rows(out.at(range.start * n), n);
-            product((range.len(), n, k), c, Matrix::rows(windows.at(0), k), right.get(), false);
-            finish(out.part(range.start * n..range.end * n).write());
+    let (kh, kw) = unfold.kernel;
+    let cut = Cut::of::<T>(pixels.rows(), (kh, kw * unfold.channels));
+    let (k, right) = (cut.len, Shared(right));
+    cx.by_rows(pixels, cut.pixels, |range, thread| {
+        let own = scratch.part(thread * cut.elements()..(thread + 1) * cut.elements());
+        for range in even(range, cut.pixels) {
+            // SAFETY: each thread has scratch of its own, and blocks don't overlap; the rest is only read.
+            unsafe {
+                let c = Matrix::rows(out.at(range.start * n), n);
+                for row in 0..cut.times {
+                    let left = if unfold.is_identity() {
+                        images.at(range.start * k)
+                    } else {
+                        let taps = if cut.times == 1 { *unfold } else { unfold.taps((row, 0), kw) };
+                        taps.rows(images.read(), range.clone(), own.part(0..range.len() * k).write());
+                        own.at(0)
+                    };
+                    let right = right.from(row * k);
+                    product((range.len(), n, k), c, Matrix::rows(left, k), right, row > 0);
+                }
+                finish(out.part(range.start * n..range.end * n).write());
+            }
         }
     });
+}
+
+/// A range as ranges of at most `most`, as long as each other or almost.
+fn even(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = range.len().div_ceil(most.max(1));
+    let at = move |i: usize| range.start + range.len() * i / count;
+    (0..count).map(move |i| at(i)..at(i + 1))
 }
 
 /// A matrix that threads only read.
@@ -163,15 +197,51 @@ struct Shared<T>(Matrix<T>);
 unsafe impl<T: Sync> Sync for Shared<T> {}
 
 impl<T: Float> Shared<T> {
-    fn get(&self) -> Matrix<T> {
-        self.0
+    /// From a row on.
+    fn from(&self, row: usize) -> Matrix<T> {
+        Matrix { ptr: self.0.ptr.wrapping_add(row * self.0.row_stride), ..self.0 }
     }
 }
 
-/// Pixels whose windows are laid out at once for the gradient of the weight.
-fn gradient_pixels<T>(pixels: usize, len: usize) -> usize {
-    let fits = 2 * BLOCK_BYTES / (len * size_of::<T>()).max(1);
-    fits.clamp(256, 4096).min(pixels)
+/// Elements that the sums of all parts of a weight's gradient have at most, unless one has more.
+const SUMS: usize = 8 << 20;
+
+/// How the gradient of a weight is cut: parts of the pixels, added in order, and of each part tiles of the result, of one row of
+/// the kernel each, whose pixels are met a block at a time.
+struct GradientCut {
+    parts: usize,
+    /// Output channels of a tile.
+    out: usize,
+    /// Elements of a row of the kernel, kw·I, which is as wide as a tile.
+    width: usize,
+    /// Pixels of a part.
+    pixels: usize,
+}
+
+impl GradientCut {
+    fn of(pixels: usize, weight: &Shape) -> Self {
+        let [o, kh, kw, i] = weight.0[..] else { unreachable!("shape rule") };
+        let parts = gradient_parts(pixels).min((SUMS / weight.count().max(1)).max(1));
+        // Windows are laid out for each tile: as few as there can be, but some for several threads.
+        let out = if parts * kh >= 3 { o } else { share(o, (o / 128).clamp(1, 4)) };
+        GradientCut { parts, out, width: kw * i, pixels: pixels.div_ceil(parts) }
+    }
+
+    /// Elements of all parts' sums.
+    fn sums(&self, weight: &Shape) -> usize {
+        if self.parts > 1 { self.parts * weight.count() } else { 0 }
+    }
+
+    /// Pixels whose windows are laid out at once.
+    fn block<T>(&self) -> usize {
+        let fits = BLOCK_BYTES / (self.width * size_of::<T>()).max(1);
+        fits.clamp(256, 2048).min(self.pixels)
+    }
+
+    /// Elements of those windows.
+    fn windows<T>(&self) -> usize {
+        self.block::<T>() * self.width
+    }
 }
 
 /// dweight (O,K) = Σ over blocks of dyᵀ (O,P) · windows (P,K), added to the gradient so far where the op accumulates.
@@ -179,27 +249,41 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, add: bool) {
     let (dy, x, dw) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = forward_windows(&x.shape, &dy.shape, &dw.shape, window);
     let (pixels, o, k) = (dy.shape.rows(), dy.shape.last(), unfold.window_len());
-    if add && !cx.input(2).data.same_place(&dw.data) {
-        // SAFETY: in different places, so apart.
-        unsafe { dw.data.write().copy_from_slice(cx.input(2).data.read()) };
-    }
-    let windows: View<T> = cx.scratch();
-    let block = gradient_pixels::<T>(pixels, k);
-    for start in (0..pixels).step_by(block) {
-        let count = block.min(pixels - start);
-        cx.ranges(count, count.div_ceil(8).max(1), |r, _| {
-            // SAFETY: pieces don't overlap, and x is only read.
-            let (x, rows) = unsafe { (x.data.read(), windows.part(r.start * k..r.end * k).write()) };
-            unfold.rows(x, start + r.start..start + r.end, rows);
-        });
-        by_tiles(cx, (o, k), gradient_tile(o, k), |tile| {
-            // SAFETY: tiles don't overlap; dy and the windows are only read and don't overlap dw.
+    let cut = GradientCut::of(pixels, &dw.shape);
+    let (parts, width, (kh, kw)) = (cut.parts, cut.width, unfold.kernel);
+    let so_far = add.then(|| cx.input(2).data).filter(|v| !v.same_place(&dw.data));
+    let (own, windows_at) = (cut.windows::<T>(), cut.sums(&dw.shape));
+    let tiles = kh * o.div_ceil(cut.out);
+    cx.each(parts * tiles, |piece, thread| {
+        let (part, tile) = (piece / tiles, piece % tiles);
+        let (top, row) = (tile / kh * cut.out, tile % kh);
+        let tile = Tile { rows: top..(top + cut.out).min(o), cols: row * width..(row + 1) * width };
+        let out = if parts > 1 { cx.scratch().part(part * o * k..(part + 1) * o * k) } else { dw.data };
+        if let Some(so_far) = so_far.filter(|_| parts == 1) {
+            each_run(&tile, k, |run, _| {
+                // SAFETY: tiles don't overlap, and the old sum lies elsewhere.
+                unsafe { dw.data.part(run.clone()).write().copy_from_slice(so_far.part(run).read()) };
+            });
+        }
+        let taps = unfold.taps((row, 0), kw);
+        let windows: View<T> = cx.scratch().part(windows_at + thread * own..windows_at + (thread + 1) * own);
+        let mut goes_on = add && parts == 1;
+        for range in even(pixels * part / parts..pixels * (part + 1) / parts, cut.block::<T>()) {
+            // SAFETY: tiles don't overlap, and each part has its own; a thread has windows of its own; dy and x are only read
+            // and overlap none of it.
             unsafe {
-                let c = Matrix::rows(dw.data.at(tile.rows.start * k + tile.cols.start), k);
-                let a = Matrix::rows(dy.data.at(start * o + tile.rows.start), o).transposed();
-                let b = Matrix::rows(windows.at(tile.cols.start), k);
-                product((tile.rows.len(), tile.cols.len(), count), c, a, b, add || start > 0);
+                let b = if unfold.is_identity() {
+                    Matrix::rows(x.data.at(range.start * width), width)
+                } else {
+                    taps.rows(x.data.read(), range.clone(), windows.part(0..range.len() * width).write());
+                    Matrix::rows(windows.at(0), width)
+                };
+                let c = Matrix::rows(out.at(tile.rows.start * k + tile.cols.start), k);
+                let a = Matrix::rows(dy.data.at(range.start * o + tile.rows.start), o).transposed();
+                product((tile.rows.len(), width, range.len()), c, a, b, goes_on);
             }
-        });
-    }
+            goes_on = true;
+        }
+    });
+    add_parts(cx, parts, dw.data, (add, so_far));
 }

@@ -30,8 +30,8 @@ pub(super) fn by_tiles<T: Float>(
     });
 }
 
-/// Cuts the result of a matmul with a weight, whose rows are those of a value of `shape`, into tiles: the rows of a block of
-/// samples, or where there are no blocks, [`weight_tile`]. Runs `task` on each, with its number from above.
+/// Cuts the result of a matmul with a weight, whose rows are those of a value of `shape`, into tiles: the rows of a part of a block
+/// of samples, or where there are no blocks, [`weight_tile`]. Runs `task` on each, with its number from above.
 fn by_weight_tiles<T: Float>(
     cx: &Context<'_, T>,
     shape: &Shape,
@@ -39,8 +39,8 @@ fn by_weight_tiles<T: Float>(
     task: impl Fn(Tile, usize) + Sync,
 ) {
     match Blocks::of(shape) {
-        Some(blocks) => cx.by_block(blocks, 1, |block, _| {
-            task(Tile { rows: blocks.rows(block), cols: 0..n }, block);
+        Some(blocks) => cx.by_block(blocks, blocks.parts(), |part, _| {
+            task(Tile { rows: blocks.rows(part), cols: 0..n }, part);
         }),
         None => {
             let size = weight_tile(shape.rows(), n);
@@ -63,13 +63,13 @@ fn weight_tile(m: usize, n: usize) -> (usize, usize) {
 }
 
 /// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
-pub(super) fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
+fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
     let parts = (o.max(i) / 192).clamp(2, 4);
     if o >= i { (share(o, parts), i) } else { (o, share(i, parts)) }
 }
 
 /// About `parts` equal shares of `n`, each a multiple of 16 (a vector of f32).
-fn share(n: usize, parts: usize) -> usize {
+pub(super) fn share(n: usize, parts: usize) -> usize {
     n.div_ceil(parts).next_multiple_of(16)
 }
 
@@ -112,7 +112,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
 }
 
 /// The runs of consecutive elements a tile covers: all of it if it is full width, else one run a row.
-fn each_run(tile: &Tile, width: usize, mut task: impl FnMut(Range<usize>, Range<usize>)) {
+pub(super) fn each_run(tile: &Tile, width: usize, mut task: impl FnMut(Range<usize>, Range<usize>)) {
     if tile.cols.len() == width {
         return task(tile.rows.start * width..tile.rows.end * width, 0..width);
     }
@@ -124,7 +124,7 @@ fn each_run(tile: &Tile, width: usize, mut task: impl FnMut(Range<usize>, Range<
 /// Elements of scratch for the bias gradient of [`grad_x`] with a GELU: a row for each tile above another.
 pub fn bias_scratch(dx: &Shape) -> usize {
     let (m, i) = (dx.rows(), dx.last());
-    Blocks::of(dx).map_or_else(|| m.div_ceil(weight_tile(m, i).0), |blocks| blocks.count()) * i
+    Blocks::of(dx).map_or_else(|| m.div_ceil(weight_tile(m, i).0), |blocks| blocks.all_parts()) * i
 }
 
 /// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
@@ -154,7 +154,7 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
         });
     });
     if gelu && !cx.products_only {
-        cx.finish(1, |_, _| {
+        cx.shared(1, |_, _| {
             // SAFETY: every tile is done; the bias gradient is this step's own.
             let (sums, bias) = unsafe { (sums.read(), cx.output(1).data.write()) };
             bias.fill(T::ZERO);
@@ -168,7 +168,7 @@ const PART_ROWS: usize = 2048;
 const PARTS: usize = 16;
 
 /// The ranges of rows that a weight gradient is summed up over, to be added in order.
-fn gradient_parts(m: usize) -> usize {
+pub(super) fn gradient_parts(m: usize) -> usize {
     (m / PART_ROWS).clamp(1, PARTS)
 }
 
@@ -208,22 +208,34 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, add: bool) {
             product((tile.rows.len(), tile.cols.len(), rows.len()), c, a, b, add && parts == 1);
         }
     });
-    if parts > 1 && !cx.products_only {
-        let sums: View<T> = cx.scratch();
-        cx.finish((o * i).div_ceil(PIECE), |piece, _| {
-            let range = piece * PIECE..((piece + 1) * PIECE).min(o * i);
-            let of_part = |part: usize| sums.part(part * o * i + range.start..part * o * i + range.end);
-            // SAFETY: pieces don't overlap, and every part is done; an old sum in another place is only read.
-            unsafe {
-                let out = dw.part(range.clone()).write();
-                match (add, so_far) {
-                    (false, _) => out.copy_from_slice(of_part(0).read()),
-                    (true, Some(so_far)) => out.copy_from_slice(so_far.part(range.clone()).read()),
-                    (true, None) => {}
-                }
-                let first = usize::from(!add);
-                (first..parts).for_each(|part| kernels::add_assign(out, of_part(part).read()));
-            }
-        });
+    add_parts(cx, parts, dw, (add, so_far));
+}
+
+/// Adds up the parts of a weight's gradient, which lie in the scratch one after the other, if there are several: in order, and to the
+/// gradient so far if `add`. That is in the result's place, or where `so_far` says.
+pub(super) fn add_parts<T: Float>(
+    cx: &Context<'_, T>,
+    parts: usize,
+    dw: View<T>,
+    (add, so_far): (bool, Option<View<T>>),
+) {
+    if parts == 1 || cx.products_only {
+        return;
     }
+    let (sums, len): (View<T>, usize) = (cx.scratch(), dw.len());
+    cx.shared(len.div_ceil(PIECE), |piece, _| {
+        let range = piece * PIECE..((piece + 1) * PIECE).min(len);
+        let of_part = |part: usize| sums.part(part * len + range.start..part * len + range.end);
+        // SAFETY: pieces don't overlap, and every part is done; an old sum in another place is only read.
+        unsafe {
+            let out = dw.part(range.clone()).write();
+            match (add, so_far) {
+                (false, _) => out.copy_from_slice(of_part(0).read()),
+                (true, Some(so_far)) => out.copy_from_slice(so_far.part(range.clone()).read()),
+                (true, None) => {}
+            }
+            let first = usize::from(!add);
+            (first..parts).for_each(|part| kernels::add_assign(out, of_part(part).read()));
+        }
+    });
 }

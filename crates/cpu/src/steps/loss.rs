@@ -82,7 +82,7 @@ pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed
         // SAFETY: each piece has sums of its own.
         unsafe { sums.part(number..number + 1).write()[0] = stats };
     });
-    cx.finish(1, |_, _| {
+    cx.shared(1, |_, _| {
         let mut stats = [0.0; 4];
         // SAFETY: the pieces are done.
         for of_piece in unsafe { sums.part(0..batch.rows().div_ceil(piece)).read() } {

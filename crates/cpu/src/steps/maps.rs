@@ -1,6 +1,5 @@
 //! Ops on channels-last maps (B,h,w,C) that treat rows of channels alone or move them.
 
-use super::blocks::Blocks;
 use super::random::{by_sample, path_factor};
 use super::{Context, row_piece};
 use crate::kernels::{self, Float};
@@ -60,13 +59,13 @@ pub unsafe fn split_patches<T: Float>(cx: &Context<'_, T>) {
 }
 
 /// Runs `task(start of a token or none for padding, C, where its channels lie among the blocks)`; one piece for each row of
-/// blocks, or for a sample.
+/// blocks.
 fn each_row_of_blocks<T: Float>(
     cx: &Context<'_, T>,
     map: &Shape,
     task: impl Fn(Option<usize>, usize, std::ops::Range<usize>) + Sync,
 ) {
-    let [batch, h, w, c] = map.0[..] else { unreachable!("shape rule") };
+    let [_, h, w, c] = map.0[..] else { unreachable!("shape rule") };
     let (rows, columns) = (h.div_ceil(2), w.div_ceil(2));
     let row_of_blocks = |piece: usize| {
         let (b, i) = (piece / rows, piece % rows);
@@ -79,10 +78,7 @@ fn each_row_of_blocks<T: Float>(
             }
         }
     };
-    match Blocks::of(map) {
-        Some(_) => cx.by_sample(map, |b, _| (b * rows..(b + 1) * rows).for_each(row_of_blocks)),
-        None => cx.each(batch * rows, |piece, _| row_of_blocks(piece)),
-    }
+    cx.by_sample_pieces(map, rows, |piece, _| row_of_blocks(piece));
 }
 
 /// Nothing to do where the output lies over the input.

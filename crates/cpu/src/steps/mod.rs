@@ -1,7 +1,8 @@
 //! Each op on the thread pool: how it is cut into pieces, and which kernel runs on a piece.
 //!
 //! How an op is cut depends on its shapes alone, never on the number of threads. Values of many rows are cut into blocks of
-//! samples (`blocks.rs`), the same for every op, so that a block can go from step to step.
+//! samples (`blocks.rs`), the same for every op, so that a block can go from step to step. Outside of its pieces, a step's function
+//! writes nothing, and reads nothing that it doesn't read inside of each.
 
 mod attention;
 mod batch_norm;
@@ -26,7 +27,7 @@ mod update;
 mod windows;
 mod wire;
 
-pub(crate) use blocks::{Blocks, flows, samples};
+pub(crate) use blocks::{Blocks, samples};
 pub(crate) use context::{Context, Cut, Phase, Share, Team};
 pub use table::Target;
 pub(crate) use table::{Kernel, Types, kernel};

@@ -1,4 +1,4 @@
-//! Ops that sum over rows. Rows are cut into blocks of samples, or if there are few into a fixed number of parts; each part sums
+//! Ops that sum over rows. Rows are cut into parts of blocks of samples, or if there are few into a fixed number of parts; each part sums
 //! into a row of the scratch, and the parts are added in order, so that the result depends on the shapes alone.
 
 use super::Context;
@@ -19,9 +19,9 @@ fn part_rows(rows: usize, cols: usize) -> usize {
 }
 
 /// Parts that the rows of a value of `shape` are cut into.
-fn parts(shape: &Shape) -> usize {
+pub fn parts(shape: &Shape) -> usize {
     let (rows, cols) = (shape.rows(), shape.last());
-    Blocks::of(shape).map_or_else(|| rows.div_ceil(part_rows(rows, cols)), |blocks| blocks.count())
+    Blocks::of(shape).map_or_else(|| rows.div_ceil(part_rows(rows, cols)), |blocks| blocks.all_parts())
 }
 
 /// Elements of scratch for the partial sums of one column-wise reduction over a value of `shape`.
@@ -37,18 +37,31 @@ fn by_parts<T: Float>(
     (partials, width): (View<T>, usize),
     task: impl Fn(std::ops::Range<usize>, &mut [T]) + Sync,
 ) {
-    let sum = |part: usize, rows: std::ops::Range<usize>| {
+    each_part(cx, shape, |part, rows| {
         // SAFETY: each part has a row of the scratch for itself.
         let partial = unsafe { partials.part(part * width..(part + 1) * width).write() };
         partial.fill(T::ZERO);
         task(rows, partial);
-    };
+    });
+}
+
+/// The rows of a part of a value of `shape`.
+pub fn rows_of_part(shape: &Shape, part: usize) -> std::ops::Range<usize> {
+    let (rows, size) = (shape.rows(), part_rows(shape.rows(), shape.last()));
+    let few = || part * size..((part + 1) * size).min(rows);
+    Blocks::of(shape).map_or_else(few, |blocks| blocks.rows(part))
+}
+
+/// Runs `task(part, rows)` on every part of the rows of a value of `shape`.
+pub fn each_part<T: Float>(
+    cx: &Context<'_, T>,
+    shape: &Shape,
+    task: impl Fn(usize, std::ops::Range<usize>) + Sync,
+) {
+    let task = |part: usize, _| task(part, rows_of_part(shape, part));
     match Blocks::of(shape) {
-        Some(blocks) => cx.by_block(blocks, 1, |block, _| sum(block, blocks.rows(block))),
-        None => {
-            let size = part_rows(shape.rows(), shape.last());
-            cx.ranges(shape.rows(), size, |range, _| sum(range.start / size, range));
-        }
+        Some(blocks) => cx.by_block(blocks, blocks.parts(), task),
+        None => cx.each(parts(shape), task),
     }
 }
 
@@ -63,7 +76,7 @@ fn join<T: Float>(
 ) {
     let (parts, cols) = (parts(shape), shape.last());
     let width = outs.len() * cols;
-    cx.finish(outs.len(), |i, _| {
+    cx.shared(outs.len(), |i, _| {
         let out = outs[i].data;
         // SAFETY: the parts are done, and `out` is this step's own.
         let out_slice = unsafe { out.write() };
@@ -226,7 +239,7 @@ pub unsafe fn sum_squares<T: Float>(cx: &Context<'_, T>) {
         // SAFETY: inputs are only read; each has its own partial sum.
         unsafe { partials.part(i..i + 1).write()[0] = kernels::sum_squares(inputs[i].data.read()) };
     });
-    cx.finish(1, |_, _| {
+    cx.shared(1, |_, _| {
         // SAFETY: the partial sums are done; the output is this step's own.
         let (partials, out) = unsafe { (partials.part(0..inputs.len()).read(), cx.output(0).data.write()) };
         out[0] = T::from_f64(partials.iter().sum());

@@ -39,14 +39,18 @@ pub unsafe fn resize<T: Float>(cx: &Context<'_, T>, sampling: Sampling, backward
         let (entries, weights) = table_bytes(axis, size_of::<T>());
         let views = (scratch.part(at..at + entries), scratch.part(at + entries..at + entries + weights));
         at += entries + weights;
-        // SAFETY: these bytes are for this table alone.
-        unsafe { taps(axis, backward, views) }
+        Table { axis, backward, views }
     });
+    // SAFETY: each table has bytes of its own.
+    cx.shared(2, |which, _| unsafe { if which == 0 { &down } else { &across }.fill::<T>() });
     let rows = scratch.part(at..scratch.len());
-    let ([_, h, w, c], [batch, oh, ow, _]) = (of(&x.shape), of(&y.shape));
+    let ([_, h, w, c], [_, oh, ow, _]) = (of(&x.shape), of(&y.shape));
     let row_bytes = (w * c * size_of::<T>()).next_multiple_of(64);
-    cx.each(batch * oh, |piece, thread| {
+    let larger = if h * w > oh * ow { &x.shape } else { &y.shape };
+    cx.by_sample_pieces(larger, oh, |piece, thread| {
         let (image, oy) = (piece / oh, piece % oh);
+        // SAFETY: the tables are done.
+        let (down, across): (Taps<'_, T>, Taps<'_, T>) = unsafe { (down.read(), across.read()) };
         let mixed: View<T> = rows.part(thread * row_bytes..(thread + 1) * row_bytes).cast(w * c);
         // SAFETY: each thread has a row of its own, pieces don't overlap, and x is only read.
         let (mixed, out) =
@@ -69,12 +73,38 @@ fn of(shape: &Shape) -> [usize; 4] {
     [b, h, w, c]
 }
 
-/// # Safety
-/// Nobody else touches the two views while the result lives.
-unsafe fn taps<'a, T: Float>(axis: Axis, backward: bool, views: (View<u8>, View<u8>)) -> Taps<'a, T> {
-    let entries: View<[u32; 2]> = views.0.cast(axis.len.max(axis.out) + 1);
-    let weights: View<T> = views.1.cast(axis.most_weights());
-    // SAFETY: passed on to the caller.
-    let (entries, weights) = unsafe { (entries.write(), weights.write()) };
-    if backward { Taps::backward(axis, entries, weights) } else { Taps::forward(axis, entries, weights) }
+/// The taps of an axis, in the scratch.
+struct Table {
+    axis: Axis,
+    backward: bool,
+    /// Entries and weights.
+    views: (View<u8>, View<u8>),
+}
+
+impl Table {
+    fn views<T>(&self) -> (View<[u32; 2]>, View<T>) {
+        (self.views.0.cast(self.axis.len.max(self.axis.out) + 1), self.views.1.cast(self.axis.most_weights()))
+    }
+
+    /// # Safety
+    /// Nobody else touches the table meanwhile.
+    unsafe fn fill<T: Float>(&self) {
+        let (entries, weights) = self.views::<T>();
+        // SAFETY: passed on to the caller.
+        let (entries, weights) = unsafe { (entries.write(), weights.write()) };
+        if self.backward {
+            Taps::backward(self.axis, entries, weights);
+        } else {
+            Taps::forward(self.axis, entries, weights);
+        }
+    }
+
+    /// # Safety
+    /// The table was filled, and nobody writes it while the result lives.
+    unsafe fn read<'a, T: Float>(&self) -> Taps<'a, T> {
+        let (entries, weights) = self.views::<T>();
+        let results = if self.backward { self.axis.len } else { self.axis.out };
+        // SAFETY: passed on to the caller.
+        unsafe { Taps::of_tables(results, entries.read(), weights.read()) }
+    }
 }

@@ -124,13 +124,15 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, smoothing: f64) {
         // SAFETY: each piece has sums of its own.
         unsafe { sums.part(piece..piece + 1).write()[0] = stats };
     });
-    let mut stats = [0.0; 4];
-    // SAFETY: the pieces are done.
-    for of_row in unsafe { sums.read() } {
-        stats.iter_mut().zip(of_row).for_each(|(sum, x)| *sum += x);
-    }
-    // SAFETY: as above.
-    unsafe { write_loss(cx, stats) };
+    cx.shared(1, |_, _| {
+        let mut stats = [0.0; 4];
+        // SAFETY: the pieces are done.
+        for of_row in unsafe { sums.read() } {
+            stats.iter_mut().zip(of_row).for_each(|(sum, x)| *sum += x);
+        }
+        // SAFETY: as above.
+        unsafe { write_loss(cx, stats) };
+    });
 }
 
 pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, smoothing: f64) {

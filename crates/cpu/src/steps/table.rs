@@ -202,16 +202,13 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
 
             // ---- dense prediction
             Op::Conv { window, bias } => {
-                let [x, weight, y] = [types.inputs[0], types.inputs[1], types.outputs[0]];
-                call!(conv::forward, window, bias).elements(conv::forward_scratch(x, weight, y, threads))
+                call!(conv::forward, window, bias).elements(conv::forward_scratch::<T>(x(1), y(0), threads))
             }
             Op::ConvGradX { window, .. } => {
-                let [dy, weight, dx] = [types.inputs[0], types.inputs[1], types.outputs[0]];
-                call!(conv::grad_x, window).elements(conv::grad_x_scratch(dy, weight, dx, threads))
+                call!(conv::grad_x, window).elements(conv::grad_x_scratch::<T>(x(1), y(0), threads))
             }
-            Op::ConvGradW { window, ref shape, accumulate } => {
-                call!(conv::grad_w, window, accumulate).elements(conv::grad_w_scratch(types.inputs[0], shape))
-            }
+            Op::ConvGradW { window, ref shape, accumulate } => call!(conv::grad_w, window, accumulate)
+                .elements(conv::grad_w_scratch::<T>(x(0), shape, threads)),
             Op::Moments => call!(batch_norm::moments).doubles(batch_norm::sums_scratch(x(0))),
             Op::JoinMoments => call!(batch_norm::join_moments),
             Op::BatchNorm { eps, relu, running } => {

@@ -177,34 +177,39 @@ pub unsafe fn lamb<T: Float>(cx: &Context<'_, T>) {
     let Op::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff, lr_scale } = cx.step.op else {
         return;
     };
-    // SAFETY: passed on to the caller.
-    let Some(Control { factor, applied, .. }) = (unsafe { begin(cx, &(0..cx.output(0).data.len())) }) else {
-        return;
-    };
     let lr = cx.header.learning_rate * lr_scale;
-    let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
-    let hyper = kernels::Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff };
+    let hyper = |applied: f64| {
+        let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
+        kernels::Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff }
+    };
     let [w, m, v] = [0, 1, 2].map(|i| cx.output(i).data);
     let norms: View<f64> = cx.scratch();
     pieces(cx, |r| {
+        // SAFETY: pieces don't overlap.
+        let Some(Control { factor, applied, .. }) = (unsafe { begin(cx, &r) }) else { return };
         let (piece, g) = (r.start / PIECE, cx.input(1).data.part(r.clone()));
         // SAFETY: pieces don't overlap and each has its own two sums; the gradient overlaps no output.
         unsafe {
             let [m, v] = [m, v].map(|x| x.part(r.clone()).write());
             let w = w.part(r.clone()).read();
-            let (w_squares, u_squares) = kernels::lamb_moments_and_norms(w, g.read(), m, v, hyper, factor);
+            let (w_squares, u_squares) =
+                kernels::lamb_moments_and_norms(w, g.read(), m, v, hyper(applied), factor);
             norms.part(2 * piece..2 * piece + 2).write().copy_from_slice(&[w_squares, u_squares]);
         }
     });
-    // SAFETY: every piece is done.
-    let sums = unsafe { norms.part(0..2 * w.len().div_ceil(PIECE)).read() };
-    let sum = |which: usize| sums.iter().skip(which).step_by(2).sum::<f64>();
-    let step = hyper.step(sum(0), sum(1));
     pieces(cx, |r| {
+        // SAFETY: only read, as the sums are: every piece is done.
+        let (Control { apply, applied, .. }, sums) =
+            unsafe { (control(cx), norms.part(0..2 * w.len().div_ceil(PIECE)).read()) };
+        if !apply {
+            return;
+        }
+        let sum = |which: usize| sums.iter().skip(which).step_by(2).sum::<f64>();
+        let step = hyper(applied).step(sum(0), sum(1));
         // SAFETY: pieces don't overlap; the moments are only read now.
         unsafe {
             let [m, v] = [m, v].map(|x| x.part(r.clone()).read());
-            kernels::lamb_apply(w.part(r.clone()).write(), m, v, hyper, step);
+            kernels::lamb_apply(w.part(r.clone()).write(), m, v, hyper(applied), step);
             write_copy(cx, r);
         }
     });

@@ -101,20 +101,17 @@ impl Sizes {
         Blocks::cut(self.batch, self.map[0] * self.map[1])
     }
 
-    /// Ranges that the windows of a batch are cut into, for each head: those of blocks of samples, or if there are few about as
+    /// Ranges that the windows of a batch are cut into, for each head: parts of blocks of samples, or if there are few about as
     /// many as make up all pieces.
     fn chunks(&self) -> usize {
         let few = || PIECES.div_ceil(self.heads).min(self.all_windows()).max(1);
-        self.blocks().map_or_else(few, |blocks| blocks.count())
+        self.blocks().map_or_else(few, |blocks| blocks.all_parts())
     }
 
     fn windows_of(&self, chunk: usize) -> Range<usize> {
         let (windows, chunks) = (self.all_windows(), self.chunks());
         match self.blocks() {
-            Some(blocks) => {
-                let (Range { start, end }, each) = (blocks.samples(chunk), windows / self.batch);
-                start * each..end * each
-            }
+            Some(blocks) => blocks.share(chunk, windows / self.batch),
             None => chunk * windows / chunks..(chunk + 1) * windows / chunks,
         }
     }
@@ -133,7 +130,7 @@ impl Sizes {
             task(piece % self.heads, self.windows_of(piece / self.heads), piece, thread);
         };
         match self.blocks() {
-            Some(blocks) => cx.by_block(blocks, self.heads, head),
+            Some(blocks) => cx.by_block(blocks, blocks.parts() * self.heads, head),
             None => cx.each(self.pieces(), head),
         }
     }
@@ -427,7 +424,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Win
         factor[0] = T::from_f64(sums.factor);
     });
     let [_, dq_bias, dv_bias, dscale, dbias] = [0, 1, 2, 3, 4].map(|i| cx.output(i).data);
-    cx.finish(heads, |h, _| {
+    cx.shared(heads, |h, _| {
         // SAFETY: the pieces are done; each head has gradients of its own.
         unsafe {
             let scale = cx.input(3).data.read()[h];

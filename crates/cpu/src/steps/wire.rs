@@ -13,34 +13,53 @@ use std::ops::Range;
 /// As [`super::run`]; so for every function here.
 pub unsafe fn pack<T: Float>(cx: &Context<'_, T>) {
     let flat = cx.output(0);
-    let mut at = 0;
-    for value in &cx.step.inputs {
-        let len = value.shape.count();
-        // SAFETY: passed on to the caller; each value has a part of the buffer to itself.
-        unsafe { convert(cx, (value, 0), (flat, at), len) };
-        at += len;
-    }
-    let padding = at * flat.dtype.bytes()..flat.stored.len();
-    // SAFETY: what is left of the buffer is this step's own; zero has the same bits in every type.
-    unsafe { flat.stored.part(padding).write() }.fill(0);
+    let values = &cx.step.inputs;
+    each_range(cx, values, |value, r, at| {
+        // SAFETY: passed on to the caller; each range has a part of the buffer to itself.
+        unsafe { convert((value, r.start), (flat, at), r.len()) };
+    });
+    cx.each(1, |_, _| {
+        let filled = values.iter().map(|value| value.shape.count()).sum::<usize>() * flat.dtype.bytes();
+        // SAFETY: what is left of the buffer is this step's own; zero has the same bits in every type.
+        unsafe { flat.stored.part(filled..flat.stored.len()).write() }.fill(0);
+    });
 }
 
 pub unsafe fn unpack<T: Float>(cx: &Context<'_, T>) {
     let flat = cx.input(0);
-    let mut at = 0;
-    for value in &cx.step.outputs {
-        let len = value.shape.count();
-        // SAFETY: passed on to the caller; the buffer is only read.
-        unsafe { convert(cx, (flat, at), (value, 0), len) };
-        at += len;
-    }
+    each_range(cx, &cx.step.outputs, |value, r, at| {
+        // SAFETY: passed on to the caller; ranges don't overlap, and the buffer is only read.
+        unsafe { convert((flat, at), (value, r.start), r.len()) };
+    });
+}
+
+/// Runs `task(value, range of its elements, where that begins if all values lie end to end)` on pieces of values.
+fn each_range<T: Float>(
+    cx: &Context<'_, T>,
+    values: &[Operand<T>],
+    task: impl Fn(&Operand<T>, Range<usize>, usize) + Sync,
+) {
+    let pieces = |value: &Operand<T>| value.shape.count().div_ceil(PIECE);
+    cx.each(values.iter().map(pieces).sum(), |mut piece, _| {
+        let mut at = 0;
+        for value in values {
+            let len = value.shape.count();
+            if piece < pieces(value) {
+                let r = piece * PIECE..((piece + 1) * PIECE).min(len);
+                return task(value, r.clone(), at + r.start);
+            }
+            (piece, at) = (piece - pieces(value), at + len);
+        }
+    });
 }
 
 /// One value as another, whose type may be another.
 pub unsafe fn cast<T: Float>(cx: &Context<'_, T>) {
     let (from, to) = (cx.input(0), cx.output(0));
-    // SAFETY: passed on to the caller.
-    unsafe { convert(cx, (from, 0), (to, 0), to.shape.count()) };
+    cx.ranges(to.shape.count(), PIECE, |r, _| {
+        // SAFETY: passed on to the caller; pieces don't overlap.
+        unsafe { convert((from, r.start), (to, r.start), r.len()) };
+    });
 }
 
 /// The operands that are stored in another type, as numbers to compute with.
@@ -71,33 +90,30 @@ const CHUNK: usize = 256;
 /// # Safety
 /// The ranges are apart, and nobody else touches the second.
 unsafe fn convert<T: Float>(
-    cx: &Context<'_, T>,
     (from, from_at): (&Operand<T>, usize),
     (to, to_at): (&Operand<T>, usize),
     len: usize,
 ) {
     let (same, bytes) = (from.dtype == to.dtype, from.dtype.bytes());
-    cx.ranges(len, PIECE, |r, _| {
-        let (f, t) = (from_at + r.start..from_at + r.end, to_at + r.start..to_at + r.end);
-        // SAFETY: pieces don't overlap; the rest is passed on to the caller.
-        unsafe {
-            if same {
-                let [f, t] = [f, t].map(|r| r.start * bytes..r.end * bytes);
-                to.stored.part(t).write().copy_from_slice(from.stored.part(f).read());
-            } else if from.is_own() {
-                store(from.data.part(f).read(), to.stored, to.dtype, t);
-            } else if to.is_own() {
-                load(from.stored, from.dtype, f, to.data.part(t).write());
-            } else {
-                let mut numbers = [T::ZERO; CHUNK];
-                for at in (0..r.len()).step_by(CHUNK) {
-                    let numbers = &mut numbers[..CHUNK.min(r.len() - at)];
-                    load(from.stored, from.dtype, f.start + at..f.start + at + numbers.len(), numbers);
-                    store(numbers, to.stored, to.dtype, t.start + at..t.start + at + numbers.len());
-                }
+    let (f, t) = (from_at..from_at + len, to_at..to_at + len);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if same {
+            let [f, t] = [f, t].map(|r| r.start * bytes..r.end * bytes);
+            to.stored.part(t).write().copy_from_slice(from.stored.part(f).read());
+        } else if from.is_own() {
+            store(from.data.part(f).read(), to.stored, to.dtype, t);
+        } else if to.is_own() {
+            load(from.stored, from.dtype, f, to.data.part(t).write());
+        } else {
+            let mut numbers = [T::ZERO; CHUNK];
+            for at in (0..len).step_by(CHUNK) {
+                let numbers = &mut numbers[..CHUNK.min(len - at)];
+                load(from.stored, from.dtype, f.start + at..f.start + at + numbers.len(), numbers);
+                store(numbers, to.stored, to.dtype, t.start + at..t.start + at + numbers.len());
             }
         }
-    });
+    }
 }
 
 /// Elements of what is stored as numbers to compute with.

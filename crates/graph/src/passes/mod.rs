@@ -40,7 +40,7 @@ pub use layout::{Layout, Running, Trained, lay_out};
 pub use narrow::narrow;
 pub use parallelise::parallelise;
 pub use peephole::peephole;
-pub use place::place;
+pub use place::{place, place_beside};
 pub use precision::precision;
 pub use prepare::{Delivery, prepare};
 pub use recompute::recompute;

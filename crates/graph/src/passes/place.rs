@@ -14,9 +14,21 @@ const ROOM: f64 = 1.045;
 
 /// The plan of a graph in the order of its schedule.
 pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, target: &dyn Target) -> Plan {
+    place_beside(graph, schedule, name, key, target, 0)
+}
+
+/// As [`place`], in an arena that other plans have in turn: what they need anyway, this one may use.
+pub fn place_beside(
+    graph: &Graph,
+    schedule: &Schedule,
+    name: &str,
+    key: Key,
+    target: &dyn Target,
+    others: usize,
+) -> Plan {
     let within = |linger: usize| placed(graph, schedule, linger, name, key, target);
     let tight = within(0);
-    let fits = |plan: &Plan| plan.arena as f64 <= ROOM * tight.arena as f64;
+    let fits = |plan: &Plan| plan.arena <= others || plan.arena as f64 <= ROOM * tight.arena as f64;
     (1..=target.linger()).rev().map(within).find(fits).unwrap_or(tight)
 }
 

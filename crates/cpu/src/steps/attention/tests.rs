@@ -35,7 +35,7 @@ type Results = [Vec<f64>; 3];
 
 impl Case {
     fn new(tokens: usize, head: usize, heads: usize, dropout: bool) -> Self {
-        let sizes = Sizes { batch: 1, tokens, channels: heads * head, heads, head };
+        let sizes = Sizes { tokens, channels: heads * head, heads, head };
         let drop = dropout.then_some(AttentionDrop { rate: 0.3, site: 4 });
         let wide = tokens * heads * head;
         Case { sizes, drop, qkv: noise(1, 3 * wide, 1.5), dout: noise(2, wide, 1.0) }
@@ -192,7 +192,7 @@ fn both_ways_are_exact_in_double_precision() {
 #[test]
 fn scratch_is_linear_in_tokens() {
     let elements = |tokens: usize| {
-        let sizes = Sizes { batch: 8, tokens, channels: 768, heads: 12, head: 64 };
+        let sizes = Sizes { tokens, channels: 768, heads: 12, head: 64 };
         (sizes.forward_elements(), sizes.backward_elements())
     };
     let tile = |sizes: (usize, usize), tokens: usize| {
