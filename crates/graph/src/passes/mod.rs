@@ -18,6 +18,7 @@ mod late;
 mod layout;
 mod narrow;
 mod parallelise;
+mod pattern;
 mod peephole;
 mod place;
 mod precision;

@@ -2,121 +2,86 @@
 //! or attention), a GELU's backward op into the product before it, the gradient that passes a norm by into the norm's, and adding to
 //! the gradient so far into the product that makes the gradient.
 
-use super::fuse::remove;
-use crate::graph::{Graph, Node};
+use super::pattern::{Rewriter, rewrite};
+use crate::graph::Graph;
 use crate::op::Op;
-use std::collections::HashSet;
 
 /// Merges what can be merged around backward ops.
 pub fn peephole(graph: Graph) -> Graph {
-    accumulate(gelu_product(bias(residual(graph))))
+    let graph = rewrite(graph, residual);
+    let graph = rewrite(graph, bias);
+    let graph = rewrite(graph, gelu_product);
+    rewrite(graph, accumulate)
 }
 
 /// What is normalised and goes on beside its norm, as a first block's input does, has a gradient of two parts; the norm's backward op adds
 /// the other to its own.
-fn residual(mut graph: Graph) -> Graph {
-    let (producers, consumers) = (graph.producers(), graph.consumers());
-    let mut merged = HashSet::new();
-    for i in 0..graph.nodes.len() {
-        let Node { op: Op::Add, inputs, outputs, .. } = &graph.nodes[i] else { continue };
-        let sum = outputs[0];
-        for (dx, other) in [(inputs[0], inputs[1]), (inputs[1], inputs[0])] {
-            let only_here = consumers[dx.index()] == [i] && !graph.outputs.contains(&dx);
-            let Some(norm) = producers[dx.index()].filter(|_| only_here && dx != other) else { continue };
-            let is_there = producers[other.index()].is_some_and(|maker| maker < norm);
-            let node = &mut graph.nodes[norm];
-            if let Op::LayerNormGrad { add: add @ false, .. } = &mut node.op
-                && is_there
-                && node.outputs[0] == dx
-            {
-                *add = true;
-                node.inputs.push(other);
-                node.outputs[0] = sum;
-                merged.insert(i);
-                break;
-            }
+fn residual(at: &mut Rewriter, add: usize) -> Option<()> {
+    let Op::Add = at.op(add) else { return None };
+    let (parts, sum) = (at.node(add).inputs.clone(), at.node(add).outputs[0]);
+    for (dx, other) in [(parts[0], parts[1]), (parts[1], parts[0])] {
+        let Some(norm) = at.own_maker(dx, add).filter(|norm| at.is_before(other, *norm)) else { continue };
+        let Op::LayerNormGrad { add: false, sum: sums, half } = *at.op(norm) else { continue };
+        if at.node(norm).outputs[0] == dx {
+            let inputs = [&at.node(norm).inputs[..], &[other]].concat();
+            let outputs = [&[sum], &at.node(norm).outputs[1..]].concat();
+            at.replace(norm, Op::LayerNormGrad { add: true, sum: sums, half }, inputs, outputs);
+            return at.merge(add);
         }
     }
-    remove(graph, &merged)
+    None
 }
 
 /// Whoever makes a gradient has it at hand, and sums its columns for less than a step that reads it again.
-fn bias(mut graph: Graph) -> Graph {
-    let producers = graph.producers();
-    let mut merged = HashSet::new();
-    for i in 0..graph.nodes.len() {
-        let Node { op: Op::ColumnSum { accumulate: false }, inputs, outputs, .. } = &graph.nodes[i] else {
-            continue;
-        };
-        let (summed, sum) = (inputs[0], outputs[0]);
-        let Some(maker) = producers[summed.index()] else { continue };
-        let maker = &mut graph.nodes[maker];
-        if maker.outputs[0] == summed && ask_for_sums(&mut maker.op) {
-            maker.outputs.push(sum);
-            merged.insert(i);
-        }
-    }
-    remove(graph, &merged)
+fn bias(at: &mut Rewriter, sums: usize) -> Option<()> {
+    let Op::ColumnSum { accumulate: false } = at.op(sums) else { return None };
+    let (summed, sum) = (at.node(sums).inputs[0], at.node(sums).outputs[0]);
+    let maker = at.maker(summed).filter(|maker| at.node(*maker).outputs[0] == summed)?;
+    let op = with_sums(at.op(maker))?;
+    let outputs = [&at.node(maker).outputs[..], &[sum]].concat();
+    at.replace(maker, op, at.node(maker).inputs.clone(), outputs);
+    at.merge(sums)
 }
 
-/// Lets an op give the column sums of its first output too, as the last of its outputs; false if it can't or does already.
-fn ask_for_sums(op: &mut Op) -> bool {
-    let sums = match op {
-        Op::GeluGrad { bias } => bias,
-        Op::SwiGluGrad { sum } | Op::LayerScaleGrad { sum } => sum,
-        Op::LayerNormGrad { sum, half: None, .. } => sum,
-        Op::AttentionGrad { sum, .. } => sum,
-        _ => return false,
-    };
-    !std::mem::replace(sums, true)
+/// The op that gives the column sums of its first output too, as the last of its outputs; none if it can't or does already.
+fn with_sums(op: &Op) -> Option<Op> {
+    match *op {
+        Op::GeluGrad { bias: false } => Some(Op::GeluGrad { bias: true }),
+        Op::SwiGluGrad { sum: false } => Some(Op::SwiGluGrad { sum: true }),
+        Op::LayerScaleGrad { sum: false } => Some(Op::LayerScaleGrad { sum: true }),
+        Op::LayerNormGrad { add, sum: false, half: None } => {
+            Some(Op::LayerNormGrad { add, sum: true, half: None })
+        }
+        Op::AttentionGrad { heads, drop, sum: false } => Some(Op::AttentionGrad { heads, drop, sum: true }),
+        _ => None,
+    }
 }
 
 /// The gradient before the GELU is made where the one after it is, which then is never stored.
-fn gelu_product(mut graph: Graph) -> Graph {
-    let (producers, consumers) = (graph.producers(), graph.consumers());
-    let mut merged = HashSet::new();
-    for i in 0..graph.nodes.len() {
-        let Node { op: Op::GeluGrad { bias: true }, inputs, outputs, .. } = &graph.nodes[i] else { continue };
-        let (pre, dy, outputs) = (inputs[0], inputs[1], outputs.clone());
-        let only_here = consumers[dy.index()] == [i] && !graph.outputs.contains(&dy);
-        let Some(product) = producers[dy.index()].filter(|_| only_here) else { continue };
-        if graph.nodes[product].op == (Op::LinearGradX { gelu: false }) {
-            let node = &mut graph.nodes[product];
-            node.op = Op::LinearGradX { gelu: true };
-            node.inputs.push(pre);
-            node.outputs = outputs;
-            merged.insert(i);
-        }
-    }
-    remove(graph, &merged)
+fn gelu_product(at: &mut Rewriter, gelu: usize) -> Option<()> {
+    let Op::GeluGrad { bias: true } = at.op(gelu) else { return None };
+    let (pre, dy) = (at.node(gelu).inputs[0], at.node(gelu).inputs[1]);
+    let product = at.own_maker(dy, gelu)?;
+    let Op::LinearGradX { gelu: false } = at.op(product) else { return None };
+    let inputs = [&at.node(product).inputs[..], &[pre]].concat();
+    at.replace(product, Op::LinearGradX { gelu: true }, inputs, at.node(gelu).outputs.clone());
+    at.merge(gelu)
 }
 
-fn accumulate(mut graph: Graph) -> Graph {
-    let (producers, consumers) = (graph.producers(), graph.consumers());
-    let mut merged = HashSet::new();
-    for i in 0..graph.nodes.len() {
-        let Node { op: Op::Accumulate, inputs, outputs, .. } = &graph.nodes[i] else { continue };
-        let (so_far, gradient, sum) = (inputs[0], inputs[1], outputs[0]);
-        let only_here = consumers[gradient.index()] == [i] && !graph.outputs.contains(&gradient);
-        let Some(maker) = producers[gradient.index()].filter(|_| only_here) else { continue };
-        if producers[so_far.index()].is_none_or(|p| p > maker) {
-            continue;
+/// A product, or a sum over rows, goes on from the gradient so far.
+fn accumulate(at: &mut Rewriter, adds: usize) -> Option<()> {
+    let Op::Accumulate = at.op(adds) else { return None };
+    let (so_far, gradient) = (at.node(adds).inputs[0], at.node(adds).inputs[1]);
+    let maker = at.own_maker(gradient, adds).filter(|maker| at.is_before(so_far, *maker))?;
+    let op = match at.op(maker).clone() {
+        Op::LinearGradW { shape, accumulate: false } => Op::LinearGradW { shape, accumulate: true },
+        Op::ColumnSum { accumulate: false } => Op::ColumnSum { accumulate: true },
+        Op::ConvGradW { window, shape, accumulate: false } => {
+            Op::ConvGradW { window, shape, accumulate: true }
         }
-        let op = match &graph.nodes[maker].op {
-            Op::LinearGradW { shape, accumulate: false } => {
-                Op::LinearGradW { shape: shape.clone(), accumulate: true }
-            }
-            Op::ColumnSum { accumulate: false } => Op::ColumnSum { accumulate: true },
-            Op::ConvGradW { window, shape, accumulate: false } => {
-                Op::ConvGradW { window: *window, shape: shape.clone(), accumulate: true }
-            }
-            _ => continue,
-        };
-        let node = &mut graph.nodes[maker];
-        node.op = op;
-        node.inputs.push(so_far);
-        node.outputs = vec![sum];
-        merged.insert(i);
-    }
-    remove(graph, &merged)
+        _ => return None,
+    };
+    let inputs = [&at.node(maker).inputs[..], &[so_far]].concat();
+    at.replace(maker, op, inputs, at.node(adds).outputs.clone());
+    at.merge(adds)
 }
