@@ -6,8 +6,8 @@
 Every core has the same number of images a step. Programs hold models ready for all numbers N of cores and are asked in turn for
 one step each, over and over, in this order and the other way round, so that a noisy machine is noisy for all: one rank of N threads (of
 each binary), N ranks of one thread and N programs that know nothing of each other (of the last binary), and PyTorch with N
-threads. Separate programs, and binaries other than the last, take part in every third round, PyTorch in every second. Rounds
-end after `--seconds` of a case, but no sooner than after `--rounds`. Raw samples, CPU time and peaks of resident memory go to
+threads. PyTorch and binaries other than the last take part in every third round, separate programs in every fourth. Rounds end
+after `--seconds` of a case, but no sooner than after `--rounds`. Raw samples, CPU time and peaks of resident memory go to
 OUT/cores-CASE.json after every round, the reading to OUT/cores-CASE.md. `--before-at` names the numbers of cores at which
 binaries other than the last run too; all of them, if it is not given.
 """
@@ -21,10 +21,10 @@ CASES = {  # name: (vitesse model, pixels, images a core, classes)
     "ti4": ("vit-ti/4", 32, 32, 10),
     "s16": ("vit-s/16", 224, 4, 1000),
     "b16": ("vit-b/16", 224, 4, 1000),
-    "swin": ("swinv2-ti/w8", 256, 4, 1000),
-    "upernet": ("swinv2-ti/w8+upernet", 256, 2, 150),
+    "swin": ("swinv2-ti/w8", 256, 2, 1000),
+    "upernet": ("swinv2-ti/w8+upernet", 128, 2, 150),
 }
-EVERY = {"apart": 3, "PyTorch, threads": 2}  # rounds from one turn to the next
+EVERY = {"apart": 4, "PyTorch, threads": 3}  # rounds from one turn to the next
 
 
 def torch_model(name, pixels, classes):
@@ -64,7 +64,14 @@ class Torch:
         self.program, self.cores = program, cores
 
     def ask(self, _):
-        return self.program.ask(f"step {self.cores}")
+        before = self.cpu_seconds()
+        wall, _ = self.program.ask(f"step {self.cores}")
+        return wall, self.cpu_seconds() - before
+
+    def cpu_seconds(self):
+        """With threads that have ended: fewer of them are asked for from one step to the next."""
+        fields = Path(f"/proc/{self.program.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak_resident(self):
         return self.program.peak_resident()
@@ -181,7 +188,7 @@ def measure(args, case):
     head = f"# {name} at {pixels} px, {images} images a core, fp32\n\n"
     print(head + text, flush=True)
     how = (f"`{record['command']}` on {record['machine']}. Medians of {number - 1} alternating rounds (some programs take part in every "
-           f"second or third), with their range; ratios are of the same round; raw samples in cores-{case}.json.\n\n")
+           f"third or fourth), with their range; ratios are of the same round; raw samples in cores-{case}.json.\n\n")
     (args.out / f"cores-{case}.md").write_text(head + how + text + "\n")
 
 
