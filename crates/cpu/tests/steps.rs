@@ -4,7 +4,7 @@ mod common;
 
 use common::{Rig, Tensors, adamw, compiled_model, distance, dtype, small_vit, with_drawn_head};
 use cpu::{Float, Which};
-use graph::{Optimizer, Program, Recompute, Role, Settings};
+use graph::{Deferred, Graph, Lane, Op, Optimizer, Partial, Program, Recompute, Role, Settings};
 use models::vit::Vit;
 
 const THREADS: usize = 2;
@@ -182,5 +182,55 @@ fn gradients_in_the_arena_are_the_same() {
         assert!(bytes(&rig) < bytes(&apart), "{} against {}", bytes(&rig), bytes(&apart));
         let refused = rig.executor.run(Which::Micro, &rig.header);
         assert!(matches!(refused, Err(cpu::CpuError::OneMicroStep)));
+    }
+}
+
+/// A device that leaves sums of norms in parts, computes weight gradients beside the chain and launches steps together.
+struct Wide(cpu::Target);
+
+impl graph::Target for Wide {
+    fn scratch(&self, graph: &Graph, node: usize) -> usize {
+        self.0.scratch(graph, node)
+    }
+
+    fn lane(&self, op: &Op) -> Lane {
+        if matches!(op, Op::LinearGradW { .. } | Op::AddUp { .. }) { Lane::Side } else { op.lane() }
+    }
+
+    fn partial(&self, graph: &Graph, node: usize) -> Option<Partial> {
+        let node = &graph.nodes[node];
+        let Op::LayerNormGrad { .. } = node.op else { return None };
+        let bytes = graph.ty(node.outputs[1]).bytes();
+        Some(Partial { bytes: 7 * 2 * bytes, results: vec![(1, 0), (2, bytes)] })
+    }
+
+    fn deferred(&self) -> Deferred {
+        Deferred { most: 20_000, stays: 3 }
+    }
+}
+
+/// Plans of such a device, here: what is left is whole, and is added to what earlier micro-steps left.
+#[test]
+fn sums_left_in_parts_are_the_same() {
+    let trained = |target: &dyn graph::Target, threads: usize| {
+        let model = with_drawn_head(small_vit(0.2).build(8, common::smoothed(), dtype::<f32>()).unwrap());
+        let settings = Settings { accumulates: true, ..common::settings(target) };
+        let mut rig = Rig::<f32>::new(common::compiled_with(model, &settings), threads);
+        for step in 0..3 {
+            for micro in 0..3 {
+                let which = Program::micro_step(micro, 3);
+                (rig.header.step, rig.header.first_sample) = (step, 8 * micro as u64);
+                rig.fill(which);
+                rig.run(which);
+            }
+            rig.run(Which::Update);
+        }
+        (rig.has(|op| matches!(op, Op::AddUp { starts } if !starts.is_empty())), rig.tensors(|_| true))
+    };
+    let (none, plain) = trained(&cpu::Target { threads: 1 }, 1);
+    assert!(!none);
+    for threads in [1, 2, 3] {
+        let (some, wide) = trained(&Wide(cpu::Target { threads }), threads);
+        assert!(some && wide == plain, "{threads} threads");
     }
 }

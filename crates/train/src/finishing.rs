@@ -233,7 +233,7 @@ mod tests {
             program::<f32>(&run, run.batch).unwrap(),
             program_with::<f32>(&run, run.batch, Some(&finishing)).unwrap(),
         );
-        for plan in bytes.plans() {
+        for plan in bytes.plans().into_iter().filter(|plan| !plan.steps.is_empty()) {
             plan.check().unwrap();
             let names: Vec<&str> = plan.inputs.iter().map(|v| plan.values[*v].name.as_str()).collect();
             let begins = names.first() == Some(&"pixels") && names.get(1) == Some(&"choices");

@@ -102,7 +102,7 @@ pub unsafe fn accumulate<T: Float>(cx: &Context<'_, T>) {
 /// Sums that other devices make of parts: here the first part is all.
 pub unsafe fn add_up<T: Float>(cx: &Context<'_, T>, starts: &[usize]) {
     let count = cx.step.outputs.len();
-    for index in 0..count {
+    cx.each(count, |index, _| {
         let (whole, out) = (cx.input(index).data, cx.output(index).data);
         let start = starts.iter().position(|of| *of == index).map(|start| cx.input(count + start).data);
         // SAFETY: parts are only read and lie apart from sums; a sum so far lies where the new one does, or apart.
@@ -115,7 +115,7 @@ pub unsafe fn add_up<T: Float>(cx: &Context<'_, T>, starts: &[usize]) {
                 kernels::add_assign(out.write(), whole.read());
             }
         }
-    }
+    });
 }
 
 pub unsafe fn layer_norm<T: Float>(cx: &Context<'_, T>, eps: f64, add: bool) {

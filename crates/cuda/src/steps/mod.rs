@@ -118,7 +118,7 @@ impl Target {
 }
 
 /// Bytes of partial sums that wait at most, and for how many steps they are left alone while they are added up.
-const DEFERRED: Deferred = Deferred { most: 8 << 20, stays: 8 };
+const DEFERRED: Deferred = Deferred { most: 8 << 20, stays: 24 };
 
 /// Optimizers and averages, which one launch makes of all parameters.
 pub fn is_optimizer(op: &Op) -> bool {

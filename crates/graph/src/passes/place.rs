@@ -157,6 +157,8 @@ struct Buffer {
     offset: usize,
     /// It was at this offset before anything was packed.
     fixed: bool,
+    /// It lies behind all others, and shares memory with its like alone.
+    apart: bool,
 }
 
 /// Everything that is placed in the arena. Offsets are found for whole buffers; values that share one by working in
@@ -178,6 +180,8 @@ impl<'a> Buffers<'a> {
     fn parts(&mut self, step: usize, node: usize, partial: &Option<Partial>) -> Option<usize> {
         let Partial { bytes, results } = partial.as_ref()?;
         let buffer = self.push(*bytes, Some(step));
+        // Where a step leaves its parts, others were added up long ago: it waits for nobody who still reads what else was there.
+        self.list[buffer].apart = true;
         let outputs = &self.graph.nodes[node].outputs;
         self.of_value.extend(results.iter().map(|(result, offset)| (outputs[*result], (buffer, *offset))));
         Some(buffer)
@@ -210,7 +214,16 @@ impl<'a> Buffers<'a> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let uses = writer.into_iter().collect();
         let lingers = vec![];
-        self.list.push(Buffer { bytes, writer, uses, lingers, to_the_end: false, offset: 0, fixed: false });
+        self.list.push(Buffer {
+            bytes,
+            writer,
+            uses,
+            lingers,
+            to_the_end: false,
+            offset: 0,
+            fixed: false,
+            apart: false,
+        });
         self.list.len() - 1
     }
 
@@ -243,7 +256,16 @@ impl<'a> Buffers<'a> {
             let writer = uses.first().copied().filter(|_| anew && !always);
             let bytes = state.ty.bytes().next_multiple_of(ALIGN);
             let lingers = vec![];
-            self.list.push(Buffer { bytes, writer, uses, lingers, to_the_end: true, offset, fixed: true });
+            self.list.push(Buffer {
+                bytes,
+                writer,
+                uses,
+                lingers,
+                to_the_end: true,
+                offset,
+                fixed: true,
+                apart: false,
+            });
         }
     }
 
@@ -277,12 +299,19 @@ impl<'a> Buffers<'a> {
         !a.to_the_end && a.uses.iter().chain(&a.lingers).all(before)
     }
 
-    /// Largest first, each at the lowest offset where no buffer alive at the same time lies. Returns the arena's size.
+    /// Those that lie apart behind the others. Returns the arena's size.
     fn pack(&mut self) -> usize {
-        let (mut placed, mut order): (Vec<usize>, Vec<usize>) =
-            (0..self.list.len()).partition(|i| self.list[*i].fixed);
+        let (fixed, free): (Vec<usize>, Vec<usize>) = (0..self.list.len()).partition(|i| self.list[*i].fixed);
+        let (apart, free): (Vec<usize>, Vec<usize>) = free.into_iter().partition(|i| self.list[*i].apart);
+        let arena = fixed.iter().map(|i| self.list[*i].offset + self.list[*i].bytes).max().unwrap_or(0);
+        let arena = arena.max(self.pack_from(0, fixed, free));
+        arena.max(self.pack_from(arena, vec![], apart))
+    }
+
+    /// Largest first, each at the lowest offset from `base` on where no buffer alive at the same time lies. Returns the end of all.
+    fn pack_from(&mut self, base: usize, mut placed: Vec<usize>, mut order: Vec<usize>) -> usize {
         order.sort_by_key(|i| (std::cmp::Reverse(self.list[*i].bytes), *i));
-        let mut arena = placed.iter().map(|i| self.list[*i].offset + self.list[*i].bytes).max().unwrap_or(0);
+        let mut arena = base;
         for index in order {
             let buffer = &self.list[index];
             let mut taken: Vec<(usize, usize)> = placed
@@ -292,7 +321,7 @@ impl<'a> Buffers<'a> {
                 .map(|other| (other.offset, other.offset + other.bytes))
                 .collect();
             taken.sort_unstable();
-            let mut offset = 0;
+            let mut offset = base;
             for (start, end) in taken {
                 if offset + buffer.bytes <= start {
                     break;
