@@ -1,12 +1,15 @@
-"""Attention in bf16, forward and backward: ours beside PyTorch's backends, on one GPU in one run.
+"""Attention, forward and backward: ours beside PyTorch's backends, on one GPU in one run.
 
-    python bench/attention.py BINARY OUT [BATCH,HEADS,TOKENS,HEAD ...]
+    python bench/attention.py BINARY OUT [SHAPE ...]
 
-BINARY is the example `attention` of crates/cuda. Writes OUT/attention.jsonl, OUT/attention.md and OUT/attention.svg.
+BINARY is the example `attention` of crates/cuda, which says what a SHAPE is. Ours and PyTorch's are measured in turn, in several
+rounds of which medians are taken: a GPU that gets warm throttles, and what is measured first is ahead. Writes OUT/attention.jsonl, OUT/attention.md and OUT/attention.svg.
 """
 
 import json
+import math
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -15,59 +18,128 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention 2": SDPBackend.FLASH_ATTENTION}
 CEILING = 790  # TFLOP/s of a large bf16 matmul on an H200
+ROUNDS = 5
+SIDE = torch.cuda.Stream()
+KEYS = ("forward_ms", "backward_ms", "deterministic_backward_ms")
 
 
-def shortest(run, windows=5, ms=20):
-    """Milliseconds of one run: the best window of several, the queue never empty."""
-    for _ in range(3):
-        run()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times, count = [], 1
-    for window in range(windows + 1):
-        start.record()
-        for _ in range(count):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / count)
-        count = max(3, min(200, int(ms / times[-1])))
-    return min(times[1:])
+class Window:
+    """Some runs in a row; milliseconds of one. Short ones are captured, so that they don't wait for Python: runs, and what they need of
+    runs before, belong on `SIDE` then."""
+
+    SHORT = 0.4
+
+    def __init__(self, run, ms=6.0):
+        self.run, self.graph = run, None
+        self.count = 3
+        self.measure()
+        alone = self.measure()
+        self.count = max(3, min(100, int(ms / alone)))
+        if alone < self.SHORT:
+            SIDE.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=SIDE):
+                for _ in range(self.count):
+                    run()
+            self.graph = graph
+
+    def measure(self):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(SIDE):
+            for timed in (False, True):
+                if timed:
+                    start.record()
+                if self.graph:
+                    self.graph.replay()
+                else:
+                    for _ in range(self.count if timed else 2):
+                        self.run()
+            end.record()
+        SIDE.synchronize()
+        return start.elapsed_time(end) / self.count
 
 
-def peer(shape, backend):
-    batch, heads, tokens, head = shape
+def parse(text):
+    """Four numbers and words."""
+    parts = text.split(",")
+    return [int(n) for n in parts[:4]], parts[4:]
+
+
+def windows(text, backend):
+    """What is measured of a peer, by its key."""
+    (batch, heads, tokens, head), words = parse(text)
+    dtype = torch.float16 if "fp16" in words else torch.bfloat16
+    rate = 0.1 if "drop" in words else 0.0
     torch.manual_seed(0)
-    packed = torch.randn(batch, tokens, 3, heads, head, device="cuda", dtype=torch.bfloat16)
+    packed = torch.randn(batch, tokens, 3, heads, head, device="cuda", dtype=dtype)
     q, k, v = (x.detach().requires_grad_(True) for x in packed.permute(2, 0, 3, 1, 4).unbind(0))
-    dout = torch.randn(batch, tokens, heads, head, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    dout = torch.randn(batch, tokens, heads, head, device="cuda", dtype=dtype).transpose(1, 2)
+    torch.cuda.synchronize()
+    all = {}
     with sdpa_kernel(backend):
 
         def forward():
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=rate)
 
         with torch.no_grad():
-            times = {"forward_ms": shortest(forward)}
-        out = forward()
+            all["forward_ms"] = Window(forward)
+        with torch.cuda.stream(SIDE):
+            out = forward()
 
         def backward():
             return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
 
-        times["backward_ms"] = shortest(backward)
-        torch.use_deterministic_algorithms(True)
+        def deterministic():
+            torch.use_deterministic_algorithms(True)
+            try:
+                return backward()
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+        all["backward_ms"] = Window(backward)
+        all["deterministic_backward_ms"] = Window(deterministic)
+    return all
+
+
+class Ours:
+    def __init__(self, binary):
+        self.process = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def measure(self, text):
+        print(text, file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+
+def compare(text, ours):
+    record = {"shape": text, "ours": ours.measure(text)}
+    if "error" in record["ours"]:
+        return record
+    peers = {}
+    for name, backend in BACKENDS.items():
         try:
-            times["deterministic_backward_ms"] = shortest(backward)
+            peers[name] = windows(text, backend)
         except RuntimeError as error:
-            # No such algorithm: never the better one.
-            times["deterministic_backward_ms"] = float("inf")
-            print(f"{backend}, {shape}: {error}", file=sys.stderr)
-        torch.use_deterministic_algorithms(False)
-    return times
+            print(f"{name}, {text}: {str(error)[:300]}", file=sys.stderr)
+            torch.cuda.synchronize()
+    rounds = []
+    for _ in range(ROUNDS):
+        rounds.append({"ours": ours.measure("again")})
+        for name, all in peers.items():
+            rounds[-1][name] = {key: window.measure() for key, window in all.items()}
+    for key in KEYS[:2]:
+        record["ours"][key] = statistics.median(r["ours"][key] for r in rounds)
+    for name, all in peers.items():
+        record[name] = {key: statistics.median(r[name][key] for r in rounds) for key in all}
+    return record
 
 
-def ours(binary, shapes):
-    texts = [",".join(map(str, shape)) for shape in shapes]
-    out = subprocess.run([binary, *texts], check=True, capture_output=True, text=True).stdout
-    return [json.loads(line) for line in out.splitlines()]
+def best(record, key):
+    return min((record[n][key] for n in BACKENDS if key in record.get(n, {})), default=math.inf)
+
+
+def flops(text, key):
+    (batch, heads, tokens, head), _ = parse(text)
+    return (4 if key.startswith("forward") else 10) * batch * heads * tokens * tokens * head
 
 
 def table(records):
@@ -79,16 +151,19 @@ def table(records):
         "|---|---|---|" + "---|" * len(BACKENDS) + "---|",
     ]
     for record in records:
-        mine = record["ours"]
+        mine, text = record["ours"], record["shape"]
+        if "error" in mine:
+            lines.append(f"| {text} | {mine['error']} |")
+            continue
         cells = []
         for name in BACKENDS:
-            p = record[name]
-            cells.append(f"{p['forward_ms']:.3f} / {p['backward_ms']:.3f} ({p['deterministic_backward_ms']:.3f})")
-        best = [min(record[n][k] for n in BACKENDS) for k in ("forward_ms", "backward_ms", "deterministic_backward_ms")]
-        ratios = (best[0] / mine["forward_ms"], best[1] / mine["backward_ms"], best[2] / mine["backward_ms"])
-        rates = (mine["forward_tflops"] / CEILING, mine["backward_tflops"] / CEILING)
+            p = record.get(name, {})
+            cell = [f"{p[key]:.3f}" if key in p else "–" for key in KEYS]
+            cells.append(f"{cell[0]} / {cell[1]} ({cell[2]})")
+        ratios = [best(record, key) / mine[own] for key, own in zip(KEYS, (*KEYS[:2], KEYS[1]))]
+        rates = [flops(text, key) / mine[key] / 1e9 / CEILING for key in KEYS[:2]]
         lines.append(
-            f"| {', '.join(map(str, record['shape']))} | {mine['forward_ms']:.3f} / {mine['backward_ms']:.3f} "
+            f"| {text.replace(',', ', ')} | {mine['forward_ms']:.3f} / {mine['backward_ms']:.3f} "
             f"| {rates[0]:.0%} / {rates[1]:.0%} | {' | '.join(cells)} "
             f"| {ratios[0]:.2f}× / {ratios[1]:.2f}× ({ratios[2]:.2f}×) |"
         )
@@ -96,8 +171,14 @@ def table(records):
 
 
 def figure(records):
-    """TFLOP/s over length, one panel for each head size and pass."""
-    heads = sorted({r["shape"][3] for r in records if sum(o["shape"][3] == r["shape"][3] for o in records) > 2})
+    """TFLOP/s over length, one panel for each head size and pass; of each length what has most of work."""
+    most = {}
+    for r in records:
+        (b, h, t, d), words = parse(r["shape"])
+        if not words and "error" not in r["ours"]:
+            most[d, t] = max(most.get((d, t), (0, None)), (b * h, r), key=lambda pair: pair[0])
+    sizes = [d for d, _ in most]
+    heads = sorted({d for d in sizes if sizes.count(d) > 3})
     width, height, gap = 330, 220, 50
     names = ["ours", *BACKENDS]
     colours = dict(zip(names, ["#c0392b", "#2c7fb8", "#7f8c8d"]))
@@ -107,14 +188,12 @@ def figure(records):
         f'<rect width="{size[0]}" height="{size[1]}" fill="white"/>',
     ]
     for column, head in enumerate(heads):
-        some = sorted((r for r in records if r["shape"][3] == head), key=lambda r: r["shape"][2])
-        low, high = some[0]["shape"][2], some[-1]["shape"][2]
-        for row, (name, flops) in enumerate((("forward", 4), ("backward", 10))):
+        some = [(t, r) for (d, t), (_, r) in sorted(most.items()) if d == head]
+        low, high = some[0][0], some[-1][0]
+        for row, name in enumerate(("forward", "backward")):
             left, top = gap + column * (width + gap), 30 + row * (height + gap)
 
             def x(tokens):
-                import math
-
                 return left + width * math.log(tokens / low) / max(math.log(high / low), 1e-9)
 
             def y(rate):
@@ -125,17 +204,15 @@ def figure(records):
             for rate in range(0, CEILING, 200):
                 out.append(f'<text x="{left - 4}" y="{y(rate) + 4:.0f}" text-anchor="end">{rate}</text>')
                 out.append(f'<path d="M{left} {y(rate):.0f}h{width}" stroke="#ddd"/>')
-            for r in some:
+            for t, _ in some:
                 out.append(
-                    f'<text x="{x(r["shape"][2]):.0f}" y="{top + height + 13}" text-anchor="middle" font-size="9">'
-                    f'{r["shape"][2]}</text>'
+                    f'<text x="{x(t):.0f}" y="{top + height + 13}" text-anchor="middle" font-size="9">{t}</text>'
                 )
             for which in names:
                 points = []
-                for r in some:
-                    b, h, t, d = r["shape"]
-                    ms = r[which][f"{name}_ms"]
-                    points.append(f"{x(t):.1f},{y(flops * b * h * t * t * d / ms / 1e9):.1f}")
+                for t, r in some:
+                    ms = r.get(which, {}).get(f"{name}_ms", math.inf)
+                    points.append(f"{x(t):.1f},{y(flops(r['shape'], name) / ms / 1e9):.1f}")
                 out.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colours[which]}" stroke-width="1.8"/>')
     for i, which in enumerate(names):
         out.append(f'<text x="{gap + 140 * i}" y="{size[1] - 8}" fill="{colours[which]}">{which}</text>')
@@ -143,14 +220,12 @@ def figure(records):
 
 
 def main(binary, target, *texts):
-    target = pathlib.Path(target)
-    shapes = [[int(n) for n in text.split(",")] for text in texts]
+    target, ours = pathlib.Path(target), Ours(binary)
     records = []
     with open(target / "attention.jsonl", "w") as lines:
-        for shape, mine in zip(shapes, ours(binary, shapes), strict=True):
-            record = {"shape": shape, "ours": mine, **{name: peer(shape, b) for name, b in BACKENDS.items()}}
-            records.append(record)
-            print(json.dumps(record), file=lines, flush=True)
+        for text in texts:
+            records.append(compare(text, ours))
+            print(json.dumps(records[-1]), file=lines, flush=True)
             torch.cuda.empty_cache()
     (target / "attention.md").write_text(table(records))
     (target / "attention.svg").write_text(figure(records))

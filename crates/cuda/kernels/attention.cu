@@ -365,7 +365,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
                 float2 log_sum = *reinterpret_cast<const float2*>(log_sums + query + 2 * t);
                 float2 delta = *reinterpret_cast<const float2*>(deltas + query + 2 * t);
                 u32 stay =
-                    DROP ? kept_transposed<T>(stream, s.head % heads, key_tile, s.queries * SIDE + query, threshold) : 0;
+                    DROP ? kept_transposed(stream, s.head % heads * T + s.queries * SIDE + query, key_tile, threshold) : 0;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float x = exp2_fast(fmaf(p[j][i], scale, i % 2 ? -log_sum.y : -log_sum.x));

@@ -93,13 +93,12 @@ struct KeptKeys {
     }
 };
 
-// Which elements of a 16×8 tile of Pᵀ stay, of head h's queries from `query` on: bit i for element i of this thread. Four threads
-// that hold keys of the same blocks draw one block each.
-template <int T>
-__device__ __forceinline__ u32 kept_transposed(const Stream& stream, int h, int key_tile, int query, u32 threshold) {
+// Which elements of a 16×8 tile of Pᵀ stay, of queries whose draws `token` names from the first on: bit i for element i of this
+// thread. Four threads that hold keys of the same blocks draw one block each.
+__device__ __forceinline__ u32 kept_transposed(const Stream& stream, u32 token, int key_tile, u32 threshold) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = g % 4;
     u32 block = key_tile * 4 + 2 * (own % 2) + g / 4;
-    u32 bits = kept(stream, h * T + query + 2 * t + own / 2, block, threshold) << (4 * own);
+    u32 bits = kept(stream, token + 2 * t + own / 2, block, threshold) << (4 * own);
     bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
     bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
     bits >>= own;

@@ -1,4 +1,4 @@
-// Softmax attention over any number of tokens for Hopper, in the manner of FlashAttention-3. Without dropout. sm_90a only.
+// Softmax attention over any number of tokens for Hopper, in the manner of FlashAttention-3. sm_90a only.
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. qkv is (B,T,3C): queries, keys and values of a token lie side by
 // side, head h at h·D of each.
@@ -7,7 +7,7 @@
 // A block has GROUPS warpgroups with a tile of 64 queries each, and a warp that fetches. They go through keys and values together,
 // KEYS at a time; the last are TAIL, up to a multiple of 16. Scores of the next keys are computed while those before become
 // probabilities. With TURNS, warpgroups start their matmuls in turns, so that one's exponentials run beside another's matmuls.
-template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS> struct Flash {
+template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS, bool DROP> struct Flash {
     using S = Strips<D>;
     static constexpr int QUERY_TILE = S::tile(64), KEY_TILE = S::tile(KEYS);
     static constexpr int AT_KEYS = 2 * GROUPS * QUERY_TILE, BARRIERS = AT_KEYS + 2 * STAGES * KEY_TILE;
@@ -15,6 +15,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
 
     const TensorMap* out_map;
     float* lse;
+    Drops drops;
     int tokens, heads, items;
     u32 shared;
 
@@ -139,10 +140,14 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         close_products();
     }
 
-    // What a thread holds of its tile of queries.
+    // What a thread holds of its tile of queries. With DROP, where their draws are.
     struct Tile {
         float o[D / 2], top[2], sum[2];
         u32 p[KEYS / 16][4];
+        Stream stream;
+        u32 token;
+
+        __device__ __forceinline__ Tile(const Stream& stream, u32 token) : stream(stream), token(token) {}
     };
 
     // The first tile of keys, N of them.
@@ -152,6 +157,8 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         take_turn(group);
         score(s, group, at.stage);
         pass_turn(group);
+        KeptTiles<N> kept;
+        if constexpr (DROP) kept.draw(x.stream, x.token, 0, drops.threshold);
         wait_products<0>();
         arrived(s);
         warp_arrive(keys_empty(at.stage));
@@ -159,25 +166,29 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             if (key_tiles() == 1) mask(s);
         }
         soften<true>(s, x.top, x.sum, shrink);
+        if constexpr (DROP) kept.apply(s);
         as_left<E, N>(p, s);
     }
 
-    // The values of the tile before, and N keys of the next; the last if LAST.
+    // The values of the tile before, and N keys of the next, number `tile`; the last if LAST.
     template <int N, bool LAST>
-    __device__ __forceinline__ void pass(Tile& x, u32 (&p)[N / 16][4], int group, const Ring<STAGES>& at,
-                                         const Ring<STAGES>& behind, bool add) {
+    __device__ __forceinline__ void pass(Tile& x, u32 (&p)[N / 16][4], int group, int tile, const Ring<STAGES>& at,
+                                         const Ring<STAGES>& behind) {
         float s[N / 2], shrink[2];
         barrier_wait(keys_full(at.stage), at.parity);
         take_turn(group);
         score(s, group, at.stage);
         barrier_wait(values_full(behind.stage), behind.parity);
-        attend(x.o, x.p, behind.stage, add);
+        attend(x.o, x.p, behind.stage, tile > 1);
         pass_turn(group);
+        KeptTiles<N> kept;
+        if constexpr (DROP) kept.draw(x.stream, x.token, tile * (KEYS / 16), drops.threshold);
         wait_products<1>();
         arrived(s);
         warp_arrive(keys_empty(at.stage));
         if constexpr (LAST) mask(s);
         soften<false>(s, x.top, x.sum, shrink);
+        if constexpr (DROP) kept.apply(s);
         wait_products<0>();
         arrived(x.o);
         warp_arrive(values_empty(behind.stage));
@@ -198,7 +209,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             float total = x.sum[half];
             total += __shfl_xor_sync(0xffffffffu, total, 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
-            factor[half] = 1.0f / total;
+            factor[half] = (DROP ? drops.keep_scale : 1.0f) / total;
             const int query = row + lane / 4 + 8 * half;
             if (lane % 4 == 0 && query < tokens)
                 lse[(i64)head * tokens + query] = x.top[half] * score_scale<D>() + logf(total);
@@ -240,7 +251,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
                 continue;
             }
             const int row = first + 16 * warp;
-            Tile x;
+            Tile x(draws<DROP>(drops.header, drops.site, head / heads), head % heads * tokens + row + threadIdx.x % 32 / 4);
             u32 p[TAIL / 16][4];
             barrier_wait(queries_full(group), round & 1);
             if (tiles == 1) {
@@ -255,11 +266,11 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             at.next();
 #pragma unroll 1
             for (int tile = 1; tile < tiles - 1; tile++) {
-                pass<KEYS, false>(x, x.p, group, at, behind, tile > 1);
+                pass<KEYS, false>(x, x.p, group, tile, at, behind);
                 at.next();
                 behind.next();
             }
-            pass<TAIL, true>(x, p, group, at, behind, tiles > 2);
+            pass<TAIL, true>(x, p, group, tiles - 1, at, behind);
             warp_arrive(queries_empty(group));
             finish(x, p, group, head, row, at, true);
             at.next();
@@ -272,12 +283,14 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
 
 // Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of 64 and of KEYS rows, and of the result as
 // (B,T,H,D), tiles of 16 rows.
-template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS>
+template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS, bool DROP>
 __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     attention_flash(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
-                    const __grid_constant__ TensorMap out_map, float* __restrict__ lse, int tokens, int heads, int items) {
+                    const __grid_constant__ TensorMap out_map, float* __restrict__ lse, int tokens, int heads, int items,
+                    const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
     extern __shared__ __align__(1024) u8 shared[];
-    Flash<E, D, GROUPS, KEYS, TAIL, STAGES, TURNS> f;
+    Flash<E, D, GROUPS, KEYS, TAIL, STAGES, TURNS, DROP> f;
+    f.drops.header = header, f.drops.site = site, f.drops.threshold = threshold, f.drops.keep_scale = keep_scale;
     f.out_map = &out_map, f.lse = lse, f.tokens = tokens, f.heads = heads, f.items = items;
     f.shared = shared_address(shared);
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);

@@ -12,34 +12,37 @@ template <typename E> __device__ __forceinline__ void unpack8(const uint4& v, fl
 
 // A block has BLOCK rows of a head, eight lanes have one at a time. With SUM also this block's share of the sums over tokens of
 // dK and dV, a row of `sums` (B·⌈T/BLOCK⌉,3C) for every BLOCK tokens: over a row of probabilities, P sums to 1 and dS to 0, so
-// that dV sums to what dO does, and dK to nothing. Grid: B·⌈T/BLOCK⌉·H, 256 threads.
+// that dV sums to what dO does, and dK to nothing. Grid: B·⌈T/BLOCK⌉·H, 256 threads for every 64 columns.
 template <typename E, int D, bool SUM>
-__global__ void __launch_bounds__(256) flash_grad_start(const E* __restrict__ out, const E* __restrict__ dout,
+__global__ void __launch_bounds__(256 * ceil_div(D, 64)) flash_grad_start(const E* __restrict__ out, const E* __restrict__ dout,
                                                         const float* __restrict__ lse, u32* __restrict__ turns,
                                                         float* __restrict__ log_sums, float* __restrict__ deltas,
                                                         float* __restrict__ sums, int tokens, int heads, int turn_count) {
-    constexpr int UNITS = ceil_div(D, 64), ROUNDS = BLOCK / 32;
-    const i64 index = (i64)blockIdx.x * 256 + threadIdx.x;
+    constexpr int UNITS = ceil_div(D, 64), THREADS = 256 * UNITS, AT_ONCE = THREADS / 8, ROUNDS = BLOCK / AT_ONCE;
+    const i64 index = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (index < turn_count) turns[index] = 0;
     const int lane = threadIdx.x % 8, h = blockIdx.x % heads, piece = blockIdx.x / heads, pieces = ceil_div(tokens, BLOCK);
     const int sample = piece / pieces, first = piece % pieces * BLOCK + threadIdx.x / 8;
+    const i64 head = (i64)sample * heads + h;
     uint4 x[ROUNDS][UNITS], y[ROUNDS][UNITS];
+    float log_sum[ROUNDS];
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++)
+    for (int r = 0; r < ROUNDS; r++) {
+        const int token = first + AT_ONCE * r;
+        log_sum[r] = token < tokens ? lse[head * tokens + token] * LOG2E : __int_as_float(0x7f800000);
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
-            const i64 from = (((i64)sample * tokens + first + 32 * r) * heads + h) * D + 64 * i + 8 * lane;
-            const bool there = first + 32 * r < tokens && (D % 64 == 0 || 64 * i + 8 * lane < D);
+            const i64 from = (((i64)sample * tokens + token) * heads + h) * D + 64 * i + 8 * lane;
+            const bool there = token < tokens && (D % 64 == 0 || 64 * i + 8 * lane < D);
             x[r][i] = y[r][i] = make_uint4(0, 0, 0, 0);
             if (there) {
                 x[r][i] = *reinterpret_cast<const uint4*>(out + from);
                 y[r][i] = *reinterpret_cast<const uint4*>(dout + from);
             }
         }
-    const i64 head = (i64)sample * heads + h;
+    }
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-        const int token = first + 32 * r;
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
@@ -52,13 +55,14 @@ __global__ void __launch_bounds__(256) flash_grad_start(const E* __restrict__ ou
 #pragma unroll
         for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (lane == 0) {
-            const i64 to = head * pieces * BLOCK + token;
+            const i64 to = head * pieces * BLOCK + first + AT_ONCE * r;
             deltas[to] = sum;
-            log_sums[to] = token < tokens ? lse[head * tokens + token] * LOG2E : __int_as_float(0x7f800000);
+            log_sums[to] = log_sum[r];
         }
     }
     if constexpr (SUM) {
-        __shared__ __align__(16) float all[8 * 64 * UNITS];
+        constexpr int WARPS = THREADS / 32;
+        __shared__ __align__(16) float all[WARPS * 64 * UNITS];
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
             float sum[8], b[8];
@@ -79,20 +83,21 @@ __global__ void __launch_bounds__(256) flash_grad_start(const E* __restrict__ ou
         }
         __syncthreads();
         float* row = sums + (i64)piece * 3 * heads * D + heads * D + h * D;
-        for (int i = threadIdx.x; i < D; i += 256) {
+        for (int i = threadIdx.x; i < D; i += THREADS) {
             float sum = 0.0f;
 #pragma unroll
-            for (int w = 0; w < 8; w++) sum += all[w * 64 * UNITS + i];
+            for (int w = 0; w < WARPS; w++) sum += all[w * 64 * UNITS + i];
             row[i] = 0.0f;
             row[heads * D + i] = sum;
         }
     }
 }
 
-// A block brings dQ of BLOCK queries to its place, a warp 16 of them. Grid: B·H·⌈T/BLOCK⌉, 256 threads.
+// A block brings dQ of BLOCK queries to its place, a warp 16 of them: the sum of `copies`, in their order, `stride` numbers apart.
+// Grid: B·H·⌈T/BLOCK⌉, 256 threads.
 template <typename E, int D, int HALVES, bool SUM>
 __global__ void flash_grad_end(const float* __restrict__ dq, E* __restrict__ dqkv, float* __restrict__ sums, int tokens,
-                               int heads) {
+                               int heads, int copies, i64 stride) {
     constexpr int QUERIES = 64 * HALVES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = ceil_div(tokens, BLOCK);
     const int head = blockIdx.x / blocks, block = blockIdx.x % blocks, sample = head / heads, h = head % heads;
@@ -105,6 +110,16 @@ __global__ void flash_grad_end(const float* __restrict__ dq, E* __restrict__ dqk
     for (int j = 0; j < D / 8; j++) {
         const float4 y = row < tokens ? *reinterpret_cast<const float4*>(from + 512 * j) : make_float4(0, 0, 0, 0);
         x[4 * j] = y.x, x[4 * j + 1] = y.y, x[4 * j + 2] = y.z, x[4 * j + 3] = y.w;
+    }
+#pragma unroll 2
+    for (int copy = 1; copy < copies; copy++) {
+        from += stride;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            if (row >= tokens) break;
+            const float4 y = *reinterpret_cast<const float4*>(from + 512 * j);
+            x[4 * j] += y.x, x[4 * j + 1] += y.y, x[4 * j + 2] += y.z, x[4 * j + 3] += y.w;
+        }
     }
     const float scale = score_scale<D>();
     store_head_rows<D>(dqkv + (i64)sample * tokens * 3 * heads * D + h * D, 3 * heads * D, row, tokens, x, scale, scale);

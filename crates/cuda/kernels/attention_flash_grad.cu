@@ -1,16 +1,17 @@
 // The gradient of softmax attention over any number of tokens for Hopper, in the manner of FlashAttention-3, with the same bits in
-// every run. Without dropout. sm_90a only.
+// every run. sm_90a only.
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. qkv is (B,T,3C): queries, keys and values of a token lie side by
 // side, head h at h·D of each.
 //
-// flash_grad_start (attention_flash_ends.cu) has computed rowsum(dO ∘ O), and the sums of dK and dV over tokens. dQ is left as f32
+// flash_grad_start (attention_flash_ends.cu) has computed rowsum(dO ∘ O), and the sums of dK and dV over tokens; those of dV with
+// dropout are left to this kernel. dQ is left as f32
 // sums in the order of registers, and flash_grad_end brings it to its place.
 #include "flash.cuh"
 
 // What the kernels leave each other, for every head.
 struct FlashScratch {
-    // A number of the next item, then for each tile of queries how many tiles of keys were added to its dQ.
+    // A number of the next item, then for each tile of queries how many tiles of keys were added to each copy of its dQ.
     u32* turns;
     // log-sum-exp times log2(e) and rowsum(dO ∘ O), for a multiple of BLOCK tokens; of those not there, infinity and 0.
     float *log_sums, *deltas;
@@ -20,15 +21,17 @@ struct FlashScratch {
 // An item is a tile of BLOCK keys of a head, 64 for each of two warpgroups, that goes through the queries, 64·HALVES at a time. A
 // warpgroup computes Pᵀ and dSᵀ of its keys, adds Pᵀ·dO to dV and dSᵀ·Q to dK, leaves dSᵀ in shared memory, and computes its share of
 // dQ = dS·K: 64 queries with two HALVES, else a strip of columns. It adds that to what items of keys before left, once these have:
-// the order of sums is that of keys. With LATER, dQ is computed while the next queries become probabilities. With LONE, the last
+// the order of sums is that of keys. Where heads are few, so that items of one run at the same time, there are several copies of dQ,
+// 2 to the `copies`, for keys in turn: an item waits for the one as many before. flash_grad_end adds them up. With LATER, dQ is computed while the next queries become probabilities. With LONE, the last
 // BLOCK tokens are no more than 64: one warpgroup has no keys there, and the last tile of queries has one half.
 //
 // Three warps do other things: one fetches, one waits for items before, one tells those after. Items are taken in turn; those of a
 // head are as far apart as `group` heads, so that one rarely waits for the one before.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> struct FlashGrad {
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool DROP, bool SUM> struct FlashGrad {
     using S = Strips<D>;
     static_assert(HALVES == 2 ? D <= 64 : D > 64, "");
     static_assert(HALVES == 2 || !LATER, "");
+    static_assert(DROP || !SUM, "");
     static constexpr int QUERIES = 64 * HALVES, STAGES = 2;
     static constexpr int KEY_TILE = S::tile(BLOCK), QUERY_TILE = S::tile(QUERIES);
     static constexpr int SCORES = BLOCK * 128;
@@ -36,14 +39,17 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
     static constexpr int AT_QUERIES = 4 * KEY_TILE, AT_SCORES = AT_QUERIES + 2 * STAGES * QUERY_TILE;
     static constexpr int AT_ROWS = AT_SCORES + 2 * HALVES * SCORES;
     static constexpr int AT_BARRIERS = AT_ROWS + STAGES * 2 * QUERIES * 4, AT_ITEMS = AT_BARRIERS + 16 * 8;
-    static constexpr int SHARED = AT_ITEMS + 16;
+    // With LATER and SUM, for sums of warps; otherwise scores have room for them.
+    static constexpr int AT_SUMS = AT_ITEMS + 16, SHARED = AT_SUMS + (LATER && SUM ? 8 * D * 4 : 0);
     // Columns of dQ that a warpgroup has: with a lone half one strip, of which the last may be zeros.
     static constexpr int COLUMNS = HALVES == 2 ? D : 64;
     static constexpr int FLOATS = QUERIES * D;
 
     const TensorMap* result_map;
     FlashScratch scratch;
-    int tokens, heads, total, group_heads;
+    Drops drops;
+    float* sums;
+    int tokens, heads, total, group_heads, copies;
     u8* shared_bytes;
     u32 shared;
 
@@ -132,8 +138,11 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
         }
     }
 
+    // Which copy of dQ is an item's, and how many keys are added to it before.
+    __device__ __forceinline__ int copy(const Item& item) const { return item.keys & ((1 << copies) - 1); }
+    __device__ __forceinline__ int before(const Item& item) const { return item.keys >> copies; }
     __device__ __forceinline__ u32* turns_of(const Item& item) const {
-        return scratch.turns + 32 + (i64)item.head * query_tiles();
+        return scratch.turns + 32 + (((i64)copy(item) * total + item.head) * query_tiles());
     }
 
     // By one thread: lets the warpgroups add to dQ when all keys before have been added.
@@ -147,10 +156,10 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
             for (int tile = 0; tile < tiles; tile++, count++) {
                 // No warpgroup may be two tiles ahead of those after.
                 if (count > 1) barrier_wait(told(count), parity(count - 2));
-                if (item.keys > 0) {
+                if (before(item) > 0) {
                     u32 done;
                     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(turns + tile) : "memory");
-                    while (done < (u32)item.keys);
+                    while (done < (u32)before(item));
                 }
                 barrier_arrive(turn(count));
             }
@@ -167,7 +176,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
             for (int tile = 0; tile < tiles; tile++, count++) {
                 barrier_wait(added(count), parity(count));
                 asm volatile("fence.acq_rel.gpu;" ::: "memory");
-                asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + tile), "r"(item.keys + 1) : "memory");
+                asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + tile), "r"(before(item) + 1) : "memory");
                 barrier_arrive(told(count));
             }
         }
@@ -203,8 +212,8 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
     // Adds it to what items before left.
     __device__ __forceinline__ void add_queries(Tile& x, int group, const Item& item, int tile, u32 count) const {
         const int thread = threadIdx.x % 128;
-        float* to = scratch.dq + ((i64)item.head * query_tiles() + tile) * FLOATS + group * (HALVES == 2 ? 64 * D : 4096) +
-                    4 * thread;
+        float* to = scratch.dq + (((i64)copy(item) * total + item.head) * query_tiles() + tile) * FLOATS +
+                    group * (HALVES == 2 ? 64 * D : 4096) + 4 * thread;
         barrier_wait(turn(count), parity(count));
 #pragma unroll
         for (int i = 0; i < COLUMNS / 8; i++) {
@@ -213,7 +222,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
             const float *y = x.dq + 4 * i;
             asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};"
                          " @!p st.global.v4.f32 [%0], {%1,%2,%3,%4}; }" ::"l"(to + 512 * i), "f"(y[0]), "f"(y[1]), "f"(y[2]),
-                         "f"(y[3]), "r"(item.keys)
+                         "f"(y[3]), "r"(before(item))
                          : "memory");
         }
         warp_arrive(added(count));
@@ -248,6 +257,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
             score(x.s, group, at.round, at.count, 0);
             close_products();
         }
+        const int key = at.item.keys * BLOCK + 64 * group + 16 * warp + lane / 4;
         const u32 own_values = values(at.round) + 64 * group * 128;
         open_products();
 #pragma unroll
@@ -259,6 +269,14 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
             if (at.count > 0) barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
             start_queries(x, group, at.round_before(), at.count - 1);
         }
+        // Four bits for every eight queries.
+        u32 stay = 0;
+        if constexpr (DROP) {
+            const Stream stream = draws<true>(drops.header, drops.site, at.item.head / heads);
+            const u32 token = at.item.head % heads * tokens + at.tile * QUERIES + 64 * HALF;
+#pragma unroll 4
+            for (int j = 0; j < 8; j++) stay |= kept_transposed(stream, token + 8 * j, key / 16, drops.threshold) << (4 * j);
+        }
         if constexpr (HALF > 0 || !AHEAD) {
             wait_products<LATER && HALF == 0 ? 2 : 1>();
             arrived(p);
@@ -269,7 +287,6 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
 #pragma unroll
             for (int i = 0; i < 4; i++) p[4 * j + i] = exp2_fast(fmaf(p[4 * j + i], scale, i % 2 ? -sum.y : -sum.x));
         }
-        const int key = at.item.keys * BLOCK + 64 * group + 16 * warp + lane / 4;
         if (at.item.keys * BLOCK + BLOCK > tokens) {
             // Keys that aren't there.
 #pragma unroll
@@ -278,6 +295,11 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
         }
         u32 left[4][4], dleft[4][4];
         as_left<E, 64>(left, p);
+        if constexpr (DROP) {
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                left[i / 4][i % 4] &= (stay >> (2 * i) & 1 ? 0xffffu : 0) | (stay >> (2 * i) & 2 ? 0xffff0000u : 0);
+        }
         const bool add = at.tile > 0 || HALF > 0;
         open_products();
 #pragma unroll
@@ -292,7 +314,10 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
         for (int j = 0; j < 8; j++) {
             const float2 delta = *reinterpret_cast<const float2*>(deltas(at.count) + 64 * HALF + 8 * j + 2 * t);
 #pragma unroll
-            for (int i = 0; i < 4; i++) ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 ? delta.y : delta.x));
+            for (int i = 0; i < 4; i++) {
+                if constexpr (DROP) ds[4 * j + i] = stay >> (4 * j + i) & 1 ? ds[4 * j + i] * drops.keep_scale : 0.0f;
+                ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 ? delta.y : delta.x));
+            }
         }
         as_left<E, 64>(dleft, ds);
         if (HALF == 0 && at.first()) await_staged();
@@ -388,17 +413,36 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
     __device__ __forceinline__ u32 staged_keys(int row, const Place& at) const {
         return (LATER ? scores(at.count + 1) : keys(at.round)) + row * 128;
     }
+    // The sums of dV over these keys, of which a warp has 16 from `token` on.
+    __device__ __forceinline__ void store_sums(const Tile& x, const Place& at, int token) const {
+        float* all = reinterpret_cast<float*>(shared_bytes + (LATER ? AT_SUMS : scores(at.count) - shared));
+        ColumnSums<D> column_sums;
+        column_sums.clear();
+        column_sums.add_to(tokens, token, [&](int j, int i) { return x.dv[4 * j + i]; });
+        // Nobody reads those of the item before any more.
+        asm volatile("bar.sync 2, 256;" ::: "memory");
+        column_sums.store(all + threadIdx.x / 32 * D, drops.keep_scale);
+        asm volatile("bar.sync 2, 256;" ::: "memory");
+        float* row = sums + (((i64)(at.item.head / heads) * key_tiles() + at.item.keys) * 3 + 2) * heads * D + at.item.head % heads * D;
+        for (int i = threadIdx.x; i < D; i += 256) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 8; w++) sum += all[w * D + i];
+            row[i] = sum;
+        }
+    }
     __device__ __forceinline__ void store(const Tile& x, int group, const Place& at) const {
         const int row = 64 * group + threadIdx.x / 32 % 4 * 16, token = at.item.keys * BLOCK + row;
         const u32 to_keys = staged_keys(row, at), to_values = values(at.round) + row * 128;
         // Both warpgroups are through with what is overwritten.
         if constexpr (LATER) barrier_wait(scores_full(at.count), parity(at.count));
         else asm volatile("bar.sync 1, 256;" ::: "memory");
-        const float scale = score_scale<D>();
+        const float scale = score_scale<D>(), keep_scale = DROP ? drops.keep_scale : 1.0f;
         stage_rows<E, D, BLOCK>(to_keys, x.dk, scale, scale);
-        stage_rows<E, D, BLOCK>(to_values, x.dv, 1.0f, 1.0f);
+        stage_rows<E, D, BLOCK>(to_values, x.dv, keep_scale, keep_scale);
         publish();
         __syncwarp();
+        if constexpr (SUM) store_sums(x, at, token);
         if (threadIdx.x % 32 != 0 || token >= tokens) return;
         const int sample = at.item.head / heads, h = at.item.head % heads;
         store_staged<D, BLOCK>(to_keys, *result_map, heads + h, token, sample);
@@ -449,17 +493,20 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE> stru
 
 // Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of BLOCK and of 64·HALVES rows, and of dO as
 // (B,T,H,D); that of the result, as qkv, of tiles of 16 rows.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE>
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool DROP, bool SUM>
 __global__ void __launch_bounds__(384, 1)
     flash_grad(const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap query_map,
                const __grid_constant__ TensorMap dout_map, const __grid_constant__ TensorMap result_map,
                u32* turns, float* __restrict__ log_sums, float* __restrict__ deltas, float* dq, int tokens, int heads, int total,
-               int group_heads) {
+               int group_heads, int copies, float* sums, const Header* __restrict__ header, u32 site, u32 threshold,
+               float keep_scale) {
     extern __shared__ __align__(1024) u8 shared[];
-    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE> f;
+    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE, DROP, SUM> f;
+    f.drops.header = header, f.drops.site = site, f.drops.threshold = threshold, f.drops.keep_scale = keep_scale;
+    f.sums = sums;
     f.result_map = &result_map;
     f.scratch.turns = turns, f.scratch.log_sums = log_sums, f.scratch.deltas = deltas, f.scratch.dq = dq;
-    f.tokens = tokens, f.heads = heads, f.total = total, f.group_heads = group_heads;
+    f.tokens = tokens, f.heads = heads, f.total = total, f.group_heads = group_heads, f.copies = copies;
     f.shared_bytes = shared, f.shared = shared_address(shared);
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) f.init();

@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
                     delta[i] = real ? deltas[at.statistics() + query + 2 * t + i] : 0.0f;
                 }
                 u32 stay =
-                    DROP ? kept_transposed<T>(stream, at.h, blockIdx.y * WARPS + at.warp, query, threshold) : 0;
+                    DROP ? kept_transposed(stream, at.h * T + query, blockIdx.y * WARPS + at.warp, threshold) : 0;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float x = exp2_fast(fmaf(p[j][i], scale * LOG2E, -log_sum[i % 2]));

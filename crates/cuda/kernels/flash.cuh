@@ -10,6 +10,45 @@
 // Tokens of a block's keys, and of one row of partial column sums.
 constexpr int BLOCK = 128;
 
+// What dropout takes: where draws begin, and what kept probabilities are multiplied by.
+struct Drops {
+    const Header* header;
+    u32 site, threshold;
+    float keep_scale;
+};
+
+// Which keys of N stay, for this thread's two queries: eight bits for every 16 of them, as KeptKeys has them.
+template <int N> struct KeptTiles {
+    static constexpr int TILES = N / 16, WORDS = ceil_div(TILES, 4);
+    u32 words[WORDS];
+
+    // Of a tile of queries whose first row's draws `token` names, and keys from tile `first` on.
+    __device__ __forceinline__ void draw(const Stream& stream, u32 token, int first, u32 threshold) {
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) {
+            words[w] = 0;
+#pragma unroll 2
+            for (int i = 0; i < 4 && 4 * w + i < TILES; i++)
+                words[w] |= KeptKeys(stream, token, first + 4 * w + i, threshold).bits << (8 * i);
+        }
+    }
+    // What goes becomes 0.
+    __device__ __forceinline__ void apply(float (&s)[N / 2]) const {
+        const int lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const u32 stay = __shfl_sync(0xffffffffu, words[w], (lane & ~3) | (2 * side + t / 2)) >> (2 * (t % 2));
+#pragma unroll
+                for (int i = 0; i < 16; i++) {
+                    const int tile = 4 * w + i / 4, e = i % 4;
+                    if (tile < TILES && !(stay >> (8 * (i / 4) + 4 * (e / 2) + e % 2) & 1)) s[8 * tile + 4 * side + e] = 0.0f;
+                }
+            }
+    }
+};
+
 template <int D> struct Strips {
     static_assert(D % 8 == 0 && D <= 128, "");
     static constexpr int COUNT = ceil_div(D, 64);

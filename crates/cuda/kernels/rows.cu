@@ -201,7 +201,11 @@ struct PartialSum {
     int block;
 };
 
-// Adds up the partial sums of many sums, each row by row in the same order. A block has 32 columns of one of them.
+// Columns from which on a sum is wide.
+constexpr int WIDE_SUM = 16384;
+
+// Adds up the partial sums of many sums, each row by row in the same order. A block has 32 columns of one of them; of a wide one
+// 1024, a thread each.
 __global__ void __launch_bounds__(1024) sum_parts(const PartialSum* sums, int count) {
     __shared__ float shared[32][33];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = 0;
@@ -210,6 +214,15 @@ __global__ void __launch_bounds__(1024) sum_parts(const PartialSum* sums, int co
         own += __popc(__ballot_sync(0xffffffffu, begun));
     }
     const PartialSum s = sums[own];
+    if (s.columns >= WIDE_SUM) {
+        const int column = (blockIdx.x - s.block) * 1024 + threadIdx.x;
+        if (column >= s.columns) return;
+        float sum = s.start ? s.start[column] : 0.0f;
+#pragma unroll 8
+        for (int row = 0; row < s.rows; row++) sum += s.parts[(i64)row * s.stride + column];
+        s.out[column] = sum;
+        return;
+    }
     int first = (blockIdx.x - s.block) * 32;
     float sum = 0.0f;
     if (first + lane < s.columns)

@@ -11,6 +11,44 @@ template <int ROWS, int COLUMNS, int D> struct Wide {
     static constexpr int BYTES = SIDE * Rows<D>::BYTES, ALL = COUNT * BYTES;
 };
 
+// The sums so far of a tile of queries and N tiles of keys: rows `first_query` on and columns `first_key` on of (T,T), those that are there.
+// All are loaded before any is stored: one by one, each would wait for the memory.
+template <int T, int N> struct BiasSums {
+    float x[2 * N][4];
+
+    template <typename F> static __device__ __forceinline__ void each(float* sums, int first_query, int first_key, F pair) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int query = first_query + lane / 4 + 8 * i, key = first_key + 8 * j + lane % 4 * 2;
+                if (query < T && key < T) pair(sums + query * T + key, j, 2 * i, key + 1 < T);
+            }
+    }
+    __device__ __forceinline__ void load(float* sums, int first_query, int first_key) {
+        each(sums, first_query, first_key, [&](const float* at, int j, int e, bool both) {
+            if constexpr (T % 2 == 0) {
+                const float2 v = *reinterpret_cast<const float2*>(at);
+                x[j][e] = v.x, x[j][e + 1] = v.y;
+            } else {
+                x[j][e] = at[0];
+                if (both) x[j][e + 1] = at[1];
+            }
+        });
+    }
+    __device__ __forceinline__ void store(float* sums, int first_query, int first_key) const {
+        each(sums, first_query, first_key, [&](float* at, int j, int e, bool both) {
+            if constexpr (T % 2 == 0) {
+                *reinterpret_cast<float2*>(at) = make_float2(x[j][e], x[j][e + 1]);
+            } else {
+                at[0] = x[j][e];
+                if (both) at[1] = x[j][e + 1];
+            }
+        });
+    }
+};
+
 // dQ, the sums of dS and those over tokens, and for window_grad_keys each query's log-sum-exp (in powers of two) and rowsum(P ∘ dP).
 // A block has one head and one piece of the queries of `per` windows. Its sums of dS grow in bias_parts (blocks, H, T, T), where each
 // thread finds what it left itself; all others go to rows of token_parts (blocks·pieces, 2C+H). Grid: (H, windows / per, pieces).
@@ -107,20 +145,20 @@ __global__ void __launch_bounds__(Squares<ROWS* COLUMNS>::THREADS, D <= 32 ? 3 :
         float dq[D / 8][4] = {};
 #pragma unroll 1
         for (int part = 0; part < COUNT; part++) {
+            BiasSums<T, N> so_far = {};
+            if (window > begin) so_far.load(summed, first, part * SIDE);
             attend(part, p, ds);
 #pragma unroll
             for (int j = 0; j < 2 * N; j++) {
-                const int key = part * SIDE + 8 * j + 2 * t;
-                float2 k = *reinterpret_cast<const float2*>(key_scales + key);
+                float2 k = *reinterpret_cast<const float2*>(key_scales + part * SIDE + 8 * j + 2 * t);
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     float d = p[j][e] * sum[e / 2] * (ds[j][e] - delta[e / 2]);
-                    const int query = first + g + 8 * (e / 2);
-                    float* to = summed + (i64)query * T + key + e % 2;
-                    if (query < T && key + e % 2 < T) *to = window == begin ? d : *to + d;
+                    so_far.x[j][e] += d;
                     ds[j][e] = d * (e % 2 ? k.y : k.x);
                 }
             }
+            so_far.store(summed, first, part * SIDE);
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 u32 a[4];

@@ -80,8 +80,8 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let launches = match (way, backward) {
         (Way::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
         (Way::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
-        (Way::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element)]),
-        (Way::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, sum).to_vec()),
+        (Way::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element, drop)]),
+        (Way::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, drop, sum).to_vec()),
         (Way::Halves, false) => one(forward(cx, &sizes, element, drop)),
         (Way::Halves, true) => one(gradient(cx, &sizes, element, drop, sum)),
         (Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
@@ -129,7 +129,7 @@ impl Way {
         if !drop && attention_hopper::takes(sizes, dtype, facts) {
             return Way::Resident;
         }
-        if !drop && attention_flash::takes(sizes, dtype, facts) {
+        if attention_flash::takes(sizes, dtype, facts) {
             return Way::Flash;
         }
         if attention_tf32::takes(sizes, dtype, tf32, facts) {
@@ -332,8 +332,8 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     let partial = sizes.total().min(MAX_BLOCKS) * 2 * sizes.tiles() * 16 * sizes.wide() * 4;
     let dtype = inputs[0].dtype;
     let squares = if dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { 0 } else { partial };
-    let resident = attention_hopper::takes(&sizes, dtype, &Facts::h200());
-    let flash = if drop.is_some() || resident { 0 } else { attention_flash::scratch(&sizes, dtype) };
+    let resident = drop.is_none() && attention_hopper::takes(&sizes, dtype, &Facts::h200());
+    let flash = if resident { 0 } else { attention_flash::scratch(&sizes, dtype) };
     sums.max(squares).max(flash)
 }
 

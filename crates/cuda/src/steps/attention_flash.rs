@@ -1,10 +1,11 @@
-//! Attention by Hopper's warpgroups over any number of tokens, without dropout: `attention_flash*.cu`.
+//! Attention by Hopper's warpgroups over any number of tokens: `attention_flash*.cu`.
 //!
 //! Legend: T tokens, D head size. A tile is 64 queries in the forward pass; a block is 128 tokens in the backward pass.
 
-use super::attention::Sizes;
+use super::attention::{Sizes, drop_args};
 use crate::action::{Address, Arg, Context, Facts, HeadMap, Kernel, Launch, Operand, Source, c_type};
 use graph::DType;
+use graph::op::AttentionDrop;
 
 /// Tokens of a block, and of one row of partial column sums: the kernels' `BLOCK`.
 const BLOCK: usize = 128;
@@ -14,6 +15,10 @@ const MOST_LONE: usize = 640;
 const STORED: usize = 16;
 /// Bytes that the heads of a group may have in the L2 cache: their queries, dO and f32 dQ.
 const GROUP_BYTES: usize = 24 << 20;
+/// Multiprocessors that copies of dQ are counted for: which GPU it will be isn't known when memory is planned.
+const PROCESSORS: usize = 132;
+/// Bytes that copies of dQ may have.
+const COPY_BYTES: usize = 64 << 20;
 /// Words before the turns, for the number of the next item.
 const TURNS_FROM: usize = 32;
 
@@ -54,10 +59,12 @@ struct Forward {
 
 impl Forward {
     /// As measured on an H200: three warpgroups are a quarter faster than two, a tenth with large heads, if there are tiles for them.
-    fn choose(sizes: &Sizes) -> Self {
+    /// Draws of dropout want the registers of two with large heads.
+    fn choose(sizes: &Sizes, drop: bool) -> Self {
         let tiles = sizes.tokens.div_ceil(64);
         let faster = if sizes.head <= 96 { 13 } else { 11 };
-        let three = 10 * tiles.next_multiple_of(3) <= faster * tiles.next_multiple_of(2);
+        let three = 10 * tiles.next_multiple_of(3) <= faster * tiles.next_multiple_of(2)
+            && (!drop || sizes.head <= 96);
         let (groups, keys, stages) = match (sizes.head, three) {
             (..=64, true) => (3, 128, 2),
             (65..=80, true) => (3, 112, 2),
@@ -79,34 +86,36 @@ impl Forward {
         strips(sizes) * rows * 128 + 8 * (2 * self.groups + 4 * self.stages)
     }
 
-    fn kernel(&self, element: &str, sizes: &Sizes) -> Kernel {
+    fn kernel(&self, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
         let (Forward { groups, keys, stages }, Sizes { head, .. }) = (self, sizes);
         let tail = self.tail(sizes);
         Kernel::new(
             Source::AttentionFlash,
-            format!("attention_flash<{element}, {head}, {groups}, {keys}, {tail}, {stages}, true>"),
+            format!("attention_flash<{element}, {head}, {groups}, {keys}, {tail}, {stages}, true, {drop}>"),
         )
     }
 }
 
-pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Launch {
-    let cut = Forward::choose(sizes);
+pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<AttentionDrop>) -> Launch {
+    let cut = Forward::choose(sizes, drop.is_some());
     let items = sizes.total() * sizes.tokens.div_ceil(64 * cut.groups);
     let heads = 3 * sizes.heads;
+    let mut args = vec![
+        map(cx.input(0), sizes, heads, 64),
+        map(cx.input(0), sizes, heads, cut.keys),
+        map(cx.output(0), sizes, sizes.heads, STORED),
+        Arg::Pointer(cx.output(1).address),
+        Arg::I32(sizes.tokens as i32),
+        Arg::I32(sizes.heads as i32),
+        Arg::I32(items as i32),
+    ];
+    args.extend(drop_args(cx, drop));
     Launch {
-        kernel: cut.kernel(element, sizes),
+        kernel: cut.kernel(element, sizes, drop.is_some()),
         grid: [items.min(cx.facts.processors as usize) as u32, 1, 1],
         block: (128 * cut.groups + 128) as u32,
         shared: cut.shared(sizes) as u32,
-        args: vec![
-            map(cx.input(0), sizes, heads, 64),
-            map(cx.input(0), sizes, heads, cut.keys),
-            map(cx.output(0), sizes, sizes.heads, STORED),
-            Arg::Pointer(cx.output(1).address),
-            Arg::I32(sizes.tokens as i32),
-            Arg::I32(sizes.heads as i32),
-            Arg::I32(items as i32),
-        ],
+        args,
     }
 }
 
@@ -137,11 +146,29 @@ impl Gradient {
         sizes.tokens.div_ceil(64 * self.halves)
     }
 
-    /// As the kernel's `SHARED`.
-    fn shared(&self, sizes: &Sizes) -> usize {
+    /// As the kernel's `SHARED`; `sums` says whether it makes those of dV.
+    fn shared(&self, sizes: &Sizes, sums: bool) -> usize {
         let queries = 64 * self.halves;
         let rows = 4 * BLOCK + 4 * queries;
-        strips(sizes) * rows * 128 + 2 * self.halves * BLOCK * 128 + 2 * 2 * queries * 4 + 16 * 8 + 16
+        let sums = if self.later && sums { 8 * sizes.head * 4 } else { 0 };
+        strips(sizes) * rows * 128 + 2 * self.halves * BLOCK * 128 + 2 * 2 * queries * 4 + 16 * 8 + 16 + sums
+    }
+
+    /// Bytes of one copy of dQ.
+    fn dq_bytes(&self, sizes: &Sizes) -> usize {
+        4 * sizes.total() * self.tiles(sizes) * 64 * self.halves * sizes.head
+    }
+
+    /// Copies of dQ as a power of two: as many as items of a head may run at once, where memory allows it.
+    fn copies_log(&self, sizes: &Sizes) -> u32 {
+        let at_once = PROCESSORS.div_ceil(sizes.total()).min(pieces(sizes));
+        let fits = |log: &u32| (1 << log).min(pieces(sizes)) * self.dq_bytes(sizes) <= COPY_BYTES;
+        (0..=at_once.next_power_of_two().ilog2()).rev().find(fits).unwrap_or(0)
+    }
+
+    /// Copies that there are.
+    fn copies(&self, sizes: &Sizes) -> usize {
+        (1 << self.copies_log(sizes)).min(pieces(sizes))
     }
 
     /// Heads whose items follow each other. With more of them an item waits less for the one before, with fewer their dQ stays in
@@ -151,12 +178,13 @@ impl Gradient {
         (GROUP_BYTES / bytes).clamp(1, sizes.total())
     }
 
-    fn kernels(&self, element: &str, sizes: &Sizes, sum: bool) -> [Kernel; 3] {
+    fn kernels(&self, element: &str, sizes: &Sizes, drop: bool, sum: bool) -> [Kernel; 3] {
         let (Gradient { halves, ahead, later, lone }, Sizes { head, .. }) = (self, sizes);
         let (ends, grad) = (Source::AttentionFlashEnds, Source::AttentionFlashGrad);
+        let cut = format!("{halves}, {ahead}, {later}, {lone}, {drop}, {}", drop && sum);
         [
             Kernel::new(ends, format!("flash_grad_start<{element}, {head}, {sum}>")),
-            Kernel::new(grad, format!("flash_grad<{element}, {head}, {halves}, {ahead}, {later}, {lone}>")),
+            Kernel::new(grad, format!("flash_grad<{element}, {head}, {cut}>")),
             Kernel::new(ends, format!("flash_grad_end<{element}, {head}, {halves}, {sum}>")),
         ]
     }
@@ -176,11 +204,12 @@ impl Scratch {
     fn of(sizes: &Sizes) -> Self {
         let cut = Gradient::choose(sizes);
         let tiles = sizes.total() * cut.tiles(sizes);
-        let turns = TURNS_FROM + tiles;
+        let copies = cut.copies(sizes);
+        let turns = TURNS_FROM + copies * tiles;
         let rows = (4 * sizes.total() * pieces(sizes) * BLOCK).next_multiple_of(256);
         let log_sums = (4 * turns).next_multiple_of(256);
         let (deltas, dq) = (log_sums + rows, log_sums + 2 * rows);
-        Scratch { log_sums, deltas, dq, end: dq + 4 * tiles * 64 * cut.halves * sizes.head, turns }
+        Scratch { log_sums, deltas, dq, end: dq + copies * cut.dq_bytes(sizes), turns }
     }
 }
 
@@ -189,9 +218,15 @@ pub(super) fn scratch(sizes: &Sizes, dtype: DType) -> usize {
     if takes_heads(sizes, dtype) { Scratch::of(sizes).end } else { 0 }
 }
 
-pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool) -> [Launch; 3] {
+pub(super) fn gradient(
+    cx: &Context<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+    sum: bool,
+) -> [Launch; 3] {
     let cut = Gradient::choose(sizes);
-    let [start, main, end] = cut.kernels(element, sizes, sum);
+    let [start, main, end] = cut.kernels(element, sizes, drop.is_some(), sum);
     let parts = Scratch::of(sizes);
     let number = |n: usize| Arg::I32(n as i32);
     let [tokens, heads, total] = [sizes.tokens, sizes.heads, sizes.total()].map(number);
@@ -201,10 +236,20 @@ pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool
     let (dqkv, sums) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.parts));
     let queries = 64 * cut.halves;
     let blocks = sizes.total() * pieces(sizes);
+    let stride = cut.dq_bytes(sizes) / 4;
+    let mut args = vec![
+        map(cx.input(0), sizes, 3 * sizes.heads, BLOCK),
+        map(cx.input(0), sizes, 3 * sizes.heads, queries),
+        map(cx.input(3), sizes, sizes.heads, queries),
+        map(cx.output(0), sizes, 3 * sizes.heads, STORED),
+    ];
+    args.extend([turns, log_sums, deltas, dq, tokens, heads, total]);
+    args.extend([number(cut.group(sizes)), number(cut.copies_log(sizes) as usize), sums]);
+    args.extend(drop_args(cx, drop));
     let start = Launch {
         kernel: start,
         grid: [blocks as u32, 1, 1],
-        block: 256,
+        block: 256 * strips(sizes) as u32,
         shared: 0,
         args: vec![out, dout, lse, turns, log_sums, deltas, sums, tokens, heads, number(parts.turns)],
     };
@@ -212,28 +257,15 @@ pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool
         kernel: main,
         grid: [blocks.min(cx.facts.processors as usize) as u32, 1, 1],
         block: 384,
-        shared: cut.shared(sizes) as u32,
-        args: vec![
-            map(cx.input(0), sizes, 3 * sizes.heads, BLOCK),
-            map(cx.input(0), sizes, 3 * sizes.heads, queries),
-            map(cx.input(3), sizes, sizes.heads, queries),
-            map(cx.output(0), sizes, 3 * sizes.heads, STORED),
-            turns,
-            log_sums,
-            deltas,
-            dq,
-            tokens,
-            heads,
-            total,
-            number(cut.group(sizes)),
-        ],
+        shared: cut.shared(sizes, drop.is_some() && sum) as u32,
+        args,
     };
     let end = Launch {
         kernel: end,
         grid: [blocks as u32, 1, 1],
         block: 256,
         shared: 0,
-        args: vec![dq, dqkv, sums, tokens, heads],
+        args: vec![dq, dqkv, sums, tokens, heads, number(cut.copies(sizes)), Arg::I64(stride as i64)],
     };
     [start, main, end]
 }
@@ -246,9 +278,16 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
         let sizes = Sizes { batch: 1, tokens, heads: 1, head };
         for dtype in [DType::Bf16, DType::F16].into_iter().filter(|d| *d == DType::Bf16 || tokens == 577) {
             let Some(element) = c_type(dtype).filter(|_| takes(&sizes, dtype, facts)) else { continue };
-            kernels.push((Forward::choose(&sizes).kernel(element, &sizes), 90));
-            let grad = Gradient::choose(&sizes).kernels(element, &sizes, true);
-            kernels.extend(grad.map(|kernel| (kernel, 90)));
+            let drop = [(577, 64), (257, 88)].contains(&(tokens, head)) && dtype == DType::Bf16;
+            for drop in [false, true].into_iter().filter(|with| !with || drop) {
+                kernels.push((Forward::choose(&sizes, drop).kernel(element, &sizes, drop), 90));
+                let grad = Gradient::choose(&sizes).kernels(element, &sizes, drop, true);
+                kernels.extend(
+                    grad.map(|kernel| (kernel, 90))
+                        .into_iter()
+                        .filter(|(k, _)| !drop || k.name.contains("flash_grad<")),
+                );
+            }
         }
     }
     kernels
@@ -264,13 +303,17 @@ mod tests {
             for tokens in (1..=600).chain([1025, 4097, 16_385, 65_537]) {
                 let sizes = Sizes { batch: 3, tokens, heads: 5, head };
                 assert!(takes(&sizes, DType::Bf16, &Facts::h200()));
-                let forward = Forward::choose(&sizes);
-                assert!(forward.shared(&sizes) <= 232_448, "{sizes:?} {forward:?}");
-                let tail = forward.tail(&sizes);
-                let whole = tokens.div_ceil(forward.keys) - 1;
-                assert!(tail <= forward.keys && (0..16).contains(&(whole * forward.keys + tail - tokens)));
+                for drop in [false, true] {
+                    let forward = Forward::choose(&sizes, drop);
+                    assert!(forward.shared(&sizes) <= 232_448, "{sizes:?} {forward:?}");
+                    let tail = forward.tail(&sizes);
+                    let whole = tokens.div_ceil(forward.keys) - 1;
+                    assert!(
+                        tail <= forward.keys && (0..16).contains(&(whole * forward.keys + tail - tokens))
+                    );
+                }
                 let gradient = Gradient::choose(&sizes);
-                assert!(gradient.shared(&sizes) <= 232_448, "{sizes:?} {gradient:?}");
+                assert!(gradient.shared(&sizes, true) <= 232_448, "{sizes:?} {gradient:?}");
                 assert!((1..=15).contains(&gradient.group(&sizes)));
             }
         }
@@ -285,6 +328,18 @@ mod tests {
     }
 
     #[test]
+    fn few_heads_have_copies_of_their_sums() {
+        let copies = |batch, heads, tokens, head| {
+            let sizes = Sizes { batch, tokens, heads, head };
+            Gradient::choose(&sizes).copies(&sizes)
+        };
+        // One for each block of keys; fewer where memory or heads forbid it; one where heads fill the GPU.
+        assert_eq!([copies(1, 12, 1025, 64), copies(1, 16, 257, 80)], [9, 3]);
+        assert_eq!([copies(1, 12, 4097, 64), copies(4, 12, 1025, 64)], [4, 4]);
+        assert_eq!([copies(64, 12, 577, 64), copies(8, 12, 4097, 64)], [1, 1]);
+    }
+
+    #[test]
     fn working_memory_grows_with_the_tokens_alone() {
         let bytes = |tokens| scratch(&Sizes { batch: 2, tokens, heads: 12, head: 64 }, DType::Bf16);
         // f32 dQ, and two numbers a token.
@@ -296,6 +351,6 @@ mod tests {
     #[test]
     fn other_gpus_have_none() {
         assert!(kernels(&Facts { capability: (10, 0), ..Facts::h200() }).is_empty());
-        assert_eq!(kernels(&Facts::h200()).len(), 20);
+        assert_eq!(kernels(&Facts::h200()).len(), 24);
     }
 }

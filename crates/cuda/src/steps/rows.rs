@@ -313,6 +313,8 @@ fn sum_columns(x: &Operand, start: Option<Address>, out: Address, parts: Address
 const SUM_BYTES: usize = 40;
 /// Columns of a block of `sum_parts`.
 const SUM_COLUMNS: usize = 32;
+/// Columns from which on a thread has one to itself, as the kernel's `WIDE_SUM`.
+const WIDE_SUM: usize = 16_384;
 
 /// One launch that makes all these sums.
 pub fn sum_parts(sums: &[PartialSum], constants: &mut Constants) -> Action {
@@ -322,7 +324,7 @@ pub fn sum_parts(sums: &[PartialSum], constants: &mut Constants) -> Action {
         [parts, start.unwrap_or(0), out].iter().for_each(|word| table.extend(word.to_le_bytes()));
         let sizes = [rows, stride, columns, blocks].map(|n| n as i32);
         sizes.iter().for_each(|n| table.extend(n.to_le_bytes()));
-        blocks += columns.div_ceil(SUM_COLUMNS);
+        blocks += columns.div_ceil(if columns >= WIDE_SUM { 1024 } else { SUM_COLUMNS });
     }
     let args = vec![Arg::Pointer(constants.put(&table)), Arg::I32(sums.len() as i32)];
     launch(Source::Rows, "sum_parts".into(), [blocks, 1, 1], 1024, args)

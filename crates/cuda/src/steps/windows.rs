@@ -18,7 +18,7 @@ const RESIDENT: (usize, usize) = (12, 8);
 /// Multiprocessors that backward passes are cut for.
 const PROCESSORS: usize = 132;
 /// Bytes of partial sums of the position bias, unless those of one share of the windows are more.
-const BIAS_PARTS: usize = 24 << 20;
+const BIAS_PARTS: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {

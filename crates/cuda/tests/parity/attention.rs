@@ -56,7 +56,9 @@ fn every_length() {
     let above = [32, 64, 80, 128].into_iter().flat_map(move |head| {
         odd.map(|tokens| all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, 1)], 0.0))
     });
-    compare_all(lengths(1, 600, 80).chain(lengths(257, 600, 64)).chain(above), is_half);
+    let dropped = [(577, 64), (1025, 64), (769, 80), (1025, 128)]
+        .map(|(tokens, head)| all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, 1)], 0.3));
+    compare_all(lengths(1, 600, 80).chain(lengths(257, 600, 64)).chain(above).chain(dropped), is_half);
 }
 
 /// Heads that are wholly in shared memory: a kernel of its own for every length.
@@ -75,8 +77,10 @@ fn every_head_size() {
             all(&format!("{tokens} tokens, all head sizes"), cases, rate)
         })
     };
-    // More heads than twice a GPU's multiprocessors: blocks go from one head to the next.
+    // More heads than twice a GPU's multiprocessors: blocks go from one head to the next. Blocks of keys that share one sum of
+    // dQ, or some of several.
     let many = [(50, 16, 200), (65, 8, 320), (129, 8, 150), (50, 72, 150), (65, 72, 150)];
+    let many = many.into_iter().chain([(300, 64, 70), (300, 72, 70), (1025, 64, 20), (600, 128, 30)]);
     let many = many.map(|case| all(&format!("{case:?}"), vec![case], 0.0));
     compare_all(sizes(0.0).chain(sizes(0.3)).chain(many), is_half);
 }
@@ -85,8 +89,10 @@ fn every_head_size() {
 #[test]
 #[ignore = "needs a GPU"]
 fn sums_over_keys_repeat() {
-    for (tokens, head) in [(577, 64), (2049, 64), (1025, 80), (1025, 128)] {
-        let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, 12)], 0.0);
+    for (tokens, head, heads) in
+        [(577, 64, 12), (2049, 64, 12), (1025, 80, 12), (1025, 128, 12), (577, 64, 70)]
+    {
+        let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, heads)], 0.1);
         let gradients = || Gpu::of_graph(&build(DType::F32), Arithmetic::Bf16).unwrap().gradients().unwrap();
         let first = gradients();
         for _ in 0..3 {

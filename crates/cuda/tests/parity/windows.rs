@@ -15,8 +15,8 @@ fn flat(d: &mut Draft, map: ValueId) -> ValueId {
 /// Map, window, shift, heads, head size.
 type Case = ([usize; 2], [usize; 2], [usize; 2], usize, usize);
 
-/// Whole windows, shifted and padded ones, wide ones, odd ones.
-const ATTENTIONS: [Case; 12] = [
+/// Whole windows, shifted and padded ones, wide ones, odd ones; so many that a block has several.
+const ATTENTIONS: [Case; 14] = [
     ([16, 16], [8, 8], [0, 0], 3, 32),
     ([16, 24], [8, 8], [4, 4], 2, 32),
     ([50, 76], [8, 8], [4, 4], 2, 32),
@@ -29,6 +29,8 @@ const ATTENTIONS: [Case; 12] = [
     ([5, 7], [3, 5], [1, 2], 3, 16),
     ([8, 8], [4, 4], [2, 2], 6, 24),
     ([24, 24], [24, 24], [0, 0], 1, 32),
+    ([96, 96], [12, 12], [6, 6], 4, 32),
+    ([96, 96], [9, 9], [4, 4], 3, 32),
 ];
 
 fn attention(d: &mut Draft, number: usize) -> ValueId {
