@@ -31,10 +31,10 @@ class Window:
 
     def __init__(self, run, ms=6.0):
         self.run, self.graph = run, None
-        self.count = 3
+        self.count = 1
         self.measure()
         alone = self.measure()
-        self.count = max(3, min(100, int(ms / alone)))
+        self.count = max(1, min(100, int(ms / alone)))
         if alone < self.SHORT:
             SIDE.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -52,7 +52,7 @@ class Window:
                 if self.graph:
                     self.graph.replay()
                 else:
-                    for _ in range(self.count if timed else 2):
+                    for _ in range(self.count if timed else 1):
                         self.run()
             end.record()
         SIDE.synchronize()

@@ -5,7 +5,7 @@
 BINARY is the example `attention` of crates/cuda; a SHAPE is BATCH,SIDE,WINDOW,HEADS,window, heads of 32. The peer does what timm's and
 torchvision's blocks do between their two matmuls, in bf16: rolls the map and cuts it into windows, cosine attention with a bias of
 positions and a mask, and back; once by plain matmuls and softmax, once by scaled_dot_product_attention, each compiled. Measured in turn,
-medians of several rounds. Writes OUT/windows.jsonl and OUT/windows.md.
+medians of several rounds. Writes OUT/windows.jsonl, OUT/windows.md and OUT/windows.svg.
 """
 
 import json
@@ -139,6 +139,45 @@ def table(records):
     return "\n".join(lines) + "\n"
 
 
+def figure(records):
+    """TFLOP/s over a window's tokens, a panel for each pass: of each window what has most of them."""
+    best = {}
+    for record in records:
+        (batch, side, window, heads), _ = parse(record["shape"])
+        pairs = batch * math.ceil(side / window) ** 2 * window**4 * heads * HEAD
+        best[window] = max(best.get(window, (0, None)), (pairs, record), key=lambda pair: pair[0])
+    some = sorted(best.items())
+    colours = {"ours": "#c0392b", "matmuls": "#2c7fb8", "scaled_dot_product_attention": "#7f8c8d"}
+    width, height, gap = 360, 220, 50
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (width + gap) + gap} {height + 2 * gap + 20}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{2 * (width + gap) + gap}" height="{height + 2 * gap + 20}" fill="white"/>',
+    ]
+    for column, (name, flops) in enumerate((("forward", 4), ("backward", 10))):
+        rates = {
+            which: [(w, flops * p / r[which][f"{name}_ms"] / 1e9) for w, (p, r) in some if which in r] for which in colours
+        }
+        top = 1.1 * max(rate for points in rates.values() for _, rate in points)
+        left = gap + column * (width + gap)
+        out.append(f'<text x="{left}" y="{gap - 10}">{name}: TFLOP/s over the side of a window</text>')
+        out.append(f'<rect x="{left}" y="{gap}" width="{width}" height="{height}" fill="none" stroke="#999"/>')
+        x = {w: left + width * (i + 0.5) / len(some) for i, (w, _) in enumerate(some)}
+        for w, at in x.items():
+            out.append(f'<text x="{at:.0f}" y="{gap + height + 14}" text-anchor="middle">{w}</text>')
+        step = 10 ** math.floor(math.log10(top))
+        for i in range(int(top / step) + 1):
+            y = gap + height * (1 - i * step / top)
+            out.append(f'<text x="{left - 4}" y="{y + 4:.0f}" text-anchor="end">{i * step:.0f}</text>')
+            out.append(f'<path d="M{left} {y:.0f}h{width}" stroke="#ddd"/>')
+        for which, points in rates.items():
+            line = " ".join(f"{x[w]:.1f},{gap + height * (1 - rate / top):.1f}" for w, rate in points)
+            out.append(f'<polyline points="{line}" fill="none" stroke="{colours[which]}" stroke-width="1.8"/>')
+    for i, (which, colour) in enumerate(colours.items()):
+        out.append(f'<text x="{gap + 140 * i}" y="{height + 2 * gap + 8}" fill="{colour}">{which}</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
 def main(binary, target, *texts):
     target, ours = pathlib.Path(target), Ours(binary)
     records = []
@@ -152,6 +191,7 @@ def main(binary, target, *texts):
             print(json.dumps(records[-1]), file=lines, flush=True)
             torch.cuda.empty_cache()
     (target / "windows.md").write_text(table(records))
+    (target / "windows.svg").write_text(figure(records))
     print(table(records))
 
 

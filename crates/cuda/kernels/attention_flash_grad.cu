@@ -21,13 +21,13 @@ struct FlashScratch {
 // An item is a tile of BLOCK keys of a head, 64 for each of two warpgroups, that goes through the queries, 64·HALVES at a time. A
 // warpgroup computes Pᵀ and dSᵀ of its keys, adds Pᵀ·dO to dV and dSᵀ·Q to dK, leaves dSᵀ in shared memory, and computes its share of
 // dQ = dS·K: 64 queries with two HALVES, else a strip of columns. It adds that to what items of keys before left, once these have:
-// the order of sums is that of keys. Where heads are few, so that items of one run at the same time, there are several copies of dQ,
-// 2 to the `copies`, for keys in turn: an item waits for the one as many before. flash_grad_end adds them up. With LATER, dQ is computed while the next queries become probabilities. With LONE, the last
+// the order of sums is that of keys. With COPIES, where heads are few, so that items of one run at the same time, there are several
+// of dQ, 2 to the `copies`, for keys in turn: an item waits for the one as many before. flash_grad_end adds them up. With LATER, dQ is computed while the next queries become probabilities. With LONE, the last
 // BLOCK tokens are no more than 64: one warpgroup has no keys there, and the last tile of queries has one half.
 //
 // Three warps do other things: one fetches, one waits for items before, one tells those after. Items are taken in turn; those of a
 // head are as far apart as `group` heads, so that one rarely waits for the one before.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool DROP, bool SUM> struct FlashGrad {
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool DROP, bool SUM> struct FlashGrad {
     using S = Strips<D>;
     static_assert(HALVES == 2 ? D <= 64 : D > 64, "");
     static_assert(HALVES == 2 || !LATER, "");
@@ -139,8 +139,8 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     }
 
     // Which copy of dQ is an item's, and how many keys are added to it before.
-    __device__ __forceinline__ int copy(const Item& item) const { return item.keys & ((1 << copies) - 1); }
-    __device__ __forceinline__ int before(const Item& item) const { return item.keys >> copies; }
+    __device__ __forceinline__ int copy(const Item& item) const { return COPIES ? item.keys & ((1 << copies) - 1) : 0; }
+    __device__ __forceinline__ int before(const Item& item) const { return COPIES ? item.keys >> copies : item.keys; }
     __device__ __forceinline__ u32* turns_of(const Item& item) const {
         return scratch.turns + 32 + (((i64)copy(item) * total + item.head) * query_tiles());
     }
@@ -493,7 +493,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
 
 // Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of BLOCK and of 64·HALVES rows, and of dO as
 // (B,T,H,D); that of the result, as qkv, of tiles of 16 rows.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool DROP, bool SUM>
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool DROP, bool SUM>
 __global__ void __launch_bounds__(384, 1)
     flash_grad(const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap query_map,
                const __grid_constant__ TensorMap dout_map, const __grid_constant__ TensorMap result_map,
@@ -501,7 +501,7 @@ __global__ void __launch_bounds__(384, 1)
                int group_heads, int copies, float* sums, const Header* __restrict__ header, u32 site, u32 threshold,
                float keep_scale) {
     extern __shared__ __align__(1024) u8 shared[];
-    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE, DROP, SUM> f;
+    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE, COPIES, DROP, SUM> f;
     f.drops.header = header, f.drops.site = site, f.drops.threshold = threshold, f.drops.keep_scale = keep_scale;
     f.sums = sums;
     f.result_map = &result_map;

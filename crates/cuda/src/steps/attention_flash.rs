@@ -181,7 +181,8 @@ impl Gradient {
     fn kernels(&self, element: &str, sizes: &Sizes, drop: bool, sum: bool) -> [Kernel; 3] {
         let (Gradient { halves, ahead, later, lone }, Sizes { head, .. }) = (self, sizes);
         let (ends, grad) = (Source::AttentionFlashEnds, Source::AttentionFlashGrad);
-        let cut = format!("{halves}, {ahead}, {later}, {lone}, {drop}, {}", drop && sum);
+        let copies = self.copies(sizes) > 1;
+        let cut = format!("{halves}, {ahead}, {later}, {lone}, {copies}, {drop}, {}", drop && sum);
         [
             Kernel::new(ends, format!("flash_grad_start<{element}, {head}, {sum}>")),
             Kernel::new(grad, format!("flash_grad<{element}, {head}, {cut}>")),
@@ -337,6 +338,29 @@ mod tests {
         assert_eq!([copies(1, 12, 1025, 64), copies(1, 16, 257, 80)], [9, 3]);
         assert_eq!([copies(1, 12, 4097, 64), copies(4, 12, 1025, 64)], [4, 4]);
         assert_eq!([copies(64, 12, 577, 64), copies(8, 12, 4097, 64)], [1, 1]);
+    }
+
+    /// With dropout the main kernel sums dV itself, in shared memory of its own where it computes dQ later.
+    #[test]
+    fn what_is_dropped_is_drawn_and_summed_by_the_main_kernel() {
+        let main = |batch, head, drop, sum| {
+            let sizes = Sizes { batch, tokens: 577, heads: 12, head };
+            Gradient::choose(&sizes).kernels("bf16", &sizes, drop, sum)[1].name.clone()
+        };
+        assert_eq!(
+            main(64, 64, false, true),
+            "flash_grad<bf16, 64, 2, true, true, false, false, false, false>"
+        );
+        assert_eq!(main(64, 64, true, true), "flash_grad<bf16, 64, 2, true, true, false, false, true, true>");
+        assert_eq!(
+            main(1, 128, true, false),
+            "flash_grad<bf16, 128, 1, false, false, false, true, true, false>"
+        );
+        let shared = |head, sums| {
+            let sizes = Sizes { batch: 64, tokens: 577, heads: 12, head };
+            Gradient::choose(&sizes).shared(&sizes, sums)
+        };
+        assert_eq!([64, 128].map(|head| shared(head, true) - shared(head, false)), [8 * 64 * 4, 0]);
     }
 
     #[test]
