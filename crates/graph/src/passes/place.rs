@@ -195,9 +195,11 @@ impl<'a> Buffers<'a> {
         places: &HashMap<ValueId, Place>,
     ) {
         let (graph, consumers) = (self.graph, self.graph.consumers());
+        let producers = graph.producers();
         for (index, node) in graph.nodes.iter().enumerate() {
-            let writer = step_of.get(&index).copied();
             for value in node.outputs.iter().filter(|v| !places.contains_key(v)) {
+                let writer =
+                    first_of(graph, index, *value, &producers).and_then(|first| step_of.get(&first).copied());
                 let shared = || writer.and_then(|step| self.shareable(node, *value, step));
                 let place = self.of_value.get(value).copied().or_else(shared);
                 let (buffer, offset) =
@@ -236,10 +238,16 @@ impl<'a> Buffers<'a> {
         };
         // The steps that have to do with each state, and whether the first makes it anew.
         let mut touched: HashMap<StateId, (Vec<usize>, bool)> = HashMap::new();
-        for (step, node) in nodes.iter().map(|node| &self.graph.nodes[*node]).enumerate() {
+        let producers = self.graph.producers();
+        for (step, index) in nodes.iter().enumerate() {
+            let node = &self.graph.nodes[*index];
             let read: Vec<StateId> = node.inputs.iter().filter_map(state_of).collect();
             for state in written_states(node, places) {
-                touched.entry(state).or_insert_with(|| (vec![], !read.contains(&state))).0.push(step);
+                let made = node.outputs.iter().find(|value| state_of(value) == Some(state));
+                let first = made.and_then(|value| first_of(self.graph, *index, *value, &producers));
+                let first = first.and_then(|first| nodes.binary_search(&first).ok()).unwrap_or(step);
+                let steps = [first, step];
+                touched.entry(state).or_insert_with(|| (vec![], !read.contains(&state))).0.extend(steps);
             }
             for state in read {
                 touched.entry(state).or_default().0.push(step);
@@ -334,6 +342,14 @@ impl<'a> Buffers<'a> {
         }
         arena
     }
+}
+
+/// The node from which on the memory of a node's result is kept for it: of a sum of parts, the one that leaves the parts. Else
+/// whoever had that memory before would hold up the sum.
+fn first_of(graph: &Graph, node: usize, result: ValueId, producers: &[Option<usize>]) -> Option<usize> {
+    let Node { op: Op::AddUp { .. }, inputs, outputs, .. } = &graph.nodes[node] else { return Some(node) };
+    let parts = inputs[outputs.iter().position(|value| *value == result)?];
+    producers[parts.index()]
 }
 
 /// Where values lie, and what steps work on and leave.
