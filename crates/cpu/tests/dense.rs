@@ -60,6 +60,17 @@ fn convolution_in_several_blocks() {
     check_elements("conv of 1,189 pixels", &mut rig(&d.finish(y)), 24);
 }
 
+/// The gradient of the weight is cut within taps, the last range of channels shorter.
+#[test]
+fn convolution_of_many_channels() {
+    let mut d = Draft::new(DType::F64, 1);
+    let x = d.parameter("x", [1, 5, 6, 520], 1.0);
+    let w = d.parameter("w", [4, 3, 3, 520], 0.05);
+    let y = d.one(Op::Conv { window: Window { stride: 2, pad: 1 }, bias: false }, &[x, w]);
+    let y = tokens(&mut d, y);
+    check_elements("conv of 520 channels", &mut rig(&d.finish(y)), 24);
+}
+
 fn batch_norm(d: &mut Draft, x: ValueId, relu: bool) -> ValueId {
     let c = *d.shape(x).last().unwrap();
     let (gamma, beta) = (d.parameter("gamma", [c], 1.0), d.parameter("beta", [c], 0.5));

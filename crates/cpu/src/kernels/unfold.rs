@@ -60,6 +60,30 @@ impl Unfold {
         }
     }
 
+    /// As [`Unfold::rows`], of windows of one tap: some of its channels.
+    pub fn tap_rows<T: Float>(
+        &self,
+        images: &[T],
+        range: Range<usize>,
+        channels: Range<usize>,
+        out: &mut [T],
+    ) {
+        let pixels = self.out_height * self.out_width;
+        for (pixel, row) in range.zip(out.chunks_exact_mut(channels.len())) {
+            let (image, at) = (pixel / pixels, pixel % pixels);
+            let place = |i: usize, pad: isize, len: usize| self.source((i * self.stride) as isize - pad, len);
+            let y = place(at / self.out_width, self.pad.0, self.height);
+            let x = place(at % self.out_width, self.pad.1, self.width);
+            match y.zip(x) {
+                Some((y, x)) => {
+                    let start = ((image * self.height + y) * self.width + x) * self.channels;
+                    row.copy_from_slice(&images[start + channels.start..start + channels.end]);
+                }
+                None => row.fill(T::ZERO),
+            }
+        }
+    }
+
     /// The pixel of the image that lies at a place, if any.
     fn source(&self, at: isize, len: usize) -> Option<usize> {
         let at = usize::try_from(at).ok().filter(|at| at % self.spread == 0)? / self.spread;
@@ -137,8 +161,16 @@ mod tests {
             let range = 5..2 * out_height * out_width;
             let mut out = vec![-1.0; range.len() * unfold.window_len()];
             unfold.rows(&images, range.clone(), &mut out);
-            for (pixel, row) in range.zip(out.chunks_exact(unfold.window_len())) {
+            for (pixel, row) in range.clone().zip(out.chunks_exact(unfold.window_len())) {
                 assert_eq!(row, reference(&unfold, &images, pixel), "pixel {pixel} of {unfold:?}");
+            }
+            // Some channels of the last tap.
+            let tap = unfold.taps((kernel.0 - 1, kernel.1 - 1), 1);
+            let mut out = vec![-1.0; range.len() * 2];
+            tap.tap_rows(&images, range.clone(), 1..3, &mut out);
+            for (pixel, row) in range.zip(out.chunks_exact(2)) {
+                let whole = reference(&unfold, &images, pixel);
+                assert_eq!(row, &whole[whole.len() - 2..], "a tap of pixel {pixel} of {unfold:?}");
             }
         }
     }

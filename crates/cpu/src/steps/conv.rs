@@ -206,25 +206,34 @@ impl<T: Float> Shared<T> {
 /// Elements that the sums of all parts of a weight's gradient have at most, unless one has more.
 const SUMS: usize = 8 << 20;
 
-/// How the gradient of a weight is cut: parts of the pixels, added in order, and of each part tiles of the result, of one row of
-/// the kernel each, whose pixels are met a block at a time.
+/// Channels of a tile of the gradient at most, where tiles are parts of taps.
+const TILE_CHANNELS: usize = 512;
+
+/// How the gradient of a weight is cut: parts of the pixels, added in order, and of each part tiles of the result, whose pixels are
+/// met a block at a time. A tile is a row of the kernel, or if that makes few, some channels of a tap. The windows of all tiles
+/// are laid out once, but for those of several tiles of output channels.
 struct GradientCut {
     parts: usize,
-    /// Output channels of a tile.
-    out: usize,
-    /// Elements of a row of the kernel, kw·I, which is as wide as a tile.
-    width: usize,
     /// Pixels of a part.
     pixels: usize,
+    /// Output channels of a tile.
+    out: usize,
+    /// Taps of a tile, side by side.
+    taps: usize,
+    /// Channels of each of its taps: all, or some of one.
+    channels: usize,
 }
 
 impl GradientCut {
     fn of(pixels: usize, weight: &Shape) -> Self {
         let [o, kh, kw, i] = weight.0[..] else { unreachable!("shape rule") };
         let parts = gradient_parts(pixels).min((SUMS / weight.count().max(1)).max(1));
-        // Windows are laid out for each tile: as few as there can be, but some for several threads.
-        let out = if parts * kh >= 3 { o } else { share(o, (o / 128).clamp(1, 4)) };
-        GradientCut { parts, out, width: kw * i, pixels: pixels.div_ceil(parts) }
+        let rows = parts * kh >= 16;
+        let channels = if rows { i } else { share(i, i.div_ceil(TILE_CHANNELS)).min(i) };
+        let taps = if rows { kw } else { 1 };
+        let pieces = parts * kh * (kw / taps) * i.div_ceil(channels);
+        let out = if pieces >= 8 { o } else { share(o, (o / 128).clamp(1, 4)) };
+        GradientCut { parts, pixels: pixels.div_ceil(parts), out, taps, channels }
     }
 
     /// Elements of all parts' sums.
@@ -234,13 +243,13 @@ impl GradientCut {
 
     /// Pixels whose windows are laid out at once.
     fn block<T>(&self) -> usize {
-        let fits = BLOCK_BYTES / (self.width * size_of::<T>()).max(1);
+        let fits = BLOCK_BYTES / (self.taps * self.channels * size_of::<T>()).max(1);
         fits.clamp(256, 2048).min(self.pixels)
     }
 
     /// Elements of those windows.
     fn windows<T>(&self) -> usize {
-        self.block::<T>() * self.width
+        self.block::<T>() * self.taps * self.channels
     }
 }
 
@@ -250,14 +259,19 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, add: bool) {
     let unfold = forward_windows(&x.shape, &dy.shape, &dw.shape, window);
     let (pixels, o, k) = (dy.shape.rows(), dy.shape.last(), unfold.window_len());
     let cut = GradientCut::of(pixels, &dw.shape);
-    let (parts, width, (kh, kw)) = (cut.parts, cut.width, unfold.kernel);
+    let (parts, (kh, kw), i) = (cut.parts, unfold.kernel, unfold.channels);
     let so_far = add.then(|| cx.input(2).data).filter(|v| !v.same_place(&dw.data));
     let (own, windows_at) = (cut.windows::<T>(), cut.sums(&dw.shape));
-    let tiles = kh * o.div_ceil(cut.out);
+    let (in_tap, across) = (i.div_ceil(cut.channels), kh * (kw / cut.taps) * i.div_ceil(cut.channels));
+    let tiles = across * o.div_ceil(cut.out);
     cx.each(parts * tiles, |piece, thread| {
         let (part, tile) = (piece / tiles, piece % tiles);
-        let (top, row) = (tile / kh * cut.out, tile % kh);
-        let tile = Tile { rows: top..(top + cut.out).min(o), cols: row * width..(row + 1) * width };
+        let (top, across) = (tile / across * cut.out, tile % across);
+        let (tap, first) = (across / in_tap * cut.taps, across % in_tap * cut.channels);
+        let channels = first..(first + cut.channels).min(i);
+        let width = cut.taps * channels.len();
+        let cols = tap * i + first..tap * i + first + width;
+        let tile = Tile { rows: top..(top + cut.out).min(o), cols };
         let out = if parts > 1 { cx.scratch().part(part * o * k..(part + 1) * o * k) } else { dw.data };
         if let Some(so_far) = so_far.filter(|_| parts == 1) {
             each_run(&tile, k, |run, _| {
@@ -265,7 +279,7 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, add: bool) {
                 unsafe { dw.data.part(run.clone()).write().copy_from_slice(so_far.part(run).read()) };
             });
         }
-        let taps = unfold.taps((row, 0), kw);
+        let taps = unfold.taps((tap / kw, tap % kw), cut.taps);
         let windows: View<T> = cx.scratch().part(windows_at + thread * own..windows_at + (thread + 1) * own);
         let mut goes_on = add && parts == 1;
         for range in even(pixels * part / parts..pixels * (part + 1) / parts, cut.block::<T>()) {
@@ -273,10 +287,15 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, add: bool) {
             // and overlap none of it.
             unsafe {
                 let b = if unfold.is_identity() {
-                    Matrix::rows(x.data.at(range.start * width), width)
+                    Matrix::rows(x.data.at(range.start * i + first), i)
                 } else {
-                    taps.rows(x.data.read(), range.clone(), windows.part(0..range.len() * width).write());
-                    Matrix::rows(windows.at(0), width)
+                    let windows = windows.part(0..range.len() * width).write();
+                    if channels.len() == i {
+                        taps.rows(x.data.read(), range.clone(), windows);
+                    } else {
+                        taps.tap_rows(x.data.read(), range.clone(), channels.clone(), windows);
+                    }
+                    Matrix::rows(windows.as_mut_ptr(), width)
                 };
                 let c = Matrix::rows(out.at(tile.rows.start * k + tile.cols.start), k);
                 let a = Matrix::rows(dy.data.at(range.start * o + tile.rows.start), o).transposed();
