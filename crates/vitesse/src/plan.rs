@@ -69,7 +69,10 @@ fn pick(program: &Program, which: WhichArg) -> &Plan {
 fn print_summary(model: &str, program: &Program) {
     println!("{model}: arena {}, states {}", megabytes(program.arena()), megabytes(program.state_bytes()));
     println!("{:<8} {:>6} {:>12} {:>12} {:>12}", "plan", "steps", "GFLOP", "GB moved", "arena");
-    for plan in program.plans().into_iter().filter(|plan| !plan.steps.is_empty()) {
+    // Of one micro-batch, the last is the first.
+    let one = program.micro.steps.is_empty();
+    let runs = |plan: &&Plan| !plan.steps.is_empty() && !(one && plan.name == "first");
+    for plan in program.plans().into_iter().filter(runs) {
         let cost = plan.cost();
         println!(
             "{:<8} {:>6} {:>12.3} {:>12.3} {:>12}",
