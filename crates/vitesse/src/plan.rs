@@ -71,8 +71,8 @@ fn print_summary(model: &str, program: &Program) {
     println!("{:<8} {:>6} {:>12} {:>12} {:>12}", "plan", "steps", "GFLOP", "GB moved", "arena");
     // Of one micro-batch, the last is the first.
     let one = program.micro.steps.is_empty();
-    let runs = |plan: &&Plan| !plan.steps.is_empty() && !(one && plan.name == "first");
-    for plan in program.plans().into_iter().filter(runs) {
+    let is_idle = |plan: &Plan| plan.steps.is_empty() || (one && plan.name == "first");
+    for plan in program.plans().into_iter().filter(|plan| !is_idle(plan)) {
         let cost = plan.cost();
         println!(
             "{:<8} {:>6} {:>12.3} {:>12.3} {:>12}",
