@@ -475,7 +475,7 @@ pub enum Lane {
 
 impl Lane {
     /// Every lane.
-    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::Side, Lane::Comm, Lane::Copy];
+    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::Comm, Lane::Copy, Lane::Side];
 
     /// The name in plan texts.
     pub fn name(self) -> &'static str {
