@@ -19,6 +19,8 @@ pub enum CpuError {
     Ranks { layer: String, op: String, needs: usize, are: Option<usize> },
     #[error("{layer}: {op} takes values that lie side by side, but {second} doesn't follow {first}")]
     Scattered { layer: String, op: String, first: String, second: String },
+    #[error("state {0} lies in memory that the CPU executor doesn't have")]
+    Home(String),
     #[error("the new plans have other states: {0}")]
     OtherStates(String),
     #[error("the plans are for steps of one micro-step: nothing can be added to its gradients")]

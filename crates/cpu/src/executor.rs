@@ -23,8 +23,9 @@ use crate::slow::Slowdown;
 use bind::{BoundPlan, Memory};
 use calls::Groups;
 use comm::Communicator;
-use graph::plan::{Home, Plan, PlanValue, homes};
-use graph::{DType, Program, State};
+use graph::graph::own_bytes;
+use graph::plan::{Plan, PlanValue};
+use graph::{DType, Home, Program, State};
 use operand::check_dtype;
 
 /// What the host fills before a plan runs.
@@ -195,6 +196,13 @@ impl<T: Float> Executor<T> {
         self.ints_view(which, name).map(|view| unsafe { view.write() })
     }
 
+    /// An input in double precision, to be filled before the plan runs.
+    pub fn doubles(&mut self, which: Which, name: &str) -> Option<&mut [f64]> {
+        let value = self.operand(which, name).filter(|value| value.ty.dtype == DType::F64)?;
+        // SAFETY: `&mut self` for as long as the slice lives.
+        Some(unsafe { self.stored(value).cast(value.ty.shape.count()).write() })
+    }
+
     /// An input of bytes, such as `pixels`, to be filled before the plan runs.
     pub fn bytes(&mut self, which: Which, name: &str) -> Option<&mut [u8]> {
         let value = self.operand(which, name).filter(|value| value.ty.dtype == DType::U8)?;
@@ -215,16 +223,21 @@ fn arena_of(program: &Program) -> Result<Block, CpuError> {
 
 fn allocate_states<T: Float>(states: &[State]) -> Result<Block, CpuError> {
     states.iter().try_for_each(|state| check_dtype::<T>(&state.name, &state.ty))?;
-    let (what, bytes) = ("parameters, gradients and optimizer states", homes(states).1);
+    // The host's memory is this executor's own: a plan that tells them apart is for a device.
+    if let Some(state) = states.iter().find(|state| matches!(state.home, Home::Host(_) | Home::Nowhere)) {
+        return Err(CpuError::Home(state.name.clone()));
+    }
+    let (what, bytes) = ("parameters, gradients and optimizer states", own_bytes(states));
     Block::new(bytes).ok_or(CpuError::Memory { what, bytes })
 }
 
 fn state_views(states: &[State], own: &Block, arena: &Block) -> Vec<View<u8>> {
-    let view = |(state, home): (&State, Home)| match home {
+    let view = |state: &State| match state.home {
         Home::Own(offset) => own.view(offset, state.ty.bytes()),
         Home::Arena(offset) => arena.view(offset, state.ty.bytes()),
+        Home::Host(_) | Home::Nowhere => View::EMPTY,
     };
-    states.iter().zip(homes(states).0).map(view).collect()
+    states.iter().map(view).collect()
 }
 
 /// With all groups that the plans name.

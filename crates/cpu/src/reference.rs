@@ -22,20 +22,18 @@ pub fn step<T: Float>(
     let mut executor = Executor::<T>::new(program, Options::alone(1, 0))?;
     for (number, values) in operands.iter().enumerate() {
         let name = operand(number);
-        match executor.ints(Which::Eval, &name) {
-            Some(ints) => ints.iter_mut().zip(values).for_each(|(int, value)| *int = *value as i32),
-            None => {
-                let values: Vec<T> = values.iter().map(|value| T::from_f64(*value)).collect();
-                executor.write_input(Which::Eval, &name, &values);
-            }
+        if let Some(ints) = executor.ints(Which::Eval, &name) {
+            ints.iter_mut().zip(values).for_each(|(int, value)| *int = *value as i32);
+        } else if let Some(doubles) = executor.doubles(Which::Eval, &name) {
+            doubles.copy_from_slice(values);
+        } else {
+            let values: Vec<T> = values.iter().map(|value| T::from_f64(*value)).collect();
+            executor.write_input(Which::Eval, &name, &values);
         }
     }
     executor.run(Which::Eval, header)?;
     let outputs = executor.program().eval.outputs.clone();
-    let numbers = |value: usize| {
-        let values = executor.floats(&executor.program().eval.values[value]);
-        values.map_or_else(Vec::new, |values| values.iter().map(|x| x.to_f64()).collect())
-    };
+    let numbers = |value: usize| executor.numbers_of(&executor.program().eval.values[value]);
     Ok(outputs.into_iter().map(numbers).collect())
 }
 
@@ -103,6 +101,7 @@ impl<T: Float> Executor<T> {
     fn numbers_of(&self, value: &PlanValue) -> Vec<f64> {
         match value.ty.dtype {
             DType::I32 => self.whole_numbers(value).iter().map(|x| f64::from(*x)).collect(),
+            DType::F64 => self.sums(value).to_vec(),
             _ => self.floats(value).map_or_else(Vec::new, |x| x.iter().map(|x| x.to_f64()).collect()),
         }
     }

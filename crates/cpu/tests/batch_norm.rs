@@ -11,7 +11,7 @@ use graph::build::{BatchNorm, Conv};
 use graph::op::Window;
 use graph::random::Sequence;
 use graph::{Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Plan, Program};
-use graph::{Mesh, Recompute, Role, Settings, StateId, ValueId, compile};
+use graph::{Mesh, Recompute, Settings, StateId, ValueId, compile};
 use models::upernet::UperNet;
 
 const SIDE: usize = 32;
@@ -122,8 +122,7 @@ impl<T: Float> Run<T> {
 
     /// What the next step depends on.
     fn lasting(&self) -> Tensors {
-        let lasts = |role| !matches!(role, Role::Gradient | Role::Statistic | Role::Pending);
-        let states = self.executor.program().states.iter().enumerate().filter(|(_, s)| lasts(s.role));
+        let states = self.executor.program().states.iter().enumerate().filter(|(_, s)| s.role.lasts());
         let values = |i: usize| self.executor.state(StateId(i as u32)).iter().map(|x| x.to_f64()).collect();
         states.map(|(i, s)| (s.name.clone(), values(i))).collect()
     }

@@ -2,7 +2,8 @@
 // operation: the intrinsics keep the compiler from fusing what is rounded in between there.
 #include "common.cuh"
 
-// One parameter and what belongs to it. `steps/update.rs` writes these tables; a null pointer is something that isn't there.
+// One parameter, or a rank's part of one, and what belongs to it. `steps/update.rs` writes these tables; a null pointer is something
+// that isn't there.
 struct Tensor {
     float* w;
     const float* g;
@@ -10,18 +11,17 @@ struct Tensor {
     float* v;
     void* copy; // of w, in half precision
     float* average;
+    double2* norms; // of all segments of its flat buffer: sums of squares of w and of its update
     double lr_scale;
     double weight_decay;
-    u64 count;
-    u32 first_piece, pieces;
+    u32 first_segment, segments; // all of its own, of other ranks too
 };
 
-// What one block works on: elements index·PIECE and on of a tensor.
+// What one block works on: some elements of a tensor, which are a segment of its flat buffer.
 struct Piece {
-    u32 tensor, index;
+    u32 tensor, first, count, segment;
 };
 
-constexpr int PIECE = 2048;
 constexpr int THREADS = 256;
 // Of the kernels that finish a sum.
 constexpr int WIDE = 1024;
@@ -31,12 +31,10 @@ template <int N> struct Width {
 };
 
 // Calls `at` for every element of a piece: four at a time, and one at a time for what is left at the tensor's end.
-template <typename F> __device__ __forceinline__ void each(u64 count, u32 index, F at) {
-    u64 first = (u64)index * PIECE;
-    u64 end = first + PIECE < count ? first + PIECE : count;
-    u64 fours = end / 4 * 4;
+template <typename F> __device__ __forceinline__ void each(const Piece& piece, F at) {
+    u64 first = piece.first, fours = first + piece.count / 4 * 4;
     for (u64 i = first + 4 * threadIdx.x; i < fours; i += 4 * THREADS) at(Width<4>{}, i);
-    if (threadIdx.x < end - fours) at(Width<1>{}, fours + threadIdx.x);
+    if (threadIdx.x < piece.count % 4) at(Width<1>{}, fours + threadIdx.x);
 }
 
 // ---- sums -----------------------------------------------------------------------------------------------------------
@@ -63,47 +61,53 @@ template <int N> __device__ __forceinline__ double few_squares(const float (&x)[
     return sum;
 }
 
-// What one block sums the squares of.
+// A tensor's elements in a chunk of a flat buffer.
 struct Squares {
-    const void* x;
+    const float* x;
     u64 count;
 };
 
-template <typename T> __global__ void __launch_bounds__(THREADS) sum_squares(const Squares* pieces, double* partials) {
-    constexpr int N = 16 / sizeof(T), STRIDE = N * THREADS, AHEAD = 4;
-    const T* x = (const T*)pieces[blockIdx.x].x;
-    u64 count = pieces[blockIdx.x].count, packs = count / N * N;
+// A chunk: which partial sum it is, and which of the table's elements are in it.
+struct Chunk {
+    u32 number, first, count, unused;
+};
+
+// A warp for every chunk: chunks end at fixed elements, so that their sums don't depend on how a buffer is divided.
+__global__ void __launch_bounds__(THREADS) sum_squares(const Squares* squares, const Chunk* chunks, u32 count, double* partials) {
+    u32 warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= count) return;
+    const Chunk chunk = chunks[warp];
+    constexpr int N = 4, STRIDE = N * 32, AHEAD = 8;
     double sum = 0.0;
-    u64 i = N * threadIdx.x;
-    for (; i + (AHEAD - 1) * STRIDE < packs; i += AHEAD * STRIDE) {
-        float values[AHEAD][N];
+    for (u32 s = chunk.first; s < chunk.first + chunk.count; s++) {
+        const float* x = squares[s].x;
+        u32 elements = (u32)squares[s].count, packs = elements / N * N;
+        u32 i = N * lane;
+        for (; i + (AHEAD - 1) * STRIDE < packs; i += AHEAD * STRIDE) {
+            float values[AHEAD][N];
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) Pack<T, N>::load(x + i + k * STRIDE, values[k]);
+            for (int k = 0; k < AHEAD; k++) Pack<float, N>::load(x + i + k * STRIDE, values[k]);
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) sum += few_squares(values[k]);
+            for (int k = 0; k < AHEAD; k++) sum += few_squares(values[k]);
+        }
+        for (; i < packs; i += STRIDE) {
+            float values[N];
+            Pack<float, N>::load(x + i, values);
+            sum += few_squares(values);
+        }
+        if (lane < elements - packs) {
+            float value[1] = {x[packs + lane]};
+            sum += few_squares(value);
+        }
     }
-    for (; i < packs; i += STRIDE) {
-        float values[N];
-        Pack<T, N>::load(x + i, values);
-        sum += few_squares(values);
-    }
-    if (threadIdx.x < count - packs) {
-        float value[1] = {to_float(x[packs + threadIdx.x])};
-        sum += few_squares(value);
-    }
-    sum = block_sum<THREADS>(sum);
-    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+    if (lane == 0) partials[chunk.number] = sum;
 }
 
 __device__ __forceinline__ float partials_sum(const double* partials, u32 count) {
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += WIDE) sum += partials[i];
     return (float)block_sum<WIDE>(sum);
-}
-
-__global__ void __launch_bounds__(WIDE) sum_partials(const double* partials, u32 count, float* squares) {
-    float sum = partials_sum(partials, count);
-    if (threadIdx.x == 0) *squares = sum;
 }
 
 // ---- what decides over a step ------------------------------------------------------------------------------------------
@@ -129,20 +133,21 @@ __device__ __forceinline__ void decide(
     control[2] = (float)norm;
 }
 
-__global__ void clip(
-    const float* squares, const float* stats, const float* scale, const Header* header, u32* halt, double max_norm, float* control) {
-    decide(*squares, stats, scale, header, halt, max_norm, control);
+__global__ void __launch_bounds__(WIDE) clip(
+    const double* partials, u32 count, const float* stats, const float* scale, const Header* header, u32* halt, double max_norm,
+    float* control) {
+    float sum = partials_sum(partials, count);
+    if (threadIdx.x == 0) decide(sum, stats, scale, header, halt, max_norm, control);
 }
 
 __global__ void advance(const float* before, const float* control, float* applied) { *applied = *before + control[1]; }
 
-// sum_partials, clip and advance.
-__global__ void __launch_bounds__(WIDE) norm_clip_advance(
-    const double* partials, u32 count, float* squares, const float* stats, const float* scale, const Header* header, u32* halt,
-    double max_norm, float* control, const float* before, float* applied) {
+// Both.
+__global__ void __launch_bounds__(WIDE) clip_advance(
+    const double* partials, u32 count, const float* stats, const float* scale, const Header* header, u32* halt, double max_norm,
+    float* control, const float* before, float* applied) {
     float sum = partials_sum(partials, count);
     if (threadIdx.x != 0) return;
-    *squares = sum;
     decide(sum, stats, scale, header, halt, max_norm, control);
     *applied = *before + control[1];
 }
@@ -217,7 +222,7 @@ __global__ void __launch_bounds__(THREADS) adamw(
     const float decay = of_step[0], step = of_step[1], unbias = of_step[2];
     const float eps = (float)eps_, take = (float)average_take;
     const Moments moments(control, beta1, beta2);
-    each(t.count, piece.index, [&](auto width, u64 i) {
+    each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N], g[N], m[N], v[N];
         Pack<float, N>::load(t.w + i, w);
@@ -249,7 +254,7 @@ __global__ void __launch_bounds__(THREADS) sgd(
     const float keep = first ? 0.0f : (float)momentum, take = (float)average_take;
     // Nesterov's direction is g + momentum·buffer, the plain one 0·g + 1·buffer.
     const float of_g = nesterov ? 1.0f : 0.0f, of_buffer = nesterov ? (float)momentum : 1.0f;
-    each(t.count, piece.index, [&](auto width, u64 i) {
+    each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N], g[N], m[N];
         Pack<float, N>::load(t.w + i, w);
@@ -272,14 +277,14 @@ __device__ __forceinline__ float lamb_update(float w, float m, float v, float ep
 
 // Moves the moments; `norms` gets Σ w² and Σ update² of each piece.
 __global__ void __launch_bounds__(THREADS) lamb_moments(
-    const Tensor* tensors, const Piece* pieces, const float* control, double beta1, double beta2, double eps_, double2* norms) {
+    const Tensor* tensors, const Piece* pieces, const float* control, double beta1, double beta2, double eps_) {
     Piece piece = pieces[blockIdx.x];
     const Tensor t = tensors[piece.tensor];
     if (control[1] == 0.0f) return;
     const float eps = (float)eps_, weight_decay = (float)t.weight_decay;
     const Moments moments(control, beta1, beta2);
     double w_squares = 0.0, u_squares = 0.0;
-    each(t.count, piece.index, [&](auto width, u64 i) {
+    each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N], g[N], m[N], v[N], update[N];
         Pack<float, N>::load(t.w + i, w);
@@ -298,20 +303,20 @@ __global__ void __launch_bounds__(THREADS) lamb_moments(
     });
     w_squares = block_sum<THREADS>(w_squares);
     u_squares = block_sum<THREADS>(u_squares);
-    if (threadIdx.x == 0) norms[blockIdx.x] = make_double2(w_squares, u_squares);
+    if (threadIdx.x == 0) t.norms[piece.segment] = make_double2(w_squares, u_squares);
 }
 
 // A block for every tensor: the step size times the trust ratio ‖w‖/‖update‖.
 __global__ void __launch_bounds__(THREADS) lamb_steps(
     const Tensor* tensors, const Header* header, const float* control, const float* applied, double beta1, double beta2,
-    double min_coeff, double max_coeff, const double2* norms, float* steps) {
+    double min_coeff, double max_coeff, float* steps) {
     const Tensor t = tensors[blockIdx.x];
     if (control[1] == 0.0f) return;
     double w = 0.0, u = 0.0;
-    for (u32 i = threadIdx.x; i < t.pieces; i += THREADS) {
-        double2 of_piece = norms[t.first_piece + i];
-        w += of_piece.x;
-        u += of_piece.y;
+    for (u32 i = threadIdx.x; i < t.segments; i += THREADS) {
+        double2 of_segment = t.norms[t.first_segment + i];
+        w += of_segment.x;
+        u += of_segment.y;
     }
     w = block_sum<THREADS>(w);
     u = block_sum<THREADS>(u);
@@ -333,7 +338,7 @@ __global__ void __launch_bounds__(THREADS) lamb_apply(
     const Tensor t = tensors[piece.tensor];
     if (control[1] == 0.0f) return;
     const float step = steps[piece.tensor], eps = (float)eps_, weight_decay = (float)t.weight_decay, take = (float)average_take;
-    each(t.count, piece.index, [&](auto width, u64 i) {
+    each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N], m[N], v[N];
         Pack<float, N>::load(t.w + i, w);
@@ -350,7 +355,7 @@ __global__ void __launch_bounds__(THREADS) lamb_apply(
 template <typename Half> __global__ void __launch_bounds__(THREADS) copies(const Tensor* tensors, const Piece* pieces) {
     Piece piece = pieces[blockIdx.x];
     const Tensor t = tensors[piece.tensor];
-    each(t.count, piece.index, [&](auto width, u64 i) {
+    each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N];
         Pack<float, N>::load(t.w + i, w);

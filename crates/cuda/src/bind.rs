@@ -4,8 +4,8 @@ use crate::action::{Action, Address, Constants, Context, Facts, Operand, Partial
 use crate::error::CudaError;
 use crate::exchange::collective;
 use crate::steps;
-use graph::plan::{Home, Place, Plan, ScratchRange, Step, homes};
-use graph::{Lane, Op, State};
+use graph::plan::{Place, Plan, ScratchRange, Step};
+use graph::{Home, Lane, Op, State};
 use std::collections::HashMap;
 
 /// Where things lie.
@@ -19,11 +19,13 @@ pub struct Memory<'a> {
 
 /// Where states lie, whose own memory begins at `own`.
 pub fn state_addresses(states: &[State], own: Address, arena: Address) -> Vec<Address> {
-    let address = |home: Home| match home {
+    let address = |state: &State| match state.home {
         Home::Own(offset) => own + offset as Address,
         Home::Arena(offset) => arena + offset as Address,
+        // Refused before anything is bound.
+        Home::Host(_) | Home::Nowhere => 0,
     };
-    homes(states).0.into_iter().map(address).collect()
+    states.iter().map(address).collect()
 }
 
 /// An action in its place.
@@ -103,6 +105,8 @@ pub struct Binder<'a> {
     pub tf32: bool,
     pub facts: &'a Facts,
     pub maker: &'a dyn Maker,
+    /// Which of the plan's ranks this is.
+    pub rank: usize,
 }
 
 /// Partial sums that steps have left, by the value that each will be.
@@ -165,14 +169,16 @@ impl Binder<'_> {
         constants: &mut Constants,
     ) -> Result<Vec<Action>, CudaError> {
         let steps = &plan.steps[range];
+        let ops: Vec<Op> = steps.iter().map(|step| step.op.on_rank(plan.mesh, self.rank)).collect();
         let operands: Vec<_> = steps.iter().map(|step| self.operands(plan, step, addresses)).collect();
         let arena =
             |range: Option<ScratchRange>| range.map_or(0, |r| self.memory.arena + r.offset as Address);
         let contexts: Vec<Context<'_>> = steps
             .iter()
+            .zip(&ops)
             .zip(&operands)
-            .map(|(step, (inputs, outputs))| Context {
-                op: &step.op,
+            .map(|((step, op), (inputs, outputs))| Context {
+                op,
                 layer: &step.layer,
                 inputs,
                 outputs,
@@ -192,7 +198,7 @@ impl Binder<'_> {
                 Ok(self.maker.sums(&added_up(&steps[0], one, starts, left)?, constants))
             }
             (op, all) if steps::is_optimizer(op) => self.maker.optimizers(all, constants),
-            (Op::SumSquares, all) => self.maker.norm(all, constants),
+            (Op::SumSquares { .. }, all) => self.maker.norm(all, constants),
             (Op::LinearGradW { .. }, all @ [_, _, ..]) => self.maker.weights(all),
             (_, all) => {
                 Ok(all.iter().map(|cx| self.maker.actions(cx)).collect::<Result<Vec<_>, _>>()?.concat())

@@ -1,7 +1,7 @@
 use super::*;
 use graph::graph::Phase;
 use graph::plan::{PlanValue, ScratchRange};
-use graph::{DType, Role, StateId, Type};
+use graph::{DType, Flat, Role, StateId, Type};
 
 /// Makes a copy from the first input to the first output of every step, and one zeroing for merged optimizers. A norm's gradient
 /// leaves two parts of each of the sums that are its other outputs; a zeroing of as many bytes as there are sums makes them, where the
@@ -53,12 +53,12 @@ impl Maker for Fake {
 const NOTHING: Op = Op::Accumulate;
 
 const ARENA: Address = 0x10_0000;
-const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0100];
+const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0400];
 
 fn bind(plan: &Plan) -> Result<Bound, CudaError> {
     let facts = Facts::h200();
     let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000 };
-    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake };
+    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake, rank: 0 };
     binder.bind(plan, &mut Constants::at(0x40_0000))
 }
 
@@ -70,7 +70,7 @@ impl Made {
     fn new() -> Self {
         let state = |i: usize| {
             let (name, ty) = (format!("s{i}"), Type::new(DType::F32, [8]));
-            State { name, ty, role: Role::Gradient, arena: None }
+            State { name, ty, role: Role::Gradient, home: Home::Own(128 * i) }
         };
         Made(Plan { states: (0..3).map(state).collect(), mesh: TWO, arena: 4096, ..Plan::default() })
     }
@@ -128,13 +128,13 @@ fn operands_have_the_addresses_of_their_places() {
 }
 
 #[test]
-fn states_lie_side_by_side_at_borders() {
+fn states_lie_where_they_are_at_home() {
     let mut made = Made::new();
     assert_eq!(state_addresses(&made.0.states, 1 << 20, 0), [0, 128, 256].map(|offset| (1 << 20) + offset));
-    made.0.states[1].arena = Some(512);
+    made.0.states[1].home = Home::Arena(512);
     assert_eq!(
         state_addresses(&made.0.states, 1 << 20, 1 << 30),
-        [1 << 20, (1 << 30) + 512, (1 << 20) + 128]
+        [1 << 20, (1 << 30) + 512, (1 << 20) + 256]
     );
 }
 
@@ -176,8 +176,9 @@ fn optimizers_that_are_joined_are_merged() {
     let mut made = Made::new();
     let values: Vec<usize> = (0..3).map(|i| made.value(state(i))).collect();
     let control = made.value(arena(0));
-    let adamw = Op::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, lr_scale: 1.0 };
-    made.step(Op::SumSquares, &[values[0]], &[control]);
+    let adamw = Op::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, flat: Flat::default() };
+    let squares = || Op::SumSquares { flats: vec![] };
+    made.step(squares(), &[values[0]], &[control]);
     made.step(adamw.clone(), &[values[0], values[1]], &[values[0]]);
     made.step(Op::Ema { decay: 0.9 }, &[values[2], values[0]], &[values[2]]).joined = true;
     made.step(adamw, &[values[1], values[0]], &[values[1]]).joined = true;
@@ -194,7 +195,7 @@ fn the_norm_and_what_follows_from_it_are_launched_together() {
     let mut made = Made::new();
     let gradient = made.value(state(0));
     let (squares, control, applied) = (made.value(arena(0)), made.value(arena(128)), made.value(state(1)));
-    made.step(Op::SumSquares, &[gradient], &[squares]);
+    made.step(Op::SumSquares { flats: vec![] }, &[gradient], &[squares]);
     made.step(Op::Clip { max_norm: None, scaled: false }, &[squares], &[control]).joined = true;
     made.step(Op::Advance, &[applied, control], &[applied]).joined = true;
     let bound = bind(&made.0).unwrap();

@@ -38,7 +38,6 @@ use crate::libraries;
 use crate::moves::{self, Move};
 use crate::product::Products;
 use crate::tuner::{Choices, Known, Tuner};
-use graph::plan::homes;
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
 use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists};
@@ -63,6 +62,14 @@ pub struct Options {
     pub tf32: bool,
     /// The other ranks, for programs that have collectives.
     pub comm: Option<Exchange>,
+}
+
+impl Options {
+    /// What plans are bound for.
+    fn target<'a>(&self, facts: &'a Facts) -> plans::Target<'a> {
+        let rank = self.comm.as_ref().map_or(0, |comm| comm.rank());
+        plans::Target { facts, tf32: self.tf32, rank }
+    }
 }
 
 /// The header's memory: what `common.cuh` declares, and the word that holds back runs after a failed one.
@@ -102,7 +109,7 @@ impl Executor {
         let (mut startup, began) = (Startup::default(), Instant::now());
         let facts = libraries::device(options.device)?;
         let began = startup.lap("libraries", began);
-        let dry = Dry::of(&program, &facts, options.tf32)?;
+        let dry = Dry::of(&program, options.target(&facts))?;
         if dry.convolves() {
             libraries::cudnn()?;
         }
@@ -118,7 +125,7 @@ impl Executor {
         let mut products = Products::new(&context, options.deterministic)?;
         let mut tuner = Tuner::new(&context, known)?;
         let began = startup.lap("streams and cuBLASLt", began);
-        let state_bytes = homes(&program.states).1;
+        let state_bytes = program.state_bytes();
         let state_block = Block::new(&context, state_bytes, "parameters, gradients and optimizer states")?;
         let header = Block::new(&context, HEADER_BYTES, "the header")?;
         streams.compute().zero(header.address, HEADER_BYTES)?;
@@ -216,7 +223,7 @@ impl Executor {
         }
         check_exchange(&program, &self.streams)?;
         self.synchronise()?;
-        let dry = Dry::of(&program, &self.facts, self.options.tf32)?;
+        let dry = Dry::of(&program, self.options.target(&self.facts))?;
         let fits = dry.needs.arena <= self.plans.arena.bytes;
         let arena = if fits { 0 } else { dry.needs.arena };
         // Until all is there, what goes stays; but states and workspace are there already.

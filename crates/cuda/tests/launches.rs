@@ -40,7 +40,7 @@ fn names(program: &Program, plan: &Plan) -> Vec<String> {
     let facts = Facts::h200();
     let states = state_addresses(&program.states, 1 << 41, 1 << 40);
     let memory = Memory { arena: 1 << 40, states: &states, header: 1 << 42 };
-    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Steps };
+    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Steps, rank: 0 };
     let bound = binder.bind(plan, &mut Constants::at(1 << 43)).unwrap();
     let name = |placed: &Placed| match &placed.action {
         Action::Launch(launch) => launch.kernel.name.split('<').next().unwrap().to_string(),

@@ -8,12 +8,11 @@ use cuda::action::{
 use cuda::bind::{Binder, Bound, Maker, Memory, state_addresses};
 use graph::build::Conv;
 use graph::op::Window;
-use graph::plan::homes;
 use graph::{
     Builder, DType, Exchange, Graph, Init, Key, Lane, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan,
     Program, Recompute,
 };
-use graph::{Role, Settings, compile};
+use graph::{Home, Role, Settings, compile};
 use models::swin::Swin;
 use models::upernet::UperNet;
 use models::vit::{Pool, Vit};
@@ -298,14 +297,14 @@ fn bind(program: &Program, plan: &Plan) -> Bound {
     let facts = Facts::h200();
     let states = state_addresses(&program.states, STATES, ARENA);
     let memory = Memory { arena: ARENA, states: &states, header: 1 << 42 };
-    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake };
+    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake, rank: 0 };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }
 
 /// The states' marks after a plan, of those that it sums into.
 fn sums(program: &Program, bound: &Bound) -> Vec<(String, u64)> {
     let mut marks = Marks::default();
-    for (address, bytes) in [(ARENA, program.arena()), (STATES, homes(&program.states).1)] {
+    for (address, bytes) in [(ARENA, program.arena()), (STATES, program.state_bytes())] {
         for at in (0..bytes as u64).step_by(ALIGN as usize) {
             marks.write((address + at, 1), mark(&address));
         }
@@ -398,8 +397,8 @@ fn gradients_in_the_arena_are_the_same_sums() {
     for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
         for (model, again) in all().zip(all()) {
             let (kept, lodged) = (compiled(model, recompute), compiled_for(again, recompute, false));
-            let bytes = |program: &Program| program.arena() + homes(&program.states).1;
-            assert!(lodged.states.iter().any(|state| state.arena > Some(0)));
+            let bytes = |program: &Program| program.arena() + program.state_bytes();
+            assert!(lodged.states.iter().any(|state| matches!(state.home, Home::Arena(1..))));
             // Where hardly any activations are kept, there is little to gain.
             assert!(recompute != Recompute::None || bytes(&lodged) < bytes(&kept));
             let want = sums(&kept, &bind(&kept, &kept.first));

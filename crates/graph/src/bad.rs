@@ -1,7 +1,9 @@
 //! The first value of a run that is not finite, as executors report it.
 
 use crate::graph::{Phase, Role};
-use crate::plan::{Place, Plan};
+use crate::op::{Op, StateId};
+use crate::plan::{Place, Plan, PlanValue, Step};
+use crate::types::DType;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -45,14 +47,35 @@ impl fmt::Display for BadValue {
     }
 }
 
-/// The states that steps find as they were before the plan, in the order in which they are first read.
-pub fn states_read(plan: &Plan) -> impl Iterator<Item = (usize, Role)> {
+/// The states that steps find as they were before the plan, in the order in which they are first read. Of a flat buffer, whose
+/// padding is anything, they are the tensors in it.
+pub fn states_read(plan: &Plan) -> Vec<StateId> {
     let made: HashSet<usize> = plan.steps.iter().flat_map(|s| s.outputs.iter().copied()).collect();
+    let read = plan.steps.iter().flat_map(|s| s.inputs.iter().copied()).filter(|value| !made.contains(value));
+    let mut states: Vec<StateId> = vec![];
+    for value in read {
+        let Place::State(state) = plan.values[value].place else { continue };
+        let ids = (0..plan.states.len() as u32).map(StateId);
+        let of = &plan.states[state.index()];
+        let in_it =
+            |id: &StateId| plan.states[id.index()].role != Role::Flat && plan.states[id.index()].overlaps(of);
+        match of.role {
+            Role::Flat => states.extend(ids.filter(in_it)),
+            _ => states.push(state),
+        }
+    }
     let mut seen = HashSet::new();
-    let read = plan.steps.iter().flat_map(|s| s.inputs.iter().copied());
-    let first = read.filter(move |value| !made.contains(value) && seen.insert(*value));
-    first.filter_map(|value| match plan.values[value].place {
-        Place::State(state) => Some((value, plan.states[state.index()].role)),
-        Place::Arena(_) => None,
-    })
+    states.retain(|state| seen.insert(*state));
+    states
+}
+
+/// Whether a result is looked at. What is written to a flat buffer is, when it is read next; sums of squares in double precision
+/// are finite if what they are of is.
+pub fn is_looked_at(plan: &Plan, step: &Step, result: usize) -> bool {
+    let PlanValue { ty, place, .. } = &plan.values[step.outputs[result]];
+    let sums = matches!(step.op, Op::SumSquares { .. } | Op::LambMoments { .. }) && ty.dtype == DType::F64;
+    match place {
+        Place::State(state) => plan.states[state.index()].role != Role::Flat,
+        Place::Arena(_) => !sums,
+    }
 }

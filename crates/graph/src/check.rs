@@ -4,9 +4,10 @@
 //! one of them writing, must be ordered by their lanes and waits.
 
 use crate::clocks::Clocks;
-use crate::graph::State;
+use crate::graph::{Home, State};
 use crate::op::{Lane, Op, StateId};
 use crate::plan::{Place, Plan, PlanValue, Step};
+use crate::touched::Memory;
 use crate::types::{DType, Type};
 use std::collections::HashSet;
 
@@ -22,6 +23,9 @@ pub enum PlanError {
     /// The host could not read it.
     #[error("output {0} is overwritten before the plan ends")]
     LostOutput(String),
+    /// Nobody has said where it lies.
+    #[error("state {0} has no home")]
+    NoHome(String),
     /// The next plan would not find it.
     #[error("state {0} is overwritten before the plan ends")]
     LostState(String),
@@ -36,10 +40,13 @@ impl Plan {
             let Step { op, layer, .. } = &self.steps[step];
             move |why| PlanError::Step { step, op: op.name(), layer: layer.clone(), why }
         };
+        if let Some(state) = self.states.iter().find(|state| state.home == Home::Nowhere) {
+            return Err(PlanError::NoHome(state.name.clone()));
+        }
         for (i, step) in self.steps.iter().enumerate() {
             check_step(self, i, step).map_err(in_step(i))?;
         }
-        let mut memory = Memory::new(self);
+        let mut memory = Contents::new(self);
         memory.find_states();
         for value in &self.inputs {
             let name = self.values[*value].name.clone();
@@ -132,19 +139,21 @@ fn list(types: &[Type]) -> String {
     types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// Bytes of a memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Region {
-    Arena { start: usize, end: usize },
-    State(StateId),
+struct Region {
+    memory: Memory,
+    start: usize,
+    end: usize,
 }
 
 impl Region {
+    fn arena(start: usize, bytes: usize) -> Self {
+        Region { memory: Memory::Arena, start, end: start + bytes }
+    }
+
     fn overlaps(self, other: Region) -> bool {
-        match (self, other) {
-            (Region::Arena { start, end }, Region::Arena { start: s, end: e }) => start < e && s < end,
-            (Region::State(a), Region::State(b)) => a == b,
-            _ => false,
-        }
+        self.memory == other.memory && self.start < other.end && other.start < self.end
     }
 }
 
@@ -166,22 +175,20 @@ impl Record {
     /// be using.
     fn outside(self, region: Region) -> Vec<Record> {
         let Record { region: own, writer, touched, .. } = &self;
-        match (*own, region) {
-            (own, region) if !own.overlaps(region) => vec![self],
-            (Region::Arena { start, end }, Region::Arena { start: from, end: to }) => {
-                let sides = [(start, from.min(end)), (to.max(start), end)].into_iter().filter(|(s, e)| s < e);
-                let side = |(start, end)| {
-                    let (writer, touched) = (*writer, touched.clone());
-                    Record { region: Region::Arena { start, end }, value: None, writer, touched }
-                };
-                sides.map(side).collect()
-            }
-            _ => vec![],
+        let Region { memory, start, end } = *own;
+        if !own.overlaps(region) {
+            return vec![self];
         }
+        let sides = [(start, region.start.min(end)), (region.end.max(start), end)];
+        let side = |(start, end)| {
+            let (writer, touched) = (*writer, touched.clone());
+            Record { region: Region { memory, start, end }, value: None, writer, touched }
+        };
+        sides.into_iter().filter(|(start, end)| start < end).map(side).collect()
     }
 }
 
-struct Memory<'a> {
+struct Contents<'a> {
     plan: &'a Plan,
     clocks: Clocks,
     /// Contents not yet overwritten.
@@ -189,9 +196,9 @@ struct Memory<'a> {
     written: Vec<StateId>,
 }
 
-impl<'a> Memory<'a> {
+impl<'a> Contents<'a> {
     fn new(plan: &'a Plan) -> Self {
-        Memory { plan, clocks: plan.clocks(), live: vec![], written: vec![] }
+        Contents { plan, clocks: plan.clocks(), live: vec![], written: vec![] }
     }
 
     /// An input, which the host writes before the plan runs.
@@ -207,28 +214,30 @@ impl<'a> Memory<'a> {
     }
 
     fn fits(&self, region: Region) -> Checked {
-        match region {
-            Region::Arena { end, .. } if end > self.plan.arena => {
-                Err(format!("reaches byte {end} of an arena of {}", self.plan.arena))
-            }
-            _ => Ok(()),
+        if region.memory == Memory::Arena && region.end > self.plan.arena {
+            return Err(format!("reaches byte {} of an arena of {}", region.end, self.plan.arena));
         }
+        Ok(())
     }
 
     fn region(&self, value: usize) -> Region {
         let value = &self.plan.values[value];
         match value.place {
-            Place::Arena(start) => Region::Arena { start, end: start + value.ty.bytes() },
+            Place::Arena(start) => Region::arena(start, value.ty.bytes()),
             Place::State(state) => self.region_of(state),
         }
     }
 
     fn region_of(&self, state: StateId) -> Region {
-        let State { ty, arena, .. } = &self.plan.states[state.index()];
-        match *arena {
-            Some(start) => Region::Arena { start, end: start + ty.bytes() },
-            None => Region::State(state),
-        }
+        let State { ty, home, .. } = &self.plan.states[state.index()];
+        let (memory, start) = match *home {
+            Home::Arena(start) => (Memory::Arena, start),
+            Home::Own(start) => (Memory::Own, start),
+            Home::Host(start) => (Memory::Host, start),
+            // Refused before anything is looked at.
+            Home::Nowhere => (Memory::Own, 0),
+        };
+        Region { memory, start, end: start + ty.bytes() }
     }
 
     fn state(&self, value: usize) -> Option<StateId> {
@@ -242,8 +251,8 @@ impl<'a> Memory<'a> {
     fn find_states(&mut self) {
         let made: HashSet<usize> = self.plan.steps.iter().flat_map(|step| &step.outputs).copied().collect();
         for value in (0..self.plan.values.len()).filter(|value| !made.contains(value)) {
-            if let Some(region @ Region::Arena { .. }) = self.state(value).map(|state| self.region_of(state))
-            {
+            let region = self.state(value).map(|state| self.region_of(state));
+            if let Some(region) = region.filter(|region| region.memory == Memory::Arena) {
                 self.live.push(Record::found(region, value));
             }
         }
@@ -256,6 +265,11 @@ impl<'a> Memory<'a> {
         self.live.iter().filter(whole).any(|record| record.value.is_none_or(of))
     }
 
+    /// Whether a step has written some of these bytes.
+    fn is_written(&self, region: Region) -> bool {
+        self.live.iter().any(|record| record.writer.is_some() && record.region.overlaps(region))
+    }
+
     fn record_of(&self, value: usize) -> Option<usize> {
         self.live.iter().position(|r| r.value == Some(value))
     }
@@ -266,8 +280,8 @@ impl<'a> Memory<'a> {
             let record = match (self.record_of(*value), self.region(*value)) {
                 (Some(record), _) => record,
                 // A state not written so far holds what the plan found; one in the arena was there from the start.
-                (None, Region::State(state)) if !self.written.contains(&state) => {
-                    self.live.push(Record::found(Region::State(state), *value));
+                (None, region) if region.memory != Memory::Arena && !self.is_written(region) => {
+                    self.live.push(Record::found(region, *value));
                     self.live.len() - 1
                 }
                 (None, _) => return Err(format!("{name} is not there, or overwritten by now")),
@@ -291,14 +305,14 @@ impl<'a> Memory<'a> {
         let makers = self.plan.steps[..step].iter();
         let parts = makers.filter(|maker| node.inputs.iter().any(|value| maker.outputs.contains(value)));
         for range in parts.filter_map(|maker| maker.parts) {
-            let region = Region::Arena { start: range.offset, end: range.offset + range.bytes };
+            let region = Region::arena(range.offset, range.bytes);
             let records = self.live.iter_mut().filter(|record| record.region.overlaps(region));
             records.for_each(|record| record.touched.push(step));
         }
     }
 
     fn write(&mut self, step: usize, node: &Step) -> Checked {
-        let parts = node.parts.map(|p| Region::Arena { start: p.offset, end: p.offset + p.bytes });
+        let parts = node.parts.map(|p| Region::arena(p.offset, p.bytes));
         if let Some(parts) = parts {
             self.overwrite(step, parts, None, None)?;
             // Its results may lie there.
@@ -313,6 +327,14 @@ impl<'a> Memory<'a> {
             }
             self.overwrite(step, self.region(*value), Some(*value), over)?;
         }
+        // Between values that travel as one lies padding, which comes back as anything.
+        if node.lane == Lane::Comm {
+            let regions: Vec<Region> = node.outputs.iter().map(|value| self.region(*value)).collect();
+            for pair in regions.windows(2).filter(|pair| pair[0].end < pair[1].start) {
+                let padding = Region { start: pair[0].end, end: pair[1].start, ..pair[0] };
+                self.overwrite(step, padding, None, None)?;
+            }
+        }
         let left = self.live.iter_mut().filter(|r| parts.is_some_and(|parts| r.region.overlaps(parts)));
         left.for_each(|record| record.touched.push(step));
         if let Some(state) = assigned(node) {
@@ -320,7 +342,7 @@ impl<'a> Memory<'a> {
             self.overwrite(step, self.region_of(state), None, None)?;
         }
         if let Some(scratch) = node.scratch {
-            let region = Region::Arena { start: scratch.offset, end: scratch.offset + scratch.bytes };
+            let region = Region::arena(scratch.offset, scratch.bytes);
             self.overwrite(step, region, None, None)?;
         }
         Ok(())

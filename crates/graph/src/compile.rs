@@ -1,6 +1,6 @@
 //! From a model's graphs to the plans of a run: `first`, `micro`, `last`, `update` and `eval`. Each is made by a list of named passes.
 
-use crate::graph::{AVERAGE, COPY, Graph, GraphError, State};
+use crate::graph::{AVERAGE, COPY, Graph, GraphError, State, settle};
 use crate::op::StateId;
 use crate::passes::{self, Gradients, Layout};
 use crate::plan::{Key, Plan};
@@ -63,8 +63,11 @@ const LATE: Pass = pass!("late", |graph, _, _| Ok(passes::late(graph)));
 const GATHER: Pass =
     pass!("gather", |graph, _, settings| Ok(passes::gather(graph, &settings.target.batching())));
 const SYNCHRONISE: Pass = pass!("synchronise", |graph, _, _| passes::synchronise(graph));
-const PARALLELISE: Pass =
-    pass!("parallelise", |graph, _, settings| passes::parallelise(graph, &settings.exchange));
+const PARALLELISE: Pass = pass!("parallelise", |graph, draft, settings| passes::parallelise(
+    graph,
+    &draft.layout,
+    &settings.exchange
+));
 const SUMS: Pass = pass!("sums", |graph, _, settings| passes::sums(graph, settings.target));
 const AVERAGES: Pass = pass!("averages", |mut graph, draft, _| {
     graph.read_instead(|state| draft.layout.average_of(state));
@@ -203,8 +206,11 @@ fn update(draft: Draft, settings: &Settings<'_>) -> Result<Draft, GraphError> {
 /// A program that only evaluates: parameters are its only states, and its other plans are empty.
 pub fn inference(model: Model, mixed: Option<Mixed>, target: &dyn Target) -> Result<Program, GraphError> {
     let Model { eval, key, .. } = model;
-    let states = eval.states.clone();
-    let eval = evaluating(eval, mixed, &|_| None, key, target)?;
+    let mut states = eval.states.clone();
+    settle(&mut states);
+    let mut graph = eval;
+    graph.states = states.clone();
+    let eval = evaluating(graph, mixed, &|_| None, key, target)?;
     let empty = |name: &str| plan(&Graph::over(states.clone()), name, key, target, 0);
     let (first, micro, last) = (empty("first")?, empty("micro")?, empty("last")?);
     Ok(Program { first, micro, last, update: empty("update")?, eval, states })
@@ -219,8 +225,10 @@ pub fn evaluation(
 ) -> Result<Plan, GraphError> {
     let Model { mut eval, key, .. } = model;
     // A model's own states come first in every program.
-    if let Some(other) = (0..eval.states.len()).find(|i| states.get(*i) != eval.states.get(*i)) {
-        return Err(GraphError::ParametersDiffer(eval.states[other].name.clone()));
+    let differs =
+        |(index, state): &(usize, &State)| !states.get(*index).is_some_and(|other| state.is_like(other));
+    if let Some((_, other)) = eval.states.iter().enumerate().find(differs) {
+        return Err(GraphError::ParametersDiffer(other.name.clone()));
     }
     let beside = |state: StateId, suffix: &str| {
         let name = format!("{}{suffix}", states[state.index()].name);
@@ -247,7 +255,7 @@ fn evaluating(
 }
 
 fn same_parameters(train: &Graph, eval: &Graph) -> Result<(), GraphError> {
-    let differs = train.states.iter().zip(&eval.states).find(|(a, b)| a != b).map(|(a, _)| a);
+    let differs = train.states.iter().zip(&eval.states).find(|(a, b)| !a.is_like(b)).map(|(a, _)| a);
     let missing = train.states.get(eval.states.len()).or(eval.states.get(train.states.len()));
     match differs.or(missing) {
         Some(state) => Err(GraphError::ParametersDiffer(state.name.clone())),

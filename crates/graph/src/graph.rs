@@ -122,9 +122,23 @@ pub enum Role {
     LossScale { initial: f64 },
     /// Of an operand in fp8: (scale, largest values of the last steps). The scale starts at 1.
     Scale,
+    /// A buffer of several tensors, each a state of its own that lies in it; or one rank's part of such a buffer.
+    Flat,
 }
 
 impl Role {
+    /// Whether it is a state of its own that steps to come depend on: what checkpoints hold, and what ranks have alike at the start.
+    /// What is made anew in every step, derived from another state or a view of others is not.
+    pub fn lasts(self) -> bool {
+        match self {
+            Role::Parameter(_) | Role::Moment | Role::Average | Role::Counter | Role::Master => true,
+            Role::Running | Role::LossScale { .. } | Role::Scale => true,
+            Role::Gradient | Role::Statistic | Role::Copy | Role::Resident | Role::Pending | Role::Flat => {
+                false
+            }
+        }
+    }
+
     /// For messages: `moment blocks.0.mlp.fc1.weight.m`.
     pub fn name(self) -> &'static str {
         match self {
@@ -141,6 +155,7 @@ impl Role {
             Role::Pending => "running statistic of the step",
             Role::LossScale { .. } => "loss scale",
             Role::Scale => "scale of fp8",
+            Role::Flat => "buffer",
         }
     }
 }
@@ -164,11 +179,63 @@ pub struct State {
     #[serde(flatten)]
     pub ty: Type,
     pub role: Role,
-    /// Where in the arena it lies, if it has no memory of its own: it lasts from the step that writes it to the end of the
-    /// `update` that follows, and others may lie there before and after.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub arena: Option<usize>,
+    /// Where it lies. States may lie over each other: a flat buffer and the tensors in it.
+    pub home: Home,
 }
+
+/// Where a state lies: a memory and the byte in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Home {
+    /// Not decided yet: see [`settle`].
+    #[default]
+    Nowhere,
+    /// In the states' own memory on the device, for as long as the program runs.
+    Own(usize),
+    /// In the arena, from the step that writes it to the end of the `update` that follows: others may lie there before and after.
+    Arena(usize),
+    /// In the host's memory.
+    Host(usize),
+}
+
+impl State {
+    /// Whether it is the same but for where it lies.
+    pub fn is_like(&self, other: &State) -> bool {
+        (&self.name, &self.ty, self.role) == (&other.name, &other.ty, other.role)
+    }
+
+    /// Whether some of its bytes are some of the other's.
+    pub fn overlaps(&self, other: &State) -> bool {
+        let meet = |a: usize, b: usize| a < b + other.ty.bytes() && b < a + self.ty.bytes();
+        match (self.home, other.home) {
+            (Home::Own(a), Home::Own(b))
+            | (Home::Arena(a), Home::Arena(b))
+            | (Home::Host(a), Home::Host(b)) => meet(a, b),
+            _ => false,
+        }
+    }
+}
+
+/// Gives every state that has no home yet one in the states' own memory, behind all that lie there, in the order of their table.
+pub fn settle(states: &mut [State]) {
+    let mut end = own_bytes(states);
+    for state in states.iter_mut().filter(|state| state.home == Home::Nowhere) {
+        state.home = Home::Own(end);
+        end += state.ty.bytes().next_multiple_of(ALIGN);
+    }
+}
+
+/// Bytes of the states' own memory.
+pub fn own_bytes(states: &[State]) -> usize {
+    let end = |state: &State| match state.home {
+        Home::Own(offset) => offset + state.ty.bytes().next_multiple_of(ALIGN),
+        Home::Nowhere | Home::Arena(_) | Home::Host(_) => 0,
+    };
+    states.iter().map(end).max().unwrap_or(0)
+}
+
+/// Buffers start at cache-line pairs, as wide SIMD and copies between devices like them.
+pub const ALIGN: usize = 128;
 
 impl State {
     /// Whether it is learned.
@@ -271,7 +338,7 @@ impl Graph {
 
     /// Adds a state to the table.
     pub fn add_state(&mut self, name: impl Into<String>, ty: Type, role: Role) -> StateId {
-        self.states.push(State { name: name.into(), ty, role, arena: None });
+        self.states.push(State { name: name.into(), ty, role, home: Home::Nowhere });
         StateId(self.states.len() as u32 - 1)
     }
 

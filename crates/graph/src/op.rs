@@ -11,6 +11,7 @@ mod describe;
 mod properties;
 pub mod slots;
 
+use crate::flat::Flat;
 use crate::mesh::Group;
 use crate::types::{DType, Shape};
 use crate::windows::Windows;
@@ -295,9 +296,10 @@ pub enum Op {
     /// n values of which steps have left partial sums, sums so far → n sums. The results numbered by `starts` go on from a sum so far,
     /// in their order. Of each of the n, the place is that of its first part: see [`crate::plan::Step::parts`].
     AddUp { starts: Vec<usize> },
-    /// Any number of gradients → \[1\].
-    SumSquares,
-    /// squared norm \[1\], stats \[4\] [, loss scale \[3\]] → control \[3\] = (factor for every gradient, 1 or 0 for apply or
+    /// Any number of flat gradients → the sums of their squares, an f64 for each [`CHUNK`](crate::flat::CHUNK), one buffer after the
+    /// other. A rank leaves 0 for what it doesn't hold: ranks that hold parts add theirs up, which rounds nothing.
+    SumSquares { flats: Vec<Flat> },
+    /// stats \[4\] [, loss scale \[3\]], sums of squares (chunks) → control \[3\] = (factor for every gradient, 1 or 0 for apply or
     /// skip, gradient norm). The factor holds nominal/actual count, the loss scale and the clipping.
     Clip {
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -310,19 +312,39 @@ pub enum Op {
     /// w, dw, m, v, control, applied steps [, a copy of w in half precision] → w, m, v [, the copy]. torch.optim.AdamW's
     /// numerics.
     #[serde(rename = "adamw")]
-    AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, lr_scale: f64 },
-    /// w, dw, momentum, control, applied steps [, copy] → w, momentum [, copy]. torch.optim.SGD's numerics.
-    Sgd { momentum: f64, nesterov: bool, weight_decay: f64, lr_scale: f64 },
-    /// w, dw, m, v, control, applied steps [, copy] → w, m, v [, copy]. DeepSpeed's FusedLamb: trust ratio within
-    /// [min, max].
-    Lamb {
+    AdamW {
         beta1: f64,
         beta2: f64,
         eps: f64,
-        weight_decay: f64,
+        #[serde(flatten)]
+        flat: Flat,
+    },
+    /// w, dw, momentum, control, applied steps [, copy] → w, momentum [, copy]. torch.optim.SGD's numerics.
+    Sgd {
+        momentum: f64,
+        nesterov: bool,
+        #[serde(flatten)]
+        flat: Flat,
+    },
+    /// The first half of DeepSpeed's FusedLamb: w, dw, m, v, control, applied steps → m, v, (segments,2) = Σ w², Σ update² of each
+    /// [segment](crate::flat::Segment) of the buffer as f64, 0 for those that the rank doesn't hold.
+    LambMoments {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        #[serde(flatten)]
+        flat: Flat,
+    },
+    /// The second half: w, m, v, (segments,2), control, applied steps [, copy] → w [, copy]. A tensor's trust ratio, ‖w‖ / ‖update‖,
+    /// is kept within [min, max].
+    LambApply {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
         min_coeff: f64,
         max_coeff: f64,
-        lr_scale: f64,
+        #[serde(flatten)]
+        flat: Flat,
     },
     /// average, w as updated, control → average: decay·average + (1-decay)·w, or as it was on a skipped step.
     Ema { decay: f64 },

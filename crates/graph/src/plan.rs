@@ -1,5 +1,6 @@
 //! A plan: the flat list of steps a device runs, with every buffer placed.
 
+pub use crate::graph::ALIGN;
 use crate::graph::{Phase, State};
 use crate::mesh::{Group, Mesh};
 use crate::op::{Lane, Op, StateId};
@@ -7,9 +8,6 @@ use crate::rules::cost::{Cost, cost};
 use crate::types::Type;
 use serde::Serialize;
 use std::ops::Range;
-
-/// Buffers start at cache-line pairs, as wide SIMD and copies between devices like them.
-pub const ALIGN: usize = 128;
 
 /// The sizes a plan was made for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -27,30 +25,6 @@ pub enum Place {
     Arena(usize),
     /// The state's own memory.
     State(StateId),
-}
-
-/// Where a state lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
-    /// Byte offset in the states' own memory.
-    Own(usize),
-    /// Byte offset in the arena.
-    Arena(usize),
-}
-
-/// The homes of states, and the bytes of their own memory. They lie there in the order of their table, each at a border:
-/// collectives of neighbours rely on it.
-pub fn homes(states: &[State]) -> (Vec<Home>, usize) {
-    let mut bytes = 0;
-    let home = |state: &State| match state.arena {
-        Some(offset) => Home::Arena(offset),
-        None => {
-            let offset = bytes;
-            bytes += state.ty.bytes().next_multiple_of(ALIGN);
-            Home::Own(offset)
-        }
-    };
-    (states.iter().map(home).collect(), bytes)
 }
 
 /// A value with its place.

@@ -1,6 +1,6 @@
 //! What is compiled, and what comes of it.
 
-use crate::graph::{Graph, Role, State};
+use crate::graph::{Graph, Role, State, own_bytes};
 use crate::op::Op;
 use crate::plan::{Key, Plan};
 use crate::run::Which;
@@ -79,8 +79,8 @@ impl Program {
         }
     }
 
-    /// Bytes of the states that don't lie in the arena.
+    /// Bytes of the states' own memory.
     pub fn state_bytes(&self) -> usize {
-        self.states.iter().filter(|s| s.arena.is_none()).map(|s| s.ty.bytes()).sum()
+        own_bytes(&self.states)
     }
 }

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! (on one line). A value is declared with its type and place where it is made; `$name` is a state, declared at the top, with
-//! a place if it lies in the arena; what follows `#` is computed by the printer and skipped by the parser.
+//! its place: `@0` in the arena, `own@0` in the states' own memory, `host@0` in the host's. What follows `#` is computed by the printer
+//! and skipped by the parser, which finds a place in the states' own memory for states without one.
 
-use crate::graph::{Graph, Phase, Role, State, ValueId};
+use crate::graph::{Graph, Home, Phase, Role, State, ValueId, settle};
 use crate::mesh::Mesh;
 use crate::op::{Lane, Op, StateId};
 use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
@@ -23,9 +24,14 @@ impl fmt::Display for Plan {
         let sizes = format!("batch={batch} height={height} width={width}");
         writeln!(f, "plan {} {sizes}{mesh} arena={}", self.name, self.arena)?;
         for state in self.used_states() {
-            let State { name, ty, role, arena } = &self.states[state];
-            let place = arena.map_or_else(String::new, |offset| format!(" @{offset}"));
-            writeln!(f, "state {name} {ty} {}{place}", json(role))?;
+            let State { name, ty, role, home } = &self.states[state];
+            let home = match home {
+                Home::Nowhere => String::new(),
+                Home::Arena(offset) => format!(" @{offset}"),
+                Home::Own(offset) => format!(" own@{offset}"),
+                Home::Host(offset) => format!(" host@{offset}"),
+            };
+            writeln!(f, "state {name} {ty} {}{home}", json(role))?;
         }
         for value in &self.inputs {
             writeln!(f, "input {}", self.declared(*value))?;
@@ -41,6 +47,7 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
+    /// The states that steps touch, and of a flat buffer the tensors in it.
     fn used_states(&self) -> Vec<usize> {
         let mut used = vec![false; self.states.len()];
         for value in &self.values {
@@ -53,7 +60,10 @@ impl Plan {
                 used[state.index()] = true;
             }
         }
-        (0..used.len()).filter(|s| used[*s]).collect()
+        let is_flat = |index: &usize| used[*index] && self.states[*index].role == Role::Flat;
+        let flats: Vec<&State> = (0..used.len()).filter(is_flat).map(|index| &self.states[index]).collect();
+        let in_flat = |index: usize| flats.iter().any(|flat| flat.overlaps(&self.states[index]));
+        (0..used.len()).filter(|index| used[*index] || in_flat(*index)).collect()
     }
 
     fn used(&self, value: usize) -> String {
@@ -157,6 +167,7 @@ impl std::str::FromStr for Plan {
             }
             parser.line(content).map_err(|why| ParseError { line: i + 1, why })?;
         }
+        settle(&mut parser.plan.states);
         Ok(parser.plan)
     }
 }
@@ -215,15 +226,13 @@ impl Parser {
             return Err("a state needs a name, a type and a role".into());
         };
         let ty: Type = ty.parse().map_err(|e: crate::types::BadType| e.to_string())?;
-        let (role, arena) = match role.rsplit_once(" @") {
-            Some((role, offset)) => {
-                (role, Some(offset.parse().map_err(|_| format!("'{offset}' is not an offset"))?))
-            }
-            None => (role, None),
+        let (role, home) = match role.rsplit_once(' ').filter(|(_, home)| home.contains('@')) {
+            Some((role, home)) => (role, home_of(home)?),
+            None => (role, Home::Nowhere),
         };
         let role: Role = serde_json::from_str(role).map_err(|_| format!("'{role}' is not a role"))?;
         let id = StateId(self.plan.states.len() as u32);
-        self.plan.states.push(State { name: name.to_string(), ty, role, arena });
+        self.plan.states.push(State { name: name.to_string(), ty, role, home });
         match self.states.insert(name.to_string(), id) {
             Some(_) => Err(format!("two states are named {name}")),
             None => Ok(()),
@@ -312,6 +321,19 @@ fn operands(text: &str) -> impl Iterator<Item = &str> {
     })
     .map(str::trim)
     .filter(|t| !t.is_empty())
+}
+
+/// `@0`, `own@0` or `host@0`.
+fn home_of(text: &str) -> Result<Home, String> {
+    let bad = || format!("'{text}' is not a place");
+    let (memory, offset) = text.split_once('@').ok_or_else(bad)?;
+    let offset = offset.parse().map_err(|_| bad())?;
+    match memory {
+        "" => Ok(Home::Arena(offset)),
+        "own" => Ok(Home::Own(offset)),
+        "host" => Ok(Home::Host(offset)),
+        _ => Err(bad()),
+    }
 }
 
 fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {

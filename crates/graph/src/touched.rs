@@ -1,28 +1,42 @@
 //! The bytes that steps touch.
 
-use crate::op::Op;
-use crate::plan::{Home, Place, Plan, ScratchRange, homes};
+use crate::graph::Home;
+use crate::op::{Lane, Op};
+use crate::plan::{Place, Plan, ScratchRange};
 use std::ops::Range;
 
-/// Bytes of the arena or of the states' own memory.
+/// Bytes of one memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bytes {
-    in_arena: bool,
+    memory: Memory,
     range: Range<usize>,
 }
 
+/// A memory that values and states lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    Arena,
+    /// The states' own.
+    Own,
+    Host,
+}
+
 impl Bytes {
-    fn new(home: Home, bytes: usize) -> Self {
-        let (in_arena, start) = match home {
-            Home::Arena(offset) => (true, offset),
-            Home::Own(offset) => (false, offset),
+    /// So many bytes at a home, if that is decided.
+    pub fn at(home: Home, bytes: usize) -> Option<Self> {
+        let (memory, start) = match home {
+            Home::Arena(offset) => (Memory::Arena, offset),
+            Home::Own(offset) => (Memory::Own, offset),
+            Home::Host(offset) => (Memory::Host, offset),
+            Home::Nowhere => return None,
         };
-        Bytes { in_arena, range: start..start + bytes }
+        Some(Bytes { memory, range: start..start + bytes })
     }
 
-    fn meets(&self, other: &Bytes) -> bool {
+    /// Whether some of them are some of the others.
+    pub fn meets(&self, other: &Bytes) -> bool {
         let (a, b) = (&self.range, &other.range);
-        self.in_arena == other.in_arena && a.start < b.end && b.start < a.end
+        self.memory == other.memory && a.start < b.end && b.start < a.end
     }
 }
 
@@ -46,24 +60,37 @@ impl Touched {
 impl Plan {
     /// What every step does to memory.
     pub fn touched(&self) -> Vec<Touched> {
-        let homes = homes(&self.states).0;
-        let state = |index: usize| Bytes::new(homes[index], self.states[index].ty.bytes());
+        let arena =
+            |offset: usize, bytes: usize| Bytes { memory: Memory::Arena, range: offset..offset + bytes };
+        let state = |index: usize| Bytes::at(self.states[index].home, self.states[index].ty.bytes());
         let value = |value: &usize| match self.values[*value].place {
-            Place::Arena(offset) => Bytes::new(Home::Arena(offset), self.values[*value].ty.bytes()),
+            Place::Arena(offset) => Some(arena(offset, self.values[*value].ty.bytes())),
             Place::State(id) => state(id.index()),
         };
-        let range = |range: &ScratchRange| Bytes::new(Home::Arena(range.offset), range.bytes);
+        let range = |range: &ScratchRange| arena(range.offset, range.bytes);
         let mut parts: Vec<Option<Bytes>> = vec![None; self.values.len()];
         let touched = self.steps.iter().map(|step| {
             let assigned = match step.op {
-                Op::Assign { state: id } => Some(state(id.index())),
+                Op::Assign { state: id } => state(id.index()),
                 _ => None,
             };
             let left = step.parts.as_ref().map(range);
             let mut touched = Touched {
-                reads: step.inputs.iter().map(value).collect(),
-                writes: step.outputs.iter().map(value).chain(assigned).collect(),
+                reads: step.inputs.iter().filter_map(value).collect(),
+                writes: step.outputs.iter().filter_map(value).chain(assigned).collect(),
             };
+            if step.lane == Lane::Comm {
+                // Between values that travel as one lies padding, which comes back as anything.
+                let ends: Vec<Bytes> = touched.writes.clone();
+                let apart = |pair: &[Bytes]| {
+                    pair[0].memory == pair[1].memory && pair[0].range.end < pair[1].range.start
+                };
+                let padding = ends.windows(2).filter(|pair| apart(pair));
+                touched.writes.extend(padding.map(|pair| Bytes {
+                    memory: pair[0].memory,
+                    range: pair[0].range.end..pair[1].range.start,
+                }));
+            }
             touched.writes.extend(step.scratch.as_ref().map(range).into_iter().chain(left.clone()));
             if let Op::AddUp { .. } = step.op {
                 touched.reads.extend(step.inputs.iter().filter_map(|value| parts[*value].clone()));

@@ -129,7 +129,8 @@ fn without_overlap_they_leave_at_the_end() {
 #[test]
 fn the_exchange_needs_no_memory_and_no_copy() {
     for recompute in [Recompute::None, Recompute::Full] {
-        let (plain, program) = (transformer::program(2, recompute), compiled(PLAIN, recompute));
+        let alone = Settings { mesh: Mesh::default(), exchange: PLAIN, recompute, ..settings() };
+        let (plain, program) = (compile(model(2), &alone).unwrap(), compiled(PLAIN, recompute));
         assert_eq!(program.last.arena, program.micro.arena);
         let alone = |plan: &Plan| Plan { mesh: Mesh::default(), ..plan.clone() };
         assert_eq!(alone(&program.micro), plain.micro, "nothing is exchanged in a micro-step");

@@ -15,7 +15,7 @@ use graph::op::Lane;
 use graph::passes::{place, schedule};
 use graph::plan::{Key, Place, Plan};
 use graph::{
-    ALIGN, Batching, Deferred, Exchange, Graph, Mesh, Op, Partial, Recompute, Settings, Target, compile,
+    ALIGN, Batching, Deferred, Exchange, Graph, Home, Mesh, Op, Partial, Recompute, Settings, Target, compile,
 };
 use rng::Rng;
 use simulator::simulate;
@@ -81,7 +81,10 @@ fn lies_over_a_state(plan: &Plan) -> bool {
     let made = plan.steps.iter().flat_map(|s| &s.outputs).filter_map(|v| match plan.values[*v].place {
         Place::State(state) => {
             let state = &plan.states[state.index()];
-            state.arena.map(|offset| offset..offset + state.ty.bytes())
+            match state.home {
+                Home::Arena(offset) => Some(offset..offset + state.ty.bytes()),
+                _ => None,
+            }
         }
         Place::Arena(_) => None,
     });

@@ -16,7 +16,7 @@ fn the_arena_is_as_large_as_predicted() {
         let program = executor.program();
         assert_eq!(executor.allocated().0, program.arena(), "{name}");
         assert_eq!(program.arena(), program.plans().map(|p| p.arena).into_iter().max().unwrap());
-        assert!(executor.allocated().1 - program.state_bytes() < 128 * program.states.len());
+        assert_eq!(executor.allocated().1, program.state_bytes(), "{name}");
     }
 }
 

@@ -132,13 +132,15 @@ impl Memory<'_> {
 
     fn step<T: Float>(&self, plan: &Plan, step: &Step) -> Result<Bound<T>, CpuError> {
         let no_kernel = || CpuError::NoKernel { layer: step.layer.clone(), op: step.op.name() };
-        let kernel = self.kernel(plan, step).ok_or_else(no_kernel)?;
-        let operand = |v: &usize| self.operand(&plan.values[*v]);
+        let rank = self.groups.map_or(0, |groups| groups.world().rank());
+        let op = step.op.on_rank(plan.mesh, rank);
+        let kernel = self.kernel(plan, step, &op).ok_or_else(no_kernel)?;
+        let operand = |v: &usize| self.operand(&plan.values[*v], kernel.takes_doubles);
         let inputs: Vec<Operand<T>> = step.inputs.iter().map(operand).collect::<Result<_, _>>()?;
         let mut outputs: Vec<Operand<T>> = step.outputs.iter().map(operand).collect::<Result<_, _>>()?;
         if let Op::Assign { state } = step.op {
             let written = &plan.states[state.index()];
-            outputs.push(Operand::new(&written.name, &written.ty, self.state(state))?);
+            outputs.push(Operand::new(&written.name, &written.ty, self.state(state), false)?);
         }
         let given = step.scratch.filter(|given| given.bytes >= kernel.scratch);
         let scratch = given.map_or(View::EMPTY, |given| self.arena.view(given.offset, kernel.scratch));
@@ -146,7 +148,7 @@ impl Memory<'_> {
         Ok(Bound {
             in_place: step.op.in_place(inputs.len()).collect(),
             is_product: step.op.is_product(),
-            op: step.op.clone(),
+            op,
             inputs,
             outputs,
             scratch,
@@ -163,21 +165,21 @@ impl Memory<'_> {
     }
 
     /// What runs a step, if there is something.
-    fn kernel<T: Float>(&self, plan: &Plan, step: &Step) -> Option<Kernel<T>> {
+    fn kernel<T: Float>(&self, plan: &Plan, step: &Step, op: &Op) -> Option<Kernel<T>> {
         if step.lane == Lane::Comm {
             return Some(Kernel::none());
         }
         let list = |values: &[usize]| values.iter().map(|v| &plan.values[*v].ty).collect();
         let types = Types { inputs: list(&step.inputs), outputs: list(&step.outputs) };
-        steps::kernel(&step.op, &types, self.threads)
+        steps::kernel(op, &types, self.threads)
     }
 
-    fn operand<T: Float>(&self, value: &PlanValue) -> Result<Operand<T>, CpuError> {
+    fn operand<T: Float>(&self, value: &PlanValue, sums: bool) -> Result<Operand<T>, CpuError> {
         let stored = match value.place {
             Place::State(state) => self.state(state),
             Place::Arena(offset) => self.arena.view(offset, value.ty.bytes()),
         };
-        Operand::new(&value.name, &value.ty, stored)
+        Operand::new(&value.name, &value.ty, stored, sums)
     }
 
     fn state(&self, state: StateId) -> View<u8> {

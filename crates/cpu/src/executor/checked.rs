@@ -4,8 +4,8 @@
 use super::{Executor, Which};
 use crate::error::CpuError;
 use crate::kernels::Float;
-use graph::bad::{BadValue, Origin, states_read};
-use graph::{Header, Role};
+use graph::bad::{BadValue, Origin, is_looked_at, states_read};
+use graph::{Header, StateId};
 
 impl<T: Float> Executor<T> {
     /// Runs a plan like [`run`](Executor::run), but stops at the first value that is not finite: an input or state to
@@ -28,23 +28,30 @@ impl<T: Float> Executor<T> {
     }
 
     fn bad_after(&self, which: Which, index: usize) -> Option<BadValue> {
-        let step = &self.plan(which).steps[index];
+        let plan = self.plan(which);
+        let step = &plan.steps[index];
         let origin = || Origin::Step { layer: step.layer.clone(), op: step.op.name(), phase: step.phase };
-        step.outputs.iter().find_map(|value| self.bad(which, *value, origin))
+        let results = (0..step.outputs.len()).filter(|result| is_looked_at(plan, step, *result));
+        results.map(|result| step.outputs[result]).find_map(|value| self.bad_value(which, value, origin))
     }
 
     fn bad_before(&self, which: Which) -> Option<BadValue> {
         let plan = self.plan(which);
-        let input = |value: &usize| self.bad(which, *value, || Origin::Input);
-        let state = |(value, role): (usize, Role)| self.bad(which, value, || Origin::State(role));
-        plan.inputs.iter().find_map(input).or_else(|| states_read(plan).find_map(state))
+        let input = |value: &usize| self.bad_value(which, *value, || Origin::Input);
+        let state = |id: StateId| {
+            let graph::State { name, role, .. } = &plan.states[id.index()];
+            bad(name, &self.state(id), || Origin::State(*role))
+        };
+        plan.inputs.iter().find_map(input).or_else(|| states_read(plan).into_iter().find_map(state))
     }
 
-    fn bad(&self, which: Which, value: usize, origin: impl Fn() -> Origin) -> Option<BadValue> {
+    fn bad_value(&self, which: Which, value: usize, origin: impl Fn() -> Origin) -> Option<BadValue> {
         let value = &self.plan(which).values[value];
-        let elements = self.floats(value)?;
-        let index = elements.iter().position(|x| !x.to_f64().is_finite())?;
-        let (name, found) = (value.name.clone(), elements[index].to_f64());
-        Some(BadValue { origin: origin(), value: name, index, found })
+        bad(&value.name, &*self.floats(value)?, origin)
     }
+}
+
+fn bad<T: Float>(name: &str, elements: &[T], origin: impl Fn() -> Origin) -> Option<BadValue> {
+    let index = elements.iter().position(|x| !x.to_f64().is_finite())?;
+    Some(BadValue { origin: origin(), value: name.to_string(), index, found: elements[index].to_f64() })
 }

@@ -19,6 +19,8 @@ pub(crate) struct Operand<T> {
     pub data: View<T>,
     /// The same, of whole numbers.
     pub ints: View<i32>,
+    /// The same, of sums in double precision, which are never rounded.
+    pub doubles: View<f64>,
     /// Where the plan has it.
     pub stored: View<u8>,
     pub dtype: DType,
@@ -26,13 +28,16 @@ pub(crate) struct Operand<T> {
 }
 
 impl<T: Float> Operand<T> {
-    pub fn new(name: &str, ty: &Type, stored: View<u8>) -> Result<Self, CpuError> {
-        check_dtype::<T>(name, ty)?;
+    pub fn new(name: &str, ty: &Type, stored: View<u8>, sums: bool) -> Result<Self, CpuError> {
+        if !sums {
+            check_dtype::<T>(name, ty)?;
+        }
         let Type { dtype, shape } = ty.clone();
         let count = shape.count();
         let data = if dtype == own::<T>() { stored.cast(count) } else { View::EMPTY };
         let ints = if dtype == DType::I32 { stored.cast(count) } else { View::EMPTY };
-        Ok(Operand { data, ints, stored, dtype, shape })
+        let doubles = if dtype == DType::F64 { stored.cast(count) } else { View::EMPTY };
+        Ok(Operand { data, ints, doubles, stored, dtype, shape })
     }
 
     /// Whether it is stored as it is computed with.
@@ -42,7 +47,7 @@ impl<T: Float> Operand<T> {
 
     /// Whether it is a number to compute with that is stored in another type.
     fn is_foreign(&self) -> bool {
-        !self.is_own() && !matches!(self.dtype, DType::I32 | DType::U8)
+        !self.is_own() && !matches!(self.dtype, DType::I32 | DType::U8 | DType::F64)
     }
 
     fn lies_with(&self, other: &Self) -> bool {
@@ -55,7 +60,8 @@ pub(super) fn own<T: Float>() -> DType {
     if size_of::<T>() == size_of::<f64>() { DType::F64 } else { DType::F32 }
 }
 
-/// Doubles are not rounded in silence: a plan that has some is for an executor that computes in them.
+/// Doubles are not rounded in silence: a plan that has some, other than sums that a kernel takes as they are, is for an executor that
+/// computes in them.
 pub(super) fn check_dtype<T: Float>(name: &str, ty: &Type) -> Result<(), CpuError> {
     let computes = own::<T>();
     if ty.dtype == DType::F64 && computes != DType::F64 {

@@ -55,6 +55,12 @@ impl<T: Float> Executor<T> {
         unsafe { self.stored(value).cast(value.ty.shape.count()).read() }
     }
 
+    /// A value in double precision, whatever is computed in.
+    pub(crate) fn sums(&self, value: &PlanValue) -> &[f64] {
+        // SAFETY: as in `numbers`.
+        unsafe { self.stored(value).cast(value.ty.shape.count()).read() }
+    }
+
     /// A value of floats.
     pub(crate) fn floats(&self, value: &PlanValue) -> Option<Cow<'_, [T]>> {
         let is_float = !matches!(value.ty.dtype, DType::I32 | DType::U8);

@@ -231,17 +231,3 @@ pub unsafe fn norm_add_grad<T: Float>(cx: &Context<'_, T>, drop: Option<PathDrop
     });
     join(cx, shape, cx.scratch(), &cx.step.outputs[1..], None);
 }
-
-pub unsafe fn sum_squares<T: Float>(cx: &Context<'_, T>) {
-    let partials: View<f64> = cx.scratch();
-    let inputs = &cx.step.inputs;
-    cx.each(inputs.len(), |i, _| {
-        // SAFETY: inputs are only read; each has its own partial sum.
-        unsafe { partials.part(i..i + 1).write()[0] = kernels::sum_squares(inputs[i].data.read()) };
-    });
-    cx.shared(1, |_, _| {
-        // SAFETY: the partial sums are done; the output is this step's own.
-        let (partials, out) = unsafe { (partials.part(0..inputs.len()).read(), cx.output(0).data.write()) };
-        out[0] = T::from_f64(partials.iter().sum());
-    });
-}

@@ -2,8 +2,8 @@
 //! memory a node wants, binding refuses what is not in it, and a run calls what was bound: the three can't disagree.
 
 use super::{
-    Context, PIECE, attention, batch_norm, channels, conv, fp8, linear, loss, maps, position_bias, prepare,
-    random, reduce, resize, resized_loss, rows, tokens, update, windows, wire,
+    Context, attention, batch_norm, channels, conv, fp8, linear, loss, maps, position_bias, prepare, random,
+    reduce, resize, resized_loss, rows, tokens, update, windows, wire,
 };
 use crate::kernels::Float;
 use graph::fp8::Format;
@@ -15,6 +15,8 @@ pub(crate) struct Kernel<T> {
     pub scratch: usize,
     /// Whether it takes operands and results as they are stored, in whatever type. Others see all floats as `T`.
     pub reads_stored: bool,
+    /// Whether it takes, or leaves, sums in double precision in whatever type it computes.
+    pub takes_doubles: bool,
     run: Run<T>,
 }
 
@@ -23,7 +25,7 @@ type Run<T> = Box<dyn Fn(&Context<'_, T>) + Send + Sync>;
 impl<T: Float> Kernel<T> {
     /// Without working memory.
     fn new(run: impl Fn(&Context<'_, T>) + Send + Sync + 'static) -> Self {
-        Kernel { scratch: 0, reads_stored: false, run: Box::new(run) }
+        Kernel { scratch: 0, reads_stored: false, takes_doubles: false, run: Box::new(run) }
     }
 
     /// With this many more numbers to work on.
@@ -43,7 +45,12 @@ impl<T: Float> Kernel<T> {
 
     /// For collectives, which the communicator runs.
     pub fn none() -> Self {
-        Kernel::new(|_| {}).of_any_type()
+        Kernel::new(|_| {}).of_any_type().with_doubles()
+    }
+
+    fn with_doubles(mut self) -> Self {
+        self.takes_doubles = true;
+        self
     }
 
     fn of_any_type(mut self) -> Self {
@@ -176,12 +183,25 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
                 // SAFETY: as all others.
                 Kernel::new(move |cx| unsafe { rows::add_up(cx, &starts) })
             }
-            Op::SumSquares => call!(reduce::sum_squares).doubles(types.inputs.len()),
-            Op::Clip { max_norm, scaled } => call!(update::clip, max_norm, scaled),
+            Op::SumSquares { ref flats } => {
+                let chunks = update::Chunks::of(flats);
+                // SAFETY: as all others.
+                Kernel::new(move |cx| unsafe { update::sum_squares(cx, &chunks) }).with_doubles()
+            }
+            Op::Clip { max_norm, scaled } => call!(update::clip, max_norm, scaled).with_doubles(),
             Op::Advance => call!(update::advance),
             Op::AdamW { .. } => call!(update::adamw),
             Op::Sgd { .. } => call!(update::sgd),
-            Op::Lamb { .. } => call!(update::lamb).doubles(2 * x(0).count().div_ceil(PIECE)),
+            Op::LambMoments { ref flat, .. } => {
+                let segments = update::Segments::of(flat);
+                // SAFETY: as all others.
+                Kernel::new(move |cx| unsafe { update::lamb_moments(cx, &segments) }).with_doubles()
+            }
+            Op::LambApply { ref flat, .. } => {
+                let segments = update::Segments::of(flat);
+                // SAFETY: as all others.
+                Kernel::new(move |cx| unsafe { update::lamb_apply(cx, &segments) }).with_doubles()
+            }
             Op::Ema { decay } => call!(update::ema, decay),
             Op::LossScale { window, hysteresis, min } => call!(update::loss_scale, window, hysteresis, min),
             Op::Commit => call!(batch_norm::commit),

@@ -11,7 +11,7 @@ pub mod written;
 
 use comm::Communicator;
 use cpu::{Executor, Float, Options, Which};
-use graph::graph::{At, Node, Phase};
+use graph::graph::{At, Node, Phase, settle};
 use graph::op::Pooling;
 use graph::passes::{differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
@@ -260,6 +260,7 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
         train.assign(state, gradient, Phase::Backward).unwrap();
     }
     train.outputs.clear();
+    settle(&mut train.states);
     let states = train.states.clone();
     eval.states = states.clone();
     let plan = |graph: &Graph| {
@@ -377,7 +378,9 @@ impl<T: Float> Rig<T> {
 
     /// The states asked for, by name.
     pub fn tensors(&self, which: impl Fn(&State) -> bool) -> Tensors {
-        let states = self.executor.program().states.iter().enumerate().filter(|(_, s)| which(s));
+        // Flat buffers are their tensors, and padding.
+        let wanted = |state: &State| state.role != Role::Flat && which(state);
+        let states = self.executor.program().states.iter().enumerate().filter(|(_, s)| wanted(s));
         let mut tensors: Tensors = states
             .map(|(i, s)| {
                 let values = self.executor.state(StateId(i as u32));

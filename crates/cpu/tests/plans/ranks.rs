@@ -135,22 +135,45 @@ output gathered
 
 const ZERO2: &str = include_str!("../../../graph/tests/plans/zero2-accumulation.plan");
 
+/// The parameters of ZERO2: their bucket, their first element in it, shape, count and weight decay.
+const PARAMETERS: [(&str, usize, usize, &str, usize, &str); 4] = [
+    ("fc2.weight", 0, 0, "[10,64]", 640, "0.05"),
+    ("fc2.bias", 0, 640, "[10]", 10, "0.0"),
+    ("fc1.weight", 1, 0, "[64,32]", 2048, "0.05"),
+    ("fc1.bias", 1, 2048, "[64]", 64, "0.0"),
+];
+
+/// Elements of each of the two buckets.
+const BUCKET: usize = 4096;
+
+/// The states of one rank that holds everything: two buckets of each kind, and the parameters' views into them.
+fn whole_states() -> String {
+    let kinds = [
+        ("", "f32", "{\"parameter\":\"zeros\"}"),
+        (".grad", "f32", "\"gradient\""),
+        (".m", "f32", "\"moment\""),
+        (".v", "f32", "\"moment\""),
+        (".half", "bf16", "\"copy\""),
+    ];
+    let mut text = String::new();
+    for (kind, (ending, dtype, role)) in kinds.into_iter().enumerate() {
+        let (start, size) = (kind * 2 * BUCKET * 4, if dtype == "f32" { 4 } else { 2 });
+        for bucket in 0..2 {
+            let home = start + bucket * BUCKET * size;
+            text += &format!("state bucket.{bucket}{ending} {dtype}[{BUCKET}] \"flat\" own@{home}\n");
+        }
+        for (name, bucket, first, shape, ..) in PARAMETERS {
+            let home = start + (bucket * BUCKET + first) * size;
+            text += &format!("state {name}{ending} {dtype}{shape} {role} own@{home}\n");
+        }
+    }
+    let end = 10 * BUCKET * 4;
+    text += &format!("state stats f32[4] \"statistic\" own@{end}\n");
+    text + &format!("state applied f32[1] \"counter\" own@{}\n", end + 128)
+}
+
 /// What one rank computes with all samples of a step at once, and f32 parameters beside their copies.
-const WHOLE: &str = "plan last batch=64 height=1 width=32 arena=131072
-state fc1.weight f32[64,32] {\"parameter\":\"zeros\"}
-state fc1.bias f32[64] {\"parameter\":\"zeros\"}
-state fc2.weight f32[10,64] {\"parameter\":\"zeros\"}
-state fc2.bias f32[10] {\"parameter\":\"zeros\"}
-state fc1.weight.half bf16[64,32] \"copy\"
-state fc1.bias.half bf16[64] \"copy\"
-state fc2.weight.half bf16[10,64] \"copy\"
-state fc2.bias.half bf16[10] \"copy\"
-state fc1.weight.grad f32[64,32] \"gradient\"
-state fc1.bias.grad f32[64] \"gradient\"
-state fc2.weight.grad f32[10,64] \"gradient\"
-state fc2.bias.grad f32[10] \"gradient\"
-state stats f32[4] \"statistic\"
-input x bf16[64,32] @0
+const WHOLE: &str = "input x bf16[64,32] @0
 input labels i32[64] @4096
 input weights f32[64] @4352
 0 compute fc1 bf16[64,64] @8192, fc1.pre bf16[64,64] @16384 = linear(x, $fc1.weight.half, $fc1.bias.half) bias=true gelu=true ; forward fc1
@@ -165,29 +188,37 @@ input weights f32[64] @4352
 9 compute $fc1.weight.grad = linear_grad_w(d.fc1.pre, x) shape=[64,32] ; backward fc1
 ";
 
-/// The update of these parameters, each with its moments and its copy.
-fn update_of(parameters: &[(&str, &str)]) -> String {
-    let mut states = String::from("state stats f32[4] \"statistic\"\nstate applied f32[1] \"counter\"\n");
-    let mut steps = format!(
-        "0 compute norm f32[1] @0 = sum_squares({}) ; update norm\n\
-        1 compute control f32[3] @128 = clip(norm, $stats) max_norm=1.0 ; update control\n\
-        2 compute $applied = advance($applied, control) ; update applied\n",
-        parameters.iter().map(|(name, _)| format!("${name}.grad")).collect::<Vec<_>>().join(", ")
-    );
-    for (number, (name, shape)) in parameters.iter().enumerate() {
-        states += &format!(
-            "state {name} f32{shape} {{\"parameter\":\"zeros\"}}\nstate {name}.half bf16{shape} \"copy\"\n\
-            state {name}.grad f32{shape} \"gradient\"\nstate {name}.m f32{shape} \"moment\"\n\
-            state {name}.v f32{shape} \"moment\"\n"
-        );
-        steps += &format!(
-            "{} compute ${name}, ${name}.m, ${name}.v, ${name}.half = adamw(${name}, ${name}.grad, ${name}.m, \
-            ${name}.v, control, $applied, ${name}.half) beta1=0.9 beta2=0.999 eps=1e-8 weight_decay=0.05 \
-            lr_scale=1.0 ; update {name}\n",
-            3 + number
-        );
-    }
-    format!("plan update batch=64 height=1 width=32 arena=4096\n{states}{steps}output control\n")
+/// Training on one rank that holds everything.
+fn whole() -> String {
+    let pieces = |bucket: usize| {
+        let of = PARAMETERS.iter().filter(|parameter| parameter.1 == bucket);
+        let piece = |(_, _, first, _, count, decay): &(_, _, usize, _, usize, &str)| {
+            format!("[{first},{count},1.0,{decay}]")
+        };
+        format!("[{}]", of.map(piece).collect::<Vec<_>>().join(","))
+    };
+    let flat = |bucket: usize| format!("{{\"elements\":{BUCKET},\"pieces\":{}}}", pieces(bucket));
+    let adamw = |bucket: usize| {
+        format!(
+            "{} compute $bucket.{bucket}, $bucket.{bucket}.m, $bucket.{bucket}.v, $bucket.{bucket}.half = adamw($bucket.{bucket}, \
+            $bucket.{bucket}.grad, $bucket.{bucket}.m, $bucket.{bucket}.v, control, $applied, $bucket.{bucket}.half) \
+            beta1=0.9 beta2=0.999 eps=1e-8 elements={BUCKET} pieces={} ; update bucket.{bucket}\n",
+            3 + bucket,
+            pieces(bucket)
+        )
+    };
+    let states = whole_states();
+    format!(
+        "plan last batch=64 height=1 width=32 arena=131072\n{states}{WHOLE}\
+        plan update batch=64 height=1 width=32 arena=4096\n{states}\
+        0 compute squares f64[4] @0 = sum_squares($bucket.0.grad, $bucket.1.grad) flats=[{},{}] ; update norm\n\
+        1 compute control f32[3] @128 = clip($stats, squares) max_norm=1.0 ; update control\n\
+        2 compute $applied = advance($applied, control) ; update applied\n{}{}output control\n",
+        flat(0),
+        flat(1),
+        adamw(0),
+        adamw(1),
+    )
 }
 
 /// Two ranks, two micro-steps each: shards of gradients, moments and f32 parameters, whole copies. After some steps they have what one
@@ -196,21 +227,12 @@ fn update_of(parameters: &[(&str, &str)]) -> String {
 fn zero2_over_two_ranks_trains_as_one_does() {
     const STEPS: u32 = 3;
     let samples = |step: u32| normal(64 * 32, 40 + step);
-    let buckets =
-        [("bucket.0", 768, ["fc2.weight", "fc2.bias"]), ("bucket.1", 2176, ["fc1.weight", "fc1.bias"])];
-    let parameters =
-        [("fc1.weight", "[64,32]"), ("fc1.bias", "[64]"), ("fc2.weight", "[10,64]"), ("fc2.bias", "[10]")];
     let first = |name: &str| -> Vec<f32> {
-        let (count, site) = match name {
-            "fc1.weight" => (2048, 50),
-            "fc1.bias" => (64, 51),
-            "fc2.weight" => (640, 52),
-            _ => (10, 53),
-        };
-        normal(count, site).into_iter().map(|x| 0.2 * x).collect()
+        let (at, parameter) = PARAMETERS.iter().enumerate().find(|(_, p)| p.0 == name).unwrap();
+        normal(parameter.4, 50 + at as u32).into_iter().map(|x| 0.2 * x).collect()
     };
-    let mut one = executor(&format!("{WHOLE}{}", update_of(&parameters)));
-    for (name, _) in parameters {
+    let mut one = executor(&whole());
+    for (name, ..) in PARAMETERS {
         let id = one.find_state(name).unwrap();
         one.write_state(id, &first(name));
     }
@@ -218,23 +240,26 @@ fn zero2_over_two_ranks_trains_as_one_does() {
         run_batch(&mut one, Which::Last, &samples(step), 0, &header(64.0));
         one.run(Which::Update, &header(64.0)).unwrap();
     }
-    let flat = |of: &dyn Fn(&str) -> Vec<f32>, names: [&str; 2], count: usize| {
-        let mut all = names.map(of).concat();
-        all.resize(count, 0.0);
+    // A bucket of tensors.
+    let flat = |of: &dyn Fn(&str) -> Vec<f32>, bucket: usize| {
+        let mut all = vec![0.0; BUCKET];
+        for (name, _, first, _, count, _) in PARAMETERS.iter().filter(|p| p.1 == bucket) {
+            all[*first..first + count].copy_from_slice(&of(name));
+        }
         all
     };
     let ranks = among(2, |comm| {
         let rank = comm.rank();
         let options = Options { threads: 1, seed: 7, comm: Some(comm) };
         let mut executor = Executor::<f32>::new(program(ZERO2), options).unwrap();
-        for (bucket, count, names) in buckets {
-            let id = executor.find_state(&format!("{bucket}.master")).unwrap();
-            let part = count / 2 * rank..count / 2 * (rank + 1);
-            executor.write_state(id, &flat(&first, names, count)[part]);
-            for name in names {
-                let id = executor.find_state(&format!("{name}.half")).unwrap();
-                executor.write_state(id, &first(name));
-            }
+        for bucket in 0..2 {
+            let id = executor.find_state(&format!("bucket.{bucket}.shard")).unwrap();
+            let part = BUCKET / 2 * rank..BUCKET / 2 * (rank + 1);
+            executor.write_state(id, &flat(&first, bucket)[part]);
+        }
+        for (name, ..) in PARAMETERS {
+            let id = executor.find_state(&format!("{name}.half")).unwrap();
+            executor.write_state(id, &first(name));
         }
         for step in 0..STEPS {
             for (micro, which) in [(0, Which::First), (1, Which::Micro)] {
@@ -243,9 +268,9 @@ fn zero2_over_two_ranks_trains_as_one_does() {
             }
             executor.run(Which::Update, &header(64.0)).unwrap();
         }
-        let of = |ending: &str| buckets.map(|(bucket, ..)| state(&executor, &format!("{bucket}.{ending}")));
-        let copies = parameters.map(|(name, _)| state(&executor, &format!("{name}.half")));
-        (of("master"), of("m"), copies, executor.output(Which::Update, "control").unwrap().to_vec())
+        let of = |ending: &str| [0, 1].map(|bucket| state(&executor, &format!("bucket.{bucket}.{ending}")));
+        let copies = PARAMETERS.map(|(name, ..)| state(&executor, &format!("{name}.half")));
+        (of("shard"), of("m"), copies, executor.output(Which::Update, "control").unwrap().to_vec())
     });
     assert!(
         ranks[0].2 == ranks[1].2 && ranks[0].3 == ranks[1].3,
@@ -254,25 +279,24 @@ fn zero2_over_two_ranks_trains_as_one_does() {
     let (control, norm) = (one.output(Which::Update, "control").unwrap().to_vec(), ranks[0].3[2]);
     assert!((norm / control[2] - 1.0).abs() < 1e-3 && control[1] == 1.0, "{control:?}, {:?}", ranks[0].3);
     let rate = header(64.0).learning_rate as f32;
-    for (number, (bucket, count, names)) in buckets.into_iter().enumerate() {
-        let masters = [ranks[0].0[number].clone(), ranks[1].0[number].clone()].concat();
-        let plain = flat(&|name| state(&one, name), names, count);
-        let off = masters.iter().zip(&plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    for bucket in 0..2 {
+        let apart =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        let both = |of: &dyn Fn(usize) -> Vec<f32>| [of(0), of(1)].concat();
+        let parameters = both(&|rank| ranks[rank].0[bucket].clone());
+        let off = apart(&parameters, &flat(&|name| state(&one, name), bucket));
         assert!(off < 0.1 * rate, "{bucket}: off by {off}, with steps of {rate}");
-        let moments = [ranks[0].1[number].clone(), ranks[1].1[number].clone()].concat();
-        let plain = flat(&|name| state(&one, &format!("{name}.m")), names, count);
+        let moments = both(&|rank| ranks[rank].1[bucket].clone());
+        let plain = flat(&|name| state(&one, &format!("{name}.m")), bucket);
         let largest = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let off = moments.iter().zip(&plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        let off = apart(&moments, &plain);
         assert!(off < 1e-2 * largest, "{bucket}: moments off by {off} of {largest}");
-        // The copies are the masters, rounded.
-        let halves = flat(
-            &|name| {
-                let at = parameters.iter().position(|(other, _)| *other == name).unwrap();
-                ranks[0].2[at].clone()
-            },
-            names,
-            count,
-        );
-        assert!(masters.iter().zip(&halves).all(|(w, half)| half::bf16::from_f32(*w).to_f32() == *half));
+        // The copies are the parameters, rounded.
+        let copy_of = |name: &str| {
+            let at = PARAMETERS.iter().position(|(other, ..)| *other == name).unwrap();
+            ranks[0].2[at].clone()
+        };
+        let halves = flat(&copy_of, bucket);
+        assert!(parameters.iter().zip(&halves).all(|(w, half)| half::bf16::from_f32(*w).to_f32() == *half));
     }
 }

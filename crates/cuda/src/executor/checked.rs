@@ -4,9 +4,9 @@
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::error::CudaError;
-use graph::Header;
-use graph::bad::{BadValue, Origin, states_read};
+use graph::bad::{BadValue, Origin, is_looked_at, states_read};
 use graph::plan::{PlanValue, Step};
+use graph::{Header, State, Type};
 
 impl Executor {
     /// Runs a plan like [`run`](Executor::run), but stops at the first value that is not finite: an input or state to begin
@@ -45,9 +45,14 @@ impl Executor {
         let plan = self.plan(which);
         for value in results {
             let Some(maker) = plan.steps.iter().find(|step| step.outputs.contains(value)) else { continue };
+            let result = maker.outputs.iter().position(|output| output == value).unwrap_or(0);
+            if !is_looked_at(plan, maker, result) {
+                continue;
+            }
             let Step { layer, op, phase, .. } = maker;
             let origin = || Origin::Step { layer: layer.clone(), op: op.name(), phase: *phase };
-            if let Some(bad) = self.bad(&plan.values[*value], addresses[*value], origin)? {
+            let PlanValue { name, ty, .. } = &plan.values[*value];
+            if let Some(bad) = self.bad((name, ty), addresses[*value], origin)? {
                 return Ok(Some(bad));
             }
         }
@@ -57,12 +62,15 @@ impl Executor {
     fn bad_before(&self, which: Which, addresses: &[Address]) -> Result<Option<BadValue>, CudaError> {
         let plan = self.plan(which);
         for value in &plan.inputs {
-            if let Some(bad) = self.bad(&plan.values[*value], addresses[*value], || Origin::Input)? {
+            let PlanValue { name, ty, .. } = &plan.values[*value];
+            if let Some(bad) = self.bad((name, ty), addresses[*value], || Origin::Input)? {
                 return Ok(Some(bad));
             }
         }
-        for (value, role) in states_read(plan) {
-            if let Some(bad) = self.bad(&plan.values[value], addresses[value], || Origin::State(role))? {
+        for id in states_read(plan) {
+            let State { name, ty, role, .. } = &plan.states[id.index()];
+            let address = self.plans.states[id.index()];
+            if let Some(bad) = self.bad((name, ty), address, || Origin::State(*role))? {
                 return Ok(Some(bad));
             }
         }
@@ -71,16 +79,16 @@ impl Executor {
 
     fn bad(
         &self,
-        value: &PlanValue,
+        (name, ty): (&str, &Type),
         address: Address,
         origin: impl Fn() -> Origin,
     ) -> Result<Option<BadValue>, CudaError> {
-        if !value.ty.dtype.is_float() {
+        if !ty.dtype.is_float() {
             return Ok(None);
         }
-        let elements = self.fetch(address, &value.ty)?;
+        let elements = self.fetch(address, ty)?;
         let Some(index) = elements.iter().position(|x| !x.is_finite()) else { return Ok(None) };
-        let (name, found) = (value.name.clone(), f64::from(elements[index]));
+        let (name, found) = (name.to_string(), f64::from(elements[index]));
         Ok(Some(BadValue { origin: origin(), value: name, index, found }))
     }
 }

@@ -22,6 +22,15 @@ pub enum Exchange {
     Host(Communicator),
 }
 
+impl Exchange {
+    /// Which of the ranks this is.
+    pub fn rank(&self) -> usize {
+        match self {
+            Exchange::Nccl { world, .. } | Exchange::Host(world) => world.rank(),
+        }
+    }
+}
+
 /// How often a rank that waits for the GPU looks whether the others are still there.
 const LOOK: Duration = Duration::from_millis(5);
 /// What is done soon is waited for without sleeping.

@@ -16,7 +16,8 @@ use crate::moves;
 use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
 use crate::tuner::{Known, Tuner};
-use graph::plan::{Place, homes};
+use graph::Home;
+use graph::plan::Place;
 use graph::{DType, Lane, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -140,17 +141,26 @@ pub(super) fn kernels<'a>(
     used.chain([moves::kernel()]).collect()
 }
 
+/// What plans are bound for.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub facts: &'a Facts,
+    pub tf32: bool,
+    /// Which of the plans' ranks this is.
+    pub rank: usize,
+}
+
 fn bind_all(
     program: &Program,
     memory: Memory<'_>,
     constants: Address,
     times: Address,
-    facts: &Facts,
-    tf32: bool,
+    to: Target<'_>,
 ) -> Result<Lists, CudaError> {
+    let Target { facts, tf32, rank } = to;
     let mut constants = Constants::at(constants);
     let mut bind = |plan: &Plan| {
-        let bound = Binder { memory, tf32, facts, maker: &Steps }.bind(plan, &mut constants)?;
+        let bound = Binder { memory, tf32, facts, maker: &Steps, rank }.bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
     };
     let (mut bound, marks): (Vec<Bound>, Vec<Marks>) =
@@ -192,15 +202,15 @@ pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeS
         let launches = hopper::candidates(product, facts).into_iter();
         launches.filter_map(|cut| Some(hopper::plain(product, cut, facts)?.kernel)).collect()
     };
-    Ok(kernels(dry(program, facts, tf32)?.bound.iter(), ours))
+    Ok(kernels(dry(program, Target { facts, tf32, rank: 0 })?.bound.iter(), ours))
 }
 
 /// Binds to addresses that nothing has, to learn what is needed.
-fn dry(program: &Program, facts: &Facts, tf32: bool) -> Result<Lists, CudaError> {
+fn dry(program: &Program, to: Target<'_>) -> Result<Lists, CudaError> {
     let base = |bit: u32| (1 as Address) << bit;
     let states = state_addresses(&program.states, base(45), base(44));
     let memory = Memory { arena: base(44), states: &states, header: base(46) };
-    bind_all(program, memory, base(47), base(43), facts, tf32)
+    bind_all(program, memory, base(47), base(43), to)
 }
 
 /// Bytes on the GPU that a program takes, known without one.
@@ -219,7 +229,7 @@ pub struct Needs {
 
 impl Needs {
     pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
-        Ok(Dry::of(program, facts, tf32)?.needs)
+        Ok(Dry::of(program, Target { facts, tf32, rank: 0 })?.needs)
     }
 
     pub fn total(&self) -> usize {
@@ -243,11 +253,14 @@ pub(super) struct Dry {
 }
 
 impl Dry {
-    pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
-        let lists = dry(program, facts, tf32)?;
+    pub fn of(program: &Program, to: Target<'_>) -> Result<Self, CudaError> {
+        if let Some(state) = program.states.iter().find(|s| matches!(s.home, Home::Host(_) | Home::Nowhere)) {
+            return Err(CudaError::Misuse(format!("state {} does not lie on the GPU", state.name)));
+        }
+        let lists = dry(program, to)?;
         let needs = Needs {
             arena: program.arena(),
-            states: homes(&program.states).1,
+            states: program.state_bytes(),
             staging: Staging::bytes_for(program),
             tables: lists.constants.len() + lists.times(),
             workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
@@ -298,10 +311,9 @@ impl Base<'_> {
         let staging = Staging::new(context, program)?;
         let states = state_addresses(&program.states, self.states, arena.address);
         let memory = Memory { arena: arena.address, states: &states, header: self.header };
-        let tf32 = self.options.tf32;
         let times = Times::new(context, dry.lists.times(), RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
-        let lists = bind_all(program, memory, constants.address, noted, self.facts, tf32)?;
+        let lists = bind_all(program, memory, constants.address, noted, self.options.target(self.facts))?;
         if lists.constants.len() > constants.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }

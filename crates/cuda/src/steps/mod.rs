@@ -122,7 +122,8 @@ const DEFERRED: Deferred = Deferred { most: 8 << 20, stays: 24 };
 
 /// Optimizers and averages, which one launch makes of all parameters.
 pub fn is_optimizer(op: &Op) -> bool {
-    matches!(op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Lamb { .. } | Op::Ema { .. })
+    matches!(op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Ema { .. })
+        || matches!(op, Op::LambMoments { .. } | Op::LambApply { .. })
 }
 
 impl graph::Target for Target {
@@ -190,7 +191,7 @@ impl graph::Target for Target {
         let optimizers = next.iter().take_while(|op| is_optimizer(op)).count();
         let weights = 1 + next.windows(2).take_while(|pair| pair[1].runs_beside(pair[0])).count();
         match next {
-            [Op::SumSquares, Op::Clip { .. }, Op::Advance, ..] => 3,
+            [Op::SumSquares { .. }, Op::Clip { .. }, Op::Advance, ..] => 3,
             _ => optimizers.max(weights.min(weights::MOST)),
         }
     }
@@ -212,7 +213,6 @@ fn scratch(graph: &Graph, index: usize) -> usize {
         }
         Op::Moments | Op::BatchNormSums { .. } => batch_norm::scratch(&node.op, &inputs),
         Op::ResizedCrossEntropy { .. } => resized_loss::scratch(&node.op, &inputs),
-        Op::SumSquares | Op::Lamb { .. } => update::scratch(&node.op, &inputs, &outputs),
         _ => 0,
     }
 }

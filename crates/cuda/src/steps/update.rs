@@ -1,16 +1,16 @@
 //! The update: gradient norm, clipping, optimizers. All parameters of a plan are updated by one launch.
 
-use crate::action::{Action, Address, Arg, Constants, Context, Kernel, Launch, Operand, Source, c_type};
+use crate::action::{Action, Address, Arg, Constants, Context, Kernel, Launch, Operand, Source};
 use crate::error::CudaError;
-use graph::{DType, Op, Type};
+use graph::flat::{CHUNK, Flat, Piece, Segment};
+use graph::{DType, Op};
+use std::mem::discriminant;
+use std::ops::Range;
 
 // As update.cu has them.
-const PIECE: usize = 2048;
 const THREADS: u32 = 256;
 const WIDE: u32 = 1024;
-
-/// About how many partial sums of squares there are at most.
-const PARTIALS: usize = 1024;
+const WARPS: usize = THREADS as usize / 32;
 
 /// Where, beside the header, a failed step leaves the word that keeps later ones from being applied.
 pub const HALT: Address = 64;
@@ -18,9 +18,8 @@ pub const HALT: Address = 64;
 /// The kernels' instances, each with the compute capability it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let plain =
-        ["sum_partials", "clip", "advance", "norm_clip_advance", "loss_scale", "lamb_moments", "lamb_steps"];
+        ["sum_squares", "clip", "advance", "clip_advance", "loss_scale", "lamb_moments", "lamb_steps"];
     let mut names: Vec<String> = plain.map(String::from).into();
-    names.extend(["float", "bf16", "f16"].map(|t| format!("sum_squares<{t}>")));
     for half in ["bf16", "f16"] {
         names.extend(["adamw", "sgd", "lamb_apply", "copies"].map(|kernel| format!("{kernel}<{half}>")));
     }
@@ -29,14 +28,15 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 
 /// One step that is neither an optimizer nor a sum of squares.
 pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
-    all_single(cx)?;
     let one = |kernel, args| Ok(vec![launch(kernel, 1, 1, args)]);
     match *cx.op {
-        Op::Clip { .. } => one("clip", [vec![pointer(cx.input(0))], clip_args(cx)].concat()),
+        Op::Clip { .. } => Ok(vec![launch("clip", 1, WIDE, clip_args(cx)?)]),
         Op::Advance => {
+            all_single(cx)?;
             one("advance", vec![pointer(cx.input(0)), pointer(cx.input(1)), pointer(cx.output(0))])
         }
         Op::LossScale { window, hysteresis, min } => {
+            all_single(cx)?;
             let settings = [window as f32, hysteresis as f32, min as f32].map(Arg::F32);
             let ends = ([pointer(cx.input(0)), pointer(cx.input(1))], [pointer(cx.output(0))]);
             one("loss_scale", [&ends.0[..], &settings, &ends.1].concat())
@@ -45,41 +45,27 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-/// A sum of squares, and the steps that follow it: with one launch less for each where they are `clip` and `advance`, and
-/// follow from each other.
+/// A sum of squares, and the steps that follow it: with one launch less where they are `clip` and `advance`, and follow from each
+/// other.
 pub fn norm(steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
     let Some((squares, rest)) = steps.split_first() else { return Ok(vec![]) };
-    let mut sum = Norm::of(squares, constants)?;
+    let mut made = sum_squares(squares, constants)?;
     match rest {
         [clip, advance]
-            if clip.input(0).address == squares.output(0).address
+            if clip.inputs.last().is_some_and(|sums| sums.address == squares.output(0).address)
                 && advance.input(1).address == clip.output(0).address =>
         {
-            all_single(clip)?;
             all_single(advance)?;
             let ends = vec![pointer(advance.input(0)), pointer(advance.output(0))];
-            let args = [sum.sum_args(squares), clip_args(clip), ends].concat();
-            sum.actions.push(launch("norm_clip_advance", 1, WIDE, args));
+            made.push(launch("clip_advance", 1, WIDE, [clip_args(clip)?, ends].concat()));
         }
         others => {
-            sum.actions.push(launch("sum_partials", 1, WIDE, sum.sum_args(squares)));
             for other in others {
-                sum.actions.extend(actions(other)?);
+                made.extend(actions(other)?);
             }
         }
     }
-    Ok(sum.actions)
-}
-
-/// Bytes of working memory. LAMB's lies among the constants: a plan lets its steps share memory, but they become one here.
-pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
-    match op {
-        Op::SumSquares => {
-            let total = inputs.iter().map(|ty| ty.shape.count()).sum::<usize>();
-            (total.div_ceil(per_partial(total)) + inputs.len()) * size_of::<f64>()
-        }
-        _ => 0,
-    }
+    Ok(made)
 }
 
 fn launch(kernel: &str, grid: usize, block: u32, args: Vec<Arg>) -> Action {
@@ -96,98 +82,67 @@ fn all_single(cx: &Context<'_>) -> Result<(), CudaError> {
     if single { Ok(()) } else { Err(cx.no_kernel()) }
 }
 
-/// Of `clip`, all but the sum of squares.
-fn clip_args(cx: &Context<'_>) -> Vec<Arg> {
-    let Op::Clip { max_norm, .. } = *cx.op else { return vec![] };
-    vec![
-        pointer(cx.input(1)),
-        Arg::Pointer(cx.inputs.get(2).map_or(0, |scale| scale.address)),
+/// Of `clip`.
+fn clip_args(cx: &Context<'_>) -> Result<Vec<Arg>, CudaError> {
+    let (Op::Clip { max_norm, scaled }, Some((sums, numbers))) = (cx.op, cx.inputs.split_last()) else {
+        return Err(cx.no_kernel());
+    };
+    let single = numbers.iter().chain(cx.outputs).all(|operand| operand.dtype == DType::F32);
+    if !single || sums.dtype != DType::F64 {
+        return Err(cx.no_kernel());
+    }
+    Ok(vec![
+        pointer(sums),
+        Arg::U32(sums.shape.count() as u32),
+        pointer(cx.input(0)),
+        Arg::Pointer(if *scaled { cx.input(1).address } else { 0 }),
         Arg::Pointer(cx.header),
         Arg::Pointer(cx.header + HALT),
         Arg::F64(max_norm.unwrap_or(f64::INFINITY)),
         pointer(cx.output(0)),
-    ]
+    ])
 }
 
 // ---- the sum of squares ----------------------------------------------------------------------------------------------
 
-/// Launches that leave partial sums of squares in scratch, and how many of those there are.
-struct Norm {
-    actions: Vec<Action>,
-    partials: usize,
-}
-
-impl Norm {
-    fn of(cx: &Context<'_>, constants: &mut Constants) -> Result<Self, CudaError> {
-        if cx.output(0).dtype != DType::F32 {
-            return Err(cx.no_kernel());
+/// Partial sums of squares of flat gradients. Those of other ranks are zeros.
+fn sum_squares(cx: &Context<'_>, constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    let Op::SumSquares { flats } = cx.op else { return Err(cx.no_kernel()) };
+    let (sums, single) = (cx.output(0), cx.inputs.iter().all(|x| x.dtype == DType::F32));
+    if !single || sums.dtype != DType::F64 || flats.len() != cx.inputs.len() {
+        return Err(cx.no_kernel());
+    }
+    let (mut squares, mut chunks, mut base): (Vec<[u64; 2]>, Vec<[usize; 3]>, usize) = (vec![], vec![], 0);
+    for (flat, x) in flats.iter().zip(cx.inputs) {
+        let mut held: Vec<Segment> = flat.held_segments().map(|(_, segment)| segment).collect();
+        held.sort_by_key(|segment| segment.start);
+        for of_chunk in held.chunk_by(|a, b| a.chunk == b.chunk) {
+            chunks.push([base + of_chunk[0].chunk, squares.len(), of_chunk.len()]);
+            squares.extend(of_chunk.iter().map(|segment| {
+                let offset = (segment.start - flat.first) * size_of::<f32>();
+                [x.address + offset as Address, segment.count as u64]
+            }));
         }
-        let per_partial = per_partial(cx.inputs.iter().map(|x| x.shape.count()).sum());
-        let mut norm = Norm { actions: vec![], partials: 0 };
-        let runs = runs(cx.inputs);
-        for dtype in DType::ALL {
-            let pieces = runs.iter().filter(|run| run.dtype == dtype).flat_map(|run| run.pieces(per_partial));
-            let table: Vec<[u64; 2]> = pieces.collect();
-            if table.is_empty() {
-                continue;
-            }
-            let sums = cx.scratch + (norm.partials * size_of::<f64>()) as Address;
-            let bytes: Vec<u8> = table.iter().flatten().flat_map(|n| n.to_le_bytes()).collect();
-            let args = vec![Arg::Pointer(constants.put(&bytes)), Arg::Pointer(sums)];
-            let kernel = format!("sum_squares<{}>", c_type(dtype).ok_or_else(|| cx.no_kernel())?);
-            norm.actions.push(launch(&kernel, table.len(), THREADS, args));
-            norm.partials += table.len();
-        }
-        Ok(norm)
+        base += flat.chunks();
     }
-
-    fn sum_args(&self, cx: &Context<'_>) -> Vec<Arg> {
-        vec![Arg::Pointer(cx.scratch), Arg::U32(self.partials as u32), pointer(cx.output(0))]
+    let mut actions = vec![];
+    if chunks.len() < base {
+        actions.push(Action::Zero { at: sums.address, bytes: base * size_of::<f64>() });
     }
-}
-
-/// Elements that one block sums, if there are `total`.
-fn per_partial(total: usize) -> usize {
-    total.div_ceil(PARTIALS).max(1).next_multiple_of(PIECE)
-}
-
-/// Tensors with nothing between them, as one range.
-#[derive(Debug, PartialEq)]
-struct Run {
-    address: Address,
-    dtype: DType,
-    count: usize,
-}
-
-impl Run {
-    fn end(&self) -> Address {
-        self.address + (self.count * self.dtype.bytes()) as Address
+    if !chunks.is_empty() {
+        let squares: Vec<u8> = squares.iter().flatten().flat_map(|n| n.to_le_bytes()).collect();
+        let row = |[number, first, count]: &[usize; 3]| [*number, *first, *count, 0].map(|n| n as u32);
+        let table: Vec<u8> = chunks.iter().flat_map(row).flat_map(|n| n.to_le_bytes()).collect();
+        let [squares, table] = [squares, table].map(|table| Arg::Pointer(constants.put(&table)));
+        let args = vec![squares, table, Arg::U32(chunks.len() as u32), pointer(sums)];
+        actions.push(launch("sum_squares", chunks.len().div_ceil(WARPS), THREADS, args));
     }
-
-    /// As the kernel's table has them: the address and the elements of each.
-    fn pieces(&self, size: usize) -> impl Iterator<Item = [u64; 2]> {
-        let at = |first: usize| self.address + (first * self.dtype.bytes()) as Address;
-        (0..self.count).step_by(size).map(move |first| [at(first), size.min(self.count - first) as u64])
-    }
-}
-
-/// What lies between two tensors, if they end before a border, is anything.
-fn runs(tensors: &[Operand]) -> Vec<Run> {
-    let mut sorted: Vec<&Operand> = tensors.iter().filter(|x| x.shape.count() > 0).collect();
-    sorted.sort_by_key(|x| x.address);
-    let mut runs: Vec<Run> = vec![];
-    for Operand { address, dtype, shape } in sorted {
-        match runs.last_mut().filter(|run| run.dtype == *dtype && run.end() == *address) {
-            Some(run) => run.count += shape.count(),
-            None => runs.push(Run { address: *address, dtype: *dtype, count: shape.count() }),
-        }
-    }
-    runs
+    Ok(actions)
 }
 
 // ---- optimizers --------------------------------------------------------------------------------------------------------
 
-/// A row of the kernels' table of tensors. Address 0 is something that isn't there.
+/// A row of the kernels' table of tensors: a tensor, or this rank's part of one. Address 0 is something that isn't there.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Tensor {
     w: Address,
@@ -196,9 +151,13 @@ struct Tensor {
     v: Address,
     copy: Address,
     average: Address,
+    /// Sums of squares of all segments of its buffer, and which of those are the tensor's.
+    norms: Address,
+    segments: Range<usize>,
     lr_scale: f64,
     weight_decay: f64,
-    count: usize,
+    /// What blocks do of it: its first element, elements, and number of the segment.
+    pieces: Vec<[usize; 3]>,
 }
 
 /// What a launch has in common for all its tensors.
@@ -206,13 +165,16 @@ struct Tensor {
 enum Rule {
     AdamW { beta1: f64, beta2: f64, eps: f64 },
     Sgd { momentum: f64, nesterov: bool },
-    Lamb { beta1: f64, beta2: f64, eps: f64, min_coeff: f64, max_coeff: f64 },
+    LambMoments { beta1: f64, beta2: f64, eps: f64 },
+    LambApply { beta1: f64, beta2: f64, eps: f64, min_coeff: f64, max_coeff: f64 },
 }
 
-/// One optimizer step, with the moving average of its parameter.
-struct Parameter {
-    tensor: Tensor,
+/// One optimizer step, with the moving average of its parameters.
+struct Buffer {
+    tensors: Vec<Tensor>,
     rule: Rule,
+    /// Where its parameters lie.
+    w: Address,
     /// Type of the copy.
     half: Option<DType>,
     /// Of the average.
@@ -220,57 +182,92 @@ struct Parameter {
     header: Address,
     control: Address,
     applied: Address,
-    /// Let outputs start as what they update, where they lie elsewhere.
-    copies: Vec<Action>,
+    /// Let outputs start as what they update, where they lie elsewhere; zeros for sums that are other ranks'.
+    before: Vec<Action>,
     /// (first byte, end, whether it is written).
     ranges: Vec<(Address, Address, bool)>,
 }
 
-impl Parameter {
+/// Where an optimizer's operands lie, and which of them are control and copy.
+struct Operands {
+    w: Address,
+    g: Address,
+    m: Address,
+    v: Address,
+    norms: Address,
+    control: usize,
+    copy: Option<(Address, DType)>,
+    /// Operands that are only read.
+    read: Vec<usize>,
+}
+
+impl Buffer {
     fn of(cx: &Context<'_>) -> Result<Self, CudaError> {
-        let (rule, weight_decay, lr_scale, moments) = match *cx.op {
-            Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale } => {
-                (Rule::AdamW { beta1, beta2, eps }, weight_decay, lr_scale, 2)
+        let (input, output) = (|i: usize| cx.input(i).address, |i: usize| cx.output(i).address);
+        // The copy is the operand after control and applied steps, and the last result.
+        let copy = |control: usize| {
+            let operand = cx.inputs.get(control + 2)?;
+            Some((cx.outputs.last()?.address, operand.dtype))
+        };
+        let (rule, flat, at) = match cx.op {
+            Op::AdamW { beta1, beta2, eps, flat } => {
+                let at = Operands {
+                    w: output(0),
+                    g: input(1),
+                    m: output(1),
+                    v: output(2),
+                    norms: 0,
+                    control: 4,
+                    copy: copy(4),
+                    read: vec![1],
+                };
+                (Rule::AdamW { beta1: *beta1, beta2: *beta2, eps: *eps }, flat, at)
             }
-            Op::Sgd { momentum, nesterov, weight_decay, lr_scale } => {
-                (Rule::Sgd { momentum, nesterov }, weight_decay, lr_scale, 1)
+            Op::Sgd { momentum, nesterov, flat } => {
+                let (w, g, m, copy) = (output(0), input(1), output(1), copy(3));
+                let at = Operands { w, g, m, v: 0, norms: 0, control: 3, copy, read: vec![1] };
+                (Rule::Sgd { momentum: *momentum, nesterov: *nesterov }, flat, at)
             }
-            Op::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff, lr_scale } => {
-                (Rule::Lamb { beta1, beta2, eps, min_coeff, max_coeff }, weight_decay, lr_scale, 2)
+            Op::LambMoments { beta1, beta2, eps, flat } => {
+                let (w, g, m, v, norms) = (input(0), input(1), output(0), output(1), output(2));
+                let at = Operands { w, g, m, v, norms, control: 4, copy: None, read: vec![0, 1] };
+                (Rule::LambMoments { beta1: *beta1, beta2: *beta2, eps: *eps }, flat, at)
+            }
+            Op::LambApply { beta1, beta2, eps, min_coeff, max_coeff, flat } => {
+                let (w, m, v, norms, copy) = (output(0), input(1), input(2), input(3), copy(4));
+                let at = Operands { w, g: 0, m, v, norms, control: 4, copy, read: vec![1, 2, 3] };
+                let (min_coeff, max_coeff) = (*min_coeff, *max_coeff);
+                let rule = Rule::LambApply { beta1: *beta1, beta2: *beta2, eps: *eps, min_coeff, max_coeff };
+                (rule, flat, at)
             }
             _ => return Err(cx.no_kernel()),
         };
-        // w, g, the moments, control, applied [, copy] → w, the moments [, copy].
-        let half = cx.inputs.get(moments + 4).map(|copy| copy.dtype);
-        let types = cx.inputs[..moments + 4].iter().all(|o| o.dtype == DType::F32);
-        if !types || half.is_some_and(|dtype| !dtype.is_half()) {
+        let half = at.copy.map(|(_, dtype)| dtype);
+        let numbers = cx.inputs[..at.control + 2].iter().filter(|o| o.address != at.norms);
+        if !numbers.clone().all(|o| o.dtype == DType::F32) || half.is_some_and(|dtype| !dtype.is_half()) {
             return Err(cx.no_kernel());
         }
-        let g = cx.input(1);
-        let tensor = Tensor {
-            w: cx.output(0).address,
-            g: g.address,
-            m: cx.output(1).address,
-            v: if moments == 2 { cx.output(2).address } else { 0 },
-            copy: half.map_or(0, |_| cx.output(moments + 1).address),
-            average: 0,
-            lr_scale,
-            weight_decay,
-            count: g.shape.count(),
-        };
-        let mut parameter = Parameter {
-            tensor,
+        let mut buffer = Buffer {
+            tensors: tensors(flat, &at),
             rule,
+            w: at.w,
             half,
             decay: None,
             header: cx.header,
-            control: cx.input(moments + 2).address,
-            applied: cx.input(moments + 3).address,
-            copies: vec![],
-            ranges: vec![range(g, false)],
+            control: cx.input(at.control).address,
+            applied: cx.input(at.control + 1).address,
+            before: vec![],
+            ranges: at.read.iter().map(|operand| range(cx.input(*operand), false)).collect(),
         };
-        parameter.work_in_place(cx);
-        Ok(parameter)
+        if let Op::LambMoments { flat, .. } = cx.op {
+            buffer.ranges.push(range(cx.output(2), true));
+            if flat.group.is_some() {
+                let bytes = cx.output(2).shape.count() * size_of::<f64>();
+                buffer.before.push(Action::Zero { at: at.norms, bytes });
+            }
+        }
+        buffer.work_in_place(cx);
+        Ok(buffer)
     }
 
     fn add_average(&mut self, cx: &Context<'_>, decay: f64) -> Result<(), CudaError> {
@@ -279,7 +276,9 @@ impl Parameter {
         }
         all_single(cx)?;
         self.decay = Some(decay);
-        self.tensor.average = cx.output(0).address;
+        for tensor in &mut self.tensors {
+            tensor.average = cx.output(0).address + (tensor.w - self.w);
+        }
         self.work_in_place(cx);
         Ok(())
     }
@@ -291,10 +290,43 @@ impl Parameter {
             if old.address != new.address {
                 self.ranges.push(range(old, false));
                 let bytes = new.shape.count() * new.dtype.bytes();
-                self.copies.push(Action::Copy { from: old.address, to: new.address, bytes });
+                self.before.push(Action::Copy { from: old.address, to: new.address, bytes });
             }
         }
     }
+}
+
+/// The tensors of a flat buffer that this rank holds something of.
+fn tensors(flat: &Flat, at: &Operands) -> Vec<Tensor> {
+    let all: Vec<Segment> = flat.segments().collect();
+    let held: Vec<(usize, Segment)> = flat.held_segments().collect();
+    let tensor = |(number, range): (usize, Range<usize>)| {
+        let Piece { lr_scale, weight_decay, .. } = flat.pieces[number];
+        let place = |base: Address, size: usize| match base {
+            0 => 0,
+            base => base + (range.start * size) as Address,
+        };
+        let [w, g, m, v] = [at.w, at.g, at.m, at.v].map(|base| place(base, size_of::<f32>()));
+        let copy = at.copy.map_or(0, |(copy, dtype)| place(copy, dtype.bytes()));
+        let of = |segments: &[Segment], piece: usize| segments.partition_point(|s| s.piece < piece);
+        let own = held.iter().filter(|(_, segment)| segment.piece == number);
+        let piece =
+            |(segment, of): &(usize, Segment)| [of.start - flat.first - range.start, of.count, *segment];
+        Tensor {
+            w,
+            g,
+            m,
+            v,
+            copy,
+            average: 0,
+            norms: at.norms,
+            segments: of(&all, number)..of(&all, number + 1),
+            lr_scale,
+            weight_decay,
+            pieces: own.map(piece).collect(),
+        }
+    };
+    flat.within(0..flat.held()).map(tensor).collect()
 }
 
 fn range(operand: &Operand, written: bool) -> (Address, Address, bool) {
@@ -307,32 +339,35 @@ fn range(operand: &Operand, written: bool) -> (Address, Address, bool) {
 /// They become one launch (three for LAMB), or as many as there are sets of betas and the like. What they read must still be
 /// there at the last of them, and nobody may need what they write before.
 pub fn optimizers(steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
-    let mut parameters: Vec<Parameter> = vec![];
+    let mut buffers: Vec<Buffer> = vec![];
     for cx in steps {
         match *cx.op {
             Op::Ema { decay } => {
-                let of = |p: &&mut Parameter| p.tensor.w == cx.input(1).address;
-                let parameter = parameters.iter_mut().rev().find(of).ok_or_else(|| cx.no_kernel())?;
-                parameter.add_average(cx, decay)?;
+                let of = |b: &&mut Buffer| b.w == cx.input(1).address;
+                let buffer = buffers.iter_mut().rev().find(of).ok_or_else(|| cx.no_kernel())?;
+                buffer.add_average(cx, decay)?;
             }
-            _ => parameters.push(Parameter::of(cx)?),
+            _ => buffers.push(Buffer::of(cx)?),
         }
     }
-    // Steps that reuse each other's memory have to run one after the other.
-    let together = if apart(&parameters) { parameters.len().max(1) } else { 1 };
     let mut actions = vec![];
-    for parameters in parameters.chunks(together) {
-        actions.extend(parameters.iter().flat_map(|p| p.copies.iter().cloned()));
-        for group in Group::all(parameters) {
-            actions.extend(group.actions(constants));
+    // The halves of LAMB come one after the other.
+    for of_kind in buffers.chunk_by(|a, b| discriminant(&a.rule) == discriminant(&b.rule)) {
+        // Steps that reuse each other's memory have to run one after the other.
+        let together = if apart(of_kind) { of_kind.len().max(1) } else { 1 };
+        for buffers in of_kind.chunks(together) {
+            actions.extend(buffers.iter().flat_map(|b| b.before.iter().cloned()));
+            for group in Group::all(buffers) {
+                actions.extend(group.actions(constants));
+            }
         }
     }
     Ok(actions)
 }
 
-/// Whether nothing that one parameter's update writes is touched by another's.
-fn apart(parameters: &[Parameter]) -> bool {
-    let mut ranges: Vec<_> = parameters.iter().flat_map(|p| p.ranges.iter().copied()).collect();
+/// Whether nothing that one step writes is touched by another.
+fn apart(buffers: &[Buffer]) -> bool {
+    let mut ranges: Vec<_> = buffers.iter().flat_map(|b| b.ranges.iter().copied()).collect();
     ranges.sort();
     let (mut touched, mut written) = (0, 0);
     for (start, end, writes) in ranges {
@@ -345,39 +380,39 @@ fn apart(parameters: &[Parameter]) -> bool {
     true
 }
 
-/// Parameters that one launch can update.
+/// Steps that one launch can make.
 struct Group<'a> {
-    first: &'a Parameter,
+    first: &'a Buffer,
     half: Option<DType>,
     decay: Option<f64>,
     tensors: Vec<Tensor>,
 }
 
 impl<'a> Group<'a> {
-    fn all(parameters: &'a [Parameter]) -> Vec<Self> {
+    fn all(buffers: &'a [Buffer]) -> Vec<Self> {
         let mut groups: Vec<Group<'a>> = vec![];
-        for p in parameters {
-            match groups.iter_mut().find(|group| group.takes(p)) {
+        for buffer in buffers {
+            match groups.iter_mut().find(|group| group.takes(buffer)) {
                 Some(group) => {
-                    group.half = group.half.or(p.half);
-                    group.decay = group.decay.or(p.decay);
-                    group.tensors.push(p.tensor.clone());
+                    group.half = group.half.or(buffer.half);
+                    group.decay = group.decay.or(buffer.decay);
+                    group.tensors.extend(buffer.tensors.iter().cloned());
                 }
                 None => {
-                    let Parameter { half, decay, .. } = *p;
-                    groups.push(Group { first: p, half, decay, tensors: vec![p.tensor.clone()] });
+                    let Buffer { half, decay, .. } = *buffer;
+                    groups.push(Group { first: buffer, half, decay, tensors: buffer.tensors.clone() });
                 }
             }
         }
         groups
     }
 
-    fn takes(&self, p: &Parameter) -> bool {
-        let reads = |p: &Parameter| (p.header, p.control, p.applied);
-        self.first.rule == p.rule
-            && reads(self.first) == reads(p)
-            && (self.half.is_none() || p.half.is_none() || self.half == p.half)
-            && (self.decay.is_none() || p.decay.is_none() || self.decay == p.decay)
+    fn takes(&self, other: &Buffer) -> bool {
+        let reads = |b: &Buffer| (b.header, b.control, b.applied);
+        self.first.rule == other.rule
+            && reads(self.first) == reads(other)
+            && (self.half.is_none() || other.half.is_none() || self.half == other.half)
+            && (self.decay.is_none() || other.decay.is_none() || self.decay == other.decay)
     }
 
     fn actions(&self, constants: &mut Constants) -> Vec<Action> {
@@ -399,16 +434,18 @@ impl<'a> Group<'a> {
                 let args = [common, vec![Arg::F64(momentum), Arg::U32(nesterov.into())]].concat();
                 vec![launch(&format!("sgd<{half}>"), blocks, THREADS, args)]
             }
-            Rule::Lamb { beta1, beta2, eps, min_coeff, max_coeff } => {
-                // Two sums for each piece, then a step size for each tensor.
-                let norms = Arg::Pointer(constants.put(&vec![0; blocks * 2 * size_of::<f64>()]));
+            Rule::LambMoments { beta1, beta2, eps } => {
+                let [beta1, beta2, eps] = [beta1, beta2, eps].map(Arg::F64);
+                let moments = vec![tensors, pieces, control, beta1, beta2, eps];
+                vec![launch("lamb_moments", blocks, THREADS, moments)]
+            }
+            Rule::LambApply { beta1, beta2, eps, min_coeff, max_coeff } => {
+                // A step size for each tensor.
                 let steps = Arg::Pointer(constants.put(&vec![0; self.tensors.len() * size_of::<f32>()]));
                 let [beta1, beta2, eps, min, max] = [beta1, beta2, eps, min_coeff, max_coeff].map(Arg::F64);
-                let moments = vec![tensors, pieces, control, beta1, beta2, eps, norms];
-                let sizes = vec![tensors, header, control, applied, beta1, beta2, min, max, norms, steps];
+                let sizes = vec![tensors, header, control, applied, beta1, beta2, min, max, steps];
                 let apply = vec![tensors, pieces, control, take, eps, steps];
                 vec![
-                    launch("lamb_moments", blocks, THREADS, moments),
                     launch("lamb_steps", self.tensors.len(), THREADS, sizes),
                     launch(&format!("lamb_apply<{half}>"), blocks, THREADS, apply),
                 ]
@@ -428,7 +465,10 @@ pub fn refresh_copies(
     dtype: DType,
     constants: &mut Constants,
 ) -> Vec<Action> {
-    let row = |&(w, copy, count): &(Address, Address, usize)| Tensor { w, copy, count, ..Tensor::default() };
+    let row = |&(w, copy, count): &(Address, Address, usize)| {
+        let pieces = (0..count).step_by(CHUNK).map(|first| [first, CHUNK.min(count - first), 0]).collect();
+        Tensor { w, copy, pieces, ..Tensor::default() }
+    };
     let tensors: Vec<Tensor> = pairs.iter().map(row).collect();
     let Tables { tensors, pieces, blocks } = Tables::put(&tensors, constants);
     if blocks == 0 {
@@ -449,14 +489,13 @@ impl Tables {
         let (mut rows, mut pieces): (Vec<u8>, Vec<u8>) = (vec![], vec![]);
         let mut blocks = 0;
         for (index, t) in tensors.iter().enumerate() {
-            let own = t.count.div_ceil(PIECE);
-            let numbers = [t.w, t.g, t.m, t.v, t.copy, t.average];
+            let numbers = [t.w, t.g, t.m, t.v, t.copy, t.average, t.norms];
             rows.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
             rows.extend([t.lr_scale, t.weight_decay].iter().flat_map(|n| n.to_le_bytes()));
-            rows.extend((t.count as u64).to_le_bytes());
-            rows.extend([blocks, own].iter().flat_map(|n| (*n as u32).to_le_bytes()));
-            pieces.extend((0..own).flat_map(|i| [index, i]).flat_map(|n| (n as u32).to_le_bytes()));
-            blocks += own;
+            rows.extend([t.segments.start, t.segments.len()].iter().flat_map(|n| (*n as u32).to_le_bytes()));
+            let row = |[first, count, segment]: &[usize; 3]| [index, *first, *count, *segment];
+            pieces.extend(t.pieces.iter().flat_map(row).flat_map(|n| (n as u32).to_le_bytes()));
+            blocks += t.pieces.len();
         }
         let [tensors, pieces] = [rows, pieces].map(|table| Arg::Pointer(constants.put(&table)));
         Tables { tensors, pieces, blocks }

@@ -191,17 +191,19 @@ impl Op {
                 op.takes("sum so far", "..", Full).takes("x", "..", Full).gives("", "..", Full).over(0)
             }
             Op::AddUp { starts } => update::add_up(starts, operands),
-            Op::SumSquares => op.takes_any(operands.max(1), "gradient", Full).gives("", "1", Full),
+            Op::SumSquares { flats } => update::sum_squares(flats),
             Op::Clip { scaled, .. } => op
-                .takes("squared norm", "1", Full)
                 .takes("statistics", "4", Full)
                 .takes_if(*scaled, "loss scale", "3", Full)
+                .takes("sums of squares", "chunks", Exactly(DType::F64))
                 .gives("", "3", Full),
             Op::Advance => {
                 op.takes("applied steps", "1", Full).takes("control", "3", Full).gives("", "1", Full).over(0)
             }
-            Op::AdamW { .. } | Op::Lamb { .. } => update::optimizer(&["m", "v"], operands),
-            Op::Sgd { .. } => update::optimizer(&["momentum"], operands),
+            Op::AdamW { flat, .. } => update::optimizer(&["m", "v"], flat, operands),
+            Op::Sgd { flat, .. } => update::optimizer(&["momentum"], flat, operands),
+            Op::LambMoments { flat, .. } => update::lamb_moments(flat),
+            Op::LambApply { flat, .. } => update::lamb_apply(flat, operands),
             Op::Ema { .. } => op
                 .takes("average", "..", Full)
                 .takes("parameter", "..", Full)

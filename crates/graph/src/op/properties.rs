@@ -2,7 +2,8 @@
 
 use super::slots::Description;
 use super::{Lane, Op};
-use crate::mesh::Group;
+use crate::flat::Flat;
+use crate::mesh::{Group, Mesh};
 use crate::types::{DType, Type};
 
 impl Op {
@@ -51,6 +52,25 @@ impl Op {
             }
             _ => None,
         }
+    }
+
+    /// As the rank of this number runs it: over its part of flat buffers that ranks divide.
+    pub fn on_rank(&self, mesh: Mesh, rank: usize) -> Op {
+        let mut op = self.clone();
+        let flats: &mut [Flat] = match &mut op {
+            Op::SumSquares { flats } => flats,
+            Op::AdamW { flat, .. }
+            | Op::Sgd { flat, .. }
+            | Op::LambMoments { flat, .. }
+            | Op::LambApply { flat, .. } => std::slice::from_mut(flat),
+            _ => &mut [],
+        };
+        for flat in flats {
+            if let Some(group) = flat.group {
+                *flat = flat.part(mesh.place(rank, group).1);
+            }
+        }
+        op
     }
 
     /// Whether a step may run at the same time as the one before it, if one launch makes both: weight gradients.

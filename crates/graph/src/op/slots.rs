@@ -112,6 +112,12 @@ impl Description {
         self
     }
 
+    /// One more operand, of a shape that is an attribute of the op.
+    pub fn takes_shape(mut self, name: &'static str, shape: &Shape, class: Class) -> Self {
+        self.operands.push(Slot { name, class, axes: Axes::Given(shape.clone(), "*"), over: None });
+        self
+    }
+
     /// One more operand, of the shape of another.
     pub fn takes_like(mut self, operand: usize, name: &'static str, class: Class) -> Self {
         self.operands.push(Slot { name, class, axes: Axes::Of(operand), over: None });
@@ -361,7 +367,11 @@ impl<'a> Letters<'a> {
     /// Matches an operand, or the given shape of a result.
     fn take(&mut self, slot: &Slot, shape: &Shape, ty: &Type) -> Result<(), String> {
         let letters = match &slot.axes {
-            Axes::Letters(letters) | Axes::Given(_, letters) => letters,
+            Axes::Letters(letters) => letters,
+            Axes::Given(given, letters) => {
+                require(shape == given, || format!("{} is {ty}, but needs the shape {given}", slot.name))?;
+                letters
+            }
             Axes::Of(operand) => {
                 let of = &self.operands[*operand].shape;
                 let same = shape == of;

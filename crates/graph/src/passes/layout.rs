@@ -1,11 +1,14 @@
-//! The states beside a model's own: what is trained, how it is summed, and where it lies.
+//! Where everything that is trained lies, and the states beside a model's own.
+//!
+//! Buckets come first: which parameters follow each other, at which elements, with how much padding. Parameters, gradients, moments,
+//! averages and half-precision copies are then views into one flat buffer for each of these kinds, all at the same elements.
 
 use super::differentiate::Gradients;
 use super::precision::multiplied;
-use crate::graph::{AVERAGE, COPY, GRADIENT, Graph, PENDING, Role, State};
+use crate::flat::{CHUNK, Flat, Piece, UNIT};
+use crate::graph::{AVERAGE, COPY, GRADIENT, Graph, Home, PENDING, Role, State, own_bytes, settle};
 use crate::op::StateId;
-use crate::plan::ALIGN;
-use crate::settings::{LossScaling, Optimizer, Settings};
+use crate::settings::{LossScaling, Optimizer, ParamGroup, Settings};
 use crate::types::{DType, Type};
 use std::collections::HashMap;
 
@@ -14,6 +17,8 @@ use std::collections::HashMap;
 pub struct Layout {
     /// In the order of the parameters.
     pub trained: Vec<Trained>,
+    /// In the order in which their gradients get ready.
+    pub buckets: Vec<Bucket>,
     /// Sums of loss, count and hits.
     pub stats: StateId,
     /// Optimizer steps that were applied.
@@ -50,6 +55,27 @@ pub struct Trained {
     pub average: Option<StateId>,
 }
 
+/// Parameters that are updated together, and whose gradients travel together: the flat buffers that they lie in.
+#[derive(Clone)]
+pub struct Bucket {
+    /// The gradients of its parameters, in the order in which they lie.
+    pub gradients: Vec<StateId>,
+    /// Its first and its last parameter.
+    pub name: String,
+    /// What lies where, in each of the buffers.
+    pub flat: Flat,
+    /// All of its parameters.
+    pub parameter: StateId,
+    /// All of their gradients.
+    pub gradient: StateId,
+    /// All of what the optimizer keeps.
+    pub moments: Vec<StateId>,
+    /// All of their averages.
+    pub average: Option<StateId>,
+    /// All of their half-precision copies. Not all of them are read.
+    pub copy: Option<StateId>,
+}
+
 impl Layout {
     /// The average that evaluation reads in the place of a state.
     pub fn average_of(&self, state: StateId) -> Option<StateId> {
@@ -58,22 +84,111 @@ impl Layout {
     }
 }
 
+/// How ranks divide a flat buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// Not at all: each holds the whole.
+    Whole,
+    /// Into equal parts for so many ranks, wherever tensors end.
+    Even(usize),
+    /// Into equal parts for so many ranks, each tensor whole in one of them: for optimizers that work on matrices.
+    Owners(usize),
+}
+
+/// Where tensors of so many elements begin in a flat buffer, and the elements of that.
+pub fn arrange(counts: &[usize], division: Division) -> (Vec<usize>, usize) {
+    let mut starts = vec![0; counts.len()];
+    let parts = match division {
+        Division::Whole => 1,
+        Division::Even(ranks) | Division::Owners(ranks) => ranks,
+    };
+    if let Division::Owners(ranks) = division {
+        // The largest first, each to whoever has least.
+        let mut order: Vec<usize> = (0..counts.len()).collect();
+        order.sort_by_key(|tensor| std::cmp::Reverse(counts[*tensor]));
+        let mut filled = vec![0; ranks];
+        let mut owners = vec![0; counts.len()];
+        for tensor in order {
+            let owner = (0..ranks).min_by_key(|rank| filled[*rank]).unwrap_or(0);
+            owners[tensor] = owner;
+            filled[owner] += counts[tensor].next_multiple_of(UNIT);
+        }
+        let part = filled.iter().max().copied().unwrap_or(0).next_multiple_of(CHUNK);
+        let mut ends: Vec<usize> = (0..ranks).map(|rank| rank * part).collect();
+        for tensor in 0..counts.len() {
+            starts[tensor] = ends[owners[tensor]];
+            ends[owners[tensor]] += counts[tensor].next_multiple_of(UNIT);
+        }
+        return (starts, parts * part);
+    }
+    let mut end: usize = 0;
+    for (start, count) in starts.iter_mut().zip(counts) {
+        *start = end;
+        end += count.next_multiple_of(UNIT);
+    }
+    (starts, end.next_multiple_of(parts * CHUNK))
+}
+
+/// Parameters that a bucket will hold.
+struct Cut {
+    /// In the order in which they lie.
+    parameters: Vec<StateId>,
+    flat: Flat,
+    /// Elements of the buckets before.
+    base: usize,
+}
+
+/// Gradients that get ready one after the other share a bucket until there are `exchange.bucket` elements.
+fn cut(graph: &Graph, gradients: &Gradients, settings: &Settings<'_>) -> Vec<Cut> {
+    let count = |parameter: &StateId| graph.state_type(*parameter).shape.count();
+    let mut lists: Vec<Vec<StateId>> = Vec::new();
+    let mut filled = 0;
+    for (parameter, _) in gradients {
+        let elements = count(parameter);
+        match lists.last_mut().filter(|_| filled + elements <= settings.exchange.bucket) {
+            Some(list) => {
+                list.push(*parameter);
+                filled += elements;
+            }
+            None => {
+                lists.push(vec![*parameter]);
+                filled = elements;
+            }
+        }
+    }
+    let mut base = 0;
+    let cut = lists.into_iter().map(|parameters| {
+        let counts: Vec<usize> = parameters.iter().map(count).collect();
+        let (starts, elements) = arrange(&counts, Division::Whole);
+        let piece = |(parameter, start): (StateId, usize)| {
+            let state = &graph.states[parameter.index()];
+            let ParamGroup { lr_scale, decays } = (settings.group)(state);
+            let weight_decay = if decays { settings.optimizer.weight_decay() } else { 0.0 };
+            (parameter, Piece { start, count: state.ty.shape.count(), lr_scale, weight_decay })
+        };
+        let mut pieces: Vec<(StateId, Piece)> = parameters.into_iter().zip(starts).map(piece).collect();
+        pieces.sort_by_key(|(_, piece)| piece.start);
+        let (parameters, pieces) = pieces.into_iter().unzip();
+        let cut = Cut { parameters, flat: Flat { elements, pieces, ..Flat::default() }, base };
+        base += elements;
+        cut
+    });
+    cut.collect()
+}
+
 /// Adds the states of training to a graph that has gradients.
 pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>) -> Layout {
+    let cuts = cut(graph, gradients, settings);
     let suffixes: &[&str] = match settings.optimizer {
         Optimizer::Sgd { .. } => &["momentum"],
         Optimizer::AdamW { .. } | Optimizer::Lamb { .. } => &["m", "v"],
     };
     let dtype = gradients.first().map_or(DType::F32, |(p, _)| graph.state_type(*p).dtype);
-    // What ranks exchange lies side by side, in the order in which it gets ready: see `parallelise`.
     let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
     let mut pairs: Vec<(StateId, StateId)> = Vec::with_capacity(gradients.len());
     for (parameter, _) in gradients {
         let State { name, ty, .. } = graph.states[parameter.index()].clone();
         pairs.push((*parameter, graph.add_state(format!("{name}{GRADIENT}"), ty, Role::Gradient)));
-    }
-    if !settings.accumulates {
-        lay_in_arena(&mut graph.states[stats.index()..]);
     }
     pairs.sort();
     let trained = pairs.into_iter().map(|(parameter, gradient)| {
@@ -83,7 +198,7 @@ pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>
         let average = settings.ema.map(|_| graph.add_state(format!("{name}{AVERAGE}"), ty, Role::Average));
         Trained { parameter, gradient, moments, average }
     });
-    let trained = trained.collect();
+    let trained: Vec<Trained> = trained.collect();
     let applied = graph.add_state("applied", Type::new(dtype, [1]), Role::Counter);
     let loss_scale = settings.loss_scale.map(|LossScaling { initial, .. }| {
         graph.add_state("loss_scale", Type::new(dtype, [3]), Role::LossScale { initial })
@@ -94,17 +209,105 @@ pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>
         let ty = Type { dtype: mixed.half, ..ty };
         (parameter, graph.add_state(format!("{name}{COPY}"), ty, Role::Copy))
     });
-    let copies = copies.collect();
+    let copies: HashMap<StateId, StateId> = copies.collect();
     let running = add_running(graph, settings.ema.is_some());
-    Layout { trained, stats, applied, loss_scale, copies, running }
+    let mut homes = Homes { graph, cuts: &cuts, trained: &trained };
+    let buckets = homes.lay_all(&copies, suffixes, stats, settings);
+    settle(&mut graph.states);
+    Layout { trained, buckets, stats, applied, loss_scale, copies, running }
 }
 
-/// States side by side, from the arena's start on.
-fn lay_in_arena(states: &mut [State]) {
-    let mut offset = 0;
-    for state in states {
-        state.arena = Some(offset);
-        offset += state.ty.bytes().next_multiple_of(ALIGN);
+/// Gives states their homes in flat buffers.
+struct Homes<'a> {
+    graph: &'a mut Graph,
+    cuts: &'a [Cut],
+    trained: &'a [Trained],
+}
+
+impl Homes<'_> {
+    /// The buckets, each with a state over all its members for every kind of buffer.
+    fn lay_all(
+        &mut self,
+        copies: &HashMap<StateId, StateId>,
+        suffixes: &[&str],
+        stats: StateId,
+        settings: &Settings<'_>,
+    ) -> Vec<Bucket> {
+        let dtype = self.graph.state_type(stats).dtype;
+        let parameters = self.lay("", dtype, None, |t| Some(t.parameter));
+        let moments: Vec<_> = (suffixes.iter().enumerate())
+            .map(|(k, suffix)| self.lay(&format!(".{suffix}"), dtype, None, |t| t.moments.get(k).copied()))
+            .collect();
+        let halves = settings
+            .mixed
+            .map(|mixed| self.lay(COPY, mixed.half, None, |t| copies.get(&t.parameter).copied()));
+        // Statistics go before the gradients, so that the first bucket takes them along. Where a step has one micro-step, both lie in
+        // the arena: they are made when activations are done with.
+        let first =
+            if settings.accumulates { Home::Own(own_bytes(&self.graph.states)) } else { Home::Arena(0) };
+        self.graph.states[stats.index()].home = first;
+        let behind = moved(first, UNIT * dtype.bytes());
+        let gradients = self.lay(GRADIENT, dtype, Some(behind), |t| Some(t.gradient));
+        let averages = settings.ema.map(|_| self.lay(AVERAGE, dtype, None, |t| t.average));
+        let bucket = |(index, cut): (usize, &Cut)| {
+            let gradient = |parameter: &StateId| {
+                self.trained.iter().find(|t| t.parameter == *parameter).map(|t| t.gradient)
+            };
+            let name = |parameter: &StateId| self.graph.states[parameter.index()].name.as_str();
+            let (first, last) = (cut.parameters.first().map(name), cut.parameters.last().map(name));
+            let name = match (first, last) {
+                (Some(first), Some(last)) if first != last => format!("{first} … {last}"),
+                (first, _) => first.unwrap_or_default().to_string(),
+            };
+            Bucket {
+                gradients: cut.parameters.iter().filter_map(gradient).collect(),
+                name,
+                flat: cut.flat.clone(),
+                parameter: parameters[index],
+                gradient: gradients[index],
+                moments: moments.iter().map(|kind| kind[index]).collect(),
+                average: averages.as_ref().map(|kind| kind[index]),
+                copy: halves.as_ref().map(|kind| kind[index]),
+            }
+        };
+        self.cuts.iter().enumerate().map(bucket).collect()
+    }
+
+    /// One kind of buffer: a state for each bucket, from `home` on or behind the states' own memory, and in them the states of
+    /// parameters.
+    fn lay(
+        &mut self,
+        suffix: &str,
+        dtype: DType,
+        home: Option<Home>,
+        of: impl Fn(&Trained) -> Option<StateId>,
+    ) -> Vec<StateId> {
+        let home = home.unwrap_or(Home::Own(own_bytes(&self.graph.states)));
+        let mut flats = vec![];
+        for (index, Cut { parameters, flat, base }) in self.cuts.iter().enumerate() {
+            let at = |element: usize| moved(home, (base + element) * dtype.bytes());
+            let ty = Type::new(dtype, [flat.elements]);
+            let state = self.graph.add_state(format!("bucket.{index}{suffix}"), ty, Role::Flat);
+            self.graph.states[state.index()].home = at(0);
+            flats.push(state);
+            for (parameter, piece) in parameters.iter().zip(&flat.pieces) {
+                let member = self.trained.iter().find(|t| t.parameter == *parameter).and_then(&of);
+                if let Some(member) = member {
+                    self.graph.states[member.index()].home = at(piece.start);
+                }
+            }
+        }
+        flats
+    }
+}
+
+/// So many bytes further.
+fn moved(home: Home, bytes: usize) -> Home {
+    match home {
+        Home::Nowhere => Home::Nowhere,
+        Home::Own(offset) => Home::Own(offset + bytes),
+        Home::Arena(offset) => Home::Arena(offset + bytes),
+        Home::Host(offset) => Home::Host(offset + bytes),
     }
 }
 
@@ -117,4 +320,41 @@ fn add_running(graph: &mut Graph, averaged: bool) -> Vec<Running> {
         Running { state: StateId(index as u32), pending, average }
     });
     running.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_for_owners_hold_whole_tensors() {
+        let counts = [5000, 64, 3000, 1, 4000, 2500, 700, 0];
+        for ranks in [1, 2, 3, 5] {
+            let (starts, elements) = arrange(&counts, Division::Owners(ranks));
+            assert!(elements.is_multiple_of(ranks * CHUNK), "{ranks}: {elements}");
+            let part = elements / ranks;
+            let mut ranges: Vec<(usize, usize)> = vec![];
+            for (start, count) in starts.iter().zip(counts).filter(|(_, count)| *count > 0) {
+                assert!(start.is_multiple_of(UNIT));
+                assert_eq!(
+                    start / part,
+                    (start + count - 1) / part,
+                    "{ranks}: {count} at {start} of parts of {part}"
+                );
+                ranges.push((*start, start + count));
+            }
+            ranges.sort_unstable();
+            assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranks}: {ranges:?}");
+        }
+        // As balanced as the largest allows.
+        assert_eq!(arrange(&counts, Division::Owners(3)).1, 3 * 3 * CHUNK);
+    }
+
+    #[test]
+    fn even_parts_end_at_borders() {
+        let (starts, elements) = arrange(&[100, 5000, 3], Division::Even(4));
+        assert_eq!((starts, elements), (vec![0, 128, 5184], 4 * CHUNK));
+        assert_eq!(arrange(&[100, 5000, 3], Division::Whole).1, 3 * CHUNK);
+        assert_eq!(arrange(&[], Division::Whole), (vec![], 0));
+    }
 }

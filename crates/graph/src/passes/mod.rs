@@ -37,7 +37,7 @@ pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;
 pub use gather::gather;
 pub use late::late;
-pub use layout::{Layout, Running, Trained, lay_out};
+pub use layout::{Bucket, Division, Layout, Running, Trained, arrange, lay_out};
 pub use narrow::narrow;
 pub use parallelise::parallelise;
 pub use peephole::peephole;

@@ -4,20 +4,21 @@
 //! it lies: `all_reduce` works in the states' own memory, on the comm lane, while the backward ops go on. Where ranks
 //! exchange another type (`wire`), a bucket is packed into a buffer of that type and unpacked over the sums.
 
+use super::layout::Layout;
 use crate::graph::{At, GRADIENT, Graph, GraphError, Node, Phase, Role, ValueId};
 use crate::mesh::Group;
 use crate::op::{Op, Reduction, StateId};
 use crate::settings::Exchange;
 use crate::types::{DType, Shape};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Adds the exchange of every sum (gradients and statistics) that the graph assigns. One rank has nothing to exchange.
-pub fn parallelise(mut graph: Graph, exchange: &Exchange) -> Result<Graph, GraphError> {
+pub fn parallelise(mut graph: Graph, layout: &Layout, exchange: &Exchange) -> Result<Graph, GraphError> {
     let group = graph.mesh.world();
     if group.ranks() <= 1 {
         return Ok(graph);
     }
-    let buckets = buckets(sums(&graph), exchange);
+    let buckets = buckets(sums(&graph), layout, exchange);
     let assigned: HashSet<StateId> = buckets.iter().flat_map(|b| b.sums.iter().map(|s| s.state)).collect();
     let nodes = std::mem::take(&mut graph.nodes);
     let end = nodes.len();
@@ -52,8 +53,8 @@ struct Sum {
     shape: Shape,
 }
 
-/// In the order of the states, which is that in memory.
-fn sums(graph: &Graph) -> Vec<Sum> {
+/// By their states.
+fn sums(graph: &Graph) -> HashMap<StateId, Sum> {
     let producers = graph.producers();
     let sum = |node: &Node| {
         let Op::Assign { state } = node.op else { return None };
@@ -62,11 +63,10 @@ fn sums(graph: &Graph) -> Vec<Sum> {
         let ready =
             producers[value.index()].filter(|_| matches!(of.role, Role::Gradient | Role::Statistic))?;
         let name = of.name.strip_suffix(GRADIENT).unwrap_or(&of.name).to_string();
-        Some(Sum { state, role: of.role, value, ready, name, dtype: of.ty.dtype, shape: of.ty.shape.clone() })
+        let (dtype, shape) = (of.ty.dtype, of.ty.shape.clone());
+        Some((state, Sum { state, role: of.role, value, ready, name, dtype, shape }))
     };
-    let mut sums: Vec<Sum> = graph.nodes.iter().filter_map(sum).collect();
-    sums.sort_by_key(|sum| sum.state);
-    sums
+    graph.nodes.iter().filter_map(sum).collect()
 }
 
 /// Sums that travel together.
@@ -77,29 +77,16 @@ struct Bucket {
     ready: usize,
 }
 
-/// Gradients side by side until there are `bucket` elements. The statistics go with the first; on a wire of halves they
-/// go beside it, since those can't count a batch.
-fn buckets(sums: Vec<Sum>, exchange: &Exchange) -> Vec<Bucket> {
-    let (statistics, gradients): (Vec<Sum>, Vec<Sum>) =
-        sums.into_iter().partition(|sum| sum.role == Role::Statistic);
-    let mut buckets: Vec<Vec<Sum>> = Vec::new();
-    let mut filled = 0;
-    for sum in gradients {
-        let elements = sum.shape.count();
-        match buckets.last_mut().filter(|_| filled + elements <= exchange.bucket) {
-            Some(bucket) => {
-                bucket.push(sum);
-                filled += elements;
-            }
-            None => {
-                buckets.push(vec![sum]);
-                filled = elements;
-            }
-        }
-    }
-    let wire_of = |bucket: &[Sum]| exchange.wire.filter(|wire| *wire != bucket[0].dtype);
-    let mut buckets: Vec<Bucket> =
-        buckets.into_iter().map(|sums| Bucket::new(wire_of(&sums), sums)).collect();
+/// As they were laid out. The statistics go with the first; on a wire of halves they go beside it, since those can't count a batch.
+fn buckets(mut sums: HashMap<StateId, Sum>, layout: &Layout, exchange: &Exchange) -> Vec<Bucket> {
+    let wire_of =
+        |bucket: &[Sum]| exchange.wire.filter(|wire| bucket.first().is_some_and(|sum| *wire != sum.dtype));
+    let mut buckets: Vec<Bucket> = (layout.buckets.iter())
+        .map(|bucket| bucket.gradients.iter().filter_map(|state| sums.remove(state)).collect::<Vec<_>>())
+        .filter(|sums| !sums.is_empty())
+        .map(|sums| Bucket::new(wire_of(&sums), sums))
+        .collect();
+    let statistics: Vec<Sum> = sums.remove(&layout.stats).into_iter().collect();
     match buckets.first_mut() {
         Some(first) if first.wire.is_none() => {
             let wire = first.wire;

@@ -3,7 +3,8 @@
 
 use super::schedule::{Schedule, written_states};
 use crate::clocks::Clocks;
-use crate::graph::{Graph, Node, Role, Value, ValueId};
+use crate::flat::UNIT;
+use crate::graph::{Graph, Home, Node, Role, Value, ValueId, settle};
 use crate::op::{Op, StateId};
 use crate::plan::{ALIGN, Key, Place, Plan, PlanValue, ScratchRange, Step};
 use crate::target::{Partial, Target};
@@ -257,12 +258,13 @@ impl<'a> Buffers<'a> {
             touched.entry(state).or_default();
         }
         for (index, state) in self.graph.states.iter().enumerate() {
-            let Some(offset) = state.arena else { continue };
+            let Home::Arena(offset) = state.home else { continue };
             let always = state.role == Role::Statistic;
             let found = touched.remove(&StateId(index as u32)).or_else(|| always.then(Default::default));
             let Some((uses, anew)) = found else { continue };
             let writer = uses.first().copied().filter(|_| anew && !always);
-            let bytes = state.ty.bytes().next_multiple_of(ALIGN);
+            // With the padding behind it, which collectives take along.
+            let bytes = state.ty.bytes().next_multiple_of(UNIT * state.ty.dtype.bytes());
             let lingers = vec![];
             self.list.push(Buffer {
                 bytes,
@@ -362,6 +364,7 @@ struct Memory {
 /// Renumbers values into a plan.
 fn assemble(graph: &Graph, schedule: &Schedule, memory: &Memory) -> Plan {
     let mut plan = Plan { states: graph.states.clone(), mesh: graph.mesh, ..Plan::default() };
+    settle(&mut plan.states);
     let mut numbers: HashMap<ValueId, usize> = HashMap::new();
     let mut number = |plan: &mut Plan, value: ValueId| {
         *numbers.entry(value).or_insert_with(|| {

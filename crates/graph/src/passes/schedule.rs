@@ -40,13 +40,14 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
     let mut schedule = Schedule { joined: joined(&ops, &lanes, target), lanes, ..Schedule::default() };
     let mut clocks = Clocks::default();
     let mut makers: HashMap<ValueId, usize> = HashMap::new();
-    let mut readers: HashMap<StateId, Vec<usize>> = HashMap::new();
+    let mut readers: Vec<(StateId, usize)> = Vec::new();
+    let alike = |a: StateId, b: StateId| a == b || graph.states[a.index()].overlaps(&graph.states[b.index()]);
     for (step, index) in nodes.iter().enumerate() {
         let node = &graph.nodes[*index];
         let mut needs: Vec<usize> = node.inputs.iter().filter_map(|v| makers.get(v).copied()).collect();
         // Whoever reads what lies in a state must be done before it is written.
         for state in written_states(node, &places) {
-            needs.extend(readers.get(&state).into_iter().flatten());
+            needs.extend(readers.iter().filter(|(read, _)| alike(*read, state)).map(|(_, reader)| *reader));
         }
         let lane = in_order(schedule.lanes[step]);
         // Where a collective stands in the program is when it may leave, on every executor: without overlap, that is the end.
@@ -60,7 +61,7 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
         makers.extend(node.outputs.iter().map(|v| (*v, step)));
         for place in node.inputs.iter().filter_map(|v| places.get(v)) {
             if let Place::State(state) = place {
-                readers.entry(*state).or_default().push(step);
+                readers.push((*state, step));
             }
         }
     }

@@ -1,40 +1,33 @@
 //! The plan of an update: norm, clipping, optimizer, averages.
 
-use super::layout::Layout;
+use super::layout::{Bucket, Layout};
 use crate::graph::{At, Graph, GraphError, Phase, ValueId};
 use crate::op::Op;
-use crate::settings::{DynamicScale, Optimizer, ParamGroup, Settings};
+use crate::settings::{DynamicScale, Optimizer, Settings};
 
 /// Makes an empty graph over the states of a layout that of an update.
 pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Result<Graph, GraphError> {
     let at = |name: &str| At::new(name, Phase::Update);
-    let gradients: Vec<ValueId> = layout.trained.iter().map(|t| graph.read(t.gradient)).collect();
+    let gradients: Vec<ValueId> = layout.buckets.iter().map(|bucket| graph.read(bucket.gradient)).collect();
     let stats = graph.read(layout.stats);
-    let squares = graph.push(Op::SumSquares, &gradients, &at("norm"))?[0];
+    let flats = layout.buckets.iter().map(|bucket| bucket.flat.clone()).collect();
+    let squares = graph.push(Op::SumSquares { flats }, &gradients, &at("norm"))?[0];
     let scale = layout.loss_scale.map(|state| graph.read(state));
     let clip = Op::Clip { max_norm: settings.max_grad_norm, scaled: scale.is_some() };
-    let inputs: Vec<ValueId> = [squares, stats].into_iter().chain(scale).collect();
+    let inputs: Vec<ValueId> = [stats].into_iter().chain(scale).chain([squares]).collect();
     let control = graph.push(clip, &inputs, &at("control"))?[0];
     let before = graph.read(layout.applied);
     let applied = graph.push(Op::Advance, &[before, control], &at("applied"))?[0];
     graph.assign(layout.applied, applied, Phase::Update)?;
-    for (trained, gradient) in layout.trained.iter().zip(gradients) {
-        let state = graph.states[trained.parameter.index()].clone();
-        let op = optimizer_op(&settings.optimizer, (settings.group)(&state));
-        let mut inputs = vec![graph.read(trained.parameter), gradient];
-        inputs.extend(trained.moments.iter().map(|m| graph.read(*m)));
-        inputs.extend([control, applied]);
-        let copy = layout.copies.get(&trained.parameter);
-        inputs.extend(copy.map(|copy| graph.read(*copy)));
-        let outputs = graph.push(op, &inputs, &at(&state.name))?;
-        let updated = outputs[0];
-        let written = std::iter::once(&trained.parameter).chain(&trained.moments).chain(copy);
-        for (state, value) in written.zip(outputs) {
-            graph.assign(*state, value, Phase::Update)?;
-        }
-        if let (Some(average), Some(decay)) = (trained.average, settings.ema) {
+    let step = Step { settings, control, applied };
+    let updated = match settings.optimizer {
+        Optimizer::Lamb { .. } => step.lamb(&mut graph, &layout.buckets, &gradients)?,
+        _ => step.at_once(&mut graph, &layout.buckets, &gradients)?,
+    };
+    for (bucket, updated) in layout.buckets.iter().zip(updated) {
+        if let (Some(average), Some(decay)) = (bucket.average, settings.ema) {
             let inputs = [graph.read(average), updated, control];
-            let value = graph.push(Op::Ema { decay }, &inputs, &at(&state.name))?[0];
+            let value = graph.push(Op::Ema { decay }, &inputs, &at_bucket(&graph, bucket))?[0];
             graph.assign(average, value, Phase::Update)?;
         }
     }
@@ -75,18 +68,83 @@ fn commit_running(
     Ok(())
 }
 
-fn optimizer_op(optimizer: &Optimizer, ParamGroup { lr_scale, decays }: ParamGroup) -> Op {
-    let decay = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
-    match *optimizer {
-        Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
-            Op::AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay), lr_scale }
+fn at_bucket(graph: &Graph, bucket: &Bucket) -> At {
+    At::named(&bucket.name, graph.states[bucket.parameter.index()].name.clone(), Phase::Update)
+}
+
+/// What all buckets share.
+struct Step<'a> {
+    settings: &'a Settings<'a>,
+    control: ValueId,
+    applied: ValueId,
+}
+
+impl Step<'_> {
+    /// An optimizer of one op for each bucket; returns the parameters as updated.
+    fn at_once(
+        &self,
+        graph: &mut Graph,
+        buckets: &[Bucket],
+        gradients: &[ValueId],
+    ) -> Result<Vec<ValueId>, GraphError> {
+        let mut updated = vec![];
+        for (bucket, gradient) in buckets.iter().zip(gradients) {
+            let flat = bucket.flat.clone();
+            let op = match self.settings.optimizer {
+                Optimizer::Sgd { momentum, nesterov, .. } => Op::Sgd { momentum, nesterov, flat },
+                Optimizer::AdamW { beta1, beta2, eps, .. } | Optimizer::Lamb { beta1, beta2, eps, .. } => {
+                    Op::AdamW { beta1, beta2, eps, flat }
+                }
+            };
+            let mut inputs = vec![graph.read(bucket.parameter), *gradient];
+            inputs.extend(bucket.moments.iter().map(|m| graph.read(*m)));
+            inputs.extend([self.control, self.applied]);
+            inputs.extend(bucket.copy.map(|copy| graph.read(copy)));
+            let outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
+            updated.push(outputs[0]);
+            let written = std::iter::once(&bucket.parameter).chain(&bucket.moments).chain(&bucket.copy);
+            for (state, value) in written.zip(outputs) {
+                graph.assign(*state, value, Phase::Update)?;
+            }
         }
-        Optimizer::Sgd { momentum, nesterov, weight_decay } => {
-            Op::Sgd { momentum, nesterov, weight_decay: decay(weight_decay), lr_scale }
+        Ok(updated)
+    }
+
+    /// LAMB: the moments of all buckets, with the norms of their tensors, then the parameters.
+    fn lamb(
+        &self,
+        graph: &mut Graph,
+        buckets: &[Bucket],
+        gradients: &[ValueId],
+    ) -> Result<Vec<ValueId>, GraphError> {
+        let Optimizer::Lamb { beta1, beta2, eps, min_coeff, max_coeff, .. } = self.settings.optimizer else {
+            return Ok(vec![]);
+        };
+        let mut made = vec![];
+        for (bucket, gradient) in buckets.iter().zip(gradients) {
+            let op = Op::LambMoments { beta1, beta2, eps, flat: bucket.flat.clone() };
+            let mut inputs = vec![graph.read(bucket.parameter), *gradient];
+            inputs.extend(bucket.moments.iter().map(|m| graph.read(*m)));
+            inputs.extend([self.control, self.applied]);
+            let outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
+            for (state, value) in bucket.moments.iter().zip(&outputs) {
+                graph.assign(*state, *value, Phase::Update)?;
+            }
+            made.push(outputs);
         }
-        Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff } => {
-            let weight_decay = decay(weight_decay);
-            Op::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff, lr_scale }
+        let mut updated = vec![];
+        for (bucket, made) in buckets.iter().zip(made) {
+            let op = Op::LambApply { beta1, beta2, eps, min_coeff, max_coeff, flat: bucket.flat.clone() };
+            let mut inputs = vec![graph.read(bucket.parameter)];
+            inputs.extend(made);
+            inputs.extend([self.control, self.applied]);
+            inputs.extend(bucket.copy.map(|copy| graph.read(copy)));
+            let outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
+            updated.push(outputs[0]);
+            for (state, value) in std::iter::once(&bucket.parameter).chain(&bucket.copy).zip(outputs) {
+                graph.assign(*state, value, Phase::Update)?;
+            }
         }
+        Ok(updated)
     }
 }

@@ -5,7 +5,7 @@ use crate::rng::Rng;
 use graph::ALIGN;
 use graph::graph::{At, Node, Phase};
 use graph::op::Reduction;
-use graph::{DType, Graph, Init, Mesh, Op, Role, Shape, StateId, Type, ValueId};
+use graph::{DType, Graph, Home, Init, Mesh, Op, Role, Shape, StateId, Type, ValueId};
 
 const RANKS: usize = 2;
 const SUM: Reduction = Reduction::Sum;
@@ -75,7 +75,7 @@ impl Maker {
             for written in [true, false] {
                 let name = format!("{}{i}", if written { "anew" } else { "found" });
                 let state = self.graph.add_state(name, ty.clone(), Role::Gradient);
-                self.graph.states[state.index()].arena = Some(offset);
+                self.graph.states[state.index()].home = Home::Arena(offset);
                 offset += ty.bytes().next_multiple_of(ALIGN);
                 if written {
                     self.anew.push(state);

@@ -1,6 +1,7 @@
 //! Runs a plan without arithmetic: lanes side by side, each step taking as long as it is told to, memory as byte ranges
 //! that know what they hold. Knows nothing of clocks or liveness, so that it judges `place` and `check` from outside.
 
+use graph::Home;
 use graph::op::{Lane, Op, StateId};
 use graph::plan::{Place, Plan, Step};
 use std::collections::HashSet;
@@ -92,7 +93,8 @@ impl<'a> Machine<'a> {
         for (i, state) in plan.states.iter().enumerate() {
             let id = StateId(i as u32);
             let found = |v: usize| plan.values[v].place == Place::State(id) && !machine.made.contains(&v);
-            if state.arena.is_none() || (0..plan.values.len()).any(found) {
+            let in_arena = matches!(state.home, Home::Arena(_));
+            if !in_arena || (0..plan.values.len()).any(found) {
                 machine.memory.push((machine.range_of(id), Content::Found(id)));
             }
         }
@@ -119,7 +121,10 @@ impl<'a> Machine<'a> {
 
     fn range_of(&self, id: StateId) -> Range {
         let state = &self.plan.states[id.index()];
-        state.arena.map_or(Range::State(id), |start| Range::Arena(start, start + state.ty.bytes()))
+        match state.home {
+            Home::Arena(start) => Range::Arena(start, start + state.ty.bytes()),
+            _ => Range::State(id),
+        }
     }
 
     fn content(&self, value: usize) -> Content {

@@ -12,11 +12,6 @@ use graph::{AVERAGE, Role, State, StateId};
 use models::names::{Tensor, Weights};
 use std::path::PathBuf;
 
-/// What a checkpoint keeps: all that the next step depends on and that can't be made from the rest.
-fn lasts(state: &State) -> bool {
-    !matches!(state.role, Role::Gradient | Role::Statistic | Role::Copy | Role::Resident | Role::Pending)
-}
-
 impl<T: Real> Session<T> {
     /// Starts from the weights of `--init`, if there are any.
     pub(crate) fn load_init(&mut self) -> Result<(), TrainError> {
@@ -45,7 +40,7 @@ impl<T: Real> Session<T> {
     /// The states that a checkpoint keeps.
     fn lasting_ids(&self) -> Vec<StateId> {
         let states = self.device.program().states.iter().enumerate();
-        states.filter(|(_, state)| lasts(state)).map(|(index, _)| StateId(index as u32)).collect()
+        states.filter(|(_, state)| state.role.lasts()).map(|(index, _)| StateId(index as u32)).collect()
     }
 
     /// The parameters and running moments under their canonical names; with averages, those, since they are what is evaluated.
@@ -100,7 +95,7 @@ impl<T: Real> Session<T> {
     /// Goes on where a checkpoint was made.
     pub fn restore(&mut self, checkpoint: Checkpoint) -> Result<Progress, TrainError> {
         let states: Vec<State> =
-            self.device.program().states.iter().filter(|state| lasts(state)).cloned().collect();
+            self.device.program().states.iter().filter(|state| state.role.lasts()).cloned().collect();
         let expected: Vec<Outline<'_>> =
             states.iter().map(|s| Outline { name: &s.name, shape: &s.ty.shape.0 }).collect();
         self.ahead = None;

@@ -1,5 +1,6 @@
 //! What fits, what is refused and in which words, and what follows from the descriptions.
 
+use crate::flat::Flat;
 use crate::op::slots::Class;
 use crate::op::{CHOICES, Op, Sampling, Window};
 use crate::types::{DType, Shape, Type};
@@ -149,7 +150,7 @@ fn a_commit_has_each_value_twice() {
 /// Pairs of which the result may lie where the operand lay, and the names of results.
 #[test]
 fn places_and_names_follow() {
-    let adam = Op::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    let adam = Op::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, flat: Flat::default() };
     let pairs = |op: &Op, inputs| op.in_place(inputs).collect::<Vec<_>>();
     assert_eq!(pairs(&adam, 6), [(0, 0), (2, 1), (3, 2)]);
     assert_eq!(pairs(&adam, 7), [(0, 0), (2, 1), (3, 2), (6, 3)]);
@@ -174,7 +175,7 @@ fn classes_point_at_operands() {
     let ops = [
         (Op::Unpack { shapes: vec![shape.clone()], to: None, over: true }, 2),
         (Op::LayerNormGrad { add: true, sum: true, half: None }, 6),
-        (Op::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0, lr_scale: 1.0 }, 6),
+        (Op::Sgd { momentum: 0.9, nesterov: false, flat: Flat::default() }, 6),
         (Op::Reshape { shape }, 1),
     ];
     for (op, inputs) in ops {

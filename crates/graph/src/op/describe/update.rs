@@ -1,27 +1,79 @@
 //! Optimizers, and what ranks communicate.
 
+use crate::flat::Flat;
 use crate::op::slots::Class::{Exactly, Float, Full, Half, Like};
 use crate::op::slots::{Description, require};
 use crate::types::{DType, Shape};
 
+/// An op whose operands of n elements are a rank's part of such a buffer.
+fn over_flat(flat: &Flat) -> Description {
+    let flat = flat.clone();
+    Description::none().with("n", flat.held()).check(move |_| flat.check())
+}
+
+/// Flat gradients → partial sums.
+pub fn sum_squares(flats: &[Flat]) -> Description {
+    let chunks = flats.iter().map(Flat::chunks).sum();
+    let mut op = Description::none().with("chunks", chunks);
+    for flat in flats {
+        let (shape, flat) = (Shape::from([flat.held()]), flat.clone());
+        op = op.takes_shape("gradient", &shape, Full).check(move |_| flat.check());
+    }
+    op.gives("", "chunks", Exactly(DType::F64))
+}
+
 /// w, dw, moments, control, applied steps [, a copy of w in half precision] → w, moments [, the copy].
-pub fn optimizer(moments: &[&'static str], operands: usize) -> Description {
+pub fn optimizer(moments: &[&'static str], flat: &Flat, operands: usize) -> Description {
     let usual = 4 + moments.len();
     let copies = operands > usual;
-    let mut op = Description::none().takes("parameter", "..", Full).takes("gradient", "..", Full);
+    let mut op = over_flat(flat).takes("parameter", "n", Full).takes("gradient", "n", Full);
     for moment in moments {
-        op = op.takes(moment, "..", Full);
+        op = op.takes(moment, "n", Full);
     }
     op = op
         .takes("control", "3", Full)
         .takes("applied steps", "1", Full)
-        .takes_if(copies, "copy", "..", Half)
-        .gives("", "..", Full)
+        .takes_if(copies, "copy", "n", Half)
+        .gives("", "n", Full)
         .over(0);
     for (index, moment) in moments.iter().enumerate() {
-        op = op.gives(moment, "..", Full).over(2 + index);
+        op = op.gives(moment, "n", Full).over(2 + index);
     }
-    if copies { op.gives("half", "..", Like(usual)).over(usual) } else { op }
+    if copies { op.gives("half", "n", Like(usual)).over(usual) } else { op }
+}
+
+/// w, dw, m, v, control, applied steps → m, v, sums of squares.
+pub fn lamb_moments(flat: &Flat) -> Description {
+    over_flat(flat)
+        .with("segments", flat.segments().count())
+        .takes("parameter", "n", Full)
+        .takes("gradient", "n", Full)
+        .takes("m", "n", Full)
+        .takes("v", "n", Full)
+        .takes("control", "3", Full)
+        .takes("applied steps", "1", Full)
+        .gives("m", "n", Full)
+        .over(2)
+        .gives("v", "n", Full)
+        .over(3)
+        .gives("norms", "segments,2", Exactly(DType::F64))
+}
+
+/// w, m, v, sums of squares, control, applied steps [, a copy of w] → w [, the copy].
+pub fn lamb_apply(flat: &Flat, operands: usize) -> Description {
+    let copies = operands > 6;
+    let op = over_flat(flat)
+        .with("segments", flat.segments().count())
+        .takes("parameter", "n", Full)
+        .takes("m", "n", Full)
+        .takes("v", "n", Full)
+        .takes("norms", "segments,2", Exactly(DType::F64))
+        .takes("control", "3", Full)
+        .takes("applied steps", "1", Full)
+        .takes_if(copies, "copy", "n", Half)
+        .gives("", "n", Full)
+        .over(0);
+    if copies { op.gives("half", "n", Like(6)).over(6) } else { op }
 }
 
 /// n values of which there are parts, sums so far of some → n sums.

@@ -1,0 +1,196 @@
+//! Tensors one after the other in a flat buffer, which a rank holds as a whole or in part.
+//!
+//! Parameters, their gradients, moments, averages and half-precision copies lie in such buffers, at the same elements of each. What
+//! works on all elements alike (optimizers, norms, collectives) works on the buffer; a tensor is a view into it.
+
+use crate::mesh::Group;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Sums over a buffer are made of f64 partial sums, one for every so many elements, added in order. The borders are fixed and a
+/// rank's part begins and ends at one, so that sums have the same bits however a buffer is divided.
+pub const CHUNK: usize = 2048;
+
+/// Tensors begin at multiples of so many elements: 128 bytes, even of half-precision copies.
+pub const UNIT: usize = 64;
+
+/// A tensor in a flat buffer, and how it is trained. In texts: `[start,count,lr_scale,weight_decay]`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(usize, usize, f64, f64)", into = "(usize, usize, f64, f64)")]
+pub struct Piece {
+    /// Its first element.
+    pub start: usize,
+    /// Its elements.
+    pub count: usize,
+    /// Factor of the learning rate.
+    pub lr_scale: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+}
+
+impl Piece {
+    /// Its elements in the whole buffer.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.count
+    }
+}
+
+impl From<(usize, usize, f64, f64)> for Piece {
+    fn from((start, count, lr_scale, weight_decay): (usize, usize, f64, f64)) -> Self {
+        Piece { start, count, lr_scale, weight_decay }
+    }
+}
+
+impl From<Piece> for (usize, usize, f64, f64) {
+    fn from(Piece { start, count, lr_scale, weight_decay }: Piece) -> Self {
+        (start, count, lr_scale, weight_decay)
+    }
+}
+
+/// What lies in a flat buffer. Elements that belong to no piece are padding, which nobody reads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Flat {
+    /// Of the whole buffer, with padding.
+    pub elements: usize,
+    /// In order, apart from each other.
+    pub pieces: Vec<Piece>,
+    /// The ranks that hold a part of the buffer each, all of one length; without, each rank holds the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Group>,
+    /// The element of the whole buffer that a rank's part begins with. Executors set it: a plan is the same on all ranks.
+    #[serde(skip)]
+    pub first: usize,
+}
+
+/// Elements of a tensor between two borders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The number of its tensor.
+    pub piece: usize,
+    /// The partial sum that it is in.
+    pub chunk: usize,
+    /// Its first element in the whole buffer.
+    pub start: usize,
+    /// Its elements.
+    pub count: usize,
+}
+
+impl Flat {
+    /// Elements that a rank holds.
+    pub fn held(&self) -> usize {
+        self.elements / self.group.map_or(1, Group::ranks)
+    }
+
+    /// As the rank of this number in the group holds it.
+    pub fn part(&self, rank: usize) -> Flat {
+        Flat { first: rank * self.held(), ..self.clone() }
+    }
+
+    /// Partial sums over the whole buffer.
+    pub fn chunks(&self) -> usize {
+        self.elements.div_ceil(CHUNK)
+    }
+
+    /// The tensors of the whole buffer, cut at the borders of partial sums.
+    pub fn segments(&self) -> impl Iterator<Item = Segment> {
+        self.pieces.iter().enumerate().flat_map(|(piece, of)| {
+            let Range { start, end } = of.range();
+            let chunks = start / CHUNK..end.div_ceil(CHUNK).max(start / CHUNK);
+            chunks.filter(move |_| start < end).map(move |chunk| {
+                let from = start.max(chunk * CHUNK);
+                Segment { piece, chunk, start: from, count: end.min((chunk + 1) * CHUNK) - from }
+            })
+        })
+    }
+
+    /// Those of them that this rank holds, each with its number among all.
+    pub fn held_segments(&self) -> impl Iterator<Item = (usize, Segment)> {
+        let held = self.first..self.first + self.held();
+        self.segments().enumerate().filter(move |(_, segment)| held.contains(&segment.start))
+    }
+
+    /// The tensors that have elements in a range of what this rank holds: their numbers, and the elements in the rank's memory.
+    pub fn within(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let whole = self.first + range.start..self.first + range.end;
+        let from = self.pieces.partition_point(|piece| piece.range().end <= whole.start);
+        let pieces = self.pieces.iter().enumerate().skip(from);
+        pieces.take_while(move |(_, piece)| piece.start < whole.end).filter_map(move |(number, piece)| {
+            let (start, end) = (piece.start.max(whole.start), piece.range().end.min(whole.end));
+            (start < end).then(|| (number, start - self.first..end - self.first))
+        })
+    }
+
+    /// What is wrong with it, if something is.
+    pub fn check(&self) -> Result<(), String> {
+        let ranks = self.group.map_or(1, Group::ranks);
+        let mut end = 0;
+        for piece in &self.pieces {
+            if piece.start < end || piece.range().end > self.elements {
+                return Err(format!(
+                    "{} elements have no place for piece {:?}",
+                    self.elements,
+                    piece.range()
+                ));
+            }
+            end = piece.range().end;
+        }
+        match self.elements.is_multiple_of(ranks * if ranks > 1 { CHUNK } else { 1 }) {
+            true => Ok(()),
+            false => Err(format!("{} elements don't divide among {ranks} ranks at borders", self.elements)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+
+    fn flat(pieces: &[(usize, usize)], elements: usize) -> Flat {
+        let pieces = pieces.iter().map(|(start, count)| Piece::from((*start, *count, 1.0, 0.0)));
+        Flat { elements, pieces: pieces.collect(), ..Flat::default() }
+    }
+
+    #[test]
+    fn segments_are_cut_at_borders_and_cover_the_tensors() {
+        let flat = flat(&[(0, 100), (128, 5000), (5184, 0), (5184, 7)], 3 * CHUNK);
+        let segments: Vec<Segment> = flat.segments().collect();
+        let of = |piece: usize| segments.iter().filter(|s| s.piece == piece).collect::<Vec<_>>();
+        assert_eq!(of(0), [&Segment { piece: 0, chunk: 0, start: 0, count: 100 }]);
+        assert_eq!(
+            of(1).iter().map(|s| (s.chunk, s.count)).collect::<Vec<_>>(),
+            [(0, 1920), (1, 2048), (2, 1032)]
+        );
+        assert!(of(2).is_empty());
+        assert_eq!(of(3), [&Segment { piece: 3, chunk: 2, start: 5184, count: 7 }]);
+        assert_eq!((flat.chunks(), flat.check()), (3, Ok(())));
+    }
+
+    #[test]
+    fn parts_of_ranks_hold_every_segment_once() {
+        let group = Mesh::of_data(3).world();
+        let flat = Flat { group: Some(group), ..flat(&[(0, 3000), (3008, 2100), (5120, 1000)], 3 * CHUNK) };
+        flat.check().unwrap();
+        let all: Vec<(usize, Segment)> = flat.segments().enumerate().collect();
+        let held: Vec<_> =
+            (0..3).flat_map(|rank| flat.part(rank).held_segments().collect::<Vec<_>>()).collect();
+        let mut sorted = held.clone();
+        sorted.sort_by_key(|(number, _)| *number);
+        assert_eq!(sorted, all);
+        // The same elements, tensor by tensor, in a rank's own memory.
+        let second = flat.part(1);
+        let within: Vec<_> = second.within(0..CHUNK).collect();
+        assert_eq!(within, [(0, 0..952), (1, 960..2048)]);
+        assert_eq!(second.within(955..960).count(), 0);
+        assert_eq!(second.within(950..970).collect::<Vec<_>>(), [(0, 950..952), (1, 960..970)]);
+    }
+
+    #[test]
+    fn what_cannot_be_divided_or_placed_is_refused() {
+        let group = Some(Mesh::of_data(2).world());
+        assert!(flat(&[(0, 10), (5, 10)], 64).check().is_err());
+        assert!(flat(&[(0, 65)], 64).check().is_err());
+        assert!(Flat { group, ..flat(&[(0, 65)], 3 * CHUNK) }.check().is_err());
+        assert!(Flat { group, ..flat(&[(0, 65)], 4 * CHUNK) }.check().is_ok());
+    }
+}
