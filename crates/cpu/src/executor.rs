@@ -3,6 +3,7 @@
 mod bind;
 mod checked;
 mod flow;
+mod left;
 mod operand;
 mod states;
 mod times;
@@ -26,6 +27,7 @@ use comm::Communicator;
 use graph::graph::own_bytes;
 use graph::plan::{Plan, PlanValue};
 use graph::{DType, Home, Program, State};
+use left::Left;
 use operand::check_dtype;
 
 /// What the host fills before a plan runs.
@@ -59,6 +61,8 @@ impl Options {
 pub struct Executor<T: Float> {
     program: Program,
     plans: [BoundPlan<T>; 5],
+    /// Before the memory that it works in, which is given back after it.
+    left: Left,
     states: Vec<View<u8>>,
     arena: Block,
     state_block: Block,
@@ -87,10 +91,11 @@ impl<T: Float> Executor<T> {
         let memory =
             Memory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
         let (plans, borrowed) = memory.bind_all(&program)?;
-        let clock = Clock::new();
+        let (clock, left) = (Clock::new(), Left::new(groups.as_ref().map(|groups| groups.world().clone())));
         let mut executor = Executor {
             program,
             plans,
+            left,
             states,
             arena,
             state_block,
@@ -114,6 +119,7 @@ impl<T: Float> Executor<T> {
             let state = theirs.get(other).or(ours.get(other));
             return Err(CpuError::OtherStates(state.map_or_else(String::new, |s| s.name.clone())));
         }
+        self.left.finish();
         let arena = arena_of(&program)?;
         let states = state_views(&program.states, &self.state_block, &arena);
         self.groups = self.groups.take().map(|known| groups(known, &program)).transpose()?;

@@ -57,7 +57,9 @@ fn alone(plan: &Plan, index: usize) -> Program {
     let (inputs, outputs): (Vec<usize>, Vec<usize>) =
         ((0..step.inputs.len()).collect(), (step.inputs.len()..values.len()).collect());
     let (waits, scratch) = (vec![], None);
-    let step = Step { inputs: inputs.clone(), outputs: outputs.clone(), waits, scratch, ..step.clone() };
+    let (left, after) = (false, vec![]);
+    let ends = (inputs.clone(), outputs.clone());
+    let step = Step { inputs: ends.0, outputs: ends.1, waits, left, after, scratch, ..step.clone() };
     let eval = Plan { key: plan.key, arena, values, inputs, outputs, steps: vec![step], ..Plan::default() };
     Program { eval, ..Program::default() }
 }

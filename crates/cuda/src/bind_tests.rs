@@ -84,8 +84,9 @@ impl Made {
     fn step(&mut self, op: Op, inputs: &[usize], outputs: &[usize]) -> &mut Step {
         let (inputs, outputs, lane) = (inputs.to_vec(), outputs.to_vec(), op.lane());
         let (layer, phase) = ("layer".to_string(), Phase::Backward);
-        let (joined, waits, scratch, parts) = (false, vec![], None, None);
-        let step = Step { op, inputs, outputs, lane, joined, waits, layer, phase, scratch, parts };
+        let (joined, left, waits, after, scratch, parts) = (false, false, vec![], vec![], None, None);
+        let step =
+            Step { op, inputs, outputs, lane, joined, waits, left, after, layer, phase, scratch, parts };
         self.0.steps.push(step);
         self.0.steps.last_mut().unwrap()
     }

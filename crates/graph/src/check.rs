@@ -80,6 +80,18 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
     if step.op.lane() != step.lane && (step.op.lane(), step.lane) != (Lane::Compute, Lane::Side) {
         return Err(format!("runs on the {} lane", step.op.lane().name()));
     }
+    let in_arena = |value: &usize| match plan.values[*value].place {
+        Place::Arena(_) => true,
+        Place::State(state) => matches!(plan.states[state.index()].home, Home::Arena(_)),
+    };
+    if step.left && matches!(step.lane, Lane::Compute | Lane::Side) {
+        return Err("is left when the plan has ended, but computes".into());
+    }
+    if step.left && (step.scratch.is_some() || step.inputs.iter().chain(&step.outputs).any(in_arena)) {
+        return Err(
+            "is left when the plan has ended, but works in the arena, which the next plan has then".into()
+        );
+    }
     if step.joined && index.checked_sub(1).is_none_or(|before| plan.steps[before].lane != step.lane) {
         return Err("is launched with the step before, which is of another lane".into());
     }

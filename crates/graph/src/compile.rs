@@ -174,6 +174,8 @@ pub fn compile_observed(
     // Of one arena, training needs the most.
     let others = first.arena.max(micro.arena).max(last.arena);
     let (update, eval) = (plan_beside(&update, "update", others)?, plan_beside(&eval, "eval", others)?);
+    let [mut first, mut micro, mut last, mut update, mut eval] = [first, micro, last, update, eval];
+    passes::across(&mut [&mut first, &mut micro, &mut last, &mut update, &mut eval]);
     Ok(Program { first, micro, last, update, eval, states })
 }
 

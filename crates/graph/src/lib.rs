@@ -37,7 +37,7 @@ pub use op::{Lane, Op, StateId};
 pub use passes::{Delivery, prepare};
 pub use plan::{ALIGN, Header, Key, Plan};
 pub use program::{Model, Program};
-pub use replay::{Timeline, replay};
+pub use replay::{Timeline, replay, replay_all};
 pub use rules::cost::{Ceilings, Cost};
 pub use settings::{DynamicScale, Exchange, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings};
 pub use target::{Batching, Deferred, Partial, Target};

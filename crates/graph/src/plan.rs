@@ -56,6 +56,13 @@ pub struct Step {
     pub joined: bool,
     /// Earlier steps of other lanes that must have finished.
     pub waits: Vec<usize>,
+    /// Whether it goes on when the plan has ended: a collective or a copy between states. Steps of later plans wait for it where they
+    /// touch what it does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
+    /// States that a step which an earlier plan left may be working on still: it must have finished.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<StateId>,
     pub layer: String,
     pub phase: Phase,
     pub scratch: Option<ScratchRange>,

@@ -1,8 +1,9 @@
 //! What is compiled, and what comes of it.
 
+use crate::check::PlanError;
 use crate::graph::{Graph, Role, State, own_bytes};
-use crate::op::Op;
-use crate::plan::{Key, Plan};
+use crate::op::{Op, StateId};
+use crate::plan::{Key, Place, Plan, Step};
 use crate::run::Which;
 
 /// A model as it was built, with and without dropout. Both end in the values `loss`, `loss.stats` and `head` (logits).
@@ -31,6 +32,42 @@ pub struct Program {
 }
 
 impl Program {
+    /// Checks every plan, and that steps wait for what earlier plans may have left where they touch the same bytes.
+    pub fn check(&self) -> Result<(), PlanError> {
+        self.plans().into_iter().try_for_each(Plan::check)?;
+        for plan in self.plans() {
+            let (touched, clocks) = (plan.touched(), plan.clocks());
+            for before in self.plans() {
+                let left = before.steps.iter().zip(before.touched()).filter(|(step, _)| step.left);
+                for (left, bytes) in left {
+                    let is_of = |state: &StateId| {
+                        let values = left.outputs.iter().chain(&left.inputs);
+                        values.into_iter().any(|value| before.values[*value].place == Place::State(*state))
+                    };
+                    let waits = |step: usize| plan.steps[step].after.iter().any(is_of);
+                    let known = |step: usize| {
+                        (0..plan.steps.len()).any(|other| {
+                            waits(other) && (other == step || clocks.happens_before(other, step))
+                        }) || waits(plan.launch_of(step).start)
+                    };
+                    let conflicts = |step: &usize| {
+                        plan.steps[*step].lane != left.lane && touched[*step].conflicts(&bytes)
+                    };
+                    if let Some(step) = (0..plan.steps.len()).filter(conflicts).find(|step| !known(*step)) {
+                        let Step { op, layer, .. } = &plan.steps[step];
+                        let why = format!(
+                            "touches what {} of {} may be working on still",
+                            left.op.name(),
+                            left.layer
+                        );
+                        return Err(PlanError::Step { step, op: op.name(), layer: layer.clone(), why });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of the one arena that all plans share.
     pub fn arena(&self) -> usize {
         self.plans().map(|p| p.arena).into_iter().max().unwrap_or(0)

@@ -59,6 +59,7 @@ impl Plan {
             if let Op::Assign { state } = step.op {
                 used[state.index()] = true;
             }
+            step.after.iter().for_each(|state| used[state.index()] = true);
         }
         let is_flat = |index: &usize| used[*index] && self.states[*index].role == Role::Flat;
         let flats: Vec<&State> = (0..used.len()).filter(is_flat).map(|index| &self.states[index]).collect();
@@ -92,6 +93,13 @@ impl Plan {
         if !step.waits.is_empty() {
             let waits: Vec<_> = step.waits.iter().map(ToString::to_string).collect();
             let _ = write!(line, " wait={}", waits.join(","));
+        }
+        if step.left {
+            line.push_str(" left");
+        }
+        if !step.after.is_empty() {
+            let after: Vec<_> = step.after.iter().map(|s| self.states[s.index()].name.as_str()).collect();
+            let _ = write!(line, " after={}", after.join(","));
         }
         if let Some(ScratchRange { offset, bytes }) = step.scratch {
             let _ = write!(line, " scratch={bytes}@{offset}");
@@ -305,9 +313,23 @@ impl Parser {
                 .map_err(|e| format!("{name}: {e}"))?;
             (op, operands(outputs).map(|text| self.declare(text)).collect::<Result<Vec<_>, _>>()?)
         };
-        let Tail { joined, waits, scratch, parts, .. } = tail;
+        let after = tail.after.iter().map(|state| self.find_state(state)).collect::<Result<_, _>>()?;
+        let Tail { joined, waits, left, scratch, parts, .. } = tail;
         let layer = layer.to_string();
-        self.plan.steps.push(Step { op, inputs, outputs, lane, joined, waits, layer, phase, scratch, parts });
+        self.plan.steps.push(Step {
+            op,
+            inputs,
+            outputs,
+            lane,
+            joined,
+            waits,
+            left,
+            after,
+            layer,
+            phase,
+            scratch,
+            parts,
+        });
         Ok(())
     }
 }
@@ -345,16 +367,18 @@ struct Tail {
     attributes: serde_json::Map<String, serde_json::Value>,
     joined: bool,
     waits: Vec<usize>,
+    left: bool,
+    after: Vec<String>,
     scratch: Option<ScratchRange>,
     parts: Option<ScratchRange>,
 }
 
-/// `key=value` attributes of the op, `joined`, `wait=1,2`, `scratch=bytes@offset`, `parts=bytes@offset`.
+/// `key=value` attributes of the op, `joined`, `wait=1,2`, `left`, `after=state`, `scratch=bytes@offset`, `parts=bytes@offset`.
 fn tail_of(text: &str) -> Result<Tail, String> {
     let mut tail = Tail::default();
     for item in text.split_whitespace() {
-        if item == "joined" {
-            tail.joined = true;
+        if item == "joined" || item == "left" {
+            *(if item == "left" { &mut tail.left } else { &mut tail.joined }) = true;
             continue;
         }
         let (key, value) = item.split_once('=').ok_or_else(|| format!("'{item}' is not key=value"))?;
@@ -364,6 +388,7 @@ fn tail_of(text: &str) -> Result<Tail, String> {
                 tail.waits =
                     value.split(',').map(|w| w.parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
             }
+            "after" => tail.after = value.split(',').map(str::to_string).collect(),
             "scratch" | "parts" => {
                 let (bytes, offset) = value.split_once('@').ok_or_else(bad)?;
                 let bytes = bytes.parse().map_err(|_| bad())?;

@@ -31,6 +31,8 @@ pub(crate) struct Bound<T> {
     pub(super) borrowed: usize,
     pub(super) is_product: bool,
     pub(super) work: Work,
+    /// States that what an earlier plan has left may be working on still.
+    pub(super) after: Vec<StateId>,
     /// Such as "backward of blocks.5.mlp.fc1 (linear_grad_w)".
     pub(super) name: Arc<str>,
     pub(super) doing: Option<Name>,
@@ -54,6 +56,8 @@ pub(super) struct BoundCall {
     pub call: Call,
     /// The step it is.
     pub step: usize,
+    /// If the plan's end doesn't wait for it: the states that it works on.
+    pub left: Option<Vec<StateId>>,
     /// Of the present run.
     pub ticket: Option<Ticket>,
     /// Of all runs, the seconds from its start on this rank to its end.
@@ -119,7 +123,8 @@ impl Memory<'_> {
                 let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
                 bound.exchanges.push(ExchangeTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
                 one.work = Work::Call(bound.calls.len());
-                bound.calls.push(BoundCall { comm, call, step: index, ticket: None, seconds: 0.0 });
+                let left = step.left.then(|| states_of(plan, step));
+                bound.calls.push(BoundCall { comm, call, step: index, left, ticket: None, seconds: 0.0 });
             } else {
                 // Collectives are done in order, so the last one waited for implies the others.
                 let waits = |call: &BoundCall| step.waits.contains(&call.step);
@@ -157,6 +162,7 @@ impl Memory<'_> {
             rounded: vec![],
             borrowed: 0,
             work: Work::Compute { after: None },
+            after: step.after.clone(),
             doing: self.groups.map(|groups| groups.world().name(&name)),
             name: name.into(),
             phase: step.phase,
@@ -215,6 +221,16 @@ impl Memory<'_> {
         let name = comm.name(&step.layer);
         Ok((comm.clone(), Call { collective, kind, send, receive, name }))
     }
+}
+
+/// The states that a step works on.
+fn states_of(plan: &Plan, step: &Step) -> Vec<StateId> {
+    let values = step.inputs.iter().chain(&step.outputs);
+    let state = |value: &usize| match plan.values[*value].place {
+        Place::State(state) => Some(state),
+        Place::Arena(_) => None,
+    };
+    values.filter_map(state).collect()
 }
 
 /// The range of operands that follow each other, or the number of the first that is not followed by the next.

@@ -132,7 +132,7 @@ pub(super) fn stretches<T: Float>(bound: &[Bound<T>], threads: usize) -> Vec<Str
             }
         };
         let phases = survey(step, threads);
-        let fits = |d: &Draft| after.is_none() && d.takes(step, &phases);
+        let fits = |d: &Draft| after.is_none() && step.after.is_empty() && d.takes(step, &phases);
         if !draft.as_ref().is_some_and(fits) {
             all.extend(draft.take().map(|d| Stretch::Flow(Box::new(d.finish()))));
         }

@@ -45,7 +45,10 @@ impl<T: Float> Executor<T> {
     pub(super) fn stored(&self, value: &PlanValue) -> View<u8> {
         match value.place {
             Place::Arena(offset) => self.arena.view(offset, value.ty.bytes()),
-            Place::State(state) => self.states[state.index()],
+            Place::State(state) => {
+                self.left.finish();
+                self.states[state.index()]
+            }
         }
     }
 
@@ -86,11 +89,13 @@ impl<T: Float> Executor<T> {
     }
 
     pub fn state(&self, id: StateId) -> Cow<'_, [T]> {
+        self.left.finish();
         self.numbers(&self.program.states[id.index()].ty, self.states[id.index()])
     }
 
     /// A state to change where it lies. None if it is stored in another type: see [`write_state`](Executor::write_state).
     pub fn state_mut(&mut self, id: StateId) -> Option<&mut [T]> {
+        self.left.finish();
         let Type { dtype, shape } = &self.program.states[id.index()].ty;
         self.stale = true;
         // SAFETY: `&mut self` for as long as the slice lives.
@@ -102,6 +107,7 @@ impl<T: Float> Executor<T> {
     /// # Panics
     /// If it has another number of elements.
     pub fn write_state(&mut self, id: StateId, values: &[T]) {
+        self.left.finish();
         let Type { dtype, shape } = &self.program.states[id.index()].ty;
         assert_eq!(values.len(), shape.count(), "{}", self.program.states[id.index()].name);
         // SAFETY: `&mut self`.
@@ -114,6 +120,7 @@ impl<T: Float> Executor<T> {
     /// # Panics
     /// If it has another number of bytes.
     pub fn write_bytes(&mut self, id: StateId, bytes: &[u8]) {
+        self.left.finish();
         // SAFETY: `&mut self`.
         unsafe { self.states[id.index()].write() }.copy_from_slice(bytes);
         self.stale = true;
@@ -151,6 +158,7 @@ impl<T: Float> Executor<T> {
 
     /// Sets every state that is named after another to what that holds.
     fn derive(&mut self, of: impl Fn(&graph::State) -> Option<&str>) {
+        self.left.finish();
         for (index, state) in self.program.states.iter().enumerate() {
             if let Some(source) = of(state).and_then(|name| self.find_state(name)) {
                 let values = self.state(source);

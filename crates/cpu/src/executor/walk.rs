@@ -26,11 +26,15 @@ impl<'a> UnderWay<'a> {
     }
 
     /// # Safety
-    /// The call's memory is that of the executor, and no step touches it before it was waited for.
+    /// The call's memory is that of the executor, and no step touches it before it was waited for. Who starts one that is left notes that
+    /// down.
     unsafe fn start(&mut self, bound: &BoundCall) -> Result<Ticket, CommError> {
         // SAFETY: passed on to the caller; this value waits for it before it goes out of scope.
         let ticket = unsafe { bound.comm.start(bound.call.clone()) }?;
-        self.last = Some(ticket);
+        // What is left is the executor's to wait for.
+        if bound.left.is_none() {
+            self.last = Some(ticket);
+        }
         Ok(ticket)
     }
 
@@ -61,7 +65,7 @@ impl<T> BoundPlan<T> {
         if !clock.is_timing() {
             return;
         }
-        let timing = |call: &BoundCall| under_way.wait(call.ticket?).ok();
+        let timing = |call: &BoundCall| under_way.wait(call.ticket.filter(|_| call.left.is_none())?).ok();
         let calls = self.exchanges.iter_mut().zip(&self.calls);
         clock.settle(calls.filter_map(|(time, call)| Some((time, timing(call)?))));
         for (time, call) in self.exchanges.iter().zip(&mut self.calls) {
@@ -75,7 +79,7 @@ impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
         self.begin(which)?;
-        let Executor { plans, groups, clock, pool, slowdown, .. } = self;
+        let Executor { plans, groups, clock, pool, slowdown, left, .. } = self;
         let plan = &mut plans[which as usize];
         let mut under_way = UnderWay::new(groups.as_ref());
         plan.runs += 1;
@@ -87,13 +91,20 @@ impl<T: Float> Executor<T> {
                     let bound = &mut plan.calls[number];
                     // SAFETY: steps that come before in the plan are done, and those after wait for the call where
                     // they touch its memory; `&mut self` keeps the host away.
-                    bound.ticket = Some(unsafe { under_way.start(bound) }?);
+                    let ticket = unsafe { under_way.start(bound) }?;
+                    bound.ticket = Some(ticket);
+                    if let Some(states) = &bound.left {
+                        left.push(states, ticket);
+                    }
                     clock.idled();
                     continue;
                 }
                 Work::Compute { after } => {
                     if let Some(ticket) = after.and_then(|number| plan.calls[number].ticket) {
                         under_way.wait(ticket)?;
+                        clock.waited();
+                    }
+                    if left.wait_for(&plan.steps[steps.start].after)? {
                         clock.waited();
                     }
                 }
@@ -157,6 +168,7 @@ impl<T: Float> Executor<T> {
     pub(crate) fn run_step(&mut self, which: Which, index: usize, header: &Header) -> Result<(), CpuError> {
         let plan = &self.plans[which as usize];
         let step = &plan.steps[index];
+        self.left.wait_for(&step.after)?;
         if let Work::Call(number) = step.work {
             let mut under_way = UnderWay::new(self.groups.as_ref());
             // SAFETY: nothing else runs, and the call is waited for at once.

@@ -251,7 +251,9 @@ fn zero2_over_two_ranks_trains_as_one_does() {
     let ranks = among(2, |comm| {
         let rank = comm.rank();
         let options = Options { threads: 1, seed: 7, comm: Some(comm) };
-        let mut executor = Executor::<f32>::new(program(ZERO2), options).unwrap();
+        let program = program(ZERO2);
+        program.check().unwrap();
+        let mut executor = Executor::<f32>::new(program, options).unwrap();
         for bucket in 0..2 {
             let id = executor.find_state(&format!("bucket.{bucket}.shard")).unwrap();
             let part = BUCKET / 2 * rank..BUCKET / 2 * (rank + 1);
@@ -298,5 +300,54 @@ fn zero2_over_two_ranks_trains_as_one_does() {
         };
         let halves = flat(&copy_of, bucket);
         assert!(parameters.iter().zip(&halves).all(|(w, half)| half::bf16::from_f32(*w).to_f32() == *half));
+    }
+}
+
+/// A plan that leaves a gather under way has ended when others have not even begun theirs; whoever reads what is gathered waits.
+#[test]
+fn a_plan_ends_before_what_it_has_left() {
+    let text = "plan update batch=1 height=1 width=1 mesh=data:2 arena=0
+state whole f32[8] \"flat\" own@0
+state part f32[4] \"master\" own@128
+0 comm $whole = all_gather($part) group=\"data:2\" left ; update whole
+plan eval batch=1 height=1 width=1 mesh=data:2 arena=512
+state whole f32[8] \"flat\" own@0
+state part f32[4] \"master\" own@128
+input x f32[8] @0
+0 compute y f32[8] @128 = scale(x) factor=2.0 ; forward y
+1 compute z f32[8] @256 = add(y, $whole) after=whole ; forward z
+output z
+";
+    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, told) = (std::sync::Mutex::new(tell), std::sync::Mutex::new(told));
+    let sums = among(2, |comm| {
+        let rank = comm.rank();
+        let options = Options { threads: 1, seed: 7, comm: Some(comm) };
+        let program = program(text);
+        program.check().unwrap();
+        let mut executor = Executor::<f32>::new(program, options).unwrap();
+        let part = executor.find_state("part").unwrap();
+        let mut seen = vec![];
+        for step in 0..3 {
+            executor.write_state(part, &[(10 * step + rank) as f32; 4]);
+            if rank == 1 {
+                // Rank 0's plan has ended: it waits for nobody.
+                let patience = std::time::Duration::from_secs(60);
+                told.lock().unwrap().recv_timeout(patience).expect("rank 0 waits for what it should leave");
+            }
+            executor.run(Which::Update, &header(1.0)).unwrap();
+            if rank == 0 {
+                tell.lock().unwrap().send(()).unwrap();
+            }
+            assert!(executor.write_input(Which::Eval, "x", &[1.0; 8]));
+            executor.run(Which::Eval, &header(1.0)).unwrap();
+            seen.push(executor.output(Which::Eval, "z").unwrap().to_vec());
+            assert_eq!(state(&executor, "whole")[0], (10 * step) as f32);
+        }
+        seen
+    });
+    for seen in sums {
+        let whole = |step: usize| [[(10 * step) as f32 + 2.0; 4], [(10 * step + 1) as f32 + 2.0; 4]].concat();
+        assert_eq!(seen, [0, 1, 2].map(whole));
     }
 }

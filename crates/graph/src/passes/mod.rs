@@ -7,9 +7,11 @@
 //! halves; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
 //! other; `synchronise` adds what batch norms of several ranks know of each other, and `parallelise` the all-reduce of
 //! gradients; `update` is the graph of an update; `sums` lets sums that a device makes in parts wait for each other. `schedule` orders
-//! steps on lanes, `place` gives every value its memory, `wait` says what each step waits for.
+//! steps on lanes, `place` gives every value its memory, `wait` says what each step waits for, and `across` what of
+//! the plans before.
 
 mod accumulate;
+mod across;
 mod defer;
 mod differentiate;
 mod fuse;
@@ -32,6 +34,7 @@ mod update;
 mod wait;
 
 pub use accumulate::accumulate;
+pub use across::across;
 pub use defer::defer;
 pub use differentiate::{Gradients, differentiate};
 pub use fuse::fuse;

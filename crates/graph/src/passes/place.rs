@@ -383,7 +383,21 @@ fn assemble(graph: &Graph, schedule: &Schedule, memory: &Memory) -> Plan {
         let outputs = outputs.into_iter().map(|v| number(&mut plan, v)).collect();
         let (lane, joined, waits) = (schedule.lanes[step], schedule.joined[step], vec![]);
         let (scratch, parts) = (memory.scratches[step], memory.parts[step]);
-        plan.steps.push(Step { op, inputs, outputs, lane, joined, waits, layer, phase, scratch, parts });
+        let (left, after) = (false, vec![]);
+        plan.steps.push(Step {
+            op,
+            inputs,
+            outputs,
+            lane,
+            joined,
+            waits,
+            left,
+            after,
+            layer,
+            phase,
+            scratch,
+            parts,
+        });
     }
     for value in &graph.outputs {
         let value = number(&mut plan, *value);
