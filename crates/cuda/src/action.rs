@@ -57,6 +57,8 @@ sources! {
     AttentionFlashGrad = "attention_flash_grad.cu", 200;
     /// What its backward starts and ends with.
     AttentionFlashEnds = "attention_flash_ends.cu", 30;
+    /// What cuDNN's attention leaves to us.
+    AttentionSums = "attention_sums.cu", 8;
     /// Attention without matrix units.
     AttentionPlain = "attention_plain.cu", 200;
     /// Attention of f32, rounded to tf32.
@@ -284,6 +286,52 @@ impl Convolution {
     }
 }
 
+/// Attention of heads in half precision, without dropout, that lie as (B,T,3,H,D) and come out as (B,T,H,D); or its gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attended {
+    pub batch: usize,
+    pub tokens: usize,
+    pub heads: usize,
+    pub head: usize,
+    pub dtype: DType,
+    pub qkv: Address,
+    pub out: Address,
+    /// log(Σ exp) of each query's scaled scores: (B,H,T), f32.
+    pub log_sums: Address,
+    pub gradient: Option<AttendedGradient>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttendedGradient {
+    pub dout: Address,
+    pub dqkv: Address,
+    /// Working memory for a number of each query: (B,H,T), f32.
+    pub deltas: Address,
+}
+
+impl Attended {
+    /// The ranges that cuDNN writes.
+    pub fn results(&self) -> Vec<std::ops::Range<Address>> {
+        let Attended { batch, tokens, heads, head, dtype, .. } = *self;
+        let (queries, channels) = (batch * heads * tokens, head * dtype.bytes());
+        let range = |address: Address, bytes: usize| address..address + bytes as Address;
+        match self.gradient {
+            None => vec![range(self.out, queries * channels), range(self.log_sums, 4 * queries)],
+            Some(of) => vec![range(of.dqkv, 3 * queries * channels), range(of.deltas, 4 * queries)],
+        }
+    }
+}
+
+/// Attention that our kernels make, or cuDNN: the tuner chooses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    pub attended: Attended,
+    /// Our kernels, one after the other.
+    pub own: Vec<Launch>,
+    /// What is left to do after cuDNN's: sums over tokens.
+    pub after: Option<Launch>,
+}
+
 /// What ranks exchange: the range that a rank brings in and the one that it gets, which are the same or apart. Both are
 /// of one element type; lengths are in elements, padding between neighbours included.
 #[derive(Clone, Debug, PartialEq)]
@@ -335,6 +383,7 @@ pub enum Action {
     Launch(Launch),
     Product(Product),
     Convolution(Convolution),
+    Attention(Box<Attention>),
     /// What the step leaves to an [`graph::Op::AddUp`]. No list that is bound has any.
     Sum(PartialSum),
     Copy {

@@ -38,7 +38,7 @@ pub enum CudaError {
     #[error("{doing}: cuBLASLt says {status}")]
     Product { doing: String, status: String },
     #[error("{doing}: cuDNN says {status}")]
-    Convolution { doing: String, status: String },
+    Cudnn { doing: String, status: String },
     #[error("cuDNN {found} is too old: it makes convolutions, and version 9 is needed")]
     CudnnTooOld { found: String },
     #[error("NVRTC can't compile {file} for {arch}: {why}{}", said(.log))]

@@ -37,7 +37,7 @@ use crate::launch::Ready;
 use crate::libraries;
 use crate::moves::{self, Move};
 use crate::product::Products;
-use crate::tuner::{Choices, Known, Tuner};
+use crate::tuner::{AttentionBy, Choices, Known, Tuner};
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
 use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists};
@@ -206,6 +206,11 @@ impl Executor {
     /// libraries.
     pub fn adopt(&mut self, choices: &Choices) -> bool {
         self.tuner.known.adopt(choices)
+    }
+
+    /// Attention of lists that were not prepared yet is made by our kernels or by cuDNN, without measuring which is faster.
+    pub fn set_attention_by(&mut self, by: AttentionBy) {
+        self.tuner.known.attention_by = Some(by);
     }
 
     /// Where the time went until now.

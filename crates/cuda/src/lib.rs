@@ -4,13 +4,15 @@
 //! actions of each op, as pure functions of shapes, types and addresses, so that they can be tested without a GPU, and `bind.rs`
 //! puts them in a row. `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs
 //! (`compile.rs`, `modules.rs`, `launch.rs`); `product.rs` has the products of cuBLASLt, and `tuner.rs` chooses between its
-//! algorithms and our kernel; `convolution.rs` has the convolutions of cuDNN. `executor.rs` holds the memory and plays the lists, as CUDA graphs.
+//! algorithms and our kernel; `convolution.rs` and `attention.rs` have the convolutions and the attention of cuDNN (`cudnn.rs`). `executor.rs` holds the memory and plays the lists, as CUDA graphs.
 
 pub mod action;
+mod attention;
 pub mod bind;
 mod cache;
 pub mod compile;
 mod convolution;
+mod cudnn;
 mod driver;
 mod error;
 pub mod exchange;
@@ -37,5 +39,5 @@ pub use graph::bad::{BadValue, Origin};
 pub use graph::run::Tally;
 pub use libraries::{available, device, devices, identity};
 pub use steps::Target;
-pub use tuner::Choices;
+pub use tuner::{AttentionBy, Choices};
 pub use warm::{Warm, warm};

@@ -3,13 +3,16 @@
 //! It sees matrices by columns, we have them by rows: a matrix of ours is the transpose of one of its own. So
 //! result = left·right becomes resultᵀ = rightᵀ·leftᵀ there, and only the sides change places.
 
-use crate::action::{Address, Convolution, Epilogue, Matrix, Product};
-use crate::convolution::{self, Convolutions};
+use crate::action::{Address, Attended, Convolution, Epilogue, Matrix, Product};
+use crate::attention;
+use crate::convolution;
+use crate::cudnn::{self, Cudnn};
 use crate::driver::{Block, Context, Stream};
 use crate::error::CudaError;
 use crate::steps::hopper::Cut;
 use cudarc::cublaslt::sys::{self, cublasStatus_t};
 use graph::DType;
+use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -35,11 +38,11 @@ pub struct Algorithm {
     pub(crate) workspace: usize,
 }
 
-/// cuBLASLt, cuDNN where something is convolved, and working memory for those of their calls that run one after the other:
+/// cuBLASLt, cuDNN where it is wanted, and working memory for those of their calls that run one after the other:
 /// those of the compute lane, and those aside.
 pub struct Products {
     handle: sys::cublasLtHandle_t,
-    convolutions: Option<Convolutions>,
+    cudnn: OnceCell<Cudnn>,
     workspaces: [Option<Block>; 2],
     /// Smaller ones, which captured graphs still use.
     outgrown: Vec<Block>,
@@ -72,22 +75,18 @@ impl Products {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting cuBLASLt".into())?;
-        let (convolutions, workspaces, outgrown) = (None, [None, None], Vec::new());
+        let (cudnn, workspaces, outgrown) = (OnceCell::new(), [None, None], Vec::new());
         let context = Arc::clone(context);
-        Ok(Products { handle, convolutions, workspaces, outgrown, deterministic, context })
+        Ok(Products { handle, cudnn, workspaces, outgrown, deterministic, context })
     }
 
-    /// Loads cuDNN, if it was not wanted before.
-    pub fn open_convolutions(&mut self) -> Result<(), CudaError> {
-        if self.convolutions.is_none() {
-            self.convolutions = Some(Convolutions::new(&self.context)?);
+    /// cuDNN, which is loaded when it is first wanted.
+    pub fn cudnn(&self) -> Result<&Cudnn, CudaError> {
+        if let Some(cudnn) = self.cudnn.get() {
+            return Ok(cudnn);
         }
-        Ok(())
-    }
-
-    pub fn convolutions(&self) -> Result<&Convolutions, CudaError> {
-        let missing = || CudaError::Misuse("cuDNN was not opened".into());
-        self.convolutions.as_ref().ok_or_else(missing)
+        let cudnn = Cudnn::new(&self.context)?;
+        Ok(self.cudnn.get_or_init(|| cudnn))
     }
 
     /// Sees to it that there is so much working memory, in the compute lane and aside.
@@ -183,16 +182,38 @@ impl Products {
     pub fn convolve(
         &self,
         conv: &Convolution,
-        algorithm: &convolution::Algorithm,
+        algorithm: &cudnn::Algorithm,
         stream: &Stream,
         aside: bool,
     ) -> Result<(), CudaError> {
+        let workspace = self.workspace(algorithm, aside, || convolution::describe(conv))?;
+        convolution::run(self.cudnn()?, conv, algorithm, stream, workspace)
+    }
+
+    /// Puts attention into a stream; `aside` as in [`Self::run`].
+    pub fn attend(
+        &self,
+        attended: &Attended,
+        algorithm: &cudnn::Algorithm,
+        stream: &Stream,
+        aside: bool,
+    ) -> Result<(), CudaError> {
+        let workspace = self.workspace(algorithm, aside, || attention::describe(attended))?;
+        attention::run(self.cudnn()?, attended, algorithm, stream, workspace)
+    }
+
+    /// The working memory of one of cuDNN's algorithms.
+    fn workspace(
+        &self,
+        algorithm: &cudnn::Algorithm,
+        aside: bool,
+        what: impl FnOnce() -> String,
+    ) -> Result<Address, CudaError> {
         let there = self.workspaces[usize::from(aside)].as_ref();
         if algorithm.workspace > there.map_or(0, |block| block.bytes) {
-            let what = convolution::describe(conv);
-            return Err(CudaError::Misuse(format!("no workspace was provided for {what}")));
+            return Err(CudaError::Misuse(format!("no workspace was provided for {}", what())));
         }
-        self.convolutions()?.run(conv, algorithm, stream, there.map_or(0, |block| block.address))
+        Ok(there.map_or(0, |block| block.address))
     }
 
     /// The same with working memory of its own, of [`WORKSPACE`] bytes.

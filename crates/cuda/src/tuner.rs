@@ -1,12 +1,13 @@
 //! Chooses how each product is made, by one of cuBLASLt's algorithms or by our kernel: measured on the spot, then kept on disk.
 
+mod attention;
 mod convolutions;
 #[cfg(test)]
 mod tests;
 
 use crate::action::{Address, Epilogue, Facts, HEADERS, Kernel, Launch, Matrix, Product, Source};
 use crate::cache::{self, Hash};
-use crate::convolution;
+use crate::cudnn;
 use crate::driver::{Block, Context, Event, Stream};
 use crate::error::CudaError;
 use crate::launch::Ready;
@@ -18,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
+
+pub use attention::{Attending, AttentionBy};
 
 /// How many of the candidates are measured more than once, and how often at most.
 const FINALISTS: usize = 4;
@@ -36,7 +39,7 @@ const SMALL: usize = 24 << 20;
 /// Bytes that are copied before each measurement: more than any GPU's cache holds.
 const DISTRACTION: usize = 96 << 20;
 
-/// How products are made on one kind of GPU, with one version of cuBLASLt and of our kernels.
+/// How products, convolutions and attention are made on one kind of GPU, with one version of cuBLASLt and of our kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choices {
     /// The GPU's name.
@@ -50,6 +53,8 @@ pub struct Choices {
 /// What is known of products before anything is measured.
 pub struct Known {
     deterministic: bool,
+    /// Who makes attention, if that is not to be measured.
+    pub attention_by: Option<AttentionBy>,
     facts: Facts,
     /// What the disk has, or will have: from a product's [`key`] to its [`entry`].
     entries: BTreeMap<String, String>,
@@ -69,7 +74,8 @@ impl Known {
         let file = format!("products-{}.json", hash.text());
         let kept = || cache::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let entries = if deterministic { None } else { kept() }.unwrap_or_default();
-        Known { deterministic, facts: facts.clone(), entries, file, changed: false }
+        let attention_by = None;
+        Known { deterministic, attention_by, facts: facts.clone(), entries, file, changed: false }
     }
 
     fn find(&self, product: &Product) -> Option<Kept> {
@@ -102,7 +108,8 @@ pub struct Tuner {
     chosen: HashMap<String, Choice>,
     /// Products of which cuBLASLt's ways were tried already.
     tried: HashMap<String, Vec<Way>>,
-    convolutions: HashMap<String, Arc<convolution::Algorithm>>,
+    convolutions: HashMap<String, Arc<cudnn::Algorithm>>,
+    attentions: HashMap<String, Attending>,
     pub tally: Tally,
     start: Event,
     end: Event,
@@ -119,8 +126,10 @@ struct Way {
 impl Tuner {
     pub fn new(context: &Arc<Context>, known: Known) -> Result<Self, CudaError> {
         let (start, end) = (Event::timed(context)?, Event::timed(context)?);
-        let (chosen, tried, convolutions) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Tuner { known, chosen, tried, convolutions, tally: Tally::default(), start, end })
+        let (chosen, tried) = (HashMap::new(), HashMap::new());
+        let (convolutions, attentions) = (HashMap::new(), HashMap::new());
+        let tally = Tally::default();
+        Ok(Tuner { known, chosen, tried, convolutions, attentions, tally, start, end })
     }
 
     /// A product by our kernel.
@@ -183,7 +192,10 @@ impl Tuner {
     /// What was chosen so far.
     pub fn choices(&self) -> Choices {
         let Known { entries, file, facts, .. } = &self.known;
-        let is_chosen = |key: &String| self.chosen.contains_key(key) || self.convolutions.contains_key(key);
+        let is_chosen = |key: &String| {
+            let Tuner { chosen, convolutions, attentions, .. } = self;
+            chosen.contains_key(key) || convolutions.contains_key(key) || attentions.contains_key(key)
+        };
         let chosen = entries.iter().filter(|(key, _)| is_chosen(key));
         let products = chosen.map(|(key, text)| (key.clone(), text.clone())).collect();
         Choices { gpu: facts.name.clone(), of: file.clone(), products }

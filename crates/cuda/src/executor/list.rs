@@ -2,16 +2,18 @@
 
 use super::calls::{Calling, bring_back};
 use super::exchanger::{Exchange, Exchanger};
-use crate::action::{Action, Address, Convolution, Exchanged, Product};
+use crate::action::{Action, Address, Attended, Attention, Convolution, Exchanged, Launch, Product};
+use crate::attention;
 use crate::bind::{Bound, Placed};
-use crate::convolution::{self, Algorithm as Planned};
+use crate::convolution;
+use crate::cudnn::Algorithm as Planned;
 use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_alone};
 use crate::error::CudaError;
 use crate::exchange::{Stage, host_places, stages};
 use crate::launch::Ready;
 use crate::modules::Modules;
 use crate::product::{Algorithm, Choice, Products, describe};
-use crate::tuner::{Bench, Tuner};
+use crate::tuner::{Attending, Bench, Tuner};
 use graph::{Lane, Plan};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -87,8 +89,17 @@ pub(super) enum Work {
     Launch(Ready),
     Product(Product, Way),
     Convolution(Convolution, Arc<Planned>),
-    Copy { from: Address, to: Address, bytes: usize },
-    Zero { at: Address, bytes: usize },
+    /// What cuDNN computes, if it does, and launches after it; or launches alone.
+    Attention(Option<(Attended, Arc<Planned>)>, Vec<Ready>),
+    Copy {
+        from: Address,
+        to: Address,
+        bytes: usize,
+    },
+    Zero {
+        at: Address,
+        bytes: usize,
+    },
     Exchange(Box<Calling>),
 }
 
@@ -222,6 +233,7 @@ impl Preparer<'_> {
                 let algorithm = self.tuner.convolution(&conv, &bench)?;
                 (Work::Convolution(conv, algorithm), convolution::describe(&conv))
             }
+            Action::Attention(attention) => self.attention(*attention)?,
             Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
             Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
             Action::Sum(_) => return Err(CudaError::Misuse(format!("{layer}: a sum that was left waiting"))),
@@ -234,6 +246,28 @@ impl Preparer<'_> {
             }
         };
         Ok(Prepared { work, lane, waits, signal, step, first, results, what, layer })
+    }
+
+    fn attention(&mut self, attention: Attention) -> Result<(Work, String), CudaError> {
+        let (products, stream) = (self.products, self.streams.compute());
+        let (scratch, workspace) = (self.scratch, self.workspace);
+        let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch, workspace };
+        let attending = self.tuner.attention(&attention, &mut bench)?;
+        let Attention { attended, own, after } = attention;
+        let mut ready = |launches: &[Launch]| {
+            launches.iter().map(|launch| Ready::new(launch, self.modules)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(match attending {
+            Attending::Own => {
+                let names: Vec<&str> = own.iter().map(|launch| launch.kernel.name.as_str()).collect();
+                (Work::Attention(None, ready(&own)?), names.join(", "))
+            }
+            Attending::Library(algorithm) => {
+                let what =
+                    format!("{} by cuDNN's engine {}", attention::describe(&attended), algorithm.engine);
+                (Work::Attention(Some((attended, algorithm)), ready(after.as_slice())?), what)
+            }
+        })
     }
 }
 
@@ -262,6 +296,13 @@ impl Prepared {
                 }),
             Work::Convolution(conv, algorithm) => {
                 products.convolve(conv, algorithm, stream, self.lane != Lane::Compute)
+            }
+            Work::Attention(by_cudnn, launches) => {
+                if let Some((attended, algorithm)) = by_cudnn {
+                    products.attend(attended, algorithm, stream, self.lane != Lane::Compute)?;
+                }
+                let doing = || format!("launching {} of {}", self.what, self.layer);
+                launches.iter().try_for_each(|ready| ready.start(stream, doing))
             }
             Work::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),

@@ -6,6 +6,7 @@ use super::staging::Staging;
 use super::times::Times;
 use super::{Options, Which};
 use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
+use crate::attention;
 use crate::bind::{Binder, Bound, Memory, Placed, Steps, state_addresses};
 use crate::convolution;
 use crate::driver::{Block, Context, Pinned};
@@ -113,9 +114,13 @@ impl Lists {
     fn workspaces(&self) -> [usize; 2] {
         let mut most = [WORKSPACE; 2];
         for placed in self.bound.iter().flat_map(|bound| &bound.actions) {
-            if matches!(placed.action, Action::Convolution(_)) {
-                most[usize::from(placed.lane != Lane::Compute)] = convolution::WORKSPACE;
-            }
+            let bytes = match &placed.action {
+                Action::Convolution(_) => convolution::WORKSPACE,
+                Action::Attention(attention) => attention::workspace(&attention.attended),
+                _ => 0,
+            };
+            let lane = &mut most[usize::from(placed.lane != Lane::Compute)];
+            *lane = bytes.max(*lane);
         }
         most
     }
@@ -134,6 +139,9 @@ pub(super) fn kernels<'a>(
     let used = lists.flat_map(|bound| bound.actions.iter()).flat_map(|placed| match &placed.action {
         Action::Launch(launch) => vec![launch.kernel.clone()],
         Action::Product(product) => ours(product),
+        Action::Attention(attention) => {
+            attention.own.iter().chain(&attention.after).map(|launch| launch.kernel.clone()).collect()
+        }
         // Their times are noted down.
         Action::Exchange(_) => vec![crate::exchange::clock()],
         Action::Convolution(_) | Action::Copy { .. } | Action::Zero { .. } | Action::Sum(_) => vec![],
@@ -300,7 +308,7 @@ impl Base<'_> {
     ) -> Result<Plans, CudaError> {
         let context = self.context;
         if dry.convolves() {
-            self.products.open_convolutions()?;
+            self.products.cudnn()?;
         }
         let fits = arena.filter(|block| block.bytes >= dry.needs.arena);
         let arena = match fits {

@@ -4,7 +4,8 @@
 
 use super::list::{List, Preparer, Streams, Way, Work};
 use super::plans::{Base, Plans, REFRESH, kernels};
-use crate::action::{Action, Address, Convolution, Product};
+use crate::action::{Action, Address, Attention, Convolution, Product};
+use crate::attention;
 use crate::bind::Bound;
 use crate::compile::{Arch, Compiling};
 use crate::convolution;
@@ -41,8 +42,13 @@ impl Base<'_> {
         let _alone = prepare_alone();
         let products = products(plans, &wanted);
         let convolutions = convolutions(plans, &wanted);
-        let room = Room::new(self, plans, &products, &convolutions)?;
-        let measures = products.iter().any(|product| self.tuner.must_measure(product, self.products))
+        let attentions = attentions(plans, &wanted);
+        let tries = |of: &Attention| self.tuner.may_try_library(of);
+        let most =
+            attentions.iter().filter(|of| tries(of)).map(|of| attention::workspace(&of.attended)).max();
+        let room = Room::new(self, plans, &products, &convolutions, most.unwrap_or(0))?;
+        let measures = attentions.iter().any(|attention| self.tuner.must_measure_attention(attention))
+            || products.iter().any(|product| self.tuner.must_measure(product, self.products))
             || convolutions.iter().any(|conv| self.tuner.must_measure_convolution(conv, self.products));
         if measures {
             fill_with_noise(room.scratch(plans), self.streams)?;
@@ -148,8 +154,9 @@ impl Room {
         plans: &Plans,
         products: &[Product],
         convolutions: &[Convolution],
+        attention: usize,
     ) -> Result<Self, CudaError> {
-        let bytes = if convolutions.is_empty() { WORKSPACE } else { convolution::WORKSPACE };
+        let bytes = if convolutions.is_empty() { WORKSPACE } else { convolution::WORKSPACE }.max(attention);
         let workspace = Block::new(base.context, bytes, "measuring products")?;
         let result = |p: &Product| p.result.rows * p.result.stride * p.result.dtype.bytes();
         let results = products.iter().map(result).chain(convolutions.iter().map(|conv| conv.result().1));
@@ -185,6 +192,14 @@ fn convolutions(plans: &Plans, numbers: &[usize]) -> Vec<Convolution> {
     actions(plans, numbers).filter_map(convolution).collect()
 }
 
+fn attentions(plans: &Plans, numbers: &[usize]) -> Vec<Attention> {
+    let attention = |action: &Action| match action {
+        Action::Attention(attention) => Some((**attention).clone()),
+        _ => None,
+    };
+    actions(plans, numbers).filter_map(attention).collect()
+}
+
 /// Bytes of working memory that the chosen algorithms take, in the compute lane and aside.
 fn workspace(plans: &Plans) -> [usize; 2] {
     let mut most = [0; 2];
@@ -192,6 +207,7 @@ fn workspace(plans: &Plans) -> [usize; 2] {
         let bytes = match &action.work {
             Work::Product(_, Way::Library(algorithm)) => algorithm.workspace,
             Work::Convolution(_, algorithm) => algorithm.workspace,
+            Work::Attention(Some((_, algorithm)), _) => algorithm.workspace,
             _ => 0,
         };
         let lane = &mut most[usize::from(action.lane != Lane::Compute)];

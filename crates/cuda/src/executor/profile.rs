@@ -74,10 +74,10 @@ pub(super) fn work(plan: &Plan, work: &Work, steps: std::ops::Range<usize>, is_f
         }
         Work::Copy { bytes, .. } => (0.0, 2.0 * *bytes as f64),
         Work::Zero { bytes, .. } => (0.0, *bytes as f64),
-        Work::Launch(_) | Work::Convolution(..) if is_first => {
+        Work::Launch(_) | Work::Convolution(..) | Work::Attention(..) if is_first => {
             let costs = plan.steps[steps].iter().map(|step| plan.cost_of(step));
             costs.fold((0.0, 0.0), |sum, cost| (sum.0 + cost.flops, sum.1 + cost.bytes))
         }
-        Work::Launch(_) | Work::Convolution(..) | Work::Exchange(_) => (0.0, 0.0),
+        Work::Launch(_) | Work::Convolution(..) | Work::Attention(..) | Work::Exchange(_) => (0.0, 0.0),
     }
 }

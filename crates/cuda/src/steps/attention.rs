@@ -4,7 +4,11 @@
 
 use super::rows::singles;
 use super::{attention_flash, attention_hopper, attention_plain, attention_tf32};
-use crate::action::{Action, Arg, Context, Facts, Kernel, Launch, Operand, PartialSum, Source, c_type};
+use crate::action::{
+    Action, Arg, Attended, AttendedGradient, Attention, Context, Facts, Kernel, Launch, Operand, PartialSum,
+    Source, c_type,
+};
+use crate::attention;
 use crate::error::CudaError;
 use graph::op::AttentionDrop;
 use graph::random::drop_threshold;
@@ -89,8 +93,14 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         (Way::Plain, false) => one(attention_plain::forward(cx, &sizes, element, drop)),
         (Way::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
     };
-    let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
-    let mut actions: Vec<Action> = launches.into_iter().map(Action::Launch).collect();
+    let own = launches.ok_or_else(|| unsupported(cx, &sizes))?;
+    let mut actions: Vec<Action> = match drop.map_or_else(|| attended(cx, &sizes, backward), |_| None) {
+        Some(attended) => {
+            let after = sum.then(|| sums_after(cx, &sizes, way, element));
+            vec![Action::Attention(Box::new(Attention { attended, own, after }))]
+        }
+        None => own.into_iter().map(Action::Launch).collect(),
+    };
     if sum {
         singles(cx, &cx.outputs[1..])?;
         let (rows, columns) = (sizes.sums(way, cx.facts), sizes.row());
@@ -98,6 +108,38 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         actions.push(Action::Sum(PartialSum { parts, rows, stride: columns, columns, start: None, out }));
     }
     Ok(actions)
+}
+
+/// What cuDNN would be given, of heads that it takes in memory that it may have.
+fn attended(cx: &Context<'_>, sizes: &Sizes, backward: bool) -> Option<Attended> {
+    let Sizes { batch, tokens, heads, head } = *sizes;
+    let dtype = cx.input(0).dtype;
+    let address = |operand: &Operand| operand.address;
+    let [out, log_sums] =
+        if backward { [1, 2].map(|i| address(cx.input(i))) } else { [0, 1].map(|i| address(cx.output(i))) };
+    let gradient =
+        || AttendedGradient { dout: address(cx.input(3)), dqkv: address(cx.output(0)), deltas: cx.scratch };
+    let gradient = backward.then(gradient);
+    let qkv = address(cx.input(0));
+    let attended = Attended { batch, tokens, heads, head, dtype, qkv, out, log_sums, gradient };
+    let takes = cx.facts.capability >= (8, 0) && dtype.is_half() && head.is_multiple_of(8) && head <= 128;
+    (takes && attention::workspace(&attended) <= attention::WORKSPACE).then_some(attended)
+}
+
+/// The sums over tokens of what cuDNN computed, in as many rows as our kernels leave.
+fn sums_after(cx: &Context<'_>, sizes: &Sizes, way: Way, element: &str) -> Launch {
+    let piece = if way == Way::Flash { attention_flash::BLOCK } else { sizes.tokens };
+    let channels = sizes.heads * sizes.head;
+    let [dqkv, dout] = [cx.output(0), cx.input(3)].map(|operand| Arg::Pointer(operand.address));
+    let mut args = vec![dqkv, dout, Arg::Pointer(cx.parts)];
+    args.extend([sizes.tokens, channels, piece].map(|n| Arg::I32(n as i32)));
+    Launch {
+        kernel: Kernel::new(Source::AttentionSums, format!("attention_sums<{element}>")),
+        grid: [sizes.sums(way, cx.facts) as u32, channels.div_ceil(64) as u32, 1],
+        block: 256,
+        shared: 0,
+        args,
+    }
 }
 
 /// Bytes for the sums over tokens.
@@ -339,7 +381,8 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
 
 /// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
-    let mut kernels = Vec::new();
+    let sums = |element: &str| Kernel::new(Source::AttentionSums, format!("attention_sums<{element}>"));
+    let mut kernels = vec![(sums("bf16"), 80), (sums("f16"), 80)];
     for (tokens, head) in [(65, 64), (197, 64), (197, 32), (257, 88), (577, 64), (50, 128)] {
         let sizes = Sizes { batch: 1, tokens, heads: 1, head };
         // Seconds each: the types and dropout in one or two sizes stand for all.

@@ -8,7 +8,7 @@ use graph::DType;
 use graph::op::AttentionDrop;
 
 /// Tokens of a block, and of one row of partial column sums: the kernels' `BLOCK`.
-const BLOCK: usize = 128;
+pub(super) const BLOCK: usize = 128;
 /// Tokens up to which a short last block gets code of its own.
 const MOST_LONE: usize = 640;
 /// Rows that a warp has of a result.

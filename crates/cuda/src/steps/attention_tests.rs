@@ -50,6 +50,7 @@ fn run_with(
     let cx = Context { op, layer, inputs, outputs, scratch, parts, header, tf32, facts };
     match actions(&cx)?.remove(0) {
         Action::Launch(launch) => Ok(launch),
+        Action::Attention(attention) => Ok(attention.own.into_iter().next().unwrap()),
         other => panic!("{other:?}"),
     }
 }

@@ -42,8 +42,10 @@ pub fn step_on(op: Op, inputs: &[Operand], outputs: &[Operand]) -> Result<Vec<Ac
 pub fn launches(actions: &[Action]) -> Vec<&Launch> {
     let mut launches = Vec::new();
     for action in actions {
-        if let Action::Launch(launch) = action {
-            launches.push(launch);
+        match action {
+            Action::Launch(launch) => launches.push(launch),
+            Action::Attention(attention) => launches.extend(&attention.own),
+            _ => {}
         }
     }
     launches

@@ -2,7 +2,8 @@
 
 use super::{Bench, Tuner, fastest};
 use crate::action::{Address, Convolution};
-use crate::convolution::{Algorithm, Convolutions, Proposals, describe};
+use crate::convolution::{self, describe};
+use crate::cudnn::{Algorithm, Cudnn, Proposals};
 use crate::error::CudaError;
 use crate::product::Products;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const PATIENCE: usize = 5;
 impl Tuner {
     /// Whether proposals have to be measured before one can be chosen.
     pub fn must_measure_convolution(&self, conv: &Convolution, products: &Products) -> bool {
-        let Ok(cudnn) = products.convolutions() else { return false };
+        let Ok(cudnn) = products.cudnn() else { return false };
         let key = key(conv, cudnn);
         let is_known = self.convolutions.contains_key(&key) || self.known.entries.contains_key(&key);
         !self.known.deterministic && !is_known
@@ -28,12 +29,12 @@ impl Tuner {
         conv: &Convolution,
         bench: &Bench<'_>,
     ) -> Result<Arc<Algorithm>, CudaError> {
-        let cudnn = bench.products.convolutions()?;
+        let cudnn = bench.products.cudnn()?;
         let key = key(conv, cudnn);
         if let Some(algorithm) = self.convolutions.get(&key) {
             return Ok(Arc::clone(algorithm));
         }
-        let (trial, proposals) = (trial(conv, bench), cudnn.proposals(conv)?);
+        let (trial, proposals) = (trial(conv, bench), convolution::proposals(cudnn, conv)?);
         let deterministic = self.known.deterministic;
         let kept = self.known.entries.get(&key).and_then(|text| usable(text, cudnn, conv, &proposals));
         let algorithm = match kept.filter(|algorithm| start(cudnn, &trial, algorithm, bench).is_ok()) {
@@ -54,7 +55,7 @@ impl Tuner {
     fn measure_convolution(
         &mut self,
         trial: &Convolution,
-        cudnn: &Convolutions,
+        cudnn: &Cudnn,
         proposals: &Proposals,
         bench: &Bench<'_>,
     ) -> Result<Algorithm, CudaError> {
@@ -67,7 +68,7 @@ impl Tuner {
                 break;
             }
             let began = Instant::now();
-            let ready = cudnn.algorithm(trial, proposals, place);
+            let ready = convolution::algorithm(cudnn, trial, proposals, place);
             let ready = ready.and_then(|algorithm| start(&algorithm).map(|()| algorithm));
             self.tally.loading += began.elapsed().as_secs_f64();
             self.tally.tried += 1;
@@ -94,24 +95,24 @@ impl Tuner {
 }
 
 fn start(
-    cudnn: &Convolutions,
+    cudnn: &Cudnn,
     trial: &Convolution,
     algorithm: &Algorithm,
     bench: &Bench<'_>,
 ) -> Result<(), CudaError> {
-    cudnn.run(trial, algorithm, bench.stream, bench.workspace.address)
+    convolution::run(cudnn, trial, algorithm, bench.stream, bench.workspace.address)
 }
 
 /// The first proposal that may be taken, and runs.
 fn first(
-    cudnn: &Convolutions,
+    cudnn: &Cudnn,
     trial: &Convolution,
     proposals: &Proposals,
     bench: &Bench<'_>,
 ) -> Result<Algorithm, CudaError> {
     let mut refused = Vec::new();
     for place in 0..proposals.len() {
-        let ready = cudnn.algorithm(trial, proposals, place);
+        let ready = convolution::algorithm(cudnn, trial, proposals, place);
         match ready.and_then(|algorithm| start(cudnn, trial, &algorithm, bench).map(|()| algorithm)) {
             Ok(algorithm) => return Ok(algorithm),
             Err(error) => refused.push(error),
@@ -123,18 +124,23 @@ fn first(
 fn nothing(conv: &Convolution, refused: &[CudaError]) -> CudaError {
     let doing = format!("looking for an algorithm for {}", describe(conv));
     let why = refused.first().map_or(String::new(), |error| format!("; the first: {error}"));
-    CudaError::Convolution { doing, status: format!("none of {} proposals can be taken{why}", refused.len()) }
+    CudaError::Cudnn { doing, status: format!("none of {} proposals can be taken{why}", refused.len()) }
 }
 
 /// What the disk has of an algorithm: its place among the proposals, which are the same for one version on one kind of GPU,
 /// and the engine that must be found there.
-fn entry(algorithm: &Algorithm) -> String {
+pub(super) fn entry(algorithm: &Algorithm) -> String {
     format!("cudnn {} engine {}", algorithm.place, algorithm.engine)
 }
 
-fn usable(text: &str, cudnn: &Convolutions, conv: &Convolution, proposals: &Proposals) -> Option<Algorithm> {
-    let place = text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()?;
-    cudnn.algorithm(conv, proposals, place).ok().filter(|algorithm| entry(algorithm) == text)
+/// The place that an entry names.
+pub(super) fn place(text: &str) -> Option<usize> {
+    text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()
+}
+
+fn usable(text: &str, cudnn: &Cudnn, conv: &Convolution, proposals: &Proposals) -> Option<Algorithm> {
+    let place = place(text)?;
+    convolution::algorithm(cudnn, conv, proposals, place).ok().filter(|algorithm| entry(algorithm) == text)
 }
 
 /// The convolution with a result that nobody misses.
@@ -150,7 +156,7 @@ fn trial(conv: &Convolution, bench: &Bench<'_>) -> Convolution {
 }
 
 /// Everything that an algorithm depends on.
-fn key(conv: &Convolution, cudnn: &Convolutions) -> String {
+fn key(conv: &Convolution, cudnn: &Cudnn) -> String {
     let y = conv.y.axes.map(|n| n.to_string()).join("×");
     let tf32 = if conv.tf32 { " tf32" } else { "" };
     format!("{} → {y}{tf32}, cuDNN {}", describe(conv), cudnn.version)

@@ -66,6 +66,7 @@ fn the_fastest_of_several_runs_is_taken() {
 fn choices_of_another_gpu_are_not_taken_over() {
     let mut known = Known {
         deterministic: false,
+        attention_by: None,
         facts: Facts::h200(),
         entries: BTreeMap::new(),
         file: "products-a.json".into(),

@@ -1,0 +1,245 @@
+//! The same for attention: our kernels, or one of cuDNN's proposals where the library is there.
+
+use super::convolutions::{entry, place};
+use super::{Bench, Known, SMALL, Tuner, fastest};
+use crate::action::{Address, Attended, Attention, Launch};
+use crate::attention::{self, describe};
+use crate::cache::Hash;
+use crate::cudnn::{Algorithm, Cudnn, Proposals};
+use crate::driver::Graph;
+use crate::error::CudaError;
+use crate::launch::Ready;
+use crate::libraries;
+use crate::modules::Modules;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How many proposals are measured at most: each is compiled first.
+const MOST: usize = 4;
+
+/// What the disk has of attention that our kernels make.
+const OWN: &str = "own";
+
+/// Who makes attention where that is not to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionBy {
+    Own,
+    /// cuDNN's first proposal that can be taken; an error where there is none.
+    Cudnn,
+}
+
+/// How attention is made.
+#[derive(Clone)]
+pub enum Attending {
+    Own,
+    Library(Arc<Algorithm>),
+}
+
+/// Our kernels, or what is left to do after cuDNN's.
+struct Kernels {
+    own: Vec<Ready>,
+    after: Option<Ready>,
+}
+
+impl Kernels {
+    fn new(attention: &Attention, modules: &mut Modules) -> Result<Self, CudaError> {
+        let mut ready = |launch: &Launch| Ready::new(launch, modules);
+        let own = attention.own.iter().map(&mut ready).collect::<Result<_, _>>()?;
+        Ok(Kernels { own, after: attention.after.as_ref().map(ready).transpose()? })
+    }
+}
+
+impl Known {
+    /// What is known of attention, if anything is.
+    fn attention(&self, key: &str) -> Option<&str> {
+        self.entries.get(key).map(String::as_str).filter(|text| *text == OWN || place(text).is_some())
+    }
+
+    fn may_measure(&self) -> bool {
+        !self.deterministic && self.attention_by.is_none()
+    }
+}
+
+impl Tuner {
+    /// Whether ways have to be measured before one can be chosen.
+    pub fn must_measure_attention(&self, attention: &Attention) -> bool {
+        let Some(key) = self.known.may_measure().then(|| key(attention)).flatten() else { return false };
+        !self.attentions.contains_key(&key) && self.known.attention(&key).is_none()
+    }
+
+    /// Whether one of cuDNN's proposals may be run when attention is chosen.
+    pub fn may_try_library(&self, attention: &Attention) -> bool {
+        match self.known.attention_by {
+            Some(by) => by == AttentionBy::Cudnn,
+            None => {
+                let known = |key: String| self.known.attention(&key) != Some(OWN);
+                !self.known.deterministic && key(attention).is_some_and(known)
+            }
+        }
+    }
+
+    /// How attention is made. What it computes goes where it would in a run, which is the scratch memory.
+    pub fn attention(
+        &mut self,
+        attention: &Attention,
+        bench: &mut Bench<'_>,
+    ) -> Result<Attending, CudaError> {
+        match self.known.attention_by {
+            Some(AttentionBy::Own) => return Ok(Attending::Own),
+            Some(AttentionBy::Cudnn) => return first(attention, bench),
+            None if self.known.deterministic || !is_within(attention, bench) => return Ok(Attending::Own),
+            None => {}
+        }
+        let Some(key) = key(attention) else { return Ok(Attending::Own) };
+        if let Some(attending) = self.attentions.get(&key) {
+            return Ok(attending.clone());
+        }
+        let kept = match self.known.attention(&key) {
+            Some(OWN) => Some(Attending::Own),
+            Some(text) => usable(text, &attention.attended, bench),
+            None => None,
+        };
+        let attending = match kept {
+            Some(attending) => attending,
+            None => self.measure_attention(attention, bench)?,
+        };
+        let text = match &attending {
+            Attending::Own => OWN.to_string(),
+            Attending::Library(algorithm) => entry(algorithm),
+        };
+        self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
+        self.tally.products += 1;
+        self.attentions.insert(key, attending.clone());
+        Ok(attending)
+    }
+
+    fn measure_attention(
+        &mut self,
+        attention: &Attention,
+        bench: &mut Bench<'_>,
+    ) -> Result<Attending, CudaError> {
+        let attended = &attention.attended;
+        let kernels = Kernels::new(attention, bench.modules)?;
+        let mut ways = vec![Attending::Own];
+        let found =
+            bench.products.cudnn().and_then(|cudnn| Ok((cudnn, attention::proposals(cudnn, attended)?)));
+        if let Some((cudnn, proposals)) = refused(found)? {
+            for place in 0..proposals.len().min(MOST) {
+                let began = Instant::now();
+                let ready = ready(cudnn, attended, &proposals, place, bench);
+                self.tally.loading += began.elapsed().as_secs_f64();
+                self.tally.tried += 1;
+                ways.extend(refused(ready)?.map(|algorithm| Attending::Library(Arc::new(algorithm))));
+            }
+        }
+        let began = Instant::now();
+        // As a graph, as it is run: the host takes longer for cuDNN's calls than for launches.
+        let count = repeats(attended);
+        let mut graphs: Vec<(Graph, Attending)> = Vec::new();
+        for way in ways {
+            let run = || (0..count).try_for_each(|_| start(attention, &way, &kernels, bench));
+            let graph = bench.stream.capture(run, "trying attention");
+            graphs.extend(refused(graph)?.map(|graph| (graph, way)));
+        }
+        let time = |i: usize| {
+            let launch = || bench.stream.launch(&graphs[i].0, "trying attention");
+            self.timed(bench, 1, launch, || describe(attended))
+        };
+        (0..graphs.len()).try_for_each(|i| time(i).map(drop))?;
+        let first = (0..graphs.len()).map(&time).collect::<Result<_, _>>()?;
+        let winner = fastest(first, &time)?;
+        self.tally.timing += began.elapsed().as_secs_f64();
+        self.tally.measured += 1;
+        Ok(winner.map_or(Attending::Own, |i| graphs.swap_remove(i).1))
+    }
+}
+
+/// What a library refuses is no candidate; a GPU that is lost is an error.
+fn refused<T>(result: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(lost @ CudaError::Lost { .. }) => Err(lost),
+        Err(_) => Ok(None),
+    }
+}
+
+/// A proposal that was run once.
+fn ready(
+    cudnn: &Cudnn,
+    attended: &Attended,
+    proposals: &Proposals,
+    place: usize,
+    bench: &Bench<'_>,
+) -> Result<Algorithm, CudaError> {
+    let algorithm = attention::algorithm(cudnn, attended, proposals, place)?;
+    attention::run(cudnn, attended, &algorithm, bench.stream, bench.workspace.address)?;
+    bench.stream.synchronise(|| describe(attended))?;
+    Ok(algorithm)
+}
+
+/// The first proposal that can be taken.
+fn first(attention: &Attention, bench: &Bench<'_>) -> Result<Attending, CudaError> {
+    let (cudnn, attended) = (bench.products.cudnn()?, &attention.attended);
+    let proposals = attention::proposals(cudnn, attended)?;
+    let mut why =
+        CudaError::Cudnn { doing: describe(attended), status: "nothing: it has no proposal".into() };
+    for place in 0..proposals.len() {
+        match ready(cudnn, attended, &proposals, place, bench) {
+            Ok(algorithm) => return Ok(Attending::Library(Arc::new(algorithm))),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+fn usable(text: &str, attended: &Attended, bench: &Bench<'_>) -> Option<Attending> {
+    let (cudnn, place) = (bench.products.cudnn().ok()?, place(text)?);
+    let proposals = attention::proposals(cudnn, attended).ok()?;
+    let algorithm = ready(cudnn, attended, &proposals, place, bench).ok()?;
+    (entry(&algorithm) == text).then(|| Attending::Library(Arc::new(algorithm)))
+}
+
+fn start(
+    attention: &Attention,
+    way: &Attending,
+    kernels: &Kernels,
+    bench: &Bench<'_>,
+) -> Result<(), CudaError> {
+    let launch =
+        |ready: &Ready| ready.start(bench.stream, || format!("trying {}", describe(&attention.attended)));
+    match way {
+        Attending::Own => kernels.own.iter().try_for_each(launch),
+        Attending::Library(algorithm) => {
+            let (cudnn, workspace) = (bench.products.cudnn()?, bench.workspace.address);
+            attention::run(cudnn, &attention.attended, algorithm, bench.stream, workspace)?;
+            kernels.after.iter().try_for_each(launch)
+        }
+    }
+}
+
+/// As often as small products are run to be timed, for the same reasons.
+fn repeats(attended: &Attended) -> usize {
+    let Attended { batch, tokens, heads, head, dtype, .. } = attended;
+    if 4 * batch * tokens * heads * head * dtype.bytes() < SMALL { 8 } else { 1 }
+}
+
+/// Whether all results lie in memory that nobody misses.
+fn is_within(attention: &Attention, bench: &Bench<'_>) -> bool {
+    let (start, end) = (bench.scratch.address, bench.scratch.address + bench.scratch.bytes as Address);
+    attention.attended.results().iter().all(|range| start <= range.start && range.end <= end)
+}
+
+/// Everything that a choice depends on; none where cuDNN isn't there.
+fn key(attention: &Attention) -> Option<String> {
+    libraries::cudnn().ok().map(|version| key_for(attention, version))
+}
+
+/// The text of our kernels is part of it: others may be faster or slower.
+pub(super) fn key_for(attention: &Attention, version: usize) -> String {
+    let after = if attention.after.is_some() { " with sums" } else { "" };
+    let own = attention.own.iter().fold(Hash::new(), |hash, launch| {
+        hash.add(launch.kernel.source.text().as_bytes()).add(launch.kernel.name.as_bytes())
+    });
+    let own: String = own.text().chars().take(8).collect();
+    format!("{}{after}, ours {own}, cuDNN {version}", describe(&attention.attended))
+}
