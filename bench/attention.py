@@ -2,7 +2,7 @@
 
     python bench/attention.py BINARY OUT [SHAPE ...]
 
-BINARY is the example `attention` of crates/cuda, which says what a SHAPE is. Ours and PyTorch's are measured in turn, in several
+BINARY is the example `attention` of crates/cuda, which says what a SHAPE is. Our own kernels, what the tuner chooses of them and cuDNN's, and PyTorch's are measured in turn, in several
 rounds of which medians are taken: a GPU that gets warm throttles, and what is measured first is ahead. Writes OUT/attention.jsonl, OUT/attention.md and OUT/attention.svg.
 """
 
@@ -102,17 +102,19 @@ def windows(text, backend):
 
 
 class Ours:
-    def __init__(self, binary):
+    def __init__(self, binary, tuned):
+        self.tuned = tuned
         self.process = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def measure(self, text):
+        text += ",tuned" if self.tuned and text != "again" else ""
         print(text, file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
 
-def compare(text, ours):
-    record = {"shape": text, "ours": ours.measure(text)}
-    if "error" in record["ours"]:
+def compare(text, ours, tuned):
+    record = {"shape": text, "ours": ours.measure(text), "tuned": tuned.measure(text)}
+    if "error" in record["ours"] or "error" in record["tuned"]:
         return record
     peers = {}
     for name, backend in BACKENDS.items():
@@ -123,11 +125,12 @@ def compare(text, ours):
             torch.cuda.synchronize()
     rounds = []
     for _ in range(ROUNDS):
-        rounds.append({"ours": ours.measure("again")})
+        rounds.append({"ours": ours.measure("again"), "tuned": tuned.measure("again")})
         for name, all in peers.items():
             rounds[-1][name] = {key: window.measure() for key, window in all.items()}
-    for key in KEYS[:2]:
-        record["ours"][key] = statistics.median(r["ours"][key] for r in rounds)
+    for mine in ("ours", "tuned"):
+        for key in KEYS[:2]:
+            record[mine][key] = statistics.median(r[mine][key] for r in rounds)
     for name, all in peers.items():
         record[name] = {key: statistics.median(r[name][key] for r in rounds) for key in all}
     return record
@@ -147,13 +150,14 @@ def table(records):
         f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, {torch.cuda.get_device_name()}. Milliseconds a",
         "layer, forward / backward; in brackets the deterministic backward. Ours is always deterministic.",
         "",
-        "| batch, heads, tokens, head size | ours | of the ceiling | " + " | ".join(BACKENDS) + " | against the better |",
-        "|---|---|---|" + "---|" * len(BACKENDS) + "---|",
+        "| batch, heads, tokens, head size | ours | of the ceiling | " + " | ".join(BACKENDS) + " | against the better | tuner's pick | against the better |",
+        "|---|---|---|" + "---|" * len(BACKENDS) + "---|---|---|",
     ]
     for record in records:
         mine, text = record["ours"], record["shape"]
-        if "error" in mine:
-            lines.append(f"| {text} | {mine['error']} |")
+        pick = record["tuned"]
+        if "error" in mine or "error" in pick:
+            lines.append(f"| {text} | {mine.get('error') or pick['error']} |")
             continue
         cells = []
         for name in BACKENDS:
@@ -161,11 +165,14 @@ def table(records):
             cell = [f"{p[key]:.3f}" if key in p else "–" for key in KEYS]
             cells.append(f"{cell[0]} / {cell[1]} ({cell[2]})")
         ratios = [best(record, key) / mine[own] for key, own in zip(KEYS, (*KEYS[:2], KEYS[1]))]
+        picked = [best(record, key) / pick[own] for key, own in zip(KEYS, (*KEYS[:2], KEYS[1]))]
+        by = "/".join("cuDNN" if "cuDNN" in what else "ours" for what in pick["kernels"])
         rates = [flops(text, key) / mine[key] / 1e9 / CEILING for key in KEYS[:2]]
         lines.append(
             f"| {text.replace(',', ', ')} | {mine['forward_ms']:.3f} / {mine['backward_ms']:.3f} "
             f"| {rates[0]:.0%} / {rates[1]:.0%} | {' | '.join(cells)} "
-            f"| {ratios[0]:.2f}× / {ratios[1]:.2f}× ({ratios[2]:.2f}×) |"
+            f"| {ratios[0]:.2f}× / {ratios[1]:.2f}× ({ratios[2]:.2f}×) "
+            f"| {by} {pick['forward_ms']:.3f} / {pick['backward_ms']:.3f} | {picked[0]:.2f}× / {picked[1]:.2f}× ({picked[2]:.2f}×) |"
         )
     return "\n".join(lines) + "\n"
 
@@ -220,11 +227,11 @@ def figure(records):
 
 
 def main(binary, target, *texts):
-    target, ours = pathlib.Path(target), Ours(binary)
+    target, ours, tuned = pathlib.Path(target), Ours(binary, False), Ours(binary, True)
     records = []
     with open(target / "attention.jsonl", "w") as lines:
         for text in texts:
-            records.append(compare(text, ours))
+            records.append(compare(text, ours, tuned))
             print(json.dumps(records[-1]), file=lines, flush=True)
             torch.cuda.empty_cache()
     (target / "attention.md").write_text(table(records))

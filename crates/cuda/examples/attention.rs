@@ -3,7 +3,8 @@
 //!
 //!     cargo run --release -p cuda --example attention [-- SHAPE ...]
 //!
-//! SHAPE is BATCH,HEADS,TOKENS,HEAD, with `,fp16` for half precision instead of bf16, `,drop` for dropout of a tenth; or
+//! SHAPE is BATCH,HEADS,TOKENS,HEAD, with `,fp16` for half precision instead of bf16, `,drop` for dropout of a tenth, `,tuned` for
+//! what the tuner chooses instead of our kernels; or
 //! BATCH,SIDE,WINDOW,HEADS,window for shifted windows of heads of 32 on a square map. With `-`, shapes are read line by line and
 //! measured as they come; `again` is the one before. A line of JSON for each: milliseconds of a layer's kernels (medians of several
 //! runs), those of each kernel, and TFLOP/s (4 and 10 FLOPs per pair of tokens and channel).
@@ -76,7 +77,8 @@ impl Case {
             if has("window") { windows(&mut draft, shape) } else { plain(&mut draft, shape, has("drop")) };
         let graph = draft.finish(y);
         let arithmetic = if has("fp16") { Arithmetic::Fp16 } else { Arithmetic::Bf16 };
-        let mut gpu = Gpu::of_graph(&graph, arithmetic)?;
+        let mut gpu =
+            if has("tuned") { Gpu::tuned(&graph, arithmetic) } else { Gpu::of_graph(&graph, arithmetic) }?;
         gpu.fill(Which::Last)?;
         Ok(Case { text: text.into(), gpu, pairs: pairs as f64, warm: false })
     }
@@ -93,7 +95,8 @@ impl Case {
                     "attention_grad" | "window_attention_grad" => true,
                     _ => continue,
                 };
-                let what = action.what.split('<').next().unwrap_or_default().to_string();
+                let names = action.what.split(" + ").filter_map(|name| name.split('<').next());
+                let what = names.collect::<Vec<_>>().join(" + ");
                 times.entry((backward, what)).or_default().push(1e3 * action.seconds);
                 total[usize::from(backward)] += 1e3 * action.seconds;
             }
@@ -122,7 +125,7 @@ fn parse(text: &str) -> Option<([usize; 4], Vec<&str>)> {
     let (numbers, words) = parts.split_at_checked(4)?;
     let numbers: Vec<usize> = numbers.iter().map(|n| n.parse().ok()).collect::<Option<_>>()?;
     let shape: [usize; 4] = numbers.try_into().ok()?;
-    let known = words.iter().all(|word| ["fp16", "drop", "window"].contains(word));
+    let known = words.iter().all(|word| ["fp16", "drop", "window", "tuned"].contains(word));
     (known && !shape.contains(&0)).then(|| (shape, words.to_vec()))
 }
 

@@ -22,30 +22,45 @@ struct FlashScratch {
 // warpgroup computes Pᵀ and dSᵀ of its keys, adds Pᵀ·dO to dV and dSᵀ·Q to dK, leaves dSᵀ in shared memory, and computes its share of
 // dQ = dS·K: 64 queries with two HALVES, else a strip of columns. It adds that to what items of keys before left, once these have:
 // the order of sums is that of keys. With COPIES, where heads are few, so that items of one run at the same time, there are several
-// of dQ, 2 to the `copies`, for keys in turn: an item waits for the one as many before. flash_grad_end adds them up. With LATER, dQ is computed while the next queries become probabilities. With LONE, the last
-// BLOCK tokens are no more than 64: one warpgroup has no keys there, and the last tile of queries has one half.
+// of dQ, 2 to the `copies`, for keys in turn: an item waits for the one as many before. flash_grad_end adds them up. With LATER, dQ
+// is computed while the next queries become probabilities. With LONE, the last BLOCK tokens are no more than 64: one warpgroup has
+// no keys there, and the last tile of queries has one half.
+//
+// With WHOLE, where heads fill the GPU evenly and are short, a block has all items of a head, one after the other. dQ goes on from
+// what the item before left in the block's own memory, which stays in the L2 cache, and the last item brings it to its place:
+// no turns, no flash_grad_end. SUM then asks for the sums of dQ over queries: those of dS, times the keys.
+//
+// With BULK, where heads are wide and long, dQ goes through shared memory and the copy engine adds it to what is there, so that no
+// warpgroup waits for that. Keys and values are there once: the next ones are waited for between items, which are few.
 //
 // Three warps do other things: one fetches, one waits for items before, one tells those after. Items are taken in turn; those of a
 // head are as far apart as `group` heads, so that one rarely waits for the one before.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool DROP, bool SUM> struct FlashGrad {
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool WHOLE, bool BULK, bool DROP, bool SUM>
+struct FlashGrad {
     using S = Strips<D>;
     static_assert(HALVES == 2 ? D <= 64 : D > 64, "");
     static_assert(HALVES == 2 || !LATER, "");
-    static_assert(DROP || !SUM, "");
+    static_assert(DROP || WHOLE || !SUM, "");
+    static_assert(!WHOLE || HALVES == 1 && !COPIES && !DROP, "");
+    static_assert(!BULK || HALVES == 1 && !AHEAD && !LONE && !WHOLE && !DROP, "");
     static constexpr int QUERIES = 64 * HALVES, STAGES = 2;
     static constexpr int KEY_TILE = S::tile(BLOCK), QUERY_TILE = S::tile(QUERIES);
     static constexpr int SCORES = BLOCK * 128;
     // From the start of shared memory.
-    static constexpr int AT_QUERIES = 4 * KEY_TILE, AT_SCORES = AT_QUERIES + 2 * STAGES * QUERY_TILE;
-    static constexpr int AT_ROWS = AT_SCORES + 2 * HALVES * SCORES;
+    static constexpr int AT_QUERIES = (BULK ? 2 : 4) * KEY_TILE, AT_SCORES = AT_QUERIES + 2 * STAGES * QUERY_TILE;
+    static constexpr int AT_STAGED = AT_SCORES + 2 * HALVES * SCORES, STAGED = 64 * 64 * 4;
+    static constexpr int AT_ROWS = AT_STAGED + (BULK ? 2 * STAGED : 0);
     static constexpr int AT_BARRIERS = AT_ROWS + STAGES * 2 * QUERIES * 4, AT_ITEMS = AT_BARRIERS + 16 * 8;
     // With LATER and SUM, for sums of warps; otherwise scores have room for them.
     static constexpr int AT_SUMS = AT_ITEMS + 16, SHARED = AT_SUMS + (LATER && SUM ? 8 * D * 4 : 0);
     // Columns of dQ that a warpgroup has: with a lone half one strip, of which the last may be zeros.
     static constexpr int COLUMNS = HALVES == 2 ? D : 64;
     static constexpr int FLOATS = QUERIES * D;
+    // With WHOLE, whether registers for what is there of dQ are free once dK is under way, and no earlier.
+    static constexpr bool LATE = D > 96;
 
     const TensorMap* result_map;
+    E* result;
     FlashScratch scratch;
     Drops drops;
     float* sums;
@@ -56,7 +71,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     __device__ __forceinline__ int key_tiles() const { return ceil_div(tokens, BLOCK); }
     __device__ __forceinline__ int query_tiles() const { return ceil_div(tokens, QUERIES); }
 
-    __device__ __forceinline__ u32 keys(int i) const { return shared + 2 * (i & 1) * KEY_TILE; }
+    __device__ __forceinline__ u32 keys(int i) const { return shared + (BULK ? 0 : 2 * (i & 1) * KEY_TILE); }
     __device__ __forceinline__ u32 values(int i) const { return keys(i) + KEY_TILE; }
     __device__ __forceinline__ u32 queries(u32 i) const { return shared + AT_QUERIES + 2 * (i & 1) * QUERY_TILE; }
     __device__ __forceinline__ u32 douts(u32 i) const { return queries(i) + QUERY_TILE; }
@@ -66,8 +81,8 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     }
     __device__ __forceinline__ float* deltas(u32 i) const { return log_sums(i) + QUERIES; }
     __device__ __forceinline__ u32 barrier(int i) const { return shared + AT_BARRIERS + 8 * i; }
-    __device__ __forceinline__ u32 keys_full(int i) const { return barrier(i & 1); }
-    __device__ __forceinline__ u32 keys_empty(int i) const { return barrier(2 + (i & 1)); }
+    __device__ __forceinline__ u32 keys_full(int i) const { return barrier(BULK ? 0 : i & 1); }
+    __device__ __forceinline__ u32 keys_empty(int i) const { return barrier(2 + (BULK ? 0 : i & 1)); }
     __device__ __forceinline__ u32 queries_full(u32 i) const { return barrier(4 + (i & 1)); }
     __device__ __forceinline__ u32 queries_empty(u32 i) const { return barrier(6 + (i & 1)); }
     __device__ __forceinline__ u32 scores_full(u32 i) const { return barrier(8 + (i & 1)); }
@@ -77,7 +92,11 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     __device__ __forceinline__ volatile int* item_at(int i) const {
         return reinterpret_cast<volatile int*>(shared_bytes + AT_ITEMS) + (i & 1);
     }
+    // With BULK, instead of these: a warpgroup's dQ is staged, and was read.
+    __device__ __forceinline__ u32 staged_full(int group) const { return turn(group); }
+    __device__ __forceinline__ u32 staged_empty(int group) const { return added(group); }
     static __device__ __forceinline__ u32 parity(u32 i) { return i >> 1 & 1; }
+    static __device__ __forceinline__ u32 round_parity(int i) { return BULK ? i & 1 : parity(i); }
 
     struct Item {
         int head, keys;
@@ -86,6 +105,10 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     __device__ __forceinline__ bool find(int number, Item& item) const {
         const int tiles = key_tiles();
         if (number >= total * tiles) return false;
+        if constexpr (WHOLE) {
+            item.head = number / tiles, item.keys = number % tiles;
+            return true;
+        }
         const int group = number / (group_heads * tiles), rest = number - group * group_heads * tiles;
         const int size = min(group_heads, total - group * group_heads);
         item.keys = rest / size;
@@ -94,16 +117,16 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     }
     // The item that round `i` has, once it is fetched. Whoever asks must arrive at keys_empty before the place is used again.
     __device__ __forceinline__ bool next_item(int i, Item& item) const {
-        barrier_wait(keys_full(i), parity(i));
+        barrier_wait(keys_full(i), round_parity(i));
         return find(*item_at(i), item);
     }
 
     __device__ __forceinline__ void init() {
         for (int i = 0; i < 2; i++) {
-            barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), 8 + 2);
+            barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), WHOLE ? 8 : BULK ? 8 + 1 : 8 + 2);
             barrier_init(queries_full(i), 1), barrier_init(queries_empty(i), 8);
             barrier_init(scores_full(i), 8);
-            barrier_init(turn(i), 1), barrier_init(added(i), 8), barrier_init(told(i), 1);
+            barrier_init(turn(i), BULK ? 4 : 1), barrier_init(added(i), BULK ? 1 : 8), barrier_init(told(i), 1);
         }
     }
 
@@ -111,11 +134,14 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
     __device__ __forceinline__ void fetch(const TensorMap& key_map, const TensorMap& query_map, const TensorMap& dout_map) {
         const int tiles = query_tiles(), padded = key_tiles() * BLOCK;
         u32 count = 0;
+        int head = 0;
         for (int round = 0;; round++) {
-            const int number = atomicAdd(scratch.turns, 1);
+            const int part = WHOLE ? round % key_tiles() : 0;
+            if (part == 0) head = atomicAdd(scratch.turns, 1);
+            const int number = WHOLE ? head * key_tiles() + part : head;
             Item item;
             const bool there = find(number, item);
-            barrier_wait(keys_empty(round), parity(round) ^ 1);
+            barrier_wait(keys_empty(round), round_parity(round) ^ 1);
             *item_at(round) = number;
             if (!there) {
                 barrier_arrive(keys_full(round));
@@ -182,12 +208,86 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
         }
     }
 
+    // By one thread, with BULK: both of these, and the additions in between.
+    __device__ __forceinline__ void add_staged() {
+        const int tiles = query_tiles();
+        u32 count = 0;
+        Item item;
+        for (int round = 0; next_item(round, item); round++) {
+            barrier_arrive(keys_empty(round));
+            u32* turns = turns_of(item);
+            const float* to = scratch.dq + ((i64)copy(item) * total + item.head) * tiles * FLOATS;
+            for (int tile = 0; tile < tiles; tile++, count++, to += FLOATS) {
+                if (before(item) > 0) {
+                    u32 done;
+                    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(turns + tile) : "memory");
+                    while (done < (u32)before(item));
+                    asm volatile("fence.proxy.async.global;" ::: "memory");
+                }
+#pragma unroll
+                for (int group = 0; group < 2; group++) {
+                    barrier_wait(staged_full(group), count & 1);
+                    const u32 bytes = group == 0 ? STAGED : (D - 64) * 64 * 4;
+                    const u32 from = shared + AT_STAGED + group * STAGED;
+                    if (before(item) > 0)
+                        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                                         to + group * 4096),
+                                     "r"(from), "r"(bytes)
+                                     : "memory");
+                    else
+                        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + group * 4096), "r"(from),
+                                     "r"(bytes)
+                                     : "memory");
+                }
+                stores_commit();
+                stores_wait_read<0>();
+                barrier_arrive(staged_empty(0));
+                barrier_arrive(staged_empty(1));
+                asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+                asm volatile("fence.acq_rel.gpu;" ::: "memory");
+                asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + tile), "r"(before(item) + 1) : "memory");
+            }
+        }
+    }
+
     // ---- Warpgroups ----
 
     // What a thread holds of its tile of keys.
     struct Tile {
         float dk[D / 2], dv[D / 2];
         float s[32], dq[COLUMNS / 2];
+        // With WHOLE and SUM, dS of this thread's two keys, summed over queries.
+        float ds_sums[2];
+    };
+
+    // Until the copy engine has read what was staged of tile `count`.
+    __device__ __forceinline__ void await_added(int group, u32 count) const { barrier_wait(staged_empty(group), count & 1); }
+    // Leaves this warpgroup's share of dQ for the copy engine.
+    __device__ __forceinline__ void stage_queries(const Tile& x, int group, u32 count) const {
+        if (count > 0) await_added(group, count - 1);
+        const u32 to = shared + AT_STAGED + group * STAGED + 16 * (threadIdx.x % 128);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            const float* y = x.dq + 4 * i;
+            asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + 2048 * i), "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3])
+                         : "memory");
+        }
+        publish();
+        warp_arrive(staged_full(group));
+    }
+
+    // Where a warpgroup is: the number of its item, the tile of queries, how many tiles it had before this one. The item
+    // before and the one after.
+    struct Place {
+        Item item, before, next;
+        int round, tile, tiles;
+        u32 count;
+
+        __device__ __forceinline__ bool first() const { return tile == 0; }
+        __device__ __forceinline__ bool last() const { return tile == tiles - 1; }
+        __device__ __forceinline__ int round_before() const { return round - first(); }
+        __device__ __forceinline__ int round_next() const { return round + last(); }
+        __device__ __forceinline__ bool more() const { return !last() || next.head >= 0; }
     };
 
     __device__ __forceinline__ void score(float (&s)[32], int group, int round, u32 count, int half) const {
@@ -206,8 +306,49 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
 #pragma unroll
         for (int k = 0; k < BLOCK / 16; k++)
             product<E, COLUMNS, true, true>(x.dq, Rows<64>::side(left + 16 * k * 128),
-                                            S::template turned<BLOCK>(right + 16 * k * 128), k > 0);
+                                            S::template turned<BLOCK>(right + 16 * k * 128), k > 0 || WHOLE);
         close_products();
+    }
+    // This thread's numbers of a tile of dQ in the block's own memory.
+    __device__ __forceinline__ float* own_queries(int group, int tile) const {
+        return scratch.dq + ((i64)blockIdx.x * query_tiles() + tile) * FLOATS + group * 4096 + 4 * (threadIdx.x % 128);
+    }
+    // What the items before left of dQ; zeros for the first. In this place and no earlier, when registers are free.
+    __device__ __forceinline__ void load_queries(Tile& x, int group, const Place& at) const {
+        const float* from = own_queries(group, at.tile);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            float* y = x.dq + 4 * i;
+            const bool there = at.item.keys > 0 && (D == 128 || group == 0 || i < (D - 64) / 8);
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+                         " @p ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4]; }"
+                         : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
+                         : "l"(from + 512 * i), "r"((int)there)
+                         : "memory");
+        }
+    }
+    // Leaves dQ for the next item, or brings it to its place.
+    __device__ __forceinline__ void store_queries(const Tile& x, int group, const Place& at) const {
+        if (at.item.keys + 1 < key_tiles()) {
+            float* to = own_queries(group, at.tile);
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++) {
+                if (group == 1 && i >= (D - 64) / 8) break;
+                __stcg(reinterpret_cast<float4*>(to + 512 * i),
+                       make_float4(x.dq[4 * i], x.dq[4 * i + 1], x.dq[4 * i + 2], x.dq[4 * i + 3]));
+            }
+            return;
+        }
+        const float scale = score_scale<D>();
+        const int row = at.tile * QUERIES + threadIdx.x / 32 % 4 * 16;
+        E* to = result + (i64)(at.item.head / heads) * tokens * 3 * heads * D + at.item.head % heads * D;
+        if (group == 0) {
+            store_head_rows<64>(to, 3 * heads * D, row, tokens, x.dq, scale, scale);
+        } else {
+            constexpr int REST = D > 64 ? D - 64 : 8;
+            store_head_rows<REST>(to + 64, 3 * heads * D, row, tokens, reinterpret_cast<const float(&)[REST / 2]>(x.dq), scale,
+                                  scale);
+        }
     }
     // Adds it to what items before left.
     __device__ __forceinline__ void add_queries(Tile& x, int group, const Item& item, int tile, u32 count) const {
@@ -227,20 +368,6 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
         }
         warp_arrive(added(count));
     }
-
-    // Where a warpgroup is: the number of its item, the tile of queries, how many tiles it had before this one. The item
-    // before and the one after.
-    struct Place {
-        Item item, before, next;
-        int round, tile, tiles;
-        u32 count;
-
-        __device__ __forceinline__ bool first() const { return tile == 0; }
-        __device__ __forceinline__ bool last() const { return tile == tiles - 1; }
-        __device__ __forceinline__ int round_before() const { return round - first(); }
-        __device__ __forceinline__ int round_next() const { return round + last(); }
-        __device__ __forceinline__ bool more() const { return !last() || next.head >= 0; }
-    };
 
     // Half HALF of a tile of queries. The scores of a first half are there, those of a second are
     // under way; `next` is where those after are.
@@ -317,9 +444,11 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
             for (int i = 0; i < 4; i++) {
                 if constexpr (DROP) ds[4 * j + i] = stay >> (4 * j + i) & 1 ? ds[4 * j + i] * drops.keep_scale : 0.0f;
                 ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 ? delta.y : delta.x));
+                if constexpr (WHOLE && SUM) x.ds_sums[i / 2] += ds[4 * j + i];
             }
         }
         as_left<E, 64>(dleft, ds);
+        if constexpr (WHOLE && !LATE) load_queries(x, group, at);
         if (HALF == 0 && at.first()) await_staged();
         const u32 to = scores(at.count) + HALF * SCORES;
 #pragma unroll
@@ -330,30 +459,43 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
             warp_arrive(scores_full(at.count));
         }
         // Without next scores under way, dK runs while dQ is added up.
-        if constexpr (!LATER && !AHEAD) start_queries_now(x, group, at);
+        if constexpr (!LATER && !AHEAD && !WHOLE) start_queries_now(x, group, at);
         open_products();
 #pragma unroll
         for (int k = 0; k < 4; k++)
             product<E, D, true>(x.dk, dleft[k], S::template turned<QUERIES>(some_queries + 16 * k * 128), add || k > 0);
         close_products();
-        if constexpr (!LATER && AHEAD) start_queries_now(x, group, at);
+        if constexpr (WHOLE && LATE) load_queries(x, group, at);
+        if constexpr (!LATER && (AHEAD || WHOLE)) start_queries_now(x, group, at);
 
         if constexpr (!LAST) {
             score(x.s, group, at.round, at.count, HALF + 1);
             close_products();
         } else {
             // The keys of the item before are left alone, by their dQ and by the copy engine: the next ones take their place.
-            if (at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
-            if (at.last() && !next_item(at.round + 1, at.next)) at.next.head = -1;
+            if (!BULK && at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
+            if (!BULK && at.last() && !next_item(at.round + 1, at.next)) at.next.head = -1;
+            if constexpr (BULK) {
+                // dQ is there; dK may be under way.
+                wait_products<1>();
+                arrived(x.dq);
+                if (at.last()) warp_arrive(keys_empty(at.round));
+                stage_queries(x, group, at.count);
+                wait_products<0>();
+                arrived(x.dk);
+                arrived(x.dv);
+                return;
+            }
             if constexpr (AHEAD) {
                 if (at.more()) barrier_wait(queries_full(at.count + 1), parity(at.count + 1));
                 score(x.s, group, at.round_next(), at.count + 1, 0);
                 close_products();
             }
             // dQ of this tile, or with LATER of the one before, is there; what was started after it may be under way.
-            wait_products<LATER ? 2 : 1>();
+            wait_products<LATER ? 2 : WHOLE && !AHEAD ? 0 : 1>();
             arrived(x.dq);
-            if constexpr (!LATER) add_queries(x, group, at.item, at.tile, at.count);
+            if constexpr (WHOLE) store_queries(x, group, at);
+            else if constexpr (!LATER) add_queries(x, group, at.item, at.tile, at.count);
             else if (at.count > 0) add_before(x, group, at);
             // No matmul may be under way where a loop begins again.
             wait_products<0>();
@@ -379,6 +521,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
             arrived(x.dq);
         }
         if (at.first()) await_staged();
+        if constexpr (WHOLE) load_queries(x, group, at);
 #pragma unroll
         for (int i = 0; i < 4 * HALVES; i++)
             store_matrices(scores(at.count) + i / 4 * SCORES + Rows<64>::at(row, i % 4 * 2 + lane / 16), none);
@@ -391,7 +534,8 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
             start_queries_now(x, group, at);
             wait_products<0>();
             arrived(x.dq);
-            add_queries(x, group, at.item, at.tile, at.count);
+            if constexpr (WHOLE) store_queries(x, group, at);
+            else add_queries(x, group, at.item, at.tile, at.count);
         }
         if (!at.last()) return;
         if (!next_item(at.round + 1, at.next)) at.next.head = -1;
@@ -431,27 +575,69 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
             row[i] = sum;
         }
     }
-    __device__ __forceinline__ void store(const Tile& x, int group, const Place& at) const {
+    // The sums of dQ over all queries that come of these keys: a row of `sums`, as those of dV are for each tile of keys. All keys are
+    // still there, and scores of the tile before aren't needed any more.
+    __device__ __forceinline__ void store_query_sums(Tile& x, int group, const Place& at) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        float* by_key = reinterpret_cast<float*>(shared_bytes + (scores(at.count + 1) - shared));
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = x.ds_sums[half];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (lane % 4 == 0) by_key[16 * warp + lane / 4 + 8 * half] = sum;
+            x.ds_sums[half] = 0.0f;
+        }
+        asm volatile("bar.sync 2, 256;" ::: "memory");
+        // Two columns of every fourth key.
+        const int column = 2 * (8 * warp + lane / 4), strip = column / 64, unit = column % 64 / 8;
+        const u8* from = shared_bytes + (keys(at.round) - shared) + strip * S::strip(BLOCK) + column % 8 * 2;
+        float sum[2] = {};
+        if (column < D) {
+#pragma unroll 8
+            for (int key = lane % 4; key < BLOCK; key += 4) {
+                float a, b;
+                unpack2<E>(*reinterpret_cast<const u32*>(from + key * 128 + (unit ^ key % 8) * 16), a, b);
+                sum[0] = fmaf(by_key[key], a, sum[0]), sum[1] = fmaf(by_key[key], b, sum[1]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+        }
+        if (column < D && lane % 4 < 2) {
+            float* row = sums + ((i64)(at.item.head / heads) * key_tiles() + at.item.keys) * 3 * heads * D + at.item.head % heads * D;
+            row[column + lane % 4] = (lane % 4 ? sum[1] : sum[0]) * score_scale<D>();
+        }
+    }
+    __device__ __forceinline__ void store(Tile& x, int group, const Place& at) const {
+        if constexpr (WHOLE && SUM) store_query_sums(x, group, at);
         const int row = 64 * group + threadIdx.x / 32 % 4 * 16, token = at.item.keys * BLOCK + row;
-        const u32 to_keys = staged_keys(row, at), to_values = values(at.round) + row * 128;
+        // With BULK, where dQ and scores are staged otherwise: keys and values are being replaced.
+        constexpr int KEY_ROWS = BULK ? 16 : BLOCK;
+        const u32 to_keys = BULK ? shared + AT_STAGED + row * 256 : staged_keys(row, at);
+        const u32 to_values = (BULK ? shared + AT_SCORES : values(at.round)) + row * 128;
+        if constexpr (BULK) await_added(group, at.count);
         // Both warpgroups are through with what is overwritten.
         if constexpr (LATER) barrier_wait(scores_full(at.count), parity(at.count));
         else asm volatile("bar.sync 1, 256;" ::: "memory");
         const float scale = score_scale<D>(), keep_scale = DROP ? drops.keep_scale : 1.0f;
-        stage_rows<E, D, BLOCK>(to_keys, x.dk, scale, scale);
+        stage_rows<E, D, KEY_ROWS>(to_keys, x.dk, scale, scale);
         stage_rows<E, D, BLOCK>(to_values, x.dv, keep_scale, keep_scale);
         publish();
         __syncwarp();
-        if constexpr (SUM) store_sums(x, at, token);
+        if constexpr (DROP && SUM) store_sums(x, at, token);
         if (threadIdx.x % 32 != 0 || token >= tokens) return;
         const int sample = at.item.head / heads, h = at.item.head % heads;
-        store_staged<D, BLOCK>(to_keys, *result_map, heads + h, token, sample);
+        store_staged<D, KEY_ROWS>(to_keys, *result_map, heads + h, token, sample);
         store_staged<D, BLOCK>(to_values, *result_map, 2 * heads + h, token, sample);
         stores_commit();
     }
 
     __device__ __forceinline__ void consume(int group) {
         Tile x;
+        if constexpr (WHOLE && SUM) x.ds_sums[0] = x.ds_sums[1] = 0.0f;
         Place at;
         at.round = at.tile = 0, at.tiles = query_tiles(), at.count = 0;
         if (!next_item(0, at.item)) return;
@@ -475,6 +661,7 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
             }
             warp_arrive(queries_empty(at.count));
             if (at.last()) store(x, group, at);
+            if (BULK && at.last() && !next_item(at.round + 1, at.next)) at.next.head = -1;
             at.before = at.item;
             at.count++;
             if (at.last()) at.tile = 0, at.round++, at.item = at.next;
@@ -493,18 +680,18 @@ template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool
 
 // Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of BLOCK and of 64·HALVES rows, and of dO as
 // (B,T,H,D); that of the result, as qkv, of tiles of 16 rows.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool DROP, bool SUM>
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool WHOLE, bool BULK, bool DROP, bool SUM>
 __global__ void __launch_bounds__(384, 1)
     flash_grad(const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap query_map,
                const __grid_constant__ TensorMap dout_map, const __grid_constant__ TensorMap result_map,
                u32* turns, float* __restrict__ log_sums, float* __restrict__ deltas, float* dq, int tokens, int heads, int total,
-               int group_heads, int copies, float* sums, const Header* __restrict__ header, u32 site, u32 threshold,
+               int group_heads, int copies, float* sums, E* result, const Header* __restrict__ header, u32 site, u32 threshold,
                float keep_scale) {
     extern __shared__ __align__(1024) u8 shared[];
-    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE, COPIES, DROP, SUM> f;
+    FlashGrad<E, D, HALVES, AHEAD, LATER, LONE, COPIES, WHOLE, BULK, DROP, SUM> f;
     f.drops.header = header, f.drops.site = site, f.drops.threshold = threshold, f.drops.keep_scale = keep_scale;
     f.sums = sums;
-    f.result_map = &result_map;
+    f.result_map = &result_map, f.result = result;
     f.scratch.turns = turns, f.scratch.log_sums = log_sums, f.scratch.deltas = deltas, f.scratch.dq = dq;
     f.tokens = tokens, f.heads = heads, f.total = total, f.group_heads = group_heads, f.copies = copies;
     f.shared_bytes = shared, f.shared = shared_address(shared);
@@ -515,8 +702,9 @@ __global__ void __launch_bounds__(384, 1)
     if (group == 2) {
         fewer_registers<24>();
         if (threadIdx.x == 256) f.fetch(key_map, query_map, dout_map);
-        if (threadIdx.x == 288) f.await_turns();
-        if (threadIdx.x == 320) f.pass_turns();
+        if (BULK && threadIdx.x == 288) f.add_staged();
+        if (!WHOLE && !BULK && threadIdx.x == 288) f.await_turns();
+        if (!WHOLE && !BULK && threadIdx.x == 320) f.pass_turns();
     } else {
         more_registers<240>();
         f.consume(group);

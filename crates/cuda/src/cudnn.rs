@@ -4,7 +4,7 @@
 //! plan, which can be run as often as one likes.
 
 use crate::action::Address;
-use crate::driver::{Context, Stream, prepare_alone};
+use crate::driver::{Context, Stream};
 use crate::error::CudaError;
 use crate::libraries;
 use cudarc::cudnn::sys::{
@@ -124,10 +124,10 @@ pub enum Ask {
 }
 
 impl Cudnn {
+    /// Whoever calls this holds [`prepare_alone`](crate::driver::prepare_alone).
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         let version = libraries::cudnn()?;
         context.enter()?;
-        let _alone = prepare_alone();
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(unsafe { sys::cudnnCreate(&mut handle) }, || "starting cuDNN".into())?;

@@ -208,7 +208,7 @@ impl Executor {
         self.tuner.known.adopt(choices)
     }
 
-    /// Attention of lists that were not prepared yet is made by our kernels or by cuDNN, without measuring which is faster.
+    /// Who makes attention of lists that were not prepared yet, without measuring which is faster.
     pub fn set_attention_by(&mut self, by: AttentionBy) {
         self.tuner.known.attention_by = Some(by);
     }

@@ -80,7 +80,7 @@ impl Products {
         Ok(Products { handle, cudnn, workspaces, outgrown, deterministic, context })
     }
 
-    /// cuDNN, which is loaded when it is first wanted.
+    /// cuDNN, which is loaded when it is first wanted: by whoever holds [`prepare_alone`](crate::driver::prepare_alone).
     pub fn cudnn(&self) -> Result<&Cudnn, CudaError> {
         if let Some(cudnn) = self.cudnn.get() {
             return Ok(cudnn);

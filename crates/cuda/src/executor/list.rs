@@ -260,7 +260,7 @@ impl Preparer<'_> {
         Ok(match attending {
             Attending::Own => {
                 let names: Vec<&str> = own.iter().map(|launch| launch.kernel.name.as_str()).collect();
-                (Work::Attention(None, ready(&own)?), names.join(", "))
+                (Work::Attention(None, ready(&own)?), names.join(" + "))
             }
             Attending::Library(algorithm) => {
                 let what =

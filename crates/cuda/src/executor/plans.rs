@@ -9,7 +9,7 @@ use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
 use crate::attention;
 use crate::bind::{Binder, Bound, Memory, Placed, Steps, state_addresses};
 use crate::convolution;
-use crate::driver::{Block, Context, Pinned};
+use crate::driver::{Block, Context, Pinned, prepare_alone};
 use crate::error::CudaError;
 use crate::exchange::{Marks, check_ranks, host_places, timed};
 use crate::modules::Modules;
@@ -308,6 +308,7 @@ impl Base<'_> {
     ) -> Result<Plans, CudaError> {
         let context = self.context;
         if dry.convolves() {
+            let _alone = prepare_alone();
             self.products.cudnn()?;
         }
         let fits = arena.filter(|block| block.bytes >= dry.needs.arena);

@@ -85,7 +85,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
         (Way::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
         (Way::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
         (Way::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element, drop)]),
-        (Way::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, drop, sum).to_vec()),
+        (Way::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, drop, sum)),
         (Way::Halves, false) => one(forward(cx, &sizes, element, drop)),
         (Way::Halves, true) => one(gradient(cx, &sizes, element, drop, sum)),
         (Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
@@ -375,7 +375,7 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     let dtype = inputs[0].dtype;
     let squares = if dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { 0 } else { partial };
     let resident = drop.is_none() && attention_hopper::takes(&sizes, dtype, &Facts::h200());
-    let flash = if resident { 0 } else { attention_flash::scratch(&sizes, dtype) };
+    let flash = if resident { 0 } else { attention_flash::scratch(&sizes, dtype, drop.is_some()) };
     sums.max(squares).max(flash)
 }
 

@@ -19,6 +19,8 @@ const GROUP_BYTES: usize = 24 << 20;
 const PROCESSORS: usize = 132;
 /// Bytes that copies of dQ may have.
 const COPY_BYTES: usize = 64 << 20;
+/// Part of the multiprocessors' time that whole heads must fill.
+const FILLED: f64 = 0.9;
 /// Words before the turns, for the number of the next item.
 const TURNS_FROM: usize = 32;
 
@@ -70,6 +72,8 @@ impl Forward {
             (65..=80, true) => (3, 112, 2),
             (81..=96, true) => (3, 96, 2),
             (97.., true) => (3, 80, 3),
+            // Wider stages where that makes them fewer.
+            (97.., false) if !drop && sizes.tokens.div_ceil(160) < sizes.tokens.div_ceil(128) => (2, 160, 2),
             _ => (2, 128, 2),
         };
         Forward { groups, keys, stages }
@@ -130,16 +134,26 @@ struct Gradient {
     later: bool,
     /// Whether a last block of no more than 64 tokens is treated as such.
     lone: bool,
+    /// Whether a block of threads has all keys of a head.
+    whole: bool,
+    /// Whether the copy engine adds dQ up.
+    bulk: bool,
 }
 
 impl Gradient {
-    fn choose(sizes: &Sizes) -> Self {
+    fn choose(sizes: &Sizes, drop: bool) -> Self {
         let halves = if sizes.head <= 64 { 2 } else { 1 };
         // With many blocks it costs more than it saves.
         let lone = (sizes.tokens - 1) % BLOCK < 64 && sizes.tokens <= MOST_LONE;
         // With one tile of queries to a block, the next keys come too late for it.
         let ahead = halves == 2 || sizes.head <= 112 && sizes.tokens > 64;
-        Gradient { halves, ahead, later: halves == 2, lone }
+        let rounds = sizes.total().div_ceil(PROCESSORS);
+        let fills = sizes.total() as f64 >= FILLED * (rounds * PROCESSORS) as f64;
+        // As measured: what each block of keys reads and leaves costs more than one kernel for all, from some on.
+        let most = if sizes.head <= 112 { 3 } else { 2 };
+        let whole = halves == 1 && !drop && fills && pieces(sizes) <= most;
+        let bulk = sizes.head > 112 && !drop && sizes.tokens > MOST_LONE;
+        Gradient { halves, ahead, later: halves == 2, lone, whole, bulk }
     }
 
     fn tiles(&self, sizes: &Sizes) -> usize {
@@ -149,18 +163,24 @@ impl Gradient {
     /// As the kernel's `SHARED`; `sums` says whether it makes those of dV.
     fn shared(&self, sizes: &Sizes, sums: bool) -> usize {
         let queries = 64 * self.halves;
-        let rows = 4 * BLOCK + 4 * queries;
+        let rows = if self.bulk { 2 } else { 4 } * BLOCK + 4 * queries;
+        let staged = if self.bulk { 2 * 64 * 64 * 4 } else { 0 };
         let sums = if self.later && sums { 8 * sizes.head * 4 } else { 0 };
-        strips(sizes) * rows * 128 + 2 * self.halves * BLOCK * 128 + 2 * 2 * queries * 4 + 16 * 8 + 16 + sums
+        let scores = 2 * self.halves * BLOCK * 128;
+        strips(sizes) * rows * 128 + scores + staged + 2 * 2 * queries * 4 + 16 * 8 + 16 + sums
     }
 
     /// Bytes of one copy of dQ.
     fn dq_bytes(&self, sizes: &Sizes) -> usize {
-        4 * sizes.total() * self.tiles(sizes) * 64 * self.halves * sizes.head
+        let heads = if self.whole { PROCESSORS } else { sizes.total() };
+        4 * heads * self.tiles(sizes) * 64 * self.halves * sizes.head
     }
 
     /// Copies of dQ as a power of two: as many as items of a head may run at once, where memory allows it.
     fn copies_log(&self, sizes: &Sizes) -> u32 {
+        if self.whole {
+            return 0;
+        }
         let at_once = PROCESSORS.div_ceil(sizes.total()).min(pieces(sizes));
         let fits = |log: &u32| (1 << log).min(pieces(sizes)) * self.dq_bytes(sizes) <= COPY_BYTES;
         (0..=at_once.next_power_of_two().ilog2()).rev().find(fits).unwrap_or(0)
@@ -179,10 +199,11 @@ impl Gradient {
     }
 
     fn kernels(&self, element: &str, sizes: &Sizes, drop: bool, sum: bool) -> [Kernel; 3] {
-        let (Gradient { halves, ahead, later, lone }, Sizes { head, .. }) = (self, sizes);
+        let (Gradient { halves, ahead, later, lone, whole, bulk }, Sizes { head, .. }) = (self, sizes);
         let (ends, grad) = (Source::AttentionFlashEnds, Source::AttentionFlashGrad);
         let copies = self.copies(sizes) > 1;
-        let cut = format!("{halves}, {ahead}, {later}, {lone}, {copies}, {drop}, {}", drop && sum);
+        let sums = sum && (drop || *whole);
+        let cut = format!("{halves}, {ahead}, {later}, {lone}, {copies}, {whole}, {bulk}, {drop}, {sums}");
         [
             Kernel::new(ends, format!("flash_grad_start<{element}, {head}, {sum}>")),
             Kernel::new(grad, format!("flash_grad<{element}, {head}, {cut}>")),
@@ -202,8 +223,8 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn of(sizes: &Sizes) -> Self {
-        let cut = Gradient::choose(sizes);
+    fn of(sizes: &Sizes, drop: bool) -> Self {
+        let cut = Gradient::choose(sizes, drop);
         let tiles = sizes.total() * cut.tiles(sizes);
         let copies = cut.copies(sizes);
         let turns = TURNS_FROM + copies * tiles;
@@ -215,8 +236,8 @@ impl Scratch {
 }
 
 /// Bytes of working memory for the gradient of heads that these kernels may take.
-pub(super) fn scratch(sizes: &Sizes, dtype: DType) -> usize {
-    if takes_heads(sizes, dtype) { Scratch::of(sizes).end } else { 0 }
+pub(super) fn scratch(sizes: &Sizes, dtype: DType, drop: bool) -> usize {
+    if takes_heads(sizes, dtype) { Scratch::of(sizes, drop).end } else { 0 }
 }
 
 pub(super) fn gradient(
@@ -225,10 +246,10 @@ pub(super) fn gradient(
     element: &str,
     drop: Option<AttentionDrop>,
     sum: bool,
-) -> [Launch; 3] {
-    let cut = Gradient::choose(sizes);
+) -> Vec<Launch> {
+    let cut = Gradient::choose(sizes, drop.is_some());
     let [start, main, end] = cut.kernels(element, sizes, drop.is_some(), sum);
-    let parts = Scratch::of(sizes);
+    let parts = Scratch::of(sizes, drop.is_some());
     let number = |n: usize| Arg::I32(n as i32);
     let [tokens, heads, total] = [sizes.tokens, sizes.heads, sizes.total()].map(number);
     let [out, lse, dout] = [1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
@@ -237,6 +258,7 @@ pub(super) fn gradient(
     let (dqkv, sums) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.parts));
     let queries = 64 * cut.halves;
     let blocks = sizes.total() * pieces(sizes);
+    let items = if cut.whole { sizes.total().min(PROCESSORS) } else { blocks };
     let stride = cut.dq_bytes(sizes) / 4;
     let mut args = vec![
         map(cx.input(0), sizes, 3 * sizes.heads, BLOCK),
@@ -245,7 +267,7 @@ pub(super) fn gradient(
         map(cx.output(0), sizes, 3 * sizes.heads, STORED),
     ];
     args.extend([turns, log_sums, deltas, dq, tokens, heads, total]);
-    args.extend([number(cut.group(sizes)), number(cut.copies_log(sizes) as usize), sums]);
+    args.extend([number(cut.group(sizes)), number(cut.copies_log(sizes) as usize), sums, dqkv]);
     args.extend(drop_args(cx, drop));
     let start = Launch {
         kernel: start,
@@ -256,7 +278,7 @@ pub(super) fn gradient(
     };
     let main = Launch {
         kernel: main,
-        grid: [blocks.min(cx.facts.processors as usize) as u32, 1, 1],
+        grid: [items.min(cx.facts.processors as usize) as u32, 1, 1],
         block: 384,
         shared: cut.shared(sizes, drop.is_some() && sum) as u32,
         args,
@@ -268,21 +290,21 @@ pub(super) fn gradient(
         shared: 0,
         args: vec![dq, dqkv, sums, tokens, heads, number(cut.copies(sizes)), Arg::I64(stride as i64)],
     };
-    [start, main, end]
+    if cut.whole { vec![start, main] } else { vec![start, main, end] }
 }
 
 /// Instances as they occur on a Hopper GPU, for `sm_90a` alone; none for others.
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
-    let lengths = [(577, 64), (50, 40), (257, 88), (1025, 128)];
-    for (tokens, head) in lengths {
-        let sizes = Sizes { batch: 1, tokens, heads: 1, head };
+    let lengths = [(1, 577, 64), (1, 50, 40), (1, 257, 88), (1, 1025, 128), (32, 257, 88), (128, 197, 128)];
+    for (batch, tokens, head) in lengths {
+        let sizes = Sizes { batch, tokens, heads: 12, head };
         for dtype in [DType::Bf16, DType::F16].into_iter().filter(|d| *d == DType::Bf16 || tokens == 577) {
             let Some(element) = c_type(dtype).filter(|_| takes(&sizes, dtype, facts)) else { continue };
             let drop = [(577, 64), (257, 88)].contains(&(tokens, head)) && dtype == DType::Bf16;
             for drop in [false, true].into_iter().filter(|with| !with || drop) {
                 kernels.push((Forward::choose(&sizes, drop).kernel(element, &sizes, drop), 90));
-                let grad = Gradient::choose(&sizes).kernels(element, &sizes, drop, true);
+                let grad = Gradient::choose(&sizes, drop).kernels(element, &sizes, drop, true);
                 kernels.extend(
                     grad.map(|kernel| (kernel, 90))
                         .into_iter()
@@ -305,6 +327,9 @@ mod tests {
                 let sizes = Sizes { batch: 3, tokens, heads: 5, head };
                 assert!(takes(&sizes, DType::Bf16, &Facts::h200()));
                 for drop in [false, true] {
+                    let gradient = Gradient::choose(&sizes, drop);
+                    assert!(gradient.shared(&sizes, true) <= 232_448, "{sizes:?} {gradient:?}");
+                    assert!((1..=15).contains(&gradient.group(&sizes)));
                     let forward = Forward::choose(&sizes, drop);
                     assert!(forward.shared(&sizes) <= 232_448, "{sizes:?} {forward:?}");
                     let tail = forward.tail(&sizes);
@@ -313,16 +338,13 @@ mod tests {
                         tail <= forward.keys && (0..16).contains(&(whole * forward.keys + tail - tokens))
                     );
                 }
-                let gradient = Gradient::choose(&sizes);
-                assert!(gradient.shared(&sizes, true) <= 232_448, "{sizes:?} {gradient:?}");
-                assert!((1..=15).contains(&gradient.group(&sizes)));
             }
         }
     }
 
     #[test]
     fn a_short_last_block_has_code_of_its_own_among_few() {
-        let lone = |tokens| Gradient::choose(&Sizes { batch: 1, tokens, heads: 1, head: 64 }).lone;
+        let lone = |tokens| Gradient::choose(&Sizes { batch: 1, tokens, heads: 1, head: 64 }, false).lone;
         assert_eq!([1, 64, 129, 192, 257, 576].map(lone), [true; 6]);
         assert_eq!([65, 128, 193, 256, 577].map(lone), [false; 5]);
         assert_eq!([641, 1025, 4097].map(lone), [false; 3]);
@@ -332,7 +354,7 @@ mod tests {
     fn few_heads_have_copies_of_their_sums() {
         let copies = |batch, heads, tokens, head| {
             let sizes = Sizes { batch, tokens, heads, head };
-            Gradient::choose(&sizes).copies(&sizes)
+            Gradient::choose(&sizes, false).copies(&sizes)
         };
         // One for each block of keys; fewer where memory or heads forbid it; one where heads fill the GPU.
         assert_eq!([copies(1, 12, 1025, 64), copies(1, 16, 257, 80)], [9, 3]);
@@ -340,32 +362,60 @@ mod tests {
         assert_eq!([copies(64, 12, 577, 64), copies(8, 12, 4097, 64)], [1, 1]);
     }
 
+    #[test]
+    fn short_heads_are_whole_and_long_ones_are_added_up_by_the_copy_engine() {
+        let cut = |batch, heads, tokens, head, drop| {
+            let cut = Gradient::choose(&Sizes { batch, tokens, heads, head }, drop);
+            assert!(!(cut.whole && cut.bulk));
+            (cut.whole, cut.bulk)
+        };
+        let (whole, bulk, neither) = ((true, false), (false, true), (false, false));
+        assert_eq!(cut(128, 12, 197, 128, false), whole);
+        assert_eq!(cut(32, 16, 257, 88, false), whole);
+        // Too many blocks of keys; draws; few heads, or some left over in the end; heads of two halves.
+        assert_eq!(cut(128, 12, 257, 128, false), neither);
+        assert_eq!(cut(56, 16, 577, 80, false), neither);
+        assert_eq!(cut(32, 16, 257, 88, true), neither);
+        assert_eq!(cut(1, 16, 257, 88, false), neither);
+        assert_eq!(cut(12, 12, 257, 88, false), neither);
+        assert_eq!(cut(128, 12, 197, 64, false), neither);
+        assert_eq!(cut(8, 12, 4097, 128, false), bulk);
+        assert_eq!([cut(8, 12, 4097, 128, true), cut(8, 12, 4097, 112, false)], [neither; 2]);
+        // A block of threads has memory for dQ of one head.
+        let sizes = Sizes { batch: 128, tokens: 197, heads: 12, head: 128 };
+        let heads = |drop| scratch(&sizes, DType::Bf16, drop) / (256 * 128 * 4);
+        assert!((132..160).contains(&heads(false)) && heads(true) >= 1536);
+    }
+
     /// With dropout the main kernel sums dV itself, in shared memory of its own where it computes dQ later.
     #[test]
     fn what_is_dropped_is_drawn_and_summed_by_the_main_kernel() {
         let main = |batch, head, drop, sum| {
             let sizes = Sizes { batch, tokens: 577, heads: 12, head };
-            Gradient::choose(&sizes).kernels("bf16", &sizes, drop, sum)[1].name.clone()
+            Gradient::choose(&sizes, drop).kernels("bf16", &sizes, drop, sum)[1].name.clone()
         };
         assert_eq!(
             main(64, 64, false, true),
-            "flash_grad<bf16, 64, 2, true, true, false, false, false, false>"
+            "flash_grad<bf16, 64, 2, true, true, false, false, false, false, false, false>"
         );
-        assert_eq!(main(64, 64, true, true), "flash_grad<bf16, 64, 2, true, true, false, false, true, true>");
+        assert_eq!(
+            main(64, 64, true, true),
+            "flash_grad<bf16, 64, 2, true, true, false, false, false, false, true, true>"
+        );
         assert_eq!(
             main(1, 128, true, false),
-            "flash_grad<bf16, 128, 1, false, false, false, true, true, false>"
+            "flash_grad<bf16, 128, 1, false, false, false, true, false, false, true, false>"
         );
         let shared = |head, sums| {
             let sizes = Sizes { batch: 64, tokens: 577, heads: 12, head };
-            Gradient::choose(&sizes).shared(&sizes, sums)
+            Gradient::choose(&sizes, true).shared(&sizes, sums)
         };
         assert_eq!([64, 128].map(|head| shared(head, true) - shared(head, false)), [8 * 64 * 4, 0]);
     }
 
     #[test]
     fn working_memory_grows_with_the_tokens_alone() {
-        let bytes = |tokens| scratch(&Sizes { batch: 2, tokens, heads: 12, head: 64 }, DType::Bf16);
+        let bytes = |tokens| scratch(&Sizes { batch: 2, tokens, heads: 12, head: 64 }, DType::Bf16, false);
         // f32 dQ, and two numbers a token.
         let whole = 24 * 16_384 * (64 + 2) * 4;
         assert!((whole..whole + whole / 100).contains(&bytes(16_384)), "{}", bytes(16_384));
@@ -375,6 +425,6 @@ mod tests {
     #[test]
     fn other_gpus_have_none() {
         assert!(kernels(&Facts { capability: (10, 0), ..Facts::h200() }).is_empty());
-        assert_eq!(kernels(&Facts::h200()).len(), 24);
+        assert_eq!(kernels(&Facts::h200()).len(), 34);
     }
 }

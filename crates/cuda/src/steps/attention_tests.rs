@@ -93,7 +93,10 @@ fn any_length_and_head_size_is_taken_by_hopper() {
         ((4097, 64, DType::F16, false), ("attention_flash<f16, 64, 3, 128, 16, 2, true, false>", 132, 512)),
         ((257, 80, DType::Bf16, false), ("attention_flash<bf16, 80, 3, 112, 48, 2, true, false>", 12, 512)),
         ((1025, 128, DType::Bf16, false), ("attention_flash<bf16, 128, 3, 80, 80, 3, true, false>", 36, 512)),
-        ((577, 128, DType::Bf16, false), ("attention_flash<bf16, 128, 2, 128, 80, 2, true, false>", 30, 384)),
+        (
+            (577, 128, DType::Bf16, false),
+            ("attention_flash<bf16, 128, 2, 160, 112, 2, true, false>", 30, 384),
+        ),
         ((197, 8, DType::F16, false), ("attention_flash<f16, 8, 2, 128, 80, 2, true, false>", 12, 384)),
         ((577, 64, DType::Bf16, true), ("flash_grad_start<bf16, 64, true>", 6 * 5, 256)),
     ] {
@@ -169,5 +172,73 @@ fn every_instance_is_listed_once() {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), listed.len());
+    }
+}
+
+/// The actions of attention without dropout, on an H200 unless another GPU is named.
+fn made(facts: &Facts, dtype: DType, [b, t, h, d]: [usize; 4], backward: bool) -> Vec<Action> {
+    let at = |address, operand: Operand| Operand { address, ..operand };
+    let (qkv, out) = (operand(dtype, &[b, t, 3 * h * d]), operand(dtype, &[b, t, h * d]));
+    let lse = operand(DType::F32, &[b, h, t]);
+    let sums = operand(DType::F32, &[3 * h * d]);
+    let (op, inputs, outputs) = if backward {
+        let inputs = [at(1 << 12, qkv.clone()), at(2 << 12, out.clone()), at(3 << 12, lse), at(4 << 12, out)];
+        let op = Op::AttentionGrad { heads: h, drop: None, sum: true };
+        (op, inputs.to_vec(), vec![at(5 << 12, qkv), at(6 << 12, sums)])
+    } else {
+        (Op::Attention { heads: h, drop: None }, vec![qkv], vec![out, lse])
+    };
+    let (layer, tf32, op) = ("block", false, &op);
+    let (scratch, parts, header) = (7 << 12, 8 << 12, 9 << 12);
+    let cx = Context { op, layer, inputs: &inputs, outputs: &outputs, scratch, parts, header, tf32, facts };
+    actions(&cx).unwrap()
+}
+
+#[test]
+fn cudnn_is_given_the_same_heads() {
+    let actions = made(&Facts::h200(), DType::Bf16, [1, 1025, 12, 64], true);
+    let [Action::Attention(attention), Action::Sum(sum)] = &actions[..] else { panic!("{actions:?}") };
+    let Attention { attended, own, after } = &**attention;
+    assert_eq!((attended.qkv, attended.out, attended.log_sums), (1 << 12, 2 << 12, 3 << 12));
+    let gradient = AttendedGradient { dout: 4 << 12, dqkv: 5 << 12, deltas: 7 << 12 };
+    assert_eq!(attended.gradient, Some(gradient));
+    assert_eq!(own.len(), 3);
+    // Its sums go where ours do: a row for every 128 tokens.
+    let after = after.as_ref().unwrap();
+    assert_eq!(after.kernel.name, "attention_sums<bf16>");
+    assert_eq!((after.grid, sum.rows, sum.columns), ([9, 12, 1], 9, 3 * 768));
+    assert_eq!(after.args[2], Arg::Pointer(sum.parts));
+    // Heads that are wholly in shared memory leave one row for each sample.
+    let actions = made(&Facts::h200(), DType::F16, [3, 197, 12, 64], true);
+    let [Action::Attention(attention), Action::Sum(sum)] = &actions[..] else { panic!("{actions:?}") };
+    let after = attention.after.as_ref().unwrap();
+    assert_eq!((after.grid[0], sum.rows), (3, 3));
+    assert_eq!(after.args[5], Arg::I32(197));
+}
+
+#[test]
+fn cudnn_is_no_candidate_where_it_takes_too_much_or_nothing() {
+    let is_one = |facts: &Facts, dtype, sizes, backward| {
+        matches!(made(facts, dtype, sizes, backward)[0], Action::Attention(_))
+    };
+    let h200 = Facts::h200();
+    assert!(is_one(&h200, DType::Bf16, [8, 4097, 12, 64], false));
+    // The gradient's working memory grows with the square of the tokens.
+    assert!(!is_one(&h200, DType::Bf16, [8, 4097, 12, 64], true));
+    assert!(is_one(&h200, DType::Bf16, [1, 4097, 12, 64], true));
+    assert!(!is_one(&h200, DType::Bf16, [1, 16_385, 12, 64], true));
+    assert!(!is_one(&h200, DType::F32, [2, 65, 3, 64], false));
+    assert!(!is_one(&h200, DType::Bf16, [2, 65, 3, 20], false));
+    assert!(!is_one(&facts((7, 5), 65_536), DType::F16, [2, 65, 3, 64], false));
+    assert!(is_one(&facts((10, 0), 232_448), DType::F16, [2, 65, 3, 64], true));
+}
+
+/// Memory for a number of each query, which cuDNN writes.
+#[test]
+fn working_memory_suffices_for_cudnn() {
+    for (batch, tokens, heads) in [(1, 5, 1), (256, 197, 12), (1, 1025, 12), (2, 64, 3)] {
+        let ty = Type { dtype: DType::Bf16, shape: Shape(vec![batch, tokens, 3 * 64 * heads]) };
+        let asked = scratch(&Op::AttentionGrad { heads, drop: None, sum: false }, &[&ty], &[]);
+        assert!(asked >= 4 * batch * tokens * heads);
     }
 }

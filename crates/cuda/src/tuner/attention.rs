@@ -20,12 +20,21 @@ const MOST: usize = 4;
 /// What the disk has of attention that our kernels make.
 const OWN: &str = "own";
 
-/// Who makes attention where that is not to be measured.
+/// Who makes attention where that is not to be measured: our kernels, or a proposal of cuDNN's by its place. One that can't be
+/// taken is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionBy {
-    Own,
-    /// cuDNN's first proposal that can be taken; an error where there is none.
-    Cudnn,
+pub struct AttentionBy {
+    pub forward: Option<usize>,
+    pub backward: Option<usize>,
+}
+
+impl AttentionBy {
+    pub const OWN: Self = AttentionBy { forward: None, backward: None };
+    pub const CUDNN: Self = AttentionBy { forward: Some(0), backward: Some(0) };
+
+    fn place(&self, attention: &Attention) -> Option<usize> {
+        if attention.attended.gradient.is_some() { self.backward } else { self.forward }
+    }
 }
 
 /// How attention is made.
@@ -51,7 +60,7 @@ impl Kernels {
 
 impl Known {
     /// What is known of attention, if anything is.
-    fn attention(&self, key: &str) -> Option<&str> {
+    pub(super) fn attention(&self, key: &str) -> Option<&str> {
         self.entries.get(key).map(String::as_str).filter(|text| *text == OWN || place(text).is_some())
     }
 
@@ -70,7 +79,7 @@ impl Tuner {
     /// Whether one of cuDNN's proposals may be run when attention is chosen.
     pub fn may_try_library(&self, attention: &Attention) -> bool {
         match self.known.attention_by {
-            Some(by) => by == AttentionBy::Cudnn,
+            Some(by) => by.place(attention).is_some(),
             None => {
                 let known = |key: String| self.known.attention(&key) != Some(OWN);
                 !self.known.deterministic && key(attention).is_some_and(known)
@@ -84,9 +93,9 @@ impl Tuner {
         attention: &Attention,
         bench: &mut Bench<'_>,
     ) -> Result<Attending, CudaError> {
-        match self.known.attention_by {
-            Some(AttentionBy::Own) => return Ok(Attending::Own),
-            Some(AttentionBy::Cudnn) => return first(attention, bench),
+        match self.known.attention_by.map(|by| by.place(attention)) {
+            Some(None) => return Ok(Attending::Own),
+            Some(Some(place)) => return asked_for(&attention.attended, place, bench),
             None if self.known.deterministic || !is_within(attention, bench) => return Ok(Attending::Own),
             None => {}
         }
@@ -177,19 +186,11 @@ fn ready(
     Ok(algorithm)
 }
 
-/// The first proposal that can be taken.
-fn first(attention: &Attention, bench: &Bench<'_>) -> Result<Attending, CudaError> {
-    let (cudnn, attended) = (bench.products.cudnn()?, &attention.attended);
+fn asked_for(attended: &Attended, place: usize, bench: &Bench<'_>) -> Result<Attending, CudaError> {
+    let cudnn = bench.products.cudnn()?;
     let proposals = attention::proposals(cudnn, attended)?;
-    let mut why =
-        CudaError::Cudnn { doing: describe(attended), status: "nothing: it has no proposal".into() };
-    for place in 0..proposals.len() {
-        match ready(cudnn, attended, &proposals, place, bench) {
-            Ok(algorithm) => return Ok(Attending::Library(Arc::new(algorithm))),
-            Err(error) => why = error,
-        }
-    }
-    Err(why)
+    let algorithm = ready(cudnn, attended, &proposals, place, bench)?;
+    Ok(Attending::Library(Arc::new(algorithm)))
 }
 
 fn usable(text: &str, attended: &Attended, bench: &Bench<'_>) -> Option<Attending> {

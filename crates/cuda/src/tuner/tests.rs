@@ -1,4 +1,6 @@
+use super::attention::key_for;
 use super::*;
+use crate::action::{Attended, AttendedGradient, Attention};
 use graph::DType;
 
 #[test]
@@ -108,4 +110,60 @@ fn keys_tell_products_apart() {
         assert_ne!(key(&base), key(&other));
     }
     assert_eq!(key(&base), key(&Product { left: Matrix { address: 512, ..base.left }, ..base }));
+}
+
+fn attention() -> Attention {
+    let gradient = Some(AttendedGradient { dout: 256, dqkv: 512, deltas: 768 });
+    let (batch, tokens, heads, head, dtype) = (1, 1025, 12, 64, DType::Bf16);
+    let attended =
+        Attended { batch, tokens, heads, head, dtype, qkv: 256, out: 512, log_sums: 768, gradient };
+    let kernel = Kernel::new(Source::AttentionFlashGrad, "flash_grad<bf16, 64>");
+    let launch = Launch { kernel, grid: [1; 3], block: 384, shared: 0, args: vec![] };
+    Attention { attended, own: vec![launch.clone()], after: Some(launch) }
+}
+
+#[test]
+fn keys_tell_attention_apart() {
+    let base = attention();
+    let key = |of: &Attention| key_for(of, 91900);
+    let changed = |change: &dyn Fn(&mut Attention)| {
+        let mut other = base.clone();
+        change(&mut other);
+        key(&other)
+    };
+    let others = [
+        changed(&|of| of.attended.batch = 2),
+        changed(&|of| of.attended.dtype = DType::F16),
+        changed(&|of| of.attended.gradient = None),
+        changed(&|of| of.after = None),
+        changed(&|of| of.own[0].kernel.name = "flash_grad<bf16, 128>".into()),
+        changed(&|of| of.own[0].kernel.source = Source::AttentionFlash),
+        key_for(&base, 92000),
+    ];
+    for other in others {
+        assert_ne!(key(&base), other);
+    }
+    // Where it lies doesn't matter.
+    assert_eq!(key(&base), changed(&|of| of.attended.qkv = 4096));
+}
+
+#[test]
+fn choices_of_attention_travel_with_those_of_products() {
+    let mut known = Known {
+        deterministic: false,
+        attention_by: None,
+        facts: Facts::h200(),
+        entries: BTreeMap::new(),
+        file: "products-a.json".into(),
+        changed: false,
+    };
+    let key = key_for(&attention(), 91900);
+    for (text, is_known) in [("own", true), ("cudnn 1 engine 6", true), ("cudnn", false), ("ours", false)] {
+        let products = BTreeMap::from([(key.clone(), text.to_string())]);
+        let choices = Choices { gpu: "H200".into(), of: "products-a.json".into(), products };
+        assert!(known.adopt(&choices));
+        assert_eq!(known.attention(&key), is_known.then_some(text));
+    }
+    known.deterministic = true;
+    assert!(!known.adopt(&Choices::default()));
 }

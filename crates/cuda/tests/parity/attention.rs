@@ -1,8 +1,10 @@
 //! Attention of all lengths and head sizes, in half precision.
 
 use super::common::Draft;
+use super::common::arithmetic::TOLERANCES;
 use super::rig::{Arithmetic, Gpu};
-use super::{Body, body, compare_all};
+use super::{Body, body, compare_all, distance_or_nan, reference};
+use cuda::{AttentionBy, CudaError};
 use graph::op::AttentionDrop;
 use graph::{DType, Op, ValueId};
 
@@ -81,22 +83,103 @@ fn every_head_size() {
     // dQ, or some of several.
     let many = [(50, 16, 200), (65, 8, 320), (129, 8, 150), (50, 72, 150), (65, 72, 150)];
     let many = many.into_iter().chain([(300, 64, 70), (300, 72, 70), (1025, 64, 20), (600, 128, 30)]);
+    // A block of threads has whole heads, one or several; the last block of keys short or not. Long heads, in one copy of dQ or
+    // several.
+    let many = many.chain([(197, 128, 65), (257, 88, 66), (257, 128, 130), (321, 112, 66), (129, 120, 132)]);
+    let many = many.chain([(700, 128, 66), (641, 120, 66), (1030, 128, 3)]);
     let many = many.map(|case| all(&format!("{case:?}"), vec![case], 0.0));
     compare_all(sizes(0.0).chain(sizes(0.3)).chain(many), is_half);
+}
+
+/// Whoever makes which pass: sums of exponentials are the same to both.
+const MADE: [AttentionBy; 5] = [
+    AttentionBy::CUDNN,
+    AttentionBy { forward: Some(0), backward: None },
+    AttentionBy { forward: None, backward: Some(0) },
+    AttentionBy { forward: Some(1), backward: None },
+    AttentionBy { forward: None, backward: Some(1) },
+];
+
+fn made_by(by: AttentionBy, build: &Body, arithmetic: Arithmetic) -> Result<Gpu, CudaError> {
+    let mut gpu = Gpu::of_graph(&build(DType::F32), arithmetic)?;
+    gpu.executor.set_attention_by(by);
+    Ok(gpu)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cudnn_agrees() {
+    let short = [(1, 8, 3), (50, 16, 4), (65, 72, 3), (197, 64, 12), (257, 80, 2)].to_vec();
+    let long = [(577, 64, 12), (321, 104, 3), (1025, 128, 3), (200, 32, 5)].to_vec();
+    let mut compared = 0;
+    for (name, build) in [all("short", short, 0.0), all("long", long, 0.0)] {
+        let want = reference(&build(DType::F64));
+        for (arithmetic, tolerance) in TOLERANCES.into_iter().filter(|(a, _)| is_half(*a)) {
+            for by in MADE {
+                let got = made_by(by, &build, arithmetic).and_then(|mut gpu| gpu.gradients()).unwrap();
+                let (error, what) = distance_or_nan(&got, &want);
+                println!("{name} in {arithmetic:?}, {by:?}: {error:.1e} of {tolerance:.0e} ({what})");
+                assert!(error <= tolerance, "{name} in {arithmetic:?}, {by:?}: {error:e} at {what}");
+                compared += 1;
+            }
+        }
+    }
+    assert_eq!(compared, 2 * 2 * MADE.len());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cudnn_repeats() {
+    for (tokens, head, heads) in [(197, 64, 12), (577, 64, 12), (1025, 80, 12), (1025, 128, 12)] {
+        let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, heads)], 0.0);
+        for by in MADE {
+            let mut gpu = made_by(by, &build, Arithmetic::Bf16).unwrap();
+            let first = gpu.gradients().unwrap();
+            for _ in 0..7 {
+                assert!(first == gpu.gradients().unwrap(), "{name}, {by:?}");
+            }
+        }
+    }
+}
+
+/// What was measured to be fastest, from shapes where our kernels are to others.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_fastest_agrees() {
+    let (name, build) = all("tuned", [(197, 64, 6), (577, 64, 6), (1025, 128, 6)].to_vec(), 0.0);
+    let want = reference(&build(DType::F64));
+    for (arithmetic, tolerance) in TOLERANCES.into_iter().filter(|(a, _)| is_half(*a)) {
+        let mut gpu = Gpu::tuned(&build(DType::F32), arithmetic).unwrap();
+        let (error, what) = distance_or_nan(&gpu.gradients().unwrap(), &want);
+        assert!(error <= tolerance, "{name} in {arithmetic:?}: {error:e} at {what}");
+        let choices = gpu.executor.choices();
+        let chosen: Vec<_> = choices.products.iter().filter(|(key, _)| key.contains("attention")).collect();
+        println!("{arithmetic:?}: {chosen:#?}");
+        assert_eq!(chosen.len(), 6);
+    }
 }
 
 /// The same bits in every run, though blocks take turns at sums.
 #[test]
 #[ignore = "needs a GPU"]
 fn sums_over_keys_repeat() {
-    for (tokens, head, heads) in
-        [(577, 64, 12), (2049, 64, 12), (1025, 80, 12), (1025, 128, 12), (577, 64, 70)]
-    {
-        let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, heads)], 0.1);
-        let gradients = || Gpu::of_graph(&build(DType::F32), Arithmetic::Bf16).unwrap().gradients().unwrap();
-        let first = gradients();
-        for _ in 0..3 {
-            assert!(first == gradients(), "{name}");
+    for (tokens, head, heads) in [
+        (577, 64, 12),
+        (2049, 64, 12),
+        (1025, 80, 12),
+        (1025, 128, 12),
+        (577, 64, 70),
+        (1025, 128, 70),
+        (257, 128, 66),
+    ] {
+        for rate in [0.0, 0.1] {
+            let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, heads)], rate);
+            let gradients =
+                || Gpu::of_graph(&build(DType::F32), Arithmetic::Bf16).unwrap().gradients().unwrap();
+            let first = gradients();
+            for _ in 0..3 {
+                assert!(first == gradients(), "{name}");
+            }
         }
     }
 }

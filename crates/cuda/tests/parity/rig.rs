@@ -50,6 +50,13 @@ impl Gpu {
         Self::with(graph, arithmetic, Recompute::Full)
     }
 
+    /// With the fastest algorithms, as measured here.
+    pub fn tuned(graph: &Graph, arithmetic: Arithmetic) -> Result<Self, CudaError> {
+        let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
+        let program = program(model, arithmetic, adamw(), Recompute::None);
+        Self::with_options(program, arithmetic, false)
+    }
+
     /// With gradients of their own memory, for steps of several micro-steps.
     pub fn accumulating(
         model: Model,
@@ -75,12 +82,20 @@ impl Gpu {
     }
 
     fn of_program(program: Program, arithmetic: Arithmetic) -> Result<Self, CudaError> {
+        Self::with_options(program, arithmetic, true)
+    }
+
+    fn with_options(
+        program: Program,
+        arithmetic: Arithmetic,
+        deterministic: bool,
+    ) -> Result<Self, CudaError> {
         let labels = program.last.find("labels").unwrap();
         let batch = program.last.values[labels].ty.shape.count();
         let options = Options {
             device: 0,
             seed: common::SEED,
-            deterministic: true,
+            deterministic,
             tf32: arithmetic == Arithmetic::Tf32,
             comm: None,
         };
