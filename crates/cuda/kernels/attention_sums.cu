@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(256)
     const int last = min(tokens, first + piece);
     float q[8] = {}, v[8] = {};
     if (column < channels)
+#pragma unroll 4
         for (int token = first + row; token < last; token += ROWS) {
             const i64 at = (i64)sample * tokens + token;
             float x[8], y[8];

@@ -1,6 +1,6 @@
 //! How many launches a step has.
 
-use cuda::action::{Action, Constants, Facts};
+use cuda::action::{Action, Constants, Facts, Launch};
 use cuda::bind::{Binder, Memory, Placed, Steps, state_addresses};
 use graph::{
     DType, Exchange, Loss, Mesh, Mixed, Model, Optimizer, ParamGroup, Plan, Program, Recompute, Settings,
@@ -42,12 +42,14 @@ fn names(program: &Program, plan: &Plan) -> Vec<String> {
     let memory = Memory { arena: 1 << 40, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts: &facts, maker: &Steps, rank: 0 };
     let bound = binder.bind(plan, &mut Constants::at(1 << 43)).unwrap();
-    let name = |placed: &Placed| match &placed.action {
-        Action::Launch(launch) => launch.kernel.name.split('<').next().unwrap().to_string(),
-        Action::Product(_) => "product".into(),
+    let name = |launch: &Launch| launch.kernel.name.split('<').next().unwrap().to_string();
+    let names = |placed: &Placed| match &placed.action {
+        Action::Launch(launch) => vec![name(launch)],
+        Action::Attention(attention) => attention.own.iter().map(name).collect(),
+        Action::Product(_) => vec!["product".into()],
         other => panic!("{other:?}"),
     };
-    bound.actions.iter().map(name).collect()
+    bound.actions.iter().flat_map(names).collect()
 }
 
 /// Every sum over rows is made by the kernel that makes what is summed, but for two: nothing of ours makes the gradients of

@@ -11,6 +11,8 @@ use graph::op::AttentionDrop;
 pub(super) const BLOCK: usize = 128;
 /// Tokens up to which a short last block gets code of its own.
 const MOST_LONE: usize = 640;
+/// Tokens up to which the copy engine adds dQ up: it passes turns on later, which shows where they are many.
+const MOST_BULK: usize = 8192;
 /// Rows that a warp has of a result.
 const STORED: usize = 16;
 /// Bytes that the heads of a group may have in the L2 cache: their queries, dO and f32 dQ.
@@ -72,8 +74,6 @@ impl Forward {
             (65..=80, true) => (3, 112, 2),
             (81..=96, true) => (3, 96, 2),
             (97.., true) => (3, 80, 3),
-            // Wider stages where that makes them fewer.
-            (97.., false) if !drop && sizes.tokens.div_ceil(160) < sizes.tokens.div_ceil(128) => (2, 160, 2),
             _ => (2, 128, 2),
         };
         Forward { groups, keys, stages }
@@ -152,7 +152,7 @@ impl Gradient {
         // As measured: what each block of keys reads and leaves costs more than one kernel for all, from some on.
         let most = if sizes.head <= 112 { 3 } else { 2 };
         let whole = halves == 1 && !drop && fills && pieces(sizes) <= most;
-        let bulk = sizes.head > 112 && !drop && sizes.tokens > MOST_LONE;
+        let bulk = sizes.head > 112 && !drop && (MOST_LONE + 1..=MOST_BULK).contains(&sizes.tokens);
         Gradient { halves, ahead, later: halves == 2, lone, whole, bulk }
     }
 
@@ -381,6 +381,7 @@ mod tests {
         assert_eq!(cut(128, 12, 197, 64, false), neither);
         assert_eq!(cut(8, 12, 4097, 128, false), bulk);
         assert_eq!([cut(8, 12, 4097, 128, true), cut(8, 12, 4097, 112, false)], [neither; 2]);
+        assert_eq!([cut(2, 12, 16_385, 128, false), cut(56, 12, 577, 128, false)], [neither; 2]);
         // A block of threads has memory for dQ of one head.
         let sizes = Sizes { batch: 128, tokens: 197, heads: 12, head: 128 };
         let heads = |drop| scratch(&sizes, DType::Bf16, drop) / (256 * 128 * 4);

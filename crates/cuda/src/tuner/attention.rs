@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// How many proposals are measured at most: each is compiled first.
-const MOST: usize = 4;
+const MOST: usize = 2;
 
 /// What the disk has of attention that our kernels make.
 const OWN: &str = "own";
