@@ -224,6 +224,10 @@ fn cudnn_is_no_candidate_where_it_takes_too_much_or_nothing() {
     assert!(!is_one(&h200, DType::Bf16, [8, 4097, 12, 64], true));
     assert!(is_one(&h200, DType::Bf16, [1, 4097, 12, 64], true));
     assert!(!is_one(&h200, DType::Bf16, [1, 16_385, 12, 64], true));
+    // Heads that fill a Hopper GPU; others' kernels are the portable ones.
+    assert!(!is_one(&h200, DType::Bf16, [11, 197, 12, 64], true));
+    assert!(is_one(&h200, DType::Bf16, [11, 197, 12, 64], false));
+    assert!(is_one(&facts((10, 0), 232_448), DType::Bf16, [11, 197, 12, 64], true));
     assert!(!is_one(&h200, DType::F32, [2, 65, 3, 64], false));
     assert!(!is_one(&h200, DType::Bf16, [2, 65, 3, 20], false));
     assert!(!is_one(&facts((7, 5), 65_536), DType::F16, [2, 65, 3, 64], false));
