@@ -74,6 +74,8 @@ impl Forward {
             (65..=80, true) => (3, 112, 2),
             (81..=96, true) => (3, 96, 2),
             (97.., true) => (3, 80, 3),
+            // Wider stages where that makes them fewer.
+            (97.., false) if !drop && sizes.tokens.div_ceil(160) < sizes.tokens.div_ceil(128) => (2, 160, 2),
             _ => (2, 128, 2),
         };
         Forward { groups, keys, stages }

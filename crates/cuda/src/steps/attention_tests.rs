@@ -93,7 +93,10 @@ fn any_length_and_head_size_is_taken_by_hopper() {
         ((4097, 64, DType::F16, false), ("attention_flash<f16, 64, 3, 128, 16, 2, true, false>", 132, 512)),
         ((257, 80, DType::Bf16, false), ("attention_flash<bf16, 80, 3, 112, 48, 2, true, false>", 12, 512)),
         ((1025, 128, DType::Bf16, false), ("attention_flash<bf16, 128, 3, 80, 80, 3, true, false>", 36, 512)),
-        ((577, 128, DType::Bf16, false), ("attention_flash<bf16, 128, 2, 128, 80, 2, true, false>", 30, 384)),
+        (
+            (577, 128, DType::Bf16, false),
+            ("attention_flash<bf16, 128, 2, 160, 112, 2, true, false>", 30, 384),
+        ),
         ((197, 8, DType::F16, false), ("attention_flash<f16, 8, 2, 128, 80, 2, true, false>", 12, 384)),
         ((577, 64, DType::Bf16, true), ("flash_grad_start<bf16, 64, true>", 6 * 5, 256)),
     ] {
