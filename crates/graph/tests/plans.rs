@@ -197,13 +197,13 @@ fn zero3_recompute() {
     );
     refused("wait=11", "wait=2", "step 16 (unpack, block.0): again.block.0.flat may not be written yet");
     refused(
-        "block.1.flat f32[4160] @37632",
-        "block.1.flat f32[4160] @20992",
+        "block.1.flat bf16[4096] @37632",
+        "block.1.flat bf16[4096] @20992",
         "step 2 (all_gather, block.1): writes over block.0.weight, which step 1 may still use",
     );
     refused(
-        "state block.0.shard f32[2080]",
-        "state block.0.shard f32[1041]",
+        "block.0.flat bf16[4096] @4352 = all_gather($block.0.shard.half) group=\"data:2\" ; forward",
+        "block.0.flat bf16[2048] @4352 = all_gather($block.0.shard.half) group=\"data:2\" ; forward",
         "step 0 (all_gather, block.0): gives",
     );
     refused(

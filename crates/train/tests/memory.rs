@@ -4,7 +4,7 @@ mod common;
 
 use common::{HEADER, Setup, fill_batch};
 use cpu::Which;
-use graph::{Header, Recompute};
+use graph::{Header, Recompute, Role};
 use models::vit::Vit;
 
 #[test]
@@ -48,7 +48,7 @@ fn recompute_gives_the_same_bits() {
         common::fill_weights(&mut executor);
         fill_batch(&mut executor, Which::Last, 0, 10);
         executor.run(Which::Last, &Header { nominal: 4.0, ..HEADER }).unwrap();
-        let names = executor.program().states.iter().filter(|s| s.name.ends_with(".grad"));
+        let names = executor.program().states.iter().filter(|s| s.role == Role::Gradient);
         names.map(|s| common::state(&executor, &s.name)).collect::<Vec<_>>()
     };
     assert_eq!(gradients(Recompute::None), gradients(Recompute::Full));

@@ -47,7 +47,7 @@ impl<T: Float> Executor<T> {
 
     fn bad_value(&self, which: Which, value: usize, origin: impl Fn() -> Origin) -> Option<BadValue> {
         let value = &self.plan(which).values[value];
-        bad(&value.name, &*self.floats(value)?, origin)
+        bad(&value.name, &self.floats(value)?, origin)
     }
 }
 

@@ -42,11 +42,11 @@ pub fn across(plans: &mut [&mut Plan]) {
         let clocks = plan.clocks();
         for of in &left {
             let mut waiting: Vec<usize> = vec![];
-            for step in 0..plan.steps.len() {
+            for (step, touched) in touched.iter().enumerate() {
                 let known =
                     waiting.iter().any(|before| *before == step || clocks.happens_before(*before, step));
                 let in_order = plan.steps[step].lane == of.lane;
-                if !known && !in_order && touched[step].conflicts(&of.touched) {
+                if !known && !in_order && touched.conflicts(&of.touched) {
                     // Of steps that one launch makes, the first waits.
                     let first = plan.launch_of(step).start;
                     if !plan.steps[first].after.contains(&of.state) {
