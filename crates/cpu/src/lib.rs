@@ -19,4 +19,4 @@ pub use error::CpuError;
 pub use executor::{BadValue, Batch, Executor, Options, Origin, StepTime, Which};
 pub use graph::run::{Account, Event, ExchangeTime};
 pub use kernels::Float;
-pub use steps::Target;
+pub use steps::{Target, attention_tiles};

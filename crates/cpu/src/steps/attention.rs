@@ -28,6 +28,15 @@ pub fn backward_scratch(qkv: &Shape, heads: usize, threads: usize) -> usize {
     threads * Sizes::of(qkv, heads).backward_elements()
 }
 
+/// Queries and keys of the tiles that attention over so many tokens is made of: forward, and backward.
+pub fn tiles(tokens: usize) -> [(usize, usize); 2] {
+    if is_tiled(tokens) { tiled::TILES } else { [(tokens, tokens); 2] }
+}
+
+fn is_tiled(tokens: usize) -> bool {
+    tokens * tokens > whole::MOST_SCORES
+}
+
 #[derive(Clone, Copy)]
 struct Sizes {
     tokens: usize,
@@ -43,7 +52,7 @@ impl Sizes {
     }
 
     fn is_tiled(&self) -> bool {
-        self.tokens * self.tokens > whole::MOST_SCORES
+        is_tiled(self.tokens)
     }
 
     /// Elements of scratch for a thread.

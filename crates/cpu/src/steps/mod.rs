@@ -27,6 +27,7 @@ mod update;
 mod windows;
 mod wire;
 
+pub use attention::tiles as attention_tiles;
 pub(crate) use blocks::{Blocks, samples};
 pub(crate) use context::{Context, Cut, Phase, Share, Team};
 pub use table::Target;

@@ -18,6 +18,8 @@ const QUERIES: usize = 128;
 /// Keys in a range, forward and backward: what is packed of them stays in the second cache level.
 const KEYS_FORWARD: usize = 384;
 const KEYS_BACKWARD: usize = 192;
+/// Queries and keys of a tile, forward and backward.
+pub const TILES: [(usize, usize); 2] = [(QUERIES, KEYS_FORWARD), (QUERIES, KEYS_BACKWARD)];
 
 /// Scratch that is handed out piece by piece.
 struct Rest<T>(View<T>);
