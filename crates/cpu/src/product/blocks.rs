@@ -17,6 +17,8 @@ use std::ops::Range;
 
 /// A tile of the result.
 const ROWS: usize = 8;
+/// Rows of a last tile, if it has no more.
+const HALF: usize = ROWS / 2;
 const COLS: usize = 48;
 /// Panels of the right side packed together.
 const PANELS: usize = 4;
@@ -36,9 +38,13 @@ thread_local! {
 }
 
 /// Whether a product is large enough to pay for packing, and lies as this wants it.
-pub fn suits((m, n, k): (usize, usize, usize), c: Matrix<f32>, a: Matrix<f32>, b: Matrix<f32>) -> bool {
+pub fn suits(sizes: (usize, usize, usize), c: Matrix<f32>, a: Matrix<f32>, b: Matrix<f32>) -> bool {
     let contiguous = |x: Matrix<f32>| x.row_stride == 1 || x.col_stride == 1;
-    m >= 64 && n >= 2 * COLS && k >= 128 && c.col_stride == 1 && contiguous(a) && contiguous(b)
+    is_large(sizes) && c.col_stride == 1 && contiguous(a) && contiguous(b)
+}
+
+pub fn is_large((m, n, k): (usize, usize, usize)) -> bool {
+    m >= 64 && n >= 2 * COLS && k >= 128
 }
 
 /// # Safety
@@ -115,9 +121,10 @@ impl Sweep {
                 // SAFETY: within a, and within the rows that there is room to pack.
                 unsafe { pack_left(self.deep, COLS.min(self.rows - top), self.a.from(top, 0), packed) };
             }
-            // Where rows are read in place, the last tile is whole too: it begins with rows that are done, and makes them
-            // again, the same. A product has more rows than a tile.
-            let again = if in_place { ROWS - rows } else { 0 };
+            // Where rows are read in place, the last tile is whole too, or a whole half: it begins with rows that are done, and
+            // makes them again, the same. A product has more rows than a tile.
+            let tall = if in_place && rows <= HALF { HALF } else { ROWS };
+            let again = if in_place { tall - rows } else { 0 };
             let top = top - again;
             for (panel, across) in ranges(cols.len(), COLS).enumerate() {
                 // SAFETY: within c and what was packed.
@@ -128,18 +135,18 @@ impl Sweep {
                     let near = self.near(&cols, top, panel);
                     tile += 1;
                     let parts = across.len().div_ceil(LINE);
-                    let whole = rows == ROWS || again > 0 && !self.add;
+                    let whole = rows == tall || again > 0 && !self.add;
                     let a = if in_place {
                         Left { at: self.a.from(top, 0).ptr, across: 4 * self.a.row_stride, along: 4 }
                     } else {
                         Left { at: packed, across: 4, along: 4 * ROWS }
                     };
                     if whole && across.len().is_multiple_of(LINE) {
-                        fill(parts, self.deep, a, b, c, self.add, near, far);
+                        fill((tall, parts), self.deep, a, b, c, self.add, near, far);
                     } else {
                         let mut edge = [0.0; ROWS * COLS];
                         let all = Matrix::rows(edge.as_mut_ptr(), COLS);
-                        fill(parts, self.deep, a, b, all, false, near, far);
+                        fill((tall, parts), self.deep, a, b, all, false, near, far);
                         write_edge(&edge, again..again + rows, across.len(), c, self.add);
                     }
                 }
@@ -191,14 +198,14 @@ pub struct Left {
     pub along: usize,
 }
 
-/// One tile of c, of `parts` times 16 columns.
+/// One tile of c, of eight rows or [`HALF`] as many, and `parts` times 16 columns.
 ///
 /// # Safety
 /// As [`product`]; `b` is a packed panel.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn fill(
-    parts: usize,
+    (rows, parts): (usize, usize),
     k: usize,
     a: Left,
     b: *const f32,
@@ -207,20 +214,23 @@ pub unsafe fn fill(
     near: Ahead,
     far: Ahead,
 ) {
-    for row in 0..ROWS {
+    for row in 0..rows {
         for part in 0..parts {
             _mm_prefetch::<_MM_HINT_T0>(c.from(row, LINE * part).ptr.cast());
         }
     }
     // SAFETY: passed on to the caller.
     let sums = unsafe {
-        match parts {
-            3 => sums_of_three(k, a, b, near, far),
-            2 => sums_of_two(k, a, b, near, far),
-            _ => sums_of_one(k, a, b, near, far),
+        match (parts, rows) {
+            (3, ROWS) => sums_of_three(k, a, b, near, far),
+            (2, ROWS) => sums_of_two(k, a, b, near, far),
+            (_, ROWS) => sums_of_one(k, a, b, near, far),
+            (3, _) => half_sums_of_three(k, a, b, near, far),
+            (2, _) => half_sums_of_two(k, a, b, near, far),
+            _ => half_sums_of_one(k, a, b, near, far),
         }
     };
-    for (row, sums) in sums.iter().enumerate() {
+    for (row, sums) in sums[..rows].iter().enumerate() {
         for (part, &sum) in sums[..parts].iter().enumerate() {
             let at = c.from(row, LINE * part).ptr;
             // SAFETY: a whole tile of c.
@@ -240,10 +250,18 @@ macro_rules! row {
     };
 }
 
-/// Instructions of one k, for as many parts of 16 columns.
+/// Instructions of one k, for as many parts of 16 columns: the first four rows, and the others where there are eight.
 #[rustfmt::skip]
 macro_rules! step {
-    (3) => { concat!(
+    (3, 8) => { concat!(
+        step!(3, 4),
+        row!("{a4}", 12 += 24, 13 += 25, 14 += 26),
+        row!("{a4} + {across}", 15 += 24, 16 += 25, 17 += 26),
+        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25, 20 += 26),
+        row!("{a4} + {across3}", 21 += 24, 22 += 25, 23 += 26),
+        "add {a4}, {along}\n",
+    ) };
+    (3, 4) => { concat!(
         "vmovups zmm24, zmmword ptr [{b}]\n",
         "vmovups zmm25, zmmword ptr [{b} + 64]\n",
         "vmovups zmm26, zmmword ptr [{b} + 128]\n",
@@ -251,43 +269,48 @@ macro_rules! step {
         row!("{a} + {across}", 3 += 24, 4 += 25, 5 += 26),
         row!("{a} + 2 * {across}", 6 += 24, 7 += 25, 8 += 26),
         row!("{a} + {across3}", 9 += 24, 10 += 25, 11 += 26),
-        row!("{a4}", 12 += 24, 13 += 25, 14 += 26),
-        row!("{a4} + {across}", 15 += 24, 16 += 25, 17 += 26),
-        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25, 20 += 26),
-        row!("{a4} + {across3}", 21 += 24, 22 += 25, 23 += 26),
-        "add {b}, 192\n", "add {a}, {along}\n", "add {a4}, {along}\n",
+        "add {b}, 192\n", "add {a}, {along}\n",
     ) };
-    (2) => { concat!(
+    (2, 8) => { concat!(
+        step!(2, 4),
+        row!("{a4}", 12 += 24, 13 += 25),
+        row!("{a4} + {across}", 15 += 24, 16 += 25),
+        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25),
+        row!("{a4} + {across3}", 21 += 24, 22 += 25),
+        "add {a4}, {along}\n",
+    ) };
+    (2, 4) => { concat!(
         "vmovups zmm24, zmmword ptr [{b}]\n",
         "vmovups zmm25, zmmword ptr [{b} + 64]\n",
         row!("{a}", 0 += 24, 1 += 25),
         row!("{a} + {across}", 3 += 24, 4 += 25),
         row!("{a} + 2 * {across}", 6 += 24, 7 += 25),
         row!("{a} + {across3}", 9 += 24, 10 += 25),
-        row!("{a4}", 12 += 24, 13 += 25),
-        row!("{a4} + {across}", 15 += 24, 16 += 25),
-        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25),
-        row!("{a4} + {across3}", 21 += 24, 22 += 25),
-        "add {b}, 128\n", "add {a}, {along}\n", "add {a4}, {along}\n",
+        "add {b}, 128\n", "add {a}, {along}\n",
     ) };
-    (1) => { concat!(
+    (1, 8) => { concat!(
+        step!(1, 4),
+        row!("{a4}", 12 += 24),
+        row!("{a4} + {across}", 15 += 24),
+        row!("{a4} + 2 * {across}", 18 += 24),
+        row!("{a4} + {across3}", 21 += 24),
+        "add {a4}, {along}\n",
+    ) };
+    (1, 4) => { concat!(
         "vmovups zmm24, zmmword ptr [{b}]\n",
         row!("{a}", 0 += 24),
         row!("{a} + {across}", 3 += 24),
         row!("{a} + 2 * {across}", 6 += 24),
         row!("{a} + {across3}", 9 += 24),
-        row!("{a4}", 12 += 24),
-        row!("{a4} + {across}", 15 += 24),
-        row!("{a4} + 2 * {across}", 18 += 24),
-        row!("{a4} + {across3}", 21 += 24),
-        "add {b}, 64\n", "add {a}, {along}\n", "add {a4}, {along}\n",
+        "add {b}, 64\n", "add {a}, {along}\n",
     ) };
 }
 
-/// A function that sums up a tile of as many parts of 16 columns; three sums a row come back, of which the others are zero.
+/// A function that sums up a tile of as many parts of 16 columns and as many rows; three sums a row come back for eight rows, of which
+/// the others are zero.
 /// Compilers keep the sums in registers too, but not the addresses.
 macro_rules! sums_of {
-    ($name:ident, $parts:tt) => {
+    ($name:ident, $parts:tt, $rows:tt) => {
         /// # Safety
         /// As [`fill`].
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
@@ -300,6 +323,7 @@ macro_rules! sums_of {
             // SAFETY: reads a and b as far as the caller vouches for; prefetching is no access.
             unsafe {
                 std::arch::asm!(
+                    "/* of eight rows alone: {a4} */",
                     "sub {k}, 16",
                     "jb 3f",
                     // While there are sixteen.
@@ -309,10 +333,10 @@ macro_rules! sums_of {
                     "prefetcht0 byte ptr [{near} + {gap}]",
                     "add {far}, {far_step}",
                     "add {near}, {near_step}",
-                    step!($parts), step!($parts), step!($parts), step!($parts),
-                    step!($parts), step!($parts), step!($parts), step!($parts),
-                    step!($parts), step!($parts), step!($parts), step!($parts),
-                    step!($parts), step!($parts), step!($parts), step!($parts),
+                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
+                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
+                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
+                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
                     "sub {k}, 16",
                     "jae 2b",
                     // And those left, fewer than sixteen.
@@ -320,7 +344,7 @@ macro_rules! sums_of {
                     "add {k}, 16",
                     "jz 5f",
                     "4:",
-                    step!($parts),
+                    step!($parts, $rows),
                     "dec {k}",
                     "jnz 4b",
                     "5:",
@@ -350,9 +374,12 @@ macro_rules! sums_of {
         }
     };
 }
-sums_of!(sums_of_one, 1);
-sums_of!(sums_of_two, 2);
-sums_of!(sums_of_three, 3);
+sums_of!(sums_of_one, 1, 8);
+sums_of!(sums_of_two, 2, 8);
+sums_of!(sums_of_three, 3, 8);
+sums_of!(half_sums_of_one, 1, 4);
+sums_of!(half_sums_of_two, 2, 4);
+sums_of!(half_sums_of_three, 3, 4);
 
 /// Some rows of a tile, and as many columns as there are.
 ///

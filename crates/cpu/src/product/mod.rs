@@ -86,12 +86,26 @@ pub unsafe fn product<T: Float>(
     INSIDE.set(false);
 }
 
-/// The matrices of a product for [`blocks`], if they are f32, the CPU has AVX-512, and it suits.
-#[cfg(target_arch = "x86_64")]
-fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
+/// Whether products of at least this size, of matrices with contiguous rows or columns, give the same numbers however the result is
+/// cut into tiles: those of [`blocks`] do, in `gemm` an element's sum may depend on the result's size.
+pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return has_tiles::<T>() && blocks::is_large(sizes);
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+/// Whether numbers and CPU are those that the tiles of [`blocks`] are for: f32, and AVX-512.
+fn has_tiles<T: Float>() -> bool {
     use crate::kernels::{Level, level};
     use std::any::TypeId;
-    if TypeId::of::<T>() != TypeId::of::<f32>() || level() != Level::Avx512 {
+    cfg!(target_arch = "x86_64") && TypeId::of::<T>() == TypeId::of::<f32>() && level() == Level::Avx512
+}
+
+/// The matrices of a product for [`blocks`], if it has tiles for them, and it suits.
+#[cfg(target_arch = "x86_64")]
+fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
+    if !has_tiles::<T>() {
         return None;
     }
     let matrices =

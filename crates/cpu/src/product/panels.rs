@@ -4,7 +4,7 @@
 //! as can be (64 columns are 32 and 32); all else through `gemm`, the right side in rows. Arrays are padded, to whole tiles of
 //! rows and whole vectors of columns: there are no edges to take care of.
 
-use super::{Matrix, product};
+use super::{Matrix, has_tiles, product};
 use crate::kernels::Float;
 use crate::memory::View;
 
@@ -30,7 +30,7 @@ impl<T: Float> Panels<T> {
     /// Rows of the left side that a call of [`Panels::product`] has best: few, so that what is done with them next finds them in
     /// the first cache, or `most`.
     pub fn best_rows(most: usize) -> usize {
-        if in_tiles::<T>() { ROWS } else { most }
+        if has_tiles::<T>() { ROWS } else { most }
     }
 
     /// Packs `b` into `out`.
@@ -43,7 +43,7 @@ impl<T: Float> Panels<T> {
         unsafe {
             match () {
                 #[cfg(target_arch = "x86_64")]
-                () if in_tiles::<T>() => avx512::pack((k, n), single(b), data.at(0).cast()),
+                () if has_tiles::<T>() => avx512::pack((k, n), single(b), data.at(0).cast()),
                 () => rows((k, n), b, data.at(0)),
             }
         }
@@ -60,7 +60,7 @@ impl<T: Float> Panels<T> {
         unsafe {
             match () {
                 #[cfg(target_arch = "x86_64")]
-                () if in_tiles::<T>() => {
+                () if has_tiles::<T>() => {
                     avx512::product((m, n, k), single(c), single(a), data.at(0).cast(), add)
                 }
                 () => {
@@ -69,13 +69,6 @@ impl<T: Float> Panels<T> {
             }
         }
     }
-}
-
-/// Whether tiles of [`super::blocks`] do these matmuls.
-fn in_tiles<T: Float>() -> bool {
-    use crate::kernels::{Level, level};
-    use std::any::TypeId;
-    cfg!(target_arch = "x86_64") && TypeId::of::<T>() == TypeId::of::<f32>() && level() == Level::Avx512
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -188,6 +181,8 @@ mod avx512 {
         add: bool,
     ) {
         for top in (0..m).step_by(ROWS) {
+            // Arrays are padded to whole tiles, but half of one will do.
+            let rows = if m - top <= ROWS / 2 { ROWS / 2 } else { ROWS };
             let at = a.from(top, 0).ptr;
             let left = Left { at, across: 4 * a.row_stride, along: 4 * a.col_stride };
             let nothing = Ahead { at: at.cast(), gap: 0, step: 0 };
@@ -199,7 +194,16 @@ mod avx512 {
                 // SAFETY: passed on to the caller.
                 unsafe {
                     let b = b.add(panel.start * COLS * k);
-                    fill(panel.len(), k, left, b, c.from(top, panel.start * COLS), add, near, nothing);
+                    fill(
+                        (rows, panel.len()),
+                        k,
+                        left,
+                        b,
+                        c.from(top, panel.start * COLS),
+                        add,
+                        near,
+                        nothing,
+                    );
                 }
             }
         }

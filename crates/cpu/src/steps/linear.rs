@@ -6,7 +6,7 @@ use super::blocks::Blocks;
 use super::{Context, PIECE};
 use crate::kernels::{self, Float};
 use crate::memory::View;
-use crate::product::{Matrix, product};
+use crate::product::{Matrix, is_the_same_in_tiles, product};
 use graph::Shape;
 use std::ops::Range;
 
@@ -62,10 +62,20 @@ fn weight_tile(m: usize, n: usize) -> (usize, usize) {
     (m.div_ceil(m.div_ceil(rows).next_multiple_of(4)).next_multiple_of(4), n)
 }
 
-/// Tile of a weight gradient: a share of the longer side, since each tile reads the whole of the other operand.
-fn gradient_tile(o: usize, i: usize) -> (usize, usize) {
-    let parts = (o.max(i) / 192).clamp(2, 4);
-    if o >= i { (share(o, parts), i) } else { (o, share(i, parts)) }
+/// Tile of a weight gradient that is the sum of so many parts over `rows` rows each: a share of the longer side, since each tile
+/// reads the whole of the other operand. As few as give each thread a piece, if that changes no number.
+fn gradient_tile<T: Float>(
+    (o, i): (usize, usize),
+    (parts, rows): (usize, usize),
+    threads: usize,
+) -> (usize, usize) {
+    let most = (o.max(i) / 192).clamp(2, 4);
+    let cut = |tiles: usize| if o >= i { (share(o, tiles), i) } else { (o, share(i, tiles)) };
+    let (height, width) = cut(most);
+    // The last tile of the smallest ones may have less than others.
+    let last = (o - (o - 1) / height * height, i - (i - 1) / width * width);
+    let free = is_the_same_in_tiles::<T>((last.0, last.1, rows));
+    if free { cut(threads.div_ceil(parts).clamp(1, most)) } else { (height, width) }
 }
 
 /// About `parts` equal shares of `n`, each a multiple of 16 (a vector of f32).
@@ -185,7 +195,7 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, add: bool) {
     let (dy, x, dw) = (cx.input(0).data, cx.input(1).data, cx.output(0).data);
     let so_far = add.then(|| cx.input(2).data).filter(|v| !v.same_place(&dw));
     let parts = gradient_parts(m);
-    let (height, width) = gradient_tile(o, i);
+    let (height, width) = gradient_tile::<T>((o, i), (parts, m / parts), cx.threads());
     let (across, tiles) = (i.div_ceil(width), o.div_ceil(height) * i.div_ceil(width));
     cx.each(parts * tiles, |piece, _| {
         let (part, tile) = (piece / tiles, piece % tiles);
