@@ -12,7 +12,7 @@
 use super::Matrix;
 use crate::memory::Block;
 use std::arch::x86_64::*;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 
 /// A tile of the result.
@@ -31,10 +31,67 @@ const LINE: usize = 16;
 
 const RIGHT: usize = PANELS * COLS * DEPTH;
 const LEFT: usize = PACKED_ROWS * DEPTH;
+/// Most of a right side that stays packed from one product to the next: 4 MB.
+const KEPT: usize = 1 << 20;
 
 thread_local! {
     /// Where this thread packs.
     static PACKED: OnceCell<Block> = const { OnceCell::new() };
+    /// The right side that this thread packed last, of those that stay as they are for a while.
+    static STAYS: RefCell<Stays> = const { RefCell::new(Stays { of: None, block: None }) };
+}
+
+/// A right side whose first panels stay packed, up to [`KEPT`].
+struct Stays {
+    of: Option<Right>,
+    block: Option<Block>,
+}
+
+/// The right side of a product, which is the same for as long as `moment` is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Right {
+    moment: u64,
+    at: *const f32,
+    strides: (usize, usize),
+    sizes: (usize, usize),
+}
+
+/// Where panels of a right side lie that stay packed.
+#[derive(Clone, Copy)]
+struct Place {
+    at: *mut f32,
+    /// Numbers for which there is room.
+    room: usize,
+    /// Whether they are there from a product before.
+    is_filled: bool,
+}
+
+impl Place {
+    const NONE: Place = Place { at: std::ptr::null_mut(), room: 0, is_filled: false };
+
+    /// The panels of `len` numbers from number `start` on, if they have a place here.
+    fn of(&self, start: usize, len: usize) -> Option<*mut f32> {
+        (start + len <= self.room).then(|| self.at.wrapping_add(start))
+    }
+}
+
+impl Stays {
+    fn place(&mut self, right: Right) -> Place {
+        let (k, n) = right.sizes;
+        let room = (k * n.next_multiple_of(LINE)).min(KEPT);
+        let bytes = room * size_of::<f32>();
+        let is_filled = self.of == Some(right);
+        self.of = Some(right);
+        if self.block.as_ref().is_none_or(|block| block.bytes() < bytes) {
+            self.block = Block::new(bytes);
+        }
+        // Without memory to keep it in, it is packed anew each time.
+        self.block.as_ref().map_or(Place::NONE, |block| Place {
+            at: block.view(0, room).at(0),
+            room,
+            is_filled,
+        })
+    }
 }
 
 /// Whether a product is large enough to pay for packing, and lies as this wants it.
@@ -47,6 +104,8 @@ pub fn is_large((m, n, k): (usize, usize, usize)) -> bool {
     m >= 64 && n >= 2 * COLS && k >= 128
 }
 
+/// A right side with a `moment` is the same in all calls with the same one, and may stay packed.
+///
 /// # Safety
 /// As [`super::product`], of a product that [`suits`], on a CPU with AVX-512 (F, VL, BW, DQ).
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
@@ -56,32 +115,56 @@ pub unsafe fn product(
     a: Matrix<f32>,
     b: Matrix<f32>,
     add: bool,
+    moment: Option<u64>,
 ) {
-    PACKED.with(|packed| {
-        let bytes = (RIGHT + LEFT) * size_of::<f32>();
-        let packed = packed.get_or_init(|| Block::new(bytes).expect("3 MB to pack products in"));
-        let (right, left) = (packed.view(0, RIGHT).at(0), packed.view(RIGHT * size_of::<f32>(), LEFT).at(0));
-        // As even as can be.
-        let depth = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(LINE);
-        let height =
-            if a.col_stride == 1 { m } else { m.div_ceil(m.div_ceil(PACKED_ROWS)).next_multiple_of(COLS) };
-        for rows in ranges(m, height) {
-            for deep in ranges(k, depth) {
-                let add = add || deep.start > 0;
-                let (a, c) = (a.from(rows.start, deep.start), c.from(rows.start, 0));
-                // SAFETY: passed on to the caller; one call of a thread at a time packs here.
-                unsafe {
-                    let sweep = Sweep { rows: rows.len(), deep: deep.len(), a, c, add, right, left };
+    // As even as can be.
+    let depth = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(LINE);
+    let height =
+        if a.col_stride == 1 { m } else { m.div_ceil(m.div_ceil(PACKED_ROWS)).next_multiple_of(COLS) };
+    let whole = |stays: &mut Stays| {
+        let strides = (b.row_stride, b.col_stride);
+        let right =
+            moment.filter(|_| height == m).map(|moment| Right { moment, at: b.ptr, strides, sizes: (k, n) });
+        let place = right.map_or(Place::NONE, |right| stays.place(right));
+        PACKED.with(|packed| {
+            let bytes = (RIGHT + LEFT) * size_of::<f32>();
+            let packed = packed.get_or_init(|| Block::new(bytes).expect("3 MB to pack products in"));
+            let (right, left) =
+                (packed.view(0, RIGHT).at(0), packed.view(RIGHT * size_of::<f32>(), LEFT).at(0));
+            for rows in ranges(m, height) {
+                let mut start = 0;
+                for deep in ranges(k, depth) {
+                    let add = add || deep.start > 0;
+                    let (a, c) = (a.from(rows.start, deep.start), c.from(rows.start, 0));
+                    let sweep = Sweep { rows: rows.len(), deep: deep.len(), a, c, add, left };
                     for cols in ranges(n, PANELS * COLS) {
+                        let len = deep.len() * cols.len().next_multiple_of(LINE);
+                        let at = place.of(start, len);
+                        start += len;
                         let next = if cols.end < n { (deep.start, cols.end) } else { (deep.end, 0) };
-                        let next = (next.0 < k).then(|| b.from(next.0, next.1));
-                        pack_right(deep.len(), cols.len(), b.from(deep.start, cols.start), right);
-                        sweep.run(cols, next);
+                        let next = match place.of(start, 1).filter(|_| place.is_filled) {
+                            _ if next.0 >= k => Next::Nothing,
+                            Some(packed) => Next::Packed(packed),
+                            None => Next::From(b.from(next.0, next.1)),
+                        };
+                        // SAFETY: passed on to the caller; one call of a thread at a time packs here.
+                        unsafe {
+                            if at.is_none() || !place.is_filled {
+                                pack_right(
+                                    deep.len(),
+                                    cols.len(),
+                                    b.from(deep.start, cols.start),
+                                    at.unwrap_or(right),
+                                );
+                            }
+                            sweep.run(at.unwrap_or(right), cols, next);
+                        }
                     }
                 }
             }
-        }
-    });
+        });
+    };
+    STAYS.with_borrow_mut(whole);
 }
 
 fn ranges(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
@@ -96,14 +179,23 @@ pub struct Ahead {
     pub step: usize,
 }
 
-/// All rows of the left side against the panels that are packed.
+/// What comes after the panels that rows meet, to be fetched ahead.
+#[derive(Clone, Copy)]
+enum Next {
+    Nothing,
+    /// What the next panels are packed from.
+    From(Matrix<f32>),
+    /// The next panels, which are packed already.
+    Packed(*const f32),
+}
+
+/// All rows of the left side against panels that are packed.
 struct Sweep {
     rows: usize,
     deep: usize,
     a: Matrix<f32>,
     c: Matrix<f32>,
     add: bool,
-    right: *mut f32,
     left: *mut f32,
 }
 
@@ -111,7 +203,7 @@ impl Sweep {
     /// # Safety
     /// As [`product`].
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-    unsafe fn run(&self, cols: Range<usize>, next: Option<Matrix<f32>>) {
+    unsafe fn run(&self, right: *const f32, cols: Range<usize>, next: Next) {
         let in_place = self.a.col_stride == 1;
         let mut tile = 0;
         for top in (0..self.rows).step_by(ROWS) {
@@ -130,7 +222,7 @@ impl Sweep {
                 // SAFETY: within c and what was packed.
                 unsafe {
                     let c = self.c.from(top, cols.start + across.start);
-                    let b = self.right.add(panel * COLS * self.deep);
+                    let b = right.add(panel * COLS * self.deep);
                     let far = self.far(tile, next);
                     let near = self.near(&cols, top, panel);
                     tile += 1;
@@ -171,21 +263,25 @@ impl Sweep {
         Ahead { at: from.ptr.cast(), gap: half * step, step }
     }
 
-    /// This tile's share of what the next panels are packed from: one line after the other.
-    fn far(&self, tile: usize, next: Option<Matrix<f32>>) -> Ahead {
+    /// This tile's share of what comes next: one line after the other.
+    fn far(&self, tile: usize, next: Next) -> Ahead {
         let nothing = Ahead { at: std::ptr::null(), gap: 0, step: 0 };
-        let Some(b) = next else { return nothing };
         let lines = (self.deep / LINE).max(1);
         let wide = PANELS * COLS;
-        if b.col_stride == 1 {
-            // One line of as many rows.
-            let (across, down) = (tile % (wide / LINE), tile / (wide / LINE) * lines);
-            let from = Ahead { at: b.from(down, LINE * across).ptr.cast(), gap: 0, step: 4 * b.row_stride };
-            if down < self.deep { from } else { nothing }
-        } else {
+        match next {
+            Next::From(b) if b.col_stride == 1 => {
+                // One line of as many rows.
+                let (across, down) = (tile % (wide / LINE), tile / (wide / LINE) * lines);
+                let from =
+                    Ahead { at: b.from(down, LINE * across).ptr.cast(), gap: 0, step: 4 * b.row_stride };
+                if down < self.deep { from } else { nothing }
+            }
             // A row, whose lines are as many.
-            let from = Ahead { at: b.from(0, tile).ptr.cast(), gap: 0, step: 4 * LINE };
-            if tile < wide { from } else { nothing }
+            Next::From(b) if tile < wide => Ahead { at: b.from(0, tile).ptr.cast(), gap: 0, step: 4 * LINE },
+            Next::Packed(panels) if tile < wide => {
+                Ahead { at: panels.wrapping_add(tile * lines * LINE).cast(), gap: 0, step: 4 * LINE }
+            }
+            _ => nothing,
         }
     }
 }

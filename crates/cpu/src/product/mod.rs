@@ -53,11 +53,30 @@ pub unsafe fn product<T: Float>(
     b: Matrix<T>,
     add: bool,
 ) {
+    // SAFETY: passed on to the caller.
+    unsafe { product_at((m, n, k), c, a, b, add, None) };
+}
+
+/// As [`product`]. If `b` is a weight, of which other products of this thread follow, `moment` is a number that stands for its content:
+/// a thread may keep it packed for as long as the number is the same.
+///
+/// # Safety
+/// As [`product`]; what `b` holds is the same for all calls with the same `moment`.
+pub unsafe fn product_at<T: Float>(
+    (m, n, k): (usize, usize, usize),
+    c: Matrix<T>,
+    a: Matrix<T>,
+    b: Matrix<T>,
+    add: bool,
+    moment: Option<u64>,
+) {
     #[cfg(target_arch = "x86_64")]
     if let Some([c, a, b]) = in_blocks((m, n, k), [c, a, b]) {
         // SAFETY: passed on to the caller; `in_blocks` knows the CPU.
-        return unsafe { blocks::product((m, n, k), c, a, b, add) };
+        return unsafe { blocks::product((m, n, k), c, a, b, add, moment) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = moment;
     INSIDE.set(true);
     // SAFETY: passed on to the caller.
     unsafe {
@@ -169,6 +188,64 @@ mod tests {
             for size in sizes {
                 for flags in 0..8 {
                     check(size, flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
+                }
+            }
+        });
+    }
+
+    /// a (m,k) · b (k,n), b by columns as a weight is in forward.
+    fn of_weight((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], moment: Option<u64>) -> Vec<f32> {
+        let mut c = vec![f32::NAN; m * n];
+        let place = |x: &[f32], width| Matrix::rows(x.as_ptr().cast_mut(), width);
+        let to = Matrix::rows(c.as_mut_ptr(), n);
+        // SAFETY: three arrays that hold as much, of which two are only read.
+        unsafe { product_at((m, n, k), to, place(a, k), place(b, k).transposed(), false, moment) };
+        c
+    }
+
+    #[test]
+    fn weights_that_stay_packed_change_nothing() {
+        // The last is larger than what is kept.
+        for (n, k) in [(100, 150), (384, 1000), (700, 1700)] {
+            let [first, second] = [1, 2].map(|seed| narrow(&noise(seed, n * k, 1.0)));
+            for (number, m) in [64, 100, 131].into_iter().enumerate() {
+                let a = narrow(&noise(3 + number as u64, m * k, 1.0));
+                let plain = |b: &[f32]| of_weight((m, n, k), &a, b, None);
+                let at = |b: &[f32], moment| of_weight((m, n, k), &a, b, Some(moment));
+                assert_eq!(at(&first, 1), plain(&first));
+                assert_eq!(at(&first, 1), plain(&first), "again");
+                assert_eq!(at(&second, 1), plain(&second), "another in the same moment");
+                assert_eq!(at(&first, 1), plain(&first), "the first again");
+            }
+            // The same place, with another content.
+            let (a, mut b) = (narrow(&noise(9, 64 * k, 1.0)), first);
+            of_weight((64, n, k), &a, &b, Some(2));
+            b.iter_mut().for_each(|b| *b += 1.0);
+            let (new, plain) = (of_weight((64, n, k), &a, &b, Some(3)), of_weight((64, n, k), &a, &b, None));
+            assert_eq!(new, plain, "another moment");
+        }
+    }
+
+    #[test]
+    fn in_tiles_the_numbers_are_the_same() {
+        let (m, n, k) = (328, 400, 1000);
+        let (a, b) = (narrow(&noise(1, m * k, 1.0)), narrow(&noise(2, n * k, 1.0)));
+        at_every_level(|_| {
+            if !is_the_same_in_tiles::<f32>((64, 96, k)) {
+                return;
+            }
+            let whole = of_weight((m, n, k), &a, &b, None);
+            for (height, width) in [(64, 400), (66, 400), (328, 144), (100, 128)] {
+                for (top, left) in
+                    (0..m).step_by(height).flat_map(|i| (0..n).step_by(width).map(move |j| (i, j)))
+                {
+                    let (rows, cols) = (height.min(m - top), width.min(n - left));
+                    if is_the_same_in_tiles::<f32>((rows, cols, k)) {
+                        let tile = of_weight((rows, cols, k), &a[top * k..], &b[left * k..], None);
+                        let same = (0..rows)
+                            .all(|i| tile[i * cols..][..cols] == whole[(top + i) * n + left..][..cols]);
+                        assert!(same, "{rows}×{cols} at {top}, {left}");
+                    }
                 }
             }
         });

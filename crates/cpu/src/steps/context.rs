@@ -24,8 +24,9 @@ pub(crate) struct Context<'a, T> {
 pub(crate) enum Team<'a> {
     /// All threads together, one phase after the other.
     All(&'a Pool),
-    /// One thread, which has these pieces of one phase.
-    One { share: Share, thread: usize, threads: usize },
+    /// One thread, which has these pieces of one phase. It may have others of the same phase next, and then `moment` is the same:
+    /// what the phase reads of what all samples share is as it was.
+    One { share: Share, thread: usize, threads: usize, moment: Option<u64> },
     /// Nobody: the phases are written down.
     Survey { phases: Mutex<Vec<Phase>>, threads: usize },
 }
@@ -81,6 +82,14 @@ impl<T: Float> Context<'_, T> {
         match &self.team {
             Team::All(pool) => pool.threads(),
             Team::One { threads, .. } | Team::Survey { threads, .. } => *threads,
+        }
+    }
+
+    /// A number that stands for the content of what all samples share, if the thread may have more pieces that read it.
+    pub(super) fn moment(&self) -> Option<u64> {
+        match self.team {
+            Team::One { moment, .. } => moment,
+            _ => None,
         }
     }
 

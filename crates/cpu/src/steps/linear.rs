@@ -6,7 +6,7 @@ use super::blocks::Blocks;
 use super::{Context, PIECE};
 use crate::kernels::{self, Float};
 use crate::memory::View;
-use crate::product::{Matrix, is_the_same_in_tiles, product};
+use crate::product::{Matrix, is_the_same_in_tiles, product, product_at};
 use graph::Shape;
 use std::ops::Range;
 
@@ -100,7 +100,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
             let c = Matrix::rows(target.at(tile.rows.start * o + tile.cols.start), o);
             let a = Matrix::rows(x.at(tile.rows.start * i), i);
             let b = Matrix::rows(w.at(tile.cols.start * i), i).transposed();
-            product((tile.rows.len(), tile.cols.len(), i), c, a, b, false);
+            product_at((tile.rows.len(), tile.cols.len(), i), c, a, b, false, cx.moment());
         }
         if cx.products_only {
             return;
@@ -149,7 +149,7 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
             let c = Matrix::rows(dx.at(tile.rows.start * i + tile.cols.start), i);
             let a = Matrix::rows(dy.at(tile.rows.start * o), o);
             let b = Matrix::rows(w.at(tile.cols.start), i);
-            product((tile.rows.len(), tile.cols.len(), o), c, a, b, false);
+            product_at((tile.rows.len(), tile.cols.len(), o), c, a, b, false, cx.moment());
         }
         if !gelu || cx.products_only {
             return;

@@ -13,6 +13,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// Units of all runs so far.
+static MOMENTS: AtomicU64 = AtomicU64::new(0);
+
+/// A number for each unit of each run.
+struct Moments {
+    first: u64,
+    threads: usize,
+}
+
+impl Moments {
+    fn new(flow: &Flow, threads: usize) -> Self {
+        Moments { first: MOMENTS.fetch_add(flow.units.len() as u64, Ordering::Relaxed), threads }
+    }
+
+    /// None where a thread is unlikely to have several pieces of a unit.
+    fn of(&self, number: usize, unit: &Unit) -> Option<u64> {
+        (unit.parts * unit.each >= 2 * self.threads).then_some(self.first + number as u64)
+    }
+}
+
 /// Of one run.
 pub(super) struct Times {
     /// Nanoseconds of all threads in each unit.
@@ -45,16 +65,17 @@ impl Flow {
         let (timing, threads) = (clock.is_timing(), pool.threads());
         let tracing = timing && clock.is_tracing();
         self.clear_times(tracing);
+        let moments = Moments::new(self, threads);
         pool.together(|thread| {
             let waited = Cell::new(false);
             let run = |unit: usize, pieces| {
                 let Unit { step, phase, .. } = self.units[unit];
-                let bound = &steps[step];
+                let (bound, moment) = (&steps[step], moments.of(unit, &self.units[unit]));
                 if let (0, Some(pulse), Some(name)) = (thread, pulse, bound.doing) {
                     pulse.doing(name);
                 }
                 let start = timing.then(Instant::now);
-                let team = Team::One { share: Share::new(phase, pieces), thread, threads };
+                let team = Team::One { share: Share::new(phase, pieces), thread, threads, moment };
                 // SAFETY: pieces of a phase don't touch what others write, and `needs` orders phases whose pieces do: see
                 // this module's beginning. `&mut Executor` keeps the host away.
                 unsafe { steps::run(&Context { team, header, step: bound, products_only: false }) };
@@ -84,6 +105,7 @@ impl Flow {
         choose: &mut dyn FnMut(usize) -> usize,
     ) {
         self.reset();
+        let moments = Moments::new(self, threads);
         loop {
             let jobs = self.jobs();
             if jobs.is_empty() {
@@ -95,7 +117,8 @@ impl Flow {
             }
             self.take(job, &mut |unit, pieces| {
                 let Unit { step, phase, .. } = self.units[unit];
-                let team = Team::One { share: Share::new(phase, pieces), thread, threads };
+                let moment = moments.of(unit, &self.units[unit]);
+                let team = Team::One { share: Share::new(phase, pieces), thread, threads, moment };
                 // SAFETY: nothing else runs, and what must come before has.
                 unsafe { steps::run(&Context { team, header, step: &steps[step], products_only: false }) };
             });
