@@ -39,6 +39,12 @@ fn vit(pool: Pool) -> Model {
     with_drawn_head(vit.build(BATCH, smoothed(), DType::F32).unwrap())
 }
 
+/// Of matmuls so large that weights stay packed from block to block, and gradients of weights are cut into tiles by the threads.
+fn wide_vit() -> Model {
+    let vit = Vit { width: 192, mlp: 400, depth: 1, pool: Pool::Mean, ..small_vit(0.1) };
+    with_drawn_head(vit.build(BATCH, smoothed(), DType::F32).unwrap())
+}
+
 fn swin() -> Model {
     with_drawn_head(small_swin(64).build(40, smoothed(), DType::F32).unwrap())
 }
@@ -76,11 +82,12 @@ fn linear_pixels() -> Model {
     Segmenter::linear(vit).build(30, smoothed(), DType::F32).unwrap()
 }
 
-fn cases() -> [Case; 7] {
+fn cases() -> [Case; 8] {
     let case = |name, model, optimizer| Case { name, model, optimizer };
     [
         case("ViT", vit(Pool::Mean), adamw()),
         case("ViT with a class token, LAMB", vit(Pool::ClassToken), LAMB),
+        case("ViT of wide layers", wide_vit(), adamw()),
         case("Swin", swin(), adamw()),
         case("Swin over few large samples", swin_of_large_samples(), SGD),
         case("ViT with LayerScale", layer_scale(), adamw()),
