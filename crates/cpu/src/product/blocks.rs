@@ -13,6 +13,7 @@ use super::Matrix;
 use crate::memory::Block;
 use std::arch::x86_64::*;
 use std::cell::{OnceCell, RefCell};
+use std::mem::offset_of;
 use std::ops::Range;
 
 /// A tile of the result.
@@ -310,29 +311,33 @@ pub unsafe fn fill(
     near: Ahead,
     far: Ahead,
 ) {
-    for row in 0..rows {
-        for part in 0..parts {
-            _mm_prefetch::<_MM_HINT_T0>(c.from(row, LINE * part).ptr.cast());
-        }
-    }
+    let tile = Tile { k, a, b, c: c.ptr, c_across: 4 * c.row_stride, add: add.into(), near, far };
     // SAFETY: passed on to the caller.
-    let sums = unsafe {
+    unsafe {
         match (parts, rows) {
-            (3, ROWS) => sums_of_three(k, a, b, near, far),
-            (2, ROWS) => sums_of_two(k, a, b, near, far),
-            (_, ROWS) => sums_of_one(k, a, b, near, far),
-            (3, _) => half_sums_of_three(k, a, b, near, far),
-            (2, _) => half_sums_of_two(k, a, b, near, far),
-            _ => half_sums_of_one(k, a, b, near, far),
-        }
-    };
-    for (row, sums) in sums[..rows].iter().enumerate() {
-        for (part, &sum) in sums[..parts].iter().enumerate() {
-            let at = c.from(row, LINE * part).ptr;
-            // SAFETY: a whole tile of c.
-            unsafe { _mm512_storeu_ps(at, if add { _mm512_add_ps(_mm512_loadu_ps(at), sum) } else { sum }) };
+            (3, ROWS) => fill_three(&tile),
+            (2, ROWS) => fill_two(&tile),
+            (_, ROWS) => fill_one(&tile),
+            (3, _) => fill_half_of_three(&tile),
+            (2, _) => fill_half_of_two(&tile),
+            _ => fill_half_of_one(&tile),
         }
     }
+}
+
+/// A tile and all that goes into it, as the instructions find it.
+#[repr(C)]
+struct Tile {
+    k: usize,
+    a: Left,
+    b: *const f32,
+    c: *mut f32,
+    /// From one row of c to the next, in bytes.
+    c_across: usize,
+    /// Not 0 if sums are added to what c holds.
+    add: usize,
+    near: Ahead,
+    far: Ahead,
 }
 
 /// Instructions of a row: its number, wherever it is, times each part of b.
@@ -402,24 +407,88 @@ macro_rules! step {
     ) };
 }
 
-/// A function that sums up a tile of as many parts of 16 columns and as many rows; three sums a row come back for eight rows, of which
-/// the others are zero.
-/// Compilers keep the sums in registers too, but not the addresses.
-macro_rules! sums_of {
+/// Instructions for each sum of a tile and its place in c, of which the registers of a have the address: `$each!` of both.
+#[rustfmt::skip]
+macro_rules! sums {
+    ($each:ident, $parts:tt, 8) => { concat!(
+        sums!($each, $parts, 4),
+        sums!($each, $parts, "{a4}", 12, 13, 14),
+        sums!($each, $parts, "{a4} + {across}", 15, 16, 17),
+        sums!($each, $parts, "{a4} + 2 * {across}", 18, 19, 20),
+        sums!($each, $parts, "{a4} + {across3}", 21, 22, 23),
+    ) };
+    ($each:ident, $parts:tt, 4) => { concat!(
+        sums!($each, $parts, "{a}", 0, 1, 2),
+        sums!($each, $parts, "{a} + {across}", 3, 4, 5),
+        sums!($each, $parts, "{a} + 2 * {across}", 6, 7, 8),
+        sums!($each, $parts, "{a} + {across3}", 9, 10, 11),
+    ) };
+    ($each:ident, 3, $at:literal, $x:literal, $y:literal, $z:literal) => { concat!(
+        $each!($at, 0, $x), $each!($at, 64, $y), $each!($at, 128, $z),
+    ) };
+    ($each:ident, 2, $at:literal, $x:literal, $y:literal, $z:literal) => { concat!(
+        $each!($at, 0, $x), $each!($at, 64, $y),
+    ) };
+    ($each:ident, 1, $at:literal, $x:literal, $y:literal, $z:literal) => { $each!($at, 0, $x) };
+}
+
+#[rustfmt::skip]
+macro_rules! begin {
+    ($at:literal, $offset:literal, $sum:literal) => { concat!(
+        "prefetcht0 byte ptr [", $at, " + ", $offset, "]\n",
+        "vpxord zmm", $sum, ", zmm", $sum, ", zmm", $sum, "\n",
+    ) };
+}
+
+#[rustfmt::skip]
+macro_rules! add {
+    ($at:literal, $offset:literal, $sum:literal) => {
+        concat!("vaddps zmm", $sum, ", zmm", $sum, ", zmmword ptr [", $at, " + ", $offset, "]\n")
+    };
+}
+
+#[rustfmt::skip]
+macro_rules! store {
+    ($at:literal, $offset:literal, $sum:literal) => {
+        concat!("vmovups zmmword ptr [", $at, " + ", $offset, "], zmm", $sum, "\n")
+    };
+}
+
+/// Instructions after which the registers of a have the address of rows: those at `$at`, `$across` apart.
+#[rustfmt::skip]
+macro_rules! rows_at {
+    ($at:literal, $across:literal) => { concat!(
+        "mov {a}, qword ptr [{tile} + {", $at, "}]\n",
+        "mov {across}, qword ptr [{tile} + {", $across, "}]\n",
+        "lea {across3}, [{across} + 2 * {across}]\n",
+        "lea {a4}, [{a} + 4 * {across}]\n",
+    ) };
+}
+
+/// A function that makes a tile of as many parts of 16 columns and as many rows. All of it is instructions of our own: compilers
+/// keep the sums in registers too, but not the addresses, and bring a tile's sums to their place by way of the stack.
+macro_rules! fill {
     ($name:ident, $parts:tt, $rows:tt) => {
         /// # Safety
         /// As [`fill`].
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
         #[inline]
         #[rustfmt::skip]
-        unsafe fn $name(k: usize, a: Left, b: *const f32, near: Ahead, far: Ahead) -> [[__m512; 3]; ROWS] {
-            let mut sums = [[_mm512_setzero_ps(); 3]; ROWS];
-            let [[s0, s1, s2], [s3, s4, s5], [s6, s7, s8], [s9, s10, s11],
-                [s12, s13, s14], [s15, s16, s17], [s18, s19, s20], [s21, s22, s23]] = &mut sums;
-            // SAFETY: reads a and b as far as the caller vouches for; prefetching is no access.
+        unsafe fn $name(tile: &Tile) {
+            // SAFETY: reads a and b and writes c as far as the caller vouches for; prefetching is no access.
             unsafe {
                 std::arch::asm!(
-                    "/* of eight rows alone: {a4} */",
+                    rows_at!("c_at", "c_across"),
+                    sums!(begin, $parts, $rows),
+                    rows_at!("a_at", "a_across"),
+                    "mov {along}, qword ptr [{tile} + {a_along}]",
+                    "mov {b}, qword ptr [{tile} + {b_at}]",
+                    "mov {near}, qword ptr [{tile} + {near_at}]",
+                    "mov {gap}, qword ptr [{tile} + {near_gap}]",
+                    "mov {near_by}, qword ptr [{tile} + {near_step}]",
+                    "mov {far}, qword ptr [{tile} + {far_at}]",
+                    "mov {far_by}, qword ptr [{tile} + {far_step}]",
+                    "mov {k}, qword ptr [{tile} + {depth}]",
                     "sub {k}, 16",
                     "jb 3f",
                     // While there are sixteen.
@@ -427,8 +496,8 @@ macro_rules! sums_of {
                     "prefetcht1 byte ptr [{far}]",
                     "prefetcht0 byte ptr [{near}]",
                     "prefetcht0 byte ptr [{near} + {gap}]",
-                    "add {far}, {far_step}",
-                    "add {near}, {near_step}",
+                    "add {far}, {far_by}",
+                    "add {near}, {near_by}",
                     step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
                     step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
                     step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
@@ -444,38 +513,41 @@ macro_rules! sums_of {
                     "dec {k}",
                     "jnz 4b",
                     "5:",
-                    k = inout(reg) k => _,
-                    a = inout(reg) a.at => _,
-                    a4 = inout(reg) a.at.wrapping_byte_add(4 * a.across) => _,
-                    across = in(reg) a.across,
-                    across3 = in(reg) 3 * a.across,
-                    along = in(reg) a.along,
-                    b = inout(reg) b => _,
-                    far = inout(reg) far.at => _,
-                    far_step = in(reg) far.step,
-                    near = inout(reg) near.at => _,
-                    near_step = in(reg) near.step,
-                    gap = in(reg) near.gap,
-                    inout("zmm0") *s0, inout("zmm1") *s1, inout("zmm2") *s2, inout("zmm3") *s3,
-                    inout("zmm4") *s4, inout("zmm5") *s5, inout("zmm6") *s6, inout("zmm7") *s7,
-                    inout("zmm8") *s8, inout("zmm9") *s9, inout("zmm10") *s10, inout("zmm11") *s11,
-                    inout("zmm12") *s12, inout("zmm13") *s13, inout("zmm14") *s14, inout("zmm15") *s15,
-                    inout("zmm16") *s16, inout("zmm17") *s17, inout("zmm18") *s18, inout("zmm19") *s19,
-                    inout("zmm20") *s20, inout("zmm21") *s21, inout("zmm22") *s22, inout("zmm23") *s23,
+                    rows_at!("c_at", "c_across"),
+                    "cmp qword ptr [{tile} + {adds}], 0",
+                    "je 6f",
+                    sums!(add, $parts, $rows),
+                    "6:",
+                    sums!(store, $parts, $rows),
+                    tile = in(reg) tile,
+                    k = out(reg) _, a = out(reg) _, a4 = out(reg) _, across = out(reg) _, across3 = out(reg) _,
+                    along = out(reg) _, b = out(reg) _, near = out(reg) _, gap = out(reg) _, near_by = out(reg) _,
+                    far = out(reg) _, far_by = out(reg) _,
+                    depth = const offset_of!(Tile, k),
+                    a_at = const offset_of!(Tile, a.at), a_across = const offset_of!(Tile, a.across),
+                    a_along = const offset_of!(Tile, a.along), b_at = const offset_of!(Tile, b),
+                    c_at = const offset_of!(Tile, c), c_across = const offset_of!(Tile, c_across),
+                    adds = const offset_of!(Tile, add),
+                    near_at = const offset_of!(Tile, near.at), near_gap = const offset_of!(Tile, near.gap),
+                    near_step = const offset_of!(Tile, near.step),
+                    far_at = const offset_of!(Tile, far.at), far_step = const offset_of!(Tile, far.step),
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+                    out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
+                    out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
+                    out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
                     out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _,
-                    options(readonly, nostack),
+                    options(nostack),
                 );
             }
-            sums
         }
     };
 }
-sums_of!(sums_of_one, 1, 8);
-sums_of!(sums_of_two, 2, 8);
-sums_of!(sums_of_three, 3, 8);
-sums_of!(half_sums_of_one, 1, 4);
-sums_of!(half_sums_of_two, 2, 4);
-sums_of!(half_sums_of_three, 3, 4);
+fill!(fill_one, 1, 8);
+fill!(fill_two, 2, 8);
+fill!(fill_three, 3, 8);
+fill!(fill_half_of_one, 1, 4);
+fill!(fill_half_of_two, 2, 4);
+fill!(fill_half_of_three, 3, 4);
 
 /// Some rows of a tile, and as many columns as there are.
 ///
