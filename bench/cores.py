@@ -1,12 +1,12 @@
 """All the cores of a CPU: threads of one rank against ranks, separate programs and PyTorch's threads, in one run.
 
     python bench/cores.py --out bench/2026-11-17-h200-cores [--case ti4,s16,swin] [--cores 2,4,8,16] [--rounds 5] [--seconds 90]
-        [--vitesse before=PATH --vitesse after=PATH] [--before-at 16]
+        [--vitesse before=PATH --vitesse after=PATH] [--before-at 16] [--torch-every 3]
 
 Every core has the same number of images a step. Programs hold models ready for all numbers N of cores and are asked in turn for
 one step each, over and over, in this order and the other way round, so that a noisy machine is noisy for all: one rank of N threads (of
 each binary), N ranks of one thread and N programs that know nothing of each other (of the last binary), and PyTorch with N
-threads. PyTorch and binaries other than the last take part in every third round, separate programs in every fourth. Rounds end
+threads. PyTorch and binaries other than the last take part in every third round (PyTorch as `--torch-every` says), separate programs in every fourth. Rounds end
 after `--seconds` of a case, but no sooner than after `--rounds`. Raw samples, CPU time and peaks of resident memory go to
 OUT/cores-CASE.json after every round, the reading to OUT/cores-CASE.md. `--before-at` names the numbers of cores at which
 binaries other than the last run too; all of them, if it is not given.
@@ -24,7 +24,7 @@ CASES = {  # name: (vitesse model, pixels, images a core, classes)
     "swin": ("swinv2-ti/w8", 256, 2, 1000),
     "upernet": ("swinv2-ti/w8+upernet", 128, 2, 150),
 }
-EVERY = {"apart": 4, "PyTorch, threads": 3}  # rounds from one turn to the next
+APART_EVERY = 4  # rounds from one turn to the next
 
 
 def torch_model(name, pixels, classes):
@@ -126,12 +126,13 @@ class Programs:
                 of["PyTorch, threads"] = Torch(torch, cores)
             self.of[str(cores)] = of
         self.last = f"{args.binaries[-1][0]}, threads"
+        self.every = {"apart": APART_EVERY, "PyTorch, threads": args.torch_every, self.last: 1, "ranks": 1}
 
     def turns(self, number):
         """Who is asked in a round; all in round 0, which warms up."""
         for cores, of in self.of.items():
             for key in list(of) if number % 2 == 0 else list(of)[::-1]:
-                every = EVERY.get(key, 1 if key in (self.last, "ranks") else 3)
+                every = self.every.get(key, 3)
                 if number == 0 or number % every == 1 % every:
                     yield cores, key, of[key]
 
@@ -203,6 +204,7 @@ def main():
     parser.add_argument("--vitesse", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--before-at", type=numbers)
     parser.add_argument("--threads-only", action="store_true")
+    parser.add_argument("--torch-every", type=int, default=3)
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()

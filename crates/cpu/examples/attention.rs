@@ -76,7 +76,7 @@ fn run(threads: usize, tokens: usize, head: usize) {
     let mut executor = executor(threads, batch, tokens, head);
     let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     let mut tiles = Tiles::new(tokens, head);
-    // Seconds of forward and backward: of the steps, of their matmuls alone, and of `gemm` for one head.
+    // Seconds of forward and backward: of the steps, of their matmuls alone, and of `gemm` for as many heads.
     let mut samples: [[Vec<f64>; 3]; 2] = Default::default();
     for round in 0..=ROUNDS {
         let mut steps = |which| {
@@ -86,7 +86,9 @@ fn run(threads: usize, tokens: usize, head: usize) {
         let step = [steps(Which::Eval), steps(Which::Last)];
         let mut matmuls = |which| seconds(threads, || executor.run_products(which, &header));
         let alone = [matmuls(Which::Eval), matmuls(Which::Last)];
-        let gemm = [seconds(1, || tiles.forward()), seconds(1, || tiles.backward())];
+        let heads = 0..batch * HEADS;
+        let forward = seconds(1, || heads.clone().for_each(|_| tiles.forward()));
+        let gemm = [forward, seconds(1, || heads.clone().for_each(|_| tiles.backward()))];
         if round > 0 {
             // The rest of a plan is a few rows.
             for (j, [forward, both]) in [step, alone].into_iter().enumerate() {
@@ -104,7 +106,7 @@ fn run(threads: usize, tokens: usize, head: usize) {
             samples[i][ROUNDS / 2]
         };
         let [step, alone] = [median(0), median(1)].map(|seconds| matmuls * flops / seconds / 1e9);
-        let gemm = threads as f64 * matmuls * flops / (batch * HEADS) as f64 / median(2) / 1e9;
+        let gemm = threads as f64 * matmuls * flops / median(2) / 1e9;
         print!("   {name} {step:>6.1} {alone:>6.1} {gemm:>6.1} {:>4.0}%", 100.0 * step / gemm);
     }
     println!();

@@ -32,8 +32,8 @@ const LINE: usize = 16;
 
 const RIGHT: usize = PANELS * COLS * DEPTH;
 const LEFT: usize = PACKED_ROWS * DEPTH;
-/// Most of a right side that stays packed from one product to the next: 4 MB.
-const KEPT: usize = 1 << 20;
+/// Most of a right side that stays packed from one product to the next: 2 MB.
+const KEPT: usize = 1 << 19;
 
 thread_local! {
     /// Where this thread packs.
@@ -314,12 +314,18 @@ pub unsafe fn fill(
     let tile = Tile { k, a, b, c: c.ptr, c_across: 4 * c.row_stride, add: add.into(), near, far };
     // SAFETY: passed on to the caller.
     unsafe {
-        match (parts, rows) {
-            (3, ROWS) => fill_three(&tile),
-            (2, ROWS) => fill_two(&tile),
-            (_, ROWS) => fill_one(&tile),
-            (3, _) => fill_half_of_three(&tile),
-            (2, _) => fill_half_of_two(&tile),
+        match (parts, rows, a.along) {
+            (3, ROWS, 4) => fill_three_in_place(&tile),
+            (2, ROWS, 4) => fill_two_in_place(&tile),
+            (_, ROWS, 4) => fill_one_in_place(&tile),
+            (3, ROWS, 32) => fill_three_packed(&tile),
+            (2, ROWS, 32) => fill_two_packed(&tile),
+            (_, ROWS, 32) => fill_one_packed(&tile),
+            (3, ROWS, _) => fill_three(&tile),
+            (2, ROWS, _) => fill_two(&tile),
+            (_, ROWS, _) => fill_one(&tile),
+            (3, ..) => fill_half_of_three(&tile),
+            (2, ..) => fill_half_of_two(&tile),
             _ => fill_half_of_one(&tile),
         }
     }
@@ -340,70 +346,95 @@ struct Tile {
     far: Ahead,
 }
 
-/// Instructions of a row: its number, wherever it is, times each part of b.
+/// Instructions of a row for the `$k`th of sixteen k: its number, wherever it is, times each part of b.
 #[rustfmt::skip]
 macro_rules! row {
-    ($at:literal $(, $sum:literal += $part:literal)*) => {
+    ($at:literal, $k:literal, $along:tt $(, $sum:literal += $part:literal)*) => {
         concat!(
-            "vbroadcastss zmm27, dword ptr [", $at, "]\n",
+            "vbroadcastss zmm27, dword ptr [", $at, along!($k, $along), "]\n",
             $("vfmadd231ps zmm", $sum, ", zmm27, zmm", $part, "\n",)*
         )
     };
 }
 
-/// Instructions of one k, for as many parts of 16 columns: the first four rows, and the others where there are eight.
+/// How far the `$k`th number of a row is from where the registers of a point: if numbers are any distance apart, they go along.
+#[rustfmt::skip]
+macro_rules! along {
+    ($k:literal, any) => { "" };
+    ($k:literal, $along:literal) => { concat!(" + ", $k, " * ", $along) };
+}
+
+/// Instructions of the `$k`th of sixteen k, for as many parts of 16 columns: the first four rows, and the others where there are
+/// eight. What three parts of b will be in eight k is fetched.
 #[rustfmt::skip]
 macro_rules! step {
-    (3, 8) => { concat!(
-        step!(3, 4),
-        row!("{a4}", 12 += 24, 13 += 25, 14 += 26),
-        row!("{a4} + {across}", 15 += 24, 16 += 25, 17 += 26),
-        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25, 20 += 26),
-        row!("{a4} + {across3}", 21 += 24, 22 += 25, 23 += 26),
-        "add {a4}, {along}\n",
+    (3, 8, $k:literal, $along:tt) => { concat!(
+        step!(3, 4, $k, $along),
+        row!("{a4}", $k, $along, 12 += 24, 13 += 25, 14 += 26),
+        row!("{a4} + {across}", $k, $along, 15 += 24, 16 += 25, 17 += 26),
+        row!("{a4} + 2 * {across}", $k, $along, 18 += 24, 19 += 25, 20 += 26),
+        row!("{a4} + {across3}", $k, $along, 21 += 24, 22 += 25, 23 += 26),
+        step!(lower, $along),
     ) };
-    (3, 4) => { concat!(
-        "vmovups zmm24, zmmword ptr [{b}]\n",
-        "vmovups zmm25, zmmword ptr [{b} + 64]\n",
-        "vmovups zmm26, zmmword ptr [{b} + 128]\n",
-        row!("{a}", 0 += 24, 1 += 25, 2 += 26),
-        row!("{a} + {across}", 3 += 24, 4 += 25, 5 += 26),
-        row!("{a} + 2 * {across}", 6 += 24, 7 += 25, 8 += 26),
-        row!("{a} + {across3}", 9 += 24, 10 += 25, 11 += 26),
-        "add {b}, 192\n", "add {a}, {along}\n",
+    (3, 4, $k:literal, $along:tt) => { concat!(
+        "prefetcht0 byte ptr [{b} + ", $k, " * 192 + 1536]\n",
+        "prefetcht0 byte ptr [{b} + ", $k, " * 192 + 1600]\n",
+        "prefetcht0 byte ptr [{b} + ", $k, " * 192 + 1664]\n",
+        "vmovups zmm24, zmmword ptr [{b} + ", $k, " * 192 + 0]\n",
+        "vmovups zmm25, zmmword ptr [{b} + ", $k, " * 192 + 64]\n",
+        "vmovups zmm26, zmmword ptr [{b} + ", $k, " * 192 + 128]\n",
+        row!("{a}", $k, $along, 0 += 24, 1 += 25, 2 += 26),
+        row!("{a} + {across}", $k, $along, 3 += 24, 4 += 25, 5 += 26),
+        row!("{a} + 2 * {across}", $k, $along, 6 += 24, 7 += 25, 8 += 26),
+        row!("{a} + {across3}", $k, $along, 9 += 24, 10 += 25, 11 += 26),
+        step!(upper, $along),
     ) };
-    (2, 8) => { concat!(
-        step!(2, 4),
-        row!("{a4}", 12 += 24, 13 += 25),
-        row!("{a4} + {across}", 15 += 24, 16 += 25),
-        row!("{a4} + 2 * {across}", 18 += 24, 19 += 25),
-        row!("{a4} + {across3}", 21 += 24, 22 += 25),
-        "add {a4}, {along}\n",
+    (2, 8, $k:literal, $along:tt) => { concat!(
+        step!(2, 4, $k, $along),
+        row!("{a4}", $k, $along, 12 += 24, 13 += 25),
+        row!("{a4} + {across}", $k, $along, 15 += 24, 16 += 25),
+        row!("{a4} + 2 * {across}", $k, $along, 18 += 24, 19 += 25),
+        row!("{a4} + {across3}", $k, $along, 21 += 24, 22 += 25),
+        step!(lower, $along),
     ) };
-    (2, 4) => { concat!(
-        "vmovups zmm24, zmmword ptr [{b}]\n",
-        "vmovups zmm25, zmmword ptr [{b} + 64]\n",
-        row!("{a}", 0 += 24, 1 += 25),
-        row!("{a} + {across}", 3 += 24, 4 += 25),
-        row!("{a} + 2 * {across}", 6 += 24, 7 += 25),
-        row!("{a} + {across3}", 9 += 24, 10 += 25),
-        "add {b}, 128\n", "add {a}, {along}\n",
+    (2, 4, $k:literal, $along:tt) => { concat!(
+        "vmovups zmm24, zmmword ptr [{b} + ", $k, " * 128 + 0]\n",
+        "vmovups zmm25, zmmword ptr [{b} + ", $k, " * 128 + 64]\n",
+        row!("{a}", $k, $along, 0 += 24, 1 += 25),
+        row!("{a} + {across}", $k, $along, 3 += 24, 4 += 25),
+        row!("{a} + 2 * {across}", $k, $along, 6 += 24, 7 += 25),
+        row!("{a} + {across3}", $k, $along, 9 += 24, 10 += 25),
+        step!(upper, $along),
     ) };
-    (1, 8) => { concat!(
-        step!(1, 4),
-        row!("{a4}", 12 += 24),
-        row!("{a4} + {across}", 15 += 24),
-        row!("{a4} + 2 * {across}", 18 += 24),
-        row!("{a4} + {across3}", 21 += 24),
-        "add {a4}, {along}\n",
+    (1, 8, $k:literal, $along:tt) => { concat!(
+        step!(1, 4, $k, $along),
+        row!("{a4}", $k, $along, 12 += 24),
+        row!("{a4} + {across}", $k, $along, 15 += 24),
+        row!("{a4} + 2 * {across}", $k, $along, 18 += 24),
+        row!("{a4} + {across3}", $k, $along, 21 += 24),
+        step!(lower, $along),
     ) };
-    (1, 4) => { concat!(
-        "vmovups zmm24, zmmword ptr [{b}]\n",
-        row!("{a}", 0 += 24),
-        row!("{a} + {across}", 3 += 24),
-        row!("{a} + 2 * {across}", 6 += 24),
-        row!("{a} + {across3}", 9 += 24),
-        "add {b}, 64\n", "add {a}, {along}\n",
+    (1, 4, $k:literal, $along:tt) => { concat!(
+        "vmovups zmm24, zmmword ptr [{b} + ", $k, " * 64 + 0]\n",
+        row!("{a}", $k, $along, 0 += 24),
+        row!("{a} + {across}", $k, $along, 3 += 24),
+        row!("{a} + 2 * {across}", $k, $along, 6 += 24),
+        row!("{a} + {across3}", $k, $along, 9 += 24),
+        step!(upper, $along),
+    ) };
+    (upper, any) => { "add {a}, {along}\n" };
+    (lower, any) => { "add {a4}, {along}\n" };
+    ($rows:ident, $along:literal) => { "" };
+}
+
+/// Instructions after `$count` k: of b, and of a unless it went along.
+#[rustfmt::skip]
+macro_rules! go_on {
+    ($count:literal, $parts:tt, any) => { concat!("add {b}, ", $count, " * 64 * ", $parts, "\n") };
+    ($count:literal, $parts:tt, $along:literal) => { concat!(
+        go_on!($count, $parts, any),
+        "add {a}, ", $count, " * ", $along, "\n",
+        "add {a4}, ", $count, " * ", $along, "\n",
     ) };
 }
 
@@ -465,10 +496,10 @@ macro_rules! rows_at {
     ) };
 }
 
-/// A function that makes a tile of as many parts of 16 columns and as many rows. All of it is instructions of our own: compilers
+/// A function that makes a tile of as many parts of 16 columns and as many rows, whose numbers lie as many bytes apart. All of it is instructions of our own: compilers
 /// keep the sums in registers too, but not the addresses, and bring a tile's sums to their place by way of the stack.
 macro_rules! fill {
-    ($name:ident, $parts:tt, $rows:tt) => {
+    ($name:ident, $parts:tt, $rows:tt, $along:tt) => {
         /// # Safety
         /// As [`fill`].
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
@@ -498,10 +529,11 @@ macro_rules! fill {
                     "prefetcht0 byte ptr [{near} + {gap}]",
                     "add {far}, {far_by}",
                     "add {near}, {near_by}",
-                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
-                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
-                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
-                    step!($parts, $rows), step!($parts, $rows), step!($parts, $rows), step!($parts, $rows),
+                    step!($parts, $rows, 0, $along), step!($parts, $rows, 1, $along), step!($parts, $rows, 2, $along), step!($parts, $rows, 3, $along),
+                    step!($parts, $rows, 4, $along), step!($parts, $rows, 5, $along), step!($parts, $rows, 6, $along), step!($parts, $rows, 7, $along),
+                    step!($parts, $rows, 8, $along), step!($parts, $rows, 9, $along), step!($parts, $rows, 10, $along), step!($parts, $rows, 11, $along),
+                    step!($parts, $rows, 12, $along), step!($parts, $rows, 13, $along), step!($parts, $rows, 14, $along), step!($parts, $rows, 15, $along),
+                    go_on!(16, $parts, $along),
                     "sub {k}, 16",
                     "jae 2b",
                     // And those left, fewer than sixteen.
@@ -509,7 +541,8 @@ macro_rules! fill {
                     "add {k}, 16",
                     "jz 5f",
                     "4:",
-                    step!($parts, $rows),
+                    step!($parts, $rows, 0, $along),
+                    go_on!(1, $parts, $along),
                     "dec {k}",
                     "jnz 4b",
                     "5:",
@@ -542,12 +575,19 @@ macro_rules! fill {
         }
     };
 }
-fill!(fill_one, 1, 8);
-fill!(fill_two, 2, 8);
-fill!(fill_three, 3, 8);
-fill!(fill_half_of_one, 1, 4);
-fill!(fill_half_of_two, 2, 4);
-fill!(fill_half_of_three, 3, 4);
+// Rows that are read in place, those that were packed, and any others.
+fill!(fill_one_in_place, 1, 8, 4);
+fill!(fill_two_in_place, 2, 8, 4);
+fill!(fill_three_in_place, 3, 8, 4);
+fill!(fill_one_packed, 1, 8, 32);
+fill!(fill_two_packed, 2, 8, 32);
+fill!(fill_three_packed, 3, 8, 32);
+fill!(fill_one, 1, 8, any);
+fill!(fill_two, 2, 8, any);
+fill!(fill_three, 3, 8, any);
+fill!(fill_half_of_one, 1, 4, any);
+fill!(fill_half_of_two, 2, 4, any);
+fill!(fill_half_of_three, 3, 4, any);
 
 /// Some rows of a tile, and as many columns as there are.
 ///
