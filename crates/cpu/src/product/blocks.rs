@@ -12,7 +12,7 @@
 use super::Matrix;
 use crate::memory::Block;
 use std::arch::x86_64::*;
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -25,27 +25,24 @@ const COLS: usize = 48;
 const PANELS: usize = 4;
 /// Most of k that one pass covers: 25 KB of the left side's rows, 600 KB of the right side.
 const DEPTH: usize = 800;
-/// Most rows of the left side packed together.
+/// Most rows of the left side packed together: 2.4 MB of it.
 const PACKED_ROWS: usize = 768;
 /// Numbers in a line of the cache; also the steps of k for which a tile fetches lines ahead once.
 const LINE: usize = 16;
 
 const RIGHT: usize = PANELS * COLS * DEPTH;
 const LEFT: usize = PACKED_ROWS * DEPTH;
-/// Most of a right side that stays packed from one product to the next: 2 MB.
-const KEPT: usize = 1 << 19;
 
 thread_local! {
     /// Where this thread packs.
-    static PACKED: OnceCell<Block> = const { OnceCell::new() };
-    /// The right side that this thread packed last, of those that stay as they are for a while.
-    static STAYS: RefCell<Stays> = const { RefCell::new(Stays { of: None, block: None }) };
+    static PACKED: RefCell<Packed> = const { RefCell::new(Packed { block: None, stays: None }) };
 }
 
-/// A right side whose first panels stay packed, up to [`KEPT`].
-struct Stays {
-    of: Option<Right>,
+/// Room for panels of a right side, and for a left side; or where that is read in place, for panels that stay.
+struct Packed {
     block: Option<Block>,
+    /// The right side whose first panels are there.
+    stays: Option<Right>,
 }
 
 /// The right side of a product, which is the same for as long as `moment` is.
@@ -57,41 +54,13 @@ struct Right {
     sizes: (usize, usize),
 }
 
-/// Where panels of a right side lie that stay packed.
-#[derive(Clone, Copy)]
-struct Place {
-    at: *mut f32,
-    /// Numbers for which there is room.
-    room: usize,
-    /// Whether they are there from a product before.
-    is_filled: bool,
-}
-
-impl Place {
-    const NONE: Place = Place { at: std::ptr::null_mut(), room: 0, is_filled: false };
-
-    /// The panels of `len` numbers from number `start` on, if they have a place here.
-    fn of(&self, start: usize, len: usize) -> Option<*mut f32> {
-        (start + len <= self.room).then(|| self.at.wrapping_add(start))
-    }
-}
-
-impl Stays {
-    fn place(&mut self, right: Right) -> Place {
-        let (k, n) = right.sizes;
-        let room = (k * n.next_multiple_of(LINE)).min(KEPT);
-        let bytes = room * size_of::<f32>();
-        let is_filled = self.of == Some(right);
-        self.of = Some(right);
-        if self.block.as_ref().is_none_or(|block| block.bytes() < bytes) {
-            self.block = Block::new(bytes);
-        }
-        // Without memory to keep it in, it is packed anew each time.
-        self.block.as_ref().map_or(Place::NONE, |block| Place {
-            at: block.view(0, room).at(0),
-            room,
-            is_filled,
-        })
+impl Packed {
+    /// Room for [`RIGHT`] and for [`LEFT`].
+    fn room(&mut self) -> (*mut f32, *mut f32) {
+        let block = self.block.get_or_insert_with(|| {
+            Block::new((RIGHT + LEFT) * size_of::<f32>()).expect("3 MB to pack products in")
+        });
+        (block.view(0, RIGHT).at(0), block.view(RIGHT * size_of::<f32>(), LEFT).at(0))
     }
 }
 
@@ -120,52 +89,48 @@ pub unsafe fn product(
 ) {
     // As even as can be.
     let depth = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(LINE);
-    let height =
-        if a.col_stride == 1 { m } else { m.div_ceil(m.div_ceil(PACKED_ROWS)).next_multiple_of(COLS) };
-    let whole = |stays: &mut Stays| {
-        let strides = (b.row_stride, b.col_stride);
-        let right =
-            moment.filter(|_| height == m).map(|moment| Right { moment, at: b.ptr, strides, sizes: (k, n) });
-        let place = right.map_or(Place::NONE, |right| stays.place(right));
-        PACKED.with(|packed| {
-            let bytes = (RIGHT + LEFT) * size_of::<f32>();
-            let packed = packed.get_or_init(|| Block::new(bytes).expect("3 MB to pack products in"));
-            let (right, left) =
-                (packed.view(0, RIGHT).at(0), packed.view(RIGHT * size_of::<f32>(), LEFT).at(0));
-            for rows in ranges(m, height) {
-                let mut start = 0;
-                for deep in ranges(k, depth) {
-                    let add = add || deep.start > 0;
-                    let (a, c) = (a.from(rows.start, deep.start), c.from(rows.start, 0));
-                    let sweep = Sweep { rows: rows.len(), deep: deep.len(), a, c, add, left };
-                    for cols in ranges(n, PANELS * COLS) {
-                        let len = deep.len() * cols.len().next_multiple_of(LINE);
-                        let at = place.of(start, len);
-                        start += len;
-                        let next = if cols.end < n { (deep.start, cols.end) } else { (deep.end, 0) };
-                        let next = match place.of(start, 1).filter(|_| place.is_filled) {
-                            _ if next.0 >= k => Next::Nothing,
-                            Some(packed) => Next::Packed(packed),
-                            None => Next::From(b.from(next.0, next.1)),
-                        };
-                        // SAFETY: passed on to the caller; one call of a thread at a time packs here.
-                        unsafe {
-                            if at.is_none() || !place.is_filled {
-                                pack_right(
-                                    deep.len(),
-                                    cols.len(),
-                                    b.from(deep.start, cols.start),
-                                    at.unwrap_or(right),
-                                );
-                            }
-                            sweep.run(at.unwrap_or(right), cols, next);
+    let in_place = a.col_stride == 1;
+    let height = if in_place { m } else { m.div_ceil(m.div_ceil(PACKED_ROWS)).next_multiple_of(COLS) };
+    PACKED.with_borrow_mut(|packed| {
+        let (right, left) = packed.room();
+        let (at, strides, sizes) = (b.ptr.cast_const(), (b.row_stride, b.col_stride), (k, n));
+        let stays = moment.filter(|_| in_place).map(|moment| Right { moment, at, strides, sizes });
+        let is_filled = stays.is_some() && packed.stays == stays;
+        // Where so many numbers of panels stay, after so many others.
+        let place = |start: usize, len: usize| {
+            (stays.is_some() && start + len <= LEFT).then(|| left.wrapping_add(start))
+        };
+        if stays.is_some() || !in_place {
+            packed.stays = stays;
+        }
+        for rows in ranges(m, height) {
+            let mut start = 0;
+            for deep in ranges(k, depth) {
+                let add = add || deep.start > 0;
+                let (a, c) = (a.from(rows.start, deep.start), c.from(rows.start, 0));
+                let sweep = Sweep { rows: rows.len(), deep: deep.len(), a, c, add, left };
+                for cols in ranges(n, PANELS * COLS) {
+                    let len = deep.len() * cols.len().next_multiple_of(LINE);
+                    let at = place(start, len);
+                    start += len;
+                    let next = if cols.end < n { (deep.start, cols.end) } else { (deep.end, 0) };
+                    let next = match place(start, 1).filter(|_| is_filled) {
+                        _ if next.0 >= k => Next::Nothing,
+                        Some(packed) => Next::Packed(packed),
+                        None => Next::From(b.from(next.0, next.1)),
+                    };
+                    let from = b.from(deep.start, cols.start);
+                    // SAFETY: passed on to the caller; one call of a thread at a time packs here.
+                    unsafe {
+                        if at.is_none() || !is_filled {
+                            pack_right(deep.len(), cols.len(), from, at.unwrap_or(right));
                         }
+                        sweep.run(at.unwrap_or(right), cols, next);
                     }
                 }
             }
-        });
-    };
-    STAYS.with_borrow_mut(whole);
+        }
+    });
 }
 
 fn ranges(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {

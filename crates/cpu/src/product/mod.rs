@@ -216,6 +216,9 @@ mod tests {
                 assert_eq!(at(&first, 1), plain(&first), "again");
                 assert_eq!(at(&second, 1), plain(&second), "another in the same moment");
                 assert_eq!(at(&first, 1), plain(&first), "the first again");
+                // A left side that is packed, at the same place.
+                check((96, 96, 800), true, false, false);
+                assert_eq!(at(&first, 1), plain(&first), "after another product");
             }
             // The same place, with another content.
             let (a, mut b) = (narrow(&noise(9, 64 * k, 1.0)), first);
