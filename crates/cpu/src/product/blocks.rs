@@ -25,8 +25,8 @@ const COLS: usize = 48;
 const PANELS: usize = 4;
 /// Most of k that one pass covers: 25 KB of the left side's rows, 600 KB of the right side.
 const DEPTH: usize = 800;
-/// Most rows of the left side packed together: 2.4 MB of it.
-const PACKED_ROWS: usize = 768;
+/// Most rows of the left side packed together: 1.8 MB of it.
+const PACKED_ROWS: usize = 576;
 /// Numbers in a line of the cache; also the steps of k for which a tile fetches lines ahead once.
 const LINE: usize = 16;
 
@@ -58,7 +58,7 @@ impl Packed {
     /// Room for [`RIGHT`] and for [`LEFT`].
     fn room(&mut self) -> (*mut f32, *mut f32) {
         let block = self.block.get_or_insert_with(|| {
-            Block::new((RIGHT + LEFT) * size_of::<f32>()).expect("3 MB to pack products in")
+            Block::new((RIGHT + LEFT) * size_of::<f32>()).expect("2.5 MB to pack products in")
         });
         (block.view(0, RIGHT).at(0), block.view(RIGHT * size_of::<f32>(), LEFT).at(0))
     }
