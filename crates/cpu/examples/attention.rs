@@ -1,4 +1,4 @@
-//! Times attention by tokens and head size: `cargo run --release -p cpu --example attention [threads [tokens [head size]]]`.
+//! Times attention by tokens and head size: `cargo run --release -p cpu --example attention [threads [tokens [head size [rounds]]]]`.
 //!
 //! For each shape, forward and backward: GFLOP/s, by the processors' time where there is one thread, of the step, of its matmuls
 //! alone, and of the `gemm` crate at the same tile shapes (one thread), operands in the cache; the step's rate as a share of
@@ -13,7 +13,6 @@ use graph::{
     Settings, Target, compile,
 };
 
-const ROUNDS: usize = 9;
 const HEADS: usize = 4;
 
 fn main() {
@@ -27,7 +26,7 @@ fn main() {
     let heads = number(3).map_or(vec![64, 72, 80, 88, 128], |head| vec![head]);
     for &tokens in &tokens {
         for &head in &heads {
-            run(threads, tokens, head);
+            run(threads, tokens, head, number(4).unwrap_or(9));
         }
     }
 }
@@ -71,14 +70,14 @@ fn fill(executor: &mut Executor<f32>, which: Which) {
     executor.input(which, "weights").expect("weights").fill(1.0);
 }
 
-fn run(threads: usize, tokens: usize, head: usize) {
+fn run(threads: usize, tokens: usize, head: usize, rounds: usize) {
     let batch = (1024 / tokens).max(1);
     let mut executor = executor(threads, batch, tokens, head);
     let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     let mut tiles = Tiles::new(tokens, head);
     // Seconds of forward and backward: of the steps, of their matmuls alone, and of `gemm` for as many heads.
     let mut samples: [[Vec<f64>; 3]; 2] = Default::default();
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds {
         let mut steps = |which| {
             fill(&mut executor, which);
             seconds(threads, || executor.run(which, &header).expect("it runs"))
@@ -103,7 +102,7 @@ fn run(threads: usize, tokens: usize, head: usize) {
     for ((name, matmuls), samples) in [("forward", 2.0), ("backward", 5.0)].into_iter().zip(&mut samples) {
         let mut median = |i: usize| {
             samples[i].sort_by(f64::total_cmp);
-            samples[i][ROUNDS / 2]
+            samples[i][rounds / 2]
         };
         let [step, alone] = [median(0), median(1)].map(|seconds| matmuls * flops / seconds / 1e9);
         let gemm = threads as f64 * matmuls * flops / median(2) / 1e9;
