@@ -15,9 +15,11 @@ pub struct Bytes {
 /// A memory that values and states lie in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
+    /// The one that values of a plan share.
     Arena,
     /// The states' own.
     Own,
+    /// The host's.
     Host,
 }
 
