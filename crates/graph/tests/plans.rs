@@ -387,3 +387,30 @@ fn two_losses_channels_last() {
     );
     refused("8 compute loss", "8 comm loss", "step 8 (add, loss): runs on the compute lane");
 }
+
+/// A tensor in a flat buffer is some of its bytes: whoever writes the one writes the other.
+#[test]
+fn a_view_is_overwritten_with_its_buffer() {
+    let plan = |steps: &str| -> Result<(), String> {
+        let text = format!(
+            "plan update batch=1 height=1 width=1 arena=512\n\
+            state b f32[64] \"flat\" own@0\n\
+            state w f32[8] {{\"parameter\":\"zeros\"}} own@128\n\
+            state g f32[64] \"flat\" own@256\n{steps}"
+        );
+        text.parse::<Plan>().unwrap().check().map_err(|error| error.to_string())
+    };
+    let (write, read) =
+        ("compute $b = accumulate($b, $g) ; update b", "compute y f32[8] @0 = gelu($w) ; update y");
+    assert_eq!(plan(&format!("0 {read}\n1 {write}\noutput y\n")), Ok(()));
+    let late = plan(&format!("0 {write}\n1 {read}\noutput y\n"));
+    assert_eq!(late, Err("step 1 (gelu, y): w is not there, or overwritten by now".into()));
+    let beside = read.replace("compute", "side");
+    let early = plan(&format!("0 {beside}\n1 {write}\noutput y\n"));
+    assert_eq!(early, Err("step 1 (accumulate, b): writes over w, which step 0 may still use".into()));
+    let waits = write.replace(" ;", " wait=0 ;");
+    assert_eq!(plan(&format!("0 {beside}\n1 {waits}\noutput y\n")), Ok(()));
+    // Beside it, nothing is in the way.
+    let apart = beside.replace("$w", "$g").replace("f32[8] @0", "f32[64] @0");
+    assert_eq!(plan(&format!("0 {apart}\n1 {write}\noutput y\n")), Ok(()));
+}
