@@ -3,13 +3,14 @@
 set -eu
 cd "$(dirname "$0")"
 data=../crates/data/tests/fixtures
-train=../crates/train/tests/fixtures
+config=../crates/config
+formats=../crates/formats/tests/fixtures
 mkdir -p corpus/pickle corpus/cifar corpus/image corpus/safetensors corpus/pth corpus/config
 
 cp "$data"/pickle/*.pkl corpus/pickle/
 cp "$data"/images/*.jpg "$data"/images/*.png "$data"/images/*.webp corpus/image/
-cp "$train"/pth/*.pth "$train"/pth/*.zip corpus/pth/
-cp "$train"/deepspeed/*.json corpus/config/
+cp "$formats"/pth/*.pth "$formats"/pth/*.zip corpus/pth/
+cp "$config"/tests/fixtures/deepspeed/*.json corpus/config/
 
 # A letter before a file of CIFAR says which one it is: see targets/cifar.rs.
 with_letter() { { printf %s "$1"; cat "$2"; } >"corpus/cifar/$3"; }
@@ -40,7 +41,7 @@ done
 safetensors() {
     printf "\\$(printf %o "${#2}")\0\0\0\0\0\0\0%s%s" "$2" "$3" >"corpus/safetensors/$1"
 }
-cp "$train"/pth/*.safetensors corpus/safetensors/
+cp "$formats"/pth/*.safetensors corpus/safetensors/
 safetensors halves '{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[],"data_offsets":[4,6]}}' 123456
 safetensors double '{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}' 12345678
 safetensors record '{"__metadata__":{"config":"{\"schema\":1,\"model\":\"vit\",\"class_names\":[]}"}}' ''
@@ -54,5 +55,5 @@ cat >corpus/config/schedule <<'JSON'
 JSON
 
 # Words of the configuration, for the target to put together.
-grep -oh '"[A-Za-z_0-9.]*"' ../crates/train/src/deepspeed/keys.rs | tr -d '"' | tr . '\n' | sort -u | grep . |
+grep -oh '"[A-Za-z_0-9.]*"' "$config"/src/deepspeed/keys.rs | tr -d '"' | tr . '\n' | sort -u | grep . |
     sed 's/.*/"\\"&\\""/' >corpus/config.dict

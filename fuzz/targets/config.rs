@@ -2,8 +2,8 @@
 
 use fuzz::{check_error, within};
 use libfuzzer_sys::fuzz_target;
-use train::deepspeed::DeepSpeed;
-use train::{Facts, Raw, Resolved};
+use config::deepspeed::DeepSpeed;
+use config::{Facts, Raw, Resolved};
 
 /// For a file of 64 KiB, more than which is not read.
 const BOUND: usize = 32 << 20;

@@ -4,7 +4,7 @@ use data::pickle::MEMORY_PER_BYTE;
 use fuzz::{Scratch, check_error, within};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
-use train::pth;
+use formats::pth;
 
 static SCRATCH: LazyLock<Scratch> = LazyLock::new(|| Scratch::new("pth"));
 

@@ -3,8 +3,8 @@
 use fuzz::{Scratch, check_error, within};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
-use train::stored::Stored;
-use train::weights;
+use formats::tensors::Stored;
+use formats::weights;
 
 static SCRATCH: LazyLock<Scratch> = LazyLock::new(|| Scratch::new("safetensors"));
 

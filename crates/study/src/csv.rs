@@ -2,9 +2,9 @@
 
 use crate::error::StudyError;
 use crate::results::{Epoch, Measured, Outcome, Point, Results, Run};
+use files;
 use std::io::Write;
 use std::path::Path;
-use train::files;
 
 const COLUMNS: &str = "point,kind,series,task,model,image_size,data,data_fraction,ranks,hosts,threads_per_rank,batch_per_rank,\
 accumulation,global_batch,optimizer,precision,device,comm,images_per_epoch,steps,repeat,started,run_seconds,steps_counted,\

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use train::nearest::nearest;
+use text::nearest;
 
 /// A study as asked for: experiments, and how their runs are started. Written to `study.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

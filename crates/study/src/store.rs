@@ -5,13 +5,13 @@ use crate::error::StudyError;
 use crate::grid::Planned;
 use crate::results::{FORMAT, Platform, Point, Results, Run};
 use crate::spec::Study;
+use files;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use train::files;
 
 /// `study.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,8 +3,8 @@
 //! A step ends with one small exchange in which every rank tells what it measured, so that all of them know the slowest, and
 //! agree on what to do next (to stop, or to divide the work otherwise) without asking.
 
-use crate::sensors::Sensors;
 use comm::{CommError, Communicator, Name};
+use devices::sensors::Sensors;
 use graph::run::{Account as Spent, ExchangeTime};
 use serde::Serialize;
 use std::time::Instant;

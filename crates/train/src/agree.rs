@@ -1,9 +1,9 @@
 //! Before the first step all ranks compare what they are about to do.
 
-use crate::config::Resolved;
 use crate::error::TrainError;
-use crate::sets::Sets;
 use comm::Communicator;
+use config::Resolved;
+use config::sets::Sets;
 use graph::Program;
 use serde::{Deserialize, Serialize};
 

@@ -1,12 +1,12 @@
 //! Benchmarks of a training step on random data: the whole step, and on the CPU its matrix products alone.
 
-use crate::config::Resolved;
-use crate::device::{self, Device, KernelTime, Seat, StepTime, Which};
 use crate::error::TrainError;
-use crate::fitting;
-use crate::session::program;
 use comm::Communicator;
+use config::Resolved;
 use data::LoadedBatch;
+use devices::device::{self, Device, KernelTime, Seat, StepTime, Which};
+use devices::fitting;
+use devices::program::program;
 use graph::Header;
 use graph::random::Sequence;
 use std::time::Instant;
@@ -173,13 +173,13 @@ impl StepBench {
             // The other ranks would have to go through every collective with it.
             return Err(TrainError::setting("kernels", "", "is for one rank"));
         }
-        self.device.profile(&self.header, repeats)
+        Ok(self.device.profile(&self.header, repeats)?)
     }
 
     /// What the device could do at most, where it measures that itself.
     pub fn ceilings(&mut self) -> Result<Option<graph::Ceilings>, TrainError> {
         self.wait(0)?;
-        self.device.ceilings()
+        Ok(self.device.ceilings()?)
     }
 
     pub fn reset_times(&mut self) {

@@ -1,22 +1,23 @@
 //! Everything that can end a run, each with the culprit in its text.
 
-use crate::deepspeed::ConfigError;
-use crate::weights::WeightsError;
+use config::{ConfigError, FileError};
+use devices::DeviceError;
+use formats::{CheckpointError, WeightsError};
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    #[error("--model {0}")]
-    Model(#[from] models::NetworkError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A file of settings, or a record of them.
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     #[error(transparent)]
     Graph(#[from] graph::GraphError),
     #[error(transparent)]
     Cpu(#[from] cpu::CpuError),
-    #[error(transparent)]
-    Cuda(#[from] cuda::CudaError),
-    /// Too little memory on a GPU, and what would fit.
-    #[error("{problem}; {advice}")]
-    Memory { problem: String, advice: String },
     /// What was computed since the last checkpoint is gone with it.
     #[error("rank {rank} lost {gpu} in step {step}: {why}")]
     GpuLost { rank: usize, gpu: String, step: u64, why: String },
@@ -25,38 +26,25 @@ pub enum TrainError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// Numbers of images that don't multiply.
-    #[error("{0}")]
-    Batch(String),
-    #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
-    Setting { flag: &'static str, value: String, why: String },
-    #[error(
-        "--model {model} on {image} px, {channels} channels, {classes} classes, {batch} images at a time: no memory holds that"
-    )]
-    TooLarge { model: String, image: usize, channels: usize, classes: usize, batch: usize },
+    Checkpoint(#[from] CheckpointError),
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("{} already holds a run: go on with it (--resume), choose another --out, or remove it", .0.display())]
     RunExists(PathBuf),
     #[error("{}: nothing to resume: it holds no run", .0.display())]
     NoRun(PathBuf),
-    #[error("{}: it holds no checkpoint", .0.display())]
-    NoCheckpoint(PathBuf),
     #[error("{} is in use by {by}", folder.display())]
     Locked { folder: PathBuf, by: String },
     #[error("{} was taken over by {by}: this run ends", folder.display())]
     TakenOver { folder: PathBuf, by: String },
     #[error("{} was removed while the run was going on: this run ends", .0.display())]
     FolderGone(PathBuf),
-    #[error("{}: {problem}", path.display())]
-    Damaged { path: PathBuf, problem: String },
     #[error("{0}; no other checkpoint of the run can be read")]
     NoneWhole(Box<TrainError>),
     #[error("{} was started with other settings: {differences}", folder.display())]
     OtherSettings { folder: PathBuf, differences: String },
     #[error("{}: {problem}", path.display())]
-    Checkpoint { path: PathBuf, problem: String },
+    Record { path: PathBuf, problem: String },
     #[error(transparent)]
     Comm(#[from] comm::CommError),
     /// Ranks that can't work together.
@@ -89,7 +77,7 @@ impl TrainError {
     /// With the rank, its GPU and the step, if it says that the GPU was lost.
     pub(crate) fn of_step(self, rank: usize, gpu: impl FnOnce() -> String, step: u64) -> Self {
         match self {
-            TrainError::Cuda(cuda::CudaError::Lost { doing, name, meaning }) => {
+            TrainError::Device(DeviceError::Cuda(cuda::CudaError::Lost { doing, name, meaning })) => {
                 let why = format!("{name}: {meaning} (while {doing})");
                 TrainError::GpuLost { rank, gpu: gpu(), step, why }
             }
@@ -99,20 +87,22 @@ impl TrainError {
 
     /// Whether another start may go better.
     pub fn loses_device(&self) -> bool {
-        matches!(self, TrainError::GpuLost { .. } | TrainError::Cuda(cuda::CudaError::Lost { .. }))
+        matches!(
+            self,
+            TrainError::GpuLost { .. } | TrainError::Device(DeviceError::Cuda(cuda::CudaError::Lost { .. }))
+        )
     }
 
     /// Whether a file was read that is not as it was written: another one may be.
     pub fn is_damage(&self) -> bool {
         match self {
-            TrainError::Damaged { .. } => true,
-            TrainError::Weights(WeightsError::File { .. } | WeightsError::Tensor { .. }) => true,
-            TrainError::Weights(WeightsError::Io { source, .. }) => source.raw_os_error() == Some(libc::EIO),
+            TrainError::Checkpoint(error) => error.is_damage(),
+            TrainError::Weights(error) => error.is_damage(),
             _ => false,
         }
     }
 
     pub fn setting(flag: &'static str, value: impl ToString, why: impl Into<String>) -> Self {
-        TrainError::Setting { flag, value: value.to_string(), why: why.into() }
+        ConfigError::setting(flag, value, why).into()
     }
 }

@@ -1,15 +1,15 @@
 //! What is evaluated, and how: weights, and settings that start from what the weights say about themselves. What was typed
 //! overrides that key by key, and the whole is resolved once, for every command that reads weights.
 
-use crate::card::Card;
-use crate::checkpoint::FOLDER;
-use crate::config::{Facts, Place, Raw, Resolved, Source, Task};
 use crate::error::TrainError;
-use crate::files::folder_of;
 use crate::record;
-use crate::sets::{Opened, Sets};
-use crate::stored::weights_file;
-use crate::weights::Named;
+use config::card::Card;
+use config::sets::{Opened, Sets};
+use config::{ConfigError, Facts, Place, Raw, Resolved, Source, Task};
+use files::folder_of;
+use formats::checkpoint::FOLDER;
+use formats::stored::weights_file;
+use formats::weights::Named;
 use models::Network;
 use models::names::Weights;
 use std::path::{Path, PathBuf};
@@ -111,14 +111,15 @@ impl Found {
     fn locate(&self, place: &Place) -> Result<Source, TrainError> {
         let home = home_of(&self.file);
         let launches = record::launches(home).unwrap_or_default();
-        place.find(home, launches.first().map(|launch| launch.folder.as_path()))
+        Ok(place.find(home, launches.first().map(|launch| launch.folder.as_path()))?)
     }
 
     fn resolved(self, settings: &Raw, facts: &Facts) -> Result<Evaluated, TrainError> {
         let mut run = settings.resolve_for_evaluation(facts)?;
         run.class_names = self.card.class_names.clone();
         if let Some(trained) = self.card.trained_size.or(self.card.image_size) {
-            Network::named(&run.model, trained, run.network.channels(), run.network.classes())?;
+            Network::named(&run.model, trained, run.network.channels(), run.network.classes())
+                .map_err(ConfigError::from)?;
             run.network = run.network.trained_at([trained; 2]);
         }
         let data = self.card.data.as_ref().map(|place| match self.locate(place) {
@@ -141,7 +142,7 @@ impl Evaluated {
         }
         let (path, of) = (self.file, self.run.task());
         let problem = format!("{}: its task is {of}; use `vitesse {instead}`", self.run.model);
-        Err(TrainError::Checkpoint { path, problem })
+        Err(TrainError::Record { path, problem })
     }
 
     /// What these weights will say about themselves in a file of `folder`.
@@ -170,9 +171,9 @@ fn home_of(file: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Folder;
-    use crate::weights::save_as;
+    use formats::weights::save_as;
     use models::names::{Convention, Tensor};
+    use testing::Folder;
 
     /// A file of zeros that says `card` of itself.
     fn file(folder: &Folder, card: &Card) -> PathBuf {

@@ -6,12 +6,12 @@
 
 mod lock;
 
-use crate::checkpoint::Checkpoints;
 use crate::error::TrainError;
-use crate::files::{self, UNFINISHED, folder_of};
 use crate::metrics;
 use crate::record::{self, RESTART};
 use crate::run::Events;
+use files::{self, UNFINISHED, folder_of};
+use formats::checkpoint::Checkpoints;
 use lock::{Lock, Manner};
 use std::fs;
 use std::io;
@@ -103,7 +103,7 @@ pub fn check_free(path: &Path) -> Result<(), TrainError> {
     let config = record::config_path(path);
     if !record::holds_run(path) && config.exists() && record::config(path).is_err() {
         let problem = "is no record of a run, and would be overwritten: choose another --out".to_string();
-        return Err(TrainError::Checkpoint { path: config, problem });
+        return Err(TrainError::Record { path: config, problem });
     }
     Ok(())
 }
@@ -158,7 +158,7 @@ fn is_abandoned(whose: &str, entry: &fs::DirEntry) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Folder;
+    use testing::Folder;
 
     struct Nobody;
 
@@ -166,7 +166,7 @@ mod tests {
 
     /// A run as its start leaves it.
     fn start(path: &Path) -> Result<RunFolder, TrainError> {
-        let run = crate::sets::resolve(&crate::Raw { train_samples: Some(8), ..crate::Raw::default() }, 1);
+        let run = config::sets::resolve(&config::Raw { train_samples: Some(8), ..config::Raw::default() }, 1);
         let config = run?.0.to_json()?;
         RunFolder::start(path, false, &mut Nobody, |folder| {
             metrics::begin(folder)?;

@@ -2,8 +2,7 @@
 
 use crate::account::Step;
 use crate::error::TrainError;
-use crate::files;
-use crate::sensors::Sensors;
+use devices::sensors::Sensors;
 use serde_json::json;
 use std::fs;
 use std::io::Write;
@@ -128,7 +127,7 @@ impl GpuLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Folder;
+    use testing::Folder;
 
     fn sensed(load: f64, used: f64) -> Step {
         let known =

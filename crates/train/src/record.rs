@@ -1,14 +1,11 @@
 //! What a run leaves beside its results, so that anyone can tell later how they came about.
 //!
 //! `config.json` is the resolved configuration. `run.json` holds one entry for the start and one for every continuation:
-//! the exact command, where and when it was given, the version, and the machine; with checksums of each, and of `config.json`. `algorithms.json` says how products were made on a
-//! GPU, so that a continuation makes them alike.
+//! the exact command, where and when it was given, the version, and the machine; with checksums of each, and of `config.json`.
 
-use crate::config::Resolved;
 use crate::error::TrainError;
-use crate::files;
 use crate::machine::Machine;
-use cuda::Choices;
+use config::Resolved;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs;
@@ -16,12 +13,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The environment variable in which a supervisor tells a run how often it was started again.
-pub const RESTART: &str = "VITESSE_RESTART";
+pub use files::fault::RESTART;
 
 const CONFIG: &str = "config.json";
 const RUN: &str = "run.json";
-const ALGORITHMS: &str = "algorithms.json";
 
 /// One start or continuation of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +50,7 @@ pub fn holds_run(folder: &Path) -> bool {
 
 /// All records that a folder may have, that of the run first.
 pub fn paths(folder: &Path) -> [PathBuf; 3] {
-    [RUN, CONFIG, ALGORITHMS].map(|name| folder.join(name))
+    [RUN, CONFIG, devices::ALGORITHMS].map(|name| folder.join(name))
 }
 
 pub fn config_path(folder: &Path) -> PathBuf {
@@ -105,12 +100,12 @@ fn checksum(bytes: &[u8]) -> String {
 
 fn damaged(path: PathBuf, what: &str) -> TrainError {
     let problem = format!("is damaged: {what} has another checksum than when it was written");
-    TrainError::Checkpoint { path, problem }
+    TrainError::Record { path, problem }
 }
 
 fn no_record(folder: &Path, error: serde_json::Error) -> TrainError {
     let problem = format!("is damaged: it is no record of a run: {error}");
-    TrainError::Checkpoint { path: folder.join(RUN), problem }
+    TrainError::Record { path: folder.join(RUN), problem }
 }
 
 fn entry(launch: &Launch) -> Result<Value, TrainError> {
@@ -137,27 +132,6 @@ fn entries(folder: &Path) -> Result<Vec<Value>, TrainError> {
     Ok(entries)
 }
 
-/// How products of the run were made, if that was measured.
-pub fn algorithms(folder: &Path) -> Result<Option<Choices>, TrainError> {
-    let path = folder.join(ALGORITHMS);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(TrainError::Io { path, source }),
-    };
-    let broken = |error| TrainError::Checkpoint {
-        path,
-        problem: format!("doesn't say how products are made ({error}); without it they are measured anew"),
-    };
-    serde_json::from_str(&text).map(Some).map_err(broken)
-}
-
-/// Keeps how products are made, in the device's own terms.
-pub fn write_algorithms(folder: &Path, choices: &impl Serialize) -> Result<(), TrainError> {
-    let text = serde_json::to_string_pretty(choices).unwrap_or_default();
-    replace(&folder.join(ALGORITHMS), text.as_bytes())
-}
-
 fn write_entries(folder: &Path, mut entries: Vec<Value>) -> Result<(), TrainError> {
     for entry in &mut entries {
         entry[OF_ENTRY] = checksum(entry.to_string().as_bytes()).into();
@@ -174,16 +148,15 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Folder;
-    use std::collections::BTreeMap;
+    use testing::Folder;
 
     /// Whatever bit of the records is flipped: the file is named, or they say what they said.
     #[test]
     fn a_flipped_bit_in_the_records_is_noticed() {
         let kept = Folder::new("records");
         let folder = &kept.0;
-        let raw = crate::Raw { train_samples: Some(8), ..crate::Raw::default() };
-        let (run, _) = crate::sets::resolve(&raw, 1).unwrap();
+        let raw = config::Raw { train_samples: Some(8), ..config::Raw::default() };
+        let (run, _) = config::sets::resolve(&raw, 1).unwrap();
         create(folder, &run.to_json().unwrap(), &Launch::now()).unwrap();
         continue_with(folder, &Launch::now()).unwrap();
         let read = || Ok::<_, TrainError>((launches(folder)?, config(folder)?));
@@ -207,19 +180,5 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
         }
         assert_eq!(read().unwrap(), written);
-    }
-
-    #[test]
-    fn algorithms_are_kept_with_the_run() {
-        let kept = Folder::new("algorithms");
-        let folder = &kept.0;
-        assert_eq!(algorithms(folder).unwrap(), None);
-        let products = BTreeMap::from([("8x4 · 4x2".to_string(), "own 192x4 2 8".to_string())]);
-        let choices = Choices { gpu: "H200".into(), of: "products-1.json".into(), products };
-        write_algorithms(folder, &choices).unwrap();
-        assert_eq!(algorithms(folder).unwrap(), Some(choices));
-        fs::write(folder.join(ALGORITHMS), "{").unwrap();
-        let error = algorithms(folder).unwrap_err().to_string();
-        assert!(error.contains("algorithms.json") && error.contains("measured anew"), "{error}");
     }
 }

@@ -6,20 +6,20 @@ mod steps;
 use crate::account::{Exchanged, Parts, Step};
 use crate::agree::agree;
 use crate::balance::Straggler;
-use crate::card::Card;
-use crate::checkpoint::{Best, Checkpoint, Checkpoints, DAMAGED, Progress};
-use crate::config::{Precision, Resolved};
-use crate::device::{Device, Seat, StepTime};
 use crate::error::TrainError;
 use crate::folder::{self, RunFolder};
 use crate::gpu_log::Gpus;
-use crate::real::Real;
 use crate::record;
 use crate::session::{Evaluation, Session, StepResult};
-use crate::sets::Sets;
-use crate::shares::Shares;
-use crate::weights;
 use comm::{Communicator, Member};
+use config::Shares;
+use config::card::Card;
+use config::sets::Sets;
+use config::{Precision, Resolved};
+use devices::Real;
+use devices::device::{Device, Seat, StepTime};
+use formats::checkpoint::{Best, Checkpoint, Checkpoints, DAMAGED, Progress};
+use formats::weights;
 use graph::Program;
 use models::names::Convention;
 use output::Output;
@@ -237,6 +237,7 @@ fn resume<T: Real>(
             restored => restored?,
         };
         if !damaged.is_empty() {
+            let damaged = damaged.into_iter().map(|(path, error)| (path, error.to_string())).collect();
             let errors = checkpoints.set_aside_with_best(damaged)?;
             let path = path.display();
             events.warned(&format!("{errors} (now named *{DAMAGED}); going on from {path}"));

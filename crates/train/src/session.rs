@@ -2,27 +2,29 @@
 
 mod evaluate;
 mod feed;
-mod program;
+#[cfg(test)]
+mod finishing_tests;
 mod states;
 
 pub use evaluate::Evaluation;
 pub(crate) use evaluate::header as evaluation_header;
-pub(crate) use program::program_with;
-pub use program::{graph_after, mixed, program};
 
 use crate::account::{Account, Step};
-use crate::config::{Resolved, Task};
-use crate::device::{self, BadValue, Device, Outcome, Seat, Which};
 use crate::error::TrainError;
-use crate::fault::Fault;
-use crate::finishing::Finishing;
-use crate::fitting;
-use crate::real::Real;
-use crate::sets::Sets;
-use crate::shares::Shares;
+use crate::fault;
 use comm::Communicator;
+use config::Shares;
+use config::sets::Sets;
+use config::{Resolved, Task};
 use data::Skipped;
+use devices::DeviceError;
+use devices::Real;
+use devices::device::{self, BadValue, Device, Outcome, Seat, Which};
+use devices::finishing::Finishing;
+use devices::fitting;
+use devices::program::{evaluation_program, program_with};
 use feed::Feed;
+use files::fault::Fault;
 use graph::{Header, Lane, Program};
 use models::names::Weights;
 use std::collections::VecDeque;
@@ -115,11 +117,12 @@ impl<T: Real> Session<T> {
         run.gpu = seat.local_rank;
         let shares = Shares::equal(run.batch, seat.world.size());
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
-        let fault = Fault::from_environment(seat.world.rank())?;
-        let sets = fault.as_ref().map_or(sets.clone(), |fault| fault.spoil(sets));
+        let fault = Fault::from_environment(seat.world.rank()).map_err(TrainError::Fault)?;
+        let sets = fault.as_ref().map_or(sets.clone(), |fault| fault::spoil(fault, sets));
         let plan = |run: &Resolved, batch: usize, with: Option<&Finishing>| {
             let program = program_with::<T>(run, batch, with)?;
-            run.check_batches(&program).map(|()| program)
+            run.check_batches(&program)?;
+            Ok(program)
         };
         let mut session = Self::bind(run, sets, seat, shares, finishing, plan)?;
         session.fault = fault;
@@ -137,7 +140,7 @@ impl<T: Real> Session<T> {
         seat: Seat,
         shares: Shares,
         finishing: Option<Finishing>,
-        plan: impl Fn(&Resolved, usize, Option<&Finishing>) -> Result<Program, TrainError>,
+        plan: impl Fn(&Resolved, usize, Option<&Finishing>) -> Result<Program, DeviceError>,
     ) -> Result<Self, TrainError> {
         let plan = |run: &Resolved, batch: usize| plan(run, batch, finishing.as_ref());
         let opened = device::open(&run, plan(&run, run.batch)?, &seat);
@@ -187,7 +190,7 @@ impl<T: Real> Session<T> {
         run.ema = None;
         let finishing = Finishing::of::<T>(&run, &sets, false)?;
         let shares = Shares::equal(run.batch, 1);
-        let mut session = Self::bind(run, sets, Seat::alone(), shares, finishing, program::judging::<T>)?;
+        let mut session = Self::bind(run, sets, Seat::alone(), shares, finishing, evaluation_program::<T>)?;
         session.load_weights(weights)?;
         Ok(session)
     }
@@ -250,7 +253,7 @@ impl<T: Real> Session<T> {
     pub fn step(&mut self, step: u64) -> Result<(), TrainError> {
         let began = Instant::now();
         if let Some(fault) = &self.fault {
-            fault.strike(step, &self.world, &mut *self.device)?;
+            fault::strike(fault, step, &self.world, &mut *self.device)?;
         }
         let mut ahead = match self.ahead.take().filter(|ahead| ahead.next_step == step) {
             Some(ahead) => ahead,
@@ -348,6 +351,6 @@ impl<T: Real> Session<T> {
             unreachable!("the loader is asked for as many batches as it was told of")
         };
         self.skipped.extend_from_slice(skipped);
-        self.device.load(which, &inputs)
+        Ok(self.device.load(which, &inputs)?)
     }
 }

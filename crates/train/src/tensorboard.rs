@@ -2,7 +2,6 @@
 //! frame: its length, a checksum of the length, the event, a checksum of the event.
 
 use crate::error::TrainError;
-use crate::files;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};

@@ -1,10 +1,9 @@
 //! What happened when, as a file that chrome://tracing and Perfetto show: a process for each rank, a row for each lane.
 
-use crate::device::{Device, Event};
 use crate::error::TrainError;
-use crate::files;
-use crate::real::Real;
 use comm::Communicator;
+use devices::Real;
+use devices::device::{Device, Event};
 use graph::Lane;
 use serde_json::json;
 use std::io::Write;

@@ -3,17 +3,19 @@
 mod common;
 
 use common::{HEADER, Setup, fill_batch};
+use config::Raw;
+use config::sets;
 use cpu::Which;
 use graph::{Header, Loss};
 use models::vit::Vit;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use train::Session;
 use train::account::{Parts, Step};
 use train::metrics::Metrics;
 use train::session::{Evaluation, StepResult};
 use train::tensorboard::EventFile;
-use train::{Raw, Session, sets};
 
 /// Counts allocations, those made inside the `gemm` crate apart.
 struct Counting;

@@ -1,9 +1,12 @@
 //! A run that fails says where.
 
+use config::Raw;
+use config::sets;
+use formats::weights;
 use models::names::{Convention, Weights};
 use std::path::PathBuf;
 use train::run::{Events, Summary, train};
-use train::{Raw, Session, TrainError, sets, weights};
+use train::{Session, TrainError};
 
 struct Silent;
 
@@ -48,7 +51,7 @@ fn failure_from(name: &str, change: impl Fn(&mut Weights)) -> (TrainError, Strin
     change(&mut tensors);
     let file = format!("vitesse-divergence-{}-{name}.safetensors", std::process::id());
     let path: PathBuf = std::env::temp_dir().join(file);
-    weights::save_as(&path, &tensors, Convention::Timm, &train::card::Card::default(), None).unwrap();
+    weights::save_as(&path, &tensors, Convention::Timm, &config::card::Card::default(), None).unwrap();
     let result = failure(Raw { init: Some(path.clone()), ..raw() });
     std::fs::remove_file(path).unwrap();
     result

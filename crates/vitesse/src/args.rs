@@ -6,13 +6,13 @@ pub mod study;
 mod weights;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use config::Raw;
+use config::deepspeed::{DeepSpeed, FileError};
 pub use settings::RanksArgs;
 use settings::{
     AugmentArgs, DataArgs, DeviceArgs, ExchangeArgs, ModelArgs, OptimizerArgs, OutputArgs, RunArgs, StepArgs,
 };
 use std::path::{Path, PathBuf};
-use train::Raw;
-use train::deepspeed::{ConfigError, DeepSpeed};
 use weights::SingleDeviceArgs;
 pub use weights::{ClassifyArgs, EvalArgs, ExportArgs, SegmentArgs};
 
@@ -333,12 +333,12 @@ impl TrainArgs {
     }
 
     /// What was typed, with the configuration file read.
-    pub fn raw(self) -> Result<Raw, ConfigError> {
+    pub fn raw(self) -> Result<Raw, FileError> {
         self.raw_within(Path::new(""))
     }
 
     /// The same as typed in another folder.
-    pub fn raw_within(self, folder: &Path) -> Result<Raw, ConfigError> {
+    pub fn raw_within(self, folder: &Path) -> Result<Raw, FileError> {
         let config = self.run.config.as_deref().map(|path| folder.join(path));
         let deepspeed = config.as_deref().map(DeepSpeed::read).transpose()?;
         let raw = self.data.raw(self.step.raw(self.model.raw()));
@@ -349,7 +349,7 @@ impl TrainArgs {
 }
 
 impl ExplainArgs {
-    pub fn raw(self) -> Result<Raw, ConfigError> {
+    pub fn raw(self) -> Result<Raw, FileError> {
         let deepspeed = Some(DeepSpeed::read(&self.file)?);
         Ok(Raw { deepspeed, ..self.train.raw()? })
     }

@@ -3,15 +3,16 @@
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
+use config::Device;
+use config::Resolved;
+use devices::device::Seat;
 use graph::Ceilings;
 use graph::run::{KernelTime, Kernels, MemoryUse, StepTime, Tally};
 use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
+use train::TrainError;
 use train::bench::{StepBench, Turn};
-use train::config::Device;
-use train::device::Seat;
-use train::{Resolved, TrainError};
 
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let began = Instant::now();

@@ -3,16 +3,17 @@
 use crate::args::ClassifyArgs;
 use crate::ending::ending;
 use crate::judge::{class_name, exact_name};
+use config::Task;
+use config::outputs::{self, Output};
+use config::sets::{ImageSets, Sets};
 use data::files::Files;
 use data::{Dataset, Image, Sheet};
 use serde_json::json;
 use std::sync::Arc;
-use train::config::Task;
+use text::printable;
+use train::Session;
 use train::confusion::most_probable;
 use train::evaluated::Found;
-use train::outputs::{self, Output};
-use train::sets::{ImageSets, Sets};
-use train::{Session, printable};
 
 /// Most images that are computed at once.
 const BATCH: usize = 32;

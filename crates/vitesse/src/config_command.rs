@@ -1,10 +1,10 @@
 //! `vitesse config explain`.
 
 use crate::args::ExplainArgs;
+use config::deepspeed::Verdict;
+use config::sets;
+use config::{Explanation, KeyRow, Note, Origin};
 use serde_json::{Value, json};
-use train::config::{Explanation, KeyRow, Note, Origin};
-use train::deepspeed::Verdict;
-use train::sets;
 
 pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let (file, as_json) = (args.file.display().to_string(), args.train.json);

@@ -5,16 +5,16 @@ use crate::ending::ending;
 use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
+use config::Resolved;
+use config::outputs::{self, Output};
+use config::sets::{self, ImageSets, Sets};
 use data::{Dataset, Image, Loader, LoaderSettings, Request, Sampler, Sheet, Split};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use train::config::Resolved;
-use train::outputs::{self, Output};
-use train::printable;
-use train::sets::{self, ImageSets, Sets};
+use text::printable;
 
 pub fn get(args: GetArgs) -> anyhow::Result<()> {
     let bar = ProgressBar::new(0);

@@ -1,10 +1,10 @@
 //! `vitesse doctor`: what this machine has, what it lacks, and what to install.
 
+use devices::sensors::{self, Sensors};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use train::machine::{Machine, kilobytes};
-use train::sensors::{self, Sensors};
 
 /// One thing that was looked for.
 struct Finding {

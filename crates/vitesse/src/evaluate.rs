@@ -6,18 +6,19 @@ use crate::evaluate_pixels;
 use crate::judge::{class_name, exact_name};
 use crate::subject::Subject;
 use anyhow::Context;
+use config::Task;
+use config::outputs::{self, Output};
+use formats::weights;
 use models::names::{Tensor, Weights};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
-use train::config::Task;
+use text::printable;
+use train::Session;
 use train::confusion::Confusion;
 use train::evaluated::Found;
-use train::outputs::{self, Output};
 use train::session::Score;
-use train::weights;
-use train::{Session, printable};
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     outputs::check("confusion", args.confusion.as_deref(), Output::File)?;

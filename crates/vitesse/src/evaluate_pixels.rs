@@ -4,16 +4,17 @@ use crate::args::EvalArgs;
 use crate::judge::{class_name, exact_name};
 use crate::subject::Subject;
 use anyhow::Context;
+use config::sets::Sets;
 use data::segment::MaskedSet;
 use data::segment::overlay::save_mask;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
+use text::printable;
 use train::evaluated::Evaluated;
 use train::segmentation::PixelScore;
 use train::segmentation::scores::{ClassScore, Scores};
-use train::sets::Sets;
-use train::{Session, TrainError, printable};
+use train::{Session, TrainError};
 
 pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<()> {
     if args.logits.is_some() {

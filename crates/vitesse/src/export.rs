@@ -2,9 +2,9 @@
 
 use crate::args::ExportArgs;
 use crate::ending::ending;
+use files::folder_of;
+use formats::weights;
 use train::evaluated::Found;
-use train::files::folder_of;
-use train::weights;
 
 pub fn run(args: ExportArgs) -> anyhow::Result<()> {
     ending("", Some(&args.out), "safetensors")?;

@@ -1,6 +1,6 @@
 //! What classes are called.
 
-use train::printable;
+use text::printable;
 
 /// What to call class `class` where people read it: one line that a terminal only shows.
 pub fn class_name(names: &[String], class: usize) -> String {

@@ -4,6 +4,9 @@ use crate::args::InspectArgs;
 use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
+use config::MaskedSets;
+use config::Raw;
+use config::Source;
 use data::segment::overlay::{self, percent};
 use data::segment::{IGNORED, MaskLoader, MaskedSet, Pair, palette};
 use data::{Caption, Image, LoaderSettings, Request, Sampler, Sheet, Split};
@@ -11,9 +14,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use train::config::Source;
-use train::segmentation::MaskedSets;
-use train::{Raw, printable};
+use text::printable;
 
 pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result<()> {
     let sets = MaskedSets::to_look_at(raw, source)?;

@@ -3,11 +3,11 @@
 use crate::args::{PlanArgs, WhichArg};
 use crate::table::{count, megabytes};
 use anyhow::bail;
+use config::{Precision, Raw, Resolved};
+use devices::program::{graph_after, program};
 use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
-use train::config::{Precision, Raw, Resolved};
-use train::session::{graph_after, program};
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let raw = args.device.raw(args.exchange.raw(args.step.raw(args.model.raw())));

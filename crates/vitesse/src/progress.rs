@@ -4,19 +4,21 @@
 use crate::evaluate_pixels;
 use crate::signals::Signals;
 use crate::table::{self, count, megabytes, percentages};
+use config::Device;
+use config::Resolved;
+use config::shares::Shares;
+use files::folder_of;
+use formats::checkpoint;
 use graph::Program;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use text::printable;
 use train::account::{Parts, Step};
 use train::balance::Straggler;
-use train::config::Device;
-use train::files::folder_of;
 use train::run::Events;
 use train::session::{Evaluation, StepResult};
-use train::shares::Shares;
-use train::{Resolved, checkpoint, printable};
 
 /// Broken images are named up to this many; a summary counts them all.
 const NAMED: usize = 20;
@@ -73,7 +75,7 @@ impl Voice {
 
 fn open(path: &Path, goes_on: bool) -> std::io::Result<File> {
     std::fs::create_dir_all(folder_of(path))?;
-    if goes_on { train::files::append(path) } else { File::create(path) }
+    if goes_on { files::append(path) } else { File::create(path) }
 }
 
 impl Drop for Voice {

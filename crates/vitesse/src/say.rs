@@ -8,7 +8,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::OnceLock;
-use train::printable;
+use text::printable;
 
 /// An error with what caused it, on one line; a cause that the error names already is not named again.
 pub fn one_line(error: &anyhow::Error) -> String {
@@ -18,7 +18,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {cause}");
         }
     }
-    train::printable::line(&line)
+    text::printable::line(&line)
 }
 
 macro_rules! println {

@@ -3,6 +3,10 @@
 use crate::args::SegmentArgs;
 use crate::judge::{class_name, exact_name};
 use anyhow::Context;
+use config::MaskedSets;
+use config::Task;
+use config::outputs::{self, Output};
+use config::sets::Sets;
 use data::segment::overlay::{percent, save_mask, save_picture, shares};
 use data::segment::{MaskedSet, Unmasked};
 use serde_json::json;
@@ -10,12 +14,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use train::config::Task;
+use text::printable;
 use train::evaluated::Found;
-use train::outputs::{self, Output};
-use train::segmentation::MaskedSets;
-use train::sets::Sets;
-use train::{Session, TrainError, printable};
+use train::{Session, TrainError};
 
 /// What is written of an image.
 const KINDS: [&str; 2] = ["mask", "overlay"];

@@ -20,8 +20,8 @@ use study::results::{FORMAT, Platform};
 use study::serve::{self, Server};
 use study::spec::{Asked, Launch, Study};
 use study::store::{self, Plan, Store};
+use text::nearest;
 use train::machine::Machine;
-use train::nearest::nearest;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

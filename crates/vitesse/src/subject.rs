@@ -1,11 +1,11 @@
 //! What is evaluated, on what, and how, for people and as JSON.
 
 use crate::table::count;
+use config::sets::Sets;
+use config::{EvalMode, Geometry};
 use serde_json::{Value, json};
-use train::config::{EvalMode, Geometry};
+use text::printable;
 use train::evaluated::Evaluated;
-use train::printable;
-use train::sets::Sets;
 
 /// An evaluation before it begins.
 pub struct Subject {

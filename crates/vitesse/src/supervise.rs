@@ -5,6 +5,7 @@ use crate::signals::{asking, asks};
 use anyhow::{Context, bail};
 use comm::launch::environment;
 use comm::{Choice, Launcher, Place};
+use formats::checkpoint::{Checkpoint, Checkpoints};
 use signal_hook::flag;
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -14,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use study::child::signal_name;
-use train::checkpoint::{Checkpoint, Checkpoints};
 use train::record;
 
 /// Whether the run is to be a child of this process.

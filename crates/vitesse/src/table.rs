@@ -1,10 +1,10 @@
 //! Numbers and tables for people.
 
+use config::Device;
+use config::Resolved;
 use graph::run::{KernelTime, StepTime};
 use graph::{Ceilings, Cost};
-use train::Resolved;
 use train::account::{Exchanged, Parts};
-use train::config::Device;
 
 /// 1234567 → "1,234,567".
 pub fn count(n: usize) -> String {

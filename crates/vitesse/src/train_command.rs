@@ -10,16 +10,17 @@ use crate::table;
 use anyhow::bail;
 use comm::launch::environment;
 use comm::{Ended, Failure, Launcher, Member, Place, Start};
+use config::outputs::{self, Output};
+use config::sets::{self, Sets};
+use config::{Raw, Resolved};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use study::serve::{self, Server};
-use train::outputs::{self, Output};
+use text::printable;
 use train::record::{self, Launch};
 use train::run::{Stopped, Summary};
 use train::session::Evaluation;
-use train::sets::{self, Sets};
-use train::{Raw, Resolved, printable};
 
 pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
     args.ranks = as_before(&args);

@@ -253,7 +253,7 @@ fn names_that_a_terminal_would_obey_are_only_shown() {
         let output = folder.run(args);
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
         assert_eq!(output.status.code(), Some(code), "{args:?}: {text:?}");
-        let obeyed = text.chars().find(|c| *c != '\n' && train::printable::is_unprintable(*c));
+        let obeyed = text.chars().find(|c| *c != '\n' && text::printable::is_unprintable(*c));
         assert_eq!(obeyed, None, "{args:?}: {text:?}");
         assert!(!text.contains("\nvitesse: all") && !text.contains("\nvitesse: x"), "{args:?}: {text}");
         text

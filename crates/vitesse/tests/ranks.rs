@@ -6,9 +6,9 @@
 mod common;
 
 use common::{Folder, largest_difference, text};
+use formats::tensors::Reader;
 use std::collections::BTreeMap;
 use std::path::Path;
-use train::tensors::Reader;
 
 /// Dropout, stochastic depth and mixup on; a partial last batch in every epoch.
 const RUN: &str = "train --model vit-nano/8 --image-size 16 --train-samples 900 --test-samples 61 --dropout 0.1 --attention-dropout 0.1 \

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{Folder, VITESSE, is_time, text};
+use formats::tensors::Reader;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
-use train::tensors::Reader;
 
 /// Dropout, averages, mixing and accumulation on: all that a checkpoint has to carry.
 const RUN: &[&str] = &[

@@ -4,11 +4,11 @@ mod common;
 
 use common::{Folder, is_time, largest_difference, scenes, text};
 use data::decode::decode_mask;
+use formats::tensors::Reader;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use train::tensors::Reader;
 
 const SMALL: &str = "--model swinv2-nano/w8+upernet --image-size 32 --threads 2 --workers 1 --seed 3";
 

@@ -4,11 +4,11 @@
 mod common;
 
 use common::{Folder, VITESSE, scenes, text};
+use formats::tensors::{self, Entry, Reader};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use train::tensors::{self, Entry, Reader};
 
 const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/fixtures/images");
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use train::printable;
+use text::printable;
 
 /// A line is cut after this many characters; the whole output lies beside the run.
 const LONGEST: usize = 300;

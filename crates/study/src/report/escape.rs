@@ -1,6 +1,6 @@
 //! Names, paths and errors come from outside. Here they become harmless in each of the languages a report is written in.
 
-use train::printable::is_unprintable;
+use text::printable::is_unprintable;
 
 /// For text and attribute values of HTML and SVG. Characters that XML forbids, or that a reader
 /// would not see as they are, become U+FFFD.

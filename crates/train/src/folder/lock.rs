@@ -6,8 +6,8 @@
 //! holder is gone. No two clocks are compared, and the file system need only give a name to one of two who ask for it.
 
 use crate::error::TrainError;
-use crate::files::{self, UNFINISHED};
 use crate::run::Events;
+use files::{self, UNFINISHED};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -345,7 +345,7 @@ fn remove_leftovers(folder: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Folder;
+    use testing::Folder;
 
     #[derive(Default)]
     struct Heard(Vec<String>);

@@ -3,17 +3,17 @@
 use super::Events;
 use crate::account::Step;
 use crate::aside::Aside;
-use crate::checkpoint::{Checkpoints, Progress};
-use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::folder::RunFolder;
 use crate::gpu_log::{GpuLog, Gpus};
 use crate::metrics::{self, Metrics};
-use crate::real::Real;
 use crate::record::{self, Launch};
-use crate::sensors::Sensors;
 use crate::session::{Evaluation, Session, StepResult};
 use crate::tensorboard::EventFile;
+use config::Resolved;
+use devices::Real;
+use devices::sensors::Sensors;
+use formats::checkpoint::{Checkpoints, Progress};
 use std::path::{Path, PathBuf};
 
 /// The parts of a step's time as TensorBoard has them, in the order of [`Parts::named`].
@@ -126,7 +126,7 @@ impl Output {
     /// A run that goes on from a checkpoint makes products as it did before.
     fn keep_choices(&mut self, choices: Option<serde_json::Value>) -> Result<(), TrainError> {
         if let Some(new) = choices.as_ref().filter(|_| choices != self.choices) {
-            record::write_algorithms(&self.folder.path, new)?;
+            devices::write_algorithms(&self.folder.path, new)?;
             self.choices = choices;
         }
         Ok(())

@@ -4,15 +4,15 @@ use super::output::Output;
 use super::{Events, Stopped, Summary};
 use crate::account::Step;
 use crate::balance::{Balance, Lookout, Straggler};
-use crate::checkpoint::Progress;
-use crate::config::{LEAST_NORMALISED, LossScale, Resolved};
 use crate::error::TrainError;
-use crate::real::Real;
 use crate::session::{Finished, Session, StepResult};
-use crate::shares::Shares;
 use crate::trace::Trace;
 use comm::{Communicator, Member};
+use config::Shares;
+use config::{LEAST_NORMALISED, LossScale, Resolved};
 use data::Skipped;
+use devices::Real;
+use formats::checkpoint::Progress;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -168,7 +168,7 @@ impl Loop<'_> {
             output.evaluation(step, epoch, &score)?;
         }
         self.events.evaluated(step, epoch, &score);
-        let best = progress.note(step, &score);
+        let best = progress.note(step, score.merit(), score.loss());
         self.summary.score = Some(score);
         Ok(best)
     }

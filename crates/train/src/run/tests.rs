@@ -1,18 +1,19 @@
 //! The loop over a device that tells late what a step came to.
 
 use super::*;
-use crate::config::{LossScale, Raw};
-use crate::device::{
+use config::sets;
+use config::{LossScale, Raw};
+use cpu::{Executor, Options};
+use devices::DeviceError;
+use devices::device::{
     Account, BadValue, Benchmarks, Event, ExchangeTime, Hardware, Inputs, Outcome, Plans, States, Times,
     Which,
 };
-use crate::session::program;
-use crate::sets;
-use crate::testing::Folder;
-use cpu::{Executor, Options};
+use devices::program::program;
 use graph::{Header, StateId};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
+use testing::Folder;
 
 /// The CPU as a GPU would be: it is ahead of what the host knows of it, by at most `depth` steps. Whatever needs a moment with
 /// nothing in flight fails if there is something.
@@ -43,7 +44,7 @@ impl Plans for Late {
         self.executor.program()
     }
 
-    fn rebind(&mut self, program: Program) -> Result<(), TrainError> {
+    fn rebind(&mut self, program: Program) -> Result<(), DeviceError> {
         Plans::rebind(self.quiet_mut(), program)
     }
 
@@ -51,15 +52,15 @@ impl Plans for Late {
         self.depth
     }
 
-    fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), TrainError> {
+    fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), DeviceError> {
         self.executor.load(which, batch)
     }
 
-    fn run(&mut self, which: Which, header: &Header) -> Result<(), TrainError> {
+    fn run(&mut self, which: Which, header: &Header) -> Result<(), DeviceError> {
         Plans::run(&mut self.executor, which, header)
     }
 
-    fn end_step(&mut self) -> Result<(), TrainError> {
+    fn end_step(&mut self) -> Result<(), DeviceError> {
         let mut outcome = self.executor.outcome()?;
         (self.change)(self.ended, &mut outcome);
         self.ended += 1;
@@ -68,7 +69,7 @@ impl Plans for Late {
         Ok(())
     }
 
-    fn outcome(&mut self) -> Result<Outcome, TrainError> {
+    fn outcome(&mut self) -> Result<Outcome, DeviceError> {
         let outcome = self.in_flight.pop_front().unwrap();
         if outcome.control != LOST {
             return Ok(outcome);
@@ -78,29 +79,29 @@ impl Plans for Late {
         Err(cuda::CudaError::Lost { doing, name, meaning }.into())
     }
 
-    fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, TrainError> {
+    fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, DeviceError> {
         Plans::run_checked(self.quiet_mut(), which, header)
     }
 }
 
 impl States<f32> for Late {
-    fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [f32]>>, TrainError> {
+    fn output(&self, which: Which, name: &str) -> Result<Option<Cow<'_, [f32]>>, DeviceError> {
         States::output(self.quiet(), which, name)
     }
 
-    fn state(&self, id: StateId) -> Result<Cow<'_, [f32]>, TrainError> {
+    fn state(&self, id: StateId) -> Result<Cow<'_, [f32]>, DeviceError> {
         States::state(self.quiet(), id)
     }
 
-    fn write_state(&mut self, id: StateId, values: &[f32]) -> Result<(), TrainError> {
+    fn write_state(&mut self, id: StateId, values: &[f32]) -> Result<(), DeviceError> {
         States::write_state(self.quiet_mut(), id, values)
     }
 
-    fn write_bytes(&mut self, id: StateId, bytes: &[u8]) -> Result<(), TrainError> {
+    fn write_bytes(&mut self, id: StateId, bytes: &[u8]) -> Result<(), DeviceError> {
         States::write_bytes(self.quiet_mut(), id, bytes)
     }
 
-    fn reset_averages(&mut self) -> Result<(), TrainError> {
+    fn reset_averages(&mut self) -> Result<(), DeviceError> {
         States::reset_averages(self.quiet_mut())
     }
 }
@@ -142,7 +143,7 @@ impl Hardware for Late {
         "GPU 0 (a CPU in truth)".into()
     }
 
-    fn lose(&mut self) -> Result<(), TrainError> {
+    fn lose(&mut self) -> Result<(), DeviceError> {
         self.executor.lose()
     }
 }
@@ -234,7 +235,7 @@ fn checkpoints(folder: &Folder, run: &str) -> BTreeMap<u64, BTreeMap<String, Vec
     for file in files {
         let path = file.unwrap().path();
         let mut states = BTreeMap::new();
-        let reader = crate::tensors::Reader::open(&path).unwrap();
+        let reader = formats::tensors::Reader::open(&path).unwrap();
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
         reader.each(|name, _, values| drop(states.insert(name, bits(values)))).unwrap();
         found.insert(Checkpoint::open(&path).unwrap().progress.step, states);

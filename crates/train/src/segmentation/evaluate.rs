@@ -4,18 +4,18 @@
 //! whole, one window of about the image's own size. Plans are for windows of one size, so images are taken in groups, and in a group
 //! size by size.
 
-use crate::config::{EvalMode, Resolved};
-use crate::device::{Inputs, Which, planned, target};
 use crate::error::TrainError;
-use crate::real::Real;
 use crate::segmentation::{PixelConfusion, PixelScore};
-use crate::session::{Session, evaluation_header, mixed};
-use crate::sets::Sets;
+use crate::session::{Session, evaluation_header};
 use comm::Reduction;
+use config::sets::Sets;
+use config::{EvalMode, Resolved};
 use data::segment::{
     Canvas, Grid, IGNORED, Ladder, MaskFinish, MaskedSet, Pair, Whole, Windows, resized_mask,
 };
 use data::{CropBox, Image, Interpolation, Resizer, Skipped};
+use devices::Real;
+use devices::device::{Inputs, Which, planned, target};
 use graph::{Loss, Plan, Program};
 use std::collections::BTreeSet;
 
@@ -310,7 +310,7 @@ impl<T: Real> Session<T> {
             let network = planned(self.resolved().network.sized([height, width]));
             let model = network.build(1, Loss::default(), <T as Real>::DTYPE)?;
             let (run, states) = (self.resolved(), &before.states);
-            let eval = graph::evaluation(model, states, mixed(run), &*target(run))?;
+            let eval = graph::evaluation(model, states, run.mixed(), &*target(run))?;
             Program { eval, ..before }
         };
         let batch = program.eval.key.batch;

@@ -1,13 +1,13 @@
 //! Judging the held-out set.
 
 use super::{Score, Session};
-use crate::device::{Which, planned};
 use crate::error::TrainError;
-use crate::real::Real;
 use crate::segmentation::PixelScore;
-use crate::sets::{ImageSets, Sets};
 use comm::Reduction;
+use config::sets::{ImageSets, Sets};
 use data::{Dataset, LoadedBatch, Loader, Sampler};
+use devices::Real;
+use devices::device::{Which, planned};
 use graph::Header;
 use std::sync::Arc;
 

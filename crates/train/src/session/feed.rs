@@ -1,14 +1,14 @@
 //! Batches for the device, whatever the data has labels for.
 
 use super::Session;
-use crate::config::Resolved;
-use crate::device::Inputs;
 use crate::error::TrainError;
-use crate::real::Real;
-use crate::sets::Sets;
-use crate::shares::Shares;
+use config::Resolved;
+use config::Shares;
+use config::sets::Sets;
 use data::segment::MaskLoader;
 use data::{Dataset, Finish, Loader, LoaderSettings, Request, Sampler, Skipped, Transform};
+use devices::Real;
+use devices::device::Inputs;
 use std::sync::Arc;
 
 /// Batches under way: enough that a slow image doesn't stop the step, few enough that memory stays small.

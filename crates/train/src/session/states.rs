@@ -1,13 +1,13 @@
 //! What outlives a step: weights, checkpoints, and what ranks begin with.
 
 use super::Session;
-use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
-use crate::device::planned;
 use crate::error::TrainError;
-use crate::real::{self, Real};
-use crate::stored::weights_file;
-use crate::tensors::Outline;
-use crate::weights;
+use devices::device::planned;
+use devices::{self, Real};
+use formats::checkpoint::{Checkpoint, Checkpoints, Progress};
+use formats::stored::weights_file;
+use formats::tensors::Outline;
+use formats::weights;
 use graph::{AVERAGE, Role, State, StateId};
 use models::names::{Tensor, Weights};
 use std::path::PathBuf;
@@ -68,11 +68,11 @@ impl<T: Real> Session<T> {
         for (name, tensor) in weights {
             if let Some(id) = self.device.find_state(name) {
                 values.resize(tensor.data.len(), T::ZERO);
-                real::copy(&tensor.data, &mut values);
+                devices::copy(&tensor.data, &mut values);
                 self.device.write_state(id, &values)?;
             }
         }
-        self.device.reset_averages()
+        Ok(self.device.reset_averages()?)
     }
 
     /// Writes a checkpoint, state by state: none is in flight.
@@ -89,7 +89,8 @@ impl<T: Real> Session<T> {
             Outline { name: &state.name, shape: &state.ty.shape.0 }
         };
         let outlines: Vec<Outline<'_>> = ids.iter().map(outline).collect();
-        checkpoints.save(&outlines, |index| self.device.state(ids[index]), progress, config, best)
+        let values = |index: usize| self.device.state(ids[index]);
+        Ok(checkpoints.save(&outlines, values, progress, config, best)?)
     }
 
     /// Goes on where a checkpoint was made.
@@ -99,10 +100,9 @@ impl<T: Real> Session<T> {
         let expected: Vec<Outline<'_>> =
             states.iter().map(|s| Outline { name: &s.name, shape: &s.ty.shape.0 }).collect();
         self.ahead = None;
-        let progress = checkpoint.restore(&expected, |name, values: &[T]| {
+        checkpoint.restore(&expected, |name, values: &[T]| {
             let id = self.device.find_state(name);
-            id.map_or(Ok(()), |id| self.device.write_state(id, values))
-        })?;
-        Ok(progress)
+            Ok(id.map_or(Ok(()), |id| self.device.write_state(id, values))?)
+        })
     }
 }

@@ -2,16 +2,16 @@
 
 use clap::{Args, ValueEnum};
 use comm::Choice;
+use config::Raw;
+use config::{
+    Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
+    Residual, Span, Task, Wire,
+};
 use graph::Recompute;
 use models::vit::Pool;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use train::Raw;
-use train::config::{
-    Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
-    Residual, Span, Task, Wire,
-};
 use train::record;
 
 #[derive(Args, Clone)]

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use comm::Choice;
+use config::Task;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use study::spec::{Asked, Experiment, Launch};
-use train::config::Task;
 
 #[derive(Args, Clone)]
 pub struct StudyArgs {

@@ -2,9 +2,9 @@
 //! nothing, or is refused, is not offered. Groups stand last: in a help text, what follows one would stand under its heading.
 
 use clap::Args;
+use config::Raw;
+use config::{Device, EvalMode, Interpolation, Precision, Residual};
 use std::path::PathBuf;
-use train::Raw;
-use train::config::{Device, EvalMode, Interpolation, Precision, Residual};
 
 /// The model of the weights.
 #[derive(Args, Clone)]

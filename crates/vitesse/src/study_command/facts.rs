@@ -1,12 +1,13 @@
 //! What options of `vitesse train` come to on this machine.
 
 use crate::args;
+use config::sets::Opened;
+use config::{Device, Precision};
+use config::{Facts as DataFacts, Raw, Resolved};
 use cpu::ceilings;
+use devices::program::program;
 use std::collections::HashMap;
 use study::grid::{Facts, Resolve};
-use train::config::{Device, Precision};
-use train::sets::Opened;
-use train::{Facts as DataFacts, Raw, Resolved, session};
 
 /// Of the machine's ceiling for products, what a step reaches; what starting and ending a run takes.
 const REACHED: f64 = 0.75;
@@ -49,8 +50,8 @@ impl Here {
             return Ok(None);
         }
         let program = match run.precision {
-            Precision::Fp64 => session::program::<f64>(run, run.batch),
-            _ => session::program::<f32>(run, run.batch),
+            Precision::Fp64 => program::<f64>(run, run.batch),
+            _ => program::<f32>(run, run.batch),
         };
         let program = program?;
         let flops = match self.flops {

@@ -9,7 +9,7 @@ use study::engine::Events;
 use study::grid::Planned;
 use study::results::{Estimate, Kind, Outcome, Results, Run};
 use study::spec::Study;
-use train::printable::line;
+use text::printable::line;
 
 pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
     let each: Option<f64> = points.iter().map(|point| point.estimate).sum();

@@ -10,13 +10,13 @@ use crate::args::{Cli, Command, TrainArgs};
 use crate::signals::Signals;
 use crate::supervise;
 use clap::{CommandFactory, Parser};
+use config::Resolved;
 use graph::random::Sequence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use train::Resolved;
 use values::{CONFIGS, ELSEWHERE, FLAGS, Values};
 
 const CASES: u64 = 150;

@@ -1,0 +1,284 @@
+//! How many images make a step: all ranks together = one rank's micro-step × micro-steps × ranks. Any two give the third.
+
+use super::origin::{Log, Origin};
+use super::raw::Raw;
+use super::recipe::Recipe;
+use super::resolve::at_least_one;
+use super::resolved::Resolved;
+use crate::ConfigError;
+use crate::deepspeed::{DeepSpeed, FileError, Setting};
+
+/// The batch of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Images of a micro-step of one rank.
+    pub micro: usize,
+    pub accumulate: usize,
+    /// Images of an optimizer step, over all ranks.
+    pub total: usize,
+}
+
+const STUDY_MICRO: &str = "micro_batch_per_gpu";
+
+/// A number and what it is called where it was written.
+#[derive(Clone, Debug, PartialEq)]
+struct Given {
+    value: usize,
+    name: String,
+    origin: Origin,
+}
+
+impl std::fmt::Display for Given {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.name, self.value)
+    }
+}
+
+/// What was said of the three, by flag or file.
+struct Said {
+    total: Option<Given>,
+    micro: Option<Given>,
+    accumulate: Option<Given>,
+    world: usize,
+    recipe: Recipe,
+}
+
+impl Raw {
+    pub(super) fn batch(&self, world: usize, log: &mut Log) -> Result<Batch, ConfigError> {
+        let said = self.said(world)?;
+        let from_file = [&said.total, &said.micro, &said.accumulate]
+            .iter()
+            .any(|given| given.as_ref().is_some_and(|given| given.origin != Origin::Flag));
+        let file = self.deepspeed.as_ref().filter(|_| from_file).map(|file| file.file.clone());
+        said.settle(log).map_err(|why| match file {
+            Some(file) => FileError::File { file, why }.into(),
+            None => ConfigError::Batch(why),
+        })
+    }
+
+    /// A run that goes on over another number of ranks keeps the images of a step, unless it is told otherwise: with as few
+    /// micro-steps as give no rank more images at a time than it had before. A model that takes moments over the images of a
+    /// micro-step keeps those.
+    pub fn divide_again(&mut self, before: &Resolved, world: usize) {
+        let told = self.batch_size.or(self.accumulate).or(self.global_batch).is_some();
+        if told || world == before.world || world == 0 {
+            return;
+        }
+        let (total, mixes) = (before.global_batch(), before.augmentation.mixes());
+        let fits = |accumulate: &usize| {
+            let micro = total / (world * accumulate);
+            let whole = total.is_multiple_of(world * accumulate) && micro > 0;
+            let together = !before.network.normalises_batches() || *accumulate == before.accumulate;
+            let small = micro <= before.batch || before.network.normalises_batches();
+            whole && together && small && (!mixes || micro.is_multiple_of(2))
+        };
+        if let Some(accumulate) = (1..=total).find(fits) {
+            self.accumulate = Some(accumulate);
+            self.batch_size = Some(total / (world * accumulate));
+            self.global_batch = Some(total);
+        }
+    }
+
+    /// Why the three don't multiply, without the file's name; for a table that has it in its title.
+    pub(super) fn batch_fault(&self, world: usize) -> Option<String> {
+        self.said(world).ok()?.settle(&mut Log::default()).err()
+    }
+
+    fn said(&self, world: usize) -> Result<Said, ConfigError> {
+        let file = self.deepspeed.as_ref();
+        let given = |flag: &'static str, typed: Option<usize>, keys: &[&str]| {
+            let typed = typed.map(|value| at_least_one(flag, value)).transpose()?;
+            let typed = typed.map(|value| Given { value, name: format!("--{flag}"), origin: Origin::Flag });
+            Ok::<_, ConfigError>(typed.or_else(|| keys.iter().find_map(|key| from_file(file?, key))))
+        };
+        Ok(Said {
+            total: given("global-batch", self.global_batch, &["train_batch_size"])?,
+            micro: given("batch-size", self.batch_size, &["train_micro_batch_size_per_gpu", STUDY_MICRO])?,
+            accumulate: given("accumulate", self.accumulate, &["gradient_accumulation_steps"])?,
+            world,
+            recipe: self.recipe(),
+        })
+    }
+}
+
+fn from_file(file: &DeepSpeed, key: &str) -> Option<Given> {
+    match file.whole(key)? {
+        Setting::Given(value) => Some(Given {
+            value: value as usize,
+            name: key.to_string(),
+            origin: Origin::File(key.to_string()),
+        }),
+        Setting::Auto => None,
+    }
+}
+
+pub(super) fn ranks(world: usize) -> String {
+    if world == 1 { "1 rank".to_string() } else { format!("{world} ranks") }
+}
+
+const TOO_MANY: &str = "--batch-size × --accumulate × --ranks: more images than can be counted";
+
+impl Said {
+    fn settle(&self, log: &mut Log) -> Result<Batch, String> {
+        let product = |a: usize, b: usize| a.checked_mul(b).ok_or_else(|| TOO_MANY.to_string());
+        let world = ranks(self.world);
+        let (micro, accumulate) = (self.micro.as_ref(), self.accumulate.as_ref());
+        let batch = match (&self.total, micro, accumulate) {
+            (Some(total), Some(micro), Some(accumulate)) => {
+                let found = product(product(micro.value, accumulate.value)?, self.world)?;
+                if found != total.value {
+                    return Err(self.contradiction(total, micro, accumulate, found));
+                }
+                note(log, "batch-size", micro.value, micro.origin.clone());
+                note(log, "accumulate", accumulate.value, accumulate.origin.clone());
+                Batch { micro: micro.value, accumulate: accumulate.value, total: total.value }
+            }
+            (Some(total), Some(known), None) => {
+                let accumulate =
+                    divide(total, product(known.value, self.world)?, &format!("{known} × {world}"))?;
+                note(log, "batch-size", known.value, known.origin.clone());
+                note(log, "accumulate", accumulate, derived(format!("{total} / ({known} × {world})")));
+                Batch { micro: known.value, accumulate, total: total.value }
+            }
+            (Some(total), None, Some(known)) => {
+                let micro = divide(total, product(known.value, self.world)?, &format!("{known} × {world}"))?;
+                note(log, "batch-size", micro, derived(format!("{total} / ({known} × {world})")));
+                note(log, "accumulate", known.value, known.origin.clone());
+                Batch { micro, accumulate: known.value, total: total.value }
+            }
+            (Some(total), None, None) => {
+                let micro = divide(total, self.world, &world)?;
+                note(log, "batch-size", micro, derived(format!("{total} / {world}")));
+                note(log, "accumulate", 1, Origin::default_value());
+                Batch { micro, accumulate: 1, total: total.value }
+            }
+            (None, micro, accumulate) => {
+                let of = |given: Option<&Given>, default: usize, whose: Origin| {
+                    given.map_or((default, whose), |given| (given.value, given.origin.clone()))
+                };
+                let (m, micro) = of(micro, self.recipe.batch, Origin::default_value());
+                let (a, accumulate) = of(accumulate, 1, Origin::default_value());
+                note(log, "batch-size", m, micro);
+                note(log, "accumulate", a, accumulate);
+                Batch { micro: m, accumulate: a, total: product(product(m, a)?, self.world)? }
+            }
+        };
+        let origin = match &self.total {
+            Some(total) => total.origin.clone(),
+            None => derived(format!("{} × {} × {world}", batch.micro, batch.accumulate)),
+        };
+        note(log, "global-batch", batch.total, origin);
+        Ok(batch)
+    }
+
+    fn contradiction(&self, total: &Given, micro: &Given, accumulate: &Given, found: usize) -> String {
+        let one_rank = micro.value * accumulate.value;
+        let fits = match total.value.checked_div(one_rank) {
+            Some(n) if n * one_rank == total.value => format!("it fits {}", ranks(n)),
+            _ => "it fits no number of ranks".to_string(),
+        };
+        let mut text = format!("{total} ≠ {micro} × {accumulate} × {} = {found}; {fits}", ranks(self.world));
+        if micro.name == STUDY_MICRO {
+            let theirs = total.value / (accumulate.value * self.world).max(1);
+            text += &format!(
+                " (DeepSpeed would have ignored {STUDY_MICRO}, which is not its key, and taken {theirs} images a rank)"
+            );
+        }
+        text
+    }
+}
+
+fn derived(arithmetic: String) -> Origin {
+    Origin::Derived(arithmetic)
+}
+
+fn note(log: &mut Log, name: &'static str, value: usize, origin: Origin) {
+    log.note(name, value, origin);
+}
+
+fn divide(total: &Given, by: usize, what: &str) -> Result<usize, String> {
+    if total.value.is_multiple_of(by) {
+        return Ok(total.value / by);
+    }
+    let product = if what.contains('×') { format!("{what} = {by}") } else { what.to_string() };
+    Err(format!("{total} is no multiple of {product}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(json: &str, flags: [Option<usize>; 3], world: usize) -> Result<(usize, usize, usize), String> {
+        let deepspeed = Some(DeepSpeed::parse("ds.json", json).unwrap());
+        let [global_batch, batch_size, accumulate] = flags;
+        let raw = Raw { deepspeed, global_batch, batch_size, accumulate, ..Raw::default() };
+        let batch = raw.batch(world, &mut Log::default()).map_err(|e| e.to_string())?;
+        assert_eq!(batch.micro * batch.accumulate * world, batch.total);
+        Ok((batch.total, batch.micro, batch.accumulate))
+    }
+
+    const NONE: [Option<usize>; 3] = [None; 3];
+    const MICRO: &str = r#""train_micro_batch_size_per_gpu""#;
+    const STEPS: &str = r#""gradient_accumulation_steps""#;
+    const TOTAL: &str = r#""train_batch_size""#;
+
+    #[test]
+    fn any_two_give_the_third() {
+        let all = [
+            format!("{{{TOTAL}: 64, {MICRO}: 8, {STEPS}: 4}}"),
+            format!("{{{TOTAL}: 64, {MICRO}: 8, {STEPS}: \"auto\"}}"),
+            format!("{{{TOTAL}: 64, {STEPS}: 4}}"),
+            format!("{{{MICRO}: 8, {STEPS}: 4}}"),
+        ];
+        for json in all {
+            assert_eq!(batch(&json, NONE, 2), Ok((64, 8, 4)), "{json}");
+        }
+        assert_eq!(batch(&format!("{{{TOTAL}: 64}}"), NONE, 2), Ok((64, 32, 1)));
+        assert_eq!(batch(&format!("{{{MICRO}: 8}}"), NONE, 2), Ok((16, 8, 1)));
+        assert_eq!(batch(&format!("{{{STEPS}: 3}}"), NONE, 2), Ok((384, 64, 3)));
+        assert_eq!(batch("{}", NONE, 1), Ok((64, 64, 1)));
+    }
+
+    #[test]
+    fn flags_override_and_what_was_derived_is_derived_again() {
+        let total = format!("{{{TOTAL}: 64}}");
+        assert_eq!(batch(&total, [None, Some(16), None], 1), Ok((64, 16, 4)));
+        let two = format!("{{{TOTAL}: 64, {MICRO}: 16}}");
+        assert_eq!(batch(&two, [None, Some(32), None], 1), Ok((64, 32, 2)));
+        assert_eq!(batch(&two, [Some(128), None, None], 1), Ok((128, 16, 8)));
+        let no_total = format!("{{{MICRO}: 16, {STEPS}: 2}}");
+        assert_eq!(batch(&no_total, [None, Some(8), None], 1), Ok((16, 8, 2)));
+        assert_eq!(batch("{}", [Some(256), None, Some(2)], 4), Ok((256, 32, 2)));
+    }
+
+    #[test]
+    fn contradictions_name_both_sides() {
+        let all = format!("{{{TOTAL}: 64, {STEPS}: 1}}");
+        let text = batch(&all, [None, Some(32), None], 1).unwrap_err();
+        let expected = "ds.json: train_batch_size 64 ≠ --batch-size 32 × gradient_accumulation_steps 1 × 1 rank = 32; it fits 2 ranks";
+        assert_eq!(text, expected);
+        let text = batch("{}", [Some(100), Some(32), Some(1)], 3).unwrap_err();
+        assert_eq!(
+            text,
+            "--global-batch 100 ≠ --batch-size 32 × --accumulate 1 × 3 ranks = 96; it fits no number of ranks"
+        );
+        let text = batch(&format!("{{{TOTAL}: 50, {STEPS}: 4}}"), NONE, 1).unwrap_err();
+        assert_eq!(
+            text,
+            "ds.json: train_batch_size 50 is no multiple of gradient_accumulation_steps 4 × 1 rank = 4"
+        );
+        let text = batch(&format!("{{{TOTAL}: 50}}"), NONE, 4).unwrap_err();
+        assert_eq!(text, "ds.json: train_batch_size 50 is no multiple of 4 ranks");
+    }
+
+    #[test]
+    fn absurd_numbers_are_refused() {
+        let huge = format!("{{{MICRO}: 9e15, {STEPS}: 9e15}}");
+        assert_eq!(
+            batch(&huge, NONE, 1).unwrap_err(),
+            "ds.json: --batch-size × --accumulate × --ranks: more images than can be counted"
+        );
+        let text = batch("{}", [None, Some(0), None], 1).unwrap_err();
+        assert_eq!(text, "--batch-size 0: must be at least 1");
+    }
+}

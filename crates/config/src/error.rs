@@ -1,0 +1,30 @@
+//! Everything a setting can be refused for, each with the culprit in its text.
+
+use crate::FileError;
+
+/// A setting, a file of settings, or data that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("--model {0}")]
+    Model(#[from] models::NetworkError),
+    #[error(transparent)]
+    Data(#[from] data::DataError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Numbers of images that don't multiply.
+    #[error("{0}")]
+    Batch(String),
+    #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
+    Setting { flag: &'static str, value: String, why: String },
+    #[error(
+        "--model {model} on {image} px, {channels} channels, {classes} classes, {batch} images at a time: no memory holds that"
+    )]
+    TooLarge { model: String, image: usize, channels: usize, classes: usize, batch: usize },
+}
+
+impl ConfigError {
+    /// Refuses the value of a flag.
+    pub fn setting(flag: &'static str, value: impl ToString, why: impl Into<String>) -> Self {
+        ConfigError::Setting { flag, value: value.to_string(), why: why.into() }
+    }
+}

@@ -1,0 +1,57 @@
+//! Settings in two stages: [`Raw`] is what the user typed (flags, and a DeepSpeed file), [`Resolved`] is what can be run.
+//! Nothing after `resolve` fails for a bad setting.
+//!
+//! Resolving needs [`Facts`] of the data, which [`sets`] finds out: it opens what `--data` names.
+
+mod arithmetic;
+pub mod augmentation;
+mod batch;
+pub mod card;
+pub mod choice;
+pub mod deepspeed;
+mod error;
+mod exchange;
+pub mod explain;
+pub mod groups;
+mod idle;
+mod masked_sets;
+mod optimize;
+pub mod origin;
+pub mod outputs;
+pub mod pixels;
+pub mod place;
+pub mod raw;
+mod recipe;
+mod resolve;
+pub mod resolved;
+pub mod schedule;
+mod scheduler;
+pub mod sets;
+pub mod shares;
+pub mod source;
+pub mod task;
+mod transform;
+mod whole;
+
+pub use arithmetic::{LossScale, NO_FP64, Residual};
+pub use augmentation::{Augmentation, Crop, Geometry, Interpolation, Preset, RandAugment};
+pub use card::Card;
+pub use choice::{Device, Form, Precision};
+pub use deepspeed::FileError;
+pub use error::ConfigError;
+pub use exchange::{Exchange, Wire};
+pub use explain::{Explanation, KeyRow};
+pub use groups::{Groups, LrScale};
+pub use masked_sets::MaskedSets;
+pub use origin::{Note, Origin};
+pub use pixels::{EvalMode, Pixels};
+pub use place::Place;
+pub use raw::{Every, Raw, Span};
+pub use resolve::LEAST_NORMALISED;
+pub use resolved::Resolved;
+pub use shares::Shares;
+pub use source::{Cache, Data, Facts, Source};
+pub use task::{DEFAULT_MODEL, Task};
+
+#[cfg(test)]
+mod tests;

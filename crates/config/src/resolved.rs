@@ -1,0 +1,338 @@
+//! What can be run, and its record in `config.json`.
+
+use super::arithmetic::{LossScale, Residual};
+use super::augmentation::Augmentation;
+use super::choice::{Device, Precision};
+use super::exchange::Exchange;
+use super::groups::Groups;
+use super::pixels::Pixels;
+use super::source::{Data, Source};
+use super::task::Task;
+use crate::FileError;
+use crate::schedule::Schedule;
+use data::Split;
+use data::segment::DrawnSpec;
+use data::synthetic::SyntheticSpec;
+use graph::{Mesh, Optimizer, ParamGroup, Recompute};
+use models::Network;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Of the record; raised when one of before can no longer be read, or would mean something else.
+pub const SCHEMA: u32 = 1;
+
+/// A run that can be started. Written to `config.json`, it tells a later command all it needs of this one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resolved {
+    pub schema: u32,
+    /// The GPU of this machine that plans are for, where a rank has one.
+    #[serde(skip)]
+    pub gpu: usize,
+    pub model: String,
+    /// In the order of the labels; filled in when the data is opened.
+    pub class_names: Vec<String>,
+    #[serde(alias = "vit")]
+    pub network: Network,
+    pub data: Data,
+    pub augmentation: Augmentation,
+    /// What images with masks have beside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pixels: Option<Pixels>,
+    /// Ranks.
+    pub world: usize,
+    /// Images of a micro-step of one rank.
+    pub batch: usize,
+    pub accumulate: usize,
+    pub epochs: u64,
+    pub steps: u64,
+    pub steps_per_epoch: u64,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub clip: Option<f64>,
+    pub label_smoothing: f64,
+    pub groups: Groups,
+    /// Decay of the moving average of the parameters.
+    pub ema: Option<f64>,
+    pub recompute: Recompute,
+    pub device: Device,
+    pub precision: Precision,
+    #[serde(default)]
+    pub residual: Residual,
+    /// In fp16.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
+    /// Nothing that is measured decides how numbers are computed.
+    #[serde(default)]
+    pub deterministic: bool,
+    pub seed: u64,
+    pub threads: usize,
+    pub init: Option<PathBuf>,
+    /// Whether weights to start from may have another head.
+    pub new_head: bool,
+    pub out: Option<PathBuf>,
+    /// The folder of the run to continue.
+    pub resume: Option<PathBuf>,
+    /// Steps between checkpoints.
+    pub checkpoint_every: u64,
+    /// Checkpoints to keep.
+    pub keep: usize,
+    /// Whether checkpoints and weights are written at all.
+    #[serde(default = "yes")]
+    pub checkpoints: bool,
+    /// Epochs between evaluations.
+    pub eval_every: u64,
+    /// Steps between them, if those count instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_steps: Option<u64>,
+    /// Steps between lines of the log.
+    pub log_every: u64,
+    /// Whether the run ends with a table of where its time went.
+    pub breakdown: bool,
+    /// Whether a line says so with every line of the log.
+    #[serde(default)]
+    pub breakdown_lines: bool,
+    /// Whether time is accounted for at all.
+    #[serde(default = "yes")]
+    pub account: bool,
+    /// Where the first steps are traced, and how many.
+    #[serde(default)]
+    pub trace: Option<PathBuf>,
+    #[serde(default)]
+    pub trace_steps: u64,
+    /// Whether slower ranks get less to do.
+    #[serde(default)]
+    pub balance: bool,
+    #[serde(default)]
+    pub exchange: Exchange,
+    /// Take over the folder of a run whose lock can't be judged; this time only, so no part of the record.
+    #[serde(skip)]
+    pub force: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
+/// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
+/// the weights a run started from are long changed.
+const FREE: [&str; 32] = [
+    "schema",
+    "world",
+    "batch",
+    "accumulate",
+    "epochs",
+    "data.source",
+    "data.relative",
+    "data.workers",
+    "data.cache",
+    "recompute",
+    "device",
+    "deterministic",
+    "threads",
+    "init",
+    "new_head",
+    "out",
+    "resume",
+    "checkpoint_every",
+    "keep",
+    "checkpoints",
+    "eval_every",
+    "eval_steps",
+    "pixels.eval_mode",
+    "pixels.eval_stride",
+    "log_every",
+    "breakdown",
+    "breakdown_lines",
+    "account",
+    "trace",
+    "trace_steps",
+    "balance",
+    "exchange",
+];
+
+/// Of those, what must yet be the same on every rank of a run.
+const OF_ALL_RANKS: [&str; 17] = [
+    "device",
+    "deterministic",
+    "world",
+    "batch",
+    "accumulate",
+    "eval_every",
+    "eval_steps",
+    "pixels.eval_mode",
+    "pixels.eval_stride",
+    "checkpoint_every",
+    "account",
+    "trace_steps",
+    "balance",
+    "exchange.bucket",
+    "exchange.overlap",
+    "exchange.wire",
+    "exchange.predivide",
+];
+
+impl Resolved {
+    /// Images of an optimizer step, over all ranks.
+    pub fn global_batch(&self) -> usize {
+        self.batch * self.accumulate * self.world
+    }
+
+    pub fn task(&self) -> Task {
+        Task::of(&self.network)
+    }
+
+    /// What the loss of a label is divided by, on its way to the mean over all; `clip` makes up for the rest. Where pixels have
+    /// labels, these are counted.
+    pub fn nominal(&self) -> f64 {
+        (self.batch * self.accumulate * self.network.labels()) as f64 * self.exchange.predivide
+    }
+
+    /// Whether the model is judged after `steps` steps.
+    pub fn judges_after(&self, steps: u64) -> bool {
+        let due = match self.eval_steps {
+            Some(every) => steps.is_multiple_of(every),
+            None => {
+                let epoch_ends = steps.is_multiple_of(self.steps_per_epoch);
+                epoch_ends && (steps / self.steps_per_epoch).is_multiple_of(self.eval_every)
+            }
+        };
+        due || steps == self.steps
+    }
+
+    /// Training images of a step, over all ranks; the last of an epoch may have fewer.
+    pub fn images_of_step(&self, step: u64) -> usize {
+        let begins = (step % self.steps_per_epoch) as usize * self.global_batch();
+        self.data.train_images().saturating_sub(begins).min(self.global_batch())
+    }
+
+    /// The ranks of the run, each with samples of its own.
+    pub fn mesh(&self) -> Mesh {
+        Mesh::of_data(self.world)
+    }
+
+    /// How ranks exchange gradients, if there is more than one.
+    pub fn exchange(&self) -> graph::Exchange {
+        graph::Exchange {
+            bucket: self.exchange.bucket,
+            overlap: self.exchange.overlap,
+            wire: self.exchange.wire_type(),
+        }
+    }
+
+    /// How a parameter is treated.
+    pub fn group(&self, name: &str) -> ParamGroup {
+        self.groups.group(name)
+    }
+
+    /// The drawn set, as this run would draw it.
+    pub fn synthetic(&self, split: Split) -> SyntheticSpec {
+        let len = match split {
+            Split::Train => self.data.train_images(),
+            Split::Test => self.data.facts.test_images,
+        };
+        let (classes, channels) = (self.data.facts.classes, self.data.facts.channels);
+        SyntheticSpec { split, len, image_size: self.network.image(), channels, classes, seed: self.seed }
+    }
+
+    /// The drawn set with masks, as this run would draw it.
+    pub fn drawn_masks(&self, split: Split) -> DrawnSpec {
+        let SyntheticSpec { len, image_size, channels, classes, seed, .. } = self.synthetic(split);
+        DrawnSpec { split, len, width: image_size, height: image_size, channels, classes, seed }
+    }
+
+    /// The record; fails if a path can't be written as text.
+    pub fn to_json(&self) -> Result<String, FileError> {
+        let error =
+            |e: serde_json::Error| FileError::File { file: "config.json".to_string(), why: e.to_string() };
+        serde_json::to_string_pretty(self).map_err(error)
+    }
+
+    /// Reads a record; `file` is its name in messages.
+    pub fn from_json(file: &str, text: &str) -> Result<Self, FileError> {
+        let error = |why: String| FileError::File { file: file.to_string(), why };
+        let value: Value = serde_json::from_str(text).map_err(|e| error(e.to_string()))?;
+        match value.get("schema").and_then(Value::as_u64) {
+            Some(schema) if schema == u64::from(SCHEMA) => {}
+            Some(schema) => return Err(error(format!("has schema {schema}; this build reads {SCHEMA}"))),
+            None => return Err(error("is no record of a run: it has no schema".to_string())),
+        }
+        serde_json::from_value(value).map_err(|e| error(e.to_string()))
+    }
+
+    /// Settings that differ from those of `before` and would change what is computed.
+    pub fn differences(&self, before: &Resolved) -> Vec<String> {
+        let text = |name: &str, new: &str, old: &str| format!("{name} is {new}, was {old}");
+        different(&self.settings(), &before.settings(), text)
+    }
+
+    /// Settings in which a rank differs from the first.
+    pub fn differences_among_ranks(&self, first: &Resolved) -> Vec<String> {
+        let text = |name: &str, here: &str, first: &str| format!("{name} is {here}, not {first}");
+        let all = |run: &Resolved| {
+            let (mut settings, mut free) = (run.settings(), BTreeMap::new());
+            flatten("", &run.plain(), &[], &mut free);
+            settings.extend(free.into_iter().filter(|(name, _)| OF_ALL_RANKS.contains(&name.as_str())));
+            settings.insert("resume".to_string(), run.resume.is_some().to_string());
+            settings
+        };
+        different(&all(self), &all(first), text)
+    }
+
+    /// The record without its paths, which don't matter and are all that could fail to become JSON.
+    fn plain(&self) -> Value {
+        let mut plain = Resolved { init: None, out: None, resume: None, trace: None, ..self.clone() };
+        (plain.data.source, plain.data.relative) = (Source::Synthetic, None);
+        serde_json::to_value(plain).unwrap_or_default()
+    }
+
+    /// Every setting that matters to the arithmetic, by its name in the record.
+    fn settings(&self) -> BTreeMap<String, String> {
+        let mut settings = BTreeMap::new();
+        flatten("", &self.plain(), &FREE, &mut settings);
+        settings.insert("global batch".to_string(), self.global_batch().to_string());
+        if self.network.normalises_batches() {
+            settings.insert("images of a micro-step".to_string(), (self.batch * self.world).to_string());
+        }
+        settings.insert("data".to_string(), self.data.source.set().to_string());
+        settings
+    }
+}
+
+/// What differs between two sets of settings, as `text` puts it.
+fn different(
+    new: &BTreeMap<String, String>,
+    old: &BTreeMap<String, String>,
+    text: impl Fn(&str, &str, &str) -> String,
+) -> Vec<String> {
+    let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let value =
+        |of: &'_ BTreeMap<String, String>, name| of.get(name).cloned().unwrap_or("nothing".to_string());
+    let differ = names.into_iter().filter(|name| old.get(*name) != new.get(*name));
+    differ.map(|name| text(name, &value(new, name), &value(old, name))).collect()
+}
+
+/// All members of an object and of those in it, but for the ones named in `without`.
+fn flatten(path: &str, value: &Value, without: &[&str], settings: &mut BTreeMap<String, String>) {
+    if without.contains(&path) {
+        return;
+    }
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                flatten(&path, value, without, settings);
+            }
+        }
+        Value::Null => {}
+        Value::String(text) => {
+            settings.insert(path.to_string(), text.clone());
+        }
+        other => {
+            settings.insert(path.to_string(), other.to_string());
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Models with batch norm train on whole batches: a sample of weight 0 counts for no loss, but it would count for the moments.
+
+use super::resolved::Resolved;
+use crate::ConfigError;
+use graph::Program;
+
+/// Steps of an epoch. With `whole`, a last batch that is not full is left out.
+pub(super) fn steps_per_epoch(images: usize, global_batch: usize, whole: bool) -> Result<u64, ConfigError> {
+    let steps = if whole { images / global_batch } else { images.div_ceil(global_batch) };
+    if whole && steps == 0 {
+        let why = format!(
+            "{images} images make no whole batch of {global_batch}, which batch norm needs: lower --batch-size"
+        );
+        return Err(ConfigError::Batch(why));
+    }
+    Ok(steps as u64)
+}
+
+impl Resolved {
+    /// Refuses a run whose batches may have gaps if its model takes moments over them.
+    pub fn check_batches(&self, program: &Program) -> Result<(), ConfigError> {
+        if !program.normalises_batches() {
+            return Ok(());
+        }
+        if self.data.skip_bad_images {
+            let why = "a gap in a batch would change what batch norm takes for its moments";
+            return Err(ConfigError::setting("skip-bad-images", "", why));
+        }
+        let (images, batch) = (self.data.train_images(), self.global_batch());
+        if self.steps_per_epoch as usize * batch > images {
+            let why =
+                format!("{images} images end in a part of a batch of {batch}, which batch norm can't take");
+            return Err(ConfigError::Batch(why));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_not_full_is_left_out() {
+        let steps = |images, batch, whole| steps_per_epoch(images, batch, whole).map_err(|e| e.to_string());
+        assert_eq!(steps(100, 10, true), Ok(10));
+        assert_eq!(steps(109, 10, true), Ok(10));
+        assert_eq!(steps(109, 10, false), Ok(11));
+        assert_eq!(steps(9, 10, false), Ok(1));
+        assert_eq!(steps(0, 10, false), Ok(0), "refused elsewhere");
+        let none = "9 images make no whole batch of 10, which batch norm needs: lower --batch-size";
+        assert_eq!(steps(9, 10, true), Err(none.to_string()));
+    }
+}

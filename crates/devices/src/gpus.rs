@@ -1,0 +1,183 @@
+//! Which GPU a rank has, and how ranks with GPUs exchange what lies there.
+
+use crate::device::Seat;
+use crate::error::DeviceError;
+use comm::nccl::Library;
+use comm::{Choice, CommError};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What a rank tells the others of its GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Found {
+    /// What was typed after --comm.
+    asked: Option<String>,
+    /// What no other GPU has.
+    gpu: String,
+    /// NCCL's name and version, or why there is none; nothing where nobody wants it.
+    nccl: Option<Result<String, String>>,
+}
+
+/// How ranks exchange what lies on their GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Nccl,
+    Host,
+}
+
+/// The GPU of a rank, and its way to the others.
+pub(crate) struct Assigned {
+    pub device: usize,
+    pub exchange: Option<cuda::Exchange>,
+    /// What to tell the user, where there are several ranks.
+    pub line: Option<String>,
+}
+
+/// Finds out what every rank has; all come to the same decision.
+pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
+    let devices = cuda::devices()?.len();
+    let device = seat.local_rank % devices;
+    let world = &seat.world;
+    if world.size() == 1 {
+        return Ok(Assigned { device, exchange: None, line: None });
+    }
+    let wanted = matches!(seat.asked, None | Some(Choice::Nccl));
+    let library = wanted.then(Library::find);
+    let told = |error: &CommError| match error {
+        CommError::Engine { why, .. } => why.clone(),
+        other => other.to_string(),
+    };
+    let mine = Found {
+        asked: seat.asked.map(|choice| choice.to_string()),
+        gpu: cuda::identity(device)?.iter().map(|byte| format!("{byte:02x}")).collect(),
+        nccl: library.as_ref().map(|found| found.as_ref().map(|l| l.name()).map_err(told)),
+    };
+    let text = serde_json::to_vec(&mine).map_err(|e| DeviceError::Disagree(e.to_string()))?;
+    let texts = world.gather_bytes(world.name("which GPUs there are"), &text)?;
+    let all: Option<Vec<Found>> = texts.iter().map(|text| serde_json::from_slice(text).ok()).collect();
+    let all = all.ok_or_else(|| DeviceError::Disagree("a rank is of another version of vitesse".into()))?;
+    let (how, line) = decide(&all, world.engine().name())?;
+    let exchange = match (how, library) {
+        (How::Nccl, Some(Ok(library))) => cuda::Exchange::Nccl {
+            world: world.clone(),
+            library: Arc::clone(&library),
+            watch: seat.watch.clone(),
+        },
+        _ => cuda::Exchange::Host(world.clone()),
+    };
+    Ok(Assigned { device, exchange: Some(exchange), line: Some(line) })
+}
+
+/// NCCL, if every rank has it and a GPU of its own; else the hosts' own exchange, by the engine of this name. With the reason.
+fn decide(all: &[Found], engine: &str) -> Result<(How, String), DeviceError> {
+    let first = &all[0];
+    let typed = |found: &Found| match &found.asked {
+        Some(asked) => format!("--comm {asked}"),
+        None => "no --comm".to_string(),
+    };
+    if let Some(rank) = all.iter().position(|found| found.asked != first.asked) {
+        let (theirs, ours) = (typed(&all[rank]), typed(first));
+        return Err(DeviceError::Disagree(format!(
+            "rank {rank} was started with {theirs}, rank 0 with {ours}"
+        )));
+    }
+    let host = |why: &str| Ok((How::Host, format!("gradients travel through the host ({engine}): {why}")));
+    let nccl = Choice::Nccl.to_string();
+    if let Some(asked) = first.asked.as_ref().filter(|asked| **asked != nccl) {
+        return host(&format!("--comm {asked} says so"));
+    }
+    let obstacle = shared(all).or_else(|| missing(all));
+    match (obstacle, &first.asked, &first.nccl) {
+        (None, _, Some(Ok(name))) => {
+            Ok((How::Nccl, format!("gradients travel over {name}: every rank has a GPU of its own")))
+        }
+        (Some(why), Some(_), _) => Err(DeviceError::setting("comm", nccl, why)),
+        (Some(why), None, _) => host(&why),
+        (None, ..) => host("nobody has looked for NCCL"),
+    }
+}
+
+/// Two ranks with one GPU.
+fn shared(all: &[Found]) -> Option<String> {
+    let pair = all.iter().enumerate().find_map(|(rank, found)| {
+        all[..rank].iter().position(|other| other.gpu == found.gpu).map(|other| (other, rank))
+    });
+    let (one, other) = pair?;
+    let mut gpus: Vec<&str> = all.iter().map(|found| found.gpu.as_str()).collect();
+    gpus.sort_unstable();
+    gpus.dedup();
+    let gpus = if gpus.len() == 1 { "1 GPU".to_string() } else { format!("{} GPUs", gpus.len()) };
+    Some(format!(
+        "{} ranks have {gpus}, ranks {one} and {other} the same one, and NCCL needs one for each",
+        all.len()
+    ))
+}
+
+/// A rank without NCCL.
+fn missing(all: &[Found]) -> Option<String> {
+    let why = |found: &Found| found.nccl.as_ref().and_then(|nccl| nccl.as_ref().err().cloned());
+    let (rank, why) = all.iter().enumerate().find_map(|(rank, found)| Some((rank, why(found)?)))?;
+    Some(format!("rank {rank} has no NCCL ({why})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(asked: Option<Choice>, gpu: &str) -> Found {
+        let nccl = matches!(asked, None | Some(Choice::Nccl)).then(|| Ok("NCCL 2.27.3".to_string()));
+        Found { asked: asked.map(|choice| choice.to_string()), gpu: gpu.to_string(), nccl }
+    }
+
+    fn of(asked: Option<Choice>, gpus: &[&str]) -> Vec<Found> {
+        gpus.iter().map(|gpu| found(asked, gpu)).collect()
+    }
+
+    fn decided(all: &[Found]) -> (How, String) {
+        decide(all, "threads").unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn refused(all: &[Found]) -> String {
+        decide(all, "threads").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nccl_is_for_ranks_with_gpus_of_their_own() {
+        for asked in [None, Some(Choice::Nccl)] {
+            let (how, line) = decided(&of(asked, &["a", "b"]));
+            assert_eq!(how, How::Nccl);
+            assert_eq!(line, "gradients travel over NCCL 2.27.3: every rank has a GPU of its own");
+        }
+        let shared = "3 ranks have 2 GPUs, ranks 0 and 2 the same one, and NCCL needs one for each";
+        let (how, line) = decided(&of(None, &["a", "b", "a"]));
+        assert_eq!(how, How::Host);
+        assert_eq!(line, format!("gradients travel through the host (threads): {shared}"));
+        assert_eq!(refused(&of(Some(Choice::Nccl), &["a", "b", "a"])), format!("--comm nccl: {shared}"));
+        assert!(decided(&of(None, &["a", "a"])).1.contains("2 ranks have 1 GPU, ranks 0 and 1"));
+    }
+
+    #[test]
+    fn without_the_library_the_host_does_it() {
+        let mut all = of(None, &["a", "b"]);
+        all[1].nccl = Some(Err("there is no libnccl.so.2".to_string()));
+        let why = "rank 1 has no NCCL (there is no libnccl.so.2)";
+        let (how, line) = decided(&all);
+        assert_eq!(how, How::Host);
+        assert_eq!(line, format!("gradients travel through the host (threads): {why}"));
+        all.iter_mut().for_each(|found| found.asked = Some("nccl".to_string()));
+        assert_eq!(refused(&all), format!("--comm nccl: {why}"));
+    }
+
+    #[test]
+    fn another_engine_is_used_if_asked_for() {
+        let (how, line) = decided(&of(Some(Choice::Tcp), &["a", "b"]));
+        assert_eq!(how, How::Host);
+        assert_eq!(line, "gradients travel through the host (threads): --comm tcp says so");
+    }
+
+    #[test]
+    fn ranks_that_were_asked_for_different_things_don_t_start() {
+        let all = [found(None, "a"), found(Some(Choice::Nccl), "b")];
+        assert_eq!(refused(&all), "rank 1 was started with --comm nccl, rank 0 with no --comm");
+    }
+}

@@ -1,0 +1,11 @@
+//! Files of weights and checkpoints: safetensors ([`tensors`]), PyTorch's own ([`pth`]), checkpoints of a run ([`checkpoint`]), and weights
+//! of models under anyone's names ([`weights`]).
+
+pub mod checkpoint;
+pub mod pth;
+pub mod stored;
+pub mod tensors;
+pub mod weights;
+
+pub use checkpoint::{CheckpointError, Checkpoints};
+pub use weights::WeightsError;
