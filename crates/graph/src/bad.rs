@@ -15,16 +15,26 @@ pub enum Origin {
     /// A state held it before the plan ran.
     State(Role),
     /// A step of a plan.
-    Step { layer: String, op: String, phase: Phase },
+    Step {
+        /// Layer of the step.
+        layer: String,
+        /// Its op.
+        op: String,
+        /// Its part of the training step.
+        phase: Phase,
+    },
 }
 
 /// The first element found that is NaN or infinite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BadValue {
+    /// Where it came from.
     pub origin: Origin,
     /// Name of the value or state.
     pub value: String,
+    /// Place of the element in the value.
     pub index: usize,
+    /// The element: NaN or an infinity.
     pub found: f64,
 }
 

@@ -25,9 +25,13 @@ pub struct Builder {
 
 /// A linear layer: its name, output width and initial values.
 pub struct Linear<'a> {
+    /// Name in its scope.
     pub name: &'a str,
+    /// Output width.
     pub out: usize,
+    /// Initial values of the weight.
     pub weight: Init,
+    /// Initial values of the bias.
     pub bias: Init,
 }
 
@@ -43,7 +47,9 @@ pub struct Loss {
 /// The inputs that a loss reads beside the logits, one entry a row: see [`Op::CrossEntropy`].
 #[derive(Clone, Copy, Debug)]
 pub struct Targets {
+    /// Class of each row.
     pub labels: ValueId,
+    /// Weight of each row in the loss.
     pub weights: ValueId,
     /// Partners, and the label's share, where samples are mixed.
     pub mixed: Option<(ValueId, ValueId)>,
@@ -105,9 +111,13 @@ impl Builder {
     fn push<const N: usize>(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> [ValueId; N] {
         let at = At::new(&self.path(name), Phase::Forward);
         if self.error.is_none() {
+            let name_of_op = op.name();
             match self.graph.push(op, inputs, &at).map(<[ValueId; N]>::try_from) {
                 Ok(Ok(outputs)) => return outputs,
-                Ok(Err(outputs)) => unreachable!("{at:?} gives {} values", outputs.len()),
+                Ok(Err(outputs)) => {
+                    let (layer, results, wanted) = (at.layer, outputs.len(), N);
+                    self.error = Some(GraphError::Results { layer, op: name_of_op, results, wanted });
+                }
                 Err(error) => self.error = Some(error),
             }
         }
@@ -275,5 +285,15 @@ mod tests {
         let error = b.finish(&[y]).unwrap_err().to_string();
         let expected = "patch_embed.patches: patches(f32[2,3,30,30]) patch 4 doesn't divide the 30×30 image";
         assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn an_op_of_several_results_is_no_layer_of_one() {
+        let mut b = Builder::new(DType::F32, true);
+        let x = b.input("x", DType::F32, [2, 8]);
+        let (weight, bias) = (b.parameter("w", [8], Init::Ones), b.parameter("b", [8], Init::Zeros));
+        let y = b.op("norm", Op::LayerNorm { eps: 1e-6, add: false }, &[x, weight, bias]);
+        let error = b.finish(&[y]).unwrap_err().to_string();
+        assert_eq!(error, "norm: layer_norm has 3 results, not 1");
     }
 }

@@ -16,10 +16,24 @@ use std::collections::HashSet;
 pub enum PlanError {
     /// A step that can't be run as it stands.
     #[error("step {step} ({op}, {layer}): {why}")]
-    Step { step: usize, op: String, layer: String, why: String },
+    Step {
+        /// Number of the step.
+        step: usize,
+        /// Its op.
+        op: String,
+        /// Its layer.
+        layer: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// An input that can't be filled.
     #[error("input {name}: {why}")]
-    Input { name: String, why: String },
+    Input {
+        /// Name of the input.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The host could not read it.
     #[error("output {0} is overwritten before the plan ends")]
     LostOutput(String),

@@ -1,5 +1,9 @@
 //! A graph in single-assignment form: nodes in program order, each value defined once.
 
+mod state;
+
+pub use state::{ALIGN, AVERAGE, COPY, GRADIENT, Home, Init, PENDING, Role, State, own_bytes, settle};
+
 use crate::mesh::Mesh;
 use crate::op::{Op, StateId};
 use crate::types::Type;
@@ -30,6 +34,7 @@ impl StateId {
 pub struct Value {
     /// Unique in its graph; derived from the layer, so that two plans can be compared line by line.
     pub name: String,
+    /// Element type and shape.
     pub ty: Type,
 }
 
@@ -65,193 +70,16 @@ impl Phase {
 /// An op with its operands and results.
 #[derive(Clone, Debug)]
 pub struct Node {
+    /// The op.
     pub op: Op,
+    /// Operands, in the order of the op's description.
     pub inputs: Vec<ValueId>,
+    /// Results, in the order of the op's description.
     pub outputs: Vec<ValueId>,
+    /// Layer that it belongs to, for messages and accounts.
     pub layer: String,
+    /// Part of the step that it belongs to.
     pub phase: Phase,
-}
-
-/// How a parameter starts.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Init {
-    /// All 0.
-    Zeros,
-    /// All 1.
-    Ones,
-    /// All this value.
-    Constant { value: f64 },
-    /// Normal, around 0.
-    Normal { std: f64 },
-    /// Normal, cut at two absolute units as torch's `trunc_normal_` is by default.
-    TruncatedNormal { std: f64 },
-    /// Uniform between -bound and bound.
-    Uniform { bound: f64 },
-}
-
-/// What a state is for.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Learned; saved with the model.
-    Parameter(Init),
-    /// The sum of a parameter's gradients over a step.
-    Gradient,
-    /// Optimizer state.
-    Moment,
-    /// Moving average of the parameter it is named after: `X.ema` of `X`.
-    Average,
-    /// Sums of loss, count and hits over the micro-steps; largest values of operands in fp8.
-    Statistic,
-    /// Applied optimizer steps.
-    Counter,
-    /// This rank's share of the f32 numbers of parameters that are halves elsewhere.
-    Master,
-    /// Copy in half precision of the parameter it is named after: `X.half` of `X`. Products read it; the optimizer
-    /// writes it with the parameter.
-    Copy,
-    /// What the host puts there before the first run and no plan changes: images, tables.
-    Resident,
-    /// Running moments of batch norm (3,C): mean, variance, batches seen.
-    Running,
-    /// Running moments as the step under way leaves them: `X.pending` of `X`, which `update` makes of it unless the step
-    /// is skipped.
-    Pending,
-    /// (scale, good steps since it changed, skipped steps it still bears), which starts at this scale.
-    LossScale { initial: f64 },
-    /// Of an operand in fp8: (scale, largest values of the last steps). The scale starts at 1.
-    Scale,
-    /// A buffer of several tensors, each a state of its own that lies in it; or one rank's part of such a buffer.
-    Flat,
-}
-
-impl Role {
-    /// Whether it is a state of its own that steps to come depend on: what checkpoints hold, and what ranks have alike at the start.
-    /// What is made anew in every step, derived from another state or a view of others is not.
-    pub fn lasts(self) -> bool {
-        match self {
-            Role::Parameter(_) | Role::Moment | Role::Average | Role::Counter | Role::Master => true,
-            Role::Running | Role::LossScale { .. } | Role::Scale => true,
-            Role::Gradient | Role::Statistic | Role::Copy | Role::Resident | Role::Pending | Role::Flat => {
-                false
-            }
-        }
-    }
-
-    /// For messages: `moment blocks.0.mlp.fc1.weight.m`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::Parameter(_) => "parameter",
-            Role::Gradient => "gradient",
-            Role::Moment => "moment",
-            Role::Average => "average",
-            Role::Statistic => "statistic",
-            Role::Counter => "counter",
-            Role::Master => "master copy",
-            Role::Copy => "half-precision copy",
-            Role::Resident => "table",
-            Role::Running => "running statistic",
-            Role::Pending => "running statistic of the step",
-            Role::LossScale { .. } => "loss scale",
-            Role::Scale => "scale of fp8",
-            Role::Flat => "buffer",
-        }
-    }
-}
-
-/// What the name of a parameter's copy in half precision ends in.
-pub const COPY: &str = ".half";
-
-/// What the name of a gradient's state ends in.
-pub const GRADIENT: &str = ".grad";
-
-/// What the name of running moments within a step ends in.
-pub const PENDING: &str = ".pending";
-
-/// What the name of a parameter's moving average ends in.
-pub const AVERAGE: &str = ".ema";
-
-/// Memory that outlives a plan and is shared by all plans of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
-    pub name: String,
-    #[serde(flatten)]
-    pub ty: Type,
-    pub role: Role,
-    /// Where it lies. States may lie over each other: a flat buffer and the tensors in it.
-    pub home: Home,
-}
-
-/// Where a state lies: a memory and the byte in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Home {
-    /// Not decided yet: see [`settle`].
-    #[default]
-    Nowhere,
-    /// In the states' own memory on the device, for as long as the program runs.
-    Own(usize),
-    /// In the arena, from the step that writes it to the end of the `update` that follows: others may lie there before and after.
-    Arena(usize),
-    /// In the host's memory.
-    Host(usize),
-}
-
-impl State {
-    /// Whether it is the same but for where it lies.
-    pub fn is_like(&self, other: &State) -> bool {
-        (&self.name, &self.ty, self.role) == (&other.name, &other.ty, other.role)
-    }
-
-    /// Whether some of its bytes are some of the other's.
-    pub fn overlaps(&self, other: &State) -> bool {
-        let meet = |a: usize, b: usize| a < b + other.ty.bytes() && b < a + self.ty.bytes();
-        match (self.home, other.home) {
-            (Home::Own(a), Home::Own(b))
-            | (Home::Arena(a), Home::Arena(b))
-            | (Home::Host(a), Home::Host(b)) => meet(a, b),
-            _ => false,
-        }
-    }
-}
-
-/// Gives every state that has no home yet one in the states' own memory, behind all that lie there, in the order of their table.
-pub fn settle(states: &mut [State]) {
-    let mut end = own_bytes(states);
-    for state in states.iter_mut().filter(|state| state.home == Home::Nowhere) {
-        state.home = Home::Own(end);
-        end += state.ty.bytes().next_multiple_of(ALIGN);
-    }
-}
-
-/// Bytes of the states' own memory.
-pub fn own_bytes(states: &[State]) -> usize {
-    let end = |state: &State| match state.home {
-        Home::Own(offset) => offset + state.ty.bytes().next_multiple_of(ALIGN),
-        Home::Nowhere | Home::Arena(_) | Home::Host(_) => 0,
-    };
-    states.iter().map(end).max().unwrap_or(0)
-}
-
-/// Buffers start at cache-line pairs, as wide SIMD and copies between devices like them.
-pub const ALIGN: usize = 128;
-
-impl State {
-    /// Whether it is learned.
-    pub fn is_parameter(&self) -> bool {
-        matches!(self.role, Role::Parameter(_))
-    }
-
-    /// The parameter that this is the half-precision copy of.
-    pub fn copies(&self) -> Option<&str> {
-        self.name.strip_suffix(COPY).filter(|_| self.role == Role::Copy)
-    }
-
-    /// The parameter, or the running moments, that this is the moving average of.
-    pub fn averages(&self) -> Option<&str> {
-        self.name.strip_suffix(AVERAGE).filter(|_| self.role == Role::Average)
-    }
 }
 
 /// Why a graph or its plans can't be made.
@@ -259,19 +87,57 @@ impl State {
 pub enum GraphError {
     /// Operands that don't fit an op.
     #[error("{layer}: {op} {why}")]
-    Shape { layer: String, op: String, why: String },
+    Shape {
+        /// Layer of the node.
+        layer: String,
+        /// The op, with the types of its operands.
+        op: String,
+        /// What doesn't fit.
+        why: String,
+    },
+    /// An op with another number of results than the layer uses.
+    #[error("{layer}: {op} has {results} results, not {wanted}")]
+    Results {
+        /// Layer of the node.
+        layer: String,
+        /// The op.
+        op: String,
+        /// Results it has.
+        results: usize,
+        /// Results that are asked for.
+        wanted: usize,
+    },
     /// A gradient would have to pass through it.
     #[error("{layer}: {op} has no backward rule")]
-    NoBackward { layer: String, op: String },
+    NoBackward {
+        /// Layer of the node.
+        layer: String,
+        /// The op.
+        op: String,
+    },
     /// Two nodes write one state.
     #[error("state {0} is assigned twice")]
     AssignedTwice(String),
     /// A value of another type than its state.
     #[error("{value} is {is}, but its state {state} is {needs}")]
-    AssignType { value: String, is: Type, state: String, needs: Type },
+    AssignType {
+        /// Name of the value.
+        value: String,
+        /// Its type.
+        is: Type,
+        /// Name of the state.
+        state: String,
+        /// The state's type.
+        needs: Type,
+    },
     /// The old content of a state is gone by then.
     #[error("{user} reads state {state} as it was before its assign, but comes after it")]
-    ReadAfterAssign { state: String, user: String },
+    ReadAfterAssign {
+        /// Name of the state.
+        state: String,
+        /// Op and layer that read it.
+        user: String,
+    },
     /// Two parameters of one name.
     #[error("two parameters are named {0}")]
     DuplicateParameter(String),
@@ -284,11 +150,16 @@ pub enum GraphError {
     /// Nothing is named so.
     #[error("the graph has no output named {0}")]
     NoOutput(String),
+    /// A batch norm over one value a channel, which has no variance.
     #[error(
         "{layer}: batch norm needs more than {values} value a channel to train with: take a larger batch or image"
     )]
-    /// One value has no variance.
-    NoMoments { layer: String, values: usize },
+    NoMoments {
+        /// Layer of the node.
+        layer: String,
+        /// Values of a channel.
+        values: usize,
+    },
     /// No parameter has a gradient.
     #[error("every parameter is frozen: there is nothing to train")]
     NothingToTrain,
@@ -297,8 +168,11 @@ pub enum GraphError {
 /// Nodes in program order over values and states.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
+    /// Table of values.
     pub values: Vec<Value>,
+    /// Nodes, in program order.
     pub nodes: Vec<Node>,
+    /// Table of states.
     pub states: Vec<State>,
     /// The ranks that run it together.
     pub mesh: Mesh,
@@ -499,8 +373,11 @@ impl Graph {
 /// Where a new node belongs: its layer, the stem of its values' names, its phase.
 #[derive(Clone, Debug)]
 pub struct At {
+    /// Layer of the node.
     pub layer: String,
+    /// Stem of its values' names.
     pub name: String,
+    /// Part of the step.
     pub phase: Phase,
 }
 

@@ -3,6 +3,8 @@
 //! Nothing here computes; executors run the [`Plan`]. Start with [`build::Builder`] (how a model
 //! is written), then [`compile`](compile::compile) (the passes in order), then [`plan::Plan`] (what is run).
 
+#![deny(missing_docs)]
+
 pub mod bad;
 pub mod build;
 pub mod check;

@@ -7,105 +7,53 @@
 //! Learning rate, seed, step number and everything else that changes between steps is read from the run's
 //! [`Header`](crate::Header), never from an op.
 
+mod attributes;
 mod describe;
 mod properties;
 pub mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use attributes::{
+    AttentionDrop, CHOICES, Lane, PathDrop, Per, Pooling, Reduction, Sampling, StateId, Window,
+};
 
 use crate::flat::Flat;
 use crate::mesh::Group;
 use crate::types::{DType, Shape};
 use crate::windows::Windows;
+use attributes::{is_bilinear, is_false, is_zero};
 use serde::{Deserialize, Serialize};
 
-/// A state, by its place in the table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct StateId(pub u32);
-
-/// What one draw of a random op decides over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Per {
-    /// Dropout: every (token, channel) of a sample has its own draw.
-    Element,
-    /// Stochastic depth: one draw for the sample.
-    Sample,
-    /// Dropout of feature maps: every channel of a sample has one draw, whatever the pixel.
-    Channel,
-}
-
-/// Dropout of attention probabilities; a draw for every (head, query, key) of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionDrop {
-    pub rate: f64,
-    pub site: u32,
-}
-
-/// Stochastic depth within an op: one draw for the sample.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PathDrop {
-    pub rate: f64,
-    pub site: u32,
-}
-
-/// How tokens become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pooling {
-    /// The first token (the class token).
-    First,
-    /// The mean of all tokens.
-    Mean,
-}
-
-/// How values of ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reduction {
-    /// Their sum.
-    Sum,
-    /// Their mean.
-    Mean,
-    /// The largest.
-    Max,
-}
-
-fn is_false(flag: &bool) -> bool {
-    !*flag
-}
-
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-/// Numbers that say how one image is prepared: see [`Op::Prepare`].
-pub const CHOICES: usize = 34;
-
-/// How [`Op::Resize`] makes a pixel of others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Sampling {
-    /// Of the four around it, pixels being areas: torch's `interpolate` with `align_corners=False`.
-    #[default]
-    Bilinear,
-    /// The mean over its bin: torch's `AdaptiveAvgPool2d`, whose bins overlap where sizes don't divide.
-    Average,
-}
-
-fn is_bilinear(sampling: &Sampling) -> bool {
-    *sampling == Sampling::Bilinear
-}
-
-/// Stride and zero padding of a channels-last convolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
-    pub stride: usize,
-    pub pad: usize,
-}
-
-/// An op. What it takes and gives is said in [`describe`](Op::describe).
+/// An op. [`describe`](Op::describe) has its operands and results.
+///
+/// Attributes of many ops, the same in all of them:
+///
+/// | attribute | meaning |
+/// |---|---|
+/// | `accumulate` | whether the result is added to a sum so far, the last operand |
+/// | `add` | whether one more value is added, in the same pass |
+/// | `align` | elements of which the length of a flat buffer is a multiple |
+/// | `beta1`, `beta2`, `eps`, `momentum`, `nesterov`, `decay` | the optimizer's numbers, as torch names them |
+/// | `bias` | whether a bias is added; of a backward op, whether its gradient is made too |
+/// | `channels`, `height`, `width`, `size`, `tokens`, `start` | sizes of the result, or where it starts |
+/// | `class_token` | whether a class token stands before the patches |
+/// | `drop`, `rate`, `site`, `per` | dropout: its rate, the number of its random stream, what one draw decides over |
+/// | `dtype`, `to`, `half` | the type of the result, or of a second result in half precision |
+/// | `eps` | the number under the root of a norm |
+/// | `flat`, `flats` | the pieces of the flat buffers that an update works on |
+/// | `gelu`, `relu` | whether the activation is part of the op |
+/// | `group`, `reduction` | the ranks that take part in a collective, and how their values become one |
+/// | `heads` | heads of attention |
+/// | `kind`, `sampling`, `mixed`, `smoothing` | the form of the pooling, the resizing, the targets, the labels |
+/// | `patch`, `window`, `windows`, `pretrained` | geometry of patches, convolutions and attention windows |
+/// | `shape`, `shapes` | the shape of the result, where it doesn't follow from the operands |
+/// | `state` | the state that is read or written |
+/// | `sum` | whether column sums of the first result are made too: the gradient of a bias |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
+// Of the fields of variants: the table above and the text of each variant name them, which a test sees to.
+#[allow(missing_docs)]
 pub enum Op {
     // ---- the border of a graph -------------------------------------------------------------------------------
     /// A value the host fills before the plan runs.
@@ -223,7 +171,7 @@ pub enum Op {
     Drop { rate: f64, site: u32, per: Per },
     /// x, y → x + y.
     Add,
-    /// x → factor·x.
+    /// x → `factor`·x.
     Scale { factor: f64 },
     /// (B,T,C) → (B,C).
     Pool { kind: Pooling },
@@ -300,7 +248,8 @@ pub enum Op {
     /// other. A rank leaves 0 for what it doesn't hold: ranks that hold parts add theirs up, which rounds nothing.
     SumSquares { flats: Vec<Flat> },
     /// stats \[4\] [, loss scale \[3\]], sums of squares (chunks) → control \[3\] = (factor for every gradient, 1 or 0 for apply or
-    /// skip, gradient norm). The factor holds nominal/actual count, the loss scale and the clipping.
+    /// skip, gradient norm). The factor holds nominal/actual count, the loss scale, if the gradients are `scaled` by one, and the clipping
+    /// to `max_norm`.
     Clip {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max_norm: Option<f64>,
@@ -336,7 +285,7 @@ pub enum Op {
         flat: Flat,
     },
     /// The second half: w, m, v, (segments,2), control, applied steps [, copy] → w [, copy]. A tensor's trust ratio, ‖w‖ / ‖update‖,
-    /// is kept within [min, max].
+    /// is kept within [`min_coeff`, `max_coeff`].
     LambApply {
         beta1: f64,
         beta2: f64,
@@ -356,7 +305,7 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<DType>,
     },
-    /// Inverse of `pack`: flat [, the values that it may write over] → values of `shapes`.
+    /// Inverse of `pack`: flat [, with `over` the values that it may write over] → values of `shapes`.
     Unpack {
         shapes: Vec<Shape>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -379,7 +328,7 @@ pub enum Op {
 
     // ---- matmuls in fp8 --------------------------------------------------------------------------------------
     /// x (..,C), scale (S) = (scale, largest values of the last steps) [, largest so far \[1\]] → x·scale in `to`, E4M3 or E5M2
-    /// [, once more, transposed (C,rows)], the largest |x| \[1\]. What is too large becomes the largest number there is. With
+    /// [, if `transposed` once more as (C,rows)], the largest |x| \[1\]. What is too large becomes the largest number there is. With
     /// `accumulate` the largest is that of all micro-steps so far; infinite, if a number is not finite.
     Quantize {
         to: DType,
@@ -479,69 +428,4 @@ pub enum Op {
     Grid { height: usize, width: usize },
     /// Inverse of `grid`: (B,h,w,C) → (B,tokens,C), 0 for what `grid` leaves out.
     Ungrid { tokens: usize },
-}
-
-/// The queue a step runs on. Steps of one lane run in program order; lanes run beside each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Lane {
-    /// What computes.
-    Compute,
-    /// What computes beside that: steps that nobody waits for soon.
-    Side,
-    /// What ranks send each other.
-    Comm,
-    /// Copies between memories.
-    Copy,
-}
-
-impl Lane {
-    /// Every lane.
-    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::Comm, Lane::Copy, Lane::Side];
-
-    /// The name in plan texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            Lane::Compute => "compute",
-            Lane::Side => "side",
-            Lane::Comm => "comm",
-            Lane::Copy => "copy",
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ops_survive_their_serial_form() {
-        let ops = [
-            Op::Add,
-            Op::Linear { bias: true, gelu: false },
-            Op::LinearGradW { shape: Shape::from([3, 4]), accumulate: true },
-            Op::Attention { heads: 3, drop: Some(AttentionDrop { rate: 0.1, site: 7 }) },
-            Op::Drop { rate: 0.5, site: 1, per: Per::Sample },
-            Op::CrossEntropy { smoothing: 0.1, mixed: true },
-            Op::CrossEntropyGrad { smoothing: 0.0, mixed: false },
-            Op::Pack { align: 1, to: Some(DType::Bf16) },
-            Op::Unpack { shapes: vec![Shape::from([2, 3])], to: Some(DType::F32), over: true },
-            Op::Prepare { size: 224 },
-            Op::Quantize { to: DType::E4M3, transposed: true, accumulate: false },
-            Op::ScaledMatmul { to: DType::Bf16, bias: false, accumulate: true },
-            Op::Rescale { to: DType::E5M2, margin: 1 },
-            Op::Conv { window: Window { stride: 1, pad: 1 }, bias: true },
-            Op::BatchNorm { eps: 1e-5, relu: true, running: false },
-            Op::Resize { height: 3, width: 4, sampling: Sampling::Average },
-            Op::ResizeGrad { height: 3, width: 4, sampling: Sampling::Bilinear },
-            Op::WindowAttention { heads: 3, windows: Windows { size: [8, 8], shift: [4, 0] } },
-            Op::PositionBias { window: [16, 16], pretrained: Some([12, 12]) },
-            Op::NormAdd { eps: 1e-5, drop: Some(PathDrop { rate: 0.1, site: 3 }), half: Some(DType::Bf16) },
-        ];
-        for op in ops {
-            let (name, mut map) = op.name_and_attributes();
-            map.insert("op".into(), name.into());
-            assert_eq!(serde_json::from_value::<Op>(map.into()).unwrap(), op);
-        }
-    }
 }

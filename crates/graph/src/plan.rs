@@ -12,8 +12,11 @@ use std::ops::Range;
 /// The sizes a plan was made for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Key {
+    /// Samples of a micro-batch.
     pub batch: usize,
+    /// Height of the images.
     pub height: usize,
+    /// Width of the images.
     pub width: usize,
 }
 
@@ -30,27 +33,35 @@ pub enum Place {
 /// A value with its place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanValue {
+    /// Name, unique in the plan.
     pub name: String,
+    /// Element type and shape.
     #[serde(flatten)]
     pub ty: Type,
+    /// Where it lies.
     pub place: Place,
 }
 
 /// Working memory of one step, in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ScratchRange {
+    /// First byte, in the arena.
     pub offset: usize,
+    /// Number of bytes.
     pub bytes: usize,
 }
 
 /// An op with its operands, queue and memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
+    /// The op.
     #[serde(flatten)]
     pub op: Op,
-    /// Indices into [`Plan::values`].
+    /// Operands, as indices into [`Plan::values`].
     pub inputs: Vec<usize>,
+    /// Results, as indices into [`Plan::values`].
     pub outputs: Vec<usize>,
+    /// Queue that it runs on.
     pub lane: Lane,
     /// Whether one launch makes it and the step before it, which is of the same lane.
     pub joined: bool,
@@ -63,8 +74,11 @@ pub struct Step {
     /// States that a step which an earlier plan left may be working on still: it must have finished.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<StateId>,
+    /// Layer that it belongs to, for messages and accounts.
     pub layer: String,
+    /// Part of the training step that it belongs to.
     pub phase: Phase,
+    /// Working memory.
     pub scratch: Option<ScratchRange>,
     /// Where it leaves partial sums of some of its results: their place is that of the first part, and an [`Op::AddUp`] makes the
     /// sums. A device that makes whole sums puts them there and leaves the rest alone.
@@ -74,18 +88,23 @@ pub struct Step {
 /// The flat list of steps that a device runs, with every buffer placed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {
+    /// Name: `last`, `update`, …
     pub name: String,
+    /// Sizes that it was made for.
     pub key: Key,
     /// The ranks that run it together.
     pub mesh: Mesh,
     /// Bytes of the arena: the peak memory of a run beside the states.
     pub arena: usize,
+    /// Table of states, the same for all plans of a program.
     pub states: Vec<State>,
+    /// Table of values.
     pub values: Vec<PlanValue>,
     /// Values the host fills before a run.
     pub inputs: Vec<usize>,
     /// Values the host may read after it.
     pub outputs: Vec<usize>,
+    /// Steps, in the order in which they are issued.
     pub steps: Vec<Step>,
 }
 
@@ -154,11 +173,13 @@ impl Plan {
 /// What changes from step to step. Plans read it; nothing of it is baked into them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Optimizer steps begun so far.
     pub step: u64,
     /// Global number of the first sample of this micro-batch within its step.
     pub first_sample: u64,
+    /// Learning rate of the step.
     pub learning_rate: f64,
     /// What the loss is divided by: the samples a full step has, over all micro-steps and ranks.
     pub nominal: f64,

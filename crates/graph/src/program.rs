@@ -9,14 +9,18 @@ use crate::run::Which;
 /// A model as it was built, with and without dropout. Both end in the values `loss`, `loss.stats` and `head` (logits).
 #[derive(Clone)]
 pub struct Model {
+    /// Graph of training.
     pub train: Graph,
+    /// Graph of evaluation.
     pub eval: Graph,
+    /// Sizes that both were built for.
     pub key: Key,
 }
 
 /// Every plan of a run, over one table of states.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
+    /// Table of states that all plans share.
     pub states: Vec<State>,
     /// Forward and backward of a step's first micro-batch, which begins the sums of gradients and statistics.
     pub first: Plan,

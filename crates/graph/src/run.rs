@@ -60,7 +60,9 @@ impl<T> IndexMut<Which> for EachPlan<T> {
 pub struct Account {
     /// Forward and backward.
     pub compute: f64,
+    /// Norm, clipping and optimizer.
     pub update: f64,
+    /// Plans that evaluate.
     pub evaluation: f64,
     /// Waiting for collectives.
     pub exposed: f64,
@@ -91,7 +93,9 @@ impl AddAssign for Account {
 /// One collective of a plan, as it last ran.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExchangeTime {
+    /// Layer of the step, which names the bucket.
     pub layer: Arc<str>,
+    /// Bytes of the message.
     pub bytes: usize,
     /// From its start on this rank to its end; the wait for other ranks is in it.
     pub seconds: f64,
@@ -102,11 +106,17 @@ pub struct ExchangeTime {
 /// Time spent in the steps of one kind; of collectives, the time they were waited for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepTime {
+    /// Name of the op.
     pub op: String,
+    /// Part of the training step.
     pub phase: Phase,
+    /// Whether it is a matmul or a convolution.
     pub is_product: bool,
+    /// Seconds of all such steps.
     pub seconds: f64,
+    /// Floating-point operations of all of them.
     pub flops: f64,
+    /// Bytes that they read and write.
     pub bytes: f64,
 }
 
@@ -115,12 +125,17 @@ pub struct StepTime {
 pub struct KernelTime {
     /// Its step in the plan; of merged optimizers, the last.
     pub step: usize,
+    /// Name of the op.
     pub op: String,
+    /// Layer of the step.
     pub layer: String,
+    /// Part of the training step.
     pub phase: Phase,
     /// A kernel's name or a matmul's shape.
     pub what: String,
+    /// Seconds that it took.
     pub seconds: f64,
+    /// Floating-point operations.
     pub flops: f64,
     /// That must be moved at least.
     pub bytes: f64,
@@ -129,10 +144,15 @@ pub struct KernelTime {
 /// Something that took a while, for a trace.
 #[derive(Clone, Debug)]
 pub struct Event {
+    /// What is shown.
     pub name: Arc<str>,
+    /// Queue that it ran on.
     pub lane: Lane,
+    /// Part of the training step.
     pub phase: Phase,
+    /// When it began.
     pub start: Instant,
+    /// When it ended.
     pub end: Instant,
 }
 
@@ -141,6 +161,7 @@ pub struct Event {
 pub struct MemoryUse {
     /// The plan's, to the byte.
     pub arena: usize,
+    /// States, to the byte as planned.
     pub states: usize,
     /// Batches on their way.
     pub staging: usize,
@@ -169,12 +190,14 @@ pub struct Startup {
     pub phases: Vec<(&'static str, f64)>,
     /// Beside all that, on other threads.
     pub kernels: Kernels,
+    /// Choices of matmul algorithms.
     pub products: Tally,
 }
 
 /// Kernels that a run begins with, by units that are compiled together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Kernels {
+    /// Compiled anew.
     pub compiled: usize,
     /// Found on disk.
     pub found: usize,
@@ -193,15 +216,17 @@ impl AddAssign for Kernels {
 /// What measuring the ways to make matmuls came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tally {
-    /// Different matmuls, and how many of them had to be measured.
+    /// Different matmuls.
     pub products: usize,
+    /// Those of them that had to be measured.
     pub measured: usize,
     /// Ways that were tried for them.
     pub tried: usize,
     /// Of the winners that a library proposed, the one that it had proposed last: from 0.
     pub furthest: usize,
-    /// Seconds of first runs, which load kernels, and of those that were timed.
+    /// Seconds of first runs, which load kernels.
     pub loading: f64,
+    /// Seconds of the runs that were timed.
     pub timing: f64,
 }
 

@@ -11,11 +11,40 @@ use serde::{Deserialize, Serialize};
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Optimizer {
     /// torch.optim.AdamW.
-    AdamW { beta1: f64, beta2: f64, eps: f64, weight_decay: f64 },
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Number added to the denominator.
+        eps: f64,
+        /// Weight decay.
+        weight_decay: f64,
+    },
     /// torch.optim.SGD.
-    Sgd { momentum: f64, nesterov: bool, weight_decay: f64 },
+    Sgd {
+        /// Decay of the momentum.
+        momentum: f64,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool,
+        /// Weight decay.
+        weight_decay: f64,
+    },
     /// DeepSpeed's FusedLamb.
-    Lamb { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, min_coeff: f64, max_coeff: f64 },
+    Lamb {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Number added to the denominator.
+        eps: f64,
+        /// Weight decay.
+        weight_decay: f64,
+        /// Smallest trust ratio.
+        min_coeff: f64,
+        /// Largest trust ratio.
+        max_coeff: f64,
+    },
 }
 
 impl Optimizer {
@@ -48,8 +77,11 @@ impl ParamGroup {
 
 /// What shapes the plans beside the model.
 pub struct Settings<'a> {
+    /// The optimizer.
     pub optimizer: Optimizer,
+    /// Largest gradient norm; larger gradients are scaled down to it.
     pub max_grad_norm: Option<f64>,
+    /// Activations that are computed again instead of kept.
     pub recompute: Recompute,
     /// How each parameter is trained.
     pub group: &'a dyn Fn(&State) -> ParamGroup,
@@ -75,6 +107,7 @@ pub struct Settings<'a> {
 /// The factor of the loss under fp16.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaling {
+    /// Scale of the first step.
     pub initial: f64,
     /// How it follows what the gradients can bear; without, it stays.
     pub dynamic: Option<DynamicScale>,
@@ -83,8 +116,11 @@ pub struct LossScaling {
 /// See [`Op::LossScale`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DynamicScale {
+    /// Good steps after which the scale is doubled.
     pub window: u64,
+    /// Skipped steps, the last of which halves the scale.
     pub hysteresis: u64,
+    /// Smallest scale.
     pub min: f64,
 }
 

@@ -159,7 +159,9 @@ fn json(value: &impl serde::Serialize) -> String {
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("plan text, line {line}: {why}")]
 pub struct ParseError {
+    /// Number of the line, from 1.
     pub line: usize,
+    /// What is wrong with it.
     pub why: String,
 }
 

@@ -45,7 +45,9 @@ impl Bytes {
 /// What a step does to memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
+    /// Bytes it reads.
     pub reads: Vec<Bytes>,
+    /// Bytes it writes.
     pub writes: Vec<Bytes>,
 }
 

@@ -141,7 +141,9 @@ impl fmt::Display for Shape {
 /// What is known of a value before the run: its shape and element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Type {
+    /// Element type.
     pub dtype: DType,
+    /// Axes.
     pub shape: Shape,
 }
 

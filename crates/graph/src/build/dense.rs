@@ -10,21 +10,30 @@ use crate::types::{Shape, Type};
 /// A convolution: its name, output channels, square kernel, stride and padding, and initial values. A kernel of one
 /// pixel that steps by one is a linear layer, with a weight (O,I).
 pub struct Conv<'a> {
+    /// Name in its scope.
     pub name: &'a str,
+    /// Output channels.
     pub out: usize,
+    /// Side of the square kernel, in pixels.
     pub kernel: usize,
+    /// Stride and padding.
     pub window: Window,
+    /// Initial values of the weight.
     pub weight: Init,
-    /// None for a layer without, such as one before a batch norm.
+    /// Initial values of the bias; none for a layer without, such as one before a batch norm.
     pub bias: Option<Init>,
 }
 
 /// A batch norm, and whether a ReLU follows. Numbers are torch's by default.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNorm<'a> {
+    /// Name in its scope.
     pub name: &'a str,
+    /// Number added to the variance.
     pub eps: f64,
+    /// Share of the new batch in the running moments.
     pub momentum: f64,
+    /// Whether a ReLU follows.
     pub relu: bool,
 }
 

@@ -11,7 +11,9 @@ const POSITION_BIAS_WIDTH: usize = 512;
 
 /// Scaled cosine attention in windows.
 pub struct CosineAttention {
+    /// Number of heads.
     pub heads: usize,
+    /// Geometry of the windows.
     pub windows: Windows,
     /// The window that the position bias was learned for, if it was another.
     pub pretrained: Option<[usize; 2]>,

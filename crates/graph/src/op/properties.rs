@@ -9,12 +9,14 @@ use crate::types::{DType, Type};
 impl Op {
     /// The name in plan texts, and the attributes beside it.
     pub fn name_and_attributes(&self) -> (String, serde_json::Map<String, serde_json::Value>) {
-        match serde_json::to_value(self) {
-            Ok(serde_json::Value::Object(mut map)) => match map.shift_remove("op") {
-                Some(serde_json::Value::String(name)) => (name, map),
-                _ => unreachable!("ops are tagged by name"),
-            },
-            _ => unreachable!("ops serialise to objects"),
+        let mut attributes = match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(map)) => map,
+            _ => serde_json::Map::new(),
+        };
+        match attributes.shift_remove("op") {
+            Some(serde_json::Value::String(name)) => (name, attributes),
+            // An op whose attributes have no serial form: no text of a plan is parsed to this.
+            _ => (format!("{self:?}"), attributes),
         }
     }
 

@@ -44,6 +44,7 @@ pub enum Class {
 pub struct Slot {
     /// What messages call an operand; what the name of a result ends in. Results named `#` are numbered.
     pub name: &'static str,
+    /// Precision class.
     pub class: Class,
     axes: Axes,
     /// The operand that a result may be written over.
@@ -70,8 +71,11 @@ type Rule = Box<dyn Fn(&Letters<'_>) -> Result<usize, String>>;
 
 /// Everything about an op that doesn't depend on the sizes of its operands.
 pub struct Description {
+    /// Operands, in order.
     pub operands: Vec<Slot>,
+    /// Results, in order.
     pub results: Vec<Slot>,
+    /// Queue that its steps run on.
     pub lane: Lane,
     /// Whether it is a matmul or a convolution: what "matmuls alone" in the benchmarks means.
     pub multiplies: bool,

@@ -12,8 +12,9 @@ use crate::types::{DType, Type};
 /// How images come to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// Of the bytes, before they are resized.
+    /// Height of the images as bytes, before they are resized.
     pub height: usize,
+    /// Their width.
     pub width: usize,
     /// Images that come with a batch, or that the whole set has if it is resident.
     pub images: usize,

@@ -15,8 +15,11 @@ use std::collections::HashMap;
 /// whose value is made in its state is no step.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
+    /// Nodes of the graph, in the order in which they are issued.
     pub nodes: Vec<usize>,
+    /// Lane of each.
     pub lanes: Vec<Lane>,
+    /// Earlier steps of other lanes that each waits for.
     pub waits: Vec<Vec<usize>>,
     /// Whether each is launched with the one before.
     pub joined: Vec<bool>,

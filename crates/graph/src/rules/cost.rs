@@ -8,7 +8,9 @@ use serde::Serialize;
 /// What a step computes and moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
+    /// Floating-point operations.
     pub flops: f64,
+    /// Bytes read and written.
     pub bytes: f64,
 }
 
