@@ -108,6 +108,17 @@ impl Shape {
         self.0.split_last().map_or(1, |(_, rest)| rest.iter().product())
     }
 
+    /// Exactly N axes over the same elements: leading ones are merged into the first, missing ones are 1.
+    pub fn axes<const N: usize>(&self) -> [usize; N] {
+        let mut axes = [1; N];
+        for (place, length) in self.0.iter().rev().enumerate() {
+            if let Some(axis) = axes.get_mut(N.saturating_sub(place + 1)) {
+                *axis *= length;
+            }
+        }
+        axes
+    }
+
     /// The same with another last axis.
     pub fn with_last(&self, last: usize) -> Self {
         let mut axes = self.0.clone();
@@ -206,5 +217,14 @@ mod tests {
         let shape = Shape::from([4, 5, 6]);
         assert_eq!((shape.rows(), shape.last(), shape.count()), (20, 6, 120));
         assert_eq!((Shape::scalar().rows(), Shape::scalar().last(), Shape::scalar().count()), (1, 1, 1));
+    }
+
+    #[test]
+    fn axes_are_merged_or_added_in_front() {
+        let shape = Shape::from([4, 5, 6]);
+        assert_eq!(shape.axes::<3>(), [4, 5, 6]);
+        assert_eq!(shape.axes::<2>(), [20, 6]);
+        assert_eq!(shape.axes::<5>(), [1, 1, 4, 5, 6]);
+        assert_eq!(Shape::scalar().axes::<2>(), [1, 1]);
     }
 }

@@ -80,13 +80,13 @@ fn backward_windows(dy: &Shape, dx: &Shape, weight: &Shape, window: Window) -> U
 
 /// Elements of scratch: windows of a block for each thread.
 pub fn forward_scratch<T>(weight: &Shape, y: &Shape, threads: usize) -> usize {
-    let [_, kh, kw, i] = weight.0[..] else { unreachable!("shape rule") };
+    let [_, kh, kw, i] = weight.axes();
     Cut::of::<T>(y.rows(), (kh, kw * i)).elements() * threads
 }
 
 /// Elements of scratch: as [`forward_scratch`], and the weight turned round.
 pub fn grad_x_scratch<T>(weight: &Shape, dx: &Shape, threads: usize) -> usize {
-    let [o, kh, kw, _] = weight.0[..] else { unreachable!("shape rule") };
+    let [o, kh, kw, _] = weight.axes();
     weight.count() + Cut::of::<T>(dx.rows(), (kh, kw * o)).elements() * threads
 }
 
@@ -122,7 +122,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: Window, bias: bool)
 pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, window: Window) {
     let (dy, w, dx) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = backward_windows(&dy.shape, &dx.shape, &w.shape, window);
-    let [o, kh, kw, i] = w.shape.0[..] else { unreachable!("shape rule") };
+    let [o, kh, kw, i] = w.shape.axes();
     let scratch: View<T> = cx.scratch();
     let (turned, windows) = (scratch.part(0..o * kh * kw * i), scratch.part(o * kh * kw * i..scratch.len()));
     // (O,kh,kw,I) → (kh,kw,O,I), both axes of the kernel from the end.
@@ -226,7 +226,7 @@ struct GradientCut {
 
 impl GradientCut {
     fn of(pixels: usize, weight: &Shape) -> Self {
-        let [o, kh, kw, i] = weight.0[..] else { unreachable!("shape rule") };
+        let [o, kh, kw, i] = weight.axes();
         let parts = gradient_parts(pixels).min((SUMS / weight.count().max(1)).max(1));
         let rows = parts * kh >= 16;
         let channels = if rows { i } else { share(i, i.div_ceil(TILE_CHANNELS)).min(i) };

@@ -65,7 +65,7 @@ fn each_row_of_blocks<T: Float>(
     map: &Shape,
     task: impl Fn(Option<usize>, usize, std::ops::Range<usize>) + Sync,
 ) {
-    let [_, h, w, c] = map.0[..] else { unreachable!("shape rule") };
+    let [_, h, w, c] = map.axes();
     let (rows, columns) = (h.div_ceil(2), w.div_ceil(2));
     let row_of_blocks = |piece: usize| {
         let (b, i) = (piece / rows, piece % rows);

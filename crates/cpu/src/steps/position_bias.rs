@@ -85,7 +85,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: [usize; 2], pretrai
 
 pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, window: [usize; 2], pretrained: Option<[usize; 2]>) {
     let offsets = Offsets::new(window, pretrained);
-    let [heads, n] = cx.input(2).shape.0[..] else { unreachable!("shape rule") };
+    let [heads, n] = cx.input(2).shape.axes();
     let (t, k) = (window[0] * window[1], offsets.count());
     let scratch = cx.scratch::<T>();
     let (table, dtable, own) =
@@ -127,7 +127,7 @@ unsafe fn weight_grads<T: Float>(
     dtable: View<T>,
     mine: View<T>,
 ) {
-    let [heads, n] = cx.input(2).shape.0[..] else { unreachable!("shape rule") };
+    let [heads, n] = cx.input(2).shape.axes();
     let (k, width, at) = (offsets.count(), channels.len(), channels.start);
     let (hidden, dhidden) = (mine.part(0..k * width), mine.part(k * width..2 * k * width));
     let pairs = 2 * channels.start..2 * channels.end;

@@ -77,7 +77,7 @@ fn covers(rect: &[i32], y: i32, x: i32) -> bool {
 /// As [`super::run`].
 pub unsafe fn prepare<T: Float>(cx: &Context<'_, T>) {
     let (pixels, out) = (cx.input(0), cx.output(0));
-    let [_, height, width, channels] = pixels.shape.0[..] else { unreachable!("shape rule") };
+    let [_, height, width, channels] = pixels.shape.axes();
     let size = out.shape.last();
     let taps = cx.step.inputs.get(3);
     // SAFETY: inputs are only read.

@@ -69,8 +69,7 @@ pub unsafe fn resize<T: Float>(cx: &Context<'_, T>, sampling: Sampling, backward
 }
 
 fn of(shape: &Shape) -> [usize; 4] {
-    let [b, h, w, c] = shape.0[..] else { unreachable!("shape rule") };
-    [b, h, w, c]
+    shape.axes()
 }
 
 /// The taps of an axis, in the scratch.

@@ -40,7 +40,7 @@ pub unsafe fn unpatches<T: Float>(cx: &Context<'_, T>, patch: usize) {
 
 pub unsafe fn embed<T: Float>(cx: &Context<'_, T>, class_token: bool) {
     let first = usize::from(class_token);
-    let [_, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
+    let [_, tokens, c] = cx.output(0).shape.axes();
     let patches_size = (tokens - first) * c;
     // SAFETY: inputs are only read.
     let positions = unsafe { cx.input(1 + first).data.read() };
@@ -60,7 +60,7 @@ pub unsafe fn embed<T: Float>(cx: &Context<'_, T>, class_token: bool) {
 
 pub unsafe fn embed_grad<T: Float>(cx: &Context<'_, T>, class_token: bool) {
     let first = usize::from(class_token);
-    let [batch, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
+    let [batch, tokens, c] = cx.input(0).shape.axes();
     let patches = tokens - first;
     let dtokens = cx.input(0).data;
     let dpositions = cx.output(1 + first).data;
@@ -85,7 +85,7 @@ pub unsafe fn embed_grad<T: Float>(cx: &Context<'_, T>, class_token: bool) {
 }
 
 pub unsafe fn prepend<T: Float>(cx: &Context<'_, T>) {
-    let [_, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
+    let [_, tokens, c] = cx.output(0).shape.axes();
     let size = cx.input(0).shape.0[1] * c;
     cx.by_sample(&cx.output(0).shape, |b, _| {
         // SAFETY: each sample is one piece; inputs and output don't overlap.
@@ -104,7 +104,7 @@ pub unsafe fn prepend<T: Float>(cx: &Context<'_, T>) {
 }
 
 pub unsafe fn token_sum<T: Float>(cx: &Context<'_, T>, start: usize, count: usize) {
-    let [batch, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
+    let [batch, tokens, c] = cx.input(0).shape.axes();
     cx.each(count, |t, _| {
         // SAFETY: each token is one piece, with a row of its own in the output.
         unsafe {
@@ -119,7 +119,7 @@ pub unsafe fn token_sum<T: Float>(cx: &Context<'_, T>, start: usize, count: usiz
 }
 
 pub unsafe fn pool<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
-    let [_, tokens, c] = cx.input(0).shape.0[..] else { unreachable!("shape rule") };
+    let [_, tokens, c] = cx.input(0).shape.axes();
     cx.by_sample(&cx.input(0).shape, |b, _| {
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (x, y) = unsafe {
@@ -139,7 +139,7 @@ pub unsafe fn pool<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
 }
 
 pub unsafe fn pool_grad<T: Float>(cx: &Context<'_, T>, kind: Pooling) {
-    let [_, tokens, c] = cx.output(0).shape.0[..] else { unreachable!("shape rule") };
+    let [_, tokens, c] = cx.output(0).shape.axes();
     cx.by_sample(&cx.output(0).shape, |b, _| {
         // SAFETY: each sample is one piece; input and output don't overlap.
         let (dy, dx) = unsafe {
