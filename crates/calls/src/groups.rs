@@ -1,28 +1,28 @@
-//! The communicators of the groups that plans name.
+//! Communicators of the groups that plans name.
 
 use comm::{CommError, Communicator};
 use graph::{Group, Plan};
 
-/// A rank's communicators, one for each kind of group that its plans name. They share the world's queue.
+/// A rank's communicators, one for each group that its plans name. They share the world's queue.
 #[derive(Clone)]
-pub struct Groups {
+pub struct PlanCommunicators {
     world: Communicator,
     parts: Vec<(Group, Communicator)>,
 }
 
-impl Groups {
-    /// Without a group but that of all.
+impl PlanCommunicators {
+    /// Starts with the group of all ranks only.
     pub fn new(world: Communicator) -> Self {
-        Groups { world, parts: vec![] }
+        PlanCommunicators { world, parts: vec![] }
     }
 
-    /// All ranks.
+    /// Communicator of all ranks.
     pub fn world(&self) -> &Communicator {
         &self.world
     }
 
-    /// Makes the groups that plans name, if they are for as many ranks as there are. All ranks do so at the same time, with the
-    /// same groups. Returns those that are new.
+    /// Makes communicators for the groups that plans name, if the plans are for this world size. All ranks call it at the same time,
+    /// with the same groups. Returns the new ones.
     pub fn prepare<'a>(
         &mut self,
         plans: impl IntoIterator<Item = &'a Plan>,
@@ -34,13 +34,13 @@ impl Groups {
         for (mesh, group) in named {
             if self.get(group).is_none() {
                 let (colour, key) = mesh.place(self.world.rank(), group);
-                self.parts.push((group, self.world.split_in_order(colour, key)?));
+                self.parts.push((group, self.world.split_sharing_queue(colour, key)?));
             }
         }
         Ok(self.parts[known..].iter().map(|(_, part)| part.clone()).collect())
     }
 
-    /// Who a group of this kind is made of, for this rank.
+    /// Communicator of a group, for this rank.
     pub fn get(&self, group: Group) -> Option<&Communicator> {
         if group.ranks() == self.world.size() {
             return Some(&self.world);

@@ -1,16 +1,16 @@
-//! A plan's collectives in the communicators' terms. Plans know no communicators and communicators no plans, so that this is for the
-//! executors, which have both.
+//! Conversion of a plan's collectives to calls of a communicator. Crate `graph` doesn't know communicators and `comm` doesn't know
+//! plans; executors use both.
 
 mod groups;
 
-pub use groups::Groups;
+pub use groups::PlanCommunicators;
 
-use comm::{Collective, Kind};
+use comm::{Collective, ElementType};
 use graph::flat::UNIT;
 use graph::op::Reduction;
 use graph::{DType, Op};
 
-/// The collective that an op is, if there is one for it.
+/// Collective of an op, if it is one.
 pub fn collective(op: &Op) -> Option<Collective> {
     match op {
         Op::AllReduce { reduction, .. } => Some(Collective::AllReduce(reduced(*reduction))),
@@ -28,30 +28,30 @@ fn reduced(reduction: Reduction) -> comm::Reduction {
     }
 }
 
-/// Numbers that travel.
-pub fn kind(dtype: DType) -> Option<Kind> {
+/// Element type of a dtype, if collectives support it.
+pub fn element_type(dtype: DType) -> Option<ElementType> {
     match dtype {
-        DType::F64 => Some(Kind::F64),
-        DType::F32 => Some(Kind::F32),
-        DType::Bf16 => Some(Kind::Bf16),
-        DType::F16 => Some(Kind::F16),
+        DType::F64 => Some(ElementType::F64),
+        DType::F32 => Some(ElementType::F32),
+        DType::Bf16 => Some(ElementType::Bf16),
+        DType::F16 => Some(ElementType::F16),
         DType::E4M3 | DType::E5M2 | DType::I32 | DType::U8 => None,
     }
 }
 
-/// Where operands lie that travel together.
+/// Contiguous memory of operands that are communicated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub address: u64,
-    /// Elements, padding between operands included.
+    /// Number of elements, padding between operands included.
     pub len: usize,
 }
 
-/// The range of operands, each (address, elements), that follow each other with nothing between but padding; or the number of the
-/// first that is not followed by the next. There is at least one, and an element has `size` bytes.
+/// Memory range of operands, each (address, elements), that follow each other with nothing between but padding. An error is the index
+/// of the first that is not followed by the next. There is at least one operand, and an element has `size` bytes.
 pub fn range(operands: &[(u64, usize)], size: usize) -> Result<Range, usize> {
     let end = |(address, elements): (u64, usize)| address + (elements * size) as u64;
-    // Tensors of a flat buffer begin at multiples of so many elements.
+    // Tensors of a flat buffer begin at multiples of this.
     let padding = (UNIT * size) as u64;
     let follows = |pair: &[(u64, usize)]| (end(pair[0])..end(pair[0]) + padding).contains(&pair[1].0);
     if let Some(at) = operands.windows(2).position(|pair| !follows(pair)) {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_travel_as_one() {
+    fn adjacent_operands_are_one_range() {
         let unit = 4 * UNIT as u64;
         let (first, second) = ((1024, 3), (1024 + unit, UNIT));
         let both = range(&[first, second, (1024 + 2 * unit, 2)], 4).unwrap();
@@ -78,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn every_number_that_travels_has_its_size() {
+    fn element_types_have_the_size_of_their_dtype() {
         for dtype in DType::ALL {
-            if let Some(kind) = kind(dtype) {
+            if let Some(kind) = element_type(dtype) {
                 assert_eq!(kind.bytes(), dtype.bytes(), "{dtype}");
             }
         }
-        assert!(kind(DType::I32).is_none() && collective(&Op::Accumulate).is_none());
+        assert!(element_type(DType::I32).is_none() && collective(&Op::Accumulate).is_none());
         let op = Op::AllReduce { reduction: Reduction::Max, group: graph::Mesh::of_data(2).world() };
         assert_eq!(collective(&op), Some(Collective::AllReduce(comm::Reduction::Max)));
     }

@@ -1,10 +1,10 @@
-//! One call of a collective, as an engine sees it.
+//! One call of a collective, as engines see it.
 
-use crate::element::{Element, Kind, Reduction};
-use crate::pulse::Name;
+use crate::activity::Name;
+use crate::element::{Element, ElementType, Reduction};
 use std::sync::Arc;
 
-/// Elements in memory: an address and how many. Of the host, or of a device for engines that work there.
+/// Elements in memory, as address and count: of the host, or of a device for engines that work there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub address: *mut u8,
@@ -12,7 +12,7 @@ pub struct Span {
     pub len: usize,
 }
 
-// SAFETY: a span is an address; whoever hands it over promises what may be done with it (see `Engine::run`).
+// SAFETY: a span is an address; its provider promises what may be done with it (see `Engine::run`).
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
@@ -29,7 +29,7 @@ impl Span {
     }
 }
 
-/// How many elements go to and come from each rank.
+/// Numbers of elements sent to and received from each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
     pub send: Vec<usize>,
@@ -38,15 +38,15 @@ pub struct Counts {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Every rank gets the reduction of all; in place if `send` and `receive` are the same.
+    /// Reduces over all ranks; every rank gets the result. In place if `send` and `receive` are the same.
     AllReduce(Reduction),
-    /// Rank r gets the r-th of equal parts of the reduction: n·size → n.
+    /// Reduces over all ranks; rank r gets the r-th of equal parts: n·size → n.
     ReduceScatter(Reduction),
-    /// Every rank gets what all have, in their order: n → n·size.
+    /// Concatenates the elements of all ranks, in their order: n → n·size.
     AllGather,
-    /// Part r goes to rank r; what comes lies in the order of the ranks. Without counts all parts are equal.
+    /// Sends part r to rank r; received parts lie in the order of the ranks. Without counts all parts are equal.
     AllToAll(Option<Arc<Counts>>),
-    /// `receive` becomes what it is on the root.
+    /// Copies `receive` of the root to all ranks.
     Broadcast {
         root: usize,
     },
@@ -69,15 +69,15 @@ impl Collective {
 #[derive(Clone, Debug)]
 pub struct Call {
     pub collective: Collective,
-    pub kind: Kind,
+    pub kind: ElementType,
     pub send: Span,
     pub receive: Span,
-    /// What it is for: the layer, or the occasion.
+    /// Name of the layer or purpose, for messages.
     pub name: Name,
 }
 
 impl Call {
-    /// Bytes that this rank brings in.
+    /// Bytes that this rank contributes.
     pub fn bytes(&self) -> usize {
         let elements = match self.collective {
             Collective::Broadcast { .. } => self.receive.len,
@@ -86,7 +86,7 @@ impl Call {
         elements * self.kind.bytes()
     }
 
-    /// What must be the same on every rank, as one number. Lengths that may differ by rank are left out.
+    /// Hash of what must be the same on every rank. Lengths that may differ by rank are left out.
     pub fn fingerprint(&self) -> u64 {
         let (code, detail) = match &self.collective {
             Collective::AllReduce(r) => (1, *r as u64),
@@ -105,7 +105,7 @@ impl Call {
     }
 }
 
-/// One step of a hash that is the same on every machine. A multiplication for a word, as every call takes a few steps.
+/// One step of a hash that is the same on every machine. One multiplication per word, as every call takes a few steps.
 pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     let mixed = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 32

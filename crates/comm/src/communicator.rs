@@ -1,41 +1,41 @@
-//! What callers of the exchange see.
+//! Collectives for callers: typed slices, blocking or started and waited for.
 
+use crate::activity::{Activity, Name};
 use crate::call::{Call, Collective, Counts, Span};
-use crate::element::{Element, Kind, Reduction};
+use crate::element::{Element, ElementType, Reduction};
 use crate::engine::{CommError, Engine};
-use crate::lane::{Lane, Ticket, Timing};
-use crate::pulse::{Name, Pulse};
+use crate::queue::{CallQueue, Ticket, Timing};
 use crate::solo::Solo;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// The ranks of a group, seen from one of them. Cheap to clone; clones share the queue.
+/// A rank's handle to a group of ranks. Cheap to clone; clones share the queue.
 ///
-/// All ranks make the same calls in the same order. A call is done at once on the caller's thread, or started and waited
-/// for later; the queue keeps the order of both.
+/// All ranks make the same calls in the same order. A call runs on the caller's thread, or is started and waited for
+/// later; the queue keeps the order of both.
 #[derive(Clone)]
 pub struct Communicator {
     engine: Arc<dyn Engine>,
-    lane: Arc<Lane>,
-    pulse: Arc<Pulse>,
+    queue: Arc<CallQueue>,
+    activity: Arc<Activity>,
 }
 
 impl Communicator {
-    pub fn new(engine: Arc<dyn Engine>, pulse: Arc<Pulse>) -> Self {
-        let lane = Arc::new(Lane::new(Arc::clone(&pulse)));
-        Communicator { engine, lane, pulse }
+    pub fn new(engine: Arc<dyn Engine>, activity: Arc<Activity>) -> Self {
+        let queue = Arc::new(CallQueue::new(Arc::clone(&activity)));
+        Communicator { engine, queue, activity }
     }
 
-    /// The communicator of another group that this rank is in, of devices: the rank's names and failures are one, and what it does. Its
-    /// calls are no part of the rank's digest (see [`Pulse::enter`]), as they are queued when a plan is captured, and then
-    /// run again and again without the host; a rank may capture anew when another needn't.
-    pub fn beside(&self, engine: Arc<dyn Engine>) -> Self {
-        Self::new(engine, Arc::clone(&self.pulse))
+    /// Communicator of another group of this rank, over devices. It shares the rank's activity: names, failures, what it is doing. Its
+    /// calls are not part of the rank's digest (see [`Activity::enter`]), as they are queued when a plan is captured, and then
+    /// replayed without the host; a rank may capture again when another needn't.
+    pub fn with_engine(&self, engine: Arc<dyn Engine>) -> Self {
+        Self::new(engine, Arc::clone(&self.activity))
     }
 
-    /// A group of one.
+    /// Communicator of a group of one rank.
     pub fn solo() -> Self {
-        Self::new(Arc::new(Solo), Arc::new(Pulse::new()))
+        Self::new(Arc::new(Solo), Arc::new(Activity::new()))
     }
 
     pub fn rank(&self) -> usize {
@@ -50,50 +50,50 @@ impl Communicator {
         &self.engine
     }
 
-    pub fn pulse(&self) -> &Arc<Pulse> {
-        &self.pulse
+    pub fn activity(&self) -> &Arc<Activity> {
+        &self.activity
     }
 
-    /// A name for calls; see [`Pulse::name`].
+    /// Registers a name for calls; see [`Activity::name`].
     pub fn name(&self, text: &str) -> Name {
-        self.pulse.name(text)
+        self.activity.name(text)
     }
 
-    /// The sub-group of the ranks with the same `colour`, ordered by `key` and then by rank. It has a queue of its own, for a thread
-    /// of its own.
+    /// Splits off the group of the ranks with the same `colour`, ordered by `key` and then by rank, as `MPI_Comm_split` does. It has a
+    /// queue of its own, for a thread of its own.
     pub fn split(&self, colour: usize, key: usize) -> Result<Self, CommError> {
-        Ok(Self::new(self.engine.split(colour, key)?, Arc::clone(&self.pulse)))
+        Ok(Self::new(self.engine.split(colour, key)?, Arc::clone(&self.activity)))
     }
 
-    /// As [`split`](Self::split), sharing the queue: a rank does the calls of all such groups in the one order in which they were
-    /// started, so that groups can't wait for each other in a ring.
-    pub fn split_in_order(&self, colour: usize, key: usize) -> Result<Self, CommError> {
-        let (lane, pulse) = (Arc::clone(&self.lane), Arc::clone(&self.pulse));
-        Ok(Communicator { engine: self.engine.split(colour, key)?, lane, pulse })
+    /// Splits as [`split`](Self::split) does, sharing the queue: a rank runs the calls of all such groups in the order in which they were
+    /// started, so that groups can't deadlock.
+    pub fn split_sharing_queue(&self, colour: usize, key: usize) -> Result<Self, CommError> {
+        let (queue, activity) = (Arc::clone(&self.queue), Arc::clone(&self.activity));
+        Ok(Communicator { engine: self.engine.split(colour, key)?, queue, activity })
     }
 
-    /// Starts a call that is done beside the caller's own work, after those started before.
+    /// Starts a call that runs concurrently with the caller, after those started before.
     ///
     /// # Safety
-    /// As [`Engine::run`], until the ticket was waited for (or the communicator's engine enqueues: then as its device says).
+    /// As [`Engine::run`], until the ticket was waited for (if the engine enqueues: until the device has run the call).
     pub unsafe fn start(&self, call: Call) -> Result<Ticket, CommError> {
         self.fits(&call)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.lane.start(&self.engine, call) }
+        unsafe { self.queue.start(&self.engine, call) }
     }
 
     /// Waits until a call is done.
     pub fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
-        self.lane.wait(ticket)
+        self.queue.wait(ticket)
     }
 
-    /// Whether the exchange was broken off; see [`Engine::check`].
+    /// Returns the error if communication was aborted; see [`Engine::check`].
     pub fn check(&self) -> Result<(), CommError> {
         self.engine.check()
     }
 
     pub fn is_done(&self, ticket: Ticket) -> bool {
-        self.lane.is_done(ticket)
+        self.queue.is_done(ticket)
     }
 
     pub fn all_reduce<E: Element>(
@@ -161,7 +161,7 @@ impl Communicator {
         self.run::<u8>(name, Collective::Barrier, Span::EMPTY, Span::EMPTY)
     }
 
-    /// What every rank has to say, in the order of the ranks.
+    /// Gathers the bytes of every rank, in the order of the ranks; lengths may differ.
     pub fn gather_bytes(&self, name: Name, mine: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let mut lens = vec![0u64; self.size()];
         self.all_gather(name, &[mine.len() as u64], &mut lens)?;
@@ -179,7 +179,7 @@ impl Communicator {
         Ok(texts.collect())
     }
 
-    /// What the root has to say; the others' `bytes` don't matter.
+    /// Broadcasts the root's bytes; the others' `bytes` are ignored.
     pub fn broadcast_bytes(&self, name: Name, root: usize, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
         let mut len = [bytes.len() as u64];
         self.broadcast(name, root, &mut len)?;
@@ -209,13 +209,13 @@ impl Communicator {
         send: Span,
         receive: Span,
     ) -> Result<Timing, CommError> {
-        let call = Call { collective, kind: E::KIND, send, receive, name };
+        let call = Call { collective, kind: E::TYPE, send, receive, name };
         self.fits(&call)?;
         // SAFETY: the spans are those of slices that the caller lends until this returns.
-        unsafe { self.lane.run(&*self.engine, &call) }
+        unsafe { self.queue.run(&*self.engine, &call) }
     }
 
-    /// What an engine relies on.
+    /// Checks the lengths that an engine relies on.
     fn fits(&self, call: &Call) -> Result<(), CommError> {
         let (n, send, receive) = (self.size(), call.send.len, call.receive.len);
         let fits = match &call.collective {
@@ -233,7 +233,7 @@ impl Communicator {
             return Ok(());
         }
         let what = call.collective.name();
-        Err(CommError::Misuse(format!("{what} among {n} ranks can't make {receive} elements of {send}")))
+        Err(CommError::Misuse(format!("{what} among {n} ranks can't turn {send} elements into {receive}")))
     }
 }
 
@@ -253,7 +253,7 @@ impl<'a> Scope<'a> {
         data: &'a mut [E],
     ) -> Result<(), CommError> {
         let span = Span::of_mut(data);
-        self.start(name, Collective::AllReduce(reduction), E::KIND, span, span)
+        self.start(name, Collective::AllReduce(reduction), E::TYPE, span, span)
     }
 
     pub fn reduce_scatter<E: Element>(
@@ -263,7 +263,7 @@ impl<'a> Scope<'a> {
         from: &'a [E],
         into: &'a mut [E],
     ) -> Result<(), CommError> {
-        self.start(name, Collective::ReduceScatter(reduction), E::KIND, Span::of(from), Span::of_mut(into))
+        self.start(name, Collective::ReduceScatter(reduction), E::TYPE, Span::of(from), Span::of_mut(into))
     }
 
     pub fn all_gather<E: Element>(
@@ -272,7 +272,7 @@ impl<'a> Scope<'a> {
         from: &'a [E],
         into: &'a mut [E],
     ) -> Result<(), CommError> {
-        self.start(name, Collective::AllGather, E::KIND, Span::of(from), Span::of_mut(into))
+        self.start(name, Collective::AllGather, E::TYPE, Span::of(from), Span::of_mut(into))
     }
 
     pub fn broadcast<E: Element>(
@@ -282,14 +282,14 @@ impl<'a> Scope<'a> {
         data: &'a mut [E],
     ) -> Result<(), CommError> {
         let span = Span::of_mut(data);
-        self.start(name, Collective::Broadcast { root }, E::KIND, span, span)
+        self.start(name, Collective::Broadcast { root }, E::TYPE, span, span)
     }
 
     fn start(
         &mut self,
         name: Name,
         collective: Collective,
-        kind: Kind,
+        kind: ElementType,
         send: Span,
         receive: Span,
     ) -> Result<(), CommError> {

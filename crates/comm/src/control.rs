@@ -1,26 +1,26 @@
-//! How ranks know of each other beside the exchange, so that it works when a collective hangs.
+//! Control plane: how ranks watch each other apart from collectives, so that it works when one of those hangs.
 //!
-//! Rank 0 has the [`hub`]: every other rank is its [`guest`], and tells it a few times a second what it does. The hub
-//! [`judge`]s, tells everyone the verdict, and every rank ends. Ranks that are threads of one process have a hub without
-//! guests. A rank's side of all this is its [`Watch`].
+//! Rank 0 runs the [`coordinator`]. Every other rank is its [`client`] and sends it a heartbeat with its activity several times a
+//! second. The coordinator finds out what went wrong ([`diagnosis`]), sends the diagnosis to all ranks, and every rank ends. Ranks
+//! that are threads of one process have a coordinator without clients. A rank's own handle is its [`Monitor`].
 
 pub(crate) mod addresses;
+pub(crate) mod client;
 mod clock;
-pub(crate) mod guest;
-pub(crate) mod hub;
-mod judge;
-mod link;
+mod connection;
+pub(crate) mod coordinator;
+mod diagnosis;
 pub(crate) mod mesh;
-mod office;
+mod messages;
+mod monitor;
 mod panics;
 mod phrases;
 pub(crate) mod process;
-mod watch;
-mod wire;
+mod process_control;
 
-pub(crate) use judge::Limits;
-pub use judge::Verdict;
-pub(crate) use office::{Local, Office};
+pub use diagnosis::Diagnosis;
+pub(crate) use diagnosis::Limits;
+pub(crate) use messages::{Hello, Peer};
+pub use monitor::{BusyGuard, ExitReport, Failure, Monitor};
 pub(crate) use phrases::ranks;
-pub use watch::{Busy, Ended, Failure, Watch};
-pub(crate) use wire::{Hello, Person};
+pub(crate) use process_control::{LocalRank, ProcessControl};

@@ -1,10 +1,10 @@
-//! What can travel.
+//! Element types and reductions of collectives.
 
 use half::{bf16, f16};
 
-/// The type of the elements of a call.
+/// Type of the elements of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ElementType {
     F32,
     F64,
     Bf16,
@@ -15,31 +15,31 @@ pub enum Kind {
     U64,
 }
 
-impl Kind {
+impl ElementType {
     pub fn bytes(self) -> usize {
         match self {
-            Kind::U8 => 1,
-            Kind::Bf16 | Kind::F16 => 2,
-            Kind::F32 | Kind::I32 => 4,
-            Kind::F64 | Kind::I64 | Kind::U64 => 8,
+            ElementType::U8 => 1,
+            ElementType::Bf16 | ElementType::F16 => 2,
+            ElementType::F32 | ElementType::I32 => 4,
+            ElementType::F64 | ElementType::I64 | ElementType::U64 => 8,
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::F32 => "f32",
-            Kind::F64 => "f64",
-            Kind::Bf16 => "bf16",
-            Kind::F16 => "f16",
-            Kind::U8 => "u8",
-            Kind::I32 => "i32",
-            Kind::I64 => "i64",
-            Kind::U64 => "u64",
+            ElementType::F32 => "f32",
+            ElementType::F64 => "f64",
+            ElementType::Bf16 => "bf16",
+            ElementType::F16 => "f16",
+            ElementType::U8 => "u8",
+            ElementType::I32 => "i32",
+            ElementType::I64 => "i64",
+            ElementType::U64 => "u64",
         }
     }
 }
 
-/// How the ranks' elements become one. A mean of whole numbers is rounded towards zero.
+/// Reduction over the ranks' elements. A mean of integers is rounded towards zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     Sum,
@@ -47,12 +47,12 @@ pub enum Reduction {
     Max,
 }
 
-/// An element type.
+/// A Rust type that collectives can transfer.
 ///
 /// # Safety
-/// `KIND` must be the type's own: engines work on the bytes.
+/// `TYPE` must match the type: engines work on the bytes.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    const KIND: Kind;
+    const TYPE: ElementType;
 }
 
 macro_rules! elements {
@@ -60,7 +60,7 @@ macro_rules! elements {
         $(
             // SAFETY: the kind is that of the type.
             unsafe impl Element for $type {
-                const KIND: Kind = Kind::$kind;
+                const TYPE: ElementType = ElementType::$kind;
             }
         )*
     };

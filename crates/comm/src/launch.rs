@@ -1,20 +1,20 @@
-//! Who this process is, as its launcher says, and which engine suits that.
+//! Rank and world size of this process as its launcher sets them, and the backend that fits.
 //!
-//! Everything here is a function of a lookup of variables, so that tests need no environment.
+//! Everything here is a function of a lookup of environment variables, so that tests need none.
 
-mod choice;
+mod backend;
 mod hosts;
 
-pub(crate) use choice::{Built, decide};
-pub use choice::{Choice, NO_MPI};
-pub use hosts::{Meeting, expand_nodes, meeting};
+pub use backend::{Backend, NO_MPI};
+pub(crate) use backend::{Built, choose_backend};
+pub use hosts::{MasterAddress, expand_nodes, master_address};
 
 use std::fmt;
 
-/// What started this process.
+/// Launcher of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// A user or a script: the process is alone.
+    /// None: started by a user or a script, alone.
     Nothing,
     /// Open MPI's mpirun.
     OpenMpi,
@@ -37,31 +37,31 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Where a rank is among the others.
+/// Rank, world size and host of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub rank: usize,
     pub world: usize,
-    /// Among the ranks of the same machine.
+    /// Rank among the ranks of the same machine.
     pub local_rank: usize,
     pub local_world: usize,
     pub host: String,
     pub launcher: Launcher,
 }
 
-/// A variable's value, or nothing.
+/// Lookup of an environment variable.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The environment of this process.
+/// Looks up a variable in the environment of this process; empty counts as unset.
 pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// A variable and its value.
+/// An environment variable and its value.
 type Named = (&'static str, usize);
 
-/// What one launcher says. Not all tell where a rank is on its machine.
-struct Said {
+/// Rank and world size from one launcher's variables. Not all launchers set the local rank.
+struct LauncherRank {
     rank: Named,
     world: Named,
     local: Option<(usize, usize)>,
@@ -69,7 +69,7 @@ struct Said {
 }
 
 impl Place {
-    /// A rank of a process that is alone.
+    /// Place of a rank that is a thread of a process without launcher.
     pub fn thread(rank: usize, world: usize) -> Self {
         Place {
             rank,
@@ -81,39 +81,39 @@ impl Place {
         }
     }
 
-    /// What the environment says. Where it doesn't tell the place on the machine, that is 0 of 1, until the ranks met.
+    /// Reads the place from the environment. A local rank that isn't set is 0 of 1 until the ranks have connected.
     pub fn find(var: Lookup) -> Result<Self, String> {
-        let Some(said) = launched(var)? else { return Ok(Place::thread(0, 1)) };
-        let (local_rank, local_world) = said.local.unwrap_or((0, 1));
+        let Some(found) = launched(var)? else { return Ok(Place::thread(0, 1)) };
+        let (local_rank, local_world) = found.local.unwrap_or((0, 1));
         Ok(Place {
-            rank: said.rank.1,
-            world: said.world.1,
+            rank: found.rank.1,
+            world: found.world.1,
             local_rank,
             local_world,
             host: host_name(),
-            launcher: said.launcher,
+            launcher: found.launcher,
         })
     }
 
-    /// Whether the launcher told the place on the machine.
+    /// Tells whether the launcher set the local rank.
     pub(crate) fn knows_locals(var: Lookup) -> bool {
-        launched(var).is_ok_and(|said| said.is_some_and(|said| said.local.is_some()))
+        launched(var).is_ok_and(|found| found.is_some_and(|found| found.local.is_some()))
     }
 }
 
-/// The innermost launcher. mpirun may itself run in a Slurm step, and torchrun under either, but not the other way round.
-fn launched(var: Lookup) -> Result<Option<Said>, String> {
+/// Reads the innermost launcher's variables. mpirun may run in a Slurm step, and torchrun under either, but not the other way round.
+fn launched(var: Lookup) -> Result<Option<LauncherRank>, String> {
     let (by_hand, srun) = (torchrun(var)?, srun(var)?);
     if by_hand.is_some() && var("TORCHELASTIC_RUN_ID").is_some() {
         return Ok(by_hand);
     }
-    // srun has the variables of MPICH too, where it speaks the same protocol.
+    // srun sets the variables of MPICH too, where it speaks the same protocol.
     let mpich = mpich(var)?.filter(|mpich| srun.as_ref().is_none_or(|srun| mpich.rank.1 != srun.rank.1));
     match (open_mpi(var)?.or(mpich).or(srun), by_hand) {
         (Some(launcher), Some(by_hand)) => {
             agree(by_hand.rank, launcher.rank)?;
             agree(by_hand.world, launcher.world)?;
-            Ok(Some(Said { local: launcher.local.or(by_hand.local), ..launcher }))
+            Ok(Some(LauncherRank { local: launcher.local.or(by_hand.local), ..launcher }))
         }
         (launcher, by_hand) => Ok(launcher.or(by_hand)),
     }
@@ -126,21 +126,21 @@ fn agree((name, value): Named, (other, theirs): Named) -> Result<(), String> {
     Err(format!("{name} is {value}, but {other} is {theirs}: unset {name}"))
 }
 
-fn open_mpi(var: Lookup) -> Result<Option<Said>, String> {
-    let said = ranks(var, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")?;
-    let Some((rank, world)) = said else { return Ok(None) };
+fn open_mpi(var: Lookup) -> Result<Option<LauncherRank>, String> {
+    let found = ranks(var, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")?;
+    let Some((rank, world)) = found else { return Ok(None) };
     let local = locals(var, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")?;
-    Ok(Some(Said { rank, world, local, launcher: Launcher::OpenMpi }))
+    Ok(Some(LauncherRank { rank, world, local, launcher: Launcher::OpenMpi }))
 }
 
-fn mpich(var: Lookup) -> Result<Option<Said>, String> {
+fn mpich(var: Lookup) -> Result<Option<LauncherRank>, String> {
     let Some((rank, world)) = ranks(var, "PMI_RANK", "PMI_SIZE")? else { return Ok(None) };
     let local = locals(var, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")?;
-    Ok(Some(Said { rank, world, local, launcher: Launcher::Mpich }))
+    Ok(Some(LauncherRank { rank, world, local, launcher: Launcher::Mpich }))
 }
 
-/// Only a step has ranks: the shell of a batch script has most of these variables too.
-fn srun(var: Lookup) -> Result<Option<Said>, String> {
+/// Reads Slurm's variables. Only a step has ranks: the shell of a batch script has most of these variables too.
+fn srun(var: Lookup) -> Result<Option<LauncherRank>, String> {
     if var("SLURM_STEP_ID").is_none() {
         return Ok(None);
     }
@@ -157,17 +157,17 @@ fn srun(var: Lookup) -> Result<Option<Said>, String> {
     let local = match (number(var, "SLURM_LOCALID")?, local_world) {
         (Some(local), Some(of)) if local < of => Some((local, of)),
         (Some(local), Some(of)) => {
-            return Err(format!("SLURM_LOCALID is {local}, but SLURM_STEP_TASKS_PER_NODE says {of} tasks"));
+            return Err(format!("SLURM_LOCALID is {local}, but SLURM_STEP_TASKS_PER_NODE gives {of} tasks"));
         }
         _ => None,
     };
-    Ok(Some(Said { rank, world, local, launcher: Launcher::Srun }))
+    Ok(Some(LauncherRank { rank, world, local, launcher: Launcher::Srun }))
 }
 
-fn torchrun(var: Lookup) -> Result<Option<Said>, String> {
+fn torchrun(var: Lookup) -> Result<Option<LauncherRank>, String> {
     let Some((rank, world)) = ranks(var, "RANK", "WORLD_SIZE")? else { return Ok(None) };
     let local = locals(var, "LOCAL_RANK", "LOCAL_WORLD_SIZE")?;
-    Ok(Some(Said { rank, world, local, launcher: Launcher::Torchrun }))
+    Ok(Some(LauncherRank { rank, world, local, launcher: Launcher::Torchrun }))
 }
 
 fn ranks(
@@ -188,7 +188,7 @@ fn ranks(
     }
 }
 
-/// The place on the machine, if both are told.
+/// Local rank and world size, if both are set.
 fn locals(var: Lookup, rank_name: &str, world_name: &str) -> Result<Option<(usize, usize)>, String> {
     match (number(var, rank_name)?, number(var, world_name)?) {
         (Some(rank), Some(world)) if rank >= world => {
@@ -203,7 +203,7 @@ fn number(var: Lookup, name: &str) -> Result<Option<usize>, String> {
     let Some(text) = var(name) else { return Ok(None) };
     match text.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(format!("{name} is \"{text}\", which is no number")),
+        Err(_) => Err(format!("{name} is \"{text}\", which is not a number")),
     }
 }
 

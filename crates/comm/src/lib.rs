@@ -1,23 +1,23 @@
-//! How ranks exchange data, and how they notice that one of them can't.
+//! Communication between ranks: collectives, launchers, and the diagnosis of lost or hung ranks.
 //!
-//! An [`Engine`] does collectives between the ranks of a group: threads of one process, or processes. A
-//! [`Communicator`] is what callers see: typed slices, a queue that works beside the caller, and a number and a name
-//! for every call, which the rank's [`Pulse`] shows to whoever watches.
+//! An [`Engine`] implements collectives between the ranks of a group: threads of one process, or processes. A
+//! [`Communicator`] is what callers use: typed slices, a queue that runs concurrently with the caller, and a number and a name
+//! for every call, which the rank's [`Activity`] shows to the control plane. [`start`] brings the ranks of a run together.
 //!
-//! Sums are made in the order of the ranks by every engine of the host, so that results are the same on every rank, in every
-//! run and over every such engine. On devices [`nccl`] makes them in an order of its own.
+//! Every host engine sums in the order of the ranks, so that results are the same on every rank, in every
+//! run and over every such engine. On devices [`nccl`] sums in an order of its own.
 
+mod activity;
 mod call;
 mod communicator;
 mod control;
 mod element;
 mod engine;
-mod lane;
 pub mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
-mod pulse;
+mod queue;
 mod reduce;
 mod share;
 mod signature;
@@ -27,16 +27,16 @@ pub mod tcp;
 pub mod threads;
 mod transport;
 
+pub use activity::{Activity, CallInfo, Name, Snapshot};
 pub use call::{Call, Collective, Counts, Span};
 pub use communicator::{Communicator, Scope};
-pub use control::{Busy, Ended, Failure, Verdict, Watch};
-pub use element::{Element, Kind, Reduction};
+pub use control::{BusyGuard, Diagnosis, ExitReport, Failure, Monitor};
+pub use element::{Element, ElementType, Reduction};
 pub use engine::{CommError, Engine};
-pub use lane::{Ticket, Timing};
-pub use launch::{Choice, Launcher, Place};
-pub use pulse::{At, Name, Pulse, Snapshot};
+pub use launch::{Backend, Launcher, Place};
+pub use queue::{Ticket, Timing};
 pub use solo::Solo;
-pub use start::{Member, Options, Refused, Start, start};
+pub use start::{Member, Options, Start, StartError, start};
 
-/// Whether this build has the exchange over MPI.
+/// True if this build has the MPI engine.
 pub const HAS_MPI: bool = cfg!(feature = "mpi");

@@ -1,20 +1,19 @@
-//! Ranks as processes of an MPI launcher.
+//! Engine over MPI, for ranks that are processes of an MPI launcher.
 //!
 //! MPI only moves bytes here. Its own reductions leave the order of sums to the library; ours is the same for all engines. All calls
-//! are of the kind that returns at once and is asked later whether it is done: a rank that waits for a slower one can then sleep,
-//! and can be called off.
+//! are non-blocking and polled: a rank that waits for a slower one can sleep, and can be aborted.
 
 use crate::engine::{CommError, Engine};
-use crate::transport::{Exchange, Transport};
+use crate::transport::{Transport, TransportEngine};
 use mpi::ffi;
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most that goes into one message: MPI counts in 31 bits.
+/// Largest message in bytes: MPI counts in 31 bits.
 const MESSAGE: usize = 1 << 30;
-/// How long a rank asks on and on, then how long it gives way in between; after that it sleeps between two questions.
+/// Time for which a rank polls in a loop, then yields between polls; after that it sleeps between them.
 const SPIN: Duration = Duration::from_micros(20);
 const YIELD: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
@@ -23,7 +22,7 @@ fn fault(why: impl Into<String>) -> CommError {
     CommError::Engine { engine: "mpi", why: why.into() }
 }
 
-/// What an MPI call says of its result.
+/// Turns the result of an MPI call into an error with MPI's message.
 fn checked(what: &str, code: c_int) -> Result<(), CommError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -31,21 +30,21 @@ fn checked(what: &str, code: c_int) -> Result<(), CommError> {
     let mut text = [0 as c_char; 1024];
     let mut len = 0;
     // SAFETY: the buffer is longer than any MPI's limit (256 and 512 in those in use).
-    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len) };
+    let found = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len) };
     let text: Vec<u8> = text[..len.clamp(0, 1024) as usize].iter().map(|&c| c as u8).collect();
-    let why = if told == ffi::MPI_SUCCESS as c_int { String::from_utf8_lossy(&text) } else { "".into() };
+    let why = if found == ffi::MPI_SUCCESS as c_int { String::from_utf8_lossy(&text) } else { "".into() };
     Err(fault(format!("{what} failed: {why} (code {code})")))
 }
 
-/// The MPI of this process. Dropping it ends it, unless ranks were called off: then the others might never come to the end.
+/// MPI runtime of this process. Dropping it finalizes MPI, unless communication was aborted: then the others might never finalize.
 pub struct Mpi {
     process: Arc<Process>,
     world: Arc<dyn Engine>,
 }
 
-/// What all groups of this process share.
+/// State shared by all groups of this process.
 struct Process {
-    /// Set once no more MPI calls may be made. MPI can't take back what is under way, but it moves data only within calls, so
+    /// Set once no more MPI calls may be made. MPI can't cancel what is under way, but it moves data only within calls, so
     /// no buffer is written any more (except by network hardware that writes on its own).
     ended: OnceLock<CommError>,
 }
@@ -57,7 +56,7 @@ impl Process {
 }
 
 impl Mpi {
-    /// Once in a process.
+    /// Initializes MPI, once in a process.
     pub fn init() -> Result<Self, CommError> {
         let mut initialized = 0;
         // SAFETY: allowed at any time.
@@ -73,7 +72,9 @@ impl Mpi {
             checked("MPI_Init_thread", code)?;
             if given < wanted {
                 ffi::MPI_Finalize();
-                return Err(fault("this MPI allows no calls from several threads (MPI_THREAD_MULTIPLE)"));
+                return Err(fault(
+                    "this MPI does not support calls from several threads (MPI_THREAD_MULTIPLE)",
+                ));
             }
         }
         let process = Arc::new(Process { ended: OnceLock::new() });
@@ -86,8 +87,8 @@ impl Mpi {
             checked("MPI_Comm_dup", ffi::MPI_Comm_dup(all, &mut own))?;
             own
         };
-        let world = Group::new(own, Arc::clone(&process))?;
-        Ok(Mpi { process, world: Arc::new(Exchange::new(world)) })
+        let world = MpiTransport::new(own, Arc::clone(&process))?;
+        Ok(Mpi { process, world: Arc::new(TransportEngine::new(world)) })
     }
 
     pub fn engine(&self) -> Arc<dyn Engine> {
@@ -114,8 +115,8 @@ impl Drop for Mpi {
     }
 }
 
-/// A group of ranks.
-struct Group {
+/// MPI communicator of a group of ranks.
+struct MpiTransport {
     comm: ffi::MPI_Comm,
     rank: usize,
     ranks: usize,
@@ -123,17 +124,17 @@ struct Group {
     requests: Mutex<Requests>,
 }
 
-/// Kept for its room.
+/// Requests under way, kept for their buffer.
 struct Requests(Vec<ffi::MPI_Request>);
 
-// SAFETY: handles of MPI, which was asked to allow calls from any thread.
-unsafe impl Send for Group {}
+// SAFETY: handles of MPI, which was initialized for calls from any thread.
+unsafe impl Send for MpiTransport {}
 // SAFETY: as above.
-unsafe impl Sync for Group {}
+unsafe impl Sync for MpiTransport {}
 
-impl Group {
-    // Groups are not freed: MPI wants all ranks to do that together, which ranks that drop things as they go don't. There are as many
-    // as a run has meshes, and the end of MPI frees them.
+impl MpiTransport {
+    // Communicators are not freed: MPI wants all ranks to do that together, which ranks that drop them one by one don't. There are as
+    // many as a run has meshes, and finalizing MPI frees them.
     fn new(comm: ffi::MPI_Comm, process: Arc<Process>) -> Result<Self, CommError> {
         let (mut rank, mut ranks) = (0, 0);
         // SAFETY: `comm` is a group of this process.
@@ -143,20 +144,20 @@ impl Group {
             checked("MPI_Comm_size", ffi::MPI_Comm_size(comm, &mut ranks))?;
         }
         let requests = Mutex::new(Requests(Vec::with_capacity(2 * ranks as usize)));
-        Ok(Group { comm, rank: rank as usize, ranks: ranks as usize, process, requests })
+        Ok(MpiTransport { comm, rank: rank as usize, ranks: ranks as usize, process, requests })
     }
 
-    /// Begins an exchange.
+    /// Begins a round of transfers.
     fn begin(&self) -> Result<MutexGuard<'_, Requests>, CommError> {
         self.process.check()?;
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        // What a failed exchange left; MPI keeps its own account of it.
+        // What a failed round left; MPI keeps its own record of it.
         requests.0.clear();
         Ok(requests)
     }
 
     /// # Safety
-    /// `len` bytes from `from` are readable until the exchange is over.
+    /// `len` bytes from `from` are readable until the transfer is over.
     unsafe fn send(
         &self,
         requests: &mut Requests,
@@ -179,7 +180,7 @@ impl Group {
     }
 
     /// # Safety
-    /// `len` bytes from `into` are writable, and nobody else's, until the exchange is over.
+    /// `len` bytes from `into` are writable, and nobody else's, until the transfer is over.
     unsafe fn receive(
         &self,
         requests: &mut Requests,
@@ -201,7 +202,7 @@ impl Group {
         Ok(())
     }
 
-    /// Until all that was begun is over. `bytes` move meanwhile, and only while somebody asks: that long nobody sleeps.
+    /// Polls until all requests are done. `bytes` are transferred meanwhile, and only within polls: that long the rank doesn't sleep.
     fn finish(&self, requests: &mut Requests, bytes: usize) -> Result<(), CommError> {
         let patience = YIELD + Duration::from_nanos(2 * bytes as u64);
         let start = Instant::now();
@@ -235,7 +236,7 @@ impl Group {
     }
 }
 
-impl Transport for Group {
+impl Transport for MpiTransport {
     fn name(&self) -> &'static str {
         "mpi"
     }
@@ -257,7 +258,7 @@ impl Transport for Group {
     ) -> Result<(), CommError> {
         let mut requests = self.begin()?;
         let mut bytes = 0;
-        // SAFETY: valid parts, by the caller's promise; the exchange is over when this returns, or no more calls are made.
+        // SAFETY: valid parts, by the caller's promise; the transfer is over when this returns, or no more calls are made.
         unsafe {
             for rank in self.others() {
                 let part = &received[rank];
@@ -309,13 +310,13 @@ impl Transport for Group {
         let place = members.iter().position(|&rank| rank == self.rank).unwrap_or(0);
         let colour = members.first().copied().unwrap_or(0);
         let mut part = self.comm;
-        // SAFETY: a group of ours. This can't be called off, but all ranks have just met, and are here or about to be.
+        // SAFETY: a group of ours. This can't be aborted, but all ranks have just made the same call, and are here or about to be.
         let code = unsafe { ffi::MPI_Comm_split(self.comm, colour as c_int, place as c_int, &mut part) };
         checked("MPI_Comm_split", code)?;
         Self::new(part, Arc::clone(&self.process))
     }
 
-    /// Ends all groups of the process, not only those made of this one: MPI can't tell them apart when it moves data.
+    /// Aborts all groups of the process, not only those split off this one: MPI can't tell them apart when it moves data.
     fn abort(&self, why: &str) {
         let _ = self.process.ended.set(CommError::Aborted(Arc::from(why)));
     }

@@ -1,12 +1,12 @@
-//! How the elements of many ranks become one: the same code for every engine, so that all have the same bits.
+//! Reductions over the ranks' elements: the same code for every host engine, so that all get the same bits.
 //!
 //! Elements are combined in the order of the ranks, in a wider type where there is one, and rounded once at the end.
 
-use crate::element::{Kind, Reduction};
+use crate::element::{ElementType, Reduction};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
 
-/// Elements that are combined at a time: with two sources they stay in the first-level cache.
+/// Number of elements combined at a time: with two sources they stay in the L1 cache.
 const CHUNK: usize = 2048;
 
 /// Combines `len` elements from each of `ranks` sources, and writes the result to each of `copies` places.
@@ -15,7 +15,7 @@ const CHUNK: usize = 2048;
 /// `source(rank)` is readable and `place(copy)` writable for `len` elements of the kind, aligned for it, and nobody else
 /// writes the former or touches the latter meanwhile. A place may be a source; otherwise they don't overlap.
 pub(crate) unsafe fn reduce(
-    kind: Kind,
+    kind: ElementType,
     reduction: Reduction,
     ranks: usize,
     len: usize,
@@ -27,25 +27,25 @@ pub(crate) unsafe fn reduce(
     // SAFETY: passed on to the caller.
     unsafe {
         match kind {
-            Kind::F32 => job.run::<f32>(reduction),
-            Kind::F64 => job.run::<f64>(reduction),
-            Kind::Bf16 => job.run::<bf16>(reduction),
-            Kind::F16 => job.run::<f16>(reduction),
-            Kind::U8 => job.run::<u8>(reduction),
-            Kind::I32 => job.run::<i32>(reduction),
-            Kind::I64 => job.run::<i64>(reduction),
-            Kind::U64 => job.run::<u64>(reduction),
+            ElementType::F32 => job.run::<f32>(reduction),
+            ElementType::F64 => job.run::<f64>(reduction),
+            ElementType::Bf16 => job.run::<bf16>(reduction),
+            ElementType::F16 => job.run::<f16>(reduction),
+            ElementType::U8 => job.run::<u8>(reduction),
+            ElementType::I32 => job.run::<i32>(reduction),
+            ElementType::I64 => job.run::<i64>(reduction),
+            ElementType::U64 => job.run::<u64>(reduction),
         }
     }
 }
 
-/// An element and what it is added up in.
+/// Element type with the type in which it is accumulated.
 trait Number: Copy {
     type Wide: Copy;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    /// The greater one; NaN if one is, as a maximum that hides it is no use to anybody.
+    /// The greater one; NaN if one is, so that a maximum doesn't hide it.
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn divide(a: Self::Wide, ranks: usize) -> Self::Wide;
 }
@@ -191,7 +191,7 @@ impl Job<'_> {
         }
     }
 
-    /// The loops are compiled once for each instruction set, and the best that this machine has is taken.
+    /// Runs the loops compiled for the best instruction set that this machine has.
     ///
     /// # Safety
     /// As [`reduce`], for elements of type `T`.
@@ -324,7 +324,7 @@ mod tests {
                 (0..3).map(|r| (0..len).map(|i| (r * 1000 + i) as f32).collect()).collect();
             let at: Vec<*mut u8> = data.iter_mut().map(|d| d.as_mut_ptr().cast()).collect();
             // SAFETY: three buffers of `len` that nobody else has.
-            unsafe { reduce(Kind::F32, Reduction::Sum, 3, len, &|r| at[r], 3, &|c| at[(c + 1) % 3]) };
+            unsafe { reduce(ElementType::F32, Reduction::Sum, 3, len, &|r| at[r], 3, &|c| at[(c + 1) % 3]) };
             let expected: Vec<f32> = (0..len).map(|i| (3000 + 3 * i) as f32).collect();
             assert!(data.iter().all(|d| *d == expected), "{len}");
         }
@@ -337,17 +337,19 @@ mod tests {
         let into = out.as_mut_ptr();
         // SAFETY: buffers of two.
         unsafe {
-            reduce(Kind::F32, Reduction::Max, 2, 2, &|r| floats[r].as_ptr().cast(), 1, &|_| into.cast());
+            reduce(ElementType::F32, Reduction::Max, 2, 2, &|r| floats[r].as_ptr().cast(), 1, &|_| {
+                into.cast()
+            });
         }
         assert!(out.iter().all(|x| x.is_nan()));
         let bytes = [[200u8], [100]];
         let mut out = [0u8];
         let into = out.as_mut_ptr();
         // SAFETY: buffers of one.
-        unsafe { reduce(Kind::U8, Reduction::Mean, 2, 1, &|r| bytes[r].as_ptr(), 1, &|_| into) };
+        unsafe { reduce(ElementType::U8, Reduction::Mean, 2, 1, &|r| bytes[r].as_ptr(), 1, &|_| into) };
         assert_eq!(out, [150]);
         // SAFETY: as above.
-        unsafe { reduce(Kind::U8, Reduction::Sum, 2, 1, &|r| bytes[r].as_ptr(), 1, &|_| into) };
+        unsafe { reduce(ElementType::U8, Reduction::Sum, 2, 1, &|r| bytes[r].as_ptr(), 1, &|_| into) };
         assert_eq!(out, [44]);
     }
 }

@@ -1,4 +1,4 @@
-//! The share of one rank in a call, for engines of every sort.
+//! One rank's part of a collective, shared by all host engines.
 
 use crate::call::{Call, Collective};
 use crate::engine::CommError;
@@ -6,14 +6,14 @@ use crate::reduce::reduce;
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 
-/// What rank `rank` of `ranks` sums up in an all-reduce: whole cache lines, so that no two ranks write the same.
+/// Elements that rank `rank` of `ranks` reduces in an all-reduce: whole cache lines, so that no two ranks write the same one.
 pub(crate) fn part_of(len: usize, bytes: usize, ranks: usize, rank: usize) -> Range<usize> {
     let line = 64 / bytes;
     let part = len.div_ceil(ranks).next_multiple_of(line);
     (rank * part).min(len)..((rank + 1) * part).min(len)
 }
 
-/// What one rank sends another must be what that awaits.
+/// Checks that one rank sends another as many elements as that expects.
 pub(crate) fn agree(from: usize, sent: usize, to: usize, awaited: usize) -> Result<(), CommError> {
     if sent == awaited {
         return Ok(());
@@ -26,7 +26,7 @@ pub(crate) fn agree(from: usize, sent: usize, to: usize, awaited: usize) -> Resu
     })
 }
 
-/// Makes what this rank receives out of what all send.
+/// Computes what this rank receives from what all ranks send.
 ///
 /// # Safety
 /// `source(rank)` is readable for what the rank sends (for a broadcast: what the root has), and apart from what this rank receives

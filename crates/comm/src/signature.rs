@@ -1,12 +1,12 @@
-//! What must be the same on every rank for a call to be one call.
+//! Signature of a call: what must be the same on every rank.
 
 use crate::call::{Call, Collective};
 use crate::engine::CommError;
 
-/// As [`Call::fingerprint`], but readable: whoever finds a difference can say what it is.
+/// Readable form of [`Call::fingerprint`], so that a mismatch can be described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
-    /// The collective, its reduction or root, and the kind of its elements.
+    /// The collective, its reduction or root, and its element type.
     what: u64,
     len: u64,
     name: u64,
@@ -63,7 +63,7 @@ impl Signature {
         Signature { what: word(0), len: word(8), name: word(16) }
     }
 
-    /// For people. The name is a hash here, which [`Pulse::spell`](crate::Pulse::spell) turns into the text.
+    /// Describes the call for an error message. The name is a hash here, which [`Activity::spell`](crate::Activity::spell) turns into the text.
     pub fn describe(&self) -> String {
         let (code, kind, detail) = (self.what & 0xff, self.what >> 8 & 0xff, self.what >> 16);
         let pick = |texts: &[&'static str], at: u64| texts.get(at as usize).copied().unwrap_or("unknown");
@@ -80,7 +80,7 @@ impl Signature {
     }
 }
 
-/// The first rank whose signature is not that of rank 0: every rank finds the same one.
+/// Compares the ranks' signatures with that of rank 0. Every rank finds the same mismatch.
 pub(crate) fn compare(ranks: usize, of: impl Fn(usize) -> Signature) -> Result<(), CommError> {
     let first = of(0);
     match (1..ranks).find(|&rank| of(rank) != first) {

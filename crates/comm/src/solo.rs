@@ -1,9 +1,10 @@
-//! The group of one rank: everything is a copy.
+//! Engine of a group of one rank: every collective is a copy.
 
 use crate::call::Call;
 use crate::engine::{CommError, Engine};
 use std::sync::Arc;
 
+/// Engine of a group of one rank.
 pub struct Solo;
 
 impl Engine for Solo {

@@ -1,68 +1,71 @@
-//! Brings the ranks of a run together.
+//! Startup: finds this process's ranks and connects them to the others.
 
 mod processes;
 
+use crate::activity::Activity;
 use crate::communicator::Communicator;
-use crate::control::hub::Hub;
-use crate::control::{Ended, Failure, Limits, Local, Office, Watch};
+use crate::control::coordinator::Coordinator;
+use crate::control::{ExitReport, Failure, Limits, LocalRank, Monitor, ProcessControl};
 use crate::engine::Engine;
-use crate::launch::{Built, Choice, Launcher, Place, decide, environment};
-use crate::pulse::Pulse;
+use crate::launch::{Backend, Built, Launcher, Place, choose_backend, environment};
 use crate::solo::Solo;
 use crate::threads;
 use processes::Runtime;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the user asked for; the rest is found.
+/// Options of the user; the rest comes from the launcher.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
-    pub comm: Option<Choice>,
+    pub comm: Option<Backend>,
     pub ranks: Option<usize>,
-    /// How long a rank may be silent or stuck, and how long ranks wait for each other at the start.
+    /// Longest time without heartbeat or progress of a rank, and for ranks to connect at the start.
     pub timeout: Option<Duration>,
 }
 
-/// The ranks of this process.
+/// Ranks of this process.
 pub enum Start {
-    /// All ranks of the run, each to be taken to a thread of its own.
+    /// All ranks of the run, each to be moved to a thread of its own.
     Threads(Vec<Member>),
-    /// One of several processes.
+    /// The one rank of this process, among several processes.
     Process(Member),
 }
 
-/// A rank.
+/// A rank of this process.
 pub struct Member {
     pub world: Communicator,
-    pub watch: Watch,
+    pub monitor: Monitor,
     pub place: Place,
-    /// What the user asked for. The world is that, but for NCCL, which is for whoever opens the GPUs.
-    pub asked: Option<Choice>,
-    /// Ended after everything else, and only if all went well.
+    /// Backend that the user asked for. The world uses it, except NCCL, for which a group is made when GPUs are opened.
+    pub requested: Option<Backend>,
+    /// Finalized last, and only if the run succeeded.
     runtime: Runtime,
 }
 
-/// Why there is no run, as one line.
+/// Reason why the run can't start, as one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}")]
-pub struct Refused {
+pub struct StartError {
     pub line: String,
-    /// Whether it is up to this process to tell.
+    /// True if this process prints the line.
     pub prints: bool,
-    /// For the process: 1 if it would end so again, 3 if it might not.
+    /// Exit code of the process: 1 if a restart would fail again, 3 if it might not.
     pub code: u8,
 }
 
-impl Refused {
+impl StartError {
     fn everywhere(line: String) -> Self {
-        Refused { line, prints: true, code: 1 }
+        StartError { line, prints: true, code: 1 }
     }
 }
 
 impl Member {
-    /// Does the rank's work, and ends its run: see [`Watch::run`].
-    pub fn run<T, E: Into<Failure>>(self, work: impl FnOnce(&Member) -> Result<T, E>) -> Result<T, Ended> {
-        let result = self.watch.run(|| work(&self));
+    /// Runs the rank's work and ends its run: see [`Monitor::run`].
+    pub fn run<T, E: Into<Failure>>(
+        self,
+        work: impl FnOnce(&Member) -> Result<T, E>,
+    ) -> Result<T, ExitReport> {
+        let result = self.monitor.run(|| work(&self));
         let Member { world, runtime, .. } = self;
         drop(world);
         match &result {
@@ -73,50 +76,56 @@ impl Member {
     }
 }
 
-/// Finds the other ranks, and connects to them.
-pub fn start(options: &Options) -> Result<Start, Refused> {
-    let place = Place::find(&environment).map_err(Refused::everywhere)?;
+/// Finds the other ranks and connects to them. `print` prints a line for the user from a control thread, where a rank's own thread is
+/// stuck and can't.
+pub fn start(options: &Options, print: fn(&str)) -> Result<Start, StartError> {
+    let place = Place::find(&environment).map_err(StartError::everywhere)?;
     let built = Built { mpi: crate::HAS_MPI };
-    let choice = decide(options.comm, options.ranks, &place, built, &environment)
-        .map_err(|line| Refused { line, prints: place.rank == 0, code: 1 })?;
+    let backend = choose_backend(options.comm, options.ranks, &place, built, &environment)
+        .map_err(|line| StartError { line, prints: place.rank == 0, code: 1 })?;
     let limits = Limits::new(options.timeout);
-    match choice {
-        Choice::Threads => threads(options.ranks.unwrap_or(1), limits, options.comm),
-        Choice::Tcp if place.world == 1 => threads(1, limits, options.comm),
-        Choice::Mpi if place.launcher == Launcher::Nothing => Err(Refused::everywhere(
-            "--comm mpi is for ranks that mpirun started: mpirun -n 4 vitesse train".to_string(),
-        )),
-        choice => {
-            let member = processes::start(choice, place, options.timeout)?;
-            Ok(Start::Process(Member { asked: options.comm, ..member }))
+    match backend {
+        Backend::Threads => threads(options.ranks.unwrap_or(1), limits, options.comm, print),
+        Backend::Tcp if place.world == 1 => threads(1, limits, options.comm, print),
+        Backend::Mpi if place.launcher == Launcher::Nothing => {
+            Err(StartError::everywhere("--comm mpi needs mpirun: mpirun -n 4 vitesse train".to_string()))
+        }
+        backend => {
+            let member = processes::start(backend, place, options.timeout, print)?;
+            Ok(Start::Process(Member { requested: options.comm, ..member }))
         }
     }
 }
 
-fn threads(world: usize, limits: Limits, asked: Option<Choice>) -> Result<Start, Refused> {
+fn threads(
+    world: usize,
+    limits: Limits,
+    requested: Option<Backend>,
+    print: fn(&str),
+) -> Result<Start, StartError> {
     let engines: Vec<Arc<dyn Engine>> = if world == 1 { vec![Arc::new(Solo)] } else { threads::group(world) };
-    let pulses: Vec<Arc<Pulse>> = engines.iter().map(|_| Arc::default()).collect();
-    let locals = pulses.iter().zip(&engines).enumerate().map(|(rank, (pulse, engine))| {
-        let local = Local::new(rank, Arc::clone(pulse));
+    let activities: Vec<Arc<Activity>> = engines.iter().map(|_| Arc::default()).collect();
+    let locals = activities.iter().zip(&engines).enumerate().map(|(rank, (activity, engine))| {
+        let local = LocalRank::new(rank, Arc::clone(activity));
         let _ = local.engine.set(Arc::clone(engine));
         local
     });
-    let failed = |error: std::io::Error| Refused::everywhere(format!("can't watch the ranks: {error}"));
-    let office = Arc::new(Office::new(locals.collect(), limits, world > 1).map_err(failed)?);
+    let failed = |error: std::io::Error| StartError::everywhere(format!("can't monitor the ranks: {error}"));
+    let control = Arc::new(ProcessControl::new(locals.collect(), limits, world > 1, print).map_err(failed)?);
     if world > 1 {
-        let hub = Hub::of_threads(Arc::clone(&office), &Place::thread(0, world).host);
-        watch_with(move || hub.serve()).map_err(failed)?;
+        let coordinator = Coordinator::of_threads(Arc::clone(&control), &Place::thread(0, world).host);
+        spawn_control_thread(move || coordinator.serve()).map_err(failed)?;
     }
-    let member = |(rank, (engine, pulse))| Member {
-        world: Communicator::new(engine, pulse),
-        watch: Watch::new(Arc::clone(&office), rank),
+    let member = |(rank, (engine, activity))| Member {
+        world: Communicator::new(engine, activity),
+        monitor: Monitor::new(Arc::clone(&control), rank),
         place: Place::thread(rank, world),
-        asked,
+        requested,
         runtime: Runtime::Nothing,
     };
-    Ok(Start::Threads(engines.into_iter().zip(pulses).enumerate().map(member).collect()))
+    Ok(Start::Threads(engines.into_iter().zip(activities).enumerate().map(member).collect()))
 }
 
-fn watch_with(serve: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name("vitesse-watch".to_string()).spawn(serve).map(|_| ())
+fn spawn_control_thread(serve: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name("vitesse-monitor".to_string()).spawn(serve).map(|_| ())
 }

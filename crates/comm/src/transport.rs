@@ -1,8 +1,8 @@
-//! Collectives over anything that moves bytes between processes.
+//! Collectives over a transport that moves bytes between processes (MPI, TCP).
 //!
-//! Every call begins with a frame from each rank to each: the call's signature, so that ranks which don't mean the same call
-//! find out before anything else is sent, and its data if there is little. More data follows in one or two exchanges. Sums are
-//! made by the receiving rank, with the code and in the order of all engines.
+//! Every call begins with a frame from each rank to each: the call's signature, so that ranks whose calls differ find out before
+//! anything else is sent, and small data. Larger data follows in one or two message rounds. The receiving rank sums, with the code and
+//! in the order of all engines.
 
 use crate::call::{Call, Collective, Counts};
 use crate::engine::{CommError, Engine};
@@ -12,9 +12,9 @@ use crate::signature::{self, Signature};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Moves bytes between the ranks of a group. Calls are made one at a time, and in the same order on every rank.
+/// Transfers bytes between the ranks of a group. Calls are made one at a time, and in the same order on every rank.
 ///
-/// Lengths agree between ranks: [`Exchange`] makes sure of it.
+/// Lengths agree between ranks: [`TransportEngine`] makes sure of it.
 pub(crate) trait Transport: Send + Sync + Sized + 'static {
     fn name(&self) -> &'static str;
 
@@ -22,8 +22,8 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 
     fn size(&self) -> usize;
 
-    /// `sent[r]` of what begins at `send` goes to rank r; `received[r]` of what begins at `receive` comes from it. This
-    /// rank's own parts stay as they are.
+    /// Sends bytes `sent[r]` of `send` to rank r, and receives bytes `received[r]` of `receive` from it. This rank's own parts are not
+    /// copied.
     ///
     /// # Safety
     /// The parts are valid, and those received apart from each other and from those sent.
@@ -35,7 +35,7 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
         received: &[Range<usize>],
     ) -> Result<(), CommError>;
 
-    /// Rank r has `parts[r]` of what begins at `data`; in the end all have all.
+    /// Gathers `data` on all ranks; rank r contributes bytes `parts[r]`.
     ///
     /// # Safety
     /// The parts are valid and apart.
@@ -45,48 +45,49 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
     /// `len` bytes from `data` are valid.
     unsafe fn broadcast(&self, data: *mut u8, len: usize, root: usize) -> Result<(), CommError>;
 
-    /// The transport of a part of the group; `members` are its ranks here, in their order there, and this rank is among
-    /// them. `number` is the same for all and new with every split. All ranks call it.
+    /// Makes the transport of a sub-group; `members` are its ranks in this group, in their order there, and this rank is among them.
+    /// `number` is the same for all and new with every split. All ranks call it.
     fn split(&self, members: &[usize], number: u64) -> Result<Self, CommError>;
 
-    /// As [`Engine::abort`]: what was split off ends too.
+    /// Aborts as [`Engine::abort`] does, sub-groups included.
     fn abort(&self, why: &str);
 }
 
-/// Data up to this size travels with the signature.
+/// Largest data, in bytes, that is sent with the signature.
 const INLINE: usize = 1024;
-/// The signature lies before the data; so much keeps that aligned.
+/// Bytes before the data in a frame, for the signature; keeps the data aligned.
 const HEAD: usize = 64;
 const FRAME: usize = HEAD + INLINE;
-/// Up to this size an all-reduce sends everything to everybody: one exchange instead of two.
+/// Largest all-reduce, in bytes, in which every rank sends everything to every other: one message round instead of two.
 const GATHER: usize = 8 << 10;
-/// An all-reduce is done in blocks of so many bytes: what is received then stays in the cache until it is summed up.
+/// Bytes of a block of an all-reduce: what is received stays in the cache until it is summed.
 const BLOCK: usize = 4 << 20;
 
-pub(crate) struct Exchange<T> {
+/// Engine that implements collectives on a [`Transport`].
+pub(crate) struct TransportEngine<T> {
     transport: T,
     scratch: Mutex<Scratch>,
-    /// The first failure; every later call has it too.
+    /// First failure; every later call returns it.
     failed: OnceLock<CommError>,
 }
 
-/// Room that is kept from call to call.
+/// Buffers that are kept from call to call.
 #[derive(Default)]
 struct Scratch {
-    frames: Room,
+    frames: ScratchBuffer,
     frame_parts: Vec<Range<usize>>,
-    data: Room,
+    data: ScratchBuffer,
     sent: Vec<Range<usize>>,
     received: Vec<Range<usize>>,
     splits: u64,
 }
 
-/// Bytes, as words so that they are aligned for every kind.
+/// Buffer of words, so that it is aligned for every element type.
 #[derive(Default)]
-struct Room(Vec<u64>);
+struct ScratchBuffer(Vec<u64>);
 
-impl Room {
-    /// At least so many bytes; what was there is lost.
+impl ScratchBuffer {
+    /// Address of at least so many bytes; the old content is lost.
     fn of(&mut self, bytes: usize) -> *mut u8 {
         let words = bytes.div_ceil(8).max(self.0.len());
         self.0.resize(words, 0);
@@ -100,12 +101,12 @@ fn fill(parts: &mut Vec<Range<usize>>, all: impl Iterator<Item = Range<usize>>) 
     parts
 }
 
-/// Equal parts, one after the other.
+/// Byte ranges of equal parts, one after the other.
 fn equal(ranks: usize, part: usize) -> impl Iterator<Item = Range<usize>> {
     (0..ranks).map(move |rank| rank * part..(rank + 1) * part)
 }
 
-/// Parts of these lengths, one after the other.
+/// Byte ranges of parts of these lengths, one after the other.
 fn lined_up(lens: &[usize], bytes: usize) -> impl Iterator<Item = Range<usize>> {
     lens.iter().scan(0, move |at, len| {
         let start = *at;
@@ -114,9 +115,9 @@ fn lined_up(lens: &[usize], bytes: usize) -> impl Iterator<Item = Range<usize>> 
     })
 }
 
-impl<T: Transport> Exchange<T> {
+impl<T: Transport> TransportEngine<T> {
     pub fn new(transport: T) -> Self {
-        Exchange { transport, scratch: Mutex::default(), failed: OnceLock::new() }
+        TransportEngine { transport, scratch: Mutex::default(), failed: OnceLock::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Scratch> {
@@ -124,7 +125,7 @@ impl<T: Transport> Exchange<T> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what it is told, unless something failed before.
+    /// Runs `what`, unless an earlier call failed.
     fn guarded<R>(&self, what: impl FnOnce(&mut Scratch) -> Result<R, CommError>) -> Result<R, CommError> {
         let mut scratch = self.lock();
         if let Some(error) = self.failed.get() {
@@ -133,11 +134,11 @@ impl<T: Transport> Exchange<T> {
         what(&mut scratch).map_err(|error| self.failed.get_or_init(|| error).clone())
     }
 
-    /// Shows all ranks' signatures to all, and `own` bytes of each; returns where frames begin.
+    /// Gathers all ranks' signatures and `len` bytes of each, and compares the signatures; returns the address of the frames.
     ///
     /// # Safety
     /// `len` bytes from `own` are readable.
-    unsafe fn present(
+    unsafe fn gather_signatures(
         &self,
         scratch: &mut Scratch,
         signature: Signature,
@@ -162,7 +163,7 @@ impl<T: Transport> Exchange<T> {
         Ok(frames)
     }
 
-    /// What does not fit into the frames.
+    /// Runs a call whose data does not fit into the frames.
     ///
     /// # Safety
     /// As [`Engine::run`].
@@ -204,7 +205,7 @@ impl<T: Transport> Exchange<T> {
         Ok(())
     }
 
-    /// Each rank gets its part of all, sums it up, and hands the sums to all.
+    /// All-reduce as reduce-scatter and all-gather: each rank reduces its part and sends the result to all.
     ///
     /// # Safety
     /// As [`Engine::run`].
@@ -270,7 +271,7 @@ impl<T: Transport> Exchange<T> {
         }
     }
 
-    /// All ranks see all counts, so that all find the same fault.
+    /// Compares the counts of all ranks with each other, so that all find the same mismatch.
     fn compare_counts(&self, scratch: &mut Scratch, counts: &Counts) -> Result<(), CommError> {
         let (me, ranks) = (self.transport.rank(), self.transport.size());
         let all = scratch.data.of(ranks * 2 * ranks * 8).cast::<u64>();
@@ -294,7 +295,7 @@ impl<T: Transport> Exchange<T> {
     }
 }
 
-impl<T: Transport> Engine for Exchange<T> {
+impl<T: Transport> Engine for TransportEngine<T> {
     fn name(&self) -> &'static str {
         self.transport.name()
     }
@@ -309,7 +310,7 @@ impl<T: Transport> Engine for Exchange<T> {
 
     unsafe fn run(&self, call: &Call) -> Result<(), CommError> {
         self.guarded(|scratch| {
-            // Decided by what is in the signature, so that all ranks decide alike.
+            // Decided by what is in the signature, so that all ranks decide the same.
             let any_length = matches!(call.collective, Collective::AllToAll(Some(_)));
             let inline = !any_length && call.bytes() <= INLINE;
             let own = match call.collective {
@@ -319,7 +320,7 @@ impl<T: Transport> Engine for Exchange<T> {
             let len = if inline { own.len * call.kind.bytes() } else { 0 };
             // SAFETY: passed on to the caller; frames hold as much of each rank, since signatures agree.
             unsafe {
-                let frames = self.present(scratch, Signature::of(call), own.address, len)?;
+                let frames = self.gather_signatures(scratch, Signature::of(call), own.address, len)?;
                 if inline {
                     let ranks = self.transport.size();
                     pull(call, self.transport.rank(), ranks, &|rank| frames.add(rank * FRAME + HEAD));
@@ -335,7 +336,7 @@ impl<T: Transport> Engine for Exchange<T> {
             let mine = [colour as u64, key as u64];
             // SAFETY: two words, which every rank has sent once signatures agree.
             let (ranks, words) = unsafe {
-                let frames = self.present(scratch, Signature::SPLIT, mine.as_ptr().cast(), 16)?;
+                let frames = self.gather_signatures(scratch, Signature::SPLIT, mine.as_ptr().cast(), 16)?;
                 let words = move |rank: usize| frames.add(rank * FRAME + HEAD).cast::<[u64; 2]>().read();
                 (self.transport.size(), words)
             };
@@ -345,7 +346,7 @@ impl<T: Transport> Engine for Exchange<T> {
             let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
             scratch.splits += 1;
             let part = self.transport.split(&members, scratch.splits)?;
-            Ok(Arc::new(Exchange::new(part)) as Arc<dyn Engine>)
+            Ok(Arc::new(TransportEngine::new(part)) as Arc<dyn Engine>)
         })
     }
 

@@ -152,16 +152,16 @@ fn calls_off(way: Way, delay: Duration) {
         match comm.rank() {
             // Waits for rank 1 in the part.
             0 => (part.all_reduce(part.name("x"), Reduction::Sum, &mut [1.0f32; 50_000]).unwrap_err(), start),
-            // Waits for all, and is called off by another thread of its own.
+            // Waits for all, and is aborted by another thread of its own.
             1 => {
                 let engine = comm.engine().clone();
-                let watch = std::thread::spawn(move || {
+                let monitor = std::thread::spawn(move || {
                     std::thread::sleep(delay);
                     engine.abort("a fault");
                 });
                 let error = comm.barrier(comm.name("y")).unwrap_err();
-                watch.join().unwrap();
-                // The part is called off with the group.
+                monitor.join().unwrap();
+                // The sub-group is aborted with the group.
                 assert_eq!(part.barrier(part.name("z")).unwrap_err(), aborted("a fault"));
                 (error, start)
             }

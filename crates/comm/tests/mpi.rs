@@ -13,7 +13,7 @@ mod support;
 mod with_mpi {
     use super::support::{on_all, suite};
     use comm::mpi::Mpi;
-    use comm::{CommError, Communicator, Pulse, Reduction};
+    use comm::{Activity, CommError, Communicator, Reduction};
     use std::process::{Command, Output};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ mod with_mpi {
     #[ignore = "run by processes_do_as_threads_do"]
     fn one_rank() {
         let mpi = Mpi::init().unwrap();
-        let comm = Communicator::new(mpi.engine(), Arc::new(Pulse::new()));
+        let comm = Communicator::new(mpi.engine(), Arc::new(Activity::new()));
         assert_eq!((mpi.rank(), mpi.size()), (comm.rank(), comm.size()));
         println!("digest {:016x}.", suite::everything(&comm, 3));
         suite::splits(&comm, 1);
@@ -97,30 +97,30 @@ mod with_mpi {
     fn a_rank_that_waits_for_a_dead_one_can_be_called_off() {
         let output = mpirun(2, "with_mpi::aborted_rank");
         let text = text(&output);
-        assert!(text.contains("called off in time: the exchange was broken off: enough"), "{text}");
+        assert!(text.contains("aborted in time: communication was aborted: enough"), "{text}");
     }
 
     #[test]
     #[ignore = "run by a_rank_that_waits_for_a_dead_one_can_be_called_off"]
     fn aborted_rank() {
         let mpi = Mpi::init().unwrap();
-        let comm = Communicator::new(mpi.engine(), Arc::new(Pulse::new()));
+        let comm = Communicator::new(mpi.engine(), Arc::new(Activity::new()));
         if comm.rank() == 1 {
             // As good as dead.
             std::thread::sleep(Duration::from_secs(3));
             return;
         }
         let engine = comm.engine().clone();
-        let watch = std::thread::spawn(move || {
+        let monitor = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             engine.abort("enough");
         });
         let start = Instant::now();
         let error = comm.all_reduce(comm.name("x"), Reduction::Sum, &mut [0.0f32; 5000]).unwrap_err();
         if start.elapsed() < Duration::from_secs(1) {
-            println!("called off in time: {error}");
+            println!("aborted in time: {error}");
         }
-        watch.join().unwrap();
+        monitor.join().unwrap();
         // Without the end of MPI, for which rank 1 would be needed.
     }
 }

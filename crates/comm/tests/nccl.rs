@@ -4,8 +4,8 @@ mod fake_nccl;
 mod support;
 
 use comm::nccl::Library;
-use comm::{Call, Collective, CommError, Communicator, Counts, Engine, Kind, Reduction, Span};
-use comm::{Ended, Member, Options, Start};
+use comm::{Call, Collective, CommError, Communicator, Counts, ElementType, Engine, Reduction, Span};
+use comm::{ExitReport, Member, Options, Start};
 use fake_nccl::{Fake, join_with, on_devices, on_worlds};
 use half::bf16;
 use std::sync::Arc;
@@ -109,14 +109,14 @@ fn what_nccl_can_t_do_is_refused_and_does_no_harm() {
         let mut data = [4i32, 6];
         let (span, name) = (Span::of_mut(&mut data), device.name("x"));
         let refused = |collective| {
-            let call = Call { collective, kind: Kind::I32, send: span, receive: span, name };
+            let call = Call { collective, kind: ElementType::I32, send: span, receive: span, name };
             // SAFETY: the data is here until the end.
             unsafe { nccl.run(&call) }.unwrap_err().to_string()
         };
         let mean = refused(Collective::AllReduce(Reduction::Mean));
-        assert_eq!(mean, "NCCL has no mean of whole numbers (i32)");
+        assert_eq!(mean, "NCCL has no mean of integers (i32)");
         let in_place = refused(Collective::AllToAll(None));
-        assert_eq!(in_place, "NCCL has no all_to_all in place: what comes needs a place of its own");
+        assert_eq!(in_place, "NCCL has no all_to_all in place: it needs a separate receive buffer");
         device.all_reduce(name, Reduction::Sum, &mut data).unwrap();
         assert_eq!(data, [8, 12]);
         let far = nccl.split(usize::MAX, 0).err().unwrap();
@@ -196,13 +196,16 @@ fn ranks_without_nccl_end_all_ranks_with_one_line() {
 fn ranks_with_another_version_are_named() {
     let (fake, other) = (Fake::build("new", &[]), Fake::build("newer", &["-DFAKE_VERSION=22105"]));
     let line = one_line(3, |rank| if rank == 2 { other.library() } else { fake.library() });
-    assert_eq!(line, "NCCL: rank 2 has version 2.21.5, but rank 0 has 2.30.7: all need the same");
+    assert_eq!(line, "NCCL: rank 2 has version 2.21.5, but rank 0 has 2.30.7: all ranks need the same");
     let line = one_line(3, |rank| if rank > 0 { other.library() } else { fake.library() });
-    assert_eq!(line, "NCCL: ranks 1 and 2 have version 2.21.5, but rank 0 has 2.30.7: all need the same");
+    assert_eq!(
+        line,
+        "NCCL: ranks 1 and 2 have version 2.21.5, but rank 0 has 2.30.7: all ranks need the same"
+    );
 }
 
 #[test]
-fn failures_at_the_start_are_told() {
+fn failures_at_the_start_are_reported() {
     let fake = Fake::build("start", &[]);
     fake.fail(c"ncclGetUniqueId", 2);
     let line = one_line(2, |_| fake.library());
@@ -222,7 +225,7 @@ fn a_failed_call_tells_why_and_the_group_is_of_no_more_use() {
         let mut data = vec![0.0f32; 10 - device.rank()];
         let error = device.all_reduce(device.name("y"), Reduction::Sum, &mut data).unwrap_err();
         assert_eq!(error.to_string(), "NCCL: ncclAllReduce: invalid usage (rank 1 calls something else)");
-        assert_eq!(device.pulse().broken(), Some(&error), "the control knows");
+        assert_eq!(device.activity().failure(), Some(&error), "the control knows");
         assert_eq!(nccl.check().unwrap_err(), error);
         assert_eq!(nccl.split(0, 0).err(), Some(error));
     });
@@ -256,7 +259,7 @@ fn what_goes_wrong_on_the_device_shows_later() {
         let error = nccl.check().unwrap_err();
         assert_eq!(
             error,
-            CommError::Engine { engine: "NCCL", why: "the exchange: unhandled system error".into() }
+            CommError::Engine { engine: "NCCL", why: "an earlier call: unhandled system error".into() }
         );
         assert_eq!(device.barrier(device.name("y")).unwrap_err(), error);
     });
@@ -273,11 +276,11 @@ fn a_library_that_can_t_split_says_so() {
     });
 }
 
-/// A watched run of ranks that are threads.
-fn watched(ranks: usize, work: impl Fn(&Member) -> Result<(), String> + Sync) -> Vec<Result<(), Ended>> {
+/// A monitored run of ranks that are threads.
+fn watched(ranks: usize, work: impl Fn(&Member) -> Result<(), String> + Sync) -> Vec<Result<(), ExitReport>> {
     let options =
         Options { ranks: Some(ranks), timeout: Some(Duration::from_secs(20)), ..Options::default() };
-    let Ok(Start::Threads(members)) = comm::start(&options) else { panic!("no launcher here") };
+    let Ok(Start::Threads(members)) = comm::start(&options, |_| {}) else { panic!("no launcher here") };
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> =
@@ -289,13 +292,13 @@ fn watched(ranks: usize, work: impl Fn(&Member) -> Result<(), String> + Sync) ->
 fn device(fake: &Fake, member: &Member) -> Result<Communicator, String> {
     let nccl: Arc<dyn Engine> =
         join_with(fake.library(), &member.world).map_err(|error| error.to_string())?;
-    member.watch.ends(&nccl);
-    Ok(member.world.beside(nccl))
+    member.monitor.abort_with_run(&nccl);
+    Ok(member.world.with_engine(nccl))
 }
 
 #[test]
-fn a_verdict_ends_the_device_group_too() {
-    let fake = Fake::build("verdict", &[]);
+fn a_diagnosis_ends_the_device_group_too() {
+    let fake = Fake::build("diagnosis", &[]);
     let ends = watched(3, |member| {
         let device = device(&fake, member)?;
         if member.place.rank == 1 {

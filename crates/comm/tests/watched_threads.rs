@@ -1,6 +1,6 @@
 //! Ranks that are threads: one that fails ends all, with one line.
 
-use comm::{Communicator, Ended, Member, Options, Reduction, Start, start};
+use comm::{Communicator, ExitReport, Member, Options, Reduction, Start, start};
 use std::time::{Duration, Instant};
 
 /// What each rank's run gave.
@@ -8,9 +8,9 @@ fn run<T: Send>(
     ranks: usize,
     timeout: Option<Duration>,
     work: impl Fn(&Member) -> Result<T, String> + Sync,
-) -> Vec<Result<T, Ended>> {
+) -> Vec<Result<T, ExitReport>> {
     let options = Options { ranks: Some(ranks), timeout, ..Options::default() };
-    let Ok(Start::Threads(members)) = start(&options) else { panic!("ranks are threads") };
+    let Ok(Start::Threads(members)) = start(&options, |_| {}) else { panic!("ranks are threads") };
     let work = &work;
     std::thread::scope(|scope| {
         let threads: Vec<_> =
@@ -26,8 +26,8 @@ fn sum(world: &Communicator, name: &str) -> Result<f32, String> {
 }
 
 /// The line that is printed: by rank 0, and by no other.
-fn line<T>(results: &[Result<T, Ended>], code: u8) -> String {
-    let ended: Vec<&Ended> =
+fn line<T>(results: &[Result<T, ExitReport>], code: u8) -> String {
+    let ended: Vec<&ExitReport> =
         results.iter().map(|result| result.as_ref().err().expect("every rank ends so")).collect();
     assert!(ended.iter().all(|ended| ended.code == code), "{ended:?}");
     assert!(ended[1..].iter().all(|ended| ended.line.is_none()), "{ended:?}");
@@ -37,8 +37,8 @@ fn line<T>(results: &[Result<T, Ended>], code: u8) -> String {
 #[test]
 fn ranks_that_do_their_work_end_well() {
     let results = run(3, None, |member| {
-        member.watch.doing(member.world.name("the work"));
-        assert_eq!(member.watch.prints(), member.place.rank == 0);
+        member.monitor.doing(member.world.name("the work"));
+        assert_eq!(member.monitor.prints(), member.place.rank == 0);
         assert_eq!((member.place.local_rank, member.place.local_world), (member.place.rank, 3));
         sum(&member.world, "head")
     });
@@ -46,7 +46,7 @@ fn ranks_that_do_their_work_end_well() {
 }
 
 #[test]
-fn one_rank_needs_no_watch() {
+fn one_rank_needs_no_control_thread() {
     assert_eq!(run(1, None, |member| sum(&member.world, "head")), vec![Ok(0.0)]);
     let results = run(1, None, |_| Err::<(), _>("no such file".to_string()));
     assert_eq!(line(&results, 1), "no such file");
@@ -64,7 +64,7 @@ fn the_error_of_one_rank_ends_all_with_its_line() {
 }
 
 #[test]
-fn an_error_of_all_ranks_is_told_once_and_of_nobody_in_particular() {
+fn an_error_of_all_ranks_is_reported_once_without_a_rank() {
     let results = run(4, None, |_| Err::<(), _>("no such file".to_string()));
     assert_eq!(line(&results, 1), "no such file");
 }
@@ -73,7 +73,7 @@ fn an_error_of_all_ranks_is_told_once_and_of_nobody_in_particular() {
 fn a_panic_names_the_rank_the_place_and_who_waits() {
     let results = run(3, None, |member| {
         if member.world.rank() == 1 {
-            member.watch.doing(member.world.name("backward of head"));
+            member.monitor.doing(member.world.name("backward of head"));
             panic!("index out of bounds");
         }
         sum(&member.world, "head")
@@ -91,7 +91,7 @@ fn a_panic_names_the_rank_the_place_and_who_waits() {
 }
 
 #[test]
-fn calls_out_of_order_are_told_as_such() {
+fn calls_out_of_order_are_reported() {
     let results = run(3, None, |member| {
         sum(&member.world, "first")?;
         sum(&member.world, if member.world.rank() == 1 { "head" } else { "blocks.0" })
@@ -101,7 +101,7 @@ fn calls_out_of_order_are_told_as_such() {
 }
 
 #[test]
-fn a_rank_that_ends_early_is_told() {
+fn a_rank_that_ends_early_is_reported() {
     let results = run(3, None, |member| match member.world.rank() {
         1 => Ok(0.0),
         _ => sum(&member.world, "head"),
@@ -111,12 +111,12 @@ fn a_rank_that_ends_early_is_told() {
 }
 
 #[test]
-fn a_rank_without_progress_is_told_unless_it_is_busy() {
+fn a_rank_without_progress_is_reported_unless_it_is_busy() {
     let timeout = Some(Duration::from_millis(500));
     let long = || std::thread::sleep(Duration::from_millis(1800));
     let busy = run(2, timeout, |member| {
         if member.world.rank() == 1 {
-            let _busy = member.watch.busy("writing a checkpoint");
+            let _busy = member.monitor.busy("writing a checkpoint");
             long();
         }
         sum(&member.world, "head")
@@ -124,7 +124,7 @@ fn a_rank_without_progress_is_told_unless_it_is_busy() {
     assert_eq!(busy, vec![Ok(1.0); 2]);
     let stuck = run(2, timeout, |member| {
         if member.world.rank() == 1 {
-            member.watch.doing(member.world.name("reading images"));
+            member.monitor.doing(member.world.name("reading images"));
             long();
         }
         sum(&member.world, "head")

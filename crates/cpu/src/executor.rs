@@ -22,7 +22,7 @@ use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::slow::Slowdown;
 use bind::{BoundPlan, Memory};
-use calls::Groups;
+use calls::PlanCommunicators;
 use comm::Communicator;
 use graph::graph::own_bytes;
 use graph::plan::{Plan, PlanValue};
@@ -71,7 +71,7 @@ pub struct Executor<T: Float> {
     /// States were written: copies of them are made anew before the next run.
     stale: bool,
     pool: Pool,
-    groups: Option<Groups>,
+    groups: Option<PlanCommunicators>,
     clock: Clock,
     /// Where the time went in plans that others took the place of.
     past: Vec<StepTime>,
@@ -87,7 +87,7 @@ impl<T: Float> Executor<T> {
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;
         let states = state_views(&program.states, &state_block, &arena);
-        let groups = comm.map(|world| groups(Groups::new(world), &program)).transpose()?;
+        let groups = comm.map(|world| groups(PlanCommunicators::new(world), &program)).transpose()?;
         let memory =
             Memory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
         let (plans, borrowed) = memory.bind_all(&program)?;
@@ -247,7 +247,7 @@ fn state_views(states: &[State], own: &Block, arena: &Block) -> Vec<View<u8>> {
 }
 
 /// With all groups that the plans name.
-fn groups(mut groups: Groups, program: &Program) -> Result<Groups, CpuError> {
+fn groups(mut groups: PlanCommunicators, program: &Program) -> Result<PlanCommunicators, CpuError> {
     groups.prepare(program.plans())?;
     Ok(groups)
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use comm::{Call, CommError, Communicator, Engine, Pulse};
+use comm::{Activity, Call, CommError, Communicator, Engine};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Account, Event, Which};
 use graph::op::Lane;
@@ -58,7 +58,7 @@ fn program(ranks: usize, exchange: Exchange) -> Program {
 const EXCHANGE: Exchange = Exchange { bucket: 120_000, overlap: true, wire: None };
 
 fn rig(exchange: Exchange, delay: Duration) -> Rig<f32> {
-    let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Pulse::new()));
+    let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Activity::new()));
     let mut rig = Rig::among(program(2, exchange), 1, Some(comm));
     // The first run touches memory for the first time.
     rig.step();
@@ -155,7 +155,7 @@ fn a_replay_of_a_run_takes_as_long() {
     let (quick, slow) = (Duration::ZERO, Duration::from_millis(30));
     let cases = [(1, true, quick), (2, true, quick), (2, true, slow), (2, false, slow)];
     for (ranks, overlap, delay) in cases {
-        let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Pulse::new()));
+        let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Activity::new()));
         let program = program(ranks, Exchange { overlap, ..EXCHANGE });
         let mut rig = Rig::<f32>::among(program, 1, (ranks > 1).then_some(comm));
         rig.step();

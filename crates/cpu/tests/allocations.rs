@@ -3,7 +3,7 @@
 
 mod common;
 
-use comm::{Communicator, Pulse};
+use comm::{Activity, Communicator};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Executor, Which};
 use graph::{DType, Exchange, Mesh, Mixed, Settings};
@@ -82,7 +82,7 @@ fn steps_with_an_exchange_allocate_nothing() {
     ] {
         let exchange = Exchange { bucket: 5_000, overlap, wire };
         let comms = comm::threads::group(2).into_iter();
-        let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Pulse::new())));
+        let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Activity::new())));
         let [mut first, mut other]: [Rig<f32>; 2] =
             comms.map(|comm| rig(exchange, mixed, comm)).collect::<Vec<_>>().try_into().ok().unwrap();
         first.executor.set_tracing(true);

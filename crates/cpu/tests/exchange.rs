@@ -107,7 +107,7 @@ fn accumulated_gradients_are_exchanged_once() {
         rig.header.first_sample = (comm.rank() * BATCH / 2) as u64;
         rig.fill(Which::First);
         rig.run(Which::First);
-        assert_eq!(comm.pulse().snapshot().entered, 0, "nothing is exchanged in a micro-step");
+        assert_eq!(comm.activity().snapshot().entered, 0, "nothing is exchanged in a micro-step");
         rig.header.first_sample += BATCH as u64 / 4;
         rig.gradients()
     });
@@ -179,7 +179,7 @@ fn a_lost_rank_ends_the_run_with_its_error() {
     for (first, again) in ends {
         for end in [first, again] {
             assert!(matches!(end, Err(CpuError::Comm(_))));
-            assert_eq!(end.unwrap_err().to_string(), "rank 1 is gone (the test says so)");
+            assert_eq!(end.unwrap_err().to_string(), "lost rank 1 (the test says so)");
         }
     }
 }
@@ -219,10 +219,10 @@ fn the_pulse_says_what_a_rank_does() {
     let mut rig = Rig::<f32>::among(program::<f32>(4, 1, PLAIN, Recompute::None), 1, Some(comm.clone()));
     rig.fill(Which::Last);
     rig.run(Which::Last);
-    let (doing, before) = (comm.pulse().snapshot().doing, comm.pulse().snapshot().progress);
+    let (doing, before) = (comm.activity().snapshot().doing, comm.activity().snapshot().progress);
     assert_eq!(&*doing, "backward of patch_embed.proj (column_sum)");
     rig.run(Which::Update);
-    let after = comm.pulse().snapshot();
+    let after = comm.activity().snapshot();
     assert!(after.doing.starts_with("update of "), "{}", after.doing);
     // Once for each step, or for each part of one.
     assert!(after.progress - before >= rig.executor.program().update.steps.len() as u64);

@@ -3,7 +3,7 @@
 //! Nothing here touches a GPU. The executor plays these lists, tests look at them.
 
 use crate::error::CudaError;
-use comm::Kind;
+use comm::ElementType;
 use graph::op::Window;
 use graph::{DType, Group, Op, Shape};
 
@@ -339,7 +339,7 @@ pub struct Exchanged {
     /// Who takes part.
     pub group: Group,
     pub collective: comm::Collective,
-    pub kind: Kind,
+    pub kind: ElementType,
     pub send: (Address, usize),
     pub receive: (Address, usize),
     /// What it is for, such as "blocks.11.mlp.fc2.bias … blocks.10.attn.qkv.weight".

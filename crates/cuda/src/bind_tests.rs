@@ -243,7 +243,7 @@ fn neighbours_travel_as_one_range_with_the_padding_between_them() {
     // Eight numbers at one border of 128 bytes, eight at the next.
     assert_eq!((call.send, call.receive), ((STATES[0], 40), (STATES[0], 40)));
     assert_eq!(call.collective, comm::Collective::AllReduce(comm::Reduction::Sum));
-    assert_eq!((call.kind, call.bytes(), call.layer.as_str()), (comm::Kind::F32, 160, "layer"));
+    assert_eq!((call.kind, call.bytes(), call.layer.as_str()), (comm::ElementType::F32, 160, "layer"));
     let placed: Vec<_> = bound.actions.iter().map(|p| (p.lane, p.waits.clone())).collect();
     let compute = Lane::Compute;
     assert_eq!(placed, [(compute, vec![]), (compute, vec![]), (Lane::Comm, vec![1]), (compute, vec![2])]);

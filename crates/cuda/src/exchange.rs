@@ -3,7 +3,7 @@
 use crate::action::{Action, Address, Arg, Context, Exchanged, Kernel, Launch, Operand, Source};
 use crate::bind::{Bound, Placed};
 use crate::error::CudaError;
-use comm::Kind;
+use comm::ElementType;
 use graph::ALIGN;
 use graph::{Lane, Plan};
 
@@ -16,7 +16,7 @@ pub(crate) fn collective(
     let collective = calls::collective(cx.op).ok_or_else(|| cx.no_kernel())?;
     let group = cx.op.group().ok_or_else(|| cx.no_kernel())?;
     let dtype = cx.input(0).dtype;
-    let kind = calls::kind(dtype).ok_or_else(|| cx.no_kernel())?;
+    let kind = calls::element_type(dtype).ok_or_else(|| cx.no_kernel())?;
     let range = |operands: &[Operand], names: Vec<&str>| {
         range(operands, dtype.bytes()).map_err(|at| CudaError::Scattered {
             layer: cx.layer.to_string(),
@@ -175,8 +175,9 @@ pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
 
 /// Whether a collective reads or writes what an earlier one writes, or writes what that one reads.
 fn depends(call: &Exchanged, earlier: &Exchanged) -> bool {
-    let range =
-        |(start, elements): (Address, usize), kind: Kind| start..start + (elements * kind.bytes()) as Address;
+    let range = |(start, elements): (Address, usize), kind: ElementType| {
+        start..start + (elements * kind.bytes()) as Address
+    };
     let meet = |a: std::ops::Range<Address>, b: std::ops::Range<Address>| a.start < b.end && b.start < a.end;
     let (send, receive) = (range(call.send, call.kind), range(call.receive, call.kind));
     let (sent, received) = (range(earlier.send, earlier.kind), range(earlier.receive, earlier.kind));
@@ -187,7 +188,7 @@ fn depends(call: &Exchanged, earlier: &Exchanged) -> bool {
 /// of all.
 pub(crate) fn host_places<'a>(calls: impl Iterator<Item = &'a Exchanged>) -> (Vec<(usize, usize)>, usize) {
     let mut bytes = 0;
-    let mut room = |elements: usize, kind: Kind| {
+    let mut room = |elements: usize, kind: ElementType| {
         let offset = bytes;
         bytes += (elements * kind.bytes()).next_multiple_of(ALIGN);
         offset

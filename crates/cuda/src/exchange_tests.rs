@@ -13,7 +13,7 @@ fn compute(waits: &[usize]) -> Placed {
 fn exchanged(send: (Address, usize), receive: (Address, usize)) -> Exchanged {
     let (collective, layer) = (Collective::AllReduce(Sums::Sum), "layer".to_string());
     let group = graph::Mesh::of_data(2).world();
-    Exchanged { group, collective, kind: Kind::F32, send, receive, layer, times: None }
+    Exchanged { group, collective, kind: ElementType::F32, send, receive, layer, times: None }
 }
 
 /// In place, in the memory of a number.
@@ -185,7 +185,7 @@ fn nothing_is_noted_where_nothing_is_exchanged() {
 #[test]
 fn every_collective_has_its_place_on_the_host() {
     let in_place = exchanged((4096, 33), (4096, 33));
-    let apart = Exchanged { kind: Kind::Bf16, ..exchanged((0, 100), (8192, 50)) };
+    let apart = Exchanged { kind: ElementType::Bf16, ..exchanged((0, 100), (8192, 50)) };
     let calls = [in_place, apart];
     let (places, bytes) = host_places(calls.iter());
     assert_eq!(places, [(0, 0), (256, 512)]);

@@ -2,8 +2,8 @@
 
 use crate::driver::{Block, Context, Stream};
 use crate::libraries;
-use comm::nccl::{Library, Queue, join};
-use comm::{Call, Collective, Communicator, Counts, Engine, Kind, Reduction, Span};
+use comm::nccl::{DeviceQueue, Library, join};
+use comm::{Call, Collective, Communicator, Counts, ElementType, Engine, Reduction, Span};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -41,11 +41,11 @@ fn every_call_of_nccl_is_captured() {
     let (scratch, from) = (scratch.unwrap(), from.unwrap());
     let collectives = collectives();
     let into = Block::new(&context, BYTES * collectives.len(), "a test").unwrap();
-    let queue = Queue { stream: stream.raw.cast(), scratch: scratch.address as *mut c_void };
+    let queue = DeviceQueue { stream: stream.raw.cast(), scratch: scratch.address as *mut c_void };
     let world = Communicator::solo();
     // SAFETY: the stream and the scratch are of the GPU that is current, and are dropped after the group.
     let engine: Arc<dyn Engine> = unsafe { join(Ok(library), &world, queue) }.unwrap();
-    let comm = world.beside(Arc::clone(&engine));
+    let comm = world.with_engine(Arc::clone(&engine));
     let name = comm.name("a test");
     let span = |address: u64| Span { address: address as *mut u8, len: LEN };
     let place = |number: usize| into.address + (number * BYTES) as u64;
@@ -57,7 +57,7 @@ fn every_call_of_nccl_is_captured() {
                 Collective::Broadcast { .. } => (receive, receive),
                 _ => (span(from.address), receive),
             };
-            let call = Call { collective: collective.clone(), kind: Kind::F32, send, receive, name };
+            let call = Call { collective: collective.clone(), kind: ElementType::F32, send, receive, name };
             // SAFETY: memory of the GPU that is there until the end of the test.
             let ticket = unsafe { comm.start(call) }?;
             comm.wait(ticket)?;

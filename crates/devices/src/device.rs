@@ -11,7 +11,7 @@ mod on_cpu;
 use crate::error::DeviceError;
 use crate::real::Real;
 use crate::sensors::Sensors;
-use comm::{Choice, Communicator, Member, Watch};
+use comm::{Backend, Communicator, Member, Monitor};
 use config::{Device as Chosen, Resolved};
 use cpu::Executor;
 use data::LoadedBatch;
@@ -25,22 +25,22 @@ use std::borrow::Cow;
 #[derive(Clone)]
 pub struct Seat {
     pub world: Communicator,
-    pub watch: Option<Watch>,
+    pub monitor: Option<Monitor>,
     /// Among the ranks of the same machine.
     pub local_rank: usize,
     /// What was typed after --comm.
-    pub asked: Option<Choice>,
+    pub requested: Option<Backend>,
 }
 
 impl Seat {
     pub fn alone() -> Self {
-        Seat { world: Communicator::solo(), watch: None, local_rank: 0, asked: None }
+        Seat { world: Communicator::solo(), monitor: None, local_rank: 0, requested: None }
     }
 
     pub fn of(member: &Member) -> Self {
-        let Member { world, watch, place, asked, .. } = member;
-        let (world, watch) = (world.clone(), Some(watch.clone()));
-        Seat { world, watch, local_rank: place.local_rank, asked: *asked }
+        let Member { world, monitor, place, requested, .. } = member;
+        let (world, monitor) = (world.clone(), Some(monitor.clone()));
+        Seat { world, monitor, local_rank: place.local_rank, requested: *requested }
     }
 }
 
@@ -255,9 +255,9 @@ pub fn open<T: Real>(
 ) -> Result<Box<dyn Device<T>>, DeviceError> {
     match run.device {
         Chosen::Cpu => {
-            if seat.asked == Some(Choice::Nccl) {
+            if seat.requested == Some(Backend::Nccl) {
                 let why = "NCCL is for GPUs: choose --device cuda, or leave out --comm";
-                return Err(DeviceError::setting("comm", Choice::Nccl, why));
+                return Err(DeviceError::setting("comm", Backend::Nccl, why));
             }
             let options =
                 cpu::Options { threads: run.threads, seed: run.seed, comm: Some(seat.world.clone()) };
@@ -328,7 +328,7 @@ mod tests {
     fn nccl_is_refused_without_gpus() {
         let run = Raw::default().resolve_without_data(1).unwrap();
         let program = program::<f32>(&run, run.batch).unwrap();
-        let seat = Seat { asked: Some(Choice::Nccl), ..Seat::alone() };
+        let seat = Seat { requested: Some(Backend::Nccl), ..Seat::alone() };
         let refused = open::<f32>(&run, program, &seat).err().unwrap().to_string();
         assert_eq!(refused, "--comm nccl: NCCL is for GPUs: choose --device cuda, or leave out --comm");
     }

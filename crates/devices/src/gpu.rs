@@ -11,7 +11,7 @@ use crate::gpus::{Assigned, assign};
 use config::{Precision, Resolved};
 
 use crate::sensors::{Sampler, Sensors};
-use comm::{Communicator, Name, Pulse};
+use comm::{Activity, Communicator, Name};
 use cuda::{Choices, CudaError, Executor, Ticket};
 use graph::graph::Phase;
 use graph::run::EachPlan;
@@ -40,7 +40,7 @@ pub(crate) struct Gpu {
     /// Kernels, one by one.
     closely: Closely,
     /// For whoever watches the rank.
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
     doing: EachPlan<Name>,
     /// Seconds on the GPU since the last reset, and runs: of forward and backward, and of the update.
     spent: [f64; 2],
@@ -50,7 +50,7 @@ pub(crate) struct Gpu {
 impl Gpu {
     pub fn open(run: &Resolved, program: Program, seat: &Seat) -> Result<Self, DeviceError> {
         // Kernels may have to be compiled, and products measured.
-        let _busy = seat.watch.as_ref().map(|watch| watch.busy("opening the GPU"));
+        let _busy = seat.monitor.as_ref().map(|monitor| monitor.busy("opening the GPU"));
         let Assigned { device, exchange: comm, line } = assign(seat)?;
         let tf32 = run.precision == Precision::Tf32;
         let (seed, deterministic) = (run.seed, run.deterministic);
@@ -64,12 +64,12 @@ impl Gpu {
             ExchangeTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
         };
         let exchanges = executor.exchanges().iter().map(exchange).collect();
-        let pulse = Arc::clone(seat.world.pulse());
+        let activity = Arc::clone(seat.world.activity());
         let doing = EachPlan::of(|which| match which {
-            Which::First | Which::Micro => pulse.name("a micro-step on the GPU"),
-            Which::Last => pulse.name("a step on the GPU"),
-            Which::Update => pulse.name("an update on the GPU"),
-            Which::Eval => pulse.name("an evaluation on the GPU"),
+            Which::First | Which::Micro => activity.name("a micro-step on the GPU"),
+            Which::Last => activity.name("a step on the GPU"),
+            Which::Update => activity.name("an update on the GPU"),
+            Which::Eval => activity.name("an evaluation on the GPU"),
         });
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
         let (exchanged, timing) = ((0.0, 0.0), true);
@@ -87,7 +87,7 @@ impl Gpu {
             timing,
             line,
             closely,
-            pulse,
+            activity,
             doing,
             spent,
             runs,
@@ -186,7 +186,7 @@ impl Plans for Gpu {
     }
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), DeviceError> {
-        self.pulse.doing(self.doing[which]);
+        self.activity.doing(self.doing[which]);
         self.executor.set_tracing(which != Which::Eval && self.closely.looks())?;
         match which {
             Which::First | Which::Micro | Which::Last => self.runs[0] += 1,

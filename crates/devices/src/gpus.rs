@@ -3,7 +3,7 @@
 use crate::device::Seat;
 use crate::error::DeviceError;
 use comm::nccl::Library;
-use comm::{Choice, CommError};
+use comm::{Backend, CommError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -41,14 +41,14 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     if world.size() == 1 {
         return Ok(Assigned { device, exchange: None, line: None });
     }
-    let wanted = matches!(seat.asked, None | Some(Choice::Nccl));
+    let wanted = matches!(seat.requested, None | Some(Backend::Nccl));
     let library = wanted.then(Library::find);
     let told = |error: &CommError| match error {
         CommError::Engine { why, .. } => why.clone(),
         other => other.to_string(),
     };
     let mine = Found {
-        asked: seat.asked.map(|choice| choice.to_string()),
+        asked: seat.requested.map(|choice| choice.to_string()),
         gpu: cuda::identity(device)?.iter().map(|byte| format!("{byte:02x}")).collect(),
         nccl: library.as_ref().map(|found| found.as_ref().map(|l| l.name()).map_err(told)),
     };
@@ -61,7 +61,7 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
         (How::Nccl, Some(Ok(library))) => cuda::Exchange::Nccl {
             world: world.clone(),
             library: Arc::clone(&library),
-            watch: seat.watch.clone(),
+            monitor: seat.monitor.clone(),
         },
         _ => cuda::Exchange::Host(world.clone()),
     };
@@ -82,7 +82,7 @@ fn decide(all: &[Found], engine: &str) -> Result<(How, String), DeviceError> {
         )));
     }
     let host = |why: &str| Ok((How::Host, format!("gradients travel through the host ({engine}): {why}")));
-    let nccl = Choice::Nccl.to_string();
+    let nccl = Backend::Nccl.to_string();
     if let Some(asked) = first.asked.as_ref().filter(|asked| **asked != nccl) {
         return host(&format!("--comm {asked} says so"));
     }
@@ -124,12 +124,12 @@ fn missing(all: &[Found]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn found(asked: Option<Choice>, gpu: &str) -> Found {
-        let nccl = matches!(asked, None | Some(Choice::Nccl)).then(|| Ok("NCCL 2.27.3".to_string()));
+    fn found(asked: Option<Backend>, gpu: &str) -> Found {
+        let nccl = matches!(asked, None | Some(Backend::Nccl)).then(|| Ok("NCCL 2.27.3".to_string()));
         Found { asked: asked.map(|choice| choice.to_string()), gpu: gpu.to_string(), nccl }
     }
 
-    fn of(asked: Option<Choice>, gpus: &[&str]) -> Vec<Found> {
+    fn of(asked: Option<Backend>, gpus: &[&str]) -> Vec<Found> {
         gpus.iter().map(|gpu| found(asked, gpu)).collect()
     }
 
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn nccl_is_for_ranks_with_gpus_of_their_own() {
-        for asked in [None, Some(Choice::Nccl)] {
+        for asked in [None, Some(Backend::Nccl)] {
             let (how, line) = decided(&of(asked, &["a", "b"]));
             assert_eq!(how, How::Nccl);
             assert_eq!(line, "gradients travel over NCCL 2.27.3: every rank has a GPU of its own");
@@ -152,7 +152,7 @@ mod tests {
         let (how, line) = decided(&of(None, &["a", "b", "a"]));
         assert_eq!(how, How::Host);
         assert_eq!(line, format!("gradients travel through the host (threads): {shared}"));
-        assert_eq!(refused(&of(Some(Choice::Nccl), &["a", "b", "a"])), format!("--comm nccl: {shared}"));
+        assert_eq!(refused(&of(Some(Backend::Nccl), &["a", "b", "a"])), format!("--comm nccl: {shared}"));
         assert!(decided(&of(None, &["a", "a"])).1.contains("2 ranks have 1 GPU, ranks 0 and 1"));
     }
 
@@ -170,14 +170,14 @@ mod tests {
 
     #[test]
     fn another_engine_is_used_if_asked_for() {
-        let (how, line) = decided(&of(Some(Choice::Tcp), &["a", "b"]));
+        let (how, line) = decided(&of(Some(Backend::Tcp), &["a", "b"]));
         assert_eq!(how, How::Host);
         assert_eq!(line, "gradients travel through the host (threads): --comm tcp says so");
     }
 
     #[test]
     fn ranks_that_were_asked_for_different_things_don_t_start() {
-        let all = [found(None, "a"), found(Some(Choice::Nccl), "b")];
+        let all = [found(None, "a"), found(Some(Backend::Nccl), "b")];
         assert_eq!(refused(&all), "rank 1 was started with --comm nccl, rank 0 with no --comm");
     }
 }

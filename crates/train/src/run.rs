@@ -186,7 +186,7 @@ fn train_session<T: Real>(
 fn enter(run: &Resolved, member: &Member, events: &mut dyn Events) -> Result<Option<RunFolder>, TrainError> {
     let Some(folder) = run.resume.as_ref().filter(|_| member.world.rank() == 0) else { return Ok(None) };
     // The others wait for this, however long it takes.
-    let _busy = member.watch.busy("looking who works in the run's folder");
+    let _busy = member.monitor.busy("looking who works in the run's folder");
     RunFolder::enter(folder, run.force, events).map(Some)
 }
 

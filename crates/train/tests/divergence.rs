@@ -28,8 +28,8 @@ fn raw() -> Raw {
 
 fn train_on(raw: &Raw) -> Result<Summary, TrainError> {
     let (run, sets) = sets::resolve(raw, 1)?;
-    let alone = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(1), timeout: None };
-    let Ok(comm::Start::Threads(members)) = comm::start(&alone) else { panic!("one rank") };
+    let alone = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(1), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&alone, |_| {}) else { panic!("one rank") };
     train(run, sets, &members[0], &mut Silent)
 }
 

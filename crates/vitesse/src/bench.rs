@@ -21,8 +21,9 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     raw.threads = raw.threads.or((args.ranks > 1).then_some((all / args.ranks.max(1)).max(1)));
     let run = raw.resolve_without_data(args.ranks)?;
-    let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(args.ranks), timeout: None };
-    let comm::Start::Threads(members) = comm::start(&options)? else {
+    let options =
+        comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(args.ranks), timeout: None };
+    let comm::Start::Threads(members) = comm::start(&options, |line| eprintln!("vitesse: {line}"))? else {
         anyhow::bail!("bench measures the ranks of one process; start it without a launcher")
     };
     let (first, others) = members.split_first().context("a benchmark has a rank")?;

@@ -8,7 +8,7 @@ use crate::signals::Signals;
 use crate::supervise;
 use anyhow::{Context, bail};
 use comm::launch::environment;
-use comm::{Choice, Launcher, Place};
+use comm::{Backend, Launcher, Place};
 use facts::Here;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -94,7 +94,7 @@ fn asked(args: StudyArgs) -> anyhow::Result<(Study, bool, Option<PathBuf>)> {
     };
     let study = args.asked().over(file).study()?;
     if let Some(comm) = &study.launch.comm {
-        comm.parse::<Choice>().map_err(|why| anyhow::anyhow!("comm {comm}: {why}"))?;
+        comm.parse::<Backend>().map_err(|why| anyhow::anyhow!("comm {comm}: {why}"))?;
     }
     Ok((study, only_plan, out))
 }

@@ -4,7 +4,7 @@ use crate::args::TrainArgs;
 use crate::signals::{asking, asks};
 use anyhow::{Context, bail};
 use comm::launch::environment;
-use comm::{Choice, Launcher, Place};
+use comm::{Backend, Launcher, Place};
 use formats::checkpoint::{Checkpoint, Checkpoints};
 use signal_hook::flag;
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ pub fn wanted(args: &TrainArgs) -> bool {
 /// Whether ranks over MPI were asked for without a launcher: vitesse then calls it.
 pub fn calls_mpirun(args: &TrainArgs) -> bool {
     let alone = Place::find(&environment).is_ok_and(|place| place.launcher == Launcher::Nothing);
-    alone && args.ranks.comm == Some(Choice::Mpi) && args.ranks.ranks.is_some()
+    alone && args.ranks.comm == Some(Backend::Mpi) && args.ranks.ranks.is_some()
 }
 
 /// Starts the run as it was typed, and again from its last checkpoint when a rank was lost.

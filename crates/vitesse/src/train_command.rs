@@ -9,7 +9,7 @@ use crate::supervise;
 use crate::table;
 use anyhow::bail;
 use comm::launch::environment;
-use comm::{Ended, Failure, Launcher, Member, Place, Start};
+use comm::{ExitReport, Failure, Launcher, Member, Place, Start};
 use config::outputs::{self, Output};
 use config::sets::{self, Sets};
 use config::{Raw, Resolved};
@@ -37,7 +37,7 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
             let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
             Ok(done.summary.stopped.map_or(code, |_| signals.exit_code()))
         }
-        Err(Ended { code, line }) => {
+        Err(ExitReport { code, line }) => {
             line.iter().for_each(|line| tell(line));
             Ok(ExitCode::from(code))
         }
@@ -48,8 +48,8 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
 type Tell<'a> = &'a (dyn Fn(&str) + Sync);
 
 /// The ranks of this process, from what was typed to how they ended.
-fn start(args: &TrainArgs, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<Result<Done, Ended>> {
-    Ok(match comm::start(&args.ranks.options()) {
+fn start(args: &TrainArgs, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<Result<Done, ExitReport>> {
+    Ok(match comm::start(&args.ranks.options(), self::tell) {
         Ok(Start::Process(member)) => member.run(|member| {
             let place = &member.place;
             let prepared = prepare(args, place.world, place.local_world, Some(member));
@@ -60,7 +60,7 @@ fn start(args: &TrainArgs, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<
             let (run, sets) = prepare(args, members.len(), members.len(), None)?;
             threads(args, &run, &sets, members, signals, tell)
         }
-        Err(refused) => Err(Ended { code: refused.code, line: refused.prints.then_some(refused.line) }),
+        Err(refused) => Err(ExitReport { code: refused.code, line: refused.prints.then_some(refused.line) }),
     })
 }
 
@@ -79,7 +79,7 @@ fn as_before(args: &TrainArgs) -> RanksArgs {
     // What can't be read is reported when the run is prepared.
     let launches = record::launches(&folder).unwrap_or_default();
     let Some(last) = launches.last() else { return typed };
-    let mpi = typed.comm.is_none_or(|comm| comm == comm::Choice::Mpi);
+    let mpi = typed.comm.is_none_or(|comm| comm == comm::Backend::Mpi);
     match args::train_args(&last.command).map(|before| before.ranks) {
         Ok(RanksArgs { ranks, comm, timeout, hostfile, .. }) => RanksArgs {
             ranks,
@@ -149,7 +149,7 @@ fn threads(
     members: Vec<Member>,
     signals: &Signals,
     tell: Tell<'_>,
-) -> Result<Done, Ended> {
+) -> Result<Done, ExitReport> {
     let work = |member: Member| member.run(|m| rank(args, run.clone(), sets.clone(), m, signals));
     let mut members = members.into_iter();
     let Some(first) = members.next() else {
@@ -160,7 +160,7 @@ fn threads(
         let done = work(first).map_err(|ended| {
             // Now: a rank that hangs would keep this thread waiting, until the whole process is ended.
             ended.line.iter().for_each(|line| tell(line));
-            Ended { line: None, ..ended }
+            ExitReport { line: None, ..ended }
         });
         // Whoever panicked was caught, and told the others.
         others.into_iter().for_each(|other| drop(other.join()));

@@ -3,7 +3,7 @@
 //!     cargo run --release -p comm --features mpi --example all_reduce -- [--ranks 2,4] [--bytes 1024,…] [--rounds 21] [--bind yes] [--out FILE]
 //!
 //! Sizes go from 1 KB to 100 MB unless given. Rounds of the three alternate, so that all see the same machine: this program holds
-//! the threads, and starts `mpirun` of itself to serve rounds on request; whoever has no round sleeps. A round is a loop
+//! the threads, and starts `mpirun` of itself to serve rounds on request; a process without a round sleeps. A round is a loop
 //! of calls, and gives the mean time of one as rank 0 sees it. The table shows the median of the rounds and their quartiles;
 //! the JSON, written after every size, has them all. With `--bind yes` every rank of all three has a core of its own, in turn; with
 //! `no`, the default, the system places all of them. Left to itself `mpirun` binds and threads are free, and the two can't be
@@ -12,7 +12,7 @@
 #[cfg(feature = "mpi")]
 mod processes;
 
-use comm::{Communicator, Pulse, Reduction};
+use comm::{Activity, Communicator, Reduction};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -195,7 +195,7 @@ impl Threads {
             let (order, orders) = channel::<Round>();
             let result: Sender<_> = result.clone();
             std::thread::spawn(move || {
-                let comm = Communicator::new(engine, Arc::new(Pulse::new()));
+                let comm = Communicator::new(engine, Arc::new(Activity::new()));
                 let ready = if bound { bind(comm.rank()) } else { Ok(()) }.map_err(|e| e.to_string());
                 let mut data = buffer(most);
                 for round in orders {

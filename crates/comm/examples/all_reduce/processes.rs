@@ -2,7 +2,7 @@
 
 use crate::{Failure, Named, Round, Runner, bind, buffer, ours};
 use comm::mpi::Mpi;
-use comm::{Communicator, Pulse};
+use comm::{Activity, Communicator};
 use mpi::ffi;
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -78,7 +78,7 @@ pub fn serve() -> Result<(), Failure> {
     if std::env::args().nth(4).as_deref() == Some(BOUND) {
         bind(mpi.rank())?;
     }
-    let comm = Communicator::new(mpi.engine(), Arc::new(Pulse::new()));
+    let comm = Communicator::new(mpi.engine(), Arc::new(Activity::new()));
     let (mut data, from) = (buffer(most), buffer(most));
     let mut times = TcpStream::connect(address)?;
     writeln!(times, "{}", mpi.rank())?;

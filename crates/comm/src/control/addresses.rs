@@ -1,8 +1,8 @@
-//! The addresses of this machine.
+//! Network addresses of this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 
-/// Every address of an interface that is up, those that other machines can reach first.
+/// Addresses of all interfaces that are up, those that other machines can reach first.
 pub(crate) fn of_this_machine() -> Vec<IpAddr> {
     let mut addresses = interfaces();
     if addresses.is_empty() {
@@ -15,7 +15,7 @@ pub(crate) fn of_this_machine() -> Vec<IpAddr> {
 
 fn interfaces() -> Vec<IpAddr> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the list is written to a valid pointer, and only used if the call says that it was.
+    // SAFETY: the list is written to a valid pointer, and only used if the call succeeded.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return Vec::new();
     }
@@ -48,14 +48,14 @@ unsafe fn address(socket: *const libc::sockaddr) -> Option<IpAddr> {
             // SAFETY: as above.
             let v6 = unsafe { socket.cast::<libc::sockaddr_in6>().read_unaligned() };
             let v6 = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            // Of use only together with an interface's number.
+            // Usable only together with an interface's number.
             (!v6.is_unicast_link_local()).then_some(IpAddr::V6(v6))
         }
         _ => None,
     }
 }
 
-/// Listens on every address, of both kinds where the system has both.
+/// Listens on every address, IPv6 and IPv4 where the system has both.
 pub(crate) fn listen(port: u16) -> std::io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => Err(error),

@@ -1,11 +1,12 @@
-//! Time as a watcher counts it.
+//! Clock of a control thread.
 
 use std::time::{Duration, Instant};
 
-/// A longer pause means that the watcher itself did not run: the others may have gone on, or were stopped with it.
+/// Longest pause that counts in full: after a longer one the control thread itself did not run, and the others may have gone on or
+/// been stopped with it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Time in which the watcher ran, so that a process that was stopped and goes on doesn't find everyone silent.
+/// Time in which the control thread ran: a process that was stopped and continues doesn't find every other rank silent.
 pub(crate) struct Clock {
     last: Instant,
     now: Duration,

@@ -1,25 +1,25 @@
-//! Connections between every two ranks, for the exchange.
+//! Full mesh of TCP connections, one between every two ranks.
 
+use super::messages::Peer;
 use super::process::same_machine;
-use super::wire::Person;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What the two ends of a new connection say to each other: a number that only these ranks know, who calls, and whom.
-const GREETING: usize = 24;
-/// An answer takes no longer, as a thread of its own gives it.
+/// Bytes that the two ends of a new connection send each other: the run's secret, the sender's rank and the receiver's.
+const HANDSHAKE: usize = 24;
+/// Timeout of an answer, which a thread of its own gives.
 const ANSWER: Duration = Duration::from_secs(2);
 
-pub(crate) struct Mesh<'a> {
+pub(crate) struct PeerMesh<'a> {
     pub rank: usize,
-    pub people: &'a [Person],
+    pub peers: &'a [Peer],
     pub secret: u64,
     pub deadline: Instant,
 }
 
-impl Mesh<'_> {
-    /// A connection to every other rank: this one calls those before it, and is called by those after it.
+impl PeerMesh<'_> {
+    /// Connects to every other rank: this one connects to those before it, and accepts those after it.
     pub fn connect(&self, listener: &TcpListener) -> Result<Vec<Option<TcpStream>>, String> {
         std::thread::scope(|scope| {
             let answering = scope.spawn(|| self.answer(listener));
@@ -35,9 +35,9 @@ impl Mesh<'_> {
     }
 
     fn call(&self, other: usize) -> Result<TcpStream, String> {
-        let person = &self.people[other];
-        let addresses = self.addresses(person);
-        let mut problem = "it has no address".to_string();
+        let peer = &self.peers[other];
+        let addresses = self.addresses(peer);
+        let mut problem = "it sent no address".to_string();
         while Instant::now() < self.deadline {
             for address in &addresses {
                 match self.attempt(address, other) {
@@ -47,14 +47,14 @@ impl Mesh<'_> {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        Err(format!("can't connect to rank {other} (host {}): {problem}", person.host))
+        Err(format!("can't connect to rank {other} (host {}): {problem}", peer.host))
     }
 
-    /// On the same machine its own address comes first, elsewhere it leads nowhere.
-    fn addresses(&self, person: &Person) -> Vec<SocketAddr> {
-        let near = same_machine(&person.process, &self.people[self.rank].process);
+    /// Addresses of a peer in the order to try: on the same machine loopback first, elsewhere never.
+    fn addresses(&self, peer: &Peer) -> Vec<SocketAddr> {
+        let near = same_machine(&peer.process, &self.peers[self.rank].process);
         let mut addresses: Vec<SocketAddr> =
-            person.addresses.iter().filter_map(|address| address.parse().ok()).collect();
+            peer.addresses.iter().filter_map(|address| address.parse().ok()).collect();
         addresses.retain(|address| near || !address.ip().is_loopback());
         addresses.sort_by_key(|address| near && !address.ip().is_loopback());
         addresses
@@ -64,30 +64,30 @@ impl Mesh<'_> {
         let mut stream = TcpStream::connect_timeout(address, ANSWER)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER))?;
-        stream.write_all(&self.greeting(self.rank, other))?;
-        let mut answer = [0; GREETING];
+        stream.write_all(&self.handshake(self.rank, other))?;
+        let mut answer = [0; HANDSHAKE];
         stream.read_exact(&mut answer)?;
-        if answer != self.greeting(other, self.rank) {
-            return Err(std::io::Error::other("something else answers there"));
+        if answer != self.handshake(other, self.rank) {
+            return Err(std::io::Error::other("another program answers there"));
         }
         stream.set_read_timeout(None)?;
         Ok(stream)
     }
 
     fn answer(&self, listener: &TcpListener) -> Result<Vec<TcpStream>, String> {
-        let (first, world) = (self.rank + 1, self.people.len());
+        let (first, world) = (self.rank + 1, self.peers.len());
         let mut streams: Vec<Option<TcpStream>> = (first..world).map(|_| None).collect();
-        let failed = |error: std::io::Error| format!("can't be connected to: {error}");
+        let failed = |error: std::io::Error| format!("can't accept connections: {error}");
         listener.set_nonblocking(true).map_err(failed)?;
         while let Some(missing) = streams.iter().position(Option::is_none) {
             if Instant::now() >= self.deadline {
-                let (rank, host) = (first + missing, &self.people[first + missing].host);
+                let (rank, host) = (first + missing, &self.peers[first + missing].host);
                 return Err(format!("rank {rank} (host {host}) did not connect"));
             }
             match listener.accept() {
-                // Whoever doesn't know the number is no rank.
+                // Whoever doesn't know the secret is not a rank.
                 Ok((stream, _)) => {
-                    if let Ok((rank, stream)) = self.greeted(stream) {
+                    if let Ok((rank, stream)) = self.accept_handshake(stream) {
                         streams[rank - first] = Some(stream);
                     }
                 }
@@ -97,22 +97,22 @@ impl Mesh<'_> {
         Ok(streams.into_iter().flatten().collect())
     }
 
-    fn greeted(&self, mut stream: TcpStream) -> std::io::Result<(usize, TcpStream)> {
+    fn accept_handshake(&self, mut stream: TcpStream) -> std::io::Result<(usize, TcpStream)> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER))?;
-        let mut greeting = [0; GREETING];
-        stream.read_exact(&mut greeting)?;
+        let mut handshake = [0; HANDSHAKE];
+        stream.read_exact(&mut handshake)?;
         let caller =
-            (self.rank + 1..self.people.len()).find(|other| self.greeting(*other, self.rank) == greeting);
-        let caller = caller.ok_or_else(|| std::io::Error::other("no rank"))?;
-        stream.write_all(&self.greeting(self.rank, caller))?;
+            (self.rank + 1..self.peers.len()).find(|other| self.handshake(*other, self.rank) == handshake);
+        let caller = caller.ok_or_else(|| std::io::Error::other("not a rank"))?;
+        stream.write_all(&self.handshake(self.rank, caller))?;
         stream.set_read_timeout(None)?;
         Ok((caller, stream))
     }
 
-    fn greeting(&self, from: usize, to: usize) -> [u8; GREETING] {
-        let mut bytes = [0; GREETING];
+    fn handshake(&self, from: usize, to: usize) -> [u8; HANDSHAKE] {
+        let mut bytes = [0; HANDSHAKE];
         for (part, number) in bytes.chunks_exact_mut(8).zip([self.secret, from as u64, to as u64]) {
             part.copy_from_slice(&number.to_le_bytes());
         }
@@ -120,7 +120,7 @@ impl Mesh<'_> {
     }
 }
 
-/// Where a listener of this machine can be called.
+/// Addresses at which a listener of this machine can be reached.
 pub(crate) fn places(listener: &TcpListener, addresses: &[IpAddr]) -> std::io::Result<Vec<String>> {
     let port = listener.local_addr()?.port();
     Ok(addresses.iter().map(|address| SocketAddr::new(*address, port).to_string()).collect())

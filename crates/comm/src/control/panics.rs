@@ -1,4 +1,4 @@
-//! Panics of ranks, as lines.
+//! Panics of ranks, caught and reported as one line.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
@@ -9,14 +9,14 @@ thread_local! {
     static LINE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// What `work` gives, or what it panicked with.
+/// Runs `work`; a panic becomes an error with its message and place.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            IS_RANK.with(Cell::get).then(|| LINE.with(|line| line.replace(Some(told(info)))));
-            // Whoever asks for a backtrace gets it; otherwise the line of the rank is enough.
+            IS_RANK.with(Cell::get).then(|| LINE.with(|line| line.replace(Some(exit_report(info)))));
+            // A backtrace is printed if it was asked for; otherwise the rank's line is enough.
             if !IS_RANK.with(Cell::get) || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0") {
                 before(info);
             }
@@ -31,7 +31,7 @@ pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-fn told(info: &PanicHookInfo) -> String {
+fn exit_report(info: &PanicHookInfo) -> String {
     let text = text(info.payload()).replace('\n', " ");
     match info.location() {
         Some(at) => format!("panicked at {}:{}: {text}", at.file(), at.line()),

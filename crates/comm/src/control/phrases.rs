@@ -1,6 +1,6 @@
 //! Ranks, calls and sizes in words.
 
-use crate::pulse::At;
+use crate::activity::CallInfo;
 
 /// `rank 2`, `ranks 0, 1 and 3`.
 pub(crate) fn ranks(ranks: &[usize]) -> String {
@@ -14,7 +14,7 @@ pub(crate) fn ranks(ranks: &[usize]) -> String {
     format!("{noun} {} and {} others", shown.join(", "), ranks.len() + 1 - SHOWN)
 }
 
-/// Different things, with `and` before the last.
+/// Joins items by commas, with `and` before the last.
 pub(crate) fn list(items: impl IntoIterator<Item = impl ToString>) -> String {
     let mut texts: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     texts.dedup();
@@ -26,7 +26,7 @@ pub(crate) fn list(items: impl IntoIterator<Item = impl ToString>) -> String {
 }
 
 /// `all_reduce #137 of blocks.7 (1.8 MB)`.
-pub(crate) fn call(at: &At) -> String {
+pub(crate) fn call(at: &CallInfo) -> String {
     let size = match at.bytes {
         0 => String::new(),
         bytes => format!(" ({})", size(bytes)),

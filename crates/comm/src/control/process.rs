@@ -1,21 +1,21 @@
-//! Processes and machines as ranks know each other: enough to end a stopped one without hitting another.
+//! Identity of a rank's process, enough to kill a stopped one without hitting another.
 
 use std::fs;
 
-/// Machine, process namespace and start time of this process: no other process anywhere has the same with the same number.
+/// Machine, process namespace and start time of this process: together with the pid unique among all processes.
 pub(crate) fn identity() -> String {
     of(std::process::id()).unwrap_or_default()
 }
 
-/// Whether two processes can see each other by number.
+/// Tells whether two processes are on one machine and in one process namespace.
 pub(crate) fn same_machine(one: &str, other: &str) -> bool {
     let machine = |identity: &str| identity.rsplit_once('/').map(|(machine, _)| machine.to_string());
     machine(one).is_some() && machine(one) == machine(other)
 }
 
-/// Ends a process that is stopped and so can't end itself, if it is on this machine and still the one that was meant. One that
-/// runs comes to a verdict of its own, and has a line to print.
-pub(crate) fn end(pid: u32, identity: &str) {
+/// Kills a process that is stopped and so can't exit by itself, if it is on this machine and still the same one. One that
+/// runs reaches a diagnosis of its own, and has a line to print.
+pub(crate) fn kill_stopped(pid: u32, identity: &str) {
     let is_meant = || of(pid).is_some_and(|found| found == identity);
     if pid > 1 && !identity.is_empty() && is_meant() && is_stopped(pid) {
         // SAFETY: sends a signal to a process that was just seen to be the one meant; no memory is involved.
@@ -30,12 +30,12 @@ fn of(pid: u32) -> Option<String> {
     Some(format!("{}/{}/{started}", boot.trim(), namespace.display()))
 }
 
-/// By a signal, or by a debugger.
+/// Tells whether a process is stopped by a signal or a debugger.
 fn is_stopped(pid: u32) -> bool {
     matches!(field(pid, 0).as_deref(), Some("T" | "t"))
 }
 
-/// What the kernel says of a process after its name, which stands in parentheses and may hold anything: 0 is its state, 19 its start.
+/// Field of `/proc/PID/stat` after the process's name, which stands in parentheses and may hold anything: 0 is the state, 19 the start.
 fn field(pid: u32, number: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(number).map(str::to_string)
@@ -50,9 +50,9 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().expect("sleep starts");
         let identity = of(child.id()).expect("a child can be seen");
         assert!(same_machine(&identity, &self::identity()));
-        end(child.id(), "another/machine/1");
+        kill_stopped(child.id(), "another/machine/1");
         assert_eq!(child.try_wait().expect("its state"), None, "another process was meant");
-        end(child.id(), &identity);
+        kill_stopped(child.id(), &identity);
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert_eq!(child.try_wait().expect("its state"), None, "it runs, and can end by itself");
         // SAFETY: a signal to our own child.
@@ -60,7 +60,7 @@ mod tests {
         while !is_stopped(child.id()) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        end(child.id(), &identity);
+        kill_stopped(child.id(), &identity);
         assert!(!child.wait().expect("its end").success());
     }
 }

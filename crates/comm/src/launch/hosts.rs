@@ -1,25 +1,25 @@
-//! Where ranks meet.
+//! Address of rank 0, from the launcher's variables.
 
 use super::{Launcher, Lookup, Place};
 use crate::call::mix;
 
-/// Where rank 0 listens.
+/// Host and port on which rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meeting {
+pub struct MasterAddress {
     pub host: String,
     pub port: u16,
 }
 
-/// Ports that are neither reserved nor handed out by the system.
+/// Ports that are neither reserved nor assigned by the system.
 const PORTS: std::ops::Range<u16> = 15_000..31_000;
 
-/// Where the ranks of a launcher other than an MPI can meet.
-pub fn meeting(place: &Place, var: Lookup) -> Result<Meeting, String> {
+/// Address at which ranks without MPI connect to rank 0.
+pub fn master_address(place: &Place, var: Lookup) -> Result<MasterAddress, String> {
     let port = port(var)?;
     if let Some(host) = var("MASTER_ADDR") {
         let port = port.or_else(|| job(place, var).map(derived));
         let port = port.ok_or("MASTER_ADDR is set, but MASTER_PORT is not")?;
-        return Ok(Meeting { host, port });
+        return Ok(MasterAddress { host, port });
     }
     let job = job(place, var);
     let host = match place.launcher {
@@ -28,19 +28,19 @@ pub fn meeting(place: &Place, var: Lookup) -> Result<Meeting, String> {
         _ => return Err("MASTER_ADDR is not set: it must name the host of rank 0".to_string()),
     };
     let port = port.or(job.map(derived)).ok_or("MASTER_PORT is not set: any free port above 1024 will do")?;
-    Ok(Meeting { host, port })
+    Ok(MasterAddress { host, port })
 }
 
-/// The port that was set. An agent of torchrun listens on it itself; the next one is then free.
+/// The port that was set. torchrun's agent may listen on it itself; the next one is then used.
 fn port(var: Lookup) -> Result<Option<u16>, String> {
     let Some(text) = var("MASTER_PORT") else { return Ok(None) };
     let agent = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let port = text.parse().ok().filter(|port| *port > 0);
     let port = port.and_then(|port: u16| port.checked_add(u16::from(agent)));
-    port.map(Some).ok_or_else(|| format!("MASTER_PORT is \"{text}\", which is no port"))
+    port.map(Some).ok_or_else(|| format!("MASTER_PORT is \"{text}\", which is not a port"))
 }
 
-/// What tells this job from others on the same hosts.
+/// Identifier of this job among others on the same hosts.
 fn job(place: &Place, var: Lookup) -> Option<String> {
     match place.launcher {
         Launcher::Srun => Some(format!("{}.{}", var("SLURM_JOB_ID")?, var("SLURM_STEP_ID")?)),
@@ -64,10 +64,10 @@ fn first_node(var: Lookup) -> Result<String, String> {
     nodes.into_iter().next().ok_or_else(|| format!("{name} names no host"))
 }
 
-/// A list may name more hosts than any cluster has, by mistake.
+/// Most hosts of a list, more than any cluster has: a longer one is a mistake.
 const MOST_NODES: usize = 1 << 16;
 
-/// Slurm's lists of hosts: `gpu[01-04,7],login`.
+/// Expands Slurm's list of hosts: `gpu[01-04,7],login`.
 pub fn expand_nodes(list: &str) -> Result<Vec<String>, String> {
     let mut nodes = Vec::new();
     for part in outside_brackets(list)? {
@@ -109,10 +109,10 @@ fn expand_part(part: &str, nodes: &mut Vec<String>) -> Result<(), String> {
     let Some((ranges, after)) = rest.split_once(']') else { return Err("a bracket too few".to_string()) };
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let number = |text: &str| text.parse::<usize>().map_err(|_| format!("\"{range}\" is no range"));
+        let number = |text: &str| text.parse::<usize>().map_err(|_| format!("\"{range}\" is not a range"));
         let (from, to, width) = (number(first)?, number(last)?, first.len());
         if to < from || to - from >= MOST_NODES - nodes.len().min(MOST_NODES) {
-            return Err(format!("\"{range}\" is no range"));
+            return Err(format!("\"{range}\" is not a range"));
         }
         for number in from..=to {
             // A second pair of brackets may follow.
@@ -122,9 +122,9 @@ fn expand_part(part: &str, nodes: &mut Vec<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// Slurm's counts for each node: `2(x3),1`.
+/// Expands Slurm's counts per node: `2(x3),1`.
 pub(super) fn expand_counts(name: &str, list: &str) -> Result<Vec<usize>, String> {
-    let wrong = || format!("{name} is \"{list}\", which is no list of counts");
+    let wrong = || format!("{name} is \"{list}\", which is not a list of counts");
     let mut counts = Vec::new();
     for part in list.split(',') {
         let (count, times) = match part.split_once("(x") {

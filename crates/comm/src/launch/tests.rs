@@ -5,7 +5,7 @@ fn with<T>(variables: &[(&str, &str)], ask: impl Fn(Lookup) -> T) -> T {
     ask(&find)
 }
 
-/// Rank, world, and place on the machine.
+/// Rank, world size, local rank and local world size.
 fn place(variables: &[(&str, &str)]) -> (usize, usize, usize, usize, Launcher) {
     let p = with(variables, Place::find).unwrap_or_else(|problem| panic!("{problem}"));
     (p.rank, p.world, p.local_rank, p.local_world, p.launcher)
@@ -44,7 +44,7 @@ fn changed(
 }
 
 #[test]
-fn every_launcher_says_who_a_process_is() {
+fn every_launcher_sets_rank_and_world_size() {
     assert_eq!(place(&[]), (0, 1, 0, 1, Launcher::Nothing));
     assert_eq!(place(&MPIRUN), (5, 8, 1, 4, Launcher::OpenMpi));
     assert_eq!(place(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]), (1, 2, 0, 1, Launcher::Mpich));
@@ -72,12 +72,12 @@ fn the_innermost_launcher_counts() {
 }
 
 #[test]
-fn what_can_t_be_is_refused_by_the_variable_s_name() {
+fn invalid_variables_are_refused_by_name() {
     let refused = |variables: &[(&str, &str)], part: &str| {
         let problem = with(variables, Place::find).err().unwrap_or_default();
         assert!(problem.contains(part), "\"{part}\" is not in \"{problem}\"");
     };
-    refused(&changed(&TORCHRUN, &[("RANK", "two")]), "RANK is \"two\", which is no number");
+    refused(&changed(&TORCHRUN, &[("RANK", "two")]), "RANK is \"two\", which is not a number");
     refused(&changed(&TORCHRUN, &[("RANK", "4")]), "RANK is 4, but WORLD_SIZE is 4");
     refused(&[("RANK", "0")], "RANK is set, but WORLD_SIZE is not");
     refused(&[("WORLD_SIZE", "2")], "WORLD_SIZE is set, but RANK is not");
@@ -103,13 +103,14 @@ fn lists_of_nodes_are_written_out() {
     }
 }
 
-/// Where the ranks meet.
+/// Host and port at which the ranks connect.
 fn meets(variables: &[(&str, &str)]) -> Result<(String, u16), String> {
-    with(variables, |var| meeting(&Place::find(var)?, var)).map(|meeting| (meeting.host, meeting.port))
+    with(variables, |var| master_address(&Place::find(var)?, var))
+        .map(|master_address| (master_address.host, master_address.port))
 }
 
 #[test]
-fn ranks_meet_where_the_launcher_says() {
+fn ranks_connect_at_the_address_of_the_launcher() {
     assert_eq!(meets(&TORCHRUN), Ok(("head".to_string(), 29500)));
     let agent = [&TORCHRUN[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
     assert_eq!(meets(&agent), Ok(("head".to_string(), 29501)));
@@ -123,7 +124,7 @@ fn ranks_meet_where_the_launcher_says() {
 }
 
 #[test]
-fn a_meeting_that_can_t_be_is_refused() {
+fn an_invalid_address_is_refused() {
     let refused = |variables: &[(&str, &str)], part: &str| {
         let problem = meets(variables).err().unwrap_or_default();
         assert!(problem.contains(part), "\"{part}\" is not in \"{problem}\"");
@@ -141,49 +142,49 @@ fn a_meeting_that_can_t_be_is_refused() {
 
 fn engine(
     variables: &[(&str, &str)],
-    asked: Option<Choice>,
+    asked: Option<Backend>,
     ranks: Option<usize>,
     mpi: bool,
-) -> Result<Choice, String> {
-    with(variables, |var| decide(asked, ranks, &Place::find(var)?, Built { mpi }, var))
+) -> Result<Backend, String> {
+    with(variables, |var| choose_backend(asked, ranks, &Place::find(var)?, Built { mpi }, var))
 }
 
 #[test]
-fn the_engine_suits_the_launcher() {
-    assert_eq!(engine(&[], None, Some(4), true), Ok(Choice::Threads));
-    assert_eq!(engine(&MPIRUN, None, None, true), Ok(Choice::Mpi));
-    assert_eq!(engine(&MPIRUN, Some(Choice::Tcp), Some(8), false), Ok(Choice::Tcp));
-    assert_eq!(engine(&TORCHRUN, None, None, true), Ok(Choice::Tcp));
-    assert_eq!(engine(&SRUN, None, None, true), Ok(Choice::Tcp));
+fn the_backend_fits_the_launcher() {
+    assert_eq!(engine(&[], None, Some(4), true), Ok(Backend::Threads));
+    assert_eq!(engine(&MPIRUN, None, None, true), Ok(Backend::Mpi));
+    assert_eq!(engine(&MPIRUN, Some(Backend::Tcp), Some(8), false), Ok(Backend::Tcp));
+    assert_eq!(engine(&TORCHRUN, None, None, true), Ok(Backend::Tcp));
+    assert_eq!(engine(&SRUN, None, None, true), Ok(Backend::Tcp));
     assert_eq!(
-        engine(&[], Some(Choice::Nccl), Some(2), true),
-        Ok(Choice::Threads),
-        "NCCL works beside a world"
+        engine(&[], Some(Backend::Nccl), Some(2), true),
+        Ok(Backend::Threads),
+        "NCCL works with_engine a world"
     );
-    assert_eq!(engine(&MPIRUN, Some(Choice::Nccl), None, true), Ok(Choice::Mpi));
-    assert_eq!(engine(&TORCHRUN, Some(Choice::Nccl), None, true), Ok(Choice::Tcp));
+    assert_eq!(engine(&MPIRUN, Some(Backend::Nccl), None, true), Ok(Backend::Mpi));
+    assert_eq!(engine(&TORCHRUN, Some(Backend::Nccl), None, true), Ok(Backend::Tcp));
     let pmix = [&SRUN[..], &[("SLURM_MPI_TYPE", "pmix")]].concat();
-    assert_eq!(engine(&pmix, None, None, true), Ok(Choice::Mpi));
-    assert_eq!(engine(&pmix, None, None, false), Ok(Choice::Tcp));
+    assert_eq!(engine(&pmix, None, None, true), Ok(Backend::Mpi));
+    assert_eq!(engine(&pmix, None, None, false), Ok(Backend::Tcp));
 }
 
 #[test]
-fn an_engine_that_can_t_be_is_refused_with_what_to_do() {
-    let refused = |answer: Result<Choice, String>, parts: &[&str]| {
+fn an_impossible_backend_is_refused_with_a_remedy() {
+    let refused = |answer: Result<Backend, String>, parts: &[&str]| {
         let problem = answer.err().unwrap_or_default();
         assert!(parts.iter().all(|part| problem.contains(part)), "{parts:?} is not in \"{problem}\"");
     };
     refused(engine(&MPIRUN, None, None, false), &["without MPI", "--features mpi", "--comm tcp"]);
     refused(engine(&MPIRUN, None, Some(4), true), &["--ranks 4, but mpirun started 8"]);
-    refused(engine(&TORCHRUN, Some(Choice::Threads), None, true), &["torchrun started 4 processes"]);
-    refused(engine(&[], Some(Choice::Tcp), Some(2), true), &["--comm tcp needs a launcher"]);
+    refused(engine(&TORCHRUN, Some(Backend::Threads), None, true), &["torchrun started 4 processes"]);
+    refused(engine(&[], Some(Backend::Tcp), Some(2), true), &["--comm tcp needs a launcher"]);
     refused(engine(&[], None, Some(0), true), &["at least 1"]);
 }
 
 #[test]
-fn engines_are_named_as_they_are_typed() {
+fn backends_are_printed_as_they_are_typed() {
     for name in ["threads", "mpi", "tcp", "nccl"] {
-        assert_eq!(name.parse::<Choice>().map(|choice| choice.to_string()), Ok(name.to_string()));
+        assert_eq!(name.parse::<Backend>().map(|backend| backend.to_string()), Ok(name.to_string()));
     }
-    assert!("gloo".parse::<Choice>().is_err());
+    assert!("gloo".parse::<Backend>().is_err());
 }

@@ -1,4 +1,4 @@
-//! What is used of NCCL's interface, as it has been in all of NCCL 2.
+//! Functions and constants of NCCL 2 in use.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -39,7 +39,7 @@ pub(super) mod reduction {
     pub const AVG: c_int = 4;
 }
 
-/// A table of functions, and how it is filled from a library that was opened.
+/// Declares a table of functions, and how it is loaded from a library.
 macro_rules! functions {
     (
         needed { $($field:ident = $symbol:literal ($($type:ty),*) -> $result:ty;)* }
@@ -51,7 +51,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// The functions that `look_up` finds, or the name of one that is needed and isn't there.
+            /// Loads the functions by `look_up`; an error is the name of a missing one.
             ///
             /// # Safety
             /// What is found under a name is NCCL's function of that name, and stays.

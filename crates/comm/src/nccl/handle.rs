@@ -1,4 +1,4 @@
-//! NCCL's own object for a group, and how it ends.
+//! NCCL communicator of a group, and its destruction.
 
 use super::ffi::{Comm, Functions};
 use super::library::Library;
@@ -8,31 +8,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A call is in the queue long before this, unless it waits for other ranks: then only an abort ends it.
+/// Time in which a call is queued, unless it waits for other ranks: then only an abort ends it.
 const GRACE: Duration = Duration::from_millis(50);
 
 /// An `ncclComm_t`, of which exactly one of `ncclCommDestroy` and `ncclCommAbort` is called, once.
 pub(super) struct Handle {
     library: Arc<Library>,
     shared: Arc<Shared>,
-    /// Groups that were split off end with this one.
+    /// Sub-groups, which are aborted with this one.
     parts: Mutex<Vec<Weak<Handle>>>,
     ending: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Nobody is inside any more.
+    /// Signalled when no thread is inside any more.
     left: Condvar,
 }
 
 struct State {
     comm: Comm,
-    /// Threads in a call of NCCL with this group.
+    /// Number of threads in a call of NCCL with this group.
     inside: usize,
-    /// The first failure; every later call has it too.
+    /// First failure; every later call returns it.
     failed: Option<CommError>,
-    /// It was aborted, or will be in a moment.
+    /// True if it was aborted, or is about to be.
     aborted: bool,
 }
 
@@ -41,7 +41,7 @@ unsafe impl Send for State {}
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whole between any two statements, whoever panicked.
+        // Consistent between any two statements, even after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -59,7 +59,7 @@ impl Handle {
         &self.library
     }
 
-    /// Makes a call of NCCL, unless one has failed. `what` is its name.
+    /// Makes a call of NCCL, unless an earlier one failed. `what` is its name.
     pub fn within(&self, what: &str, call: impl FnOnce(&Functions, Comm) -> c_int) -> Result<(), CommError> {
         let mut state = self.shared.lock();
         if let Some(error) = &state.failed {
@@ -83,12 +83,12 @@ impl Handle {
         result
     }
 
-    /// Remembers a failure that came to light by itself.
+    /// Records an asynchronous failure.
     pub fn fail(&self, error: CommError) -> CommError {
         self.shared.lock().failed.get_or_insert(error).clone()
     }
 
-    /// A group that was split off.
+    /// Adds a sub-group.
     pub fn add_part(&self, part: &Arc<Handle>) {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.retain(|part| part.strong_count() > 0);
@@ -100,9 +100,8 @@ impl Handle {
         }
     }
 
-    /// Ends the calls under way and all later ones. Doesn't wait for the end: NCCL frees the group within its abort, for which it
-    /// waits until the last CUDA graph with a call of this group is gone, and it is up to others to let go of those. What
-    /// runs on the device is stopped before that.
+    /// Aborts the calls under way and all later ones. Doesn't wait for NCCL's abort: that frees the group, for which it waits until the
+    /// last CUDA graph with a call of this group is destroyed by its owner. What runs on the device is stopped before that.
     pub fn abort(&self, why: &str) {
         let mut state = self.shared.lock();
         state.failed.get_or_insert_with(|| CommError::Aborted(Arc::from(why)));
@@ -132,7 +131,7 @@ fn end(library: &Library, shared: &Shared) {
     // NCCL allows an abort while a thread is stuck in a call, but it frees what that works on: better is none.
     let waited = shared.left.wait_timeout_while(shared.lock(), GRACE, |state| state.inside > 0);
     let comm = waited.unwrap_or_else(PoisonError::into_inner).0.comm;
-    // SAFETY: a group that was neither destroyed nor aborted, as `aborted` is set once. What it returns tells nobody anything.
+    // SAFETY: a group that was neither destroyed nor aborted, as `aborted` is set once. Its result is of no use.
     unsafe { (library.functions.comm_abort)(comm) };
 }
 
@@ -148,10 +147,10 @@ impl Drop for Handle {
             return;
         }
         let (comm, functions) = (state.comm, &self.library.functions);
-        // A rank that fails or panics can't count on the others, for which an orderly end waits.
+        // A rank that failed or panics must not wait for the others, as `ncclCommDestroy` does.
         let healthy = state.failed.is_none() && !std::thread::panicking();
         drop(state);
-        // SAFETY: neither was called before, and nobody has the group any more. What they return tells nobody anything.
+        // SAFETY: neither was called before, and nobody has the group any more. Their result is of no use.
         unsafe { if healthy { (functions.comm_destroy)(comm) } else { (functions.comm_abort)(comm) } };
     }
 }

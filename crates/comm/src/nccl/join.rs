@@ -1,31 +1,31 @@
-//! How ranks come to a device group.
+//! Creation of a device group.
 
 use super::ffi::{Comm, ID_BYTES, UniqueId};
 use super::handle::Handle;
 use super::library::{Library, fault, spelled};
-use super::{Nccl, Queue};
+use super::{DeviceQueue, Nccl};
 use crate::communicator::Communicator;
 use crate::control::ranks;
 use crate::engine::CommError;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Makes a device group of the ranks of `world`, with the same numbers. All of them call it, each with what became of
-/// loading NCCL on its side ([`Library::find`]) and with its GPU current on the calling thread; that may take seconds, so a watched
-/// rank says that it is [`busy`](crate::Watch::busy).
+/// Makes a device group of the ranks of `world`, with the same ranks. All of them call it, each with its result of
+/// loading NCCL ([`Library::find`]) and with its GPU current on the calling thread. It may take seconds, so a monitored rank marks
+/// itself [`busy`](crate::Monitor::busy).
 ///
-/// If a rank has no NCCL, or another version, all ranks fail alike. What goes wrong after that, on one rank's GPU for
-/// example, is told by that rank alone: the others wait for it, until a verdict ends them.
+/// If a rank has no NCCL, or another version, all ranks fail with the same error. A later failure, on one rank's
+/// GPU for example, is reported by that rank alone: the others wait for it, until a diagnosis ends them.
 ///
 /// # Safety
 /// The stream and the scratch are of the GPU that is current, and live until the group and all that was split off are gone.
 pub unsafe fn join(
     library: Result<Arc<Library>, CommError>,
     world: &Communicator,
-    queue: Queue,
+    queue: DeviceQueue,
 ) -> Result<Arc<Nccl>, CommError> {
     let library = agree(library, world)?;
-    let id = exchange_id(&library, world)?;
+    let id = broadcast_id(&library, world)?;
     let mut comm: Comm = std::ptr::null_mut();
     let (size, rank) = (world.size() as c_int, world.rank() as c_int);
     // SAFETY: the group is written; id, size and rank are what the other ranks have.
@@ -35,7 +35,7 @@ pub unsafe fn join(
     Nccl::new(unsafe { Handle::new(library, comm) }, queue)
 }
 
-/// The library, if all ranks have one of the same version.
+/// Returns the library, if all ranks have one of the same version.
 fn agree(library: Result<Arc<Library>, CommError>, world: &Communicator) -> Result<Arc<Library>, CommError> {
     let mine = match &library {
         Ok(library) => format!("={}", library.version()),
@@ -56,26 +56,26 @@ fn agree(library: Result<Arc<Library>, CommError>, world: &Communicator) -> Resu
         let have = if who.len() == 1 { "has" } else { "have" };
         let who = ranks(&who);
         return Err(fault(format!(
-            "{who} {have} version {theirs}, but rank 0 has {first}: all need the same"
+            "{who} {have} version {theirs}, but rank 0 has {first}: all ranks need the same"
         )));
     }
     library
 }
 
-/// Rank 0 asks NCCL for an id, and tells the others.
-fn exchange_id(library: &Library, world: &Communicator) -> Result<UniqueId, CommError> {
-    let mut told = Vec::new();
+/// Broadcasts the unique id that rank 0 gets from NCCL.
+fn broadcast_id(library: &Library, world: &Communicator) -> Result<UniqueId, CommError> {
+    let mut message = Vec::new();
     if world.rank() == 0 {
         let mut id = UniqueId([0; ID_BYTES]);
         // SAFETY: the id is written.
         let code = unsafe { (library.functions.get_unique_id)(&mut id) };
         match library.checked("ncclGetUniqueId", code) {
-            Ok(()) => told.extend([b'='].iter().chain(&id.0)),
-            Err(CommError::Engine { why, .. }) => told.extend(format!("!rank 0: {why}").bytes()),
-            Err(error) => told.extend(format!("!rank 0: {error}").bytes()),
+            Ok(()) => message.extend([b'='].iter().chain(&id.0)),
+            Err(CommError::Engine { why, .. }) => message.extend(format!("!rank 0: {why}").bytes()),
+            Err(error) => message.extend(format!("!rank 0: {error}").bytes()),
         }
     }
-    let told = world.broadcast_bytes(world.name("id of the NCCL group"), 0, told)?;
-    let id = told.strip_prefix(b"=").and_then(|id| <[u8; ID_BYTES]>::try_from(id).ok());
-    id.map(UniqueId).ok_or_else(|| fault(String::from_utf8_lossy(told.get(1..).unwrap_or_default())))
+    let message = world.broadcast_bytes(world.name("id of the NCCL group"), 0, message)?;
+    let id = message.strip_prefix(b"=").and_then(|id| <[u8; ID_BYTES]>::try_from(id).ok());
+    id.map(UniqueId).ok_or_else(|| fault(String::from_utf8_lossy(message.get(1..).unwrap_or_default())))
 }

@@ -1,4 +1,4 @@
-//! Finds and loads NCCL. Nothing is linked, so that the same binary runs where there is none.
+//! Finds and loads NCCL at run time, so that the same binary runs where there is none.
 
 use super::ffi::{Functions, IN_PROGRESS, SUCCESS};
 use crate::engine::CommError;
@@ -7,10 +7,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The variable that names the library's file.
+/// Environment variable with the path of the library.
 pub const VARIABLE: &str = "VITESSE_NCCL";
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// Where the system's loader may not look.
+/// Folders in which the system's loader may not look.
 const FOLDERS: [&str; 6] = [
     "/usr/local/cuda/lib64",
     "/usr/local/nccl/lib",
@@ -19,31 +19,31 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
 ];
-/// The first version with means and bf16.
+/// Oldest supported version: the first with averages and bf16.
 const OLDEST: c_int = 21_000;
 
-/// A failure of NCCL, as this crate tells it.
+/// Makes an error of NCCL.
 pub(super) fn fault(why: impl Into<String>) -> CommError {
     CommError::Engine { engine: "NCCL", why: why.into() }
 }
 
-/// NCCL, loaded. It stays until the process ends.
+/// The loaded NCCL library. It stays until the process ends.
 pub struct Library {
     path: String,
     version: c_int,
     pub(super) functions: Functions,
 }
 
-/// Each file is loaded once; ranks that are threads of this process share it.
+/// Libraries loaded so far: each file once, shared by the ranks of this process.
 static LOADED: Mutex<Vec<Arc<Library>>> = Mutex::new(Vec::new());
 
 impl Library {
-    /// The file that `VITESSE_NCCL` names, or else the system's NCCL.
+    /// Loads the file that `VITESSE_NCCL` names, or else the system's NCCL.
     pub fn find() -> Result<Arc<Self>, CommError> {
         find(&environment)
     }
 
-    /// From a file, or by a name that the system's loader knows.
+    /// Loads a file, or a name that the system's loader knows.
     pub fn open(path: &str) -> Result<Arc<Self>, CommError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = loaded.iter().find(|library| library.path == path) {
@@ -54,12 +54,12 @@ impl Library {
         Ok(library)
     }
 
-    /// As `ncclGetVersion` gives it.
+    /// Version number, as `ncclGetVersion` gives it.
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// Such as "NCCL 2.27.3".
+    /// Name and version, such as "NCCL 2.27.3".
     pub fn name(&self) -> String {
         format!("NCCL {}", spelled(self.version))
     }
@@ -68,7 +68,7 @@ impl Library {
         &self.path
     }
 
-    /// What a call came to. Of a failure, also what NCCL said last, which mostly is its reason.
+    /// Turns the result of a call into an error with NCCL's last message, which mostly is its reason.
     pub(super) fn checked(&self, what: &str, code: c_int) -> Result<(), CommError> {
         if code == SUCCESS {
             return Ok(());
@@ -88,7 +88,7 @@ impl Library {
     }
 }
 
-/// 23007 is 2.30.7; before 2.9 it was 2804 for 2.8.4.
+/// Formats a version number: 23007 is 2.30.7; before 2.9 it was 2804 for 2.8.4.
 pub(super) fn spelled(version: i32) -> String {
     let (major, rest) = if version < 10_000 {
         (version / 1000, version % 1000)
@@ -98,7 +98,7 @@ pub(super) fn spelled(version: i32) -> String {
     format!("{major}.{}.{}", rest / 100, rest % 100)
 }
 
-/// A text of NCCL's or the loader's, as a part of one line.
+/// Converts a C string to text without line breaks.
 fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
@@ -108,7 +108,7 @@ fn text(from: *const c_char) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Why a file is not loaded.
+/// Reason why a file was not loaded.
 enum Unloaded {
     NotThere,
     Other(String),
@@ -142,7 +142,7 @@ fn find(var: Lookup) -> Result<Arc<Library>, CommError> {
                 return Ok(library);
             }
             Err(Unloaded::NotThere) => {}
-            // One that is there and doesn't work is what the user should hear of.
+            // One that exists and doesn't load is reported to the user.
             Err(Unloaded::Other(line)) => return Err(fault(line)),
         }
     }
@@ -157,7 +157,7 @@ fn load(path: &str) -> Result<Arc<Library>, Unloaded> {
     if path.contains('/') && !Path::new(path).exists() {
         return Err(Unloaded::NotThere);
     }
-    let name = CString::new(path).map_err(|_| other(format!("{path:?} is no name of a file")))?;
+    let name = CString::new(path).map_err(|_| other(format!("{path:?} is not a file name")))?;
     // SAFETY: loads a library, whose initializers run. That is what the user asked for.
     let (handle, error) = unsafe {
         let handle = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
@@ -179,7 +179,7 @@ fn load(path: &str) -> Result<Arc<Library>, Unloaded> {
     let mut version = 0;
     // SAFETY: writes the number it is given.
     if unsafe { (functions.get_version)(&mut version) } != SUCCESS {
-        return Err(other(format!("{path} can't tell its version")));
+        return Err(other(format!("{path} gives no version")));
     }
     if version < OLDEST {
         let line = format!("{path} is NCCL {}; {} or newer is needed", spelled(version), spelled(OLDEST));

@@ -1,11 +1,12 @@
-//! Ranks with a GPU each, over NVIDIA's NCCL: calls go into a CUDA stream, and spans are addresses of the device.
+//! Engine over NVIDIA's NCCL, for ranks with a GPU each: calls go into a CUDA stream, and spans are device addresses.
 //!
-//! A device group is made over a world that is there already ([`join`]), and used beside it: the world carries what
-//! the hosts have to say to each other, the group what lies on the devices. Its communicator is
-//! [`beside`](crate::Communicator::beside) the world's; [`Watch::ends`](crate::Watch::ends) sees to it that a verdict breaks off both.
+//! A device group is made from an existing world ([`join`]) and used beside it: the world transfers data of the hosts,
+//! the group data of the devices. Its communicator is made by
+//! [`with_engine`](crate::Communicator::with_engine); [`Monitor::abort_with_run`](crate::Monitor::abort_with_run) has it aborted with
+//! the world.
 //!
-//! Sums are made in an order that NCCL chooses by the number of ranks, the length and the machine. All ranks get the same bits of an
-//! all-reduce, and the next run on the same machines does; other engines have others.
+//! NCCL chooses the order of sums by the number of ranks, the length and the machine. All ranks get the same bits of an
+//! all-reduce, and so does the next run on the same machines; other engines may get others.
 
 mod ffi;
 mod handle;
@@ -16,7 +17,7 @@ pub use join::join;
 pub use library::{Library, VARIABLE};
 
 use crate::call::{Call, Collective, Counts};
-use crate::element::{Kind, Reduction};
+use crate::element::{ElementType, Reduction};
 use crate::engine::{CommError, Engine};
 use ffi::{Comm, Functions, IN_PROGRESS, SUCCESS, data_type, reduction};
 use handle::Handle;
@@ -24,33 +25,33 @@ use library::{fault, spelled};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Where a device group's calls go.
+/// CUDA stream and scratch memory of a device group.
 #[derive(Clone, Copy, Debug)]
-pub struct Queue {
+pub struct DeviceQueue {
     /// A `cudaStream_t` (or `CUstream`, which is the same); may be under capture when calls are made.
     pub stream: *mut c_void,
-    /// 256 bytes of the device, for barriers. What they hold doesn't matter.
+    /// 256 bytes of device memory with any content, for barriers.
     pub scratch: *mut c_void,
 }
 
-// SAFETY: addresses; whoever makes the group promises what may be done with them (see `join`).
-unsafe impl Send for Queue {}
+// SAFETY: addresses; the caller of `join` promises what may be done with them.
+unsafe impl Send for DeviceQueue {}
 // SAFETY: as above.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for DeviceQueue {}
 
-/// A group of ranks with a GPU each.
+/// Engine of a group of ranks with a GPU each.
 ///
-/// Graphs with captured calls must be gone before it is dropped: NCCL waits for that. In good order all ranks drop it, as
-/// NCCL waits for those of the same machine too; a rank that ends for a fault calls [`abort`](Engine::abort) first.
+/// Graphs with captured calls must be destroyed before it is dropped: NCCL waits for that. In a successful run all ranks drop it, as
+/// NCCL waits for those of the same machine too; a rank that failed calls [`abort`](Engine::abort) first.
 pub struct Nccl {
     handle: Arc<Handle>,
-    queue: Queue,
+    queue: DeviceQueue,
     rank: usize,
     size: usize,
 }
 
 impl Nccl {
-    fn new(handle: Arc<Handle>, queue: Queue) -> Result<Arc<Self>, CommError> {
+    fn new(handle: Arc<Handle>, queue: DeviceQueue) -> Result<Arc<Self>, CommError> {
         let (mut rank, mut size) = (0, 0);
         // SAFETY: a group; the numbers are written.
         handle.within("ncclCommUserRank", |nccl, comm| unsafe { (nccl.comm_user_rank)(comm, &mut rank) })?;
@@ -68,12 +69,12 @@ impl Nccl {
     unsafe fn all_to_all(&self, call: &Call, counts: Option<&Counts>) -> Result<(), CommError> {
         if call.send.address == call.receive.address {
             return Err(CommError::Misuse(
-                "NCCL has no all_to_all in place: what comes needs a place of its own".into(),
+                "NCCL has no all_to_all in place: it needs a separate receive buffer".into(),
             ));
         }
         let (kind, bytes, equal) = (data_type(call.kind), call.kind.bytes(), call.send.len / self.size);
         let part = |counts: Option<&Vec<usize>>, rank: usize| counts.map_or(equal, |counts| counts[rank]);
-        let exchange = |nccl: &Functions, comm: Comm| {
+        let send_and_receive = |nccl: &Functions, comm: Comm| {
             // SAFETY: the calls of a group are made together by the one that ends it, which is always made. Parts follow each other
             // within the spans, by the communicator's check. Empty parts are left out on both sides.
             unsafe {
@@ -97,31 +98,31 @@ impl Nccl {
                 if code == SUCCESS { ended } else { code }
             }
         };
-        self.handle.within("ncclSend and ncclRecv", exchange)
+        self.handle.within("ncclSend and ncclRecv", send_and_receive)
     }
 }
 
-fn data_type(kind: Kind) -> c_int {
+fn data_type(kind: ElementType) -> c_int {
     match kind {
-        Kind::F32 => data_type::FLOAT32,
-        Kind::F64 => data_type::FLOAT64,
-        Kind::Bf16 => data_type::BFLOAT16,
-        Kind::F16 => data_type::FLOAT16,
-        Kind::U8 => data_type::UINT8,
-        Kind::I32 => data_type::INT32,
-        Kind::I64 => data_type::INT64,
-        Kind::U64 => data_type::UINT64,
+        ElementType::F32 => data_type::FLOAT32,
+        ElementType::F64 => data_type::FLOAT64,
+        ElementType::Bf16 => data_type::BFLOAT16,
+        ElementType::F16 => data_type::FLOAT16,
+        ElementType::U8 => data_type::UINT8,
+        ElementType::I32 => data_type::INT32,
+        ElementType::I64 => data_type::INT64,
+        ElementType::U64 => data_type::UINT64,
     }
 }
 
-fn reduction(reduction: Reduction, kind: Kind) -> Result<c_int, CommError> {
-    let whole = matches!(kind, Kind::U8 | Kind::I32 | Kind::I64 | Kind::U64);
+fn reduction(reduction: Reduction, kind: ElementType) -> Result<c_int, CommError> {
+    let whole = matches!(kind, ElementType::U8 | ElementType::I32 | ElementType::I64 | ElementType::U64);
     match reduction {
         Reduction::Sum => Ok(reduction::SUM),
         Reduction::Max => Ok(reduction::MAX),
-        // NCCL's depends on the version.
+        // NCCL's rounding depends on the version.
         Reduction::Mean if whole => {
-            Err(CommError::Misuse(format!("NCCL has no mean of whole numbers ({})", kind.name())))
+            Err(CommError::Misuse(format!("NCCL has no mean of integers ({})", kind.name())))
         }
         Reduction::Mean => Ok(reduction::AVG),
     }
@@ -144,14 +145,14 @@ impl Engine for Nccl {
         true
     }
 
-    /// Returns when the call is in the stream. The first calls of a group may wait for the other ranks to make them too.
+    /// Enqueues the call on the stream. The first calls of a group may wait for the other ranks to make them too.
     unsafe fn run(&self, call: &Call) -> Result<(), CommError> {
         let (send, receive) = (call.send.address.cast_const(), call.receive.address);
         let (kind, len, stream) = (data_type(call.kind), call.receive.len, self.queue.stream);
         if call.send.len == 0 && len == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
-        // SAFETY: the spans are valid by the caller's promise, the stream by that of who made the group.
+        // SAFETY: the spans are valid by the caller's promise, the stream by that of `join`'s caller.
         unsafe {
             match &call.collective {
                 Collective::AllReduce(by) => {
@@ -173,7 +174,7 @@ impl Engine for Nccl {
                 Collective::Broadcast { root } => self.handle.within("ncclBroadcast", |nccl, comm| {
                     (nccl.broadcast)(receive, receive, len, kind, *root as c_int, comm, stream)
                 }),
-                // NCCL has none; this takes as long. Of barriers on the same scratch only the order matters.
+                // NCCL has no barrier; this takes as long. The scratch's content doesn't matter.
                 Collective::Barrier => self.handle.within("ncclAllReduce", |nccl, comm| {
                     let byte = self.queue.scratch.cast::<u8>();
                     (nccl.all_reduce)(byte, byte, 1, data_type::UINT8, reduction::MAX, comm, stream)
@@ -182,8 +183,8 @@ impl Engine for Nccl {
         }
     }
 
-    /// Whether calls that were queued have failed since: the device or the network tells that later. To be asked now and then while the
-    /// host waits for the device, which else might be for ever. From any thread.
+    /// Returns the error of a queued call that has failed since. To be called now and then while the host waits for the device, which
+    /// otherwise might be for ever. Callable from any thread.
     fn check(&self) -> Result<(), CommError> {
         let mut found = SUCCESS;
         // SAFETY: a group; the number is written.
@@ -191,11 +192,11 @@ impl Engine for Nccl {
         self.handle.within("ncclCommGetAsyncError", asked)?;
         match found {
             SUCCESS | IN_PROGRESS => Ok(()),
-            code => self.handle.library().checked("the exchange", code).map_err(|e| self.handle.fail(e)),
+            code => self.handle.library().checked("an earlier call", code).map_err(|e| self.handle.fail(e)),
         }
     }
 
-    /// On the same stream. Not while the stream is under capture.
+    /// Splits off a group on the same stream. Not while the stream is under capture.
     fn split(&self, colour: usize, key: usize) -> Result<Arc<dyn Engine>, CommError> {
         let library = self.handle.library();
         let Some(split) = library.functions.comm_split else {
@@ -225,7 +226,7 @@ impl Engine for Nccl {
         Ok(Nccl::new(part, self.queue)?)
     }
 
-    /// Groups that were split off end too.
+    /// Aborts this group and its sub-groups.
     fn abort(&self, why: &str) {
         self.handle.abort(why);
     }

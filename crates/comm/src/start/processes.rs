@@ -1,23 +1,23 @@
-//! Ranks that are processes.
+//! Startup of ranks that are processes.
 
-use super::{Member, Refused, watch_with};
+use super::{Member, StartError, spawn_control_thread};
+use crate::activity::Activity;
 use crate::communicator::Communicator;
-use crate::control::guest::{self, Closed, Guest};
-use crate::control::hub::{self, Hub};
-use crate::control::mesh::{self, Mesh};
-use crate::control::{Hello, Limits, Local, Office, Person, Watch, addresses, process};
+use crate::control::client::{self, Client, JoinError};
+use crate::control::coordinator::{self, Coordinator};
+use crate::control::mesh::{self, PeerMesh};
+use crate::control::{Hello, Limits, LocalRank, Monitor, Peer, ProcessControl, addresses, process};
 use crate::engine::Engine;
-use crate::launch::{Choice, Meeting, Place, environment, meeting};
-use crate::pulse::Pulse;
+use crate::launch::{Backend, MasterAddress, Place, environment, master_address};
 use crate::tcp;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for each other at the start, unless told: nodes of a job may start far apart.
-const MEET_WITHIN: Duration = Duration::from_secs(60);
+/// Default time for ranks to connect at the start: nodes of a job may start far apart.
+const CONNECT_WITHIN: Duration = Duration::from_secs(60);
 
-/// What must stay for as long as the engine works.
+/// Runtime that must outlive the engine.
 pub(super) enum Runtime {
     Nothing,
     #[cfg(feature = "mpi")]
@@ -25,10 +25,10 @@ pub(super) enum Runtime {
 }
 
 impl Runtime {
-    /// All ranks are done.
+    /// Finalizes the runtime, once all ranks are done.
     pub fn finish(self) {}
 
-    /// Others may be gone: to wait for them would be to wait for ever.
+    /// Leaves the runtime without finalizing it: other ranks may be gone, and finalizing waits for them.
     pub fn abandon(self) {
         match self {
             Runtime::Nothing => {}
@@ -38,118 +38,132 @@ impl Runtime {
     }
 }
 
-/// Who is where, once all ranks met.
-struct Met {
-    people: Vec<Person>,
+/// State of this rank once all ranks have connected.
+struct JoinedRun {
+    peers: Vec<Peer>,
     secret: u64,
-    watch: Watch,
-    office: Arc<Office>,
+    monitor: Monitor,
+    control: Arc<ProcessControl>,
 }
 
-struct Setting {
+/// What a rank needs to connect to the others.
+struct Startup {
     place: Place,
     limits: Limits,
+    print: fn(&str),
     patience: Duration,
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
 }
 
-pub(super) fn start(choice: Choice, place: Place, timeout: Option<Duration>) -> Result<Member, Refused> {
+pub(super) fn start(
+    backend: Backend,
+    place: Place,
+    timeout: Option<Duration>,
+    print: fn(&str),
+) -> Result<Member, StartError> {
     let limits = Limits::new(timeout);
-    let patience = timeout.unwrap_or(MEET_WITHIN);
-    let setting = Setting { place, limits, patience, pulse: Arc::default() };
-    match choice {
-        Choice::Mpi => over_mpi(setting),
-        _ => over_tcp(setting),
+    let patience = timeout.unwrap_or(CONNECT_WITHIN);
+    let startup = Startup { place, limits, print, patience, activity: Arc::default() };
+    match backend {
+        Backend::Mpi => over_mpi(startup),
+        _ => over_tcp(startup),
     }
 }
 
-impl Setting {
-    /// About this rank alone.
-    fn problem(&self, line: impl std::fmt::Display) -> Refused {
+impl Startup {
+    /// Error of this rank alone.
+    fn problem(&self, line: impl std::fmt::Display) -> StartError {
         let Place { rank, host, .. } = &self.place;
-        Refused { line: format!("rank {rank} (host {host}): {line}"), prints: true, code: 1 }
+        StartError { line: format!("rank {rank} (host {host}): {line}"), prints: true, code: 1 }
     }
 
-    /// The same on every rank.
-    fn shared_problem(&self, line: String) -> Refused {
-        Refused { line, prints: self.place.rank == 0, code: 1 }
+    /// Error that every rank has.
+    fn shared_problem(&self, line: String) -> StartError {
+        StartError { line, prints: self.place.rank == 0, code: 1 }
     }
 
     fn hello(&self, addresses: Vec<String>) -> Hello {
         let Place { rank, world, host, .. } = &self.place;
-        let person =
-            Person { host: host.clone(), pid: std::process::id(), process: process::identity(), addresses };
-        Hello { version: env!("CARGO_PKG_VERSION").to_string(), rank: *rank, world: *world, person }
+        let peer =
+            Peer { host: host.clone(), pid: std::process::id(), process: process::identity(), addresses };
+        Hello { version: env!("CARGO_PKG_VERSION").to_string(), rank: *rank, world: *world, peer }
     }
 
-    /// Rank 0 waits at the listener, the others come to one of the places; then all are watched.
-    fn meet(&self, listener: Option<TcpListener>, places: &[String], hello: Hello) -> Result<Met, Refused> {
-        let local = Local::new(self.place.rank, Arc::clone(&self.pulse));
-        let office = Office::new(vec![local], self.limits, true).map_err(|error| self.problem(error))?;
-        let office = Arc::new(office);
-        let watch = Watch::new(Arc::clone(&office), 0);
-        let (people, secret) = match listener {
+    /// Connects to the control plane: rank 0 waits at the listener, the others connect to one of the places.
+    fn join(
+        &self,
+        listener: Option<TcpListener>,
+        places: &[String],
+        hello: Hello,
+    ) -> Result<JoinedRun, StartError> {
+        let local = LocalRank::new(self.place.rank, Arc::clone(&self.activity));
+        let control = ProcessControl::new(vec![local], self.limits, true, self.print)
+            .map_err(|error| self.problem(error))?;
+        let control = Arc::new(control);
+        let monitor = Monitor::new(Arc::clone(&control), 0);
+        let (peers, secret) = match listener {
             Some(listener) => {
-                let gathered = hub::gather(&listener, hello, self.patience).map_err(|line| Refused {
-                    line,
-                    prints: true,
-                    code: 3,
-                })?;
-                let (people, secret) = (gathered.people.clone(), gathered.secret);
-                let hub = Hub::new(Arc::clone(&office), gathered);
-                watch_with(move || hub.serve()).map_err(|error| self.problem(error))?;
-                (people, secret)
+                let assembled = coordinator::assemble(&listener, hello, self.patience)
+                    .map_err(|line| StartError { line, prints: true, code: 3 })?;
+                let (peers, secret) = (assembled.peers.clone(), assembled.secret);
+                let coordinator = Coordinator::new(Arc::clone(&control), assembled);
+                spawn_control_thread(move || coordinator.serve()).map_err(|error| self.problem(error))?;
+                (peers, secret)
             }
             None => {
-                let welcomed = guest::come(places, &hello, self.patience).map_err(|closed| match closed {
-                    Closed::Told(line) => Refused { line, prints: false, code: 3 },
-                    Closed::Alone(line) => Refused { line, prints: true, code: 3 },
-                })?;
-                let (mut people, secret) = (welcomed.people.clone(), welcomed.secret);
-                reach_hub(&mut people[0], welcomed.hub_address());
-                let guest = Guest::new(Arc::clone(&office), welcomed);
-                watch_with(move || guest.serve()).map_err(|error| self.problem(error))?;
-                (people, secret)
+                let joined_run =
+                    client::join(places, &hello, self.patience).map_err(|closed| match closed {
+                        JoinError::Reported(line) => StartError { line, prints: false, code: 3 },
+                        JoinError::Unreported(line) => StartError { line, prints: true, code: 3 },
+                    })?;
+                let (mut peers, secret) = (joined_run.peers.clone(), joined_run.secret);
+                add_address(&mut peers[0], joined_run.coordinator_address());
+                let client = Client::new(Arc::clone(&control), joined_run);
+                spawn_control_thread(move || client.serve()).map_err(|error| self.problem(error))?;
+                (peers, secret)
             }
         };
-        Ok(Met { people, secret, watch, office })
+        Ok(JoinedRun { peers, secret, monitor, control })
     }
 
-    fn member(self, engine: Arc<dyn Engine>, met: Met, runtime: Runtime) -> Member {
-        let _ = met.office.locals[0].engine.set(Arc::clone(&engine));
-        let world = Communicator::new(engine, Arc::clone(&self.pulse));
-        let place = placed(self.place, &met.people);
-        Member { world, watch: met.watch, place, asked: None, runtime }
+    fn member(self, engine: Arc<dyn Engine>, met: JoinedRun, runtime: Runtime) -> Member {
+        let _ = met.control.locals[0].engine.set(Arc::clone(&engine));
+        let world = Communicator::new(engine, Arc::clone(&self.activity));
+        let place = placed(self.place, &met.peers);
+        Member { world, monitor: met.monitor, place, requested: None, runtime }
     }
 }
 
-/// The address at which the hub was reached works for the mesh too.
-fn reach_hub(hub: &mut Person, address: Option<std::net::IpAddr>) {
-    let port =
-        hub.addresses.first().and_then(|address| address.rsplit_once(':')).map(|(_, port)| port.to_string());
+/// Adds the address at which the coordinator was reached: it works for the mesh too.
+fn add_address(coordinator: &mut Peer, address: Option<std::net::IpAddr>) {
+    let port = coordinator
+        .addresses
+        .first()
+        .and_then(|address| address.rsplit_once(':'))
+        .map(|(_, port)| port.to_string());
     if let (Some(port), Some(address)) = (port, address.filter(|address| !address.is_loopback())) {
-        hub.addresses.insert(0, guest::joined(address, &port));
+        coordinator.addresses.insert(0, client::host_port(address, &port));
     }
 }
 
-/// Where the launcher doesn't tell, the ranks on the same machine are counted.
-fn placed(place: Place, people: &[Person]) -> Place {
+/// Counts the ranks on the same machine, if the launcher doesn't set the local rank.
+fn placed(place: Place, peers: &[Peer]) -> Place {
     if Place::knows_locals(&environment) {
         return place;
     }
-    let me = &people[place.rank];
-    let near = |other: &Person| other.host == me.host && process::same_machine(&other.process, &me.process);
-    let local_rank = people[..place.rank].iter().filter(|other| near(other)).count();
-    let local_world = people.iter().filter(|other| near(other)).count();
+    let me = &peers[place.rank];
+    let near = |other: &Peer| other.host == me.host && process::same_machine(&other.process, &me.process);
+    let local_rank = peers[..place.rank].iter().filter(|other| near(other)).count();
+    let local_world = peers.iter().filter(|other| near(other)).count();
     Place { local_rank, local_world: local_world.max(1), ..place }
 }
 
-fn over_tcp(setting: Setting) -> Result<Member, Refused> {
-    let Meeting { host, port } =
-        meeting(&setting.place, &environment).map_err(|line| setting.shared_problem(line))?;
-    let door = match setting.place.rank {
+fn over_tcp(startup: Startup) -> Result<Member, StartError> {
+    let MasterAddress { host, port } =
+        master_address(&startup.place, &environment).map_err(|line| startup.shared_problem(line))?;
+    let rendezvous = match startup.place.rank {
         0 => Some(addresses::listen(port).map_err(|error| {
-            setting.problem(format!("can't listen on port {port}: {error}; set MASTER_PORT to a free one"))
+            startup.problem(format!("can't listen on port {port}: {error}; set MASTER_PORT to a free one"))
         })?),
         _ => None,
     };
@@ -157,46 +171,46 @@ fn over_tcp(setting: Setting) -> Result<Member, Refused> {
         let places = mesh::places(&listener, &addresses::of_this_machine())?;
         Ok((listener, places))
     });
-    let (listener, places) = listening.map_err(|error| setting.problem(error))?;
+    let (listener, places) = listening.map_err(|error| startup.problem(error))?;
     let hub_place = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-    let hello = setting.hello(places);
-    let met = setting.meet(door, &[hub_place], hello)?;
-    let rank = setting.place.rank;
-    let deadline = Instant::now() + setting.patience;
-    let mesh = Mesh { rank, people: &met.people, secret: met.secret, deadline };
-    let engine = met.watch.run_part(|| {
+    let hello = startup.hello(places);
+    let met = startup.join(rendezvous, &[hub_place], hello)?;
+    let rank = startup.place.rank;
+    let deadline = Instant::now() + startup.patience;
+    let mesh = PeerMesh { rank, peers: &met.peers, secret: met.secret, deadline };
+    let engine = met.monitor.run_part(|| {
         let streams = mesh.connect(&listener)?;
         tcp::engine(rank, streams).map_err(|error| error.to_string())
     });
     match engine {
-        Ok(engine) => Ok(setting.member(engine, met, Runtime::Nothing)),
+        Ok(engine) => Ok(startup.member(engine, met, Runtime::Nothing)),
         Err(ended) => {
             let prints = ended.line.is_some();
-            Err(Refused { line: ended.line.unwrap_or_default(), prints, code: ended.code })
+            Err(StartError { line: ended.line.unwrap_or_default(), prints, code: ended.code })
         }
     }
 }
 
 #[cfg(not(feature = "mpi"))]
-fn over_mpi(setting: Setting) -> Result<Member, Refused> {
-    Err(setting.shared_problem("this vitesse was built without MPI".to_string()))
+fn over_mpi(startup: Startup) -> Result<Member, StartError> {
+    Err(startup.shared_problem("this vitesse was built without MPI".to_string()))
 }
 
 #[cfg(feature = "mpi")]
-fn over_mpi(setting: Setting) -> Result<Member, Refused> {
-    let mpi = crate::mpi::Mpi::init().map_err(|error| setting.problem(error))?;
+fn over_mpi(startup: Startup) -> Result<Member, StartError> {
+    let mpi = crate::mpi::Mpi::init().map_err(|error| startup.problem(error))?;
     let (rank, world) = (mpi.rank(), mpi.size());
-    if (rank, world) != (setting.place.rank, setting.place.world) {
-        let Place { rank: told, world: of, launcher, .. } = &setting.place;
-        return Err(setting.shared_problem(format!(
-            "{launcher} says rank {told} of {of}, MPI says rank {rank} of {world}: MPI was started by something else \
+    if (rank, world) != (startup.place.rank, startup.place.world) {
+        let Place { rank: exit_report, world: of, launcher, .. } = &startup.place;
+        return Err(startup.shared_problem(format!(
+            "{launcher} says rank {exit_report} of {of}, MPI says rank {rank} of {world}: MPI was started by another launcher \
              (under Slurm: srun --mpi=pmix, or --comm tcp)"
         )));
     }
-    match meet_over_mpi(&setting, &mpi) {
+    match join_over_mpi(&startup, &mpi) {
         Ok(met) => {
             let engine = mpi.engine();
-            Ok(setting.member(engine, met, Runtime::Mpi(mpi)))
+            Ok(startup.member(engine, met, Runtime::Mpi(mpi)))
         }
         Err(refused) => {
             Runtime::Mpi(mpi).abandon();
@@ -205,21 +219,23 @@ fn over_mpi(setting: Setting) -> Result<Member, Refused> {
     }
 }
 
-/// MPI itself tells the ranks where rank 0 listens.
+/// Connects the ranks; MPI broadcasts the address of rank 0.
 #[cfg(feature = "mpi")]
-fn meet_over_mpi(setting: &Setting, mpi: &crate::mpi::Mpi) -> Result<Met, Refused> {
-    let failed = |error: &dyn std::fmt::Display| setting.problem(format!("can't meet the others: {error}"));
-    let (mut door, mut places) = (None, Vec::new());
-    if setting.place.rank == 0 {
+fn join_over_mpi(startup: &Startup, mpi: &crate::mpi::Mpi) -> Result<JoinedRun, StartError> {
+    let failed =
+        |error: &dyn std::fmt::Display| startup.problem(format!("can't connect to the other ranks: {error}"));
+    let (mut rendezvous, mut places) = (None, Vec::new());
+    if startup.place.rank == 0 {
         let listener = addresses::listen(0).map_err(|error| failed(&error))?;
         places = mesh::places(&listener, &addresses::of_this_machine()).map_err(|error| failed(&error))?;
-        door = Some(listener);
+        rendezvous = Some(listener);
     }
     // Not the run's own communicator: its calls are counted from the first of the run.
     let first = Communicator::new(mpi.engine(), Arc::default());
-    let told = first
+    let exit_report = first
         .broadcast_bytes(first.name("addresses of rank 0"), 0, places.join(" ").into_bytes())
         .map_err(|error| failed(&error))?;
-    let places: Vec<String> = String::from_utf8_lossy(&told).split_whitespace().map(str::to_string).collect();
-    setting.meet(door, &places, setting.hello(Vec::new()))
+    let places: Vec<String> =
+        String::from_utf8_lossy(&exit_report).split_whitespace().map(str::to_string).collect();
+    startup.join(rendezvous, &places, startup.hello(Vec::new()))
 }

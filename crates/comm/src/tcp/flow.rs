@@ -1,4 +1,4 @@
-//! What moves between this rank and one other in an exchange: at most one frame each way.
+//! Transfer between this rank and one other: at most one frame each way.
 
 use super::fault;
 use crate::engine::CommError;
@@ -6,7 +6,7 @@ use std::io::{ErrorKind, IoSlice, Read};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 
-/// The number of the exchange and the length of what follows.
+/// Bytes of a frame's header: the number of the round and the length of what follows.
 const HEAD: usize = 16;
 
 #[derive(Default)]
@@ -19,11 +19,11 @@ struct Frame {
     head: [u8; HEAD],
     address: *mut u8,
     len: usize,
-    /// Bytes that are over, the head's among them.
+    /// Bytes done, the header's included.
     at: usize,
 }
 
-// SAFETY: whoever fills a flow vouches for the addresses until the exchange is over, on whichever thread it is.
+// SAFETY: the caller that fills a flow vouches for the addresses until the transfer is over, on whichever thread it is.
 unsafe impl Send for Flow {}
 
 impl Frame {
@@ -31,7 +31,7 @@ impl Frame {
         self.at == HEAD + self.len
     }
 
-    /// What is left of the head, if any.
+    /// Bytes left of the header.
     fn head_left(&self) -> usize {
         HEAD.saturating_sub(self.at)
     }
@@ -69,7 +69,7 @@ impl Flow {
         [&self.out, &self.into].into_iter().flatten().all(Frame::is_over)
     }
 
-    /// What to ask the system to watch for.
+    /// Events to poll for.
     pub fn events(&self) -> libc::c_short {
         let pending = |frame: &Option<Frame>| frame.as_ref().is_some_and(|frame| !frame.is_over());
         let out = if pending(&self.out) { libc::POLLOUT } else { 0 };
@@ -77,7 +77,7 @@ impl Flow {
         out | into
     }
 
-    /// Moves what can be moved without waiting; says whether anything was.
+    /// Transfers what it can without blocking; returns whether anything was.
     pub fn step(&mut self, stream: &TcpStream, rank: usize, sequence: u64) -> Result<bool, CommError> {
         let lost = |why: String| CommError::Lost { rank, why };
         let (mut stream, mut moved) = (stream, false);
@@ -116,14 +116,14 @@ impl Flow {
                     }
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(e) => return Err(lost(format!("can't hear from it: {e}"))),
+                Err(e) => return Err(lost(format!("can't receive from it: {e}"))),
             }
         }
         Ok(moved)
     }
 }
 
-/// Sends what can be sent. To a rank that is gone this is an error; `write_vectored` would end the process by a signal instead, where
+/// Sends what can be sent. To a lost rank this is an error; `write_vectored` would end the process by SIGPIPE instead, where
 /// that is not ignored.
 fn send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
     // SAFETY: all zeros are an empty message.
@@ -135,7 +135,7 @@ fn send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
     usize::try_from(sent).map_err(|_| std::io::Error::last_os_error())
 }
 
-/// Signatures are compared before, so this is a stranger at the other end or a fault of ours.
+/// Error of an unexpected frame: signatures are compared before, so it is a foreign sender or a bug.
 fn stray(head: &[u8; HEAD], rank: usize, sequence: u64, len: usize) -> CommError {
     let word = |at: usize| {
         let mut word = [0; 8];
@@ -143,7 +143,7 @@ fn stray(head: &[u8; HEAD], rank: usize, sequence: u64, len: usize) -> CommError
         u64::from_le_bytes(word)
     };
     fault(format!(
-        "rank {rank} sent {} bytes of exchange {} where {len} of exchange {sequence} were due",
+        "rank {rank} sent {} bytes of round {} where {len} of round {sequence} were expected",
         word(8),
         word(0)
     ))

@@ -1,13 +1,13 @@
-//! Ranks joined by sockets, each to each.
+//! Engine over TCP sockets, one between every two ranks.
 //!
-//! Every socket is read and written as it is ready, so that ranks which send to each other can't block each other. What was
-//! split off has sockets of its own: threads that use different groups have nothing to wait for from one another.
+//! Every socket is read and written as it becomes ready, so that ranks which send to each other can't block each other. Sub-groups
+//! have sockets of their own: threads that use different groups don't wait for each other.
 
 mod flow;
 mod join;
 
 use crate::engine::{CommError, Engine};
-use crate::transport::{Exchange, Transport};
+use crate::transport::{Transport, TransportEngine};
 use flow::Flow;
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
@@ -15,39 +15,39 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The engine of rank `rank`, with `streams[r]` connected to rank r and none at its own place.
+/// Makes the engine of rank `rank`; `streams[r]` is connected to rank r, `None` for itself.
 pub fn engine(rank: usize, streams: Vec<Option<TcpStream>>) -> Result<Arc<dyn Engine>, CommError> {
-    Ok(Arc::new(Exchange::new(Tcp::new(rank, streams)?)))
+    Ok(Arc::new(TransportEngine::new(TcpTransport::new(rank, streams)?)))
 }
 
-/// Before a rank asks to be woken it looks on for as long, giving way: most answers are on their way already.
-const LOOK: Duration = Duration::from_micros(30);
-/// Waiting ends at once when a socket is closed, so this is only for what nobody has thought of.
+/// Time for which a rank yields and retries before it blocks in `poll`: most answers are on their way already.
+const YIELD_FOR: Duration = Duration::from_micros(30);
+/// Timeout of one `poll`. Closing a socket ends it at once, so this is only a safeguard.
 const NAP_MS: i32 = 100;
 
-struct Tcp {
+struct TcpTransport {
     rank: usize,
-    links: Arc<Links>,
-    pump: Mutex<Pump>,
+    sockets: Arc<Sockets>,
+    transfers: Mutex<Transfers>,
 }
 
-/// What other threads need in order to end an exchange.
-struct Links {
+/// Sockets to the other ranks, shared with threads that abort a transfer.
+struct Sockets {
     streams: Vec<Option<TcpStream>>,
     failed: OnceLock<CommError>,
-    parts: Mutex<Vec<Weak<Links>>>,
+    parts: Mutex<Vec<Weak<Sockets>>>,
 }
 
-/// The state of an exchange, kept for its room.
-struct Pump {
-    /// Exchanges so far.
+/// State of a round of transfers, kept for its buffers.
+struct Transfers {
+    /// Number of rounds so far.
     sequence: u64,
     flows: Vec<Flow>,
     polls: Vec<libc::pollfd>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whatever these locks guard is whole between any two statements.
+    // What these locks guard is consistent between any two statements.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -55,8 +55,8 @@ fn fault(why: String) -> CommError {
     CommError::Engine { engine: "tcp", why }
 }
 
-impl Links {
-    /// Ends everything on this rank; the others find their sockets closed.
+impl Sockets {
+    /// Closes all sockets of this rank; the others see the end of the connection.
     fn fail(&self, error: CommError) -> CommError {
         let error = self.failed.get_or_init(|| error).clone();
         for stream in self.streams.iter().flatten() {
@@ -77,7 +77,7 @@ impl Links {
     }
 }
 
-impl Tcp {
+impl TcpTransport {
     fn new(rank: usize, streams: Vec<Option<TcpStream>>) -> Result<Self, CommError> {
         let ranks = streams.len();
         let misplaced = |(r, stream): (usize, &Option<TcpStream>)| stream.is_none() != (r == rank);
@@ -89,75 +89,77 @@ impl Tcp {
             let ready = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
             ready.map_err(|e| fault(format!("can't set up a connection: {e}")))?;
         }
-        let links = Links { streams, failed: OnceLock::new(), parts: Mutex::default() };
-        let pump = Pump {
+        let sockets = Sockets { streams, failed: OnceLock::new(), parts: Mutex::default() };
+        let transfers = Transfers {
             sequence: 0,
             flows: std::iter::repeat_with(Flow::default).take(ranks).collect(),
             polls: Vec::with_capacity(ranks),
         };
-        Ok(Tcp { rank, links: Arc::new(links), pump: Mutex::new(pump) })
+        Ok(TcpTransport { rank, sockets: Arc::new(sockets), transfers: Mutex::new(transfers) })
     }
 
-    /// Sends and receives what the flows say, until all is there.
-    fn exchange(&self, pump: &mut Pump) -> Result<(), CommError> {
+    /// Sends and receives until every flow is done.
+    fn transfer(&self, transfers: &mut Transfers) -> Result<(), CommError> {
         let mut idle: Option<Instant> = None;
         loop {
             let (mut moved, mut pending) = (false, false);
-            for (rank, stream) in self.links.streams.iter().enumerate() {
+            for (rank, stream) in self.sockets.streams.iter().enumerate() {
                 let Some(stream) = stream else { continue };
-                let flow = &mut pump.flows[rank];
+                let flow = &mut transfers.flows[rank];
                 if flow.is_done() {
                     continue;
                 }
-                let step = flow.step(stream, rank, pump.sequence);
-                moved |= step.map_err(|error| self.links.fail(error))?;
+                let step = flow.step(stream, rank, transfers.sequence);
+                moved |= step.map_err(|error| self.sockets.fail(error))?;
                 pending |= !flow.is_done();
             }
             if !pending {
                 return Ok(());
             }
             // A socket that abort closes looks like one that the other rank closed; the flag says which it was.
-            self.links.check()?;
+            self.sockets.check()?;
             if moved {
                 idle = None;
-            } else if idle.get_or_insert_with(Instant::now).elapsed() < LOOK {
+            } else if idle.get_or_insert_with(Instant::now).elapsed() < YIELD_FOR {
                 std::thread::yield_now();
             } else {
-                self.sleep(pump)?;
+                self.sleep(transfers)?;
             }
         }
     }
 
-    /// Until a socket can go on.
-    fn sleep(&self, pump: &mut Pump) -> Result<(), CommError> {
-        pump.polls.clear();
-        for (flow, stream) in pump.flows.iter().zip(&self.links.streams) {
+    /// Blocks until a socket is ready.
+    fn sleep(&self, transfers: &mut Transfers) -> Result<(), CommError> {
+        transfers.polls.clear();
+        for (flow, stream) in transfers.flows.iter().zip(&self.sockets.streams) {
             let Some(stream) = stream else { continue };
             let events = flow.events();
             if events != 0 {
-                pump.polls.push(libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 });
+                transfers.polls.push(libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 });
             }
         }
-        // SAFETY: the list is as long as is said, and its sockets stay open meanwhile.
-        let ready = unsafe { libc::poll(pump.polls.as_mut_ptr(), pump.polls.len() as libc::nfds_t, NAP_MS) };
+        // SAFETY: pointer and length are those of the list, and its sockets stay open meanwhile.
+        let ready = unsafe {
+            libc::poll(transfers.polls.as_mut_ptr(), transfers.polls.len() as libc::nfds_t, NAP_MS)
+        };
         let error = std::io::Error::last_os_error();
         if ready < 0 && error.kind() != std::io::ErrorKind::Interrupted {
-            return Err(self.links.fail(fault(format!("can't wait for the network: {error}"))));
+            return Err(self.sockets.fail(fault(format!("can't wait for the network: {error}"))));
         }
         Ok(())
     }
 
-    /// Begins an exchange in which nothing moves yet.
-    fn begin(&self) -> Result<MutexGuard<'_, Pump>, CommError> {
-        self.links.check()?;
-        let mut pump = lock(&self.pump);
-        pump.sequence += 1;
-        pump.flows.iter_mut().for_each(Flow::clear);
-        Ok(pump)
+    /// Begins a round of transfers without flows.
+    fn begin(&self) -> Result<MutexGuard<'_, Transfers>, CommError> {
+        self.sockets.check()?;
+        let mut transfers = lock(&self.transfers);
+        transfers.sequence += 1;
+        transfers.flows.iter_mut().for_each(Flow::clear);
+        Ok(transfers)
     }
 }
 
-impl Transport for Tcp {
+impl Transport for TcpTransport {
     fn name(&self) -> &'static str {
         "tcp"
     }
@@ -167,7 +169,7 @@ impl Transport for Tcp {
     }
 
     fn size(&self) -> usize {
-        self.links.streams.len()
+        self.sockets.streams.len()
     }
 
     unsafe fn all_to_all(
@@ -177,71 +179,71 @@ impl Transport for Tcp {
         receive: *mut u8,
         received: &[Range<usize>],
     ) -> Result<(), CommError> {
-        let mut pump = self.begin()?;
-        let sequence = pump.sequence;
-        for (rank, flow) in pump.flows.iter_mut().enumerate().filter(|&(rank, _)| rank != self.rank) {
-            // SAFETY: valid parts, by the caller's promise, for which the exchange is over before this returns.
+        let mut transfers = self.begin()?;
+        let sequence = transfers.sequence;
+        for (rank, flow) in transfers.flows.iter_mut().enumerate().filter(|&(rank, _)| rank != self.rank) {
+            // SAFETY: valid parts, by the caller's promise, for which the transfer is over before this returns.
             unsafe {
                 flow.send(sequence, send.add(sent[rank].start), sent[rank].len());
                 flow.receive(receive.add(received[rank].start), received[rank].len());
             }
         }
-        self.exchange(&mut pump)
+        self.transfer(&mut transfers)
     }
 
     unsafe fn all_gather(&self, data: *mut u8, parts: &[Range<usize>]) -> Result<(), CommError> {
-        let mut pump = self.begin()?;
-        let (sequence, own) = (pump.sequence, &parts[self.rank]);
-        for (rank, flow) in pump.flows.iter_mut().enumerate().filter(|&(rank, _)| rank != self.rank) {
-            // SAFETY: valid parts, by the caller's promise, for which the exchange is over before this returns.
+        let mut transfers = self.begin()?;
+        let (sequence, own) = (transfers.sequence, &parts[self.rank]);
+        for (rank, flow) in transfers.flows.iter_mut().enumerate().filter(|&(rank, _)| rank != self.rank) {
+            // SAFETY: valid parts, by the caller's promise, for which the transfer is over before this returns.
             unsafe {
                 flow.send(sequence, data.add(own.start), own.len());
                 flow.receive(data.add(parts[rank].start), parts[rank].len());
             }
         }
-        self.exchange(&mut pump)
+        self.transfer(&mut transfers)
     }
 
-    /// Down a tree: a rank has it from the one whose number lacks its own lowest bit, counted from the root.
+    /// Broadcasts down a binomial tree: a rank receives from the one whose number, counted from the root, lacks its own lowest bit.
     unsafe fn broadcast(&self, data: *mut u8, len: usize, root: usize) -> Result<(), CommError> {
         let ranks = self.size();
         let place = (self.rank + ranks - root) % ranks;
         let rank_at = |place: usize| (place + root) % ranks;
         let lowest = if place == 0 { ranks.next_power_of_two() } else { 1 << place.trailing_zeros() };
-        let mut pump = self.begin()?;
+        let mut transfers = self.begin()?;
         if place != 0 {
             // SAFETY: valid, by the caller's promise, and over before this returns.
-            unsafe { pump.flows[rank_at(place - lowest)].receive(data, len) };
-            self.exchange(&mut pump)?;
-            pump.flows.iter_mut().for_each(Flow::clear);
+            unsafe { transfers.flows[rank_at(place - lowest)].receive(data, len) };
+            self.transfer(&mut transfers)?;
+            transfers.flows.iter_mut().for_each(Flow::clear);
         }
-        let (sequence, mut step) = (pump.sequence, lowest / 2);
+        let (sequence, mut step) = (transfers.sequence, lowest / 2);
         while step > 0 {
             if place + step < ranks {
                 // SAFETY: as above.
-                unsafe { pump.flows[rank_at(place + step)].send(sequence, data, len) };
+                unsafe { transfers.flows[rank_at(place + step)].send(sequence, data, len) };
             }
             step /= 2;
         }
-        self.exchange(&mut pump)
+        self.transfer(&mut transfers)
     }
 
     fn split(&self, members: &[usize], number: u64) -> Result<Self, CommError> {
         let (rank, streams) = join::connect(self, members, number)?;
-        let part = Tcp::new(rank, streams)?;
-        let mut parts = lock(&self.links.parts);
+        let part = TcpTransport::new(rank, streams)?;
+        let mut parts = lock(&self.sockets.parts);
         parts.retain(|part| part.strong_count() > 0);
-        parts.push(Arc::downgrade(&part.links));
+        parts.push(Arc::downgrade(&part.sockets));
         drop(parts);
-        // Whoever aborts from now on finds the part in the list; who did before is found here.
-        if let Err(error) = self.links.check() {
-            part.links.fail(error.clone());
+        // A later abort finds the part in the list; an earlier one is found here.
+        if let Err(error) = self.sockets.check() {
+            part.sockets.fail(error.clone());
             return Err(error);
         }
         Ok(part)
     }
 
     fn abort(&self, why: &str) {
-        self.links.abort(why);
+        self.sockets.abort(why);
     }
 }

@@ -1,4 +1,4 @@
-//! Where the ranks of a group meet: who has come how far, and how those who wait are told.
+//! Synchronization of the ranks of a thread group: how far each is in a call, and waking those that wait.
 
 use super::slot::Slot;
 use crate::engine::CommError;
@@ -6,62 +6,62 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How far a rank is in a call.
+/// Stage of a rank in a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its call lies in its slot.
-    There = 1,
-    /// It uses the buffers of others.
-    AtWork = 2,
-    /// It won't touch the buffers of others any more.
+    /// Its call is in its slot.
+    Arrived = 1,
+    /// It uses the buffers of other ranks.
+    Working = 2,
+    /// It no longer uses the buffers of other ranks.
     Done = 3,
 }
 
-/// A rank's place. The phase has cache lines of its own, since others look at it while they wait.
+/// Phase of a rank. It has cache lines of its own, since others poll it while they wait.
 #[repr(align(128))]
-struct Seat {
-    /// Four times the number of the call, plus the stage: it only grows, but for calls that are broken off.
+struct RankPhase {
+    /// Four times the number of the call, plus the stage: it only grows, except in aborted calls.
     phase: AtomicU64,
-    /// The rank's engine was dropped.
+    /// True once the rank's engine was dropped.
     gone: AtomicBool,
 }
 
-pub(super) struct Group {
-    seats: Box<[Seat]>,
+pub(super) struct ThreadGroup {
+    phases: Box<[RankPhase]>,
     /// Two for each rank, used in turn: a rank that begins a call knows that all have begun the one before, hence that all
     /// have left the one before that.
     slots: Box<[[Slot; 2]]>,
-    /// Whether `error` is set.
+    /// True once `error` is set.
     broken: AtomicBool,
     error: OnceLock<CommError>,
-    /// Ranks that sleep, or are about to.
+    /// Number of ranks that sleep, or are about to.
     asleep: AtomicUsize,
-    bed: Mutex<()>,
+    sleep_lock: Mutex<()>,
     wake: Condvar,
-    /// For [`abort`](Self::abort).
-    parts: Mutex<Vec<Weak<Group>>>,
-    /// Groups that some of their ranks have not joined yet.
-    pub(super) nursery: Mutex<Vec<Joining>>,
-    /// How often to look without giving way.
-    looks: usize,
+    /// Sub-groups, for [`abort`](Self::abort).
+    parts: Mutex<Vec<Weak<ThreadGroup>>>,
+    /// Sub-groups that some of their ranks have not joined yet.
+    pub(super) pending_splits: Mutex<Vec<PendingSplit>>,
+    /// Number of polls before yielding.
+    spins: usize,
 }
 
-/// A sub-group that is being made.
-pub(super) struct Joining {
+/// A sub-group that some of its ranks have yet to join.
+pub(super) struct PendingSplit {
     pub call: u64,
     pub colour: usize,
-    pub group: Arc<Group>,
+    pub group: Arc<ThreadGroup>,
     pub missing: usize,
 }
 
-/// Looks before each further one gives way: some microseconds, as long as a meeting of ranks that arrive together takes. When
-/// nobody else wants the core, giving way costs next to nothing; when the other rank is the one that does, it gains a lot.
-const LOOKS: usize = 50;
-/// A rank that has waited as long sleeps. Waking costs some tens of microseconds.
+/// Polls before each further one yields: some microseconds, as long as ranks that arrive together take. When nobody else wants the
+/// core, yielding costs next to nothing; when the other rank does, it gains a lot.
+const SPINS: usize = 50;
+/// Time after which a waiting rank sleeps. Waking costs some tens of microseconds.
 const PATIENCE: Duration = Duration::from_micros(200);
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whatever these locks guard is whole between any two statements.
+    // What these locks guard is consistent between any two statements.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -69,33 +69,33 @@ fn phase(call: u64, stage: Stage) -> u64 {
     call * 4 + stage as u64
 }
 
-impl Group {
+impl ThreadGroup {
     pub fn new(ranks: usize, cores: usize) -> Arc<Self> {
-        let seat = || Seat { phase: AtomicU64::new(0), gone: AtomicBool::new(false) };
-        Arc::new(Group {
-            seats: std::iter::repeat_with(seat).take(ranks).collect(),
+        let phase_of = || RankPhase { phase: AtomicU64::new(0), gone: AtomicBool::new(false) };
+        Arc::new(ThreadGroup {
+            phases: std::iter::repeat_with(phase_of).take(ranks).collect(),
             slots: std::iter::repeat_with(|| [Slot::new(), Slot::new()]).take(ranks).collect(),
             broken: AtomicBool::new(false),
             error: OnceLock::new(),
             asleep: AtomicUsize::new(0),
-            bed: Mutex::new(()),
+            sleep_lock: Mutex::new(()),
             wake: Condvar::new(),
             parts: Mutex::new(Vec::new()),
-            nursery: Mutex::new(Vec::new()),
-            // With more ranks than cores, looking on keeps the one that is waited for from its core.
-            looks: if ranks <= cores { LOOKS } else { 0 },
+            pending_splits: Mutex::new(Vec::new()),
+            // With more ranks than cores, polling keeps the rank that is waited for from its core.
+            spins: if ranks <= cores { SPINS } else { 0 },
         })
     }
 
     pub fn ranks(&self) -> usize {
-        self.seats.len()
+        self.phases.len()
     }
 
     pub fn slot(&self, rank: usize, call: u64) -> &Slot {
         &self.slots[rank][(call % 2) as usize]
     }
 
-    /// The error that broke the group, if one did.
+    /// Returns the error that broke the group, if one did.
     pub fn check(&self) -> Result<(), CommError> {
         if self.broken.load(SeqCst) { Err(self.error()) } else { Ok(()) }
     }
@@ -105,142 +105,149 @@ impl Group {
         self.error.get().cloned().unwrap_or_else(unknown)
     }
 
-    /// Breaks the group, on all ranks; the first reason counts, and is returned.
+    /// Breaks the group on all ranks; the first error counts, and is returned.
     pub fn fail(&self, error: CommError) -> CommError {
         let _ = self.error.set(error);
         self.broken.store(true, SeqCst);
-        self.rouse();
+        self.wake_sleepers();
         self.error()
     }
 
-    /// Breaks the group and all made from it.
+    /// Breaks the group and its sub-groups.
     pub fn abort(&self, why: &Arc<str>) {
         self.fail(CommError::Aborted(Arc::clone(why)));
         let parts: Vec<_> = lock(&self.parts).iter().filter_map(Weak::upgrade).collect();
         parts.iter().for_each(|part| part.abort(why));
     }
 
-    /// A group of some of these ranks, that ends with this one.
+    /// Makes a sub-group, which is aborted with this one.
     pub fn part(&self, ranks: usize, cores: usize) -> Arc<Self> {
         let part = Self::new(ranks, cores);
         let mut parts = lock(&self.parts);
         parts.retain(|part| part.strong_count() > 0);
         parts.push(Arc::downgrade(&part));
         drop(parts);
-        // Whoever aborts from now on finds the part in the list; who did before is found here.
+        // A later abort finds the part in the list; an earlier one is found here.
         if let Err(CommError::Aborted(why)) = self.check() {
             part.abort(&why);
         }
         part
     }
 
-    /// The rank makes no more calls.
+    /// Records that the rank makes no more calls.
     pub fn leave(&self, rank: usize) {
-        self.seats[rank].gone.store(true, SeqCst);
-        self.rouse();
+        self.phases[rank].gone.store(true, SeqCst);
+        self.wake_sleepers();
     }
 
-    fn rouse(&self) {
-        // A rank holds the bed from its last look until it sleeps, so it can't miss this.
-        drop(lock(&self.bed));
+    fn wake_sleepers(&self) {
+        // A rank holds the lock from its last poll until it sleeps, so it can't miss this.
+        drop(lock(&self.sleep_lock));
         self.wake.notify_all();
     }
 
-    /// Tells the others how far this rank is.
+    /// Publishes this rank's stage.
     pub fn arrive(&self, rank: usize, call: u64, stage: Stage) {
         let phase = phase(call, stage);
-        self.seats[rank].phase.store(phase, SeqCst);
-        // Sleepers want all ranks, so only the last one need wake them. Of two that come last at once, at least one sees both.
-        if self.asleep.load(SeqCst) > 0 && self.seats.iter().all(|seat| seat.phase.load(SeqCst) >= phase) {
-            self.rouse();
+        self.phases[rank].phase.store(phase, SeqCst);
+        // Sleepers wait for all ranks, so only the last one need wake them. Of two that arrive last at once, at least one sees both.
+        if self.asleep.load(SeqCst) > 0
+            && self.phases.iter().all(|phase_of| phase_of.phase.load(SeqCst) >= phase)
+        {
+            self.wake_sleepers();
         }
     }
 
-    /// Waits until all ranks are as far.
+    /// Waits until all ranks have reached the stage.
     pub fn meet(&self, call: u64, stage: Stage) -> Result<(), CommError> {
         let phase = phase(call, stage);
         let mut met = 0;
-        for _ in 0..self.looks {
-            if self.look(phase, &mut met)? {
+        for _ in 0..self.spins {
+            if self.all_arrived(phase, &mut met)? {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            if self.look(phase, &mut met)? {
+            if self.all_arrived(phase, &mut met)? {
                 return Ok(());
             }
             std::thread::yield_now();
         }
-        let mut bed = lock(&self.bed);
+        let mut sleep_lock = lock(&self.sleep_lock);
         self.asleep.fetch_add(1, SeqCst);
         let result = loop {
-            match self.glance(phase, &mut met) {
-                Look::NotYet => bed = self.wake.wait(bed).unwrap_or_else(PoisonError::into_inner),
-                look => break look,
+            match self.poll(phase, &mut met) {
+                Arrivals::NotYet => {
+                    sleep_lock = self.wake.wait(sleep_lock).unwrap_or_else(PoisonError::into_inner)
+                }
+                all_arrived => break all_arrived,
             }
         };
         self.asleep.fetch_sub(1, SeqCst);
-        drop(bed);
-        self.judge(result).map(|_| ())
+        drop(sleep_lock);
+        self.outcome(result).map(|_| ())
     }
 
-    fn look(&self, phase: u64, met: &mut usize) -> Result<bool, CommError> {
-        match self.glance(phase, met) {
-            Look::NotYet => Ok(false),
-            Look::All => Ok(true),
-            other => self.judge(other),
+    fn all_arrived(&self, phase: u64, met: &mut usize) -> Result<bool, CommError> {
+        match self.poll(phase, met) {
+            Arrivals::NotYet => Ok(false),
+            Arrivals::All => Ok(true),
+            other => self.outcome(other),
         }
     }
 
     #[cold]
-    fn judge(&self, look: Look) -> Result<bool, CommError> {
-        match look {
-            Look::NotYet => Ok(false),
-            Look::All => Ok(true),
-            Look::Broken => Err(self.error()),
-            Look::Gone(rank) => Err(self.fail(CommError::Lost { rank, why: "its thread ended".to_string() })),
+    fn outcome(&self, all_arrived: Arrivals) -> Result<bool, CommError> {
+        match all_arrived {
+            Arrivals::NotYet => Ok(false),
+            Arrivals::All => Ok(true),
+            Arrivals::Broken => Err(self.error()),
+            Arrivals::Gone(rank) => {
+                Err(self.fail(CommError::Lost { rank, why: "its thread ended".to_string() }))
+            }
         }
     }
 
-    /// One look at the ranks from `met` on, which counts those that have come.
+    /// Polls the ranks from `met` on, which counts those that have arrived.
     #[inline]
-    fn glance(&self, phase: u64, met: &mut usize) -> Look {
-        while let Some(seat) = self.seats.get(*met) {
-            if seat.phase.load(SeqCst) < phase {
-                // Asked in this order: a rank may arrive and then go.
-                let gone = seat.gone.load(SeqCst) && seat.phase.load(SeqCst) < phase;
+    fn poll(&self, phase: u64, met: &mut usize) -> Arrivals {
+        while let Some(phase_of) = self.phases.get(*met) {
+            if phase_of.phase.load(SeqCst) < phase {
+                // Loaded in this order: a rank may arrive and then be dropped.
+                let gone = phase_of.gone.load(SeqCst) && phase_of.phase.load(SeqCst) < phase;
                 return match (self.broken.load(SeqCst), gone) {
-                    (true, _) => Look::Broken,
-                    (_, true) => Look::Gone(*met),
-                    _ => Look::NotYet,
+                    (true, _) => Arrivals::Broken,
+                    (_, true) => Arrivals::Gone(*met),
+                    _ => Arrivals::NotYet,
                 };
             }
             *met += 1;
         }
-        Look::All
+        Arrivals::All
     }
 
-    /// Whether this rank may use the others' buffers: from here until it is done, none of them leaves the call. If the
-    /// group is broken, some may have left already, and it may not.
+    /// Begins the use of other ranks' buffers: until this rank is done, none of them leaves the call. Fails if the group is broken, as
+    /// some may have left already.
     pub fn begin_work(&self, rank: usize, call: u64) -> Result<(), CommError> {
-        // Either this store comes before the group is broken, and whoever leaves sees it in `settle`; or the check fails.
-        self.seats[rank].phase.store(phase(call, Stage::AtWork), SeqCst);
+        // Either this store comes before the group is broken, and a leaving rank sees it in `settle`; or the check fails.
+        self.phases[rank].phase.store(phase(call, Stage::Working), SeqCst);
         self.check()
     }
 
-    /// Before a rank leaves a broken call: waits until nobody uses its buffers. Not long, as no rank waits while it works.
+    /// Waits until no rank uses this one's buffers, before it leaves a broken call. Not long, as no rank waits while it works.
     pub fn settle(&self, rank: usize, call: u64) {
-        let at_work = phase(call, Stage::AtWork);
-        let _ = self.seats[rank].phase.compare_exchange(at_work, phase(call, Stage::There), SeqCst, SeqCst);
-        while self.seats.iter().any(|seat| seat.phase.load(SeqCst) == at_work) {
+        let at_work = phase(call, Stage::Working);
+        let _ =
+            self.phases[rank].phase.compare_exchange(at_work, phase(call, Stage::Arrived), SeqCst, SeqCst);
+        while self.phases.iter().any(|phase_of| phase_of.phase.load(SeqCst) == at_work) {
             std::thread::yield_now();
         }
     }
 }
 
-enum Look {
+enum Arrivals {
     All,
     NotYet,
     Broken,

@@ -1,50 +1,54 @@
-//! Where a rank lays its call for the others to see, and its data if there is little of it.
+//! Slot in which a rank publishes its call, and small data.
 
 use crate::call::{Call, Collective, Counts, Span};
 use crate::signature::Signature;
 use std::cell::UnsafeCell;
 
-/// Data up to this size is laid into the slot, so that the call is done after one meeting.
+/// Largest data in bytes that goes through the slot, so that the call needs one wait only.
 pub(super) const SMALL: usize = 8 << 10;
 
-/// What the others need to know of a rank's call.
+/// Description of a rank's call for the others.
 #[derive(Clone, Copy)]
-pub(super) struct Notice {
+pub(super) struct CallDescriptor {
     pub signature: Signature,
     pub send: Span,
     pub receive: Span,
-    /// Of an all-to-all with parts of any length; the call keeps them.
+    /// Counts of an all-to-all with parts of any length; the call keeps them.
     pub counts: Option<*const Counts>,
 }
 
 #[repr(align(64))]
 struct Bytes(UnsafeCell<[u8; SMALL]>);
 
-/// Aligned so that no two slots share what a processor fetches at once.
+/// Slot of one rank, aligned so that no two share a cache line or its prefetched neighbour.
 #[repr(C, align(128))]
 pub(super) struct Slot {
-    notice: UnsafeCell<Notice>,
+    descriptor: UnsafeCell<CallDescriptor>,
     data: Bytes,
 }
 
 // SAFETY: only the slot's own rank writes, before it arrives; others read after, until they arrive at the next call, before
-// which the slot is not written again (see `Group::slots`). The pointers in it are used as `Group::begin_work` allows.
+// which the slot is not written again (see `ThreadGroup::slots`). The pointers in it are used as `ThreadGroup::begin_work` allows.
 unsafe impl Sync for Slot {}
 // SAFETY: as above.
 unsafe impl Send for Slot {}
 
 impl Slot {
     pub fn new() -> Self {
-        let nothing =
-            Notice { signature: Signature::NOTHING, send: Span::EMPTY, receive: Span::EMPTY, counts: None };
-        Slot { notice: UnsafeCell::new(nothing), data: Bytes(UnsafeCell::new([0; SMALL])) }
+        let nothing = CallDescriptor {
+            signature: Signature::NOTHING,
+            send: Span::EMPTY,
+            receive: Span::EMPTY,
+            counts: None,
+        };
+        Slot { descriptor: UnsafeCell::new(nothing), data: Bytes(UnsafeCell::new([0; SMALL])) }
     }
 
     /// # Safety
     /// By the slot's own rank, before it arrives at the call that the slot is for.
-    pub unsafe fn put(&self, notice: Notice) {
+    pub unsafe fn put(&self, descriptor: CallDescriptor) {
         // SAFETY: nobody else uses the slot now.
-        unsafe { *self.notice.get() = notice };
+        unsafe { *self.descriptor.get() = descriptor };
     }
 
     /// # Safety
@@ -56,24 +60,24 @@ impl Slot {
     }
 
     /// # Safety
-    /// After all ranks have met at the call, and before this rank arrives at the next.
-    pub unsafe fn notice(&self) -> Notice {
+    /// After all ranks have arrived at the call, and before this rank arrives at the next.
+    pub unsafe fn descriptor(&self) -> CallDescriptor {
         // SAFETY: not written meanwhile.
-        unsafe { *self.notice.get() }
+        unsafe { *self.descriptor.get() }
     }
 
-    /// What [`fill`](Self::fill) laid down; to be read in the same bounds as [`notice`](Self::notice).
+    /// Data that [`fill`](Self::fill) copied; to be read in the same bounds as [`descriptor`](Self::notice).
     pub fn data(&self) -> *const u8 {
         self.data.0.get().cast_const().cast()
     }
 }
 
-impl Notice {
+impl CallDescriptor {
     pub fn of(call: &Call) -> Self {
         let counts = match &call.collective {
             Collective::AllToAll(Some(counts)) => Some(std::ptr::from_ref(&**counts)),
             _ => None,
         };
-        Notice { signature: Signature::of(call), send: call.send, receive: call.receive, counts }
+        CallDescriptor { signature: Signature::of(call), send: call.send, receive: call.receive, counts }
     }
 }

@@ -1,6 +1,6 @@
-//! The share of one rank in a call where all see each other's buffers.
+//! One rank's part of a call in which all ranks see each other's buffers.
 
-use super::slot::Notice;
+use super::slot::CallDescriptor;
 use crate::call::{Call, Collective, Counts};
 use crate::engine::CommError;
 use crate::reduce::reduce;
@@ -8,7 +8,7 @@ use crate::share::{agree, part_of, pull};
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 
-/// Where what rank `from` sends to rank `to` begins, and how much it is; both must say the same.
+/// Elements that rank `from` sends to rank `to`; checks that both counts agree.
 fn parcel(from: &Counts, from_rank: usize, to: &Counts, to_rank: usize) -> Result<Range<usize>, CommError> {
     let sent = from.send[to_rank];
     agree(from_rank, sent, to_rank, to.receive[from_rank])?;
@@ -17,12 +17,12 @@ fn parcel(from: &Counts, from_rank: usize, to: &Counts, to_rank: usize) -> Resul
 }
 
 /// # Safety
-/// Spans and counts of all notices are valid, and nobody uses them but the ranks of the group, each for its own share.
+/// Spans and counts of all descriptors are valid, and nobody uses them but the ranks of the group, each for its own part.
 pub(super) unsafe fn work(
     call: &Call,
     me: usize,
     ranks: usize,
-    all: &dyn Fn(usize) -> Notice,
+    all: &dyn Fn(usize) -> CallDescriptor,
 ) -> Result<(), CommError> {
     let bytes = call.kind.bytes();
     match &call.collective {

@@ -1,7 +1,7 @@
 //! Builds the stand-in for NCCL, and talks to it.
 
-use comm::nccl::{Library, Nccl, Queue, join};
-use comm::{CommError, Communicator, Engine, Pulse};
+use comm::nccl::{DeviceQueue, Library, Nccl, join};
+use comm::{Activity, CommError, Communicator, Engine};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -130,7 +130,7 @@ pub fn join_with(
     world: &Communicator,
 ) -> Result<Arc<Nccl>, CommError> {
     let scratch = Box::leak(Box::new([0u64; 32])).as_mut_ptr().cast();
-    let queue = Queue { stream: ((world.rank() + 1) * 0x100) as *mut c_void, scratch };
+    let queue = DeviceQueue { stream: ((world.rank() + 1) * 0x100) as *mut c_void, scratch };
     // SAFETY: the fake only prints the stream; the scratch is never freed.
     unsafe { join(library, world, queue) }
 }
@@ -139,7 +139,7 @@ pub fn join_with(
 pub fn on_worlds<R: Send>(ranks: usize, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let body = &body;
-        let start = |engine| scope.spawn(move || body(&Communicator::new(engine, Arc::new(Pulse::new()))));
+        let start = |engine| scope.spawn(move || body(&Communicator::new(engine, Arc::new(Activity::new()))));
         let threads: Vec<_> = comm::threads::group(ranks).into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -154,7 +154,7 @@ pub fn on_devices<R: Send>(
     on_worlds(ranks, |world| {
         let _guard = Guard(fake);
         let nccl = join_with(fake.library(), world).unwrap();
-        let device = world.beside(Arc::clone(&nccl) as Arc<dyn Engine>);
+        let device = world.with_engine(Arc::clone(&nccl) as Arc<dyn Engine>);
         body(device, nccl)
     })
 }

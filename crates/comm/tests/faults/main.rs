@@ -24,7 +24,7 @@ fn rank() {
     // SAFETY: sets a signal's disposition; no handler runs.
     unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
     let timeout = std::env::var(TIMEOUT).ok().and_then(|ms| ms.parse().ok()).map(Duration::from_millis);
-    let ended = match start(&Options { timeout, ..Options::default() }) {
+    let ended = match start(&Options { timeout, ..Options::default() }, print) {
         Ok(Start::Process(member)) => {
             let ended = member.run(|member| work(member, &scenario));
             ended.err().map(|ended| (ended.code, ended.line))
@@ -34,9 +34,13 @@ fn rank() {
     };
     let (code, line) = ended.unwrap_or((0, None));
     if let Some(line) = line {
-        eprintln!("vitesse: {line}");
+        print(&line);
     }
     std::process::exit(i32::from(code));
+}
+
+fn print(line: &str) {
+    eprintln!("vitesse: {line}");
 }
 
 fn work(member: &Member, scenario: &str) -> Result<(), String> {
@@ -48,7 +52,7 @@ fn work(member: &Member, scenario: &str) -> Result<(), String> {
         return Err("the place on the machine is wrong".to_string());
     }
     for step in 0..steps {
-        member.watch.doing(backward);
+        member.monitor.doing(backward);
         if step == 10 {
             let folder = std::env::var(FOLDER).map_err(|error| error.to_string())?;
             std::fs::write(Path::new(&folder).join(rank.to_string()), "")
@@ -134,12 +138,12 @@ fn a_stopped_rank_is_missed_and_ended_too() {
     let (line, codes) = one_line(&ranks.end_within(Duration::from_secs(2) + SOON));
     assert_eq!(codes, [Some(3), Some(3), Some(3), None]);
     // Who waits is as their last signs of life said: on a busy machine not everyone's has come.
-    assert_has(&line, &["rank 3 (host ", "no sign of life for 2 s", "for it in all_reduce #"]);
+    assert_has(&line, &["rank 3 (host ", "sent no heartbeat for 2 s", "for it in all_reduce #"]);
 }
 
 #[test]
 fn without_rank_0_rank_1_tells() {
-    let ranks = Ranks::of("hub-killed", "work", 3, PATIENT);
+    let ranks = Ranks::of("coordinator-killed", "work", 3, PATIENT);
     ranks.are_working();
     ranks.signal(0, "-KILL");
     let outcomes = ranks.end_within(SOON);
@@ -151,12 +155,12 @@ fn without_rank_0_rank_1_tells() {
 
 #[test]
 fn a_stopped_rank_0_is_missed_and_ended_too() {
-    let ranks = Ranks::of("hub-stopped", "work", 3, 2000);
+    let ranks = Ranks::of("coordinator-stopped", "work", 3, 2000);
     ranks.are_working();
     ranks.signal(0, "-STOP");
     let (line, codes) = one_line(&ranks.end_within(Duration::from_secs(2) + SOON));
     assert_eq!(codes, [None, Some(3), Some(3)]);
-    assert_has(&line, &["rank 0 (host ", "no sign of life for 2 s", "all_reduce #"]);
+    assert_has(&line, &["rank 0 (host ", "sent no heartbeat for 2 s", "all_reduce #"]);
 }
 
 #[test]
@@ -195,7 +199,7 @@ fn calls_out_of_order_name_both() {
 }
 
 #[test]
-fn a_rank_that_makes_no_progress_is_told() {
+fn a_rank_that_makes_no_progress_is_reported() {
     let ranks = Ranks::of("stuck", "stuck", 3, 1500);
     ranks.are_working();
     let (line, codes) = one_line(&ranks.end_within(SOON));
@@ -214,12 +218,12 @@ fn a_rank_that_never_comes_is_named() {
     }
     let (line, codes) = one_line(&ranks.end_within(Duration::from_secs(2) + SOON));
     assert_eq!(codes, [Some(3); 3]);
-    assert_has(&line, &["rank 2 of 4 did not come to host ", "within 2 s"]);
+    assert_has(&line, &["rank 2 of 4 did not connect to host ", "within 2 s"]);
 }
 
 #[test]
 fn without_rank_0_the_others_say_where_they_looked() {
-    let mut ranks = Ranks::new("no-hub");
+    let mut ranks = Ranks::new("no-coordinator");
     ranks.start("fine", 1, 2, 1000);
     let port = ranks.port;
     let (line, codes) = one_line(&ranks.end_within(SOON));
@@ -231,7 +235,7 @@ fn without_rank_0_the_others_say_where_they_looked() {
 }
 
 #[test]
-fn whoever_does_not_belong_is_refused_and_the_run_goes_on() {
+fn foreign_ranks_are_refused_and_the_run_goes_on() {
     let mut ranks = Ranks::new("strangers");
     ranks.start("fine", 0, 3, 15_000);
     let connected = (0..400).find_map(|_| {
@@ -247,8 +251,8 @@ fn whoever_does_not_belong_is_refused_and_the_run_goes_on() {
     wrong.start("fine", 1, 2, 15_000);
     wrong.start("fine", 1, 3, 15_000);
     let refused = wrong.end_within(SOON);
-    assert_has(&refused[0].said, &["refused by rank 0: rank 1 is one of 2 ranks, rank 0 one of 3"]);
-    assert_has(&refused[1].said, &["refused by rank 0: there is a rank 1 already (host "]);
+    assert_has(&refused[0].said, &["refused by rank 0: rank 1 has a world size of 2, rank 0 of 3"]);
+    assert_has(&refused[1].said, &["refused by rank 0: rank 1 is connected already (host "]);
     assert!(refused.iter().all(|o| !o.status.success()));
     ranks.start("fine", 2, 3, 15_000);
     let outcomes = ranks.end_within(SOON);

@@ -24,13 +24,13 @@ fn ranks_of_mpirun_end_well() {
 }
 
 #[test]
-fn every_fault_is_told_in_one_line_under_mpirun() {
+fn every_fault_is_reported_in_one_line_under_mpirun() {
     let cases: [(&str, u64, &[&str]); 6] = [
         ("killed", PATIENT, &["rank 2 (host ", "was lost", "all_reduce #"]),
         (
             "stopped",
             2000,
-            &["rank 2 (host ", "no sign of life for 2 s", "ranks 0, 1 and 3 wait for it in all_reduce #11"],
+            &["rank 2 (host ", "sent no heartbeat for 2 s", "ranks 0, 1 and 3 wait for it in all_reduce #11"],
         ),
         ("error", PATIENT, &["rank 2: no image 7"]),
         ("same error", PATIENT, &["vitesse: no image 7"]),

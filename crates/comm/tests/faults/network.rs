@@ -67,6 +67,11 @@ fn a_cut_between_two_hosts_ends_the_ranks_on_both_sides() {
     let (line, _) = one_line(&outcomes);
     assert_has(
         &line,
-        &["ranks 2 and 3 (host ", "no sign of life for 3 s", "wait for them in all_reduce #", "of blocks.7"],
+        &[
+            "ranks 2 and 3 (host ",
+            "sent no heartbeat for 3 s",
+            "wait for them in all_reduce #",
+            "of blocks.7",
+        ],
     );
 }

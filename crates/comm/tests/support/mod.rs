@@ -6,7 +6,7 @@ pub mod plain;
 pub mod rng;
 pub mod suite;
 
-use comm::{Communicator, Engine, Pulse};
+use comm::{Activity, Communicator, Engine};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub const RANKS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 pub fn on_all<R: Send>(way: Way, ranks: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let body = &body;
-        let start = |engine| scope.spawn(move || body(Communicator::new(engine, Arc::new(Pulse::new()))));
+        let start = |engine| scope.spawn(move || body(Communicator::new(engine, Arc::new(Activity::new()))));
         let threads: Vec<_> = way(ranks).into_iter().map(start).collect();
         let ends: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         ends.into_iter().map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()

@@ -2,7 +2,7 @@
 
 use super::plain::{Sample, bits, inputs, reduced};
 use super::rng::Rng;
-use comm::{Call, Collective, Communicator, Counts, Kind, Name, Reduction, Span};
+use comm::{Call, Collective, Communicator, Counts, ElementType, Name, Reduction, Span};
 use half::{bf16, f16};
 
 const REDUCTIONS: [Reduction; 3] = [Reduction::Sum, Reduction::Mean, Reduction::Max];
@@ -29,7 +29,7 @@ pub fn everything(comm: &Communicator, seed: u64) -> u64 {
 
 fn all_kinds_of<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
     let mut results = Vec::new();
-    let whole = matches!(E::KIND, Kind::U8 | Kind::I32 | Kind::I64 | Kind::U64);
+    let whole = matches!(E::TYPE, ElementType::U8 | ElementType::I32 | ElementType::I64 | ElementType::U64);
     for reduction in REDUCTIONS {
         // Devices have no means of whole numbers.
         if whole && reduction == Reduction::Mean && comm.engine().enqueues() {
@@ -48,7 +48,7 @@ fn all_kinds_of<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
 
 fn same<E: Sample>(what: &str, comm: &Communicator, got: &[E], expected: &[E]) -> Vec<u64> {
     let (got, expected) = (bits(got), bits(expected));
-    let kind = E::KIND.name();
+    let kind = E::TYPE.name();
     assert_eq!(got.len(), expected.len(), "{what} of {kind}");
     if let Some(at) = (0..got.len()).find(|&i| got[i] != expected[i]) {
         let (n, rank, len) = (comm.size(), comm.rank(), got.len());
@@ -74,13 +74,13 @@ fn all_reduce<E: Sample>(comm: &Communicator, rng: &mut Rng, reduction: Reductio
     // And not in place.
     let mut into = vec![E::default(); len];
     let mine = &all[comm.rank()];
-    raw(comm, Collective::AllReduce(reduction), Span::of(mine), Span::of_mut(&mut into), E::KIND);
+    raw(comm, Collective::AllReduce(reduction), Span::of(mine), Span::of_mut(&mut into), E::TYPE);
     same("all_reduce into another place", comm, &into, &expected);
     results
 }
 
 /// A call as the executor makes it: started, and waited for.
-fn raw(comm: &Communicator, collective: Collective, send: Span, receive: Span, kind: comm::Kind) {
+fn raw(comm: &Communicator, collective: Collective, send: Span, receive: Span, kind: comm::ElementType) {
     let call = Call { collective, kind, send, receive, name: name(comm) };
     // SAFETY: the callers' buffers live on, and they do nothing before this returns.
     let ticket = unsafe { comm.start(call) }.unwrap();
@@ -112,11 +112,11 @@ fn all_to_all<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
     let mut into = vec![E::default(); part * comm.size()];
     comm.all_to_all(name(comm), &all[comm.rank()], &mut into).unwrap();
     same("all_to_all", comm, &into, &expected);
-    // Nor do they exchange in place.
+    // Nor do they run all-to-all in place.
     if !comm.engine().enqueues() {
         let mut data = all[comm.rank()].clone();
         let span = Span::of_mut(&mut data);
-        raw(comm, Collective::AllToAll(None), span, span, E::KIND);
+        raw(comm, Collective::AllToAll(None), span, span, E::TYPE);
         same("all_to_all in place", comm, &data, &expected);
     }
     bits(&all.concat())
@@ -200,8 +200,8 @@ pub fn interleaved(comm: &Communicator, seed: u64) {
 /// Groups of rows and of columns that share a queue: calls of both, and of all, started in one order and waited for at the end.
 pub fn in_order(comm: &Communicator, rows: usize) {
     let (me, columns) = (comm.rank(), comm.size() / rows);
-    let row = comm.split_in_order(me / columns, me).unwrap();
-    let column = comm.split_in_order(me % columns, me).unwrap();
+    let row = comm.split_sharing_queue(me / columns, me).unwrap();
+    let column = comm.split_sharing_queue(me % columns, me).unwrap();
     assert_eq!((row.size(), column.size()), (columns, rows));
     for round in 0..20u64 {
         let mut data = [[me as u64 + round; 64]; 3];
@@ -213,7 +213,7 @@ pub fn in_order(comm: &Communicator, rows: usize) {
             .map(|(group, data)| {
                 let span = Span::of_mut(&mut data[..]);
                 let (collective, name) = (Collective::AllReduce(Reduction::Sum), name(group));
-                let call = Call { collective, kind: Kind::U64, send: span, receive: span, name };
+                let call = Call { collective, kind: ElementType::U64, send: span, receive: span, name };
                 // SAFETY: waited for below, before the data goes.
                 (*group, unsafe { group.start(call) }.unwrap())
             })
@@ -252,7 +252,7 @@ pub fn queued(comm: &Communicator, seed: u64) {
     let mut next = [comm.rank() as u64];
     let span = Span::of_mut(&mut data);
     let collective = Collective::AllReduce(Reduction::Sum);
-    let call = Call { collective, kind: comm::Kind::F32, send: span, receive: span, name: name(comm) };
+    let call = Call { collective, kind: comm::ElementType::F32, send: span, receive: span, name: name(comm) };
     // SAFETY: `data` is left alone until the call was waited for.
     let ticket = unsafe { comm.start(call) }.unwrap();
     comm.all_reduce(name(comm), Reduction::Max, &mut next).unwrap();

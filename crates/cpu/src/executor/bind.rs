@@ -6,7 +6,7 @@ use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::steps::{self, Kernel, Types};
-use calls::Groups;
+use calls::PlanCommunicators;
 use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
 use graph::op::Lane;
@@ -79,7 +79,7 @@ pub(super) struct BoundPlan<T> {
 pub(super) struct Memory<'a> {
     pub arena: &'a Block,
     pub states: &'a [View<u8>],
-    pub groups: Option<&'a Groups>,
+    pub groups: Option<&'a PlanCommunicators>,
     pub threads: usize,
 }
 
@@ -207,7 +207,7 @@ impl Memory<'_> {
         let no_kernel = || CpuError::NoKernel { layer: layer.clone(), op: op.clone() };
         let collective = calls::collective(&step.op).ok_or_else(no_kernel)?;
         let dtype = bound.inputs[0].dtype;
-        let kind = calls::kind(dtype).ok_or_else(no_kernel)?;
+        let kind = calls::element_type(dtype).ok_or_else(no_kernel)?;
         let span = |operands: &[Operand<T>], values: &[usize]| {
             span(operands, dtype.bytes()).map_err(|at| CpuError::Scattered {
                 layer: step.layer.clone(),

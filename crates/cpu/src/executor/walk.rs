@@ -8,7 +8,7 @@ use crate::account::Clock;
 use crate::error::CpuError;
 use crate::kernels::Float;
 use crate::steps::{self, Team};
-use calls::Groups;
+use calls::PlanCommunicators;
 use comm::{CommError, Ticket, Timing};
 use graph::{Header, Op};
 use std::time::Instant;
@@ -16,12 +16,12 @@ use std::time::Instant;
 /// Collectives that were started. They work in the executor's memory, so that nobody goes on before they are done, whatever
 /// happens.
 struct UnderWay<'a> {
-    groups: Option<&'a Groups>,
+    groups: Option<&'a PlanCommunicators>,
     last: Option<Ticket>,
 }
 
 impl<'a> UnderWay<'a> {
-    fn new(groups: Option<&'a Groups>) -> Self {
+    fn new(groups: Option<&'a PlanCommunicators>) -> Self {
         UnderWay { groups, last: None }
     }
 
@@ -39,7 +39,7 @@ impl<'a> UnderWay<'a> {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<Timing, CommError> {
-        // Groups share a queue. Plans with collectives are refused when they are bound without other ranks.
+        // PlanCommunicators share a queue. Plans with collectives are refused when they are bound without other ranks.
         let alone = || CommError::Misuse("a collective without a communicator".into());
         self.groups.ok_or_else(alone)?.world().wait(ticket)
     }
@@ -109,10 +109,10 @@ impl<T: Float> Executor<T> {
                     }
                 }
             }
-            let pulse = groups.as_ref().map(|groups| &**groups.world().pulse());
+            let activity = groups.as_ref().map(|groups| &**groups.world().activity());
             match (stretch, &mut *slowdown) {
                 (Stretch::Flow(flow), None) => {
-                    flow.run(&plan.steps, header, pool, pulse, clock);
+                    flow.run(&plan.steps, header, pool, activity, clock);
                     let of = |step: usize| (&plan.steps[step].name, plan.steps[step].phase);
                     let took = clock.flowed(which, &flow.trace(), of);
                     plan.idle_nanoseconds += flow.settle(&mut plan.steps, took, pool.threads());
@@ -120,8 +120,8 @@ impl<T: Float> Executor<T> {
                 // A rank that is slow on purpose sleeps after each step, while nobody does its work.
                 (_, slowdown) => {
                     for step in &mut plan.steps[steps] {
-                        if let (Some(pulse), Some(name)) = (pulse, step.doing) {
-                            pulse.doing(name);
+                        if let (Some(activity), Some(name)) = (activity, step.doing) {
+                            activity.doing(name);
                         }
                         let team = Team::All(pool);
                         // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after

@@ -1,6 +1,6 @@
 //! Ranks as threads of a test: an engine as plain as can be, which may be told to dawdle or to fail.
 
-use comm::{Call, Collective, CommError, Communicator, Engine, Kind, Pulse, Reduction, Span};
+use comm::{Activity, Call, Collective, CommError, Communicator, ElementType, Engine, Reduction, Span};
 use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -39,7 +39,7 @@ impl Together {
     }
 
     pub fn communicator(self) -> Communicator {
-        Communicator::new(Arc::new(self), Arc::new(Pulse::new()))
+        Communicator::new(Arc::new(self), Arc::new(Activity::new()))
     }
 }
 
@@ -57,27 +57,27 @@ pub fn on_each<R: Send>(ranks: Vec<Communicator>, work: impl Fn(Communicator) ->
 }
 
 /// Element `i`, whatever the type.
-unsafe fn load(kind: Kind, span: Span, i: usize) -> f64 {
+unsafe fn load(kind: ElementType, span: Span, i: usize) -> f64 {
     // SAFETY: the caller's spans are valid for their kind.
     unsafe {
         match kind {
-            Kind::F32 => f64::from(*span.address.cast::<f32>().add(i)),
-            Kind::F64 => *span.address.cast::<f64>().add(i),
-            Kind::Bf16 => (*span.address.cast::<bf16>().add(i)).to_f64(),
-            Kind::F16 => (*span.address.cast::<f16>().add(i)).to_f64(),
+            ElementType::F32 => f64::from(*span.address.cast::<f32>().add(i)),
+            ElementType::F64 => *span.address.cast::<f64>().add(i),
+            ElementType::Bf16 => (*span.address.cast::<bf16>().add(i)).to_f64(),
+            ElementType::F16 => (*span.address.cast::<f16>().add(i)).to_f64(),
             other => panic!("no sums of {other:?} here"),
         }
     }
 }
 
-unsafe fn store(kind: Kind, span: Span, i: usize, value: f64) {
+unsafe fn store(kind: ElementType, span: Span, i: usize, value: f64) {
     // SAFETY: the caller's spans are valid for their kind.
     unsafe {
         match kind {
-            Kind::F32 => *span.address.cast::<f32>().add(i) = value as f32,
-            Kind::F64 => *span.address.cast::<f64>().add(i) = value,
-            Kind::Bf16 => *span.address.cast::<bf16>().add(i) = bf16::from_f64(value),
-            Kind::F16 => *span.address.cast::<f16>().add(i) = f16::from_f64(value),
+            ElementType::F32 => *span.address.cast::<f32>().add(i) = value as f32,
+            ElementType::F64 => *span.address.cast::<f64>().add(i) = value,
+            ElementType::Bf16 => *span.address.cast::<bf16>().add(i) = bf16::from_f64(value),
+            ElementType::F16 => *span.address.cast::<f16>().add(i) = f16::from_f64(value),
             other => panic!("no sums of {other:?} here"),
         }
     }

@@ -74,8 +74,8 @@ plan update batch=32 height=1 width=64 arena=512
 
 /// Does `work` on each of so many threads, which are ranks of the engine that a run of threads has.
 fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(ranks), timeout: None };
-    let Ok(comm::Start::Threads(members)) = comm::start(&options) else { panic!("threads") };
+    let options = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(ranks), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&options, |_| {}) else { panic!("threads") };
     on_each(members.iter().map(|member| member.world.clone()).collect(), work)
 }
 

@@ -3,9 +3,9 @@
 use super::list::Streams;
 use crate::driver::{Block, Context, Stream};
 use crate::error::CudaError;
-use calls::Groups;
-use comm::nccl::{self, Library, Queue};
-use comm::{Call, Collective, CommError, Communicator, Engine, Kind, Reduction, Span, Watch};
+use calls::PlanCommunicators;
+use comm::nccl::{self, DeviceQueue, Library};
+use comm::{Call, Collective, CommError, Communicator, ElementType, Engine, Monitor, Reduction, Span};
 use graph::{Group, Program};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub enum Exchange {
     /// Over NCCL, each rank with a GPU of its own: a device group is made of the ranks of `world`. All of them open their
-    /// executors at the same time. A verdict of `watch` breaks the group off.
-    Nccl { world: Communicator, library: Arc<Library>, watch: Option<Watch> },
+    /// executors at the same time. A verdict of `monitor` breaks the group off.
+    Nccl { world: Communicator, library: Arc<Library>, monitor: Option<Monitor> },
     /// Through pinned memory of the host, by the engine of a world. Ranks may share a GPU.
     Host(Communicator),
 }
@@ -43,7 +43,7 @@ const SCRATCH: usize = 512;
 /// An [`Exchange`] that is open. The parts are dropped in this order; graphs with calls are gone by then.
 pub(super) struct Exchanger {
     /// Calls are made here: of all ranks, and of the groups that plans name.
-    groups: RefCell<Groups>,
+    groups: RefCell<PlanCommunicators>,
     /// The hosts' own exchange.
     world: Communicator,
     is_orderly: bool,
@@ -53,23 +53,23 @@ pub(super) struct Exchanger {
 impl Exchanger {
     /// `stream` is the comm lane's, and outlives what is returned.
     pub fn open(exchange: &Exchange, context: &Arc<Context>, stream: &Stream) -> Result<Self, CudaError> {
-        let (world, library, watch) = match exchange {
+        let (world, library, monitor) = match exchange {
             Exchange::Host(world) => {
-                let groups = RefCell::new(Groups::new(world.clone()));
+                let groups = RefCell::new(PlanCommunicators::new(world.clone()));
                 return Ok(Exchanger { groups, world: world.clone(), is_orderly: false, scratch: None });
             }
-            Exchange::Nccl { world, library, watch } => (world, library, watch),
+            Exchange::Nccl { world, library, monitor } => (world, library, monitor),
         };
-        let _busy = watch.as_ref().map(|watch| watch.busy("joining the GPUs"));
+        let _busy = monitor.as_ref().map(|monitor| monitor.busy("joining the GPUs"));
         context.enter()?;
         let scratch = Block::new(context, SCRATCH, "the exchange")?;
-        let queue = Queue { stream: stream.raw.cast(), scratch: scratch.address as *mut c_void };
+        let queue = DeviceQueue { stream: stream.raw.cast(), scratch: scratch.address as *mut c_void };
         // SAFETY: both are of the GPU that is current; the scratch is dropped after the group, and so is the stream.
         let engine: Arc<dyn Engine> = unsafe { nccl::join(Ok(Arc::clone(library)), world, queue) }?;
-        if let Some(watch) = watch {
-            watch.ends(&engine);
+        if let Some(monitor) = monitor {
+            monitor.abort_with_run(&engine);
         }
-        let groups = RefCell::new(Groups::new(world.beside(engine)));
+        let groups = RefCell::new(PlanCommunicators::new(world.with_engine(engine)));
         let exchanger = Exchanger { groups, world: world.clone(), is_orderly: false, scratch: Some(scratch) };
         exchanger.connect(&exchanger.comm(), stream)?;
         Ok(exchanger)
@@ -82,7 +82,7 @@ impl Exchanger {
         let span = Span { address, len: 32 };
         let name = group.name("the first exchange of the GPUs");
         let collective = Collective::AllReduce(Reduction::Sum);
-        let call = Call { collective, kind: Kind::F32, send: span, receive: span, name };
+        let call = Call { collective, kind: ElementType::F32, send: span, receive: span, name };
         // SAFETY: memory of the GPU that nobody else uses.
         unsafe { enqueue(group, &call) }?;
         self.wait_until(|| stream.is_done())

@@ -116,7 +116,7 @@ fn nccl_alone_runs_every_collective_in_a_graph() {
     println!("{}, version {}", library.path(), library.version());
     for orderly in [true, false] {
         let world = Communicator::solo();
-        let exchange = Exchange::Nccl { world, library: library.clone(), watch: None };
+        let exchange = Exchange::Nccl { world, library: library.clone(), monitor: None };
         let mut executor = executor(1, Some(exchange)).unwrap();
         try_all(&mut executor, 0, 1);
         if orderly {

@@ -8,7 +8,7 @@ mod collectives;
 mod common;
 mod rank;
 
-use comm::{Communicator, Ended, Member, Start};
+use comm::{Communicator, ExitReport, Member, Start};
 use common::{Tensors, adamw, compiled_with, distance, settings, small_vit, smoothed, with_drawn_head};
 use graph::{DType, Header, Program, Settings};
 use models::vit::Vit;
@@ -50,8 +50,8 @@ fn on_cpu(division: Division) -> Program {
 }
 
 pub fn members(ranks: usize) -> Vec<Member> {
-    let options = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(ranks), timeout: None };
-    let Ok(Start::Threads(members)) = comm::start(&options) else { panic!("threads") };
+    let options = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(ranks), timeout: None };
+    let Ok(Start::Threads(members)) = comm::start(&options, |_| {}) else { panic!("threads") };
     members
 }
 
@@ -59,7 +59,7 @@ pub fn members(ranks: usize) -> Vec<Member> {
 pub fn on_each<R: Send>(
     ranks: usize,
     work: impl Fn(&Member) -> Result<R, String> + Sync,
-) -> Vec<Result<R, Ended>> {
+) -> Vec<Result<R, ExitReport>> {
     std::thread::scope(|scope| {
         let work = &work;
         let start = |member: Member| scope.spawn(move || member.run(|member| work(member)));

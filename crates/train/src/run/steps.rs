@@ -182,7 +182,7 @@ impl Loop<'_> {
         progress.shares = (!session.shares().is_equal()).then(|| session.shares().clone());
         let Some(output) = self.output.as_mut().filter(|_| self.run.checkpoints) else { return Ok(None) };
         // The others wait for this, however long the disk takes.
-        let _busy = self.member.watch.busy("writing a checkpoint");
+        let _busy = self.member.monitor.busy("writing a checkpoint");
         let path = output.save(session, progress, best)?;
         self.events.saved(&path);
         session.account_mut().begin();

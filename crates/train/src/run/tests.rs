@@ -208,8 +208,8 @@ fn train_late(
     // The CPU has no loss scale: this device only says that it has one.
     let program = program::<f32>(&run, run.batch)?;
     run.loss_scale = scale;
-    let alone = comm::Options { comm: Some(comm::Choice::Threads), ranks: Some(1), timeout: None };
-    let Ok(comm::Start::Threads(members)) = comm::start(&alone) else { panic!("one rank") };
+    let alone = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(1), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&alone, |_| {}) else { panic!("one rank") };
     let executor = Executor::new(program, Options::alone(1, run.seed))?;
     let device = Late { executor, depth, in_flight: VecDeque::new(), ended: 0, change };
     let shares = Shares::equal(run.batch, 1);

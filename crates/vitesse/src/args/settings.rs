@@ -1,7 +1,7 @@
 //! The flags that make up a run, in the groups that `--help` shows. Each group adds what was typed to a [`Raw`].
 
 use clap::{Args, ValueEnum};
-use comm::Choice;
+use comm::Backend;
 use config::Raw;
 use config::{
     Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
@@ -299,10 +299,10 @@ pub struct RanksArgs {
     /// Ranks: threads of this process, or with --comm mpi processes that mpirun starts [default: those of the launcher, or 1]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// How ranks exchange data: threads, mpi, tcp, or between GPUs nccl [default: what suits the launcher; between GPUs nccl, if every
-    /// rank has one of its own]
-    #[arg(long, value_name = "ENGINE")]
-    pub comm: Option<Choice>,
+    /// Communication backend: threads, mpi, tcp, or nccl between GPUs [default: the one that fits the launcher; nccl if every rank has a
+    /// GPU of its own]
+    #[arg(long, value_name = "BACKEND")]
+    pub comm: Option<Backend>,
     /// With --comm mpi and no launcher: a file of hosts for mpirun
     #[arg(long, value_name = "FILE", requires = "comm")]
     pub hostfile: Option<PathBuf>,
@@ -336,7 +336,7 @@ fn time(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| "must be at least 1s".to_string())
 }
 
-/// Ranks give a sign of life several times a second; on a busy machine some come late.
+/// Shortest timeout: ranks send several heartbeats a second; on a busy machine some come late.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Args, Clone)]

@@ -1,7 +1,7 @@
 //! What `vitesse study` and `vitesse compare` take.
 
 use clap::Args;
-use comm::Choice;
+use comm::Backend;
 use config::Task;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -106,9 +106,9 @@ pub struct StartArgs {
     /// More ranks × threads than cores are meant; such points are marked, and stay out of efficiency
     #[arg(long)]
     oversubscribe: bool,
-    /// How ranks exchange data: threads, mpi or nccl [default: threads]
-    #[arg(long, value_name = "ENGINE")]
-    comm: Option<Choice>,
+    /// Communication backend: threads, mpi or nccl [default: threads]
+    #[arg(long, value_name = "BACKEND")]
+    comm: Option<Backend>,
     /// Hosts that mpirun starts ranks on
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with = "hostfile")]
     hosts: Vec<String>,

@@ -6,7 +6,7 @@ use crate::executor::bind::Bound;
 use crate::kernels::Float;
 use crate::pool::{Pool, pause};
 use crate::steps::{self, Context, Share, Team};
-use comm::Pulse;
+use comm::Activity;
 use graph::Header;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +58,7 @@ impl Flow {
         steps: &[Bound<T>],
         header: &Header,
         pool: &Pool,
-        pulse: Option<&Pulse>,
+        activity: Option<&Activity>,
         clock: &Clock,
     ) {
         self.reset();
@@ -71,8 +71,8 @@ impl Flow {
             let run = |unit: usize, pieces| {
                 let Unit { step, phase, .. } = self.units[unit];
                 let (bound, moment) = (&steps[step], moments.of(unit, &self.units[unit]));
-                if let (0, Some(pulse), Some(name)) = (thread, pulse, bound.doing) {
-                    pulse.doing(name);
+                if let (0, Some(activity), Some(name)) = (thread, activity, bound.doing) {
+                    activity.doing(name);
                 }
                 let start = timing.then(Instant::now);
                 let team = Team::One { share: Share::new(phase, pieces), thread, threads, moment };

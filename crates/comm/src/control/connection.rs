@@ -1,35 +1,35 @@
-//! A connection between two ranks' control threads: whole messages, and never a wait.
+//! Non-blocking connection between the control threads of two ranks, in whole messages.
 
-use super::wire::Message;
+use super::messages::Message;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-/// Longer than any message of the largest world; what is longer isn't one.
+/// Limit of unread input, longer than any message of the largest world; more than this is not a message.
 const LONGEST: usize = 16 << 20;
-/// Messages for a rank that doesn't read are left out beyond this: it is stopped, and will be missed.
+/// Limit of unsent output: messages for a rank that doesn't read are dropped beyond this, as it is stopped and will time out.
 const MOST_UNSENT: usize = 16 << 20;
 
-pub(crate) struct Link {
+pub(crate) struct Connection {
     stream: TcpStream,
     input: Vec<u8>,
     output: Vec<u8>,
     open: bool,
 }
 
-impl Link {
+impl Connection {
     pub fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Link { stream, input: Vec::new(), output: Vec::new(), open: true })
+        Ok(Connection { stream, input: Vec::new(), output: Vec::new(), open: true })
     }
 
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    pub fn peer(&self) -> Option<std::net::IpAddr> {
+    pub fn peer_address(&self) -> Option<std::net::IpAddr> {
         self.stream.peer_addr().ok().map(|address| address.ip().to_canonical())
     }
 
@@ -40,20 +40,20 @@ impl Link {
         self.flush();
     }
 
-    /// Sends what the network takes.
+    /// Sends as much as the network accepts without blocking.
     pub fn flush(&mut self) {
         while self.open && !self.output.is_empty() {
             match self.stream.write(&self.output) {
                 Ok(sent) => drop(self.output.drain(..sent)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // What the other end said before it went can still be read.
+                // What the other end sent before it closed can still be read.
                 Err(_) => self.output.clear(),
             }
         }
     }
 
-    /// What came. Once the other end is gone the link is closed, and whatever came before has been told.
+    /// Receives the messages that have arrived. When the other end is gone, the connection is closed after its last message.
     pub fn receive(&mut self) -> Vec<Message> {
         let mut bytes = [0; 4096];
         while self.open {
@@ -80,7 +80,7 @@ impl Link {
     }
 }
 
-impl AsRawFd for Link {
+impl AsRawFd for Connection {
     fn as_raw_fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }

@@ -1,39 +1,39 @@
-//! The queue of a rank: calls wait here for the thread that does them beside the caller's own work. Groups may share
-//! one, so that there is one order of all their calls.
+//! Queue of a rank's calls, with the thread that runs them concurrently with the caller. Groups may share one, so that there is one
+//! order of all their calls.
 
+use crate::activity::Activity;
 use crate::call::Call;
 use crate::engine::{CommError, Engine};
-use crate::pulse::Pulse;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// A call that was started.
+/// Handle to a started call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// When a call was begun and done by this rank. What lies between holds the wait for the other ranks.
+/// Start and end of a call on this rank. The time between includes the wait for the other ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     pub started: Instant,
     pub finished: Instant,
 }
 
-/// Calls whose times are remembered: more than any plan has under way.
+/// Number of calls whose times are kept: more than any plan has under way.
 const REMEMBERED: usize = 1024;
 
-pub(crate) struct Lane {
-    pulse: Arc<Pulse>,
+pub(crate) struct CallQueue {
+    activity: Arc<Activity>,
     shared: Arc<Shared>,
     worker: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// A call came, or the lane is to stop.
+    /// Signalled when a call was queued, or the queue is to stop.
     called: Condvar,
-    /// A call is done.
+    /// Signalled when a call is done.
     done: Condvar,
 }
 
@@ -41,23 +41,23 @@ struct State {
     queue: VecDeque<(Ticket, Arc<dyn Engine>, Call)>,
     started: u64,
     done: u64,
-    /// Threads that sleep until a call is done: waking costs a system call even if nobody is there.
+    /// Number of threads that sleep until a call is done: waking costs a system call even if nobody sleeps.
     waiting: usize,
     times: Vec<Timing>,
-    /// The first failure; every call from there on has it.
+    /// First failure; every call from there on returns it.
     failed: Option<(u64, CommError)>,
     stop: bool,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements, so a panic elsewhere doesn't spoil it.
+        // The state is consistent between any two statements, so a panic elsewhere doesn't spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Lane {
-    pub fn new(pulse: Arc<Pulse>) -> Self {
+impl CallQueue {
+    pub fn new(activity: Arc<Activity>) -> Self {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::with_capacity(REMEMBERED),
@@ -69,7 +69,7 @@ impl Lane {
             stop: false,
         };
         let shared = Shared { state: Mutex::new(state), called: Condvar::new(), done: Condvar::new() };
-        Lane { pulse, shared: Arc::new(shared), worker: Mutex::new(None) }
+        CallQueue { activity, shared: Arc::new(shared), worker: Mutex::new(None) }
     }
 
     /// # Safety
@@ -79,10 +79,10 @@ impl Lane {
             // The device has a queue of its own, and the caller waits by its events.
             let (ticket, failed) = self.next_alone();
             // SAFETY: passed on to the caller.
-            unsafe { perform(&**engine, &self.pulse, &self.shared, &call, ticket, failed) };
+            unsafe { perform(&**engine, &self.activity, &self.shared, &call, ticket, failed) };
             return Ok(ticket);
         }
-        self.employ(engine)?;
+        self.start_worker(engine)?;
         let mut state = self.shared.lock();
         state.started += 1;
         let ticket = Ticket(state.started);
@@ -102,23 +102,23 @@ impl Lane {
         state.result(ticket)
     }
 
-    /// Whether a call is done; never waits.
+    /// Tells whether a call is done; never blocks.
     pub fn is_done(&self, ticket: Ticket) -> bool {
         self.shared.lock().done >= ticket.0
     }
 
-    /// Does a call on the caller's thread, after those that came before.
+    /// Runs a call on the caller's thread, after those queued before.
     ///
     /// # Safety
     /// As [`Engine::run`].
     pub unsafe fn run(&self, engine: &dyn Engine, call: &Call) -> Result<Timing, CommError> {
         let (ticket, failed) = self.next_alone();
         // SAFETY: passed on to the caller.
-        unsafe { perform(engine, &self.pulse, &self.shared, call, ticket, failed) };
+        unsafe { perform(engine, &self.activity, &self.shared, call, ticket, failed) };
         self.shared.lock().result(ticket)
     }
 
-    /// The next number, once all calls before it are done: whoever has it may use the engine. And whether one of them failed.
+    /// The next ticket, once all calls before it are done: its holder may use the engine. And whether one of them failed.
     fn next_alone(&self) -> (Ticket, bool) {
         let mut state = self.shared.lock();
         state.started += 1;
@@ -131,23 +131,23 @@ impl Lane {
         (ticket, state.failed.is_some())
     }
 
-    /// Starts the thread that works off the queue, unless there is one.
-    fn employ(&self, engine: &Arc<dyn Engine>) -> Result<(), CommError> {
+    /// Starts the thread that runs queued calls, unless there is one.
+    fn start_worker(&self, engine: &Arc<dyn Engine>) -> Result<(), CommError> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.is_none() {
-            let (pulse, shared) = (Arc::clone(&self.pulse), Arc::clone(&self.shared));
+            let (activity, shared) = (Arc::clone(&self.activity), Arc::clone(&self.shared));
             let thread = std::thread::Builder::new().name(format!("vitesse-comm-{}", engine.rank()));
-            let spawned = thread.spawn(move || work(&pulse, &shared));
+            let spawned = thread.spawn(move || work(&activity, &shared));
             *worker = Some(spawned.map_err(|e| CommError::Engine {
                 engine: engine.name(),
-                why: format!("can't start a thread for the exchange: {e}"),
+                why: format!("can't start the communication thread: {e}"),
             })?);
         }
         Ok(())
     }
 }
 
-impl Drop for Lane {
+impl Drop for CallQueue {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.called.notify_one();
@@ -167,7 +167,7 @@ impl State {
     }
 }
 
-fn work(pulse: &Pulse, shared: &Shared) {
+fn work(activity: &Activity, shared: &Shared) {
     loop {
         let mut state = shared.lock();
         let (ticket, engine, call) = loop {
@@ -183,8 +183,8 @@ fn work(pulse: &Pulse, shared: &Shared) {
         };
         let failed = state.failed.is_some();
         drop(state);
-        // SAFETY: whoever started the call keeps its spans until it is done.
-        unsafe { perform(&*engine, pulse, shared, &call, ticket, failed) };
+        // SAFETY: the caller that started it keeps its spans until it is done.
+        unsafe { perform(&*engine, activity, shared, &call, ticket, failed) };
     }
 }
 
@@ -192,7 +192,7 @@ fn work(pulse: &Pulse, shared: &Shared) {
 /// As [`Engine::run`].
 unsafe fn perform(
     engine: &dyn Engine,
-    pulse: &Pulse,
+    activity: &Activity,
     shared: &Shared,
     call: &Call,
     ticket: Ticket,
@@ -202,18 +202,18 @@ unsafe fn perform(
     let result = if failed {
         Ok(())
     } else {
-        // What is put into a device's queue is neither numbered nor part of the digest that ranks are compared by: it is queued
-        // once and run many times, and not by all ranks between the same two calls of the hosts. It shows as what the rank is doing.
-        let before = engine.enqueues().then(|| pulse.turn_to(call.name));
+        // A call in a device's queue is neither numbered nor part of the digest by which ranks are compared: it is queued once and
+        // run many times, and not by all ranks between the same two calls of the hosts. It shows as what the rank is doing.
+        let before = engine.enqueues().then(|| activity.turn_to(call.name));
         if before.is_none() {
-            pulse.enter(call);
+            activity.enter(call);
         }
         // SAFETY: passed on to the caller.
         let result = unsafe { engine.run(call) };
         match (&result, before) {
-            (Ok(()), None) => pulse.leave(),
-            (Ok(()), Some(before)) => pulse.resume(before),
-            (Err(error), _) => pulse.breaks(error),
+            (Ok(()), None) => activity.leave(),
+            (Ok(()), Some(before)) => activity.resume(before),
+            (Err(error), _) => activity.record_failure(error),
         }
         result
     };
@@ -221,7 +221,7 @@ unsafe fn perform(
     let mut state = shared.lock();
     state.times[ticket.0 as usize % REMEMBERED] = Timing { started, finished };
     if let Err(error) = result {
-        state.failed.get_or_insert_with(|| (ticket.0, named(error, pulse)));
+        state.failed.get_or_insert_with(|| (ticket.0, named(error, activity)));
     }
     state.done = ticket.0;
     let (waiting, queued) = (state.waiting > 0, !state.queue.is_empty());
@@ -234,11 +234,11 @@ unsafe fn perform(
     }
 }
 
-/// Engines know names by their hashes only.
-fn named(error: CommError, pulse: &Pulse) -> CommError {
+/// Replaces the hashes of names, which is all that engines know, by the names.
+fn named(error: CommError, activity: &Activity) -> CommError {
     match error {
         CommError::Mismatch { rank, theirs, other, ours } => {
-            CommError::Mismatch { rank, theirs: pulse.spell(&theirs), other, ours: pulse.spell(&ours) }
+            CommError::Mismatch { rank, theirs: activity.spell(&theirs), other, ours: activity.spell(&ours) }
         }
         other => other,
     }

@@ -1,13 +1,13 @@
-//! One call at a time, and what of it the pulse shows.
+//! One call at a time, and what the rank's activity shows of it.
 
 use super::*;
+use crate::activity::Snapshot;
 use crate::call::{Collective, Span};
-use crate::element::Kind;
-use crate::pulse::Snapshot;
+use crate::element::ElementType;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// An engine that notices when two calls are made at once.
+/// Engine that counts calls made concurrently.
 #[derive(Default)]
 struct Alone {
     busy: AtomicBool,
@@ -49,32 +49,36 @@ impl Engine for Alone {
     fn abort(&self, _: &str) {}
 }
 
-fn lane() -> (Lane, Call) {
-    let pulse = Arc::new(Pulse::new());
-    let (span, name) = (Span::EMPTY, pulse.name("test"));
-    let call = Call { collective: Collective::Barrier, kind: Kind::U8, send: span, receive: span, name };
-    (Lane::new(pulse), call)
+fn queue() -> (CallQueue, Call) {
+    let activity = Arc::new(Activity::new());
+    let (span, name) = (Span::EMPTY, activity.name("test"));
+    let call =
+        Call { collective: Collective::Barrier, kind: ElementType::U8, send: span, receive: span, name };
+    (CallQueue::new(activity), call)
 }
 
 #[test]
 fn calls_of_several_threads_are_made_one_at_a_time() {
     let engine = Arc::new(Alone::default());
-    let (lane, call) = lane();
+    let (queue, call) = queue();
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (lane, call) = (&lane, &call);
+            let (queue, call) = (&queue, &call);
             let engine = Arc::clone(&engine);
             scope.spawn(move || {
                 for round in 0..50 {
                     // SAFETY: the spans are empty.
                     unsafe {
                         if (thread + round) % 2 == 0 {
-                            lane.run(&*engine, call).unwrap();
+                            queue.run(&*engine, call).unwrap();
                         } else {
-                            lane.wait(
-                                lane.start(&(Arc::clone(&engine) as Arc<dyn Engine>), call.clone()).unwrap(),
-                            )
-                            .unwrap();
+                            queue
+                                .wait(
+                                    queue
+                                        .start(&(Arc::clone(&engine) as Arc<dyn Engine>), call.clone())
+                                        .unwrap(),
+                                )
+                                .unwrap();
                         }
                     }
                 }
@@ -84,48 +88,48 @@ fn calls_of_several_threads_are_made_one_at_a_time() {
     assert_eq!((engine.calls.load(Ordering::SeqCst), engine.clashes.load(Ordering::SeqCst)), (200, 0));
 }
 
-/// Groups that were split off share the queue: their calls are done in the order of all.
+/// Groups that were split off share the queue: their calls run in one order.
 #[test]
 fn calls_of_several_groups_have_one_order() {
     let engines: Vec<Arc<dyn Engine>> = (0..3).map(|_| Arc::new(Alone::default()) as _).collect();
-    let (lane, call) = lane();
+    let (queue, call) = queue();
     // SAFETY: the spans are empty.
-    let start = |round: usize| unsafe { lane.start(&engines[round % 3], call.clone()) }.unwrap();
+    let start = |round: usize| unsafe { queue.start(&engines[round % 3], call.clone()) }.unwrap();
     let tickets: Vec<Ticket> = (0..30).map(start).collect();
-    let times: Vec<Timing> = tickets.into_iter().map(|ticket| lane.wait(ticket).unwrap()).collect();
+    let times: Vec<Timing> = tickets.into_iter().map(|ticket| queue.wait(ticket).unwrap()).collect();
     assert!(times.windows(2).all(|pair| pair[0].finished <= pair[1].started));
 }
 
 #[test]
 fn a_device_with_a_queue_of_its_own_needs_no_thread() {
     let engine = Arc::new(Alone { enqueues: true, ..Alone::default() });
-    let (lane, call) = lane();
+    let (queue, call) = queue();
     // SAFETY: the spans are empty.
-    let ticket = unsafe { lane.start(&(Arc::clone(&engine) as Arc<dyn Engine>), call) }.unwrap();
-    lane.wait(ticket).unwrap();
-    assert!(lane.worker.lock().unwrap().is_none() && engine.calls.load(Ordering::SeqCst) == 1);
+    let ticket = unsafe { queue.start(&(Arc::clone(&engine) as Arc<dyn Engine>), call) }.unwrap();
+    queue.wait(ticket).unwrap();
+    assert!(queue.worker.lock().unwrap().is_none() && engine.calls.load(Ordering::SeqCst) == 1);
 }
 
-/// Else ranks of which one captures anew would seem to have made other calls.
+/// Otherwise a rank that captures again would seem to have made other calls.
 #[test]
-fn what_a_device_queues_is_no_part_of_the_digest() {
+fn calls_in_a_device_queue_are_not_part_of_the_digest() {
     let engine = Arc::new(Alone { enqueues: true, ..Alone::default() });
-    let (lane, call) = lane();
-    lane.pulse.doing(lane.pulse.name("capture"));
-    let before = lane.pulse.snapshot();
+    let (queue, call) = queue();
+    queue.activity.doing(queue.activity.name("capture"));
+    let before = queue.activity.snapshot();
     // SAFETY: the spans are empty.
-    unsafe { lane.run(&*engine, &call) }.unwrap();
-    let after = lane.pulse.snapshot();
-    assert!(after.progress > before.progress, "it is a sign of life");
+    unsafe { queue.run(&*engine, &call) }.unwrap();
+    let after = queue.activity.snapshot();
+    assert!(after.progress > before.progress, "it is progress");
     assert_eq!(Snapshot { progress: before.progress, ..after }, before);
 }
 
 #[test]
-fn a_device_that_fails_breaks_the_rank_s_exchange() {
+fn a_failing_device_fails_the_rank_s_communication() {
     let engine = Arc::new(Alone { enqueues: true, fails: true, ..Alone::default() });
-    let (lane, call) = lane();
+    let (queue, call) = queue();
     // SAFETY: the spans are empty.
-    let error = unsafe { lane.run(&*engine, &call) }.unwrap_err();
-    assert_eq!(lane.pulse.broken(), Some(&error));
-    assert_eq!(&*lane.pulse.snapshot().doing, "test", "where it failed");
+    let error = unsafe { queue.run(&*engine, &call) }.unwrap_err();
+    assert_eq!(queue.activity.failure(), Some(&error));
+    assert_eq!(&*queue.activity.snapshot().doing, "test", "where it failed");
 }

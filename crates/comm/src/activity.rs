@@ -1,40 +1,41 @@
-//! What a rank is doing, for others to see: cheap to write from the thread that does it, readable at any time.
+//! Current activity of a rank, as other ranks and the control plane see it: cheap to write from the working thread, readable at any
+//! time.
 
 use crate::call::{Call, mix};
 use crate::engine::CommError;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A name that was registered with a [`Pulse`].
+/// Name registered with an [`Activity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
     id: u32,
-    /// Of the text: the same on every rank, whatever was registered before.
+    /// Hash of the text: the same on every rank, whatever was registered before.
     pub hash: u64,
 }
 
-/// The state of one rank. What happens at every step of a plan is one atomic store; entering and leaving a collective takes
-/// a lock that nobody else holds for longer than a copy, so that number, digest and name always belong together.
+/// Activity of one rank. Each step of a plan costs one atomic store; entering and leaving a collective takes a lock that nobody else
+/// holds for longer than a copy, so that number, digest and name always belong together.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Activity {
     names: Mutex<Vec<Arc<str>>>,
-    /// Grows with everything the rank does; while it doesn't, the rank is stuck.
+    /// Counter that grows with everything the rank does; while it doesn't, the rank is stuck.
     progress: AtomicU64,
     doing: AtomicU32,
     calls: Mutex<Calls>,
-    /// The first failure of a collective on this rank.
-    broken: OnceLock<CommError>,
+    /// First failure of a collective on this rank.
+    failure: OnceLock<CommError>,
 }
 
-/// Collectives over all communicators of the rank, but those that a device queues (see `lane.rs`).
+/// Collectives over all communicators of the rank, except those in a device's queue (see `queue.rs`).
 #[derive(Debug, Default)]
 struct Calls {
     entered: u64,
     inside: u32,
     last: Option<Last>,
-    /// Of all calls so far: ranks that made the same calls in the same order have the same.
+    /// Hash of all calls so far: equal on ranks that made the same calls in the same order.
     digest: u64,
-    /// The digest when `entered` was last a multiple of [`Pulse::MILESTONE`].
+    /// Digest when `entered` was last a multiple of [`Activity::MILESTONE`].
     milestone: u64,
 }
 
@@ -45,24 +46,24 @@ struct Last {
     bytes: u64,
 }
 
-/// A collective that a rank is in.
+/// A collective that a rank has entered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At {
+pub struct CallInfo {
     pub sequence: u64,
     pub collective: &'static str,
     pub name: Arc<str>,
     pub bytes: u64,
 }
 
-/// A pulse at one moment.
+/// An [`Activity`] at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub progress: u64,
     pub doing: Arc<str>,
-    /// The collective the rank is in, if it is in one. It stays in one that failed.
-    pub at: Option<At>,
-    /// The collective it entered last.
-    pub last: Option<At>,
+    /// Collective that the rank is in, if any. It stays in one that failed.
+    pub current_call: Option<CallInfo>,
+    /// Collective that it entered last.
+    pub last_call: Option<CallInfo>,
     pub entered: u64,
     pub digest: u64,
     pub milestone: u64,
@@ -72,22 +73,22 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| mix(h, u64::from(b)))
 }
 
-impl Default for Pulse {
+impl Default for Activity {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Pulse {
+impl Activity {
     pub const MILESTONE: u64 = 64;
 
     pub fn new() -> Self {
-        Pulse {
-            names: Mutex::new(vec![Arc::from("its start")]),
+        Activity {
+            names: Mutex::new(vec![Arc::from("startup")]),
             progress: AtomicU64::new(0),
             doing: AtomicU32::new(0),
             calls: Mutex::default(),
-            broken: OnceLock::new(),
+            failure: OnceLock::new(),
         }
     }
 
@@ -101,7 +102,7 @@ impl Pulse {
         Name { id: id as u32, hash: hash(text) }
     }
 
-    /// An engine's message with names in the place of their hashes, as far as this rank has registered them.
+    /// Replaces hashes in an engine's message by the names that this rank has registered.
     pub(crate) fn spell(&self, message: &str) -> String {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.iter().fold(message.to_string(), |message, name| {
@@ -109,30 +110,30 @@ impl Pulse {
         })
     }
 
-    /// The rank turns to something else.
+    /// Sets what the rank is doing.
     pub fn doing(&self, name: Name) {
         self.doing.store(name.id, Ordering::Relaxed);
-        self.beat();
+        self.advance();
     }
 
-    /// The rank goes on with what it does.
-    pub fn beat(&self) {
+    /// Counts progress in what the rank is doing.
+    pub fn advance(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As [`Self::doing`]; gives what the rank did before to [`Self::resume`].
+    /// Sets what the rank is doing and returns what it did before, for [`Self::resume`].
     pub(crate) fn turn_to(&self, name: Name) -> u32 {
         let before = self.doing.swap(name.id, Ordering::Relaxed);
-        self.beat();
+        self.advance();
         before
     }
 
     pub(crate) fn resume(&self, before: u32) {
         self.doing.store(before, Ordering::Relaxed);
-        self.beat();
+        self.advance();
     }
 
-    /// The rank enters a collective; returns its number, from 1.
+    /// Enters a collective; returns its number, from 1.
     pub fn enter(&self, call: &Call) -> u64 {
         let mut calls = self.calls();
         calls.entered += 1;
@@ -143,32 +144,32 @@ impl Pulse {
         if calls.entered.is_multiple_of(Self::MILESTONE) {
             calls.milestone = calls.digest;
         }
-        self.beat();
+        self.advance();
         calls.entered
     }
 
     pub fn leave(&self) {
         let mut calls = self.calls();
         calls.inside = calls.inside.saturating_sub(1);
-        self.beat();
+        self.advance();
     }
 
-    /// The collective entered last failed: the rank will get no further.
-    pub(crate) fn breaks(&self, error: &CommError) {
-        self.beat();
-        let _ = self.broken.set(error.clone());
+    /// Records that the collective entered last failed: the rank will get no further.
+    pub(crate) fn record_failure(&self, error: &CommError) {
+        self.advance();
+        let _ = self.failure.set(error.clone());
     }
 
-    /// The first failure of a collective.
-    pub fn broken(&self) -> Option<&CommError> {
-        self.broken.get()
+    /// First failure of a collective.
+    pub fn failure(&self) -> Option<&CommError> {
+        self.failure.get()
     }
 
     pub fn snapshot(&self) -> Snapshot {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let text = |id: u32| names[id as usize].clone();
         let calls = self.calls();
-        let last = calls.last.map(|last| At {
+        let last = calls.last.map(|last| CallInfo {
             sequence: calls.entered,
             collective: last.collective,
             name: text(last.name),
@@ -177,8 +178,8 @@ impl Pulse {
         Snapshot {
             progress: self.progress.load(Ordering::Relaxed),
             doing: text(self.doing.load(Ordering::Relaxed)),
-            at: last.clone().filter(|_| calls.inside > 0),
-            last,
+            current_call: last.clone().filter(|_| calls.inside > 0),
+            last_call: last,
             entered: calls.entered,
             digest: calls.digest,
             milestone: calls.milestone,
@@ -186,7 +187,7 @@ impl Pulse {
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        // Counts and a copy: whole at any moment, whoever panicked.
+        // Counts and a copy: consistent at any moment, even after a panic.
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,28 +1,28 @@
-//! What ranks say to each other beside the exchange: a line of text for each message, its fields apart by tabs.
+//! Messages of the control plane: one line of text each, its fields separated by tabs.
 
-use super::judge::{Cause, Verdict};
+use super::diagnosis::{Cause, Diagnosis};
+use crate::activity::{CallInfo, Snapshot};
 use crate::call::Collective;
 use crate::element::Reduction;
-use crate::pulse::{At, Snapshot};
 use std::sync::Arc;
 
-/// What a rank says of itself when it comes.
+/// First message of a rank to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub version: String,
     pub rank: usize,
     pub world: usize,
-    pub person: Person,
+    pub peer: Peer,
 }
 
-/// What the others are told of a rank.
+/// Host, process and addresses of a rank, as the others know them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Person {
+pub(crate) struct Peer {
     pub host: String,
     pub pid: u32,
     /// Machine, process namespace and start of the process: see [`super::process`].
     pub process: String,
-    /// Where it listens for the mesh, as `address:port`.
+    /// Addresses at which it listens for the mesh, as `address:port`.
     pub addresses: Vec<String>,
 }
 
@@ -30,25 +30,25 @@ pub(crate) struct Person {
 pub(crate) enum Message {
     Hello(Hello),
     Refused(String),
-    /// All are here: a number that only they know, and who they are.
+    /// All ranks have joined: the run's secret, and who they are.
     Welcome {
         secret: u64,
-        people: Vec<Person>,
+        peers: Vec<Peer>,
     },
-    Beat {
+    Heartbeat {
         snapshot: Snapshot,
         busy: bool,
     },
-    /// A beat is wanted now.
-    Ask,
+    /// Request for a heartbeat at once.
+    HeartbeatRequest,
     Failed {
         cause: Cause,
         line: String,
     },
-    /// The rank ended in good order; with its last snapshot.
-    Bye(Snapshot),
-    Farewell,
-    Verdict(Verdict),
+    /// The rank ended without error; with its last snapshot.
+    Finished(Snapshot),
+    Acknowledged,
+    Diagnosis(Diagnosis),
 }
 
 const MAGIC: &str = "vitesse-ranks-1";
@@ -60,65 +60,65 @@ impl Message {
                 let numbers = [hello.rank.to_string(), hello.world.to_string()];
                 let mut fields = vec![MAGIC.to_string(), hello.version.clone()];
                 fields.extend(numbers);
-                fields.extend(person_fields(&hello.person));
+                fields.extend(peer_fields(&hello.peer));
                 fields
             }
             Message::Refused(why) => vec!["refused".to_string(), why.clone()],
-            Message::Welcome { secret, people } => {
+            Message::Welcome { secret, peers } => {
                 let mut fields = vec!["welcome".to_string(), secret.to_string()];
-                fields.extend(people.iter().flat_map(person_fields));
+                fields.extend(peers.iter().flat_map(peer_fields));
                 fields
             }
-            Message::Beat { snapshot, busy } => {
+            Message::Heartbeat { snapshot, busy } => {
                 let mut fields = vec!["beat".to_string(), u8::from(*busy).to_string()];
                 fields.extend(snapshot_fields(snapshot));
                 fields
             }
             Message::Failed { cause, line } => vec!["failed".to_string(), cause_text(*cause), line.clone()],
-            Message::Bye(snapshot) => {
+            Message::Finished(snapshot) => {
                 let mut fields = vec!["bye".to_string()];
                 fields.extend(snapshot_fields(snapshot));
                 fields
             }
-            Message::Farewell => vec!["farewell".to_string()],
-            Message::Ask => vec!["ask".to_string()],
-            Message::Verdict(verdict) => vec![
+            Message::Acknowledged => vec!["farewell".to_string()],
+            Message::HeartbeatRequest => vec!["ask".to_string()],
+            Message::Diagnosis(diagnosis) => vec![
                 "verdict".to_string(),
-                verdict.rank.to_string(),
-                verdict.code.to_string(),
-                verdict.line.clone(),
+                diagnosis.rank.to_string(),
+                diagnosis.code.to_string(),
+                diagnosis.line.clone(),
             ],
         };
         let escaped: Vec<String> = fields.iter().map(|field| escape(field)).collect();
         escaped.join("\t") + "\n"
     }
 
-    /// Nothing for what no rank of this version would say.
+    /// Parses a line; `None` for what no rank of this version would send.
     pub fn decode(line: &str) -> Option<Self> {
         let fields: Vec<String> = line.trim_end_matches('\n').split('\t').map(unescape).collect();
         let (first, rest) = fields.split_first()?;
         match (first.as_str(), rest) {
-            (MAGIC, [version, rank, world, person @ ..]) => Some(Message::Hello(Hello {
+            (MAGIC, [version, rank, world, peer @ ..]) => Some(Message::Hello(Hello {
                 version: version.clone(),
                 rank: rank.parse().ok()?,
                 world: world.parse().ok()?,
-                person: person_of(person)?,
+                peer: peer_of(peer)?,
             })),
             ("refused", [why]) => Some(Message::Refused(why.clone())),
-            ("welcome", [secret, people @ ..]) => Some(Message::Welcome {
+            ("welcome", [secret, peers @ ..]) => Some(Message::Welcome {
                 secret: secret.parse().ok()?,
-                people: people.chunks(PERSON).map(person_of).collect::<Option<_>>()?,
+                peers: peers.chunks(PEER_FIELDS).map(peer_of).collect::<Option<_>>()?,
             }),
             ("beat", [busy, snapshot @ ..]) => {
-                Some(Message::Beat { busy: busy == "1", snapshot: snapshot_of(snapshot)? })
+                Some(Message::Heartbeat { busy: busy == "1", snapshot: snapshot_of(snapshot)? })
             }
             ("failed", [cause, line]) => {
                 Some(Message::Failed { cause: cause_of(cause)?, line: line.clone() })
             }
-            ("bye", snapshot) => Some(Message::Bye(snapshot_of(snapshot)?)),
-            ("farewell", []) => Some(Message::Farewell),
-            ("ask", []) => Some(Message::Ask),
-            ("verdict", [rank, code, line]) => Some(Message::Verdict(Verdict {
+            ("bye", snapshot) => Some(Message::Finished(snapshot_of(snapshot)?)),
+            ("farewell", []) => Some(Message::Acknowledged),
+            ("ask", []) => Some(Message::HeartbeatRequest),
+            ("verdict", [rank, code, line]) => Some(Message::Diagnosis(Diagnosis {
                 rank: rank.parse().ok()?,
                 code: code.parse().ok()?,
                 line: line.clone(),
@@ -128,16 +128,16 @@ impl Message {
     }
 }
 
-/// Fields of a person.
-const PERSON: usize = 4;
+/// Number of fields of a peer.
+const PEER_FIELDS: usize = 4;
 
-fn person_fields(person: &Person) -> [String; PERSON] {
-    [person.host.clone(), person.pid.to_string(), person.process.clone(), person.addresses.join(" ")]
+fn peer_fields(peer: &Peer) -> [String; PEER_FIELDS] {
+    [peer.host.clone(), peer.pid.to_string(), peer.process.clone(), peer.addresses.join(" ")]
 }
 
-fn person_of(fields: &[String]) -> Option<Person> {
+fn peer_of(fields: &[String]) -> Option<Peer> {
     let [host, pid, process, addresses] = fields else { return None };
-    Some(Person {
+    Some(Peer {
         host: host.clone(),
         pid: pid.parse().ok()?,
         process: process.clone(),
@@ -146,7 +146,7 @@ fn person_of(fields: &[String]) -> Option<Person> {
 }
 
 fn snapshot_fields(snapshot: &Snapshot) -> Vec<String> {
-    let inside = u8::from(snapshot.at.is_some());
+    let inside = u8::from(snapshot.current_call.is_some());
     let mut fields = vec![
         snapshot.doing.to_string(),
         snapshot.progress.to_string(),
@@ -155,7 +155,7 @@ fn snapshot_fields(snapshot: &Snapshot) -> Vec<String> {
         snapshot.milestone.to_string(),
         inside.to_string(),
     ];
-    if let Some(last) = &snapshot.last {
+    if let Some(last) = &snapshot.last_call {
         fields.extend([last.collective.to_string(), last.name.to_string(), last.bytes.to_string()]);
     }
     fields
@@ -166,7 +166,7 @@ fn snapshot_of(fields: &[String]) -> Option<Snapshot> {
     let entered = entered.parse().ok()?;
     let last = match call {
         [] => None,
-        [collective, name, bytes] => Some(At {
+        [collective, name, bytes] => Some(CallInfo {
             sequence: entered,
             collective: collective_of(collective)?,
             name: Arc::from(name.as_str()),
@@ -177,8 +177,8 @@ fn snapshot_of(fields: &[String]) -> Option<Snapshot> {
     Some(Snapshot {
         progress: progress.parse().ok()?,
         doing: Arc::from(doing.as_str()),
-        at: last.clone().filter(|_| inside == "1"),
-        last,
+        current_call: last.clone().filter(|_| inside == "1"),
+        last_call: last,
         entered,
         digest: digest.parse().ok()?,
         milestone: milestone.parse().ok()?,
@@ -204,7 +204,7 @@ fn cause_text(cause: Cause) -> String {
         Cause::Device => "device".to_string(),
         Cause::Mismatch => "mismatch".to_string(),
         Cause::Lost(rank) => format!("lost {rank}"),
-        Cause::Exchange => "exchange".to_string(),
+        Cause::Communication => "exchange".to_string(),
         Cause::Aborted => "aborted".to_string(),
     }
 }
@@ -215,7 +215,7 @@ fn cause_of(text: &str) -> Option<Cause> {
         "panic" => Cause::Panic,
         "device" => Cause::Device,
         "mismatch" => Cause::Mismatch,
-        "exchange" => Cause::Exchange,
+        "exchange" => Cause::Communication,
         "aborted" => Cause::Aborted,
         other => Cause::Lost(other.strip_prefix("lost ")?.parse().ok()?),
     })
@@ -248,13 +248,17 @@ mod tests {
     use super::*;
 
     fn snapshot() -> Snapshot {
-        let at =
-            At { sequence: 137, collective: "all_reduce", name: Arc::from("blocks.7\tx"), bytes: 1_800_000 };
+        let at = CallInfo {
+            sequence: 137,
+            collective: "all_reduce",
+            name: Arc::from("blocks.7\tx"),
+            bytes: 1_800_000,
+        };
         Snapshot {
             progress: 9,
             doing: Arc::from("backward of a\nb\\t"),
-            at: Some(at.clone()),
-            last: Some(at),
+            current_call: Some(at.clone()),
+            last_call: Some(at),
             entered: 137,
             digest: u64::MAX,
             milestone: 5,
@@ -263,28 +267,28 @@ mod tests {
 
     #[test]
     fn every_message_comes_back_as_it_was_said() {
-        let person = Person {
+        let peer = Peer {
             host: "node 1".to_string(),
             pid: 71,
             process: "a/b/c".to_string(),
             addresses: vec!["10.0.0.1:80".to_string(), "[::1]:80".to_string()],
         };
-        let hello = Hello { version: "0.1.0".to_string(), rank: 1, world: 2, person: person.clone() };
-        let outside = Snapshot { at: None, ..snapshot() };
-        let first = Snapshot { at: None, last: None, entered: 0, ..snapshot() };
+        let hello = Hello { version: "0.1.0".to_string(), rank: 1, world: 2, peer: peer.clone() };
+        let outside = Snapshot { current_call: None, ..snapshot() };
+        let first = Snapshot { current_call: None, last_call: None, entered: 0, ..snapshot() };
         let messages = [
             Message::Hello(hello),
             Message::Refused("no\troom".to_string()),
-            Message::Welcome { secret: 7, people: vec![person, Person::default()] },
-            Message::Beat { snapshot: snapshot(), busy: true },
-            Message::Beat { snapshot: outside, busy: false },
-            Message::Beat { snapshot: first, busy: false },
+            Message::Welcome { secret: 7, peers: vec![peer, Peer::default()] },
+            Message::Heartbeat { snapshot: snapshot(), busy: true },
+            Message::Heartbeat { snapshot: outside, busy: false },
+            Message::Heartbeat { snapshot: first, busy: false },
             Message::Failed { cause: Cause::Device, line: "GPU 0".to_string() },
             Message::Failed { cause: Cause::Lost(3), line: "a\\b".to_string() },
-            Message::Bye(snapshot()),
-            Message::Farewell,
-            Message::Ask,
-            Message::Verdict(Verdict { rank: 2, line: "lost".to_string(), code: 3 }),
+            Message::Finished(snapshot()),
+            Message::Acknowledged,
+            Message::HeartbeatRequest,
+            Message::Diagnosis(Diagnosis { rank: 2, line: "lost".to_string(), code: 3 }),
         ];
         for message in messages {
             let text = message.encode();
