@@ -190,8 +190,8 @@ mod tests {
         let run = resolve(Raw { batch_size: Some(8), accumulate: Some(3), ..Raw::default() }, 4).unwrap();
         assert_eq!(exchange(&run), (THIRD, true, None));
         assert_eq!((run.nominal(), run.global_batch()), (96.0, 96));
-        let plan = run.exchange();
-        assert_eq!((plan.bucket, plan.overlap, plan.wire), (THIRD, true, None));
+        let plan = run.communication();
+        assert_eq!((plan.bucket, plan.overlap, plan.dtype), (THIRD, true, None));
         assert_eq!(run.mesh(), graph::Mesh::of_data(4));
 
         let large = resolve(Raw { model: Some("vit-ti/4".into()), ..Raw::default() }, 4).unwrap();
@@ -201,7 +201,7 @@ mod tests {
             Raw { bucket_size: Some(500), no_overlap: true, wire: Some(Wire::Bf16), ..Raw::default() };
         let run = resolve(typed.clone(), 2).unwrap();
         assert_eq!(exchange(&run), (500, false, Some(Wire::Bf16)));
-        assert_eq!(run.exchange().wire, Some(graph::DType::Bf16));
+        assert_eq!(run.communication().dtype, Some(graph::DType::Bf16));
         assert_eq!(resolve(typed.clone(), 1).unwrap().mesh(), graph::Mesh::default());
 
         let refused = |raw: Raw| resolve(raw, 2).unwrap_err();
@@ -236,7 +236,7 @@ mod tests {
         let raw = Raw { wire: Some(Wire::Fp32), bucket_size: Some(9), ..file("ds.json", &text) };
         let run = resolve(raw, 4).unwrap();
         assert_eq!(exchange(&run), (9, true, Some(Wire::Fp32)));
-        assert_eq!(run.exchange().wire, None);
+        assert_eq!(run.communication().dtype, None);
     }
 
     #[test]

@@ -214,12 +214,12 @@ impl Resolved {
         Mesh::of_data(self.world)
     }
 
-    /// How ranks exchange gradients, if there is more than one.
-    pub fn exchange(&self) -> graph::Exchange {
-        graph::Exchange {
+    /// Communication of gradients between ranks, if there is more than one.
+    pub fn communication(&self) -> graph::Communication {
+        graph::Communication {
             bucket: self.exchange.bucket,
             overlap: self.exchange.overlap,
-            wire: self.exchange.wire_type(),
+            dtype: self.exchange.wire_type(),
         }
     }
 

@@ -9,7 +9,7 @@ use cpu::{Executor, Options, Which};
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
-    Builder, DType, Exchange, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
+    Builder, Communication, DType, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
     Settings, Target, compile,
 };
 
@@ -54,7 +54,7 @@ fn executor(threads: usize, batch: usize, tokens: usize, head: usize) -> Executo
         mixed: None,
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: false,
         target: &cpu::Target { threads },
     };

@@ -7,7 +7,7 @@ use cpu::{Executor, Options, StepTime, Which};
 use graph::build::{BatchNorm, Conv, Linear};
 use graph::op::Window;
 use graph::{
-    Builder, DType, Exchange, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
+    Builder, Communication, DType, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
     Settings, compile,
 };
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         mixed: None,
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: true,
         target: &cpu::Target { threads },
     };

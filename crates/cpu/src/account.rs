@@ -7,7 +7,7 @@
 use comm::Timing;
 use graph::graph::Phase;
 use graph::op::Lane;
-use graph::run::{Account, Event, ExchangeTime, Which};
+use graph::run::{Account, CollectiveTime, Event, Which};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -164,12 +164,12 @@ impl Clock {
         self.waits.push(lap);
         if self.tracing {
             let (name, Interval { start, end }) = (Arc::clone(&self.waiting), lap);
-            self.events.push(Event { name, lane: Lane::Compute, phase: Phase::Exchange, start, end });
+            self.events.push(Event { name, lane: Lane::Compute, phase: Phase::Communication, start, end });
         }
     }
 
     /// Settles the collectives of a run that is over, in the order in which they were started.
-    pub fn settle<'a>(&mut self, calls: impl Iterator<Item = (&'a mut ExchangeTime, Timing)>) {
+    pub fn settle<'a>(&mut self, calls: impl Iterator<Item = (&'a mut CollectiveTime, Timing)>) {
         let mut counted_until: Option<Instant> = None;
         for (time, Timing { started, finished }) in calls {
             let call = Interval { start: started, end: finished };
@@ -180,7 +180,7 @@ impl Clock {
             self.total.hidden += (fresh.seconds() - fresh.shared(&self.waits)).max(0.0);
             counted_until = Some(counted_until.map_or(finished, |until| until.max(finished)));
             if self.tracing {
-                let (name, phase) = (Arc::clone(&time.layer), Phase::Exchange);
+                let (name, phase) = (Arc::clone(&time.layer), Phase::Communication);
                 self.events.push(Event { name, lane: Lane::Comm, phase, start: started, end: finished });
             }
         }
@@ -212,7 +212,7 @@ mod tests {
         let base = Instant::now();
         let mut clock = Clock::new();
         clock.waits = waits.iter().map(|(s, e)| at(base, *s, *e)).collect();
-        let time = ExchangeTime { layer: Arc::from("x"), bytes: 0, seconds: 0.0, exposed: 0.0 };
+        let time = CollectiveTime { layer: Arc::from("x"), bytes: 0, seconds: 0.0, exposed: 0.0 };
         let mut times = vec![time; calls.len()];
         let timings = calls.iter().map(|(s, e)| at(base, *s, *e));
         let timings = timings.map(|i| Timing { started: i.start, finished: i.end });

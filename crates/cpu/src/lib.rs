@@ -17,6 +17,6 @@ mod steps;
 
 pub use error::CpuError;
 pub use executor::{BadValue, Batch, Executor, Options, Origin, StepTime, Which};
-pub use graph::run::{Account, Event, ExchangeTime};
+pub use graph::run::{Account, CollectiveTime, Event};
 pub use kernels::Float;
 pub use steps::{Target, attention_tiles};

@@ -10,7 +10,7 @@ use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Account, Event, Which};
 use graph::op::Lane;
 use graph::plan::Step;
-use graph::{DType, Exchange, Mesh, Program, Settings};
+use graph::{Communication, DType, Mesh, Program, Settings};
 use models::vit::Vit;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -45,21 +45,21 @@ impl Engine for Dawdling {
 }
 
 /// Large enough that its backward pass takes a few delays.
-fn program(ranks: usize, exchange: Exchange) -> Program {
+fn program(ranks: usize, communication: Communication) -> Program {
     let vit = Vit { width: 96, mlp: 384, ..small_vit(0.0) };
     let target = cpu::Target { threads: 1 };
     compiled_with(
         vit.build(192, smoothed(), DType::F32).unwrap(),
-        &Settings { mesh: Mesh::of_data(ranks), exchange, ..settings(&target) },
+        &Settings { mesh: Mesh::of_data(ranks), communication, ..settings(&target) },
     )
 }
 
 /// Buckets of about a block.
-const EXCHANGE: Exchange = Exchange { bucket: 120_000, overlap: true, wire: None };
+const COMMUNICATION: Communication = Communication { bucket: 120_000, overlap: true, dtype: None };
 
-fn rig(exchange: Exchange, delay: Duration) -> Rig<f32> {
+fn rig(communication: Communication, delay: Duration) -> Rig<f32> {
     let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Activity::new()));
-    let mut rig = Rig::among(program(2, exchange), 1, Some(comm));
+    let mut rig = Rig::among(program(2, communication), 1, Some(comm));
     // The first run touches memory for the first time.
     rig.step();
     rig.executor.take_account();
@@ -82,7 +82,7 @@ fn seconds(event: &Event) -> f64 {
 
 #[test]
 fn the_parts_are_the_whole() {
-    let mut rig = rig(EXCHANGE, Duration::from_millis(2));
+    let mut rig = rig(COMMUNICATION, Duration::from_millis(2));
     in_a_quiet_run(|| {
         rig.fill(Which::Last);
         let start = Instant::now();
@@ -107,7 +107,7 @@ fn expected_exposed(rig: &Rig<f32>) -> f64 {
     graph::replay(&rig.executor.program().last, &rig.executor.step_seconds(Which::Last)).exposed()
 }
 
-const EXCHANGE_WAIT: &str = "waiting for the exchange";
+const EXCHANGE_WAIT: &str = "waiting for the communication";
 const THREADS_WAIT: &str = "waiting for other threads";
 
 /// What a step is called in a trace.
@@ -126,7 +126,7 @@ fn exposure_follows_from_the_lanes() {
     let delay = Duration::from_millis(40);
     let seconds = delay.as_secs_f64();
     for overlap in [true, false] {
-        let mut rig = rig(Exchange { overlap, ..EXCHANGE }, delay);
+        let mut rig = rig(Communication { overlap, ..COMMUNICATION }, delay);
         in_a_quiet_run(|| {
             rig.executor.reset_times();
             let (account, _) = last(&mut rig);
@@ -156,7 +156,7 @@ fn a_replay_of_a_run_takes_as_long() {
     let cases = [(1, true, quick), (2, true, quick), (2, true, slow), (2, false, slow)];
     for (ranks, overlap, delay) in cases {
         let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Activity::new()));
-        let program = program(ranks, Exchange { overlap, ..EXCHANGE });
+        let program = program(ranks, Communication { overlap, ..COMMUNICATION });
         let mut rig = Rig::<f32>::among(program, 1, (ranks > 1).then_some(comm));
         rig.step();
         in_a_quiet_run(|| {
@@ -177,7 +177,7 @@ fn a_replay_of_a_run_takes_as_long() {
 
 #[test]
 fn calls_that_take_no_time_are_all_but_hidden() {
-    let mut rig = rig(EXCHANGE, Duration::ZERO);
+    let mut rig = rig(COMMUNICATION, Duration::ZERO);
     in_a_quiet_run(|| {
         let (account, _) = last(&mut rig);
         (account.exposed < 0.05 * account.compute).then_some(()).ok_or(format!("{account:?}"))
@@ -186,7 +186,7 @@ fn calls_that_take_no_time_are_all_but_hidden() {
 
 #[test]
 fn a_trace_has_every_step_and_call_in_its_place() {
-    let mut rig = rig(EXCHANGE, Duration::from_millis(1));
+    let mut rig = rig(COMMUNICATION, Duration::from_millis(1));
     let (account, events) = last(&mut rig);
     let plan = rig.executor.program().last.clone();
     let steps = |lane: Lane| plan.steps.iter().filter(move |s| s.lane == lane);
@@ -218,7 +218,7 @@ fn a_trace_has_every_step_and_call_in_its_place() {
 #[test]
 fn without_timing_nothing_is_measured_and_nothing_changes() {
     let run = |timing: bool| {
-        let mut rig = rig(EXCHANGE, Duration::ZERO);
+        let mut rig = rig(COMMUNICATION, Duration::ZERO);
         rig.executor.set_timing(timing);
         rig.executor.reset_times();
         rig.step();
@@ -233,16 +233,16 @@ fn without_timing_nothing_is_measured_and_nothing_changes() {
 
 #[test]
 fn the_exchange_is_in_the_times_by_kind() {
-    let mut rig = rig(EXCHANGE, Duration::from_millis(20));
+    let mut rig = rig(COMMUNICATION, Duration::from_millis(20));
     rig.executor.reset_times();
     rig.step();
     let account = rig.executor.take_account();
     let times = rig.executor.training_times();
-    let exchange = times.iter().find(|t| t.op == "all_reduce").unwrap();
+    let communication = times.iter().find(|t| t.op == "all_reduce").unwrap();
     let in_calls: f64 = rig.executor.exchanges().iter().map(|e| e.exposed).sum();
-    assert!((exchange.seconds - in_calls).abs() < 1e-6, "{} and {in_calls}", exchange.seconds);
+    assert!((communication.seconds - in_calls).abs() < 1e-6, "{} and {in_calls}", communication.seconds);
     let bytes: usize = rig.executor.exchanges().iter().map(|e| e.bytes).sum();
-    let gradients: f64 = exchange.bytes;
+    let gradients: f64 = communication.bytes;
     assert!(gradients <= bytes as f64 && (bytes as f64) < gradients * 1.05, "padding travels along");
     let all: f64 = times.iter().map(|t| t.seconds).sum();
     assert!((all - (account.compute + account.update + in_calls)).abs() < 1e-4, "{all}, {account:?}");

@@ -6,7 +6,7 @@ mod common;
 use comm::{Activity, Communicator};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Executor, Which};
-use graph::{DType, Exchange, Mesh, Mixed, Settings};
+use graph::{Communication, DType, Mesh, Mixed, Settings};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,11 +48,11 @@ static ALLOCATOR: Counting = Counting;
 const SETTLING: usize = 2;
 const STEPS: usize = 12;
 
-fn rig(exchange: Exchange, mixed: Option<Mixed>, comm: Communicator) -> Rig<f32> {
+fn rig(communication: Communication, mixed: Option<Mixed>, comm: Communicator) -> Rig<f32> {
     let target = cpu::Target { threads: 1 };
     let model = small_vit(0.1).build(4, smoothed(), DType::F32).unwrap();
     let settings =
-        Settings { mesh: Mesh::of_data(2), exchange, mixed, accumulates: true, ..settings(&target) };
+        Settings { mesh: Mesh::of_data(2), communication, mixed, accumulates: true, ..settings(&target) };
     let program = compiled_with(model, &settings);
     Rig::among(program, 1, Some(comm))
 }
@@ -80,11 +80,11 @@ fn steps_with_an_exchange_allocate_nothing() {
         (true, Some(DType::F16), None),
         (true, None, half),
     ] {
-        let exchange = Exchange { bucket: 5_000, overlap, wire };
+        let communication = Communication { bucket: 5_000, overlap, dtype: wire };
         let comms = comm::threads::group(2).into_iter();
         let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Activity::new())));
         let [mut first, mut other]: [Rig<f32>; 2] =
-            comms.map(|comm| rig(exchange, mixed, comm)).collect::<Vec<_>>().try_into().ok().unwrap();
+            comms.map(|comm| rig(communication, mixed, comm)).collect::<Vec<_>>().try_into().ok().unwrap();
         first.executor.set_tracing(true);
         let mut events = Vec::with_capacity(4096);
         std::thread::scope(|scope| {

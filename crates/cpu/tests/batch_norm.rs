@@ -10,7 +10,7 @@ use cpu::{Executor, Float, Options, Which};
 use graph::build::{BatchNorm, Conv};
 use graph::op::Window;
 use graph::random::Sequence;
-use graph::{Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Plan, Program};
+use graph::{Builder, Communication, DType, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Plan, Program};
 use graph::{Mesh, Recompute, Settings, StateId, ValueId, compile};
 use models::upernet::UperNet;
 
@@ -48,7 +48,7 @@ fn model(batch: usize, dtype: DType) -> Model {
     Model { train: graph(batch, dtype, true), eval: graph(batch, dtype, false), key }
 }
 
-const EXCHANGE: Exchange = Exchange { bucket: 3000, overlap: true, wire: None };
+const COMMUNICATION: Communication = Communication { bucket: 3000, overlap: true, dtype: None };
 
 fn program<T: Float>(batch: usize, threads: usize, change: impl Fn(&mut Settings<'_>)) -> Program {
     let target = cpu::Target { threads };
@@ -131,7 +131,7 @@ impl<T: Float> Run<T> {
 fn among<T: Float>(ranks: usize, recompute: Recompute, steps: usize) -> Vec<(Vec<f64>, Tensors)> {
     on_each(communicators(ranks), |comm| {
         let program = program::<T>(BATCH / ranks, 1, |settings| {
-            (settings.mesh, settings.exchange) = (Mesh::of_data(ranks), EXCHANGE);
+            (settings.mesh, settings.communication) = (Mesh::of_data(ranks), COMMUNICATION);
             settings.recompute = recompute;
         });
         let rank = comm.rank();
@@ -178,7 +178,7 @@ fn recompute_keeps_the_moments() {
     assert!(among::<f32>(2, Recompute::Full, 2) == plain);
     let count = |recompute, which: PlanOf, is: &dyn Fn(&Op) -> bool| {
         let program = program::<f32>(2, 1, |settings| {
-            (settings.mesh, settings.exchange) = (Mesh::of_data(2), EXCHANGE);
+            (settings.mesh, settings.communication) = (Mesh::of_data(2), COMMUNICATION);
             (settings.recompute, settings.accumulates) = (recompute, true);
         });
         which(&program).steps.iter().filter(|s| is(&s.op)).count()
@@ -306,7 +306,7 @@ fn halves_have_a_plan() {
     for residual in [DType::F32, DType::Bf16] {
         let program = program::<f32>(2, 1, |settings| {
             settings.mixed = Some(Mixed { half: DType::Bf16, residual });
-            (settings.mesh, settings.exchange) = (Mesh::of_data(2), EXCHANGE);
+            (settings.mesh, settings.communication) = (Mesh::of_data(2), COMMUNICATION);
         });
         let ty = |name: &str| {
             let values = &program.last.values;

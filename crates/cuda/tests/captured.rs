@@ -4,8 +4,8 @@ use cuda::action::{Constants, Facts};
 use cuda::bind::{Binder, Bound, Memory, Steps, state_addresses};
 use cuda::{Executor, Options, Which};
 use graph::{
-    DType, Exchange, Header, Lane, Loss, Mesh, Mixed, Op, Optimizer, ParamGroup, Plan, Program, Recompute,
-    Settings, compile,
+    Communication, DType, Header, Lane, Loss, Mesh, Mixed, Op, Optimizer, ParamGroup, Plan, Program,
+    Recompute, Settings, compile,
 };
 use models::Network;
 
@@ -28,7 +28,7 @@ fn program((name, image, classes, batch): Case, mesh: Mesh, target: &cuda::Targe
         mixed: Some(BF16),
         loss_scale: None,
         mesh,
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: false,
         target,
     };

@@ -3,8 +3,8 @@
 use cuda::action::{Action, Constants, Facts, Launch};
 use cuda::bind::{Binder, Memory, Placed, Steps, state_addresses};
 use graph::{
-    DType, Exchange, Loss, Mesh, Mixed, Model, Optimizer, ParamGroup, Plan, Program, Recompute, Settings,
-    compile,
+    Communication, DType, Loss, Mesh, Mixed, Model, Optimizer, ParamGroup, Plan, Program, Recompute,
+    Settings, compile,
 };
 use models::swin::Swin;
 use models::vit::Vit;
@@ -28,7 +28,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         mixed,
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates,
         target: &cuda::Target { halves: mixed.is_some(), facts: Facts::h200() },
     };

@@ -9,8 +9,8 @@ use cuda::bind::{Binder, Bound, Maker, Memory, state_addresses};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
-    Builder, DType, Exchange, Graph, Init, Key, Lane, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan,
-    Program, Recompute,
+    Builder, Communication, DType, Graph, Init, Key, Lane, Loss, Mesh, Model, Op, Optimizer, ParamGroup,
+    Plan, Program, Recompute,
 };
 use graph::{Home, Role, Settings, compile};
 use models::swin::Swin;
@@ -286,7 +286,7 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
         mixed: None,
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates,
         target: &Batches,
     };

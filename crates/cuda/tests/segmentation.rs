@@ -5,8 +5,8 @@ use cuda::{Executor, Needs, Options, Which};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
-    Builder, DType, Exchange, Graph, Header, Init, Key, Loss, Mesh, Mixed, Model, Op, Optimizer, ParamGroup,
-    Plan, Program,
+    Builder, Communication, DType, Graph, Header, Init, Key, Loss, Mesh, Mixed, Model, Op, Optimizer,
+    ParamGroup, Plan, Program,
 };
 use graph::{Recompute, Settings, ValueId, compile};
 use models::upernet::UperNet;
@@ -45,7 +45,7 @@ fn program() -> Program {
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: false,
         target: &cuda::Target { halves: false, facts: Facts::h200() },
     };

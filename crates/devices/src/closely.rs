@@ -71,8 +71,8 @@ impl Closely {
         let kind = match position {
             Some(position) => &mut self.kinds[position],
             None => {
-                let (op, phase, is_product) = (op.clone(), *phase, op.starts_with("linear"));
-                self.kinds.push(StepTime { op, phase, is_product, seconds: 0.0, flops: 0.0, bytes: 0.0 });
+                let (op, phase, is_matmul) = (op.clone(), *phase, op.starts_with("linear"));
+                self.kinds.push(StepTime { op, phase, is_matmul, seconds: 0.0, flops: 0.0, bytes: 0.0 });
                 let last = self.kinds.len() - 1;
                 &mut self.kinds[last]
             }
@@ -168,7 +168,7 @@ mod tests {
         assert!((of("linear").seconds - 4.0).abs() < 1e-9 && (of("attention").seconds - 4.0).abs() < 1e-9);
         assert!((of("adamw").seconds - 1.0).abs() < 1e-9);
         assert_eq!((of("linear").flops, of("adamw").flops), (2000.0, 1000.0));
-        assert!(of("linear").is_product && closely.note().unwrap().contains("3 steps"));
+        assert!(of("linear").is_matmul && closely.note().unwrap().contains("3 steps"));
         let mut events = Vec::new();
         closely.take_events(&mut events);
         assert!(events.is_empty(), "nobody asked for a trace");

@@ -17,7 +17,7 @@ use cpu::Executor;
 use data::LoadedBatch;
 use data::segment::MaskBatch;
 pub use graph::bad::BadValue;
-pub use graph::run::{Account, Event, ExchangeTime, KernelTime, MemoryUse, Startup, StepTime, Which};
+pub use graph::run::{Account, CollectiveTime, Event, KernelTime, MemoryUse, Startup, StepTime, Which};
 use graph::{Header, Program, StateId};
 use std::borrow::Cow;
 
@@ -156,7 +156,7 @@ pub trait Times {
     fn take_account(&mut self) -> Account;
 
     /// The collectives of `last`, as they ran in the step whose outcome was taken last.
-    fn exchanges(&self) -> &[ExchangeTime];
+    fn exchanges(&self) -> &[CollectiveTime];
 
     /// Whether times are measured, as they are from the start.
     fn set_timing(&mut self, on: bool);

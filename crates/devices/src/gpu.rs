@@ -3,7 +3,7 @@
 use crate::algorithms::algorithms;
 use crate::closely::Closely;
 use crate::device::{
-    Account, BadValue, Benchmarks, Event, ExchangeTime, Hardware, Inputs, KernelTime, MemoryUse, Outcome,
+    Account, BadValue, Benchmarks, CollectiveTime, Event, Hardware, Inputs, KernelTime, MemoryUse, Outcome,
     Plans, Seat, Startup, States, StepTime, Times, Which,
 };
 use crate::error::DeviceError;
@@ -31,7 +31,7 @@ pub(crate) struct Gpu {
     evaluates: bool,
     in_flight: VecDeque<Ticket>,
     /// The collectives of `last`, in the step whose outcome was taken last.
-    exchanges: Vec<ExchangeTime>,
+    exchanges: Vec<CollectiveTime>,
     /// Exposed and hidden seconds of exchange, of the steps whose outcome was taken.
     exchanged: (f64, f64),
     /// Whether they are told.
@@ -61,7 +61,7 @@ impl Gpu {
         let line = [line, repeated].into_iter().flatten().reduce(|a, b| format!("{a}; {b}"));
         let exchange = |(layer, bytes): &(String, usize)| {
             let layer = Arc::from(layer.as_str());
-            ExchangeTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
+            CollectiveTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
         };
         let exchanges = executor.exchanges().iter().map(exchange).collect();
         let activity = Arc::clone(seat.world.activity());
@@ -271,7 +271,7 @@ impl Times for Gpu {
         Account { compute, update, evaluation, exposed, hidden, ..Account::default() }
     }
 
-    fn exchanges(&self) -> &[ExchangeTime] {
+    fn exchanges(&self) -> &[CollectiveTime] {
         &self.exchanges
     }
 
@@ -300,7 +300,7 @@ impl Times for Gpu {
         let row = |i: usize, op: &str, phase, plan: &Plan| {
             let (cost, runs) = (plan.cost(), self.runs[i] as f64);
             let (flops, bytes) = (cost.flops * runs, cost.bytes * runs);
-            StepTime { op: op.to_string(), phase, is_product: i == 0, seconds: self.spent[i], flops, bytes }
+            StepTime { op: op.to_string(), phase, is_matmul: i == 0, seconds: self.spent[i], flops, bytes }
         };
         vec![
             row(0, "forward and", Phase::Backward, &program.last),

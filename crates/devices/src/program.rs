@@ -54,7 +54,7 @@ fn compiled<T: Real>(
         mixed: run.mixed(),
         loss_scale: run.loss_scaling(),
         mesh: run.mesh(),
-        exchange: run.exchange(),
+        communication: run.communication(),
         accumulates: run.accumulate > 1,
         target: &*target(run),
     };

@@ -7,7 +7,7 @@ use crate::types::DType;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
     /// The host filled it in.
@@ -28,7 +28,7 @@ pub enum Origin {
 /// The first element found that is NaN or infinite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BadValue {
-    /// Where it came from.
+    /// Origin of the value.
     pub origin: Origin,
     /// Name of the value or state.
     pub value: String,
@@ -79,8 +79,8 @@ pub fn states_read(plan: &Plan) -> Vec<StateId> {
     states
 }
 
-/// Whether a result is looked at. What is written to a flat buffer is, when it is read next; sums of squares in double precision
-/// are finite if what they are of is.
+/// Decides whether a result is checked. A flat buffer is checked when it is read next; sums of squares in f64 are
+/// finite if the values are.
 pub fn is_looked_at(plan: &Plan, step: &Step, result: usize) -> bool {
     let PlanValue { ty, place, .. } = &plan.values[step.outputs[result]];
     let sums = matches!(step.op, Op::SumSquares { .. } | Op::LambMoments { .. }) && ty.dtype == DType::F64;

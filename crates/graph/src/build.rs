@@ -35,7 +35,7 @@ pub struct Linear<'a> {
     pub bias: Init,
 }
 
-/// How a model is held against its labels.
+/// Settings of the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
     /// ε of label smoothing.
@@ -56,7 +56,7 @@ pub struct Targets {
 }
 
 impl Builder {
-    /// Without `training`, dropout and stochastic depth are left out.
+    /// Starts an empty graph; without `training`, dropout and stochastic depth are left out.
     pub fn new(dtype: DType, training: bool) -> Self {
         Builder { graph: Graph::default(), dtype, scope: vec![], sites: 0, training, error: None }
     }
@@ -79,7 +79,7 @@ impl Builder {
         result
     }
 
-    /// Whether this is the graph of training, rather than of evaluation.
+    /// Tells the graph of training from that of evaluation.
     pub fn is_training(&self) -> bool {
         self.training
     }

@@ -7,11 +7,11 @@ use crate::clocks::Clocks;
 use crate::graph::{Home, State};
 use crate::op::{Lane, Op, StateId};
 use crate::plan::{Place, Plan, PlanValue, Step};
-use crate::touched::Memory;
+use crate::touched::MemoryKind;
 use crate::types::{DType, Type};
 use std::collections::HashSet;
 
-/// What is wrong with a plan.
+/// Defect of a plan.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PlanError {
     /// A step that can't be run as it stands.
@@ -34,13 +34,13 @@ pub enum PlanError {
         /// What is wrong with it.
         why: String,
     },
-    /// The host could not read it.
+    /// An output that the host could not read.
     #[error("output {0} is overwritten before the plan ends")]
     LostOutput(String),
-    /// Nobody has said where it lies.
+    /// A state without a place in memory.
     #[error("state {0} has no home")]
     NoHome(String),
-    /// The next plan would not find it.
+    /// A state that the next plan would not find.
     #[error("state {0} is overwritten before the plan ends")]
     LostState(String),
 }
@@ -168,14 +168,14 @@ fn list(types: &[Type]) -> String {
 /// Bytes of a memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Region {
-    memory: Memory,
+    memory: MemoryKind,
     start: usize,
     end: usize,
 }
 
 impl Region {
     fn arena(start: usize, bytes: usize) -> Self {
-        Region { memory: Memory::Arena, start, end: start + bytes }
+        Region { memory: MemoryKind::Arena, start, end: start + bytes }
     }
 
     fn overlaps(self, other: Region) -> bool {
@@ -197,8 +197,8 @@ impl Record {
         Record { region, value: Some(value), writer: None, touched: vec![] }
     }
 
-    /// What a write to `region` leaves: all, or no value but the bytes on either side, which the same steps may still
-    /// be using.
+    /// Records that remain after a write to `region`: all, or no value but the bytes on either side, which the same
+    /// steps may still be using.
     fn outside(self, region: Region) -> Vec<Record> {
         let Record { region: own, writer, touched, .. } = &self;
         let Region { memory, start, end } = *own;
@@ -240,7 +240,7 @@ impl<'a> Contents<'a> {
     }
 
     fn fits(&self, region: Region) -> Checked {
-        if region.memory == Memory::Arena && region.end > self.plan.arena {
+        if region.memory == MemoryKind::Arena && region.end > self.plan.arena {
             return Err(format!("reaches byte {} of an arena of {}", region.end, self.plan.arena));
         }
         Ok(())
@@ -257,11 +257,11 @@ impl<'a> Contents<'a> {
     fn region_of(&self, state: StateId) -> Region {
         let State { ty, home, .. } = &self.plan.states[state.index()];
         let (memory, start) = match *home {
-            Home::Arena(start) => (Memory::Arena, start),
-            Home::Own(start) => (Memory::Own, start),
-            Home::Host(start) => (Memory::Host, start),
+            Home::Arena(start) => (MemoryKind::Arena, start),
+            Home::Own(start) => (MemoryKind::Own, start),
+            Home::Host(start) => (MemoryKind::Host, start),
             // Refused before anything is looked at.
-            Home::Nowhere => (Memory::Own, 0),
+            Home::Nowhere => (MemoryKind::Own, 0),
         };
         Region { memory, start, end: start + ty.bytes() }
     }
@@ -278,20 +278,20 @@ impl<'a> Contents<'a> {
         let made: HashSet<usize> = self.plan.steps.iter().flat_map(|step| &step.outputs).copied().collect();
         for value in (0..self.plan.values.len()).filter(|value| !made.contains(value)) {
             let region = self.state(value).map(|state| self.region_of(state));
-            if let Some(region) = region.filter(|region| region.memory == Memory::Arena) {
+            if let Some(region) = region.filter(|region| region.memory == MemoryKind::Arena) {
                 self.live.push(Record::found(region, value));
             }
         }
     }
 
-    /// Whether what the plan has written to a state is still there.
+    /// Checks that a state still holds what the plan has written to it.
     fn holds(&self, state: StateId) -> bool {
         let of = |value: usize| self.state(value) == Some(state);
         let whole = |record: &&Record| record.region == self.region_of(state);
         self.live.iter().filter(whole).any(|record| record.value.is_none_or(of))
     }
 
-    /// Whether a step has written some of these bytes.
+    /// Checks whether a step has written some of these bytes.
     fn is_written(&self, region: Region) -> bool {
         self.live.iter().any(|record| record.writer.is_some() && record.region.overlaps(region))
     }
@@ -306,7 +306,7 @@ impl<'a> Contents<'a> {
             let record = match (self.record_of(*value), self.region(*value)) {
                 (Some(record), _) => record,
                 // A state not written so far holds what the plan found; one in the arena was there from the start.
-                (None, region) if region.memory != Memory::Arena && !self.is_written(region) => {
+                (None, region) if region.memory != MemoryKind::Arena && !self.is_written(region) => {
                     self.live.push(Record::found(region, *value));
                     self.live.len() - 1
                 }
@@ -353,7 +353,7 @@ impl<'a> Contents<'a> {
             }
             self.overwrite(step, self.region(*value), Some(*value), over)?;
         }
-        // Between values that travel as one lies padding, which comes back as anything.
+        // Between values of one message lies padding, which comes back as anything.
         if node.lane == Lane::Comm {
             let regions: Vec<Region> = node.outputs.iter().map(|value| self.region(*value)).collect();
             for pair in regions.windows(2).filter(|pair| pair[0].end < pair[1].start) {

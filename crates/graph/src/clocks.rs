@@ -1,11 +1,11 @@
-//! What lanes and waits order: vector clocks.
+//! Order that lanes and waits enforce: vector clocks.
 
 use crate::op::Lane;
 
-/// What each step knows to have finished before it starts: a vector clock over lanes.
+/// Vector clock over lanes: the steps that have finished before each step starts.
 #[derive(Clone, Debug, Default)]
 pub struct Clocks {
-    /// For each step, how many steps of each lane have finished before it starts.
+    /// Number of steps of each lane that have finished before each step starts.
     before: Vec<[usize; Lane::ALL.len()]>,
     /// Lane and place in it of each step.
     at: Vec<(usize, usize)>,
@@ -14,7 +14,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Of steps, each with its lane, what it waits for, and whether it may run at the same time as the one before.
+    /// Clocks of steps, each with its lane, its waits, and whether it may run at the same time as the one before.
     pub fn of<'a>(steps: impl Iterator<Item = (Lane, &'a [usize], bool)>) -> Self {
         let mut clocks = Clocks::default();
         for (lane, waits, beside) in steps {
@@ -52,7 +52,7 @@ impl Clocks {
         waits
     }
 
-    /// Whether the next step of a lane starts after `step` is done, without waiting for it.
+    /// Checks whether the next step of a lane starts after `step` is done, without waiting for it.
     pub fn knows(&self, lane: Lane, step: usize) -> bool {
         let lane = Lane::ALL.iter().position(|l| *l == lane).unwrap_or(0);
         let (of, place) = self.at[step];
@@ -66,7 +66,7 @@ impl Clocks {
         clock
     }
 
-    /// Whether `earlier` has finished whenever `later` starts.
+    /// Checks whether `earlier` has finished whenever `later` starts.
     pub fn happens_before(&self, earlier: usize, later: usize) -> bool {
         let (lane, place) = self.at[earlier];
         self.before[later][lane] > place

@@ -1,4 +1,5 @@
-//! From a model's graphs to the plans of a run: `first`, `micro`, `last`, `update` and `eval`. Each is made by a list of named passes.
+//! Compiler from a model's graphs to the plans of a run: `first`, `micro`, `last`, `update` and `eval`. Each is made by
+//! a list of named passes.
 
 use crate::graph::{AVERAGE, COPY, Graph, GraphError, State, settle};
 use crate::op::StateId;
@@ -8,19 +9,19 @@ use crate::program::{Model, Program};
 use crate::settings::{Mixed, Settings};
 use crate::target::Target;
 
-/// A graph on its way to a plan, with what passes tell those after them.
+/// A graph on its way to a plan, with results of passes that later passes read.
 #[derive(Clone, Default)]
 struct Draft {
     graph: Graph,
     gradients: Gradients,
     layout: Layout,
-    /// Whether sums go on from what earlier micro-steps of a step left.
+    /// Flag: sums continue those of earlier micro-steps.
     adds: bool,
 }
 
 /// A step on the way from a model to a plan.
 pub struct Pass {
-    /// What `vitesse plan --print-after` takes.
+    /// Name, as `vitesse plan --print-after` takes it.
     pub name: &'static str,
     run: fn(Draft, &Settings<'_>) -> Result<Draft, GraphError>,
 }
@@ -66,7 +67,7 @@ const SYNCHRONISE: Pass = pass!("synchronise", |graph, _, _| passes::synchronise
 const PARALLELISE: Pass = pass!("parallelise", |graph, draft, settings| passes::parallelise(
     graph,
     &draft.layout,
-    &settings.exchange
+    &settings.communication
 ));
 const SUMS: Pass = pass!("sums", |graph, _, settings| passes::sums(graph, settings.target));
 const AVERAGES: Pass = pass!("averages", |mut graph, draft, _| {
@@ -75,19 +76,19 @@ const AVERAGES: Pass = pass!("averages", |mut graph, draft, _| {
 });
 const UPDATE: Pass = Pass { name: "update", run: update };
 
-/// From a model to forward and backward.
+/// Passes from a model to forward and backward ops.
 const TRAINING: [Pass; 5] = [NARROW, FUSE, RESIZED_LOSS, DIFFERENTIATE, LAY_OUT];
 
-/// From there to a micro-step that begins the sums of a step, or adds to them.
+/// Passes from there to a micro-step that begins the sums of a step, or adds to them.
 const MICRO: [Pass; 8] = [ACCUMULATE, DEFER, PEEPHOLE, RECOMPUTE, PRECISION, LATE, GATHER, SYNCHRONISE];
 
-/// What every list of training ends with.
+/// Passes at the end of every list of training.
 const END: [Pass; 1] = [SUMS];
 
-/// What the last micro-step of a step has beside that.
+/// Passes of the last micro-step alone.
 const LAST: [Pass; 1] = [PARALLELISE];
 
-/// From a model to loss and logits.
+/// Passes from a model to loss and logits.
 const EVALUATION: [Pass; 5] = [AVERAGES, NARROW, FUSE, RESIZED_LOSS, PRECISION];
 
 /// The names of the passes that lead to a plan, in their order.
@@ -125,7 +126,7 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
     compile_observed(model, settings, &mut |_, _, _| Ok(()))
 }
 
-/// As [`compile`], with a look at the graph after every pass.
+/// Compiles like [`compile`] and shows an observer the graph after every pass.
 pub fn compile_observed(
     model: Model,
     settings: &Settings<'_>,

@@ -18,9 +18,9 @@ pub const UNIT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "(usize, usize, f64, f64)", into = "(usize, usize, f64, f64)")]
 pub struct Piece {
-    /// Its first element.
+    /// First element.
     pub start: usize,
-    /// Its elements.
+    /// Number of elements.
     pub count: usize,
     /// Factor of the learning rate.
     pub lr_scale: f64,
@@ -29,7 +29,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Its elements in the whole buffer.
+    /// Range of elements in the whole buffer.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.count
     }
@@ -47,12 +47,12 @@ impl From<Piece> for (usize, usize, f64, f64) {
     }
 }
 
-/// What lies in a flat buffer. Elements that belong to no piece are padding, which nobody reads.
+/// Content of a flat buffer. Elements that belong to no piece are padding, which nobody reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flat {
-    /// Of the whole buffer, with padding.
+    /// Elements of the whole buffer, with padding.
     pub elements: usize,
-    /// In order, apart from each other.
+    /// Pieces, in order and disjoint.
     pub pieces: Vec<Piece>,
     /// The ranks that hold a part of the buffer each, all of one length; without, each rank holds the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,9 +69,9 @@ pub struct Segment {
     pub piece: usize,
     /// The partial sum that it is in.
     pub chunk: usize,
-    /// Its first element in the whole buffer.
+    /// First element in the whole buffer.
     pub start: usize,
-    /// Its elements.
+    /// Number of elements.
     pub count: usize,
 }
 
@@ -81,7 +81,7 @@ impl Flat {
         self.elements / self.group.map_or(1, Group::ranks)
     }
 
-    /// As the rank of this number in the group holds it.
+    /// Part of the buffer that the rank of this number in the group holds.
     pub fn part(&self, rank: usize) -> Flat {
         Flat { first: rank * self.held(), ..self.clone() }
     }
@@ -103,7 +103,7 @@ impl Flat {
         })
     }
 
-    /// Those of them that this rank holds, each with its number among all.
+    /// Segments that this rank holds, each with its number among all.
     pub fn held_segments(&self) -> impl Iterator<Item = (usize, Segment)> {
         let held = self.first..self.first + self.held();
         self.segments().enumerate().filter(move |(_, segment)| held.contains(&segment.start))
@@ -120,7 +120,7 @@ impl Flat {
         })
     }
 
-    /// What is wrong with it, if something is.
+    /// Checks that pieces are in order, disjoint and inside the buffer.
     pub fn check(&self) -> Result<(), String> {
         let ranks = self.group.map_or(1, Group::ranks);
         let mut end = 0;

@@ -22,7 +22,7 @@ impl Format {
     /// Five bits of exponent, two of mantissa.
     pub const E5M2: Format = Format { mantissa: 2, least: -14, largest: 0x7b };
 
-    /// That of an element type of 8 bits.
+    /// Format of an element type of 8 bits.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::E4M3 => Some(Format::E4M3),

@@ -16,20 +16,20 @@ use std::collections::{HashMap, HashSet};
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// Its place in the table.
+    /// Index in the table.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl StateId {
-    /// Its place in the table.
+    /// Index in the table.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a node makes.
+/// Result of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
     /// Unique in its graph; derived from the layer, so that two plans can be compared line by line.
@@ -42,15 +42,15 @@ pub struct Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// From inputs to the loss.
+    /// Forward pass, from inputs to the loss.
     Forward,
-    /// From the loss to gradients.
+    /// Backward pass, from the loss to gradients.
     Backward,
     /// Forward ops again, for the backward ops that need their results.
     Recompute,
-    /// What ranks send each other.
-    Exchange,
-    /// From gradients to new parameters.
+    /// Collectives between ranks.
+    Communication,
+    /// Optimizer, from gradients to new parameters.
     Update,
 }
 
@@ -61,7 +61,7 @@ impl Phase {
             Phase::Forward => "forward",
             Phase::Backward => "backward",
             Phase::Recompute => "recompute",
-            Phase::Exchange => "exchange",
+            Phase::Communication => "communication",
             Phase::Update => "update",
         }
     }
@@ -82,7 +82,7 @@ pub struct Node {
     pub phase: Phase,
 }
 
-/// Why a graph or its plans can't be made.
+/// Reason why a graph or its plans can't be made.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum GraphError {
     /// Operands that don't fit an op.
@@ -370,7 +370,7 @@ impl Graph {
     }
 }
 
-/// Where a new node belongs: its layer, the stem of its values' names, its phase.
+/// Position of a new node: its layer, the stem of its values' names, its phase.
 #[derive(Clone, Debug)]
 pub struct At {
     /// Layer of the node.

@@ -41,7 +41,9 @@ pub use plan::{ALIGN, Header, Key, Plan};
 pub use program::{Model, Program};
 pub use replay::{Timeline, replay, replay_all};
 pub use rules::cost::{Ceilings, Cost};
-pub use settings::{DynamicScale, Exchange, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings};
+pub use settings::{
+    Communication, DynamicScale, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings,
+};
 pub use target::{Batching, Deferred, Partial, Target};
 pub use types::{DType, Shape, Type};
 pub use windows::Windows;

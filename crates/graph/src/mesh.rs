@@ -76,19 +76,19 @@ impl Mesh {
         self.group(if longer.is_empty() { &[Axis::Data] } else { &longer })
     }
 
-    /// Whether all ranks are in a group of this kind together.
+    /// Checks whether all ranks are in one group of this kind.
     pub fn spans(self, group: Group) -> bool {
         group.ranks == self.ranks()
     }
 
-    /// Where a rank is along an axis.
+    /// Coordinate of a rank along an axis.
     pub fn coordinate(self, rank: usize, axis: Axis) -> usize {
         let faster: usize =
             Axis::ALL.into_iter().filter(|other| *other > axis).map(|a| self.along(a)).product();
         rank / faster % self.along(axis)
     }
 
-    /// Which of the groups of a kind a rank is in, and its place there: what communicators are split by.
+    /// Number of a rank's group among those of a kind, and its place there: what communicators are split by.
     pub fn place(self, rank: usize, group: Group) -> (usize, usize) {
         let number = |inside: bool| {
             let axes = Axis::ALL.into_iter().filter(|axis| group.has(*axis) == inside);
@@ -132,12 +132,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// How many ranks a group of this kind has.
+    /// Number of ranks in a group of this kind.
     pub fn ranks(self) -> usize {
         self.ranks
     }
 
-    /// Whether its ranks differ along an axis.
+    /// Checks whether its ranks differ along an axis.
     pub fn has(self, axis: Axis) -> bool {
         self.axes & 1 << axis as u8 != 0
     }

@@ -66,9 +66,10 @@ pub enum Op {
     Seed { dtype: DType },
 
     // ---- images ----------------------------------------------------------------------------------------------
-    /// From bytes to what a model reads, as `data::Finish` does it on the host: pixels u8 (P,h,w,ch), choices i32
-    /// (B,[`CHOICES`]), levels f32 (ch,256), what each byte becomes [, taps i32 (rows,2+K), the weights of the resizing] →
-    /// (B,ch,size,size). Each row of the choices says which of the pixels it is about, and what happens to them.
+    /// Preparation of images from bytes, as `data::Finish` does it on the host: pixels u8 (P,h,w,ch), choices i32
+    /// (B,[`CHOICES`]), levels f32 (ch,256), what each byte becomes [, taps i32 (rows,2+K), the weights of the
+    /// resizing] → (B,ch,size,size). Each row of the choices says which of the pixels it is about, and what happens to
+    /// them.
     Prepare { size: usize },
 
     // ---- ViT, forward and backward ---------------------------------------------------------------------------
@@ -136,8 +137,8 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         add: bool,
     },
-    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ [, column sums of dx (C)] [, dx once more, as halves for
-    /// products].
+    /// x, mean, 1/σ, γ, dy [, a gradient to add to dx] → dx, dγ, dβ [, column sums of dx (C)] [, dx once more, in half
+    /// precision for matmuls].
     LayerNormGrad {
         #[serde(default, skip_serializing_if = "is_false")]
         add: bool,
@@ -216,8 +217,9 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pretrained: Option<[usize; 2]>,
     },
-    /// The residual after a norm: y (..,C), shortcut (..,C), γ (C), β (C) → shortcut + norm(y), mean (..), 1/σ (..) [, the sum
-    /// once more, as halves for products]. With `drop`, the norm of a sample counts for nothing or 1/(1-rate).
+    /// The residual after a norm: y (..,C), shortcut (..,C), γ (C), β (C) → shortcut + norm(y), mean (..), 1/σ (..) [,
+    /// the sum once more, in half precision for matmuls]. With `drop`, the norm of a sample counts for nothing or
+    /// 1/(1-rate).
     NormAdd {
         eps: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -298,7 +300,7 @@ pub enum Op {
     /// average, w as updated, control → average: decay·average + (1-decay)·w, or as it was on a skipped step.
     Ema { decay: f64 },
 
-    // ---- what ranks exchange ---------------------------------------------------------------------------------
+    // ---- collectives ------------------------------------------------------------------------------------------
     /// Values end to end in one flat buffer, zero-padded to a multiple of `align`; `to` is the type there, if another.
     Pack {
         align: usize,
@@ -313,7 +315,8 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "is_false")]
         over: bool,
     },
-    /// Any number of values → as many, each reduced over the ranks of the group. They lie side by side, so that they travel as one.
+    /// Any number of values → as many, each reduced over the ranks of the group. They lie side by side and are one
+    /// message.
     AllReduce { reduction: Reduction, group: Group },
     /// flat (n) → (n/ranks), of as many ranks as the group has.
     ReduceScatter { reduction: Reduction, group: Group },
@@ -398,7 +401,7 @@ pub enum Op {
     },
     /// running (3,C) = (mean, unbiased variance, batches seen), moments (3,C) → running.
     RunningMoments { momentum: f64 },
-    /// control, n values as they were, n as they are to be → n values: the latter, or the former on a skipped step.
+    /// control, n old values, n new values → n values: the new, or the old on a skipped step.
     Commit,
     /// (B,h,w,C) → (B,height,width,C).
     Resize {

@@ -20,7 +20,7 @@ pub struct Key {
     pub width: usize,
 }
 
-/// Where a value lives.
+/// Place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -38,7 +38,7 @@ pub struct PlanValue {
     /// Element type and shape.
     #[serde(flatten)]
     pub ty: Type,
-    /// Where it lies.
+    /// Place in memory.
     pub place: Place,
 }
 
@@ -63,15 +63,15 @@ pub struct Step {
     pub outputs: Vec<usize>,
     /// Queue that it runs on.
     pub lane: Lane,
-    /// Whether one launch makes it and the step before it, which is of the same lane.
+    /// Flag: one launch makes it and the step before it, which is of the same lane.
     pub joined: bool,
     /// Earlier steps of other lanes that must have finished.
     pub waits: Vec<usize>,
-    /// Whether it goes on when the plan has ended: a collective or a copy between states. Steps of later plans wait for it where they
-    /// touch what it does.
+    /// Flag: it may still run when the plan has ended: a collective or a copy between states. Steps of later plans wait
+    /// for it where they touch what it does.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
-    /// States that a step which an earlier plan left may be working on still: it must have finished.
+    /// States that a step of an earlier plan may still be working on: that step must have finished.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<StateId>,
     /// Layer that it belongs to, for messages and accounts.
@@ -80,8 +80,8 @@ pub struct Step {
     pub phase: Phase,
     /// Working memory.
     pub scratch: Option<ScratchRange>,
-    /// Where it leaves partial sums of some of its results: their place is that of the first part, and an [`Op::AddUp`] makes the
-    /// sums. A device that makes whole sums puts them there and leaves the rest alone.
+    /// Memory for partial sums of some of its results: their place is that of the first part, and an [`Op::AddUp`]
+    /// makes the sums. A device that makes whole sums puts them there and leaves the rest alone.
     pub parts: Option<ScratchRange>,
 }
 
@@ -109,7 +109,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What a step computes and moves.
+    /// Cost of a step.
     pub fn cost_of(&self, step: &Step) -> Cost {
         let types = |list: &[usize]| list.iter().map(|v| &self.values[*v].ty).collect::<Vec<_>>();
         let mut cost = cost(&step.op, &types(&step.inputs), &types(&step.outputs));
@@ -121,7 +121,7 @@ impl Plan {
         cost
     }
 
-    /// What all steps compute and move.
+    /// Cost of all steps.
     pub fn cost(&self) -> Cost {
         let mut total = Cost::default();
         self.steps.iter().for_each(|step| total += self.cost_of(step));
@@ -145,7 +145,7 @@ impl Plan {
         self.launch(first)
     }
 
-    /// Whether a step may run at the same time as the one before it: of one launch, and no chain.
+    /// Checks whether a step may run at the same time as the one before it: of one launch, and no chain.
     pub fn beside(&self, step: usize) -> bool {
         self.steps[step].joined && self.steps[step].op.runs_beside(&self.steps[step - 1].op)
     }
@@ -170,7 +170,7 @@ impl Plan {
     }
 }
 
-/// What changes from step to step. Plans read it; nothing of it is baked into them.
+/// Values that change from step to step. Plans read it; nothing of it is baked into them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// Seed of all random numbers.
@@ -181,6 +181,6 @@ pub struct Header {
     pub first_sample: u64,
     /// Learning rate of the step.
     pub learning_rate: f64,
-    /// What the loss is divided by: the samples a full step has, over all micro-steps and ranks.
+    /// Divisor of the loss: the samples of a full step, over all micro-steps and ranks.
     pub nominal: f64,
 }

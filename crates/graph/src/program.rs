@@ -1,4 +1,4 @@
-//! What is compiled, and what comes of it.
+//! Input and output of the compiler: a model's graphs, a program's plans.
 
 use crate::check::PlanError;
 use crate::graph::{Graph, Role, State, own_bytes};
@@ -24,10 +24,10 @@ pub struct Program {
     pub states: Vec<State>,
     /// Forward and backward of a step's first micro-batch, which begins the sums of gradients and statistics.
     pub first: Plan,
-    /// Of one that adds to them. Empty where steps have a single micro-batch.
+    /// Plan of a micro-batch that adds to them. Empty where steps have a single micro-batch.
     pub micro: Plan,
-    /// The last micro-batch of a step: under data parallelism, with the gradient exchange. Where it is the only one, it begins the
-    /// sums; else it adds to them.
+    /// Plan of the last micro-batch of a step: under data parallelism, with the all-reduce of gradients. Where it is
+    /// the only one, it begins the sums; else it adds to them.
     pub last: Plan,
     /// Norm, clipping and optimizer.
     pub update: Plan,
@@ -96,12 +96,12 @@ impl Program {
         }
     }
 
-    /// Whether training takes moments over a batch, which samples of weight 0 would falsify.
+    /// Tells whether training takes moments over a batch, which samples of weight 0 would falsify.
     pub fn normalises_batches(&self) -> bool {
         self.last.steps.iter().any(|step| step.op == Op::Moments)
     }
 
-    /// What a state holds first, if that is not zero and not drawn as parameters are: running variances of one, scales.
+    /// Initial values of a state other than a parameter, if they are not zero: running variances of one, scales.
     pub fn first_values(&self, state: &State) -> Option<Vec<f64>> {
         let bears = |op: &Op| match op {
             Op::LossScale { hysteresis, .. } => Some(*hysteresis as f64),

@@ -1,4 +1,4 @@
-//! What a plan comes to: a timeline from how long each of its steps takes.
+//! Timeline of a plan from the duration of each of its steps.
 //!
 //! Nothing is measured here. Lanes run their steps in order, a step starts when those it waits for are done, and the plan ends
 //! with its last step: given a run's own durations, the timeline is that run's, and given others (a slower link, a faster
@@ -7,22 +7,22 @@
 use crate::op::{Lane, StateId};
 use crate::plan::{Place, Plan, Step};
 
-/// When a step starts and ends, in seconds from the plan's start.
+/// Time span of a step, in seconds from the plan's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Span {
-    /// When it starts.
+    /// Start.
     pub start: f64,
-    /// When it is done.
+    /// End.
     pub end: f64,
 }
 
-/// When every step of a plan runs.
+/// Time spans of a plan's steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// In the order of the plan's steps.
+    /// Spans, in the order of the plan's steps.
     pub spans: Vec<Span>,
     lanes: Vec<Lane>,
-    /// Whether each is left when the plan has ended.
+    /// Flags of steps that may still run when the plan has ended.
     left: Vec<bool>,
     began: f64,
 }
@@ -49,7 +49,7 @@ pub fn replay_all(plans: &[(&Plan, &[f64])]) -> Vec<Timeline> {
     timelines
 }
 
-/// Whether a step works on a state.
+/// Checks whether a step reads or writes a state.
 fn works_on(plan: &Plan, step: &Step, state: StateId) -> bool {
     let values = step.outputs.iter().chain(&step.inputs);
     values.into_iter().any(|value| plan.values[*value].place == Place::State(state))
@@ -84,13 +84,13 @@ fn one(
 }
 
 impl Timeline {
-    /// When the plan is done, on the clock of all that were replayed.
+    /// End of the plan, on the clock of all that were replayed.
     pub fn end(&self) -> f64 {
         let spans = self.spans.iter().zip(&self.left).filter(|(_, left)| !**left);
         spans.map(|(span, _)| span.end).fold(self.began, f64::max)
     }
 
-    /// How long the plan takes.
+    /// Duration of the plan.
     pub fn seconds(&self) -> f64 {
         self.end() - self.began
     }
@@ -121,9 +121,9 @@ mod tests {
     const PLAN: &str = "plan last batch=1 height=1 width=1 mesh=data:2 arena=4096
 input x f32[8] @0
 0 compute a f32[8] @128 = gelu(x) ; backward a
-1 comm a.all f32[8] @256 = all_reduce(a) reduction=\"sum\" group=\"data:2\" wait=0 ; exchange a
+1 comm a.all f32[8] @256 = all_reduce(a) reduction=\"sum\" group=\"data:2\" wait=0 ; communication a
 2 compute b f32[8] @384 = gelu(x) ; backward b
-3 comm b.all f32[8] @512 = all_reduce(b) reduction=\"sum\" group=\"data:2\" wait=2 ; exchange b
+3 comm b.all f32[8] @512 = all_reduce(b) reduction=\"sum\" group=\"data:2\" wait=2 ; communication b
 4 compute c f32[8] @640 = add(a.all, b.all) wait=1,3 ; update c
 output c
 ";
@@ -143,7 +143,7 @@ output c
         assert_eq!(replay(&plan, &[]).seconds(), 0.0);
     }
 
-    /// What is left under way hides behind the next plan, up to the step that needs it.
+    /// Steps left running hide behind the next plan, up to the step that needs them.
     #[test]
     fn plans_go_on_beside_what_was_left() {
         let states = "state w f32[8] \"flat\" own@0\nstate s f32[4] \"master\" own@128\n";

@@ -1,4 +1,4 @@
-//! What every executor tells of a run in the same terms: which plan, where its time went, what memory it takes.
+//! Records that every executor leaves of a run: which plan, time, memory.
 
 use crate::graph::Phase;
 use crate::op::Lane;
@@ -23,10 +23,10 @@ pub enum Which {
 }
 
 impl Which {
-    /// All of them, in the order of [`crate::Program::plans`].
+    /// All plans, in the order of [`crate::Program::plans`].
     pub const ALL: [Which; 5] = [Which::First, Which::Micro, Which::Last, Which::Update, Which::Eval];
 
-    /// Those that a step is made of.
+    /// Plans of a training step.
     pub const TRAINING: [Which; 4] = [Which::First, Which::Micro, Which::Last, Which::Update];
 }
 
@@ -35,7 +35,7 @@ impl Which {
 pub struct EachPlan<T>(pub [T; Which::ALL.len()]);
 
 impl<T> EachPlan<T> {
-    /// Made for every plan.
+    /// Makes one for every plan.
     pub fn of(make: impl FnMut(Which) -> T) -> Self {
         EachPlan(Which::ALL.map(make))
     }
@@ -92,14 +92,14 @@ impl AddAssign for Account {
 
 /// One collective of a plan, as it last ran.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ExchangeTime {
+pub struct CollectiveTime {
     /// Layer of the step, which names the bucket.
     pub layer: Arc<str>,
     /// Bytes of the message.
     pub bytes: usize,
-    /// From its start on this rank to its end; the wait for other ranks is in it.
+    /// Seconds from its start on this rank to its end, with the wait for other ranks.
     pub seconds: f64,
-    /// The part of that in which the compute lane waited.
+    /// Seconds of that in which the compute lane waited.
     pub exposed: f64,
 }
 
@@ -111,7 +111,7 @@ pub struct StepTime {
     /// Part of the training step.
     pub phase: Phase,
     /// Whether it is a matmul or a convolution.
-    pub is_product: bool,
+    pub is_matmul: bool,
     /// Seconds of all such steps.
     pub seconds: f64,
     /// Floating-point operations of all of them.
@@ -123,7 +123,7 @@ pub struct StepTime {
 /// The time of one kernel or matmul of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
-    /// Its step in the plan; of merged optimizers, the last.
+    /// Number of the step in the plan; of merged optimizers, the last.
     pub step: usize,
     /// Name of the op.
     pub op: String,
@@ -137,7 +137,7 @@ pub struct KernelTime {
     pub seconds: f64,
     /// Floating-point operations.
     pub flops: f64,
-    /// That must be moved at least.
+    /// Bytes that must be moved at least.
     pub bytes: f64,
 }
 
@@ -167,7 +167,7 @@ pub struct MemoryUse {
     pub staging: usize,
     /// Tables of kernels, times noted down, the header.
     pub tables: usize,
-    /// Of matmuls: what the chosen algorithms take.
+    /// Working memory of the chosen matmul algorithms.
     pub workspace: usize,
 }
 
@@ -177,18 +177,18 @@ impl MemoryUse {
         self.arena + self.states + self.constant()
     }
 
-    /// What is neither arena nor states.
+    /// Bytes that are neither arena nor states.
     pub fn constant(&self) -> usize {
         self.staging + self.tables + self.workspace
     }
 }
 
-/// Where the time goes from the start to the first step.
+/// Time from the start to the first step, by what it was spent on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Startup {
-    /// What was done one after the other, each with its seconds.
+    /// Phases one after the other, each with its seconds.
     pub phases: Vec<(&'static str, f64)>,
-    /// Beside all that, on other threads.
+    /// Compilation of kernels, beside all that on other threads.
     pub kernels: Kernels,
     /// Choices of matmul algorithms.
     pub products: Tally,
@@ -201,7 +201,7 @@ pub struct Kernels {
     pub compiled: usize,
     /// Found on disk.
     pub found: usize,
-    /// From the beginning to the last one's end.
+    /// Seconds from the beginning to the last one's end.
     pub seconds: f64,
 }
 
@@ -213,16 +213,16 @@ impl AddAssign for Kernels {
     }
 }
 
-/// What measuring the ways to make matmuls came to.
+/// Result of measuring matmul algorithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tally {
     /// Different matmuls.
     pub products: usize,
     /// Those of them that had to be measured.
     pub measured: usize,
-    /// Ways that were tried for them.
+    /// Algorithms that were tried.
     pub tried: usize,
-    /// Of the winners that a library proposed, the one that it had proposed last: from 0.
+    /// Largest rank, from 0, that a chosen algorithm had among the library's proposals.
     pub furthest: usize,
     /// Seconds of first runs, which load kernels.
     pub loading: f64,

@@ -1,4 +1,4 @@
-//! What shapes plans beside the model.
+//! Settings that shape plans beside the model.
 
 use crate::graph::State;
 use crate::mesh::Mesh;
@@ -6,7 +6,7 @@ use crate::target::Target;
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
 
-/// What makes new parameters of gradients.
+/// Optimizer and its hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Optimizer {
@@ -58,24 +58,24 @@ impl Optimizer {
     }
 }
 
-/// How the parameters of a group are trained.
+/// Settings of a group of parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParamGroup {
     /// Factor of the learning rate. A parameter with 0 is frozen: it has no gradient, no moments and no average, and
     /// backward ops that would only serve it are left out.
     pub lr_scale: f64,
-    /// Whether weight decay applies.
+    /// Flag: weight decay applies.
     pub decays: bool,
 }
 
 impl ParamGroup {
-    /// Whether its parameters are not trained.
+    /// Tells parameters that are not trained.
     pub fn is_frozen(&self) -> bool {
         self.lr_scale == 0.0
     }
 }
 
-/// What shapes the plans beside the model.
+/// Settings that shape plans beside the model.
 pub struct Settings<'a> {
     /// The optimizer.
     pub optimizer: Optimizer,
@@ -83,24 +83,24 @@ pub struct Settings<'a> {
     pub max_grad_norm: Option<f64>,
     /// Activations that are computed again instead of kept.
     pub recompute: Recompute,
-    /// How each parameter is trained.
+    /// Group of each parameter.
     pub group: &'a dyn Fn(&State) -> ParamGroup,
     /// Keeps a moving average of every trained parameter, with this decay, for evaluation to read instead of the
     /// parameter. The decay is the same from the first step on: averages start as the parameters and need no
     /// correction, but a short run wants a smaller decay.
     pub ema: Option<f64>,
-    /// Halves where products are, if not all is computed in the model's own type, which must be f32 then.
+    /// Mixed precision: matmuls in half precision, where the model's own type is f32.
     pub mixed: Option<Mixed>,
     /// A factor of the loss that keeps small gradients within the range of fp16.
     pub loss_scale: Option<LossScaling>,
     /// The ranks that train together.
     pub mesh: Mesh,
-    /// How they exchange gradients.
-    pub exchange: Exchange,
-    /// Whether a step has several micro-steps, so that sums over it are kept from one to the next. Where it has one, gradients are
-    /// not there while activations are being made, and lie in the arena.
+    /// Communication of gradients between them.
+    pub communication: Communication,
+    /// Flag: a step has several micro-steps, so that sums over it are kept from one to the next. Where it has one,
+    /// gradients are not there while activations are being made, and lie in the arena.
     pub accumulates: bool,
-    /// What the plans are for.
+    /// Device that the plans are for.
     pub target: &'a dyn Target,
 }
 
@@ -109,11 +109,11 @@ pub struct Settings<'a> {
 pub struct LossScaling {
     /// Scale of the first step.
     pub initial: f64,
-    /// How it follows what the gradients can bear; without, it stays.
+    /// Rule by which the scale changes; without, it is constant.
     pub dynamic: Option<DynamicScale>,
 }
 
-/// See [`Op::LossScale`].
+/// Dynamic loss scale: see [`Op::LossScale`](crate::Op::LossScale).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DynamicScale {
     /// Good steps after which the scale is doubled.
@@ -124,25 +124,25 @@ pub struct DynamicScale {
     pub min: f64,
 }
 
-/// How ranks exchange gradients.
+/// Communication of gradients between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
-    /// Elements that travel at once; a larger gradient travels alone.
+pub struct Communication {
+    /// Elements of one all-reduce; a larger gradient has one of its own.
     pub bucket: usize,
-    /// Whether a bucket leaves as soon as it is complete, rather than after the last backward op.
+    /// Flag: a bucket is reduced as soon as it is complete, rather than after the last backward op.
     pub overlap: bool,
-    /// The type of gradients on their way, if not their own.
-    pub wire: Option<DType>,
+    /// Communication dtype of gradients, if not their own.
+    pub dtype: Option<DType>,
 }
 
-/// Large enough buckets to be worth a call, sent as soon as they are complete, as they are.
-impl Default for Exchange {
+/// Buckets of 2²⁰ elements, reduced as soon as they are complete, in the gradients' own dtype.
+impl Default for Communication {
     fn default() -> Self {
-        Exchange { bucket: 1 << 20, overlap: true, wire: None }
+        Communication { bucket: 1 << 20, overlap: true, dtype: None }
     }
 }
 
-/// Which activations are computed again instead of kept.
+/// Activations that are computed again instead of kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
@@ -159,8 +159,8 @@ pub enum Recompute {
 /// The types of values where not all is computed in the model's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixed {
-    /// bf16 or f16: what products read and write.
+    /// Type of operands and results of matmuls: bf16 or f16.
     pub half: DType,
-    /// Of the residual stream and its gradient: f32, or as `half`.
+    /// Type of the residual stream and its gradient: f32, or the same as `half`.
     pub residual: DType,
 }

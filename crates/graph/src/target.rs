@@ -1,20 +1,20 @@
-//! What a device tells the compiler, which knows no device itself.
+//! Description of a device for the compiler, which knows no device itself.
 
 use crate::graph::Graph;
 use crate::op::{Lane, Op};
 
-/// What plans are made for.
+/// Device that plans are made for.
 pub trait Target {
     /// Bytes of working memory that a node's step needs while it runs.
     fn scratch(&self, graph: &Graph, node: usize) -> usize;
 
-    /// For so many steps after its last use, memory is better left alone, if there is room: later steps are under way by then, and
-    /// would wait for it.
+    /// Number of steps after its last use for which memory is not reused, if there is room: steps that run at the same
+    /// time would wait for it.
     fn linger(&self) -> usize {
         0
     }
 
-    /// Which weight gradients are made together.
+    /// Rule for weight gradients that one launch makes.
     fn batching(&self) -> Batching {
         Batching::NONE
     }
@@ -29,12 +29,12 @@ pub trait Target {
         None
     }
 
-    /// How long partial sums may wait.
+    /// Limits of deferring partial sums.
     fn deferred(&self) -> Deferred {
         Deferred::default()
     }
 
-    /// How many of the steps that come next on a lane one launch makes, the first of them included.
+    /// Number of the next steps on a lane that one launch makes, the first of them included.
     fn launch(&self, next: &[&Op]) -> usize {
         let beside = next.windows(2).take_while(|pair| pair[1].runs_beside(pair[0])).count();
         (1 + beside).min(self.batching().most)
@@ -44,25 +44,25 @@ pub trait Target {
 /// Partial sums that a step leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partial {
-    /// Of all of them.
+    /// Bytes of all partial sums.
     pub bytes: usize,
-    /// The results that they are of, each with the offset of its first part.
+    /// Results that they belong to, each with the offset of its first part.
     pub results: Vec<(usize, usize)>,
 }
 
-/// How long partial sums wait to be added up.
+/// Limits of deferring partial sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deferred {
-    /// Until there are more bytes of them, unless one step leaves more.
+    /// Bytes of partial sums that may wait, unless one step leaves more.
     pub most: usize,
-    /// For so many steps after that, they are left alone: they are added up beside those steps.
+    /// Number of steps after that for which they are not overwritten: they are added up beside those steps.
     pub stays: usize,
 }
 
-/// Which weight gradients, each too small for the device, are made together where they can follow each other.
+/// Rule for weight gradients, each too small for the device, that one launch makes where they can follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// How many at most.
+    /// Largest number of weight gradients in a launch.
     pub most: usize,
     /// Elements of one that is small.
     pub small: usize,
@@ -70,9 +70,9 @@ pub struct Batching {
     pub short: usize,
     /// Elements of all that are made together.
     pub together: usize,
-    /// What divides the columns of all operands.
+    /// Divisor of the columns of all operands.
     pub unit: usize,
-    /// For so many steps, what they read is left alone: they are made beside those steps.
+    /// Number of steps for which what they read is not overwritten: they are made beside those steps.
     pub stays: usize,
 }
 

@@ -114,7 +114,7 @@ impl Plan {
     }
 }
 
-/// As the text of a plan, without what a graph doesn't have yet: places, lanes and waits.
+/// Prints a graph like the text of a plan, without places, lanes and waits.
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let declared = |value: &ValueId| format!("{} {}", self.name(*value), self.ty(*value));
@@ -155,7 +155,7 @@ fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// What is wrong with the text of a plan.
+/// Defect of a plan's text.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("plan text, line {line}: {why}")]
 pub struct ParseError {

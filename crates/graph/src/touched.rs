@@ -8,13 +8,13 @@ use std::ops::Range;
 /// Bytes of one memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bytes {
-    memory: Memory,
+    memory: MemoryKind,
     range: Range<usize>,
 }
 
-/// A memory that values and states lie in.
+/// Kind of memory that values and states lie in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemoryKind {
     /// The one that values of a plan share.
     Arena,
     /// The states' own.
@@ -24,25 +24,25 @@ pub enum Memory {
 }
 
 impl Bytes {
-    /// So many bytes at a home, if that is decided.
+    /// Range of so many bytes at a place, if that is decided.
     pub fn at(home: Home, bytes: usize) -> Option<Self> {
         let (memory, start) = match home {
-            Home::Arena(offset) => (Memory::Arena, offset),
-            Home::Own(offset) => (Memory::Own, offset),
-            Home::Host(offset) => (Memory::Host, offset),
+            Home::Arena(offset) => (MemoryKind::Arena, offset),
+            Home::Own(offset) => (MemoryKind::Own, offset),
+            Home::Host(offset) => (MemoryKind::Host, offset),
             Home::Nowhere => return None,
         };
         Some(Bytes { memory, range: start..start + bytes })
     }
 
-    /// Whether some of them are some of the others.
+    /// Checks whether the two have bytes in common.
     pub fn meets(&self, other: &Bytes) -> bool {
         let (a, b) = (&self.range, &other.range);
         self.memory == other.memory && a.start < b.end && b.start < a.end
     }
 }
 
-/// What a step does to memory.
+/// Bytes that a step reads and writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Bytes it reads.
@@ -52,7 +52,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Whether the two must not run at the same time.
+    /// Checks whether the two must not run at the same time.
     pub fn conflicts(&self, other: &Touched) -> bool {
         let meet = |a: &[Bytes], b: &[Bytes]| a.iter().any(|a| b.iter().any(|b| a.meets(b)));
         meet(&self.writes, &other.writes)
@@ -62,10 +62,10 @@ impl Touched {
 }
 
 impl Plan {
-    /// What every step does to memory.
+    /// Bytes that every step reads and writes.
     pub fn touched(&self) -> Vec<Touched> {
         let arena =
-            |offset: usize, bytes: usize| Bytes { memory: Memory::Arena, range: offset..offset + bytes };
+            |offset: usize, bytes: usize| Bytes { memory: MemoryKind::Arena, range: offset..offset + bytes };
         let state = |index: usize| Bytes::at(self.states[index].home, self.states[index].ty.bytes());
         let value = |value: &usize| match self.values[*value].place {
             Place::Arena(offset) => Some(arena(offset, self.values[*value].ty.bytes())),
@@ -84,7 +84,7 @@ impl Plan {
                 writes: step.outputs.iter().filter_map(value).chain(assigned).collect(),
             };
             if step.lane == Lane::Comm {
-                // Between values that travel as one lies padding, which comes back as anything.
+                // Between values of one message lies padding, which comes back as anything.
                 let ends: Vec<Bytes> = touched.writes.clone();
                 let apart = |pair: &[Bytes]| {
                     pair[0].memory == pair[1].memory && pair[0].range.end < pair[1].range.start

@@ -41,17 +41,17 @@ impl DType {
         }
     }
 
-    /// Whether it is a float of 16 bits.
+    /// Tells floats of 16 bits.
     pub fn is_half(self) -> bool {
         matches!(self, DType::Bf16 | DType::F16)
     }
 
-    /// Whether it is a number of 8 bits, which means nothing without its scale.
+    /// Tells floats of 8 bits, which mean nothing without a scale.
     pub fn is_fp8(self) -> bool {
         matches!(self, DType::E4M3 | DType::E5M2)
     }
 
-    /// Whether ops compute with it as it is.
+    /// Tells types that ops compute with directly.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32) || self.is_half()
     }
@@ -103,7 +103,7 @@ impl Shape {
         self.0.last().copied().unwrap_or(1)
     }
 
-    /// Product of all axes but the last: how many rows a row-wise op sees.
+    /// Number of rows of a row-wise op: all axes but the last.
     pub fn rows(&self) -> usize {
         self.0.split_last().map_or(1, |(_, rest)| rest.iter().product())
     }
@@ -149,7 +149,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What is known of a value before the run: its shape and element type.
+/// Type of a value: shape and element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Type {
     /// Element type.

@@ -1,4 +1,4 @@
-//! How a feature map is cut into windows (Swin Transformer): shape rules and kernels read the same geometry.
+//! Windows of a feature map (Swin Transformer): shape rules and kernels read the same geometry.
 //!
 //! Everything is a function of indices, so that nothing is rolled, padded, partitioned or masked in memory. As in timm, the
 //! map is rolled up and left by the shift, padded with zeros below and to the right to whole windows, and cut; padded
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Sizes along (rows, columns).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Windows {
-    /// Of one window.
+    /// Size of one window.
     pub size: [usize; 2],
-    /// How far the map is rolled before it is cut; less than the size.
+    /// Distance by which the map is rolled before it is cut; less than the size.
     pub shift: [usize; 2],
 }
 
@@ -22,7 +22,7 @@ impl Windows {
         self.size[0] * self.size[1]
     }
 
-    /// How many windows cover a map of `map` tokens.
+    /// Number of windows that cover a map of `map` tokens.
     pub fn grid(&self, map: [usize; 2]) -> [usize; 2] {
         [map[0].div_ceil(self.size[0]), map[1].div_ceil(self.size[1])]
     }
@@ -33,7 +33,7 @@ impl Windows {
         rows * columns
     }
 
-    /// Where token `t` of window number `window` lies in the map: row · columns + column. None for padding.
+    /// Place of token `t` of window number `window` in the map: row · columns + column. None for padding.
     pub fn place(&self, map: [usize; 2], window: usize, t: usize) -> Option<usize> {
         let (window, t) = (self.split(self.grid(map)[1], window), self.split(self.size[1], t));
         let along = |axis: usize| {
@@ -43,7 +43,7 @@ impl Windows {
         Some(along(0)? * map[1] + along(1)?)
     }
 
-    /// Whether any two tokens of a window don't see each other.
+    /// Checks whether any two tokens of a window don't see each other.
     pub fn is_masked(&self, map: [usize; 2], window: usize) -> bool {
         let (grid, window) = (self.grid(map), self.split(self.grid(map)[1], window));
         (0..2).any(|axis| self.shift[axis] > 0 && window[axis] + 1 == grid[axis])
@@ -65,7 +65,8 @@ impl Windows {
     }
 }
 
-/// Where two tokens of a window lie to each other: (2·rows - 1)·(2·columns - 1) places, of which each has one position bias.
+/// Relative positions of two tokens of a window: (2·rows - 1)·(2·columns - 1) places, of which each has one position
+/// bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offsets {
     size: [usize; 2],
@@ -79,7 +80,7 @@ impl Offsets {
         Offsets { size, pretrained: pretrained.unwrap_or(size) }
     }
 
-    /// How many different offsets there are.
+    /// Number of different offsets.
     pub fn count(&self) -> usize {
         (2 * self.size[0] - 1) * (2 * self.size[1] - 1)
     }

@@ -10,7 +10,7 @@ use graph::{
     Batching, Graph, GraphError, Op, Optimizer, ParamGroup, Plan, Program, Recompute, Settings, State,
     Target, compile,
 };
-use graph::{DType, Exchange, Home, Mesh, Mixed, Role, Type, compile_observed, passes_of};
+use graph::{Communication, DType, Home, Mesh, Mixed, Role, Type, compile_observed, passes_of};
 use simulator::simulate;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -74,9 +74,9 @@ fn evaluation_reads_the_averages_and_training_does_not() {
 /// An average is one more step for each bucket, written where it is kept, from the parameters where they lie.
 #[test]
 fn averages_cost_no_copy_and_no_memory_but_their_own() {
-    let exchange = Exchange { bucket: 5000, ..Exchange::default() };
-    let with = compiled(&Settings { exchange, ..settings() });
-    let without = compiled(&Settings { ema: None, exchange, ..settings() });
+    let communication = Communication { bucket: 5000, ..Communication::default() };
+    let with = compiled(&Settings { communication, ..settings() });
+    let without = compiled(&Settings { ema: None, communication, ..settings() });
     assert_eq!(with.update.arena, without.update.arena);
     assert!(!ops(&with.update).contains(&"assign".to_string()));
     let optimizers = with.update.steps.iter().filter(|step| matches!(step.op, Op::AdamW { .. }));

@@ -15,7 +15,8 @@ use graph::op::Lane;
 use graph::passes::{place, schedule};
 use graph::plan::{Key, Place, Plan};
 use graph::{
-    ALIGN, Batching, Deferred, Exchange, Graph, Home, Mesh, Op, Partial, Recompute, Settings, Target, compile,
+    ALIGN, Batching, Communication, Deferred, Graph, Home, Mesh, Op, Partial, Recompute, Settings, Target,
+    compile,
 };
 use rng::Rng;
 use simulator::simulate;
@@ -245,7 +246,7 @@ struct Wide;
 
 impl Target for Wide {
     fn scratch(&self, graph: &Graph, node: usize) -> usize {
-        if graph.nodes[node].op.is_product() { 512 } else { 0 }
+        if graph.nodes[node].op.is_matmul() { 512 } else { 0 }
     }
 
     fn batching(&self) -> Batching {
@@ -298,10 +299,10 @@ fn lanes_beside_the_chain_run_safely_at_any_timing() {
         [(Recompute::None, 1), (Recompute::Full, 1), (Recompute::None, 2), (Recompute::Full, 2)]
     {
         for (accumulates, overlap) in [(true, true), (false, true), (false, false)] {
-            let exchange = Exchange { bucket: 5000, overlap, wire: None };
+            let communication = Communication { bucket: 5000, overlap, dtype: None };
             let settings = Settings {
                 recompute,
-                exchange,
+                communication,
                 accumulates,
                 mesh: Mesh::of_data(ranks),
                 target: &Wide,

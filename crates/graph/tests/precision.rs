@@ -46,7 +46,7 @@ fn products_read_halves_and_sum_gradients_in_single_precision() {
     for (mixed, recompute) in [(BF16, Recompute::None), (BF16, Recompute::Full), (NARROW, Recompute::None)] {
         let program = compiled(&Settings { mixed: Some(mixed), recompute, ..settings() });
         for plan in [&program.micro, &program.last, &program.eval] {
-            for step in plan.steps.iter().filter(|s| s.op.is_product()) {
+            for step in plan.steps.iter().filter(|s| s.op.is_matmul()) {
                 let logits = step.layer.starts_with("head") && matches!(step.op, Op::Linear { .. });
                 let biased = !logits && matches!(step.op, Op::Linear { bias: true, .. });
                 let halves = if biased { 3 } else { 2 };

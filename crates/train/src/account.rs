@@ -5,7 +5,7 @@
 
 use comm::{CommError, Communicator, Name};
 use devices::sensors::Sensors;
-use graph::run::{Account as Spent, ExchangeTime};
+use graph::run::{Account as Spent, CollectiveTime};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -161,12 +161,12 @@ const PROCESS: usize = 9;
 const FIXED: usize = 10;
 
 impl Account {
-    pub fn new(world: &Communicator, exchanges: &[ExchangeTime]) -> Self {
+    pub fn new(world: &Communicator, exchanges: &[CollectiveTime]) -> Self {
         let (ranks, name) = (world.size(), world.name("the account of a step"));
         Self::of(ranks, name, exchanges)
     }
 
-    fn of(ranks: usize, name: Name, exchanges: &[ExchangeTime]) -> Self {
+    fn of(ranks: usize, name: Name, exchanges: &[CollectiveTime]) -> Self {
         let width = FIXED + 2 * exchanges.len() + Sensors::COUNT;
         let exchanged = exchanges.iter().map(|e| Exchanged {
             layer: e.layer.to_string(),
@@ -200,7 +200,7 @@ impl Account {
     }
 
     /// What a step took on this rank.
-    pub fn note(&mut self, data: f64, spent: Spent, exchanges: &[ExchangeTime], sensors: Option<Sensors>) {
+    pub fn note(&mut self, data: f64, spent: Spent, exchanges: &[CollectiveTime], sensors: Option<Sensors>) {
         self.mine[DATA] = data;
         self.mine[COMPUTE] = spent.compute;
         self.mine[UPDATE] = spent.update;
@@ -311,8 +311,8 @@ fn process_number() -> f64 {
 mod tests {
     use super::*;
 
-    fn exchange(seconds: f64, exposed: f64) -> ExchangeTime {
-        ExchangeTime { layer: "head.bias".into(), bytes: 1000, seconds, exposed }
+    fn exchange(seconds: f64, exposed: f64) -> CollectiveTime {
+        CollectiveTime { layer: "head.bias".into(), bytes: 1000, seconds, exposed }
     }
 
     /// Feeds what two ranks measured, without a communicator.

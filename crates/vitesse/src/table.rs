@@ -68,7 +68,7 @@ pub fn account(times: &[StepTime], wall: f64, data: f64) -> Vec<Row> {
     let mut rows: Vec<Row> = times
         .iter()
         .map(|t| {
-            let arithmetic = t.is_product || t.op.starts_with("attention");
+            let arithmetic = t.is_matmul || t.op.starts_with("attention");
             let rate = match (arithmetic, t.bytes > 0.0) {
                 // Waiting moves nothing, in whatever phase.
                 (_, false) => return Row { name: t.op.clone(), seconds: t.seconds, rate: Rate::None },

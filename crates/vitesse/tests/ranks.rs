@@ -243,7 +243,7 @@ fn a_trace_shows_every_rank_and_lane() {
         };
         assert_eq!(of(0).len(), 3, "steps of rank {rank}");
         assert!(of(1).len() > 100, "computing of rank {rank}");
-        assert!(of(2).iter().all(|e| e["cat"] == "exchange") && of(2).len() >= 3);
+        assert!(of(2).iter().all(|e| e["cat"] == "communication") && of(2).len() >= 3);
     }
     let ranks = std::fs::read_to_string(folder.0.join("run/ranks.jsonl")).unwrap();
     assert_eq!(ranks.lines().count(), 12);

@@ -11,7 +11,7 @@ use comm::{Call, Communicator, Name, Span, Ticket};
 use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Place, Plan, PlanValue, Step};
-use graph::run::ExchangeTime;
+use graph::run::CollectiveTime;
 use graph::{Op, Program, StateId};
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) struct Bound<T> {
     pub rounded: Vec<Operand<T>>,
     /// Bytes beside the plan's memory, which no other step uses meanwhile.
     pub(super) borrowed: usize,
-    pub(super) is_product: bool,
+    pub(super) is_matmul: bool,
     pub(super) work: Work,
     /// States that what an earlier plan has left may be working on still.
     pub(super) after: Vec<StateId>,
@@ -68,7 +68,7 @@ pub(super) struct BoundPlan<T> {
     pub steps: Vec<Bound<T>>,
     pub calls: Vec<BoundCall>,
     /// Of each call, as it last ran.
-    pub exchanges: Vec<ExchangeTime>,
+    pub exchanges: Vec<CollectiveTime>,
     pub runs: u64,
     pub stretches: Vec<Stretch>,
     /// Of all runs, the nanoseconds in which threads of a flow had nothing to do, divided by the threads.
@@ -121,7 +121,7 @@ impl Memory<'_> {
             if step.lane == Lane::Comm {
                 let (comm, call) = self.call(plan, step, &one)?;
                 let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
-                bound.exchanges.push(ExchangeTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
+                bound.exchanges.push(CollectiveTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
                 one.work = Work::Call(bound.calls.len());
                 let left = step.left.then(|| states_of(plan, step));
                 bound.calls.push(BoundCall { comm, call, step: index, left, ticket: None, seconds: 0.0 });
@@ -152,7 +152,7 @@ impl Memory<'_> {
         let name = format!("{} of {} ({})", step.phase.name(), step.layer, step.op.name());
         Ok(Bound {
             in_place: step.op.in_place(inputs.len()).collect(),
-            is_product: step.op.is_product(),
+            is_matmul: step.op.is_matmul(),
             op,
             inputs,
             outputs,

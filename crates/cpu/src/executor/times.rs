@@ -5,7 +5,7 @@ use crate::kernels::Float;
 use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Plan, Step};
-use graph::run::{Account, Event, ExchangeTime, StepTime, Which};
+use graph::run::{Account, CollectiveTime, Event, StepTime, Which};
 
 /// Threads with nothing to do while others work: no step, but a part of the time.
 const IDLE: &str = "waiting for threads";
@@ -17,7 +17,7 @@ impl<T: Float> Executor<T> {
     }
 
     /// The collectives of `last`, as they last ran.
-    pub fn exchanges(&self) -> &[ExchangeTime] {
+    pub fn exchanges(&self) -> &[CollectiveTime] {
         &self.plans[Which::Last as usize].exchanges
     }
 
@@ -82,17 +82,17 @@ impl<T: Float> Executor<T> {
 
 fn add_time(times: &mut Vec<StepTime>, plan: &Plan, step: &Step, seconds: f64, runs: f64) {
     let cost = plan.cost_of(step);
-    let time = add(times, &step.op.name(), step.phase, step.op.is_product());
+    let time = add(times, &step.op.name(), step.phase, step.op.is_matmul());
     time.seconds += seconds;
     time.flops += cost.flops * runs;
     time.bytes += cost.bytes * runs;
 }
 
 /// What a kind has so far.
-fn add<'a>(times: &'a mut Vec<StepTime>, op: &str, phase: Phase, is_product: bool) -> &'a mut StepTime {
+fn add<'a>(times: &'a mut Vec<StepTime>, op: &str, phase: Phase, is_matmul: bool) -> &'a mut StepTime {
     let index = times.iter().position(|t| t.op == op && t.phase == phase).unwrap_or_else(|| {
         let op = op.to_string();
-        times.push(StepTime { op, phase, is_product, seconds: 0.0, flops: 0.0, bytes: 0.0 });
+        times.push(StepTime { op, phase, is_matmul, seconds: 0.0, flops: 0.0, bytes: 0.0 });
         times.len() - 1
     });
     &mut times[index]

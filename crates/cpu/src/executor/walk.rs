@@ -190,7 +190,7 @@ impl<T: Float> Executor<T> {
         let start = Instant::now();
         for step in &self.plans[which as usize].steps {
             let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });
-            if step.is_product || attention {
+            if step.is_matmul || attention {
                 let team = Team::All(&self.pool);
                 let context = steps::Context { team, header, step, products_only: true };
                 // SAFETY: as in `run`.

@@ -10,6 +10,7 @@ mod blocks;
 mod channels;
 mod context;
 mod conv;
+mod convert;
 mod fp8;
 mod linear;
 mod loss;
@@ -25,14 +26,13 @@ mod table;
 mod tokens;
 mod update;
 mod windows;
-mod wire;
 
 pub use attention::tiles as attention_tiles;
 pub(crate) use blocks::{Blocks, samples};
 pub(crate) use context::{Context, Cut, Phase, Share, Team};
+pub(crate) use convert::{load, store};
 pub use table::Target;
 pub(crate) use table::{Kernel, Types, kernel};
-pub(crate) use wire::{load, store};
 
 use crate::kernels::Float;
 
@@ -52,8 +52,8 @@ pub(crate) fn row_piece(cols: usize) -> usize {
 pub(crate) unsafe fn run<T: Float>(cx: &Context<'_, T>) {
     // SAFETY: passed on to the caller; wide numbers are the step's own while it runs.
     unsafe {
-        wire::widen(cx);
+        convert::widen(cx);
         cx.step.kernel.run(cx);
-        wire::round(cx);
+        convert::round(cx);
     }
 }

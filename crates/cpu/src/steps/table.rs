@@ -2,8 +2,8 @@
 //! memory a node wants, binding refuses what is not in it, and a run calls what was bound: the three can't disagree.
 
 use super::{
-    Context, attention, batch_norm, channels, conv, fp8, linear, loss, maps, position_bias, prepare, random,
-    reduce, resize, resized_loss, rows, tokens, update, windows, wire,
+    Context, attention, batch_norm, channels, conv, convert, fp8, linear, loss, maps, position_bias, prepare,
+    random, reduce, resize, resized_loss, rows, tokens, update, windows,
 };
 use crate::kernels::Float;
 use graph::fp8::Format;
@@ -96,7 +96,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
     let kernel =
         match *op {
             // ---- the border of a graph
-            Op::Assign { .. } => call!(wire::cast).of_any_type(),
+            Op::Assign { .. } => call!(convert::cast).of_any_type(),
             Op::Seed { .. } => call!(rows::seed),
 
             // ---- ViT
@@ -207,9 +207,9 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
             Op::Commit => call!(batch_norm::commit),
 
             // ---- on the way to other ranks
-            Op::Pack { .. } => call!(wire::pack).of_any_type(),
-            Op::Unpack { .. } => call!(wire::unpack).of_any_type(),
-            Op::Cast { .. } => call!(wire::cast).of_any_type(),
+            Op::Pack { .. } => call!(convert::pack).of_any_type(),
+            Op::Unpack { .. } => call!(convert::unpack).of_any_type(),
+            Op::Cast { .. } => call!(convert::cast).of_any_type(),
 
             // ---- matmuls in fp8
             Op::Quantize { transposed, accumulate, .. } => call!(fp8::quantize, transposed, accumulate),

@@ -16,8 +16,8 @@ use graph::op::Pooling;
 use graph::passes::{differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
-    DType, Exchange, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan, Program,
-    Recompute, Role, Settings, Target,
+    Communication, DType, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan,
+    Program, Recompute, Role, Settings, Target,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
 use models::swin::Swin;
@@ -224,7 +224,7 @@ pub fn settings(target: &dyn Target) -> Settings<'_> {
         mixed: None,
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: false,
         target,
     }

@@ -164,11 +164,11 @@ fn zero3_over_two_ranks_trains_as_one_does() {
 fn collectives_stay_within_their_groups() {
     let text = "plan micro batch=1 height=1 width=1 mesh=data:2,sequence:2 arena=4096
 input x f32[4] @0
-0 comm rows f32[4] @128 = all_reduce(x) reduction=\"sum\" group=\"sequence:2\" ; exchange rows
-1 comm columns f32[4] @256 = all_reduce(x) reduction=\"sum\" group=\"data:2\" ; exchange columns
-2 comm all f32[4] @384 = all_reduce(rows) reduction=\"sum\" group=\"data:2\" ; exchange all
-3 comm world f32[4] @512 = all_reduce(x) reduction=\"sum\" group=\"data+sequence:4\" ; exchange world
-4 comm gathered f32[8] @640 = all_gather(x) group=\"sequence:2\" ; exchange gathered
+0 comm rows f32[4] @128 = all_reduce(x) reduction=\"sum\" group=\"sequence:2\" ; communication rows
+1 comm columns f32[4] @256 = all_reduce(x) reduction=\"sum\" group=\"data:2\" ; communication columns
+2 comm all f32[4] @384 = all_reduce(rows) reduction=\"sum\" group=\"data:2\" ; communication all
+3 comm world f32[4] @512 = all_reduce(x) reduction=\"sum\" group=\"data+sequence:4\" ; communication world
+4 comm gathered f32[8] @640 = all_gather(x) group=\"sequence:2\" ; communication gathered
 output rows
 output columns
 output all

@@ -14,18 +14,18 @@ fn plan(ranks: usize) -> Plan {
     let text = format!(
         "plan last batch=1 height=1 width=1 mesh=data:{ranks} arena=65536
 input x f32[1024] @0
-0 comm sum f32[1024] @4096 = all_reduce(x) reduction=\"sum\" group=\"data:{ranks}\" ; exchange sum
-1 comm mean f32[1024] @8192 = all_reduce(x) reduction=\"mean\" group=\"data:{ranks}\" ; exchange mean
-2 comm max f32[1024] @12288 = all_reduce(x) reduction=\"max\" group=\"data:{ranks}\" ; exchange max
-3 comm part f32[{part}] @16384 = reduce_scatter(x) reduction=\"sum\" group=\"data:{ranks}\" ; exchange part
-4 comm whole f32[1024] @20480 = all_gather(part) group=\"data:{ranks}\" ; exchange whole
+0 comm sum f32[1024] @4096 = all_reduce(x) reduction=\"sum\" group=\"data:{ranks}\" ; communication sum
+1 comm mean f32[1024] @8192 = all_reduce(x) reduction=\"mean\" group=\"data:{ranks}\" ; communication mean
+2 comm max f32[1024] @12288 = all_reduce(x) reduction=\"max\" group=\"data:{ranks}\" ; communication max
+3 comm part f32[{part}] @16384 = reduce_scatter(x) reduction=\"sum\" group=\"data:{ranks}\" ; communication part
+4 comm whole f32[1024] @20480 = all_gather(part) group=\"data:{ranks}\" ; communication whole
 5 compute half bf16[1024] @24576 = cast(x) to=\"bf16\" ; forward half
-6 comm half.sum bf16[1024] @26624 = all_reduce(half) reduction=\"sum\" group=\"data:{ranks}\" wait=5 ; exchange half
+6 comm half.sum bf16[1024] @26624 = all_reduce(half) reduction=\"sum\" group=\"data:{ranks}\" wait=5 ; communication half
 7 compute back f32[1024] @28672 = cast(half.sum) to=\"f32\" wait=6 ; forward back
 8 compute a f32[1024] @32768 = add(sum, mean) ; forward a
 9 compute b f32[1024] @36864 = add(max, whole) ; forward b
 10 compute c f32[1024] @40960 = add(a, b) ; forward c
-11 comm d f32[1024] @40960 = all_reduce(c) reduction=\"sum\" group=\"data:{ranks}\" wait=10 ; exchange d
+11 comm d f32[1024] @40960 = all_reduce(c) reduction=\"sum\" group=\"data:{ranks}\" wait=10 ; communication d
 12 compute e f32[1024] @45056 = add(d, back) wait=11 ; forward e
 output sum
 output mean

@@ -33,11 +33,11 @@ fn program(division: Division, target: &dyn graph::Target) -> Program {
     let vit = Vit { width: 48, heads: 3, mlp: 96, ..small_vit(0.1) };
     let batch = SAMPLES / ranks / micros;
     let model = with_drawn_head(vit.build(batch, smoothed(), DType::F32).unwrap());
-    let exchange = graph::Exchange { bucket: 4000, overlap, wire };
+    let communication = graph::Communication { bucket: 4000, overlap, dtype: wire };
     let mesh = graph::Mesh::of_data(ranks);
     compiled_with(
         model,
-        &Settings { optimizer: adamw(), mesh, exchange, accumulates: micros > 1, ..settings(target) },
+        &Settings { optimizer: adamw(), mesh, communication, accumulates: micros > 1, ..settings(target) },
     )
 }
 

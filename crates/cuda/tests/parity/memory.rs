@@ -2,7 +2,8 @@
 
 use cuda::{Executor, MemoryUse, Needs, Options, Which};
 use graph::{
-    DType, Exchange, Header, Loss, Mesh, Mixed, Optimizer, ParamGroup, Program, Recompute, Settings, compile,
+    Communication, DType, Header, Loss, Mesh, Mixed, Optimizer, ParamGroup, Program, Recompute, Settings,
+    compile,
 };
 use models::vit::Vit;
 
@@ -20,7 +21,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: false,
         target: &cuda::Target::of(0, true),
     };

@@ -1,7 +1,7 @@
 //! The CPU as a device. Everything is done when a run returns, and states lie in the host's memory.
 
 use super::{
-    Account, BadValue, Benchmarks, Event, ExchangeTime, Hardware, Inputs, Outcome, Plans, States, StepTime,
+    Account, BadValue, Benchmarks, CollectiveTime, Event, Hardware, Inputs, Outcome, Plans, States, StepTime,
     Times, Which, planned,
 };
 use crate::error::DeviceError;
@@ -97,7 +97,7 @@ impl<T: Real> Times for Executor<T> {
         Executor::take_account(self)
     }
 
-    fn exchanges(&self) -> &[ExchangeTime] {
+    fn exchanges(&self) -> &[CollectiveTime] {
         Executor::exchanges(self)
     }
 

@@ -1,4 +1,4 @@
-//! What heads for dense prediction are written with. Images are channels-last.
+//! Layers of heads for dense prediction. Images are channels-last.
 //!
 //! Legend: B batch, h and w height and width, C channels.
 
@@ -38,7 +38,7 @@ pub struct BatchNorm<'a> {
 }
 
 impl<'a> BatchNorm<'a> {
-    /// As torch's `BatchNorm2d` has it.
+    /// Batch norm with the defaults of torch's `BatchNorm2d`.
     pub fn named(name: &'a str) -> Self {
         BatchNorm { name, eps: 1e-5, momentum: 0.1, relu: false }
     }
@@ -63,8 +63,8 @@ impl Builder {
         y
     }
 
-    /// Over all axes but the last: by the batch's own moments in training, which running moments follow, and by those
-    /// in evaluation.
+    /// Batch norm over all axes but the last: by the batch's own moments in training, which running moments follow, and
+    /// by running moments in evaluation.
     pub fn batch_norm(&mut self, x: ValueId, norm: BatchNorm<'_>) -> ValueId {
         let BatchNorm { name, eps, momentum, relu } = norm;
         let width = self.shape(x).last();
@@ -91,7 +91,7 @@ impl Builder {
         y
     }
 
-    /// Bilinear; what has that size already stays as it is.
+    /// Bilinear resizing; a value of that size is returned unchanged.
     pub fn resize(&mut self, name: &str, x: ValueId, (height, width): (usize, usize)) -> ValueId {
         if self.shape(x).0.get(1..3) == Some(&[height, width]) {
             return x;
@@ -128,7 +128,7 @@ impl Builder {
     pub fn size(&self, x: ValueId) -> (usize, usize) {
         match self.shape(x).0[..] {
             [_, height, width, _] => (height, width),
-            // Not an image: the op that takes it for one says so.
+            // Not an image: the op that takes it for one refuses it.
             _ => (0, 0),
         }
     }

@@ -17,7 +17,7 @@ pub struct CosineAttention {
     pub windows: Windows,
     /// The window that the position bias was learned for, if it was another.
     pub pretrained: Option<[usize; 2]>,
-    /// How the weights of all layers start.
+    /// Initial values of the weights of all layers.
     pub weight: Init,
 }
 

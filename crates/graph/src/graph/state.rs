@@ -3,7 +3,7 @@
 use crate::types::Type;
 use serde::{Deserialize, Serialize};
 
-/// How a parameter starts.
+/// Initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -33,7 +33,7 @@ pub enum Init {
     },
 }
 
-/// What a state is for.
+/// Purpose of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -49,12 +49,12 @@ pub enum Role {
     Statistic,
     /// Applied optimizer steps.
     Counter,
-    /// This rank's share of the f32 numbers of parameters that are halves elsewhere.
+    /// One rank's share of f32 parameters that are in half precision elsewhere.
     Master,
-    /// Copy in half precision of the parameter it is named after: `X.half` of `X`. Products read it; the optimizer
+    /// Copy in half precision of the parameter it is named after: `X.half` of `X`. Matmuls read it; the optimizer
     /// writes it with the parameter.
     Copy,
-    /// What the host puts there before the first run and no plan changes: images, tables.
+    /// Constant that the host fills before the first run and no plan changes: images, tables.
     Resident,
     /// Running moments of batch norm (3,C): mean, variance, batches seen.
     Running,
@@ -66,15 +66,15 @@ pub enum Role {
         /// Scale of the first step.
         initial: f64,
     },
-    /// Of an operand in fp8: (scale, largest values of the last steps). The scale starts at 1.
+    /// Scale of an operand in fp8: (scale, largest values of the last steps). The scale starts at 1.
     Scale,
     /// A buffer of several tensors, each a state of its own that lies in it; or one rank's part of such a buffer.
     Flat,
 }
 
 impl Role {
-    /// Whether it is a state of its own that steps to come depend on: what checkpoints hold, and what ranks have alike at the start.
-    /// What is made anew in every step, derived from another state or a view of others is not.
+    /// Tells states that later steps depend on, which checkpoints hold and all ranks start with, from those that are
+    /// made anew in every step, derived from another state, or views of others.
     pub fn lasts(self) -> bool {
         match self {
             Role::Parameter(_) | Role::Moment | Role::Average | Role::Counter | Role::Master => true,
@@ -85,7 +85,7 @@ impl Role {
         }
     }
 
-    /// For messages: `moment blocks.0.mlp.fc1.weight.m`.
+    /// Name for messages: `moment blocks.0.mlp.fc1.weight.m`.
     pub fn name(self) -> &'static str {
         match self {
             Role::Parameter(_) => "parameter",
@@ -106,16 +106,16 @@ impl Role {
     }
 }
 
-/// What the name of a parameter's copy in half precision ends in.
+/// Ending of the name of a parameter's copy in half precision.
 pub const COPY: &str = ".half";
 
-/// What the name of a gradient's state ends in.
+/// Ending of the name of a gradient's state.
 pub const GRADIENT: &str = ".grad";
 
-/// What the name of running moments within a step ends in.
+/// Ending of the name of running moments within a step.
 pub const PENDING: &str = ".pending";
 
-/// What the name of a parameter's moving average ends in.
+/// Ending of the name of a parameter's moving average.
 pub const AVERAGE: &str = ".ema";
 
 /// Memory that outlives a plan and is shared by all plans of a run.
@@ -128,32 +128,33 @@ pub struct State {
     pub ty: Type,
     /// Purpose.
     pub role: Role,
-    /// Where it lies. States may lie over each other: a flat buffer and the tensors in it.
+    /// Place in memory. States may overlap: a flat buffer and the tensors in it.
     pub home: Home,
 }
 
-/// Where a state lies: a memory and the byte in it.
+/// Place of a state: a memory and the byte in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Home {
-    /// Not decided yet: see [`settle`].
+    /// Undecided: see [`settle`].
     #[default]
     Nowhere,
-    /// In the states' own memory on the device, for as long as the program runs.
+    /// Offset in the states' own memory on the device, for as long as the program runs.
     Own(usize),
-    /// In the arena, from the step that writes it to the end of the `update` that follows: others may lie there before and after.
+    /// Offset in the arena, from the step that writes it to the end of the `update` that follows: others may lie there
+    /// before and after.
     Arena(usize),
-    /// In the host's memory.
+    /// Offset in the host's memory.
     Host(usize),
 }
 
 impl State {
-    /// Whether it is the same but for where it lies.
+    /// Compares all but the place in memory.
     pub fn is_like(&self, other: &State) -> bool {
         (&self.name, &self.ty, self.role) == (&other.name, &other.ty, other.role)
     }
 
-    /// Whether some of its bytes are some of the other's.
+    /// Checks whether the two have bytes in common.
     pub fn overlaps(&self, other: &State) -> bool {
         let meet = |a: usize, b: usize| a < b + other.ty.bytes() && b < a + self.ty.bytes();
         match (self.home, other.home) {
@@ -187,7 +188,7 @@ pub fn own_bytes(states: &[State]) -> usize {
 pub const ALIGN: usize = 128;
 
 impl State {
-    /// Whether it is learned.
+    /// Tells learned parameters from other states.
     pub fn is_parameter(&self) -> bool {
         matches!(self.role, Role::Parameter(_))
     }

@@ -1,4 +1,4 @@
-//! Types of what an op has beside its operands.
+//! Types of ops' attributes.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct StateId(pub u32);
 
-/// What one draw of a random op decides over.
+/// Scope of one draw of a random op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Per {
@@ -37,7 +37,7 @@ pub struct PathDrop {
     pub site: u32,
 }
 
-/// How tokens become one vector.
+/// Pooling of tokens into one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
@@ -47,15 +47,15 @@ pub enum Pooling {
     Mean,
 }
 
-/// How values of ranks become one.
+/// Reduction over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// Their sum.
+    /// Sum over ranks.
     Sum,
-    /// Their mean.
+    /// Mean over ranks.
     Mean,
-    /// The largest.
+    /// Largest over ranks.
     Max,
 }
 
@@ -70,11 +70,11 @@ pub(super) fn is_zero(number: &u32) -> bool {
 /// Numbers that say how one image is prepared: see [`Op::Prepare`](super::Op::Prepare).
 pub const CHOICES: usize = 34;
 
-/// How [`Op::Resize`](super::Op::Resize) makes a pixel of others.
+/// Interpolation of [`Op::Resize`](super::Op::Resize).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampling {
-    /// Of the four around it, pixels being areas: torch's `interpolate` with `align_corners=False`.
+    /// Mix of the four pixels around it, pixels being areas: torch's `interpolate` with `align_corners=False`.
     #[default]
     Bilinear,
     /// The mean over its bin: torch's `AdaptiveAvgPool2d`, whose bins overlap where sizes don't divide.
@@ -98,11 +98,11 @@ pub struct Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lane {
-    /// What computes.
+    /// Computation.
     Compute,
-    /// What computes beside that: steps that nobody waits for soon.
+    /// Computation beside the compute lane: steps whose results are needed late.
     Side,
-    /// What ranks send each other.
+    /// Collectives.
     Comm,
     /// Copies between memories.
     Copy,

@@ -19,7 +19,7 @@ use super::{CHOICES, Op};
 use crate::types::DType;
 
 impl Op {
-    /// What this op takes and gives, where it has that many operands; for some the number says which form is meant.
+    /// Description of the op with that many operands; of some ops, the number selects the form.
     pub fn describe(&self, operands: usize) -> Description {
         let op = Description::none();
         match self {
@@ -325,14 +325,14 @@ fn attention(heads: usize) -> Description {
         .check(move |l| whole_heads(l.get("C"), heads))
 }
 
-/// Whether heads divide the channels.
+/// Checks that heads divide the channels.
 fn whole_heads(channels: usize, heads: usize) -> Result<(), String> {
     require(heads > 0 && channels.is_multiple_of(heads), || {
         format!("{channels} channels are not {heads} heads of a whole size")
     })
 }
 
-/// What a loss is taken of.
+/// Operands of a loss.
 fn targets(mixed: bool) -> Description {
     let whole = Exactly(DType::I32);
     Description::none()

@@ -1,4 +1,4 @@
-//! What passes and executors ask of an op.
+//! Properties of ops that passes and executors read.
 
 use super::slots::Description;
 use super::{Lane, Op};
@@ -41,7 +41,7 @@ impl Op {
         self.in_place(inputs).find(|pair| pair.1 == output).map(|pair| pair.0)
     }
 
-    /// Whether this goes on, in place, with sums that are there: the one kind of step that may write a state once more.
+    /// Tells ops that continue sums in place: the one kind of step that may write a state once more.
     pub fn completes_sums(&self) -> bool {
         matches!(self, Op::AllReduce { .. } | Op::Unpack { over: true, .. })
     }
@@ -56,7 +56,7 @@ impl Op {
         }
     }
 
-    /// As the rank of this number runs it: over its part of flat buffers that ranks divide.
+    /// Op as the rank of this number runs it: over its part of flat buffers that ranks divide.
     pub fn on_rank(&self, mesh: Mesh, rank: usize) -> Op {
         let mut op = self.clone();
         let flats: &mut [Flat] = match &mut op {
@@ -75,13 +75,13 @@ impl Op {
         op
     }
 
-    /// Whether a step may run at the same time as the one before it, if one launch makes both: weight gradients.
+    /// Checks whether a step may run at the same time as the one before it, if one launch makes both: weight gradients.
     pub fn runs_beside(&self, before: &Op) -> bool {
         matches!((before, self), (Op::LinearGradW { .. }, Op::LinearGradW { .. }))
     }
 
-    /// How many leading operands of an op that treats rows alone have those rows; the others are parameters. 0 for an op whose first
-    /// result depends on more than the same row.
+    /// Number of leading operands of a row-wise op that have its rows; the others are parameters. 0 for an op whose
+    /// first result depends on more than the same row.
     pub fn row_operands(&self, inputs: usize) -> usize {
         let Description { operands, results, .. } = self.describe(inputs);
         match results.first() {
@@ -90,8 +90,8 @@ impl Op {
         }
     }
 
-    /// Whether the op is a matmul or a convolution (what "matmuls alone" in the benchmarks means).
-    pub fn is_product(&self) -> bool {
+    /// Tells matmuls and convolutions (what "matmuls alone" in the benchmarks means) from other ops.
+    pub fn is_matmul(&self) -> bool {
         self.describe(0).multiplies
     }
 

@@ -7,10 +7,10 @@
 use crate::op::Lane;
 use crate::types::{DType, Shape, Type};
 
-/// What a value is to arithmetic, and so which dtype it has under mixed precision.
+/// Precision class of a value, from which its dtype under mixed precision follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// What matmuls read and write: half precision. All such operands of a step have one dtype.
+    /// Operands and results of matmuls: half precision. All such operands of a step have one dtype.
     Compute,
     /// The residual stream and its gradient, which have a dtype of their own.
     Stream,
@@ -26,8 +26,8 @@ pub enum Class {
     LikeResult,
     /// A sum of two values: compute precision if both are, else that of the stream.
     Joined,
-    /// What passes through a branch as it came; a gradient that leaves the stream for a branch becomes one of compute
-    /// precision.
+    /// Value that passes through a branch unchanged; a gradient that leaves the stream for a branch becomes one of
+    /// compute precision.
     Branch,
     /// The dtype of the state that an assign writes.
     State,
@@ -35,14 +35,14 @@ pub enum Class {
     Half,
     /// A number of 8 bits, of which scales are kept.
     Fp8,
-    /// That dtype, always: whole numbers, bytes, what an op converts to.
+    /// Fixed dtype: whole numbers, bytes, results of conversions.
     Exactly(DType),
 }
 
 /// One operand or result.
 #[derive(Clone, Debug)]
 pub struct Slot {
-    /// What messages call an operand; what the name of a result ends in. Results named `#` are numbered.
+    /// Name of an operand in messages; ending of the name of a result. Results named `#` are numbered.
     pub name: &'static str,
     /// Precision class.
     pub class: Class,
@@ -52,7 +52,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Whether it has any number of rows, the same as every other such slot.
+    /// Tells slots of any number of rows, which is the same for all such slots.
     pub fn has_rows(&self) -> bool {
         matches!(self.axes, Axes::Letters(letters) if letters.starts_with(".."))
     }
@@ -77,7 +77,7 @@ pub struct Description {
     pub results: Vec<Slot>,
     /// Queue that its steps run on.
     pub lane: Lane,
-    /// Whether it is a matmul or a convolution: what "matmuls alone" in the benchmarks means.
+    /// Flag of matmuls and convolutions: what "matmuls alone" in the benchmarks means.
     pub multiplies: bool,
     letters: Vec<(&'static str, usize)>,
     /// Letters that follow from those of the operands, or a reason why they can't.
@@ -166,7 +166,7 @@ impl Description {
         self
     }
 
-    /// As [`over`](Self::over), if `there`.
+    /// Adds [`over`](Self::over), if `there`.
     pub fn over_if(self, there: bool, operand: usize) -> Self {
         if there { self.over(operand) } else { self }
     }
@@ -187,12 +187,12 @@ impl Description {
         self
     }
 
-    /// What must hold of the operands, or the reason why it doesn't.
+    /// Adds a rule that must hold of the operands, or gives the reason why it doesn't.
     pub fn check(self, rule: impl Fn(&Letters<'_>) -> Result<(), String> + 'static) -> Self {
         self.set("", move |letters| rule(letters).map(|()| 0))
     }
 
-    /// On the lane of collectives.
+    /// Puts the op on the lane of collectives.
     pub fn communicates(mut self) -> Self {
         self.lane = Lane::Comm;
         self
@@ -270,7 +270,7 @@ impl Description {
 /// The dtypes of a step's operands.
 struct Dtypes<'a> {
     operands: &'a [&'a Type],
-    /// That of its operands of compute precision.
+    /// Dtype of its operands of compute precision.
     compute: Option<DType>,
 }
 
@@ -290,8 +290,8 @@ impl Dtypes<'_> {
         }
     }
 
-    /// Whether a kernel may write a result as this, where precision is mixed: what is of compute precision as its
-    /// operands of that kind, or wider; the stream as it likes.
+    /// Checks whether a kernel may write a result as this dtype under mixed precision: compute precision as its
+    /// operands of that class, or wider; the stream in any.
     fn may_give(&self, class: Class, dtype: DType) -> bool {
         let goes_along = dtype.is_float() && (dtype == DType::F64) == (self.base() == DType::F64);
         let as_operands = self.compute.is_none_or(|compute| dtype == compute || !dtype.is_half());
@@ -303,7 +303,7 @@ impl Dtypes<'_> {
     }
 }
 
-/// What letters stand for in one step.
+/// Lengths that letters stand for in one step.
 pub struct Letters<'a> {
     operands: &'a [&'a Type],
     bound: Vec<Bound>,
@@ -314,7 +314,7 @@ pub struct Letters<'a> {
 struct Bound {
     letter: &'static str,
     length: usize,
-    /// Who bound it, for messages.
+    /// Slot that bound it, for messages.
     by: String,
 }
 
@@ -340,7 +340,7 @@ impl<'a> Letters<'a> {
         self.operands
     }
 
-    /// How many axes `..` stands for.
+    /// Number of axes that `..` stands for.
     pub fn leading(&self) -> usize {
         self.rest.as_ref().map_or(0, |(axes, _)| axes.len())
     }

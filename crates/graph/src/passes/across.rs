@@ -5,8 +5,8 @@ use crate::op::StateId;
 use crate::plan::{Place, Plan, Step};
 use crate::touched::Touched;
 
-/// What a plan leaves under way when it ends.
-struct Left {
+/// Steps of a plan that are still running when it ends.
+struct Unfinished {
     /// A state that the step works on, by which others name it.
     state: StateId,
     touched: Touched,
@@ -14,12 +14,12 @@ struct Left {
 }
 
 /// Steps that plans leave, in order.
-fn left(plans: &[&mut Plan]) -> Vec<Left> {
+fn left(plans: &[&mut Plan]) -> Vec<Unfinished> {
     let mut all = vec![];
     for plan in plans {
         let touched = plan.touched();
         for (step, touched) in plan.steps.iter().zip(touched).filter(|(step, _)| step.left) {
-            all.extend(state_of(plan, step).map(|state| Left { state, touched, lane: step.lane }));
+            all.extend(state_of(plan, step).map(|state| Unfinished { state, touched, lane: step.lane }));
         }
     }
     all

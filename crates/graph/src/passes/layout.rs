@@ -1,4 +1,4 @@
-//! Where everything that is trained lies, and the states beside a model's own.
+//! Layout of everything that is trained, and the states beside a model's own.
 //!
 //! Buckets come first: which parameters follow each other, at which elements, with how much padding. Parameters, gradients, moments,
 //! averages and half-precision copies are then views into one flat buffer for each of these kinds, all at the same elements.
@@ -15,9 +15,9 @@ use std::collections::HashMap;
 /// States beside the parameters.
 #[derive(Clone, Default)]
 pub struct Layout {
-    /// In the order of the parameters.
+    /// Trained parameters, in their order.
     pub trained: Vec<Trained>,
-    /// In the order in which their gradients get ready.
+    /// Buckets, in the order in which their gradients get ready.
     pub buckets: Vec<Bucket>,
     /// Sums of loss, count and hits.
     pub stats: StateId,
@@ -27,18 +27,18 @@ pub struct Layout {
     pub loss_scale: Option<StateId>,
     /// Half-precision copies of parameters.
     pub copies: HashMap<StateId, StateId>,
-    /// Of batch norms.
+    /// Running moments of batch norms.
     pub running: Vec<Running>,
 }
 
 /// Running moments of a batch norm. A step writes the pending ones, and `update` takes them over if it is applied.
 #[derive(Clone)]
 pub struct Running {
-    /// As the last applied step left it.
+    /// State after the last applied step.
     pub state: StateId,
-    /// As the step under way leaves it.
+    /// State within the step under way.
     pub pending: StateId,
-    /// Its moving average.
+    /// Moving average.
     pub average: Option<StateId>,
 }
 
@@ -49,20 +49,20 @@ pub struct Trained {
     pub parameter: StateId,
     /// The sum of its gradients over a step.
     pub gradient: StateId,
-    /// What the optimizer keeps of earlier gradients.
+    /// Optimizer states.
     pub moments: Vec<StateId>,
-    /// Its moving average.
+    /// Moving average.
     pub average: Option<StateId>,
 }
 
-/// Parameters that are updated together, and whose gradients travel together: the flat buffers that they lie in.
+/// Parameters that are updated together and whose gradients are one message: the flat buffers that they lie in.
 #[derive(Clone)]
 pub struct Bucket {
     /// The gradients of its parameters, in the order in which they lie.
     pub gradients: Vec<StateId>,
-    /// Its first and its last parameter.
+    /// Name, made of its first and its last parameter.
     pub name: String,
-    /// What lies where, in each of the buffers.
+    /// Offsets in each of the buffers.
     pub flat: Flat,
     /// All of its parameters.
     pub parameter: StateId,
@@ -84,10 +84,10 @@ impl Layout {
     }
 }
 
-/// How ranks divide a flat buffer.
+/// Division of a flat buffer among ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Division {
-    /// Not at all: each holds the whole.
+    /// No division: each rank holds the whole.
     Whole,
     /// Into equal parts for so many ranks, wherever tensors end.
     Even(usize),
@@ -95,7 +95,7 @@ pub enum Division {
     Owners(usize),
 }
 
-/// Where tensors of so many elements begin in a flat buffer, and the elements of that.
+/// Offsets of tensors of so many elements in a flat buffer, and its length.
 pub fn arrange(counts: &[usize], division: Division) -> (Vec<usize>, usize) {
     let mut starts = vec![0; counts.len()];
     let parts = match division {
@@ -131,21 +131,22 @@ pub fn arrange(counts: &[usize], division: Division) -> (Vec<usize>, usize) {
 
 /// Parameters that a bucket will hold.
 struct Cut {
-    /// In the order in which they lie.
+    /// Parameters, in the order in which they lie.
     parameters: Vec<StateId>,
     flat: Flat,
     /// Elements of the buckets before.
     base: usize,
 }
 
-/// Gradients that get ready one after the other share a bucket until there are `exchange.bucket` elements.
+/// Cuts parameters into buckets: gradients that get ready one after the other share one, up to `communication.bucket`
+/// elements.
 fn cut(graph: &Graph, gradients: &Gradients, settings: &Settings<'_>) -> Vec<Cut> {
     let count = |parameter: &StateId| graph.state_type(*parameter).shape.count();
     let mut lists: Vec<Vec<StateId>> = Vec::new();
     let mut filled = 0;
     for (parameter, _) in gradients {
         let elements = count(parameter);
-        match lists.last_mut().filter(|_| filled + elements <= settings.exchange.bucket) {
+        match lists.last_mut().filter(|_| filled + elements <= settings.communication.bucket) {
             Some(list) => {
                 list.push(*parameter);
                 filled += elements;
@@ -238,7 +239,7 @@ impl Homes<'_> {
         let moments: Vec<_> = (suffixes.iter().enumerate())
             .map(|(k, suffix)| self.lay(&format!(".{suffix}"), dtype, None, |t| t.moments.get(k).copied()))
             .collect();
-        let halves = settings
+        let copies = settings
             .mixed
             .map(|mixed| self.lay(COPY, mixed.half, None, |t| copies.get(&t.parameter).copied()));
         // Statistics go before the gradients, so that the first bucket takes them along. Where a step has one micro-step, both lie in
@@ -267,7 +268,7 @@ impl Homes<'_> {
                 gradient: gradients[index],
                 moments: moments.iter().map(|kind| kind[index]).collect(),
                 average: averages.as_ref().map(|kind| kind[index]),
-                copy: halves.as_ref().map(|kind| kind[index]),
+                copy: copies.as_ref().map(|kind| kind[index]),
             }
         };
         self.cuts.iter().enumerate().map(bucket).collect()
@@ -301,7 +302,7 @@ impl Homes<'_> {
     }
 }
 
-/// So many bytes further.
+/// Place that lies so many bytes further.
 fn moved(home: Home, bytes: usize) -> Home {
     match home {
         Home::Nowhere => Home::Nowhere,

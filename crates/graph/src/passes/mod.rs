@@ -4,7 +4,7 @@
 //! `prepare` begins with bytes where the model begins with images; `narrow`, `fuse` and `resized_loss` shape the forward graph;
 //! `differentiate` adds the backward ops; `lay_out` adds the states of training, `accumulate` and `defer` put sums and running
 //! moments there; `peephole` merges epilogues; `recompute` trades activations for work; `precision` says which values are
-//! halves; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
+//! in half precision; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
 //! other; `synchronise` adds what batch norms of several ranks know of each other, and `parallelise` the all-reduce of
 //! gradients; `update` is the graph of an update; `sums` lets sums that a device makes in parts wait for each other. `schedule` orders
 //! steps on lanes, `place` gives every value its memory, `wait` says what each step waits for, and `across` what of

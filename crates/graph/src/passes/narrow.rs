@@ -1,4 +1,4 @@
-//! Where only the first token is read, only the first token is computed.
+//! Computation of the first token alone, where only the first token is read.
 //!
 //! A class-token ViT reads one row of its last block. Taking that row commutes with every op that treats rows alone,
 //! so the selection moves up through the MLP, norm and projection of the last block, and their work shrinks from T

@@ -1,24 +1,28 @@
 //! Data parallelism: the sums of gradients and statistics that a rank has made become those of all ranks.
 //!
-//! Gradients lie in memory in the order in which they become ready, so that a bucket, a few of them side by side, travels as
-//! it lies: `all_reduce` works in the states' own memory, on the comm lane, while the backward ops go on. Where ranks
-//! exchange another type (`wire`), a bucket is packed into a buffer of that type and unpacked over the sums.
+//! Gradients lie in memory in the order in which they become ready, so that a bucket, a few of them side by side, is one
+//! message without a copy: `all_reduce` works in the states' own memory, on the comm lane, while the backward ops go on. Where gradients
+//! are sent in another type (`dtype`), a bucket is packed into a buffer of that type and unpacked over the sums.
 
 use super::layout::Layout;
 use crate::graph::{At, GRADIENT, Graph, GraphError, Node, Phase, Role, ValueId};
 use crate::mesh::Group;
 use crate::op::{Op, Reduction, StateId};
-use crate::settings::Exchange;
+use crate::settings::Communication;
 use crate::types::{DType, Shape};
 use std::collections::{HashMap, HashSet};
 
-/// Adds the exchange of every sum (gradients and statistics) that the graph assigns. One rank has nothing to exchange.
-pub fn parallelise(mut graph: Graph, layout: &Layout, exchange: &Exchange) -> Result<Graph, GraphError> {
+/// Adds the all-reduce of every sum (gradients and statistics) that the graph assigns. One rank needs none.
+pub fn parallelise(
+    mut graph: Graph,
+    layout: &Layout,
+    communication: &Communication,
+) -> Result<Graph, GraphError> {
     let group = graph.mesh.world();
     if group.ranks() <= 1 {
         return Ok(graph);
     }
-    let buckets = buckets(sums(&graph), layout, exchange);
+    let buckets = buckets(sums(&graph), layout, communication);
     let assigned: HashSet<StateId> = buckets.iter().flat_map(|b| b.sums.iter().map(|s| s.state)).collect();
     let nodes = std::mem::take(&mut graph.nodes);
     let end = nodes.len();
@@ -29,7 +33,7 @@ pub fn parallelise(mut graph: Graph, layout: &Layout, exchange: &Exchange) -> Re
             graph.nodes.push(node);
         }
         let leaves =
-            |bucket: &&Bucket| if exchange.overlap { bucket.ready == index } else { index + 1 == end };
+            |bucket: &&Bucket| if communication.overlap { bucket.ready == index } else { index + 1 == end };
         for bucket in buckets.iter().filter(leaves) {
             under_way.push((bucket, bucket.start(&mut graph, group)?));
         }
@@ -47,13 +51,13 @@ struct Sum {
     value: ValueId,
     /// The node that makes it.
     ready: usize,
-    /// Of the state; a gradient's without its ending, which leaves the parameter's.
+    /// Name of the state; of a gradient, that of its parameter.
     name: String,
     dtype: DType,
     shape: Shape,
 }
 
-/// By their states.
+/// Sums by their states.
 fn sums(graph: &Graph) -> HashMap<StateId, Sum> {
     let producers = graph.producers();
     let sum = |node: &Node| {
@@ -69,18 +73,20 @@ fn sums(graph: &Graph) -> HashMap<StateId, Sum> {
     graph.nodes.iter().filter_map(sum).collect()
 }
 
-/// Sums that travel together.
+/// Sums that are one message.
 struct Bucket {
     sums: Vec<Sum>,
-    wire: Option<DType>,
+    dtype: Option<DType>,
     /// The node that completes it.
     ready: usize,
 }
 
-/// As they were laid out. The statistics go with the first; on a wire of halves they go beside it, since those can't count a batch.
-fn buckets(mut sums: HashMap<StateId, Sum>, layout: &Layout, exchange: &Exchange) -> Vec<Bucket> {
-    let wire_of =
-        |bucket: &[Sum]| exchange.wire.filter(|wire| bucket.first().is_some_and(|sum| *wire != sum.dtype));
+/// Buckets as they were laid out. The statistics go with the first; where gradients are sent in half precision they go
+/// beside it, since that can't count a batch.
+fn buckets(mut sums: HashMap<StateId, Sum>, layout: &Layout, communication: &Communication) -> Vec<Bucket> {
+    let wire_of = |bucket: &[Sum]| {
+        communication.dtype.filter(|dtype| bucket.first().is_some_and(|sum| *dtype != sum.dtype))
+    };
     let mut buckets: Vec<Bucket> = (layout.buckets.iter())
         .map(|bucket| bucket.gradients.iter().filter_map(|state| sums.remove(state)).collect::<Vec<_>>())
         .filter(|sums| !sums.is_empty())
@@ -88,9 +94,9 @@ fn buckets(mut sums: HashMap<StateId, Sum>, layout: &Layout, exchange: &Exchange
         .collect();
     let statistics: Vec<Sum> = sums.remove(&layout.stats).into_iter().collect();
     match buckets.first_mut() {
-        Some(first) if first.wire.is_none() => {
-            let wire = first.wire;
-            *first = Bucket::new(wire, statistics.into_iter().chain(first.sums.drain(..)).collect());
+        Some(first) if first.dtype.is_none() => {
+            let dtype = first.dtype;
+            *first = Bucket::new(dtype, statistics.into_iter().chain(first.sums.drain(..)).collect());
         }
         Some(first) => {
             let ready = first.ready;
@@ -102,9 +108,9 @@ fn buckets(mut sums: HashMap<StateId, Sum>, layout: &Layout, exchange: &Exchange
 }
 
 impl Bucket {
-    fn new(wire: Option<DType>, sums: Vec<Sum>) -> Self {
+    fn new(dtype: Option<DType>, sums: Vec<Sum>) -> Self {
         let ready = sums.iter().map(|sum| sum.ready).max().unwrap_or(0);
-        Bucket { sums, wire, ready }
+        Bucket { sums, dtype, ready }
     }
 
     /// The first and the last parameter in it.
@@ -122,10 +128,10 @@ impl Bucket {
 
     /// Sends the bucket on its way; returns what will have come back.
     fn start(&self, graph: &mut Graph, group: Group) -> Result<Vec<ValueId>, GraphError> {
-        let at = At::named(&self.layer(), format!("bucket.{}", self.sums[0].name), Phase::Exchange);
+        let at = At::named(&self.layer(), format!("bucket.{}", self.sums[0].name), Phase::Communication);
         let reduce = Op::AllReduce { reduction: Reduction::Sum, group };
-        if self.wire.is_some() {
-            let flat = graph.push(Op::Pack { align: 1, to: self.wire }, &self.values(), &at)?;
+        if self.dtype.is_some() {
+            let flat = graph.push(Op::Pack { align: 1, to: self.dtype }, &self.values(), &at)?;
             return graph.push(reduce, &flat, &At { name: format!("all.{}", at.name), ..at });
         }
         let reduced = graph.push(reduce, &self.values(), &at)?;
@@ -135,16 +141,16 @@ impl Bucket {
 
     /// Assigns what has come back.
     fn finish(&self, graph: &mut Graph, mut values: Vec<ValueId>) -> Result<(), GraphError> {
-        if self.wire.is_some() {
+        if self.dtype.is_some() {
             let (shapes, to) =
                 (self.sums.iter().map(|s| s.shape.clone()).collect(), Some(self.sums[0].dtype));
             let inputs: Vec<ValueId> = values.into_iter().chain(self.values()).collect();
-            let at = At::new(&self.layer(), Phase::Exchange);
+            let at = At::new(&self.layer(), Phase::Communication);
             values = graph.push(Op::Unpack { shapes, to, over: true }, &inputs, &at)?;
             self.rename(graph, &values);
         }
         for (sum, value) in self.sums.iter().zip(values) {
-            graph.assign(sum.state, value, Phase::Exchange)?;
+            graph.assign(sum.state, value, Phase::Communication)?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! How passes that merge neighbours are written: a rule looks at one node, asks for what stands around it, and either leaves (`None`) or
-//! rewrites it.
+//! Rewriting rules for passes that merge neighbours: a rule looks at one node and those around it, and either leaves it
+//! (`None`) or rewrites it.
 
 use crate::graph::{Graph, Node, ValueId};
 use crate::op::Op;
@@ -35,23 +35,23 @@ impl Rewriter {
         &self.graph.nodes[node].op
     }
 
-    /// Who makes a value.
+    /// Node that makes a value.
     pub fn maker(&self, value: ValueId) -> Option<usize> {
         self.producers[value.index()]
     }
 
-    /// Who makes a value that `node` alone uses.
+    /// Node that makes a value that `node` alone uses.
     pub fn own_maker(&self, value: ValueId, node: usize) -> Option<usize> {
         let only_here = self.consumers[value.index()] == [node] && !self.graph.outputs.contains(&value);
         self.maker(value).filter(|_| only_here)
     }
 
-    /// Whether a value is there before a node: an input's, a state's, or made earlier.
+    /// Checks whether a value exists before a node: an input, a state, or made earlier.
     pub fn is_before(&self, value: ValueId, node: usize) -> bool {
         self.maker(value).is_some_and(|maker| maker < node)
     }
 
-    /// Whether nobody uses a value before a node does.
+    /// Checks that no earlier node uses a value.
     pub fn is_first_use(&self, value: ValueId, node: usize) -> bool {
         self.consumers[value.index()].iter().all(|user| *user >= node)
     }

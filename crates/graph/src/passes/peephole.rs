@@ -1,6 +1,6 @@
-//! Epilogues after `differentiate`: a bias gradient folds into the op that makes what it sums (the backward op of a GELU, a norm
-//! or attention), a GELU's backward op into the product before it, the gradient that passes a norm by into the norm's, and adding to
-//! the gradient so far into the product that makes the gradient.
+//! Epilogues after `differentiate`: a bias gradient folds into the op that makes what it sums (the backward op of a
+//! GELU, a norm or attention), a GELU's backward op into the matmul before it, the gradient that bypasses a norm into
+//! the norm's, and adding to the gradient so far into the matmul that makes the gradient.
 
 use super::pattern::{Rewriter, rewrite};
 use crate::graph::Graph;
@@ -10,12 +10,12 @@ use crate::op::Op;
 pub fn peephole(graph: Graph) -> Graph {
     let graph = rewrite(graph, residual);
     let graph = rewrite(graph, bias);
-    let graph = rewrite(graph, gelu_product);
+    let graph = rewrite(graph, gelu_matmul);
     rewrite(graph, accumulate)
 }
 
-/// What is normalised and goes on beside its norm, as a first block's input does, has a gradient of two parts; the norm's backward op adds
-/// the other to its own.
+/// Merges residual gradients: a value that is normalised and also used beside its norm, as a first block's input, has a
+/// gradient of two parts; the norm's backward op adds the other to its own.
 fn residual(at: &mut Rewriter, add: usize) -> Option<()> {
     let Op::Add = at.op(add) else { return None };
     let (parts, sum) = (at.node(add).inputs.clone(), at.node(add).outputs[0]);
@@ -32,7 +32,7 @@ fn residual(at: &mut Rewriter, add: usize) -> Option<()> {
     None
 }
 
-/// Whoever makes a gradient has it at hand, and sums its columns for less than a step that reads it again.
+/// Merges column sums into the op that makes the gradient, which spares reading it again.
 fn bias(at: &mut Rewriter, sums: usize) -> Option<()> {
     let Op::ColumnSum { accumulate: false } = at.op(sums) else { return None };
     let (summed, sum) = (at.node(sums).inputs[0], at.node(sums).outputs[0]);
@@ -57,18 +57,18 @@ fn with_sums(op: &Op) -> Option<Op> {
     }
 }
 
-/// The gradient before the GELU is made where the one after it is, which then is never stored.
-fn gelu_product(at: &mut Rewriter, gelu: usize) -> Option<()> {
+/// Merges a GELU's backward op into the matmul that makes its input, which then is never stored.
+fn gelu_matmul(at: &mut Rewriter, gelu: usize) -> Option<()> {
     let Op::GeluGrad { bias: true } = at.op(gelu) else { return None };
     let (pre, dy) = (at.node(gelu).inputs[0], at.node(gelu).inputs[1]);
-    let product = at.own_maker(dy, gelu)?;
-    let Op::LinearGradX { gelu: false } = at.op(product) else { return None };
-    let inputs = [&at.node(product).inputs[..], &[pre]].concat();
-    at.replace(product, Op::LinearGradX { gelu: true }, inputs, at.node(gelu).outputs.clone());
+    let matmul = at.own_maker(dy, gelu)?;
+    let Op::LinearGradX { gelu: false } = at.op(matmul) else { return None };
+    let inputs = [&at.node(matmul).inputs[..], &[pre]].concat();
+    at.replace(matmul, Op::LinearGradX { gelu: true }, inputs, at.node(gelu).outputs.clone());
     at.merge(gelu)
 }
 
-/// A product, or a sum over rows, goes on from the gradient so far.
+/// Lets a matmul, or a sum over rows, start from the gradient so far.
 fn accumulate(at: &mut Rewriter, adds: usize) -> Option<()> {
     let Op::Accumulate = at.op(adds) else { return None };
     let (so_far, gradient) = (at.node(adds).inputs[0], at.node(adds).inputs[1]);

@@ -18,7 +18,7 @@ pub fn place(graph: &Graph, schedule: &Schedule, name: &str, key: Key, target: &
     place_beside(graph, schedule, name, key, target, 0)
 }
 
-/// As [`place`], in an arena that other plans have in turn: what they need anyway, this one may use.
+/// Places values like [`place`], in an arena that other plans use in turn: this one may use all that they need anyway.
 pub fn place_beside(
     graph: &Graph,
     schedule: &Schedule,
@@ -64,7 +64,7 @@ fn placed(
     let scratches = scratches.iter().zip(needs).map(range).collect();
     let bytes = partial.iter().map(|partial| partial.as_ref().map_or(0, |partial| partial.bytes));
     let parts = parts.iter().zip(bytes).map(range).collect();
-    let memory = Memory { places, scratches, parts };
+    let memory = Places { places, scratches, parts };
     let mut plan = Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &memory) };
     super::wait(&mut plan);
     plan
@@ -156,9 +156,9 @@ struct Buffer {
     lingers: Vec<usize>,
     to_the_end: bool,
     offset: usize,
-    /// It was at this offset before anything was packed.
+    /// Flag: the offset was fixed before anything was packed.
     fixed: bool,
-    /// It lies behind all others, and shares memory with its like alone.
+    /// Flag: it lies behind all others, and shares memory only with buffers of its kind.
     apart: bool,
 }
 
@@ -168,7 +168,7 @@ struct Buffers<'a> {
     graph: &'a Graph,
     clocks: &'a Clocks,
     list: Vec<Buffer>,
-    /// With the offset in its buffer.
+    /// Buffer of each value, with the offset in it.
     of_value: HashMap<ValueId, (usize, usize)>,
 }
 
@@ -302,14 +302,14 @@ impl<'a> Buffers<'a> {
         (bytes > 0).then(|| self.push(bytes, Some(step)))
     }
 
-    /// Whether every use of `a` is over before `b` is first written.
+    /// Checks that every use of `a` is over before `b` is first written.
     fn precedes(&self, a: &Buffer, b: &Buffer) -> bool {
         let Some(writer) = b.writer else { return false };
         let before = |step: &usize| self.clocks.happens_before(*step, writer);
         !a.to_the_end && a.uses.iter().chain(&a.lingers).all(before)
     }
 
-    /// Those that lie apart behind the others. Returns the arena's size.
+    /// Packs buffers, those that lie apart behind the others; returns the arena's size.
     fn pack(&mut self) -> usize {
         let (fixed, free): (Vec<usize>, Vec<usize>) = (0..self.list.len()).partition(|i| self.list[*i].fixed);
         let (apart, free): (Vec<usize>, Vec<usize>) = free.into_iter().partition(|i| self.list[*i].apart);
@@ -354,15 +354,15 @@ fn first_of(graph: &Graph, node: usize, result: ValueId, producers: &[Option<usi
     producers[parts.index()]
 }
 
-/// Where values lie, and what steps work on and leave.
-struct Memory {
+/// Places of values, and of steps' scratch and partial sums.
+struct Places {
     places: HashMap<ValueId, Place>,
     scratches: Vec<Option<ScratchRange>>,
     parts: Vec<Option<ScratchRange>>,
 }
 
 /// Renumbers values into a plan.
-fn assemble(graph: &Graph, schedule: &Schedule, memory: &Memory) -> Plan {
+fn assemble(graph: &Graph, schedule: &Schedule, memory: &Places) -> Plan {
     let mut plan = Plan { states: graph.states.clone(), mesh: graph.mesh, ..Plan::default() };
     settle(&mut plan.states);
     let mut numbers: HashMap<ValueId, usize> = HashMap::new();

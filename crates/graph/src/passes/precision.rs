@@ -1,4 +1,4 @@
-//! Mixed precision: which values are halves, and where products find their operands as such.
+//! Mixed precision: which values are in half precision, and where matmuls find their operands in it.
 //!
 //! Parameters, their gradients, moments and all sums stay f32. What products read and write is of half precision; a parameter
 //! that they read has a copy of that type, which the optimizer keeps up to date. The residual stream, to which every block
@@ -30,7 +30,7 @@ pub fn precision(
             }
         }
         for (value, slot) in node.outputs.iter().zip(&results) {
-            // Losses add up as they are, and so do logits, whose softmax is f32.
+            // Losses stay f32, and so do logits, whose softmax is f32.
             let stays = pass.graph.ty(*value).shape.rank() == 0 || pass.logits.contains(value);
             if let Some(dtype) = pass.result(&node, slot.class).filter(|_| !stays) {
                 pass.graph.values[value.index()].ty.dtype = dtype;
@@ -45,14 +45,14 @@ pub fn precision(
 pub fn multiplied(graph: &Graph) -> Vec<StateId> {
     let (producers, logits) = (graph.producers(), logits(graph));
     let mut states: Vec<StateId> = Vec::new();
-    for node in graph.nodes.iter().filter(|n| n.op.is_product()) {
+    for node in graph.nodes.iter().filter(|n| n.op.is_matmul()) {
         let slots = node.op.describe(node.inputs.len()).operands;
-        let halves = slots.iter().zip(&node.inputs).filter(|(slot, _)| match slot.class {
+        let in_half = slots.iter().zip(&node.inputs).filter(|(slot, _)| match slot.class {
             Class::Compute => true,
             Class::LikeResult => !logits.contains(&node.outputs[0]),
             _ => false,
         });
-        for (_, input) in halves {
+        for (_, input) in in_half {
             let maker = producers[input.index()].map(|p| &graph.nodes[p].op);
             if let Some(Op::Read { state }) = maker
                 && graph.states[state.index()].is_parameter()
@@ -65,7 +65,7 @@ pub fn multiplied(graph: &Graph) -> Vec<StateId> {
     states
 }
 
-/// What the loss is taken of stays f32, as its softmax is.
+/// Logits, which stay f32, as their softmax is.
 fn logits(graph: &Graph) -> HashSet<ValueId> {
     let is_loss = |op: &Op| matches!(op, Op::CrossEntropy { .. } | Op::ResizedCrossEntropy { .. });
     let losses = graph.nodes.iter().filter(|n| is_loss(&n.op));
@@ -73,7 +73,7 @@ fn logits(graph: &Graph) -> HashSet<ValueId> {
 }
 
 struct Pass<'a> {
-    /// With the nodes that were gone through.
+    /// Graph of the nodes that were gone through.
     graph: Graph,
     mixed: Mixed,
     logits: HashSet<ValueId>,
@@ -154,7 +154,7 @@ impl Pass<'_> {
             && outputs[0] == value
     }
 
-    /// The step that makes the residual stream, or its gradient, writes it as halves too.
+    /// Lets the step that makes the residual stream, or its gradient, write it in half precision too.
     fn write_twice(&mut self, maker: usize, value: ValueId) -> ValueId {
         let dtype = self.mixed.half;
         let (name, shape) = (format!("{}.half", self.graph.name(value)), self.graph.ty(value).shape.clone());

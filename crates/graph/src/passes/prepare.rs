@@ -9,16 +9,16 @@ use crate::op::{CHOICES, Op, StateId};
 use crate::program::Model;
 use crate::types::{DType, Type};
 
-/// How images come to the device.
+/// Form in which images come to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// Height of the images as bytes, before they are resized.
     pub height: usize,
-    /// Their width.
+    /// Width of the images as bytes.
     pub width: usize,
     /// Images that come with a batch, or that the whole set has if it is resident.
     pub images: usize,
-    /// Whether the bytes lie in the state `….pixels` instead of an input.
+    /// Flag: the bytes lie in the state `….pixels` instead of an input.
     pub resident: bool,
     /// Rows of the weights of the resizing, and numbers of each; none if nothing is resized.
     pub taps: Option<[usize; 2]>,

@@ -50,7 +50,7 @@ fn kept_values(graph: &Graph, forward: &[Node]) -> HashSet<ValueId> {
     let last = forward.iter().rposition(is_border).unwrap_or(0);
     let mut kept = graph.borders.clone();
     for (i, node) in forward.iter().enumerate() {
-        // Moments are few numbers, and making them again would repeat their exchange.
+        // Moments are few numbers, and making them again would repeat their all-gather.
         let at_hand = matches!(node.op, Op::Input | Op::Read { .. } | Op::Moments);
         if i < first || i >= last || at_hand {
             kept.extend(node.outputs.iter().copied());
@@ -89,8 +89,8 @@ impl Again<'_> {
         Ok(self.copies[&value])
     }
 
-    /// A fused residual + norm whose sum is kept needs only the norm again, and a GELU in a product, if what it is of is kept, only
-    /// the GELU.
+    /// Cheapest op that makes a node's results again: of a fused residual + norm whose sum is kept only the norm, of a
+    /// matmul with a GELU whose input is kept only the GELU.
     fn cheapest(&self, node: &Node) -> (Op, Vec<ValueId>, Vec<ValueId>) {
         match node.op {
             Op::LayerNorm { eps, add: true } if self.kept.contains(&node.outputs[0]) => {

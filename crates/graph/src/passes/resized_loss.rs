@@ -11,7 +11,7 @@ use crate::types::Type;
 /// Classes up to which a loss resizes: the row of a pixel is held in registers.
 const MOST_CLASSES: usize = 1024;
 
-/// Lets losses read logits as they are before they are enlarged, unless somebody else reads those that are.
+/// Lets losses read logits before they are enlarged, unless another node reads the enlarged ones.
 pub fn resized_loss(graph: Graph) -> Graph {
     rewrite(graph, enlarged)
 }

@@ -21,11 +21,12 @@ pub struct Schedule {
     pub lanes: Vec<Lane>,
     /// Earlier steps of other lanes that each waits for.
     pub waits: Vec<Vec<usize>>,
-    /// Whether each is launched with the one before.
+    /// Flags of steps that are launched with the one before.
     pub joined: Vec<bool>,
-    /// Whether each may run at the same time as the one before.
+    /// Flags of steps that may run at the same time as the one before.
     pub beside: Vec<bool>,
-    /// For so many steps what each reads is left alone: see [`crate::Batching::stays`] and [`crate::Deferred::stays`].
+    /// Number of steps for which what each reads is left alone: see [`crate::Batching::stays`] and
+    /// [`crate::Deferred::stays`].
     stays: Vec<usize>,
 }
 
@@ -84,7 +85,7 @@ fn in_order(lane: Lane) -> Lane {
     if lane == Lane::Side { Lane::Compute } else { lane }
 }
 
-/// Whether each step is launched with the one before.
+/// Flags of steps that are launched with the one before.
 fn joined(ops: &[&Op], lanes: &[Lane], target: &dyn Target) -> Vec<bool> {
     let mut joined = vec![false; ops.len()];
     let mut step = 0;
@@ -111,7 +112,7 @@ impl Schedule {
         (step..=last).rev().find(same).unwrap_or(step)
     }
 
-    /// What lanes and waits order, were there no side lane.
+    /// Order that lanes and waits enforce, were there no side lane.
     pub fn clocks(&self) -> Clocks {
         let waits = self.waits.iter().map(Vec::as_slice);
         let steps = self.lanes.iter().zip(waits).zip(&self.beside);

@@ -1,7 +1,7 @@
 //! Sums over rows that steps leave in parts: one step adds up those of many.
 //!
 //! Gradients of biases and norms are sums over all rows of a batch. On some devices the kernels that make them leave a row of
-//! partial sums a block (see [`Target::partial`]), and nobody needs the sums before the update, or the exchange. So they wait until
+//! partial sums a block (see [`Target::partial`]), and nobody needs the sums before the update, or their all-reduce. So they wait until
 //! someone does, or until their parts fill the memory there is for them.
 
 use crate::graph::{Graph, GraphError, Node, Phase, ValueId};
@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 /// A sum that is yet to be made.
 struct Sum {
-    /// What the step leaves.
+    /// Value that holds the partial sums.
     parts: ValueId,
     /// The sum that it goes on from.
     start: Option<ValueId>,
@@ -20,7 +20,7 @@ struct Sum {
 
 /// Lets steps that leave partial sums give those, and adds the steps that make sums of them.
 pub fn sums(mut graph: Graph, target: &dyn Target) -> Result<Graph, GraphError> {
-    let Left { bytes, mut sums, merged } = left(&mut graph, target);
+    let PartialSums { bytes, mut sums, merged } = left(&mut graph, target);
     if sums.is_empty() {
         return Ok(graph);
     }
@@ -44,18 +44,18 @@ pub fn sums(mut graph: Graph, target: &dyn Target) -> Result<Graph, GraphError> 
     Ok(graph)
 }
 
-/// What steps leave, by their number.
+/// Partial sums that steps leave, by their number.
 #[derive(Default)]
-struct Left {
+struct PartialSums {
     bytes: HashMap<usize, usize>,
     sums: HashMap<usize, Vec<Sum>>,
     /// Nodes that only added a sum to the one so far.
     merged: HashSet<usize>,
 }
 
-fn left(graph: &mut Graph, target: &dyn Target) -> Left {
+fn left(graph: &mut Graph, target: &dyn Target) -> PartialSums {
     let consumers = graph.consumers();
-    let mut left = Left::default();
+    let mut left = PartialSums::default();
     for index in 0..graph.nodes.len() {
         let Some(partial) = target.partial(graph, index) else { continue };
         left.bytes.insert(index, partial.bytes);

@@ -1,9 +1,9 @@
 //! Batch norm over the batches of all ranks: their moments are joined before the norm, the sums of its gradient before
 //! the gradient of x.
 //!
-//! Moments don't add up as they are (the mean differs from rank to rank), so ranks gather each other's and join them in the
+//! Moments are not additive (the mean differs from rank to rank), so ranks gather each other's and join them in the
 //! order of the ranks: all have the same bits, and no large sum of squares loses what the mean leaves. The sums of the
-//! gradient do add up. Beside the gradient exchange, which is in `last` alone, this is in every plan that trains.
+//! gradient do add up. Beside the all-reduce of gradients, which is in `last` alone, this is in every plan that trains.
 
 use crate::graph::{At, Graph, GraphError, Phase, ValueId};
 use crate::op::{Op, Reduction};
@@ -31,13 +31,13 @@ pub fn synchronise(mut graph: Graph) -> Result<Graph, GraphError> {
         let own = graph.name(*outputs.first().unwrap_or(&ValueId(0))).to_string();
         match op {
             Op::Moments => {
-                let at = At::named(&layer, format!("{own}.ranks"), Phase::Exchange);
+                let at = At::named(&layer, format!("{own}.ranks"), Phase::Communication);
                 let gathered = graph.push(Op::AllGather { group }, &outputs, &at)?;
                 let joined = graph.push(Op::JoinMoments, &gathered, &At::new(&layer, Phase::Forward))?;
                 together.insert(outputs[0], joined[0]);
             }
             Op::BatchNormSums { .. } => {
-                let at = At::named(&layer, format!("{own}.all"), Phase::Exchange);
+                let at = At::named(&layer, format!("{own}.all"), Phase::Communication);
                 let reduce = Op::AllReduce { reduction: Reduction::Sum, group };
                 together.insert(outputs[0], graph.push(reduce, &outputs, &at)?[0]);
             }

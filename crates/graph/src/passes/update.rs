@@ -72,7 +72,7 @@ fn at_bucket(graph: &Graph, bucket: &Bucket) -> At {
     At::named(&bucket.name, graph.states[bucket.parameter.index()].name.clone(), Phase::Update)
 }
 
-/// What all buckets share.
+/// Values that all buckets share.
 struct Step<'a> {
     settings: &'a Settings<'a>,
     control: ValueId,

@@ -1,11 +1,11 @@
-//! What an op costs: floating-point operations and bytes moved, before any cache.
+//! Cost of an op: floating-point operations and bytes moved, before any cache.
 
 use crate::op::{Lane, Op};
 use crate::types::{Shape, Type};
 use crate::windows::{Offsets, Windows};
 use serde::Serialize;
 
-/// What a step computes and moves.
+/// Cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     /// Floating-point operations.
@@ -21,18 +21,18 @@ impl std::ops::AddAssign for Cost {
     }
 }
 
-/// Rates that a device was seen to reach: what those of a step are held against.
+/// Measured peak rates of a device, which those of a step are compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ceilings {
-    /// Operations a second, of products.
+    /// Floating-point operations/s of matmuls.
     pub flops: f64,
-    /// Bytes a second, read and written by copying.
+    /// Bytes/s, read and written by copying.
     pub bytes: f64,
 }
 
 impl Ceilings {
-    /// Of the seconds that work took, the part that would be enough at these rates. Over 1 where less was moved than the cost
-    /// says: what was written just before is still in a cache.
+    /// Share of the seconds taken that would be enough at these rates. Over 1 where less was moved than the cost says:
+    /// what was written just before is still in a cache.
     pub fn share(&self, cost: Cost, seconds: f64) -> f64 {
         (cost.flops / self.flops).max(cost.bytes / self.bytes) / seconds
     }
@@ -128,7 +128,7 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
     }
 }
 
-/// Multiply-adds for each element of a convolution's result: the weight of one output channel.
+/// Number of multiply-adds for each element of a convolution's result: the weight of one output channel.
 fn of_channel(weight: &Shape) -> f64 {
     weight.count() as f64 / weight.0[0] as f64
 }
@@ -146,7 +146,7 @@ fn window_products(qkv: &Type, windows: Windows, count: f64, each: f64) -> f64 {
     pairs * (count * 2.0 * (c3 / 3) as f64 + each)
 }
 
-/// Operations of one of attention's products, such as queries × keys, over all heads.
+/// Operations of one of attention's matmuls, such as queries × keys, over all heads.
 fn attention_products(qkv: &Type, lse: &Type) -> f64 {
     let tokens = lse.shape.last() as f64;
     2.0 * qkv.shape.count() as f64 / 3.0 * tokens

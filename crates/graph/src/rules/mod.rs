@@ -1,4 +1,4 @@
-//! What an op has beside its description: its backward ops and its cost, one rule each.
+//! Rules of an op beside its description: its backward ops and its cost.
 
 pub mod backward;
 pub mod cost;

@@ -4,7 +4,7 @@
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
-    Builder, DType, Exchange, Graph, GraphError, Init, Key, Mesh, Model, Optimizer, ParamGroup, Program,
+    Builder, Communication, DType, Graph, GraphError, Init, Key, Mesh, Model, Optimizer, ParamGroup, Program,
     Settings, ValueId,
 };
 use graph::{Recompute, compile};
@@ -39,9 +39,9 @@ pub fn settings() -> Settings<'static> {
         mixed: None,
         loss_scale: None,
         mesh: Mesh::default(),
-        exchange: Exchange::default(),
+        communication: Communication::default(),
         accumulates: true,
-        target: &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_product() { 512 } else { 0 },
+        target: &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_matmul() { 512 } else { 0 },
     }
 }
 

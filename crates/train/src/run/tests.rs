@@ -6,7 +6,7 @@ use config::{LossScale, Raw};
 use cpu::{Executor, Options};
 use devices::DeviceError;
 use devices::device::{
-    Account, BadValue, Benchmarks, Event, ExchangeTime, Hardware, Inputs, Outcome, Plans, States, Times,
+    Account, BadValue, Benchmarks, CollectiveTime, Event, Hardware, Inputs, Outcome, Plans, States, Times,
     Which,
 };
 use devices::program::program;
@@ -111,7 +111,7 @@ impl Times for Late {
         self.executor.take_account()
     }
 
-    fn exchanges(&self) -> &[ExchangeTime] {
+    fn exchanges(&self) -> &[CollectiveTime] {
         self.executor.exchanges()
     }
 

@@ -3,7 +3,7 @@
 
 use cpu::{Executor, Float, Options, Which};
 use graph::{
-    DType, Exchange, GraphError, Header, Loss, Mesh, Model, Optimizer, ParamGroup, Program, Recompute,
+    Communication, DType, GraphError, Header, Loss, Mesh, Model, Optimizer, ParamGroup, Program, Recompute,
     Settings, compile,
 };
 use models::Segmenter;
@@ -128,7 +128,7 @@ impl Setup {
             mixed: None,
             loss_scale: None,
             mesh: Mesh::default(),
-            exchange: Exchange::default(),
+            communication: Communication::default(),
             accumulates: self.accumulates,
             target: &cpu::Target { threads: self.threads },
         };

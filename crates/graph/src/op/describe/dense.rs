@@ -16,7 +16,7 @@ fn reach(window: Window, size: usize, kernel: usize) -> Result<usize, String> {
         .ok_or_else(|| format!("a kernel of {kernel} is larger than the padded input of {padded}"))
 }
 
-/// Whether a map of `(height, width)` has a result of `h'` × `w'`.
+/// Checks that a map of `(height, width)` has a result of `h'` × `w'`.
 fn reaches(
     window: Window,
     l: &Letters<'_>,
@@ -73,7 +73,7 @@ pub fn join_moments() -> Description {
         .gives("moments.all", "3,C", Full)
 }
 
-/// What a batch norm reads.
+/// Operands of a batch norm.
 pub fn normalised() -> Description {
     Description::none()
         .takes("x", "..,C", Compute)

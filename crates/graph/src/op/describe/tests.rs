@@ -1,4 +1,4 @@
-//! What fits, what is refused and in which words, and what follows from the descriptions.
+//! Tests of shapes that fit, of refusals and their messages, and of what is derived from descriptions.
 
 use crate::flat::Flat;
 use crate::op::slots::Class;

@@ -94,7 +94,7 @@ pub fn add_up(starts: &[usize], operands: usize) -> Description {
     op.check(move |_| require(numbers, || format!("has no {values} sums that {starts:?} are numbers of")))
 }
 
-/// control, n values as they were, n as they are to be → n values.
+/// control, n old values, n new values → n values.
 pub fn commit(operands: usize) -> Description {
     let values = (operands.max(3) - 1) / 2;
     let mut op = Description::none().takes("control", "3", Full);

@@ -8,15 +8,15 @@ mod transformer;
 use graph::graph::Phase;
 use graph::op::{Lane, Reduction};
 use graph::plan::{Place, Step};
-use graph::{DType, Exchange, Graph, Mesh, Op, Plan, Program, Recompute, Role, Settings, compile};
+use graph::{Communication, DType, Graph, Mesh, Op, Plan, Program, Recompute, Role, Settings, compile};
 use simulator::simulate;
 use transformer::{model, settings};
 
 const TWO: Mesh = Mesh { data: 2, sequence: 1 };
-const PLAIN: Exchange = Exchange { bucket: 5000, overlap: true, wire: None };
+const PLAIN: Communication = Communication { bucket: 5000, overlap: true, dtype: None };
 
-fn compiled(exchange: Exchange, recompute: Recompute) -> Program {
-    let settings = Settings { mesh: TWO, exchange, recompute, ..settings() };
+fn compiled(communication: Communication, recompute: Recompute) -> Program {
+    let settings = Settings { mesh: TWO, communication, recompute, ..settings() };
     let program = compile(model(2), &settings).unwrap();
     for plan in program.plans() {
         plan.check().unwrap_or_else(|e| panic!("{}: {e}\n{plan}", plan.name));
@@ -68,7 +68,7 @@ fn gradients_lie_in_the_order_in_which_they_get_ready() {
 #[test]
 fn buckets_are_neighbours_and_hold_what_they_may() {
     for bucket in [1, 1000, 5000, usize::MAX] {
-        let program = compiled(Exchange { bucket, ..PLAIN }, Recompute::None);
+        let program = compiled(Communication { bucket, ..PLAIN }, Recompute::None);
         let buckets = buckets(&program.last);
         let all: Vec<usize> = buckets.concat();
         assert_eq!(all, (all[0]..all[0] + all.len()).collect::<Vec<_>>());
@@ -98,7 +98,7 @@ fn a_bucket_leaves_after_its_last_gradient() {
     assert!(exchanges.len() > 4, "{} buckets", exchanges.len());
     for (index, step) in &exchanges {
         assert_eq!(step.op, Op::AllReduce { reduction: Reduction::Sum, group: TWO.world() });
-        assert_eq!(step.phase, Phase::Exchange);
+        assert_eq!(step.phase, Phase::Communication);
         assert_eq!(step.waits, [index - 1], "only for what completes it");
         let before = &plan.steps[index - 1];
         assert_eq!(before.outputs.last(), step.inputs.last(), "which is the step before");
@@ -111,8 +111,10 @@ fn a_bucket_leaves_after_its_last_gradient() {
 
 #[test]
 fn without_overlap_they_leave_at_the_end() {
-    let (early, late) =
-        (compiled(PLAIN, Recompute::None), compiled(Exchange { overlap: false, ..PLAIN }, Recompute::None));
+    let (early, late) = (
+        compiled(PLAIN, Recompute::None),
+        compiled(Communication { overlap: false, ..PLAIN }, Recompute::None),
+    );
     let first = exchanges(&late.last)[0].0;
     assert!(late.last.steps[..first].iter().all(|s| s.lane == Lane::Compute));
     assert!(late.last.steps[first..].iter().all(|s| s.lane == Lane::Comm));
@@ -129,7 +131,7 @@ fn without_overlap_they_leave_at_the_end() {
 #[test]
 fn the_exchange_needs_no_memory_and_no_copy() {
     for recompute in [Recompute::None, Recompute::Full] {
-        let alone = Settings { mesh: Mesh::default(), exchange: PLAIN, recompute, ..settings() };
+        let alone = Settings { mesh: Mesh::default(), communication: PLAIN, recompute, ..settings() };
         let (plain, program) = (compile(model(2), &alone).unwrap(), compiled(PLAIN, recompute));
         assert_eq!(program.last.arena, program.micro.arena);
         let alone = |plan: &Plan| Plan { mesh: Mesh::default(), ..plan.clone() };
@@ -152,7 +154,7 @@ fn the_exchange_needs_no_memory_and_no_copy() {
 
 #[test]
 fn one_rank_exchanges_nothing() {
-    let settings = Settings { exchange: PLAIN, ..settings() };
+    let settings = Settings { communication: PLAIN, ..settings() };
     let program = compile(model(2), &settings).unwrap();
     assert_eq!(Plan { name: "micro".into(), ..program.last }, program.micro);
 }
@@ -162,8 +164,8 @@ fn one_rank_exchanges_nothing() {
 #[test]
 fn another_type_on_the_wire() {
     for overlap in [true, false] {
-        let wire = Some(DType::Bf16);
-        let program = compiled(Exchange { wire, overlap, ..PLAIN }, Recompute::None);
+        let dtype = Some(DType::Bf16);
+        let program = compiled(Communication { dtype, overlap, ..PLAIN }, Recompute::None);
         let plan = &program.last;
         let exchanges = exchanges(plan);
         let ty = |v: &usize| plan.values[*v].ty.dtype;
@@ -178,9 +180,9 @@ fn another_type_on_the_wire() {
             .collect();
         assert_eq!(unpacks.len(), exchanges.len() - 1);
         assert!(unpacks[0] > exchanges[exchanges.len() - 1].0, "nobody waits before the end");
-        for (unpack, (exchange, _)) in unpacks.iter().zip(&exchanges[1..]) {
+        for (unpack, (communication, _)) in unpacks.iter().zip(&exchanges[1..]) {
             let Step { outputs, waits, .. } = &plan.steps[*unpack];
-            assert_eq!(waits, &[*exchange]);
+            assert_eq!(waits, &[*communication]);
             assert!(outputs.iter().all(|v| state_of(plan, *v).is_some()), "into the states");
         }
         assert!(!plan.steps.iter().any(|s| matches!(s.op, Op::Assign { .. })), "no copies");
@@ -188,15 +190,20 @@ fn another_type_on_the_wire() {
             program.states.iter().filter(|s| s.role == Role::Gradient).map(|s| s.ty.bytes()).sum();
         assert!(plan.arena <= program.micro.arena + halves / 2 + 128 * exchanges.len());
     }
-    let own = compiled(Exchange { wire: Some(DType::F32), ..PLAIN }, Recompute::None);
+    let own = compiled(Communication { dtype: Some(DType::F32), ..PLAIN }, Recompute::None);
     assert_eq!(own.last, compiled(PLAIN, Recompute::None).last, "their own type is no other");
 }
 
 #[test]
 fn the_text_of_a_small_plan() {
     let text = include_str!("plans/data-parallel.plan");
-    let settings =
-        Settings { mesh: TWO, exchange: PLAIN, ema: None, target: &|_: &Graph, _: usize| 0, ..settings() };
+    let settings = Settings {
+        mesh: TWO,
+        communication: PLAIN,
+        ema: None,
+        target: &|_: &Graph, _: usize| 0,
+        ..settings()
+    };
     let plan = compile(model(1), &settings).unwrap().last;
     let written: String =
         text.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).flat_map(|l| [l, "\n"]).collect();

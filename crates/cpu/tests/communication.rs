@@ -7,20 +7,33 @@ use common::ranks::{Together, communicators, on_each};
 use common::{Rig, Tensors, compiled_with, distance, dtype, settings, small_vit, smoothed, with_drawn_head};
 use cpu::{CpuError, Executor, Float, Options, Origin, Which};
 use graph::graph::Phase;
-use graph::{DType, Exchange, Mesh, Program, Recompute, Settings};
+use graph::{Communication, DType, Mesh, Program, Recompute, Settings};
 
-const PLAIN: Exchange = Exchange { bucket: 2000, overlap: true, wire: None };
+const PLAIN: Communication = Communication { bucket: 2000, overlap: true, dtype: None };
 const BATCH: usize = 8;
 
-fn program<T: Float>(batch: usize, ranks: usize, exchange: Exchange, recompute: Recompute) -> Program {
+fn program<T: Float>(
+    batch: usize,
+    ranks: usize,
+    communication: Communication,
+    recompute: Recompute,
+) -> Program {
     let model = with_drawn_head(small_vit(0.1).build(batch, smoothed(), dtype::<T>()).unwrap());
     let target = cpu::Target { threads: 1 };
-    compiled_with(model, &Settings { mesh: Mesh::of_data(ranks), exchange, recompute, ..settings(&target) })
+    compiled_with(
+        model,
+        &Settings { mesh: Mesh::of_data(ranks), communication, recompute, ..settings(&target) },
+    )
 }
 
 /// A rank's share of a batch of 8: samples are drawn by their number, so together they have what one rank would.
-fn rank<T: Float>(comm: &Communicator, batch: usize, exchange: Exchange, recompute: Recompute) -> Rig<T> {
-    let program = program::<T>(batch, comm.size(), exchange, recompute);
+fn rank<T: Float>(
+    comm: &Communicator,
+    batch: usize,
+    communication: Communication,
+    recompute: Recompute,
+) -> Rig<T> {
+    let program = program::<T>(batch, comm.size(), communication, recompute);
     let mut rig = Rig::among(program, 1, Some(comm.clone()));
     rig.header.nominal = BATCH as f64;
     rig.header.first_sample = (comm.rank() * BATCH / comm.size()) as u64;
@@ -28,9 +41,13 @@ fn rank<T: Float>(comm: &Communicator, batch: usize, exchange: Exchange, recompu
 }
 
 /// Gradients, and everything after two steps, of each rank.
-fn trained<T: Float>(ranks: usize, exchange: Exchange, recompute: Recompute) -> Vec<(Tensors, Tensors)> {
+fn trained<T: Float>(
+    ranks: usize,
+    communication: Communication,
+    recompute: Recompute,
+) -> Vec<(Tensors, Tensors)> {
     on_each(communicators(ranks), |comm| {
-        let mut rig = rank::<T>(&comm, BATCH / ranks, exchange, recompute);
+        let mut rig = rank::<T>(&comm, BATCH / ranks, communication, recompute);
         let gradients = rig.gradients();
         rig.run(Which::Update);
         rig.step();
@@ -67,7 +84,7 @@ fn buckets_and_overlap_change_no_bit() {
     let plain = trained::<f32>(2, PLAIN, Recompute::None);
     for bucket in [1, 700, usize::MAX] {
         for overlap in [true, false] {
-            let other = trained::<f32>(2, Exchange { bucket, overlap, ..PLAIN }, Recompute::None);
+            let other = trained::<f32>(2, Communication { bucket, overlap, ..PLAIN }, Recompute::None);
             assert!(other == plain, "buckets of {bucket}, overlap {overlap}");
         }
     }
@@ -78,8 +95,8 @@ fn halves_on_the_wire_are_close_and_equal_on_all_ranks() {
     let plain = trained::<f32>(2, PLAIN, Recompute::None);
     for (wire, tolerance) in [(DType::Bf16, 6e-3), (DType::F16, 1e-3)] {
         for overlap in [true, false] {
-            let exchange = Exchange { wire: Some(wire), overlap, ..PLAIN };
-            let halves = trained::<f32>(2, exchange, Recompute::None);
+            let communication = Communication { dtype: Some(wire), overlap, ..PLAIN };
+            let halves = trained::<f32>(2, communication, Recompute::None);
             assert!(halves[0] == halves[1], "{wire}");
             let (error, tensor) = distance(&halves[0].0, &plain[0].0);
             assert!(error < tolerance, "{wire}: {tensor} differs by {error:.1e}");
@@ -89,7 +106,7 @@ fn halves_on_the_wire_are_close_and_equal_on_all_ranks() {
             assert_eq!(stats(&halves[0].0), stats(&plain[0].0), "statistics are not rounded");
         }
     }
-    let double = trained::<f64>(2, Exchange { wire: Some(DType::Bf16), ..PLAIN }, Recompute::None);
+    let double = trained::<f64>(2, Communication { dtype: Some(DType::Bf16), ..PLAIN }, Recompute::None);
     let (error, _) = distance(&double[0].0, &plain[0].0);
     assert!(error < 6e-3);
 }
@@ -101,7 +118,7 @@ fn accumulated_gradients_are_exchanged_once() {
     let many = on_each(communicators(2), |comm| {
         let model = with_drawn_head(small_vit(0.1).build(BATCH / 4, smoothed(), DType::F64).unwrap());
         let (target, mesh) = (cpu::Target { threads: 1 }, Mesh::of_data(2));
-        let settings = Settings { mesh, exchange: PLAIN, accumulates: true, ..settings(&target) };
+        let settings = Settings { mesh, communication: PLAIN, accumulates: true, ..settings(&target) };
         let mut rig = Rig::<f64>::among(compiled_with(model, &settings), 1, Some(comm.clone()));
         rig.header.nominal = BATCH as f64;
         rig.header.first_sample = (comm.rank() * BATCH / 2) as u64;
@@ -165,11 +182,11 @@ fn values_that_dont_lie_side_by_side_are_refused() {
 
 #[test]
 fn a_lost_rank_ends_the_run_with_its_error() {
-    let exchange = Exchange { bucket: 1, ..PLAIN };
+    let communication = Communication { bucket: 1, ..PLAIN };
     let mut ranks = Together::ranks(2);
     ranks.iter_mut().for_each(|rank| rank.fails_at = Some(7));
     let ends = on_each(ranks.into_iter().map(Together::communicator).collect(), |comm| {
-        let mut rig = rank::<f32>(&comm, BATCH / 2, exchange, Recompute::None);
+        let mut rig = rank::<f32>(&comm, BATCH / 2, communication, Recompute::None);
         rig.fill(Which::Last);
         let first = rig.executor.run(Which::Last, &rig.header);
         rig.fill(Which::Last);
@@ -197,7 +214,7 @@ fn checks_go_on_for_the_other_ranks() {
     });
     assert_eq!(found[1].to_string(), "input images holds NaN (element 5)");
     let Origin::Step { op, phase, .. } = &found[0].origin else { panic!("{}", found[0]) };
-    assert_eq!((op.as_str(), *phase), ("all_reduce", Phase::Exchange));
+    assert_eq!((op.as_str(), *phase), ("all_reduce", Phase::Communication));
     assert!(found[0].value.starts_with("all."), "{}", found[0]);
 }
 
