@@ -3,7 +3,7 @@
 #![no_main]
 
 use data::pickle::MEMORY_PER_BYTE;
-use data::{Cifar, CifarKind, CifarLabels, Dataset, Image, Split};
+use data::{Cifar, CifarKind, CifarLabels, Dataset, Sample, Split};
 use fuzz::{Scratch, check_error, within};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
@@ -40,9 +40,9 @@ fuzz_target!(|input: &[u8]| {
 fn read(folder: &Path, kind: CifarKind) {
     match Cifar::open(folder, kind, Split::Test) {
         Ok(set) => {
-            let mut image = Image::default();
+            let mut sample = Sample::default();
             for index in 0..set.len() {
-                set.read(index, &mut image).expect("an image that is counted");
+                set.read(index, &mut sample).expect("an image that is counted");
                 assert!(set.label(index) < set.classes());
             }
         }

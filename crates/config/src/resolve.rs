@@ -11,7 +11,7 @@ use super::task::Task;
 use super::whole::steps_per_epoch;
 use crate::ConfigError;
 use crate::deepspeed::Setting;
-use data::segment::Drawn;
+use data::segment::{SyntheticMasks, SyntheticMasksSpec};
 use data::{Split, Synthetic};
 use models::{Network, RATES, Variation};
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ impl Raw {
             Synthetic::new(run.synthetic(Split::Train))?;
         }
         if run.data.source == Source::SyntheticMasks {
-            Drawn::new(run.drawn_masks(Split::Train))?;
+            SyntheticMasks::new(SyntheticMasksSpec::square(run.synthetic(Split::Train)))?;
         }
         Ok(run)
     }
@@ -290,8 +290,7 @@ impl Raw {
         log.typed("train-samples", self.train_samples);
         log.typed("test-samples", self.test_samples);
         // Decoding photographs is work for all threads; drawn images and CIFAR's raw bytes are not.
-        let decodes = matches!(source, Source::Folder(_) | Source::Ade20k(_) | Source::Masks(_));
-        let default_workers = if decodes { threads } else { 1 };
+        let default_workers = if source.decodes() { threads } else { 1 };
         let workers = super::resolve::threads("workers", log.pick("workers", self.workers, default_workers))?;
         let fraction = fraction(log.pick("data-fraction", self.data_fraction, 1.0))?;
         let cache = log.pick("cache", self.cache, Cache::Auto);

@@ -11,7 +11,6 @@ use super::task::Task;
 use crate::FileError;
 use crate::schedule::Schedule;
 use data::Split;
-use data::segment::DrawnSpec;
 use data::synthetic::SyntheticSpec;
 use graph::{Mesh, Optimizer, ParamGroup, Recompute};
 use models::Network;
@@ -228,7 +227,7 @@ impl Resolved {
         self.groups.group(name)
     }
 
-    /// The drawn set, as this run would draw it.
+    /// Synthetic set of this run.
     pub fn synthetic(&self, split: Split) -> SyntheticSpec {
         let len = match split {
             Split::Train => self.data.train_images(),
@@ -236,12 +235,6 @@ impl Resolved {
         };
         let (classes, channels) = (self.data.facts.classes, self.data.facts.channels);
         SyntheticSpec { split, len, image_size: self.network.image(), channels, classes, seed: self.seed }
-    }
-
-    /// The drawn set with masks, as this run would draw it.
-    pub fn drawn_masks(&self, split: Split) -> DrawnSpec {
-        let SyntheticSpec { len, image_size, channels, classes, seed, .. } = self.synthetic(split);
-        DrawnSpec { split, len, width: image_size, height: image_size, channels, classes, seed }
     }
 
     /// The record; fails if a path can't be written as text.

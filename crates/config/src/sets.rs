@@ -1,84 +1,68 @@
-//! The data of a run: opened once, counted, and cut to the part that is asked for.
+//! Data of a run: opened once, counted, and cut to the subset that is asked for.
 
-use crate::ConfigError;
-use crate::MaskedSets;
-use crate::{Cache, Facts, Raw, Resolved, Source};
-use data::segment::{self, Unpaired};
+use crate::{Cache, ConfigError, Facts, Raw, Resolved, Source};
+use data::segment::{SyntheticMasks, SyntheticMasksSpec, Unpaired, ade20k, masks};
 use data::{
-    Cached, Cifar, CifarKind, CifarLabels, Dataset, ImageFolder, Leading, Skipped, Split, Synthetic,
-    available_memory,
+    Cached, Cifar, CifarKind, CifarLabels, DataError, Dataset, ImageFolder, Skipped, Split, Subset,
+    Synthetic, SyntheticSpec, available_memory, fingerprint,
 };
 use std::sync::Arc;
 
-/// What a model learns from, and what it is judged by.
+/// Training set and validation set, for whatever task.
 #[derive(Clone)]
-pub enum Sets {
-    /// With a class for each image.
-    Images(ImageSets),
-    /// With a class for each pixel.
-    Masked(MaskedSets),
-}
-
-#[derive(Clone)]
-pub struct ImageSets {
+pub struct Sets {
     pub train: Arc<dyn Dataset>,
     pub test: Arc<dyn Dataset>,
 }
 
 impl Sets {
-    /// Of what is learned, in the order of the labels.
+    /// Opens both parts of a set.
+    fn open(open: impl Fn(Split) -> Result<Arc<dyn Dataset>, DataError>) -> Result<Self, ConfigError> {
+        Ok(Sets { train: open(Split::Train)?, test: open(Split::Test)? })
+    }
+
+    /// Names of the classes that are trained on, in the order of the labels.
     pub fn class_names(&self) -> &[String] {
-        match self {
-            Sets::Images(sets) => sets.train.class_names(),
-            Sets::Masked(sets) => sets.train.class_names(),
-        }
+        self.train.class_names()
     }
 
-    /// Of what is judged by.
+    /// Names of the classes of the validation set.
     pub fn test_class_names(&self) -> &[String] {
-        match self {
-            Sets::Images(sets) => sets.test.class_names(),
-            Sets::Masked(sets) => sets.test.class_names(),
-        }
+        self.test.class_names()
     }
 
-    /// How many there are to evaluate on.
+    /// Images to evaluate on.
     pub fn test_images(&self) -> usize {
-        self.facts().test_images
+        self.test.len()
     }
 
-    /// Tell other data apart, of both parts.
+    /// Hashes that tell other data apart, of both parts.
     pub fn fingerprints(&self) -> [u64; 2] {
-        match self {
-            Sets::Images(sets) => [data::fingerprint(&*sets.train), data::fingerprint(&*sets.test)],
-            Sets::Masked(sets) => [segment::fingerprint(&*sets.train), segment::fingerprint(&*sets.test)],
-        }
+        [fingerprint(&*self.train), fingerprint(&*self.test)]
     }
 
-    /// Files that have no partner, where they were to be left out.
-    pub fn left_out(&self) -> &[Skipped] {
-        match self {
-            Sets::Images(_) => &[],
-            Sets::Masked(sets) => &sets.left_out,
-        }
+    /// Files that do not belong to the sets, where that is no error.
+    pub fn left_out(&self) -> impl Iterator<Item = &Skipped> {
+        self.train.left_out().iter().chain(self.test.left_out())
     }
 
     fn facts(&self) -> Facts {
-        let (train_images, test_images, classes, channels) = match self {
-            Sets::Images(ImageSets { train, test }) => {
-                (train.len(), test.len(), train.classes(), train.channels())
-            }
-            Sets::Masked(MaskedSets { train, test, .. }) => {
-                (train.len(), test.len(), train.classes(), train.channels())
-            }
-        };
-        Facts { train_images, test_images, classes, channels }
+        let Sets { train, test } = self;
+        let (train_images, test_images) = (train.len(), test.len());
+        Facts { train_images, test_images, classes: train.classes(), channels: train.channels() }
+    }
+
+    /// Keeps images once they are decoded, as far as memory allows; the validation set has a fifth of the room.
+    fn cached(self, cache: Cache) -> Self {
+        let Some(budget) = cache_budget(cache) else { return self };
+        let part = |set, bytes: u64| Arc::new(Cached::new(set, bytes as usize)) as Arc<dyn Dataset>;
+        Sets { train: part(self.train, budget / 5 * 4), test: part(self.test, budget / 5) }
     }
 }
 
 /// Data that was found; nothing of it was decoded yet.
 pub struct Opened {
-    /// None for the drawn sets, which have whatever a run asks for.
+    /// None for synthetic sets, which have whatever a run asks for.
     found: Option<Sets>,
 }
 
@@ -86,84 +70,80 @@ impl Opened {
     /// Opens both parts of a set. `channels`: of images that have a choice of them. `skip_bad`: images without a mask, and masks
     /// without an image, are left out.
     pub fn new(source: &Source, channels: Option<usize>, skip_bad: bool) -> Result<Self, ConfigError> {
-        let cifar = |path, kind| {
-            let open = |split| -> Result<Arc<dyn Dataset>, ConfigError> {
-                Ok(Arc::new(Cifar::open(path, kind, split)?))
-            };
-            Ok::<_, ConfigError>(ImageSets { train: open(Split::Train)?, test: open(Split::Test)? })
-        };
-        let images = match source {
-            Source::Synthetic | Source::SyntheticMasks => return Ok(Opened { found: None }),
-            Source::Ade20k(_) | Source::Masks(_) => {
-                let unpaired = if skip_bad { Unpaired::LeftOut } else { Unpaired::Refused };
-                let sets = MaskedSets::find(source, channels.unwrap_or(COLOURS), unpaired)?;
-                return Ok(Opened { found: Some(Sets::Masked(sets)) });
-            }
-            Source::Cifar10(path) => cifar(path, CifarKind::Ten)?,
-            Source::Cifar100 { path, coarse } => {
-                let labels = if *coarse { CifarLabels::Coarse } else { CifarLabels::Fine };
-                cifar(path, CifarKind::Hundred { labels })?
-            }
-            Source::Folder(path) => {
-                let open = |split| -> Result<Arc<dyn Dataset>, ConfigError> {
-                    Ok(Arc::new(ImageFolder::open(path, split, channels.unwrap_or(COLOURS))?))
-                };
-                ImageSets { train: open(Split::Train)?, test: open(Split::Test)? }
-            }
-        };
-        Ok(Opened { found: Some(Sets::Images(images)) })
+        let unpaired = if skip_bad { Unpaired::LeftOut } else { Unpaired::Refused };
+        let channels = channels.unwrap_or(COLOURS);
+        let found = Sets::open(|split| {
+            Ok(match source {
+                Source::Synthetic | Source::SyntheticMasks => {
+                    return Err(DataError::file(source.set(), "a synthetic set is not found, but drawn"));
+                }
+                Source::Cifar10(path) => Arc::new(Cifar::open(path, CifarKind::Ten, split)?),
+                Source::Cifar100 { path, coarse } => {
+                    let labels = if *coarse { CifarLabels::Coarse } else { CifarLabels::Fine };
+                    Arc::new(Cifar::open(path, CifarKind::Hundred { labels }, split)?)
+                }
+                Source::Folder(path) => Arc::new(ImageFolder::open(path, split, channels)?),
+                Source::Ade20k(path) => Arc::new(ade20k::open(path, split, unpaired)?),
+                Source::Masks(path) => Arc::new(masks::open(path, split, channels, unpaired)?),
+            })
+        });
+        Ok(Opened { found: if source.is_drawn() { None } else { Some(found?) } })
     }
 
-    /// What `raw` names.
+    /// Opens what `raw` names.
     pub fn of(raw: &Raw) -> Result<Self, ConfigError> {
         Self::new(&raw.source()?, raw.channels, raw.skip_bad_images)
     }
 
-    /// What was found; nothing of a drawn set.
+    /// Facts of what was found; none of a synthetic set.
     pub fn found(&self) -> Option<Facts> {
         self.found.as_ref().map(Sets::facts)
     }
 
-    /// What the set holds, for [`Raw::resolve`].
+    /// Facts of the set, for [`Raw::resolve`].
     pub fn facts(&self, raw: &Raw) -> Result<Facts, ConfigError> {
         self.found().map_or_else(|| Facts::synthetic(raw), Ok)
     }
 
-    /// The images that a run uses.
+    /// The sets that a run uses.
     pub fn for_run(self, run: &Resolved) -> Result<Sets, ConfigError> {
-        match self.found {
-            Some(Sets::Images(ImageSets { train, test })) => {
-                let by_class = matches!(run.data.source, Source::Folder(_));
-                let train = Leading::of(train, run.data.train_images(), by_class);
-                let sets = ImageSets { train, test };
-                Ok(Sets::Images(if by_class { cached(sets, run.data.cache) } else { sets }))
-            }
-            Some(Sets::Masked(sets)) => {
-                Ok(Sets::Masked(sets.leading(run.data.train_images()).cached(run.data.cache)))
-            }
-            None if run.data.source == Source::SyntheticMasks => {
-                Ok(Sets::Masked(MaskedSets::drawn(|split| run.drawn_masks(split))?))
-            }
-            None => Ok(Sets::Images(ImageSets {
-                train: Arc::new(Synthetic::new(run.synthetic(Split::Train))?),
-                test: Arc::new(Synthetic::new(run.synthetic(Split::Test))?),
-            })),
+        let Some(Sets { train, test }) = self.found else {
+            return drawn(&run.data.source, |split| run.synthetic(split));
+        };
+        let sets = Sets { train: Subset::of(train, run.data.train_images()), test };
+        Ok(if run.data.source.decodes() { sets.cached(run.data.cache) } else { sets })
+    }
+
+    /// The images as `data inspect` shows them, without a model: files in their own size, synthetic images in the default one.
+    pub fn to_inspect(self, raw: &Raw, source: &Source) -> Result<Sets, ConfigError> {
+        if let Some(sets) = self.found {
+            return Ok(if source.decodes() { sets.cached(raw.cache.unwrap_or_default()) } else { sets });
         }
+        let Facts { train_images, test_images, classes, channels } = Facts::synthetic(raw)?;
+        let (image_size, seed) = (raw.image_size.unwrap_or(source.image_size()), raw.seed.unwrap_or(0));
+        drawn(source, |split| {
+            let len = if split == Split::Train { train_images } else { test_images };
+            SyntheticSpec { split, len, image_size, channels, classes, seed }
+        })
     }
 }
 
 /// Red, green and blue.
 const COLOURS: usize = 3;
 
-/// Files are decoded once, as far as memory allows; the held-out part has a fifth of the room.
-fn cached(sets: ImageSets, cache: Cache) -> ImageSets {
-    let Some(budget) = cache_budget(cache) else { return sets };
-    let part = |set, bytes: u64| Arc::new(Cached::new(set, bytes as usize)) as Arc<dyn Dataset>;
-    ImageSets { train: part(sets.train, budget / 5 * 4), test: part(sets.test, budget / 5) }
+/// Synthetic sets.
+fn drawn(source: &Source, spec: impl Fn(Split) -> SyntheticSpec) -> Result<Sets, ConfigError> {
+    Sets::open(|split| {
+        let spec = spec(split);
+        Ok(match source {
+            Source::SyntheticMasks => Arc::new(SyntheticMasks::new(SyntheticMasksSpec::square(spec))?),
+            _ => Arc::new(Synthetic::new(spec)?),
+        })
+    })
 }
 
 /// Bytes of decoded images that may be kept.
-pub(crate) fn cache_budget(cache: Cache) -> Option<u64> {
+fn cache_budget(cache: Cache) -> Option<u64> {
     match cache {
         Cache::Off => None,
         Cache::Bytes(bytes) => Some(bytes),
@@ -184,4 +164,37 @@ pub fn resolve(raw: &Raw, world: usize) -> Result<(Resolved, Sets), ConfigError>
 pub fn reopen(run: &Resolved) -> Result<Sets, ConfigError> {
     let (channels, skip_bad) = (Some(run.network.channels()), run.data.skip_bad_images);
     Opened::new(&run.data.source, channels, skip_bad)?.for_run(run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Task;
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let missing = Opened::new(&Source::Ade20k("nowhere".into()), None, false).err().unwrap();
+        assert!(missing.to_string().contains("nowhere: no such folder"));
+        let raw = Raw { task: Some(Task::Segment), classes: Some(99), ..Raw::default() };
+        assert!(resolve(&raw, 1).err().unwrap().to_string().contains("classes"));
+    }
+
+    #[test]
+    fn a_synthetic_set_is_whatever_is_asked_for() {
+        let raw = Raw {
+            task: Some(Task::Segment),
+            classes: Some(4),
+            image_size: Some(32),
+            train_samples: Some(40),
+            data_fraction: Some(0.5),
+            ..Raw::default()
+        };
+        let (run, sets) = resolve(&raw, 1).unwrap();
+        assert_eq!((sets.train.task(), sets.test.task()), (data::Task::Segment, data::Task::Segment));
+        assert_eq!((sets.train.len(), sets.test.len(), sets.train.classes()), (20, 200, 4));
+        assert_eq!((run.network.classes(), run.steps_per_epoch), (4, 2), "whole batches of 8");
+        let source = raw.source().unwrap();
+        let inspected = Opened::of(&raw).unwrap().to_inspect(&raw, &source).unwrap();
+        assert_eq!((inspected.train.len(), inspected.train.classes()), (40, 4));
+    }
 }

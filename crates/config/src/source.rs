@@ -129,6 +129,11 @@ impl Source {
         }
     }
 
+    /// Whether its images are files to be decoded: work for all threads, and worth keeping.
+    pub fn decodes(&self) -> bool {
+        matches!(self, Source::Folder(_) | Source::Ade20k(_) | Source::Masks(_))
+    }
+
     /// Whether it is drawn as a run asks for it.
     pub fn is_drawn(&self) -> bool {
         matches!(self, Source::Synthetic | Source::SyntheticMasks)

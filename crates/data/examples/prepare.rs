@@ -4,7 +4,7 @@
 
 use data::{
     DataError, Dataset, Geometry, Image, Interpolation, Loader, LoaderSettings, Preparer, RandAugment,
-    Request, Sampler, Transform,
+    Request, Sample, Sampler, Transform,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,8 +45,8 @@ impl Dataset for Memory {
     fn name(&self, index: usize) -> String {
         index.to_string()
     }
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-        out.clone_from(&self.images[index]);
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
+        out.image.clone_from(&self.images[index]);
         Ok(())
     }
 }

@@ -4,8 +4,10 @@
 //!
 //! First part by part on one thread, then by the loader on THREADS of them. Rates are of CPU time.
 
-use data::segment::{MaskFinish, MaskLoader, MaskPreparer, MaskTransform, MaskedSet, Pair, Unpaired, ade20k};
-use data::{DataError, Image, LoaderSettings, Request, Sampler, Split, decode};
+use data::segment::{MaskFinish, MaskPreparer, MaskTransform, Unpaired, ade20k};
+use data::{
+    DataError, Dataset, Image, Loader, LoaderSettings, Preparation, Request, Sample, Sampler, Split, decode,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,8 +57,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn read(set: &dyn MaskedSet, index: usize) -> Result<Pair, DataError> {
-    let mut pair = Pair::default();
+fn read(set: &dyn Dataset, index: usize) -> Result<Sample, DataError> {
+    let mut pair = Sample::default();
     set.read(index, &mut pair).map(|()| pair)
 }
 
@@ -74,7 +76,7 @@ fn part(
 
 fn load(
     what: &str,
-    set: Arc<dyn MaskedSet>,
+    set: Arc<dyn Dataset>,
     transform: &MaskTransform,
     threads: usize,
     finished: bool,
@@ -84,8 +86,8 @@ fn load(
     let settings = LoaderSettings { sampler, batch: BATCH, workers: threads, depth: 4, skip_bad: false };
     let requests = (0..len).step_by(BATCH).map(|first| Request { epoch: 0, first, count: BATCH });
     let (before, clock) = (busy_seconds(), Instant::now());
-    let open = if finished { MaskLoader::new } else { MaskLoader::unfinished };
-    let mut loader = open(set, transform.clone(), settings, requests)?;
+    let preparation = Preparation::Masks { transform: transform.clone(), finished };
+    let mut loader = Loader::new(set, preparation, settings, requests)?;
     while loader.next_batch()?.is_some() {}
     let (wall, busy) = (clock.elapsed().as_secs_f64(), busy_seconds() - before);
     let (each, rate) = (busy / len as f64 * 1e3, len as f64 / busy);

@@ -1,8 +1,8 @@
-//! Decoded images kept in memory.
+//! Cache of decoded images and masks in memory.
 //!
 //! A small set is decoded once in a run rather than once in every epoch. What doesn't fit is read as ever.
 
-use crate::{DataError, Dataset, Image};
+use crate::{DataError, Dataset, Layer, Sample};
 use std::sync::Arc;
 
 mod memory;
@@ -18,49 +18,39 @@ pub struct Cached {
 }
 
 impl Cached {
-    /// Keeps up to `budget` bytes of pixels. A quarter of [`available_memory`] leaves room for everything else.
+    /// Keeps up to `budget` bytes of pixels and masks. A quarter of [`available_memory`] leaves room for everything else.
     pub fn new(set: Arc<dyn Dataset>, budget: usize) -> Self {
         let shelf = Shelf::new(set.len(), budget);
         Self { set, shelf }
     }
 
-    /// Bytes of pixels kept by now.
+    /// Bytes kept by now.
     pub fn used(&self) -> usize {
         self.shelf.used()
     }
 }
 
-impl Dataset for Cached {
-    fn len(&self) -> usize {
-        self.set.len()
+impl Layer for Cached {
+    fn below(&self) -> &dyn Dataset {
+        &*self.set
     }
 
-    fn class_names(&self) -> &[String] {
-        self.set.class_names()
-    }
-
-    fn channels(&self) -> usize {
-        self.set.channels()
-    }
-
-    fn label(&self, index: usize) -> usize {
-        self.set.label(index)
-    }
-
-    fn name(&self, index: usize) -> String {
-        self.set.name(index)
-    }
-
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-        if index >= self.len() {
-            return Err(DataError::IndexOutOfRange { index, len: self.len() });
+    fn read_below(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
+        if index >= self.set.len() {
+            return Err(DataError::IndexOutOfRange { index, len: self.set.len() });
         }
-        if let Some(Kept { width, height, bytes }) = self.shelf.get(index) {
-            out.reset(*width, *height, self.set.channels()).copy_from_slice(bytes);
+        if let Some(&Kept { width, height, ref bytes }) = self.shelf.get(index) {
+            let pixels = out.image.reset(width, height, self.set.channels());
+            let (image, mask) = bytes.split_at(pixels.len());
+            pixels.copy_from_slice(image);
+            out.mask.clear();
+            out.mask.extend_from_slice(mask);
             return Ok(());
         }
+        // What another set left there is not this one's.
+        out.mask.clear();
         self.set.read(index, out)?;
-        self.shelf.keep(index, (out.width, out.height), &[&out.pixels]);
+        self.shelf.keep(index, out.size(), &[&out.image.pixels, &out.mask]);
         Ok(())
     }
 }
@@ -68,6 +58,7 @@ impl Dataset for Cached {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Image;
     use std::sync::Mutex;
 
     /// Image i is i + 1 pixels wide and 2 high. Counts how often each is read; the last can't be.
@@ -99,19 +90,21 @@ mod tests {
         fn name(&self, index: usize) -> String {
             index.to_string()
         }
-        fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+        fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
             let mut reads = self.1.lock().unwrap();
             reads[index] += 1;
             if index + 1 == reads.len() {
                 return Err(DataError::file("last", "broken"));
             }
-            out.reset(index + 1, 2, 3).fill(index as u8);
+            out.image.reset(index + 1, 2, 3).fill(index as u8);
             Ok(())
         }
     }
 
-    fn expected(index: usize) -> Image {
-        Image { width: index + 1, height: 2, channels: 3, pixels: vec![index as u8; (index + 1) * 6] }
+    fn expected(index: usize) -> Sample {
+        let image =
+            Image { width: index + 1, height: 2, channels: 3, pixels: vec![index as u8; (index + 1) * 6] };
+        Sample { image, mask: vec![] }
     }
 
     #[test]
@@ -119,7 +112,7 @@ mod tests {
         let set = Counted::new(5);
         // Room for images 0, 1 and 2, of 6, 12 and 18 bytes, and not for 3, of 24.
         let cached = Cached::new(set.clone(), 40);
-        let mut image = Image::default();
+        let mut image = Sample::default();
         for _ in 0..3 {
             for index in [2, 0, 3, 1] {
                 cached.read(index, &mut image).unwrap();
@@ -134,7 +127,7 @@ mod tests {
     fn failures_are_not_kept() {
         let set = Counted::new(2);
         let cached = Cached::new(set.clone(), 1000);
-        let mut image = Image::default();
+        let mut image = Sample::default();
         for _ in 0..2 {
             assert_eq!(cached.read(1, &mut image), Err(DataError::file("last", "broken")));
         }
@@ -150,7 +143,7 @@ mod tests {
             for thread in 0..4 {
                 let cached = &cached;
                 scope.spawn(move || {
-                    let mut image = Image::default();
+                    let mut image = Sample::default();
                     for step in 0..2000 {
                         let index = (step * 7 + thread * 13) % (len - 1);
                         cached.read(index, &mut image).unwrap();

@@ -25,7 +25,7 @@ mod source;
 
 use std::path::Path;
 
-use crate::{DataError, Dataset, Image, Split};
+use crate::{DataError, Dataset, Sample, Split};
 use layout::Form;
 use source::Source;
 
@@ -158,9 +158,9 @@ impl Dataset for Cifar {
         true
     }
 
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         let (part, record) = self.locate(index)?;
-        out.reset(SIZE, SIZE, CHANNELS).copy_from_slice(&part.pixels[record * PIXELS..][..PIXELS]);
+        out.image.reset(SIZE, SIZE, CHANNELS).copy_from_slice(&part.pixels[record * PIXELS..][..PIXELS]);
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ mod list;
 pub(crate) mod walk;
 
 use crate::decode::{decode, supports_channels};
-use crate::{DataError, Dataset, Image, Split};
+use crate::{DataError, Dataset, Sample, Split};
 use std::fs;
 use std::path::{Path, PathBuf};
 use walk::{Found, Walk};
@@ -104,13 +104,17 @@ impl Dataset for ImageFolder {
         self.path(index).display().to_string()
     }
 
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+    fn sorted_by_class(&self) -> bool {
+        true
+    }
+
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         }
         let path = self.path(index);
         let bytes = fs::read(&path).map_err(|error| DataError::file(&path, error))?;
-        decode(&bytes, &path, self.channels, out)
+        decode(&bytes, &path, self.channels, &mut out.image)
     }
 }
 

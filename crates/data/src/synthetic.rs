@@ -18,7 +18,7 @@ pub(crate) mod shape;
 use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::key;
 use crate::sampler::permute;
-use crate::{DataError, Dataset, Image, Split};
+use crate::{DataError, Dataset, Sample, Split};
 use figure::Figure;
 use scene::Scene;
 use std::ops::RangeInclusive;
@@ -99,13 +99,13 @@ impl Dataset for Synthetic {
         Some((self.spec.image_size, self.spec.image_size))
     }
 
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         }
         let SyntheticSpec { image_size, channels, .. } = self.spec;
         let scene = Scene::new(Figure::of_class(self.label(index)), self.key(SCENES, index));
-        scene.paint(image_size, channels, out.reset(image_size, image_size, channels));
+        scene.paint(image_size, channels, out.image.reset(image_size, image_size, channels));
         Ok(())
     }
 }

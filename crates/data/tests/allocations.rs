@@ -1,9 +1,10 @@
 //! After a few batches a loader allocates nothing. One test, alone in its program, since the counter sees every thread.
 
 use data::{
-    DataError, Dataset, Finish, Geometry, Image, Interpolation, Loader, LoaderSettings, RandAugment, Request,
+    DataError, Dataset, Finish, Geometry, Interpolation, Loader, LoaderSettings, Preparation, RandAugment,
+    Request,
 };
-use data::{Sampler, Transform};
+use data::{Sample, Sampler, Transform};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,8 +55,8 @@ impl Dataset for Memory {
     fn name(&self, index: usize) -> String {
         index.to_string()
     }
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-        out.reset(32, 32, 3).copy_from_slice(&self.0[index..index + 32 * 32 * 3]);
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
+        out.image.reset(32, 32, 3).copy_from_slice(&self.0[index..index + 32 * 32 * 3]);
         Ok(())
     }
 }
@@ -81,7 +82,10 @@ fn a_batch_allocates_nothing() {
         let (set, transform) = (set.clone(), transform.clone());
         let loader = match finishes {
             true => Loader::new(set, transform, settings, requests),
-            false => Loader::unfinished(set, transform, finish.clone(), settings, requests),
+            false => {
+                let preparation = Preparation::Labels { transform, finish: Some(finish.clone()) };
+                Loader::new(set, preparation, settings, requests)
+            }
         };
         let mut loader = loader.unwrap();
         for _ in 0..20 {

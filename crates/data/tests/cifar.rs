@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use common::{Folder, fixture, gzip, tar};
-use data::{Cifar, CifarKind, CifarLabels, Dataset, Image, Split};
+use data::{Cifar, CifarKind, CifarLabels, Dataset, Image, Sample, Split};
 
 const TEN: CifarKind = CifarKind::Ten;
 const FINE: CifarKind = CifarKind::Hundred { labels: CifarLabels::Fine };
@@ -60,9 +60,9 @@ type Contents = (Vec<String>, Vec<(usize, Image)>);
 
 fn contents(set: &Cifar) -> Contents {
     let image = |index| {
-        let mut image = Image::default();
-        set.read(index, &mut image).unwrap();
-        (set.label(index), image)
+        let mut sample = Sample::default();
+        set.read(index, &mut sample).unwrap();
+        (set.label(index), sample.image)
     };
     (set.class_names().to_vec(), (0..set.len()).map(image).collect())
 }
@@ -157,7 +157,7 @@ fn images_are_named_by_file_and_record() {
     let archive = folder.file("a.tar", &packed(&ten()));
     let set = Cifar::open(&archive, TEN, Split::Train).unwrap();
     assert_eq!(set.name(2), format!("{}: data_batch_2.bin record 0", archive.display()));
-    let error = set.read(3, &mut Image::default()).unwrap_err().to_string();
+    let error = set.read(3, &mut Sample::default()).unwrap_err().to_string();
     assert_eq!(error, "image 3 was asked of a set that holds 3");
     assert_eq!(set.name(3), error);
 }

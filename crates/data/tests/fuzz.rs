@@ -11,7 +11,7 @@ use std::path::Path;
 
 use common::{Folder, fixture, gzip, tar};
 use data::pickle::{MEMORY_PER_BYTE, Pickle, Value};
-use data::{Cifar, CifarKind, CifarLabels, Dataset, Image, Split};
+use data::{Cifar, CifarKind, CifarLabels, Dataset, Sample, Split};
 use fuzz::{Counting, Random, peak, rounds};
 
 #[global_allocator]
@@ -183,9 +183,9 @@ fn read_set(path: &Path, kind: CifarKind) -> usize {
     let (set, used) = peak(|| Cifar::open(path, kind, Split::Test));
     match set {
         Ok(set) => {
-            let mut image = Image::default();
+            let mut sample = Sample::default();
             for index in 0..set.len() {
-                set.read(index, &mut image).unwrap();
+                set.read(index, &mut sample).unwrap();
                 assert!(set.label(index) < set.classes());
             }
         }

@@ -14,8 +14,7 @@ use crate::sensors::Sensors;
 use comm::{Backend, Communicator, Member, Monitor};
 use config::{Device as Chosen, Resolved};
 use cpu::Executor;
-use data::LoadedBatch;
-use data::segment::MaskBatch;
+use data::Batch;
 pub use graph::bad::BadValue;
 pub use graph::run::{Account, CollectiveTime, Event, KernelTime, MemoryUse, Startup, StepTime, Which};
 use graph::{Header, Program, StateId};
@@ -68,18 +67,10 @@ pub struct Inputs<'a> {
     pub mix: &'a [f32],
 }
 
-impl<'a> From<&'a LoadedBatch> for Inputs<'a> {
-    fn from(batch: &'a LoadedBatch) -> Self {
-        let LoadedBatch { images, pixels, choices, labels, weights, partners, mix, .. } = batch;
+impl<'a> From<&'a Batch> for Inputs<'a> {
+    fn from(batch: &'a Batch) -> Self {
+        let Batch { images, pixels, choices, labels, weights, partners, mix, .. } = batch;
         Inputs { images, pixels, choices, labels, weights, partners, mix }
-    }
-}
-
-/// The host has finished the samples: devices don't prepare images with masks by themselves yet.
-impl<'a> From<&'a MaskBatch> for Inputs<'a> {
-    fn from(batch: &'a MaskBatch) -> Self {
-        let MaskBatch { images, labels, weights, .. } = batch;
-        Inputs { images, labels, weights, ..Inputs::default() }
     }
 }
 

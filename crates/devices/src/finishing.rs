@@ -3,9 +3,9 @@
 use crate::device::{Device, planned};
 use crate::error::DeviceError;
 use crate::real::Real;
-use config::sets::{ImageSets, Sets};
-use config::{Device as Chosen, Resolved};
-use data::{Dataset, Finish, Image};
+use config::sets::Sets;
+use config::{Device as Chosen, Resolved, Task};
+use data::{Dataset, Finish, Sample};
 use graph::{DType, Delivery, Model};
 use std::sync::Arc;
 
@@ -22,10 +22,9 @@ pub struct Finishing {
 impl Finishing {
     /// None where the host prepares images, as it does for the CPU, and images with masks for every device.
     pub fn of<T: Real>(run: &Resolved, sets: &Sets, trains: bool) -> Result<Option<Self>, DeviceError> {
-        if run.device == Chosen::Cpu || <T as Real>::DTYPE != DType::F32 {
+        if run.device == Chosen::Cpu || <T as Real>::DTYPE != DType::F32 || run.task() == Task::Segment {
             return Ok(None);
         }
-        let Sets::Images(sets) = sets else { return Ok(None) };
         let finish = |set: &dyn Dataset, transform| -> Result<Arc<Finish>, DeviceError> {
             let finish = Finish::of(&transform, set)?;
             let fits = set.in_memory() && set.len() * finish.image_len() <= RESIDENT;
@@ -44,11 +43,10 @@ impl Finishing {
 
     /// Fills the states that never change.
     pub fn fill<T: Real>(&self, device: &mut dyn Device<T>, sets: &Sets) -> Result<(), DeviceError> {
-        let Sets::Images(ImageSets { train: train_set, test: test_set }) = sets else { return Ok(()) };
         if let Some(train) = &self.train {
-            fill(device, "train", train, &**train_set)?;
+            fill(device, "train", train, &*sets.train)?;
         }
-        fill(device, "eval", &self.eval, &**test_set)
+        fill(device, "eval", &self.eval, &*sets.test)
     }
 }
 
@@ -75,11 +73,11 @@ fn fill<T: Real>(
         put("taps", &taps)?;
     }
     if let Some(images) = finish.resident {
-        let (len, mut image) = (finish.image_len(), Image::default());
+        let (len, mut sample) = (finish.image_len(), Sample::default());
         let mut pixels = Vec::with_capacity(images * len);
         for index in 0..images {
-            set.read(index, &mut image)?;
-            pixels.extend_from_slice(&image.pixels);
+            set.read(index, &mut sample)?;
+            pixels.extend_from_slice(&sample.image.pixels);
         }
         put("pixels", &pixels)?;
     }

@@ -3,7 +3,7 @@
 use crate::error::TrainError;
 use comm::Communicator;
 use config::Resolved;
-use data::LoadedBatch;
+use data::Batch;
 use devices::device::{self, Device, KernelTime, Seat, StepTime, Which};
 use devices::fitting;
 use devices::program::program;
@@ -30,7 +30,7 @@ pub struct StepBench {
     world: Communicator,
     device: Box<dyn Device<f32>>,
     header: Header,
-    batch: LoadedBatch,
+    batch: Batch,
     in_flight: usize,
     /// What was done before the device was open, and until the batch was there: each with its seconds.
     startup: Vec<(&'static str, f64)>,
@@ -79,11 +79,11 @@ impl StepBench {
         startup: Vec<(&'static str, f64)>,
     ) -> Self {
         let labels = run.batch * run.network.labels();
-        let batch = LoadedBatch {
+        let batch = Batch {
             images,
             labels: (0..labels).map(|i| (i % run.network.classes()) as i32).collect(),
             weights: vec![1.0; labels],
-            ..LoadedBatch::default()
+            ..Batch::default()
         };
         let (seed, nominal) = (run.seed, run.nominal());
         let header = Header { seed, step: 0, first_sample: 0, learning_rate: 1e-4, nominal };

@@ -2,9 +2,8 @@
 
 use crate::error::TrainError;
 use comm::Communicator;
-use config::sets::{ImageSets, Sets};
-use data::segment::{MaskedSet, Pair};
-use data::{DataError, Dataset, Image};
+use config::sets::Sets;
+use data::{DataError, Dataset, Layer, Sample};
 use devices::{Device, Real};
 use files::fault::{Fault, Kind, VARIABLE};
 use std::sync::Arc;
@@ -36,73 +35,22 @@ pub fn strike<T: Real>(
 /// The sets that a rank reads from, slowed down if the fault says so.
 pub fn spoil(fault: &Fault, sets: Sets) -> Sets {
     let Kind::Data(delay) = fault.kind else { return sets };
-    match sets {
-        Sets::Images(sets) => {
-            Sets::Images(ImageSets { train: Arc::new(Slow { set: sets.train, delay }), ..sets })
-        }
-        Sets::Masked(mut sets) => {
-            sets.train = Arc::new(Slow { set: sets.train, delay });
-            Sets::Masked(sets)
-        }
-    }
+    Sets { train: Arc::new(Slow { set: sets.train, delay }), ..sets }
 }
 
 /// A set on a slow disk.
-struct Slow<S: ?Sized> {
-    set: Arc<S>,
+struct Slow {
+    set: Arc<dyn Dataset>,
     delay: Duration,
 }
 
-impl MaskedSet for Slow<dyn MaskedSet> {
-    fn len(&self) -> usize {
-        self.set.len()
+impl Layer for Slow {
+    fn below(&self) -> &dyn Dataset {
+        &*self.set
     }
 
-    fn class_names(&self) -> &[String] {
-        self.set.class_names()
-    }
-
-    fn channels(&self) -> usize {
-        self.set.channels()
-    }
-
-    fn name(&self, index: usize) -> String {
-        self.set.name(index)
-    }
-
-    fn read(&self, index: usize, out: &mut Pair) -> Result<(), DataError> {
+    fn read_below(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         std::thread::sleep(self.delay);
         self.set.read(index, out)
-    }
-}
-
-impl Dataset for Slow<dyn Dataset> {
-    fn len(&self) -> usize {
-        self.set.len()
-    }
-
-    fn class_names(&self) -> &[String] {
-        self.set.class_names()
-    }
-
-    fn channels(&self) -> usize {
-        self.set.channels()
-    }
-
-    fn label(&self, index: usize) -> usize {
-        self.set.label(index)
-    }
-
-    fn name(&self, index: usize) -> String {
-        self.set.name(index)
-    }
-
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-        std::thread::sleep(self.delay);
-        self.set.read(index, out)
-    }
-
-    fn size(&self) -> Option<(usize, usize)> {
-        self.set.size()
     }
 }

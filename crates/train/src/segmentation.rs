@@ -1,4 +1,4 @@
-//! Semantic segmentation: evaluation of images of any size ([`evaluate`]), and how well pixels are told apart ([`scores`]).
+//! Semantic segmentation: evaluation of images of any size ([`evaluate`]), and scores of pixels ([`scores`]).
 
 pub mod evaluate;
 pub mod scores;

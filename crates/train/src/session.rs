@@ -16,14 +16,13 @@ use comm::Communicator;
 use config::Shares;
 use config::sets::Sets;
 use config::{Resolved, Task};
-use data::Skipped;
+use data::{Loader, Skipped};
 use devices::DeviceError;
 use devices::Real;
 use devices::device::{self, BadValue, Device, Outcome, Seat, Which};
 use devices::finishing::Finishing;
 use devices::fitting;
 use devices::program::{evaluation_program, program_with};
-use feed::Feed;
 use files::fault::Fault;
 use graph::{Header, Lane, Program};
 use models::names::Weights;
@@ -83,7 +82,7 @@ pub struct Session<T: Real = f32> {
 
 struct Ahead {
     next_step: u64,
-    feed: Feed,
+    feed: Loader,
 }
 
 /// What the host knows of a step that it handed to the device.
@@ -346,11 +345,10 @@ impl<T: Real> Session<T> {
     }
 
     /// Copies the next batch into a plan. A plan may reuse the memory of its inputs, so this is done before every run.
-    fn load(&mut self, which: Which, feed: &mut Feed) -> Result<(), TrainError> {
-        let Some((inputs, skipped)) = feed.next()? else {
-            unreachable!("the loader is asked for as many batches as it was told of")
-        };
-        self.skipped.extend_from_slice(skipped);
-        Ok(self.device.load(which, &inputs)?)
+    fn load(&mut self, which: Which, feed: &mut Loader) -> Result<(), TrainError> {
+        // The loader was told of as many batches as it is asked for.
+        let batch = device::planned(feed.next_batch()?);
+        self.skipped.extend_from_slice(&batch.skipped);
+        Ok(self.device.load(which, &batch.into())?)
     }
 }

@@ -5,9 +5,8 @@ use crate::ending::ending;
 use crate::judge::{class_name, exact_name};
 use config::Task;
 use config::outputs::{self, Output};
-use config::sets::{ImageSets, Sets};
-use data::files::Files;
-use data::{Dataset, Image, Sheet};
+use config::sets::Sets;
+use data::{Dataset, Sample, Sheet, Unlabelled};
 use serde_json::json;
 use std::sync::Arc;
 use text::printable;
@@ -30,8 +29,10 @@ pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
     let names = run.class_names.clone();
     run.batch = args.images.len().min(raw.batch_size.unwrap_or(BATCH));
     let classes = run.network.classes();
-    let files: Arc<dyn Dataset> = Arc::new(Files::new(args.images.clone(), run.network.channels()));
-    let sets = Sets::Images(ImageSets { train: Arc::clone(&files), test: Arc::clone(&files) });
+    let (images, channels) = (args.images.clone(), run.network.channels());
+    let files: Arc<dyn Dataset> =
+        Arc::new(Unlabelled::new(images, channels, data::Task::Classify, names.clone()));
+    let sets = Sets { train: Arc::clone(&files), test: Arc::clone(&files) };
     let mut session = Session::for_evaluation(run, sets, &weights)?;
     let mut answers = Vec::new();
     session.evaluate(|_, logits| {
@@ -39,12 +40,12 @@ pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
     })?;
     if let Some(path) = &args.grid {
         let mut sheet = Sheet::new(COLUMNS.min(args.images.len()), SIDE, args.top.min(3));
-        let mut image = Image::default();
+        let mut sample = Sample::default();
         for (index, answer) in answers.iter().enumerate() {
-            files.read(index, &mut image)?;
+            files.read(index, &mut sample)?;
             let caption =
                 |&(class, p): &(usize, f32)| format!("{:3.0}% {}", 100.0 * p, class_name(&names, class));
-            sheet.add(&image, answer.iter().map(caption).collect());
+            sheet.add(&sample.image, answer.iter().map(caption).collect());
         }
         sheet.save(path)?;
     }

@@ -7,8 +7,8 @@ use crate::table::count;
 use anyhow::Context;
 use config::Resolved;
 use config::outputs::{self, Output};
-use config::sets::{self, ImageSets, Sets};
-use data::{Dataset, Image, Loader, LoaderSettings, Request, Sampler, Sheet, Split};
+use config::sets::{self, Sets};
+use data::{Dataset, Image, Loader, LoaderSettings, Request, Sample, Sampler, Sheet, Split};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -40,9 +40,7 @@ pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
     if source.has_masks() {
         return crate::masks_command::inspect(&args, &raw, &source);
     }
-    let (run, Sets::Images(sets)) = sets::resolve(&raw, 1)? else {
-        unreachable!("sets with masks are inspected elsewhere")
-    };
+    let (run, sets) = sets::resolve(&raw, 1)?;
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
     if args.json {
         let part = |(split, set): (Split, &Arc<dyn Dataset>)| {
@@ -78,11 +76,11 @@ impl Census {
     fn of(set: &dyn Dataset) -> Self {
         let mut by_class = vec![0; set.classes()];
         (0..set.len()).for_each(|index| by_class[set.label(index)] += 1);
-        let (mut sizes, mut broken, mut image) = (BTreeMap::new(), vec![], Image::default());
+        let (mut sizes, mut broken, mut sample) = (BTreeMap::new(), vec![], Sample::default());
         let measured = set.len().min(MEASURED);
         for place in 0..measured {
-            match set.read(place * set.len() / measured, &mut image) {
-                Ok(()) => *sizes.entry((image.width, image.height)).or_insert(0) += 1,
+            match set.read(place * set.len() / measured, &mut sample) {
+                Ok(()) => *sizes.entry(sample.size()).or_insert(0) += 1,
                 Err(error) => broken.push(error.to_string()),
             }
         }
@@ -148,7 +146,7 @@ const COLUMNS: usize = 10;
 const SIDE: usize = 96;
 
 /// Training samples, augmented as in the first epoch.
-fn sheet(run: &Resolved, sets: &ImageSets, path: &Path) -> anyhow::Result<()> {
+fn sheet(run: &Resolved, sets: &Sets, path: &Path) -> anyhow::Result<()> {
     let (set, transform) = (Arc::clone(&sets.train), run.augmentation.training(&run.network));
     let shown = (ROWS * COLUMNS).min(set.len());
     let sampler = Sampler { len: set.len(), seed: run.seed, shuffle: true };

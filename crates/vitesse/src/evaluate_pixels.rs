@@ -5,7 +5,7 @@ use crate::judge::{class_name, exact_name};
 use crate::subject::Subject;
 use anyhow::Context;
 use config::sets::Sets;
-use data::segment::MaskedSet;
+use data::Dataset;
 use data::segment::overlay::save_mask;
 use serde_json::json;
 use std::fs;
@@ -22,8 +22,7 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
             "--logits: is for models that classify images; --masks writes what is predicted of pixels"
         );
     }
-    let Sets::Masked(masked) = &sets else { unreachable!("sets were opened for the model's task") };
-    let (test, names) = (masked.test.clone(), evaluated.run.class_names.clone());
+    let (test, names) = (sets.test.clone(), evaluated.run.class_names.clone());
     let subject = Subject::of(&evaluated, &sets);
     if let Some(folder) = &args.masks {
         let there =
@@ -43,7 +42,7 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
     }
     let score = session.evaluate_pixels(|answer| {
         let Some(folder) = &args.masks else { return Ok(()) };
-        let (image, path) = (&answer.pair.image, folder.join(mask_name(&*test, answer.index)));
+        let (image, path) = (&answer.sample.image, folder.join(mask_name(&*test, answer.index)));
         save_mask(answer.labels, (image.width, image.height), &path).map_err(TrainError::from)
     })?;
     for skipped in session.take_skipped() {
@@ -70,7 +69,7 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
 }
 
 /// That of the image, or the number of one that has no file.
-fn mask_name(set: &dyn MaskedSet, index: usize) -> PathBuf {
+fn mask_name(set: &dyn Dataset, index: usize) -> PathBuf {
     let name = set.name(index);
     let stem = Path::new(&name).file_stem().filter(|_| Path::new(&name).exists());
     let stem = stem.map_or_else(|| format!("{index:06}"), |stem| stem.to_string_lossy().into_owned());

@@ -4,12 +4,14 @@ use crate::args::InspectArgs;
 use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
-use config::MaskedSets;
 use config::Raw;
 use config::Source;
+use config::sets::{Opened, Sets};
 use data::segment::overlay::{self, percent};
-use data::segment::{IGNORED, MaskLoader, MaskedSet, Pair, palette};
-use data::{Caption, Image, LoaderSettings, Request, Sampler, Sheet, Split};
+use data::segment::{IGNORED, palette};
+use data::{
+    Caption, Dataset, Image, Loader, LoaderSettings, Preparation, Request, Sample, Sampler, Sheet, Split,
+};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,23 +19,23 @@ use std::sync::Arc;
 use text::printable;
 
 pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result<()> {
-    let sets = MaskedSets::to_look_at(raw, source)?;
+    let sets = Opened::of(raw)?.to_inspect(raw, source)?;
     let size = raw.image_size.unwrap_or(source.image_size());
     let transform = raw.mask_transform(size, sets.train.channels())?;
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];
     let censuses = parts.map(|(split, set)| (split, set, Census::of(&**set)));
     if args.json {
-        let part = |(split, set, census): &(Split, &Arc<dyn MaskedSet>, Census)| {
+        let part = |(split, set, census): &(Split, &Arc<dyn Dataset>, Census)| {
             (split.to_string(), census.to_json(&***set))
         };
         let parts: serde_json::Map<_, _> = censuses.iter().map(part).collect();
         let left_out: Vec<String> =
-            sets.left_out.iter().map(|left| format!("{}: {}", left.name, left.problem)).collect();
+            sets.left_out().map(|left| format!("{}: {}", left.name, left.problem)).collect();
         println!("{}", json!({"data": source.to_string(), "parts": parts, "left_out": left_out}));
     } else {
         println!("{source}");
         censuses.iter().for_each(|(split, set, census)| census.print(*split, &***set));
-        sets.left_out.iter().for_each(|left| {
+        sets.left_out().for_each(|left| {
             println!("  ✗ {}", printable::line(&format!("{}: {}", left.name, left.problem)))
         });
     }
@@ -64,7 +66,7 @@ const MEASURED: usize = 500;
 const CLASSES_SHOWN: usize = 20;
 
 impl Census {
-    fn of(set: &dyn MaskedSet) -> Self {
+    fn of(set: &dyn Dataset) -> Self {
         let measured = set.len().min(MEASURED);
         let mut census = Census {
             measured,
@@ -73,20 +75,20 @@ impl Census {
             pairs: vec![0; 256],
             broken: vec![],
         };
-        let mut pair = Pair::default();
+        let mut sample = Sample::default();
         for place in 0..measured {
-            match set.read(place * set.len() / measured, &mut pair) {
-                Ok(()) => census.add(&pair),
+            match set.read(place * set.len() / measured, &mut sample) {
+                Ok(()) => census.add(&sample),
                 Err(error) => census.broken.push(error.to_string()),
             }
         }
         census
     }
 
-    fn add(&mut self, pair: &Pair) {
-        *self.sizes.entry((pair.image.width, pair.image.height)).or_insert(0) += 1;
+    fn add(&mut self, sample: &Sample) {
+        *self.sizes.entry(sample.size()).or_insert(0) += 1;
         let mut counts = [0u64; 256];
-        pair.mask.iter().for_each(|&label| counts[usize::from(label)] += 1);
+        sample.mask.iter().for_each(|&label| counts[usize::from(label)] += 1);
         for (label, &count) in counts.iter().enumerate() {
             self.pixels[label] += count;
             self.pairs[label] += usize::from(count > 0);
@@ -97,7 +99,7 @@ impl Census {
         self.pixels[..usize::from(IGNORED)].iter().sum()
     }
 
-    fn print(&self, split: Split, set: &dyn MaskedSet) {
+    fn print(&self, split: Split, set: &dyn Dataset) {
         let (images, classes, channels) = (count(set.len()), set.classes(), set.channels());
         println!("{split}: {images} images with masks, {classes} classes, {channels} channels");
         let range = |side: fn(&(usize, usize)) -> usize| {
@@ -131,7 +133,7 @@ impl Census {
         self.broken.iter().for_each(|problem| println!("  ✗ {}", printable::line(problem)));
     }
 
-    fn to_json(&self, set: &dyn MaskedSet) -> serde_json::Value {
+    fn to_json(&self, set: &dyn Dataset) -> serde_json::Value {
         let class = |class: usize| {
             let (pixels, images) = (self.pixels[class], self.pairs[class]);
             json!({"name": exact_name(set.class_names(), class), "pixels": pixels, "images": images})
@@ -156,19 +158,15 @@ const SIDE: usize = 176;
 const LEGEND: usize = 6;
 
 /// Training samples, augmented as in the first epoch.
-fn sheet(
-    seed: u64,
-    sets: &MaskedSets,
-    transform: data::segment::MaskTransform,
-    path: &Path,
-) -> anyhow::Result<()> {
+fn sheet(seed: u64, sets: &Sets, transform: data::segment::MaskTransform, path: &Path) -> anyhow::Result<()> {
     let (set, shown) = (Arc::clone(&sets.train), SAMPLES.min(sets.train.len()));
     let sampler = Sampler { len: set.len(), seed, shuffle: true };
     let settings = LoaderSettings { sampler, batch: shown, workers: 0, depth: 1, skip_bad: true };
     let requests = std::iter::once(Request { epoch: 0, first: 0, count: shown });
     let (width, height, channels) = (transform.width, transform.height, transform.channels);
     let area = transform.area();
-    let mut loader = MaskLoader::unfinished(Arc::clone(&set), transform, settings, requests)?;
+    let preparation = Preparation::Masks { transform, finished: false };
+    let mut loader = Loader::new(Arc::clone(&set), preparation, settings, requests)?;
     let batch = loader.next_batch()?.context("the set is empty")?;
     let mut sheet = Sheet::new(COLUMNS, SIDE, LEGEND);
     for sample in 0..shown {

@@ -3,12 +3,11 @@
 use crate::args::SegmentArgs;
 use crate::judge::{class_name, exact_name};
 use anyhow::Context;
-use config::MaskedSets;
 use config::Task;
 use config::outputs::{self, Output};
 use config::sets::Sets;
 use data::segment::overlay::{percent, save_mask, save_picture, shares};
-use data::segment::{MaskedSet, Unmasked};
+use data::{Dataset, Unlabelled};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
@@ -44,12 +43,13 @@ pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
     run.batch = run.batch.min(args.images.len().max(4));
     let names = run.class_names.clone();
     let channels = run.network.channels();
-    let images: Arc<dyn MaskedSet> = Arc::new(Unmasked::new(args.images.clone(), channels, names.clone()));
-    let sets = MaskedSets { train: Arc::clone(&images), test: images, left_out: vec![] };
+    let images: Arc<dyn Dataset> =
+        Arc::new(Unlabelled::new(args.images.clone(), channels, data::Task::Segment, names.clone()));
+    let sets = Sets { train: Arc::clone(&images), test: images };
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
-    let mut session: Session = Session::for_evaluation(run, Sets::Masked(sets), &weights)?;
+    let mut session: Session = Session::for_evaluation(run, sets, &weights)?;
     session.evaluate_pixels(|answer| {
-        let (image, path) = (&answer.pair.image, &args.images[answer.index]);
+        let (image, path) = (&answer.sample.image, &args.images[answer.index]);
         let [mask, overlay] = KINDS.map(|kind| beside(&args.out, path, kind));
         let saved = save_mask(answer.labels, (image.width, image.height), &mask)
             .and_then(|()| save_picture(image, answer.labels, &names, &overlay));

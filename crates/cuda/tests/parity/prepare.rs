@@ -2,8 +2,8 @@
 
 use cuda::{Executor, Options, Which};
 use data::{
-    DataError, Dataset, Finish, Geometry, Image, Interpolation, LoadedBatch, Loader, LoaderSettings,
-    RandAugment, Request, Sampler, Transform,
+    Batch, DataError, Dataset, Finish, Geometry, Interpolation, Loader, LoaderSettings, Preparation,
+    RandAugment, Request, Sample, Sampler, Transform,
 };
 use graph::{Builder, DType, Delivery, Header, Key, Model, StateId, inference, prepare};
 use std::sync::Arc;
@@ -26,17 +26,14 @@ impl Dataset for Noise {
     fn channels(&self) -> usize {
         self.channels
     }
-    fn label(&self, _: usize) -> usize {
-        0
-    }
     fn name(&self, index: usize) -> String {
         index.to_string()
     }
     fn size(&self) -> Option<(usize, usize)> {
         self.told.then_some(self.size)
     }
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-        let pixels = out.reset(self.size.0, self.size.1, self.channels);
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
+        let pixels = out.image.reset(self.size.0, self.size.1, self.channels);
         let byte = |i: usize| (i * i * 31 + index * 7919 + i * (index + 3)) >> 3;
         pixels.iter_mut().enumerate().for_each(|(i, out)| *out = byte(i) as u8);
         Ok(())
@@ -66,12 +63,12 @@ impl Case {
     }
 
     /// (images as the host prepares them, bytes and choices)
-    fn load(&self) -> (LoadedBatch, LoadedBatch) {
+    fn load(&self) -> (Batch, Batch) {
         let (set, transform, one) = (&self.set, &self.transform, std::iter::once(self.request));
         let mut host = Loader::new(set.clone(), transform.clone(), self.settings(), one.clone()).unwrap();
         let finish = Arc::clone(&self.finish);
-        let mut left =
-            Loader::unfinished(set.clone(), transform.clone(), finish, self.settings(), one).unwrap();
+        let preparation = Preparation::Labels { transform: transform.clone(), finish: Some(finish) };
+        let mut left = Loader::new(set.clone(), preparation, self.settings(), one).unwrap();
         let batch = |loader: &mut Loader| loader.next_batch().unwrap().unwrap().clone();
         (batch(&mut host), batch(&mut left))
     }
@@ -100,17 +97,17 @@ impl Case {
             put("eval.taps", self.finish.taps().iter().flat_map(|x| x.to_le_bytes()).collect());
         }
         if resident.is_some() {
-            let (mut all, mut image) = (vec![], Image::default());
+            let (mut all, mut sample) = (vec![], Sample::default());
             for index in 0..self.set.len {
-                self.set.read(index, &mut image).unwrap();
-                all.extend_from_slice(&image.pixels);
+                self.set.read(index, &mut sample).unwrap();
+                all.extend_from_slice(&sample.image.pixels);
             }
             put("eval.pixels", all);
         }
         executor
     }
 
-    fn upload(&self, executor: &mut Executor, batch: &LoadedBatch) {
+    fn upload(&self, executor: &mut Executor, batch: &Batch) {
         if self.finish.resident.is_none() {
             executor.upload_u8(Which::Eval, "pixels", &batch.pixels).unwrap();
         }

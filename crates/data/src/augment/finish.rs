@@ -360,13 +360,10 @@ mod tests {
         fn channels(&self) -> usize {
             3
         }
-        fn label(&self, _: usize) -> usize {
-            0
-        }
         fn name(&self, _: usize) -> String {
             String::new()
         }
-        fn read(&self, _: usize, _: &mut Image) -> Result<(), DataError> {
+        fn read(&self, _: usize, _: &mut crate::Sample) -> Result<(), DataError> {
             Ok(())
         }
         fn size(&self) -> Option<(usize, usize)> {

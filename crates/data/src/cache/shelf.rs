@@ -11,7 +11,7 @@ pub(crate) struct Shelf {
     used: AtomicUsize,
 }
 
-/// An image without what all have in common.
+/// A sample without what all have in common.
 pub(crate) struct Kept {
     pub(crate) width: usize,
     pub(crate) height: usize,

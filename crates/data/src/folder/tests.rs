@@ -80,19 +80,20 @@ fn images_are_read_and_named_by_path() {
     let folder = Temporary::new().with(&["train/cat/1.png"]);
     folder.write("train/cat/2.jpg", "no image");
     let set = folder.open(Split::Train).unwrap();
-    let mut image = Image::default();
-    set.read(0, &mut image).unwrap();
+    let mut sample = Sample::default();
+    set.read(0, &mut sample).unwrap();
+    let image = &sample.image;
     assert_eq!((image.width, image.height, image.channels), (13, 11, 3));
-    let message = set.read(1, &mut image).unwrap_err().to_string();
+    let message = set.read(1, &mut sample).unwrap_err().to_string();
     assert_eq!(
         message,
         format!("{}: not an image that can be read here: JPEG, PNG and WebP are", set.name(1))
     );
     assert!(set.name(1).ends_with("train/cat/2.jpg"));
-    assert_eq!(set.read(2, &mut image), Err(DataError::IndexOutOfRange { index: 2, len: 2 }));
+    assert_eq!(set.read(2, &mut sample), Err(DataError::IndexOutOfRange { index: 2, len: 2 }));
 
     fs::remove_file(set.path(0)).unwrap();
-    assert!(set.read(0, &mut image).unwrap_err().to_string().starts_with(&set.name(0)));
+    assert!(set.read(0, &mut sample).unwrap_err().to_string().starts_with(&set.name(0)));
 }
 
 #[test]

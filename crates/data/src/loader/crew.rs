@@ -2,58 +2,46 @@
 //!
 //! One lock guards who does what, and is held for moments; each batch has a lock of its own for the copies into it.
 
-use super::{LoaderSettings, Request};
+use super::maker::Maker;
+use super::{Batch, LoaderSettings, Request};
 use crate::DataError;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 /// What went wrong first, and at which position of the global order.
-pub(crate) type Problem = (usize, DataError);
+pub(super) type Problem = (usize, DataError);
 
-/// What a thread does: prepares parts of a request and copies them into the batch. One for each thread.
-pub(crate) trait Work: Send + 'static {
-    type Batch: Fill;
-
-    /// Numbers of the parts that hold a request's samples.
-    fn parts(request: &Request) -> Range<usize>;
-
-    fn make(&mut self, request: Request, part: usize) -> Result<(), Problem>;
-
-    /// Copies into the batch what the request asks of the part. Where an image is bad and none may be skipped, says so.
-    fn deliver(&mut self, request: Request, part: usize, batch: &mut Self::Batch) -> Result<(), Problem>;
-}
-
-/// A batch that is filled part by part.
-pub(crate) trait Fill: Clone + Send + 'static {
-    fn begin(&mut self, request: Request);
-
-    /// Parts may have come in any order; from here on that can't be seen.
-    fn end(&mut self);
-}
-
-/// A whole batch, on this thread.
-fn fill<W: Work>(
-    work: &mut W,
-    request: Request,
-    (samples, capacity): (usize, usize),
-    batch: &mut W::Batch,
-) -> Result<(), DataError> {
-    request.check(samples, capacity)?;
+/// Makes a whole batch on this thread.
+fn fill(maker: &mut Maker, request: Request, room: Room, batch: &mut Batch) -> Result<(), DataError> {
+    request.check(room.samples, room.capacity)?;
     batch.begin(request);
-    for part in W::parts(&request) {
-        let made = work.make(request, part);
-        let delivered = made.and_then(|()| work.deliver(request, part, batch));
+    for part in request.groups(room.group) {
+        let made = maker.make(request, part);
+        let delivered = made.and_then(|()| maker.deliver(request, part, batch));
         delivered.map_err(|(_, error)| error)?;
     }
-    batch.end();
     Ok(())
 }
 
-/// Code that panics becomes a message: a batch that never gets ready would be waited for forever.
-pub(crate) fn caught(body: impl FnOnce()) -> Result<(), String> {
+/// Batches of up to `capacity` of an epoch's `samples`, made in groups.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    samples: usize,
+    capacity: usize,
+    group: usize,
+}
+
+impl Batch {
+    fn begin(&mut self, request: Request) {
+        self.skipped.clear();
+        self.request = request;
+    }
+}
+
+/// Turns a panic into a message: a batch that never gets ready would be waited for forever.
+pub(super) fn caught(body: impl FnOnce()) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(body)).map_err(|panic| {
         let message = panic.downcast_ref::<&str>().map(|text| text.to_string());
         message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
@@ -61,42 +49,42 @@ pub(crate) fn caught(body: impl FnOnce()) -> Result<(), String> {
 }
 
 /// Where batches come from.
-pub(crate) enum Source<W: Work> {
-    Threads(Crew<W>),
+pub(super) enum Source {
+    Threads(Crew),
     /// Nobody works ahead.
     Here {
-        work: Box<W>,
+        maker: Box<Maker>,
         requests: Requests,
-        /// As for [`Crew::new`].
-        room: (usize, usize),
+        room: Room,
     },
 }
 
-pub(crate) type Requests = Box<dyn Iterator<Item = Request> + Send>;
+pub(super) type Requests = Box<dyn Iterator<Item = Request> + Send>;
 
-impl<W: Work> Source<W> {
-    /// `like` is what every batch begins as.
-    pub(crate) fn new(
-        work: impl Fn() -> Result<W, DataError>,
-        like: &W::Batch,
+impl Source {
+    /// Starts threads, each with a maker of groups of `group` samples. `like` is what every batch begins as.
+    pub(super) fn new(
+        maker: impl Fn() -> Result<Maker, DataError>,
+        group: usize,
+        like: &Batch,
         settings: &LoaderSettings,
         requests: Requests,
     ) -> Result<Self, DataError> {
-        let room = (settings.sampler.len, settings.batch);
+        let room = Room { samples: settings.sampler.len, capacity: settings.batch, group };
         if settings.workers == 0 {
-            return Ok(Source::Here { work: Box::new(work()?), requests, room });
+            return Ok(Source::Here { maker: Box::new(maker()?), requests, room });
         }
-        let works = (0..settings.workers).map(|_| work()).collect::<Result<Vec<_>, _>>()?;
+        let makers = (0..settings.workers).map(|_| maker()).collect::<Result<Vec<_>, _>>()?;
         let slots = (0..settings.depth).map(|_| like.clone());
-        Ok(Source::Threads(Crew::new(works, slots, requests, room)?))
+        Ok(Source::Threads(Crew::new(makers, slots, requests, room)?))
     }
 
     /// Puts the next batch in the place of `current`; false after the last one.
-    pub(crate) fn next(&mut self, current: &mut W::Batch) -> Result<bool, DataError> {
+    pub(super) fn next(&mut self, current: &mut Batch) -> Result<bool, DataError> {
         match self {
             Source::Threads(crew) => crew.next(current),
-            Source::Here { work, requests, room } => match requests.next() {
-                Some(request) => fill(&mut **work, request, *room, current).map(|()| true),
+            Source::Here { maker, requests, room } => match requests.next() {
+                Some(request) => fill(maker, request, *room, current).map(|()| true),
                 None => Ok(false),
             },
         }
@@ -104,10 +92,10 @@ impl<W: Work> Source<W> {
 }
 
 /// A batch under way, or ready.
-struct Flight<B> {
+struct Flight {
     number: u64,
     request: Request,
-    slot: Slot<B>,
+    slot: Slot,
     /// The next part nobody has claimed, and the end of them.
     part: usize,
     end: usize,
@@ -115,48 +103,46 @@ struct Flight<B> {
     problem: Option<Problem>,
 }
 
-type Slot<B> = Arc<Mutex<B>>;
+type Slot = Arc<Mutex<Batch>>;
 
-struct State<B> {
+struct State {
     /// In the order in which they will be handed out.
-    flights: VecDeque<Flight<B>>,
+    flights: VecDeque<Flight>,
     stop: bool,
 }
 
-struct Shared<B> {
-    state: Mutex<State<B>>,
+struct Shared {
+    state: Mutex<State>,
     work: Condvar,
     ready: Condvar,
 }
 
 /// A part of one flight.
-struct Claim<B> {
+struct Claim {
     number: u64,
     request: Request,
-    slot: Slot<B>,
+    slot: Slot,
     part: usize,
 }
 
-pub(crate) struct Crew<W: Work> {
-    shared: Arc<Shared<W::Batch>>,
+pub(super) struct Crew {
+    shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     requests: Requests,
     started: u64,
-    samples: usize,
-    capacity: usize,
+    room: Room,
 }
 
-impl<W: Work> Crew<W> {
-    /// Batches of up to `capacity` of an epoch's `samples`.
+impl Crew {
     fn new(
-        makers: Vec<W>,
-        slots: impl Iterator<Item = W::Batch>,
+        makers: Vec<Maker>,
+        slots: impl Iterator<Item = Batch>,
         requests: Requests,
-        (samples, capacity): (usize, usize),
+        room: Room,
     ) -> Result<Self, DataError> {
         let state = Mutex::new(State { flights: VecDeque::new(), stop: false });
         let shared = Arc::new(Shared { state, work: Condvar::new(), ready: Condvar::new() });
-        let mut crew = Self { shared, threads: vec![], requests, started: 0, samples, capacity };
+        let mut crew = Self { shared, threads: vec![], requests, started: 0, room };
         slots.for_each(|slot| crew.start(Arc::new(Mutex::new(slot))));
         for maker in makers {
             let shared = Arc::clone(&crew.shared);
@@ -168,19 +154,19 @@ impl<W: Work> Crew<W> {
     }
 
     /// Waits for the next batch and puts it in the place of `current`; false after the last one.
-    fn next(&mut self, current: &mut W::Batch) -> Result<bool, DataError> {
+    fn next(&mut self, current: &mut Batch) -> Result<bool, DataError> {
         let Some(Flight { slot, problem, .. }) = self.shared.wait() else { return Ok(false) };
         std::mem::swap(current, &mut lock(&slot));
-        current.end();
         self.start(slot);
         problem.map_or(Ok(true), |(_, error)| Err(error))
     }
 
     /// Lets the threads fill a slot with the next request, if there is one.
-    fn start(&mut self, slot: Slot<W::Batch>) {
+    fn start(&mut self, slot: Slot) {
         let Some(request) = self.requests.next() else { return };
-        let problem = request.check(self.samples, self.capacity).err().map(|error| (request.first, error));
-        let parts = if problem.is_none() { W::parts(&request) } else { 0..0 };
+        let problem =
+            request.check(self.room.samples, self.room.capacity).err().map(|error| (request.first, error));
+        let parts = if problem.is_none() { request.groups(self.room.group) } else { 0..0 };
         lock(&slot).begin(request);
         let (number, unfinished) = (self.started, parts.len());
         let (part, end) = (parts.start, parts.end);
@@ -191,7 +177,7 @@ impl<W: Work> Crew<W> {
     }
 }
 
-impl<W: Work> Drop for Crew<W> {
+impl Drop for Crew {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.work.notify_all();
@@ -202,7 +188,7 @@ impl<W: Work> Drop for Crew<W> {
     }
 }
 
-fn work<W: Work>(shared: &Shared<W::Batch>, mut maker: W) {
+fn work(shared: &Shared, mut maker: Maker) {
     while let Some(Claim { number, request, slot, part }) = shared.claim() {
         let made = maker.make(request, part);
         let delivered = made.and_then(|()| maker.deliver(request, part, &mut lock(&slot)));
@@ -210,13 +196,13 @@ fn work<W: Work>(shared: &Shared<W::Batch>, mut maker: W) {
     }
 }
 
-impl<B> Shared<B> {
-    fn lock(&self) -> MutexGuard<'_, State<B>> {
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
     /// The first part nobody works on; none once the loader is dropped.
-    fn claim(&self) -> Option<Claim<B>> {
+    fn claim(&self) -> Option<Claim> {
         let mut state = self.lock();
         loop {
             if state.stop {
@@ -246,7 +232,7 @@ impl<B> Shared<B> {
     }
 
     /// The batch whose turn it is, once it is ready; none if nothing is under way.
-    fn wait(&self) -> Option<Flight<B>> {
+    fn wait(&self) -> Option<Flight> {
         let mut state = self.lock();
         while state.flights.front()?.unfinished > 0 {
             state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);

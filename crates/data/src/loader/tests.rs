@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Geometry, Image, Interpolation, RandAugment};
+use crate::{Finish, Geometry, Interpolation, RandAugment, Sample, Transform};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -38,7 +38,7 @@ impl Dataset for Numbered {
     fn name(&self, index: usize) -> String {
         format!("{index}.png")
     }
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         std::thread::sleep(self.pause);
         self.reads.fetch_add(1, Ordering::Relaxed);
         assert!(!self.panics.contains(&index), "what a decoder may do");
@@ -46,7 +46,7 @@ impl Dataset for Numbered {
             return Err(DataError::file(self.name(index), "broken"));
         }
         let (width, height) = (SIZE + index % 3, SIZE);
-        let pixels = out.reset(width, height, 3);
+        let pixels = out.image.reset(width, height, 3);
         pixels.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 + index * 31) as u8);
         Ok(())
     }
@@ -78,7 +78,7 @@ fn loader(set: Numbered, settings: LoaderSettings, requests: Vec<Request>) -> Lo
     Loader::new(Arc::new(set), rich(), settings, requests.into_iter()).unwrap()
 }
 
-fn load(set: Numbered, settings: LoaderSettings, requests: &[Request]) -> Vec<LoadedBatch> {
+fn load(set: Numbered, settings: LoaderSettings, requests: &[Request]) -> Vec<Batch> {
     let mut loader = loader(set, settings, requests.to_vec());
     let mut batches = Vec::new();
     while let Some(batch) = loader.next_batch().unwrap() {
@@ -96,7 +96,7 @@ fn two_epochs(batch: usize) -> Vec<Request> {
 /// What a model sees at each position of each epoch.
 type Seen = HashMap<(u64, usize), (Vec<f32>, i32, i32, f32, f32, usize)>;
 
-fn by_position(batches: &[LoadedBatch]) -> Seen {
+fn by_position(batches: &[Batch]) -> Seen {
     let mut seen = Seen::new();
     for batch in batches {
         let sample = batch.images.len() / batch.labels.len();
@@ -345,11 +345,11 @@ impl Dataset for Uniform {
     fn size(&self) -> Option<(usize, usize)> {
         self.told.then_some(self.size)
     }
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         if self.numbered.bad.contains(&index) {
             return Err(DataError::file(self.name(index), "broken"));
         }
-        let pixels = out.reset(self.size.0, self.size.1, self.channels);
+        let pixels = out.image.reset(self.size.0, self.size.1, self.channels);
         let byte = |i: usize| crate::random::key(&[index as u64, i as u64 / 5]) as u8;
         pixels.iter_mut().enumerate().for_each(|(i, out)| *out = byte(i).wrapping_add((i * i) as u8));
         Ok(())
@@ -403,17 +403,18 @@ fn a_device_can_finish_what_the_host_leaves_to_it() {
         let finish = Arc::new(Finish::of(&transform, &*set).unwrap());
         let left = |finish: &Arc<Finish>| {
             let (transform, settings) = (transform.clone(), settings(batch, workers));
-            Loader::unfinished(set.clone(), transform, finish.clone(), settings, requests()).unwrap()
+            let preparation = Preparation::Labels { transform, finish: Some(finish.clone()) };
+            Loader::new(set.clone(), preparation, settings, requests()).unwrap()
         };
         let mut device = left(&finish);
         // All of the set, end to end, as it would lie on a device.
         let there = Arc::new(Finish::clone(&finish).with_resident(LEN));
         let mut resident = (whole && there.resident.is_some()).then(|| left(&there));
         let mut all = Vec::new();
-        let mut image = Image::default();
+        let mut sample = Sample::default();
         for index in 0..if whole { LEN } else { 0 } {
-            set.read(index, &mut image).unwrap();
-            all.extend_from_slice(&image.pixels);
+            set.read(index, &mut sample).unwrap();
+            all.extend_from_slice(&sample.image.pixels);
         }
         originals += usize::from(finish.takes_originals());
         resized += usize::from(finish.taps_shape().is_some());
@@ -428,12 +429,9 @@ fn a_device_can_finish_what_the_host_leaves_to_it() {
                 assert!(found.pixels.is_empty());
                 assert!(there.apply(&all, &found.choices) == wanted.images, "{name}, resident");
             }
-            let found = LoadedBatch { images: wanted.images.clone(), ..found.clone() };
-            let wanted = LoadedBatch {
-                pixels: found.pixels.clone(),
-                choices: found.choices.clone(),
-                ..wanted.clone()
-            };
+            let found = Batch { images: wanted.images.clone(), ..found.clone() };
+            let wanted =
+                Batch { pixels: found.pixels.clone(), choices: found.choices.clone(), ..wanted.clone() };
             assert_eq!(found, wanted, "{name}");
         }
         assert_eq!(device.next_batch().unwrap(), None);

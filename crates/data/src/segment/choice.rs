@@ -2,7 +2,8 @@
 
 use super::photometric::Distortion;
 use super::transform::fitted;
-use super::{IGNORED, MaskTransform, Pair};
+use super::{IGNORED, MaskTransform};
+use crate::Sample;
 use crate::random::{Stream, key};
 
 /// Everything random about one sample, as plain data.
@@ -30,7 +31,7 @@ const ATTEMPTS: usize = 10;
 
 impl MaskTransform {
     /// What happens to the sample at `position` of `epoch`. Settings are those that [`MaskTransform::check`] lets pass.
-    pub fn choose(&self, seed: u64, epoch: u64, position: usize, pair: &Pair) -> MaskChoice {
+    pub fn choose(&self, seed: u64, epoch: u64, position: usize, pair: &Sample) -> MaskChoice {
         let stream = |purpose| Stream::new(key(&[seed, SEGMENT, purpose, epoch, position as u64]));
         let ratio = match self.ratio {
             (low, high) if low < high => low + (high - low) * stream(RESIZE).unit(),
@@ -51,7 +52,7 @@ impl MaskTransform {
     }
 
     /// The last cut that is drawn is taken, whatever it shows.
-    fn place(&self, (width, height): (usize, usize), pair: &Pair, stream: &mut Stream) -> (u32, u32) {
+    fn place(&self, (width, height): (usize, usize), pair: &Sample, stream: &mut Stream) -> (u32, u32) {
         let (across, down) = (width.saturating_sub(self.width), height.saturating_sub(self.height));
         if !self.random_place {
             return ((across / 2) as u32, (down / 2) as u32);
@@ -73,7 +74,7 @@ impl MaskTransform {
     }
 
     /// Whether a cut shows two classes at least, and none of them on too much of it.
-    fn is_varied(&self, resized: (usize, usize), place: (u32, u32), pair: &Pair) -> bool {
+    fn is_varied(&self, resized: (usize, usize), place: (u32, u32), pair: &Sample) -> bool {
         let columns = runs(nearest(pair.image.width, resized.0, place.0, self.width));
         let rows = runs(nearest(pair.image.height, resized.1, place.1, self.height));
         let mut counts = [0u64; 256];

@@ -1,9 +1,9 @@
 //! Pairs of files: an image, and a mask of the same name.
 
-use super::{IGNORED, MAX_CLASSES, MaskedSet, Pair};
+use super::{IGNORED, MAX_CLASSES};
 use crate::decode::{decode, decode_mask};
 use crate::folder::walk::{self, Found, Walk};
-use crate::{DataError, Skipped};
+use crate::{DataError, Dataset, Sample, Skipped, Task};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub enum Unpaired {
     /// The first of them is an error.
     Refused,
-    /// They are named in [`MaskedFiles::left_out`].
+    /// They are named in [`Dataset::left_out`].
     LeftOut,
 }
 
@@ -76,11 +76,6 @@ impl MaskedFiles {
         Ok(MaskedFiles { pairs, class_names, channels, numbering, labels, left_out })
     }
 
-    /// Images without a mask and masks without an image; none unless they were to be left out.
-    pub fn left_out(&self) -> &[Skipped] {
-        &self.left_out
-    }
-
     /// Where an image and its mask lie.
     ///
     /// # Panics
@@ -92,7 +87,7 @@ impl MaskedFiles {
     }
 
     /// Turns the numbers of a file into labels.
-    fn label(&self, mask: &Path, width: usize, numbers: &mut [u8]) -> Result<(), DataError> {
+    fn relabel(&self, mask: &Path, width: usize, numbers: &mut [u8]) -> Result<(), DataError> {
         let mut unknown = None;
         for (place, number) in numbers.iter_mut().enumerate() {
             match self.labels[usize::from(*number)] {
@@ -107,7 +102,7 @@ impl MaskedFiles {
     }
 }
 
-impl MaskedSet for MaskedFiles {
+impl Dataset for MaskedFiles {
     fn len(&self) -> usize {
         self.pairs.len()
     }
@@ -120,11 +115,20 @@ impl MaskedSet for MaskedFiles {
         self.channels
     }
 
+    fn task(&self) -> Task {
+        Task::Segment
+    }
+
+    /// Images without a mask and masks without an image; none unless they were to be left out.
+    fn left_out(&self) -> &[Skipped] {
+        &self.left_out
+    }
+
     fn name(&self, index: usize) -> String {
         self.paths(index).0.display().to_string()
     }
 
-    fn read(&self, index: usize, out: &mut Pair) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         let Some((image, mask)) = self.pairs.get(index) else {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         };
@@ -139,7 +143,7 @@ impl MaskedSet for MaskedFiles {
             );
             return Err(DataError::file(mask, problem));
         }
-        self.label(mask, width, &mut out.mask)
+        self.relabel(mask, width, &mut out.mask)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Carrying out what was chosen for one pair.
 
 use super::choice::{MaskChoice, nearest};
-use super::{IGNORED, MaskTransform, Pair};
+use super::{IGNORED, MaskTransform};
 use crate::augment::Part;
-use crate::{CropBox, DataError, Image, Interpolation, Resizer};
+use crate::{CropBox, DataError, Image, Interpolation, Resizer, Sample};
 
 /// Prepares samples; keeps memory between them. One for each thread.
 pub struct MaskPreparer {
@@ -31,7 +31,7 @@ impl MaskPreparer {
     /// pixel at the new one's centre.
     pub fn prepare(
         &mut self,
-        pair: &Pair,
+        pair: &Sample,
         choice: &MaskChoice,
         pixels: &mut [u8],
         mask: &mut [u8],
@@ -82,7 +82,7 @@ impl MaskPreparer {
 
     fn check(
         &self,
-        pair: &Pair,
+        pair: &Sample,
         choice: &MaskChoice,
         found_pixels: usize,
         found_mask: usize,

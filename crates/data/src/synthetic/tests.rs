@@ -1,13 +1,15 @@
 use super::*;
+use crate::Image;
 
 const SPEC: SyntheticSpec =
     SyntheticSpec { split: Split::Train, len: 1000, image_size: 32, channels: 3, classes: 10, seed: 0 };
 
 /// The bytes of an image, channel after channel.
 fn image(spec: SyntheticSpec, index: usize) -> Vec<u8> {
-    let mut image = Image::default();
-    Synthetic::new(spec).unwrap().read(index, &mut image).unwrap();
-    (0..spec.channels).flat_map(|c| image.pixels.iter().skip(c).step_by(spec.channels).copied()).collect()
+    let mut sample = Sample::default();
+    Synthetic::new(spec).unwrap().read(index, &mut sample).unwrap();
+    let pixels = &sample.image.pixels;
+    (0..spec.channels).flat_map(|c| pixels.iter().skip(c).step_by(spec.channels).copied()).collect()
 }
 
 /// FNV-1a.
@@ -63,11 +65,11 @@ fn colour_does_not_give_the_class_away() {
     let set = Synthetic::new(SyntheticSpec { len: 10_000, image_size: 8, ..SPEC }).unwrap();
     let plane = 64;
     let mut sums = [[0.0f64; 3]; 10];
-    let mut image = Image::default();
+    let mut sample = Sample::default();
     for index in 0..set.len() {
-        set.read(index, &mut image).unwrap();
+        set.read(index, &mut sample).unwrap();
         for (channel, sum) in sums[set.label(index)].iter_mut().enumerate() {
-            let pixels = image.pixels.iter().skip(channel).step_by(3);
+            let pixels = sample.image.pixels.iter().skip(channel).step_by(3);
             *sum += pixels.map(|&p| f64::from(p)).sum::<f64>() / plane as f64;
         }
     }
@@ -82,8 +84,10 @@ fn colour_does_not_give_the_class_away() {
 fn the_whole_buffer_is_painted_at_odd_sizes() {
     for (image_size, channels) in [(8, 1), (9, 2), (65, 3), (130, 5)] {
         let set = Synthetic::new(SyntheticSpec { image_size, channels, ..SPEC }).unwrap();
-        let before =
-            |byte| Image { pixels: vec![byte; image_size * image_size * channels], ..Image::default() };
+        let before = |byte| {
+            let pixels = vec![byte; image_size * image_size * channels];
+            Sample { image: Image { pixels, ..Image::default() }, mask: vec![] }
+        };
         let (mut over_black, mut over_white) = (before(0), before(255));
         set.read(3, &mut over_black).unwrap();
         set.read(3, &mut over_white).unwrap();
@@ -111,6 +115,6 @@ fn settings_out_of_range_are_refused() {
 #[test]
 fn reads_outside_the_set_are_refused() {
     let set = Synthetic::new(SPEC).unwrap();
-    let read = set.read(1000, &mut Image::default());
+    let read = set.read(1000, &mut Sample::default());
     assert_eq!(read, Err(DataError::IndexOutOfRange { index: 1000, len: 1000 }));
 }

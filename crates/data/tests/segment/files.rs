@@ -1,8 +1,8 @@
 //! Sets of files, and what is wrong with them.
 
 use crate::common::Folder;
-use data::segment::{MaskedFiles, MaskedSet, Pair, Unpaired, ade20k, fingerprint, masks, overlay};
-use data::{DataError, Split};
+use data::segment::{MaskedFiles, Unpaired, ade20k, masks, overlay};
+use data::{DataError, Dataset, Sample, Split, fingerprint};
 use std::fs;
 
 /// A PNG of `bits` for a pixel, with a palette or gray.
@@ -37,8 +37,8 @@ fn ade(test: &str) -> Folder {
     folder
 }
 
-fn read(set: &MaskedFiles, index: usize) -> Result<Pair, DataError> {
-    let mut pair = Pair::default();
+fn read(set: &MaskedFiles, index: usize) -> Result<Sample, DataError> {
+    let mut pair = Sample::default();
     set.read(index, &mut pair).map(|()| pair)
 }
 
@@ -55,7 +55,7 @@ fn ade20k_is_shifted_by_one_and_ignores_0() {
     let train = ade20k::open(&folder.0, Split::Train, Unpaired::Refused).unwrap();
     assert_eq!((train.len(), train.classes(), train.channels()), (2, 150, 3));
     assert!(train.name(0).ends_with("a.png") && train.name(1).ends_with("b.png"));
-    let Pair { image, mask } = read(&train, 0).unwrap();
+    let Sample { image, mask } = read(&train, 0).unwrap();
     assert_eq!((image.width, image.height, mask), (3, 2, vec![255, 0, 1, 149, 2, 0]));
     assert_eq!(train.class_names()[149], "flag");
     assert_eq!(ade20k::open(&folder.0, Split::Test, Unpaired::Refused).unwrap().len(), 1);

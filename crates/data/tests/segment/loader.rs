@@ -1,24 +1,32 @@
 //! Batches.
 
-use data::segment::{
-    CachedPairs, Drawn, DrawnSpec, IGNORED, MaskBatch, MaskFinish, MaskLoader, MaskTransform, MaskedSet, Pair,
+use data::segment::{IGNORED, MaskFinish, MaskTransform, SyntheticMasks, SyntheticMasksSpec};
+use data::{
+    Batch, Cached, DataError, Dataset, Loader, LoaderSettings, Preparation, Request, Sample, Sampler, Split,
+    Task,
 };
-use data::{DataError, LoaderSettings, Request, Sampler, Split};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const LEN: usize = 13;
 
-fn drawn() -> Drawn {
-    let spec =
-        DrawnSpec { split: Split::Train, len: LEN, width: 40, height: 30, channels: 3, classes: 5, seed: 3 };
-    Drawn::new(spec).unwrap()
+fn synthetic() -> SyntheticMasks {
+    let spec = SyntheticMasksSpec {
+        split: Split::Train,
+        len: LEN,
+        width: 40,
+        height: 30,
+        channels: 3,
+        classes: 5,
+        seed: 3,
+    };
+    SyntheticMasks::new(spec).unwrap()
 }
 
 /// Some of its images can't be read; one makes its reader panic.
-struct Faulty(Drawn, Vec<usize>, Option<usize>, AtomicUsize);
+struct Faulty(SyntheticMasks, Vec<usize>, Option<usize>, AtomicUsize);
 
-impl MaskedSet for Faulty {
+impl Dataset for Faulty {
     fn len(&self) -> usize {
         self.0.len()
     }
@@ -28,10 +36,13 @@ impl MaskedSet for Faulty {
     fn channels(&self) -> usize {
         3
     }
+    fn task(&self) -> Task {
+        Task::Segment
+    }
     fn name(&self, index: usize) -> String {
         format!("image {index}")
     }
-    fn read(&self, index: usize, out: &mut Pair) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         self.3.fetch_add(1, Relaxed);
         assert!(self.2 != Some(index), "at its end");
         if self.1.contains(&index) {
@@ -45,7 +56,7 @@ impl MaskedSet for Faulty {
 }
 
 fn set(bad: &[usize], panics: Option<usize>) -> Arc<Faulty> {
-    Arc::new(Faulty(drawn(), bad.to_vec(), panics, AtomicUsize::new(0)))
+    Arc::new(Faulty(synthetic(), bad.to_vec(), panics, AtomicUsize::new(0)))
 }
 
 fn transform() -> MaskTransform {
@@ -65,7 +76,7 @@ fn requests(batch: usize) -> impl Iterator<Item = Request> + Send + Clone {
     })
 }
 
-fn batches(mut loader: MaskLoader) -> Vec<MaskBatch> {
+fn batches(mut loader: Loader) -> Vec<Batch> {
     let mut batches = vec![];
     while let Some(batch) = loader.next_batch().unwrap() {
         batches.push(batch.clone());
@@ -73,17 +84,17 @@ fn batches(mut loader: MaskLoader) -> Vec<MaskBatch> {
     batches
 }
 
-fn load(set: Arc<dyn MaskedSet>, batch: usize, workers: usize) -> Vec<MaskBatch> {
-    batches(MaskLoader::new(set, transform(), settings(batch, workers, true), requests(batch)).unwrap())
+fn load(set: Arc<dyn Dataset>, batch: usize, workers: usize) -> Vec<Batch> {
+    batches(Loader::new(set, transform(), settings(batch, workers, true), requests(batch)).unwrap())
 }
 
 /// An image's number, its values, labels and weights.
-type Sample = (usize, Vec<f32>, Vec<i32>, Vec<f32>);
+type Seen = (usize, Vec<f32>, Vec<i32>, Vec<f32>);
 
 /// Samples in order, without what depends on the batch they came in.
-fn samples(batches: &[MaskBatch]) -> Vec<Sample> {
+fn samples(batches: &[Batch]) -> Vec<Seen> {
     let area = transform().area();
-    let each = |batch: &MaskBatch| -> Vec<_> {
+    let each = |batch: &Batch| -> Vec<_> {
         let part = |i: usize| {
             let images = batch.images[i * area * 3..][..area * 3].to_vec();
             let labels = batch.labels[i * area..][..area].to_vec();
@@ -129,8 +140,8 @@ fn ignored_pixels_and_padding_have_no_weight() {
 #[test]
 fn a_device_comes_to_the_same() {
     let finished = load(set(&[4], None), 4, 2);
-    let loader =
-        MaskLoader::unfinished(set(&[4], None), transform(), settings(4, 2, true), requests(4)).unwrap();
+    let preparation = Preparation::Masks { transform: transform(), finished: false };
+    let loader = Loader::new(set(&[4], None), preparation, settings(4, 2, true), requests(4)).unwrap();
     let bytes = batches(loader);
     let (finish, area) = (MaskFinish::of(&transform()).unwrap(), transform().area());
     for (batch, expected) in bytes.iter().zip(&finished) {
@@ -171,8 +182,7 @@ fn bad_images_are_skipped_and_named_or_end_the_batch() {
     }
     for workers in [0, 3] {
         let mut loader =
-            MaskLoader::new(set(&bad, None), transform(), settings(LEN, workers, false), requests(LEN))
-                .unwrap();
+            Loader::new(set(&bad, None), transform(), settings(LEN, workers, false), requests(LEN)).unwrap();
         let error = loader.next_batch().unwrap_err();
         assert_eq!(error, DataError::file(format!("file {}", expected[0]), "broken"));
     }
@@ -181,7 +191,7 @@ fn bad_images_are_skipped_and_named_or_end_the_batch() {
 #[test]
 fn a_reader_that_panics_is_an_error() {
     let panicking = set(&[], Some(5));
-    let mut loader = MaskLoader::new(panicking, transform(), settings(LEN, 2, true), requests(LEN)).unwrap();
+    let mut loader = Loader::new(panicking, transform(), settings(LEN, 2, true), requests(LEN)).unwrap();
     let message = loader.next_batch().unwrap_err().to_string();
     assert!(message.contains("preparing image 5: at its end"), "{message}");
 }
@@ -191,7 +201,7 @@ fn pairs_are_read_once_if_they_are_kept() {
     let plain = load(set(&[], None), 4, 0);
     for workers in [0, 2] {
         let counted = set(&[], None);
-        let cached = Arc::new(CachedPairs::new(counted.clone(), 1 << 20));
+        let cached = Arc::new(Cached::new(counted.clone(), 1 << 20));
         assert_eq!(load(cached.clone(), 4, workers), plain);
         let read = counted.3.load(Relaxed);
         // Two threads may read the same pair at the same time, where an epoch ends and the next begins; it is kept once.
@@ -200,15 +210,15 @@ fn pairs_are_read_once_if_they_are_kept() {
         assert_eq!(load(cached, 4, workers), plain);
         assert_eq!(counted.3.load(Relaxed), read, "what is kept is not read again");
     }
-    let small = CachedPairs::new(set(&[], None), 40 * 30 * 4 + 1);
-    (0..3).for_each(|index| small.read(index, &mut Pair::default()).unwrap());
+    let small = Cached::new(set(&[], None), 40 * 30 * 4 + 1);
+    (0..3).for_each(|index| small.read(index, &mut Sample::default()).unwrap());
     assert_eq!(small.used(), 40 * 30 * 4);
 }
 
 #[test]
 fn settings_that_do_not_fit_are_refused() {
     let refused = |transform, settings| {
-        MaskLoader::new(set(&[], None), transform, settings, requests(4)).err().unwrap().to_string()
+        Loader::new(set(&[], None), transform, settings, requests(4)).err().unwrap().to_string()
     };
     assert!(refused(MaskTransform::plain(8, 8, &[0.5], &[0.5]), settings(4, 1, true)).contains("channels"));
     assert!(refused(transform(), settings(0, 1, true)).contains("batch"));

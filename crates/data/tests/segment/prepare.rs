@@ -1,11 +1,11 @@
 //! What becomes of one pair.
 
-use data::segment::{Distortion, IGNORED, MaskChoice, MaskFinish, MaskPreparer, MaskTransform, Pair};
-use data::{CropBox, Image, Interpolation, Resizer};
+use data::segment::{Distortion, IGNORED, MaskChoice, MaskFinish, MaskPreparer, MaskTransform};
+use data::{CropBox, Image, Interpolation, Resizer, Sample};
 
 /// A picture with a texture, and a mask of four parts with a frame that is ignored.
-fn pair(width: usize, height: usize) -> Pair {
-    let mut pair = Pair { mask: vec![0; width * height], ..Pair::default() };
+fn pair(width: usize, height: usize) -> Sample {
+    let mut pair = Sample { mask: vec![0; width * height], ..Sample::default() };
     let pixels = pair.image.reset(width, height, 3);
     for (i, pixel) in pixels.iter_mut().enumerate() {
         let (x, y, c) = (i / 3 % width, i / 3 / width, i % 3);
@@ -23,7 +23,7 @@ fn transform(height: usize, width: usize) -> MaskTransform {
     MaskTransform::plain(height, width, &[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225])
 }
 
-fn prepared(transform: &MaskTransform, pair: &Pair, choice: &MaskChoice) -> (Vec<u8>, Vec<u8>, [i32; 2]) {
+fn prepared(transform: &MaskTransform, pair: &Sample, choice: &MaskChoice) -> (Vec<u8>, Vec<u8>, [i32; 2]) {
     let (mut pixels, mut mask) = (vec![7; transform.area() * 3], vec![7; transform.area()]);
     let mut preparer = MaskPreparer::new(transform.clone()).unwrap();
     let extent = preparer.prepare(pair, choice, &mut pixels, &mut mask).unwrap();
@@ -31,7 +31,7 @@ fn prepared(transform: &MaskTransform, pair: &Pair, choice: &MaskChoice) -> (Vec
 }
 
 /// Resizes all of the pair, then looks every pixel up.
-fn slowly(transform: &MaskTransform, pair: &Pair, choice: &MaskChoice) -> (Vec<u8>, Vec<u8>) {
+fn slowly(transform: &MaskTransform, pair: &Sample, choice: &MaskChoice) -> (Vec<u8>, Vec<u8>) {
     let (width, height) = (choice.resized.0 as usize, choice.resized.1 as usize);
     let mut resized = Image::default();
     let whole = CropBox::whole(&pair.image);
@@ -192,8 +192,8 @@ fn buffers_and_choices_that_do_not_fit_are_refused() {
     assert!(preparer.prepare(&pair, &choice, &mut pixels, &mut mask[1..]).is_err());
     let outside = MaskChoice { place: (choice.resized.0, 0), ..choice };
     assert!(preparer.prepare(&pair, &outside, &mut pixels, &mut mask).is_err());
-    let short = Pair { mask: vec![0; 10], ..pair.clone() };
+    let short = Sample { mask: vec![0; 10], ..pair.clone() };
     assert!(preparer.prepare(&short, &choice, &mut pixels, &mut mask).is_err());
-    let gray = Pair { image: Image { channels: 1, ..pair.image.clone() }, ..pair };
+    let gray = Sample { image: Image { channels: 1, ..pair.image.clone() }, ..pair };
     assert!(preparer.prepare(&gray, &choice, &mut pixels, &mut mask).is_err());
 }

@@ -1,7 +1,7 @@
 //! The same as OpenCV, PIL and PyTorch give. `fixtures/make_segment.py` wrote what is compared with.
 
-use data::Image;
-use data::segment::{Canvas, Distortion, Grid, MaskChoice, MaskPreparer, MaskTransform, Pair, Windows};
+use data::segment::{Canvas, Distortion, Grid, MaskChoice, MaskPreparer, MaskTransform, Windows};
+use data::{Image, Sample};
 use serde_json::Value;
 
 fn fixture(part: &str) -> Value {
@@ -53,7 +53,7 @@ fn labels_are_resized_as_pil_does_it() {
     for case in fixture("nearest").as_array().unwrap() {
         let ((width, height), to) = (pair(&case["size"]), pair(&case["to"]));
         let image = Image { width, height, channels: 1, pixels: vec![0; width * height] };
-        let of = Pair { image, mask: bytes(&case["mask"]) };
+        let of = Sample { image, mask: bytes(&case["mask"]) };
         let transform = MaskTransform::plain(to.1, to.0, &[0.0], &[1.0]);
         let choice = MaskChoice {
             resized: (to.0 as u32, to.1 as u32),

@@ -8,12 +8,9 @@ use crate::error::TrainError;
 use crate::segmentation::{PixelConfusion, PixelScore};
 use crate::session::{Session, evaluation_header};
 use comm::Reduction;
-use config::sets::Sets;
 use config::{EvalMode, Resolved};
-use data::segment::{
-    Canvas, Grid, IGNORED, Ladder, MaskFinish, MaskedSet, Pair, Whole, Windows, resized_mask,
-};
-use data::{CropBox, Image, Interpolation, Resizer, Skipped};
+use data::segment::{Canvas, Grid, IGNORED, Ladder, MaskFinish, WholeImage, Windows, resized_mask};
+use data::{CropBox, DataError, Dataset, Image, Interpolation, Resizer, Sample, Skipped};
 use devices::Real;
 use devices::device::{Inputs, Which, planned, target};
 use graph::{Loss, Plan, Program};
@@ -29,7 +26,7 @@ const MULTIPLE: usize = 32;
 pub struct Answer<'a> {
     /// Its number in the held-out set.
     pub index: usize,
-    pub pair: &'a Pair,
+    pub sample: &'a Sample,
     /// The most probable class of every pixel.
     pub labels: &'a [u8],
 }
@@ -48,7 +45,8 @@ struct Look {
 impl Look {
     fn of(run: &Resolved) -> Result<Self, TrainError> {
         let (Some(pixels), Some(transform)) = (&run.pixels, run.mask_transform()) else {
-            unreachable!("a run with masks says how they are judged")
+            let problem = format!("{} gives one class for each image", run.model);
+            return Err(DataError::Call { what: "an evaluation of pixels", problem }.into());
         };
         let ([height, width], stride) = (run.network.size(), pixels.eval_stride);
         let windows = match pixels.eval_mode {
@@ -66,8 +64,8 @@ impl Look {
     }
 
     /// An image as it will be read.
-    fn at(&mut self, index: usize, pair: Pair, own: (usize, usize)) -> Result<Held, TrainError> {
-        let mut whole = Whole::of((pair.image.width, pair.image.height), self.fit, self.ladder);
+    fn at(&mut self, index: usize, sample: Sample, own: (usize, usize)) -> Result<Held, TrainError> {
+        let mut whole = WholeImage::of((sample.image.width, sample.image.height), self.fit, self.ladder);
         // No side is shorter than in training: what fits needs no plan of its own, and windows of attention are as they were.
         let side = |resized: usize, padded: usize, own: usize| if resized <= own { own } else { padded };
         let ((width, height), (columns, rows)) = (whole.resized, whole.padded);
@@ -75,22 +73,33 @@ impl Look {
         let (size, stride) = self.windows.unwrap_or((whole.padded, whole.padded));
         let windows = Windows::of(whole.resized, size, stride)?;
         let mut image = Image::default();
-        let all = CropBox::whole(&pair.image);
-        self.resizer.resize(&pair.image, all, whole.resized, Interpolation::Bilinear, &mut image);
-        let mask = resized_mask(&pair.mask, whole.original, whole.resized);
+        let all = CropBox::whole(&sample.image);
+        self.resizer.resize(&sample.image, all, whole.resized, Interpolation::Bilinear, &mut image);
+        let mask = resized_mask(&sample.mask, whole.original, whole.resized);
         let (unseen, is_whole) = (windows.places.len(), self.windows.is_none());
-        Ok(Held { index, pair, image, mask, whole, windows, is_whole, canvas: None, unseen, labels: vec![] })
+        Ok(Held {
+            index,
+            sample,
+            image,
+            mask,
+            whole,
+            windows,
+            is_whole,
+            canvas: None,
+            unseen,
+            labels: vec![],
+        })
     }
 }
 
 /// An image that is being looked at.
 struct Held {
     index: usize,
-    pair: Pair,
+    sample: Sample,
     /// Resized, with its labels.
     image: Image,
     mask: Vec<u8>,
-    whole: Whole,
+    whole: WholeImage,
     windows: Windows,
     is_whole: bool,
     /// What was said of its windows, until all are seen.
@@ -171,10 +180,7 @@ impl<T: Real> Session<T> {
         &mut self,
         mut each: impl FnMut(Answer<'_>) -> Result<(), TrainError>,
     ) -> Result<PixelScore, TrainError> {
-        let Sets::Masked(sets) = self.sets() else {
-            unreachable!("whoever judges pixels was given masks");
-        };
-        let set = std::sync::Arc::clone(&sets.test);
+        let set = std::sync::Arc::clone(&self.sets().test);
         self.device_mut().before_evaluation()?;
         let mut own = None;
         let judged = self.look_at(&*set, &mut own, &mut each);
@@ -195,7 +201,7 @@ impl<T: Real> Session<T> {
     /// This rank's part: counts, and sums of losses, pixels read and images.
     fn look_at(
         &mut self,
-        set: &dyn MaskedSet,
+        set: &dyn Dataset,
         own: &mut Option<Program>,
         each: &mut dyn FnMut(Answer<'_>) -> Result<(), TrainError>,
     ) -> Result<(PixelConfusion, [f64; 3]), TrainError> {
@@ -210,15 +216,12 @@ impl<T: Real> Session<T> {
                 let [loss, pixels] = self.look_through(size, &mut group, &look, own)?;
                 (sums[0], sums[1]) = (sums[0] + loss, sums[1] + pixels);
             }
-            for Held { index, pair, labels, .. } in &group {
+            for Held { index, sample, labels, .. } in &group {
                 sums[2] += 1.0;
-                confusion.add(&pair.mask, labels).map_err(|error| {
-                    TrainError::Data(data::DataError::Image {
-                        image: set.name(*index),
-                        problem: error.to_string(),
-                    })
+                confusion.add(&sample.mask, labels).map_err(|error| {
+                    TrainError::Data(DataError::Image { image: set.name(*index), problem: error.to_string() })
                 })?;
-                each(Answer { index: *index, pair, labels })?;
+                each(Answer { index: *index, sample, labels })?;
             }
         }
         Ok((confusion, sums))
@@ -226,16 +229,16 @@ impl<T: Real> Session<T> {
 
     fn read_group(
         &mut self,
-        set: &dyn MaskedSet,
+        set: &dyn Dataset,
         indices: &[usize],
         look: &mut Look,
     ) -> Result<Vec<Held>, TrainError> {
         let [height, width] = self.resolved().network.size();
         let mut group = Vec::with_capacity(indices.len());
         for &index in indices {
-            let mut pair = Pair::default();
-            match set.read(index, &mut pair) {
-                Ok(()) => group.push(look.at(index, pair, (width, height))?),
+            let mut sample = Sample::default();
+            match set.read(index, &mut sample) {
+                Ok(()) => group.push(look.at(index, sample, (width, height))?),
                 Err(error) if self.resolved().data.skip_bad_images => {
                     let (name, problem) = (set.name(index), error.to_string());
                     self.note_skipped(Skipped { index, name, problem });

@@ -4,8 +4,8 @@ use super::{Score, Session};
 use crate::error::TrainError;
 use crate::segmentation::PixelScore;
 use comm::Reduction;
-use config::sets::{ImageSets, Sets};
-use data::{Dataset, LoadedBatch, Loader, Sampler};
+use config::Task;
+use data::{Batch, Dataset, Loader, Preparation, Sampler};
 use devices::Real;
 use devices::device::{Which, planned};
 use graph::Header;
@@ -43,17 +43,10 @@ pub(crate) fn header(nominal: f64) -> Header {
 impl<T: Real> Session<T> {
     /// Judges the held-out set, as the task has it.
     pub fn judge(&mut self) -> Result<Evaluation, TrainError> {
-        Ok(match &self.sets {
-            Sets::Images(_) => Evaluation::Images(self.evaluate(|_, _| {})?),
-            Sets::Masked(_) => Evaluation::Pixels(self.evaluate_pixels(|_| Ok(()))?),
+        Ok(match self.run.task() {
+            Task::Classify => Evaluation::Images(self.evaluate(|_, _| {})?),
+            Task::Segment => Evaluation::Pixels(self.evaluate_pixels(|_| Ok(()))?),
         })
-    }
-
-    pub(super) fn image_sets(&self) -> &ImageSets {
-        match &self.sets {
-            Sets::Images(sets) => sets,
-            Sets::Masked(_) => unreachable!("whoever judges images was given some"),
-        }
     }
 
     /// Evaluated batches will have images, even if the device makes its own.
@@ -63,19 +56,20 @@ impl<T: Real> Session<T> {
 
     /// Scores the held-out set, each image on one rank; `each` sees every batch of this rank and its logits, those of
     /// padding left out. The score is that of all ranks.
-    pub fn evaluate(&mut self, mut each: impl FnMut(&LoadedBatch, &[T])) -> Result<Score, TrainError> {
+    pub fn evaluate(&mut self, mut each: impl FnMut(&Batch, &[T])) -> Result<Score, TrainError> {
         self.device.before_evaluation()?;
-        let set = Arc::clone(&self.image_sets().test);
+        let set = Arc::clone(&self.sets.test);
         let transform = self.run.augmentation.evaluation(&self.run.network);
         let sampler = Sampler { len: set.len(), seed: 0, shuffle: false };
         let settings = self.loading(sampler, self.run.data.workers);
         let requests = || self.shares.once(self.world.rank(), set.len());
-        let finish = self.finishing.as_ref().map(|finishing| &finishing.eval);
-        let mut shown = match finish.filter(|_| self.shows_images) {
+        let finish = self.finishing.as_ref().map(|finishing| Arc::clone(&finishing.eval));
+        let mut shown = match finish.as_ref().filter(|_| self.shows_images) {
             Some(_) => Some(Loader::new(set.clone(), transform.clone(), settings.clone(), requests())?),
             None => None,
         };
-        let mut loader = self.loader(set.clone(), transform, finish, settings, requests())?;
+        let preparation = Preparation::Labels { transform, finish };
+        let mut loader = Loader::new(set.clone(), preparation, settings, requests())?;
         let nominal = self.run.batch as f64;
         let header = header(nominal);
         let mut sums: Vec<[f64; 4]> = Vec::new();
@@ -111,6 +105,6 @@ impl<T: Real> Session<T> {
     }
 
     pub fn test_set(&self) -> &dyn Dataset {
-        &*self.image_sets().test
+        &*self.sets.test
     }
 }

@@ -1,9 +1,9 @@
 //! What tests of the whole program share.
 #![allow(dead_code)]
 
-use data::Split;
 use data::segment::overlay::save_mask;
-use data::segment::{Drawn, DrawnSpec, MaskedSet, Pair};
+use data::segment::{SyntheticMasks, SyntheticMasksSpec};
+use data::{Dataset, Sample, Split};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -111,8 +111,8 @@ pub fn scenes(folder: &Folder, (width, height): (usize, usize), lengths: [usize;
         for kind in ["images", "masks"] {
             fs::create_dir_all(folder.0.join(format!("set/{part}/{kind}"))).unwrap();
         }
-        let spec = DrawnSpec { split, len, width, height, channels: 3, classes: 3, seed: 5 };
-        let (set, mut pair) = (Drawn::new(spec).unwrap(), Pair::default());
+        let spec = SyntheticMasksSpec { split, len, width, height, channels: 3, classes: 3, seed: 5 };
+        let (set, mut pair) = (SyntheticMasks::new(spec).unwrap(), Sample::default());
         for index in 0..len {
             set.read(index, &mut pair).unwrap();
             for kind in ["images", "masks"] {

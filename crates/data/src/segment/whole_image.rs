@@ -29,18 +29,18 @@ impl Ladder {
 
 /// How an image is evaluated as a whole. All are (width, height).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct WholeImage {
     pub original: (usize, usize),
     pub resized: (usize, usize),
     /// What a model reads; the image lies at its upper left.
     pub padded: (usize, usize),
 }
 
-impl Whole {
+impl WholeImage {
     /// `fit` is the box that an image is resized to fit in, by its longer and its shorter side.
     pub fn of(original: (usize, usize), fit: (usize, usize), ladder: Ladder) -> Self {
         let resized = fitted(original, fit);
-        Whole { original, resized, padded: (ladder.padded(resized.0), ladder.padded(resized.1)) }
+        WholeImage { original, resized, padded: (ladder.padded(resized.0), ladder.padded(resized.1)) }
     }
 
     /// Resizes and pads: `out` is (H, W, C), with 0 for padding. Gives the rows and columns that are image.
@@ -94,7 +94,7 @@ mod tests {
         let mut shapes = HashSet::new();
         for width in (50..3000).step_by(37) {
             for height in (50..3000).step_by(41) {
-                let Whole { resized, padded, .. } = Whole::of((width, height), (2048, 512), ladder);
+                let WholeImage { resized, padded, .. } = WholeImage::of((width, height), (2048, 512), ladder);
                 assert!(padded.0 >= resized.0 && padded.1 >= resized.1);
                 assert!(padded.0 % 32 == 0 && padded.1 % 32 == 0);
                 shapes.insert(padded);
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn an_image_lies_at_the_upper_left() {
         let image = Image { width: 4, height: 2, channels: 1, pixels: vec![10, 10, 10, 10, 10, 10, 10, 10] };
-        let whole = Whole::of((4, 2), (2, 1), Ladder::new(4, 4, 1).unwrap());
+        let whole = WholeImage::of((4, 2), (2, 1), Ladder::new(4, 4, 1).unwrap());
         assert_eq!((whole.resized, whole.padded), ((2, 1), (4, 4)));
         let mut out = [9; 16];
         let extent = whole.prepare(&image, &mut Resizer::new(), &mut Image::default(), &mut out);
@@ -120,7 +120,7 @@ mod tests {
     /// Two classes, left and right of a line, and a third that rules the padding: it must not be seen.
     #[test]
     fn labels_come_back_at_the_original_size() {
-        let whole = Whole { original: (90, 45), resized: (60, 30), padded: (64, 32) };
+        let whole = WholeImage { original: (90, 45), resized: (60, 30), padded: (64, 32) };
         let (width, height) = (16, 8);
         let mut logits = vec![];
         for y in 0..height {

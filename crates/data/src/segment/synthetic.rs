@@ -4,14 +4,13 @@
 //! size, tilt, colours, shading and noise are drawn independently of it. Class 0 is the ground, the others are the shapes of
 //! the [`crate::synthetic`] set.
 //!
-//! Pair i is a pure function of (seed, split, i, width, height, channels, classes), with the same bytes on every platform.
+//! Sample i is a pure function of (seed, split, i, width, height, channels, classes), with the same bytes on every platform.
 
-use super::{MaskedSet, Pair};
 use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::{Stream, key, noise};
 use crate::synthetic::scene::{Wave, direction};
 use crate::synthetic::shape::{Shape, length};
-use crate::{DataError, Split};
+use crate::{DataError, Dataset, Sample, Split, SyntheticSpec, Task};
 use std::ops::RangeInclusive;
 
 /// With the ground.
@@ -33,7 +32,7 @@ const NOISE: (f32, f32) = (0.01, 0.06);
 const MAX_TILT_HALF_TANGENT: f32 = 0.15;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DrawnSpec {
+pub struct SyntheticMasksSpec {
     pub split: Split,
     pub len: usize,
     pub width: usize,
@@ -44,15 +43,24 @@ pub struct DrawnSpec {
     pub seed: u64,
 }
 
+impl SyntheticMasksSpec {
+    /// Square images, as the synthetic set without masks has them.
+    pub fn square(spec: SyntheticSpec) -> Self {
+        let SyntheticSpec { split, len, image_size, channels, classes, seed } = spec;
+        Self { split, len, width: image_size, height: image_size, channels, classes, seed }
+    }
+}
+
+/// The synthetic set with masks. Any `len` is fine: a longer set starts with the images of a shorter one.
 #[derive(Clone, Debug)]
-pub struct Drawn {
-    spec: DrawnSpec,
+pub struct SyntheticMasks {
+    spec: SyntheticMasksSpec,
     class_names: Vec<String>,
 }
 
-impl Drawn {
-    pub fn new(spec: DrawnSpec) -> Result<Self, DataError> {
-        let DrawnSpec { width, height, channels, classes, .. } = spec;
+impl SyntheticMasks {
+    pub fn new(spec: SyntheticMasksSpec) -> Result<Self, DataError> {
+        let SyntheticMasksSpec { width, height, channels, classes, .. } = spec;
         within("classes", classes, &CLASSES, "the drawn masks have so many")?;
         for side in [width, height] {
             within("image-size", side, &DRAWN_SIDES, "masks are drawn in these sizes")?;
@@ -72,7 +80,7 @@ impl Drawn {
     }
 }
 
-impl MaskedSet for Drawn {
+impl Dataset for SyntheticMasks {
     fn len(&self) -> usize {
         self.spec.len
     }
@@ -85,11 +93,15 @@ impl MaskedSet for Drawn {
         self.spec.channels
     }
 
+    fn task(&self) -> Task {
+        Task::Segment
+    }
+
     fn name(&self, index: usize) -> String {
         format!("{} image {index} of synthetic-masks", self.spec.split)
     }
 
-    fn read(&self, index: usize, out: &mut Pair) -> Result<(), DataError> {
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         }
@@ -119,7 +131,7 @@ struct Placed {
 }
 
 impl Scene {
-    fn new(spec: &DrawnSpec, key: u64) -> Self {
+    fn new(spec: &SyntheticMasksSpec, key: u64) -> Self {
         let mut stream = Stream::new(key);
         let ground: Vec<f32> = (0..spec.channels).map(|_| stream.between(0.0, 1.0)).collect();
         let count = SHAPES.start() + stream.below(SHAPES.end() - SHAPES.start() + 1);
@@ -129,8 +141,8 @@ impl Scene {
         Scene { shapes, ground, shading, noise, noise_key: stream.bits() as u32 }
     }
 
-    fn paint(&self, spec: &DrawnSpec, out: &mut Pair) {
-        let &DrawnSpec { width, height, channels, .. } = spec;
+    fn paint(&self, spec: &SyntheticMasksSpec, out: &mut Sample) {
+        let &SyntheticMasksSpec { width, height, channels, .. } = spec;
         let pixel = 2.0 / width.min(height) as f32;
         out.mask.resize(width * height, 0);
         let pixels = out.image.reset(width, height, channels);
@@ -163,7 +175,7 @@ impl Scene {
 }
 
 impl Placed {
-    fn new(spec: &DrawnSpec, ground: &[f32], before: &[Placed], stream: &mut Stream) -> Self {
+    fn new(spec: &SyntheticMasksSpec, ground: &[f32], before: &[Placed], stream: &mut Stream) -> Self {
         let class = stream.below(spec.classes as u64 - 1) as usize;
         let short = spec.width.min(spec.height) as f32;
         let radius = stream.between(RADIUS.0, RADIUS.1);
@@ -207,29 +219,36 @@ fn contrasting(ground: f32, stream: &mut Stream) -> f32 {
 mod tests {
     use super::*;
 
-    const SPEC: DrawnSpec =
-        DrawnSpec { split: Split::Train, len: 200, width: 48, height: 32, channels: 3, classes: 11, seed: 0 };
+    const SPEC: SyntheticMasksSpec = SyntheticMasksSpec {
+        split: Split::Train,
+        len: 200,
+        width: 48,
+        height: 32,
+        channels: 3,
+        classes: 11,
+        seed: 0,
+    };
 
-    fn pair(spec: DrawnSpec, index: usize) -> Pair {
-        let mut pair = Pair::default();
-        Drawn::new(spec).unwrap().read(index, &mut pair).unwrap();
+    fn pair(spec: SyntheticMasksSpec, index: usize) -> Sample {
+        let mut pair = Sample::default();
+        SyntheticMasks::new(spec).unwrap().read(index, &mut pair).unwrap();
         pair
     }
 
     /// Scores are quoted for this set. Drawing it otherwise makes them another set's.
     #[test]
     fn the_set_has_not_changed() {
-        assert_eq!(super::super::fingerprint(&Drawn::new(SPEC).unwrap()), 2_786_539_663_142_460_237);
+        assert_eq!(crate::fingerprint(&SyntheticMasks::new(SPEC).unwrap()), 2_786_539_663_142_460_237);
     }
 
     #[test]
     fn a_pair_depends_on_seed_split_and_index_but_not_on_length() {
         let first = pair(SPEC, 5);
         assert_eq!((first.image.width, first.image.height, first.mask.len()), (48, 32, 48 * 32));
-        assert_eq!(first, pair(DrawnSpec { len: 6, ..SPEC }, 5));
+        assert_eq!(first, pair(SyntheticMasksSpec { len: 6, ..SPEC }, 5));
         assert_ne!(first, pair(SPEC, 6));
-        assert_ne!(first, pair(DrawnSpec { seed: 1, ..SPEC }, 5));
-        assert_ne!(first, pair(DrawnSpec { split: Split::Test, ..SPEC }, 5));
+        assert_ne!(first, pair(SyntheticMasksSpec { seed: 1, ..SPEC }, 5));
+        assert_ne!(first, pair(SyntheticMasksSpec { split: Split::Test, ..SPEC }, 5));
     }
 
     /// Every class is seen, no label is beyond them, and shapes stand out from the ground.
@@ -239,7 +258,7 @@ mod tests {
             let mut seen = vec![0usize; classes];
             let (mut inside, mut outside) = (0.0, 0.0);
             for index in 0..SPEC.len {
-                let Pair { image, mask } = pair(DrawnSpec { classes, channels: 1, ..SPEC }, index);
+                let Sample { image, mask } = pair(SyntheticMasksSpec { classes, channels: 1, ..SPEC }, index);
                 mask.iter().for_each(|&label| seen[usize::from(label)] += 1);
                 let ground: Vec<f64> = mask
                     .iter()
@@ -266,14 +285,14 @@ mod tests {
 
     #[test]
     fn settings_out_of_range_are_refused() {
-        let refusal = |spec| Drawn::new(spec).unwrap_err().to_string();
+        let refusal = |spec| SyntheticMasks::new(spec).unwrap_err().to_string();
         assert_eq!(
-            refusal(DrawnSpec { classes: 12, ..SPEC }),
+            refusal(SyntheticMasksSpec { classes: 12, ..SPEC }),
             "--classes 12: must be from 2 to 11: the drawn masks have so many"
         );
-        assert!(refusal(DrawnSpec { height: 7, ..SPEC }).starts_with("--image-size 7: "));
-        assert!(refusal(DrawnSpec { channels: 0, ..SPEC }).starts_with("--channels 0: "));
-        let read = Drawn::new(SPEC).unwrap().read(200, &mut Pair::default());
+        assert!(refusal(SyntheticMasksSpec { height: 7, ..SPEC }).starts_with("--image-size 7: "));
+        assert!(refusal(SyntheticMasksSpec { channels: 0, ..SPEC }).starts_with("--channels 0: "));
+        let read = SyntheticMasks::new(SPEC).unwrap().read(200, &mut Sample::default());
         assert_eq!(read, Err(DataError::IndexOutOfRange { index: 200, len: 200 }));
     }
 }

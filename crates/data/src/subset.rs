@@ -1,27 +1,28 @@
-//! A part of a set: the first images of every class.
+//! Subset of a set, with a share of every class.
 
-use crate::{DataError, Dataset, Image};
+use crate::{DataError, Dataset, Layer, Sample};
 use std::sync::Arc;
 
-/// The leading images of another set.
+/// Some images of another set, in its order.
 ///
 /// Sets that are sorted by class would lose whole classes if simply cut off, so images are taken by their place among
 /// those of their class: the first of every class, then the next, in the proportions of the whole. A set whose classes
-/// come mixed, as CIFAR's do, is simply cut off: its leading part is what others call a tenth of it.
-pub struct Leading {
+/// come mixed, as CIFAR's do, is cut off after its first images, and so is one with masks.
+pub struct Subset {
     set: Arc<dyn Dataset>,
     indices: Vec<u32>,
 }
 
-impl Leading {
-    /// `len` images of a set; all of it if it has no more.
-    pub fn of(set: Arc<dyn Dataset>, len: usize, by_class: bool) -> Arc<dyn Dataset> {
+impl Subset {
+    /// `len` images of a set; the set itself if it has no more.
+    pub fn of(set: Arc<dyn Dataset>, len: usize) -> Arc<dyn Dataset> {
         if len >= set.len() {
             return set;
         }
         let all = 0..set.len() as u32;
-        let indices = if by_class { by_place_in_class(&*set, len) } else { all.take(len).collect() };
-        Arc::new(Leading { set, indices })
+        let indices =
+            if set.sorted_by_class() { by_place_in_class(&*set, len) } else { all.take(len).collect() };
+        Arc::new(Subset { set, indices })
     }
 }
 
@@ -47,36 +48,20 @@ fn by_place_in_class(set: &dyn Dataset, len: usize) -> Vec<u32> {
     indices
 }
 
-impl Dataset for Leading {
-    fn len(&self) -> usize {
+impl Layer for Subset {
+    fn below(&self) -> &dyn Dataset {
+        &*self.set
+    }
+
+    fn images(&self) -> usize {
         self.indices.len()
     }
 
-    fn class_names(&self) -> &[String] {
-        self.set.class_names()
+    fn index_below(&self, index: usize) -> usize {
+        self.indices[index] as usize
     }
 
-    fn channels(&self) -> usize {
-        self.set.channels()
-    }
-
-    fn label(&self, index: usize) -> usize {
-        self.set.label(self.indices[index] as usize)
-    }
-
-    fn name(&self, index: usize) -> String {
-        self.set.name(self.indices[index] as usize)
-    }
-
-    fn size(&self) -> Option<(usize, usize)> {
-        self.set.size()
-    }
-
-    fn in_memory(&self) -> bool {
-        self.set.in_memory()
-    }
-
-    fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
+    fn read_below(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
         let Some(&original) = self.indices.get(index) else {
             return Err(DataError::IndexOutOfRange { index, len: self.indices.len() });
         };
@@ -92,6 +77,7 @@ mod tests {
     struct Sorted {
         labels: Vec<usize>,
         names: Vec<String>,
+        sorted: bool,
     }
 
     impl Dataset for Sorted {
@@ -110,15 +96,18 @@ mod tests {
         fn name(&self, index: usize) -> String {
             index.to_string()
         }
-        fn read(&self, index: usize, out: &mut Image) -> Result<(), DataError> {
-            out.reset(1, 1, 1).fill(index as u8);
+        fn sorted_by_class(&self) -> bool {
+            self.sorted
+        }
+        fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
+            out.image.reset(1, 1, 1).fill(index as u8);
             Ok(())
         }
     }
 
-    fn sorted(sizes: &[usize]) -> Arc<dyn Dataset> {
+    fn sorted(sizes: &[usize], sorted: bool) -> Arc<dyn Dataset> {
         let labels = sizes.iter().enumerate().flat_map(|(class, &n)| vec![class; n]).collect();
-        Arc::new(Sorted { labels, names: (0..sizes.len()).map(|c| c.to_string()).collect() })
+        Arc::new(Sorted { labels, names: (0..sizes.len()).map(|c| c.to_string()).collect(), sorted })
     }
 
     fn names(set: &dyn Dataset) -> Vec<String> {
@@ -127,22 +116,22 @@ mod tests {
 
     #[test]
     fn every_class_keeps_its_share() {
-        let set = Leading::of(sorted(&[10, 20, 30]), 12, true);
+        let set = Subset::of(sorted(&[10, 20, 30], true), 12);
         assert_eq!(names(&*set), ["0", "1", "10", "11", "12", "13", "30", "31", "32", "33", "34", "35"]);
-        let mut image = Image::default();
-        set.read(2, &mut image).unwrap();
-        assert_eq!((image.pixels[0], set.label(2), set.label(11)), (10, 1, 2));
-        assert!(set.read(12, &mut image).is_err());
+        let mut sample = Sample::default();
+        set.read(2, &mut sample).unwrap();
+        assert_eq!((sample.image.pixels[0], set.label(2), set.label(11)), (10, 1, 2));
+        assert!(set.read(12, &mut sample).is_err());
     }
 
     #[test]
     fn a_small_class_is_not_lost() {
-        assert_eq!(names(&*Leading::of(sorted(&[100, 1, 100]), 5, true)), ["0", "1", "100", "101", "102"]);
+        assert_eq!(names(&*Subset::of(sorted(&[100, 1, 100], true), 5)), ["0", "1", "100", "101", "102"]);
     }
 
     #[test]
     fn a_mixed_set_is_cut_off_and_a_whole_one_left_alone() {
-        assert_eq!(names(&*Leading::of(sorted(&[4, 4]), 3, false)), ["0", "1", "2"]);
-        assert_eq!(Leading::of(sorted(&[4, 4]), 8, true).len(), 8);
+        assert_eq!(names(&*Subset::of(sorted(&[4, 4], false), 3)), ["0", "1", "2"]);
+        assert_eq!(Subset::of(sorted(&[4, 4], true), 8).len(), 8);
     }
 }

@@ -1,0 +1,27 @@
+//! A decoded sample: an image and what it is labelled with.
+
+use crate::Image;
+
+/// What a set is labelled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Task {
+    /// A class for each image: [`crate::Dataset::label`].
+    Classify,
+    /// A class for each pixel: [`Sample::mask`].
+    Segment,
+}
+
+/// Buffers that a set reads an image into; reused from one to the next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    pub image: Image,
+    /// Labels of the image's pixels, (H, W), in sets of [`Task::Segment`]; empty in others.
+    pub mask: Vec<u8>,
+}
+
+impl Sample {
+    /// Width and height of the image.
+    pub fn size(&self) -> (usize, usize) {
+        (self.image.width, self.image.height)
+    }
+}
