@@ -191,7 +191,7 @@ impl Resolved {
     }
 
     /// Whether the model is judged after `steps` steps.
-    pub fn judges_after(&self, steps: u64) -> bool {
+    pub fn evaluates_after(&self, steps: u64) -> bool {
         let due = match self.eval_steps {
             Some(every) => steps.is_multiple_of(every),
             None => {

@@ -10,7 +10,7 @@ use std::path::Path;
 /// The name of the file in a run's folder.
 pub const ALGORITHMS: &str = "algorithms.json";
 
-/// How products of the run were made, if that was measured.
+/// The algorithms of a run, if they were measured.
 pub fn algorithms(folder: &Path) -> Result<Option<Choices>, DeviceError> {
     let path = folder.join(ALGORITHMS);
     let text = match fs::read_to_string(&path) {
@@ -20,12 +20,12 @@ pub fn algorithms(folder: &Path) -> Result<Option<Choices>, DeviceError> {
     };
     let broken = |error| DeviceError::Algorithms {
         path,
-        problem: format!("doesn't say how products are made ({error}); without it they are measured anew"),
+        problem: format!("names no algorithms ({error}); without it they are measured again"),
     };
     serde_json::from_str(&text).map(Some).map_err(broken)
 }
 
-/// Keeps how products are made, in the device's own terms.
+/// Writes the algorithms of a run, in the device's own terms.
 pub fn write_algorithms(folder: &Path, choices: &impl Serialize) -> Result<(), DeviceError> {
     let text = serde_json::to_string_pretty(choices).unwrap_or_default();
     let path = folder.join(ALGORITHMS);
@@ -50,6 +50,6 @@ mod tests {
         assert_eq!(algorithms(folder).unwrap(), Some(choices));
         fs::write(folder.join(ALGORITHMS), "{").unwrap();
         let error = algorithms(folder).unwrap_err().to_string();
-        assert!(error.contains("algorithms.json") && error.contains("measured anew"), "{error}");
+        assert!(error.contains("algorithms.json") && error.contains("measured again"), "{error}");
     }
 }

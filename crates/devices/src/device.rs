@@ -102,7 +102,7 @@ pub trait Plans: Send {
     /// `update` was queued: what the step came to will be asked for.
     fn end_step(&mut self) -> Result<(), DeviceError>;
 
-    /// Waits for the oldest step whose outcome was not taken yet. From here on, times, exchanges and events are its own.
+    /// Waits for the oldest step whose outcome was not taken yet. From here on, times, collectives and events are its own.
     fn outcome(&mut self) -> Result<Outcome, DeviceError>;
 
     /// Runs a plan with a look at every value, and names the first that is not finite. Nothing is in flight.
@@ -163,8 +163,8 @@ pub trait Times {
 
     fn reset_times(&mut self);
 
-    /// Some of the next steps are looked at more closely, on devices that don't tell the times of kernels otherwise.
-    fn look_closely(&mut self) {}
+    /// Samples the times of single kernels in a few of the next steps, on devices that have no other way to tell them.
+    fn sample_kernels(&mut self) {}
 
     /// What to know of the times of kinds of steps, and of traces.
     fn note_on_times(&self) -> Option<String> {
@@ -174,7 +174,7 @@ pub trait Times {
 
 /// What a benchmark asks for, where a device can tell.
 pub trait Benchmarks {
-    /// The time of every kernel and product of a step. States change as they do in so many steps.
+    /// The time of every kernel and matmul of a step. States change as they do in so many steps.
     fn profile(&mut self, _header: &Header, _repeats: usize) -> Result<Vec<KernelTime>, DeviceError> {
         Ok(Vec::new())
     }
@@ -184,7 +184,7 @@ pub trait Benchmarks {
         Ok(None)
     }
 
-    /// Seconds of the plan's matrix products alone, where they can be run so. Results are garbage.
+    /// Seconds of the plan's matmuls alone, where they can be run so. Results are garbage.
     fn run_products(&mut self, _which: Which, _header: &Header) -> Option<f64> {
         None
     }
@@ -220,7 +220,7 @@ pub trait Hardware {
         None
     }
 
-    /// How products are made, where that was measured, in the device's own terms: for a run that goes on to repeat.
+    /// The algorithms of matmuls and attention, where they were measured, in the device's own terms: for a run that goes on to repeat.
     fn choices(&self) -> Option<serde_json::Value> {
         None
     }

@@ -1,13 +1,13 @@
 //! A GPU as the device of a rank. Everything is queued; results are read two steps later.
 
 use crate::algorithms::algorithms;
-use crate::closely::Closely;
+use crate::assignment::{Assigned, assign};
 use crate::device::{
     Account, BadValue, Benchmarks, CollectiveTime, Event, Hardware, Inputs, KernelTime, MemoryUse, Outcome,
     Plans, Seat, Startup, States, StepTime, Times, Which,
 };
 use crate::error::DeviceError;
-use crate::gpus::{Assigned, assign};
+use crate::kernel_sampler::KernelSampler;
 use config::{Precision, Resolved};
 
 use crate::sensors::{Sampler, Sensors};
@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Steps in flight: one that runs, one that is queued, one whose numbers are looked at.
+/// Steps in flight: one that runs, one that is queued, one whose results are read.
 const DEPTH: usize = 3;
 
 pub(crate) struct Gpu {
@@ -32,13 +32,12 @@ pub(crate) struct Gpu {
     in_flight: VecDeque<Ticket>,
     /// The collectives of `last`, in the step whose outcome was taken last.
     exchanges: Vec<CollectiveTime>,
-    /// Exposed and hidden seconds of exchange, of the steps whose outcome was taken.
-    exchanged: (f64, f64),
-    /// Whether they are told.
+    /// Exposed and hidden seconds of communication, in the steps whose outcome was taken.
+    communicated: (f64, f64),
+    /// Whether times are reported.
     timing: bool,
     line: Option<String>,
-    /// Kernels, one by one.
-    closely: Closely,
+    kernels: KernelSampler,
     /// For whoever watches the rank.
     activity: Arc<Activity>,
     doing: EachPlan<Name>,
@@ -49,9 +48,9 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub fn open(run: &Resolved, program: Program, seat: &Seat) -> Result<Self, DeviceError> {
-        // Kernels may have to be compiled, and products measured.
+        // Kernels may have to be compiled, and matmul algorithms measured.
         let _busy = seat.monitor.as_ref().map(|monitor| monitor.busy("opening the GPU"));
-        let Assigned { device, exchange: comm, line } = assign(seat)?;
+        let Assigned { device, communication: comm, line } = assign(seat)?;
         let tf32 = run.precision == Precision::Tf32;
         let (seed, deterministic) = (run.seed, run.deterministic);
         let options = cuda::Options { device, seed, deterministic, tf32, comm };
@@ -72,8 +71,8 @@ impl Gpu {
             Which::Eval => activity.name("an evaluation on the GPU"),
         });
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
-        let (exchanged, timing) = ((0.0, 0.0), true);
-        let (spent, runs, closely) = ([0.0; 2], [0; 2], Closely::default());
+        let (communicated, timing) = ((0.0, 0.0), true);
+        let (spent, runs, kernels) = ([0.0; 2], [0; 2], KernelSampler::default());
         let (world, evaluates) = (seat.world.clone(), false);
         let sampler = Sampler::start(cuda::identity(device)?);
         Ok(Gpu {
@@ -83,10 +82,10 @@ impl Gpu {
             evaluates,
             in_flight,
             exchanges,
-            exchanged,
+            communicated,
             timing,
             line,
-            closely,
+            kernels,
             activity,
             doing,
             spent,
@@ -94,8 +93,8 @@ impl Gpu {
         })
     }
 
-    /// What the exchange of the step took whose numbers were just read.
-    fn note_exchange(&mut self) {
+    /// Notes what the communication of the step took whose results were just read.
+    fn note_communication(&mut self) {
         if !self.timing {
             return;
         }
@@ -103,22 +102,22 @@ impl Gpu {
         for (exchange, (seconds, exposed)) in self.exchanges.iter_mut().zip(&times.calls) {
             (exchange.seconds, exchange.exposed) = (*seconds, *exposed);
         }
-        self.exchanged.0 += times.exposed;
-        self.exchanged.1 += times.hidden;
+        self.communicated.0 += times.exposed;
+        self.communicated.1 += times.hidden;
     }
 }
 
-/// A run that goes on makes products as it did. What there is to say of that.
+/// Makes a continued run use the algorithms it used before; returns a line for the user where it can't.
 fn repeat(run: &Resolved, seat: &Seat, executor: &mut Executor) -> Result<Option<String>, DeviceError> {
     let Some(folder) = run.resume.as_ref().filter(|_| seat.world.rank() == 0 && !run.deterministic) else {
         return Ok(None);
     };
     let Some(choices) = algorithms(folder)? else { return Ok(None) };
-    let line = "products are measured anew: those of the run were chosen for";
+    let line = "algorithms are measured again: those of the run were chosen for";
     Ok((!executor.adopt(&choices)).then(|| format!("{line} another GPU or cuBLASLt ({})", choices.gpu)))
 }
 
-/// Rank 0 decides how products are made, and tells the others: ranks on GPUs of one kind compute alike. All are prepared when
+/// Lets rank 0 choose algorithms and sends them to the others: ranks on GPUs of one kind compute alike. All are prepared when
 /// this returns.
 fn decide(
     world: &Communicator,
@@ -128,7 +127,7 @@ fn decide(
     if world.size() == 1 {
         return Ok(prepare(executor)?);
     }
-    let name = world.name("how products are made");
+    let name = world.name("the choice of algorithms");
     let mut text = Vec::new();
     if world.rank() == 0 {
         prepare(executor)?;
@@ -187,7 +186,7 @@ impl Plans for Gpu {
 
     fn run(&mut self, which: Which, header: &Header) -> Result<(), DeviceError> {
         self.activity.doing(self.doing[which]);
-        self.executor.set_tracing(which != Which::Eval && self.closely.looks())?;
+        self.executor.set_tracing(which != Which::Eval && self.kernels.samples())?;
         match which {
             Which::First | Which::Micro | Which::Last => self.runs[0] += 1,
             Which::Update => self.runs[1] += 1,
@@ -198,7 +197,7 @@ impl Plans for Gpu {
 
     fn end_step(&mut self) -> Result<(), DeviceError> {
         self.in_flight.push_back(self.executor.begin_readback()?);
-        self.closely.step_ended();
+        self.kernels.step_ended();
         Ok(())
     }
 
@@ -207,8 +206,8 @@ impl Plans for Gpu {
             unreachable!("outcomes are asked for as often as steps are ended")
         };
         let numbers = self.executor.readback(ticket)?;
-        self.note_exchange();
-        self.closely.take_in(self.executor.take_traced()?);
+        self.note_communication();
+        self.kernels.take_in(self.executor.take_traced()?);
         Ok(Outcome {
             stats: numbers.stats.map(f64::from),
             control: numbers.control.map(f64::from),
@@ -263,7 +262,7 @@ impl Times for Gpu {
         // What can't be read is counted as idle, and the error comes with the next run.
         let EachPlan([first, micro, last, update, evaluation]) =
             self.executor.take_gpu_seconds().unwrap_or_default();
-        let (exposed, hidden) = std::mem::take(&mut self.exchanged);
+        let (exposed, hidden) = std::mem::take(&mut self.communicated);
         // The GPU waits within `last`.
         let compute = (first + micro + last - exposed).max(0.0);
         self.spent[0] += compute;
@@ -284,16 +283,16 @@ impl Times for Gpu {
     }
 
     fn set_tracing(&mut self, on: bool) {
-        self.closely.trace(on);
+        self.kernels.trace(on);
     }
 
     fn take_trace(&mut self, into: &mut Vec<Event>) {
-        self.closely.take_events(into);
+        self.kernels.take_events(into);
     }
 
-    /// By kind where some steps were looked at, else by plan.
+    /// Times by kind of step where some were sampled, else by plan.
     fn training_times(&self) -> Vec<StepTime> {
-        if let Some(times) = self.closely.times(self.spent, self.runs) {
+        if let Some(times) = self.kernels.times(self.spent, self.runs) {
             return times;
         }
         let program = self.executor.program();
@@ -312,12 +311,12 @@ impl Times for Gpu {
         (self.spent, self.runs) = ([0.0; 2], [0; 2]);
     }
 
-    fn look_closely(&mut self) {
-        self.closely.begin();
+    fn sample_kernels(&mut self) {
+        self.kernels.begin();
     }
 
     fn note_on_times(&self) -> Option<String> {
-        self.closely.note()
+        self.kernels.note()
     }
 }
 

@@ -2,13 +2,13 @@
 //! for them ([`program`]); and a GPU's sensors.
 
 mod algorithms;
-mod closely;
+mod assignment;
 pub mod device;
 mod error;
 pub mod finishing;
-pub mod fitting;
 mod gpu;
-mod gpus;
+mod kernel_sampler;
+pub mod memory_advice;
 pub mod program;
 mod real;
 pub mod sensors;

@@ -68,7 +68,7 @@ pub struct Progress {
     pub shares: Option<Shares>,
 }
 
-/// The best evaluation, the earliest of equals: by images recognised, or by the mean IoU.
+/// The best evaluation, the earliest of equals: by top-1 accuracy, or by the mean IoU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The step after which it was evaluated.

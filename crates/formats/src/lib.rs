@@ -2,8 +2,8 @@
 //! of models under anyone's names ([`weights`]).
 
 pub mod checkpoint;
+pub mod locate;
 pub mod pth;
-pub mod stored;
 pub mod tensors;
 pub mod weights;
 

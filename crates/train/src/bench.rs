@@ -1,11 +1,11 @@
-//! Benchmarks of a training step on random data: the whole step, and on the CPU its matrix products alone.
+//! Benchmarks of a training step on random data: the whole step, and on the CPU its matmuls alone.
 
 use crate::error::TrainError;
 use comm::Communicator;
 use config::Resolved;
 use data::Batch;
 use devices::device::{self, Device, KernelTime, Seat, StepTime, Which};
-use devices::fitting;
+use devices::memory_advice::with_advice;
 use devices::program::program;
 use graph::Header;
 use graph::random::Sequence;
@@ -17,12 +17,12 @@ pub enum Turn {
     Step,
     /// A step without the account of its time.
     Untimed,
-    Products,
+    Matmuls,
     End,
 }
 
 impl Turn {
-    const ALL: [Turn; 4] = [Turn::Step, Turn::Untimed, Turn::Products, Turn::End];
+    const ALL: [Turn; 4] = [Turn::Step, Turn::Untimed, Turn::Matmuls, Turn::End];
 }
 
 /// One rank of a benchmark.
@@ -38,12 +38,12 @@ pub struct StepBench {
 
 /// Normal numbers, drawn once and then repeated: a prime number of them, so that no two images are alike.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
-    const DRAWN: usize = 1_000_003;
+    const REPEATED: usize = 1_000_003;
     let mut random = Sequence::new(seed, u32::MAX);
-    let mut images: Vec<f32> = (0..count.min(DRAWN)).map(|_| random.normal() as f32).collect();
+    let mut images: Vec<f32> = (0..count.min(REPEATED)).map(|_| random.normal() as f32).collect();
     images.resize(count, 0.0);
-    for at in (DRAWN..count).step_by(DRAWN) {
-        let end = (at + DRAWN).min(count);
+    for at in (REPEATED..count).step_by(REPEATED) {
+        let end = (at + REPEATED).min(count);
         images.copy_within(0..end - at, at);
     }
     images
@@ -60,8 +60,8 @@ impl StepBench {
             let program = program_of(run, run.batch)?;
             let graph = began.elapsed().as_secs_f64();
             let began = Instant::now();
-            let device = device::open(run, program, &seat)
-                .map_err(|error| fitting::advised(error, run, program_of))?;
+            let device =
+                device::open(run, program, &seat).map_err(|error| with_advice(error, run, program_of))?;
             let opening = began.elapsed().as_secs_f64();
             let began = Instant::now();
             let Ok(images) = images.join() else { unreachable!("drawing numbers doesn't panic") };
@@ -104,7 +104,7 @@ impl StepBench {
         &*self.device
     }
 
-    /// Seconds of one forward, backward, exchange and update. A device that has several steps in flight is kept busy: then these
+    /// Seconds of one forward, backward, all-reduce and update. A device that has several steps in flight is kept busy: then these
     /// are the seconds from one step's end to the next one's, with all the host does in between.
     fn step(&mut self) -> Result<f64, TrainError> {
         let depth = self.device.depth().max(1);
@@ -142,7 +142,7 @@ impl StepBench {
                 self.device.set_timing(true);
                 seconds
             }
-            Turn::Products => Ok(self.device.run_products(Which::Last, &self.header).unwrap_or(0.0)),
+            Turn::Matmuls => Ok(self.device.run_products(Which::Last, &self.header).unwrap_or(0.0)),
             Turn::End => {
                 self.wait(0)?;
                 self.device.finish();
@@ -166,7 +166,7 @@ impl StepBench {
         Ok(Turn::ALL[usize::from(turn[0]).min(Turn::ALL.len() - 1)])
     }
 
-    /// Every kernel and product of a step, on devices that can tell.
+    /// Every kernel and matmul of a step, on devices that can tell.
     pub fn profile(&mut self, repeats: usize) -> Result<Vec<KernelTime>, TrainError> {
         self.wait(0)?;
         if self.world.size() > 1 {

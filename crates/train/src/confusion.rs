@@ -1,4 +1,4 @@
-//! Which class was taken for which.
+//! The confusion matrix of a classifier.
 
 use serde::Serialize;
 
@@ -10,13 +10,13 @@ pub struct Confusion {
     counts: Vec<u64>,
 }
 
-/// How well one class is recognised.
+/// Scores of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ClassScore {
     pub images: u64,
-    /// Share of the class's images that were recognised.
+    /// Share of the class's images that were predicted as it.
     pub recall: f64,
-    /// Share of the images taken for the class that belong to it.
+    /// Share of the images predicted as the class that belong to it.
     pub precision: f64,
 }
 

@@ -8,7 +8,7 @@ use config::sets::{Opened, Sets};
 use config::{ConfigError, Facts, Place, Raw, Resolved, Source, Task};
 use files::folder_of;
 use formats::checkpoint::FOLDER;
-use formats::stored::weights_file;
+use formats::locate::weights_file;
 use formats::weights::Named;
 use models::Network;
 use models::names::Weights;

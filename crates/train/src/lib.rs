@@ -3,7 +3,6 @@
 
 pub mod account;
 mod agree;
-mod aside;
 pub mod balance;
 pub mod bench;
 pub mod confusion;
@@ -17,6 +16,7 @@ pub mod record;
 pub mod run;
 pub mod segmentation;
 pub mod session;
+mod side_output;
 pub mod tensorboard;
 mod trace;
 

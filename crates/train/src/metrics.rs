@@ -8,10 +8,10 @@
 mod lost;
 
 use crate::account::{Parts, Step};
-use crate::aside::Aside;
 use crate::error::TrainError;
 use crate::segmentation::scores::ClassScore;
 use crate::session::{Evaluation, StepResult};
+use crate::side_output::SideOutput;
 use devices::sensors::Sensors;
 use lost::{Lost, unreadable};
 use std::fmt;
@@ -83,7 +83,7 @@ impl fmt::Display for Shown {
 pub struct Metrics {
     jsonl: Lines,
     /// All it has can be made from the objects.
-    csv: Aside<Lines>,
+    csv: SideOutput<Lines>,
     folder: PathBuf,
     /// Made when a step has more than one rank.
     ranks: Option<Lines>,
@@ -127,7 +127,7 @@ impl Metrics {
     /// Adds to the metrics in a folder.
     pub fn open(folder: &Path) -> Result<Self, TrainError> {
         let (jsonl, csv) = (Lines::append(jsonl_path(folder))?, Lines::append(csv_path(folder))?);
-        let csv = Aside::new(csv);
+        let csv = SideOutput::new(csv);
         Ok(Metrics { jsonl, csv, folder: folder.to_path_buf(), ranks: None, shown: Instant::now() })
     }
 

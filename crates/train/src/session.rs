@@ -21,7 +21,7 @@ use devices::DeviceError;
 use devices::Real;
 use devices::device::{self, BadValue, Device, Outcome, Seat, Which};
 use devices::finishing::Finishing;
-use devices::fitting;
+use devices::memory_advice::with_advice;
 use devices::program::{evaluation_program, program_with};
 use files::fault::Fault;
 use graph::{Header, Lane, Program};
@@ -143,7 +143,7 @@ impl<T: Real> Session<T> {
     ) -> Result<Self, TrainError> {
         let plan = |run: &Resolved, batch: usize| plan(run, batch, finishing.as_ref());
         let opened = device::open(&run, plan(&run, run.batch)?, &seat);
-        let mut device = opened.map_err(|error| fitting::advised(error, &run, plan))?;
+        let mut device = opened.map_err(|error| with_advice(error, &run, plan))?;
         if let Some(finishing) = &finishing {
             finishing.fill(&mut *device, &sets)?;
         }
@@ -184,7 +184,7 @@ impl<T: Real> Session<T> {
         Session { finishing, ..self }
     }
 
-    /// For judging weights only: no memory for gradients.
+    /// Binds a model for evaluation alone: no memory for gradients.
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
         run.ema = None;
         let finishing = Finishing::of::<T>(&run, &sets, false)?;
@@ -315,7 +315,7 @@ impl<T: Real> Session<T> {
     /// there is no bad value then if only the sum of the gradients' squares overflowed.
     pub fn first_bad_value(&mut self, step: u64) -> Result<Option<BadValue>, TrainError> {
         let mut feed = self.training_feed(step, 0)?;
-        // Not the plan with the gradients' exchange: each rank looks for itself, and may be done before the others. Not so if
+        // Not the plan with the all-reduce of gradients: each rank looks for itself, and may be done before the others. Not so if
         // ranks need each other for their batch norms.
         let together = self.device.program().first.steps.iter().any(|step| step.lane == Lane::Comm);
         let mut first = None;

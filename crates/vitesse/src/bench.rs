@@ -91,7 +91,7 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
         }
         steps.push(take(bench, Turn::Step)?);
         if on_cpu {
-            products.push(take(bench, Turn::Products)?);
+            products.push(take(bench, Turn::Matmuls)?);
         }
     }
     bench.take(Turn::End)?;
@@ -288,7 +288,7 @@ fn serve(bench: &mut StepBench, on_cpu: bool) -> anyhow::Result<()> {
         let turn = match line?.trim() {
             "step" => Turn::Step,
             "untimed" => Turn::Untimed,
-            "products" if on_cpu => Turn::Products,
+            "products" if on_cpu => Turn::Matmuls,
             "products" => anyhow::bail!("products are measured alone on the CPU only"),
             other => anyhow::bail!("'{other}' is neither step, untimed nor products"),
         };

@@ -1,6 +1,6 @@
 //! The lock of a run's folder: a file that names the process working there.
 //!
-//! A lock outlives a process that was killed, so whoever finds one judges its holder. A holder on this machine is alive if its
+//! A lock outlives a process that was killed, so whoever finds one has to find out about its holder. A holder on this machine is alive if its
 //! process is: same pid, same time of start. Of another machine or container nothing is known but what the file shows: its
 //! holder renews a counter in it every [`BEAT`], and if that stands still for [`SILENCE`], by the clock of the one who looks, the
 //! holder is gone. No two clocks are compared, and the file system need only give a name to one of two who ask for it.
@@ -192,7 +192,7 @@ impl Lock {
                 Err(error) => return Err(failed(error)),
             }
             if let Some(found) = read(&path).map_err(failed)? {
-                judge(folder, &path, &found, manner)?;
+                assess(folder, &path, &found, manner)?;
                 set_aside(&path, &found).map_err(failed)?;
             }
         }
@@ -279,7 +279,7 @@ fn read(path: &Path) -> io::Result<Option<String>> {
 }
 
 /// Whether a lock may be taken from its holder; an error if not.
-fn judge(folder: &Path, path: &Path, found: &str, manner: &mut Manner<'_>) -> Result<(), TrainError> {
+fn assess(folder: &Path, path: &Path, found: &str, manner: &mut Manner<'_>) -> Result<(), TrainError> {
     let lives = || Holder::parse(found).and_then(|holder| holder.lives());
     let since = Instant::now();
     if let Some(mut alive) = lives() {
@@ -314,7 +314,7 @@ fn judge(folder: &Path, path: &Path, found: &str, manner: &mut Manner<'_>) -> Re
     Ok(())
 }
 
-/// Takes a lock away that was judged as `found`. Another's, who was quicker, is put back.
+/// Takes a lock away that was assessed as `found`. Another's, who was quicker, is put back.
 fn set_aside(path: &Path, found: &str) -> io::Result<()> {
     let aside = path.with_file_name(format!("{NAME}.stale-{}-{}{UNFINISHED}", host(), std::process::id()));
     match files::rename(path, &aside) {

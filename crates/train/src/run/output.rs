@@ -2,13 +2,13 @@
 
 use super::Events;
 use crate::account::Step;
-use crate::aside::Aside;
 use crate::error::TrainError;
 use crate::folder::RunFolder;
 use crate::gpu_log::{GpuLog, Gpus};
 use crate::metrics::{self, Metrics};
 use crate::record::{self, Launch};
 use crate::session::{Evaluation, Session, StepResult};
+use crate::side_output::SideOutput;
 use crate::tensorboard::EventFile;
 use config::Resolved;
 use devices::Real;
@@ -33,11 +33,11 @@ const GPU_BOARD: [&str; 4] = ["gpu/load", "gpu/memory_used", "gpu/temperature", 
 pub(super) struct Output {
     pub folder: RunFolder,
     metrics: Metrics,
-    board: Aside<EventFile>,
+    board: SideOutput<EventFile>,
     checkpoints: Checkpoints,
     pub config: String,
-    gpus: Aside<GpuLog>,
-    /// How products are made, as the folder has it.
+    gpus: SideOutput<GpuLog>,
+    /// The algorithms of matmuls and attention, as the folder has them.
     choices: Option<serde_json::Value>,
 }
 
@@ -82,7 +82,8 @@ impl Output {
         let mut board = EventFile::create(&folder.path, step)?;
         board.text(step, "config", &config)?;
         let checkpoints = Checkpoints::of_run(&folder.path, run.keep);
-        let (board, gpus) = (Aside::new(board), Aside::new(GpuLog::open(&folder.path, gpus, step)?));
+        let (board, gpus) =
+            (SideOutput::new(board), SideOutput::new(GpuLog::open(&folder.path, gpus, step)?));
         Ok(Output { folder, metrics, board, checkpoints, config, gpus, choices: None })
     }
 
@@ -123,7 +124,7 @@ impl Output {
         session.save(&self.checkpoints, progress, &self.config, best)
     }
 
-    /// A run that goes on from a checkpoint makes products as it did before.
+    /// A run that goes on from a checkpoint uses the algorithms it used before.
     fn keep_choices(&mut self, choices: Option<serde_json::Value>) -> Result<(), TrainError> {
         if let Some(new) = choices.as_ref().filter(|_| choices != self.choices) {
             devices::write_algorithms(&self.folder.path, new)?;

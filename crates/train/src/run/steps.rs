@@ -60,7 +60,7 @@ impl Loop<'_> {
             overflowed: 0,
         };
         if run.breakdown && run.account {
-            session.device_mut().look_closely();
+            session.device_mut().sample_kernels();
         }
         session.account_mut().begin();
         let mut next = progress.step;
@@ -68,16 +68,16 @@ impl Loop<'_> {
             session.step(next)?;
             next += 1;
             let last = next == run.steps;
-            let judged = run.judges_after(next);
+            let evaluates = run.evaluates_after(next);
             let kept = next.is_multiple_of(run.checkpoint_every);
-            let in_flight = if judged || kept { 0 } else { session.depth() - 1 };
+            let in_flight = if evaluates || kept { 0 } else { session.depth() - 1 };
             self.take_in(session, progress, &mut watch, in_flight)?;
             if watch.stop.is_some() || watch.shares.is_some() {
                 self.take_in(session, progress, &mut watch, 0)?;
             }
 
             let mut best = false;
-            if judged {
+            if evaluates {
                 best = self.evaluate(session, progress)?;
                 session.account_mut().begin();
             }
@@ -152,7 +152,7 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// Scores the held-out set after the last step; says whether that is the best so far.
+    /// Scores the validation set after the last step; says whether that is the best so far.
     fn evaluate<T: Real>(
         &mut self,
         session: &mut Session<T>,
@@ -161,7 +161,7 @@ impl Loop<'_> {
         let step = progress.step - 1;
         let epoch = step / self.run.steps_per_epoch;
         let start = Instant::now();
-        let score = session.judge()?;
+        let score = session.validate()?;
         self.summary.evaluation_seconds += start.elapsed().as_secs_f64();
         self.report_skipped(session, progress)?;
         if let Some(output) = &mut self.output {

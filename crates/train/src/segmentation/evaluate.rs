@@ -1,4 +1,4 @@
-//! Judging pixels of images of any size: as wholes, or through windows.
+//! Evaluation of pixels, in images of any size: as wholes, or through windows.
 //!
 //! An image is resized to fit into the box of its run; then a model reads windows of it, of one size: that of its training, or, as a
 //! whole, one window of about the image's own size. Plans are for windows of one size, so images are taken in groups, and in a group
@@ -24,7 +24,7 @@ const MULTIPLE: usize = 32;
 
 /// What a model says of an image.
 pub struct Answer<'a> {
-    /// Its number in the held-out set.
+    /// Its number in the validation set.
     pub index: usize,
     pub sample: &'a Sample,
     /// The most probable class of every pixel.
@@ -174,7 +174,7 @@ impl Tiles {
 }
 
 impl<T: Real> Session<T> {
-    /// Scores the held-out set, each image on one rank; `each` sees the answers of this rank. Counts are those of all ranks, and the
+    /// Scores the validation set, each image on one rank; `each` sees the answers of this rank. Counts are those of all ranks, and the
     /// same for any number of them; the loss is the mean over all pixels that were read, as often as they were.
     pub fn evaluate_pixels(
         &mut self,
@@ -183,11 +183,11 @@ impl<T: Real> Session<T> {
         let set = std::sync::Arc::clone(&self.sets().test);
         self.device_mut().before_evaluation()?;
         let mut own = None;
-        let judged = self.look_at(&*set, &mut own, &mut each);
+        let evaluated = self.look_at(&*set, &mut own, &mut each);
         if let Some(own) = own {
             self.device_mut().rebind(own)?;
         }
-        let (mut confusion, [mut loss, mut pixels, mut images]) = judged?;
+        let (mut confusion, [mut loss, mut pixels, mut images]) = evaluated?;
         let world = self.world();
         if world.size() > 1 {
             let mut sums = [loss, pixels, images];

@@ -1,4 +1,4 @@
-//! How well the pixels of images are recognised.
+//! Scores of segmentation: IoU and accuracy, from a confusion matrix of pixels.
 //!
 //! Everything is made of counts of (true class, predicted class) over all pixels that are not ignored. Counts are whole
 //! numbers that add, so ranks sum theirs, in any order, and come to the scores that one rank would have.
@@ -13,13 +13,13 @@ pub struct PixelConfusion {
     counts: Vec<u64>,
 }
 
-/// How well one class is recognised. `None`: there is nothing to take a share of.
+/// Scores of one class. `None`: there is nothing to take a share of.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ClassScore {
-    /// Of the pixels that are of the class or were taken for it, the share that are both. `None` for a class that occurs
+    /// Intersection over union of the class's pixels and those predicted as it. `None` for a class that occurs
     /// neither in the truth nor in the predictions.
     pub iou: Option<f64>,
-    /// Of the pixels of the class, the share that were recognised. `None` for a class that doesn't occur in the truth.
+    /// Recall: the share of the class's pixels that were predicted as it. `None` for a class that doesn't occur in the truth.
     pub accuracy: Option<f64>,
     /// Pixels of the class.
     pub pixels: u64,
@@ -31,7 +31,7 @@ pub struct Scores {
     /// The mean over the classes that have an IoU: one that occurs neither in the truth nor in the predictions is left
     /// out, one that is only predicted counts as 0. This is mmsegmentation's mIoU.
     pub mean_iou: f64,
-    /// Pixels that were recognised, of all.
+    /// Share of all pixels whose class was predicted.
     pub pixel_accuracy: f64,
     /// The mean over the classes that occur in the truth.
     pub mean_accuracy: f64,

@@ -1,4 +1,4 @@
-//! Judging the held-out set.
+//! Evaluation of the validation set.
 
 use super::{Score, Session};
 use crate::error::TrainError;
@@ -26,7 +26,7 @@ impl Evaluation {
         }
     }
 
-    /// What the best is chosen by: images recognised, or the mean IoU.
+    /// The score that the best evaluation has most of: top-1 accuracy, or the mean IoU.
     pub fn merit(&self) -> f64 {
         match self {
             Evaluation::Images(score) => score.top1,
@@ -41,8 +41,8 @@ pub(crate) fn header(nominal: f64) -> Header {
 }
 
 impl<T: Real> Session<T> {
-    /// Judges the held-out set, as the task has it.
-    pub fn judge(&mut self) -> Result<Evaluation, TrainError> {
+    /// Evaluates the validation set, by the task of the run.
+    pub fn validate(&mut self) -> Result<Evaluation, TrainError> {
         Ok(match self.run.task() {
             Task::Classify => Evaluation::Images(self.evaluate(|_, _| {})?),
             Task::Segment => Evaluation::Pixels(self.evaluate_pixels(|_| Ok(()))?),
@@ -54,7 +54,7 @@ impl<T: Real> Session<T> {
         self.shows_images = true;
     }
 
-    /// Scores the held-out set, each image on one rank; `each` sees every batch of this rank and its logits, those of
+    /// Scores the validation set, each image on one rank; `each` sees every batch of this rank and its logits, those of
     /// padding left out. The score is that of all ranks.
     pub fn evaluate(&mut self, mut each: impl FnMut(&Batch, &[T])) -> Result<Score, TrainError> {
         self.device.before_evaluation()?;

@@ -5,7 +5,7 @@ use crate::error::TrainError;
 use devices::device::planned;
 use devices::{self, Real};
 use formats::checkpoint::{Checkpoint, Checkpoints, Progress};
-use formats::stored::weights_file;
+use formats::locate::weights_file;
 use formats::tensors::Outline;
 use formats::weights;
 use graph::{AVERAGE, Role, State, StateId};

@@ -1,4 +1,4 @@
-//! Weights found on disk.
+//! Finding the weights of a run.
 
 use crate::checkpoint::{CheckpointError, Checkpoints};
 use std::path::{Path, PathBuf};

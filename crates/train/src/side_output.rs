@@ -1,16 +1,16 @@
-//! What is written beside the results of a run.
+//! Files written beside the results of a run.
 
 use crate::error::TrainError;
 
 /// A writer whose failure must not cost the results of a run: the first ends it, and is kept until someone asks.
-pub(crate) struct Aside<T> {
+pub(crate) struct SideOutput<T> {
     writer: Option<T>,
     pub failure: Option<TrainError>,
 }
 
-impl<T> Aside<T> {
+impl<T> SideOutput<T> {
     pub fn new(writer: T) -> Self {
-        Aside { writer: Some(writer), failure: None }
+        SideOutput { writer: Some(writer), failure: None }
     }
 
     pub fn with(&mut self, write: impl FnOnce(&mut T) -> Result<(), TrainError>) {

@@ -1,7 +1,7 @@
-//! A few steps of a run on a GPU, looked at kernel by kernel.
+//! Times of single kernels, from a few sampled steps of a run on a GPU.
 //!
-//! Kernels run in captured graphs, which tell only how long they took as a whole. So a few steps after the first are run
-//! kernel by kernel with events between: they give the shares of the kinds of work, of which the whole run's time is made up.
+//! A captured graph gives its own duration only. So a few steps after the first run kernel by kernel with events between: they
+//! give the share of each kind of work in the time of the whole run.
 
 use crate::device::{Event, StepTime, Which};
 use cuda::Traced;
@@ -9,17 +9,18 @@ use graph::Lane;
 use graph::graph::Phase;
 use std::ops::Range;
 
-/// Steps that are looked at, counted from the first of this process: by then the GPU has a queue of work, and is clocked up.
-const LOOKED_AT: Range<u64> = 6..9;
+/// Sampled steps, counted from the first of this process: by then the GPU has a queue of work, and is clocked up.
+const SAMPLED: Range<u64> = 6..9;
 
+/// Durations of kernels by kind, and events for a trace.
 #[derive(Default)]
-pub(crate) struct Closely {
-    /// Whether a few steps are looked at.
-    samples: bool,
-    /// Every step is traced.
+pub(crate) struct KernelSampler {
+    /// Whether a few steps are sampled.
+    enabled: bool,
+    /// Whether every step is traced.
     tracing: bool,
     steps: u64,
-    /// Runs that were looked at: of forward and backward, and of the update.
+    /// Sampled runs: of forward and backward, and of the update.
     runs: [u64; 2],
     kinds: Vec<StepTime>,
     events: Vec<Event>,
@@ -29,31 +30,34 @@ fn is_update(phase: Phase) -> bool {
     phase == Phase::Update
 }
 
-impl Closely {
+impl KernelSampler {
+    /// Samples a few of the next steps.
     pub fn begin(&mut self) {
-        self.samples = true;
+        self.enabled = true;
     }
 
+    /// Turns tracing of every step on or off.
     pub fn trace(&mut self, on: bool) {
         self.tracing = on;
     }
 
-    /// Whether the step that is being queued is looked at.
-    pub fn looks(&self) -> bool {
-        self.tracing || (self.samples && LOOKED_AT.contains(&self.steps))
+    /// Whether the step that is being queued runs kernel by kernel.
+    pub fn samples(&self) -> bool {
+        self.tracing || (self.enabled && SAMPLED.contains(&self.steps))
     }
 
+    /// Counts a queued step.
     pub fn step_ended(&mut self) {
         self.steps += 1;
     }
 
-    /// Takes in the actions of runs.
+    /// Adds the actions of sampled runs.
     pub fn take_in(&mut self, runs: Vec<Vec<Traced>>) {
         for first in runs.iter().filter_map(|run| run.first()) {
             self.runs[usize::from(first.which == Which::Update)] += 1;
         }
         for action in runs.into_iter().flatten() {
-            // Exchange has an account of its own.
+            // Communication has an account of its own.
             if action.lane != Lane::Comm {
                 self.add(&action);
             }
@@ -82,12 +86,13 @@ impl Closely {
         kind.bytes += bytes;
     }
 
+    /// Moves the events of traced steps into a list.
     pub fn take_events(&mut self, into: &mut Vec<Event>) {
         into.append(&mut self.events);
     }
 
-    /// Of the seconds that forward and backward passes and updates took over so many runs, what each kind took; longest first.
-    /// None if nothing was looked at.
+    /// Seconds of each kind, longest first, from the seconds of all forward and backward passes and of all updates. None if
+    /// nothing was sampled.
     pub fn times(&self, spent: [f64; 2], runs: [u64; 2]) -> Option<Vec<StepTime>> {
         let sum = |update: bool| -> f64 {
             self.kinds.iter().filter(|kind| is_update(kind.phase) == update).map(|kind| kind.seconds).sum()
@@ -107,7 +112,7 @@ impl Closely {
         Some(times)
     }
 
-    /// How that came about.
+    /// Explanation of where these times come from.
     pub fn note(&self) -> Option<String> {
         (self.runs[1] > 0).then(|| {
             format!(
@@ -142,14 +147,16 @@ mod tests {
 
     #[test]
     fn shares_of_a_few_steps_divide_the_time_of_all() {
-        let mut closely = Closely::default();
-        assert!(closely.times([1.0, 1.0], [1, 1]).is_none() && closely.note().is_none() && !closely.looks());
-        closely.begin();
+        let mut sampler = KernelSampler::default();
+        assert!(
+            sampler.times([1.0, 1.0], [1, 1]).is_none() && sampler.note().is_none() && !sampler.samples()
+        );
+        sampler.begin();
         let looked: Vec<u64> = (0..20)
             .filter(|_| {
-                let looks = closely.looks();
-                closely.step_ended();
-                looks
+                let samples = sampler.samples();
+                sampler.step_ended();
+                samples
             })
             .collect();
         assert_eq!(looked, [6, 7, 8]);
@@ -161,20 +168,20 @@ mod tests {
             ];
             vec![last, vec![traced(Which::Update, "adamw", Phase::Update, 5)]]
         };
-        closely.take_in(step());
-        closely.take_in([step(), step()].concat());
-        let times = closely.times([8.0, 1.0], [100, 100]).unwrap();
+        sampler.take_in(step());
+        sampler.take_in([step(), step()].concat());
+        let times = sampler.times([8.0, 1.0], [100, 100]).unwrap();
         let of = |op: &str| times.iter().find(|time| time.op == op).unwrap();
         assert!((of("linear").seconds - 4.0).abs() < 1e-9 && (of("attention").seconds - 4.0).abs() < 1e-9);
         assert!((of("adamw").seconds - 1.0).abs() < 1e-9);
         assert_eq!((of("linear").flops, of("adamw").flops), (2000.0, 1000.0));
-        assert!(of("linear").is_matmul && closely.note().unwrap().contains("3 steps"));
+        assert!(of("linear").is_matmul && sampler.note().unwrap().contains("3 steps"));
         let mut events = Vec::new();
-        closely.take_events(&mut events);
+        sampler.take_events(&mut events);
         assert!(events.is_empty(), "nobody asked for a trace");
-        closely.trace(true);
-        closely.take_in(step());
-        closely.take_events(&mut events);
+        sampler.trace(true);
+        sampler.take_in(step());
+        sampler.take_events(&mut events);
         assert_eq!(&*events[0].name, "forward of head (linear): a kernel");
         assert_eq!(events.len(), 4);
     }

@@ -1,4 +1,4 @@
-//! What would fit into the memory of a GPU that a run doesn't fit into.
+//! Advice where a run doesn't fit into the memory of a GPU: the largest batch that would.
 
 use crate::error::DeviceError;
 use config::{Precision, Resolved};
@@ -7,7 +7,7 @@ use graph::{Program, Recompute};
 
 /// Adds to an error that says there is too little memory what to change; other errors stay as they are. `plan` compiles the
 /// run's plans for so many images.
-pub fn advised(
+pub fn with_advice(
     error: DeviceError,
     run: &Resolved,
     plan: impl Fn(&Resolved, usize) -> Result<Program, DeviceError>,
@@ -64,7 +64,7 @@ mod tests {
         let plan = |run: &Resolved, batch: usize| program::<f32>(run, batch);
         let needs = Needs::of(&plan(run, run.batch).unwrap(), &Facts::h200(), false).unwrap();
         let error = needs.check(&Facts::h200(), (free, 2 * free)).unwrap_err();
-        advised(error.into(), run, plan).to_string()
+        with_advice(error.into(), run, plan).to_string()
     }
 
     /// What is advised fits, and one image more doesn't.
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn other_errors_stay_as_they_are() {
         let run = Raw::default().resolve_without_data(1).unwrap();
-        let error = advised(DeviceError::Disagree("x".into()), &run, |_, _| unreachable!());
+        let error = with_advice(DeviceError::Disagree("x".into()), &run, |_, _| unreachable!());
         assert!(matches!(error, DeviceError::Disagree(why) if why == "x"));
     }
 }

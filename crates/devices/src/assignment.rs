@@ -1,4 +1,4 @@
-//! Which GPU a rank has, and how ranks with GPUs exchange what lies there.
+//! Assignment of GPUs to ranks, and how they communicate: NCCL, or through the host.
 
 use crate::device::Seat;
 use crate::error::DeviceError;
@@ -18,7 +18,7 @@ struct Found {
     nccl: Option<Result<String, String>>,
 }
 
-/// How ranks exchange what lies on their GPUs.
+/// The way of collectives between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Nccl,
@@ -28,7 +28,7 @@ enum How {
 /// The GPU of a rank, and its way to the others.
 pub(crate) struct Assigned {
     pub device: usize,
-    pub exchange: Option<cuda::Exchange>,
+    pub communication: Option<cuda::Exchange>,
     /// What to tell the user, where there are several ranks.
     pub line: Option<String>,
 }
@@ -39,7 +39,7 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     let device = seat.local_rank % devices;
     let world = &seat.world;
     if world.size() == 1 {
-        return Ok(Assigned { device, exchange: None, line: None });
+        return Ok(Assigned { device, communication: None, line: None });
     }
     let wanted = matches!(seat.requested, None | Some(Backend::Nccl));
     let library = wanted.then(Library::find);
@@ -57,7 +57,7 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     let all: Option<Vec<Found>> = texts.iter().map(|text| serde_json::from_slice(text).ok()).collect();
     let all = all.ok_or_else(|| DeviceError::Disagree("a rank is of another version of vitesse".into()))?;
     let (how, line) = decide(&all, world.engine().name())?;
-    let exchange = match (how, library) {
+    let communication = match (how, library) {
         (How::Nccl, Some(Ok(library))) => cuda::Exchange::Nccl {
             world: world.clone(),
             library: Arc::clone(&library),
@@ -65,10 +65,10 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
         },
         _ => cuda::Exchange::Host(world.clone()),
     };
-    Ok(Assigned { device, exchange: Some(exchange), line: Some(line) })
+    Ok(Assigned { device, communication: Some(communication), line: Some(line) })
 }
 
-/// NCCL, if every rank has it and a GPU of its own; else the hosts' own exchange, by the engine of this name. With the reason.
+/// NCCL, if every rank has it and a GPU of its own; else through the host, by the engine of this name. With the reason.
 fn decide(all: &[Found], engine: &str) -> Result<(How, String), DeviceError> {
     let first = &all[0];
     let typed = |found: &Found| match &found.asked {
@@ -81,15 +81,15 @@ fn decide(all: &[Found], engine: &str) -> Result<(How, String), DeviceError> {
             "rank {rank} was started with {theirs}, rank 0 with {ours}"
         )));
     }
-    let host = |why: &str| Ok((How::Host, format!("gradients travel through the host ({engine}): {why}")));
+    let host = |why: &str| Ok((How::Host, format!("all-reduce through the host ({engine}): {why}")));
     let nccl = Backend::Nccl.to_string();
     if let Some(asked) = first.asked.as_ref().filter(|asked| **asked != nccl) {
-        return host(&format!("--comm {asked} says so"));
+        return host(&format!("as --comm {asked} asks"));
     }
     let obstacle = shared(all).or_else(|| missing(all));
     match (obstacle, &first.asked, &first.nccl) {
         (None, _, Some(Ok(name))) => {
-            Ok((How::Nccl, format!("gradients travel over {name}: every rank has a GPU of its own")))
+            Ok((How::Nccl, format!("all-reduce over {name}: every rank has a GPU of its own")))
         }
         (Some(why), Some(_), _) => Err(DeviceError::setting("comm", nccl, why)),
         (Some(why), None, _) => host(&why),
@@ -146,12 +146,12 @@ mod tests {
         for asked in [None, Some(Backend::Nccl)] {
             let (how, line) = decided(&of(asked, &["a", "b"]));
             assert_eq!(how, How::Nccl);
-            assert_eq!(line, "gradients travel over NCCL 2.27.3: every rank has a GPU of its own");
+            assert_eq!(line, "all-reduce over NCCL 2.27.3: every rank has a GPU of its own");
         }
         let shared = "3 ranks have 2 GPUs, ranks 0 and 2 the same one, and NCCL needs one for each";
         let (how, line) = decided(&of(None, &["a", "b", "a"]));
         assert_eq!(how, How::Host);
-        assert_eq!(line, format!("gradients travel through the host (threads): {shared}"));
+        assert_eq!(line, format!("all-reduce through the host (threads): {shared}"));
         assert_eq!(refused(&of(Some(Backend::Nccl), &["a", "b", "a"])), format!("--comm nccl: {shared}"));
         assert!(decided(&of(None, &["a", "a"])).1.contains("2 ranks have 1 GPU, ranks 0 and 1"));
     }
@@ -163,7 +163,7 @@ mod tests {
         let why = "rank 1 has no NCCL (there is no libnccl.so.2)";
         let (how, line) = decided(&all);
         assert_eq!(how, How::Host);
-        assert_eq!(line, format!("gradients travel through the host (threads): {why}"));
+        assert_eq!(line, format!("all-reduce through the host (threads): {why}"));
         all.iter_mut().for_each(|found| found.asked = Some("nccl".to_string()));
         assert_eq!(refused(&all), format!("--comm nccl: {why}"));
     }
@@ -172,7 +172,7 @@ mod tests {
     fn another_engine_is_used_if_asked_for() {
         let (how, line) = decided(&of(Some(Backend::Tcp), &["a", "b"]));
         assert_eq!(how, How::Host);
-        assert_eq!(line, "gradients travel through the host (threads): --comm tcp says so");
+        assert_eq!(line, "all-reduce through the host (threads): as --comm tcp asks");
     }
 
     #[test]
