@@ -1,4 +1,4 @@
-//! What the rest of the program asks of a model, whatever its family.
+//! Interface of models to the rest of the program, whatever their family.
 //!
 //! A family is one file: its sizes, its figure written with [`Builder`], these two traits; its names (`names/`); and one line in the
 //! registry (`network.rs`).
@@ -10,10 +10,10 @@ use crate::vit::Pool;
 use graph::{Builder, DType, Graph, GraphError, Key, Loss, Model, ValueId};
 use std::ops::Range;
 
-/// Of dropout, of whatever is dropped.
+/// Range of dropout rates.
 pub const RATES: Range<f64> = 0.0..1.0;
 
-/// What every model has.
+/// Sizes that every model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Rows and columns of the images that it is trained on, in pixels.
@@ -24,10 +24,10 @@ pub struct Sizes {
     pub width: usize,
 }
 
-/// What is wrong with a model; each text begins with the model's name.
+/// Defect of a model; each text begins with the model's name.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum NetworkError {
-    /// With what names look like.
+    /// Unknown name, with the forms that names have.
     #[error("{model}: unknown model: {names}")]
     Unknown { model: String, names: String },
     #[error("{model}: patch {patch} doesn't divide the {}×{} image", image[0], image[1])]
@@ -89,47 +89,48 @@ pub(crate) fn check_patches(
     Ok(())
 }
 
-/// What the graph of a model ends in.
+/// Ends of a model's graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// What training minimises: a scalar.
+    /// Loss that training minimises: a scalar.
     pub loss: ValueId,
-    /// Of the loss that is logged: see [`graph::Op::CrossEntropy`].
+    /// Statistics of the loss that is logged: see [`graph::Op::CrossEntropy`].
     pub stats: ValueId,
     /// (B,K), or of pixels (B,h,w,K), as coarse as the head makes them.
     pub logits: ValueId,
 }
 
 impl Ends {
-    /// In the order of a graph's outputs.
+    /// Values in the order of a graph's outputs.
     pub fn values(self) -> [ValueId; 3] {
         [self.loss, self.stats, self.logits]
     }
 }
 
-/// What a backbone gives to a head for pixels.
+/// Features that a backbone gives to a segmentation head.
 #[derive(Clone, Copy, Debug)]
 pub enum Features {
-    /// Of four stages, finest first, (B,h,w,C) each: half the rows and columns of the one before, twice the channels.
+    /// Maps of four stages, finest first, (B,h,w,C) each: half the rows and columns of the one before, twice the
+    /// channels.
     Stages([ValueId; 4]),
     /// Normalised tokens (B,T,C), those of patches last, row by row in a grid.
     Tokens { tokens: ValueId, grid: (usize, usize) },
 }
 
-/// What kind of [`Features`] a backbone has.
+/// Kind of [`Features`] of a backbone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Stages,
     Tokens,
 }
 
-/// What a user may change of a model that a name describes; nothing where it stays as it is.
+/// Changes of a user to the model that a name describes; nothing where the model's own value holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Variation {
     pub pool: Option<Pool>,
     pub dropout: Option<f64>,
     pub attention_dropout: Option<f64>,
-    /// Of the last block.
+    /// Drop path rate of the last block.
     pub drop_path: f64,
 }
 
@@ -178,13 +179,13 @@ pub trait Architecture: std::fmt::Debug {
     /// neither smooths nor mixes.
     fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends;
 
-    /// What is below the head, for heads for pixels; none for what has such a head already.
+    /// Features below the head, for segmentation heads; none for a model that has such a head already.
     fn features(&self, b: &mut Builder, images: ValueId) -> Option<Features>;
 
     /// The kind of [`Self::features`].
     fn shape(&self) -> Option<Shape>;
 
-    /// What error messages call the family, with its article.
+    /// Name of the family in error messages, with its article.
     fn kind(&self) -> &'static str;
 
     /// About as many numbers as a step of `batch` images has at hand: for refusing what no memory holds, before anything is
@@ -199,7 +200,7 @@ pub trait Architecture: std::fmt::Debug {
         None
     }
 
-    /// How tokens become one vector, where that is a choice.
+    /// Pooling of tokens into one vector, where that is a choice.
     fn pool(&self) -> Option<Pool> {
         None
     }
@@ -241,47 +242,47 @@ pub trait Architecture: std::fmt::Debug {
         None
     }
 
-    /// Whether training takes moments over a batch.
+    /// Tells models whose training takes moments over a batch.
     fn normalises_batches(&self) -> bool {
         false
     }
 
-    /// Of an auxiliary head's loss, in what training minimises.
+    /// Weight of an auxiliary head's loss.
     fn auxiliary_weight(&self) -> Option<f64> {
         None
     }
 
-    /// What can't be written under these names, and is not told by its tensors.
+    /// Reason why a model can't be written under these names, where its tensors don't show it.
     fn refuses(&self, convention: Convention) -> Option<&'static str> {
         let _ = convention;
         None
     }
 }
 
-/// Where the position embedding of a model applies.
+/// Grid of a model's position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Positions {
     /// Patches along a side.
     pub grid: usize,
-    /// Whether a class token has a position too, if there is one.
+    /// Flag: the class token, if there is one, has a position too.
     pub class_token: bool,
 }
 
 /// The windows of a model's first stage, in tokens along a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// That position biases were learned in.
+    /// Side of the windows that position biases were learned in.
     pub learned: usize,
-    /// That they are used in.
+    /// Side of the windows that they are used in.
     pub used: usize,
 }
 
 /// A family: what is known of it without a model at hand.
 pub trait Family: Architecture + Sized {
-    /// How its names look, for messages; nothing for what is no backbone.
+    /// Form of its names, for messages; nothing for a model that is no backbone.
     const FORM: Option<&'static str>;
 
-    /// What its tensors are called by whom.
+    /// Names of its tensors by each library.
     const NAMES: &'static dyn Table;
 
     /// Decodes a name, for square images; none if it is another family's.
@@ -292,8 +293,8 @@ pub trait Family: Architecture + Sized {
         classes: usize,
     ) -> Option<Result<Self, NetworkError>>;
 
-    /// What canonically named weights say about their model; none if it is another family's. `window`: the side of a Swin V2's
-    /// windows, if the file has it.
+    /// Identity of the model of canonically named weights; none if it is another family's. `window`: the side of a Swin
+    /// V2's windows, if the file has it.
     fn identify(weights: &Weights, window: Option<usize>) -> Option<Identity>;
 }
 

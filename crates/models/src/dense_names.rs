@@ -3,7 +3,7 @@
 
 use crate::names::{Tensor, Weights};
 
-/// What the names of dense heads begin with.
+/// Prefixes of the names of dense heads.
 pub const HEADS: [&str; 2] = ["decode_head.", "auxiliary_head."];
 
 const RUNNING: &str = ".running";
@@ -26,7 +26,7 @@ fn is_head(name: &str) -> bool {
     HEADS.iter().any(|head| name.starts_with(head))
 }
 
-/// From torch's layout to ours; tensors that belong to no head stay as they are.
+/// Converts from torch's layout to ours; tensors that belong to no head are unchanged.
 pub fn from_torch(weights: Weights) -> Result<Weights, DenseError> {
     let mut ours = Weights::new();
     let mut rows = Weights::new();
@@ -77,7 +77,7 @@ fn join_rows(mut rows: Weights, ours: &mut Weights) -> Result<(), DenseError> {
     Ok(())
 }
 
-/// From our layout to torch's; the reverse of [`from_torch`].
+/// Converts from our layout to torch's; the reverse of [`from_torch`].
 pub fn to_torch(weights: Weights) -> Result<Weights, DenseError> {
     let mut theirs = Weights::new();
     for (name, tensor) in weights {

@@ -1,15 +1,15 @@
-//! What the tensors of a model say about it: its name and its sizes, as far as shapes tell them. What a family is known by is the
-//! family's own to say ([`Family::identify`](crate::architecture::Family::identify)).
+//! Identity of a model by its tensors: its name and its sizes, as far as they follow from shapes. Each family knows its
+//! own tensors ([`Family::identify`](crate::architecture::Family::identify)).
 
 use crate::names::Weights;
 use crate::network;
 use crate::vit::Pool;
 
-/// What is known of a model by its weights; nothing where they leave it open.
+/// Properties of a model that follow from its weights; nothing where they leave it open.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identity {
     pub model: Option<String>,
-    /// Of a Swin V2 whose windows are not told: the rest of its name, with the window left open.
+    /// Name of a Swin V2 whose window is unknown, with the window left open.
     pub but_for_window: Option<String>,
     /// Side of the square images that position embeddings are for.
     pub image: Option<usize>,
@@ -19,12 +19,12 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of canonically named weights. `window`: the side of a Swin V2's windows, if the file has it.
+    /// Identity by canonically named weights. `window`: the side of a Swin V2's windows, if the file has it.
     pub fn of(weights: &Weights, window: Option<usize>) -> Self {
         network::identify(weights, window)
     }
 
-    /// What every family is known by: the channels of its patches, the classes of its head's weight.
+    /// Properties that every family has: the channels of its patches, the classes of its head's weight.
     pub(crate) fn of_head(weights: &Weights, head: &str) -> Self {
         let side = |name: &str, axis: usize| shape_of(weights, name)?.get(axis).copied();
         Identity { channels: side(PATCHES, 1), classes: side(head, 0), ..Identity::default() }
@@ -37,7 +37,7 @@ pub(crate) fn shape_of<'w>(weights: &'w Weights, name: &str) -> Option<&'w [usiz
     weights.get(name).map(|tensor| tensor.shape.as_slice())
 }
 
-/// How many tensors `PREFIX{n}SUFFIX` there are, from 0 on.
+/// Number of tensors `PREFIX{n}SUFFIX`, from 0 on.
 pub(crate) fn counted(weights: &Weights, prefix: &str, suffix: &str) -> usize {
     (0..).take_while(|n| weights.contains_key(&format!("{prefix}{n}{suffix}"))).count()
 }

@@ -40,13 +40,13 @@ pub struct LayerScaleVit {
     pub heads: usize,
     /// Columns that the first layer of the MLP makes; of a gated one, gates and values together.
     pub mlp: usize,
-    /// Whether the MLP is a SwiGLU.
+    /// Flag: the MLP is a SwiGLU.
     pub gated: bool,
     /// Register tokens beside the class token.
     pub registers: usize,
-    /// Whether the class token has a position, too. Registers have none.
+    /// Flag: the class token has a position, too. Registers have none.
     pub class_position: bool,
-    /// What LayerScale starts with.
+    /// Initial value of LayerScale.
     pub scale: f64,
     /// The class token, normalised after the last block, or the mean over patch tokens, normalised after pooling.
     pub pool: Pool,
@@ -71,13 +71,13 @@ const SIZES: [(&str, usize, usize, usize, usize, bool); 7] = [
 
 /// Side of the images that DINOv2 was published for.
 const DINOV2_IMAGE: usize = 518;
-/// What LayerScale starts with in either.
+/// Initial value of LayerScale in either.
 const DINOV2_SCALE: f64 = 1e-5;
 const DEIT3_SCALE: f64 = 1e-6;
 /// More tokens than any image of ours has.
 const MOST_REGISTERS: usize = 1 << 10;
 
-/// What names look like.
+/// Form of names, for messages.
 const NAMES: &str = "timm's names of ViTs with LayerScale are deit3_SIZE_patchPATCH_IMAGE, vit_SIZE_patchPATCH_dinov2 and \
      vit_SIZE_patchPATCH_regREGISTERS_dinov2 with SIZE one of nano, small, medium, base, large, huge, giant, such as \
      vit_small_patch14_reg4_dinov2";
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(error, "a ViT with LayerScale has no huggingface form here: export it as timm");
     }
 
-    /// As the authors of DINOv2 have them: a position for the class token, a mask token, other names.
+    /// Files of DINOv2's authors have a position for the class token, a mask token, other names.
     #[test]
     fn the_authors_files_are_read() {
         let giant = LayerScaleVit {

@@ -1,4 +1,4 @@
-//! What each tensor of a model is called, here and by the libraries whose weights are read and written.
+//! Names of a model's tensors, here and in the libraries whose weights are read and written.
 //!
 //! The names used everywhere in the program ("canonical") are timm's; the others are spelled only in the
 //! tables below.
@@ -28,7 +28,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Whether `data` has as many values as `shape` says.
+    /// Checks that `data` has as many values as `shape`.
     pub fn is_whole(&self) -> bool {
         elements(&self.shape) == Some(self.data.len())
     }
@@ -108,7 +108,7 @@ pub enum NameError {
     OtherModel { first: Mismatch, others: usize },
 }
 
-/// How one tensor differs from what a model needs.
+/// Difference of one tensor from what a model needs.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Mismatch {
     #[error("{name} {needed:?} is missing")]

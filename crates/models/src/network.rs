@@ -69,7 +69,7 @@ macro_rules! families {
             }
         )*
 
-        /// How the names of each family look.
+        /// Form of each family's names.
         const FORMS: &[Option<&str>] = &[$(<$family as Family>::FORM,)*];
 
         /// The names of each family's tensors.
@@ -89,7 +89,7 @@ macro_rules! families {
             None
         }
 
-        /// What canonically named weights say about their model.
+        /// Identity of the model of canonically named weights.
         pub(crate) fn identify(weights: &Weights, window: Option<usize>) -> Identity {
             $(
                 if let Some(identity) = <$family as Family>::identify(weights, window) {
@@ -131,7 +131,7 @@ impl From<Record> for Network {
 }
 
 impl Network {
-    /// Whether a name is that of a model that tells pixels apart.
+    /// Tells names of segmentation models.
     pub fn name_segments(name: &str) -> bool {
         name.contains('+')
     }
@@ -141,7 +141,7 @@ impl Network {
         let unknown = || {
             let forms: Vec<&str> = FORMS.iter().rev().flatten().copied().collect();
             let names =
-                format!("a name is {}; with +linear or +upernet it tells pixels apart", forms.join(", or "));
+                format!("a name is {}; with +linear or +upernet it segments images", forms.join(", or "));
             Err(NetworkError::unknown(name, names))
         };
         decode(name, image, channels, classes).unwrap_or_else(unknown)
@@ -172,7 +172,7 @@ impl Network {
         self.below().unwrap_or(self)
     }
 
-    /// Whether it tells the classes of pixels, rather than of images.
+    /// Tells segmentation models from classifiers.
     pub fn segments(&self) -> bool {
         self.below().is_some()
     }
@@ -193,7 +193,8 @@ impl Network {
         if size == self.size() { Some(self.clone()) } else { self.deref().sized(size) }
     }
 
-    /// As it was trained on images of other rows and columns: windows and shifts of a Swin V2 are those of `size`.
+    /// Network as it was trained on images of `size`, rows and columns: windows and shifts of a Swin V2 are those of
+    /// that size.
     pub fn trained_at(mut self, size: [usize; 2]) -> Network {
         self.train_at(size);
         self
@@ -214,7 +215,7 @@ mod tests {
             message,
             "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or timm's of a DINOv2 or DeiT III, such as \
              vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
-             +linear or +upernet it tells pixels apart"
+             +linear or +upernet it segments images"
         );
     }
 

@@ -54,7 +54,8 @@ struct Taps {
     weights: Vec<f32>,
 }
 
-/// In f64, where this agrees with PyTorch to the last digits; PyTorch's own f32 weights are off by some 1e-6.
+/// Weights of cubic interpolation in f64, which agree with PyTorch's f64 to the last digits; its f32 weights are off by
+/// some 1e-6.
 fn cubic_taps(from: usize, to: usize) -> Vec<Taps> {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);

@@ -34,7 +34,7 @@ pub enum Head {
     Linear,
 }
 
-/// As it is written now, or as it was.
+/// Serial form, of now or of earlier versions.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Record {
@@ -98,13 +98,13 @@ impl Segmenter {
         }
     }
 
-    /// Whether the head is as published, and so is how it was trained.
+    /// Tells the published head, with which the published training settings go.
     fn is_published(&self) -> bool {
         matches!(self.head, Head::Upernet(_)) && !is_narrow(&self.backbone)
     }
 }
 
-/// Whether the first stage has fewer channels than any published one.
+/// Checks whether the first stage has fewer channels than any published one.
 fn is_narrow(backbone: &Network) -> bool {
     backbone.sizes().width < NARROW.0
 }
@@ -122,7 +122,7 @@ impl Architecture for Segmenter {
         self.backbone.stages()
     }
 
-    /// For labels and weights of a pixel each (B,height,width).
+    /// Graph with labels and weights of a pixel each (B,height,width).
     fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends {
         let [height, width] = self.size();
         let targets = b.targets([batch, height, width], loss.mixed);
@@ -169,7 +169,7 @@ impl Architecture for Segmenter {
         self.backbone.numbers(batch) + size(batch) * heads
     }
 
-    /// As published, dropout is UPerNet's; the backbone has none.
+    /// Applies changes. As published, dropout is UPerNet's; the backbone has none.
     fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
         match &mut self.head {
             Head::Upernet(upernet) => {
@@ -228,7 +228,7 @@ impl Architecture for Segmenter {
         matches!(self.head, Head::Upernet(_)).then_some(AUXILIARY_WEIGHT)
     }
 
-    /// Its head has the name of a classifier's in the others' models.
+    /// Refuses the names of other libraries, where its head's name is a classifier's.
     fn refuses(&self, convention: Convention) -> Option<&'static str> {
         let linear = self.head == Head::Linear && convention != Convention::Timm;
         linear.then_some("a ViT with a linear head for pixels")

@@ -70,7 +70,7 @@ const DEEPEST: usize = 1000;
 /// The image sizes that windows were pre-trained at: the published models. (window, pixels)
 const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 384)];
 
-/// What names of Swin V2s look like.
+/// Form of names of Swin V2s, for messages.
 const NAMES: &str = "a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
      swinv2-b/w12to16 for windows of 16 pre-trained with 12, or swinv2-352-2-2-18-2/w8 for a width and the blocks of each stage";
 
@@ -154,7 +154,7 @@ impl Swin {
         }
     }
 
-    /// What each of the four stages gives, (B,h,w,C): a quarter of the image's rows and columns and C channels, then always
+    /// Results of the four stages, (B,h,w,C): a quarter of the image's rows and columns and C channels, then always
     /// half the rows and columns and twice the channels.
     pub fn maps(&self, b: &mut Builder, images: ValueId) -> [ValueId; 4] {
         let mut x = self.embed(b, images);

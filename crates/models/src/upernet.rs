@@ -13,17 +13,17 @@ use serde::{Deserialize, Serialize};
 const POOLS: [usize; 4] = [1, 2, 3, 6];
 /// The stage that the auxiliary head reads.
 const AUXILIARY_STAGE: usize = 2;
-/// Of the auxiliary head's loss, in what training minimises.
+/// Weight of the auxiliary head's loss.
 pub const AUXILIARY_WEIGHT: f64 = 0.4;
 const WEIGHT: Init = Init::Normal { std: 0.02 };
 
-/// What decides the shape of the heads beside the backbone's widths.
+/// Shape of the heads beside the backbone's widths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UperNet {
     pub classes: usize,
-    /// Of every layer before the classifier.
+    /// Channels of every layer before the classifier.
     pub channels: usize,
-    /// Of the auxiliary head.
+    /// Channels of the auxiliary head.
     pub auxiliary: usize,
     /// Rate at which channels are dropped before the classifiers. mmsegmentation has 0.1, transformers none.
     pub dropout: f64,
@@ -34,19 +34,19 @@ pub struct UperNet {
 pub struct Logits {
     pub main: ValueId,
     pub auxiliary: ValueId,
-    /// What the main ones are resized from, (B,h,w,K).
+    /// Main logits before they are resized, (B,h,w,K).
     pub coarse: ValueId,
 }
 
 impl UperNet {
-    /// As published for ADE20K.
+    /// Heads as published for ADE20K.
     pub fn published(classes: usize) -> Self {
         UperNet { classes, channels: 512, auxiliary: 256, dropout: 0.1 }
     }
 
-    /// From the stages' outputs, finest first, to what a graph ends in: loss, statistics and logits of images of `size`
-    /// (height, width). Training adds the auxiliary loss; evaluation has the main one alone. Statistics, and with them the loss that
-    /// is logged, are the main head's in both, so that they compare.
+    /// Graph from the stages' outputs, finest first, to loss, statistics and logits of images of `size` (height,
+    /// width). Training adds the auxiliary loss; evaluation has the main one alone. Statistics, and with them the loss
+    /// that is logged, are the main head's in both, so that they compare.
     pub fn finish(
         &self,
         b: &mut Builder,
@@ -99,7 +99,7 @@ impl UperNet {
         self.classify(b, y)
     }
 
-    /// What the whole image looks like, at several scales, beside the stage itself.
+    /// Pyramid pooling: the whole image at several scales, beside the stage itself.
     fn pyramid(&self, b: &mut Builder, x: ValueId) -> ValueId {
         let size = b.size(x);
         let mut parts = vec![x];

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 const EPS: f64 = 1e-6;
 
-/// How the token sequence becomes one vector per image.
+/// Pooling of the token sequence into one vector per image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pool {
@@ -62,7 +62,7 @@ const SIZES: [(&str, usize, usize, usize, usize); 6] = [
     ("h", 1280, 32, 16, 5120),
 ];
 
-/// What names of ViTs look like.
+/// Form of names of ViTs, for messages.
 const NAMES: &str = "a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16";
 
 impl Vit {
@@ -93,7 +93,7 @@ impl Vit {
         Ok(vit)
     }
 
-    /// What the size with this width, so many blocks and this MLP is called.
+    /// Name of the size with this width, so many blocks and this MLP.
     pub(crate) fn size_of(width: usize, depth: usize, mlp: usize) -> Option<&'static str> {
         let found = SIZES.iter().find(|size| (size.1, size.2, size.4) == (width, depth, mlp));
         found.map(|size| size.0)

@@ -3,14 +3,15 @@
 use super::vit::rename;
 use super::{Convention, NameError, Table, Tensor, Weights};
 
-/// What it has beside the tensors of a plain ViT; in blocks, what follows their number.
+/// Tensor that it has beside those of a plain ViT.
 const OUTSIDE: &str = "reg_token";
+/// Endings of the names of a block's further tensors.
 const BLOCK: [&str; 2] = ["ls1.gamma", "ls2.gamma"];
 
 /// (DINOv2's authors, timm) of what they name otherwise.
 const AUTHORS: [[&str; 2]; 3] =
     [["register_tokens", OUTSIDE], [".mlp.w12.", ".mlp.fc1."], [".mlp.w3.", ".mlp.fc2."]];
-/// What their files hold beside: of no use without their way of pre-training.
+/// Tensor of pre-training in their files, which is ignored.
 const MASK: &str = "mask_token";
 
 /// The names of a ViT with LayerScale.
@@ -41,7 +42,7 @@ impl Table for LayerScaleVit {
     }
 }
 
-/// What follows the number of a block.
+/// Part of a name after the number of a block.
 fn in_block(name: &str) -> Option<&str> {
     let (number, leaf) = name.strip_prefix("blocks.")?.split_once('.')?;
     (number.parse::<usize>().ok()?.to_string() == number).then_some(leaf)

@@ -4,7 +4,7 @@
 use super::{Convention, NameError, Table, Weights, detect, from_canonical, to_canonical};
 use crate::dense_names::{HEADS, from_torch, to_torch};
 
-/// What transformers puts before a backbone's names: alone, and under a head.
+/// Prefixes of a backbone's names in transformers: alone, and under a head.
 const PREFIX: [&str; 2] = ["swinv2.", "backbone."];
 
 fn is_head(name: &str) -> bool {

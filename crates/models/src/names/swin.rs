@@ -15,7 +15,7 @@ const OUTSIDE: [[&str; 2]; 8] = [
     ["head.fc.bias", "classifier.bias"],
 ];
 
-/// What stands before the number of a stage.
+/// Part of a name before the number of a stage.
 const STAGE: [&str; 2] = ["layers.", "swinv2.encoder.layers."];
 
 /// Each tensor of a block; `*` stands for query, key and value.
@@ -42,7 +42,7 @@ const BLOCK: [[&str; 2]; 17] = [
 /// Alike in both, but Hugging Face has them at the end of the stage before.
 const MERGING: [&str; 3] = ["downsample.reduction.weight", "downsample.norm.weight", "downsample.norm.bias"];
 
-/// What some files hold beside the weights: constants that follow from the size of windows and images.
+/// Constants in some files that follow from the size of windows and images.
 const CONSTANTS: [&str; 4] =
     [".relative_coords_table", ".relative_position_index", ".attn_mask", ".attn.k_bias"];
 

@@ -87,7 +87,7 @@ fn early_torchvision_is_read_but_not_beside_the_later_spelling() {
     assert_eq!(error, format!("`{block}.linear_1.weight` is a second `blocks.2.mlp.fc1.weight`"));
 }
 
-/// As `ViTForImageClassification(…).state_dict()` of transformers 5.22 has them (`fixtures/make_names.py`).
+/// Names as `ViTForImageClassification(…).state_dict()` of transformers 5.22 has them (`fixtures/make_names.py`).
 #[test]
 fn names_that_transformers_has_in_memory_are_read_too() {
     let weights = counted(&small(Pool::ClassToken));

@@ -18,7 +18,7 @@ const OUTSIDE: [[&str; 3]; 8] = [
 /// The norm of a mean-pooled model, which only timm has.
 const MEAN_POOL_NORM: [&str; 2] = ["fc_norm.weight", "fc_norm.bias"];
 
-/// What stands before the number of a block.
+/// Part of a name before the number of a block.
 const BLOCK_PREFIX: [&str; 3] = ["blocks.", "encoder.layers.encoder_layer_", "vit.encoder.layer."];
 
 /// One row per tensor of a block, without prefix and number; `*` stands for each of [`PARTS`].
