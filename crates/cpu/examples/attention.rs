@@ -83,7 +83,7 @@ fn run(threads: usize, tokens: usize, head: usize, rounds: usize) {
             seconds(threads, || executor.run(which, &header).expect("it runs"))
         };
         let step = [steps(Which::Eval), steps(Which::Last)];
-        let mut matmuls = |which| seconds(threads, || executor.run_products(which, &header));
+        let mut matmuls = |which| seconds(threads, || executor.run_matmuls(which, &header));
         let alone = [matmuls(Which::Eval), matmuls(Which::Last)];
         let heads = 0..batch * HEADS;
         let forward = seconds(1, || heads.clone().for_each(|_| tiles.forward()));

@@ -24,7 +24,7 @@ fn main() {
     );
     for side in number(2).map_or(vec![32, 64, 128], |side| vec![side]) {
         run(threads, side, &convolution(side));
-        run(threads, side, &product(side));
+        run(threads, side, &matmul(side));
     }
 }
 
@@ -44,7 +44,7 @@ fn convolution(side: usize) -> Graph {
 }
 
 /// As many multiplications, laid out already.
-fn product(side: usize) -> Graph {
+fn matmul(side: usize) -> Graph {
     let mut b = Builder::new(DType::F32, true);
     let targets = b.targets([1, side, side], false);
     let x = b.parameter("x", [1, side, side, 9 * CHANNELS], Init::Normal { std: 1.0 });

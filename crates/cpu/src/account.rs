@@ -1,4 +1,4 @@
-//! Where the time of a run went.
+//! Account of a run's time.
 //!
 //! The thread that walks a plan marks the end of everything it does, and what lies between two marks belongs to what it
 //! did: nothing falls between. Collectives run beside it; what of them falls into its waiting is exposed, the rest
@@ -45,7 +45,7 @@ pub(crate) struct Clock {
     tracing: bool,
     mark: Instant,
     total: Account,
-    /// In the present run.
+    /// Waits in the present run.
     waits: Vec<Interval>,
     events: Vec<Event>,
     waiting: Arc<str>,
@@ -61,7 +61,7 @@ impl Clock {
             total: Account::default(),
             waits: Vec::new(),
             events: Vec::new(),
-            waiting: Arc::from("waiting for the exchange"),
+            waiting: Arc::from("waiting for communication"),
             joining: Arc::from("waiting for other threads"),
         }
     }
@@ -96,7 +96,7 @@ impl Clock {
         self.mark = Instant::now();
     }
 
-    /// What lies between the last mark and this one.
+    /// Interval between the last mark and this one.
     fn lap(&mut self) -> Option<Interval> {
         if !self.timing {
             return None;

@@ -1,7 +1,7 @@
-//! The machine's measured ceilings: what the rates of a step are held against.
+//! Measured ceilings of the machine, which the rates of a step are compared with.
 
+use crate::matmul::{Matrix, matmul};
 use crate::pool::Pool;
-use crate::product::{Matrix, product};
 use graph::Ceilings;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -10,22 +10,22 @@ use std::time::Instant;
 const COPIED: usize = 16 << 20;
 /// Side of the square matrices: three of them are under 2 MB.
 const SIDE: usize = 384;
-const PRODUCTS: usize = 20;
+const MATMULS: usize = 20;
 
-/// Of all threads together: f32 products of square matrices that stay in a core's cache, and copying arrays far larger than the
-/// caches. Takes well under a second; the best of three rounds each.
+/// Ceilings of all threads together: f32 matmuls of square matrices that stay in a core's cache, and copying arrays far
+/// larger than the caches. Takes well under a second; the best of three rounds each.
 pub fn measure(threads: usize) -> std::io::Result<Ceilings> {
     let pool = Pool::new(threads)?;
-    let flops = (threads * PRODUCTS) as f64 * 2.0 * (SIDE as f64).powi(3);
+    let flops = (threads * MATMULS) as f64 * 2.0 * (SIDE as f64).powi(3);
     let matrices = || [(); 3].map(|()| vec![0.5f32; SIDE * SIDE]);
     let cached: Vec<_> = (0..threads).map(|_| Mutex::new(matrices())).collect();
     let flops_time = best(|| {
         pool.each(threads, |piece, _| {
             if let Ok(mut own) = cached[piece].lock() {
                 let [a, b, c] = own.each_mut().map(|m| Matrix::rows(m.as_mut_ptr(), SIDE));
-                for _ in 0..PRODUCTS {
+                for _ in 0..MATMULS {
                     // SAFETY: three arrays of their own, of SIDE × SIDE elements each.
-                    unsafe { product((SIDE, SIDE, SIDE), c, a, b, false) };
+                    unsafe { matmul((SIDE, SIDE, SIDE), c, a, b, false) };
                 }
             }
         });

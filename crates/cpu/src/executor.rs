@@ -3,10 +3,10 @@
 mod bind;
 mod checked;
 mod flow;
-mod left;
 mod operand;
 mod states;
 mod times;
+mod unfinished;
 mod walk;
 
 pub(crate) use bind::Bound;
@@ -21,16 +21,16 @@ use crate::kernels::Float;
 use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::slow::Slowdown;
-use bind::{BoundPlan, Memory};
+use bind::{BoundPlan, PlanMemory};
 use calls::PlanCommunicators;
 use comm::Communicator;
 use graph::graph::own_bytes;
 use graph::plan::{Plan, PlanValue};
 use graph::{DType, Home, Program, State};
-use left::Left;
 use operand::check_dtype;
+use unfinished::Unfinished;
 
-/// What the host fills before a plan runs.
+/// Inputs that the host fills before a plan runs.
 pub struct Batch<'a, T> {
     pub images: &'a mut [T],
     pub labels: &'a mut [i32],
@@ -41,18 +41,18 @@ pub struct Batch<'a, T> {
     pub mix: Option<&'a mut [T]>,
 }
 
-/// What an executor works with.
+/// Resources of an executor.
 #[derive(Clone)]
 pub struct Options {
     pub threads: usize,
-    /// For the parameters' first values.
+    /// Seed of the parameters' initial values.
     pub seed: u64,
     /// The other ranks, for plans with collectives.
     pub comm: Option<Communicator>,
 }
 
 impl Options {
-    /// Without other ranks.
+    /// Options of a single rank.
     pub fn alone(threads: usize, seed: u64) -> Self {
         Options { threads, seed, comm: None }
     }
@@ -62,18 +62,18 @@ pub struct Executor<T: Float> {
     program: Program,
     plans: [BoundPlan<T>; 5],
     /// Before the memory that it works in, which is given back after it.
-    left: Left,
+    unfinished: Unfinished,
     states: Vec<View<u8>>,
     arena: Block,
     state_block: Block,
-    /// What steps borrow, one at a time.
+    /// Memory that steps borrow, one at a time.
     borrowed: Option<Block>,
     /// States were written: copies of them are made anew before the next run.
     stale: bool,
     pool: Pool,
     groups: Option<PlanCommunicators>,
     clock: Clock,
-    /// Where the time went in plans that others took the place of.
+    /// Times of plans that were replaced.
     past: Vec<StepTime>,
     slowdown: Option<Slowdown>,
 }
@@ -89,13 +89,14 @@ impl<T: Float> Executor<T> {
         let states = state_views(&program.states, &state_block, &arena);
         let groups = comm.map(|world| groups(PlanCommunicators::new(world), &program)).transpose()?;
         let memory =
-            Memory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
+            PlanMemory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
         let (plans, borrowed) = memory.bind_all(&program)?;
-        let (clock, left) = (Clock::new(), Left::new(groups.as_ref().map(|groups| groups.world().clone())));
+        let (clock, unfinished) =
+            (Clock::new(), Unfinished::new(groups.as_ref().map(|groups| groups.world().clone())));
         let mut executor = Executor {
             program,
             plans,
-            left,
+            unfinished,
             states,
             arena,
             state_block,
@@ -119,12 +120,12 @@ impl<T: Float> Executor<T> {
             let state = theirs.get(other).or(ours.get(other));
             return Err(CpuError::OtherStates(state.map_or_else(String::new, |s| s.name.clone())));
         }
-        self.left.finish();
+        self.unfinished.finish();
         let arena = arena_of(&program)?;
         let states = state_views(&program.states, &self.state_block, &arena);
         self.groups = self.groups.take().map(|known| groups(known, &program)).transpose()?;
         let (groups, threads) = (self.groups.as_ref(), self.pool.threads());
-        let memory = Memory { arena: &arena, states: &states, groups, threads };
+        let memory = PlanMemory { arena: &arena, states: &states, groups, threads };
         let (plans, borrowed) = memory.bind_all(&program)?;
         self.past = self.training_times();
         (self.plans, self.states, self.borrowed) = (plans, states, borrowed);
@@ -156,7 +157,7 @@ impl<T: Float> Executor<T> {
         self.borrowed.as_ref().map_or(0, Block::bytes)
     }
 
-    /// What comes before every run of a plan. There is none that adds to gradients that are not kept.
+    /// Prepares a run of a plan; refuses one that adds to gradients that are not kept.
     pub(crate) fn begin(&mut self, which: Which) -> Result<(), CpuError> {
         if which == Which::Micro && self.program.micro.steps.is_empty() {
             return Err(CpuError::OneMicroStep);
@@ -246,7 +247,7 @@ fn state_views(states: &[State], own: &Block, arena: &Block) -> Vec<View<u8>> {
     states.iter().map(view).collect()
 }
 
-/// With all groups that the plans name.
+/// Communicators of all groups that the plans name.
 fn groups(mut groups: PlanCommunicators, program: &Program) -> Result<PlanCommunicators, CpuError> {
     groups.prepare(program.plans())?;
     Ok(groups)

@@ -1,16 +1,16 @@
 //! Runs plans on host threads: the reference executor, and the one that is always there.
 //!
 //! `executor.rs` binds a program to memory and walks its steps, `account.rs` says where the time went, `steps/` cuts each op into pieces for the thread pool,
-//! `kernels/` holds the arithmetic of a piece, `product.rs` the matrix products.
+//! `kernels/` holds the arithmetic of a piece, `matmul/` the matmuls.
 
 mod account;
 pub mod ceilings;
 mod error;
 mod executor;
 pub mod kernels;
+pub mod matmul;
 mod memory;
 pub mod pool;
-pub mod product;
 pub mod reference;
 mod slow;
 mod steps;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// A zeroed block of memory, shared by the steps that the plan keeps apart.
 pub struct Block {
-    /// What the allocator gave, with room to start at a border.
+    /// Address from the allocator, with room to start at a border.
     start: *mut u8,
     layout: Layout,
     /// The first byte used, at a border.

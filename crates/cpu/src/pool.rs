@@ -13,7 +13,7 @@ const LOOKS: usize = 4_000;
 /// Looks before each further one gives way, so that waiting does not starve the one waited for on a busy machine.
 const PATIENCE: usize = 2_000;
 
-/// What to do between two looks.
+/// Pauses between two looks.
 pub(crate) fn pause(look: usize) {
     if look < PATIENCE { std::hint::spin_loop() } else { std::thread::yield_now() }
 }

@@ -64,10 +64,10 @@ fn alone(plan: &Plan, index: usize) -> Program {
     Program { eval, ..Program::default() }
 }
 
-/// What went into a step and came out of it, as numbers; of an `assign`, what it wrote.
+/// Operands and results of a step, as numbers; of an `assign`, what it wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shown {
-    /// Its number in the plan.
+    /// Number of the step in the plan.
     pub step: usize,
     pub operands: Vec<Vec<f64>>,
     pub results: Vec<Vec<f64>>,

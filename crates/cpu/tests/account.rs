@@ -107,7 +107,7 @@ fn expected_exposed(rig: &Rig<f32>) -> f64 {
     graph::replay(&rig.executor.program().last, &rig.executor.step_seconds(Which::Last)).exposed()
 }
 
-const EXCHANGE_WAIT: &str = "waiting for the communication";
+const COMMUNICATION_WAIT: &str = "waiting for communication";
 const THREADS_WAIT: &str = "waiting for other threads";
 
 /// What a step is called in a trace.
@@ -130,12 +130,12 @@ fn exposure_follows_from_the_lanes() {
         in_a_quiet_run(|| {
             rig.executor.reset_times();
             let (account, _) = last(&mut rig);
-            let exchanges = rig.executor.exchanges();
-            assert!(exchanges.len() > 2 && exchanges.iter().all(|e| e.seconds >= seconds));
-            assert!(exchanges.iter().all(|e| e.exposed <= e.seconds));
+            let collectives = rig.executor.collectives();
+            assert!(collectives.len() > 2 && collectives.iter().all(|e| e.seconds >= seconds));
+            assert!(collectives.iter().all(|e| e.exposed <= e.seconds));
             // One queue, so that calls don't overlap: each is partly hidden, and the rest exposed.
-            let total: f64 = exchanges.iter().map(|e| e.seconds).sum();
-            let in_calls: f64 = exchanges.iter().map(|e| e.exposed).sum();
+            let total: f64 = collectives.iter().map(|e| e.seconds).sum();
+            let in_calls: f64 = collectives.iter().map(|e| e.exposed).sum();
             assert!((account.hidden + in_calls - total).abs() < 1e-6, "{account:?}, calls {total}");
             assert!(in_calls <= account.exposed + 1e-9, "waiting is for calls");
 
@@ -193,7 +193,7 @@ fn a_trace_has_every_step_and_call_in_its_place() {
     let of = |lane: Lane| events.iter().filter(move |e| e.lane == lane).collect::<Vec<_>>();
     assert_eq!(of(Lane::Comm).len(), steps(Lane::Comm).count());
     let mut found: HashSet<String> = of(Lane::Compute).iter().map(|e| e.name.to_string()).collect();
-    assert!([EXCHANGE_WAIT, THREADS_WAIT].iter().all(|wait| found.remove(*wait)));
+    assert!([COMMUNICATION_WAIT, THREADS_WAIT].iter().all(|wait| found.remove(*wait)));
     assert_eq!(found, steps(Lane::Compute).map(name).collect(), "every step is in it, and nothing else");
     for lane in [Lane::Compute, Lane::Comm] {
         assert!(of(lane).windows(2).all(|w| w[0].end <= w[1].start), "one after the other");
@@ -239,9 +239,9 @@ fn the_exchange_is_in_the_times_by_kind() {
     let account = rig.executor.take_account();
     let times = rig.executor.training_times();
     let communication = times.iter().find(|t| t.op == "all_reduce").unwrap();
-    let in_calls: f64 = rig.executor.exchanges().iter().map(|e| e.exposed).sum();
+    let in_calls: f64 = rig.executor.collectives().iter().map(|e| e.exposed).sum();
     assert!((communication.seconds - in_calls).abs() < 1e-6, "{} and {in_calls}", communication.seconds);
-    let bytes: usize = rig.executor.exchanges().iter().map(|e| e.bytes).sum();
+    let bytes: usize = rig.executor.collectives().iter().map(|e| e.bytes).sum();
     let gradients: f64 = communication.bytes;
     assert!(gradients <= bytes as f64 && (bytes as f64) < gradients * 1.05, "padding travels along");
     let all: f64 = times.iter().map(|t| t.seconds).sum();

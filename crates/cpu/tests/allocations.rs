@@ -17,7 +17,7 @@ struct Counting;
 static OURS: AtomicU64 = AtomicU64::new(0);
 
 fn note() {
-    if !cpu::product::inside() {
+    if !cpu::matmul::inside() {
         OURS.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -147,7 +147,7 @@ pub trait Times {
     fn take_account(&mut self) -> Account;
 
     /// The collectives of `last`, as they ran in the step whose outcome was taken last.
-    fn exchanges(&self) -> &[CollectiveTime];
+    fn collectives(&self) -> &[CollectiveTime];
 
     /// Whether times are measured, as they are from the start.
     fn set_timing(&mut self, on: bool);
@@ -185,7 +185,7 @@ pub trait Benchmarks {
     }
 
     /// Seconds of the plan's matmuls alone, where they can be run so. Results are garbage.
-    fn run_products(&mut self, _which: Which, _header: &Header) -> Option<f64> {
+    fn run_matmuls(&mut self, _which: Which, _header: &Header) -> Option<f64> {
         None
     }
 

@@ -270,7 +270,7 @@ impl Times for Gpu {
         Account { compute, update, evaluation, exposed, hidden, ..Account::default() }
     }
 
-    fn exchanges(&self) -> &[CollectiveTime] {
+    fn collectives(&self) -> &[CollectiveTime] {
         &self.exchanges
     }
 

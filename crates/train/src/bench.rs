@@ -142,7 +142,7 @@ impl StepBench {
                 self.device.set_timing(true);
                 seconds
             }
-            Turn::Matmuls => Ok(self.device.run_products(Which::Last, &self.header).unwrap_or(0.0)),
+            Turn::Matmuls => Ok(self.device.run_matmuls(Which::Last, &self.header).unwrap_or(0.0)),
             Turn::End => {
                 self.wait(0)?;
                 self.device.finish();

@@ -159,7 +159,7 @@ impl<T: Real> Session<T> {
         mut device: Box<dyn Device<T>>,
     ) -> Self {
         device.set_timing(run.account);
-        let account = Account::new(&world, device.exchanges());
+        let account = Account::new(&world, device.collectives());
         let (ahead, skipped) = (None, Vec::new());
         let in_flight = VecDeque::with_capacity(device.depth() + 1);
         let (finishing, shows_images, fault) = (None, false, None);
@@ -293,7 +293,7 @@ impl<T: Real> Session<T> {
         let Outcome { stats, control: [_, apply, gradient_norm], scale } = self.device.outcome()?;
         let loss_scale = scale.map(|[scale, ..]| scale);
         let spent = self.device.take_account();
-        self.account.note(data, spent, self.device.exchanges(), self.device.sensors());
+        self.account.note(data, spent, self.device.collectives(), self.device.sensors());
         let score = Score::of(stats);
         let images = match self.run.task() {
             Task::Classify => score.samples,

@@ -24,7 +24,7 @@ static OURS: AtomicU64 = AtomicU64::new(0);
 static INSIDE_GEMM: AtomicU64 = AtomicU64::new(0);
 
 fn note() {
-    let counter = if cpu::product::inside() { &INSIDE_GEMM } else { &OURS };
+    let counter = if cpu::matmul::inside() { &INSIDE_GEMM } else { &OURS };
     counter.fetch_add(1, Ordering::Relaxed);
 }
 

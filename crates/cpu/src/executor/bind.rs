@@ -1,4 +1,4 @@
-//! From a plan to addresses: operands in memory, collectives as calls.
+//! Binding of a plan to addresses: operands in memory, collectives as calls.
 
 use super::flow::{Stretch, stretches};
 use super::operand::Operand;
@@ -40,7 +40,7 @@ pub(crate) struct Bound<T> {
     pub(super) nanoseconds: u64,
 }
 
-/// Who does a step.
+/// Runner of a step.
 #[derive(Clone, Copy)]
 pub(super) enum Work {
     /// The pool, after the collective of this number.
@@ -51,39 +51,39 @@ pub(super) enum Work {
 
 /// A collective with its addresses.
 pub(super) struct BoundCall {
-    /// Of the group.
+    /// Communicator of the group.
     pub comm: Communicator,
     pub call: Call,
     /// The step it is.
     pub step: usize,
-    /// If the plan's end doesn't wait for it: the states that it works on.
+    /// States that it works on, if the plan's end doesn't wait for it.
     pub left: Option<Vec<StateId>>,
-    /// Of the present run.
+    /// Ticket of the present run.
     pub ticket: Option<Ticket>,
-    /// Of all runs, the seconds from its start on this rank to its end.
+    /// Seconds of all runs, from its start on this rank to its end.
     pub seconds: f64,
 }
 
 pub(super) struct BoundPlan<T> {
     pub steps: Vec<Bound<T>>,
     pub calls: Vec<BoundCall>,
-    /// Of each call, as it last ran.
-    pub exchanges: Vec<CollectiveTime>,
+    /// Time of each collective, as it last ran.
+    pub collectives: Vec<CollectiveTime>,
     pub runs: u64,
     pub stretches: Vec<Stretch>,
-    /// Of all runs, the nanoseconds in which threads of a flow had nothing to do, divided by the threads.
+    /// Nanoseconds of all runs in which threads of a flow had nothing to do, divided by the threads.
     pub idle_nanoseconds: u64,
 }
 
-/// What plans are bound to.
-pub(super) struct Memory<'a> {
+/// Memory that plans are bound to.
+pub(super) struct PlanMemory<'a> {
     pub arena: &'a Block,
     pub states: &'a [View<u8>],
     pub groups: Option<&'a PlanCommunicators>,
     pub threads: usize,
 }
 
-impl Memory<'_> {
+impl PlanMemory<'_> {
     /// The plans of a program, and the memory that their steps borrow, if they do.
     pub fn bind_all<T: Float>(
         &self,
@@ -111,7 +111,7 @@ impl Memory<'_> {
         let mut bound = BoundPlan {
             steps: vec![],
             calls: vec![],
-            exchanges: vec![],
+            collectives: vec![],
             runs: 0,
             stretches: vec![],
             idle_nanoseconds: 0,
@@ -121,7 +121,7 @@ impl Memory<'_> {
             if step.lane == Lane::Comm {
                 let (comm, call) = self.call(plan, step, &one)?;
                 let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
-                bound.exchanges.push(CollectiveTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
+                bound.collectives.push(CollectiveTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
                 one.work = Work::Call(bound.calls.len());
                 let left = step.left.then(|| states_of(plan, step));
                 bound.calls.push(BoundCall { comm, call, step: index, left, ticket: None, seconds: 0.0 });
@@ -170,7 +170,7 @@ impl Memory<'_> {
         })
     }
 
-    /// What runs a step, if there is something.
+    /// Kernel of a step, if there is one.
     fn kernel<T: Float>(&self, plan: &Plan, step: &Step, op: &Op) -> Option<Kernel<T>> {
         if step.lane == Lane::Comm {
             return Some(Kernel::none());

@@ -50,7 +50,7 @@ impl Stretch {
 pub(super) struct Unit {
     /// The step's number in the plan.
     pub step: usize,
-    /// Of the phase in its step.
+    /// Number of the phase in its step.
     pub phase: usize,
     /// Pieces of each of its parts: a block, or a piece.
     pub each: usize,
@@ -72,15 +72,15 @@ pub(super) struct Flow {
     progress: Progress,
 }
 
-/// How far a run is.
+/// Progress of a run.
 struct Progress {
-    /// Of each unit, the parts that are done.
+    /// Number of parts that are done, for each unit.
     done: Vec<AtomicUsize>,
-    /// Of each unit that is not cut by blocks, the parts that were given out.
+    /// Number of parts that were given out, for each unit that is not cut by blocks.
     given: Vec<AtomicUsize>,
     /// The first of the others of which not all parts were given out, or one before.
     open: AtomicUsize,
-    /// Of each block, twice the number of the next unit among those carried, plus 1 while a thread has it.
+    /// State of each block: twice the number of the next unit among those carried, plus 1 while a thread has it.
     blocks: Vec<AtomicUsize>,
     /// Parts of all units that are not done.
     left: AtomicUsize,
@@ -89,7 +89,7 @@ struct Progress {
     times: Times,
 }
 
-/// What a thread does next.
+/// Next job of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Takes a block through a unit: the one of this number among those that are cut by blocks.
@@ -109,7 +109,7 @@ struct Access {
 }
 
 impl Access {
-    /// Whether one writes what the other touches, other than each block its own rows.
+    /// Checks whether one writes what the other touches, other than each block its own rows.
     fn clashes(&self, other: &Access) -> bool {
         let alike = self.sample.is_some() && self.sample == other.sample && self.start == other.start;
         (self.writes || other.writes) && self.start < other.end && other.start < self.end && !alike
@@ -147,7 +147,7 @@ fn survey<T: Float>(step: &Bound<T>, threads: usize) -> Vec<Phase> {
     // How a step is cut doesn't depend on it.
     let header = Header { seed: 0, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
     let team = Team::Survey { phases: Mutex::default(), threads };
-    let context = Context { team, header: &header, step, products_only: false };
+    let context = Context { team, header: &header, step, matmuls_only: false };
     // SAFETY: no piece runs, and outside of its pieces a step writes nothing.
     unsafe { steps::run(&context) };
     match context.team {
@@ -164,7 +164,7 @@ struct Draft {
     blocks: Option<Blocks>,
     units: Vec<Unit>,
     touched: Vec<Vec<Access>>,
-    /// For each unit, the units that are done whenever one of its parts starts.
+    /// Units that are done whenever a part of each unit starts.
     known: Vec<Vec<bool>>,
     last_carried: Option<usize>,
 }
@@ -175,7 +175,7 @@ impl Draft {
         Draft { threads, first, end: first, blocks: None, units, touched, known, last_carried: None }
     }
 
-    /// Whether the blocks of a step have the same samples as those so far.
+    /// Checks whether the blocks of a step have the same samples as those so far.
     fn takes<T: Float>(&self, bound: &Bound<T>, phases: &[Phase]) -> bool {
         let blocks = phases.iter().filter_map(|phase| carried(bound, phase, self.threads));
         self.blocks.is_none_or(|ours| blocks.into_iter().all(|blocks| ours.same(&blocks)))
@@ -319,8 +319,8 @@ impl Flow {
         broken.store(false, Ordering::Relaxed);
     }
 
-    /// What a thread does until all is done: `run(unit, pieces)` for parts of units. `wait` is called as long as there
-    /// is nothing to do, with the number of times so far.
+    /// Works until all is done: `run(unit, pieces)` for parts of units. `wait` is called as long as there is nothing to
+    /// do, with the number of times so far.
     pub fn work(
         &self,
         (thread, threads): (usize, usize),

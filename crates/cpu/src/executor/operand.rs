@@ -21,7 +21,7 @@ pub(crate) struct Operand<T> {
     pub ints: View<i32>,
     /// The same, of sums in double precision, which are never rounded.
     pub doubles: View<f64>,
-    /// Where the plan has it.
+    /// Bytes in the plan's memory.
     pub stored: View<u8>,
     pub dtype: DType,
     pub shape: Shape,
@@ -40,12 +40,12 @@ impl<T: Float> Operand<T> {
         Ok(Operand { data, ints, doubles, stored, dtype, shape })
     }
 
-    /// Whether it is stored as it is computed with.
+    /// Tells operands that are stored in the type they are computed in.
     pub fn is_own(&self) -> bool {
         self.dtype == own::<T>()
     }
 
-    /// Whether it is a number to compute with that is stored in another type.
+    /// Tells floats that are stored in another type.
     fn is_foreign(&self) -> bool {
         !self.is_own() && !matches!(self.dtype, DType::I32 | DType::U8 | DType::F64)
     }
@@ -60,8 +60,7 @@ pub(super) fn own<T: Float>() -> DType {
     if size_of::<T>() == size_of::<f64>() { DType::F64 } else { DType::F32 }
 }
 
-/// Doubles are not rounded in silence: a plan that has some, other than sums that a kernel takes as they are, is for an executor that
-/// computes in them.
+/// Refuses f64 in an executor of f32, except sums that a kernel takes as f64: nothing is rounded in silence.
 pub(super) fn check_dtype<T: Float>(name: &str, ty: &Type) -> Result<(), CpuError> {
     let computes = own::<T>();
     if ty.dtype == DType::F64 && computes != DType::F64 {
@@ -109,7 +108,7 @@ impl<T: Float> Bound<T> {
     }
 }
 
-/// Those that are stored in another type, each place once.
+/// Operands that are stored in another type, each place once.
 fn distinct<T: Float>(operands: &[Operand<T>]) -> Vec<Operand<T>> {
     let mut found: Vec<Operand<T>> = vec![];
     for operand in operands.iter().filter(|o| o.is_foreign()) {

@@ -1,5 +1,4 @@
-//! What outlives a plan, and what goes into one and comes out: in the plan's types, and for the host as the numbers that the
-//! executor computes with.
+//! States, inputs and outputs: in the plan's types, and for the host as the numbers that the executor computes with.
 
 use super::operand::own;
 use super::{Executor, Which};
@@ -41,12 +40,12 @@ impl<T: Float> Executor<T> {
         Some(self.stored(value).cast(value.ty.shape.count()))
     }
 
-    /// Where a value lies.
+    /// Bytes of a value.
     pub(super) fn stored(&self, value: &PlanValue) -> View<u8> {
         match value.place {
             Place::Arena(offset) => self.arena.view(offset, value.ty.bytes()),
             Place::State(state) => {
-                self.left.finish();
+                self.unfinished.finish();
                 self.states[state.index()]
             }
         }
@@ -70,7 +69,7 @@ impl<T: Float> Executor<T> {
         is_float.then(|| self.numbers(&value.ty, self.stored(value)))
     }
 
-    /// What is stored as numbers: where it lies, if it is of the executor's own type, else a copy.
+    /// Stored numbers: in place, if they are of the executor's own type, else a copy.
     fn numbers(&self, ty: &Type, stored: View<u8>) -> Cow<'_, [T]> {
         let count = ty.shape.count();
         // SAFETY: nothing runs while `&self` is held, since `run` takes `&mut self`.
@@ -89,13 +88,13 @@ impl<T: Float> Executor<T> {
     }
 
     pub fn state(&self, id: StateId) -> Cow<'_, [T]> {
-        self.left.finish();
+        self.unfinished.finish();
         self.numbers(&self.program.states[id.index()].ty, self.states[id.index()])
     }
 
     /// A state to change where it lies. None if it is stored in another type: see [`write_state`](Executor::write_state).
     pub fn state_mut(&mut self, id: StateId) -> Option<&mut [T]> {
-        self.left.finish();
+        self.unfinished.finish();
         let Type { dtype, shape } = &self.program.states[id.index()].ty;
         self.stale = true;
         // SAFETY: `&mut self` for as long as the slice lives.
@@ -107,7 +106,7 @@ impl<T: Float> Executor<T> {
     /// # Panics
     /// If it has another number of elements.
     pub fn write_state(&mut self, id: StateId, values: &[T]) {
-        self.left.finish();
+        self.unfinished.finish();
         let Type { dtype, shape } = &self.program.states[id.index()].ty;
         assert_eq!(values.len(), shape.count(), "{}", self.program.states[id.index()].name);
         // SAFETY: `&mut self`.
@@ -120,7 +119,7 @@ impl<T: Float> Executor<T> {
     /// # Panics
     /// If it has another number of bytes.
     pub fn write_bytes(&mut self, id: StateId, bytes: &[u8]) {
-        self.left.finish();
+        self.unfinished.finish();
         // SAFETY: `&mut self`.
         unsafe { self.states[id.index()].write() }.copy_from_slice(bytes);
         self.stale = true;
@@ -131,7 +130,7 @@ impl<T: Float> Executor<T> {
             let state = &self.program.states[index];
             let values = match state.role {
                 Role::Parameter(init) => {
-                    Some(drawn(init, state.ty.shape.count(), Sequence::new(seed, index as u32)))
+                    Some(initial_values(init, state.ty.shape.count(), Sequence::new(seed, index as u32)))
                 }
                 _ => self.program.first_values(state),
             };
@@ -158,7 +157,7 @@ impl<T: Float> Executor<T> {
 
     /// Sets every state that is named after another to what that holds.
     fn derive(&mut self, of: impl Fn(&graph::State) -> Option<&str>) {
-        self.left.finish();
+        self.unfinished.finish();
         for (index, state) in self.program.states.iter().enumerate() {
             if let Some(source) = of(state).and_then(|name| self.find_state(name)) {
                 let values = self.state(source);
@@ -169,6 +168,6 @@ impl<T: Float> Executor<T> {
     }
 }
 
-fn drawn(init: Init, count: usize, mut random: Sequence) -> Vec<f64> {
+fn initial_values(init: Init, count: usize, mut random: Sequence) -> Vec<f64> {
     (0..count).map(|_| initial(init, &mut random)).collect()
 }

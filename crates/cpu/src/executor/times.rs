@@ -1,4 +1,4 @@
-//! What was measured: the account of time, by part and by kind of step.
+//! Measurements: the account of time, by part and by kind of step.
 
 use super::Executor;
 use crate::kernels::Float;
@@ -11,22 +11,22 @@ use graph::run::{Account, CollectiveTime, Event, StepTime, Which};
 const IDLE: &str = "waiting for threads";
 
 impl<T: Float> Executor<T> {
-    /// Where the time went since this was last asked.
+    /// Account of time since the last call.
     pub fn take_account(&mut self) -> Account {
         self.clock.take()
     }
 
     /// The collectives of `last`, as they last ran.
-    pub fn exchanges(&self) -> &[CollectiveTime] {
-        &self.plans[Which::Last as usize].exchanges
+    pub fn collectives(&self) -> &[CollectiveTime] {
+        &self.plans[Which::Last as usize].collectives
     }
 
-    /// Whether times are measured, as they are from the start; without, no clock is read.
+    /// Turns measuring on, as it is from the start, or off; without, no clock is read.
     pub fn set_timing(&mut self, on: bool) {
         self.clock.set_timing(on);
     }
 
-    /// Whether every step and collective is remembered, for a trace; needs timing.
+    /// Turns recording every step and collective for a trace on or off; needs timing.
     pub fn set_tracing(&mut self, on: bool) {
         self.clock.set_tracing(on);
     }
@@ -59,7 +59,7 @@ impl<T: Float> Executor<T> {
         seconds
     }
 
-    /// Where the time of training (everything but `eval`) went since the last reset, by kind of step, longest first.
+    /// Times of training (everything but `eval`) since the last reset, by kind of step, longest first.
     pub fn training_times(&self) -> Vec<StepTime> {
         let mut times = self.past.clone();
         for which in Which::TRAINING {
@@ -88,7 +88,7 @@ fn add_time(times: &mut Vec<StepTime>, plan: &Plan, step: &Step, seconds: f64, r
     time.bytes += cost.bytes * runs;
 }
 
-/// What a kind has so far.
+/// Entry of a kind of step.
 fn add<'a>(times: &'a mut Vec<StepTime>, op: &str, phase: Phase, is_matmul: bool) -> &'a mut StepTime {
     let index = times.iter().position(|t| t.op == op && t.phase == phase).unwrap_or_else(|| {
         let op = op.to_string();

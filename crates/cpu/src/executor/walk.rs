@@ -66,9 +66,9 @@ impl<T> BoundPlan<T> {
             return;
         }
         let timing = |call: &BoundCall| under_way.wait(call.ticket.filter(|_| call.left.is_none())?).ok();
-        let calls = self.exchanges.iter_mut().zip(&self.calls);
+        let calls = self.collectives.iter_mut().zip(&self.calls);
         clock.settle(calls.filter_map(|(time, call)| Some((time, timing(call)?))));
-        for (time, call) in self.exchanges.iter().zip(&mut self.calls) {
+        for (time, call) in self.collectives.iter().zip(&mut self.calls) {
             call.seconds += time.seconds;
             self.steps[call.step].nanoseconds += (time.exposed * 1e9) as u64;
         }
@@ -79,7 +79,7 @@ impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
         self.begin(which)?;
-        let Executor { plans, groups, clock, pool, slowdown, left, .. } = self;
+        let Executor { plans, groups, clock, pool, slowdown, unfinished, .. } = self;
         let plan = &mut plans[which as usize];
         let mut under_way = UnderWay::new(groups.as_ref());
         plan.runs += 1;
@@ -94,7 +94,7 @@ impl<T: Float> Executor<T> {
                     let ticket = unsafe { under_way.start(bound) }?;
                     bound.ticket = Some(ticket);
                     if let Some(states) = &bound.left {
-                        left.push(states, ticket);
+                        unfinished.push(states, ticket);
                     }
                     clock.idled();
                     continue;
@@ -104,7 +104,7 @@ impl<T: Float> Executor<T> {
                         under_way.wait(ticket)?;
                         clock.waited();
                     }
-                    if left.wait_for(&plan.steps[steps.start].after)? {
+                    if unfinished.wait_for(&plan.steps[steps.start].after)? {
                         clock.waited();
                     }
                 }
@@ -126,7 +126,7 @@ impl<T: Float> Executor<T> {
                         let team = Team::All(pool);
                         // SAFETY: the plan gives each step its own outputs and scratch and orders every reader after
                         // its writer; `&mut self` keeps the host away.
-                        unsafe { steps::run(&steps::Context { team, header, step, products_only: false }) };
+                        unsafe { steps::run(&steps::Context { team, header, step, matmuls_only: false }) };
                         if let Some(slowdown) = slowdown {
                             slowdown.pay();
                         }
@@ -168,7 +168,7 @@ impl<T: Float> Executor<T> {
     pub(crate) fn run_step(&mut self, which: Which, index: usize, header: &Header) -> Result<(), CpuError> {
         let plan = &self.plans[which as usize];
         let step = &plan.steps[index];
-        self.left.wait_for(&step.after)?;
+        self.unfinished.wait_for(&step.after)?;
         if let Work::Call(number) = step.work {
             let mut under_way = UnderWay::new(self.groups.as_ref());
             // SAFETY: nothing else runs, and the call is waited for at once.
@@ -178,21 +178,21 @@ impl<T: Float> Executor<T> {
         }
         // SAFETY: as in `run`.
         unsafe {
-            steps::run(&steps::Context { team: Team::All(&self.pool), header, step, products_only: false })
+            steps::run(&steps::Context { team: Team::All(&self.pool), header, step, matmuls_only: false })
         };
         Ok(())
     }
 
-    /// Runs only the matrix products of a plan (those inside attention too), without epilogues, and returns the
-    /// seconds they take: the ceiling the whole plan is measured against. Results are garbage.
-    pub fn run_products(&mut self, which: Which, header: &Header) -> f64 {
+    /// Runs only the matmuls of a plan (those inside attention too), without epilogues, and returns the seconds they
+    /// take: the ceiling the whole plan is measured against. Results are garbage.
+    pub fn run_matmuls(&mut self, which: Which, header: &Header) -> f64 {
         self.refresh();
         let start = Instant::now();
         for step in &self.plans[which as usize].steps {
             let attention = matches!(step.op, Op::Attention { .. } | Op::AttentionGrad { .. });
             if step.is_matmul || attention {
                 let team = Team::All(&self.pool);
-                let context = steps::Context { team, header, step, products_only: true };
+                let context = steps::Context { team, header, step, matmuls_only: true };
                 // SAFETY: as in `run`.
                 unsafe { steps::run(&context) };
             }

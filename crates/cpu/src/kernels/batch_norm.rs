@@ -45,7 +45,7 @@ simd! {
         }
     }
 
-    /// sums += Σ dy, products += Σ dy·(x-mean), with dy as it is before the ReLU; `block` has room for two rows.
+    /// sums += Σ dy, products += Σ dy·(x-mean), with dy before the ReLU; `block` has room for two rows.
     pub fn batch_norm_sums<T, FMA>(
         x: &[T], dy: &[T], mean: &[T], scale: &[T], shift: &[T], relu: bool,
         sums: &mut [f64], products: &mut [f64], block: &mut [T],
@@ -110,7 +110,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Of both together: what the distance of the two means adds is added expressly.
+    /// Moments of both together; the distance of the two means is added expressly.
     pub fn join(self, other: Moments) -> Moments {
         let count = self.count + other.count;
         if count == 0.0 {

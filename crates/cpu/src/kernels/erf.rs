@@ -4,7 +4,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-/// Where the series hands over to the continued fraction; both converge quickly around here.
+/// Argument from which the continued fraction takes over from the series; both converge quickly around here.
 const TAIL_START: f64 = 2.5;
 
 pub fn erf_f64(x: f64) -> f64 {

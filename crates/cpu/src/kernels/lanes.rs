@@ -17,7 +17,7 @@ pub fn leftover_weights<T: Float, const N: usize>(row_len: usize) -> [T; N] {
 struct Steps<T>(std::marker::PhantomData<T>);
 
 impl<T: Float> Steps<T> {
-    /// As many zeros as [`LANES`], then as many ones.
+    /// Table of [`LANES`] zeros, then as many ones.
     const TABLE: [T; 2 * LANES] = {
         let mut table = [T::ZERO; 2 * LANES];
         let mut i = LANES;

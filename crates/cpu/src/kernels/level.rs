@@ -1,4 +1,4 @@
-//! Which instruction set the kernels run on, and the macro that compiles a kernel once for each.
+//! Instruction set that the kernels run on, and the macro that compiles a kernel once for each.
 //!
 //! One binary serves every x86-64: a kernel is written once as plain loops, LLVM vectorises that text separately
 //! for each [`Level`], and the level is picked at run time. On other architectures only the baseline exists
@@ -14,7 +14,7 @@ pub enum Level {
     Avx512 = 3,
 }
 
-/// Whether the baseline target has a fused multiply-add; without one `mul_add` is a slow library call.
+/// Flag: the baseline target has a fused multiply-add; without one `mul_add` is a slow library call.
 pub(crate) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
 /// The best level of this machine, detected on first use.

@@ -8,7 +8,7 @@ use super::lanes::sum;
 use super::level::simd;
 use super::softmax::{exp_row, max_of_row, sum_exp};
 
-/// What a row should say: `mix` of the label and 1 - `mix` of its partner.
+/// Target of a row: `mix` of the label and 1 - `mix` of its partner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
     pub label: usize,
@@ -83,7 +83,7 @@ pub fn cross_entropy_grad_row<T: Float>(
 }
 
 simd! {
-    /// As [`cross_entropy_row`], for one label and in the numbers' own precision; and ln Σ exp(logits).
+    /// Loss like [`cross_entropy_row`], for one label and in the numbers' own precision; and ln Σ exp(logits).
     pub fn pixel_loss<T, FMA>(logits: &[T], label: usize, smoothing: f64) -> (f64, usize, f64) {
         let (classes, own) = (logits.len(), logits[label]);
         let max = max_of_row(logits);
@@ -99,7 +99,7 @@ simd! {
         (loss, (greater + not_less) as usize, lse)
     }
 
-    /// As [`cross_entropy_grad_row`], for one label and in the numbers' own precision.
+    /// Gradient like [`cross_entropy_grad_row`], for one label and in the numbers' own precision.
     pub fn pixel_grad<T, FMA>(logits: &[T], label: usize, smoothing: f64, scale: f64, dlogits: &mut [T]) {
         dlogits.copy_from_slice(logits);
         let sum = exp_row::<T, FMA>(dlogits, T::ONE, max_of_row(logits));

@@ -1,4 +1,4 @@
-//! Single-threaded kernels on slices: the arithmetic between the matrix products.
+//! Single-threaded kernels on slices: the arithmetic between the matmuls.
 //!
 //! Arrays are row-major; `cols` is the length of the last axis and there are `len / cols` rows. Functions ending in
 //! an `…_acc` argument add to it. Every kernel sums in an order fixed by the shapes and the instruction set alone,
@@ -9,7 +9,7 @@ mod elementwise;
 mod erf;
 mod float;
 mod gelu;
-mod halves;
+mod half_precision;
 mod lanes;
 mod level;
 mod loss;
@@ -30,7 +30,7 @@ pub use batch_norm::{Moments, batch_norm, batch_norm_grad, batch_norm_sums, shif
 pub use elementwise::{add, add_assign, add_bias, column_sum, scale, sum_squares};
 pub use float::Float;
 pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
-pub use halves::{from_bf16, from_f16, to_bf16, to_f16};
+pub use half_precision::{from_bf16, from_f16, to_bf16, to_f16};
 pub use level::{Level, level};
 pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row, pixel_grad, pixel_loss};
 pub use norm::{add_layer_norm, layer_norm, layer_norm_grad, norm_add, norm_add_grad};

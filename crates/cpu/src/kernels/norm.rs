@@ -22,12 +22,12 @@ fn normalise_row<T: Float, const FMA: bool>(x: &[T], gamma: &[T], beta: &[T], ep
 struct Row<T> {
     mean: T,
     rstd: T,
-    /// What gradients of the row count for.
+    /// Factor of the row's gradients.
     factor: T,
 }
 
 impl<T: Float> Row<T> {
-    /// With factor·dy for dy: dgamma_acc += dy·x̂, dbeta_acc += dy, and g = dy·gamma.
+    /// Adds, with factor·dy for dy: dgamma_acc += dy·x̂, dbeta_acc += dy, and g = dy·gamma.
     #[inline(always)]
     fn weight_grads<const FMA: bool>(
         &self,

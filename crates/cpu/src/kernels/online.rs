@@ -6,8 +6,9 @@ use super::level::simd;
 use super::softmax::{exp_row, max_of_row};
 
 simd! {
-    /// In place p = exp(scale·s - m), with m the maximum of the row so far, to which what was summed up before is scaled: `max`,
-    /// `sum` = Σ p, and `acc`. Before the first range of columns, `max` is the least finite number and `sum` 0.
+    /// Softmax in place, p = exp(scale·s - m), with m the maximum of the row so far, to which what was summed up before
+    /// is scaled: `max`, `sum` = Σ p, and `acc`. Before the first range of columns, `max` is the least finite number
+    /// and `sum` 0.
     pub fn softmax_range<T, FMA>(
         scores: &mut [T],
         stride: usize,
@@ -36,7 +37,7 @@ simd! {
         }
     }
 
-    /// In place p = exp(scale·s - lse) and dp = scale·p·(dp - delta).
+    /// Softmax and its gradient in place, p = exp(scale·s - lse) and dp = scale·p·(dp - delta).
     pub fn softmax_and_grad<T, FMA>(
         scores: &mut [T],
         dp: &mut [T],

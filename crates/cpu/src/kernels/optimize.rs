@@ -57,7 +57,7 @@ impl Lamb {
     }
 }
 
-/// How many of LAMB's updates are kept aside until their norm is taken.
+/// Number of LAMB's updates that are kept aside until their norm is taken.
 const BLOCK: usize = 512;
 
 #[inline(always)]

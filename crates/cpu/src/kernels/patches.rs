@@ -1,4 +1,4 @@
-//! An image cut into the rows of the patch embedding's matrix product, and back.
+//! An image cut into the rows of the patch embedding's matmul, and back.
 //!
 //! image: (C, H, W); rows: (N, C·p·p) with N = H/p · W/p patches in reading order and the features in the order
 //! (c, dy, dx) of a flattened convolution weight (O, C, p, p).
@@ -13,7 +13,7 @@ pub struct PatchGrid {
 }
 
 impl PatchGrid {
-    /// For every `patch` consecutive pixels: where they start in the image and in the rows.
+    /// Runs of `patch` consecutive pixels: where each starts in the image and in the rows.
     fn runs(self) -> impl Iterator<Item = (usize, usize)> {
         let PatchGrid { channels, height, width, patch } = self;
         assert!(

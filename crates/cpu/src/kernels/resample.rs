@@ -38,15 +38,15 @@ impl Axis {
     }
 }
 
-/// Which neighbours make each result, and with which weights.
+/// Neighbours that make each result, and their weights.
 pub struct Taps<'a, T> {
-    /// For each result its first neighbour and where its weights begin; one entry more, where the last ones end.
+    /// Entries of results: the first neighbour and where its weights begin; one entry more, where the last ones end.
     entries: &'a [[u32; 2]],
     weights: &'a [T],
 }
 
 impl<'a, T: Float> Taps<'a, T> {
-    /// Of sampling an axis; `weights` has room for [`Axis::most_weights`], `entries` for the results and one more.
+    /// Taps of sampling an axis; `weights` has room for [`Axis::most_weights`], `entries` for the results and one more.
     pub fn forward(axis: Axis, entries: &'a mut [[u32; 2]], weights: &'a mut [T]) -> Self {
         let mut begin = 0;
         for (o, entry) in entries[..axis.out].iter_mut().enumerate() {
@@ -61,7 +61,7 @@ impl<'a, T: Float> Taps<'a, T> {
         Taps { entries: &entries[..=axis.out], weights: &weights[..begin] }
     }
 
-    /// Of the transpose: for each pixel of the axis, the results that it is part of.
+    /// Taps of the transpose: for each pixel of the axis, the results that it is part of.
     pub fn backward(axis: Axis, entries: &'a mut [[u32; 2]], weights: &'a mut [T]) -> Self {
         let (mut begin, mut first) = (0, 0);
         for (i, entry) in entries[..axis.len].iter_mut().enumerate() {
@@ -88,7 +88,7 @@ impl<'a, T: Float> Taps<'a, T> {
         Taps { entries: &entries[..=axis.len], weights: &weights[..begin] }
     }
 
-    /// What `forward` or `backward` left in tables of so many results.
+    /// Taps that `forward` or `backward` left in tables of so many results.
     pub fn of_tables(results: usize, entries: &'a [[u32; 2]], weights: &'a [T]) -> Self {
         Taps { entries: &entries[..=results], weights: &weights[..entries[results][1] as usize] }
     }

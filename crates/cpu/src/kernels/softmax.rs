@@ -105,8 +105,8 @@ fn biased<T: Float, const FMA: bool>(row: &mut [T], scale: T, bias: &[T], mask: 
 }
 
 simd! {
-    /// In place p = exp(scale·s - m)/Σ with m the row's maximum, and lse = m + ln Σ: the logarithm of the sum of the
-    /// exponentials of the scaled scores. `scale` must be positive.
+    /// Softmax in place, p = exp(scale·s - m)/Σ with m the row's maximum, and lse = m + ln Σ: the logarithm of the sum
+    /// of the exponentials of the scaled scores. `scale` must be positive.
     pub fn softmax_rows<T, FMA>(scores: &mut [T], cols: usize, scale: T, lse: &mut [T]) {
         assert_eq!(scores.len(), lse.len() * cols, "softmax_rows: ragged rows");
         for (rows, lse) in scores.chunks_mut(ROWS * cols).zip(lse.chunks_mut(ROWS)) {
@@ -126,7 +126,7 @@ simd! {
         }
     }
 
-    /// In place p = exp(scale·s - lse).
+    /// Softmax in place from its log-sum-exp, p = exp(scale·s - lse).
     pub fn softmax_from_lse<T, FMA>(scores: &mut [T], cols: usize, scale: T, lse: &[T]) {
         assert_eq!(scores.len(), lse.len() * cols, "softmax_from_lse: ragged rows");
         for (row, &lse) in scores.chunks_exact_mut(cols).zip(lse) {
@@ -134,7 +134,8 @@ simd! {
         }
     }
 
-    /// As [`softmax_rows`], of scale·scores + bias + the mask of the row: row `i` has mask number `mask_of[i]`.
+    /// Softmax like [`softmax_rows`], of scale·scores + bias + the mask of the row: row `i` has mask number
+    /// `mask_of[i]`.
     pub fn biased_softmax_rows<T, FMA>(
         scores: &mut [T],
         cols: usize,
@@ -167,8 +168,8 @@ simd! {
         }
     }
 
-    /// In place p = exp(scale·s + bias + mask - lse)/Σ. In exact arithmetic Σ is 1, but scores may be as large as 100, and then
-    /// as many digits of p are lost as their logarithm has.
+    /// Softmax in place, p = exp(scale·s + bias + mask - lse)/Σ. In exact arithmetic Σ is 1, but scores may be as large
+    /// as 100, and then as many digits of p are lost as their logarithm has.
     pub fn biased_softmax_from_lse<T, FMA>(
         scores: &mut [T],
         cols: usize,
@@ -190,8 +191,8 @@ simd! {
         }
     }
 
-    /// In place dp = p·(dp - Σ p·dp) over each row; and acc += dp. The sum is taken of these very numbers, so that a row of the
-    /// result sums to zero as nearly as it can.
+    /// Gradient in place, dp = p·(dp - Σ p·dp) over each row; and acc += dp. The sum is taken of these very numbers, so
+    /// that a row of the result sums to zero as nearly as it can.
     pub fn softmax_grad_acc<T, FMA>(p: &[T], dp: &mut [T], cols: usize, acc: &mut [T]) {
         assert!(p.len() == dp.len() && p.len() == acc.len(), "softmax_grad_acc: shapes differ");
         let rows = p.chunks_exact(cols).zip(dp.chunks_exact_mut(cols)).zip(acc.chunks_exact_mut(cols));
@@ -204,7 +205,7 @@ simd! {
         }
     }
 
-    /// In place dp = p·(dp - delta)·scale, where delta is the row's Σ p·dp.
+    /// Gradient in place, dp = p·(dp - delta)·scale, where delta is the row's Σ p·dp.
     pub fn softmax_grad<T, FMA>(p: &[T], dp: &mut [T], cols: usize, delta: &[T], scale: T) {
         assert!(p.len() == dp.len() && p.len() == delta.len() * cols, "softmax_grad: shapes differ");
         for ((p, dp), &delta) in p.chunks_exact(cols).zip(dp.chunks_exact_mut(cols)).zip(delta) {

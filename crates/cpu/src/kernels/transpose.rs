@@ -1,4 +1,4 @@
-//! A matrix turned over, so that a product finds its right side by rows.
+//! A matrix transposed, so that a matmul finds its right side by rows.
 
 use super::level::simd;
 

@@ -1,23 +1,23 @@
-//! What a convolution's window sees, one row a pixel: the left side of its product.
+//! Windows of a convolution, one row a pixel: the left side of its matmul.
 //!
 //! Legend: h and w height and width, C channels; channels-last.
 
 use super::float::Float;
 use std::ops::Range;
 
-/// How windows lie over images (..,h,w,C).
+/// Geometry of windows over images (..,h,w,C).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unfold {
     pub height: usize,
     pub width: usize,
     pub channels: usize,
-    /// Of the pixels that windows belong to.
+    /// Height of the map of pixels that windows belong to.
     pub out_height: usize,
     pub out_width: usize,
     pub kernel: (usize, usize),
-    /// From one window to the next.
+    /// Pixels from one window to the next.
     pub stride: usize,
-    /// Of the first window's corner, above and to the left.
+    /// Offset of the first window's corner, above and to the left.
     pub pad: (isize, isize),
     /// The image with `spread` - 1 empty pixels after each of its own, in both directions.
     pub spread: usize,
@@ -29,7 +29,7 @@ impl Unfold {
         self.kernel.0 * self.kernel.1 * self.channels
     }
 
-    /// Whether the window of each pixel is that pixel.
+    /// Checks whether the window of each pixel is that pixel.
     pub fn is_identity(&self) -> bool {
         let same = (self.height, self.width) == (self.out_height, self.out_width);
         same && (self.kernel, self.stride, self.pad, self.spread) == ((1, 1), 1, (0, 0), 1)
@@ -60,7 +60,7 @@ impl Unfold {
         }
     }
 
-    /// As [`Unfold::rows`], of windows of one tap: some of its channels.
+    /// Rows like [`Unfold::rows`], of windows of one tap: some of its channels.
     pub fn tap_rows<T: Float>(
         &self,
         images: &[T],

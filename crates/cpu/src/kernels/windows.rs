@@ -1,4 +1,4 @@
-//! What window attention does to rows beside its softmax: unit queries and keys, and the layers of the position bias.
+//! Kernels of window attention beside its softmax: unit queries and keys, and the layers of the position bias.
 
 use super::float::Float;
 use super::lanes::{sum_lanes, sum_pairs};
@@ -39,8 +39,8 @@ simd! {
         }
     }
 
-    /// In place dx = factor·(dx - x̂·(x̂·dx))/length, the gradient through [`normalise_rows`] where dx came in as that of
-    /// factor·x̂; returns Σ x̂·dx of what came in.
+    /// Gradient in place, dx = factor·(dx - x̂·(x̂·dx))/length, the gradient through [`normalise_rows`] where dx came
+    /// in as that of factor·x̂; returns Σ x̂·dx of what came in.
     pub fn normalise_grad<T, FMA>(unit: &[T], lengths: &[T], factor: T, cols: usize, dx: &mut [T]) -> f64 {
         assert!(unit.len() == dx.len() && dx.len() == lengths.len() * cols, "normalise_grad: shapes differ");
         let mut total = 0.0;

@@ -6,13 +6,13 @@
 #[cfg(test)]
 mod tests;
 mod tiled;
-mod whole;
+mod untiled;
 
 use super::Context;
 use super::random::{mask_range, stream};
 use crate::kernels::{self, Float};
+use crate::matmul::Matrix;
 use crate::memory::View;
-use crate::product::Matrix;
 use graph::op::AttentionDrop;
 use graph::random::drop_threshold;
 use graph::{Header, Shape};
@@ -23,7 +23,7 @@ pub fn forward_scratch(qkv: &Shape, heads: usize, threads: usize) -> usize {
     threads * Sizes::of(qkv, heads).forward_elements()
 }
 
-/// As [`forward_scratch`], of the backward op.
+/// Scratch of the backward op, like [`forward_scratch`].
 pub fn backward_scratch(qkv: &Shape, heads: usize, threads: usize) -> usize {
     threads * Sizes::of(qkv, heads).backward_elements()
 }
@@ -34,7 +34,7 @@ pub fn tiles(tokens: usize) -> [(usize, usize); 2] {
 }
 
 fn is_tiled(tokens: usize) -> bool {
-    tokens * tokens > whole::MOST_SCORES
+    tokens * tokens > untiled::MOST_SCORES
 }
 
 #[derive(Clone, Copy)]
@@ -57,12 +57,12 @@ impl Sizes {
 
     /// Elements of scratch for a thread.
     fn forward_elements(&self) -> usize {
-        if self.is_tiled() { tiled::forward_elements(self) } else { whole::forward_elements(self) }
+        if self.is_tiled() { tiled::forward_elements(self) } else { untiled::forward_elements(self) }
     }
 
     /// Elements of scratch for a thread.
     fn backward_elements(&self) -> usize {
-        if self.is_tiled() { tiled::backward_elements(self) } else { whole::backward_elements(self) }
+        if self.is_tiled() { tiled::backward_elements(self) } else { untiled::backward_elements(self) }
     }
 
     fn scale(&self) -> f64 {
@@ -77,11 +77,11 @@ impl Sizes {
 }
 
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option<AttentionDrop>) {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let (qkv, out, lse) = (cx.input(0).data, cx.output(0).data, cx.output(1).data);
-    let (own, header, matmuls_only) = (sizes.forward_elements(), cx.header, cx.products_only);
+    let (own, header, matmuls_only) = (sizes.forward_elements(), cx.header, cx.matmuls_only);
     sizes.each_head(cx, |b, h, thread| {
         let scratch = cx.scratch::<T>().part(thread * own..(thread + 1) * own);
         // SAFETY: each head writes rows and columns of its own; scratch is this thread's own; inputs are only read.
@@ -90,12 +90,12 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option<
 }
 
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option<AttentionDrop>) {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let inputs = [0, 1, 2, 3].map(|i| cx.input(i).data);
     let dqkv = cx.output(0).data;
-    let (own, header, matmuls_only) = (sizes.backward_elements(), cx.header, cx.products_only);
+    let (own, header, matmuls_only) = (sizes.backward_elements(), cx.header, cx.matmuls_only);
     sizes.each_head(cx, |b, h, thread| {
         let scratch = cx.scratch::<T>().part(thread * own..(thread + 1) * own);
         // SAFETY: as in `forward`.
@@ -107,7 +107,7 @@ pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, drop: Option
 #[derive(Clone, Copy)]
 struct Head<'a> {
     header: &'a Header,
-    /// For benchmarks: leave out all but the matmuls.
+    /// Flag for benchmarks: leave out all but the matmuls.
     matmuls_only: bool,
     sizes: Sizes,
     b: usize,
@@ -124,12 +124,13 @@ impl Head<'_> {
             if self.sizes.is_tiled() {
                 tiled::forward(self, qkv, out, lse, scratch);
             } else {
-                whole::forward(self, qkv, out, lse, scratch);
+                untiled::forward(self, qkv, out, lse, scratch);
             }
         }
     }
 
-    /// With P the probabilities, dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP − rowsum(dO ∘ O)), dQ = dS·K, dK = dSᵀ·Q.
+    /// Backward pass of a head: with P the probabilities, dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP − rowsum(dO ∘ O)), dQ =
+    /// dS·K, dK = dSᵀ·Q.
     ///
     /// # Safety
     /// Nobody else touches this head of `dqkv`, nor `scratch`; the inputs (qkv, out, lse, dout) are only read.
@@ -139,7 +140,7 @@ impl Head<'_> {
             if self.sizes.is_tiled() {
                 tiled::backward(self, inputs, dqkv, scratch);
             } else {
-                whole::backward(self, inputs, dqkv, scratch);
+                untiled::backward(self, inputs, dqkv, scratch);
             }
         }
     }
@@ -160,7 +161,7 @@ impl Head<'_> {
         (self.b * self.sizes.tokens + row) * self.sizes.channels + self.h * self.sizes.head
     }
 
-    /// Where the queries' statistics lie in a (B,H,T) array.
+    /// Range of the queries' statistics in a (B,H,T) array.
     fn stats(&self) -> Range<usize> {
         let at = (self.b * self.sizes.heads + self.h) * self.sizes.tokens;
         at..at + self.sizes.tokens

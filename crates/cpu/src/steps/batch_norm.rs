@@ -56,7 +56,7 @@ fn by_channel<T: Float>(cx: &Context<'_, T>, cols: usize, task: impl Fn(usize) +
 /// (3,C): mean, Σ (x-mean)², count.
 ///
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn moments<T: Float>(cx: &Context<'_, T>) {
     let (x, shape, cols) = (cx.input(0).data, &cx.input(0).shape, cx.input(0).shape.last());
     // Each part leaves its own moments where its sums were.
@@ -110,7 +110,7 @@ fn read_moments<T: Float>(rows: &[T], cols: usize, c: usize) -> Moments {
     Moments { mean: value(0), squares: value(1), count: value(2) }
 }
 
-/// Of all ranks, in their order.
+/// Joins the moments of all ranks, in their order.
 pub unsafe fn join_moments<T: Float>(cx: &Context<'_, T>) {
     let cols = cx.input(0).shape.last();
     by_channel(cx, cols, |c| {
@@ -122,7 +122,7 @@ pub unsafe fn join_moments<T: Float>(cx: &Context<'_, T>) {
     });
 }
 
-/// What is the same for all rows, a row each.
+/// Coefficients that are the same for all rows.
 #[derive(Clone, Copy)]
 struct Coefficients<'a, T> {
     mean: &'a [T],
@@ -130,13 +130,13 @@ struct Coefficients<'a, T> {
     scale: &'a [T],
     /// β
     shift: &'a [T],
-    /// Of the gradient: Σ dy / count, and Σ dy·x̂ / count / σ.
+    /// Coefficients of the gradient: Σ dy / count, and Σ dy·x̂ / count / σ.
     of_sum: &'a [T],
     of_product: &'a [T],
 }
 
 impl<'a, T: Float> Coefficients<'a, T> {
-    /// Those that [`coefficients`] left in the scratch.
+    /// Coefficients that [`coefficients`] left in the scratch.
     ///
     /// # Safety
     /// They are done, and nobody writes them while the result lives.

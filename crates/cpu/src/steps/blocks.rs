@@ -13,9 +13,9 @@ const MOST: usize = 128;
 const FEWEST: usize = 4;
 const FEWEST_ROWS: usize = 1024;
 
-/// How the samples of a value (B,…,C) are cut: into blocks of samples, and the rows of a block into parts. A function of B and the
-/// rows a sample has. Sums over rows have a partial sum for each part; whether blocks go from step to step as wholes, or parts are
-/// shared out step by step, changes no result.
+/// Cut of the samples of a value (B,…,C): into blocks of samples, and the rows of a block into parts. A function of B
+/// and the rows a sample has. Sums over rows have a partial sum for each part; whether blocks go from step to step as
+/// wholes, or parts are shared out step by step, changes no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
     batch: usize,
@@ -32,7 +32,7 @@ impl Blocks {
         Self::cut(batch, shape.rows() / batch)
     }
 
-    /// Of so many samples, with so many rows each.
+    /// Cuts so many samples, with so many rows each.
     pub fn cut(batch: usize, sample: usize) -> Option<Self> {
         if batch * sample < FEWEST_ROWS {
             return None;
@@ -65,13 +65,13 @@ impl Blocks {
         self.count() * self.parts()
     }
 
-    /// Whether blocks of both have the same samples.
+    /// Checks whether blocks of both have the same samples.
     pub fn same(&self, other: &Blocks) -> bool {
         (self.batch, self.size) == (other.batch, other.size)
     }
 
-    /// Whether so many threads had better carry blocks from step to step. Where blocks are large, a few of them would leave threads
-    /// without work for long; their parts are enough for all.
+    /// Decides whether so many threads carry blocks from step to step. Where blocks are large, a few of them would
+    /// leave threads without work for long; their parts are enough for all.
     pub fn carried_by(&self, threads: usize) -> bool {
         self.parts() == 1 || self.count() >= 2 * threads
     }
@@ -85,7 +85,7 @@ impl Blocks {
         self.share(part, self.sample)
     }
 
-    /// What a part has of things of which each sample has so many.
+    /// Share of a part in things of which each sample has so many.
     pub fn share(&self, part: usize, of_sample: usize) -> Range<usize> {
         let (samples, parts) = (self.samples(part / self.parts()), self.parts());
         let at = |number: usize| samples.start * of_sample + samples.len() * of_sample * number / parts;
@@ -93,7 +93,8 @@ impl Blocks {
     }
 }
 
-/// Which operands of an op are rows of samples, the first axis of each being the batch. All others are shared by all samples.
+/// Operands of an op that are rows of samples, the first axis of each being the batch. All others are shared by all
+/// samples.
 pub(crate) struct Samples {
     pub inputs: fn(usize) -> bool,
     pub outputs: fn(usize) -> bool,

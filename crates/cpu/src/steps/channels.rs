@@ -4,7 +4,7 @@ use super::{Context, row_piece};
 use crate::kernels::Float;
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn concat<T: Float>(cx: &Context<'_, T>) {
     let (y, shape, cols) = (cx.output(0).data, &cx.output(0).shape, cx.output(0).shape.last());
     cx.by_rows(shape, row_piece(cols), |r, _| {

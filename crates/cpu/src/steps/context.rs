@@ -1,4 +1,4 @@
-//! What a step sees while it runs: its operands, and who runs its pieces.
+//! Context of a running step: its operands, and the threads that run its pieces.
 
 use crate::executor::{Bound, Operand};
 use crate::kernels::Float;
@@ -11,23 +11,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::blocks::Blocks;
 
-/// What a step sees while it runs.
+/// Context of a running step.
 pub(crate) struct Context<'a, T> {
     pub team: Team<'a>,
     pub header: &'a Header,
     pub step: &'a Bound<T>,
-    /// For benchmarks: leave out all but the matmuls.
-    pub products_only: bool,
+    /// Flag for benchmarks: leave out all but the matmuls.
+    pub matmuls_only: bool,
 }
 
-/// Who runs the pieces of a step. Since a step's function does nothing outside of them, one call of it runs all, or some, or none.
+/// Threads that run the pieces of a step. Since a step's function does nothing outside of them, one call of it runs
+/// all, or some, or none.
 pub(crate) enum Team<'a> {
     /// All threads together, one phase after the other.
     All(&'a Pool),
     /// One thread, which has these pieces of one phase. It may have others of the same phase next, and then `moment` is the same:
     /// what the phase reads of what all samples share is as it was.
     One { share: Share, thread: usize, threads: usize, moment: Option<u64> },
-    /// Nobody: the phases are written down.
+    /// No threads: the phases are written down.
     Survey { phases: Mutex<Vec<Phase>>, threads: usize },
 }
 
@@ -52,12 +53,13 @@ pub(crate) struct Phase {
     pub cut: Cut,
 }
 
-/// Which operands a piece touches.
+/// Operands that a piece touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Any of them.
     Anyhow,
-    /// Those of its block's samples, what all samples share to read it, and scratch; so many pieces are one block.
+    /// Operands of its block's samples, those that all samples share for reading, and scratch; so many pieces are one
+    /// block.
     Blocks { blocks: Blocks, pieces: usize },
     /// Scratch, and what all samples share.
     Shared,
@@ -145,8 +147,8 @@ impl<T: Float> Context<'_, T> {
         }
     }
 
-    /// As [`Context::each`], for pieces that touch scratch and what all samples share: before phases that use what they leave in the
-    /// scratch, or after phases that left sums there.
+    /// Runs pieces like [`Context::each`], for pieces that touch scratch and what all samples share: before phases that
+    /// use what they leave in the scratch, or after phases that left sums there.
     pub(super) fn shared(&self, pieces: usize, task: impl Fn(usize, usize) + Sync) {
         self.phase(Phase { pieces, cut: Cut::Shared }, task);
     }

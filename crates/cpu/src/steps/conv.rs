@@ -5,8 +5,8 @@
 use super::Context;
 use super::linear::{Tile, add_parts, each_run, gradient_parts, share};
 use crate::kernels::{self, Float, Unfold};
+use crate::matmul::{Matrix, matmul};
 use crate::memory::View;
-use crate::product::{Matrix, product};
 use graph::Shape;
 use graph::op::Window;
 use std::ops::Range;
@@ -29,7 +29,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Of so many pixels, with windows of `rows` × `len` elements. There are at least four blocks to share out where
+    /// Cuts so many pixels, with windows of `rows` × `len` elements. There are at least four blocks to share out where
     /// there is work for four.
     fn of<T>(pixels: usize, (rows, len): (usize, usize)) -> Self {
         let shared = pixels.div_ceil(4).next_multiple_of(8).max(64);
@@ -99,7 +99,7 @@ pub fn grad_w_scratch<T>(dy: &Shape, weight: &Shape, threads: usize) -> usize {
 /// y = windows of x · weightᵀ (+ bias).
 ///
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: Window, bias: bool) {
     let (x, w, y) = (cx.input(0), cx.input(1), cx.output(0));
     let unfold = forward_windows(&x.shape, &y.shape, &w.shape, window);
@@ -111,7 +111,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: Window, bias: bool)
     unsafe {
         let weight = Matrix::rows(w.data.at(0), k).transposed();
         by_blocks(cx, &unfold, (x.data, &y.shape), scratch, (weight, o), y.data, |rows| {
-            if let (Some(bias), false) = (bias, cx.products_only) {
+            if let (Some(bias), false) = (bias, cx.matmuls_only) {
                 kernels::add_bias(rows, bias);
             }
         });
@@ -175,7 +175,7 @@ unsafe fn by_blocks<T: Float>(
                         own.at(0)
                     };
                     let right = right.from(row * k);
-                    product((range.len(), n, k), c, Matrix::rows(left, k), right, row > 0);
+                    matmul((range.len(), n, k), c, Matrix::rows(left, k), right, row > 0);
                 }
                 finish(out.part(range.start * n..range.end * n).write());
             }
@@ -197,7 +197,7 @@ struct Shared<T>(Matrix<T>);
 unsafe impl<T: Sync> Sync for Shared<T> {}
 
 impl<T: Float> Shared<T> {
-    /// From a row on.
+    /// Matrix from a row on.
     fn from(&self, row: usize) -> Matrix<T> {
         Matrix { ptr: self.0.ptr.wrapping_add(row * self.0.row_stride), ..self.0 }
     }
@@ -209,9 +209,9 @@ const SUMS: usize = 8 << 20;
 /// Channels of a tile of the gradient at most, where tiles are parts of taps.
 const TILE_CHANNELS: usize = 512;
 
-/// How the gradient of a weight is cut: parts of the pixels, added in order, and of each part tiles of the result, whose pixels are
-/// met a block at a time. A tile is a row of the kernel, or if that makes few, some channels of a tap. The windows of all tiles
-/// are laid out once, but for those of several tiles of output channels.
+/// Cut of the gradient of a weight: parts of the pixels, added in order, and of each part tiles of the result, whose
+/// pixels are met a block at a time. A tile is a row of the kernel, or if that makes few, some channels of a tap. The
+/// windows of all tiles are laid out once, but for those of several tiles of output channels.
 struct GradientCut {
     parts: usize,
     /// Pixels of a part.
@@ -299,7 +299,7 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, window: Window, add: bool) {
                 };
                 let c = Matrix::rows(out.at(tile.rows.start * k + tile.cols.start), k);
                 let a = Matrix::rows(dy.data.at(range.start * o + tile.rows.start), o).transposed();
-                product((tile.rows.len(), width, range.len()), c, a, b, goes_on);
+                matmul((tile.rows.len(), width, range.len()), c, a, b, goes_on);
             }
             goes_on = true;
         }

@@ -10,7 +10,7 @@ use graph::fp8::Format;
 use std::ops::Range;
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn pack<T: Float>(cx: &Context<'_, T>) {
     let flat = cx.output(0);
     let values = &cx.step.inputs;
@@ -122,7 +122,7 @@ unsafe fn convert<T: Float>(
 /// Nobody writes them meanwhile.
 pub(crate) unsafe fn load<T: Float>(stored: View<u8>, dtype: DType, range: Range<usize>, out: &mut [T]) {
     /// # Safety
-    /// As [`load`].
+    /// Conditions of [`load`].
     unsafe fn elements<'a, U: 'static>(stored: View<u8>, range: Range<usize>) -> &'a [U] {
         // SAFETY: passed on to the caller.
         unsafe { stored.cast::<U>(stored.len() / size_of::<U>()).part(range).read() }
@@ -151,7 +151,7 @@ pub(crate) unsafe fn load<T: Float>(stored: View<u8>, dtype: DType, range: Range
 /// Nobody else touches the elements meanwhile.
 pub(crate) unsafe fn store<T: Float>(x: &[T], stored: View<u8>, dtype: DType, range: Range<usize>) {
     /// # Safety
-    /// As [`store`].
+    /// Conditions of [`store`].
     unsafe fn elements<'a, U: 'static>(stored: View<u8>, range: Range<usize>) -> &'a mut [U] {
         // SAFETY: passed on to the caller.
         unsafe { stored.cast::<U>(stored.len() / size_of::<U>()).part(range).write() }

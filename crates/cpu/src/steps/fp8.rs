@@ -4,8 +4,8 @@
 use super::linear::by_tiles;
 use super::{Context, row_piece};
 use crate::kernels::Float;
+use crate::matmul::{Matrix, matmul};
 use crate::memory::View;
-use crate::product::{Matrix, product};
 
 /// Rows of a tile of a matmul.
 const ROWS: usize = 256;
@@ -14,7 +14,7 @@ const ROWS: usize = 256;
 /// makes the largest infinite.
 ///
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn quantize<T: Float>(cx: &Context<'_, T>, transposed: bool, accumulate: bool) {
     let (rows, cols) = (cx.input(0).shape.rows(), cx.input(0).shape.last());
     let (x, q) = (cx.input(0).data, cx.output(0).data);
@@ -99,8 +99,8 @@ pub unsafe fn scaled_matmul<T: Float>(cx: &Context<'_, T>, bias: bool, accumulat
         unsafe {
             let c = Matrix::rows(made.at(range.start), n);
             let rows = Matrix::rows(a.data.at(tile.rows.start * k), k);
-            product((tile.rows.len(), n, k), c, rows, Matrix::rows(b.data.at(0), k).transposed(), false);
-            if cx.products_only {
+            matmul((tile.rows.len(), n, k), c, rows, Matrix::rows(b.data.at(0), k).transposed(), false);
+            if cx.matmuls_only {
                 return;
             }
             for at in range {

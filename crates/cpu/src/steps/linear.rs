@@ -1,12 +1,12 @@
-//! Linear layers: products cut into tiles, with the epilogue on each tile while it is still in the cache.
+//! Linear layers: matmuls cut into tiles, with the epilogue on each tile while it is still in the cache.
 //!
 //! Legend: M rows of x, I and O the inner and outer width.
 
 use super::blocks::Blocks;
 use super::{Context, PIECE};
 use crate::kernels::{self, Float};
+use crate::matmul::{Matrix, is_the_same_in_tiles, matmul, matmul_at};
 use crate::memory::View;
-use crate::product::{Matrix, is_the_same_in_tiles, product, product_at};
 use graph::Shape;
 use std::ops::Range;
 
@@ -86,7 +86,7 @@ pub(super) fn share(n: usize, parts: usize) -> usize {
 /// y = x·wᵀ + b, and with `gelu` also pre = that, y = GELU(pre).
 ///
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
     let i = cx.input(0).shape.last();
     let o = cx.output(0).shape.last();
@@ -100,9 +100,9 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, bias: bool, gelu: bool) {
             let c = Matrix::rows(target.at(tile.rows.start * o + tile.cols.start), o);
             let a = Matrix::rows(x.at(tile.rows.start * i), i);
             let b = Matrix::rows(w.at(tile.cols.start * i), i).transposed();
-            product_at((tile.rows.len(), tile.cols.len(), i), c, a, b, false, cx.moment());
+            matmul_at((tile.rows.len(), tile.cols.len(), i), c, a, b, false, cx.moment());
         }
-        if cx.products_only {
+        if cx.matmuls_only {
             return;
         }
         each_run(&tile, o, |range, cols| {
@@ -149,9 +149,9 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
             let c = Matrix::rows(dx.at(tile.rows.start * i + tile.cols.start), i);
             let a = Matrix::rows(dy.at(tile.rows.start * o), o);
             let b = Matrix::rows(w.at(tile.cols.start), i);
-            product_at((tile.rows.len(), tile.cols.len(), o), c, a, b, false, cx.moment());
+            matmul_at((tile.rows.len(), tile.cols.len(), o), c, a, b, false, cx.moment());
         }
-        if !gelu || cx.products_only {
+        if !gelu || cx.matmuls_only {
             return;
         }
         let sum_row = number * i;
@@ -163,7 +163,7 @@ pub unsafe fn grad_x<T: Float>(cx: &Context<'_, T>, gelu: bool) {
             kernels::gelu_grad_in_place(cx.input(2).data.part(run.clone()).read(), dx.part(run).write(), sum);
         });
     });
-    if gelu && !cx.products_only {
+    if gelu && !cx.matmuls_only {
         cx.shared(1, |_, _| {
             // SAFETY: every tile is done; the bias gradient is this step's own.
             let (sums, bias) = unsafe { (sums.read(), cx.output(1).data.write()) };
@@ -215,7 +215,7 @@ pub unsafe fn grad_w<T: Float>(cx: &Context<'_, T>, add: bool) {
             let c = Matrix::rows(out.at(tile.rows.start * i + tile.cols.start), i);
             let a = Matrix::rows(dy.at(rows.start * o + tile.rows.start), o).transposed();
             let b = Matrix::rows(x.at(rows.start * i + tile.cols.start), i);
-            product((tile.rows.len(), tile.cols.len(), rows.len()), c, a, b, add && parts == 1);
+            matmul((tile.rows.len(), tile.cols.len(), rows.len()), c, a, b, add && parts == 1);
         }
     });
     add_parts(cx, parts, dw, (add, so_far));
@@ -229,7 +229,7 @@ pub(super) fn add_parts<T: Float>(
     dw: View<T>,
     (add, so_far): (bool, Option<View<T>>),
 ) {
-    if parts == 1 || cx.products_only {
+    if parts == 1 || cx.matmuls_only {
         return;
     }
     let (sums, len): (View<T>, usize) = (cx.scratch(), dw.len());

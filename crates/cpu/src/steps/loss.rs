@@ -14,7 +14,7 @@ struct Batch<'a, T> {
     /// Partners and the label's share, where samples are mixed.
     mixed: Option<(&'a [i32], &'a [T])>,
     classes: usize,
-    /// Whether rows are pixels, with one label each.
+    /// Flag: rows are pixels, with one label each.
     pixels: bool,
 }
 
@@ -59,7 +59,7 @@ pub fn scratch(logits: &Shape) -> usize {
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn cross_entropy<T: Float>(cx: &Context<'_, T>, smoothing: f64, mixed: bool) {
     // SAFETY: inputs are only read.
     let batch = unsafe { Batch::of(cx, mixed) };

@@ -7,7 +7,7 @@ use graph::Shape;
 use graph::op::PathDrop;
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn norm_add<T: Float>(cx: &Context<'_, T>, eps: f64, drop: Option<PathDrop>) {
     let shape = &cx.input(0).shape;
     let (rows, cols) = (shape.rows(), shape.last());

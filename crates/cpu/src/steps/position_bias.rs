@@ -5,8 +5,8 @@
 
 use super::Context;
 use crate::kernels::{self, Float};
+use crate::matmul::{Matrix, matmul};
 use crate::memory::View;
-use crate::product::{Matrix, product};
 use graph::windows::Offsets;
 use graph::{Op, Type};
 use std::ops::Range;
@@ -62,7 +62,7 @@ fn fill_hidden<T: Float>(offsets: Offsets, range: Range<usize>, w1: &[T], b1: &[
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, window: [usize; 2], pretrained: Option<[usize; 2]>) {
     let offsets = Offsets::new(window, pretrained);
     let (heads, t, k) = (cx.output(0).shape.0[0], window[0] * window[1], offsets.count());
@@ -138,9 +138,9 @@ unsafe fn weight_grads<T: Float>(
         fill_hidden(offsets, 0..k, w1, b1, hidden.write());
         let dtable = Matrix::rows(dtable.at(0), k);
         let dw2 = Matrix::rows(cx.output(2).data.at(at), n);
-        product((heads, width, k), dw2, dtable, Matrix::rows(hidden.at(0), width), false);
+        matmul((heads, width, k), dw2, dtable, Matrix::rows(hidden.at(0), width), false);
         let w2 = Matrix::rows(cx.input(2).data.at(at), n);
-        product((k, width, heads), Matrix::rows(dhidden.at(0), width), dtable.transposed(), w2, false);
+        matmul((k, width, heads), Matrix::rows(dhidden.at(0), width), dtable.transposed(), w2, false);
 
         let (dw1, db1) = (cx.output(0).data.part(pairs).write(), cx.output(1).data.part(channels).write());
         dw1.fill(T::ZERO);

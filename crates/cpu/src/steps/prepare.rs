@@ -1,5 +1,6 @@
-//! From bytes to what a model reads, as `data::Finish` has it and as plainly: window, mirror, resize, normalise, erase, mix. The host
-//! prepares images for the CPU's own plans; this is for plans that were made for a device that does it itself.
+//! Preparation of images from bytes, as in `data::Finish` and as plainly: window, mirror, resize, normalise, erase,
+//! mix. The host prepares images for the CPU's own plans; this is for plans that were made for a device that does it
+//! itself.
 
 use super::Context;
 use crate::kernels::Float;
@@ -18,7 +19,7 @@ struct Images<'a, T> {
     height: usize,
     width: usize,
     channels: usize,
-    /// What each byte becomes, (C,256).
+    /// Value of each byte, (C,256).
     levels: &'a [T],
     /// Rows of (first pixel, how many, their weights), and how many numbers a row has; none where nothing is resized.
     taps: Option<(&'a [i32], usize)>,
@@ -67,14 +68,14 @@ fn weighted(bytes: impl Iterator<Item = u8>, weights: &[i32]) -> u8 {
     ((sum + (1 << (BITS - 1))) >> BITS).clamp(0, 255) as u8
 }
 
-/// Whether a rectangle (left, top, width, height) has this pixel.
+/// Checks whether a rectangle (left, top, width, height) has this pixel.
 fn covers(rect: &[i32], y: i32, x: i32) -> bool {
     let &[left, top, width, height] = rect else { return false };
     (left..left + width).contains(&x) && (top..top + height).contains(&y)
 }
 
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn prepare<T: Float>(cx: &Context<'_, T>) {
     let (pixels, out) = (cx.input(0), cx.output(0));
     let [_, height, width, channels] = pixels.shape.axes();

@@ -17,7 +17,7 @@ pub fn mask_row<T: Float>(stream: &Stream, token: u32, threshold: u32, scale: T,
     mask_range(stream, token, 0, threshold, scale, row);
 }
 
-/// As [`mask_row`], of the part of a row from column `first` on, which is a multiple of 4: a draw is four words.
+/// Mask like [`mask_row`], of the part of a row from column `first` on, which is a multiple of 4: a draw is four words.
 pub fn mask_range<T: Float>(
     stream: &Stream,
     token: u32,
@@ -35,7 +35,7 @@ pub fn mask_range<T: Float>(
     }
 }
 
-/// What stochastic depth multiplies the branch of sample `b` with.
+/// Factor of the branch of sample `b` under stochastic depth.
 pub fn path_factor<T: Float>(header: &Header, drop: Option<PathDrop>, b: usize) -> T {
     let Some(PathDrop { rate, site }) = drop else { return T::ONE };
     let dropped = stream(header, site, b).word() < drop_threshold(rate);
@@ -50,7 +50,7 @@ pub fn by_sample(rows: Range<usize>, sample_rows: usize) -> impl Iterator<Item =
 }
 
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn drop<T: Float>(cx: &Context<'_, T>, rate: f64, site: u32, per: Per) {
     let (x, y) = (cx.input(0), cx.output(0));
     let (batch, c) = (x.shape.0[0], x.shape.last());

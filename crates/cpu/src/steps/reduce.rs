@@ -95,7 +95,7 @@ fn join<T: Float>(
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn column_sum<T: Float>(cx: &Context<'_, T>, accumulate: bool) {
     let start = accumulate.then(|| cx.input(1).data);
     // SAFETY: passed on to the caller.

@@ -29,7 +29,7 @@ pub fn scratch<T: Float>(x: &Shape, y: &Shape, sampling: Sampling, backward: boo
 }
 
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn resize<T: Float>(cx: &Context<'_, T>, sampling: Sampling, backward: bool) {
     let (x, y) = (cx.input(0), cx.output(0));
     let (image, resized) = if backward { (&y.shape, &x.shape) } else { (&x.shape, &y.shape) };

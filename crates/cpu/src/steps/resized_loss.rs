@@ -19,7 +19,7 @@ pub fn scratch(logits: &Shape, labels: &Shape, threads: usize) -> usize {
     rows * size_of::<[f64; 4]>() + threads * 2 * logits.last() * size_of::<f64>()
 }
 
-/// What both directions read.
+/// Operands of both directions.
 struct Pixels<'a, T> {
     logits: &'a [T],
     labels: &'a [i32],
@@ -63,7 +63,7 @@ impl<'a, T: Float> Pixels<'a, T> {
         Pixels { logits: data, labels: ints, weights, down, across, batch, classes }
     }
 
-    /// Where a pixel of the logits has its classes.
+    /// Range of the classes of a pixel of the logits.
     fn at(&self, b: usize, row: usize, pixel: usize) -> Range<usize> {
         let start = ((b * self.down.len + row) * self.across.len + pixel) * self.classes;
         start..start + self.classes
@@ -100,7 +100,7 @@ fn rows_of<T: Float>(cx: &Context<'_, T>, labels: &Shape, classes: usize, thread
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, smoothing: f64) {
     // SAFETY: inputs are only read.
     let pixels = unsafe { Pixels::of(cx) };

@@ -15,7 +15,7 @@ fn elementwise<T: Float>(cx: &Context<'_, T>, task: impl Fn(std::ops::Range<usiz
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn copy<T: Float>(cx: &Context<'_, T>) {
     let (from, to) = (cx.input(0).data, cx.output(0).data);
     elementwise(cx, |r| {

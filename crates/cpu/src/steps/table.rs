@@ -9,13 +9,13 @@ use crate::kernels::Float;
 use graph::fp8::Format;
 use graph::{DType, Graph, Op, Shape, Type};
 
-/// What runs the steps of an op, with its attributes, for shapes that were looked at.
+/// Kernel of an op with its attributes, for given shapes.
 pub(crate) struct Kernel<T> {
     /// Bytes of working memory.
     pub scratch: usize,
-    /// Whether it takes operands and results as they are stored, in whatever type. Others see all floats as `T`.
+    /// Flag: it takes operands and results in the type they are stored in. Others see all floats as `T`.
     pub reads_stored: bool,
-    /// Whether it takes, or leaves, sums in double precision in whatever type it computes.
+    /// Flag: it takes, or leaves, sums in f64 in whatever type it computes.
     pub takes_doubles: bool,
     run: Run<T>,
 }
@@ -23,17 +23,17 @@ pub(crate) struct Kernel<T> {
 type Run<T> = Box<dyn Fn(&Context<'_, T>) + Send + Sync>;
 
 impl<T: Float> Kernel<T> {
-    /// Without working memory.
+    /// Kernel without working memory.
     fn new(run: impl Fn(&Context<'_, T>) + Send + Sync + 'static) -> Self {
         Kernel { scratch: 0, reads_stored: false, takes_doubles: false, run: Box::new(run) }
     }
 
-    /// With this many more numbers to work on.
+    /// Adds working memory of so many numbers.
     fn elements(self, count: usize) -> Self {
         self.bytes(count * size_of::<T>())
     }
 
-    /// With this many more sums.
+    /// Adds working memory of so many sums in f64.
     fn doubles(self, count: usize) -> Self {
         self.bytes(count * size_of::<f64>())
     }
@@ -43,7 +43,7 @@ impl<T: Float> Kernel<T> {
         self
     }
 
-    /// For collectives, which the communicator runs.
+    /// Kernel of collectives, which the communicator runs.
     pub fn none() -> Self {
         Kernel::new(|_| {}).of_any_type().with_doubles()
     }
@@ -59,7 +59,7 @@ impl<T: Float> Kernel<T> {
     }
 
     /// # Safety
-    /// As [`super::run`].
+    /// Conditions of [`super::run`].
     pub unsafe fn run(&self, cx: &Context<'_, T>) {
         (self.run)(cx);
     }
@@ -142,7 +142,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
                     // SAFETY: passed on to the caller; the sums lie behind what attention works on.
                     unsafe {
                         attention::backward(cx, heads, drop);
-                        if !cx.products_only {
+                        if !cx.matmuls_only {
                             let scratch = cx.scratch();
                             let sums = scratch.part(own..scratch.len());
                             reduce::column_sums(cx, cx.output(0), sums, &cx.step.outputs[1..2], None);
@@ -263,7 +263,7 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
     Some(kernel)
 }
 
-/// So many threads of a CPU, as plans are made for them.
+/// CPU of so many threads, as a target of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Threads of the rank.

@@ -11,7 +11,7 @@ fn grid(image: &[usize], patch: usize) -> PatchGrid {
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn patches<T: Float>(cx: &Context<'_, T>, patch: usize) {
     let (images, rows) = (cx.input(0), cx.output(0));
     let (batch, grid) = (images.shape.0[0], grid(&images.shape.0, patch));

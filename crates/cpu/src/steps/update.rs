@@ -1,4 +1,5 @@
-//! The update: clipping and the optimizers. Every result is written over its input where the plan says so.
+//! Steps of `update`: clipping and the optimizers. Every result is written over its input where the plan has both in
+//! one place.
 
 use super::{Context, PIECE};
 use crate::kernels::{self, Float};
@@ -8,7 +9,7 @@ use std::ops::Range;
 
 /// Partial sums over flat gradients: which elements of which operand each is of.
 pub(crate) struct Chunks {
-    /// In order: the number of the partial sum, the operand, the elements of it.
+    /// Partial sums in order: number, operand, elements of it.
     held: Vec<(usize, usize, Vec<Range<usize>>)>,
     /// Partial sums that are other ranks'.
     others: Vec<usize>,
@@ -35,7 +36,7 @@ impl Chunks {
 }
 
 /// # Safety
-/// As [`super::run`]; so for every function here.
+/// Conditions of [`super::run`]; so for every function here.
 pub unsafe fn sum_squares<T: Float>(cx: &Context<'_, T>, chunks: &Chunks) {
     let out = cx.output(0).doubles;
     cx.each(1, |_, _| {
@@ -113,14 +114,14 @@ pub unsafe fn loss_scale<T: Float>(cx: &Context<'_, T>, window: u64, hysteresis:
     });
 }
 
-/// What every optimizer reads beside its tensors.
+/// Values that every optimizer reads beside its tensors.
 struct Control {
     factor: f64,
     apply: bool,
     applied: f64,
 }
 
-/// What a piece of an optimizer starts with: its range of the outputs holds what they update, in place or not. None if the step
+/// Start of a piece of an optimizer: its range of the outputs holds what they update, in place or not. None if the step
 /// is skipped, and then that is all there is to do.
 ///
 /// # Safety
@@ -223,11 +224,11 @@ pub unsafe fn sgd<T: Float>(cx: &Context<'_, T>) {
 
 /// The segments of a flat buffer.
 pub(crate) struct Segments {
-    /// Those that this rank holds, with their numbers among all.
+    /// Segments that this rank holds, with their numbers among all.
     held: Vec<(usize, Segment)>,
     /// The numbers of others.
     others: Vec<usize>,
-    /// Of each tensor, the numbers of its segments.
+    /// Numbers of the segments of each tensor.
     of_piece: Vec<Range<usize>>,
 }
 
@@ -242,14 +243,14 @@ impl Segments {
         Segments { held, others, of_piece }
     }
 
-    /// Those in a range of what this rank holds, whose first element in the whole buffer is `first`.
+    /// Segments in a range of what this rank holds, whose first element in the whole buffer is `first`.
     fn within(&self, range: &Range<usize>, first: usize) -> &[(usize, Segment)] {
         let before = |at: usize| self.held.partition_point(|(_, segment)| segment.start < first + at);
         &self.held[before(range.start)..before(range.end)]
     }
 }
 
-/// What LAMB has in common for all tensors of a step.
+/// Hyperparameters of LAMB for all tensors of a step.
 fn lamb_hyper(
     lr: f64,
     betas: [f64; 2],

@@ -7,8 +7,8 @@
 use super::Context;
 use super::blocks::Blocks;
 use crate::kernels::{self, Float};
+use crate::matmul::{Matrix, matmul};
 use crate::memory::View;
-use crate::product::{Matrix, product};
 use graph::{Op, Shape, Type, Windows};
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use std::ops::Range;
 const BLOCK: usize = 1 << 17;
 /// Pieces that heads and windows are shared out in, about.
 const PIECES: usize = 64;
-/// What tokens that don't see each other are set back by.
+/// Score offset of tokens that don't see each other.
 const APART: f64 = -100.0;
-/// Of a token that is padding.
+/// Place of a token that is padding.
 const NOWHERE: u32 = u32::MAX;
 /// Regions of a window, each with its mask.
 const REGIONS: usize = 4;
@@ -135,14 +135,14 @@ impl Sizes {
         }
     }
 
-    /// Where the row statistics of some queries of a window lie in a (B,W,H,T) array.
+    /// Range of the row statistics of some queries of a window in a (B,W,H,T) array.
     fn stats(&self, window: usize, h: usize, queries: Range<usize>) -> Range<usize> {
         let at = (window * self.heads + h) * self.tokens();
         at + queries.start..at + queries.end
     }
 }
 
-/// Where the tokens of one window lie in the batch, and which of them see each other.
+/// Places of the tokens of one window in the batch, and which of them see each other.
 struct Layout<'a, T> {
     places: &'a mut [u32],
     regions: &'a mut [u32],
@@ -164,7 +164,7 @@ impl<'a, T: Float> Layout<'a, T> {
         }
     }
 
-    /// For a window, numbered through the batch.
+    /// Lays out a window, numbered through the batch.
     fn of_window(&mut self, sizes: &Sizes, window: usize) {
         let Sizes { windows, map, .. } = sizes;
         let (b, window) = (window / windows.count(*map), window % windows.count(*map));
@@ -240,7 +240,7 @@ fn take<T>(scratch: &mut View<T>, len: usize) -> View<T> {
     taken
 }
 
-/// Queries, keys and values of one head of a window, as products want them.
+/// Queries, keys and values of one head of a window, as matmuls want them.
 struct Head<'a, T> {
     q: &'a mut [T],
     k: &'a mut [T],
@@ -294,7 +294,7 @@ fn factor<T: Float>(logit_scale: T) -> f64 {
 }
 
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Windows) {
     let sizes = Sizes::of(&cx.input(0).shape, heads, windows);
     let (t, d, c) = (sizes.tokens(), sizes.head, sizes.channels);
@@ -319,20 +319,20 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Wind
                 for queries in sizes.query_blocks() {
                     let p = &mut scores[..queries.len() * t];
                     let (q, o) = (&head.q[queries.start * d..], &mut o[..queries.len() * d]);
-                    product(
+                    matmul(
                         (queries.len(), t, d),
                         matrix(p, t),
                         matrix(q, d),
                         matrix(head.k_columns, t),
                         false,
                     );
-                    if !cx.products_only {
+                    if !cx.matmuls_only {
                         let bias = &bias[(h * t + queries.start) * t..(h * t + queries.end) * t];
                         let lse = lse.part(sizes.stats(window, h, queries.clone())).write();
                         let regions = &layout.regions[queries.clone()];
                         kernels::biased_softmax_rows(p, t, factor, bias, layout.masks, regions, lse);
                     }
-                    product((queries.len(), d, t), matrix(o, d), matrix(p, t), matrix(head.v, d), false);
+                    matmul((queries.len(), d, t), matrix(o, d), matrix(p, t), matrix(head.v, d), false);
                     // Probabilities sum to 1, so that the bias of values comes out as it is.
                     kernels::add_bias(o, &v_bias[h * d..(h + 1) * d]);
                     layout.scatter(queries, o, c, h * d, out);
@@ -342,7 +342,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Wind
     });
 }
 
-/// What a thread works on going backward.
+/// Working memory of a thread going backward.
 struct Work<'a, T> {
     layout: Layout<'a, T>,
     head: Head<'a, T>,
@@ -392,12 +392,13 @@ struct Sums<'a, T> {
     factor: f64,
 }
 
-/// With P the probabilities and V the values with their bias: dV = Pᵀ·dO, dS = P ∘ (dP − rowsum(P ∘ dP)) with dP = dO·Vᵀ, then the
-/// gradients of the unit queries and keys, f·dS·K̂ and f·dSᵀ·Q̂, through their norms. Σ dS·cos = Σ Q̂ ∘ (dS·K̂). Rows of P sum to
-/// 1, so that the gradient of the bias of values is Σ dO. Padded queries have dO = 0 and so no part in any of it.
+/// Backward pass: with P the probabilities and V the values with their bias: dV = Pᵀ·dO, dS = P ∘ (dP − rowsum(P ∘ dP))
+/// with dP = dO·Vᵀ, then the gradients of the unit queries and keys, f·dS·K̂ and f·dSᵀ·Q̂, through their norms. Σ
+/// dS·cos = Σ Q̂ ∘ (dS·K̂). Rows of P sum to 1, so that the gradient of the bias of values is Σ dO. Padded queries have
+/// dO = 0 and so no part in any of it.
 ///
 /// # Safety
-/// As [`super::run`].
+/// Conditions of [`super::run`].
 pub unsafe fn backward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Windows) {
     let sizes = Sizes::of(&cx.input(0).shape, heads, windows);
     let (t, d) = (sizes.tokens(), sizes.head);
@@ -480,10 +481,10 @@ unsafe fn window_backward<T: Float>(
         let (p_rows, dp_rows) = (matrix(p, t), matrix(dp, t));
         // SAFETY: all of it is this thread's own, and results overlap no operand.
         unsafe {
-            product((rows, t, d), p_rows, q, matrix(head.k_columns, t), false);
-            product((rows, t, d), dp_rows, g, matrix(v_columns, t), false);
+            matmul((rows, t, d), p_rows, q, matrix(head.k_columns, t), false);
+            matmul((rows, t, d), dp_rows, g, matrix(v_columns, t), false);
         }
-        if !cx.products_only {
+        if !cx.matmuls_only {
             let square = queries.start * t..queries.end * t;
             let bias = &bias[h * t * t..(h + 1) * t * t][square.clone()];
             // SAFETY: an input, only read.
@@ -494,9 +495,9 @@ unsafe fn window_backward<T: Float>(
         }
         // SAFETY: as above.
         unsafe {
-            product((t, d, rows), matrix(dv, d), p_rows.transposed(), g, add);
-            product((rows, d, t), dq, dp_rows, matrix(head.k, d), false);
-            product((t, d, rows), matrix(dk, d), dp_rows.transposed(), q, add);
+            matmul((t, d, rows), matrix(dv, d), p_rows.transposed(), g, add);
+            matmul((rows, d, t), dq, dp_rows, matrix(head.k, d), false);
+            matmul((t, d, rows), matrix(dk, d), dp_rows.transposed(), q, add);
         }
     }
     sums.factor += kernels::normalise_grad(head.q, q_lengths, factor, d, dq);

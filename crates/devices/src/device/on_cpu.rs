@@ -97,8 +97,8 @@ impl<T: Real> Times for Executor<T> {
         Executor::take_account(self)
     }
 
-    fn exchanges(&self) -> &[CollectiveTime] {
-        Executor::exchanges(self)
+    fn collectives(&self) -> &[CollectiveTime] {
+        Executor::collectives(self)
     }
 
     fn set_timing(&mut self, on: bool) {
@@ -123,8 +123,8 @@ impl<T: Real> Times for Executor<T> {
 }
 
 impl<T: Real> Benchmarks for Executor<T> {
-    fn run_products(&mut self, which: Which, header: &Header) -> Option<f64> {
-        Some(Executor::run_products(self, which, header))
+    fn run_matmuls(&mut self, which: Which, header: &Header) -> Option<f64> {
+        Some(Executor::run_matmuls(self, which, header))
     }
 }
 

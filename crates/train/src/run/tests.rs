@@ -111,8 +111,8 @@ impl Times for Late {
         self.executor.take_account()
     }
 
-    fn exchanges(&self) -> &[CollectiveTime] {
-        self.executor.exchanges()
+    fn collectives(&self) -> &[CollectiveTime] {
+        self.executor.collectives()
     }
 
     fn set_timing(&mut self, on: bool) {

@@ -33,11 +33,11 @@ impl Moments {
     }
 }
 
-/// Of one run.
+/// Times of one run.
 pub(super) struct Times {
     /// Nanoseconds of all threads in each unit.
     spent: Vec<AtomicU64>,
-    /// What the walking thread did, one thing after the other, for a trace.
+    /// Marks of the walking thread, one after the other, for a trace.
     marks: Mutex<Vec<Mark>>,
 }
 
@@ -78,7 +78,7 @@ impl Flow {
                 let team = Team::One { share: Share::new(phase, pieces), thread, threads, moment };
                 // SAFETY: pieces of a phase don't touch what others write, and `needs` orders phases whose pieces do: see
                 // this module's beginning. `&mut Executor` keeps the host away.
-                unsafe { steps::run(&Context { team, header, step: bound, products_only: false }) };
+                unsafe { steps::run(&Context { team, header, step: bound, matmuls_only: false }) };
                 let Some(start) = start else { return };
                 let end = Instant::now();
                 let nanoseconds = end.saturating_duration_since(start).as_nanos() as u64;
@@ -120,7 +120,7 @@ impl Flow {
                 let moment = moments.of(unit, &self.units[unit]);
                 let team = Team::One { share: Share::new(phase, pieces), thread, threads, moment };
                 // SAFETY: nothing else runs, and what must come before has.
-                unsafe { steps::run(&Context { team, header, step: &steps[step], products_only: false }) };
+                unsafe { steps::run(&Context { team, header, step: &steps[step], matmuls_only: false }) };
             });
         }
     }
@@ -162,7 +162,7 @@ impl Flow {
         }
     }
 
-    /// What the walking thread did in the last run.
+    /// Marks of the walking thread in the last run.
     pub fn trace(&self) -> MutexGuard<'_, Vec<Mark>> {
         self.progress.times.marks()
     }

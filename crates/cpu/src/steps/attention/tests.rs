@@ -1,6 +1,6 @@
 //! Attention against plain loops in double precision, for odd lengths and head sizes, with and without dropout.
 
-use super::{Head, Sizes, tiled, whole};
+use super::{Head, Sizes, tiled, untiled};
 use crate::kernels::Float;
 use crate::kernels::testing::{at_every_level, noise};
 use crate::memory::Block;
@@ -9,16 +9,16 @@ use graph::Header;
 use graph::op::AttentionDrop;
 use graph::random::drop_threshold;
 
-/// Of single precision, relative to the norm of a tensor: that of the parity tests of every device.
+/// Tolerance of single precision, relative to the norm of a tensor: that of the parity tests of every device.
 const SINGLE: f64 = 1e-4;
 const DOUBLE: f64 = 1e-13;
 
 const HEADER: Header = Header { seed: 5, step: 3, first_sample: 7, learning_rate: 0.0, nominal: 1.0 };
 
-/// How a head is computed.
+/// Method by which a head is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
-    Whole,
+    Untiled,
     Tiled,
 }
 
@@ -48,7 +48,7 @@ impl Case {
 
     fn run<T: Float>(&self, way: Way) -> Results {
         let (forward, backward) = match way {
-            Way::Whole => (whole::forward_elements(&self.sizes), whole::backward_elements(&self.sizes)),
+            Way::Untiled => (untiled::forward_elements(&self.sizes), untiled::backward_elements(&self.sizes)),
             Way::Tiled => (tiled::forward_elements(&self.sizes), tiled::backward_elements(&self.sizes)),
         };
         let (t, c) = (self.sizes.tokens, self.sizes.channels);
@@ -71,12 +71,12 @@ impl Case {
             // SAFETY: views of one block that don't overlap, one head after the other.
             unsafe {
                 match way {
-                    Way::Whole => whole::forward(&head, qkv, out, lse, scratch.part(0..forward)),
+                    Way::Untiled => untiled::forward(&head, qkv, out, lse, scratch.part(0..forward)),
                     Way::Tiled => tiled::forward(&head, qkv, out, lse, scratch.part(0..forward)),
                 }
                 let inputs = [qkv, out, lse, dout];
                 match way {
-                    Way::Whole => whole::backward(&head, inputs, dqkv, scratch.part(0..backward)),
+                    Way::Untiled => untiled::backward(&head, inputs, dqkv, scratch.part(0..backward)),
                     Way::Tiled => tiled::backward(&head, inputs, dqkv, scratch.part(0..backward)),
                 }
             }
@@ -85,7 +85,7 @@ impl Case {
         [out, lse, dqkv].map(|view| unsafe { view.read() }.iter().map(|x| x.to_f64()).collect())
     }
 
-    /// In plain loops.
+    /// Reference in plain loops.
     fn reference(&self) -> Results {
         let Sizes { tokens: t, channels: c, head: d, .. } = self.sizes;
         let Case { qkv, dout, .. } = self;
@@ -147,7 +147,7 @@ fn any_length_and_head_size() {
             let case = Case::new(tokens, head, 1, (i + head / 8) % 2 == 0);
             let wanted = case.reference();
             at_every_level(|_| {
-                for way in [Way::Whole, Way::Tiled] {
+                for way in [Way::Untiled, Way::Tiled] {
                     case.check::<f32>(way, &wanted, SINGLE);
                 }
             });
@@ -168,7 +168,7 @@ fn long_and_odd_lengths() {
         (1025, 8, 1, false),
     ] {
         let case = Case::new(tokens, head, heads, dropout);
-        let way = if case.sizes.is_tiled() { Way::Tiled } else { Way::Whole };
+        let way = if case.sizes.is_tiled() { Way::Tiled } else { Way::Untiled };
         assert_eq!(way == Way::Tiled, tokens > 362);
         let wanted = case.reference();
         at_every_level(|_| case.check::<f32>(way, &wanted, SINGLE));
@@ -182,7 +182,7 @@ fn both_ways_are_exact_in_double_precision() {
     for tokens in [1, 5, 40, 130, 200, 391] {
         let case = Case::new(tokens, 20, 2, tokens % 2 == 0);
         let wanted = case.reference();
-        for way in [Way::Whole, Way::Tiled] {
+        for way in [Way::Untiled, Way::Tiled] {
             case.check::<f64>(way, &wanted, DOUBLE);
         }
     }

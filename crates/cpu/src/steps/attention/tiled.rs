@@ -8,9 +8,9 @@
 
 use super::{Head, Sizes};
 use crate::kernels::{self, Float};
+use crate::matmul::Matrix;
+use crate::matmul::panels::{COLS, Panels, ROWS};
 use crate::memory::View;
-use crate::product::Matrix;
-use crate::product::panels::{COLS, Panels, ROWS};
 use std::ops::Range;
 
 /// Queries in a tile: as many as a matmul sums over for the gradients of keys and values, which are read and written for each.
@@ -41,8 +41,8 @@ struct Padded {
     head: usize,
     /// Keys in a range.
     keys: usize,
-    /// From one row of scores to the next. An odd number of vectors, or else columns of a tile would meet in few places of the
-    /// cache.
+    /// Elements from one row of scores to the next. An odd number of vectors, or else columns of a tile would meet in
+    /// few places of the cache.
     stride: usize,
 }
 
@@ -126,7 +126,7 @@ fn down<T>(x: Matrix<T>, row: usize) -> Matrix<T> {
 }
 
 /// # Safety
-/// As [`Head::forward`].
+/// Conditions of [`Head::forward`].
 pub unsafe fn forward<T: Float>(head: &Head<'_>, qkv: View<T>, out: View<T>, lse: View<T>, scratch: View<T>) {
     let (t, d) = (head.sizes.tokens, head.sizes.head);
     let padded = Padded::of(&head.sizes, KEYS_FORWARD);
@@ -150,7 +150,7 @@ pub unsafe fn forward<T: Float>(head: &Head<'_>, qkv: View<T>, out: View<T>, lse
             let k = Panels::pack((d, keys.len()), key_rows.transposed(), key_panels);
             let v = Panels::pack((keys.len(), d), head.packed(qkv, 2, keys.start), value_panels);
             for rows in ranges(t, Panels::<T>::best_rows(QUERIES)) {
-                k.product(rows.len(), p, down(q, rows.start), false);
+                k.matmul(rows.len(), p, down(q, rows.start), false);
                 if !head.matmuls_only {
                     let p = scores.part(0..rows.len() * padded.stride).write();
                     let acc = sums.part(rows.start * padded.head..rows.end * padded.head).write();
@@ -158,7 +158,7 @@ pub unsafe fn forward<T: Float>(head: &Head<'_>, qkv: View<T>, out: View<T>, lse
                     kernels::softmax_range(p, padded.stride, keys.len(), scale, max, sum, acc);
                     head.mask(rows.clone(), keys.start, p, (padded.stride, keys.len()));
                 }
-                v.product(rows.len(), down(o, rows.start), p, keys.start > 0);
+                v.matmul(rows.len(), down(o, rows.start), p, keys.start > 0);
             }
         }
         if !head.matmuls_only {
@@ -174,7 +174,7 @@ pub unsafe fn forward<T: Float>(head: &Head<'_>, qkv: View<T>, out: View<T>, lse
 }
 
 /// # Safety
-/// As [`Head::backward`].
+/// Conditions of [`Head::backward`].
 pub unsafe fn backward<T: Float>(head: &Head<'_>, inputs: [View<T>; 4], dqkv: View<T>, scratch: View<T>) {
     let [qkv, out, lse, dout] = inputs;
     let (t, d) = (head.sizes.tokens, head.sizes.head);
@@ -204,8 +204,8 @@ pub unsafe fn backward<T: Float>(head: &Head<'_>, inputs: [View<T>; 4], dqkv: Vi
                 let q_panels = Panels::pack((rows.len(), d), q, query_panels);
                 let dout_panels = Panels::pack((rows.len(), d), dout, dout_panels);
                 for some in ranges(rows.len(), Panels::<T>::best_rows(QUERIES)) {
-                    k.product(some.len(), down(p, some.start), down(q, some.start), false);
-                    v.product(some.len(), down(dp, some.start), down(dout, some.start), false);
+                    k.matmul(some.len(), down(p, some.start), down(q, some.start), false);
+                    v.matmul(some.len(), down(dp, some.start), down(dout, some.start), false);
                     if !head.matmuls_only {
                         let at = some.start * padded.stride..some.end * padded.stride;
                         let tiles = [p_tile.part(at.clone()).write(), dp_tile.part(at).write()];
@@ -214,9 +214,9 @@ pub unsafe fn backward<T: Float>(head: &Head<'_>, inputs: [View<T>; 4], dqkv: Vi
                         gradients(head, (some, &keys), tiles, padded.stride, (lse, delta));
                     }
                 }
-                dout_panels.product(keys.len(), dv, p.transposed(), rows.start > 0);
-                q_panels.product(keys.len(), dk, dp.transposed(), rows.start > 0);
-                k_by_rows.product(rows.len(), down(dq, rows.start), dp, keys.start > 0);
+                dout_panels.matmul(keys.len(), dv, p.transposed(), rows.start > 0);
+                q_panels.matmul(keys.len(), dk, dp.transposed(), rows.start > 0);
+                k_by_rows.matmul(rows.len(), down(dq, rows.start), dp, keys.start > 0);
             }
             scatter(keys.len(), d, dkeys, padded.head, head.packed(dqkv, 1, keys.start));
             scatter(keys.len(), d, dvalues, padded.head, head.packed(dqkv, 2, keys.start));

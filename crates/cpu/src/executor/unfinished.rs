@@ -4,18 +4,18 @@
 use comm::{CommError, Communicator, Ticket};
 use graph::StateId;
 
-/// What is under way between plans.
+/// Collectives that are still running between plans.
 #[derive(Default)]
-pub(super) struct Left {
+pub(super) struct Unfinished {
     /// All ranks; groups share its queue.
     world: Option<Communicator>,
     /// Each with the states that it works on.
     calls: Vec<(Vec<StateId>, Ticket)>,
 }
 
-impl Left {
+impl Unfinished {
     pub fn new(world: Option<Communicator>) -> Self {
-        Left { world, calls: vec![] }
+        Unfinished { world, calls: vec![] }
     }
 
     /// Notes down a call that a plan leaves.
@@ -34,7 +34,7 @@ impl Left {
         Ok(!now.is_empty())
     }
 
-    /// Waits for all, for whoever looks at states from outside. A call that fails says so in the next run.
+    /// Waits for all, before the host reads or writes states. A call that fails is reported by the next run.
     pub fn finish(&self) {
         let _ = self.wait_each(&self.calls);
     }
@@ -45,7 +45,7 @@ impl Left {
     }
 }
 
-impl Drop for Left {
+impl Drop for Unfinished {
     fn drop(&mut self) {
         self.finish();
     }

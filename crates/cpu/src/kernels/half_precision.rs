@@ -1,4 +1,4 @@
-//! Numbers of 16 bits: what gradients may travel as, and what plans in half precision store.
+//! Conversion to and from 16 bits: communication of gradients, and storage of plans in half precision.
 
 use super::float::Float;
 use super::level::simd;
@@ -6,7 +6,7 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 simd! {
-    /// To the nearest bf16, ties to even; NaN stays NaN.
+    /// Rounds to the nearest bf16, ties to even; NaN stays NaN.
     pub fn to_bf16<T, FMA>(x: &[T], out: &mut [u16]) {
         assert_eq!(x.len(), out.len(), "to_bf16: lengths differ");
         for (out, &x) in out.iter_mut().zip(x) {
@@ -28,7 +28,7 @@ simd! {
 /// Elements converted at once: the crate has instructions for slices of `f32`.
 const CHUNK: usize = 256;
 
-/// To the nearest f16, ties to even; beyond its range, infinity.
+/// Rounds to the nearest f16, ties to even; beyond its range, infinity.
 pub fn to_f16<T: Float>(x: &[T], out: &mut [u16]) {
     assert_eq!(x.len(), out.len(), "to_f16: lengths differ");
     let mut floats = [0f32; CHUNK];

@@ -4,8 +4,8 @@
 
 use super::{Head, Sizes};
 use crate::kernels::{self, Float};
+use crate::matmul::{Matrix, matmul};
 use crate::memory::View;
-use crate::product::{Matrix, product};
 
 /// Scores that are made at once: half a megabyte of f32, which a core's second cache level holds.
 pub const MOST_SCORES: usize = 1 << 17;
@@ -21,25 +21,25 @@ pub fn backward_elements(sizes: &Sizes) -> usize {
 }
 
 /// # Safety
-/// As [`Head::forward`].
+/// Conditions of [`Head::forward`].
 pub unsafe fn forward<T: Float>(head: &Head<'_>, qkv: View<T>, out: View<T>, lse: View<T>, scratch: View<T>) {
     let (t, d) = (head.sizes.tokens, head.sizes.head);
     let p = scratch.part(0..t * t);
     let p_rows = Matrix::rows(p.at(0), t);
     // SAFETY: passed on to the caller.
     unsafe {
-        product((t, t, d), p_rows, head.packed(qkv, 0, 0), head.packed(qkv, 1, 0).transposed(), false);
+        matmul((t, t, d), p_rows, head.packed(qkv, 0, 0), head.packed(qkv, 1, 0).transposed(), false);
         if !head.matmuls_only {
             let lse = lse.part(head.stats()).write();
             kernels::softmax_rows(p.write(), t, T::from_f64(head.sizes.scale()), lse);
             head.mask(0..t, 0, p.write(), (t, t));
         }
-        product((t, d, t), head.plain(out, 0), p_rows, head.packed(qkv, 2, 0), false);
+        matmul((t, d, t), head.plain(out, 0), p_rows, head.packed(qkv, 2, 0), false);
     }
 }
 
 /// # Safety
-/// As [`Head::backward`].
+/// Conditions of [`Head::backward`].
 pub unsafe fn backward<T: Float>(head: &Head<'_>, inputs: [View<T>; 4], dqkv: View<T>, scratch: View<T>) {
     let [qkv, out, lse, dout] = inputs;
     let (t, d) = (head.sizes.tokens, head.sizes.head);
@@ -53,8 +53,8 @@ pub unsafe fn backward<T: Float>(head: &Head<'_>, inputs: [View<T>; 4], dqkv: Vi
     unsafe {
         let key_columns = by_columns(head, qkv, 1, scratch.part(0..t * d));
         let value_columns = by_columns(head, qkv, 2, scratch.part(t * d..2 * t * d));
-        product((t, t, d), p_rows, queries, key_columns, false);
-        product((t, t, d), dp_rows, douts, value_columns, false);
+        matmul((t, t, d), p_rows, queries, key_columns, false);
+        matmul((t, t, d), dp_rows, douts, value_columns, false);
         if !head.matmuls_only {
             kernels::softmax_from_lse(p.write(), t, scale, lse.part(head.stats()).read());
             head.row_dots(out, dout, delta.write());
@@ -62,13 +62,14 @@ pub unsafe fn backward<T: Float>(head: &Head<'_>, inputs: [View<T>; 4], dqkv: Vi
             kernels::softmax_grad(p.read(), dp.write(), t, delta.read(), scale);
             head.mask(0..t, 0, p.write(), (t, t));
         }
-        product((t, d, t), head.packed(dqkv, 2, 0), p_rows.transposed(), douts, false);
-        product((t, d, t), head.packed(dqkv, 0, 0), dp_rows, keys, false);
-        product((t, d, t), head.packed(dqkv, 1, 0), dp_rows.transposed(), queries, false);
+        matmul((t, d, t), head.packed(dqkv, 2, 0), p_rows.transposed(), douts, false);
+        matmul((t, d, t), head.packed(dqkv, 0, 0), dp_rows, keys, false);
+        matmul((t, d, t), head.packed(dqkv, 1, 0), dp_rows.transposed(), queries, false);
     }
 }
 
-/// Writes keys (1) or values (2) by columns, (D,T): as the right side of a product they would be packed one element at a time.
+/// Writes keys (1) or values (2) by columns, (D,T): as the right side of a matmul they would be packed one element at a
+/// time.
 ///
 /// # Safety
 /// `qkv` is only read, and `out` is the caller's own.

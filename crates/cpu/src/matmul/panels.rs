@@ -4,7 +4,7 @@
 //! as can be (64 columns are 32 and 32); all else through `gemm`, the right side in rows. Arrays are padded, to whole tiles of
 //! rows and whole vectors of columns: there are no edges to take care of.
 
-use super::{Matrix, has_tiles, product};
+use super::{Matrix, has_tiles, matmul};
 use crate::kernels::Float;
 use crate::memory::View;
 
@@ -27,7 +27,7 @@ impl<T: Float> Panels<T> {
         k * n.next_multiple_of(COLS)
     }
 
-    /// Rows of the left side that a call of [`Panels::product`] has best: few, so that what is done with them next finds them in
+    /// Rows of the left side that a call of [`Panels::matmul`] has best: few, so that what is done with them next finds them in
     /// the first cache, or `most`.
     pub fn best_rows(most: usize) -> usize {
         if has_tiles::<T>() { ROWS } else { most }
@@ -54,17 +54,17 @@ impl<T: Float> Panels<T> {
     ///
     /// # Safety
     /// `a` may be read and `c` written, both with their padding; rows of `c` are contiguous, and it overlaps nothing else.
-    pub unsafe fn product(&self, m: usize, c: Matrix<T>, a: Matrix<T>, add: bool) {
+    pub unsafe fn matmul(&self, m: usize, c: Matrix<T>, a: Matrix<T>, add: bool) {
         let Panels { data, k, n } = *self;
         // SAFETY: passed on to the caller.
         unsafe {
             match () {
                 #[cfg(target_arch = "x86_64")]
                 () if has_tiles::<T>() => {
-                    avx512::product((m, n, k), single(c), single(a), data.at(0).cast(), add)
+                    avx512::matmul((m, n, k), single(c), single(a), data.at(0).cast(), add)
                 }
                 () => {
-                    product((m, n, k), c, a, Matrix::rows(data.at(0), n.next_multiple_of(COLS)), add);
+                    matmul((m, n, k), c, a, Matrix::rows(data.at(0), n.next_multiple_of(COLS)), add);
                 }
             }
         }
@@ -79,7 +79,7 @@ fn single<T>(x: Matrix<T>) -> Matrix<f32> {
 /// Copies `b` into rows as long as their padding makes them.
 ///
 /// # Safety
-/// As [`Panels::pack`].
+/// Conditions of [`Panels::pack`].
 unsafe fn rows<T: Float>((k, n): (usize, usize), b: Matrix<T>, out: *mut T) {
     let width = n.next_multiple_of(COLS);
     // A line of the cache of each at a time, whichever way they lie.
@@ -99,7 +99,7 @@ unsafe fn rows<T: Float>((k, n): (usize, usize), b: Matrix<T>, out: *mut T) {
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
-    use super::super::blocks::{Ahead, Left, fill, transpose};
+    use super::super::blocks::{Ahead, LeftRows, fill, transpose};
     use super::{COLS, Matrix, ROWS};
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -115,7 +115,7 @@ mod avx512 {
     }
 
     /// # Safety
-    /// As [`super::Panels::pack`], on a CPU with AVX-512 (F, VL, BW, DQ).
+    /// Conditions of [`super::Panels::pack`], on a CPU with AVX-512 (F, VL, BW, DQ).
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
     pub unsafe fn pack((k, n): (usize, usize), b: Matrix<f32>, out: *mut f32) {
         for panel in panels(n) {
@@ -158,7 +158,7 @@ mod avx512 {
     }
 
     /// # Safety
-    /// As [`copy_rows`], however `from` lies.
+    /// Conditions of [`copy_rows`], however `from` lies.
     unsafe fn copy_each(rows: Range<usize>, cols: usize, from: Matrix<f32>, to: *mut f32, width: usize) {
         for row in rows {
             for col in 0..COLS {
@@ -171,9 +171,9 @@ mod avx512 {
     }
 
     /// # Safety
-    /// As [`super::Panels::product`], on a CPU with AVX-512 (F, VL, BW, DQ); `b` was packed by [`pack`].
+    /// Conditions of [`super::Panels::matmul`], on a CPU with AVX-512 (F, VL, BW, DQ); `b` was packed by [`pack`].
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-    pub unsafe fn product(
+    pub unsafe fn matmul(
         (m, n, k): (usize, usize, usize),
         c: Matrix<f32>,
         a: Matrix<f32>,
@@ -184,7 +184,7 @@ mod avx512 {
             // Arrays are padded to whole tiles, but half of one will do.
             let rows = if m - top <= ROWS / 2 { ROWS / 2 } else { ROWS };
             let at = a.from(top, 0).ptr;
-            let left = Left { at, across: 4 * a.row_stride, along: 4 * a.col_stride };
+            let left = LeftRows { at, across: 4 * a.row_stride, along: 4 * a.col_stride };
             let nothing = Ahead { at: at.cast(), gap: 0, step: 0 };
             for (number, panel) in panels(n).enumerate() {
                 // Rows below, two for each panel.

@@ -1,4 +1,4 @@
-//! Matrix products, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by [`blocks`].
+//! Matmuls, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by [`blocks`].
 
 #[cfg(target_arch = "x86_64")]
 mod blocks;
@@ -11,8 +11,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside `gemm` right now. The `gemm` crate allocates its packing buffers on every call; tests
-/// that count allocations use this to count those apart.
+/// Tells whether this thread is inside `gemm` right now. The `gemm` crate allocates its packing buffers on every call;
+/// tests that count allocations use this to count those apart.
 pub fn inside() -> bool {
     INSIDE.get()
 }
@@ -35,7 +35,7 @@ impl<T> Matrix<T> {
         Matrix { ptr: self.ptr, row_stride: self.col_stride, col_stride: self.row_stride }
     }
 
-    /// What lies below and right of a place, which may also lie outside.
+    /// Part of the matrix below and right of a place, which may also lie outside.
     #[cfg(target_arch = "x86_64")]
     fn from(self, row: usize, col: usize) -> Self {
         Matrix { ptr: self.ptr.wrapping_add(row * self.row_stride + col * self.col_stride), ..self }
@@ -46,7 +46,7 @@ impl<T> Matrix<T> {
 ///
 /// # Safety
 /// The three matrices lie in memory the caller may read (`a`, `b`) and write (`c`); `c` overlaps neither.
-pub unsafe fn product<T: Float>(
+pub unsafe fn matmul<T: Float>(
     (m, n, k): (usize, usize, usize),
     c: Matrix<T>,
     a: Matrix<T>,
@@ -54,15 +54,15 @@ pub unsafe fn product<T: Float>(
     add: bool,
 ) {
     // SAFETY: passed on to the caller.
-    unsafe { product_at((m, n, k), c, a, b, add, None) };
+    unsafe { matmul_at((m, n, k), c, a, b, add, None) };
 }
 
-/// As [`product`]. If `b` is a weight, of which other products of this thread follow, `moment` is a number that stands for its content:
-/// a thread may keep it packed for as long as the number is the same.
+/// Matmul like [`matmul`]. If `b` is a weight, of which other matmuls of this thread follow, `moment` is a number that
+/// stands for its content: a thread may keep it packed for as long as the number is the same.
 ///
 /// # Safety
-/// As [`product`]; what `b` holds is the same for all calls with the same `moment`.
-pub unsafe fn product_at<T: Float>(
+/// Conditions of [`matmul`]; what `b` holds is the same for all calls with the same `moment`.
+pub unsafe fn matmul_at<T: Float>(
     (m, n, k): (usize, usize, usize),
     c: Matrix<T>,
     a: Matrix<T>,
@@ -73,7 +73,7 @@ pub unsafe fn product_at<T: Float>(
     #[cfg(target_arch = "x86_64")]
     if let Some([c, a, b]) = in_blocks((m, n, k), [c, a, b]) {
         // SAFETY: passed on to the caller; `in_blocks` knows the CPU.
-        return unsafe { blocks::product((m, n, k), c, a, b, add, moment) };
+        return unsafe { blocks::matmul((m, n, k), c, a, b, add, moment) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = moment;
@@ -105,8 +105,9 @@ pub unsafe fn product_at<T: Float>(
     INSIDE.set(false);
 }
 
-/// Whether products of at least this size, of matrices with contiguous rows or columns, give the same numbers however the result is
-/// cut into tiles: those of [`blocks`] do, in `gemm` an element's sum may depend on the result's size.
+/// Tells whether matmuls of at least this size, of matrices with contiguous rows or columns, give the same numbers
+/// however the result is cut into tiles: those of [`blocks`] do, in `gemm` an element's sum may depend on the result's
+/// size.
 pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
     #[cfg(target_arch = "x86_64")]
     return has_tiles::<T>() && blocks::is_large(sizes);
@@ -114,14 +115,14 @@ pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
     return false;
 }
 
-/// Whether numbers and CPU are those that the tiles of [`blocks`] are for: f32, and AVX-512.
+/// Tells whether numbers and CPU are those that the tiles of [`blocks`] are for: f32, and AVX-512.
 fn has_tiles<T: Float>() -> bool {
     use crate::kernels::{Level, level};
     use std::any::TypeId;
     cfg!(target_arch = "x86_64") && TypeId::of::<T>() == TypeId::of::<f32>() && level() == Level::Avx512
 }
 
-/// The matrices of a product for [`blocks`], if it has tiles for them, and it suits.
+/// The matrices of a matmul for [`blocks`], if it has tiles for them, and it suits.
 #[cfg(target_arch = "x86_64")]
 fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
     if !has_tiles::<T>() {
@@ -153,7 +154,7 @@ mod tests {
         let [pc, pa, pb] = [(&mut c, crs, 1), (&mut a, ars, acs), (&mut b, brs, bcs)]
             .map(|(x, row_stride, col_stride)| Matrix { ptr: x.as_mut_ptr(), row_stride, col_stride });
         // SAFETY: three arrays that hold as much.
-        unsafe { product((m, n, k), pc, pa, pb, add) };
+        unsafe { matmul((m, n, k), pc, pa, pb, add) };
         let mut want: Vec<f64> = before.iter().map(|&x| x.into()).collect();
         for (i, row) in want.chunks_exact_mut(crs).enumerate() {
             for (j, want) in row[..n].iter_mut().enumerate() {
@@ -199,7 +200,7 @@ mod tests {
         let place = |x: &[f32], width| Matrix::rows(x.as_ptr().cast_mut(), width);
         let to = Matrix::rows(c.as_mut_ptr(), n);
         // SAFETY: three arrays that hold as much, of which two are only read.
-        unsafe { product_at((m, n, k), to, place(a, k), place(b, k).transposed(), false, moment) };
+        unsafe { matmul_at((m, n, k), to, place(a, k), place(b, k).transposed(), false, moment) };
         c
     }
 
@@ -218,7 +219,7 @@ mod tests {
                 assert_eq!(at(&first, 1), plain(&first), "the first again");
                 // A left side that is packed, at the same place.
                 check((96, 96, 800), true, false, false);
-                assert_eq!(at(&first, 1), plain(&first), "after another product");
+                assert_eq!(at(&first, 1), plain(&first), "after another matmul");
             }
             // The same place, with another content.
             let (a, mut b) = (narrow(&noise(9, 64 * k, 1.0)), first);
