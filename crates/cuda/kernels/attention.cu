@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const E* head, int stride, int
     }
 }
 
-// A tile of a head as the left side of a product, straight from memory. Rows from T on are zeros.
+// A tile of a head as the left side of a matmul, straight from memory. Rows from T on are zeros.
 template <int T, int D, typename E>
 __device__ __forceinline__ void load_left(u32 (&a)[WIDE<D> / 16][4], const E* head, int stride, int first) {
     int lane = threadIdx.x % 32;
@@ -309,16 +309,16 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
                          : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
                          : "r"(queries_at(stage) + ROWS_BYTES + Rows<WIDE<D>>::at(row, 2 * i + half))
                          : "memory");
-            add_products(sum, x.x, y.x);
-            add_products(sum, x.y, y.y);
-            add_products(sum, x.z, y.z);
-            add_products(sum, x.w, y.w);
+            add_dot(sum, x.x, y.x);
+            add_dot(sum, x.y, y.y);
+            add_dot(sum, x.z, y.z);
+            add_dot(sum, x.w, y.w);
         }
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         if (half == 0) deltas[row] = sum;
         else log_sums[row] = log_sum;
     }
-    static __device__ __forceinline__ void add_products(float& sum, u32 x, u32 y) {
+    static __device__ __forceinline__ void add_dot(float& sum, u32 x, u32 y) {
         float x0, x1, y0, y1;
         unpack2<E>(x, x0, x1);
         unpack2<E>(y, y0, y1);

@@ -125,19 +125,19 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
     }
 
     template <int N> __device__ __forceinline__ void score(float (&s)[N], int group, int stage) const {
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < S::STEPS; k++)
-            product<E, 2 * N, false, false>(s, S::template side<64>(queries(group), k),
+            wgmma<E, 2 * N, false, false>(s, S::template side<64>(queries(group), k),
                                             S::template side<KEYS>(keys(stage), k), k > 0);
-        close_products();
+        wgmma_commit();
     }
     template <int N> __device__ __forceinline__ void attend(float (&o)[D / 2], const u32 (&p)[N][4], int stage, bool add) const {
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < N; k++)
-            product<E, D, true>(o, p[k], S::template turned<KEYS>(values(stage) + 16 * k * 128), add || k > 0);
-        close_products();
+            wgmma<E, D, true>(o, p[k], S::template turned<KEYS>(values(stage) + 16 * k * 128), add || k > 0);
+        wgmma_commit();
     }
 
     // What a thread holds of its tile of queries. With DROP, where their draws are.
@@ -159,7 +159,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         pass_turn(group);
         KeptTiles<N> kept;
         if constexpr (DROP) kept.draw(x.stream, x.token, 0, drops.threshold);
-        wait_products<0>();
+        wgmma_wait<0>();
         arrived(s);
         warp_arrive(keys_empty(at.stage));
         if constexpr (N == TAIL) {
@@ -183,13 +183,13 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         pass_turn(group);
         KeptTiles<N> kept;
         if constexpr (DROP) kept.draw(x.stream, x.token, tile * (KEYS / 16), drops.threshold);
-        wait_products<1>();
+        wgmma_wait<1>();
         arrived(s);
         warp_arrive(keys_empty(at.stage));
         if constexpr (LAST) mask(s);
         soften<false>(s, x.top, x.sum, shrink);
         if constexpr (DROP) kept.apply(s);
-        wait_products<0>();
+        wgmma_wait<0>();
         arrived(x.o);
         warp_arrive(values_empty(behind.stage));
 #pragma unroll
@@ -214,7 +214,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             if (lane % 4 == 0 && query < tokens)
                 lse[(i64)head * tokens + query] = x.top[half] * score_scale<D>() + logf(total);
         }
-        wait_products<0>();
+        wgmma_wait<0>();
         arrived(x.o);
         warp_arrive(values_empty(behind.stage));
         const u32 to = results(group) + threadIdx.x / 32 % 4 * 16 * 128;

@@ -292,22 +292,22 @@ struct FlashGrad {
 
     __device__ __forceinline__ void score(float (&s)[32], int group, int round, u32 count, int half) const {
         const u32 left = keys(round) + 64 * group * 128, right = queries(count) + half * 64 * 128;
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < S::STEPS; k++)
-            product<E, 64, false, false>(s, S::template side<BLOCK>(left, k), S::template side<QUERIES>(right, k), k > 0);
+            wgmma<E, 64, false, false>(s, S::template side<BLOCK>(left, k), S::template side<QUERIES>(right, k), k > 0);
     }
 
     // Starts this warpgroup's share of dQ of a tile whose scores are there.
     __device__ __forceinline__ void start_queries(Tile& x, int group, int round, u32 count) const {
         const u32 left = scores(count) + (HALVES == 2 ? group * SCORES : 0);
         const u32 right = keys(round) + (HALVES == 2 ? 0 : group * S::strip(BLOCK));
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BLOCK / 16; k++)
-            product<E, COLUMNS, true, true>(x.dq, Rows<64>::side(left + 16 * k * 128),
+            wgmma<E, COLUMNS, true, true>(x.dq, Rows<64>::side(left + 16 * k * 128),
                                             S::template turned<BLOCK>(right + 16 * k * 128), k > 0 || WHOLE);
-        close_products();
+        wgmma_commit();
     }
     // This thread's numbers of a tile of dQ in the block's own memory.
     __device__ __forceinline__ float* own_queries(int group, int tile) const {
@@ -382,16 +382,16 @@ struct FlashGrad {
         if constexpr (!AHEAD && HALF == 0) {
             barrier_wait(queries_full(at.count), parity(at.count));
             score(x.s, group, at.round, at.count, 0);
-            close_products();
+            wgmma_commit();
         }
         const int key = at.item.keys * BLOCK + 64 * group + 16 * warp + lane / 4;
         const u32 own_values = values(at.round) + 64 * group * 128;
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < S::STEPS; k++)
-            product<E, 64, false, false>(ds, S::template side<BLOCK>(own_values, k), S::template side<QUERIES>(some_douts, k),
+            wgmma<E, 64, false, false>(ds, S::template side<BLOCK>(own_values, k), S::template side<QUERIES>(some_douts, k),
                                          k > 0);
-        close_products();
+        wgmma_commit();
         if constexpr (LATER && HALF == 0) {
             if (at.count > 0) barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
             start_queries(x, group, at.round_before(), at.count - 1);
@@ -405,7 +405,7 @@ struct FlashGrad {
             for (int j = 0; j < 8; j++) stay |= kept_transposed(stream, token + 8 * j, key / 16, drops.threshold) << (4 * j);
         }
         if constexpr (HALF > 0 || !AHEAD) {
-            wait_products<LATER && HALF == 0 ? 2 : 1>();
+            wgmma_wait<LATER && HALF == 0 ? 2 : 1>();
             arrived(p);
         }
 #pragma unroll
@@ -428,14 +428,14 @@ struct FlashGrad {
                 left[i / 4][i % 4] &= (stay >> (2 * i) & 1 ? 0xffffu : 0) | (stay >> (2 * i) & 2 ? 0xffff0000u : 0);
         }
         const bool add = at.tile > 0 || HALF > 0;
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            product<E, D, true>(x.dv, left[k], S::template turned<QUERIES>(some_douts + 16 * k * 128), add || k > 0);
-        close_products();
+            wgmma<E, D, true>(x.dv, left[k], S::template turned<QUERIES>(some_douts + 16 * k * 128), add || k > 0);
+        wgmma_commit();
 
         // Where these are the last scores of a tile, dQ of the tile before must have come too: its scores are free then.
-        wait_products<LATER && HALF == 0 && !LAST ? 2 : 1>();
+        wgmma_wait<LATER && HALF == 0 && !LAST ? 2 : 1>();
         arrived(ds);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
@@ -460,28 +460,28 @@ struct FlashGrad {
         }
         // Without next scores under way, dK runs while dQ is added up.
         if constexpr (!LATER && !AHEAD && !WHOLE) start_queries_now(x, group, at);
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            product<E, D, true>(x.dk, dleft[k], S::template turned<QUERIES>(some_queries + 16 * k * 128), add || k > 0);
-        close_products();
+            wgmma<E, D, true>(x.dk, dleft[k], S::template turned<QUERIES>(some_queries + 16 * k * 128), add || k > 0);
+        wgmma_commit();
         if constexpr (WHOLE && LATE) load_queries(x, group, at);
         if constexpr (!LATER && (AHEAD || WHOLE)) start_queries_now(x, group, at);
 
         if constexpr (!LAST) {
             score(x.s, group, at.round, at.count, HALF + 1);
-            close_products();
+            wgmma_commit();
         } else {
             // The keys of the item before are left alone, by their dQ and by the copy engine: the next ones take their place.
             if (!BULK && at.first() && at.round > 0) warp_arrive(keys_empty(at.round - 1));
             if (!BULK && at.last() && !next_item(at.round + 1, at.next)) at.next.head = -1;
             if constexpr (BULK) {
                 // dQ is there; dK may be under way.
-                wait_products<1>();
+                wgmma_wait<1>();
                 arrived(x.dq);
                 if (at.last()) warp_arrive(keys_empty(at.round));
                 stage_queries(x, group, at.count);
-                wait_products<0>();
+                wgmma_wait<0>();
                 arrived(x.dk);
                 arrived(x.dv);
                 return;
@@ -489,16 +489,16 @@ struct FlashGrad {
             if constexpr (AHEAD) {
                 if (at.more()) barrier_wait(queries_full(at.count + 1), parity(at.count + 1));
                 score(x.s, group, at.round_next(), at.count + 1, 0);
-                close_products();
+                wgmma_commit();
             }
             // dQ of this tile, or with LATER of the one before, is there; what was started after it may be under way.
-            wait_products<LATER ? 2 : WHOLE && !AHEAD ? 0 : 1>();
+            wgmma_wait<LATER ? 2 : WHOLE && !AHEAD ? 0 : 1>();
             arrived(x.dq);
             if constexpr (WHOLE) store_queries(x, group, at);
             else if constexpr (!LATER) add_queries(x, group, at.item, at.tile, at.count);
             else if (at.count > 0) add_before(x, group, at);
             // No matmul may be under way where a loop begins again.
-            wait_products<0>();
+            wgmma_wait<0>();
             if constexpr (AHEAD) arrived(x.s);
             arrived(x.dk);
             arrived(x.dv);
@@ -517,7 +517,7 @@ struct FlashGrad {
         if (LATER && at.count > 0) {
             barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
             start_queries(x, group, at.round_before(), at.count - 1);
-            wait_products<0>();
+            wgmma_wait<0>();
             arrived(x.dq);
         }
         if (at.first()) await_staged();
@@ -532,7 +532,7 @@ struct FlashGrad {
             if (at.count > 0) add_before(x, group, at);
         } else {
             start_queries_now(x, group, at);
-            wait_products<0>();
+            wgmma_wait<0>();
             arrived(x.dq);
             if constexpr (WHOLE) store_queries(x, group, at);
             else add_queries(x, group, at.item, at.tile, at.count);
@@ -542,8 +542,8 @@ struct FlashGrad {
         if constexpr (AHEAD) {
             if (at.more()) barrier_wait(queries_full(at.count + 1), parity(at.count + 1));
             score(x.s, group, at.round_next(), at.count + 1, 0);
-            close_products();
-            wait_products<0>();
+            wgmma_commit();
+            wgmma_wait<0>();
             arrived(x.s);
         }
     }
@@ -645,8 +645,8 @@ struct FlashGrad {
         if constexpr (AHEAD) {
             barrier_wait(queries_full(0), 0);
             score(x.s, group, 0, 0, 0);
-            close_products();
-            wait_products<0>();
+            wgmma_commit();
+            wgmma_wait<0>();
             arrived(x.s);
         }
 #pragma unroll 1
@@ -670,7 +670,7 @@ struct FlashGrad {
         if constexpr (LATER) {
             barrier_wait(scores_full(at.count - 1), parity(at.count - 1));
             start_queries(x, group, at.round - 1, at.count - 1);
-            wait_products<0>();
+            wgmma_wait<0>();
             arrived(x.dq);
             add_before(x, group, at);
         }

@@ -1,4 +1,4 @@
-// Softmax attention for Hopper: a head's tokens in shared memory, products by warpgroups (wgmma). Without dropout, T ≤ 256,
+// Softmax attention for Hopper: a head's tokens in shared memory, matmuls by warpgroups (wgmma). Without dropout, T ≤ 256,
 // D 32 or 64, 16-bit elements. Without atomics. sm_90a only.
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h
@@ -21,8 +21,8 @@ template <typename E, int T, int D, int PARTS> struct Forward {
     template <int N> __device__ __forceinline__ void score(float (&s)[N / 2], u32 keys, int at) {
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            product<E, N, false>(s, q[k], Rows<D>::side(keys + at * Rows<D>::BYTES + 32 * k), k > 0);
-        close_products();
+            wgmma<E, N, false>(s, q[k], Rows<D>::side(keys + at * Rows<D>::BYTES + 32 * k), k > 0);
+        wgmma_commit();
     }
 
     // From scores of N keys from AT on, which have arrived, to what is in proportion to probabilities.
@@ -63,18 +63,18 @@ template <typename E, int T, int D, int PARTS> struct Forward {
     template <int N, int AT> __device__ __forceinline__ void attend(const float (&s)[N / 2], u32 values) {
         u32 p[ceil_div(N, 16)][4];
         as_left<E, N>(p, s);
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < ceil_div(N, 16); k++)
-            product<E, D, true>(o, p[k], Rows<D>::side(values + (AT + 16 * k) * Rows<D>::BYTES), AT > 0 || k > 0);
-        close_products();
+            wgmma<E, D, true>(o, p[k], Rows<D>::side(values + (AT + 16 * k) * Rows<D>::BYTES), AT > 0 || k > 0);
+        wgmma_commit();
     }
 
     // Goes through all parts from AT on. `s` has the scores of the first of them, under way. Values are there once `ready`
-    // was called. A warp whose queries aren't `there` only takes part in products.
+    // was called. A warp whose queries aren't `there` only takes part in matmuls.
     template <int N, int AT, typename Ready>
     __device__ __forceinline__ void go(float (&s)[N / 2], bool there, u32 keys, u32 values, Ready ready) {
-        wait_products<0>();
+        wgmma_wait<0>();
         arrived(s);
         if constexpr (AT == 0) ready();
         else arrived(o);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
 
         constexpr int FIRST = PARTS == 1 ? F::LAST : F::PART;
         float s[FIRST / 2];
-        open_products();
+        wgmma_fence();
         f.template score<FIRST>(s, keys, 0);
         f.template go<FIRST, 0>(s, row < T, keys, values, [&] {
             if (!first) return;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(128 * GROUPS, RESIDENT)
             if (lane % 4 == 0 && query < T)
                 lse[(i64)blockIdx.x * T + query] = f.top[half] * score_scale<D>() + logf(total);
         }
-        wait_products<0>();
+        wgmma_wait<0>();
         arrived(f.o);
         if (row < T) store_rows_by<T, D>(results + place * Rows<D>::BYTES, to, channels, row, f.o, factor[0], factor[1]);
     }

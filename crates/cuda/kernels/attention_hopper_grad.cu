@@ -47,7 +47,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
     float* sums;
     int total, heads;
 
-    // Where things lie in shared memory. Products read rows of the last tile that aren't there, from what follows.
+    // Where things lie in shared memory. Matmuls read rows of the last tile that aren't there, from what follows.
     u32 keys, values, queries, douts, scores, tail;
     float *log_sums, *deltas, *shared_sums;
 
@@ -110,10 +110,10 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
                          : "r"(douts + Rows<D>::at(first, unit) + i * STEP * Rows<D>::BYTES)
                          : "memory");
             float sum = 0.0f;
-            add_products(sum, x.x, y.x);
-            add_products(sum, x.y, y.y);
-            add_products(sum, x.z, y.z);
-            add_products(sum, x.w, y.w);
+            add_dot(sum, x.x, y.x);
+            add_dot(sum, x.y, y.y);
+            add_dot(sum, x.z, y.z);
+            add_dot(sum, x.w, y.w);
 #pragma unroll
             for (int lane = 1; lane < Rows<D>::UNITS; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
             if (unit == 0) deltas[row] = sum;
@@ -124,7 +124,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
             if (row < ROWS) log_sums[row] = log_sum[i] * -LOG2E;
         }
     }
-    static __device__ __forceinline__ void add_products(float& sum, u32 x, u32 y) {
+    static __device__ __forceinline__ void add_dot(float& sum, u32 x, u32 y) {
         float x0, x1, y0, y1;
         unpack2<E>(x, x0, x1);
         unpack2<E>(y, y0, y1);
@@ -147,21 +147,21 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
         const u32 some_queries = queries + query * Rows<D>::BYTES, some_douts = douts + query * Rows<D>::BYTES;
 
         float p[N / 2], ds[N / 2];
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             u64 right = Rows<D>::side(some_queries + 32 * k);
-            if constexpr (LEFT) product<E, N, false>(p, x.k[k], right, k > 0);
-            else product<E, N, false, false>(p, Rows<D>::side(own_keys + 64 * tile * Rows<D>::BYTES + 32 * k), right, k > 0);
+            if constexpr (LEFT) wgmma<E, N, false>(p, x.k[k], right, k > 0);
+            else wgmma<E, N, false, false>(p, Rows<D>::side(own_keys + 64 * tile * Rows<D>::BYTES + 32 * k), right, k > 0);
         }
-        close_products();
+        wgmma_commit();
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             u64 right = Rows<D>::side(some_douts + 32 * k);
-            if constexpr (LEFT) product<E, N, false>(ds, x.v[k], right, k > 0);
-            else product<E, N, false, false>(ds, Rows<D>::side(values + 64 * tile * Rows<D>::BYTES + 32 * k), right, k > 0);
+            if constexpr (LEFT) wgmma<E, N, false>(ds, x.v[k], right, k > 0);
+            else wgmma<E, N, false, false>(ds, Rows<D>::side(values + 64 * tile * Rows<D>::BYTES + 32 * k), right, k > 0);
         }
-        close_products();
+        wgmma_commit();
 
         // Meanwhile, sums over rows.
         if (PART == 0 && tile < GROUPS) {
@@ -170,7 +170,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
         }
 
         // All but dPᵀ has arrived, also what the part before left under way.
-        wait_products<1>();
+        wgmma_wait<1>();
         arrived(p);
         u32 left[STEPS][4], dleft[STEPS][4];
         if (there) {
@@ -182,13 +182,13 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
             }
         }
         as_left<E, N>(left, p);
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            product<E, D, true>(x.dv, left[k], Rows<D>::side(some_douts + 16 * k * Rows<D>::BYTES), PART > 0 || k > 0);
-        close_products();
+            wgmma<E, D, true>(x.dv, left[k], Rows<D>::side(some_douts + 16 * k * Rows<D>::BYTES), PART > 0 || k > 0);
+        wgmma_commit();
 
-        wait_products<1>();
+        wgmma_wait<1>();
         arrived(ds);
         if (there) {
 #pragma unroll
@@ -199,11 +199,11 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
             }
         }
         as_left<E, N>(dleft, ds);
-        open_products();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            product<E, D, true>(x.dk, dleft[k], Rows<D>::side(some_queries + 16 * k * Rows<D>::BYTES), PART > 0 || k > 0);
-        close_products();
+            wgmma<E, D, true>(x.dk, dleft[k], Rows<D>::side(some_queries + 16 * k * Rows<D>::BYTES), PART > 0 || k > 0);
+        wgmma_commit();
 
         if (there) {
             const int own = row + lane % 16;
@@ -249,7 +249,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
                     }
                 }
             }
-            wait_products<0>();
+            wgmma_wait<0>();
             arrived(x.dk);
             arrived(x.dv);
             if (row >= T) continue;
@@ -275,13 +275,13 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
 #pragma unroll 1
         for (int part = group(); part < PARTS; part += GROUPS) {
             float dq[D / 2];
-            open_products();
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < ROWS / 16; k++)
-                product<E, D, true, true>(dq, Rows<64>::side(scores + part * SCORES + 16 * k * 128),
+                wgmma<E, D, true, true>(dq, Rows<64>::side(scores + part * SCORES + 16 * k * 128),
                                           Rows<D>::side(own_keys + 16 * k * Rows<D>::BYTES), k > 0);
-            close_products();
-            wait_products<0>();
+            wgmma_commit();
+            wgmma_wait<0>();
             arrived(dq);
             const int row = 64 * part + 16 * warp();
             if constexpr (SUM) {

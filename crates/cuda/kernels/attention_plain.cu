@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
             }
         }
         P::keep(kept_scores, s);
-        P::add_product(o, kept_scores, values);
+        P::add_matmul(o, kept_scores, values);
     }
     float factor[4];
 #pragma unroll
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
             }
         }
         P::keep(kept_scores, s);
-        P::add_product(dq, kept_scores, keys);
+        P::add_matmul(dq, kept_scores, keys);
     }
     const float factor[4] = {scale, scale, scale, scale};
     P::template store<T>(dqkv + packed, stride, first, dq, factor);
@@ -176,9 +176,9 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
             }
         }
         P::keep(kept_scores, p);
-        P::add_product(dv, kept_scores, douts);
+        P::add_matmul(dv, kept_scores, douts);
         P::keep(kept_scores, ds);
-        P::add_product(dk, kept_scores, queries);
+        P::add_matmul(dk, kept_scores, queries);
     }
     const float one[4] = {1.0f, 1.0f, 1.0f, 1.0f}, factor[4] = {scale, scale, scale, scale};
     P::template store<T>(dqkv + packed + channels, stride, first, dk, factor);

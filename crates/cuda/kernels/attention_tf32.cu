@@ -55,7 +55,7 @@ template <int D> __device__ __forceinline__ void load_right_transposed(u32 (&b)[
 // sum += x·y for a 16×8 x and the 8 rows of y from `row`. What a thread has of x, columns 2t and 2t+1, counts as columns t and
 // t+4; so do the rows of y.
 template <int D>
-__device__ __forceinline__ void add_product(float (&sum)[D / 8][4], const float (&x)[4], u32 rows, int row) {
+__device__ __forceinline__ void add_matmul(float (&sum)[D / 8][4], const float (&x)[4], u32 rows, int row) {
     const int lane = threadIdx.x % 32;
     const u32 a[4] = {to_tf32(x[0]), to_tf32(x[2]), to_tf32(x[1]), to_tf32(x[3])};
     const u32 from = rows + (row + 2 * (lane % 4)) * Rows<D>::BYTES + lane / 4 * 4;
@@ -100,7 +100,7 @@ template <int T, int D> struct Tile {
         }
     }
 
-    // As the left side of a product.
+    // As the left side of a matmul.
     __device__ __forceinline__ void round(u32 (&a)[D / 8][4]) const {
 #pragma unroll
         for (int k = 0; k < D / 8; k++)
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
         soften<D, N, REAL, DROP>(s, o, top, sum, first, stream, token, threshold);
 #pragma unroll
         for (int j = 0; j < 2 * N; j++)
-            if (8 * j < REAL) add_product<D>(o, s[j], values, 8 * j);
+            if (8 * j < REAL) add_matmul<D>(o, s[j], values, 8 * j);
     };
     const Others<T, D, WARPS, STAGES> others = {head + heads * D, head + 2 * heads * D, at.stride(), at.stride(),
                                                 shared_address(shared)};
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
                     if constexpr (DROP) dx = stay[j] >> (4 * (i / 2) + i % 2) & 1 ? dx * keep_scale : 0.0f;
                     ds[j][i] = x * (dx - delta[i / 2]);
                 }
-                add_product<D>(dq, ds[j], keys, 16 * tile + 8 * j);
+                add_matmul<D>(dq, ds[j], keys, 16 * tile + 8 * j);
             }
         }
     });
@@ -417,8 +417,8 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
                     ds[j][i] = x * (dx - delta[i % 2]);
                     p[j][i] = DROP && !(stay >> i & 1) ? 0.0f : x;
                 }
-                add_product<D>(dv, p[j], douts, 16 * tile + 8 * j);
-                add_product<D>(dk, ds[j], queries, 16 * tile + 8 * j);
+                add_matmul<D>(dv, p[j], douts, 16 * tile + 8 * j);
+                add_matmul<D>(dk, ds[j], queries, 16 * tile + 8 * j);
             }
         }
     });

@@ -1,6 +1,6 @@
-// Tiles of attention for Hopper's warpgroups: products (wgmma), rows in shared memory, tiles in registers. 16-bit elements. sm_90a only.
+// Tiles of attention for Hopper's warpgroups: matmuls (wgmma), rows in shared memory, tiles in registers. 16-bit elements. sm_90a only.
 //
-// A tile is 64 tokens, what a warpgroup's product has as rows. A unit is 8 elements (16 bytes).
+// A tile is 64 tokens, what a warpgroup's matmul has as rows. A unit is 8 elements (16 bytes).
 #pragma once
 #include "attention.cuh"
 #include "warpgroup.cuh"
@@ -36,9 +36,9 @@ template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// ---- Products of a warpgroup ----
+// ---- Matmuls of a warpgroup ----
 
-// Registers 0..n of a product's result, in its text and as its operands.
+// Registers 0..n of a matmul's result, in its text and as its operands.
 #define R4 "%0,%1,%2,%3"
 #define R8 R4 ",%4,%5,%6,%7"
 #define R12 R8 ",%8,%9,%10,%11"
@@ -109,7 +109,7 @@ template <typename E> __device__ __forceinline__ void mma(float (&c)[4], const u
 // memory is a column of a, or a row of b. With w = warp%4, g = lane/4 and t = lane%4, a thread holds in d[4j..4j+4] rows 16w+g
 // and 16w+g+8, columns 8j+2t and 8j+2t+1.
 template <typename E, int COLUMNS, bool LEFT_TURNED, bool RIGHT_TURNED>
-__device__ __forceinline__ void product(float* d, u64 a, u64 b, bool add) {
+__device__ __forceinline__ void wgmma(float* d, u64 a, u64 b, bool add) {
     SHARED_LEFT(8, R4, O4, "%4", "%5", "%6", "%7", "%8");
     SHARED_LEFT(16, R8, O8, "%8", "%9", "%10", "%11", "%12");
     SHARED_LEFT(24, R12, O12, "%12", "%13", "%14", "%15", "%16");
@@ -133,7 +133,7 @@ __device__ __forceinline__ void product(float* d, u64 a, u64 b, bool add) {
 }
 // As above, for an a in registers.
 template <typename E, int COLUMNS, bool RIGHT_TURNED>
-__device__ __forceinline__ void product(float* d, const u32 (&a)[4], u64 b, bool add) {
+__device__ __forceinline__ void wgmma(float* d, const u32 (&a)[4], u64 b, bool add) {
     REGISTER_LEFT(8, R4, O4, "%4,%5,%6,%7", "%8", "%9", "%10");
     REGISTER_LEFT(16, R8, O8, "%8,%9,%10,%11", "%12", "%13", "%14");
     REGISTER_LEFT(24, R12, O12, "%12,%13,%14,%15", "%16", "%17", "%18");
@@ -154,7 +154,7 @@ __device__ __forceinline__ void product(float* d, const u32 (&a)[4], u64 b, bool
 
 // ---- Rows in shared memory ----
 
-// Rows of D elements, their units permuted as products expect it (a swizzle of as many bytes as a row has). They start at a
+// Rows of D elements, their units permuted as matmuls expect it (a swizzle of as many bytes as a row has). They start at a
 // multiple of 1024 bytes.
 template <int D> struct Rows {
     static_assert(D == 32 || D == 64, "");
@@ -164,7 +164,7 @@ template <int D> struct Rows {
     static __device__ __forceinline__ u32 at(int row, int unit) {
         return row * BYTES + ((unit ^ (D == 64 ? row & 7 : row / 2 & 3)) * 16);
     }
-    // A product's side that starts at `address`, the start of a row whose number is a multiple of 8. Groups of 8 rows follow
+    // A matmul's side that starts at `address`, the start of a row whose number is a multiple of 8. Groups of 8 rows follow
     // each other.
     static __device__ __forceinline__ u64 side(u32 address) {
         constexpr u64 KIND = D == 64 ? 1 : 2;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const E* head, int stride) {
 
 // ---- Tiles in registers ----
 
-// A warp's 16 rows from `first` on as the left side of a product.
+// A warp's 16 rows from `first` on as the left side of a matmul.
 template <int D> __device__ __forceinline__ void load_left(u32 (&a)[D / 16][4], u32 rows, int first) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -212,7 +212,7 @@ __device__ __forceinline__ void load_left(u32 (&a)[D / 16][4], const E* head, in
     }
 }
 
-// Results of N columns as left sides of next products; columns that aren't there are zeros.
+// Results of N columns as left sides of next matmuls; columns that aren't there are zeros.
 template <typename E, int N>
 __device__ __forceinline__ void as_left(u32 (&a)[ceil_div(N, 16)][4], const float (&x)[N / 2]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// What Hopper (sm_90a) multiplies and copies with: barriers of shared memory, the copy engine, products of warpgroups.
+// What Hopper (sm_90a) multiplies and copies with: barriers of shared memory, the copy engine, matmuls of warpgroups.
 #pragma once
 #include "pipeline.cuh"
 

@@ -1,4 +1,4 @@
-// Products of 16-bit elements by mma.sync: the instruction, rows in shared memory as it reads them, tiles in registers.
+// Matmuls of 16-bit elements by mma.sync: the instruction, rows in shared memory as it reads them, tiles in registers.
 //
 // A tile is 16 rows, a unit 8 elements (16 bytes).
 #pragma once
@@ -65,7 +65,7 @@ template <int D> __device__ __forceinline__ void load_right(u32 (&b)[4], u32 row
     load_transposed(b, rows + Rows<D>::at(row + lane % 16, 2 * n + lane / 16));
 }
 
-// Results of two neighbouring 16×8 tiles as the left side of a next product.
+// Results of two neighbouring 16×8 tiles as the left side of a next matmul.
 template <typename E>
 __device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
     a[0] = pack2<E>(x[0], x[1]);

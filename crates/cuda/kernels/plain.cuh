@@ -1,9 +1,9 @@
-// Products of pieces of rows in f32, without matrix units.
+// Matmuls of pieces of rows in f32, without matrix units.
 #pragma once
 
 #include "attention.cuh"
 
-// Products of TILE×D pieces in shared memory as f32, by TILE/4 × TILE/4 threads. Thread (x, y) has of a result rows 4y to
+// Matmuls of TILE×D pieces in shared memory as f32, by TILE/4 × TILE/4 threads. Thread (x, y) has of a result rows 4y to
 // 4y+3, and columns x, x+SIDE, … of scores.
 template <int D, int TILE> struct Plain {
     static constexpr int SIDE = TILE / 4, THREADS = SIDE * SIDE;
@@ -59,7 +59,7 @@ template <int D, int TILE> struct Plain {
         }
     }
 
-    // Leaves scores for `add_product`. The threads that share rows are of one warp.
+    // Leaves scores for `add_matmul`. The threads that share rows are of one warp.
     static __device__ __forceinline__ void keep(float* to, const float (&s)[4][4]) {
         __syncwarp();
 #pragma unroll
@@ -70,7 +70,7 @@ template <int D, int TILE> struct Plain {
     }
 
     // sum += p·b.
-    static __device__ __forceinline__ void add_product(float (&sum)[4][COLUMNS], const float* p, const float* b) {
+    static __device__ __forceinline__ void add_matmul(float (&sum)[4][COLUMNS], const float* p, const float* b) {
 #pragma unroll 2
         for (int k = 0; k < TILE; k += 4) {
             float u[4][4];

@@ -133,7 +133,7 @@ prepare(const u8* __restrict__ all, const int* __restrict__ choices, const float
             G::pixels(partner, taps, channel, x, y, narrowed + G::NARROWED, level, w);
 #pragma unroll
             for (int j = 0; j < V; j++) {
-                // As the host does it, which rounds both products.
+                // As the host does it, which rounds both matmuls.
                 float blend = __fadd_rn(__fmul_rn(lambda, v[j]), __fmul_rn(rest, w[j]));
                 bool patch = x + j >= left && x + j < left + width && y >= top && y < top + height;
                 v[j] = kind == 1 ? blend : patch ? w[j] : v[j];

@@ -1,4 +1,4 @@
-// Gradients of weights on Hopper (sm_90a only): up to four products left (K,M)ᵀ · right (K,N) → f32 (M,N) in one launch,
+// Gradients of weights on Hopper (sm_90a only): up to four matmuls left (K,M)ᵀ · right (K,N) → f32 (M,N) in one launch,
 // all of one K.
 //
 // Small results have too few tiles for all processors, and K is long. So a cluster of blocks shares a tile, each with its part of
@@ -51,18 +51,18 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
             const u32 at = memory + ring.stage * STAGE_BYTES;
             const u64 left = descriptor(at + group * STRIP, STRIP), right = descriptor(at + LEFT_BYTES, STRIP);
             barrier_wait(full(ring.stage), ring.parity);
-            open_products();
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
                 multiply<T, N, true, true>(d, left + k * (16 * 128 / 16), right + k * (16 * 128 / 16), step | k);
-            close_products();
+            wgmma_commit();
             // The step before is through: its stage can be filled again.
-            wait_products<1>();
+            wgmma_wait<1>();
             if (step > 0 && lane == 0) barrier_arrive(empty(before));
             before = ring.stage;
             ring.next();
         }
-        wait_products<0>();
+        wgmma_wait<0>();
         arrived(d);
     }
 
@@ -108,7 +108,7 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
     }
 };
 
-// Grid: CLUSTER blocks for each tile of all products, the products one after the other; those there are not have no rows.
+// Grid: CLUSTER blocks for each tile of all matmuls, the matmuls one after the other; those there are not have no rows.
 template <typename T, int GROUPS, int N, int STAGES, int CLUSTER>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(GROUPS * 128 + 128, 1)
     weights(const __grid_constant__ TensorMap left0, const __grid_constant__ TensorMap right0,

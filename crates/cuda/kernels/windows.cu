@@ -1,7 +1,7 @@
 // Scaled cosine attention in shifted windows on the tensor cores, without atomics. Nothing is rolled, padded, cut or masked in memory.
 //
 // Legend: B batch, h×w map, H heads, T tokens of a window, D head size, C = H·D. qkv is (B,h,w,3C), without biases; the position bias
-// (H,T,T). Queries and keys keep their lengths in products, and scores are divided by them: so nothing is rounded twice.
+// (H,T,T). Queries and keys keep their lengths in matmuls, and scores are divided by them: so nothing is rounded twice.
 #include "windows_tiles.cuh"
 
 static constexpr float LN2 = 0.6931471805599453f;

@@ -54,7 +54,7 @@ template <typename E, int ROWS, int COLUMNS, int D, int TILE> struct PlainWindow
         return total;
     }
 
-    // A product's result to shared memory.
+    // A matmul's result to shared memory.
     static __device__ __forceinline__ void put(float* to, const float (&x)[4][P::COLUMNS]) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -71,7 +71,7 @@ template <typename E, int ROWS, int COLUMNS, int D, int TILE> struct PlainWindow
         }
     }
 
-    // From products of unit rows to scores.
+    // From matmuls of unit rows to scores.
     static __device__ __forceinline__ float score(float cosine, float factor, const float* bias, const W& window, int query,
                                                   int key) {
         float s = fmaf(cosine, factor, bias[query * T + key]);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
             }
         }
         P::keep(kept_scores, s);
-        P::add_product(o, kept_scores, values);
+        P::add_matmul(o, kept_scores, values);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
                 }
             }
             P::keep(kept_scores, ds);
-            P::add_product(dq, kept_scores, keys);
+            P::add_matmul(dq, kept_scores, keys);
         }
         __syncthreads();
         P::put(values, dq);
@@ -332,9 +332,9 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
             }
         }
         P::keep(kept_scores, p);
-        P::add_product(dv, kept_scores, douts);
+        P::add_matmul(dv, kept_scores, douts);
         P::keep(kept_scores, ds);
-        P::add_product(dk, kept_scores, queries);
+        P::add_matmul(dk, kept_scores, queries);
     }
     __syncthreads();
     P::put(queries, dk);

@@ -29,7 +29,7 @@ template <typename E> __device__ __forceinline__ void copy_place(u32 to, const E
     copy_unit(to, head + (place < 0 ? 0 : (i64)place * stride + element), place >= 0);
 }
 
-// 16 rows from `first` on as the left side of a product.
+// 16 rows from `first` on as the left side of a matmul.
 template <int D> __device__ __forceinline__ void left_of(u32 (&a)[D / 16][4], u32 rows, int first) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // 1/length. A row of no length counts for nothing: that of padding, or what halves have rounded to 0.
 __device__ __forceinline__ float inverse_length(float squares) { return squares > 1e-24f ? rsqrtf(squares) : 0.0f; }
 
-// Elements 2i and 2i+1 of columns 8j on, of a tile as the left side of a product; i is 0 for row g, 1 for row g+8.
+// Elements 2i and 2i+1 of columns 8j on, of a tile as the left side of a matmul; i is 0 for row g, 1 for row g+8.
 template <typename E, int D>
 __device__ __forceinline__ void pair_of(const u32 (&a)[D / 16][4], int j, int i, float& x, float& y) {
     unpack2<E>(a[j / 2][j % 2 * 2 + i], x, y);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void load_bias(float (&b)[2 * N][4], const float* bia
         }
 }
 
-// From products of queries and keys to scores, in powers of two. `scale` is what the products of rows g and g+8 are multiplied by.
+// From matmuls of queries and keys to scores, in powers of two. `scale` is what the matmuls of rows g and g+8 are multiplied by.
 template <int N, typename W>
 __device__ __forceinline__ void to_scores(float (&s)[2 * N][4], const float (&bias)[2 * N][4], const float (&scale)[2],
                                           const float* key_scales, const W& window, int first_query, int first_key) {

@@ -99,8 +99,8 @@ sources! {
     Channels = "channels.cu", 8;
     /// Gradient norm, clipping, optimizers.
     Update = "update.cu", 37;
-    /// Products with a GELU on the way out. Hopper alone.
-    Product = "product.cu", 140;
+    /// Matmuls with a GELU on the way out. Hopper alone.
+    Matmul = "matmul.cu", 140;
     /// Small weight gradients, several at once. Hopper alone.
     Weights = "weights.cu", 30;
     /// What goes into a run and comes out of it.
@@ -204,7 +204,7 @@ impl Matrix {
     }
 }
 
-/// What a product does beside multiplying.
+/// What a matmul does beside multiplying.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Epilogue {
     None,
@@ -214,7 +214,7 @@ pub enum Epilogue {
 
 /// result = left·right (+ result), each side as it lies or transposed. All row-major.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Product {
+pub struct Matmul {
     pub left: Matrix,
     pub left_transposed: bool,
     pub right: Matrix,
@@ -229,7 +229,7 @@ pub struct Product {
 
 /// Which of the three a convolution makes of the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
+pub enum ConvOutput {
     /// The convolution itself.
     Y,
     /// Its gradients.
@@ -248,7 +248,7 @@ pub struct Images {
 /// are f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Convolution {
-    pub made: Made,
+    pub made: ConvOutput,
     pub x: Images,
     pub weight: Address,
     /// (kh, kw)
@@ -265,9 +265,9 @@ impl Convolution {
     pub fn result(&self) -> (Address, usize) {
         let elements = |images: &Images| images.axes.iter().product::<usize>();
         let (address, count) = match self.made {
-            Made::Y => (self.y.address, elements(&self.y)),
-            Made::X => (self.x.address, elements(&self.x)),
-            Made::Weight => {
+            ConvOutput::Y => (self.y.address, elements(&self.y)),
+            ConvOutput::X => (self.x.address, elements(&self.x)),
+            ConvOutput::Weight => {
                 let [kh, kw] = self.kernel;
                 (self.weight, self.y.axes[3] * kh * kw * self.x.axes[3])
             }
@@ -278,9 +278,9 @@ impl Convolution {
     /// The same with its result elsewhere.
     pub fn with_result_at(mut self, address: Address) -> Self {
         match self.made {
-            Made::Y => self.y.address = address,
-            Made::X => self.x.address = address,
-            Made::Weight => self.weight = address,
+            ConvOutput::Y => self.y.address = address,
+            ConvOutput::X => self.x.address = address,
+            ConvOutput::Weight => self.weight = address,
         }
         self
     }
@@ -288,7 +288,7 @@ impl Convolution {
 
 /// Attention of heads in half precision, without dropout, that lie as (B,T,3,H,D) and come out as (B,T,H,D); or its gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attended {
+pub struct AttentionForward {
     pub batch: usize,
     pub tokens: usize,
     pub heads: usize,
@@ -298,21 +298,21 @@ pub struct Attended {
     pub out: Address,
     /// log(Σ exp) of each query's scaled scores: (B,H,T), f32.
     pub log_sums: Address,
-    pub gradient: Option<AttendedGradient>,
+    pub gradient: Option<AttentionBackward>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttendedGradient {
+pub struct AttentionBackward {
     pub dout: Address,
     pub dqkv: Address,
     /// Working memory for a number of each query: (B,H,T), f32.
     pub deltas: Address,
 }
 
-impl Attended {
+impl AttentionForward {
     /// The ranges that cuDNN writes.
     pub fn results(&self) -> Vec<std::ops::Range<Address>> {
-        let Attended { batch, tokens, heads, head, dtype, .. } = *self;
+        let AttentionForward { batch, tokens, heads, head, dtype, .. } = *self;
         let (queries, channels) = (batch * heads * tokens, head * dtype.bytes());
         let range = |address: Address, bytes: usize| address..address + bytes as Address;
         match self.gradient {
@@ -325,7 +325,7 @@ impl Attended {
 /// Attention that our kernels make, or cuDNN: the tuner chooses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    pub attended: Attended,
+    pub attended: AttentionForward,
     /// Our kernels, one after the other.
     pub own: Vec<Launch>,
     /// What is left to do after cuDNN's: sums over tokens.
@@ -335,7 +335,7 @@ pub struct Attention {
 /// What ranks exchange: the range that a rank brings in and the one that it gets, which are the same or apart. Both are
 /// of one element type; lengths are in elements, padding between neighbours included.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Exchanged {
+pub struct CollectiveCall {
     /// Who takes part.
     pub group: Group,
     pub collective: comm::Collective,
@@ -348,7 +348,7 @@ pub struct Exchanged {
     pub times: Option<Address>,
 }
 
-impl Exchanged {
+impl CollectiveCall {
     /// Bytes that this rank brings in.
     pub fn bytes(&self) -> usize {
         self.send.1 * self.kind.bytes()
@@ -381,7 +381,7 @@ impl PartialSum {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Launch(Launch),
-    Product(Product),
+    Matmul(Matmul),
     Convolution(Convolution),
     Attention(Box<Attention>),
     /// What the step leaves to an [`graph::Op::AddUp`]. No list that is bound has any.
@@ -395,7 +395,7 @@ pub enum Action {
         at: Address,
         bytes: usize,
     },
-    Exchange(Exchanged),
+    Collective(CollectiveCall),
 }
 
 /// What of a GPU shapes the actions.
@@ -425,7 +425,7 @@ pub struct Operand {
 }
 
 /// One step of a plan as `steps/` sees it.
-pub struct Context<'a> {
+pub struct StepContext<'a> {
     pub op: &'a Op,
     pub layer: &'a str,
     pub inputs: &'a [Operand],
@@ -436,12 +436,12 @@ pub struct Context<'a> {
     pub parts: Address,
     /// Where the run's `Header` lies, as `common.cuh` declares it.
     pub header: Address,
-    /// Whether f32 products may round their operands to tf32.
+    /// Whether f32 matmuls may round their operands to tf32.
     pub tf32: bool,
     pub facts: &'a Facts,
 }
 
-impl Context<'_> {
+impl StepContext<'_> {
     pub fn input(&self, i: usize) -> &Operand {
         &self.inputs[i]
     }

@@ -8,8 +8,8 @@
 //! The backward pass is described without a sum of dQ in memory. Engines then leave dS of all heads there and multiply it by the keys
 //! in the end, in one order. With such a sum they would add to it in the order in which blocks come.
 
-use crate::action::{Address, Attended};
-use crate::cudnn::{Algorithm, Ask, Cudnn, Descriptor, Problem, Proposals, named, tensor};
+use crate::action::{Address, AttentionForward};
+use crate::cudnn::{Cudnn, CudnnGraph, CudnnPlan, Descriptor, HeuristicMode, Proposals, named, tensor};
 use crate::driver::Stream;
 use crate::error::CudaError;
 use cudarc::cudnn::sys::{
@@ -28,8 +28,8 @@ pub const WORKSPACE: usize = 512 << 20;
 const BESIDE: usize = 4096;
 
 /// Working memory that engines may take: dS of all heads in whole tiles.
-pub fn workspace(attended: &Attended) -> usize {
-    let Attended { batch, tokens, heads, .. } = *attended;
+pub fn workspace(attended: &AttentionForward) -> usize {
+    let AttentionForward { batch, tokens, heads, .. } = *attended;
     let pairs = tokens.next_multiple_of(64) * tokens.next_multiple_of(128);
     match attended.gradient {
         Some(_) => batch * heads * pairs * 2 + BESIDE,
@@ -37,19 +37,19 @@ pub fn workspace(attended: &Attended) -> usize {
     }
 }
 
-pub fn proposals(library: &Cudnn, attended: &Attended) -> Result<Proposals, CudaError> {
+pub fn proposals(library: &Cudnn, attended: &AttentionForward) -> Result<Proposals, CudaError> {
     let doing = |error| named(error, || format!("looking for an algorithm for {}", describe(attended)));
-    let problem = sketch(attended).and_then(|s| Problem::new(library.handle, s.operations, s.parts));
-    library.proposals(problem.map_err(doing)?, Ask::Fast).map_err(doing)
+    let problem = sketch(attended).and_then(|s| CudnnGraph::new(library.handle, s.operations, s.parts));
+    library.proposals(problem.map_err(doing)?, HeuristicMode::Fast).map_err(doing)
 }
 
 /// A proposal made ready. Refused if its results differ from run to run, or if it takes more working memory than [`workspace`].
 pub fn algorithm(
     library: &Cudnn,
-    attended: &Attended,
+    attended: &AttentionForward,
     proposals: &Proposals,
     place: usize,
-) -> Result<Algorithm, CudaError> {
+) -> Result<CudnnPlan, CudaError> {
     let unwanted = [
         Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
         Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
@@ -62,8 +62,8 @@ pub fn algorithm(
 /// Puts it into a stream.
 pub fn run(
     library: &Cudnn,
-    attended: &Attended,
-    algorithm: &Algorithm,
+    attended: &AttentionForward,
+    algorithm: &CudnnPlan,
     stream: &Stream,
     workspace: Address,
 ) -> Result<(), CudaError> {
@@ -95,13 +95,13 @@ pub fn run(
 }
 
 /// Such as `attention of 8×12 heads of 4097×128 bf16`.
-pub fn describe(attended: &Attended) -> String {
-    let Attended { batch, tokens, heads, head, dtype, .. } = attended;
+pub fn describe(attended: &AttentionForward) -> String {
+    let AttentionForward { batch, tokens, heads, head, dtype, .. } = attended;
     let of = if attended.gradient.is_some() { "the gradient of attention" } else { "attention" };
     format!("{of} of {batch}×{heads} heads of {tokens}×{head} {dtype}")
 }
 
-fn scale(attended: &Attended) -> f32 {
+fn scale(attended: &AttentionForward) -> f32 {
     (1.0 / (attended.head as f64).sqrt()) as f32
 }
 
@@ -122,7 +122,7 @@ const DV: i64 = 12;
 const VIRTUAL: i64 = 100;
 
 /// Operations as they are put together; tensors are known by their places among the parts.
-struct Sketch {
+struct GraphBuilder {
     sizes: [usize; 4],
     dtype: DType,
     /// Numbers that lie on the host, by what they are known by.
@@ -131,10 +131,11 @@ struct Sketch {
     operations: Vec<Descriptor>,
 }
 
-fn sketch(attended: &Attended) -> Result<Sketch, CudaError> {
-    let Attended { batch, tokens, heads, head, dtype, .. } = *attended;
+fn sketch(attended: &AttentionForward) -> Result<GraphBuilder, CudaError> {
+    let AttentionForward { batch, tokens, heads, head, dtype, .. } = *attended;
     let sizes = [batch, heads, tokens, head];
-    let mut sketch = Sketch { sizes, dtype, numbers: Vec::new(), parts: Vec::new(), operations: Vec::new() };
+    let mut sketch =
+        GraphBuilder { sizes, dtype, numbers: Vec::new(), parts: Vec::new(), operations: Vec::new() };
     match attended.gradient {
         None => sketch.forward()?,
         Some(_) => sketch.backward()?,
@@ -142,7 +143,7 @@ fn sketch(attended: &Attended) -> Result<Sketch, CudaError> {
     Ok(sketch)
 }
 
-impl Sketch {
+impl GraphBuilder {
     fn forward(&mut self) -> Result<(), CudaError> {
         let (q, k, v) = (self.packed(Q, 3)?, self.turned(K)?, self.packed(V, 3)?);
         let (out, log_sums) = (self.packed(OUT, 1)?, self.row(LOG_SUMS)?);
@@ -336,13 +337,14 @@ const F32: sys::cudnnDataType_t = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::action::AttendedGradient;
+    use crate::action::AttentionBackward;
     use crate::libraries;
 
-    fn attended(batch: usize, tokens: usize, backward: bool) -> Attended {
-        let gradient = backward.then_some(AttendedGradient { dout: 1 << 24, dqkv: 2 << 24, deltas: 3 << 24 });
+    fn attended(batch: usize, tokens: usize, backward: bool) -> AttentionForward {
+        let gradient =
+            backward.then_some(AttentionBackward { dout: 1 << 24, dqkv: 2 << 24, deltas: 3 << 24 });
         let (heads, head, dtype) = (12, 64, DType::Bf16);
-        Attended {
+        AttentionForward {
             batch,
             tokens,
             heads,

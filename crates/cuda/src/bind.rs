@@ -1,8 +1,8 @@
 //! From a plan to the list of actions, with addresses. Touches no GPU.
 
-use crate::action::{Action, Address, Constants, Context, Facts, Operand, PartialSum};
+use crate::action::{Action, Address, Constants, Facts, Operand, PartialSum, StepContext};
+use crate::collectives::collective;
 use crate::error::CudaError;
-use crate::exchange::collective;
 use crate::steps;
 use graph::plan::{Place, Plan, ScratchRange, Step};
 use graph::{Home, Lane, Op, State};
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 /// Where things lie.
 #[derive(Clone, Copy, Debug)]
-pub struct Memory<'a> {
+pub struct Addresses<'a> {
     pub arena: Address,
     /// Of every state.
     pub states: &'a [Address],
@@ -59,13 +59,17 @@ pub struct Bound {
 
 /// Who makes the actions: [`Steps`], or a fake in tests.
 pub trait Maker {
-    fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError>;
+    fn actions(&self, cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError>;
     /// Those of a sum of squares, with the clip and the advance that may follow it.
-    fn norm(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
+    fn norm(&self, steps: &[StepContext<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
     /// Those of optimizers that follow each other.
-    fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
+    fn optimizers(
+        &self,
+        steps: &[StepContext<'_>],
+        constants: &mut Constants,
+    ) -> Result<Vec<Action>, CudaError>;
     /// Those of weight gradients that follow each other.
-    fn weights(&self, steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError>;
+    fn weights(&self, steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError>;
     /// Those that make sums of what steps have left.
     fn sums(&self, sums: &[PartialSum], constants: &mut Constants) -> Vec<Action>;
 }
@@ -74,23 +78,27 @@ pub trait Maker {
 pub struct Steps;
 
 impl Maker for Steps {
-    fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    fn actions(&self, cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
         steps::actions(cx)
     }
 
-    fn norm(&self, contexts: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    fn norm(
+        &self,
+        contexts: &[StepContext<'_>],
+        constants: &mut Constants,
+    ) -> Result<Vec<Action>, CudaError> {
         steps::update::norm(contexts, constants)
     }
 
     fn optimizers(
         &self,
-        contexts: &[Context<'_>],
+        contexts: &[StepContext<'_>],
         constants: &mut Constants,
     ) -> Result<Vec<Action>, CudaError> {
         steps::update::optimizers(contexts, constants)
     }
 
-    fn weights(&self, contexts: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+    fn weights(&self, contexts: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError> {
         steps::weights::actions(contexts)
     }
 
@@ -101,7 +109,7 @@ impl Maker for Steps {
 
 /// What a plan is bound with.
 pub struct Binder<'a> {
-    pub memory: Memory<'a>,
+    pub memory: Addresses<'a>,
     pub tf32: bool,
     pub facts: &'a Facts,
     pub maker: &'a dyn Maker,
@@ -116,7 +124,7 @@ impl Binder<'_> {
     /// Lanes, waits and launches are the plan's: nothing is decided here but which kernels make a step.
     pub fn bind(&self, plan: &Plan, constants: &mut Constants) -> Result<Bound, CudaError> {
         let addresses: Vec<Address> = plan.values.iter().map(|v| self.address(v.place)).collect();
-        let mut list = List::new(plan);
+        let mut list = ListBuilder::new(plan);
         let mut left = Left::new();
         let mut at = 0;
         while at < plan.steps.len() {
@@ -173,11 +181,11 @@ impl Binder<'_> {
         let operands: Vec<_> = steps.iter().map(|step| self.operands(plan, step, addresses)).collect();
         let arena =
             |range: Option<ScratchRange>| range.map_or(0, |r| self.memory.arena + r.offset as Address);
-        let contexts: Vec<Context<'_>> = steps
+        let contexts: Vec<StepContext<'_>> = steps
             .iter()
             .zip(&ops)
             .zip(&operands)
-            .map(|((step, op), (inputs, outputs))| Context {
+            .map(|((step, op), (inputs, outputs))| StepContext {
                 op,
                 layer: &step.layer,
                 inputs,
@@ -225,7 +233,7 @@ impl Binder<'_> {
 /// The sums that a step makes of what others have left.
 fn added_up(
     step: &Step,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     starts: &[usize],
     left: &Left,
 ) -> Result<Vec<PartialSum>, CudaError> {
@@ -240,7 +248,7 @@ fn added_up(
 }
 
 /// The list as it grows, and what of it stands for each step of the plan.
-struct List<'a> {
+struct ListBuilder<'a> {
     plan: &'a Plan,
     actions: Vec<Placed>,
     /// For each step, the actions that are done when it is.
@@ -250,10 +258,10 @@ struct List<'a> {
     owed: HashMap<Lane, Vec<usize>>,
 }
 
-impl<'a> List<'a> {
+impl<'a> ListBuilder<'a> {
     fn new(plan: &'a Plan) -> Self {
         let (last, owed) = (HashMap::new(), HashMap::new());
-        List { plan, actions: Vec::new(), done: Vec::new(), last, owed }
+        ListBuilder { plan, actions: Vec::new(), done: Vec::new(), last, owed }
     }
 
     /// What some steps do, with the results of theirs that are there then.

@@ -16,7 +16,7 @@ impl Maker for Fake {
         vec![Action::Zero { at: sums[0].start.unwrap_or(sums[0].out), bytes: sums.len() }]
     }
 
-    fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    fn actions(&self, cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
         if let Op::LayerNormGrad { .. } = cx.op {
             let sum = |(i, out): (usize, &Operand)| {
                 let (parts, start, out) = (cx.parts + (i * PARTS) as Address, None, out.address);
@@ -33,17 +33,21 @@ impl Maker for Fake {
         Ok(vec![Action::Copy { from, to, bytes: cx.inputs.len() }])
     }
 
-    fn norm(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    fn norm(&self, steps: &[StepContext<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
         let [squares, clip, advance] = steps else { return self.actions(&steps[0]) };
         let from = squares.input(0).address + clip.input(0).address;
         Ok(vec![Action::Copy { from, to: advance.output(0).address, bytes: 3 }])
     }
 
-    fn weights(&self, steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+    fn weights(&self, steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError> {
         Ok(vec![Action::Zero { at: steps[0].output(0).address, bytes: steps.len() }])
     }
 
-    fn optimizers(&self, steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    fn optimizers(
+        &self,
+        steps: &[StepContext<'_>],
+        constants: &mut Constants,
+    ) -> Result<Vec<Action>, CudaError> {
         let at = constants.put(&[0; 24]);
         Ok(vec![Action::Zero { at, bytes: steps.len() }])
     }
@@ -57,7 +61,7 @@ const STATES: [Address; 3] = [0x20_0000, 0x20_0080, 0x20_0400];
 
 fn bind(plan: &Plan) -> Result<Bound, CudaError> {
     let facts = Facts::h200();
-    let memory = Memory { arena: ARENA, states: &STATES, header: 0x30_0000 };
+    let memory = Addresses { arena: ARENA, states: &STATES, header: 0x30_0000 };
     let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake, rank: 0 };
     binder.bind(plan, &mut Constants::at(0x40_0000))
 }
@@ -215,7 +219,7 @@ fn all_reduce() -> Op {
 }
 
 /// Two states are made on the compute lane and travel as one, in their place; then the compute lane goes on with one.
-fn exchanging() -> Made {
+fn with_collectives() -> Made {
     let mut made = Made::new();
     let x = made.value(arena(0));
     let before: Vec<usize> = (0..2).map(|i| made.value(state(i))).collect();
@@ -228,18 +232,18 @@ fn exchanging() -> Made {
     made
 }
 
-fn exchanged(bound: &Bound) -> Vec<crate::action::Exchanged> {
+fn call(bound: &Bound) -> Vec<crate::action::CollectiveCall> {
     let of = |placed: &Placed| match &placed.action {
-        Action::Exchange(exchanged) => Some(exchanged.clone()),
+        Action::Collective(call) => Some(call.clone()),
         _ => None,
     };
     bound.actions.iter().filter_map(of).collect()
 }
 
 #[test]
-fn neighbours_travel_as_one_range_with_the_padding_between_them() {
-    let bound = bind(&exchanging().0).unwrap();
-    let [call] = &exchanged(&bound)[..] else { panic!("{bound:?}") };
+fn adjacent_operands_are_one_range_with_the_padding_between_them() {
+    let bound = bind(&with_collectives().0).unwrap();
+    let [call] = &call(&bound)[..] else { panic!("{bound:?}") };
     // Eight numbers at one border of 128 bytes, eight at the next.
     assert_eq!((call.send, call.receive), ((STATES[0], 40), (STATES[0], 40)));
     assert_eq!(call.collective, comm::Collective::AllReduce(comm::Reduction::Sum));
@@ -259,7 +263,7 @@ fn parts_of_a_buffer_are_scattered_and_gathered() {
     made.step(Op::AllGather { group: TWO.world() }, &[part], &[whole]);
     let max = Op::AllReduce { reduction: graph::op::Reduction::Max, group: TWO.world() };
     made.step(max, &[part], &[part]);
-    let calls = exchanged(&bind(&made.0).unwrap());
+    let calls = call(&bind(&made.0).unwrap());
     let ranges: Vec<_> = calls.iter().map(|call| (call.send, call.receive)).collect();
     let (whole, part) = ((ARENA, 8), (ARENA + 256, 4));
     assert_eq!(ranges, [(whole, part), (part, whole), (part, part)]);
@@ -270,7 +274,7 @@ fn parts_of_a_buffer_are_scattered_and_gathered() {
 
 #[test]
 fn values_that_dont_lie_side_by_side_are_refused() {
-    let mut made = exchanging();
+    let mut made = with_collectives();
     made.0.values[2].place = state(2);
     let error = bind(&made.0).unwrap_err().to_string();
     let why = "layer: all_reduce takes values that lie side by side, but v2 doesn't follow v1";
@@ -279,7 +283,7 @@ fn values_that_dont_lie_side_by_side_are_refused() {
 
 #[test]
 fn collectives_of_what_can_t_be_summed_are_refused_by_name() {
-    let mut made = exchanging();
+    let mut made = with_collectives();
     made.0.values.iter_mut().for_each(|value| value.ty.dtype = DType::I32);
     let error = bind(&made.0).unwrap_err().to_string();
     assert_eq!(error, "layer: the CUDA executor has no kernel for all_reduce of i32, i32");
@@ -287,14 +291,14 @@ fn collectives_of_what_can_t_be_summed_are_refused_by_name() {
 
 #[test]
 fn a_plan_for_other_ranks_is_refused() {
-    let plan = exchanging().0;
-    let refused = |are| crate::exchange::check_ranks(&plan, are).unwrap_err().to_string();
+    let plan = with_collectives().0;
+    let refused = |are| crate::collectives::check_ranks(&plan, are).unwrap_err().to_string();
     let among = "layer: all_reduce is among 2 ranks, but there";
     assert_eq!(refused(None), format!("{among} is no communicator"));
     assert_eq!(refused(Some(1)), format!("{among} is one"));
     assert_eq!(refused(Some(3)), format!("{among} are 3"));
-    assert!(crate::exchange::check_ranks(&plan, Some(2)).is_ok());
-    assert!(crate::exchange::check_ranks(&norms(2).0, None).is_ok());
+    assert!(crate::collectives::check_ranks(&plan, Some(2)).is_ok());
+    assert!(crate::collectives::check_ranks(&norms(2).0, None).is_ok());
 }
 
 const NORM: Op = Op::LayerNormGrad { add: false, sum: false, half: None };

@@ -1,4 +1,4 @@
-//! What is kept on disk from run to run: compiled kernels, and the algorithms chosen for products. All of it can be made
+//! What is kept on disk from run to run: compiled kernels, and the algorithms chosen for matmuls. All of it can be made
 //! again, so that whatever goes wrong here costs time, never a run.
 
 use std::collections::BTreeSet;
@@ -36,17 +36,17 @@ static BEING_MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 static MADE: Condvar = Condvar::new();
 
 /// While it lives, no other thread of the process makes the file of this name: ranks that want the same wait, and find it.
-pub struct Alone(String);
+pub struct FileLock(String);
 
-pub fn alone(name: &str) -> Alone {
+pub fn alone(name: &str) -> FileLock {
     let mut being_made = BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner);
     while !being_made.insert(name.to_string()) {
         being_made = MADE.wait(being_made).unwrap_or_else(PoisonError::into_inner);
     }
-    Alone(name.to_string())
+    FileLock(name.to_string())
 }
 
-impl Drop for Alone {
+impl Drop for FileLock {
     fn drop(&mut self) {
         BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
         MADE.notify_all();

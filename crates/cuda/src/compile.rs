@@ -84,11 +84,11 @@ pub fn compile_all(kernels: &BTreeSet<Kernel>, arch: &Arch) -> Result<Vec<(Sourc
     Ok(Compiling::start(kernels, arch, threads)?.finish()?.images)
 }
 
-type Images = Vec<(Source, Image)>;
+type CompiledSources = Vec<(Source, Image)>;
 
 /// What came of compiling.
 pub struct Compiled {
-    pub images: Images,
+    pub images: CompiledSources,
     /// Units that NVRTC compiled, and those that lay on disk.
     pub made: usize,
     pub found: usize,
@@ -104,11 +104,11 @@ impl Compiled {
 
 /// Kernels that are being compiled on threads of their own, while their owner does something else.
 pub struct Compiling {
-    work: Arc<Work>,
-    threads: Vec<JoinHandle<Result<Images, CudaError>>>,
+    work: Arc<CompileQueue>,
+    threads: Vec<JoinHandle<Result<CompiledSources, CudaError>>>,
 }
 
-struct Work {
+struct CompileQueue {
     jobs: Vec<(Source, Vec<String>)>,
     arch: Arch,
     next: AtomicUsize,
@@ -118,8 +118,8 @@ struct Work {
     ended: AtomicU64,
 }
 
-impl Work {
-    fn go(&self) -> Result<Images, CudaError> {
+impl CompileQueue {
+    fn go(&self) -> Result<CompiledSources, CudaError> {
         let mut images = Vec::new();
         while let Some((source, names)) = self.jobs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let (image, found) = compile_or_find(*source, names, &self.arch)?;
@@ -136,7 +136,7 @@ impl Compiling {
         let (jobs, arch) = (jobs(kernels), arch.clone());
         let (next, made, ended) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
         let count = threads.clamp(1, jobs.len().max(1));
-        let work = Arc::new(Work { jobs, arch, next, made, began: Instant::now(), ended });
+        let work = Arc::new(CompileQueue { jobs, arch, next, made, began: Instant::now(), ended });
         let mut compiling = Compiling { work, threads: Vec::with_capacity(count) };
         for _ in 0..count {
             let work = Arc::clone(&compiling.work);
@@ -171,7 +171,7 @@ impl Drop for Compiling {
 /// How much is compiled together, in terms of [`Source::effort`].
 const UNIT: usize = 100;
 
-/// What is compiled together: a few instances of a source, but each of attention and of our products for itself, since they take
+/// What is compiled together: a few instances of a source, but each of attention and of our matmuls for itself, since they take
 /// seconds. What takes longest comes first.
 fn jobs(kernels: &BTreeSet<Kernel>) -> Vec<(Source, Vec<String>)> {
     let mut jobs: Vec<(Source, Vec<String>)> = Vec::new();

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN, which names axes (B,C,h,w) whatever their order in memory, which strides tell.
 
-use crate::action::{Address, Convolution, Images, Made};
-use crate::cudnn::{self, Algorithm, Ask, Cudnn, Descriptor, Problem, Proposals, named};
+use crate::action::{Address, ConvOutput, Convolution, Images};
+use crate::cudnn::{self, Cudnn, CudnnGraph, CudnnPlan, Descriptor, HeuristicMode, Proposals, named};
 use crate::driver::Stream;
 use crate::error::CudaError;
 use cudarc::cudnn::sys::{
@@ -17,7 +17,7 @@ pub const WORKSPACE: usize = 128 << 20;
 pub fn proposals(library: &Cudnn, conv: &Convolution) -> Result<Proposals, CudaError> {
     let doing = |error| named(error, || format!("looking for an algorithm for {}", describe(conv)));
     let problem = problem(library, conv).map_err(doing)?;
-    library.proposals(problem, Ask::All).map_err(doing)
+    library.proposals(problem, HeuristicMode::All).map_err(doing)
 }
 
 /// A proposal made ready. Refused if its results depend on more than its operands, are less exact than others', or if it
@@ -27,7 +27,7 @@ pub fn algorithm(
     conv: &Convolution,
     proposals: &Proposals,
     place: usize,
-) -> Result<Algorithm, CudaError> {
+) -> Result<CudnnPlan, CudaError> {
     library.algorithm(proposals, place, WORKSPACE, |notes| is_wanted(conv, notes))
 }
 
@@ -35,7 +35,7 @@ pub fn algorithm(
 pub fn run(
     library: &Cudnn,
     conv: &Convolution,
-    algorithm: &Algorithm,
+    algorithm: &CudnnPlan,
     stream: &Stream,
     workspace: Address,
 ) -> Result<(), CudaError> {
@@ -65,7 +65,7 @@ const WEIGHT: i64 = 2;
 const Y: i64 = 3;
 
 /// A convolution in cuDNN's terms.
-fn problem(library: &Cudnn, conv: &Convolution) -> Result<Problem, CudaError> {
+fn problem(library: &Cudnn, conv: &Convolution) -> Result<CudnnGraph, CudaError> {
     let [kh, kw] = conv.kernel;
     let weight = Images { address: conv.weight, axes: [conv.y.axes[3], kh, kw, conv.x.axes[3]] };
     let x = tensor(&conv.x, X, conv.dtype)?;
@@ -73,7 +73,7 @@ fn problem(library: &Cudnn, conv: &Convolution) -> Result<Problem, CudaError> {
     let y = tensor(&conv.y, Y, conv.dtype)?;
     let window = window(conv)?;
     let operation = operation(conv.made, [&x, &weight, &y, &window])?;
-    Problem::new(library.handle, vec![operation], vec![x, weight, y, window])
+    CudnnGraph::new(library.handle, vec![operation], vec![x, weight, y, window])
 }
 
 fn tensor(images: &Images, id: i64, dtype: DType) -> Result<Descriptor, CudaError> {
@@ -97,9 +97,9 @@ fn window(conv: &Convolution) -> Result<Descriptor, CudaError> {
         .finished()
 }
 
-fn operation(made: Made, [x, weight, y, window]: [&Descriptor; 4]) -> Result<Descriptor, CudaError> {
+fn operation(made: ConvOutput, [x, weight, y, window]: [&Descriptor; 4]) -> Result<Descriptor, CudaError> {
     let (of, alpha, beta, of_window, names) = match made {
-        Made::Y => (
+        ConvOutput::Y => (
             Of::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
             Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
             Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
@@ -110,7 +110,7 @@ fn operation(made: Made, [x, weight, y, window]: [&Descriptor; 4]) -> Result<Des
                 Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
             ],
         ),
-        Made::X => (
+        ConvOutput::X => (
             Of::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
             Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
             Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
@@ -121,7 +121,7 @@ fn operation(made: Made, [x, weight, y, window]: [&Descriptor; 4]) -> Result<Des
                 Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
             ],
         ),
-        Made::Weight => (
+        ConvOutput::Weight => (
             Of::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
             Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
             Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
@@ -146,9 +146,9 @@ fn operation(made: Made, [x, weight, y, window]: [&Descriptor; 4]) -> Result<Des
 /// Such as `y of (8×128×128×512 bf16) by 512×3×3, stride 1, pad 1`.
 pub fn describe(conv: &Convolution) -> String {
     let made = match conv.made {
-        Made::Y => "y",
-        Made::X => "dx",
-        Made::Weight => "dw",
+        ConvOutput::Y => "y",
+        ConvOutput::X => "dx",
+        ConvOutput::Weight => "dw",
     };
     let [b, h, w, c] = conv.x.axes;
     let ([kh, kw], o) = (conv.kernel, conv.y.axes[3]);
@@ -165,7 +165,7 @@ mod tests {
     fn conv(dtype: DType, tf32: bool) -> Convolution {
         let images = |c: usize| Images { address: 256, axes: [2, 8, 6, c] };
         let window = Window { stride: 1, pad: 1 };
-        let (made, kernel, weight) = (Made::Weight, [3, 3], 512);
+        let (made, kernel, weight) = (ConvOutput::Weight, [3, 3], 512);
         Convolution { made, x: images(16), weight, kernel, y: images(32), window, dtype, tf32 }
     }
 
@@ -174,7 +174,7 @@ mod tests {
         let dw = conv(DType::Bf16, false);
         assert_eq!(dw.result(), (512, 32 * 9 * 16 * 2));
         assert_eq!(dw.with_result_at(4096).result().0, 4096);
-        let dx = Convolution { made: Made::X, ..dw };
+        let dx = Convolution { made: ConvOutput::X, ..dw };
         assert_eq!(dx.result(), (256, 2 * 8 * 6 * 16 * 2));
         assert_eq!(describe(&dx), "dx of (2×8×6×16 bf16) by 32×3×3, stride 1, pad 1");
     }
@@ -206,7 +206,9 @@ mod tests {
             assert!(text.contains("cuDNN 9") && !text.contains('\n'), "{text}");
             return;
         }
-        for (made, dtype) in [(Made::Y, DType::Bf16), (Made::X, DType::F16), (Made::Weight, DType::F32)] {
+        for (made, dtype) in
+            [(ConvOutput::Y, DType::Bf16), (ConvOutput::X, DType::F16), (ConvOutput::Weight, DType::F32)]
+        {
             let conv = Convolution { made, ..conv(dtype, false) };
             let weight = Images { address: conv.weight, axes: [32, 3, 3, 16] };
             let tensors = [(&conv.x, X), (&weight, WEIGHT), (&conv.y, Y)];
@@ -214,7 +216,7 @@ mod tests {
             let window = window(&conv).unwrap();
             operation(made, [&x, &weight, &y, &window]).unwrap();
             // One that doesn't fit is refused, so that they are looked at.
-            if made == Made::Y {
+            if made == ConvOutput::Y {
                 assert!(operation(made, [&y, &weight, &x, &window]).is_err());
             }
         }

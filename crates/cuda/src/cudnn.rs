@@ -54,7 +54,7 @@ fn check(status: cudnnStatus_t, doing: impl FnOnce() -> String) -> Result<(), Cu
 }
 
 /// A proposal that can be run.
-pub struct Algorithm {
+pub struct CudnnPlan {
     plan: Descriptor,
     /// Its place among the proposals, and the engine's number.
     pub place: usize,
@@ -62,12 +62,12 @@ pub struct Algorithm {
     /// Bytes of working memory that it takes.
     pub workspace: usize,
     /// What the plan was made from.
-    _problem: Arc<Problem>,
+    _problem: Arc<CudnnGraph>,
 }
 
 /// What heuristics propose, the most promising first.
 pub struct Proposals {
-    problem: Arc<Problem>,
+    problem: Arc<CudnnGraph>,
     engines: Vec<Descriptor>,
 }
 
@@ -78,13 +78,13 @@ impl Proposals {
 }
 
 /// What is to be computed, in cuDNN's terms.
-pub struct Problem {
+pub struct CudnnGraph {
     graph: Descriptor,
     /// What the graph is made of.
     _parts: Vec<Descriptor>,
 }
 
-impl Problem {
+impl CudnnGraph {
     /// Operations, and all that they are made of.
     pub fn new(
         handle: sys::cudnnHandle_t,
@@ -96,7 +96,7 @@ impl Problem {
             .with(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Kind::CUDNN_TYPE_HANDLE, &[handle])?
             .finished()?;
         parts.extend(operations);
-        Ok(Problem { graph, _parts: parts })
+        Ok(CudnnGraph { graph, _parts: parts })
     }
 
     fn proposed(&self, mode: Heuristic) -> Result<Vec<Descriptor>, CudaError> {
@@ -118,13 +118,13 @@ impl Problem {
 
 /// The heuristics that are asked: with the second come engines that are slow, but take almost everything.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum HeuristicMode {
     Fast,
     All,
 }
 
 impl Cudnn {
-    /// Whoever calls this holds [`prepare_alone`](crate::driver::prepare_alone).
+    /// Whoever calls this holds [`prepare_lock`](crate::driver::prepare_lock).
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         let version = libraries::cudnn()?;
         context.enter()?;
@@ -134,9 +134,9 @@ impl Cudnn {
         Ok(Cudnn { handle, version, context: Arc::clone(context) })
     }
 
-    pub fn proposals(&self, problem: Problem, ask: Ask) -> Result<Proposals, CudaError> {
+    pub fn proposals(&self, problem: CudnnGraph, ask: HeuristicMode) -> Result<Proposals, CudaError> {
         let mut engines = problem.proposed(Heuristic::CUDNN_HEUR_MODE_A)?;
-        if ask == Ask::All {
+        if ask == HeuristicMode::All {
             engines.extend(problem.proposed(Heuristic::CUDNN_HEUR_MODE_FALLBACK)?);
         }
         Ok(Proposals { problem: Arc::new(problem), engines })
@@ -149,7 +149,7 @@ impl Cudnn {
         place: usize,
         most: usize,
         is_wanted: impl Fn(&[i32]) -> bool,
-    ) -> Result<Algorithm, CudaError> {
+    ) -> Result<CudnnPlan, CudaError> {
         let refused = |why: String| CudaError::Cudnn { doing: format!("proposal {place}"), status: why };
         let config = proposals.engines.get(place).ok_or_else(|| refused("there is none".into()))?;
         let engine = config.part(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Of::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
@@ -170,13 +170,13 @@ impl Cudnn {
             return Err(refused(format!("takes {} MiB to work in", workspace.div_ceil(1 << 20))));
         }
         let problem = Arc::clone(&proposals.problem);
-        Ok(Algorithm { plan, place, engine: number, workspace, _problem: problem })
+        Ok(CudnnPlan { plan, place, engine: number, workspace, _problem: problem })
     }
 
     /// Puts it into a stream, with the operands' addresses by what they are known by; numbers that are no tensors lie on the host.
     pub fn run(
         &self,
-        algorithm: &Algorithm,
+        algorithm: &CudnnPlan,
         operands: &[(i64, *mut c_void)],
         stream: &Stream,
         workspace: Address,

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// thread of the process does one of these (seen with 13.1).
 static PREPARING: Mutex<()> = Mutex::new(());
 
-pub fn prepare_alone() -> MutexGuard<'static, ()> {
+pub fn prepare_lock() -> MutexGuard<'static, ()> {
     PREPARING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

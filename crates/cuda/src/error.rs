@@ -1,7 +1,7 @@
 //! Why a program can't be bound to a GPU, or run there.
 
 use crate::action::Facts;
-use crate::executor::Needs;
+use crate::executor::MemoryNeeds;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -28,7 +28,7 @@ pub enum CudaError {
         .gpu.name, size(.needs.total()), size(.needs.arena), size(.needs.states), size(.needs.staging),
         size(.needs.workspace + .needs.tables), size(*.free), size(*.total)
     )]
-    Memory { gpu: Box<Facts>, needs: Needs, free: usize, total: usize },
+    Memory { gpu: Box<Facts>, needs: MemoryNeeds, free: usize, total: usize },
     /// A call of the driver that failed.
     #[error("{doing}: {name}: {meaning}")]
     Driver { doing: String, name: String, meaning: String },
@@ -36,7 +36,7 @@ pub enum CudaError {
     #[error("the GPU was lost while {doing}: {name}: {meaning}")]
     Lost { doing: String, name: String, meaning: String },
     #[error("{doing}: cuBLASLt says {status}")]
-    Product { doing: String, status: String },
+    Matmul { doing: String, status: String },
     #[error("{doing}: cuDNN says {status}")]
     Cudnn { doing: String, status: String },
     #[error("cuDNN {found} is too old: it makes convolutions, and version 9 is needed")]

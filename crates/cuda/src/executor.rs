@@ -7,7 +7,7 @@ mod calls;
 mod captured;
 mod ceilings;
 mod checked;
-mod exchanger;
+mod communicator;
 mod list;
 mod plans;
 mod prepare;
@@ -20,27 +20,27 @@ mod times;
 mod tracer;
 
 pub use captured::{Captured, TimedSteps};
-pub use exchanger::Exchange;
+pub use communicator::GpuComm;
 use graph::run::EachPlan;
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
-pub use plans::{Needs, kernels_of};
+pub use plans::{MemoryNeeds, kernels_of};
 pub use readback::{Readback, Ticket};
-pub use times::ExchangeTimes;
+pub use times::CollectiveTimes;
 pub use tracer::Traced;
 
 use crate::action::{Address, Facts, Launch};
+use crate::collectives::TimeNotes;
 use crate::compile::{Arch, Compiling, trap};
 use crate::driver::{Block, Context};
 use crate::error::CudaError;
-use crate::exchange::Marks;
 use crate::launch::Ready;
 use crate::libraries;
+use crate::matmul::MathLibraries;
 use crate::moves::{self, Move};
-use crate::product::Products;
-use crate::tuner::{AttentionBy, Choices, Known, Tuner};
+use crate::tuner::{AlgorithmChoices, AttentionBy, KnownAlgorithms, Tuner};
 use graph::{Header, Plan, Program, StateId};
 use list::Streams;
-use plans::{Base, Dry, Plans, REFRESH, check_exchange, first_lists};
+use plans::{Base, DryBinding, Plans, REFRESH, check_collectives, first_lists};
 use prepare::compilers;
 use readback::Readbacks;
 use runs::Runs;
@@ -56,19 +56,19 @@ pub struct Options {
     pub device: usize,
     /// For the parameters' first values.
     pub seed: u64,
-    /// Takes the first algorithm for each product instead of the fastest measured, so that every run takes the same.
+    /// Takes the first algorithm for each matmul instead of the fastest measured, so that every run takes the same.
     pub deterministic: bool,
-    /// Products of f32 may round their operands to tf32.
+    /// Matmuls of f32 may round their operands to tf32.
     pub tf32: bool,
     /// The other ranks, for programs that have collectives.
-    pub comm: Option<Exchange>,
+    pub comm: Option<GpuComm>,
 }
 
 impl Options {
     /// What plans are bound for.
-    fn target<'a>(&self, facts: &'a Facts) -> plans::Target<'a> {
+    fn target<'a>(&self, facts: &'a Facts) -> plans::BindTarget<'a> {
         let rank = self.comm.as_ref().map_or(0, |comm| comm.rank());
-        plans::Target { facts, tf32: self.tf32, rank }
+        plans::BindTarget { facts, tf32: self.tf32, rank }
     }
 }
 
@@ -88,13 +88,13 @@ pub struct Executor {
     runs: Runs,
     readbacks: Readbacks,
     tuner: Tuner,
-    products: Products,
+    libraries: MathLibraries,
     header: Block,
     state_block: Block,
     streams: Streams,
     /// What was noted down since the last readback.
-    timed: Marks,
-    exchange_times: ExchangeTimes,
+    timed: TimeNotes,
+    collective_times: CollectiveTimes,
     /// Parameters were set, and their copies in half precision were not.
     stale: bool,
     facts: Facts,
@@ -109,11 +109,11 @@ impl Executor {
         let (mut startup, began) = (Startup::default(), Instant::now());
         let facts = libraries::device(options.device)?;
         let began = startup.lap("libraries", began);
-        let dry = Dry::of(&program, options.target(&facts))?;
+        let dry = DryBinding::of(&program, options.target(&facts))?;
         if dry.convolves() {
             libraries::cudnn()?;
         }
-        let known = Known::read(&facts, options.deterministic);
+        let known = KnownAlgorithms::read(&facts, options.deterministic);
         let first = dry.kernels(&first_lists(&program), &known);
         let compiling = Some(Compiling::start(&first, &Arch::of(facts.capability)?, compilers())?);
         let began = startup.lap("binding", began);
@@ -121,8 +121,8 @@ impl Executor {
         dry.needs.check(&facts, context.memory()?)?;
         let began = startup.lap("context", began);
         let streams = Streams::new(&context, options.comm.as_ref())?;
-        check_exchange(&program, &streams)?;
-        let mut products = Products::new(&context, options.deterministic)?;
+        check_collectives(&program, &streams)?;
+        let mut libraries = MathLibraries::new(&context, options.deterministic)?;
         let mut tuner = Tuner::new(&context, known)?;
         let began = startup.lap("streams and cuBLASLt", began);
         let state_bytes = program.state_bytes();
@@ -135,7 +135,7 @@ impl Executor {
             facts: &facts,
             options: &options,
             streams: &streams,
-            products: &mut products,
+            libraries: &mut libraries,
             tuner: &mut tuner,
             states: state_block.address,
             header: header.address,
@@ -154,12 +154,12 @@ impl Executor {
             runs,
             readbacks,
             tuner,
-            products,
+            libraries,
             header,
             state_block,
             streams,
-            timed: Marks::default(),
-            exchange_times: ExchangeTimes::default(),
+            timed: TimeNotes::default(),
+            collective_times: CollectiveTimes::default(),
             stale: true,
             facts,
             options,
@@ -189,7 +189,7 @@ impl Executor {
             facts: &self.facts,
             options: &self.options,
             streams: &self.streams,
-            products: &mut self.products,
+            libraries: &mut self.libraries,
             tuner: &mut self.tuner,
             states: self.state_block.address,
             header: self.header.address,
@@ -197,14 +197,14 @@ impl Executor {
         base.prepare(&self.program, &mut self.plans, numbers, compiling, &mut self.startup)
     }
 
-    /// How products are made, as far as that was decided.
-    pub fn choices(&self) -> Choices {
+    /// How matmuls are made, as far as that was decided.
+    pub fn choices(&self) -> AlgorithmChoices {
         self.tuner.choices()
     }
 
-    /// Products that were not decided yet are made as they were elsewhere; whether that can be, on this GPU and with these
+    /// Matmuls that were not decided yet are made as they were elsewhere; whether that can be, on this GPU and with these
     /// libraries.
-    pub fn adopt(&mut self, choices: &Choices) -> bool {
+    pub fn adopt(&mut self, choices: &AlgorithmChoices) -> bool {
         self.tuner.known.adopt(choices)
     }
 
@@ -226,20 +226,21 @@ impl Executor {
             let state = theirs.get(other).or(ours.get(other));
             return Err(CudaError::OtherStates(state.map_or_else(String::new, |s| s.name.clone())));
         }
-        check_exchange(&program, &self.streams)?;
+        check_collectives(&program, &self.streams)?;
         self.synchronise()?;
-        let dry = Dry::of(&program, self.options.target(&self.facts))?;
+        let dry = DryBinding::of(&program, self.options.target(&self.facts))?;
         let fits = dry.needs.arena <= self.plans.arena.bytes;
         let arena = if fits { 0 } else { dry.needs.arena };
         // Until all is there, what goes stays; but states and workspace are there already.
-        Needs { arena, states: 0, workspace: 0, ..dry.needs }.check(&self.facts, self.context.memory()?)?;
+        MemoryNeeds { arena, states: 0, workspace: 0, ..dry.needs }
+            .check(&self.facts, self.context.memory()?)?;
         let old = Some(Arc::clone(&self.plans.arena));
         let mut base = Base {
             context: &self.context,
             facts: &self.facts,
             options: &self.options,
             streams: &self.streams,
-            products: &mut self.products,
+            libraries: &mut self.libraries,
             tuner: &mut self.tuner,
             states: self.state_block.address,
             header: self.header.address,
@@ -287,7 +288,7 @@ impl Executor {
             states: self.state_block.bytes,
             staging: self.plans.staging.device_bytes(),
             tables: self.plans.constants.bytes + times + self.header.bytes,
-            workspace: self.products.workspace_bytes(),
+            workspace: self.libraries.workspace_bytes(),
         }
     }
 
@@ -333,11 +334,11 @@ impl Executor {
         match self.tracer.as_mut().filter(|tracer| tracer.on) {
             Some(tracer) => {
                 let marks = Tracer::marks(&self.context, list.actions.len())?;
-                list.run_eagerly(&self.products, &self.streams, Some(&marks))?;
+                list.run_eagerly(&self.libraries, &self.streams, Some(&marks))?;
                 tracer.keep(which, marks);
             }
             None => {
-                let capturing = list.launch(&self.products, &self.streams)?;
+                let capturing = list.launch(&self.libraries, &self.streams)?;
                 if capturing > 0.0 {
                     self.startup.add("capturing", capturing);
                 }
@@ -351,7 +352,7 @@ impl Executor {
     pub fn run_eagerly(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
         let list = self.plans.list(which)?;
-        list.run_eagerly(&self.products, &self.streams, None)?;
+        list.run_eagerly(&self.libraries, &self.streams, None)?;
         self.note(which);
         self.runs.end(which, &self.streams)
     }
@@ -364,20 +365,20 @@ impl Executor {
     }
 
     /// Layer and bytes of the collectives of `last`, in their order.
-    pub fn exchanges(&self) -> &[(String, usize)] {
-        &self.plans.exchanges
+    pub fn collectives(&self) -> &[(String, usize)] {
+        &self.plans.collectives
     }
 
     /// Their times in the step whose numbers were read back last.
-    pub fn exchange_times(&self) -> &ExchangeTimes {
-        &self.exchange_times
+    pub fn collective_times(&self) -> &CollectiveTimes {
+        &self.collective_times
     }
 
     /// All ranks come to a good end here. Who drops an executor without this breaks the exchange off, so that no other rank waits
     /// for it, nor it for another.
     pub fn finish(&mut self) {
-        if let Some(exchanger) = &mut self.streams.exchanger {
-            exchanger.finish();
+        if let Some(communicator) = &mut self.streams.communicator {
+            communicator.finish();
         }
     }
 
@@ -426,8 +427,8 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        if let Some(exchanger) = &self.streams.exchanger {
-            exchanger.let_go();
+        if let Some(communicator) = &self.streams.communicator {
+            communicator.let_go();
         }
         // Nothing may be freed that the GPU still works with.
         let _ = self.context.enter().and_then(|()| self.streams.drain("ending"));

@@ -1,14 +1,14 @@
 //! What only a GPU can tell of the layers under the executor. Left out, with a note, where there is none.
 
-use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source};
+use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matmul, Matrix, Source};
 use crate::compile::{Arch, Image, compile, compile_text_for_tests};
 use crate::driver::{Block, Context, Event, Stream};
 use crate::launch::Ready;
 use crate::libraries;
+use crate::matmul::{MathLibraries, MatmulImpl, WORKSPACE};
 use crate::modules::Modules;
-use crate::product::{Choice, Products, WORKSPACE};
 use crate::steps::{hopper, weights};
-use crate::tuner::{Bench, Known, Tuner};
+use crate::tuner::{Bench, KnownAlgorithms, Tuner};
 use graph::DType;
 use half::bf16;
 use std::sync::Arc;
@@ -43,12 +43,12 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 }
 
 #[test]
-fn products_are_those_of_the_plan() {
+fn matmuls_match_the_plan() {
     let Some((facts, context)) = gpu() else { return };
     let stream = Stream::new(&context).unwrap();
-    let mut products = Products::new(&context, true).unwrap();
+    let mut libraries = MathLibraries::new(&context, true).unwrap();
     let mut modules = Modules::new(&context);
-    let mut tuner = Tuner::new(&context, Known::read(&facts, true)).unwrap();
+    let mut tuner = Tuner::new(&context, KnownAlgorithms::read(&facts, true)).unwrap();
     let workspace = Block::new(&context, WORKSPACE, "a test").unwrap();
     let memory = Block::new(&context, 1 << 20, "a test").unwrap();
     let scratch = Block::new(&context, 1 << 20, "a test").unwrap();
@@ -67,7 +67,7 @@ fn products_are_those_of_the_plan() {
             let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
             Matrix::new(address, operands, rows, columns)
         };
-        let product = Product {
+        let matmul = Matmul {
             left: side(at(0), m, k, left_transposed),
             left_transposed,
             right: side(at(1), k, n, right_transposed),
@@ -82,17 +82,17 @@ fn products_are_those_of_the_plan() {
         stream.send_now(&bytes(&old, result), at(2)).unwrap();
         stream.send_now(&bytes(&bias, result), at(3)).unwrap();
         let mut bench = Bench {
-            products: &products,
+            libraries: &libraries,
             modules: &mut modules,
             stream: &stream,
             scratch: &scratch,
             workspace: &workspace,
         };
-        let Choice::Library(algorithm) = tuner.choose(&product, &mut bench).unwrap() else {
+        let MatmulImpl::Library(algorithm) = tuner.choose(&matmul, &mut bench).unwrap() else {
             panic!("a deterministic tuner tries nothing");
         };
-        products.provide([algorithm.workspace, 0]).unwrap();
-        products.run(&product, &algorithm, &stream, false).unwrap();
+        libraries.provide([algorithm.workspace, 0]).unwrap();
+        libraries.run(&matmul, &algorithm, &stream, false).unwrap();
         let mut got = vec![0; m * n * result.bytes()];
         stream.fetch_now(at(2), &mut got).unwrap();
         let element = |values: &[f32], i: usize, j: usize, rows: usize, columns: usize, turned: bool| {
@@ -113,7 +113,7 @@ fn products_are_those_of_the_plan() {
 }
 
 #[test]
-fn products_of_our_own_are_those_of_the_plan() {
+fn matmuls_of_our_own_match_the_plan() {
     let Some((facts, context)) = gpu() else { return };
     let stream = Stream::new(&context).unwrap();
     // Ragged everywhere; 1000 columns are tried with both widths of tiles.
@@ -127,7 +127,7 @@ fn products_of_our_own_are_those_of_the_plan() {
     for case in 0..4 {
         let (right_transposed, with_bias) = (case & 1 == 1, case & 2 == 2);
         let matrix = |part, rows, columns| Matrix::new(at(part), DType::Bf16, rows, columns);
-        let product = Product {
+        let matmul = Matmul {
             left: matrix(0, m, k),
             left_transposed: false,
             right: if right_transposed { matrix(1, n, k) } else { matrix(1, k, n) },
@@ -142,13 +142,13 @@ fn products_of_our_own_are_those_of_the_plan() {
         let more = |j: usize| if with_bias { bias[j] } else { 0.0 };
         let want: Vec<f32> =
             (0..m * n).map(|x| bf16::from_f32(dot(x / n, x % n) + more(x % n)).to_f32()).collect();
-        let cuts = hopper::candidates(&product, &facts);
+        let cuts = hopper::candidates(&matmul, &facts);
         assert_eq!(cuts.is_empty(), facts.capability != (9, 0));
         for cut in cuts {
-            let launch = hopper::plain(&product, cut, &facts).unwrap();
+            let launch = hopper::plain(&matmul, cut, &facts).unwrap();
             let arch = Arch::of(facts.capability).unwrap();
-            let image = compile(Source::Product, std::slice::from_ref(&launch.kernel.name), &arch).unwrap();
-            let mut modules = Modules::load(&context, &[(Source::Product, image)]).unwrap();
+            let image = compile(Source::Matmul, std::slice::from_ref(&launch.kernel.name), &arch).unwrap();
+            let mut modules = Modules::load(&context, &[(Source::Matmul, image)]).unwrap();
             stream.zero(at(2), m * n * 2).unwrap();
             Ready::new(&launch, &mut modules).unwrap().start(&stream, || "a test".into()).unwrap();
             let mut got = vec![0; m * n * 2];
@@ -170,7 +170,7 @@ fn weight_gradients_made_together_are_those_made_alone() {
     for (case, (sizes, depth)) in [(sizes, 1000), (sizes, 72), (small, 1000), (small, 40)].iter().enumerate()
     {
         let depth = *depth;
-        let mut products = Vec::new();
+        let mut matmuls = Vec::new();
         let mut want: Vec<Vec<f32>> = Vec::new();
         for (i, (rows, columns)) in sizes[..4 - case % 2].iter().copied().enumerate() {
             let (left, right) = (numbers(depth * rows, i), numbers(depth * columns, i + 4));
@@ -180,7 +180,7 @@ fn weight_gradients_made_together_are_those_made_alone() {
             stream.send_now(&bytes(&old, DType::F32), at(3 * i + 2)).unwrap();
             let half = |part, columns| Matrix::new(at(part), DType::Bf16, depth, columns);
             let accumulate = (case + i) % 2 == 1;
-            products.push(Product {
+            matmuls.push(Matmul {
                 left: half(3 * i, rows),
                 left_transposed: true,
                 right: half(3 * i + 1, columns),
@@ -197,18 +197,18 @@ fn weight_gradients_made_together_are_those_made_alone() {
             let made = |at: usize| dot(at / columns, at % columns) + before(at);
             want.push((0..rows * columns).map(made).collect());
         }
-        let launch = weights::together(&products, &facts);
+        let launch = weights::together(&matmuls, &facts);
         assert_eq!(launch.is_some(), facts.capability == (9, 0));
         let Some(launch) = launch else { return };
         let arch = Arch::of(facts.capability).unwrap();
         let image = compile(Source::Weights, std::slice::from_ref(&launch.kernel.name), &arch).unwrap();
         let mut modules = Modules::load(&context, &[(Source::Weights, image)]).unwrap();
         Ready::new(&launch, &mut modules).unwrap().start(&stream, || "a test".into()).unwrap();
-        for (product, want) in products.iter().zip(want) {
+        for (matmul, want) in matmuls.iter().zip(want) {
             let mut got = vec![0; want.len() * 4];
-            stream.fetch_now(product.result.address, &mut got).unwrap();
+            stream.fetch_now(matmul.result.address, &mut got).unwrap();
             let found = floats(&got, DType::F32) == want;
-            assert!(found, "case {case}, {}, {} rows", launch.kernel.name, product.result.rows);
+            assert!(found, "case {case}, {}, {} rows", launch.kernel.name, matmul.result.rows);
         }
     }
 }

@@ -1,43 +1,43 @@
 //! Runs plans on an NVIDIA GPU.
 //!
-//! A plan becomes a flat list of [`action::Action`]s: launches of our kernels, products, copies. `steps/` makes the
+//! A plan becomes a flat list of [`action::Action`]s: launches of our kernels, matmuls, copies. `steps/` makes the
 //! actions of each op, as pure functions of shapes, types and addresses, so that they can be tested without a GPU, and `bind.rs`
 //! puts them in a row. `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs
-//! (`compile.rs`, `modules.rs`, `launch.rs`); `product.rs` has the products of cuBLASLt, and `tuner.rs` chooses between its
+//! (`compile.rs`, `modules.rs`, `launch.rs`); `matmul.rs` has the matmuls of cuBLASLt, and `tuner.rs` chooses between its
 //! algorithms and our kernel; `convolution.rs` and `attention.rs` have the convolutions and the attention of cuDNN (`cudnn.rs`). `executor.rs` holds the memory and plays the lists, as CUDA graphs.
 
 pub mod action;
 mod attention;
 pub mod bind;
 mod cache;
+pub mod collectives;
 pub mod compile;
 mod convolution;
 mod cudnn;
 mod driver;
 mod error;
-pub mod exchange;
 mod executor;
 #[cfg(test)]
 mod gpu_tests;
 mod launch;
 mod libraries;
+mod matmul;
 mod modules;
 pub mod moves;
 #[cfg(test)]
 mod nccl_tests;
-mod product;
 pub mod steps;
 mod tuner;
 mod warm;
 
 pub use error::CudaError;
 pub use executor::{
-    Captured, Exchange, ExchangeTimes, Executor, KernelTime, Kernels, MemoryUse, Needs, Options, Readback,
-    Startup, Ticket, TimedSteps, Traced, Which, kernels_of,
+    Captured, CollectiveTimes, Executor, GpuComm, KernelTime, Kernels, MemoryNeeds, MemoryUse, Options,
+    Readback, Startup, Ticket, TimedSteps, Traced, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
 pub use graph::run::Tally;
 pub use libraries::{available, device, devices, identity};
 pub use steps::Target;
-pub use tuner::{AttentionBy, Choices};
+pub use tuner::{AlgorithmChoices, AttentionBy};
 pub use warm::{Warm, warm};

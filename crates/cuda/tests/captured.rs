@@ -1,7 +1,7 @@
 //! What a GPU runs is what the plan says: lanes, waits and launches, as bound and as the driver captured them, and the time that follows.
 
 use cuda::action::{Constants, Facts};
-use cuda::bind::{Binder, Bound, Memory, Steps, state_addresses};
+use cuda::bind::{Addresses, Binder, Bound, Steps, state_addresses};
 use cuda::{Executor, Options, Which};
 use graph::{
     Communication, DType, Header, Lane, Loss, Mesh, Mixed, Op, Optimizer, ParamGroup, Plan, Program,
@@ -37,7 +37,7 @@ fn program((name, image, classes, batch): Case, mesh: Mesh, target: &cuda::Targe
 
 fn bound(program: &Program, plan: &Plan, facts: &Facts) -> Bound {
     let states = state_addresses(&program.states, 1 << 41, 1 << 40);
-    let memory = Memory { arena: 1 << 40, states: &states, header: 1 << 42 };
+    let memory = Addresses { arena: 1 << 40, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts, maker: &Steps, rank: 0 };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }
@@ -85,7 +85,7 @@ fn compare(plan: &Plan, steps: &[(usize, usize, Lane)], done: &[Vec<bool>]) -> u
 
 #[test]
 fn bound_plans_have_the_lanes_waits_and_launches_of_the_plan() {
-    let target = cuda::Target { halves: true, facts: Facts::h200() };
+    let target = cuda::Target { half_precision: true, facts: Facts::h200() };
     for (case, mesh) in CASES.into_iter().zip([Mesh::of_data(4), Mesh::default(), Mesh::of_data(2)]) {
         let program = program(case, mesh, &target);
         for plan in [&program.first, &program.last, &program.update] {

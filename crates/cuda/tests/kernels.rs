@@ -48,7 +48,7 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         if facts.capability == (9, 0) { [hopper::kernels(), weights::kernels()].concat() } else { vec![] };
     let lists = lists.into_iter().chain([hopper]);
     let of_steps = lists.flatten().filter(|(_, least)| *least <= 10 * major + minor).map(|(k, _)| k);
-    of_steps.chain([cuda::exchange::clock(), cuda::moves::kernel()]).collect()
+    of_steps.chain([cuda::collectives::clock(), cuda::moves::kernel()]).collect()
 }
 
 /// GPUs whose code is that of another but for its number: the paths that kernels take are those of 80.

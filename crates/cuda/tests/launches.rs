@@ -1,7 +1,7 @@
 //! How many launches a step has.
 
 use cuda::action::{Action, Constants, Facts, Launch};
-use cuda::bind::{Binder, Memory, Placed, Steps, state_addresses};
+use cuda::bind::{Addresses, Binder, Placed, Steps, state_addresses};
 use graph::{
     Communication, DType, Loss, Mesh, Mixed, Model, Optimizer, ParamGroup, Plan, Program, Recompute,
     Settings, compile,
@@ -30,23 +30,23 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         mesh: Mesh::default(),
         communication: Communication::default(),
         accumulates,
-        target: &cuda::Target { halves: mixed.is_some(), facts: Facts::h200() },
+        target: &cuda::Target { half_precision: mixed.is_some(), facts: Facts::h200() },
     };
     compile(model, &settings).unwrap()
 }
 
-/// Kernels of a list by their names, without template arguments; products by one of their own.
+/// Kernels of a list by their names, without template arguments; matmuls by one of their own.
 fn names(program: &Program, plan: &Plan) -> Vec<String> {
     let facts = Facts::h200();
     let states = state_addresses(&program.states, 1 << 41, 1 << 40);
-    let memory = Memory { arena: 1 << 40, states: &states, header: 1 << 42 };
+    let memory = Addresses { arena: 1 << 40, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts: &facts, maker: &Steps, rank: 0 };
     let bound = binder.bind(plan, &mut Constants::at(1 << 43)).unwrap();
     let name = |launch: &Launch| launch.kernel.name.split('<').next().unwrap().to_string();
     let names = |placed: &Placed| match &placed.action {
         Action::Launch(launch) => vec![name(launch)],
         Action::Attention(attention) => attention.own.iter().map(name).collect(),
-        Action::Product(_) => vec!["product".into()],
+        Action::Matmul(_) => vec!["matmul".into()],
         other => panic!("{other:?}"),
     };
     bound.actions.iter().flat_map(names).collect()

@@ -3,9 +3,9 @@
 
 use cuda::CudaError;
 use cuda::action::{
-    Action, Address, Arg, Constants, Context, Facts, Kernel, Launch, Operand, PartialSum, Source,
+    Action, Address, Arg, Constants, Facts, Kernel, Launch, Operand, PartialSum, Source, StepContext,
 };
-use cuda::bind::{Binder, Bound, Maker, Memory, state_addresses};
+use cuda::bind::{Addresses, Binder, Bound, Maker, state_addresses};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
@@ -50,10 +50,10 @@ fn is_sum(op: &Op, output: &Operand) -> bool {
 }
 
 /// What is no sum is made at once, and parts of all sums are left.
-fn with_parts(cx: &Context<'_>) -> Vec<Action> {
+fn with_parts(cx: &StepContext<'_>) -> Vec<Action> {
     let (sums, rest): (Vec<Operand>, Vec<Operand>) =
         cx.outputs.iter().cloned().partition(|o| is_sum(cx.op, o));
-    let Action::Launch(mut first) = launch(&Context { outputs: &rest, ..*cx }) else { unreachable!() };
+    let Action::Launch(mut first) = launch(&StepContext { outputs: &rest, ..*cx }) else { unreachable!() };
     let sum = |(i, out): (usize, &Operand)| {
         let (parts, stride) = (cx.parts + (4 * PARTS * i) as Address, out.shape.count());
         let (rows, columns, start, out) = (4, stride, None, out.address);
@@ -76,7 +76,7 @@ fn add_up(sum: &PartialSum) -> Action {
     Action::Launch(Launch { kernel, grid: [1; 3], block: 1, shared: 0, args })
 }
 
-fn launch(cx: &Context<'_>) -> Action {
+fn launch(cx: &StepContext<'_>) -> Action {
     let mut inputs = cx.inputs.to_vec();
     // As if nothing was accumulated: what was there is not read.
     match cx.op {
@@ -99,20 +99,20 @@ impl Maker for Fake {
         sums.iter().map(add_up).collect()
     }
 
-    fn actions(&self, cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+    fn actions(&self, cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
         Ok(if leaves_parts(cx.op) { with_parts(cx) } else { vec![launch(cx)] })
     }
 
-    fn norm(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    fn norm(&self, steps: &[StepContext<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
         Ok(steps.iter().map(launch).collect())
     }
 
     // In the other order: they may run at the same time.
-    fn weights(&self, steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+    fn weights(&self, steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError> {
         Ok(steps.iter().rev().map(launch).collect())
     }
 
-    fn optimizers(&self, steps: &[Context<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
+    fn optimizers(&self, steps: &[StepContext<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
         Ok(steps.iter().map(launch).collect())
     }
 }
@@ -273,7 +273,7 @@ impl graph::Target for Batches {
 }
 
 fn gpu() -> cuda::Target {
-    cuda::Target { halves: true, facts: Facts::h200() }
+    cuda::Target { half_precision: true, facts: Facts::h200() }
 }
 
 fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Program {
@@ -296,7 +296,7 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
 fn bind(program: &Program, plan: &Plan) -> Bound {
     let facts = Facts::h200();
     let states = state_addresses(&program.states, STATES, ARENA);
-    let memory = Memory { arena: ARENA, states: &states, header: 1 << 42 };
+    let memory = Addresses { arena: ARENA, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake, rank: 0 };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }

@@ -1,7 +1,7 @@
 //! UPerNet as published, in mixed precision: what a GPU would do, and in how much memory. All but the times need no GPU.
 
 use cuda::action::Facts;
-use cuda::{Executor, Needs, Options, Which};
+use cuda::{Executor, MemoryNeeds, Options, Which};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
@@ -47,7 +47,7 @@ fn program() -> Program {
         mesh: Mesh::default(),
         communication: Communication::default(),
         accumulates: false,
-        target: &cuda::Target { halves: false, facts: Facts::h200() },
+        target: &cuda::Target { half_precision: false, facts: Facts::h200() },
     };
     compile(model, &settings).unwrap()
 }
@@ -63,7 +63,7 @@ fn steps(plan: &Plan, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn maps_are_halves_and_hardly_anything_is_cast() {
+fn maps_are_in_half_precision_and_hardly_anything_is_cast() {
     let program = program();
     let plan = &program.last;
     // Of images, which a backbone takes apart; nothing else is of another type than its reader wants.
@@ -89,7 +89,7 @@ fn logits_of_pixels_take_no_memory() {
     let largest = program.last.values.iter().map(|value| value.ty.bytes()).max().unwrap();
     // The maps of four levels side by side.
     assert_eq!(largest, BATCH * 128 * 128 * 2048 * 2);
-    let needs = Needs::of(&program, &Facts::h200(), false).unwrap();
+    let needs = MemoryNeeds::of(&program, &Facts::h200(), false).unwrap();
     println!("{needs:?}");
     assert!(needs.arena < 2 << 30, "{needs:?}");
     let coarse = program.eval.values.iter().find(|value| value.name == "head").unwrap();
@@ -97,7 +97,7 @@ fn logits_of_pixels_take_no_memory() {
     assert!(program.eval.values.iter().all(|value| value.ty.bytes() <= largest));
 }
 
-/// cuDNN has the convolutions of three pixels and more, all of one type; others are products.
+/// cuDNN has the convolutions of three pixels and more, all of one type; others are matmuls.
 #[test]
 fn convolutions_are_found_by_their_kernels() {
     let program = program();

@@ -1,7 +1,7 @@
 //! `algorithms.json`: how matmuls and attention of a run are made on a GPU, so that a continuation makes them alike.
 
 use crate::DeviceError;
-use cuda::Choices;
+use cuda::AlgorithmChoices;
 use serde::Serialize;
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::path::Path;
 pub const ALGORITHMS: &str = "algorithms.json";
 
 /// The algorithms of a run, if they were measured.
-pub fn algorithms(folder: &Path) -> Result<Option<Choices>, DeviceError> {
+pub fn algorithms(folder: &Path) -> Result<Option<AlgorithmChoices>, DeviceError> {
     let path = folder.join(ALGORITHMS);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -44,8 +44,9 @@ mod tests {
         let kept = Folder::new("algorithms");
         let folder = &kept.0;
         assert_eq!(algorithms(folder).unwrap(), None);
-        let products = BTreeMap::from([("8x4 · 4x2".to_string(), "own 192x4 2 8".to_string())]);
-        let choices = Choices { gpu: "H200".into(), of: "products-1.json".into(), products };
+        let chosen = BTreeMap::from([("8x4 · 4x2".to_string(), "own 192x4 2 8".to_string())]);
+        let choices =
+            AlgorithmChoices { gpu: "H200".into(), of: "products-1.json".into(), algorithms: chosen };
         write_algorithms(folder, &choices).unwrap();
         assert_eq!(algorithms(folder).unwrap(), Some(choices));
         fs::write(folder.join(ALGORITHMS), "{").unwrap();

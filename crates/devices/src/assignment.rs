@@ -28,7 +28,7 @@ enum How {
 /// The GPU of a rank, and its way to the others.
 pub(crate) struct Assigned {
     pub device: usize,
-    pub communication: Option<cuda::Exchange>,
+    pub communication: Option<cuda::GpuComm>,
     /// What to tell the user, where there are several ranks.
     pub line: Option<String>,
 }
@@ -58,12 +58,12 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     let all = all.ok_or_else(|| DeviceError::Disagree("a rank is of another version of vitesse".into()))?;
     let (how, line) = decide(&all, world.engine().name())?;
     let communication = match (how, library) {
-        (How::Nccl, Some(Ok(library))) => cuda::Exchange::Nccl {
+        (How::Nccl, Some(Ok(library))) => cuda::GpuComm::Nccl {
             world: world.clone(),
             library: Arc::clone(&library),
             monitor: seat.monitor.clone(),
         },
-        _ => cuda::Exchange::Host(world.clone()),
+        _ => cuda::GpuComm::Host(world.clone()),
     };
     Ok(Assigned { device, communication: Some(communication), line: Some(line) })
 }

@@ -12,7 +12,7 @@ use config::{Precision, Resolved};
 
 use crate::sensors::{Sampler, Sensors};
 use comm::{Activity, Communicator, Name};
-use cuda::{Choices, CudaError, Executor, Ticket};
+use cuda::{AlgorithmChoices, CudaError, Executor, Ticket};
 use graph::graph::Phase;
 use graph::run::EachPlan;
 use graph::{Header, Plan, Program, StateId};
@@ -62,7 +62,7 @@ impl Gpu {
             let layer = Arc::from(layer.as_str());
             CollectiveTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
         };
-        let exchanges = executor.exchanges().iter().map(exchange).collect();
+        let exchanges = executor.collectives().iter().map(exchange).collect();
         let activity = Arc::clone(seat.world.activity());
         let doing = EachPlan::of(|which| match which {
             Which::First | Which::Micro => activity.name("a micro-step on the GPU"),
@@ -98,7 +98,7 @@ impl Gpu {
         if !self.timing {
             return;
         }
-        let times = self.executor.exchange_times();
+        let times = self.executor.collective_times();
         for (exchange, (seconds, exposed)) in self.exchanges.iter_mut().zip(&times.calls) {
             (exchange.seconds, exchange.exposed) = (*seconds, *exposed);
         }
@@ -135,7 +135,7 @@ fn decide(
     }
     let text = world.broadcast_bytes(name, 0, text)?;
     if world.rank() > 0 {
-        let choices: Choices =
+        let choices: AlgorithmChoices =
             serde_json::from_slice(&text).map_err(|e| DeviceError::Disagree(e.to_string()))?;
         // One with another GPU measures for itself.
         executor.adopt(&choices);
@@ -359,7 +359,7 @@ impl Hardware for Gpu {
 
     fn choices(&self) -> Option<serde_json::Value> {
         let choices = self.executor.choices();
-        serde_json::to_value(&choices).ok().filter(|_| !choices.products.is_empty())
+        serde_json::to_value(&choices).ok().filter(|_| !choices.algorithms.is_empty())
     }
 
     fn lose(&mut self) -> Result<(), DeviceError> {

@@ -2,7 +2,7 @@
 
 use crate::error::DeviceError;
 use config::{Precision, Resolved};
-use cuda::{CudaError, Needs};
+use cuda::{CudaError, MemoryNeeds};
 use graph::{Program, Recompute};
 
 /// Adds to an error that says there is too little memory what to change; other errors stay as they are. `plan` compiles the
@@ -15,7 +15,7 @@ pub fn with_advice(
     let DeviceError::Cuda(CudaError::Memory { gpu, free, .. }) = &error else { return error };
     let tf32 = run.precision == Precision::Tf32;
     let fits = |run: &Resolved, batch: usize| {
-        let needs = plan(run, batch).ok().and_then(|program| Needs::of(&program, gpu, tf32).ok());
+        let needs = plan(run, batch).ok().and_then(|program| MemoryNeeds::of(&program, gpu, tf32).ok());
         needs.is_some_and(|needs| needs.total() <= *free)
     };
     let pairs = if run.augmentation.mixes() { 2 } else { 1 };
@@ -62,7 +62,7 @@ mod tests {
 
     fn refused(run: &Resolved, free: usize) -> String {
         let plan = |run: &Resolved, batch: usize| program::<f32>(run, batch);
-        let needs = Needs::of(&plan(run, run.batch).unwrap(), &Facts::h200(), false).unwrap();
+        let needs = MemoryNeeds::of(&plan(run, run.batch).unwrap(), &Facts::h200(), false).unwrap();
         let error = needs.check(&Facts::h200(), (free, 2 * free)).unwrap_err();
         with_advice(error.into(), run, plan).to_string()
     }
@@ -75,7 +75,7 @@ mod tests {
         let run = raw.resolve_without_data(1).unwrap();
         let repeating = Resolved { recompute: Recompute::Full, ..run.clone() };
         let needs = |run: &Resolved, batch| {
-            Needs::of(&program::<f32>(run, batch).unwrap(), &Facts::h200(), false).unwrap().total()
+            MemoryNeeds::of(&program::<f32>(run, batch).unwrap(), &Facts::h200(), false).unwrap().total()
         };
         let free = needs(&run, 20) + needs(&run, 21).abs_diff(needs(&run, 20)) / 2;
         let text = refused(&run, free);

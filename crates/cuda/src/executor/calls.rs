@@ -3,14 +3,14 @@
 //! Over NCCL a call goes into the comm lane's stream, and is captured with everything else. Through the host, the data
 //! leaves on the comm lane's stream when the compute lane has come so far; the communicator does its part in pinned memory; the
 //! result goes back on a stream of its own, so that it needn't wait for data that leaves later. The thread that runs the list
-//! sees to that, see [`crate::exchange::Stage`].
+//! sees to that, see [`crate::collectives::Stage`].
 
-use super::exchanger::enqueue;
+use super::communicator::enqueue;
 use super::list::Streams;
-use crate::action::{Address, Exchanged};
+use crate::action::{Address, CollectiveCall};
+use crate::collectives::note_time;
 use crate::driver::{Context, Event, Pinned, Stream};
 use crate::error::CudaError;
-use crate::exchange::note_time;
 use crate::launch::Ready;
 use crate::modules::Modules;
 use comm::{Call, Communicator, Span, Ticket};
@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-pub(super) struct Calling {
+pub(super) struct PreparedCall {
     /// Who takes part.
     comm: Communicator,
     /// Where the data is when the call is made: on the GPU, or in the host's memory.
@@ -34,12 +34,12 @@ pub(super) struct Calling {
     here: Event,
     /// The result is on the GPU.
     back: Event,
-    at: Cell<At>,
+    at: Cell<CallProgress>,
 }
 
 /// How far a call through the host has come.
 #[derive(Clone, Copy)]
-enum At {
+enum CallProgress {
     Nowhere,
     /// On its way to the host.
     Left,
@@ -52,15 +52,15 @@ enum At {
 /// Where a call's data lies in the host's memory: what is sent, what comes.
 pub(super) type HostPlace<'a> = (&'a Pinned, usize, usize);
 
-impl Calling {
+impl PreparedCall {
     pub fn new(
-        exchanged: &Exchanged,
+        call: &CollectiveCall,
         host: Option<HostPlace<'_>>,
         comm: Communicator,
         context: &Arc<Context>,
         modules: &mut Modules,
     ) -> Result<Self, CudaError> {
-        let Exchanged { group: _, collective, kind, send, receive, layer, times } = exchanged;
+        let CollectiveCall { group: _, collective, kind, send, receive, layer, times } = call;
         let (from, into) = match host {
             Some((memory, from, into)) => (memory.address(from), memory.address(into)),
             None => (send.0 as *mut c_void, receive.0 as *mut c_void),
@@ -80,7 +80,17 @@ impl Calling {
         let event = || Event::new(context);
         let (ready, here, back) = (event()?, event()?, event()?);
         let (send, receive) = (send.0, receive.0);
-        Ok(Calling { comm, call, send, receive, marks, ready, here, back, at: Cell::new(At::Nowhere) })
+        Ok(PreparedCall {
+            comm,
+            call,
+            send,
+            receive,
+            marks,
+            ready,
+            here,
+            back,
+            at: Cell::new(CallProgress::Nowhere),
+        })
     }
 
     fn mark(&self, which: usize, stream: &Stream) -> Result<(), CudaError> {
@@ -117,7 +127,7 @@ impl Calling {
         // waited for it to go back.
         unsafe { streams.comm().fetch(self.send, address.cast(), len * self.call.kind.bytes()) }?;
         self.here.record(streams.comm())?;
-        self.at.set(At::Left);
+        self.at.set(CallProgress::Left);
         Ok(())
     }
 
@@ -125,15 +135,15 @@ impl Calling {
     fn advance(&self, streams: &Streams) -> Result<bool, CudaError> {
         let comm = &self.comm;
         match self.at.get() {
-            At::Left if self.here.is_done()? => {
+            CallProgress::Left if self.here.is_done()? => {
                 // SAFETY: pinned memory that lives as long as this; nobody touches it until the call was waited for, which
                 // `bring_back` sees to whatever happens.
                 let ticket = unsafe { comm.start(self.call.clone()) }?;
-                self.at.set(At::Started(ticket));
+                self.at.set(CallProgress::Started(ticket));
                 Ok(true)
             }
-            At::Started(ticket) if comm.is_done(ticket) => {
-                self.at.set(At::Nowhere);
+            CallProgress::Started(ticket) if comm.is_done(ticket) => {
+                self.at.set(CallProgress::Nowhere);
                 comm.wait(ticket)?;
                 let Span { address, len } = self.call.receive;
                 let (stream, bytes) = (streams.back(), len * self.call.kind.bytes());
@@ -141,7 +151,7 @@ impl Calling {
                 unsafe { stream.send(address.cast_const().cast(), self.receive, bytes) }?;
                 self.mark(1, stream)?;
                 self.back.record(stream)?;
-                self.at.set(At::Back);
+                self.at.set(CallProgress::Back);
                 Ok(true)
             }
             _ => Ok(false),
@@ -151,25 +161,25 @@ impl Calling {
 
 /// Makes the calls that have left, in their order, until the one with this number is back; what is put into the compute lane
 /// from then on starts after it. `calls` are all of the list's.
-pub(super) fn bring_back(calls: &[&Calling], number: usize, streams: &Streams) -> Result<(), CudaError> {
-    let exchanger = streams.exchanger()?;
+pub(super) fn bring_back(calls: &[&PreparedCall], number: usize, streams: &Streams) -> Result<(), CudaError> {
+    let communicator = streams.communicator()?;
     let is_back = || {
         let mut moved = true;
         while std::mem::take(&mut moved) {
             for call in calls {
                 moved |= call.advance(streams)?;
-                if matches!(call.at.get(), At::Left) {
+                if matches!(call.at.get(), CallProgress::Left) {
                     // Those behind it may not overtake it.
                     break;
                 }
             }
         }
-        Ok(matches!(calls[number].at.get(), At::Back))
+        Ok(matches!(calls[number].at.get(), CallProgress::Back))
     };
-    if let Err(error) = exchanger.wait_until(is_back) {
+    if let Err(error) = communicator.wait_until(is_back) {
         // The communicator's thread works in memory that may be freed now.
         for call in calls {
-            if let At::Started(ticket) = call.at.replace(At::Nowhere) {
+            if let CallProgress::Started(ticket) = call.at.replace(CallProgress::Nowhere) {
                 let _ = call.comm.wait(ticket);
             }
         }

@@ -90,7 +90,7 @@ impl Executor {
         self.prepare_plan(which)?;
         let list = self.plans.list(which)?;
         let listener = Listener::default();
-        list.capture(&self.products, &self.streams, &listener)?;
+        list.capture(&self.libraries, &self.streams, &listener)?;
         let after = listener.after.into_inner();
         let of = |(index, action): (usize, &super::list::Prepared)| Captured {
             first: action.first,
@@ -111,13 +111,13 @@ impl Executor {
             self.run(which, header)?;
             self.synchronise()?;
             let began = std::time::Instant::now();
-            self.plans.list(which)?.launch(&self.products, &self.streams)?;
+            self.plans.list(which)?.launch(&self.libraries, &self.streams)?;
             self.synchronise()?;
             unmarked = unmarked.min(began.elapsed().as_secs_f64());
         }
         let list: &List = self.plans.list(which)?;
         let clock = Clock::new(&self.context, list.actions.len())?;
-        let graph = list.capture(&self.products, &self.streams, &clock)?;
+        let graph = list.capture(&self.libraries, &self.streams, &clock)?;
         for _ in 0..RUNS {
             self.streams.compute().launch(&graph, "a plan with marks")?;
             self.streams.synchronise("timing the steps of a plan")?;

@@ -1,12 +1,12 @@
-//! The GPU's ceilings, measured: what the rates of kernels and products are held against.
+//! The GPU's ceilings, measured: what the rates of kernels and matmuls are held against.
 
-use super::list::Work;
+use super::list::ReadyWork;
 use super::prepare::fill_with_noise;
 use super::{Executor, Which};
-use crate::action::{Address, Epilogue, Matrix, Product};
+use crate::action::{Address, Epilogue, Matmul, Matrix};
 use crate::driver::{Block, Event};
 use crate::error::CudaError;
-use crate::product::{CANDIDATES, WORKSPACE, sizes};
+use crate::matmul::{CANDIDATES, WORKSPACE, sizes};
 use graph::{Ceilings, DType};
 
 /// Of the square matrices: large enough that no GPU's rate grows beyond.
@@ -18,7 +18,7 @@ const TRIED: usize = 3;
 const HELD: f64 = 0.5;
 
 impl Executor {
-    /// Of cuBLASLt's products in the type in which this program has most of its own, on random numbers, and of copying memory.
+    /// Of cuBLASLt's matmuls in the type in which this program has most of its own, on random numbers, and of copying memory.
     /// To be called between steps: it takes place where activations were.
     pub fn ceilings(&mut self) -> Result<Ceilings, CudaError> {
         self.synchronise()?;
@@ -31,7 +31,7 @@ impl Executor {
         let workspace = Block::new(&self.context, WORKSPACE, "measuring the GPU's ceilings")?;
         fill_with_noise(room, &self.streams)?;
         let at = |i: usize| Matrix::new(room.address + (i * matrix) as Address, dtype, SIDE, SIDE);
-        let product = Product {
+        let matmul = Matmul {
             left: at(0),
             left_transposed: false,
             right: at(1),
@@ -43,8 +43,8 @@ impl Executor {
         };
         let stream = self.streams.compute();
         let mut best: Option<(f64, _)> = None;
-        for algorithm in self.products.candidates(&product, CANDIDATES)? {
-            let run = || self.products.run_in(&product, &algorithm, stream, &workspace);
+        for algorithm in self.libraries.candidates(&matmul, CANDIDATES)? {
+            let run = || self.libraries.run_in(&matmul, &algorithm, stream, &workspace);
             let seconds = run().and_then(|()| self.seconds(TRIED, run));
             match seconds {
                 Ok(seconds) if best.is_none_or(|(least, _)| seconds < least) => {
@@ -57,7 +57,7 @@ impl Executor {
         let none = || CudaError::Misuse(format!("cuBLASLt has no way to multiply matrices of {dtype}"));
         let (seconds, algorithm) = best.ok_or_else(none)?;
         let times = (HELD / seconds).ceil() as usize;
-        let held = self.seconds(times, || self.products.run_in(&product, &algorithm, stream, &workspace))?;
+        let held = self.seconds(times, || self.libraries.run_in(&matmul, &algorithm, stream, &workspace))?;
         let copied = 3 * matrix / 2;
         let copy = || stream.copy(room.address, room.address + copied as Address, copied);
         copy()?;
@@ -75,18 +75,18 @@ impl Executor {
         Ok(end.seconds_since(&start)? / times as f64)
     }
 
-    /// The type of the operands in the largest product, and whether they may be rounded to tf32.
+    /// The type of the operands in the largest matmul, and whether they may be rounded to tf32.
     fn main_type(&mut self) -> Result<(DType, bool), CudaError> {
         let list = self.plans.list(Which::Last)?;
-        let product = |work: &Work| match work {
-            Work::Product(product, _) => Some(*product),
+        let matmul = |work: &ReadyWork| match work {
+            ReadyWork::Matmul(matmul, _) => Some(*matmul),
             _ => None,
         };
-        let operations = |product: &Product| {
-            let (m, n, k) = sizes(product);
+        let operations = |matmul: &Matmul| {
+            let (m, n, k) = sizes(matmul);
             m * n * k
         };
-        let largest = list.actions.iter().filter_map(|action| product(&action.work)).max_by_key(operations);
-        Ok(largest.map_or((DType::F32, self.options.tf32), |product| (product.left.dtype, product.tf32)))
+        let largest = list.actions.iter().filter_map(|action| matmul(&action.work)).max_by_key(operations);
+        Ok(largest.map_or((DType::F32, self.options.tf32), |matmul| (matmul.left.dtype, matmul.tf32)))
     }
 }

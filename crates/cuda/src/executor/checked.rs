@@ -22,7 +22,7 @@ impl Executor {
         for index in 0..actions {
             let list = self.plans.list(which)?;
             let action = &list.actions[index];
-            list.start_alone(index, &self.products, &self.streams)?;
+            list.start_alone(index, &self.libraries, &self.streams)?;
             if action.results.is_empty() {
                 continue;
             }

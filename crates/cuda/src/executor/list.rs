@@ -1,19 +1,21 @@
-//! A bound plan, ready to be played: every kernel found, every product's algorithm chosen.
+//! A bound plan, ready to be played: every kernel found, every matmul's algorithm chosen.
 
-use super::calls::{Calling, bring_back};
-use super::exchanger::{Exchange, Exchanger};
-use crate::action::{Action, Address, Attended, Attention, Convolution, Exchanged, Launch, Product};
+use super::calls::{PreparedCall, bring_back};
+use super::communicator::{GpuComm, GpuCommunicator};
+use crate::action::{
+    Action, Address, Attention, AttentionForward, CollectiveCall, Convolution, Launch, Matmul,
+};
 use crate::attention;
 use crate::bind::{Bound, Placed};
+use crate::collectives::{Stage, host_places, stages};
 use crate::convolution;
-use crate::cudnn::Algorithm as Planned;
-use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_alone};
+use crate::cudnn::CudnnPlan;
+use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_lock};
 use crate::error::CudaError;
-use crate::exchange::{Stage, host_places, stages};
 use crate::launch::Ready;
+use crate::matmul::{CublasAlgorithm, MathLibraries, MatmulImpl, describe};
 use crate::modules::Modules;
-use crate::product::{Algorithm, Choice, Products, describe};
-use crate::tuner::{Attending, Bench, Tuner};
+use crate::tuner::{AttentionImpl, Bench, Tuner};
 use graph::{Lane, Plan};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,17 +24,17 @@ use std::time::Instant;
 /// One stream for each lane, and one for what comes back from the host; and who does the comm lane's calls,
 /// who goes before the streams do.
 pub(super) struct Streams {
-    pub exchanger: Option<Exchanger>,
+    pub communicator: Option<GpuCommunicator>,
     streams: [Stream; 5],
 }
 
 impl Streams {
-    pub fn new(context: &Arc<Context>, exchange: Option<&Exchange>) -> Result<Self, CudaError> {
+    pub fn new(context: &Arc<Context>, comm: Option<&GpuComm>) -> Result<Self, CudaError> {
         let stream = || Stream::new(context);
         let mut streams =
-            Streams { exchanger: None, streams: [stream()?, stream()?, stream()?, stream()?, stream()?] };
-        if let Some(exchange) = exchange {
-            streams.exchanger = Some(Exchanger::open(exchange, context, streams.comm())?);
+            Streams { communicator: None, streams: [stream()?, stream()?, stream()?, stream()?, stream()?] };
+        if let Some(comm) = comm {
+            streams.communicator = Some(GpuCommunicator::open(comm, context, streams.comm())?);
         }
         Ok(streams)
     }
@@ -65,8 +67,8 @@ impl Streams {
 
     /// Waits for all streams, as long as no other rank is known to be lost.
     pub fn synchronise(&self, doing: &str) -> Result<(), CudaError> {
-        if let Some(exchanger) = &self.exchanger {
-            self.streams.iter().try_for_each(|stream| exchanger.wait_until(|| stream.is_done()))?;
+        if let Some(communicator) = &self.communicator {
+            self.streams.iter().try_for_each(|stream| communicator.wait_until(|| stream.is_done()))?;
         }
         self.drain(doing)
     }
@@ -78,19 +80,19 @@ impl Streams {
 
     /// Waits for an event, as long as no other rank is known to be lost.
     pub fn wait_for(&self, event: &Event, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
-        if let Some(exchanger) = &self.exchanger {
-            exchanger.wait_until(|| event.is_done())?;
+        if let Some(communicator) = &self.communicator {
+            communicator.wait_until(|| event.is_done())?;
         }
         event.synchronise(doing)
     }
 }
 
-pub(super) enum Work {
+pub(super) enum ReadyWork {
     Launch(Ready),
-    Product(Product, Way),
-    Convolution(Convolution, Arc<Planned>),
+    Matmul(Matmul, MatmulRun),
+    Convolution(Convolution, Arc<CudnnPlan>),
     /// What cuDNN computes, if it does, and launches after it; or launches alone.
-    Attention(Option<(Attended, Arc<Planned>)>, Vec<Ready>),
+    Attention(Option<(AttentionForward, Arc<CudnnPlan>)>, Vec<Ready>),
     Copy {
         from: Address,
         to: Address,
@@ -100,17 +102,17 @@ pub(super) enum Work {
         at: Address,
         bytes: usize,
     },
-    Exchange(Box<Calling>),
+    Collective(Box<PreparedCall>),
 }
 
-/// How a product is made.
-pub(super) enum Way {
-    Library(Algorithm),
+/// How a matmul is made.
+pub(super) enum MatmulRun {
+    Library(CublasAlgorithm),
     Own(Ready),
 }
 
 pub(super) struct Prepared {
-    pub work: Work,
+    pub work: ReadyWork,
     pub lane: Lane,
     waits: Vec<usize>,
     /// Recorded after it, where another lane waits for it.
@@ -119,7 +121,7 @@ pub(super) struct Prepared {
     pub first: usize,
     /// Values of the plan that are there when it is done.
     pub results: Vec<usize>,
-    /// A kernel's name or a product's shape, and the kernel's name if it is ours.
+    /// A kernel's name or a matmul's shape, and the kernel's name if it is ours.
     pub what: String,
     pub layer: String,
 }
@@ -155,10 +157,10 @@ pub(super) struct List {
 pub(super) struct Preparer<'a> {
     pub context: &'a Arc<Context>,
     pub modules: &'a mut Modules,
-    pub products: &'a Products,
+    pub libraries: &'a MathLibraries,
     pub tuner: &'a mut Tuner,
     pub streams: &'a Streams,
-    /// Where products may write while they are measured.
+    /// Where matmuls may write while they are measured.
     pub scratch: &'a Block,
     /// Working memory for that.
     pub workspace: &'a Block,
@@ -180,7 +182,7 @@ impl Preparer<'_> {
             let signal = waited.contains(&index).then(|| Event::new(self.context)).transpose()?;
             let layer = plan.steps.get(placed.step).map_or_else(String::new, |step| step.layer.clone());
             let place = match placed.action {
-                Action::Exchange(_) => {
+                Action::Collective(_) => {
                     calls.push(index);
                     places.next()
                 }
@@ -209,105 +211,107 @@ impl Preparer<'_> {
     ) -> Result<Prepared, CudaError> {
         let Placed { action, lane, step, first, waits, results } = placed;
         let (work, what) = match action {
-            Action::Launch(launch) => (Work::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name),
-            Action::Product(product) => {
-                let (products, stream) = (self.products, self.streams.compute());
+            Action::Launch(launch) => {
+                (ReadyWork::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name)
+            }
+            Action::Matmul(matmul) => {
+                let (libraries, stream) = (self.libraries, self.streams.compute());
                 let (scratch, workspace) = (self.scratch, self.workspace);
-                let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch, workspace };
-                match self.tuner.choose(&product, &mut bench)? {
-                    Choice::Library(algorithm) => {
-                        (Work::Product(product, Way::Library(algorithm)), describe(&product))
+                let mut bench = Bench { libraries, modules: &mut *self.modules, stream, scratch, workspace };
+                match self.tuner.choose(&matmul, &mut bench)? {
+                    MatmulImpl::Library(algorithm) => {
+                        (ReadyWork::Matmul(matmul, MatmulRun::Library(algorithm)), describe(&matmul))
                     }
-                    Choice::Own(cut) => {
-                        let launch = self.tuner.launch(&product, cut)?;
-                        let what = format!("{} by {}", describe(&product), launch.kernel.name);
+                    MatmulImpl::Own(cut) => {
+                        let launch = self.tuner.launch(&matmul, cut)?;
+                        let what = format!("{} by {}", describe(&matmul), launch.kernel.name);
                         let ready = Ready::new(&launch, self.modules)?;
-                        (Work::Product(product, Way::Own(ready)), what)
+                        (ReadyWork::Matmul(matmul, MatmulRun::Own(ready)), what)
                     }
                 }
             }
             Action::Convolution(conv) => {
-                let (products, stream) = (self.products, self.streams.compute());
+                let (libraries, stream) = (self.libraries, self.streams.compute());
                 let (scratch, workspace) = (self.scratch, self.workspace);
-                let bench = Bench { products, modules: &mut *self.modules, stream, scratch, workspace };
+                let bench = Bench { libraries, modules: &mut *self.modules, stream, scratch, workspace };
                 let algorithm = self.tuner.convolution(&conv, &bench)?;
-                (Work::Convolution(conv, algorithm), convolution::describe(&conv))
+                (ReadyWork::Convolution(conv, algorithm), convolution::describe(&conv))
             }
             Action::Attention(attention) => self.attention(*attention)?,
-            Action::Copy { from, to, bytes } => (Work::Copy { from, to, bytes }, "copy".into()),
-            Action::Zero { at, bytes } => (Work::Zero { at, bytes }, "zero".into()),
+            Action::Copy { from, to, bytes } => (ReadyWork::Copy { from, to, bytes }, "copy".into()),
+            Action::Zero { at, bytes } => (ReadyWork::Zero { at, bytes }, "zero".into()),
             Action::Sum(_) => return Err(CudaError::Misuse(format!("{layer}: a sum that was left waiting"))),
-            Action::Exchange(exchanged) => {
-                let lost = || CudaError::Misuse(format!("{layer}: no group is {}", exchanged.group));
-                let comm = self.streams.exchanger()?.group(exchanged.group).ok_or_else(lost)?;
+            Action::Collective(call) => {
+                let lost = || CudaError::Misuse(format!("{layer}: no group is {}", call.group));
+                let comm = self.streams.communicator()?.group(call.group).ok_or_else(lost)?;
                 let host = self.host.zip(place).map(|(memory, (from, into))| (memory, from, into));
-                let calling = Calling::new(&exchanged, host, comm, self.context, self.modules)?;
-                (Work::Exchange(Box::new(calling)), exchanged.collective.name().into())
+                let calling = PreparedCall::new(&call, host, comm, self.context, self.modules)?;
+                (ReadyWork::Collective(Box::new(calling)), call.collective.name().into())
             }
         };
         Ok(Prepared { work, lane, waits, signal, step, first, results, what, layer })
     }
 
-    fn attention(&mut self, attention: Attention) -> Result<(Work, String), CudaError> {
-        let (products, stream) = (self.products, self.streams.compute());
+    fn attention(&mut self, attention: Attention) -> Result<(ReadyWork, String), CudaError> {
+        let (libraries, stream) = (self.libraries, self.streams.compute());
         let (scratch, workspace) = (self.scratch, self.workspace);
-        let mut bench = Bench { products, modules: &mut *self.modules, stream, scratch, workspace };
+        let mut bench = Bench { libraries, modules: &mut *self.modules, stream, scratch, workspace };
         let attending = self.tuner.attention(&attention, &mut bench)?;
         let Attention { attended, own, after } = attention;
         let mut ready = |launches: &[Launch]| {
             launches.iter().map(|launch| Ready::new(launch, self.modules)).collect::<Result<Vec<_>, _>>()
         };
         Ok(match attending {
-            Attending::Own => {
+            AttentionImpl::Own => {
                 let names: Vec<&str> = own.iter().map(|launch| launch.kernel.name.as_str()).collect();
-                (Work::Attention(None, ready(&own)?), names.join(" + "))
+                (ReadyWork::Attention(None, ready(&own)?), names.join(" + "))
             }
-            Attending::Library(algorithm) => {
+            AttentionImpl::Library(algorithm) => {
                 let what =
                     format!("{} by cuDNN's engine {}", attention::describe(&attended), algorithm.engine);
-                (Work::Attention(Some((attended, algorithm)), ready(after.as_slice())?), what)
+                (ReadyWork::Attention(Some((attended, algorithm)), ready(after.as_slice())?), what)
             }
         })
     }
 }
 
 /// The collectives of a bound plan.
-pub(super) fn collectives(bound: &Bound) -> impl Iterator<Item = &Exchanged> {
+pub(super) fn collectives(bound: &Bound) -> impl Iterator<Item = &CollectiveCall> {
     bound.actions.iter().filter_map(|placed| match &placed.action {
-        Action::Exchange(exchanged) => Some(exchanged),
+        Action::Collective(call) => Some(call),
         _ => None,
     })
 }
 
 impl Prepared {
     /// Puts the work into a stream, whichever lane it is of.
-    fn start(&self, products: &Products, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
+    fn start(&self, libraries: &MathLibraries, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
-            Work::Launch(ready) | Work::Product(_, Way::Own(ready)) => {
+            ReadyWork::Launch(ready) | ReadyWork::Matmul(_, MatmulRun::Own(ready)) => {
                 ready.start(stream, || format!("launching {} of {}", self.what, self.layer))
             }
-            Work::Product(product, Way::Library(algorithm)) => products
-                .run(product, algorithm, stream, self.lane != Lane::Compute)
+            ReadyWork::Matmul(matmul, MatmulRun::Library(algorithm)) => libraries
+                .run(matmul, algorithm, stream, self.lane != Lane::Compute)
                 .map_err(|error| match error {
-                    CudaError::Product { doing, status } => {
-                        CudaError::Product { doing: format!("{doing} of {}", self.layer), status }
+                    CudaError::Matmul { doing, status } => {
+                        CudaError::Matmul { doing: format!("{doing} of {}", self.layer), status }
                     }
                     other => other,
                 }),
-            Work::Convolution(conv, algorithm) => {
-                products.convolve(conv, algorithm, stream, self.lane != Lane::Compute)
+            ReadyWork::Convolution(conv, algorithm) => {
+                libraries.convolve(conv, algorithm, stream, self.lane != Lane::Compute)
             }
-            Work::Attention(by_cudnn, launches) => {
+            ReadyWork::Attention(by_cudnn, launches) => {
                 if let Some((attended, algorithm)) = by_cudnn {
-                    products.attend(attended, algorithm, stream, self.lane != Lane::Compute)?;
+                    libraries.attend(attended, algorithm, stream, self.lane != Lane::Compute)?;
                 }
                 let doing = || format!("launching {} of {}", self.what, self.layer);
                 launches.iter().try_for_each(|ready| ready.start(stream, doing))
             }
-            Work::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
-            Work::Zero { at, bytes } => stream.zero(*at, *bytes),
+            ReadyWork::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
+            ReadyWork::Zero { at, bytes } => stream.zero(*at, *bytes),
             // Of the comm lane, in whose stream NCCL has its calls.
-            Work::Exchange(calling) => calling.enqueue(streams),
+            ReadyWork::Collective(calling) => calling.enqueue(streams),
         }
     }
 }
@@ -318,7 +322,7 @@ impl List {
     fn play(
         &self,
         which: &[usize],
-        products: &Products,
+        libraries: &MathLibraries,
         streams: &Streams,
         marks: Option<&dyn Mark>,
     ) -> Result<(), CudaError> {
@@ -344,7 +348,7 @@ impl List {
             if let Some(marks) = marks {
                 marks.before(*index, stream, waits)?;
             }
-            action.start(products, streams, stream)?;
+            action.start(libraries, streams, stream)?;
             if let Some(marks) = marks {
                 marks.after(*index, stream)?;
             }
@@ -359,42 +363,49 @@ impl List {
         Ok(())
     }
 
-    fn call(&self, index: usize) -> Result<&Calling, CudaError> {
+    fn call(&self, index: usize) -> Result<&PreparedCall, CudaError> {
         match &self.actions[index].work {
-            Work::Exchange(calling) => Ok(calling),
+            ReadyWork::Collective(calling) => Ok(calling),
             _ => Err(CudaError::Misuse(format!("action {index} of {} is no collective", self.name))),
         }
     }
 
     /// Until a collective that the host does is back.
     fn bring_back(&self, index: usize, streams: &Streams) -> Result<(), CudaError> {
-        let calls: Vec<&Calling> = self.calls.iter().map(|i| self.call(*i)).collect::<Result<_, _>>()?;
+        let calls: Vec<&PreparedCall> = self.calls.iter().map(|i| self.call(*i)).collect::<Result<_, _>>()?;
         let number = self.calls.iter().position(|i| *i == index).unwrap_or(0);
         bring_back(&calls, number, streams)
     }
 
     /// One action in the compute lane, after all before it.
-    pub fn start_alone(&self, index: usize, products: &Products, streams: &Streams) -> Result<(), CudaError> {
+    pub fn start_alone(
+        &self,
+        index: usize,
+        libraries: &MathLibraries,
+        streams: &Streams,
+    ) -> Result<(), CudaError> {
         match &self.actions[index].work {
-            Work::Exchange(calling) if streams.exchanger()?.is_on_device() => calling.enqueue_alone(streams),
-            Work::Exchange(calling) => {
+            ReadyWork::Collective(calling) if streams.communicator()?.is_on_device() => {
+                calling.enqueue_alone(streams)
+            }
+            ReadyWork::Collective(calling) => {
                 calling.leave(streams)?;
                 self.bring_back(index, streams)
             }
-            _ => self.actions[index].start(products, streams, streams.compute()),
+            _ => self.actions[index].start(libraries, streams, streams.compute()),
         }
     }
 
     /// Runs the list, action by action, with marks around each if some are given.
     pub fn run_eagerly(
         &self,
-        products: &Products,
+        libraries: &MathLibraries,
         streams: &Streams,
         marks: Option<&dyn Mark>,
     ) -> Result<(), CudaError> {
         let mut calls = self.calls.iter().copied().peekable();
         self.stages.iter().try_for_each(|(stage, _)| match stage {
-            Stage::Stretch(which) => self.play(which, products, streams, marks),
+            Stage::Stretch(which) => self.play(which, libraries, streams, marks),
             Stage::Leave(index) => {
                 // Through the host a collective begins when the compute lane has come to it, and ends when its result is back.
                 marks.map_or(Ok(()), |marks| marks.before(*index, streams.compute(), true))?;
@@ -414,13 +425,13 @@ impl List {
     /// The list as one graph, with whoever is told of its actions. Not where the host does collectives.
     pub fn capture(
         &self,
-        products: &Products,
+        libraries: &MathLibraries,
         streams: &Streams,
         mark: &dyn Mark,
     ) -> Result<Graph, CudaError> {
         match &self.stages[..] {
             [(Stage::Stretch(which), _)] => {
-                let play = || self.play(which, products, streams, Some(mark));
+                let play = || self.play(which, libraries, streams, Some(mark));
                 streams.compute().capture(play, &self.name)
             }
             _ => Err(CudaError::Misuse(format!(
@@ -432,16 +443,16 @@ impl List {
 
     /// Runs the list as one graph; or, where the host does collectives, as one for each stretch between them. Then it returns when
     /// the last of them is on its way back. Says how long it took to capture it, if it was not captured before.
-    pub fn launch(&mut self, products: &Products, streams: &Streams) -> Result<f64, CudaError> {
+    pub fn launch(&mut self, libraries: &MathLibraries, streams: &Streams) -> Result<f64, CudaError> {
         let mut capturing = 0.0;
         for number in 0..self.stages.len() {
             match &self.stages[number] {
                 (Stage::Stretch(which), None) if !which.is_empty() => {
                     let began = Instant::now();
-                    let play = || self.play(which, products, streams, None);
+                    let play = || self.play(which, libraries, streams, None);
                     // Not with NCCL, whose calls may wait for those of other threads.
-                    let on_device = streams.exchanger.as_ref().is_some_and(|e| e.is_on_device());
-                    let _alone = (!on_device).then(prepare_alone);
+                    let on_device = streams.communicator.as_ref().is_some_and(|e| e.is_on_device());
+                    let _alone = (!on_device).then(prepare_lock);
                     self.stages[number].1 = Some(streams.compute().capture(play, &self.name)?);
                     capturing += began.elapsed().as_secs_f64();
                 }

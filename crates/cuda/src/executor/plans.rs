@@ -5,18 +5,18 @@ use super::readback::RING;
 use super::staging::Staging;
 use super::times::Times;
 use super::{Options, Which};
-use crate::action::{Action, Address, Constants, Facts, Kernel, Product};
+use crate::action::{Action, Address, Constants, Facts, Kernel, Matmul};
 use crate::attention;
-use crate::bind::{Binder, Bound, Memory, Placed, Steps, state_addresses};
+use crate::bind::{Addresses, Binder, Bound, Placed, Steps, state_addresses};
+use crate::collectives::{TimeNotes, check_ranks, host_places, timed};
 use crate::convolution;
-use crate::driver::{Block, Context, Pinned, prepare_alone};
+use crate::driver::{Block, Context, Pinned, prepare_lock};
 use crate::error::CudaError;
-use crate::exchange::{Marks, check_ranks, host_places, timed};
+use crate::matmul::{MathLibraries, WORKSPACE};
 use crate::modules::Modules;
 use crate::moves;
-use crate::product::{Products, WORKSPACE};
 use crate::steps::{self, hopper};
-use crate::tuner::{Known, Tuner};
+use crate::tuner::{KnownAlgorithms, Tuner};
 use graph::Home;
 use graph::plan::Place;
 use graph::{DType, Lane, Plan, Program};
@@ -41,9 +41,9 @@ pub(super) struct Plans {
     pub host: Option<Pinned>,
     pub times: Option<Times>,
     /// What is noted down of each list.
-    marks: Vec<Marks>,
+    marks: Vec<TimeNotes>,
     /// Layer and bytes of the collectives of `last`.
-    pub exchanges: Vec<(String, usize)>,
+    pub collectives: Vec<(String, usize)>,
     /// Where the inputs of each plan lie.
     pub inputs: [Vec<Address>; REFRESH],
     /// Where each state lies.
@@ -58,7 +58,7 @@ pub(super) struct Base<'a> {
     pub facts: &'a Facts,
     pub options: &'a Options,
     pub streams: &'a Streams,
-    pub products: &'a mut Products,
+    pub libraries: &'a mut MathLibraries,
     pub tuner: &'a mut Tuner,
     /// The states' own memory.
     pub states: Address,
@@ -81,7 +81,7 @@ impl Plans {
         (0..self.lists.len()).filter(|number| self.lists[*number].is_some()).collect()
     }
 
-    pub fn marks(&self, which: Which) -> Marks {
+    pub fn marks(&self, which: Which) -> TimeNotes {
         self.marks[which as usize]
     }
 }
@@ -100,7 +100,7 @@ pub(super) fn first_lists(program: &Program) -> Vec<usize> {
 struct Lists {
     /// Of plans; the last is [`REFRESH`].
     bound: Vec<Bound>,
-    marks: Vec<Marks>,
+    marks: Vec<TimeNotes>,
     constants: Vec<u8>,
 }
 
@@ -131,19 +131,19 @@ impl Lists {
     }
 }
 
-/// All that lists launch, those that `ours` says may make a product, and what every run begins with.
+/// All that lists launch, those that `ours` says may make a matmul, and what every run begins with.
 pub(super) fn kernels<'a>(
     lists: impl Iterator<Item = &'a Bound>,
-    ours: impl Fn(&Product) -> Vec<Kernel>,
+    ours: impl Fn(&Matmul) -> Vec<Kernel>,
 ) -> BTreeSet<Kernel> {
     let used = lists.flat_map(|bound| bound.actions.iter()).flat_map(|placed| match &placed.action {
         Action::Launch(launch) => vec![launch.kernel.clone()],
-        Action::Product(product) => ours(product),
+        Action::Matmul(matmul) => ours(matmul),
         Action::Attention(attention) => {
             attention.own.iter().chain(&attention.after).map(|launch| launch.kernel.clone()).collect()
         }
         // Their times are noted down.
-        Action::Exchange(_) => vec![crate::exchange::clock()],
+        Action::Collective(_) => vec![crate::collectives::clock()],
         Action::Convolution(_) | Action::Copy { .. } | Action::Zero { .. } | Action::Sum(_) => vec![],
     });
     used.chain([moves::kernel()]).collect()
@@ -151,7 +151,7 @@ pub(super) fn kernels<'a>(
 
 /// What plans are bound for.
 #[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
+pub(super) struct BindTarget<'a> {
     pub facts: &'a Facts,
     pub tf32: bool,
     /// Which of the plans' ranks this is.
@@ -160,18 +160,18 @@ pub(super) struct Target<'a> {
 
 fn bind_all(
     program: &Program,
-    memory: Memory<'_>,
+    memory: Addresses<'_>,
     constants: Address,
     times: Address,
-    to: Target<'_>,
+    to: BindTarget<'_>,
 ) -> Result<Lists, CudaError> {
-    let Target { facts, tf32, rank } = to;
+    let BindTarget { facts, tf32, rank } = to;
     let mut constants = Constants::at(constants);
     let mut bind = |plan: &Plan| {
         let bound = Binder { memory, tf32, facts, maker: &Steps, rank }.bind(plan, &mut constants)?;
         Ok::<_, CudaError>(timed(bound, times))
     };
-    let (mut bound, marks): (Vec<Bound>, Vec<Marks>) =
+    let (mut bound, marks): (Vec<Bound>, Vec<TimeNotes>) =
         program.plans().into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     let placed = |action| Placed::new(action, Lane::Compute, (0, 0));
     let refresh = refresh(program, memory.states, &mut constants)?.into_iter().map(placed).collect();
@@ -206,24 +206,24 @@ fn refresh(
 
 /// The kernels that a program needs on a GPU, for whoever wants to compile them without one.
 pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeSet<Kernel>, CudaError> {
-    let ours = |product: &Product| {
-        let launches = hopper::candidates(product, facts).into_iter();
-        launches.filter_map(|cut| Some(hopper::plain(product, cut, facts)?.kernel)).collect()
+    let ours = |matmul: &Matmul| {
+        let launches = hopper::candidates(matmul, facts).into_iter();
+        launches.filter_map(|cut| Some(hopper::plain(matmul, cut, facts)?.kernel)).collect()
     };
-    Ok(kernels(dry(program, Target { facts, tf32, rank: 0 })?.bound.iter(), ours))
+    Ok(kernels(dry(program, BindTarget { facts, tf32, rank: 0 })?.bound.iter(), ours))
 }
 
 /// Binds to addresses that nothing has, to learn what is needed.
-fn dry(program: &Program, to: Target<'_>) -> Result<Lists, CudaError> {
+fn dry(program: &Program, to: BindTarget<'_>) -> Result<Lists, CudaError> {
     let base = |bit: u32| (1 as Address) << bit;
     let states = state_addresses(&program.states, base(45), base(44));
-    let memory = Memory { arena: base(44), states: &states, header: base(46) };
+    let memory = Addresses { arena: base(44), states: &states, header: base(46) };
     bind_all(program, memory, base(47), base(43), to)
 }
 
 /// Bytes on the GPU that a program takes, known without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryNeeds {
     pub arena: usize,
     /// Parameters, gradients and what belongs to them.
     pub states: usize,
@@ -231,17 +231,17 @@ pub struct Needs {
     pub staging: usize,
     /// Tables of kernels, and times noted down.
     pub tables: usize,
-    /// Of products and convolutions, at most.
+    /// Of matmuls and convolutions, at most.
     pub workspace: usize,
 }
 
-impl Needs {
+impl MemoryNeeds {
     pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
-        Ok(Dry::of(program, Target { facts, tf32, rank: 0 })?.needs)
+        Ok(DryBinding::of(program, BindTarget { facts, tf32, rank: 0 })?.needs)
     }
 
     pub fn total(&self) -> usize {
-        let Needs { arena, states, staging, tables, workspace } = *self;
+        let MemoryNeeds { arena, states, staging, tables, workspace } = *self;
         arena + states + staging + tables + workspace
     }
 
@@ -255,25 +255,25 @@ impl Needs {
 }
 
 /// A program bound to addresses that nothing has, for what can be learned from that.
-pub(super) struct Dry {
+pub(super) struct DryBinding {
     lists: Lists,
-    pub needs: Needs,
+    pub needs: MemoryNeeds,
 }
 
-impl Dry {
-    pub fn of(program: &Program, to: Target<'_>) -> Result<Self, CudaError> {
+impl DryBinding {
+    pub fn of(program: &Program, to: BindTarget<'_>) -> Result<Self, CudaError> {
         if let Some(state) = program.states.iter().find(|s| matches!(s.home, Home::Host(_) | Home::Nowhere)) {
             return Err(CudaError::Misuse(format!("state {} does not lie on the GPU", state.name)));
         }
         let lists = dry(program, to)?;
-        let needs = Needs {
+        let needs = MemoryNeeds {
             arena: program.arena(),
             states: program.state_bytes(),
             staging: Staging::bytes_for(program),
             tables: lists.constants.len() + lists.times(),
             workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
         };
-        Ok(Dry { lists, needs })
+        Ok(DryBinding { lists, needs })
     }
 
     /// Whether there is a convolution that cuDNN makes.
@@ -283,17 +283,17 @@ impl Dry {
     }
 
     /// The kernels of some lists.
-    pub fn kernels(&self, numbers: &[usize], known: &Known) -> BTreeSet<Kernel> {
-        kernels(numbers.iter().map(|number| &self.lists.bound[*number]), |product| known.kernels(product))
+    pub fn kernels(&self, numbers: &[usize], known: &KnownAlgorithms) -> BTreeSet<Kernel> {
+        kernels(numbers.iter().map(|number| &self.lists.bound[*number]), |matmul| known.kernels(matmul))
     }
 }
 
 /// Makes the groups that a program names, or refuses it where its collectives are among other ranks than there are.
-pub(super) fn check_exchange(program: &Program, streams: &Streams) -> Result<(), CudaError> {
-    let are = streams.exchanger.as_ref().map(|exchanger| exchanger.comm().size());
+pub(super) fn check_collectives(program: &Program, streams: &Streams) -> Result<(), CudaError> {
+    let are = streams.communicator.as_ref().map(|communicator| communicator.comm().size());
     program.plans().into_iter().try_for_each(|plan| check_ranks(plan, are))?;
-    match &streams.exchanger {
-        Some(exchanger) => exchanger.prepare(program, streams.comm()),
+    match &streams.communicator {
+        Some(communicator) => communicator.prepare(program, streams.comm()),
         None => Ok(()),
     }
 }
@@ -303,13 +303,13 @@ impl Base<'_> {
     pub fn plans(
         &mut self,
         program: &Program,
-        dry: &Dry,
+        dry: &DryBinding,
         arena: Option<Arc<Block>>,
     ) -> Result<Plans, CudaError> {
         let context = self.context;
         if dry.convolves() {
-            let _alone = prepare_alone();
-            self.products.cudnn()?;
+            let _alone = prepare_lock();
+            self.libraries.cudnn()?;
         }
         let fits = arena.filter(|block| block.bytes >= dry.needs.arena);
         let arena = match fits {
@@ -319,7 +319,7 @@ impl Base<'_> {
         let constants = Block::new(context, dry.lists.constants.len(), "tables")?;
         let staging = Staging::new(context, program)?;
         let states = state_addresses(&program.states, self.states, arena.address);
-        let memory = Memory { arena: arena.address, states: &states, header: self.header };
+        let memory = Addresses { arena: arena.address, states: &states, header: self.header };
         let times = Times::new(context, dry.lists.times(), RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
         let lists = bind_all(program, memory, constants.address, noted, self.options.target(self.facts))?;
@@ -327,13 +327,13 @@ impl Base<'_> {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
         self.streams.compute().send_now(&lists.constants, constants.address)?;
-        let through_host = self.streams.exchanger.as_ref().is_some_and(|e| !e.is_on_device());
+        let through_host = self.streams.communicator.as_ref().is_some_and(|e| !e.is_on_device());
         let host = match lists.host() {
             bytes if bytes > 0 && through_host => Some(Pinned::new(context, bytes)?),
             _ => None,
         };
         let last = &lists.bound[Which::Last as usize];
-        let exchanges = collectives(last).map(|call| (call.layer.clone(), call.bytes())).collect();
+        let collectives = collectives(last).map(|call| (call.layer.clone(), call.bytes())).collect();
         // Inputs are made by nobody, so that binding has moved none of them.
         let address = |plan: &Plan, value: &usize| match plan.values[*value].place {
             Place::Arena(offset) => memory.arena + offset as Address,
@@ -349,7 +349,7 @@ impl Base<'_> {
             host,
             times,
             marks: lists.marks,
-            exchanges,
+            collectives,
             inputs,
             states,
             arena,

@@ -1,23 +1,23 @@
-//! Lists become ready to be played: kernels compiled and loaded, algorithms of products chosen.
+//! Lists become ready to be played: kernels compiled and loaded, algorithms of matmuls chosen.
 //!
 //! A list is prepared when it is wanted, so that a run doesn't wait at its start for what it needs later or never.
 
-use super::list::{List, Preparer, Streams, Way, Work};
+use super::list::{List, MatmulRun, Preparer, ReadyWork, Streams};
 use super::plans::{Base, Plans, REFRESH, kernels};
-use crate::action::{Action, Address, Attention, Convolution, Product};
+use crate::action::{Action, Address, Attention, Convolution, Matmul};
 use crate::attention;
 use crate::bind::Bound;
 use crate::compile::{Arch, Compiling};
 use crate::convolution;
-use crate::driver::{Block, prepare_alone};
+use crate::driver::{Block, prepare_lock};
 use crate::error::CudaError;
-use crate::product::WORKSPACE;
+use crate::matmul::WORKSPACE;
 use crate::tuner::Bench;
 use graph::run::Startup;
 use graph::{Lane, Plan, Program};
 use std::time::Instant;
 
-/// Threads that compile, of those there are: one is left to whoever measures products meanwhile.
+/// Threads that compile, of those there are: one is left to whoever measures matmuls meanwhile.
 pub(super) fn compilers() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get()).saturating_sub(1).max(1)
 }
@@ -39,29 +39,29 @@ impl Base<'_> {
         }
         self.context.enter()?;
         let began = Instant::now();
-        let _alone = prepare_alone();
-        let products = products(plans, &wanted);
+        let _alone = prepare_lock();
+        let matmuls = matmuls(plans, &wanted);
         let convolutions = convolutions(plans, &wanted);
         let attentions = attentions(plans, &wanted);
         let tries = |of: &Attention| self.tuner.may_try_library(of);
         let most =
             attentions.iter().filter(|of| tries(of)).map(|of| attention::workspace(&of.attended)).max();
-        let room = Room::new(self, plans, &products, &convolutions, most.unwrap_or(0))?;
+        let trial_memory = TrialMemory::new(self, plans, &matmuls, &convolutions, most.unwrap_or(0))?;
         let measures = attentions.iter().any(|attention| self.tuner.must_measure_attention(attention))
-            || products.iter().any(|product| self.tuner.must_measure(product, self.products))
-            || convolutions.iter().any(|conv| self.tuner.must_measure_convolution(conv, self.products));
+            || matmuls.iter().any(|matmul| self.tuner.must_measure(matmul, self.libraries))
+            || convolutions.iter().any(|conv| self.tuner.must_measure_convolution(conv, self.libraries));
         if measures {
-            fill_with_noise(room.scratch(plans), self.streams)?;
+            fill_with_noise(trial_memory.scratch(plans), self.streams)?;
             let Plans { modules, arena, .. } = &mut *plans;
             let mut bench = Bench {
-                products: self.products,
+                libraries: self.libraries,
                 modules,
                 stream: self.streams.compute(),
-                scratch: room.larger.as_ref().unwrap_or(arena),
-                workspace: &room.workspace,
+                scratch: trial_memory.larger.as_ref().unwrap_or(arena),
+                workspace: &trial_memory.workspace,
             };
-            products.iter().try_for_each(|product| self.tuner.try_library(product, &mut bench))?;
-            let began = startup.lap("measuring cuBLASLt's products", began);
+            matmuls.iter().try_for_each(|matmul| self.tuner.try_library(matmul, &mut bench))?;
+            let began = startup.lap("measuring cuBLASLt's matmuls", began);
             convolutions.iter().try_for_each(|conv| self.tuner.convolution(conv, &bench).map(drop))?;
             startup.lap("measuring cuDNN's convolutions", began);
         }
@@ -70,13 +70,13 @@ impl Base<'_> {
         let began = Instant::now();
         for number in &wanted {
             let Some(bound) = plans.waiting[*number].take() else { continue };
-            plans.lists[*number] = Some(self.list(program, plans, *number, bound, &room)?);
+            plans.lists[*number] = Some(self.list(program, plans, *number, bound, &trial_memory)?);
         }
-        self.streams.synchronise("measuring products")?;
-        drop(room);
-        self.products.provide(workspace(plans))?;
+        self.streams.synchronise("measuring matmuls")?;
+        drop(trial_memory);
+        self.libraries.provide(workspace(plans))?;
         self.tuner.save();
-        startup.lap("choosing products", began);
+        startup.lap("choosing matmuls", began);
         startup.products = self.tuner.tally;
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Base<'_> {
             began = startup.lap("waiting for kernels", began);
             plans.modules.add(&compiled.images)?;
         }
-        let known = |product: &Product| self.tuner.known.kernels(product);
+        let known = |matmul: &Matmul| self.tuner.known.kernels(matmul);
         let mut missing = kernels(wanted.iter().filter_map(|number| plans.waiting[*number].as_ref()), known);
         missing.retain(|kernel| !plans.modules.has(kernel));
         if !missing.is_empty() {
@@ -116,7 +116,7 @@ impl Base<'_> {
         plans: &mut Plans,
         number: usize,
         bound: Bound,
-        room: &Room,
+        trial_memory: &TrialMemory,
     ) -> Result<List, CudaError> {
         let none = Plan::default();
         let (plan, name) = match number {
@@ -130,39 +130,39 @@ impl Base<'_> {
         let mut preparer = Preparer {
             context: self.context,
             modules,
-            products: self.products,
+            libraries: self.libraries,
             tuner: self.tuner,
             streams: self.streams,
-            scratch: room.larger.as_ref().unwrap_or(arena),
-            workspace: &room.workspace,
+            scratch: trial_memory.larger.as_ref().unwrap_or(arena),
+            workspace: &trial_memory.workspace,
             host: host.as_ref(),
         };
         preparer.prepare(plan, &name, bound)
     }
 }
 
-/// Memory that products are tried in, given back when that is done.
-struct Room {
+/// Memory that matmuls are tried in, given back when that is done.
+struct TrialMemory {
     workspace: Block,
     /// Where the arena is too small for a result: what it would lie beside must not be touched.
     larger: Option<Block>,
 }
 
-impl Room {
+impl TrialMemory {
     fn new(
         base: &Base<'_>,
         plans: &Plans,
-        products: &[Product],
+        matmuls: &[Matmul],
         convolutions: &[Convolution],
         attention: usize,
     ) -> Result<Self, CudaError> {
         let bytes = if convolutions.is_empty() { WORKSPACE } else { convolution::WORKSPACE }.max(attention);
-        let workspace = Block::new(base.context, bytes, "measuring products")?;
-        let result = |p: &Product| p.result.rows * p.result.stride * p.result.dtype.bytes();
-        let results = products.iter().map(result).chain(convolutions.iter().map(|conv| conv.result().1));
+        let workspace = Block::new(base.context, bytes, "measuring matmuls")?;
+        let result = |p: &Matmul| p.result.rows * p.result.stride * p.result.dtype.bytes();
+        let results = matmuls.iter().map(result).chain(convolutions.iter().map(|conv| conv.result().1));
         let most = results.max().unwrap_or(0);
-        let larger = (most > plans.arena.bytes).then(|| Block::new(base.context, most, "measuring products"));
-        Ok(Room { workspace, larger: larger.transpose()? })
+        let larger = (most > plans.arena.bytes).then(|| Block::new(base.context, most, "measuring matmuls"));
+        Ok(TrialMemory { workspace, larger: larger.transpose()? })
     }
 
     fn scratch<'a>(&'a self, plans: &'a Plans) -> &'a Block {
@@ -176,12 +176,12 @@ fn actions<'a>(plans: &'a Plans, numbers: &'a [usize]) -> impl Iterator<Item = &
     lists.flat_map(|bound| bound.actions.iter().map(|placed| &placed.action))
 }
 
-fn products(plans: &Plans, numbers: &[usize]) -> Vec<Product> {
-    let product = |action: &Action| match action {
-        Action::Product(product) => Some(*product),
+fn matmuls(plans: &Plans, numbers: &[usize]) -> Vec<Matmul> {
+    let matmul = |action: &Action| match action {
+        Action::Matmul(matmul) => Some(*matmul),
         _ => None,
     };
-    actions(plans, numbers).filter_map(product).collect()
+    actions(plans, numbers).filter_map(matmul).collect()
 }
 
 fn convolutions(plans: &Plans, numbers: &[usize]) -> Vec<Convolution> {
@@ -205,9 +205,9 @@ fn workspace(plans: &Plans) -> [usize; 2] {
     let mut most = [0; 2];
     for action in plans.lists.iter().flatten().flat_map(|list| &list.actions) {
         let bytes = match &action.work {
-            Work::Product(_, Way::Library(algorithm)) => algorithm.workspace,
-            Work::Convolution(_, algorithm) => algorithm.workspace,
-            Work::Attention(Some((_, algorithm)), _) => algorithm.workspace,
+            ReadyWork::Matmul(_, MatmulRun::Library(algorithm)) => algorithm.workspace,
+            ReadyWork::Convolution(_, algorithm) => algorithm.workspace,
+            ReadyWork::Attention(Some((_, algorithm)), _) => algorithm.workspace,
             _ => 0,
         };
         let lane = &mut most[usize::from(action.lane != Lane::Compute)];
@@ -216,7 +216,7 @@ fn workspace(plans: &Plans) -> [usize; 2] {
     most
 }
 
-/// Numbers between -2 and 2 as bf16, and so as f32 and f16: products of zeros are faster than others, and would mislead.
+/// Numbers between -2 and 2 as bf16, and so as f32 and f16: matmuls of zeros are faster than others, and would mislead.
 pub(super) fn fill_with_noise(block: &Block, streams: &Streams) -> Result<(), CudaError> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let word = |_| {

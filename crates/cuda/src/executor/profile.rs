@@ -1,11 +1,11 @@
 //! How long each action takes.
 
-use super::list::Work;
+use super::list::ReadyWork;
 use super::{Executor, Which};
 use crate::action::Matrix;
 use crate::driver::{Block, Event};
 use crate::error::CudaError;
-use crate::product::sizes;
+use crate::matmul::sizes;
 use graph::Header;
 use graph::plan::Plan;
 use graph::run::KernelTime;
@@ -36,7 +36,7 @@ impl Executor {
             (0..AHEAD.0).try_for_each(|_| stream.zero(zeroed.address, zeroed.bytes))?;
             marks[0].record(stream)?;
             for (index, mark) in marks[1..].iter().enumerate() {
-                list.start_alone(index, &self.products, &self.streams)?;
+                list.start_alone(index, &self.libraries, &self.streams)?;
                 mark.record(stream)?;
             }
             self.runs.end(which, &self.streams)?;
@@ -68,22 +68,30 @@ impl Executor {
     }
 }
 
-/// FLOPs and bytes of an action: a product's own; else those of its steps, counted with the first action of them, since a plan
+/// FLOPs and bytes of an action: a matmul's own; else those of its steps, counted with the first action of them, since a plan
 /// doesn't know how steps are cut.
-pub(super) fn work(plan: &Plan, work: &Work, steps: std::ops::Range<usize>, is_first: bool) -> (f64, f64) {
+pub(super) fn work(
+    plan: &Plan,
+    work: &ReadyWork,
+    steps: std::ops::Range<usize>,
+    is_first: bool,
+) -> (f64, f64) {
     match work {
-        Work::Product(product, _) => {
-            let (m, n, k) = sizes(product);
+        ReadyWork::Matmul(matmul, _) => {
+            let (m, n, k) = sizes(matmul);
             let size = |matrix: &Matrix| (matrix.rows * matrix.columns * matrix.dtype.bytes()) as f64;
-            let written = size(&product.result) * if product.accumulate { 2.0 } else { 1.0 };
-            (2.0 * m as f64 * n as f64 * k as f64, size(&product.left) + size(&product.right) + written)
+            let written = size(&matmul.result) * if matmul.accumulate { 2.0 } else { 1.0 };
+            (2.0 * m as f64 * n as f64 * k as f64, size(&matmul.left) + size(&matmul.right) + written)
         }
-        Work::Copy { bytes, .. } => (0.0, 2.0 * *bytes as f64),
-        Work::Zero { bytes, .. } => (0.0, *bytes as f64),
-        Work::Launch(_) | Work::Convolution(..) | Work::Attention(..) if is_first => {
+        ReadyWork::Copy { bytes, .. } => (0.0, 2.0 * *bytes as f64),
+        ReadyWork::Zero { bytes, .. } => (0.0, *bytes as f64),
+        ReadyWork::Launch(_) | ReadyWork::Convolution(..) | ReadyWork::Attention(..) if is_first => {
             let costs = plan.steps[steps].iter().map(|step| plan.cost_of(step));
             costs.fold((0.0, 0.0), |sum, cost| (sum.0 + cost.flops, sum.1 + cost.bytes))
         }
-        Work::Launch(_) | Work::Convolution(..) | Work::Attention(..) | Work::Exchange(_) => (0.0, 0.0),
+        ReadyWork::Launch(_)
+        | ReadyWork::Convolution(..)
+        | ReadyWork::Attention(..)
+        | ReadyWork::Collective(_) => (0.0, 0.0),
     }
 }

@@ -107,7 +107,7 @@ impl Executor {
             let marks = times.marks[slot];
             // SAFETY: as below.
             let notes = unsafe { times.host.bytes(slot * times.bytes, marks.bytes().min(times.bytes)) };
-            self.exchange_times = settle(notes, marks);
+            self.collective_times = settle(notes, marks);
         }
         // SAFETY: they have arrived, and nothing newer goes to this slot while `&mut self` is held.
         let bytes = unsafe { host.bytes(slot * SLOT_BYTES, SLOT_BYTES) };

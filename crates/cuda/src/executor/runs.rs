@@ -17,7 +17,7 @@ const AHEAD: usize = 64;
 const HEADER_BYTES: usize = 40;
 const HEADER_STRIDE: usize = 64;
 
-struct Slot {
+struct RunSlot {
     began: Event,
     ended: Event,
     /// What ran here, until its time was read.
@@ -25,7 +25,7 @@ struct Slot {
 }
 
 pub(super) struct Runs {
-    slots: Vec<Slot>,
+    slots: Vec<RunSlot>,
     headers: Pinned,
     /// What the GPU has.
     sent: Option<[u8; HEADER_BYTES]>,
@@ -36,7 +36,7 @@ pub(super) struct Runs {
 impl Runs {
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         let slot = |_| {
-            Ok::<_, CudaError>(Slot {
+            Ok::<_, CudaError>(RunSlot {
                 began: Event::timed(context)?,
                 ended: Event::timed(context)?,
                 ran: None,
@@ -83,7 +83,7 @@ impl Runs {
 
     /// Reads the time of a run if it is over; whether it was. With streams it is waited for.
     fn settle(&mut self, slot: usize, wait: Option<&Streams>) -> Result<bool, CudaError> {
-        let Slot { began, ended, ran } = &mut self.slots[slot];
+        let RunSlot { began, ended, ran } = &mut self.slots[slot];
         let Some(which) = *ran else { return Ok(true) };
         if let Some(streams) = wait {
             streams.wait_for(ended, || format!("running {which:?}"))?;

@@ -17,33 +17,33 @@ use std::sync::Arc;
 
 /// One input, and where it lies in the buffers.
 #[derive(Clone, Debug, PartialEq)]
-struct Slot {
+struct InputSlot {
     name: String,
     offset: usize,
     count: usize,
     dtype: DType,
 }
 
-impl Slot {
+impl InputSlot {
     fn bytes(&self) -> usize {
         self.count * self.dtype.bytes()
     }
 }
 
 /// The inputs of a plan, one after the other.
-fn layout(plan: &Plan) -> (Vec<Slot>, usize) {
+fn layout(plan: &Plan) -> (Vec<InputSlot>, usize) {
     let mut bytes = 0;
     let slot = |value: &usize| {
         let value = &plan.values[*value];
         let (offset, count) = (bytes, value.ty.shape.count());
         bytes += value.ty.bytes().next_multiple_of(ALIGN);
-        Slot { name: value.name.clone(), offset, count, dtype: value.ty.dtype }
+        InputSlot { name: value.name.clone(), offset, count, dtype: value.ty.dtype }
     };
     (plan.inputs.iter().map(slot).collect(), bytes)
 }
 
 pub(super) struct Staging {
-    layouts: [Vec<Slot>; Which::ALL.len()],
+    layouts: [Vec<InputSlot>; Which::ALL.len()],
     /// The pinned side, and after each the moment when the GPU has read it.
     host: [(Pinned, Event); 2],
     device: Block,
@@ -187,7 +187,7 @@ impl Staging {
             sent.record(streams.copy())?;
             streams.compute().wait(sent)?;
         }
-        let from = |slot: &Slot| self.device.address + slot.offset as Address;
+        let from = |slot: &InputSlot| self.device.address + slot.offset as Address;
         let taken = slots.iter().zip(addresses);
         Ok(taken.map(|(slot, to)| Move { from: from(slot), to: *to, bytes: slot.bytes() }).collect())
     }

@@ -159,7 +159,7 @@ impl Executor {
     /// Queues what brings copies in half precision up to date, if they may be out of it.
     pub(super) fn refresh(&mut self) -> Result<(), CudaError> {
         if std::mem::take(&mut self.stale) {
-            self.plans.numbered(REFRESH)?.run_eagerly(&self.products, &self.streams, None)?;
+            self.plans.numbered(REFRESH)?.run_eagerly(&self.libraries, &self.streams, None)?;
         }
         Ok(())
     }

@@ -4,14 +4,14 @@
 //! where the compute lane waits for some. The notes travel with a step's other numbers, so that each step has its own, however many
 //! are in flight. Through the host a collective begins when its data leaves the GPU and ends when the result is back.
 
+use crate::collectives::TimeNotes;
 use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
-use crate::exchange::Marks;
 use std::sync::Arc;
 
 /// The collectives of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ExchangeTimes {
+pub struct CollectiveTimes {
     /// Of each: seconds from its beginning on this rank to its end, the wait for other ranks included; and how many of them the
     /// compute lane waited.
     pub calls: Vec<(f64, f64)>,
@@ -28,7 +28,7 @@ pub(super) struct Times {
     /// Bytes of a step.
     pub bytes: usize,
     /// What the step's notes are of.
-    pub marks: Vec<Marks>,
+    pub marks: Vec<TimeNotes>,
 }
 
 impl Times {
@@ -38,7 +38,7 @@ impl Times {
             return Ok(None);
         }
         let (block, host) = (Block::new(context, bytes, "times")?, Pinned::new(context, steps * bytes)?);
-        Ok(Some(Times { block, host, bytes, marks: vec![Marks::default(); steps] }))
+        Ok(Some(Times { block, host, bytes, marks: vec![TimeNotes::default(); steps] }))
     }
 }
 
@@ -54,12 +54,13 @@ fn shared((from, to): Interval, others: &[Interval]) -> f64 {
     others.iter().map(|(start, end)| seconds((from.max(*start), to.min(*end)))).sum()
 }
 
-/// From notes as [`crate::exchange::timed`] has them made.
-pub(super) fn settle(notes: &[u8], marks: Marks) -> ExchangeTimes {
+/// From notes as [`crate::collectives::timed`] has them made.
+pub(super) fn settle(notes: &[u8], marks: TimeNotes) -> CollectiveTimes {
     let words: Vec<u64> = notes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let intervals: Vec<Interval> = words.as_chunks::<2>().0.iter().map(|pair| (pair[0], pair[1])).collect();
     let (calls, waits) = intervals.split_at(marks.calls.min(intervals.len()));
-    let mut times = ExchangeTimes { exposed: waits.iter().copied().map(seconds).sum(), ..Default::default() };
+    let mut times =
+        CollectiveTimes { exposed: waits.iter().copied().map(seconds).sum(), ..Default::default() };
     let mut counted_until = 0;
     for call in calls {
         times.calls.push((seconds(*call), shared(*call, waits)));
@@ -75,10 +76,10 @@ pub(super) fn settle(notes: &[u8], marks: Marks) -> ExchangeTimes {
 mod tests {
     use super::*;
 
-    fn settled(calls: &[Interval], waits: &[Interval]) -> ExchangeTimes {
+    fn settled(calls: &[Interval], waits: &[Interval]) -> CollectiveTimes {
         let words = calls.iter().chain(waits).flat_map(|(from, to)| [*from, *to]);
         let notes: Vec<u8> = words.flat_map(|ms| (1_000_000_000 + ms * 1_000_000).to_le_bytes()).collect();
-        settle(&notes, Marks { calls: calls.len(), waits: waits.len() })
+        settle(&notes, TimeNotes { calls: calls.len(), waits: waits.len() })
     }
 
     fn near(a: f64, b: f64) -> bool {
@@ -100,6 +101,6 @@ mod tests {
         let times = settled(&[(0, 20), (10, 35), (12, 18), (50, 60)], &[(30, 40)]);
         assert!(near(times.hidden, 0.030 + 0.010), "{times:?}");
         let none = settled(&[], &[]);
-        assert_eq!(none, ExchangeTimes::default());
+        assert_eq!(none, CollectiveTimes::default());
     }
 }

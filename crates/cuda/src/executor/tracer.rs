@@ -20,7 +20,7 @@ pub struct Traced {
     pub op: String,
     pub layer: String,
     pub phase: Phase,
-    /// A kernel's name or a product's shape.
+    /// A kernel's name or a matmul's shape.
     pub what: String,
     pub lane: Lane,
     pub start: Instant,
@@ -37,9 +37,9 @@ impl Traced {
 }
 
 /// Before and after each action of a list.
-pub(super) struct Marks(Vec<[Event; 2]>);
+pub(super) struct ActionEvents(Vec<[Event; 2]>);
 
-impl Mark for Marks {
+impl Mark for ActionEvents {
     fn before(&self, action: usize, stream: &Stream, _: bool) -> Result<(), CudaError> {
         self.0[action][0].record(stream)
     }
@@ -55,7 +55,7 @@ pub(super) struct Tracer {
     /// A moment by both clocks.
     origin: Event,
     at: Instant,
-    runs: VecDeque<(Which, Marks)>,
+    runs: VecDeque<(Which, ActionEvents)>,
 }
 
 impl Tracer {
@@ -66,17 +66,17 @@ impl Tracer {
         Ok(Tracer { on: true, origin, at: Instant::now(), runs: VecDeque::new() })
     }
 
-    pub fn marks(context: &Arc<Context>, actions: usize) -> Result<Marks, CudaError> {
+    pub fn marks(context: &Arc<Context>, actions: usize) -> Result<ActionEvents, CudaError> {
         let pair = |_| Ok([Event::timed(context)?, Event::timed(context)?]);
-        Ok(Marks((0..actions).map(pair).collect::<Result<_, CudaError>>()?))
+        Ok(ActionEvents((0..actions).map(pair).collect::<Result<_, CudaError>>()?))
     }
 
-    pub fn keep(&mut self, which: Which, marks: Marks) {
+    pub fn keep(&mut self, which: Which, marks: ActionEvents) {
         self.runs.push_back((which, marks));
     }
 
     /// The oldest run, if it is over.
-    fn take(&mut self) -> Result<Option<(Which, Marks)>, CudaError> {
+    fn take(&mut self) -> Result<Option<(Which, ActionEvents)>, CudaError> {
         let Some((_, marks)) = self.runs.front() else { return Ok(None) };
         for [_, end] in &marks.0 {
             if !end.is_done()? {

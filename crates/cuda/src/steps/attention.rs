@@ -5,8 +5,8 @@
 use super::rows::singles;
 use super::{attention_flash, attention_hopper, attention_plain, attention_tf32};
 use crate::action::{
-    Action, Arg, Attended, AttendedGradient, Attention, Context, Facts, Kernel, Launch, Operand, PartialSum,
-    Source, c_type,
+    Action, Arg, Attention, AttentionBackward, AttentionForward, Facts, Kernel, Launch, Operand, PartialSum,
+    Source, StepContext, c_type,
 };
 use crate::attention;
 use crate::error::CudaError;
@@ -43,12 +43,12 @@ impl Sizes {
     }
 
     /// Sums over tokens that the backward kernels leave: one for every sample, or for every piece of one.
-    fn sums(&self, way: Way, facts: &Facts) -> usize {
+    fn sums(&self, way: KernelFamily, facts: &Facts) -> usize {
         let of_sample = match way {
-            Way::Resident | Way::Halves => 1,
-            Way::Flash => attention_flash::pieces(self),
-            Way::Tf32 => attention_tf32::sums(self, facts),
-            Way::Plain => attention_plain::pieces(self),
+            KernelFamily::Resident | KernelFamily::HalfPrecision => 1,
+            KernelFamily::Flash => attention_flash::pieces(self),
+            KernelFamily::Tf32 => attention_tf32::sums(self, facts),
+            KernelFamily::Plain => attention_plain::pieces(self),
         };
         self.batch * of_sample
     }
@@ -70,7 +70,7 @@ impl Sizes {
     }
 }
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (heads, drop, backward, sum) = match cx.op {
         Op::Attention { heads, drop } => (*heads, *drop, false, false),
         Op::AttentionGrad { heads, drop, sum } => (*heads, *drop, true, *sum),
@@ -79,19 +79,19 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let dtype = cx.input(0).dtype;
     let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
-    let way = Way::of(&sizes, dtype, cx.tf32, drop.is_some(), cx.facts);
+    let way = KernelFamily::of(&sizes, dtype, cx.tf32, drop.is_some(), cx.facts);
     let one = |launch: Option<Launch>| launch.map(|launch| vec![launch]);
     let launches = match (way, backward) {
-        (Way::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
-        (Way::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
-        (Way::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element, drop)]),
-        (Way::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, drop, sum)),
-        (Way::Halves, false) => one(forward(cx, &sizes, element, drop)),
-        (Way::Halves, true) => one(gradient(cx, &sizes, element, drop, sum)),
-        (Way::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
-        (Way::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
-        (Way::Plain, false) => one(attention_plain::forward(cx, &sizes, element, drop)),
-        (Way::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
+        (KernelFamily::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
+        (KernelFamily::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
+        (KernelFamily::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element, drop)]),
+        (KernelFamily::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, drop, sum)),
+        (KernelFamily::HalfPrecision, false) => one(forward(cx, &sizes, element, drop)),
+        (KernelFamily::HalfPrecision, true) => one(gradient(cx, &sizes, element, drop, sum)),
+        (KernelFamily::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
+        (KernelFamily::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
+        (KernelFamily::Plain, false) => one(attention_plain::forward(cx, &sizes, element, drop)),
+        (KernelFamily::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
     };
     let own = launches.ok_or_else(|| unsupported(cx, &sizes))?;
     let mut actions: Vec<Action> = match drop.map_or_else(|| attended(cx, &sizes, backward), |_| None) {
@@ -111,17 +111,17 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 }
 
 /// What cuDNN would be given, of heads that it takes in memory that it may have.
-fn attended(cx: &Context<'_>, sizes: &Sizes, backward: bool) -> Option<Attended> {
+fn attended(cx: &StepContext<'_>, sizes: &Sizes, backward: bool) -> Option<AttentionForward> {
     let Sizes { batch, tokens, heads, head } = *sizes;
     let dtype = cx.input(0).dtype;
     let address = |operand: &Operand| operand.address;
     let [out, log_sums] =
         if backward { [1, 2].map(|i| address(cx.input(i))) } else { [0, 1].map(|i| address(cx.output(i))) };
     let gradient =
-        || AttendedGradient { dout: address(cx.input(3)), dqkv: address(cx.output(0)), deltas: cx.scratch };
+        || AttentionBackward { dout: address(cx.input(3)), dqkv: address(cx.output(0)), deltas: cx.scratch };
     let gradient = backward.then(gradient);
     let qkv = address(cx.input(0));
-    let attended = Attended { batch, tokens, heads, head, dtype, qkv, out, log_sums, gradient };
+    let attended = AttentionForward { batch, tokens, heads, head, dtype, qkv, out, log_sums, gradient };
     let takes = cx.facts.capability >= (8, 0) && dtype.is_half() && head.is_multiple_of(8) && head <= 128;
     // As measured: where heads fill a Hopper GPU, our backward pass is faster. To find that again would take time and memory.
     let hopeless = backward && cx.facts.capability == (9, 0) && sizes.total() >= cx.facts.processors as usize;
@@ -130,8 +130,8 @@ fn attended(cx: &Context<'_>, sizes: &Sizes, backward: bool) -> Option<Attended>
 }
 
 /// The sums over tokens of what cuDNN computed, in as many rows as our kernels leave.
-fn sums_after(cx: &Context<'_>, sizes: &Sizes, way: Way, element: &str) -> Launch {
-    let piece = if way == Way::Flash { attention_flash::BLOCK } else { sizes.tokens };
+fn sums_after(cx: &StepContext<'_>, sizes: &Sizes, way: KernelFamily, element: &str) -> Launch {
+    let piece = if way == KernelFamily::Flash { attention_flash::BLOCK } else { sizes.tokens };
     let channels = sizes.heads * sizes.head;
     let [dqkv, dout] = [cx.output(0), cx.input(3)].map(|operand| Arg::Pointer(operand.address));
     let mut args = vec![dqkv, dout, Arg::Pointer(cx.parts)];
@@ -150,47 +150,47 @@ pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
     let Op::AttentionGrad { heads, drop, sum: true } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
     // Whether tf32 is asked for isn't known here, but it has fewer than f32.
-    let way = Way::of(&sizes, inputs[0].dtype, false, drop.is_some(), facts);
+    let way = KernelFamily::of(&sizes, inputs[0].dtype, false, drop.is_some(), facts);
     4 * sizes.sums(way, facts) * sizes.row()
 }
 
 /// Which kernels take a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum KernelFamily {
     /// Half precision by Hopper's warpgroups, a whole head in shared memory.
     Resident,
     /// Half precision by Hopper's warpgroups, any number of tokens.
     Flash,
     /// Half precision by matrix units.
-    Halves,
+    HalfPrecision,
     /// f32, rounded to tf32 for matrix units.
     Tf32,
     /// Without matrix units.
     Plain,
 }
 
-impl Way {
+impl KernelFamily {
     fn of(sizes: &Sizes, dtype: DType, tf32: bool, drop: bool, facts: &Facts) -> Self {
         if !drop && attention_hopper::takes(sizes, dtype, facts) {
-            return Way::Resident;
+            return KernelFamily::Resident;
         }
         if attention_flash::takes(sizes, dtype, facts) {
-            return Way::Flash;
+            return KernelFamily::Flash;
         }
         if attention_tf32::takes(sizes, dtype, tf32, facts) {
-            return Way::Tf32;
+            return KernelFamily::Tf32;
         }
         let least = match dtype {
             DType::Bf16 => (8, 0),
             DType::F16 => (7, 5),
-            _ => return Way::Plain,
+            _ => return KernelFamily::Plain,
         };
         let fits = sizes.head.is_multiple_of(8) && sizes.head <= 128;
-        if facts.capability >= least && fits { Way::Halves } else { Way::Plain }
+        if facts.capability >= least && fits { KernelFamily::HalfPrecision } else { KernelFamily::Plain }
     }
 }
 
-fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
+fn unsupported(cx: &StepContext<'_>, sizes: &Sizes) -> CudaError {
     let (major, minor) = cx.facts.capability;
     let op = format!(
         "{} with {} channels a head and {} tokens on compute capability {major}.{minor}",
@@ -202,7 +202,7 @@ fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
 }
 
 /// What every kernel takes last: header, site, threshold, what kept probabilities are multiplied by.
-pub(super) fn drop_args(cx: &Context<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
+pub(super) fn drop_args(cx: &StepContext<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
     let (site, threshold, scale) = match drop {
         Some(AttentionDrop { rate, site }) => (site, drop_threshold(rate), (1.0 / (1.0 - rate)) as f32),
         None => (0, 0, 1.0),
@@ -254,7 +254,12 @@ impl Forward {
     }
 }
 
-fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<AttentionDrop>) -> Option<Launch> {
+fn forward(
+    cx: &StepContext<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+) -> Option<Launch> {
     let cut = Forward::choose(sizes, cx.facts)?;
     let mut args = vec![
         Arg::Pointer(cx.input(0).address),
@@ -342,7 +347,7 @@ impl Gradient {
 }
 
 fn gradient(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     element: &str,
     drop: Option<AttentionDrop>,

@@ -3,7 +3,7 @@
 //! Legend: T tokens, D head size. A tile is 64 queries in the forward pass; a block is 128 tokens in the backward pass.
 
 use super::attention::{Sizes, drop_args};
-use crate::action::{Address, Arg, Context, Facts, HeadMap, Kernel, Launch, Operand, Source, c_type};
+use crate::action::{Address, Arg, Facts, HeadMap, Kernel, Launch, Operand, Source, StepContext, c_type};
 use graph::DType;
 use graph::op::AttentionDrop;
 
@@ -102,7 +102,12 @@ impl Forward {
     }
 }
 
-pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str, drop: Option<AttentionDrop>) -> Launch {
+pub(super) fn forward(
+    cx: &StepContext<'_>,
+    sizes: &Sizes,
+    element: &str,
+    drop: Option<AttentionDrop>,
+) -> Launch {
     let cut = Forward::choose(sizes, drop.is_some());
     let items = sizes.total() * sizes.tokens.div_ceil(64 * cut.groups);
     let heads = 3 * sizes.heads;
@@ -243,7 +248,7 @@ pub(super) fn scratch(sizes: &Sizes, dtype: DType, drop: bool) -> usize {
 }
 
 pub(super) fn gradient(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     element: &str,
     drop: Option<AttentionDrop>,

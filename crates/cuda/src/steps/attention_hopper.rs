@@ -3,7 +3,7 @@
 //! Legend: T tokens, D head size; a tile is 64 tokens.
 
 use super::attention::Sizes;
-use crate::action::{Arg, Context, Facts, Kernel, Launch, Source};
+use crate::action::{Arg, Facts, Kernel, Launch, Source, StepContext};
 use graph::DType;
 
 /// Whether these kernels take such heads.
@@ -20,7 +20,7 @@ pub(super) fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
 struct Forward {
     /// Warpgroups of a block.
     groups: usize,
-    /// Parts that the keys come in. A product has up to 128 columns.
+    /// Parts that the keys come in. A matmul has up to 128 columns.
     parts: usize,
     /// Blocks on a multiprocessor, as the registers allow.
     resident: usize,
@@ -51,7 +51,7 @@ impl Forward {
     }
 }
 
-pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Option<Launch> {
+pub(super) fn forward(cx: &StepContext<'_>, sizes: &Sizes, element: &str) -> Option<Launch> {
     let cut = Forward::choose(sizes);
     let [qkv, out, lse] =
         [&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|operand| Arg::Pointer(operand.address));
@@ -71,7 +71,7 @@ struct Gradient {
     groups: usize,
     /// Heads whose keys are in shared memory: with two, the next one's are fetched early.
     stages: usize,
-    /// Whether keys and values go through registers into products.
+    /// Whether keys and values go through registers into matmuls.
     left: bool,
     /// Blocks on a multiprocessor.
     resident: usize,
@@ -121,7 +121,7 @@ impl Gradient {
 /// Shared memory of a block on every GPU of compute capability 9.0, as the kernels have it.
 const SHARED_PER_BLOCK: usize = 232_448;
 
-pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, sum: bool) -> Option<Launch> {
+pub(super) fn gradient(cx: &StepContext<'_>, sizes: &Sizes, element: &str, sum: bool) -> Option<Launch> {
     let cut = Gradient::choose(sizes, SHARED_PER_BLOCK)?;
     let mut args = Vec::from([0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address)));
     args.extend([

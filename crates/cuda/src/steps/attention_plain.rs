@@ -3,7 +3,7 @@
 //! Legend: T tokens, D head size.
 
 use super::attention::{Sizes, drop_args};
-use crate::action::{Arg, Context, Kernel, Launch, Source};
+use crate::action::{Arg, Kernel, Launch, Source, StepContext};
 use graph::op::AttentionDrop;
 
 /// Tokens in a piece. A thread has 4×4 scores.
@@ -25,7 +25,13 @@ fn kernel(which: &str, element: &str, sizes: &Sizes, drop: bool, sum: Option<boo
 }
 
 /// A launch with `held` pieces of a head, as f32, and the scores of one pair of pieces in shared memory.
-fn launch_of(cx: &Context<'_>, sizes: &Sizes, kernel: Kernel, held: usize, args: Vec<Arg>) -> Option<Launch> {
+fn launch_of(
+    cx: &StepContext<'_>,
+    sizes: &Sizes,
+    kernel: Kernel,
+    held: usize,
+    args: Vec<Arg>,
+) -> Option<Launch> {
     let stride = (sizes.head.div_ceil(4) | 1) * 4;
     let shared = (4 * PIECE * (held * stride + PIECE + 4)) as u32;
     let grid = [sizes.total() as u32, pieces(sizes) as u32, 1];
@@ -34,7 +40,7 @@ fn launch_of(cx: &Context<'_>, sizes: &Sizes, kernel: Kernel, held: usize, args:
 }
 
 pub(super) fn forward(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     element: &str,
     drop: Option<AttentionDrop>,
@@ -48,7 +54,7 @@ pub(super) fn forward(
 }
 
 pub(super) fn gradient(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     element: &str,
     drop: Option<AttentionDrop>,

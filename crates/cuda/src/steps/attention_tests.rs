@@ -47,7 +47,7 @@ fn run_with(
     let (layer, tf32) = ("block", false);
     let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
     let (scratch, parts, header) = (512, 768, 1024);
-    let cx = Context { op, layer, inputs, outputs, scratch, parts, header, tf32, facts };
+    let cx = StepContext { op, layer, inputs, outputs, scratch, parts, header, tf32, facts };
     match actions(&cx)?.remove(0) {
         Action::Launch(launch) => Ok(launch),
         Action::Attention(attention) => Ok(attention.own.into_iter().next().unwrap()),
@@ -148,8 +148,8 @@ fn sums_of_every_way_fit_their_memory() {
     for (facts, dtype) in all_facts().iter().zip([DType::F32, DType::Bf16].into_iter().cycle()) {
         for tokens in [1, 5, 64, 65, 197, 257, 577, 1025] {
             let sizes = Sizes { batch: 4, tokens, heads: 3, head: 64 };
-            let [most, tf32] =
-                [false, true].map(|tf32| sizes.sums(Way::of(&sizes, dtype, tf32, false, facts), facts));
+            let [most, tf32] = [false, true]
+                .map(|tf32| sizes.sums(KernelFamily::of(&sizes, dtype, tf32, false, facts), facts));
             assert!((4..=most).contains(&tf32), "{sizes:?} {facts:?}");
             let op = Op::AttentionGrad { heads: 3, drop: None, sum: true };
             assert_eq!(parts(&op, &[operand(dtype, &[4, tokens, 576])], facts), 4 * 576 * most);
@@ -190,7 +190,8 @@ fn made(facts: &Facts, dtype: DType, [b, t, h, d]: [usize; 4], backward: bool) -
     };
     let (layer, tf32, op) = ("block", false, &op);
     let (scratch, parts, header) = (7 << 12, 8 << 12, 9 << 12);
-    let cx = Context { op, layer, inputs: &inputs, outputs: &outputs, scratch, parts, header, tf32, facts };
+    let cx =
+        StepContext { op, layer, inputs: &inputs, outputs: &outputs, scratch, parts, header, tf32, facts };
     actions(&cx).unwrap()
 }
 
@@ -200,7 +201,7 @@ fn cudnn_is_given_the_same_heads() {
     let [Action::Attention(attention), Action::Sum(sum)] = &actions[..] else { panic!("{actions:?}") };
     let Attention { attended, own, after } = &**attention;
     assert_eq!((attended.qkv, attended.out, attended.log_sums), (1 << 12, 2 << 12, 3 << 12));
-    let gradient = AttendedGradient { dout: 4 << 12, dqkv: 5 << 12, deltas: 7 << 12 };
+    let gradient = AttentionBackward { dout: 4 << 12, dqkv: 5 << 12, deltas: 7 << 12 };
     assert_eq!(attended.gradient, Some(gradient));
     assert_eq!(own.len(), 3);
     // Its sums go where ours do: a row for every 128 tokens.

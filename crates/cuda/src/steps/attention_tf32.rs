@@ -3,7 +3,7 @@
 //! Legend: T tokens, D head size; a tile is 16 tokens.
 
 use super::attention::{Sizes, drop_args};
-use crate::action::{Arg, Context, Facts, Kernel, Launch, Source};
+use crate::action::{Arg, Facts, Kernel, Launch, Source, StepContext};
 use graph::DType;
 use graph::op::AttentionDrop;
 
@@ -15,7 +15,7 @@ pub(super) fn takes(sizes: &Sizes, dtype: DType, tf32: bool, facts: &Facts) -> b
 
 /// How a head is cut: a warp has a tile of one side's tokens, and goes through those of the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Cut {
+struct HeadTiling {
     warps: usize,
     /// Blocks that share a head.
     blocks: usize,
@@ -26,7 +26,7 @@ struct Cut {
     shared: usize,
 }
 
-impl Cut {
+impl HeadTiling {
     fn choose(sizes: &Sizes, backward: bool, facts: &Facts) -> Self {
         // Warps that registers hold, and of those one block's.
         let (all, most) = match (backward, sizes.head) {
@@ -44,7 +44,7 @@ impl Cut {
         let resident = all / warps;
         let stages =
             if parts > 1 && resident * (2 * stage + 1024) <= facts.shared_per_block as usize { 2 } else { 1 };
-        Cut { warps, blocks, stages, resident, shared: stages * stage }
+        HeadTiling { warps, blocks, stages, resident, shared: stages * stage }
     }
 
     fn launch(&self, sizes: &Sizes, kernel: Kernel, args: Vec<Arg>) -> Launch {
@@ -59,7 +59,7 @@ impl Cut {
 
     /// `sum` is of backward kernels alone.
     fn kernel(&self, which: &str, sizes: &Sizes, drop: bool, sum: Option<bool>) -> Kernel {
-        let (Sizes { tokens, head, .. }, Cut { warps, stages, resident, .. }) = (sizes, self);
+        let (Sizes { tokens, head, .. }, HeadTiling { warps, stages, resident, .. }) = (sizes, self);
         let sum = sum.map_or_else(String::new, |sum| format!(", {sum}"));
         Kernel::new(
             Source::AttentionTf32,
@@ -74,11 +74,11 @@ const KEYS: &str = "attention_tf32_grad_keys";
 
 /// Sums over tokens that the backward kernels leave of a sample.
 pub(super) fn sums(sizes: &Sizes, facts: &Facts) -> usize {
-    Cut::choose(sizes, true, facts).blocks
+    HeadTiling::choose(sizes, true, facts).blocks
 }
 
-pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, drop: Option<AttentionDrop>) -> Launch {
-    let cut = Cut::choose(sizes, false, cx.facts);
+pub(super) fn forward(cx: &StepContext<'_>, sizes: &Sizes, drop: Option<AttentionDrop>) -> Launch {
+    let cut = HeadTiling::choose(sizes, false, cx.facts);
     let mut args =
         Vec::from([&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|o| Arg::Pointer(o.address)));
     args.push(Arg::I32(sizes.heads as i32));
@@ -88,12 +88,12 @@ pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, drop: Option<AttentionDro
 
 /// dQ, then dK and dV.
 pub(super) fn gradient(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     drop: Option<AttentionDrop>,
     sum: bool,
 ) -> [Launch; 2] {
-    let cut = Cut::choose(sizes, true, cx.facts);
+    let cut = HeadTiling::choose(sizes, true, cx.facts);
     let [qkv, out, lse, dout] = [0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
     let (dqkv, heads) = (Arg::Pointer(cx.output(0).address), Arg::I32(sizes.heads as i32));
     let (deltas, sums) = (Arg::Pointer(cx.scratch), Arg::Pointer(cx.parts));
@@ -119,7 +119,8 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
         (577, 64, false),
     ] {
         let sizes = Sizes { batch: 1, tokens, heads: 1, head };
-        let (forward, backward) = (Cut::choose(&sizes, false, facts), Cut::choose(&sizes, true, facts));
+        let (forward, backward) =
+            (HeadTiling::choose(&sizes, false, facts), HeadTiling::choose(&sizes, true, facts));
         kernels.push((forward.kernel(FORWARD, &sizes, drop, None), 80));
         let gradients = [QUERIES, KEYS].map(|which| (backward.kernel(which, &sizes, drop, Some(true)), 80));
         kernels.extend(gradients);
@@ -139,7 +140,7 @@ mod tests {
                 for tokens in [1, 5, 16, 50, 64, 65, 145, 196, 197, 257, 577, 1025, 4097] {
                     let sizes = Sizes { batch: 3, tokens, heads: 3, head };
                     for backward in [false, true] {
-                        let cut = Cut::choose(&sizes, backward, &facts);
+                        let cut = HeadTiling::choose(&sizes, backward, &facts);
                         assert!(cut.shared <= shared_per_block as usize, "{sizes:?} {cut:?}");
                         assert!(
                             16 * cut.warps * cut.blocks >= tokens && cut.resident > 0,
@@ -157,11 +158,11 @@ mod tests {
     #[test]
     fn vit_b_on_an_h200() {
         let sizes = Sizes { batch: 64, tokens: 197, heads: 12, head: 64 };
-        let forward = Cut::choose(&sizes, false, &Facts::h200());
+        let forward = HeadTiling::choose(&sizes, false, &Facts::h200());
         let stage = 2 * 80 * 17 * 16;
-        assert_eq!(forward, Cut { warps: 7, blocks: 2, stages: 2, resident: 2, shared: 2 * stage });
-        let backward = Cut::choose(&sizes, true, &Facts::h200());
-        assert_eq!(backward, Cut { warps: 5, blocks: 3, stages: 2, resident: 2, shared: 2 * stage });
+        assert_eq!(forward, HeadTiling { warps: 7, blocks: 2, stages: 2, resident: 2, shared: 2 * stage });
+        let backward = HeadTiling::choose(&sizes, true, &Facts::h200());
+        assert_eq!(backward, HeadTiling { warps: 5, blocks: 3, stages: 2, resident: 2, shared: 2 * stage });
     }
 
     #[test]

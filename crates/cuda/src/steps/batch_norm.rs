@@ -3,7 +3,7 @@
 //! Legend: M rows (pixels of a batch), C channels.
 
 use super::rows::{THREADS, launch, pointer, singles, typed, vector_of};
-use crate::action::{Action, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type};
 
@@ -16,7 +16,7 @@ const NORMED_ROWS: usize = 16;
 /// Columns of a block that joins parts.
 const JOINED: usize = 32;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::Moments => moments(cx),
         Op::JoinMoments => join_moments(cx),
@@ -34,7 +34,7 @@ pub fn scratch(op: &Op, inputs: &[&Type]) -> usize {
     let Type { dtype, shape } = inputs[0];
     match op {
         Op::Moments | Op::BatchNormSums { .. } => {
-            Cut::of(shape, *dtype, SUMMED_ROWS).parts * 2 * shape.last() * size_of::<f64>()
+            RowTiling::of(shape, *dtype, SUMMED_ROWS).parts * 2 * shape.last() * size_of::<f64>()
         }
         _ => 0,
     }
@@ -42,7 +42,7 @@ pub fn scratch(op: &Op, inputs: &[&Type]) -> usize {
 
 /// How rows of channels are cut into blocks. Depends on shape and type alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct RowTiling {
     /// Channels of a thread, and threads side by side.
     vector: usize,
     wide: usize,
@@ -53,7 +53,7 @@ struct Cut {
     per: usize,
 }
 
-impl Cut {
+impl RowTiling {
     fn of(shape: &Shape, dtype: DType, most: usize) -> Self {
         let (rows, columns) = (shape.rows(), shape.last());
         let full = vector_of(&[dtype]);
@@ -64,7 +64,7 @@ impl Cut {
         let across = columns.div_ceil(vector * wide);
         let lanes = THREADS / wide;
         let per = rows.div_ceil((BLOCKS / across).max(1)).next_multiple_of(lanes).clamp(lanes, most * lanes);
-        Cut { vector, wide, across, parts: rows.div_ceil(per).max(1), per }
+        RowTiling { vector, wide, across, parts: rows.div_ceil(per).max(1), per }
     }
 
     fn grid(&self) -> [usize; 3] {
@@ -78,7 +78,7 @@ impl Cut {
 }
 
 /// rows, columns, rows of a block.
-fn sizes(x: &Operand, cut: &Cut) -> [Arg; 3] {
+fn sizes(x: &Operand, cut: &RowTiling) -> [Arg; 3] {
     [x.shape.rows(), x.shape.last(), cut.per].map(|n| Arg::I32(n as i32))
 }
 
@@ -95,10 +95,10 @@ fn joined(name: &str, columns: usize, args: Vec<Arg>) -> Action {
     launch(Source::BatchNorm, name.into(), [columns.div_ceil(JOINED), 1, 1], 1024, args)
 }
 
-fn moments(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn moments(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, out) = (cx.input(0), cx.output(0));
     singles(cx, cx.outputs)?;
-    let cut = Cut::of(&x.shape, x.dtype, SUMMED_ROWS);
+    let cut = RowTiling::of(&x.shape, x.dtype, SUMMED_ROWS);
     let [rows, columns, per] = sizes(x, &cut);
     let parts = Arg::Pointer(cx.scratch);
     let first = of_block(
@@ -110,7 +110,7 @@ fn moments(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(vec![first, joined("moments_join", x.shape.last(), args)])
 }
 
-fn join_moments(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn join_moments(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
     let (parts, out) = (cx.input(0), cx.output(0));
@@ -120,7 +120,7 @@ fn join_moments(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 }
 
 /// Refuses statistics and parameters that are not f32, and maps of different types.
-fn check(cx: &Context<'_>, maps: &[&Operand]) -> Result<&'static str, CudaError> {
+fn check(cx: &StepContext<'_>, maps: &[&Operand]) -> Result<&'static str, CudaError> {
     singles(cx, &cx.inputs[1..4])?;
     if maps.iter().any(|map| map.dtype != maps[0].dtype) {
         return Err(cx.no_kernel());
@@ -128,10 +128,10 @@ fn check(cx: &Context<'_>, maps: &[&Operand]) -> Result<&'static str, CudaError>
     typed(cx, maps[0])
 }
 
-fn batch_norm(cx: &Context<'_>, eps: f64, relu: bool, running: bool) -> Result<Vec<Action>, CudaError> {
+fn batch_norm(cx: &StepContext<'_>, eps: f64, relu: bool, running: bool) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let name = check(cx, &[x, y])?;
-    let cut = Cut::of(&x.shape, x.dtype, NORMED_ROWS);
+    let cut = RowTiling::of(&x.shape, x.dtype, NORMED_ROWS);
     let mut args: Vec<Arg> = cx.inputs.iter().map(pointer).collect();
     args.push(pointer(y));
     args.extend(sizes(x, &cut));
@@ -139,11 +139,11 @@ fn batch_norm(cx: &Context<'_>, eps: f64, relu: bool, running: bool) -> Result<V
     Ok(vec![of_block(cut.name("batch_norm", name), cut.grid(), args)])
 }
 
-fn sums(cx: &Context<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError> {
+fn sums(cx: &StepContext<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError> {
     let (x, dy, out) = (cx.input(0), cx.input(4), cx.output(0));
     singles(cx, cx.outputs)?;
     let name = check(cx, &[x, dy])?;
-    let cut = Cut::of(&x.shape, x.dtype, SUMMED_ROWS);
+    let cut = RowTiling::of(&x.shape, x.dtype, SUMMED_ROWS);
     let (parts, eps) = (Arg::Pointer(cx.scratch), Arg::F32(eps as f32));
     let mut args: Vec<Arg> = cx.inputs.iter().map(pointer).collect();
     args.extend(sizes(x, &cut));
@@ -155,11 +155,11 @@ fn sums(cx: &Context<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError
     Ok(vec![first, joined("norm_sums_join", columns, args)])
 }
 
-fn grad(cx: &Context<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError> {
+fn grad(cx: &StepContext<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError> {
     let (x, dy, dx) = (cx.input(0), cx.input(4), cx.output(0));
     singles(cx, &cx.inputs[5..])?;
     let name = check(cx, &[x, dy, dx])?;
-    let cut = Cut::of(&x.shape, x.dtype, NORMED_ROWS);
+    let cut = RowTiling::of(&x.shape, x.dtype, NORMED_ROWS);
     let mut args: Vec<Arg> = cx.inputs.iter().map(pointer).collect();
     args.push(pointer(dx));
     args.extend(sizes(x, &cut));
@@ -167,7 +167,7 @@ fn grad(cx: &Context<'_>, eps: f64, relu: bool) -> Result<Vec<Action>, CudaError
     Ok(vec![of_block(cut.name("batch_norm_grad", name), cut.grid(), args)])
 }
 
-fn running_moments(cx: &Context<'_>, momentum: f64) -> Result<Vec<Action>, CudaError> {
+fn running_moments(cx: &StepContext<'_>, momentum: f64) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
     let columns = cx.input(0).shape.last();
@@ -181,7 +181,7 @@ fn running_moments(cx: &Context<'_>, momentum: f64) -> Result<Vec<Action>, CudaE
     Ok(vec![each("running_moments", columns, args)])
 }
 
-fn commit(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn commit(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
     let count = cx.outputs.len();
@@ -217,7 +217,7 @@ mod tests {
         {
             let shape = Shape::from([rows, columns]);
             for (dtype, most) in [(DType::Bf16, SUMMED_ROWS), (DType::F32, NORMED_ROWS)] {
-                let cut = Cut::of(&shape, dtype, most);
+                let cut = RowTiling::of(&shape, dtype, most);
                 let lanes = THREADS / cut.wide;
                 assert!(cut.parts * cut.per >= rows && (cut.parts - 1) * cut.per < rows, "{cut:?}");
                 assert!(cut.per <= most * lanes && cut.per.is_multiple_of(lanes), "{cut:?}");
@@ -225,7 +225,7 @@ mod tests {
                 assert!(columns.is_multiple_of(cut.vector) && cut.vector * cut.wide <= THREADS);
             }
         }
-        let cut = Cut::of(&Shape::from([8, 128, 128, 512]), DType::Bf16, SUMMED_ROWS);
+        let cut = RowTiling::of(&Shape::from([8, 128, 128, 512]), DType::Bf16, SUMMED_ROWS);
         assert_eq!((cut.vector, cut.wide, cut.across, cut.parts, cut.per), (8, 32, 2, 512, 256));
     }
 

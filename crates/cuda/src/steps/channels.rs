@@ -1,7 +1,7 @@
 //! Ops that only move channels, and dropout of channels.
 
 use super::rows::{THREADS, launch, pointer, typed, vector_of};
-use crate::action::{Action, Address, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Address, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::Op;
 use graph::random::drop_threshold;
@@ -9,7 +9,7 @@ use graph::random::drop_threshold;
 /// Rows that a thread of `drop_channels` has.
 const ROWS: usize = 8;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::Concat => concat(cx),
         Op::Slice { start, channels } => slice(cx, start, channels),
@@ -33,7 +33,7 @@ impl Columns {
     }
 }
 
-fn concat(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn concat(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (y, mut start, mut actions) = (cx.output(0), 0, Vec::new());
     for part in cx.inputs {
         let columns = part.shape.last();
@@ -47,7 +47,7 @@ fn concat(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(actions)
 }
 
-fn slice(cx: &Context<'_>, start: usize, channels: usize) -> Result<Vec<Action>, CudaError> {
+fn slice(cx: &StepContext<'_>, start: usize, channels: usize) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     if x.dtype != y.dtype {
         return Err(cx.no_kernel());
@@ -57,7 +57,7 @@ fn slice(cx: &Context<'_>, start: usize, channels: usize) -> Result<Vec<Action>,
 }
 
 /// By the widest units that all borders allow.
-fn copy(cx: &Context<'_>, from: Columns, to: Columns, rows: usize) -> Result<Action, CudaError> {
+fn copy(cx: &StepContext<'_>, from: Columns, to: Columns, rows: usize) -> Result<Action, CudaError> {
     let fits = |unit: usize| {
         let borders = [from.bytes, from.stride, to.stride, from.address as usize, to.address as usize];
         borders.iter().all(|border| border.is_multiple_of(unit))
@@ -79,7 +79,7 @@ fn copy(cx: &Context<'_>, from: Columns, to: Columns, rows: usize) -> Result<Act
 }
 
 /// Dropout of whole channels of a sample.
-pub fn drop(cx: &Context<'_>, rate: f64, site: u32) -> Result<Vec<Action>, CudaError> {
+pub fn drop(cx: &StepContext<'_>, rate: f64, site: u32) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let (samples, columns) = (x.shape.0.first().copied().unwrap_or(1), x.shape.last());
     let rows = x.shape.rows() / samples.max(1);

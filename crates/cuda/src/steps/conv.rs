@@ -1,16 +1,18 @@
-//! Convolutions: by cuDNN, or as products where the kernel is one pixel.
+//! Convolutions: by cuDNN, or as matmuls where the kernel is one pixel.
 //!
 //! cuDNN's operands and result are of one type, so results of another are made aside first: those of halves that are to be f32,
 //! such as gradients of weights, and those that are added to others.
 
 use super::rows::{self, launch, pointer, typed, vector_of};
 use super::{linear, rows::THREADS};
-use crate::action::{Action, Address, Arg, Context, Convolution, Images, Kernel, Made, Operand, Source};
+use crate::action::{
+    Action, Address, Arg, ConvOutput, Convolution, Images, Kernel, Operand, Source, StepContext,
+};
 use crate::error::CudaError;
 use graph::op::Window;
 use graph::{DType, Op, Shape, Type};
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Conv { window, bias } => forward(cx, *window, *bias),
         Op::ConvGradX { window, .. } => grad_x(cx, *window),
@@ -36,13 +38,13 @@ fn is_point(window: Window, weight: &Shape) -> bool {
     weight.0[1..3] == [1, 1] && window == Window { stride: 1, pad: 0 }
 }
 
-fn forward(cx: &Context<'_>, window: Window, bias: bool) -> Result<Vec<Action>, CudaError> {
+fn forward(cx: &StepContext<'_>, window: Window, bias: bool) -> Result<Vec<Action>, CudaError> {
     let (x, weight, y) = (cx.input(0), cx.input(1), cx.output(0));
     if is_point(window, &weight.shape) {
         return linear::forward(cx, bias, false);
     }
     let at = if y.dtype == x.dtype { y.address } else { cx.scratch };
-    let conv = convolution(cx, Made::Y, [x, weight, y], window)?.with_result_at(at);
+    let conv = convolution(cx, ConvOutput::Y, [x, weight, y], window)?.with_result_at(at);
     let mut actions = vec![Action::Convolution(conv)];
     if bias || at != y.address {
         let made = Operand { address: at, dtype: x.dtype, shape: y.shape.clone() };
@@ -51,13 +53,13 @@ fn forward(cx: &Context<'_>, window: Window, bias: bool) -> Result<Vec<Action>, 
     Ok(actions)
 }
 
-fn grad_x(cx: &Context<'_>, window: Window) -> Result<Vec<Action>, CudaError> {
+fn grad_x(cx: &StepContext<'_>, window: Window) -> Result<Vec<Action>, CudaError> {
     let (dy, weight, dx) = (cx.input(0), cx.input(1), cx.output(0));
     if is_point(window, &weight.shape) {
         return linear::grad_x(cx, false);
     }
     let at = if dx.dtype == dy.dtype { dx.address } else { cx.scratch };
-    let conv = convolution(cx, Made::X, [dx, weight, dy], window)?.with_result_at(at);
+    let conv = convolution(cx, ConvOutput::X, [dx, weight, dy], window)?.with_result_at(at);
     let mut actions = vec![Action::Convolution(conv)];
     if at != dx.address {
         actions.extend(widened(cx, at, dy.dtype, dx)?);
@@ -67,13 +69,13 @@ fn grad_x(cx: &Context<'_>, window: Window) -> Result<Vec<Action>, CudaError> {
 
 /// dweight, or what was there plus that. cuDNN has no f32 gradient of halves: each is rounded to their type once, as in other
 /// programs, but sums of several are f32.
-fn grad_w(cx: &Context<'_>, window: Window, adds: bool) -> Result<Vec<Action>, CudaError> {
+fn grad_w(cx: &StepContext<'_>, window: Window, adds: bool) -> Result<Vec<Action>, CudaError> {
     let (dy, x, dw) = (cx.input(0), cx.input(1), cx.output(0));
     if is_point(window, &dw.shape) {
         return linear::grad_w(cx, adds);
     }
     let at = if dw.dtype == dy.dtype && !adds { dw.address } else { cx.scratch };
-    let conv = convolution(cx, Made::Weight, [x, dw, dy], window)?.with_result_at(at);
+    let conv = convolution(cx, ConvOutput::Weight, [x, dw, dy], window)?.with_result_at(at);
     let mut actions = vec![Action::Convolution(conv)];
     if adds {
         let made = Operand { address: at, dtype: dy.dtype, shape: dw.shape.clone() };
@@ -86,15 +88,15 @@ fn grad_w(cx: &Context<'_>, window: Window, adds: bool) -> Result<Vec<Action>, C
 
 /// x, weight and y of a convolution, of which the two that are read must be of one type and the third of the same or f32.
 fn convolution(
-    cx: &Context<'_>,
-    made: Made,
+    cx: &StepContext<'_>,
+    made: ConvOutput,
     [x, weight, y]: [&Operand; 3],
     window: Window,
 ) -> Result<Convolution, CudaError> {
     let (read, result) = match made {
-        Made::Y => ([x, weight], y),
-        Made::X => ([y, weight], x),
-        Made::Weight => ([x, y], weight),
+        ConvOutput::Y => ([x, weight], y),
+        ConvOutput::X => ([y, weight], x),
+        ConvOutput::Weight => ([x, y], weight),
     };
     let dtype = read[0].dtype;
     typed(cx, read[0])?;
@@ -111,12 +113,22 @@ fn convolution(
 }
 
 /// What was made aside, as the result's type.
-fn widened(cx: &Context<'_>, from: Address, dtype: DType, to: &Operand) -> Result<Vec<Action>, CudaError> {
+fn widened(
+    cx: &StepContext<'_>,
+    from: Address,
+    dtype: DType,
+    to: &Operand,
+) -> Result<Vec<Action>, CudaError> {
     rows::convert(cx, (from, dtype), (to.address, to.dtype), to.shape.count())
 }
 
 /// y = x + bias, which may be in place.
-fn add_bias(cx: &Context<'_>, x: &Operand, bias: Option<&Operand>, y: &Operand) -> Result<Action, CudaError> {
+fn add_bias(
+    cx: &StepContext<'_>,
+    x: &Operand,
+    bias: Option<&Operand>,
+    y: &Operand,
+) -> Result<Action, CudaError> {
     let (rows, columns) = (y.shape.rows(), y.shape.last());
     let bias_type = bias.map_or(Ok("float"), |bias| typed(cx, bias))?;
     let most = vector_of(&[x.dtype, y.dtype, bias.map_or(y.dtype, |bias| bias.dtype)]);
@@ -159,7 +171,7 @@ mod tests {
         let output = ["bf16[8,128,128,512]"];
         let actions = step(op.clone(), &inputs, &output).unwrap();
         let conv = made(&actions);
-        assert_eq!((actions.len(), conv.made, conv.kernel), (1, Made::Y, [3, 3]));
+        assert_eq!((actions.len(), conv.made, conv.kernel), (1, ConvOutput::Y, [3, 3]));
         assert_eq!((conv.x.axes, conv.y.axes), ([8, 128, 128, 2048], [8, 128, 128, 512]));
         assert_eq!(conv.result(), (OUTPUT, 8 * 128 * 128 * 512 * 2));
         let types = |list: &[&str]| list.iter().map(|t| t.parse().unwrap()).collect::<Vec<Type>>();
@@ -169,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pixel_is_a_product() {
+    fn one_pixel_is_a_matmul() {
         let point = Window { stride: 1, pad: 0 };
         let (x, w, y) = ("bf16[2,4,4,8]", "bf16[16,1,1,8]", "bf16[2,4,4,16]");
         let forward = step(Op::Conv { window: point, bias: false }, &[x, w], &[y]).unwrap();
@@ -179,7 +191,7 @@ mod tests {
         let grad_w = Op::ConvGradW { window: point, shape, accumulate: false };
         let grad_w = step(grad_w, &[y, x], &["f32[16,1,1,8]"]).unwrap();
         for actions in [forward, grad_x, grad_w] {
-            assert!(matches!(actions[..], [Action::Product(_)]), "{actions:?}");
+            assert!(matches!(actions[..], [Action::Matmul(_)]), "{actions:?}");
         }
         let stepping = Op::Conv { window: Window { stride: 2, pad: 0 }, bias: false };
         let actions = step(stepping, &[x, w], &["bf16[2,2,2,16]"]).unwrap();

@@ -1,11 +1,11 @@
-//! Products of halves for Hopper, by `product.cu`: plain ones where they are faster than cuBLASLt's, which `tuner.rs` finds out,
+//! Matmuls of halves for Hopper, by `matmul.cu`: plain ones where they are faster than cuBLASLt's, which `tuner.rs` finds out,
 //! and those with an exact GELU on the way out. cuBLASLt's GELU is the tanh form, and passes of their own cost memory traffic.
 
 use crate::action::{
-    Action, Address, Arg, Epilogue, Facts, Kernel, Launch, Matrix, Operand, PartialSum, Product, Source,
+    Action, Address, Arg, Epilogue, Facts, Kernel, Launch, Matmul, Matrix, Operand, PartialSum, Source,
     TensorMap, c_type,
 };
-use crate::product::sizes;
+use crate::matmul::sizes;
 use graph::DType;
 
 /// Rows of a tile, of most, and of one row of partial column sums.
@@ -18,7 +18,7 @@ const PIECE: u32 = 64;
 
 /// How a result is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct Tiling {
     /// Of a tile.
     rows: usize,
     columns: usize,
@@ -29,34 +29,34 @@ pub struct Cut {
     group: usize,
 }
 
-const fn cut(columns: usize, stages: usize, cluster: usize, group: usize) -> Cut {
-    Cut { rows: TILE_ROWS, columns, stages, cluster, group }
+const fn cut(columns: usize, stages: usize, cluster: usize, group: usize) -> Tiling {
+    Tiling { rows: TILE_ROWS, columns, stages, cluster, group }
 }
 
 /// Tiles of half the rows, the first of which are finished sooner.
-const fn low(columns: usize, stages: usize) -> Cut {
-    Cut { rows: TILE_ROWS / 2, ..cut(columns, stages, 1, 1) }
+const fn low(columns: usize, stages: usize) -> Tiling {
+    Tiling { rows: TILE_ROWS / 2, ..cut(columns, stages, 1, 1) }
 }
 
-/// What plain products are tried with: wide tiles read each operand less often, narrow ones fit more widths.
-const WIDE: [Cut; 3] = [cut(192, 4, 1, 1), cut(192, 4, 1, 8), cut(192, 4, 2, 8)];
-const NARROW: [Cut; 2] = [cut(128, 6, 1, 1), cut(128, 6, 1, 8)];
+/// What plain matmuls are tried with: wide tiles read each operand less often, narrow ones fit more widths.
+const WIDE: [Tiling; 3] = [cut(192, 4, 1, 1), cut(192, 4, 1, 8), cut(192, 4, 2, 8)];
+const NARROW: [Tiling; 2] = [cut(128, 6, 1, 1), cut(128, 6, 1, 8)];
 /// For results of few tiles.
-const LOW: [Cut; 2] = [low(192, 6), Cut { cluster: 2, ..low(192, 6) }];
+const LOW: [Tiling; 2] = [low(192, 6), Tiling { cluster: 2, ..low(192, 6) }];
 
 /// With a GELU: also what an element costs where multiplying takes longest, and where finishing does. Measured on an H200, with
-/// 50432 × 3072 results of 768 products and 8320 × 768 of 192; but for low tiles where multiplying takes longest: they read the
+/// 50432 × 3072 results of 768 matmuls and 8320 × 768 of 192; but for low tiles where multiplying takes longest: they read the
 /// right operand twice as often, and were not tried there.
-const GELU: [(Cut, usize, usize); 3] =
+const GELU: [(Tiling, usize, usize); 3] =
     [(cut(192, 4, 1, 1), 100, 100), (cut(128, 5, 1, 1), 103, 103), (low(192, 5), 115, 99)];
-const GELU_GRAD: [(Cut, usize, usize); 2] = [(cut(192, 4, 1, 1), 103, 103), (cut(128, 5, 1, 1), 100, 100)];
+const GELU_GRAD: [(Tiling, usize, usize); 2] = [(cut(192, 4, 1, 1), 103, 103), (cut(128, 5, 1, 1), 100, 100)];
 
 /// How long a warpgroup takes to finish a tile with a GELU: as long as multiplying over so much depth.
 const FINISH: usize = 640;
 
-/// What follows a product.
+/// What follows a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum FusedOp {
     /// Nothing, or a bias. Of a right side that lies as (K,N), or as (N,K).
     Plain {
         right_rows: bool,
@@ -65,22 +65,22 @@ enum Then {
     GeluGrad,
 }
 
-impl Then {
+impl FusedOp {
     fn right_rows(self) -> bool {
         match self {
-            Then::Plain { right_rows } => right_rows,
-            Then::Gelu => false,
-            Then::GeluGrad => true,
+            FusedOp::Plain { right_rows } => right_rows,
+            FusedOp::Gelu => false,
+            FusedOp::GeluGrad => true,
         }
     }
 }
 
-impl Cut {
+impl Tiling {
     /// The one whose last tiles are done first. A block's two warpgroups multiply in turns, and finish their tiles beside each
     /// other.
-    fn best(cuts: &[(Cut, usize, usize)], sizes: [usize; 3], facts: &Facts) -> Option<Self> {
+    fn best(cuts: &[(Tiling, usize, usize)], sizes: [usize; 3], facts: &Facts) -> Option<Self> {
         let [rows, columns, depth] = sizes;
-        let time = |(cut, multiplying, finishing): &&(Cut, usize, usize)| {
+        let time = |(cut, multiplying, finishing): &&(Tiling, usize, usize)| {
             let rounds = cut.rounds(rows, columns, facts);
             let turns = rounds.div_ceil(2) * (depth + FINISH);
             (rounds * depth * multiplying).max(turns * finishing) * cut.rows * cut.columns
@@ -98,28 +98,28 @@ impl Cut {
         clusters.div_ceil((facts.processors as usize / self.cluster).max(1))
     }
 
-    fn name(self, dtype: DType, then: Then) -> Option<String> {
+    fn name(self, dtype: DType, then: FusedOp) -> Option<String> {
         let epilogue = match then {
-            Then::Plain { .. } => "PLAIN",
-            Then::Gelu => "GELU",
-            Then::GeluGrad => "GELU_GRAD",
+            FusedOp::Plain { .. } => "PLAIN",
+            FusedOp::Gelu => "GELU",
+            FusedOp::GeluGrad => "GELU_GRAD",
         };
-        let (Cut { columns, stages, cluster, .. }, right_rows) = (self, then.right_rows());
+        let (Tiling { columns, stages, cluster, .. }, right_rows) = (self, then.right_rows());
         let (element, halves) = (c_type(dtype)?, self.rows / 64);
         Some(format!(
-            "product<{element}, {epilogue}, {right_rows}, true, {halves}, {columns}, {stages}, {cluster}>"
+            "matmul<{element}, {epilogue}, {right_rows}, true, {halves}, {columns}, {stages}, {cluster}>"
         ))
     }
 
-    /// As `Product::SHARED`: stages, pieces, a row for each warpgroup, barriers.
-    fn shared(self, then: Then) -> u32 {
+    /// As `Matmul::SHARED`: stages, pieces, a row for each warpgroup, barriers.
+    fn shared(self, then: FusedOp) -> u32 {
         let stage = (self.rows + self.columns) * DEPTH as usize * 2;
-        let pieces = if matches!(then, Then::Plain { .. }) { 2 } else { 4 };
+        let pieces = if matches!(then, FusedOp::Plain { .. }) { 2 } else { 4 };
         (self.stages * stage + 2 * pieces * (PIECE * PIECE * 2) as usize + 2048 + 256) as u32
     }
 
     /// Rows and columns of the right side's boxes.
-    fn right_box(self, then: Then) -> (u32, u32) {
+    fn right_box(self, then: FusedOp) -> (u32, u32) {
         match then.right_rows() {
             true => (DEPTH / self.cluster as u32, PIECE),
             false => ((self.columns / self.cluster) as u32, DEPTH),
@@ -128,20 +128,20 @@ impl Cut {
 
     /// Such as `128x192x4 2 8`, to be kept.
     pub fn text(self) -> String {
-        let Cut { rows, columns, stages, cluster, group } = self;
+        let Tiling { rows, columns, stages, cluster, group } = self;
         format!("{rows}x{columns}x{stages} {cluster} {group}")
     }
 }
 
-/// The ways in which our kernel can make a product; none where this GPU, or these types or sizes, have no such kernel, or where
+/// The ways in which our kernel can make a matmul; none where this GPU, or these types or sizes, have no such kernel, or where
 /// most of the GPU would be idle.
-pub fn candidates(product: &Product, facts: &Facts) -> Vec<Cut> {
-    let (rows, columns, _) = sizes(product);
+pub fn candidates(matmul: &Matmul, facts: &Facts) -> Vec<Tiling> {
+    let (rows, columns, _) = sizes(matmul);
     let ([wide, ..], [narrow, ..]) = (WIDE, NARROW);
-    if !takes(product, facts) || 2 * narrow.tiles(rows, columns) < facts.processors as usize {
+    if !takes(matmul, facts) || 2 * narrow.tiles(rows, columns) < facts.processors as usize {
         return Vec::new();
     }
-    let padded = |cut: Cut| columns.next_multiple_of(cut.columns);
+    let padded = |cut: Tiling| columns.next_multiple_of(cut.columns);
     let mut cuts = WIDE.to_vec();
     if padded(narrow) < padded(wide) || wide.tiles(rows, columns) < facts.processors as usize {
         cuts.extend(NARROW);
@@ -152,24 +152,24 @@ pub fn candidates(product: &Product, facts: &Facts) -> Vec<Cut> {
     cuts
 }
 
-/// A product by our kernel, if it takes it.
-pub fn plain(product: &Product, cut: Cut, facts: &Facts) -> Option<Launch> {
-    if !takes(product, facts) {
+/// A matmul by our kernel, if it takes it.
+pub fn plain(matmul: &Matmul, cut: Tiling, facts: &Facts) -> Option<Launch> {
+    if !takes(matmul, facts) {
         return None;
     }
-    let then = Then::Plain { right_rows: !product.right_transposed };
-    let bias = match product.epilogue {
+    let then = FusedOp::Plain { right_rows: !matmul.right_transposed };
+    let bias = match matmul.epilogue {
         Epilogue::None => 0,
         Epilogue::Bias(address) => address,
     };
-    let (rows, columns, depth) = sizes(product);
-    let sides = [product.left, product.right, product.result, product.result];
+    let (rows, columns, depth) = sizes(matmul);
+    let sides = [matmul.left, matmul.right, matmul.result, matmul.result];
     launch(cut, then, sides, [bias, 0], [rows, columns, depth], facts)
 }
 
-fn takes(product: &Product, facts: &Facts) -> bool {
-    let Product { left, right, result, .. } = product;
-    fits(&[left, right, result], facts) && !product.left_transposed && !product.accumulate
+fn takes(matmul: &Matmul, facts: &Facts) -> bool {
+    let Matmul { left, right, result, .. } = matmul;
+    fits(&[left, right, result], facts) && !matmul.left_transposed && !matmul.accumulate
 }
 
 /// Bytes for the partial column sums of a result.
@@ -194,15 +194,15 @@ pub fn linear_gelu(
     {
         return None;
     }
-    let cut = Cut::best(&GELU, [rows, columns, depth], facts)?;
+    let cut = Tiling::best(&GELU, [rows, columns, depth], facts)?;
     let bias = bias.map_or(0, |b| b.address);
-    Some(vec![Action::Launch(launch(cut, Then::Gelu, sides, [bias, 0], [rows, columns, depth], facts)?)])
+    Some(vec![Action::Launch(launch(cut, FusedOp::Gelu, sides, [bias, 0], [rows, columns, depth], facts)?)])
 }
 
 /// dpre (M,N) = dy (M,K)·w ∘ GELU'(pre), w (K,N); sums (N), f32, its column sums. `parts` has [`parts`] bytes.
 ///
 /// None where this GPU, or these types or sizes, have no such kernel.
-pub fn gelu_grad_product(
+pub fn gelu_grad_matmul(
     dy: &Operand,
     w: &Operand,
     pre: &Operand,
@@ -216,23 +216,23 @@ pub fn gelu_grad_product(
     if !fits(&sides.each_ref(), facts) || w.shape.rows() != depth {
         return None;
     }
-    let cut = Cut::best(&GELU_GRAD, [rows, columns, depth], facts)?;
-    let product = launch(cut, Then::GeluGrad, sides, [0, parts], [rows, columns, depth], facts)?;
+    let cut = Tiling::best(&GELU_GRAD, [rows, columns, depth], facts)?;
+    let matmul = launch(cut, FusedOp::GeluGrad, sides, [0, parts], [rows, columns, depth], facts)?;
     let rows = rows.div_ceil(cut.rows);
     let sum = PartialSum { parts, rows, stride: columns, columns, start: None, out: sums };
-    Some(vec![Action::Launch(product), Action::Sum(sum)])
+    Some(vec![Action::Launch(matmul), Action::Sum(sum)])
 }
 
 /// Every kernel here, with the capability it is for: that one only.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = Vec::new();
     let plain = WIDE.iter().chain(&NARROW).chain(&LOW);
-    let ways = plain.flat_map(|cut| [false, true].map(|right_rows| (*cut, Then::Plain { right_rows })));
-    let gelu = GELU.iter().map(|(cut, ..)| (*cut, Then::Gelu));
-    let grad = GELU_GRAD.iter().map(|(cut, ..)| (*cut, Then::GeluGrad));
+    let ways = plain.flat_map(|cut| [false, true].map(|right_rows| (*cut, FusedOp::Plain { right_rows })));
+    let gelu = GELU.iter().map(|(cut, ..)| (*cut, FusedOp::Gelu));
+    let grad = GELU_GRAD.iter().map(|(cut, ..)| (*cut, FusedOp::GeluGrad));
     for (cut, then) in ways.chain(gelu).chain(grad) {
         let names = [DType::Bf16, DType::F16].into_iter().filter_map(|dtype| cut.name(dtype, then));
-        all.extend(names.map(|name| (Kernel::new(Source::Product, name), 90)));
+        all.extend(names.map(|name| (Kernel::new(Source::Matmul, name), 90)));
     }
     all
 }
@@ -259,8 +259,8 @@ fn matrix(operand: &Operand) -> Matrix {
 }
 
 fn launch(
-    cut: Cut,
-    then: Then,
+    cut: Tiling,
+    then: FusedOp,
     [left, right, first, second]: [Matrix; 4],
     [bias, partial]: [Address; 2],
     [rows, columns, depth]: [usize; 3],
@@ -271,7 +271,7 @@ fn launch(
         Arg::Tensor(TensorMap { matrix, box_rows, box_columns, swizzled: true })
     };
     Some(Launch {
-        kernel: Kernel::new(Source::Product, cut.name(left.dtype, then)?),
+        kernel: Kernel::new(Source::Matmul, cut.name(left.dtype, then)?),
         grid: [blocks as u32, 1, 1],
         block: THREADS,
         shared: cut.shared(then),
@@ -321,15 +321,15 @@ mod tests {
         let (pre, y) = (operand(1 << 20, [50432, 3072]), operand(2 << 20, [50432, 3072]));
         let forward = linear_gelu(&x, &w, None, &pre, &y, &facts).expect("fits");
         let launch = first(&forward);
-        assert_eq!(launch.kernel.name, "product<bf16, GELU, false, true, 2, 192, 4, 1>");
+        assert_eq!(launch.kernel.name, "matmul<bf16, GELU, false, true, 2, 192, 4, 1>");
         assert_eq!((launch.grid[0], launch.shared), (132, 231_680));
         let piece = (50432, 3072, 64, 64);
         assert_eq!(boxes(launch), [(50432, 768, 128, 64), (3072, 768, 192, 64), piece, piece]);
 
         let (dy, w) = (operand(4096, [50432, 768]), operand(8192, [768, 3072]));
-        let back = gelu_grad_product(&dy, &w, &pre, &y, 256, 512, &facts).expect("fits");
+        let back = gelu_grad_matmul(&dy, &w, &pre, &y, 256, 512, &facts).expect("fits");
         assert_eq!(back.len(), 2);
-        assert_eq!(first(&back).kernel.name, "product<bf16, GELU_GRAD, true, true, 2, 128, 5, 1>");
+        assert_eq!(first(&back).kernel.name, "matmul<bf16, GELU_GRAD, true, true, 2, 128, 5, 1>");
         assert_eq!(boxes(first(&back)), [(50432, 768, 128, 64), (768, 3072, 64, 64), piece, piece]);
         assert_eq!(parts(50432, 3072), 394 * 3072 * 4);
     }
@@ -342,13 +342,13 @@ mod tests {
             let (x, w) = (operand(0, [rows, depth]), operand(0, [columns, depth]));
             let (pre, back) = (operand(0, [rows, columns]), operand(0, [depth, columns]));
             let forward = linear_gelu(&x, &w, None, &pre, &pre, &facts).expect("fits");
-            let backward = gelu_grad_product(&x, &back, &pre, &pre, 0, 0, &facts).expect("fits");
+            let backward = gelu_grad_matmul(&x, &back, &pre, &pre, 0, 0, &facts).expect("fits");
             [first(&forward).kernel.name.clone(), first(&backward).kernel.name.clone()]
         };
         let named = |[forward, backward]: [&str; 2]| {
             [
-                format!("product<bf16, GELU, false, true, {forward}, 1>"),
-                format!("product<bf16, GELU_GRAD, true, true, {backward}, 1>"),
+                format!("matmul<bf16, GELU, false, true, {forward}, 1>"),
+                format!("matmul<bf16, GELU_GRAD, true, true, {backward}, 1>"),
             ]
         };
         // ViT-Ti/4 at batch 128, ViT-B/16 at 64 to 512.
@@ -368,7 +368,7 @@ mod tests {
             let (x, w) = (operand(0, [rows, depth]), operand(0, [columns, depth]));
             let (pre, back) = (operand(0, [rows, columns]), operand(0, [depth, columns]));
             let mut actions = linear_gelu(&x, &w, None, &pre, &pre, &facts).expect("fits");
-            actions.extend(gelu_grad_product(&x, &back, &pre, &pre, 0, 0, &facts).expect("fits"));
+            actions.extend(gelu_grad_matmul(&x, &back, &pre, &pre, 0, 0, &facts).expect("fits"));
             for action in actions.iter().filter(|action| !matches!(action, Action::Sum(_))) {
                 let launch = first(std::slice::from_ref(action));
                 assert!(listed.iter().any(|(k, capability)| *k == launch.kernel && *capability == 90));
@@ -392,9 +392,9 @@ mod tests {
         assert!(linear_gelu(&askew, &w, None, &y, &y, &hopper).is_none());
     }
     /// (M,K)·(K,N), the right side as (N,K) if `transposed`.
-    fn product([m, n, k]: [usize; 3], transposed: bool) -> Product {
+    fn matmul([m, n, k]: [usize; 3], transposed: bool) -> Matmul {
         let matrix = |rows, columns| Matrix::new(4096, DType::Bf16, rows, columns);
-        Product {
+        Matmul {
             left: matrix(m, k),
             left_transposed: false,
             right: if transposed { matrix(n, k) } else { matrix(k, n) },
@@ -407,24 +407,24 @@ mod tests {
     }
 
     #[test]
-    fn plain_products_are_tried_in_a_handful_of_ways() {
+    fn plain_matmuls_are_tried_in_a_handful_of_ways() {
         let facts = Facts::h200();
-        let names = |product: &Product| -> std::collections::BTreeSet<String> {
-            let cuts = candidates(product, &facts);
-            cuts.iter().map(|cut| plain(product, *cut, &facts).expect("fits").kernel.name).collect()
+        let names = |matmul: &Matmul| -> std::collections::BTreeSet<String> {
+            let cuts = candidates(matmul, &facts);
+            cuts.iter().map(|cut| plain(matmul, *cut, &facts).expect("fits").kernel.name).collect()
         };
         let mut all = std::collections::BTreeSet::new();
         for width in [768, 2304, 3072] {
-            all.extend(names(&product([50432, width, 768], true)));
-            all.extend(names(&product([50432, 768, width], false)));
+            all.extend(names(&matmul([50432, width, 768], true)));
+            all.extend(names(&matmul([50432, 768, width], false)));
         }
         // The head: too small.
-        assert_eq!(candidates(&product([256, 1000, 768], true), &facts), []);
+        assert_eq!(candidates(&matmul([256, 1000, 768], true), &facts), []);
         assert_eq!(all.len(), 4);
         let listed = kernels();
         assert!(all.iter().all(|name| listed.iter().any(|(kernel, _)| kernel.name == *name)));
         // 1024 is no multiple of 192; 65 wide tiles leave half of the GPU idle, and are low enough for others.
-        let ways = |sizes| candidates(&product(sizes, true), &facts);
+        let ways = |sizes| candidates(&matmul(sizes, true), &facts);
         assert_eq!(ways([50432, 1024, 1024]), [&WIDE[..], &NARROW].concat());
         assert_eq!(ways([8320, 192, 768]), [&WIDE[..], &NARROW, &LOW].concat());
         assert_eq!(ways([8320, 576, 192]), [&WIDE[..], &LOW].concat());
@@ -434,34 +434,34 @@ mod tests {
     fn plain_boxes_follow_the_layout_and_the_cluster() {
         let facts = Facts::h200();
         let [alone, .., shared] = WIDE;
-        let forward = plain(&product([50432, 2304, 768], true), alone, &facts).expect("fits");
+        let forward = plain(&matmul([50432, 2304, 768], true), alone, &facts).expect("fits");
         let piece = (50432, 2304, 64, 64);
         assert_eq!(boxes(&forward), [(50432, 768, 128, 64), (2304, 768, 192, 64), piece, piece]);
         assert_eq!(
             forward.args[4..],
             [Arg::Pointer(256), Arg::Pointer(0), Arg::I32(50432), Arg::I32(2304), Arg::I32(768), Arg::I32(1),]
         );
-        let back = plain(&product([50432, 768, 2304], false), shared, &facts).expect("fits");
+        let back = plain(&matmul([50432, 768, 2304], false), shared, &facts).expect("fits");
         let piece = (50432, 768, 64, 64);
         assert_eq!(boxes(&back), [(50432, 2304, 128, 64), (2304, 768, 32, 64), piece, piece]);
-        assert_eq!(back.kernel.name, "product<bf16, PLAIN, true, true, 2, 192, 4, 2>");
+        assert_eq!(back.kernel.name, "matmul<bf16, PLAIN, true, true, 2, 192, 4, 2>");
         for cut in WIDE.into_iter().chain(NARROW) {
-            assert!(cut.shared(Then::Plain { right_rows: true }) <= facts.shared_per_block);
+            assert!(cut.shared(FusedOp::Plain { right_rows: true }) <= facts.shared_per_block);
         }
     }
 
     #[test]
-    fn other_products_are_not_tried() {
+    fn other_matmuls_are_not_tried() {
         let facts = Facts::h200();
-        let base = product([50432, 768, 768], true);
+        let base = matmul([50432, 768, 768], true);
         let wide = Matrix { dtype: DType::F32, ..base.result };
         let askew = Matrix { address: 8, ..base.left };
         for other in [
-            Product { accumulate: true, ..base },
-            Product { left_transposed: true, ..base },
-            Product { result: wide, ..base },
-            Product { left: askew, ..base },
-            product([50432, 768, 12], true),
+            Matmul { accumulate: true, ..base },
+            Matmul { left_transposed: true, ..base },
+            Matmul { result: wide, ..base },
+            Matmul { left: askew, ..base },
+            matmul([50432, 768, 12], true),
         ] {
             assert_eq!(candidates(&other, &facts), []);
             assert_eq!(plain(&other, WIDE[0], &facts), None);

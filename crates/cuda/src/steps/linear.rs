@@ -1,13 +1,13 @@
-//! Linear layers: products with a bias as their epilogue; GELU and its gradient are passes of their own, but on Hopper.
+//! Linear layers: matmuls with a bias as their epilogue; GELU and its gradient are passes of their own, but on Hopper.
 //!
 //! Legend: M rows of x, I and O the inner and outer width. Weights of more axes are seen as first axis × rest.
 
 use super::{hopper, rows};
-use crate::action::{Action, Context, Epilogue, Matrix, Operand, Product};
+use crate::action::{Action, Epilogue, Matmul, Matrix, Operand, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op};
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Linear { bias, gelu } => forward(cx, *bias, *gelu),
         Op::LinearGradX { gelu } => grad_x(cx, *gelu),
@@ -23,7 +23,7 @@ pub fn parts(outputs: &[Operand]) -> usize {
 }
 
 /// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
-pub(super) fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
+pub(super) fn forward(cx: &StepContext<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let target = cx.output(usize::from(gelu));
     if gelu {
         let bias = bias.then(|| cx.input(2));
@@ -32,16 +32,16 @@ pub(super) fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Ac
             return Ok(actions);
         }
     }
-    let mut product = product(cx, activations(cx.input(0)), weight(cx.input(1)), activations(target))?;
-    product.right_transposed = true;
+    let mut matmul = matmul(cx, activations(cx.input(0)), weight(cx.input(1)), activations(target))?;
+    matmul.right_transposed = true;
     if bias {
         let bias = cx.input(2);
         if bias.dtype != target.dtype {
             return Err(cx.no_kernel());
         }
-        product.epilogue = Epilogue::Bias(bias.address);
+        matmul.epilogue = Epilogue::Bias(bias.address);
     }
-    let mut actions = vec![Action::Product(product)];
+    let mut actions = vec![Action::Matmul(matmul)];
     if gelu {
         actions.push(rows::gelu(target, cx.output(0)));
     }
@@ -49,17 +49,17 @@ pub(super) fn forward(cx: &Context<'_>, bias: bool, gelu: bool) -> Result<Vec<Ac
 }
 
 /// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
-pub(super) fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
+pub(super) fn grad_x(cx: &StepContext<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let dx = cx.output(0);
     if gelu {
         let (dy, w, pre, sums) = (cx.input(0), cx.input(1), cx.input(2), cx.output(1).address);
-        let fused = hopper::gelu_grad_product(dy, w, pre, dx, sums, cx.parts, cx.facts);
+        let fused = hopper::gelu_grad_matmul(dy, w, pre, dx, sums, cx.parts, cx.facts);
         if let Some(actions) = fused {
             return Ok(actions);
         }
     }
-    let product = product(cx, activations(cx.input(0)), weight(cx.input(1)), activations(dx))?;
-    let mut actions = vec![Action::Product(product)];
+    let matmul = matmul(cx, activations(cx.input(0)), weight(cx.input(1)), activations(dx))?;
+    let mut actions = vec![Action::Matmul(matmul)];
     if gelu {
         let sums = cx.output(1).address;
         actions.extend(rows::gelu_grad(cx.input(2), dx.address, dx, sums, cx.parts));
@@ -68,28 +68,28 @@ pub(super) fn grad_x(cx: &Context<'_>, gelu: bool) -> Result<Vec<Action>, CudaEr
 }
 
 /// dw = dyᵀ·x, or what was there plus that.
-pub(super) fn grad_w(cx: &Context<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
+pub(super) fn grad_w(cx: &StepContext<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
     let dw = cx.output(0);
-    let mut product = product(cx, activations(cx.input(0)), activations(cx.input(1)), weight(dw))?;
-    product.left_transposed = true;
-    product.accumulate = adds;
+    let mut matmul = matmul(cx, activations(cx.input(0)), activations(cx.input(1)), weight(dw))?;
+    matmul.left_transposed = true;
+    matmul.accumulate = adds;
     let mut actions = Vec::new();
     if adds && cx.input(2).address != dw.address {
         let bytes = dw.shape.count() * dw.dtype.bytes();
         actions.push(Action::Copy { from: cx.input(2).address, to: dw.address, bytes });
     }
-    actions.push(Action::Product(product));
+    actions.push(Action::Matmul(matmul));
     Ok(actions)
 }
 
 /// left·right → result, if cuBLASLt has it: both sides alike, and the result of the same type or f32.
-fn product(cx: &Context<'_>, left: Matrix, right: Matrix, result: Matrix) -> Result<Product, CudaError> {
+fn matmul(cx: &StepContext<'_>, left: Matrix, right: Matrix, result: Matrix) -> Result<Matmul, CudaError> {
     let known = matches!(left.dtype, DType::F32 | DType::Bf16 | DType::F16);
     let fits = left.dtype == right.dtype && (result.dtype == left.dtype || result.dtype == DType::F32);
     if !known || !fits {
         return Err(cx.no_kernel());
     }
-    Ok(Product {
+    Ok(Matmul {
         left,
         left_transposed: false,
         right,
@@ -128,12 +128,12 @@ mod tests {
         let facts = Facts::h200();
         let (layer, scratch, parts, header, tf32) = ("fc", 0x9000, 0xa000, 0x100, false);
         let facts = &facts;
-        actions(&Context { op, layer, inputs, outputs, scratch, parts, header, tf32, facts })
+        actions(&StepContext { op, layer, inputs, outputs, scratch, parts, header, tf32, facts })
     }
 
-    fn the_product(actions: &[Action]) -> Product {
+    fn the_matmul(actions: &[Action]) -> Matmul {
         match actions {
-            [.., Action::Product(product)] => *product,
+            [.., Action::Matmul(matmul)] => *matmul,
             other => panic!("{other:?}"),
         }
     }
@@ -143,15 +143,15 @@ mod tests {
         let half = DType::Bf16;
         let inputs = [operand(256, half, [2, 5, 8]), operand(512, half, [6, 8]), operand(1024, half, [6])];
         let op = Op::Linear { bias: true, gelu: false };
-        let product = the_product(&run(&op, &inputs, &[operand(2048, half, [2, 5, 6])]).unwrap());
-        assert_eq!((product.left.rows, product.left.columns), (10, 8));
-        assert_eq!((product.right.rows, product.right.columns, product.right_transposed), (6, 8, true));
-        assert_eq!((product.result.rows, product.result.columns), (10, 6));
-        assert_eq!(product.epilogue, Epilogue::Bias(1024));
+        let matmul = the_matmul(&run(&op, &inputs, &[operand(2048, half, [2, 5, 6])]).unwrap());
+        assert_eq!((matmul.left.rows, matmul.left.columns), (10, 8));
+        assert_eq!((matmul.right.rows, matmul.right.columns, matmul.right_transposed), (6, 8, true));
+        assert_eq!((matmul.result.rows, matmul.result.columns), (10, 6));
+        assert_eq!(matmul.epilogue, Epilogue::Bias(1024));
     }
 
     #[test]
-    fn a_wide_bias_of_a_half_result_is_refused() {
+    fn an_f32_bias_of_a_bf16_result_is_refused() {
         let half = DType::Bf16;
         let inputs = [operand(256, half, [4, 8]), operand(512, half, [6, 8]), operand(1024, DType::F32, [6])];
         let op = Op::Linear { bias: true, gelu: false };
@@ -169,10 +169,10 @@ mod tests {
         let elsewhere = [dy.clone(), x.clone(), operand(4096, DType::F32, [6, 2, 2, 2])];
 
         let outputs = std::slice::from_ref(&dw);
-        let product = the_product(&run(&op(true), &here, outputs).unwrap());
-        assert!(product.accumulate && product.left_transposed);
-        assert_eq!((product.result.rows, product.result.columns), (6, 8));
-        assert!(!the_product(&run(&op(false), &[dy, x], outputs).unwrap()).accumulate);
+        let matmul = the_matmul(&run(&op(true), &here, outputs).unwrap());
+        assert!(matmul.accumulate && matmul.left_transposed);
+        assert_eq!((matmul.result.rows, matmul.result.columns), (6, 8));
+        assert!(!the_matmul(&run(&op(false), &[dy, x], outputs).unwrap()).accumulate);
 
         let moved = run(&op(true), &elsewhere, outputs).unwrap();
         assert_eq!(moved[0], Action::Copy { from: 4096, to: 2048, bytes: 6 * 8 * 4 });
@@ -186,6 +186,6 @@ mod tests {
         let outputs = [operand(2048, wide, [4, 6]), operand(4096, wide, [4, 6])];
         let made = run(&Op::Linear { bias: false, gelu: true }, &inputs, &outputs).unwrap();
         assert_eq!(made.len(), 2);
-        assert_eq!(the_product(&made[..1]).result.address, 4096);
+        assert_eq!(the_matmul(&made[..1]).result.address, 4096);
     }
 }

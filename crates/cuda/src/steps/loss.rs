@@ -2,7 +2,7 @@
 //! many, and have kernels of their own.
 
 use super::rows::{launch, pointer, singles, typed};
-use crate::action::{Action, Address, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Address, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type};
 
@@ -18,7 +18,7 @@ const PIXEL_PARTS: usize = 2112;
 /// Classes that a warp has in registers.
 const PIXEL_CLASSES: usize = 256;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::CrossEntropy { smoothing, mixed } => cross_entropy(cx, smoothing, mixed),
         Op::CrossEntropyGrad { smoothing, mixed } => cross_entropy_grad(cx, smoothing, mixed),
@@ -53,7 +53,7 @@ fn are_pixels(logits: &Shape, mixed: bool) -> bool {
 }
 
 /// logits, labels, weights, partners and mixes, the last two null where nothing is mixed.
-fn batch(cx: &Context<'_>, mixed: bool) -> Result<[Arg; 5], CudaError> {
+fn batch(cx: &StepContext<'_>, mixed: bool) -> Result<[Arg; 5], CudaError> {
     let labels: &[usize] = if mixed { &[1, 3] } else { &[1] };
     let numbers: &[usize] = if mixed { &[2, 4] } else { &[2] };
     let are = |inputs: &[usize], dtype: DType| inputs.iter().all(|&i| cx.input(i).dtype == dtype);
@@ -75,7 +75,7 @@ fn registers(logits: &Operand) -> usize {
     logits.shape.last().div_ceil(32)
 }
 
-fn cross_entropy(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Action>, CudaError> {
+fn cross_entropy(cx: &StepContext<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Action>, CudaError> {
     let logits = cx.input(0);
     singles(cx, cx.outputs)?;
     let pixels = are_pixels(&logits.shape, mixed);
@@ -95,7 +95,7 @@ fn cross_entropy(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Ac
 }
 
 /// Loss and statistics of so many parts that lie in the scratch.
-pub(super) fn summed(cx: &Context<'_>, parts: usize) -> Action {
+pub(super) fn summed(cx: &StepContext<'_>, parts: usize) -> Action {
     let args = vec![
         Arg::Pointer(cx.scratch),
         Arg::I32(parts as i32),
@@ -106,7 +106,7 @@ pub(super) fn summed(cx: &Context<'_>, parts: usize) -> Action {
     launch(Source::Loss, "cross_entropy_sums".into(), [1, 1, 1], THREADS, args)
 }
 
-fn cross_entropy_grad(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Action>, CudaError> {
+fn cross_entropy_grad(cx: &StepContext<'_>, smoothing: f64, mixed: bool) -> Result<Vec<Action>, CudaError> {
     let (logits, dlogits) = (cx.input(0), cx.output(0));
     let dloss = if mixed { 5 } else { 3 };
     singles(cx, &cx.inputs[dloss..])?;
@@ -125,7 +125,7 @@ fn cross_entropy_grad(cx: &Context<'_>, smoothing: f64, mixed: bool) -> Result<V
     Ok(vec![launch(Source::Loss, name, [blocks, 1, 1], THREADS, args)])
 }
 
-fn seed(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn seed(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     let scale: Address = cx.inputs.first().map_or(0, |scale| scale.address);
     let name = format!("seed<{}>", typed(cx, cx.output(0))?);

@@ -1,7 +1,7 @@
 //! Ops that only move tokens of channels-last maps (B,h,w,C).
 
 use super::rows::{THREADS, launch, pointer, typed};
-use crate::action::{Action, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::Op;
 
@@ -10,7 +10,7 @@ fn vector_of(channels: usize) -> usize {
     if channels.is_multiple_of(8) { 8 } else { 1 }
 }
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let axes = |operand: &Operand| match operand.shape.0[..] {
         [batch, height, width, channels] => Ok([batch, height, width, channels]),

@@ -1,4 +1,4 @@
-//! The actions of each op: which kernels and products make it, with which grids and arguments.
+//! The actions of each op: which kernels and matmuls make it, with which grids and arguments.
 //!
 //! Pure functions of shapes, types and addresses. How an op is cut depends on its shapes alone, and no sum depends on which block
 //! comes first, so that results repeat bit for bit.
@@ -30,13 +30,13 @@ pub mod weights;
 pub mod windows;
 pub mod windows_plain;
 
-use crate::action::{Action, Address, Context, Facts, Operand};
+use crate::action::{Action, Address, Facts, Operand, StepContext};
 use crate::error::CudaError;
 use crate::libraries;
 use graph::{Batching, Deferred, Graph, Lane, Op, Partial, Type, ValueId};
 
 /// The actions of one step. Optimizers are no part of this: those of a plan are merged ([`update::optimizers`]).
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::actions(cx),
         Op::Linear { .. } | Op::LinearGradX { .. } | Op::LinearGradW { .. } => linear::actions(cx),
@@ -103,17 +103,17 @@ pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) ->
 /// A GPU, as plans are made for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Whether products are of half precision.
-    pub halves: bool,
+    /// Whether matmuls are of half precision.
+    pub half_precision: bool,
     pub facts: Facts,
 }
 
 impl Target {
     /// One of this machine's GPUs; an H200 where there is none, so that plans can be looked at anywhere.
-    pub fn of(gpu: usize, halves: bool) -> Self {
+    pub fn of(gpu: usize, half_precision: bool) -> Self {
         let found = libraries::devices().unwrap_or_default();
         let facts = found.get(gpu % found.len().max(1)).cloned().unwrap_or_else(Facts::h200);
-        Target { halves, facts }
+        Target { half_precision, facts }
     }
 }
 
@@ -133,7 +133,7 @@ impl graph::Target for Target {
 
     /// As the kernel that makes some at once takes them; it is of halves alone.
     fn batching(&self) -> Batching {
-        if self.halves { weights::BATCHING } else { Batching::NONE }
+        if self.half_precision { weights::BATCHING } else { Batching::NONE }
     }
 
     /// The backward pass is a chain: each layer's input gradient is needed by the next. The gradients of parameters are not, and
@@ -168,7 +168,7 @@ impl graph::Target for Target {
         let (scratch, parts, header) = (somewhere(3), somewhere(4), somewhere(5));
         let (op, layer, facts) = (&node.op, node.layer.as_str(), &self.facts);
         let (inputs, outputs) = (&inputs[..], &outputs[..]);
-        let cx = Context { op, layer, inputs, outputs, scratch, parts, header, tf32: false, facts };
+        let cx = StepContext { op, layer, inputs, outputs, scratch, parts, header, tf32: false, facts };
         // A step without a kernel is refused when it is bound.
         let actions = if bytes > 0 { actions(&cx).unwrap_or_default() } else { vec![] };
         let result = |action: Action| match action {

@@ -3,7 +3,7 @@
 //! Rows and sums over them are cut as those of layer norms are. Legend: M rows, C columns.
 
 use super::rows::{FORWARD, THREADS, launch, norm_parts, norm_rows, pointer, singles, typed};
-use crate::action::{Action, Address, Arg, Context, Kernel, Operand, PartialSum, Source};
+use crate::action::{Action, Address, Arg, Kernel, Operand, PartialSum, Source, StepContext};
 use crate::error::CudaError;
 use graph::op::PathDrop;
 use graph::random::drop_threshold;
@@ -14,7 +14,7 @@ const COLUMNS: usize = 12_000;
 /// Sums over rows that the backward pass makes: dγ and dβ.
 const SUMS: usize = 2;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     if cx.input(0).shape.last() > COLUMNS {
         return Err(cx.no_kernel());
     }
@@ -32,7 +32,7 @@ pub fn parts(inputs: &[Operand]) -> usize {
 }
 
 /// What both kernels take last: header, rows of a sample, site, threshold, what the norm of a sample that stays is multiplied by.
-fn drop_args(cx: &Context<'_>, drop: Option<PathDrop>, shape: &Shape) -> [Arg; 5] {
+fn drop_args(cx: &StepContext<'_>, drop: Option<PathDrop>, shape: &Shape) -> [Arg; 5] {
     let samples = shape.0.first().copied().unwrap_or(1).max(1);
     let sample_rows = Arg::I32((shape.rows() / samples).max(1) as i32);
     let (site, threshold, scale) = match drop {
@@ -43,7 +43,7 @@ fn drop_args(cx: &Context<'_>, drop: Option<PathDrop>, shape: &Shape) -> [Arg; 5
 }
 
 fn forward(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     eps: f64,
     drop: Option<PathDrop>,
     half: Option<DType>,
@@ -63,7 +63,7 @@ fn forward(
     Ok(vec![launch(Source::NormAdd, name, grid, THREADS, args)])
 }
 
-fn gradient(cx: &Context<'_>, drop: Option<PathDrop>) -> Result<Vec<Action>, CudaError> {
+fn gradient(cx: &StepContext<'_>, drop: Option<PathDrop>) -> Result<Vec<Action>, CudaError> {
     let (y, dout, dy) = (cx.input(0), cx.input(4), cx.output(0));
     singles(cx, &cx.inputs[1..4])?;
     singles(cx, &cx.outputs[1..])?;

@@ -3,7 +3,7 @@
 //! Legend: N width of the hidden layer, H heads, T tokens of a window, K offsets between them.
 
 use super::rows::{THREADS, launch, pointer, singles};
-use crate::action::{Action, Arg, Context, Kernel, Source};
+use crate::action::{Action, Arg, Kernel, Source, StepContext};
 use crate::error::CudaError;
 use graph::windows::Offsets;
 use graph::{Op, Type};
@@ -13,7 +13,7 @@ const OFFSETS: usize = THREADS / 32;
 /// Hidden channels of a block.
 const CHANNELS: usize = 32;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
     let [heads, n] = cx.input(2).shape.0[..] else { return Err(cx.no_kernel()) };
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_refused() {
+    fn half_precision_is_refused() {
         let inputs = ["f32[512,2]", "f32[512]", "bf16[4,512]"];
         let op = Op::PositionBias { window: [2, 2], pretrained: None };
         assert!(step(op, &inputs, &["f32[4,4,4]"]).is_err());

@@ -3,7 +3,7 @@
 //! Legend: B batch, S side of an image.
 
 use super::rows::{THREADS, launch, pointer, singles};
-use crate::action::{Action, Arg, Context, Kernel, Source};
+use crate::action::{Action, Arg, Kernel, Source, StepContext};
 use crate::error::CudaError;
 use graph::op::CHOICES;
 use graph::{DType, Op};
@@ -13,7 +13,7 @@ const PIXELS: usize = 12 << 10;
 /// Shared memory that a block has without asking, less the table of what bytes become.
 const SHARED: usize = (48 << 10) - 1024;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let Op::Prepare { size } = *cx.op else { return Err(cx.no_kernel()) };
     let (pixels, choices, levels, images) = (cx.input(0), cx.input(1), cx.input(2), cx.output(0));
     let ([_, height, width, channels], [batch, numbers]) = (&pixels.shape.0[..], &choices.shape.0[..]) else {

@@ -1,12 +1,12 @@
 //! Resizing and pooling of images, and going back through them. A thread has some channels of one pixel.
 
 use super::rows::{THREADS, launch, pointer, typed, vector_of};
-use crate::action::{Action, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::Op;
 use graph::op::Sampling;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     match *cx.op {
         Op::Resize { sampling, .. } => resize(cx, "resize", (x, y), sampling),
@@ -17,7 +17,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 /// Between an image and its resized form, whichever is the input.
 fn resize(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     kernel: &str,
     (image, resized): (&Operand, &Operand),
     sampling: Sampling,
@@ -35,7 +35,7 @@ fn resize(
     Ok(vec![launch(Source::Resize, name, grid, THREADS, args)])
 }
 
-fn axes(cx: &Context<'_>, images: &Operand) -> Result<[usize; 4], CudaError> {
+fn axes(cx: &StepContext<'_>, images: &Operand) -> Result<[usize; 4], CudaError> {
     images.shape.0[..].try_into().map_err(|_| cx.no_kernel())
 }
 

@@ -2,7 +2,7 @@
 
 use super::loss::summed;
 use super::rows::{launch, pointer, singles, typed};
-use crate::action::{Action, Arg, Context, Kernel, Launch, Source};
+use crate::action::{Action, Arg, Kernel, Launch, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type};
 
@@ -23,7 +23,7 @@ const ROWS: usize = 8;
 /// Such blocks that a processor has room for.
 const RESIDENT: usize = 2;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::ResizedCrossEntropy { smoothing } => forward(cx, smoothing),
         Op::ResizedCrossEntropyGrad { smoothing } => backward(cx, smoothing),
@@ -124,7 +124,7 @@ struct Cells {
 }
 
 /// The sizes, and as arguments height, width, those of the results, classes, smoothing.
-fn sizes(cx: &Context<'_>, smoothing: f64) -> Result<(Sizes, Vec<Arg>), CudaError> {
+fn sizes(cx: &StepContext<'_>, smoothing: f64) -> Result<(Sizes, Vec<Arg>), CudaError> {
     let (logits, labels) = (cx.input(0), cx.input(1));
     let fits = labels.dtype == DType::I32 && i32::try_from(labels.shape.count()).is_ok();
     let sizes = Sizes::of(&logits.shape, &labels.shape).filter(|sizes| fits && sizes.classes <= CLASSES);
@@ -135,7 +135,7 @@ fn sizes(cx: &Context<'_>, smoothing: f64) -> Result<(Sizes, Vec<Arg>), CudaErro
     Ok((sizes, args))
 }
 
-fn forward(cx: &Context<'_>, smoothing: f64) -> Result<Vec<Action>, CudaError> {
+fn forward(cx: &StepContext<'_>, smoothing: f64) -> Result<Vec<Action>, CudaError> {
     singles(cx, &cx.inputs[2..])?;
     singles(cx, cx.outputs)?;
     let (sizes, more) = sizes(cx, smoothing)?;
@@ -156,7 +156,7 @@ fn forward(cx: &Context<'_>, smoothing: f64) -> Result<Vec<Action>, CudaError> {
     Ok(vec![Action::Launch(loss), summed(cx, parts)])
 }
 
-fn backward(cx: &Context<'_>, smoothing: f64) -> Result<Vec<Action>, CudaError> {
+fn backward(cx: &StepContext<'_>, smoothing: f64) -> Result<Vec<Action>, CudaError> {
     let (logits, dlogits) = (cx.input(0), cx.output(0));
     singles(cx, &cx.inputs[2..])?;
     let (sizes, more) = sizes(cx, smoothing)?;

@@ -4,7 +4,7 @@
 //! `sum_parts` adds in order, for many sums at once. Legend: M rows, C columns.
 
 use crate::action::{
-    Action, Address, Arg, Constants, Context, Kernel, Launch, Operand, PartialSum, Source, c_type,
+    Action, Address, Arg, Constants, Kernel, Launch, Operand, PartialSum, Source, StepContext, c_type,
 };
 use crate::error::CudaError;
 use graph::op::Per;
@@ -26,7 +26,7 @@ const NORM_PARTS: usize = 264;
 /// Columns a layer norm can have: a block's shared memory holds a row.
 const NORM_COLUMNS: usize = 12_288;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::Gelu => {
             same_types(cx, &[cx.input(0), cx.output(0)])?;
@@ -77,17 +77,17 @@ pub(super) fn pointer(operand: &Operand) -> Arg {
 }
 
 /// The operand's type in the kernels, or the error that there is none.
-pub(super) fn typed(cx: &Context<'_>, operand: &Operand) -> Result<&'static str, CudaError> {
+pub(super) fn typed(cx: &StepContext<'_>, operand: &Operand) -> Result<&'static str, CudaError> {
     c_type(operand.dtype).ok_or_else(|| cx.no_kernel())
 }
 
 /// Refuses operands that are not f32.
-pub(super) fn singles(cx: &Context<'_>, operands: &[Operand]) -> Result<(), CudaError> {
+pub(super) fn singles(cx: &StepContext<'_>, operands: &[Operand]) -> Result<(), CudaError> {
     if operands.iter().all(|o| o.dtype == DType::F32) { Ok(()) } else { Err(cx.no_kernel()) }
 }
 
 /// Refuses operands of different types, or of one without kernels.
-fn same_types(cx: &Context<'_>, operands: &[&Operand]) -> Result<(), CudaError> {
+fn same_types(cx: &StepContext<'_>, operands: &[&Operand]) -> Result<(), CudaError> {
     let same = operands.iter().all(|o| o.dtype == operands[0].dtype && c_type(o.dtype).is_some());
     if same { Ok(()) } else { Err(cx.no_kernel()) }
 }
@@ -117,7 +117,7 @@ pub fn gelu(pre: &Operand, y: &Operand) -> Action {
     launch(Source::Rows, format!("gelu<{}>", checked(pre.dtype)), grid, THREADS, args)
 }
 
-pub(super) fn add(cx: &Context<'_>, a: &Operand, b: &Operand, y: &Operand) -> Result<Action, CudaError> {
+pub(super) fn add(cx: &StepContext<'_>, a: &Operand, b: &Operand, y: &Operand) -> Result<Action, CudaError> {
     let name = format!("add<{}, {}, {}>", typed(cx, a)?, typed(cx, b)?, typed(cx, y)?);
     let count = y.shape.count();
     let args = vec![pointer(a), pointer(b), pointer(y), Arg::I64(count as i64)];
@@ -125,7 +125,7 @@ pub(super) fn add(cx: &Context<'_>, a: &Operand, b: &Operand, y: &Operand) -> Re
     Ok(launch(Source::Rows, name, grid, THREADS, args))
 }
 
-fn scale(cx: &Context<'_>, factor: f64) -> Result<Vec<Action>, CudaError> {
+fn scale(cx: &StepContext<'_>, factor: f64) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let name = format!("scale<{}, {}>", typed(cx, x)?, typed(cx, y)?);
     let count = y.shape.count();
@@ -133,7 +133,7 @@ fn scale(cx: &Context<'_>, factor: f64) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Rows, name, pieces(count, vector_of(&[x.dtype, y.dtype])), THREADS, args)])
 }
 
-fn accumulate(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn accumulate(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     singles(cx, cx.inputs)?;
     singles(cx, cx.outputs)?;
     let (so_far, x, sum) = (cx.input(0), cx.input(1), cx.output(0));
@@ -148,7 +148,7 @@ fn copy(from: &Operand, to: Address) -> Vec<Action> {
     vec![Action::Copy { from: from.address, to, bytes }]
 }
 
-fn drop(cx: &Context<'_>, rate: f64, site: u32, per: Per) -> Result<Vec<Action>, CudaError> {
+fn drop(cx: &StepContext<'_>, rate: f64, site: u32, per: Per) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let (x_type, y_type) = (typed(cx, x)?, typed(cx, y)?);
     let (rows, columns) = (x.shape.rows(), x.shape.last());
@@ -180,7 +180,7 @@ fn drop(cx: &Context<'_>, rate: f64, site: u32, per: Per) -> Result<Vec<Action>,
 
 /// Copies `count` elements to another place, as its type has them.
 pub(super) fn convert(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     (from, from_type): (Address, DType),
     (to, to_type): (Address, DType),
     count: usize,
@@ -200,12 +200,12 @@ pub(super) fn convert(
     Ok(vec![launch(Source::Rows, name, pieces(count, vector), THREADS, args)])
 }
 
-fn cast(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn cast(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     convert(cx, (x.address, x.dtype), (y.address, y.dtype), y.shape.count())
 }
 
-fn pack(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn pack(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let flat = cx.output(0);
     let place = |at: usize| flat.address + (at * flat.dtype.bytes()) as Address;
     let (mut actions, mut at) = (Vec::new(), 0);
@@ -221,7 +221,7 @@ fn pack(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(actions)
 }
 
-fn unpack(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn unpack(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let flat = cx.input(0);
     let (mut actions, mut at) = (Vec::new(), 0);
     for value in cx.outputs {
@@ -236,7 +236,7 @@ fn unpack(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 /// How a matrix (rows, columns) is cut to be summed over its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ColumnCut {
+pub(super) struct ColumnTiling {
     /// Columns of a block.
     pub span: usize,
     /// Blocks side by side.
@@ -246,7 +246,7 @@ pub(super) struct ColumnCut {
     pub per: usize,
 }
 
-impl ColumnCut {
+impl ColumnTiling {
     pub fn of(shape: &Shape) -> Self {
         let (rows, columns) = (shape.rows(), shape.last());
         let (wide, few) = (columns.is_multiple_of(8), rows <= FEW_ROWS);
@@ -262,7 +262,7 @@ impl ColumnCut {
         let across = columns.div_ceil(span);
         let most = if few { 1 } else { rows.div_ceil(PART_ROWS) };
         let per = rows.div_ceil((COLUMN_BLOCKS / across).clamp(1, most)).max(1);
-        ColumnCut { span, across, parts: rows.div_ceil(per).max(1), per }
+        ColumnTiling { span, across, parts: rows.div_ceil(per).max(1), per }
     }
 
     /// Elements that a thread has of a row.
@@ -283,13 +283,13 @@ impl ColumnCut {
 
 /// Bytes for the partial sums of a matrix of this shape over its rows.
 pub fn column_parts(shape: &Shape) -> usize {
-    ColumnCut::of(shape).bytes(shape.last())
+    ColumnTiling::of(shape).bytes(shape.last())
 }
 
 /// out = start + the sum over the rows of x.
 fn sum_columns(x: &Operand, start: Option<Address>, out: Address, parts: Address) -> Vec<Action> {
-    let (rows, columns, cut) = (x.shape.rows(), x.shape.last(), ColumnCut::of(&x.shape));
-    let arguments = cut.arguments(ColumnCut::vector(&x.shape, x.dtype), 4);
+    let (rows, columns, cut) = (x.shape.rows(), x.shape.last(), ColumnTiling::of(&x.shape));
+    let arguments = cut.arguments(ColumnTiling::vector(&x.shape, x.dtype), 4);
     let name = format!("column_sum<{}, {arguments}>", checked(x.dtype));
     let whole = cut.parts == 1;
     let (first_start, first_out) = if whole { (start.unwrap_or(0), out) } else { (0, parts) };
@@ -339,8 +339,8 @@ pub fn gelu_grad(
     bias_sums: Address,
     parts: Address,
 ) -> Vec<Action> {
-    let (rows, columns, cut) = (dx.shape.rows(), dx.shape.last(), ColumnCut::of(&dx.shape));
-    let arguments = cut.arguments(ColumnCut::vector(&dx.shape, dx.dtype), 2);
+    let (rows, columns, cut) = (dx.shape.rows(), dx.shape.last(), ColumnTiling::of(&dx.shape));
+    let arguments = cut.arguments(ColumnTiling::vector(&dx.shape, dx.dtype), 2);
     let name = format!("gelu_grad_sums<{}, {arguments}>", checked(dx.dtype));
     let whole = cut.parts == 1;
     let args = vec![
@@ -360,7 +360,7 @@ pub fn gelu_grad(
     actions
 }
 
-fn gelu_grad_step(cx: &Context<'_>, bias: bool) -> Result<Vec<Action>, CudaError> {
+fn gelu_grad_step(cx: &StepContext<'_>, bias: bool) -> Result<Vec<Action>, CudaError> {
     let (pre, dy, dx) = (cx.input(0), cx.input(1), cx.output(0));
     same_types(cx, &[pre, dy, dx])?;
     if bias {
@@ -396,7 +396,7 @@ pub(super) fn norm_parts(shape: &Shape) -> usize {
     shape.rows().div_ceil(norm_rows(shape.last(), backward(shape.last()))).clamp(1, NORM_PARTS)
 }
 
-fn layer_norm(cx: &Context<'_>, eps: f64, add: bool) -> Result<Vec<Action>, CudaError> {
+fn layer_norm(cx: &StepContext<'_>, eps: f64, add: bool) -> Result<Vec<Action>, CudaError> {
     let first = usize::from(add);
     let (x, r, y) = (cx.input(0), cx.input(first), cx.output(first));
     singles(cx, &cx.inputs[1 + first..])?;
@@ -430,7 +430,7 @@ fn norm_sums(sum: bool) -> usize {
 }
 
 fn layer_norm_grad(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     add: bool,
     sum: bool,
     half: Option<DType>,

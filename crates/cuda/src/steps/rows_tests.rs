@@ -5,7 +5,7 @@ use super::*;
 fn a_cut_covers_every_row_and_column_once() {
     for rows in [1, 3, 128, 512, 513, 8320, 50432, 1_000_000] {
         for columns in [1, 10, 24, 96, 192, 576, 768, 1000, 1001, 1280, 2304, 3072, 20_000] {
-            let cut = ColumnCut::of(&Shape::from([rows, columns]));
+            let cut = ColumnTiling::of(&Shape::from([rows, columns]));
             let once = |n: usize, of: usize, total: usize| (n - 1) * of < total && total <= n * of;
             assert!(once(cut.across, cut.span, columns), "{rows}×{columns}: {cut:?}");
             assert!(once(cut.parts, cut.per, rows), "{rows}×{columns}: {cut:?}");

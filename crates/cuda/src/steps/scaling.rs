@@ -2,8 +2,8 @@
 //!
 //! Sums over rows are cut as those of biases are. Legend: M rows, C columns; a gated row has 2H columns.
 
-use super::rows::{ColumnCut, THREADS, launch, pointer, singles, typed};
-use crate::action::{Action, Address, Arg, Context, Kernel, Operand, PartialSum, Source};
+use super::rows::{ColumnTiling, THREADS, launch, pointer, singles, typed};
+use crate::action::{Action, Address, Arg, Kernel, Operand, PartialSum, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape};
 
@@ -12,7 +12,7 @@ const VECTORS: usize = 2;
 /// Rows that a thread reads before it works on them.
 const AT_ONCE: usize = 2;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::LayerScale => layer_scale(cx),
         Op::LayerScaleGrad { sum } => layer_scale_grad(cx, sum),
@@ -32,15 +32,15 @@ pub fn parts(op: &Op, inputs: &[Operand]) -> usize {
 }
 
 fn cut_bytes(shape: &Shape) -> usize {
-    ColumnCut::of(shape).bytes(shape.last())
+    ColumnTiling::of(shape).bytes(shape.last())
 }
 
 /// Columns that a thread has at once, of operands of these types.
 fn vector(shape: &Shape, dtypes: &[DType]) -> usize {
-    dtypes.iter().map(|dtype| ColumnCut::vector(shape, *dtype)).min().unwrap_or(1)
+    dtypes.iter().map(|dtype| ColumnTiling::vector(shape, *dtype)).min().unwrap_or(1)
 }
 
-fn layer_scale(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn layer_scale(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     singles(cx, &cx.inputs[1..])?;
     if x.dtype != y.dtype {
@@ -54,14 +54,14 @@ fn layer_scale(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Scaling, name, grid, THREADS, args)])
 }
 
-fn layer_scale_grad(cx: &Context<'_>, sum: bool) -> Result<Vec<Action>, CudaError> {
+fn layer_scale_grad(cx: &StepContext<'_>, sum: bool) -> Result<Vec<Action>, CudaError> {
     let (x, dy, dx) = (cx.input(0), cx.input(2), cx.output(0));
     singles(cx, &cx.inputs[1..2])?;
     singles(cx, &cx.outputs[1..])?;
     if x.dtype != dx.dtype {
         return Err(cx.no_kernel());
     }
-    let (rows, columns, cut) = (x.shape.rows(), x.shape.last(), ColumnCut::of(&x.shape));
+    let (rows, columns, cut) = (x.shape.rows(), x.shape.last(), ColumnTiling::of(&x.shape));
     let vector = vector(&x.shape, &[x.dtype, dy.dtype]);
     let types = [typed(cx, x)?, typed(cx, dy)?].join(", ");
     let name = format!("layer_scale_grad<{types}, {}, {sum}>", cut.arguments(vector, AT_ONCE));
@@ -87,7 +87,7 @@ fn layer_scale_grad(cx: &Context<'_>, sum: bool) -> Result<Vec<Action>, CudaErro
     Ok(actions)
 }
 
-fn swiglu(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn swiglu(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     if x.dtype != y.dtype {
         return Err(cx.no_kernel());
@@ -99,13 +99,13 @@ fn swiglu(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Scaling, name, [vectors.div_ceil(THREADS), 1, 1], THREADS, args)])
 }
 
-fn swiglu_grad(cx: &Context<'_>, sum: bool) -> Result<Vec<Action>, CudaError> {
+fn swiglu_grad(cx: &StepContext<'_>, sum: bool) -> Result<Vec<Action>, CudaError> {
     let (x, dy, dx) = (cx.input(0), cx.input(1), cx.output(0));
     singles(cx, &cx.outputs[1..])?;
     if x.dtype != dx.dtype || dy.dtype != dx.dtype {
         return Err(cx.no_kernel());
     }
-    let (rows, half, cut) = (dy.shape.rows(), dy.shape.last(), ColumnCut::of(&dy.shape));
+    let (rows, half, cut) = (dy.shape.rows(), dy.shape.last(), ColumnTiling::of(&dy.shape));
     let vector = vector(&dy.shape, &[dy.dtype]);
     let name = format!("swiglu_grad<{}, {}, {sum}>", typed(cx, x)?, cut.arguments(vector, AT_ONCE));
     let out = cx.outputs.get(1).map_or(0, |out| out.address);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_halves_of_a_gate_are_summed_side_by_side() {
+    fn both_parts_of_a_gate_are_summed_side_by_side() {
         let (inputs, outputs) =
             (["bf16[64,257,8192]", "bf16[64,257,4096]"], ["bf16[64,257,8192]", "f32[8192]"]);
         let op = Op::SwiGluGrad { sum: true };

@@ -1,6 +1,6 @@
 //! What the tests of the modules beside this one share.
 
-use crate::action::{Action, Address, Context, Facts, Launch, Operand};
+use crate::action::{Action, Address, Facts, Launch, Operand, StepContext};
 use crate::error::CudaError;
 use graph::{Op, Type};
 
@@ -25,7 +25,7 @@ pub fn step(op: Op, inputs: &[&str], outputs: &[&str]) -> Result<Vec<Action>, Cu
 pub fn step_on(op: Op, inputs: &[Operand], outputs: &[Operand]) -> Result<Vec<Action>, CudaError> {
     let facts = Facts::h200();
     let (layer, header, tf32) = ("blocks.0", 9 << 32, false);
-    let cx = Context {
+    let cx = StepContext {
         op: &op,
         layer,
         inputs,

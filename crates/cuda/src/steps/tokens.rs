@@ -3,7 +3,7 @@
 //! Legend: B batch, N patches, T tokens, C channels. A sample's tokens are one line of T·C elements.
 
 use super::rows::{THREADS, launch, pointer, singles, typed};
-use crate::action::{Action, Address, Arg, Context, Kernel, Operand, Source};
+use crate::action::{Action, Address, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::op::Pooling;
 use graph::{Op, Shape, Type};
@@ -17,7 +17,7 @@ const EMBED_PARTS: usize = 16;
 /// Samples that a thread reads at once, so the fewest that are worth a part.
 const EMBED_SAMPLES: usize = 4;
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match *cx.op {
         Op::Patches { patch } => patches(cx, "patches", cx.input(0), patch),
         Op::Unpatches { patch, .. } => patches(cx, "unpatches", cx.output(0), patch),
@@ -34,7 +34,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     match op {
         Op::EmbedGrad { .. } => {
-            let cut = BatchCut::of(&inputs[0].shape);
+            let cut = BatchTiling::of(&inputs[0].shape);
             4 * cut.parts * cut.line
         }
         _ => 0,
@@ -47,7 +47,12 @@ fn vector_of(columns: usize) -> usize {
 }
 
 /// Patches and their inverse differ in the direction alone.
-fn patches(cx: &Context<'_>, kernel: &str, image: &Operand, patch: usize) -> Result<Vec<Action>, CudaError> {
+fn patches(
+    cx: &StepContext<'_>,
+    kernel: &str,
+    image: &Operand,
+    patch: usize,
+) -> Result<Vec<Action>, CudaError> {
     let [batch, channels, height, width] = image.shape.0[..] else { return Err(cx.no_kernel()) };
     let (from, to) = (cx.input(0), cx.output(0));
     let types = [typed(cx, from)?, typed(cx, to)?].join(", ");
@@ -58,7 +63,7 @@ fn patches(cx: &Context<'_>, kernel: &str, image: &Operand, patch: usize) -> Res
 
 /// How a batch of lines of tokens (B, T, C) is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BatchCut {
+struct BatchTiling {
     batch: usize,
     line: usize,
     channels: usize,
@@ -69,14 +74,14 @@ struct BatchCut {
     per: usize,
 }
 
-impl BatchCut {
+impl BatchTiling {
     fn of(tokens: &Shape) -> Self {
         let (batch, channels) = (tokens.0.first().copied().unwrap_or(1), tokens.last());
         let line = tokens.count() / batch.max(1);
         let across = line.div_ceil(THREADS * vector_of(channels)).max(1);
         let most = batch.div_ceil(EMBED_SAMPLES).clamp(1, EMBED_PARTS);
         let per = batch.div_ceil((EMBED_BLOCKS.div_ceil(across)).clamp(1, most)).max(1);
-        BatchCut { batch, line, channels, across, parts: batch.div_ceil(per).max(1), per }
+        BatchTiling { batch, line, channels, across, parts: batch.div_ceil(per).max(1), per }
     }
 
     fn grid(self) -> [usize; 3] {
@@ -90,11 +95,11 @@ impl BatchCut {
     }
 }
 
-fn embed(cx: &Context<'_>, class_token: bool) -> Result<Vec<Action>, CudaError> {
+fn embed(cx: &StepContext<'_>, class_token: bool) -> Result<Vec<Action>, CudaError> {
     let first = usize::from(class_token);
     let (patches, tokens) = (cx.input(0), cx.output(0));
     singles(cx, &cx.inputs[1..])?;
-    let cut = BatchCut::of(&tokens.shape);
+    let cut = BatchTiling::of(&tokens.shape);
     let vector = vector_of(cut.channels);
     let name = format!("embed<{}, {}, {vector}>", typed(cx, patches)?, typed(cx, tokens)?);
     let class = if class_token { cx.input(1).address } else { 0 };
@@ -103,11 +108,11 @@ fn embed(cx: &Context<'_>, class_token: bool) -> Result<Vec<Action>, CudaError> 
     Ok(vec![launch(Source::Tokens, name, cut.grid(), THREADS, args)])
 }
 
-fn embed_grad(cx: &Context<'_>, class_token: bool) -> Result<Vec<Action>, CudaError> {
+fn embed_grad(cx: &StepContext<'_>, class_token: bool) -> Result<Vec<Action>, CudaError> {
     let first = usize::from(class_token);
     let (dtokens, dpatches) = (cx.input(0), cx.output(0));
     singles(cx, &cx.outputs[1..])?;
-    let cut = BatchCut::of(&dtokens.shape);
+    let cut = BatchTiling::of(&dtokens.shape);
     let vector = vector_of(cut.channels);
     let name = format!("embed_grad<{}, {}, {vector}>", typed(cx, dtokens)?, typed(cx, dpatches)?);
     let sizes = cut.sizes(class_token);
@@ -130,7 +135,7 @@ fn embed_grad(cx: &Context<'_>, class_token: bool) -> Result<Vec<Action>, CudaEr
 }
 
 /// Copies each operand to its place in every sample; a prefix is the same in all of them.
-fn prepend(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+fn prepend(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let [batch, tokens, channels] = y.shape.0[..] else { return Err(cx.no_kernel()) };
     singles(cx, &cx.inputs[1..])?;
@@ -157,7 +162,7 @@ fn prepend(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(actions)
 }
 
-fn token_sum(cx: &Context<'_>, start: usize) -> Result<Vec<Action>, CudaError> {
+fn token_sum(cx: &StepContext<'_>, start: usize) -> Result<Vec<Action>, CudaError> {
     let (x, sum) = (cx.input(0), cx.output(0));
     let [batch, tokens, channels] = x.shape.0[..] else { return Err(cx.no_kernel()) };
     singles(cx, cx.outputs)?;
@@ -182,7 +187,7 @@ fn taken(kind: Pooling, tokens: usize) -> [Arg; 2] {
     }
 }
 
-fn pool(cx: &Context<'_>, kind: Pooling) -> Result<Vec<Action>, CudaError> {
+fn pool(cx: &StepContext<'_>, kind: Pooling) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let [batch, tokens, channels] = x.shape.0[..] else { return Err(cx.no_kernel()) };
     let vector = vector_of(channels);
@@ -192,7 +197,7 @@ fn pool(cx: &Context<'_>, kind: Pooling) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Tokens, name, [batch, channels.div_ceil(32 * vector), 1], THREADS, args)])
 }
 
-fn pool_grad(cx: &Context<'_>, kind: Pooling) -> Result<Vec<Action>, CudaError> {
+fn pool_grad(cx: &StepContext<'_>, kind: Pooling) -> Result<Vec<Action>, CudaError> {
     let (dy, dx) = (cx.input(0), cx.output(0));
     let [batch, tokens, channels] = dx.shape.0[..] else { return Err(cx.no_kernel()) };
     let name = format!("pool_grad<{}, {}, {}>", typed(cx, dy)?, typed(cx, dx)?, vector_of(channels));
@@ -245,7 +250,7 @@ mod tests {
         for [batch, tokens, channels] in
             [[256, 197, 768], [128, 65, 192], [1, 2, 24], [3, 5, 10], [4096, 197, 192]]
         {
-            let cut = BatchCut::of(&Shape::from([batch, tokens, channels]));
+            let cut = BatchTiling::of(&Shape::from([batch, tokens, channels]));
             assert_eq!(cut.line, tokens * channels);
             assert!(cut.across * THREADS * vector_of(channels) >= cut.line, "{cut:?}");
             assert!((cut.parts - 1) * cut.per < batch && batch <= cut.parts * cut.per, "{cut:?}");

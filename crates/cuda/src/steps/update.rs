@@ -1,6 +1,6 @@
 //! The update: gradient norm, clipping, optimizers. All parameters of a plan are updated by one launch.
 
-use crate::action::{Action, Address, Arg, Constants, Context, Kernel, Launch, Operand, Source};
+use crate::action::{Action, Address, Arg, Constants, Kernel, Launch, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::flat::{CHUNK, Flat, Piece, Segment};
 use graph::{DType, Op};
@@ -27,7 +27,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 }
 
 /// One step that is neither an optimizer nor a sum of squares.
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let one = |kernel, args| Ok(vec![launch(kernel, 1, 1, args)]);
     match *cx.op {
         Op::Clip { .. } => Ok(vec![launch("clip", 1, WIDE, clip_args(cx)?)]),
@@ -47,7 +47,7 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
 
 /// A sum of squares, and the steps that follow it: with one launch less where they are `clip` and `advance`, and follow from each
 /// other.
-pub fn norm(steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+pub fn norm(steps: &[StepContext<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
     let Some((squares, rest)) = steps.split_first() else { return Ok(vec![]) };
     let mut made = sum_squares(squares, constants)?;
     match rest {
@@ -77,13 +77,13 @@ fn pointer(operand: &Operand) -> Arg {
     Arg::Pointer(operand.address)
 }
 
-fn all_single(cx: &Context<'_>) -> Result<(), CudaError> {
+fn all_single(cx: &StepContext<'_>) -> Result<(), CudaError> {
     let single = cx.inputs.iter().chain(cx.outputs).all(|o| o.dtype == DType::F32);
     if single { Ok(()) } else { Err(cx.no_kernel()) }
 }
 
 /// Of `clip`.
-fn clip_args(cx: &Context<'_>) -> Result<Vec<Arg>, CudaError> {
+fn clip_args(cx: &StepContext<'_>) -> Result<Vec<Arg>, CudaError> {
     let (Op::Clip { max_norm, scaled }, Some((sums, numbers))) = (cx.op, cx.inputs.split_last()) else {
         return Err(cx.no_kernel());
     };
@@ -106,7 +106,7 @@ fn clip_args(cx: &Context<'_>) -> Result<Vec<Arg>, CudaError> {
 // ---- the sum of squares ----------------------------------------------------------------------------------------------
 
 /// Partial sums of squares of flat gradients. Those of other ranks are zeros.
-fn sum_squares(cx: &Context<'_>, constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+fn sum_squares(cx: &StepContext<'_>, constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
     let Op::SumSquares { flats } = cx.op else { return Err(cx.no_kernel()) };
     let (sums, single) = (cx.output(0), cx.inputs.iter().all(|x| x.dtype == DType::F32));
     if !single || sums.dtype != DType::F64 || flats.len() != cx.inputs.len() {
@@ -202,7 +202,7 @@ struct Operands {
 }
 
 impl Buffer {
-    fn of(cx: &Context<'_>) -> Result<Self, CudaError> {
+    fn of(cx: &StepContext<'_>) -> Result<Self, CudaError> {
         let (input, output) = (|i: usize| cx.input(i).address, |i: usize| cx.output(i).address);
         // The copy is the operand after control and applied steps, and the last result.
         let copy = |control: usize| {
@@ -270,7 +270,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    fn add_average(&mut self, cx: &Context<'_>, decay: f64) -> Result<(), CudaError> {
+    fn add_average(&mut self, cx: &StepContext<'_>, decay: f64) -> Result<(), CudaError> {
         if cx.input(2).address != self.control || self.decay.is_some() {
             return Err(cx.no_kernel());
         }
@@ -283,7 +283,7 @@ impl Buffer {
         Ok(())
     }
 
-    fn work_in_place(&mut self, cx: &Context<'_>) {
+    fn work_in_place(&mut self, cx: &StepContext<'_>) {
         for (input, output) in cx.op.in_place(cx.inputs.len()) {
             let (old, new) = (cx.input(input), cx.output(output));
             self.ranges.push(range(new, true));
@@ -338,7 +338,7 @@ fn range(operand: &Operand, written: bool) -> (Address, Address, bool) {
 ///
 /// They become one launch (three for LAMB), or as many as there are sets of betas and the like. What they read must still be
 /// there at the last of them, and nobody may need what they write before.
-pub fn optimizers(steps: &[Context<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
+pub fn optimizers(steps: &[StepContext<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
     let mut buffers: Vec<Buffer> = vec![];
     for cx in steps {
         match *cx.op {
@@ -357,7 +357,7 @@ pub fn optimizers(steps: &[Context<'_>], constants: &mut Constants) -> Result<Ve
         let together = if apart(of_kind) { of_kind.len().max(1) } else { 1 };
         for buffers in of_kind.chunks(together) {
             actions.extend(buffers.iter().flat_map(|b| b.before.iter().cloned()));
-            for group in Group::all(buffers) {
+            for group in MergedStep::all(buffers) {
                 actions.extend(group.actions(constants));
             }
         }
@@ -381,16 +381,16 @@ fn apart(buffers: &[Buffer]) -> bool {
 }
 
 /// Steps that one launch can make.
-struct Group<'a> {
+struct MergedStep<'a> {
     first: &'a Buffer,
     half: Option<DType>,
     decay: Option<f64>,
     tensors: Vec<Tensor>,
 }
 
-impl<'a> Group<'a> {
+impl<'a> MergedStep<'a> {
     fn all(buffers: &'a [Buffer]) -> Vec<Self> {
-        let mut groups: Vec<Group<'a>> = vec![];
+        let mut groups: Vec<MergedStep<'a>> = vec![];
         for buffer in buffers {
             match groups.iter_mut().find(|group| group.takes(buffer)) {
                 Some(group) => {
@@ -400,7 +400,7 @@ impl<'a> Group<'a> {
                 }
                 None => {
                     let Buffer { half, decay, .. } = *buffer;
-                    groups.push(Group { first: buffer, half, decay, tensors: buffer.tensors.clone() });
+                    groups.push(MergedStep { first: buffer, half, decay, tensors: buffer.tensors.clone() });
                 }
             }
         }

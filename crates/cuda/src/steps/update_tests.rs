@@ -54,10 +54,10 @@ fn average(of: &Step, decay: f64) -> Step {
     Step { op: Op::Ema { decay }, inputs, outputs: vec![place] }
 }
 
-fn contexts<R>(steps: &[Step], f: impl FnOnce(&[Context<'_>]) -> R) -> R {
+fn contexts<R>(steps: &[Step], f: impl FnOnce(&[StepContext<'_>]) -> R) -> R {
     let facts = &Facts::h200();
     let (scratch, header, tf32) = (0x8000, HEADER, false);
-    let context = steps.iter().map(|Step { op, inputs, outputs }| Context {
+    let context = steps.iter().map(|Step { op, inputs, outputs }| StepContext {
         op,
         layer: "",
         inputs,

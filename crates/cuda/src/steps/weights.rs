@@ -3,10 +3,10 @@
 
 use super::{hopper, linear};
 use crate::action::{
-    Action, Arg, Context, Epilogue, Facts, Kernel, Launch, Matrix, Product, Source, TensorMap, c_type,
+    Action, Arg, Epilogue, Facts, Kernel, Launch, Matmul, Matrix, Source, StepContext, TensorMap, c_type,
 };
 use crate::error::CudaError;
-use crate::product::sizes;
+use crate::matmul::sizes;
 use graph::{Batching, DType};
 
 /// How many a launch makes at most.
@@ -65,35 +65,35 @@ impl Tile {
 }
 
 /// The actions of weight gradients that may be made at the same time: together, if they can be, or each for itself.
-pub fn actions(steps: &[Context<'_>]) -> Result<Vec<Action>, CudaError> {
+pub fn actions(steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError> {
     let mut each = steps.iter().map(linear::actions).collect::<Result<Vec<_>, _>>()?.concat();
-    let products: Vec<Product> = each.iter().filter_map(product).collect();
-    if let Some(launch) = steps.first().and_then(|cx| together(&products, cx.facts)) {
-        each.retain(|action| product(action).is_none());
+    let matmuls: Vec<Matmul> = each.iter().filter_map(matmul).collect();
+    if let Some(launch) = steps.first().and_then(|cx| together(&matmuls, cx.facts)) {
+        each.retain(|action| matmul(action).is_none());
         each.push(Action::Launch(launch));
     }
     Ok(each)
 }
 
-fn product(action: &Action) -> Option<Product> {
+fn matmul(action: &Action) -> Option<Matmul> {
     match action {
-        Action::Product(product) => Some(*product),
+        Action::Matmul(matmul) => Some(*matmul),
         _ => None,
     }
 }
 
-/// Products of one depth in one launch. None where this GPU has no such kernel, or where they fill it one by one.
-pub(crate) fn together(products: &[Product], facts: &Facts) -> Option<Launch> {
-    let (first, others) = products.split_first()?;
+/// Matmuls of one depth in one launch. None where this GPU has no such kernel, or where they fill it one by one.
+pub(crate) fn together(matmuls: &[Matmul], facts: &Facts) -> Option<Launch> {
+    let (first, others) = matmuls.split_first()?;
     let (dtype, (_, _, depth)) = (first.left.dtype, sizes(first));
-    let alike = |product: &Product| product.left.dtype == dtype && sizes(product).2 == depth;
+    let alike = |matmul: &Matmul| matmul.left.dtype == dtype && sizes(matmul).2 == depth;
     if !(1..MOST).contains(&others.len())
         || !others.iter().all(alike)
-        || !products.iter().all(|p| takes(p, facts))
+        || !matmuls.iter().all(|p| takes(p, facts))
     {
         return None;
     }
-    let tiles = |tile: Tile| products.iter().map(|p| tile.count(&p.result)).sum::<usize>();
+    let tiles = |tile: Tile| matmuls.iter().map(|p| tile.count(&p.result)).sum::<usize>();
     let tile = TILES.into_iter().min_by_key(|tile| tiles(*tile) * tile.rows() * tile.columns)?;
     let room = ROOM / tiles(tile);
     let cluster = CLUSTERS.into_iter().find(|c| *c <= room && *c <= depth.div_ceil(DEPTH))?;
@@ -102,8 +102,8 @@ pub(crate) fn together(products: &[Product], facts: &Facts) -> Option<Launch> {
     }
     // Those there are not have no rows.
     let absent =
-        Product { result: Matrix { rows: 0, address: 0, ..first.result }, accumulate: false, ..*first };
-    let all: [Product; MOST] = std::array::from_fn(|i| products.get(i).copied().unwrap_or(absent));
+        Matmul { result: Matrix { rows: 0, address: 0, ..first.result }, accumulate: false, ..*first };
+    let all: [Matmul; MOST] = std::array::from_fn(|i| matmuls.get(i).copied().unwrap_or(absent));
     let map = |matrix| {
         let (box_rows, box_columns) = (DEPTH as u32, DEPTH as u32);
         Arg::Tensor(TensorMap { matrix, box_rows, box_columns, swizzled: true })
@@ -124,8 +124,8 @@ pub(crate) fn together(products: &[Product], facts: &Facts) -> Option<Launch> {
 }
 
 /// Halves to f32, the left side turned over.
-fn takes(product: &Product, facts: &Facts) -> bool {
-    let Product { left, left_transposed, right, right_transposed, result, epilogue, .. } = product;
+fn takes(matmul: &Matmul, facts: &Facts) -> bool {
+    let Matmul { left, left_transposed, right, right_transposed, result, epilogue, .. } = matmul;
     hopper::fits(&[left, right], facts)
         && (*left_transposed, *right_transposed, *epilogue) == (true, false, Epilogue::None)
         && result.dtype == DType::F32
@@ -147,9 +147,9 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
 mod tests {
     use super::*;
 
-    fn product(rows: usize, columns: usize, depth: usize) -> Product {
+    fn matmul(rows: usize, columns: usize, depth: usize) -> Matmul {
         let half = |rows, columns| Matrix::new(4096, DType::Bf16, rows, columns);
-        Product {
+        Matmul {
             left: half(depth, rows),
             left_transposed: true,
             right: half(depth, columns),
@@ -162,16 +162,16 @@ mod tests {
     }
 
     /// The weights of a block.
-    fn block(width: usize, depth: usize) -> Vec<Product> {
+    fn block(width: usize, depth: usize) -> Vec<Matmul> {
         let sizes = [(width, 4 * width), (4 * width, width), (width, width), (3 * width, width)];
-        sizes.map(|(rows, columns)| product(rows, columns, depth)).to_vec()
+        sizes.map(|(rows, columns)| matmul(rows, columns, depth)).to_vec()
     }
 
     #[test]
     fn the_weights_of_a_small_block_are_one_launch() {
         let facts = Facts::h200();
-        let of = |products: &[Product]| {
-            let launch = together(products, &facts)?;
+        let of = |matmuls: &[Matmul]| {
+            let launch = together(matmuls, &facts)?;
             assert!(launch.shared <= facts.shared_per_block && launch.grid[0] <= facts.processors);
             assert!(kernels().contains(&(launch.kernel.clone(), 90)));
             Some((launch.kernel.name, launch.grid[0]))
@@ -188,10 +188,10 @@ mod tests {
 
     #[test]
     fn what_is_not_there_has_no_rows() {
-        let mut products = block(192, 8320);
-        products.truncate(2);
-        products[1].accumulate = true;
-        let args = together(&products, &Facts::h200()).expect("fits").args;
+        let mut matmuls = block(192, 8320);
+        matmuls.truncate(2);
+        matmuls[1].accumulate = true;
+        let args = together(&matmuls, &Facts::h200()).expect("fits").args;
         let tensors = args.iter().filter(|arg| matches!(arg, Arg::Tensor(_))).count();
         assert_eq!(tensors, 2 * MOST);
         let numbers = [192, 768, 0, 0, 768, 192, 768, 768, 8320, 2].map(Arg::I32);
@@ -202,7 +202,7 @@ mod tests {
     fn others_are_made_one_by_one() {
         let hopper = Facts::h200();
         let all = block(192, 8320);
-        let changed = |change: &dyn Fn(&mut Product)| {
+        let changed = |change: &dyn Fn(&mut Matmul)| {
             let mut all = all.clone();
             change(&mut all[2]);
             all
@@ -220,8 +220,8 @@ mod tests {
             changed(&|p| p.left_transposed = false),
             changed(&|p| p.epilogue = Epilogue::Bias(64)),
         ];
-        for products in cases {
-            assert_eq!(together(&products, &hopper), None, "{products:?}");
+        for matmuls in cases {
+            assert_eq!(together(&matmuls, &hopper), None, "{matmuls:?}");
         }
         assert!(together(&all, &hopper).is_some());
         assert_eq!(together(&all, &Facts { processors: 40, ..hopper.clone() }), None);

@@ -6,7 +6,7 @@
 use super::rows::singles;
 use super::windows_plain;
 use crate::action::{
-    Action, Address, Arg, Context, Facts, Kernel, Launch, Operand, PartialSum, Source, c_type,
+    Action, Address, Arg, Facts, Kernel, Launch, Operand, PartialSum, Source, StepContext, c_type,
 };
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type, Windows};
@@ -85,7 +85,7 @@ impl Sizes {
     }
 }
 
-pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
+pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let (heads, windows, backward) = match *cx.op {
         Op::WindowAttention { heads, windows } => (heads, windows, false),
         Op::WindowAttentionGrad { heads, windows } => (heads, windows, true),
@@ -100,29 +100,29 @@ pub fn actions(cx: &Context<'_>) -> Result<Vec<Action>, CudaError> {
     if alike.iter().any(|operand| operand.dtype != qkv.dtype) {
         return Err(cx.no_kernel());
     }
-    let way = Way::of(&sizes, qkv.dtype, cx.facts);
+    let way = WindowKernels::of(&sizes, qkv.dtype, cx.facts);
     if !backward {
         let launch = match way {
-            Way::Halves(_) => Some(forward(cx, &sizes, element)),
-            Way::Plain => windows_plain::forward(cx, &sizes, element),
+            WindowKernels::HalfPrecision(_) => Some(forward(cx, &sizes, element)),
+            WindowKernels::Plain => windows_plain::forward(cx, &sizes, element),
         };
         return Ok(vec![Action::Launch(launch.ok_or_else(|| unsupported(cx, &sizes))?)]);
     }
     singles(cx, &cx.outputs[1..])?;
     let parts = Parts::of(&sizes, way);
     let launches = match way {
-        Way::Halves(Backward::Square { stages, resident }) => {
+        WindowKernels::HalfPrecision(Backward::Square { stages, resident }) => {
             Some(vec![square(cx, &sizes, element, &parts, stages, resident)])
         }
-        Way::Halves(Backward::Wide) => Some(wide(cx, &sizes, element, &parts)),
-        Way::Plain => windows_plain::gradient(cx, &sizes, element, &parts),
+        WindowKernels::HalfPrecision(Backward::Wide) => Some(wide(cx, &sizes, element, &parts)),
+        WindowKernels::Plain => windows_plain::gradient(cx, &sizes, element, &parts),
     };
     let launches = launches.ok_or_else(|| unsupported(cx, &sizes))?;
     let sums = parts.sums(cx.parts, &sizes, &cx.outputs[1..]);
     Ok(launches.into_iter().map(Action::Launch).chain(sums.map(Action::Sum)).collect())
 }
 
-fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
+fn unsupported(cx: &StepContext<'_>, sizes: &Sizes) -> CudaError {
     let ((major, minor), [rows, columns]) = (cx.facts.capability, sizes.windows.size);
     let op = format!(
         "{} with {} channels a head in windows of {rows}×{columns} on compute capability {major}.{minor}",
@@ -134,9 +134,9 @@ fn unsupported(cx: &Context<'_>, sizes: &Sizes) -> CudaError {
 
 /// Which kernels take a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum WindowKernels {
     /// 16-bit elements, by matrix units.
-    Halves(Backward),
+    HalfPrecision(Backward),
     /// Without matrix units.
     Plain,
 }
@@ -149,19 +149,19 @@ enum Backward {
     Wide,
 }
 
-impl Way {
+impl WindowKernels {
     fn of(sizes: &Sizes, dtype: DType, facts: &Facts) -> Self {
         let least = match dtype {
             DType::Bf16 => (8, 0),
             DType::F16 => (7, 5),
-            _ => return Way::Plain,
+            _ => return WindowKernels::Plain,
         };
         let fits = sizes.head.is_multiple_of(16) && sizes.head <= 64 && facts.capability >= least;
         let backward =
             if sizes.squares() == 1 { Backward::square(sizes, facts) } else { Backward::wide(sizes, facts) };
         match backward.filter(|_| fits) {
-            Some(backward) => Way::Halves(backward),
-            None => Way::Plain,
+            Some(backward) => WindowKernels::HalfPrecision(backward),
+            None => WindowKernels::Plain,
         }
     }
 }
@@ -209,7 +209,7 @@ pub(super) fn addresses(operands: &[&Operand]) -> Vec<Arg> {
     operands.iter().map(|operand| Arg::Pointer(operand.address)).collect()
 }
 
-fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Launch {
+fn forward(cx: &StepContext<'_>, sizes: &Sizes, element: &str) -> Launch {
     let pieces = sizes.squares();
     let (per, shares) = sizes.share(FORWARD_BLOCKS, pieces);
     let mut args = addresses(&[0, 1, 2, 3, 4].map(|i| cx.input(i)));
@@ -235,11 +235,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    fn of(sizes: &Sizes, way: Way) -> Self {
+    fn of(sizes: &Sizes, way: WindowKernels) -> Self {
         let (pieces, blocks) = match way {
-            Way::Halves(Backward::Square { .. }) => (1, PROCESSORS * (RESIDENT.0 / sizes.warps())),
-            Way::Halves(Backward::Wide) => (sizes.squares(), PROCESSORS * 3),
-            Way::Plain => (windows_plain::pieces(sizes), PROCESSORS * 8),
+            WindowKernels::HalfPrecision(Backward::Square { .. }) => {
+                (1, PROCESSORS * (RESIDENT.0 / sizes.warps()))
+            }
+            WindowKernels::HalfPrecision(Backward::Wide) => (sizes.squares(), PROCESSORS * 3),
+            WindowKernels::Plain => (windows_plain::pieces(sizes), PROCESSORS * 8),
         };
         let bias = sizes.heads * sizes.tokens() * sizes.tokens();
         let most = (BIAS_PARTS / (4 * bias)).max(1) * sizes.heads * pieces;
@@ -283,7 +285,7 @@ impl Parts {
 pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
     let Op::WindowAttentionGrad { heads, windows } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads, *windows);
-    sizes.map_or(0, |sizes| Parts::of(&sizes, Way::of(&sizes, inputs[0].dtype, facts)).bytes())
+    sizes.map_or(0, |sizes| Parts::of(&sizes, WindowKernels::of(&sizes, inputs[0].dtype, facts)).bytes())
 }
 
 /// Two numbers for every query, which one kernel leaves for the next. Which GPU it will be, and so whether one kernel does it, isn't
@@ -299,12 +301,12 @@ pub(super) fn stats_bytes(sizes: &Sizes) -> usize {
 }
 
 /// What all kernels of the gradient take first: qkv, bias of queries, logit scale, position bias.
-pub(super) fn gradient_args(cx: &Context<'_>) -> Vec<Arg> {
+pub(super) fn gradient_args(cx: &StepContext<'_>) -> Vec<Arg> {
     addresses(&[0, 1, 3, 4].map(|i| cx.input(i)))
 }
 
 fn square(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     element: &str,
     parts: &Parts,
@@ -321,7 +323,7 @@ fn square(
     launch(Source::WindowsGrad, name, grid, sizes, square_shared(sizes, stages), args)
 }
 
-fn wide(cx: &Context<'_>, sizes: &Sizes, element: &str, parts: &Parts) -> Vec<Launch> {
+fn wide(cx: &StepContext<'_>, sizes: &Sizes, element: &str, parts: &Parts) -> Vec<Launch> {
     let instance = sizes.instance(element);
     let (lse, dout, dqkv) = (cx.input(6), cx.input(7), cx.output(0));
     let stats = [cx.scratch, cx.scratch + stats_bytes(sizes) as Address].map(Arg::Pointer);
@@ -360,17 +362,17 @@ pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
         let sizes = Sizes { total: 1, map: [side; 2], heads: 1, head, windows };
         let instance = sizes.instance(element);
         kernels.push(Kernel::new(Source::Windows, format!("window_attention<{instance}>")));
-        match Way::of(&sizes, dtype, facts) {
-            Way::Halves(Backward::Square { stages, resident }) => {
+        match WindowKernels::of(&sizes, dtype, facts) {
+            WindowKernels::HalfPrecision(Backward::Square { stages, resident }) => {
                 let name = format!("window_attention_grad<{instance}, {stages}, {resident}>");
                 kernels.push(Kernel::new(Source::WindowsGrad, name));
             }
-            Way::Halves(Backward::Wide) => {
+            WindowKernels::HalfPrecision(Backward::Wide) => {
                 kernels.extend(["queries", "keys"].map(|which| {
                     Kernel::new(Source::WindowsWide, format!("window_grad_{which}<{instance}>"))
                 }))
             }
-            Way::Plain => {}
+            WindowKernels::Plain => {}
         }
     }
     kernels.into_iter().map(|kernel| (kernel, least)).collect()

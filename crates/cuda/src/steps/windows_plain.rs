@@ -3,7 +3,7 @@
 //! Legend: T tokens of a window, D head size.
 
 use super::windows::{Parts, Sizes, addresses, gradient_args, stats_bytes};
-use crate::action::{Address, Arg, Context, Kernel, Launch, Source};
+use crate::action::{Address, Arg, Kernel, Launch, Source, StepContext};
 
 /// Tokens in a piece. A thread has 4×4 scores.
 const PIECE: usize = 32;
@@ -15,7 +15,7 @@ pub(super) fn pieces(sizes: &Sizes) -> usize {
 
 /// A launch with `held` pieces of a head, as f32, the scores of one pair of pieces, and lengths of rows in shared memory.
 fn launch_of(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     sizes: &Sizes,
     name: String,
     grid: [usize; 3],
@@ -34,7 +34,7 @@ fn name(which: &str, sizes: &Sizes, element: &str) -> String {
     format!("plain_window_{which}<{}, {PIECE}>", sizes.instance(element))
 }
 
-pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Option<Launch> {
+pub(super) fn forward(cx: &StepContext<'_>, sizes: &Sizes, element: &str) -> Option<Launch> {
     let mut args = addresses(&[0, 1, 2, 3, 4].map(|i| cx.input(i)));
     args.extend(addresses(&[cx.output(0), cx.output(1)]));
     args.push(Arg::I32(sizes.heads as i32));
@@ -43,7 +43,12 @@ pub(super) fn forward(cx: &Context<'_>, sizes: &Sizes, element: &str) -> Option<
     launch_of(cx, sizes, name("attention", sizes, element), grid, 3, args)
 }
 
-pub(super) fn gradient(cx: &Context<'_>, sizes: &Sizes, element: &str, parts: &Parts) -> Option<Vec<Launch>> {
+pub(super) fn gradient(
+    cx: &StepContext<'_>,
+    sizes: &Sizes,
+    element: &str,
+    parts: &Parts,
+) -> Option<Vec<Launch>> {
     let (lse, dout, dqkv) = (cx.input(6), cx.input(7), cx.output(0));
     let stats = [cx.scratch, cx.scratch + stats_bytes(sizes) as Address].map(Arg::Pointer);
 

@@ -50,7 +50,7 @@ fn run(facts: &Facts, dtype: DType, case: Case, backward: bool) -> Result<(Vec<A
     let (layer, tf32, scratch, partial, header) = ("block", false, 1 << 50, 1 << 51, 1 << 52);
     let bytes = parts(&op, &inputs, facts);
     let (op, inputs, outputs) = (&op, &inputs[..], &outputs[..]);
-    let cx = Context { op, layer, inputs, outputs, scratch, parts: partial, header, tf32, facts };
+    let cx = StepContext { op, layer, inputs, outputs, scratch, parts: partial, header, tf32, facts };
     actions(&cx).map(|actions| (actions, bytes))
 }
 

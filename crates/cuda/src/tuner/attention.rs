@@ -1,11 +1,11 @@
 //! The same for attention: our kernels, or one of cuDNN's proposals where the library is there.
 
 use super::convolutions::{entry, place};
-use super::{Bench, Known, SMALL, Tuner, fastest};
-use crate::action::{Address, Attended, Attention, Launch};
+use super::{Bench, KnownAlgorithms, SMALL, Tuner, fastest};
+use crate::action::{Address, Attention, AttentionForward, Launch};
 use crate::attention::{self, describe};
 use crate::cache::Hash;
-use crate::cudnn::{Algorithm, Cudnn, Proposals};
+use crate::cudnn::{Cudnn, CudnnPlan, Proposals};
 use crate::driver::Graph;
 use crate::error::CudaError;
 use crate::launch::Ready;
@@ -39,26 +39,26 @@ impl AttentionBy {
 
 /// How attention is made.
 #[derive(Clone)]
-pub enum Attending {
+pub enum AttentionImpl {
     Own,
-    Library(Arc<Algorithm>),
+    Library(Arc<CudnnPlan>),
 }
 
 /// Our kernels, or what is left to do after cuDNN's.
-struct Kernels {
+struct OwnKernels {
     own: Vec<Ready>,
     after: Option<Ready>,
 }
 
-impl Kernels {
+impl OwnKernels {
     fn new(attention: &Attention, modules: &mut Modules) -> Result<Self, CudaError> {
         let mut ready = |launch: &Launch| Ready::new(launch, modules);
         let own = attention.own.iter().map(&mut ready).collect::<Result<_, _>>()?;
-        Ok(Kernels { own, after: attention.after.as_ref().map(ready).transpose()? })
+        Ok(OwnKernels { own, after: attention.after.as_ref().map(ready).transpose()? })
     }
 }
 
-impl Known {
+impl KnownAlgorithms {
     /// What is known of attention, if anything is.
     pub(super) fn attention(&self, key: &str) -> Option<&str> {
         self.entries.get(key).map(String::as_str).filter(|text| *text == OWN || place(text).is_some())
@@ -92,19 +92,21 @@ impl Tuner {
         &mut self,
         attention: &Attention,
         bench: &mut Bench<'_>,
-    ) -> Result<Attending, CudaError> {
+    ) -> Result<AttentionImpl, CudaError> {
         match self.known.attention_by.map(|by| by.place(attention)) {
-            Some(None) => return Ok(Attending::Own),
+            Some(None) => return Ok(AttentionImpl::Own),
             Some(Some(place)) => return asked_for(&attention.attended, place, bench),
-            None if self.known.deterministic || !is_within(attention, bench) => return Ok(Attending::Own),
+            None if self.known.deterministic || !is_within(attention, bench) => {
+                return Ok(AttentionImpl::Own);
+            }
             None => {}
         }
-        let Some(key) = key(attention) else { return Ok(Attending::Own) };
+        let Some(key) = key(attention) else { return Ok(AttentionImpl::Own) };
         if let Some(attending) = self.attentions.get(&key) {
             return Ok(attending.clone());
         }
         let kept = match self.known.attention(&key) {
-            Some(OWN) => Some(Attending::Own),
+            Some(OWN) => Some(AttentionImpl::Own),
             Some(text) => usable(text, &attention.attended, bench),
             None => None,
         };
@@ -113,8 +115,8 @@ impl Tuner {
             None => self.measure_attention(attention, bench)?,
         };
         let text = match &attending {
-            Attending::Own => OWN.to_string(),
-            Attending::Library(algorithm) => entry(algorithm),
+            AttentionImpl::Own => OWN.to_string(),
+            AttentionImpl::Library(algorithm) => entry(algorithm),
         };
         self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
         self.tally.products += 1;
@@ -126,25 +128,25 @@ impl Tuner {
         &mut self,
         attention: &Attention,
         bench: &mut Bench<'_>,
-    ) -> Result<Attending, CudaError> {
+    ) -> Result<AttentionImpl, CudaError> {
         let attended = &attention.attended;
-        let kernels = Kernels::new(attention, bench.modules)?;
-        let mut ways = vec![Attending::Own];
+        let kernels = OwnKernels::new(attention, bench.modules)?;
+        let mut ways = vec![AttentionImpl::Own];
         let found =
-            bench.products.cudnn().and_then(|cudnn| Ok((cudnn, attention::proposals(cudnn, attended)?)));
+            bench.libraries.cudnn().and_then(|cudnn| Ok((cudnn, attention::proposals(cudnn, attended)?)));
         if let Some((cudnn, proposals)) = refused(found)? {
             for place in 0..proposals.len().min(MOST) {
                 let began = Instant::now();
                 let ready = ready(cudnn, attended, &proposals, place, bench);
                 self.tally.loading += began.elapsed().as_secs_f64();
                 self.tally.tried += 1;
-                ways.extend(refused(ready)?.map(|algorithm| Attending::Library(Arc::new(algorithm))));
+                ways.extend(refused(ready)?.map(|algorithm| AttentionImpl::Library(Arc::new(algorithm))));
             }
         }
         let began = Instant::now();
         // As a graph, as it is run: the host takes longer for cuDNN's calls than for launches.
         let count = repeats(attended);
-        let mut graphs: Vec<(Graph, Attending)> = Vec::new();
+        let mut graphs: Vec<(Graph, AttentionImpl)> = Vec::new();
         for way in ways {
             let run = || (0..count).try_for_each(|_| start(attention, &way, &kernels, bench));
             let graph = bench.stream.capture(run, "trying attention");
@@ -159,7 +161,7 @@ impl Tuner {
         let winner = fastest(first, &time)?;
         self.tally.timing += began.elapsed().as_secs_f64();
         self.tally.measured += 1;
-        Ok(winner.map_or(Attending::Own, |i| graphs.swap_remove(i).1))
+        Ok(winner.map_or(AttentionImpl::Own, |i| graphs.swap_remove(i).1))
     }
 }
 
@@ -175,52 +177,56 @@ fn refused<T>(result: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
 /// A proposal that was run once.
 fn ready(
     cudnn: &Cudnn,
-    attended: &Attended,
+    attended: &AttentionForward,
     proposals: &Proposals,
     place: usize,
     bench: &Bench<'_>,
-) -> Result<Algorithm, CudaError> {
+) -> Result<CudnnPlan, CudaError> {
     let algorithm = attention::algorithm(cudnn, attended, proposals, place)?;
     attention::run(cudnn, attended, &algorithm, bench.stream, bench.workspace.address)?;
     bench.stream.synchronise(|| describe(attended))?;
     Ok(algorithm)
 }
 
-fn asked_for(attended: &Attended, place: usize, bench: &Bench<'_>) -> Result<Attending, CudaError> {
-    let cudnn = bench.products.cudnn()?;
+fn asked_for(
+    attended: &AttentionForward,
+    place: usize,
+    bench: &Bench<'_>,
+) -> Result<AttentionImpl, CudaError> {
+    let cudnn = bench.libraries.cudnn()?;
     let proposals = attention::proposals(cudnn, attended)?;
     let algorithm = ready(cudnn, attended, &proposals, place, bench)?;
-    Ok(Attending::Library(Arc::new(algorithm)))
+    Ok(AttentionImpl::Library(Arc::new(algorithm)))
 }
 
-fn usable(text: &str, attended: &Attended, bench: &Bench<'_>) -> Option<Attending> {
-    let (cudnn, place) = (bench.products.cudnn().ok()?, place(text)?);
+fn usable(text: &str, attended: &AttentionForward, bench: &Bench<'_>) -> Option<AttentionImpl> {
+    let (cudnn, place) = (bench.libraries.cudnn().ok()?, place(text)?);
     let proposals = attention::proposals(cudnn, attended).ok()?;
     let algorithm = ready(cudnn, attended, &proposals, place, bench).ok()?;
-    (entry(&algorithm) == text).then(|| Attending::Library(Arc::new(algorithm)))
+    (entry(&algorithm) == text).then(|| AttentionImpl::Library(Arc::new(algorithm)))
 }
 
 fn start(
     attention: &Attention,
-    way: &Attending,
-    kernels: &Kernels,
+    way: &AttentionImpl,
+    kernels: &OwnKernels,
     bench: &Bench<'_>,
 ) -> Result<(), CudaError> {
     let launch =
         |ready: &Ready| ready.start(bench.stream, || format!("trying {}", describe(&attention.attended)));
     match way {
-        Attending::Own => kernels.own.iter().try_for_each(launch),
-        Attending::Library(algorithm) => {
-            let (cudnn, workspace) = (bench.products.cudnn()?, bench.workspace.address);
+        AttentionImpl::Own => kernels.own.iter().try_for_each(launch),
+        AttentionImpl::Library(algorithm) => {
+            let (cudnn, workspace) = (bench.libraries.cudnn()?, bench.workspace.address);
             attention::run(cudnn, &attention.attended, algorithm, bench.stream, workspace)?;
             kernels.after.iter().try_for_each(launch)
         }
     }
 }
 
-/// As often as small products are run to be timed, for the same reasons.
-fn repeats(attended: &Attended) -> usize {
-    let Attended { batch, tokens, heads, head, dtype, .. } = attended;
+/// As often as small matmuls are run to be timed, for the same reasons.
+fn repeats(attended: &AttentionForward) -> usize {
+    let AttentionForward { batch, tokens, heads, head, dtype, .. } = attended;
     if 4 * batch * tokens * heads * head * dtype.bytes() < SMALL { 8 } else { 1 }
 }
 

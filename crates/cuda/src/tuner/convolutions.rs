@@ -3,9 +3,9 @@
 use super::{Bench, Tuner, fastest};
 use crate::action::{Address, Convolution};
 use crate::convolution::{self, describe};
-use crate::cudnn::{Algorithm, Cudnn, Proposals};
+use crate::cudnn::{Cudnn, CudnnPlan, Proposals};
 use crate::error::CudaError;
-use crate::product::Products;
+use crate::matmul::MathLibraries;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,21 +15,21 @@ const PATIENCE: usize = 5;
 
 impl Tuner {
     /// Whether proposals have to be measured before one can be chosen.
-    pub fn must_measure_convolution(&self, conv: &Convolution, products: &Products) -> bool {
-        let Ok(cudnn) = products.cudnn() else { return false };
+    pub fn must_measure_convolution(&self, conv: &Convolution, libraries: &MathLibraries) -> bool {
+        let Ok(cudnn) = libraries.cudnn() else { return false };
         let key = key(conv, cudnn);
         let is_known = self.convolutions.contains_key(&key) || self.known.entries.contains_key(&key);
         !self.known.deterministic && !is_known
     }
 
     /// How a convolution is made. It is run at least once, so that its kernel is loaded before anything is captured; the
-    /// result goes where that of a product does that is tried.
+    /// result goes where that of a matmul does that is tried.
     pub fn convolution(
         &mut self,
         conv: &Convolution,
         bench: &Bench<'_>,
-    ) -> Result<Arc<Algorithm>, CudaError> {
-        let cudnn = bench.products.cudnn()?;
+    ) -> Result<Arc<CudnnPlan>, CudaError> {
+        let cudnn = bench.libraries.cudnn()?;
         let key = key(conv, cudnn);
         if let Some(algorithm) = self.convolutions.get(&key) {
             return Ok(Arc::clone(algorithm));
@@ -58,9 +58,9 @@ impl Tuner {
         cudnn: &Cudnn,
         proposals: &Proposals,
         bench: &Bench<'_>,
-    ) -> Result<Algorithm, CudaError> {
-        let start = |algorithm: &Algorithm| start(cudnn, trial, algorithm, bench);
-        let mut ways: Vec<(f64, Algorithm)> = Vec::new();
+    ) -> Result<CudnnPlan, CudaError> {
+        let start = |algorithm: &CudnnPlan| start(cudnn, trial, algorithm, bench);
+        let mut ways: Vec<(f64, CudnnPlan)> = Vec::new();
         let mut best = (f64::INFINITY, 0);
         let mut refused: Vec<CudaError> = Vec::new();
         for place in 0..proposals.len() {
@@ -97,7 +97,7 @@ impl Tuner {
 fn start(
     cudnn: &Cudnn,
     trial: &Convolution,
-    algorithm: &Algorithm,
+    algorithm: &CudnnPlan,
     bench: &Bench<'_>,
 ) -> Result<(), CudaError> {
     convolution::run(cudnn, trial, algorithm, bench.stream, bench.workspace.address)
@@ -109,7 +109,7 @@ fn first(
     trial: &Convolution,
     proposals: &Proposals,
     bench: &Bench<'_>,
-) -> Result<Algorithm, CudaError> {
+) -> Result<CudnnPlan, CudaError> {
     let mut refused = Vec::new();
     for place in 0..proposals.len() {
         let ready = convolution::algorithm(cudnn, trial, proposals, place);
@@ -129,7 +129,7 @@ fn nothing(conv: &Convolution, refused: &[CudaError]) -> CudaError {
 
 /// What the disk has of an algorithm: its place among the proposals, which are the same for one version on one kind of GPU,
 /// and the engine that must be found there.
-pub(super) fn entry(algorithm: &Algorithm) -> String {
+pub(super) fn entry(algorithm: &CudnnPlan) -> String {
     format!("cudnn {} engine {}", algorithm.place, algorithm.engine)
 }
 
@@ -138,7 +138,7 @@ pub(super) fn place(text: &str) -> Option<usize> {
     text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()
 }
 
-fn usable(text: &str, cudnn: &Cudnn, conv: &Convolution, proposals: &Proposals) -> Option<Algorithm> {
+fn usable(text: &str, cudnn: &Cudnn, conv: &Convolution, proposals: &Proposals) -> Option<CudnnPlan> {
     let place = place(text)?;
     convolution::algorithm(cudnn, conv, proposals, place).ok().filter(|algorithm| entry(algorithm) == text)
 }

@@ -1,6 +1,6 @@
 use super::attention::key_for;
 use super::*;
-use crate::action::{Attended, AttendedGradient, Attention};
+use crate::action::{Attention, AttentionBackward, AttentionForward};
 use graph::DType;
 
 #[test]
@@ -11,9 +11,9 @@ fn algorithms_survive_their_text() {
     assert_eq!(parse(&"x".repeat(128)), None);
 }
 
-fn large() -> Product {
+fn large() -> Matmul {
     let matrix = |rows, columns| Matrix::new(256, DType::Bf16, rows, columns);
-    Product {
+    Matmul {
         left: matrix(50432, 768),
         left_transposed: false,
         right: matrix(2304, 768),
@@ -27,23 +27,23 @@ fn large() -> Product {
 
 #[test]
 fn ways_of_our_own_survive_their_text() {
-    let (product, facts) = (large(), Facts::h200());
-    let cuts = hopper::candidates(&product, &facts);
+    let (matmul, facts) = (large(), Facts::h200());
+    let cuts = hopper::candidates(&matmul, &facts);
     assert!(!cuts.is_empty());
     for cut in cuts {
-        let text = entry(&Choice::Own(cut));
-        assert_eq!(kept(&text, &product, &facts), Some(Kept::Own(cut)), "{text}");
+        let text = entry(&MatmulImpl::Own(cut));
+        assert_eq!(kept(&text, &matmul, &facts), Some(CacheEntry::Own(cut)), "{text}");
         // Elsewhere it is measured again.
         let older = Facts { capability: (8, 0), ..facts.clone() };
-        assert_eq!(kept(&text, &product, &older), None);
-        assert_eq!(kept(&text, &Product { accumulate: true, ..product }, &facts), None);
+        assert_eq!(kept(&text, &matmul, &older), None);
+        assert_eq!(kept(&text, &Matmul { accumulate: true, ..matmul }, &facts), None);
     }
-    assert!(kept("own 128x192x4 2 8", &product, &facts).is_some());
+    assert!(kept("own 128x192x4 2 8", &matmul, &facts).is_some());
     for text in ["own ", "own 128x512x4 1 1", "128x192x4 2 8", ""] {
-        assert_eq!(kept(text, &product, &facts), None, "{text}");
+        assert_eq!(kept(text, &matmul, &facts), None, "{text}");
     }
     let data = [7; 8];
-    assert_eq!(kept(&words(&data), &product, &facts), Some(Kept::Library(data)));
+    assert_eq!(kept(&words(&data), &matmul, &facts), Some(CacheEntry::Library(data)));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn the_fastest_of_several_runs_is_taken() {
 
 #[test]
 fn choices_of_another_gpu_are_not_taken_over() {
-    let mut known = Known {
+    let mut known = KnownAlgorithms {
         deterministic: false,
         attention_by: None,
         facts: Facts::h200(),
@@ -74,9 +74,9 @@ fn choices_of_another_gpu_are_not_taken_over() {
         file: "products-a.json".into(),
         changed: false,
     };
-    let products = BTreeMap::from([(key(&large()), "own 128x192x4 2 8".to_string())]);
-    let mine = Choices { gpu: "H200".into(), of: "products-a.json".into(), products };
-    assert!(!known.adopt(&Choices { of: "products-b.json".into(), ..mine.clone() }));
+    let algorithms = BTreeMap::from([(key(&large()), "own 128x192x4 2 8".to_string())]);
+    let mine = AlgorithmChoices { gpu: "H200".into(), of: "products-a.json".into(), algorithms };
+    assert!(!known.adopt(&AlgorithmChoices { of: "products-b.json".into(), ..mine.clone() }));
     let all = known.kernels(&large()).len();
     assert!(all > 1);
     assert!(known.adopt(&mine));
@@ -86,9 +86,9 @@ fn choices_of_another_gpu_are_not_taken_over() {
 }
 
 #[test]
-fn keys_tell_products_apart() {
+fn keys_distinguish_matmuls() {
     let matrix = |rows, columns| Matrix::new(256, DType::Bf16, rows, columns);
-    let base = Product {
+    let base = Matmul {
         left: matrix(8, 4),
         left_transposed: false,
         right: matrix(16, 4),
@@ -98,25 +98,25 @@ fn keys_tell_products_apart() {
         epilogue: Epilogue::None,
         tf32: false,
     };
-    let far = Product { left: Matrix { address: 16, ..base.left }, ..base };
+    let far = Matmul { left: Matrix { address: 16, ..base.left }, ..base };
     let others = [
-        Product { accumulate: true, ..base },
-        Product { epilogue: Epilogue::Bias(512), ..base },
-        Product { tf32: true, ..base },
-        Product { result: Matrix { dtype: DType::F32, ..base.result }, ..base },
+        Matmul { accumulate: true, ..base },
+        Matmul { epilogue: Epilogue::Bias(512), ..base },
+        Matmul { tf32: true, ..base },
+        Matmul { result: Matrix { dtype: DType::F32, ..base.result }, ..base },
         far,
     ];
     for other in others {
         assert_ne!(key(&base), key(&other));
     }
-    assert_eq!(key(&base), key(&Product { left: Matrix { address: 512, ..base.left }, ..base }));
+    assert_eq!(key(&base), key(&Matmul { left: Matrix { address: 512, ..base.left }, ..base }));
 }
 
 fn attention() -> Attention {
-    let gradient = Some(AttendedGradient { dout: 256, dqkv: 512, deltas: 768 });
+    let gradient = Some(AttentionBackward { dout: 256, dqkv: 512, deltas: 768 });
     let (batch, tokens, heads, head, dtype) = (1, 1025, 12, 64, DType::Bf16);
     let attended =
-        Attended { batch, tokens, heads, head, dtype, qkv: 256, out: 512, log_sums: 768, gradient };
+        AttentionForward { batch, tokens, heads, head, dtype, qkv: 256, out: 512, log_sums: 768, gradient };
     let kernel = Kernel::new(Source::AttentionFlashGrad, "flash_grad<bf16, 64>");
     let launch = Launch { kernel, grid: [1; 3], block: 384, shared: 0, args: vec![] };
     Attention { attended, own: vec![launch.clone()], after: Some(launch) }
@@ -148,8 +148,8 @@ fn keys_tell_attention_apart() {
 }
 
 #[test]
-fn choices_of_attention_travel_with_those_of_products() {
-    let mut known = Known {
+fn choices_of_attention_are_kept_with_those_of_matmuls() {
+    let mut known = KnownAlgorithms {
         deterministic: false,
         attention_by: None,
         facts: Facts::h200(),
@@ -159,11 +159,11 @@ fn choices_of_attention_travel_with_those_of_products() {
     };
     let key = key_for(&attention(), 91900);
     for (text, is_known) in [("own", true), ("cudnn 1 engine 6", true), ("cudnn", false), ("ours", false)] {
-        let products = BTreeMap::from([(key.clone(), text.to_string())]);
-        let choices = Choices { gpu: "H200".into(), of: "products-a.json".into(), products };
+        let algorithms = BTreeMap::from([(key.clone(), text.to_string())]);
+        let choices = AlgorithmChoices { gpu: "H200".into(), of: "products-a.json".into(), algorithms };
         assert!(known.adopt(&choices));
         assert_eq!(known.attention(&key), is_known.then_some(text));
     }
     known.deterministic = true;
-    assert!(!known.adopt(&Choices::default()));
+    assert!(!known.adopt(&AlgorithmChoices::default()));
 }

@@ -153,7 +153,7 @@ fn the_fastest_agrees() {
         let (error, what) = distance_or_nan(&gpu.gradients().unwrap(), &want);
         assert!(error <= tolerance, "{name} in {arithmetic:?}: {error:e} at {what}");
         let choices = gpu.executor.choices();
-        let chosen: Vec<_> = choices.products.iter().filter(|(key, _)| key.contains("attention")).collect();
+        let chosen: Vec<_> = choices.algorithms.iter().filter(|(key, _)| key.contains("attention")).collect();
         println!("{arithmetic:?}: {chosen:#?}");
         assert_eq!(chosen.len(), 6);
     }

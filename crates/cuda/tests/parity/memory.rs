@@ -1,6 +1,6 @@
 //! What a program takes of the GPU's memory is what its plan says, and a constant.
 
-use cuda::{Executor, MemoryUse, Needs, Options, Which};
+use cuda::{Executor, MemoryNeeds, MemoryUse, Options, Which};
 use graph::{
     Communication, DType, Header, Loss, Mesh, Mixed, Optimizer, ParamGroup, Program, Recompute, Settings,
     compile,
@@ -37,7 +37,7 @@ fn executor(program: Program) -> Executor {
 fn used(keeper: &Executor, image: usize, batch: usize) -> (usize, MemoryUse) {
     let before = keeper.free_memory().unwrap().0;
     let program = program("vit-b/16", image, batch);
-    let needs = Needs::of(&program, keeper.facts(), false).unwrap();
+    let needs = MemoryNeeds::of(&program, keeper.facts(), false).unwrap();
     let mut gpu = executor(program);
     let header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 1e-4, nominal: 1.0 };
     gpu.upload_f32(Which::Last, "images", &vec![0.5; batch * 3 * image * image]).unwrap();

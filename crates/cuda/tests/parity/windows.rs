@@ -63,7 +63,7 @@ fn norm_add(d: &mut Draft, width: usize, rate: f64) -> ValueId {
     let site = d.site();
     let drop = (rate > 0.0).then_some(PathDrop { rate, site });
     let sum = d.one(Op::NormAdd { eps: EPS, drop, half: None }, &[y, shortcut, gamma, beta]);
-    // Used as the stream and as what a product reads.
+    // Used as the stream and as what a matmul reads.
     let branch = d.linear(sum, width);
     let (gamma, beta) = (d.parameter("gamma", [width], 1.0), d.parameter("beta", [width], 0.5));
     let sum = d.one(Op::NormAdd { eps: EPS, drop: None, half: None }, &[branch, sum, gamma, beta]);

@@ -1,4 +1,4 @@
-// Matrix products on Hopper (sm_90a only) with what follows them done on the way out: bias, GELU, or the way back through one.
+// Matmuls on Hopper (sm_90a only) with what follows them done on the way out: bias, GELU, or the way back through one.
 //
 // result (M,N) = left (M,K) · right, left row-major, right either (N,K) row-major (a weight, transposed) or (K,N) row-major.
 // Blocks stay: each walks over tiles of the result. One warp asks the copy engine for the operands, 64 of K at a time, into a
@@ -10,9 +10,9 @@
 #include "hopper.cuh"
 
 enum Epilogue {
-    PLAIN,      // first = product + bias
-    GELU,       // first = product + bias, second = GELU(product + bias) of the unrounded sum
-    GELU_GRAD,  // second = product ∘ GELU'(first); partial[i] = sums over the columns of its i-th HALVES·64 rows
+    PLAIN,      // first = matmul + bias
+    GELU,       // first = matmul + bias, second = GELU(matmul + bias) of the unrounded sum
+    GELU_GRAD,  // second = matmul ∘ GELU'(first); partial[i] = sums over the columns of its i-th HALVES·64 rows
 };
 
 constexpr int PIECE = 64 * 64 * 2;  // bytes
@@ -112,7 +112,7 @@ __device__ __forceinline__ float add_lanes(const float (&sum)[4], int lane, int&
 // RIGHT_ROWS: right is (K,N). HALVES: 64-row parts of a warpgroup's tile. N: columns of a tile. Blocks of a cluster (along M)
 // share the right operand's tiles.
 template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, int N, int STAGES, int CLUSTER>
-struct Product {
+struct Matmul {
     static constexpr int M = HALVES * 64 * (PINGPONG ? 1 : 2);
     static constexpr int LEFT_BYTES = M * DEPTH * 2, RIGHT_BYTES = N * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
     // What is on its way: pieces, two of a kind with GELU's two results; with GELU_GRAD all pieces of 64 columns.
@@ -191,21 +191,21 @@ struct Product {
             u32 at = memory + ring.stage * STAGE_BYTES;
             u64 left = descriptor(at + (PINGPONG ? 0 : group * HALVES * 8192), 16), right = descriptor(at + LEFT_BYTES, STRIP);
             barrier_wait(full(ring.stage), ring.parity);
-            open_products();
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
                 for (int half = 0; half < HALVES; half++)
                     multiply<T, N, false, RIGHT_ROWS>(d[half], left + (half * 8192 + k * 32) / 16, right + k * K16 / 16, step | k);
-            close_products();
+            wgmma_commit();
             // The step before is through: its stage can be filled again.
-            wait_products<1>();
+            wgmma_wait<1>();
             if (step > 0) release(before, lane);
             before = ring.stage;
             ring.next();
         }
         if (PINGPONG && !last) turn_give(1 - group);
-        wait_products<0>();
+        wgmma_wait<0>();
         release(before, lane);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) ::arrived(d[half]);
@@ -361,10 +361,10 @@ struct Product {
 // bias may be null. Grid: as many blocks as processors (a multiple of CLUSTER), 384 threads each.
 template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, int N, int STAGES, int CLUSTER>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
-    product(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap right,
+    matmul(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap right,
             const __grid_constant__ TensorMap first, const __grid_constant__ TensorMap second, const T* bias, float* partial,
             int rows, int columns, int depth, int group) {
-    using P = Product<T, EPILOGUE, RIGHT_ROWS, PINGPONG, HALVES, N, STAGES, CLUSTER>;
+    using P = Matmul<T, EPILOGUE, RIGHT_ROWS, PINGPONG, HALVES, N, STAGES, CLUSTER>;
     extern __shared__ __align__(1024) u8 memory[];
     P p;
     p.generic = memory;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How ranks exchange what lies on their GPUs.
 #[derive(Clone)]
-pub enum Exchange {
+pub enum GpuComm {
     /// Over NCCL, each rank with a GPU of its own: a device group is made of the ranks of `world`. All of them open their
     /// executors at the same time. A verdict of `monitor` breaks the group off.
     Nccl { world: Communicator, library: Arc<Library>, monitor: Option<Monitor> },
@@ -22,11 +22,11 @@ pub enum Exchange {
     Host(Communicator),
 }
 
-impl Exchange {
+impl GpuComm {
     /// Which of the ranks this is.
     pub fn rank(&self) -> usize {
         match self {
-            Exchange::Nccl { world, .. } | Exchange::Host(world) => world.rank(),
+            GpuComm::Nccl { world, .. } | GpuComm::Host(world) => world.rank(),
         }
     }
 }
@@ -40,8 +40,8 @@ const NAP: Duration = Duration::from_micros(20);
 /// Of the device's memory, for barriers and for the first call.
 const SCRATCH: usize = 512;
 
-/// An [`Exchange`] that is open. The parts are dropped in this order; graphs with calls are gone by then.
-pub(super) struct Exchanger {
+/// An open [`GpuComm`]. The parts are dropped in this order; graphs with calls are gone by then.
+pub(super) struct GpuCommunicator {
     /// Calls are made here: of all ranks, and of the groups that plans name.
     groups: RefCell<PlanCommunicators>,
     /// The hosts' own exchange.
@@ -50,19 +50,24 @@ pub(super) struct Exchanger {
     scratch: Option<Block>,
 }
 
-impl Exchanger {
+impl GpuCommunicator {
     /// `stream` is the comm lane's, and outlives what is returned.
-    pub fn open(exchange: &Exchange, context: &Arc<Context>, stream: &Stream) -> Result<Self, CudaError> {
-        let (world, library, monitor) = match exchange {
-            Exchange::Host(world) => {
+    pub fn open(comm: &GpuComm, context: &Arc<Context>, stream: &Stream) -> Result<Self, CudaError> {
+        let (world, library, monitor) = match comm {
+            GpuComm::Host(world) => {
                 let groups = RefCell::new(PlanCommunicators::new(world.clone()));
-                return Ok(Exchanger { groups, world: world.clone(), is_orderly: false, scratch: None });
+                return Ok(GpuCommunicator {
+                    groups,
+                    world: world.clone(),
+                    is_orderly: false,
+                    scratch: None,
+                });
             }
-            Exchange::Nccl { world, library, monitor } => (world, library, monitor),
+            GpuComm::Nccl { world, library, monitor } => (world, library, monitor),
         };
         let _busy = monitor.as_ref().map(|monitor| monitor.busy("joining the GPUs"));
         context.enter()?;
-        let scratch = Block::new(context, SCRATCH, "the exchange")?;
+        let scratch = Block::new(context, SCRATCH, "communication scratch")?;
         let queue = DeviceQueue { stream: stream.raw.cast(), scratch: scratch.address as *mut c_void };
         // SAFETY: both are of the GPU that is current; the scratch is dropped after the group, and so is the stream.
         let engine: Arc<dyn Engine> = unsafe { nccl::join(Ok(Arc::clone(library)), world, queue) }?;
@@ -70,9 +75,10 @@ impl Exchanger {
             monitor.abort_with_run(&engine);
         }
         let groups = RefCell::new(PlanCommunicators::new(world.with_engine(engine)));
-        let exchanger = Exchanger { groups, world: world.clone(), is_orderly: false, scratch: Some(scratch) };
-        exchanger.connect(&exchanger.comm(), stream)?;
-        Ok(exchanger)
+        let communicator =
+            GpuCommunicator { groups, world: world.clone(), is_orderly: false, scratch: Some(scratch) };
+        communicator.connect(&communicator.comm(), stream)?;
+        Ok(communicator)
     }
 
     /// NCCL connects the ranks of a group at their first call, which takes long and should not happen under capture.
@@ -80,7 +86,7 @@ impl Exchanger {
         let Some(scratch) = &self.scratch else { return Ok(()) };
         let address = (scratch.address as *mut u8).wrapping_add(SCRATCH / 2);
         let span = Span { address, len: 32 };
-        let name = group.name("the first exchange of the GPUs");
+        let name = group.name("first call of the GPUs");
         let collective = Collective::AllReduce(Reduction::Sum);
         let call = Call { collective, kind: ElementType::F32, send: span, receive: span, name };
         // SAFETY: memory of the GPU that nobody else uses.
@@ -154,7 +160,7 @@ pub(super) unsafe fn enqueue(group: &Communicator, call: &Call) -> Result<(), Cu
     Ok(())
 }
 
-impl Drop for Exchanger {
+impl Drop for GpuCommunicator {
     fn drop(&mut self) {
         self.let_go();
     }
@@ -162,7 +168,7 @@ impl Drop for Exchanger {
 
 impl Streams {
     /// Who does collectives. Programs that have some are refused when there is nobody.
-    pub fn exchanger(&self) -> Result<&Exchanger, CudaError> {
-        self.exchanger.as_ref().ok_or_else(|| CudaError::Misuse("a collective without other ranks".into()))
+    pub fn communicator(&self) -> Result<&GpuCommunicator, CudaError> {
+        self.communicator.as_ref().ok_or_else(|| CudaError::Misuse("a collective without other ranks".into()))
     }
 }

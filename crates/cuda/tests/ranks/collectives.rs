@@ -3,7 +3,7 @@
 use super::on_each;
 use comm::Communicator;
 use comm::nccl::{Library, VARIABLE};
-use cuda::{Exchange, Executor, Options, Which};
+use cuda::{Executor, GpuComm, Options, Which};
 use graph::{Header, Plan, Program};
 
 const LEN: usize = 1024;
@@ -42,7 +42,7 @@ fn program(ranks: usize) -> Program {
     Program { last: plan(ranks), ..Program::default() }
 }
 
-fn executor(ranks: usize, comm: Option<Exchange>) -> Result<Executor, cuda::CudaError> {
+fn executor(ranks: usize, comm: Option<GpuComm>) -> Result<Executor, cuda::CudaError> {
     let options = Options { device: 0, seed: 1, deterministic: true, tf32: false, comm };
     Executor::new(program(ranks), options)
 }
@@ -90,7 +90,7 @@ fn the_plans_are_whole() {
         let program = program(ranks);
         program.last.check().unwrap();
         let kernels = cuda::kernels_of(&program, &cuda::action::Facts::h200(), false).unwrap();
-        assert!(kernels.contains(&cuda::exchange::clock()));
+        assert!(kernels.contains(&cuda::collectives::clock()));
     }
 }
 
@@ -99,8 +99,8 @@ fn the_plans_are_whole() {
 fn through_the_host_every_collective_gives_its_result() {
     for ranks in [1, 2, 4] {
         let ends = on_each(ranks, |member| {
-            let exchange = Exchange::Host(member.world.clone());
-            let mut executor = executor(ranks, Some(exchange)).map_err(|error| error.to_string())?;
+            let comm = GpuComm::Host(member.world.clone());
+            let mut executor = executor(ranks, Some(comm)).map_err(|error| error.to_string())?;
             try_all(&mut executor, member.place.rank, ranks);
             Ok(())
         });
@@ -116,8 +116,8 @@ fn nccl_alone_runs_every_collective_in_a_graph() {
     println!("{}, version {}", library.path(), library.version());
     for orderly in [true, false] {
         let world = Communicator::solo();
-        let exchange = Exchange::Nccl { world, library: library.clone(), monitor: None };
-        let mut executor = executor(1, Some(exchange)).unwrap();
+        let comm = GpuComm::Nccl { world, library: library.clone(), monitor: None };
+        let mut executor = executor(1, Some(comm)).unwrap();
         try_all(&mut executor, 0, 1);
         if orderly {
             executor.finish();
@@ -130,6 +130,6 @@ fn nccl_alone_runs_every_collective_in_a_graph() {
 fn a_plan_for_other_ranks_is_refused() {
     let refused = |comm| executor(2, comm).err().unwrap().to_string();
     assert_eq!(refused(None), "sum: all_reduce is among 2 ranks, but there is no communicator");
-    let one = Some(Exchange::Host(Communicator::solo()));
+    let one = Some(GpuComm::Host(Communicator::solo()));
     assert_eq!(refused(one), "sum: all_reduce is among 2 ranks, but there is one");
 }

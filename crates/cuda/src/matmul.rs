@@ -1,38 +1,38 @@
-//! Matrix products by cuBLASLt.
+//! Matrix matmuls by cuBLASLt.
 //!
 //! It sees matrices by columns, we have them by rows: a matrix of ours is the transpose of one of its own. So
 //! result = left·right becomes resultᵀ = rightᵀ·leftᵀ there, and only the sides change places.
 
-use crate::action::{Address, Attended, Convolution, Epilogue, Matrix, Product};
+use crate::action::{Address, AttentionForward, Convolution, Epilogue, Matmul, Matrix};
 use crate::attention;
 use crate::convolution;
 use crate::cudnn::{self, Cudnn};
 use crate::driver::{Block, Context, Stream};
 use crate::error::CudaError;
-use crate::steps::hopper::Cut;
+use crate::steps::hopper::Tiling;
 use cudarc::cublaslt::sys::{self, cublasStatus_t};
 use graph::DType;
 use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Working memory that a product may have at most. cuBLASLt's authors suggest 32 MiB for Hopper.
+/// Working memory that a matmul may have at most. cuBLASLt's authors suggest 32 MiB for Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
 /// How many algorithms are asked for.
 pub const CANDIDATES: usize = 16;
 
-/// How a product of one shape is made.
+/// How a matmul of one shape is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice {
-    Library(Algorithm),
+pub enum MatmulImpl {
+    Library(CublasAlgorithm),
     /// By our kernel, cut so.
-    Own(Cut),
+    Own(Tiling),
 }
 
 /// One of cuBLASLt's.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Algorithm {
+pub struct CublasAlgorithm {
     pub(crate) algo: sys::cublasLtMatmulAlgo_t,
     /// Bytes of working memory that it takes.
     pub(crate) workspace: usize,
@@ -40,7 +40,7 @@ pub struct Algorithm {
 
 /// cuBLASLt, cuDNN where it is wanted, and working memory for those of their calls that run one after the other:
 /// those of the compute lane, and those aside.
-pub struct Products {
+pub struct MathLibraries {
     handle: sys::cublasLtHandle_t,
     cudnn: OnceCell<Cudnn>,
     workspaces: [Option<Block>; 2],
@@ -51,9 +51,9 @@ pub struct Products {
 }
 
 // SAFETY: cuBLASLt's handles may be used from any thread.
-unsafe impl Send for Products {}
+unsafe impl Send for MathLibraries {}
 
-impl Drop for Products {
+impl Drop for MathLibraries {
     fn drop(&mut self) {
         let _ = self.context.enter();
         // SAFETY: made once, freed once; streams were waited for.
@@ -64,11 +64,11 @@ impl Drop for Products {
 fn check(status: cublasStatus_t, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
     match status {
         cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(CudaError::Product { doing: doing(), status: format!("{status:?}") }),
+        status => Err(CudaError::Matmul { doing: doing(), status: format!("{status:?}") }),
     }
 }
 
-impl Products {
+impl MathLibraries {
     /// Deterministic ones never add partial sums up in the order in which they come.
     pub fn new(context: &Arc<Context>, deterministic: bool) -> Result<Self, CudaError> {
         context.enter()?;
@@ -77,10 +77,10 @@ impl Products {
         check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting cuBLASLt".into())?;
         let (cudnn, workspaces, outgrown) = (OnceCell::new(), [None, None], Vec::new());
         let context = Arc::clone(context);
-        Ok(Products { handle, cudnn, workspaces, outgrown, deterministic, context })
+        Ok(MathLibraries { handle, cudnn, workspaces, outgrown, deterministic, context })
     }
 
-    /// cuDNN, which is loaded when it is first wanted: by whoever holds [`prepare_alone`](crate::driver::prepare_alone).
+    /// cuDNN, which is loaded when it is first wanted: by whoever holds [`prepare_lock`](crate::driver::prepare_lock).
     pub fn cudnn(&self) -> Result<&Cudnn, CudaError> {
         if let Some(cudnn) = self.cudnn.get() {
             return Ok(cudnn);
@@ -93,7 +93,7 @@ impl Products {
     pub fn provide(&mut self, bytes: [usize; 2]) -> Result<(), CudaError> {
         for (bytes, workspace) in bytes.into_iter().zip(&mut self.workspaces) {
             if bytes > workspace.as_ref().map_or(0, |block| block.bytes) {
-                let larger = Block::new(&self.context, bytes, "the products' workspace")?;
+                let larger = Block::new(&self.context, bytes, "the matmuls' workspace")?;
                 self.outgrown.extend(workspace.replace(larger));
             }
         }
@@ -111,14 +111,14 @@ impl Products {
         unsafe { sys::cublasLtGetVersion() }
     }
 
-    /// Algorithms for a product, the most promising first.
-    pub(crate) fn candidates(&self, product: &Product, most: usize) -> Result<Vec<Algorithm>, CudaError> {
-        let problem = Problem::new(product)?;
-        let preference = Preference::new(product, self.deterministic)?;
+    /// Algorithms for a matmul, the most promising first.
+    pub(crate) fn candidates(&self, matmul: &Matmul, most: usize) -> Result<Vec<CublasAlgorithm>, CudaError> {
+        let problem = MatmulDescriptor::new(matmul)?;
+        let preference = Preference::new(matmul, self.deterministic)?;
         // SAFETY: plain numbers, all of which may be zero.
         let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
         let mut count = 0;
-        let Problem { operation, a, b, c } = &problem;
+        let MatmulDescriptor { operation, a, b, c } = &problem;
         // SAFETY: all descriptors live; writes at most as many results as there is room for.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
@@ -134,7 +134,7 @@ impl Products {
                 &mut count,
             )
         };
-        let doing = || format!("looking for an algorithm for {}", describe(product));
+        let doing = || format!("looking for an algorithm for {}", describe(matmul));
         if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && count == 0 {
             check(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED, doing)?;
         }
@@ -142,14 +142,14 @@ impl Products {
         found.truncate(count.max(0) as usize);
         let usable = found.into_iter().filter(|r| r.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
         Ok(usable
-            .map(|r| Algorithm { algo: r.algo, workspace: r.workspaceSize })
+            .map(|r| CublasAlgorithm { algo: r.algo, workspace: r.workspaceSize })
             .filter(|found| found.workspace <= WORKSPACE)
             .collect())
     }
 
-    /// An algorithm from elsewhere, if it fits this product here.
-    pub(crate) fn accept(&self, product: &Product, data: [u64; 8]) -> Option<Algorithm> {
-        let Problem { operation, a, b, c } = &Problem::new(product).ok()?;
+    /// An algorithm from elsewhere, if it fits this matmul here.
+    pub(crate) fn accept(&self, matmul: &Matmul, data: [u64; 8]) -> Option<CublasAlgorithm> {
+        let MatmulDescriptor { operation, a, b, c } = &MatmulDescriptor::new(matmul).ok()?;
         let algo = sys::cublasLtMatmulAlgo_t { data };
         // SAFETY: plain numbers.
         let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
@@ -160,29 +160,29 @@ impl Products {
         let fits = status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
             && result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS
             && result.workspaceSize <= WORKSPACE;
-        fits.then_some(Algorithm { algo, workspace: result.workspaceSize })
+        fits.then_some(CublasAlgorithm { algo, workspace: result.workspaceSize })
     }
 
-    /// Puts a product into a stream; `aside` if it may run beside those that are not.
+    /// Puts a matmul into a stream; `aside` if it may run beside those that are not.
     pub fn run(
         &self,
-        product: &Product,
-        algorithm: &Algorithm,
+        matmul: &Matmul,
+        algorithm: &CublasAlgorithm,
         stream: &Stream,
         aside: bool,
     ) -> Result<(), CudaError> {
         let there = self.workspaces[usize::from(aside)].as_ref();
         if algorithm.workspace > there.map_or(0, |block| block.bytes) {
-            return Err(CudaError::Misuse(format!("no workspace was provided for {}", describe(product))));
+            return Err(CudaError::Misuse(format!("no workspace was provided for {}", describe(matmul))));
         }
-        self.enqueue(product, algorithm, stream, there.map_or(0, |block| block.address))
+        self.enqueue(matmul, algorithm, stream, there.map_or(0, |block| block.address))
     }
 
     /// Puts a convolution into a stream; `aside` as in [`Self::run`].
     pub fn convolve(
         &self,
         conv: &Convolution,
-        algorithm: &cudnn::Algorithm,
+        algorithm: &cudnn::CudnnPlan,
         stream: &Stream,
         aside: bool,
     ) -> Result<(), CudaError> {
@@ -193,8 +193,8 @@ impl Products {
     /// Puts attention into a stream; `aside` as in [`Self::run`].
     pub fn attend(
         &self,
-        attended: &Attended,
-        algorithm: &cudnn::Algorithm,
+        attended: &AttentionForward,
+        algorithm: &cudnn::CudnnPlan,
         stream: &Stream,
         aside: bool,
     ) -> Result<(), CudaError> {
@@ -205,7 +205,7 @@ impl Products {
     /// The working memory of one of cuDNN's algorithms.
     fn workspace(
         &self,
-        algorithm: &cudnn::Algorithm,
+        algorithm: &cudnn::CudnnPlan,
         aside: bool,
         what: impl FnOnce() -> String,
     ) -> Result<Address, CudaError> {
@@ -219,23 +219,23 @@ impl Products {
     /// The same with working memory of its own, of [`WORKSPACE`] bytes.
     pub fn run_in(
         &self,
-        product: &Product,
-        algorithm: &Algorithm,
+        matmul: &Matmul,
+        algorithm: &CublasAlgorithm,
         stream: &Stream,
         workspace: &Block,
     ) -> Result<(), CudaError> {
-        self.enqueue(product, algorithm, stream, workspace.address)
+        self.enqueue(matmul, algorithm, stream, workspace.address)
     }
 
     fn enqueue(
         &self,
-        product: &Product,
-        algorithm: &Algorithm,
+        matmul: &Matmul,
+        algorithm: &CublasAlgorithm,
         stream: &Stream,
         workspace: Address,
     ) -> Result<(), CudaError> {
-        let Problem { operation, a, b, c } = &Problem::new(product)?;
-        let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
+        let MatmulDescriptor { operation, a, b, c } = &MatmulDescriptor::new(matmul)?;
+        let (alpha, beta) = (1f32, if matmul.accumulate { 1f32 } else { 0f32 });
         let at = |address: Address| address as *mut c_void;
         // SAFETY: the plan places operands inside of the executor's memory, the stream orders their uses, and the scalars
         // are read before the call returns.
@@ -244,14 +244,14 @@ impl Products {
                 self.handle,
                 operation.0,
                 (&raw const alpha).cast(),
-                at(product.right.address),
+                at(matmul.right.address),
                 a.0,
-                at(product.left.address),
+                at(matmul.left.address),
                 b.0,
                 (&raw const beta).cast(),
-                at(product.result.address),
+                at(matmul.result.address),
                 c.0,
-                at(product.result.address),
+                at(matmul.result.address),
                 c.0,
                 &algorithm.algo,
                 at(workspace),
@@ -259,7 +259,7 @@ impl Products {
                 stream.raw.cast(),
             )
         };
-        check(status, || format!("multiplying {}", describe(product)))
+        check(status, || format!("multiplying {}", describe(matmul)))
     }
 }
 
@@ -279,41 +279,41 @@ descriptor!(Operation, sys::cublasLtMatmulDesc_t, sys::cublasLtMatmulDescDestroy
 descriptor!(Layout, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayoutDestroy);
 descriptor!(Preference, sys::cublasLtMatmulPreference_t, sys::cublasLtMatmulPreferenceDestroy);
 
-/// A product in cuBLASLt's terms.
-struct Problem {
+/// A matmul in cuBLASLt's terms.
+struct MatmulDescriptor {
     operation: Operation,
     a: Layout,
     b: Layout,
     c: Layout,
 }
 
-impl Problem {
-    fn new(product: &Product) -> Result<Self, CudaError> {
+impl MatmulDescriptor {
+    fn new(matmul: &Matmul) -> Result<Self, CudaError> {
         use sys::cublasLtMatmulDescAttributes_t as A;
-        let Product { left, right, result, .. } = product;
-        let operation = Operation::new(product)?;
-        operation.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(product.right_transposed))?;
-        operation.set(A::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(product.left_transposed))?;
-        if let Epilogue::Bias(address) = product.epilogue {
+        let Matmul { left, right, result, .. } = matmul;
+        let operation = Operation::new(matmul)?;
+        operation.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(matmul.right_transposed))?;
+        operation.set(A::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(matmul.left_transposed))?;
+        if let Epilogue::Bias(address) = matmul.epilogue {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             operation.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             operation.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
         let (a, b, c) = (Layout::new(right)?, Layout::new(left)?, Layout::new(result)?);
-        Ok(Problem { operation, a, b, c })
+        Ok(MatmulDescriptor { operation, a, b, c })
     }
 }
 
 impl Operation {
-    fn new(product: &Product) -> Result<Self, CudaError> {
+    fn new(matmul: &Matmul) -> Result<Self, CudaError> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
-        let rounds = product.tf32 && product.left.dtype == DType::F32;
+        let rounds = matmul.tf32 && matmul.left.dtype == DType::F32;
         let compute = if rounds { CUBLAS_COMPUTE_32F_FAST_TF32 } else { CUBLAS_COMPUTE_32F };
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
         let status =
             unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F) };
-        check(status, || format!("describing {}", describe(product)))?;
+        check(status, || format!("describing {}", describe(matmul)))?;
         Ok(Operation(raw))
     }
 
@@ -339,7 +339,7 @@ impl Layout {
 }
 
 impl Preference {
-    fn new(product: &Product, deterministic: bool) -> Result<Self, CudaError> {
+    fn new(matmul: &Matmul, deterministic: bool) -> Result<Self, CudaError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as A;
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -347,8 +347,8 @@ impl Preference {
         check(status, || "describing what to look for".into())?;
         let preference = Preference(raw);
         preference.set(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
-        preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(product, deterministic))?;
-        let Product { left, right, result, .. } = product;
+        preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(matmul, deterministic))?;
+        let Matmul { left, right, result, .. } = matmul;
         for (attribute, matrix) in [
             (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right),
             (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left),
@@ -375,10 +375,10 @@ impl Preference {
 
 /// Where partial sums may be added up: never in half precision, and not in the result itself if that must not depend on who comes
 /// first.
-fn reductions(product: &Product, deterministic: bool) -> u32 {
+fn reductions(matmul: &Matmul, deterministic: bool) -> u32 {
     use sys::cublasLtReductionScheme_t as R;
     let wide = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-    if deterministic || product.result.dtype.is_half() {
+    if deterministic || matmul.result.dtype.is_half() {
         wide
     } else {
         R::CUBLASLT_REDUCTION_SCHEME_MASK as u32
@@ -395,29 +395,29 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType_t, CudaError> {
         DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
         DType::Bf16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
         DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
-        other => Err(CudaError::Misuse(format!("the CUDA executor has no products of {other}"))),
+        other => Err(CudaError::Misuse(format!("the CUDA executor has no matmuls of {other}"))),
     }
 }
 
 /// Such as `(50432×768 bf16)·(2304×768 bf16)ᵀ + bias → bf16`.
-pub fn describe(product: &Product) -> String {
+pub fn describe(matmul: &Matmul) -> String {
     let side = |m: &Matrix, transposed: bool| {
         format!("({}×{} {}){}", m.rows, m.columns, m.dtype, if transposed { "ᵀ" } else { "" })
     };
-    let Product { left, right, result, .. } = product;
-    let (left, right) = (side(left, product.left_transposed), side(right, product.right_transposed));
-    let bias = match product.epilogue {
+    let Matmul { left, right, result, .. } = matmul;
+    let (left, right) = (side(left, matmul.left_transposed), side(right, matmul.right_transposed));
+    let bias = match matmul.epilogue {
         Epilogue::None => "",
         Epilogue::Bias(_) => " + bias",
     };
-    let old = if product.accumulate { " + result" } else { "" };
+    let old = if matmul.accumulate { " + result" } else { "" };
     format!("{left}·{right}{bias}{old} → {}", result.dtype)
 }
 
-/// M, N and the inner width K of a product.
-pub fn sizes(product: &Product) -> (usize, usize, usize) {
-    let Product { left, result, .. } = product;
-    (result.rows, result.columns, if product.left_transposed { left.rows } else { left.columns })
+/// M, N and the inner width K of a matmul.
+pub fn sizes(matmul: &Matmul) -> (usize, usize, usize) {
+    let Matmul { left, result, .. } = matmul;
+    (result.rows, result.columns, if matmul.left_transposed { left.rows } else { left.columns })
 }
 
 #[cfg(test)]
@@ -430,9 +430,9 @@ mod tests {
     }
 
     #[test]
-    fn half_results_are_never_summed_in_halves() {
+    fn results_in_half_precision_are_never_summed_in_it() {
         let matrix = |dtype| Matrix::new(0, dtype, 4, 4);
-        let product = |dtype| Product {
+        let matmul = |dtype| Matmul {
             left: matrix(DType::Bf16),
             left_transposed: true,
             right: matrix(DType::Bf16),
@@ -442,9 +442,9 @@ mod tests {
             epilogue: Epilogue::None,
             tf32: false,
         };
-        assert_eq!(reductions(&product(DType::Bf16), false), 2);
-        assert_eq!(reductions(&product(DType::F32), false), 7);
-        assert_eq!(reductions(&product(DType::F32), true), 2);
-        assert_eq!(describe(&product(DType::F32)), "(4×4 bf16)ᵀ·(4×4 bf16) → f32");
+        assert_eq!(reductions(&matmul(DType::Bf16), false), 2);
+        assert_eq!(reductions(&matmul(DType::F32), false), 7);
+        assert_eq!(reductions(&matmul(DType::F32), true), 2);
+        assert_eq!(describe(&matmul(DType::F32)), "(4×4 bf16)ᵀ·(4×4 bf16) → f32");
     }
 }

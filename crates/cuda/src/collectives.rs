@@ -1,6 +1,6 @@
 //! What ranks exchange, as actions, and the order in which a thread plays a list that has some. Touches no GPU.
 
-use crate::action::{Action, Address, Arg, Context, Exchanged, Kernel, Launch, Operand, Source};
+use crate::action::{Action, Address, Arg, CollectiveCall, Kernel, Launch, Operand, Source, StepContext};
 use crate::bind::{Bound, Placed};
 use crate::error::CudaError;
 use comm::ElementType;
@@ -9,7 +9,7 @@ use graph::{Lane, Plan};
 
 /// A collective of a plan. Operands that follow each other travel as one range.
 pub(crate) fn collective(
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     inputs: Vec<&str>,
     outputs: Vec<&str>,
 ) -> Result<Vec<Action>, CudaError> {
@@ -27,7 +27,15 @@ pub(crate) fn collective(
     };
     let (send, receive) = (range(cx.inputs, inputs)?, range(cx.outputs, outputs)?);
     let layer = cx.layer.to_string();
-    Ok(vec![Action::Exchange(Exchanged { group, collective, kind, send, receive, layer, times: None })])
+    Ok(vec![Action::Collective(CollectiveCall {
+        group,
+        collective,
+        kind,
+        send,
+        receive,
+        layer,
+        times: None,
+    })])
 }
 
 /// The range of operands that follow each other, or the number of the first that is not followed by the next.
@@ -49,7 +57,7 @@ pub(crate) fn check_ranks(plan: &Plan, are: Option<usize>) -> Result<(), CudaErr
 
 /// How many collectives a list has, and at how many places the compute lane waits for some.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
+pub struct TimeNotes {
     pub calls: usize,
     pub waits: usize,
 }
@@ -57,7 +65,7 @@ pub struct Marks {
 /// Of one thing's time: when it began and when it ended.
 const MARK: Address = 16;
 
-impl Marks {
+impl TimeNotes {
     pub fn bytes(self) -> usize {
         (self.calls + self.waits) * MARK as usize
     }
@@ -74,9 +82,10 @@ pub(crate) fn note_time(to: Address) -> Launch {
 
 /// Adds to a list what notes down, from `at` on: first of every collective when it began and ended, then of every place where the
 /// compute lane waits for collectives when it came there and when it went on. The end of the list is such a place.
-pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, Marks) {
-    let is_call: Vec<bool> = bound.actions.iter().map(|p| matches!(p.action, Action::Exchange(_))).collect();
-    let mut marks = Marks { calls: is_call.iter().filter(|call| **call).count(), waits: 0 };
+pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, TimeNotes) {
+    let is_call: Vec<bool> =
+        bound.actions.iter().map(|p| matches!(p.action, Action::Collective(_))).collect();
+    let mut marks = TimeNotes { calls: is_call.iter().filter(|call| **call).count(), waits: 0 };
     if marks.calls == 0 {
         return (bound, marks);
     }
@@ -100,8 +109,8 @@ pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, Marks) {
             note(&mut actions, &placed, waits);
         }
         moved.push(actions.len());
-        if let Action::Exchange(exchanged) = &mut placed.action {
-            exchanged.times = Some(at + calls * MARK);
+        if let Action::Collective(call) = &mut placed.action {
+            call.times = Some(at + calls * MARK);
             calls += 1;
             last_call = actions.len();
         }
@@ -133,7 +142,7 @@ pub(crate) enum Stage {
 pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
     let mut stages = Vec::new();
     let mut stretch: Vec<usize> = Vec::new();
-    let is_call = |index: usize| matches!(actions[index].action, Action::Exchange(_));
+    let is_call = |index: usize| matches!(actions[index].action, Action::Collective(_));
     let close = |stages: &mut Vec<Stage>, stretch: &mut Vec<usize>| {
         if !stretch.is_empty() {
             stages.push(Stage::Stretch(std::mem::take(stretch)));
@@ -142,12 +151,12 @@ pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
     // The last collective that left, and the last that returned.
     let (mut left, mut returned) = (None, None);
     for (index, placed) in actions.iter().enumerate() {
-        if let Action::Exchange(call) = &placed.action {
+        if let Action::Collective(call) = &placed.action {
             close(&mut stages, &mut stretch);
             // What an earlier one brings must be there before this one takes it along.
             let away = |at: &usize| returned.is_none_or(|returned| *at > returned);
             let needs = (0..index).filter(away).filter(|at| match &actions[*at].action {
-                Action::Exchange(earlier) => depends(call, earlier),
+                Action::Collective(earlier) => depends(call, earlier),
                 _ => false,
             });
             if let Some(needs) = needs.max() {
@@ -174,7 +183,7 @@ pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
 }
 
 /// Whether a collective reads or writes what an earlier one writes, or writes what that one reads.
-fn depends(call: &Exchanged, earlier: &Exchanged) -> bool {
+fn depends(call: &CollectiveCall, earlier: &CollectiveCall) -> bool {
     let range = |(start, elements): (Address, usize), kind: ElementType| {
         start..start + (elements * kind.bytes()) as Address
     };
@@ -186,14 +195,16 @@ fn depends(call: &Exchanged, earlier: &Exchanged) -> bool {
 
 /// Where the data of collectives lies in the host's memory: of each, offsets of what is sent and of what comes; and the bytes
 /// of all.
-pub(crate) fn host_places<'a>(calls: impl Iterator<Item = &'a Exchanged>) -> (Vec<(usize, usize)>, usize) {
+pub(crate) fn host_places<'a>(
+    calls: impl Iterator<Item = &'a CollectiveCall>,
+) -> (Vec<(usize, usize)>, usize) {
     let mut bytes = 0;
     let mut room = |elements: usize, kind: ElementType| {
         let offset = bytes;
         bytes += (elements * kind.bytes()).next_multiple_of(ALIGN);
         offset
     };
-    let place = |call: &Exchanged| {
+    let place = |call: &CollectiveCall| {
         if call.send.0 == call.receive.0 {
             let both = room(call.send.1.max(call.receive.1), call.kind);
             return (both, both);
@@ -205,5 +216,5 @@ pub(crate) fn host_places<'a>(calls: impl Iterator<Item = &'a Exchanged>) -> (Ve
 }
 
 #[cfg(test)]
-#[path = "exchange_tests.rs"]
+#[path = "collectives_tests.rs"]
 mod tests;

@@ -10,16 +10,16 @@ fn compute(waits: &[usize]) -> Placed {
     work(Lane::Compute, waits)
 }
 
-fn exchanged(send: (Address, usize), receive: (Address, usize)) -> Exchanged {
+fn collective_call(send: (Address, usize), receive: (Address, usize)) -> CollectiveCall {
     let (collective, layer) = (Collective::AllReduce(Sums::Sum), "layer".to_string());
     let group = graph::Mesh::of_data(2).world();
-    Exchanged { group, collective, kind: ElementType::F32, send, receive, layer, times: None }
+    CollectiveCall { group, collective, kind: ElementType::F32, send, receive, layer, times: None }
 }
 
 /// In place, in the memory of a number.
 fn call(waits: &[usize], memory: usize) -> Placed {
     let at = (4096 * memory as Address, 8);
-    Placed { action: Action::Exchange(exchanged(at, at)), ..work(Lane::Comm, waits) }
+    Placed { action: Action::Collective(collective_call(at, at)), ..work(Lane::Comm, waits) }
 }
 
 /// Three buckets of a backward pass, and what comes after.
@@ -79,7 +79,7 @@ struct Recorder {
 impl Recorder {
     fn play(actions: &[Placed]) -> Self {
         let mut played = Recorder::default();
-        let is_call = |index: &usize| matches!(actions[*index].action, Action::Exchange(_));
+        let is_call = |index: &usize| matches!(actions[*index].action, Action::Collective(_));
         for stage in stages(actions) {
             match stage {
                 Stage::Stretch(which) => {
@@ -140,14 +140,14 @@ fn whatever_waits_for_what_the_order_is_kept() {
 fn times_are_noted_around_collectives_and_waits() {
     let bound = Bound { actions: backward(), ..Bound::default() };
     let (timed, marks) = timed(bound, 1000);
-    assert_eq!(marks, Marks { calls: 3, waits: 3 });
+    assert_eq!(marks, TimeNotes { calls: 3, waits: 3 });
     assert_eq!(marks.bytes(), 96);
     let noted = |placed: &Placed| match &placed.action {
         Action::Launch(launch) => match launch.args[..] {
             [Arg::Pointer(at)] => Some((at, placed.waits.clone())),
             _ => None,
         },
-        Action::Exchange(exchanged) => exchanged.times.map(|at| (at, placed.waits.clone())),
+        Action::Collective(collective_call) => collective_call.times.map(|at| (at, placed.waits.clone())),
         _ => None,
     };
     let seen: Vec<Option<(Address, Vec<usize>)>> = timed.actions.iter().map(noted).collect();
@@ -177,15 +177,15 @@ fn times_are_noted_around_collectives_and_waits() {
 }
 
 #[test]
-fn nothing_is_noted_where_nothing_is_exchanged() {
+fn nothing_is_noted_without_collectives() {
     let bound = Bound { actions: vec![compute(&[])], ..Bound::default() };
-    assert_eq!(timed(bound.clone(), 1000), (bound, Marks::default()));
+    assert_eq!(timed(bound.clone(), 1000), (bound, TimeNotes::default()));
 }
 
 #[test]
 fn every_collective_has_its_place_on_the_host() {
-    let in_place = exchanged((4096, 33), (4096, 33));
-    let apart = Exchanged { kind: ElementType::Bf16, ..exchanged((0, 100), (8192, 50)) };
+    let in_place = collective_call((4096, 33), (4096, 33));
+    let apart = CollectiveCall { kind: ElementType::Bf16, ..collective_call((0, 100), (8192, 50)) };
     let calls = [in_place, apart];
     let (places, bytes) = host_places(calls.iter());
     assert_eq!(places, [(0, 0), (256, 512)]);

@@ -2,7 +2,7 @@
 
 use super::common::{self, CLASSES, Rig, Tensors};
 use comm::Communicator;
-use cuda::{Exchange, Executor, Options};
+use cuda::{Executor, GpuComm, Options};
 use graph::random::Sequence;
 use graph::{Header, Program, Role, State, StateId};
 
@@ -53,7 +53,7 @@ impl OnGpu {
     pub fn new(program: Program, comm: Option<Communicator>) -> Self {
         let labels = program.last.find("labels").unwrap();
         let batch = program.last.values[labels].ty.shape.count();
-        let comm = comm.map(Exchange::Host);
+        let comm = comm.map(GpuComm::Host);
         let options = Options { device: 0, seed: common::SEED, deterministic: true, tf32: false, comm };
         OnGpu { executor: Executor::new(program, options).unwrap(), batch }
     }

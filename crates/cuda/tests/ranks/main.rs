@@ -203,7 +203,7 @@ fn the_time_of_every_collective_is_known() {
         for ticket in tickets {
             let numbers = rank.executor.readback(ticket).unwrap();
             assert_eq!(numbers.stats[1], SAMPLES as f32);
-            let (times, calls) = (rank.executor.exchange_times(), rank.executor.exchanges());
+            let (times, calls) = (rank.executor.collective_times(), rank.executor.collectives());
             println!("rank {}: {times:?}", member.place.rank);
             assert_eq!(times.calls.len(), calls.len());
             assert!(calls.len() > 3 && calls.iter().all(|(_, bytes)| *bytes > 0));
