@@ -24,8 +24,10 @@ mod python;
 mod source;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::{DataError, Dataset, Sample, Split};
+use crate::registry::{Archive, Entry, Facts, Images, Open, Place};
+use crate::{DataError, Dataset, Sample, Split, Task};
 use layout::Form;
 use source::Source;
 
@@ -40,6 +42,53 @@ pub const MAX_FILE: u64 = 256 << 20;
 /// No archive may unpack to more. Those that are published come to 186 MB.
 pub const MAX_UNPACKED: u64 = 512 << 20;
 
+/// Entries of the registry. Checksums as published at <https://www.cs.toronto.edu/~kriz/cifar.html>.
+pub(crate) const TEN: Entry = Entry {
+    name: "cifar10",
+    place: Some(Place::Folder),
+    task: Task::Classify,
+    about: "CIFAR-10",
+    image_size: SIZE,
+    images: Images::Raw,
+    facts: Some(Facts { train_images: 50_000, test_images: 10_000, classes: 10, channels: CHANNELS }),
+    run: None,
+    archive: Some(Archive {
+        name: "cifar-10-binary.tar.gz",
+        base_url: "https://www.cs.toronto.edu/~kriz",
+        md5: "c32a1d4ab5d03f1284b67883e8d87530",
+        bytes: 170_052_171,
+    }),
+    open: Open::Path(|path, reading| Ok(Arc::new(Cifar::open(path, CifarKind::Ten, reading.split)?))),
+};
+pub(crate) const HUNDRED: Entry = Entry {
+    name: "cifar100",
+    about: "CIFAR-100",
+    facts: Some(Facts { train_images: 50_000, test_images: 10_000, classes: 100, channels: CHANNELS }),
+    archive: Some(Archive {
+        name: "cifar-100-binary.tar.gz",
+        base_url: "https://www.cs.toronto.edu/~kriz",
+        md5: "03b5dce01913d631647c71ecec9e9cb8",
+        bytes: 168_513_733,
+    }),
+    open: Open::Path(|path, reading| {
+        let kind = CifarKind::Hundred { labels: CifarLabels::Fine };
+        Ok(Arc::new(Cifar::open(path, kind, reading.split)?))
+    }),
+    ..TEN
+};
+pub(crate) const HUNDRED_COARSE: Entry = Entry {
+    name: "cifar100-coarse",
+    about: "CIFAR-100 with its twenty groups of classes",
+    facts: Some(Facts { train_images: 50_000, test_images: 10_000, classes: 20, channels: CHANNELS }),
+    archive: None,
+    open: Open::Path(|path, reading| {
+        let kind = CifarKind::Hundred { labels: CifarLabels::Coarse };
+        Ok(Arc::new(Cifar::open(path, kind, reading.split)?))
+    }),
+    ..TEN
+};
+
+/// Which of the two sets, with which labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CifarKind {
     Ten,

@@ -24,10 +24,26 @@ mod list;
 pub(crate) mod walk;
 
 use crate::decode::{decode, supports_channels};
-use crate::{DataError, Dataset, Sample, Split};
+use crate::registry::{Entry, Images, Open, Place};
+use crate::{DataError, Dataset, Sample, Split, Task};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use walk::{Found, Walk};
+
+/// Entry of the registry.
+pub(crate) const ENTRY: Entry = Entry {
+    name: "folder",
+    place: Some(Place::Folder),
+    task: Task::Classify,
+    about: "image files in a folder for each class, under train/ and val/",
+    image_size: 224,
+    images: Images::Files,
+    facts: None,
+    run: None,
+    archive: None,
+    open: Open::Path(|root, reading| Ok(Arc::new(ImageFolder::open(root, reading.split, reading.channels)?))),
+};
 
 /// A set of image files.
 #[derive(Debug)]

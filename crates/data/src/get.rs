@@ -14,59 +14,37 @@ use std::time::Duration;
 use md5::{Digest, Md5};
 
 use crate::DataError;
+use crate::registry::{Archive, SETS};
 
 /// A set that can be downloaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Downloadable {
-    Cifar10,
-    Cifar100,
+#[derive(Clone, Copy, Debug)]
+pub struct Downloadable {
+    set: &'static str,
+    archive: Archive<'static>,
+}
+
+impl Downloadable {
+    fn all() -> impl Iterator<Item = Downloadable> {
+        SETS.iter().filter_map(|entry| Some(Downloadable { set: entry.name, archive: entry.archive? }))
+    }
 }
 
 impl std::str::FromStr for Downloadable {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "cifar10" => Ok(Downloadable::Cifar10),
-            "cifar100" => Ok(Downloadable::Cifar100),
-            _ => Err("can't be downloaded: only cifar10 and cifar100 can".to_string()),
-        }
+        Self::all().find(|set| set.set == name).ok_or_else(|| {
+            let names: Vec<&str> = Self::all().map(|set| set.set).collect();
+            format!("can't be downloaded: only {} can", names.join(" and "))
+        })
     }
 }
 
 impl std::fmt::Display for Downloadable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Downloadable::Cifar10 => "cifar10",
-            Downloadable::Cifar100 => "cifar100",
-        })
+        f.write_str(self.set)
     }
 }
-
-/// What is downloaded, and how to know it.
-#[derive(Clone, Copy, Debug)]
-struct Archive<'a> {
-    name: &'a str,
-    /// The folder it is published in.
-    base_url: &'a str,
-    /// In lower-case hexadecimal.
-    md5: &'a str,
-    bytes: u64,
-}
-
-/// Sums as published at <https://www.cs.toronto.edu/~kriz/cifar.html>.
-const CIFAR_10: Archive = Archive {
-    name: "cifar-10-binary.tar.gz",
-    base_url: "https://www.cs.toronto.edu/~kriz",
-    md5: "c32a1d4ab5d03f1284b67883e8d87530",
-    bytes: 170_052_171,
-};
-const CIFAR_100: Archive = Archive {
-    name: "cifar-100-binary.tar.gz",
-    base_url: "https://www.cs.toronto.edu/~kriz",
-    md5: "03b5dce01913d631647c71ecec9e9cb8",
-    bytes: 168_513_733,
-};
 
 /// How long to wait and how often to try again.
 #[derive(Clone, Copy, Debug)]
@@ -100,12 +78,8 @@ pub fn get(
     base_url: Option<&str>,
     progress: Progress,
 ) -> Result<PathBuf, DataError> {
-    let archive = match set {
-        Downloadable::Cifar10 => CIFAR_10,
-        Downloadable::Cifar100 => CIFAR_100,
-    };
-    let base_url = base_url.unwrap_or(archive.base_url);
-    fetch(Archive { base_url, ..archive }, dest, PATIENCE, progress)
+    let base_url = base_url.unwrap_or(set.archive.base_url);
+    fetch(Archive { base_url, ..set.archive }, dest, PATIENCE, progress)
 }
 
 fn fetch(

@@ -2,7 +2,7 @@
 //!
 //! * [`Dataset`] is what training sees: numbered [`Sample`]s with a class for each image or for each pixel.
 //! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
-//! * [`mod@get`] downloads them.
+//! * [`registry`] names all sets, [`mod@get`] downloads some.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
 //! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
 //! * [`subset`] takes a part of a set, [`cache`] keeps its decoded images in memory.
@@ -31,6 +31,7 @@ pub mod limits;
 pub mod loader;
 pub mod pickle;
 mod random;
+pub mod registry;
 pub mod resize;
 mod sample;
 pub mod sampler;
@@ -49,6 +50,7 @@ pub use folder::ImageFolder;
 pub use get::{Downloadable, get};
 pub use image::Image;
 pub use loader::{Batch, Loader, LoaderSettings, Preparation, Request, Skipped};
+pub use registry::Entry;
 pub use resize::{CropBox, Interpolation, Resizer};
 pub use sample::{Sample, Task};
 pub use sampler::Sampler;

@@ -18,13 +18,29 @@ pub(crate) mod shape;
 use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::key;
 use crate::sampler::permute;
-use crate::{DataError, Dataset, Sample, Split};
+use crate::registry::{Entry, Facts, Images, Open};
+use crate::{DataError, Dataset, Sample, Split, Task};
 use figure::Figure;
 use scene::Scene;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-/// Of a drawn set.
+/// Classes that a synthetic set may have.
 pub const CLASSES: RangeInclusive<usize> = 2..=figure::COUNT;
+
+/// Entry of the registry.
+pub(crate) const ENTRY: Entry = Entry {
+    name: "synthetic",
+    place: None,
+    task: Task::Classify,
+    about: "synthetic images of one figure each",
+    image_size: 32,
+    images: Images::Synthetic,
+    facts: Some(Facts { train_images: 20_000, test_images: 2_000, classes: 10, channels: 3 }),
+    run: None,
+    archive: None,
+    open: Open::Synthetic(|spec| Ok(Arc::new(Synthetic::new(spec)?))),
+};
 
 /// The streams of randomness that one seed gives, kept apart by these numbers.
 const LABELS: u64 = 1;

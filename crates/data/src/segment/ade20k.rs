@@ -12,11 +12,27 @@ mod names;
 
 use super::files::{MaskedFiles, Numbering, Paired, Unpaired, folder};
 use crate::error::shown;
-use crate::{DataError, Split};
+use crate::registry::{Entry, Images, Open, Place, PublishedRun};
+use crate::{DataError, Split, Task};
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 pub const CLASSES: usize = 150;
+
+/// Entry of the registry. The run is that of UPerNet, by its authors and in mmsegmentation.
+pub(crate) const ENTRY: Entry = Entry {
+    name: "ade20k",
+    place: Some(Place::Folder),
+    task: Task::Segment,
+    about: "ADE20K in its published layout, with masks of 150 classes",
+    image_size: 512,
+    images: Images::Files,
+    facts: None,
+    run: Some(PublishedRun { steps: 160_000, batch: 8, evaluations: 10 }),
+    archive: None,
+    open: Open::Path(|root, reading| Ok(Arc::new(open(root, reading.split, reading.into())?))),
+};
 
 const LOOKED_FOR: &str =
     "ADE20K is looked for as images/ and annotations/ with training/ and validation/ in both";

@@ -3,6 +3,7 @@
 use super::{IGNORED, MAX_CLASSES};
 use crate::decode::{decode, decode_mask};
 use crate::folder::walk::{self, Found, Walk};
+use crate::registry::Reading;
 use crate::{DataError, Dataset, Sample, Skipped, Task};
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +16,12 @@ pub enum Unpaired {
     Refused,
     /// They are named in [`Dataset::left_out`].
     LeftOut,
+}
+
+impl From<Reading> for Unpaired {
+    fn from(reading: Reading) -> Self {
+        if reading.skip_bad { Unpaired::LeftOut } else { Unpaired::Refused }
+    }
 }
 
 /// What the numbers in a set's masks mean.

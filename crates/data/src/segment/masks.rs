@@ -14,9 +14,27 @@
 use super::files::{MaskedFiles, Numbering, Paired, Unpaired, folder};
 use super::{IGNORED, MAX_CLASSES};
 use crate::decode::{decode_mask, supports_channels};
-use crate::{DataError, Split};
+use crate::registry::{Entry, Images, Open, Place};
+use crate::{DataError, Split, Task};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Entry of the registry.
+pub(crate) const ENTRY: Entry = Entry {
+    name: "masks",
+    place: Some(Place::Folder),
+    task: Task::Segment,
+    about: "image files with masks of the same name",
+    image_size: 512,
+    images: Images::Files,
+    facts: None,
+    run: None,
+    archive: None,
+    open: Open::Path(|root, reading| {
+        Ok(Arc::new(open(root, reading.split, reading.channels, reading.into())?))
+    }),
+};
 
 const LOOKED_FOR: &str = "pairs are looked for in images/ and masks/, with or without train/ and val/ in them, or in train/images/ and so on";
 const CLASS_LIST: &str = "classes.txt";

@@ -10,11 +10,27 @@ use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::{Stream, key, noise};
 use crate::synthetic::scene::{Wave, direction};
 use crate::synthetic::shape::{Shape, length};
+use crate::registry::{Entry, Facts, Images, Open};
 use crate::{DataError, Dataset, Sample, Split, SyntheticSpec, Task};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-/// With the ground.
+/// Classes that the set may have, the ground among them.
 pub const CLASSES: RangeInclusive<usize> = 2..=1 + Shape::ALL.len();
+
+/// Entry of the registry.
+pub(crate) const ENTRY: Entry = Entry {
+    name: "synthetic-masks",
+    place: None,
+    task: Task::Segment,
+    about: "synthetic images of some shapes each, with masks",
+    image_size: 64,
+    images: Images::Synthetic,
+    facts: Some(Facts { train_images: 2_000, test_images: 200, classes: 5, channels: 3 }),
+    run: None,
+    archive: None,
+    open: Open::Synthetic(|spec| Ok(Arc::new(SyntheticMasks::new(SyntheticMasksSpec::square(spec))?))),
+};
 
 /// Keeps these draws apart from those of the other drawn set.
 const MASKS: u64 = 0x6d61_736b;
