@@ -163,7 +163,7 @@ impl Preset {
             cutmix: 0.0,
             label_smoothing: 0.0,
         };
-        let crop = if matches!(source, Source::Folder(_)) { Crop::Resized } else { Crop::Pad };
+        let crop = if source.decodes() { Crop::Resized } else { Crop::Pad };
         let standard = Defaults { crop, flip: 0.5, ..none };
         match self {
             Preset::None => none,

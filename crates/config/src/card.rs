@@ -76,7 +76,7 @@ impl Card {
         let Resolved { network, augmentation, pixels, data, .. } = run;
         let pixels = pixels.as_ref();
         let slides = |pixels: &&crate::Pixels| pixels.eval_mode == EvalMode::Slide;
-        let drawn = data.source.is_drawn();
+        let drawn = data.source.is_synthetic();
         Card {
             model: Some(run.model.clone()),
             image_size: Some(network.image()),
@@ -143,7 +143,7 @@ impl Card {
             _ => size,
         };
         let typed_source = typed.data.as_ref().and_then(|name| name.parse::<Source>().ok());
-        let drawn = typed.data.is_none() || typed_source.is_some_and(|source| source.is_drawn());
+        let drawn = typed.data.is_none() || typed_source.is_some_and(|source| source.is_synthetic());
         let slides = typed.eval_mode.is_none_or(|mode| mode == EvalMode::Slide);
         let on_gpu = |trained: &TrainedIn| [Some(trained.device), typed.device] == [Some(Device::Cuda); 2];
         let numbers = self.trained_in.filter(|trained| on_gpu(trained) && typed.precision.is_none());

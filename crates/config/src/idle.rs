@@ -13,8 +13,8 @@
 use super::augmentation::Geometry;
 use super::raw::Raw;
 use super::resolved::Resolved;
-use super::source::Source;
 use crate::ConfigError;
+use data::registry::Images;
 use graph::Optimizer;
 
 impl Raw {
@@ -46,10 +46,10 @@ impl Raw {
     /// Of how images are resized, where none is.
     pub(super) fn refuse_idle_interpolation(&self, run: &Resolved) -> Result<(), ConfigError> {
         let (source, size) = (&run.data.source, run.network.image());
-        let as_they_are = match source {
-            Source::Synthetic => true,
-            Source::Cifar10(_) | Source::Cifar100 { .. } => size == source.image_size(),
-            _ => false,
+        let as_they_are = match source.entry().images {
+            Images::Synthetic => !source.has_masks(),
+            Images::Raw => size == source.image_size(),
+            Images::Files => false,
         };
         let whole = |geometry| matches!(geometry, Geometry::Resize | Geometry::PadCrop { .. });
         match self.interpolation {

@@ -48,7 +48,7 @@ pub use raw::{Every, Raw, Span};
 pub use resolve::LEAST_NORMALISED;
 pub use resolved::Resolved;
 pub use shares::Shares;
-pub use source::{Cache, Data, Facts, Source};
+pub use source::{Cache, Data, Facts, Source, help as data_help};
 pub use task::{DEFAULT_MODEL, Task};
 
 #[cfg(test)]

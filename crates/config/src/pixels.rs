@@ -94,7 +94,7 @@ impl Raw {
         let recipe = self.recipe();
         let (preset, origin) = match self.augment {
             Some(preset) => (preset, Origin::Flag),
-            None if self.source()?.is_drawn() => {
+            None if self.source()?.is_synthetic() => {
                 (Preset::None, Origin::Default("drawn images vary enough".to_string()))
             }
             None => (recipe.augment, recipe.origin()),

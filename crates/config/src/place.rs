@@ -106,19 +106,23 @@ mod tests {
     use std::fs;
     use testing::Folder;
 
+    fn folder_at(path: impl Into<PathBuf>) -> Source {
+        Source::new(data::Entry::named("folder").unwrap(), Some(path.into()))
+    }
+
     #[test]
     fn data_is_found_where_it_was_and_beside_a_run_that_was_moved_with_it() {
         let folder = Folder::new("place");
         let (old, new) = (folder.0.join("old"), folder.0.join("new"));
         fs::create_dir_all(old.join("photos")).unwrap();
-        let source = Source::Folder(old.join("photos"));
+        let source = folder_at(old.join("photos"));
         let place = Place::seen_from(&source, &old.join("runs/first"));
         assert_eq!(place.relative, Some("../../photos".into()));
         assert_eq!(place.find(&new.join("runs/first"), None).unwrap(), source);
         fs::create_dir_all(old.join("runs/first")).unwrap();
         fs::rename(&old, &new).unwrap();
         let real = fs::canonicalize(&new).unwrap();
-        assert_eq!(place.find(&new.join("runs/first"), None).unwrap(), Source::Folder(real.join("photos")));
+        assert_eq!(place.find(&new.join("runs/first"), None).unwrap(), folder_at(real.join("photos")));
         fs::remove_dir_all(new.join("photos")).unwrap();
         let error = place.find(&new.join("runs/first"), None).unwrap_err().to_string();
         let start =
@@ -130,9 +134,9 @@ mod tests {
     fn relative_paths_of_before_are_those_of_the_launch() {
         let folder = Folder::new("place-before");
         fs::create_dir_all(folder.0.join("photos")).unwrap();
-        let place = Place { source: Source::Folder("photos".into()), relative: None };
+        let place = Place { source: folder_at("photos"), relative: None };
         let found = place.find(&folder.0.join("runs/first"), Some(&folder.0)).unwrap();
-        assert_eq!(found, Source::Folder(folder.0.join("photos")));
+        assert_eq!(found, folder_at(folder.0.join("photos")));
         assert_eq!(
             place.find(Path::new("run"), None).unwrap(),
             place.source,
@@ -154,7 +158,7 @@ mod tests {
         let text = run.record(Path::new("runs/first")).unwrap();
         let read = Resolved::from_json("config.json", &text).unwrap();
         let here = std::env::current_dir().unwrap();
-        assert_eq!(read.place().source, Source::Folder(here.join("photos")));
+        assert_eq!(read.place().source, folder_at(here.join("photos")));
         assert_eq!(read.place().relative, Some("../../photos".into()));
         assert_eq!(read.init, Some(here.join("w.safetensors")));
         assert_eq!((read.out, read.trace), (Some(here.join("runs/first")), Some(here.join("trace.json"))));

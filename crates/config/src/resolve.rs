@@ -11,19 +11,12 @@ use super::task::Task;
 use super::whole::steps_per_epoch;
 use crate::ConfigError;
 use crate::deepspeed::Setting;
-use data::segment::{SyntheticMasks, SyntheticMasksSpec};
-use data::{Split, Synthetic};
+use data::Split;
+use data::registry::{Entry, Open, PublishedRun};
 use models::{Network, RATES, Variation};
 use std::path::PathBuf;
 
-/// The drawn sets of a first run: images and classes, without masks and with.
-const DRAWN: Facts = Facts { train_images: 20_000, test_images: 2_000, classes: 10, channels: 3 };
-const DRAWN_MASKS: Facts = Facts { train_images: 2_000, test_images: 200, classes: 5, channels: 3 };
 const DEFAULT_EPOCHS: u64 = 3;
-/// On ADE20K: 160,000 steps of 8 images, however many ranks they are divided among, as in the studies of scaling.
-const ADE20K_IMAGES: u64 = 160_000 * 8;
-/// And judged every tenth of that.
-const ADE20K_JUDGED: u64 = 10;
 const DEFAULT_KEEP: usize = 2;
 /// Steps of a trace: enough to see what repeats, few enough for a browser.
 const TRACED: u64 = 20;
@@ -31,10 +24,11 @@ const TRACED: u64 = 20;
 impl Facts {
     /// A drawn set is whatever was asked for.
     pub fn synthetic(raw: &Raw) -> Result<Facts, ConfigError> {
-        let default = match raw.task()? {
-            Task::Classify => DRAWN,
-            Task::Segment => DRAWN_MASKS,
+        let entry = match raw.task()? {
+            Task::Classify => Entry::synthetic(data::Task::Classify),
+            Task::Segment => Entry::synthetic(data::Task::Segment),
         };
+        let default = entry.facts.map(Facts::from).unwrap_or_default();
         let samples = |flag, typed: Option<usize>, default| at_least_one(flag, typed.unwrap_or(default));
         Ok(Facts {
             train_images: samples("train-samples", raw.train_samples, default.train_images)?,
@@ -78,11 +72,8 @@ impl Raw {
         let run = self.settle_without_data(facts, world, log)?;
         trainable(&run)?;
         self.refuse_idle_interpolation(&run)?;
-        if run.data.source == Source::Synthetic {
-            Synthetic::new(run.synthetic(Split::Train))?;
-        }
-        if run.data.source == Source::SyntheticMasks {
-            SyntheticMasks::new(SyntheticMasksSpec::square(run.synthetic(Split::Train)))?;
+        if let Open::Synthetic(open) = run.data.source.entry().open {
+            open(run.synthetic(Split::Train))?;
         }
         Ok(run)
     }
@@ -271,7 +262,7 @@ impl Raw {
     ) -> Result<Data, ConfigError> {
         let origin = if self.data.is_some() { Origin::Flag } else { Origin::default_value() };
         log.note("data", &source, origin);
-        if !source.is_drawn() {
+        if !source.is_synthetic() {
             for (flag, typed) in [("train-samples", self.train_samples), ("test-samples", self.test_samples)]
             {
                 if let Some(value) = typed {
@@ -308,10 +299,10 @@ impl Raw {
     ) -> Result<Length, ConfigError> {
         let images = data.train_images();
         let steps_per_epoch = steps_per_epoch(images, global_batch, network.normalises_batches())?;
-        let published = matches!(data.source, Source::Ade20k(_));
-        if published && self.steps.is_none() && self.epochs.is_none() {
-            let steps = (ADE20K_IMAGES / global_batch as u64).max(1);
-            let origin = Origin::Derived(format!("160,000 × 8 images / {global_batch}"));
+        let published = data.source.entry().run.filter(|_| self.steps.is_none() && self.epochs.is_none());
+        if let Some(PublishedRun { steps, batch, .. }) = published {
+            let origin = format!("{},000 × {batch} images / {global_batch}", steps / 1000);
+            let (steps, origin) = ((steps * batch / global_batch as u64).max(1), Origin::Derived(origin));
             log.note("steps", steps, origin);
             return Ok(Length { steps, steps_per_epoch });
         }
@@ -342,10 +333,10 @@ impl Raw {
         steps: u64,
         log: &mut Log,
     ) -> Result<(u64, Option<u64>), ConfigError> {
-        let default = match source {
-            // An epoch is an eightieth of a whole run there.
-            Source::Ade20k(_) => Every::Steps((steps / ADE20K_JUDGED).max(1)),
-            _ => Every::Epochs(1),
+        let default = match source.entry().run {
+            // Epochs of a published run are many.
+            Some(run) => Every::Steps((steps / run.evaluations).max(1)),
+            None => Every::Epochs(1),
         };
         match log.pick("eval-every", self.eval_every, default) {
             Every::Epochs(0) | Every::Steps(0) => {

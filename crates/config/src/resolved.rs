@@ -278,7 +278,7 @@ impl Resolved {
     /// The record without its paths, which don't matter and are all that could fail to become JSON.
     fn plain(&self) -> Value {
         let mut plain = Resolved { init: None, out: None, resume: None, trace: None, ..self.clone() };
-        (plain.data.source, plain.data.relative) = (Source::Synthetic, None);
+        (plain.data.source, plain.data.relative) = (Source::synthetic(data::Task::Classify), None);
         serde_json::to_value(plain).unwrap_or_default()
     }
 

@@ -1,10 +1,9 @@
 //! Data of a run: opened once, counted, and cut to the subset that is asked for.
 
 use crate::{Cache, ConfigError, Facts, Raw, Resolved, Source};
-use data::segment::{SyntheticMasks, SyntheticMasksSpec, Unpaired, ade20k, masks};
+use data::registry::{Open, Reading};
 use data::{
-    Cached, Cifar, CifarKind, CifarLabels, DataError, Dataset, ImageFolder, Skipped, Split, Subset,
-    Synthetic, SyntheticSpec, available_memory, fingerprint,
+    Cached, DataError, Dataset, Skipped, Split, Subset, SyntheticSpec, available_memory, fingerprint,
 };
 use std::sync::Arc;
 
@@ -70,24 +69,14 @@ impl Opened {
     /// Opens both parts of a set. `channels`: of images that have a choice of them. `skip_bad`: images without a mask, and masks
     /// without an image, are left out.
     pub fn new(source: &Source, channels: Option<usize>, skip_bad: bool) -> Result<Self, ConfigError> {
-        let unpaired = if skip_bad { Unpaired::LeftOut } else { Unpaired::Refused };
-        let channels = channels.unwrap_or(COLOURS);
-        let found = Sets::open(|split| {
-            Ok(match source {
-                Source::Synthetic | Source::SyntheticMasks => {
-                    return Err(DataError::file(source.set(), "a synthetic set is not found, but drawn"));
-                }
-                Source::Cifar10(path) => Arc::new(Cifar::open(path, CifarKind::Ten, split)?),
-                Source::Cifar100 { path, coarse } => {
-                    let labels = if *coarse { CifarLabels::Coarse } else { CifarLabels::Fine };
-                    Arc::new(Cifar::open(path, CifarKind::Hundred { labels }, split)?)
-                }
-                Source::Folder(path) => Arc::new(ImageFolder::open(path, split, channels)?),
-                Source::Ade20k(path) => Arc::new(ade20k::open(path, split, unpaired)?),
-                Source::Masks(path) => Arc::new(masks::open(path, split, channels, unpaired)?),
-            })
-        });
-        Ok(Opened { found: if source.is_drawn() { None } else { Some(found?) } })
+        let found = match (source.entry().open, source.path()) {
+            (Open::Path(open), Some(path)) => {
+                let channels = channels.unwrap_or(COLOURS);
+                Some(Sets::open(|split| open(path, Reading { split, channels, skip_bad }))?)
+            }
+            _ => None,
+        };
+        Ok(Opened { found })
     }
 
     /// Opens what `raw` names.
@@ -108,7 +97,7 @@ impl Opened {
     /// The sets that a run uses.
     pub fn for_run(self, run: &Resolved) -> Result<Sets, ConfigError> {
         let Some(Sets { train, test }) = self.found else {
-            return drawn(&run.data.source, |split| run.synthetic(split));
+            return synthetic(&run.data.source, |split| run.synthetic(split));
         };
         let sets = Sets { train: Subset::of(train, run.data.train_images()), test };
         Ok(if run.data.source.decodes() { sets.cached(run.data.cache) } else { sets })
@@ -121,7 +110,7 @@ impl Opened {
         }
         let Facts { train_images, test_images, classes, channels } = Facts::synthetic(raw)?;
         let (image_size, seed) = (raw.image_size.unwrap_or(source.image_size()), raw.seed.unwrap_or(0));
-        drawn(source, |split| {
+        synthetic(source, |split| {
             let len = if split == Split::Train { train_images } else { test_images };
             SyntheticSpec { split, len, image_size, channels, classes, seed }
         })
@@ -132,14 +121,11 @@ impl Opened {
 const COLOURS: usize = 3;
 
 /// Synthetic sets.
-fn drawn(source: &Source, spec: impl Fn(Split) -> SyntheticSpec) -> Result<Sets, ConfigError> {
-    Sets::open(|split| {
-        let spec = spec(split);
-        Ok(match source {
-            Source::SyntheticMasks => Arc::new(SyntheticMasks::new(SyntheticMasksSpec::square(spec))?),
-            _ => Arc::new(Synthetic::new(spec)?),
-        })
-    })
+fn synthetic(source: &Source, spec: impl Fn(Split) -> SyntheticSpec) -> Result<Sets, ConfigError> {
+    match source.entry().open {
+        Open::Synthetic(open) => Sets::open(|split| open(spec(split))),
+        Open::Path(_) => Err(ConfigError::setting("data", source, "names no place")),
+    }
 }
 
 /// Bytes of decoded images that may be kept.
@@ -173,7 +159,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_named() {
-        let missing = Opened::new(&Source::Ade20k("nowhere".into()), None, false).err().unwrap();
+        let missing = Opened::new(&"ade20k:nowhere".parse().unwrap(), None, false).err().unwrap();
         assert!(missing.to_string().contains("nowhere: no such folder"));
         let raw = Raw { task: Some(Task::Segment), classes: Some(99), ..Raw::default() };
         assert!(resolve(&raw, 1).err().unwrap().to_string().contains("classes"));

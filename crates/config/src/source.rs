@@ -1,157 +1,202 @@
 //! Which images, how many of them, and how they are read.
 
 use crate::ConfigError;
-use serde::{Deserialize, Serialize};
+use data::registry::{self, Entry, Images, SETS};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use text::nearest;
 
-/// Where images come from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Source {
-    Synthetic,
-    Cifar10(PathBuf),
-    /// With `coarse`, the twenty groups of classes instead of the hundred classes.
-    Cifar100 {
-        path: PathBuf,
-        coarse: bool,
-    },
-    /// A folder for each class, under `train` and `val`.
-    Folder(PathBuf),
-    /// Drawn images with masks.
-    SyntheticMasks,
-    /// ADE20K in its published layout.
-    Ade20k(PathBuf),
-    /// Images with masks of the same name.
-    Masks(PathBuf),
+/// Where images come from: a set of the registry, and the place of one that is not synthetic.
+#[derive(Clone)]
+pub struct Source {
+    entry: &'static Entry,
+    path: Option<PathBuf>,
 }
 
-const FORMS: &str = "synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR, folder:DIR, synthetic-masks, ade20k:DIR, masks:DIR";
-const NAMES: [&str; 8] =
-    ["synthetic", "cifar10", "cifar100", "cifar100-coarse", "folder", "synthetic-masks", "ade20k", "masks"];
+impl Source {
+    /// A set of the registry at a place.
+    pub fn new(entry: &'static Entry, path: Option<PathBuf>) -> Self {
+        Source { entry, path }
+    }
+
+    /// The synthetic set of a task.
+    pub fn synthetic(task: data::Task) -> Self {
+        Source { entry: Entry::synthetic(task), path: None }
+    }
+
+    /// Entry of the set in the registry.
+    pub fn entry(&self) -> &'static Entry {
+        self.entry
+    }
+
+    /// Folder or file it lies in, unless it is synthetic.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The same set at another place.
+    pub(super) fn at(&self, place: &Path) -> Source {
+        Source { entry: self.entry, path: self.path.is_some().then(|| place.to_path_buf()) }
+    }
+
+    /// Counts that are known without opening the set: CIFAR is the same everywhere.
+    pub fn published(&self) -> Option<Facts> {
+        self.entry.facts.filter(|_| !self.is_synthetic()).map(Facts::from)
+    }
+
+    /// Name of the set, wherever it lies.
+    pub fn set(&self) -> &'static str {
+        self.entry.name
+    }
+
+    /// Side of its images, in pixels, unless the user wants another.
+    pub fn image_size(&self) -> usize {
+        self.entry.image_size
+    }
+
+    /// Whether its images are files to be decoded: work for all threads, and worth keeping.
+    pub fn decodes(&self) -> bool {
+        self.entry.images == Images::Files
+    }
+
+    /// Whether it is drawn as a run asks for it.
+    pub fn is_synthetic(&self) -> bool {
+        self.entry.images == Images::Synthetic
+    }
+
+    /// Whether every pixel has a class, rather than every image.
+    pub fn has_masks(&self) -> bool {
+        self.entry.task == data::Task::Segment
+    }
+}
+
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        (self.set(), &self.path) == (other.set(), &other.path)
+    }
+}
+
+impl Eq for Source {}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Source({self})")
+    }
+}
+
+/// Forms of the sets, for help: those with a class for each image, then those with masks.
+pub fn help() -> String {
+    let forms = |task| {
+        let all: Vec<String> = SETS.iter().filter(|e| e.task == task).map(Entry::form).collect();
+        match all.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => String::new(),
+        }
+    };
+    format!("{}; with masks: {}", forms(data::Task::Classify), forms(data::Task::Segment))
+}
 
 impl FromStr for Source {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, path) = match text.split_once(':') {
-            Some((name, path)) => (name, Some(PathBuf::from(path)).filter(|p| !p.as_os_str().is_empty())),
+            Some((name, path)) => (name, Some(path)),
             None => (text, None),
         };
-        match (name, path) {
-            ("synthetic", None) if !text.contains(':') => Ok(Source::Synthetic),
-            ("synthetic-masks", None) if !text.contains(':') => Ok(Source::SyntheticMasks),
-            ("synthetic" | "synthetic-masks", _) => {
+        let Some(entry) = Entry::named(name) else {
+            let forms = SETS.iter().map(Entry::form).collect::<Vec<_>>().join(", ");
+            let meant = nearest(name, SETS.iter().map(|entry| entry.name)).and_then(Entry::named);
+            let hint = meant.map(|meant| format!("; did you mean {}?", meant.form())).unwrap_or_default();
+            return Err(format!("is none of {forms}{hint}"));
+        };
+        match (entry.place, path) {
+            (None, None) => Ok(Source { entry, path: None }),
+            (None, Some(_)) => {
                 Err("the synthetic set is drawn and has no folder: leave out what follows the colon".into())
             }
-            ("cifar10", Some(path)) => Ok(Source::Cifar10(path)),
-            ("cifar100", Some(path)) => Ok(Source::Cifar100 { path, coarse: false }),
-            ("cifar100-coarse", Some(path)) => Ok(Source::Cifar100 { path, coarse: true }),
-            ("folder", Some(path)) => Ok(Source::Folder(path)),
-            ("ade20k", Some(path)) => Ok(Source::Ade20k(path)),
-            ("masks", Some(path)) => Ok(Source::Masks(path)),
-            (name, None) if NAMES.contains(&name) => Err(format!("names no folder: write {name}:DIR")),
-            (name, _) => Err(match nearest(name, NAMES) {
-                Some(meant @ ("synthetic" | "synthetic-masks")) => {
-                    format!("is none of {FORMS}; did you mean {meant}?")
-                }
-                Some(meant) => format!("is none of {FORMS}; did you mean {meant}:DIR?"),
-                None => format!("is none of {FORMS}"),
-            }),
+            (Some(_), Some(path)) if !path.is_empty() => Ok(Source { entry, path: Some(path.into()) }),
+            (Some(place), _) => Err(format!("names no {}: write {}", place.words().0, entry.form())),
         }
     }
 }
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.path() {
+        match &self.path {
             Some(path) => write!(f, "{}:{}", self.set(), path.display()),
             None => f.write_str(self.set()),
         }
     }
 }
 
-impl Source {
-    /// The folder it lies in, unless it is drawn.
-    pub fn path(&self) -> Option<&Path> {
-        match self {
-            Source::Synthetic | Source::SyntheticMasks => None,
-            Source::Cifar10(path) | Source::Cifar100 { path, .. } => Some(path),
-            Source::Folder(path) | Source::Ade20k(path) | Source::Masks(path) => Some(path),
+/// In records: the name of a synthetic set, or the name of another with its place.
+impl Serialize for Source {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.path {
+            None => serializer.serialize_str(self.set()),
+            Some(path) => serializer.collect_map([(self.set(), path)]),
         }
-    }
-
-    /// The same set in another folder.
-    pub(super) fn at(&self, folder: &Path) -> Source {
-        let mut moved = self.clone();
-        match &mut moved {
-            Source::Synthetic | Source::SyntheticMasks => {}
-            Source::Cifar10(path) | Source::Cifar100 { path, .. } => *path = folder.to_path_buf(),
-            Source::Folder(path) | Source::Ade20k(path) | Source::Masks(path) => *path = folder.to_path_buf(),
-        }
-        moved
-    }
-
-    /// What is known of a set without opening it: CIFAR is the same everywhere.
-    pub fn published(&self) -> Option<Facts> {
-        let classes = match self {
-            Source::Cifar10(_) => 10,
-            Source::Cifar100 { coarse: true, .. } => 20,
-            Source::Cifar100 { coarse: false, .. } => 100,
-            _ => return None,
-        };
-        Some(Facts { train_images: 50_000, test_images: 10_000, classes, channels: 3 })
-    }
-
-    /// The name of the set, wherever it lies.
-    pub fn set(&self) -> &'static str {
-        match self {
-            Source::Synthetic => "synthetic",
-            Source::Cifar10(_) => "cifar10",
-            Source::Cifar100 { coarse: false, .. } => "cifar100",
-            Source::Cifar100 { coarse: true, .. } => "cifar100-coarse",
-            Source::Folder(_) => "folder",
-            Source::SyntheticMasks => "synthetic-masks",
-            Source::Ade20k(_) => "ade20k",
-            Source::Masks(_) => "masks",
-        }
-    }
-
-    /// The side of its images, in pixels, unless the user wants another.
-    pub fn image_size(&self) -> usize {
-        match self {
-            Source::Folder(_) => 224,
-            Source::Ade20k(_) | Source::Masks(_) => 512,
-            Source::SyntheticMasks => 64,
-            _ => 32,
-        }
-    }
-
-    /// Whether its images are files to be decoded: work for all threads, and worth keeping.
-    pub fn decodes(&self) -> bool {
-        matches!(self, Source::Folder(_) | Source::Ade20k(_) | Source::Masks(_))
-    }
-
-    /// Whether it is drawn as a run asks for it.
-    pub fn is_drawn(&self) -> bool {
-        matches!(self, Source::Synthetic | Source::SyntheticMasks)
-    }
-
-    /// Whether every pixel has a class, rather than every image.
-    pub fn has_masks(&self) -> bool {
-        matches!(self, Source::SyntheticMasks | Source::Ade20k(_) | Source::Masks(_))
     }
 }
 
-/// What whoever opened the data says of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Name(String),
+    Placed(BTreeMap<String, Where>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Where {
+    Path(PathBuf),
+    /// CIFAR-100, as records up to 0.9 have it.
+    Labels {
+        path: PathBuf,
+        coarse: bool,
+    },
+}
+
+impl<'de> Deserialize<'de> for Source {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (name, path) = match Written::deserialize(deserializer)? {
+            // Without a hyphen in records up to 0.9.
+            Written::Name(name) if name == "syntheticmasks" => ("synthetic-masks".to_string(), None),
+            Written::Name(name) => (name, None),
+            Written::Placed(one) => match one.into_iter().next() {
+                Some((name, Where::Path(path))) => (name, Some(path)),
+                Some((name, Where::Labels { path, coarse })) => {
+                    (if coarse { name + "-coarse" } else { name }, Some(path))
+                }
+                None => return Err(D::Error::custom("no data set is named")),
+            },
+        };
+        let entry = Entry::named(&name).filter(|entry| entry.place.is_some() == path.is_some());
+        let entry = entry.ok_or_else(|| D::Error::custom(format!("data set `{name}` is not known")))?;
+        Ok(Source { entry, path })
+    }
+}
+
+/// Counts of a set, from whoever opened it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     pub train_images: usize,
     pub test_images: usize,
     pub classes: usize,
     pub channels: usize,
+}
+
+impl From<registry::Facts> for Facts {
+    fn from(facts: registry::Facts) -> Self {
+        let registry::Facts { train_images, test_images, classes, channels } = facts;
+        Facts { train_images, test_images, classes, channels }
+    }
 }
 
 /// Settings of the data.
@@ -255,14 +300,50 @@ mod tests {
             assert_eq!(text.parse::<Source>().unwrap().to_string(), text);
         }
         let refused = |text: &str| text.parse::<Source>().unwrap_err();
-        assert_eq!(refused("mnist"), format!("is none of {FORMS}"));
-        assert_eq!(refused("cifar-10:/d"), format!("is none of {FORMS}; did you mean cifar10:DIR?"));
-        assert_eq!(refused("syntetic"), format!("is none of {FORMS}; did you mean synthetic?"));
+        let forms: Vec<String> = SETS.iter().map(Entry::form).collect();
+        let forms = forms.join(", ");
+        assert_eq!(refused("mnist"), format!("is none of {forms}"));
+        assert_eq!(refused("cifar-10:/d"), format!("is none of {forms}; did you mean cifar10:DIR?"));
+        assert_eq!(refused("syntetic"), format!("is none of {forms}; did you mean synthetic?"));
         assert_eq!(refused("cifar10"), "names no folder: write cifar10:DIR");
         assert_eq!(refused("folder:"), "names no folder: write folder:DIR");
         assert!(refused("synthetic:x").contains("no folder"));
         assert!(refused("synthetic-masks:x").contains("no folder"));
         assert_eq!(refused("ade20k"), "names no folder: write ade20k:DIR");
+    }
+
+    #[test]
+    fn records_of_before_are_read() {
+        for (old, text, new) in [
+            (r#""synthetic""#, "synthetic", r#""synthetic""#),
+            (r#""syntheticmasks""#, "synthetic-masks", r#""synthetic-masks""#),
+            (r#"{"cifar10":"/d"}"#, "cifar10:/d", r#"{"cifar10":"/d"}"#),
+            (
+                r#"{"cifar100":{"path":"/d","coarse":true}}"#,
+                "cifar100-coarse:/d",
+                r#"{"cifar100-coarse":"/d"}"#,
+            ),
+            (r#"{"cifar100":{"path":"/d","coarse":false}}"#, "cifar100:/d", r#"{"cifar100":"/d"}"#),
+            (r#"{"ade20k":"a b"}"#, "ade20k:a b", r#"{"ade20k":"a b"}"#),
+        ] {
+            let read: Source = serde_json::from_str(old).unwrap();
+            assert_eq!(
+                (read.to_string().as_str(), serde_json::to_string(&read).unwrap().as_str()),
+                (text, new)
+            );
+            assert_eq!(serde_json::from_str::<Source>(new).unwrap(), read);
+        }
+        for bad in [r#""folder""#, r#"{"synthetic":"/d"}"#, r#"{"mnist":"/d"}"#, "{}", "3"] {
+            assert!(serde_json::from_str::<Source>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn help_names_every_set() {
+        let help = help();
+        assert!(help.starts_with("synthetic, cifar10:DIR, "), "{help}");
+        assert!(help.ends_with("; with masks: synthetic-masks, ade20k:DIR or masks:DIR"), "{help}");
+        assert!(SETS.iter().all(|entry| help.contains(&entry.form())), "{help}");
     }
 
     #[test]
@@ -279,9 +360,9 @@ mod tests {
 
     #[test]
     fn a_fraction_leaves_at_least_one_image() {
-        let facts = Source::Cifar10("d".into()).published().unwrap();
+        let facts = "cifar10:d".parse::<Source>().unwrap().published().unwrap();
         let data = |fraction| Data {
-            source: Source::Synthetic,
+            source: Source::synthetic(data::Task::Classify),
             relative: None,
             facts,
             fraction,

@@ -19,7 +19,10 @@ impl Task {
     }
 
     fn of_source(source: &Source) -> Self {
-        if source.has_masks() { Task::Segment } else { Task::Classify }
+        match source.entry().task {
+            data::Task::Segment => Task::Segment,
+            data::Task::Classify => Task::Classify,
+        }
     }
 
     fn of_name(model: &str) -> Self {
@@ -83,15 +86,15 @@ impl Raw {
         let task = self.task()?;
         match &self.data {
             Some(name) => name.parse().map_err(|why: String| ConfigError::setting("data", name, why)),
-            None if task == Task::Segment => Ok(Source::SyntheticMasks),
-            None => Ok(Source::Synthetic),
+            None if task == Task::Segment => Ok(Source::synthetic(data::Task::Segment)),
+            None => Ok(Source::synthetic(data::Task::Classify)),
         }
     }
 
     /// The model's name, if nobody gave one.
     pub(super) fn default_model(&self) -> &'static str {
         match self.source() {
-            Ok(Source::SyntheticMasks) => DEFAULT_SEGMENTER,
+            Ok(source) if source.has_masks() && source.is_synthetic() => DEFAULT_SEGMENTER,
             Ok(source) if source.has_masks() => PUBLISHED_SEGMENTER,
             _ => DEFAULT_MODEL,
         }
@@ -116,8 +119,8 @@ mod tests {
         assert_eq!(task(None, Some("vit-ti/4"), Some("cifar10:d")), Classify);
         assert_eq!(task(Some(Segment), None, None), Segment);
         let source = |task, model| raw(task, model, None).source().unwrap();
-        assert_eq!(source(Some(Segment), None), Source::SyntheticMasks);
-        assert_eq!(source(None, Some("vit-ti/4+linear")), Source::SyntheticMasks);
+        assert_eq!(source(Some(Segment), None).set(), "synthetic-masks");
+        assert_eq!(source(None, Some("vit-ti/4+linear")).set(), "synthetic-masks");
         assert_eq!(raw(None, None, Some("ade20k:d")).default_model(), "swinv2-b/w8+upernet");
     }
 

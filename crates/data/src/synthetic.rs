@@ -17,8 +17,8 @@ pub(crate) mod shape;
 
 use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::key;
-use crate::sampler::permute;
 use crate::registry::{Entry, Facts, Images, Open};
+use crate::sampler::permute;
 use crate::{DataError, Dataset, Sample, Split, Task};
 use figure::Figure;
 use scene::Scene;

@@ -8,9 +8,9 @@
 
 use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
 use crate::random::{Stream, key, noise};
+use crate::registry::{Entry, Facts, Images, Open};
 use crate::synthetic::scene::{Wave, direction};
 use crate::synthetic::shape::{Shape, length};
-use crate::registry::{Entry, Facts, Images, Open};
 use crate::{DataError, Dataset, Sample, Split, SyntheticSpec, Task};
 use std::ops::RangeInclusive;
 use std::sync::Arc;

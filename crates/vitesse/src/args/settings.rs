@@ -82,8 +82,7 @@ pub struct StepArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR; with masks: synthetic-masks, ade20k:DIR or masks:DIR [default: synthetic, or for --task segment synthetic-masks]
-    #[arg(long, value_name = "SET")]
+    #[arg(long, value_name = "SET", help = config::data_help() + " [default: synthetic, or for --task segment synthetic-masks]")]
     data: Option<String>,
     /// Images to draw for training, of the drawn sets [default: 20000, or 2000 with masks]
     #[arg(long, value_name = "IMAGES")]

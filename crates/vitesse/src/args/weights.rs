@@ -63,9 +63,7 @@ pub struct PixelArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Data")]
 pub struct ScoredArgs {
-    /// synthetic, cifar10:DIR, cifar100:DIR, cifar100-coarse:DIR or folder:DIR; with masks: synthetic-masks, ade20k:DIR or masks:DIR
-    /// [default: what the weights were trained on]
-    #[arg(long, value_name = "SET")]
+    #[arg(long, value_name = "SET", help = config::data_help() + " [default: what the weights were trained on]")]
     data: Option<String>,
     /// Images to draw, of the synthetic sets [default: as in training]
     #[arg(long, value_name = "IMAGES")]
