@@ -3,13 +3,13 @@
 use crate::child::{self, Ended};
 use crate::error::StudyError;
 use crate::grid::Planned;
-use crate::lines::Line;
 use crate::measure;
 use crate::report;
 use crate::results::{FORMAT, Outcome, Point, Results, Run};
 use crate::store::{self, Plan, RESULTS, Store};
 use crate::tail::last_lines;
 use crate::{csv, summary};
+use records::MetricsLine;
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
@@ -206,7 +206,7 @@ impl Follow {
         self.looked = Instant::now();
         // Little of it, so that looking takes nothing from what is measured.
         let last = last_lines(&self.metrics, TAIL).pop()?;
-        serde_json::from_str::<Line>(&last).ok().map(|line| line.step + 1)
+        serde_json::from_str::<MetricsLine>(&last).ok().map(|line| line.step + 1)
     }
 }
 

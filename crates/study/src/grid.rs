@@ -246,43 +246,5 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-impl Kind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Strong => "strong",
-            Kind::Weak => "weak",
-            Kind::FixedPerRank => "fixed-per-rank",
-            Kind::Batch => "batch",
-            Kind::Accumulation => "accumulation",
-            Kind::Optimizer => "optimizer",
-            Kind::Precision => "precision",
-            Kind::Nodes => "nodes",
-            Kind::Grid => "grid",
-        }
-    }
-
-    /// Whether ranks divide one global batch among themselves.
-    pub fn keeps_global_batch(self) -> bool {
-        matches!(self, Kind::Strong | Kind::Nodes)
-    }
-
-    /// What its points have in common, for people.
-    pub fn holds(self) -> &'static str {
-        match self {
-            Kind::Strong => "strong scaling: the same images and the same global batch over more ranks",
-            Kind::Weak => "weak scaling: the data grows with the ranks, each has the same images and batch",
-            Kind::FixedPerRank => {
-                "the same images in all and a fixed batch a rank: the global batch grows with the ranks"
-            }
-            Kind::Batch => "batch sizes",
-            Kind::Accumulation => "micro-steps for each exchange",
-            Kind::Optimizer => "optimizers",
-            Kind::Precision => "precisions",
-            Kind::Nodes => "many hosts with a rank each against one host, the same images and global batch",
-            Kind::Grid => "a grid of settings",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -7,11 +7,10 @@ pub mod engine;
 mod error;
 pub mod grid;
 pub mod limiter;
-mod lines;
 mod measure;
 pub mod presets;
 pub mod report;
-pub mod results;
+pub use records::study as results;
 #[doc(hidden)]
 pub mod sample;
 pub mod serve;

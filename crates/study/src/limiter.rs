@@ -6,9 +6,9 @@
 
 mod losses;
 
-use crate::measure::mean;
-use crate::results::{Cause, Limiter, Lost, Measured, Parts, Point};
+use crate::results::{Cause, Limiter, Lost, Measured, Point};
 use crate::stats::median;
+use records::Parts;
 
 /// Shares of a step below this are not worth naming.
 const WORTH: f64 = 0.10;
@@ -18,7 +18,7 @@ const SLOWER: f64 = 1.15;
 const TINY: usize = 8;
 /// Computing of a rank in a step under which there is little to divide.
 const LITTLE: f64 = 5e-3;
-/// Bytes a second under which it is the link that makes exchanging slow, and not the number of exchanges.
+/// Bytes/s under which the link makes communication slow, and not the number of collectives.
 const SLOW_LINK: f64 = 0.5e9;
 
 /// What a rule found: the share that its cause takes, and what to say.
@@ -63,8 +63,8 @@ pub struct Account<'a> {
     step: f64,
     /// Of the places in batches, those that no image filled.
     padding: f64,
-    exchange_bytes: f64,
-    exchange_rate: f64,
+    communication_bytes: f64,
+    communication_rate: f64,
     cpu: Option<f64>,
 }
 
@@ -85,8 +85,8 @@ impl<'a> Account<'a> {
         // The mean of two rates is not that of the times they stand for.
         let factor = 1.0 / (mean_of(&rates) * mean_of(&times));
         let mut account = Self::over(point, middle.to_vec())?;
-        account.ranks.iter_mut().for_each(|parts| *parts = parts.times(factor));
-        account.mean = account.mean.times(factor);
+        account.ranks.iter_mut().for_each(|parts| *parts = *parts * factor);
+        account.mean = account.mean * factor;
         (account.seconds, account.step) = (factor * account.seconds, factor * account.step);
         Some(account)
     }
@@ -94,21 +94,21 @@ impl<'a> Account<'a> {
     fn over(point: &'a Point, runs: Vec<&Measured>) -> Option<Self> {
         let of_rank = |rank: usize| {
             let parts: Vec<Parts> = runs.iter().filter_map(|run| run.ranks.get(rank)).copied().collect();
-            (!parts.is_empty()).then(|| mean(&parts))
+            (!parts.is_empty()).then(|| Parts::mean(&parts))
         };
         let ranks: Vec<Parts> = (0..point.settings.ranks).map_while(of_rank).collect();
-        let all = mean(&ranks);
+        let all = Parts::mean(&ranks);
         let each = |f: fn(&Measured) -> f64| median(&runs.iter().map(|run| f(run)).collect::<Vec<_>>());
         let places = each(|run| run.step_seconds.len() as f64) * point.settings.global_batch as f64;
-        (!ranks.is_empty() && all.seconds() > 0.0).then(|| Account {
+        (!ranks.is_empty() && all.wall() > 0.0).then(|| Account {
             point,
             mean: all,
-            seconds: all.seconds(),
+            seconds: all.wall(),
             step: runs.iter().map(|run| mean_of(&run.step_seconds)).sum::<f64>() / runs.len() as f64,
             ranks,
             padding: (1.0 - each(|run| run.images as f64) / places).max(0.0),
-            exchange_bytes: each(|run| run.exchange_bytes as f64),
-            exchange_rate: each(|run| run.exchange_bytes_per_second),
+            communication_bytes: each(|run| run.communication_bytes as f64),
+            communication_rate: each(|run| run.communication_bytes_per_second),
             cpu: runs
                 .iter()
                 .map(|run| run.cpu_utilisation)
@@ -128,7 +128,7 @@ impl<'a> Account<'a> {
 
     /// What a step costs however few images it has.
     fn fixed(&self) -> f64 {
-        self.mean.exchange + self.mean.optimizer + self.mean.idle + self.mean.wait
+        self.mean.communication + self.mean.optimizer + self.mean.idle + self.mean.wait
     }
 
     /// How long ranks wait, on the mean, for the one that is slowest over all steps. What they wait beyond that is for one that is
@@ -155,7 +155,9 @@ impl<'a> Account<'a> {
     }
 
     fn slow_link(&self) -> bool {
-        self.exchange_bytes > 0.0 && self.exchange_rate < SLOW_LINK && self.mean.exchange > 0.5 * self.fixed()
+        self.communication_bytes > 0.0
+            && self.communication_rate < SLOW_LINK
+            && self.mean.communication > 0.5 * self.fixed()
     }
 }
 
@@ -170,7 +172,7 @@ pub fn limiter(point: &Point, base: Option<&Point>, oversubscribed: bool, cores:
         straggler(&account),
         waiting(&account),
         data(&account, cores),
-        exchange(&account, base.is_some_and(|base| base.id != point.id)),
+        communication(&account, base.is_some_and(|base| base.id != point.id)),
         padded(&account),
         tiny_batch(&account),
         little_work(&account),
@@ -222,7 +224,7 @@ fn crowded(account: &Account, cores: usize) -> Limiter {
          for each other's turn",
         counted(threads, "thread"),
         (ranks * threads) as f64 / cores.max(1) as f64,
-        percent(account.share(account.mean.wait + account.mean.exchange)),
+        percent(account.share(account.mean.wait + account.mean.communication)),
     );
     if let Some(busy) = account.cpu {
         sentence += &format!("; the cores are {:.0}% busy", percent(busy));
@@ -252,7 +254,7 @@ fn starved(account: &Account, cores: usize) -> Option<Found> {
 fn straggler(account: &Account) -> Option<Found> {
     let ranks = &account.ranks;
     let Slowest { rank: slowest, slower, late } = account.slowest()?;
-    let waits = account.others(slowest, |parts| parts.wait / parts.seconds());
+    let waits = account.others(slowest, |parts| parts.wait / parts.wall());
     let waiting = waits.iter().sum::<f64>() / waits.len().max(1) as f64;
     if !(slower >= SLOWER && waiting >= WORTH) {
         return None;
@@ -260,7 +262,7 @@ fn straggler(account: &Account) -> Option<Found> {
     if late {
         let sentence = format!(
             "data loading limits: rank {slowest} waits {:.0}% of its time for images, and the others {:.0}% of theirs for it",
-            percent(ranks[slowest].data / ranks[slowest].seconds()),
+            percent(ranks[slowest].data / ranks[slowest].wall()),
             percent(waiting)
         );
         return found(waiting, Cause::Data, sentence);
@@ -311,15 +313,15 @@ fn data(account: &Account, cores: usize) -> Option<Found> {
     found(share, Cause::Data, sentence)
 }
 
-/// Exchange that nothing hides. More micro-steps for each exchange spread it, and the optimizer's update, over more images.
-fn exchange(account: &Account, compared: bool) -> Option<Found> {
-    let Parts { exchange, optimizer, hidden, .. } = account.mean;
-    let share = account.share(exchange);
+/// Communication that nothing hides. More micro-steps for each all-reduce spread it, and the optimizer's update, over more images.
+fn communication(account: &Account, compared: bool) -> Option<Found> {
+    let Parts { communication, optimizer, hidden, .. } = account.mean;
+    let share = account.share(communication);
     if !account.slow_link() && account.images() <= TINY {
         return None;
     }
-    let after = |factor: f64| account.seconds - (exchange + optimizer) * (1.0 - 1.0 / factor);
-    let left = |factor: f64| exchange / factor / after(factor);
+    let after = |factor: f64| account.seconds - (communication + optimizer) * (1.0 - 1.0 / factor);
+    let left = |factor: f64| communication / factor / after(factor);
     let factor = [2.0, 4.0, 8.0, 16.0, 32.0].into_iter().find(|f| left(*f) < WORTH).unwrap_or(64.0);
     let speed = account.seconds / after(factor);
     let efficiency = account.point.summary.as_ref().and_then(|summary| summary.efficiency.as_ref());
@@ -327,17 +329,17 @@ fn exchange(account: &Account, compared: bool) -> Option<Found> {
         Some(now) => format!("would bring the efficiency from {now:.2} to {:.2}", (now * speed).min(1.0)),
         None => format!("would make it {speed:.2} times as fast"),
     };
-    let rate = account.exchange_rate;
+    let rate = account.communication_rate;
     let sentence = format!(
-        "exposed exchange {:.0}%: {} a step at {} a second ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
+        "exposed communication {:.0}%: {} a step at {} a second ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
         percent(share),
-        bytes(account.exchange_bytes),
+        bytes(account.communication_bytes),
         bytes(rate),
         8.0 * rate / 1e9,
-        percent(hidden / (hidden + exchange).max(1e-12)),
+        percent(hidden / (hidden + communication).max(1e-12)),
         account.point.settings.accumulation as f64 * factor,
     );
-    found(share, Cause::Exchange, sentence)
+    found(share, Cause::Communication, sentence)
 }
 
 /// Batches with places that no image fills, and that cost as much as the others.
@@ -364,7 +366,7 @@ fn tiny_batch(account: &Account) -> Option<Found> {
     let each = account.mean.compute / account.images() as f64;
     let enough = ((1.0 / WORTH - 1.0) * account.fixed() / each.max(1e-12)).ceil().min(1e6) as usize;
     let sentence = format!(
-        "tiny batch: with {} a rank, optimizer, exchange and waiting take {:.0}% of the step, {} however few they are; {} a rank would \
+        "tiny batch: with {} a rank, optimizer, communication and waiting take {:.0}% of the step, {} however few they are; {} a rank would \
          bring that to {:.0}%",
         counted(account.images(), "image"),
         percent(share),
@@ -382,7 +384,7 @@ fn little_work(account: &Account) -> Option<Found> {
     }
     let share = account.share(account.fixed());
     let sentence = format!(
-        "too little work: a rank computes {} a step, and exchange, waiting, optimizer and idle take {} more, {:.0}% of it; a larger \
+        "too little work: a rank computes {} a step, and communication, waiting, optimizer and idle take {} more, {:.0}% of it; a larger \
          batch or model, or fewer than {}, would use them better",
         time(account.mean.compute),
         time(account.fixed()),
@@ -419,9 +421,13 @@ fn computing(account: &Account, base: Option<&Account>) -> Limiter {
             );
         }
         _ => {
-            let Parts { exchange, wait, data, optimizer, idle, .. } = account.mean;
-            let others =
-                [("exchange", exchange), ("waiting", wait), ("data", data), ("optimizer", optimizer)];
+            let Parts { communication, wait, data, optimizer, idle, .. } = account.mean;
+            let others = [
+                ("communication", communication),
+                ("waiting", wait),
+                ("data", data),
+                ("optimizer", optimizer),
+            ];
             let others = others.into_iter().chain([("idling", idle)]);
             let worth = others.filter(|(_, seconds)| account.share(*seconds) >= WORTH);
             let worth: Vec<String> = worth

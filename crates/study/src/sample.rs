@@ -1,6 +1,7 @@
 //! Results made up for tests and pictures of the report: everything a study can hold, in plausible numbers.
 
 use crate::results::*;
+use records::{Metric, Parts, Values};
 
 /// Draws that are the same in every run.
 struct Draw(u64);
@@ -19,9 +20,9 @@ struct Plan {
     series: String,
     settings: Settings,
     repeats: usize,
-    /// Seconds a step of one rank: computing, exchange, data.
+    /// Seconds a step of one rank: computing, communication, data.
     compute: f64,
-    exchange: f64,
+    communication: f64,
     data: f64,
     gpu: Option<f64>,
     flags: Vec<Flag>,
@@ -48,6 +49,7 @@ fn settings(ranks: usize, batch: usize) -> Settings {
         epochs: 5,
         steps: 5 * 50_000 / (batch * ranks) as u64,
         loader_threads: 2,
+        other: Default::default(),
     }
 }
 
@@ -71,28 +73,25 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
                 let wait = plan.compute * noise - compute;
                 Parts {
                     compute,
-                    exchange: plan.exchange * noise,
+                    communication: plan.communication * noise,
                     wait,
                     data: plan.data * noise,
                     optimizer: 0.03 * plan.compute,
                     idle: 0.01 * plan.compute,
-                    hidden: 0.8 * plan.exchange,
+                    hidden: 0.8 * plan.communication,
                 }
             })
             .collect();
-        let step = (plan.compute + plan.exchange + plan.data) * noise + 0.04 * plan.compute;
+        let step = (plan.compute + plan.communication + plan.data) * noise + 0.04 * plan.compute;
         let curve = (1..=s.epochs)
             .map(|epoch| {
                 let pace = epoch as f64 * (64.0 / s.global_batch as f64).powf(0.18);
-                Epoch {
-                    epoch,
-                    loss: Some(3.9 * (-0.22 * pace).exp() + 0.6 + 0.03 * draw.next()),
-                    top1: Some(0.62 - 0.55 * (-0.3 * pace).exp()),
-                    eval_loss: Some(3.8 * (-0.2 * pace).exp() + 0.8),
-                    eval_top1: Some(0.58 - 0.5 * (-0.3 * pace).exp() + 0.006 * draw.next()),
-                    eval_miou: None,
-                    eval_pixel_accuracy: None,
-                }
+                let mut values = Values::default();
+                values.set(Metric::Loss, 3.9 * (-0.22 * pace).exp() + 0.6 + 0.03 * draw.next());
+                values.set(Metric::Top1, 0.62 - 0.55 * (-0.3 * pace).exp());
+                values.set(Metric::EvalLoss, 3.8 * (-0.2 * pace).exp() + 0.8);
+                values.set(Metric::EvalTop1, 0.58 - 0.5 * (-0.3 * pace).exp() + 0.006 * draw.next());
+                Epoch { epoch, values }
             })
             .collect();
         let measured = Measured {
@@ -101,8 +100,8 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
             images_per_second: s.global_batch as f64 / step,
             images: 20 * s.global_batch as u64,
             ranks,
-            exchange_bytes: 173_000_000,
-            exchange_bytes_per_second: 21e9,
+            communication_bytes: 173_000_000,
+            communication_bytes_per_second: 21e9,
             cpu_utilisation: Some((0.3 + 0.06 * s.ranks as f64 + 0.01 * draw.next()).min(1.0)),
             gpu_utilisation: plan.gpu.map(|busy| busy + 0.01 * draw.next()),
             memory_bytes: Some(5_400_000_000),
@@ -144,25 +143,18 @@ fn summarise(point: &mut Point) {
         return;
     }
     let first = runs[0];
-    let n = first.ranks.len() as f64;
-    let mean = |of: fn(&Parts) -> f64| first.ranks.iter().map(of).sum::<f64>() / n;
-    let parts = Parts {
-        compute: mean(|p| p.compute),
-        exchange: mean(|p| p.exchange),
-        wait: mean(|p| p.wait),
-        data: mean(|p| p.data),
-        optimizer: mean(|p| p.optimizer),
-        idle: mean(|p| p.idle),
-        hidden: mean(|p| p.hidden),
-    };
-    let wall = parts.compute + parts.exchange + parts.wait + parts.data + parts.optimizer + parts.idle;
-    let (data, exchange) = (parts.data / wall, parts.exchange / wall);
+    let parts = Parts::mean(&first.ranks);
+    let wall = parts.wall();
+    let (data, communication) = (parts.data / wall, parts.communication / wall);
     let (cause, sentence) = if data > 0.15 {
         let share = 100.0 * data;
         (Cause::Data, format!("data loading limits: ranks wait {share:.0}% of the time for images"))
-    } else if exchange > 0.08 {
-        let share = 100.0 * exchange;
-        (Cause::Exchange, format!("exposed exchange {share:.0}%: accumulation 4 would bring 0.71 → 0.90"))
+    } else if communication > 0.08 {
+        let share = 100.0 * communication;
+        (
+            Cause::Communication,
+            format!("exposed communication {share:.0}%: accumulation 4 would bring 0.71 → 0.90"),
+        )
     } else {
         let share = 100.0 * parts.compute / wall;
         (
@@ -229,7 +221,8 @@ fn points(speed: f64) -> Vec<Point> {
     let plan = |kind, series: &str, settings: Settings, repeats, gpu| {
         let images = (settings.batch_per_rank * settings.accumulation) as f64;
         let ranks = settings.ranks as f64;
-        let exchange = if settings.ranks > 1 { (0.004 + 0.0022 * ranks.log2()) / speed.sqrt() } else { 0.0 };
+        let communication =
+            if settings.ranks > 1 { (0.004 + 0.0022 * ranks.log2()) / speed.sqrt() } else { 0.0 };
         let compute = (0.004 + 0.00068 * images) / speed;
         Plan {
             kind,
@@ -237,7 +230,7 @@ fn points(speed: f64) -> Vec<Point> {
             settings,
             repeats,
             compute,
-            exchange,
+            communication,
             data: 0.0004 * ranks,
             gpu,
             flags: vec![],
@@ -290,7 +283,7 @@ fn points(speed: f64) -> Vec<Point> {
         let s =
             Settings { hosts, global_batch: 64, comm: "tcp".into(), ..settings(ranks, 64 / ranks.min(64)) };
         let mut one = plan(Kind::Nodes, "CIFAR-100, batch 64", s, 5, None);
-        one.exchange *= if hosts > 1 { 3.0 } else { 1.0 };
+        one.communication *= if hosts > 1 { 3.0 } else { 1.0 };
         one.compute = 0.012 + 0.04 / ranks as f64;
         points.push(point(one, &mut draw));
     }
@@ -319,7 +312,7 @@ pub fn study() -> Results {
             "2 points have more threads than cores; they stay out of efficiency curves.".into(),
             "Weak scaling at 8 ranks trained on 39,936 images an epoch instead of 40,000.".into(),
         ],
-        summary: "Eight ranks train 3.9 times faster than one: computing shrinks with the ranks, but the exchange of gradients \
+        summary: "Eight ranks train 3.9 times faster than one: computing shrinks with the ranks, but the communication of gradients \
                   does not, and takes 38% of a step."
             .into(),
     }
@@ -357,14 +350,14 @@ pub fn quick() -> Results {
                 ..settings(ranks, if kind == Kind::Weak { 32 } else { 64 / ranks })
             };
             let compute = 0.0014 * settings.batch_per_rank as f64;
-            let exchange = if ranks > 1 { 0.002 } else { 0.0 };
+            let communication = if ranks > 1 { 0.002 } else { 0.0 };
             let plan = Plan {
                 kind,
                 series: String::new(),
                 settings,
                 repeats: 3,
                 compute,
-                exchange,
+                communication,
                 data: 0.0002,
                 gpu: None,
                 flags: vec![],

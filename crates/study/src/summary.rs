@@ -3,9 +3,9 @@
 mod answer;
 
 use crate::limiter::{counted, limiter};
-use crate::measure::mean;
-use crate::results::{Estimate, Flag, Kind, Measured, Parts, Point, Results, Score, Summary, Usage};
+use crate::results::{Estimate, Flag, Kind, Measured, Point, Results, Score, Summary, Usage};
 use crate::stats::{self, estimate, estimate_share, median, ratio, serial_fraction};
+use records::Parts;
 
 /// Fills in all that follows from the runs. `oversubscribed`: whether the point of that name has more threads than cores.
 pub fn complete(results: &mut Results, oversubscribed: &dyn Fn(&str) -> bool) {
@@ -62,7 +62,7 @@ fn summarise(point: &Point) -> Option<Summary> {
         return None;
     }
     let each = |f: fn(&Measured) -> f64| runs.iter().map(|run| f(run)).collect::<Vec<_>>();
-    let parts: Vec<Parts> = runs.iter().map(|run| mean(&run.ranks)).collect();
+    let parts: Vec<Parts> = runs.iter().map(|run| Parts::mean(&run.ranks)).collect();
     let middle = |f: fn(&Parts) -> f64| median(&parts.iter().map(f).collect::<Vec<_>>());
     Some(Summary {
         epoch_seconds: estimate(&each(|run| {
@@ -75,15 +75,7 @@ fn summarise(point: &Point) -> Option<Summary> {
         speedup: None,
         efficiency: None,
         serial_fraction: None,
-        parts: Parts {
-            compute: middle(|p| p.compute),
-            exchange: middle(|p| p.exchange),
-            wait: middle(|p| p.wait),
-            data: middle(|p| p.data),
-            optimizer: middle(|p| p.optimizer),
-            idle: middle(|p| p.idle),
-            hidden: middle(|p| p.hidden),
-        },
+        parts: Parts::from_fn(middle),
         score: score(&runs),
         usage: usage(&runs),
     })
@@ -312,7 +304,7 @@ fn starved(point: &Point, cores: usize) -> Option<String> {
     let parts = &point.summary.as_ref()?.parts;
     let settings = &point.settings;
     let threads = settings.ranks * settings.threads_per_rank;
-    let computing = (parts.compute + parts.optimizer) / parts.seconds();
+    let computing = (parts.compute + parts.optimizer) / parts.wall();
     let busy = point.summary.as_ref()?.usage.cpu_utilisation.as_ref()?;
     let got = busy.median * (cores * settings.hosts) as f64 / threads as f64;
     let local = settings.device == "cpu" && !point.flags.contains(&Flag::Oversubscribed);

@@ -1,7 +1,8 @@
 //! Points for tests, as if they had been measured.
 
 use crate::grid::Planned;
-use crate::results::{Kind, Measured, Outcome, Parts, Point, Run, Settings};
+use crate::results::{Kind, Measured, Outcome, Point, Run, Settings};
+use records::Parts;
 
 /// A point of strong scaling whose runs did so many images a second.
 pub fn point(ranks: usize, rates: &[f64]) -> Point {
@@ -25,6 +26,7 @@ pub fn point(ranks: usize, rates: &[f64]) -> Point {
         epochs: 1,
         steps: 10,
         loader_threads: 1,
+        other: Default::default(),
     };
     let runs = rates.iter().enumerate().map(|(repeat, rate)| run(repeat, ranks, *rate)).collect();
     Point {
@@ -62,8 +64,8 @@ fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
         images_per_second: rate,
         images: 640,
         ranks: vec![Parts { compute: step, ..Parts::default() }; ranks],
-        exchange_bytes: 0,
-        exchange_bytes_per_second: 0.0,
+        communication_bytes: 0,
+        communication_bytes_per_second: 0.0,
         cpu_utilisation: None,
         gpu_utilisation: None,
         memory_bytes: None,

@@ -3,6 +3,7 @@
 mod common;
 
 use common::Folder;
+use records::Metric;
 use std::collections::HashMap;
 use std::fs;
 use study::results::{Estimate, Flag, Kind, Outcome, Results};
@@ -254,24 +255,25 @@ fn markdown_has_every_point_and_its_limiter() {
 }
 
 #[test]
-fn a_task_is_drawn_by_what_it_is_judged_by() {
+fn a_task_is_drawn_by_what_it_is_evaluated_by() {
     let mut results = sample::study();
     results.points.retain(|point| point.kind == Kind::Strong);
     for point in &mut results.points {
         for run in &mut point.runs {
             let Outcome::Done(measured) = &mut run.outcome else { continue };
             for epoch in &mut measured.curve {
-                (epoch.eval_miou, epoch.eval_top1) = (epoch.eval_top1, None);
+                let accuracy = epoch.values.take(Metric::EvalTop1);
+                epoch.values.set(Metric::EvalMeanIou, accuracy);
             }
         }
         let score = point.summary.as_mut().and_then(|summary| summary.score.as_mut()).unwrap();
-        score.name = "mean IoU, held out".into();
+        score.name = "validation mean IoU".into();
     }
     let figures = report::figures(std::slice::from_ref(&results));
     let titled = |id: &str| figures.iter().find(|figure| figure.id == id).unwrap().title.clone();
-    assert_eq!(titled("strong-accuracy"), "mean IoU");
-    assert_eq!(titled("strong-curves"), "loss and mean IoU by epoch");
-    assert!(report::html(&[results]).contains("mean IoU, held out <data class=\"score\""));
+    assert_eq!(titled("strong-accuracy"), "validation mean IoU");
+    assert_eq!(titled("strong-curves"), "loss and validation mean IoU by epoch");
+    assert!(report::html(&[results]).contains("validation mean IoU <data class=\"score\""));
 }
 
 #[test]

@@ -120,9 +120,9 @@ fn a_run_is_seen_as_it_goes_on() {
     fs::write(folder.0.join("later/ranks.jsonl"), rank(0) + &rank(1)).unwrap();
     let seen = live(&server);
     let figures = seen["sections"]["figures"].as_str().unwrap();
-    assert!(figures.contains(">held out</text>") && figures.contains(">rank 1</text>"));
+    assert!(figures.contains(">validation</text>") && figures.contains(">rank 1</text>"));
     assert_eq!(seen["about"], "vit-<nano> · 2 ranks");
-    assert!(seen["sections"]["log"].as_str().unwrap().contains("held out: loss 1.4000 · top-1 50.00%"));
+    assert!(seen["sections"]["log"].as_str().unwrap().contains("validation: loss 1.4000 · top-1 50.00%"));
     // A run that went back to a checkpoint is read anew.
     fs::write(&metrics, step(0, 9.0)).unwrap();
     assert_eq!(live(&server)["state"], "epoch 1 of 2 · step 1 of 200");

@@ -1,63 +1,13 @@
 //! Where the time of training went, on every rank.
 //!
-//! A step ends with one small exchange in which every rank tells what it measured, so that all of them know the slowest, and
+//! A step ends with one small all-gather of what every rank measured, so that all of them know the slowest, and
 //! agree on what to do next (to stop, or to divide the work otherwise) without asking.
 
 use comm::{CommError, Communicator, Name};
 use devices::sensors::Sensors;
 use graph::run::{Account as Spent, CollectiveTime};
-use serde::Serialize;
+use records::{Collective, Parts};
 use std::time::Instant;
-
-/// Seconds of one rank. All but `hidden` sum to the wall time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Parts {
-    /// Forward and backward.
-    pub compute: f64,
-    /// Gradients travel, and nothing else is left to do.
-    pub exchange: f64,
-    /// Waiting for slower ranks to come to an exchange.
-    pub wait: f64,
-    /// Waiting for images, and copying them, as far as nothing else goes on meanwhile.
-    pub data: f64,
-    /// Norm, clipping and optimizer.
-    pub update: f64,
-    /// The rest: between the steps of a plan, and on the host.
-    pub idle: f64,
-    /// Exchange that went on behind computing. Part of the others.
-    pub hidden: f64,
-}
-
-impl Parts {
-    pub fn wall(&self) -> f64 {
-        self.compute + self.exchange + self.wait + self.data + self.update + self.idle
-    }
-
-    /// By name, for tables; `hidden` apart.
-    pub fn named(&self) -> [(&'static str, f64); 6] {
-        let Parts { compute, exchange, wait, data, update, idle, .. } = *self;
-        [
-            ("compute", compute),
-            ("exchange", exchange),
-            ("wait for ranks", wait),
-            ("data", data),
-            ("optimizer", update),
-            ("idle", idle),
-        ]
-    }
-}
-
-impl std::ops::AddAssign for Parts {
-    fn add_assign(&mut self, other: Self) {
-        self.compute += other.compute;
-        self.exchange += other.exchange;
-        self.wait += other.wait;
-        self.data += other.data;
-        self.update += other.update;
-        self.idle += other.idle;
-        self.hidden += other.hidden;
-    }
-}
 
 /// One step of all ranks.
 #[derive(Clone, Debug, Default)]
@@ -82,49 +32,19 @@ impl Step {
 
     /// Over all ranks.
     pub fn mean(&self) -> Parts {
-        let mut mean = Parts::default();
-        self.parts.iter().for_each(|parts| mean += *parts);
-        let share = |x: f64| x / self.parts.len().max(1) as f64;
-        Parts {
-            compute: share(mean.compute),
-            exchange: share(mean.exchange),
-            wait: share(mean.wait),
-            data: share(mean.data),
-            update: share(mean.update),
-            idle: share(mean.idle),
-            hidden: share(mean.hidden),
-        }
+        Parts::mean(&self.parts)
     }
 
-    /// The ranks that came last and first to their exchange by their own work: data, computing and the host.
+    /// The ranks that came last and first to their collectives by their own work: data, computing and the host.
     pub fn slowest_and_fastest(&self) -> (usize, usize) {
         let own = |rank: &usize| {
-            let Parts { compute, data, update, idle, .. } = self.parts[*rank];
-            compute + data + update + idle
+            let Parts { compute, data, optimizer, idle, .. } = self.parts[*rank];
+            compute + data + optimizer + idle
         };
         let ranks = || 0..self.parts.len();
         let slowest = ranks().max_by(|a, b| own(a).total_cmp(&own(b))).unwrap_or(0);
         let fastest = ranks().min_by(|a, b| own(a).total_cmp(&own(b))).unwrap_or(0);
         (slowest, fastest)
-    }
-}
-
-/// One collective of a step, over the whole run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Exchanged {
-    pub layer: String,
-    /// That each rank brings in.
-    pub bytes: usize,
-    pub times: u64,
-    /// From the last rank's coming to the end: what the exchange itself took.
-    pub seconds: f64,
-}
-
-impl Exchanged {
-    /// Bytes a second that a rank sends and receives, if ranks send what a ring of them would: 2(n-1)/n of the data.
-    pub fn bandwidth(&self, ranks: usize) -> f64 {
-        let share = 2.0 * (ranks as f64 - 1.0) / ranks as f64;
-        if self.seconds > 0.0 { share * self.bytes as f64 * self.times as f64 / self.seconds } else { 0.0 }
     }
 }
 
@@ -137,13 +57,13 @@ pub struct Account {
     worked: f64,
     /// Tells this process from others, also of other hosts.
     process: f64,
-    /// What this rank tells: fixed numbers, then the seconds and the exposed part of every collective, then what its GPU's
-    /// sensors say.
+    /// Numbers of this rank: fixed ones, then the seconds and the exposed part of every collective, then what its GPU's
+    /// sensors read.
     mine: Vec<f64>,
     all: Vec<f64>,
     step: Step,
     totals: Vec<Parts>,
-    exchanged: Vec<Exchanged>,
+    collectives: Vec<Collective>,
     steps: u64,
 }
 
@@ -168,7 +88,7 @@ impl Account {
 
     fn of(ranks: usize, name: Name, exchanges: &[CollectiveTime]) -> Self {
         let width = FIXED + 2 * exchanges.len() + Sensors::COUNT;
-        let exchanged = exchanges.iter().map(|e| Exchanged {
+        let collectives = exchanges.iter().map(|e| Collective {
             layer: e.layer.to_string(),
             bytes: e.bytes,
             times: 0,
@@ -188,7 +108,7 @@ impl Account {
                 ..Step::default()
             },
             totals: vec![Parts::default(); ranks],
-            exchanged: exchanged.collect(),
+            collectives: collectives.collect(),
             steps: 0,
         }
     }
@@ -234,11 +154,11 @@ impl Account {
     }
 
     fn take_in(&mut self) {
-        let Account { mine, all, step, totals, exchanged, .. } = self;
+        let Account { mine, all, step, totals, collectives, .. } = self;
         let of_ranks = || all.chunks_exact(mine.len());
         step.stop = of_ranks().any(|numbers| numbers[STOP] != 0.0);
         step.skipped = of_ranks().map(|numbers| numbers[SKIPPED] as u64).sum();
-        // Ranks that are threads of one process all tell of the same one.
+        // Ranks that are threads of one process all count the same one.
         let counted = |rank: usize, process: f64| of_ranks().take(rank).any(|n| n[PROCESS] == process);
         let first = of_ranks().enumerate().filter(|(rank, n)| !counted(*rank, n[PROCESS]));
         step.cpu = first.map(|(_, numbers)| numbers[CPU]).sum();
@@ -249,20 +169,27 @@ impl Account {
             let rest = (wall - compute - update - exposed).max(0.0);
             let data = data.min(rest);
             let idle = rest - data;
-            *parts =
-                Parts { compute, exchange: exposed, wait: 0.0, data, update, idle, hidden: numbers[HIDDEN] };
+            *parts = Parts {
+                compute,
+                communication: exposed,
+                wait: 0.0,
+                data,
+                optimizer: update,
+                idle,
+                hidden: numbers[HIDDEN],
+            };
         }
         for (sensors, numbers) in step.sensors.iter_mut().zip(of_ranks()) {
             *sensors = numbers.last_chunk().map_or_else(Sensors::unknown, Sensors::from_numbers);
         }
-        for (i, total) in exchanged.iter_mut().enumerate() {
+        for (i, total) in collectives.iter_mut().enumerate() {
             let times = |numbers: &[f64]| [numbers[FIXED + 2 * i], numbers[FIXED + 2 * i + 1]];
             // All ranks are done at the same moment, so the one that came last was in it for the shortest time, and
-            // that time is the exchange itself; what a rank waited longer, it waited for that one.
+            // that time is the communication itself; what a rank waited longer, it waited for that one.
             let transfer = of_ranks().map(|numbers| times(numbers)[0]).fold(f64::INFINITY, f64::min);
             for (parts, numbers) in step.parts.iter_mut().zip(of_ranks()) {
-                let wait = (times(numbers)[1] - transfer).max(0.0).min(parts.exchange);
-                parts.exchange -= wait;
+                let wait = (times(numbers)[1] - transfer).max(0.0).min(parts.communication);
+                parts.communication -= wait;
                 parts.wait += wait;
             }
             total.times += 1;
@@ -282,8 +209,8 @@ impl Account {
         &self.totals
     }
 
-    pub fn exchanged(&self) -> &[Exchanged] {
-        &self.exchanged
+    pub fn collectives(&self) -> &[Collective] {
+        &self.collectives
     }
 
     pub fn steps(&self) -> u64 {
@@ -326,15 +253,15 @@ mod tests {
         account
     }
 
-    /// Rank 1 computes for 3 s, rank 0 for 1 s; the exchange itself takes 0.5 s, a fifth of a second of it hidden.
+    /// Rank 1 computes for 3 s, rank 0 for 1 s; the communication itself takes 0.5 s, a fifth of a second of it hidden.
     #[test]
-    fn waiting_is_told_from_exchanging() {
+    fn waiting_is_told_from_communication() {
         let fast = [0.0, 0.0, 3.8, 0.1, 1.0, 0.2, 2.3, 0.2, 1.5, 7.0, 2.5, 2.3];
         let slow = [1.0, 2.0, 3.8, 0.1, 3.0, 0.2, 0.3, 0.2, 3.5, 8.0, 0.5, 0.3];
         let account = of_two(&fast, &slow);
         let [one, two] = account.step.parts[..] else { panic!("two ranks") };
-        assert!((one.wait - 1.8).abs() < 1e-12 && (one.exchange - 0.5).abs() < 1e-12, "{one:?}");
-        assert!(two.wait == 0.0 && two.exchange == 0.3, "{two:?}");
+        assert!((one.wait - 1.8).abs() < 1e-12 && (one.communication - 0.5).abs() < 1e-12, "{one:?}");
+        assert!(two.wait == 0.0 && two.communication == 0.3, "{two:?}");
         assert!((one.wall() - 3.8).abs() < 1e-12 && (two.wall() - 3.8).abs() < 1e-12);
         assert_eq!(account.step.slowest_and_fastest(), (1, 0));
         assert!(account.step.stop && account.step.skipped == 2);
@@ -343,9 +270,9 @@ mod tests {
         assert_eq!(account.step.cpu, 5.0, "two processes");
         let same = slow.map(|x| if x == 8.0 { 7.0 } else { x });
         assert_eq!(of_two(&fast, &same).step.cpu, 1.5, "one process, told of by both of its ranks");
-        let exchanged = &account.exchanged()[0];
-        assert_eq!((exchanged.seconds, exchanged.times), (0.5, 1));
-        assert_eq!(exchanged.bandwidth(2), 2000.0, "a ring of two sends all of the data once");
+        let all = &account.collectives()[0];
+        assert_eq!((all.seconds, all.times), (0.5, 1));
+        assert_eq!(all.bandwidth(2), 2000.0, "a ring of two sends all of the data once");
     }
 
     /// A device computes for 4 s while the host copies for 3: of these only the half second beyond is a stall.

@@ -1,7 +1,8 @@
 //! Ranks of unequal speed: noticing them, and dividing the work by what they can do.
 
-use crate::account::{Parts, Step};
+use crate::account::Step;
 use config::Shares;
+use records::Parts;
 
 /// Steps before measuring: the first ones touch memory for the first time.
 const SETTLE: u64 = 2;

@@ -3,7 +3,7 @@
 use crate::account::Step;
 use crate::error::TrainError;
 use devices::sensors::Sensors;
-use serde_json::json;
+use records::{GpuLine, Schema};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -83,10 +83,8 @@ impl GpuLog {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.failed(error)),
         };
-        let stays = |line: &&str| {
-            let line: Option<serde_json::Value> = serde_json::from_str(line).ok();
-            line.and_then(|line| line["step"].as_u64()).is_some_and(|step| step < next_step)
-        };
+        let stays =
+            |line: &&str| serde_json::from_str::<GpuLine>(line).is_ok_and(|line| line.step < next_step);
         let kept: String = text.lines().filter(stays).flat_map(|line| [line, "\n"]).collect();
         files::replace(&self.path, |file| file.write_all(kept.as_bytes())).map_err(|e| self.failed(e))
     }
@@ -106,14 +104,25 @@ impl GpuLog {
     /// Writes what there is of the present epoch. Nothing where there are no sensors.
     pub fn end_epoch(&mut self) -> Result<(), TrainError> {
         let mut text = String::new();
-        for (rank, (sums, gpu)) in self.ranks.iter_mut().zip(&self.gpus).enumerate() {
-            let Sums { step, loads, powers, most_used, total, hottest, known } = std::mem::take(sums);
+        let sums: Vec<Sums> = self.ranks.iter_mut().map(std::mem::take).collect();
+        for (rank, (sums, gpu)) in sums.into_iter().zip(&self.gpus).enumerate() {
+            let Sums { step, loads, powers, most_used, total, hottest, known } = sums;
             let Some((number, name)) = gpu.as_ref().filter(|_| known) else { continue };
-            let line = json!({
-                "step": step, "epoch": self.epoch, "rank": rank, "gpu": number, "name": name,
-                "load": loads.value(), "memory_used": most_used, "memory_free": total - most_used,
-                "memory_total": total, "temperature": hottest, "power": powers.value(),
-            });
+            let line = GpuLine {
+                step,
+                epoch: self.epoch,
+                rank,
+                gpu: *number,
+                name: name.clone(),
+                load: loads.value(),
+                memory_used: most_used,
+                memory_free: total - most_used,
+                memory_total: total,
+                temperature: hottest,
+                power: powers.value(),
+                schema: Schema::CURRENT,
+            };
+            let line = serde_json::to_string(&line).map_err(|error| self.failed(error.into()))?;
             text += &format!("{line}\n");
         }
         if text.is_empty() {
@@ -127,6 +136,7 @@ impl GpuLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
     use testing::Folder;
 
     fn sensed(load: f64, used: f64) -> Step {
@@ -141,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_a_line_for_every_gpu_that_tells() {
+    fn an_epoch_is_a_line_for_every_gpu_with_sensors() {
         let folder = Folder::new("gpu-log");
         let gpus = vec![Some((3, "H200".to_string())), Some((4, "P4".to_string()))];
         let write = |next: u64| {
@@ -153,7 +163,7 @@ mod tests {
         };
         write(0);
         let whole = lines(&folder);
-        assert_eq!(whole.len(), 2, "the second GPU tells nothing");
+        assert_eq!(whole.len(), 2, "the second GPU has no sensors");
         let first = &whole[0];
         assert_eq!((&first["gpu"], &first["name"], &first["step"]), (&json!(3), &json!("H200"), &json!(2)));
         assert!((first["load"].as_f64().unwrap() - 0.2).abs() < 1e-12 && first["power"].is_null());

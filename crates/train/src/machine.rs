@@ -1,32 +1,18 @@
-//! What a run ran on: written beside its results, and shown by `vitesse doctor`.
+//! The machine of a run: written beside its results, and shown by `vitesse doctor`.
 
-use serde::{Deserialize, Serialize};
+use records::Machine;
 use std::fs;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
-    pub host: String,
-    pub os: String,
-    pub kernel: String,
-    pub cpu: String,
-    /// Threads the operating system lets this program run at once.
-    pub threads: usize,
-    /// The instruction set the kernels use.
-    pub simd: String,
-    pub memory_bytes: u64,
-}
-
-impl Machine {
-    pub fn here() -> Self {
-        Machine {
-            host: line("/proc/sys/kernel/hostname"),
-            os: os_name(),
-            kernel: line("/proc/sys/kernel/osrelease"),
-            cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_string()),
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            simd: format!("{:?}", cpu::kernels::level()).to_lowercase(),
-            memory_bytes: kilobytes("MemTotal").unwrap_or(0) * 1024,
-        }
+/// The machine that this process runs on.
+pub fn here() -> Machine {
+    Machine {
+        host: line("/proc/sys/kernel/hostname"),
+        os: os_name(),
+        kernel: line("/proc/sys/kernel/osrelease"),
+        cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_string()),
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        simd: format!("{:?}", cpu::kernels::level()).to_lowercase(),
+        memory_bytes: kilobytes("MemTotal").unwrap_or(0) * 1024,
     }
 }
 
@@ -62,7 +48,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_described() {
-        let machine = Machine::here();
+        let machine = here();
         assert!(machine.threads >= 1 && !machine.simd.is_empty() && !machine.os.is_empty());
         let text = serde_json::to_string(&machine).unwrap();
         assert_eq!(serde_json::from_str::<Machine>(&text).unwrap(), machine);

@@ -1,88 +1,30 @@
 //! `metrics.jsonl` and `metrics.csv`: a line for every step and every evaluation. The first has an object a line, with
-//! only the numbers it concerns; the second the same as a table, for spreadsheets. Times, and what sensors of GPUs say, are means
-//! over the ranks; with more ranks than one, `ranks.jsonl` has those of each: a line for every step and rank. Where pixels are judged,
+//! only the numbers it concerns; the second the same as a table, for spreadsheets. Times, and what sensors of GPUs read, are means
+//! over the ranks; with more ranks than one, `ranks.jsonl` has those of each: a line for every step and rank. Of models for pixels,
 //! `classes.jsonl` has the IoU of every class: a line for every evaluation.
 //!
 //! Lines are written without being built in memory first, so that a step allocates nothing.
 
 mod lost;
 
-use crate::account::{Parts, Step};
+use crate::account::Step;
 use crate::error::TrainError;
 use crate::segmentation::scores::ClassScore;
 use crate::session::{Evaluation, StepResult};
 use crate::side_output::SideOutput;
 use devices::sensors::Sensors;
 use lost::{Lost, unreadable};
-use std::fmt;
+use records::{ClassesLine, Metric, MetricsLine, RankLine, Schema, csv_heading};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const COLUMNS: [&str; 28] = [
-    "step",
-    "epoch",
-    "loss",
-    "lr",
-    "images_per_second",
-    "grad_norm",
-    "top1",
-    "eval_loss",
-    "eval_top1",
-    "eval_top5",
-    "seconds",
-    "compute_seconds",
-    "exchange_seconds",
-    "wait_seconds",
-    "data_seconds",
-    "optimizer_seconds",
-    "idle_seconds",
-    "hidden_exchange_seconds",
-    "slowest_rank",
-    "fastest_rank",
-    "loss_scale",
-    "cpu_seconds",
-    "eval_miou",
-    "eval_pixel_accuracy",
-    "gpu_load",
-    "gpu_memory_used",
-    "gpu_temperature",
-    "gpu_power",
-];
-
-/// Where those of a GPU's sensors begin.
-const GPU: usize = 24;
-
-/// The numbers of a line, in the order of the columns.
-type Row = [Option<Cell>; COLUMNS.len()];
-
-#[derive(Clone, Copy)]
-enum Cell {
-    Whole(u64),
-    /// With all its digits.
-    Real(f64),
-    /// A measurement, of which the leading digits say all.
-    Measured(f64),
-}
-
-/// A cell, or what stands for NaN and the infinities, which neither JSON nor every reader of tables knows.
-struct Shown(Cell, &'static str);
-
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Cell::Whole(n) => write!(f, "{n}"),
-            Cell::Real(x) if x.is_finite() => write!(f, "{x}"),
-            Cell::Measured(x) if x.is_finite() => write!(f, "{x:.6}"),
-            _ => f.write_str(self.1),
-        }
-    }
-}
-
 pub struct Metrics {
     jsonl: Lines,
-    /// All it has can be made from the objects.
+    /// The table; all it has can be made from the objects.
     csv: SideOutput<Lines>,
     folder: PathBuf,
     /// Made when a step has more than one rank.
@@ -97,11 +39,11 @@ const SHOWN_EVERY: Duration = Duration::from_secs(1);
 /// Writes the first metrics of a run: none.
 pub fn begin(folder: &Path) -> Result<(), TrainError> {
     let (jsonl, csv) = (jsonl_path(folder), csv_path(folder));
-    rewrite(&csv, |out| writeln!(out, "{}", COLUMNS.join(",")))?;
+    rewrite(&csv, |out| writeln!(out, "{}", csv_heading()))?;
     rewrite(&jsonl, |_| Ok(()))
 }
 
-/// Whether there are metrics of a step.
+/// Tells whether there are metrics of a step.
 pub fn any(folder: &Path) -> Result<bool, TrainError> {
     let path = jsonl_path(folder);
     match std::fs::metadata(&path) {
@@ -146,16 +88,19 @@ impl Metrics {
                 said.extend((damaged > 0).then(|| unreadable(&path, damaged)));
             }
         }
-        let heading = COLUMNS.join(",");
+        let heading = csv_heading();
         let own = lost.any() && first_line(&csv)?.as_ref() == Some(&heading);
         rewrite(&csv, |out| {
             writeln!(out, "{heading}")?;
             if !own {
-                return each_line(&jsonl, |line| line.map_or(Ok(()), |line| write_row(out, line)));
+                return each_line(&jsonl, |line| match line.and_then(parsed::<MetricsLine>) {
+                    Some(line) => line.write_csv(out),
+                    None => Ok(()),
+                });
             }
             each_line(&csv, |line| {
                 let Some(line) = line else { return Ok(()) };
-                let whole = line.split(',').count() == COLUMNS.len();
+                let whole = line.split(',').count() == heading.split(',').count();
                 let stays = before(line.split(',').next(), next_step);
                 if whole && stays { writeln!(out, "{line}") } else { Ok(()) }
             })
@@ -163,35 +108,11 @@ impl Metrics {
         Ok((Self::open(folder)?, said))
     }
 
-    pub fn step(
-        &mut self,
-        step: u64,
-        epoch: u64,
-        result: &StepResult,
-        account: &Step,
-    ) -> Result<(), TrainError> {
-        let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
-        let (seconds, mean) = (account.seconds(), account.mean());
-        let (slowest, fastest) = account.slowest_and_fastest();
-        let Parts { compute, exchange, wait, data, update, idle, hidden } = mean;
-        let mut row: Row = [None; _];
-        row[0] = Some(Cell::Whole(step));
-        row[1] = Some(Cell::Whole(epoch));
-        row[2] = Some(Cell::Real(score.loss));
-        row[3] = Some(Cell::Real(*learning_rate));
-        row[4] = Some(Cell::Measured(result.images / seconds));
-        row[5] = Some(Cell::Real(*gradient_norm));
-        row[6] = Some(Cell::Real(score.top1));
-        let times = [seconds, compute, exchange, wait, data, update, idle, hidden];
-        row[10..18].iter_mut().zip(times).for_each(|(cell, x)| *cell = Some(Cell::Measured(x)));
-        row[18] = Some(Cell::Whole(slowest as u64));
-        row[19] = Some(Cell::Whole(fastest as u64));
-        row[20] = loss_scale.map(Cell::Real);
-        row[21] = Some(Cell::Measured(account.cpu));
-        row[GPU..].copy_from_slice(&sensed(&Sensors::mean(&account.sensors)));
-        self.write(&row)?;
+    /// Writes a step, and with more ranks than one the time of each.
+    pub fn step(&mut self, line: &MetricsLine, account: &Step) -> Result<(), TrainError> {
+        self.write(line)?;
         if account.parts.len() > 1 {
-            self.write_ranks(step, account)?;
+            self.write_ranks(line.step, account)?;
         }
         if self.shown.elapsed() >= SHOWN_EVERY {
             self.flush()?;
@@ -199,32 +120,23 @@ impl Metrics {
         Ok(())
     }
 
-    /// An evaluation after step `step`, to which it belongs.
-    pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Evaluation) -> Result<(), TrainError> {
-        let mut row: Row = [None; _];
-        row[0] = Some(Cell::Whole(step));
-        row[1] = Some(Cell::Whole(epoch));
-        row[7] = Some(Cell::Real(score.loss()));
-        let (first, numbers) = match score {
-            Evaluation::Images(score) => (8, [score.top1, score.top5]),
-            Evaluation::Pixels(score) => {
-                let scores = score.confusion.scores();
-                (22, [scores.mean_iou, scores.pixel_accuracy])
-            }
-        };
-        row[first..].iter_mut().zip(numbers).for_each(|(cell, x)| *cell = Some(Cell::Real(x)));
-        self.write(&row)?;
+    /// Writes an evaluation.
+    pub fn evaluation(&mut self, line: &MetricsLine) -> Result<(), TrainError> {
+        self.write(line)?;
         self.flush()
     }
 
-    /// How well each class is recognised after step `step`: a line in `classes.jsonl`, in the order of the labels. Names of classes may
-    /// come twice; the run's configuration has them in that order.
+    /// Writes the IoU of each class after step `step` to `classes.jsonl`, in the order of the labels. Names of classes may come twice; the
+    /// run's configuration has them in that order.
     pub fn classes(&mut self, step: u64, epoch: u64, scores: &[ClassScore]) -> Result<(), TrainError> {
         let path = classes_path(&self.folder);
-        let iou: Vec<Option<f64>> = scores.iter().map(|score| score.iou).collect();
-        let line = serde_json::json!({"step": step, "epoch": epoch, "iou": iou});
+        let iou = scores.iter().map(|score| score.iou).collect();
+        let line = ClassesLine { step, epoch, iou, schema: Schema::CURRENT };
         let mut lines = Lines::append(path)?;
-        lines.write(format_args!("{line}\n"))?;
+        lines.write(|file| {
+            serde_json::to_writer(&mut *file, &line)?;
+            writeln!(file)
+        })?;
         lines.sync()
     }
 
@@ -235,25 +147,9 @@ impl Metrics {
         self.ranks.as_mut().map_or(Ok(()), Lines::flush)
     }
 
-    fn write(&mut self, row: &Row) -> Result<(), TrainError> {
-        let mut before = '{';
-        for (column, cell) in COLUMNS.iter().zip(row) {
-            if let Some(cell) = cell {
-                self.jsonl.write(format_args!("{before}\"{column}\":{}", Shown(*cell, "null")))?;
-                before = ',';
-            }
-        }
-        self.jsonl.write(format_args!("}}\n"))?;
-        self.csv.with(|csv| {
-            for (i, cell) in row.iter().enumerate() {
-                let comma = if i == 0 { "" } else { "," };
-                match cell {
-                    Some(cell) => csv.write(format_args!("{comma}{}", Shown(*cell, "")))?,
-                    None => csv.write(format_args!("{comma}"))?,
-                }
-            }
-            csv.write(format_args!("\n"))
-        });
+    fn write(&mut self, line: &MetricsLine) -> Result<(), TrainError> {
+        self.jsonl.write(|file| line.write_json(file))?;
+        self.csv.with(|csv| csv.write(|file| line.write_csv(file)));
         Ok(())
     }
 
@@ -263,21 +159,20 @@ impl Metrics {
         }
         let Some(lines) = &mut self.ranks else { return Ok(()) };
         for (rank, parts) in account.parts.iter().enumerate() {
-            let Parts { compute, exchange, wait, data, update, idle, hidden } = parts;
-            lines.write(format_args!(
-                "{{\"step\":{step},\"rank\":{rank},\"seconds\":{:.6},\"compute\":{compute:.6},\
-                 \"exchange\":{exchange:.6},\"wait\":{wait:.6},\"data\":{data:.6},\"optimizer\":{update:.6},\
-                 \"idle\":{idle:.6},\"hidden_exchange\":{hidden:.6}",
-                parts.wall()
-            ))?;
-            for (name, cell) in
-                COLUMNS[GPU..].iter().zip(account.sensors.get(rank).map(sensed).into_iter().flatten())
-            {
-                if let Some(cell) = cell {
-                    lines.write(format_args!(",\"{name}\":{}", Shown(cell, "null")))?;
-                }
-            }
-            lines.write(format_args!("}}\n"))?;
+            let sensors = account.sensors.get(rank).copied().unwrap_or_else(Sensors::unknown);
+            let [gpu_load, gpu_memory_used, gpu_temperature, gpu_power] = sensed(&sensors);
+            let schema = Schema::CURRENT;
+            let line = RankLine {
+                step,
+                rank,
+                parts: *parts,
+                gpu_load,
+                gpu_memory_used,
+                gpu_temperature,
+                gpu_power,
+                schema,
+            };
+            lines.write(|file| line.write_json(file))?;
         }
         Ok(())
     }
@@ -296,9 +191,20 @@ impl Metrics {
     }
 }
 
-/// Whether a step, as text, is before the next one.
+/// Tells whether a step, as text, is before the next one.
 fn before(step: Option<&str>, next_step: u64) -> bool {
     step.and_then(|step| step.parse().ok()).is_some_and(|step: u64| step < next_step)
+}
+
+/// The step that a line of any of the files is of.
+#[derive(Deserialize)]
+struct OfStep {
+    step: u64,
+}
+
+/// A line as what it should be, unless it is damaged.
+fn parsed<T: DeserializeOwned>(line: &str) -> Option<T> {
+    serde_json::from_str(line).ok()
 }
 
 /// Drops the lines of `next_step` and later ones, and shows those that stay. Returns how many can't be read: the last, cut short
@@ -306,12 +212,12 @@ fn before(step: Option<&str>, next_step: u64) -> bool {
 fn cut(path: &Path, next_step: u64, mut stays: impl FnMut(&str)) -> Result<usize, TrainError> {
     let mut damaged = 0;
     rewrite(path, |out| {
-        each_line(path, |line| match line.map(|line| (line, field(line, "step"))) {
-            Some((line, Some(step))) if before(Some(step), next_step) => {
+        each_line(path, |line| match line.map(|line| (line, parsed::<OfStep>(line))) {
+            Some((line, Some(OfStep { step }))) if step < next_step => {
                 stays(line);
                 writeln!(out, "{line}")
             }
-            Some((_, Some(step))) if step.parse::<u64>().is_ok() => Ok(()),
+            Some((_, Some(_))) => Ok(()),
             _ => {
                 damaged += 1;
                 Ok(())
@@ -331,12 +237,51 @@ fn first_line(path: &Path) -> Result<Option<String>, TrainError> {
     Ok(first)
 }
 
-/// The cells of a GPU's sensors, of those that it has.
-fn sensed(sensors: &Sensors) -> [Option<Cell>; COLUMNS.len() - GPU] {
+/// The metrics of a step.
+pub fn step_line(step: u64, epoch: u64, result: &StepResult, account: &Step) -> MetricsLine {
+    let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
+    let (slowest, fastest) = account.slowest_and_fastest();
+    let mut line = MetricsLine::new(step, epoch);
+    line.set(Metric::Loss, score.loss);
+    line.set(Metric::LearningRate, *learning_rate);
+    line.set(Metric::ImagesPerSecond, result.images / account.seconds());
+    line.set(Metric::GradientNorm, *gradient_norm);
+    line.set(Metric::Top1, score.top1);
+    line.set(Metric::Seconds, account.seconds());
+    line.set_parts(&account.mean());
+    line.set(Metric::SlowestRank, slowest as f64);
+    line.set(Metric::FastestRank, fastest as f64);
+    line.set(Metric::LossScale, *loss_scale);
+    line.set(Metric::CpuSeconds, account.cpu);
+    let gpu = [Metric::GpuLoad, Metric::GpuMemoryUsed, Metric::GpuTemperature, Metric::GpuPower];
+    for (metric, value) in gpu.into_iter().zip(sensed(&Sensors::mean(&account.sensors))) {
+        line.set(metric, value);
+    }
+    line
+}
+
+/// The metrics of an evaluation after step `step`, to which it belongs.
+pub fn evaluation_line(step: u64, epoch: u64, score: &Evaluation) -> MetricsLine {
+    let mut line = MetricsLine::new(step, epoch);
+    line.set(Metric::EvalLoss, score.loss());
+    match score {
+        Evaluation::Images(score) => {
+            line.set(Metric::EvalTop1, score.top1);
+            line.set(Metric::EvalTop5, score.top5);
+        }
+        Evaluation::Pixels(score) => {
+            let scores = score.confusion.scores();
+            line.set(Metric::EvalMeanIou, scores.mean_iou);
+            line.set(Metric::EvalPixelAccuracy, scores.pixel_accuracy);
+        }
+    }
+    line
+}
+
+/// Load, memory in use, temperature and power of a GPU, as far as its sensors have them.
+fn sensed(sensors: &Sensors) -> [Option<f64>; 4] {
     let Sensors { load, memory_used, temperature, power, .. } = *sensors;
-    let measured = |x: f64| x.is_finite().then_some(Cell::Measured(x));
-    let used = memory_used.is_finite().then_some(Cell::Whole(memory_used as u64));
-    [measured(load), used, measured(temperature), measured(power)]
+    [load, memory_used, temperature, power].map(|x| Some(x).filter(|x| x.is_finite()))
 }
 
 fn jsonl_path(folder: &Path) -> PathBuf {
@@ -372,8 +317,8 @@ impl Lines {
         Ok(Lines { path, file: BufWriter::new(file) })
     }
 
-    fn write(&mut self, line: fmt::Arguments<'_>) -> Result<(), TrainError> {
-        let written = self.file.write_fmt(line);
+    fn write(&mut self, line: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), TrainError> {
+        let written = line(&mut self.file);
         self.check(written)
     }
 
@@ -418,21 +363,6 @@ fn each_line(path: &Path, mut see: impl FnMut(Option<&str>) -> io::Result<()>) -
         line.clear();
     }
     Ok(())
-}
-
-/// A number of an object as [`Metrics`] writes it, digit for digit.
-fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
-    let mut fields = line.strip_prefix('{')?.strip_suffix('}')?.split(',');
-    fields.find_map(|f| f.strip_prefix('"')?.strip_prefix(key)?.strip_prefix("\":"))
-}
-
-/// The row of the table that an object is.
-fn write_row(out: &mut impl Write, line: &str) -> io::Result<()> {
-    for (i, column) in COLUMNS.iter().enumerate() {
-        let number = field(line, column).filter(|number| *number != "null").unwrap_or_default();
-        write!(out, "{}{number}", if i == 0 { "" } else { "," })?;
-    }
-    writeln!(out)
 }
 
 #[cfg(test)]

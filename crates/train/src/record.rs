@@ -4,9 +4,10 @@
 //! the exact command, where and when it was given, the version, and the machine; with checksums of each, and of `config.json`.
 
 use crate::error::TrainError;
-use crate::machine::Machine;
+use crate::machine;
 use config::Resolved;
-use serde::{Deserialize, Serialize};
+pub use records::Launch;
+use records::Schema;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -18,32 +19,20 @@ pub use files::fault::RESTART;
 const CONFIG: &str = "config.json";
 const RUN: &str = "run.json";
 
-/// One start or continuation of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Launch {
-    pub command: Vec<String>,
-    pub folder: PathBuf,
-    /// Seconds since 1970.
-    pub started: u64,
-    pub version: String,
-    pub machine: Machine,
-}
-
-impl Launch {
-    /// The process that runs now.
-    pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Launch {
-            command: std::env::args().collect(),
-            folder: std::env::current_dir().unwrap_or_default(),
-            started: since.as_secs(),
-            version: env!("CARGO_PKG_VERSION").to_string(),
-            machine: Machine::here(),
-        }
+/// The launch of the process that runs now.
+pub fn launch() -> Launch {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Launch {
+        command: std::env::args().collect(),
+        folder: std::env::current_dir().unwrap_or_default(),
+        started: since.as_secs(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        machine: machine::here(),
+        schema: Schema::CURRENT,
     }
 }
 
-/// Whether the record of a run is in a folder.
+/// Tells whether a folder holds the record of a run.
 pub fn holds_run(folder: &Path) -> bool {
     folder.join(RUN).is_file()
 }
@@ -157,8 +146,8 @@ mod tests {
         let folder = &kept.0;
         let raw = config::Raw { train_samples: Some(8), ..config::Raw::default() };
         let (run, _) = config::sets::resolve(&raw, 1).unwrap();
-        create(folder, &run.to_json().unwrap(), &Launch::now()).unwrap();
-        continue_with(folder, &Launch::now()).unwrap();
+        create(folder, &run.to_json().unwrap(), &launch()).unwrap();
+        continue_with(folder, &launch()).unwrap();
         let read = || Ok::<_, TrainError>((launches(folder)?, config(folder)?));
         let written = read().unwrap();
         assert_eq!(written.0.len(), 2);

@@ -3,7 +3,7 @@
 mod output;
 mod steps;
 
-use crate::account::{Exchanged, Parts, Step};
+use crate::account::Step;
 use crate::agree::agree;
 use crate::balance::Straggler;
 use crate::error::TrainError;
@@ -23,13 +23,15 @@ use formats::weights;
 use graph::Program;
 use models::names::Convention;
 use output::Output;
+use records::{Collective, MetricsLine, Parts};
 use std::path::{Path, PathBuf};
 use steps::Loop;
 
 /// What a listener hears of a run, and what it may ask for.
 pub trait Events {
     fn started(&mut self, _run: &Resolved, _program: &Program, _progress: &Progress) {}
-    fn stepped(&mut self, _step: u64, _epoch: u64, _result: &StepResult, _account: &Step) {}
+    /// A step is done; `line` is what the metrics say of it.
+    fn stepped(&mut self, _line: &MetricsLine, _result: &StepResult, _account: &Step) {}
     fn evaluated(&mut self, _step: u64, _epoch: u64, _score: &Evaluation) {}
     /// An image could not be read and was left out.
     fn skipped(&mut self, _problem: &str) {}
@@ -68,7 +70,7 @@ pub struct Summary {
     /// Where the training time of each rank went.
     pub ranks: Vec<Parts>,
     /// The collectives of a step.
-    pub exchanged: Vec<Exchanged>,
+    pub collectives: Vec<Collective>,
     /// By kind of step, of training alone, on this rank.
     pub times: Vec<StepTime>,
     /// What to know of them.

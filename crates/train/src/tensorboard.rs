@@ -2,6 +2,7 @@
 //! frame: its length, a checksum of the length, the event, a checksum of the event.
 
 use crate::error::TrainError;
+use records::MetricsLine;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -39,6 +40,22 @@ impl EventFile {
     /// Adds a point to the curve called `tag`. Allocates nothing once its buffers have grown to the longest tag.
     pub fn scalar(&mut self, step: u64, tag: &str, value: f64) -> Result<(), TrainError> {
         self.write(|encoder| encoder.scalar(now(), step, tag, value as f32))
+    }
+
+    /// Adds the metrics of a line that have a tag; those by layer under the tag of their metric.
+    pub fn draw(&mut self, line: &MetricsLine) -> Result<(), TrainError> {
+        for (declared, value) in line.values.known() {
+            if let Some(tag) = declared.tag {
+                self.scalar(line.step, tag, value)?;
+            }
+        }
+        for (metric, layers) in &line.layers {
+            let Some(tag) = metric.declared().tag else { continue };
+            for (layer, value) in &layers.0 {
+                self.scalar(line.step, &format!("{tag}/{layer}"), *value)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds a text, which TensorBoard renders as Markdown.

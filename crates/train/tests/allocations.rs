@@ -8,12 +8,13 @@ use config::sets;
 use cpu::Which;
 use graph::{Header, Loss};
 use models::vit::Vit;
+use records::Parts;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use train::Session;
-use train::account::{Parts, Step};
-use train::metrics::Metrics;
+use train::account::Step;
+use train::metrics::{Metrics, evaluation_line, step_line};
 use train::session::{Evaluation, StepResult};
 use train::tensorboard::EventFile;
 
@@ -95,12 +96,11 @@ fn recording_allocates_nothing(result: &StepResult) {
     let mut events = EventFile::create(&folder, 0).unwrap();
     let account = Step { parts: vec![Parts::default(); 3], ..Step::default() };
     allocates_nothing("metrics and events", |step| {
-        metrics.step(step, 0, result, &account).unwrap();
-        metrics.evaluation(step, 0, &Evaluation::Images(result.score)).unwrap();
+        let line = step_line(step, 0, result, &account);
+        metrics.step(&line, &account).unwrap();
+        metrics.evaluation(&evaluation_line(step, 0, &Evaluation::Images(result.score))).unwrap();
         metrics.sync().unwrap();
-        for (tag, value) in [("train/loss", result.score.loss), ("train/lr", result.learning_rate)] {
-            events.scalar(step, tag, value).unwrap();
-        }
+        events.draw(&line).unwrap();
         events.flush().unwrap();
     });
 }

@@ -4,7 +4,7 @@ use devices::sensors::{self, Sensors};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use train::machine::{Machine, kilobytes};
+use train::machine::{self, kilobytes};
 
 /// One thing that was looked for.
 struct Finding {
@@ -15,7 +15,7 @@ struct Finding {
 }
 
 pub fn run(as_json: bool) -> anyhow::Result<()> {
-    let machine = Machine::here();
+    let machine = machine::here();
     let findings = findings();
     if as_json {
         let found: serde_json::Map<_, _> =

@@ -11,11 +11,12 @@ use files::folder_of;
 use formats::checkpoint;
 use graph::Program;
 use indicatif::{ProgressBar, ProgressStyle};
+use records::{MetricsLine, Parts};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use text::printable;
-use train::account::{Parts, Step};
+use train::account::Step;
 use train::balance::Straggler;
 use train::run::Events;
 use train::session::{Evaluation, StepResult};
@@ -161,7 +162,8 @@ impl Events for Progress<'_> {
         }
     }
 
-    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, account: &Step) {
+    fn stepped(&mut self, line: &MetricsLine, result: &StepResult, account: &Step) {
+        let MetricsLine { step, epoch, .. } = *line;
         self.images += result.images;
         self.add(account);
         if let (false, Some(scale)) = (result.applied, result.loss_scale) {
@@ -181,8 +183,9 @@ impl Events for Progress<'_> {
         }
         let (step, steps, lr) = (step + 1, self.steps, result.learning_rate);
         let text = format!(
-            "epoch {} · step {step}/{steps} · loss {loss:.4} · lr {lr:.2e} · {rate} images/s",
-            epoch + 1
+            "epoch {} · step {step}/{steps} · loss {loss:.4} · lr {lr:.2e} · {rate} images/s{}",
+            epoch + 1,
+            line.log()
         );
         // On a terminal the bar says it all.
         for voice in self.voices.iter_mut().filter(|voice| !matches!(voice, Voice::Terminal(_))) {

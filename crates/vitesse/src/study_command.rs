@@ -21,7 +21,7 @@ use study::serve::{self, Server};
 use study::spec::{Asked, Launch, Study};
 use study::store::{self, Plan, Store};
 use text::nearest;
-use train::machine::Machine;
+use train::machine;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -113,7 +113,7 @@ fn begun_now(study: Study, points: Vec<Planned>) -> anyhow::Result<Plan> {
 }
 
 fn platform(study: &Study) -> Platform {
-    let machine = Machine::here();
+    let machine = machine::here();
     Platform {
         name: study.platform.clone().unwrap_or_else(|| machine.host.clone()),
         host: machine.host,

@@ -4,7 +4,7 @@ use config::Device;
 use config::Resolved;
 use graph::run::{KernelTime, StepTime};
 use graph::{Ceilings, Cost};
-use train::account::{Exchanged, Parts};
+use records::{Collective, PARTS, Parts};
 
 /// 1234567 → "1,234,567".
 pub fn count(n: usize) -> String {
@@ -141,16 +141,12 @@ pub fn print_account(rows: &[Row], wall: f64, ceilings: Option<Ceilings>) {
 /// The parts of a step on one line, those under half a percent left out.
 pub fn percentages(parts: &Parts) -> String {
     let share = |seconds: f64| 100.0 * seconds / parts.wall();
-    let mut words: Vec<String> = parts
-        .named()
-        .into_iter()
-        .filter(|(_, seconds)| share(*seconds) >= 0.5)
-        .map(|(name, seconds)| format!("{name} {:.0}%", share(seconds)))
-        .collect();
-    if share(parts.hidden) >= 0.5 {
-        words.push(format!("(exchange behind computing {:.0}%)", share(parts.hidden)));
-    }
-    words.join(" · ")
+    let shares = PARTS.iter().map(|part| (part, share((part.of)(parts))));
+    let words = shares.filter(|(_, share)| *share >= 0.5).map(|(part, share)| match part.glyph {
+        Some(_) => format!("{} {share:.0}%", part.name),
+        None => format!("({} {share:.0}%)", part.name),
+    });
+    words.collect::<Vec<_>>().join(" · ")
 }
 
 /// Ranks that a table lists one by one; of more, the slowest, the fastest and their mean.
@@ -159,12 +155,9 @@ const LISTED: usize = 8;
 /// Where the time of each rank went, as numbers and as a bar.
 pub fn print_ranks(ranks: &[Parts]) {
     let wall = ranks.iter().map(Parts::wall).fold(0.0, f64::max);
-    let names = ["compute", "exchange", "wait", "data", "optimizer", "idle", "hidden"];
-    println!("  {:<8} {}", "rank", names.map(|name| format!("{name:>9}")).join(" "));
+    println!("  {:<8} {}", "rank", PARTS.map(|part| format!("{:>9}", part.short)).join(" "));
     let line = |name: &str, parts: &Parts| {
-        let Parts { compute, exchange, wait, data, update, idle, hidden } = *parts;
-        let shares = [compute, exchange, wait, data, update, idle, hidden];
-        let cells = shares.map(|seconds| format!("{:>8.1}%", 100.0 * seconds / wall)).join(" ");
+        let cells = PARTS.map(|part| format!("{:>8.1}%", 100.0 * (part.of)(parts) / wall)).join(" ");
         println!("  {name:<8} {cells}  {}", bar(parts, wall));
     };
     let mut listed: Vec<usize> = (0..ranks.len()).collect();
@@ -177,18 +170,18 @@ pub fn print_ranks(ranks: &[Parts]) {
         line(&rank.to_string(), &ranks[rank]);
     }
     if ranks.len() > 1 {
-        let step = train::account::Step { parts: ranks.to_vec(), ..Default::default() };
-        line("mean", &step.mean());
+        line("mean", &Parts::mean(ranks));
     }
-    println!("  █ compute  ▓ optimizer  ▒ exchange  ░ wait for ranks  · data and idle");
+    println!("  █ compute  ▓ optimizer  ▒ comm  ░ wait for ranks  · data and idle");
 }
 
 /// A bar whose parts are told apart without colours.
 fn bar(parts: &Parts, wall: f64) -> String {
-    let Parts { compute, exchange, wait, data, update, idle, .. } = *parts;
+    let Parts { compute, communication, wait, data, optimizer, idle, .. } = *parts;
     let mut bar = String::new();
     let mut so_far = 0.0;
-    for (part, seconds) in [("█", compute), ("▓", update), ("▒", exchange), ("░", wait), ("·", data + idle)]
+    for (part, seconds) in
+        [("█", compute), ("▓", optimizer), ("▒", communication), ("░", wait), ("·", data + idle)]
     {
         so_far += seconds;
         let end = (so_far / wall * BAR).round() as usize;
@@ -198,21 +191,21 @@ fn bar(parts: &Parts, wall: f64) -> String {
     bar
 }
 
-/// What travels in a step, and how fast.
-pub fn print_exchanged(exchanged: &[Exchanged], ranks: usize) {
-    let bytes: usize = exchanged.iter().map(|e| e.bytes).sum();
-    let seconds: f64 = exchanged.iter().map(|e| e.seconds).sum();
-    let Some(first) = exchanged.first().filter(|e| e.times > 0) else { return };
+/// Collectives of a step, and how fast they are.
+pub fn print_collectives(collectives: &[Collective], ranks: usize) {
+    let bytes: usize = collectives.iter().map(|e| e.bytes).sum();
+    let seconds: f64 = collectives.iter().map(|e| e.seconds).sum();
+    let Some(first) = collectives.first().filter(|e| e.times > 0) else { return };
     let per_step = seconds / first.times as f64;
-    let all = Exchanged { layer: String::new(), bytes, times: first.times, seconds };
+    let all = Collective { layer: String::new(), bytes, times: first.times, seconds };
     println!(
-        "exchange: {} in {} buckets a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
+        "communication: {} in {} buckets a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
         megabytes(bytes),
-        exchanged.len(),
+        collectives.len(),
         1e3 * per_step,
         all.bandwidth(ranks) / 1e9
     );
-    let mut sorted: Vec<&Exchanged> = exchanged.iter().collect();
+    let mut sorted: Vec<&Collective> = collectives.iter().collect();
     sorted.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     for e in sorted.into_iter().take(3) {
         println!(
@@ -231,9 +224,12 @@ mod tests {
 
     #[test]
     fn a_bar_has_every_part_once() {
-        let parts = Parts { compute: 6.0, exchange: 1.0, wait: 2.0, update: 1.0, ..Parts::default() };
+        let parts = Parts { compute: 6.0, communication: 1.0, wait: 2.0, optimizer: 1.0, ..Parts::default() };
         assert_eq!(bar(&parts, 10.0), format!("{}{}{}{}", "█".repeat(18), "▓▓▓", "▒▒▒", "░░░░░░"));
-        assert_eq!(percentages(&parts), "compute 60% · exchange 10% · wait for ranks 20% · optimizer 10%");
+        assert_eq!(
+            percentages(&parts),
+            "compute 60% · communication 10% · wait for ranks 20% · optimizer 10%"
+        );
     }
 
     #[test]

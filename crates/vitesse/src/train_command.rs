@@ -271,7 +271,7 @@ impl Done {
     fn print(&self, as_json: bool) {
         match &self.summary.stopped {
             _ if self.rank != 0 => {}
-            _ if as_json => println!("{}", summary_json(&self.summary)),
+            _ if as_json => println!("{}", json!(record(&self.summary))),
             Some(stopped) => print_stop(stopped),
             None => print_summary(&self.summary, &self.run),
         }
@@ -321,7 +321,7 @@ fn print_summary(summary: &Summary, run: &Resolved) {
         println!("where the time went:");
         if summary.ranks.len() > 1 {
             table::print_ranks(&summary.ranks);
-            table::print_exchanged(&summary.exchanged, summary.ranks.len());
+            table::print_collectives(&summary.collectives, summary.ranks.len());
             println!("of rank 0:");
         }
         let rows = rows(summary);
@@ -338,40 +338,45 @@ fn rows(summary: &Summary) -> Vec<table::Row> {
     table::account(&summary.times, summary.training_seconds, data)
 }
 
-fn summary_json(summary: &Summary) -> serde_json::Value {
-    let time: serde_json::Map<_, _> = rows(summary).into_iter().map(|r| (r.name, r.seconds.into())).collect();
-    let mut report = json!({
-        "steps": summary.steps,
-        "images": summary.images,
-        "eval_loss": summary.score.as_ref().map(Evaluation::loss),
-        "skipped_images": summary.skipped,
-        "stopped": summary.stopped.as_ref().map(|stopped| stopped.why),
-        "images_per_second": summary.images_per_second(),
-        "training_seconds": summary.training_seconds,
-        "evaluation_seconds": summary.evaluation_seconds,
-        "weights": summary.weights,
-        "failures": summary.failures,
-        "seconds": time,
-        "note_on_seconds": summary.note_on_times,
-        "ranks": summary.ranks,
-        "exchanged": summary.exchanged,
-    });
-    let best = json!(summary.best.map(|best| best.merit));
-    match &summary.score {
+/// The summary as `--json` prints it.
+fn record(summary: &Summary) -> records::Summary {
+    let best = summary.best.map(|best| best.merit);
+    let evaluation = match &summary.score {
         Some(Evaluation::Pixels(score)) => {
             let scores = score.confusion.scores();
-            report["eval_miou"] = json!(scores.mean_iou);
-            report["eval_pixel_accuracy"] = json!(scores.pixel_accuracy);
-            report["eval_mean_accuracy"] = json!(scores.mean_accuracy);
-            report["eval_iou"] = score.confusion.by_class().iter().map(|class| json!(class.iou)).collect();
-            report["best_miou"] = best;
+            records::Evaluation {
+                eval_miou: Some(scores.mean_iou),
+                eval_pixel_accuracy: Some(scores.pixel_accuracy),
+                eval_mean_accuracy: Some(scores.mean_accuracy),
+                eval_iou: Some(score.confusion.by_class().iter().map(|class| class.iou).collect()),
+                best_miou: best,
+                ..records::Evaluation::default()
+            }
         }
-        Some(Evaluation::Images(score)) => {
-            report["eval_top1"] = json!(score.top1);
-            report["eval_top5"] = json!(score.top5);
-            report["best_top1"] = best;
-        }
-        None => report["best"] = best,
+        Some(Evaluation::Images(score)) => records::Evaluation {
+            eval_top1: Some(score.top1),
+            eval_top5: Some(score.top5),
+            best_top1: best,
+            ..records::Evaluation::default()
+        },
+        None => records::Evaluation::default(),
+    };
+    records::Summary {
+        steps: summary.steps,
+        images: summary.images,
+        eval_loss: summary.score.as_ref().map(Evaluation::loss),
+        skipped_images: summary.skipped,
+        stopped: summary.stopped.as_ref().map(|stopped| stopped.why.to_string()),
+        images_per_second: summary.images_per_second(),
+        training_seconds: summary.training_seconds,
+        evaluation_seconds: summary.evaluation_seconds,
+        weights: summary.weights.clone(),
+        failures: summary.failures.clone(),
+        seconds: rows(summary).into_iter().map(|row| (row.name, row.seconds.into())).collect(),
+        note_on_seconds: summary.note_on_times.clone(),
+        ranks: summary.ranks.clone(),
+        collectives: summary.collectives.clone(),
+        evaluation,
+        schema: records::Schema::CURRENT,
     }
-    report
 }

@@ -145,7 +145,7 @@ fn a_slow_link() {
     command.env("VITESSE_HOSTS", NAME).env("VITESSE_NET", NET);
     let (cause, sentence) = named(&folder, &mut command);
     assert_eq!(cause, "exchange");
-    assert!(sentence.contains("exposed exchange") && sentence.contains("accumulation"), "{sentence}");
+    assert!(sentence.contains("exposed communication") && sentence.contains("accumulation"), "{sentence}");
 }
 
 const NAME: &str = "vitesse-limiter";

@@ -286,6 +286,7 @@ impl Cell {
             epochs: facts.epochs,
             steps: facts.steps,
             loader_threads: facts.loader_threads,
+            other: Default::default(),
         };
         let id = id(kind, &settings, &options, warmup);
         let estimate = facts.estimate;

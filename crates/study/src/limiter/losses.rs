@@ -5,7 +5,8 @@
 //! part of its own. So the parts sum to what is missing exactly, and a sentence names as many of them as matter.
 
 use super::{Account, counted};
-use crate::results::{Cause, Lost, Parts};
+use crate::results::{Cause, Lost};
+use records::Parts;
 
 /// Parts are left unnamed up to this share of all losses, or up to this share of the time.
 const UNNAMED: f64 = 0.10;
@@ -20,7 +21,7 @@ pub fn losses(point: &Account, base: &Account, efficiency: f64) -> Vec<Lost> {
     let mut lost = vec![
         (Cause::Compute, (here.computing - there.computing) * there.padded),
         (Cause::TooLittleWork, here.computing * (here.padded - there.padded)),
-        (Cause::Exchange, each(|p| p.exchange)),
+        (Cause::Communication, each(|p| p.communication)),
         (Cause::Straggler, each(|p| p.for_one)),
         (Cause::Waiting, each(|p| p.for_any)),
         (Cause::Data, each(|p| p.data)),
@@ -38,7 +39,7 @@ struct PerImage {
     /// Of a place in a batch, and how many places there are for an image.
     computing: f64,
     padded: f64,
-    exchange: f64,
+    communication: f64,
     /// Waiting for the rank that is slowest over all steps, and what is waited beyond that.
     for_one: f64,
     for_any: f64,
@@ -54,12 +55,12 @@ impl PerImage {
         let padded = 1.0 / (1.0 - account.padding).max(1e-6);
         let place = settings.ranks as f64 / settings.global_batch.max(1) as f64;
         let image = place * padded;
-        let Parts { compute, exchange, wait, data, optimizer, idle, .. } = account.mean;
+        let Parts { compute, communication, wait, data, optimizer, idle, .. } = account.mean;
         let for_one = account.waits_for_one();
         PerImage {
             computing: place * compute,
             padded,
-            exchange: image * exchange,
+            communication: image * communication,
             for_one: image * for_one,
             // A step lasts as long as the slowest rank's; others are ahead of it.
             for_any: image * (wait - for_one + account.step - account.seconds),
@@ -145,7 +146,7 @@ fn lost(cause: Cause, point: &Account, base: &Account, starved: bool) -> String 
             format!("slower computing (an image takes a rank {factor:.2} times as long: {fewer}{shared})")
         }
         Cause::TooLittleWork => "places in batches that no image fills".into(),
-        Cause::Exchange => "exchange that nothing hides".into(),
+        Cause::Communication => "communication that nothing hides".into(),
         Cause::Straggler => match point.slowest() {
             Some(slowest) if slowest.late => {
                 format!("waiting for rank {}, whose images come late", slowest.rank)
@@ -168,7 +169,7 @@ fn gained(cause: Cause) -> &'static str {
     match cause {
         Cause::Compute => "faster computing",
         Cause::TooLittleWork => "fuller batches",
-        Cause::Exchange => "less exchange",
+        Cause::Communication => "less communication",
         Cause::Straggler | Cause::Waiting => "less waiting for other ranks",
         Cause::Data => "less waiting for images",
         Cause::Optimizer => "shorter updates",

@@ -8,7 +8,7 @@ fn with(parts: &[Parts], change: impl Fn(&mut Point, &mut Measured)) -> Point {
     let mut point = point(parts.len(), &[100.0]);
     let Outcome::Done(mut measured) = point.runs[0].outcome.clone() else { panic!("done") };
     measured.ranks = parts.to_vec();
-    measured.step_seconds = vec![mean(parts).seconds(); 10];
+    measured.step_seconds = vec![Parts::mean(parts).wall(); 10];
     change(&mut point, &mut measured);
     point.runs[0].outcome = Outcome::Done(measured);
     point
@@ -30,7 +30,7 @@ fn says(point: &Point, cause: Cause, words: &[&str]) {
 
 const STEP: Parts = Parts {
     compute: 0.100,
-    exchange: 0.001,
+    communication: 0.001,
     wait: 0.001,
     data: 0.001,
     optimizer: 0.001,
@@ -67,8 +67,8 @@ fn a_loader_that_is_slow_on_one_rank() {
 /// 10 MB at 100 MB/s.
 #[test]
 fn a_slow_link() {
-    let slow = with(&[Parts { exchange: 0.090, hidden: 0.010, ..STEP }; 2], |point, measured| {
-        (measured.exchange_bytes, measured.exchange_bytes_per_second) = (10_000_000, 1e8);
+    let slow = with(&[Parts { communication: 0.090, hidden: 0.010, ..STEP }; 2], |point, measured| {
+        (measured.communication_bytes, measured.communication_bytes_per_second) = (10_000_000, 1e8);
         point.summary = Some(Summary {
             epoch_seconds: estimate(&[1.0]),
             step_seconds: estimate(&[1.0]),
@@ -81,22 +81,25 @@ fn a_slow_link() {
             usage: crate::results::Usage::default(),
         });
     });
-    // Of 193 ms, 90 are exchange and 1 the optimizer; by eight times the images 79.6 of these are saved: 113.4 ms.
-    let words =
-        ["exposed exchange 47%", "10.0 MB a step at 100.0 MB a second (0.80 Gbit/s)", "10% of it hidden"];
-    says(&slow, Cause::Exchange, &words);
-    says(&slow, Cause::Exchange, &["accumulation 8 would make it 1.70 times as fast"]);
+    // Of 193 ms, 90 are communication and 1 the optimizer; by eight times the images 79.6 of these are saved: 113.4 ms.
+    let words = [
+        "exposed communication 47%",
+        "10.0 MB a step at 100.0 MB a second (0.80 Gbit/s)",
+        "10% of it hidden",
+    ];
+    says(&slow, Cause::Communication, &words);
+    says(&slow, Cause::Communication, &["accumulation 8 would make it 1.70 times as fast"]);
     let compared = limiter(&slow, Some(&with(&[STEP], |_, _| {})), false, 4).unwrap().sentence;
     assert!(compared.contains("accumulation 8 would bring the efficiency from 0.53 to 0.90"), "{compared}");
 }
 
 #[test]
 fn a_slow_link_is_no_tiny_batch() {
-    let slow = with(&[Parts { exchange: 0.090, ..STEP }; 2], |point, measured| {
-        (measured.exchange_bytes, measured.exchange_bytes_per_second) = (10_000_000, 1e8);
+    let slow = with(&[Parts { communication: 0.090, ..STEP }; 2], |point, measured| {
+        (measured.communication_bytes, measured.communication_bytes_per_second) = (10_000_000, 1e8);
         point.settings.batch_per_rank = 4;
     });
-    says(&slow, Cause::Exchange, &[]);
+    says(&slow, Cause::Communication, &[]);
 }
 
 #[test]
@@ -163,7 +166,8 @@ fn what_is_named_adds_up_to_what_is_missing() {
         whole(point, measured);
     });
     // 1.271 + 0.352 + 0.135 + 0.059 + 0.035 = 1.852 s: an efficiency of 0.54.
-    let eight = Parts { compute: 1.271, wait: 0.352, exchange: 0.135, optimizer: 0.059, idle: 0.035, ..one };
+    let eight =
+        Parts { compute: 1.271, wait: 0.352, communication: 0.135, optimizer: 0.059, idle: 0.035, ..one };
     let point = with(&[eight; 8], |point, measured| {
         weak(point);
         whole(point, measured);
@@ -174,7 +178,7 @@ fn what_is_named_adds_up_to_what_is_missing() {
     for words in [
         "46% of the time is lost against 1 rank: 19% waiting for whoever is slowest in a step, a different rank each time",
         "16% slower computing (an image takes a rank 1.31 times as long: ranks share memory bandwidth, caches or cores)",
-        "7% exchange that nothing hides",
+        "7% communication that nothing hides",
     ] {
         assert!(limiter.sentence.contains(words), "{words}: {}", limiter.sentence);
     }
@@ -194,13 +198,13 @@ fn what_is_named_adds_up_to_what_is_missing() {
 #[test]
 fn gains_are_named_beside_losses() {
     let base = with(&[STEP], whole);
-    let faster = Parts { compute: 0.030, exchange: 0.040, ..STEP };
+    let faster = Parts { compute: 0.030, communication: 0.040, ..STEP };
     let limiter = compared(&base, &with(&[faster; 2], whole));
-    // 73 ms × 2 against 104: 29% lost, of which exchange is 54 and computing -27.
+    // 73 ms × 2 against 104: 29% lost, of which communication is 54 and computing -27.
     assert!(
         limiter
             .sentence
-            .starts_with("29% of the time is lost against 1 rank: 54% exchange that nothing hides"),
+            .starts_with("29% of the time is lost against 1 rank: 54% communication that nothing hides"),
         "{}",
         limiter.sentence
     );
@@ -234,21 +238,22 @@ fn runs_far_from_the_others_change_nothing_in_what_is_lost() {
         let mut point = with(&vec![step; ranks], whole);
         let mut run = point.runs[0].clone();
         let Outcome::Done(measured) = &mut run.outcome else { panic!("done") };
-        measured.images_per_second = 64.0 / step.seconds();
+        measured.images_per_second = 64.0 / step.wall();
         let mut far = run.clone();
         let Outcome::Done(measured) = &mut far.outcome else { panic!("done") };
         measured.images_per_second /= 9.0;
         measured.step_seconds.iter_mut().for_each(|seconds| *seconds *= 9.0);
-        measured.ranks.iter_mut().for_each(|parts| parts.idle += 8.0 * step.seconds());
+        measured.ranks.iter_mut().for_each(|parts| parts.idle += 8.0 * step.wall());
         point.runs = vec![run.clone(), far, run];
         point
     };
-    let (base, mut point) = (usual(STEP, 1), usual(Parts { exchange: 0.049, compute: 0.050, ..STEP }, 2));
+    let (base, mut point) =
+        (usual(STEP, 1), usual(Parts { communication: 0.049, compute: 0.050, ..STEP }, 2));
     point.summary = Some(summary(0.104 / 2.0 / 0.102));
     let limiter = limiter(&point, Some(&base), false, 4).unwrap();
     let open = limiter.lost.iter().find(|lost| lost.cause == Cause::Unexplained).unwrap().share;
     assert!(open.abs() < 1e-9, "{open}: {}", limiter.sentence);
-    let expected = "49% of the time is lost against 1 rank: 48% exchange that nothing hides";
+    let expected = "49% of the time is lost against 1 rank: 48% communication that nothing hides";
     assert!(limiter.sentence.starts_with(expected), "{}", limiter.sentence);
 }
 
@@ -274,16 +279,16 @@ fn two_runs_explain_as_much_as_one() {
         for factor in [1.0, 2.0] {
             let mut run = point.runs[0].clone();
             let Outcome::Done(measured) = &mut run.outcome else { panic!("done") };
-            measured.images_per_second = 64.0 / step.seconds() / factor;
-            measured.step_seconds = vec![factor * step.seconds(); 10];
-            measured.ranks = vec![step.times(factor); ranks];
+            measured.images_per_second = 64.0 / step.wall() / factor;
+            measured.step_seconds = vec![factor * step.wall(); 10];
+            measured.ranks = vec![step * factor; ranks];
             point.runs.push(run);
         }
         point.runs.remove(0);
         point
     };
     let (base, mut point) = (two(STEP, 1), two(Parts { compute: 0.052, ..STEP }, 2));
-    point.summary = Some(summary(STEP.seconds() / 0.056 / 2.0));
+    point.summary = Some(summary(STEP.wall() / 0.056 / 2.0));
     let limiter = limiter(&point, Some(&base), false, 4).unwrap();
     let open = limiter.lost.iter().find(|lost| lost.cause == Cause::Unexplained).unwrap().share;
     assert!(open.abs() < 1e-9, "{open}: {}", limiter.sentence);
@@ -299,12 +304,12 @@ fn losses_sum_to_what_is_missing_whatever_the_account() {
         let mut draw = |ranks: usize| {
             let mut part =
                 |most: f64| if random.uniform() < 0.3 { 0.0 } else { most * random.uniform().powi(3) };
-            let (exchange, wait, data, idle) = (part(0.3), part(0.5), part(0.2), part(0.1));
+            let (communication, wait, data, idle) = (part(0.3), part(0.5), part(0.2), part(0.1));
             let parts: Vec<Parts> = (0..ranks)
                 .map(|_| Parts {
                     compute: 0.02 + part(0.3),
                     optimizer: part(0.1),
-                    exchange,
+                    communication,
                     wait,
                     data,
                     idle,
@@ -390,10 +395,12 @@ fn too_little_work() {
         Cause::TooLittleWork,
         &["80 images an epoch fill 2 batches of 64", "38% of what is computed"],
     );
-    let short =
-        with(&[Parts { compute: 0.002, exchange: 0.0005, wait: 0.0004, ..Parts::default() }; 4], |_, m| {
-            (m.exchange_bytes, m.exchange_bytes_per_second) = (500_000, 1e9);
-        });
+    let short = with(
+        &[Parts { compute: 0.002, communication: 0.0005, wait: 0.0004, ..Parts::default() }; 4],
+        |_, m| {
+            (m.communication_bytes, m.communication_bytes_per_second) = (500_000, 1e9);
+        },
+    );
     says(&short, Cause::TooLittleWork, &["computes 2.0 ms a step", "fewer than 4 ranks"]);
 }
 

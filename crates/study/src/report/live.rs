@@ -8,7 +8,8 @@ pub use super::numbers::counted;
 use super::numbers::{percent, short};
 use super::scene::Ink;
 use super::{html, page, table};
-use crate::results::{Parts, Results};
+use crate::results::Results;
+use records::{FIGURES, METRICS, Parts, Scale};
 
 const SCRIPT: &str = include_str!("page/live.js");
 
@@ -22,13 +23,10 @@ pub struct Rank {
     pub seconds: Parts,
 }
 
+/// What the page shows of a run.
 pub struct RunCurves {
-    pub loss: Curve,
-    pub eval_loss: Curve,
-    pub top1: Curve,
-    pub eval_top1: Curve,
-    pub eval_miou: Curve,
-    pub rate: Curve,
+    /// Of every metric, in their order.
+    pub curves: Vec<Curve>,
     pub ranks: Vec<Rank>,
 }
 
@@ -46,17 +44,14 @@ pub fn page() -> String {
 }
 
 pub fn run_figures(run: &RunCurves) -> Vec<Figure> {
-    let mut figures = vec![];
-    figures.extend(curves("loss", "Loss", Up::Free, &run.loss, &run.eval_loss));
-    figures.extend(curves("accuracy", "Accuracy", Up::Accuracy, &run.top1, &run.eval_top1));
-    figures.extend(curves("miou", "Mean IoU", Up::Accuracy, &vec![], &run.eval_miou));
-    figures.extend(curves("rate", "Images a second", Up::Amount, &run.rate, &vec![]));
+    let mut figures: Vec<Figure> = FIGURES.iter().filter_map(|figure| curves(figure, &run.curves)).collect();
     let rows: Vec<_> = run
         .ranks
         .iter()
         .filter_map(|rank| {
             let name = format!("rank {}", rank.rank);
-            part_row(name.clone(), &name, &mean(rank), false, String::new())
+            let mean = rank.seconds.map(|seconds| seconds / rank.steps.max(1) as f64);
+            part_row(name.clone(), &name, &mean, false, String::new())
         })
         .collect();
     if !rows.is_empty() {
@@ -67,42 +62,32 @@ pub fn run_figures(run: &RunCurves) -> Vec<Figure> {
     figures
 }
 
-fn mean(rank: &Rank) -> Parts {
-    let share = |x: f64| x / rank.steps.max(1) as f64;
-    let Parts { compute, exchange, wait, data, optimizer, idle, hidden } = rank.seconds;
-    Parts {
-        compute: share(compute),
-        exchange: share(exchange),
-        wait: share(wait),
-        data: share(data),
-        optimizer: share(optimizer),
-        idle: share(idle),
-        hidden: share(hidden),
-    }
-}
-
 fn plain(id: &str, title: &str, note: &str, legend: Vec<super::figure::Key>, panels: Vec<Panel>) -> Figure {
     let (section, context) = (String::new(), String::new());
     Figure { id: id.into(), section, context, title: title.into(), note: note.into(), legend, panels }
 }
 
-/// What is trained on, and what is held out.
-fn curves(id: &str, title: &str, up: Up, training: &Curve, held_out: &Curve) -> Option<Figure> {
-    let mut series = vec![];
-    for (name, ink, curve) in [("training", Ink::Series(0), training), ("held out", Ink::Series(1), held_out)]
-    {
-        if !curve.is_empty() {
-            series.push(line(name, ink, curve, up));
-        }
+/// A figure with the curves of the metrics that name it, if any has points.
+fn curves(figure: &records::Figure, all: &[Curve]) -> Option<Figure> {
+    let up = match figure.scale {
+        Scale::Free => Up::Free,
+        Scale::Share => Up::Accuracy,
+        Scale::Amount => Up::Amount,
+    };
+    let (mut series, mut longest) = (vec![], 0);
+    for (declared, points) in METRICS.iter().zip(all).filter(|(_, points)| !points.is_empty()) {
+        let Some(curve) = declared.curve.filter(|curve| curve.figure == figure.id) else { continue };
+        let ink = Ink::Series(usize::from(curve.name != "training"));
+        series.push(line(curve.name, ink, points, up));
+        longest = longest.max(points.len());
     }
     if series.is_empty() {
         return None;
     }
-    let note =
-        if training.len() > 100 { "By step; of many steps the mean of neighbours." } else { "By step." };
+    let note = if longest > 100 { "By step; of many steps the mean of neighbours." } else { "By step." };
     let chart = Lines { across: Across::Whole, x_title: "step".into(), up, series, ideal: None };
     let panels = vec![Panel { title: String::new(), chart: Chart::Lines(chart) }];
-    Some(plain(id, title, note, vec![], panels))
+    Some(plain(figure.id, figure.title, note, vec![], panels))
 }
 
 fn line(name: &str, ink: Ink, curve: &Curve, up: Up) -> Series {

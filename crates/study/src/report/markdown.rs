@@ -32,7 +32,7 @@ pub fn markdown(results: &[Results]) -> String {
     failures(&mut out, &groups, results.len());
     let _ = writeln!(
         out,
-        "Medians over the runs of a point; in brackets the 95% interval, from five runs on. Bars are time an epoch, ▒ of it exchange \
+        "Medians over the runs of a point; in brackets the 95% interval, from five runs on. Bars are time an epoch, ▒ of it communication \
          and waiting. † more threads than cores, ≠ other work than the first point."
     );
     out
@@ -78,7 +78,7 @@ fn row(out: &mut String, point: &Point, group: &Group, longest: f64) {
         estimate.map_or("–".into(), |e| points::estimate(e, text))
     };
     let parts = &summary.parts;
-    let share = (parts.exchange + parts.wait) / points::wall(parts);
+    let share = (parts.communication + parts.wait) / parts.wall();
     let _ = writeln!(
         out,
         "| {name} | {} | {} | {} | {} | {} | {} |",

@@ -2,9 +2,7 @@
 
 use super::numbers::{self, bytes, counted, grouped, percent, seconds, short};
 use crate::compare;
-use crate::results::{
-    Estimate, Flag, Kind, Measured, Outcome, Parts, Point, Results, Settings, Summary, Usage,
-};
+use crate::results::{Estimate, Flag, Kind, Measured, Outcome, Point, Results, Settings, Summary, Usage};
 
 /// The points of one series on one platform.
 pub struct Group<'a> {
@@ -143,7 +141,7 @@ pub fn kind_sentence(kind: Kind) -> &'static str {
             "The same images in all and a fixed batch a rank: the global batch grows with the ranks."
         }
         Kind::Batch => "The same data in batches of different size.",
-        Kind::Accumulation => "More micro-steps between two exchanges.",
+        Kind::Accumulation => "More micro-steps between two all-reduces.",
         Kind::Optimizer => "The same work under different optimizers.",
         Kind::Precision => "The same work in different precision.",
         Kind::Nodes => "One rank on each of many hosts against many ranks on one.",
@@ -231,7 +229,7 @@ fn words(s: &Settings) -> Vec<(&'static str, String)> {
         ("optimizer", s.optimizer.clone()),
         ("precision", s.precision.clone()),
         ("device", s.device.clone()),
-        ("exchange", format!("exchange over {}", s.comm)),
+        ("communication", format!("communication over {}", s.comm)),
     ]
 }
 
@@ -329,10 +327,6 @@ pub fn flags(point: &Point) -> Vec<String> {
         .collect()
 }
 
-pub fn wall(parts: &Parts) -> f64 {
-    parts.compute + parts.exchange + parts.wait + parts.data + parts.optimizer + parts.idle
-}
-
 /// Median, and the interval or the number of samples behind it.
 pub fn estimate(e: &Estimate, text: impl Fn(f64) -> String) -> String {
     match e.interval {
@@ -398,10 +392,10 @@ pub fn story(point: &Point, name: &str) -> String {
             lines.push(format!("{} an epoch", estimate(&summary.epoch_seconds, seconds)));
             lines.push(samples(&summary.epoch_seconds, seconds));
             lines.push(format!("{} images/s", short(summary.images_per_second.median)));
-            let wall = wall(&summary.parts);
-            let synchronising = (summary.parts.exchange + summary.parts.wait) / wall;
+            let wall = summary.parts.wall();
+            let synchronising = (summary.parts.communication + summary.parts.wait) / wall;
             if synchronising.is_finite() {
-                lines.push(format!("{} of it exchange and waiting", percent(synchronising)));
+                lines.push(format!("{} of it communication and waiting", percent(synchronising)));
             }
         }
     }

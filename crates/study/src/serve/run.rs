@@ -1,10 +1,8 @@
 //! A training run as its files tell it: `metrics.jsonl`, `ranks.jsonl`, `config.json`.
 
-use crate::lines::{Line, RankLine};
 use crate::report::live::{self as drawn, Curve, Rank, RunCurves, counted};
-use crate::results::Parts;
 use crate::tail::{Follower, last_lines};
-use serde::Deserialize;
+use records::{ConfigView, METRICS, Metric, MetricsLine, Parts, RankLine};
 use std::path::{Path, PathBuf};
 
 /// A curve has at most so many points; then neighbours become one.
@@ -14,25 +12,11 @@ const TAIL: u64 = 256 << 10;
 /// Lines of the log.
 const LOG: usize = 12;
 
-/// What a page needs of `config.json`.
-#[derive(Default, Deserialize)]
-struct Config {
-    model: String,
-    steps: u64,
-    epochs: u64,
-    #[serde(default)]
-    world: usize,
-}
-
 pub struct Run {
     folder: PathBuf,
     metrics: Follower,
-    loss: Means,
-    rate: Means,
-    top1: Means,
-    eval_loss: Curve,
-    eval_top1: Curve,
-    eval_miou: Curve,
+    /// Of every metric, in their order; only those with a curve are filled.
+    curves: Vec<Means>,
     step: u64,
     epoch: u64,
     log: Vec<String>,
@@ -73,29 +57,24 @@ impl Run {
         Run {
             folder: folder.to_path_buf(),
             metrics: Follower::new(folder.join("metrics.jsonl")),
-            loss: Means::default(),
-            rate: Means::default(),
-            top1: Means::default(),
-            eval_loss: vec![],
-            eval_top1: vec![],
-            eval_miou: vec![],
+            curves: METRICS.map(|_| Means::default()).into(),
             step: 0,
             epoch: 0,
             log: vec![],
         }
     }
 
-    fn config(&self) -> Config {
+    fn config(&self) -> ConfigView {
         let text = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// Reads what was written since the last look.
     pub fn look(&mut self) {
-        let mut lines: Vec<Line> = vec![];
+        let mut lines: Vec<MetricsLine> = vec![];
         let mut anew = false;
         self.metrics
-            .follow(&mut || anew = true, &mut |line| lines.extend(serde_json::from_str::<Line>(line)));
+            .follow(&mut || anew = true, &mut |line| lines.extend(serde_json::from_str::<MetricsLine>(line)));
         if anew {
             let metrics = std::mem::replace(&mut self.metrics, Follower::new(PathBuf::new()));
             *self = Run { metrics, ..Run::new(&self.folder) };
@@ -103,15 +82,11 @@ impl Run {
         lines.iter().for_each(|line| self.take(line));
     }
 
-    fn take(&mut self, line: &Line) {
+    fn take(&mut self, line: &MetricsLine) {
         (self.step, self.epoch) = (line.step, line.epoch);
-        self.loss.add(line.step, line.loss);
-        self.rate.add(line.step, line.images_per_second);
-        self.top1.add(line.step, line.top1);
-        let evaluated = |value: Option<f64>| value.filter(|x| x.is_finite()).map(|x| (line.step as f64, x));
-        self.eval_loss.extend(evaluated(line.eval_loss));
-        self.eval_top1.extend(evaluated(line.eval_top1));
-        self.eval_miou.extend(evaluated(line.eval_miou));
+        for (declared, curve) in METRICS.iter().zip(&mut self.curves).filter(|one| one.0.curve.is_some()) {
+            curve.add(line.step, line.get(declared.metric));
+        }
         if self.log.len() >= LOG {
             self.log.remove(0);
         }
@@ -146,12 +121,7 @@ impl Run {
     /// Curves and the account of time, as HTML.
     pub fn figures(&self) -> String {
         drawn::fragments(&drawn::run_figures(&RunCurves {
-            loss: self.loss.points(),
-            eval_loss: self.eval_loss.clone(),
-            top1: self.top1.points(),
-            eval_top1: self.eval_top1.clone(),
-            eval_miou: self.eval_miou.clone(),
-            rate: self.rate.points(),
+            curves: self.curves.iter().map(Means::points).collect(),
             ranks: self.ranks(),
         }))
     }
@@ -166,12 +136,12 @@ impl Run {
         let lines = last_lines(&self.folder.join("ranks.jsonl"), TAIL);
         let mut ranks: Vec<Rank> = vec![];
         for line in lines.iter().filter_map(|line| serde_json::from_str::<RankLine>(line).ok()) {
-            add(&mut ranks, line.rank, line.parts());
+            add(&mut ranks, line.rank, line.parts);
         }
         if ranks.is_empty() {
             // A run of one rank has its times beside its losses.
             let lines = last_lines(&self.folder.join("metrics.jsonl"), TAIL);
-            let lines = lines.iter().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+            let lines = lines.iter().filter_map(|line| serde_json::from_str::<MetricsLine>(line).ok());
             lines.filter_map(|line| line.parts()).for_each(|parts| add(&mut ranks, 0, parts));
         }
         ranks.sort_by_key(|rank| rank.rank);
@@ -186,35 +156,28 @@ fn add(ranks: &mut Vec<Rank>, rank: usize, parts: Parts) {
     });
     let known = &mut ranks[place];
     known.steps += 1;
-    let sum = &mut known.seconds;
-    sum.compute += parts.compute;
-    sum.exchange += parts.exchange;
-    sum.wait += parts.wait;
-    sum.data += parts.data;
-    sum.optimizer += parts.optimizer;
-    sum.idle += parts.idle;
-    sum.hidden += parts.hidden;
+    known.seconds += parts;
 }
 
-/// For the log.
-fn text(line: &Line) -> String {
-    let Line { step, epoch, .. } = line;
-    match (line.eval_loss, line.loss) {
+/// A line of the log.
+fn text(line: &MetricsLine) -> String {
+    let MetricsLine { step, epoch, .. } = line;
+    let word = |metric, show: fn(f64) -> String| line.get(metric).map_or(String::new(), show);
+    match (line.get(Metric::EvalLoss), line.get(Metric::Loss)) {
         (Some(loss), _) => {
-            let percent = |name: &str, x: Option<f64>| {
-                x.map_or(String::new(), |x| format!(" · {name} {:.2}%", 100.0 * x))
-            };
-            let (top1, miou) = (percent("top-1", line.eval_top1), percent("mean IoU", line.eval_miou));
-            format!("epoch {epoch} · held out: loss {loss:.4}{top1}{miou}")
+            let top1 = word(Metric::EvalTop1, |x| format!(" · top-1 {:.2}%", 100.0 * x));
+            let miou = word(Metric::EvalMeanIou, |x| format!(" · mean IoU {:.2}%", 100.0 * x));
+            format!("epoch {epoch} · validation: loss {loss:.4}{top1}{miou}")
         }
         (None, Some(loss)) => {
-            let lr = line.lr.map_or(String::new(), |lr| format!(" · lr {lr:.2e}"));
-            let rate = line.images_per_second.map_or(String::new(), |rate| format!(" · {rate:.0} images/s"));
-            format!("epoch {epoch} · step {step} · loss {loss:.4}{lr}{rate}")
+            let lr = word(Metric::LearningRate, |lr| format!(" · lr {lr:.2e}"));
+            let rate = word(Metric::ImagesPerSecond, |rate| format!(" · {rate:.0} images/s"));
+            format!("epoch {epoch} · step {step} · loss {loss:.4}{lr}{rate}{}", line.log())
         }
         _ => format!("epoch {epoch} · step {step}"),
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,8 @@
 //! What a run that goes on finds missing of its metrics.
 
-use super::{at, field};
+use super::{at, parsed};
 use crate::error::TrainError;
+use records::MetricsLine;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -22,10 +23,10 @@ impl Lost {
         Ok(Lost { found, next_step, steps: BTreeSet::new(), damaged: 0 })
     }
 
-    /// Takes in a line. Evaluations have lines of their own, without a learning rate.
+    /// Takes in a line. Evaluations have lines of their own.
     pub fn saw(&mut self, line: &str) {
-        let step = field(line, "lr").and(field(line, "step"));
-        self.steps.extend(step.and_then(|step| step.parse::<u64>().ok()));
+        let line = parsed::<MetricsLine>(line).filter(MetricsLine::is_step);
+        self.steps.extend(line.map(|line| line.step));
     }
 
     fn missing(&self) -> u64 {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::session::Score;
+use records::Parts;
 use std::fs;
 
 /// A folder of its own for a test, gone with it.
@@ -53,11 +54,11 @@ fn write(metrics: &mut Metrics, steps: std::ops::Range<u64>) {
             applied: true,
             loss_scale: None,
         };
-        metrics.step(step, step / 3, &result, &account(2)).unwrap();
+        let account = account(2);
+        metrics.step(&step_line(step, step / 3, &result, &account), &account).unwrap();
         if step % 3 == 2 {
-            metrics
-                .evaluation(step, step / 3, &Evaluation::Images(Score { loss: f64::NAN, ..score }))
-                .unwrap();
+            let score = Evaluation::Images(Score { loss: f64::NAN, ..score });
+            metrics.evaluation(&evaluation_line(step, step / 3, &score)).unwrap();
         }
     }
     metrics.sync().unwrap();
@@ -83,10 +84,19 @@ fn both_files_say_the_same() {
     assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");
     assert!(ranks.starts_with("{\"step\":0,\"rank\":0,\"seconds\":1.000000,\"compute\":0.500000,"));
     let (first, second) = (ranks.lines().next().unwrap(), ranks.lines().nth(1).unwrap());
-    assert!(!first.contains("gpu") && second.ends_with("\"gpu_temperature\":61.000000}"), "{second}");
+    assert!(
+        !first.contains("gpu") && second.ends_with("\"gpu_temperature\":61.000000,\"schema\":1}"),
+        "{second}"
+    );
     for line in jsonl.lines() {
-        let object: serde_json::Value = serde_json::from_str(line).unwrap();
-        assert!(object.as_object().unwrap().keys().all(|key| COLUMNS.contains(&key.as_str())));
+        let (mut object, mut row) = (serde_json::from_str::<serde_json::Value>(line).unwrap(), vec![]);
+        assert_eq!(object["schema"], 1);
+        object.as_object_mut().unwrap().remove("schema");
+        assert!(
+            object.as_object().unwrap().keys().all(|key| lines[0].split(',').any(|column| column == key))
+        );
+        parsed::<MetricsLine>(line).unwrap().write_csv(&mut row).unwrap();
+        assert!(csv.contains(str::from_utf8(&row).unwrap()), "{line}");
     }
     let first = "{\"step\":0,\"epoch\":0,\"loss\":2.5,\"lr\":0.001,\"images_per_second\":8.000000,";
     assert!(jsonl.starts_with(first), "{jsonl}");

@@ -6,28 +6,15 @@ use crate::error::TrainError;
 use crate::folder::RunFolder;
 use crate::gpu_log::{GpuLog, Gpus};
 use crate::metrics::{self, Metrics};
-use crate::record::{self, Launch};
-use crate::session::{Evaluation, Session, StepResult};
+use crate::record;
+use crate::session::{Evaluation, Session};
 use crate::side_output::SideOutput;
 use crate::tensorboard::EventFile;
 use config::Resolved;
 use devices::Real;
-use devices::sensors::Sensors;
 use formats::checkpoint::{Checkpoints, Progress};
+use records::MetricsLine;
 use std::path::{Path, PathBuf};
-
-/// The parts of a step's time as TensorBoard has them, in the order of [`Parts::named`].
-const BOARD: [&str; 6] = [
-    "seconds/compute",
-    "seconds/exchange",
-    "seconds/wait_for_ranks",
-    "seconds/data",
-    "seconds/optimizer",
-    "seconds/idle",
-];
-
-/// What sensors of GPUs say, as TensorBoard has it.
-const GPU_BOARD: [&str; 4] = ["gpu/load", "gpu/memory_used", "gpu/temperature", "gpu/power"];
 
 /// The folder of a run.
 pub(super) struct Output {
@@ -48,7 +35,7 @@ impl Output {
         gpus: Gpus,
         events: &mut dyn Events,
     ) -> Result<Self, TrainError> {
-        let (config, launch) = (run.record(folder)?, Launch::now());
+        let (config, launch) = (run.record(folder)?, record::launch());
         let folder = RunFolder::start(folder, run.force, events, |folder| {
             metrics::begin(folder)?;
             record::create(folder, &config, &launch)
@@ -67,7 +54,7 @@ impl Output {
         let config = run.record(&folder.path)?;
         let (metrics, lost) = Metrics::resume(&folder.path, step)?;
         lost.iter().for_each(|line| events.warned(line));
-        record::continue_with(&folder.path, &Launch::now())?;
+        record::continue_with(&folder.path, &record::launch())?;
         Self::with(folder, run, config, metrics, gpus, step)
     }
 
@@ -87,23 +74,20 @@ impl Output {
         Ok(Output { folder, metrics, board, checkpoints, config, gpus, choices: None })
     }
 
-    pub fn step(
-        &mut self,
-        step: u64,
-        epoch: u64,
-        result: &StepResult,
-        account: &Step,
-    ) -> Result<(), TrainError> {
+    /// Writes a step.
+    pub fn step(&mut self, line: &MetricsLine, account: &Step) -> Result<(), TrainError> {
         self.folder.check_quickly()?;
-        self.metrics.step(step, epoch, result, account)?;
-        self.gpus.with(|gpus| gpus.step(step, epoch, account));
-        self.board.with(|board| draw_step(board, step, result, account));
+        self.metrics.step(line, account)?;
+        self.gpus.with(|gpus| gpus.step(line.step, line.epoch, account));
+        self.board.with(|board| board.draw(line));
         Ok(())
     }
 
+    /// Writes an evaluation after step `step`, to which it belongs.
     pub fn evaluation(&mut self, step: u64, epoch: u64, score: &Evaluation) -> Result<(), TrainError> {
-        self.metrics.evaluation(step, epoch, score)?;
-        self.board.with(|board| draw_evaluation(board, step, score));
+        let line = metrics::evaluation_line(step, epoch, score);
+        self.metrics.evaluation(&line)?;
+        self.board.with(|board| board.draw(&line).and_then(|()| board.flush()));
         match score {
             Evaluation::Images(_) => Ok(()),
             Evaluation::Pixels(score) => self.metrics.classes(step, epoch, &score.confusion.by_class()),
@@ -143,49 +127,4 @@ impl Output {
     pub fn failures(&mut self) -> impl Iterator<Item = TrainError> {
         [self.metrics.failure(), self.board.failure.take(), self.gpus.failure.take()].into_iter().flatten()
     }
-}
-
-fn draw_step(
-    board: &mut EventFile,
-    step: u64,
-    result: &StepResult,
-    account: &Step,
-) -> Result<(), TrainError> {
-    let StepResult { score, learning_rate, gradient_norm, loss_scale, .. } = result;
-    board.scalar(step, "train/loss", score.loss)?;
-    board.scalar(step, "train/top1", score.top1)?;
-    board.scalar(step, "train/learning_rate", *learning_rate)?;
-    board.scalar(step, "train/gradient_norm", *gradient_norm)?;
-    if let Some(scale) = loss_scale {
-        board.scalar(step, "train/loss_scale", *scale)?;
-    }
-    board.scalar(step, "train/images_per_second", result.images / account.seconds())?;
-    let mean = account.mean();
-    for (name, seconds) in BOARD.into_iter().zip(mean.named()).map(|(name, (_, s))| (name, s)) {
-        board.scalar(step, name, seconds)?;
-    }
-    board.scalar(step, "seconds/hidden_exchange", mean.hidden)?;
-    let Sensors { load, memory_used, temperature, power, .. } = Sensors::mean(&account.sensors);
-    for (name, x) in GPU_BOARD.into_iter().zip([load, memory_used, temperature, power]) {
-        if x.is_finite() {
-            board.scalar(step, name, x)?;
-        }
-    }
-    Ok(())
-}
-
-fn draw_evaluation(board: &mut EventFile, step: u64, score: &Evaluation) -> Result<(), TrainError> {
-    board.scalar(step, "eval/loss", score.loss())?;
-    match score {
-        Evaluation::Images(score) => {
-            board.scalar(step, "eval/top1", score.top1)?;
-            board.scalar(step, "eval/top5", score.top5)?;
-        }
-        Evaluation::Pixels(score) => {
-            let scores = score.confusion.scores();
-            board.scalar(step, "eval/miou", scores.mean_iou)?;
-            board.scalar(step, "eval/pixel_accuracy", scores.pixel_accuracy)?;
-        }
-    }
-    board.flush()
 }

@@ -5,6 +5,7 @@ use super::{Events, Stopped, Summary};
 use crate::account::Step;
 use crate::balance::{Balance, Lookout, Straggler};
 use crate::error::TrainError;
+use crate::metrics;
 use crate::session::{Finished, Session, StepResult};
 use crate::trace::Trace;
 use comm::{Communicator, Member};
@@ -138,17 +139,18 @@ impl Loop<'_> {
         result: &StepResult,
         account: &Step,
     ) -> Result<(), TrainError> {
+        let line = metrics::step_line(step, epoch, result, account);
         self.summary.steps += 1;
         self.summary.training_seconds += account.seconds();
         self.summary.images += result.images as u64;
         if let Some(output) = &mut self.output {
-            output.step(step, epoch, result, account)?;
+            output.step(&line, account)?;
             for failure in output.failures() {
                 self.summary.failures.push(failure.to_string());
                 self.events.warned(&format!("{failure}; the run goes on without it"));
             }
         }
-        self.events.stepped(step, epoch, result, account);
+        self.events.stepped(&line, result, account);
         Ok(())
     }
 
@@ -224,7 +226,7 @@ impl Loop<'_> {
     /// Where the time went, when the last step is done.
     fn close<T: Real>(&mut self, session: &Session<T>) {
         self.summary.ranks = session.account().totals().to_vec();
-        self.summary.exchanged = session.account().exchanged().to_vec();
+        self.summary.collectives = session.account().collectives().to_vec();
         self.summary.times = session.device().training_times();
         self.summary.note_on_times = session.device().note_on_times();
     }

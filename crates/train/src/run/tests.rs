@@ -160,9 +160,10 @@ struct Listener {
 }
 
 impl Events for Listener {
-    fn stepped(&mut self, step: u64, epoch: u64, result: &StepResult, _account: &Step) {
+    fn stepped(&mut self, line: &MetricsLine, result: &StepResult, _account: &Step) {
+        let MetricsLine { step, epoch, .. } = line;
         self.heard.push(format!("step {step} of epoch {epoch}: {result:?}"));
-        self.stops |= self.stop_after == Some(step);
+        self.stops |= self.stop_after == Some(*step);
     }
 
     fn evaluated(&mut self, step: u64, epoch: u64, score: &Evaluation) {

@@ -7,6 +7,7 @@ use crate::report::numbers::{score, short};
 use crate::report::points::{self, Group};
 use crate::report::scene::Ink;
 use crate::results::Epoch;
+use records::Metric;
 
 /// A value of an epoch, and what it is called.
 type Of = fn(&Epoch) -> Option<(&'static str, f64)>;
@@ -29,7 +30,6 @@ pub fn curves(study: &Study) -> Option<Figure> {
     }
     let measured = || study.groups.iter().flat_map(|group| &group.points).flat_map(|p| points::measured(p));
     let scored = measured().find_map(|(_, m)| Some(m.curve.last()?.score()?.0)).unwrap_or("accuracy");
-    let scored = scored.split(',').next().unwrap_or(scored);
     let repeats = study.groups.iter().flat_map(|group| &group.points);
     let repeats = repeats.map(|point| points::measured(point).count()).max().unwrap_or(0);
     let faint = if repeats > 1 { " Faint lines are the other runs of the same settings." } else { "" };
@@ -46,8 +46,8 @@ pub fn curves(study: &Study) -> Option<Figure> {
 }
 
 fn loss(epoch: &Epoch) -> Option<(&'static str, f64)> {
-    let named = [("loss, training", epoch.loss), ("loss, held out", epoch.eval_loss)];
-    named.into_iter().find_map(|(name, loss)| Some((name, loss.filter(|x| x.is_finite())?)))
+    let named = [("training loss", Metric::Loss), ("validation loss", Metric::EvalLoss)];
+    named.into_iter().find_map(|(name, metric)| Some((name, epoch.get(metric).filter(|x| x.is_finite())?)))
 }
 
 /// The curves of a group, and what they show.
@@ -62,7 +62,7 @@ fn lines(group: &Group, of: Of, up: Up) -> (Vec<Series>, &'static str) {
             let values = measured.curve.iter().filter_map(|epoch| Some((epoch.epoch, of(epoch)?)));
             let values: Vec<(u64, (&'static str, f64))> = values.collect();
             let Some((_, (called, _))) = values.first() else { continue };
-            // Training loss and held-out loss are not the same thing.
+            // Training loss and validation loss are not the same thing.
             if !what.is_empty() && what != *called {
                 continue;
             }

@@ -6,19 +6,12 @@ use crate::report::figure::{Chart, Figure, Key, Panel};
 use crate::report::numbers::{percent, seconds};
 use crate::report::points;
 use crate::report::scene::Ink;
-use crate::results::Parts;
+use records::{PARTS, Parts};
 
-/// In the order in which they are drawn.
+/// The parts that sum to a step, with their colours and seconds, in the order in which they are drawn.
 pub fn named(parts: &Parts) -> [(&'static str, Ink, f64); 6] {
-    let Parts { compute, exchange, wait, data, optimizer, idle, .. } = *parts;
-    [
-        ("compute", Ink::Compute, compute),
-        ("exchange", Ink::Exchange, exchange),
-        ("wait for ranks", Ink::Wait, wait),
-        ("data", Ink::Data, data),
-        ("optimizer", Ink::Optimizer, optimizer),
-        ("idle", Ink::Idle, idle),
-    ]
+    let inks = [Ink::Compute, Ink::Communication, Ink::Wait, Ink::Data, Ink::Optimizer, Ink::Idle];
+    std::array::from_fn(|i| (PARTS[i].name, inks[i], (PARTS[i].of)(parts)))
 }
 
 pub fn legend() -> Vec<Key> {
@@ -27,7 +20,7 @@ pub fn legend() -> Vec<Key> {
 
 /// A row of shares; none if there is nothing to divide.
 pub fn row(label: String, heading: &str, parts: &Parts, pale: bool, note: String) -> Option<Row> {
-    let wall = points::wall(parts);
+    let wall = parts.wall();
     if !(wall.is_finite() && wall > 0.0) {
         return None;
     }
@@ -36,7 +29,7 @@ pub fn row(label: String, heading: &str, parts: &Parts, pale: bool, note: String
     let told = named(parts).into_iter().filter(|part| part.2 / wall >= 0.0005);
     tip.extend(told.map(|(name, _, time)| format!("{name}: {} ({})", seconds(time), percent(time / wall))));
     if parts.hidden > 0.0 {
-        tip.push(format!("exchange behind computing: {}", seconds(parts.hidden)));
+        tip.push(format!("hidden communication: {}", seconds(parts.hidden)));
     }
     if !note.is_empty() {
         tip.push(note.clone());
@@ -62,7 +55,7 @@ pub fn by_point(study: &Study) -> Option<Figure> {
         }
     }
     let note = format!(
-        "Shares of a mean step, over all ranks. Exchange that went on behind computing is part of the others.{}",
+        "Shares of a mean step, over all ranks. Hidden communication is part of the others.{}",
         study.signs()
     );
     figure(study, "parts", "where the time went", note, panels)

@@ -10,7 +10,7 @@ use crate::results::{Estimate, Kind, Point, Score, Settings, Summary};
 
 const RANKS: fn(&Settings) -> f64 = |settings| settings.ranks as f64;
 
-/// Time an epoch, with the part in which ranks exchange and wait on top.
+/// Time an epoch, with the part in which ranks communicate and wait on top.
 pub fn times(study: &Study) -> Option<Figure> {
     let all = study.groups.iter().flat_map(|group| &group.points);
     let summaries = all.filter_map(|point| point.summary.as_ref());
@@ -34,7 +34,7 @@ pub fn times(study: &Study) -> Option<Figure> {
         })
         .collect();
     let note = format!(
-        "On top, in orange, the part in which ranks exchange gradients or wait for each other: their share of a mean step.{}{}",
+        "On top, in orange, the part in which ranks reduce gradients or wait for each other: their share of a mean step.{}{}",
         study.spread_sentence(),
         study.signs()
     );
@@ -46,7 +46,7 @@ pub fn times(study: &Study) -> Option<Figure> {
         note,
         legend: vec![
             key(Ink::Compute, "computing, data and the rest"),
-            key(Ink::Exchange, "synchronisation: exchange and waiting"),
+            key(Ink::Communication, "synchronisation: communication and waiting"),
         ],
         panels,
     })
@@ -62,11 +62,11 @@ fn column(point: &Point, group: &Group) -> Column {
         return Column { label, segments, total: 0.0, spread, pale, tip, note };
     };
     let total = epoch_seconds.median;
-    let share = (parts.exchange + parts.wait) / points::wall(parts);
+    let share = (parts.communication + parts.wait) / parts.wall();
     let synchronising = if share.is_finite() { (share * total).clamp(0.0, total.max(0.0)) } else { 0.0 };
     let segments = vec![
         Segment { name: "rest", ink: Ink::Compute, seconds: total - synchronising },
-        Segment { name: "synchronisation", ink: Ink::Exchange, seconds: synchronising },
+        Segment { name: "synchronisation", ink: Ink::Communication, seconds: synchronising },
     ];
     Column { label, segments, total, spread: spread(epoch_seconds), pale, tip, note }
 }

@@ -143,8 +143,9 @@ impl Column {
         let highest = scale.at(self.spread.largest().max(self.total));
         match number {
             _ if self.segments.is_empty() => {
-                items
-                    .push(Item::text(middle, bottom - 6.0, Anchor::Middle, SMALL, Ink::Exchange, "✕").bold());
+                items.push(
+                    Item::text(middle, bottom - 6.0, Anchor::Middle, SMALL, Ink::Communication, "✕").bold(),
+                );
             }
             Some(text) => items.push(
                 Item::text(middle, highest - 7.0, Anchor::Middle, SMALL, Ink::Text, text).bold().halo(),

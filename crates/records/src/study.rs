@@ -3,7 +3,10 @@
 //! Samples are kept as they were taken. What follows from them (medians, intervals, speedup, the limiter) stands beside them, so
 //! that a report draws what is written here and computes nothing of its own.
 
+use crate::metrics::{Metric, Values};
+use crate::parts::Parts;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Raised whenever a reader of older files would misread a newer one.
 pub const FORMAT: u32 = 1;
@@ -58,6 +61,44 @@ pub enum Kind {
     Grid,
 }
 
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Strong => "strong",
+            Kind::Weak => "weak",
+            Kind::FixedPerRank => "fixed-per-rank",
+            Kind::Batch => "batch",
+            Kind::Accumulation => "accumulation",
+            Kind::Optimizer => "optimizer",
+            Kind::Precision => "precision",
+            Kind::Nodes => "nodes",
+            Kind::Grid => "grid",
+        }
+    }
+
+    /// Whether ranks divide one global batch among themselves.
+    pub fn keeps_global_batch(self) -> bool {
+        matches!(self, Kind::Strong | Kind::Nodes)
+    }
+
+    /// What its points have in common, for people.
+    pub fn holds(self) -> &'static str {
+        match self {
+            Kind::Strong => "strong scaling: the same images and the same global batch over more ranks",
+            Kind::Weak => "weak scaling: the data grows with the ranks, each has the same images and batch",
+            Kind::FixedPerRank => {
+                "the same images in all and a fixed batch a rank: the global batch grows with the ranks"
+            }
+            Kind::Batch => "batch sizes",
+            Kind::Accumulation => "micro-steps for each all-reduce",
+            Kind::Optimizer => "optimizers",
+            Kind::Precision => "precisions",
+            Kind::Nodes => "many hosts with a rank each against one host, the same images and global batch",
+            Kind::Grid => "a grid of settings",
+        }
+    }
+}
+
 /// Runs of the same settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
@@ -101,6 +142,9 @@ pub struct Settings {
     /// Threads of a rank that prepare images.
     #[serde(default)]
     pub loader_threads: usize,
+    /// Values of the axes that have no field of their own, by the axis's key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other: BTreeMap<String, String>,
 }
 
 /// One repeat. Repeats differ in the seed of their training, unless the study gives one, so that scores spread as trainings do.
@@ -134,9 +178,12 @@ pub struct Measured {
     pub images: u64,
     /// Seconds a step of each rank.
     pub ranks: Vec<Parts>,
-    /// Bytes that a rank brings into exchanges in a step, and what came through a second.
-    pub exchange_bytes: u64,
-    pub exchange_bytes_per_second: f64,
+    /// Bytes that a rank sends into collectives in a step.
+    #[serde(rename = "exchange_bytes")]
+    pub communication_bytes: u64,
+    /// Bytes/s that came through.
+    #[serde(rename = "exchange_bytes_per_second")]
+    pub communication_bytes_per_second: f64,
     /// Busy share of the cores that the run had, 0 to 1.
     pub cpu_utilisation: Option<f64>,
     /// Of the time of a step, the part in which ranks computed on their GPUs, 0 to 1.
@@ -154,35 +201,6 @@ pub struct Measured {
     pub curve: Vec<Epoch>,
 }
 
-/// Where a rank's time of a mean step went, in seconds. All but `hidden` sum to the step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Parts {
-    pub compute: f64,
-    /// Exchange with nothing to do behind it.
-    pub exchange: f64,
-    /// Waiting for slower ranks.
-    pub wait: f64,
-    pub data: f64,
-    pub optimizer: f64,
-    pub idle: f64,
-    /// Exchange behind computing: part of the others.
-    pub hidden: f64,
-}
-
-impl Parts {
-    pub fn times(&self, factor: f64) -> Parts {
-        let Parts { compute, exchange, wait, data, optimizer, idle, hidden } = *self;
-        let [compute, exchange, wait, data] = [compute, exchange, wait, data].map(|seconds| factor * seconds);
-        let [optimizer, idle, hidden] = [optimizer, idle, hidden].map(|seconds| factor * seconds);
-        Parts { compute, exchange, wait, data, optimizer, idle, hidden }
-    }
-
-    /// Of the step.
-    pub fn seconds(&self) -> f64 {
-        self.compute + self.exchange + self.wait + self.data + self.optimizer + self.idle
-    }
-}
-
 impl Run {
     pub fn measured(&self) -> Option<&Measured> {
         match &self.outcome {
@@ -192,29 +210,28 @@ impl Run {
     }
 }
 
-/// Learning, by epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// What an epoch of a run came to: the metrics that say how an epoch's steps become one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Epoch {
     pub epoch: u64,
-    pub loss: Option<f64>,
-    pub top1: Option<f64>,
-    pub eval_loss: Option<f64>,
-    pub eval_top1: Option<f64>,
-    pub eval_miou: Option<f64>,
-    #[serde(default)]
-    pub eval_pixel_accuracy: Option<f64>,
+    #[serde(flatten)]
+    pub values: Values,
 }
 
 impl Epoch {
-    /// What the task is judged by, with its name: the first of these that is known.
+    pub fn get(&self, metric: Metric) -> Option<f64> {
+        self.values.get(metric)
+    }
+
+    /// The metric that the task is evaluated by, with its name: the first of these that is known.
     pub fn score(&self) -> Option<(&'static str, f64)> {
         let named = [
-            ("mean IoU, held out", self.eval_miou),
-            ("accuracy, held out", self.eval_top1),
-            ("accuracy of pixels, held out", self.eval_pixel_accuracy),
-            ("accuracy, training", self.top1),
+            ("validation mean IoU", Metric::EvalMeanIou),
+            ("validation accuracy", Metric::EvalTop1),
+            ("validation pixel accuracy", Metric::EvalPixelAccuracy),
+            ("training accuracy", Metric::Top1),
         ];
-        named.into_iter().find_map(|(name, score)| Some((name, score.filter(|x| x.is_finite())?)))
+        named.into_iter().find_map(|(name, metric)| Some((name, self.get(metric).filter(|x| x.is_finite())?)))
     }
 }
 
@@ -294,7 +311,8 @@ pub enum Cause {
     /// Computing itself: nothing else takes a share worth naming.
     Compute,
     Data,
-    Exchange,
+    #[serde(rename = "exchange")]
+    Communication,
     /// One rank that is slower than the others, which wait for it.
     Straggler,
     /// Waiting for whoever is slowest in a step, a different rank each time.
