@@ -1,5 +1,6 @@
 //! `results.csv`: a line a run, for spreadsheets.
 
+use crate::axes::{AXES, unsettled};
 use crate::error::StudyError;
 use crate::results::{Estimate, Measured, Outcome, Point, Results, Run, Summary};
 use files;
@@ -80,6 +81,7 @@ pub fn write(path: &Path, results: &Results) -> Result<(), StudyError> {
 
 fn heading() -> Vec<&'static str> {
     let mut names: Vec<&str> = COLUMNS.iter().map(|column| column.0).collect();
+    names.extend(AXES.iter().filter(|axis| !axis.settled).map(|axis| axis.key));
     names.extend(TIMES);
     names.extend(metrics().map(|declared| declared.name));
     names.extend(["limiter", "error"]);
@@ -92,6 +94,7 @@ fn row(point: &Point, run: &Run) -> Vec<String> {
     let sample = point.runs.iter().filter(|r| r.measured().is_some()).position(|r| r.repeat == run.repeat);
     let line = Line { point, run, measured, parts, sample: sample.filter(|_| measured.is_some()) };
     let mut row: Vec<String> = COLUMNS.iter().map(|(_, cell)| cell(&line)).collect();
+    row.extend(unsettled(&point.settings).map(|(_, value)| quoted(&value)));
     row.extend(PARTS.iter().map(|part| number(line.parts.as_ref().map(part.of))));
     let last = measured.and_then(|m| m.curve.last());
     row.extend(metrics().map(|declared| number(last.and_then(|epoch| epoch.get(declared.metric)))));

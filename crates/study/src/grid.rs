@@ -5,9 +5,9 @@
 
 mod cell;
 
+use crate::axes::{ACCUMULATION, AXES, Axis, BATCH_SIZES, NODES, OPTIMIZERS, PRECISIONS, RANKS};
 use crate::child;
 use crate::error::StudyError;
-use crate::limiter::counted;
 use crate::results::{Kind, Settings};
 use crate::spec::{Experiment, Study};
 pub use cell::MOST_POINTS;
@@ -122,19 +122,19 @@ fn plan_experiment(
     study: &Study,
     (kind, experiment): (Kind, &Experiment),
     cells: &[Cell],
-    named: &[Name],
+    named: &[&Axis],
     resolve: &mut dyn Resolve,
 ) -> Result<Vec<Planned>, StudyError> {
     let mut points = Vec::new();
     for cell in cells {
         let mut options = cell.options(kind, study, experiment)?;
-        let refused = |why: String| refused(kind, cell.ranks, why);
-        let mut facts = resolve.facts(&options, cell.ranks).map_err(refused)?;
+        let refused = |why: String| refused(kind, cell.ranks(), why);
+        let mut facts = resolve.facts(&options, cell.ranks()).map_err(refused)?;
         if let Some(fraction) = cell.equal_fraction(kind, facts.images_of_set)
             && option(&options, "--data-fraction").is_some_and(|now| *now != fraction)
         {
             set_option(&mut options, "--data-fraction", fraction);
-            facts = resolve.facts(&options, cell.ranks).map_err(refused)?;
+            facts = resolve.facts(&options, cell.ranks()).map_err(refused)?;
         }
         let warmup = experiment.warmup.unwrap_or(WARMUP);
         if facts.steps <= warmup {
@@ -153,38 +153,23 @@ fn plan_experiment(
     Ok(points)
 }
 
-/// An axis, and how a cell's place on it is called in the name of a series.
-type Name = (&'static str, fn(&Cell) -> String);
-
-const NAMES: [Name; 9] = [
-    ("data", |c| c.data.as_deref().map_or(String::new(), set_name)),
-    ("fraction", |c| c.fraction.map_or(String::new(), |f| format!("{}% of the data", 100.0 * f))),
-    ("batch", |c| c.batch.map_or(String::new(), |b| format!("batch {b}"))),
-    ("accumulation", |c| c.accumulation.map_or(String::new(), |a| format!("accumulation {a}"))),
-    ("optimizer", |c| c.optimizer.clone().unwrap_or_default()),
-    ("precision", |c| c.precision.clone().unwrap_or_default()),
-    ("threads", |c| format!("{} threads", c.threads)),
-    ("ranks", |c| counted(c.ranks, "rank")),
-    ("hosts", |c| counted(c.nodes, "host")),
-];
-
-/// What tells series of a kind apart.
-fn names(kind: Kind, cells: &[&Cell]) -> Vec<Name> {
-    let varies = |f: fn(&Cell) -> String| cells.iter().map(|cell| f(cell)).collect::<HashSet<_>>().len() > 1;
+/// Axes that name the series of a kind: those whose values differ between its cells, but for the one that its curves follow.
+fn names(kind: Kind, cells: &[&Cell]) -> Vec<&'static Axis> {
+    let varies = |axis: &Axis| cells.iter().map(|cell| cell.called(axis)).collect::<HashSet<_>>().len() > 1;
     let curve = curve_of(kind);
     // The study of hosts has names for them.
-    let own = |axis: &str| axis == curve || (axis == "hosts" && kind == Kind::Nodes);
-    NAMES.into_iter().filter(|(axis, f)| !own(axis) && varies(*f)).collect()
+    let own = |axis: &Axis| axis.key == curve || (axis.key == NODES && kind == Kind::Nodes);
+    AXES.iter().filter(|axis| !own(axis) && varies(axis)).collect()
 }
 
 /// The axis along which points of a series lie.
 fn curve_of(kind: Kind) -> &'static str {
     match kind {
-        Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes | Kind::Grid => "ranks",
-        Kind::Batch => "batch",
-        Kind::Accumulation => "accumulation",
-        Kind::Optimizer => "optimizer",
-        Kind::Precision => "precision",
+        Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes | Kind::Grid => RANKS,
+        Kind::Batch => BATCH_SIZES,
+        Kind::Accumulation => ACCUMULATION,
+        Kind::Optimizer => OPTIMIZERS,
+        Kind::Precision => PRECISIONS,
     }
 }
 
@@ -230,7 +215,7 @@ fn id(kind: Kind, settings: &Settings, options: &[String], warmup: u64) -> Strin
 }
 
 /// The set and, of a folder of images, the folder's own name.
-fn set_name(data: &str) -> String {
+pub fn set_name(data: &str) -> String {
     match data.split_once(':') {
         Some((kind @ ("folder" | "masks"), path)) => {
             let name = std::path::Path::new(path).file_name();

@@ -1,5 +1,6 @@
 //! Scaling studies: experiments as data, what they measured, and how that is read.
 
+pub mod axes;
 pub mod child;
 pub mod compare;
 mod csv;

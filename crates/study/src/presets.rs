@@ -1,5 +1,6 @@
-//! Studies that have a name: what they vary unless told otherwise.
+//! Studies that have a name: what they vary by default.
 
+use crate::axes::{ACCUMULATION, Axes, BATCH_SIZES, MODELS, OPTIMIZERS, PRECISIONS, RANKS, THREADS};
 use crate::results::Kind;
 use crate::spec::{Asked, Experiment};
 
@@ -7,7 +8,7 @@ use crate::spec::{Asked, Experiment};
 pub const NAMES: [&str; 9] =
     ["quick", "strong", "weak", "fixed-per-rank", "batch", "accumulation", "optimizer", "precision", "nodes"];
 
-/// A study by its name, for a machine of so many cores. `device`: as it was asked for.
+/// The study of a name, for a machine of `cores` cores. `device`: the one that was typed.
 pub fn preset(name: &str, cores: usize, device: Option<&str>) -> Option<Asked> {
     let kinds = [
         Kind::Strong,
@@ -23,19 +24,19 @@ pub fn preset(name: &str, cores: usize, device: Option<&str>) -> Option<Asked> {
         return Some(quick());
     }
     let kind = kinds.into_iter().find(|kind| kind.name() == name)?;
-    let mut common = Experiment { kind: Some(kind), ..Experiment::default() };
-    let words = |words: &[&str]| Some(words.iter().map(|word| word.to_string()).collect());
-    match kind {
-        Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes => common.ranks = Some(doubling(cores)),
-        Kind::Batch => common.batch_sizes = Some(vec![16, 32, 64, 128, 256]),
-        Kind::Accumulation => common.accumulation = Some(vec![1, 2, 4, 8]),
-        Kind::Optimizer => common.optimizers = words(&["adamw", "sgd", "lamb"]),
+    let none = Axes::default();
+    let axes = match kind {
+        Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes => none.with(RANKS, doubling(cores)),
+        Kind::Batch => none.with(BATCH_SIZES, [16, 32, 64, 128, 256]),
+        Kind::Accumulation => none.with(ACCUMULATION, [1, 2, 4, 8]),
+        Kind::Optimizer => none.with(OPTIMIZERS, ["adamw", "sgd", "lamb"]),
         Kind::Precision if device.is_none_or(|device| device == "cpu") => {
-            common.precisions = words(&["fp32", "fp64"])
+            none.with(PRECISIONS, ["fp32", "fp64"])
         }
-        Kind::Precision => common.precisions = words(&["fp32", "tf32", "bf16", "fp16"]),
-        Kind::Grid => {}
-    }
+        Kind::Precision => none.with(PRECISIONS, ["fp32", "tf32", "bf16", "fp16"]),
+        Kind::Grid => none,
+    };
+    let common = Experiment { kind: Some(kind), axes, ..Experiment::default() };
     Some(Asked { name: Some(name.into()), title: Some(kind.holds().into()), common, ..Asked::default() })
 }
 
@@ -50,10 +51,11 @@ fn doubling(cores: usize) -> Vec<usize> {
 fn quick() -> Asked {
     let both = |kind| Experiment { kind: Some(kind), ..Experiment::default() };
     let common = Experiment {
-        ranks: Some(vec![1, 2]),
-        batch_sizes: Some(vec![64]),
-        models: Some(vec!["vit-nano/4".into()]),
-        threads: Some(vec![1]),
+        axes: Axes::default()
+            .with(RANKS, [1, 2])
+            .with(BATCH_SIZES, [64])
+            .with(MODELS, ["vit-nano/4"])
+            .with(THREADS, [1]),
         epochs: Some(1),
         ..Experiment::default()
     };
@@ -84,10 +86,10 @@ mod tests {
 
     #[test]
     fn what_is_typed_wins() {
-        let typed = Experiment { ranks: Some(vec![3]), ..Experiment::default() };
+        let typed = Experiment { axes: Axes::default().with(RANKS, [3]), ..Experiment::default() };
         let asked = Asked { common: typed, ..Asked::default() }.over(preset("quick", 2, None).unwrap());
         let study = asked.study().unwrap();
-        assert!(study.experiments.iter().all(|one| one.ranks.as_deref() == Some(&[3])));
+        assert!(study.experiments.iter().all(|one| one.axes.get(RANKS) == Some(&[3.into()])));
         assert_eq!(study.experiments[1].kind, Some(Kind::Weak));
     }
 }

@@ -1,10 +1,12 @@
 //! Experiments as data: what a file or flags ask for, before anything is known of models and data.
 
+use crate::axes::{AXES, Axes, Axis, AxisValue};
 use crate::error::StudyError;
 use crate::results::Kind;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -46,20 +48,9 @@ pub struct Experiment {
     /// classify or segment, where models and data don't say so.
     #[serde(default)]
     pub task: Option<String>,
-    pub ranks: Option<Vec<usize>>,
-    /// Numbers of hosts.
-    pub nodes: Option<Vec<usize>>,
-    /// Images of a micro-step of one rank; where the global batch is constant, of a step of all ranks.
-    pub batch_sizes: Option<Vec<usize>>,
-    pub accumulation: Option<Vec<usize>>,
-    pub models: Option<Vec<String>>,
-    pub data: Option<Vec<String>>,
-    /// Of the training set; where the data grows with the ranks, for each rank.
-    pub data_fractions: Option<Vec<f64>>,
-    pub optimizers: Option<Vec<String>>,
-    pub precisions: Option<Vec<String>>,
-    /// Threads of a rank.
-    pub threads: Option<Vec<usize>>,
+    /// Values of each axis.
+    #[serde(flatten)]
+    pub axes: Axes,
     pub device: Option<String>,
     pub epochs: Option<u64>,
     /// Optimizer steps instead of epochs; where the images are constant, of one rank.
@@ -74,13 +65,15 @@ impl Experiment {
         let own_length = self.epochs.is_some() || self.steps.is_some();
         let length = if own_length { &self } else { other };
         let (epochs, steps) = (length.epochs, length.steps);
-        macro_rules! either {
-            ($($field:ident)*) => {
-                Experiment { $($field: self.$field.or_else(|| other.$field.clone()),)* epochs, steps }
-            };
+        Experiment {
+            kind: self.kind.or(other.kind),
+            task: self.task.or_else(|| other.task.clone()),
+            axes: self.axes.or(&other.axes),
+            device: self.device.or_else(|| other.device.clone()),
+            epochs,
+            steps,
+            warmup: self.warmup.or(other.warmup),
         }
-        either!(kind task ranks nodes batch_sizes accumulation models data data_fractions optimizers precisions threads
-            device warmup)
     }
 }
 
@@ -187,11 +180,11 @@ impl Asked {
             common: keys.experiment()?,
             experiments: vec![],
         };
-        keys.all_known(&[&STUDY[..], &EXPERIMENT[..]].concat())?;
+        keys.all_known(&[&STUDY[..], &experiment_keys()].concat())?;
         let read = |(i, mut one): (usize, Map<String, Value>)| {
             let mut keys = Keys { within: format!("experiment {}: ", i + 1), keys: &mut one };
             let experiment = keys.experiment()?;
-            keys.all_known(&EXPERIMENT)?;
+            keys.all_known(&experiment_keys())?;
             Ok(experiment)
         };
         let experiments = experiments.into_iter().enumerate().map(read).collect::<Result<_, String>>()?;
@@ -225,25 +218,13 @@ const STUDY: [&str; 12] = [
     "train",
     "experiment",
 ];
-const EXPERIMENT: [&str; 17] = [
-    "kind",
-    "task",
-    "ranks",
-    "nodes",
-    "batch-sizes",
-    "accumulation",
-    "models",
-    "data",
-    "data-fractions",
-    "optimizers",
-    "precisions",
-    "threads",
-    "device",
-    "epochs",
-    "steps",
-    "iterations",
-    "warmup",
-];
+/// Keys of an experiment beside those of the axes.
+const EXPERIMENT: [&str; 7] = ["kind", "task", "device", "epochs", "steps", "iterations", "warmup"];
+
+/// All keys of an experiment.
+fn experiment_keys() -> Vec<&'static str> {
+    EXPERIMENT.into_iter().chain(AXES.iter().map(|axis| axis.key)).collect()
+}
 
 /// Where an error lies, without the lines that toml draws around it.
 fn one_line(text: &str, error: &toml::de::Error) -> String {
@@ -261,21 +242,32 @@ struct Keys<'a> {
 impl Keys<'_> {
     fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>, String> {
         let Some(value) = self.keys.remove(key) else { return Ok(None) };
-        serde_json::from_value(value).map(Some).map_err(|e| format!("{}key {key}: {e}", self.within))
+        serde_json::from_value(value).map(Some).map_err(|e| self.wrong(key, e))
     }
 
     /// One value, or a list of them.
     fn list<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<Vec<T>>, String> {
-        if let Some(value) = self.keys.get_mut(key)
-            && !value.is_array()
-        {
-            *value = Value::Array(vec![value.take()]);
+        let Some(values) = self.values(key)? else { return Ok(None) };
+        serde_json::from_value(values).map(Some).map_err(|e| self.wrong(key, e))
+    }
+
+    /// The values of an axis.
+    fn axis(&mut self, axis: &Axis) -> Result<Option<Vec<AxisValue>>, String> {
+        let Some(values) = self.values(axis.key)? else { return Ok(None) };
+        axis.read(values).map(Some).map_err(|e| self.wrong(axis.key, e))
+    }
+
+    /// A list that is not empty, also of a value that stands alone.
+    fn values(&mut self, key: &str) -> Result<Option<Value>, String> {
+        match self.keys.remove(key) {
+            Some(Value::Array(list)) if list.is_empty() => Err(self.wrong(key, "is an empty list")),
+            Some(list @ Value::Array(_)) => Ok(Some(list)),
+            one => Ok(one.map(|one| Value::Array(vec![one]))),
         }
-        let list: Option<Vec<T>> = self.take(key)?;
-        match list {
-            Some(list) if list.is_empty() => Err(format!("{}key {key}: is an empty list", self.within)),
-            list => Ok(list),
-        }
+    }
+
+    fn wrong(&self, key: &str, why: impl Display) -> String {
+        format!("{}key {key}: {why}", self.within)
     }
 
     fn experiment(&mut self) -> Result<Experiment, String> {
@@ -287,19 +279,14 @@ impl Keys<'_> {
     }
 
     fn read_experiment(&mut self) -> Result<Experiment, String> {
+        let mut axes = Axes::default();
+        for axis in AXES {
+            self.axis(axis)?.into_iter().for_each(|values| axes.set(axis, values));
+        }
         Ok(Experiment {
             kind: self.take("kind")?,
             task: self.take("task")?,
-            ranks: self.list("ranks")?,
-            nodes: self.list("nodes")?,
-            batch_sizes: self.list("batch-sizes")?,
-            accumulation: self.list("accumulation")?,
-            models: self.list("models")?,
-            data: self.list("data")?,
-            data_fractions: self.list("data-fractions")?,
-            optimizers: self.list("optimizers")?,
-            precisions: self.list("precisions")?,
-            threads: self.list("threads")?,
+            axes,
             device: self.take("device")?,
             epochs: self.take("epochs")?,
             steps: self.steps()?,
@@ -339,11 +326,11 @@ mod tests {
         let study = typed.over(file).study().unwrap();
         assert_eq!((study.repeats, study.experiments.len()), (7, 2));
         let [weak, strong] = &study.experiments[..] else { panic!("two") };
-        assert_eq!((weak.kind, weak.ranks.as_deref()), (Some(Kind::Weak), Some(&[4][..])));
-        assert_eq!((strong.kind, strong.ranks.as_deref()), (Some(Kind::Strong), Some(&[1, 2][..])));
-        for one in [weak, strong] {
-            assert_eq!((one.epochs, one.models.as_deref()), (Some(2), Some(&["vit-ti/4".to_string()][..])));
-        }
+        let ranks =
+            |ranks: &[usize]| Axes::default().with("models", ["vit-ti/4"]).with("ranks", ranks.to_vec());
+        assert_eq!((weak.kind, &weak.axes), (Some(Kind::Weak), &ranks(&[4])));
+        assert_eq!((strong.kind, &strong.axes), (Some(Kind::Strong), &ranks(&[1, 2])));
+        assert_eq!((weak.epochs, strong.epochs), (Some(2), Some(2)));
         // Of two lengths, that of whoever speaks last.
         let steps = Asked::parse("steps = 9\n[[experiment]]\n[[experiment]]\nsteps = 5", false).unwrap();
         let typed =

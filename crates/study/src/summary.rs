@@ -2,6 +2,7 @@
 
 mod answer;
 
+use crate::axes::unsettled;
 use crate::limiter::{counted, limiter};
 use crate::results::{Estimate, Flag, Kind, Measured, Point, Results, Score, Summary, Usage};
 use crate::stats::{self, estimate, estimate_share, median, ratio, serial_fraction};
@@ -81,7 +82,7 @@ fn summarise(point: &Point) -> Option<Summary> {
     })
 }
 
-/// After the last epoch; none if runs were judged by different things.
+/// After the last epoch; none if runs were evaluated by different metrics.
 pub(crate) fn score(runs: &[&Measured]) -> Option<Score> {
     let last: Option<Vec<(&str, f64)>> = runs.iter().map(|run| run.curve.last()?.score()).collect();
     let last = last?;
@@ -155,7 +156,7 @@ fn scaled(estimate: &Estimate, factor: f64, interval: Option<(f64, f64)>) -> Est
     Estimate { median: estimate.median * factor, interval, samples }
 }
 
-/// In what a point did other work than its base, beyond what its kind is to vary.
+/// What a point did other work in than its base, beyond what its kind is to vary.
 fn unequal(point: &Point, base: &Point) -> Option<String> {
     let (a, b) = (&base.settings, &point.settings);
     let differs = |what: &str, base: String, here: String| {
@@ -168,7 +169,10 @@ fn unequal(point: &Point, base: &Point) -> Option<String> {
         .or_else(|| text("optimizer", &a.optimizer, &b.optimizer))
         .or_else(|| text("precision", &a.precision, &b.precision))
         .or_else(|| text("device", &a.device, &b.device))
-        .or_else(|| number("threads a rank", a.threads_per_rank, b.threads_per_rank));
+        .or_else(|| number("threads a rank", a.threads_per_rank, b.threads_per_rank))
+        .or_else(|| {
+            unsettled(a).zip(unsettled(b)).find_map(|((what, base), (_, here))| text(what, &base, &here))
+        });
     let images = || number("images an epoch", a.images_per_epoch as usize, b.images_per_epoch as usize);
     let global = || number("global batch", a.global_batch, b.global_batch);
     let of_rank =

@@ -1,49 +1,63 @@
 //! One combination of a grid, and all of them: how many there may be, and what `vitesse train` is asked for each.
 
 use super::{Facts, Planned, Resolve, id, option};
+use crate::axes::{
+    ACCUMULATION, AXES, Axes, Axis, AxisValue, BATCH_SIZES, DATA, DATA_FRACTIONS, NODES, RANKS, THREADS,
+    varied,
+};
 use crate::error::StudyError;
 use crate::limiter::counted;
 use crate::results::{Kind, Settings};
 use crate::spec::{Experiment, Study};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Points of a study, and runs of all of them, at most: more are a slip of the keyboard, and would take years.
 pub const MOST_POINTS: usize = 2_000;
 const MOST_RUNS: usize = 100_000;
 
-/// One combination of a grid.
+/// One combination of a grid: a value on each axis that was named or has a default, by the axis's key.
 #[derive(Clone, Default)]
-pub struct Cell {
-    pub ranks: usize,
-    pub nodes: usize,
-    pub batch: Option<usize>,
-    pub accumulation: Option<usize>,
-    pub model: Option<String>,
-    pub data: Option<String>,
-    pub fraction: Option<f64>,
-    pub optimizer: Option<String>,
-    pub precision: Option<String>,
-    pub threads: usize,
+pub struct Cell(BTreeMap<&'static str, AxisValue>);
+
+impl Cell {
+    fn with(mut self, key: &'static str, value: impl Into<AxisValue>) -> Cell {
+        self.0.insert(key, value.into());
+        self
+    }
+
+    fn count(&self, key: &str) -> Option<usize> {
+        self.0.get(key).map(|value| value.number() as usize)
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.count(RANKS).unwrap_or(1)
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.count(NODES).unwrap_or(1)
+    }
+
+    fn threads(&self) -> usize {
+        self.count(THREADS).unwrap_or(1)
+    }
+
+    fn fraction(&self) -> Option<f64> {
+        self.0.get(DATA_FRACTIONS).map(AxisValue::number)
+    }
+
+    /// Its place on an axis, in the name of a series; empty where it has none.
+    pub fn called(&self, axis: &Axis) -> String {
+        self.0.get(axis.key).map_or(String::new(), |value| axis.called(value))
+    }
 }
 
-/// The axes of an experiment with their values, before any combination is made.
-fn axes(kind: Kind, experiment: &Experiment) -> [(&'static str, usize); 10] {
-    fn values<T>(list: &Option<Vec<T>>) -> usize {
-        list.as_ref().map_or(1, Vec::len)
-    }
-    let nodes = if kind == Kind::Nodes { 2 } else { values(&experiment.nodes) };
-    [
-        ("ranks", values(&experiment.ranks)),
-        ("hosts", nodes),
-        ("threads", values(&experiment.threads)),
-        ("models", values(&experiment.models)),
-        ("data sets", values(&experiment.data)),
-        ("parts of the data", values(&experiment.data_fractions)),
-        ("batch sizes", values(&experiment.batch_sizes)),
-        ("accumulations", values(&experiment.accumulation)),
-        ("optimizers", values(&experiment.optimizers)),
-        ("precisions", values(&experiment.precisions)),
-    ]
+/// The axes of an experiment with the number of their values, before any combination is made.
+fn axes(kind: Kind, experiment: &Experiment) -> Vec<(&'static str, usize)> {
+    let values = |axis: &Axis| match (kind, axis.key) {
+        (Kind::Nodes, NODES) => 2,
+        _ => experiment.axes.get(axis.key).map_or(1, <[_]>::len),
+    };
+    varied().map(|axis| (axis.plural, values(axis))).collect()
 }
 
 /// Refuses a study of more points or runs than there may be. Nothing is allocated for them before.
@@ -73,12 +87,16 @@ pub fn check_size(study: &Study) -> Result<(), StudyError> {
 
 /// Every combination. How many there are was checked before.
 pub fn cells(kind: Kind, experiment: &Experiment, cores: usize) -> Result<Vec<Cell>, StudyError> {
-    let ranks = experiment.ranks.clone().unwrap_or_else(|| vec![1]);
-    let nodes = experiment.nodes.clone().unwrap_or_else(|| vec![1]);
+    let counts = |key: &str| -> Vec<usize> {
+        let values =
+            experiment.axes.get(key).map(|values| values.iter().map(|value| value.number() as usize));
+        values.map_or_else(|| vec![1], Iterator::collect)
+    };
+    let (ranks, nodes) = (counts(RANKS), counts(NODES));
     if ranks.contains(&0) || nodes.contains(&0) {
         return Err(StudyError::Impossible("ranks and nodes: must be at least 1".into()));
     }
-    if kind == Kind::Nodes && experiment.nodes.is_some() {
+    if kind == Kind::Nodes && experiment.axes.get(NODES).is_some() {
         let why = "nodes: this study puts the ranks on one host, and one on each of as many; leave out nodes";
         return Err(StudyError::Impossible(why.into()));
     }
@@ -89,32 +107,24 @@ pub fn cells(kind: Kind, experiment: &Experiment, cores: usize) -> Result<Vec<Ce
     };
     let mut seen = HashSet::new();
     places.retain(|place| seen.insert(*place));
-    let fractions = match (kind, &experiment.data_fractions) {
-        (Kind::Weak, None) => Some(vec![1.0 / most as f64]),
-        (_, given) => given.clone(),
-    };
-    // The same for all points, so that a rank is always as strong.
-    let threads = experiment.threads.clone().unwrap_or_else(|| vec![(cores / most).max(1)]);
-    let first = places.into_iter().map(|(ranks, nodes)| Cell { ranks, nodes, ..Cell::default() }).collect();
-    let cells = cross(first, &Some(threads), |cell, x| cell.threads = *x);
-    let cells = cross(cells, &experiment.models, |cell, x| cell.model = Some(x.clone()));
-    let cells = cross(cells, &experiment.data, |cell, x| cell.data = Some(x.clone()));
-    let cells = cross(cells, &fractions, |cell, x| cell.fraction = Some(*x));
-    let cells = cross(cells, &experiment.batch_sizes, |cell, x| cell.batch = Some(*x));
-    let cells = cross(cells, &experiment.accumulation, |cell, x| cell.accumulation = Some(*x));
-    let cells = cross(cells, &experiment.optimizers, |cell, x| cell.optimizer = Some(x.clone()));
-    Ok(cross(cells, &experiment.precisions, |cell, x| cell.precision = Some(x.clone())))
-}
-
-/// Every cell with every value, or as it is where there are none.
-fn cross<T>(cells: Vec<Cell>, values: &Option<Vec<T>>, set: impl Fn(&mut Cell, &T)) -> Vec<Cell> {
-    let Some(values) = values else { return cells };
-    let with = |cell: &Cell, value| {
-        let mut cell = cell.clone();
-        set(&mut cell, value);
-        cell
-    };
-    cells.iter().flat_map(|cell| values.iter().map(|value| with(cell, value)).collect::<Vec<_>>()).collect()
+    // Threads are the same for all points, so that a rank is always as strong.
+    let mut defaults = Axes::default().with(THREADS, [(cores / most).max(1)]);
+    if kind == Kind::Weak {
+        defaults = defaults.with(DATA_FRACTIONS, [1.0 / most as f64]);
+    }
+    let named = experiment.axes.clone().or(&defaults);
+    let mut cells: Vec<Cell> = places
+        .into_iter()
+        .map(|(ranks, nodes)| Cell::default().with(RANKS, ranks).with(NODES, nodes))
+        .collect();
+    for axis in varied().filter(|axis| ![RANKS, NODES].contains(&axis.key)) {
+        let Some(values) = named.get(axis.key) else { continue };
+        let with = |cell: &Cell| {
+            values.iter().map(|value| cell.clone().with(axis.key, value.clone())).collect::<Vec<_>>()
+        };
+        cells = cells.iter().flat_map(with).collect();
+    }
+    Ok(cells)
 }
 
 /// Where the global batch is to be the same for all ranks, and none is named: what `vitesse train` gives one rank, or the next number
@@ -125,14 +135,15 @@ pub fn settle_batches(
     cells: &mut [Cell],
     resolve: &mut dyn Resolve,
 ) -> Result<(), StudyError> {
-    if !kind.keeps_global_batch() || experiment.batch_sizes.is_some() {
+    if !kind.keeps_global_batch() || experiment.axes.get(BATCH_SIZES).is_some() {
         return Ok(());
     }
-    let mut parts = cells.iter().map(|cell| cell.ranks.checked_mul(cell.accumulation.unwrap_or(1)));
+    let mut parts = cells.iter().map(|cell| cell.ranks().checked_mul(cell.count(ACCUMULATION).unwrap_or(1)));
     let unit = parts.try_fold(1, |unit, part| least_common_multiple(unit, part?));
     let mut known: HashMap<Vec<String>, Facts> = HashMap::new();
     for cell in cells {
-        let alone = Cell { ranks: 1, nodes: 1, accumulation: None, ..cell.clone() };
+        let mut alone = cell.clone().with(RANKS, 1).with(NODES, 1);
+        alone.0.remove(ACCUMULATION);
         let options = alone.options(kind, study, experiment)?;
         if !known.contains_key(&options) {
             let facts = resolve.facts(&options, 1).map_err(|why| refused(kind, 1, why))?;
@@ -145,7 +156,7 @@ pub fn settle_batches(
             let why = format!("no batch of up to {images} images can be divided among all these ranks");
             StudyError::Impossible(format!("{}: {why}; name one with --batch-sizes", kind.name()))
         })?;
-        cell.batch = Some(batch);
+        cell.0.insert(BATCH_SIZES, batch.into());
     }
     Ok(())
 }
@@ -175,16 +186,19 @@ impl Cell {
             options.extend(value.map(|value| [format!("--{flag}"), value]).into_iter().flatten());
         };
         add("task", experiment.task.clone());
-        add("model", self.model.clone());
-        add("data", self.data.clone());
-        add("data-fraction", self.data_fraction(kind)?.map(|f| f.to_string()));
-        let constant = kind.keeps_global_batch();
-        add(if constant { "global-batch" } else { "batch-size" }, self.batch.map(|b| b.to_string()));
-        add("accumulate", self.accumulation.map(|a| a.to_string()));
-        add("optimizer", self.optimizer.clone());
-        add("precision", self.precision.clone());
-        add("device", experiment.device.clone());
-        add("threads", Some(self.threads.to_string()));
+        for axis in AXES {
+            let Some(option) = axis.option else { continue };
+            let value = self.0.get(axis.key).map(ToString::to_string);
+            match axis.key {
+                DATA_FRACTIONS => add(option, self.data_fraction(kind)?.map(|f| f.to_string())),
+                BATCH_SIZES if kind.keeps_global_batch() => add("global-batch", value),
+                THREADS => {
+                    add("device", experiment.device.clone());
+                    add(option, value);
+                }
+                _ => add(option, value),
+            }
+        }
         match experiment.steps {
             Some(steps) => add("steps", Some(self.steps(kind, steps)?.to_string())),
             None => add("epochs", Some(experiment.epochs.unwrap_or(1).to_string())),
@@ -195,28 +209,28 @@ impl Cell {
 
     /// Where the data grows with the ranks, each has its part.
     fn data_fraction(&self, kind: Kind) -> Result<Option<f64>, StudyError> {
-        let (Kind::Weak, Some(each)) = (kind, self.fraction) else { return Ok(self.fraction) };
-        let all = each * self.ranks as f64;
+        let (Kind::Weak, Some(each)) = (kind, self.fraction()) else { return Ok(self.fraction()) };
+        let all = each * self.ranks() as f64;
         // Thirds and the like don't add up to one exactly.
         let all = if (all - 1.0).abs() < 1e-9 { 1.0 } else { all };
         if all <= 1.0 {
             return Ok(Some(all));
         }
-        let why = format!("{} ranks × {each} of the data each is more than there is", self.ranks);
+        let why = format!("{} ranks × {each} of the data each is more than there is", self.ranks());
         Err(StudyError::Impossible(format!("{}: {why}", kind.name())))
     }
 
     /// The part of a set of so many images that gives every rank as many as one rank has, to the image.
     pub fn equal_fraction(&self, kind: Kind, set: u64) -> Option<String> {
-        let (Kind::Weak, Some(each)) = (kind, self.fraction) else { return None };
+        let (Kind::Weak, Some(each)) = (kind, self.fraction()) else { return None };
         // Ten parts of a tenth are a whole, if a hair less in binary.
         let images = (each * set as f64 + 1e-6).floor();
-        (images >= 1.0).then(|| (images * self.ranks as f64 / set as f64).min(1.0).to_string())
+        (images >= 1.0).then(|| (images * self.ranks() as f64 / set as f64).min(1.0).to_string())
     }
 
     /// Where the images are constant and the global batch grows, more ranks make fewer steps.
     fn steps(&self, kind: Kind, steps: u64) -> Result<u64, StudyError> {
-        let ranks = self.ranks as u64;
+        let ranks = self.ranks() as u64;
         match kind {
             Kind::FixedPerRank if !steps.is_multiple_of(ranks) => Err(StudyError::Impossible(format!(
                 "{}: {steps} steps of one rank are no multiple of {ranks} ranks",
@@ -235,7 +249,7 @@ impl Cell {
             return None;
         }
         let (cores, gpus) = (resolve.cores(), resolve.gpus());
-        let (ranks, threads) = (self.ranks, self.threads);
+        let (ranks, threads) = (self.ranks(), self.threads());
         if ranks.saturating_mul(threads) > cores {
             let plural = if threads == 1 { "thread" } else { "threads" };
             return Some(format!("{ranks} × {threads} {plural} on {cores} cores"));
@@ -243,11 +257,11 @@ impl Cell {
         (facts.device != "cpu" && ranks > gpus.max(1)).then(|| format!("{ranks} ranks on {gpus} GPUs"))
     }
 
-    pub fn series(&self, kind: Kind, facts: &Facts, named: &[super::Name]) -> String {
+    pub fn series(&self, kind: Kind, facts: &Facts, named: &[&Axis]) -> String {
         let mut words = vec![facts.model.clone()];
-        words.extend(named.iter().map(|(_, name)| name(self)).filter(|name| !name.is_empty()));
+        words.extend(named.iter().map(|axis| self.called(axis)).filter(|name| !name.is_empty()));
         if kind == Kind::Nodes {
-            words.push(if self.nodes == 1 { "one host" } else { "one rank a host" }.to_string());
+            words.push(if self.nodes() == 1 { "one host" } else { "one rank a host" }.to_string());
         }
         words.join(" · ")
     }
@@ -266,18 +280,21 @@ impl Cell {
         let comm = study.launch.comm.clone();
         let comm =
             comm.unwrap_or_else(|| if self.local(study) { "threads".into() } else { "launcher".into() });
+        let own = AXES.iter().filter(|axis| !axis.settled);
+        let other =
+            own.filter_map(|axis| Some((axis.key.to_string(), self.0.get(axis.key)?.to_string()))).collect();
         let settings = Settings {
             task: facts.task,
             model: facts.model,
             image_size: facts.image_size,
-            data: self.data.clone().unwrap_or(facts.data),
+            data: self.0.get(DATA).map_or(facts.data, ToString::to_string),
             data_fraction: option(&options, "--data-fraction").and_then(|f| f.parse().ok()).unwrap_or(1.0),
-            ranks: self.ranks,
-            hosts: self.nodes,
-            threads_per_rank: self.threads,
+            ranks: self.ranks(),
+            hosts: self.nodes(),
+            threads_per_rank: self.threads(),
             batch_per_rank: facts.batch_per_rank,
             accumulation: facts.accumulation,
-            global_batch: facts.batch_per_rank * facts.accumulation * self.ranks,
+            global_batch: facts.batch_per_rank * facts.accumulation * self.ranks(),
             optimizer: facts.optimizer,
             precision: facts.precision,
             device: facts.device,
@@ -286,7 +303,7 @@ impl Cell {
             epochs: facts.epochs,
             steps: facts.steps,
             loader_threads: facts.loader_threads,
-            other: Default::default(),
+            other,
         };
         let id = id(kind, &settings, &options, warmup);
         let estimate = facts.estimate;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::axes::{Axes, AxisValue, DATA, DATA_FRACTIONS, MODELS, THREADS};
 use crate::spec::Asked;
 
 /// A machine of four cores with a set of so many images.
@@ -46,12 +47,17 @@ impl Resolve for Here {
 }
 
 fn experiment(kind: Kind, ranks: &[usize]) -> Experiment {
-    Experiment {
-        kind: Some(kind),
-        ranks: Some(ranks.to_vec()),
-        batch_sizes: Some(vec![32]),
-        ..Experiment::default()
-    }
+    let axes = Axes::default().with(RANKS, ranks.to_vec()).with(BATCH_SIZES, [32]);
+    Experiment { kind: Some(kind), axes, ..Experiment::default() }
+}
+
+/// An experiment with these values on an axis.
+fn with<V: Into<AxisValue>>(
+    experiment: Experiment,
+    key: &'static str,
+    values: impl IntoIterator<Item = V>,
+) -> Experiment {
+    Experiment { axes: experiment.axes.with(key, values), ..experiment }
 }
 
 fn planned(experiment: Experiment) -> Result<Vec<Planned>, String> {
@@ -85,16 +91,23 @@ fn each_kind_holds_constant_what_its_name_says() {
 /// What each kind holds constant, without a batch, with accumulation, by steps, and for ranks that are no powers of two.
 #[test]
 fn what_a_kind_holds_is_held_whatever_is_left_out() {
-    let bare =
-        |kind, ranks: &[usize]| Experiment { batch_sizes: None, warmup: Some(0), ..experiment(kind, ranks) };
+    let bare = |kind, ranks: &[usize]| {
+        let axes = Axes::default().with(RANKS, ranks.to_vec());
+        Experiment { kind: Some(kind), axes, warmup: Some(0), ..Experiment::default() }
+    };
+    let accumulated = |one: Experiment, values: Option<Vec<usize>>| match values {
+        Some(values) => with(one, ACCUMULATION, values),
+        None => one,
+    };
     for kind in [Kind::Strong, Kind::Weak, Kind::FixedPerRank] {
         for ranks in [&[1, 2, 4][..], &[1, 3], &[2, 3, 4], &[3]] {
             for (accumulation, steps) in
                 [(None, None), (Some(vec![2]), None), (Some(vec![1, 3]), None), (None, Some(24))]
             {
-                let asked = Experiment { accumulation: accumulation.clone(), steps, ..bare(kind, ranks) };
+                let asked = Experiment { steps, ..accumulated(bare(kind, ranks), accumulation.clone()) };
                 let points = planned(asked).unwrap();
-                let told = format!("{kind:?} over {ranks:?}, accumulation {accumulation:?}, steps {steps:?}");
+                let which =
+                    format!("{kind:?} over {ranks:?}, accumulation {accumulation:?}, steps {steps:?}");
                 for point in &points {
                     let base = points.iter().find(|base| base.series == point.series).unwrap();
                     let (a, b) = (&base.settings, &point.settings);
@@ -102,21 +115,21 @@ fn what_a_kind_holds_is_held_whatever_is_left_out() {
                     let (ranks_a, ranks_b) = (a.ranks as u64, b.ranks as u64);
                     match kind {
                         Kind::Strong => {
-                            assert_eq!(a.global_batch, b.global_batch, "{told}");
+                            assert_eq!(a.global_batch, b.global_batch, "{which}");
                             assert_eq!(
                                 (a.images_per_epoch, a.steps),
                                 (b.images_per_epoch, b.steps),
-                                "{told}"
+                                "{which}"
                             );
                         }
                         Kind::Weak => {
-                            assert_eq!((of_rank(a), a.steps), (of_rank(b), b.steps), "{told}");
-                            assert_eq!(a.images_per_epoch * ranks_b, b.images_per_epoch * ranks_a, "{told}");
+                            assert_eq!((of_rank(a), a.steps), (of_rank(b), b.steps), "{which}");
+                            assert_eq!(a.images_per_epoch * ranks_b, b.images_per_epoch * ranks_a, "{which}");
                         }
                         _ => {
-                            assert_eq!(of_rank(a), of_rank(b), "{told}");
-                            assert_eq!(a.images_per_epoch, b.images_per_epoch, "{told}");
-                            assert!(steps.is_none() || a.steps * ranks_a == b.steps * ranks_b, "{told}");
+                            assert_eq!(of_rank(a), of_rank(b), "{which}");
+                            assert_eq!(a.images_per_epoch, b.images_per_epoch, "{which}");
+                            assert!(steps.is_none() || a.steps * ranks_a == b.steps * ranks_b, "{which}");
                         }
                     }
                 }
@@ -125,7 +138,7 @@ fn what_a_kind_holds_is_held_whatever_is_left_out() {
     }
     // Of one rank, `vitesse train` takes 64 images; three ranks divide 66.
     let global = |ranks: &[usize], accumulation: Option<Vec<usize>>| {
-        let points = planned(Experiment { accumulation, ..bare(Kind::Strong, ranks) }).unwrap();
+        let points = planned(accumulated(bare(Kind::Strong, ranks), accumulation)).unwrap();
         points.iter().map(|point| point.settings.global_batch).collect::<HashSet<_>>()
     };
     assert_eq!(global(&[1, 2, 4], None), HashSet::from([64]));
@@ -158,8 +171,7 @@ fn file(text: &str) -> std::path::PathBuf {
 /// Ranks of 333 images, not one of 333 and one of 334: with batches of 111 that would be a step more.
 #[test]
 fn weak_scaling_gives_every_rank_the_same_images() {
-    let weak =
-        Experiment { batch_sizes: Some(vec![111]), warmup: Some(0), ..experiment(Kind::Weak, &[1, 2, 3]) };
+    let weak = Experiment { warmup: Some(0), ..with(experiment(Kind::Weak, &[1, 2, 3]), BATCH_SIZES, [111]) };
     let study = Asked { common: weak, ..Asked::default() }.study().unwrap();
     for images in 1000..1010 {
         let points = plan(&study, &mut Here(images)).unwrap();
@@ -173,22 +185,18 @@ fn weak_scaling_gives_every_rank_the_same_images() {
 
 #[test]
 fn a_grid_has_a_limit_that_is_found_before_it_is_filled() {
-    let numbers = || Some((1..300).collect::<Vec<usize>>());
-    let cube = Experiment {
-        ranks: numbers(),
-        batch_sizes: numbers(),
-        accumulation: numbers(),
-        threads: Some(vec![1; 1000]),
-        ..Experiment::default()
-    };
+    let numbers = || 1..300usize;
+    let axes =
+        Axes::default().with(RANKS, numbers()).with(BATCH_SIZES, numbers()).with(ACCUMULATION, numbers());
+    let cube = Experiment { axes: axes.with(THREADS, [1; 1000]), ..Experiment::default() };
     let said = planned(cube.clone()).unwrap_err();
     assert_eq!(
         said,
         "299 ranks × 1000 threads × 299 batch sizes × 299 accumulations: a study has at most 2000 points"
     );
     // So many that their number overflows.
-    let endless = Experiment { nodes: numbers(), precisions: Some(vec!["fp32".into(); 1 << 20]), ..cube };
-    let endless = Experiment { optimizers: Some(vec!["sgd".into(); 1 << 20]), ..endless };
+    let endless = with(with(cube, NODES, numbers()), PRECISIONS, vec!["fp32"; 1 << 20]);
+    let endless = with(endless, OPTIMIZERS, vec!["sgd"; 1 << 20]);
     assert!(planned(endless).unwrap_err().ends_with("at most 2000 points"));
     // Together, and each of them small.
     let experiments = vec![experiment(Kind::Strong, &[1, 2, 4]); 700];
@@ -214,12 +222,11 @@ fn a_grid_has_a_limit_that_is_found_before_it_is_filled() {
 
 #[test]
 fn weak_scaling_can_say_how_much_of_the_data_a_rank_has() {
-    let tenth =
-        |ranks: &[usize]| Experiment { data_fractions: Some(vec![0.1]), ..experiment(Kind::Weak, ranks) };
+    let tenth = |ranks: &[usize]| with(experiment(Kind::Weak, ranks), DATA_FRACTIONS, [0.1]);
     let images: Vec<u64> =
         planned(tenth(&[1, 2, 4])).unwrap().iter().map(|p| p.settings.images_per_epoch).collect();
     assert_eq!(images, [100, 200, 400]);
-    let half = Experiment { data_fractions: Some(vec![0.5]), ..experiment(Kind::Weak, &[1, 4]) };
+    let half = with(experiment(Kind::Weak, &[1, 4]), DATA_FRACTIONS, [0.5]);
     assert_eq!(planned(half).unwrap_err(), "weak: 4 ranks × 0.5 of the data each is more than there is");
 }
 
@@ -242,23 +249,20 @@ fn nodes_are_one_host_against_many() {
 }
 
 #[test]
-fn series_are_named_by_what_tells_them_apart() {
-    let grid = Experiment {
-        batch_sizes: Some(vec![16, 64]),
-        models: Some(vec!["vit-ti/4".into()]),
-        ..experiment(Kind::FixedPerRank, &[1, 2])
-    };
+fn series_are_named_by_what_differs() {
+    let grid = with(experiment(Kind::FixedPerRank, &[1, 2]), BATCH_SIZES, [16, 64]);
+    let grid = with(grid, MODELS, ["vit-ti/4"]);
     let series: Vec<String> = planned(grid).unwrap().into_iter().map(|p| p.series).collect();
     let expected = ["vit-ti/4 · batch 16", "vit-ti/4 · batch 64"];
     assert_eq!(series, [expected[0], expected[1], expected[0], expected[1]]);
-    let batch = Experiment { batch_sizes: Some(vec![16, 64]), ..experiment(Kind::Batch, &[1, 2]) };
+    let batch = with(experiment(Kind::Batch, &[1, 2]), BATCH_SIZES, [16, 64]);
     let series: HashSet<String> = planned(batch).unwrap().into_iter().map(|p| p.series).collect();
     assert_eq!(
         series,
         HashSet::from(["vit-nano/4 · 1 rank".to_string(), "vit-nano/4 · 2 ranks".to_string()])
     );
     // Experiments of a kind lie in the same figures.
-    let on = |data: &str| Experiment { data: Some(vec![data.into()]), ..experiment(Kind::Strong, &[1, 2]) };
+    let on = |data: &str| with(experiment(Kind::Strong, &[1, 2]), DATA, [data]);
     let experiments = vec![on("cifar10:/data"), on("folder:/data/photos")];
     let study = Asked { experiments, ..Asked::default() }.study().unwrap();
     let series: Vec<String> = plan(&study, &mut Here(1000)).unwrap().into_iter().map(|p| p.series).collect();
@@ -270,14 +274,14 @@ fn series_are_named_by_what_tells_them_apart() {
 
 #[test]
 fn names_are_the_same_whenever_and_wherever_a_study_is_planned() {
-    let on = |data: &str| Experiment { data: Some(vec![data.into()]), ..experiment(Kind::Strong, &[1, 2]) };
+    let on = |data: &str| with(experiment(Kind::Strong, &[1, 2]), DATA, [data]);
     let ids = |points: Vec<Planned>| points.into_iter().map(|p| p.id).collect::<Vec<_>>();
     let here = ids(planned(on("cifar10:/data")).unwrap());
     assert_eq!(here, ids(planned(on("cifar10:elsewhere")).unwrap()));
     assert!(here[1].starts_with("strong-vit-nano.4-cifar10-r2-t2-b16-a1-adamw-fp32-"), "{here:?}");
     let longer = Experiment { epochs: Some(2), ..on("cifar10:/data") };
     assert_ne!(here, ids(planned(longer).unwrap()));
-    let twice = Experiment { ranks: Some(vec![2, 2]), ..on("cifar10:a") };
+    let twice = with(on("cifar10:a"), RANKS, [2, 2]);
     assert_eq!(planned(twice).unwrap().len(), 1);
 }
 

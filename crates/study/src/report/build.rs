@@ -44,7 +44,7 @@ struct Study<'a> {
 
 impl Study<'_> {
     fn id(&self, figure: &str) -> String {
-        format!("{}-{figure}", points::kind_id(self.kind))
+        format!("{}-{figure}", self.kind.name())
     }
 
     fn section(&self) -> String {

@@ -72,7 +72,7 @@ fn header(out: &mut String, results: &[Results], title: &str, sections: &[Kind])
     }
     let links: Vec<String> = sections
         .iter()
-        .map(|kind| format!("<a href=\"#{}\">{}</a>", points::kind_id(*kind), points::kind_title(*kind)))
+        .map(|kind| format!("<a href=\"#{}\">{}</a>", kind.name(), points::kind_title(*kind)))
         .collect();
     let _ = writeln!(out, "<nav><a href=\"#points\">All points</a> {}</nav></header>", links.join(" "));
 }
@@ -103,8 +103,7 @@ fn sections_of(results: &[Results], figures: &[Figure]) -> Vec<Kind> {
 /// A section for each kind, with its figures.
 fn sections(out: &mut String, results: &[Results], figures: &[Figure]) {
     for kind in sections_of(results, figures) {
-        let (id, title, sentence) =
-            (points::kind_id(kind), points::kind_title(kind), points::kind_sentence(kind));
+        let (id, title, sentence) = (kind.name(), points::kind_title(kind), points::kind_sentence(kind));
         let _ = writeln!(out, "<section id=\"{id}\"><h2>{title}</h2><p class=\"lead\">{sentence}</p>");
         let of_kind = figures.iter().filter(|figure| belongs(figure, kind));
         of_kind.for_each(|one| out.push_str(&figure(one)));

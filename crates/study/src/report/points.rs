@@ -1,6 +1,7 @@
 //! Points in the order in which people read them, in groups that are one curve each, with names for what differs.
 
 use super::numbers::{self, bytes, counted, grouped, percent, seconds, short};
+use crate::axes::unsettled;
 use crate::compare;
 use crate::results::{Estimate, Flag, Kind, Measured, Outcome, Point, Results, Settings, Summary, Usage};
 
@@ -149,20 +150,6 @@ pub fn kind_sentence(kind: Kind) -> &'static str {
     }
 }
 
-pub fn kind_id(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Strong => "strong",
-        Kind::Weak => "weak",
-        Kind::FixedPerRank => "fixed-per-rank",
-        Kind::Batch => "batch",
-        Kind::Accumulation => "accumulation",
-        Kind::Optimizer => "optimizer",
-        Kind::Precision => "precision",
-        Kind::Nodes => "nodes",
-        Kind::Grid => "grid",
-    }
-}
-
 /// What points of a kind differ in.
 pub enum Varies {
     Number(&'static str, fn(&Settings) -> f64),
@@ -192,7 +179,8 @@ pub fn label(point: &Point, group: &Group) -> String {
         _ => {
             let all: Vec<&Settings> = group.points.iter().map(|p| &p.settings).collect();
             let differing = settings(s, &all);
-            let words: Vec<String> = differing.into_iter().map(|(_, value)| value).collect();
+            let words: Vec<String> =
+                differing.into_iter().map(|(_, value)| value).filter(|value| !value.is_empty()).collect();
             if words.is_empty() { counted(s.ranks, "rank") } else { words.join(", ") }
         }
     }
@@ -212,7 +200,7 @@ pub fn described(point: &Point, group: &Group) -> String {
 
 /// Settings with their values in words, as (name, text).
 fn words(s: &Settings) -> Vec<(&'static str, String)> {
-    vec![
+    let mut words = vec![
         ("ranks", counted(s.ranks, "rank")),
         ("hosts", counted(s.hosts, "host")),
         ("threads a rank", format!("{} a rank", counted(s.threads_per_rank, "thread"))),
@@ -230,7 +218,9 @@ fn words(s: &Settings) -> Vec<(&'static str, String)> {
         ("precision", s.precision.clone()),
         ("device", s.device.clone()),
         ("communication", format!("communication over {}", s.comm)),
-    ]
+    ];
+    words.extend(unsettled(s));
+    words
 }
 
 /// Those of a point that are not the same in all of them.
@@ -249,7 +239,7 @@ pub fn settings(s: &Settings, all: &[&Settings]) -> Vec<(&'static str, String)> 
 pub fn common_settings(all: &[&Settings]) -> Vec<(&'static str, String)> {
     let Some(first) = all.first() else { return vec![] };
     let differing = settings(first, all);
-    words(first).into_iter().filter(|word| !differing.contains(word)).collect()
+    words(first).into_iter().filter(|word| !word.1.is_empty() && !differing.contains(word)).collect()
 }
 
 pub fn measured(point: &Point) -> impl Iterator<Item = (usize, &Measured)> {

@@ -1,10 +1,11 @@
 //! What `vitesse study` and `vitesse compare` take.
 
-use clap::Args;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use comm::Backend;
 use config::Task;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use study::axes::{AXES, Axes, Axis, AxisValue};
 use study::spec::{Asked, Experiment, Launch};
 
 #[derive(Args, Clone)]
@@ -58,37 +59,8 @@ pub struct GridArgs {
     /// classify or segment [default: as the models and the data have it]
     #[arg(long)]
     task: Option<Task>,
-    /// Ranks [default: 1, 2, 4, … up to the cores, or 1 where something else varies]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    ranks: Option<Vec<usize>>,
-    /// Numbers of hosts [default: 1]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    nodes: Option<Vec<usize>>,
-    /// Images of a micro-step of one rank; for strong and nodes, of a step of all ranks [default: those of one rank of `vitesse train`;
-    /// for strong and nodes, rounded up to what all ranks × accumulations divide]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "batch-size")]
-    batch_sizes: Option<Vec<usize>>,
-    /// Micro-steps for each exchange
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    accumulation: Option<Vec<usize>>,
-    /// Models, as vit-ti/4 or swinv2-b/w8+upernet
-    #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "models")]
-    model: Option<Vec<String>>,
-    /// Data sets, as cifar10:DIR or ade20k:DIR
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    data: Option<Vec<String>>,
-    /// Part of the training set; for weak, of each rank [default: 1; for weak, such that all ranks use all of it]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "data-fractions")]
-    data_fraction: Option<Vec<f64>>,
-    /// adamw, sgd, lamb
-    #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "optimizer")]
-    optimizers: Option<Vec<String>>,
-    /// fp32, fp64; on a GPU also tf32, bf16, fp16
-    #[arg(long, value_name = "LIST", value_delimiter = ',', alias = "precision")]
-    precisions: Option<Vec<String>>,
-    /// Threads of a rank [default: the cores divided by the most ranks, the same for all points]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    threads: Option<Vec<usize>>,
+    #[command(flatten)]
+    axes: AxisArgs,
     /// cpu or cuda
     #[arg(long)]
     pub device: Option<String>,
@@ -98,6 +70,44 @@ pub struct GridArgs {
     /// Optimizer steps of a run, instead; for fixed-per-rank those of one rank, so that more ranks make fewer
     #[arg(long, visible_alias = "iterations")]
     steps: Option<u64>,
+}
+
+/// A flag for each axis of the grid.
+#[derive(Clone, Default)]
+struct AxisArgs(Axes);
+
+impl Args for AxisArgs {
+    fn augment_args(command: Command) -> Command {
+        // Ranks and hosts first.
+        let (first, rest): (Vec<&Axis>, Vec<&Axis>) = AXES.iter().partition(|axis| axis.option.is_none());
+        let argument = |axis: &'static Axis| {
+            let argument = Arg::new(axis.flag).long(axis.flag).value_name("LIST").help(axis.help);
+            let argument = argument.value_delimiter(',').action(ArgAction::Append).num_args(1);
+            argument.aliases(axis.alias).value_parser(|text: &str| axis.parse(text))
+        };
+        command.args(first.into_iter().chain(rest).map(argument))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for AxisArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut axes = Axes::default();
+        for axis in AXES {
+            if let Some(values) = matches.get_many::<AxisValue>(axis.flag) {
+                axes.set(axis, values.cloned().collect());
+            }
+        }
+        Ok(AxisArgs(axes))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 #[derive(Args, Clone)]
@@ -138,16 +148,7 @@ impl StudyArgs {
         let common = Experiment {
             kind: None,
             task: grid.task.map(|task| task.to_string()),
-            ranks: grid.ranks,
-            nodes: grid.nodes,
-            batch_sizes: grid.batch_sizes,
-            accumulation: grid.accumulation,
-            models: grid.model,
-            data: grid.data,
-            data_fractions: grid.data_fraction,
-            optimizers: grid.optimizers,
-            precisions: grid.precisions,
-            threads: grid.threads,
+            axes: grid.axes.0,
             device: grid.device,
             epochs: grid.epochs,
             steps: grid.steps,
