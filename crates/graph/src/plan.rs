@@ -85,6 +85,22 @@ pub struct Step {
     pub parts: Option<ScratchRange>,
 }
 
+impl Step {
+    /// A step that waits for nothing and has no memory of its own.
+    pub fn new(
+        op: Op,
+        inputs: Vec<usize>,
+        outputs: Vec<usize>,
+        lane: Lane,
+        layer: String,
+        phase: Phase,
+    ) -> Self {
+        let (waits, after) = (vec![], vec![]);
+        let (joined, left, scratch, parts) = (false, false, None, None);
+        Step { op, inputs, outputs, lane, joined, waits, left, after, layer, phase, scratch, parts }
+    }
+}
+
 /// The flat list of steps that a device runs, with every buffer placed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {

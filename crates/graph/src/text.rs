@@ -317,21 +317,8 @@ impl Parser {
         };
         let after = tail.after.iter().map(|state| self.find_state(state)).collect::<Result<_, _>>()?;
         let Tail { joined, waits, left, scratch, parts, .. } = tail;
-        let layer = layer.to_string();
-        self.plan.steps.push(Step {
-            op,
-            inputs,
-            outputs,
-            lane,
-            joined,
-            waits,
-            left,
-            after,
-            layer,
-            phase,
-            scratch,
-            parts,
-        });
+        let step = Step::new(op, inputs, outputs, lane, layer.to_string(), phase);
+        self.plan.steps.push(Step { joined, waits, left, after, scratch, parts, ..step });
         Ok(())
     }
 }

@@ -277,7 +277,10 @@ pub struct Windows {
     pub used: usize,
 }
 
-/// A family: what is known of it without a model at hand.
+/// A model by its name; none if the name is another family's.
+pub type Decoded<M> = Option<Result<M, NetworkError>>;
+
+/// A family of models.
 pub trait Family: Architecture + Sized {
     /// Form of its names, for messages; nothing for a model that is no backbone.
     const FORM: Option<&'static str>;
@@ -286,12 +289,7 @@ pub trait Family: Architecture + Sized {
     const NAMES: &'static dyn Table;
 
     /// Decodes a name, for square images; none if it is another family's.
-    fn decode(
-        name: &str,
-        image: usize,
-        channels: usize,
-        classes: usize,
-    ) -> Option<Result<Self, NetworkError>>;
+    fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self>;
 
     /// Identity of the model of canonically named weights; none if it is another family's. `window`: the side of a Swin
     /// V2's windows, if the file has it.

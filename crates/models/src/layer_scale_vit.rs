@@ -5,7 +5,7 @@
 //! Legend: B batch, N patches, T tokens, C width.
 
 use crate::architecture::{
-    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
+    Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
     check_patches,
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
@@ -297,12 +297,7 @@ impl Family for LayerScaleVit {
     );
     const NAMES: &'static dyn Table = &names::LayerScaleVit;
 
-    fn decode(
-        name: &str,
-        image: usize,
-        channels: usize,
-        classes: usize,
-    ) -> Option<Result<Self, NetworkError>> {
+    fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         let lower = name.to_ascii_lowercase();
         let timms = lower.starts_with("vit_") || lower.starts_with("deit3_");
         timms.then(|| LayerScaleVit::named(name, image, channels, classes))

@@ -3,7 +3,8 @@
 //! Legend: B batch, T tokens, C width, K classes.
 
 use crate::architecture::{
-    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation, Windows,
+    Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
+    Windows,
 };
 use crate::dense_names::HEADS;
 use crate::identify::{Identity, shape_of};
@@ -239,12 +240,7 @@ impl Family for Segmenter {
     const FORM: Option<&'static str> = None;
     const NAMES: &'static dyn Table = &names::Segmenter;
 
-    fn decode(
-        name: &str,
-        image: usize,
-        channels: usize,
-        classes: usize,
-    ) -> Option<Result<Self, NetworkError>> {
+    fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         Network::name_segments(name).then(|| Segmenter::named(name, image, channels, classes))
     }
 

@@ -3,8 +3,8 @@
 //! Legend: B batch, h and w rows and columns of a feature map, C channels, T tokens in a window.
 
 use crate::architecture::{
-    self, Architecture, Ends, Family, Features, Misfit, NetworkError, Shape, Sizes, Variation, no_empty,
-    only_rates,
+    self, Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Shape, Sizes, Variation,
+    no_empty, only_rates,
 };
 use crate::identify::{Identity, PATCHES, counted, shape_of};
 use crate::names::{self, Table, Weights};
@@ -352,12 +352,7 @@ impl Family for Swin {
     const FORM: Option<&'static str> = Some("swinv2-SIZE/wWINDOW, such as swinv2-ti/w8");
     const NAMES: &'static dyn Table = &names::Swin;
 
-    fn decode(
-        name: &str,
-        image: usize,
-        channels: usize,
-        classes: usize,
-    ) -> Option<Result<Self, NetworkError>> {
+    fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         let is_swin = name.to_ascii_lowercase().starts_with("swinv2-");
         is_swin.then(|| Swin::named(name, [image; 2], channels, classes))
     }

@@ -4,7 +4,7 @@
 //! Legend: B batch, N patches, T tokens, C width.
 
 use crate::architecture::{
-    Architecture, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
+    Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
     check_patches,
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
@@ -278,12 +278,7 @@ impl Family for Vit {
     const FORM: Option<&'static str> = Some("vit-SIZE/PATCH, such as vit-ti/16");
     const NAMES: &'static dyn Table = &names::Vit;
 
-    fn decode(
-        name: &str,
-        image: usize,
-        channels: usize,
-        classes: usize,
-    ) -> Option<Result<Self, NetworkError>> {
+    fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         let is_vit = name.to_ascii_lowercase().starts_with("vit-");
         is_vit.then(|| Vit::named(name, image, channels, classes))
     }

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod ranks;
+mod zero2;
 
 use common::written::program;
 use cpu::{Executor, Options, Which};

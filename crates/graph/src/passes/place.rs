@@ -64,8 +64,8 @@ fn placed(
     let scratches = scratches.iter().zip(needs).map(range).collect();
     let bytes = partial.iter().map(|partial| partial.as_ref().map_or(0, |partial| partial.bytes));
     let parts = parts.iter().zip(bytes).map(range).collect();
-    let memory = Places { places, scratches, parts };
-    let mut plan = Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &memory) };
+    let places = Places { places, scratches, parts };
+    let mut plan = Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &places) };
     super::wait(&mut plan);
     plan
 }
@@ -146,7 +146,7 @@ impl Chains<'_> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Buffer {
     bytes: usize,
     /// The step that first writes it; none for an input, which is there from the start.
@@ -216,17 +216,7 @@ impl<'a> Buffers<'a> {
     fn push(&mut self, bytes: usize, writer: Option<usize>) -> usize {
         let bytes = bytes.next_multiple_of(ALIGN);
         let uses = writer.into_iter().collect();
-        let lingers = vec![];
-        self.list.push(Buffer {
-            bytes,
-            writer,
-            uses,
-            lingers,
-            to_the_end: false,
-            offset: 0,
-            fixed: false,
-            apart: false,
-        });
+        self.list.push(Buffer { bytes, writer, uses, ..Buffer::default() });
         self.list.len() - 1
     }
 
@@ -265,17 +255,8 @@ impl<'a> Buffers<'a> {
             let writer = uses.first().copied().filter(|_| anew && !always);
             // With the padding behind it, which collectives take along.
             let bytes = state.ty.bytes().next_multiple_of(UNIT * state.ty.dtype.bytes());
-            let lingers = vec![];
-            self.list.push(Buffer {
-                bytes,
-                writer,
-                uses,
-                lingers,
-                to_the_end: true,
-                offset,
-                fixed: true,
-                apart: false,
-            });
+            let (to_the_end, fixed) = (true, true);
+            self.list.push(Buffer { bytes, writer, uses, to_the_end, offset, fixed, ..Buffer::default() });
         }
     }
 
@@ -362,14 +343,14 @@ struct Places {
 }
 
 /// Renumbers values into a plan.
-fn assemble(graph: &Graph, schedule: &Schedule, memory: &Places) -> Plan {
+fn assemble(graph: &Graph, schedule: &Schedule, places: &Places) -> Plan {
     let mut plan = Plan { states: graph.states.clone(), mesh: graph.mesh, ..Plan::default() };
     settle(&mut plan.states);
     let mut numbers: HashMap<ValueId, usize> = HashMap::new();
     let mut number = |plan: &mut Plan, value: ValueId| {
         *numbers.entry(value).or_insert_with(|| {
             let Value { name, ty } = graph.values[value.index()].clone();
-            plan.values.push(PlanValue { name, ty, place: memory.places[&value] });
+            plan.values.push(PlanValue { name, ty, place: places.places[&value] });
             plan.values.len() - 1
         })
     };
@@ -381,23 +362,10 @@ fn assemble(graph: &Graph, schedule: &Schedule, memory: &Places) -> Plan {
         let Node { op, inputs, outputs, layer, phase } = graph.nodes[*index].clone();
         let inputs = inputs.into_iter().map(|v| number(&mut plan, v)).collect();
         let outputs = outputs.into_iter().map(|v| number(&mut plan, v)).collect();
-        let (lane, joined, waits) = (schedule.lanes[step], schedule.joined[step], vec![]);
-        let (scratch, parts) = (memory.scratches[step], memory.parts[step]);
-        let (left, after) = (false, vec![]);
-        plan.steps.push(Step {
-            op,
-            inputs,
-            outputs,
-            lane,
-            joined,
-            waits,
-            left,
-            after,
-            layer,
-            phase,
-            scratch,
-            parts,
-        });
+        let (scratch, parts) = (places.scratches[step], places.parts[step]);
+        let joined = schedule.joined[step];
+        let step = Step::new(op, inputs, outputs, schedule.lanes[step], layer, phase);
+        plan.steps.push(Step { joined, scratch, parts, ..step });
     }
     for value in &graph.outputs {
         let value = number(&mut plan, *value);

@@ -179,6 +179,7 @@ fn join_qkv(weights: Weights) -> Result<Weights, NameError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::counted_of as counted;
     use super::super::{check_against, detect, from_canonical, to_canonical};
     use super::*;
     use crate::Network;
@@ -198,19 +199,6 @@ mod tests {
             dropout: 0.0,
             drop_path: 0.0,
         })
-    }
-
-    /// Each value differs from every other, so that a swap of tensors or rows cannot go unseen.
-    fn counted(network: &Network) -> Weights {
-        let mut next = 0.0;
-        let mut count = |shape: Vec<usize>| {
-            let data = (0..shape.iter().product()).map(|_| {
-                next += 1.0;
-                next
-            });
-            Tensor { data: data.collect(), shape }
-        };
-        network.expected().into_iter().map(|(name, shape)| (name, count(shape))).collect()
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn small(pool: Pool) -> Vit {
 }
 
 /// Each value differs from every other, so that a swap of tensors or rows cannot go unseen.
-fn counted(vit: &Vit) -> Weights {
+pub(super) fn counted_of(network: &Network) -> Weights {
     let mut next = 0.0;
     let mut count = |shape: Vec<usize>| {
         let data = (0..shape.iter().product()).map(|_| {
@@ -29,7 +29,11 @@ fn counted(vit: &Vit) -> Weights {
         });
         Tensor { data: data.collect(), shape }
     };
-    expected(vit).into_iter().map(|(name, shape)| (name, count(shape))).collect()
+    network.expected().into_iter().map(|(name, shape)| (name, count(shape))).collect()
+}
+
+fn counted(vit: &Vit) -> Weights {
+    counted_of(&Network::Vit(vit.clone()))
 }
 
 fn moved(mut weights: Weights, from: &str, to: &str) -> Weights {

@@ -1,18 +1,16 @@
 //! Each pass alone, on graphs small enough to see through.
 
-#[path = "support/transformer.rs"]
+mod recompute;
+mod states;
+#[path = "../support/transformer.rs"]
 mod transformer;
 
 use graph::build::Linear;
 use graph::graph::{At, Node, Phase};
-use graph::op::{Lane, Pooling, Reduction};
-use graph::passes::{
-    Delivery, differentiate, fuse, late, narrow, peephole, place, prepare, recompute, schedule,
-};
-use graph::plan::{Key, Place, Plan};
-use graph::{
-    Builder, DType, Graph, GraphError, Init, Mesh, Model, Op, Recompute, Role, Shape, StateId, Type, ValueId,
-};
+use graph::op::Pooling;
+use graph::passes::{Delivery, differentiate, fuse, late, narrow, peephole, place, prepare, schedule};
+use graph::plan::{Key, Plan};
+use graph::{Builder, DType, Graph, Init, Mesh, Model, Op, Role, Shape, StateId, Type, ValueId};
 use transformer::{BATCH, WIDTH, forward};
 
 const F32: DType = DType::F32;
@@ -372,186 +370,4 @@ fn a_gradient_that_passes_a_norm_by_is_added_by_the_norm() {
     planned(&graph).check().unwrap();
     // What is made only later can't be.
     assert_eq!(ops(&build(true).0), ["layer_norm_grad", "gelu", "add"]);
-}
-
-// ---- recompute -------------------------------------------------------------------------------------------------
-
-fn recomputed(depth: usize) -> Graph {
-    recomputed_by(depth, Recompute::Full)
-}
-
-fn recomputed_by(depth: usize, policy: Recompute) -> Graph {
-    let graph = fuse(narrow(forward(depth, true).unwrap()).unwrap());
-    let loss = graph.find("loss").unwrap();
-    let (mut graph, gradients) = differentiate(graph, loss, &|_| true).unwrap();
-    graph.outputs.extend(gradients.iter().map(|(_, value)| *value));
-    recompute(graph, policy).unwrap()
-}
-
-#[test]
-fn what_a_gelu_makes_is_made_again_of_what_it_was_made_of() {
-    let graph = recomputed_by(3, Recompute::Gelu);
-    graph.check().unwrap();
-    let makers = graph.producers();
-    let again: Vec<&Node> = graph.nodes.iter().filter(|n| n.phase == Phase::Recompute).collect();
-    assert_eq!(again.len(), 3);
-    for node in again {
-        let product = &graph.nodes[makers[node.inputs[0].index()].unwrap()];
-        assert!(node.op == Op::Gelu && matches!(product.op, Op::Linear { gelu: true, .. }));
-        assert_eq!(product.outputs[1], node.inputs[0]);
-        // Nobody keeps the first.
-        let read = |n: &&Node| n.phase == Phase::Backward && n.inputs.contains(&product.outputs[0]);
-        assert_eq!(graph.nodes.iter().filter(read).count(), 0);
-    }
-}
-
-#[test]
-fn backward_uses_no_activation_of_a_block_but_its_borders() {
-    let graph = recomputed(3);
-    graph.check().unwrap();
-    let makers = graph.producers();
-    let mut borders = 0;
-    for user in graph.nodes.iter().filter(|n| matches!(n.phase, Phase::Backward | Phase::Recompute)) {
-        for input in &user.inputs {
-            let maker = &graph.nodes[makers[input.index()].unwrap()];
-            let activation =
-                maker.phase == Phase::Forward && !matches!(maker.op, Op::Input | Op::Read { .. });
-            // The last block, narrowed to its class token, is kept: its backward follows at once.
-            if activation && maker.layer.starts_with("blocks.") && !maker.layer.starts_with("blocks.2.") {
-                assert!(graph.borders.contains(input), "{} uses {}", user.layer, graph.name(*input));
-                borders += 1;
-            }
-        }
-    }
-    assert!(borders > 0);
-    let again =
-        |block: &str| graph.nodes.iter().any(|n| n.phase == Phase::Recompute && n.layer.starts_with(block));
-    assert_eq!(["blocks.0.", "blocks.1.", "blocks.2."].map(again), [true, true, false]);
-}
-
-#[test]
-fn copies_of_random_ops_draw_what_the_originals_drew() {
-    let graph = recomputed(3);
-    let random = |phase: Phase| {
-        let drawn = |n: &&Node| {
-            n.phase == phase && matches!(n.op, Op::Drop { .. } | Op::Attention { drop: Some(_), .. })
-        };
-        graph.nodes.iter().filter(drawn).map(|n| format!("{:?}", n.op)).collect::<Vec<_>>()
-    };
-    let (forward, again) = (random(Phase::Forward), random(Phase::Recompute));
-    assert!(!again.is_empty() && again.iter().all(|op| forward.contains(op)), "{forward:?}, {again:?}");
-}
-
-/// What ZeRO-3 relies on: a gather inside a block is an op like any other, and is repeated for backward.
-#[test]
-fn a_parameter_gathered_in_a_block_is_gathered_again() {
-    let mut graph = among_two();
-    let shard = parameter(&mut graph, "shard", [8]);
-    let x = parameter(&mut graph, "x", [2, 4]);
-    let at = At::new("block", Phase::Forward);
-    let first = graph.push(Op::Gelu, &[x], &at).unwrap()[0];
-    let flat = graph.push(Op::AllGather { group: Mesh::of_data(2).world() }, &[shard], &at).unwrap()[0];
-    let shapes = vec![Shape::from([4, 4])];
-    let weight = graph.push(Op::Unpack { shapes, to: None, over: false }, &[flat], &at).unwrap()[0];
-    let y = graph.push(Op::Linear { bias: false, gelu: false }, &[first, weight], &at).unwrap()[0];
-    let dx = graph
-        .push(Op::LinearGradX { gelu: false }, &[y, weight], &At::new("block", Phase::Backward))
-        .unwrap()[0];
-    (graph.outputs, graph.borders) = (vec![dx], [first, y].into());
-    let graph = recompute(graph, Recompute::Full).unwrap();
-    let steps: Vec<_> = graph.nodes.iter().map(|n| (n.op.name(), n.phase)).collect();
-    let again =
-        [("all_gather", Phase::Recompute), ("unpack", Phase::Recompute), ("linear_grad_x", Phase::Backward)];
-    assert_eq!(steps[steps.len() - 3..], again.map(|(name, phase)| (name.to_string(), phase)));
-    // The weight is free between its two gathers.
-    planned(&graph);
-}
-
-// ---- schedule and place ----------------------------------------------------------------------------------------
-
-/// sum' = sum + x, with the old sum used again (or not) between that and the assign.
-fn summed(old_is_used_later: bool) -> Graph {
-    let mut graph = Graph::default();
-    let x = parameter(&mut graph, "x", [4]);
-    let (sum, so_far) = state(&mut graph, "sum", [4]);
-    let at = At::new("total", Phase::Update);
-    let total = graph.push(Op::Accumulate, &[so_far, x], &at).unwrap()[0];
-    if old_is_used_later {
-        let at = At::new("old", Phase::Update);
-        graph.outputs = graph.push(Op::Scale { factor: 2.0 }, &[so_far], &at).unwrap();
-    }
-    graph.assign(sum, total, Phase::Update).unwrap();
-    graph
-}
-
-#[test]
-fn an_assign_in_place_is_no_step() {
-    let plan = planned(&summed(false));
-    assert_eq!(plan.steps.len(), 1);
-    assert_eq!(plan.values[plan.steps[0].outputs[0]].place, Place::State(StateId(1)));
-    assert_eq!(plan.arena, 0);
-}
-
-#[test]
-fn an_assign_copies_when_the_old_value_is_needed_after_the_new_one_is_made() {
-    let plan = planned(&summed(true));
-    let steps: Vec<String> = plan.steps.iter().map(|s| s.op.name()).collect();
-    assert_eq!(steps, ["accumulate", "scale", "assign"]);
-    assert!(matches!(plan.values[plan.steps[0].outputs[0]].place, Place::Arena(_)));
-}
-
-#[test]
-fn a_state_is_not_read_after_its_assign() {
-    let mut graph = summed(false);
-    let so_far = graph.find("sum").unwrap();
-    graph.push(Op::Gelu, &[so_far], &At::new("late", Phase::Update)).unwrap();
-    let error = GraphError::ReadAfterAssign { state: "sum".into(), user: "gelu of late".into() };
-    assert_eq!(graph.check(), Err(error));
-}
-
-/// The assign of an exchange in place is no step, so it can't be what makes the compute lane wait.
-#[test]
-fn a_state_reduced_in_place_is_waited_for_by_its_users_only() {
-    let mut graph = among_two();
-    let x = parameter(&mut graph, "x", [4]);
-    let (sum, own) = state(&mut graph, "sum", [4]);
-    let at = |name: &str| At::new(name, Phase::Update);
-    let op = Op::AllReduce { reduction: Reduction::Sum, group: Mesh::of_data(2).world() };
-    let all = graph.push(op, &[own], &at("all")).unwrap()[0];
-    graph.assign(sum, all, Phase::Update).unwrap();
-    let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
-    graph.outputs = graph.push(Op::Add, &[beside, all], &at("after")).unwrap();
-    let plan = planned(&graph);
-    let steps: Vec<_> = plan.steps.iter().map(|s| (s.op.name(), s.lane, s.waits.clone())).collect();
-    let expected = [
-        ("all_reduce", Lane::Comm, vec![]),
-        ("gelu", Lane::Compute, vec![]),
-        ("add", Lane::Compute, vec![0]),
-    ];
-    assert_eq!(steps, expected.map(|(name, lane, waits)| (name.to_string(), lane, waits)));
-}
-
-#[test]
-fn lanes_may_read_the_same_state_side_by_side() {
-    let mut graph = among_two();
-    let x = parameter(&mut graph, "x", [4]);
-    let at = |name: &str| At::new(name, Phase::Update);
-    let all = graph.push(Op::AllGather { group: Mesh::of_data(2).world() }, &[x], &at("all")).unwrap()[0];
-    let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
-    graph.outputs = vec![all, beside];
-    assert!(planned(&graph).steps.iter().all(|step| step.waits.is_empty()));
-}
-
-// ---- text ------------------------------------------------------------------------------------------------------
-
-#[test]
-fn compiled_plans_survive_their_text() {
-    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
-        for plan in transformer::program(2, recompute).plans() {
-            let text = plan.to_string();
-            let parsed: Plan = text.parse().unwrap_or_else(|e| panic!("{recompute:?}, {}: {e}", plan.name));
-            assert_eq!(parsed.check(), Ok(()), "{recompute:?}, {}", plan.name);
-            assert_eq!(parsed.to_string(), text, "{recompute:?}, {}", plan.name);
-        }
-    }
 }
