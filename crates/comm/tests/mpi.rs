@@ -3,7 +3,7 @@
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn mpi() {
-    println!("skipped: built without the feature `mpi`");
+    testing::skip!("built without the feature mpi");
 }
 
 #[cfg(feature = "mpi")]

@@ -7,43 +7,11 @@ use comm::{Activity, Communicator};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Executor, Which};
 use graph::{Communication, DType, Mesh, Mixed, Settings};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Counts allocations but for those made inside the `gemm` crate.
-struct Counting;
-
-static OURS: AtomicU64 = AtomicU64::new(0);
-
-fn note() {
-    if !cpu::matmul::inside() {
-        OURS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: passed on to the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: passed on to the caller.
-        unsafe { System.dealloc(ptr, layout) };
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note();
-        // SAFETY: passed on to the caller.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
+use testing::allocations::{self, Counting};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::apart(cpu::matmul::inside);
 
 const SETTLING: usize = 2;
 const STEPS: usize = 12;
@@ -94,10 +62,10 @@ fn steps_with_an_exchange_allocate_nothing() {
                 trace_and_account(&mut rig.executor, &mut events);
             };
             (0..SETTLING).for_each(|_| one(&mut first));
-            let before = OURS.load(Ordering::Relaxed);
+            let before = allocations::count();
             assert!(before > 0, "the counter counts");
             (SETTLING..STEPS).for_each(|_| one(&mut first));
-            let made = OURS.load(Ordering::Relaxed) - before;
+            let made = allocations::count() - before;
             assert_eq!(made, 0, "overlap {overlap}, wire {wire:?}, {mixed:?}");
         });
     }

@@ -10,6 +10,7 @@ use models::dense_names::{from_torch, to_torch};
 use models::names::{Tensor, Weights};
 use models::upernet::UperNet;
 use serde_json::Value;
+use testing::formula::{units, words};
 
 const GRADIENT: f64 = 1e-4;
 const STEPS: f64 = 1e-3;
@@ -27,26 +28,8 @@ fn whole(value: &Value) -> usize {
     value.as_u64().unwrap_or_else(|| panic!("{value} is not a whole number")) as usize
 }
 
-fn fnv1a(name: &str) -> u64 {
-    let byte = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
-    name.bytes().fold(0xCBF2_9CE4_8422_2325, byte)
-}
-
-/// The formula's random word number `i` for `name`.
-fn word(name: &str, i: usize) -> u64 {
-    let mut z = fnv1a(name).wrapping_add((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// A number in [-1, 1) that f32 holds exactly.
-fn unit(name: &str, i: usize) -> f64 {
-    (word(name, i) >> 40) as f64 / (1u64 << 23) as f64 - 1.0
-}
-
 fn weight(name: &str, shape: &[usize], i: usize) -> f64 {
-    let u = unit(name, i);
+    let u = units(name)(i);
     let value = match name {
         _ if name.starts_with("stage.") => u,
         _ if name.ends_with("norm.weight") => 1.0 + 0.1 * u,
@@ -113,9 +96,9 @@ impl Heads {
     fn fill(&self, executor: &mut Executor<f32>, which: Which) {
         let classes = self.net.classes as u64;
         let labels = executor.labels(which).unwrap().iter_mut().enumerate();
-        labels.for_each(|(i, label)| *label = (word("labels", i) % classes) as i32);
+        labels.for_each(|(i, label)| *label = (words("labels")(i) % classes) as i32);
         let weights = executor.input(which, "weights").unwrap().iter_mut().enumerate();
-        weights.for_each(|(i, weight)| *weight = f32::from(u8::from(!word("ignored", i).is_multiple_of(7))));
+        weights.for_each(|(i, weight)| *weight = f32::from(u8::from(!words("ignored")(i).is_multiple_of(7))));
     }
 }
 
@@ -127,7 +110,8 @@ fn state(executor: &Executor<f32>, name: &str) -> Vec<f64> {
 /// Largest error of a tensor's norm, projection and elements, relative to the reference norm.
 fn error(name: &str, tensor: &[f64], reference: &Value) -> f64 {
     let name = format!("projection/{name}");
-    let projected: f64 = tensor.iter().enumerate().map(|(i, x)| x * unit(&name, i)).sum();
+    let units = units(&name);
+    let projected: f64 = tensor.iter().enumerate().map(|(i, x)| x * units(i)).sum();
     let mut error = (norm(tensor) - number(&reference["norm"])).abs();
     error = error.max((projected - number(&reference["projection"])).abs());
     for pair in reference["elements"].as_array().unwrap() {
@@ -210,7 +194,8 @@ fn exported_names_are_those_of_transformers() {
     let heads = states.into_iter().filter(|s| !s.name.starts_with("stage."));
     let ours: Weights = heads
         .map(|s| {
-            let data = (0..s.ty.shape.count()).map(|i| (word(&s.name, i) % 1000) as f32).collect();
+            let words = words(&s.name);
+            let data = (0..s.ty.shape.count()).map(|i| (words(i) % 1000) as f32).collect();
             (s.name, Tensor { shape: s.ty.shape.0, data })
         })
         .collect();

@@ -363,6 +363,7 @@ pub(crate) fn compile_text_for_tests(text: &str, names: &[String], arch: &Arch) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testing::need;
 
     #[test]
     fn architectures_fall_back_to_the_newest_that_is_known() {
@@ -405,15 +406,11 @@ mod tests {
         assert_eq!(unpack(&changed, &names), None);
     }
 
-    /// None, with a note, where there is no NVRTC.
-    fn compiled(text: &str, names: &[&str], arch: &str) -> Option<Result<Image, CudaError>> {
-        if let Err(error) = libraries::nvrtc_present() {
-            assert!(std::env::var_os("VITESSE_REQUIRE_NVRTC").is_none(), "{error}");
-            eprintln!("left out: {error}");
-            return None;
-        }
+    /// An error where there is no NVRTC.
+    fn compiled(text: &str, names: &[&str], arch: &str) -> Result<Result<Image, CudaError>, CudaError> {
+        libraries::nvrtc_present()?;
         let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
-        Some(compile_text_for_tests(text, &names, &Arch::named(arch)))
+        Ok(compile_text_for_tests(text, &names, &Arch::named(arch)))
     }
 
     #[test]
@@ -424,8 +421,7 @@ mod tests {
                 to[N] = from_float<T>(to_float(from[threadIdx.x]));
             }"#;
         let names = ["add<float, 4>", "add<bf16, 8>"];
-        let Some(cubin) = compiled(text, &names, "sm_90a") else { return };
-        let cubin = cubin.unwrap();
+        let cubin = need!(compiled(text, &names, "sm_90a")).unwrap();
         assert!(cubin.code.starts_with(b"\x7fELF"));
         assert!(cubin.names["add<bf16, 8>"].contains("bf16"), "{:?}", cubin.names);
         let ptx = compiled(text, &names, "compute_80").unwrap().unwrap();
@@ -435,15 +431,14 @@ mod tests {
 
     #[test]
     fn the_trap_compiles() {
-        if libraries::nvrtc_present().is_ok() {
-            let (kernel, (_, image)) = trap(&Arch::named("sm_75")).unwrap();
-            assert!(image.names.contains_key(&kernel.name));
-        }
+        need!(libraries::nvrtc_present());
+        let (kernel, (_, image)) = trap(&Arch::named("sm_75")).unwrap();
+        assert!(image.names.contains_key(&kernel.name));
     }
 
     #[test]
     fn errors_show_the_log() {
-        let Some(result) = compiled("__global__ void f() { oops; }", &["f"], "sm_80") else { return };
+        let result = need!(compiled("__global__ void f() { oops; }", &["f"], "sm_80"));
         let text = result.unwrap_err().to_string();
         assert!(text.contains("test.cu") && text.contains("oops"), "{text}");
     }

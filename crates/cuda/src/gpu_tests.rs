@@ -1,4 +1,4 @@
-//! What only a GPU can tell of the layers under the executor. Left out, with a note, where there is none.
+//! What only a GPU can tell of the layers under the executor.
 
 use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matmul, Matrix, Source};
 use crate::compile::{Arch, Image, compile, compile_text_for_tests};
@@ -13,14 +13,9 @@ use graph::DType;
 use half::bf16;
 use std::sync::Arc;
 
-fn gpu() -> Option<(Facts, Arc<Context>)> {
-    match libraries::device(0) {
-        Ok(facts) => Some((facts, Context::open(0).unwrap())),
-        Err(error) => {
-            eprintln!("left out: {error}");
-            None
-        }
-    }
+fn gpu() -> (Facts, Arc<Context>) {
+    let facts = libraries::device(0).unwrap_or_else(|error| panic!("{error}"));
+    (facts, Context::open(0).unwrap())
 }
 
 /// Small whole numbers, exact in every type.
@@ -43,8 +38,9 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn matmuls_match_the_plan() {
-    let Some((facts, context)) = gpu() else { return };
+    let (facts, context) = gpu();
     let stream = Stream::new(&context).unwrap();
     let mut libraries = MathLibraries::new(&context, true).unwrap();
     let mut modules = Modules::new(&context);
@@ -113,8 +109,9 @@ fn matmuls_match_the_plan() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn matmuls_of_our_own_match_the_plan() {
-    let Some((facts, context)) = gpu() else { return };
+    let (facts, context) = gpu();
     let stream = Stream::new(&context).unwrap();
     // Ragged everywhere; 1000 columns are tried with both widths of tiles.
     let (m, n, k) = (1100, 1000, 72);
@@ -159,8 +156,9 @@ fn matmuls_of_our_own_match_the_plan() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn weight_gradients_made_together_are_those_made_alone() {
-    let Some((facts, context)) = gpu() else { return };
+    let (facts, context) = gpu();
     let stream = Stream::new(&context).unwrap();
     let memory = Block::new(&context, 16 << 20, "a test").unwrap();
     let at = |part: usize| memory.address + ((part as Address) << 20);
@@ -214,8 +212,9 @@ fn weight_gradients_made_together_are_those_made_alone() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn captured_work_runs_as_often_as_it_is_launched() {
-    let Some((facts, context)) = gpu() else { return };
+    let (facts, context) = gpu();
     let text = r#"
         #include "common.cuh"
         template <int N> __global__ void add(float* to, float x, long long unused, double y) {

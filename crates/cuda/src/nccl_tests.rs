@@ -1,7 +1,6 @@
-//! Every call of NCCL there is, in a group of one, captured as a graph and launched again. Left out, with a note, without a GPU or NCCL.
+//! Every call of NCCL there is, in a group of one, captured as a graph and launched again. Skipped without NCCL.
 
 use crate::driver::{Block, Context, Stream};
-use crate::libraries;
 use comm::nccl::{DeviceQueue, Library, join};
 use comm::{Call, Collective, Communicator, Counts, ElementType, Engine, Reduction, Span};
 use std::ffi::c_void;
@@ -29,12 +28,9 @@ fn collectives() -> Vec<Collective> {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn every_call_of_nccl_is_captured() {
-    let library = match (libraries::available(), Library::find()) {
-        (Ok(()), Ok(library)) => library,
-        (Err(error), _) => return eprintln!("left out: {error}"),
-        (_, Err(error)) => return eprintln!("left out: {error}"),
-    };
+    let library = testing::need!(Library::find());
     let context = Context::open(0).unwrap();
     let stream = Stream::new(&context).unwrap();
     let (scratch, from) = (Block::new(&context, 256, "a test"), Block::new(&context, BYTES, "a test"));

@@ -106,11 +106,10 @@ mod tests {
 
     #[test]
     fn a_file_is_not_replaced() {
-        let path = std::env::temp_dir().join(format!("vitesse-sheet-{}.png", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let folder = testing::Folder::new("sheet");
+        let path = folder.join("sheet.png");
         let sheet = Sheet::new(1, 8, 0);
         sheet.save(&path).unwrap();
         assert!(sheet.save(&path).unwrap_err().to_string().contains("File exists"));
-        std::fs::remove_file(&path).unwrap();
     }
 }

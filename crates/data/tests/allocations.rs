@@ -5,36 +5,11 @@ use data::{
     Request,
 };
 use data::{Sample, Sampler, Transform};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-struct Counting;
-
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on to the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: passed on to the caller.
-        unsafe { System.dealloc(ptr, layout) };
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on to the caller.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
+use testing::allocations::{self, Counting};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 /// A set in memory.
 struct Memory(Vec<u8>, Vec<String>);
@@ -91,11 +66,11 @@ fn a_batch_allocates_nothing() {
         for _ in 0..20 {
             loader.next_batch().unwrap();
         }
-        let before = COUNT.load(Ordering::Relaxed);
+        let before = allocations::count();
         for _ in 0..40 {
             loader.next_batch().unwrap().unwrap();
         }
-        let allocated = COUNT.load(Ordering::Relaxed) - before;
+        let allocated = allocations::count() - before;
         assert_eq!(allocated, 0, "{workers} threads, images {finishes}");
     }
 }

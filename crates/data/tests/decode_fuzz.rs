@@ -2,12 +2,11 @@
 //!
 //! Mutates the files of fixtures/images in ways that suit their formats; `common/fuzz.rs` says how often.
 
-#[path = "common/fuzz.rs"]
-mod fuzz;
-
 use data::{Image, decode};
-use fuzz::{Counting, Random, peak, rounds};
 use std::path::Path;
+use testing::Random;
+use testing::allocations::{Counting, peak};
+use testing::fuzz::rounds;
 
 /// Images may claim this many pixels here.
 const MAX_PIXELS: usize = 1 << 20;
@@ -20,7 +19,7 @@ const BYTES_PER_PIXEL: usize = 24;
 const FIXED_BYTES: usize = 32 << 20;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 #[test]
 fn broken_files_are_answered_within_bounds() {

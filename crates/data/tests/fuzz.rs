@@ -2,9 +2,6 @@
 //! memory than the file's own length justifies.
 
 mod common;
-#[path = "common/fuzz.rs"]
-mod fuzz;
-
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
@@ -12,10 +9,12 @@ use std::path::Path;
 use common::{Folder, fixture, gzip, tar};
 use data::pickle::{MEMORY_PER_BYTE, Pickle, Value};
 use data::{Cifar, CifarKind, CifarLabels, Dataset, Sample, Split};
-use fuzz::{Counting, Random, peak, rounds};
+use testing::Random;
+use testing::allocations::{Counting, peak};
+use testing::fuzz::rounds;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 /// For messages, and the buffers of files.
 const OVERHEAD: usize = 100_000;

@@ -2,17 +2,14 @@
 
 use devices::sensors::Sampler;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[test]
 fn sensors_are_asked_in_the_background() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_nvml/fake_nvml.c");
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libfake-nvml.so");
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o"]);
-    let output = cc.arg(&path).arg(source).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let folder = testing::Folder::new("sensors");
+    let path = folder.join("libfake-nvml.so");
+    testing::tools::shared_library(&source, &path, &[]);
 
     let uuid = std::array::from_fn(|i| i as u8);
     let deadline = Instant::now() + Duration::from_secs(30);

@@ -1,18 +1,17 @@
 //! Damaged files of weights end in an error or in other weights: never in a panic, nor in more memory than the file's
 //! own length justifies.
 
-#[path = "../../data/tests/common/fuzz.rs"]
-mod fuzz;
-
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use data::pickle::MEMORY_PER_BYTE;
 use formats::weights;
-use fuzz::{Counting, Random, peak, rounds};
+use testing::allocations::{Counting, peak};
+use testing::fuzz::rounds;
+use testing::{Folder, Random};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 /// For messages, and the buffers of files.
 const OVERHEAD: usize = 20_000;
@@ -26,20 +25,18 @@ fn fixtures(names: &[&str]) -> Vec<Vec<u8>> {
     names.iter().map(|name| fs::read(folder.join(name)).unwrap()).collect()
 }
 
-/// A file that goes when the test ends.
-struct Scratch(PathBuf);
+/// A file in a temporary folder.
+struct Scratch(Folder);
 
 impl Scratch {
     fn new(name: &str) -> Scratch {
-        Scratch(std::env::temp_dir().join(format!("vitesse-{name}-{}", std::process::id())))
+        Scratch(Folder::new(name))
     }
 
     /// Reads these bytes as weights, and says how much memory that took.
     fn read(&self, bytes: &[u8]) -> usize {
-        // Some file systems flush a file that is cut and written anew, which takes milliseconds.
-        let _ = fs::remove_file(&self.0);
-        fs::write(&self.0, bytes).unwrap();
-        let (read, used) = peak(|| weights::read(&self.0));
+        let file = self.0.file("weights", bytes);
+        let (read, used) = peak(|| weights::read(&file));
         match read {
             Ok(weights) => assert!(weights.values().all(|tensor| tensor.is_whole())),
             Err(error) => {
@@ -48,12 +45,6 @@ impl Scratch {
             }
         }
         used
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -3,8 +3,6 @@
 
 #[path = "support/generator.rs"]
 mod generator;
-#[path = "support/rng.rs"]
-mod rng;
 #[path = "support/simulator.rs"]
 mod simulator;
 #[path = "support/transformer.rs"]
@@ -18,9 +16,9 @@ use graph::{
     ALIGN, Batching, Communication, Deferred, Graph, Home, Mesh, Op, Partial, Recompute, Settings, Target,
     compile,
 };
-use rng::Rng;
 use simulator::simulate;
 use std::collections::HashMap;
+use testing::Random;
 
 const GRAPHS: u64 = 400;
 const TIMINGS: u64 = 8;
@@ -32,7 +30,7 @@ fn compiled(graph: &Graph, seed: u64) -> Plan {
 
 /// From steps that take about equally long to one step that outlasts all the others.
 fn timing(plan: &Plan, seed: u64) -> Vec<u64> {
-    let mut rng = Rng::new(seed);
+    let mut rng = Random::seeded(seed);
     let spread = [1, 4, 10][rng.below(3)];
     let slow = Lane::ALL[rng.below(2)];
     let mut one = |lane: Lane| (1u64 << rng.below(spread)) * if lane == slow { 8 } else { 1 };
@@ -102,7 +100,7 @@ fn a_value_moved_onto_another_is_refused_where_it_can_go_wrong() {
     let mut wrong = 0;
     for seed in 0..GRAPHS {
         let mut plan = compiled(&random_graph(seed), seed);
-        shift_a_value(&mut plan, &mut Rng::new(seed));
+        shift_a_value(&mut plan, &mut Random::seeded(seed));
         wrong += u64::from(both_judge(&plan, seed));
     }
     assert!(wrong > GRAPHS / 4 && wrong < GRAPHS, "{wrong} of {GRAPHS} shifted plans went wrong");
@@ -118,10 +116,11 @@ fn both_judge(plan: &Plan, seed: u64) -> bool {
 }
 
 /// Moves one value to where another one lies.
-fn shift_a_value(plan: &mut Plan, rng: &mut Rng) {
+fn shift_a_value(plan: &mut Plan, rng: &mut Random) {
     let arena = |v: &usize| matches!(plan.values[*v].place, Place::Arena(_));
     let list: Vec<usize> = (0..plan.values.len()).filter(arena).collect();
-    if let (Some(value), Some(other)) = (rng.pick(&list).copied(), rng.pick(&list).copied()) {
+    if !list.is_empty() {
+        let (value, other) = (*rng.pick(&list), *rng.pick(&list));
         plan.values[value].place = plan.values[other].place;
     }
 }

@@ -301,12 +301,10 @@ impl Energy {
 mod tests {
     use super::*;
     use crate::testing::{self, point};
+    use ::testing::Folder;
 
-    fn folder(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("vitesse-child-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        path
+    fn folder(name: &str) -> Folder {
+        Folder::new(&format!("child-{name}"))
     }
 
     fn planned(ranks: usize, hosts: usize) -> Planned {

@@ -128,13 +128,12 @@ fn curve(lines: &[MetricsLine]) -> Vec<Epoch> {
 mod tests {
     use super::*;
     use crate::testing::{planned, point};
+    use ::testing::Folder;
     use std::fs;
-    use std::path::PathBuf;
 
     /// Two ranks, two epochs of three steps of 8 images, the last of an epoch half full; the first two steps are warm-up.
-    fn run(name: &str) -> (PathBuf, Planned) {
-        let folder = std::env::temp_dir().join(format!("vitesse-measure-{}-{name}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+    fn run(name: &str) -> (Folder, Planned) {
+        let folder = Folder::new(&format!("measure-{name}"));
         let (mut metrics, mut ranks) = (String::new(), String::new());
         for step in 0..6u64 {
             let (seconds, images) =

@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn lines_come_once_and_whole() {
-        let path = std::env::temp_dir().join(format!("vitesse-tail-{}", std::process::id()));
+        let folder = ::testing::Folder::new("tail");
+        let path = folder.join("lines");
         let mut follower = Follower::new(path.clone());
         let look = |follower: &mut Follower| {
             let (mut seen, mut anew) = (vec![], 0);
@@ -90,6 +91,5 @@ mod tests {
         assert_eq!(look(&mut follower), ("half".into(), 0));
         std::fs::write(&path, "c\n").unwrap();
         assert_eq!(look(&mut follower), ("c".into(), 1));
-        std::fs::remove_file(path).unwrap();
     }
 }

@@ -1,13 +1,11 @@
 //! What a report says equals what was measured, and nothing that was given to it gets out of its place.
 
-mod common;
-
-use common::Folder;
 use records::Metric;
 use std::collections::HashMap;
 use std::fs;
 use study::results::{Estimate, Flag, Kind, Outcome, Results};
 use study::{report, sample};
+use testing::Folder;
 
 fn unescaped(text: &str) -> String {
     let pairs = [

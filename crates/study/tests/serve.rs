@@ -1,8 +1,5 @@
 //! The live page's server: what it answers, what it refuses, and that it ends.
 
-mod common;
-
-use common::Folder;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -15,6 +12,7 @@ use study::sample;
 use study::serve::{Clock, Server};
 use study::spec::Study;
 use study::store::Plan;
+use testing::Folder;
 
 fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()

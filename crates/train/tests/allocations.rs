@@ -9,56 +9,24 @@ use cpu::Which;
 use graph::{Header, Loss};
 use models::vit::Vit;
 use records::Parts;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use testing::Folder;
+use testing::allocations::{self, Counting};
 use train::Session;
 use train::account::Step;
 use train::metrics::{Metrics, evaluation_line, step_line};
 use train::session::{Evaluation, StepResult};
 use train::tensorboard::EventFile;
 
-/// Counts allocations, those made inside the `gemm` crate apart.
-struct Counting;
-
-static OURS: AtomicU64 = AtomicU64::new(0);
-static INSIDE_GEMM: AtomicU64 = AtomicU64::new(0);
-
-fn note() {
-    let counter = if cpu::matmul::inside() { &INSIDE_GEMM } else { &OURS };
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: passed on to the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: passed on to the caller.
-        unsafe { System.dealloc(ptr, layout) };
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note();
-        // SAFETY: passed on to the caller.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::apart(cpu::matmul::inside);
 
 /// Lets ten steps run after two to settle, and counts.
 fn allocates_nothing(what: &str, mut step: impl FnMut(u64)) {
     (0..2).for_each(&mut step);
-    let (ours, inside) = (OURS.load(Ordering::Relaxed), INSIDE_GEMM.load(Ordering::Relaxed));
+    let (ours, inside) = (allocations::count(), allocations::count_apart());
     (2..12).for_each(&mut step);
-    let ours = OURS.load(Ordering::Relaxed) - ours;
-    let inside = INSIDE_GEMM.load(Ordering::Relaxed) - inside;
+    let ours = allocations::count() - ours;
+    let inside = allocations::count_apart() - inside;
     println!("{what}, 10 steps: {ours} allocations by vitesse, {inside} inside gemm");
     assert_eq!(ours, 0, "{what}: allocations in ten steps");
 }
@@ -78,7 +46,7 @@ fn a_step_allocates_nothing() {
     };
     let (run, sets) = sets::resolve(&raw, 1).unwrap();
     let mut session: Session = Session::new(run, sets).unwrap();
-    assert!(OURS.load(Ordering::Relaxed) > 0, "the counter counts");
+    assert!(allocations::count() > 0, "the counter counts");
     let mut last = None;
     allocates_nothing("training", |step| {
         session.step(step).unwrap();
@@ -90,8 +58,7 @@ fn a_step_allocates_nothing() {
 }
 
 fn recording_allocates_nothing(result: &StepResult) {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("allocations");
-    let _ = std::fs::remove_dir_all(&folder);
+    let folder = Folder::new("allocations");
     let mut metrics = Metrics::create(&folder).unwrap();
     let mut events = EventFile::create(&folder, 0).unwrap();
     let account = Step { parts: vec![Parts::default(); 3], ..Step::default() };

@@ -4,7 +4,6 @@ use config::Raw;
 use config::sets;
 use formats::weights;
 use models::names::{Convention, Weights};
-use std::path::PathBuf;
 use train::run::{Events, Summary, train};
 use train::{Session, TrainError};
 
@@ -49,12 +48,10 @@ fn failure(raw: Raw) -> (TrainError, String) {
 fn failure_from(name: &str, change: impl Fn(&mut Weights)) -> (TrainError, String) {
     let mut tensors = session(&raw()).weights().unwrap();
     change(&mut tensors);
-    let file = format!("vitesse-divergence-{}-{name}.safetensors", std::process::id());
-    let path: PathBuf = std::env::temp_dir().join(file);
+    let folder = testing::Folder::new("divergence");
+    let path = folder.join(format!("{name}.safetensors"));
     weights::save_as(&path, &tensors, Convention::Timm, &config::card::Card::default(), None).unwrap();
-    let result = failure(Raw { init: Some(path.clone()), ..raw() });
-    std::fs::remove_file(path).unwrap();
-    result
+    failure(Raw { init: Some(path), ..raw() })
 }
 
 #[test]

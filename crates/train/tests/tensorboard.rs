@@ -39,9 +39,7 @@ fn frames(path: &Path) -> Vec<usize> {
 
 #[test]
 fn a_resumed_run_has_two_files_in_order() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tensorboard");
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let folder = testing::Folder::new("tensorboard");
     let [first, second] = write_pair(&folder);
     assert!(first < second, "TensorBoard reads files by name: {first:?}, {second:?}");
     let name = first.file_name().unwrap().to_str().unwrap();

@@ -8,20 +8,16 @@ use std::process::{Command, Output};
 const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/fixtures/images");
 const TINY: [&str; 6] = ["--model", "vit-nano/8", "--batch-size", "4", "--steps", "2"];
 
-struct Folder(PathBuf);
+struct Folder(testing::Folder);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bad-{name}"));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
+        let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        Folder(testing::Folder::within(parent, &format!("bad-{name}")))
     }
 
     fn write(&self, name: &str, bytes: &[u8]) {
-        let path = self.0.join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
+        self.0.file(name, bytes);
     }
 
     fn run(&self, args: &[&str]) -> Output {

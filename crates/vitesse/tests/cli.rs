@@ -1,32 +1,11 @@
 //! The commands as a user meets them: what they print, and what they say to bad input.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
+use testing::Folder;
 
 fn vitesse(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vitesse")).args(args).output().expect("vitesse starts")
-}
-
-/// A fresh folder that is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("vitesse-cli-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 const TINY: [&str; 8] =
@@ -56,7 +35,7 @@ fn refused(args: &[&str], culprit: &str) {
 
 #[test]
 fn a_run_leaves_metrics_and_weights() {
-    let folder = Folder::new("run");
+    let folder = Folder::new("cli-run");
     let out = folder.path("run");
     let output = train(&out, &["--epochs", "2"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -83,7 +62,7 @@ fn a_run_leaves_metrics_and_weights() {
 
 #[test]
 fn the_same_seed_gives_the_same_losses_bit_for_bit() {
-    let folder = Folder::new("twice");
+    let folder = Folder::new("cli-twice");
     let losses = |name: &str, more: &[&str]| {
         let out = folder.path(name);
         let output = train(&out, &[&["--epochs", "2", "--dropout", "0.1", "--threads", "2"], more].concat());
@@ -98,7 +77,7 @@ fn the_same_seed_gives_the_same_losses_bit_for_bit() {
 
 #[test]
 fn weights_convert_both_ways() {
-    let folder = Folder::new("convert");
+    let folder = Folder::new("cli-convert");
     assert!(train(&folder.path("run"), &["--steps", "2"]).status.success());
     let first = folder.path("run/weights.safetensors");
     let (mut from, mut scores) = (first.clone(), vec![]);
@@ -212,7 +191,7 @@ const STUDY: &str = r#"{
 
 #[test]
 fn a_deepspeed_file_trains_and_explains() {
-    let folder = Folder::new("config");
+    let folder = Folder::new("cli-config");
     let config = folder.path("ds.json");
     std::fs::write(&config, STUDY).unwrap();
     let fits = "it fits 2 ranks";
@@ -249,7 +228,7 @@ fn help_shows_groups_and_examples() {
 
 #[test]
 fn bad_weights_are_refused_in_one_line() {
-    let folder = Folder::new("weights");
+    let folder = Folder::new("cli-weights");
     assert!(train(&folder.path("run"), &["--steps", "1"]).status.success());
     let good = std::fs::read(folder.path("run/weights.safetensors")).unwrap();
     let write = |name: &str, bytes: &[u8]| {

@@ -4,72 +4,31 @@
 mod common;
 
 use common::{Folder, VITESSE, text};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+use testing::need;
+use testing::tools::Hosts;
 
-/// Hosts that are gone when the test is.
-struct Hosts {
-    script: PathBuf,
-    name: String,
-    net: String,
+/// Processes of vitesse on the hosts.
+fn ranks(hosts: &Hosts) -> Vec<String> {
+    let name = |pid: &String| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    (0..2).flat_map(|host| hosts.pids(host)).filter(|pid| name(pid).trim() == "vitesse").collect()
 }
 
-impl Hosts {
-    /// None, with the reason printed, where the machine doesn't let us make namespaces.
-    fn up(name: &str, net: &str) -> Option<Self> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/hosts");
-        let hosts = Hosts { script, name: name.to_string(), net: net.to_string() };
-        let made = hosts.command(&["up", "2", "1gbit", "1ms"]).output().unwrap();
-        if made.status.success() {
-            return Some(hosts);
-        }
-        let may = Command::new("unshare").args(["-n", "true"]).status().is_ok_and(|status| status.success());
-        assert!(!may, "namespaces can be made, but not the hosts: {}", text(&made));
-        println!("skipped: {}", text(&made));
-        None
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.script);
-        command.args(args).env("VITESSE_HOSTS", &self.name).env("VITESSE_NET", &self.net);
-        command
-    }
-
-    /// Processes of vitesse on the hosts.
-    fn ranks(&self) -> Vec<String> {
-        let pids = |host: usize| {
-            let found = Command::new("ip")
-                .args(["netns", "pids", &format!("{}-{host}", self.name)])
-                .output()
-                .unwrap();
-            String::from_utf8_lossy(&found.stdout).split_whitespace().map(str::to_string).collect::<Vec<_>>()
-        };
-        let name = |pid: &String| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        (0..2).flat_map(pids).filter(|pid| name(pid).trim() == "vitesse").collect()
-    }
-
-    fn train(&self, folder: &Folder, args: &[&str]) -> Command {
-        let mut command = self.command(&[&["mpirun", "-n", "2", VITESSE], args].concat());
-        command.current_dir(&folder.0);
-        command
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        let _ = self.command(&["down"]).output();
-    }
+fn train(hosts: &Hosts, folder: &Folder, args: &[&str]) -> Command {
+    let mut command = hosts.command(&[&["mpirun", "-n", "2", VITESSE], args].concat());
+    command.current_dir(&folder.0);
+    command
 }
 
 #[test]
 fn two_hosts_train_as_one_process_does() {
-    let Some(hosts) = Hosts::up("vitesse-train", "10.78.0") else { return };
+    let hosts = need!(Hosts::up("vitesse-train", "10.78.0", "1gbit"));
     let folder = Folder::new("hosts-train");
     let run = "train --model vit-nano/8 --train-samples 400 --test-samples 40 --batch-size 16 --steps 8 --threads 1 --seed 4 \
                --bucket-size 100000 --out";
     let args = |out| run.split_whitespace().chain([out]).collect::<Vec<_>>();
-    let apart: Output = hosts.train(&folder, &args("apart")).output().unwrap();
+    let apart: Output = train(&hosts, &folder, &args("apart")).output().unwrap();
     assert!(apart.status.success(), "{}", text(&apart));
     let mut together = args("together");
     together.extend(["--ranks", "2"]);
@@ -80,18 +39,18 @@ fn two_hosts_train_as_one_process_does() {
 /// The link between the hosts is cut: both sides end, and a line names the rank beyond it.
 #[test]
 fn a_cut_link_ends_the_run() {
-    let Some(hosts) = Hosts::up("vitesse-cut", "10.79.0") else { return };
+    let hosts = need!(Hosts::up("vitesse-cut", "10.79.0", "1gbit"));
     let folder = Folder::new("hosts-cut");
     let run = "train --model vit-nano/8 --train-samples 4000 --test-samples 40 --batch-size 16 --epochs 1000 --threads 1 \
                --checkpoint-every 3 --timeout 3 --out run";
-    let mut command = hosts.train(&folder, &run.split_whitespace().collect::<Vec<_>>());
+    let mut command = train(&hosts, &folder, &run.split_whitespace().collect::<Vec<_>>());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
     folder.wait_for_step(3);
     assert!(hosts.command(&["cut", "1"]).status().unwrap().success());
     let start = Instant::now();
-    while !hosts.ranks().is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(3 + 10), "{:?} still run", hosts.ranks());
+    while !ranks(&hosts).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(3 + 10), "{:?} still run", ranks(&hosts));
         std::thread::sleep(Duration::from_millis(20));
     }
     println!("all ranks ended after {:.1} s", start.elapsed().as_secs_f64());

@@ -6,18 +6,16 @@ mod common;
 use common::{Folder, VITESSE, text};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
+use testing::need;
+use testing::tools::Hosts;
 
-/// Whether this machine is free enough for times to tell something; on a busy one the limiter names that, and rightly.
-fn quiet() -> bool {
+/// An error where this machine is too busy for times to mean anything; the limiter would name that, and rightly.
+fn quiet() -> Result<(), String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load: f64 = load.and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0);
-    if load > 1.5 * cores {
-        println!("skipped: {load} processes want {cores} cores");
-    }
-    load <= 1.5 * cores
+    if load > 1.5 * cores { Err(format!("{load} processes want {cores} cores")) } else { Ok(()) }
 }
 
 /// A study of one point; returns the cause and the sentence.
@@ -63,9 +61,7 @@ fn too_few_cores() {
 #[test]
 #[ignore = "depends on times"]
 fn a_slow_loader() {
-    if !quiet() {
-        return;
-    }
+    need!(quiet());
     let few = TWO.replace("--batch-sizes 16 --steps 24", "--batch-sizes 4 --steps 20");
     let (cause, sentence) = limiter("limiter-data", "data:rank=all:ms=100", &few);
     assert_eq!(cause, "data");
@@ -75,9 +71,7 @@ fn a_slow_loader() {
 #[test]
 #[ignore = "depends on times"]
 fn a_straggler() {
-    if !quiet() {
-        return;
-    }
+    need!(quiet());
     let (cause, sentence) = limiter("limiter-straggler", "slow:rank=1:factor=3", TWO);
     assert_eq!(cause, "straggler");
     assert!(sentence.starts_with("rank 1 is "), "{sentence}");
@@ -87,9 +81,7 @@ fn a_straggler() {
 #[test]
 #[ignore = "depends on times"]
 fn a_tiny_batch() {
-    if !quiet() {
-        return;
-    }
+    need!(quiet());
     let args = "study batch --ranks 1 --threads 1 --batch-sizes 1 --steps 200 --repeats 1 --out s --model vit-nano/8 \
                 -- --train-samples 256 --test-samples 16 --image-size 16";
     let (cause, sentence) = limiter("limiter-tiny", "", args);
@@ -101,9 +93,7 @@ fn a_tiny_batch() {
 #[test]
 #[ignore = "depends on times"]
 fn too_little_work() {
-    if !quiet() {
-        return;
-    }
+    need!(quiet());
     let args = "study batch --ranks 1 --threads 1 --batch-sizes 32 --steps 24 --warmup 4 --repeats 1 --out s \
                 -- --train-samples 40 --test-samples 16";
     let (cause, sentence) = limiter("limiter-little", "", args);
@@ -114,21 +104,14 @@ fn too_little_work() {
     );
 }
 
+const NET: &str = "10.81.0";
+
 /// Two hosts of network namespaces, joined by 50 Mbit/s; ranks are started as torchrun would.
 #[test]
 #[ignore = "depends on times"]
 fn a_slow_link() {
-    if !quiet() {
-        return;
-    }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/hosts");
-    let hosts = Hosts { script };
-    let made = hosts.command(&["up", "2", "50mbit", "1ms"]).output().unwrap();
-    if !made.status.success() {
-        let may = Command::new("unshare").args(["-n", "true"]).status().is_ok_and(|status| status.success());
-        assert!(!may, "namespaces can be made, but not the hosts: {}", text(&made));
-        return println!("skipped: {}", text(&made));
-    }
+    need!(quiet());
+    let hosts = need!(Hosts::up("vitesse-limiter", NET, "50mbit"));
     let folder = Folder::new("limiter-link");
     let start = folder.0.join("start");
     let lines = format!(
@@ -142,30 +125,8 @@ fn a_slow_link() {
     let mut args: Vec<&str> = args.split_whitespace().chain([launcher.as_str()]).collect();
     args.extend("-- --train-samples 256 --test-samples 16".split_whitespace());
     let mut command = folder.command(VITESSE, &args);
-    command.env("VITESSE_HOSTS", NAME).env("VITESSE_NET", NET);
+    hosts.set(&mut command);
     let (cause, sentence) = named(&folder, &mut command);
     assert_eq!(cause, "exchange");
     assert!(sentence.contains("exposed communication") && sentence.contains("accumulation"), "{sentence}");
-}
-
-const NAME: &str = "vitesse-limiter";
-const NET: &str = "10.81.0";
-
-/// Hosts that are gone when the test is.
-struct Hosts {
-    script: PathBuf,
-}
-
-impl Hosts {
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.script);
-        command.args(args).env("VITESSE_HOSTS", NAME).env("VITESSE_NET", NET);
-        command
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        let _ = self.command(&["down"]).output();
-    }
 }

@@ -4,7 +4,8 @@ mod common;
 
 use common::{Folder, VITESSE, text};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
+use testing::tools::shared_library;
 
 const TINY: [&str; 9] =
     ["train", "--device", "cuda", "--model", "vit-nano/8", "--batch-size", "4", "--steps", "2"];
@@ -27,14 +28,6 @@ struct Machine {
 const GOOD: Machine =
     Machine { driver: 13000, init: 0, capability: 90, free_mib: 100_000, nvrtc: 130, blas: 130_001 };
 
-fn build(path: &Path, source: &Path, flags: &[String]) {
-    let name = path.file_name().unwrap().to_str().unwrap();
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-pthread"]).args(flags);
-    let output = cc.arg(format!("-Wl,-soname,{name}")).arg("-o").arg(path).arg(source).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-}
-
 fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
@@ -50,8 +43,8 @@ fn run(folder: &Folder, machine: &Machine, args: &[&str], environment: &[(&str, 
         ("libcublasLt.so", format!("-DBLAS={blas}")),
     ];
     for (name, flags) in libraries {
-        let flags: Vec<String> = flags.split(' ').map(str::to_string).collect();
-        build(&folder.0.join(name), &source, &flags);
+        let flags: Vec<&str> = flags.split(' ').collect();
+        shared_library(&source, &folder.0.join(name), &flags);
     }
     let mut command = folder.command(VITESSE, args);
     command.env("VITESSE_CUDA_PATH", &folder.0).env("VITESSE_CACHE", folder.0.join("cache"));
@@ -116,7 +109,7 @@ fn an_old_nccl_is_named_with_its_version() {
     let folder = Folder::new("old-nccl");
     let nccl = folder.0.join("libnccl.so.2");
     let source = tests().join("../../comm/tests/fake_nccl/fake_nccl.c");
-    build(&nccl, &source, &["-DFAKE_VERSION=2804".to_string()]);
+    shared_library(&source, &nccl, &["-DFAKE_VERSION=2804"]);
     let args = [&TINY[..], &["--ranks", "2", "--comm", "nccl"]].concat();
     let error = refused(&run(&folder, &GOOD, &args, &[("VITESSE_NCCL", nccl.to_str().unwrap())]));
     assert!(error.contains("is NCCL 2.8.4; 2.10.0 or newer is needed"), "{error}");

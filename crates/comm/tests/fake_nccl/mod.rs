@@ -4,7 +4,6 @@ use comm::nccl::{DeviceQueue, Library, Nccl, join};
 use comm::{Activity, CommError, Communicator, Engine};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 pub struct Fake {
@@ -20,10 +19,7 @@ impl Fake {
     pub fn build(name: &str, flags: &[&str]) -> Self {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_nccl/fake_nccl.c");
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libfake-{name}.so"));
-        let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-pthread"]);
-        let output = cc.args(flags).arg("-o").arg(&path).arg(source).output().expect("cc must be there");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        testing::tools::shared_library(&source, &path, flags);
         let path = path.to_str().unwrap().to_string();
         let name = CString::new(path.as_str()).unwrap();
         // SAFETY: loads what was just built; it does nothing by itself.

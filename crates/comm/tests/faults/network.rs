@@ -11,8 +11,9 @@ struct Network {
 }
 
 impl Network {
-    /// Nothing where this user may not make them.
-    fn new() -> Option<Self> {
+    /// An error where this user can't make them.
+    fn new() -> Result<Self, String> {
+        testing::tools::namespaces()?;
         let id = std::process::id() % 10_000;
         let network = Network { names: ["a", "b"].map(|end| format!("vt{end}{id}")) };
         let [a, b] = &network.names;
@@ -24,7 +25,8 @@ impl Network {
                 && ip(&["-n", end, "addr", "add", address, "dev", end])
                 && ip(&["-n", end, "link", "set", end, "up"])
         };
-        (joined && up(a, "10.97.13.1/24") && up(b, "10.97.13.2/24")).then_some(network)
+        assert!(joined && up(a, "10.97.13.1/24") && up(b, "10.97.13.2/24"), "namespaces, but no cable");
+        Ok(network)
     }
 
     fn cut(&self) {
@@ -50,10 +52,7 @@ fn ip(args: &[&str]) -> bool {
 
 #[test]
 fn a_cut_between_two_hosts_ends_the_ranks_on_both_sides() {
-    let Some(network) = Network::new() else {
-        println!("skipped: this user can't make network namespaces");
-        return;
-    };
+    let network = testing::need!(Network::new());
     let mut ranks = Ranks::new("cut");
     ranks.address = "10.97.13.1".to_string();
     for rank in 0..4 {

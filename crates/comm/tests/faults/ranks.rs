@@ -2,9 +2,9 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+use testing::Folder;
 
 pub const SCENARIO: &str = "VITESSE_TEST_SCENARIO";
 pub const FOLDER: &str = "VITESSE_TEST_FOLDER";
@@ -15,7 +15,7 @@ pub const AS_RANK: [&str; 5] = ["--ignored", "--exact", "rank", "--nocapture", "
 
 pub struct Ranks {
     children: Vec<(usize, Child)>,
-    folder: PathBuf,
+    folder: Folder,
     /// Where rank 0 listens.
     pub address: String,
     pub port: u16,
@@ -33,9 +33,7 @@ fn free_port() -> u16 {
 
 impl Ranks {
     pub fn new(test: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("vitesse-processes-{}-{test}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).expect("a folder for the test");
+        let folder = Folder::new(&format!("processes-{test}"));
         Ranks { children: Vec::new(), folder, address: "127.0.0.1".to_string(), port: free_port() }
     }
 
@@ -127,7 +125,6 @@ impl Drop for Ranks {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

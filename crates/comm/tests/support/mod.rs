@@ -3,7 +3,6 @@
 #![allow(dead_code)]
 
 pub mod plain;
-pub mod rng;
 pub mod suite;
 
 use comm::{Activity, Communicator, Engine};

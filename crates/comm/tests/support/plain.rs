@@ -1,12 +1,12 @@
 //! What each collective should give, written down as plainly as can be.
 
-use super::rng::Rng;
 use comm::{Element, Reduction};
 use half::{bf16, f16};
+use testing::Random;
 
 /// An element that the tests can make up, compare to the bit, and reduce.
 pub trait Sample: Element + std::fmt::Debug + Default {
-    fn sample(rng: &mut Rng) -> Self;
+    fn sample(rng: &mut Random) -> Self;
     fn bits(self) -> u64;
     fn reduce(values: &[Self], reduction: Reduction) -> Self;
 }
@@ -14,7 +14,7 @@ pub trait Sample: Element + std::fmt::Debug + Default {
 macro_rules! float {
     ($type:ty, $bits:ty, $wide:ty, $from:expr, $to:expr) => {
         impl Sample for $type {
-            fn sample(rng: &mut Rng) -> Self {
+            fn sample(rng: &mut Random) -> Self {
                 let from: fn($wide) -> $type = $from;
                 from((rng.real() * f64::powi(2.0, rng.below(12) as i32)) as $wide)
             }
@@ -46,7 +46,7 @@ float!(f16, u16, f32, f16::from_f32, f16::to_f32);
 macro_rules! integer {
     ($type:ty, $sample:expr) => {
         impl Sample for $type {
-            fn sample(rng: &mut Rng) -> Self {
+            fn sample(rng: &mut Random) -> Self {
                 let sample: fn(u64) -> $type = $sample;
                 sample(rng.next())
             }
@@ -81,7 +81,7 @@ pub fn bits<E: Sample>(values: &[E]) -> Vec<u64> {
 pub fn inputs<E: Sample>(seed: u64, ranks: usize, len: impl Fn(usize) -> usize) -> Vec<Vec<E>> {
     (0..ranks)
         .map(|rank| {
-            let mut rng = Rng::new(seed ^ (rank as u64 + 1) << 40);
+            let mut rng = Random::seeded(seed ^ (rank as u64 + 1) << 40);
             (0..len(rank)).map(|_| E::sample(&mut rng)).collect()
         })
         .collect()

@@ -1,15 +1,15 @@
 //! What every engine must do, as one rank of any number does it: the same text runs on threads and in processes.
 
 use super::plain::{Sample, bits, inputs, reduced};
-use super::rng::Rng;
 use comm::{Call, Collective, Communicator, Counts, ElementType, Name, Reduction, Span};
 use half::{bf16, f16};
+use testing::Random;
 
 const REDUCTIONS: [Reduction; 3] = [Reduction::Sum, Reduction::Mean, Reduction::Max];
 
 /// All collectives over all kinds, with lengths by the seed. Returns the bits of all results, mixed.
 pub fn everything(comm: &Communicator, seed: u64) -> u64 {
-    let mut rng = Rng::new(seed);
+    let mut rng = Random::seeded(seed);
     let mut digest = 0u64;
     let mut note = |results: Vec<u64>| {
         digest = results.into_iter().fold(digest, |d, bits| (d ^ bits).wrapping_mul(0x100_0000_01b3));
@@ -27,7 +27,7 @@ pub fn everything(comm: &Communicator, seed: u64) -> u64 {
     digest
 }
 
-fn all_kinds_of<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
+fn all_kinds_of<E: Sample>(comm: &Communicator, rng: &mut Random) -> Vec<u64> {
     let mut results = Vec::new();
     let whole = matches!(E::TYPE, ElementType::U8 | ElementType::I32 | ElementType::I64 | ElementType::U64);
     for reduction in REDUCTIONS {
@@ -64,8 +64,17 @@ fn name(comm: &Communicator) -> Name {
     comm.name("suite")
 }
 
-fn all_reduce<E: Sample>(comm: &Communicator, rng: &mut Rng, reduction: Reduction) -> Vec<u64> {
-    let len = rng.length();
+/// A length: none, one, odd, around the limits that engines have, or anything.
+fn length(rng: &mut Random) -> usize {
+    const KNOWN: [usize; 14] = [0, 1, 2, 3, 63, 65, 255, 257, 1000, 2047, 2049, 4097, 8193, 20_011];
+    match rng.below(3) {
+        0 => rng.below(3000),
+        _ => *rng.pick(&KNOWN),
+    }
+}
+
+fn all_reduce<E: Sample>(comm: &Communicator, rng: &mut Random, reduction: Reduction) -> Vec<u64> {
+    let len = length(rng);
     let all = inputs::<E>(rng.next(), comm.size(), |_| len);
     let mut data = all[comm.rank()].clone();
     comm.all_reduce(name(comm), reduction, &mut data).unwrap();
@@ -87,8 +96,8 @@ fn raw(comm: &Communicator, collective: Collective, send: Span, receive: Span, k
     comm.wait(ticket).unwrap();
 }
 
-fn reduce_scatter<E: Sample>(comm: &Communicator, rng: &mut Rng, reduction: Reduction) -> Vec<u64> {
-    let part = rng.length() / 3;
+fn reduce_scatter<E: Sample>(comm: &Communicator, rng: &mut Random, reduction: Reduction) -> Vec<u64> {
+    let part = length(rng) / 3;
     let all = inputs::<E>(rng.next(), comm.size(), |_| part * comm.size());
     let mut into = vec![E::default(); part];
     comm.reduce_scatter(name(comm), reduction, &all[comm.rank()], &mut into).unwrap();
@@ -97,16 +106,16 @@ fn reduce_scatter<E: Sample>(comm: &Communicator, rng: &mut Rng, reduction: Redu
     bits(&expected)
 }
 
-fn all_gather<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
-    let len = rng.length() / 2;
+fn all_gather<E: Sample>(comm: &Communicator, rng: &mut Random) -> Vec<u64> {
+    let len = length(rng) / 2;
     let all = inputs::<E>(rng.next(), comm.size(), |_| len);
     let mut into = vec![E::default(); len * comm.size()];
     comm.all_gather(name(comm), &all[comm.rank()], &mut into).unwrap();
     same("all_gather", comm, &into, &all.concat())
 }
 
-fn all_to_all<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
-    let part = rng.length() / 3;
+fn all_to_all<E: Sample>(comm: &Communicator, rng: &mut Random) -> Vec<u64> {
+    let part = length(rng) / 3;
     let all = inputs::<E>(rng.next(), comm.size(), |_| part * comm.size());
     let expected: Vec<E> = all.iter().flat_map(|from| from[part * comm.rank()..][..part].to_vec()).collect();
     let mut into = vec![E::default(); part * comm.size()];
@@ -122,10 +131,10 @@ fn all_to_all<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
     bits(&all.concat())
 }
 
-fn all_to_all_parts<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
+fn all_to_all_parts<E: Sample>(comm: &Communicator, rng: &mut Random) -> Vec<u64> {
     let (n, me) = (comm.size(), comm.rank());
     // counts[from][to]
-    let counts: Vec<Vec<usize>> = (0..n).map(|_| (0..n).map(|_| rng.length() / 4).collect()).collect();
+    let counts: Vec<Vec<usize>> = (0..n).map(|_| (0..n).map(|_| length(rng) / 4).collect()).collect();
     let all = inputs::<E>(rng.next(), n, |rank| counts[rank].iter().sum());
     let parcel = |from: usize| {
         let start: usize = counts[from][..me].iter().sum();
@@ -140,8 +149,8 @@ fn all_to_all_parts<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
     bits(&all.concat())
 }
 
-fn broadcast<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
-    let (len, root) = (rng.length(), rng.below(comm.size()));
+fn broadcast<E: Sample>(comm: &Communicator, rng: &mut Random) -> Vec<u64> {
+    let (len, root) = (length(rng), rng.below(comm.size()));
     let all = inputs::<E>(rng.next(), comm.size(), |_| len);
     let mut data = all[comm.rank()].clone();
     comm.broadcast(name(comm), root, &mut data).unwrap();
@@ -150,7 +159,7 @@ fn broadcast<E: Sample>(comm: &Communicator, rng: &mut Rng) -> Vec<u64> {
 
 /// Groups of any colour and key, groups of groups, and texts of any length.
 pub fn splits(comm: &Communicator, seed: u64) {
-    let mut rng = Rng::new(seed);
+    let mut rng = Random::seeded(seed);
     let (n, me) = (comm.size(), comm.rank());
     for _ in 0..4 {
         let colours: Vec<usize> = (0..n).map(|_| rng.below(3) * 1000).collect();
@@ -175,7 +184,7 @@ pub fn splits(comm: &Communicator, seed: u64) {
 }
 
 fn everything_small(comm: &Communicator, seed: u64, calls: usize) {
-    let mut rng = Rng::new(seed);
+    let mut rng = Random::seeded(seed);
     for _ in 0..calls {
         match rng.below(4) {
             0 => all_reduce::<f32>(comm, &mut rng, Reduction::Mean),

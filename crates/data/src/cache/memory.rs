@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(own_group("1:memory:/old\n0::/user/run\n"), Some("user/run"));
         assert_eq!(own_group("1:memory:/old\n"), None);
 
-        let mount = std::env::temp_dir().join(format!("vitesse-groups-{}", std::process::id()));
+        let mount = testing::Folder::new("groups");
         let inner = mount.join("user/run");
         fs::create_dir_all(&inner).unwrap();
         let write = |folder: &Path, file: &str, text: &str| fs::write(folder.join(file), text).unwrap();
@@ -78,6 +78,5 @@ mod tests {
         assert_eq!(free_in_groups(&mount, "user/run"), Some(20));
         write(&inner, "memory.current", "30\n");
         assert_eq!(free_in_groups(&mount, "user/run"), Some(0));
-        fs::remove_dir_all(&mount).unwrap();
     }
 }

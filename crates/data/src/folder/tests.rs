@@ -1,16 +1,12 @@
 use super::*;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use testing::Folder;
 
-/// A folder in the system's place for such, removed in the end.
-struct Temporary(PathBuf);
+/// A set in a temporary folder.
+struct Temporary(Folder);
 
 impl Temporary {
     fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("vitesse-folder-{}-{count}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Temporary(path)
+        Temporary(Folder::new("folder"))
     }
 
     /// Writes files, making folders for them; images by extension are images.
@@ -20,9 +16,7 @@ impl Temporary {
     }
 
     fn write(&self, file: &str, bytes: impl AsRef<[u8]>) {
-        let path = self.0.join(file);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
+        self.0.file(file, bytes);
     }
 
     fn open(&self, split: Split) -> Result<ImageFolder, DataError> {
@@ -34,12 +28,6 @@ impl Temporary {
         let message = self.open(split).unwrap_err().to_string();
         assert!(!message.contains('\n'), "{message}");
         message.replace(self.0.to_str().unwrap(), "root")
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -3,6 +3,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
 use super::*;
+use testing::Folder;
 
 /// What the server does with one connection.
 #[derive(Clone, Copy)]
@@ -94,16 +95,12 @@ fn partial(body: &[u8], begin: usize, count: usize) -> (String, &[u8]) {
     (head, &rest[..count.min(rest.len())])
 }
 
-/// A folder that goes when the test ends.
-struct Folder(PathBuf);
+trait Contents {
+    fn files(&self) -> Vec<String>;
+    fn part(&self) -> PathBuf;
+}
 
-impl Folder {
-    fn new(test: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("vitesse-get-{test}-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
-    }
-
+impl Contents for Folder {
     fn files(&self) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
         let mut names: Vec<_> = fs::read_dir(&self.0).unwrap().map(name).collect();
@@ -113,12 +110,6 @@ impl Folder {
 
     fn part(&self) -> PathBuf {
         self.0.join("set.tar.gz.part")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -204,7 +195,7 @@ fn busy_and_silent_servers_are_asked_again() {
 
 #[test]
 fn a_wrong_sum_is_told_and_leaves_nothing() {
-    let folder = Folder::new("sum");
+    let folder = Folder::new("get-sum");
     let other = "00000000000000000000000000000000";
     let error = download(&folder, other, &[Answer::Good]).0.unwrap_err();
     let told = "what was downloaded is not the published archive: its MD5 is";
@@ -214,7 +205,7 @@ fn a_wrong_sum_is_told_and_leaves_nothing() {
 
 #[test]
 fn a_missing_archive_is_told() {
-    let folder = Folder::new("missing");
+    let folder = Folder::new("get-missing");
     let error = download(&folder, MD5, &[Answer::Status("404 Not Found")]).0.unwrap_err();
     let url = "URL/set.tar.gz";
     assert_eq!(error, format!("FOLDER/set.tar.gz: cannot download {url}: the server answered 404 Not Found"));
@@ -223,7 +214,7 @@ fn a_missing_archive_is_told() {
 
 #[test]
 fn patience_ends_and_what_there_is_stays() {
-    let folder = Folder::new("patience");
+    let folder = Folder::new("get-patience");
     let cut = Answer::WholeBroken(1000);
     let error = download(&folder, MD5, &[cut, cut, cut]).0.unwrap_err();
     assert!(error.starts_with("FOLDER/set.tar.gz: cannot download URL/set.tar.gz: "), "{error}");
@@ -234,7 +225,7 @@ fn patience_ends_and_what_there_is_stays() {
 
 #[test]
 fn another_archive_of_that_name_stays() {
-    let folder = Folder::new("another");
+    let folder = Folder::new("get-another");
     fs::write(folder.0.join("set.tar.gz"), b"mine").unwrap();
     let error = download(&folder, MD5, &[]).0.unwrap_err();
     assert_eq!(
@@ -252,7 +243,7 @@ fn another_archive_of_that_name_stays() {
 
 #[test]
 fn a_server_with_something_else_is_told_before_it_is_stored() {
-    let folder = Folder::new("size");
+    let folder = Folder::new("get-size");
     let server = Server::new(body(), vec![Answer::Good]);
     let archive = Archive { name: "set.tar.gz", base_url: &server.url, md5: MD5, bytes: 300_001 };
     let error = fetch(archive, &folder.0, IMPATIENT, &mut |_, _| ()).unwrap_err().to_string();
@@ -262,7 +253,7 @@ fn a_server_with_something_else_is_told_before_it_is_stored() {
 
 #[test]
 fn two_downloads_do_not_mix() {
-    let folder = Folder::new("lock");
+    let folder = Folder::new("get-lock");
     let held = open_part(&folder.part()).unwrap();
     let error = download(&folder, MD5, &[]).0.unwrap_err();
     assert_eq!(error, "FOLDER/set.tar.gz.part: another download of this archive is under way");

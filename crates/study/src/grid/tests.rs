@@ -154,18 +154,14 @@ fn what_a_kind_holds_is_held_whatever_is_left_out() {
         "their common multiple can't be counted"
     );
     // From a file, on many hosts.
-    let file = crate::spec::Asked::read(&file("kind = \"nodes\"\nranks = [1, 2]\nhosts = [\"a\", \"b\"]\n"))
-        .unwrap();
+    let file = asked("kind = \"nodes\"\nranks = [1, 2]\nhosts = [\"a\", \"b\"]\n").unwrap();
     let nodes = plan(&file.study().unwrap(), &mut Here(1000)).unwrap();
     assert_eq!(shape(&nodes), [(1, 64, 64, 1000), (2, 32, 64, 1000), (2, 32, 64, 1000)]);
 }
 
-fn file(text: &str) -> std::path::PathBuf {
-    static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("vitesse-grid-{}-{number}.toml", std::process::id()));
-    std::fs::write(&path, text).unwrap();
-    path
+fn asked(text: &str) -> Result<Asked, StudyError> {
+    let folder = testing::Folder::new("grid");
+    Asked::read(&folder.file("study.toml", text))
 }
 
 /// Ranks of 333 images, not one of 333 and one of 334: with batches of 111 that would be a step more.
@@ -214,9 +210,9 @@ fn a_grid_has_a_limit_that_is_found_before_it_is_filled() {
     // From a file, too, and no file is read that could only hold such a grid.
     let list = (1..300).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
     let text = format!("ranks = [{list}]\nbatch-sizes = [{list}]\naccumulation = [{list}]\n");
-    let read = Asked::read(&file(&text)).unwrap().study().unwrap();
+    let read = asked(&text).unwrap().study().unwrap();
     assert!(plan(&read, &mut Here(1000)).unwrap_err().to_string().starts_with("299 ranks × 299 batch sizes"));
-    let long = Asked::read(&file(&format!("ranks = [{}1]", "1, ".repeat(1 << 20)))).unwrap_err().to_string();
+    let long = asked(&format!("ranks = [{}1]", "1, ".repeat(1 << 20))).unwrap_err().to_string();
     assert!(long.ends_with("is longer than 1 MiB, and no study"), "{long}");
 }
 

@@ -19,14 +19,6 @@ pub struct Chromium {
     folder: PathBuf,
 }
 
-/// The browser's program, if there is one.
-pub fn program() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let named = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
-    let found = |name: &str| std::env::split_paths(&path).map(|dir| dir.join(name)).find(|p| p.is_file());
-    named.into_iter().find_map(found)
-}
-
 impl Chromium {
     /// `folder` becomes its own, and goes with it.
     pub fn start(program: &Path, folder: PathBuf) -> Chromium {

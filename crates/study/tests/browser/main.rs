@@ -2,27 +2,20 @@
 //! from outside. `VITESSE_SHOTS=DIR` keeps pictures to look at.
 
 mod chromium;
-#[path = "../common/mod.rs"]
-mod common;
 
 use chromium::{Chromium, Page};
-use common::Folder;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use study::results::Results;
 use study::{report, sample};
+use testing::{Folder, need};
 
 const DESKTOP: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
 
-fn browser(folder: &Folder) -> Option<Chromium> {
-    let Some(program) = chromium::program() else {
-        assert!(std::env::var_os("VITESSE_REQUIRE_CHROMIUM").is_none(), "no Chromium was found");
-        eprintln!("skipped: no Chromium was found");
-        return None;
-    };
-    Some(Chromium::start(&program, folder.0.join("browser")))
+fn browser(folder: &Folder) -> Result<Chromium, String> {
+    Ok(Chromium::start(&testing::tools::chromium()?, folder.0.join("browser")))
 }
 
 fn written(folder: &Folder, name: &str, results: &[Results]) -> String {
@@ -34,7 +27,7 @@ fn written(folder: &Folder, name: &str, results: &[Results]) -> String {
 #[test]
 fn the_report_works_on_phone_and_desktop_in_light_and_dark() {
     let folder = Folder::new("browser");
-    let Some(mut browser) = browser(&folder) else { return };
+    let mut browser = need!(browser(&folder));
     let two = vec![sample::study(), sample::other_platform()];
     let views = [
         (&vec![sample::study()], DESKTOP, "light"),
@@ -58,7 +51,7 @@ fn the_report_works_on_phone_and_desktop_in_light_and_dark() {
 #[test]
 fn downloads_are_what_is_drawn() {
     let folder = Folder::new("downloads");
-    let Some(mut browser) = browser(&folder) else { return };
+    let mut browser = need!(browser(&folder));
     let results = [sample::study()];
     let url = written(&folder, "study", &results);
     let into = folder.0.join("into");
@@ -102,7 +95,7 @@ fn downloads_are_what_is_drawn() {
 #[test]
 fn hostile_names_are_text_and_nothing_else() {
     let folder = Folder::new("hostile");
-    let Some(mut browser) = browser(&folder) else { return };
+    let mut browser = need!(browser(&folder));
     let url = written(&folder, "hostile", &[sample::hostile()]);
     let mut page = browser.open(&url, PHONE, "light");
     assert_eq!(page.run("document.querySelectorAll('img, iframe, object, embed, [onerror]').length"), 0);
@@ -119,7 +112,7 @@ fn hostile_names_are_text_and_nothing_else() {
 #[test]
 fn the_live_page_follows_a_run() {
     let folder = Folder::new("live");
-    let Some(mut browser) = browser(&folder) else { return };
+    let mut browser = need!(browser(&folder));
     let metrics = folder.0.join("metrics.jsonl");
     let step = |step: u32| {
         format!(

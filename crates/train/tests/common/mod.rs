@@ -10,34 +10,12 @@ use models::Segmenter;
 use models::layer_scale_vit::LayerScaleVit;
 use models::swin::Swin;
 use models::vit::Vit;
+pub use testing::formula::{units, words};
 
 pub const HEADER: Header = Header { seed: 1, step: 0, first_sample: 0, learning_rate: 0.0, nominal: 1.0 };
 
 pub fn adamw() -> Optimizer {
     Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 }
-}
-
-fn fnv1a(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// The formula's random words for `name`, by number. The name is hashed once: models have tens of millions of weights.
-pub fn words(name: &str) -> impl Fn(usize) -> u64 + use<> {
-    let hash = fnv1a(name);
-    move |i| mix(hash.wrapping_add((i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
-}
-
-/// Numbers in [-1, 1) that f32 holds exactly.
-pub fn units(name: &str) -> impl Fn(usize) -> f64 + use<> {
-    let words = words(name);
-    move |i| (words(i) >> 40) as f64 / (1u64 << 23) as f64 - 1.0
 }
 
 /// The formula's weights, each rounded to f32 once.

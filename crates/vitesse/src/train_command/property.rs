@@ -89,20 +89,21 @@ impl Case {
 
 /// What cases read, and where one writes.
 struct Folders {
-    all: PathBuf,
+    /// Holds the other two, and removes them.
+    _all: testing::Folder,
     input: PathBuf,
     output: PathBuf,
 }
 
 impl Folders {
     fn new() -> Folders {
-        let all = std::env::temp_dir().join(format!("vitesse-property-{}", std::process::id()));
+        let all = testing::Folder::new("property");
         let [input, output] = ["in", "out"].map(|name| all.join(name));
         fs::create_dir_all(&input).unwrap();
         for (name, text) in CONFIGS {
             fs::write(input.join(name), text).unwrap();
         }
-        let folders = Folders { all, input, output };
+        let folders = Folders { _all: all, input, output };
         folders.begin();
         let mut base: Vec<String> = vec!["vitesse".into(), "train".into()];
         base.extend(
@@ -125,12 +126,6 @@ impl Folders {
 
     fn written(&self) -> Vec<PathBuf> {
         fs::read_dir(&self.output).unwrap().map(|entry| entry.unwrap().path()).collect()
-    }
-}
-
-impl Drop for Folders {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.all);
     }
 }
 

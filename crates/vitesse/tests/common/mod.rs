@@ -5,21 +5,18 @@ use data::segment::overlay::save_mask;
 use data::segment::{SyntheticMasks, SyntheticMasksSpec};
 use data::{Dataset, Sample, Split};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 pub const VITESSE: &str = env!("CARGO_BIN_EXE_vitesse");
 
-/// A folder of its own for a test.
-pub struct Folder(pub PathBuf);
+/// Temporary folder in which a test runs the program.
+pub struct Folder(pub testing::Folder);
 
 impl Folder {
     pub fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
+        Folder(testing::Folder::within(Path::new(env!("CARGO_TARGET_TMPDIR")), name))
     }
 
     pub fn command(&self, program: &str, args: &[&str]) -> Command {

@@ -1,81 +1,13 @@
-//! Damage done to files at random, and a watch over what their readers allocate.
+//! Damage done to files at random.
 //!
 //! The same damage every time, in a number of rounds that takes a few seconds. `VITESSE_FUZZ_SECONDS` makes each test go on
 //! for that long, into damage not seen before.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use crate::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-thread_local! {
-    static LIVE: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-/// Counts the bytes that a thread holds.
-pub struct Counting;
-
-fn note(change: isize) {
-    // A thread that ends frees its own counters too; by then nobody looks.
-    let _ = LIVE.try_with(|live| {
-        live.set(live.get() + change);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
-    });
-}
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size() as isize);
-        // SAFETY: passed on to the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        note(-(layout.size() as isize));
-        // SAFETY: passed on to the caller.
-        unsafe { System.dealloc(ptr, layout) };
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new may be there at once.
-        note(size as isize);
-        note(-(layout.size() as isize));
-        // SAFETY: passed on to the caller.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-/// The most that was held at once while `work` ran, beyond what was held before.
-pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = LIVE.get();
-    PEAK.set(before);
-    let result = work();
-    (result, (PEAK.get() - before) as usize)
-}
-
-/// SplitMix64.
-pub struct Random(u64);
-
 impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
-
     /// A place in a file; half of them near its ends, where what describes the rest is.
     fn place(&mut self, length: usize) -> usize {
         match self.below(4) {
@@ -136,7 +68,7 @@ pub fn rounds(
     let seconds = std::env::var("VITESSE_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let longer = seconds.map(Duration::from_secs_f64);
     let start = Instant::now();
-    let mut random = Random(0x5eed);
+    let mut random = Random::new(0x5eed);
     let (mut done, mut closest) = (0, 0.0f64);
     while longer.map_or(done < count, |longer| start.elapsed() < longer) {
         let input = make(&mut random);
@@ -144,7 +76,7 @@ pub fn rounds(
         match result {
             Ok((used, allowed)) if used <= allowed => closest = closest.max(used as f64 / allowed as f64),
             wrong => {
-                let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-round-{done}"));
+                let kept = std::env::temp_dir().join(format!("vitesse-fuzz-{name}-round-{done}"));
                 std::fs::write(&kept, &input).unwrap();
                 let what = wrong.map_or("it panicked".to_string(), |(used, allowed)| {
                     format!("it took {used} bytes, {allowed} are allowed")

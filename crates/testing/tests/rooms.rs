@@ -1,0 +1,92 @@
+//! Crates, and modules within a crate, depend on each other in one direction.
+
+use std::collections::BTreeMap;
+use std::fs;
+use testing::modules::Sources;
+use testing::repository;
+
+/// Crates from the ground up: one may use those before it, and none after it. Between two that don't use each other the order
+/// says nothing.
+const ORDER: [&str; 17] = [
+    "testing", "text", "files", "graph", "comm", "data", "records", "models", "calls", "cpu", "cuda",
+    "config", "formats", "devices", "train", "study", "vitesse",
+];
+
+/// Modules that still depend on each other in a circle. A list may get shorter, and a new one needs a reason.
+const KNOTS: [(&str, &[&str]); 9] = [
+    ("comm", &["call engine pulse"]),
+    ("cpu", &["executor steps"]),
+    (
+        "cuda",
+        &[
+            "action attention bind compile convolution cudnn driver error exchange executor launch libraries modules \
+           moves product steps tuner",
+        ],
+    ),
+    (
+        "models",
+        &["architecture dense_names identify layer_scale_vit names network segmenter swin upernet vit"],
+    ),
+    ("study", &["child grid limiter measure", "compare error report"]),
+    (
+        "train",
+        &[
+            "card checkpoint closely config deepspeed device error fault files finishing fitting gpu gpus pth real \
+             record segmentation session sets stored tensors weights",
+            "folder run",
+        ],
+    ),
+    ("vitesse", &["evaluate evaluate_pixels"]),
+    ("config", &[]),
+    ("devices", &[]),
+];
+
+fn crates() -> Vec<String> {
+    let folders = fs::read_dir(repository().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let with_manifest = folders.filter(|path| path.join("Cargo.toml").exists());
+    let mut names: Vec<String> =
+        with_manifest.map(|path| path.file_name().unwrap().to_str().unwrap().to_string()).collect();
+    names.sort();
+    names
+}
+
+/// Crates of this repository that a crate's manifest names under a heading.
+fn named(name: &str, heading: &str) -> Vec<String> {
+    let manifest = repository().join("crates").join(name).join("Cargo.toml");
+    let text = fs::read_to_string(manifest).unwrap();
+    let section = text.split(&format!("\n{heading}\n")).nth(1).unwrap_or_default();
+    let lines = section.lines().take_while(|line| !line.starts_with('['));
+    let words = lines.filter_map(|line| line.split(['.', ' ', '=']).next());
+    words.filter(|word| ORDER.contains(word)).map(str::to_string).collect()
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    let place = |name: &str| {
+        let place = ORDER.iter().position(|known| *known == name);
+        place.unwrap_or_else(|| panic!("{name} has no place in ORDER"))
+    };
+    let mut seen = 0;
+    for name in crates() {
+        for used in named(&name, "[dependencies]") {
+            assert!(place(&used) < place(&name), "{name} uses {used}, which is above it");
+            assert_ne!(used, "testing", "{name}: a dev-dependency only");
+            seen += 1;
+        }
+    }
+    assert!(seen > 20, "{seen} dependencies were found");
+}
+
+#[test]
+fn modules_depend_in_one_direction() {
+    let known: BTreeMap<&str, Vec<String>> = KNOTS
+        .iter()
+        .map(|(name, knots)| (*name, knots.iter().map(|knot| knot.to_string()).collect()))
+        .collect();
+    for name in crates() {
+        let sources = Sources::read(&repository().join("crates").join(&name));
+        assert!(!sources.0.is_empty(), "{name} has no sources");
+        let found: Vec<String> = sources.knots().iter().map(|knot| knot.join(" ")).collect();
+        assert_eq!(found, known.get(name.as_str()).cloned().unwrap_or_default(), "modules of {name}");
+    }
+}
