@@ -339,8 +339,7 @@ fn unreadable_files_are_refused_by_line_and_column() {
     assert_eq!(unreadable("[1]"), "ds.json:1:1: expected an object, found [1]");
     let missing = DeepSpeed::read(Path::new("/nowhere/ds.json")).unwrap_err().to_string();
     assert!(missing.starts_with("/nowhere/ds.json: "), "{missing}");
-    let folder = std::env::temp_dir().join(format!("vitesse-ds-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = testing::Folder::new("ds");
     let path = folder.join("ds.json");
     for (bytes, why) in [(vec![b' '; 70_000], "more than 64 KiB"), (vec![b'{', 0xff], "byte 2 is not UTF-8")]
     {
@@ -348,7 +347,6 @@ fn unreadable_files_are_refused_by_line_and_column() {
         let error = DeepSpeed::read(&path).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 const FILES: [&str; 3] = [
