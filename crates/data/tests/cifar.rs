@@ -84,8 +84,8 @@ fn all_forms_hold_the_same() {
     for (name, bytes) in ten().into_iter().chain(hundred()) {
         folder.file(&format!("unpacked/{name}"), &bytes);
     }
-    folder.file("packed/cifar-10-binary.tar.gz", &gzip(&packed(&ten())));
-    folder.file("packed/cifar-100-binary.tar.gz", &gzip(&packed(&hundred())));
+    folder.file("packed/cifar-10-binary.tar.gz", gzip(&packed(&ten())));
+    folder.file("packed/cifar-100-binary.tar.gz", gzip(&packed(&hundred())));
     let mut places = vec![(folder.0.join("unpacked"), folder.0.join("unpacked"))];
     places.push((folder.0.join("unpacked/cifar-10-batches-bin"), folder.0.join("unpacked/cifar-100-binary")));
     places.push((folder.0.join("packed"), folder.0.join("packed")));
@@ -93,14 +93,14 @@ fn all_forms_hold_the_same() {
         folder.0.join("packed/cifar-10-binary.tar.gz"),
         folder.0.join("packed/cifar-100-binary.tar.gz"),
     ));
-    places.push((folder.file("ten.tar", &packed(&ten())), folder.file("any-name", &packed(&hundred()))));
+    places.push((folder.file("ten.tar", packed(&ten())), folder.file("any-name", packed(&hundred()))));
     for python in ["python2-numpy1", "python3-numpy1", "python3-numpy2"] {
         let unpacked = fixture("cifar").join(python);
         let [ten, hundred] = ["cifar-10-batches-py", "cifar-100-python"].map(|name| unpacked.join(name));
         let archive = |path: &Path, name: &str| {
             let files = files_of(path);
             let files: Vec<_> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-            folder.file(&format!("{python}/{name}"), &gzip(&tar(&files)))
+            folder.file(&format!("{python}/{name}"), gzip(&tar(&files)))
         };
         places.push((archive(&ten, "cifar-10-python.tar.gz"), archive(&hundred, "cifar-100-python.tar.gz")));
         places.push((folder.0.join(python), folder.0.join(python)));
@@ -132,8 +132,8 @@ fn all_forms_hold_the_same() {
 #[test]
 fn without_a_file_of_names_the_published_ones_are_used() {
     let folder = Folder::new("names");
-    folder.file("test_batch.bin", &record(&[9], 0));
-    folder.file("test.bin", &record(&[19, 99], 0));
+    folder.file("test_batch.bin", record(&[9], 0));
+    folder.file("test.bin", record(&[19, 99], 0));
     let name = |kind| {
         let set = Cifar::open(&folder.0, kind, Split::Test).unwrap();
         set.class_names()[set.label(0)].clone()
@@ -154,7 +154,7 @@ fn images_are_named_by_file_and_record() {
     let path = folder.0.join("cifar-10-batches-bin");
     assert_eq!(set.name(1), format!("{} record 1", path.join("data_batch_1.bin").display()));
     assert_eq!(set.name(2), format!("{} record 0", path.join("data_batch_2.bin").display()));
-    let archive = folder.file("a.tar", &packed(&ten()));
+    let archive = folder.file("a.tar", packed(&ten()));
     let set = Cifar::open(&archive, TEN, Split::Train).unwrap();
     assert_eq!(set.name(2), format!("{}: data_batch_2.bin record 0", archive.display()));
     let error = set.read(3, &mut Sample::default()).unwrap_err().to_string();
@@ -166,14 +166,14 @@ fn images_are_named_by_file_and_record() {
 fn only_the_last_training_files_may_be_missing() {
     let folder = Folder::new("missing");
     let missing = |name: &str| format!("PATH/{name}: it is missing, and CIFAR-10's train set needs it");
-    folder.file("test_batch.bin", &record(&[1], 0));
+    folder.file("test_batch.bin", record(&[1], 0));
     assert_eq!(refusal(&folder.0, TEN, Split::Train), missing("data_batch_1.bin"));
-    folder.file("data_batch_1.bin", &record(&[1], 0));
-    folder.file("data_batch_2.bin", &record(&[2], 0));
+    folder.file("data_batch_1.bin", record(&[1], 0));
+    folder.file("data_batch_2.bin", record(&[2], 0));
     assert_eq!(Cifar::open(&folder.0, TEN, Split::Train).unwrap().len(), 2);
-    folder.file("data_batch_4.bin", &record(&[4], 0));
+    folder.file("data_batch_4.bin", record(&[4], 0));
     assert_eq!(refusal(&folder.0, TEN, Split::Train), missing("data_batch_3.bin"));
-    let archive = folder.file("a", &tar(&[("train.bin", &record(&[1, 1], 0))]));
+    let archive = folder.file("a", tar(&[("train.bin", &record(&[1, 1], 0))]));
     assert_eq!(
         refusal(&archive, FINE, Split::Test),
         "PATH: test.bin: it is missing, and CIFAR-100's test set needs it"
@@ -199,13 +199,13 @@ fn damaged_binary_files_are_refused() {
         ([20, 99], "record 0 has label 20; labels are 0 to 19 (coarse)"),
         ([19, 100], "record 0 has label 100; labels are 0 to 99 (fine)"),
     ] {
-        folder.file("test.bin", &record(&labels, 0));
+        folder.file("test.bin", record(&labels, 0));
         assert_eq!(refusal(&folder.0, FINE, Split::Test), format!("PATH/test.bin: {told}"));
         assert_eq!(refusal(&folder.0, COARSE, Split::Test), format!("PATH/test.bin: {told}"));
     }
     fs::remove_file(folder.0.join("test.bin")).unwrap();
     fs::create_dir(folder.0.join("test.bin")).unwrap();
-    folder.file("train.bin", &record(&[1, 1], 0));
+    folder.file("train.bin", record(&[1, 1], 0));
     assert_eq!(refusal(&folder.0, FINE, Split::Test), "PATH/test.bin: it is not a regular file");
     let huge = fs::File::create(folder.0.join("test_batch.bin")).unwrap();
     huge.set_len(3073 << 20).unwrap();

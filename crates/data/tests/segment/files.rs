@@ -31,8 +31,8 @@ fn colours(width: u32, height: u32) -> Vec<u8> {
 fn ade(test: &str) -> Folder {
     let folder = Folder::new(test);
     for (part, name) in [("training", "b"), ("training", "a"), ("validation", "c")] {
-        folder.file(&format!("images/{part}/{name}.png"), &colours(3, 2));
-        folder.file(&format!("annotations/{part}/{name}.png"), &gray(3, 2, &[0, 1, 2, 150, 3, 1]));
+        folder.file(&format!("images/{part}/{name}.png"), colours(3, 2));
+        folder.file(&format!("annotations/{part}/{name}.png"), gray(3, 2, &[0, 1, 2, 150, 3, 1]));
     }
     folder
 }
@@ -88,22 +88,22 @@ fn whatever_is_wrong_is_one_line_that_names_the_file() {
     let first = || told(&folder, read(&open().unwrap(), 0).unwrap_err());
     let mask = "annotations/training/a.png";
 
-    folder.file(mask, &gray(2, 3, &[1; 6]));
+    folder.file(mask, gray(2, 3, &[1; 6]));
     assert_eq!(
         first(),
         "root/annotations/training/a.png: a mask of 2×3 pixels; its image, root/images/training/a.png, has 3×2"
     );
-    folder.file(mask, &gray(3, 2, &[1, 1, 1, 1, 151, 200]));
+    folder.file(mask, gray(3, 2, &[1, 1, 1, 1, 151, 200]));
     assert_eq!(
         first(),
         "root/annotations/training/a.png: label 151 at column 1, row 1; 1 to 150 are the 150 classes, 0 is ignored"
     );
-    folder.file(mask, &png(3, 2, png::ColorType::Grayscale, png::BitDepth::Sixteen, &[0; 12]));
+    folder.file(mask, png(3, 2, png::ColorType::Grayscale, png::BitDepth::Sixteen, &[0; 12]));
     assert_eq!(
         first(),
         "root/annotations/training/a.png: a mask with 16 bits for a label; 8 at most are read"
     );
-    folder.file(mask, &colours(3, 2));
+    folder.file(mask, colours(3, 2));
     assert!(first().contains("a mask in colours"));
     let whole = gray(3, 2, &[1; 6]);
     folder.file(mask, &whole[..whole.len() - 20]);
@@ -145,7 +145,7 @@ fn folders_that_are_empty_or_missing_are_named() {
     assert!(open().contains("no folder `annotations/validation`"));
     fs::create_dir_all(folder.0.join("annotations/validation")).unwrap();
     assert_eq!(open(), "root/images/validation: no images in it (jpg, jpeg, png or webp)");
-    folder.file("images/validation/a.png", &colours(1, 1));
+    folder.file("images/validation/a.png", colours(1, 1));
     assert_eq!(open(), "root/images/validation: no image in it has a mask");
     let nowhere = folder.0.join("nowhere");
     let error = ade20k::open(&nowhere, Split::Test, Unpaired::Refused).unwrap_err();
@@ -159,7 +159,7 @@ fn masks_of_few_bits_and_with_palettes_hold_labels() {
     use png::{BitDepth, ColorType};
     let folder = Folder::new("masks-bits");
     for part in ["train", "val"] {
-        folder.file(&format!("{part}/images/a.png"), &colours(5, 2));
+        folder.file(&format!("{part}/images/a.png"), colours(5, 2));
     }
     folder.file("classes.txt", b"ground\nleft\nmiddle\nright\n");
     let open = || masks::open(&folder.0, Split::Train, 3, Unpaired::Refused).unwrap();
@@ -186,10 +186,10 @@ fn masks_of_few_bits_and_with_palettes_hold_labels() {
         (ColorType::Grayscale, BitDepth::Eight, &[3; 10], [3; 10]),
     ];
     for (kind, depth, data, labels) in cases {
-        folder.file("train/masks/a.png", &png(5, 2, kind, depth, data));
+        folder.file("train/masks/a.png", png(5, 2, kind, depth, data));
         assert_eq!(read(&open(), 0).unwrap().mask, labels, "{kind:?} {depth:?}");
     }
-    folder.file("train/masks/a.png", &gray(5, 2, &[4; 10]));
+    folder.file("train/masks/a.png", gray(5, 2, &[4; 10]));
     assert_eq!(
         told(&folder, read(&open(), 0).unwrap_err()),
         "root/train/masks/a.png: label 4 at column 0, row 0; 0 to 3 are the 4 classes, 255 is ignored"
@@ -213,8 +213,8 @@ fn folders_of_masks_come_in_three_forms() {
         let folder = Folder::new(test);
         for (part, name) in [(0, "a"), (0, "b"), (1, "c")] {
             let named = |text: &str| text.replace("PART", parts[part]).replace("NAME", name);
-            folder.file(&named(image), &colours(2, 2));
-            folder.file(&named(mask), &gray(2, 2, &labels));
+            folder.file(&named(image), colours(2, 2));
+            folder.file(&named(mask), gray(2, 2, &labels));
         }
         let [train, test] = sets(&folder).map(Result::unwrap);
         assert_eq!((train.len(), test.len(), train.classes(), test.classes()), (2, 1, 6, 6));
@@ -224,8 +224,8 @@ fn folders_of_masks_come_in_three_forms() {
     }
     let folder = Folder::new("masks-3");
     for i in 0..25 {
-        folder.file(&format!("images/{i:02}.png"), &colours(2, 2));
-        folder.file(&format!("masks/{i:02}.png"), &gray(2, 2, &labels));
+        folder.file(&format!("images/{i:02}.png"), colours(2, 2));
+        folder.file(&format!("masks/{i:02}.png"), gray(2, 2, &labels));
     }
     let [train, test] = sets(&folder).map(Result::unwrap);
     let names: Vec<_> =
@@ -248,7 +248,7 @@ fn fingerprints_see_masks() {
     let print = || fingerprint(&ade20k::open(&folder.0, Split::Train, Unpaired::Refused).unwrap());
     let before = print();
     assert_eq!(before, print());
-    folder.file("annotations/training/b.png", &gray(3, 2, &[0, 1, 2, 149, 3, 1]));
+    folder.file("annotations/training/b.png", gray(3, 2, &[0, 1, 2, 149, 3, 1]));
     assert_ne!(before, print());
 }
 
@@ -258,7 +258,7 @@ fn written_masks_are_read_back() {
     let folder = Folder::new("masks-written");
     let labels = [0, 1, 2, 255, 1, 0];
     for part in ["train", "val"] {
-        folder.file(&format!("images/{part}/a.png"), &colours(3, 2));
+        folder.file(&format!("images/{part}/a.png"), colours(3, 2));
         fs::create_dir_all(folder.0.join(format!("masks/{part}"))).unwrap();
         overlay::save_mask(&labels, (3, 2), &folder.0.join(format!("masks/{part}/a.png"))).unwrap();
     }

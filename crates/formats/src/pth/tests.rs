@@ -73,7 +73,7 @@ fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
 fn views_beyond_their_storage_are_refused() {
     let folder = Folder::new("pth-views");
     let small = bytes("small.pth");
-    let refused = |from: &[u8], to: &[u8]| refusal(&folder.file("v.pth", &replaced(&small, from, to)));
+    let refused = |from: &[u8], to: &[u8]| refusal(&folder.file("v.pth", replaced(&small, from, to)));
     let (shape, strides) = (b"K\x03K\x04\x86q\x09K\x04K\x01\x86", "its storage has 12 values");
     for (to, told) in [
         (b"K\x03K\x05\x86q\x09K\x04K\x01\x86", "is [3, 5] with strides [4, 1] from 0 on"),
@@ -139,7 +139,7 @@ fn what_is_no_dict_of_tensors_is_refused() {
     let folder = Folder::new("pth-no-dict");
     let legacy = |pickle: &[u8]| {
         let start = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.";
-        folder.file("n.pth", &[&start[..], b"\x80\x02}.", pickle, b"]."].concat())
+        folder.file("n.pth", [&start[..], b"\x80\x02}.", pickle, b"]."].concat())
     };
     assert_eq!(refusal(&legacy(b"].")), "there are no tensors in it, only a list");
     assert_eq!(refusal(&legacy(b"}X\x01\x00\x00\x00aK\x01s.")), "there are no tensors in it, only a dict");

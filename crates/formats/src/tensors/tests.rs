@@ -25,7 +25,7 @@ fn other_types_become_f32() {
         "b":{"dtype":"BF16","shape":[],"data_offsets":[12,14]},
         "n":{"dtype":"F32","shape":[0,4],"data_offsets":[14,14]}}"#;
     let values = [&0.1f64.to_le_bytes()[..], &[0x00, 0x3c, 0x01, 0x00], &[0xc0, 0xbf]].concat();
-    let weights = read(&folder.file("types", &with_header(json, &values))).unwrap();
+    let weights = read(&folder.file("types", with_header(json, &values))).unwrap();
     assert_eq!(weights["d"].data, [0.1]);
     assert_eq!(weights["h"].data, [1.0, 2f32.powi(-24)]);
     assert_eq!(weights["b"], Tensor { shape: vec![], data: vec![-1.5] });
@@ -68,7 +68,7 @@ fn headers_that_lie_are_refused() {
         ("garbage".to_string(), "not a safetensors header: expected value"),
         (format!("{{\"a\":{}", "[".repeat(100_000)), "not a safetensors header"),
     ] {
-        let path = folder.file("lie", &with_header(&json, &[0; 8]));
+        let path = folder.file("lie", with_header(&json, &[0; 8]));
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains(fault), "{error}\nshould say\n{fault}");
         assert!(error.starts_with(&format!("{}: ", path.display())) && !error.contains('\n'), "{error}");
@@ -87,7 +87,7 @@ fn lengths_beyond_the_file_are_refused() {
         read(&folder.0.join("none")).unwrap_err().to_string().contains("none: cannot open: No such file")
     );
     // As long as it says, and all of it a hole.
-    let path = folder.file("hole", &(1u64 << 40).to_le_bytes());
+    let path = folder.file("hole", (1u64 << 40).to_le_bytes());
     File::options().append(true).open(&path).unwrap().set_len((1 << 40) + 8).unwrap();
     assert!(read(&path).unwrap_err().to_string().contains("a header of 1099511627776 bytes is more than"));
 }
@@ -157,7 +157,7 @@ fn checksums_are_verified_where_there_are_some() {
     assert!(Reader::open(&folder.file("w", &zeroed)).unwrap().verify().is_err());
 
     let json = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
-    let old = Reader::open(&folder.file("old", &with_header(json, &[0; 4]))).unwrap();
+    let old = Reader::open(&folder.file("old", with_header(json, &[0; 4]))).unwrap();
     assert!(!old.has_checksums());
     old.verify().unwrap();
     // As a program does that copies metadata, but not tensors.
@@ -165,6 +165,6 @@ fn checksums_are_verified_where_there_are_some() {
         r#"{{"__metadata__":{{"crc32":"{text}"}},"a":{{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}}}"#
     );
     let error =
-        Reader::open(&folder.file("copied", &with_header(&copied, &[0; 2]))).err().unwrap().to_string();
+        Reader::open(&folder.file("copied", with_header(&copied, &[0; 2]))).err().unwrap().to_string();
     assert!(error.contains("copied: damaged") && error.contains("`crc32`"), "{error}");
 }

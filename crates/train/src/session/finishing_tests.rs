@@ -17,8 +17,8 @@ fn cifar(folder: &Folder) -> String {
             .flat_map(|i| [(i % 10) as u8].into_iter().chain((0..3072).map(move |at| byte(i, at))))
             .collect()
     };
-    folder.file("data_batch_1.bin", &records(45, 3));
-    folder.file("test_batch.bin", &records(19, 8));
+    folder.file("data_batch_1.bin", records(45, 3));
+    folder.file("test_batch.bin", records(19, 8));
     format!("cifar10:{}", folder.0.display())
 }
 
