@@ -1,4 +1,4 @@
-//! What the GPU is told to do: the flat list that a plan becomes.
+//! Actions of the GPU: the flat list that a plan becomes.
 //!
 //! Nothing here touches a GPU. The executor plays these lists, tests look at them.
 
@@ -10,7 +10,7 @@ use graph::{DType, Group, Op, Shape};
 /// An address in the GPU's memory.
 pub type Address = u64;
 
-/// Declares [`Source`]: what each is for, its name, its file, and about how many hundredths of a second NVRTC 13 takes for an instance on
+/// Declares [`Source`]: the purpose of each, its name, its file, and roughly how many hundredths of a second NVRTC 13 takes for an instance on
 /// one core, for Hopper.
 macro_rules! sources {
     ($($(#[$doc:meta])* $name:ident = $file:literal, $effort:literal;)*) => {
@@ -21,7 +21,7 @@ macro_rules! sources {
         }
 
         impl Source {
-            /// About how long an instance takes to compile, in hundredths of a second.
+            /// Approximate time to compile an instance, in hundredths of a second.
             pub fn effort(self) -> usize {
                 match self {
                     $(Source::$name => $effort,)*
@@ -45,7 +45,7 @@ macro_rules! sources {
 }
 
 sources! {
-    /// Attention of halves by matrix units, forward and backward.
+    /// Attention in half precision by tensor cores, forward and backward.
     Attention = "attention.cu", 200;
     /// Attention by Hopper's warpgroups.
     AttentionHopper = "attention_hopper.cu", 200;
@@ -55,61 +55,61 @@ sources! {
     AttentionFlash = "attention_flash.cu", 120;
     /// Its backward.
     AttentionFlashGrad = "attention_flash_grad.cu", 200;
-    /// What its backward starts and ends with.
+    /// First and last kernels of its backward.
     AttentionFlashEnds = "attention_flash_ends.cu", 30;
-    /// What cuDNN's attention leaves to us.
+    /// Sums that cuDNN's attention doesn't compute.
     AttentionSums = "attention_sums.cu", 8;
-    /// Attention without matrix units.
+    /// Attention without tensor cores.
     AttentionPlain = "attention_plain.cu", 200;
     /// Attention of f32, rounded to tf32.
     AttentionTf32 = "attention_tf32.cu", 200;
-    /// Attention in windows of halves by matrix units.
+    /// Attention in windows in half precision by tensor cores.
     Windows = "windows.cu", 100;
     /// Its backward, in windows of up to 64 tokens.
     WindowsGrad = "windows_grad.cu", 100;
-    /// And in wider ones.
+    /// Its backward, in wider windows.
     WindowsWide = "windows_wide.cu", 100;
-    /// Attention in windows without matrix units.
+    /// Attention in windows without tensor cores.
     WindowsPlain = "windows_plain.cu", 100;
     /// The continuous position bias.
     PositionBias = "position_bias.cu", 20;
     /// The residual after a norm.
     NormAdd = "norm_add.cu", 20;
-    /// What only moves tokens of a map.
+    /// Ops that only move tokens of a map.
     Maps = "maps.cu", 8;
     /// LayerScale and SwiGLU.
     Scaling = "scaling.cu", 20;
     /// Row-wise and elementwise ops: norms, GELU, sums over columns, additions, dropout, casts.
     Rows = "rows.cu", 20;
-    /// From bytes to images.
+    /// Conversion of bytes to images.
     Prepare = "prepare.cu", 8;
-    /// Between images, patches and tokens.
+    /// Ops between images, patches and tokens.
     Tokens = "tokens.cu", 8;
     /// Cross-entropy.
     Loss = "loss.cu", 15;
     /// Cross-entropy of pixels whose logits are resized.
     ResizedLoss = "resized_loss.cu", 15;
-    /// The same for enlarged logits, by the cells between them.
+    /// Cross-entropy of pixels whose logits are enlarged, cell by cell.
     ResizedLossCells = "resized_loss_cells.cu", 40;
     /// Moments, batch norm and its gradient.
     BatchNorm = "batch_norm.cu", 15;
     /// Resizing and pooling of images.
     Resize = "resize.cu", 15;
-    /// What treats or moves channels: biases of convolutions, dropout of channels, joining and parting.
+    /// Ops on channels: biases of convolutions, dropout of channels, concatenation and splitting.
     Channels = "channels.cu", 8;
     /// Gradient norm, clipping, optimizers.
     Update = "update.cu", 37;
-    /// Matmuls with a GELU on the way out. Hopper alone.
+    /// Matmuls with a fused bias or GELU. Hopper only.
     Matmul = "matmul.cu", 140;
-    /// Small weight gradients, several at once. Hopper alone.
+    /// Small weight gradients, several in one launch. Hopper only.
     Weights = "weights.cu", 30;
-    /// What goes into a run and comes out of it.
+    /// Copies into and out of a run.
     Moves = "moves.cu", 8;
-    /// Marks of time.
+    /// Time stamps.
     Clock = "clock.cu", 8;
 }
 
-/// What sources include, by the name they include it by.
+/// Headers of the kernels, by the name in `#include`.
 pub const HEADERS: [(&str, &str); 14] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
@@ -141,7 +141,7 @@ impl Kernel {
     }
 }
 
-/// A kernel's parameter, in its size and alignment as C has them.
+/// Parameter of a kernel, with C's size and alignment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arg {
     Pointer(Address),
@@ -152,13 +152,13 @@ pub enum Arg {
     F64(f64),
     /// A CUtensorMap by value: 128 bytes, aligned to 64.
     Tensor(TensorMap),
-    /// As above, of heads.
+    /// A CUtensorMap of heads by value.
     Heads(HeadMap),
 }
 
-/// A matrix as Hopper's copy engine sees it: boxes of it go to and from shared memory, where a box's rows are 128 bytes or
+/// Matrix for Hopper's copy engine (TMA): boxes of it are copied to and from shared memory, where a box's rows are 128 bytes or
 /// less and, if `swizzled`, the 16-byte units of row i lie in the order j ^ (i % 8). Made by cuTensorMapEncodeTiled with rank
-/// 2, no interleaving, L2 promotion of 256 bytes and zeros for what lies outside.
+/// 2, no interleaving, L2 promotion of 256 bytes and zeros outside.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorMap {
     pub matrix: Matrix,
@@ -167,7 +167,7 @@ pub struct TensorMap {
     pub swizzled: bool,
 }
 
-/// Heads as Hopper's copy engine sees them: (batch, tokens, heads, head size), half precision. Boxes of `rows` tokens and 64
+/// Heads for Hopper's copy engine (TMA): (batch, tokens, heads, head size), half precision. Boxes of `rows` tokens and 64
 /// elements of one head go to shared memory, swizzled as those of a [`TensorMap`]; zeros stand for what lies outside the tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadMap {
@@ -188,7 +188,7 @@ pub struct Launch {
     pub args: Vec<Arg>,
 }
 
-/// A matrix as it lies in memory: rows of `columns` elements, `stride` elements apart.
+/// Row-major matrix in memory: rows of `columns` elements, `stride` elements apart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
     pub address: Address,
@@ -204,7 +204,7 @@ impl Matrix {
     }
 }
 
-/// What a matmul does beside multiplying.
+/// Operation fused into a matmul.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Epilogue {
     None,
@@ -212,7 +212,7 @@ pub enum Epilogue {
     Bias(Address),
 }
 
-/// result = left·right (+ result), each side as it lies or transposed. All row-major.
+/// Matmul result = left·right (+ result), each side transposed or not. All row-major.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matmul {
     pub left: Matrix,
@@ -227,7 +227,7 @@ pub struct Matmul {
     pub tf32: bool,
 }
 
-/// Which of the three a convolution makes of the other two.
+/// Output of a convolution: one of three tensors, computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConvOutput {
     /// The convolution itself.
@@ -237,7 +237,7 @@ pub enum ConvOutput {
     Weight,
 }
 
-/// Images as they lie in memory, channels-last: (B,h,w,C).
+/// Images in memory, channels-last: (B,h,w,C).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Images {
     pub address: Address,
@@ -261,7 +261,7 @@ pub struct Convolution {
 }
 
 impl Convolution {
-    /// Where the result lies, and its bytes.
+    /// Address and bytes of the result.
     pub fn result(&self) -> (Address, usize) {
         let elements = |images: &Images| images.axes.iter().product::<usize>();
         let (address, count) = match self.made {
@@ -275,7 +275,7 @@ impl Convolution {
         (address, count * self.dtype.bytes())
     }
 
-    /// The same with its result elsewhere.
+    /// The same convolution with its result at another address.
     pub fn with_result_at(mut self, address: Address) -> Self {
         match self.made {
             ConvOutput::Y => self.y.address = address,
@@ -305,12 +305,12 @@ pub struct AttentionForward {
 pub struct AttentionBackward {
     pub dout: Address,
     pub dqkv: Address,
-    /// Working memory for a number of each query: (B,H,T), f32.
+    /// Scratch memory for one number per query: (B,H,T), f32.
     pub deltas: Address,
 }
 
 impl AttentionForward {
-    /// The ranges that cuDNN writes.
+    /// Memory ranges that cuDNN writes.
     pub fn results(&self) -> Vec<std::ops::Range<Address>> {
         let AttentionForward { batch, tokens, heads, head, dtype, .. } = *self;
         let (queries, channels) = (batch * heads * tokens, head * dtype.bytes());
@@ -322,34 +322,34 @@ impl AttentionForward {
     }
 }
 
-/// Attention that our kernels make, or cuDNN: the tuner chooses.
+/// Attention by our kernels or by cuDNN, whichever the tuner chooses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub attended: AttentionForward,
     /// Our kernels, one after the other.
     pub own: Vec<Launch>,
-    /// What is left to do after cuDNN's: sums over tokens.
+    /// Launches after cuDNN's: sums over tokens.
     pub after: Option<Launch>,
 }
 
-/// What ranks exchange: the range that a rank brings in and the one that it gets, which are the same or apart. Both are
+/// A collective: the range that a rank sends and the one that it receives, which are the same or disjoint. Both are
 /// of one element type; lengths are in elements, padding between neighbours included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectiveCall {
-    /// Who takes part.
+    /// Ranks that take part.
     pub group: Group,
     pub collective: comm::Collective,
     pub kind: ElementType,
     pub send: (Address, usize),
     pub receive: (Address, usize),
-    /// What it is for, such as "blocks.11.mlp.fc2.bias … blocks.10.attn.qkv.weight".
+    /// Layers that it is for, such as "blocks.11.mlp.fc2.bias … blocks.10.attn.qkv.weight".
     pub layer: String,
-    /// Where its beginning and its end are noted down, if they are: two words.
+    /// Address of two words for its start and end times, if they are recorded.
     pub times: Option<Address>,
 }
 
 impl CollectiveCall {
-    /// Bytes that this rank brings in.
+    /// Bytes that this rank contributes.
     pub fn bytes(&self) -> usize {
         self.send.1 * self.kind.bytes()
     }
@@ -365,13 +365,13 @@ pub struct PartialSum {
     /// Elements from a row to the next.
     pub stride: usize,
     pub columns: usize,
-    /// What the sum starts from.
+    /// Initial value of the sum.
     pub start: Option<Address>,
     pub out: Address,
 }
 
 impl PartialSum {
-    /// The bytes from its first part to the end of its last.
+    /// Byte range from its first part to the end of its last.
     pub fn range(&self) -> std::ops::Range<Address> {
         let elements = self.rows.saturating_sub(1) * self.stride + self.columns;
         self.parts..self.parts + 4 * elements as Address
@@ -384,7 +384,7 @@ pub enum Action {
     Matmul(Matmul),
     Convolution(Convolution),
     Attention(Box<Attention>),
-    /// What the step leaves to an [`graph::Op::AddUp`]. No list that is bound has any.
+    /// Partial sums that the step leaves to an [`graph::Op::AddUp`]. A bound list has none.
     Sum(PartialSum),
     Copy {
         from: Address,
@@ -398,25 +398,25 @@ pub enum Action {
     Collective(CollectiveCall),
 }
 
-/// What of a GPU shapes the actions.
+/// Properties of a GPU on which actions depend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     pub name: String,
-    /// (9, 0) for Hopper.
+    /// Compute capability; (9, 0) for Hopper.
     pub capability: (u32, u32),
     pub processors: u32,
-    /// Shared memory that one block may have if it asks, in bytes.
+    /// Largest shared memory of a block with opt-in, in bytes.
     pub shared_per_block: u32,
 }
 
 impl Facts {
-    /// The GPU the benchmarks are made on.
+    /// The GPU of the benchmarks.
     pub fn h200() -> Self {
         Facts { name: "NVIDIA H200".into(), capability: (9, 0), processors: 132, shared_per_block: 232_448 }
     }
 }
 
-/// A value of a plan, where it lies on the GPU.
+/// Value of a plan with its address on the GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
     pub address: Address,
@@ -424,19 +424,19 @@ pub struct Operand {
     pub shape: Shape,
 }
 
-/// One step of a plan as `steps/` sees it.
+/// One step of a plan with operands, addresses and GPU.
 pub struct StepContext<'a> {
     pub op: &'a Op,
     pub layer: &'a str,
     pub inputs: &'a [Operand],
     pub outputs: &'a [Operand],
-    /// The step's working memory: as many bytes as [`crate::Target`] asked for.
+    /// Scratch memory of the step: as many bytes as [`crate::Target`] asked for.
     pub scratch: Address,
-    /// For its partial sums, as the plan has them. They stay until they are added up.
+    /// Memory of its partial sums. They stay until they are added up.
     pub parts: Address,
-    /// Where the run's `Header` lies, as `common.cuh` declares it.
+    /// Address of the run's `Header`, which `common.cuh` declares.
     pub header: Address,
-    /// Whether f32 matmuls may round their operands to tf32.
+    /// True if f32 matmuls may round their operands to tf32.
     pub tf32: bool,
     pub facts: &'a Facts,
 }
@@ -450,14 +450,14 @@ impl StepContext<'_> {
         &self.outputs[i]
     }
 
-    /// The error of an op, or of a combination of types, that no kernel is there for.
+    /// Error of an op, or of a combination of types, without a kernel.
     pub fn no_kernel(&self) -> CudaError {
         let types = self.inputs.iter().map(|o| o.dtype.name()).collect::<Vec<_>>().join(", ");
         CudaError::NoKernel { layer: self.layer.to_string(), op: self.op.name(), types }
     }
 }
 
-/// The name of an element type in the kernels.
+/// Name of an element type in the kernels.
 pub fn c_type(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("float"),
@@ -467,19 +467,19 @@ pub fn c_type(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// Tables that kernels read and that never change, such as where every parameter lies. Laid out first, sent to the GPU once.
+/// Constant tables of kernels, such as the addresses of all parameters. Laid out first, copied to the GPU once.
 pub struct Constants {
     base: Address,
     bytes: Vec<u8>,
 }
 
 impl Constants {
-    /// For the address that [`Self::bytes`] will be copied to; it must be a multiple of 256.
+    /// Starts the tables at the address that [`Self::bytes`] will be copied to, a multiple of 256.
     pub fn at(base: Address) -> Self {
         Constants { base, bytes: Vec::new() }
     }
 
-    /// The address that `table` will have, a multiple of 16.
+    /// Adds a table and returns its address, a multiple of 16.
     pub fn put(&mut self, table: &[u8]) -> Address {
         self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
         let address = self.base + self.bytes.len() as Address;

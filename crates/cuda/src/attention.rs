@@ -2,7 +2,7 @@
 //! the backward pass what they turn into.
 //!
 //! Legend: B batch, H heads, T tokens, D head size. cuDNN names axes (B,H,T,D) whatever their order in memory, which strides
-//! tell. Log-sum-exps are natural logarithms of scaled scores, (B,H,T), f32: as our kernels have them, so that either pass may
+//! give. Log-sum-exps are natural logarithms of scaled scores, (B,H,T), f32, as in our kernels, so that either pass may
 //! be cuDNN's and the other ours.
 //!
 //! The backward pass is described without a sum of dQ in memory. Engines then leave dS of all heads there and multiply it by the keys
@@ -20,14 +20,14 @@ use cudarc::cudnn::sys::{
 use graph::DType;
 use std::ffi::c_void;
 
-/// Working memory that attention may have at most: dS of all heads, which grows with the square of the tokens. It is little where heads are
+/// Largest workspace of attention: dS of all heads, which grows with the square of the tokens. It is small where heads are
 /// few, which is where cuDNN is ahead.
 pub const WORKSPACE: usize = 512 << 20;
 
-/// Bytes that the engines take beside dS, at most.
+/// Most bytes that the engines use beside dS.
 const BESIDE: usize = 4096;
 
-/// Working memory that engines may take: dS of all heads in whole tiles.
+/// Workspace that engines may use: dS of all heads in whole tiles.
 pub fn workspace(attended: &AttentionForward) -> usize {
     let AttentionForward { batch, tokens, heads, .. } = *attended;
     let pairs = tokens.next_multiple_of(64) * tokens.next_multiple_of(128);
@@ -43,7 +43,7 @@ pub fn proposals(library: &Cudnn, attended: &AttentionForward) -> Result<Proposa
     library.proposals(problem.map_err(doing)?, HeuristicMode::Fast).map_err(doing)
 }
 
-/// A proposal made ready. Refused if its results differ from run to run, or if it takes more working memory than [`workspace`].
+/// Makes a proposal ready to run. Refuses it if its results differ from run to run, or if it needs more than [`workspace`].
 pub fn algorithm(
     library: &Cudnn,
     attended: &AttentionForward,
@@ -59,7 +59,7 @@ pub fn algorithm(
     library.algorithm(proposals, place, workspace(attended), is_wanted)
 }
 
-/// Puts it into a stream.
+/// Enqueues it on a stream.
 pub fn run(
     library: &Cudnn,
     attended: &AttentionForward,
@@ -94,7 +94,7 @@ pub fn run(
     library.run(algorithm, &operands, stream, workspace, || describe(attended))
 }
 
-/// Such as `attention of 8×12 heads of 4097×128 bf16`.
+/// Describes attention for messages, such as `attention of 8×12 heads of 4097×128 bf16`.
 pub fn describe(attended: &AttentionForward) -> String {
     let AttentionForward { batch, tokens, heads, head, dtype, .. } = attended;
     let of = if attended.gradient.is_some() { "the gradient of attention" } else { "attention" };
@@ -118,14 +118,14 @@ const DELTAS: i64 = 9;
 const DQ: i64 = 10;
 const DK: i64 = 11;
 const DV: i64 = 12;
-/// And values on the way from here on.
+/// First id of intermediate values.
 const VIRTUAL: i64 = 100;
 
-/// Operations as they are put together; tensors are known by their places among the parts.
+/// Builder of a graph of operations; tensors are known by their index among the parts.
 struct GraphBuilder {
     sizes: [usize; 4],
     dtype: DType,
-    /// Numbers that lie on the host, by what they are known by.
+    /// Scalars on the host, by their ids.
     numbers: Vec<(i64, usize)>,
     parts: Vec<Descriptor>,
     operations: Vec<Descriptor>,
@@ -214,20 +214,20 @@ impl GraphBuilder {
         self.add(tensor(id, self.dtype, [b, h, t, d], [t * row, d, row, 1])?)
     }
 
-    /// The same of keys or values, with axes (B,H,D,T).
+    /// Rows of keys or values, with axes (B,H,D,T).
     fn turned(&mut self, id: i64) -> Result<usize, CudaError> {
         let [b, h, t, d] = self.sizes;
         let row = 3 * h * d;
         self.add(tensor(id, self.dtype, [b, h, d, t], [t * row, d, 1, row])?)
     }
 
-    /// A number for each query.
+    /// One number per query.
     fn row(&mut self, id: i64) -> Result<usize, CudaError> {
         let [b, h, t, _] = self.sizes;
         self.add(tensor(id, DType::F32, [b, h, t, 1], [h * t, t, 1, 1])?)
     }
 
-    /// A number that lies on the host. It may be wanted more than once.
+    /// Scalar on the host. It may be used more than once.
     fn number(&mut self, id: i64) -> Result<usize, CudaError> {
         if let Some((_, there)) = self.numbers.iter().find(|(of, _)| *of == id) {
             return Ok(*there);
@@ -239,7 +239,7 @@ impl GraphBuilder {
         Ok(number)
     }
 
-    /// A value on the way, which lies nowhere.
+    /// Virtual tensor: an intermediate value without memory.
     fn passing(&mut self, dtype: DType, axes: [usize; 4], strides: [usize; 4]) -> Result<usize, CudaError> {
         let id = VIRTUAL + self.parts.len() as i64;
         let value = tensor(id, dtype, axes, strides)?;
@@ -256,7 +256,7 @@ impl GraphBuilder {
         self.passing(DType::F32, [b, h, t, 1], [h * t, t, 1, 1])
     }
 
-    /// A square with keys for rows, rounded.
+    /// Transposes scores so that keys are rows, rounded.
     fn turned_square(&mut self, square: usize) -> Result<usize, CudaError> {
         let [b, h, t, _] = self.sizes;
         let turned = self.passing(self.dtype, [b, h, t, t], [h * t * t, t * t, 1, t])?;
@@ -293,7 +293,7 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// Over the last axis.
+    /// Reduces over the last axis.
     fn reduce(&mut self, by: Reduce, x: usize) -> Result<usize, CudaError> {
         let of = Descriptor::new(Of::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
             .with(Name::CUDNN_ATTR_REDUCTION_COMP_TYPE, Kind::CUDNN_TYPE_DATA_TYPE, &[F32])?
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(describe(&attended(1, 50, true)), "the gradient of attention of 1×12 heads of 50×64 bf16");
     }
 
-    /// Descriptions need no GPU, where there is cuDNN.
+    /// Descriptors need cuDNN, but no GPU.
     #[test]
     fn cudnn_takes_the_descriptions() {
         if libraries::cudnn().is_err() {

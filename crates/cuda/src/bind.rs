@@ -1,4 +1,4 @@
-//! From a plan to the list of actions, with addresses. Touches no GPU.
+//! Binding of a plan: the list of its actions, with addresses. Needs no GPU.
 
 use crate::action::{Action, Address, Constants, Facts, Operand, PartialSum, StepContext};
 use crate::collectives::collective;
@@ -8,16 +8,16 @@ use graph::plan::{Place, Plan, ScratchRange, Step};
 use graph::{Home, Lane, Op, State};
 use std::collections::HashMap;
 
-/// Where things lie.
+/// Addresses of arena, states and header.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses<'a> {
     pub arena: Address,
-    /// Of every state.
+    /// Address of every state.
     pub states: &'a [Address],
     pub header: Address,
 }
 
-/// Where states lie, whose own memory begins at `own`.
+/// Addresses of states, whose own memory begins at `own`.
 pub fn state_addresses(states: &[State], own: Address, arena: Address) -> Vec<Address> {
     let address = |state: &State| match state.home {
         Home::Own(offset) => own + offset as Address,
@@ -28,7 +28,7 @@ pub fn state_addresses(states: &[State], own: Address, arena: Address) -> Vec<Ad
     states.iter().map(address).collect()
 }
 
-/// An action in its place.
+/// Action with its lane and dependencies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
     pub action: Action,
@@ -39,12 +39,12 @@ pub struct Placed {
     pub first: usize,
     /// Earlier actions of other lanes that must have finished.
     pub waits: Vec<usize>,
-    /// Values of the plan that are there when it is done.
+    /// Values of the plan that are complete when it is done.
     pub results: Vec<usize>,
 }
 
 impl Placed {
-    /// An action of some steps, from the first to the last.
+    /// Places an action of some steps, from the first to the last.
     pub fn new(action: Action, lane: Lane, (first, step): (usize, usize)) -> Self {
         Placed { action, lane, step, first, waits: vec![], results: vec![] }
     }
@@ -53,24 +53,24 @@ impl Placed {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bound {
     pub actions: Vec<Placed>,
-    /// Of every value of the plan.
+    /// Address of every value of the plan.
     pub addresses: Vec<Address>,
 }
 
-/// Who makes the actions: [`Steps`], or a fake in tests.
+/// Maker of actions: [`Steps`], or a fake in tests.
 pub trait Maker {
     fn actions(&self, cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError>;
-    /// Those of a sum of squares, with the clip and the advance that may follow it.
+    /// Actions of a sum of squares, with the clip and the advance that may follow it.
     fn norm(&self, steps: &[StepContext<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError>;
-    /// Those of optimizers that follow each other.
+    /// Actions of consecutive optimizer steps.
     fn optimizers(
         &self,
         steps: &[StepContext<'_>],
         constants: &mut Constants,
     ) -> Result<Vec<Action>, CudaError>;
-    /// Those of weight gradients that follow each other.
+    /// Actions of consecutive weight gradients.
     fn weights(&self, steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError>;
-    /// Those that make sums of what steps have left.
+    /// Actions that add up the partial sums that steps have left.
     fn sums(&self, sums: &[PartialSum], constants: &mut Constants) -> Vec<Action>;
 }
 
@@ -107,17 +107,17 @@ impl Maker for Steps {
     }
 }
 
-/// What a plan is bound with.
+/// Binds plans to addresses.
 pub struct Binder<'a> {
     pub memory: Addresses<'a>,
     pub tf32: bool,
     pub facts: &'a Facts,
     pub maker: &'a dyn Maker,
-    /// Which of the plan's ranks this is.
+    /// This rank among the plan's ranks.
     pub rank: usize,
 }
 
-/// Partial sums that steps have left, by the value that each will be.
+/// Partial sums that steps have left, by the value that each becomes.
 type Left = HashMap<usize, PartialSum>;
 
 impl Binder<'_> {
@@ -140,7 +140,7 @@ impl Binder<'_> {
         Ok(Bound { actions: list.actions, addresses })
     }
 
-    /// The result of a step that a sum will be, if the plan says that the step leaves parts of it.
+    /// Result of a step that becomes a sum, if the plan has the step leave parts of it.
     fn left(
         &self,
         plan: &Plan,
@@ -230,7 +230,7 @@ impl Binder<'_> {
     }
 }
 
-/// The sums that a step makes of what others have left.
+/// Sums that a step makes of what others have left.
 fn added_up(
     step: &Step,
     cx: &StepContext<'_>,
@@ -247,13 +247,13 @@ fn added_up(
     cx.outputs.iter().enumerate().map(sum).collect()
 }
 
-/// The list as it grows, and what of it stands for each step of the plan.
+/// Builder of a list, with the actions of each step of the plan.
 struct ListBuilder<'a> {
     plan: &'a Plan,
     actions: Vec<Placed>,
-    /// For each step, the actions that are done when it is.
+    /// Actions of each step that are done when it is.
     done: Vec<Vec<usize>>,
-    /// For each lane, its last action, and what the next one has to wait for in place of steps without actions.
+    /// Last action of each lane, and what the next one has to wait for in place of steps without actions.
     last: HashMap<Lane, usize>,
     owed: HashMap<Lane, Vec<usize>>,
 }
@@ -264,7 +264,7 @@ impl<'a> ListBuilder<'a> {
         ListBuilder { plan, actions: Vec::new(), done: Vec::new(), last, owed }
     }
 
-    /// What some steps do, with the results of theirs that are there then.
+    /// Adds the actions of some steps, with their results that are complete then.
     fn push(
         &mut self,
         steps: std::ops::Range<usize>,
@@ -299,7 +299,7 @@ impl<'a> ListBuilder<'a> {
     }
 }
 
-/// What is done at once, and the sums.
+/// Splits actions into those to run at once and partial sums.
 fn split(actions: Vec<Action>) -> (Vec<Action>, Vec<PartialSum>) {
     let (mut now, mut later) = (Vec::new(), Vec::new());
     for action in actions {

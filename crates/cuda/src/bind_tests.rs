@@ -53,7 +53,7 @@ impl Maker for Fake {
     }
 }
 
-/// A step that costs nothing.
+/// Step without cost.
 const NOTHING: Op = Op::Accumulate;
 
 const ARENA: Address = 0x10_0000;
@@ -218,7 +218,7 @@ fn all_reduce() -> Op {
     Op::AllReduce { reduction: graph::op::Reduction::Sum, group: TWO.world() }
 }
 
-/// Two states are made on the compute lane and travel as one, in their place; then the compute lane goes on with one.
+/// Two states are computed and communicated as one range, in place; then the compute lane goes on with one.
 fn with_collectives() -> Made {
     let mut made = Made::new();
     let x = made.value(arena(0));
@@ -303,7 +303,7 @@ fn a_plan_for_other_ranks_is_refused() {
 
 const NORM: Op = Op::LayerNormGrad { add: false, sum: false, half: None };
 
-/// Norms' gradients, whose sums are added up together; of all but the first, to those so far.
+/// Gradients of norms, whose sums are added up together; all but the first add to those so far.
 fn norms(count: usize) -> Made {
     let mut made = Made::new();
     let x = made.value(arena(0));

@@ -1,12 +1,12 @@
-//! What is kept on disk from run to run: compiled kernels, and the algorithms chosen for matmuls. All of it can be made
-//! again, so that whatever goes wrong here costs time, never a run.
+//! Cache on disk: compiled kernels, and the algorithms chosen for matmuls. All of it can be made
+//! again, so that a failure here costs time, never a run.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// VITESSE_CACHE, or `vitesse` in the user's folder for such things.
+/// Folder of the cache: VITESSE_CACHE, or `vitesse` in the user's cache folder.
 fn folder() -> Option<PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     of("VITESSE_CACHE")
@@ -18,7 +18,7 @@ pub fn read(name: &str) -> Option<Vec<u8>> {
     std::fs::read(folder()?.join(name)).ok()
 }
 
-/// Written aside and renamed, so that others find all of it or nothing.
+/// Writes a file atomically, by renaming.
 pub fn write(name: &str, bytes: &[u8]) {
     static WRITES: AtomicUsize = AtomicUsize::new(0);
     let Some(folder) = folder() else { return };
@@ -35,7 +35,7 @@ pub fn write(name: &str, bytes: &[u8]) {
 static BEING_MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 static MADE: Condvar = Condvar::new();
 
-/// While it lives, no other thread of the process makes the file of this name: ranks that want the same wait, and find it.
+/// Lock of a file's name among the threads of the process: ranks that need the same file wait, and then find it.
 pub struct FileLock(String);
 
 pub fn alone(name: &str) -> FileLock {
@@ -53,7 +53,7 @@ impl Drop for FileLock {
     }
 }
 
-/// FNV-1a in 128 bits: a name for what it is given.
+/// FNV-1a hash of 128 bits.
 pub struct Hash(u128);
 
 impl Hash {
@@ -61,7 +61,7 @@ impl Hash {
         Hash(0x6c62272e07bb014262b821756295c58d)
     }
 
-    /// Adds a part; parts that follow each other don't run together.
+    /// Adds a part, separated from the one before.
     pub fn add(mut self, part: &[u8]) -> Self {
         let length = (part.len() as u64).to_le_bytes();
         for byte in length.iter().chain(part) {

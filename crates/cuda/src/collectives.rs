@@ -1,4 +1,4 @@
-//! What ranks exchange, as actions, and the order in which a thread plays a list that has some. Touches no GPU.
+//! Collectives as actions, and the order in which a thread runs a list with some. Needs no GPU.
 
 use crate::action::{Action, Address, Arg, CollectiveCall, Kernel, Launch, Operand, Source, StepContext};
 use crate::bind::{Bound, Placed};
@@ -7,7 +7,7 @@ use comm::ElementType;
 use graph::ALIGN;
 use graph::{Lane, Plan};
 
-/// A collective of a plan. Operands that follow each other travel as one range.
+/// Makes the action of a collective. Adjacent operands are communicated as one range.
 pub(crate) fn collective(
     cx: &StepContext<'_>,
     inputs: Vec<&str>,
@@ -38,13 +38,13 @@ pub(crate) fn collective(
     })])
 }
 
-/// The range of operands that follow each other, or the number of the first that is not followed by the next.
+/// Memory range of adjacent operands; an error is the index of the first that is not followed by the next.
 fn range(operands: &[Operand], size: usize) -> Result<(Address, usize), usize> {
     let places: Vec<(Address, usize)> = operands.iter().map(|o| (o.address, o.shape.count())).collect();
     calls::range(&places, size).map(|calls::Range { address, len }| (address, len))
 }
 
-/// Refuses a plan whose collectives are not among as many ranks as there are.
+/// Refuses a plan whose collectives are for another number of ranks.
 pub(crate) fn check_ranks(plan: &Plan, are: Option<usize>) -> Result<(), CudaError> {
     let needs = plan.mesh.ranks();
     match plan.collectives().next().filter(|_| Some(needs) != are) {
@@ -55,14 +55,14 @@ pub(crate) fn check_ranks(plan: &Plan, are: Option<usize>) -> Result<(), CudaErr
     }
 }
 
-/// How many collectives a list has, and at how many places the compute lane waits for some.
+/// Numbers of a list's collectives and of the places where the compute lane waits for some.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimeNotes {
     pub calls: usize,
     pub waits: usize,
 }
 
-/// Of one thing's time: when it began and when it ended.
+/// Bytes of one interval: start and end.
 const MARK: Address = 16;
 
 impl TimeNotes {
@@ -71,7 +71,7 @@ impl TimeNotes {
     }
 }
 
-/// The kernel that notes the time down.
+/// Kernel that records the time.
 pub fn clock() -> Kernel {
     Kernel::new(Source::Clock, "note_time")
 }
@@ -80,8 +80,8 @@ pub(crate) fn note_time(to: Address) -> Launch {
     Launch { kernel: clock(), grid: [1; 3], block: 1, shared: 0, args: vec![Arg::Pointer(to)] }
 }
 
-/// Adds to a list what notes down, from `at` on: first of every collective when it began and ended, then of every place where the
-/// compute lane waits for collectives when it came there and when it went on. The end of the list is such a place.
+/// Adds actions to a list that record times from `at` on: first start and end of every collective, then of every place where the
+/// compute lane waits for collectives the start and end of the wait. The end of the list is such a place.
 pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, TimeNotes) {
     let is_call: Vec<bool> =
         bound.actions.iter().map(|p| matches!(p.action, Action::Collective(_))).collect();
@@ -124,20 +124,20 @@ pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, TimeNotes) {
     (Bound { actions, ..bound }, marks)
 }
 
-/// What the thread that plays a list does next. Where ranks exchange through the host's memory, a list is played in stretches
+/// Next work of the thread that runs a list. Where ranks communicate through the host's memory, a list runs in stretches
 /// between the points at which the host has something to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Launches these actions, after all that was launched before them.
     Stretch(Vec<usize>),
-    /// Sends for the data of a collective: it goes to the host when all is done that was launched so far.
+    /// Starts the copy of a collective's data to the host, after all that was launched so far.
     Leave(usize),
-    /// Does the collective and all before it, as their data comes to the host. What is launched from here on starts when their
+    /// Runs the collective and all before it, as their data arrives on the host. What is launched from here on starts when their
     /// results are back on the GPU.
     Return(usize),
 }
 
-/// The stages of a list whose collectives the host does. As the thread does a collective only where its result is needed, all is
+/// Stages of a list whose collectives run on the host. As the thread runs a collective only where its result is needed, all is
 /// launched by then that may run beside it.
 pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
     let mut stages = Vec::new();
@@ -182,7 +182,7 @@ pub(crate) fn stages(actions: &[Placed]) -> Vec<Stage> {
     stages
 }
 
-/// Whether a collective reads or writes what an earlier one writes, or writes what that one reads.
+/// Tells whether a collective reads or writes what an earlier one writes, or writes what that one reads.
 fn depends(call: &CollectiveCall, earlier: &CollectiveCall) -> bool {
     let range = |(start, elements): (Address, usize), kind: ElementType| {
         start..start + (elements * kind.bytes()) as Address
@@ -193,7 +193,7 @@ fn depends(call: &CollectiveCall, earlier: &CollectiveCall) -> bool {
     meet(send, received.clone()) || meet(receive.clone(), received) || meet(receive, sent)
 }
 
-/// Where the data of collectives lies in the host's memory: of each, offsets of what is sent and of what comes; and the bytes
+/// Offsets of the collectives' data in host memory, of what each sends and receives; and the bytes
 /// of all.
 pub(crate) fn host_places<'a>(
     calls: impl Iterator<Item = &'a CollectiveCall>,

@@ -16,7 +16,7 @@ fn collective_call(send: (Address, usize), receive: (Address, usize)) -> Collect
     CollectiveCall { group, collective, kind: ElementType::F32, send, receive, layer, times: None }
 }
 
-/// In place, in the memory of a number.
+/// Collective in place, in the memory of a number.
 fn call(waits: &[usize], memory: usize) -> Placed {
     let at = (4096 * memory as Address, 8);
     Placed { action: Action::Collective(collective_call(at, at)), ..work(Lane::Comm, waits) }
@@ -67,12 +67,12 @@ fn a_collective_takes_along_what_another_brings() {
     assert_eq!(stages(&list), [Leave(0), Leave(1), Return(0), Leave(2), Leave(3), Return(3)]);
 }
 
-/// Plays stages, and remembers in what order the host and the lanes come to do what.
+/// Runs stages, and records the order of the host's and the lanes' work.
 #[derive(Default)]
 struct Recorder {
     /// Launched, or on their way to the host.
     launched: Vec<usize>,
-    /// Of the host, in order.
+    /// Calls of the host, in order.
     collectives: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! From C++ templates to machine code: NVRTC, and a cache on disk. Needs no GPU.
+//! Compilation of C++ templates to machine code by NVRTC, with a cache on disk. Needs no GPU.
 
 use crate::action::{HEADERS, Kernel, Source};
 use crate::cache::{self, Hash};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// What kernels are compiled for, as NVRTC names it: `sm_90a` for one GPU, `compute_120` for PTX that a driver finishes.
+/// Target architecture as NVRTC names it: `sm_90a` for one GPU, `compute_120` for PTX that a driver finishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arch(String);
 
@@ -23,7 +23,7 @@ impl Arch {
         Arch(name.into())
     }
 
-    /// The best that this NVRTC has for a GPU.
+    /// Best target of this NVRTC for a GPU.
     pub fn of(capability: (u32, u32)) -> Result<Self, CudaError> {
         Ok(Self::among(&supported()?, capability))
     }
@@ -48,11 +48,11 @@ impl Arch {
 pub struct Image {
     /// A cubin, or PTX that ends in a zero.
     pub code: Vec<u8>,
-    /// From a kernel's expression to its name in the code.
+    /// Map from a kernel's expression to its mangled name.
     pub names: BTreeMap<String, String>,
 }
 
-/// The version of the NVRTC that is loaded. It must be there.
+/// Version of the loaded NVRTC. It must be installed.
 pub fn nvrtc_version() -> Result<(i32, i32), CudaError> {
     libraries::nvrtc_present()?;
     let (mut major, mut minor): (c_int, c_int) = (0, 0);
@@ -78,7 +78,7 @@ pub fn supported() -> Result<Vec<u32>, CudaError> {
     Ok(list.into_iter().map(|n| n as u32).collect())
 }
 
-/// Compiles all kernels, on as many threads as there are.
+/// Compiles all kernels on all cores.
 pub fn compile_all(kernels: &BTreeSet<Kernel>, arch: &Arch) -> Result<Vec<(Source, Image)>, CudaError> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     Ok(Compiling::start(kernels, arch, threads)?.finish()?.images)
@@ -86,13 +86,13 @@ pub fn compile_all(kernels: &BTreeSet<Kernel>, arch: &Arch) -> Result<Vec<(Sourc
 
 type CompiledSources = Vec<(Source, Image)>;
 
-/// What came of compiling.
+/// Result of compiling.
 pub struct Compiled {
     pub images: CompiledSources,
-    /// Units that NVRTC compiled, and those that lay on disk.
+    /// Numbers of units that NVRTC compiled, and of those found on disk.
     pub made: usize,
     pub found: usize,
-    /// From the start to the last one's end.
+    /// Seconds from the start to the end of the last unit.
     pub seconds: f64,
 }
 
@@ -114,7 +114,7 @@ struct CompileQueue {
     next: AtomicUsize,
     made: AtomicUsize,
     began: Instant,
-    /// When the last unit was done, in nanoseconds since the beginning.
+    /// End of the last unit, in nanoseconds since the start.
     ended: AtomicU64,
 }
 
@@ -168,11 +168,11 @@ impl Drop for Compiling {
     }
 }
 
-/// How much is compiled together, in terms of [`Source::effort`].
+/// Effort of one unit, in terms of [`Source::effort`].
 const UNIT: usize = 100;
 
-/// What is compiled together: a few instances of a source, but each of attention and of our matmuls for itself, since they take
-/// seconds. What takes longest comes first.
+/// Divides kernels into units: a few instances of a source, but each of attention and of our matmuls by itself, since they take
+/// seconds. The longest come first.
 fn jobs(kernels: &BTreeSet<Kernel>) -> Vec<(Source, Vec<String>)> {
     let mut jobs: Vec<(Source, Vec<String>)> = Vec::new();
     for Kernel { source, name } in kernels {
@@ -191,7 +191,7 @@ pub fn compile(source: Source, names: &[String], arch: &Arch) -> Result<Image, C
     compile_or_find(source, names, arch).map(|(image, _)| image)
 }
 
-/// With whether it was found on disk.
+/// Compiles a unit; also returns whether it was found on disk.
 fn compile_or_find(source: Source, names: &[String], arch: &Arch) -> Result<(Image, bool), CudaError> {
     let (major, minor) = nvrtc_version()?;
     let options = options(arch);
@@ -224,7 +224,7 @@ struct Head {
     hash: String,
 }
 
-/// A line of JSON, then the code.
+/// Packs a compiled source as a line of JSON and the code.
 fn pack(image: &Image) -> Vec<u8> {
     let hash = Hash::new().add(&image.code).text();
     let head = Head { names: image.names.clone(), bytes: image.code.len(), hash };
@@ -234,7 +234,7 @@ fn pack(image: &Image) -> Vec<u8> {
     file
 }
 
-/// None for a file that is cut off, changed, or of other kernels.
+/// Unpacks a file; `None` if it is truncated, changed, or of other kernels.
 fn unpack(file: &[u8], names: &[String]) -> Option<Image> {
     let end = file.iter().position(|b| *b == b'\n')?;
     let head: Head = serde_json::from_slice(&file[..end]).ok()?;
@@ -244,7 +244,7 @@ fn unpack(file: &[u8], names: &[String]) -> Option<Image> {
     (whole && complete).then_some(Image { code, names: head.names })
 }
 
-/// A program of NVRTC, freed at the end.
+/// NVRTC program, freed on drop.
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
@@ -354,7 +354,7 @@ pub(crate) fn trap(arch: &Arch) -> Result<(Kernel, (Source, Image)), CudaError> 
     Ok((Kernel::new(Source::Clock, "trap"), (Source::Clock, image)))
 }
 
-/// Other texts than our sources', never cached.
+/// Compiles other texts than our sources, never cached.
 #[cfg(test)]
 pub(crate) fn compile_text_for_tests(text: &str, names: &[String], arch: &Arch) -> Result<Image, CudaError> {
     compile_text("test.cu", text, names, arch, &options(arch))

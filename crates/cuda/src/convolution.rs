@@ -1,4 +1,4 @@
-//! Convolutions by cuDNN, which names axes (B,C,h,w) whatever their order in memory, which strides tell.
+//! Convolutions by cuDNN, which names axes (B,C,h,w) whatever their order in memory; strides give that.
 
 use crate::action::{Address, ConvOutput, Convolution, Images};
 use crate::cudnn::{self, Cudnn, CudnnGraph, CudnnPlan, Descriptor, HeuristicMode, Proposals, named};
@@ -11,7 +11,7 @@ use cudarc::cudnn::sys::{
 use graph::DType;
 use std::ffi::c_void;
 
-/// Working memory that a convolution may have at most. The gradient of a large weight is summed in parts of its size.
+/// Largest workspace of a convolution. The gradient of a large weight is summed in parts of its size.
 pub const WORKSPACE: usize = 128 << 20;
 
 pub fn proposals(library: &Cudnn, conv: &Convolution) -> Result<Proposals, CudaError> {
@@ -20,8 +20,8 @@ pub fn proposals(library: &Cudnn, conv: &Convolution) -> Result<Proposals, CudaE
     library.proposals(problem, HeuristicMode::All).map_err(doing)
 }
 
-/// A proposal made ready. Refused if its results depend on more than its operands, are less exact than others', or if it
-/// takes more working memory than there is.
+/// Makes a proposal ready to run. Refuses it if its results are not deterministic, are less exact than others', or if it
+/// needs more workspace than there is.
 pub fn algorithm(
     library: &Cudnn,
     conv: &Convolution,
@@ -31,7 +31,7 @@ pub fn algorithm(
     library.algorithm(proposals, place, WORKSPACE, |notes| is_wanted(conv, notes))
 }
 
-/// Puts a convolution into a stream.
+/// Enqueues a convolution on a stream.
 pub fn run(
     library: &Cudnn,
     conv: &Convolution,
@@ -44,8 +44,8 @@ pub fn run(
     library.run(algorithm, &operands, stream, workspace, || format!("convolving {}", describe(conv)))
 }
 
-/// Whether an engine with these notes may be taken: one that gives the same bits every time, in f32 sums of the operands as
-/// they are. Transforms (Winograd, FFT) round more.
+/// Tells whether an engine with these notes may be used: one that gives the same bits every time, in f32 sums of the unrounded operands.
+/// Transforms (Winograd, FFT) round more.
 fn is_wanted(conv: &Convolution, notes: &[i32]) -> bool {
     let single = conv.dtype == DType::F32;
     let unwanted = [
@@ -64,7 +64,7 @@ const X: i64 = 1;
 const WEIGHT: i64 = 2;
 const Y: i64 = 3;
 
-/// A convolution in cuDNN's terms.
+/// Describes a convolution to cuDNN.
 fn problem(library: &Cudnn, conv: &Convolution) -> Result<CudnnGraph, CudaError> {
     let [kh, kw] = conv.kernel;
     let weight = Images { address: conv.weight, axes: [conv.y.axes[3], kh, kw, conv.x.axes[3]] };
@@ -143,7 +143,7 @@ fn operation(made: ConvOutput, [x, weight, y, window]: [&Descriptor; 4]) -> Resu
     operation.finished()
 }
 
-/// Such as `y of (8×128×128×512 bf16) by 512×3×3, stride 1, pad 1`.
+/// Describes a convolution for messages, such as `y of (8×128×128×512 bf16) by 512×3×3, stride 1, pad 1`.
 pub fn describe(conv: &Convolution) -> String {
     let made = match conv.made {
         ConvOutput::Y => "y",
@@ -198,7 +198,7 @@ mod tests {
         assert!(!wanted(DType::F32, true, &[Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS]));
     }
 
-    /// Descriptions need no GPU, where there is cuDNN.
+    /// Descriptors need cuDNN, but no GPU.
     #[test]
     fn cudnn_takes_the_descriptions() {
         if let Err(error) = libraries::cudnn() {

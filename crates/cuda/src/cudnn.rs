@@ -1,7 +1,7 @@
-//! cuDNN's graph API: the older calls know fewer kernels for halves, and none for attention.
+//! cuDNN's graph API: the older calls have fewer kernels for half precision, and none for attention.
 //!
-//! What is to be computed is described by tensors and operations; heuristics propose engines for it, and each proposal becomes a
-//! plan, which can be run as often as one likes.
+//! A graph of tensors and operations describes the computation; heuristics propose engines for it, and each proposal becomes a
+//! plan, which can be run any number of times.
 
 use crate::action::Address;
 use crate::driver::{Context, Stream};
@@ -15,13 +15,13 @@ use graph::DType;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
-/// Bytes that operands' addresses are multiples of.
+/// Alignment of operands' addresses in bytes.
 pub const ALIGNMENT: Address = 16;
 
 /// The library, with a handle.
 pub struct Cudnn {
     pub(crate) handle: sys::cudnnHandle_t,
-    /// Such as 91300.
+    /// Version number, such as 91300.
     pub version: usize,
     context: Arc<Context>,
 }
@@ -59,13 +59,13 @@ pub struct CudnnPlan {
     /// Its place among the proposals, and the engine's number.
     pub place: usize,
     pub engine: i64,
-    /// Bytes of working memory that it takes.
+    /// Bytes of its workspace.
     pub workspace: usize,
-    /// What the plan was made from.
+    /// Descriptors that the plan was made from.
     _problem: Arc<CudnnGraph>,
 }
 
-/// What heuristics propose, the most promising first.
+/// Proposals of the heuristics, the most promising first.
 pub struct Proposals {
     problem: Arc<CudnnGraph>,
     engines: Vec<Descriptor>,
@@ -77,15 +77,15 @@ impl Proposals {
     }
 }
 
-/// What is to be computed, in cuDNN's terms.
+/// Computation as a graph of cuDNN's operations.
 pub struct CudnnGraph {
     graph: Descriptor,
-    /// What the graph is made of.
+    /// Descriptors of the graph.
     _parts: Vec<Descriptor>,
 }
 
 impl CudnnGraph {
-    /// Operations, and all that they are made of.
+    /// Operations, and the descriptors that they are made of.
     pub fn new(
         handle: sys::cudnnHandle_t,
         operations: Vec<Descriptor>,
@@ -116,7 +116,7 @@ impl CudnnGraph {
     }
 }
 
-/// The heuristics that are asked: with the second come engines that are slow, but take almost everything.
+/// Mode of the heuristics: the second also proposes engines that are slow, but support almost everything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum HeuristicMode {
     Fast,
@@ -124,7 +124,7 @@ pub enum HeuristicMode {
 }
 
 impl Cudnn {
-    /// Whoever calls this holds [`prepare_lock`](crate::driver::prepare_lock).
+    /// The caller holds [`prepare_lock`](crate::driver::prepare_lock).
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         let version = libraries::cudnn()?;
         context.enter()?;
@@ -142,7 +142,7 @@ impl Cudnn {
         Ok(Proposals { problem: Arc::new(problem), engines })
     }
 
-    /// A proposal made ready. Refused if it takes more working memory than `most`, or if `is_wanted` refuses its numerical notes.
+    /// Makes a proposal ready to run. Refuses it if its workspace exceeds `most`, or if `is_wanted` refuses its numerical notes.
     pub fn algorithm(
         &self,
         proposals: &Proposals,
@@ -173,7 +173,7 @@ impl Cudnn {
         Ok(CudnnPlan { plan, place, engine: number, workspace, _problem: problem })
     }
 
-    /// Puts it into a stream, with the operands' addresses by what they are known by; numbers that are no tensors lie on the host.
+    /// Enqueues it on a stream, with the operands' addresses by their ids; scalars lie on the host.
     pub fn run(
         &self,
         algorithm: &CudnnPlan,
@@ -197,7 +197,7 @@ impl Cudnn {
     }
 }
 
-/// A tensor of the axes that cuDNN names, and the elements from one to the next of each.
+/// Descriptor of a tensor with cuDNN's axes and their strides in elements.
 pub fn tensor(id: i64, dtype: DType, axes: [usize; 4], strides: [usize; 4]) -> Result<Descriptor, CudaError> {
     let [axes, strides] = [axes, strides].map(|list| list.map(|n| n as i64));
     Descriptor::new(Of::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
@@ -243,7 +243,7 @@ impl Descriptor {
         Ok(Descriptor { raw })
     }
 
-    /// With an attribute, whose values must be of the kind that is named.
+    /// Sets an attribute, whose values must be of the type named.
     pub fn with<T>(self, name: Name, kind: Kind, values: &[T]) -> Result<Self, CudaError> {
         let (count, from) = (values.len() as i64, values.as_ptr().cast());
         // SAFETY: reads so many values, which live through the call.
@@ -264,7 +264,7 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Reads an attribute as far as there is room for it. Returns how many values it has.
+    /// Reads an attribute as far as the slice is long. Returns the number of its values.
     pub fn get<T>(&self, name: Name, kind: Kind, to: &mut [T]) -> Result<usize, CudaError> {
         let mut count = 0;
         let room = to.len() as i64;
@@ -282,7 +282,7 @@ impl Descriptor {
         Ok(number[0])
     }
 
-    /// An attribute that is a description itself.
+    /// Reads an attribute that is a descriptor itself.
     pub fn part(&self, name: Name, of: Of) -> Result<Descriptor, CudaError> {
         let part = Descriptor::new(of)?;
         self.get(name, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, &mut [part.raw])?;
@@ -290,7 +290,7 @@ impl Descriptor {
     }
 }
 
-/// An error with what was being done before it.
+/// Prefixes an error with what was being done.
 pub fn named(error: CudaError, what: impl FnOnce() -> String) -> CudaError {
     match error {
         CudaError::Cudnn { doing, status } => {

@@ -1,4 +1,4 @@
-//! The driver's objects as values that free themselves, and its errors with what was being done.
+//! RAII wrappers of the driver's objects, and its errors with what was being done.
 
 mod memory;
 mod stream;
@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Held while memory is had or freed, kernels are loaded, or work is captured: cuBLASLt's calls fail in a capture while another
+/// Lock held while memory is allocated or freed, kernels are loaded, or work is captured: cuBLASLt's calls fail in a capture while another
 /// thread of the process does one of these (seen with 13.1).
 static PREPARING: Mutex<()> = Mutex::new(());
 
@@ -20,7 +20,7 @@ pub fn prepare_lock() -> MutexGuard<'static, ()> {
     PREPARING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An error of the driver with what was being done.
+/// Turns a driver's status into an error with what was being done.
 pub fn check(result: CUresult, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -49,7 +49,7 @@ fn text(result: CUresult, name: bool) -> String {
     unsafe { CStr::from_ptr(found) }.to_string_lossy().into_owned()
 }
 
-/// Errors after which every further call in this process fails.
+/// Sticky errors, after which every further call in this process fails.
 fn loses_the_gpu(result: CUresult) -> bool {
     use CUresult::*;
     matches!(
@@ -119,7 +119,7 @@ fn facts(number: c_int) -> Result<Facts, CudaError> {
     })
 }
 
-/// What no other GPU has, here or elsewhere. The driver must have been started.
+/// UUID of a GPU. The driver must have been started.
 pub fn identity(number: usize) -> Result<[u8; 16], CudaError> {
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: writes one identity.
@@ -127,7 +127,7 @@ pub fn identity(number: usize) -> Result<[u8; 16], CudaError> {
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
-/// The context that all users of a GPU in this process share.
+/// Primary context of a GPU, shared by all its users in this process.
 pub struct Context {
     device: c_int,
     raw: sys::CUcontext,
@@ -150,13 +150,13 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes this the context that this thread's calls go to.
+    /// Makes this the current context of the thread.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context lives as long as `self`.
         said(unsafe { sys::cuCtxSetCurrent(self.raw) }, "entering the GPU's context")
     }
 
-    /// Bytes free, and bytes there are.
+    /// Free and total bytes of the GPU's memory.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         let (mut free, mut total) = (0, 0);
         self.enter()?;
@@ -173,7 +173,7 @@ impl Drop for Context {
     }
 }
 
-/// Frees a driver's object, in its context; errors then are of no use to anybody.
+/// Frees a driver's object in its context, ignoring errors.
 macro_rules! freed_by {
     ($type:ty, $field:ident, $free:path) => {
         // SAFETY: handles may be used from any thread; `&mut self` or the stream's order keeps uses apart.

@@ -1,4 +1,4 @@
-//! Why a program can't be bound to a GPU, or run there.
+//! Errors of binding a program to a GPU, or running it there.
 
 use crate::action::Facts;
 use crate::executor::MemoryNeeds;
@@ -32,7 +32,7 @@ pub enum CudaError {
     /// A call of the driver that failed.
     #[error("{doing}: {name}: {meaning}")]
     Driver { doing: String, name: String, meaning: String },
-    /// After this nothing works in this process any more.
+    /// The GPU was lost: no later call in this process succeeds.
     #[error("the GPU was lost while {doing}: {name}: {meaning}")]
     Lost { doing: String, name: String, meaning: String },
     #[error("{doing}: cuBLASLt says {status}")]
@@ -67,12 +67,12 @@ fn of_types(types: &str) -> String {
     if types.is_empty() { String::new() } else { format!(" of {types}") }
 }
 
-/// As the driver counts: 12020 is 12.2.
+/// Formats a version number of the driver: 12020 is 12.2.
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// The lines of a log in one: an error is a line.
+/// Joins the lines of a log: an error is one line.
 fn said(log: &str) -> String {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.map(|line| format!("; {line}")).collect()

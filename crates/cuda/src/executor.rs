@@ -1,6 +1,6 @@
 //! Binds a program to a GPU's memory and runs its plans there.
 //!
-//! Everything is put into streams: a call returns when the work is queued, and only reading results waits for it. The first run
+//! All work is enqueued on streams: a call returns when the work is queued, and only reading results waits for it. The first run
 //! of a plan is captured as a CUDA graph, which all further runs launch; they allocate nothing and wait for nothing.
 
 mod calls;
@@ -49,40 +49,40 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracer::Tracer;
 
-/// What an executor works with.
+/// Options of an executor.
 #[derive(Clone)]
 pub struct Options {
     /// The GPU's number.
     pub device: usize,
-    /// For the parameters' first values.
+    /// Seed of the parameters' initial values.
     pub seed: u64,
-    /// Takes the first algorithm for each matmul instead of the fastest measured, so that every run takes the same.
+    /// Uses the first algorithm for each matmul instead of the fastest measured, so that every run uses the same.
     pub deterministic: bool,
-    /// Matmuls of f32 may round their operands to tf32.
+    /// Allows matmuls of f32 to round their operands to tf32.
     pub tf32: bool,
-    /// The other ranks, for programs that have collectives.
+    /// Communication with other ranks, for programs with collectives.
     pub comm: Option<GpuComm>,
 }
 
 impl Options {
-    /// What plans are bound for.
+    /// GPU and rank that plans are bound for.
     fn target<'a>(&self, facts: &'a Facts) -> plans::BindTarget<'a> {
         let rank = self.comm.as_ref().map_or(0, |comm| comm.rank());
         plans::BindTarget { facts, tf32: self.tf32, rank }
     }
 }
 
-/// The header's memory: what `common.cuh` declares, and the word that holds back runs after a failed one.
+/// Bytes of the header: what `common.cuh` declares, and the word that stops runs after a failed one.
 const HEADER_BYTES: usize = 128;
 const HALT: Address = 64;
 
-/// The parts are dropped in this order, after the streams were waited for.
+/// Executor of a program on a GPU. Fields are dropped in this order, after the streams were waited for.
 pub struct Executor {
     program: Program,
     /// Kernels of the lists that a run begins with, until the first is prepared.
     compiling: Option<Compiling>,
     startup: Startup,
-    /// Once it was wanted.
+    /// Tracer, once it was used.
     tracer: Option<Tracer>,
     plans: Plans,
     runs: Runs,
@@ -92,10 +92,10 @@ pub struct Executor {
     header: Block,
     state_block: Block,
     streams: Streams,
-    /// What was noted down since the last readback.
+    /// Times recorded since the last readback.
     timed: TimeNotes,
     collective_times: CollectiveTimes,
-    /// Parameters were set, and their copies in half precision were not.
+    /// True if parameters were set, and their copies in half precision are stale.
     stale: bool,
     facts: Facts,
     options: Options,
@@ -169,12 +169,12 @@ impl Executor {
         Ok(executor)
     }
 
-    /// Makes the lists ready that a run begins with. Without this, a list is made ready when it is first run.
+    /// Prepares the lists that a run begins with. Without this, a list is prepared when it is first run.
     pub fn prepare(&mut self) -> Result<(), CudaError> {
         self.ready(&first_lists(&self.program))
     }
 
-    /// The same of one plan's.
+    /// Prepares one plan's list.
     pub fn prepare_plan(&mut self, which: Which) -> Result<(), CudaError> {
         self.ready(&[REFRESH, which as usize])
     }
@@ -197,29 +197,29 @@ impl Executor {
         base.prepare(&self.program, &mut self.plans, numbers, compiling, &mut self.startup)
     }
 
-    /// How matmuls are made, as far as that was decided.
+    /// Algorithms chosen so far.
     pub fn choices(&self) -> AlgorithmChoices {
         self.tuner.choices()
     }
 
-    /// Matmuls that were not decided yet are made as they were elsewhere; whether that can be, on this GPU and with these
+    /// Adopts recorded algorithms for matmuls without one; returns whether they apply to this GPU and these
     /// libraries.
     pub fn adopt(&mut self, choices: &AlgorithmChoices) -> bool {
         self.tuner.known.adopt(choices)
     }
 
-    /// Who makes attention of lists that were not prepared yet, without measuring which is faster.
+    /// Sets the implementation of attention for lists that were not prepared yet, without measuring.
     pub fn set_attention_by(&mut self, by: AttentionBy) {
         self.tuner.known.attention_by = Some(by);
     }
 
-    /// Where the time went until now.
+    /// Breakdown of the startup time.
     pub fn startup(&self) -> &Startup {
         &self.startup
     }
 
-    /// Goes on with other plans over the same states, such as those of another batch size. If they can't be bound,
-    /// everything stays as it is.
+    /// Replaces the plans over the same states, for example by those of another batch size. If they can't be bound,
+    /// nothing changes.
     pub fn rebind(&mut self, program: Program) -> Result<(), CudaError> {
         let (ours, theirs) = (&self.program.states, &program.states);
         if let Some(other) = (0..ours.len().max(theirs.len())).find(|i| ours.get(*i) != theirs.get(*i)) {
@@ -265,7 +265,7 @@ impl Executor {
         self.options.device
     }
 
-    /// Has the GPU run into a trap: from then on every call fails, as when hardware does. For tests.
+    /// Makes the GPU trap: from then on every call fails, as after a hardware fault. For tests.
     pub fn lose(&mut self) -> Result<(), CudaError> {
         self.context.enter()?;
         let (kernel, image) = trap(&Arch::of(self.facts.capability)?)?;
@@ -275,12 +275,12 @@ impl Executor {
             .start(self.streams.compute(), || "launching a trap".into())
     }
 
-    /// What the GPU is.
+    /// Properties of the GPU.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// What is allocated on the GPU now.
+    /// Current allocations on the GPU.
     pub fn memory(&self) -> MemoryUse {
         let times = self.plans.times.as_ref().map_or(0, |times| times.block.bytes);
         MemoryUse {
@@ -292,7 +292,7 @@ impl Executor {
         }
     }
 
-    /// Bytes of the GPU's memory that are free, and that there are.
+    /// Free and total bytes of the GPU's memory.
     pub fn free_memory(&self) -> Result<(usize, usize), CudaError> {
         self.context.memory()
     }
@@ -307,26 +307,26 @@ impl Executor {
         plan.inputs.iter().map(|value| plan.values[*value].name.as_str())
     }
 
-    /// Sends an input of numbers on its way, for the next run of the plan. It is copied before this returns, and travels while
+    /// Starts the upload of an input of floats for the next run of the plan. It is copied before this returns, and transferred while
     /// earlier runs go on.
     pub fn upload_f32(&mut self, which: Which, name: &str, data: &[f32]) -> Result<(), CudaError> {
         self.context.enter()?;
         self.plans.staging.upload(which, name, Data::F32(data), &self.streams)
     }
 
-    /// Sends an input of whole numbers, such as `labels`.
+    /// Starts the upload of an input of integers, such as `labels`.
     pub fn upload_i32(&mut self, which: Which, name: &str, data: &[i32]) -> Result<(), CudaError> {
         self.context.enter()?;
         self.plans.staging.upload(which, name, Data::I32(data), &self.streams)
     }
 
-    /// Sends an input of bytes, such as `pixels`.
+    /// Starts the upload of an input of bytes, such as `pixels`.
     pub fn upload_u8(&mut self, which: Which, name: &str, data: &[u8]) -> Result<(), CudaError> {
         self.context.enter()?;
         self.plans.staging.upload(which, name, Data::U8(data), &self.streams)
     }
 
-    /// Runs a plan from its first step to its last. Returns when that is queued; where ranks exchange through the host, when the
+    /// Runs a plan. Returns when it is queued; where ranks communicate through the host, when the
     /// last collective is done there.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CudaError> {
         self.begin(which, header)?;
@@ -369,12 +369,12 @@ impl Executor {
         &self.plans.collectives
     }
 
-    /// Their times in the step whose numbers were read back last.
+    /// Times of the collectives in the step that was read back last.
     pub fn collective_times(&self) -> &CollectiveTimes {
         &self.collective_times
     }
 
-    /// All ranks come to a good end here. Who drops an executor without this breaks the exchange off, so that no other rank waits
+    /// Ends the run without error, on all ranks. Dropping an executor without this aborts communication, so that no other rank waits
     /// for it, nor it for another.
     pub fn finish(&mut self) {
         if let Some(communicator) = &mut self.streams.communicator {
@@ -408,13 +408,13 @@ impl Executor {
         self.streams.synchronise("waiting for the GPU")
     }
 
-    /// Lets runs go on after one that failed.
+    /// Allows runs after one that failed.
     pub fn clear_halt(&mut self) -> Result<(), CudaError> {
         self.context.enter()?;
         self.streams.compute().zero(self.header.address + HALT, 4)
     }
 
-    /// Seconds on the GPU of the runs that have ended since this was last asked, by plan. Waits for nothing.
+    /// Seconds on the GPU of the runs that have ended since the last call, by plan. Never waits.
     pub fn take_gpu_seconds(&mut self) -> Result<EachPlan<f64>, CudaError> {
         self.context.enter()?;
         self.runs.take_seconds()

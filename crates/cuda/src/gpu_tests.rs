@@ -18,7 +18,7 @@ fn gpu() -> (Facts, Arc<Context>) {
     (facts, Context::open(0).unwrap())
 }
 
-/// Small whole numbers, exact in every type.
+/// Small integers, exact in every type.
 fn numbers(count: usize, salt: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7 + salt * 5) % 9) as f32 - 4.0).collect()
 }

@@ -1,4 +1,4 @@
-//! A launch as the driver takes it: function found, arguments laid out, tensor maps made.
+//! Launches for the driver: function, packed arguments, encoded tensor maps.
 
 use crate::action::{Address, Arg, HeadMap, Launch, TensorMap};
 use crate::driver::{Stream, check};
@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use graph::DType;
 use std::ffi::c_void;
 
-/// Can be started as long as the modules live.
+/// Prepared launch. Valid as long as the modules live.
 pub struct Ready {
     function: Function,
     grid: [u32; 3],
@@ -24,7 +24,7 @@ impl Ready {
         Ok(Ready { function, grid: launch.grid, block: launch.block, shared: launch.shared, args })
     }
 
-    /// Puts it into a stream.
+    /// Enqueues it on a stream.
     pub fn start(&self, stream: &Stream, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
         let mut at: Vec<*mut c_void> = self.args.iter().map(Value::address).collect();
         let [x, y, z] = self.grid;
@@ -39,14 +39,14 @@ impl Ready {
     }
 }
 
-/// An argument as a kernel gets it.
+/// Packed argument of a kernel.
 enum Value {
-    /// At the start of a word.
+    /// Word with the argument at its start.
     Word(u64),
     Tensor(Box<Encoded>),
 }
 
-/// What the driver makes of a [`TensorMap`].
+/// Encoded [`TensorMap`].
 #[repr(align(64))]
 struct Encoded(sys::CUtensorMap);
 
@@ -124,7 +124,7 @@ fn encode<const AXES: usize>(
     Ok(encoded)
 }
 
-/// An argument in the low bytes of a word, where C finds it.
+/// Packs an argument into the low bytes of a word.
 fn word(arg: &Arg) -> u64 {
     match *arg {
         Arg::Pointer(address) => address,

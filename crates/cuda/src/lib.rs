@@ -2,9 +2,11 @@
 //!
 //! A plan becomes a flat list of [`action::Action`]s: launches of our kernels, matmuls, copies. `steps/` makes the
 //! actions of each op, as pure functions of shapes, types and addresses, so that they can be tested without a GPU, and `bind.rs`
-//! puts them in a row. `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs
-//! (`compile.rs`, `modules.rs`, `launch.rs`); `matmul.rs` has the matmuls of cuBLASLt, and `tuner.rs` chooses between its
-//! algorithms and our kernel; `convolution.rs` and `attention.rs` have the convolutions and the attention of cuDNN (`cudnn.rs`). `executor.rs` holds the memory and plays the lists, as CUDA graphs.
+//! binds them into a list. `kernels/*.cu` are templates that NVRTC compiles for the GPU found, just those that a program needs
+//! (`compile.rs`, `modules.rs`, `launch.rs`); `matmul.rs` runs cuBLASLt's matmuls, and `tuner.rs` chooses between its
+//! algorithms and our kernel; `convolution.rs` and `attention.rs` run the convolutions and the attention of cuDNN (`cudnn.rs`).
+//! `executor.rs` holds the memory and runs the lists, as CUDA graphs. `collectives.rs` makes the actions of collectives, which
+//! `executor/communicator.rs` runs over NCCL or through the host.
 
 pub mod action;
 mod attention;

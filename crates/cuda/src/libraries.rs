@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-/// The oldest driver whose symbols we use, and what to call it.
+/// Oldest supported driver, and its name.
 const OLDEST_DRIVER: (i32, &str) = (12020, "12.2 (driver 535)");
 
 const OLDEST_GPU: (u32, u32) = (7, 5);
@@ -24,7 +24,7 @@ const OLDEST_LIBRARY: i32 = 12;
 const WANTED: [(&str, &[&str]); 3] =
     [("libcuda.so", &[]), ("libnvrtc.so", &["libnvrtc-builtins.so"]), ("libcublasLt.so", &[])];
 
-/// Whether a GPU can be used here: all libraries, a driver that is new enough, and a GPU that is.
+/// Tells whether a GPU can be used here: all libraries, and a driver and a GPU that are new enough.
 pub fn available() -> Result<(), CudaError> {
     devices().map(drop)
 }
@@ -54,13 +54,13 @@ pub fn device(number: usize) -> Result<Facts, CudaError> {
     Ok(facts)
 }
 
-/// What tells a GPU of this machine from all others.
+/// UUID of a GPU of this machine.
 pub fn identity(number: usize) -> Result<[u8; 16], CudaError> {
     check()?;
     driver::identity(number)
 }
 
-/// Makes sure that all libraries are there and fit each other, and starts the driver.
+/// Checks that all libraries are installed and fit each other, and starts the driver.
 fn check() -> Result<(), CudaError> {
     preload();
     // SAFETY: asks the system's loader for a library that has no unusual constructors; so below.
@@ -92,7 +92,7 @@ fn check() -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Makes sure that kernels can be compiled, which needs no GPU.
+/// Checks that kernels can be compiled, which needs no GPU.
 pub fn nvrtc_present() -> Result<(), CudaError> {
     preload();
     // SAFETY: as in `check`.
@@ -103,7 +103,7 @@ pub fn nvrtc_present() -> Result<(), CudaError> {
     Err(CudaError::NoLibrary { library: "libnvrtc", purpose, install })
 }
 
-/// Loads what the system's loader would not find by itself, once.
+/// Loads libraries that the system's loader would not find by itself, once.
 fn preload() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| WANTED.iter().for_each(|(stem, helpers)| load(stem, helpers)));
@@ -119,7 +119,7 @@ fn load(stem: &str, helpers: &[&str]) {
 /// The oldest cuDNN, whose engines say what their results depend on.
 const OLDEST_CUDNN: usize = 9;
 
-/// Makes sure that convolutions can be made, and says which version of cuDNN makes them, such as 91300. Loaded only where
+/// Checks that convolutions can run, and returns the version of cuDNN, such as 91300. Loaded only where
 /// something is convolved.
 pub fn cudnn() -> Result<usize, CudaError> {
     static ONCE: Once = Once::new();
@@ -144,7 +144,7 @@ fn folders_of(variable: &str) -> Vec<PathBuf> {
     std::env::var_os(variable).map_or_else(Vec::new, |list| std::env::split_paths(&list).collect())
 }
 
-/// Whether the system's loader finds one of the names that cudarc asks for.
+/// Tells whether the system's loader finds one of the names that cudarc asks for.
 fn by_name(stem: &str) -> bool {
     ["", ".13", ".12", ".9", ".1"].iter().any(|suffix| open(Path::new(&format!("{stem}{suffix}"))))
 }
@@ -158,7 +158,7 @@ fn load_from(folders: &[PathBuf], stem: &str, helpers: &[&str]) -> bool {
     })
 }
 
-/// `stem` in a folder, the newest version first.
+/// Files of `stem` in a folder, the newest version first.
 fn candidates(folder: &Path, stem: &str) -> Vec<PathBuf> {
     let is_one = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(stem))

@@ -1,7 +1,7 @@
 //! Matrix matmuls by cuBLASLt.
 //!
-//! It sees matrices by columns, we have them by rows: a matrix of ours is the transpose of one of its own. So
-//! result = left·right becomes resultᵀ = rightᵀ·leftᵀ there, and only the sides change places.
+//! cuBLASLt is column-major, we are row-major: a matrix of ours is the transpose of one of its own. So
+//! result = left·right becomes resultᵀ = rightᵀ·leftᵀ there, and only the sides are swapped.
 
 use crate::action::{Address, AttentionForward, Convolution, Epilogue, Matmul, Matrix};
 use crate::attention;
@@ -16,35 +16,35 @@ use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Working memory that a matmul may have at most. cuBLASLt's authors suggest 32 MiB for Hopper.
+/// Largest workspace of a matmul. cuBLASLt's authors suggest 32 MiB for Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
-/// How many algorithms are asked for.
+/// Number of algorithms requested from cuBLASLt.
 pub const CANDIDATES: usize = 16;
 
-/// How a matmul of one shape is made.
+/// Implementation of matmuls of one shape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MatmulImpl {
     Library(CublasAlgorithm),
-    /// By our kernel, cut so.
+    /// Our kernel with this tiling.
     Own(Tiling),
 }
 
-/// One of cuBLASLt's.
+/// Algorithm of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CublasAlgorithm {
     pub(crate) algo: sys::cublasLtMatmulAlgo_t,
-    /// Bytes of working memory that it takes.
+    /// Bytes of its workspace.
     pub(crate) workspace: usize,
 }
 
-/// cuBLASLt, cuDNN where it is wanted, and working memory for those of their calls that run one after the other:
-/// those of the compute lane, and those aside.
+/// cuBLASLt, cuDNN if needed, and workspaces for calls that run one after the other:
+/// one for the compute lane, one for the others.
 pub struct MathLibraries {
     handle: sys::cublasLtHandle_t,
     cudnn: OnceCell<Cudnn>,
     workspaces: [Option<Block>; 2],
-    /// Smaller ones, which captured graphs still use.
+    /// Smaller workspaces, which captured graphs still use.
     outgrown: Vec<Block>,
     deterministic: bool,
     context: Arc<Context>,
@@ -69,7 +69,7 @@ fn check(status: cublasStatus_t, doing: impl FnOnce() -> String) -> Result<(), C
 }
 
 impl MathLibraries {
-    /// Deterministic ones never add partial sums up in the order in which they come.
+    /// Opens cuBLASLt. If deterministic, algorithms never add partial sums in the order of arrival.
     pub fn new(context: &Arc<Context>, deterministic: bool) -> Result<Self, CudaError> {
         context.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -80,7 +80,7 @@ impl MathLibraries {
         Ok(MathLibraries { handle, cudnn, workspaces, outgrown, deterministic, context })
     }
 
-    /// cuDNN, which is loaded when it is first wanted: by whoever holds [`prepare_lock`](crate::driver::prepare_lock).
+    /// cuDNN, loaded at the first call, whose caller holds [`prepare_lock`](crate::driver::prepare_lock).
     pub fn cudnn(&self) -> Result<&Cudnn, CudaError> {
         if let Some(cudnn) = self.cudnn.get() {
             return Ok(cudnn);
@@ -89,7 +89,7 @@ impl MathLibraries {
         Ok(self.cudnn.get_or_init(|| cudnn))
     }
 
-    /// Sees to it that there is so much working memory, in the compute lane and aside.
+    /// Allocates so much workspace, for the compute lane and the others.
     pub fn provide(&mut self, bytes: [usize; 2]) -> Result<(), CudaError> {
         for (bytes, workspace) in bytes.into_iter().zip(&mut self.workspaces) {
             if bytes > workspace.as_ref().map_or(0, |block| block.bytes) {
@@ -100,12 +100,12 @@ impl MathLibraries {
         Ok(())
     }
 
-    /// Bytes of working memory that are allocated.
+    /// Bytes of allocated workspace.
     pub fn workspace_bytes(&self) -> usize {
         self.workspaces.iter().flatten().chain(&self.outgrown).map(|block| block.bytes).sum()
     }
 
-    /// As it numbers itself.
+    /// Version number of cuBLASLt.
     pub fn version() -> usize {
         // SAFETY: takes nothing.
         unsafe { sys::cublasLtGetVersion() }
@@ -147,7 +147,7 @@ impl MathLibraries {
             .collect())
     }
 
-    /// An algorithm from elsewhere, if it fits this matmul here.
+    /// Accepts a recorded algorithm, if it fits this matmul here.
     pub(crate) fn accept(&self, matmul: &Matmul, data: [u64; 8]) -> Option<CublasAlgorithm> {
         let MatmulDescriptor { operation, a, b, c } = &MatmulDescriptor::new(matmul).ok()?;
         let algo = sys::cublasLtMatmulAlgo_t { data };
@@ -163,7 +163,7 @@ impl MathLibraries {
         fits.then_some(CublasAlgorithm { algo, workspace: result.workspaceSize })
     }
 
-    /// Puts a matmul into a stream; `aside` if it may run beside those that are not.
+    /// Enqueues a matmul on a stream; `aside` if that is not the compute lane's.
     pub fn run(
         &self,
         matmul: &Matmul,
@@ -178,7 +178,7 @@ impl MathLibraries {
         self.enqueue(matmul, algorithm, stream, there.map_or(0, |block| block.address))
     }
 
-    /// Puts a convolution into a stream; `aside` as in [`Self::run`].
+    /// Enqueues a convolution on a stream; `aside` as in [`Self::run`].
     pub fn convolve(
         &self,
         conv: &Convolution,
@@ -190,7 +190,7 @@ impl MathLibraries {
         convolution::run(self.cudnn()?, conv, algorithm, stream, workspace)
     }
 
-    /// Puts attention into a stream; `aside` as in [`Self::run`].
+    /// Enqueues attention on a stream; `aside` as in [`Self::run`].
     pub fn attend(
         &self,
         attended: &AttentionForward,
@@ -202,7 +202,7 @@ impl MathLibraries {
         attention::run(self.cudnn()?, attended, algorithm, stream, workspace)
     }
 
-    /// The working memory of one of cuDNN's algorithms.
+    /// Workspace of one of cuDNN's plans.
     fn workspace(
         &self,
         algorithm: &cudnn::CudnnPlan,
@@ -216,7 +216,7 @@ impl MathLibraries {
         Ok(there.map_or(0, |block| block.address))
     }
 
-    /// The same with working memory of its own, of [`WORKSPACE`] bytes.
+    /// Runs a matmul with a workspace of its own, of [`WORKSPACE`] bytes.
     pub fn run_in(
         &self,
         matmul: &Matmul,
@@ -279,7 +279,7 @@ descriptor!(Operation, sys::cublasLtMatmulDesc_t, sys::cublasLtMatmulDescDestroy
 descriptor!(Layout, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayoutDestroy);
 descriptor!(Preference, sys::cublasLtMatmulPreference_t, sys::cublasLtMatmulPreferenceDestroy);
 
-/// A matmul in cuBLASLt's terms.
+/// cuBLASLt's descriptors of a matmul.
 struct MatmulDescriptor {
     operation: Operation,
     a: Layout,
@@ -373,8 +373,8 @@ impl Preference {
     }
 }
 
-/// Where partial sums may be added up: never in half precision, and not in the result itself if that must not depend on who comes
-/// first.
+/// Allowed reduction schemes: never in half precision, and not in the result itself if that must not depend on the order of
+/// arrival.
 fn reductions(matmul: &Matmul, deterministic: bool) -> u32 {
     use sys::cublasLtReductionScheme_t as R;
     let wide = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -399,7 +399,7 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType_t, CudaError> {
     }
 }
 
-/// Such as `(50432×768 bf16)·(2304×768 bf16)ᵀ + bias → bf16`.
+/// Describes a matmul for messages, such as `(50432×768 bf16)·(2304×768 bf16)ᵀ + bias → bf16`.
 pub fn describe(matmul: &Matmul) -> String {
     let side = |m: &Matrix, transposed: bool| {
         format!("({}×{} {}){}", m.rows, m.columns, m.dtype, if transposed { "ᵀ" } else { "" })

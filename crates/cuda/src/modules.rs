@@ -1,4 +1,4 @@
-//! Compiled kernels on the GPU.
+//! Compiled kernels, loaded on the GPU.
 
 use crate::action::{Kernel, Launch, Source};
 use crate::compile::Image;
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Shared memory that a block gets without asking.
+/// Shared memory of a block without opt-in.
 const SHARED_UNASKED: u32 = 48 << 10;
 
 pub struct Modules {
@@ -63,7 +63,7 @@ impl Modules {
         Ok(())
     }
 
-    /// The function for a launch, which may use as much shared memory as that asks for.
+    /// Function of a launch, set up for as much shared memory as that needs.
     pub fn function(&mut self, launch: &Launch) -> Result<Function, CudaError> {
         let Kernel { source, name } = &launch.kernel;
         let missing = || CudaError::Misuse(format!("{name} of {} was not compiled", source.file()));

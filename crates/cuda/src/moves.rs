@@ -1,4 +1,4 @@
-//! What goes into a run and comes out of it beside its plan: inputs, the header, numbers for the host. All that goes at one time is
+//! Copies into and out of a run: inputs, the header, numbers for the host. All that are due at one time are
 //! moved by one launch, but for what is large. A copy for each would have the GPU change to its copy engine and back, and wait both times.
 
 use crate::action::{Address, Arg, Kernel, Launch, Source};
@@ -7,16 +7,16 @@ use crate::error::CudaError;
 use crate::launch::Ready;
 use crate::modules::Modules;
 
-/// As many as the kernel takes.
+/// Most moves that one launch of the kernel takes.
 const MOST: usize = 6;
 const THREADS: usize = 256;
-/// That a thread moves before there are more blocks, and the blocks there are at most.
+/// Bytes that a thread moves before there are more blocks, and the most blocks.
 const BYTES: usize = 64;
 const BLOCKS: usize = 1056;
-/// What takes so long that the copy engine is faster, change or not.
+/// Bytes from which on the copy engine is faster in spite of the switch.
 const LARGE: usize = 8 << 20;
 
-/// Bytes from one place to another, either of which may be the host's pinned memory.
+/// Copy of bytes, either side of which may be pinned host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     pub from: Address,

@@ -1,4 +1,4 @@
-//! Chooses how each matmul is made, by one of cuBLASLt's algorithms or by our kernel: measured on the spot, then kept on disk.
+//! Tuning: chooses one of cuBLASLt's algorithms or our kernel for each matmul, by measuring, and keeps the choice on disk.
 
 mod attention;
 mod convolutions;
@@ -22,11 +22,11 @@ use std::time::Instant;
 
 pub use attention::{AttentionBy, AttentionImpl};
 
-/// How many of the candidates are measured more than once, and how often at most.
+/// Number of candidates that are measured more than once, and how often at most.
 const FINALISTS: usize = 4;
 const ROUNDS: usize = 4;
 
-/// What takes so much longer than the fastest is out of the running.
+/// Factor over the fastest time from which on a candidate is dropped.
 const HOPELESS: f64 = 1.25;
 
 /// cuBLASLt's proposals come in the order in which it expects them to be fast. After so many that were no faster than one before
@@ -39,32 +39,32 @@ const SMALL: usize = 24 << 20;
 /// Bytes that are copied before each measurement: more than any GPU's cache holds.
 const DISTRACTION: usize = 96 << 20;
 
-/// How matmuls, convolutions and attention are made on one kind of GPU, with one version of cuBLASLt and of our kernels.
+/// Algorithms chosen for matmuls, convolutions and attention on one kind of GPU, with one version of cuBLASLt and of our kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AlgorithmChoices {
     /// The GPU's name.
     pub gpu: String,
-    /// What stands for GPU, cuBLASLt and kernels: where another stands, choices are of no use.
+    /// Identifier of GPU, cuBLASLt and kernels: choices of another one don't apply.
     pub of: String,
-    /// From a matmul to how it is made.
+    /// Map from a matmul, convolution or attention to its algorithm. Files name it `products`.
     #[serde(rename = "matmuls")]
     pub algorithms: BTreeMap<String, String>,
 }
 
-/// What is known of matmuls before anything is measured.
+/// Algorithms known before anything is measured.
 pub struct KnownAlgorithms {
     deterministic: bool,
-    /// Who makes attention, if that is not to be measured.
+    /// Implementation of attention, if it is not to be measured.
     pub attention_by: Option<AttentionBy>,
     facts: Facts,
-    /// What the disk has, or will have: from a matmul's [`key`] to its [`entry`].
+    /// Cache on disk: map from a matmul's [`key`] to its [`entry`].
     entries: BTreeMap<String, String>,
     file: String,
     changed: bool,
 }
 
 impl KnownAlgorithms {
-    /// Without measuring, cuBLASLt's first proposal is taken, and nothing needs to be known.
+    /// Reads the cache. Without measuring, cuBLASLt's first proposal is used, and nothing is read.
     pub fn read(facts: &Facts, deterministic: bool) -> Self {
         let version = MathLibraries::version();
         // Of other kernels than these it is not known how fast they are, nor which of them would have been tried.
@@ -94,7 +94,7 @@ impl KnownAlgorithms {
         cuts.into_iter().filter_map(|cut| Some(hopper::plain(matmul, cut, &self.facts)?.kernel)).collect()
     }
 
-    /// Takes over what was chosen elsewhere; whether that was of any use.
+    /// Adopts recorded choices; returns whether they apply here.
     pub fn adopt(&mut self, choices: &AlgorithmChoices) -> bool {
         let ours = !self.deterministic && choices.of == self.file;
         if ours {
@@ -107,7 +107,7 @@ impl KnownAlgorithms {
 pub struct Tuner {
     pub known: KnownAlgorithms,
     chosen: HashMap<String, MatmulImpl>,
-    /// Matmuls of which cuBLASLt's ways were tried already.
+    /// Matmuls for which cuBLASLt's algorithms were tried already.
     tried: HashMap<String, Vec<Candidate>>,
     convolutions: HashMap<String, Arc<cudnn::CudnnPlan>>,
     attentions: HashMap<String, AttentionImpl>,
@@ -116,7 +116,7 @@ pub struct Tuner {
     end: Event,
 }
 
-/// A way to make a matmul, its place among cuBLASLt's proposals, and the shortest time it took so far.
+/// Candidate for a matmul, its index among cuBLASLt's proposals, and its shortest time so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     choice: MatmulImpl,
@@ -133,19 +133,19 @@ impl Tuner {
         Ok(Tuner { known, chosen, tried, convolutions, attentions, tally, start, end })
     }
 
-    /// A matmul by our kernel.
+    /// Launch of our kernel for a matmul.
     pub fn launch(&self, matmul: &Matmul, cut: Tiling) -> Result<Launch, CudaError> {
         let none = || CudaError::Misuse(format!("no kernel of ours for {}", describe(matmul)));
         hopper::plain(matmul, cut, &self.known.facts).ok_or_else(none)
     }
 
-    /// Whether a matmul has to be measured before it can be chosen how to make it.
+    /// Tells whether a matmul has to be measured before an algorithm can be chosen.
     pub fn must_measure(&self, matmul: &Matmul, libraries: &MathLibraries) -> bool {
         let is_chosen = || self.chosen.contains_key(&key(matmul));
         !self.known.deterministic && !is_chosen() && self.usable(matmul, libraries).is_none()
     }
 
-    /// What is known of a matmul, if it still holds.
+    /// Known algorithm of a matmul, if it still applies.
     fn usable(&self, matmul: &Matmul, libraries: &MathLibraries) -> Option<MatmulImpl> {
         match self.known.find(matmul)? {
             CacheEntry::Own(cut) => Some(MatmulImpl::Own(cut)),
@@ -153,7 +153,7 @@ impl Tuner {
         }
     }
 
-    /// Tries cuBLASLt's ways to make a matmul that must be measured. That takes none of our kernels, so it can be done while they
+    /// Tries cuBLASLt's algorithms for a matmul that must be measured. That needs none of our kernels, so it can run while they
     /// are still being compiled.
     pub fn try_library(&mut self, matmul: &Matmul, bench: &mut Bench<'_>) -> Result<(), CudaError> {
         if self.must_measure(matmul, bench.libraries) && !self.tried.contains_key(&key(matmul)) {
@@ -163,7 +163,7 @@ impl Tuner {
         Ok(())
     }
 
-    /// How a matmul is made. It is run at least once, so that its kernel is loaded before anything is captured; what is
+    /// Chooses the implementation of a matmul. It is run at least once, so that its kernel is loaded before anything is captured; what is
     /// computed goes to the start of the scratch memory unless the result already lies there.
     pub fn choose(&mut self, matmul: &Matmul, bench: &mut Bench<'_>) -> Result<MatmulImpl, CudaError> {
         let key = key(matmul);
@@ -190,7 +190,7 @@ impl Tuner {
         Ok(choice)
     }
 
-    /// What was chosen so far.
+    /// Choices so far.
     pub fn choices(&self) -> AlgorithmChoices {
         let KnownAlgorithms { entries, file, facts, .. } = &self.known;
         let is_chosen = |key: &String| {
@@ -202,7 +202,7 @@ impl Tuner {
         AlgorithmChoices { gpu: facts.name.clone(), of: file.clone(), algorithms }
     }
 
-    /// Keeps what was measured.
+    /// Writes measured choices to disk.
     pub fn save(&mut self) {
         if std::mem::take(&mut self.known.changed) && !self.known.deterministic {
             let bytes = serde_json::to_vec_pretty(&self.known.entries).unwrap_or_default();
@@ -230,7 +230,7 @@ impl Tuner {
         Ok(winner.choice)
     }
 
-    /// cuBLASLt's ways, each timed once, as far as it seems worth it.
+    /// cuBLASLt's algorithms, each timed once, until they stop getting faster.
     fn library_ways(&mut self, matmul: &Matmul, bench: &mut Bench<'_>) -> Result<Vec<Candidate>, CudaError> {
         let mut ways: Vec<Candidate> = Vec::new();
         let mut best = (f64::INFINITY, 0);
@@ -305,7 +305,7 @@ impl Tuner {
     }
 }
 
-/// How often a matmul is run to be timed. What small ones read is in the cache when they run, as it was written just before; and
+/// Number of timed runs of a matmul. What small ones read is in the cache when they run, as it was written just before; and
 /// one run of them is hardly longer than an event.
 fn repeats(matmul: &Matmul) -> usize {
     let bytes = |m: &Matrix| m.rows * m.columns * m.dtype.bytes();
@@ -313,15 +313,15 @@ fn repeats(matmul: &Matmul) -> usize {
     if bytes(left) + bytes(right) + bytes(result) < SMALL { 8 } else { 1 }
 }
 
-/// Where matmuls are tried.
+/// Memory, kernels and stream for trial runs.
 pub struct Bench<'a> {
     pub libraries: &'a MathLibraries,
-    /// With the kernels that [`KnownAlgorithms::kernels`] named.
+    /// Modules with the kernels that [`KnownAlgorithms::kernels`] named.
     pub modules: &'a mut Modules,
     pub stream: &'a Stream,
-    /// Memory that nobody misses.
+    /// Scratch memory.
     pub scratch: &'a Block,
-    /// Of [`WORKSPACE`](crate::matmul::WORKSPACE) bytes.
+    /// Workspace of [`WORKSPACE`](crate::matmul::WORKSPACE) bytes.
     pub workspace: &'a Block,
 }
 
@@ -333,7 +333,7 @@ impl Bench<'_> {
     }
 }
 
-/// A matmul that is tried in one way.
+/// Trial run of a matmul.
 enum Trial {
     Library(Matmul, CublasAlgorithm),
     Own(Ready),
@@ -350,8 +350,8 @@ impl Trial {
     }
 }
 
-/// Which of several takes the least time, by successive halving: what was timed once is sorted, the better half is timed again,
-/// and so on until one is left or nothing new is to be learned. Of each, the shortest time counts, as whatever else goes on in the
+/// Finds the fastest of several by successive halving: what was timed once is sorted, the better half is timed again,
+/// and so on until one is left or nothing new is to be learned. The shortest time of each counts, as other load on the
 /// machine can only make it longer.
 fn fastest(
     first: Vec<f64>,
@@ -380,7 +380,7 @@ fn nothing(matmul: &Matmul) -> CudaError {
     CudaError::Matmul { doing, status: "none fits the workspace".into() }
 }
 
-/// The matmul with a result that nobody misses.
+/// The matmul with its result in scratch memory.
 fn trial(matmul: &Matmul, scratch: &Block) -> Matmul {
     let range = scratch.address..scratch.address + scratch.bytes as Address;
     let bytes = matmul.result.rows * matmul.result.stride * matmul.result.dtype.bytes();
@@ -391,7 +391,7 @@ fn trial(matmul: &Matmul, scratch: &Block) -> Matmul {
     trial
 }
 
-/// Everything about a matmul that an algorithm may depend on.
+/// Key of a matmul in the cache: everything that an algorithm may depend on.
 fn key(matmul: &Matmul) -> String {
     let side = |m: &Matrix, transposed: bool| {
         let turned = if transposed { "t" } else { "n" };
@@ -408,14 +408,14 @@ fn key(matmul: &Matmul) -> String {
     format!("{left} {right} {}{bias}{adds}{tf32}", side(result, false))
 }
 
-/// What the disk holds of a choice.
+/// Choice as read from disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CacheEntry {
     Library([u64; 8]),
     Own(Tiling),
 }
 
-/// An algorithm's words, or `own` and how the result is cut.
+/// Cache entry of a choice: an algorithm's words, or `own` and the tiling.
 fn entry(choice: &MatmulImpl) -> String {
     match choice {
         MatmulImpl::Library(algorithm) => words(&algorithm.algo.data),
@@ -423,7 +423,7 @@ fn entry(choice: &MatmulImpl) -> String {
     }
 }
 
-/// None for what is no entry, or a way that this matmul isn't made in any more.
+/// Parses a cache entry; `None` if it is invalid, or no longer applies to this matmul.
 fn kept(text: &str, matmul: &Matmul, facts: &Facts) -> Option<CacheEntry> {
     match text.strip_prefix("own ") {
         Some(text) => {

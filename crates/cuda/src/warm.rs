@@ -1,4 +1,4 @@
-//! A GPU that is opened early, on a thread of its own: loading libraries and making a context takes a good part of a second, in
+//! Early opening of a GPU, on a thread of its own: loading libraries and making a context takes a good part of a second, in
 //! which a plan can be compiled.
 
 use crate::driver::Context;
@@ -6,10 +6,10 @@ use crate::libraries;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Keeps the GPU open until it is dropped. What goes wrong is told by whoever opens it next.
+/// Keeps the GPU open until it is dropped. An error shows when the GPU is opened next.
 pub struct Warm(Option<JoinHandle<Option<Arc<Context>>>>);
 
-/// Begins to open the GPU of the rank that has this number on its machine.
+/// Starts opening the GPU of the rank with this local rank.
 pub fn warm(local_rank: usize) -> Warm {
     let open = move || {
         let devices = libraries::devices().ok()?.len();

@@ -22,7 +22,7 @@ pub struct Monitor {
     index: usize,
 }
 
-/// How a rank's run ended in failure.
+/// Exit code and message of a rank whose run failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExitReport {
     /// Exit code of the process: 1 if a restart would fail again, 3 if it might not.

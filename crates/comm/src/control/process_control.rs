@@ -54,7 +54,7 @@ impl LocalRank {
     }
 }
 
-/// What a rank has reported of its run.
+/// Report of a rank on its run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     Working,
@@ -88,7 +88,7 @@ enum Printing {
     Ongoing,
 }
 
-/// What changes under the lock.
+/// State under the lock.
 struct Status {
     reports: Vec<Report>,
     /// Number of ranks whose work is over, in whatever way.

@@ -46,7 +46,7 @@ struct JoinedRun {
     control: Arc<ProcessControl>,
 }
 
-/// What a rank needs to connect to the others.
+/// Settings of a rank for connecting to the others.
 struct Startup {
     place: Place,
     limits: Limits,

@@ -1,4 +1,4 @@
-//! Memory, of the GPU and of the host.
+//! Device memory and pinned host memory.
 
 use super::{Context, check, freed_by};
 use crate::action::Address;
@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A range of the GPU's memory.
+/// Allocation of device memory.
 pub struct Block {
     context: Arc<Context>,
     pub address: Address,
@@ -27,7 +27,7 @@ impl Block {
 
 freed_by!(Block, address, sys::cuMemFree_v2);
 
-/// Memory of the host that the GPU reads and writes by itself.
+/// Pinned host memory, which the GPU reads and writes directly.
 pub struct Pinned {
     context: Arc<Context>,
     raw: *mut c_void,

@@ -1,4 +1,4 @@
-//! Streams, what is put into them, and events between them.
+//! Streams, the work enqueued on them, and events between them.
 
 use super::{Context, check, freed_by, said};
 use crate::action::Address;
@@ -7,14 +7,14 @@ use cudarc::driver::sys::{self, CUresult};
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
-/// A queue of work.
+/// CUDA stream.
 pub struct Stream {
     context: Arc<Context>,
     pub raw: sys::CUstream,
 }
 
 impl Stream {
-    /// One that doesn't wait for the default stream.
+    /// Makes a stream that doesn't wait for the default stream.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         context.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -37,7 +37,7 @@ impl Stream {
         }
     }
 
-    /// What is put here from now on starts after `event`, as it was last recorded.
+    /// Makes later work on this stream wait for `event`, as it was last recorded.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both live.
         said(unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) }, "waiting for an event")
@@ -62,7 +62,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// `from` stays as it is until the stream has come past this.
+    /// `from` stays unchanged until the stream has run the copy.
     pub unsafe fn send(&self, from: *const c_void, to: Address, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the host's side is the caller's, the GPU's as in `copy`.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, self.raw) };
@@ -70,14 +70,14 @@ impl Stream {
     }
 
     /// # Safety
-    /// Nobody touches `to` until the stream has come past this.
+    /// Nobody touches `to` until the stream has run the copy.
     pub unsafe fn fetch(&self, from: Address, to: *mut c_void, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the host's side is the caller's, the GPU's as in `copy`.
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, bytes, self.raw) };
         check(result, || format!("fetching {bytes} bytes from the GPU"))
     }
 
-    /// Sends bytes and waits until they are there.
+    /// Copies bytes to the device and waits for the copy.
     pub fn send_now(&self, from: &[u8], to: Address) -> Result<(), CudaError> {
         if from.is_empty() {
             return Ok(());
@@ -87,7 +87,7 @@ impl Stream {
         self.synchronise(|| format!("sending {} bytes to the GPU", from.len()))
     }
 
-    /// Fetches bytes as they are when all that was put here is done.
+    /// Copies bytes to the host after all enqueued work, and waits for the copy.
     pub fn fetch_now(&self, from: Address, to: &mut [u8]) -> Result<(), CudaError> {
         if to.is_empty() {
             return Ok(());
@@ -98,7 +98,7 @@ impl Stream {
         self.synchronise(|| format!("fetching {bytes} bytes from the GPU"))
     }
 
-    /// Records what `work` puts here, and into streams that it joins to this one, as a graph.
+    /// Captures the work that `work` enqueues on this stream, and on streams that it joins to it, as a graph.
     pub fn capture(
         &self,
         work: impl FnOnce() -> Result<(), CudaError>,
@@ -126,7 +126,7 @@ impl Stream {
         made
     }
 
-    /// While this is being captured: the nodes after which what is put here next would start.
+    /// Nodes on which the next work would depend, while the stream is being captured.
     pub fn captured_last(&self) -> Result<Vec<Node>, CudaError> {
         let (mut nodes, mut count) = (std::ptr::null(), 0);
         let (mut status, mut edges) =
@@ -171,14 +171,14 @@ pub struct Graph {
 
 freed_by!(Graph, raw, sys::cuGraphExecDestroy);
 
-/// A point in a stream that others wait for, or that time is measured from.
+/// CUDA event: a point in a stream that others wait for, or for timing.
 pub struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
 }
 
 impl Event {
-    /// For order alone.
+    /// Makes an event without timing.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
@@ -200,7 +200,7 @@ impl Event {
         said(unsafe { sys::cuEventRecord(self.raw, stream.raw) }, "recording an event")
     }
 
-    /// Within a capture: every launch of the graph records it.
+    /// Records it within a capture: every launch of the graph records it.
     pub fn record_in_graph(&self, stream: &Stream) -> Result<(), CudaError> {
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: both live.
@@ -210,7 +210,7 @@ impl Event {
         )
     }
 
-    /// Waits until the GPU has come past it; at once if it was never recorded.
+    /// Waits until the GPU has reached it; returns at once if it was never recorded.
     pub fn synchronise(&self, doing: impl FnOnce() -> String) -> Result<(), CudaError> {
         // SAFETY: the event lives.
         check(unsafe { sys::cuEventSynchronize(self.raw) }, doing)
@@ -238,7 +238,7 @@ freed_by!(Event, raw, sys::cuEventDestroy_v2);
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
 
-/// The name that every driver has; cudarc's bindings of CUDA 13 know only the one that came with CUDA 12.8.
+/// Symbol that every driver has; cudarc's bindings of CUDA 13 only have the one that came with CUDA 12.8.
 fn elapsed_time() -> Result<ElapsedTime, CudaError> {
     static FOUND: OnceLock<Option<ElapsedTime>> = OnceLock::new();
     // SAFETY: the driver is loaded, and has had this function with this signature since CUDA 2.

@@ -1,9 +1,9 @@
-//! Collectives of a list, ready to be made.
+//! Collectives of a list, ready to run.
 //!
 //! Over NCCL a call goes into the comm lane's stream, and is captured with everything else. Through the host, the data
-//! leaves on the comm lane's stream when the compute lane has come so far; the communicator does its part in pinned memory; the
+//! leaves on the comm lane's stream when the compute lane has got there; the communicator works in pinned memory; the
 //! result goes back on a stream of its own, so that it needn't wait for data that leaves later. The thread that runs the list
-//! sees to that, see [`crate::collectives::Stage`].
+//! drives this, see [`crate::collectives::Stage`].
 
 use super::communicator::enqueue;
 use super::list::Streams;
@@ -19,37 +19,37 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 pub(super) struct PreparedCall {
-    /// Who takes part.
+    /// Ranks that take part.
     comm: Communicator,
-    /// Where the data is when the call is made: on the GPU, or in the host's memory.
+    /// Call with the addresses of its data: on the GPU, or in host memory.
     call: Call,
-    /// On the GPU.
+    /// Addresses on the GPU.
     send: Address,
     receive: Address,
-    /// Note down when it begins and ends.
+    /// Launches that record its start and end.
     marks: Option<[Ready; 2]>,
-    /// The compute lane has come so far.
+    /// Event of the compute lane's reaching the call.
     ready: Event,
-    /// The data is in the host's memory.
+    /// Event of the data's arrival in host memory.
     here: Event,
-    /// The result is on the GPU.
+    /// Event of the result's arrival on the GPU.
     back: Event,
     at: Cell<CallProgress>,
 }
 
-/// How far a call through the host has come.
+/// Progress of a call through the host.
 #[derive(Clone, Copy)]
 enum CallProgress {
     Nowhere,
-    /// On its way to the host.
+    /// Copied to the host.
     Left,
-    /// With the communicator.
+    /// Run by the communicator.
     Started(Ticket),
-    /// On its way to the GPU, or there.
+    /// Copied back to the GPU, or there already.
     Back,
 }
 
-/// Where a call's data lies in the host's memory: what is sent, what comes.
+/// Host memory of a call: offsets of what is sent and received.
 pub(super) type HostPlace<'a> = (&'a Pinned, usize, usize);
 
 impl PreparedCall {
@@ -100,7 +100,7 @@ impl PreparedCall {
         }
     }
 
-    /// Puts the call into the comm lane's stream, after what it waits for.
+    /// Enqueues the call on the comm lane's stream, after what it waits for.
     pub fn enqueue(&self, streams: &Streams) -> Result<(), CudaError> {
         self.mark(0, streams.comm())?;
         // SAFETY: the plan's own memory; the lanes' waits keep others away from it.
@@ -108,7 +108,7 @@ impl PreparedCall {
         self.mark(1, streams.comm())
     }
 
-    /// The same in the middle of the compute lane.
+    /// Enqueues the call between the compute lane's actions.
     pub fn enqueue_alone(&self, streams: &Streams) -> Result<(), CudaError> {
         self.ready.record(streams.compute())?;
         streams.comm().wait(&self.ready)?;
@@ -117,7 +117,7 @@ impl PreparedCall {
         streams.compute().wait(&self.back)
     }
 
-    /// Sends the data on its way to the host.
+    /// Starts the copy of the data to the host.
     pub fn leave(&self, streams: &Streams) -> Result<(), CudaError> {
         self.ready.record(streams.compute())?;
         streams.comm().wait(&self.ready)?;
@@ -131,7 +131,7 @@ impl PreparedCall {
         Ok(())
     }
 
-    /// Takes the call as far as it comes without waiting; whether that was any further. Must be asked of calls in their order.
+    /// Advances the call as far as possible without waiting; returns whether it advanced. Must be called on calls in their order.
     fn advance(&self, streams: &Streams) -> Result<bool, CudaError> {
         let comm = &self.comm;
         match self.at.get() {
@@ -159,7 +159,7 @@ impl PreparedCall {
     }
 }
 
-/// Makes the calls that have left, in their order, until the one with this number is back; what is put into the compute lane
+/// Runs the started calls in their order until the one with this index is back; what is enqueued on the compute lane
 /// from then on starts after it. `calls` are all of the list's.
 pub(super) fn bring_back(calls: &[&PreparedCall], number: usize, streams: &Streams) -> Result<(), CudaError> {
     let communicator = streams.communicator()?;

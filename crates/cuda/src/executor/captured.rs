@@ -1,4 +1,4 @@
-//! What the driver captured of a plan, and how long each of its steps takes in the captured graph.
+//! The captured graph of a plan, and the time of each step in it.
 
 use super::list::{List, Mark};
 use super::{Executor, Which};
@@ -12,27 +12,27 @@ use std::sync::Arc;
 /// An action of a captured plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
-    /// The first of the steps that it is part of, and the last.
+    /// First and last of the steps that it is part of.
     pub first: usize,
     pub step: usize,
     pub lane: Lane,
-    /// The actions that it directly comes after, as the driver has them.
+    /// Actions that it directly depends on in the driver's graph.
     pub after: Vec<usize>,
 }
 
-/// A run of a plan with marks in its graph.
+/// Times of a run with events in its graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedSteps {
-    /// Of every step of the plan, from the end of what was before it on its lane, or of what it waited for; of steps that are launched
+    /// Seconds of every step of the plan, from the end of the one before on its lane, or of what it waited for; of steps that are launched
     /// together, with the last.
     pub seconds: Vec<f64>,
-    /// From the first mark to the last.
+    /// Seconds from the first event to the last.
     pub total: f64,
-    /// Of the graph without marks, by the host's clock: the shortest.
+    /// Shortest seconds of the graph without events, by the host's clock.
     pub unmarked: f64,
 }
 
-/// Listens to what streams depend on while they are captured.
+/// Records the dependencies of streams while they are captured.
 #[derive(Default)]
 struct Listener {
     /// Nodes that end an action.
@@ -57,11 +57,11 @@ impl Mark for Listener {
     }
 }
 
-/// Events that the graph records: after every action, and before those that wait for another lane or begin one.
+/// Events in the graph: after every action, and before those that wait for another lane or begin one.
 struct Clock {
     before: Vec<Event>,
     after: Vec<Event>,
-    /// Whether the one before was recorded.
+    /// True if the one before was recorded.
     waited: RefCell<Vec<bool>>,
 }
 
@@ -84,7 +84,7 @@ impl Mark for Clock {
 }
 
 impl Executor {
-    /// What is captured of a plan.
+    /// Actions of a plan's captured graph.
     pub fn captured(&mut self, which: Which) -> Result<Vec<Captured>, CudaError> {
         self.context.enter()?;
         self.prepare_plan(which)?;
@@ -101,7 +101,7 @@ impl Executor {
         Ok(list.actions.iter().enumerate().map(of).collect())
     }
 
-    /// How long every step of a plan takes where it runs: in the graph, beside the steps of other lanes. States change as they do in
+    /// Times of every step of a plan in its graph, beside the steps of other lanes. States change as they do in
     /// some runs.
     pub fn time_steps(&mut self, which: Which, header: &Header) -> Result<TimedSteps, CudaError> {
         const RUNS: usize = 12;

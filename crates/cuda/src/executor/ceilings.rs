@@ -1,4 +1,4 @@
-//! The GPU's ceilings, measured: what the rates of kernels and matmuls are held against.
+//! The GPU's measured peak rates, with which those of kernels and matmuls are compared.
 
 use super::list::ReadyWork;
 use super::prepare::fill_with_noise;
@@ -9,17 +9,17 @@ use crate::error::CudaError;
 use crate::matmul::{CANDIDATES, WORKSPACE, sizes};
 use graph::{Ceilings, DType};
 
-/// Of the square matrices: large enough that no GPU's rate grows beyond.
+/// Size of the square matrices: large enough for any GPU's full rate.
 const SIDE: usize = 8192;
 
-/// What is tried is run so often; the best is then held for so many seconds, as a GPU that computes for long has less power to
+/// Runs of each candidate, and seconds for which the best is sustained, as a GPU that computes for long has less power to
 /// spend than in its first milliseconds.
 const TRIED: usize = 3;
 const HELD: f64 = 0.5;
 
 impl Executor {
-    /// Of cuBLASLt's matmuls in the type in which this program has most of its own, on random numbers, and of copying memory.
-    /// To be called between steps: it takes place where activations were.
+    /// Peak rates of cuBLASLt's matmuls in the type of this program's largest, on random numbers, and of copying memory.
+    /// Called between steps, as it overwrites activations.
     pub fn ceilings(&mut self) -> Result<Ceilings, CudaError> {
         self.synchronise()?;
         let (dtype, tf32) = self.main_type()?;
@@ -75,7 +75,7 @@ impl Executor {
         Ok(end.seconds_since(&start)? / times as f64)
     }
 
-    /// The type of the operands in the largest matmul, and whether they may be rounded to tf32.
+    /// Operand type of the largest matmul, and whether it may be rounded to tf32.
     fn main_type(&mut self) -> Result<(DType, bool), CudaError> {
         let list = self.plans.list(Which::Last)?;
         let matmul = |work: &ReadyWork| match work {

@@ -1,4 +1,4 @@
-//! A run that looks at every value, to name the first that is not finite. Far too slow to train with; made for the step
+//! A run that checks every value and names the first that is not finite. Far too slow to train with; made for the step
 //! that has just failed.
 
 use super::{Executor, Which};

@@ -1,4 +1,4 @@
-//! The other ranks: through NCCL, whose calls go into a stream, or through the host's memory.
+//! Communication with other ranks: by NCCL, whose calls go into a stream, or through host memory.
 
 use super::list::Streams;
 use crate::driver::{Block, Context, Stream};
@@ -12,18 +12,18 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How ranks exchange what lies on their GPUs.
+/// Communication between ranks with data on GPUs.
 #[derive(Clone)]
 pub enum GpuComm {
     /// Over NCCL, each rank with a GPU of its own: a device group is made of the ranks of `world`. All of them open their
-    /// executors at the same time. A verdict of `monitor` breaks the group off.
+    /// executors at the same time. The group is aborted with the run of `monitor`.
     Nccl { world: Communicator, library: Arc<Library>, monitor: Option<Monitor> },
-    /// Through pinned memory of the host, by the engine of a world. Ranks may share a GPU.
+    /// Through pinned host memory, by the engine of a world. Ranks may share a GPU.
     Host(Communicator),
 }
 
 impl GpuComm {
-    /// Which of the ranks this is.
+    /// This rank.
     pub fn rank(&self) -> usize {
         match self {
             GpuComm::Nccl { world, .. } | GpuComm::Host(world) => world.rank(),
@@ -31,20 +31,20 @@ impl GpuComm {
     }
 }
 
-/// How often a rank that waits for the GPU looks whether the others are still there.
+/// Period at which a rank that waits for the GPU checks the other ranks.
 const LOOK: Duration = Duration::from_millis(5);
-/// What is done soon is waited for without sleeping.
+/// Time for which a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 const NAP: Duration = Duration::from_micros(20);
 
-/// Of the device's memory, for barriers and for the first call.
+/// Bytes of device memory for barriers and for the first call.
 const SCRATCH: usize = 512;
 
-/// An open [`GpuComm`]. The parts are dropped in this order; graphs with calls are gone by then.
+/// An open [`GpuComm`]. Fields are dropped in this order; graphs with calls are destroyed by then.
 pub(super) struct GpuCommunicator {
-    /// Calls are made here: of all ranks, and of the groups that plans name.
+    /// Communicators of all ranks, and of the groups that plans name.
     groups: RefCell<PlanCommunicators>,
-    /// The hosts' own exchange.
+    /// Communicator of the hosts.
     world: Communicator,
     is_orderly: bool,
     scratch: Option<Block>,
@@ -94,18 +94,18 @@ impl GpuCommunicator {
         self.wait_until(|| stream.is_done())
     }
 
-    /// Makes the groups that a program names. All ranks do so at the same time.
+    /// Makes the groups that a program names. All ranks call it at the same time.
     pub fn prepare(&self, program: &Program, stream: &Stream) -> Result<(), CudaError> {
         let new = self.groups.borrow_mut().prepare(program.plans())?;
         new.iter().try_for_each(|group| self.connect(group, stream))
     }
 
-    /// The ranks of a group that was prepared.
+    /// Communicator of a prepared group.
     pub fn group(&self, group: Group) -> Option<Communicator> {
         self.groups.borrow().get(group).cloned()
     }
 
-    /// Whether calls go into the comm lane's stream, and not through the host's memory.
+    /// Tells whether calls go into the comm lane's stream, and not through host memory.
     pub fn is_on_device(&self) -> bool {
         self.comm().engine().enqueues()
     }
@@ -115,13 +115,13 @@ impl GpuCommunicator {
         self.groups.borrow().world().clone()
     }
 
-    /// Whether the other ranks are still there, as far as is known.
+    /// Returns an error if another rank is known to be lost.
     fn check(&self) -> Result<(), CommError> {
         self.comm().engine().check()?;
         self.world.engine().check()
     }
 
-    /// Waits for the GPU, or for the failure of another rank, without which this might be for ever.
+    /// Waits for the GPU, or for the failure of another rank, which could otherwise block it for ever.
     pub fn wait_until(&self, mut is_done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), CudaError> {
         let began = Instant::now();
         let mut looked = began;
@@ -136,12 +136,12 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// All ranks come to a good end.
+    /// Records that all ranks end without error.
     pub fn finish(&mut self) {
         self.is_orderly = true;
     }
 
-    /// Breaks off what runs on the GPU and waits for other ranks, unless all come to a good end: then that ends by itself.
+    /// Aborts collectives on the GPU that wait for other ranks, unless all ranks end without error.
     pub fn let_go(&self) {
         if !self.is_orderly && self.is_on_device() {
             self.comm().engine().abort("this rank has ended");
@@ -149,10 +149,10 @@ impl GpuCommunicator {
     }
 }
 
-/// Puts a call into the comm lane's stream, which may be under capture.
+/// Enqueues a call on the comm lane's stream, which may be under capture.
 ///
 /// # Safety
-/// The spans are of the GPU, and nobody touches them before the stream has come past the call.
+/// The spans are device memory, and nobody touches them before the stream has run the call.
 pub(super) unsafe fn enqueue(group: &Communicator, call: &Call) -> Result<(), CudaError> {
     // SAFETY: passed on to the caller.
     let ticket = unsafe { group.start(call.clone()) }?;
@@ -167,7 +167,7 @@ impl Drop for GpuCommunicator {
 }
 
 impl Streams {
-    /// Who does collectives. Programs that have some are refused when there is nobody.
+    /// Communicator for collectives. Programs with some are refused without one.
     pub fn communicator(&self) -> Result<&GpuCommunicator, CudaError> {
         self.communicator.as_ref().ok_or_else(|| CudaError::Misuse("a collective without other ranks".into()))
     }

@@ -1,4 +1,4 @@
-//! A bound plan, ready to be played: every kernel found, every matmul's algorithm chosen.
+//! A bound plan, ready to run: every kernel loaded, every matmul's algorithm chosen.
 
 use super::calls::{PreparedCall, bring_back};
 use super::communicator::{GpuComm, GpuCommunicator};
@@ -21,8 +21,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One stream for each lane, and one for what comes back from the host; and who does the comm lane's calls,
-/// who goes before the streams do.
+/// Streams: one for each lane, and one for results from the host; and the communicator of the comm lane,
+/// which is dropped before the streams.
 pub(super) struct Streams {
     pub communicator: Option<GpuCommunicator>,
     streams: [Stream; 5],
@@ -60,7 +60,7 @@ impl Streams {
         self.of(Lane::Copy)
     }
 
-    /// For results of collectives that the host has done.
+    /// Stream for results of collectives that ran on the host.
     pub fn back(&self) -> &Stream {
         &self.streams[3]
     }
@@ -91,7 +91,7 @@ pub(super) enum ReadyWork {
     Launch(Ready),
     Matmul(Matmul, MatmulRun),
     Convolution(Convolution, Arc<CudnnPlan>),
-    /// What cuDNN computes, if it does, and launches after it; or launches alone.
+    /// cuDNN's plan with the launches after it, or our launches alone.
     Attention(Option<(AttentionForward, Arc<CudnnPlan>)>, Vec<Ready>),
     Copy {
         from: Address,
@@ -105,7 +105,7 @@ pub(super) enum ReadyWork {
     Collective(Box<PreparedCall>),
 }
 
-/// How a matmul is made.
+/// Implementation of a matmul.
 pub(super) enum MatmulRun {
     Library(CublasAlgorithm),
     Own(Ready),
@@ -115,25 +115,25 @@ pub(super) struct Prepared {
     pub work: ReadyWork,
     pub lane: Lane,
     waits: Vec<usize>,
-    /// Recorded after it, where another lane waits for it.
+    /// Event after it, if another lane waits for it.
     signal: Option<Event>,
     pub step: usize,
     pub first: usize,
-    /// Values of the plan that are there when it is done.
+    /// Values of the plan that are complete when it is done.
     pub results: Vec<usize>,
     /// A kernel's name or a matmul's shape, and the kernel's name if it is ours.
     pub what: String,
     pub layer: String,
 }
 
-/// Told of every action as it is put into its stream.
+/// Observer of every action as it is enqueued.
 pub(super) trait Mark {
-    /// Before an action, which begins its lane or waits for others if `waits`.
+    /// Called before an action, which begins its lane or waits for others if `waits`.
     fn before(&self, action: usize, stream: &Stream, waits: bool) -> Result<(), CudaError>;
     fn after(&self, action: usize, stream: &Stream) -> Result<(), CudaError>;
 }
 
-/// Another lane's way into a list and back.
+/// Events at which another lane forks from the compute lane and joins it.
 struct Branch {
     lane: Lane,
     end: Event,
@@ -142,29 +142,29 @@ struct Branch {
 pub(super) struct List {
     pub name: String,
     pub actions: Vec<Prepared>,
-    /// Of every value of the plan.
+    /// Address of every value of the plan.
     pub addresses: Vec<Address>,
     start: Event,
     branches: Vec<Branch>,
-    /// What is done one after the other: all at once, unless the host does collectives. Stretches have graphs, made when they are
+    /// Stages in order: one, unless collectives run on the host. Stretches have graphs, captured when they are
     /// first run.
     stages: Vec<(Stage, Option<Graph>)>,
     /// The collectives, by their place among the actions.
     calls: Vec<usize>,
 }
 
-/// What preparing a list takes.
+/// Resources for the preparation of a list.
 pub(super) struct Preparer<'a> {
     pub context: &'a Arc<Context>,
     pub modules: &'a mut Modules,
     pub libraries: &'a MathLibraries,
     pub tuner: &'a mut Tuner,
     pub streams: &'a Streams,
-    /// Where matmuls may write while they are measured.
+    /// Memory for results of matmuls while they are measured.
     pub scratch: &'a Block,
-    /// Working memory for that.
+    /// Workspace for that.
     pub workspace: &'a Block,
-    /// For collectives that the host does.
+    /// Host memory for collectives that run on the host.
     pub host: Option<&'a Pinned>,
 }
 
@@ -284,7 +284,7 @@ pub(super) fn collectives(bound: &Bound) -> impl Iterator<Item = &CollectiveCall
 }
 
 impl Prepared {
-    /// Puts the work into a stream, whichever lane it is of.
+    /// Enqueues the work on a stream, whichever lane it is of.
     fn start(&self, libraries: &MathLibraries, streams: &Streams, stream: &Stream) -> Result<(), CudaError> {
         match &self.work {
             ReadyWork::Launch(ready) | ReadyWork::Matmul(_, MatmulRun::Own(ready)) => {
@@ -317,7 +317,7 @@ impl Prepared {
 }
 
 impl List {
-    /// Puts some actions into the streams of their lanes. Other lanes start after what the compute lane holds, and the
+    /// Enqueues some actions on the streams of their lanes. Other lanes start after what the compute lane holds, and the
     /// compute lane goes on after them.
     fn play(
         &self,
@@ -370,14 +370,14 @@ impl List {
         }
     }
 
-    /// Until a collective that the host does is back.
+    /// Waits until a collective that runs on the host is back.
     fn bring_back(&self, index: usize, streams: &Streams) -> Result<(), CudaError> {
         let calls: Vec<&PreparedCall> = self.calls.iter().map(|i| self.call(*i)).collect::<Result<_, _>>()?;
         let number = self.calls.iter().position(|i| *i == index).unwrap_or(0);
         bring_back(&calls, number, streams)
     }
 
-    /// One action in the compute lane, after all before it.
+    /// Starts one action in the compute lane, after all before it.
     pub fn start_alone(
         &self,
         index: usize,
@@ -396,7 +396,7 @@ impl List {
         }
     }
 
-    /// Runs the list, action by action, with marks around each if some are given.
+    /// Runs the list action by action, with events around each if some are given.
     pub fn run_eagerly(
         &self,
         libraries: &MathLibraries,
@@ -422,7 +422,7 @@ impl List {
         })
     }
 
-    /// The list as one graph, with whoever is told of its actions. Not where the host does collectives.
+    /// Captures the list as one graph, with an observer of its actions. Not where collectives run on the host.
     pub fn capture(
         &self,
         libraries: &MathLibraries,
@@ -441,8 +441,8 @@ impl List {
         }
     }
 
-    /// Runs the list as one graph; or, where the host does collectives, as one for each stretch between them. Then it returns when
-    /// the last of them is on its way back. Says how long it took to capture it, if it was not captured before.
+    /// Runs the list as one graph; or, where collectives run on the host, as one for each stretch between them. Then it returns when
+    /// the last of them is on its way back. Returns the seconds of capturing, if it was not captured before.
     pub fn launch(&mut self, libraries: &MathLibraries, streams: &Streams) -> Result<f64, CudaError> {
         let mut capturing = 0.0;
         for number in 0..self.stages.len() {

@@ -1,4 +1,4 @@
-//! The plans of a program, bound to memory on the GPU, and all that goes when other plans take their place.
+//! Plans of a program bound to memory on the GPU, and what is replaced with them.
 
 use super::list::{List, Streams, collectives};
 use super::readback::RING;
@@ -23,36 +23,36 @@ use graph::{DType, Lane, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The number of the list that brings copies in half precision up to date, after those of plans.
+/// Index of the list that refreshes copies in half precision, after those of plans.
 pub(super) const REFRESH: usize = Which::ALL.len();
 
-/// Of all plans, and [`REFRESH`].
+/// Number of lists: all plans, and [`REFRESH`].
 const LISTS: usize = REFRESH + 1;
 
-/// The parts are dropped in this order: what is launched before what it uses.
+/// Bound plans. Fields are dropped in this order: graphs before what they use.
 pub(super) struct Plans {
-    /// Of plans, and [`REFRESH`]; those that were prepared.
+    /// Prepared lists of plans, and [`REFRESH`].
     pub lists: [Option<List>; LISTS],
-    /// The others, until they are wanted.
+    /// Lists that are not prepared yet.
     pub waiting: [Option<Bound>; LISTS],
     pub modules: Modules,
     pub staging: Staging,
-    /// Where collectives do their part that the host does.
+    /// Host memory of collectives that run on the host.
     pub host: Option<Pinned>,
     pub times: Option<Times>,
-    /// What is noted down of each list.
+    /// Recorded times of each list.
     marks: Vec<TimeNotes>,
     /// Layer and bytes of the collectives of `last`.
     pub collectives: Vec<(String, usize)>,
-    /// Where the inputs of each plan lie.
+    /// Addresses of each plan's inputs.
     pub inputs: [Vec<Address>; REFRESH],
-    /// Where each state lies.
+    /// Address of each state.
     pub states: Vec<Address>,
     pub arena: Arc<Block>,
     pub constants: Block,
 }
 
-/// What of the executor stays when plans change.
+/// Parts of the executor that stay when plans change.
 pub(super) struct Base<'a> {
     pub context: &'a Arc<Context>,
     pub facts: &'a Facts,
@@ -60,13 +60,13 @@ pub(super) struct Base<'a> {
     pub streams: &'a Streams,
     pub libraries: &'a mut MathLibraries,
     pub tuner: &'a mut Tuner,
-    /// The states' own memory.
+    /// Memory of the states.
     pub states: Address,
     pub header: Address,
 }
 
 impl Plans {
-    /// The list for a run, which must have been prepared.
+    /// List of a run, which must have been prepared.
     pub fn list(&mut self, which: Which) -> Result<&mut List, CudaError> {
         self.numbered(which as usize)
     }
@@ -76,7 +76,7 @@ impl Plans {
         self.lists[number].as_mut().ok_or_else(missing)
     }
 
-    /// Those that were prepared.
+    /// Prepared lists.
     pub fn prepared(&self) -> Vec<usize> {
         (0..self.lists.len()).filter(|number| self.lists[*number].is_some()).collect()
     }
@@ -86,7 +86,7 @@ impl Plans {
     }
 }
 
-/// What a run begins with: evaluation comes later, and lists for several micro-steps are for those that have them.
+/// Lists that a run needs first: evaluation comes later, and lists for several micro-steps only where there are some.
 pub(super) fn first_lists(program: &Program) -> Vec<usize> {
     let training: &[Which] = match (program.last.steps.is_empty(), program.micro.steps.is_empty()) {
         (true, _) => &[Which::Eval],
@@ -98,19 +98,19 @@ pub(super) fn first_lists(program: &Program) -> Vec<usize> {
 
 /// All lists of a program, without a GPU.
 struct Lists {
-    /// Of plans; the last is [`REFRESH`].
+    /// Lists of plans; the last is [`REFRESH`].
     bound: Vec<Bound>,
     marks: Vec<TimeNotes>,
     constants: Vec<u8>,
 }
 
 impl Lists {
-    /// Bytes that times are noted down in.
+    /// Bytes of recorded times.
     fn times(&self) -> usize {
         self.marks.iter().map(|marks| marks.bytes()).max().unwrap_or(0)
     }
 
-    /// Bytes of working memory that the libraries may take, in the compute lane and aside.
+    /// Bytes of workspace that the libraries may use, in the compute lane and in others.
     fn workspaces(&self) -> [usize; 2] {
         let mut most = [WORKSPACE; 2];
         for placed in self.bound.iter().flat_map(|bound| &bound.actions) {
@@ -131,7 +131,7 @@ impl Lists {
     }
 }
 
-/// All that lists launch, those that `ours` says may make a matmul, and what every run begins with.
+/// All kernels of lists, those that `ours` names for matmuls, and those that every run begins with.
 pub(super) fn kernels<'a>(
     lists: impl Iterator<Item = &'a Bound>,
     ours: impl Fn(&Matmul) -> Vec<Kernel>,
@@ -149,12 +149,12 @@ pub(super) fn kernels<'a>(
     used.chain([moves::kernel()]).collect()
 }
 
-/// What plans are bound for.
+/// GPU and rank that plans are bound for.
 #[derive(Clone, Copy)]
 pub(super) struct BindTarget<'a> {
     pub facts: &'a Facts,
     pub tf32: bool,
-    /// Which of the plans' ranks this is.
+    /// This rank among the plans' ranks.
     pub rank: usize,
 }
 
@@ -179,7 +179,7 @@ fn bind_all(
     Ok(Lists { bound, marks, constants: constants.bytes().to_vec() })
 }
 
-/// The actions that make every copy in half precision equal to what it is a copy of.
+/// Actions that refresh every copy in half precision.
 fn refresh(
     program: &Program,
     addresses: &[Address],
@@ -204,7 +204,7 @@ fn refresh(
     Ok(actions)
 }
 
-/// The kernels that a program needs on a GPU, for whoever wants to compile them without one.
+/// Kernels that a program needs on a GPU, to compile them without one.
 pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeSet<Kernel>, CudaError> {
     let ours = |matmul: &Matmul| {
         let launches = hopper::candidates(matmul, facts).into_iter();
@@ -213,7 +213,7 @@ pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeS
     Ok(kernels(dry(program, BindTarget { facts, tf32, rank: 0 })?.bound.iter(), ours))
 }
 
-/// Binds to addresses that nothing has, to learn what is needed.
+/// Binds to fake addresses, to learn what is needed.
 fn dry(program: &Program, to: BindTarget<'_>) -> Result<Lists, CudaError> {
     let base = |bit: u32| (1 as Address) << bit;
     let states = state_addresses(&program.states, base(45), base(44));
@@ -221,17 +221,17 @@ fn dry(program: &Program, to: BindTarget<'_>) -> Result<Lists, CudaError> {
     bind_all(program, memory, base(47), base(43), to)
 }
 
-/// Bytes on the GPU that a program takes, known without one.
+/// Bytes of GPU memory that a program needs, known without a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryNeeds {
     pub arena: usize,
-    /// Parameters, gradients and what belongs to them.
+    /// Bytes of parameters, gradients and optimizer state.
     pub states: usize,
-    /// Batches on their way.
+    /// Bytes of batch buffers.
     pub staging: usize,
-    /// Tables of kernels, and times noted down.
+    /// Bytes of the kernels' tables and of recorded times.
     pub tables: usize,
-    /// Of matmuls and convolutions, at most.
+    /// Most bytes of workspace of matmuls and convolutions.
     pub workspace: usize,
 }
 
@@ -245,7 +245,7 @@ impl MemoryNeeds {
         arena + states + staging + tables + workspace
     }
 
-    /// Refuses what doesn't fit into so many bytes of so many.
+    /// Refuses a program that doesn't fit into the free bytes.
     pub fn check(&self, facts: &Facts, (free, total): (usize, usize)) -> Result<(), CudaError> {
         if self.total() <= free {
             return Ok(());
@@ -254,7 +254,7 @@ impl MemoryNeeds {
     }
 }
 
-/// A program bound to addresses that nothing has, for what can be learned from that.
+/// A program bound to fake addresses, to learn what it needs.
 pub(super) struct DryBinding {
     lists: Lists,
     pub needs: MemoryNeeds,
@@ -276,7 +276,7 @@ impl DryBinding {
         Ok(DryBinding { lists, needs })
     }
 
-    /// Whether there is a convolution that cuDNN makes.
+    /// Tells whether there is a convolution by cuDNN.
     pub fn convolves(&self) -> bool {
         let mut actions = self.lists.bound.iter().flat_map(|bound| &bound.actions);
         actions.any(|placed| matches!(placed.action, Action::Convolution(_)))
@@ -288,7 +288,7 @@ impl DryBinding {
     }
 }
 
-/// Makes the groups that a program names, or refuses it where its collectives are among other ranks than there are.
+/// Makes the groups that a program names, or refuses it if its collectives are for another number of ranks.
 pub(super) fn check_collectives(program: &Program, streams: &Streams) -> Result<(), CudaError> {
     let are = streams.communicator.as_ref().map(|communicator| communicator.comm().size());
     program.plans().into_iter().try_for_each(|plan| check_ranks(plan, are))?;

@@ -1,4 +1,4 @@
-//! Lists become ready to be played: kernels compiled and loaded, algorithms of matmuls chosen.
+//! Preparation of lists: kernels compiled and loaded, algorithms of matmuls chosen.
 //!
 //! A list is prepared when it is wanted, so that a run doesn't wait at its start for what it needs later or never.
 
@@ -17,13 +17,13 @@ use graph::run::Startup;
 use graph::{Lane, Plan, Program};
 use std::time::Instant;
 
-/// Threads that compile, of those there are: one is left to whoever measures matmuls meanwhile.
+/// Number of compiling threads: one core is left for measuring matmuls meanwhile.
 pub(super) fn compilers() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get()).saturating_sub(1).max(1)
 }
 
 impl Base<'_> {
-    /// Prepares lists, but those that already are. `compiling` has most of their kernels, or all.
+    /// Prepares lists that aren't yet. `compiling` has most of their kernels, or all.
     pub fn prepare(
         &mut self,
         program: &Program,
@@ -141,10 +141,10 @@ impl Base<'_> {
     }
 }
 
-/// Memory that matmuls are tried in, given back when that is done.
+/// Memory for trial runs of matmuls, freed afterwards.
 struct TrialMemory {
     workspace: Block,
-    /// Where the arena is too small for a result: what it would lie beside must not be touched.
+    /// Memory for results that are larger than the arena.
     larger: Option<Block>,
 }
 
@@ -200,7 +200,7 @@ fn attentions(plans: &Plans, numbers: &[usize]) -> Vec<Attention> {
     actions(plans, numbers).filter_map(attention).collect()
 }
 
-/// Bytes of working memory that the chosen algorithms take, in the compute lane and aside.
+/// Bytes of workspace that the chosen algorithms need, in the compute lane and in others.
 fn workspace(plans: &Plans) -> [usize; 2] {
     let mut most = [0; 2];
     for action in plans.lists.iter().flatten().flat_map(|list| &list.actions) {

@@ -1,4 +1,4 @@
-//! How long each action takes.
+//! Time of each action of a plan.
 
 use super::list::ReadyWork;
 use super::{Executor, Which};
@@ -10,7 +10,7 @@ use graph::Header;
 use graph::plan::Plan;
 use graph::run::KernelTime;
 
-/// What the GPU does before a run: so many times it zeroes so many bytes, about a millisecond. Else it would wait for the host, whose
+/// Work of the GPU before a run: so many times it zeroes so many bytes, about a millisecond. Otherwise it would wait for the host, whose
 /// calls of libraries take longer than short kernels, and the marks would show that.
 const AHEAD: (usize, usize) = (48, 64 << 20);
 
@@ -68,7 +68,7 @@ impl Executor {
     }
 }
 
-/// FLOPs and bytes of an action: a matmul's own; else those of its steps, counted with the first action of them, since a plan
+/// FLOPs and bytes of an action: a matmul's own; otherwise those of its steps, counted with the first action of them, since a plan
 /// doesn't know how steps are cut.
 pub(super) fn work(
     plan: &Plan,

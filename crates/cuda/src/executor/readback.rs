@@ -1,4 +1,4 @@
-//! The few numbers that the host wants of every step, fetched without stopping the GPU.
+//! Readback of each step's few numbers without stopping the GPU.
 
 use super::plans::{Plans, REFRESH};
 use super::times::settle;
@@ -11,15 +11,15 @@ use graph::plan::Place;
 use graph::{DType, Role};
 use std::sync::Arc;
 
-/// How many steps may be under way before the oldest numbers are lost.
+/// Most steps in flight before the oldest numbers are lost.
 pub(super) const RING: usize = 4;
 const SLOT_BYTES: usize = 64;
-/// Of the control, after the statistics.
+/// Offset of the control, after the statistics.
 const CONTROL: usize = 32;
-/// Of the loss scale, after that.
+/// Offset of the loss scale, after that.
 const SCALE: usize = 48;
 
-/// Numbers on their way to the host.
+/// Handle to a readback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -51,7 +51,7 @@ impl Executor {
         self.program.states.iter().position(|s| matches!(s.role, Role::LossScale { .. }))
     }
 
-    /// Queues a copy of the state `stats` and of `update`'s output `control`, as they are after the runs queued so far.
+    /// Queues a copy of the state `stats` and of `update`'s output `control`, after the runs queued so far.
     pub fn begin_readback(&mut self) -> Result<Ticket, CudaError> {
         self.context.enter()?;
         self.ready(&[REFRESH])?;
@@ -94,7 +94,7 @@ impl Executor {
         Ok(ticket)
     }
 
-    /// The numbers of a ticket; waits for them, and for nothing that was queued later.
+    /// Numbers of a ticket; waits for them, and for nothing that was queued later.
     pub fn readback(&mut self, ticket: Ticket) -> Result<Readback, CudaError> {
         self.context.enter()?;
         let Readbacks { host, arrived, next } = &self.readbacks;

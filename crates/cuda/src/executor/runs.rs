@@ -1,4 +1,4 @@
-//! Runs under way: their headers, and when each began and ended on the GPU.
+//! Runs under way: their headers, and the start and end of each on the GPU.
 
 use super::Which;
 use super::list::Streams;
@@ -10,24 +10,24 @@ use graph::Header;
 use graph::run::EachPlan;
 use std::sync::Arc;
 
-/// How many runs the host may be ahead of the GPU.
+/// Most runs that the host may be ahead of the GPU.
 const AHEAD: usize = 64;
 
-/// As `common.cuh` declares it, and from one to the next.
+/// Bytes of a header as `common.cuh` declares it, and stride of headers.
 const HEADER_BYTES: usize = 40;
 const HEADER_STRIDE: usize = 64;
 
 struct RunSlot {
     began: Event,
     ended: Event,
-    /// What ran here, until its time was read.
+    /// Plan that ran here, until its time was read.
     ran: Option<Which>,
 }
 
 pub(super) struct Runs {
     slots: Vec<RunSlot>,
     headers: Pinned,
-    /// What the GPU has.
+    /// Header on the GPU.
     sent: Option<[u8; HEADER_BYTES]>,
     next: usize,
     seconds: EachPlan<f64>,
@@ -47,8 +47,8 @@ impl Runs {
         Ok(Runs { slots, headers, sent: None, next: 0, seconds: EachPlan::default() })
     }
 
-    /// A run begins; one that fails before its end leaves nothing behind. Waits only for the run so many before. Returns how its
-    /// header gets to the GPU, if it isn't there already.
+    /// Begins a run; one that fails before its end leaves nothing behind. Waits only for the run so many before. Returns the move of its
+    /// header to the GPU, if it isn't there already.
     pub fn begin(
         &mut self,
         header: &Header,
@@ -68,7 +68,7 @@ impl Runs {
         Ok(Some(Move { from, to, bytes: HEADER_BYTES }))
     }
 
-    /// The header was sent, with which a run has begun.
+    /// Records that the header was sent and the run has begun.
     pub fn sent(&mut self, header: &Header) {
         self.sent = Some(header_bytes(header));
     }
@@ -81,7 +81,7 @@ impl Runs {
         Ok(())
     }
 
-    /// Reads the time of a run if it is over; whether it was. With streams it is waited for.
+    /// Reads the time of a run if it is over; returns whether it was. With streams it waits for the run.
     fn settle(&mut self, slot: usize, wait: Option<&Streams>) -> Result<bool, CudaError> {
         let RunSlot { began, ended, ran } = &mut self.slots[slot];
         let Some(which) = *ran else { return Ok(true) };
@@ -95,7 +95,7 @@ impl Runs {
         Ok(true)
     }
 
-    /// Seconds on the GPU of the runs that ended since this was last asked, by plan.
+    /// Seconds on the GPU of the runs that ended since the last call, by plan.
     pub fn take_seconds(&mut self) -> Result<EachPlan<f64>, CudaError> {
         for age in 0..AHEAD {
             if !self.settle((self.next + age) % AHEAD, None)? {

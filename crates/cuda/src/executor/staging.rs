@@ -1,6 +1,6 @@
-//! A batch on its way to the GPU.
+//! Upload of batches to the GPU.
 //!
-//! The host writes it into pinned memory, of which there are two, and the copy stream takes it to a buffer beside the arena
+//! The host writes a batch into one of two pinned buffers, and the copy stream copies it to a buffer beside the arena
 //! while the step before still runs: a plan may use its inputs' memory for other things, so only when it starts are they put
 //! there.
 
@@ -15,7 +15,7 @@ use graph::{DType, Plan, Program};
 use half::{bf16, f16};
 use std::sync::Arc;
 
-/// One input, and where it lies in the buffers.
+/// An input and its place in the buffers.
 #[derive(Clone, Debug, PartialEq)]
 struct InputSlot {
     name: String,
@@ -44,19 +44,19 @@ fn layout(plan: &Plan) -> (Vec<InputSlot>, usize) {
 
 pub(super) struct Staging {
     layouts: [Vec<InputSlot>; Which::ALL.len()],
-    /// The pinned side, and after each the moment when the GPU has read it.
+    /// Pinned buffers, each with the event of the GPU's having read it.
     host: [(Pinned, Event); 2],
     device: Block,
-    /// The last batch was put into the arena.
+    /// Event of the last batch's arrival in the arena.
     taken: Event,
     turn: usize,
-    /// A batch is being filled in.
+    /// True while a batch is being filled in.
     open: bool,
-    /// Whose batch the device's side holds, and which of its inputs.
+    /// Plan whose batch the device buffer holds, and which of its inputs.
     holds: Option<(Which, Vec<bool>)>,
 }
 
-/// What an input is filled from.
+/// Source of an input's values.
 pub(super) enum Data<'a> {
     F32(&'a [f32]),
     I32(&'a [i32]),
@@ -115,7 +115,7 @@ impl Staging {
         self.device.bytes
     }
 
-    /// Sends one input on its way. The first of a batch may wait until the batch before the last has left the host.
+    /// Starts the upload of one input. The first of a batch may wait until the batch before the last has left the host.
     pub fn upload(
         &mut self,
         which: Which,
@@ -164,7 +164,7 @@ impl Staging {
         streams.copy().wait(&self.taken)
     }
 
-    /// How the batch gets into the inputs of the plan that is about to run: the one that was uploaded since the last run, or
+    /// Moves of the batch into the inputs of the plan that is about to run: the one that was uploaded since the last run, or
     /// that of the last run again.
     pub fn take(
         &mut self,
@@ -192,7 +192,7 @@ impl Staging {
         Ok(taken.map(|(slot, to)| Move { from: from(slot), to: *to, bytes: slot.bytes() }).collect())
     }
 
-    /// It has got there, as far as the compute stream has come.
+    /// Records that the batch is in place, in the order of the compute stream.
     pub fn taken(&self, streams: &Streams) -> Result<(), CudaError> {
         self.taken.record(streams.compute())
     }

@@ -1,4 +1,4 @@
-//! What outlives a plan, and results: between the GPU and the host, as f32.
+//! States and results, between the GPU and the host, as f32.
 
 use super::plans::REFRESH;
 use super::{Executor, Which};
@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
-/// Parameters as their model says, with the numbers of every other executor, and what else doesn't start at zero.
+/// Initial values: parameters as in every other executor, and what else doesn't start at zero.
 pub(super) fn initialise(
     program: &Program,
     addresses: &[Address],
@@ -107,7 +107,7 @@ impl Executor {
         Ok(from_bytes(&bytes, ty.dtype))
     }
 
-    /// What a state holds when all that was queued is done.
+    /// Values of a state when all that was queued is done.
     pub fn state_f32(&self, id: StateId, to: &mut [f32]) -> Result<(), CudaError> {
         let state = &self.program.states[id.index()];
         self.check_length(id, to.len())?;
@@ -125,7 +125,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Sets a state of whole numbers or bytes to what these bytes are.
+    /// Sets a state of integers or bytes.
     pub fn set_state_bytes(&mut self, id: StateId, from: &[u8]) -> Result<(), CudaError> {
         let State { name, ty, .. } = &self.program.states[id.index()];
         if ty.bytes() != from.len() {
@@ -143,7 +143,7 @@ impl Executor {
         Err(CudaError::Misuse(format!("state {} is {}, not of {len} elements", state.name, state.ty)))
     }
 
-    /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
+    /// Makes every moving average equal to its parameter, after parameters were set from outside.
     pub fn reset_averages(&mut self) -> Result<(), CudaError> {
         self.context.enter()?;
         for (index, state) in self.program.states.iter().enumerate() {
@@ -156,7 +156,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Queues what brings copies in half precision up to date, if they may be out of it.
+    /// Queues the refresh of copies in half precision, if they may be stale.
     pub(super) fn refresh(&mut self) -> Result<(), CudaError> {
         if std::mem::take(&mut self.stale) {
             self.plans.numbered(REFRESH)?.run_eagerly(&self.libraries, &self.streams, None)?;

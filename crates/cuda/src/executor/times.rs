@@ -1,7 +1,7 @@
-//! When collectives ran, and when the compute lane waited for them, by the GPU's own clock.
+//! Times of collectives, and of the compute lane's waits for them, by the GPU's clock.
 //!
-//! Kernels of one thread note the time down before and after every collective in the comm lane, and before and after every place
-//! where the compute lane waits for some. The notes travel with a step's other numbers, so that each step has its own, however many
+//! Kernels of one thread record the time before and after every collective in the comm lane, and before and after every place
+//! where the compute lane waits for some. The times are read back with a step's other numbers, so that each step has its own, however many
 //! are in flight. Through the host a collective begins when its data leaves the GPU and ends when the result is back.
 
 use crate::collectives::TimeNotes;
@@ -9,30 +9,30 @@ use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
 use std::sync::Arc;
 
-/// The collectives of one step.
+/// Times of the collectives of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CollectiveTimes {
-    /// Of each: seconds from its beginning on this rank to its end, the wait for other ranks included; and how many of them the
+    /// Seconds of each from its start on this rank to its end, the wait for other ranks included; and for how many of them the
     /// compute lane waited.
     pub calls: Vec<(f64, f64)>,
-    /// Seconds that the compute lane waited, for whatever part of an exchange.
+    /// Seconds that the compute lane waited for collectives.
     pub exposed: f64,
     /// Seconds in which collectives ran and the compute lane did something else.
     pub hidden: f64,
 }
 
-/// Where times are noted down, and where the host finds those of each step in flight.
+/// Device memory of recorded times, and host memory for those of each step in flight.
 pub(super) struct Times {
     pub block: Block,
     pub host: Pinned,
     /// Bytes of a step.
     pub bytes: usize,
-    /// What the step's notes are of.
+    /// Layout of the step's times.
     pub marks: Vec<TimeNotes>,
 }
 
 impl Times {
-    /// For so many steps in flight; none where there is nothing to note down.
+    /// Allocates for so many steps in flight; `None` where there is nothing to record.
     pub fn new(context: &Arc<Context>, bytes: usize, steps: usize) -> Result<Option<Self>, CudaError> {
         if bytes == 0 {
             return Ok(None);
@@ -42,19 +42,19 @@ impl Times {
     }
 }
 
-/// Nanoseconds.
+/// Interval in nanoseconds.
 type Interval = (u64, u64);
 
 fn seconds((from, to): Interval) -> f64 {
     to.saturating_sub(from) as f64 / 1e9
 }
 
-/// Seconds that an interval shares with others that don't meet each other.
+/// Seconds that an interval shares with others, which are disjoint.
 fn shared((from, to): Interval, others: &[Interval]) -> f64 {
     others.iter().map(|(start, end)| seconds((from.max(*start), to.min(*end)))).sum()
 }
 
-/// From notes as [`crate::collectives::timed`] has them made.
+/// Computes times from records as [`crate::collectives::timed`] has them made.
 pub(super) fn settle(notes: &[u8], marks: TimeNotes) -> CollectiveTimes {
     let words: Vec<u64> = notes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let intervals: Vec<Interval> = words.as_chunks::<2>().0.iter().map(|pair| (pair[0], pair[1])).collect();

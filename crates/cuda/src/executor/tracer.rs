@@ -1,6 +1,6 @@
-//! When each action of a run began and ended, by events before and after it in its lane's stream.
+//! Start and end of each action of a run, by events before and after it in its lane's stream.
 //!
-//! A run that is traced is no graph: its actions are put into the streams one by one, so that small ones may wait for the host.
+//! A traced run is not a graph: its actions are enqueued one by one, so that small ones may wait for the host.
 
 use super::list::Mark;
 use super::profile::work;
@@ -26,7 +26,7 @@ pub struct Traced {
     pub start: Instant,
     pub end: Instant,
     pub flops: f64,
-    /// That must be moved at least.
+    /// Least bytes that must be moved.
     pub bytes: f64,
 }
 
@@ -36,7 +36,7 @@ impl Traced {
     }
 }
 
-/// Before and after each action of a list.
+/// Events before and after each action of a list.
 pub(super) struct ActionEvents(Vec<[Event; 2]>);
 
 impl Mark for ActionEvents {
@@ -52,7 +52,7 @@ impl Mark for ActionEvents {
 /// Runs that were traced, until they are over.
 pub(super) struct Tracer {
     pub on: bool,
-    /// A moment by both clocks.
+    /// One moment by the host's and the GPU's clock.
     origin: Event,
     at: Instant,
     runs: VecDeque<(Which, ActionEvents)>,
@@ -93,7 +93,7 @@ impl Tracer {
 }
 
 impl Executor {
-    /// Whether runs are traced from now on. Waits for the GPU when that is first asked for.
+    /// Sets whether runs are traced from now on. Waits for the GPU at the first call.
     pub fn set_tracing(&mut self, on: bool) -> Result<(), CudaError> {
         match &mut self.tracer {
             Some(tracer) => tracer.on = on,
@@ -106,7 +106,7 @@ impl Executor {
         Ok(())
     }
 
-    /// The actions of each traced run that ended since this was last asked.
+    /// Actions of each traced run that ended since the last call.
     pub fn take_traced(&mut self) -> Result<Vec<Vec<Traced>>, CudaError> {
         let mut runs = Vec::new();
         let Some(tracer) = &mut self.tracer else { return Ok(runs) };

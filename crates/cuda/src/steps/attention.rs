@@ -1,4 +1,4 @@
-//! Attention: which instance of which kernel, with how many warps and how much shared memory.
+//! Attention: choice of kernel and instance, number of warps and shared memory.
 //!
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
@@ -14,9 +14,9 @@ use graph::op::AttentionDrop;
 use graph::random::drop_threshold;
 use graph::{DType, Op, Shape, Type};
 
-/// Blocks that have working memory when a head's backward is cut into squares. No GPU has more multiprocessors.
+/// Blocks with scratch memory when a head's backward is tiled into squares. No GPU has more multiprocessors.
 const MAX_BLOCKS: usize = 256;
-/// Up to so many tiles, every GPU's shared memory holds the backward of a head in one square.
+/// Most tiles of a head whose backward fits any GPU's shared memory in one square.
 const ALWAYS_ONE_SQUARE: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ impl Sizes {
         3 * self.heads * self.head
     }
 
-    /// Sums over tokens that the backward kernels leave: one for every sample, or for every piece of one.
+    /// Number of partial sums over tokens that the backward kernels leave: one per sample, or per piece of one.
     fn sums(&self, way: KernelFamily, facts: &Facts) -> usize {
         let of_sample = match way {
             KernelFamily::Resident | KernelFamily::HalfPrecision => 1,
@@ -58,7 +58,7 @@ impl Sizes {
         self.batch * self.heads
     }
 
-    /// The head size with columns of zeros, as the portable kernels' `WIDE`.
+    /// Head size padded with zeros, the portable kernels' `WIDE`.
     fn wide(&self) -> usize {
         self.head.next_multiple_of(16)
     }
@@ -110,7 +110,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(actions)
 }
 
-/// What cuDNN would be given, of heads that it takes in memory that it may have.
+/// Attention for cuDNN, if it supports such heads within its workspace.
 fn attended(cx: &StepContext<'_>, sizes: &Sizes, backward: bool) -> Option<AttentionForward> {
     let Sizes { batch, tokens, heads, head } = *sizes;
     let dtype = cx.input(0).dtype;
@@ -129,7 +129,7 @@ fn attended(cx: &StepContext<'_>, sizes: &Sizes, backward: bool) -> Option<Atten
     (takes && fits && !hopeless).then_some(attended)
 }
 
-/// The sums over tokens of what cuDNN computed, in as many rows as our kernels leave.
+/// Sums over tokens of cuDNN's results, in as many rows as our kernels leave.
 fn sums_after(cx: &StepContext<'_>, sizes: &Sizes, way: KernelFamily, element: &str) -> Launch {
     let piece = if way == KernelFamily::Flash { attention_flash::BLOCK } else { sizes.tokens };
     let channels = sizes.heads * sizes.head;
@@ -154,18 +154,18 @@ pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
     4 * sizes.sums(way, facts) * sizes.row()
 }
 
-/// Which kernels take a head.
+/// Kernels for a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelFamily {
     /// Half precision by Hopper's warpgroups, a whole head in shared memory.
     Resident,
     /// Half precision by Hopper's warpgroups, any number of tokens.
     Flash,
-    /// Half precision by matrix units.
+    /// Half precision by tensor cores.
     HalfPrecision,
-    /// f32, rounded to tf32 for matrix units.
+    /// f32, rounded to tf32 for tensor cores.
     Tf32,
-    /// Without matrix units.
+    /// Without tensor cores.
     Plain,
 }
 
@@ -201,7 +201,7 @@ fn unsupported(cx: &StepContext<'_>, sizes: &Sizes) -> CudaError {
     CudaError::NoKernel { layer: cx.layer.to_string(), op, types: cx.input(0).dtype.name().to_string() }
 }
 
-/// What every kernel takes last: header, site, threshold, what kept probabilities are multiplied by.
+/// Last arguments of every kernel: header, site, threshold, factor of kept probabilities.
 pub(super) fn drop_args(cx: &StepContext<'_>, drop: Option<AttentionDrop>) -> [Arg; 4] {
     let (site, threshold, scale) = match drop {
         Some(AttentionDrop { rate, site }) => (site, drop_threshold(rate), (1.0 / (1.0 - rate)) as f32),
@@ -210,11 +210,11 @@ pub(super) fn drop_args(cx: &StepContext<'_>, drop: Option<AttentionDrop>) -> [A
     [Arg::Pointer(cx.header), Arg::U32(site), Arg::U32(threshold), Arg::F32(scale)]
 }
 
-/// How the forward of a head is cut.
+/// Tiling of a head's forward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Forward {
     warps: usize,
-    /// Parts of the keys in shared memory at a time, as the kernel's `Parts` cuts them.
+    /// Parts of the keys in shared memory at a time, the kernel's `Parts`.
     parts: usize,
     /// Blocks that share the queries of a head.
     shares: usize,
@@ -277,7 +277,7 @@ fn forward(
     })
 }
 
-/// How the backward of a head is cut: into squares of `warps` by `warps` tiles.
+/// Tiling of a head's backward pass into squares of `warps` by `warps` tiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Gradient {
     warps: usize,
@@ -318,7 +318,7 @@ impl Gradient {
         })
     }
 
-    /// As the kernel's `SHARED`.
+    /// Bytes of shared memory, the kernel's `SHARED`.
     fn shared(sizes: &Sizes, warps: usize, stages: usize) -> usize {
         let side = 16 * warps;
         let scores = side * ((side / 8) | 1) * 16;
@@ -387,7 +387,7 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     sums.max(squares).max(flash)
 }
 
-/// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
+/// Instances that occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let sums = |element: &str| Kernel::new(Source::AttentionSums, format!("attention_sums<{element}>"));
     let mut kernels = vec![(sums("bf16"), 80), (sums("f16"), 80)];

@@ -11,7 +11,7 @@ use graph::op::AttentionDrop;
 pub(super) const BLOCK: usize = 128;
 /// Tokens up to which a short last block gets code of its own.
 const MOST_LONE: usize = 640;
-/// Tokens up to which the copy engine adds dQ up: it passes turns on later, which shows where they are many.
+/// Tokens up to which the copy engine adds up dQ: it signals later, which costs time where blocks are many.
 const MOST_BULK: usize = 8192;
 /// Rows that a warp has of a result.
 const STORED: usize = 16;
@@ -26,12 +26,12 @@ const FILLED: f64 = 0.9;
 /// Words before the turns, for the number of the next item.
 const TURNS_FROM: usize = 32;
 
-/// Whether these kernels take such heads.
+/// Tells whether these kernels support such heads.
 pub(super) fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
     facts.capability == (9, 0) && facts.shared_per_block >= 232_448 && takes_heads(sizes, dtype)
 }
 
-/// As above, on a GPU that has them.
+/// Tells whether these kernels support such heads, on a GPU that has them.
 fn takes_heads(sizes: &Sizes, dtype: DType) -> bool {
     dtype.is_half() && sizes.head.is_multiple_of(8) && sizes.head <= 128
 }
@@ -51,7 +51,7 @@ fn map(operand: &Operand, sizes: &Sizes, heads: usize, rows: usize) -> Arg {
     Arg::Heads(HeadMap { address: operand.address, dtype: operand.dtype, sizes, rows: rows as u32 })
 }
 
-/// How the forward pass is cut.
+/// Tiling of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Forward {
     /// Warpgroups of a block, with a tile of queries each.
@@ -62,7 +62,7 @@ struct Forward {
 }
 
 impl Forward {
-    /// As measured on an H200: three warpgroups are a quarter faster than two, a tenth with large heads, if there are tiles for them.
+    /// Chosen by measurements on an H200: three warpgroups are a quarter faster than two, a tenth with large heads, if there are tiles for them.
     /// Draws of dropout want the registers of two with large heads.
     fn choose(sizes: &Sizes, drop: bool) -> Self {
         let tiles = sizes.tokens.div_ceil(64);
@@ -86,7 +86,7 @@ impl Forward {
         ((sizes.tokens - 1) % self.keys + 1).next_multiple_of(16)
     }
 
-    /// As the kernel's `SHARED`: queries and results, keys and values.
+    /// Bytes of shared memory, the kernel's `SHARED`: queries and results, keys and values.
     fn shared(&self, sizes: &Sizes) -> usize {
         let rows = 2 * self.groups * 64 + 2 * self.stages * self.keys;
         strips(sizes) * rows * 128 + 8 * (2 * self.groups + 4 * self.stages)
@@ -130,20 +130,20 @@ pub(super) fn forward(
     }
 }
 
-/// How the backward pass is cut.
+/// Tiling of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Gradient {
-    /// Of a tile of queries, 64 each.
+    /// Number of 64-query halves of a tile.
     halves: usize,
-    /// Whether registers suffice to compute the next scores early.
+    /// True if registers suffice to compute the next scores early.
     ahead: bool,
-    /// And to compute dQ beside the next probabilities.
+    /// True if registers suffice to compute dQ beside the next probabilities.
     later: bool,
-    /// Whether a last block of no more than 64 tokens is treated as such.
+    /// True if a last block of no more than 64 tokens has code of its own.
     lone: bool,
-    /// Whether a block of threads has all keys of a head.
+    /// True if a block of threads has all keys of a head.
     whole: bool,
-    /// Whether the copy engine adds dQ up.
+    /// True if the copy engine adds up dQ.
     bulk: bool,
 }
 
@@ -167,7 +167,7 @@ impl Gradient {
         sizes.tokens.div_ceil(64 * self.halves)
     }
 
-    /// As the kernel's `SHARED`; `sums` says whether it makes those of dV.
+    /// Bytes of shared memory, the kernel's `SHARED`; with `sums` the kernel sums dV.
     fn shared(&self, sizes: &Sizes, sums: bool) -> usize {
         let queries = 64 * self.halves;
         let rows = if self.bulk { 2 } else { 4 } * BLOCK + 4 * queries;
@@ -193,7 +193,7 @@ impl Gradient {
         (0..=at_once.next_power_of_two().ilog2()).rev().find(fits).unwrap_or(0)
     }
 
-    /// Copies that there are.
+    /// Number of copies.
     fn copies(&self, sizes: &Sizes) -> usize {
         (1 << self.copies_log(sizes)).min(pieces(sizes))
     }
@@ -219,7 +219,7 @@ impl Gradient {
     }
 }
 
-/// Where working memory is cut, in bytes from its start.
+/// Layout of the scratch memory, in bytes from its start.
 struct Scratch {
     log_sums: usize,
     deltas: usize,
@@ -300,7 +300,7 @@ pub(super) fn gradient(
     if cut.whole { vec![start, main] } else { vec![start, main, end] }
 }
 
-/// Instances as they occur on a Hopper GPU, for `sm_90a` alone; none for others.
+/// Instances that occur on a Hopper GPU, for `sm_90a` only; none for others.
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
     let lengths = [(1, 577, 64), (1, 50, 40), (1, 257, 88), (1, 1025, 128), (32, 257, 88), (128, 197, 128)];
@@ -395,7 +395,7 @@ mod tests {
         assert!((132..160).contains(&heads(false)) && heads(true) >= 1536);
     }
 
-    /// With dropout the main kernel sums dV itself, in shared memory of its own where it computes dQ later.
+    /// Checks that with dropout the main kernel sums dV itself, in shared memory of its own where it computes dQ later.
     #[test]
     fn what_is_dropped_is_drawn_and_summed_by_the_main_kernel() {
         let main = |batch, head, drop, sum| {

@@ -6,7 +6,7 @@ use super::attention::Sizes;
 use crate::action::{Arg, Facts, Kernel, Launch, Source, StepContext};
 use graph::DType;
 
-/// Whether these kernels take such heads.
+/// Tells whether these kernels support such heads.
 pub(super) fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
     facts.capability == (9, 0)
         && facts.shared_per_block as usize >= SHARED_PER_BLOCK
@@ -15,12 +15,12 @@ pub(super) fn takes(sizes: &Sizes, dtype: DType, facts: &Facts) -> bool {
         && sizes.tokens <= 256
 }
 
-/// How the forward of a head is cut.
+/// Tiling of a head's forward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Forward {
     /// Warpgroups of a block.
     groups: usize,
-    /// Parts that the keys come in. A matmul has up to 128 columns.
+    /// Number of parts of the keys. A matmul has up to 128 columns.
     parts: usize,
     /// Blocks on a multiprocessor, as the registers allow.
     resident: usize,
@@ -64,14 +64,14 @@ pub(super) fn forward(cx: &StepContext<'_>, sizes: &Sizes, element: &str) -> Opt
     })
 }
 
-/// How the backward of a head is cut.
+/// Tiling of a head's backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Gradient {
     /// Warpgroups of a block.
     groups: usize,
     /// Heads whose keys are in shared memory: with two, the next one's are fetched early.
     stages: usize,
-    /// Whether keys and values go through registers into matmuls.
+    /// True if keys and values go through registers into matmuls.
     left: bool,
     /// Blocks on a multiprocessor.
     resident: usize,
@@ -94,7 +94,7 @@ impl Gradient {
         if sizes.tokens <= 208 { cut(2, 2, 1) } else { cut(2, 1, 1) }
     }
 
-    /// As the kernel's `SHARED`, which is made for an H200's `limit`.
+    /// Bytes of shared memory, the kernel's `SHARED`, which is made for an H200's `limit`.
     fn shared(sizes: &Sizes, stages: usize, limit: usize) -> usize {
         let (rows, columns) = (sizes.tokens.next_multiple_of(16), sizes.tokens.next_multiple_of(8));
         let tail = columns % 64 == 8 && columns > 64;
@@ -140,7 +140,7 @@ pub(super) fn gradient(cx: &StepContext<'_>, sizes: &Sizes, element: &str, sum: 
     })
 }
 
-/// Instances as they occur on a Hopper GPU, for `sm_90a` alone; none for others.
+/// Instances that occur on a Hopper GPU, for `sm_90a` only; none for others.
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
     for (tokens, head) in [(5, 64), (65, 64), (65, 32), (145, 64), (197, 64), (197, 32), (256, 64)] {

@@ -1,4 +1,4 @@
-//! Attention without matrix units: f32, and what the others don't take.
+//! Attention without tensor cores: f32, and what the other kernels don't support.
 //!
 //! Legend: T tokens, D head size.
 
@@ -9,12 +9,12 @@ use graph::op::AttentionDrop;
 /// Tokens in a piece. A thread has 4×4 scores.
 const PIECE: usize = 32;
 
-/// Of a head.
+/// Number of pieces of a head.
 pub(super) fn pieces(sizes: &Sizes) -> usize {
     sizes.tokens.div_ceil(PIECE)
 }
 
-/// `sum` is of backward kernels alone.
+/// Name of a kernel's instance; `sum` is for backward kernels only.
 fn kernel(which: &str, element: &str, sizes: &Sizes, drop: bool, sum: Option<bool>) -> Kernel {
     let Sizes { tokens, head, .. } = sizes;
     let sum = sum.map_or_else(String::new, |sum| format!(", {sum}"));
@@ -76,7 +76,7 @@ pub(super) fn gradient(
 const KERNELS: [(&str, Option<bool>); 3] =
     [("attention", None), ("attention_grad_queries", Some(true)), ("attention_grad_keys", Some(true))];
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let sizes = |tokens, head| Sizes { batch: 1, tokens, heads: 1, head };
     let mut kernels = Vec::new();

@@ -7,13 +7,13 @@ use crate::action::{Arg, Facts, Kernel, Launch, Source, StepContext};
 use graph::DType;
 use graph::op::AttentionDrop;
 
-/// Whether these kernels take such heads. Larger ones don't fit a thread's registers.
+/// Tells whether these kernels support such heads. Larger ones don't fit a thread's registers.
 pub(super) fn takes(sizes: &Sizes, dtype: DType, tf32: bool, facts: &Facts) -> bool {
     let fits = sizes.head.is_multiple_of(16) && sizes.head <= 80;
     tf32 && dtype == DType::F32 && facts.capability >= (8, 0) && fits
 }
 
-/// How a head is cut: a warp has a tile of one side's tokens, and goes through those of the other.
+/// Tiling of a head: a warp has a tile of one side's tokens, and loops over those of the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct HeadTiling {
     warps: usize,
@@ -57,7 +57,7 @@ impl HeadTiling {
         }
     }
 
-    /// `sum` is of backward kernels alone.
+    /// Name of a kernel's instance; `sum` is for backward kernels only.
     fn kernel(&self, which: &str, sizes: &Sizes, drop: bool, sum: Option<bool>) -> Kernel {
         let (Sizes { tokens, head, .. }, HeadTiling { warps, stages, resident, .. }) = (sizes, self);
         let sum = sum.map_or_else(String::new, |sum| format!(", {sum}"));
@@ -107,7 +107,7 @@ pub(super) fn gradient(
     ]
 }
 
-/// Instances as they occur on a GPU, each with the least compute capability it needs (80 is 8.0).
+/// Instances that occur on a GPU, each with the least compute capability it needs (80 is 8.0).
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
     for (tokens, head, drop) in [

@@ -7,11 +7,11 @@ use crate::action::{Action, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type};
 
-/// Blocks that are enough for a large GPU: eight for each processor of an H200.
+/// Blocks that fill a large GPU: eight per multiprocessor of an H200.
 const BLOCKS: usize = 1056;
-/// Rows of a thread at most. With f32, 64 terms lose less than a digit; it is no matter how many such parts there are.
+/// Most rows of a thread. With f32, 64 terms lose less than a digit; the number of such parts doesn't matter.
 const SUMMED_ROWS: usize = 64;
-/// The same where nothing is summed.
+/// Most rows of a thread where nothing is summed.
 const NORMED_ROWS: usize = 16;
 /// Columns of a block that joins parts.
 const JOINED: usize = 32;
@@ -40,7 +40,7 @@ pub fn scratch(op: &Op, inputs: &[&Type]) -> usize {
     }
 }
 
-/// How rows of channels are cut into blocks. Depends on shape and type alone.
+/// Tiling of rows of channels into blocks. Depends on shape and type only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RowTiling {
     /// Channels of a thread, and threads side by side.
@@ -77,7 +77,7 @@ impl RowTiling {
     }
 }
 
-/// rows, columns, rows of a block.
+/// Arguments of all kernels: rows, columns, rows of a block.
 fn sizes(x: &Operand, cut: &RowTiling) -> [Arg; 3] {
     [x.shape.rows(), x.shape.last(), cut.per].map(|n| Arg::I32(n as i32))
 }
@@ -86,7 +86,7 @@ fn of_block(name: String, grid: [usize; 3], args: Vec<Arg>) -> Action {
     launch(Source::BatchNorm, name, grid, THREADS, args)
 }
 
-/// One thread for each of so many.
+/// Launch of one thread per element.
 fn each(name: &str, count: usize, args: Vec<Arg>) -> Action {
     of_block(name.into(), [count.div_ceil(THREADS), 1, 1], args)
 }
@@ -195,7 +195,7 @@ fn commit(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     Ok((0..count).map(one).collect())
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let plain = ["moments_join", "join_moments", "norm_sums_join", "running_moments", "commit"];
     let mut names: Vec<String> = plain.map(String::from).into();

@@ -17,7 +17,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-/// Some columns of a matrix: where the first lies, bytes of them, and bytes from a row to the next.
+/// Some columns of a matrix: address of the first, their bytes, and the stride of rows in bytes.
 #[derive(Clone, Copy)]
 struct Columns {
     address: Address,
@@ -56,7 +56,7 @@ fn slice(cx: &StepContext<'_>, start: usize, channels: usize) -> Result<Vec<Acti
     Ok(vec![copy(cx, from, to, y.shape.rows())?])
 }
 
-/// By the widest units that all borders allow.
+/// Copies by the widest units that all borders allow.
 fn copy(cx: &StepContext<'_>, from: Columns, to: Columns, rows: usize) -> Result<Action, CudaError> {
     let fits = |unit: usize| {
         let borders = [from.bytes, from.stride, to.stride, from.address as usize, to.address as usize];
@@ -78,7 +78,7 @@ fn copy(cx: &StepContext<'_>, from: Columns, to: Columns, rows: usize) -> Result
     Ok(launch(Source::Channels, format!("copy_columns<{name}>"), grid, THREADS, args))
 }
 
-/// Dropout of whole channels of a sample.
+/// Drops whole channels of a sample.
 pub fn drop(cx: &StepContext<'_>, rate: f64, site: u32) -> Result<Vec<Action>, CudaError> {
     let (x, y) = (cx.input(0), cx.output(0));
     let (samples, columns) = (x.shape.0.first().copied().unwrap_or(1), x.shape.last());
@@ -103,7 +103,7 @@ pub fn drop(cx: &StepContext<'_>, rate: f64, site: u32) -> Result<Vec<Action>, C
     Ok(vec![launch(Source::Channels, name, grid, THREADS, args)])
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let units = ["uint4", "uint2", "u32", "u16"].map(|unit| format!("copy_columns<{unit}>"));
     let drops = ["float, float, 4", "bf16, bf16, 8", "f16, f16, 8", "bf16, bf16, 1"];

@@ -1,6 +1,6 @@
-//! Convolutions: by cuDNN, or as matmuls where the kernel is one pixel.
+//! Convolutions: by cuDNN, or as matmuls where the kernel is 1×1.
 //!
-//! cuDNN's operands and result are of one type, so results of another are made aside first: those of halves that are to be f32,
+//! cuDNN's operands and result are of one type, so results of another go to scratch memory first: those of half precision that are to be f32,
 //! such as gradients of weights, and those that are added to others.
 
 use super::rows::{self, launch, pointer, typed, vector_of};
@@ -21,7 +21,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-/// Bytes of working memory: for a result that is made aside.
+/// Bytes of scratch memory for a result of another type.
 pub fn scratch(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> usize {
     let (from, made) = (inputs[0].dtype, outputs[0]);
     let (window, weight, adds) = match op {
@@ -33,7 +33,7 @@ pub fn scratch(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> usize {
     if aside { made.shape.count() * from.bytes() } else { 0 }
 }
 
-/// Whether it is a linear layer.
+/// Tells whether it is a linear layer.
 fn is_point(window: Window, weight: &Shape) -> bool {
     weight.0[1..3] == [1, 1] && window == Window { stride: 1, pad: 0 }
 }
@@ -67,7 +67,7 @@ fn grad_x(cx: &StepContext<'_>, window: Window) -> Result<Vec<Action>, CudaError
     Ok(actions)
 }
 
-/// dweight, or what was there plus that. cuDNN has no f32 gradient of halves: each is rounded to their type once, as in other
+/// Weight gradient, or the old value plus that. cuDNN has no f32 gradient of half precision: each is rounded to its type once, as in other
 /// programs, but sums of several are f32.
 fn grad_w(cx: &StepContext<'_>, window: Window, adds: bool) -> Result<Vec<Action>, CudaError> {
     let (dy, x, dw) = (cx.input(0), cx.input(1), cx.output(0));
@@ -112,7 +112,7 @@ fn convolution(
     Ok(Convolution { made, x, weight, kernel: [kh, kw], y, window, dtype, tf32: cx.tf32 })
 }
 
-/// What was made aside, as the result's type.
+/// Converts the result in scratch memory to the result's type.
 fn widened(
     cx: &StepContext<'_>,
     from: Address,
@@ -140,7 +140,7 @@ fn add_bias(
     Ok(launch(Source::Channels, name, grid, THREADS, args))
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let names =
         ["float, float, float, 4", "bf16, bf16, bf16, 8", "f16, f16, float, 4", "bf16, float, float, 1"];

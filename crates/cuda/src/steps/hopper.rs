@@ -1,5 +1,5 @@
-//! Matmuls of halves for Hopper, by `matmul.cu`: plain ones where they are faster than cuBLASLt's, which `tuner.rs` finds out,
-//! and those with an exact GELU on the way out. cuBLASLt's GELU is the tanh form, and passes of their own cost memory traffic.
+//! Half-precision matmuls for Hopper, by `matmul.cu`: plain ones where they are faster than cuBLASLt's, which `tuner.rs` measures,
+//! and those with a fused exact GELU. cuBLASLt's GELU is the tanh form, and separate kernels cost memory traffic.
 
 use crate::action::{
     Action, Address, Arg, Epilogue, Facts, Kernel, Launch, Matmul, Matrix, Operand, PartialSum, Source,
@@ -11,15 +11,15 @@ use graph::DType;
 /// Rows of a tile, of most, and of one row of partial column sums.
 const TILE_ROWS: usize = 128;
 const THREADS: u32 = 384;
-/// Of the sum in a stage.
+/// Depth of a stage.
 const DEPTH: u32 = 64;
-/// Rows and columns of what leaves or enters at once.
+/// Rows and columns of a copied box.
 const PIECE: u32 = 64;
 
-/// How a result is cut into tiles.
+/// Tiling of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
-    /// Of a tile.
+    /// Rows and columns of a tile.
     rows: usize,
     columns: usize,
     stages: usize,
@@ -38,23 +38,23 @@ const fn low(columns: usize, stages: usize) -> Tiling {
     Tiling { rows: TILE_ROWS / 2, ..cut(columns, stages, 1, 1) }
 }
 
-/// What plain matmuls are tried with: wide tiles read each operand less often, narrow ones fit more widths.
+/// Tilings tried for plain matmuls: wide tiles read each operand less often, narrow ones fit more widths.
 const WIDE: [Tiling; 3] = [cut(192, 4, 1, 1), cut(192, 4, 1, 8), cut(192, 4, 2, 8)];
 const NARROW: [Tiling; 2] = [cut(128, 6, 1, 1), cut(128, 6, 1, 8)];
-/// For results of few tiles.
+/// Tilings for results of few tiles.
 const LOW: [Tiling; 2] = [low(192, 6), Tiling { cluster: 2, ..low(192, 6) }];
 
-/// With a GELU: also what an element costs where multiplying takes longest, and where finishing does. Measured on an H200, with
-/// 50432 × 3072 results of 768 matmuls and 8320 × 768 of 192; but for low tiles where multiplying takes longest: they read the
+/// Tilings with a GELU, with the cost of an element where the matmul dominates, and where the epilogue does. Measured on an H200, with
+/// 50432 × 3072 results of depth 768 and 8320 × 768 of 192; except low tiles where the matmul dominates: they read the
 /// right operand twice as often, and were not tried there.
 const GELU: [(Tiling, usize, usize); 3] =
     [(cut(192, 4, 1, 1), 100, 100), (cut(128, 5, 1, 1), 103, 103), (low(192, 5), 115, 99)];
 const GELU_GRAD: [(Tiling, usize, usize); 2] = [(cut(192, 4, 1, 1), 103, 103), (cut(128, 5, 1, 1), 100, 100)];
 
-/// How long a warpgroup takes to finish a tile with a GELU: as long as multiplying over so much depth.
+/// Time of a warpgroup's epilogue of a tile with a GELU, as the depth of matmul that takes as long.
 const FINISH: usize = 640;
 
-/// What follows a matmul.
+/// Operation fused after a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FusedOp {
     /// Nothing, or a bias. Of a right side that lies as (K,N), or as (N,K).
@@ -76,7 +76,7 @@ impl FusedOp {
 }
 
 impl Tiling {
-    /// The one whose last tiles are done first. A block's two warpgroups multiply in turns, and finish their tiles beside each
+    /// The tiling whose last tiles are done first. A block's two warpgroups alternate matmuls and epilogues of their tiles beside each
     /// other.
     fn best(cuts: &[(Tiling, usize, usize)], sizes: [usize; 3], facts: &Facts) -> Option<Self> {
         let [rows, columns, depth] = sizes;
@@ -92,7 +92,7 @@ impl Tiling {
         rows.div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
-    /// How many tiles a block makes at most.
+    /// Most tiles of a block.
     fn rounds(self, rows: usize, columns: usize, facts: &Facts) -> usize {
         let clusters = rows.div_ceil(self.rows * self.cluster) * columns.div_ceil(self.columns);
         clusters.div_ceil((facts.processors as usize / self.cluster).max(1))
@@ -111,7 +111,7 @@ impl Tiling {
         ))
     }
 
-    /// As `Matmul::SHARED`: stages, pieces, a row for each warpgroup, barriers.
+    /// Bytes of shared memory, the kernel's `Matmul::SHARED`: stages, boxes, a row for each warpgroup, barriers.
     fn shared(self, then: FusedOp) -> u32 {
         let stage = (self.rows + self.columns) * DEPTH as usize * 2;
         let pieces = if matches!(then, FusedOp::Plain { .. }) { 2 } else { 4 };
@@ -126,14 +126,14 @@ impl Tiling {
         }
     }
 
-    /// Such as `128x192x4 2 8`, to be kept.
+    /// Text to keep, such as `128x192x4 2 8`.
     pub fn text(self) -> String {
         let Tiling { rows, columns, stages, cluster, group } = self;
         format!("{rows}x{columns}x{stages} {cluster} {group}")
     }
 }
 
-/// The ways in which our kernel can make a matmul; none where this GPU, or these types or sizes, have no such kernel, or where
+/// Tilings of our kernel for a matmul; none where this GPU, or these types or sizes, have no such kernel, or where
 /// most of the GPU would be idle.
 pub fn candidates(matmul: &Matmul, facts: &Facts) -> Vec<Tiling> {
     let (rows, columns, _) = sizes(matmul);
@@ -152,7 +152,7 @@ pub fn candidates(matmul: &Matmul, facts: &Facts) -> Vec<Tiling> {
     cuts
 }
 
-/// A matmul by our kernel, if it takes it.
+/// Launch of our kernel for a matmul, if it supports it.
 pub fn plain(matmul: &Matmul, cut: Tiling, facts: &Facts) -> Option<Launch> {
     if !takes(matmul, facts) {
         return None;
@@ -177,9 +177,9 @@ pub fn parts(rows: usize, columns: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * columns * DType::F32.bytes()
 }
 
-/// pre (M,N) = x (M,K)·wᵀ + bias, y = GELU(pre), w (N,K). The GELU sees pre before it is rounded.
+/// Forward with GELU: pre (M,N) = x (M,K)·wᵀ + bias, y = GELU(pre), w (N,K). The GELU is of the unrounded pre.
 ///
-/// None where this GPU, or these types or sizes, have no such kernel.
+/// `None` if this GPU, or these types or sizes, have no such kernel.
 pub fn linear_gelu(
     x: &Operand,
     w: &Operand,
@@ -201,7 +201,7 @@ pub fn linear_gelu(
 
 /// dpre (M,N) = dy (M,K)·w ∘ GELU'(pre), w (K,N); sums (N), f32, its column sums. `parts` has [`parts`] bytes.
 ///
-/// None where this GPU, or these types or sizes, have no such kernel.
+/// `None` if this GPU, or these types or sizes, have no such kernel.
 pub fn gelu_grad_matmul(
     dy: &Operand,
     w: &Operand,
@@ -223,7 +223,7 @@ pub fn gelu_grad_matmul(
     Some(vec![Action::Launch(matmul), Action::Sum(sum)])
 }
 
-/// Every kernel here, with the capability it is for: that one only.
+/// Every kernel here, with the only compute capability it is for.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = Vec::new();
     let plain = WIDE.iter().chain(&NARROW).chain(&LOW);
@@ -237,7 +237,7 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
     all
 }
 
-/// One type of halves, on Hopper; the copy engine wants addresses and rows in multiples of 16 bytes.
+/// Tells whether a matmul is in half precision of one type, on Hopper; the copy engine needs addresses and rows in multiples of 16 bytes.
 pub(super) fn fits(sides: &[&Matrix], facts: &Facts) -> bool {
     let dtype = sides[0].dtype;
     facts.capability == (9, 0)

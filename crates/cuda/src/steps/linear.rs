@@ -1,4 +1,4 @@
-//! Linear layers: matmuls with a bias as their epilogue; GELU and its gradient are passes of their own, but on Hopper.
+//! Linear layers: matmuls with a bias as epilogue; GELU and its gradient are separate kernels, except on Hopper.
 //!
 //! Legend: M rows of x, I and O the inner and outer width. Weights of more axes are seen as first axis × rest.
 
@@ -22,7 +22,7 @@ pub fn parts(outputs: &[Operand]) -> usize {
     rows::column_parts(shape).max(hopper::parts(shape.rows(), shape.last()))
 }
 
-/// y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
+/// Forward: y = x·wᵀ + b; with `gelu` pre = that, y = GELU(pre).
 pub(super) fn forward(cx: &StepContext<'_>, bias: bool, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let target = cx.output(usize::from(gelu));
     if gelu {
@@ -48,7 +48,7 @@ pub(super) fn forward(cx: &StepContext<'_>, bias: bool, gelu: bool) -> Result<Ve
     Ok(actions)
 }
 
-/// dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
+/// Input gradient: dx = dy·w; with `gelu` then dpre = dx ∘ GELU'(pre) in place, and its column sums.
 pub(super) fn grad_x(cx: &StepContext<'_>, gelu: bool) -> Result<Vec<Action>, CudaError> {
     let dx = cx.output(0);
     if gelu {
@@ -67,7 +67,7 @@ pub(super) fn grad_x(cx: &StepContext<'_>, gelu: bool) -> Result<Vec<Action>, Cu
     Ok(actions)
 }
 
-/// dw = dyᵀ·x, or what was there plus that.
+/// Weight gradient: dw = dyᵀ·x, or the old value plus that.
 pub(super) fn grad_w(cx: &StepContext<'_>, adds: bool) -> Result<Vec<Action>, CudaError> {
     let dw = cx.output(0);
     let mut matmul = matmul(cx, activations(cx.input(0)), activations(cx.input(1)), weight(dw))?;
@@ -82,7 +82,7 @@ pub(super) fn grad_w(cx: &StepContext<'_>, adds: bool) -> Result<Vec<Action>, Cu
     Ok(actions)
 }
 
-/// left·right → result, if cuBLASLt has it: both sides alike, and the result of the same type or f32.
+/// Matmul left·right → result, if cuBLASLt supports it: both sides of one type, and the result of the same type or f32.
 fn matmul(cx: &StepContext<'_>, left: Matrix, right: Matrix, result: Matrix) -> Result<Matmul, CudaError> {
     let known = matches!(left.dtype, DType::F32 | DType::Bf16 | DType::F16);
     let fits = left.dtype == right.dtype && (result.dtype == left.dtype || result.dtype == DType::F32);
@@ -101,13 +101,13 @@ fn matmul(cx: &StepContext<'_>, left: Matrix, right: Matrix, result: Matrix) -> 
     })
 }
 
-/// (.., width): every row is one of the matrix.
+/// Matrix of an operand (.., width): all axes but the last are rows.
 fn activations(operand: &Operand) -> Matrix {
     let Operand { address, dtype, shape } = operand;
     Matrix::new(*address, *dtype, shape.rows(), shape.last())
 }
 
-/// (O, ..): the first axis, and all others as one.
+/// Matrix of a weight (O, ..): the first axis, and all others as one.
 fn weight(operand: &Operand) -> Matrix {
     let Operand { address, dtype, shape } = operand;
     let outer = shape.0.first().copied().unwrap_or(1);

@@ -6,7 +6,7 @@ use crate::action::{Action, Address, Arg, Kernel, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type};
 
-/// As in loss.cu.
+/// Threads of a block, as in loss.cu.
 const THREADS: usize = 128;
 /// Rows that a block has at a time.
 const ROWS: usize = THREADS / 32;
@@ -47,12 +47,12 @@ fn pixel_parts(rows: usize) -> usize {
     rows.div_ceil(ROWS).clamp(1, PIXEL_PARTS)
 }
 
-/// Whether rows are pixels, with one label each.
+/// Tells whether rows are pixels, with one label each.
 fn are_pixels(logits: &Shape, mixed: bool) -> bool {
     logits.rank() > 2 && !mixed && logits.last() <= PIXEL_CLASSES
 }
 
-/// logits, labels, weights, partners and mixes, the last two null where nothing is mixed.
+/// Arguments logits, labels, weights, partners and mixes, the last two null where nothing is mixed.
 fn batch(cx: &StepContext<'_>, mixed: bool) -> Result<[Arg; 5], CudaError> {
     let labels: &[usize] = if mixed { &[1, 3] } else { &[1] };
     let numbers: &[usize] = if mixed { &[2, 4] } else { &[2] };
@@ -64,7 +64,7 @@ fn batch(cx: &StepContext<'_>, mixed: bool) -> Result<[Arg; 5], CudaError> {
     Ok([0, 1, 2, 3, 4].map(|i| Arg::Pointer(address(i))))
 }
 
-/// rows, classes, smoothing.
+/// Arguments rows, classes, smoothing.
 fn sizes(logits: &Operand, smoothing: f64) -> [Arg; 3] {
     let (rows, classes) = (logits.shape.rows(), logits.shape.last());
     [Arg::I32(rows as i32), Arg::I32(classes as i32), Arg::F32(smoothing as f32)]
@@ -132,7 +132,7 @@ fn seed(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Loss, name, [1, 1, 1], 1, vec![Arg::Pointer(scale), pointer(cx.output(0))])])
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut names = vec!["cross_entropy_sums".to_string()];
     for t in ["float", "bf16", "f16"] {

@@ -35,7 +35,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     Ok(vec![launch(Source::Maps, name, grid, THREADS, args)])
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut names = Vec::new();
     for name in ["merge_patches", "split_patches", "grid", "ungrid"] {

@@ -1,6 +1,6 @@
-//! The actions of each op: which kernels and matmuls make it, with which grids and arguments.
+//! Actions of each op: its kernels and matmuls, with grids and arguments.
 //!
-//! Pure functions of shapes, types and addresses. How an op is cut depends on its shapes alone, and no sum depends on which block
+//! Pure functions of shapes, types and addresses. The tiling of an op depends on its shapes only, and no sum depends on which block
 //! comes first, so that results repeat bit for bit.
 
 pub mod attention;
@@ -35,7 +35,7 @@ use crate::error::CudaError;
 use crate::libraries;
 use graph::{Batching, Deferred, Graph, Lane, Op, Partial, Type, ValueId};
 
-/// The actions of one step. Optimizers are no part of this: those of a plan are merged ([`update::optimizers`]).
+/// Actions of one step. Optimizers are not here: those of a plan are merged ([`update::optimizers`]).
 pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     match cx.op {
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::actions(cx),
@@ -100,16 +100,16 @@ pub fn parts(op: &Op, inputs: &[Operand], outputs: &[Operand], facts: &Facts) ->
     }
 }
 
-/// A GPU, as plans are made for it.
+/// Target of the planner: a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Whether matmuls are of half precision.
+    /// True if matmuls are in half precision.
     pub half_precision: bool,
     pub facts: Facts,
 }
 
 impl Target {
-    /// One of this machine's GPUs; an H200 where there is none, so that plans can be looked at anywhere.
+    /// Target for one of this machine's GPUs; an H200 where there is none, so that plans can be printed anywhere.
     pub fn of(gpu: usize, half_precision: bool) -> Self {
         let found = libraries::devices().unwrap_or_default();
         let facts = found.get(gpu % found.len().max(1)).cloned().unwrap_or_else(Facts::h200);
@@ -117,10 +117,10 @@ impl Target {
     }
 }
 
-/// Bytes of partial sums that wait at most, and for how many steps they are left alone while they are added up.
+/// Most bytes of waiting partial sums, and steps for which their memory is not reused while they are added up.
 const DEFERRED: Deferred = Deferred { most: 8 << 20, stays: 24 };
 
-/// Optimizers and averages, which one launch makes of all parameters.
+/// Tells whether an op is an optimizer or average, which one launch runs for all parameters.
 pub fn is_optimizer(op: &Op) -> bool {
     matches!(op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Ema { .. })
         || matches!(op, Op::LambMoments { .. } | Op::LambApply { .. })
@@ -131,7 +131,7 @@ impl graph::Target for Target {
         scratch(graph, node)
     }
 
-    /// As the kernel that makes some at once takes them; it is of halves alone.
+    /// Batching of weight gradients by the kernel for several, which is for half precision only.
     fn batching(&self) -> Batching {
         if self.half_precision { weights::BATCHING } else { Batching::NONE }
     }
@@ -152,7 +152,7 @@ impl graph::Target for Target {
         }
     }
 
-    /// As the kernels of the step leave them, wherever its operands lie.
+    /// Partial sums that the step's kernels leave, whatever its addresses.
     fn partial(&self, graph: &Graph, node: usize) -> Option<Partial> {
         let node = &graph.nodes[node];
         let somewhere = |number: Address| number << 44;
@@ -186,7 +186,7 @@ impl graph::Target for Target {
         DEFERRED
     }
 
-    /// Optimizers and averages; a sum of squares, with the clip and the advance after it; a few weight gradients.
+    /// Steps that share a launch: optimizers and averages; a sum of squares, with the clip and the advance after it; a few weight gradients.
     fn launch(&self, next: &[&Op]) -> usize {
         let optimizers = next.iter().take_while(|op| is_optimizer(op)).count();
         let weights = 1 + next.windows(2).take_while(|pair| pair[1].runs_beside(pair[0])).count();

@@ -1,6 +1,6 @@
 //! The residual after a norm, with stochastic depth, and its gradient.
 //!
-//! Rows and sums over them are cut as those of layer norms are. Legend: M rows, C columns.
+//! Rows and sums over them are tiled as those of layer norms. Legend: M rows, C columns.
 
 use super::rows::{FORWARD, THREADS, launch, norm_parts, norm_rows, pointer, singles, typed};
 use crate::action::{Action, Address, Arg, Kernel, Operand, PartialSum, Source, StepContext};
@@ -31,7 +31,7 @@ pub fn parts(inputs: &[Operand]) -> usize {
     4 * norm_parts(shape) * SUMS * shape.last()
 }
 
-/// What both kernels take last: header, rows of a sample, site, threshold, what the norm of a sample that stays is multiplied by.
+/// Last arguments of both kernels: header, rows of a sample, site, threshold, factor of a kept sample's norm.
 fn drop_args(cx: &StepContext<'_>, drop: Option<PathDrop>, shape: &Shape) -> [Arg; 5] {
     let samples = shape.0.first().copied().unwrap_or(1).max(1);
     let sample_rows = Arg::I32((shape.rows() / samples).max(1) as i32);
@@ -84,7 +84,7 @@ fn gradient(cx: &StepContext<'_>, drop: Option<PathDrop>) -> Result<Vec<Action>,
     Ok(actions)
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let names = [
         "norm_add<float, float, float, float, 96, false, false>",

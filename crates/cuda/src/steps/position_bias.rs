@@ -1,4 +1,4 @@
-//! The continuous position bias and its gradients.
+//! Continuous position bias and its gradients.
 //!
 //! Legend: N width of the hidden layer, H heads, T tokens of a window, K offsets between them.
 
@@ -47,14 +47,14 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     ])
 }
 
-/// The gradient of every offset and head.
+/// Gradient of every offset and head.
 pub fn scratch(op: &Op, inputs: &[&Type]) -> usize {
     let Op::PositionBiasGrad { window, .. } = op else { return 0 };
     let heads = inputs[2].shape.0.first().copied().unwrap_or(0);
     4 * heads * Offsets::new(*window, None).count()
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let names = ["position_bias", "position_bias_grad_table", "position_bias_grad"];
     let windows = ["8, 8", "16, 16"];

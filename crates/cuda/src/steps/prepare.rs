@@ -1,4 +1,4 @@
-//! Images, made of bytes.
+//! Conversion of bytes to normalized images.
 //!
 //! Legend: B batch, S side of an image.
 
@@ -8,9 +8,9 @@ use crate::error::CudaError;
 use graph::op::CHOICES;
 use graph::{DType, Op};
 
-/// Pixels that a block makes, about.
+/// Approximate number of pixels of a block.
 const PIXELS: usize = 12 << 10;
-/// Shared memory that a block has without asking, less the table of what bytes become.
+/// Shared memory of a block without opt-in, less the table of converted bytes.
 const SHARED: usize = (48 << 10) - 1024;
 
 pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
@@ -56,7 +56,7 @@ fn name(channels: usize, size: usize, height: usize, width: usize, row: usize) -
     format!("prepare<{channels}, {size}, {height}, {width}, {row}>")
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let shapes = [(3, 224, 32, 32, 5), (3, 224, 224, 224, 0), (1, 30, 28, 31, 7), (3, 13, 13, 13, 0)];
     let kernel = |(c, s, h, w, row)| (Kernel::new(Source::Prepare, name(c, s, h, w, row)), 75);

@@ -1,4 +1,4 @@
-//! Resizing and pooling of images, and going back through them. A thread has some channels of one pixel.
+//! Resizing and pooling of images, and their gradients. A thread has some channels of one pixel.
 
 use super::rows::{THREADS, launch, pointer, typed, vector_of};
 use crate::action::{Action, Arg, Kernel, Operand, Source, StepContext};
@@ -15,7 +15,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-/// Between an image and its resized form, whichever is the input.
+/// Launch between an image and its resized form, whichever is the input.
 fn resize(
     cx: &StepContext<'_>,
     kernel: &str,
@@ -39,7 +39,7 @@ fn axes(cx: &StepContext<'_>, images: &Operand) -> Result<[usize; 4], CudaError>
     images.shape.0[..].try_into().map_err(|_| cx.no_kernel())
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let types = ["float, float, 4", "bf16, bf16, 8", "f16, f16, 8", "bf16, float, 1"];
     let both = |types: &str| ["resize", "resize_grad"].map(|kernel| format!("{kernel}<{types}>"));

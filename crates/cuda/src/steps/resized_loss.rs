@@ -6,13 +6,13 @@ use crate::action::{Action, Arg, Kernel, Launch, Source, StepContext};
 use crate::error::CudaError;
 use graph::{DType, Op, Shape, Type};
 
-/// As in resized_loss.cu and resized_loss_cells.cu.
+/// Threads of a block, as in resized_loss.cu and resized_loss_cells.cu.
 const THREADS: usize = 128;
 /// Blocks of the forward pass at most, each with four partial sums: sixteen for each processor of an H200.
 const PARTS: usize = 2112;
 /// Classes that a warp has in registers, and a block in threads.
 const CLASSES: usize = 1024;
-/// Those that a lane of the kernels for enlarged logits has in registers.
+/// Classes that a lane of the kernels for enlarged logits has in registers.
 const CELLS_CLASSES: usize = 8 * 32;
 /// Columns of results in a tile.
 const TILE: usize = 64;
@@ -20,7 +20,7 @@ const TILE: usize = 64;
 const SHARED: usize = 48 * 1024 - 256;
 /// Rows of cells that a block of the gradient has at most, a warp for each.
 const ROWS: usize = 8;
-/// Such blocks that a processor has room for.
+/// Blocks of the gradient that fit a multiprocessor.
 const RESIDENT: usize = 2;
 
 pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
@@ -66,12 +66,12 @@ impl Sizes {
         (self.samples * self.height * self.width).div_ceil(THREADS / 32).clamp(1, PARTS)
     }
 
-    /// Whether logits are enlarged, by kernels that go from cell to cell.
+    /// Tells whether logits are enlarged, for the kernels that go from cell to cell.
     fn are_enlarged(&self) -> bool {
         self.height >= self.h && self.width >= self.w && self.classes <= CELLS_CLASSES
     }
 
-    /// How the forward pass is divided, if its logits are enlarged and those of a tile fit into shared memory.
+    /// Tiling of the forward pass, if its logits are enlarged and those of a tile fit into shared memory.
     fn tiles(&self) -> Option<Tiles> {
         let columns = (((TILE - 1) * self.w).div_ceil(self.width) + 2).min(self.w);
         // Where a cell has rows of results for both rows of a block's warps, one row of cells is enough.
@@ -87,7 +87,7 @@ impl Sizes {
         Some(Tiles { cells, columns, at_once, shared: shared(cells), parts })
     }
 
-    /// How the gradient is divided, if its logits are enlarged.
+    /// Tiling of the gradient, if its logits are enlarged.
     fn cells(&self, processors: usize) -> Option<Cells> {
         let warps = self.h.clamp(1, ROWS);
         let bands = (self.h - 1).div_ceil((warps - 1).max(1)).max(1);
@@ -174,7 +174,7 @@ fn backward(cx: &StepContext<'_>, smoothing: f64) -> Result<Vec<Action>, CudaErr
     Ok(vec![launch(Source::ResizedLossCells, name, grid, 32 * warps, args)])
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let plain = [
         "resized_loss<float, 5>",

@@ -1,6 +1,6 @@
-//! Ops that treat elements or rows alone, or sum over rows.
+//! Elementwise and row-wise ops, and sums over rows.
 //!
-//! Sums over rows are cut into parts, whose number depends on the shape alone. Each part is summed into a row of partial sums, which
+//! Sums over rows are split into parts, whose number depends on the shape only. Each part is summed into a row of partial sums, which
 //! `sum_parts` adds in order, for many sums at once. Legend: M rows, C columns.
 
 use crate::action::{
@@ -15,13 +15,13 @@ use graph::{DType, Op, Shape};
 pub(super) const THREADS: usize = 256;
 /// Vectors that a thread of an elementwise kernel has.
 const VECTORS: usize = 2;
-/// Blocks that sum columns: four for each processor of an H200.
+/// Blocks that sum columns: four per multiprocessor of an H200.
 const COLUMN_BLOCKS: usize = 528;
-/// Rows that are worth a part of their own.
+/// Fewest rows of a part.
 const PART_ROWS: usize = 64;
-/// Up to this many rows one part does it, and a second launch is saved.
+/// Most rows of a single part, which saves a second launch.
 const FEW_ROWS: usize = 512;
-/// Blocks of a layer norm's backward pass: two for each processor of an H200.
+/// Blocks of a layer norm's backward pass: two per multiprocessor of an H200.
 const NORM_PARTS: usize = 264;
 /// Columns a layer norm can have: a block's shared memory holds a row.
 const NORM_COLUMNS: usize = 12_288;
@@ -76,7 +76,7 @@ pub(super) fn pointer(operand: &Operand) -> Arg {
     Arg::Pointer(operand.address)
 }
 
-/// The operand's type in the kernels, or the error that there is none.
+/// Name of an operand's type in the kernels, or the error that there is none.
 pub(super) fn typed(cx: &StepContext<'_>, operand: &Operand) -> Result<&'static str, CudaError> {
     c_type(operand.dtype).ok_or_else(|| cx.no_kernel())
 }
@@ -102,7 +102,7 @@ fn pieces(count: usize, vector: usize) -> [usize; 3] {
     [count.div_ceil(VECTORS * THREADS * vector), 1, 1]
 }
 
-/// For functions whose callers have checked the type.
+/// Name of a type that callers have checked.
 fn checked(dtype: DType) -> &'static str {
     c_type(dtype).unwrap_or("void")
 }
@@ -234,7 +234,7 @@ fn unpack(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
 
 // ---- sums over rows -----------------------------------------------------------------------------------------------
 
-/// How a matrix (rows, columns) is cut to be summed over its rows.
+/// Tiling of a matrix (rows, columns) for sums over its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ColumnTiling {
     /// Columns of a block.
@@ -309,11 +309,11 @@ fn sum_columns(x: &Operand, start: Option<Address>, out: Address, parts: Address
     actions
 }
 
-/// As the kernel `sum_parts` reads them: parts, start, out, rows, stride, columns, first block.
+/// Words of a row of `sum_parts`'s table: parts, start, out, rows, stride, columns, first block.
 const SUM_BYTES: usize = 40;
 /// Columns of a block of `sum_parts`.
 const SUM_COLUMNS: usize = 32;
-/// Columns from which on a thread has one to itself, as the kernel's `WIDE_SUM`.
+/// Columns from which on a thread has one to itself, the kernel's `WIDE_SUM`.
 const WIDE_SUM: usize = 16_384;
 
 /// One launch that makes all these sums.
@@ -375,7 +375,7 @@ fn gelu_grad_step(cx: &StepContext<'_>, bias: bool) -> Result<Vec<Action>, CudaE
 
 // ---- layer norm ---------------------------------------------------------------------------------------------------
 
-/// As `vector_of` in norm.cuh.
+/// Vector width, `vector_of` in norm.cuh.
 fn norm_vector(columns: usize) -> usize {
     if columns.is_multiple_of(4) { 4 } else { 1 }
 }
@@ -468,7 +468,7 @@ fn layer_norm_grad(
     Ok(actions)
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut names = vec!["sum_parts".to_string(), "add<float, bf16, float>".into()];
     for t in ["float", "bf16", "f16"] {

@@ -1,6 +1,6 @@
 //! LayerScale and SwiGLU, and their gradients.
 //!
-//! Sums over rows are cut as those of biases are. Legend: M rows, C columns; a gated row has 2H columns.
+//! Sums over rows are tiled as those of biases. Legend: M rows, C columns; a gated row has 2H columns.
 
 use super::rows::{ColumnTiling, THREADS, launch, pointer, singles, typed};
 use crate::action::{Action, Address, Arg, Kernel, Operand, PartialSum, Source, StepContext};
@@ -22,7 +22,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     }
 }
 
-/// Bytes for the partial sums of a step: those of a SwiGLU's two halves, or of LayerScale's one or two sums.
+/// Bytes for the partial sums of a step: of both parts of a SwiGLU, or of LayerScale's one or two sums.
 pub fn parts(op: &Op, inputs: &[Operand]) -> usize {
     match op {
         Op::LayerScaleGrad { sum } => (1 + usize::from(*sum)) * cut_bytes(&inputs[0].shape),
@@ -121,7 +121,7 @@ fn swiglu_grad(cx: &StepContext<'_>, sum: bool) -> Result<Vec<Action>, CudaError
     Ok(actions)
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let names = [
         "layer_scale<float, 384, 4>",

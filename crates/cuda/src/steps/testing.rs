@@ -1,4 +1,4 @@
-//! What the tests of the modules beside this one share.
+//! Helpers of the tests of `steps/`.
 
 use crate::action::{Action, Address, Facts, Launch, Operand, StepContext};
 use crate::error::CudaError;

@@ -10,7 +10,7 @@ use graph::{Op, Shape, Type};
 
 /// Vectors that a thread cuts out of an image.
 const VECTORS: usize = 4;
-/// Blocks that embed a batch: eight for each processor of an H200.
+/// Blocks that embed a batch: eight per multiprocessor of an H200.
 const EMBED_BLOCKS: usize = 1056;
 /// Parts of a batch at most; their sums are added by single threads.
 const EMBED_PARTS: usize = 16;
@@ -61,7 +61,7 @@ fn patches(
     Ok(vec![launch(Source::Tokens, name, [pieces, batch, 1], THREADS, vec![pointer(from), pointer(to)])])
 }
 
-/// How a batch of lines of tokens (B, T, C) is cut.
+/// Tiling of a batch of lines of tokens (B, T, C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BatchTiling {
     batch: usize,
@@ -179,7 +179,7 @@ fn token_sum(cx: &StepContext<'_>, start: usize) -> Result<Vec<Action>, CudaErro
     Ok(vec![launch(Source::Tokens, name, [count.div_ceil(32 * vector), 1, 1], THREADS, args)])
 }
 
-/// How many of a sample's tokens are taken, and the share of each.
+/// Number of a sample's tokens that are pooled, and the weight of each.
 fn taken(kind: Pooling, tokens: usize) -> [Arg; 2] {
     match kind {
         Pooling::First => [Arg::I32(1), Arg::F32(1.0)],
@@ -208,7 +208,7 @@ fn pool_grad(cx: &StepContext<'_>, kind: Pooling) -> Result<Vec<Action>, CudaErr
     Ok(vec![launch(Source::Tokens, name, [rows.div_ceil(THREADS / 32), 1, 1], THREADS, args)])
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut names = vec!["embed_grad_sums".to_string()];
     for t in ["float", "bf16", "f16"] {

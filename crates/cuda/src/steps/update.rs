@@ -1,4 +1,4 @@
-//! The update: gradient norm, clipping, optimizers. All parameters of a plan are updated by one launch.
+//! Update: gradient norm, clipping, optimizers. One launch updates all parameters of a plan.
 
 use crate::action::{Action, Address, Arg, Constants, Kernel, Launch, Operand, Source, StepContext};
 use crate::error::CudaError;
@@ -365,7 +365,7 @@ pub fn optimizers(steps: &[StepContext<'_>], constants: &mut Constants) -> Resul
     Ok(actions)
 }
 
-/// Whether nothing that one step writes is touched by another.
+/// Tells whether no step touches what another one writes.
 fn apart(buffers: &[Buffer]) -> bool {
     let mut ranges: Vec<_> = buffers.iter().flat_map(|b| b.ranges.iter().copied()).collect();
     ranges.sort();

@@ -31,7 +31,7 @@ struct Step {
     outputs: Vec<Operand>,
 }
 
-/// How far apart the tensors of a step lie, and the steps.
+/// Distance between the tensors of a step, and between steps, in bytes.
 const PART: Address = 0x100_0000;
 const APART: Address = 0x1_0000_0000;
 
@@ -99,7 +99,7 @@ fn adamw_step(address: Address, counts: &[usize]) -> Step {
     step(adamw(flat(counts, 0.1, 1.0)), address, Some(DType::Bf16))
 }
 
-/// Of a launch of optimizers: (tensor, first element, elements, segment) of every block.
+/// Pieces of a launch of optimizers: (tensor, first element, elements, segment) of every block.
 fn pieces(constants: &Constants, launch: &Launch) -> Vec<[usize; 4]> {
     let halves = |word: u64| [word as u32 as usize, (word >> 32) as usize];
     let rows = words::<2>(constants, launch.args[1], launch.grid[0] as usize);

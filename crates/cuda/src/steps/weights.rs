@@ -1,5 +1,5 @@
-//! Small weight gradients of halves on Hopper, several in one launch, by `weights.cu`. Each has too few tiles for all processors;
-//! cuBLASLt would cut its sums, make it in two launches, and leave the next one waiting.
+//! Small weight gradients in half precision on Hopper, several in one launch, by `weights.cu`. Each has too few tiles for all multiprocessors;
+//! cuBLASLt would split its sums, use two launches, and leave the next one waiting.
 
 use super::{hopper, linear};
 use crate::action::{
@@ -9,10 +9,10 @@ use crate::error::CudaError;
 use crate::matmul::sizes;
 use graph::{Batching, DType};
 
-/// How many a launch makes at most.
+/// Most matmuls of a launch.
 pub const MOST: usize = 4;
 
-/// Which are made together. Larger or longer ones fill a GPU one by one; rows are of whole units of 16 bytes, as the copy engine takes
+/// Matmuls that are batched. Larger or longer ones fill a GPU one by one; rows are of whole units of 16 bytes, as the copy engine takes
 /// them; and the chain beside them would wait for their memory, were it not left alone for a while.
 pub const BATCHING: Batching = Batching {
     most: MOST,
@@ -22,12 +22,12 @@ pub const BATCHING: Batching = Batching {
     unit: 8,
     stays: 8,
 };
-/// Of the sum in a stage, and columns of what is brought at once.
+/// Depth of a stage, and columns of a copied box.
 const DEPTH: usize = 64;
-/// How many blocks may share a tile. Eight finish sooner, but take more from what runs beside them.
+/// Most blocks that share a tile. Eight finish sooner, but slow down what runs beside them.
 const CLUSTERS: [usize; 3] = [4, 2, 1];
 
-/// Blocks there may be: seven eighths of an H200's processors, since clusters lie within parts of the GPU, and their processors are
+/// Most blocks: seven eighths of an H200's multiprocessors, since clusters lie within parts of the GPU, and their multiprocessors are
 /// seldom a multiple of a cluster's. The same number everywhere, so that sums are.
 const ROOM: usize = 115;
 
@@ -58,13 +58,13 @@ impl Tile {
         Some(format!("weights<{}, {groups}, {columns}, {stages}, {cluster}>", c_type(dtype)?))
     }
 
-    /// As `Weights::SHARED`.
+    /// Bytes of shared memory, the kernel's `Weights::SHARED`.
     fn shared(self) -> usize {
         self.stages * (self.rows() + self.columns) * DEPTH * 2 + 128
     }
 }
 
-/// The actions of weight gradients that may be made at the same time: together, if they can be, or each for itself.
+/// Actions of weight gradients that may run at the same time: batched if possible, or one by one.
 pub fn actions(steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError> {
     let mut each = steps.iter().map(linear::actions).collect::<Result<Vec<_>, _>>()?.concat();
     let matmuls: Vec<Matmul> = each.iter().filter_map(matmul).collect();
@@ -82,7 +82,7 @@ fn matmul(action: &Action) -> Option<Matmul> {
     }
 }
 
-/// Matmuls of one depth in one launch. None where this GPU has no such kernel, or where they fill it one by one.
+/// Matmuls of one depth in one launch. `None` if this GPU has no such kernel, or if they fill it one by one.
 pub(crate) fn together(matmuls: &[Matmul], facts: &Facts) -> Option<Launch> {
     let (first, others) = matmuls.split_first()?;
     let (dtype, (_, _, depth)) = (first.left.dtype, sizes(first));
@@ -123,7 +123,7 @@ pub(crate) fn together(matmuls: &[Matmul], facts: &Facts) -> Option<Launch> {
     })
 }
 
-/// Halves to f32, the left side turned over.
+/// Tells whether it is a matmul of half precision to f32 with a transposed left side.
 fn takes(matmul: &Matmul, facts: &Facts) -> bool {
     let Matmul { left, left_transposed, right, right_transposed, result, epilogue, .. } = matmul;
     hopper::fits(&[left, right], facts)
@@ -133,7 +133,7 @@ fn takes(matmul: &Matmul, facts: &Facts) -> bool {
         && result.stride == result.columns
 }
 
-/// Every kernel here, with the capability it is for: that one only.
+/// Every kernel here, with the only compute capability it is for.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let mut all = Vec::new();
     for (tile, cluster) in TILES.into_iter().flat_map(|tile| CLUSTERS.map(|cluster| (tile, cluster))) {

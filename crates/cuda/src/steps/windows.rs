@@ -1,4 +1,4 @@
-//! Attention in shifted windows: which kernels, how windows are shared out among blocks, and where the sums over them are left.
+//! Attention in shifted windows: choice of kernels, distribution of windows over blocks, and memory of the sums over them.
 //!
 //! Legend: H heads, T tokens of a window, D head size, C = H·D; a tile is 16 tokens. Queries of a window are cut into pieces. A block has
 //! one head and one piece of some windows that follow each other; how many depends on the shapes alone.
@@ -45,13 +45,13 @@ impl Sizes {
         self.heads * self.head
     }
 
-    /// What the names of all kernels begin with: element type, rows and columns of a window, head size.
+    /// First template arguments of all kernels: element type, rows and columns of a window, head size.
     pub(super) fn instance(&self, element: &str) -> String {
         let [rows, columns] = self.windows.size;
         format!("{element}, {rows}, {columns}, {}", self.head)
     }
 
-    /// What all kernels take last: rows and columns of the map, and how far it is rolled.
+    /// Last arguments of all kernels: rows and columns of the map, and its shift.
     pub(super) fn map_args(&self) -> [Arg; 4] {
         let [height, width] = self.map;
         let [down, right] = self.windows.shift;
@@ -68,12 +68,12 @@ impl Sizes {
         self.tokens().div_ceil(16)
     }
 
-    /// Pieces of the queries, and of the keys, that matrix units go through: as `Squares` cuts them.
+    /// Pieces of the queries, and of the keys, for tensor cores: the kernels' `Squares`.
     fn squares(&self) -> usize {
         self.tiles().div_ceil(4)
     }
 
-    /// Of a block, each with a tile.
+    /// Warps of a block, each with a tile.
     fn warps(&self) -> usize {
         self.tiles().div_ceil(self.squares())
     }
@@ -132,12 +132,12 @@ fn unsupported(cx: &StepContext<'_>, sizes: &Sizes) -> CudaError {
     CudaError::NoKernel { layer: cx.layer.to_string(), op, types: cx.input(0).dtype.name().to_string() }
 }
 
-/// Which kernels take a head.
+/// Kernels for a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WindowKernels {
-    /// 16-bit elements, by matrix units.
+    /// 16-bit elements by tensor cores.
     HalfPrecision(Backward),
-    /// Without matrix units.
+    /// Without tensor cores.
     Plain,
 }
 
@@ -145,7 +145,7 @@ enum WindowKernels {
 enum Backward {
     /// A window is one square. Stages are windows in shared memory: one that is computed, and with two another that is fetched.
     Square { stages: usize, resident: usize },
-    /// It is several.
+    /// A window is several squares.
     Wide,
 }
 
@@ -180,7 +180,7 @@ impl Backward {
     }
 }
 
-/// As the kernel's `SHARED`.
+/// Bytes of shared memory, the kernel's `SHARED`.
 fn square_shared(sizes: &Sizes, stages: usize) -> usize {
     let side = 16 * sizes.warps();
     let scores = side * ((side / 8) | 1) * 16;
@@ -253,7 +253,7 @@ impl Parts {
         4 * self.shares * (self.bias + self.pieces * self.tokens)
     }
 
-    /// Where the sums over tokens begin.
+    /// Offset of the sums over tokens.
     fn behind(&self, parts: Address) -> Address {
         parts + (4 * self.shares * self.bias) as Address
     }
@@ -262,7 +262,7 @@ impl Parts {
         [Arg::Pointer(parts), Arg::Pointer(self.behind(parts))]
     }
 
-    /// Of the outputs: biases of queries and values, logit scale, position bias.
+    /// Partial sums of the outputs: biases of queries and values, logit scale, position bias.
     fn sums<'a>(
         &self,
         parts: Address,
@@ -295,12 +295,12 @@ pub fn scratch(op: &Op, inputs: &[&Type]) -> usize {
     Sizes::of(&inputs[0].shape, *heads, *windows).map_or(0, |sizes| 2 * stats_bytes(&sizes))
 }
 
-/// Of one number for every query.
+/// Bytes of one number per query.
 pub(super) fn stats_bytes(sizes: &Sizes) -> usize {
     4 * sizes.total * sizes.heads * sizes.tokens()
 }
 
-/// What all kernels of the gradient take first: qkv, bias of queries, logit scale, position bias.
+/// First arguments of all gradient kernels: qkv, bias of queries, logit scale, position bias.
 pub(super) fn gradient_args(cx: &StepContext<'_>) -> Vec<Arg> {
     addresses(&[0, 1, 3, 4].map(|i| cx.input(i)))
 }

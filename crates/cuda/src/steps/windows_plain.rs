@@ -1,4 +1,4 @@
-//! Attention in windows without matrix units: f32, and what the others don't take.
+//! Attention in windows without tensor cores: f32, and what the other kernels don't support.
 //!
 //! Legend: T tokens of a window, D head size.
 
@@ -8,7 +8,7 @@ use crate::action::{Address, Arg, Kernel, Launch, Source, StepContext};
 /// Tokens in a piece. A thread has 4×4 scores.
 const PIECE: usize = 32;
 
-/// Of a window's queries, and of its keys.
+/// Number of pieces of a window's queries, and of its keys.
 pub(super) fn pieces(sizes: &Sizes) -> usize {
     sizes.tokens().div_ceil(PIECE)
 }
@@ -70,7 +70,7 @@ pub(super) fn gradient(
     Some(vec![queries, launch_of(cx, sizes, name("grad_keys", sizes, element), grid, 4, keys)?])
 }
 
-/// Instances that stand for all, and the compute capability that each needs.
+/// Representative instances, each with the compute capability that it needs.
 pub fn kernels() -> Vec<(Kernel, u32)> {
     let names = [
         "plain_window_attention<float, 8, 8, 32, 32>",

@@ -1,4 +1,4 @@
-//! The same for attention: our kernels, or one of cuDNN's proposals where the library is there.
+//! Tuning of attention: our kernels, or one of cuDNN's proposals where the library is installed.
 
 use super::convolutions::{entry, place};
 use super::{Bench, KnownAlgorithms, SMALL, Tuner, fastest};
@@ -14,13 +14,13 @@ use crate::modules::Modules;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How many proposals are measured at most: each is compiled first.
+/// Most proposals measured: each is compiled first.
 const MOST: usize = 2;
 
-/// What the disk has of attention that our kernels make.
+/// Cache entry of attention by our kernels.
 const OWN: &str = "own";
 
-/// Who makes attention where that is not to be measured: our kernels, or a proposal of cuDNN's by its place. One that can't be
+/// Implementation of attention, set without measuring: our kernels, or a proposal of cuDNN's by its index. One that can't be
 /// taken is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionBy {
@@ -37,14 +37,14 @@ impl AttentionBy {
     }
 }
 
-/// How attention is made.
+/// Implementation of attention.
 #[derive(Clone)]
 pub enum AttentionImpl {
     Own,
     Library(Arc<CudnnPlan>),
 }
 
-/// Our kernels, or what is left to do after cuDNN's.
+/// Launches of our kernels, or those after cuDNN's.
 struct OwnKernels {
     own: Vec<Ready>,
     after: Option<Ready>,
@@ -59,7 +59,7 @@ impl OwnKernels {
 }
 
 impl KnownAlgorithms {
-    /// What is known of attention, if anything is.
+    /// Cache entry of attention, if there is one.
     pub(super) fn attention(&self, key: &str) -> Option<&str> {
         self.entries.get(key).map(String::as_str).filter(|text| *text == OWN || place(text).is_some())
     }
@@ -70,13 +70,13 @@ impl KnownAlgorithms {
 }
 
 impl Tuner {
-    /// Whether ways have to be measured before one can be chosen.
+    /// Tells whether candidates have to be measured before one can be chosen.
     pub fn must_measure_attention(&self, attention: &Attention) -> bool {
         let Some(key) = self.known.may_measure().then(|| key(attention)).flatten() else { return false };
         !self.attentions.contains_key(&key) && self.known.attention(&key).is_none()
     }
 
-    /// Whether one of cuDNN's proposals may be run when attention is chosen.
+    /// Tells whether one of cuDNN's proposals may be run when attention is chosen.
     pub fn may_try_library(&self, attention: &Attention) -> bool {
         match self.known.attention_by {
             Some(by) => by.place(attention).is_some(),
@@ -87,7 +87,7 @@ impl Tuner {
         }
     }
 
-    /// How attention is made. What it computes goes where it would in a run, which is the scratch memory.
+    /// Chooses the implementation of attention. Its results go where they would in a run, which is the scratch memory.
     pub fn attention(
         &mut self,
         attention: &Attention,
@@ -165,7 +165,7 @@ impl Tuner {
     }
 }
 
-/// What a library refuses is no candidate; a GPU that is lost is an error.
+/// Turns a library's refusal into `None`; a lost GPU is an error.
 fn refused<T>(result: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -224,19 +224,19 @@ fn start(
     }
 }
 
-/// As often as small matmuls are run to be timed, for the same reasons.
+/// Number of timed runs, as for small matmuls.
 fn repeats(attended: &AttentionForward) -> usize {
     let AttentionForward { batch, tokens, heads, head, dtype, .. } = attended;
     if 4 * batch * tokens * heads * head * dtype.bytes() < SMALL { 8 } else { 1 }
 }
 
-/// Whether all results lie in memory that nobody misses.
+/// Tells whether all results lie in scratch memory.
 fn is_within(attention: &Attention, bench: &Bench<'_>) -> bool {
     let (start, end) = (bench.scratch.address, bench.scratch.address + bench.scratch.bytes as Address);
     attention.attended.results().iter().all(|range| start <= range.start && range.end <= end)
 }
 
-/// Everything that a choice depends on; none where cuDNN isn't there.
+/// Key of a choice in the cache; `None` where cuDNN isn't installed.
 fn key(attention: &Attention) -> Option<String> {
     libraries::cudnn().ok().map(|version| key_for(attention, version))
 }

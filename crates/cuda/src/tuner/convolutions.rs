@@ -1,4 +1,4 @@
-//! The same for convolutions: which of cuDNN's proposals is taken.
+//! Tuning of convolutions: choice of one of cuDNN's proposals.
 
 use super::{Bench, Tuner, fastest};
 use crate::action::{Address, Convolution};
@@ -9,12 +9,12 @@ use crate::matmul::MathLibraries;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How many proposals are measured at most, and after how many that were no faster than one before them no more are tried.
+/// Most proposals measured, and number of slower ones in a row after which no more are tried.
 const MOST: usize = 12;
 const PATIENCE: usize = 5;
 
 impl Tuner {
-    /// Whether proposals have to be measured before one can be chosen.
+    /// Tells whether proposals have to be measured before one can be chosen.
     pub fn must_measure_convolution(&self, conv: &Convolution, libraries: &MathLibraries) -> bool {
         let Ok(cudnn) = libraries.cudnn() else { return false };
         let key = key(conv, cudnn);
@@ -22,8 +22,8 @@ impl Tuner {
         !self.known.deterministic && !is_known
     }
 
-    /// How a convolution is made. It is run at least once, so that its kernel is loaded before anything is captured; the
-    /// result goes where that of a matmul does that is tried.
+    /// Chooses the plan of a convolution. It is run at least once, so that its kernel is loaded before anything is captured; the
+    /// result goes to the scratch memory.
     pub fn convolution(
         &mut self,
         conv: &Convolution,
@@ -103,7 +103,7 @@ fn start(
     convolution::run(cudnn, trial, algorithm, bench.stream, bench.workspace.address)
 }
 
-/// The first proposal that may be taken, and runs.
+/// First proposal that is allowed and runs.
 fn first(
     cudnn: &Cudnn,
     trial: &Convolution,
@@ -127,13 +127,13 @@ fn nothing(conv: &Convolution, refused: &[CudaError]) -> CudaError {
     CudaError::Cudnn { doing, status: format!("none of {} proposals can be taken{why}", refused.len()) }
 }
 
-/// What the disk has of an algorithm: its place among the proposals, which are the same for one version on one kind of GPU,
+/// Cache entry of a plan: its index among the proposals, which are the same for one version on one kind of GPU,
 /// and the engine that must be found there.
 pub(super) fn entry(algorithm: &CudnnPlan) -> String {
     format!("cudnn {} engine {}", algorithm.place, algorithm.engine)
 }
 
-/// The place that an entry names.
+/// Index in a cache entry.
 pub(super) fn place(text: &str) -> Option<usize> {
     text.strip_prefix("cudnn ")?.split(' ').next()?.parse().ok()
 }
@@ -143,7 +143,7 @@ fn usable(text: &str, cudnn: &Cudnn, conv: &Convolution, proposals: &Proposals) 
     convolution::algorithm(cudnn, conv, proposals, place).ok().filter(|algorithm| entry(algorithm) == text)
 }
 
-/// The convolution with a result that nobody misses.
+/// The convolution with its result in scratch memory.
 fn trial(conv: &Convolution, bench: &Bench<'_>) -> Convolution {
     let scratch = bench.scratch;
     let range = scratch.address..scratch.address + scratch.bytes as Address;
@@ -155,7 +155,7 @@ fn trial(conv: &Convolution, bench: &Bench<'_>) -> Convolution {
     }
 }
 
-/// Everything that an algorithm depends on.
+/// Key of a convolution in the cache: everything that a plan depends on.
 fn key(conv: &Convolution, cudnn: &Cudnn) -> String {
     let y = conv.y.axes.map(|n| n.to_string()).join("×");
     let tf32 = if conv.tf32 { " tf32" } else { "" };
