@@ -1,5 +1,7 @@
 use super::super::testing::*;
+use super::sums::{COLUMN_BLOCKS, SUM_BYTES};
 use super::*;
+use crate::action::Constants;
 
 #[test]
 fn a_cut_covers_every_row_and_column_once() {

@@ -2,8 +2,9 @@
 
 use super::common::Draft;
 use super::common::arithmetic::TOLERANCES;
+use super::compare::{compare_all, distance_or_nan};
 use super::rig::{Arithmetic, Gpu};
-use super::{Body, body, compare_all, distance_or_nan, reference};
+use super::{Body, body, reference};
 use cuda::{AttentionBy, CudaError};
 use graph::op::AttentionDrop;
 use graph::{DType, Op, ValueId};

@@ -3,9 +3,10 @@
 //!
 //! Legend: B batch, h and w height and width, C channels.
 
+use super::Body;
 use super::common::{self, CLASSES, Draft, EPS, Rig, Tensors, adamw};
+use super::compare::{compare_all, distance_or_nan};
 use super::rig::{Arithmetic, Gpu};
-use super::{Body, compare_all, distance_or_nan};
 use cpu::Which;
 use graph::build::{BatchNorm, Conv};
 use graph::op::{Per, Sampling, Window};
