@@ -6,7 +6,7 @@
 
 // ---- Forward ----
 
-// A tile of queries on its way through the keys.
+// A tile of queries that loops over the keys.
 template <typename E, int T, int D, bool DROP> struct Queries {
     u32 q[WIDE<D> / 16][4];
     float o[WIDE<D> / 8][4];
@@ -154,7 +154,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
     static constexpr int ROWS_BYTES = SIDE * Rows<WIDE<D>>::BYTES;
     // A row of dSᵀ has an odd number of units, so that neither its writes nor its reads meet in a bank.
     static constexpr int SCORES_STRIDE = (SIDE / 8 | 1) * 16;
-    // dSᵀ, and when it is through the sums of the warps.
+    // dSᵀ, and later the sums of the warps.
     static constexpr int SUMS = WARPS * 3 * D * 4;
     static constexpr int SCORES = SIDE * SCORES_STRIDE > SUMS ? SIDE * SCORES_STRIDE : SUMS;
     static constexpr int SHARED = (2 * STAGES + 1) * ROWS_BYTES + SCORES + 2 * SIDE * 4;
@@ -219,7 +219,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
         close_copies();
     }
 
-    // What goes to registers.
+    // Loads to registers.
     __device__ __forceinline__ void fetch_rows(Square s) {
         if (s.head >= total) return;
         int row = s.queries * SIDE + threadIdx.x / 2, half = threadIdx.x % 2;
@@ -350,7 +350,7 @@ template <typename E, int T, int D, int WARPS, int STAGES, bool DROP, bool SUM> 
         }
     }
 
-    // The sums over all tokens of a head, when nobody needs dSᵀ any more.
+    // Sums over all tokens of a head, once dSᵀ is free.
     __device__ __forceinline__ void store_sums(int head) {
         float* own = shared_sums + warp() * 3 * D;
         __syncthreads();

@@ -1,4 +1,4 @@
-// What the attention kernels share: instructions, copies to shared memory, words between lanes.
+// Shared by the attention kernels: instructions, copies to shared memory, words between lanes.
 #pragma once
 
 #include "common.cuh"
@@ -72,7 +72,7 @@ template <bool DROP> __device__ __forceinline__ Stream draws(const Header* heade
     return Stream(&none, site, sample);
 }
 
-// Which of four keys stay, as bits.
+// Mask of kept keys among four, as bits.
 __device__ __forceinline__ u32 kept(const Stream& stream, u32 token, u32 block, u32 threshold) {
     uint4 w = stream.words(token, block);
     return (u32)(w.x >= threshold) | (u32)(w.y >= threshold) << 1 | (u32)(w.z >= threshold) << 2 |
@@ -109,7 +109,7 @@ __device__ __forceinline__ u32 kept_transposed(const Stream& stream, u32 token, 
 
 __host__ __device__ constexpr int at_least_1(int x) { return x < 1 ? 1 : x; }
 
-// How the keys are cut: parts of PART tiles, of which a thread holds the scores, and a last one of LAST tiles.
+// Tiling of the keys: parts of PART tiles, of which a thread holds the scores, and a last one of LAST tiles.
 template <int T> struct Parts {
     static constexpr int TILES = ceil_div(T, 16);
     static constexpr int COUNT = at_least_1((TILES + 1) / 4);
@@ -186,7 +186,7 @@ template <int D> struct ColumnSums {
         for (int i = 0; i < OWN; i++) own[i] = 0.0f;
     }
 
-    // x(j, i) is element i of columns 8j on, as the matrix units leave them. Rows from T on count nothing.
+    // x(j, i) is element i of columns 8j on, in the tensor cores' layout. Rows from T on count nothing.
     template <int T, typename X> __device__ __forceinline__ void add(int first, X x) {
         const int row = first + threadIdx.x % 32 / 4;
         add_rows(T % 16 == 0 || row < T, T % 16 == 0 || row + 8 < T, x);

@@ -91,7 +91,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         if constexpr (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1) % GROUPS) : "memory");
     }
 
-    // Scores become what is in proportion to probabilities; `shrink` brings what was summed so far to their scale.
+    // Turns scores into unnormalised probabilities; `shrink` rescales the sums so far.
     template <bool FIRST, int N>
     __device__ __forceinline__ void soften(float (&s)[N], float (&top)[2], float (&sum)[2], float (&shrink)[2]) {
         const float scale = score_scale<D>() * LOG2E;
@@ -140,7 +140,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         wgmma_commit();
     }
 
-    // What a thread holds of its tile of queries. With DROP, where their draws are.
+    // A thread's part of its tile of queries. With DROP, the position of their draws.
     struct Tile {
         float o[D / 2], top[2], sum[2];
         u32 p[KEYS / 16][4];

@@ -1,4 +1,4 @@
-// What the gradient of attention over any number of tokens starts and ends with on Hopper: attention_flash_grad.cu. sm_90a only.
+// First and last kernels of the gradient of attention over any number of tokens on Hopper: attention_flash_grad.cu. sm_90a only.
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D.
 #include "flash.cuh"

@@ -9,7 +9,7 @@
 // sums in the order of registers, and flash_grad_end brings it to its place.
 #include "flash.cuh"
 
-// What the kernels leave each other, for every head.
+// Memory between the kernels, for every head.
 struct FlashScratch {
     // A number of the next item, then for each tile of queries how many tiles of keys were added to each copy of its dQ.
     u32* turns;
@@ -115,7 +115,7 @@ struct FlashGrad {
         item.head = group * group_heads + rest % size;
         return true;
     }
-    // The item that round `i` has, once it is fetched. Whoever asks must arrive at keys_empty before the place is used again.
+    // Item of round `i`, once it is fetched. The caller must arrive at keys_empty before the place is used again.
     __device__ __forceinline__ bool next_item(int i, Item& item) const {
         barrier_wait(keys_full(i), round_parity(i));
         return find(*item_at(i), item);
@@ -191,7 +191,7 @@ struct FlashGrad {
             }
         }
     }
-    // By one thread: tells that these keys have been added.
+    // By one thread: signals that these keys have been added.
     __device__ __forceinline__ void pass_turns() {
         const int tiles = query_tiles();
         u32 count = 0;
@@ -252,7 +252,7 @@ struct FlashGrad {
 
     // ---- Warpgroups ----
 
-    // What a thread holds of its tile of keys.
+    // A thread's part of its tile of keys.
     struct Tile {
         float dk[D / 2], dv[D / 2];
         float s[32], dq[COLUMNS / 2];
@@ -260,7 +260,7 @@ struct FlashGrad {
         float ds_sums[2];
     };
 
-    // Until the copy engine has read what was staged of tile `count`.
+    // Waits until the copy engine has read what was staged of tile `count`.
     __device__ __forceinline__ void await_added(int group, u32 count) const { barrier_wait(staged_empty(group), count & 1); }
     // Leaves this warpgroup's share of dQ for the copy engine.
     __device__ __forceinline__ void stage_queries(const Tile& x, int group, u32 count) const {

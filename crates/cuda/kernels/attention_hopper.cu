@@ -5,7 +5,7 @@
 // at h·D of each.
 #include "attention_tiles.cuh"
 
-// A tile of queries on its way through the keys, which come in PARTS parts.
+// A tile of queries that loops over the keys, which come in PARTS parts.
 template <typename E, int T, int D, int PARTS> struct Forward {
     static constexpr int ROWS = round_up(T, 16), COLUMNS = round_up(T, 8), TILES = ceil_div(T, 64);
     static constexpr int PART = PARTS == 1 ? COLUMNS : round_up(ceil_div(COLUMNS, PARTS), 16);
@@ -25,7 +25,7 @@ template <typename E, int T, int D, int PARTS> struct Forward {
         wgmma_commit();
     }
 
-    // From scores of N keys from AT on, which have arrived, to what is in proportion to probabilities.
+    // Turns scores of N keys from AT on, which have arrived, into unnormalised probabilities.
     template <int N, int AT> __device__ __forceinline__ void soften(float (&s)[N / 2]) {
         const float scale = score_scale<D>() * LOG2E;
         const int t = threadIdx.x % 4;

@@ -81,7 +81,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
         }
         close_copies();
     }
-    // What goes to registers.
+    // Loads to registers.
     __device__ __forceinline__ void fetch_rows(int head) {
         if (head >= total) return;
         const int first = threadIdx.x / Rows<D>::UNITS, unit = threadIdx.x % Rows<D>::UNITS;
@@ -131,7 +131,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
         sum = fmaf(x0, y0, fmaf(x1, y1, sum));
     }
 
-    // A tile of keys on its way through the queries.
+    // A tile of keys that loops over the queries.
     struct Tile {
         u32 k[D / 16][4], v[D / 16][4];
         float dk[D / 2], dv[D / 2];
@@ -330,7 +330,7 @@ template <typename E, int T, int D, int GROUPS, int STAGES, bool LEFT, bool SUM>
         tail_sums[0] = tail_sums[1] = 0.0f;
     }
 
-    // The sums over all tokens of a head, when nobody needs dSᵀ any more.
+    // Sums over all tokens of a head, once dSᵀ is free.
     __device__ __forceinline__ void store_sums(int head) {
         const int lane = threadIdx.x % 32;
         const float scale = score_scale<D>();

@@ -5,7 +5,7 @@
 
 #include "matrix.cuh"
 
-// Columns of a head of D with those that make them a multiple of 16, what a matmul sums over at once: zeros.
+// Columns of a head of D, padded with zeros to a multiple of 16, the depth of one matmul instruction.
 template <int D> constexpr int WIDE = ceil_div(D, 16) * 16;
 
 // Starts to copy rows first..first+rows of a head; those from T on are zeros.

@@ -1,10 +1,10 @@
-// Softmax attention without matrix units, forward and backward: f32 arithmetic, any head size, any element type. Without atomics.
+// Softmax attention without tensor cores, forward and backward: f32 arithmetic, any head size, any element type. Without atomics.
 //
 // Legend: B batch, H heads, T tokens, D head size, C = H·D. A piece is TILE tokens.
 // qkv is (B,T,3C): queries, keys and values of a token lie side by side, head h at h·D of each.
 #include "plain.cuh"
 
-// What a probability is multiplied by.
+// Dropout factor of a probability.
 template <bool DROP>
 __device__ __forceinline__ float drop_factor(const Stream& stream, u32 token, int key, u32 threshold, float keep_scale) {
     if constexpr (!DROP) return 1.0f;

@@ -1,4 +1,4 @@
-// What cuDNN's attention leaves to us: the gradients of the biases of queries, keys and values.
+// Sums that cuDNN's attention doesn't compute: the gradients of the biases of queries, keys and values.
 //
 // Legend: B batch, T tokens, C channels (heads times head size). dqkv is (B,T,3C), dout (B,T,C).
 #include "common.cuh"

@@ -100,7 +100,7 @@ template <int T, int D> struct Tile {
         }
     }
 
-    // As the left side of a matmul.
+    // Converts to the left side of a matmul.
     __device__ __forceinline__ void round(u32 (&a)[D / 8][4]) const {
 #pragma unroll
         for (int k = 0; k < D / 8; k++)

@@ -1,4 +1,4 @@
-// An axis of images that are resized.
+// Axis of resized images.
 #pragma once
 
 // An axis of `len` pixels sampled by `out`. All but weights is exact, in whole numbers.
@@ -8,7 +8,7 @@ struct Axis {
 
     __device__ __forceinline__ Axis(int len, int out, int average) : len(len), out(out), average(average) {}
 
-    // Where result o lies among the pixels, in units of 1/(2·out) pixel: torch's `align_corners=False`.
+    // Position of result o among the pixels, in units of 1/(2·out) pixel: torch's `align_corners=False`.
     __device__ __forceinline__ int place(int o) const {
         return min(max((2 * o + 1) * len - out, 0), 2 * out * (len - 1));
     }

@@ -20,7 +20,7 @@ template <int V, int W> struct Part {
     }
 };
 
-// What is the same for all rows, of V columns.
+// Values that are the same for all rows, of V columns.
 template <int V> struct Coefficients {
     // scale is γ/σ, shift β.
     float mean[V], scale[V], shift[V], rstd[V], count[V];
@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_lanes(const float (&one)[V], const float (&t
 
 struct Moments {
     double mean, squares, count;
-    // Of both together: what the distance of the two means adds is added expressly.
+    // Combines both: the term from the distance of the two means is added explicitly.
     __device__ __forceinline__ void join(const Moments& other) {
         double both = count + other.count;
         if (both == 0.0) return;
@@ -174,7 +174,7 @@ batch_norm(const X* x, const float* moments, const float* gamma, const float* be
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 float value = of.normed(v[u][i], i);
-                // In this order what is no number stays none.
+                // In this order NaN stays NaN.
                 v[u][i] = relu && value < 0.0f ? 0.0f : value;
             }
             Pack<X, V>::store(y + (i64)(row + u * part.LANES) * columns + part.column, v[u]);

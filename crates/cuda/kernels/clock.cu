@@ -1,4 +1,4 @@
-// When something began or ended.
+// Time stamps.
 #include "common.cuh"
 
 // Nanoseconds of the clock that all processors of the GPU share. One thread.

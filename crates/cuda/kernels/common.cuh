@@ -10,7 +10,7 @@ typedef long long i64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-// What changes from step to step; the host writes it before a plan runs.
+// Values that change from step to step; the host writes them before a plan runs.
 struct Header {
     u64 seed;
     u64 step;
@@ -39,7 +39,7 @@ template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
 #if __CUDA_ARCH__ >= 900
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 #else
-    // To nearest, ties to even; NaN stays NaN.
+    // Rounds to nearest, ties to even; NaN stays NaN.
     u32 bits = __float_as_uint(x);
     u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     y.bits = (x != x) ? (u16)0x7fff : (u16)rounded;
@@ -161,7 +161,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Philox 4x32-10, as graph::random has it.
+// Philox 4x32-10, as in graph::random.
 __device__ __forceinline__ uint4 philox(uint4 c, u32 k0, u32 k1) {
 #pragma unroll
     for (int round = 0; round < 10; round++) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ uint4 philox(uint4 c, u32 k0, u32 k1) {
     return c;
 }
 
-// The draws of one random op for one sample, as graph::random::Stream has them.
+// Random draws of one op for one sample, as in graph::random::Stream.
 struct Stream {
     u32 k0, k1, site, sample;
     __device__ __forceinline__ Stream(const Header* header, u32 site, u64 sample_in_batch) : site(site) {

@@ -1,8 +1,8 @@
-// What Hopper (sm_90a) multiplies and copies with: barriers of shared memory, the copy engine, matmuls of warpgroups.
+// Hopper's (sm_90a) matmuls of warpgroups, barriers of shared memory and copy engine.
 #pragma once
 #include "pipeline.cuh"
 
-constexpr int DEPTH = 64;  // of K in a stage: 128 bytes of halves
+constexpr int DEPTH = 64;  // of K in a stage: 128 bytes in half precision
 
 // --- wgmma
 

@@ -5,7 +5,7 @@
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / 32;
 
-// What a row should say: `mix` of the label and 1 - `mix` of its partner.
+// Target of a row: `mix` of the label and 1 - `mix` of its partner.
 struct Target {
     int label, partner;
     float mix;
@@ -147,7 +147,7 @@ cross_entropy_grad(const L* logits, const int* labels, const float* weights, con
 
 // ---- pixels -------------------------------------------------------------------------------------------------------
 //
-// The same of many rows with one label and at most 32·N classes each: a row is read once, into a warp's registers.
+// Kernels for many rows with one label and at most 32·N classes each: a row is read once, into a warp's registers.
 
 // A row's logits, its max, and exp(logit - max) with their sum.
 template <typename L, int N> struct Pixel {
@@ -181,7 +181,7 @@ template <typename L, int N> struct Pixel {
     }
 };
 
-// As `cross_entropy`.
+// Computes what `cross_entropy` does.
 template <typename L, int N>
 __global__ void __launch_bounds__(THREADS)
 pixel_loss(const L* logits, const int* labels, const float* weights, double* parts, int rows, int classes, float smoothing) {
@@ -218,7 +218,7 @@ pixel_loss(const L* logits, const int* labels, const float* weights, double* par
     write_part(sums, parts);
 }
 
-// As `cross_entropy_grad`; a warp has every gridDim.x-th group of rows.
+// Computes what `cross_entropy_grad` does; a warp has every gridDim.x-th group of rows.
 template <typename L, typename D, int N>
 __global__ void __launch_bounds__(THREADS)
 pixel_grad(const L* logits, const int* labels, const float* weights, const float* dloss, const Header* header, D* dlogits,

@@ -1,11 +1,11 @@
-// Matmuls on Hopper (sm_90a only) with what follows them done on the way out: bias, GELU, or the way back through one.
+// Matmuls on Hopper (sm_90a only) with a fused epilogue: bias, GELU, or the gradient of one.
 //
 // result (M,N) = left (M,K) · right, left row-major, right either (N,K) row-major (a weight, transposed) or (K,N) row-major.
 // Blocks stay: each walks over tiles of the result. One warp asks the copy engine for the operands, 64 of K at a time, into a
 // ring of stages; two warpgroups multiply. In turns (PINGPONG) each has a tile of its own, so that one multiplies while the
 // other finishes its tile; together, each has half of the tile's rows.
 //
-// Shared memory: stages (left tile, right tile), per warpgroup a ring of pieces (64 rows × 64 columns) on their way out or in,
+// Shared memory: stages (left tile, right tile), per warpgroup a ring of pieces (64 rows × 64 columns) that are stored or loaded,
 // a row of bias or of column sums, barriers. Tiles and pieces have rows of 128 bytes, their 16-byte units swizzled by row & 7.
 #include "hopper.cuh"
 
@@ -115,7 +115,7 @@ template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, 
 struct Matmul {
     static constexpr int M = HALVES * 64 * (PINGPONG ? 1 : 2);
     static constexpr int LEFT_BYTES = M * DEPTH * 2, RIGHT_BYTES = N * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
-    // What is on its way: pieces, two of a kind with GELU's two results; with GELU_GRAD all pieces of 64 columns.
+    // Pieces under way, two of a kind with GELU's two results; with GELU_GRAD all pieces of 64 columns.
     static constexpr int SLOTS = EPILOGUE == GELU_GRAD ? 4 / HALVES : 2;
     static constexpr int SLOT_BYTES = EPILOGUE == GELU_GRAD ? HALVES * PIECE : EPILOGUE == GELU ? 2 * PIECE : PIECE;
     static constexpr int STRIPS = N / 64;
@@ -198,7 +198,7 @@ struct Matmul {
                 for (int half = 0; half < HALVES; half++)
                     multiply<T, N, false, RIGHT_ROWS>(d[half], left + (half * 8192 + k * 32) / 16, right + k * K16 / 16, step | k);
             wgmma_commit();
-            // The step before is through: its stage can be filled again.
+            // The step before is done: its stage can be filled again.
             wgmma_wait<1>();
             if (step > 0) release(before, lane);
             before = ring.stage;
@@ -258,7 +258,7 @@ struct Matmul {
                 }
             }
             publish();
-            // The piece before has left: the next one may take its slot.
+            // The piece before is stored: the next one may take its slot.
             if (t.leader) stores_wait_read<0>();
             group_sync(t.group);
             if (t.leader) {
@@ -271,7 +271,7 @@ struct Matmul {
         }
     }
 
-    // GELU_GRAD: what the GELU was of comes and the result leaves in the same place.
+    // GELU_GRAD: the GELU's input is loaded to, and the result stored from, the same place.
     __device__ __forceinline__ void bring(const TensorMap& first, const Thread& t, u32 slot, int x, int m) {
         barrier_expect(arrived(t.group, slot), SLOT_BYTES);
 #pragma unroll
@@ -305,7 +305,7 @@ struct Matmul {
                 int column;
                 const float both = add_lanes(sum, t.lane, column);
                 if (t.lane < 16) row[t.warp * 64 + part * 16 + column] = both;
-                // By now the strip before has left: one that waits for its slot may come.
+                // By now the strip before is stored: one that waits for its slot may be loaded.
                 if (part == 1 && strip > 0 && strip - 1 + SLOTS < STRIPS && t.leader) {
                     stores_wait_read<0>();
                     bring(first, t, (t.count - 1) % SLOTS, n + (strip - 1 + SLOTS) * 64, m);
@@ -358,7 +358,7 @@ struct Matmul {
     }
 };
 
-// bias may be null. Grid: as many blocks as processors (a multiple of CLUSTER), 384 threads each.
+// bias may be null. Grid: as many blocks as multiprocessors (a multiple of CLUSTER), 384 threads each.
 template <typename T, int EPILOGUE, bool RIGHT_ROWS, bool PINGPONG, int HALVES, int N, int STAGES, int CLUSTER>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     matmul(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap right,
@@ -395,7 +395,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         p.consume(first, second, bias, partial, cluster, clusters, rank);
     }
-    // The other blocks of the cluster write and signal here until they are through.
+    // The other blocks of the cluster write and signal here until they are done.
     if constexpr (CLUSTER > 1) {
         __syncwarp();
         cluster_sync();

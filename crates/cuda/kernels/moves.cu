@@ -1,4 +1,4 @@
-// Ranges of memory, of the GPU or the host's that it can reach, moved in one launch.
+// Copies of ranges of memory, of the GPU or pinned host memory, in one launch.
 #include "common.cuh"
 
 struct Move {

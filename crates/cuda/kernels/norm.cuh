@@ -1,4 +1,4 @@
-// Rows that are normalised: how the threads of a block share them.
+// Normalised rows: their distribution over the threads of a block.
 #pragma once
 
 #include "common.cuh"
@@ -6,7 +6,7 @@
 constexpr int THREADS = 256;
 
 // LANES threads share a row; each has every LANES-th vector of V columns in registers. A block has THREADS/LANES rows at a
-// time. V is 4: vectors of f32 and of halves then lie side by side, lane by lane.
+// time. V is 4: vectors of f32 and of half precision then lie side by side, lane by lane.
 
 __device__ constexpr int vector_of(int columns) { return columns % 4 == 0 ? 4 : 1; }
 
@@ -44,7 +44,7 @@ template <int LANES, int N> __device__ __forceinline__ void row_sums(float (&x)[
     }
 }
 
-// What a thread has of a row of C columns.
+// A thread's part of a row of C columns.
 template <int C, int LANES> struct Slice {
     static constexpr int V = vector_of(C);
     static constexpr int VECTORS = (C + LANES * V - 1) / (LANES * V);

@@ -3,7 +3,7 @@
 // Legend: rows M, columns C. Y is the type of the branch, S and O those of the residual stream before and after.
 #include "norm.cuh"
 
-// What the norm of a row's sample counts: nothing, or 1/(1-rate), which is `kept`.
+// Factor of the norm of a row's sample: 0, or 1/(1-rate), which is `kept`.
 template <bool DROP>
 __device__ __forceinline__ float path_factor(const Header* header, int row, int sample_rows, u32 site, u32 threshold, float kept) {
     if constexpr (!DROP) return 1.0f;

@@ -1,8 +1,8 @@
-// What a pipeline on Hopper is made of: barriers of shared memory, the copy engine, a ring of stages.
+// Pipeline on Hopper: barriers of shared memory, the copy engine, a ring of stages.
 #pragma once
 #include "warpgroup.cuh"
 
-// As cuTensorMapEncodeTiled makes it.
+// Layout of cuTensorMapEncodeTiled's result.
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
 // --- barriers of shared memory
@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, int x, i
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
-// Of four axes: elements, heads, tokens, samples.
+// Copy with four axes: elements, heads, tokens, samples.
 __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, int x, int y, int z, int w, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%2, %3, %4, %5}], [%6];"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_bytes(u32 to, const void* from, u32 bytes, 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// To the same place of every block of the cluster; each one's own barrier is told.
+// Copy to the same place of every block of the cluster; each one's own barrier is signalled.
 __device__ __forceinline__ void load_tile_to_all(u32 to, const TensorMap& map, int x, int y, u32 barrier, u16 blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
                  " [%0], [%1, {%2, %3}], [%4], %5;"
@@ -61,13 +61,13 @@ __device__ __forceinline__ void store_tile(u32 from, const TensorMap& map, int x
                  ::"l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from) : "memory");
 }
 __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most PENDING of this thread's groups of stores still read shared memory.
+// Waits until at most PENDING of this thread's groups of stores still read shared memory.
 template <int PENDING> __device__ __forceinline__ void stores_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Where in the ring of stages.
+// Position in the ring of stages.
 template <int STAGES> struct Ring {
     int stage;
     u32 parity;

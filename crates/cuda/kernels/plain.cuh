@@ -1,4 +1,4 @@
-// Matmuls of pieces of rows in f32, without matrix units.
+// Matmuls of pieces of rows in f32, without tensor cores.
 #pragma once
 
 #include "attention.cuh"
@@ -112,7 +112,7 @@ template <int D, int TILE> struct Plain {
         }
     }
 
-    // The sums over rows, first..T, of what `store` writes, by way of a piece of shared memory that nobody needs any more.
+    // Sums over rows, first..T, of what `store` writes, through a piece of shared memory that is free by now.
     template <int T>
     static __device__ __forceinline__ void store_sums(float* to, float* by, int first, const float (&sum)[4][COLUMNS],
                                                       float factor) {

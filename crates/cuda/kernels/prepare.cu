@@ -1,5 +1,5 @@
-// From bytes to what a model reads: window, mirror, resize, normalise, erase, mix. Bit for bit what data::Finish makes of the
-// same numbers; that module says what they mean.
+// Conversion of bytes to a model's input: window, mirror, resize, normalise, erase, mix. Bit for bit what data::Finish makes of the
+// same numbers, which that module documents.
 //
 // Pixels (P, HEIGHT, WIDTH, CHANNELS), images (B, CHANNELS, SIZE, SIZE). ROW is how many numbers a row of taps has, or 0 if
 // nothing is resized. The grid is (CHANNELS, bands of rows, B): a block makes `band` rows of one channel of one image.
@@ -133,7 +133,7 @@ prepare(const u8* __restrict__ all, const int* __restrict__ choices, const float
             G::pixels(partner, taps, channel, x, y, narrowed + G::NARROWED, level, w);
 #pragma unroll
             for (int j = 0; j < V; j++) {
-                // As the host does it, which rounds both matmuls.
+                // As on the host, which rounds both products.
                 float blend = __fadd_rn(__fmul_rn(lambda, v[j]), __fmul_rn(rest, w[j]));
                 bool patch = x + j >= left && x + j < left + width && y >= top && y < top + height;
                 v[j] = kind == 1 ? blend : patch ? w[j] : v[j];

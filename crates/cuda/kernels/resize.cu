@@ -1,4 +1,4 @@
-// Resizing and pooling of channels-last images (B,h,w,C), and going back through them. A result is a weighted sum of neighbours
+// Resizing and pooling of channels-last images (B,h,w,C), and their gradients. A result is a weighted sum of neighbours
 // along both axes, whatever the way of sampling and in either direction, so nothing is scattered.
 #include "common.cuh"
 #include "axis.cuh"

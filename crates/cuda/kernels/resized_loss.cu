@@ -88,7 +88,7 @@ resized_loss(const L* logits, const int* labels, const float* weights, float* ls
     parts[blockIdx.x * 4 + threadIdx.x] = sum;
 }
 
-// What a thread of the gradient needs of a result, beside its row's.
+// Values of a result that a thread of the gradient needs, beside its row's.
 struct Result {
     // Of the gradient, all but the softmax; log-sum-exp, in powers of two; the share of the next pixel.
     float factor, lse, share;

@@ -28,7 +28,7 @@ constexpr float NOTHING = -1e30f;
 // A sum of exponentials may be less than this if the four pixels differ very much; then the result's own peak has to be found.
 constexpr float TINY = 1e-20f;
 
-// The next number below.
+// Next smaller float.
 __device__ __forceinline__ float just_below(float x) {
     int bits = __float_as_int(x);
     return __int_as_float(x == 0.0f ? 0x80000001 : bits + (bits < 0 ? 1 : -1));

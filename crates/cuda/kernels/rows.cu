@@ -1,4 +1,4 @@
-// Row-wise and elementwise ops. All arithmetic is in f32. Results don't depend on how many processors a GPU has.
+// Row-wise and elementwise ops. All arithmetic is in f32. Results don't depend on the GPU's number of multiprocessors.
 //
 // Legend: rows M, columns C. X is the type of the residual stream; branches may be of another type.
 #include "sums.cuh"
@@ -91,8 +91,8 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
 constexpr float SQRT_HALF = 0.70710678f;
 constexpr float DENSITY_AT_0 = 0.39894228f;
 
-// Of the normal distribution: what lies beyond |x|, and e^(-x²/2). Abramowitz and Stegun 7.1.26, to 1e-7: far below the
-// rounding of halves.
+// Tail of the normal distribution beyond |x|, and e^(-x²/2). Abramowitz and Stegun 7.1.26, to 1e-7: far below the
+// rounding of half precision.
 __device__ __forceinline__ void normal_tail(float x, float& tail, float& bell) {
     float t = fast_reciprocal(fmaf(0.3275911f * SQRT_HALF, fabsf(x), 1.0f));
     bell = fast_exp2(x * x * -0.72134752f);
@@ -190,10 +190,10 @@ gelu_grad_sums(const T* pre, const T* dy, T* dx, int rows, int columns, int per,
     write_sums<V, W>(sum, columns, nullptr, out, columns);
 }
 
-// Some columns of partial sums (rows, stride) that become one sum. As the host writes it.
+// Some columns of partial sums (rows, stride) that become one sum. The host writes it.
 struct PartialSum {
     const float* parts;
-    // What the sum starts from; none is 0.
+    // Initial value of the sum; null is 0.
     const float* start;
     float* out;
     int rows, stride, columns;
@@ -262,7 +262,7 @@ layer_norm(const X* x, const R* r, const float* gamma, const float* beta, X* sum
             if (here && S::has(k)) Pack<R, V>::load(r + base + S::column(k), w[k]);
 #pragma unroll
         for (int k = 0; k < S::VECTORS; k++) {
-            // What is normalised is the sum as it is kept, since the backward pass sees no other.
+            // Normalises the rounded sum, since the backward pass reads no other.
 #pragma unroll
             for (int i = 0; i < V; i++) v[k][i] = to_float(from_float<X>(v[k][i] + w[k][i]));
             if (here && S::has(k)) Pack<X, V>::store(sum + base + S::column(k), v[k]);
@@ -347,7 +347,7 @@ layer_norm_grad(const X* x, const float* mean, const float* rstd, const float* g
         }
         to.m = mean[row], to.s = rstd[row];
     };
-    // The next row is on its way while this one is computed, where registers hold both.
+    // The next row is loaded while this one is computed, where registers hold both.
     constexpr bool AHEAD = S::VECTORS * V <= 12;
     Row next;
     if constexpr (AHEAD) read(blockIdx.x * GROUPS + group, next);

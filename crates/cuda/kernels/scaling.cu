@@ -1,4 +1,4 @@
-// LayerScale and SwiGLU, and their gradients: what multiplies a branch, by a parameter for each column or by a gate. All arithmetic
+// LayerScale and SwiGLU, and their gradients: products of a branch with a parameter for each column or with a gate. All arithmetic
 // is in f32.
 //
 // Legend: rows M, columns C; a gated row has 2H columns. V is how many columns a thread has of a row.
@@ -72,7 +72,7 @@ layer_scale_grad(const T* x, const float* gamma, const D* dy, T* dx, int rows, i
 template <typename T> __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 template <> __device__ __forceinline__ float sigmoid<float>(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// y = silu(a)·b for the halves a and b of each row of x. A thread has one vector of y.
+// y = silu(a)·b for the first half a and the second half b of each row of x. A thread has one vector of y.
 template <typename T, int H, int V>
 __global__ void __launch_bounds__(THREADS) swiglu(const T* x, T* y, i64 vectors) {
     i64 vector = (i64)blockIdx.x * THREADS + threadIdx.x;

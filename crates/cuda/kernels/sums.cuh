@@ -1,4 +1,4 @@
-// Sums over rows that a block makes.
+// Sums over rows in a block.
 #pragma once
 
 #include "norm.cuh"

@@ -1,4 +1,4 @@
-// Between images, patches and tokens.
+// Ops between images, patches and tokens.
 //
 // Legend: B batch, T tokens, N patches, C channels; with a class token T = N + 1, otherwise T = N. V is how many elements a
 // thread moves at once: 4, or 1 where rows are not a multiple of 4.
@@ -18,7 +18,7 @@ template <typename T, int V> __device__ __forceinline__ void store_zero(T* to) {
 template <int CHANNELS, int HEIGHT, int WIDTH, int P> struct Cut {
     static constexpr int V = P % 4 == 0 ? 4 : 1;
     static constexpr int PIXELS = CHANNELS * HEIGHT * WIDTH;
-    // Where the element `at` of the rows lies in the image.
+    // Position in the image of element `at` of the rows.
     static __device__ __forceinline__ int pixel(int at) {
         constexpr int FEATURES = CHANNELS * P * P, ACROSS = WIDTH / P;
         int n = at / FEATURES, f = at % FEATURES;

@@ -1,4 +1,4 @@
-// The update: gradient norm, clipping, optimizers. The numerics are those of crates/cpu/src/kernels/optimize.rs, operation by
+// Update: gradient norm, clipping, optimizers. The numerics are those of crates/cpu/src/kernels/optimize.rs, operation by
 // operation: the intrinsics keep the compiler from fusing what is rounded in between there.
 #include "common.cuh"
 
@@ -17,7 +17,7 @@ struct Tensor {
     u32 first_segment, segments; // all of its own, of other ranks too
 };
 
-// What one block works on: some elements of a tensor, which are a segment of its flat buffer.
+// Work of one block: some elements of a tensor, which are a segment of its flat buffer.
 struct Piece {
     u32 tensor, first, count, segment;
 };
@@ -53,7 +53,7 @@ template <int COUNT> __device__ __forceinline__ double block_sum(double x) {
     return x;
 }
 
-// Few enough to be summed in single precision.
+// Number of elements that may be summed in single precision.
 template <int N> __device__ __forceinline__ double few_squares(const float (&x)[N]) {
     float sum = 0.0f;
 #pragma unroll
@@ -177,7 +177,7 @@ __device__ __forceinline__ double power(double x, u32 n) {
     return y;
 }
 
-// What follows from w once it is updated: its average, moved towards it, and its copy.
+// Updates what follows from w: its moving average, and its copy.
 template <typename Half, int N>
 __device__ __forceinline__ void store_w(const Tensor& t, u64 i, const float (&w)[N], float take) {
     Pack<float, N>::store(t.w + i, w);
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(THREADS) lamb_apply(
     });
 }
 
-// The copies of all parameters, made anew.
+// Refreshes the copies of all parameters.
 template <typename Half> __global__ void __launch_bounds__(THREADS) copies(const Tensor* tensors, const Piece* pieces) {
     Piece piece = pieces[blockIdx.x];
     const Tensor t = tensors[piece.tensor];

@@ -1,7 +1,7 @@
 // Gradients of weights on Hopper (sm_90a only): up to four matmuls left (K,M)ᵀ · right (K,N) → f32 (M,N) in one launch,
 // all of one K.
 //
-// Small results have too few tiles for all processors, and K is long. So a cluster of blocks shares a tile, each with its part of
+// Small results have too few tiles for all multiprocessors, and K is long. So a cluster of blocks shares a tile, each with its part of
 // K: one warp asks the copy engine for the operands, 64 of K at a time, into a ring of stages, and each of GROUPS warpgroups
 // multiplies for 64 rows of the tile. Then every block leaves its sums in shared memory, where the stages were, and adds up its
 // share of the tile's columns from all blocks of the cluster, in their order.
@@ -56,7 +56,7 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
             for (int k = 0; k < DEPTH / 16; k++)
                 multiply<T, N, true, true>(d, left + k * (16 * 128 / 16), right + k * (16 * 128 / 16), step | k);
             wgmma_commit();
-            // The step before is through: its stage can be filled again.
+            // The step before is done: its stage can be filled again.
             wgmma_wait<1>();
             if (step > 0 && lane == 0) barrier_arrive(empty(before));
             before = ring.stage;
@@ -67,7 +67,7 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
     }
 
     __device__ __forceinline__ void leave(const float (&d)[N / 2], int thread) const {
-        // All warpgroups are through with the stages.
+        // All warpgroups are done with the stages.
         asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 #pragma unroll
         for (int i = 0; i < FOURS; i++)
@@ -76,7 +76,7 @@ template <typename T, int GROUPS, int N, int STAGES, int CLUSTER> struct Weights
     }
     __device__ __forceinline__ u32 place(int four, int thread) const { return memory + (four * THREADS + thread) * 16; }
 
-    // Adds up what the cluster's blocks have left.
+    // Adds up the sums of the cluster's blocks.
     __device__ __forceinline__ float4 sum(int four, int thread) const {
         float4 parts[CLUSTER];
 #pragma unroll

@@ -1,9 +1,9 @@
-// Where the tokens of a window lie in a feature map, as graph::Windows has it: all of it is computed from indices.
+// Positions of a window's tokens in a feature map, as in graph::Windows: all of it is computed from indices.
 #pragma once
 
 #include "common.cuh"
 
-// What tokens that don't see each other are set back by.
+// Added to scores of masked pairs of tokens.
 static constexpr float APART = -100.0f;
 
 // Maps of height×width tokens, rolled up and left by (down, right) and cut into windows of ROWS×COLUMNS; and one of the windows.
@@ -30,7 +30,7 @@ template <int ROWS, int COLUMNS> struct Windows {
         parted = (down > 0 && i + 1 == tall ? 2 : 0) | (right > 0 && j + 1 == wide ? 1 : 0);
     }
 
-    // Where token t lies in the batch of maps, in tokens; -1 for padding, and for what is no token of a window.
+    // Position of token t in the batch of maps, in tokens; -1 for padding, and for what is not a token of a window.
     __device__ __forceinline__ int place(int t) const {
         int r = row + t / COLUMNS, c = column + t % COLUMNS;
         if (t >= T || r >= height || c >= width) return -1;
@@ -45,7 +45,7 @@ template <int ROWS, int COLUMNS> struct Windows {
     __device__ __forceinline__ int side(int t) const {
         return (t / COLUMNS + down >= ROWS ? 2 : 0) | (t % COLUMNS + right >= COLUMNS ? 1 : 0);
     }
-    // Whether two tokens, of these sides, don't see each other in the window at hand.
+    // True if two tokens, of these sides, are masked from each other in the current window.
     __device__ __forceinline__ bool apart(int side, int other) const { return ((side ^ other) & parted) != 0; }
 };
 

@@ -1,4 +1,4 @@
-// Scaled cosine attention in shifted windows without matrix units, forward and backward: f32 arithmetic, any head size, window and element
+// Scaled cosine attention in shifted windows without tensor cores, forward and backward: f32 arithmetic, any head size, window and element
 // type. Without atomics.
 //
 // Legend: H heads, T tokens of a window, D head size, C = H·D. A piece is TILE tokens. See windows_grad.cu for what the backward computes.
@@ -54,7 +54,7 @@ template <typename E, int ROWS, int COLUMNS, int D, int TILE> struct PlainWindow
         return total;
     }
 
-    // A matmul's result to shared memory.
+    // Copies a matmul's result to shared memory.
     static __device__ __forceinline__ void put(float* to, const float (&x)[4][P::COLUMNS]) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -63,7 +63,7 @@ template <typename E, int ROWS, int COLUMNS, int D, int TILE> struct PlainWindow
                 if (P::column(c) < D) to[(4 * P::y() + i) * STRIDE + P::column(c)] = x[i][c];
     }
 
-    // And from there to the map.
+    // Copies it from there to the map.
     static __device__ __forceinline__ void scatter(E* head, int stride, const W& window, int first, const float* from) {
         for (int i = threadIdx.x; i < TILE * D; i += THREADS) {
             int row = i / D, c = i % D, place = window.place(first + row);
@@ -71,7 +71,7 @@ template <typename E, int ROWS, int COLUMNS, int D, int TILE> struct PlainWindow
         }
     }
 
-    // From matmuls of unit rows to scores.
+    // Turns dot products of unit rows into scores.
     static __device__ __forceinline__ float score(float cosine, float factor, const float* bias, const W& window, int query,
                                                   int key) {
         float s = fmaf(cosine, factor, bias[query * T + key]);

@@ -1,4 +1,4 @@
-// What the kernels of window attention by matrix units share: rows gathered from the map, their lengths, tiles, sums.
+// Shared by the kernels of window attention on tensor cores: rows gathered from the map, their lengths, tiles, sums.
 //
 // Legend: T tokens of a window, D head size, C channels. A tile is 16 tokens; with g = lane/4 and t = lane%4 a thread has its rows
 // g and g+8, and of 8 columns j on 8j+2t and 8j+2t+1.
@@ -42,7 +42,7 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// 1/length. A row of no length counts for nothing: that of padding, or what halves have rounded to 0.
+// 1/length; 0 for a row of zeros: padding, or what half precision rounded to 0.
 __device__ __forceinline__ float inverse_length(float squares) { return squares > 1e-24f ? rsqrtf(squares) : 0.0f; }
 
 // Elements 2i and 2i+1 of columns 8j on, of a tile as the left side of a matmul; i is 0 for row g, 1 for row g+8.
@@ -120,7 +120,7 @@ template <typename E, int D> struct QueryTile {
         tile_scales<E, D>(q, scale);
     }
 
-    // Puts them where they came from.
+    // Writes them back.
     __device__ __forceinline__ void keep(u32 rows, int first) const {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -133,7 +133,7 @@ template <typename E, int D> struct QueryTile {
     }
 };
 
-// Of a key that isn't there.
+// Score of a key beyond T.
 static constexpr float LOWEST = -1e30f;
 
 // The position bias of a tile of queries and N tiles of keys, times log2 e.
@@ -159,7 +159,7 @@ __device__ __forceinline__ void load_bias(float (&b)[2 * N][4], const float* bia
         }
 }
 
-// From matmuls of queries and keys to scores, in powers of two. `scale` is what the matmuls of rows g and g+8 are multiplied by.
+// Turns dot products of queries and keys into scores, in powers of two. `scale` is the factor of rows g and g+8.
 template <int N, typename W>
 __device__ __forceinline__ void to_scores(float (&s)[2 * N][4], const float (&bias)[2 * N][4], const float (&scale)[2],
                                           const float* key_scales, const W& window, int first_query, int first_key) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ void add_rows(float (&c)[D / 8][4], const u32 (&a)[4]
     }
 }
 
-// From the gradient of unit rows, as it is before the factor of the cosine, to that of the rows x, of which `scale` is 1/length. Returns this
+// Turns the gradient of unit rows, before the factor of the cosine, into that of the rows x, of which `scale` is 1/length. Returns this
 // thread's share of Σ unit·gradient.
 template <typename E, int D>
 __device__ __forceinline__ float through_lengths(float (&dx)[D / 8][4], const u32 (&x)[D / 16][4], const float (&scale)[2],
@@ -293,7 +293,7 @@ template <typename E, int D> struct TokenSums {
         scale += along;
     }
 
-    // To a row (bias of queries C, bias of values C, logit scale H), by way of shared memory that nobody needs any more.
+    // Writes a row (bias of queries C, bias of values C, logit scale H), through shared memory that is free by now.
     template <int WARPS>
     __device__ __forceinline__ void leave(float* shared, float* row, int heads, int h, float slope) {
         constexpr int OWN = 2 * D + 1;

@@ -1,4 +1,4 @@
-//! What only a GPU can tell of the layers under the executor.
+//! Tests of the layers under the executor that need a GPU.
 
 use crate::action::{Address, Epilogue, Facts, Kernel, Launch, Matmul, Matrix, Source};
 use crate::compile::{Arch, Image, compile, compile_text_for_tests};

@@ -1,4 +1,4 @@
-//! Every call of NCCL there is, in a group of one, captured as a graph and launched again. Skipped without NCCL.
+//! Every call of NCCL in a group of one rank, captured as a graph and launched again. Skipped without NCCL.
 
 use crate::driver::{Block, Context, Stream};
 use comm::nccl::{DeviceQueue, Library, join};
