@@ -5,8 +5,8 @@
 //! batch they belong to. Batches are handed out in the order in which they were asked for. What is in them depends on the
 //! requests alone: not on the number of threads, nor on which request holds a position.
 //!
-//! One path serves every task: [`maker`] reads, skips and reports, [`crew`] shares the work among threads; what differs
-//! ([`labels`], [`masks`]) stands behind one trait. A [`Preparation`] may leave the last part to a device: then a batch has
+//! One path serves every task: `maker` reads, skips and reports, `crew` shares the work among threads; what differs
+//! (`labels`, `masks`) stands behind one trait. A [`Preparation`] may leave the last part to a device: then a batch has
 //! bytes instead of images, of the same samples in the same order.
 //!
 //! Buffers go round: a batch that is handed out takes the place of the one before, whose memory is filled next.

@@ -4,7 +4,7 @@
 //! not say which tensor is at fault, it takes the last of two tensors with one name, and its sum of offsets
 //! can overflow.
 //!
-//! Every file written here carries checksums of its header and of each tensor ([`checksums`]). Whatever reads a file
+//! Every file written here carries checksums of its header and of each tensor (`tensors/checksums.rs`). Whatever reads a file
 //! through [`Reader`] verifies them; files of others, and of older versions, have none.
 
 mod checksums;

@@ -46,7 +46,7 @@ impl<T: Float> Executor<T> {
         }
     }
 
-    /// Seconds of every step of a plan, over all its runs since the last reset: what [`graph::replay`] takes. What threads spent
+    /// Seconds of every step of a plan, over all its runs since the last reset: what [`graph::replay()`] takes. What threads spent
     /// waiting for each other is part of the steps they were at.
     pub fn step_seconds(&self, which: Which) -> Vec<f64> {
         let bound = &self.plans[which as usize];

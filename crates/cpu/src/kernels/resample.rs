@@ -99,7 +99,7 @@ impl<'a, T: Float> Taps<'a, T> {
         (first as usize, &self.weights[begin as usize..self.entries[result + 1][1] as usize])
     }
 
-    /// out[r] = Σ weight · row[neighbour] for every result, each `cols` wide.
+    /// `out[r] = Σ weight · row[neighbour]` for every result, each `cols` wide.
     pub fn along(&self, row: &[T], cols: usize, out: &mut [T]) {
         along(row, self.entries, self.weights, cols, out);
     }

@@ -1,4 +1,4 @@
-//! Matmuls, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by [`blocks`].
+//! Matmuls, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by `blocks`.
 
 #[cfg(target_arch = "x86_64")]
 mod blocks;
@@ -106,7 +106,7 @@ pub unsafe fn matmul_at<T: Float>(
 }
 
 /// Tells whether matmuls of at least this size, of matrices with contiguous rows or columns, give the same numbers
-/// however the result is cut into tiles: those of [`blocks`] do, in `gemm` an element's sum may depend on the result's
+/// however the result is cut into tiles: those of `blocks` do, in `gemm` an element's sum may depend on the result's
 /// size.
 pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -115,14 +115,14 @@ pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
     return false;
 }
 
-/// Tells whether numbers and CPU are those that the tiles of [`blocks`] are for: f32, and AVX-512.
+/// Tells whether numbers and CPU are those that the tiles of `blocks` are for: f32, and AVX-512.
 fn has_tiles<T: Float>() -> bool {
     use crate::kernels::{Level, level};
     use std::any::TypeId;
     cfg!(target_arch = "x86_64") && TypeId::of::<T>() == TypeId::of::<f32>() && level() == Level::Avx512
 }
 
-/// The matrices of a matmul for [`blocks`], if it has tiles for them, and it suits.
+/// The matrices of a matmul for `blocks`, if it has tiles for them, and it suits.
 #[cfg(target_arch = "x86_64")]
 fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
     if !has_tiles::<T>() {

@@ -1,5 +1,5 @@
 //! Passes: small functions from graph to graph, and at the end from graph to plan. Each can be tested alone;
-//! [`compile`](crate::compile) has their lists.
+//! [`compile`](crate::compile()) has their lists.
 //!
 //! `prepare` begins with bytes where the model begins with images; `narrow`, `fuse` and `resized_loss` shape the forward graph;
 //! `differentiate` adds the backward ops; `lay_out` adds the states of training, `accumulate` and `defer` put sums and running

@@ -1,0 +1,257 @@
+//! What documents name exists: files, functions and types in backticks, and the targets of links. So that documents can't rot.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use testing::repository;
+
+/// Folders that documents name files of.
+const FOLDERS: [&str; 6] = ["crates", "scripts", "docs", "bench", ".ci", "fuzz"];
+/// Endings that make a word in backticks a file of the repository.
+const ENDINGS: [&str; 7] = [".rs", ".cu", ".cuh", ".py", ".md", ".toml", ".plan"];
+/// Files that users write, or that Cargo does.
+const OTHERS: [&str; 2] = ["Cargo.toml", "CHANGELOG.md"];
+
+/// All that words are looked up in.
+struct Code {
+    /// Files and folders of the repository, from its root.
+    paths: BTreeSet<String>,
+    /// Rust files, by path, with their text.
+    rust: Vec<(String, String)>,
+    /// Every word of code and scripts.
+    words: BTreeSet<String>,
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.extend(c.to_lowercase());
+    }
+    snake
+}
+
+impl Code {
+    fn read() -> Code {
+        let root = repository();
+        let mut code = Code { paths: BTreeSet::new(), rust: vec![], words: BTreeSet::new() };
+        let mut left: Vec<PathBuf> = FOLDERS.iter().map(|name| root.join(name)).collect();
+        while let Some(path) = left.pop() {
+            let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_string();
+            if path.is_dir() {
+                let is_ours = !path.join("CACHEDIR.TAG").exists();
+                left.extend(
+                    fs::read_dir(&path).into_iter().flatten().map(|e| e.unwrap().path()).filter(|_| is_ours),
+                );
+                code.paths.insert(name);
+                continue;
+            }
+            let extension = path.extension().and_then(|end| end.to_str()).unwrap_or_default();
+            if ["rs", "cu", "cuh", "py", "", "toml", "c"].contains(&extension) {
+                let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+                code.words.extend(text.split(|c| !is_word(c)).map(str::to_string));
+                // Ops are printed by the names of their variants.
+                code.words.extend(text.split(|c| !is_word(c)).map(snake_case));
+                if extension == "rs" {
+                    code.rust.push((name.clone(), text));
+                }
+            }
+            code.paths.insert(name);
+        }
+        assert!(code.rust.len() > 300, "{} files of Rust", code.rust.len());
+        code
+    }
+
+    /// A file or folder whose path ends so.
+    fn find(&self, end: &str) -> Option<&String> {
+        let end = end.trim_end_matches('/');
+        self.paths
+            .iter()
+            .find(|path| path.strip_suffix(end).is_some_and(|start| start.is_empty() || start.ends_with('/')))
+    }
+
+    /// Whether a file declares this name, or has it as a variant or field.
+    fn declares(text: &str, name: &str) -> bool {
+        let keywords =
+            ["fn", "struct", "enum", "trait", "type", "const", "static", "mod", "union", "macro_rules!"];
+        text.match_indices(name).any(|(at, _)| {
+            let (before, after) = (&text[..at], &text[at + name.len()..]);
+            let is_whole = !before.ends_with(is_word) && !after.starts_with(is_word);
+            let declared =
+                keywords.iter().any(|keyword| before.strip_suffix(' ').is_some_and(|b| b.ends_with(keyword)));
+            let listed = before.ends_with("    ") && after.starts_with([',', ' ', '(', ':']);
+            is_whole && (declared || listed)
+        })
+    }
+
+    /// What is wrong with `a::b::c`, if anything.
+    fn check_symbol(&self, symbol: &str) -> Option<String> {
+        let parts: Vec<&str> = symbol.split("::").collect();
+        let is_crate = self.paths.contains(&format!("crates/{}", parts[0]));
+        let within = if is_crate { format!("crates/{}/", parts[0]) } else { String::new() };
+        let parts = if is_crate { &parts[1..] } else { &parts[..] };
+        for name in parts {
+            let in_file = self.paths.iter().any(|p| {
+                let stem = p.strip_suffix(".rs").unwrap_or(p);
+                p.starts_with(&within) && stem.rsplit('/').next() == Some(*name)
+            });
+            let declared = || {
+                let mut files = self.rust.iter().filter(|(path, _)| path.starts_with(&within));
+                files.any(|(_, text)| Code::declares(text, name))
+            };
+            // A crate may re-export what another declares.
+            let re_exported = || {
+                let lib = format!("{within}src/lib.rs");
+                let text = self.rust.iter().find(|(path, _)| *path == lib).map(|(_, text)| text.as_str());
+                text.is_some_and(|text| text.split(|c| !is_word(c)).any(|word| word == *name))
+            };
+            if !in_file && !declared() && !(is_crate && re_exported()) {
+                let place = if is_crate { within.as_str() } else { "crates/" };
+                return Some(format!("{place} declares no {name}"));
+            }
+        }
+        None
+    }
+
+    /// What is wrong with a text in backticks, if anything.
+    fn check(&self, token: &str) -> Option<String> {
+        let word = token.split_whitespace().next()?.trim_end_matches("()");
+        let stem = |part: &str| part.split('.').next().unwrap_or_default().to_string();
+        let is_placeholder = |part: &str| {
+            let stem = stem(part);
+            stem.len() > 1
+                && stem.chars().all(|c| c.is_ascii_uppercase())
+                && stem != "README"
+                && stem != "LOG"
+        };
+        let path = word.split("::").next()?;
+        let is_file = ENDINGS.iter().any(|end| path.ends_with(end));
+        let in_folder = path.contains('/') && FOLDERS.contains(&path.split('/').next()?);
+        if word.starts_with(['/', '-', '*', '.']) && !word.starts_with(".ci/") || OTHERS.contains(&word) {
+            return None;
+        }
+        if (is_file || in_folder) && !path.split('/').any(is_placeholder) {
+            let Some(found) = self.find(path) else {
+                let at_root = repository().join(path).exists();
+                return (!at_root).then(|| format!("there is no {path}"));
+            };
+            let text = self.rust.iter().find(|(name, _)| name == found).map(|(_, text)| text.as_str());
+            let names = word.split("::").skip(1);
+            let mut missing = names.filter(|name| !text.is_some_and(|text| Code::declares(text, name)));
+            return missing.next().map(|name| format!("{found} declares no {name}"));
+        }
+        let is_symbol = word.split("::").all(|part| !part.is_empty() && part.chars().all(is_word));
+        let is_symbol = is_symbol && !word.starts_with(|c: char| c.is_ascii_digit());
+        if is_symbol && word.contains("::") {
+            return self.check_symbol(word).filter(|_| !word.starts_with("std::"));
+        }
+        let is_one = token == word && is_symbol && word.len() > 2 && !is_placeholder(word);
+        (is_one && !self.words.contains(word)).then(|| format!("no code has the word {word}"))
+    }
+}
+
+/// Texts in backticks, outside of indented blocks, with their lines.
+fn quoted(text: &str) -> Vec<(usize, String)> {
+    let mut found = vec![];
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with("    ")) {
+        found.extend(line.split('`').skip(1).step_by(2).map(|token| (number + 1, token.to_string())));
+    }
+    found
+}
+
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut found = vec![];
+    for (number, line) in text.lines().enumerate() {
+        let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        found.extend(targets.map(|target| (number + 1, target.to_string())));
+    }
+    found
+}
+
+fn documents() -> Vec<PathBuf> {
+    let root = repository();
+    let single = ["ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md"];
+    let mut all: Vec<PathBuf> = single.iter().map(|name| root.join(name)).collect();
+    all.extend(testing::files(&root.join("docs"), "md"));
+    all
+}
+
+fn named(path: &Path) -> String {
+    path.strip_prefix(repository()).unwrap().display().to_string()
+}
+
+#[test]
+fn what_documents_name_exists() {
+    let code = Code::read();
+    let (mut wrong, mut looked) = (vec![], 0);
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for (line, token) in quoted(&text) {
+            looked += 1;
+            if let Some(problem) = code.check(&token) {
+                wrong.push(format!("{}:{line}: `{token}`: {problem}", named(&path)));
+            }
+        }
+    }
+    assert!(looked > 200, "{looked} were looked up");
+    assert!(wrong.is_empty(), "{} of {looked}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn what_is_wrong_would_be_seen() {
+    let code = Code::read();
+    let good = [
+        "crates/testing/src/lib.rs",
+        "testing/src/modules.rs::Sources",
+        "testing::modules::Sources",
+        "Sources::knots",
+        "scripts/hosts",
+        "vitesse plan --which last",
+        "vit-ti/4",
+        "names/FAMILY.rs",
+        "Sources",
+    ];
+    for token in good {
+        assert_eq!(code.check(token), None, "{token}");
+    }
+    // In two parts, as this file is looked through too.
+    let none = format!("{}{}", "no_such_", "thing");
+    let bad = [
+        format!("crates/testing/src/{none}.rs"),
+        format!("{none}.rs"),
+        format!("testing/src/modules.rs::{none}"),
+        format!("testing::modules::{none}"),
+        format!("Sources::{none}"),
+        format!("scripts/{none}"),
+        none,
+    ];
+    for token in &bad {
+        assert!(code.check(token).is_some(), "{token}");
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let root = repository();
+    let more = ["README.md", "CHANGELOG.md", "bench/LOG.md"].map(|name| root.join(name));
+    for path in documents().into_iter().chain(more) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (line, target) in links(&text).iter().filter(|(_, target)| !target.contains("://")) {
+            let file = target.split('#').next().unwrap_or_default();
+            let there = path.parent().unwrap().join(file);
+            assert!(file.is_empty() || there.exists(), "{}:{line}: no {target}", named(&path));
+        }
+    }
+}
+
+#[test]
+fn architecture_is_short() {
+    let text = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap();
+    assert!(text.lines().count() <= 200, "{} lines; 200 are allowed", text.lines().count());
+}
