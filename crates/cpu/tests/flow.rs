@@ -25,6 +25,14 @@ const LAMB: Optimizer = Optimizer::Lamb {
     min_coeff: 0.01,
     max_coeff: 10.0,
 };
+const MUON: Optimizer = Optimizer::Muon {
+    momentum: 0.95,
+    nesterov: true,
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.01,
+};
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.01 };
 
 /// What is trained, and how.
@@ -82,12 +90,13 @@ fn linear_pixels() -> Model {
     Segmenter::linear(vit).build(30, smoothed(), DType::F32).unwrap()
 }
 
-fn cases() -> [Case; 8] {
+fn cases() -> [Case; 9] {
     let case = |name, model, optimizer| Case { name, model, optimizer };
     [
         case("ViT", vit(Pool::Mean), adamw()),
         case("ViT with a class token, LAMB", vit(Pool::ClassToken), LAMB),
         case("ViT of wide layers", wide_vit(), adamw()),
+        case("ViT, Muon", vit(Pool::Mean), MUON),
         case("Swin", swin(), adamw()),
         case("Swin over few large samples", swin_of_large_samples(), SGD),
         case("ViT with LayerScale", layer_scale(), adamw()),

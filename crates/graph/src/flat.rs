@@ -47,6 +47,37 @@ impl From<Piece> for (usize, usize, f64, f64) {
     }
 }
 
+/// Matrices of one shape in a flat buffer, each within one of its tensors. In texts: `[rows,columns,[start, …]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(usize, usize, Vec<usize>)", into = "(usize, usize, Vec<usize>)")]
+pub struct Stack {
+    /// Rows of each.
+    pub rows: usize,
+    /// Columns of each.
+    pub columns: usize,
+    /// Their first elements in the whole buffer, in order.
+    pub starts: Vec<usize>,
+}
+
+impl Stack {
+    /// Elements of each matrix.
+    pub fn count(&self) -> usize {
+        self.rows * self.columns
+    }
+}
+
+impl From<(usize, usize, Vec<usize>)> for Stack {
+    fn from((rows, columns, starts): (usize, usize, Vec<usize>)) -> Self {
+        Stack { rows, columns, starts }
+    }
+}
+
+impl From<Stack> for (usize, usize, Vec<usize>) {
+    fn from(Stack { rows, columns, starts }: Stack) -> Self {
+        (rows, columns, starts)
+    }
+}
+
 /// Content of a flat buffer. Elements that belong to no piece are padding, which nobody reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flat {
@@ -72,6 +103,21 @@ pub struct Segment {
     /// First element in the whole buffer.
     pub start: usize,
     /// Number of elements.
+    pub count: usize,
+}
+
+/// One matrix of a [`Stack`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InStack {
+    /// The number of its tensor.
+    pub piece: usize,
+    /// The number of its stack.
+    pub stack: usize,
+    /// Its number in the stack.
+    pub number: usize,
+    /// Its first element in the whole buffer.
+    pub start: usize,
+    /// Its elements.
     pub count: usize,
 }
 
@@ -118,6 +164,34 @@ impl Flat {
             let (start, end) = (piece.start.max(whole.start), piece.range().end.min(whole.end));
             (start < end).then(|| (number, start - self.first..end - self.first))
         })
+    }
+
+    /// The matrices of stacks in the order of their elements, each with its tensor, its stack and its number there; or what is wrong
+    /// with them: together they must be the tensors, which no rank may hold in part.
+    pub fn matrices(&self, stacks: &[Stack]) -> Result<Vec<InStack>, String> {
+        let mut all: Vec<InStack> = vec![];
+        for (stack, of) in stacks.iter().enumerate() {
+            all.extend(of.starts.iter().enumerate().map(|(number, start)| {
+                let piece = self.pieces.partition_point(|piece| piece.start <= *start).saturating_sub(1);
+                InStack { piece, stack, number, start: *start, count: of.count() }
+            }));
+        }
+        all.sort_by_key(|matrix| matrix.start);
+        let mut next = 0;
+        for (piece, of) in self.pieces.iter().enumerate() {
+            let mut end = of.start;
+            while let Some(matrix) = all.get(next).filter(|m| m.piece == piece && m.start == end) {
+                (end, next) = (end + matrix.count.max(1), next + 1);
+            }
+            if end != of.range().end {
+                return Err(format!("no matrices make up piece {:?}", of.range()));
+            }
+        }
+        match (next == all.len(), self.group) {
+            (true, None) => Ok(all),
+            (true, Some(_)) => Err("matrices of a buffer that ranks divide have no kernels yet".into()),
+            (false, _) => Err("a matrix lies in no piece".into()),
+        }
     }
 
     /// Checks that pieces are in order, disjoint and inside the buffer.
@@ -192,5 +266,20 @@ mod tests {
         assert!(flat(&[(0, 65)], 64).check().is_err());
         assert!(Flat { group, ..flat(&[(0, 65)], 3 * CHUNK) }.check().is_err());
         assert!(Flat { group, ..flat(&[(0, 65)], 4 * CHUNK) }.check().is_ok());
+    }
+
+    #[test]
+    fn matrices_make_up_the_tensors() {
+        let of = flat(&[(0, 12), (64, 4), (128, 6)], CHUNK);
+        let stack = |rows, columns, starts: &[usize]| Stack { rows, columns, starts: starts.to_vec() };
+        let stacks = [stack(2, 2, &[0, 4, 8, 64]), stack(2, 3, &[128])];
+        let found = of.matrices(&stacks).unwrap();
+        let places: Vec<_> = found.iter().map(|m| (m.piece, m.stack, m.number, m.start)).collect();
+        assert_eq!(places, [(0, 0, 0, 0), (0, 0, 1, 4), (0, 0, 2, 8), (1, 0, 3, 64), (2, 1, 0, 128)]);
+        assert!(of.matrices(&stacks[..1]).is_err(), "a tensor without");
+        assert!(of.matrices(&[stack(2, 2, &[0, 4, 64]), stacks[1].clone()]).is_err(), "a gap");
+        assert!(of.matrices(&[stack(2, 2, &[0, 4, 8, 12, 64]), stacks[1].clone()]).is_err(), "padding");
+        let divided = Flat { group: Some(Mesh::of_data(2).world()), elements: 2 * CHUNK, ..of };
+        assert!(divided.matrices(&stacks).is_err(), "parts of ranks");
     }
 }

@@ -18,7 +18,7 @@ pub use attributes::{
     AttentionDrop, CHOICES, Lane, PathDrop, Per, Pooling, Reduction, Sampling, StateId, Window,
 };
 
-use crate::flat::Flat;
+use crate::flat::{Flat, Stack};
 use crate::mesh::Group;
 use crate::types::{DType, Shape};
 use crate::windows::Windows;
@@ -45,9 +45,11 @@ use serde::{Deserialize, Serialize};
 /// | `gelu`, `relu` | whether the activation is part of the op |
 /// | `group`, `reduction` | the ranks that take part in a collective, and how their values become one |
 /// | `heads` | heads of attention |
+/// | `left_transposed`, `right_transposed` | whether a side of a matmul is read as its transpose |
 /// | `kind`, `sampling`, `mixed`, `smoothing` | the form of the pooling, the resizing, the targets, the labels |
 /// | `patch`, `window`, `windows`, `pretrained` | geometry of patches, convolutions and attention windows |
 /// | `shape`, `shapes` | the shape of the result, where it doesn't follow from the operands |
+/// | `stacks` | the matrices in a flat buffer, those of one shape together |
 /// | `state` | the state that is read or written |
 /// | `sum` | whether column sums of the first result are made too: the gradient of a bias |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -297,6 +299,38 @@ pub enum Op {
         #[serde(flatten)]
         flat: Flat,
     },
+    /// The first part of Muon: dw, momentum, control → momentum, and for each stack the directions (matrices,rows,columns) to
+    /// orthogonalise, as `to` if that is given. The momentum is a moving average; with `nesterov` a direction is as the next would be.
+    /// Zeros if the step is skipped.
+    MuonMomentum {
+        momentum: f64,
+        nesterov: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<DType>,
+        stacks: Vec<Stack>,
+        #[serde(flatten)]
+        flat: Flat,
+    },
+    /// The last part of Muon: w, control, orthogonal directions of each stack [, copy] → w [, copy]. The step of a matrix is the
+    /// learning rate times `rms`·√max(rows, columns).
+    MuonApply {
+        rms: f64,
+        stacks: Vec<Stack>,
+        #[serde(flatten)]
+        flat: Flat,
+    },
+    /// Matrices by matrices: left (B,M,K), right (B,K,N), each as it lies or transposed, → (B,M,N).
+    Matmul {
+        #[serde(default, skip_serializing_if = "is_false")]
+        left_transposed: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        right_transposed: bool,
+    },
+    /// Gram matrices (B,N,N) → the same over their traces, roots of these (B): of X, those of X/‖X‖ and ‖X‖. Roots are at least `eps`.
+    UnitTrace { eps: f64 },
+    /// A (B,N,N), A² [, norms (B)] → a + b·A + c·A² [, over the norm], a, b and c being the `coefficients`: what an iteration of
+    /// Newton–Schulz multiplies by.
+    NewtonSchulz { coefficients: [f64; 3] },
     /// average, w as updated, control → average: decay·average + (1-decay)·w, or as it was on a skipped step.
     Ema { decay: f64 },
 

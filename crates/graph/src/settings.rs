@@ -45,6 +45,21 @@ pub enum Optimizer {
         /// Largest trust ratio.
         max_coeff: f64,
     },
+    /// Orthogonalised momentum for the matrices of hidden layers; AdamW for all else.
+    Muon {
+        /// Decay of the momentum of matrices.
+        momentum: f64,
+        /// Whether that momentum is Nesterov's.
+        nesterov: bool,
+        /// Decay of AdamW's first moment.
+        beta1: f64,
+        /// Decay of AdamW's second moment.
+        beta2: f64,
+        /// Number added to AdamW's denominator.
+        eps: f64,
+        /// Weight decay of both.
+        weight_decay: f64,
+    },
 }
 
 impl Optimizer {
@@ -53,7 +68,32 @@ impl Optimizer {
         match *self {
             Optimizer::AdamW { weight_decay, .. }
             | Optimizer::Sgd { weight_decay, .. }
-            | Optimizer::Lamb { weight_decay, .. } => weight_decay,
+            | Optimizer::Lamb { weight_decay, .. }
+            | Optimizer::Muon { weight_decay, .. } => weight_decay,
+        }
+    }
+
+    /// Its name, as settings have it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Optimizer::AdamW { .. } => "adamw",
+            Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Lamb { .. } => "lamb",
+            Optimizer::Muon { .. } => "muon",
+        }
+    }
+
+    /// Whether it treats the weights of hidden layers as matrices, apart from other parameters.
+    pub fn treats_matrices(&self) -> bool {
+        matches!(self, Optimizer::Muon { .. })
+    }
+
+    /// What it keeps of the earlier gradients of a parameter: the endings of the states' names.
+    pub fn keeps(&self, matrix: bool) -> &'static [&'static str] {
+        match self {
+            Optimizer::Sgd { .. } => &["momentum"],
+            Optimizer::Muon { .. } if matrix => &["momentum"],
+            Optimizer::AdamW { .. } | Optimizer::Lamb { .. } | Optimizer::Muon { .. } => &["m", "v"],
         }
     }
 }

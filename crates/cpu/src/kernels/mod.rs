@@ -36,6 +36,7 @@ pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row, pixel_grad, pi
 pub use norm::{add_layer_norm, layer_norm, layer_norm_grad, norm_add, norm_add_grad};
 pub use online::{softmax_and_grad, softmax_range};
 pub use optimize::{AdamW, Lamb, Sgd, adamw, ema, lamb_apply, lamb_moments_and_norms, sgd};
+pub use optimize::{muon_apply, muon_momentum, newton_schulz};
 pub use patches::{PatchGrid, patches, unpatches};
 pub use resample::{Axis, Taps, weigh};
 pub use scaling::{layer_scale, layer_scale_grad, swiglu, swiglu_grad};

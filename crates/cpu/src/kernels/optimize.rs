@@ -151,6 +151,52 @@ simd! {
         }
     }
 
+    /// Muon's momentum, a moving average of gradients, and the direction to orthogonalise: that average, or with `nesterov` what
+    /// it would be if the same gradient came once more.
+    pub fn muon_momentum<T, FMA>(
+        g: &[T],
+        m: &mut [T],
+        direction: &mut [T],
+        momentum: f64,
+        nesterov: bool,
+        grad_scale: f64,
+    ) {
+        assert!(m.len() == g.len() && direction.len() == g.len(), "muon_momentum: lengths differ");
+        let (keep, take) = (T::from_f64(momentum), T::from_f64(1.0 - momentum));
+        let (of_m, of_g) = if nesterov { (keep, take) } else { (T::ONE, T::ZERO) };
+        let grad_scale = T::from_f64(grad_scale);
+        for ((&g, m), direction) in g.iter().zip(m).zip(direction) {
+            let g = g * grad_scale;
+            *m = m.mul_add::<FMA>(keep, g * take);
+            *direction = m.mul_add::<FMA>(of_m, g * of_g);
+        }
+    }
+
+    /// p = keep·p - step·direction.
+    pub fn muon_apply<T, FMA>(p: &mut [T], direction: &[T], keep: f64, step: f64) {
+        assert_eq!(p.len(), direction.len(), "muon_apply: lengths differ");
+        let (keep, step) = (T::from_f64(keep), T::from_f64(step));
+        for (p, &direction) in p.iter_mut().zip(direction) {
+            *p = *p * keep - step * direction;
+        }
+    }
+
+    /// A row of a + b·A + c·A², of that number.
+    pub fn newton_schulz<T, FMA>(
+        gram: &[T],
+        square: &[T],
+        out: &mut [T],
+        row: usize,
+        coefficients: [f64; 3],
+    ) {
+        assert!(gram.len() == out.len() && square.len() == out.len(), "newton_schulz: lengths differ");
+        let [a, b, c] = coefficients.map(T::from_f64);
+        for ((out, &gram), &square) in out.iter_mut().zip(gram).zip(square) {
+            *out = gram.mul_add::<FMA>(b, square * c);
+        }
+        out[row] += a;
+    }
+
     /// average = decay·average + (1-decay)·p, written as a step towards p: decay and 1 - decay, each rounded, don't add
     /// up to one, and in single precision an average over ten thousand steps would settle 1e-4 beside p.
     pub fn ema<T, FMA>(average: &mut [T], p: &[T], decay: f64) {

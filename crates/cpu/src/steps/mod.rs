@@ -15,6 +15,7 @@ mod fp8;
 mod linear;
 mod loss;
 mod maps;
+mod muon;
 mod position_bias;
 mod prepare;
 mod random;

@@ -2,8 +2,8 @@
 //! memory a node wants, binding refuses what is not in it, and a run calls what was bound: the three can't disagree.
 
 use super::{
-    Context, attention, batch_norm, channels, conv, convert, fp8, linear, loss, maps, position_bias, prepare,
-    random, reduce, resize, resized_loss, rows, tokens, update, windows,
+    Context, attention, batch_norm, channels, conv, convert, fp8, linear, loss, maps, muon, position_bias,
+    prepare, random, reduce, resize, resized_loss, rows, tokens, update, windows,
 };
 use crate::kernels::Float;
 use graph::fp8::Format;
@@ -202,6 +202,21 @@ pub(crate) fn kernel<T: Float>(op: &Op, types: &Types<'_>, threads: usize) -> Op
                 // SAFETY: as all others.
                 Kernel::new(move |cx| unsafe { update::lamb_apply(cx, &segments) }).with_doubles()
             }
+            Op::MuonMomentum { ref flat, ref stacks, .. } => {
+                let matrices = muon::Matrices::of(flat, stacks);
+                // SAFETY: as all others.
+                Kernel::new(move |cx| unsafe { muon::momentum(cx, &matrices) })
+            }
+            Op::MuonApply { ref flat, ref stacks, .. } => {
+                let matrices = muon::Matrices::of(flat, stacks);
+                // SAFETY: as all others.
+                Kernel::new(move |cx| unsafe { muon::apply(cx, &matrices) })
+            }
+            Op::Matmul { left_transposed, right_transposed } => {
+                call!(muon::matmul, left_transposed, right_transposed)
+            }
+            Op::UnitTrace { eps } => call!(muon::unit_trace, eps),
+            Op::NewtonSchulz { coefficients } => call!(muon::newton_schulz, coefficients),
             Op::Ema { decay } => call!(update::ema, decay),
             Op::LossScale { window, hysteresis, min } => call!(update::loss_scale, window, hysteresis, min),
             Op::Commit => call!(batch_norm::commit),

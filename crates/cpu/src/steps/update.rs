@@ -148,7 +148,7 @@ unsafe fn control<T: Float>(cx: &Context<'_, T>, at: usize) -> Control {
 ///
 /// # Safety
 /// Nobody else touches this range of the outputs.
-unsafe fn write_copy<T: Float>(cx: &Context<'_, T>, copy: usize, range: Range<usize>) {
+pub(super) unsafe fn write_copy<T: Float>(cx: &Context<'_, T>, copy: usize, range: Range<usize>) {
     if let Some(copy) = cx.step.outputs.get(copy) {
         // SAFETY: the parameters and their copies lie apart; the rest is passed on to the caller.
         unsafe {
@@ -161,7 +161,7 @@ unsafe fn write_copy<T: Float>(cx: &Context<'_, T>, copy: usize, range: Range<us
 ///
 /// # Safety
 /// Nobody else touches this range of the outputs.
-unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>, range: &Range<usize>) {
+pub(super) unsafe fn start_in_place<T: Float>(cx: &Context<'_, T>, range: &Range<usize>) {
     for (input, output) in &cx.step.in_place {
         let (old, new) = (cx.input(*input).data, cx.output(*output).data);
         if !old.same_place(&new) {

@@ -204,6 +204,21 @@ impl Op {
             Op::Sgd { flat, .. } => update::optimizer(&["momentum"], flat, operands),
             Op::LambMoments { flat, .. } => update::lamb_moments(flat),
             Op::LambApply { flat, .. } => update::lamb_apply(flat, operands),
+            Op::MuonMomentum { to, stacks, flat, .. } => update::muon_momentum(*to, stacks, flat),
+            Op::MuonApply { stacks, flat, .. } => update::muon_apply(stacks, flat, operands),
+            Op::Matmul { left_transposed, right_transposed } => op
+                .takes("left", if *left_transposed { "B,K,M" } else { "B,M,K" }, Compute)
+                .takes("right", if *right_transposed { "B,N,K" } else { "B,K,N" }, Compute)
+                .gives("", "B,M,N", Compute)
+                .multiplies(),
+            Op::UnitTrace { .. } => {
+                op.takes("gram", "B,N,N", Compute).gives("", "B,N,N", Compute).gives("norm", "B", Full)
+            }
+            Op::NewtonSchulz { .. } => op
+                .takes("gram", "B,N,N", Compute)
+                .takes("square", "B,N,N", Compute)
+                .takes_if(operands > 2, "norm", "B", Full)
+                .gives("", "B,N,N", Compute),
             Op::Ema { .. } => op
                 .takes("average", "..", Full)
                 .takes("parameter", "..", Full)

@@ -64,7 +64,9 @@ impl Op {
             Op::AdamW { flat, .. }
             | Op::Sgd { flat, .. }
             | Op::LambMoments { flat, .. }
-            | Op::LambApply { flat, .. } => std::slice::from_mut(flat),
+            | Op::LambApply { flat, .. }
+            | Op::MuonMomentum { flat, .. }
+            | Op::MuonApply { flat, .. } => std::slice::from_mut(flat),
             _ => &mut [],
         };
         for flat in flats {

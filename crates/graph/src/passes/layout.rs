@@ -4,11 +4,12 @@
 //! averages and half-precision copies are then views into one flat buffer for each of these kinds, all at the same elements.
 
 use super::differentiate::Gradients;
+use super::matrices::matrices;
 use super::precision::multiplied;
-use crate::flat::{CHUNK, Flat, Piece, UNIT};
+use crate::flat::{CHUNK, Flat, Piece, Stack, UNIT};
 use crate::graph::{AVERAGE, COPY, GRADIENT, Graph, Home, PENDING, Role, State, own_bytes, settle};
 use crate::op::StateId;
-use crate::settings::{LossScaling, Optimizer, ParamGroup, Settings};
+use crate::settings::{LossScaling, ParamGroup, Settings};
 use crate::types::{DType, Type};
 use std::collections::HashMap;
 
@@ -64,6 +65,8 @@ pub struct Bucket {
     pub name: String,
     /// Offsets in each of the buffers.
     pub flat: Flat,
+    /// Its parameters as matrices, if that is how they are updated.
+    pub stacks: Vec<Stack>,
     /// All of its parameters.
     pub parameter: StateId,
     /// All of their gradients.
@@ -134,31 +137,65 @@ struct Cut {
     /// Parameters, in the order in which they lie.
     parameters: Vec<StateId>,
     flat: Flat,
-    /// Elements of the buckets before.
-    base: usize,
+    /// Its parameters as matrices, if that is how they are updated.
+    stacks: Vec<Stack>,
 }
 
-/// Cuts parameters into buckets: gradients that get ready one after the other share one, up to `communication.bucket`
-/// elements.
-fn cut(graph: &Graph, gradients: &Gradients, settings: &Settings<'_>) -> Vec<Cut> {
-    let count = |parameter: &StateId| graph.state_type(*parameter).shape.count();
-    let mut lists: Vec<Vec<StateId>> = Vec::new();
-    let mut filled = 0;
-    for (parameter, _) in gradients {
-        let elements = count(parameter);
-        match lists.last_mut().filter(|_| filled + elements <= settings.communication.bucket) {
+/// How many matrices each parameter is that is updated as such: see [`matrices`].
+type Matrices = HashMap<StateId, usize>;
+
+/// Parameters that a bucket will hold, as they get ready.
+struct List {
+    parameters: Vec<StateId>,
+    elements: usize,
+    /// Whether they are updated as matrices.
+    matrices: bool,
+    /// The place of the last in the order of gradients.
+    last: usize,
+}
+
+/// Gradients that get ready one after the other share a bucket until there are `communication.bucket` elements. Matrices have buckets of
+/// their own. Buckets come in the order in which they are complete.
+fn lists(graph: &Graph, gradients: &Gradients, matrices: &Matrices, bucket: usize) -> Vec<List> {
+    let mut lists: Vec<List> = Vec::new();
+    for (last, (parameter, _)) in gradients.iter().enumerate() {
+        let elements = graph.state_type(*parameter).shape.count();
+        let of_matrices = matrices.contains_key(parameter);
+        let open = lists.iter_mut().rfind(|list| list.matrices == of_matrices);
+        match open.filter(|list| list.elements + elements <= bucket) {
             Some(list) => {
-                list.push(*parameter);
-                filled += elements;
+                list.parameters.push(*parameter);
+                (list.elements, list.last) = (list.elements + elements, last);
             }
             None => {
-                lists.push(vec![*parameter]);
-                filled = elements;
+                lists.push(List { parameters: vec![*parameter], elements, matrices: of_matrices, last });
             }
         }
     }
-    let mut base = 0;
-    let cut = lists.into_iter().map(|parameters| {
+    lists.sort_by_key(|list| list.last);
+    lists
+}
+
+/// The matrices that pieces of a flat buffer are, those of one shape together.
+fn stacks(graph: &Graph, pieces: &[(StateId, Piece)], matrices: &Matrices) -> Vec<Stack> {
+    let mut stacks: Vec<Stack> = vec![];
+    for (parameter, piece) in pieces {
+        let Some(parts) = matrices.get(parameter) else { continue };
+        let shape = &graph.state_type(*parameter).shape;
+        let (rows, columns) = (shape.0[0] / parts, shape.0[1..].iter().product());
+        let starts = (0..*parts).map(|part| piece.start + part * rows * columns);
+        match stacks.iter_mut().find(|stack| (stack.rows, stack.columns) == (rows, columns)) {
+            Some(stack) => stack.starts.extend(starts),
+            None => stacks.push(Stack { rows, columns, starts: starts.collect() }),
+        }
+    }
+    stacks
+}
+
+fn cut(graph: &Graph, gradients: &Gradients, matrices: &Matrices, settings: &Settings<'_>) -> Vec<Cut> {
+    let count = |parameter: &StateId| graph.state_type(*parameter).shape.count();
+    let lists = lists(graph, gradients, matrices, settings.communication.bucket);
+    let cut = lists.into_iter().map(|List { parameters, .. }| {
         let counts: Vec<usize> = parameters.iter().map(count).collect();
         let (starts, elements) = arrange(&counts, Division::Whole);
         let piece = |(parameter, start): (StateId, usize)| {
@@ -169,21 +206,17 @@ fn cut(graph: &Graph, gradients: &Gradients, settings: &Settings<'_>) -> Vec<Cut
         };
         let mut pieces: Vec<(StateId, Piece)> = parameters.into_iter().zip(starts).map(piece).collect();
         pieces.sort_by_key(|(_, piece)| piece.start);
+        let stacks = stacks(graph, &pieces, matrices);
         let (parameters, pieces) = pieces.into_iter().unzip();
-        let cut = Cut { parameters, flat: Flat { elements, pieces, ..Flat::default() }, base };
-        base += elements;
-        cut
+        Cut { parameters, flat: Flat { elements, pieces, ..Flat::default() }, stacks }
     });
     cut.collect()
 }
 
 /// Adds the states of training to a graph that has gradients.
 pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>) -> Layout {
-    let cuts = cut(graph, gradients, settings);
-    let suffixes: &[&str] = match settings.optimizer {
-        Optimizer::Sgd { .. } => &["momentum"],
-        Optimizer::AdamW { .. } | Optimizer::Lamb { .. } => &["m", "v"],
-    };
+    let matrices = if settings.optimizer.treats_matrices() { matrices(graph) } else { Matrices::new() };
+    let cuts = cut(graph, gradients, &matrices, settings);
     let dtype = gradients.first().map_or(DType::F32, |(p, _)| graph.state_type(*p).dtype);
     let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
     let mut pairs: Vec<(StateId, StateId)> = Vec::with_capacity(gradients.len());
@@ -195,7 +228,8 @@ pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>
     let trained = pairs.into_iter().map(|(parameter, gradient)| {
         let State { name, ty, .. } = graph.states[parameter.index()].clone();
         let moment = |suffix| graph.add_state(format!("{name}.{suffix}"), ty.clone(), Role::Moment);
-        let moments = suffixes.iter().map(moment).collect();
+        let kept = settings.optimizer.keeps(matrices.contains_key(&parameter));
+        let moments = kept.iter().map(moment).collect();
         let average = settings.ema.map(|_| graph.add_state(format!("{name}{AVERAGE}"), ty, Role::Average));
         Trained { parameter, gradient, moments, average }
     });
@@ -213,7 +247,7 @@ pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>
     let copies: HashMap<StateId, StateId> = copies.collect();
     let running = add_running(graph, settings.ema.is_some());
     let mut homes = Homes { graph, cuts: &cuts, trained: &trained };
-    let buckets = homes.lay_all(&copies, suffixes, stats, settings);
+    let buckets = homes.lay_all(&copies, stats, settings);
     settle(&mut graph.states);
     Layout { trained, buckets, stats, applied, loss_scale, copies, running }
 }
@@ -230,15 +264,26 @@ impl Homes<'_> {
     fn lay_all(
         &mut self,
         copies: &HashMap<StateId, StateId>,
-        suffixes: &[&str],
         stats: StateId,
         settings: &Settings<'_>,
     ) -> Vec<Bucket> {
         let dtype = self.graph.state_type(stats).dtype;
         let parameters = self.lay("", dtype, None, |t| Some(t.parameter));
-        let moments: Vec<_> = (suffixes.iter().enumerate())
-            .map(|(k, suffix)| self.lay(&format!(".{suffix}"), dtype, None, |t| t.moments.get(k).copied()))
-            .collect();
+        let keeps = |cut: &Cut| settings.optimizer.keeps(!cut.stacks.is_empty());
+        let mut kinds: Vec<&str> = vec![];
+        for kind in self.cuts.iter().flat_map(|cut| keeps(cut).iter().copied()) {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        let mut moments: Vec<Vec<StateId>> = vec![vec![]; self.cuts.len()];
+        for kind in kinds {
+            let place = |cut: &Cut| keeps(cut).iter().position(|kept| *kept == kind);
+            let suffix = format!(".{kind}");
+            let of = |t: &Trained, cut: &Cut| t.moments.get(place(cut)?).copied();
+            let laid = self.lay_some(&suffix, dtype, None, |cut| place(cut).is_some(), of);
+            moments.iter_mut().zip(laid).for_each(|(list, state)| list.extend(state));
+        }
         let copies = settings
             .mixed
             .map(|mixed| self.lay(COPY, mixed.half, None, |t| copies.get(&t.parameter).copied()));
@@ -264,9 +309,10 @@ impl Homes<'_> {
                 gradients: cut.parameters.iter().filter_map(gradient).collect(),
                 name,
                 flat: cut.flat.clone(),
+                stacks: cut.stacks.clone(),
                 parameter: parameters[index],
                 gradient: gradients[index],
-                moments: moments.iter().map(|kind| kind[index]).collect(),
+                moments: moments[index].clone(),
                 average: averages.as_ref().map(|kind| kind[index]),
                 copy: copies.as_ref().map(|kind| kind[index]),
             }
@@ -283,20 +329,39 @@ impl Homes<'_> {
         home: Option<Home>,
         of: impl Fn(&Trained) -> Option<StateId>,
     ) -> Vec<StateId> {
+        self.lay_some(suffix, dtype, home, |_| true, |t, _| of(t)).into_iter().flatten().collect()
+    }
+
+    /// As [`Self::lay`], for some of the buckets.
+    fn lay_some(
+        &mut self,
+        suffix: &str,
+        dtype: DType,
+        home: Option<Home>,
+        has: impl Fn(&Cut) -> bool,
+        of: impl Fn(&Trained, &Cut) -> Option<StateId>,
+    ) -> Vec<Option<StateId>> {
         let home = home.unwrap_or(Home::Own(own_bytes(&self.graph.states)));
-        let mut flats = vec![];
-        for (index, Cut { parameters, flat, base }) in self.cuts.iter().enumerate() {
+        let (mut flats, mut base) = (vec![], 0);
+        for (index, cut) in self.cuts.iter().enumerate() {
+            if !has(cut) {
+                flats.push(None);
+                continue;
+            }
+            let Cut { parameters, flat, .. } = cut;
             let at = |element: usize| moved(home, (base + element) * dtype.bytes());
             let ty = Type::new(dtype, [flat.elements]);
             let state = self.graph.add_state(format!("bucket.{index}{suffix}"), ty, Role::Flat);
             self.graph.states[state.index()].home = at(0);
-            flats.push(state);
+            flats.push(Some(state));
             for (parameter, piece) in parameters.iter().zip(&flat.pieces) {
-                let member = self.trained.iter().find(|t| t.parameter == *parameter).and_then(&of);
+                let trained = self.trained.iter().find(|t| t.parameter == *parameter);
+                let member = trained.and_then(|t| of(t, cut));
                 if let Some(member) = member {
                     self.graph.states[member.index()].home = at(piece.start);
                 }
             }
+            base += flat.elements;
         }
         flats
     }

@@ -2,7 +2,7 @@
 //! [`compile`](crate::compile()) has their lists.
 //!
 //! `prepare` begins with bytes where the model begins with images; `narrow`, `fuse` and `resized_loss` shape the forward graph;
-//! `differentiate` adds the backward ops; `lay_out` adds the states of training, `accumulate` and `defer` put sums and running
+//! `differentiate` adds the backward ops; `matrices` finds the weights of hidden layers; `lay_out` adds the states of training, `accumulate` and `defer` put sums and running
 //! moments there; `peephole` merges epilogues; `recompute` trades activations for work; `precision` says which values are
 //! in half precision; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
 //! other; `synchronise` adds what batch norms of several ranks know of each other, and `parallelise` the all-reduce of
@@ -18,6 +18,8 @@ mod fuse;
 mod gather;
 mod late;
 mod layout;
+mod matrices;
+mod muon;
 mod narrow;
 mod parallelise;
 mod pattern;
@@ -41,6 +43,7 @@ pub use fuse::fuse;
 pub use gather::gather;
 pub use late::late;
 pub use layout::{Bucket, Division, Layout, Running, Trained, arrange, lay_out};
+pub use matrices::matrices;
 pub use narrow::narrow;
 pub use parallelise::parallelise;
 pub use peephole::peephole;

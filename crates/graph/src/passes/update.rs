@@ -20,15 +20,20 @@ pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Res
     let applied = graph.push(Op::Advance, &[before, control], &at("applied"))?[0];
     graph.assign(layout.applied, applied, Phase::Update)?;
     let step = Step { settings, control, applied };
+    let buckets: Vec<(&Bucket, ValueId)> = layout.buckets.iter().zip(gradients).collect();
+    let (matrices, others): (Vec<_>, Vec<_>) = buckets.into_iter().partition(|(b, _)| !b.stacks.is_empty());
     let updated = match settings.optimizer {
-        Optimizer::Lamb { .. } => step.lamb(&mut graph, &layout.buckets, &gradients)?,
-        _ => step.at_once(&mut graph, &layout.buckets, &gradients)?,
+        Optimizer::Lamb { .. } => step.lamb(&mut graph, &others)?,
+        _ => step.at_once(&mut graph, &others)?,
     };
-    for (bucket, updated) in layout.buckets.iter().zip(updated) {
-        if let (Some(average), Some(decay)) = (bucket.average, settings.ema) {
-            let inputs = [graph.read(average), updated, control];
-            let value = graph.push(Op::Ema { decay }, &inputs, &at_bucket(&graph, bucket))?[0];
-            graph.assign(average, value, Phase::Update)?;
+    for ((bucket, _), updated) in others.iter().zip(updated) {
+        step.average(&mut graph, bucket, updated)?;
+    }
+    // One after the other, so that what is made on the way of one bucket alone takes memory.
+    if let Optimizer::Muon { momentum, nesterov, .. } = settings.optimizer {
+        for (bucket, gradient) in matrices {
+            let updated = step.muon(&mut graph, bucket, gradient, (momentum, nesterov))?;
+            step.average(&mut graph, bucket, updated)?;
         }
     }
     commit_running(&mut graph, layout, settings, control)?;
@@ -68,33 +73,38 @@ fn commit_running(
     Ok(())
 }
 
-fn at_bucket(graph: &Graph, bucket: &Bucket) -> At {
+pub(super) fn at_bucket(graph: &Graph, bucket: &Bucket) -> At {
     At::named(&bucket.name, graph.states[bucket.parameter.index()].name.clone(), Phase::Update)
 }
 
 /// Values that all buckets share.
-struct Step<'a> {
-    settings: &'a Settings<'a>,
-    control: ValueId,
+pub(super) struct Step<'a> {
+    pub settings: &'a Settings<'a>,
+    pub control: ValueId,
     applied: ValueId,
 }
 
 impl Step<'_> {
+    /// The moving average of a bucket's parameters, if there is one.
+    fn average(&self, graph: &mut Graph, bucket: &Bucket, updated: ValueId) -> Result<(), GraphError> {
+        if let (Some(average), Some(decay)) = (bucket.average, self.settings.ema) {
+            let inputs = [graph.read(average), updated, self.control];
+            let value = graph.push(Op::Ema { decay }, &inputs, &at_bucket(graph, bucket))?[0];
+            graph.assign(average, value, Phase::Update)?;
+        }
+        Ok(())
+    }
+
     /// An optimizer of one op for each bucket; returns the parameters as updated.
-    fn at_once(
-        &self,
-        graph: &mut Graph,
-        buckets: &[Bucket],
-        gradients: &[ValueId],
-    ) -> Result<Vec<ValueId>, GraphError> {
+    fn at_once(&self, graph: &mut Graph, buckets: &[(&Bucket, ValueId)]) -> Result<Vec<ValueId>, GraphError> {
         let mut updated = vec![];
-        for (bucket, gradient) in buckets.iter().zip(gradients) {
+        for (bucket, gradient) in buckets {
             let flat = bucket.flat.clone();
             let op = match self.settings.optimizer {
                 Optimizer::Sgd { momentum, nesterov, .. } => Op::Sgd { momentum, nesterov, flat },
-                Optimizer::AdamW { beta1, beta2, eps, .. } | Optimizer::Lamb { beta1, beta2, eps, .. } => {
-                    Op::AdamW { beta1, beta2, eps, flat }
-                }
+                Optimizer::AdamW { beta1, beta2, eps, .. }
+                | Optimizer::Lamb { beta1, beta2, eps, .. }
+                | Optimizer::Muon { beta1, beta2, eps, .. } => Op::AdamW { beta1, beta2, eps, flat },
             };
             let mut inputs = vec![graph.read(bucket.parameter), *gradient];
             inputs.extend(bucket.moments.iter().map(|m| graph.read(*m)));
@@ -111,17 +121,12 @@ impl Step<'_> {
     }
 
     /// LAMB: the moments of all buckets, with the norms of their tensors, then the parameters.
-    fn lamb(
-        &self,
-        graph: &mut Graph,
-        buckets: &[Bucket],
-        gradients: &[ValueId],
-    ) -> Result<Vec<ValueId>, GraphError> {
+    fn lamb(&self, graph: &mut Graph, buckets: &[(&Bucket, ValueId)]) -> Result<Vec<ValueId>, GraphError> {
         let Optimizer::Lamb { beta1, beta2, eps, min_coeff, max_coeff, .. } = self.settings.optimizer else {
             return Ok(vec![]);
         };
         let mut made = vec![];
-        for (bucket, gradient) in buckets.iter().zip(gradients) {
+        for (bucket, gradient) in buckets {
             let op = Op::LambMoments { beta1, beta2, eps, flat: bucket.flat.clone() };
             let mut inputs = vec![graph.read(bucket.parameter), *gradient];
             inputs.extend(bucket.moments.iter().map(|m| graph.read(*m)));
@@ -133,7 +138,7 @@ impl Step<'_> {
             made.push(outputs);
         }
         let mut updated = vec![];
-        for (bucket, made) in buckets.iter().zip(made) {
+        for ((bucket, _), made) in buckets.iter().zip(made) {
             let op = Op::LambApply { beta1, beta2, eps, min_coeff, max_coeff, flat: bucket.flat.clone() };
             let mut inputs = vec![graph.read(bucket.parameter)];
             inputs.extend(made);

@@ -103,6 +103,8 @@ pub fn backward(graph: &mut Graph, node: &Node, dout: &[Option<ValueId>], wants:
         Op::AddUp { .. } => emit.no_rule(),
         Op::Advance | Op::AdamW { .. } | Op::Sgd { .. } | Op::Ema { .. } => emit.no_rule(),
         Op::LambMoments { .. } | Op::LambApply { .. } => emit.no_rule(),
+        Op::MuonMomentum { .. } | Op::MuonApply { .. } => emit.no_rule(),
+        Op::Matmul { .. } | Op::UnitTrace { .. } | Op::NewtonSchulz { .. } => emit.no_rule(),
         Op::Pack { .. } | Op::Unpack { .. } | Op::AllReduce { .. } => emit.no_rule(),
         Op::ReduceScatter { .. } | Op::AllGather { .. } | Op::Cast { .. } => emit.no_rule(),
         Op::LossScale { .. } | Op::ConvGradX { .. } | Op::ConvGradW { .. } => emit.no_rule(),

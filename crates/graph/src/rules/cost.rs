@@ -101,6 +101,14 @@ fn flops(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         Op::LambMoments { .. } => 16.0 * first,
         Op::LambApply { .. } => 6.0 * first,
         Op::Sgd { .. } => 6.0 * first,
+        Op::MuonMomentum { .. } => 5.0 * first,
+        Op::MuonApply { .. } => 4.0 * first,
+        Op::Matmul { left_transposed, .. } => {
+            let k = inputs[0].shape.0[if *left_transposed { 1 } else { 2 }];
+            2.0 * written * k as f64
+        }
+        Op::UnitTrace { .. } => 2.0 * first,
+        Op::NewtonSchulz { .. } => 4.0 * first,
         Op::Ema { .. } | Op::Quantize { .. } => 3.0 * first,
         Op::SumSquares { .. } => 2.0 * inputs.iter().map(|t| count(t)).sum::<f64>(),
         Op::Moments | Op::BatchNorm { .. } => 4.0 * first,

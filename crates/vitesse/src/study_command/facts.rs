@@ -79,7 +79,7 @@ impl Resolve for Here {
             batch_per_rank: run.batch,
             accumulation: run.accumulate,
             model: run.model.clone(),
-            optimizer: optimizer(&run).to_string(),
+            optimizer: run.optimizer.name().to_string(),
             precision: run.precision.to_string(),
             device: run.device.to_string(),
             images_of_set: run.data.facts.train_images as u64,
@@ -104,14 +104,6 @@ fn one_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     let first = text.lines().next().unwrap_or_default();
     first.strip_prefix("error: ").unwrap_or(first).to_string()
-}
-
-fn optimizer(run: &Resolved) -> &'static str {
-    match run.optimizer {
-        graph::Optimizer::AdamW { .. } => "adamw",
-        graph::Optimizer::Sgd { .. } => "sgd",
-        graph::Optimizer::Lamb { .. } => "lamb",
-    }
 }
 
 pub fn cores() -> usize {

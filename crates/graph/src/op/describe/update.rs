@@ -1,6 +1,6 @@
 //! Optimizers, and what ranks communicate.
 
-use crate::flat::Flat;
+use crate::flat::{Flat, Stack};
 use crate::op::slots::Class::{Exactly, Float, Full, Half, Like};
 use crate::op::slots::{Description, require};
 use crate::types::{DType, Shape};
@@ -74,6 +74,38 @@ pub fn lamb_apply(flat: &Flat, operands: usize) -> Description {
         .gives("", "n", Full)
         .over(0);
     if copies { op.gives("half", "n", Like(6)).over(6) } else { op }
+}
+
+/// An op over the matrices in a rank's part of such a buffer.
+fn over_stacks(flat: &Flat, stacks: &[Stack]) -> Description {
+    let (of, stacks) = (flat.clone(), stacks.to_vec());
+    over_flat(flat).check(move |_| of.matrices(&stacks).map(|_| ()))
+}
+
+fn directions(stack: &Stack) -> Shape {
+    Shape::from([stack.starts.len(), stack.rows, stack.columns])
+}
+
+/// dw, momentum, control → momentum, directions of each stack.
+pub fn muon_momentum(to: Option<DType>, stacks: &[Stack], flat: &Flat) -> Description {
+    let op = over_stacks(flat, stacks)
+        .takes("gradient", "n", Full)
+        .takes("momentum", "n", Full)
+        .takes("control", "3", Full)
+        .gives("momentum", "n", Full)
+        .over(1);
+    let class = to.map_or(Full, Exactly);
+    stacks.iter().fold(op, |op, stack| op.gives_shape("direction", &directions(stack), "*", class))
+}
+
+/// w, control, directions of each stack [, a copy of w] → w [, the copy].
+pub fn muon_apply(stacks: &[Stack], flat: &Flat, operands: usize) -> Description {
+    let usual = 2 + stacks.len();
+    let copies = operands > usual;
+    let op = over_stacks(flat, stacks).takes("parameter", "n", Full).takes("control", "3", Full);
+    let op = stacks.iter().fold(op, |op, stack| op.takes_shape("direction", &directions(stack), Float));
+    let op = op.takes_if(copies, "copy", "n", Half).gives("", "n", Full).over(0);
+    if copies { op.gives("half", "n", Like(usual)).over(usual) } else { op }
 }
 
 /// n values of which there are parts, sums so far of some → n sums.
