@@ -351,6 +351,102 @@ __global__ void __launch_bounds__(THREADS) lamb_apply(
     });
 }
 
+// ---- Muon ----------------------------------------------------------------------------------------------------------------
+
+// As `each`, four elements at a time or one: matrices may begin anywhere.
+template <int N, typename F> __device__ __forceinline__ void each_of(const Piece& piece, F at) {
+    if constexpr (N == 4) {
+        each(piece, at);
+    } else {
+        for (u64 i = piece.first + threadIdx.x; i < (u64)piece.first + piece.count; i += THREADS) at(Width<1>{}, i);
+    }
+}
+
+// Moves the momentum `m`; the direction to orthogonalise goes to `copy`: zeros if the step is skipped.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(THREADS) muon_momentum(
+    const Tensor* tensors, const Piece* pieces, const float* control, double momentum, u32 nesterov) {
+    Piece piece = pieces[blockIdx.x];
+    const Tensor t = tensors[piece.tensor];
+    const bool skipped = control[1] == 0.0f;
+    const float factor = control[0], keep = (float)momentum, take = (float)(1.0 - momentum);
+    const float of_m = nesterov ? keep : 1.0f, of_g = nesterov ? take : 0.0f;
+    each_of<WIDTH>(piece, [&](auto width, u64 i) {
+        constexpr int N = decltype(width)::value;
+        float g[N], m[N], direction[N];
+        if (skipped) {
+#pragma unroll
+            for (int k = 0; k < N; k++) direction[k] = 0.0f;
+            Pack<T, N>::store((T*)t.copy + i, direction);
+            return;
+        }
+        Pack<float, N>::load(t.g + i, g);
+        Pack<float, N>::load(t.m + i, m);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            g[k] = __fmul_rn(g[k], factor);
+            m[k] = __fmaf_rn(m[k], keep, __fmul_rn(g[k], take));
+            direction[k] = __fmaf_rn(m[k], of_m, __fmul_rn(g[k], of_g));
+        }
+        Pack<float, N>::store(t.m + i, m);
+        Pack<T, N>::store((T*)t.copy + i, direction);
+    });
+}
+
+// The direction comes from `v`. The table's `lr_scale` has the matrix's step in it, and its `weight_decay` is relative to that.
+template <typename Half, typename T, int WIDTH>
+__global__ void __launch_bounds__(THREADS) muon_apply(
+    const Tensor* tensors, const Piece* pieces, const Header* header, const float* control, double average_take) {
+    Piece piece = pieces[blockIdx.x];
+    const Tensor t = tensors[piece.tensor];
+    if (control[1] == 0.0f) return;
+    const double lr = header->learning_rate * t.lr_scale;
+    const float keep = (float)(1.0 - lr * t.weight_decay), step = (float)lr, take = (float)average_take;
+    each_of<WIDTH>(piece, [&](auto width, u64 i) {
+        constexpr int N = decltype(width)::value;
+        float w[N], direction[N];
+        Pack<float, N>::load(t.w + i, w);
+        Pack<T, N>::load((const T*)t.v + i, direction);
+#pragma unroll
+        for (int k = 0; k < N; k++) w[k] = __fsub_rn(__fmul_rn(w[k], keep), __fmul_rn(step, direction[k]));
+        store_w<Half, N>(t, i, w, take);
+    });
+}
+
+// Gram matrices over their traces, and the roots of these. Each block sums up the trace for itself.
+template <typename T>
+__global__ void __launch_bounds__(THREADS) unit_trace(const T* gram, T* out, float* norms, u32 n, double eps) {
+    const u64 elements = (u64)n * n;
+    const T* from = gram + blockIdx.y * elements;
+    double trace = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) trace += to_float(from[(u64)i * n + i]);
+    trace = block_sum<THREADS>(trace);
+    __shared__ double norm;
+    if (threadIdx.x == 0) {
+        norm = fmax(sqrt(trace), eps);
+        if (blockIdx.x == 0) norms[blockIdx.y] = (float)norm;
+    }
+    __syncthreads();
+    const float factor = (float)(1.0 / (norm * norm));
+    T* to = out + blockIdx.y * elements;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < elements; i += (u64)gridDim.x * THREADS)
+        to[i] = from_float<T>(__fmul_rn(to_float(from[i]), factor));
+}
+
+// a + b·A + c·A², over the norm if there is one.
+template <typename T>
+__global__ void __launch_bounds__(THREADS) newton_schulz(
+    const T* gram, const T* square, const float* norms, T* out, u32 n, double a_, double b_, double c_) {
+    const u64 elements = (u64)n * n, matrix = blockIdx.y * elements;
+    const double norm = norms ? norms[blockIdx.y] : 1.0;
+    const float a = (float)(a_ / norm), b = (float)(b_ / norm), c = (float)(c_ / norm);
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < elements; i += (u64)gridDim.x * THREADS) {
+        float y = __fmaf_rn(to_float(gram[matrix + i]), b, __fmul_rn(to_float(square[matrix + i]), c));
+        if (i / n == i % n) y = __fadd_rn(y, a);
+        out[matrix + i] = from_float<T>(y);
+    }
+}
+
 // Refreshes the copies of all parameters.
 template <typename Half> __global__ void __launch_bounds__(THREADS) copies(const Tensor* tensors, const Piece* pieces) {
     Piece piece = pieces[blockIdx.x];

@@ -5,12 +5,12 @@ use cuda::CudaError;
 use cuda::action::{
     Action, Address, Arg, Constants, Facts, Kernel, Launch, Operand, PartialSum, Source, StepContext,
 };
-use cuda::bind::{Addresses, Binder, Bound, Maker, state_addresses};
+use cuda::bind::{Addresses, Binder, Bound, Maker, Steps, state_addresses};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
-    Builder, Communication, DType, Graph, Init, Key, Lane, Loss, Mesh, Model, Op, Optimizer, ParamGroup,
-    Plan, Program, Recompute,
+    Builder, Communication, DType, Graph, Init, Key, Lane, Loss, Mesh, Mixed, Model, Op, Optimizer,
+    ParamGroup, Plan, Program, Recompute,
 };
 use graph::{Home, Role, Settings, compile};
 use models::swin::Swin;
@@ -276,14 +276,26 @@ fn gpu() -> cuda::Target {
     cuda::Target { half_precision: true, facts: Facts::h200() }
 }
 
+const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 };
+
 fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Program {
+    compiled_with(model, recompute, accumulates, ADAMW, None)
+}
+
+fn compiled_with(
+    model: Model,
+    recompute: Recompute,
+    accumulates: bool,
+    optimizer: Optimizer,
+    mixed: Option<Mixed>,
+) -> Program {
     let settings = Settings {
-        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+        optimizer,
         max_grad_norm: Some(1.0),
         recompute,
         group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: Some(0.9),
-        mixed: None,
+        mixed,
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
@@ -294,10 +306,14 @@ fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Progra
 }
 
 fn bind(program: &Program, plan: &Plan) -> Bound {
+    bind_by(program, plan, &Fake)
+}
+
+fn bind_by(program: &Program, plan: &Plan, maker: &dyn Maker) -> Bound {
     let facts = Facts::h200();
     let states = state_addresses(&program.states, STATES, ARENA);
     let memory = Addresses { arena: ARENA, states: &states, header: 1 << 42 };
-    let binder = Binder { memory, tf32: false, facts: &facts, maker: &Fake, rank: 0 };
+    let binder = Binder { memory, tf32: false, facts: &facts, maker, rank: 0 };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
 }
 
@@ -343,6 +359,48 @@ fn all_of_an_update_is_two_groups() {
     let mut groups: Vec<(usize, usize)> = bound.actions.iter().map(|p| (p.first, p.step)).collect();
     groups.dedup();
     assert_eq!(groups, [(0, 2), (3, program.update.steps.len() - 1)]);
+}
+
+/// Muon's matmuls read what was made for them, in the arena beside gradients or without; and there is a kernel for each step.
+#[test]
+fn updates_of_matrices_bind_and_play() {
+    let (momentum, nesterov, beta1, beta2, eps, weight_decay) = (0.95, true, 0.9, 0.95, 1e-8, 0.05);
+    let muon = Optimizer::Muon { momentum, nesterov, beta1, beta2, eps, weight_decay };
+    let bf16 = Some(Mixed { half: DType::Bf16, residual: DType::F32 });
+    for (accumulates, mixed) in [(true, None), (false, None), (false, bf16)] {
+        for model in models().into_iter().chain([segmenter()]) {
+            let program = compiled_with(model, Recompute::None, accumulates, muon, mixed);
+            let bound = bind(&program, &program.update);
+            let mut marks = Marks::default();
+            for (address, bytes) in [(ARENA, program.arena()), (STATES, program.state_bytes())] {
+                for at in (0..bytes as u64).step_by(ALIGN as usize) {
+                    marks.write((address + at, 1), mark(&address));
+                }
+            }
+            marks.play(&bound);
+            let states = program.states.iter().zip(state_addresses(&program.states, STATES, ARENA));
+            for (state, address) in states.filter(|(state, _)| state.is_parameter()) {
+                let found = marks.read((address, state.ty.bytes() as u64), &state.name);
+                assert!(found != mark(&STATES), "nothing is written to {}", state.name);
+            }
+            let matmuls = |steps: &[graph::plan::Step]| {
+                steps.iter().filter(|step| matches!(step.op, Op::Matmul { .. })).count()
+            };
+            assert!(matmuls(&program.update.steps) >= 15);
+            // Averages of running moments have no kernel yet, whatever the optimizer.
+            if program.states.iter().any(|state| state.role == Role::Running) {
+                continue;
+            }
+            let direction = if mixed.is_some() { "bf16" } else { "float" };
+            let name = format!("newton_schulz<{direction}>");
+            let real = bind_by(&program, &program.update, &Steps);
+            let is_polynomial =
+                |action: &Action| matches!(action, Action::Launch(launch) if launch.kernel.name == name);
+            assert!(real.actions.iter().any(|placed| is_polynomial(&placed.action)), "{name}");
+            let calls = real.actions.iter().filter(|p| matches!(p.action, Action::Matmul(_))).count();
+            assert!(calls > matmuls(&program.update.steps), "one for each matrix of a stack");
+        }
+    }
 }
 
 /// The actions in another order that their lanes and waits allow: of the lanes whose next action is ready, `choose` takes one.

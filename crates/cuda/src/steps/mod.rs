@@ -16,6 +16,7 @@ pub mod linear;
 pub mod loss;
 pub mod maps;
 pub mod norm_add;
+pub mod orthogonalise;
 pub mod position_bias;
 pub mod prepare;
 pub mod resize;
@@ -69,6 +70,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
         Op::ResizedCrossEntropy { .. } | Op::ResizedCrossEntropyGrad { .. } => resized_loss::actions(cx),
         Op::Concat | Op::Slice { .. } => channels::actions(cx),
         Op::Clip { .. } | Op::Advance | Op::LossScale { .. } => update::actions(cx),
+        Op::Matmul { .. } | Op::UnitTrace { .. } | Op::NewtonSchulz { .. } => orthogonalise::actions(cx),
         Op::Assign { .. }
         | Op::Reshape { .. }
         | Op::ColumnSum { .. }
@@ -124,6 +126,7 @@ const DEFERRED: Deferred = Deferred { most: 8 << 20, stays: 24 };
 pub fn is_optimizer(op: &Op) -> bool {
     matches!(op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Ema { .. })
         || matches!(op, Op::LambMoments { .. } | Op::LambApply { .. })
+        || matches!(op, Op::MuonMomentum { .. } | Op::MuonApply { .. })
 }
 
 impl graph::Target for Target {

@@ -1,5 +1,10 @@
 //! Update: gradient norm, clipping, optimizers. One launch updates all parameters of a plan.
 
+mod control;
+mod muon;
+
+pub use control::{actions, norm};
+
 use crate::action::{Action, Address, Arg, Constants, Kernel, Launch, Operand, Source, StepContext};
 use crate::error::CudaError;
 use graph::flat::{CHUNK, Flat, Piece, Segment};
@@ -8,7 +13,7 @@ use std::mem::discriminant;
 use std::ops::Range;
 
 // As update.cu has them.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 const WIDE: u32 = 1024;
 const WARPS: usize = THREADS as usize / 32;
 
@@ -23,49 +28,14 @@ pub fn kernels() -> Vec<(Kernel, u32)> {
     for half in ["bf16", "f16"] {
         names.extend(["adamw", "sgd", "lamb_apply", "copies"].map(|kernel| format!("{kernel}<{half}>")));
     }
+    names.extend(muon::names());
     names.into_iter().map(|name| (Kernel::new(Source::Update, name), 75)).collect()
 }
 
-/// One step that is neither an optimizer nor a sum of squares.
-pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
-    let one = |kernel, args| Ok(vec![launch(kernel, 1, 1, args)]);
-    match *cx.op {
-        Op::Clip { .. } => Ok(vec![launch("clip", 1, WIDE, clip_args(cx)?)]),
-        Op::Advance => {
-            all_single(cx)?;
-            one("advance", vec![pointer(cx.input(0)), pointer(cx.input(1)), pointer(cx.output(0))])
-        }
-        Op::LossScale { window, hysteresis, min } => {
-            all_single(cx)?;
-            let settings = [window as f32, hysteresis as f32, min as f32].map(Arg::F32);
-            let ends = ([pointer(cx.input(0)), pointer(cx.input(1))], [pointer(cx.output(0))]);
-            one("loss_scale", [&ends.0[..], &settings, &ends.1].concat())
-        }
-        _ => Err(cx.no_kernel()),
-    }
-}
-
-/// A sum of squares, and the steps that follow it: with one launch less where they are `clip` and `advance`, and follow from each
-/// other.
-pub fn norm(steps: &[StepContext<'_>], constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
-    let Some((squares, rest)) = steps.split_first() else { return Ok(vec![]) };
-    let mut made = sum_squares(squares, constants)?;
-    match rest {
-        [clip, advance]
-            if clip.inputs.last().is_some_and(|sums| sums.address == squares.output(0).address)
-                && advance.input(1).address == clip.output(0).address =>
-        {
-            all_single(advance)?;
-            let ends = vec![pointer(advance.input(0)), pointer(advance.output(0))];
-            made.push(launch("clip_advance", 1, WIDE, [clip_args(clip)?, ends].concat()));
-        }
-        others => {
-            for other in others {
-                made.extend(actions(other)?);
-            }
-        }
-    }
-    Ok(made)
+/// A launch of [`THREADS`] threads a block over two axes of blocks.
+pub(super) fn launch_many(kernel: &str, [x, y]: [usize; 2], args: Vec<Arg>) -> Action {
+    let kernel = Kernel::new(Source::Update, kernel);
+    Action::Launch(Launch { kernel, grid: [x as u32, y as u32, 1], block: THREADS, shared: 0, args })
 }
 
 fn launch(kernel: &str, grid: usize, block: u32, args: Vec<Arg>) -> Action {
@@ -80,64 +50,6 @@ fn pointer(operand: &Operand) -> Arg {
 fn all_single(cx: &StepContext<'_>) -> Result<(), CudaError> {
     let single = cx.inputs.iter().chain(cx.outputs).all(|o| o.dtype == DType::F32);
     if single { Ok(()) } else { Err(cx.no_kernel()) }
-}
-
-/// Of `clip`.
-fn clip_args(cx: &StepContext<'_>) -> Result<Vec<Arg>, CudaError> {
-    let (Op::Clip { max_norm, scaled }, Some((sums, numbers))) = (cx.op, cx.inputs.split_last()) else {
-        return Err(cx.no_kernel());
-    };
-    let single = numbers.iter().chain(cx.outputs).all(|operand| operand.dtype == DType::F32);
-    if !single || sums.dtype != DType::F64 {
-        return Err(cx.no_kernel());
-    }
-    Ok(vec![
-        pointer(sums),
-        Arg::U32(sums.shape.count() as u32),
-        pointer(cx.input(0)),
-        Arg::Pointer(if *scaled { cx.input(1).address } else { 0 }),
-        Arg::Pointer(cx.header),
-        Arg::Pointer(cx.header + HALT),
-        Arg::F64(max_norm.unwrap_or(f64::INFINITY)),
-        pointer(cx.output(0)),
-    ])
-}
-
-// ---- the sum of squares ----------------------------------------------------------------------------------------------
-
-/// Partial sums of squares of flat gradients. Those of other ranks are zeros.
-fn sum_squares(cx: &StepContext<'_>, constants: &mut Constants) -> Result<Vec<Action>, CudaError> {
-    let Op::SumSquares { flats } = cx.op else { return Err(cx.no_kernel()) };
-    let (sums, single) = (cx.output(0), cx.inputs.iter().all(|x| x.dtype == DType::F32));
-    if !single || sums.dtype != DType::F64 || flats.len() != cx.inputs.len() {
-        return Err(cx.no_kernel());
-    }
-    let (mut squares, mut chunks, mut base): (Vec<[u64; 2]>, Vec<[usize; 3]>, usize) = (vec![], vec![], 0);
-    for (flat, x) in flats.iter().zip(cx.inputs) {
-        let mut held: Vec<Segment> = flat.held_segments().map(|(_, segment)| segment).collect();
-        held.sort_by_key(|segment| segment.start);
-        for of_chunk in held.chunk_by(|a, b| a.chunk == b.chunk) {
-            chunks.push([base + of_chunk[0].chunk, squares.len(), of_chunk.len()]);
-            squares.extend(of_chunk.iter().map(|segment| {
-                let offset = (segment.start - flat.first) * size_of::<f32>();
-                [x.address + offset as Address, segment.count as u64]
-            }));
-        }
-        base += flat.chunks();
-    }
-    let mut actions = vec![];
-    if chunks.len() < base {
-        actions.push(Action::Zero { at: sums.address, bytes: base * size_of::<f64>() });
-    }
-    if !chunks.is_empty() {
-        let squares: Vec<u8> = squares.iter().flatten().flat_map(|n| n.to_le_bytes()).collect();
-        let row = |[number, first, count]: &[usize; 3]| [*number, *first, *count, 0].map(|n| n as u32);
-        let table: Vec<u8> = chunks.iter().flat_map(row).flat_map(|n| n.to_le_bytes()).collect();
-        let [squares, table] = [squares, table].map(|table| Arg::Pointer(constants.put(&table)));
-        let args = vec![squares, table, Arg::U32(chunks.len() as u32), pointer(sums)];
-        actions.push(launch("sum_squares", chunks.len().div_ceil(WARPS), THREADS, args));
-    }
-    Ok(actions)
 }
 
 // ---- optimizers --------------------------------------------------------------------------------------------------------
@@ -167,6 +79,8 @@ enum Rule {
     Sgd { momentum: f64, nesterov: bool },
     LambMoments { beta1: f64, beta2: f64, eps: f64 },
     LambApply { beta1: f64, beta2: f64, eps: f64, min_coeff: f64, max_coeff: f64 },
+    MuonMomentum { momentum: f64, nesterov: bool, form: muon::Form },
+    MuonApply { form: muon::Form },
 }
 
 /// One optimizer step, with the moving average of its parameters.
@@ -347,7 +261,10 @@ pub fn optimizers(steps: &[StepContext<'_>], constants: &mut Constants) -> Resul
                 let buffer = buffers.iter_mut().rev().find(of).ok_or_else(|| cx.no_kernel())?;
                 buffer.add_average(cx, decay)?;
             }
-            _ => buffers.push(Buffer::of(cx)?),
+            _ => buffers.push(match muon::buffer(cx)? {
+                Some(buffer) => buffer,
+                None => Buffer::of(cx)?,
+            }),
         }
     }
     let mut actions = vec![];
@@ -438,6 +355,12 @@ impl<'a> MergedStep<'a> {
                 let [beta1, beta2, eps] = [beta1, beta2, eps].map(Arg::F64);
                 let moments = vec![tensors, pieces, control, beta1, beta2, eps];
                 vec![launch("lamb_moments", blocks, THREADS, moments)]
+            }
+            Rule::MuonMomentum { momentum, nesterov, form } => {
+                vec![muon::momentum([tensors, pieces], blocks, control, (momentum, nesterov, form))]
+            }
+            Rule::MuonApply { form } => {
+                vec![muon::apply([tensors, pieces], blocks, [header, control, take], half, form)]
             }
             Rule::LambApply { beta1, beta2, eps, min_coeff, max_coeff } => {
                 // A step size for each tensor.

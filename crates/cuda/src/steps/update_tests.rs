@@ -337,3 +337,54 @@ fn every_launch_is_of_a_listed_kernel() {
     actions.extend(merged(&[adamw_step(APART, &[10])]).0);
     assert!(names(&actions).iter().all(|name| known.iter().any(|k| k == name)), "{:?}", names(&actions));
 }
+
+/// Two tensors of which one is three matrices: a row for each, in the order of the buffer.
+#[test]
+fn a_row_of_muon_is_a_matrix() {
+    let stacks = vec![graph::flat::Stack { rows: 8, columns: 4, starts: vec![0, 32, 64, 128] }];
+    let of = flat(&[96, 32], 0.1, 0.5);
+    let directions = |address: Address, dtype| Operand { address, dtype, shape: Shape::from([4, 8, 4]) };
+    let control = single(0x2000, 3);
+    let (n, bf16) = (of.held(), DType::Bf16);
+    let momentum = Step {
+        op: Op::MuonMomentum {
+            momentum: 0.95,
+            nesterov: true,
+            to: Some(bf16),
+            stacks: stacks.clone(),
+            flat: of.clone(),
+        },
+        inputs: vec![single(APART, n), single(2 * APART, n), control.clone()],
+        outputs: vec![single(2 * APART, n), directions(3 * APART, bf16)],
+    };
+    let apply = Step {
+        op: Op::MuonApply { rms: 0.2, stacks, flat: of },
+        inputs: vec![
+            single(4 * APART, n),
+            control,
+            directions(5 * APART, bf16),
+            operand(4 * APART + 4 * PART, bf16, n),
+        ],
+        outputs: vec![single(4 * APART, n), operand(4 * APART + 4 * PART, bf16, n)],
+    };
+    let average = average(&apply, 0.99);
+    let (actions, constants) = merged(&[momentum, apply, average]);
+    assert_eq!(names(&actions), ["muon_momentum<bf16, 4>", "muon_apply<bf16, bf16, 4>"]);
+    let rows = words::<10>(&constants, launches(&actions)[0].args[0], 4);
+    let starts = [0, 32, 64, 128];
+    for (row, (number, start)) in rows.iter().zip((0..).zip(starts)) {
+        assert_eq!(row[1..3], [APART + 4 * start, 2 * APART + 4 * start]);
+        assert_eq!(row[4], 3 * APART + 2 * 32 * number, "its directions");
+    }
+    let rows = words::<10>(&constants, launches(&actions)[1].args[0], 4);
+    for (row, (number, start)) in rows.iter().zip((0..).zip(starts)) {
+        assert_eq!((row[0], row[3]), (4 * APART + 4 * start, 5 * APART + 2 * 32 * number));
+        assert_eq!(row[4..6], [4 * APART + 4 * PART + 2 * start, 4 * APART + 5 * PART + 4 * start]);
+        let (lr_scale, decay) = (f64::from_bits(row[7]), f64::from_bits(row[8]));
+        assert_eq!(lr_scale, 0.5 * 0.2 * 8f64.sqrt());
+        assert!((lr_scale * decay - 0.5 * 0.1).abs() < 1e-15, "decay is by the learning rate alone");
+    }
+    assert_eq!(pieces(&constants, launches(&actions)[0]).len(), 4);
+    let known: Vec<String> = kernels().into_iter().map(|(kernel, _)| kernel.name).collect();
+    assert!(names(&actions).iter().all(|name| known.iter().any(|k| k == name)));
+}

@@ -316,12 +316,13 @@ fn whole_models() {
     compare_all(cases, |_| true);
 }
 
-fn optimizers() -> [Optimizer; 3] {
+fn optimizers() -> [Optimizer; 4] {
     let (beta1, beta2, eps, weight_decay) = (0.9, 0.999, 1e-4, 0.05);
     [
         Optimizer::AdamW { beta1, beta2, eps, weight_decay },
         Optimizer::Sgd { momentum: 0.9, nesterov: true, weight_decay },
         Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_coeff: 0.01, max_coeff: 10.0 },
+        Optimizer::Muon { momentum: 0.95, nesterov: true, beta1, beta2, eps, weight_decay },
     ]
 }
 
