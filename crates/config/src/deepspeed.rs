@@ -6,14 +6,15 @@
 
 mod exchange;
 pub mod json;
-mod judge;
-mod keys;
+pub(crate) mod judge;
+pub(crate) mod keys;
 mod precision;
 
 pub(crate) use judge::same_optimizer;
 pub use judge::{Context, Verdict};
-pub use keys::{OPTIMIZERS, SCHEDULERS};
+pub use keys::SCHEDULERS;
 
+use crate::optimizers;
 use json::{Json, Node, Place};
 use keys::{ABSENT, KEYS, Key, Kind, OPTIMIZER_PARAMS, Param, SCHEDULER_PARAMS};
 use std::io::Read;
@@ -231,13 +232,13 @@ impl Types {
             return Ok(key);
         }
         for (section, params, of, types) in [
-            ("optimizer", OPTIMIZER_PARAMS, &self.optimizer, OPTIMIZERS),
-            ("scheduler", SCHEDULER_PARAMS, &self.scheduler, SCHEDULERS),
+            ("optimizer", &OPTIMIZER_PARAMS[..], &self.optimizer, optimizers::deepspeed_types()),
+            ("scheduler", SCHEDULER_PARAMS, &self.scheduler, SCHEDULERS.to_vec()),
         ] {
             let Some(name) = path.strip_prefix(section).and_then(|rest| rest.strip_prefix(".params.")) else {
                 continue;
             };
-            return parameter(section, path, name, params, of.as_deref(), types);
+            return parameter(section, path, name, params, of.as_deref(), &types);
         }
         Err(unknown(path, all_names()))
     }
@@ -258,10 +259,10 @@ fn parameter(
         // The type itself is refused; its parameters can't be told right from wrong.
         (None, Some(param)) => Ok(&param.key),
         (None, None) => Err(format!("{section}.type {of} is not known, and so are its parameters")),
-        (Some(_), Some(param)) if param.of.contains(&of) => Ok(&param.key),
+        (Some(_), Some(param)) if param.is_of(of) => Ok(&param.key),
         (Some(kind), Some(_)) => Err(format!("{kind} has no parameter {name}")),
         (Some(_), None) => {
-            let known = params.iter().filter(|p| p.of.contains(&of)).map(|p| p.key.path);
+            let known = params.iter().filter(|p| p.is_of(of)).map(|p| p.key.path);
             Err(unknown(path, known))
         }
     }

@@ -15,6 +15,7 @@ pub mod explain;
 pub mod groups;
 mod idle;
 mod optimize;
+pub mod optimizers;
 pub mod origin;
 pub mod outputs;
 pub mod pixels;

@@ -3,6 +3,7 @@
 //! What a file's section leaves out is as DeepSpeed has it; what it calls "auto" is as vitesse has it.
 
 use super::choice::Form;
+use super::optimizers;
 use super::origin::{Log, Origin};
 use super::raw::Raw;
 use super::resolve::positive;
@@ -78,45 +79,36 @@ impl Raw {
         let (name, origin) = match (&self.optimizer, of_file) {
             (Some(name), _) => (name.clone(), Origin::Flag),
             (None, Some(name)) => (name.to_ascii_lowercase(), Origin::File("optimizer.type".to_string())),
-            (None, None) => ("adamw".to_string(), Origin::default_value()),
+            (None, None) => (optimizers::ALL[0].name.to_string(), Origin::default_value()),
         };
-        // DeepSpeed's Adam decays as AdamW does, unless it is told otherwise, which is refused.
-        let name = if name == "adam" && self.optimizer.is_none() { "adamw" } else { name.as_str() };
+        let found = match self.optimizer {
+            Some(_) => optimizers::Optimizer::named(&name),
+            None => {
+                optimizers::Optimizer::named(&name).or_else(|| optimizers::Optimizer::of_deepspeed(&name))
+            }
+        };
+        let Some(one) = found else {
+            let names: Vec<&str> = optimizers::ALL.iter().map(|one| one.name).collect();
+            let why = format!("is none of {}", names.join(", "));
+            return Err(ConfigError::setting("optimizer", name, why));
+        };
+        let name = one.name;
         log.note("optimizer", name, origin);
         let recipe = self.recipe();
-        let betas = section.pick("betas", DeepSpeed::betas, (0.9, 0.999), (0.9, 0.999)).0;
-        let eps = section.number("eps", 1e-8, 1e-8).0;
         // PyTorch's own AdamW, if the file asks for it, decays where DeepSpeed's doesn't.
         let torch = matches!(section.boolean("torch_adam", false, false), (true, _)) && name == "adamw";
         let theirs = if torch { TORCH_DECAY } else { 0.0 };
-        let mut decay = |ours: f64| {
-            let (decay, origin) = or_flag(self.weight_decay, section.number("weight_decay", ours, theirs));
-            let own = name == "adamw";
-            log.note("weight-decay", decay, if own { recipe.or_origin(origin) } else { origin });
-            decay
-        };
-        let (beta1, beta2) = betas;
-        let (optimizer, default_lr) = match name {
-            "adamw" => {
-                let weight_decay = decay(recipe.weight_decay);
-                (Optimizer::AdamW { beta1, beta2, eps, weight_decay }, recipe.lr)
-            }
-            "sgd" => {
-                let (momentum, nesterov) =
-                    (section.number("momentum", 0.9, 0.0).0, section.boolean("nesterov", true, false).0);
-                self.nesterov_needs_momentum(momentum, nesterov)?;
-                (Optimizer::Sgd { momentum, nesterov, weight_decay: decay(1e-4) }, 0.03)
-            }
-            "lamb" => {
-                let (min_coeff, max_coeff) =
-                    (section.number("min_coeff", 0.01, 0.01).0, section.number("max_coeff", 10.0, 10.0).0);
-                let weight_decay = decay(0.01);
-                (Optimizer::Lamb { beta1, beta2, eps, weight_decay, min_coeff, max_coeff }, 4e-3)
-            }
-            other => return Err(ConfigError::setting("optimizer", other, "is none of adamw, sgd, lamb")),
-        };
+        let ours = one.weight_decay.unwrap_or(recipe.weight_decay);
+        let (decay, origin) = or_flag(self.weight_decay, section.number("weight_decay", ours, theirs));
+        let origin = if one.weight_decay.is_none() { recipe.or_origin(origin) } else { origin };
+        log.note("weight-decay", decay, origin);
+        let optimizer = one.rule(&section, decay);
+        if let Optimizer::Sgd { momentum, nesterov, .. } = optimizer {
+            self.nesterov_needs_momentum(momentum, nesterov)?;
+        }
+        let default_lr = one.lr.unwrap_or(recipe.lr);
         let (lr, origin) = or_flag(self.lr, section.number("lr", default_lr, 1e-3));
-        let origin = if name == "adamw" { recipe.or_origin(origin) } else { origin };
+        let origin = if one.lr.is_none() { recipe.or_origin(origin) } else { origin };
         Ok((optimizer, (positive("lr", lr)?, origin)))
     }
 

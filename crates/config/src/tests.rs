@@ -57,7 +57,10 @@ fn each_bad_setting_names_its_flag() {
         (Raw { batch_size: Some(0), ..raw() }, "--batch-size 0: must be at least 1"),
         (Raw { lr: Some(-1.0), ..raw() }, "--lr -1: must be positive"),
         (Raw { lr: Some(f64::NAN), ..raw() }, "--lr NaN: must be positive"),
-        (Raw { optimizer: Some("adam".into()), ..raw() }, "--optimizer adam: is none of adamw, sgd, lamb"),
+        (
+            Raw { optimizer: Some("adam".into()), ..raw() },
+            "--optimizer adam: is none of adamw, sgd, lamb, muon",
+        ),
         (Raw { data: Some("cifar10".into()), ..raw() }, "--data cifar10: names no folder: write cifar10:DIR"),
         (
             Raw { model: Some("vit-ti/5".into()), ..raw() },
@@ -371,6 +374,19 @@ fn auto_leaves_the_choice_to_flags_and_defaults() {
 
 fn with(section: &str, kind: &str, params: &str) -> Raw {
     file("ds.json", &format!("{{\"{section}\": {{\"type\": \"{kind}\", \"params\": {{{params}}}}}}}"))
+}
+
+/// AdamW's learning rate and decay, which a file's section for another optimizer doesn't change.
+#[test]
+fn muon_has_the_rate_and_decay_of_adamw() {
+    let muon = |raw: Raw| plain(Raw { optimizer: Some("muon".into()), ..raw });
+    let (momentum, nesterov, beta1, beta2, eps) = (0.95, true, 0.9, 0.999, 1e-8);
+    let expected = Optimizer::Muon { momentum, nesterov, beta1, beta2, eps, weight_decay: 0.05 };
+    for raw in [Raw::default(), with("optimizer", "Lamb", "\"lr\": 0.01"), with("optimizer", "Muon", "")] {
+        let run = muon(raw);
+        assert_eq!(run.optimizer, expected);
+        assert_eq!(run.schedule.at(46), 1e-3);
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use crate::spec::{Asked, Experiment};
 pub const NAMES: [&str; 9] =
     ["quick", "strong", "weak", "fixed-per-rank", "batch", "accumulation", "optimizer", "precision", "nodes"];
 
-/// The study of a name, for a machine of `cores` cores. `device`: the one that was typed.
-pub fn preset(name: &str, cores: usize, device: Option<&str>) -> Option<Asked> {
+/// The study of a name, for a machine of `cores` cores. `device`: the one that was typed. `optimizers`: all there are.
+pub fn preset(name: &str, cores: usize, device: Option<&str>, optimizers: &[&str]) -> Option<Asked> {
     let kinds = [
         Kind::Strong,
         Kind::Weak,
@@ -29,7 +29,7 @@ pub fn preset(name: &str, cores: usize, device: Option<&str>) -> Option<Asked> {
         Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes => none.with(RANKS, doubling(cores)),
         Kind::Batch => none.with(BATCH_SIZES, [16, 32, 64, 128, 256]),
         Kind::Accumulation => none.with(ACCUMULATION, [1, 2, 4, 8]),
-        Kind::Optimizer => none.with(OPTIMIZERS, ["adamw", "sgd", "lamb"]),
+        Kind::Optimizer => none.with(OPTIMIZERS, optimizers.iter().copied()),
         Kind::Precision if device.is_none_or(|device| device == "cpu") => {
             none.with(PRECISIONS, ["fp32", "fp64"])
         }
@@ -76,18 +76,18 @@ mod tests {
     #[test]
     fn every_name_is_a_study() {
         for name in NAMES {
-            let asked = preset(name, 4, None).unwrap();
+            let asked = preset(name, 4, None, &["adamw", "sgd"]).unwrap();
             assert_eq!(asked.name.as_deref(), Some(name));
             assert!(asked.study().is_ok());
         }
-        assert!(preset("strung", 4, None).is_none());
+        assert!(preset("strung", 4, None, &[]).is_none());
         assert_eq!(doubling(6), [1, 2, 4]);
     }
 
     #[test]
     fn what_is_typed_wins() {
         let typed = Experiment { axes: Axes::default().with(RANKS, [3]), ..Experiment::default() };
-        let asked = Asked { common: typed, ..Asked::default() }.over(preset("quick", 2, None).unwrap());
+        let asked = Asked { common: typed, ..Asked::default() }.over(preset("quick", 2, None, &[]).unwrap());
         let study = asked.study().unwrap();
         assert!(study.experiments.iter().all(|one| one.axes.get(RANKS) == Some(&[3.into()])));
         assert_eq!(study.experiments[1].kind, Some(Kind::Weak));

@@ -79,7 +79,8 @@ fn asked(args: StudyArgs) -> anyhow::Result<(Study, bool, Option<PathBuf>)> {
     };
     let out = args.out.clone();
     let device = args.grid.device.clone();
-    let named = presets::preset(&what, facts::cores(), device.as_deref());
+    let optimizers: Vec<&str> = config::optimizers::ALL.iter().map(|one| one.name).collect();
+    let named = presets::preset(&what, facts::cores(), device.as_deref(), &optimizers);
     let file = match named {
         Some(named) => named,
         None if Path::new(&what).exists() => Asked::read(Path::new(&what))?,

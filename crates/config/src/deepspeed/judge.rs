@@ -1,7 +1,8 @@
 //! What becomes of a key, given the flags, the device and the number of ranks.
 
 use super::keys::{self, Expected, Rule};
-use super::{DeepSpeed, Entry, OPTIMIZERS, SCHEDULERS, Setting, Value};
+use super::{DeepSpeed, Entry, SCHEDULERS, Setting, Value};
+use crate::optimizers::{self, Optimizer};
 use crate::{Device, Precision};
 use std::collections::BTreeMap;
 
@@ -82,9 +83,8 @@ fn replaced(file: &DeepSpeed, entry: &Entry, context: &Context) -> Option<String
 /// Whether `--optimizer` is missing or names what the file names, whose parameters then hold.
 pub fn same_optimizer(file: &DeepSpeed, context: &Context) -> bool {
     let Some(flag) = context.flags.get("optimizer") else { return true };
-    let named = file.text("optimizer.type").unwrap_or_default().to_ascii_lowercase();
-    let named = if named == "adam" { "adamw" } else { named.as_str() };
-    flag.strip_prefix("--optimizer ") == Some(named)
+    let named = Optimizer::of_deepspeed(file.text("optimizer.type").unwrap_or_default());
+    named.is_some_and(|named| flag.strip_prefix("--optimizer ") == Some(named.name))
 }
 
 pub(super) fn honoured(
@@ -194,14 +194,16 @@ pub(super) fn optimizer_type(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdi
         Ok(Value::Text(name)) if name.eq_ignore_ascii_case("adam") => {
             Honoured("--optimizer adamw, as in DeepSpeed unless adam_w_mode is false".to_string())
         }
-        Ok(Value::Text(name)) if listed(name, OPTIMIZERS) => {
-            Honoured(format!("--optimizer {}", name.to_ascii_lowercase()))
-        }
-        _ => refused(format!("is none of {}", OPTIMIZERS.join(", "))),
+        Ok(Value::Text(name)) => match (Optimizer::of_deepspeed(name), optimizers::refused(name)) {
+            (Some(one), _) => Honoured(format!("--optimizer {}", one.name)),
+            (None, Some(why)) => refused(why),
+            (None, None) => refused(format!("is none of {}", optimizers::deepspeed_types().join(", "))),
+        },
+        _ => refused(format!("is none of {}", optimizers::deepspeed_types().join(", "))),
     }
 }
 
-pub(super) fn adam_w_mode(file: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
+pub(crate) fn adam_w_mode(file: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
     let adamw = file.text("optimizer.type").is_some_and(|name| name.eq_ignore_ascii_case("adamw"));
     match entry.value {
         Ok(Value::Bool(false)) if adamw => accepted("type AdamW decides, in DeepSpeed too"),

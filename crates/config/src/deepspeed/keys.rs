@@ -3,6 +3,9 @@
 use super::judge::{self, Context, Verdict};
 use super::{DeepSpeed, Entry};
 use super::{exchange, precision};
+use crate::optimizers;
+use std::borrow::Cow;
+use std::sync::LazyLock;
 
 /// What a key's value must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,17 +54,17 @@ pub struct Key {
     pub rule: Rule,
 }
 
-const fn key(path: &'static str, kind: Kind, rule: Rule) -> Key {
+pub(crate) const fn key(path: &'static str, kind: Kind, rule: Rule) -> Key {
     Key { path, kind, auto: false, rule }
 }
 
 /// A key that may be "auto".
-const fn auto(path: &'static str, kind: Kind, rule: Rule) -> Key {
+pub(crate) const fn auto(path: &'static str, kind: Kind, rule: Rule) -> Key {
     Key { path, kind, auto: true, rule }
 }
 
 use Expected::{Equals, Is};
-use Kind::{Any, Betas, Bool, Count, NotNegative, Number, OneOf, Positive, Share, Text, Whole};
+use Kind::{Any, Bool, Count, NotNegative, Number, OneOf, Positive, Text, Whole};
 use Rule::{Harmless, Honoured, Judged, Must};
 
 const DEVICES: Kind = OneOf(&["none", "cpu", "nvme"]);
@@ -71,7 +74,7 @@ const OFF_IN_FP16: Rule = Judged(precision::off_in_fp16);
 const IN_BF16: Rule = Judged(precision::in_bf16);
 const NO_OFFLOAD: Rule = Harmless("tunes offloading, which is not needed here");
 const ZERO_OFF: Rule = Judged(judge::zero_detail);
-const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
+pub(crate) const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
 
 /// In the order in which a reader would look for them.
 pub const KEYS: &[Key] = &[
@@ -196,71 +199,51 @@ pub const KEYS: &[Key] = &[
 /// A parameter of some optimizers or schedulers.
 pub struct Param {
     pub key: Key,
-    /// Lower case.
-    pub of: &'static [&'static str],
+    /// Their types, in letters of any case.
+    pub of: Cow<'static, [&'static str]>,
+}
+
+impl Param {
+    /// Whether an optimizer or a scheduler of this type has it.
+    pub fn is_of(&self, kind: &str) -> bool {
+        self.of.iter().any(|of| of.eq_ignore_ascii_case(kind))
+    }
 }
 
 const fn param(of: &'static [&'static str], key: Key) -> Param {
-    Param { key, of }
+    Param { key, of: Cow::Borrowed(of) }
 }
 
-pub const OPTIMIZERS: &[&str] = &["Adam", "AdamW", "Lamb", "SGD"];
 pub const SCHEDULERS: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"];
 
-const ADAM: &[&str] = &["adam", "adamw"];
-const ADAM_LAMB: &[&str] = &["adam", "adamw", "lamb"];
-const ALL_OPTIMIZERS: &[&str] = &["adam", "adamw", "lamb", "sgd"];
-const LAMB: &[&str] = &["lamb"];
-const SGD: &[&str] = &["sgd"];
-
-pub const OPTIMIZER_PARAMS: &[Param] = &[
-    param(ALL_OPTIMIZERS, auto("optimizer.params.lr", Positive, Judged(judge::learning_rate))),
-    param(ALL_OPTIMIZERS, auto("optimizer.params.weight_decay", NotNegative, Judged(judge::weight_decay))),
-    param(ADAM_LAMB, auto("optimizer.params.betas", Betas, Honoured(None))),
-    param(ADAM_LAMB, auto("optimizer.params.eps", NotNegative, Honoured(None))),
-    param(
-        ADAM_LAMB,
-        key("optimizer.params.bias_correction", Bool, Must(Is(true), "bias correction is always on here")),
-    ),
-    param(ADAM_LAMB, key("optimizer.params.amsgrad", Bool, Must(Is(false), "AMSGrad is not built"))),
-    param(ADAM, key("optimizer.params.adam_w_mode", Bool, Judged(judge::adam_w_mode))),
-    param(
-        ADAM,
-        key(
-            "optimizer.params.torch_adam",
-            Bool,
-            Harmless("chooses a kernel; the arithmetic is the same, its default weight_decay is PyTorch's"),
-        ),
-    ),
-    param(ADAM, key("optimizer.params.set_grad_none", Bool, OTHER_KERNEL)),
-    param(
-        ADAM,
-        key("optimizer.params.fp32_optimizer_states", Bool, Must(Is(true), "moments are kept in fp32")),
-    ),
-    param(LAMB, key("optimizer.params.max_coeff", Positive, Honoured(None))),
-    param(LAMB, key("optimizer.params.min_coeff", NotNegative, Honoured(None))),
-    param(
-        LAMB,
-        key("optimizer.params.eps_inside_sqrt", Bool, Must(Is(false), "eps is added outside the root")),
-    ),
-    param(SGD, key("optimizer.params.momentum", Share, Honoured(None))),
-    param(SGD, key("optimizer.params.nesterov", Bool, Honoured(None))),
-    param(SGD, key("optimizer.params.dampening", Number, Must(Equals(0.0), "momentum is not dampened here"))),
-    param(ALL_OPTIMIZERS, key("optimizer.params.foreach", Bool, OTHER_KERNEL)),
-    param(ALL_OPTIMIZERS, key("optimizer.params.fused", Bool, OTHER_KERNEL)),
-    param(
-        ALL_OPTIMIZERS,
-        key("optimizer.params.maximize", Bool, Must(Is(false), "a loss is always made smaller here")),
-    ),
-    param(
-        ALL_OPTIMIZERS,
-        key(
-            "optimizer.params.max_grad_norm",
-            Number,
-            Must(Equals(0.0), "DeepSpeed refuses it too: set gradient_clipping"),
-        ),
+/// Keys of `optimizer.params` that every optimizer has.
+const COMMON_PARAMS: &[Key] = &[
+    auto("optimizer.params.lr", Positive, Judged(judge::learning_rate)),
+    auto("optimizer.params.weight_decay", NotNegative, Judged(judge::weight_decay)),
+    key("optimizer.params.foreach", Bool, OTHER_KERNEL),
+    key("optimizer.params.fused", Bool, OTHER_KERNEL),
+    key("optimizer.params.maximize", Bool, Must(Is(false), "a loss is always made smaller here")),
+    key(
+        "optimizer.params.max_grad_norm",
+        Number,
+        Must(Equals(0.0), "DeepSpeed refuses it too: set gradient_clipping"),
     ),
 ];
+
+/// Parameters of optimizers: those that all have, and those that the registry has for each.
+pub static OPTIMIZER_PARAMS: LazyLock<Vec<Param>> = LazyLock::new(|| {
+    let mut params: Vec<Param> = vec![];
+    for one in optimizers::ALL.iter().filter(|one| one.refused.is_none()) {
+        for key in COMMON_PARAMS.iter().chain(one.keys) {
+            let types = one.deepspeed.iter().copied();
+            match params.iter_mut().find(|param| param.key.path == key.path) {
+                Some(param) => param.of.to_mut().extend(types),
+                None => params.push(Param { key: *key, of: types.collect::<Vec<_>>().into() }),
+            }
+        }
+    }
+    params
+});
 
 const WARMUPS: &[&str] = &["warmuplr", "warmupdecaylr", "warmupcosinelr"];
 const WARMUPS_BY_RATE: &[&str] = &["warmuplr", "warmupdecaylr"];

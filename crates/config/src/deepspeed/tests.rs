@@ -71,6 +71,12 @@ fn what_can_not_be_honoured_is_refused_with_the_reason() {
             "1:24: optimizer.type \"Lion\": is none of Adam, AdamW, Lamb, SGD",
         ),
         (
+            r#"{"optimizer": {"type": "Muon"}}"#,
+            "1:24: optimizer.type \"Muon\": DeepSpeed's Muon scales updates by √max(1, rows/columns) and has two learning \
+             rates; --optimizer muon scales them by 0.2·√max(rows, columns), which is for AdamW's rate: give that flag to \
+             use it",
+        ),
+        (
             r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#,
             "1:58: optimizer.params.adam_w_mode false: decay as a part of the gradient (L2) is not built; AdamW's, which \
              is apart from it, is",

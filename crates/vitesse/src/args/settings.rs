@@ -65,10 +65,10 @@ pub struct StepArgs {
     /// Label smoothing [default: 0, or 0.1 with --augment strong]
     #[arg(long, value_name = "RATE", help_heading = "Augmentation")]
     label_smoothing: Option<f64>,
-    /// adamw, sgd or lamb [default: adamw]
+    /// adamw, sgd, lamb or muon, which orthogonalises the momentum of matrices and leaves all else to adamw [default: adamw]
     #[arg(long, help_heading = "Optimizer")]
     optimizer: Option<String>,
-    /// Weight decay of matrices [default: 0.05 for adamw, or 0.01 with masks; 1e-4 for sgd, 0.01 for lamb]
+    /// Weight decay of matrices [default: 0.05 for adamw and muon, or 0.01 with masks; 1e-4 for sgd, 0.01 for lamb]
     #[arg(long, help_heading = "Optimizer")]
     weight_decay: Option<f64>,
     /// Largest gradient norm; 0 to leave gradients as they are [default: 1; 0 for a published Swin V2 with UPerNet]
@@ -150,7 +150,7 @@ pub struct AugmentArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Optimizer")]
 pub struct OptimizerArgs {
-    /// Highest learning rate [default: 1e-3 for adamw, or 6e-5 for a published Swin V2 with UPerNet; 0.03 for sgd, 4e-3 for lamb]
+    /// Highest learning rate [default: 1e-3 for adamw and muon, or 6e-5 for a published Swin V2 with UPerNet; 0.03 for sgd, 4e-3 for lamb]
     #[arg(long)]
     lr: Option<f64>,
     /// How the rate falls: cosine, linear, step, poly or constant [default: cosine, or poly with masks]

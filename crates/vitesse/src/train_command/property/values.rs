@@ -87,7 +87,7 @@ pub const FLAGS: &[Values] = &[
     of("global-batch", &["2", "4", "8"], &["0", "-1"]),
     of("batch-size", &["1", "2", "3", "4"], &["0", "-1", "9223372036854775807"]),
     of("accumulate", &["1", "2", "3"], &["0", "-1"]),
-    of("optimizer", &["adamw", "sgd", "lamb"], NO_WORDS),
+    of("optimizer", &["adamw", "sgd", "lamb", "muon"], NO_WORDS),
     of("lr", &["1e-3", "1e-30", "0.1"], &["0", "-1", "nan", "inf", "1e39"]),
     of("weight-decay", &["0", "0.1"], NO_NUMBERS),
     of("clip", &["0", "1e-6", "1", "1e38"], NO_NUMBERS),
