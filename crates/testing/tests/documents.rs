@@ -1,6 +1,6 @@
 //! What documents name exists: files, functions and types in backticks, and the targets of links. So that documents can't rot.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use testing::repository;
@@ -16,14 +16,39 @@ const OTHERS: [&str; 2] = ["Cargo.toml", "CHANGELOG.md"];
 struct Code {
     /// Files and folders of the repository, from its root.
     paths: BTreeSet<String>,
-    /// Rust files, by path, with their text.
-    rust: Vec<(String, String)>,
+    /// Rust files, by path, with the names that each declares.
+    rust: Vec<(String, BTreeSet<String>)>,
+    /// Every word of each crate's `lib.rs`, by its path.
+    exported: Vec<(String, BTreeSet<String>)>,
     /// Every word of code and scripts.
-    words: BTreeSet<String>,
+    words: HashSet<String>,
 }
 
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
+}
+
+/// Names that a Rust file declares, or has as variants or fields.
+fn declared(text: &str) -> BTreeSet<String> {
+    let keywords =
+        ["fn", "struct", "enum", "trait", "type", "const", "static", "mod", "union", "macro_rules!"];
+    let mut names = BTreeSet::new();
+    for line in text.lines() {
+        let code = line.trim_start();
+        let words: Vec<&str> = code.split(' ').collect();
+        for pair in words.windows(2).filter(|pair| keywords.contains(&pair[0])) {
+            names.extend(pair[1].split(|c| !is_word(c)).next().map(str::to_string));
+        }
+        let first = code.split(|c| !is_word(c)).next().unwrap_or_default();
+        if line.starts_with("    ") && code[first.len()..].starts_with([',', ' ', '(', ':']) {
+            names.insert(first.to_string());
+        }
+        // A field that others may see.
+        if let Some(field) = code.strip_prefix("pub ").and_then(|rest| rest.split_once(':')) {
+            names.insert(field.0.to_string());
+        }
+    }
+    names
 }
 
 fn snake_case(name: &str) -> String {
@@ -40,7 +65,7 @@ fn snake_case(name: &str) -> String {
 impl Code {
     fn read() -> Code {
         let root = repository();
-        let mut code = Code { paths: BTreeSet::new(), rust: vec![], words: BTreeSet::new() };
+        let mut code = Code { paths: BTreeSet::new(), rust: vec![], exported: vec![], words: HashSet::new() };
         let mut left: Vec<PathBuf> = FOLDERS.iter().map(|name| root.join(name)).collect();
         while let Some(path) = left.pop() {
             let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_string();
@@ -55,11 +80,16 @@ impl Code {
             let extension = path.extension().and_then(|end| end.to_str()).unwrap_or_default();
             if ["rs", "cu", "cuh", "py", "", "toml", "c"].contains(&extension) {
                 let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
-                code.words.extend(text.split(|c| !is_word(c)).map(str::to_string));
+                let words: HashSet<&str> = text.split(|c| !is_word(c)).collect();
+                code.words.extend(words.iter().map(|word| word.to_string()));
                 // Ops are printed by the names of their variants.
-                code.words.extend(text.split(|c| !is_word(c)).map(snake_case));
+                code.words.extend(words.iter().map(|word| snake_case(word)));
                 if extension == "rs" {
-                    code.rust.push((name.clone(), text));
+                    code.rust.push((name.clone(), declared(&text)));
+                    if name.ends_with("src/lib.rs") {
+                        code.exported
+                            .push((name.clone(), words.iter().map(|word| word.to_string()).collect()));
+                    }
                 }
             }
             code.paths.insert(name);
@@ -76,20 +106,6 @@ impl Code {
             .find(|path| path.strip_suffix(end).is_some_and(|start| start.is_empty() || start.ends_with('/')))
     }
 
-    /// Whether a file declares this name, or has it as a variant or field.
-    fn declares(text: &str, name: &str) -> bool {
-        let keywords =
-            ["fn", "struct", "enum", "trait", "type", "const", "static", "mod", "union", "macro_rules!"];
-        text.match_indices(name).any(|(at, _)| {
-            let (before, after) = (&text[..at], &text[at + name.len()..]);
-            let is_whole = !before.ends_with(is_word) && !after.starts_with(is_word);
-            let declared =
-                keywords.iter().any(|keyword| before.strip_suffix(' ').is_some_and(|b| b.ends_with(keyword)));
-            let listed = before.ends_with("    ") && after.starts_with([',', ' ', '(', ':']);
-            is_whole && (declared || listed)
-        })
-    }
-
     /// What is wrong with `a::b::c`, if anything.
     fn check_symbol(&self, symbol: &str) -> Option<String> {
         let parts: Vec<&str> = symbol.split("::").collect();
@@ -103,15 +119,13 @@ impl Code {
             });
             let declared = || {
                 let mut files = self.rust.iter().filter(|(path, _)| path.starts_with(&within));
-                files.any(|(_, text)| Code::declares(text, name))
+                files.any(|(_, names)| names.contains(*name))
             };
             // A crate may re-export what another declares.
-            let re_exported = || {
-                let lib = format!("{within}src/lib.rs");
-                let text = self.rust.iter().find(|(path, _)| *path == lib).map(|(_, text)| text.as_str());
-                text.is_some_and(|text| text.split(|c| !is_word(c)).any(|word| word == *name))
-            };
-            if !in_file && !declared() && !(is_crate && re_exported()) {
+            let lib = format!("{within}src/lib.rs");
+            let re_exported =
+                || self.exported.iter().any(|(path, words)| *path == lib && words.contains(*name));
+            if !(in_file || declared() || is_crate && re_exported()) {
                 let place = if is_crate { within.as_str() } else { "crates/" };
                 return Some(format!("{place} declares no {name}"));
             }
@@ -141,9 +155,9 @@ impl Code {
                 let at_root = repository().join(path).exists();
                 return (!at_root).then(|| format!("there is no {path}"));
             };
-            let text = self.rust.iter().find(|(name, _)| name == found).map(|(_, text)| text.as_str());
+            let declared = self.rust.iter().find(|(name, _)| name == found).map(|(_, names)| names);
             let names = word.split("::").skip(1);
-            let mut missing = names.filter(|name| !text.is_some_and(|text| Code::declares(text, name)));
+            let mut missing = names.filter(|name| !declared.is_some_and(|names| names.contains(*name)));
             return missing.next().map(|name| format!("{found} declares no {name}"));
         }
         let is_symbol = word.split("::").all(|part| !part.is_empty() && part.chars().all(is_word));
@@ -247,6 +261,16 @@ fn links_lead_somewhere() {
             let there = path.parent().unwrap().join(file);
             assert!(file.is_empty() || there.exists(), "{}:{line}: no {target}", named(&path));
         }
+    }
+}
+
+#[test]
+fn every_design_file_is_in_the_index() {
+    let folder = repository().join("docs/design");
+    let index = fs::read_to_string(folder.join("README.md")).unwrap();
+    for path in testing::files(&folder, "md") {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(name == "README.md" || index.contains(&format!("({name})")), "{name} is not in the index");
     }
 }
 
