@@ -345,7 +345,10 @@ mod tests {
 
     #[test]
     fn a_child_is_watched_and_asked_to_stop() {
-        let out = folder("watch");
+        let folder = folder("watch");
+        // What a child prints lies beside its folder.
+        let out = folder.join("run");
+        fs::create_dir(&out).unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo 'vitesse: rank 1 was lost' >&2; exit 3"]);
         let ended = watch(command, &out, &out, libc::SIGKILL, || false).unwrap();

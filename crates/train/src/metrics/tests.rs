@@ -3,14 +3,12 @@ use crate::session::Score;
 use records::Parts;
 use std::fs;
 
-/// A folder of its own for a test, gone with it.
-struct Folder(PathBuf);
+/// A run's folder.
+struct Folder(testing::Folder);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("vitesse-metrics-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        Folder(path)
+        Folder(testing::Folder::new(&format!("metrics-{name}")))
     }
 
     fn files(&self) -> [String; 3] {
@@ -23,12 +21,6 @@ impl Folder {
         for (path, text) in [(jsonl_path(&self.0), jsonl), (csv_path(&self.0), csv)] {
             File::options().append(true).open(path).unwrap().write_all(text).unwrap();
         }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
