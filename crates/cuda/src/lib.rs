@@ -38,7 +38,7 @@ pub use executor::{
     Readback, Startup, Ticket, TimedSteps, Traced, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
-pub use graph::run::Tally;
+pub use graph::run::MatmulTuning;
 pub use libraries::{available, device, devices, identity};
 pub use steps::Target;
 pub use tuner::{AlgorithmChoices, AttentionBy};

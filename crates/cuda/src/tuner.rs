@@ -14,7 +14,7 @@ use crate::launch::Ready;
 use crate::matmul::{CANDIDATES, CublasAlgorithm, MathLibraries, MatmulImpl, alignment, describe};
 use crate::modules::Modules;
 use crate::steps::hopper::{self, Tiling};
-use graph::run::Tally;
+use graph::run::MatmulTuning;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -111,7 +111,7 @@ pub struct Tuner {
     tried: HashMap<String, Vec<Candidate>>,
     convolutions: HashMap<String, Arc<cudnn::CudnnPlan>>,
     attentions: HashMap<String, AttentionImpl>,
-    pub tally: Tally,
+    pub tally: MatmulTuning,
     start: Event,
     end: Event,
 }
@@ -129,7 +129,7 @@ impl Tuner {
         let (start, end) = (Event::timed(context)?, Event::timed(context)?);
         let (chosen, tried) = (HashMap::new(), HashMap::new());
         let (convolutions, attentions) = (HashMap::new(), HashMap::new());
-        let tally = Tally::default();
+        let tally = MatmulTuning::default();
         Ok(Tuner { known, chosen, tried, convolutions, attentions, tally, start, end })
     }
 
@@ -185,7 +185,7 @@ impl Tuner {
             let text = entry(&choice);
             self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
         }
-        self.tally.products += 1;
+        self.tally.matmuls += 1;
         self.chosen.insert(key, choice);
         Ok(choice)
     }

@@ -18,9 +18,9 @@ pub enum Origin {
     Step {
         /// Layer of the step.
         layer: String,
-        /// Its op.
+        /// Op of the step.
         op: String,
-        /// Its part of the training step.
+        /// Part of the training step.
         phase: Phase,
     },
 }

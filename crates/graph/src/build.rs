@@ -40,7 +40,7 @@ pub struct Linear<'a> {
 pub struct Loss {
     /// ε of label smoothing.
     pub smoothing: f64,
-    /// Whether a sample has two labels (mixup, cutmix).
+    /// Flag: a sample has two labels (mixup, cutmix).
     pub mixed: bool,
 }
 
@@ -79,7 +79,7 @@ impl Builder {
         result
     }
 
-    /// Tells the graph of training from that of evaluation.
+    /// True for the graph of training, false for that of evaluation.
     pub fn is_training(&self) -> bool {
         self.training
     }

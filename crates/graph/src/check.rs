@@ -19,11 +19,11 @@ pub enum PlanError {
     Step {
         /// Number of the step.
         step: usize,
-        /// Its op.
+        /// Op of the step.
         op: String,
-        /// Its layer.
+        /// Layer of the step.
         layer: String,
-        /// What is wrong with it.
+        /// Defect.
         why: String,
     },
     /// An input that can't be filled.
@@ -31,7 +31,7 @@ pub enum PlanError {
     Input {
         /// Name of the input.
         name: String,
-        /// What is wrong with it.
+        /// Defect.
         why: String,
     },
     /// An output that the host could not read.

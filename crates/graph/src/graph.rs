@@ -92,7 +92,7 @@ pub enum GraphError {
         layer: String,
         /// The op, with the types of its operands.
         op: String,
-        /// What doesn't fit.
+        /// Defect.
         why: String,
     },
     /// An op with another number of results than the layer uses.
@@ -123,7 +123,7 @@ pub enum GraphError {
     AssignType {
         /// Name of the value.
         value: String,
-        /// Its type.
+        /// Type of the value.
         is: Type,
         /// Name of the state.
         state: String,

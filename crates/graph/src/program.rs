@@ -96,7 +96,7 @@ impl Program {
         }
     }
 
-    /// Tells whether training takes moments over a batch, which samples of weight 0 would falsify.
+    /// Checks whether training takes moments over a batch, which samples of weight 0 would falsify.
     pub fn normalises_batches(&self) -> bool {
         self.last.steps.iter().any(|step| step.op == Op::Moments)
     }

@@ -110,7 +110,7 @@ pub struct StepTime {
     pub op: String,
     /// Part of the training step.
     pub phase: Phase,
-    /// Whether it is a matmul or a convolution.
+    /// Flag: it is a matmul or a convolution.
     pub is_matmul: bool,
     /// Seconds of all such steps.
     pub seconds: f64,
@@ -144,15 +144,15 @@ pub struct KernelTime {
 /// Something that took a while, for a trace.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What is shown.
+    /// Name in the trace.
     pub name: Arc<str>,
     /// Queue that it ran on.
     pub lane: Lane,
     /// Part of the training step.
     pub phase: Phase,
-    /// When it began.
+    /// Start.
     pub start: Instant,
-    /// When it ended.
+    /// End.
     pub end: Instant,
 }
 
@@ -191,7 +191,8 @@ pub struct Startup {
     /// Compilation of kernels, beside all that on other threads.
     pub kernels: Kernels,
     /// Choices of matmul algorithms.
-    pub products: Tally,
+    #[serde(rename = "products")]
+    pub matmuls: MatmulTuning,
 }
 
 /// Kernels that a run begins with, by units that are compiled together.
@@ -215,10 +216,11 @@ impl AddAssign for Kernels {
 
 /// Result of measuring matmul algorithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Tally {
+pub struct MatmulTuning {
     /// Different matmuls.
-    pub products: usize,
-    /// Those of them that had to be measured.
+    #[serde(rename = "products")]
+    pub matmuls: usize,
+    /// Matmuls that had to be measured.
     pub measured: usize,
     /// Algorithms that were tried.
     pub tried: usize,

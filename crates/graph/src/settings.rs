@@ -25,7 +25,7 @@ pub enum Optimizer {
     Sgd {
         /// Decay of the momentum.
         momentum: f64,
-        /// Whether the momentum is Nesterov's.
+        /// Flag: the momentum is Nesterov's.
         nesterov: bool,
         /// Weight decay.
         weight_decay: f64,
@@ -109,7 +109,7 @@ pub struct ParamGroup {
 }
 
 impl ParamGroup {
-    /// Tells parameters that are not trained.
+    /// True for parameters that are not trained.
     pub fn is_frozen(&self) -> bool {
         self.lr_scale == 0.0
     }

@@ -161,7 +161,7 @@ fn json(value: &impl serde::Serialize) -> String {
 pub struct ParseError {
     /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Defect.
     pub why: String,
 }
 

@@ -41,17 +41,17 @@ impl DType {
         }
     }
 
-    /// Tells floats of 16 bits.
+    /// True for floats of 16 bits.
     pub fn is_half(self) -> bool {
         matches!(self, DType::Bf16 | DType::F16)
     }
 
-    /// Tells floats of 8 bits, which mean nothing without a scale.
+    /// True for floats of 8 bits, which mean nothing without a scale.
     pub fn is_fp8(self) -> bool {
         matches!(self, DType::E4M3 | DType::E5M2)
     }
 
-    /// Tells types that ops compute with directly.
+    /// True for types that ops compute with directly.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32) || self.is_half()
     }

@@ -242,7 +242,7 @@ pub trait Architecture: std::fmt::Debug {
         None
     }
 
-    /// Tells models whose training takes moments over a batch.
+    /// True for models whose training takes moments over a batch.
     fn normalises_batches(&self) -> bool {
         false
     }

@@ -131,7 +131,7 @@ impl From<Record> for Network {
 }
 
 impl Network {
-    /// Tells names of segmentation models.
+    /// True for names of segmentation models.
     pub fn name_segments(name: &str) -> bool {
         name.contains('+')
     }
@@ -172,7 +172,7 @@ impl Network {
         self.below().unwrap_or(self)
     }
 
-    /// Tells segmentation models from classifiers.
+    /// True for segmentation models, false for classifiers.
     pub fn segments(&self) -> bool {
         self.below().is_some()
     }

@@ -99,7 +99,7 @@ impl Segmenter {
         }
     }
 
-    /// Tells the published head, with which the published training settings go.
+    /// True for the published head, with which the published training settings go.
     fn is_published(&self) -> bool {
         matches!(self.head, Head::Upernet(_)) && !is_narrow(&self.backbone)
     }

@@ -7,7 +7,7 @@ use config::Device;
 use config::Resolved;
 use devices::device::Seat;
 use graph::Ceilings;
-use graph::run::{KernelTime, Kernels, MemoryUse, StepTime, Tally};
+use graph::run::{KernelTime, Kernels, MatmulTuning, MemoryUse, StepTime};
 use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -129,7 +129,7 @@ struct Startup {
     /// What was done one after the other; the parts sum to the whole.
     phases: Vec<(&'static str, f64)>,
     /// On a GPU: kernels, which are compiled beside all that, and products.
-    gpu: Option<(Kernels, Tally)>,
+    gpu: Option<(Kernels, MatmulTuning)>,
 }
 
 impl Startup {
@@ -142,7 +142,7 @@ impl Startup {
         phases.push(("first step", (step - captured).max(0.0)));
         let told: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
         phases.push(("else", (seconds - told).max(0.0)));
-        let gpu = bench.device().startup().map(|startup| (startup.kernels, startup.products));
+        let gpu = bench.device().startup().map(|startup| (startup.kernels, startup.matmuls));
         Startup { seconds, phases, gpu }
     }
 
@@ -168,7 +168,7 @@ impl Startup {
             kernels.seconds,
             kernels.compiled,
             kernels.found,
-            products.products,
+            products.matmuls,
             products.measured,
             products.tried
         );

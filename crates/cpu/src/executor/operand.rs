@@ -40,12 +40,12 @@ impl<T: Float> Operand<T> {
         Ok(Operand { data, ints, doubles, stored, dtype, shape })
     }
 
-    /// Tells operands that are stored in the type they are computed in.
+    /// True for operands that are stored in the type they are computed in.
     pub fn is_own(&self) -> bool {
         self.dtype == own::<T>()
     }
 
-    /// Tells floats that are stored in another type.
+    /// True for floats that are stored in another type.
     fn is_foreign(&self) -> bool {
         !self.is_own() && !matches!(self.dtype, DType::I32 | DType::U8 | DType::F64)
     }

@@ -11,7 +11,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tells whether this thread is inside `gemm` right now. The `gemm` crate allocates its packing buffers on every call;
+/// Checks whether this thread is inside `gemm` right now. The `gemm` crate allocates its packing buffers on every call;
 /// tests that count allocations use this to count those apart.
 pub fn inside() -> bool {
     INSIDE.get()
@@ -105,7 +105,7 @@ pub unsafe fn matmul_at<T: Float>(
     INSIDE.set(false);
 }
 
-/// Tells whether matmuls of at least this size, of matrices with contiguous rows or columns, give the same numbers
+/// Checks whether matmuls of at least this size, of matrices with contiguous rows or columns, give the same numbers
 /// however the result is cut into tiles: those of `blocks` do, in `gemm` an element's sum may depend on the result's
 /// size.
 pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
@@ -115,7 +115,7 @@ pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
     return false;
 }
 
-/// Tells whether numbers and CPU are those that the tiles of `blocks` are for: f32, and AVX-512.
+/// Checks whether numbers and CPU are those that the tiles of `blocks` are for: f32, and AVX-512.
 fn has_tiles<T: Float>() -> bool {
     use crate::kernels::{Level, level};
     use std::any::TypeId;

@@ -77,7 +77,7 @@ impl Base<'_> {
         self.libraries.provide(workspace(plans))?;
         self.tuner.save();
         startup.lap("choosing matmuls", began);
-        startup.products = self.tuner.tally;
+        startup.matmuls = self.tuner.tally;
         Ok(())
     }
 

@@ -119,7 +119,7 @@ impl Tuner {
             AttentionImpl::Library(algorithm) => entry(algorithm),
         };
         self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
-        self.tally.products += 1;
+        self.tally.matmuls += 1;
         self.attentions.insert(key, attending.clone());
         Ok(attending)
     }

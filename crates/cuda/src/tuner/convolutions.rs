@@ -46,7 +46,7 @@ impl Tuner {
             let text = entry(&algorithm);
             self.known.changed |= self.known.entries.insert(key.clone(), text.clone()) != Some(text);
         }
-        self.tally.products += 1;
+        self.tally.matmuls += 1;
         let algorithm = Arc::new(algorithm);
         self.convolutions.insert(key, Arc::clone(&algorithm));
         Ok(algorithm)

@@ -33,7 +33,7 @@ pub struct BatchNorm<'a> {
     pub eps: f64,
     /// Share of the new batch in the running moments.
     pub momentum: f64,
-    /// Whether a ReLU follows.
+    /// Flag: a ReLU follows.
     pub relu: bool,
 }
 

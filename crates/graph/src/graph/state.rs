@@ -73,8 +73,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// Tells states that later steps depend on, which checkpoints hold and all ranks start with, from those that are
-    /// made anew in every step, derived from another state, or views of others.
+    /// True for states that later steps depend on, which checkpoints hold and all ranks start with; false for those
+    /// that are made anew in every step, derived from another state, or views of others.
     pub fn lasts(self) -> bool {
         match self {
             Role::Parameter(_) | Role::Moment | Role::Average | Role::Counter | Role::Master => true,
@@ -188,7 +188,7 @@ pub fn own_bytes(states: &[State]) -> usize {
 pub const ALIGN: usize = 128;
 
 impl State {
-    /// Tells learned parameters from other states.
+    /// True for learned parameters.
     pub fn is_parameter(&self) -> bool {
         matches!(self.role, Role::Parameter(_))
     }

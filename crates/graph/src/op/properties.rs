@@ -41,7 +41,7 @@ impl Op {
         self.in_place(inputs).find(|pair| pair.1 == output).map(|pair| pair.0)
     }
 
-    /// Tells ops that continue sums in place: the one kind of step that may write a state once more.
+    /// True for ops that continue sums in place: the one kind of step that may write a state once more.
     pub fn completes_sums(&self) -> bool {
         matches!(self, Op::AllReduce { .. } | Op::Unpack { over: true, .. })
     }
@@ -92,7 +92,7 @@ impl Op {
         }
     }
 
-    /// Tells matmuls and convolutions (what "matmuls alone" in the benchmarks means) from other ops.
+    /// True for matmuls and convolutions (what "matmuls alone" in the benchmarks means).
     pub fn is_matmul(&self) -> bool {
         self.describe(0).multiplies
     }

@@ -52,7 +52,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Tells slots of any number of rows, which is the same for all such slots.
+    /// True for slots of any number of rows, which is the same for all such slots.
     pub fn has_rows(&self) -> bool {
         matches!(self.axes, Axes::Letters(letters) if letters.starts_with(".."))
     }

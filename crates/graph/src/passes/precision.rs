@@ -1,6 +1,6 @@
 //! Mixed precision: which values are in half precision, and where matmuls find their operands in it.
 //!
-//! Parameters, their gradients, moments and all sums stay f32. What products read and write is of half precision; a parameter
+//! Parameters, their gradients, moments and all sums stay f32. What matmuls read and write is of half precision; a parameter
 //! that they read has a copy of that type, which the optimizer keeps up to date. The residual stream, to which every block
 //! adds little, has a type of its own. Kernels read and write whatever types their operands have, so almost no value is
 //! converted by a step of its own.

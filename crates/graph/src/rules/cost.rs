@@ -38,8 +38,8 @@ impl Ceilings {
     }
 }
 
-/// Cost of one run of `op`. Transcendentals count as 10 operations, a multiply-add as two. Of a collective, the bytes
-/// are those of the whole message; how often they travel is the engine's affair, and so is the adding.
+/// Cost of one run of `op`. Transcendentals count as 10 operations, a multiply-add as two. The bytes of a collective
+/// are those of the whole message; how often they are sent, and the adding, are the backend's.
 pub fn cost(op: &Op, inputs: &[&Type], outputs: &[&Type]) -> Cost {
     let of = |types: &[&Type]| types.iter().map(|t| t.bytes()).sum::<usize>();
     let bytes = match op {
