@@ -183,4 +183,32 @@ mod tests {
         let inspected = Opened::of(&raw).unwrap().to_inspect(&raw, &source).unwrap();
         assert_eq!((inspected.train.len(), inspected.train.classes()), (40, 4));
     }
+
+    #[test]
+    fn a_list_is_opened_cut_and_recorded() {
+        let folder = testing::Folder::new("sets-list");
+        let mut text = "path,label,split\n".to_string();
+        for (i, part) in ["train"; 8].into_iter().chain(["val"; 2]).enumerate() {
+            let name = format!("{i}.png");
+            data::segment::overlay::save_mask(&[i as u8; 64], (8, 8), &folder.0.join(&name)).unwrap();
+            text += &format!("{name},{},{part}\n", if i % 4 == 0 { "few" } else { "many" });
+        }
+        let list = folder.file("list.csv", text.as_bytes());
+        let raw = Raw {
+            data: Some(format!("list:{}", list.display())),
+            model: Some("vit-nano/4".into()),
+            image_size: Some(16),
+            batch_size: Some(2),
+            data_fraction: Some(0.5),
+            ..Raw::default()
+        };
+        let (run, sets) = resolve(&raw, 1).unwrap();
+        assert_eq!((sets.train.len(), sets.test.len(), sets.class_names().len()), (4, 2, 2));
+        assert!((0..4).any(|index| sets.train.label(index) == 0), "a subset has all classes");
+        assert_eq!(run.augmentation.train, crate::Geometry::Resize, "nothing random without --augment");
+        let again = Resolved::from_json("", &run.to_json().unwrap()).unwrap();
+        assert_eq!(again.data.source, run.data.source);
+        let reopened = reopen(&again).unwrap();
+        assert_eq!(reopened.fingerprints(), sets.fingerprints());
+    }
 }

@@ -75,6 +75,12 @@ pub fn decode(bytes: &[u8], name: &Path, channels: usize, out: &mut Image) -> Re
     decode_within(MAX_PIXELS, bytes, name, channels, out)
 }
 
+/// Replaces `out` by the image in a file, as [`decode`] does.
+pub(crate) fn read_image(path: &Path, channels: usize, out: &mut Image) -> Result<(), DataError> {
+    let bytes = std::fs::read(path).map_err(|error| DataError::file(path, error))?;
+    decode(&bytes, path, channels, out)
+}
+
 /// [`decode`] with a limit of one's own.
 pub fn decode_within(
     max_pixels: usize,

@@ -23,10 +23,9 @@
 mod list;
 pub(crate) mod walk;
 
-use crate::decode::{decode, supports_channels};
+use crate::decode::{read_image, supports_channels};
 use crate::registry::{Entry, Images, Open, Place};
 use crate::{DataError, Dataset, Sample, Split, Task};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use walk::{Found, Walk};
@@ -128,9 +127,7 @@ impl Dataset for ImageFolder {
         if index >= self.len() {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         }
-        let path = self.path(index);
-        let bytes = fs::read(&path).map_err(|error| DataError::file(&path, error))?;
-        decode(&bytes, &path, self.channels, &mut out.image)
+        read_image(&self.path(index), self.channels, &mut out.image)
     }
 }
 

@@ -28,6 +28,7 @@ pub mod folder;
 pub mod get;
 mod image;
 pub mod limits;
+pub mod list;
 pub mod loader;
 pub mod pickle;
 mod random;

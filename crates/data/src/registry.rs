@@ -1,17 +1,18 @@
 //! Registry of the data sets: an entry for each, from which parsing of `--data`, its help and errors, defaults and records
 //! follow. A new set is a file with a reader and its [`Entry`], a `mod` line, and a line in [`SETS`].
 
-use crate::{DataError, Dataset, Split, SyntheticSpec, Task, cifar, folder, segment, synthetic};
+use crate::{DataError, Dataset, Split, SyntheticSpec, Task, cifar, folder, list, segment, synthetic};
 use std::path::Path;
 use std::sync::Arc;
 
 /// All sets, in the order in which help names them.
-pub static SETS: [Entry; 8] = [
+pub static SETS: [Entry; 9] = [
     synthetic::ENTRY,
     cifar::TEN,
     cifar::HUNDRED,
     cifar::HUNDRED_COARSE,
     folder::ENTRY,
+    list::ENTRY,
     segment::synthetic::ENTRY,
     segment::ade20k::ENTRY,
     segment::masks::ENTRY,

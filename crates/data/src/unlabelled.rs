@@ -1,6 +1,6 @@
 //! Single image files without labels: images to classify or to segment.
 
-use crate::decode::decode;
+use crate::decode::read_image;
 use crate::segment::IGNORED;
 use crate::{DataError, Dataset, Sample, Task};
 use std::path::PathBuf;
@@ -45,8 +45,7 @@ impl Dataset for Unlabelled {
         let Some(path) = self.paths.get(index) else {
             return Err(DataError::IndexOutOfRange { index, len: self.paths.len() });
         };
-        let bytes = std::fs::read(path).map_err(|error| DataError::file(path, error))?;
-        decode(&bytes, path, self.channels, &mut out.image)?;
+        read_image(path, self.channels, &mut out.image)?;
         if self.task == Task::Segment {
             out.mask.clear();
             out.mask.resize(out.image.width * out.image.height, IGNORED);

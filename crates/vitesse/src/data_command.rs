@@ -53,6 +53,9 @@ pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
         for (split, set) in parts {
             Census::of(&**set).print(split, &**set);
         }
+        sets.left_out().for_each(|left| {
+            println!("  ✗ {}", printable::line(&format!("{}: {}", left.name, left.problem)))
+        });
     }
     if let Some(path) = &args.sheet {
         sheet(&run, &sets, path)?;

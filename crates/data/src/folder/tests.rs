@@ -1,4 +1,5 @@
 use super::*;
+use std::fs;
 use testing::Folder;
 
 /// A set in a temporary folder.

@@ -1,7 +1,7 @@
 //! Pairs of files: an image, and a mask of the same name.
 
 use super::{IGNORED, MAX_CLASSES};
-use crate::decode::{decode, decode_mask};
+use crate::decode::{decode_mask, read_image};
 use crate::folder::walk::{self, Found, Walk};
 use crate::registry::Reading;
 use crate::{DataError, Dataset, Sample, Skipped, Task};
@@ -140,7 +140,7 @@ impl Dataset for MaskedFiles {
             return Err(DataError::IndexOutOfRange { index, len: self.len() });
         };
         let bytes = |path: &Path| fs::read(path).map_err(|error| DataError::file(path, error));
-        decode(&bytes(image)?, image, self.channels, &mut out.image)?;
+        read_image(image, self.channels, &mut out.image)?;
         let (width, height) = decode_mask(&bytes(mask)?, mask, &mut out.mask)?;
         if (width, height) != (out.image.width, out.image.height) {
             let (of_image, image) = ((out.image.width, out.image.height), image.display());

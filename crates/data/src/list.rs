@@ -1,0 +1,185 @@
+//! Image files that a list names: a CSV or TSV file with a row for each image.
+//!
+//! ```text
+//! path,label,split
+//! photos/a.jpg,cat,train
+//! "photos/b, c.jpg",dog,val
+//! ```
+//!
+//! * Columns are known by their names, in either case; the first line names them. One holds paths (`path`,
+//!   `image`, `file`, `filename`, `file_name`, `filepath` or `image_path`), one classes (`label`, `class`, `target`, `category`
+//!   or `class_name`), and one may hold the part (`split`, `subset` or `set`). Others are passed over.
+//! * Paths are absolute, or relative to the folder that the list lies in.
+//! * Classes are those of the training rows. If all of their labels are whole numbers, a class is its number, from 0 to the
+//!   largest; otherwise classes are sorted by name, byte by byte. A file `classes.txt` beside the list, with a class in each
+//!   line, fixes them instead: a label is then a name in it, or a number from 0.
+//! * `split` is `train`, `val` (or `valid`, `validation`, `dev`) or `test`. What is evaluated is `val`, or `test` if no row is
+//!   `val`; rows of the other are not used. Without the column, a list `train.csv` has `val.csv` (or `test.csv`) beside it. If
+//!   that is not there, every tenth image of each class, in the order of the list, is in the validation set.
+//! * Images come in the order of the list. Every file must be there, and no path may stand twice in a part; with
+//!   `--skip-bad-images` such rows are left out.
+
+mod classes;
+mod csv;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use crate::decode::{read_image, supports_channels};
+use crate::registry::{Entry, Images, Open, Place, Reading};
+use crate::{DataError, Dataset, Sample, Skipped, Split, Task};
+use classes::Classes;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use table::{Part, Row, Table};
+
+/// Entry of the registry.
+pub(crate) const ENTRY: Entry = Entry {
+    name: "list",
+    place: Some(Place::File),
+    task: Task::Classify,
+    about: "image files and their classes as a CSV or TSV file lists them",
+    image_size: 224,
+    images: Images::Files,
+    facts: None,
+    run: None,
+    archive: None,
+    open: Open::Path(|file, reading| Ok(Arc::new(ImageList::open(file, reading)?))),
+};
+
+/// One image of so many of a class is in the validation set, where nothing else says which are.
+const HELD_OUT: usize = 10;
+
+/// A set of image files that a list names.
+#[derive(Debug)]
+pub struct ImageList {
+    class_names: Vec<String>,
+    paths: Vec<PathBuf>,
+    labels: Vec<u32>,
+    channels: usize,
+    left_out: Vec<Skipped>,
+}
+
+impl ImageList {
+    /// Reads the list, and looks for the files of one part; none is opened.
+    pub fn open(file: &Path, reading: Reading) -> Result<Self, DataError> {
+        let Reading { split, channels, skip_bad } = reading;
+        if !supports_channels(channels) {
+            let problem = format!("images are read with 1 or 3 channels; {channels} were asked for");
+            return Err(DataError::file(file, problem));
+        }
+        let table = Table::read(file)?;
+        let (table, parts) = parts(table, file)?;
+        let training = table.rows.iter().zip(&parts).filter(|(_, part)| **part == Some(Split::Train));
+        let classes = Classes::of(training.map(|(row, _)| row), file)?;
+        let of_split = table.rows.iter().zip(&parts).filter(|(_, part)| **part == Some(split));
+        let mut list = ImageList {
+            class_names: classes.names().to_vec(),
+            paths: vec![],
+            labels: vec![],
+            channels,
+            left_out: vec![],
+        };
+        let mut lines = HashMap::new();
+        for (row, _) in of_split {
+            let label = classes.label(row)?;
+            let path = row.folder().join(&row.path);
+            let problem = match lines.insert(path.clone(), row.place()) {
+                Some(before) => format!("`{}` stands in {before}, too", row.path),
+                None if !path.is_file() => format!("there is no file {}", path.display()),
+                None => {
+                    list.paths.push(path);
+                    list.labels.push(label);
+                    continue;
+                }
+            };
+            if !skip_bad {
+                return Err(row.error(problem));
+            }
+            list.left_out.push(Skipped { index: list.left_out.len(), name: row.place(), problem });
+        }
+        if list.paths.is_empty() {
+            return Err(DataError::file(file, format!("names no images for the {split} set")));
+        }
+        Ok(list)
+    }
+}
+
+/// All rows with the part of each, from the split column, a second list, or every tenth image of each class.
+fn parts(mut table: Table, file: &Path) -> Result<(Table, Vec<Option<Split>>), DataError> {
+    if table.rows.iter().any(|row| row.part.is_some()) {
+        let has_val = table.rows.iter().any(|row| row.part == Some(Part::Val));
+        let split = |row: &Row| match row.part {
+            Some(Part::Train) => Some(Split::Train),
+            Some(Part::Val) => Some(Split::Test),
+            Some(Part::Test) if !has_val => Some(Split::Test),
+            _ => None,
+        };
+        let parts = table.rows.iter().map(split).collect();
+        return Ok((table, parts));
+    }
+    if let Some(second) = second_list(file) {
+        let mut parts = vec![Some(Split::Train); table.rows.len()];
+        table.rows.extend(Table::read(&second)?.rows);
+        parts.resize(table.rows.len(), Some(Split::Test));
+        return Ok((table, parts));
+    }
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    let mut parts = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let count = seen.entry(&row.label).or_default();
+        *count += 1;
+        parts.push(Some(if count.is_multiple_of(HELD_OUT) { Split::Test } else { Split::Train }));
+    }
+    if !parts.contains(&Some(Split::Test)) {
+        let problem = format!(
+            "no class has {HELD_OUT} images, of which every tenth would be in the validation set; add a column `split`"
+        );
+        return Err(DataError::file(file, problem));
+    }
+    Ok((table, parts))
+}
+
+/// `val` or `test` beside a list called `train`.
+fn second_list(file: &Path) -> Option<PathBuf> {
+    let named = file.file_stem().filter(|stem| stem.eq_ignore_ascii_case("train"));
+    let extension = file.extension().filter(|_| named.is_some())?;
+    let beside = ["val", "test"].map(|name| file.with_file_name(name).with_extension(extension));
+    beside.into_iter().find(|path| path.is_file())
+}
+
+impl Dataset for ImageList {
+    fn len(&self) -> usize {
+        self.paths.len()
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.class_names
+    }
+
+    fn channels(&self) -> usize {
+        self.channels
+    }
+
+    fn label(&self, index: usize) -> usize {
+        self.labels[index] as usize
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.paths[index].display().to_string()
+    }
+
+    fn sorted_by_class(&self) -> bool {
+        true
+    }
+
+    fn left_out(&self) -> &[Skipped] {
+        &self.left_out
+    }
+
+    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
+        let path = self.paths.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.len() })?;
+        read_image(path, self.channels, &mut out.image)
+    }
+}
