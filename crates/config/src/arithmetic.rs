@@ -2,8 +2,8 @@
 
 use super::choice::{Device, Precision, choice};
 use super::origin::{Log, Origin};
-use super::raw::Raw;
 use super::resolved::Resolved;
+use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, Setting};
 use graph::{DType, DynamicScale, LossScaling, Mixed};

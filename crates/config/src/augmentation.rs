@@ -2,8 +2,8 @@
 
 use super::choice::choice;
 use super::origin::{Log, Origin};
-use super::raw::Raw;
 use super::resolve::smoothing;
+use super::settings::Raw;
 use super::source::Source;
 use crate::ConfigError;
 use data::{DataError, limits};

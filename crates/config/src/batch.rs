@@ -1,10 +1,10 @@
 //! How many images make a step: all ranks together = one rank's micro-step × micro-steps × ranks. Any two give the third.
 
 use super::origin::{Log, Origin};
-use super::raw::Raw;
 use super::recipe::Recipe;
 use super::resolve::at_least_one;
 use super::resolved::Resolved;
+use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting};
 

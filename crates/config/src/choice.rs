@@ -19,6 +19,18 @@ macro_rules! choice {
             }
         }
 
+        impl crate::settings::value::Value for $name {
+            const WORDS: &'static [&'static str] = $name::WORDS;
+
+            fn read(text: &str) -> Result<Self, String> {
+                text.parse()
+            }
+
+            fn write(&self) -> String {
+                self.to_string()
+            }
+        }
+
         impl std::str::FromStr for $name {
             type Err = String;
 
@@ -45,7 +57,7 @@ choice! {
 }
 
 choice! {
-    /// The numbers that products are computed in.
+    /// Number format that matmuls are computed in.
     #[derive(Default)]
     Precision {
         #[default]

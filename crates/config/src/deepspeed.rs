@@ -82,31 +82,33 @@ pub struct Entry {
 /// A configuration file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSpeed {
-    /// As the user named it.
+    /// Its name, as typed.
     pub file: String,
+    /// Its text.
+    pub text: String,
     pub entries: Vec<Entry>,
 }
 
 /// Configurations have a few kilobytes.
 const LARGEST: u64 = 64 * 1024;
 
+/// The text of a file of settings; `otherwise` says what a larger one is not.
+pub(crate) fn read_text(path: &Path, otherwise: &str) -> Result<String, FileError> {
+    let io = |source| FileError::Io { path: path.to_path_buf(), source };
+    let refused = |why: String| FileError::File { file: path.display().to_string(), why };
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(io)?.take(LARGEST + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(refused(format!("more than {} KiB; {otherwise}", LARGEST / 1024)));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        refused(format!("no text: byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1))
+    })
+}
+
 impl DeepSpeed {
     pub fn read(path: &Path) -> Result<Self, FileError> {
-        let io = |source| FileError::Io { path: path.to_path_buf(), source };
-        let file = path.display().to_string();
-        let mut bytes = Vec::new();
-        std::fs::File::open(path).map_err(io)?.take(LARGEST + 1).read_to_end(&mut bytes).map_err(io)?;
-        if bytes.len() as u64 > LARGEST {
-            let why = format!("more than {} KiB; that is no DeepSpeed configuration", LARGEST / 1024);
-            return Err(FileError::File { file, why });
-        }
-        match std::str::from_utf8(&bytes) {
-            Ok(text) => Self::parse(&file, text),
-            Err(error) => {
-                let why = format!("no text: byte {} is not UTF-8", error.valid_up_to() + 1);
-                Err(FileError::File { file, why })
-            }
-        }
+        Self::parse(&path.display().to_string(), &read_text(path, "that is no DeepSpeed configuration")?)
     }
 
     /// Reads a configuration; `file` is its name in messages.
@@ -120,7 +122,7 @@ impl DeepSpeed {
             Types { optimizer: type_of(members, "optimizer"), scheduler: type_of(members, "scheduler") };
         let mut entries = Vec::new();
         types.walk("", members, &mut entries);
-        Ok(DeepSpeed { file: file.to_string(), entries })
+        Ok(DeepSpeed { file: file.to_string(), text: text.to_string(), entries })
     }
 
     fn value(&self, key: &str) -> Option<&Value> {

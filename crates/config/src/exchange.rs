@@ -2,8 +2,8 @@
 
 use super::choice::{Precision, choice};
 use super::origin::{Log, Origin};
-use super::raw::Raw;
 use super::resolve::at_least_one;
+use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, Setting};
 use graph::DType;

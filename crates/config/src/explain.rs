@@ -1,8 +1,8 @@
 //! What a configuration would do, key by key and setting by setting, without doing it.
 
 use super::batch::{Batch, ranks};
-use super::origin::{Log, Note};
-use super::raw::Raw;
+use super::origin::{Log, Note, Origin};
+use super::settings::{self, Raw};
 use super::source::Facts;
 use crate::deepspeed::Verdict;
 
@@ -20,8 +20,10 @@ pub struct Explanation {
     pub world: usize,
     /// In the order of the file.
     pub keys: Vec<KeyRow>,
-    /// In the order of resolving; those after a refusal are missing.
+    /// Settings in the order of resolving; those after a refusal are missing.
     pub settings: Vec<Note>,
+    /// All others: as typed, or their default in words.
+    pub rest: Vec<Note>,
     /// Why the run can't be started, in the words that starting it would give.
     pub refusal: Option<String>,
 }
@@ -34,30 +36,50 @@ const BATCH: [&str; 4] = [
     "gradient_accumulation_steps",
 ];
 
-/// Keys that may be "auto", and the setting that tells what was chosen.
-const CHOSEN: [(&str, &str); 7] = [
-    ("optimizer.params.lr", "lr"),
-    ("optimizer.params.weight_decay", "weight-decay"),
-    ("scheduler.params.warmup_max_lr", "lr"),
-    ("scheduler.params.warmup_num_steps", "warmup-steps"),
-    ("gradient_clipping", "clip"),
-    ("steps_per_print", "log-every"),
-    ("zero_optimization.reduce_bucket_size", "bucket-size"),
-];
-
 impl Raw {
     pub fn explain(&self, facts: &Facts, world: usize) -> Explanation {
         let mut log = Log::default();
         let refusal = self.settle(facts, world, &mut log).err().map(|error| error.to_string());
         let mut keys = self.key_rows(world);
         self.tell_batch(&mut keys, world);
-        for (key, setting) in CHOSEN {
-            let note = log.0.iter().find(|note| note.name == setting);
-            if let (Some(row), Some(note)) = (row(&mut keys, key).filter(|row| row.is_auto()), note) {
-                row.verdict = Verdict::Honoured(format!("--{setting} {}", note.value));
+        for setting in settings::all() {
+            let note = log.0.iter().find(|note| note.name == setting.name);
+            for key in setting.about.deepspeed.iter().filter(|key| !BATCH.contains(key)) {
+                if let (Some(row), Some(note)) = (row(&mut keys, key).filter(|row| row.is_auto()), note) {
+                    row.verdict = Verdict::Honoured(format!("--{} {}", setting.name, note.value));
+                }
             }
         }
-        Explanation { world, keys, settings: log.0, refusal }
+        let mut rest = self.rest(&log);
+        self.name_files(&mut log);
+        self.name_files(&mut rest);
+        Explanation { world, keys, settings: log.0, rest: rest.0, refusal }
+    }
+
+    /// Settings that resolving had nothing to say of: as typed, or their default in words.
+    fn rest(&self, log: &Log) -> Log {
+        let mut rest = Log::default();
+        for setting in settings::all() {
+            if log.0.iter().any(|note| note.name == setting.name) {
+                continue;
+            }
+            let texts = setting.texts(self);
+            match texts.join(",") {
+                _ if texts.is_empty() => rest.note(setting.name, setting.default(), Origin::default_value()),
+                alone if alone.is_empty() => rest.note(setting.name, "yes", Origin::Flag),
+                values => rest.note(setting.name, values, Origin::Flag),
+            }
+        }
+        rest
+    }
+
+    /// Names the settings file where it decided.
+    fn name_files(&self, log: &mut Log) {
+        for note in log.0.iter_mut().filter(|note| note.origin == Origin::Flag) {
+            if let Some(place) = self.sources.of(note.name) {
+                note.origin = Origin::Settings(place.to_string());
+            }
+        }
     }
 
     fn key_rows(&self, world: usize) -> Vec<KeyRow> {

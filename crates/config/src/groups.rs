@@ -1,7 +1,7 @@
 //! Which parameters learn at which rate, and which are pulled towards zero.
 
 use super::origin::{Log, Origin};
-use super::raw::Raw;
+use super::settings::Raw;
 use crate::ConfigError;
 use graph::ParamGroup;
 use models::Network;

@@ -11,13 +11,29 @@
 //! Those that need nothing but the flags are here; others are refused where their setting is resolved.
 
 use super::augmentation::Geometry;
-use super::raw::Raw;
 use super::resolved::Resolved;
+use super::settings::{self, Raw};
 use crate::ConfigError;
 use data::registry::Images;
 use graph::Optimizer;
 
 impl Raw {
+    /// Refuses settings that exclude each other, or need one that is not there.
+    pub(super) fn refuse_misfits(&self) -> Result<(), ConfigError> {
+        let given = |name: &&str| settings::find(name).is_some_and(|setting| setting.is_set(self));
+        for setting in settings::all().iter().filter(|setting| setting.is_set(self)) {
+            let (texts, needs) = (setting.texts(self).join(","), setting.about.requires);
+            if !needs.is_empty() && !given(&needs) {
+                return Err(ConfigError::setting(setting.name, texts, format!("needs --{needs}")));
+            }
+            if let Some(other) = setting.about.excludes.iter().copied().find(given) {
+                let why = format!("can't be used with --{other}");
+                return Err(ConfigError::setting(setting.name, texts, why));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn refuse_idle(&self, optimizer: &Optimizer) -> Result<(), ConfigError> {
         let idle = |flag, value: String, why: &str| Err(ConfigError::setting(flag, value, why));
         if let (None, None) = (&self.out, &self.resume) {
@@ -28,6 +44,14 @@ impl Raw {
             if let Some(checkpoints) = self.keep {
                 return idle("keep", checkpoints.to_string(), why);
             }
+            if self.serve.is_some() {
+                let why = "needs --out: the live page shows what the run writes there";
+                return idle("serve", String::new(), why);
+            }
+        }
+        if self.deterministic && self.balance {
+            let why = "divides the work by measured speeds, which --deterministic forbids";
+            return idle("balance", String::new(), why);
         }
         if self.no_account && self.balance {
             return idle("balance", String::new(), "goes by measured times, and --no-account measures none");

@@ -1,5 +1,5 @@
-//! Settings in two stages: [`Raw`] is what the user typed (flags, and a DeepSpeed file), [`Resolved`] is what can be run.
-//! Nothing after `resolve` fails for a bad setting.
+//! Settings in two stages: [`Raw`] is what the user typed (flags, a settings file, a DeepSpeed file), [`Resolved`] is what can be run.
+//! Nothing after `resolve` fails for a bad setting. Each setting is declared once, in [`settings`].
 //!
 //! Resolving needs [`Facts`] of the data, which [`sets`] finds out: it opens what `--data` names.
 
@@ -27,6 +27,7 @@ pub mod resolved;
 pub mod schedule;
 mod scheduler;
 pub mod sets;
+pub mod settings;
 pub mod shares;
 pub mod source;
 pub mod task;
@@ -45,9 +46,11 @@ pub use groups::{Groups, LrScale};
 pub use origin::{Note, Origin};
 pub use pixels::{EvalMode, Pixels};
 pub use place::Place;
-pub use raw::{Every, Raw, Span};
+pub use raw::{Every, Span};
 pub use resolve::LEAST_NORMALISED;
 pub use resolved::Resolved;
+pub use settings::record::Record;
+pub use settings::{Plain, Raw};
 pub use shares::Shares;
 pub use source::{Cache, Data, Facts, Source, help as data_help};
 pub use task::{DEFAULT_MODEL, Task};

@@ -5,8 +5,8 @@
 use super::choice::Form;
 use super::optimizers;
 use super::origin::{Log, Origin};
-use super::raw::Raw;
 use super::resolve::positive;
+use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting, same_optimizer};
 use crate::schedule::{Drops, Schedule};

@@ -6,7 +6,9 @@ use std::fmt;
 pub enum Origin {
     /// Typed, under the setting's own name.
     Flag,
-    /// This key of the configuration file.
+    /// This line of a settings file.
+    Settings(String),
+    /// This key of the DeepSpeed file.
     File(String),
     /// Computed from others: the arithmetic.
     Derived(String),

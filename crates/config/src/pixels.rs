@@ -3,8 +3,8 @@
 use super::augmentation::{Augmentation, Geometry, Interpolation, Preset, by_channel};
 use super::choice::choice;
 use super::origin::{Log, Origin};
-use super::raw::Raw;
 use super::resolved::Resolved;
+use super::settings::Raw;
 use crate::ConfigError;
 use data::limits;
 use data::segment::MaskTransform;

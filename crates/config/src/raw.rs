@@ -1,200 +1,55 @@
-//! What the user typed.
+//! What the user typed: how it is merged, and values that are steps or epochs.
 
-use super::arithmetic::Residual;
-use super::augmentation::{Crop, Interpolation, Preset, RandAugment};
-use super::choice::{Device, Form, Precision};
-use super::exchange::Wire;
-use super::groups::LrScale;
-use super::pixels::EvalMode;
-use super::source::Cache;
-use super::task::Task;
-use crate::deepspeed::{Context, DeepSpeed};
-use graph::Recompute;
-use models::vit::Pool;
+use crate::deepspeed::Context;
+use crate::pixels::EvalMode;
+use crate::settings::{self, Raw};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
-
-/// What the user typed; `None`, or nothing in a list, where they left the choice to the file or to us.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Raw {
-    pub task: Option<Task>,
-    // ---- model
-    pub model: Option<String>,
-    pub image_size: Option<usize>,
-    pub channels: Option<usize>,
-    pub classes: Option<usize>,
-    pub pool: Option<Pool>,
-    pub dropout: Option<f64>,
-    pub attention_dropout: Option<f64>,
-    pub drop_path: Option<f64>,
-    // ---- data
-    pub data: Option<String>,
-    pub train_samples: Option<usize>,
-    pub test_samples: Option<usize>,
-    pub data_fraction: Option<f64>,
-    pub workers: Option<usize>,
-    pub cache: Option<Cache>,
-    pub skip_bad_images: bool,
-    // ---- augmentation
-    pub augment: Option<Preset>,
-    pub crop: Option<Crop>,
-    pub flip: Option<f64>,
-    pub rand_augment: Option<RandAugment>,
-    pub erase: Option<f64>,
-    pub mixup: Option<f64>,
-    pub cutmix: Option<f64>,
-    pub label_smoothing: Option<f64>,
-    pub mean: Vec<f32>,
-    pub std: Vec<f32>,
-    pub interpolation: Option<Interpolation>,
-    pub eval_resize: Option<usize>,
-    /// How images with masks are judged.
-    pub eval_mode: Option<EvalMode>,
-    pub eval_stride: Option<usize>,
-    // ---- optimizer
-    /// Images of an optimizer step, over all ranks.
-    pub global_batch: Option<usize>,
-    /// Images of a micro-step of one rank.
-    pub batch_size: Option<usize>,
-    pub accumulate: Option<usize>,
-    pub optimizer: Option<String>,
-    pub lr: Option<f64>,
-    pub weight_decay: Option<f64>,
-    pub clip: Option<f64>,
-    pub schedule: Option<Form>,
-    pub warmup_steps: Option<u64>,
-    pub min_lr: Option<f64>,
-    pub step_every: Option<Span>,
-    pub milestones: Vec<Span>,
-    pub gamma: Option<f64>,
-    pub power: Option<f64>,
-    pub lr_scale: Vec<LrScale>,
-    pub layer_decay: Option<f64>,
-    pub no_decay: Vec<String>,
-    pub ema: Option<f64>,
-    // ---- run
-    /// The configuration file, read.
-    pub deepspeed: Option<DeepSpeed>,
-    pub epochs: Option<u64>,
-    pub steps: Option<u64>,
-    pub device: Option<Device>,
-    pub precision: Option<Precision>,
-    /// The numbers of the residual stream.
-    pub residual: Option<Residual>,
-    pub recompute: Option<Recompute>,
-    pub seed: Option<u64>,
-    pub threads: Option<usize>,
-    pub init: Option<PathBuf>,
-    pub new_head: bool,
-    /// `--resume`, and the run's folder if it was named there.
-    pub resume: Option<Option<PathBuf>>,
-    // ---- output
-    pub out: Option<PathBuf>,
-    pub checkpoint_every: Option<u64>,
-    pub keep: Option<usize>,
-    /// Keep metrics alone: neither checkpoints nor weights.
-    pub no_checkpoints: bool,
-    pub eval_every: Option<Every>,
-    pub log_every: Option<u64>,
-    /// Where to write a trace of the first steps.
-    pub trace: Option<PathBuf>,
-    pub trace_steps: Option<u64>,
-    pub balance: bool,
-    /// Elements of gradients that ranks exchange at once.
-    pub bucket_size: Option<usize>,
-    pub no_overlap: bool,
-    pub wire: Option<Wire>,
-    /// Leave out the account of time.
-    pub no_account: bool,
-    /// Leave out where the time went by kind of work, for which a GPU runs some steps otherwise than the rest.
-    pub no_breakdown: bool,
-    /// Nothing that is measured decides how numbers are computed.
-    pub deterministic: bool,
-    /// Take over the folder of a run whose lock can't be judged.
-    pub force: bool,
-}
 
 impl Raw {
     /// These settings, and where they say nothing, those of `earlier`: what a continued run was told, then and now.
     pub fn or(self, mut earlier: Raw) -> Raw {
-        // What is told now takes the place of what says the same in other words.
-        if self.epochs.or(self.steps).is_some() {
-            (earlier.epochs, earlier.steps) = (None, None);
+        earlier.yield_to(&self);
+        let deepspeed = self.deepspeed.clone().or_else(|| earlier.deepspeed.clone());
+        Raw { deepspeed, ..self.filled_from(&earlier) }
+    }
+
+    /// Drops what `now` says in other words, or contradicts.
+    pub(crate) fn yield_to(&mut self, now: &Raw) {
+        if now.epochs.or(now.steps).is_some() {
+            (self.epochs, self.steps) = (None, None);
         }
-        if self.eval_mode == Some(EvalMode::Whole) {
-            earlier.eval_stride = None;
+        if now.eval_mode == Some(EvalMode::Whole) {
+            self.eval_stride = None;
         }
-        macro_rules! either {
-            (choices: $($choice:ident)*; lists: $($list:ident)*; switches: $($switch:ident)*;) => {
-                Raw {
-                    $($choice: self.$choice.or(earlier.$choice),)*
-                    $($list: if self.$list.is_empty() { earlier.$list } else { self.$list },)*
-                    $($switch: self.$switch || earlier.$switch,)*
-                    // For this time only.
-                    force: self.force,
-                }
-            };
+        if now.no_checkpoints {
+            (self.checkpoint_every, self.keep) = (None, None);
         }
-        either! {
-            choices: task model image_size channels classes pool dropout attention_dropout drop_path
-                data train_samples test_samples data_fraction workers cache
-                augment crop flip rand_augment erase mixup cutmix label_smoothing interpolation eval_resize
-                eval_mode eval_stride
-                global_batch batch_size accumulate optimizer lr weight_decay clip schedule warmup_steps min_lr
-                step_every gamma power layer_decay ema
-                deepspeed epochs steps device precision residual recompute seed threads init resume
-                out checkpoint_every keep eval_every log_every trace trace_steps bucket_size wire;
-            lists: mean std milestones lr_scale no_decay;
-            switches: skip_bad_images new_head balance no_account no_overlap deterministic no_checkpoints
-                no_breakdown;
+        if now.checkpoint_every.is_some() || now.keep.is_some() {
+            self.no_checkpoints = false;
         }
     }
 
-    /// The same with relative paths of data, weights and traces taken from `folder`.
+    /// The same with relative paths of data, weights, traces and hosts taken from `folder`.
     pub fn within(mut self, folder: &Path) -> Raw {
         self.data = self.data.map(|data| match data.split_once(':') {
             Some((kind, path)) => format!("{kind}:{}", folder.join(path).display()),
             None => data,
         });
-        self.init = self.init.map(|path| folder.join(path));
-        self.trace = self.trace.map(|path| folder.join(path));
+        for path in [&mut self.init, &mut self.trace, &mut self.hostfile] {
+            *path = path.take().map(|path| folder.join(path));
+        }
         self
     }
 
-    /// The flags that a configuration file has keys for, as they were typed.
+    /// The flags that a DeepSpeed file has keys for, as they were typed.
     pub(crate) fn context(&self, world: usize) -> Context {
-        let typed: [(&'static str, Option<String>); 13] = [
-            ("global-batch", text(&self.global_batch)),
-            ("batch-size", text(&self.batch_size)),
-            ("accumulate", text(&self.accumulate)),
-            ("optimizer", text(&self.optimizer)),
-            ("lr", text(&self.lr)),
-            ("weight-decay", text(&self.weight_decay)),
-            ("clip", text(&self.clip)),
-            ("schedule", text(&self.schedule)),
-            ("warmup-steps", text(&self.warmup_steps)),
-            ("precision", text(&self.precision)),
-            ("log-every", text(&self.log_every)),
-            ("bucket-size", text(&self.bucket_size)),
-            ("wire", text(&self.wire)),
-        ];
-        let spelled = |(flag, value): (&'static str, Option<String>)| {
-            value.map(|value| (flag, format!("--{flag} {value}")))
-        };
-        let switches = self.no_overlap.then(|| ("no-overlap", "--no-overlap".to_string()));
+        let known = settings::all().iter().filter(|setting| !setting.about.deepspeed.is_empty());
+        let flags = known.filter_map(|setting| Some((setting.name, setting.typed(self)?))).collect();
         let (device, precision) = (self.device.unwrap_or_default(), self.chosen_precision().0);
-        Context {
-            world,
-            device,
-            precision,
-            flags: typed.into_iter().filter_map(spelled).chain(switches).collect(),
-        }
+        Context { world, device, precision, flags }
     }
-}
-
-fn text(value: &Option<impl fmt::Display>) -> Option<String> {
-    value.as_ref().map(|value| value.to_string())
 }
 
 /// A number of steps, or of epochs.

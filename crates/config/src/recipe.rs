@@ -3,7 +3,7 @@
 use super::augmentation::Preset;
 use super::choice::Form;
 use super::origin::Origin;
-use super::raw::Raw;
+use super::settings::Raw;
 use super::task::Task;
 use models::Network;
 

@@ -4,8 +4,8 @@ use super::arithmetic::Arithmetic;
 use super::optimize::Length;
 use super::origin::{Log, Origin};
 use super::raw::Every;
-use super::raw::Raw;
 use super::resolved::{Resolved, SCHEMA};
+use super::settings::Raw;
 use super::source::{Cache, Data, Facts, Source, fraction};
 use super::task::Task;
 use super::whole::steps_per_epoch;
@@ -17,9 +17,6 @@ use models::{Network, RATES, Variation};
 use std::path::PathBuf;
 
 const DEFAULT_EPOCHS: u64 = 3;
-const DEFAULT_KEEP: usize = 2;
-/// Steps of a trace: enough to see what repeats, few enough for a browser.
-const TRACED: u64 = 20;
 
 impl Facts {
     /// A drawn set is whatever was asked for.
@@ -90,6 +87,7 @@ impl Raw {
         {
             return Err(refused.into());
         }
+        self.refuse_misfits()?;
         let Arithmetic { device, precision, residual, loss_scale } = self.arithmetic(log)?;
         let threads = threads("threads", log.pick("threads", self.threads, available_threads()))?;
         let source = self.source()?;
@@ -150,21 +148,17 @@ impl Raw {
             clip: self.clip(log)?,
             label_smoothing,
             groups,
-            ema: self.ema(log)?,
             recompute: self.recompute.unwrap_or_default(),
             device,
             precision,
             residual,
             loss_scale,
-            deterministic: self.deterministic(log)?,
-            seed: log.pick("seed", self.seed, 0),
             threads,
             init: self.init(log)?,
             new_head: self.new_head,
             out,
             resume,
             checkpoint_every: count("checkpoint-every", self.checkpoint_every, length.steps_per_epoch, log)?,
-            keep: count("keep", self.keep.map(|k| k as u64), DEFAULT_KEEP as u64, log)? as usize,
             checkpoints: !self.no_checkpoints,
             eval_every,
             eval_steps,
@@ -174,22 +168,10 @@ impl Raw {
             account: !self.no_account,
             trace: self.trace.clone(),
             force: self.force,
-            trace_steps: count("trace-steps", self.trace_steps, TRACED, log)?,
-            balance: self.balance,
             exchange,
+            plain: self.plain(log)?,
+            typed: None,
         })
-    }
-
-    /// By measurement, a GPU's products are made one way or another, and ranks get more or less to do.
-    fn deterministic(&self, log: &mut Log) -> Result<bool, ConfigError> {
-        if self.deterministic && self.balance {
-            let why = "divides the work by measured speeds, which --deterministic forbids";
-            return Err(ConfigError::setting("balance", "", why));
-        }
-        if self.deterministic {
-            log.note("deterministic", "yes", Origin::Flag);
-        }
-        Ok(self.deterministic)
     }
 
     fn network(
@@ -359,14 +341,6 @@ impl Raw {
         };
         log.note("clip", norm, origin);
         if norm == 0.0 { Ok(None) } else { positive("clip", norm).map(Some) }
-    }
-
-    fn ema(&self, log: &mut Log) -> Result<Option<f64>, ConfigError> {
-        if let Some(decay) = self.ema.filter(|d| !(*d > 0.0 && *d < 1.0)) {
-            return Err(ConfigError::setting("ema", decay, "must lie in 0 < decay < 1"));
-        }
-        log.typed("ema", self.ema);
-        Ok(self.ema)
     }
 
     fn init(&self, log: &mut Log) -> Result<Option<PathBuf>, ConfigError> {

@@ -10,6 +10,8 @@ use super::source::{Data, Source};
 use super::task::Task;
 use crate::FileError;
 use crate::schedule::Schedule;
+use crate::settings::record::Record;
+use crate::settings::{self, Plain};
 use data::Split;
 use data::synthetic::SyntheticSpec;
 use graph::{Mesh, Optimizer, ParamGroup, Recompute};
@@ -17,12 +19,16 @@ use models::Network;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::PathBuf;
 
-/// Of the record; raised when one of before can no longer be read, or would mean something else.
+/// Schema version of `config.json`; raised when an older one can no longer be read, or would mean something else.
 pub const SCHEMA: u32 = 1;
 
-/// A run that can be started. Written to `config.json`, it tells a later command all it needs of this one.
+/// Member of a [`Resolved`] that holds the plain settings.
+const PLAIN: &str = "plain";
+
+/// A run that can be started. Written to `config.json`, it holds all that a later command needs of this one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resolved {
@@ -53,8 +59,6 @@ pub struct Resolved {
     pub clip: Option<f64>,
     pub label_smoothing: f64,
     pub groups: Groups,
-    /// Decay of the moving average of the parameters.
-    pub ema: Option<f64>,
     pub recompute: Recompute,
     pub device: Device,
     pub precision: Precision,
@@ -63,10 +67,6 @@ pub struct Resolved {
     /// In fp16.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
-    /// Nothing that is measured decides how numbers are computed.
-    #[serde(default)]
-    pub deterministic: bool,
-    pub seed: u64,
     pub threads: usize,
     pub init: Option<PathBuf>,
     /// Whether weights to start from may have another head.
@@ -76,8 +76,6 @@ pub struct Resolved {
     pub resume: Option<PathBuf>,
     /// Steps between checkpoints.
     pub checkpoint_every: u64,
-    /// Checkpoints to keep.
-    pub keep: usize,
     /// Whether checkpoints and weights are written at all.
     #[serde(default = "yes")]
     pub checkpoints: bool,
@@ -96,16 +94,17 @@ pub struct Resolved {
     /// Whether time is accounted for at all.
     #[serde(default = "yes")]
     pub account: bool,
-    /// Where the first steps are traced, and how many.
+    /// File that the first steps are traced to.
     #[serde(default)]
     pub trace: Option<PathBuf>,
     #[serde(default)]
-    pub trace_steps: u64,
-    /// Whether slower ranks get less to do.
-    #[serde(default)]
-    pub balance: bool,
-    #[serde(default)]
     pub exchange: Exchange,
+    /// Settings that are what was typed, or a constant. In the record they are members like any other.
+    #[serde(default)]
+    pub plain: Plain,
+    /// What was typed, for the record of this launch.
+    #[serde(skip)]
+    pub typed: Option<Record>,
     /// Take over the folder of a run whose lock can't be judged; this time only, so no part of the record.
     #[serde(skip)]
     pub force: bool,
@@ -115,64 +114,21 @@ fn yes() -> bool {
     true
 }
 
-/// What may change between a run and its continuation: it says where and how fast, not what, is computed; or it is
-/// told by the length of the run. How a batch is divided among ranks and micro-steps is compared as their product, and
-/// the weights a run started from are long changed.
-const FREE: [&str; 32] = [
-    "schema",
-    "world",
-    "batch",
-    "accumulate",
-    "epochs",
-    "data.source",
-    "data.relative",
-    "data.workers",
-    "data.cache",
-    "recompute",
-    "device",
-    "deterministic",
-    "threads",
-    "init",
-    "new_head",
-    "out",
-    "resume",
-    "checkpoint_every",
-    "keep",
-    "checkpoints",
-    "eval_every",
-    "eval_steps",
-    "pixels.eval_mode",
-    "pixels.eval_stride",
-    "log_every",
-    "breakdown",
-    "breakdown_lines",
-    "account",
-    "trace",
-    "trace_steps",
-    "balance",
-    "exchange",
-];
+/// Members of the record that may change when a run continues and follow from no setting alone. How a batch is divided among ranks and
+/// micro-steps is compared as their product.
+const FREE: [&str; 3] = ["schema", "data.relative", "exchange.predivide"];
 
-/// Of those, what must yet be the same on every rank of a run.
-const OF_ALL_RANKS: [&str; 17] = [
-    "device",
-    "deterministic",
-    "world",
-    "batch",
-    "accumulate",
-    "eval_every",
-    "eval_steps",
-    "pixels.eval_mode",
-    "pixels.eval_stride",
-    "checkpoint_every",
-    "account",
-    "trace_steps",
-    "balance",
-    "exchange.bucket",
-    "exchange.overlap",
-    "exchange.wire",
-    "exchange.predivide",
-];
+/// Of those, the ones that are alike on all ranks.
+const AGREED: [&str; 1] = ["exchange.predivide"];
+
+/// Plain settings are read as if they were the run's own.
+impl Deref for Resolved {
+    type Target = Plain;
+
+    fn deref(&self) -> &Plain {
+        &self.plain
+    }
+}
 
 impl Resolved {
     /// Images of an optimizer step, over all ranks.
@@ -241,7 +197,7 @@ impl Resolved {
     pub fn to_json(&self) -> Result<String, FileError> {
         let error =
             |e: serde_json::Error| FileError::File { file: "config.json".to_string(), why: e.to_string() };
-        serde_json::to_string_pretty(self).map_err(error)
+        serde_json::to_string_pretty(&hoisted(serde_json::to_value(self).map_err(error)?)).map_err(error)
     }
 
     /// Reads a record; `file` is its name in messages.
@@ -253,7 +209,7 @@ impl Resolved {
             Some(schema) => return Err(error(format!("has schema {schema}; this build reads {SCHEMA}"))),
             None => return Err(error("is no record of a run: it has no schema".to_string())),
         }
-        serde_json::from_value(value).map_err(|e| error(e.to_string()))
+        serde_json::from_value(lowered(value)).map_err(|e| error(e.to_string()))
     }
 
     /// Settings that differ from those of `before` and would change what is computed.
@@ -267,8 +223,10 @@ impl Resolved {
         let text = |name: &str, here: &str, first: &str| format!("{name} is {here}, not {first}");
         let all = |run: &Resolved| {
             let (mut settings, mut free) = (run.settings(), BTreeMap::new());
-            flatten("", &run.plain(), &[], &mut free);
-            settings.extend(free.into_iter().filter(|(name, _)| OF_ALL_RANKS.contains(&name.as_str())));
+            flatten("", &run.without_paths(), &[], &mut free);
+            let agreed = settings::agreed_members();
+            let is_agreed = |name: &str| AGREED.contains(&name) || agreed.iter().any(|known| known == name);
+            settings.extend(free.into_iter().filter(|(name, _)| is_agreed(name)));
             settings.insert("resume".to_string(), run.resume.is_some().to_string());
             settings
         };
@@ -276,16 +234,18 @@ impl Resolved {
     }
 
     /// The record without its paths, which don't matter and are all that could fail to become JSON.
-    fn plain(&self) -> Value {
+    fn without_paths(&self) -> Value {
         let mut plain = Resolved { init: None, out: None, resume: None, trace: None, ..self.clone() };
         (plain.data.source, plain.data.relative) = (Source::synthetic(data::Task::Classify), None);
-        serde_json::to_value(plain).unwrap_or_default()
+        hoisted(serde_json::to_value(plain).unwrap_or_default())
     }
 
     /// Every setting that matters to the arithmetic, by its name in the record.
     fn settings(&self) -> BTreeMap<String, String> {
         let mut settings = BTreeMap::new();
-        flatten("", &self.plain(), &FREE, &mut settings);
+        let free: Vec<String> =
+            settings::free_members().into_iter().chain(FREE.map(str::to_string)).collect();
+        flatten("", &self.without_paths(), &free, &mut settings);
         settings.insert("global batch".to_string(), self.global_batch().to_string());
         if self.network.normalises_batches() {
             settings.insert("images of a micro-step".to_string(), (self.batch * self.world).to_string());
@@ -293,6 +253,28 @@ impl Resolved {
         settings.insert("data".to_string(), self.data.source.set().to_string());
         settings
     }
+}
+
+/// The record with plain settings among its members.
+fn hoisted(mut record: Value) -> Value {
+    if let Some(members) = record.as_object_mut()
+        && let Some(Value::Object(plain)) = members.shift_remove(PLAIN)
+    {
+        members.extend(plain);
+    }
+    record
+}
+
+/// The record with plain settings by themselves.
+fn lowered(mut record: Value) -> Value {
+    if let Some(members) = record.as_object_mut() {
+        let plain = settings::all().iter().filter(|setting| setting.is_plain());
+        let plain = plain
+            .filter_map(|setting| Some((setting.field.to_string(), members.shift_remove(setting.field)?)));
+        let plain = Value::Object(plain.collect());
+        members.insert(PLAIN.to_string(), plain);
+    }
+    record
 }
 
 /// What differs between two sets of settings, as `text` puts it.
@@ -309,8 +291,8 @@ fn different(
 }
 
 /// All members of an object and of those in it, but for the ones named in `without`.
-fn flatten(path: &str, value: &Value, without: &[&str], settings: &mut BTreeMap<String, String>) {
-    if without.contains(&path) {
+fn flatten(path: &str, value: &Value, without: &[String], settings: &mut BTreeMap<String, String>) {
+    if without.iter().any(|name| name == path) {
         return;
     }
     match value {

@@ -2,7 +2,7 @@
 
 use super::optimize::{Length, Picked, Section, or_flag};
 use super::origin::{Log, Origin};
-use super::raw::Raw;
+use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting};
 use crate::schedule::{Half, Ramp, Scheduler};

@@ -1,7 +1,7 @@
 //! What a model is to tell: the class of an image, or that of every pixel. As typed, or as the model and the data say.
 
 use super::choice::choice;
-use super::raw::Raw;
+use super::settings::Raw;
 use super::source::Source;
 use crate::ConfigError;
 use models::Network;

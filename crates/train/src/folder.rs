@@ -170,7 +170,7 @@ mod tests {
         let config = run?.0.to_json()?;
         RunFolder::start(path, false, &mut Nobody, |folder| {
             metrics::begin(folder)?;
-            record::create(folder, &config, &record::launch())
+            record::create(folder, &config, &record::launch(), None)
         })
     }
 

@@ -6,6 +6,7 @@ mod agree;
 pub mod balance;
 pub mod bench;
 pub mod confusion;
+pub mod continuation;
 pub mod evaluated;
 mod fault;
 pub mod folder;

@@ -5,7 +5,7 @@
 
 use crate::error::TrainError;
 use crate::machine;
-use config::Resolved;
+use config::{Record, Resolved};
 pub use records::Launch;
 use records::Schema;
 use serde_json::Value;
@@ -47,23 +47,37 @@ pub fn config_path(folder: &Path) -> PathBuf {
 }
 
 /// Starts the records of a run; `run.json` comes last.
-pub fn create(folder: &Path, config: &str, launch: &Launch) -> Result<(), TrainError> {
+pub fn create(
+    folder: &Path,
+    config: &str,
+    launch: &Launch,
+    typed: Option<&Record>,
+) -> Result<(), TrainError> {
     replace(&folder.join(CONFIG), config.as_bytes())?;
-    let mut first = entry(launch)?;
+    let mut first = entry(launch, typed)?;
     first[OF_CONFIG] = checksum(config.as_bytes()).into();
     write_entries(folder, vec![first])
 }
 
 /// Notes a continuation.
-pub fn continue_with(folder: &Path, launch: &Launch) -> Result<(), TrainError> {
+pub fn continue_with(folder: &Path, launch: &Launch, typed: Option<&Record>) -> Result<(), TrainError> {
     let mut entries = entries(folder)?;
-    entries.push(entry(launch)?);
+    entries.push(entry(launch, typed)?);
     write_entries(folder, entries)
 }
 
 /// The launches of a run, the first one first.
 pub fn launches(folder: &Path) -> Result<Vec<Launch>, TrainError> {
     let read = |entry| serde_json::from_value(entry).map_err(|error| no_record(folder, error));
+    entries(folder)?.into_iter().map(read).collect()
+}
+
+/// What each launch of a run was told; none where an older version recorded only its command line.
+pub fn typed(folder: &Path) -> Result<Vec<Option<Record>>, TrainError> {
+    let read = |mut entry: Value| match entry.get_mut(SETTINGS) {
+        Some(typed) => serde_json::from_value(typed.take()).map_err(|error| no_record(folder, error)),
+        None => Ok(None),
+    };
     entries(folder)?.into_iter().map(read).collect()
 }
 
@@ -79,9 +93,10 @@ pub fn config(folder: &Path) -> Result<Resolved, TrainError> {
     Ok(Resolved::from_json(&path.display().to_string(), &text)?)
 }
 
-/// Members of `run.json` beside those of a launch: the checksum of an entry without itself, and that of `config.json`.
+/// Members of `run.json` beside those of a launch: the checksum of an entry without itself, that of `config.json`, and what was typed.
 const OF_ENTRY: &str = "crc32";
 const OF_CONFIG: &str = "config_crc32";
+const SETTINGS: &str = "typed";
 
 fn checksum(bytes: &[u8]) -> String {
     format!("{:08x}", crc32fast::hash(bytes))
@@ -97,8 +112,13 @@ fn no_record(folder: &Path, error: serde_json::Error) -> TrainError {
     TrainError::Record { path: folder.join(RUN), problem }
 }
 
-fn entry(launch: &Launch) -> Result<Value, TrainError> {
-    serde_json::to_value(launch).map_err(|error| no_record(Path::new(""), error))
+fn entry(launch: &Launch, typed: Option<&Record>) -> Result<Value, TrainError> {
+    let value = |value: serde_json::Result<Value>| value.map_err(|error| no_record(Path::new(""), error));
+    let mut entry = value(serde_json::to_value(launch))?;
+    if typed.is_some() {
+        entry[SETTINGS] = value(serde_json::to_value(typed))?;
+    }
+    Ok(entry)
 }
 
 /// The entries of `run.json`, each as it was written. Those of older versions have no checksums.
@@ -146,9 +166,10 @@ mod tests {
         let folder = &kept.0;
         let raw = config::Raw { train_samples: Some(8), ..config::Raw::default() };
         let (run, _) = config::sets::resolve(&raw, 1).unwrap();
-        create(folder, &run.to_json().unwrap(), &launch()).unwrap();
-        continue_with(folder, &launch()).unwrap();
-        let read = || Ok::<_, TrainError>((launches(folder)?, config(folder)?));
+        let typed = config::Record::of(&raw, Path::new("/"));
+        create(folder, &run.to_json().unwrap(), &launch(), Some(&typed)).unwrap();
+        continue_with(folder, &launch(), None).unwrap();
+        let read = || Ok::<_, TrainError>((launches(folder)?, super::config(folder)?, super::typed(folder)?));
         let written = read().unwrap();
         assert_eq!(written.0.len(), 2);
         for name in [RUN, CONFIG] {

@@ -186,7 +186,7 @@ impl<T: Real> Session<T> {
 
     /// Binds a model for evaluation alone: no memory for gradients.
     pub fn for_evaluation(mut run: Resolved, sets: Sets, weights: &Weights) -> Result<Self, TrainError> {
-        run.ema = None;
+        run.plain.ema = None;
         let finishing = Finishing::of::<T>(&run, &sets, false)?;
         let shares = Shares::equal(run.batch, 1);
         let mut session = Self::bind(run, sets, Seat::alone(), shares, finishing, evaluation_program::<T>)?;

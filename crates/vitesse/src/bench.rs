@@ -16,8 +16,7 @@ use train::bench::{StepBench, Turn};
 
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let began = Instant::now();
-    let raw = args.exchange.clone().raw(args.step.clone().raw(args.model.clone().raw()));
-    let mut raw = args.device.clone().raw(raw);
+    let mut raw = args.settings.0.clone();
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     raw.threads = raw.threads.or((args.ranks > 1).then_some((all / args.ranks.max(1)).max(1)));
     let run = raw.resolve_without_data(args.ranks)?;

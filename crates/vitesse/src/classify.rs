@@ -23,7 +23,7 @@ const COLUMNS: usize = 5;
 pub fn run(args: ClassifyArgs) -> anyhow::Result<()> {
     outputs::check("grid", args.grid.as_deref(), Output::NewFile)?;
     ending("--grid ", args.grid.as_deref(), "png")?;
-    let raw = args.raw();
+    let raw = args.settings.0.clone();
     let evaluated = Found::at(&args.weights)?.without_data(&raw)?.of_task(Task::Classify, "segment")?;
     let (mut run, weights) = (evaluated.run, evaluated.weights);
     let names = run.class_names.clone();

@@ -3,22 +3,23 @@
 use crate::args::ExplainArgs;
 use config::deepspeed::Verdict;
 use config::sets;
-use config::{Explanation, KeyRow, Note, Origin};
+use config::{Explanation, KeyRow, Note, Origin, Raw, settings};
 use serde_json::{Value, json};
 
 pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let (file, as_json) = (args.file.display().to_string(), args.train.json);
-    let ranks = args.train.ranks.ranks.unwrap_or(1);
-    let raw = args.raw()?;
+    let flags = args.train.settings.0;
+    let config = args.file.or(flags.config.clone());
+    let file = config.as_ref().map_or("no file".to_string(), |file| file.display().to_string());
+    let raw = Raw { config, ..flags }.with_files()?;
     let facts = match raw.source()?.published() {
         Some(facts) => facts,
         None => sets::Opened::of(&raw)?.facts(&raw)?,
     };
-    let explained = raw.explain(&facts, ranks);
-    if as_json {
+    let explained = raw.explain(&facts, raw.ranks.unwrap_or(1));
+    if raw.json {
         println!("{}", to_json(&file, &explained));
     } else {
-        print!("{}", to_text(&file, &explained));
+        print!("{}", to_text(&file, raw.deepspeed.is_some(), &explained));
     }
     match explained.refusal {
         Some(why) => anyhow::bail!(why),
@@ -29,35 +30,47 @@ pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 /// Lines longer than this are broken.
 const WIDTH: usize = 116;
 
-fn to_text(file: &str, explained: &Explanation) -> String {
+fn to_text(file: &str, has_keys: bool, explained: &Explanation) -> String {
     let ranks =
         if explained.world == 1 { "1 rank".to_string() } else { format!("{} ranks", explained.world) };
     let mut out = format!("{file} on {ranks}\n\n");
-    if explained.keys.is_empty() {
-        out += "  it says nothing\n";
-    } else {
-        let rows: Vec<[String; 3]> = explained.keys.iter().map(key_row).collect();
-        out += &table(["  key", "in the file", "what becomes of it"].map(String::from), &rows);
-        out += "\n  ✓ honoured   · changes nothing here   → overridden by a flag   ✗ refused\n";
+    if has_keys {
+        out += &keys(explained);
     }
     if explained.refusal.is_some() {
-        out += "\nThis run would be refused.\n";
+        out += "This run would be refused.\n";
         return out;
     }
-    let shown = |note: &&Note| note.origin != Origin::default_value() || ALWAYS.contains(&note.name);
-    let (chosen, defaults): (Vec<&Note>, Vec<&Note>) = explained.settings.iter().partition(shown);
-    let rows: Vec<[String; 3]> = chosen.into_iter().map(setting_row).collect();
-    out += "\nThe run it makes\n\n";
-    out += &table(["  setting", "value", "from"].map(String::from), &rows);
-    let rest: Vec<String> = defaults.iter().map(|note| format!("{} {}", note.name, note.value)).collect();
-    let rest = format!("and by default: {}", rest.join(" · "));
-    out += &format!("\n  {}\n", wrap(&rest, WIDTH - 2).join("\n  "));
+    for heading in headings() {
+        let of_heading = |note: &&Note| heading_of(note.name) == heading;
+        let rows: Vec<[String; 3]> =
+            explained.settings.iter().chain(&explained.rest).filter(of_heading).map(setting_row).collect();
+        out += &table([heading.to_string(), "value".to_string(), "from".to_string()], &rows);
+        out.push('\n');
+    }
     out
 }
 
-/// Settings worth a line even where nobody chose them.
-const ALWAYS: [&str; 8] =
-    ["model", "data", "batch-size", "accumulate", "optimizer", "weight-decay", "schedule", "precision"];
+fn keys(explained: &Explanation) -> String {
+    if explained.keys.is_empty() {
+        return "  it says nothing\n\n".to_string();
+    }
+    let rows: Vec<[String; 3]> = explained.keys.iter().map(key_row).collect();
+    let table = table(["  key", "in the file", "what becomes of it"].map(String::from), &rows);
+    format!("{table}\n  ✓ honoured   · changes nothing here   → overridden by a flag   ✗ refused\n\n")
+}
+
+/// Headings of settings, in the order of the table.
+fn headings() -> Vec<&'static str> {
+    let mut headings: Vec<&str> = settings::all().iter().map(|setting| setting.heading).collect();
+    headings.dedup();
+    headings
+}
+
+/// Heading of a setting; what follows from several is of the run.
+fn heading_of(name: &str) -> &'static str {
+    settings::find(name).map_or("Run", |setting| setting.heading)
+}
 
 fn key_row(row: &KeyRow) -> [String; 3] {
     let (mark, text) = match &row.verdict {
@@ -72,12 +85,14 @@ fn key_row(row: &KeyRow) -> [String; 3] {
 fn setting_row(note: &Note) -> [String; 3] {
     let from = match &note.origin {
         Origin::Flag => format!("--{}", note.name),
+        Origin::Settings(place) => place.clone(),
         Origin::File(key) => key.clone(),
         Origin::Derived(arithmetic) => format!("= {arithmetic}"),
         Origin::Default(why) if why.is_empty() => "default".to_string(),
         Origin::Default(why) => why.clone(),
     };
-    [format!("  {}", note.name), note.value.clone(), from]
+    let value = if note.value.is_empty() { "–".to_string() } else { note.value.clone() };
+    [format!("  {}", note.name), value, from]
 }
 
 /// Three columns: the first two as wide as they need to be, within limits, the last broken to fit.
@@ -132,9 +147,10 @@ fn to_json(file: &str, explained: &Explanation) -> Value {
         let (verdict, text) = verdict(&row.verdict);
         json!({"key": row.key, "value": row.text, "verdict": verdict, "text": text})
     });
-    let settings = explained.settings.iter().map(|note| {
+    let settings = explained.settings.iter().chain(&explained.rest).map(|note| {
         let (from, detail) = match &note.origin {
             Origin::Flag => ("flag", String::new()),
+            Origin::Settings(place) => ("settings file", place.clone()),
             Origin::File(key) => ("file", key.clone()),
             Origin::Derived(arithmetic) => ("derived", arithmetic.clone()),
             Origin::Default(why) => ("default", why.clone()),

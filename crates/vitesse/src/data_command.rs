@@ -35,7 +35,7 @@ pub fn get(args: GetArgs) -> anyhow::Result<()> {
 pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
     outputs::check("sheet", args.sheet.as_deref(), Output::NewFile)?;
     ending("--sheet ", args.sheet.as_deref(), "png")?;
-    let raw = args.augment.clone().raw(args.data.clone().raw(args.model.clone().raw()));
+    let raw = args.settings.0.clone();
     let source = raw.source()?;
     if source.has_masks() {
         return crate::masks_command::inspect(&args, &raw, &source);

@@ -26,7 +26,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     outputs::check("masks", args.masks.as_deref(), Output::Folder)?;
     ending("--confusion ", args.confusion.as_deref(), "csv")?;
     ending("--logits ", args.logits.as_deref(), "safetensors")?;
-    let (evaluated, sets) = Found::at(&args.weights)?.with_data(&args.raw())?;
+    let (evaluated, sets) = Found::at(&args.weights)?.with_data(&args.settings.0)?;
     if evaluated.run.task() == Task::Segment {
         return evaluate_pixels::run(&args, evaluated, sets);
     }

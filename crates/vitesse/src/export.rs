@@ -11,7 +11,7 @@ pub fn run(args: ExportArgs) -> anyhow::Result<()> {
     if args.out.exists() {
         anyhow::bail!("{}: exists already, and is not replaced", args.out.display());
     }
-    let evaluated = Found::at(&args.from)?.without_data(&args.raw())?;
+    let evaluated = Found::at(&args.from)?.without_data(&args.settings.0)?;
     if let Some(what) = evaluated.run.network.refuses(args.to) {
         anyhow::bail!("{}: {what} has no {} form: export it as timm", evaluated.run.model, args.to);
     }

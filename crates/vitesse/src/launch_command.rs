@@ -1,8 +1,9 @@
 //! `vitesse launch`: what to type, or to hand to the batch system, to start a run on several nodes.
 
+use crate::args;
 use crate::args::launch::{LaunchArgs, WithArg};
-use crate::args::{self, TrainArgs};
 use anyhow::{Context, bail, ensure};
+use config::Raw;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -36,14 +37,14 @@ fn check(args: &LaunchArgs) -> anyhow::Result<()> {
     ensure!(args.nodes > 0 && args.per_node > 0, "--nodes and --per-node must be at least 1");
     let world = args.nodes * args.per_node;
     let train = train_args(args)?;
-    if let Some(ranks) = train.ranks.ranks.filter(|ranks| *ranks != world) {
+    if let Some(ranks) = train.ranks.filter(|ranks| *ranks != world) {
         bail!(
             "--ranks {ranks} after --, but {} nodes × {} make {world}: leave it out",
             args.nodes,
             args.per_node
         );
     }
-    if train.ranks.max_restarts.is_some() {
+    if train.max_restarts.is_some() {
         bail!("--max-restarts can't be used under a launcher, which ends the whole job with a rank");
     }
     if !args.hosts.is_empty() && args.hosts.len() != args.nodes {
@@ -68,10 +69,10 @@ fn check(args: &LaunchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn train_args(args: &LaunchArgs) -> anyhow::Result<TrainArgs> {
+fn train_args(args: &LaunchArgs) -> anyhow::Result<Raw> {
     let mut command = vec!["vitesse".to_string(), "train".to_string()];
     command.extend(args.train.iter().cloned());
-    args::train_args(&command).map_err(|error| {
+    args::typed_for_train(&command).map_err(|error| {
         let text = error.to_string();
         anyhow::anyhow!("after --: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: "))
     })
@@ -153,8 +154,8 @@ fn sbatch(args: &LaunchArgs) -> anyhow::Result<String> {
 }
 
 /// Whether a second start can go on with what the first left.
-fn can_go_on(train: &TrainArgs) -> bool {
-    train.output.out.is_some() && !train.run.resumes_any()
+fn can_go_on(train: &Raw) -> bool {
+    train.out.is_some() && train.resume.is_none()
 }
 
 const TORCHRUN_PORT: u16 = 29_500;

@@ -35,7 +35,8 @@ fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
     let result = match args::Cli::parse().command {
         args::Command::Train(args) => {
-            if args.keeps_files() {
+            // Worth going on when nobody reads what it prints.
+            if args.settings.0.out.is_some() || args.settings.0.resume.is_some() {
                 say::go_on_without_listeners();
             }
             return ended(train_command::run(*args));

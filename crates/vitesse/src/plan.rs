@@ -3,15 +3,14 @@
 use crate::args::{PlanArgs, WhichArg};
 use crate::table::{count, megabytes};
 use anyhow::bail;
-use config::{Precision, Raw, Resolved};
+use config::{Precision, Resolved};
 use devices::program::{graph_after, program};
 use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let raw = args.device.raw(args.exchange.raw(args.step.raw(args.model.raw())));
-    let run = Raw { accumulate: args.accumulate, ..raw }.resolve_without_data(args.ranks)?;
+    let run = args.settings.0.resolve_without_data(args.ranks)?;
     if let Some(pass) = &args.print_after {
         return print_after(&run, args.which.unwrap_or(WhichArg::Last), pass);
     }

@@ -36,7 +36,7 @@ pub fn run(args: SegmentArgs) -> anyhow::Result<()> {
             }
         }
     }
-    let raw = args.raw();
+    let raw = args.settings.0.clone();
     let evaluated = Found::at(&args.weights)?.without_data(&raw)?.of_task(Task::Segment, "classify")?;
     let (mut run, weights) = (evaluated.run, evaluated.weights);
     // Windows of one image at a time, at most.

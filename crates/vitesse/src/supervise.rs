@@ -1,10 +1,10 @@
 //! Runs that start again by themselves, and ranks that mpirun starts: the run is a child of this process.
 
-use crate::args::TrainArgs;
 use crate::signals::{asking, asks};
 use anyhow::{Context, bail};
 use comm::launch::environment;
 use comm::{Backend, Launcher, Place};
+use config::Raw;
 use formats::checkpoint::{Checkpoint, Checkpoints};
 use signal_hook::flag;
 use std::ffi::OsString;
@@ -15,28 +15,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use study::child::signal_name;
-use train::record;
+use train::{continuation, record};
 
 /// Whether the run is to be a child of this process.
-pub fn wanted(args: &TrainArgs) -> bool {
-    args.ranks.max_restarts.is_some() || calls_mpirun(args)
+pub fn wanted(typed: &Raw) -> bool {
+    typed.max_restarts.is_some() || calls_mpirun(typed)
 }
 
 /// Whether ranks over MPI were asked for without a launcher: vitesse then calls it.
-pub fn calls_mpirun(args: &TrainArgs) -> bool {
+pub fn calls_mpirun(typed: &Raw) -> bool {
     let alone = Place::find(&environment).is_ok_and(|place| place.launcher == Launcher::Nothing);
-    alone && args.ranks.comm == Some(Backend::Mpi) && args.ranks.ranks.is_some()
+    alone && typed.comm == Some(Backend::Mpi) && typed.ranks.is_some()
 }
 
 /// Starts the run as it was typed, and again from its last checkpoint when a rank was lost.
-pub fn run(args: &TrainArgs, typed: &[OsString]) -> anyhow::Result<ExitCode> {
-    let restarts = args.ranks.max_restarts.unwrap_or(0);
-    let folder = args.run.resumes(args.output.out.as_deref()).or(args.output.out.clone());
-    check(args, folder.as_deref())?;
+pub fn run(typed: &Raw, words: &[OsString]) -> anyhow::Result<ExitCode> {
+    let restarts = typed.max_restarts.unwrap_or(0);
+    let folder = continuation::folder(typed).or(typed.out.clone());
+    check(typed, folder.as_deref())?;
     let signals = Forwarded::catch()?;
     let mut again = 0;
     loop {
-        let mut child = command(args, typed, again > 0)?;
+        let mut child = command(typed, words, again > 0)?;
         child.env(record::RESTART, again.to_string());
         let status = watch(child, &signals)?;
         match after(status, signals.any()) {
@@ -62,7 +62,7 @@ pub fn run(args: &TrainArgs, typed: &[OsString]) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn check(args: &TrainArgs, folder: Option<&Path>) -> anyhow::Result<()> {
+fn check(typed: &Raw, folder: Option<&Path>) -> anyhow::Result<()> {
     let place = Place::find(&environment).map_err(anyhow::Error::msg)?;
     if place.launcher != Launcher::Nothing {
         bail!(
@@ -72,10 +72,10 @@ fn check(args: &TrainArgs, folder: Option<&Path>) -> anyhow::Result<()> {
             place.world
         );
     }
-    if args.ranks.max_restarts.is_some() && folder.is_none() {
+    if typed.max_restarts.is_some() && folder.is_none() {
         bail!("--max-restarts needs --out: without it there are no checkpoints to go on from");
     }
-    if calls_mpirun(args) { may_call_mpirun() } else { Ok(()) }
+    if calls_mpirun(typed) { may_call_mpirun() } else { Ok(()) }
 }
 
 /// Whether ranks can be started by mpirun, as far as that can be told before.
@@ -119,21 +119,21 @@ fn last_step(folder: &Path) -> Option<u64> {
 }
 
 /// The command of a child: as typed, and again going on with what the first one left. So nothing that was asked for is lost with it.
-fn command(args: &TrainArgs, typed: &[OsString], again: bool) -> anyhow::Result<Command> {
+fn command(typed: &Raw, words: &[OsString], again: bool) -> anyhow::Result<Command> {
     let program = std::env::current_exe().context("can't find this program")?;
-    let mut words = without(typed.get(1..).unwrap_or_default(), &["--max-restarts", "--hostfile"]);
+    let mut words = without(words.get(1..).unwrap_or_default(), &["--max-restarts", "--hostfile"]);
     if again {
         // That was for the lock which the first child found.
         words.retain(|word| word != "--force");
-        words.extend((!args.run.resumes_any()).then(|| "--resume=auto".into()));
+        words.extend(typed.resume.is_none().then(|| "--resume=auto".into()));
     }
-    if !calls_mpirun(args) {
+    if !calls_mpirun(typed) {
         let mut command = Command::new(program);
         command.args(words);
         return Ok(command);
     }
-    let ranks = args.ranks.ranks.unwrap_or(1);
-    let mut command = mpirun(ranks, args.ranks.hostfile.as_deref())?;
+    let ranks = typed.ranks.unwrap_or(1);
+    let mut command = mpirun(ranks, typed.hostfile.as_deref())?;
     command.arg(program).args(words);
     Ok(command)
 }
@@ -269,9 +269,9 @@ mod tests {
         line.split(' ').map(OsString::from).collect()
     }
 
-    fn args(line: &str) -> TrainArgs {
+    fn args(line: &str) -> Raw {
         let words: Vec<String> = line.split(' ').map(str::to_string).collect();
-        crate::args::train_args(&words).unwrap()
+        crate::args::typed_for_train(&words).unwrap()
     }
 
     /// The words of the child's command after its program.

@@ -1,6 +1,6 @@
 //! `vitesse train`: finds out which ranks there are, runs those of this process, and prints what the first has to say.
 
-use crate::args::{self, RanksArgs, TrainArgs};
+use crate::args::TrainArgs;
 use crate::evaluate_pixels;
 use crate::progress::{Progress, Voice};
 use crate::say;
@@ -8,30 +8,29 @@ use crate::signals::Signals;
 use crate::supervise;
 use crate::table;
 use anyhow::bail;
-use comm::launch::environment;
-use comm::{ExitReport, Failure, Launcher, Member, Place, Start};
+use comm::{ExitReport, Failure, Member, Start};
 use config::outputs::{self, Output};
 use config::sets::{self, Sets};
-use config::{Raw, Resolved};
+use config::{Raw, Record, Resolved};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use study::serve::{self, Server};
 use text::printable;
-use train::record::{self, Launch};
+use train::continuation;
 use train::run::{Stopped, Summary};
 use train::session::Evaluation;
 
-pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
-    args.ranks = as_before(&args);
-    if supervise::wanted(&args) {
-        let typed: Vec<_> = std::env::args_os().collect();
-        return supervise::run(&args, &typed);
+pub fn run(args: TrainArgs) -> anyhow::Result<ExitCode> {
+    let typed = with_files(args.settings.0);
+    if supervise::wanted(&typed) {
+        let words: Vec<_> = std::env::args_os().collect();
+        return supervise::run(&typed, &words);
     }
     let signals = Signals::catch()?;
-    match start(&args, &signals, &tell)? {
+    match start(&typed, &signals, &tell)? {
         Ok(done) => {
-            done.print(args.json);
+            done.print(typed.json);
             // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
             let failed = done.tell_failures();
             let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
@@ -44,21 +43,29 @@ pub fn run(mut args: TrainArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Flags over the settings file, and the ranks of before where a run continues. A file that can't be read is reported when the run
+/// is prepared, once for all ranks.
+fn with_files(flags: Raw) -> Raw {
+    continuation::ranks_as_before(flags.clone().with_files().unwrap_or(flags))
+}
+
 /// What says why a run ended, at once.
 type Tell<'a> = &'a (dyn Fn(&str) + Sync);
 
 /// The ranks of this process, from what was typed to how they ended.
-fn start(args: &TrainArgs, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<Result<Done, ExitReport>> {
-    Ok(match comm::start(&args.ranks.options(), self::tell) {
+fn start(typed: &Raw, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<Result<Done, ExitReport>> {
+    let timeout = typed.timeout.map(|timeout| timeout.0);
+    let options = comm::Options { comm: typed.comm, ranks: typed.ranks, timeout };
+    Ok(match comm::start(&options, self::tell) {
         Ok(Start::Process(member)) => member.run(|member| {
             let place = &member.place;
-            let prepared = prepare(args, place.world, place.local_world, Some(member));
+            let prepared = prepare(typed, place.world, place.local_world, Some(member));
             let (run, sets) = prepared.map_err(|error| Failure::Own(one_line(error)))?;
-            rank(args, run, sets, member, signals)
+            rank(typed, run, sets, member, signals)
         }),
         Ok(Start::Threads(members)) => {
-            let (run, sets) = prepare(args, members.len(), members.len(), None)?;
-            threads(args, &run, &sets, members, signals, tell)
+            let (run, sets) = prepare(typed, members.len(), members.len(), None)?;
+            threads(typed, &run, &sets, members, signals, tell)
         }
         Err(refused) => Err(ExitReport { code: refused.code, line: refused.prints.then_some(refused.line) }),
     })
@@ -66,30 +73,6 @@ fn start(args: &TrainArgs, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<
 
 fn tell(line: &str) {
     eprintln!("vitesse: {}", printable::line(line));
-}
-
-/// A run that goes on does so over the ranks it had, unless it is told otherwise or a launcher decides.
-fn as_before(args: &TrainArgs) -> RanksArgs {
-    let typed = args.ranks.clone();
-    let Some(folder) = args.run.resumes(args.output.out.as_deref()) else { return typed };
-    let launched = Place::find(&environment).map_or(true, |place| place.launcher != Launcher::Nothing);
-    if launched || typed.ranks.is_some() {
-        return typed;
-    }
-    // What can't be read is reported when the run is prepared.
-    let launches = record::launches(&folder).unwrap_or_default();
-    let Some(last) = launches.last() else { return typed };
-    let mpi = typed.comm.is_none_or(|comm| comm == comm::Backend::Mpi);
-    match args::train_args(&last.command).map(|before| before.ranks) {
-        Ok(RanksArgs { ranks, comm, timeout, hostfile, .. }) => RanksArgs {
-            ranks,
-            comm: typed.comm.or(comm),
-            timeout: typed.timeout.or(timeout),
-            hostfile: typed.hostfile.or(hostfile.filter(|_| mpi).map(|file| last.folder.join(file))),
-            ..typed
-        },
-        Err(_) => typed,
-    }
 }
 
 fn one_line(error: anyhow::Error) -> String {
@@ -107,22 +90,16 @@ struct Done {
 }
 
 /// The run of one rank.
-fn rank(
-    args: &TrainArgs,
-    run: Resolved,
-    sets: Sets,
-    member: &Member,
-    signals: &Signals,
-) -> Result<Done, Failure> {
+fn rank(typed: &Raw, run: Resolved, sets: Sets, member: &Member, signals: &Signals) -> Result<Done, Failure> {
     let rank = member.place.rank;
     let mut voices = Vec::new();
     if rank == 0 {
-        voices.push(Voice::aloud(&run, args.json));
+        voices.push(Voice::aloud(&run, typed.json));
     }
-    if let Some(folder) = &args.output.rank_logs {
+    if let Some(folder) = &typed.rank_logs {
         voices.push(Voice::log(folder, rank, run.resume.is_some()));
     }
-    let _page = if rank == 0 { live_page(args, &run)? } else { None };
+    let _page = if rank == 0 { live_page(typed, &run)? } else { None };
     let mut progress = Progress::new(&run, voices, signals);
     let summary = train::run::train(run.clone(), sets, member, &mut progress);
     let summary = summary.map_err(|error| match error.loses_device() {
@@ -133,8 +110,8 @@ fn rank(
 }
 
 /// Serves the run's folder for as long as it lives, if that was asked for.
-fn live_page(args: &TrainArgs, run: &Resolved) -> Result<Option<Server>, String> {
-    let Some(address) = args.output.serve else { return Ok(None) };
+fn live_page(typed: &Raw, run: &Resolved) -> Result<Option<Server>, String> {
+    let Some(address) = typed.serve else { return Ok(None) };
     let Some(folder) = run.out.as_deref() else { return Ok(None) };
     let server = Server::start(address.unwrap_or(serve::DEFAULT), folder).map_err(|e| e.to_string())?;
     eprintln!("live page: {}", server.url());
@@ -143,14 +120,14 @@ fn live_page(args: &TrainArgs, run: &Resolved) -> Result<Option<Server>, String>
 
 /// All ranks, on threads of this process; the first one's end is that of the run.
 fn threads(
-    args: &TrainArgs,
+    typed: &Raw,
     run: &Resolved,
     sets: &Sets,
     members: Vec<Member>,
     signals: &Signals,
     tell: Tell<'_>,
 ) -> Result<Done, ExitReport> {
-    let work = |member: Member| member.run(|m| rank(args, run.clone(), sets.clone(), m, signals));
+    let work = |member: Member| member.run(|m| rank(typed, run.clone(), sets.clone(), m, signals));
     let mut members = members.into_iter();
     let Some(first) = members.next() else {
         unreachable!("a run has a rank");
@@ -171,89 +148,32 @@ fn threads(
 /// What is to be run, on which data. Ranks that are processes of their own read for themselves what they can; what only lies
 /// where the first rank is, they get from it.
 fn prepare(
-    args: &TrainArgs,
+    typed: &Raw,
     world: usize,
     local_world: usize,
     member: Option<&Member>,
 ) -> anyhow::Result<(Resolved, Sets)> {
-    let mut raw = match to_continue(args, member)? {
-        Some(folder) => continued(args.clone(), folder, world, member)?,
-        None => args.clone().raw()?,
-    };
+    let typed = typed.clone().with_files()?;
+    let mut raw = continuation::settings(typed.clone(), world, member)?;
     if raw.threads.is_none() && local_world > 1 {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         raw.threads = Some((all / local_world).max(1));
     }
-    let (run, sets) = sets::resolve(&raw, world)?;
-    check_outputs(args, &run, member.is_none_or(|member| member.place.rank == 0))?;
+    let (mut run, sets) = sets::resolve(&raw, world)?;
+    run.typed = Some(Record::of(&typed, &std::env::current_dir().unwrap_or_default()));
+    check_outputs(&typed, &run, member.is_none_or(|member| member.place.rank == 0))?;
     Ok((run, sets))
 }
 
 /// Refuses what can't be written, before anything is. The first rank writes all but the others' logs.
-fn check_outputs(args: &TrainArgs, run: &Resolved, first: bool) -> anyhow::Result<()> {
-    if args.output.serve.is_some() && run.out.is_none() {
-        anyhow::bail!("--serve needs --out: the live page shows what the run writes there");
+fn check_outputs(typed: &Raw, run: &Resolved, first: bool) -> anyhow::Result<()> {
+    if typed.hostfile.is_some() && !supervise::calls_mpirun(typed) {
+        bail!("--hostfile is for mpirun, which vitesse calls for --comm mpi with --ranks and no launcher");
     }
-    if args.ranks.hostfile.is_some() && !supervise::calls_mpirun(args) {
-        anyhow::bail!(
-            "--hostfile is for mpirun, which vitesse calls for --comm mpi with --ranks and no launcher"
-        );
-    }
-    outputs::check("rank-logs", args.output.rank_logs.as_deref(), Output::Folder)?;
+    outputs::check("rank-logs", typed.rank_logs.as_deref(), Output::Folder)?;
     outputs::check("trace", run.trace.as_deref().filter(|_| first), Output::File)?;
     let out = run.out.as_deref().filter(|_| first && run.resume.is_none());
     Ok(outputs::check("out", out, Output::Folder)?)
-}
-
-/// The folder of the run to continue. Whether there is one is for the first rank to see.
-fn to_continue(args: &TrainArgs, member: Option<&Member>) -> anyhow::Result<Option<PathBuf>> {
-    let out = args.output.out.as_deref();
-    if !args.run.resumes_or_starts() {
-        return Ok(args.run.resumes(out));
-    }
-    let Some(out) = out else { bail!("--resume auto: of which run? Name its folder: --out DIR") };
-    let mut there = vec![u8::from(args.run.resumes(Some(out)).is_some())];
-    if let Some(world) = member.map(|member| &member.world).filter(|world| world.size() > 1) {
-        there = world.broadcast_bytes(world.name("whether there is a run to continue"), 0, there)?;
-    }
-    Ok((there == [1]).then(|| out.to_path_buf()))
-}
-
-/// A continued run is told again what it was told at its start; what is typed now comes on top.
-fn continued(args: TrainArgs, folder: PathBuf, world: usize, member: Option<&Member>) -> anyhow::Result<Raw> {
-    let mut typed = args.raw()?;
-    let (launches, before) = history(&folder, member)?;
-    let Some(first) = launches.first() else { return Ok(typed) };
-    typed.divide_again(&before, world);
-    let told = args::train_args(&first.command).map_err(|error| {
-        let error = error.to_string();
-        let why = error.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string();
-        anyhow::anyhow!("{}: the command of the run can't be read: {why}", folder.join("run.json").display())
-    })?;
-    let mut earlier = told.raw_within(&first.folder)?;
-    if typed.data.is_none() && earlier.data.is_some() {
-        // Where it was, or beside the run, if both were moved.
-        earlier.data = Some(before.place().find(&folder, Some(&first.folder))?.to_string());
-    }
-    typed.compute_again(&earlier, &before);
-    if typed.global_batch.is_some() {
-        // Divided anew; how it was divided before is of no concern.
-        (earlier.batch_size, earlier.accumulate) = (None, None);
-    }
-    Ok(Raw { resume: Some(Some(folder.clone())), out: Some(folder), ..typed.or(earlier) })
-}
-
-/// How a run was started, and what it was resolved to.
-fn history(folder: &Path, member: Option<&Member>) -> anyhow::Result<(Vec<Launch>, Resolved)> {
-    let Some(world) = member.map(|member| &member.world).filter(|world| world.size() > 1) else {
-        return Ok((record::launches(folder)?, record::config(folder)?));
-    };
-    let mut text = Vec::new();
-    if world.rank() == 0 {
-        text = serde_json::to_vec(&(record::launches(folder)?, record::config(folder)?))?;
-    }
-    let text = world.broadcast_bytes(world.name("the history of the run"), 0, text)?;
-    Ok(serde_json::from_slice(&text)?)
 }
 
 impl Done {

@@ -38,7 +38,7 @@ impl Output {
         let (config, launch) = (run.record(folder)?, record::launch());
         let folder = RunFolder::start(folder, run.force, events, |folder| {
             metrics::begin(folder)?;
-            record::create(folder, &config, &launch)
+            record::create(folder, &config, &launch, run.typed.as_ref())
         })?;
         let metrics = Metrics::open(&folder.path)?;
         Self::with(folder, run, config, metrics, gpus, 0)
@@ -54,7 +54,7 @@ impl Output {
         let config = run.record(&folder.path)?;
         let (metrics, lost) = Metrics::resume(&folder.path, step)?;
         lost.iter().for_each(|line| events.warned(line));
-        record::continue_with(&folder.path, &record::launch())?;
+        record::continue_with(&folder.path, &record::launch(), run.typed.as_ref())?;
         Self::with(folder, run, config, metrics, gpus, step)
     }
 

@@ -29,7 +29,7 @@ impl Here {
     fn resolved(&mut self, options: &[String], ranks: usize) -> anyhow::Result<Resolved> {
         let command: Vec<String> =
             ["vitesse", "train"].map(str::to_string).into_iter().chain(options.iter().cloned()).collect();
-        let raw: Raw = args::train_args(&command)?.raw()?;
+        let raw: Raw = args::typed_for_train(&command)?.with_files()?;
         let name = format!("{:?} {:?} {:?}", raw.source()?, raw.channels, raw.skip_bad_images);
         let found = match self.found.get(&name) {
             Some(found) => *found,

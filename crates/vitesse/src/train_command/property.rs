@@ -5,12 +5,12 @@
 
 mod values;
 
-use super::{Done, prepare, start};
-use crate::args::{Cli, Command, TrainArgs};
+use super::{Done, prepare, start, with_files};
+use crate::args::{Cli, Command};
 use crate::signals::Signals;
 use crate::supervise;
 use clap::{CommandFactory, Parser};
-use config::Resolved;
+use config::{Raw, Resolved};
 use graph::random::Sequence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -139,14 +139,14 @@ enum Ran {
 
 fn run(words: &[String]) -> Ran {
     let args = match Cli::try_parse_from(words) {
-        Ok(Cli { command: Command::Train(args) }) => *args,
+        Ok(Cli { command: Command::Train(args) }) => with_files(args.settings.0),
         Ok(_) => panic!("{words:?} is no `train`"),
         Err(error) => return Ran::Refused(error.to_string()),
     };
     if supervise::wanted(&args) {
         return Ran::Accepted;
     }
-    let world = args.ranks.ranks.unwrap_or(1);
+    let world = args.ranks.unwrap_or(1);
     if world > 0 {
         match prepare(&args, world, world, None) {
             Ok((run, _)) if !is_small(&run) => return Ran::Accepted,
@@ -157,7 +157,7 @@ fn run(words: &[String]) -> Ran {
     train(&args)
 }
 
-fn train(args: &TrainArgs) -> Ran {
+fn train(args: &Raw) -> Ran {
     let (signals, told) = (Signals::catch().unwrap(), Mutex::new(String::new()));
     let tell = |line: &str| told.lock().unwrap().push_str(line);
     match start(args, &signals, &tell) {

@@ -1,0 +1,265 @@
+//! The table of settings. A new one is declared here, and has its effect where its value is used: `run.plain.NAME` if it is plain,
+//! and otherwise where it is resolved.
+
+use super::check::{any, between_0_and_1, counts, if_given};
+use super::declare::{dashed, flag, resolve, settings};
+use super::file::Sources;
+use super::value::{DefaultText, Timeout, Typed};
+use super::{About, BENCH, CLASSIFY, EVAL, EXPORT, INSPECT, OF_WEIGHTS, PLAN, SEGMENT, Setting, TRAIN};
+use crate::data_help;
+use crate::deepspeed::DeepSpeed;
+use crate::error::ConfigError;
+use crate::origin::Log;
+use crate::{
+    Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
+    Residual, Span, Task, Wire,
+};
+use graph::Recompute;
+use models::vit::Pool;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+const RUN: About = About::of(TRAIN);
+/// What makes a step.
+const STEP: About = About::of(TRAIN | PLAN | BENCH);
+const MODEL: About = About::of(TRAIN | PLAN | BENCH | INSPECT);
+const DATA: About = About::of(TRAIN | INSPECT);
+/// Commands that compute with weights.
+const COMPUTE: u16 = EVAL | CLASSIFY | SEGMENT;
+
+settings! {
+    "Model" {
+        /// classify: one class for each image; segment: a class for each pixel
+        task: Option<Task> = MODEL.value("TASK").default("the task of the model and the data"),
+        /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
+        /// the blocks of each stage, as 352-2-2-18-2, or timm's name of a DINOv2 or DeiT III, as vit_small_patch14_reg4_dinov2 or
+        /// deit3_small_patch16_224; for pixels a ViT's name with +linear or swinv2-SIZE/wWINDOW+upernet
+        model: Option<String> = MODEL.value("MODEL")
+            .default("vit-nano/4; for synthetic masks swinv2-nano/w8+upernet, for others swinv2-b/w8+upernet")
+            .elsewhere(OF_WEIGHTS, "Model", "The model, as for `train`", "the model of the weights"),
+        /// Side of the square images, or of the crops from images with masks, in pixels
+        image_size: Option<usize> = MODEL.value("PIXELS").default("32, or 224 for folders; with masks 512, or 64 if they are synthetic")
+            .elsewhere(OF_WEIGHTS, "Model", "Side of the square images, or of the windows on images with masks, in pixels; positions of a ViT \
+                are resized, windows of a Swin V2 stay those of training", "the size of the weights"),
+        /// Channels of an image
+        channels: Option<usize> = MODEL.value("CHANNELS").default("those of the data"),
+        /// Classes of the head, at least those of the data
+        classes: Option<usize> = MODEL.value("CLASSES").default("those of the data")
+            .elsewhere(OF_WEIGHTS, "Model", "Classes of the head", "those of the weights"),
+        /// How tokens become one vector: class-token or mean
+        pool: Option<Pool> = MODEL.value("POOL").default("class-token"),
+        /// Rate of dropout, from 0 to below 1; of UPerNet, that of channels before its classifiers
+        dropout: Option<f64> = STEP.value("RATE").default("0; 0.1 for UPerNet, as published"),
+        /// Rate of dropout on attention probabilities, from 0 to below 1
+        attention_dropout: Option<f64> = STEP.value("RATE").default("0"),
+        /// Rate of stochastic depth at the last block, from 0 to below 1
+        drop_path: Option<f64> = STEP.value("RATE").default("0; 0.3 for a published Swin V2 with UPerNet"),
+    }
+    "Data" {
+        /// {}
+        data: Option<String> = DATA.value("SET").names(data_help).default("synthetic, or for --task segment synthetic-masks")
+            .free(&["data.source", "data.relative"])
+            .elsewhere(EVAL, "Data", "{}", "what the weights were trained on"),
+        /// Training images of the synthetic sets
+        train_samples: Option<usize> = DATA.value("IMAGES").default("20000, or 2000 with masks"),
+        /// Validation images of the synthetic sets
+        test_samples: Option<usize> = DATA.value("IMAGES").default("2000, or 200 with masks")
+            .elsewhere(EVAL, "Data", "Images of the synthetic sets", "as many as in training"),
+        /// Share of the training set to use, above 0 and up to 1
+        data_fraction: Option<f64> = RUN.value("F").default("1"),
+        /// Threads that read images ahead of the training
+        workers: Option<usize> = DATA.value("THREADS").default("1, or all where files are decoded").free(&["data.workers"])
+            .elsewhere(EVAL, "Data", "Threads that read images ahead, of images with one class each", "1, or all where files are decoded"),
+        /// Memory for decoded images: auto, off, or a size such as 2GB
+        cache: Option<Cache> = DATA.value("auto|off|BYTES").default("auto").free(&["data.cache"]),
+        /// Leave out images that can't be read, instead of ending the run
+        skip_bad_images: bool = DATA.elsewhere(EVAL, "Data", "Leave out images that can't be read, instead of ending", ""),
+        /// Mean of an image's values, from 0 to 1: one number, or one for each channel
+        mean: Vec<f32> = DATA.value("NUMBERS").commas().default("0.5; with masks ImageNet's")
+            .elsewhere(OF_WEIGHTS, "Preprocessing", "Mean of an image's values, from 0 to 1: one number, or one for each channel",
+                "that of the weights, or 0.5; with masks ImageNet's"),
+        /// Standard deviation of an image's values: one number, or one for each channel
+        std: Vec<f32> = DATA.value("NUMBERS").commas().default("0.5; with masks ImageNet's")
+            .elsewhere(OF_WEIGHTS, "Preprocessing", "Standard deviation of an image's values: one number, or one for each channel",
+                "that of the weights, or 0.5; with masks ImageNet's"),
+        /// bilinear or bicubic, where images are resized
+        interpolation: Option<Interpolation> = DATA.value("KIND").default("bilinear")
+            .elsewhere(EVAL | CLASSIFY | EXPORT, "Preprocessing", "bilinear or bicubic, where images are resized",
+                "that of the weights, or bilinear"),
+        /// Evaluate on the middle of images resized to this, in pixels, up to 16384
+        eval_resize: Option<usize> = DATA.value("PIXELS")
+            .default("the whole image resized; with --crop resized, 8/7 of the image size")
+            .elsewhere(EVAL | CLASSIFY | EXPORT, "Preprocessing", "Take the middle of images resized to this, in pixels",
+                "that of the weights, or the whole image resized"),
+        /// With masks: evaluate images whole, padded to one of a few sizes, or slide: through windows of the image size, by the mean
+        /// where they overlap
+        eval_mode: Option<EvalMode> = DATA.value("MODE").default("whole; slide for a ViT").agreed(&["pixels.eval_mode"])
+            .elsewhere(EVAL | SEGMENT | EXPORT, "Preprocessing", "With masks: read images whole, or slide: through windows",
+                "that of the weights, or whole; slide for a ViT"),
+        /// With --eval-mode slide: from window to window, in pixels
+        eval_stride: Option<usize> = DATA.value("PIXELS").default("two thirds of the image size").agreed(&["pixels.eval_stride"])
+            .elsewhere(EVAL | SEGMENT | EXPORT, "Preprocessing", "With --eval-mode slide: from window to window, in pixels",
+                "that of the weights, or two thirds of the image size"),
+    }
+    "Augmentation" {
+        /// none; standard: random crops and mirror images; strong: also RandAugment, mixup, cutmix, erasing and label smoothing, with
+        /// masks distorted colours
+        augment: Option<Preset> = DATA.value("PRESET").default("none; for files with masks strong"),
+        /// How training images are cropped: none; pad: at random after padding by an eighth; resized: a random part, resized
+        crop: Option<Crop> = DATA.value("CROP").default("that of --augment"),
+        /// Share of training images that are mirrored, from 0 to 1
+        flip: Option<f64> = DATA.value("P").default("that of --augment"),
+        /// Random operations on an image, up to 8, and their magnitude, up to 30
+        rand_augment: Option<RandAugment> = DATA.value("N,M").default("that of --augment"),
+        /// Share of training images of which a part is erased, from 0 to 1
+        erase: Option<f64> = DATA.value("P").default("that of --augment"),
+        /// Mix pairs of images, in shares from Beta(A,A), A from 0.001 to 1000; 0 for none
+        mixup: Option<f64> = DATA.value("A").default("that of --augment"),
+        /// Paste a part of one image of a pair into the other, with A as for --mixup; 0 for none
+        cutmix: Option<f64> = DATA.value("A").default("that of --augment"),
+        /// Label smoothing, from 0 to below 1
+        label_smoothing: Option<f64> = STEP.value("RATE").default("0, or 0.1 with --augment strong"),
+    }
+    "Optimizer" {
+        /// adamw, sgd, lamb or muon, which orthogonalises the momentum of matrices and leaves all else to adamw
+        optimizer: Option<String> = STEP.value("OPTIMIZER").default("adamw").deepspeed(&["optimizer.type"]),
+        /// Highest learning rate
+        lr: Option<f64> = RUN.value("LR")
+            .default("1e-3 for adamw and muon, or 6e-5 for a published Swin V2 with UPerNet; 0.03 for sgd, 4e-3 for lamb")
+            .deepspeed(&["optimizer.params.lr", "scheduler.params.warmup_max_lr", "scheduler.params.cycle_max_lr"]),
+        /// Weight decay of matrices
+        weight_decay: Option<f64> = STEP.value("WEIGHT_DECAY")
+            .default("0.05 for adamw and muon, or 0.01 with masks; 1e-4 for sgd, 0.01 for lamb").deepspeed(&["optimizer.params.weight_decay"]),
+        /// Largest gradient norm; 0 to leave gradients unclipped
+        clip: Option<f64> = STEP.value("NORM").default("1; 0 for a published Swin V2 with UPerNet").deepspeed(&["gradient_clipping"]),
+        /// How the learning rate falls: cosine, linear, step, poly or constant
+        schedule: Option<Form> = RUN.value("FORM").default("cosine, or poly with masks").deepspeed(&["scheduler.type"]),
+        /// Steps of warm-up
+        warmup_steps: Option<u64> = RUN.value("STEPS")
+            .default("a twentieth of all, or with masks a tenth but no more than 1500; none if the rate is constant")
+            .deepspeed(&["scheduler.params.warmup_num_steps"]),
+        /// Lowest learning rate, of cosine, linear and poly
+        min_lr: Option<f64> = RUN.value("LR").default("0"),
+        /// With --schedule step: steps between drops of the rate, or epochs as in 30ep
+        step_every: Option<Span> = RUN.value("SPAN").default("a third of all steps"),
+        /// With --schedule step: when the rate drops, as in 30ep,60ep
+        milestones: Vec<Span> = RUN.value("SPANS").commas(),
+        /// With --schedule step: the factor of a drop
+        gamma: Option<f64> = RUN.value("GAMMA").default("0.1"),
+        /// With --schedule poly: the power
+        power: Option<f64> = RUN.value("POWER").default("1"),
+        /// Times the rate of some parameters: a name or its beginning, or a pattern as in blocks.*=0.1 (repeatable; the last that matches holds)
+        lr_scale: Vec<LrScale> = RUN.value("PATTERN=FACTOR"),
+        /// Each layer learns slower than the one above by this factor, above 0 and up to 1
+        layer_decay: Option<f64> = RUN.value("FACTOR"),
+        /// Parameters without weight decay, beside biases, norms, class token and positions; none: decay even those (repeatable)
+        no_decay: Vec<String> = RUN.value("PATTERN"),
+        /// Keep a moving average of the parameters with this decay, between 0 and 1, and evaluate it
+        ema: Option<f64> = RUN.value("DECAY"); plain Option<f64> = None, if_given(between_0_and_1),
+    }
+    "Run" {
+        /// A DeepSpeed configuration in JSON, or settings in TOML by the names of their flags; flags win over both (`vitesse config
+        /// explain FILE` shows what it would do)
+        config: Option<PathBuf> = RUN.value("FILE.json|FILE.toml").once().free(&[]),
+        /// Images of a micro-step, per rank
+        batch_size: Option<usize> = MODEL.value("IMAGES").default("64, or 8 with masks").agreed(&["batch"])
+            .deepspeed(&["train_micro_batch_size_per_gpu", "micro_batch_per_gpu"])
+            .elsewhere(COMPUTE, "Run", "Images that are computed at once", "as in training, or 64; with masks 8"),
+        /// Micro-steps whose gradients make one optimizer step
+        accumulate: Option<usize> = RUN.also(PLAN).value("MICRO_STEPS").default("1").agreed(&["accumulate"])
+            .deepspeed(&["gradient_accumulation_steps"]),
+        /// Images of an optimizer step, over all ranks
+        global_batch: Option<usize> = RUN.value("IMAGES").default("batch-size × accumulate × ranks").deepspeed(&["train_batch_size"]),
+        /// Passes over the training set
+        epochs: Option<u64> = RUN.value("EPOCHS").default("3; on ADE20K as many as 160,000 × 8 images take").free(&["epochs"]),
+        /// Optimizer steps; not with --epochs
+        steps: Option<u64> = RUN.value("STEPS").alias("iterations"),
+        /// What computes: cpu or cuda
+        device: Option<Device> = STEP.value("DEVICE").default("cpu").agreed(&["device"])
+            .elsewhere(COMPUTE, "Run", "What computes: cpu or cuda", "cpu"),
+        /// What matmuls are computed in: fp32, on the CPU also fp64, on a GPU also tf32, bf16 or fp16
+        precision: Option<Precision> = STEP.value("PRECISION").default("fp32, on a GPU bf16")
+            .deepspeed(&["fp16.enabled", "bf16.enabled", "bfloat16.enabled"])
+            .only(COMPUTE | BENCH, &["fp32", "tf32", "bf16", "fp16"])
+            .elsewhere(COMPUTE | BENCH, "Run", "What matmuls are computed in: fp32, on a GPU also tf32, bf16 or fp16",
+                "fp32; on a GPU as in training there, or bf16"),
+        /// With bf16 or fp16: precision of the residual stream, fp32 or half
+        residual: Option<Residual> = STEP.value("TYPE").default("fp32")
+            .elsewhere(COMPUTE, "Run", "With bf16 or fp16: precision of the residual stream, fp32 or half", "fp32"),
+        /// Let nothing that is measured decide how numbers are computed: on a GPU, matmuls use the first algorithm proposed instead of
+        /// the fastest, so that every run on such a GPU gives the same bits
+        deterministic: bool = STEP.agreed(&[])
+            .elsewhere(COMPUTE, "Run", "Let nothing that is measured decide how numbers are computed: on a GPU, matmuls use the first \
+                algorithm proposed instead of the fastest, so that every run on such a GPU gives the same bits", "");
+            plain bool = false, any,
+        /// Activations to recompute in the backward pass instead of keeping them: none; gelu: outputs of GELUs, the largest and
+        /// cheapest; full: all within a block
+        recompute: Option<Recompute> = STEP.value("RECOMPUTE").default("none").free(&["recompute"]),
+        /// CPU threads
+        threads: Option<usize> = MODEL.value("THREADS").default("all").free(&["threads"])
+            .elsewhere(COMPUTE, "Run", "CPU threads", "all"),
+        /// Seed of weights, data, order and dropout
+        seed: Option<u64> = MODEL.value("SEED")
+            .elsewhere(EVAL, "Data", "Seed of the synthetic sets", "as in training"); plain u64 = 0, any,
+        /// Weights to start from: a run's folder, a checkpoint, safetensors or .pth, under timm's, torchvision's or Hugging Face's names
+        init: Option<PathBuf> = RUN.value("RUN|WEIGHTS").alias("weights").free(&["init"]),
+        /// With --init: start with a new head if that of the weights has other classes; from a classifier's backbone, with new heads for pixels
+        new_head: bool = RUN.free(&["new_head"]),
+        /// Continue the run in this folder, or in that of --out; auto: continue the run in --out if there is one, else start it
+        resume: Option<Option<PathBuf>> = RUN.value("DIR|auto").free(&["resume"]).once(),
+        /// Take over a run folder that is locked by a process elsewhere, without waiting a minute for a sign of life
+        force: bool = RUN.free(&[]).once(),
+    }
+    "Ranks" {
+        /// Ranks: threads of this process, or with --comm mpi processes that mpirun starts
+        ranks: Option<usize> = RUN.value("N").default("those of the launcher, or 1").agreed(&["world"]).once(),
+        /// How ranks communicate: threads, mpi, tcp, or between GPUs nccl
+        comm: Option<comm::Backend> = RUN.value("ENGINE")
+            .default("what suits the launcher; between GPUs nccl, if every rank has one of its own").free(&[]).once(),
+        /// With --comm mpi and no launcher: a file of hosts for mpirun
+        hostfile: Option<PathBuf> = RUN.value("FILE").requires("comm").free(&[]).once(),
+        /// End the run when a rank is silent, or stuck while others wait, for so long: 30, 30s or 5m
+        timeout: Option<Timeout> = RUN.value("TIME").default("10s silent, 2m stuck").free(&[]).once(),
+        /// When a rank is lost, continue from the last checkpoint, at most so many times; needs --out
+        max_restarts: Option<u32> = RUN.value("N").free(&[]).once(),
+        /// Give slower ranks fewer images, once their speed is known; a step has the same images as ever
+        balance: bool = RUN.agreed(&[]); plain bool = false, any,
+        /// Elements of gradients that ranks all-reduce at once; a larger gradient goes alone
+        bucket_size: Option<usize> = STEP.value("ELEMENTS").default("1048576, or a third of all if that is less")
+            .deepspeed(&["zero_optimization.reduce_bucket_size"]).agreed(&["exchange.bucket"]),
+        /// All-reduce gradients after the backward pass, not during it
+        no_overlap: bool = STEP.deepspeed(&["zero_optimization.overlap_comm"]).agreed(&["exchange.overlap"]),
+        /// Communication dtype of gradients: fp32, bf16 or fp16
+        wire: Option<Wire> = STEP.value("TYPE").default("that of the gradients").deepspeed(&["communication_data_type"])
+            .agreed(&["exchange.wire"]),
+    }
+    "Output" {
+        /// Folder for metrics.jsonl, weights.safetensors and checkpoints
+        out: Option<PathBuf> = RUN.value("DIR").free(&["out"]),
+        /// Steps between checkpoints; needs --out
+        checkpoint_every: Option<u64> = RUN.value("STEPS").default("an epoch").agreed(&["checkpoint_every"]),
+        /// Checkpoints to keep; needs --out
+        keep: Option<usize> = RUN.value("CHECKPOINTS").free(&[]); plain usize = 2, counts,
+        /// Keep metrics alone: write neither checkpoints nor weights
+        no_checkpoints: bool = RUN.excludes(&["checkpoint-every", "keep", "max-restarts"]).free(&["checkpoints"]),
+        /// Epochs between evaluations, or iterations as in 16000it
+        eval_every: Option<Every> = RUN.value("SPAN").default("1; on ADE20K a tenth of all steps").agreed(&["eval_every", "eval_steps"]),
+        /// Steps between lines of the log
+        log_every: Option<u64> = RUN.value("STEPS").default("about twenty lines a run").deepspeed(&["steps_per_print"])
+            .free(&["log_every"]),
+        /// Write what every rank and lane did when, for chrome://tracing or Perfetto
+        trace: Option<PathBuf> = RUN.value("FILE").free(&["trace"]),
+        /// Steps to trace
+        trace_steps: Option<u64> = RUN.value("STEPS").requires("trace").agreed(&[]); plain u64 = 20, counts,
+        /// Don't measure where the time goes
+        no_account: bool = RUN.agreed(&["account"]),
+        /// Don't print at the end where the time went by kind of work; on a GPU all steps then run alike, where otherwise three run kernel by kernel
+        no_breakdown: bool = RUN.free(&["breakdown", "breakdown_lines"]),
+        /// Show curves, the account of time and the log on a live page, at ADDR or 127.0.0.1:8420; needs --out
+        serve: Option<Option<SocketAddr>> = RUN.value("ADDR").free(&[]).once(),
+        /// Let every rank write its own log there, as rank-N.log
+        rank_logs: Option<PathBuf> = RUN.value("DIR").free(&[]).once(),
+        /// Print one JSON object at the end instead of text
+        json: bool = RUN.free(&[]).once(),
+    }
+}
