@@ -11,6 +11,7 @@
 //! Those that need nothing but the flags are here; others are refused where their setting is resolved.
 
 use super::augmentation::Geometry;
+use super::choice::Device;
 use super::resolved::Resolved;
 use super::settings::{self, Raw};
 use crate::ConfigError;
@@ -48,6 +49,10 @@ impl Raw {
                 let why = "needs --out: the live page shows what the run writes there";
                 return idle("serve", String::new(), why);
             }
+        }
+        if self.comm == Some(comm::Backend::Nccl) && self.device.unwrap_or_default() == Device::Cpu {
+            let why = "NCCL is for GPUs: choose --device cuda, or leave out --comm";
+            return idle("comm", "nccl".to_string(), why);
         }
         if self.deterministic && self.balance {
             let why = "divides the work by measured speeds, which --deterministic forbids";

@@ -425,6 +425,10 @@ fn trainable(run: &Resolved) -> Result<(), ConfigError> {
         let why = "batch norm takes moments over at least two images of a rank";
         return Err(ConfigError::setting("batch-size", run.batch, why));
     }
+    if run.network.normalises_batches() && run.data.skip_bad_images {
+        let why = "a gap in a batch would change what batch norm takes for its moments";
+        return Err(ConfigError::setting("skip-bad-images", "", why));
+    }
     Ok(())
 }
 

@@ -1,8 +1,6 @@
 //! Models with batch norm train on whole batches: a sample of weight 0 counts for no loss, but it would count for the moments.
 
-use super::resolved::Resolved;
 use crate::ConfigError;
-use graph::Program;
 
 /// Steps of an epoch. With `whole`, a last batch that is not full is left out.
 pub(super) fn steps_per_epoch(images: usize, global_batch: usize, whole: bool) -> Result<u64, ConfigError> {
@@ -14,26 +12,6 @@ pub(super) fn steps_per_epoch(images: usize, global_batch: usize, whole: bool) -
         return Err(ConfigError::Batch(why));
     }
     Ok(steps as u64)
-}
-
-impl Resolved {
-    /// Refuses a run whose batches may have gaps if its model takes moments over them.
-    pub fn check_batches(&self, program: &Program) -> Result<(), ConfigError> {
-        if !program.normalises_batches() {
-            return Ok(());
-        }
-        if self.data.skip_bad_images {
-            let why = "a gap in a batch would change what batch norm takes for its moments";
-            return Err(ConfigError::setting("skip-bad-images", "", why));
-        }
-        let (images, batch) = (self.data.train_images(), self.global_batch());
-        if self.steps_per_epoch as usize * batch > images {
-            let why =
-                format!("{images} images end in a part of a batch of {batch}, which batch norm can't take");
-            return Err(ConfigError::Batch(why));
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

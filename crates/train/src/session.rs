@@ -118,12 +118,7 @@ impl<T: Real> Session<T> {
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
         let fault = Fault::from_environment(seat.world.rank()).map_err(TrainError::Fault)?;
         let sets = fault.as_ref().map_or(sets.clone(), |fault| fault::spoil(fault, sets));
-        let plan = |run: &Resolved, batch: usize, with: Option<&Finishing>| {
-            let program = program_with::<T>(run, batch, with)?;
-            run.check_batches(&program)?;
-            Ok(program)
-        };
-        let mut session = Self::bind(run, sets, seat, shares, finishing, plan)?;
+        let mut session = Self::bind(run, sets, seat, shares, finishing, program_with::<T>)?;
         session.fault = fault;
         // A continued run takes its weights from a checkpoint.
         if session.run.resume.is_none() {

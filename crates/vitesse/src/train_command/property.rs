@@ -17,7 +17,7 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use values::{CONFIGS, ELSEWHERE, FLAGS, Values};
+use values::{CONFIGS, ELSEWHERE, Values, of_flags};
 
 const CASES: u64 = 150;
 const SEED: u64 = 18;
@@ -52,14 +52,14 @@ struct Case {
 }
 
 impl Case {
-    fn number(number: u64) -> Case {
+    fn number(number: u64, values: &[Values]) -> Case {
         let mut random = Random(Sequence::new(SEED, number as u32));
         let task = if random.chance(0.5) { CLASSIFY } else { SEGMENT };
         let base = task.iter().chain(SMALL);
         let mut flags: BTreeMap<_, _> = base.map(|(flag, value)| (*flag, Some(value.to_string()))).collect();
         let mut wrong = None;
         for _ in 0..1 + random.below(6) {
-            let Values { flag, good, wrong: bad } = &FLAGS[random.below(FLAGS.len())];
+            let Values { flag, good, wrong: bad } = &values[random.below(values.len())];
             let is_wrong = good.is_empty() && !bad.is_empty()
                 || wrong.is_none() && !bad.is_empty() && random.chance(0.15);
             if is_wrong {
@@ -207,7 +207,7 @@ fn missing(Done { run, summary, .. }: &Done) -> Option<String> {
 
 #[test]
 fn every_flag_has_values() {
-    let known: BTreeSet<String> = FLAGS
+    let known: BTreeSet<String> = of_flags()
         .iter()
         .map(|values| values.flag)
         .chain(ELSEWHERE.iter().map(|(flag, _)| *flag))
@@ -243,10 +243,10 @@ fn fault(case: &Case, ran: &Ran, folders: &Folders) -> Option<String> {
 #[test]
 fn what_resolves_starts() {
     let cases = std::env::var("VITESSE_PROPERTY_CASES").map_or(CASES, |text| text.parse().unwrap());
-    let folders = Folders::new();
+    let (folders, values) = (Folders::new(), of_flags());
     let (mut trained, mut refused, mut faults) = (0, 0, Vec::new());
     for number in 0..cases {
-        let case = Case::number(number);
+        let case = Case::number(number, &values);
         let words = case.command(&folders);
         folders.begin();
         let ran = catch_unwind(|| run(&words));

@@ -1,6 +1,10 @@
 //! Values of every flag of `train`: some that a run may have, at their limits too, and some that none may.
 
+use config::settings;
+use config::settings::value::Form;
+
 /// A flag, values that some run accepts (none for a switch: it is typed alone), and values that every run refuses.
+#[derive(Clone, Copy)]
 pub struct Values {
     pub flag: &'static str,
     pub good: &'static [&'static str],
@@ -9,6 +13,25 @@ pub struct Values {
 
 const fn of(flag: &'static str, good: &'static [&'static str], wrong: &'static [&'static str]) -> Values {
     Values { flag, good, wrong }
+}
+
+/// Values of every flag: those of this file, and for a setting that it has none of, what its declaration says.
+pub fn of_flags() -> Vec<Values> {
+    let known = |name: &str| {
+        FLAGS.iter().any(|values| values.flag == name) || ELSEWHERE.iter().any(|(flag, _)| *flag == name)
+    };
+    let declared = settings::all().iter().filter(|setting| !known(setting.name));
+    let declared = declared.map(|setting| Values {
+        flag: setting.name,
+        good: match (setting.form, setting.words(settings::TRAIN), setting.default()) {
+            (Form::Switch, ..) => &[],
+            (_, [], default) if default.is_empty() => &["1000000"],
+            (_, [], default) => Vec::leak(vec![&*String::leak(default)]),
+            (_, words, _) => words,
+        },
+        wrong: if setting.form == Form::Switch { &[] } else { NO_WORDS },
+    });
+    FLAGS.iter().copied().chain(declared).collect()
 }
 
 /// Flags that are left to other tests, and why.
