@@ -244,6 +244,8 @@ settings! {
         no_checkpoints: bool = RUN.excludes(&["checkpoint-every", "keep", "max-restarts"]).free(&["checkpoints"]),
         /// Epochs between evaluations, or iterations as in 16000it
         eval_every: Option<Every> = RUN.value("SPAN").default("1; on ADE20K a tenth of all steps").agreed(&["eval_every", "eval_steps"]),
+        /// End the run after so many evaluations without a better score than the best before them
+        early_stop: Option<u64> = RUN.value("EVALUATIONS").agreed(&[]); plain Option<u64> = None, if_given(counts),
         /// Steps between lines of the log
         log_every: Option<u64> = RUN.value("STEPS").default("about twenty lines a run").deepspeed(&["steps_per_print"])
             .free(&["log_every"]),

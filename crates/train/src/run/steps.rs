@@ -26,6 +26,13 @@ pub(super) struct Loop<'a> {
     pub events: &'a mut dyn Events,
 }
 
+/// Whether as many evaluations as `--early-stop` waits for followed the best one.
+fn has_settled(run: &Resolved, progress: &Progress) -> bool {
+    let (Some(patience), Some(best)) = (run.early_stop, progress.best) else { return false };
+    let since = (best.step + 2..=progress.step).filter(|step| run.evaluates_after(*step)).count();
+    since as u64 >= patience
+}
+
 /// What is watched from step to step, and what came of it that waits for a moment with no step in flight.
 struct Watch {
     balance: Balance,
@@ -65,10 +72,10 @@ impl Loop<'_> {
         }
         session.account_mut().begin();
         let mut next = progress.step;
-        while next < run.steps {
+        let mut settled = has_settled(run, progress);
+        while next < run.steps && !settled {
             session.step(next)?;
             next += 1;
-            let last = next == run.steps;
             let evaluates = run.evaluates_after(next);
             let kept = next.is_multiple_of(run.checkpoint_every);
             let in_flight = if evaluates || kept { 0 } else { session.depth() - 1 };
@@ -80,8 +87,10 @@ impl Loop<'_> {
             let mut best = false;
             if evaluates {
                 best = self.evaluate(session, progress)?;
+                settled = has_settled(run, progress);
                 session.account_mut().begin();
             }
+            let last = next == run.steps || settled;
             let due = last || best || kept || watch.stop.is_some();
             let checkpoint = if due { self.save(session, progress, best)? } else { None };
             if let Some(why) = watch.stop.filter(|_| !last) {

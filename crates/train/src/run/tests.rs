@@ -372,3 +372,27 @@ fn a_loss_scale_bears_skipped_steps_until_it_is_at_its_least() {
     let error = train_late(&raw(&folder, "b"), 3, Some(fixed), overflow, &mut Listener::default());
     assert!(matches!(error, Err(TrainError::NotFinite { step: 2, .. })));
 }
+
+/// A learning rate that moves nothing: the first evaluation stays the best.
+#[test]
+fn a_run_ends_early_when_evaluations_get_no_better() {
+    let folder = Folder::new("early-stop");
+    let idle = |early_stop, resume| Raw {
+        lr: Some(1e-30),
+        weight_decay: Some(0.0),
+        eval_every: Some(config::Every::Steps(2)),
+        checkpoint_every: Some(100),
+        early_stop,
+        resume,
+        ..raw(&folder, "run")
+    };
+    let steps = |raw: &Raw| train_late(raw, 1, None, as_told, &mut Listener::default()).unwrap().steps;
+    assert_eq!(steps(&idle(Some(2), None)), 6, "evaluations after 2, 4 and 6 steps");
+    assert!(
+        checkpoints(&folder, "run").contains_key(&6) && folder.0.join("run/weights.safetensors").exists()
+    );
+    assert_eq!(steps(&idle(Some(2), Some(None))), 0, "it was done");
+    assert_eq!(steps(&idle(Some(3), Some(None))), 2, "with more patience it goes on");
+    let refused = idle(Some(0), None).resolve_without_data(1).unwrap_err().to_string();
+    assert_eq!(refused, "--early-stop 0: must be at least 1");
+}
