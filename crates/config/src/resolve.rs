@@ -280,7 +280,13 @@ impl Raw {
         log: &mut Log,
     ) -> Result<Length, ConfigError> {
         let images = data.train_images();
-        let steps_per_epoch = steps_per_epoch(images, global_batch, network.normalises_batches())?;
+        let drop_last = self.plain(&mut Log::default())?.drop_last;
+        if drop_last && images < global_batch {
+            let why = format!("leaves nothing of {images} images: no batch of {global_batch} is full");
+            return Err(ConfigError::setting("drop-last", "", why));
+        }
+        let whole = drop_last || network.normalises_batches();
+        let steps_per_epoch = steps_per_epoch(images, global_batch, whole)?;
         let published = data.source.entry().run.filter(|_| self.steps.is_none() && self.epochs.is_none());
         if let Some(PublishedRun { steps, batch, .. }) = published {
             let origin = format!("{},000 × {batch} images / {global_batch}", steps / 1000);

@@ -101,11 +101,7 @@ pub const KEYS: &[Key] = &[
     key("sparse_gradients", Bool, Must(Is(false), "a vision transformer has no sparse gradients")),
     key("zero_allow_untested_optimizer", Bool, Harmless("every optimizer here is tested")),
     key("zero_force_ds_cpu_optimizer", Bool, Harmless("there is one implementation of each optimizer here")),
-    key(
-        "dataloader_drop_last",
-        Bool,
-        Must(Is(false), "a short last batch is always trained, with its missing images weighing nothing"),
-    ),
+    key("dataloader_drop_last", Bool, Honoured(Some("drop-last"))),
     key("use_data_before_expert_parallelism", Bool, Harmless("there are no experts here")),
     // ---- precision -----------------------------------------------------------------------------------------------
     auto("fp16.enabled", Bool, ENABLED),

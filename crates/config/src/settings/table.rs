@@ -172,6 +172,8 @@ settings! {
         global_batch: Option<usize> = RUN.value("IMAGES").default("batch-size × accumulate × ranks").deepspeed(&["train_batch_size"]),
         /// Passes over the training set
         epochs: Option<u64> = RUN.value("EPOCHS").default("3; on ADE20K as many as 160,000 × 8 images take").free(&["epochs"]),
+        /// Leave out the last batch of an epoch where it is not full; models with batch norm always do
+        drop_last: bool = RUN.deepspeed(&["dataloader_drop_last"]); plain bool = false, any,
         /// Optimizer steps; not with --epochs
         steps: Option<u64> = RUN.value("STEPS").alias("iterations"),
         /// What computes: cpu or cuda

@@ -127,3 +127,22 @@ fn dropout_of_upernet_is_that_of_its_heads() {
         [(0.0, 0.1), (0.0, 0.0), (0.0, 0.1), (0.0, 0.3)]
     );
 }
+
+#[test]
+fn the_last_batch_of_an_epoch_is_left_out_on_demand() {
+    let small = |raw: Raw| Raw { train_samples: Some(20), batch_size: Some(8), epochs: Some(1), ..raw };
+    let short = plain(small(Raw::default()));
+    let whole = plain(small(Raw { drop_last: true, ..Raw::default() }));
+    assert_eq!((short.steps, whole.steps), (3, 2));
+    assert_eq!(whole.images_of_step(1), 8);
+    let differences = whole.differences(&short);
+    assert!(differences.contains(&"drop_last is true, was false".to_string()), "{differences:?}");
+    let of_file = small(file("ds.json", "{\"dataloader_drop_last\": true}"));
+    assert_eq!(plain(of_file.clone()).steps, 2);
+    let explained = of_file.explain(&Facts::synthetic(&of_file).unwrap(), 1);
+    assert_eq!(explained.keys[0].verdict, Verdict::Honoured("--drop-last true".to_string()));
+    let note = explained.settings.iter().find(|note| note.name == "drop-last").unwrap();
+    assert_eq!(note.origin, Origin::File("dataloader_drop_last".to_string()));
+    let none = refused(Raw { train_samples: Some(7), ..small(Raw { drop_last: true, ..Raw::default() }) });
+    assert!(none.starts_with("--drop-last: leaves nothing of"), "{none}");
+}
