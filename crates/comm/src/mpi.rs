@@ -4,7 +4,7 @@
 //! are non-blocking and polled: a rank that waits for a slower one can sleep, and can be aborted.
 
 use crate::engine::{CommError, Engine};
-use crate::transport::{Transport, TransportEngine};
+use crate::transport::{Received, Sent, Transport, TransportEngine};
 use mpi::ffi;
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
@@ -249,13 +249,8 @@ impl Transport for MpiTransport {
         self.ranks
     }
 
-    unsafe fn all_to_all(
-        &self,
-        send: *const u8,
-        sent: &[Range<usize>],
-        receive: *mut u8,
-        received: &[Range<usize>],
-    ) -> Result<(), CommError> {
+    unsafe fn all_to_all(&self, send: Sent<'_>, receive: Received<'_>) -> Result<(), CommError> {
+        let ((send, sent), (receive, received)) = (send, receive);
         let mut requests = self.begin()?;
         let mut bytes = 0;
         // SAFETY: valid parts, by the caller's promise; the transfer is over when this returns, or no more calls are made.

@@ -12,6 +12,11 @@ use crate::signature::{self, Signature};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+/// Memory that is sent, with the byte range for each rank.
+pub(crate) type Sent<'a> = (*const u8, &'a [Range<usize>]);
+/// Memory that is received into, with the byte range from each rank.
+pub(crate) type Received<'a> = (*mut u8, &'a [Range<usize>]);
+
 /// Transfers bytes between the ranks of a group. Calls are made one at a time, and in the same order on every rank.
 ///
 /// Lengths agree between ranks: [`TransportEngine`] makes sure of it.
@@ -22,18 +27,11 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 
     fn size(&self) -> usize;
 
-    /// Sends bytes `sent[r]` of `send` to rank r, and receives bytes `received[r]` of `receive` from it. This rank's own parts are not
-    /// copied.
+    /// Sends part r of `send` to rank r, and receives part r of `receive` from it. This rank's own parts are not copied.
     ///
     /// # Safety
     /// The parts are valid, and those received apart from each other and from those sent.
-    unsafe fn all_to_all(
-        &self,
-        send: *const u8,
-        sent: &[Range<usize>],
-        receive: *mut u8,
-        received: &[Range<usize>],
-    ) -> Result<(), CommError>;
+    unsafe fn all_to_all(&self, send: Sent<'_>, receive: Received<'_>) -> Result<(), CommError>;
 
     /// Gathers `data` on all ranks; rank r contributes bytes `parts[r]`.
     ///
@@ -185,7 +183,7 @@ impl<T: Transport> TransportEngine<T> {
                     let part = call.receive.len * bytes;
                     let all = scratch.data.of(ranks * part);
                     let sent = fill(&mut scratch.sent, equal(ranks, part));
-                    self.transport.all_to_all(send, sent, all, sent)?;
+                    self.transport.all_to_all((send, sent), (all, sent))?;
                     let own = send.add(me * part);
                     let source = |rank| if rank == me { own } else { all.add(rank * part) }.cast_const();
                     reduce(call.kind, *reduction, ranks, call.receive.len, &source, 1, &|_| receive);
@@ -230,7 +228,7 @@ impl<T: Transport> TransportEngine<T> {
             let received = fill(&mut scratch.received, slots);
             // SAFETY: parts of the block and of the scratch; what is received is read after it came.
             unsafe {
-                self.transport.all_to_all(send, parts, all, received)?;
+                self.transport.all_to_all((send, parts), (all, received))?;
                 let mine = send.add(own.start);
                 let source = |rank| if rank == me { mine } else { all.add(rank * stride) }.cast_const();
                 let place = |_| receive.add(own.start);
@@ -267,7 +265,7 @@ impl<T: Transport> TransportEngine<T> {
             }
             let (from, to) = (&scratch.sent[me], &scratch.received[me]);
             std::ptr::copy_nonoverlapping(send.add(from.start), receive.add(to.start), from.len());
-            self.transport.all_to_all(send, &scratch.sent, receive, &scratch.received)
+            self.transport.all_to_all((send, &scratch.sent), (receive, &scratch.received))
         }
     }
 

@@ -102,6 +102,22 @@ pub struct Executor {
     context: Arc<Context>,
 }
 
+/// Parts of an executor that stay when plans change. A macro, so that the executor's other fields can be borrowed beside them.
+macro_rules! base {
+    ($executor:ident) => {
+        Base {
+            context: &$executor.context,
+            facts: &$executor.facts,
+            options: &$executor.options,
+            streams: &$executor.streams,
+            libraries: &mut $executor.libraries,
+            tuner: &mut $executor.tuner,
+            states: $executor.state_block.address,
+            header: $executor.header.address,
+        }
+    };
+}
+
 impl Executor {
     /// Allocates the arena and the states, all zero but the parameters, which start as their model says, their averages and
     /// copies, which start equal to them, and the loss scale. Kernels are still being compiled when this returns.
@@ -184,16 +200,7 @@ impl Executor {
             return Ok(());
         }
         let compiling = self.compiling.take();
-        let mut base = Base {
-            context: &self.context,
-            facts: &self.facts,
-            options: &self.options,
-            streams: &self.streams,
-            libraries: &mut self.libraries,
-            tuner: &mut self.tuner,
-            states: self.state_block.address,
-            header: self.header.address,
-        };
+        let mut base = base!(self);
         base.prepare(&self.program, &mut self.plans, numbers, compiling, &mut self.startup)
     }
 
@@ -235,16 +242,7 @@ impl Executor {
         MemoryNeeds { arena, states: 0, workspace: 0, ..dry.needs }
             .check(&self.facts, self.context.memory()?)?;
         let old = Some(Arc::clone(&self.plans.arena));
-        let mut base = Base {
-            context: &self.context,
-            facts: &self.facts,
-            options: &self.options,
-            streams: &self.streams,
-            libraries: &mut self.libraries,
-            tuner: &mut self.tuner,
-            states: self.state_block.address,
-            header: self.header.address,
-        };
+        let mut base = base!(self);
         let mut plans = base.plans(&program, &dry, old)?;
         // A run doesn't stop in the middle for what it had.
         let prepared = self.plans.prepared();

@@ -7,7 +7,7 @@ mod flow;
 mod join;
 
 use crate::engine::{CommError, Engine};
-use crate::transport::{Transport, TransportEngine};
+use crate::transport::{Received, Sent, Transport, TransportEngine};
 use flow::Flow;
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
@@ -172,13 +172,8 @@ impl Transport for TcpTransport {
         self.sockets.streams.len()
     }
 
-    unsafe fn all_to_all(
-        &self,
-        send: *const u8,
-        sent: &[Range<usize>],
-        receive: *mut u8,
-        received: &[Range<usize>],
-    ) -> Result<(), CommError> {
+    unsafe fn all_to_all(&self, send: Sent<'_>, receive: Received<'_>) -> Result<(), CommError> {
+        let ((send, sent), (receive, received)) = (send, receive);
         let mut transfers = self.begin()?;
         let sequence = transfers.sequence;
         for (rank, flow) in transfers.flows.iter_mut().enumerate().filter(|&(rank, _)| rank != self.rank) {

@@ -93,16 +93,16 @@ pub(super) enum ReadyWork {
     Convolution(Convolution, Arc<CudnnPlan>),
     /// cuDNN's plan with the launches after it, or our launches alone.
     Attention(Option<(AttentionForward, Arc<CudnnPlan>)>, Vec<Ready>),
-    Copy {
-        from: Address,
-        to: Address,
-        bytes: usize,
-    },
     Zero {
         at: Address,
         bytes: usize,
     },
     Collective(Box<PreparedCall>),
+    Copy {
+        from: Address,
+        to: Address,
+        bytes: usize,
+    },
 }
 
 /// Implementation of a matmul.

@@ -1,22 +1,6 @@
 use super::*;
 use crate::action::Operand;
-
-fn facts(capability: (u32, u32), shared: u32) -> Facts {
-    Facts { name: "test".into(), capability, processors: 100, shared_per_block: shared }
-}
-
-/// Every architecture that is compiled for.
-fn all_facts() -> Vec<Facts> {
-    vec![
-        facts((7, 5), 65_536),
-        facts((8, 0), 166_912),
-        facts((8, 6), 101_376),
-        facts((8, 9), 101_376),
-        Facts::h200(),
-        facts((10, 0), 232_448),
-        facts((12, 0), 101_376),
-    ]
-}
+use crate::steps::testing::{all_facts, facts};
 
 fn operand(dtype: DType, shape: &[usize]) -> Operand {
     Operand { address: 256, dtype, shape: Shape(shape.to_vec()) }

@@ -54,3 +54,21 @@ pub fn launches(actions: &[Action]) -> Vec<&Launch> {
 pub fn names(actions: &[Action]) -> Vec<&str> {
     launches(actions).iter().map(|launch| launch.kernel.name.as_str()).collect()
 }
+
+/// A GPU of a compute capability, with so much shared memory of a block.
+pub fn facts(capability: (u32, u32), shared: u32) -> Facts {
+    Facts { name: "test".into(), capability, processors: 100, shared_per_block: shared }
+}
+
+/// Every architecture that is compiled for.
+pub fn all_facts() -> Vec<Facts> {
+    vec![
+        facts((7, 5), 65_536),
+        facts((8, 0), 166_912),
+        facts((8, 6), 101_376),
+        facts((8, 9), 101_376),
+        Facts::h200(),
+        facts((10, 0), 232_448),
+        facts((12, 0), 101_376),
+    ]
+}

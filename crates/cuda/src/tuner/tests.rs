@@ -64,16 +64,20 @@ fn the_fastest_of_several_runs_is_taken() {
     assert_eq!(fastest(vec![3.0, 1.0], |_| unreachable!()).unwrap(), Some(1));
 }
 
-#[test]
-fn choices_of_another_gpu_are_not_taken_over() {
-    let mut known = KnownAlgorithms {
+fn nothing_known() -> KnownAlgorithms {
+    KnownAlgorithms {
         deterministic: false,
         attention_by: None,
         facts: Facts::h200(),
         entries: BTreeMap::new(),
         file: "products-a.json".into(),
         changed: false,
-    };
+    }
+}
+
+#[test]
+fn choices_of_another_gpu_are_not_taken_over() {
+    let mut known = nothing_known();
     let algorithms = BTreeMap::from([(key(&large()), "own 128x192x4 2 8".to_string())]);
     let mine = AlgorithmChoices { gpu: "H200".into(), of: "products-a.json".into(), algorithms };
     assert!(!known.adopt(&AlgorithmChoices { of: "products-b.json".into(), ..mine.clone() }));
@@ -149,14 +153,7 @@ fn keys_tell_attention_apart() {
 
 #[test]
 fn choices_of_attention_are_kept_with_those_of_matmuls() {
-    let mut known = KnownAlgorithms {
-        deterministic: false,
-        attention_by: None,
-        facts: Facts::h200(),
-        entries: BTreeMap::new(),
-        file: "products-a.json".into(),
-        changed: false,
-    };
+    let mut known = nothing_known();
     let key = key_for(&attention(), 91900);
     for (text, is_known) in [("own", true), ("cudnn 1 engine 6", true), ("cudnn", false), ("ours", false)] {
         let algorithms = BTreeMap::from([(key.clone(), text.to_string())]);
