@@ -26,7 +26,7 @@ pub struct Axis {
     pub plural: &'static str,
     /// A value in the names of series and points; of models the series has it anyway.
     pub name: Option<fn(&AxisValue) -> String>,
-    /// The field of a point's settings that has its value; others are in [`Settings::other`].
+    /// True if a point's settings have a field for its value; the others are in [`Settings::other`].
     pub settled: bool,
 }
 
@@ -120,6 +120,15 @@ pub const AXES: &[Axis] = &[
         plural: "hosts",
         name: Some(|value| counted(value.number() as usize, "host")),
         ..counts(NODES)
+    },
+    Axis {
+        help: "Elements that one all-reduce takes at most [default: those of `vitesse train`]",
+        alias: Some("bucket-size"),
+        option: Some("bucket-size"),
+        plural: "bucket sizes",
+        name: Some(|value| format!("buckets of {value}")),
+        settled: false,
+        ..counts("bucket-sizes")
     },
 ];
 

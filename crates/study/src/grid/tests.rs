@@ -269,6 +269,22 @@ fn series_are_named_by_what_differs() {
 }
 
 #[test]
+fn an_axis_without_a_field_of_its_own_names_options_series_and_points() {
+    let grid = with(experiment(Kind::Strong, &[1, 2]), "bucket-sizes", [4096, 65536]);
+    let points = planned(grid).unwrap();
+    let series: Vec<&str> = points.iter().map(|point| point.series.as_str()).collect();
+    let expected = ["vit-nano/4 · buckets of 4096", "vit-nano/4 · buckets of 65536"];
+    assert_eq!(series, [expected, expected].concat());
+    for (point, size) in points.iter().zip(["4096", "65536"].into_iter().cycle()) {
+        assert_eq!(option(&point.options, "--bucket-size").unwrap(), size);
+        assert_eq!(point.settings.other["bucket-sizes"], size);
+    }
+    assert_eq!(points.iter().map(|point| &point.id).collect::<HashSet<_>>().len(), 4);
+    let file = Asked::read(&file("kind = \"grid\"\nranks = 2\nbucket-sizes = [1024, 2048]\n")).unwrap();
+    assert_eq!(plan(&file.study().unwrap(), &mut Here(1000)).unwrap().len(), 2);
+}
+
+#[test]
 fn names_are_the_same_whenever_and_wherever_a_study_is_planned() {
     let on = |data: &str| with(experiment(Kind::Strong, &[1, 2]), DATA, [data]);
     let ids = |points: Vec<Planned>| points.into_iter().map(|p| p.id).collect::<Vec<_>>();
