@@ -45,9 +45,9 @@ pub struct Platform {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The same images an epoch and the same global batch, over more ranks.
+    /// The same images per epoch and the same global batch, over more ranks.
     Strong,
-    /// The data grows with the ranks: each has the same number of images an epoch.
+    /// The data grows with the ranks: each has the same number of images per epoch.
     Weak,
     /// The same images in all and a fixed batch a rank: the global batch grows.
     FixedPerRank,

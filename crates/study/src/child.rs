@@ -67,7 +67,7 @@ pub fn command(
     Ok(command)
 }
 
-/// Whether ranks of a point can be started so, as far as that can be told before.
+/// Refuses a way of starting ranks that a point can't use, as far as that is known before.
 pub fn check(launch: &Launch, planned: &Planned) -> Result<(), String> {
     let hosts = hosts_of(launch, planned)?;
     let program = Path::new("vitesse");
@@ -191,7 +191,7 @@ pub fn watch(
     let start = Instant::now();
     let energy = Energy::now();
     let mut child = command.spawn().map_err(|e| format!("can't start {program}: {e}"))?;
-    let mut memory = Memory::default();
+    let mut memory = PeakMemory::default();
     let mut asked: Option<Instant> = None;
     loop {
         let status = child.try_wait().map_err(|e| format!("can't wait for the run: {e}"))?;
@@ -243,11 +243,11 @@ pub fn last_words(folder: &Path, status: ExitStatus) -> String {
 
 /// The most memory that the processes of a run on this host had.
 #[derive(Default)]
-struct Memory {
+struct PeakMemory {
     of: HashMap<u32, u64>,
 }
 
-impl Memory {
+impl PeakMemory {
     fn look(&mut self, pid: u32) {
         let mut pids = vec![pid];
         while let Some(pid) = pids.pop() {

@@ -1,4 +1,4 @@
-//! Whether one set of results is faster than another, and how sure that is.
+//! Comparison of two sets of results: which is faster, and how sure that is.
 
 use crate::error::StudyError;
 use crate::report::short;
@@ -20,7 +20,7 @@ pub struct Comparison {
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Pair {
     pub id: String,
-    /// What B's images a second are, as a factor of A's.
+    /// What B's images/s are, as a factor of A's.
     pub factor: f64,
     pub interval: Option<(f64, f64)>,
     /// How often chance alone would part equal things so far; with several points, as Holm (1979) corrects it.
@@ -47,7 +47,7 @@ pub fn compare(a: &Results, b: &Results) -> Result<Comparison, StudyError> {
     let ratios: Vec<Ratio> = points.iter().map(|(a, b)| ratio(rates(a), rates(b))).collect();
     let corrected = holm(&ratios.iter().map(|ratio| ratio.p).collect::<Vec<_>>());
     let pairs = points.iter().zip(&ratios).zip(corrected);
-    let pairs: Vec<Pair> = pairs.map(|(((a, b), ratio), p)| judged(a, b, ratio, p)).collect();
+    let pairs: Vec<Pair> = pairs.map(|(((a, b), ratio), p)| pair(a, b, ratio, p)).collect();
     let sentence = overall(&pairs, a.points.len().max(b.points.len()) > 1);
     Ok(Comparison { pairs, left_out, sentence })
 }
@@ -83,13 +83,13 @@ fn pair_up<'a>(a: &'a Results, b: &'a Results) -> Result<(Paired<'a>, Vec<String
     Ok((pairs, alone))
 }
 
-/// Whether two points did the same, each with what its platform has.
+/// Tells whether two points did the same, each with what its platform has.
 fn are_alike(a: &Point, b: &Point) -> bool {
     let Settings { device, comm, loader_threads, .. } = a.settings.clone();
     a.kind == b.kind && a.settings == Settings { device, comm, loader_threads, ..b.settings.clone() }
 }
 
-/// What the images a second of B are, as factors of A's: the least and the most over the points that both have, and how many
+/// What the images/s of B are, as factors of A's: the least and the most over the points that both have, and how many
 /// those are.
 pub fn factors(a: &Results, b: &Results) -> Option<(f64, f64, usize)> {
     let (points, _) = pair_up(a, b).ok()?;
@@ -112,7 +112,7 @@ fn holm(chances: &[Option<f64>]) -> Vec<Option<f64>> {
     corrected
 }
 
-fn judged(a: &Point, b: &Point, ratio: &Ratio, p: Option<f64>) -> Pair {
+fn pair(a: &Point, b: &Point, ratio: &Ratio, p: Option<f64>) -> Pair {
     let Ratio { factor, interval, .. } = *ratio;
     let verdict = match p {
         None => Verdict::TooFewRuns,

@@ -24,7 +24,7 @@ pub trait Events {
     fn stepped(&mut self, _step: u64, _steps: u64) {}
     /// A run ended; seconds that the others may take.
     fn ended(&mut self, _point: &Planned, _run: &Run, _left: Option<f64>) {}
-    /// Whether the study should end now, to be gone on with later.
+    /// Tells whether the study should end now, to be resumed later.
     fn stop(&self) -> bool {
         false
     }

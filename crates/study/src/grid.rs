@@ -1,6 +1,6 @@
 //! From a study to its points: every combination of a grid, as options of `vitesse train`.
 //!
-//! What the options come to (images an epoch, batches, steps) is for whoever knows models and data to say, through [`Resolve`]; a
+//! What the options come to (images per epoch, batches, steps) is for whoever knows models and data to say, through [`Resolve`]; a
 //! combination that can't be is refused here, before anything runs.
 
 mod cell;
@@ -26,11 +26,11 @@ pub struct Planned {
     pub options: Vec<String>,
     pub warmup: u64,
     pub oversubscribed: bool,
-    /// Seconds that a run may take, where someone could tell.
+    /// Estimated seconds of a run.
     pub estimate: Option<f64>,
 }
 
-/// What options of `vitesse train` come to.
+/// The settings that options of `vitesse train` resolve to.
 pub struct Facts {
     pub task: String,
     /// The set, as `vitesse train` calls it.
@@ -48,11 +48,11 @@ pub struct Facts {
     pub images_per_epoch: u64,
     pub epochs: u64,
     pub steps: u64,
-    /// Seconds of a run, as far as they can be told.
+    /// Estimated seconds of a run, where they can be estimated.
     pub estimate: Option<f64>,
 }
 
-/// Says what options come to over a number of ranks, or why they are refused.
+/// Resolves options over a number of ranks, or says why they are refused.
 pub trait Resolve {
     fn facts(&mut self, options: &[String], ranks: usize) -> Result<Facts, String>;
     /// Cores of this machine.

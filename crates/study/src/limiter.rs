@@ -73,7 +73,7 @@ impl<'a> Account<'a> {
         Self::over(point, point.runs.iter().filter_map(|run| run.measured()).collect())
     }
 
-    /// Of the run whose images a second are the median, or the two beside it: efficiency is a quotient of medians, and this is the
+    /// Of the run whose images/s are the median, or the two beside it: efficiency is a quotient of medians, and this is the
     /// account behind it.
     fn typical(point: &'a Point) -> Option<Self> {
         let mut runs: Vec<&Measured> = point.runs.iter().filter_map(|run| run.measured()).collect();
@@ -203,15 +203,15 @@ fn explained(
     lost: Vec<Lost>,
     rule: Option<&Limiter>,
 ) -> Option<Limiter> {
-    let told = losses::told(&lost)?;
-    let mut sentence = losses::sentence(&told, account, base, starved);
+    let largest = losses::largest(&lost)?;
+    let mut sentence = losses::sentence(&largest, account, base, starved);
     // The others have more to say than what was said already.
     if let Some(rule) = rule.filter(|rule| rule.cause != Cause::Waiting) {
         sentence += &format!("; {}", rule.sentence);
     }
     let cause = match rule {
-        Some(rule) if told.all < (100.0 * WORTH) as i64 => rule.cause,
-        _ => told.named.first()?.0,
+        Some(rule) if largest.all < (100.0 * WORTH) as i64 => rule.cause,
+        _ => largest.named.first()?.0,
     };
     Some(Limiter { cause, sentence, lost })
 }
@@ -331,7 +331,7 @@ fn communication(account: &Account, compared: bool) -> Option<Found> {
     };
     let rate = account.communication_rate;
     let sentence = format!(
-        "exposed communication {:.0}%: {} a step at {} a second ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
+        "exposed communication {:.0}%: {} a step at {}/s ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
         percent(share),
         bytes(account.communication_bytes),
         bytes(rate),
@@ -347,7 +347,7 @@ fn padded(account: &Account) -> Option<Found> {
     let settings = &account.point.settings;
     let steps = settings.images_per_epoch.div_ceil(settings.global_batch as u64);
     let sentence = format!(
-        "too little work: {} images an epoch fill {} of {} only in part; {:.0}% of what is computed is padding",
+        "too little work: {} images per epoch fill {} of {} only in part; {:.0}% of what is computed is padding",
         settings.images_per_epoch,
         counted(steps as usize, "batch"),
         settings.global_batch,

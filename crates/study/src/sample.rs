@@ -255,7 +255,7 @@ fn points(speed: f64) -> Vec<Point> {
         let mut one = plan(Kind::Weak, "batch 64 a rank", s, 3, busy(ranks));
         if ranks == 8 {
             one.flags = vec![
-                Flag::UnequalWork("39,936 images an epoch instead of 40,000".into()),
+                Flag::UnequalWork("39,936 images per epoch instead of 40,000".into()),
                 Flag::Outliers(vec![2]),
             ];
         }
@@ -310,7 +310,7 @@ pub fn study() -> Results {
         points: points(1.0),
         warnings: vec![
             "2 points have more threads than cores; they stay out of efficiency curves.".into(),
-            "Weak scaling at 8 ranks trained on 39,936 images an epoch instead of 40,000.".into(),
+            "Weak scaling at 8 ranks trained on 39,936 images per epoch instead of 40,000.".into(),
         ],
         summary: "Eight ranks train 3.9 times faster than one: computing shrinks with the ranks, but the communication of gradients \
                   does not, and takes 38% of a step."

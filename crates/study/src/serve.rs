@@ -1,5 +1,5 @@
 //! A live page over the folder of a run or a study while it goes on. A small HTTP server that only answers GET for two known paths,
-//! on the loopback unless told otherwise, and nothing that another site's page could reach through a borrowed name. It takes less than 5%
+//! on the loopback by default, and nothing that another site's page could reach through a borrowed name. It takes less than 5%
 //! of one core, whoever asks (`budget`).
 
 mod budget;
@@ -187,7 +187,7 @@ fn own_name() -> Option<String> {
     Some(name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
-/// Whether a folder holds a study rather than a run.
+/// Tells a study's folder from a run's.
 fn is_study(folder: &Path) -> bool {
     ["study.json", "results.json"].iter().any(|name| folder.join(name).is_file())
 }

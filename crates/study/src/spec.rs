@@ -20,9 +20,9 @@ pub struct Study {
     /// What legends call this machine.
     pub platform: Option<String>,
     pub repeats: usize,
-    /// Of the order in which points run.
+    /// Seed of the order in which points run.
     pub seed: u64,
-    /// More threads than cores are meant.
+    /// Points may have more threads than cores.
     pub oversubscribe: bool,
     pub launch: Launch,
     /// Options that every run of `vitesse train` gets.
@@ -93,7 +93,7 @@ pub struct Asked {
     pub experiments: Vec<Experiment>,
 }
 
-/// Runs of a point, unless told otherwise.
+/// Runs of a point by default.
 const REPEATS: usize = 5;
 
 impl Asked {

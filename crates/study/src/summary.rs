@@ -123,7 +123,7 @@ fn base_of<'a>(point: &Point, all: &'a [Point]) -> Option<&'a Point> {
     measured.min_by_key(|other| (other.settings.ranks, other.settings.hosts))
 }
 
-/// Speedup by images a second, which for equal work is T1 / Tp.
+/// Speedup by images/s, which for equal work is T1 / Tp.
 fn compare_with(point: &mut Point, base: &Point) {
     if let Some(why) = unequal(point, base) {
         point.flags.push(Flag::UnequalWork(why));
@@ -173,7 +173,7 @@ fn unequal(point: &Point, base: &Point) -> Option<String> {
         .or_else(|| {
             unsettled(a).zip(unsettled(b)).find_map(|((what, base), (_, here))| text(what, &base, &here))
         });
-    let images = || number("images an epoch", a.images_per_epoch as usize, b.images_per_epoch as usize);
+    let images = || number("images per epoch", a.images_per_epoch as usize, b.images_per_epoch as usize);
     let global = || number("global batch", a.global_batch, b.global_batch);
     let of_rank =
         || number("batch of a rank", a.batch_per_rank * a.accumulation, b.batch_per_rank * b.accumulation);

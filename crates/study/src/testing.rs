@@ -4,7 +4,7 @@ use crate::grid::Planned;
 use crate::results::{Kind, Measured, Outcome, Point, Run, Settings};
 use records::Parts;
 
-/// A point of strong scaling whose runs did so many images a second.
+/// A point of strong scaling whose runs did so many images/s.
 pub fn point(ranks: usize, rates: &[f64]) -> Point {
     let settings = Settings {
         task: "classification".into(),

@@ -159,7 +159,7 @@ fn oversubscribed_points_stay_out_of_the_efficiency() {
     assert_eq!(speedup.lines().filter(|line| line.contains("more threads than cores")).count(), 2);
     let html = report::html(&[sample::study()]);
     assert!(html.contains("2 points with more threads than cores are left out."));
-    assert!(html.contains("≠ unequal work: 39,936 images an epoch instead of 40,000"));
+    assert!(html.contains("≠ unequal work: 39,936 images per epoch instead of 40,000"));
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn too_little_work() {
     let (cause, sentence) = limiter("limiter-little", "", args);
     assert_eq!(cause, "too-little-work");
     assert!(
-        sentence.contains("40 images an epoch fill 2 batches of 32") && sentence.contains("38%"),
+        sentence.contains("40 images per epoch fill 2 batches of 32") && sentence.contains("38%"),
         "{sentence}"
     );
 }

@@ -74,14 +74,14 @@ impl PerImage {
 
 /// What is said of losses: whole percents that sum to `all`, the largest first, and those too small to be named.
 #[derive(Debug, PartialEq)]
-pub struct Told {
+pub struct Largest {
     pub all: i64,
     pub named: Vec<(Cause, i64)>,
     pub smaller: i64,
 }
 
 /// None where nothing is lost.
-pub fn told(losses: &[Lost]) -> Option<Told> {
+pub fn largest(losses: &[Lost]) -> Option<Largest> {
     let all: f64 = losses.iter().map(|lost| lost.share).sum();
     if all.is_nan() || all < ANYTHING {
         return None;
@@ -99,9 +99,9 @@ pub fn told(losses: &[Lost]) -> Option<Told> {
     let (smaller, rounded) = percents.split_last()?;
     let named = named.iter().zip(rounded).map(|(lost, percent)| (lost.cause, *percent));
     // A gain after the losses that it makes up for.
-    let (mut told, gained): (Vec<_>, Vec<_>) = named.partition(|named| named.1 >= 0);
-    told.extend(gained);
-    Some(Told { all: percents.iter().sum(), named: told, smaller: *smaller })
+    let (mut largest, gained): (Vec<_>, Vec<_>) = named.partition(|named| named.1 >= 0);
+    largest.extend(gained);
+    Some(Largest { all: percents.iter().sum(), named: largest, smaller: *smaller })
 }
 
 /// Shares in whole percents that sum to their sum in whole percents: those that lose most by cutting get what is left over.
@@ -116,20 +116,20 @@ fn whole_percents(shares: &[f64]) -> Vec<i64> {
     percents
 }
 
-/// What was told, in words.
-pub fn sentence(told: &Told, point: &Account, base: &Account, starved: bool) -> String {
+/// The sentence that names the losses.
+pub fn sentence(largest: &Largest, point: &Account, base: &Account, starved: bool) -> String {
     let of = |(cause, percent): &(Cause, i64)| match percent {
         0.. => format!("{percent}% {}", lost(*cause, point, base, starved)),
         _ => format!("less {}% gained by {}", -percent, gained(*cause)),
     };
-    let mut parts: Vec<String> = told.named.iter().filter(|named| named.1 != 0).map(of).collect();
-    match told.smaller {
+    let mut parts: Vec<String> = largest.named.iter().filter(|named| named.1 != 0).map(of).collect();
+    match largest.smaller {
         0 => {}
         more @ 1.. => parts.push(format!("{more}% in smaller parts")),
         less => parts.push(format!("less {}% in smaller parts", -less)),
     }
     let ranks = counted(base.point.settings.ranks, "rank");
-    format!("{}% of the time is lost against {ranks}: {}", told.all, parts.join(", "))
+    format!("{}% of the time is lost against {ranks}: {}", largest.all, parts.join(", "))
 }
 
 fn lost(cause: Cause, point: &Account, base: &Account, starved: bool) -> String {

@@ -82,11 +82,8 @@ fn a_slow_link() {
         });
     });
     // Of 193 ms, 90 are communication and 1 the optimizer; by eight times the images 79.6 of these are saved: 113.4 ms.
-    let words = [
-        "exposed communication 47%",
-        "10.0 MB a step at 100.0 MB a second (0.80 Gbit/s)",
-        "10% of it hidden",
-    ];
+    let words =
+        ["exposed communication 47%", "10.0 MB a step at 100.0 MB/s (0.80 Gbit/s)", "10% of it hidden"];
     says(&slow, Cause::Communication, &words);
     says(&slow, Cause::Communication, &["accumulation 8 would make it 1.70 times as fast"]);
     let compared = limiter(&slow, Some(&with(&[STEP], |_, _| {})), false, 4).unwrap().sentence;
@@ -337,20 +334,20 @@ fn losses_sum_to_what_is_missing_whatever_the_account() {
         assert!((sum - missing).abs() < 1e-9, "{sum} of {missing}");
         let open = limiter.lost.iter().find(|lost| lost.cause == Cause::Unexplained).unwrap().share;
         assert!(open.abs() < 1e-9, "the account explains all: {open}");
-        let Some(told) = losses::told(&limiter.lost) else {
+        let Some(largest) = losses::largest(&limiter.lost) else {
             assert!(missing < 0.02, "{missing}");
             continue;
         };
         lost_something += 1;
-        assert_eq!(told.all, (100.0 * missing).round() as i64);
-        let named: i64 = told.named.iter().map(|(_, percent)| percent).sum();
-        assert_eq!(named + told.smaller, told.all);
-        let causes: Vec<Cause> = told.named.iter().map(|(cause, _)| *cause).collect();
+        assert_eq!(largest.all, (100.0 * missing).round() as i64);
+        let named: i64 = largest.named.iter().map(|(_, percent)| percent).sum();
+        assert_eq!(named + largest.smaller, largest.all);
+        let causes: Vec<Cause> = largest.named.iter().map(|(cause, _)| *cause).collect();
         let losses: f64 = limiter.lost.iter().map(|lost| lost.share.max(0.0)).sum();
         let unnamed = limiter.lost.iter().filter(|lost| !causes.contains(&lost.cause));
         let unnamed: f64 = unnamed.map(|lost| lost.share.abs()).sum();
         assert!(unnamed <= (0.1 * losses).max(0.01) + 1e-9, "{unnamed} of {missing}");
-        // The sentence says what was told.
+        // The sentence says what was largest.
         let words: i64 = limiter
             .sentence
             .split("; ")
@@ -366,7 +363,7 @@ fn losses_sum_to_what_is_missing_whatever_the_account() {
                 Some(less * part.split_once('%')?.0.parse::<i64>().ok()?)
             })
             .sum();
-        assert_eq!(words, told.all, "{}", limiter.sentence);
+        assert_eq!(words, largest.all, "{}", limiter.sentence);
     }
     assert!(lost_something > 1000, "{lost_something}");
 }
@@ -393,7 +390,7 @@ fn too_little_work() {
     says(
         &padded,
         Cause::TooLittleWork,
-        &["80 images an epoch fill 2 batches of 64", "38% of what is computed"],
+        &["80 images per epoch fill 2 batches of 64", "38% of what is computed"],
     );
     let short = with(
         &[Parts { compute: 0.002, communication: 0.0005, wait: 0.0004, ..Parts::default() }; 4],

@@ -6,8 +6,8 @@ mod platforms;
 mod scaling;
 mod utilisation;
 
-use super::figure::{Figure, Key, Spread};
-use super::points::{self, Group};
+use super::figure::{Figure, Key, Panel, Spread};
+use super::points::{self, PointGroup};
 use super::scene::Ink;
 use crate::results::{Estimate, Kind, Results};
 pub use parts::{legend as parts_legend, row as part_row};
@@ -19,7 +19,7 @@ pub fn figures(results: &[Results]) -> Vec<Figure> {
     kinds.dedup();
     let mut figures = vec![];
     for kind in kinds {
-        let of_kind: Vec<&Group> = groups.iter().filter(|group| group.kind == kind).collect();
+        let of_kind: Vec<&PointGroup> = groups.iter().filter(|group| group.kind == kind).collect();
         let study = Study { kind, groups: of_kind, platforms: results.len() };
         figures.extend(scaling::times(&study));
         figures.extend(scaling::accuracy(&study));
@@ -38,7 +38,7 @@ pub fn figures(results: &[Results]) -> Vec<Figure> {
 /// The groups of a kind.
 struct Study<'a> {
     kind: Kind,
-    groups: Vec<&'a Group<'a>>,
+    groups: Vec<&'a PointGroup<'a>>,
     platforms: usize,
 }
 
@@ -55,14 +55,20 @@ impl Study<'_> {
         points::kind_sentence(self.kind).into()
     }
 
+    /// A figure of the kind.
+    fn figure(&self, id: &str, title: &str, note: String, legend: Vec<Key>, panels: Vec<Panel>) -> Figure {
+        let (section, context) = (self.section(), self.context());
+        Figure { id: self.id(id), section, context, title: title.into(), note, legend, panels }
+    }
+
     /// A group's colour is the same in all figures of a kind.
-    fn ink(&self, group: &Group) -> Ink {
-        let same = |other: &&&Group| other.platform == group.platform && other.series == group.series;
+    fn ink(&self, group: &PointGroup) -> Ink {
+        let same = |other: &&&PointGroup| other.platform == group.platform && other.series == group.series;
         Ink::Series(self.groups.iter().position(|other| same(&other)).unwrap_or(0))
     }
 
     /// What a group's line is called; nothing where there is only one.
-    fn name(&self, group: &Group) -> String {
+    fn name(&self, group: &PointGroup) -> String {
         if self.groups.len() == 1 { String::new() } else { group.title(self.platforms) }
     }
 

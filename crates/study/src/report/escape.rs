@@ -8,9 +8,7 @@ pub fn markup(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
+            '&' | '<' | '>' => out.push_str(entity(c)),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\n' => out.push_str("&#10;"),
@@ -20,6 +18,15 @@ pub fn markup(text: &str) -> String {
         }
     }
     out
+}
+
+/// The entity of one of the characters that markup begins or ends with.
+fn entity(c: char) -> &'static str {
+    match c {
+        '<' => "&lt;",
+        '>' => "&gt;",
+        _ => "&amp;",
+    }
 }
 
 /// JSON for a script element: no `<` may end the element, and no line separator may break a reader.
@@ -44,9 +51,7 @@ pub fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
+            '&' | '<' | '>' => out.push_str(entity(c)),
             '\\' | '`' | '*' | '_' | '[' | ']' | '|' | '#' | '~' | '!' => {
                 out.push('\\');
                 out.push(c);

@@ -2,7 +2,7 @@
 
 use super::escape::markdown as escaped;
 use super::numbers::{counted, date, percent, seconds, short};
-use super::points::{self, Group};
+use super::points::{self, PointGroup};
 use crate::results::{Estimate, Point, Results};
 use std::fmt::Write;
 
@@ -32,7 +32,7 @@ pub fn markdown(results: &[Results]) -> String {
     failures(&mut out, &groups, results.len());
     let _ = writeln!(
         out,
-        "Medians over the runs of a point; in brackets the 95% interval, from five runs on. Bars are time an epoch, ▒ of it communication \
+        "Medians over the runs of a point; in brackets the 95% interval, from five runs on. Bars are time per epoch, ▒ of it communication \
          and waiting. † more threads than cores, ≠ other work than the first point."
     );
     out
@@ -40,11 +40,11 @@ pub fn markdown(results: &[Results]) -> String {
 
 const BAR: f64 = 16.0;
 
-fn table(out: &mut String, group: &Group, platforms: usize) {
+fn table(out: &mut String, group: &PointGroup, platforms: usize) {
     let title = [points::kind_title(group.kind).to_string(), group.title(platforms)];
     let title: Vec<String> = title.into_iter().filter(|part| !part.is_empty()).map(|t| escaped(&t)).collect();
     let _ = writeln!(out, "## {}\n\n{}\n", title.join(" · "), points::kind_sentence(group.kind));
-    out.push_str("| point | time an epoch | | images/s | speedup | efficiency | serial part |\n");
+    out.push_str("| point | time per epoch | | images/s | speedup | efficiency | serial part |\n");
     out.push_str("|:--|--:|:--|--:|--:|--:|--:|\n");
     let summaries = group.points.iter().filter_map(|point| point.summary.as_ref());
     let longest = summaries.map(|summary| summary.epoch_seconds.median).fold(0.0, f64::max);
@@ -68,7 +68,7 @@ fn table(out: &mut String, group: &Group, platforms: usize) {
     out.push('\n');
 }
 
-fn row(out: &mut String, point: &Point, group: &Group, longest: f64) {
+fn row(out: &mut String, point: &Point, group: &PointGroup, longest: f64) {
     let name = escaped(&points::described(point, group)) + &points::signs(point);
     let Some(summary) = &point.summary else {
         let _ = writeln!(out, "| {name} | nothing measured | | | | | |");
@@ -98,7 +98,7 @@ fn bar(length: f64, share: f64) -> String {
     "█".repeat(whole - end) + &"▒".repeat(end)
 }
 
-fn failures(out: &mut String, groups: &[Group], platforms: usize) {
+fn failures(out: &mut String, groups: &[PointGroup], platforms: usize) {
     let mut lines = vec![];
     for group in groups {
         for point in &group.points {

@@ -83,7 +83,7 @@ pub fn percent(x: f64) -> String {
     if x.abs() >= 9.95 || x == 0.0 { format!("{x:.0}%") } else { format!("{x:.1}%") }
 }
 
-/// Of accuracies, of which a tenth of a percent tells something.
+/// Percentage with a tenth, for accuracies.
 pub fn score(x: f64) -> String {
     if x.is_finite() { format!("{:.1}%", 100.0 * x) } else { "–".into() }
 }

@@ -6,7 +6,7 @@ use crate::compare;
 use crate::results::{Estimate, Flag, Kind, Measured, Outcome, Point, Results, Settings, Summary, Usage};
 
 /// The points of one series on one platform.
-pub struct Group<'a> {
+pub struct PointGroup<'a> {
     pub platform: usize,
     pub platform_name: String,
     pub kind: Kind,
@@ -39,14 +39,14 @@ pub fn against(results: &[Results]) -> Vec<String> {
         let (least, most) = (short(least), short(most));
         let times = if least == most { most } else { format!("{least} to {most}") };
         let over = counted(points, "point");
-        Some(format!("{name} does {times} times the images a second of {}, over {over}.", names[0]))
+        Some(format!("{name} does {times} times the images/s of {}, over {over}.", names[0]))
     };
     named.filter_map(said).collect()
 }
 
 /// All groups, by kind, then series, then platform.
-pub fn groups(results: &[Results]) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group> = vec![];
+pub fn groups(results: &[Results]) -> Vec<PointGroup<'_>> {
+    let mut groups: Vec<PointGroup> = vec![];
     for (platform, (result, platform_name)) in results.iter().zip(platform_names(results)).enumerate() {
         for point in &result.points {
             let series = series(point, result);
@@ -55,7 +55,7 @@ pub fn groups(results: &[Results]) -> Vec<Group<'_>> {
             });
             match known {
                 Some(group) => group.points.push(point),
-                None => groups.push(Group {
+                None => groups.push(PointGroup {
                     platform,
                     platform_name: platform_name.clone(),
                     kind: point.kind,
@@ -108,7 +108,7 @@ fn order(point: &Point) -> (usize, usize, usize, usize, usize, f64, &str, &str) 
     )
 }
 
-impl Group<'_> {
+impl PointGroup<'_> {
     /// With the platform's name where there are several.
     pub fn title(&self, platforms: usize) -> String {
         match (platforms > 1, self.series.is_empty()) {
@@ -136,8 +136,8 @@ pub fn kind_title(kind: Kind) -> &'static str {
 /// What is held constant.
 pub fn kind_sentence(kind: Kind) -> &'static str {
     match kind {
-        Kind::Strong => "The same images an epoch and the same global batch, over more ranks.",
-        Kind::Weak => "The data grows with the ranks: each has the same number of images an epoch.",
+        Kind::Strong => "The same images per epoch and the same global batch, over more ranks.",
+        Kind::Weak => "The data grows with the ranks: each has the same number of images per epoch.",
         Kind::FixedPerRank => {
             "The same images in all and a fixed batch a rank: the global batch grows with the ranks."
         }
@@ -170,7 +170,7 @@ pub fn varies(kind: Kind) -> Varies {
 }
 
 /// A point's place on the axis, in a word or two.
-pub fn label(point: &Point, group: &Group) -> String {
+pub fn label(point: &Point, group: &PointGroup) -> String {
     let s = &point.settings;
     match (varies(group.kind), group.kind) {
         (Varies::Number(_, of), _) => grouped(of(s)),
@@ -187,7 +187,7 @@ pub fn label(point: &Point, group: &Group) -> String {
 }
 
 /// The same in a sentence: "4 ranks".
-pub fn described(point: &Point, group: &Group) -> String {
+pub fn described(point: &Point, group: &PointGroup) -> String {
     let s = &point.settings;
     match group.kind {
         Kind::Strong | Kind::Weak | Kind::FixedPerRank => counted(s.ranks, "rank"),
@@ -212,7 +212,7 @@ fn words(s: &Settings) -> Vec<(&'static str, String)> {
         ("image size", format!("{} px", s.image_size)),
         ("data", s.data.clone()),
         ("part of the data", format!("{} of the data", percent(s.data_fraction))),
-        ("images an epoch", format!("{} images an epoch", grouped(s.images_per_epoch as f64))),
+        ("images per epoch", format!("{} images per epoch", grouped(s.images_per_epoch as f64))),
         ("epochs", counted(s.epochs as usize, "epoch")),
         ("optimizer", s.optimizer.clone()),
         ("precision", s.precision.clone()),

@@ -2,7 +2,7 @@
 
 use super::escape::markup;
 use super::numbers::{exact, percent, seconds, short};
-use super::points::{self, Group};
+use super::points::{self, PointGroup};
 use crate::results::{Estimate, Point, Results, Settings};
 use std::fmt::Write;
 
@@ -16,14 +16,14 @@ pub fn tables(results: &[Results]) -> String {
     out
 }
 
-fn table(out: &mut String, group: &Group, platforms: usize) {
+fn table(out: &mut String, group: &PointGroup, platforms: usize) {
     let title = [points::kind_title(group.kind).to_string(), group.title(platforms)];
     let title: Vec<String> = title.into_iter().filter(|part| !part.is_empty()).collect();
     let related = group.points.iter().filter_map(|p| p.summary.as_ref()).any(|s| s.speedup.is_some());
     let more = if related { "<th>speedup</th><th>efficiency</th><th>serial part</th>" } else { "" };
     let _ = write!(
         out,
-        "<table><caption>{}<small>{}</small></caption><thead><tr><th>point</th><th>time an epoch</th><th>images/s</th>\
+        "<table><caption>{}<small>{}</small></caption><thead><tr><th>point</th><th>time per epoch</th><th>images/s</th>\
          {more}</tr></thead><tbody>",
         markup(&title.join(" · ")),
         points::kind_sentence(group.kind)
@@ -33,7 +33,7 @@ fn table(out: &mut String, group: &Group, platforms: usize) {
     out.push_str("</tbody></table>\n");
 }
 
-fn row(out: &mut String, point: &Point, group: &Group, all: &[&Settings], related: bool) {
+fn row(out: &mut String, point: &Point, group: &PointGroup, all: &[&Settings], related: bool) {
     let name = points::described(point, group);
     let words = points::settings(&point.settings, all).into_iter().map(|(_, text)| text);
     let words: Vec<String> = words.filter(|text| !name.split(" on ").any(|part| part == text)).collect();
@@ -48,7 +48,7 @@ fn row(out: &mut String, point: &Point, group: &Group, all: &[&Settings], relate
     );
     match &point.summary {
         Some(summary) => {
-            cell(out, "time an epoch", "epoch-seconds", Some(&summary.epoch_seconds), seconds);
+            cell(out, "time per epoch", "epoch-seconds", Some(&summary.epoch_seconds), seconds);
             cell(out, "images/s", "images-per-second", Some(&summary.images_per_second), short);
             if related {
                 cell(out, "speedup", "speedup", summary.speedup.as_ref(), short);

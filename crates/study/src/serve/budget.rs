@@ -2,7 +2,7 @@
 //! fast as one that is not.
 //!
 //! What is drawn is kept, and drawn again only after a pause that is as many times longer as drawing takes a share of its budget; whoever
-//! asks meanwhile gets what is kept. Drawing is timed by the clock, which never tells less than the time on a core. An answer
+//! asks meanwhile gets what is kept. Drawing is timed by the clock, which is never less than the time on a core. An answer
 //! that is kept costs about a tenth of a millisecond to send, so connections are accepted at a limited rate.
 
 use std::sync::Arc;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// A clock that moves when it is told to.
+    /// A clock that moves by hand.
     struct Told(Mutex<Duration>);
 
     impl Clock for Told {

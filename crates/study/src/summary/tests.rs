@@ -105,7 +105,7 @@ fn unequal_work_is_flagged_and_not_compared() {
     let results = study(vec![point(1, &ONE), other], "");
     let summary = results.points[1].summary.as_ref().unwrap();
     assert!(summary.speedup.is_none() && summary.efficiency.is_none());
-    let expected = Flag::UnequalWork("images an epoch: 320, and 640 over 1 rank".into());
+    let expected = Flag::UnequalWork("images per epoch: 320, and 640 over 1 rank".into());
     assert_eq!(results.points[1].flags, [expected]);
     assert!(results.warnings[0].contains("not compared"), "{:?}", results.warnings);
     // Images that could not be read.

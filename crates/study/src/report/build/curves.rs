@@ -4,7 +4,7 @@ use super::Study;
 use crate::report::chart::{Across, Dot, Lines, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel, Spread};
 use crate::report::numbers::{score, short};
-use crate::report::points::{self, Group};
+use crate::report::points::{self, PointGroup};
 use crate::report::scene::Ink;
 use crate::results::Epoch;
 use records::Metric;
@@ -34,15 +34,7 @@ pub fn curves(study: &Study) -> Option<Figure> {
     let repeats = repeats.map(|point| points::measured(point).count()).max().unwrap_or(0);
     let faint = if repeats > 1 { " Faint lines are the other runs of the same settings." } else { "" };
     let note = format!("Learning by epoch; a line for each point, its first run.{faint}");
-    Some(Figure {
-        id: study.id("curves"),
-        section: study.section(),
-        context: study.context(),
-        title: format!("loss and {scored} by epoch"),
-        note,
-        legend: vec![],
-        panels,
-    })
+    Some(study.figure("curves", &format!("loss and {scored} by epoch"), note, vec![], panels))
 }
 
 fn loss(epoch: &Epoch) -> Option<(&'static str, f64)> {
@@ -51,7 +43,7 @@ fn loss(epoch: &Epoch) -> Option<(&'static str, f64)> {
 }
 
 /// The curves of a group, and what they show.
-fn lines(group: &Group, of: Of, up: Up) -> (Vec<Series>, &'static str) {
+fn lines(group: &PointGroup, of: Of, up: Up) -> (Vec<Series>, &'static str) {
     let text = |y: f64| if up == Up::Accuracy { score(y) } else { short(y) };
     let (mut series, mut what) = (vec![], "");
     let mut drawn = 0;

@@ -90,14 +90,6 @@ pub fn by_rank(study: &Study) -> Option<Figure> {
 }
 
 fn figure(study: &Study, id: &str, title: &str, note: String, panels: Vec<Panel>) -> Option<Figure> {
-    let figure = Figure {
-        id: study.id(id),
-        section: study.section(),
-        context: study.context(),
-        title: title.into(),
-        note,
-        legend: legend(),
-        panels,
-    };
+    let figure = study.figure(id, title, note, legend(), panels);
     (!figure.panels.is_empty()).then_some(figure)
 }

@@ -4,7 +4,7 @@ use super::{Study, scaling, utilisation};
 use crate::report::chart::{Across, Lines, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel};
 use crate::report::numbers::{percent, seconds, short};
-use crate::report::points::{self, Group, Varies};
+use crate::report::points::{self, PointGroup, Varies};
 use crate::results::{Estimate, Point, Summary};
 
 /// A figure for every series that at least two platforms have.
@@ -17,7 +17,8 @@ pub fn compared(study: &Study) -> Vec<Figure> {
     }
     let mut figures = vec![];
     for (i, name) in names.into_iter().enumerate() {
-        let groups: Vec<&Group> = study.groups.iter().copied().filter(|group| group.series == name).collect();
+        let groups: Vec<&PointGroup> =
+            study.groups.iter().copied().filter(|group| group.series == name).collect();
         if groups.len() < 2 {
             continue;
         }
@@ -28,19 +29,11 @@ pub fn compared(study: &Study) -> Vec<Figure> {
             continue;
         }
         let title = if name.is_empty() { "platforms".to_string() } else { format!("platforms · {name}") };
-        figures.push(Figure {
-            id: study.id(&format!("platforms-{}", i + 1)),
-            section: study.section(),
-            context: study.context(),
-            title,
-            note: format!(
-                "The same settings on different platforms.{} Points with more threads than cores are left out of the \
-                 efficiency.",
-                study.spread_sentence()
-            ),
-            legend: vec![],
-            panels,
-        });
+        let note = format!(
+            "The same settings on different platforms.{} Points with more threads than cores are left out of the efficiency.",
+            study.spread_sentence()
+        );
+        figures.push(study.figure(&format!("platforms-{}", i + 1), &title, note, vec![], panels));
     }
     figures
 }
@@ -51,8 +44,8 @@ type Compared = (&'static str, Up, fn(&Summary) -> Option<&Estimate>, fn(f64) ->
 fn panels(study: &Study) -> Vec<Panel> {
     let Varies::Number(x_title, x) = points::varies(study.kind) else { return vec![] };
     let of: [Compared; 4] = [
-        ("time an epoch", Up::Time, |s| Some(&s.epoch_seconds), seconds),
-        ("images a second", Up::Amount, |s| Some(&s.images_per_second), short),
+        ("time per epoch", Up::Time, |s| Some(&s.epoch_seconds), seconds),
+        ("images/s", Up::Amount, |s| Some(&s.images_per_second), short),
         ("speedup", Up::Ratio, |s| s.speedup.as_ref(), short),
         ("efficiency", Up::Share, |s| s.efficiency.as_ref(), percent),
     ];

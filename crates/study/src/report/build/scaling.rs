@@ -1,16 +1,16 @@
-//! Time an epoch, speedup, efficiency, accuracy.
+//! Time per epoch, speedup, efficiency, accuracy.
 
 use super::{Study, key, spread};
 use crate::report::chart::{Across, Column, Columns, Dot, Lines, Segment, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel, Spread};
 use crate::report::numbers::{percent, score as score_text, short};
-use crate::report::points::{self, Group, Varies};
+use crate::report::points::{self, PointGroup, Varies};
 use crate::report::scene::Ink;
 use crate::results::{Estimate, Kind, Point, Score, Settings, Summary};
 
 const RANKS: fn(&Settings) -> f64 = |settings| settings.ranks as f64;
 
-/// Time an epoch, with the part in which ranks communicate and wait on top.
+/// Time per epoch, with the part in which ranks communicate and wait on top.
 pub fn times(study: &Study) -> Option<Figure> {
     let all = study.groups.iter().flat_map(|group| &group.points);
     let summaries = all.filter_map(|point| point.summary.as_ref());
@@ -38,21 +38,19 @@ pub fn times(study: &Study) -> Option<Figure> {
         study.spread_sentence(),
         study.signs()
     );
-    Some(Figure {
-        id: study.id("time"),
-        section: study.section(),
-        context: study.context(),
-        title: "time an epoch".into(),
+    Some(study.figure(
+        "time",
+        "time per epoch",
         note,
-        legend: vec![
+        vec![
             key(Ink::Compute, "computing, data and the rest"),
             key(Ink::Communication, "synchronisation: communication and waiting"),
         ],
         panels,
-    })
+    ))
 }
 
-fn column(point: &Point, group: &Group) -> Column {
+fn column(point: &Point, group: &PointGroup) -> Column {
     let label = points::label(point, group) + &points::signs(point);
     let tip = points::story(point, &points::described(point, group));
     let note = points::flags(point).join("; ");
@@ -135,15 +133,7 @@ fn from_the_base(study: &Study, series: &mut [Series]) {
 
 fn one_panel(study: &Study, id: &str, title: &str, note: String, chart: Lines) -> Figure {
     let panels = vec![Panel { title: String::new(), chart: Chart::Lines(chart) }];
-    Figure {
-        id: study.id(id),
-        section: study.section(),
-        context: study.context(),
-        title: title.into(),
-        note,
-        legend: vec![],
-        panels,
-    }
+    study.figure(id, title, note, vec![], panels)
 }
 
 /// What hollow dots are, where there are some.
@@ -167,7 +157,7 @@ pub fn ratios<'a>(
     counts: impl Fn(&Point) -> bool,
     text: impl Fn(f64) -> String + Copy,
 ) -> Vec<Series> {
-    let line = |group: &&'a Group<'a>| {
+    let line = |group: &&'a PointGroup<'a>| {
         let dots = group.points.iter().filter(|point| counts(point)).filter_map(|point| {
             let estimate = of(point.summary.as_ref()?).filter(|e| e.median.is_finite())?;
             let head = format!("{}{}", heading(study, group), points::described(point, group));
@@ -193,12 +183,12 @@ pub fn ratios<'a>(
     study.groups.iter().map(line).collect()
 }
 
-fn heading(study: &Study, group: &Group) -> String {
+fn heading(study: &Study, group: &PointGroup) -> String {
     let name = study.name(group);
     if name.is_empty() { String::new() } else { format!("{name} · ") }
 }
 
-/// Accuracy, or whatever the task is judged by, after the last epoch against what was varied.
+/// Accuracy, or whatever the task is evaluated by, after the last epoch against what was varied.
 pub fn accuracy(study: &Study) -> Option<Figure> {
     let scores = || study.groups.iter().flat_map(|group| &group.points).filter_map(|point| score(point));
     let what = scores().next()?.name.clone();
@@ -214,7 +204,7 @@ pub fn accuracy(study: &Study) -> Option<Figure> {
     for group in &study.groups {
         let mut dots = vec![];
         for point in &group.points {
-            // What is judged by something else has no place on the same axis.
+            // What is evaluated by something else has no place on the same axis.
             let Some(value) = score(point).filter(|s| s.name == what).map(|s| &s.value) else { continue };
             let label = points::label(point, group);
             let x = match &varies {

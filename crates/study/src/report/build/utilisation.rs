@@ -41,15 +41,7 @@ pub fn memory_and_power(study: &Study) -> Option<Figure> {
 
 fn figure(study: &Study, id: &str, title: &str, note: String, of: &[Used]) -> Option<Figure> {
     let panels: Vec<Panel> = of.iter().filter_map(|used| panel(study, *used)).collect();
-    (!panels.is_empty()).then(|| Figure {
-        id: study.id(id),
-        section: study.section(),
-        context: study.context(),
-        title: title.into(),
-        note,
-        legend: vec![],
-        panels,
-    })
+    (!panels.is_empty()).then(|| study.figure(id, title, note, vec![], panels))
 }
 
 pub fn panel(study: &Study, (title, up, of, text): Used) -> Option<Panel> {
