@@ -3,7 +3,6 @@
 use crate::axes::{AXES, unsettled};
 use crate::error::StudyError;
 use crate::results::{Estimate, Measured, Outcome, Point, Results, Run, Summary};
-use files;
 use records::{Declared, METRICS, PARTS, Parts};
 use std::io::Write;
 use std::path::Path;

@@ -107,13 +107,13 @@ fn curve(lines: &[MetricsLine]) -> Vec<Epoch> {
     let one = |epoch| {
         let mut one = Epoch { epoch, ..Epoch::default() };
         for declared in METRICS {
-            let values = known(epoch, declared.metric);
+            let mut values = known(epoch, declared.metric);
             let value = match declared.over {
                 Some(Over::Images) => {
                     let (sum, images) = values.fold((0.0, 0.0), |(sum, all), (x, n)| (sum + x * n, all + n));
                     (images > 0.0).then_some(sum / images)
                 }
-                Some(Over::Last) => values.last().map(|(x, _)| x),
+                Some(Over::Last) => values.next_back().map(|(x, _)| x),
                 Some(Over::Most) => values.map(|(x, _)| x).max_by(f64::total_cmp),
                 None => None,
             };

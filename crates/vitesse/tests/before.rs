@@ -31,7 +31,7 @@ fn essence(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let named = fields.contains_key("name") && fields.contains_key("value");
-            let kept = fields.iter().filter(|(key, value)| !value.is_null() && !(named && *key == "name"));
+            let kept = fields.iter().filter(|(key, value)| !(value.is_null() || named && *key == "name"));
             kept.map(|(key, value)| (key.clone(), essence(value))).collect()
         }
         Value::Array(values) => values.iter().map(essence).collect(),

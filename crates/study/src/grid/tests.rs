@@ -280,7 +280,7 @@ fn an_axis_without_a_field_of_its_own_names_options_series_and_points() {
         assert_eq!(point.settings.other["bucket-sizes"], size);
     }
     assert_eq!(points.iter().map(|point| &point.id).collect::<HashSet<_>>().len(), 4);
-    let file = Asked::read(&file("kind = \"grid\"\nranks = 2\nbucket-sizes = [1024, 2048]\n")).unwrap();
+    let file = asked("kind = \"grid\"\nranks = 2\nbucket-sizes = [1024, 2048]\n").unwrap();
     assert_eq!(plan(&file.study().unwrap(), &mut Here(1000)).unwrap().len(), 2);
 }
 
