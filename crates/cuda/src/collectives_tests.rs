@@ -55,7 +55,7 @@ fn all_is_launched_before_the_host_waits() {
     assert_eq!(stages(&backward()), expected);
     // Nobody waits: the list still ends with the results.
     assert_eq!(stages(&backward()[..7])[6..], [Return(6)]);
-    // Nothing to exchange: one stretch.
+    // No collective: one stretch.
     assert_eq!(stages(&[compute(&[]), compute(&[])]), [Stretch(vec![0, 1])]);
     assert_eq!(stages(&[]), []);
 }

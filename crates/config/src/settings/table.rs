@@ -215,13 +215,13 @@ settings! {
     "Ranks" {
         /// Ranks: threads of this process, or with --comm mpi processes that mpirun starts
         ranks: Option<usize> = RUN.value("N").default("those of the launcher, or 1").agreed(&["world"]).once(),
-        /// How ranks communicate: threads, mpi, tcp, or between GPUs nccl
-        comm: Option<comm::Backend> = RUN.value("ENGINE")
-            .default("what suits the launcher; between GPUs nccl, if every rank has one of its own").free(&[]).once(),
+        /// Communication backend: threads, mpi, tcp, or nccl between GPUs
+        comm: Option<comm::Backend> = RUN.value("BACKEND")
+            .default("the one that fits the launcher; nccl if every rank has a GPU of its own").free(&[]).once(),
         /// With --comm mpi and no launcher: a file of hosts for mpirun
         hostfile: Option<PathBuf> = RUN.value("FILE").requires("comm").free(&[]).once(),
-        /// End the run when a rank is silent, or stuck while others wait, for so long: 30, 30s or 5m
-        timeout: Option<Timeout> = RUN.value("TIME").default("10s silent, 2m stuck").free(&[]).once(),
+        /// End the run when a rank sends no heartbeat, or makes no progress while others wait, for so long: 30, 30s or 5m
+        timeout: Option<Timeout> = RUN.value("TIME").default("10s without heartbeat, 2m without progress").free(&[]).once(),
         /// When a rank is lost, continue from the last checkpoint, at most so many times; needs --out
         max_restarts: Option<u32> = RUN.value("N").free(&[]).once(),
         /// Give slower ranks fewer images, once their speed is known; a step has the same images as ever

@@ -182,7 +182,7 @@ impl Value for PathBuf {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timeout(pub Duration);
 
-/// Ranks give a sign of life several times a second; on a busy machine some come late.
+/// Shortest timeout: ranks send several heartbeats a second; on a busy machine some come late.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Value for Timeout {

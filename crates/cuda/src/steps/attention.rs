@@ -372,7 +372,7 @@ fn gradient(
     })
 }
 
-/// rowsum(dO ∘ O) for the kernels without matrix units; for the others dQ in f32, of the heads under way where a head may be cut
+/// rowsum(dO ∘ O) for the kernels without tensor cores; for the others dQ in f32, of the heads under way where a head may be cut
 /// into squares, of all where any number of tokens is taken. Which GPU it will be isn't known yet.
 pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     let Op::AttentionGrad { heads, drop, .. } = op else { return 0 };

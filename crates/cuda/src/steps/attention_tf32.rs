@@ -1,4 +1,4 @@
-//! Attention of f32 values by matrix units, whose operands are rounded to tf32: where a run asks for tf32, from Ampere on.
+//! Attention of f32 values by tensor cores, whose operands are rounded to tf32: where a run asks for tf32, from Ampere on.
 //!
 //! Legend: T tokens, D head size; a tile is 16 tokens.
 
