@@ -1,4 +1,4 @@
-//! Image files that a list names: a CSV or TSV file with a row for each image.
+//! Image files that a list names: a CSV, TSV or Parquet file with a row for each image.
 //!
 //! ```text
 //! path,label,split
@@ -6,7 +6,7 @@
 //! "photos/b, c.jpg",dog,val
 //! ```
 //!
-//! * Columns are known by their names, in either case; the first line names them. One holds paths (`path`,
+//! * Columns are known by their names, in either case; the first line of a CSV file names them. One holds paths (`path`,
 //!   `image`, `file`, `filename`, `file_name`, `filepath` or `image_path`), one classes (`label`, `class`, `target`, `category`
 //!   or `class_name`), and one may hold the part (`split`, `subset` or `set`). Others are passed over.
 //! * Paths are absolute, or relative to the folder that the list lies in.
@@ -21,11 +21,13 @@
 
 mod classes;
 mod csv;
+mod parquet;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use crate::decode::{read_image, supports_channels};
+use crate::error::shown;
 use crate::registry::{Entry, Images, Open, Place, Reading};
 use crate::{DataError, Dataset, Sample, Skipped, Split, Task};
 use classes::Classes;
@@ -39,7 +41,7 @@ pub(crate) const ENTRY: Entry = Entry {
     name: "list",
     place: Some(Place::File),
     task: Task::Classify,
-    about: "image files and their classes as a CSV or TSV file lists them",
+    about: "image files and their classes as a CSV, TSV or Parquet file lists them",
     image_size: 224,
     images: Images::Files,
     facts: None,
@@ -86,8 +88,8 @@ impl ImageList {
             let label = classes.label(row)?;
             let path = row.folder().join(&row.path);
             let problem = match lines.insert(path.clone(), row.place()) {
-                Some(before) => format!("`{}` stands in {before}, too", row.path),
-                None if !path.is_file() => format!("there is no file {}", path.display()),
+                Some(before) => format!("`{}` stands in {before}, too", shown(&row.path)),
+                None if !path.is_file() => format!("there is no file {}", shown(path.display())),
                 None => {
                     list.paths.push(path);
                     list.labels.push(label);

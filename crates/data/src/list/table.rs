@@ -1,6 +1,6 @@
 //! Rows of a list, whatever file they come from.
 
-use super::csv;
+use super::{csv, parquet};
 use crate::DataError;
 use crate::error::shown;
 use std::fs;
@@ -56,6 +56,7 @@ impl Part {
 enum Kind {
     /// Text with a separator.
     Text(u8),
+    Parquet,
 }
 
 impl Kind {
@@ -64,7 +65,8 @@ impl Kind {
         match extension.as_str() {
             "csv" => Ok(Kind::Text(b',')),
             "tsv" => Ok(Kind::Text(b'\t')),
-            _ => Err(DataError::file(file, "a list is a file that ends with .csv or .tsv")),
+            "parquet" => Ok(Kind::Parquet),
+            _ => Err(DataError::file(file, "a list is a file that ends with .csv, .tsv or .parquet")),
         }
     }
 }
@@ -117,6 +119,7 @@ impl Table {
         let mut table = Builder { file: file.into(), kind, rows: vec![] };
         match kind {
             Kind::Text(separator) => csv::read(bytes, separator, &mut table)?,
+            Kind::Parquet => parquet::read(&bytes, &mut table)?,
         }
         if table.rows.is_empty() {
             return Err(DataError::file(file, "names no images"));
@@ -173,6 +176,7 @@ impl Builder {
 fn place(file: &Path, kind: Kind, number: usize) -> String {
     match kind {
         Kind::Text(_) => format!("{}:{number}", file.display()),
+        Kind::Parquet => format!("{} row {number}", file.display()),
     }
 }
 

@@ -158,7 +158,9 @@ fn what_is_wrong_is_named_by_line() {
     let missing = open(&file, Split::Test).unwrap_err().to_string();
     assert!(missing.ends_with("list.csv:3: a class that no training row has: `dog`"), "{missing}");
     let other = folder.write("list.xlsx", "");
-    assert!(open(&other, Split::Train).unwrap_err().to_string().ends_with("ends with .csv or .tsv"));
+    assert!(
+        open(&other, Split::Train).unwrap_err().to_string().ends_with("ends with .csv, .tsv or .parquet")
+    );
     assert!(open(&folder.0.join("no.csv"), Split::Train).is_err());
 }
 
@@ -175,4 +177,64 @@ fn bad_rows_can_be_left_out() {
     let error = list.read(0, &mut sample).unwrap_err().to_string();
     assert!(error.contains("a.jpg: not an image"), "{error}");
     assert_eq!(list.read(1, &mut sample), Err(DataError::IndexOutOfRange { index: 1, len: 1 }));
+}
+
+/// A list that another program wrote (see tests/fixtures/lists/README.md).
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lists");
+    fs::read(folder.join(format!("{name}.parquet"))).unwrap()
+}
+
+#[test]
+fn parquet_files_are_read_as_others_write_them() {
+    let names: Vec<String> = (0..60).map(|i| format!("{i:02}.png")).collect();
+    let folder = Temporary::new().with(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    for name in ["snappy", "gzip", "zstd2"] {
+        let file = folder.write(&format!("{name}.parquet"), fixture(name));
+        for (split, val) in [(Split::Train, false), (Split::Test, true)] {
+            let of_split = (0..60).filter(|i| (i % 5 == 4) == val);
+            let expected = of_split.map(|i| (names[i].clone(), ["cat", "dog", "émeu"][i % 3].to_string()));
+            assert_eq!(images(&file, split), expected.collect::<Vec<_>>(), "{name}, {split}");
+        }
+    }
+    let message = |name: &str| {
+        let file = folder.write(&format!("{name}.parquet"), fixture(name));
+        open(&file, Split::Train).unwrap_err().to_string().replace(&*folder.0.to_string_lossy(), "")
+    };
+    assert_eq!(message("plain"), "/plain.parquet row 51: the class is missing");
+    assert_eq!(
+        message("delta"),
+        "/delta.parquet: column `path`: is encoded as number 7; plain values and dictionaries are read"
+    );
+    assert_eq!(
+        folder.message(fixture("plain")),
+        "list.csv:1: not valid UTF-8",
+        "a file is what its name says"
+    );
+}
+
+#[test]
+fn damaged_parquet_files_are_refused_in_one_line() {
+    let folder = Temporary::new();
+    let file = folder.0.join("list.parquet");
+    let mut random = crate::random::Stream::new(5);
+    for name in ["snappy", "gzip", "zstd2", "plain"] {
+        let whole = fixture(name);
+        for round in 0..300 {
+            let mut bytes = whole.clone();
+            match round % 3 {
+                0 => bytes.truncate(random.below(whole.len() as u64) as usize),
+                _ => {
+                    for _ in 0..=random.below(4) {
+                        let at = random.below(bytes.len() as u64) as usize;
+                        bytes[at] = random.bits() as u8;
+                    }
+                }
+            }
+            fs::write(&file, bytes).unwrap();
+            // Images are not there, so that even a list that is read is refused.
+            let error = open(&file, Split::Train).unwrap_err().to_string();
+            assert!(!error.contains(char::is_control) && error.len() < 1000, "{name}: {error}");
+        }
+    }
 }
