@@ -55,7 +55,7 @@ pub struct Stack {
     pub rows: usize,
     /// Columns of each.
     pub columns: usize,
-    /// Their first elements in the whole buffer, in order.
+    /// First elements of the matrices in the whole buffer, in order.
     pub starts: Vec<usize>,
 }
 
@@ -113,11 +113,11 @@ pub struct InStack {
     pub piece: usize,
     /// The number of its stack.
     pub stack: usize,
-    /// Its number in the stack.
+    /// Number in the stack.
     pub number: usize,
-    /// Its first element in the whole buffer.
+    /// First element in the whole buffer.
     pub start: usize,
-    /// Its elements.
+    /// Number of elements.
     pub count: usize,
 }
 

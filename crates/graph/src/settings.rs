@@ -49,7 +49,7 @@ pub enum Optimizer {
     Muon {
         /// Decay of the momentum of matrices.
         momentum: f64,
-        /// Whether that momentum is Nesterov's.
+        /// Flag: that momentum is Nesterov's.
         nesterov: bool,
         /// Decay of AdamW's first moment.
         beta1: f64,
@@ -73,7 +73,7 @@ impl Optimizer {
         }
     }
 
-    /// Its name, as settings have it.
+    /// Name, as settings have it.
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::AdamW { .. } => "adamw",
@@ -83,12 +83,12 @@ impl Optimizer {
         }
     }
 
-    /// Whether it treats the weights of hidden layers as matrices, apart from other parameters.
+    /// True for optimizers that treat the weights of hidden layers as matrices, apart from other parameters.
     pub fn treats_matrices(&self) -> bool {
         matches!(self, Optimizer::Muon { .. })
     }
 
-    /// What it keeps of the earlier gradients of a parameter: the endings of the states' names.
+    /// Endings of the names of its states of a parameter.
     pub fn keeps(&self, matrix: bool) -> &'static [&'static str] {
         match self {
             Optimizer::Sgd { .. } => &["momentum"],

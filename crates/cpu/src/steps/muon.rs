@@ -15,12 +15,12 @@ use std::ops::Range;
 pub(crate) struct Matrices(Vec<InStack>);
 
 impl Matrices {
-    /// Of stacks that fit the buffer, as the op's description has made sure.
+    /// Matrices of stacks, which fit the buffer by the op's description.
     pub fn of(flat: &Flat, stacks: &[Stack]) -> Self {
         Matrices(flat.matrices(stacks).unwrap_or_default())
     }
 
-    /// Those with elements in a range of the buffer: the matrix, the elements of the buffer, the same in its stack.
+    /// Matrices with elements in a range of the buffer: the matrix, the elements of the buffer, the same in its stack.
     fn within(&self, range: Range<usize>) -> impl Iterator<Item = (&InStack, Range<usize>, Range<usize>)> {
         let first = self.0.partition_point(|matrix| matrix.start + matrix.count <= range.start);
         self.0[first..].iter().take_while(move |matrix| matrix.start < range.end).map(move |matrix| {

@@ -65,7 +65,7 @@ pub struct Bucket {
     pub name: String,
     /// Offsets in each of the buffers.
     pub flat: Flat,
-    /// Its parameters as matrices, if that is how they are updated.
+    /// Parameters as matrices, if that is how they are updated.
     pub stacks: Vec<Stack>,
     /// All of its parameters.
     pub parameter: StateId,
@@ -137,18 +137,18 @@ struct Cut {
     /// Parameters, in the order in which they lie.
     parameters: Vec<StateId>,
     flat: Flat,
-    /// Its parameters as matrices, if that is how they are updated.
+    /// Parameters as matrices, if that is how they are updated.
     stacks: Vec<Stack>,
 }
 
-/// How many matrices each parameter is that is updated as such: see [`matrices`].
+/// Number of matrices of each parameter that is updated as such: see [`matrices`].
 type Matrices = HashMap<StateId, usize>;
 
 /// Parameters that a bucket will hold, as they get ready.
 struct List {
     parameters: Vec<StateId>,
     elements: usize,
-    /// Whether they are updated as matrices.
+    /// Flag: they are updated as matrices.
     matrices: bool,
     /// The place of the last in the order of gradients.
     last: usize,
@@ -332,7 +332,7 @@ impl Homes<'_> {
         self.lay_some(suffix, dtype, home, |_| true, |t, _| of(t)).into_iter().flatten().collect()
     }
 
-    /// As [`Self::lay`], for some of the buckets.
+    /// Lays out like [`Self::lay`], for some of the buckets.
     fn lay_some(
         &mut self,
         suffix: &str,

@@ -1,4 +1,4 @@
-//! Which parameters an optimizer may treat as matrices: the weights of hidden layers.
+//! Parameters that an optimizer may treat as matrices: the weights of hidden layers.
 
 use crate::graph::{Graph, ValueId};
 use crate::op::{Op, StateId};
