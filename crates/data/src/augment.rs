@@ -36,7 +36,7 @@ pub use prepare::Preparer;
 
 use crate::Interpolation;
 
-/// What is done to an image on its way to a model. Nothing checks it until [`Transform::check`] does.
+/// Settings of what is done to an image on its way to a model. Nothing checks it until [`Transform::check`] does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transform {
     /// Height and width of what a model reads.
@@ -57,7 +57,7 @@ pub struct Transform {
     pub cutmix: f64,
 }
 
-/// Which part of an image is taken.
+/// Choice of the part of an image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Geometry {
     /// All of it, whatever its aspect ratio.
@@ -74,7 +74,7 @@ pub enum Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandAugment {
     pub ops: usize,
-    /// Which of the 31 steps from nothing to the strongest.
+    /// Strength: one of 31 steps from nothing to the strongest.
     pub magnitude: usize,
 }
 

@@ -88,7 +88,7 @@ pub(crate) const HUNDRED_COARSE: Entry = Entry {
     ..TEN
 };
 
-/// Which of the two sets, with which labels.
+/// One of the two sets, with its labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CifarKind {
     Ten,
@@ -133,7 +133,7 @@ pub struct Cifar {
 /// The images of one file.
 #[derive(Debug)]
 struct Part {
-    /// What a message calls the file.
+    /// Name of the file in messages.
     file: String,
     len: usize,
     /// (N, H, W, C)
@@ -214,7 +214,7 @@ impl Dataset for Cifar {
     }
 }
 
-/// What a file holds, with the labels that were asked for.
+/// Contents of a file, with the labels that were asked for.
 #[derive(Debug, PartialEq)]
 struct Records {
     labels: Vec<u8>,

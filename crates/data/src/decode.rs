@@ -18,7 +18,7 @@ use std::path::Path;
 /// Images that claim more pixels are refused.
 pub const MAX_PIXELS: usize = 100_000_000;
 
-/// What a file says about itself.
+/// Facts of a file's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     width: usize,
@@ -26,7 +26,7 @@ struct Header {
     orientation: Orientation,
     /// The most pixels that the crate may be led to decode: a WebP holds frames besides its canvas.
     pixels: usize,
-    /// Where its data ends in the file.
+    /// End of its data in the file.
     end: usize,
 }
 
@@ -38,7 +38,7 @@ enum Format {
 }
 
 impl Format {
-    /// By content: extensions lie.
+    /// Tells the format by content: extensions lie.
     fn of(bytes: &[u8]) -> Result<Self, String> {
         match bytes {
             [] => Err("the file is empty".into()),

@@ -1,8 +1,8 @@
 //! Image files in a folder for each class.
 //!
 //! ```text
-//! root/train/<class>/…/image.jpg        what is learned from
-//! root/val/<class>/…/image.jpg          what is judged by; or `test` instead of `val`
+//! root/train/<class>/…/image.jpg        training set
+//! root/val/<class>/…/image.jpg          validation set; or `test` instead of `val`
 //! ```
 //!
 //! Files are known by their extension, in either case: jpg, jpeg, png, webp. What they hold is found out by reading.
@@ -47,7 +47,7 @@ pub(crate) const ENTRY: Entry = Entry {
 /// A set of image files.
 #[derive(Debug)]
 pub struct ImageFolder {
-    /// Of the split: names of files are relative to it.
+    /// Folder of the split: names of files are relative to it.
     folder: PathBuf,
     class_names: Vec<String>,
     files: Vec<PathBuf>,
@@ -83,12 +83,12 @@ impl ImageFolder {
         Ok(Self { folder, class_names, files, labels, channels, ignored })
     }
 
-    /// How many files were passed over: those that are no images by extension, and images that a list doesn't name.
+    /// Files that were passed over: those that are no images by extension, and images that a list doesn't name.
     pub fn ignored(&self) -> usize {
         self.ignored
     }
 
-    /// Where an image lies.
+    /// Path of an image.
     ///
     /// # Panics
     ///
@@ -131,13 +131,13 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// What belongs to a split: classes and files, and how many files were passed over.
+/// Files of a split with their classes, and the number of files that were passed over.
 struct Labelled {
     images: Vec<(u32, PathBuf)>,
     ignored: usize,
 }
 
-/// By class, then by the bytes of the path.
+/// Sort key: class, then bytes of the path.
 fn order((label, file): &(u32, PathBuf)) -> (u32, &[u8]) {
     (*label, file.as_os_str().as_encoded_bytes())
 }

@@ -46,7 +46,7 @@ impl std::fmt::Display for Downloadable {
     }
 }
 
-/// How long to wait and how often to try again.
+/// Limits of waiting and trying again.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     /// Attempts in a row that bring nothing new.
@@ -65,7 +65,7 @@ const PATIENCE: Patience = Patience {
     silence: Duration::from_secs(30),
 };
 
-/// Is told how many bytes are there, and how many there will be.
+/// Callback with the bytes that are there, and those that there will be.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
 
 /// Downloads the archive of a set into a folder, unless it is there already, and gives its path.

@@ -127,7 +127,7 @@ pub trait Layer: Send + Sync {
         index
     }
 
-    /// As [`Dataset::read`].
+    /// Reads an image, as [`Dataset::read`].
     fn read_below(&self, index: usize, out: &mut Sample) -> Result<(), DataError>;
 }
 

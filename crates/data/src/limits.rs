@@ -7,13 +7,13 @@ use std::ops::RangeInclusive;
 
 /// Sides of images, in pixels: the affine operations count in 1/65536 pixels within 32 bits.
 pub const SIDES: RangeInclusive<usize> = 1..=16_384;
-/// Sides of drawn images. Pixel coordinates up to here are exact in `f32` with enough bits left for smooth edges.
-pub const DRAWN_SIDES: RangeInclusive<usize> = 8..=16_384;
-pub const DRAWN_CHANNELS: RangeInclusive<usize> = 1..=256;
-/// Of the distribution that images are mixed by: far outside of what anyone mixes with; within it the draws neither underflow nor
+/// Sides of synthetic images. Pixel coordinates up to here are exact in `f32` with enough bits left for smooth edges.
+pub const SYNTHETIC_SIDES: RangeInclusive<usize> = 8..=16_384;
+pub const SYNTHETIC_CHANNELS: RangeInclusive<usize> = 1..=256;
+/// α of the distribution that images are mixed by: far outside of what anyone mixes with; within it the draws neither underflow nor
 /// stall.
 pub const ALPHAS: RangeInclusive<f64> = 0.001..=1000.0;
-/// Of pixel values from 0 to 1. What a model sees then stays where squares of sums are numbers in `f32`.
+/// Means of pixel values from 0 to 1. What a model sees then stays where squares of sums are numbers in `f32`.
 pub const MEANS: RangeInclusive<f32> = -1000.0..=1000.0;
 pub const DEVIATIONS: RangeInclusive<f32> = 0.0001..=1000.0;
 pub const PROBABILITIES: RangeInclusive<f64> = 0.0..=1.0;
@@ -38,7 +38,7 @@ pub fn mean(values: &[f32]) -> Result<(), DataError> {
     all_within("mean", values, &MEANS)
 }
 
-/// The same of standard deviations.
+/// Refuses standard deviations that no channel can be normalised with.
 pub fn std(values: &[f32]) -> Result<(), DataError> {
     all_within("std", values, &DEVIATIONS)
 }
@@ -51,7 +51,7 @@ fn all_within(flag: &'static str, values: &[f32], range: &RangeInclusive<f32>) -
     Err(DataError::setting(flag, list(values), problem))
 }
 
-/// Both, a number for each channel.
+/// Refuses means and deviations that are not a number for each channel.
 pub(crate) fn normalisation(means: &[f32], stds: &[f32], channels: usize) -> Result<(), DataError> {
     for (flag, values) in [("mean", means), ("std", stds)] {
         if values.len() != channels {

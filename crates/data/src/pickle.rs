@@ -26,11 +26,11 @@ pub const MAX_OPCODES: usize = 1 << 22;
 /// of values grows, and the stack and the memo come on top.
 pub const MEMORY_PER_BYTE: usize = 160;
 
-/// Where a pickle goes wrong, and how.
+/// Place and nature of an error in a pickle.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("byte {offset} of its pickle: {fault}")]
 pub struct PickleError {
-    /// Of the opcode at fault.
+    /// Offset of the opcode at fault.
     pub offset: usize,
     pub fault: Fault,
 }
@@ -72,7 +72,7 @@ enum Node<'a> {
     None,
     Bool(bool),
     Int(i64),
-    /// Of more than eight bytes; little-endian, two's complement.
+    /// Integer of more than eight bytes; little-endian, two's complement.
     LongInt(&'a [u8]),
     Float(f64),
     Bytes(Cow<'a, [u8]>),
@@ -89,7 +89,7 @@ enum Node<'a> {
     Persistent(Id),
 }
 
-/// What would be the result of a call.
+/// Result of a call that is not made.
 #[derive(Debug)]
 struct Object {
     callable: Id,
@@ -275,22 +275,22 @@ impl<'p> Value<'p> {
         }
     }
 
-    /// What would have been called to make this object.
+    /// Name of what would have been called to make this object.
     pub fn callable(self) -> Option<Value<'p>> {
         self.object().map(|object| self.at(object.callable))
     }
 
-    /// What it would have been called with; a tuple in any pickle that Python wrote.
+    /// Arguments it would have been called with; a tuple in any pickle that Python wrote.
     pub fn args(self) -> Option<Value<'p>> {
         self.object().map(|object| self.at(object.args))
     }
 
-    /// What the object would have been told to restore.
+    /// State that the object would have been told to restore.
     pub fn state(self) -> Option<Value<'p>> {
         self.object()?.state.map(|id| self.at(id))
     }
 
-    /// What the pickle's writer put here in place of something kept elsewhere.
+    /// Reference that the pickle's writer put in place of something kept elsewhere.
     pub fn persistent_id(self) -> Option<Value<'p>> {
         match self.node() {
             Node::Persistent(id) => Some(self.at(*id)),
@@ -304,7 +304,7 @@ impl<'p> Value<'p> {
         if is_it(module, name) { self.args() } else { None }
     }
 
-    /// What a message calls a value of this kind.
+    /// Name of this kind of value in messages.
     pub fn kind(self) -> &'static str {
         self.node().kind()
     }

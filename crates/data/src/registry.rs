@@ -23,10 +23,10 @@ pub static SETS: [Entry; 9] = [
 pub struct Entry {
     /// Name, as typed in `--data`.
     pub name: &'static str,
-    /// What follows the name and a colon; nothing follows that of a synthetic set.
+    /// Kind of path that follows the name and a colon; nothing follows that of a synthetic set.
     pub place: Option<Place>,
     pub task: Task,
-    /// What the set is, for people.
+    /// Description for people.
     pub about: &'static str,
     /// Side of the images that a model reads by default, in pixels.
     pub image_size: usize,
@@ -40,7 +40,7 @@ pub struct Entry {
     pub open: Open,
 }
 
-/// What a path names.
+/// Kind of path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Folder,
@@ -57,7 +57,7 @@ impl Place {
     }
 }
 
-/// Where pixels come from.
+/// Origin of the pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Images {
     /// Drawn in the size that a run asks for.
@@ -107,7 +107,7 @@ pub enum Open {
     Path(fn(&Path, Reading) -> Opened),
 }
 
-/// How files are read.
+/// Settings of reading files.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     pub split: Split,

@@ -15,7 +15,7 @@ use taps::Taps;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interpolation {
     Bilinear,
-    /// With a = -0.5.
+    /// Cubic convolution with a = -0.5.
     Bicubic,
 }
 
@@ -91,7 +91,7 @@ impl Resizer {
     }
 }
 
-/// How an axis is resized, for whoever does it elsewhere.
+/// Resizing of one axis, for whoever does it elsewhere.
 pub(crate) struct AxisTaps {
     /// The first pixel that is seen.
     pub start: usize,
@@ -100,7 +100,7 @@ pub(crate) struct AxisTaps {
 }
 
 impl AxisTaps {
-    /// Of the part of `within` pixels that begins at `start`, to `to` pixels.
+    /// Taps of the part of `within` pixels that begins at `start`, resized to `to` pixels.
     pub fn new(start: f64, size: f64, within: usize, to: usize, how: Interpolation) -> Self {
         let span = Span::new(start, size, within);
         let mut taps = Taps::default();

@@ -2,7 +2,7 @@
 
 use crate::Image;
 
-/// What a set is labelled for.
+/// Task that a set is labelled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
     /// A class for each image: [`crate::Dataset::label`].

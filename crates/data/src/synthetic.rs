@@ -1,4 +1,4 @@
-//! A drawn set: learnable, deterministic, and there without a download.
+//! Synthetic set: learnable, deterministic, and there without a download.
 //!
 //! Each image shows one figure on a plain ground. Its class is the figure's form alone; place, tilt,
 //! colours, shading and noise are drawn independently of it, and so is size among the single shapes.
@@ -15,7 +15,7 @@ mod figure;
 pub(crate) mod scene;
 pub(crate) mod shape;
 
-use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
+use crate::limits::{SYNTHETIC_CHANNELS, SYNTHETIC_SIDES, within};
 use crate::random::key;
 use crate::registry::{Entry, Facts, Images, Open};
 use crate::sampler::permute;
@@ -56,7 +56,7 @@ pub struct SyntheticSpec {
     pub seed: u64,
 }
 
-/// The drawn set. Any `len` is fine: a longer set starts with the images of a shorter one.
+/// The synthetic set. Any `len` is fine: a longer set starts with the images of a shorter one.
 #[derive(Clone, Debug)]
 pub struct Synthetic {
     spec: SyntheticSpec,
@@ -67,8 +67,8 @@ impl Synthetic {
     pub fn new(spec: SyntheticSpec) -> Result<Self, DataError> {
         let SyntheticSpec { image_size, channels, classes, .. } = spec;
         within("classes", classes, &CLASSES, "the synthetic set is drawn in so many")?;
-        within("image-size", image_size, &DRAWN_SIDES, "synthetic images are drawn in these sizes")?;
-        within("channels", channels, &DRAWN_CHANNELS, "synthetic images are drawn in so many")?;
+        within("image-size", image_size, &SYNTHETIC_SIDES, "synthetic images are drawn in these sizes")?;
+        within("channels", channels, &SYNTHETIC_CHANNELS, "synthetic images are drawn in so many")?;
         let class_names = (0..classes).map(|class| Figure::of_class(class).to_string()).collect();
         Ok(Self { spec, class_names })
     }

@@ -2,7 +2,7 @@
 
 use crate::Image;
 
-/// From a pixel (x, y) of the output to its place in the input: x' = xx·x + xy·y + x0, y' = yx·x + yy·y + y0.
+/// Map from a pixel (x, y) of the output to its place in the input: x' = xx·x + xy·y + x0, y' = yx·x + yy·y + y0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Affine {
     xx: f64,
@@ -46,7 +46,7 @@ pub(super) fn affine(map: Affine, image: &mut Image, spare: &mut Image) {
     std::mem::swap(image, spare);
 }
 
-/// As PIL does it: in steps of 1/65536 pixel, beginning at the middle of the first one.
+/// Samples the input as PIL does: in steps of 1/65536 pixel, beginning at the middle of the first one.
 fn sample<const C: usize>(map: Affine, from: &Image, to: &mut Image) {
     let fixed = |v: f64| (v * 65536.0 + 0.5).floor() as i32;
     let Affine { xx, xy, x0, yx, yy, y0 } = map;

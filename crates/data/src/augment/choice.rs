@@ -12,11 +12,11 @@ pub struct Choice {
     /// The part of the image that is resized, to this width and height.
     pub region: CropBox,
     pub resized: (u32, u32),
-    /// How far right and down the output's window lies on the resized part; pixels outside of it are 0.
+    /// Distance right and down of the output's window on the resized part; pixels outside of it are 0.
     pub shift: (i32, i32),
     pub flip: bool,
     pub ops: Ops,
-    /// What is set to 0 after normalisation.
+    /// Rectangle that is set to 0 after normalisation.
     pub erase: Option<Rect>,
     /// Drawn for the pair: both of its members have the same.
     pub mix: Mix,
@@ -58,7 +58,7 @@ const MIX: u64 = 5;
 /// torchvision's defaults, which its presets use.
 const ERASE_SCALE: (f64, f64) = (0.02, 0.33);
 const ERASE_RATIO: (f64, f64) = (0.3, 3.3);
-/// How often a rectangle that does not fit is drawn again.
+/// Draws of a rectangle until one fits.
 const ATTEMPTS: usize = 10;
 
 impl Choice {
@@ -77,7 +77,7 @@ impl Choice {
 }
 
 impl Transform {
-    /// What happens to the sample at `position` of `epoch`, an image of `source` (width, height) pixels.
+    /// Draws what happens to the sample at `position` of `epoch`, an image of `source` (width, height) pixels.
     ///
     /// Settings are those that [`Transform::check`] lets pass. The pair's mix is drawn whether or not the sample has a
     /// partner: who applies it knows.
@@ -204,7 +204,8 @@ fn rand_augment(RandAugment { ops, magnitude }: RandAugment, size: usize, stream
     drawn
 }
 
-/// As in torchvision, a rectangle that spans the image is drawn again, and the ratio is that of height to width.
+/// Draws a rectangle to erase. As in torchvision, one that spans the image is drawn again, and the ratio is that of height
+/// to width.
 fn erase(probability: f64, size: u32, stream: &mut Stream) -> Option<Rect> {
     if stream.unit() >= probability {
         return None;

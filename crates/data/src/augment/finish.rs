@@ -37,13 +37,13 @@ const FAR: i32 = 1 << 16;
 /// One sample as a device is told of it.
 pub(crate) type Side = [i32; SIDE];
 
-/// What of a transform a device does.
+/// Part of a transform that a device does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     /// Height and width of what a model reads.
     pub size: usize,
     pub channels: usize,
-    /// Of the bytes that the host hands over.
+    /// Width of the images that the host hands over.
     pub width: usize,
     pub height: usize,
     /// Images of the set if all of them lie on the device, and none comes with a batch.
@@ -81,7 +81,7 @@ impl Axis {
 }
 
 impl Finish {
-    /// Of the images of a set.
+    /// Divides a transform of the images of a set between host and device.
     pub fn of(transform: &Transform, set: &dyn Dataset) -> Result<Self, DataError> {
         let levels = Preparer::new(transform.clone())?.levels().collect();
         let &Transform { size, channels, .. } = transform;
@@ -156,7 +156,7 @@ impl Finish {
         }
     }
 
-    /// What each byte of each channel becomes: (C, 256).
+    /// Normalised value of each byte of each channel: (C, 256).
     pub fn levels(&self) -> &[f32] {
         &self.levels
     }
@@ -182,7 +182,7 @@ impl Finish {
         self.resident.unwrap_or(batch + if self.mixes { 2 } else { 0 })
     }
 
-    /// What the host does: fills in the bytes of an image, and says what is left to do.
+    /// Does the host's part: fills in the bytes of an image, and gives what is left to do.
     pub(crate) fn begin(
         &self,
         preparer: &mut Preparer,
@@ -203,7 +203,7 @@ impl Finish {
         Ok(self.side(choice))
     }
 
-    /// What is left to do with a sample, of which the place is not known yet.
+    /// Numbers that tell a device what to do with a sample, of which the place is not known yet.
     pub(crate) fn side(&self, choice: &Choice) -> Side {
         let whole = Axis { row: 0, resized: self.size, start: 0 };
         let (across, down) = match self.way {
@@ -258,7 +258,7 @@ impl Finish {
         Self::write((&side, 0), (&side, 0), Mix::Off, row);
     }
 
-    /// What a device makes of pixels (P, H, W, C) and choices (B, 34): images (B, C, S, S). As plain as it can be; for tests,
+    /// Makes, as a device does, of pixels (P, H, W, C) and choices (B, 34): images (B, C, S, S). As plain as it can be; for tests,
     /// and for whoever wants to see what a model saw.
     pub fn apply(&self, pixels: &[u8], choices: &[i32]) -> Vec<f32> {
         let mut out = Vec::with_capacity(choices.len() / CHOICES * self.channels * self.size * self.size);

@@ -4,7 +4,7 @@ use super::Rect;
 use super::beta::beta;
 use crate::random::Stream;
 
-/// How a pair is mixed. λ is each member's share of itself; the rest is its partner's.
+/// Mixing of a pair. λ is each member's share of itself; the rest is its partner's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mix {
     Off,

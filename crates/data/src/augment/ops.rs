@@ -64,7 +64,7 @@ impl Ops {
 }
 
 impl OpKind {
-    /// In torchvision's order.
+    /// All operations, in torchvision's order.
     pub const ALL: [OpKind; 14] = [
         OpKind::Identity,
         OpKind::ShearX,

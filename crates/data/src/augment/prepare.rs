@@ -7,7 +7,7 @@ use crate::{CropBox, DataError, Image, Resizer};
 /// Prepares samples; keeps tables and memory between them. One for each thread.
 pub struct Preparer {
     transform: Transform,
-    /// What each byte of each channel becomes.
+    /// Normalised value of each byte of each channel.
     tables: Vec<[f32; 256]>,
     resizer: Resizer,
     sized: Image,
@@ -43,7 +43,7 @@ impl Preparer {
         Ok(())
     }
 
-    /// What each byte of each channel becomes.
+    /// Normalised value of each byte of each channel.
     pub(super) fn levels(&self) -> impl Iterator<Item = f32> {
         self.tables.iter().flatten().copied()
     }
@@ -94,8 +94,8 @@ impl Preparer {
     }
 }
 
-/// How a line of the output looks onto one of the input: how much of it comes before the input, where that is read from,
-/// and how much is taken.
+/// View of an output line onto an input line: how much of it comes before the input, where that is read from, and how
+/// much is taken.
 struct Look {
     before: usize,
     from: usize,

@@ -13,7 +13,7 @@ use flate2::bufread::MultiGzDecoder;
 use super::{MAX_FILE, MAX_UNPACKED};
 use crate::error::shown;
 
-/// What was found in an archive.
+/// Files found in an archive.
 #[derive(Default)]
 pub(super) struct Contents {
     pub wanted: BTreeMap<String, Vec<u8>>,
@@ -49,7 +49,7 @@ enum Packing {
 const TAR: (usize, &[u8]) = (257, b"ustar");
 const MAGIC_END: u64 = 262;
 
-/// What a file is, by how it begins.
+/// Kind of a file, by how it begins.
 fn packing(head: &[u8]) -> Result<Packing, String> {
     let unpack_first =
         |what: &str| Err(format!("it is packed with {what}; unpack it first, or pack it with gzip"));

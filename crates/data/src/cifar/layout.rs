@@ -26,7 +26,7 @@ impl CifarKind {
         }
     }
 
-    /// What the official archive unpacks to.
+    /// Folder that the official archive unpacks to.
     pub(super) fn folder(self, form: Form) -> &'static str {
         match (self, form) {
             (CifarKind::Ten, Form::Binary) => "cifar-10-batches-bin",

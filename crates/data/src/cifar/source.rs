@@ -20,7 +20,7 @@ pub(super) struct Source {
 
 type NamedFile = (String, Vec<u8>);
 
-/// What the files are in.
+/// Folder or archive that the files are in.
 pub(super) enum Place {
     Folder(PathBuf),
     Archive(PathBuf),
@@ -34,7 +34,7 @@ impl Place {
         }
     }
 
-    /// What a message calls a file.
+    /// Name of a file in messages.
     pub fn name(&self, file: &str) -> String {
         match self {
             Place::Folder(folder) => folder.join(file).display().to_string(),

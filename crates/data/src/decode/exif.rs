@@ -10,7 +10,7 @@ pub(super) struct Orientation {
 }
 
 impl Orientation {
-    /// From EXIF's TIFF structure, with or without the "Exif\0\0" before it. Unreadable EXIF means upright: it is
+    /// Reads the orientation from EXIF's TIFF structure, with or without the "Exif\0\0" before it. Unreadable EXIF means upright: it is
     /// common, and no reason to refuse an image.
     pub(super) fn from_exif(exif: &[u8]) -> Self {
         let tiff = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);

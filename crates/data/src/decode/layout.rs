@@ -1,6 +1,6 @@
 //! From the pixels a file holds to those that were asked for, in place.
 
-/// What the bytes of one pixel are.
+/// Meaning of the bytes of one pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     Gray,
@@ -52,7 +52,7 @@ fn shrink<const FROM: usize, const TO: usize>(pixels: &mut Vec<u8>, map: impl Fn
     pixels.truncate(count * TO);
 }
 
-/// From the last pixel to the first, so that nothing is overwritten before it is read.
+/// Converts from the last pixel to the first, so that nothing is overwritten before it is read.
 fn gray_to_rgb(pixels: &mut Vec<u8>) {
     let count = pixels.len();
     pixels.resize(count * 3, 0);

@@ -89,7 +89,7 @@ fn three_bytes(low: u8, middle: u8, high: u8) -> usize {
     u32::from_le_bytes([low, middle, high, 0]) as usize
 }
 
-/// Of an animation, the first frame.
+/// Decodes the image; of an animation, the first frame.
 pub(super) fn pixels(bytes: &[u8], out: &mut Vec<u8>) -> Result<Layout, String> {
     let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(broken)?;
     let layout = if decoder.has_alpha() { Layout::Rgba } else { Layout::Rgb };

@@ -58,7 +58,7 @@ pub(crate) fn folders(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(names)
 }
 
-/// How many files lie in a folder itself.
+/// Number of files in a folder itself.
 pub(crate) fn other_files(folder: &Path) -> Result<usize, DataError> {
     Ok(entries(folder)?.iter().filter(|(_, kind)| !kind.is_dir()).count())
 }
@@ -68,7 +68,7 @@ pub(crate) fn holds_images(folder: &Path) -> Result<bool, DataError> {
     Ok(entries(folder)?.iter().any(|(entry, kind)| !kind.is_dir() && is_image(Path::new(&entry.file_name()))))
 }
 
-/// What lies in a folder, but for what is hidden. A link counts as what it leads to.
+/// Entries of a folder, but for what is hidden. A link counts as what it leads to.
 fn entries(folder: &Path) -> Result<Vec<(DirEntry, FileType)>, DataError> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| DataError::file(folder, error))? {

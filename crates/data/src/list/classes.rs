@@ -11,7 +11,7 @@ const FILE: &str = "classes.txt";
 /// No label may be a larger number: each class takes a part of the model's head.
 const LARGEST: usize = 999_999;
 
-/// What labels stand for.
+/// Classes that labels stand for.
 pub(super) struct Classes {
     names: Vec<String>,
     /// Places in `names`, sorted by name.

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-/// What went wrong first, and at which position of the global order.
+/// Position of the global order, and what went wrong there.
 pub(super) type Problem = (usize, DataError);
 
 /// Makes a whole batch on this thread.
@@ -48,7 +48,7 @@ pub(super) fn caught(body: impl FnOnce()) -> Result<(), String> {
     })
 }
 
-/// Where batches come from.
+/// Source of batches.
 pub(super) enum Source {
     Threads(Crew),
     /// Nobody works ahead.
@@ -106,7 +106,7 @@ struct Flight {
 type Slot = Arc<Mutex<Batch>>;
 
 struct State {
-    /// In the order in which they will be handed out.
+    /// Batches in the order in which they will be handed out.
     flights: VecDeque<Flight>,
     stop: bool,
 }
@@ -217,7 +217,7 @@ impl Shared {
         }
     }
 
-    /// Of several problems the one that comes first in the global order is kept.
+    /// Notes that a part is done. Of several problems the first in the global order is kept.
     fn finish(&self, number: u64, problem: Option<Problem>) {
         let mut state = self.lock();
         let Some(flight) = state.flights.iter_mut().find(|flight| flight.number == number) else { return };

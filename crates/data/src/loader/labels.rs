@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Prepares two neighbours of the global order.
 pub(super) struct Labels {
     preparer: Preparer,
-    /// What is left to a device, if anything is.
+    /// Part of the transform that is left to a device, if any is.
     finish: Option<Arc<Finish>>,
     pair: [Prepared; 2],
     mix: Mix,

@@ -33,7 +33,7 @@ pub(super) trait Prepare: Send {
     fn deliver(&mut self, slot: usize, good: bool, request: Request, position: usize, batch: &mut Batch);
 }
 
-/// What the draws of one sample depend on.
+/// Seed and position that the draws of one sample depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draw {
     pub(super) seed: u64,
@@ -66,7 +66,7 @@ enum State {
     #[default]
     Absent,
     Ready,
-    /// With the image's name.
+    /// Error, with the image's name.
     Bad(DataError, String),
 }
 

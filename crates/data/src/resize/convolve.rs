@@ -24,9 +24,9 @@ pub(super) struct Scratch {
 pub(super) struct Rows<'a> {
     /// Beginning with the first byte of the first row.
     pub(super) bytes: &'a [u8],
-    /// From a row to the next.
+    /// Distance from a row to the next.
     pub(super) stride: usize,
-    /// Of each row.
+    /// Length of each row.
     pub(super) len: usize,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// From the part `crop` (start, size) of `from` pixels to `to` pixels. Follows Pillow's precompute_coeffs to the
+    /// Computes taps from the part `crop` (start, size) of `from` pixels to `to` pixels. Follows Pillow's precompute_coeffs to the
     /// letter, as rounding shows.
     pub(super) fn set(&mut self, from: usize, crop: (f64, f64), to: usize, how: Interpolation) {
         let scale = crop.1 / to as f64;

@@ -50,7 +50,7 @@ pub fn open(root: &Path, split: Split, unpaired: Unpaired) -> Result<MaskedFiles
     MaskedFiles::new(found, class_names(root)?, 3, Numbering::FromOne)
 }
 
-/// Of several names of a class the first is taken.
+/// Reads names of classes; of several for a class the first is taken.
 fn class_names(root: &Path) -> Result<Vec<String>, DataError> {
     let path = root.join(CLASS_LIST);
     if !path.exists() {

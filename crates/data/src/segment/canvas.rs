@@ -163,7 +163,7 @@ pub(super) struct Taps(Vec<Tap>);
 pub(super) struct Tap {
     low: usize,
     high: usize,
-    /// Of the higher one.
+    /// Weight of the higher one.
     share: f32,
 }
 

@@ -11,7 +11,7 @@ use crate::random::{Stream, key};
 pub struct MaskChoice {
     /// Width and height that the whole pair is resized to.
     pub resized: (u32, u32),
-    /// Where the cut begins in that: from the left and from the top. What the cut reaches beyond is padding.
+    /// Place of the crop in that: from the left and from the top. What the crop reaches beyond is padding.
     pub place: (u32, u32),
     pub flip: bool,
     pub distortion: Distortion,
@@ -26,11 +26,11 @@ const CROP: u64 = 2;
 const FLIP: u64 = 3;
 const COLOUR: u64 = 4;
 
-/// How often a cut with too much of one class is drawn again.
+/// Draws of a crop until no class has too much of it.
 const ATTEMPTS: usize = 10;
 
 impl MaskTransform {
-    /// What happens to the sample at `position` of `epoch`. Settings are those that [`MaskTransform::check`] lets pass.
+    /// Draws what happens to the sample at `position` of `epoch`. Settings are those that [`MaskTransform::check`] lets pass.
     pub fn choose(&self, seed: u64, epoch: u64, position: usize, pair: &Sample) -> MaskChoice {
         let stream = |purpose| Stream::new(key(&[seed, SEGMENT, purpose, epoch, position as u64]));
         let ratio = match self.ratio {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What becomes of an image without a mask, and of a mask without an image.
+/// Treatment of an image without a mask, and of a mask without an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unpaired {
     /// The first of them is an error.
@@ -24,7 +24,7 @@ impl From<Reading> for Unpaired {
     }
 }
 
-/// What the numbers in a set's masks mean.
+/// Meaning of the numbers in a set's masks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Numbering {
     /// 0 is ignored, 1 is the first class.
@@ -83,7 +83,7 @@ impl MaskedFiles {
         Ok(MaskedFiles { pairs, class_names, channels, numbering, labels, left_out })
     }
 
-    /// Where an image and its mask lie.
+    /// Paths of an image and its mask.
     ///
     /// # Panics
     ///

@@ -1,8 +1,8 @@
 //! Any folder of images with masks, as PNG files of the same name.
 //!
 //! ```text
-//! root/images/a.jpg          root/masks/a.png            every tenth pair, in the order of the names, is judged by
-//! root/images/train/a.jpg    root/masks/train/a.png      `val` (or `test`) beside `train` is judged by
+//! root/images/a.jpg          root/masks/a.png            every tenth pair, in the order of the names, is for validation
+//! root/images/train/a.jpg    root/masks/train/a.png      `val` (or `test`) beside `train` is for validation
 //! root/train/images/a.jpg    root/train/masks/a.png      the same, the other way round
 //! root/classes.txt                                       a line for each class, in the order of the labels
 //! ```
@@ -38,7 +38,7 @@ pub(crate) const ENTRY: Entry = Entry {
 
 const LOOKED_FOR: &str = "pairs are looked for in images/ and masks/, with or without train/ and val/ in them, or in train/images/ and so on";
 const CLASS_LIST: &str = "classes.txt";
-/// Of a set that is in one piece, one pair of so many is judged by.
+/// Pairs of which one is in the validation set, where a set is in one piece.
 const HELD_OUT: usize = 10;
 
 /// Looks for all files of a part. Without a list of classes, all masks of the training part are read.
@@ -81,12 +81,12 @@ fn find(root: &Path, split: Split, unpaired: Unpaired) -> Result<Paired, DataErr
         return pairs(root, &format!("images/{part}"), &format!("masks/{part}"), unpaired);
     }
     let all = pairs(root, "images", "masks", unpaired)?;
-    let (count, judged_by) = (all.pairs.len(), |number: usize| number % HELD_OUT == HELD_OUT - 1);
+    let (count, held_out) = (all.pairs.len(), |number: usize| number % HELD_OUT == HELD_OUT - 1);
     if count < HELD_OUT {
-        let problem = format!("{count} pairs, of which every tenth is to be judged by; put some into `val`");
+        let problem = format!("{count} pairs, of which every tenth is for validation; put some into `val`");
         return Err(DataError::file(root, problem));
     }
-    Ok(all.filtered(|number| judged_by(number) == (split == Split::Test)))
+    Ok(all.filtered(|number| held_out(number) == (split == Split::Test)))
 }
 
 fn pairs(root: &Path, images: &str, masks: &str, unpaired: Unpaired) -> Result<Paired, DataError> {

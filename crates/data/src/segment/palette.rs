@@ -38,12 +38,12 @@ fn apart(a: [u8; 3], b: [u8; 3]) -> u32 {
     2 * square(0) + 4 * square(1) + 3 * square(2)
 }
 
-/// Of a class; black for [`IGNORED`].
+/// Colour of a class; black for [`IGNORED`].
 pub fn colour(label: u8) -> [u8; 3] {
     COLOURS[usize::from(label)]
 }
 
-/// Of all labels.
+/// Colours of all labels.
 pub fn colours() -> &'static [[u8; 3]; 256] {
     &COLOURS
 }

@@ -6,7 +6,7 @@
 
 use crate::random::Stream;
 
-/// What happens to the colours of a sample, in this order. `None` leaves them as they are.
+/// Changes of a sample's colours, in this order. `None` leaves them as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distortion {
     /// Added to every value.
@@ -23,7 +23,7 @@ pub struct Distortion {
 const BRIGHTNESS: (f32, f32) = (-32.0, 32.0);
 const CONTRAST: (f32, f32) = (0.5, 1.5);
 const SATURATION: (f32, f32) = (0.5, 1.5);
-/// From −18 to 17.
+/// Shift of the hue, from −18 to 17.
 const HUE: i32 = 18;
 
 const HUES: i32 = 180;

@@ -128,7 +128,7 @@ fn copy<O, P>(
     }
 }
 
-/// What is left to do with bytes, on the host or on a device: normalise what is image, and set the padding to 0.
+/// Last part of a transform, on the host or on a device: normalise what is image, and set the padding to 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MaskFinish {
     pub height: usize,
@@ -147,17 +147,17 @@ impl MaskFinish {
         Ok(MaskFinish { height, width, channels, levels: levels.collect() })
     }
 
-    /// The same for another size.
+    /// Copy for another size.
     pub fn sized(&self, height: usize, width: usize) -> Self {
         Self { height, width, ..self.clone() }
     }
 
-    /// What each byte of each channel becomes: (C, 256).
+    /// Normalised value of each byte of each channel: (C, 256).
     pub fn levels(&self) -> &[f32] {
         &self.levels
     }
 
-    /// From one sample's bytes (H, W, C), of which `extent` (rows, columns) are image, to `out` (C, H, W).
+    /// Finishes one sample: from bytes (H, W, C), of which `extent` (rows, columns) are image, to `out` (C, H, W).
     pub fn apply(&self, pixels: &[u8], extent: [i32; 2], out: &mut [f32]) {
         let [rows, columns] = extent.map(|side| usize::try_from(side).unwrap_or(0));
         let (width, channels) = (self.width, self.channels);

@@ -1,4 +1,4 @@
-//! A drawn set with masks: learnable, deterministic, and there without a download.
+//! Synthetic set with masks: learnable, deterministic, and there without a download.
 //!
 //! Two to five shapes lie on a plain ground, later ones over earlier ones. A pixel's class is the shape it shows; place,
 //! size, tilt, colours, shading and noise are drawn independently of it. Class 0 is the ground, the others are the shapes of
@@ -6,7 +6,7 @@
 //!
 //! Sample i is a pure function of (seed, split, i, width, height, channels, classes), with the same bytes on every platform.
 
-use crate::limits::{DRAWN_CHANNELS, DRAWN_SIDES, within};
+use crate::limits::{SYNTHETIC_CHANNELS, SYNTHETIC_SIDES, within};
 use crate::random::{Stream, key, noise};
 use crate::registry::{Entry, Facts, Images, Open};
 use crate::synthetic::scene::{Wave, direction};
@@ -32,14 +32,14 @@ pub(crate) const ENTRY: Entry = Entry {
     open: Open::Synthetic(|spec| Ok(Arc::new(SyntheticMasks::new(SyntheticMasksSpec::square(spec))?))),
 };
 
-/// Keeps these draws apart from those of the other drawn set.
+/// Keeps these draws apart from those of the other synthetic set.
 const MASKS: u64 = 0x6d61_736b;
 const GROUND: &str = "ground";
 
 const SHAPES: RangeInclusive<u64> = 2..=5;
 /// Half the shorter side is one unit of place, and of a shape's radius.
 const RADIUS: (f32, f32) = (0.35, 0.7);
-/// Of so many places a shape takes the one where it covers least of those before.
+/// Places that are drawn for a shape, of which it takes the one where it covers least of those before.
 const PLACES: usize = 8;
 /// The difference of a shape and the ground in each channel; half the range leaves room on one side at least.
 const CONTRAST: (f32, f32) = (0.25, 0.5);
@@ -54,7 +54,7 @@ pub struct SyntheticMasksSpec {
     pub width: usize,
     pub height: usize,
     pub channels: usize,
-    /// With the ground.
+    /// Number of classes, with the ground.
     pub classes: usize,
     pub seed: u64,
 }
@@ -77,11 +77,11 @@ pub struct SyntheticMasks {
 impl SyntheticMasks {
     pub fn new(spec: SyntheticMasksSpec) -> Result<Self, DataError> {
         let SyntheticMasksSpec { width, height, channels, classes, .. } = spec;
-        within("classes", classes, &CLASSES, "the drawn masks have so many")?;
+        within("classes", classes, &CLASSES, "synthetic masks have so many")?;
         for side in [width, height] {
-            within("image-size", side, &DRAWN_SIDES, "masks are drawn in these sizes")?;
+            within("image-size", side, &SYNTHETIC_SIDES, "masks are drawn in these sizes")?;
         }
-        within("channels", channels, &DRAWN_CHANNELS, "images with drawn masks have so many")?;
+        within("channels", channels, &SYNTHETIC_CHANNELS, "images with synthetic masks have so many")?;
         let shapes = Shape::ALL.iter().take(classes - 1).map(|shape| shape.name());
         let class_names = std::iter::once(GROUND).chain(shapes).map(String::from).collect();
         Ok(Self { spec, class_names })
@@ -216,7 +216,7 @@ impl Placed {
         Placed { shape: Shape::ALL[class], label: 1 + class as u8, centre, radius, tilt, colour, shading }
     }
 
-    /// From the outline, negative inside.
+    /// Distance from the outline, negative inside.
     fn distance(&self, x: f32, y: f32) -> f32 {
         let (dx, dy) = ((x - self.centre.0) / self.radius, (y - self.centre.1) / self.radius);
         let (cos, sin) = self.tilt;
@@ -304,7 +304,7 @@ mod tests {
         let refusal = |spec| SyntheticMasks::new(spec).unwrap_err().to_string();
         assert_eq!(
             refusal(SyntheticMasksSpec { classes: 12, ..SPEC }),
-            "--classes 12: must be from 2 to 11: the drawn masks have so many"
+            "--classes 12: must be from 2 to 11: synthetic masks have so many"
         );
         assert!(refusal(SyntheticMasksSpec { height: 7, ..SPEC }).starts_with("--image-size 7: "));
         assert!(refusal(SyntheticMasksSpec { channels: 0, ..SPEC }).starts_with("--channels 0: "));

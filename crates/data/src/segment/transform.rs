@@ -3,11 +3,11 @@
 use crate::DataError;
 use crate::limits::{PROBABILITIES, SIDES, normalisation, within};
 
-/// As in the training recipes of mmsegmentation: resize, cut, mirror, distort colours, normalise, pad. Nothing checks it
+/// Transform of an image and its mask, as in the training recipes of mmsegmentation: resize, cut, mirror, distort colours, normalise, pad. Nothing checks it
 /// until [`MaskTransform::check`] does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MaskTransform {
-    /// Of what a model reads; the same for every sample.
+    /// Size that a model reads; the same for every sample.
     pub height: usize,
     pub width: usize,
     pub channels: usize,

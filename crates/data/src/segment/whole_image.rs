@@ -27,12 +27,12 @@ impl Ladder {
     }
 }
 
-/// How an image is evaluated as a whole. All are (width, height).
+/// Sizes of an image that is evaluated as a whole. All are (width, height).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WholeImage {
     pub original: (usize, usize),
     pub resized: (usize, usize),
-    /// What a model reads; the image lies at its upper left.
+    /// Size that a model reads; the image lies at its upper left.
     pub padded: (usize, usize),
 }
 

@@ -6,14 +6,14 @@
 
 use crate::{DataError, Image};
 
-/// Where the windows of an image lie.
+/// Places of the windows of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     /// Width and height of the image.
     pub image: (usize, usize),
-    /// Of a window.
+    /// Width and height of a window.
     pub size: (usize, usize),
-    /// How far from the left and from the top each begins, row by row.
+    /// Distance of each from the left and from the top, row by row.
     pub places: Vec<(usize, usize)>,
 }
 

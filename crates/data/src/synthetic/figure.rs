@@ -26,7 +26,7 @@ enum Frame {
 
 const FRAMES: [Frame; 3] = [Frame::None, Frame::Round, Frame::Square];
 
-/// How many different figures, and so classes, there are.
+/// Number of different figures, and so of classes.
 pub(super) const COUNT: usize = Shape::ALL.len() * ARRANGEMENTS.len() * FRAMES.len();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -71,7 +71,7 @@ impl Scene {
         }
     }
 
-    /// What all channels share of `width` pixels of a row.
+    /// Computes what all channels share of `width` pixels of a row.
     fn trace(&self, image_size: usize, row: usize, column: usize, width: usize) -> Strip {
         let pixel = 2.0 / image_size as f32;
         let edge = self.radius / pixel;
@@ -93,7 +93,7 @@ impl Scene {
 }
 
 struct Strip {
-    /// How much of the pixel the figure covers, in 0..=1.
+    /// Share of the pixel that the figure covers, in 0..=1.
     cover: [f32; STRIP],
     shade: [f32; STRIP],
 }
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// The same scene in more pixels: but for noise, each block of the larger image averages to the
+    /// Compares a scene with the same in more pixels: but for noise, each block of the larger image averages to the
     /// pixel of the smaller one, nearly so at edges.
     #[test]
     fn a_scene_looks_the_same_at_any_size() {

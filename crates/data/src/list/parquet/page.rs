@@ -6,7 +6,7 @@ use std::io::Read;
 /// No page may claim to unpack to more.
 const MAX_PAGE: u64 = 1 << 30;
 
-/// What is known of a column before its pages are read.
+/// Facts of a column before its pages are read.
 pub(super) struct Chunk {
     pub(super) kind: u64,
     pub(super) codec: u64,
