@@ -70,11 +70,12 @@ pub enum Scale {
     Amount,
 }
 
-pub const FIGURES: [Figure; 4] = [
+pub const FIGURES: [Figure; 5] = [
     Figure { id: "loss", title: "Loss", scale: Scale::Free },
     Figure { id: "accuracy", title: "Accuracy", scale: Scale::Share },
     Figure { id: "miou", title: "Mean IoU", scale: Scale::Share },
     Figure { id: "rate", title: "Images/s", scale: Scale::Amount },
+    Figure { id: "updates", title: "Update of a layer's weights, ‖ΔW‖/‖W‖", scale: Scale::Free },
 ];
 
 /// Declares [`Metric`] and [`METRICS`] from one list, in the order of the columns.
@@ -124,6 +125,19 @@ metrics! {
     GpuMemoryUsed: Declared { unit: "bytes", tag: Some("gpu/memory_used"), ..whole("gpu_memory_used") };
     GpuTemperature: Declared { unit: "°C", tag: Some("gpu/temperature"), ..measured("gpu_temperature") };
     GpuPower: Declared { unit: "W", tag: Some("gpu/power"), ..measured("gpu_power") };
+    /// How far the update moved the weights of a layer, ‖ΔW‖/‖W‖: the largest of all layers.
+    UpdateRatio: Declared {
+        tag: Some("update_ratio"),
+        curve: Some(Curve { figure: "updates", name: "largest" }),
+        log: Some("update"),
+        layers: Some("update_ratios"),
+        ..real("update_ratio")
+    };
+    UpdateRatioMedian: Declared {
+        tag: Some("update_ratio_median"),
+        curve: Some(Curve { figure: "updates", name: "median" }),
+        ..real("update_ratio_median")
+    };
 }
 
 impl Metric {

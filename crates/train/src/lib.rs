@@ -20,6 +20,7 @@ pub mod session;
 mod side_output;
 pub mod tensorboard;
 mod trace;
+mod updates;
 
 mod error;
 

@@ -252,3 +252,37 @@ fn a_trace_shows_every_rank_and_lane() {
 fn read(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
+
+/// How far a step moves each layer's weights doesn't depend on the ranks or, but for rounding, on the precision.
+#[test]
+fn update_ratios_are_the_same_over_ranks_and_in_fp64() {
+    let folder = Folder::new("update-ratios");
+    let ratios = |name: &str, more: &[&str]| -> Vec<(String, f64)> {
+        let mut args = vec!["train", "--model", "vit-nano/8", "--train-samples", "32", "--test-samples", "8"];
+        args.extend([
+            "--global-batch",
+            "16",
+            "--steps",
+            "2",
+            "--update-ratios",
+            "--no-checkpoints",
+            "--out",
+            name,
+        ]);
+        args.extend(more);
+        folder.run(&args);
+        let text = std::fs::read_to_string(folder.0.join(name).join("metrics.jsonl")).unwrap();
+        let line: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        let ratios = line["update_ratios"].as_object().unwrap_or_else(|| panic!("{line}"));
+        ratios.iter().map(|(layer, ratio)| (layer.clone(), ratio.as_f64().unwrap())).collect()
+    };
+    let one = ratios("one", &["--ranks", "1"]);
+    for (name, more) in [("two", ["--ranks", "2"]), ("fp64", ["--precision", "fp64"])] {
+        for ((layer, ratio), (other, there)) in one.iter().zip(ratios(name, &more)) {
+            assert!(
+                *layer == other && (ratio - there).abs() < 0.01 * ratio,
+                "{name}: {layer} {ratio} {there}"
+            );
+        }
+    }
+}

@@ -250,7 +250,9 @@ settings! {
         early_stop: Option<u64> = RUN.value("EVALUATIONS").agreed(&[]); plain Option<u64> = None, if_given(counts),
         /// Steps between lines of the log
         log_every: Option<u64> = RUN.value("STEPS").default("about twenty lines a run").deepspeed(&["steps_per_print"])
-            .free(&["log_every"]),
+            .agreed(&["log_every"]),
+        /// Measure on the steps of the log how far the update moves each layer's weights, ‖ΔW‖/‖W‖
+        update_ratios: bool = RUN.agreed(&[]); plain bool = false, any,
         /// Write what every rank and lane did when, for chrome://tracing or Perfetto
         trace: Option<PathBuf> = RUN.value("FILE").free(&["trace"]),
         /// Steps to trace

@@ -40,6 +40,15 @@ impl Values {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerValues(pub Vec<(String, f64)>);
 
+impl LayerValues {
+    /// The median over the layers; of an even number, the lower of the two in the middle.
+    pub fn median(&self) -> Option<f64> {
+        let mut values: Vec<f64> = self.0.iter().map(|(_, value)| *value).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len().saturating_sub(1) / 2).copied()
+    }
+}
+
 /// A line of `metrics.jsonl`: a step, or an evaluation after it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricsLine {
@@ -276,6 +285,21 @@ mod tests {
         let read: MetricsLine = serde_json::from_str(&json).unwrap();
         assert_eq!(read, line);
         assert_eq!(written(&read), (json, csv), "digit for digit");
+    }
+
+    #[test]
+    fn values_by_layer_are_read_as_they_were_written() {
+        let layers =
+            LayerValues([("a", 0.25), ("b", 0.5), ("c", 1e-7)].map(|(a, x)| (a.to_string(), x)).to_vec());
+        let mut line = MetricsLine::new(0, 0);
+        line.set(Metric::UpdateRatioMedian, layers.median());
+        line.set_layers(Metric::UpdateRatio, layers);
+        line.set_layers(Metric::UpdateRatio, LayerValues::default());
+        let (json, csv) = written(&line);
+        let expected = "\"update_ratio\":0.5,\"update_ratio_median\":0.25,\"update_ratios\":{\"a\":0.25,";
+        assert!(json.contains(expected), "{json}");
+        assert!(csv.ends_with(",0.5,0.25\n") && line.log() == " · update 5.0e-1", "{csv}");
+        assert_eq!(serde_json::from_str::<MetricsLine>(&json).unwrap(), line);
     }
 
     #[test]

@@ -77,8 +77,12 @@ fn curves(figure: &records::Figure, all: &[Curve]) -> Option<Figure> {
     let (mut series, mut longest) = (vec![], 0);
     for (declared, points) in METRICS.iter().zip(all).filter(|(_, points)| !points.is_empty()) {
         let Some(curve) = declared.curve.filter(|curve| curve.figure == figure.id) else { continue };
-        let ink = Ink::Series(usize::from(curve.name != "training"));
-        series.push(line(curve.name, ink, points, up));
+        let ink = match curve.name {
+            "training" => 0,
+            "validation" => 1,
+            _ => series.len(),
+        };
+        series.push(line(curve.name, Ink::Series(ink), points, up));
         longest = longest.max(points.len());
     }
     if series.is_empty() {

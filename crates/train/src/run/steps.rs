@@ -8,12 +8,14 @@ use crate::error::TrainError;
 use crate::metrics;
 use crate::session::{Finished, Session, StepResult};
 use crate::trace::Trace;
+use crate::updates::Before;
 use comm::{Communicator, Member};
 use config::Shares;
 use config::{LEAST_NORMALISED, LossScale, Resolved};
 use data::Skipped;
 use devices::Real;
 use formats::checkpoint::Progress;
+use records::{Metric, MetricsLine};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -34,7 +36,9 @@ fn has_settled(run: &Resolved, progress: &Progress) -> bool {
 }
 
 /// What is watched from step to step, and what came of it that waits for a moment with no step in flight.
-struct Watch {
+struct Watch<T> {
+    /// Weights before a step whose update is to be measured.
+    before: Option<Before<T>>,
     balance: Balance,
     lookout: Lookout,
     trace: Option<Trace>,
@@ -59,6 +63,7 @@ impl Loop<'_> {
     ) -> Result<Option<Stopped>, TrainError> {
         let run = self.run;
         let mut watch = Watch {
+            before: None,
             balance: Balance::default(),
             lookout: Lookout::default(),
             trace: self.begin_trace(session),
@@ -74,11 +79,17 @@ impl Loop<'_> {
         let mut next = progress.step;
         let mut settled = has_settled(run, progress);
         while next < run.steps && !settled {
+            let sampled = run.update_ratios && (next + 1).is_multiple_of(run.log_every);
+            if sampled {
+                self.take_in(session, progress, &mut watch, 0)?;
+                watch.before = Some(session.before_update(next)?);
+                session.account_mut().begin();
+            }
             session.step(next)?;
             next += 1;
             let evaluates = run.evaluates_after(next);
             let kept = next.is_multiple_of(run.checkpoint_every);
-            let in_flight = if evaluates || kept { 0 } else { session.depth() - 1 };
+            let in_flight = if evaluates || kept || sampled { 0 } else { session.depth() - 1 };
             self.take_in(session, progress, &mut watch, in_flight)?;
             if watch.stop.is_some() || watch.shares.is_some() {
                 self.take_in(session, progress, &mut watch, 0)?;
@@ -115,7 +126,7 @@ impl Loop<'_> {
         &mut self,
         session: &mut Session<T>,
         progress: &mut Progress,
-        watch: &mut Watch,
+        watch: &mut Watch<T>,
         in_flight: usize,
     ) -> Result<(), TrainError> {
         while session.in_flight() > in_flight {
@@ -126,7 +137,15 @@ impl Loop<'_> {
             let asked = self.events.stop();
             let account = session.share_account(asked.is_some())?;
             let (stop, skipped) = (account.stop, account.skipped);
-            self.report(step, step / self.run.steps_per_epoch, &result, session.account().last())?;
+            let mut line =
+                metrics::step_line(step, step / self.run.steps_per_epoch, &result, session.account().last());
+            if let Some(before) = watch.before.take_if(|before| before.step == step) {
+                let ratios = session.update_ratios(before)?;
+                line.set(Metric::UpdateRatioMedian, ratios.median());
+                line.set_layers(Metric::UpdateRatio, ratios);
+                session.account_mut().begin();
+            }
+            self.report(&line, &result, session.account().last())?;
             if skipped > 0 {
                 self.report_skipped(session, progress)?;
             }
@@ -141,25 +160,18 @@ impl Loop<'_> {
     }
 
     /// A step that is done.
-    fn report(
-        &mut self,
-        step: u64,
-        epoch: u64,
-        result: &StepResult,
-        account: &Step,
-    ) -> Result<(), TrainError> {
-        let line = metrics::step_line(step, epoch, result, account);
+    fn report(&mut self, line: &MetricsLine, result: &StepResult, account: &Step) -> Result<(), TrainError> {
         self.summary.steps += 1;
         self.summary.training_seconds += account.seconds();
         self.summary.images += result.images as u64;
         if let Some(output) = &mut self.output {
-            output.step(&line, account)?;
+            output.step(line, account)?;
             for failure in output.failures() {
                 self.summary.failures.push(failure.to_string());
                 self.events.warned(&format!("{failure}; the run goes on without it"));
             }
         }
-        self.events.stepped(&line, result, account);
+        self.events.stepped(line, result, account);
         Ok(())
     }
 
@@ -218,7 +230,7 @@ impl Loop<'_> {
     fn look_at_ranks<T: Real>(
         &mut self,
         session: &mut Session<T>,
-        watch: &mut Watch,
+        watch: &mut Watch<T>,
     ) -> Result<(), TrainError> {
         if let Some(straggler) = watch.straggler.take() {
             self.events.straggler(&straggler);
@@ -278,7 +290,7 @@ impl Loop<'_> {
     }
 }
 
-impl Watch {
+impl<T: Real> Watch<T> {
     /// Whether a step was skipped as it should be: its gradients overflowed, and the loss scale falls. As in DeepSpeed a run ends
     /// when that doesn't help any more.
     fn bears(&mut self, scale: Option<LossScale>, result: &StepResult) -> bool {

@@ -266,6 +266,46 @@ fn late_results_belong_to_their_steps_and_checkpoints_to_theirs() {
     assert_ne!(kept[&4]["head.weight"], kept[&8]["head.weight"]);
 }
 
+/// The ratios in the metrics are those of the weights in the checkpoints before and after the step, whatever is in flight.
+#[test]
+fn update_ratios_are_those_of_the_checkpoints() {
+    let folder = Folder::new("update-ratios");
+    for depth in [1, 3] {
+        let name = depth.to_string();
+        let sampled = Raw { update_ratios: true, log_every: Some(5), ..raw(&folder, &name) };
+        let sampled = Raw { checkpoint_every: Some(if depth == 1 { 1 } else { 100 }), ..sampled };
+        train_late(&sampled, depth, None, as_told, &mut Listener::default()).unwrap();
+    }
+    let kept = checkpoints(&folder, "1");
+    let norm = |values: Vec<f64>| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let values = |step: u64, name: &str| -> Vec<f64> {
+        kept[&step][name].iter().map(|bits| f64::from(f32::from_bits(*bits))).collect()
+    };
+    let lines = metrics(&folder, "1");
+    assert_eq!(lines, metrics(&folder, "3"), "steps in flight change nothing");
+    let mut steps = vec![];
+    for line in lines.iter().filter(|line| line.contains_key("update_ratios")) {
+        let step = line["step"].as_u64().unwrap();
+        let ratios = line["update_ratios"].as_object().unwrap();
+        let mut expected = vec![];
+        for (layer, ratio) in ratios {
+            let name = if kept[&1].contains_key(layer) { layer.clone() } else { format!("{layer}.weight") };
+            let (old, new) = (values(step, &name), values(step + 1, &name));
+            let moved = norm(new.iter().zip(&old).map(|(new, old)| new - old).collect());
+            expected.push(moved / norm(old));
+            let ratio = ratio.as_f64().unwrap();
+            assert!((ratio - moved / norm(values(step, &name))).abs() < 1e-12, "{layer}: {ratio}");
+        }
+        expected.sort_by(f64::total_cmp);
+        let close = |key: &str, x: f64| (line[key].as_f64().unwrap() - x).abs() < 1e-12;
+        assert!(close("update_ratio", expected[expected.len() - 1]));
+        assert!(close("update_ratio_median", expected[(expected.len() - 1) / 2]));
+        assert!(ratios.contains_key("head") && ratios.contains_key("blocks.0.attn.qkv"), "{ratios:?}");
+        steps.push(step);
+    }
+    assert_eq!(steps, [4, 9, 14]);
+}
+
 #[test]
 fn a_run_that_is_stopped_ends_after_the_steps_in_flight() {
     let folder = Folder::new("late-stop");
