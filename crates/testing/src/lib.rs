@@ -19,7 +19,7 @@ pub mod tools;
 
 pub use folder::Folder;
 pub use random::Random;
-pub use skip::skipped;
+pub use skip::{inapplicable, skipped};
 
 use std::path::{Path, PathBuf};
 

@@ -32,6 +32,13 @@ macro_rules! need {
 pub fn skipped(reason: &str) {
     let required = std::env::var_os("VITESSE_REQUIRE_ALL").is_some_and(|value| value == "1");
     assert!(!required, "skipped, but VITESSE_REQUIRE_ALL is 1: {reason}");
+    inapplicable(reason);
+}
+
+/// Prints that a test is skipped, and why, where it has no meaning on this machine: not for want of anything, so that it
+/// never fails.
+#[track_caller]
+pub fn inapplicable(reason: &str) {
     let thread = std::thread::current();
     // libtest names a thread for its test; with one thread it runs tests on the main one.
     let name = match thread.name() {
