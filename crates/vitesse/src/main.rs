@@ -4,31 +4,17 @@
 mod say;
 
 mod args;
-mod bench;
-mod classify;
-mod config_command;
-mod data_command;
-mod doctor;
+mod class_names;
+mod commands;
 mod ending;
-mod evaluate;
-mod evaluate_pixels;
-mod export;
-mod judge;
-mod launch_command;
-mod masks_command;
-mod plan;
 mod progress;
-mod report_command;
-mod segment;
-mod shells;
 mod signals;
-mod study_command;
-mod subject;
-mod supervise;
 mod table;
-mod train_command;
 
 use clap::Parser;
+use commands::{
+    bench, classify, data, doctor, eval, explain, export, launch, plan, report, segment, shells, study, train,
+};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -39,24 +25,24 @@ fn main() -> ExitCode {
             if args.settings.0.out.is_some() || args.settings.0.resume.is_some() {
                 say::go_on_without_listeners();
             }
-            return ended(train_command::run(*args));
+            return ended(train::run(*args));
         }
-        args::Command::Study(args) => return ended(study_command::run(*args)),
-        args::Command::Compare(args) => study_command::compare(&args),
-        args::Command::Launch(args) => launch_command::run(&args),
-        args::Command::Eval(args) => evaluate::run(args),
+        args::Command::Study(args) => return ended(study::run(*args)),
+        args::Command::Compare(args) => study::compare(&args),
+        args::Command::Launch(args) => launch::run(&args),
+        args::Command::Eval(args) => eval::run(args),
         args::Command::Classify(args) => classify::run(args),
         args::Command::Segment(args) => segment::run(args),
         args::Command::Export(args) => export::run(args),
-        args::Command::Data(args::DataCommand::Get(args)) => data_command::get(args),
-        args::Command::Data(args::DataCommand::Inspect(args)) => data_command::inspect(*args),
+        args::Command::Data(args::DataCommand::Get(args)) => data::get(args),
+        args::Command::Data(args::DataCommand::Inspect(args)) => data::inspect(*args),
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
-        args::Command::Report(args) => report_command::run(args),
+        args::Command::Report(args) => report::run(args),
         args::Command::Doctor { json } => doctor::run(json),
         args::Command::Completions { shell } => shells::completions(shell),
         args::Command::Man { out } => shells::man(&out),
-        args::Command::Config(args::ConfigCommand::Explain(args)) => config_command::explain(*args),
+        args::Command::Config(args::ConfigCommand::Explain(args)) => explain::explain(*args),
     };
     ended(result.map(|()| ExitCode::SUCCESS))
 }

@@ -1,7 +1,7 @@
 //! What a run shows while it runs: a bar on a terminal, plain lines elsewhere; on other ranks than the first, nothing, or lines
 //! in a file of the rank's own.
 
-use crate::evaluate_pixels;
+use crate::commands::eval::pixels;
 use crate::signals::Signals;
 use crate::table::{self, count, megabytes, percentages};
 use config::Device;
@@ -212,7 +212,7 @@ impl Events for Progress<'_> {
                 "step {} · held out: loss {:.4} · {}",
                 step + 1,
                 score.loss,
-                evaluate_pixels::in_a_line(&score.confusion.scores())
+                pixels::in_a_line(&score.confusion.scores())
             ),
         });
     }

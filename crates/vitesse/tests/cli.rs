@@ -219,6 +219,50 @@ fn a_deepspeed_file_trains_and_explains() {
 }
 
 #[test]
+fn a_settings_file_trains_and_explains_and_its_run_continues_without_it() {
+    let folder = Folder::new("settings-file");
+    let config = folder.path("run.toml");
+    let settings =
+        "model = \"vit-nano/8\"\ntrain-samples = 16\ntest-samples = 8\nbatch-size = 8\nsteps = 2\nseed = 3\n";
+    std::fs::write(&config, settings).unwrap();
+    let explained = vitesse(&["config", "explain", &config, "--seed", "4"]);
+    let text = String::from_utf8(explained.stdout).unwrap();
+    let line =
+        |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_string();
+    assert!(line("model").ends_with("run.toml:1"), "{text}");
+    assert!(line("seed").ends_with("--seed") && line("seed").contains(" 4 "), "{text}");
+
+    let run = folder.path("run");
+    assert!(vitesse(&["train", "--config", &config, "--out", &run]).status.success());
+    let record = std::fs::read_to_string(folder.path("run/run.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+    assert_eq!(record[0]["typed"]["settings"]["model"], "vit-nano/8", "{record}");
+    std::fs::write(&config, "modl = 1\n").unwrap();
+    refused(
+        &["train", "--config", &config],
+        "run.toml:1: modl: there is no such setting; did you mean model?",
+    );
+    // With other settings than the record's it would be refused.
+    let continued = vitesse(&["train", "--resume", &run]);
+    let text = String::from_utf8(continued.stdout).unwrap();
+    assert!(text.contains("the run was finished before"), "{}", String::from_utf8_lossy(&continued.stderr));
+}
+
+#[test]
+fn every_setting_is_explained_without_a_file() {
+    let json = vitesse(&["config", "explain", "--json", "--lr", "0.1"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let settings = json["settings"].as_array().unwrap();
+    let help = String::from_utf8(vitesse(&["train", "--help"]).stdout).unwrap();
+    let flags = help.lines().filter_map(|line| line.strip_prefix("      --"));
+    for flag in flags.map(|line| line.split_whitespace().next().unwrap()) {
+        let found = settings.iter().find(|setting| setting["setting"] == flag);
+        let found = found.unwrap_or_else(|| panic!("--{flag} is not explained"));
+        assert_eq!(found["from"] == "flag", ["lr", "json"].contains(&flag), "{found}");
+    }
+}
+
+#[test]
 fn help_shows_groups_and_examples() {
     let help = String::from_utf8(vitesse(&["train", "--help"]).stdout).unwrap();
     for heading in ["Model:", "Data:", "Augmentation:", "Optimizer:", "Run:", "Output:", "Examples:"] {

@@ -1,11 +1,13 @@
 //! `vitesse train`: finds out which ranks there are, runs those of this process, and prints what the first has to say.
 
+pub mod supervise;
+
 use crate::args::TrainArgs;
-use crate::evaluate_pixels;
+use crate::commands::eval::pixels;
 use crate::progress::{Progress, Voice};
 use crate::say;
 use crate::signals::Signals;
-use crate::supervise;
+
 use crate::table;
 use anyhow::bail;
 use comm::{ExitReport, Failure, Member, Start};
@@ -219,7 +221,7 @@ fn print_summary(summary: &Summary, run: &Resolved) {
     println!();
     let rate = table::rate(summary.images_per_second());
     if let Evaluation::Pixels(score) = score {
-        evaluate_pixels::print_classes(&score.confusion.by_class(), &run.class_names);
+        pixels::print_classes(&score.confusion.by_class(), &run.class_names);
     }
     let (what, merit) = match score {
         Evaluation::Images(score) => ("accuracy", score.top1),

@@ -1,7 +1,7 @@
 //! `vitesse data inspect` of images with masks.
 
 use crate::args::InspectArgs;
-use crate::judge::{class_name, exact_name};
+use crate::class_names::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
 use config::Raw;

@@ -4,8 +4,8 @@ mod facts;
 mod show;
 
 use crate::args::study::{CompareArgs, StudyArgs};
+use crate::commands::train::supervise;
 use crate::signals::Signals;
-use crate::supervise;
 use anyhow::{Context, bail};
 use comm::launch::environment;
 use comm::{Backend, Launcher, Place};

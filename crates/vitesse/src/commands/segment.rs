@@ -1,7 +1,7 @@
 //! `vitesse segment`.
 
 use crate::args::SegmentArgs;
-use crate::judge::{class_name, exact_name};
+use crate::class_names::{class_name, exact_name};
 use anyhow::Context;
 use config::Task;
 use config::outputs::{self, Output};

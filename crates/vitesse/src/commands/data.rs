@@ -1,8 +1,10 @@
 //! `vitesse data`.
 
+mod with_masks;
+
 use crate::args::{GetArgs, InspectArgs};
+use crate::class_names::{class_name, exact_name};
 use crate::ending::ending;
-use crate::judge::{class_name, exact_name};
 use crate::table::count;
 use anyhow::Context;
 use config::Resolved;
@@ -38,7 +40,7 @@ pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
     let raw = args.settings.0.clone();
     let source = raw.source()?;
     if source.has_masks() {
-        return crate::masks_command::inspect(&args, &raw, &source);
+        return with_masks::inspect(&args, &raw, &source);
     }
     let (run, sets) = sets::resolve(&raw, 1)?;
     let parts = [(Split::Train, &sets.train), (Split::Test, &sets.test)];

@@ -1,8 +1,8 @@
 //! `vitesse classify`.
 
 use crate::args::ClassifyArgs;
+use crate::class_names::{class_name, exact_name};
 use crate::ending::ending;
-use crate::judge::{class_name, exact_name};
 use config::Task;
 use config::outputs::{self, Output};
 use config::sets::Sets;

@@ -1,10 +1,11 @@
 //! `vitesse eval`.
 
+pub mod pixels;
+mod subject;
+
 use crate::args::EvalArgs;
+use crate::class_names::{class_name, exact_name};
 use crate::ending::ending;
-use crate::evaluate_pixels;
-use crate::judge::{class_name, exact_name};
-use crate::subject::Subject;
 use anyhow::Context;
 use config::Task;
 use config::outputs::{self, Output};
@@ -14,6 +15,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
+use subject::Subject;
 use text::printable;
 use train::Session;
 use train::confusion::Confusion;
@@ -28,7 +30,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
     ending("--logits ", args.logits.as_deref(), "safetensors")?;
     let (evaluated, sets) = Found::at(&args.weights)?.with_data(&args.settings.0)?;
     if evaluated.run.task() == Task::Segment {
-        return evaluate_pixels::run(&args, evaluated, sets);
+        return pixels::run(&args, evaluated, sets);
     }
     if args.masks.is_some() {
         anyhow::bail!("--masks: is for models that tell pixels apart");

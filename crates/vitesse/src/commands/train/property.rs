@@ -7,8 +7,8 @@ mod values;
 
 use super::{Done, prepare, start, with_files};
 use crate::args::{Cli, Command};
+use crate::commands::train::supervise;
 use crate::signals::Signals;
-use crate::supervise;
 use clap::{CommandFactory, Parser};
 use config::{Raw, Resolved};
 use graph::random::Sequence;

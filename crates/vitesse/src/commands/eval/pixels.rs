@@ -1,8 +1,8 @@
 //! `vitesse eval` of models that tell pixels apart, and their scores for people.
 
+use super::subject::Subject;
 use crate::args::EvalArgs;
-use crate::judge::{class_name, exact_name};
-use crate::subject::Subject;
+use crate::class_names::{class_name, exact_name};
 use anyhow::Context;
 use config::sets::Sets;
 use data::Dataset;
@@ -51,7 +51,7 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
     if let Some(path) = &args.confusion {
         let classes = score.confusion.by_class().len();
         let row = |label: usize| (0..classes).map(|other| score.confusion.count(label, other)).collect();
-        crate::evaluate::write_confusion(path, (0..classes).map(row).collect(), &names)?;
+        super::write_confusion(path, (0..classes).map(row).collect(), &names)?;
     }
     if args.json {
         println!("{}", to_json(&subject, &score, &names));
