@@ -61,6 +61,14 @@ impl Values {
     fn get(&self, name: &str) -> f64 {
         self.numbers.iter().find(|(known, _)| *known == name).map_or(0.0, |(_, value)| *value)
     }
+
+    fn of_adam(&self) -> [f64; 3] {
+        ["beta1", "beta2", "eps"].map(|name| self.get(name))
+    }
+
+    fn of_momentum(&self) -> (f64, bool) {
+        (self.get("momentum"), self.get("nesterov") != 0.0)
+    }
 }
 
 const fn hyper(name: &'static str, from: From, ours: f64, theirs: f64) -> Hyper {
@@ -104,11 +112,9 @@ pub const ALL: &[Optimizer] = &[
             key("optimizer.params.set_grad_none", Bool, OTHER_KERNEL),
             key("optimizer.params.fp32_optimizer_states", Bool, Must(Is(true), "moments are kept in fp32")),
         ],
-        make: |v| Rule::AdamW {
-            beta1: v.get("beta1"),
-            beta2: v.get("beta2"),
-            eps: v.get("eps"),
-            weight_decay: v.weight_decay,
+        make: |v| {
+            let [beta1, beta2, eps] = v.of_adam();
+            Rule::AdamW { beta1, beta2, eps, weight_decay: v.weight_decay }
         },
     },
     Optimizer {
@@ -127,10 +133,9 @@ pub const ALL: &[Optimizer] = &[
             key("optimizer.params.nesterov", Bool, Honoured(None)),
             key("optimizer.params.dampening", Number, Must(Equals(0.0), "momentum is not dampened here")),
         ],
-        make: |v| Rule::Sgd {
-            momentum: v.get("momentum"),
-            nesterov: v.get("nesterov") != 0.0,
-            weight_decay: v.weight_decay,
+        make: |v| {
+            let (momentum, nesterov) = v.of_momentum();
+            Rule::Sgd { momentum, nesterov, weight_decay: v.weight_decay }
         },
     },
     Optimizer {
@@ -156,13 +161,10 @@ pub const ALL: &[Optimizer] = &[
             key("optimizer.params.min_coeff", NotNegative, Honoured(None)),
             key("optimizer.params.eps_inside_sqrt", Bool, Must(Is(false), "eps is added outside the root")),
         ],
-        make: |v| Rule::Lamb {
-            beta1: v.get("beta1"),
-            beta2: v.get("beta2"),
-            eps: v.get("eps"),
-            weight_decay: v.weight_decay,
-            min_coeff: v.get("min_coeff"),
-            max_coeff: v.get("max_coeff"),
+        make: |v| {
+            let [beta1, beta2, eps] = v.of_adam();
+            let (min_coeff, max_coeff) = (v.get("min_coeff"), v.get("max_coeff"));
+            Rule::Lamb { beta1, beta2, eps, weight_decay: v.weight_decay, min_coeff, max_coeff }
         },
     },
     Optimizer {
@@ -185,13 +187,10 @@ pub const ALL: &[Optimizer] = &[
              scales them by 0.2·√max(rows, columns), which is for AdamW's rate: give that flag to use it",
         ),
         keys: &[],
-        make: |v| Rule::Muon {
-            momentum: v.get("momentum"),
-            nesterov: v.get("nesterov") != 0.0,
-            beta1: v.get("beta1"),
-            beta2: v.get("beta2"),
-            eps: v.get("eps"),
-            weight_decay: v.weight_decay,
+        make: |v| {
+            let [beta1, beta2, eps] = v.of_adam();
+            let (momentum, nesterov) = v.of_momentum();
+            Rule::Muon { momentum, nesterov, beta1, beta2, eps, weight_decay: v.weight_decay }
         },
     },
 ];
@@ -246,6 +245,21 @@ pub fn help() -> String {
     ALL.iter().map(|one| format!("{}: {}", one.name, one.help)).collect::<Vec<_>>().join("; ")
 }
 
+/// Those with a learning rate of their own, as in "0.03 for sgd, 0.004 for lamb".
+pub fn rates() -> String {
+    own(|one| one.lr)
+}
+
+/// Those with a weight decay of their own.
+pub fn decays() -> String {
+    own(|one| one.weight_decay)
+}
+
+fn own(of: impl Fn(&Optimizer) -> Option<f64>) -> String {
+    let texts = ALL.iter().filter_map(|one| Some(format!("{} for {}", of(one)?, one.name)));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
 /// Types that a DeepSpeed file may ask for.
 pub(crate) fn deepspeed_types() -> Vec<&'static str> {
     let honoured = ALL.iter().filter(|one| one.refused.is_none());
@@ -286,6 +300,8 @@ mod tests {
         }
         assert_eq!(names(), "adamw, sgd, lamb or muon");
         assert!(help().contains("muon: orthogonalised"));
+        assert_eq!(rates(), "0.03 for sgd, 0.004 for lamb");
+        assert_eq!(decays(), "0.0001 for sgd, 0.01 for lamb");
     }
 
     #[test]
