@@ -231,15 +231,6 @@ fn of_type(kind: &str) -> Option<&'static Optimizer> {
     ALL.iter().find(|one| one.deepspeed.iter().any(|name| name.eq_ignore_ascii_case(kind)))
 }
 
-/// Their names, as in "adamw, sgd, lamb or muon".
-pub fn names() -> String {
-    let names: Vec<&str> = ALL.iter().map(|one| one.name).collect();
-    match names.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-        _ => names.concat(),
-    }
-}
-
 /// Each with its line of help.
 pub fn help() -> String {
     ALL.iter().map(|one| format!("{}: {}", one.name, one.help)).collect::<Vec<_>>().join("; ")
@@ -298,7 +289,6 @@ mod tests {
                 assert_eq!(value, hyper.ours, "{} of {}", hyper.name, one.name);
             }
         }
-        assert_eq!(names(), "adamw, sgd, lamb or muon");
         assert!(help().contains("muon: orthogonalised"));
         assert_eq!(rates(), "0.03 for sgd, 0.004 for lamb");
         assert_eq!(decays(), "0.0001 for sgd, 0.01 for lamb");

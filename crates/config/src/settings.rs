@@ -66,7 +66,7 @@ pub struct About {
     pub excludes: &'static [&'static str],
     /// Setting without which it would do nothing.
     pub requires: &'static str,
-    /// Names from a registry, for `{}` in the help.
+    /// Names from a registry, for `{}` in the help and the default.
     pub names: Option<fn() -> String>,
 }
 
@@ -204,10 +204,7 @@ impl Setting {
             Some((commands, [_, help, default])) if commands & command != 0 => (help, default.to_string()),
             _ => (self.help, self.default()),
         };
-        let mut text = help.trim().to_string();
-        if let Some(names) = self.about.names {
-            text = text.replace("{}", &names());
-        }
+        let text = self.named(help.trim());
         if default.is_empty() { text } else { format!("{text} [default: {default}]") }
     }
 
@@ -215,8 +212,13 @@ impl Setting {
     pub fn default(&self) -> String {
         match self.about.default {
             "" => (self.plain)().unwrap_or_default(),
-            words => words.to_string(),
+            words => self.named(words),
         }
+    }
+
+    /// Text with the names of a registry for `{}`.
+    fn named(&self, text: &str) -> String {
+        self.about.names.map_or_else(|| text.to_string(), |names| text.replace("{}", &names()))
     }
 
     /// Words that `command` takes, where they are few.

@@ -9,6 +9,7 @@ use super::{About, BENCH, CLASSIFY, EVAL, EXPORT, INSPECT, OF_WEIGHTS, PLAN, SEG
 use crate::data_help;
 use crate::deepspeed::DeepSpeed;
 use crate::error::ConfigError;
+use crate::optimizers;
 use crate::origin::Log;
 use crate::{
     Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
@@ -121,15 +122,15 @@ settings! {
         label_smoothing: Option<f64> = STEP.value("RATE").default("0, or 0.1 with --augment strong"),
     }
     "Optimizer" {
-        /// adamw, sgd, lamb or muon, which orthogonalises the momentum of matrices and leaves all else to adamw
-        optimizer: Option<String> = STEP.value("OPTIMIZER").default("adamw").deepspeed(&["optimizer.type"]),
+        /// {}
+        optimizer: Option<String> = STEP.value("OPTIMIZER").names(optimizers::help).default("adamw").deepspeed(&["optimizer.type"]),
         /// Highest learning rate
-        lr: Option<f64> = RUN.value("LR")
-            .default("1e-3 for adamw and muon, or 6e-5 for a published Swin V2 with UPerNet; 0.03 for sgd, 4e-3 for lamb")
+        lr: Option<f64> = RUN.value("LR").names(optimizers::rates)
+            .default("{}; else 1e-3, or 6e-5 for a published Swin V2 with UPerNet")
             .deepspeed(&["optimizer.params.lr", "scheduler.params.warmup_max_lr", "scheduler.params.cycle_max_lr"]),
         /// Weight decay of matrices
-        weight_decay: Option<f64> = STEP.value("WEIGHT_DECAY")
-            .default("0.05 for adamw and muon, or 0.01 with masks; 1e-4 for sgd, 0.01 for lamb").deepspeed(&["optimizer.params.weight_decay"]),
+        weight_decay: Option<f64> = STEP.value("WEIGHT_DECAY").names(optimizers::decays)
+            .default("{}; else 0.05, or 0.01 with masks").deepspeed(&["optimizer.params.weight_decay"]),
         /// Largest gradient norm; 0 to leave gradients unclipped
         clip: Option<f64> = STEP.value("NORM").default("1; 0 for a published Swin V2 with UPerNet").deepspeed(&["gradient_clipping"]),
         /// How the learning rate falls: cosine, linear, step, poly or constant
