@@ -275,6 +275,19 @@ fn every_design_file_is_in_the_index() {
 }
 
 #[test]
+fn every_record_is_in_the_index() {
+    let folder = repository().join("bench");
+    let index = fs::read_to_string(folder.join("README.md")).unwrap();
+    for entry in fs::read_dir(&folder).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_dir()) {
+        let name = entry.file_name().into_string().unwrap();
+        assert!(
+            !name.starts_with("20") || index.contains(&format!("({name})")),
+            "{name} is not in the index"
+        );
+    }
+}
+
+#[test]
 fn architecture_is_short() {
     let text = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap();
     assert!(text.lines().count() <= 200, "{} lines; 200 are allowed", text.lines().count());
