@@ -93,7 +93,7 @@ pub const AXES: &[Axis] = &[
         ..counts(ACCUMULATION)
     },
     Axis {
-        help: "Optimizers, as adamw, sgd, lamb",
+        help: "Optimizers, as adamw, sgd, lamb, muon",
         alias: Some("optimizer"),
         option: Some("optimizer"),
         ..words(OPTIMIZERS)
