@@ -61,7 +61,7 @@ fn a_training_run_has_a_live_page_while_it_goes_on() {
     let folder = Folder::new("live");
     let output =
         folder.start(&["train", "--serve", "127.0.0.1:0", "--steps", "2"]).wait_with_output().unwrap();
-    assert!(text(&output).contains("vitesse: --serve needs --out"), "{}", text(&output));
+    assert!(text(&output).contains("vitesse: --serve: needs --out"), "{}", text(&output));
     let args =
         ["train", "--out", "run", "--serve", "127.0.0.1:0", "--model", "vit-nano/8", "--epochs", "1000"];
     let mut child = folder.start(&args);
