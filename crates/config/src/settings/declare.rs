@@ -107,7 +107,9 @@ pub(super) fn resolve<F: Plainly<T>, T: DefaultText>(
     log: &mut Log,
 ) -> Result<T, ConfigError> {
     let refused = |value: &dyn DefaultText, why: String| {
-        ConfigError::setting(name, value.text().unwrap_or_default().replace("yes", ""), why)
+        // A switch has no value to show.
+        let shown = value.text().filter(|text| text != "yes");
+        ConfigError::setting(name, shown.unwrap_or_default(), why)
     };
     let (mut of_file, mut origin) = (F::default(), Origin::default_value());
     if !typed.texts().is_empty() {
