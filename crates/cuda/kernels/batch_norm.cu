@@ -184,6 +184,19 @@ batch_norm(const X* x, const float* moments, const float* gamma, const float* be
 
 // ---- its gradient -------------------------------------------------------------------------------------------------
 
+// Values and their gradients in the next U rows of a thread, as far as there are so many.
+template <typename X, int V, int W>
+__device__ __forceinline__ void load_both(const Part<V, W>& part, int row, int columns, const X* x, const X* dy, float (&v)[U][V],
+                                          float (&d)[U][V]) {
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        if (row + u * part.LANES >= part.last) continue;
+        i64 at = (i64)(row + u * part.LANES) * columns + part.column;
+        Pack<X, V>::load(x + at, v[u]);
+        Pack<X, V>::load(dy + at, d[u]);
+    }
+}
+
 // Σ dy and Σ dy·(x-mean) of each block's rows, with dy as it is before the ReLU, to parts (blocks, 2, C).
 template <typename X, int V, int W>
 __global__ void __launch_bounds__(THREADS)
@@ -195,13 +208,7 @@ norm_sums_parts(const X* x, const float* moments, const float* gamma, const floa
         Coefficients<V> of(moments, gamma, beta, part.column, columns, eps, false);
         for (int row = part.first; row < part.last; row += U * part.LANES) {
             float v[U][V], d[U][V];
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                if (row + u * part.LANES >= part.last) continue;
-                i64 at = (i64)(row + u * part.LANES) * columns + part.column;
-                Pack<X, V>::load(x + at, v[u]);
-                Pack<X, V>::load(dy + at, d[u]);
-            }
+            load_both<X>(part, row, columns, x, dy, v, d);
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 if (row + u * part.LANES >= part.last) continue;
@@ -266,13 +273,7 @@ batch_norm_grad(const X* x, const float* moments, const float* gamma, const floa
     }
     for (int row = part.first; row < part.last; row += U * part.LANES) {
         float v[U][V], d[U][V];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (row + u * part.LANES >= part.last) continue;
-            i64 at = (i64)(row + u * part.LANES) * columns + part.column;
-            Pack<X, V>::load(x + at, v[u]);
-            Pack<X, V>::load(dy + at, d[u]);
-        }
+        load_both<X>(part, row, columns, x, dy, v, d);
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (row + u * part.LANES >= part.last) continue;

@@ -27,45 +27,37 @@ template <int CHANNELS, int HEIGHT, int WIDTH, int P> struct Cut {
     }
 };
 
-// The grid is (pieces of an image, B). Threads go along the rows: these are written in order, and P pixels are read in order.
-template <typename X, typename Y, int CHANNELS, int HEIGHT, int WIDTH, int P>
-__global__ void __launch_bounds__(THREADS) patches(const X* images, Y* rows) {
-    using G = Cut<CHANNELS, HEIGHT, WIDTH, P>;
+// Moves what a block has of an image's elements, in the order of the rows. `from_at` and `to_at` give the position of an element.
+template <typename G, typename X, typename Y, typename From, typename To>
+__device__ __forceinline__ void move_elements(const X* from, Y* to, From from_at, To to_at) {
     constexpr int V = G::V, U = 4;
-    images += (i64)blockIdx.y * G::PIXELS;
-    rows += (i64)blockIdx.y * G::PIXELS;
+    from += (i64)blockIdx.y * G::PIXELS;
+    to += (i64)blockIdx.y * G::PIXELS;
     int first = (blockIdx.x * U * THREADS + threadIdx.x) * V;
     float v[U][V];
 #pragma unroll
     for (int u = 0; u < U; u++) {
         int at = first + u * THREADS * V;
-        if (at < G::PIXELS) Pack<X, V>::load(images + G::pixel(at), v[u]);
+        if (at < G::PIXELS) Pack<X, V>::load(from + from_at(at), v[u]);
     }
 #pragma unroll
     for (int u = 0; u < U; u++) {
         int at = first + u * THREADS * V;
-        if (at < G::PIXELS) Pack<Y, V>::store(rows + at, v[u]);
+        if (at < G::PIXELS) Pack<Y, V>::store(to + to_at(at), v[u]);
     }
+}
+
+// The grid is (pieces of an image, B). Threads go along the rows: these are written in order, and P pixels are read in order.
+template <typename X, typename Y, int CHANNELS, int HEIGHT, int WIDTH, int P>
+__global__ void __launch_bounds__(THREADS) patches(const X* images, Y* rows) {
+    using G = Cut<CHANNELS, HEIGHT, WIDTH, P>;
+    move_elements<G>(images, rows, G::pixel, [](int at) { return at; });
 }
 
 template <typename X, typename Y, int CHANNELS, int HEIGHT, int WIDTH, int P>
 __global__ void __launch_bounds__(THREADS) unpatches(const X* rows, Y* images) {
     using G = Cut<CHANNELS, HEIGHT, WIDTH, P>;
-    constexpr int V = G::V, U = 4;
-    images += (i64)blockIdx.y * G::PIXELS;
-    rows += (i64)blockIdx.y * G::PIXELS;
-    int first = (blockIdx.x * U * THREADS + threadIdx.x) * V;
-    float v[U][V];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        int at = first + u * THREADS * V;
-        if (at < G::PIXELS) Pack<X, V>::load(rows + at, v[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        int at = first + u * THREADS * V;
-        if (at < G::PIXELS) Pack<Y, V>::store(images + G::pixel(at), v[u]);
-    }
+    move_elements<G>(rows, images, [](int at) { return at; }, G::pixel);
 }
 
 // ---- patches and tokens -------------------------------------------------------------------------------------------
