@@ -170,20 +170,34 @@ impl Code {
     }
 }
 
-/// Texts in backticks, outside of indented blocks, with their lines.
+/// Lines outside of fenced and indented blocks, with their numbers.
+fn prose(text: &str) -> Vec<(usize, &str)> {
+    let mut lines = vec![];
+    let mut is_fenced = false;
+    for (number, line) in text.lines().enumerate() {
+        let is_fence = line.starts_with("```");
+        is_fenced ^= is_fence;
+        if !is_fence && !is_fenced && !line.starts_with("    ") {
+            lines.push((number + 1, line));
+        }
+    }
+    lines
+}
+
+/// Texts in backticks, outside of blocks, with their lines.
 fn quoted(text: &str) -> Vec<(usize, String)> {
     let mut found = vec![];
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with("    ")) {
-        found.extend(line.split('`').skip(1).step_by(2).map(|token| (number + 1, token.to_string())));
+    for (number, line) in prose(text) {
+        found.extend(line.split('`').skip(1).step_by(2).map(|token| (number, token.to_string())));
     }
     found
 }
 
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = vec![];
-    for (number, line) in text.lines().enumerate() {
+    for (number, line) in prose(text) {
         let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        found.extend(targets.map(|target| (number + 1, target.to_string())));
+        found.extend(targets.map(|target| (number, target.to_string())));
     }
     found
 }
