@@ -14,6 +14,8 @@ struct Found {
     asked: Option<String>,
     /// What no other GPU has.
     gpu: String,
+    /// `NCCL_HOSTID`: ranks with different ones are on different hosts to NCCL, which lets them share a GPU.
+    host_id: Option<String>,
     /// NCCL's name and version, or why there is none; nothing where nobody wants it.
     nccl: Option<Result<String, String>>,
 }
@@ -50,6 +52,7 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     let mine = Found {
         asked: seat.requested.map(|choice| choice.to_string()),
         gpu: cuda::identity(device)?.iter().map(|byte| format!("{byte:02x}")).collect(),
+        host_id: std::env::var("NCCL_HOSTID").ok().filter(|id| !id.is_empty()),
         nccl: library.as_ref().map(|found| found.as_ref().map(|l| l.name()).map_err(told)),
     };
     let text = serde_json::to_vec(&mine).map_err(|e| DeviceError::Disagree(e.to_string()))?;
@@ -89,7 +92,15 @@ fn decide(all: &[Found], engine: &str) -> Result<(How, String), DeviceError> {
     let obstacle = shared(all).or_else(|| missing(all));
     match (obstacle, &first.asked, &first.nccl) {
         (None, _, Some(Ok(name))) => {
-            Ok((How::Nccl, format!("all-reduce over {name}: every rank has a GPU of its own")))
+            let why = match distinct(all, |found| &found.gpu) {
+                gpus if gpus == all.len() => "every rank has a GPU of its own".to_string(),
+                gpus => format!(
+                    "{} ranks share {}, each with an NCCL_HOSTID of its own; for tests, since they take turns on it",
+                    all.len(),
+                    counted(gpus)
+                ),
+            };
+            Ok((How::Nccl, format!("all-reduce over {name}: {why}")))
         }
         (Some(why), Some(_), _) => Err(DeviceError::setting("comm", nccl, why)),
         (Some(why), None, _) => host(&why),
@@ -97,20 +108,27 @@ fn decide(all: &[Found], engine: &str) -> Result<(How, String), DeviceError> {
     }
 }
 
-/// Two ranks with one GPU.
+/// Two ranks with one GPU, on what is one host to NCCL.
 fn shared(all: &[Found]) -> Option<String> {
+    let same = |a: &Found, b: &Found| (&a.gpu, &a.host_id) == (&b.gpu, &b.host_id);
     let pair = all.iter().enumerate().find_map(|(rank, found)| {
-        all[..rank].iter().position(|other| other.gpu == found.gpu).map(|other| (other, rank))
+        all[..rank].iter().position(|other| same(other, found)).map(|other| (other, rank))
     });
     let (one, other) = pair?;
-    let mut gpus: Vec<&str> = all.iter().map(|found| found.gpu.as_str()).collect();
-    gpus.sort_unstable();
-    gpus.dedup();
-    let gpus = if gpus.len() == 1 { "1 GPU".to_string() } else { format!("{} GPUs", gpus.len()) };
     Some(format!(
-        "{} ranks have {gpus}, ranks {one} and {other} the same one, and NCCL needs one for each",
-        all.len()
+        "{} ranks have {}, ranks {one} and {other} the same one, and NCCL needs one for each",
+        all.len(),
+        counted(distinct(all, |found| &found.gpu))
     ))
+}
+
+/// Number of different values among ranks.
+fn distinct<'a>(all: &'a [Found], of: impl Fn(&'a Found) -> &'a String) -> usize {
+    all.iter().map(of).collect::<std::collections::BTreeSet<_>>().len()
+}
+
+fn counted(gpus: usize) -> String {
+    if gpus == 1 { "1 GPU".to_string() } else { format!("{gpus} GPUs") }
 }
 
 /// A rank without NCCL.
@@ -126,7 +144,7 @@ mod tests {
 
     fn found(asked: Option<Backend>, gpu: &str) -> Found {
         let nccl = matches!(asked, None | Some(Backend::Nccl)).then(|| Ok("NCCL 2.27.3".to_string()));
-        Found { asked: asked.map(|choice| choice.to_string()), gpu: gpu.to_string(), nccl }
+        Found { asked: asked.map(|choice| choice.to_string()), gpu: gpu.to_string(), host_id: None, nccl }
     }
 
     fn of(asked: Option<Backend>, gpus: &[&str]) -> Vec<Found> {
@@ -154,6 +172,28 @@ mod tests {
         assert_eq!(line, format!("all-reduce through the host (threads): {shared}"));
         assert_eq!(refused(&of(Some(Backend::Nccl), &["a", "b", "a"])), format!("--comm nccl: {shared}"));
         assert!(decided(&of(None, &["a", "a"])).1.contains("2 ranks have 1 GPU, ranks 0 and 1"));
+    }
+
+    #[test]
+    fn ranks_of_different_host_ids_may_share_a_gpu() {
+        let with = |ids: &[Option<&str>]| -> Vec<Found> {
+            let found = |id: &Option<&str>| Found { host_id: id.map(str::to_string), ..found(None, "a") };
+            ids.iter().map(found).collect()
+        };
+        let (how, line) = decided(&with(&[Some("h0"), Some("h1"), Some("h2")]));
+        assert_eq!(how, How::Nccl);
+        assert_eq!(
+            line,
+            "all-reduce over NCCL 2.27.3: 3 ranks share 1 GPU, each with an NCCL_HOSTID of its own; for tests, since they take turns on it"
+        );
+        // One host twice, or a rank without: of those NCCL sees that they have one GPU.
+        assert_eq!(decided(&with(&[Some("h0"), Some("h1"), Some("h0")])).0, How::Host);
+        assert_eq!(decided(&with(&[None, Some("h1"), None])).0, How::Host);
+        assert_eq!(decided(&with(&[None, Some("h1")])).0, How::Nccl);
+        // A host id of its own changes nothing for a rank with a GPU of its own.
+        let mut all = of(None, &["a", "b"]);
+        all[0].host_id = Some("h0".into());
+        assert!(decided(&all).1.ends_with("every rank has a GPU of its own"));
     }
 
     #[test]
