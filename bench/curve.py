@@ -41,7 +41,7 @@ def main(source, target):
     out.append(line([(s, v / top) for s, v in smooth(train)], "#37c"))
     out.append(line([(s, v / top) for s, v, _ in evals], "#c53"))
     out.append(line([(s, a) for s, _, a in evals], "#0a7"))
-    legend = [("training loss", "#37c"), ("held-out loss", "#c53"), ("held-out top-1", "#0a7")]
+    legend = [("training loss", "#37c"), ("validation loss", "#c53"), ("validation top-1", "#0a7")]
     for i, (name, colour) in enumerate(legend):
         left = LEFT + 150 * i
         out.append(f'<line x1="{left}" x2="{left + 22}" y1="14" y2="14" stroke="{colour}" stroke-width="2"/>')

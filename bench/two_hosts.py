@@ -1,4 +1,4 @@
-"""Training over two hosts with a slow link between them: what the exchange costs, and what overlap hides.
+"""Training over two hosts with a slow link between them: what communication costs, and what overlap hides.
 
     python3 bench/two_hosts.py --out bench/2026-11-15-xeon-2vcpu-ranks [--steps 12]
 
@@ -16,7 +16,7 @@ CASES = {
     "one process": (False, BATCH),
     "two hosts": (True, BATCH),
     "two hosts, no overlap": (True, [*BATCH, "--no-overlap"]),
-    "two hosts, bf16 on the wire": (True, [*BATCH, "--wire", "bf16"]),
+    "two hosts, bf16 communication": (True, [*BATCH, "--comm-dtype", "bf16"]),
     "two hosts, 4 micro-steps a step": (True, ["--accumulate", "4", "--batch-size", "8"]),
     "one process, 4 micro-steps a step": (False, ["--accumulate", "4", "--batch-size", "8"]),
 }

@@ -4,7 +4,7 @@
 //! with the reason. Which of these depends on flags, the device and the number of ranks, so [`DeepSpeed::verdicts`] says it when
 //! a run is resolved. What is known is in `keys`, and what to say of a value in `judge`.
 
-mod exchange;
+mod all_reduce;
 pub mod json;
 pub(crate) mod judge;
 pub(crate) mod keys;

@@ -3,6 +3,7 @@
 //!
 //! Resolving needs [`Facts`] of the data, which [`sets`] finds out: it opens what `--data` names.
 
+mod all_reduce;
 mod arithmetic;
 pub mod augmentation;
 mod batch;
@@ -10,7 +11,6 @@ pub mod card;
 pub mod choice;
 pub mod deepspeed;
 mod error;
-mod exchange;
 pub mod explain;
 pub mod groups;
 mod idle;
@@ -34,13 +34,13 @@ pub mod task;
 mod transform;
 mod whole;
 
+pub use all_reduce::{AllReduce, CommDtype};
 pub use arithmetic::{LossScale, NO_FP64, Residual};
 pub use augmentation::{Augmentation, Crop, Geometry, Interpolation, Preset, RandAugment};
 pub use card::Card;
 pub use choice::{Device, Form, Precision};
 pub use deepspeed::FileError;
 pub use error::ConfigError;
-pub use exchange::{Exchange, Wire};
 pub use explain::{Explanation, KeyRow};
 pub use groups::{Groups, LrScale};
 pub use origin::{Note, Origin};

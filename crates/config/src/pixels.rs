@@ -95,7 +95,7 @@ impl Raw {
         let (preset, origin) = match self.augment {
             Some(preset) => (preset, Origin::Flag),
             None if self.source()?.is_synthetic() => {
-                (Preset::None, Origin::Default("drawn images vary enough".to_string()))
+                (Preset::None, Origin::Default("synthetic images vary enough".to_string()))
             }
             None => (recipe.augment, recipe.origin()),
         };

@@ -127,7 +127,7 @@ impl Raw {
             return Err(ConfigError::setting("no-checkpoints", "", why));
         }
         log.typed("no-checkpoints", self.no_checkpoints.then_some("yes"));
-        let exchange = self.exchange(world, precision, &network, log)?;
+        let all_reduce = self.all_reduce(world, precision, &network, log)?;
         Ok(Resolved {
             schema: SCHEMA,
             gpu: 0,
@@ -168,7 +168,7 @@ impl Raw {
             account: !self.no_account,
             trace: self.trace.clone(),
             force: self.force,
-            exchange,
+            all_reduce,
             plain: self.plain(log)?,
             typed: None,
         })
@@ -189,7 +189,7 @@ impl Raw {
         }
         let classes = log.pick("classes", self.classes, facts.classes);
         if classes < facts.classes {
-            let why = format!("the data has {} classes, more than the head could tell apart", facts.classes);
+            let why = format!("the data has {} classes, more than the head would have", facts.classes);
             return Err(ConfigError::setting("classes", classes, why));
         }
         let mut network = Network::named(&model, image, channels, classes)?;
@@ -248,7 +248,7 @@ impl Raw {
             for (flag, typed) in [("train-samples", self.train_samples), ("test-samples", self.test_samples)]
             {
                 if let Some(value) = typed {
-                    let why = format!("only drawn sets have as many images as one likes, not {source}");
+                    let why = format!("only synthetic sets have any number of images, not {source}");
                     return Err(ConfigError::setting(flag, value, why));
                 }
             }
@@ -257,7 +257,7 @@ impl Raw {
             return Err(ConfigError::setting(
                 "data",
                 &source,
-                "has no images to train on, or none to judge by",
+                "has no images to train on, or an empty validation set",
             ));
         }
         log.typed("train-samples", self.train_samples);

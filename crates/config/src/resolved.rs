@@ -1,9 +1,9 @@
 //! What can be run, and its record in `config.json`.
 
+use super::all_reduce::AllReduce;
 use super::arithmetic::{LossScale, Residual};
 use super::augmentation::Augmentation;
 use super::choice::{Device, Precision};
-use super::exchange::Exchange;
 use super::groups::Groups;
 use super::pixels::Pixels;
 use super::source::{Data, Source};
@@ -97,8 +97,8 @@ pub struct Resolved {
     /// File that the first steps are traced to.
     #[serde(default)]
     pub trace: Option<PathBuf>,
-    #[serde(default)]
-    pub exchange: Exchange,
+    #[serde(default, alias = "exchange")]
+    pub all_reduce: AllReduce,
     /// Settings that are what was typed, or a constant. In the record they are members like any other.
     #[serde(default)]
     pub plain: Plain,
@@ -116,10 +116,10 @@ fn yes() -> bool {
 
 /// Members of the record that may change when a run continues and follow from no setting alone. How a batch is divided among ranks and
 /// micro-steps is compared as their product.
-const FREE: [&str; 3] = ["schema", "data.relative", "exchange.predivide"];
+const FREE: [&str; 3] = ["schema", "data.relative", "all_reduce.predivide"];
 
 /// Of those, the ones that are alike on all ranks.
-const AGREED: [&str; 1] = ["exchange.predivide"];
+const AGREED: [&str; 1] = ["all_reduce.predivide"];
 
 /// Plain settings are read as if they were the run's own.
 impl Deref for Resolved {
@@ -143,7 +143,7 @@ impl Resolved {
     /// What the loss of a label is divided by, on its way to the mean over all; `clip` makes up for the rest. Where pixels have
     /// labels, these are counted.
     pub fn nominal(&self) -> f64 {
-        (self.batch * self.accumulate * self.network.labels()) as f64 * self.exchange.predivide
+        (self.batch * self.accumulate * self.network.labels()) as f64 * self.all_reduce.predivide
     }
 
     /// Whether the model is judged after `steps` steps.
@@ -172,9 +172,9 @@ impl Resolved {
     /// Communication of gradients between ranks, if there is more than one.
     pub fn communication(&self) -> graph::Communication {
         graph::Communication {
-            bucket: self.exchange.bucket,
-            overlap: self.exchange.overlap,
-            dtype: self.exchange.wire_type(),
+            bucket: self.all_reduce.bucket,
+            overlap: self.all_reduce.overlap,
+            dtype: self.all_reduce.sent_as(),
         }
     }
 

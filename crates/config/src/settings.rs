@@ -51,6 +51,8 @@ pub struct About {
     pub default: &'static str,
     /// Second name of the flag.
     pub alias: &'static str,
+    /// Earlier name of the flag, which help doesn't show.
+    pub formerly: &'static str,
     /// Whether values of a list may be separated by commas.
     pub commas: bool,
     /// Commands that have their own heading, help and default of it.
@@ -77,6 +79,7 @@ impl About {
             value: "",
             default: "",
             alias: "",
+            formerly: "",
             commas: false,
             elsewhere: None,
             only: None,
@@ -99,6 +102,10 @@ impl About {
 
     pub const fn alias(self, alias: &'static str) -> Self {
         About { alias, ..self }
+    }
+
+    pub const fn formerly(self, formerly: &'static str) -> Self {
+        About { formerly, ..self }
     }
 
     pub const fn commas(self) -> Self {
@@ -184,9 +191,10 @@ pub fn all() -> &'static [Setting] {
     table::SETTINGS
 }
 
-/// The setting of this name.
+/// The setting of this name, alias or earlier name.
 pub fn find(name: &str) -> Option<&'static Setting> {
-    all().iter().find(|setting| setting.name == name || !name.is_empty() && setting.about.alias == name)
+    let names = |setting: &Setting| [setting.name, setting.about.alias, setting.about.formerly];
+    all().iter().find(|setting| !name.is_empty() && names(setting).contains(&name))
 }
 
 impl Setting {

@@ -117,9 +117,7 @@ impl FromStr for Source {
         };
         match (entry.place, path) {
             (None, None) => Ok(Source { entry, path: None }),
-            (None, Some(_)) => {
-                Err("the synthetic set is drawn and has no folder: leave out what follows the colon".into())
-            }
+            (None, Some(_)) => Err("a synthetic set has no folder: leave out what follows the colon".into()),
             (Some(_), Some(path)) if !path.is_empty() => Ok(Source { entry, path: Some(path.into()) }),
             (Some(place), _) => Err(format!("names no {}: write {}", place.words().0, entry.form())),
         }

@@ -183,11 +183,12 @@ fn the_data_decides_what_was_not_typed() {
     let refused = |raw: Raw| raw.resolve(&CIFAR, 1).unwrap_err().to_string();
     assert_eq!(
         refused(Raw { classes: Some(10), ..cifar() }),
-        "--classes 10: the data has 100 classes, more than the head could tell apart"
+        "--classes 10: the data has 100 classes, more than the head would have"
     );
     assert_eq!(refused(Raw { channels: Some(1), ..cifar() }), "--channels 1: the images have 3 channels");
     assert!(
-        refused(Raw { train_samples: Some(9), ..cifar() }).starts_with("--train-samples 9: only drawn sets")
+        refused(Raw { train_samples: Some(9), ..cifar() })
+            .starts_with("--train-samples 9: only synthetic sets")
     );
     assert_eq!("cifar100:/d".parse::<Source>().unwrap().published(), Some(CIFAR));
 }

@@ -259,7 +259,7 @@ impl MathLibraries {
                 stream.raw.cast(),
             )
         };
-        check(status, || format!("multiplying {}", describe(matmul)))
+        check(status, || format!("matmul {}", describe(matmul)))
     }
 }
 

@@ -66,9 +66,9 @@ pub struct Synthetic {
 impl Synthetic {
     pub fn new(spec: SyntheticSpec) -> Result<Self, DataError> {
         let SyntheticSpec { image_size, channels, classes, .. } = spec;
-        within("classes", classes, &CLASSES, "the synthetic set is drawn in so many")?;
-        within("image-size", image_size, &SYNTHETIC_SIDES, "synthetic images are drawn in these sizes")?;
-        within("channels", channels, &SYNTHETIC_CHANNELS, "synthetic images are drawn in so many")?;
+        within("classes", classes, &CLASSES, "the synthetic set can have so many")?;
+        within("image-size", image_size, &SYNTHETIC_SIDES, "synthetic images can have these sizes")?;
+        within("channels", channels, &SYNTHETIC_CHANNELS, "synthetic images can have so many")?;
         let class_names = (0..classes).map(|class| Figure::of_class(class).to_string()).collect();
         Ok(Self { spec, class_names })
     }

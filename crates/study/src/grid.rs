@@ -143,7 +143,7 @@ fn plan_experiment(
         }
         let oversubscribed = cell.oversubscribed(study, &facts, resolve);
         if let (Some(why), false) = (&oversubscribed, study.oversubscribe) {
-            return Err(refused(format!("{why}: --oversubscribe says that this is meant")));
+            return Err(refused(format!("{why}; --oversubscribe allows it")));
         }
         let series = cell.series(kind, &facts, named);
         let point = cell.planned(kind, series, study, options, facts, warmup, oversubscribed.is_some());

@@ -7,6 +7,7 @@
 //! - [`Random`], [`formula`]: numbers that are the same every time.
 //! - [`fuzz`]: damaged files for readers.
 //! - [`modules`]: whether modules of a crate depend on each other in one direction.
+//! - [`words`]: words of our own where the field has others.
 
 pub mod allocations;
 mod folder;
@@ -16,6 +17,7 @@ pub mod modules;
 mod random;
 mod skip;
 pub mod tools;
+pub mod words;
 
 pub use folder::Folder;
 pub use random::Random;

@@ -56,7 +56,7 @@ impl Found {
         let facts = opened.facts(&settings)?;
         if let Some(head) = settings.classes.filter(|head| *head < facts.classes) {
             let classes = facts.classes;
-            let why = format!("{classes} classes, but the head of the weights tells {head} apart");
+            let why = format!("{classes} classes, but the head of the weights has {head}");
             return Err(TrainError::setting("data", source, why));
         }
         let mut evaluated = self.resolved(&settings, &facts)?;

@@ -29,7 +29,7 @@ pub enum Command {
     /// Measure how training scales: every point of a grid several times, in shuffled order, with what limits it
     #[command(after_help = examples::STUDY)]
     Study(Box<study::StudyArgs>),
-    /// Say whether the second of two studies is faster than the first, by how much, and how sure that is
+    /// Compare two studies: by how much the second is faster than the first, with an interval
     #[command(after_help = examples::COMPARE)]
     Compare(study::CompareArgs),
     /// Print, or write, what starts a run on several nodes: an sbatch script, or a line for mpirun or torchrun
@@ -38,10 +38,10 @@ pub enum Command {
     /// Evaluate weights on the validation set
     #[command(after_help = examples::EVAL)]
     Eval(EvalArgs),
-    /// Say what images show: the most probable classes
+    /// Classify images: print the most probable classes
     #[command(after_help = examples::CLASSIFY)]
     Classify(ClassifyArgs),
-    /// Say what every pixel of images shows: a mask, and a picture with the classes laid over
+    /// Segment images: write a mask, and the image with the classes laid over
     #[command(after_help = examples::SEGMENT)]
     Segment(SegmentArgs),
     /// Write weights under the names that timm, torchvision or Hugging Face use

@@ -202,14 +202,14 @@ impl Events for Progress<'_> {
     fn evaluated(&mut self, step: u64, epoch: u64, score: &Evaluation) {
         self.line(match score {
             Evaluation::Images(score) => format!(
-                "epoch {} · held out: loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
+                "epoch {} · validation: loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
                 epoch + 1,
                 score.loss,
                 100.0 * score.top1,
                 100.0 * score.top5
             ),
             Evaluation::Pixels(score) => format!(
-                "step {} · held out: loss {:.4} · {}",
+                "step {} · validation: loss {:.4} · {}",
                 step + 1,
                 score.loss,
                 pixels::in_a_line(&score.confusion.scores())

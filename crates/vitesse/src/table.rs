@@ -87,7 +87,7 @@ pub fn account(times: &[StepTime], wall: f64, data: f64) -> Vec<Row> {
     rows
 }
 
-/// Kernels and products by name: how often, how long together, at which rate, and what part of that time the ceilings would have
+/// Kernels and matmuls by name: how often, how long together, at which rate, and what part of that time the ceilings would have
 /// allowed.
 pub fn print_kernels(times: &[KernelTime], ceilings: Option<Ceilings>) {
     let mut groups: Vec<(String, usize, f64, Cost)> = vec![];
@@ -103,7 +103,7 @@ pub fn print_kernels(times: &[KernelTime], ceilings: Option<Ceilings>) {
     }
     groups.sort_by(|a, b| b.2.total_cmp(&a.2));
     let total: f64 = groups.iter().map(|g| g.2).sum();
-    println!("{} kernels and products, {:.3} ms one by one:", times.len(), 1e3 * total);
+    println!("{} kernels and matmuls, {:.3} ms one by one:", times.len(), 1e3 * total);
     for (name, count, seconds, cost) in groups {
         let share = ceilings.map(|c| format!(" {:>4.0}% of the ceiling", 100.0 * c.share(cost, seconds)));
         println!(

@@ -128,7 +128,7 @@ fn graphs_are_printed_as_a_pass_leaves_them() {
 }
 
 #[test]
-fn plans_of_several_ranks_show_the_exchange() {
+fn plans_of_several_ranks_show_communication() {
     let plan = |more: &[&str]| -> graph::Plan {
         let output = vitesse(&[&["plan", "--which", "last", "--ranks", "2"], more].concat());
         String::from_utf8(output.stdout).unwrap().parse().unwrap()
@@ -142,9 +142,12 @@ fn plans_of_several_ranks_show_the_exchange() {
     let first = calls(&early)[0];
     assert!(calls(&early).len() > 3 && early.steps[first + 1].lane == graph::op::Lane::Compute);
     assert_eq!(calls(&late), (late.steps.len() - calls(&early).len()..late.steps.len()).collect::<Vec<_>>());
-    assert!(plan(&["--wire", "bf16"]).to_string().contains("to=\"bf16\""));
+    // The earlier name of the flag is still taken.
+    for flag in ["--comm-dtype", "--wire"] {
+        assert!(plan(&[flag, "bf16"]).to_string().contains("to=\"bf16\""), "{flag}");
+    }
     let summary = String::from_utf8(vitesse(&["plan", "--ranks", "2"]).stdout).unwrap();
-    assert!(summary.contains("exchange ") && summary.contains(" buckets"), "{summary}");
+    assert!(summary.contains("communication: ") && summary.contains(" buckets"), "{summary}");
     refused(&["plan", "--ranks", "0"], "--ranks 0: must be at least 1");
     refused(&["plan", "--ranks", "2", "--bucket-size", "0"], "--bucket-size 0: must be at least 1");
 }
@@ -299,4 +302,20 @@ fn bad_weights_are_refused_in_one_line() {
         &["eval", "--model", "vit-ti/8", "--weights", &folder.path("run/weights.safetensors")],
         "weights are of another model",
     );
+}
+
+/// Every help text, as manual pages.
+#[test]
+fn help_uses_the_words_of_the_field() {
+    let folder = Folder::new("cli-words");
+    let output = vitesse(&["man", &folder.path("man")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut wrong = vec![];
+    for entry in std::fs::read_dir(folder.join("man")).unwrap() {
+        let path = entry.unwrap().path();
+        for found in testing::words::strange(&std::fs::read_to_string(&path).unwrap()) {
+            wrong.push(format!("{}: {} in: {}", path.display(), found.words, found.line));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

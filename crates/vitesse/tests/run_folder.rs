@@ -287,7 +287,7 @@ fn a_trace_that_can_t_be_written_costs_no_result() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("held-out accuracy") && said.contains("weights in run/weights.safetensors"),
+        said.contains("validation accuracy") && said.contains("weights in run/weights.safetensors"),
         "{said}"
     );
     let last = said.lines().rfind(|line| line.starts_with("vitesse: ")).unwrap_or_default();

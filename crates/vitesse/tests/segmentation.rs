@@ -189,7 +189,7 @@ fn a_vit_for_pixels_leaves_out_what_cannot_be_read() {
         said.contains("images/4.png: has no mask") && said.contains("1 images could not be read"),
         "{said}"
     );
-    assert!(said.contains("3/3") && said.contains("held-out mean IoU"), "{said}");
+    assert!(said.contains("3/3") && said.contains("validation mean IoU"), "{said}");
     let judged = json(&folder, "eval --weights run --json --confusion counts.csv");
     assert_eq!(judged["images"], 6);
     assert!(

@@ -2,7 +2,7 @@
 
 use super::judge::{self, Context, Verdict};
 use super::{DeepSpeed, Entry};
-use super::{exchange, precision};
+use super::{all_reduce, precision};
 use crate::optimizers;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -86,15 +86,15 @@ pub const KEYS: &[Key] = &[
     auto("gradient_clipping", NotNegative, Honoured(Some("clip"))),
     auto("steps_per_print", Count, Honoured(Some("log-every"))),
     key("wall_clock_breakdown", Bool, Judged(judge::breakdown)),
-    key("memory_breakdown", Bool, Must(Is(false), "`vitesse plan` tells a run's memory before it starts")),
+    key("memory_breakdown", Bool, Must(Is(false), "`vitesse plan` prints a run's memory before it starts")),
     key("dump_state", Bool, Must(Is(false), "`vitesse config explain` prints a run's settings")),
     key("log_level", Text, Harmless("there are no levels of logging")),
     key("disable_python_gc", Bool, Harmless("there is no Python here")),
     key("pin_memory", Bool, Judged(judge::pinned)),
-    key("prescale_gradients", Bool, Judged(exchange::prescale)),
-    key("gradient_predivide_factor", Positive, Judged(exchange::predivide)),
-    key("gradient_allreduce_op", OneOf(&["mean", "sum"]), Judged(exchange::reduction)),
-    key("communication_data_type", OneOf(&["fp32", "fp16", "bf16", "bfp16"]), Judged(exchange::wire)),
+    key("prescale_gradients", Bool, Judged(all_reduce::prescale)),
+    key("gradient_predivide_factor", Positive, Judged(all_reduce::predivide)),
+    key("gradient_allreduce_op", OneOf(&["mean", "sum"]), Judged(all_reduce::reduction)),
+    key("communication_data_type", OneOf(&["fp32", "fp16", "bf16", "bfp16"]), Judged(all_reduce::comm_dtype)),
     key("seq_parallel_communication_data_type", Text, Harmless("there is no sequence parallelism here")),
     key("sequence_parallel_size", Count, Must(Equals(1.0), "there is no sequence parallelism here yet")),
     key("disable_allgather", Bool, Must(Is(false), "there is no other way to gather here")),
@@ -143,9 +143,9 @@ pub const KEYS: &[Key] = &[
     key("zero_optimization.cpu_offload_use_pin_memory", Bool, NO_OFFLOAD),
     auto("zero_optimization.allgather_partitions", Bool, ZERO_OFF),
     auto("zero_optimization.allgather_bucket_size", Whole, ZERO_OFF),
-    auto("zero_optimization.overlap_comm", Bool, Judged(exchange::overlap)),
+    auto("zero_optimization.overlap_comm", Bool, Judged(all_reduce::overlap)),
     auto("zero_optimization.reduce_scatter", Bool, ZERO_OFF),
-    auto("zero_optimization.reduce_bucket_size", Count, Judged(exchange::bucket)),
+    auto("zero_optimization.reduce_bucket_size", Count, Judged(all_reduce::bucket)),
     auto("zero_optimization.contiguous_gradients", Bool, ZERO_OFF),
     auto("zero_optimization.use_multi_rank_bucket_allreduce", Bool, ZERO_OFF),
     auto("zero_optimization.round_robin_gradients", Bool, ZERO_OFF),
@@ -180,7 +180,7 @@ pub const KEYS: &[Key] = &[
     key("pipeline.grad_partitioned", Bool, Must(Is(false), "there are no pipeline stages here to partition")),
     key("pipeline.stages", Any, Judged(judge::pipeline_stages)),
     key("pipeline.partition", Text, Harmless("divides a model among pipeline stages, of which there is one")),
-    key("pipeline.seed_layers", Bool, Must(Is(false), "weights are drawn by name, not by layer")),
+    key("pipeline.seed_layers", Bool, Must(Is(false), "weights are initialised by name, not by layer")),
     key(
         "pipeline.activation_checkpoint_interval",
         Whole,

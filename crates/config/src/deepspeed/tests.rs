@@ -109,7 +109,7 @@ fn what_can_not_be_honoured_is_refused_with_the_reason() {
 
 /// Key by key, on one rank and on four.
 #[test]
-fn the_keys_of_the_exchange_hold_where_there_is_one() {
+fn keys_about_communication_hold_where_there_is_some() {
     let judged = |json: &str, world, flag: &[(&'static str, &str)]| {
         let flags = flag.iter().map(|(name, typed)| (*name, typed.to_string())).collect();
         let file = DeepSpeed::parse("ds.json", json).unwrap();
@@ -120,20 +120,20 @@ fn the_keys_of_the_exchange_hold_where_there_is_one() {
     for (json, expected) in [
         (
             r#"{"prescale_gradients": true}"#,
-            honoured("gradients are divided by the 4 ranks before they travel"),
+            honoured("gradients are divided by the 4 ranks before the all-reduce"),
         ),
         (
             r#"{"prescale_gradients": false}"#,
-            honoured("gradients are divided by the 4 ranks after they travelled"),
+            honoured("gradients are divided by the 4 ranks after the all-reduce"),
         ),
         (
             r#"{"gradient_predivide_factor": 2.0}"#,
-            honoured("gradients are divided by 2.0 before they travel"),
+            honoured("gradients are divided by 2.0 before the all-reduce"),
         ),
-        (r#"{"gradient_predivide_factor": 1.0}"#, accepted("divides by nothing before gradients travel")),
+        (r#"{"gradient_predivide_factor": 1.0}"#, accepted("divides by nothing before the all-reduce")),
         (
             r#"{"prescale_gradients": false, "gradient_predivide_factor": 2.0}"#,
-            honoured("what gradient_predivide_factor leaves is divided after gradients travelled"),
+            honoured("what gradient_predivide_factor leaves is divided after the all-reduce"),
         ),
         (
             r#"{"gradient_predivide_factor": 2.0, "prescale_gradients": true}"#,
@@ -143,8 +143,8 @@ fn the_keys_of_the_exchange_hold_where_there_is_one() {
             r#"{"gradient_allreduce_op": "sum"}"#,
             Verdict::Refused("gradients are averaged over ranks here, not summed".to_string()),
         ),
-        (r#"{"communication_data_type": "bfp16"}"#, honoured("--wire bf16")),
-        (r#"{"communication_data_type": "fp16"}"#, honoured("--wire fp16")),
+        (r#"{"communication_data_type": "bfp16"}"#, honoured("--comm-dtype bf16")),
+        (r#"{"communication_data_type": "fp16"}"#, honoured("--comm-dtype fp16")),
         (r#"{"zero_optimization": {"reduce_bucket_size": 5e8}}"#, honoured("--bucket-size 5e8")),
         (
             r#"{"zero_optimization": {"reduce_bucket_size": "auto"}}"#,
@@ -153,16 +153,16 @@ fn the_keys_of_the_exchange_hold_where_there_is_one() {
         (r#"{"zero_optimization": {"overlap_comm": false, "stage": 0}}"#, honoured("--no-overlap")),
         (
             r#"{"zero_optimization": {"overlap_comm": true}}"#,
-            honoured("gradients travel while the backward pass runs"),
+            honoured("the all-reduce overlaps with the backward pass"),
         ),
     ] {
         assert_eq!(judged(json, 4, &[]), expected, "{json}");
-        assert_eq!(judged(json, 1, &[]), accepted("one rank has nothing to exchange"), "{json}");
+        assert_eq!(judged(json, 1, &[]), accepted("one rank communicates nothing"), "{json}");
     }
     let mean = honoured("gradients are averaged over ranks");
     assert_eq!(judged(r#"{"gradient_allreduce_op": "mean"}"#, 4, &[]), mean);
     for (json, flag, typed) in [
-        (r#"{"communication_data_type": "fp16"}"#, "wire", "--wire fp32"),
+        (r#"{"communication_data_type": "fp16"}"#, "comm-dtype", "--comm-dtype fp32"),
         (r#"{"zero_optimization": {"reduce_bucket_size": 7}}"#, "bucket-size", "--bucket-size 9"),
         (r#"{"zero_optimization": {"overlap_comm": true}}"#, "no-overlap", "--no-overlap"),
     ] {

@@ -12,8 +12,8 @@ use crate::error::ConfigError;
 use crate::optimizers;
 use crate::origin::Log;
 use crate::{
-    Cache, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset, RandAugment,
-    Residual, Span, Task, Wire,
+    Cache, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset,
+    RandAugment, Residual, Span, Task,
 };
 use graph::Recompute;
 use models::vit::Pool;
@@ -149,9 +149,9 @@ settings! {
         gamma: Option<f64> = RUN.value("GAMMA").default("0.1"),
         /// With --schedule poly: the power
         power: Option<f64> = RUN.value("POWER").default("1"),
-        /// Times the rate of some parameters: a name or its beginning, or a pattern as in blocks.*=0.1 (repeatable; the last that matches holds)
+        /// Factor on the learning rate of some parameters: a name or its beginning, or a pattern as in blocks.*=0.1 (repeatable; the last that matches holds)
         lr_scale: Vec<LrScale> = RUN.value("PATTERN=FACTOR"),
-        /// Each layer learns slower than the one above by this factor, above 0 and up to 1
+        /// Factor from each layer's learning rate to that of the layer below, above 0 and up to 1
         layer_decay: Option<f64> = RUN.value("FACTOR"),
         /// Parameters without weight decay, beside biases, norms, class token and positions; none: decay even those (repeatable)
         no_decay: Vec<String> = RUN.value("PATTERN"),
@@ -177,23 +177,23 @@ settings! {
         drop_last: bool = RUN.deepspeed(&["dataloader_drop_last"]); plain bool = false, any,
         /// Optimizer steps; not with --epochs
         steps: Option<u64> = RUN.value("STEPS").alias("iterations"),
-        /// What computes: cpu or cuda
+        /// Device: cpu or cuda
         device: Option<Device> = STEP.value("DEVICE").default("cpu").agreed(&["device"])
-            .elsewhere(COMPUTE, "Run", "What computes: cpu or cuda", "cpu"),
-        /// What matmuls are computed in: fp32, on the CPU also fp64, on a GPU also tf32, bf16 or fp16
+            .elsewhere(COMPUTE, "Run", "Device: cpu or cuda", "cpu"),
+        /// Precision of matmuls: fp32, on the CPU also fp64, on a GPU also tf32, bf16 or fp16
         precision: Option<Precision> = STEP.value("PRECISION").default("fp32, on a GPU bf16")
             .deepspeed(&["fp16.enabled", "bf16.enabled", "bfloat16.enabled"])
             .only(COMPUTE | BENCH, &["fp32", "tf32", "bf16", "fp16"])
-            .elsewhere(COMPUTE | BENCH, "Run", "What matmuls are computed in: fp32, on a GPU also tf32, bf16 or fp16",
+            .elsewhere(COMPUTE | BENCH, "Run", "Precision of matmuls: fp32, on a GPU also tf32, bf16 or fp16",
                 "fp32; on a GPU as in training there, or bf16"),
         /// With bf16 or fp16: precision of the residual stream, fp32 or half
         residual: Option<Residual> = STEP.value("TYPE").default("fp32")
             .elsewhere(COMPUTE, "Run", "With bf16 or fp16: precision of the residual stream, fp32 or half", "fp32"),
-        /// Let nothing that is measured decide how numbers are computed: on a GPU, matmuls use the first algorithm proposed instead of
-        /// the fastest, so that every run on such a GPU gives the same bits
+        /// Compute the same bits in every run on GPUs of a kind: matmuls use the first algorithm that the library proposes, not the one
+        /// measured to be the fastest
         deterministic: bool = STEP.agreed(&[])
-            .elsewhere(COMPUTE, "Run", "Let nothing that is measured decide how numbers are computed: on a GPU, matmuls use the first \
-                algorithm proposed instead of the fastest, so that every run on such a GPU gives the same bits", "");
+            .elsewhere(COMPUTE, "Run", "Compute the same bits in every run on GPUs of a kind: matmuls use the first algorithm that the \
+                library proposes, not the one measured to be the fastest", "");
             plain bool = false, any,
         /// Activations to recompute in the backward pass instead of keeping them: none; gelu: outputs of GELUs, the largest and
         /// cheapest; full: all within a block
@@ -229,12 +229,12 @@ settings! {
         balance: bool = RUN.agreed(&[]); plain bool = false, any,
         /// Elements of gradients that ranks all-reduce at once; a larger gradient goes alone
         bucket_size: Option<usize> = STEP.value("ELEMENTS").default("1048576, or a third of all if that is less")
-            .deepspeed(&["zero_optimization.reduce_bucket_size"]).agreed(&["exchange.bucket"]),
+            .deepspeed(&["zero_optimization.reduce_bucket_size"]).agreed(&["all_reduce.bucket"]),
         /// All-reduce gradients after the backward pass, not during it
-        no_overlap: bool = STEP.deepspeed(&["zero_optimization.overlap_comm"]).agreed(&["exchange.overlap"]),
+        no_overlap: bool = STEP.deepspeed(&["zero_optimization.overlap_comm"]).agreed(&["all_reduce.overlap"]),
         /// Communication dtype of gradients: fp32, bf16 or fp16
-        wire: Option<Wire> = STEP.value("TYPE").default("that of the gradients").deepspeed(&["communication_data_type"])
-            .agreed(&["exchange.wire"]),
+        comm_dtype: Option<CommDtype> = STEP.value("DTYPE").default("that of the gradients").formerly("wire")
+            .deepspeed(&["communication_data_type"]).agreed(&["all_reduce.dtype"]),
     }
     "Output" {
         /// Folder for metrics.jsonl, weights.safetensors and checkpoints
@@ -254,7 +254,7 @@ settings! {
             .agreed(&["log_every"]),
         /// Measure on the steps of the log how far the update moves each layer's weights, ‖ΔW‖/‖W‖
         update_ratios: bool = RUN.agreed(&[]); plain bool = false, any,
-        /// Write what every rank and lane did when, for chrome://tracing or Perfetto
+        /// Write a trace of every rank and lane, for chrome://tracing or Perfetto
         trace: Option<PathBuf> = RUN.value("FILE").free(&["trace"]),
         /// Steps to trace
         trace_steps: Option<u64> = RUN.value("STEPS").requires("trace").agreed(&[]); plain u64 = 20, counts,

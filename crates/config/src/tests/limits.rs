@@ -87,7 +87,13 @@ fn flags_that_could_change_nothing_are_refused() {
     }
     // One command line serves any number of ranks, and any length of a run.
     for raw in [
-        Raw { bucket_size: Some(9), no_overlap: true, wire: Some(Wire::Bf16), balance: true, ..raw() },
+        Raw {
+            bucket_size: Some(9),
+            no_overlap: true,
+            comm_dtype: Some(CommDtype::Bf16),
+            balance: true,
+            ..raw()
+        },
         Raw { schedule: Some(Form::Step), milestones: vec![Span::Epochs(30.0)], steps: Some(2), ..raw() },
         Raw { cache: Some(Cache::Off), skip_bad_images: true, deterministic: true, ..raw() },
         Raw { interpolation: Some(Interpolation::Bicubic), crop: Some(Crop::Resized), ..raw() },

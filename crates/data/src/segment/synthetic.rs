@@ -79,7 +79,7 @@ impl SyntheticMasks {
         let SyntheticMasksSpec { width, height, channels, classes, .. } = spec;
         within("classes", classes, &CLASSES, "synthetic masks have so many")?;
         for side in [width, height] {
-            within("image-size", side, &SYNTHETIC_SIDES, "masks are drawn in these sizes")?;
+            within("image-size", side, &SYNTHETIC_SIDES, "synthetic masks can have these sizes")?;
         }
         within("channels", channels, &SYNTHETIC_CHANNELS, "images with synthetic masks have so many")?;
         let shapes = Shape::ALL.iter().take(classes - 1).map(|shape| shape.name());

@@ -100,15 +100,15 @@ fn settings_out_of_range_are_refused() {
     let refusal = |spec| Synthetic::new(spec).unwrap_err().to_string();
     assert_eq!(
         refusal(SyntheticSpec { classes: 121, ..SPEC }),
-        "--classes 121: must be from 2 to 120: the synthetic set is drawn in so many"
+        "--classes 121: must be from 2 to 120: the synthetic set can have so many"
     );
     assert_eq!(
         refusal(SyntheticSpec { image_size: 7, ..SPEC }),
-        "--image-size 7: must be from 8 to 16384: synthetic images are drawn in these sizes"
+        "--image-size 7: must be from 8 to 16384: synthetic images can have these sizes"
     );
     assert_eq!(
         refusal(SyntheticSpec { channels: 0, ..SPEC }),
-        "--channels 0: must be from 1 to 256: synthetic images are drawn in so many"
+        "--channels 0: must be from 1 to 256: synthetic images can have so many"
     );
 }
 

@@ -306,7 +306,7 @@ fn what_can_not_be_is_refused_before_anything_runs() {
     );
     assert_eq!(
         refused(experiment(Kind::Strong, &[8])),
-        "strong over 8 ranks: 8 × 1 thread on 4 cores: --oversubscribe says that this is meant"
+        "strong over 8 ranks: 8 × 1 thread on 4 cores; --oversubscribe allows it"
     );
     let meant = Asked { oversubscribe: true, common: experiment(Kind::Strong, &[4, 8]), ..Asked::default() };
     let points = plan(&meant.study().unwrap(), &mut Here(1000)).unwrap();

@@ -379,7 +379,7 @@ pub fn story(point: &Point, name: &str) -> String {
     match &point.summary {
         None => lines.push("nothing measured".into()),
         Some(summary) => {
-            lines.push(format!("{} an epoch", estimate(&summary.epoch_seconds, seconds)));
+            lines.push(format!("{} per epoch", estimate(&summary.epoch_seconds, seconds)));
             lines.push(samples(&summary.epoch_seconds, seconds));
             lines.push(format!("{} images/s", short(summary.images_per_second.median)));
             let wall = summary.parts.wall();

@@ -55,6 +55,7 @@ fn argument(command: settings::Command, setting: &'static Setting) -> Arg {
         "" => arg,
         alias => arg.visible_alias(alias),
     };
+    let arg = if setting.about.formerly.is_empty() { arg } else { arg.alias(setting.about.formerly) };
     let value = |arg: Arg| {
         let arg = arg.value_name(setting.about.value).value_parser(Parser { command, setting });
         arg.hide_possible_values(true)

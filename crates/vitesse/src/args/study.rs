@@ -29,7 +29,7 @@ pub struct StudyArgs {
     /// First steps of a run that don't count [default: 3]
     #[arg(long, value_name = "STEPS")]
     pub warmup: Option<u64>,
-    /// Of the order in which points run [default: 0]
+    /// Seed of the order in which points run [default: 0]
     #[arg(long)]
     pub seed: Option<u64>,
     /// What the study asks, for the report
@@ -56,12 +56,12 @@ pub struct StudyArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Grid (lists are separated by commas)")]
 pub struct GridArgs {
-    /// classify or segment [default: as the models and the data have it]
+    /// classify or segment [default: the task of the models and the data]
     #[arg(long)]
     task: Option<Task>,
     #[command(flatten)]
     axes: AxisArgs,
-    /// cpu or cuda
+    /// Device: cpu or cuda [default: cpu]
     #[arg(long)]
     pub device: Option<String>,
     /// Passes over the data in a run [default: 1]
@@ -113,7 +113,7 @@ impl FromArgMatches for AxisArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "How ranks are started")]
 pub struct StartArgs {
-    /// More ranks × threads than cores are meant; such points are marked, and stay out of efficiency
+    /// Allow more ranks × threads than cores; such points are marked, and left out of efficiency
     #[arg(long)]
     oversubscribe: bool,
     /// Communication backend: threads, mpi or nccl [default: threads]
@@ -134,7 +134,7 @@ pub struct StartArgs {
 pub struct CompareArgs {
     /// A study's folder, or its results.json
     pub a: PathBuf,
-    /// Another
+    /// Study to compare with it
     pub b: PathBuf,
     /// Print JSON instead of text
     #[arg(long)]

@@ -39,7 +39,7 @@ pub struct ClassifyArgs {
     /// A run's folder, a checkpoint, safetensors or .pth
     #[arg(long, value_name = "RUN|WEIGHTS")]
     pub weights: PathBuf,
-    /// How many classes to show for each image
+    /// Number of classes to print for each image
     #[arg(long, default_value_t = 5)]
     pub top: usize,
     /// Draw the images with their most probable classes into a PNG file
@@ -63,7 +63,7 @@ pub struct SegmentArgs {
     /// Where NAME.mask.png (values are classes, from 0 on) and NAME.overlay.png (with a legend) go
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
-    /// How many classes to tell of each image
+    /// Number of classes to print for each image
     #[arg(long, default_value_t = 5)]
     pub top: usize,
     /// Print JSON instead of text

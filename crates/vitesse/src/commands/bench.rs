@@ -163,7 +163,7 @@ impl Startup {
         println!("  {}", parts.join(" · "));
         let Some((kernels, products)) = &self.gpu else { return };
         println!(
-            "  beside that, kernels in {:.2} s: {} units compiled, {} found on disk; {} products, {} of them measured in {} ways",
+            "  beside that, kernels in {:.2} s: {} units compiled, {} found on disk; {} matmuls, {} of them measured in {} ways",
             kernels.seconds,
             kernels.compiled,
             kernels.found,
@@ -226,21 +226,21 @@ impl Measured {
         if !self.products.is_empty() {
             let product = median(&self.products);
             println!(
-                "products alone take {:.1} ms: the step runs at {:.1}% of their rate",
+                "matmuls alone take {:.1} ms: the step runs at {:.1}% of their rate",
                 1e3 * product,
                 100.0 * product / step
             );
         }
         if let (Some(ceilings), Device::Cuda) = (self.ceilings, run.device) {
             println!(
-                "ceilings of this GPU: {:.0} TFLOP/s for large products, {:.0} GB/s copying memory; the step runs at {:.1}% of the first",
+                "ceilings of this GPU: {:.0} TFLOP/s for large matmuls, {:.0} GB/s copying memory; the step runs at {:.1}% of the first",
                 ceilings.flops / 1e12,
                 ceilings.bytes / 1e9,
                 100.0 * flops / step / ceilings.flops
             );
         } else if let Some(ceilings) = self.ceilings {
             println!(
-                "ceilings of this machine: {:.0} GFLOP/s for products in cache, {:.1} GB/s copying memory",
+                "ceilings of this machine: {:.0} GFLOP/s for matmuls in cache, {:.1} GB/s copying memory",
                 ceilings.flops / 1e9,
                 ceilings.bytes / 1e9
             );
@@ -251,7 +251,7 @@ impl Measured {
             let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
             println!(
                 "GPU memory: {:.2} GiB of activations, {:.2} of parameters and what belongs to them; beside, {:.1} MiB for batches, {:.1} \
-                 for products to work in, {:.1} of tables",
+                 for matmuls to work in, {:.1} of tables",
                 gib(memory.arena),
                 gib(memory.states),
                 mib(memory.staging),
@@ -280,16 +280,16 @@ fn kind_json(time: &StepTime) -> Value {
     json!({"op": time.op, "phase": time.phase.name(), "seconds": time.seconds, "flops": time.flops, "bytes": time.bytes})
 }
 
-/// `step`, `untimed` (a step without the account of its time) and `products` each run once and answer with seconds.
+/// `step`, `untimed` (a step without the account of its time) and `matmuls` each run once and answer with seconds.
 fn serve(bench: &mut StepBench, on_cpu: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
         let turn = match line?.trim() {
             "step" => Turn::Step,
             "untimed" => Turn::Untimed,
-            "products" if on_cpu => Turn::Matmuls,
-            "products" => anyhow::bail!("products are measured alone on the CPU only"),
-            other => anyhow::bail!("'{other}' is neither step, untimed nor products"),
+            "matmuls" | "products" if on_cpu => Turn::Matmuls,
+            "matmuls" | "products" => anyhow::bail!("matmuls are measured alone on the CPU only"),
+            other => anyhow::bail!("'{other}' is neither step, untimed nor matmuls"),
         };
         bench.told(turn)?;
         let seconds = bench.take_alone(turn)?;

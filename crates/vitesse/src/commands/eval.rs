@@ -33,7 +33,7 @@ pub fn run(args: EvalArgs) -> anyhow::Result<()> {
         return pixels::run(&args, evaluated, sets);
     }
     if args.masks.is_some() {
-        anyhow::bail!("--masks: is for models that tell pixels apart");
+        anyhow::bail!("--masks: is for segmentation; this model classifies images");
     }
     let subject = Subject::of(&evaluated, &sets);
     let (names, classes) = (evaluated.run.class_names.clone(), evaluated.run.network.classes());
@@ -152,13 +152,13 @@ fn print_scores(score: &Score, confusion: &Confusion, names: &[String]) {
     if classes.len() > LISTED {
         classes.sort_by(|a, b| a.1.recall.total_cmp(&b.1.recall));
         classes.truncate(WORST);
-        println!("\nthe {WORST} classes recognised worst");
+        println!("\nthe {WORST} classes with the lowest recall");
     } else {
         println!();
     }
     let width =
         classes.iter().map(|(class, _)| class_name(names, *class).chars().count()).max().unwrap_or(0).max(5);
-    println!("  {:<width$}  {:>7}  {:>10}  {:>9}", "class", "images", "recognised", "precision");
+    println!("  {:<width$}  {:>7}  {:>10}  {:>9}", "class", "images", "recall", "precision");
     for (class, score) in classes {
         println!(
             "  {:<width$}  {:>7}  {:>9.1}%  {:>8.1}%",

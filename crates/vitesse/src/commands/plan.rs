@@ -82,15 +82,15 @@ fn print_summary(model: &str, program: &Program) {
             megabytes(plan.arena)
         );
     }
-    let (buckets, bytes) = exchanged(&program.last);
+    let (buckets, bytes) = communicated(&program.last);
     if buckets > 0 {
-        println!("exchange {} in {} buckets", megabytes(bytes as usize), count(buckets));
+        println!("communication: {} in {} buckets", megabytes(bytes as usize), count(buckets));
     }
     println!("print one in full with --which first|micro|last|update|eval");
 }
 
 /// Collectives of a plan, and the bytes of each rank that they take along.
-fn exchanged(plan: &Plan) -> (usize, f64) {
+fn communicated(plan: &Plan) -> (usize, f64) {
     let calls = plan.steps.iter().filter(|step| step.lane == Lane::Comm);
     calls.fold((0, 0.0), |(calls, bytes), step| (calls + 1, bytes + plan.cost_of(step).bytes))
 }
@@ -101,10 +101,10 @@ fn summary_json(program: &Program) -> serde_json::Value {
         .into_iter()
         .map(|plan| {
             let cost = plan.cost();
-            let (exchanges, exchanged) = exchanged(plan);
+            let (collectives, bytes) = communicated(plan);
             json!({
                 "name": plan.name, "steps": plan.steps.len(), "flops": cost.flops, "bytes": cost.bytes,
-                "arena": plan.arena, "exchanges": exchanges, "exchanged_bytes": exchanged,
+                "arena": plan.arena, "exchanges": collectives, "exchanged_bytes": bytes,
             })
         })
         .collect();

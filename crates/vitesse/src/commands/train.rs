@@ -228,7 +228,7 @@ fn print_summary(summary: &Summary, run: &Resolved) {
         Evaluation::Pixels(score) => ("mean IoU", score.confusion.scores().mean_iou),
     };
     println!(
-        "held-out {what} {:.2}% · {rate} images/s · {:.1} s of training, {:.1} s of evaluation",
+        "validation {what} {:.2}% · {rate} images/s · {:.1} s of training, {:.1} s of evaluation",
         100.0 * merit,
         summary.training_seconds,
         summary.evaluation_seconds

@@ -168,7 +168,7 @@ pub const FLAGS: &[Values] = &[
     of("timeout", &["30", "5m"], &["0", "nan", "x"]),
     of("bucket-size", COUNTS, NO_COUNTS),
     of("no-overlap", &[], &[]),
-    of("wire", &["fp32", "bf16", "fp16"], NO_WORDS),
+    of("comm-dtype", &["fp32", "bf16", "fp16"], NO_WORDS),
 ];
 
 /// Files for `--config`.

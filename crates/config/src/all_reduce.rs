@@ -1,4 +1,4 @@
-//! How ranks exchange gradients.
+//! How ranks all-reduce gradients.
 
 use super::choice::{Precision, choice};
 use super::origin::{Log, Origin};
@@ -11,8 +11,8 @@ use models::Network;
 use serde::{Deserialize, Serialize};
 
 choice! {
-    /// The numbers that gradients travel as.
-    Wire {
+    /// Type that gradients are all-reduced in.
+    CommDtype {
         Fp32 = "fp32",
         Bf16 = "bf16",
         Fp16 = "fp16",
@@ -26,33 +26,35 @@ const BUCKET: usize = 1 << 20;
 /// 11% faster with two buckets than with one, and with nine no faster.
 const BUCKETS: usize = 3;
 
-/// How gradients travel. Nothing of it changes what is computed, but for its rounding.
+/// All-reduce of gradients. It changes nothing about what is computed, but for rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Exchange {
-    /// Elements that travel at once; a larger gradient travels alone.
+pub struct AllReduce {
+    /// Elements that are all-reduced at once; a larger gradient is sent alone.
     pub bucket: usize,
-    /// Whether they leave while the backward pass still runs.
+    /// Overlaps with the backward pass.
     pub overlap: bool,
-    /// What they travel as, if not as they are.
-    pub wire: Option<Wire>,
-    /// What a rank's mean is divided by before it travels; the rest of the mean over all ranks is made afterwards.
+    /// Communication dtype, if it is not that of the gradients.
+    #[serde(alias = "comm-dtype")]
+    pub dtype: Option<CommDtype>,
+    /// Divisor of a rank's mean before the all-reduce; the rest of the mean over all ranks is divided afterwards.
     pub predivide: f64,
 }
 
-/// As a run of one rank has it.
-impl Default for Exchange {
+/// That of a run on one rank.
+impl Default for AllReduce {
     fn default() -> Self {
-        Exchange { bucket: BUCKET, overlap: true, wire: None, predivide: 1.0 }
+        AllReduce { bucket: BUCKET, overlap: true, dtype: None, predivide: 1.0 }
     }
 }
 
-impl Exchange {
-    pub fn wire_type(&self) -> Option<DType> {
-        match self.wire? {
-            Wire::Fp32 => None,
-            Wire::Bf16 => Some(DType::Bf16),
-            Wire::Fp16 => Some(DType::F16),
+impl AllReduce {
+    /// Type that gradients are converted to, if they are.
+    pub fn sent_as(&self) -> Option<DType> {
+        match self.dtype? {
+            CommDtype::Fp32 => None,
+            CommDtype::Bf16 => Some(DType::Bf16),
+            CommDtype::Fp16 => Some(DType::F16),
         }
     }
 }
@@ -62,24 +64,24 @@ const OVERLAP: &str = "zero_optimization.overlap_comm";
 const DATA_TYPE: &str = "communication_data_type";
 
 impl Raw {
-    pub(super) fn exchange(
+    pub(super) fn all_reduce(
         &self,
         world: usize,
         precision: Precision,
         network: &Network,
         log: &mut Log,
-    ) -> Result<Exchange, ConfigError> {
+    ) -> Result<AllReduce, ConfigError> {
         if world == 1 {
-            // Nothing travels: what a file says of it is accepted and means nothing.
+            // Nothing is communicated: keys of a file about it are accepted and change nothing.
             log.typed("bucket-size", self.bucket_size);
-            log.typed("wire", self.wire);
+            log.typed("comm-dtype", self.comm_dtype);
         }
         let file = self.deepspeed.as_ref().filter(|_| world > 1);
         let log = if world > 1 { log } else { &mut Log::default() };
-        Ok(Exchange {
+        Ok(AllReduce {
             bucket: self.bucket(file, network, world, log)?,
             overlap: self.overlap(file, log),
-            wire: self.wire(file, precision, log)?,
+            dtype: self.comm_dtype(file, precision, log)?,
             predivide: predivide(file, world),
         })
     }
@@ -117,32 +119,32 @@ impl Raw {
         overlap
     }
 
-    fn wire(
+    fn comm_dtype(
         &self,
         file: Option<&DeepSpeed>,
         precision: Precision,
         log: &mut Log,
-    ) -> Result<Option<Wire>, ConfigError> {
+    ) -> Result<Option<CommDtype>, ConfigError> {
         let of_file = file.and_then(|file| match file.text(DATA_TYPE)? {
-            "bfp16" => Some(Wire::Bf16),
+            "bfp16" => Some(CommDtype::Bf16),
             name => name.parse().ok(),
         });
-        let (wire, origin) = match (self.wire, of_file) {
-            (Some(wire), _) => (Some(wire), Origin::Flag),
-            (None, Some(wire)) => (Some(wire), Origin::File(DATA_TYPE.to_string())),
+        let (dtype, origin) = match (self.comm_dtype, of_file) {
+            (Some(dtype), _) => (Some(dtype), Origin::Flag),
+            (None, Some(dtype)) => (Some(dtype), Origin::File(DATA_TYPE.to_string())),
             (None, None) => (None, Origin::default_value()),
         };
-        if precision == Precision::Fp64 && wire == Some(Wire::Fp32) {
-            let why = "gradients of an fp64 run travel as they are, or as bf16 or fp16";
-            return Err(ConfigError::setting("wire", Wire::Fp32, why));
+        if precision == Precision::Fp64 && dtype == Some(CommDtype::Fp32) {
+            let why = "gradients of an fp64 run are all-reduced in fp64, bf16 or fp16";
+            return Err(ConfigError::setting("comm-dtype", CommDtype::Fp32, why));
         }
-        match wire {
-            Some(wire) => log.note("wire", wire, origin),
-            // Parameters and gradients are fp32, whatever products are computed in.
-            None if precision == Precision::Fp64 => log.note("wire", precision, origin),
-            None => log.note("wire", Precision::Fp32, origin),
+        match dtype {
+            Some(dtype) => log.note("comm-dtype", dtype, origin),
+            // Parameters and gradients are fp32, whatever matmuls are computed in.
+            None if precision == Precision::Fp64 => log.note("comm-dtype", precision, origin),
+            None => log.note("comm-dtype", Precision::Fp32, origin),
         }
-        Ok(wire)
+        Ok(dtype)
     }
 }
 
@@ -150,7 +152,7 @@ fn gradients(network: &Network) -> usize {
     network.expected().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
 }
 
-/// What a rank's mean is divided by before it travels. DeepSpeed divides by `gradient_predivide_factor`, sums, and makes up
+/// Divisor of a rank's mean before the all-reduce. DeepSpeed divides by `gradient_predivide_factor`, sums, and makes up
 /// for the rest; with `prescale_gradients` it divides by the number of ranks and sums, which is what we do without its
 /// file.
 fn predivide(file: Option<&DeepSpeed>, world: usize) -> f64 {
@@ -178,37 +180,42 @@ mod tests {
         Raw { deepspeed: Some(DeepSpeed::parse(name, text).unwrap()), ..Raw::default() }
     }
 
-    fn exchange(run: &Resolved) -> (usize, bool, Option<Wire>) {
-        (run.exchange.bucket, run.exchange.overlap, run.exchange.wire)
+    fn all_reduce(run: &Resolved) -> (usize, bool, Option<CommDtype>) {
+        (run.all_reduce.bucket, run.all_reduce.overlap, run.all_reduce.dtype)
     }
 
     /// Of the 459,562 parameters of the default model.
     const THIRD: usize = 153_188;
 
     #[test]
-    fn flags_say_how_gradients_travel() {
+    fn flags_say_how_gradients_are_all_reduced() {
         let run = resolve(Raw { batch_size: Some(8), accumulate: Some(3), ..Raw::default() }, 4).unwrap();
-        assert_eq!(exchange(&run), (THIRD, true, None));
+        assert_eq!(all_reduce(&run), (THIRD, true, None));
         assert_eq!((run.nominal(), run.global_batch()), (96.0, 96));
         let plan = run.communication();
         assert_eq!((plan.bucket, plan.overlap, plan.dtype), (THIRD, true, None));
         assert_eq!(run.mesh(), graph::Mesh::of_data(4));
 
         let large = resolve(Raw { model: Some("vit-ti/4".into()), ..Raw::default() }, 4).unwrap();
-        assert_eq!(large.exchange.bucket, 1 << 20);
+        assert_eq!(large.all_reduce.bucket, 1 << 20);
 
-        let typed =
-            Raw { bucket_size: Some(500), no_overlap: true, wire: Some(Wire::Bf16), ..Raw::default() };
+        let typed = Raw {
+            bucket_size: Some(500),
+            no_overlap: true,
+            comm_dtype: Some(CommDtype::Bf16),
+            ..Raw::default()
+        };
         let run = resolve(typed.clone(), 2).unwrap();
-        assert_eq!(exchange(&run), (500, false, Some(Wire::Bf16)));
+        assert_eq!(all_reduce(&run), (500, false, Some(CommDtype::Bf16)));
         assert_eq!(run.communication().dtype, Some(graph::DType::Bf16));
         assert_eq!(resolve(typed.clone(), 1).unwrap().mesh(), graph::Mesh::default());
 
         let refused = |raw: Raw| resolve(raw, 2).unwrap_err();
         let none = refused(Raw { bucket_size: Some(0), ..Raw::default() });
         assert_eq!(none, "--bucket-size 0: must be at least 1");
-        let narrow = Raw { precision: Some(Precision::Fp64), wire: Some(Wire::Fp32), ..Raw::default() };
-        let why = "--wire fp32: gradients of an fp64 run travel as they are, or as bf16 or fp16";
+        let narrow =
+            Raw { precision: Some(Precision::Fp64), comm_dtype: Some(CommDtype::Fp32), ..Raw::default() };
+        let why = "--comm-dtype fp32: gradients of an fp64 run are all-reduced in fp64, bf16 or fp16";
         assert_eq!(refused(narrow), why);
         assert_eq!(Raw::default().or(typed.clone()).bucket_size, Some(500));
         assert!(Raw::default().or(typed).no_overlap);
@@ -229,28 +236,29 @@ mod tests {
         assert_eq!(alone.nominal(), 64.0, "one rank divides by what it has");
 
         let shaped = with(", \"zero_optimization\": {\"reduce_bucket_size\": 2e8, \"overlap_comm\": false}");
-        assert_eq!(exchange(&shaped), (200_000_000, false, None));
+        assert_eq!(all_reduce(&shaped), (200_000_000, false, None));
         let half = ", \"communication_data_type\": \"bfp16\"";
-        assert_eq!(with(half).exchange.wire, Some(Wire::Bf16));
+        assert_eq!(with(half).all_reduce.dtype, Some(CommDtype::Bf16));
         let text = format!("{{\"train_micro_batch_size_per_gpu\": 8{half}}}");
-        let raw = Raw { wire: Some(Wire::Fp32), bucket_size: Some(9), ..file("ds.json", &text) };
+        let raw = Raw { comm_dtype: Some(CommDtype::Fp32), bucket_size: Some(9), ..file("ds.json", &text) };
         let run = resolve(raw, 4).unwrap();
-        assert_eq!(exchange(&run), (9, true, Some(Wire::Fp32)));
+        assert_eq!(all_reduce(&run), (9, true, Some(CommDtype::Fp32)));
         assert_eq!(run.communication().dtype, None);
     }
 
     #[test]
-    fn the_exchange_may_change_when_a_run_continues_but_not_between_ranks() {
+    fn communication_may_change_when_a_run_continues_but_not_between_ranks() {
         let one = resolve(Raw::default(), 2).unwrap();
         let other =
-            resolve(Raw { bucket_size: Some(7), wire: Some(Wire::Fp16), ..Raw::default() }, 2).unwrap();
+            resolve(Raw { bucket_size: Some(7), comm_dtype: Some(CommDtype::Fp16), ..Raw::default() }, 2)
+                .unwrap();
         assert_eq!(other.differences(&one), Vec::<String>::new());
         let among = other.differences_among_ranks(&one);
-        assert_eq!(among, ["exchange.bucket is 7, not 153188", "exchange.wire is fp16, not nothing"]);
+        assert_eq!(among, ["all_reduce.bucket is 7, not 153188", "all_reduce.dtype is fp16, not nothing"]);
     }
 
     #[test]
-    fn what_is_explained_of_the_exchange_is_what_happens() {
+    fn what_is_explained_of_communication_is_what_happens() {
         let text =
             r#"{"communication_data_type": "bf16", "zero_optimization": {"reduce_bucket_size": "auto"}}"#;
         let explained = |raw: Raw, world| {
@@ -262,12 +270,12 @@ mod tests {
         };
         let four = explained(file("ds.json", text), 4);
         let from_file = Origin::File("communication_data_type".to_string());
-        assert_eq!(setting(&four, "wire"), Some(("bf16".to_string(), from_file)));
+        assert_eq!(setting(&four, "comm-dtype"), Some(("bf16".to_string(), from_file)));
         assert_eq!(setting(&four, "bucket-size"), Some(("153188".to_string(), Origin::default_value())));
         assert_eq!(four.keys[1].verdict, Verdict::Honoured("--bucket-size 153188".to_string()));
         let one = explained(file("ds.json", text), 1);
-        assert_eq!((setting(&one, "wire"), setting(&one, "bucket-size")), (None, None));
-        let nothing = Verdict::Accepted("one rank has nothing to exchange".to_string());
+        assert_eq!((setting(&one, "comm-dtype"), setting(&one, "bucket-size")), (None, None));
+        let nothing = Verdict::Accepted("one rank communicates nothing".to_string());
         assert!(one.keys.iter().all(|row| row.verdict == nothing));
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of the keys that say how gradients are exchanged. On one rank none of them means anything.
+//! Verdicts on the keys about communication of gradients. On one rank none of them changes anything.
 
 use super::judge::{Context, Verdict, accepted, honoured, refused, zero_detail};
 use super::{DeepSpeed, Entry, Setting, Value};
@@ -6,7 +6,7 @@ use Verdict::Honoured;
 
 /// `judged`, if there is more than one rank.
 fn among_ranks(context: &Context, judged: impl FnOnce() -> Verdict) -> Verdict {
-    if context.world > 1 { judged() } else { accepted("one rank has nothing to exchange") }
+    if context.world > 1 { judged() } else { accepted("one rank communicates nothing") }
 }
 
 fn prescales(file: &DeepSpeed) -> bool {
@@ -17,20 +17,20 @@ pub(super) fn prescale(file: &DeepSpeed, entry: &Entry, context: &Context) -> Ve
     let before = matches!(file.number("gradient_predivide_factor"), Some(Setting::Given(x)) if x != 1.0);
     among_ranks(context, || match entry.value {
         Ok(Value::Bool(true)) => {
-            Honoured(format!("gradients are divided by the {} ranks before they travel", context.world))
+            Honoured(format!("gradients are divided by the {} ranks before the all-reduce", context.world))
         }
         _ if before => {
-            Honoured("what gradient_predivide_factor leaves is divided after gradients travelled".to_string())
+            Honoured("what gradient_predivide_factor leaves is divided after the all-reduce".to_string())
         }
-        _ => Honoured(format!("gradients are divided by the {} ranks after they travelled", context.world)),
+        _ => Honoured(format!("gradients are divided by the {} ranks after the all-reduce", context.world)),
     })
 }
 
 pub(super) fn predivide(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
     among_ranks(context, || match &entry.value {
         Ok(_) if prescales(file) => accepted("prescale_gradients divides by all ranks, in DeepSpeed too"),
-        Ok(Value::Number(1.0)) => accepted("divides by nothing before gradients travel"),
-        _ => Honoured(format!("gradients are divided by {} before they travel", entry.text)),
+        Ok(Value::Number(1.0)) => accepted("divides by nothing before the all-reduce"),
+        _ => Honoured(format!("gradients are divided by {} before the all-reduce", entry.text)),
     })
 }
 
@@ -41,16 +41,16 @@ pub(super) fn reduction(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verd
     }
 }
 
-pub(super) fn wire(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    among_ranks(context, || match (&entry.value, context.flags.get("wire")) {
+pub(super) fn comm_dtype(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    among_ranks(context, || match (&entry.value, context.flags.get("comm-dtype")) {
         (_, Some(typed)) => Verdict::Overridden(typed.clone()),
-        (Ok(Value::Text(name)), None) if name == "bfp16" => Honoured("--wire bf16".to_string()),
-        (Ok(Value::Text(name)), None) => Honoured(format!("--wire {name}")),
+        (Ok(Value::Text(name)), None) if name == "bfp16" => Honoured("--comm-dtype bf16".to_string()),
+        (Ok(Value::Text(name)), None) => Honoured(format!("--comm-dtype {name}")),
         _ => refused("must be a name"),
     })
 }
 
-/// `judged`, if there is an exchange that no ZeRO stage has changed.
+/// `judged`, if there is an all-reduce that no ZeRO stage has changed.
 fn of_all_reduce(
     file: &DeepSpeed,
     entry: &Entry,
@@ -74,6 +74,6 @@ pub(super) fn overlap(file: &DeepSpeed, entry: &Entry, context: &Context) -> Ver
     of_all_reduce(file, entry, context, || match (&entry.value, context.flags.get("no-overlap")) {
         (_, Some(typed)) => Verdict::Overridden(typed.clone()),
         (Ok(Value::Bool(false)), None) => Honoured("--no-overlap".to_string()),
-        _ => Honoured("gradients travel while the backward pass runs".to_string()),
+        _ => Honoured("the all-reduce overlaps with the backward pass".to_string()),
     })
 }
