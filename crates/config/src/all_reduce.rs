@@ -184,7 +184,7 @@ mod tests {
         (run.all_reduce.bucket, run.all_reduce.overlap, run.all_reduce.dtype)
     }
 
-    /// Of the 459,562 parameters of the default model.
+    /// A third of the 459,562 parameters of the default model.
     const THIRD: usize = 153_188;
 
     #[test]

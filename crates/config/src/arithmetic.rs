@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 choice! {
-    /// The numbers of the residual stream, where products are computed in half precision.
+    /// Precision of the residual stream, where matmuls are computed in half precision.
     #[derive(Default)]
     Residual {
         #[default]
@@ -21,7 +21,7 @@ choice! {
 }
 
 impl Precision {
-    /// The type of products and of what lies between them, if that is not the type of the parameters.
+    /// Type of matmuls and of activations, if it is not the type of the parameters.
     pub fn half(self) -> Option<DType> {
         match self {
             Precision::Bf16 => Some(DType::Bf16),
@@ -31,12 +31,12 @@ impl Precision {
     }
 }
 
-/// What a loss is multiplied by in fp16, so that small gradients don't vanish; as in DeepSpeed.
+/// Factor on the loss in fp16, so that small gradients don't vanish; as in DeepSpeed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
     pub initial: f64,
-    /// Whether it changes with what gradients bear; if not, the rest means nothing.
+    /// Adapts to overflows; if not, the rest has no effect.
     pub dynamic: bool,
     /// Good steps after which it is doubled.
     pub window: u64,
@@ -61,7 +61,7 @@ impl fmt::Display for LossScale {
     }
 }
 
-/// Why fp64 is refused on a GPU.
+/// Reason why fp64 is refused on a GPU.
 pub const NO_FP64: &str = "the GPU path has no fp64; use --device cpu";
 
 impl Resolved {
@@ -82,7 +82,7 @@ impl Resolved {
     }
 }
 
-/// What computes, and in which numbers.
+/// Device and precision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arithmetic {
     pub device: Device,

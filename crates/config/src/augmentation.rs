@@ -25,7 +25,7 @@ choice! {
 }
 
 choice! {
-    /// How training images are cut.
+    /// Crop of training images.
     Crop {
         None = "none",
         /// Padded on all sides, then cut to size at a random place.
@@ -44,7 +44,7 @@ choice! {
     }
 }
 
-/// How an image comes to the model's size.
+/// Way from an image to the model's size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Geometry {
@@ -85,11 +85,11 @@ const RESIZED: Geometry = Geometry::RandomResizedCrop { scale: (0.08, 1.0), rati
 pub struct Augmentation {
     pub train: Geometry,
     pub eval: Geometry,
-    /// How often an image is mirrored left to right.
+    /// Share of images that are mirrored left to right.
     pub flip: f64,
     /// Operations on an image, and their magnitude.
     pub rand_augment: Option<(usize, usize)>,
-    /// How often a part of the image is erased.
+    /// Share of images of which a part is erased.
     pub erase: f64,
     /// α of the distribution that mixing shares are drawn from; 0 for none.
     pub mixup: f64,
@@ -101,13 +101,13 @@ pub struct Augmentation {
 }
 
 impl Augmentation {
-    /// Whether training images are only resized and normalised.
+    /// Returns whether training images are only resized and normalised.
     pub fn is_none(&self) -> bool {
         let plain = matches!(self.train, Geometry::Resize | Geometry::CenterCrop { .. });
         plain && self.rand_augment.is_none() && [self.flip, self.erase, self.mixup, self.cutmix] == [0.0; 4]
     }
 
-    /// Whether images are mixed in pairs.
+    /// Returns whether images are mixed in pairs.
     pub fn mixes(&self) -> bool {
         self.mixup > 0.0 || self.cutmix > 0.0
     }
@@ -139,7 +139,7 @@ impl fmt::Display for RandAugment {
     }
 }
 
-/// What a preset sets; single flags change it.
+/// Values of a preset; single flags change them.
 #[derive(Clone, Copy)]
 struct Defaults {
     crop: Crop,
@@ -180,7 +180,7 @@ impl Preset {
     }
 }
 
-/// What a preset gives where nothing was typed, told as its doing.
+/// Value of a preset where nothing was typed, with the preset as its origin.
 struct Picker<'a> {
     log: &'a mut Log,
     preset: Preset,

@@ -34,7 +34,7 @@ impl std::fmt::Display for Given {
     }
 }
 
-/// What was said of the three, by flag or file.
+/// Values of the three, by flag or file.
 struct Said {
     total: Option<Given>,
     micro: Option<Given>,
@@ -79,7 +79,7 @@ impl Raw {
         }
     }
 
-    /// Why the three don't multiply, without the file's name; for a table that has it in its title.
+    /// Reason why the three don't multiply, without the file's name; for a table that has it in its title.
     pub(super) fn batch_fault(&self, world: usize) -> Option<String> {
         self.said(world).ok()?.settle(&mut Log::default()).err()
     }

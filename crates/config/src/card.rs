@@ -23,7 +23,7 @@ pub struct Card {
     pub model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_size: Option<usize>,
-    /// Where that is another than in training: the windows of a Swin V2 are for this.
+    /// Image size of training, where it differs: the windows of a Swin V2 are for this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_size: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ pub struct Card {
     pub eval_stride: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Place>,
-    /// Of a drawn set.
+    /// Settings of a synthetic set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_samples: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ pub struct Card {
     pub trained_in: Option<TrainedIn>,
 }
 
-/// What computed in training, and in which numbers.
+/// Device and precision of the training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainedIn {
     pub device: Device,
@@ -71,7 +71,7 @@ pub struct TrainedIn {
 }
 
 impl Card {
-    /// Of weights that a run trained.
+    /// Card of weights that a run trained.
     pub fn of(run: &Resolved) -> Self {
         let Resolved { network, augmentation, pixels, data, .. } = run;
         let pixels = pixels.as_ref();
@@ -107,7 +107,7 @@ impl Card {
         }
     }
 
-    /// Of weights of which tensors are all that is known.
+    /// Card of weights of which only tensors are known.
     pub fn of_tensors(identity: Identity) -> Self {
         let Identity { model, image, channels, classes, pool, .. } = identity;
         Card { model, image_size: image, channels, classes, pool, ..Card::default() }
@@ -133,7 +133,7 @@ impl Card {
         Some(network.windows()?.learned)
     }
 
-    /// What was typed, and where that says nothing, what the card says; but for the data. Sizes that belong to the size of images
+    /// Typed settings over those of the card; but for the data. Sizes that belong to the size of images
     /// keep their share of it.
     pub fn under(&self, typed: &Raw) -> Raw {
         let scaled = |size: usize| match (typed.image_size, self.image_size) {
@@ -203,7 +203,7 @@ mod tests {
         raw.resolve(&crate::Facts::synthetic(raw).unwrap(), 1).unwrap()
     }
 
-    /// What an evaluation depends on.
+    /// Settings that an evaluation depends on.
     fn evaluation(run: &Resolved) -> impl PartialEq + std::fmt::Debug {
         let augmentation = &run.augmentation;
         let pixels = run.pixels.as_ref().map(|pixels| (pixels.fit, pixels.eval_mode, pixels.eval_stride));

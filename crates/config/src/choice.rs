@@ -47,7 +47,7 @@ macro_rules! choice {
 pub(crate) use choice;
 
 choice! {
-    /// What computes.
+    /// Device that computes.
     #[derive(Default)]
     Device {
         #[default]
@@ -71,7 +71,7 @@ choice! {
 }
 
 choice! {
-    /// How the learning rate falls.
+    /// Form of the learning-rate schedule.
     #[derive(Default)]
     Form {
         #[default]

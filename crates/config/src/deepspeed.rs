@@ -21,7 +21,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use text::nearest;
 
-/// What is wrong with a configuration file.
+/// Error of a configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("{}: {source}", path.display())]
@@ -46,7 +46,7 @@ fn others(count: usize, file: &str) -> String {
 /// A value of the type its key asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// As if the key were not there.
+    /// Null: as if the key were not there.
     Null,
     Auto,
     Bool(bool),
@@ -57,11 +57,11 @@ pub enum Value {
     Section {
         off: bool,
     },
-    /// Of no type that this key could use; it judges for itself.
+    /// A value of no type that this key could use; its own verdict decides.
     Other,
 }
 
-/// What a key leaves to be chosen.
+/// Value of a key, or that it leaves the choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Setting<T> {
     Auto,
@@ -160,7 +160,7 @@ impl DeepSpeed {
         }
     }
 
-    /// What becomes of every key, in the order of the file.
+    /// Verdicts on every key, in the order of the file.
     pub fn verdicts(&self, context: &Context) -> Vec<Verdict> {
         self.entries.iter().map(|entry| judge::judge(self, entry, context)).collect()
     }
@@ -275,7 +275,7 @@ fn all_names() -> impl Iterator<Item = &'static str> + Clone {
     keys::all().map(|k| k.path).chain(ABSENT.iter().map(|(name, _)| *name)).chain(sections)
 }
 
-/// Whether known keys lie below this name.
+/// Returns whether known keys lie below this name.
 fn is_section(path: &str) -> bool {
     all_names().any(|name| name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
 }

@@ -6,7 +6,7 @@ use super::settings::{self, Raw};
 use super::source::Facts;
 use crate::deepspeed::Verdict;
 
-/// What became of a key of the file.
+/// Effect of a key of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRow {
     pub key: String,
@@ -24,7 +24,7 @@ pub struct Explanation {
     pub settings: Vec<Note>,
     /// All others: as typed, or their default in words.
     pub rest: Vec<Note>,
-    /// Why the run can't be started, in the words that starting it would give.
+    /// Error that starting the run would give.
     pub refusal: Option<String>,
 }
 

@@ -51,7 +51,7 @@ pub struct Groups {
     pub stages: Vec<usize>,
     /// Parameters that don't decay, beside the usual ones.
     pub no_decay: Vec<String>,
-    /// Whether biases, norms, the class token and positions are left alone, as is usual.
+    /// Exempts biases, norms, the class token and positions from weight decay, as is usual.
     pub usual_exclusions: bool,
 }
 

@@ -72,7 +72,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Of how images are resized, where none is.
+    /// Settings of resizing, where no image is resized.
     pub(super) fn refuse_idle_interpolation(&self, run: &Resolved) -> Result<(), ConfigError> {
         let (source, size) = (&run.data.source, run.network.image());
         let as_they_are = match source.entry().images {

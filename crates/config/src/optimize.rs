@@ -15,7 +15,7 @@ use graph::Optimizer;
 /// A value with where it came from.
 pub(super) type Picked<T> = (T, Origin);
 
-/// How long a run is.
+/// Length of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Length {
     pub steps: u64,

@@ -12,7 +12,7 @@ use graph::Optimizer as Rule;
 
 /// All that is said of an optimizer outside of the engine.
 pub struct Optimizer {
-    /// As `--optimizer` has it.
+    /// Name in `--optimizer`.
     pub name: &'static str,
     /// One line for help.
     pub help: &'static str,
@@ -24,7 +24,7 @@ pub struct Optimizer {
     numbers: &'static [Hyper],
     /// Its types in DeepSpeed files.
     pub deepspeed: &'static [&'static str],
-    /// Why a DeepSpeed file can't ask for it, where it can't.
+    /// Reason why a DeepSpeed file can't ask for it, where it can't.
     pub refused: Option<&'static str>,
     /// The keys of `optimizer.params` in such files, beside those that all have.
     pub(crate) keys: &'static [Key],
@@ -41,7 +41,7 @@ struct Hyper {
     theirs: f64,
 }
 
-/// Where a DeepSpeed file has a number.
+/// Key of a number in a DeepSpeed file.
 enum From {
     /// A key of its own.
     Number(&'static str),
@@ -259,7 +259,7 @@ pub(crate) fn deepspeed_types() -> Vec<&'static str> {
     types
 }
 
-/// Why a DeepSpeed file can't ask for an optimizer of this type, where that is known.
+/// Reason why a DeepSpeed file can't ask for an optimizer of this type, where that is known.
 pub(crate) fn refused(kind: &str) -> Option<&'static str> {
     of_type(kind).and_then(|one| one.refused)
 }

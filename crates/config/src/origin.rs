@@ -40,7 +40,7 @@ impl Log {
         self.0.push(Note { name, value: value.to_string(), origin });
     }
 
-    /// What was typed, or else the default.
+    /// Picks what was typed, or else the default.
     pub fn pick<T: fmt::Display>(&mut self, name: &'static str, typed: Option<T>, default: T) -> T {
         let origin = if typed.is_some() { Origin::Flag } else { Origin::default_value() };
         let value = typed.unwrap_or(default);

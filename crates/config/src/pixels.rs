@@ -12,16 +12,16 @@ use models::Network;
 use serde::{Deserialize, Serialize};
 
 choice! {
-    /// How an image of any size is judged.
+    /// Evaluation of images of any size.
     EvalMode {
-        /// As a whole, resized to fit and padded.
+        /// Whole images, resized to fit and padded.
         Whole = "whole",
         /// Resized to fit, through windows of the size that the model was trained on; where they overlap, by their mean.
         Slide = "slide",
     }
 }
 
-/// What images with masks have that others don't.
+/// Settings that only images with masks have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pixels {
@@ -29,11 +29,11 @@ pub struct Pixels {
     pub fit: (usize, usize),
     /// In training, the box is first made larger or smaller by a factor from this range.
     pub ratio: (f64, f64),
-    /// Whether training images are cut at a random place.
+    /// Crops training images at a random place.
     pub random_place: bool,
     /// A cut in which one class has a larger share is drawn again.
     pub max_share: f64,
-    /// Whether colours are distorted.
+    /// Distorts colours.
     pub distort: bool,
     pub eval_mode: EvalMode,
     /// From window to window, in pixels.
@@ -55,21 +55,21 @@ impl Pixels {
 }
 
 impl Resolved {
-    /// What training images with masks go through.
+    /// Transform of training images with masks.
     pub fn mask_transform(&self) -> Option<MaskTransform> {
         Some(self.pixels.as_ref()?.transform(&self.augmentation, self.network.size()))
     }
 }
 
 impl Raw {
-    /// What training images of `size` pixels with masks go through, without a model. `--augment none`: the middle; `standard`: other
+    /// Transform of training images of `size` pixels with masks, without a model. `--augment none`: the middle; `standard`: other
     /// sizes, random cuts and mirror images; `strong`: also distorted colours, which is the recipe that UPerNet was published with.
     pub fn mask_transform(&self, size: usize, channels: usize) -> Result<MaskTransform, ConfigError> {
         let (augmentation, transform) = self.mask_augmentation(size, channels, &mut Log::default())?;
         Ok(MaskTransform { flip: augmentation.flip, ..transform })
     }
 
-    /// Of a run: what images with masks have in common with others, and what they have beside.
+    /// Augmentation of a run that images with masks share with others, and their own.
     pub(super) fn pixels(
         &self,
         network: &Network,
@@ -163,7 +163,7 @@ impl Raw {
         }
     }
 
-    /// Whether this network can look at images of any size at once.
+    /// Returns whether this network can read images of any size.
     fn mode(&self, network: &Network, log: &mut Log) -> Result<EvalMode, ConfigError> {
         let any_size = network.sized([network.image(), 2 * network.image()]).is_some();
         let default = if any_size { EvalMode::Whole } else { EvalMode::Slide };

@@ -17,7 +17,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// As a record in `folder` names it. The folder need not be there yet.
+    /// Name in a record in `folder`. The folder need not be there yet.
     pub fn seen_from(source: &Source, folder: &Path) -> Self {
         let Some(path) = source.path() else { return Place { source: source.clone(), relative: None } };
         let source = source.at(&absolute(path));
@@ -25,7 +25,7 @@ impl Place {
         Place { source, relative }
     }
 
-    /// Where it is now: where it was found, or where it lies as seen from `folder`, the record's. `launched`: the folder that a
+    /// Path of it now: where it was found, or where it lies as seen from `folder`, the record's. `launched`: the folder that a
     /// relative path of before was typed in.
     pub fn find(&self, folder: &Path, launched: Option<&Path>) -> Result<Source, ConfigError> {
         let Some(path) = self.source.path() else { return Ok(self.source.clone()) };

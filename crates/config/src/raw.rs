@@ -91,7 +91,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// How often something is done: every so many epochs, or steps.
+/// Interval between actions: every so many epochs, or steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Every {
     Epochs(u64),

@@ -14,7 +14,7 @@ pub(super) struct Recipe {
     whose: &'static str,
     /// Images of a micro-step of one rank. With masks those of the study of scaling (8 a GPU): the recipe has 16 over 8 GPUs.
     pub batch: usize,
-    /// Of AdamW.
+    /// Learning rate of AdamW.
     pub lr: f64,
     pub weight_decay: f64,
     pub schedule: Form,
@@ -24,7 +24,7 @@ pub(super) struct Recipe {
     pub clip: f64,
     pub drop_path: f64,
     pub augment: Preset,
-    /// Of images that are trained on and judged by, where they have no size of their own; and of classes.
+    /// Size of training and validation images that have none of their own; and of classes.
     pub size: Option<(usize, usize)>,
 }
 
@@ -75,7 +75,7 @@ impl Recipe {
         (steps / parts).min(most)
     }
 
-    /// Where a default of this recipe comes from.
+    /// Origin of a default of this recipe.
     pub fn origin(&self) -> Origin {
         Origin::Default(self.whose.to_string())
     }

@@ -359,7 +359,7 @@ impl Raw {
         Ok(self.init.clone())
     }
 
-    /// Where the run is written, and whether it continues there.
+    /// Folder of the run, and whether it continues there.
     fn folders(&self, log: &mut Log) -> Result<(Option<PathBuf>, Option<PathBuf>), ConfigError> {
         let resume = match (&self.resume, &self.out) {
             (None, _) => None,

@@ -43,7 +43,7 @@ pub struct Resolved {
     pub network: Network,
     pub data: Data,
     pub augmentation: Augmentation,
-    /// What images with masks have beside.
+    /// Settings of images with masks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pixels: Option<Pixels>,
     /// Ranks.
@@ -69,14 +69,14 @@ pub struct Resolved {
     pub loss_scale: Option<LossScale>,
     pub threads: usize,
     pub init: Option<PathBuf>,
-    /// Whether weights to start from may have another head.
+    /// Allows weights to start from to have another head.
     pub new_head: bool,
     pub out: Option<PathBuf>,
     /// The folder of the run to continue.
     pub resume: Option<PathBuf>,
     /// Steps between checkpoints.
     pub checkpoint_every: u64,
-    /// Whether checkpoints and weights are written at all.
+    /// Writes checkpoints and weights.
     #[serde(default = "yes")]
     pub checkpoints: bool,
     /// Epochs between evaluations.
@@ -86,12 +86,12 @@ pub struct Resolved {
     pub eval_steps: Option<u64>,
     /// Steps between lines of the log.
     pub log_every: u64,
-    /// Whether the run ends with a table of where its time went.
+    /// Prints a table of time at the end.
     pub breakdown: bool,
-    /// Whether a line says so with every line of the log.
+    /// Prints a line of it with every line of the log.
     #[serde(default)]
     pub breakdown_lines: bool,
-    /// Whether time is accounted for at all.
+    /// Keeps the account of time.
     #[serde(default = "yes")]
     pub account: bool,
     /// File that the first steps are traced to.
@@ -102,10 +102,10 @@ pub struct Resolved {
     /// Settings that are what was typed, or a constant. In the record they are members like any other.
     #[serde(default)]
     pub plain: Plain,
-    /// What was typed, for the record of this launch.
+    /// Typed settings, for the record of this launch.
     #[serde(skip)]
     pub typed: Option<Record>,
-    /// Take over the folder of a run whose lock can't be judged; this time only, so no part of the record.
+    /// Take over the folder of a run whose lock can't be checked; this time only, so no part of the record.
     #[serde(skip)]
     pub force: bool,
 }
@@ -118,7 +118,7 @@ fn yes() -> bool {
 /// micro-steps is compared as their product.
 const FREE: [&str; 3] = ["schema", "data.relative", "all_reduce.predivide"];
 
-/// Of those, the ones that are alike on all ranks.
+/// Members among those that are alike on all ranks.
 const AGREED: [&str; 1] = ["all_reduce.predivide"];
 
 /// Plain settings are read as if they were the run's own.
@@ -140,13 +140,13 @@ impl Resolved {
         Task::of(&self.network)
     }
 
-    /// What the loss of a label is divided by, on its way to the mean over all; `clip` makes up for the rest. Where pixels have
+    /// Divisor of the loss of a label, on its way to the mean over all; `clip` makes up for the rest. Where pixels have
     /// labels, these are counted.
     pub fn nominal(&self) -> f64 {
         (self.batch * self.accumulate * self.network.labels()) as f64 * self.all_reduce.predivide
     }
 
-    /// Whether the model is judged after `steps` steps.
+    /// Returns whether the model is evaluated after `steps` steps.
     pub fn evaluates_after(&self, steps: u64) -> bool {
         let due = match self.eval_steps {
             Some(every) => steps.is_multiple_of(every),
@@ -178,7 +178,7 @@ impl Resolved {
         }
     }
 
-    /// How a parameter is treated.
+    /// Group of a parameter.
     pub fn group(&self, name: &str) -> ParamGroup {
         self.groups.group(name)
     }
@@ -277,7 +277,7 @@ fn lowered(mut record: Value) -> Value {
     record
 }
 
-/// What differs between two sets of settings, as `text` puts it.
+/// Differences between two sets of settings, worded by `text`.
 fn different(
     new: &BTreeMap<String, String>,
     old: &BTreeMap<String, String>,

@@ -10,7 +10,7 @@ pub use deepspeed::{Half, Ramp, Scheduler};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How a rate moves over a run. Steps are counted from 0; all rates are the optimizer's, before any group's factor.
+/// Course of the learning rate over a run. Steps are counted from 0; all rates are the optimizer's, before any group's factor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Schedule {
@@ -50,7 +50,7 @@ pub enum Schedule {
     DeepSpeed(Scheduler),
 }
 
-/// When a stepwise schedule drops.
+/// Steps at which a stepwise schedule drops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Drops {

@@ -29,18 +29,18 @@ pub const EXPORT: Command = 1 << 7;
 /// Commands that read weights, which say much about themselves.
 pub const OF_WEIGHTS: Command = EVAL | CLASSIFY | SEGMENT | EXPORT;
 
-/// When a setting may have another value than before.
+/// Rule on when a setting may have another value than before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Never: it changes the arithmetic of a run.
     Never,
-    /// When a run continues; each rank may have its own. These members of `config.json` follow from it.
+    /// May differ when a run continues; each rank may have its own. These members of `config.json` follow from it.
     Free(&'static [&'static str]),
-    /// When a run continues, on all ranks alike.
+    /// May differ when a run continues, on all ranks alike.
     Agreed(&'static [&'static str]),
 }
 
-/// What is declared of a setting beside its name, type and help.
+/// Declaration of a setting, beside its name, type and help.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
     /// Commands that take it.
@@ -53,7 +53,7 @@ pub struct About {
     pub alias: &'static str,
     /// Earlier name of the flag, which help doesn't show.
     pub formerly: &'static str,
-    /// Whether values of a list may be separated by commas.
+    /// Allows commas between values of a list.
     pub commas: bool,
     /// Commands that have their own heading, help and default of it.
     pub elsewhere: Option<(Command, [&'static str; 3])>,
@@ -62,7 +62,7 @@ pub struct About {
     /// Keys of a DeepSpeed file that say the same.
     pub deepspeed: &'static [&'static str],
     pub change: Change,
-    /// Whether it holds for one launch only, and is not told to a continuation.
+    /// Holds for one launch only; a continuation doesn't inherit it.
     pub once: bool,
     /// Settings that can't be given beside it.
     pub excludes: &'static [&'static str],
@@ -179,7 +179,7 @@ pub struct Setting {
     pub about: About,
     /// The default of a plain setting, as text.
     plain: fn() -> Option<String>,
-    /// Whether its resolved value is a member of [`Plain`].
+    /// True if its resolved value is a member of [`Plain`].
     is_plain: bool,
     put: fn(&mut Raw, &str) -> Result<(), String>,
     texts: fn(&Raw) -> Vec<String>,
@@ -264,7 +264,7 @@ impl Setting {
         !self.texts(raw).is_empty()
     }
 
-    /// As it would be typed again, if it was typed.
+    /// Flags that give the same value again, if it was typed.
     pub fn typed(&self, raw: &Raw) -> Option<String> {
         let texts = self.texts(raw);
         let flag = |text: &String| match text.as_str() {
@@ -274,7 +274,7 @@ impl Setting {
         (!texts.is_empty()).then(|| texts.iter().map(flag).collect::<Vec<_>>().join(" "))
     }
 
-    /// Whether its resolved value is a member of [`Plain`].
+    /// Returns whether its resolved value is a member of [`Plain`].
     pub fn is_plain(&self) -> bool {
         self.is_plain
     }
@@ -297,7 +297,7 @@ pub(crate) fn free_members() -> Vec<String> {
     free.flat_map(Setting::members).collect()
 }
 
-/// Of those, the ones that are alike on all ranks.
+/// Members among those that are alike on all ranks.
 pub(crate) fn agreed_members() -> Vec<String> {
     let agreed = all().iter().filter(|setting| matches!(setting.about.change, Change::Agreed(_)));
     agreed.flat_map(Setting::members).collect()

@@ -54,13 +54,13 @@ impl Shares {
         self.0.windows(2).all(|pair| pair[0] == pair[1])
     }
 
-    /// What a rank reads of a micro-step that begins at image `start` of an epoch of `images`.
+    /// Images that a rank reads of a micro-step that begins at image `start` of an epoch of `images`.
     pub fn request(&self, rank: usize, epoch: u64, start: usize, images: usize) -> Request {
         let first = (start + self.before(rank)).min(images);
         Request { epoch, first, count: self.of(rank).min(images - first) }
     }
 
-    /// What a rank reads of a set of `images` that is gone through once, in order; as many requests on every rank.
+    /// Images that a rank reads of a set of `images` that is gone through once, in order; as many requests on every rank.
     pub fn once(&self, rank: usize, images: usize) -> impl Iterator<Item = Request> + Send + 'static {
         let (shares, total) = (self.clone(), self.total());
         (0..images.div_ceil(total)).map(move |chunk| shares.request(rank, 0, chunk * total, images))

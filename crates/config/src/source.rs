@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use text::nearest;
 
-/// Where images come from: a set of the registry, and the place of one that is not synthetic.
+/// Source of images: a set of the registry, and the place of one that is not synthetic.
 #[derive(Clone)]
 pub struct Source {
     entry: &'static Entry,
@@ -58,17 +58,17 @@ impl Source {
         self.entry.image_size
     }
 
-    /// Whether its images are files to be decoded: work for all threads, and worth keeping.
+    /// Returns whether its images are files to be decoded: work for all threads, and worth keeping.
     pub fn decodes(&self) -> bool {
         self.entry.images == Images::Files
     }
 
-    /// Whether it is drawn as a run asks for it.
+    /// Returns whether it is synthetic.
     pub fn is_synthetic(&self) -> bool {
         self.entry.images == Images::Synthetic
     }
 
-    /// Whether every pixel has a class, rather than every image.
+    /// Returns whether every pixel has a class, rather than every image.
     pub fn has_masks(&self) -> bool {
         self.entry.task == data::Task::Segment
     }
@@ -204,9 +204,9 @@ pub struct Data {
     /// In a record: the way there from its folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relative: Option<PathBuf>,
-    /// Of the whole set, before `fraction`.
+    /// Counts of the whole set, before `fraction`.
     pub facts: Facts,
-    /// How much of the training set is used.
+    /// Share of the training set that is used.
     pub fraction: f64,
     /// Threads that read and augment images.
     pub workers: usize,
@@ -223,11 +223,11 @@ impl Data {
     }
 }
 
-/// How much memory decoded images may keep.
+/// Memory for decoded images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
-    /// As much as is there to spare.
+    /// A share of the free memory.
     #[default]
     Auto,
     Off,

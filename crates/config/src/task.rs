@@ -29,7 +29,7 @@ impl Task {
         if Network::name_segments(model) { Task::Segment } else { Task::Classify }
     }
 
-    /// What a model or a set of this task does, for messages.
+    /// Words for what a model or a set of this task does, for messages.
     fn tells(self) -> &'static str {
         match self {
             Task::Classify => "one class for each image",
@@ -81,7 +81,7 @@ impl Raw {
         Ok(task)
     }
 
-    /// Where the images come from. Whoever opens them says in [`super::Facts`] what is there.
+    /// Source of the images. Whoever opens them says in [`super::Facts`] what is there.
     pub fn source(&self) -> Result<Source, ConfigError> {
         let task = self.task()?;
         match &self.data {

@@ -4,7 +4,7 @@ use super::augmentation::{Augmentation, Geometry, Interpolation};
 use models::Network;
 
 impl Augmentation {
-    /// What training images go through on their way to a model.
+    /// Transform of training images.
     pub fn training(&self, network: &Network) -> data::Transform {
         data::Transform {
             geometry: self.train.into(),
@@ -17,7 +17,7 @@ impl Augmentation {
         }
     }
 
-    /// What images to be judged go through: nothing random.
+    /// Transform of validation images: nothing random.
     pub fn evaluation(&self, network: &Network) -> data::Transform {
         let plain = data::Transform::evaluation(
             network.image(),

@@ -12,6 +12,7 @@
 //! A mirror image, left to right, keeps its class.
 
 mod figure;
+pub mod files;
 pub(crate) mod scene;
 pub(crate) mod shape;
 

@@ -204,7 +204,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
 
 fn documents() -> Vec<PathBuf> {
     let root = repository();
-    let single = ["ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md"];
+    let single = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md"];
     let mut all: Vec<PathBuf> = single.iter().map(|name| root.join(name)).collect();
     all.extend(testing::files(&root.join("docs"), "md"));
     all
@@ -264,18 +264,104 @@ fn what_is_wrong_would_be_seen() {
     }
 }
 
+/// Anchors of a document: its headings as GitHub and mdBook name them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut anchors: Vec<String> = vec![];
+    let headings = prose(text).into_iter().filter(|(_, line)| line.starts_with('#'));
+    for (_, line) in headings {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|c| is_word(*c) || *c == '-' || *c == ' ');
+        let anchor = kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>();
+        let before = anchors.iter().filter(|known| **known == anchor).count();
+        anchors.push(if before == 0 { anchor } else { format!("{anchor}-{before}") });
+    }
+    anchors
+}
+
+/// What a link of a document leads to: a path, and an anchor if it names one. Links to other sites lead nowhere here.
+fn target(document: &Path, link: &str) -> Option<(PathBuf, Option<String>)> {
+    if link.contains("://") {
+        return None;
+    }
+    let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+    let folder = document.parent().unwrap();
+    let path = if file.is_empty() { document.to_path_buf() } else { folder.join(file) };
+    Some((path.canonicalize().unwrap_or(path), anchor.map(str::to_string)))
+}
+
+fn check_link(document: &Path, link: &str) -> Option<String> {
+    let (path, anchor) = target(document, link)?;
+    if !path.exists() {
+        return Some("there is no such file".to_string());
+    }
+    let anchor = anchor?;
+    let text = fs::read_to_string(&path).unwrap_or_default();
+    (!anchors(&text).contains(&anchor)).then(|| "there is no such heading".to_string())
+}
+
 #[test]
 fn links_lead_somewhere() {
     let root = repository();
-    let more = ["README.md", "CHANGELOG.md", "bench/LOG.md"].map(|name| root.join(name));
+    let more = ["CHANGELOG.md", "bench/LOG.md", "bench/studies/README.md"].map(|name| root.join(name));
+    let (mut wrong, mut count) = (vec![], 0);
     for path in documents().into_iter().chain(more) {
-        let text = fs::read_to_string(&path).unwrap();
-        for (line, target) in links(&text).iter().filter(|(_, target)| !target.contains("://")) {
-            let file = target.split('#').next().unwrap_or_default();
-            let there = path.parent().unwrap().join(file);
-            assert!(file.is_empty() || there.exists(), "{}:{line}: no {target}", named(&path));
+        for (line, link) in links(&fs::read_to_string(&path).unwrap()) {
+            count += 1;
+            wrong.extend(
+                check_link(&path, &link).map(|why| format!("{}:{line}: {link}: {why}", named(&path))),
+            );
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count > 150, "{count} links");
+}
+
+#[test]
+fn dead_links_would_be_seen() {
+    let readme = repository().join("README.md");
+    assert_eq!(check_link(&readme, "docs/guide/runs.md#stop-and-resume"), None);
+    assert_eq!(check_link(&readme, "https://example.org/nowhere"), None);
+    assert!(check_link(&readme, "docs/guide/nowhere.md").is_some());
+    assert!(check_link(&readme, "docs/guide/runs.md#nowhere").is_some());
+    let text = "# One: `two` & three\n## A\n```\n# no heading\n```\n## A\n";
+    assert_eq!(anchors(text), ["one-two--three", "a", "a-1"]);
+}
+
+/// What people look for first is at most two links from the README: a page, or a heading of it.
+#[test]
+fn common_tasks_are_two_links_away() {
+    let root = repository();
+    let guide = |page: &str| root.join("docs/guide").join(page).canonicalize().unwrap();
+    let tasks = [
+        ("fine-tuning", "weights.md", Some("fine-tune")),
+        ("export", "weights.md", Some("export")),
+        ("resuming", "runs.md", Some("stop-and-resume")),
+        ("several GPUs", "ranks.md", Some("several-gpus")),
+        ("why is it slow", "slow.md", None),
+    ];
+    let from = |path: &Path| -> Vec<_> {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        links(&text).iter().filter_map(|(_, link)| target(path, link)).collect()
+    };
+    let mut reached = from(&root.join("README.md"));
+    let pages: HashSet<PathBuf> = reached.iter().map(|(path, _)| path.clone()).collect();
+    reached.extend(pages.iter().filter(|path| path.is_file()).flat_map(|path| from(path)));
+    for (task, page, heading) in tasks {
+        let wanted = (guide(page), heading.map(str::to_string));
+        assert!(reached.contains(&wanted), "{task}: no link to {page}#{heading:?} within two of README.md");
+    }
+}
+
+/// The book has every page of docs/ and no other.
+#[test]
+fn every_page_is_in_the_book() {
+    let folder = repository().join("docs");
+    let summary = fs::read_to_string(folder.join("SUMMARY.md")).unwrap();
+    let listed: BTreeSet<String> = links(&summary).into_iter().map(|(_, link)| link).collect();
+    let pages = testing::files(&folder, "md").into_iter();
+    let pages = pages.map(|path| path.strip_prefix(&folder).unwrap().display().to_string());
+    let pages: BTreeSet<String> = pages.filter(|page| page != "SUMMARY.md").collect();
+    assert_eq!(listed, pages);
 }
 
 #[test]
@@ -302,7 +388,9 @@ fn every_record_is_in_the_index() {
 }
 
 #[test]
-fn architecture_is_short() {
-    let text = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap();
-    assert!(text.lines().count() <= 200, "{} lines; 200 are allowed", text.lines().count());
+fn the_first_documents_are_short() {
+    for (name, allowed) in [("README.md", 150), ("ARCHITECTURE.md", 200)] {
+        let lines = fs::read_to_string(repository().join(name)).unwrap().lines().count();
+        assert!(lines <= allowed, "{name} has {lines} lines; {allowed} are allowed");
+    }
 }

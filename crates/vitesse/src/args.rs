@@ -7,8 +7,8 @@ pub mod study;
 mod weights;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use config::Raw;
 use config::settings::{BENCH, INSPECT, PLAN, TRAIN};
+use config::{Raw, Task};
 use settings::Settings;
 use std::path::PathBuf;
 pub use weights::{ClassifyArgs, EvalArgs, ExportArgs, SegmentArgs};
@@ -47,7 +47,7 @@ pub enum Command {
     /// Write weights under the names that timm, torchvision or Hugging Face use
     #[command(after_help = examples::EXPORT)]
     Export(ExportArgs),
-    /// Download data sets, or look at one
+    /// Download or make data sets, or look at one
     #[command(subcommand)]
     Data(DataCommand),
     /// Print the plan a run would execute: every step with its operations, bytes, lane and memory
@@ -97,6 +97,9 @@ pub enum DataCommand {
     /// Download a data set from its official site; goes on where a broken download stopped
     #[command(after_help = examples::GET)]
     Get(GetArgs),
+    /// Write a synthetic set as image files, to try a folder of images without a download
+    #[command(after_help = examples::MAKE)]
+    Make(MakeArgs),
     /// Count images, sizes and classes, and draw a sheet of what a model would see
     #[command(after_help = examples::INSPECT)]
     Inspect(Box<InspectArgs>),
@@ -112,6 +115,31 @@ pub struct GetArgs {
     /// Another place to get the archive from; it must have the official checksum
     #[arg(long, value_name = "URL")]
     pub from: Option<String>,
+}
+
+#[derive(Args, Clone)]
+pub struct MakeArgs {
+    /// New folder for train/ and val/
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// classify: a folder for each class; segment: images/ and masks/
+    #[arg(long, default_value = "classify")]
+    pub task: Task,
+    /// Training images
+    #[arg(long, value_name = "IMAGES", default_value_t = 400)]
+    pub train_samples: usize,
+    /// Validation images
+    #[arg(long, value_name = "IMAGES", default_value_t = 100)]
+    pub test_samples: usize,
+    /// Side of the square images, in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 96)]
+    pub image_size: usize,
+    /// Classes; of masks, the ground is one
+    #[arg(long, default_value_t = 4)]
+    pub classes: usize,
+    /// Seed of the images
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
 }
 
 #[derive(Args, Clone)]

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         args::Command::Segment(args) => segment::run(args),
         args::Command::Export(args) => export::run(args),
         args::Command::Data(args::DataCommand::Get(args)) => data::get(args),
+        args::Command::Data(args::DataCommand::Make(args)) => data::make(&args),
         args::Command::Data(args::DataCommand::Inspect(args)) => data::inspect(*args),
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Where a value begins, counted from 1.
+/// Line and column of a value, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub line: usize,
@@ -23,7 +23,7 @@ impl fmt::Display for Place {
 pub struct Node {
     pub place: Place,
     pub json: Json,
-    /// As it stands in the file, on one line, shortened to what a message can show.
+    /// Text of the value in the file, on one line, shortened to what a message can show.
     pub text: String,
 }
 
@@ -37,7 +37,7 @@ pub enum Json {
     Object(Vec<(String, Node)>),
 }
 
-/// Why a text is no JSON, and where that shows.
+/// Reason why a text is no JSON, and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
     pub place: Place,
@@ -127,7 +127,7 @@ fn place(file: &str, part: &str) -> Place {
     Place { line, column: String::from_utf8_lossy(&before[start..]).chars().count() + 1 }
 }
 
-/// What serde_json says, without its own idea of the place, which is relative to a part of the file.
+/// Message of serde_json, without its own place, which is relative to a part of the file.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());

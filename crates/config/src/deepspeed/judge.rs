@@ -6,12 +6,12 @@ use crate::optimizers::{self, Optimizer};
 use crate::{Device, Precision};
 use std::collections::BTreeMap;
 
-/// What a verdict depends on beside the file.
+/// Facts beside the file that a verdict depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Context {
     pub world: usize,
     pub device: Device,
-    /// What the run computes in, if it is not refused.
+    /// Precision of the run, if it is not refused.
     pub precision: Precision,
     /// The flags that were typed, by name, as they were typed: `lr` → `--lr 0.01`.
     pub flags: BTreeMap<&'static str, String>,
@@ -80,7 +80,7 @@ fn replaced(file: &DeepSpeed, entry: &Entry, context: &Context) -> Option<String
     of_optimizer.then(|| flag.clone())
 }
 
-/// Whether `--optimizer` is missing or names what the file names, whose parameters then hold.
+/// Returns whether `--optimizer` is missing or names what the file names, whose parameters then hold.
 pub fn same_optimizer(file: &DeepSpeed, context: &Context) -> bool {
     let Some(flag) = context.flags.get("optimizer") else { return true };
     let named = Optimizer::of_deepspeed(file.text("optimizer.type").unwrap_or_default());
@@ -141,7 +141,7 @@ pub(super) fn zero_stage(_: &DeepSpeed, entry: &Entry, context: &Context) -> Ver
     }
 }
 
-/// What tunes ZeRO means nothing without it.
+/// Keys that tune ZeRO change nothing without it.
 pub(super) fn zero_detail(file: &DeepSpeed, _: &Entry, _: &Context) -> Verdict {
     match file.whole("zero_optimization.stage") {
         None | Some(Setting::Given(0)) => accepted("tunes ZeRO, which is off"),
@@ -214,7 +214,7 @@ pub(crate) fn adam_w_mode(file: &DeepSpeed, entry: &Entry, _: &Context) -> Verdi
     }
 }
 
-/// Whether the scheduler has rates of its own, which in DeepSpeed replace the optimizer's.
+/// Returns whether the scheduler has rates of its own, which in DeepSpeed replace the optimizer's.
 pub fn scheduler_sets_rate(file: &DeepSpeed) -> bool {
     let name = file.text("scheduler.type").unwrap_or_default().to_ascii_lowercase();
     let given = file.number("scheduler.params.warmup_max_lr");

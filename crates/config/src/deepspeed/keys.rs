@@ -7,7 +7,7 @@ use crate::optimizers;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// What a key's value must be.
+/// Type of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// A whole number, written as an integer or like 2e8.
@@ -27,7 +27,7 @@ pub enum Kind {
     Any,
 }
 
-/// What becomes of a key.
+/// Effect of a key.
 #[derive(Clone, Copy)]
 pub enum Rule {
     /// Read when the run is resolved. If there is a flag that says the same, it wins.
@@ -200,7 +200,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// Whether an optimizer or a scheduler of this type has it.
+    /// Returns whether an optimizer or a scheduler of this type has it.
     pub fn is_of(&self, kind: &str) -> bool {
         self.of.iter().any(|of| of.eq_ignore_ascii_case(kind))
     }
@@ -332,7 +332,7 @@ pub fn all() -> impl Iterator<Item = &'static Key> + Clone {
     KEYS.iter().chain(OPTIMIZER_PARAMS.iter().chain(SCHEDULER_PARAMS).map(|param| &param.key))
 }
 
-/// What to do instead, if this is a part of DeepSpeed that is not here.
+/// Hint on a part of DeepSpeed that is not here.
 pub fn absent(path: &str) -> Option<&'static str> {
     ABSENT.iter().find(|(name, _)| *name == path).map(|(_, instead)| *instead)
 }

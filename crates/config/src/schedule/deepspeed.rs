@@ -81,7 +81,7 @@ fn warmup_steps(warmup: u64) -> u64 {
     warmup.max(2)
 }
 
-/// How far a warm-up has come, from 0 to 1; nothing once it is over.
+/// Progress of a warm-up, from 0 to 1; nothing once it is over.
 fn rising(iteration: u64, warmup: u64, ramp: Ramp) -> Option<f64> {
     let warmup = warmup_steps(warmup);
     (iteration < warmup).then(|| match ramp {

@@ -5,7 +5,7 @@ use super::{Raw, find};
 use crate::deepspeed::{DeepSpeed, FileError};
 use std::path::Path;
 
-/// What was typed in `folder`, with the DeepSpeed file read; `place` is the record's name in messages.
+/// Reads what was typed in `folder`, with the DeepSpeed file read; `place` is the record's name in messages.
 pub fn read(command: &[String], folder: &Path, place: &str) -> Result<Raw, FileError> {
     let refused = |why: String| {
         let why = format!("the command of the run can't be read: {why}");

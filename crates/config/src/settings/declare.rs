@@ -12,7 +12,7 @@ macro_rules! settings {
         $(#[doc = $help:literal])+
         $field:ident: $type:ty = $about:expr $(; plain $plain:ty = $default:expr, $check:expr)?,
     )+})+) => {
-        /// What the user typed; `None`, or nothing in a list, where the choice is left to a file or to defaults.
+        /// Values that the user typed; `None`, or nothing in a list, where the choice is left to a file or to defaults.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Raw {
             $($($(#[doc = $help])+ pub $field: $type,)+)+
@@ -126,7 +126,7 @@ pub(super) fn resolve<F: Plainly<T>, T: DefaultText>(
     Ok(value)
 }
 
-/// What a file gives for a key, as text.
+/// Value that a file gives for a key, as text.
 fn given(file: &DeepSpeed, key: &str) -> Option<String> {
     let number = file.number(key).map(|number| match number {
         Key::Given(number) => Some(number.to_string()),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What was typed, by flag; the DeepSpeed file with its text.
+/// Typed values by flag; the DeepSpeed file with its text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -47,7 +47,7 @@ impl Record {
         Record { settings, deepspeed: raw.deepspeed.map(file) }
     }
 
-    /// What was typed; `place` is the record's name in messages.
+    /// Reads what was typed; `place` is the record's name in messages.
     pub fn raw(&self, place: &str) -> Result<Raw, FileError> {
         let mut raw = Raw::default();
         for (name, texts) in &self.settings {

@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 const RUN: About = About::of(TRAIN);
-/// What makes a step.
+/// Settings of a step.
 const STEP: About = About::of(TRAIN | PLAN | BENCH);
 const MODEL: About = About::of(TRAIN | PLAN | BENCH | INSPECT);
 const DATA: About = About::of(TRAIN | INSPECT);
@@ -47,7 +47,7 @@ settings! {
         /// Classes of the head, at least those of the data
         classes: Option<usize> = MODEL.value("CLASSES").default("those of the data")
             .elsewhere(OF_WEIGHTS, "Model", "Classes of the head", "those of the weights"),
-        /// How tokens become one vector: class-token or mean
+        /// Pooling of tokens into one vector: class-token or mean
         pool: Option<Pool> = MODEL.value("POOL").default("class-token"),
         /// Rate of dropout, from 0 to below 1; of UPerNet, that of channels before its classifiers
         dropout: Option<f64> = STEP.value("RATE").default("0; 0.1 for UPerNet, as published"),
@@ -106,7 +106,7 @@ settings! {
         /// none; standard: random crops and mirror images; strong: also RandAugment, mixup, cutmix, erasing and label smoothing, with
         /// masks distorted colours
         augment: Option<Preset> = DATA.value("PRESET").default("none; for files with masks strong"),
-        /// How training images are cropped: none; pad: at random after padding by an eighth; resized: a random part, resized
+        /// Crop of training images: none; pad: at random after padding by an eighth; resized: a random part, resized
         crop: Option<Crop> = DATA.value("CROP").default("that of --augment"),
         /// Share of training images that are mirrored, from 0 to 1
         flip: Option<f64> = DATA.value("P").default("that of --augment"),
@@ -133,7 +133,7 @@ settings! {
             .default("{}; else 0.05, or 0.01 with masks").deepspeed(&["optimizer.params.weight_decay"]),
         /// Largest gradient norm; 0 to leave gradients unclipped
         clip: Option<f64> = STEP.value("NORM").default("1; 0 for a published Swin V2 with UPerNet").deepspeed(&["gradient_clipping"]),
-        /// How the learning rate falls: cosine, linear, step, poly or constant
+        /// Schedule of the learning rate: cosine, linear, step, poly or constant
         schedule: Option<Form> = RUN.value("FORM").default("cosine, or poly with masks").deepspeed(&["scheduler.type"]),
         /// Steps of warm-up
         warmup_steps: Option<u64> = RUN.value("STEPS")

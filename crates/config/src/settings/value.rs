@@ -18,7 +18,7 @@ pub trait Value: Clone + PartialEq {
     fn write(&self) -> String;
 }
 
-/// How a setting is typed.
+/// Form in which a setting is typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Alone.
@@ -31,7 +31,7 @@ pub enum Form {
     Perhaps,
 }
 
-/// What was typed of a setting.
+/// Typed value of a setting.
 pub trait Typed: Clone + Default {
     const FORM: Form;
     const WORDS: &'static [&'static str];

@@ -51,6 +51,10 @@ pub const GET: &str = "\
 Examples:
   vitesse data get cifar10 data
   vitesse train --data cifar10:data --model vit-ti/4 --augment standard --out runs/cifar10";
+pub const MAKE: &str = "\
+Examples:
+  vitesse data make photos
+  vitesse data make --task segment streets";
 pub const INSPECT: &str = "\
 Examples:
   vitesse data inspect --data cifar10:data

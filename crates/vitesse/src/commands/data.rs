@@ -2,15 +2,16 @@
 
 mod with_masks;
 
-use crate::args::{GetArgs, InspectArgs};
+use crate::args::{GetArgs, InspectArgs, MakeArgs};
 use crate::class_names::{class_name, exact_name};
 use crate::ending::ending;
 use crate::table::count;
 use anyhow::Context;
-use config::Resolved;
 use config::outputs::{self, Output};
 use config::sets::{self, Sets};
-use data::{Dataset, Image, Loader, LoaderSettings, Request, Sample, Sampler, Sheet, Split};
+use config::{Resolved, Task};
+use data::registry::{Entry, Open};
+use data::{Dataset, Image, Loader, LoaderSettings, Request, Sample, Sampler, Sheet, Split, SyntheticSpec};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -31,6 +32,43 @@ pub fn get(args: GetArgs) -> anyhow::Result<()> {
     bar.finish_and_clear();
     println!("{}", path.display());
     println!("train on it with: vitesse train --data {}:{}", args.set, args.folder.display());
+    Ok(())
+}
+
+pub fn make(args: &MakeArgs) -> anyhow::Result<()> {
+    let MakeArgs { folder, train_samples, test_samples, image_size, classes, seed, .. } = args;
+    let problem = |why: &str| anyhow::anyhow!("{}: {why}", folder.display());
+    if folder.exists() {
+        return Err(problem("exists already; name a new folder"));
+    }
+    let task = match args.task {
+        Task::Classify => data::Task::Classify,
+        Task::Segment => data::Task::Segment,
+    };
+    let Open::Synthetic(open) = Entry::synthetic(task).open else { return Err(problem("no such set")) };
+    let parts = [(Split::Train, "train", *train_samples), (Split::Test, "val", *test_samples)];
+    let spec = |split, len| SyntheticSpec {
+        split,
+        len,
+        image_size: *image_size,
+        channels: 3,
+        classes: *classes,
+        seed: *seed,
+    };
+    // Bad settings are refused before the folder is made.
+    let sets = parts.map(|(split, part, len)| open(spec(split, len)).map(|set| (part, set)));
+    let mut names = vec![];
+    for set in sets {
+        let (part, set) = set?;
+        data::synthetic::files::write(&*set, &folder.join(part))?;
+        names = set.class_names().to_vec();
+    }
+    if task == data::Task::Segment {
+        std::fs::write(folder.join("classes.txt"), names.join("\n") + "\n")?;
+    }
+    let name = if task == data::Task::Segment { "masks" } else { "folder" };
+    println!("{}: {} images of {} classes", folder.display(), count(train_samples + test_samples), classes);
+    println!("train on it with: vitesse train --data {name}:{}", folder.display());
     Ok(())
 }
 
