@@ -34,10 +34,10 @@ pub struct Strange {
     pub words: String,
 }
 
-/// Words of our own in a text, outside of backticks.
+/// Words of our own in a text, outside of backticks and of comments.
 pub fn strange(text: &str) -> Vec<Strange> {
     let mut found = vec![];
-    for (number, line) in text.lines().enumerate() {
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with("<!-- ")) {
         let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join(" \u{1} ");
         let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '\u{1}';
         let words: Vec<String> =
