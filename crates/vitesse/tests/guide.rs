@@ -86,8 +86,8 @@ fn read(page: &Path) -> Vec<Block> {
     blocks(&fs::read_to_string(page).unwrap())
 }
 
-/// Runs the commands of a page, in their order; returns how many.
-fn run(page: &Path) -> usize {
+/// Runs the commands of a page, in their order, up to the first that doesn't end as it should; returns how many ran, or that failure.
+fn run(page: &Path) -> Result<usize, String> {
     let name = page.file_stem().unwrap().to_str().unwrap();
     let folder = Folder::new(&format!("guide-{name}"));
     let path =
@@ -103,23 +103,33 @@ fn run(page: &Path) -> usize {
             let mut bash = folder.command("bash", &["-euo", "pipefail", "-c", &command]);
             let output = bash.env("PATH", &path).output().unwrap();
             println!("{name}:{}: {command} ({:.1} s)", block.line, started.elapsed().as_secs_f64());
-            let place = format!("{}:{}: {command}", page.display(), block.line);
-            assert_eq!(output.status.success(), !block.is("fails"), "{place}\n{}", common::text(&output));
+            if output.status.success() == block.is("fails") {
+                let place = format!("{}:{}: {command}", page.display(), block.line);
+                return Err(format!("{place}\n{}", common::text(&output)));
+            }
             count += 1;
         }
     }
-    count
+    Ok(count)
 }
 
 #[test]
 fn the_readme_runs() {
-    assert!(run(&repository().join("README.md")) >= 2);
+    let count = run(&repository().join("README.md")).unwrap_or_else(|failure| panic!("{failure}"));
+    assert!(count >= 2, "{count} commands");
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn the_guide_runs() {
-    let count: usize = guide().iter().map(|page| run(page)).sum();
+    let (mut count, mut failures) = (0, vec![]);
+    for page in guide() {
+        match run(&page) {
+            Ok(commands) => count += commands,
+            Err(failure) => failures.push(failure),
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(count > 25, "{count} commands");
 }
 
