@@ -145,20 +145,31 @@ impl Raw {
         if let Some(pattern) = no_decay.iter().find(|pattern| !known(pattern)) {
             return Err(ConfigError::setting("no-decay", pattern, no_such));
         }
+        if let Some(pattern) = self.freeze.iter().find(|pattern| !known(pattern)) {
+            return Err(ConfigError::setting("freeze", pattern, no_such));
+        }
+        // A frozen parameter is one whose rate is 0, whatever else is said of it.
+        let frozen = self.freeze.iter().map(|pattern| LrScale { pattern: pattern.clone(), factor: 0.0 });
+        let lr_scale: Vec<LrScale> = self.lr_scale.iter().cloned().chain(frozen).collect();
         if let Some(decay) = self.layer_decay.filter(|d| !(*d > 0.0 && *d <= 1.0)) {
             return Err(ConfigError::setting("layer-decay", decay, "must lie in 0 < F ≤ 1"));
         }
-        let factor = |name: &str| self.lr_scale.iter().rfind(|s| matches(&s.pattern, name)).map(|s| s.factor);
+        let factor = |name: &str| lr_scale.iter().rfind(|s| matches(&s.pattern, name)).map(|s| s.factor);
         if let Some(scale) =
-            self.lr_scale.last().filter(|_| names.iter().all(|(name, _)| factor(name) == Some(0.0)))
+            lr_scale.last().filter(|_| names.iter().all(|(name, _)| factor(name) == Some(0.0)))
         {
-            return Err(ConfigError::setting("lr-scale", scale, "leaves no parameter that learns"));
+            let why = "leaves no parameter that learns";
+            return Err(match self.freeze.last() {
+                Some(pattern) => ConfigError::setting("freeze", pattern, why),
+                None => ConfigError::setting("lr-scale", scale, why),
+            });
         }
+        self.freeze.iter().for_each(|pattern| log.note("freeze", pattern, Origin::Flag));
         self.lr_scale.iter().for_each(|scale| log.note("lr-scale", scale, Origin::Flag));
         self.no_decay.iter().for_each(|pattern| log.note("no-decay", pattern, Origin::Flag));
         log.typed("layer-decay", self.layer_decay);
         Ok(Groups {
-            lr_scale: self.lr_scale.clone(),
+            lr_scale,
             layer_decay: self.layer_decay,
             depth: network.stages().iter().sum(),
             stages: network.stages(),
@@ -250,6 +261,26 @@ mod tests {
     }
 
     #[test]
+    fn frozen_parameters_do_not_learn_whatever_their_rate() {
+        let raw = Raw {
+            freeze: vec!["blocks.0".into(), "*_embed*".into()],
+            lr_scale: vec!["blocks.*=3".parse().unwrap()],
+            ..Raw::default()
+        };
+        let groups = groups(raw);
+        for (name, frozen) in [
+            ("blocks.0.attn.qkv.weight", true),
+            ("patch_embed.proj.bias", true),
+            ("pos_embed", true),
+            ("blocks.1.attn.qkv.weight", false),
+            ("head.weight", false),
+        ] {
+            assert_eq!(groups.group(name).is_frozen(), frozen, "{name}");
+        }
+        assert_eq!(groups.group("blocks.1.attn.qkv.weight").lr_scale, 3.0);
+    }
+
+    #[test]
     fn a_pattern_that_matches_nothing_is_refused() {
         let network = Network::named("vit-ti/4", 32, 3, 10).unwrap();
         let message = |raw: Raw| raw.groups(&network, &mut Log::default()).unwrap_err().to_string();
@@ -259,6 +290,9 @@ mod tests {
         assert!(
             message(Raw { no_decay: vec!["heads".into()], ..Raw::default() }).contains("--no-decay heads")
         );
+        let freeze = |pattern: &str| message(Raw { freeze: vec![pattern.into()], ..Raw::default() });
+        assert!(freeze("heads").starts_with("--freeze heads: matches no parameter"));
+        assert_eq!(freeze("*"), "--freeze *: leaves no parameter that learns");
         assert!(message(Raw { layer_decay: Some(0.0), ..Raw::default() }).contains("--layer-decay 0"));
         for bad in ["head", "=1", "head=-1", "head=inf", "head=x"] {
             assert!(bad.parse::<LrScale>().is_err(), "{bad}");

@@ -9,8 +9,10 @@ use super::resolve::positive;
 use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting, same_optimizer};
+use crate::raw::Span;
 use crate::schedule::{Drops, Schedule};
 use graph::Optimizer;
+use text::many;
 
 /// A value with where it came from.
 pub(super) type Picked<T> = (T, Origin);
@@ -102,7 +104,7 @@ impl Raw {
         let (decay, origin) = or_flag(self.weight_decay, section.number("weight_decay", ours, theirs));
         let origin = if one.weight_decay.is_none() { recipe.or_origin(origin) } else { origin };
         log.note("weight-decay", decay, origin);
-        let optimizer = one.rule(&section, decay);
+        let optimizer = one.rule(self, &section, decay, log)?;
         if let Optimizer::Sgd { momentum, nesterov, .. } = optimizer {
             self.nesterov_needs_momentum(momentum, nesterov)?;
         }
@@ -151,7 +153,9 @@ impl Raw {
         self.refuse_flags_of_others(&form.to_string(), |forms| forms.contains(&form))?;
         let total = length.steps;
         let default_warmup = if form == Form::Constant { 0 } else { recipe.warmup(total) };
-        let warmup = log.pick("warmup-steps", self.warmup_steps, default_warmup).min(total);
+        let (warmup, origin) = or_flag(self.warmup(length), (default_warmup, Origin::default_value()));
+        log.note("warmup-steps", warmup, self.warmup_origin(length, origin));
+        let warmup = warmup.min(total);
         let min = self.min_lr.unwrap_or(0.0);
         if !(0.0..=peak).contains(&min) {
             let why = format!("must lie between 0 and the highest rate, {peak}");
@@ -172,10 +176,34 @@ impl Raw {
         })
     }
 
+    /// Steps of warm-up that were asked for.
+    pub(super) fn warmup(&self, length: Length) -> Option<u64> {
+        self.warmup_steps.map(|span| span.steps(length.steps_per_epoch))
+    }
+
+    /// Where the steps of warm-up come from: epochs are counted in steps.
+    pub(super) fn warmup_origin(&self, length: Length, origin: Origin) -> Origin {
+        match self.warmup_steps {
+            Some(span @ Span::Epochs(_)) => Origin::Derived(format!(
+                "--warmup-steps {span} × {} an epoch",
+                many(length.steps_per_epoch as usize, "step")
+            )),
+            _ => origin,
+        }
+    }
+
     fn drops(&self, length: Length) -> Result<Drops, ConfigError> {
         let mut milestones: Vec<u64> =
             self.milestones.iter().map(|span| span.steps(length.steps_per_epoch)).collect();
         milestones.sort_unstable();
+        let zero = |span: &&Span| matches!(span, Span::Steps(0) | Span::Epochs(0.0));
+        let spans = [
+            ("milestones", self.milestones.iter().find(zero)),
+            ("step-every", self.step_every.as_ref().filter(zero)),
+        ];
+        if let Some((flag, span)) = spans.into_iter().find_map(|(flag, span)| Some((flag, span?))) {
+            return Err(ConfigError::setting(flag, span, "must be more than 0"));
+        }
         match (self.step_every, milestones.is_empty()) {
             (Some(every), false) => {
                 Err(ConfigError::setting("step-every", every, "--milestones says when the rate drops"))

@@ -3,11 +3,14 @@
 //! The engine's side is [`graph::Optimizer`]: its variant, what it keeps of earlier gradients, and the ops of its update.
 
 use super::deepspeed::keys::Expected::{Equals, Is};
-use super::deepspeed::keys::Kind::{Betas, Bool, NotNegative, Number, Positive, Share};
+use super::deepspeed::keys::Kind::{Betas as TwoRates, Bool, NotNegative, Number, Positive, Share};
 use super::deepspeed::keys::Rule::{Harmless, Honoured, Judged, Must};
 use super::deepspeed::keys::{Key, OTHER_KERNEL, auto, key};
-use super::deepspeed::{DeepSpeed, judge};
-use super::optimize::{Picked, Section};
+use super::deepspeed::{DeepSpeed, Setting, judge};
+use super::numbers::Betas;
+use super::optimize::{Picked, Section, or_flag};
+use super::origin::Log;
+use crate::{ConfigError, Raw};
 use graph::Optimizer as Rule;
 
 /// All that is said of an optimizer outside of the engine.
@@ -79,8 +82,8 @@ const BETA1: Hyper = hyper("beta1", From::Beta(0), 0.9, 0.9);
 const BETA2: Hyper = hyper("beta2", From::Beta(1), 0.999, 0.999);
 const EPS: Hyper = hyper("eps", From::Number("eps"), 1e-8, 1e-8);
 
-const BETAS: Key = auto("optimizer.params.betas", Betas, Honoured(None));
-const EPSILON: Key = auto("optimizer.params.eps", NotNegative, Honoured(None));
+const BETAS: Key = auto("optimizer.params.betas", TwoRates, Honoured(Some("betas")));
+const EPSILON: Key = auto("optimizer.params.eps", NotNegative, Honoured(Some("eps")));
 const BIAS_CORRECTION: Key =
     key("optimizer.params.bias_correction", Bool, Must(Is(true), "bias correction is always on here"));
 const AMSGRAD: Key = key("optimizer.params.amsgrad", Bool, Must(Is(false), "AMSGrad is not built"));
@@ -119,7 +122,7 @@ pub const ALL: &[Optimizer] = &[
     },
     Optimizer {
         name: "sgd",
-        help: "gradient descent with Nesterov momentum 0.9",
+        help: "gradient descent with Nesterov momentum",
         lr: Some(0.03),
         weight_decay: Some(1e-4),
         numbers: &[
@@ -129,7 +132,7 @@ pub const ALL: &[Optimizer] = &[
         deepspeed: &["SGD"],
         refused: None,
         keys: &[
-            key("optimizer.params.momentum", Share, Honoured(None)),
+            key("optimizer.params.momentum", Share, Honoured(Some("momentum"))),
             key("optimizer.params.nesterov", Bool, Honoured(None)),
             key("optimizer.params.dampening", Number, Must(Equals(0.0), "momentum is not dampened here")),
         ],
@@ -169,7 +172,7 @@ pub const ALL: &[Optimizer] = &[
     },
     Optimizer {
         name: "muon",
-        help: "orthogonalised Nesterov momentum 0.95 for the matrices of hidden layers, with updates of AdamW's size, \
+        help: "orthogonalised Nesterov momentum for the matrices of hidden layers, with updates of AdamW's size, \
                and AdamW at the same learning rate for all else",
         // Updates have the size of AdamW's, whose rate and decay carry over.
         lr: None,
@@ -206,24 +209,64 @@ impl Optimizer {
         of_type(kind).filter(|one| one.refused.is_none())
     }
 
-    /// Its rule, by the numbers of a file's section or their defaults.
-    pub(crate) fn rule(&self, section: &Section<'_>, weight_decay: f64) -> Rule {
-        let number = |hyper: &Hyper| {
+    /// Whether it has the number of this flag.
+    pub(crate) fn has(&self, flag: &str) -> bool {
+        self.numbers.iter().any(|hyper| match hyper.from {
+            From::Number(key) => key == flag,
+            From::Beta(_) => flag == "betas",
+            From::Switch(_) => false,
+        })
+    }
+
+    /// Its rule, by flags, the numbers of a file's section, or their defaults.
+    pub(crate) fn rule(
+        &self,
+        raw: &Raw,
+        section: &Section<'_>,
+        weight_decay: f64,
+        log: &mut Log,
+    ) -> Result<Rule, ConfigError> {
+        raw.check_numbers(self)?;
+        let betas = |which: usize| move |Betas(first, second)| if which == 0 { first } else { second };
+        let mut numbers = vec![];
+        for hyper in self.numbers {
             let Hyper { ours, theirs, .. } = *hyper;
             let value = match hyper.from {
-                From::Number(key) => section.number(key, ours, theirs).0,
+                From::Number(key) => {
+                    let picked = section.number(key, ours, theirs);
+                    match raw.number_of_optimizer(key) {
+                        Some((flag, typed)) => {
+                            let (value, origin) = or_flag(typed, picked);
+                            log.note(flag, value, origin);
+                            value
+                        }
+                        None => picked.0,
+                    }
+                }
                 From::Switch(key) => {
                     let (on, _): Picked<bool> = section.boolean(key, ours != 0.0, theirs != 0.0);
                     f64::from(u8::from(on))
                 }
                 From::Beta(which) => {
-                    let pair = section.pick("betas", DeepSpeed::betas, (ours, ours), (theirs, theirs)).0;
-                    if which == 0 { pair.0 } else { pair.1 }
+                    let read = |file: &DeepSpeed, key: &str| {
+                        file.betas(key).map(|pair| match pair {
+                            Setting::Given((first, second)) => {
+                                Setting::Given(betas(which)(Betas(first, second)))
+                            }
+                            Setting::Auto => Setting::Auto,
+                        })
+                    };
+                    let (value, origin) =
+                        or_flag(raw.betas.map(betas(which)), section.pick("betas", read, ours, theirs));
+                    if let Some((_, first)) = numbers.last().filter(|_| which == 1) {
+                        log.note("betas", Betas(*first, value), origin);
+                    }
+                    value
                 }
             };
-            (hyper.name, value)
-        };
-        (self.make)(&Values { numbers: self.numbers.iter().map(number).collect(), weight_decay })
+            numbers.push((hyper.name, value));
+        }
+        Ok((self.make)(&Values { numbers, weight_decay }))
     }
 }
 
@@ -273,7 +316,7 @@ mod tests {
     fn numbers_are_those_of_the_engine() {
         let section = Section { file: None, name: "optimizer" };
         for one in ALL {
-            let rule = one.rule(&section, 0.25);
+            let rule = one.rule(&Raw::default(), &section, 0.25, &mut Log::default()).unwrap();
             assert_eq!(rule.name(), one.name);
             assert_eq!(rule.weight_decay(), 0.25);
             let serde_json::Value::Object(members) = serde_json::to_value(rule).unwrap() else { panic!() };

@@ -75,8 +75,8 @@ impl FromStr for Span {
         let text = text.trim();
         let epochs = ["epochs", "epoch", "ep"].iter().find_map(|unit| text.strip_suffix(unit));
         let span = match epochs {
-            Some(number) => number.trim().parse().ok().filter(|x| *x > 0.0 && *x < 1e9).map(Span::Epochs),
-            None => text.parse().ok().filter(|x| *x > 0).map(Span::Steps),
+            Some(number) => number.trim().parse().ok().filter(|x| (0.0..1e9).contains(x)).map(Span::Epochs),
+            None => text.parse().ok().map(Span::Steps),
         };
         span.ok_or_else(|| "is neither steps, such as 1000, nor epochs, such as 30ep".to_string())
     }
@@ -121,6 +121,36 @@ impl fmt::Display for Every {
     }
 }
 
+/// How much of a set is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    All,
+    Images(usize),
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "all" => Ok(Part::All),
+            number => number
+                .parse()
+                .map(Part::Images)
+                .map_err(|_| "is neither a number of images nor all".to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Part::All => f.write_str("all"),
+            Part::Images(images) => write!(f, "{images}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +172,8 @@ mod tests {
         assert_eq!("30ep".parse::<Span>().unwrap().steps(313), 9390);
         assert_eq!("0.5 epochs".parse::<Span>().unwrap().steps(10), 5);
         assert_eq!("7".parse::<Span>().unwrap().steps(313), 7);
-        for bad in ["", "0", "-1", "ep", "-1ep", "nanep", "infep", "1.5", "x"] {
+        assert_eq!("0".parse::<Span>().unwrap().steps(313), 0);
+        for bad in ["", "-1", "ep", "-1ep", "nanep", "infep", "1.5", "x"] {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
         }
     }

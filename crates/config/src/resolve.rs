@@ -3,7 +3,6 @@
 use super::arithmetic::Arithmetic;
 use super::optimize::Length;
 use super::origin::{Log, Origin};
-use super::raw::Every;
 use super::resolved::{Resolved, SCHEMA};
 use super::settings::Raw;
 use super::source::{Cache, Data, Facts, Source, fraction};
@@ -93,7 +92,7 @@ impl Raw {
         let source = self.source()?;
         log.typed("task", self.task);
         let (model, network) = self.network(&source, facts, log)?;
-        let data = self.data(source, facts, threads, log)?;
+        let mut data = self.data(source, facts, threads, log)?;
         let batch = self.batch(world, log)?;
         holdable(&model, &network, batch.micro)?;
         let (augmentation, label_smoothing, pixels) = match Task::of(&network) {
@@ -115,8 +114,10 @@ impl Raw {
             let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
             return Err(ConfigError::setting("batch-size", batch.micro, why));
         }
+        self.check_class_weights(&network, &augmentation, label_smoothing)?;
         let length = self.length(&data, &network, batch.total, log)?;
-        let (eval_every, eval_steps) = self.eval_every(&data.source, length.steps, log)?;
+        data.eval_images = self.eval_images(&data, length, batch.total, log)?;
+        let (eval_every, eval_steps) = self.eval_every(&data, length, batch.total, log)?;
         let (optimizer, lr) = self.optimizer(log)?;
         let schedule = self.schedule(lr, length, log)?;
         let groups = self.groups(&network, log)?;
@@ -269,7 +270,16 @@ impl Raw {
         let cache = log.pick("cache", self.cache, Cache::Auto);
         let skip_bad_images = self.skip_bad_images;
         log.typed("skip-bad-images", skip_bad_images.then_some("yes"));
-        Ok(Data { source, relative: None, facts: *facts, fraction, workers, cache, skip_bad_images })
+        Ok(Data {
+            source,
+            relative: None,
+            facts: *facts,
+            fraction,
+            workers,
+            cache,
+            skip_bad_images,
+            eval_images: None,
+        })
     }
 
     fn length(
@@ -312,27 +322,6 @@ impl Raw {
         }
         log.note("steps", steps, origin);
         Ok(Length { steps, steps_per_epoch })
-    }
-
-    /// Epochs between evaluations, and steps if they count instead.
-    fn eval_every(
-        &self,
-        source: &Source,
-        steps: u64,
-        log: &mut Log,
-    ) -> Result<(u64, Option<u64>), ConfigError> {
-        let default = match source.entry().run {
-            // Epochs of a published run are many.
-            Some(run) => Every::Steps((steps / run.evaluations).max(1)),
-            None => Every::Epochs(1),
-        };
-        match log.pick("eval-every", self.eval_every, default) {
-            Every::Epochs(0) | Every::Steps(0) => {
-                Err(ConfigError::setting("eval-every", 0, "must be at least 1"))
-            }
-            Every::Epochs(epochs) => Ok((epochs, None)),
-            Every::Steps(steps) => Ok((1, Some(steps))),
-        }
     }
 
     fn clip(&self, log: &mut Log) -> Result<Option<f64>, ConfigError> {

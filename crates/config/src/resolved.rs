@@ -158,6 +158,12 @@ impl Resolved {
         due || steps == self.steps
     }
 
+    /// How often the model is evaluated.
+    pub fn evaluations(&self) -> u64 {
+        let every = self.eval_steps.unwrap_or(self.eval_every.saturating_mul(self.steps_per_epoch));
+        self.steps.div_ceil(every.max(1))
+    }
+
     /// Training images of a step, over all ranks; the last of an epoch may have fewer.
     pub fn images_of_step(&self, step: u64) -> usize {
         let begins = (step % self.steps_per_epoch) as usize * self.global_batch();

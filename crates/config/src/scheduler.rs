@@ -82,7 +82,8 @@ impl Raw {
             | Scheduler::WarmupDecayLr { warmup, .. }
             | Scheduler::WarmupCosineLr { warmup, .. } => {
                 let of_file = section.whole("warmup_num_steps", (length.steps / 20).max(1), 1000);
-                let (steps, origin) = or_flag(self.warmup_steps, of_file);
+                let (steps, origin) = or_flag(self.warmup(length), of_file);
+                let origin = self.warmup_origin(length, origin);
                 if steps == 0 {
                     return Err(ConfigError::setting(
                         "warmup-steps",

@@ -142,7 +142,9 @@ pub fn resolve(raw: &Raw, world: usize) -> Result<(Resolved, Sets), ConfigError>
     let opened = Opened::of(raw)?;
     let mut run = raw.resolve(&opened.facts(raw)?, world)?;
     let sets = opened.for_run(&run)?;
+    let sets = Sets { test: Subset::of(sets.test, run.data.eval_images()), ..sets };
     run.class_names = sets.class_names().to_vec();
+    run.weights_of_classes(&*sets.train)?;
     Ok((run, sets))
 }
 
@@ -177,7 +179,7 @@ mod tests {
         };
         let (run, sets) = resolve(&raw, 1).unwrap();
         assert_eq!((sets.train.task(), sets.test.task()), (data::Task::Segment, data::Task::Segment));
-        assert_eq!((sets.train.len(), sets.test.len(), sets.train.classes()), (20, 200, 4));
+        assert_eq!((sets.train.len(), sets.test.len(), sets.train.classes()), (20, 144, 4));
         assert_eq!((run.network.classes(), run.steps_per_epoch), (4, 2), "whole batches of 8");
         let source = raw.source().unwrap();
         let inspected = Opened::of(&raw).unwrap().to_inspect(&raw, &source).unwrap();

@@ -213,9 +213,17 @@ pub struct Data {
     pub cache: Cache,
     /// Leave out images that can't be read, instead of ending the run.
     pub skip_bad_images: bool,
+    /// Images of the validation set that are evaluated in training; all where none is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_images: Option<usize>,
 }
 
 impl Data {
+    /// Images of the validation set that a training run evaluates.
+    pub fn eval_images(&self) -> usize {
+        self.eval_images.unwrap_or(usize::MAX).min(self.facts.test_images)
+    }
+
     /// Training images that the run uses.
     pub fn train_images(&self) -> usize {
         let images = (self.facts.train_images as f64 * self.fraction).round() as usize;
@@ -367,6 +375,7 @@ mod tests {
             workers: 1,
             cache: Cache::Auto,
             skip_bad_images: false,
+            eval_images: None,
         };
         assert_eq!(data(1.0).train_images(), 50_000);
         assert_eq!(data(0.1).train_images(), 5_000);

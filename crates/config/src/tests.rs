@@ -220,7 +220,7 @@ fn schedules_come_from_flags() {
     let form = |form| Raw { schedule: Some(form), ..Raw::default() };
     assert_eq!(schedule(form(Form::Constant)), Schedule::Constant { peak: 1e-3, warmup: 0 });
     assert_eq!(
-        schedule(Raw { min_lr: Some(1e-5), warmup_steps: Some(9), ..form(Form::Linear) }),
+        schedule(Raw { min_lr: Some(1e-5), warmup_steps: Some(Span::Steps(9)), ..form(Form::Linear) }),
         Schedule::Linear { peak: 1e-3, min: 1e-5, warmup: 9, total: 600 }
     );
     assert_eq!(
@@ -360,7 +360,8 @@ fn auto_leaves_the_choice_to_flags_and_defaults() {
     let decayed =
         |max, warmup| Scheduler::WarmupDecayLr { min: 0.0, max, warmup, ramp: Ramp::Log, total: 939 };
     assert_eq!(run.schedule, Schedule::DeepSpeed(decayed(1e-3, 46)));
-    let flags = Raw { lr: Some(0.5), warmup_steps: Some(7), weight_decay: Some(0.0), ..zero_off() };
+    let flags =
+        Raw { lr: Some(0.5), warmup_steps: Some(Span::Steps(7)), weight_decay: Some(0.0), ..zero_off() };
     let run = plain(flags);
     assert_eq!(run.schedule, Schedule::DeepSpeed(decayed(0.5, 7)));
     assert!(matches!(run.optimizer, Optimizer::AdamW { weight_decay: 0.0, .. }));

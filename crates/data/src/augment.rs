@@ -55,6 +55,8 @@ pub struct Transform {
     /// α of λ ~ Beta(α, α); 0 turns it off. With both on, each pair takes one of the two at even odds.
     pub mixup: f64,
     pub cutmix: f64,
+    /// Weight of each class's labels; 1 for classes that it doesn't reach.
+    pub class_weights: Vec<f32>,
 }
 
 /// Choice of the part of an image.
@@ -99,6 +101,7 @@ impl Transform {
             erase: 0.0,
             mixup: 0.0,
             cutmix: 0.0,
+            class_weights: vec![],
         }
     }
 

@@ -35,9 +35,14 @@ pub fn command(
 ) -> Result<Command, String> {
     let mut words: Vec<OsString> = vec!["train".into()];
     words.extend(planned.options.iter().map(OsString::from));
+    let says = |flag: &str| planned.options.iter().any(|option| option.split('=').next() == Some(flag));
     // With one seed for all, runs of a point would learn the same to the bit, and their scores tell nothing of chance.
-    if !planned.options.iter().any(|option| option.split('=').next() == Some("--seed")) {
+    if !says("--seed") {
         words.extend(["--seed".into(), repeat.to_string().into()]);
+    }
+    // Points of any length are compared on the same images.
+    if !says("--eval-images") {
+        words.extend(["--eval-images", "all"].map(OsString::from));
     }
     // Of a run that is measured, every step is like the others.
     words.extend(["--out".into(), folder.into()]);
@@ -324,8 +329,7 @@ mod tests {
 
     #[test]
     fn ranks_are_started_in_the_way_that_is_asked_for() {
-        let train =
-            "/bin/vitesse train --threads 1 --seed 2 --out OUT --no-checkpoints --no-breakdown --json";
+        let train = "/bin/vitesse train --threads 1 --seed 2 --eval-images all --out OUT --no-checkpoints --no-breakdown --json";
         assert_eq!(words(&Launch::default(), 2, 1).unwrap(), format!("{train} --ranks 2"));
         let mpi = Launch { comm: Some("mpi".into()), ..Launch::default() };
         assert_eq!(words(&mpi, 2, 1).unwrap(), format!("{train} --ranks 2 --comm mpi"));

@@ -291,8 +291,9 @@ impl<T: Real> Session<T> {
         self.account.note(data, spent, self.device.collectives(), self.device.sensors());
         let score = Score::of(stats);
         let images = match self.run.task() {
-            Task::Classify => score.samples,
-            Task::Segment => self.run.images_of_step(step) as f64,
+            Task::Classify if self.run.class_weights.is_none() => score.samples,
+            // Labels are pixels there, or weigh more or less than one.
+            Task::Classify | Task::Segment => self.run.images_of_step(step) as f64,
         };
         let applied = apply != 0.0;
         let result = StepResult { score, images, learning_rate, gradient_norm, applied, loss_scale };

@@ -20,7 +20,7 @@ fn raw() -> Raw {
         train_samples: Some(32),
         test_samples: Some(4),
         steps: Some(20),
-        warmup_steps: Some(0),
+        warmup_steps: Some(config::Span::Steps(0)),
         ..Raw::default()
     }
 }

@@ -15,7 +15,7 @@ use records::{MetricsLine, Parts};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use text::printable;
+use text::{many, printable};
 use train::account::Step;
 use train::balance::Straggler;
 use train::run::Events;
@@ -148,6 +148,13 @@ impl Events for Progress<'_> {
             megabytes(program.arena()),
             megabytes(program.state_bytes()),
         ));
+        if let Some(images) = run.data.eval_images {
+            self.line(format!(
+                "evaluates on {} of {} (--eval-images all for all)",
+                count(images),
+                many(run.data.facts.test_images, "validation image")
+            ));
+        }
         if let Some(weight) = run.network.auxiliary_weight() {
             self.line(format!(
                 "loss: of the main head, in training and evaluation; training also minimises {weight} × the auxiliary head's"

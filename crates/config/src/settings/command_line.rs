@@ -72,7 +72,7 @@ mod tests {
             refused("vitesse train --modle x"),
             "run.json: the command of the run can't be read: unexpected argument '--modle' found"
         );
-        assert!(refused("vitesse train --lr x").ends_with("--lr x: invalid float literal"));
+        assert!(refused("vitesse train --lr x").ends_with("--lr x: is no number"));
         assert!(refused("vitesse train --lr").ends_with("--lr has no value"));
         assert!(refused("vitesse study").ends_with("the run was not started by `vitesse train`"));
     }

@@ -150,7 +150,7 @@ mod tests {
             refused("seed = 1\nbatch_size = 3"),
             "run.toml:2: batch_size: there is no such setting; did you mean batch-size?"
         );
-        assert_eq!(refused("lr = \"much\""), "run.toml:1: lr: much invalid float literal");
+        assert_eq!(refused("lr = \"much\""), "run.toml:1: lr: much is no number");
         assert_eq!(refused("\nlr = true"), "run.toml:2: lr: expected a number or a text, found boolean");
         assert_eq!(refused("balance = 1"), "run.toml:1: balance: expected true or false, found integer");
         assert_eq!(refused("[lr]\nx = 1"), "run.toml:1: lr: expected a number or a text, found table");

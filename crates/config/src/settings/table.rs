@@ -12,8 +12,8 @@ use crate::error::ConfigError;
 use crate::optimizers;
 use crate::origin::Log;
 use crate::{
-    Cache, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Precision, Preset,
-    RandAugment, Residual, Span, Task,
+    Betas, Cache, ClassWeights, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Part,
+    Precision, Preset, RandAugment, Residual, Span, Task,
 };
 use graph::Recompute;
 use models::vit::Pool;
@@ -118,6 +118,9 @@ settings! {
         mixup: Option<f64> = DATA.value("A").default("that of --augment"),
         /// Paste a part of one image of a pair into the other, with A as for --mixup; 0 for none
         cutmix: Option<f64> = DATA.value("A").default("that of --augment"),
+        /// Weights of the classes in the training loss, the mean over the labels' weights as in PyTorch: a number for each class, in their
+        /// order; NAME=WEIGHT for some, 1 for the others; or balanced: images / (classes × images of the class)
+        class_weights: Option<ClassWeights> = RUN.value("WEIGHTS"); plain Option<ClassWeights> = None, any,
         /// Label smoothing, from 0 to below 1
         label_smoothing: Option<f64> = STEP.value("RATE").default("0, or 0.1 with --augment strong"),
     }
@@ -135,8 +138,14 @@ settings! {
         clip: Option<f64> = STEP.value("NORM").default("1; 0 for a published Swin V2 with UPerNet").deepspeed(&["gradient_clipping"]),
         /// Schedule of the learning rate: cosine, linear, step, poly or constant
         schedule: Option<Form> = RUN.value("FORM").default("cosine, or poly with masks").deepspeed(&["scheduler.type"]),
-        /// Steps of warm-up
-        warmup_steps: Option<u64> = RUN.value("STEPS")
+        /// Decay rates of Adam's two moments, each from 0 to below 1; of adamw, lamb, and muon where it leaves parameters to AdamW
+        betas: Option<Betas> = STEP.value("BETA1,BETA2").default("0.9,0.999").deepspeed(&["optimizer.params.betas"]),
+        /// Momentum, from 0 to below 1; of sgd and muon
+        momentum: Option<f64> = STEP.value("MOMENTUM").default("0.9 for sgd, 0.95 for muon").deepspeed(&["optimizer.params.momentum"]),
+        /// Number that is added to the root of the second moment; of adamw, lamb and muon
+        eps: Option<f64> = STEP.value("EPS").default("1e-8").deepspeed(&["optimizer.params.eps"]),
+        /// Steps of warm-up, or epochs as in 5ep
+        warmup_steps: Option<Span> = RUN.value("SPAN")
             .default("a twentieth of all, or with masks a tenth but no more than 1500; none if the rate is constant")
             .deepspeed(&["scheduler.params.warmup_num_steps"]),
         /// Lowest learning rate, of cosine, linear and poly
@@ -151,6 +160,8 @@ settings! {
         power: Option<f64> = RUN.value("POWER").default("1"),
         /// Factor on the learning rate of some parameters: a name or its beginning, or a pattern as in blocks.*=0.1 (repeatable; the last that matches holds)
         lr_scale: Vec<LrScale> = RUN.value("PATTERN=FACTOR"),
+        /// Parameters that are not trained: a name or its beginning, or a pattern as for --lr-scale (repeatable)
+        freeze: Vec<String> = RUN.value("PATTERN"),
         /// Factor from each layer's learning rate to that of the layer below, above 0 and up to 1
         layer_decay: Option<f64> = RUN.value("FACTOR"),
         /// Parameters without weight decay, beside biases, norms, class token and positions; none: decay even those (repeatable)
@@ -246,7 +257,12 @@ settings! {
         /// Keep metrics alone: write neither checkpoints nor weights
         no_checkpoints: bool = RUN.excludes(&["checkpoint-every", "keep", "max-restarts"]).free(&["checkpoints"]),
         /// Epochs between evaluations, or iterations as in 16000it
-        eval_every: Option<Every> = RUN.value("SPAN").default("1; on ADE20K a tenth of all steps").agreed(&["eval_every", "eval_steps"]),
+        eval_every: Option<Every> = RUN.value("SPAN")
+            .default("1, on ADE20K a tenth of all steps; more where evaluating would take longer than training")
+            .agreed(&["eval_every", "eval_steps"]),
+        /// Images of the validation set that the run evaluates on, or all; `vitesse eval` takes all
+        eval_images: Option<Part> = RUN.value("IMAGES|all").default("all, but no more than three times the images that are trained on")
+            .agreed(&["data.eval_images"]),
         /// End the run after so many evaluations without a better score than the best before them
         early_stop: Option<u64> = RUN.value("EVALUATIONS").agreed(&[]); plain Option<u64> = None, if_given(counts),
         /// Steps between lines of the log

@@ -27,6 +27,7 @@ fn what_is_put_is_what_is_typed() {
                 "rand-augment" => "2,9",
                 "timeout" => "30s",
                 "ema" => "0.5",
+                "betas" => "0.9,0.98",
                 _ => "1",
             }),
         };

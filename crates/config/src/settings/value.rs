@@ -1,6 +1,6 @@
 //! Types that a setting can have: each is read from text, and written as the text it is read from.
 
-use crate::{Cache, Every, LrScale, RandAugment, Span};
+use crate::{Betas, Cache, ClassWeights, Every, LrScale, Part, RandAugment, Span};
 use graph::Recompute;
 use models::vit::Pool;
 use std::net::SocketAddr;
@@ -124,7 +124,30 @@ macro_rules! by_text {
     )*};
 }
 
-by_text!(String usize u32 u64 f32 f64 SocketAddr Span Every LrScale RandAugment);
+by_text!(String SocketAddr Span Every LrScale Part RandAugment Betas ClassWeights);
+
+/// Numbers, refused in the words of all other settings.
+macro_rules! numbers {
+    ($($type:ty: $refusal:literal)*) => {$(
+        impl Value for $type {
+            fn read(text: &str) -> Result<Self, String> {
+                text.trim().parse().map_err(|_| $refusal.to_string())
+            }
+
+            fn write(&self) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+
+numbers! {
+    usize: "is no whole number of 0 or more"
+    u32: "is no whole number of 0 or more"
+    u64: "is no whole number of 0 or more"
+    f32: "is no number"
+    f64: "is no number"
+}
 
 /// Values that are one of a few words and whose type is another crate's.
 macro_rules! by_word {

@@ -25,11 +25,17 @@ pub struct Batch {
     pub partners: Vec<i32>,
     /// λ, the share of the sample's own label; 1 where nothing was mixed in (B).
     pub mix: Vec<f32>,
-    /// Weights of the labels: 0 for padding, for an image that was skipped and for an ignored pixel, otherwise 1.
+    /// Weights of the labels: 0 for padding, for an image that was skipped and for an ignored pixel, otherwise that of
+    /// the label's class, which is 1 unless the transform says otherwise.
     pub weights: Vec<f32>,
     /// Numbers of the images in their set.
     pub indices: Vec<usize>,
     pub skipped: Vec<Skipped>,
+}
+
+/// Weight of a label by its class.
+pub(super) fn weight(class_weights: &[f32], label: i32) -> f32 {
+    usize::try_from(label).ok().and_then(|class| class_weights.get(class)).copied().unwrap_or(1.0)
 }
 
 /// An image that could not be read; its place in the batch has weight 0 and pixels 0.

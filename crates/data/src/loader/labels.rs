@@ -1,5 +1,6 @@
 //! Samples with one label each: transformed, mixed in pairs, and finished here or left to a device.
 
+use super::batch::weight;
 use super::maker::{Draw, Prepare};
 use super::{Batch, Request};
 use crate::augment::{CHOICES, Finish, Side};
@@ -112,7 +113,7 @@ impl Prepare for Labels {
         batch.labels[place] = *label;
         batch.partners[place] = if mixed { self.pair[1 - slot].label } else { *label };
         batch.mix[place] = self.mix.lambda();
-        batch.weights[place] = 1.0;
+        batch.weights[place] = weight(&self.preparer.transform().class_weights, *label);
         match &self.finish {
             Some(finish) => self.deliver_bytes(finish, request, position, batch),
             None => batch.images[place * pixels.len()..][..pixels.len()].copy_from_slice(pixels),

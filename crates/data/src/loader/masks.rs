@@ -1,5 +1,6 @@
 //! Samples with a label for each pixel: transformed one by one, and finished here or left to a device.
 
+use super::batch::weight as weight_of;
 use super::maker::{Draw, Prepare};
 use super::{Batch, Request};
 use crate::segment::{IGNORED, MaskFinish, MaskPreparer};
@@ -52,9 +53,11 @@ impl Prepare for Masks {
         Batch::part(&mut batch.images, capacity, place).copy_from_slice(&self.image);
         let labels = Batch::part(&mut batch.labels, capacity, place);
         let weights = Batch::part(&mut batch.weights, capacity, place);
+        let class_weights = &self.preparer.transform().class_weights;
         for ((label, weight), &mask) in labels.iter_mut().zip(weights).zip(&self.mask) {
-            let counts = mask != IGNORED;
-            (*label, *weight) = (if counts { i32::from(mask) } else { 0 }, f32::from(u8::from(counts)));
+            let class = i32::from(mask);
+            (*label, *weight) =
+                if mask == IGNORED { (0, 0.0) } else { (class, weight_of(class_weights, class)) };
         }
     }
 }

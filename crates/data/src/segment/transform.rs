@@ -26,6 +26,8 @@ pub struct MaskTransform {
     pub flip: f64,
     /// Change brightness, contrast, saturation and hue, each at even odds.
     pub distort: bool,
+    /// Weight of each class's pixels; 1 for classes that it doesn't reach.
+    pub class_weights: Vec<f32>,
 }
 
 /// The longer side of the box is so many times the shorter one: 2048 and 512.
@@ -49,6 +51,7 @@ impl MaskTransform {
             max_share: 1.0,
             flip: 0.0,
             distort: false,
+            class_weights: vec![],
         }
     }
 

@@ -361,7 +361,7 @@ fn a_step_that_is_not_finite_is_named_and_nothing_after_it_is_kept() {
     // Where nothing behind it was applied, late or not is the same.
     let diverge = |depth: usize| {
         let nothing = Raw { out: None, checkpoint_every: None, keep: None, ..raw(&folder, "") };
-        let raw = Raw { lr: Some(1e25), warmup_steps: Some(0), ..nothing };
+        let raw = Raw { lr: Some(1e25), warmup_steps: Some(config::Span::Steps(0)), ..nothing };
         train_late(&raw, depth, None, as_told, &mut Listener::default()).unwrap_err().to_string()
     };
     assert_eq!(diverge(1), diverge(3));

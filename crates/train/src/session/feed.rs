@@ -4,7 +4,8 @@ use super::Session;
 use crate::error::TrainError;
 use config::Resolved;
 use config::Shares;
-use data::{Finish, Loader, LoaderSettings, Preparation, Request, Sampler};
+use data::segment::MaskTransform;
+use data::{Finish, Loader, LoaderSettings, Preparation, Request, Sampler, Transform};
 use devices::Real;
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ impl<T: Real> Session<T> {
         let settings = self.loading(Sampler { len: images, seed: self.run.seed, shuffle: true }, workers);
         let requests = requests(&self.run, &self.shares, self.world.rank(), step);
         let finish = self.finishing.as_ref().and_then(|finishing| finishing.train.clone());
-        let preparation = training(&self.run, finish);
+        let class_weights = self.run.weights_of_classes(&*self.sets.train)?;
+        let preparation = training(&self.run, finish, class_weights);
         Ok(Loader::new(Arc::clone(&self.sets.train), preparation, settings, requests)?)
     }
 
@@ -30,10 +32,13 @@ impl<T: Real> Session<T> {
 }
 
 /// Preparation of training samples, of which a device does what `finish` says.
-fn training(run: &Resolved, finish: Option<Arc<Finish>>) -> Preparation {
+fn training(run: &Resolved, finish: Option<Arc<Finish>>, class_weights: Vec<f32>) -> Preparation {
     match run.mask_transform() {
-        Some(transform) => transform.into(),
-        None => Preparation::Labels { transform: run.augmentation.training(&run.network), finish },
+        Some(transform) => MaskTransform { class_weights, ..transform }.into(),
+        None => {
+            let transform = Transform { class_weights, ..run.augmentation.training(&run.network) };
+            Preparation::Labels { transform, finish }
+        }
     }
 }
 

@@ -63,7 +63,7 @@ impl<T: Real> Session<T> {
     }
 
     /// Sets the parameters that `weights` has; they were checked against this model when they were read.
-    pub(super) fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
+    pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let mut values = Vec::new();
         for (name, tensor) in weights {
             if let Some(id) = self.device.find_state(name) {

@@ -9,7 +9,7 @@ use crate::table::count;
 use anyhow::Context;
 use config::outputs::{self, Output};
 use config::sets::{self, Sets};
-use config::{Resolved, Task};
+use config::{Part, Raw, Resolved, Task};
 use data::registry::{Entry, Open};
 use data::{Dataset, Image, Loader, LoaderSettings, Request, Sample, Sampler, Sheet, Split, SyntheticSpec};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -75,7 +75,8 @@ pub fn make(args: &MakeArgs) -> anyhow::Result<()> {
 pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
     outputs::check("sheet", args.sheet.as_deref(), Output::NewFile)?;
     ending("--sheet ", args.sheet.as_deref(), "png")?;
-    let raw = args.settings.0.clone();
+    // All of it, whatever a run would evaluate.
+    let raw = Raw { eval_images: Some(Part::All), ..args.settings.0.clone() };
     let source = raw.source()?;
     if source.has_masks() {
         return with_masks::inspect(&args, &raw, &source);
