@@ -1,7 +1,9 @@
 //! What can be typed. Settings and their defaults are declared in `config::settings`.
 
 mod examples;
+mod familiar;
 pub mod launch;
+mod refusal;
 mod settings;
 pub mod study;
 mod weights;
@@ -10,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::settings::{BENCH, INSPECT, PLAN, TRAIN};
 use config::{Raw, Task};
 use settings::Settings;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 pub use weights::{ClassifyArgs, EvalArgs, ExportArgs, SegmentArgs};
 
@@ -227,9 +230,20 @@ pub enum WhichArg {
     Eval,
 }
 
+impl Cli {
+    /// What was typed, or the one line that says what is wrong with it. Help and versions are printed, and end the program.
+    pub fn read<W: AsRef<OsStr>>(words: &[W]) -> anyhow::Result<Cli> {
+        let words: Vec<OsString> = words.iter().map(|word| word.as_ref().to_os_string()).collect();
+        Cli::try_parse_from(&words).map_err(|error| match refusal::line(&error, &words) {
+            Some(line) => anyhow::Error::msg(line),
+            None => error.exit(),
+        })
+    }
+}
+
 /// What was typed after `vitesse train`, without reading files.
 pub fn typed_for_train(command: &[String]) -> anyhow::Result<Raw> {
-    match Cli::try_parse_from(command)?.command {
+    match Cli::read(command)?.command {
         Command::Train(args) => Ok(args.settings.0),
         _ => anyhow::bail!("the run was not started by `vitesse train`"),
     }

@@ -11,15 +11,20 @@ mod progress;
 mod signals;
 mod table;
 
-use clap::Parser;
 use commands::{
     bench, classify, data, doctor, eval, explain, export, launch, plan, report, segment, shells, study, train,
 };
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     end_quietly_when_the_reader_leaves();
-    let result = match args::Cli::parse().command {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let cli = match args::Cli::read(&words) {
+        Ok(cli) => cli,
+        Err(error) => return ended(Err(error)),
+    };
+    let result = match cli.command {
         args::Command::Train(args) => {
             // Worth going on when nobody reads what it prints.
             if args.settings.0.out.is_some() || args.settings.0.resume.is_some() {

@@ -72,10 +72,7 @@ fn check(args: &LaunchArgs) -> anyhow::Result<()> {
 fn train_args(args: &LaunchArgs) -> anyhow::Result<Raw> {
     let mut command = vec!["vitesse".to_string(), "train".to_string()];
     command.extend(args.train.iter().cloned());
-    args::typed_for_train(&command).map_err(|error| {
-        let text = error.to_string();
-        anyhow::anyhow!("after --: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: "))
-    })
+    args::typed_for_train(&command).map_err(|error| anyhow::anyhow!("after --: {error}"))
 }
 
 /// `vitesse train` with its options, as a shell reads them.
@@ -296,7 +293,10 @@ mod tests {
             let problem = text(line).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(problem.contains(part), "{line:?}: \"{part}\" is not in \"{problem}\"");
         };
-        refused(&["--with", "mpirun", "--", "--modle", "x"], "after --: unexpected argument '--modle'");
+        refused(
+            &["--with", "mpirun", "--", "--modle", "x"],
+            "after --: --modle: there is no such flag; did you mean --model?",
+        );
         refused(&["--with", "mpirun", "--per-node", "4", "--", "--ranks", "2"], "--ranks 2 after --");
         refused(&["--with", "mpirun", "--", "--max-restarts", "2"], "--max-restarts");
         refused(&["--with", "mpirun", "--nodes", "2"], "needs --hosts or --hostfile");

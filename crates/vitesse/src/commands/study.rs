@@ -20,7 +20,7 @@ use study::results::{FORMAT, Platform};
 use study::serve::{self, Server};
 use study::spec::{Asked, Launch, Study};
 use study::store::{self, Plan, Store};
-use text::nearest;
+use text::{many, nearest};
 use train::machine;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -39,11 +39,10 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
         }
         None => {
             let (study, only_plan, out) = asked(args)?;
-            let points = grid::plan(&study, &mut Here::new())?;
             if only_plan {
-                show::plan(&study, &points, json);
-                return Ok(ExitCode::SUCCESS);
+                return plan(&study, json);
             }
+            let points = grid::plan(&study, &mut Here::new(false))?;
             check_launch(&study.launch)?;
             let out = std::path::absolute(out.unwrap_or_else(|| Path::new("studies").join(&study.name)))?;
             Store::open(&out, begun_now(study, points)?)?
@@ -59,6 +58,23 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
         eprintln!("live page: {}", server.url());
     }
     measure(&store, json)
+}
+
+/// Prints the points of a study. A plan needs neither the cores nor, of a published set, the data; what running it would need is said.
+fn plan(study: &Study, json: bool) -> anyhow::Result<ExitCode> {
+    let mut here = Here::new(true);
+    let points = grid::plan(&Study { oversubscribe: true, ..study.clone() }, &mut here)?;
+    let mut needs = here.missing;
+    let too_many = points.iter().filter(|point| point.oversubscribed).count();
+    if too_many > 0 && !study.oversubscribe {
+        let (cores, gpus) = (many(facts::cores(), "core"), many(facts::gpus().len(), "GPU"));
+        needs.push(format!(
+            "{} more than this machine has ({cores}, {gpus}): run the study on a larger one, or with --oversubscribe",
+            if too_many == 1 { "one point needs".to_string() } else { format!("{} need", many(too_many, "point")) }
+        ));
+    }
+    show::plan(study, &points, &needs, json);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What every run would be refused for is refused once, before the study begins.

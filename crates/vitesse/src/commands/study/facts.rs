@@ -1,12 +1,13 @@
 //! What options of `vitesse train` come to on this machine.
 
-use crate::args;
+use crate::{args, say};
 use config::sets::Opened;
-use config::{Device, Precision};
+use config::{Device, Part, Precision};
 use config::{Facts as DataFacts, Raw, Resolved};
 use cpu::ceilings;
 use devices::program::program;
 use std::collections::HashMap;
+use std::path::Path;
 use study::grid::{Facts, Resolve};
 
 /// Of the machine's ceiling for products, what a step reaches; what starting and ending a run takes.
@@ -19,22 +20,57 @@ pub struct Here {
     found: HashMap<String, Option<DataFacts>>,
     /// Operations a second of one core.
     flops: Option<f64>,
+    only_plan: bool,
+    /// What running the study would need beside.
+    pub missing: Vec<String>,
 }
 
 impl Here {
-    pub fn new() -> Self {
-        Here { gpus: gpus().len(), found: HashMap::new(), flops: None }
+    /// `only_plan`: data that isn't there may be planned for, if it is the same everywhere.
+    pub fn new(only_plan: bool) -> Self {
+        Here { gpus: gpus().len(), found: HashMap::new(), flops: None, only_plan, missing: vec![] }
+    }
+
+    /// What is known of the data: by opening it, or for a plan by what was published of it.
+    fn found(&mut self, raw: &Raw) -> anyhow::Result<Option<DataFacts>> {
+        let error = match Opened::of(raw) {
+            Ok(opened) => return Ok(opened.found()),
+            Err(error) => error,
+        };
+        let source = raw.source()?;
+        let there = source.path().is_some_and(Path::exists);
+        match source.published().filter(|_| self.only_plan && !there) {
+            Some(facts) => {
+                let get = format!(
+                    "`vitesse data get {} {}`",
+                    source.set(),
+                    source.path().unwrap_or(Path::new("DIR")).display()
+                );
+                let how = if source.set().parse::<data::Downloadable>().is_ok() {
+                    format!("; {get} downloads it")
+                } else {
+                    String::new()
+                };
+                self.missing.push(format!(
+                    "--data {source} is not there: counts are those of the published set{how}"
+                ));
+                Ok(Some(facts))
+            }
+            None => Err(error.into()),
+        }
     }
 
     fn resolved(&mut self, options: &[String], ranks: usize) -> anyhow::Result<Resolved> {
         let command: Vec<String> =
             ["vitesse", "train"].map(str::to_string).into_iter().chain(options.iter().cloned()).collect();
         let raw: Raw = args::typed_for_train(&command)?.with_files()?;
+        // As runs of a study are started.
+        let raw = Raw { eval_images: raw.eval_images.or(Some(Part::All)), ..raw };
         let name = format!("{:?} {:?} {:?}", raw.source()?, raw.channels, raw.skip_bad_images);
         let found = match self.found.get(&name) {
             Some(found) => *found,
             None => {
-                let found = Opened::of(&raw)?.found();
+                let found = self.found(&raw)?;
                 self.found.insert(name, found);
                 found
             }
@@ -62,15 +98,15 @@ impl Here {
         let halved = if run.precision == Precision::Fp64 { 0.5 } else { 1.0 };
         let rate = flops * REACHED * run.threads as f64 * shared * halved;
         let steps = run.steps as f64 * run.accumulate as f64 * program.last.cost().flops;
-        let judged = run.epochs.div_ceil(run.eval_every) as f64;
-        let batches = run.data.facts.test_images as f64 / (run.batch * run.world) as f64;
-        Ok(Some(STARTING + (steps + judged * batches * program.eval.cost().flops) / rate))
+        let batches = run.data.eval_images() as f64 / (run.batch * run.world) as f64;
+        let evaluating = run.evaluations() as f64 * batches * program.eval.cost().flops;
+        Ok(Some(STARTING + (steps + evaluating) / rate))
     }
 }
 
 impl Resolve for Here {
     fn facts(&mut self, options: &[String], ranks: usize) -> Result<Facts, String> {
-        let run = self.resolved(options, ranks).map_err(|error| one_line(&error))?;
+        let run = self.resolved(options, ranks).map_err(|error| say::one_line(&error))?;
         Ok(Facts {
             task: run.task().noun().to_string(),
             data: run.data.source.to_string(),
@@ -86,7 +122,7 @@ impl Resolve for Here {
             images_per_epoch: run.data.train_images() as u64,
             epochs: run.epochs,
             steps: run.steps,
-            estimate: self.estimate(&run).map_err(|error| one_line(&error))?,
+            estimate: self.estimate(&run).map_err(|error| say::one_line(&error))?,
         })
     }
 
@@ -97,13 +133,6 @@ impl Resolve for Here {
     fn gpus(&self) -> usize {
         self.gpus
     }
-}
-
-/// What clap says of options takes several lines, of which the first tells.
-fn one_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
-    let first = text.lines().next().unwrap_or_default();
-    first.strip_prefix("error: ").unwrap_or(first).to_string()
 }
 
 pub fn cores() -> usize {

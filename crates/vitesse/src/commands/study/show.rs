@@ -9,13 +9,18 @@ use study::engine::Events;
 use study::grid::Planned;
 use study::results::{Estimate, Kind, Outcome, Results, Run};
 use study::spec::Study;
+use text::many;
 use text::printable::line;
 
-pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
+/// `needs`: what there is to see to before it can run.
+pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) {
     let each: Option<f64> = points.iter().map(|point| point.estimate).sum();
     let all = each.map(|seconds| seconds * study.repeats as f64);
     if as_json {
-        return println!("{}", json!({"study": study, "points": points, "estimated_seconds": all}));
+        return println!(
+            "{}",
+            json!({"study": study, "points": points, "estimated_seconds": all, "needs": needs})
+        );
     }
     heading(&study.name, &study.title, points.first().map(|point| point.kind));
     let mut kind = None;
@@ -50,7 +55,13 @@ pub fn plan(study: &Study, points: &[Planned], as_json: bool) {
     let all = all.map_or("as long as it takes: the device's speed is not known yet".to_string(), |s| {
         format!("about {}", time(s))
     });
-    println!("{} points × {} repeats = {runs} runs, {all}", points.len(), study.repeats);
+    println!(
+        "{} × {} = {}, {all}",
+        many(points.len(), "point"),
+        many(study.repeats, "repeat"),
+        many(runs, "run")
+    );
+    needs.iter().for_each(|need| println!("note: {}", line(need)));
 }
 
 /// What is asked, unless the first kind of points says so below.
