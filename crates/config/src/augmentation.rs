@@ -1,5 +1,6 @@
 //! How an image is changed before a model sees it: presets, single settings over them, and normalisation.
 
+use text::many;
 use super::choice::choice;
 use super::origin::{Log, Origin};
 use super::resolve::smoothing;
@@ -275,7 +276,7 @@ pub(super) fn by_channel(
         [one] => vec![one; channels],
         _ if typed.len() == channels => typed.to_vec(),
         _ => {
-            let why = format!("{} numbers for {channels} channels: give one, or one for each", typed.len());
+            let why = format!("{} for {}: give one, or one for each", many(typed.len(), "number"), many(channels, "channel"));
             return Err(ConfigError::setting(flag, &text, why));
         }
     };

@@ -7,6 +7,7 @@ use super::resolved::Resolved;
 use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting};
+use text::many;
 
 /// The batch of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,7 @@ fn from_file(file: &DeepSpeed, key: &str) -> Option<Given> {
 }
 
 pub(super) fn ranks(world: usize) -> String {
-    if world == 1 { "1 rank".to_string() } else { format!("{world} ranks") }
+    many(world, "rank")
 }
 
 const TOO_MANY: &str = "--batch-size × --accumulate × --ranks: more images than can be counted";
@@ -181,7 +182,8 @@ impl Said {
         if micro.name == STUDY_MICRO {
             let theirs = total.value / (accumulate.value * self.world).max(1);
             text += &format!(
-                " (DeepSpeed would have ignored {STUDY_MICRO}, which is not its key, and taken {theirs} images a rank)"
+                " (DeepSpeed would have ignored {STUDY_MICRO}, which is not its key, and taken {} a rank)",
+                many(theirs, "image")
             );
         }
         text

@@ -93,7 +93,7 @@ impl Raw {
         let classes = network.classes();
         match weights {
             ClassWeights::Each(each) if each.len() != classes => {
-                refuse(format!("{}, where the head has {classes} classes", text::many(each.len(), "weight")))
+                refuse(format!("{}, where the head has {}", text::many(each.len(), "weight"), text::many(classes, "class")))
             }
             ClassWeights::Balanced if network.segments() => refuse(
                 "every mask would have to be read first; `vitesse data inspect` counts pixels by class: give a weight for each".to_string(),

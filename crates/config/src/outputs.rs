@@ -10,10 +10,8 @@ use std::path::Path;
 /// Kind of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// A file, which may take the place of one.
-    File,
-    /// A file that takes nobody's place.
-    NewFile,
+    /// A file. It takes the place of one by `force` alone.
+    File { force: bool },
     /// A folder for files; it may be there.
     Folder,
 }
@@ -35,8 +33,10 @@ pub fn check(flag: &'static str, path: Option<&Path>, output: Output) -> Result<
         (Output::Folder, Some(_)) => return refuse("is a file, where a folder is to be".to_string()),
         (Output::Folder, None) => nearest(path),
         (_, Some(found)) if found.is_dir() => return refuse("is a folder; name a file".to_string()),
-        (Output::NewFile, Some(_)) => return refuse("exists already, and is not replaced".to_string()),
-        (Output::File, Some(found)) => {
+        (Output::File { force }, Some(found)) => {
+            if let Err(why) = files::output::free(path, force) {
+                return refuse(why.to_string());
+            }
             if let Err(error) = File::options().append(true).open(path) {
                 return refuse(error.to_string());
             }
@@ -90,18 +90,20 @@ mod tests {
         let [new, deep] = ["new.json", "a/b/c"].map(|name| folder.0.join(name));
         let old = folder.file("old.json", b"old");
         for (path, output) in [
-            (&new, Output::File),
-            (&new, Output::NewFile),
-            (&old, Output::File),
+            (&new, Output::File { force: true }),
+            (&new, Output::File { force: false }),
+            (&old, Output::File { force: true }),
             (&folder.0, Output::Folder),
             (&deep, Output::Folder),
         ] {
             check("trace", Some(path), output).unwrap();
         }
-        check("confusion", Some(Path::new("/dev/null")), Output::File).unwrap();
+        check("confusion", Some(Path::new("/dev/null")), Output::File { force: false }).unwrap();
         assert_eq!(fs::read(&old).unwrap(), b"old");
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing is left behind");
     }
+
+    const FILE: Output = Output::File { force: false };
 
     #[test]
     fn what_cannot_be_written_is_refused_by_its_flag() {
@@ -113,17 +115,17 @@ mod tests {
             text.strip_prefix(&start).unwrap_or_else(|| panic!("{text}")).to_string()
         };
         let there = folder.0.display().to_string();
-        assert_eq!(refused(&folder.0, Output::File), "is a folder; name a file");
-        assert_eq!(refused(&old, Output::NewFile), "exists already, and is not replaced");
+        assert_eq!(refused(&folder.0, FILE), "is a folder; name a file");
+        assert_eq!(refused(&old, FILE), "exists already; --force replaces it");
         assert_eq!(refused(&old, Output::Folder), "is a file, where a folder is to be");
-        let missing = refused(&folder.0.join("no/x.json"), Output::File);
+        let missing = refused(&folder.0.join("no/x.json"), FILE);
         assert_eq!(missing, format!("there is no folder {there}/no"));
         // Under a file there can be nothing.
-        assert!(refused(&old.join("x.json"), Output::File).starts_with("lies below a file"));
+        assert!(refused(&old.join("x.json"), FILE).starts_with("lies below a file"));
         assert!(refused(&old.join("x/y"), Output::Folder).starts_with("lies below a file"));
         // No one can make files there, not even root.
         assert!(
-            refused(Path::new("/proc/x.json"), Output::File).starts_with("nothing can be written in /proc")
+            refused(Path::new("/proc/x.json"), FILE).starts_with("nothing can be written in /proc")
         );
     }
 }

@@ -14,6 +14,7 @@ use data::Split;
 use data::registry::{Entry, Open, PublishedRun};
 use models::{Network, RATES, Variation};
 use std::path::PathBuf;
+use text::many;
 
 const DEFAULT_EPOCHS: u64 = 3;
 
@@ -185,12 +186,12 @@ impl Raw {
         let image = log.pick("image-size", self.image_size, source.image_size());
         let channels = log.pick("channels", self.channels, facts.channels);
         if channels != facts.channels {
-            let why = format!("the images have {} channels", facts.channels);
+            let why = format!("the images have {}", many(facts.channels, "channel"));
             return Err(ConfigError::setting("channels", channels, why));
         }
         let classes = log.pick("classes", self.classes, facts.classes);
         if classes < facts.classes {
-            let why = format!("the data has {} classes, more than the head would have", facts.classes);
+            let why = format!("the data has {}, more than the head would have", many(facts.classes, "class"));
             return Err(ConfigError::setting("classes", classes, why));
         }
         let mut network = Network::named(&model, image, channels, classes)?;
@@ -292,7 +293,7 @@ impl Raw {
         let images = data.train_images();
         let drop_last = self.plain(&mut Log::default())?.drop_last;
         if drop_last && images < global_batch {
-            let why = format!("leaves nothing of {images} images: no batch of {global_batch} is full");
+            let why = format!("leaves nothing of {}: no batch of {global_batch} is full", many(images, "image"));
             return Err(ConfigError::setting("drop-last", "", why));
         }
         let whole = drop_last || network.normalises_batches();
@@ -315,7 +316,11 @@ impl Raw {
         let steps = count("steps", Some(steps), steps, &mut Log::default())?;
         let origin = match self.steps {
             Some(_) => Origin::Flag,
-            None => Origin::Derived(format!("{epochs} epochs × {images} images / {global_batch}")),
+            None => Origin::Derived(format!(
+                "{} × {} / {global_batch}",
+                many(epochs as usize, "epoch"),
+                many(images, "image")
+            )),
         };
         if self.steps.is_none() {
             log.pick("epochs", self.epochs, DEFAULT_EPOCHS);

@@ -7,6 +7,7 @@ mod deepspeed;
 
 pub use deepspeed::{Half, Ramp, Scheduler};
 
+use text::many;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -104,7 +105,7 @@ impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let warmup = |f: &mut fmt::Formatter<'_>, steps: u64| match steps {
             0 => Ok(()),
-            _ => write!(f, "warm-up over {steps} steps, then "),
+            _ => write!(f, "warm-up over {}, then ", many(steps as usize, "step")),
         };
         match self {
             Schedule::Cosine { peak, min, warmup: steps, total } => {
@@ -123,7 +124,7 @@ impl fmt::Display for Schedule {
                 warmup(f, *steps)?;
                 write!(f, "{peak}, times {gamma} ")?;
                 match drops {
-                    Drops::Every(steps) => write!(f, "every {steps} steps"),
+                    Drops::Every(steps) => write!(f, "every {}", many(*steps as usize, "step")),
                     Drops::At(milestones) => write!(f, "at steps {milestones:?}"),
                 }
             }

@@ -1,5 +1,6 @@
 //! The configuration file's scheduler: DeepSpeed's, with flags over it.
 
+use text::many;
 use super::optimize::{Length, Picked, Section, or_flag};
 use super::origin::{Log, Origin};
 use super::settings::Raw;
@@ -117,8 +118,8 @@ fn divides(file: Option<&DeepSpeed>, warmup: u64, total: u64, length: Length) ->
         Some(file) if total == ends && length.steps > ends.saturating_add(1) => {
             let why = format!(
                 "scheduler.params.total_num_steps and warmup_num_steps are both {total}, where WarmupCosineLR divides by \
-                 zero, and the run has {} steps",
-                length.steps
+                 zero, and the run has {}",
+                many(length.steps as usize, "step")
             );
             Err(FileError::File { file: file.file.clone(), why }.into())
         }

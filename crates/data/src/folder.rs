@@ -28,6 +28,7 @@ use crate::registry::{Entry, Images, Open, Place};
 use crate::{DataError, Dataset, Sample, Split, Task};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+pub use walk::images_below;
 use walk::{Found, Walk};
 
 /// Entry of the registry.

@@ -47,7 +47,7 @@ pub use cache::{Cached, available_memory};
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
 pub use fingerprint::fingerprint;
-pub use folder::ImageFolder;
+pub use folder::{ImageFolder, images_below};
 pub use get::{Downloadable, get};
 pub use image::Image;
 pub use loader::{Batch, Loader, LoaderSettings, Preparation, Request, Skipped};

@@ -4,6 +4,7 @@
 //! fail, or end the process before it (`VITESSE_FAULT`).
 
 pub mod fault;
+pub mod output;
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

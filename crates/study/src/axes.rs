@@ -107,7 +107,7 @@ pub const AXES: &[Axis] = &[
     Axis {
         help: "Threads of a rank [default: the cores divided by the most ranks, the same for all points]",
         option: Some("threads"),
-        name: Some(|value| format!("{value} threads")),
+        name: Some(|value| counted(value.number() as usize, "thread")),
         ..counts(THREADS)
     },
     Axis {

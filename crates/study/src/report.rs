@@ -73,6 +73,15 @@ pub enum Format {
     Png,
 }
 
+/// Files that [`write_figures`] writes.
+pub fn figure_files(folder: &Path, results: &[Results], format: Format) -> Vec<PathBuf> {
+    let ending = match format {
+        Format::Svg => "svg",
+        Format::Png => "png",
+    };
+    figures(results).iter().map(|figure| folder.join(format!("{}.{ending}", figure.id))).collect()
+}
+
 /// Writes every figure as a file; returns their paths.
 pub fn write_figures(
     folder: &Path,

@@ -75,10 +75,22 @@ pub enum Command {
     /// Write the manual pages into a folder
     ///
     /// Example: vitesse man /usr/local/share/man/man1
-    Man { out: PathBuf },
+    Man {
+        out: PathBuf,
+        #[command(flatten)]
+        overwrite: Overwrite,
+    },
     /// Look into a configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+}
+
+/// For commands that write files.
+#[derive(Args, Clone, Copy)]
+pub struct Overwrite {
+    /// Replace files that are there already
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Subcommand)]
@@ -150,6 +162,8 @@ pub struct InspectArgs {
     /// Draw augmented training samples into a PNG file
     #[arg(long, value_name = "FILE.png")]
     pub sheet: Option<PathBuf>,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -210,6 +224,8 @@ pub struct ReportArgs {
     /// Write every figure as a file, too
     #[arg(long, num_args = 2, value_names = ["svg|png", "DIR"])]
     pub figures: Option<Vec<PathBuf>>,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
 }
 
 #[derive(Args, Clone)]

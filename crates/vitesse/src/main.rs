@@ -7,6 +7,8 @@ mod args;
 mod class_names;
 mod commands;
 mod ending;
+mod images;
+mod layout;
 mod progress;
 mod signals;
 mod table;
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
         args::Command::Report(args) => report::run(args),
         args::Command::Doctor { json } => doctor::run(json),
         args::Command::Completions { shell } => shells::completions(shell),
-        args::Command::Man { out } => shells::man(&out),
+        args::Command::Man { out, overwrite } => shells::man(&out, overwrite.force),
         args::Command::Config(args::ConfigCommand::Explain(args)) => explain::explain(*args),
     };
     ended(result.map(|()| ExitCode::SUCCESS))

@@ -2,6 +2,7 @@
 //! in a file of the rank's own.
 
 use crate::commands::eval::pixels;
+use crate::layout;
 use crate::signals::Signals;
 use crate::table::{self, count, megabytes, percentages};
 use config::Device;
@@ -23,6 +24,9 @@ use train::session::{Evaluation, StepResult};
 
 /// Broken images are named up to this many; a summary counts them all.
 const NAMED: usize = 20;
+
+/// Columns that the bar takes with all that stands beside it.
+const BESIDE_A_BAR: usize = 84;
 
 /// Where lines go.
 pub enum Voice {
@@ -47,14 +51,16 @@ impl Voice {
         if !std::io::stdout().is_terminal() {
             return Voice::Lines;
         }
-        let template = "{bar:16} {pos}/{len} · {msg} · {eta} left";
+        // Both leave room for the numbers of long runs.
+        let narrow = layout::narrower_than(BESIDE_A_BAR);
+        let template = if narrow { "{bar:8} {pos}/{len} · {msg} · {eta}" } else { "{bar:16} {pos}/{len} · {msg} · {eta} left" };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         Voice::Terminal(ProgressBar::new(run.steps).with_style(style))
     }
 
     /// Of a rank that writes a log of its own.
     pub fn log(folder: &Path, rank: usize, goes_on: bool) -> Self {
-        Voice::File { path: folder.join(format!("rank-{rank}.log")), goes_on, file: None }
+        Voice::File { path: rank_log(folder, rank), goes_on, file: None }
     }
 
     fn line(&mut self, text: &str) {
@@ -72,6 +78,11 @@ impl Voice {
             }
         }
     }
+}
+
+/// The log of a rank.
+pub fn rank_log(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank-{rank}.log"))
 }
 
 fn open(path: &Path, goes_on: bool) -> std::io::Result<File> {
@@ -125,24 +136,24 @@ impl Events for Progress<'_> {
         let parameters = program.states.iter().filter(|s| s.is_parameter()).map(|s| s.ty.shape.count()).sum();
         let cost = program.last.cost();
         self.line(format!(
-            "{} · {} parameters · {} · {} images, {} px, {} classes",
+            "{} · {} · {} · {}, {} px, {}",
             run.model,
-            count(parameters),
+            many(parameters, "parameter"),
             run.data.source,
-            count(run.data.train_images()),
+            many(run.data.train_images(), "image"),
             run.network.image(),
-            run.network.classes()
+            many(run.network.classes(), "class")
         ));
-        let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
+        let ranks = if run.world == 1 { String::new() } else { format!(" × {}", many(run.world, "rank")) };
         let device = match run.device {
             Device::Cpu => format!("{} · {:?}", table::device(run), cpu::kernels::level()),
             Device::Cuda => table::device(run),
         };
         self.line(format!(
-            "batch {} × {}{ranks} · {} steps · {} · {:.1} GFLOP a micro-step · memory {} + {}",
+            "batch {} × {}{ranks} · {} · {} · {:.1} GFLOP a micro-step · memory {} + {}",
             run.batch,
             run.accumulate,
-            count(run.steps as usize),
+            many(run.steps as usize, "step"),
             device,
             cost.flops / 1e9,
             megabytes(program.arena()),
@@ -181,9 +192,13 @@ impl Events for Progress<'_> {
         }
         let due = (step + 1).is_multiple_of(self.every);
         let (loss, rate) = (result.score.loss, table::rate(self.images / self.account.seconds()));
+        let narrow = layout::narrower_than(BESIDE_A_BAR);
         for bar in self.bars() {
             bar.set_position(step + 1);
-            bar.set_message(format!("epoch {} · loss {loss:.4} · {rate} images/s", epoch + 1));
+            bar.set_message(match narrow {
+                true => format!("loss {loss:.4} · {rate} images/s"),
+                false => format!("epoch {} · loss {loss:.4} · {rate} images/s", epoch + 1),
+            });
         }
         if !due {
             return;

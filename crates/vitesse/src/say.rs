@@ -5,6 +5,7 @@
 //! (`vitesse train | head`) or a terminal that is closed is no failure of a run that goes on without ([`go_on_without_listeners`]). Anything
 //! else that keeps lines from being written is remembered, and reported at the end.
 
+use crate::layout;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -18,12 +19,25 @@ pub fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {cause}");
         }
     }
-    text::printable::line(&line)
+    without_codes(&text::printable::line(&line))
+}
+
+/// Errors of the system without their numbers: "No such file or directory (os error 2)" says it all before.
+pub fn without_codes(line: &str) -> String {
+    let mut parts = line.split(" (os error ");
+    let mut out = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        match part.split_once(')') {
+            Some((code, rest)) if code.bytes().all(|byte| byte.is_ascii_digit()) => out += rest,
+            _ => out += &format!(" (os error {part}"),
+        }
+    }
+    out
 }
 
 macro_rules! println {
     () => { $crate::say::out(::std::format_args!("\n")) };
-    ($($text:tt)*) => { $crate::say::out(::std::format_args!("{}\n", ::std::format_args!($($text)*))) };
+    ($($text:tt)*) => { $crate::say::lines(::std::format_args!($($text)*)) };
 }
 
 macro_rules! print {
@@ -35,6 +49,13 @@ macro_rules! eprintln {
 }
 
 static FAILURE: OnceLock<String> = OnceLock::new();
+
+/// Lines on standard output, each as wide as the terminal at most.
+pub fn lines(text: fmt::Arguments<'_>) {
+    let (text, width) = (text.to_string(), layout::width());
+    let lines: Vec<String> = text.split('\n').map(|line| layout::wrapped(line, width)).collect();
+    out(format_args!("{}\n", lines.join("\n")));
+}
 
 /// Text on standard output.
 pub fn out(text: fmt::Arguments<'_>) {
@@ -50,7 +71,7 @@ pub fn out(text: fmt::Arguments<'_>) {
 /// A line on standard error.
 pub fn err(text: fmt::Arguments<'_>) {
     // There is nobody else to tell.
-    let _ = writeln!(io::stderr(), "{}", printable::text(&text.to_string()));
+    let _ = writeln!(io::stderr(), "{}", printable::text(&without_codes(&text.to_string())));
 }
 
 /// Why text could not be written that someone wanted.
@@ -68,5 +89,19 @@ pub fn go_on_without_listeners() {
     // SAFETY: sets what a signal does, before any thread is started.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_system_have_no_numbers() {
+        let error = std::fs::File::open("/nowhere").unwrap_err();
+        let error = anyhow::Error::new(error).context("/nowhere: cannot open: No such file or directory (os error 2)");
+        assert_eq!(one_line(&error), "/nowhere: cannot open: No such file or directory");
+        assert_eq!(without_codes("a (os error x) b"), "a (os error x) b");
+        assert_eq!(without_codes("a (os error 2): b (os error 13)"), "a: b");
     }
 }

@@ -1,23 +1,14 @@
 //! Numbers and tables for people.
 
+use crate::layout;
 use config::Device;
 use config::Resolved;
 use graph::run::{KernelTime, StepTime};
 use graph::{Ceilings, Cost};
 use records::{Collective, PARTS, Parts};
+use text::many;
 
-/// 1234567 → "1,234,567".
-pub fn count(n: usize) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
+pub use text::count::grouped as count;
 
 /// Images a second; of few, their fractions too.
 pub fn rate(images: f64) -> String {
@@ -31,7 +22,7 @@ pub fn megabytes(bytes: usize) -> String {
 /// What computes, and with what.
 pub fn device(run: &Resolved) -> String {
     match run.device {
-        Device::Cpu => format!("{} threads", run.threads),
+        Device::Cpu => many(run.threads, "thread"),
         Device::Cuda => format!("{} in {}", run.device, run.precision),
     }
 }
@@ -103,7 +94,7 @@ pub fn print_kernels(times: &[KernelTime], ceilings: Option<Ceilings>) {
     }
     groups.sort_by(|a, b| b.2.total_cmp(&a.2));
     let total: f64 = groups.iter().map(|g| g.2).sum();
-    println!("{} kernels and matmuls, {:.3} ms one by one:", times.len(), 1e3 * total);
+    println!("{}, {:.3} ms one by one:", many(times.len(), "action"), 1e3 * total);
     for (name, count, seconds, cost) in groups {
         let share = ceilings.map(|c| format!(" {:>4.0}% of the ceiling", 100.0 * c.share(cost, seconds)));
         println!(
@@ -118,14 +109,21 @@ pub fn print_kernels(times: &[KernelTime], ceilings: Option<Ceilings>) {
     }
 }
 
-const BAR: f64 = 30.0;
+const BAR: usize = 30;
+/// Columns of the account of time before its bars.
+const ACCOUNT: usize = 72;
 
 /// Rows with their share of the whole and a bar. Rows under half a percent are summed up.
 pub fn print_account(rows: &[Row], wall: f64, ceilings: Option<Ceilings>) {
+    let narrow = layout::narrower_than(ACCOUNT);
     let small = |r: &&Row| r.seconds < 0.005 * wall && r.name != "everything else";
     let line = |name: &str, seconds: f64, rate: Rate| {
-        let (share, rate) = (seconds / wall, rate.text(ceilings));
-        let bar = "█".repeat((share * BAR).round().max(0.0) as usize);
+        let share = seconds / wall;
+        if narrow {
+            let rate = rate.text(None);
+            return println!("  {name:<26} {seconds:>7.2} s {:>5.1}% {rate:>12}", 100.0 * share);
+        }
+        let (rate, bar) = (rate.text(ceilings), layout::bar(share, ACCOUNT, BAR));
         println!("  {name:<28} {seconds:>8.2} s {:>5.1}%  {rate:>20}  {bar}", 100.0 * share);
     };
     for row in rows.iter().filter(|r| !small(r)) {
@@ -133,7 +131,7 @@ pub fn print_account(rows: &[Row], wall: f64, ceilings: Option<Ceilings>) {
     }
     let rest: Vec<&Row> = rows.iter().filter(small).collect();
     if !rest.is_empty() {
-        let name = format!("{} kinds under 0.5% each", rest.len());
+        let name = format!("{} under 0.5% each", many(rest.len(), "kind"));
         line(&name, rest.iter().map(|r| r.seconds).sum(), Rate::None);
     }
 }
@@ -155,10 +153,15 @@ const LISTED: usize = 8;
 /// Where the time of each rank went, as numbers and as a bar.
 pub fn print_ranks(ranks: &[Parts]) {
     let wall = ranks.iter().map(Parts::wall).fold(0.0, f64::max);
-    println!("  {:<8} {}", "rank", PARTS.map(|part| format!("{:>9}", part.short)).join(" "));
+    // Without a bar, and without tenths, where there is no room for either.
+    let used = 12 + 10 * PARTS.len();
+    let narrow = layout::narrower_than(used);
+    let wide = |short: &str| if narrow { short.len().max(4) } else { 9 };
+    println!("  {:<8} {}", "rank", PARTS.map(|part| format!("{:>1$}", part.short, wide(part.short))).join(" "));
     let line = |name: &str, parts: &Parts| {
-        let cells = PARTS.map(|part| format!("{:>8.1}%", 100.0 * (part.of)(parts) / wall)).join(" ");
-        println!("  {name:<8} {cells}  {}", bar(parts, wall));
+        let digits = usize::from(!narrow);
+        let cells = PARTS.map(|part| format!("{:>2$.1$}%", 100.0 * (part.of)(parts) / wall, digits, wide(part.short) - 1));
+        println!("  {name:<8} {}  {}", cells.join(" "), bar(parts, wall, layout::scale(used, BAR)));
     };
     let mut listed: Vec<usize> = (0..ranks.len()).collect();
     if ranks.len() > LISTED {
@@ -172,11 +175,13 @@ pub fn print_ranks(ranks: &[Parts]) {
     if ranks.len() > 1 {
         line("mean", &Parts::mean(ranks));
     }
-    println!("  █ compute  ▓ optimizer  ▒ comm  ░ wait for ranks  · data and idle");
+    if layout::scale(used, BAR) > 0 {
+        println!("  █ compute  ▓ optimizer  ▒ comm  ░ wait for ranks  · data and idle");
+    }
 }
 
 /// A bar whose parts are told apart without colours.
-fn bar(parts: &Parts, wall: f64) -> String {
+fn bar(parts: &Parts, wall: f64, scale: usize) -> String {
     let Parts { compute, communication, wait, data, optimizer, idle, .. } = *parts;
     let mut bar = String::new();
     let mut so_far = 0.0;
@@ -184,7 +189,7 @@ fn bar(parts: &Parts, wall: f64) -> String {
         [("█", compute), ("▓", optimizer), ("▒", communication), ("░", wait), ("·", data + idle)]
     {
         so_far += seconds;
-        let end = (so_far / wall * BAR).round() as usize;
+        let end = (so_far / wall * scale as f64).round() as usize;
         let drawn = bar.chars().count();
         bar.push_str(&part.repeat(end.saturating_sub(drawn)));
     }
@@ -199,9 +204,9 @@ pub fn print_collectives(collectives: &[Collective], ranks: usize) {
     let per_step = seconds / first.times as f64;
     let all = Collective { layer: String::new(), bytes, times: first.times, seconds };
     println!(
-        "communication: {} in {} buckets a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
+        "communication: {} in {} a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
         megabytes(bytes),
-        collectives.len(),
+        many(collectives.len(), "bucket"),
         1e3 * per_step,
         all.bandwidth(ranks) / 1e9
     );
@@ -225,17 +230,11 @@ mod tests {
     #[test]
     fn a_bar_has_every_part_once() {
         let parts = Parts { compute: 6.0, communication: 1.0, wait: 2.0, optimizer: 1.0, ..Parts::default() };
-        assert_eq!(bar(&parts, 10.0), format!("{}{}{}{}", "█".repeat(18), "▓▓▓", "▒▒▒", "░░░░░░"));
+        assert_eq!(bar(&parts, 10.0, BAR), format!("{}{}{}{}", "█".repeat(18), "▓▓▓", "▒▒▒", "░░░░░░"));
         assert_eq!(
             percentages(&parts),
             "compute 60% · communication 10% · wait for ranks 20% · optimizer 10%"
         );
     }
 
-    #[test]
-    fn counts_have_thousands_separators() {
-        assert_eq!(count(0), "0");
-        assert_eq!(count(999), "999");
-        assert_eq!(count(86_567_656), "86,567,656");
-    }
 }

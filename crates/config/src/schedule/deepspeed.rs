@@ -119,6 +119,11 @@ fn height(step: u64, rise: Half, fall: Half) -> f64 {
     }
 }
 
+/// A number of steps, with its unit.
+fn steps(steps: u64) -> String {
+    text::many(steps as usize, "step")
+}
+
 impl fmt::Display for Ramp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -132,21 +137,21 @@ impl fmt::Display for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Scheduler::WarmupLr { min, max, warmup, ramp } => {
-                write!(f, "WarmupLR: {min} to {max} over {warmup} steps ({ramp}), then constant")
+                write!(f, "WarmupLR: {min} to {max} over {} ({ramp}), then constant", steps(*warmup))
             }
             Scheduler::WarmupDecayLr { min, max, warmup, ramp, total } => {
-                write!(f, "WarmupDecayLR: {min} to {max} over {warmup} steps ({ramp}), ")?;
+                write!(f, "WarmupDecayLR: {min} to {max} over {} ({ramp}), ", steps(*warmup))?;
                 write!(f, "then linear to {min} at step {total}")
             }
             Scheduler::WarmupCosineLr { peak, min_ratio, cos_min_ratio, warmup, ramp, total } => {
-                write!(f, "WarmupCosineLR: {} to {peak} over {warmup} steps ({ramp}), ", min_ratio * peak)?;
+                write!(f, "WarmupCosineLR: {} to {peak} over {} ({ramp}), ", min_ratio * peak, steps(*warmup))?;
                 write!(f, "then cosine to {} at step {total}", cos_min_ratio * peak)
             }
             Scheduler::OneCycle { min, max, rise, fall, .. } => {
-                write!(f, "OneCycle: {min} to {max} in {} steps and back in {}", rise.steps, fall.steps)
+                write!(f, "OneCycle: {min} to {max} in {} and back in {}", steps(rise.steps), fall.steps)
             }
             Scheduler::LrRangeTest { min, every, rate, .. } => {
-                write!(f, "LRRangeTest: from {min}, {rate} times that more every {every} steps")
+                write!(f, "LRRangeTest: from {min}, {rate} times that more every {}", steps(*every))
             }
         }
     }

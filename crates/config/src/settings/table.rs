@@ -221,7 +221,8 @@ settings! {
         new_head: bool = RUN.free(&["new_head"]),
         /// Continue the run in this folder, or in that of --out; auto: continue the run in --out if there is one, else start it
         resume: Option<Option<PathBuf>> = RUN.value("DIR|auto").free(&["resume"]).once(),
-        /// Take over a run folder that is locked by a process elsewhere, without waiting a minute for a sign of life
+        /// Take over a run folder that is locked by a process elsewhere, without waiting a minute for a sign of life; replace the file of
+        /// --trace and logs of --rank-logs that are there already
         force: bool = RUN.free(&[]).once(),
     }
     "Ranks" {

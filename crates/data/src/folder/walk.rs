@@ -50,6 +50,13 @@ impl Walk {
     }
 }
 
+/// Image files below a folder, by name and relative to it.
+pub fn images_below(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Walk::all(folder)?.files;
+    files.sort_unstable();
+    Ok(files)
+}
+
 /// Names of the folders in a folder, sorted.
 pub(crate) fn folders(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let entries = entries(folder)?.into_iter().filter(|(_, kind)| kind.is_dir());

@@ -1,5 +1,6 @@
 //! What `vitesse launch` takes.
 
+use super::Overwrite;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -35,6 +36,8 @@ pub struct LaunchArgs {
     /// Write a script instead of printing it
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
     /// Options of `vitesse train`
     #[arg(last = true, value_name = "TRAIN_OPTIONS")]
     pub train: Vec<String>,

@@ -1,6 +1,7 @@
 //! Flags of the commands that read weights. Each setting overrides one thing of what the weights say about themselves; what could change
 //! nothing, or is refused, is not offered. Settings stand last: in a help text, what follows them would stand under their headings.
 
+use super::Overwrite;
 use super::settings::Settings;
 use clap::Args;
 use config::settings::{CLASSIFY, EVAL, EXPORT, SEGMENT};
@@ -24,6 +25,8 @@ pub struct EvalArgs {
     /// With --logits: leave out the images
     #[arg(long, requires = "logits")]
     pub no_images: bool,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -33,8 +36,8 @@ pub struct EvalArgs {
 
 #[derive(Args, Clone)]
 pub struct ClassifyArgs {
-    /// JPEG, PNG or WebP files
-    #[arg(required = true, value_name = "IMAGE")]
+    /// JPEG, PNG or WebP files, or folders of them
+    #[arg(required = true, value_name = "IMAGE|DIR")]
     pub images: Vec<PathBuf>,
     /// A run's folder, a checkpoint, safetensors or .pth
     #[arg(long, value_name = "RUN|WEIGHTS")]
@@ -45,6 +48,8 @@ pub struct ClassifyArgs {
     /// Draw the images with their most probable classes into a PNG file
     #[arg(long, value_name = "FILE.png")]
     pub grid: Option<PathBuf>,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -54,18 +59,20 @@ pub struct ClassifyArgs {
 
 #[derive(Args, Clone)]
 pub struct SegmentArgs {
-    /// JPEG, PNG or WebP files
-    #[arg(required = true, value_name = "IMAGE")]
+    /// JPEG, PNG or WebP files, or folders of them
+    #[arg(required = true, value_name = "IMAGE|DIR")]
     pub images: Vec<PathBuf>,
     /// A run's folder, a checkpoint, safetensors or .pth
     #[arg(long, value_name = "RUN|WEIGHTS", visible_alias = "run")]
     pub weights: PathBuf,
-    /// Where NAME.mask.png (values are classes, from 0 on) and NAME.overlay.png (with a legend) go
+    /// Where NAME.mask.png (values are classes, from 0 on) and NAME.overlay.png (with a legend) go; of images in a folder, under their names in it
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
     /// Number of classes to print for each image
     #[arg(long, default_value_t = 5)]
     pub top: usize,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -84,6 +91,8 @@ pub struct ExportArgs {
     /// Whose names to use
     #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm")]
     pub to: models::names::Convention,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
     #[command(flatten)]
     pub settings: Settings<{ EXPORT }>,
 }

@@ -1,5 +1,6 @@
 //! `vitesse bench`.
 
+use text::many;
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
@@ -213,7 +214,7 @@ impl Measured {
 
     fn print(&self, run: &Resolved, flops: f64) {
         let step = median(&self.steps);
-        let ranks = if run.world == 1 { String::new() } else { format!(" × {} ranks", run.world) };
+        let ranks = if run.world == 1 { String::new() } else { format!(" × {}", many(run.world, "rank")) };
         println!(
             "{} · batch {}{ranks} · {}: {:.1} ms a step, {:.1} images/s, {:.0} GFLOP/s",
             run.model,

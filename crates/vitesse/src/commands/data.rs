@@ -5,6 +5,7 @@ mod with_masks;
 use crate::args::{GetArgs, InspectArgs, MakeArgs};
 use crate::class_names::{class_name, exact_name};
 use crate::ending::ending;
+use crate::layout;
 use crate::table::count;
 use anyhow::Context;
 use config::outputs::{self, Output};
@@ -17,7 +18,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use text::printable;
+use text::{many, printable};
 
 pub fn get(args: GetArgs) -> anyhow::Result<()> {
     let bar = ProgressBar::new(0);
@@ -73,7 +74,7 @@ pub fn make(args: &MakeArgs) -> anyhow::Result<()> {
 }
 
 pub fn inspect(args: InspectArgs) -> anyhow::Result<()> {
-    outputs::check("sheet", args.sheet.as_deref(), Output::NewFile)?;
+    outputs::check("sheet", args.sheet.as_deref(), Output::File { force: args.overwrite.force })?;
     ending("--sheet ", args.sheet.as_deref(), "png")?;
     // All of it, whatever a run would evaluate.
     let raw = Raw { eval_images: Some(Part::All), ..args.settings.0.clone() };
@@ -135,23 +136,23 @@ impl Census {
         let (least, most) =
             (self.by_class.iter().min().unwrap_or(&0), self.by_class.iter().max().unwrap_or(&0));
         println!(
-            "{split}: {} images, {} classes with {} to {} images each, {} channels",
-            count(set.len()),
-            set.classes(),
+            "{split}: {}, {} with {} to {} each, {}",
+            many(set.len(), "image"),
+            many(set.classes(), "class"),
             count(*least),
-            count(*most),
-            set.channels()
+            many(*most, "image"),
+            many(set.channels(), "channel")
         );
         println!("  sizes: {}", self.sizes_text());
         let names = set.class_names();
         let shown = 0..set.classes().min(CLASSES_SHOWN);
         let width = shown.map(|class| class_name(names, class).chars().count()).max().unwrap_or(0);
         for (class, images) in self.by_class.iter().enumerate().take(CLASSES_SHOWN) {
-            let bar = "█".repeat(images * 30 / (*most).max(1));
+            let bar = layout::bar(*images as f64 / (*most).max(1) as f64, width + 13, 30);
             println!("  {:<width$} {:>8}  {bar}", class_name(names, class), count(*images));
         }
         if set.classes() > CLASSES_SHOWN {
-            println!("  … and {} classes more", set.classes() - CLASSES_SHOWN);
+            println!("  … and {} more", many(set.classes() - CLASSES_SHOWN, "class"));
         }
         for problem in &self.broken {
             println!("  ✗ {}", printable::line(problem));
@@ -166,7 +167,7 @@ impl Census {
         let ((w0, w1), (h0, h1)) = (range(|s| s.0), range(|s| s.1));
         match self.sizes.len() {
             1 => format!("{w0}×{h0} pixels"),
-            _ => format!("{w0} to {w1} × {h0} to {h1} pixels, in {} images looked at", self.measured),
+            _ => format!("{w0} to {w1} × {h0} to {h1} pixels, in {} looked at", many(self.measured, "image")),
         }
     }
 

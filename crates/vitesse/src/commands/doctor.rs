@@ -1,5 +1,6 @@
 //! `vitesse doctor`: what this machine has, what it lacks, and what to install.
 
+use text::many;
 use devices::sensors::{self, Sensors};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     println!("vitesse {} on {}, {}", env!("CARGO_PKG_VERSION"), machine.os, machine.kernel);
-    println!("  CPU       {}: {} threads, kernels for {}", machine.cpu, machine.threads, machine.simd);
+    println!("  CPU       {}: {}, kernels for {}", machine.cpu, many(machine.threads, "thread"), machine.simd);
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     let free = kilobytes("MemAvailable").unwrap_or(0) * 1024;
     println!("  memory    {:.1} GiB, {:.1} free", gib(machine.memory_bytes), gib(free));

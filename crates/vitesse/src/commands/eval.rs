@@ -16,15 +16,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use subject::Subject;
-use text::printable;
+use text::{many, printable};
 use train::Session;
 use train::confusion::Confusion;
 use train::evaluated::Found;
 use train::session::Score;
 
 pub fn run(args: EvalArgs) -> anyhow::Result<()> {
-    outputs::check("confusion", args.confusion.as_deref(), Output::File)?;
-    outputs::check("logits", args.logits.as_deref(), Output::File)?;
+    let force = args.overwrite.force;
+    outputs::check("confusion", args.confusion.as_deref(), Output::File { force })?;
+    outputs::check("logits", args.logits.as_deref(), Output::File { force })?;
     outputs::check("masks", args.masks.as_deref(), Output::Folder)?;
     ending("--confusion ", args.confusion.as_deref(), "csv")?;
     ending("--logits ", args.logits.as_deref(), "safetensors")?;
@@ -140,8 +141,8 @@ const MISTAKES: usize = 5;
 
 fn print_scores(score: &Score, confusion: &Confusion, names: &[String]) {
     println!(
-        "{} images · loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
-        score.samples,
+        "{} · loss {:.4} · top-1 {:.2}% · top-5 {:.2}%",
+        many(score.samples.round() as usize, "image"),
         score.loss,
         100.0 * score.top1,
         100.0 * score.top5
@@ -186,7 +187,7 @@ fn to_json(subject: &Subject, score: &Score, confusion: &Confusion, names: &[Str
     report["eval_loss"] = json!(score.loss);
     report["eval_top1"] = json!(score.top1);
     report["eval_top5"] = json!(score.top5);
-    report["samples"] = json!(score.samples);
+    report["samples"] = json!(score.samples.round() as u64);
     report["classes"] = (0..confusion.rows().count()).map(class).collect();
     report["confusion"] = confusion.rows().map(|row| json!(row)).collect();
     report

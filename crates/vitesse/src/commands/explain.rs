@@ -1,10 +1,12 @@
 //! `vitesse config explain`.
 
 use crate::args::ExplainArgs;
+use crate::layout;
 use config::deepspeed::Verdict;
 use config::sets;
 use config::{Explanation, KeyRow, Note, Origin, Raw, settings};
 use serde_json::{Value, json};
+use text::many;
 
 pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let flags = args.train.settings.0;
@@ -27,13 +29,13 @@ pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Lines longer than this are broken.
+/// Lines longer than this are broken, whatever the terminal.
 const WIDTH: usize = 116;
+/// Columns that are too few for the last column of a table beside the others.
+const NARROW: usize = 30;
 
 fn to_text(file: &str, has_keys: bool, explained: &Explanation) -> String {
-    let ranks =
-        if explained.world == 1 { "1 rank".to_string() } else { format!("{} ranks", explained.world) };
-    let mut out = format!("{file} on {ranks}\n\n");
+    let mut out = format!("{file} on {}\n\n", many(explained.world, "rank"));
     if has_keys {
         out += &keys(explained);
     }
@@ -101,7 +103,11 @@ fn table(head: [String; 3], rows: &[[String; 3]]) -> String {
         let cells = std::iter::once(&head).chain(rows).map(|row| row[i].chars().count());
         cells.filter(|width| *width <= limit).max().unwrap_or(limit)
     };
+    let width = layout::width().map_or(WIDTH, |width| width.min(WIDTH));
     let (first, second) = (widest(0, 50), widest(1, 24));
+    if width < first + 2 + second + 2 + NARROW {
+        return below_each_other(&head, rows, width);
+    }
     let mut out = String::new();
     for row in std::iter::once(&head).chain(rows) {
         let indent = first + 2 + second + 2;
@@ -111,9 +117,22 @@ fn table(head: [String; 3], rows: &[[String; 3]]) -> String {
             out += line.trim_end();
             line = format!("\n{:indent$}", "");
         }
-        let text = wrap(&row[2], WIDTH.saturating_sub(indent).max(30)).join(&format!("\n{:indent$}", ""));
+        let text = wrap(&row[2], width - indent).join(&format!("\n{:indent$}", ""));
         out += format!("{line}{text}").trim_end();
         out.push('\n');
+    }
+    out
+}
+
+/// The same where three columns have no room: name and value, and under them the rest.
+fn below_each_other(head: &[String; 3], rows: &[[String; 3]], width: usize) -> String {
+    let mut out = String::new();
+    for [name, value, rest] in std::iter::once(head).chain(rows) {
+        let above = layout::wrapped(&format!("{name}  {value}"), Some(width));
+        out += &format!("{}\n", above.trim_end());
+        for line in wrap(rest, width.saturating_sub(6)).iter().filter(|line| !line.is_empty()) {
+            out += &format!("      {line}\n");
+        }
     }
     out
 }

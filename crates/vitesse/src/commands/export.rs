@@ -4,12 +4,13 @@ use crate::args::ExportArgs;
 use crate::ending::ending;
 use files::folder_of;
 use formats::weights;
+use text::many;
 use train::evaluated::Found;
 
 pub fn run(args: ExportArgs) -> anyhow::Result<()> {
     ending("", Some(&args.out), "safetensors")?;
-    if args.out.exists() {
-        anyhow::bail!("{}: exists already, and is not replaced", args.out.display());
+    if let Err(why) = files::output::free(&args.out, args.overwrite.force) {
+        anyhow::bail!("{}: {why}", args.out.display());
     }
     let evaluated = Found::at(&args.from)?.without_data(&args.settings.0)?;
     if let Some(what) = evaluated.run.network.refuses(args.to) {
@@ -18,11 +19,11 @@ pub fn run(args: ExportArgs) -> anyhow::Result<()> {
     let card = evaluated.card(folder_of(&args.out));
     weights::save_as(&args.out, &evaluated.weights, args.to, &card, evaluated.config())?;
     println!(
-        "{} → {} ({} names, {} tensors)",
+        "{} → {} ({} under names of {})",
         evaluated.file.display(),
         args.out.display(),
-        args.to,
-        evaluated.weights.len()
+        many(evaluated.weights.len(), "tensor"),
+        args.to
     );
     Ok(())
 }

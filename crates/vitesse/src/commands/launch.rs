@@ -4,10 +4,12 @@ use crate::args;
 use crate::args::launch::{LaunchArgs, WithArg};
 use anyhow::{Context, bail, ensure};
 use config::Raw;
+use config::outputs::{self, Output};
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use text::many;
 
 pub fn run(args: &LaunchArgs) -> anyhow::Result<()> {
     check(args)?;
@@ -20,6 +22,7 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<()> {
         print!("{text}");
         return Ok(());
     };
+    outputs::check("out", Some(path), Output::File { force: args.overwrite.force })?;
     let script = if text.starts_with("#!") { text } else { format!("#!/bin/bash\n{text}") };
     write_script(path, &script).with_context(|| path.display().to_string())?;
     let how = if args.with == WithArg::Slurm { "sbatch " } else { "bash " };
@@ -39,8 +42,8 @@ fn check(args: &LaunchArgs) -> anyhow::Result<()> {
     let train = train_args(args)?;
     if let Some(ranks) = train.ranks.filter(|ranks| *ranks != world) {
         bail!(
-            "--ranks {ranks} after --, but {} nodes × {} make {world}: leave it out",
-            args.nodes,
+            "--ranks {ranks} after --, but {} × {} make {world}: leave it out",
+            many(args.nodes, "node"),
             args.per_node
         );
     }
@@ -48,7 +51,7 @@ fn check(args: &LaunchArgs) -> anyhow::Result<()> {
         bail!("--max-restarts can't be used under a launcher, which ends the whole job with a rank");
     }
     if !args.hosts.is_empty() && args.hosts.len() != args.nodes {
-        bail!("--hosts names {} hosts, but --nodes is {}", args.hosts.len(), args.nodes);
+        bail!("--hosts names {}, but --nodes is {}", many(args.hosts.len(), "host"), args.nodes);
     }
     if args.hosts.iter().any(|host| !is_plain(host)) {
         bail!("--hosts {}: these are no names of hosts", args.hosts.join(","));

@@ -8,6 +8,7 @@ use devices::program::{graph_after, program};
 use graph::op::Lane;
 use graph::{Plan, Program};
 use serde_json::json;
+use text::many;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let run = args.settings.0.resolve_without_data(args.ranks)?;
@@ -84,7 +85,7 @@ fn print_summary(model: &str, program: &Program) {
     }
     let (buckets, bytes) = communicated(&program.last);
     if buckets > 0 {
-        println!("communication: {} in {} buckets", megabytes(bytes as usize), count(buckets));
+        println!("communication: {} in {}", megabytes(bytes as usize), many(buckets, "bucket"));
     }
     println!("print one in full with --which first|micro|last|update|eval");
 }

@@ -151,14 +151,14 @@ fn measure(store: &Store, json: bool) -> anyhow::Result<ExitCode> {
     match end {
         End::Stopped { left } => {
             eprintln!(
-                "vitesse: stopped with {left} runs left; to go on: vitesse study --resume {}",
+                "vitesse: stopped with {} left; to go on: vitesse study --resume {}",
+                many(left, "run"),
                 folder.display()
             );
             Ok(signals.exit_code())
         }
         End::GivenUp { failed, left, error } => {
-            let runs =
-                if failed == 1 { "the first run".to_string() } else { format!("the first {failed} runs") };
+            let runs = if failed == 1 { "the first run".to_string() } else { format!("the first {}", many(failed, "run")) };
             let others = match left.saturating_sub(failed) {
                 0 => String::new(),
                 others => format!(", and so would the other {others}"),

@@ -4,7 +4,7 @@ pub mod supervise;
 
 use crate::args::TrainArgs;
 use crate::commands::eval::pixels;
-use crate::progress::{Progress, Voice};
+use crate::progress::{Progress, Voice, rank_log};
 use crate::say;
 use crate::signals::Signals;
 
@@ -15,10 +15,11 @@ use config::outputs::{self, Output};
 use config::sets::{self, Sets};
 use config::{Raw, Record, Resolved};
 use serde_json::json;
+use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 use study::serve::{self, Server};
-use text::printable;
+use text::{many, printable};
 use train::continuation;
 use train::run::{Stopped, Summary};
 use train::session::Evaluation;
@@ -163,17 +164,24 @@ fn prepare(
     }
     let (mut run, sets) = sets::resolve(&raw, world)?;
     run.typed = Some(Record::of(&typed, &std::env::current_dir().unwrap_or_default()));
-    check_outputs(&typed, &run, member.is_none_or(|member| member.place.rank == 0))?;
+    let ranks = member.map_or(0..world, |member| member.place.rank..member.place.rank + 1);
+    check_outputs(&typed, &run, ranks)?;
     Ok((run, sets))
 }
 
 /// Refuses what can't be written, before anything is. The first rank writes all but the others' logs.
-fn check_outputs(typed: &Raw, run: &Resolved, first: bool) -> anyhow::Result<()> {
+fn check_outputs(typed: &Raw, run: &Resolved, ranks: Range<usize>) -> anyhow::Result<()> {
+    let first = ranks.start == 0;
     if typed.hostfile.is_some() && !supervise::calls_mpirun(typed) {
         bail!("--hostfile is for mpirun, which vitesse calls for --comm mpi with --ranks and no launcher");
     }
+    // A run that goes on writes its own files again.
+    let force = typed.force || typed.resume.is_some() || run.resume.is_some();
     outputs::check("rank-logs", typed.rank_logs.as_deref(), Output::Folder)?;
-    outputs::check("trace", run.trace.as_deref().filter(|_| first), Output::File)?;
+    for log in typed.rank_logs.iter().flat_map(|folder| ranks.clone().map(|rank| rank_log(folder, rank))) {
+        files::output::free(&log, force).map_err(|why| anyhow::anyhow!("--rank-logs: {} {why}", log.display()))?;
+    }
+    outputs::check("trace", run.trace.as_deref().filter(|_| first), Output::File { force })?;
     let out = run.out.as_deref().filter(|_| first && run.resume.is_none());
     Ok(outputs::check("out", out, Output::Folder)?)
 }
@@ -205,11 +213,12 @@ fn print_stop(stopped: &Stopped) {
     match checkpoint {
         Some(path) => {
             let run = path.parent().and_then(Path::parent).unwrap_or(path);
-            println!("stopped by {why} after {step} steps; saved {}", path.display());
+            println!("stopped by {why} after {}; saved {}", many(*step as usize, "step"), path.display());
             println!("to go on: vitesse train --resume {}", run.display());
         }
         None => println!(
-            "stopped by {why} after {step} steps; nothing is saved: there is no --out, or --no-checkpoints"
+            "stopped by {why} after {}; nothing is saved: there is no --out, or --no-checkpoints",
+            many(*step as usize, "step")
         ),
     }
 }
@@ -234,7 +243,7 @@ fn print_summary(summary: &Summary, run: &Resolved) {
         summary.evaluation_seconds
     );
     if summary.skipped > 0 {
-        println!("{} images could not be read and were left out", table::count(summary.skipped as usize));
+        println!("left out, as they could not be read: {}", many(summary.skipped as usize, "image"));
     }
     if let Some(path) = &summary.weights {
         println!("weights in {}", path.display());

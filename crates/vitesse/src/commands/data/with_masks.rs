@@ -16,7 +16,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use text::printable;
+use crate::layout;
+use text::{many, printable};
 
 pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result<()> {
     let sets = Opened::of(raw)?.to_inspect(raw, source)?;
@@ -100,8 +101,9 @@ impl Census {
     }
 
     fn print(&self, split: Split, set: &dyn Dataset) {
-        let (images, classes, channels) = (count(set.len()), set.classes(), set.channels());
-        println!("{split}: {images} images with masks, {classes} classes, {channels} channels");
+        let classes = set.classes();
+        let (images, channels) = (many(set.len(), "image"), many(set.channels(), "channel"));
+        println!("{split}: {images} with masks, {}, {channels}", many(classes, "class"));
         let range = |side: fn(&(usize, usize)) -> usize| {
             let sides = || self.sizes.keys().map(side);
             (sides().min().unwrap_or(0), sides().max().unwrap_or(0))
@@ -122,13 +124,14 @@ impl Census {
         let most = shown.first().map_or(1, |&class| self.pixels[class]);
         for &class in shown {
             let (name, pixels) = (class_name(names, class), self.pixels[class]);
-            let bar = "█".repeat((pixels * 30 / most) as usize);
+            let bar = layout::bar(pixels as f64 / most as f64, width + 26, 30);
             let share = percent(pixels as f64 / labelled as f64);
-            println!("  {name:<width$} {share:>6} in {:>5} images  {bar}", count(self.pairs[class]));
+            let images = self.pairs[class];
+            println!("  {name:<width$} {share:>6} in {:>5} {:<6}  {bar}", count(images), text::count::of(images, "image"));
         }
         let (more, none) = (order.len() - shown.len(), classes - order.len());
         if more > 0 || none > 0 {
-            println!("  … and {more} classes more; {none} were not seen");
+            println!("  … and {} more; {none} not seen", many(more, "class"));
         }
         self.broken.iter().for_each(|problem| println!("  ✗ {}", printable::line(problem)));
     }

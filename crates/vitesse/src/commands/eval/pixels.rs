@@ -3,6 +3,7 @@
 use super::subject::Subject;
 use crate::args::EvalArgs;
 use crate::class_names::{class_name, exact_name};
+use crate::layout;
 use anyhow::Context;
 use config::sets::Sets;
 use data::Dataset;
@@ -10,7 +11,7 @@ use data::segment::overlay::save_mask;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
-use text::printable;
+use text::{many, printable};
 use train::evaluated::Evaluated;
 use train::segmentation::PixelScore;
 use train::segmentation::scores::{ClassScore, Scores};
@@ -25,15 +26,9 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
     let (test, names) = (sets.test.clone(), evaluated.run.class_names.clone());
     let subject = Subject::of(&evaluated, &sets);
     if let Some(folder) = &args.masks {
-        let there =
-            (0..test.len()).map(|index| folder.join(mask_name(&*test, index))).find(|path| path.exists());
-        if let Some(path) = there {
-            anyhow::bail!(
-                "--masks {}: {} exists already, and is not replaced",
-                folder.display(),
-                path.display()
-            );
-        }
+        let masks: Vec<PathBuf> = (0..test.len()).map(|index| folder.join(mask_name(&*test, index))).collect();
+        files::output::all_free(masks.iter().map(PathBuf::as_path), args.overwrite.force)
+            .map_err(|why| anyhow::anyhow!("--masks {}: {why}", folder.display()))?;
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let mut session: Session = Session::for_evaluation(evaluated.run, sets, &evaluated.weights)?;
@@ -57,8 +52,8 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
         println!("{}", to_json(&subject, &score, &names));
     } else {
         println!(
-            "{} images · loss {:.4} · {}",
-            score.images,
+            "{} · loss {:.4} · {}",
+            many(score.images as usize, "image"),
             score.loss,
             in_a_line(&score.confusion.scores())
         );
@@ -119,7 +114,7 @@ fn print_rows(classes: &[(usize, &ClassScore)], all: u64, names: &[String]) {
             percent(score.iou),
             percent(score.accuracy),
             percent(share),
-            "█".repeat((20.0 * score.iou.unwrap_or(0.0)).round() as usize)
+            layout::bar(score.iou.unwrap_or(0.0), width + 33, 20)
         );
     }
 }

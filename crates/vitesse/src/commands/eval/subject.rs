@@ -1,10 +1,9 @@
 //! What is evaluated, on what, and how, for people and as JSON.
 
-use crate::table::count;
 use config::sets::Sets;
 use config::{EvalMode, Geometry};
 use serde_json::{Value, json};
-use text::printable;
+use text::{many, printable};
 use train::evaluated::Evaluated;
 
 /// An evaluation before it begins.
@@ -60,8 +59,8 @@ impl Subject {
         let [weights, model, data] =
             [&self.weights, &self.model, &self.data].map(|text| printable::line(text));
         println!("{weights}");
-        println!("  model          {model}, {width}×{height} px, {} classes", self.classes);
-        println!("  data           {data}, {} images", count(self.images));
+        println!("  model          {model}, {width}×{height} px, {}", many(self.classes, "class"));
+        println!("  data           {data}, {}", many(self.images, "image"));
         println!("  preprocessing  {}", self.preprocessing());
         if self.assumed {
             println!("                 (mean and deviation are assumed: neither the weights nor flags say)");

@@ -1,5 +1,6 @@
 //! What a study shows: its plan, how far it is, and what it came to.
 
+use crate::layout;
 use crate::signals::Signals;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -23,14 +24,22 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
         );
     }
     heading(&study.name, &study.title, points.first().map(|point| point.kind));
+    // Without hosts and images per epoch where there is no room for them.
+    let narrow = layout::narrower_than(90);
     let mut kind = None;
     for point in points {
         if kind.replace(point.kind) != Some(point.kind) {
             println!("{}", point.kind.holds());
-            println!(
-                "  {:>5} {:>5} {:>7} {:>12} {:>6} {:>12} {:>6} {:>9}  series",
-                "ranks", "hosts", "threads", "batch a rank", "global", "images/epoch", "steps", "estimate"
-            );
+            match narrow {
+                true => println!(
+                    "  {:>5} {:>7} {:>7} {:>6} {:>6} {:>9}  series",
+                    "ranks", "threads", "batch", "global", "steps", "estimate"
+                ),
+                false => println!(
+                    "  {:>5} {:>5} {:>7} {:>12} {:>6} {:>12} {:>6} {:>9}  series",
+                    "ranks", "hosts", "threads", "batch a rank", "global", "images/epoch", "steps", "estimate"
+                ),
+            }
         }
         let s = &point.settings;
         let batch = if s.accumulation == 1 {
@@ -38,17 +47,28 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
         } else {
             format!("{} × {}", s.batch_per_rank, s.accumulation)
         };
+        let estimate = point.estimate.map_or("?".to_string(), time);
+        let more = if point.oversubscribed { " (oversubscribed)" } else { "" };
+        if narrow {
+            println!(
+                "  {:>5} {:>7} {batch:>7} {:>6} {:>6} {estimate:>9}  {}{more}",
+                s.ranks,
+                s.threads_per_rank,
+                s.global_batch,
+                s.steps,
+                line(&point.series)
+            );
+            continue;
+        }
         println!(
-            "  {:>5} {:>5} {:>7} {batch:>12} {:>6} {:>12} {:>6} {:>9}  {}{}",
+            "  {:>5} {:>5} {:>7} {batch:>12} {:>6} {:>12} {:>6} {estimate:>9}  {}{more}",
             s.ranks,
             s.hosts,
             s.threads_per_rank,
             s.global_batch,
             s.images_per_epoch,
             s.steps,
-            point.estimate.map_or("?".to_string(), time),
-            line(&point.series),
-            if point.oversubscribed { " (oversubscribed)" } else { "" }
+            line(&point.series)
         );
     }
     let runs = points.len() * study.repeats;
@@ -130,7 +150,7 @@ impl Events for Progress<'_> {
         (self.runs, self.done) = (runs, done);
         let before = if done > 0 { format!(", {done} of them done before") } else { String::new() };
         let about = seconds.filter(|_| done < runs).map_or(String::new(), |s| format!("; about {}", time(s)));
-        self.line(&format!("{runs} runs{before}{about}"));
+        self.line(&format!("{}{before}{about}", many(runs, "run")));
         if let Some(bars) = &self.bars {
             bars.all.set_length(runs as u64);
             bars.all.set_position(done as u64);
@@ -204,24 +224,28 @@ fn with_interval(estimate: Option<&Estimate>, digits: usize) -> String {
 
 pub fn results(results: &Results) {
     println!();
+    // Medians alone where there is no room for their intervals.
+    let narrow = layout::narrower_than(100);
+    let (a, b) = if narrow { (9, 10) } else { (26, 20) };
+    let number = |estimate: Option<&Estimate>, digits: usize| match estimate {
+        Some(estimate) if narrow => format!("{:.digits$}", estimate.median),
+        estimate => with_interval(estimate, digits),
+    };
     heading(&results.name, &results.title, results.points.first().map(|point| point.kind));
     let mut kind = None;
     for point in &results.points {
         if kind.replace(point.kind) != Some(point.kind) {
             println!("{}", point.kind.holds());
-            println!(
-                "  {:>5} {:>6} {:>26} {:>20} {:>20}",
-                "ranks", "global", "images/s", "speedup", "efficiency"
-            );
+            println!("  {:>5} {:>6} {:>a$} {:>b$} {:>b$}", "ranks", "global", "images/s", "speedup", "efficiency");
         }
         let summary = point.summary.as_ref();
         println!(
-            "  {:>5} {:>6} {:>26} {:>20} {:>20}  {}",
+            "  {:>5} {:>6} {:>a$} {:>b$} {:>b$}  {}",
             point.settings.ranks,
             point.settings.global_batch,
-            with_interval(summary.map(|s| &s.images_per_second), 1),
-            with_interval(summary.and_then(|s| s.speedup.as_ref()), 2),
-            with_interval(summary.and_then(|s| s.efficiency.as_ref()), 2),
+            number(summary.map(|s| &s.images_per_second), 1),
+            number(summary.and_then(|s| s.speedup.as_ref()), 2),
+            number(summary.and_then(|s| s.efficiency.as_ref()), 2),
             line(&point.series)
         );
         if let Some(limiter) = &point.limiter {
