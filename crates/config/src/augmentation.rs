@@ -1,6 +1,5 @@
 //! How an image is changed before a model sees it: presets, single settings over them, and normalisation.
 
-use text::many;
 use super::choice::choice;
 use super::origin::{Log, Origin};
 use super::resolve::smoothing;
@@ -12,6 +11,7 @@ use models::Network;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use text::many;
 
 choice! {
     #[derive(Default)]
@@ -276,7 +276,11 @@ pub(super) fn by_channel(
         [one] => vec![one; channels],
         _ if typed.len() == channels => typed.to_vec(),
         _ => {
-            let why = format!("{} for {}: give one, or one for each", many(typed.len(), "number"), many(channels, "channel"));
+            let why = format!(
+                "{} for {}: give one, or one for each",
+                many(typed.len(), "number"),
+                many(channels, "channel")
+            );
             return Err(ConfigError::setting(flag, &text, why));
         }
     };

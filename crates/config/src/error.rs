@@ -1,6 +1,7 @@
 //! Everything a setting can be refused for, each with the culprit in its text.
 
 use crate::FileError;
+use text::many;
 
 /// A setting, a file of settings, or data that can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +18,8 @@ pub enum ConfigError {
     #[error("--{flag}{}{value}: {why}", if value.is_empty() { "" } else { " " })]
     Setting { flag: &'static str, value: String, why: String },
     #[error(
-        "--model {model} on {image} px, {channels} channels, {classes} classes, {batch} images at a time: no memory holds that"
+        "--model {model} on {image} px, {}, {}, {} at a time: no memory holds that",
+        many(*channels, "channel"), many(*classes, "class"), many(*batch, "image")
     )]
     TooLarge { model: String, image: usize, channels: usize, classes: usize, batch: usize },
 }

@@ -17,6 +17,7 @@ pub mod explain;
 pub mod groups;
 mod idle;
 mod numbers;
+pub mod offers;
 mod optimize;
 pub mod optimizers;
 pub mod origin;

@@ -124,8 +124,6 @@ mod tests {
         assert!(refused(&old.join("x.json"), FILE).starts_with("lies below a file"));
         assert!(refused(&old.join("x/y"), Output::Folder).starts_with("lies below a file"));
         // No one can make files there, not even root.
-        assert!(
-            refused(Path::new("/proc/x.json"), FILE).starts_with("nothing can be written in /proc")
-        );
+        assert!(refused(Path::new("/proc/x.json"), FILE).starts_with("nothing can be written in /proc"));
     }
 }

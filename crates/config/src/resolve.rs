@@ -293,14 +293,15 @@ impl Raw {
         let images = data.train_images();
         let drop_last = self.plain(&mut Log::default())?.drop_last;
         if drop_last && images < global_batch {
-            let why = format!("leaves nothing of {}: no batch of {global_batch} is full", many(images, "image"));
+            let why =
+                format!("leaves nothing of {}: no batch of {global_batch} is full", many(images, "image"));
             return Err(ConfigError::setting("drop-last", "", why));
         }
         let whole = drop_last || network.normalises_batches();
         let steps_per_epoch = steps_per_epoch(images, global_batch, whole)?;
         let published = data.source.entry().run.filter(|_| self.steps.is_none() && self.epochs.is_none());
         if let Some(PublishedRun { steps, batch, .. }) = published {
-            let origin = format!("{},000 × {batch} images / {global_batch}", steps / 1000);
+            let origin = format!("{},000 × {} / {global_batch}", steps / 1000, many(batch as usize, "image"));
             let (steps, origin) = ((steps * batch / global_batch as u64).max(1), Origin::Derived(origin));
             log.note("steps", steps, origin);
             return Ok(Length { steps, steps_per_epoch });

@@ -7,9 +7,9 @@ mod deepspeed;
 
 pub use deepspeed::{Half, Ramp, Scheduler};
 
-use text::many;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use text::many;
 
 /// Course of the learning rate over a run. Steps are counted from 0; all rates are the optimizer's, before any group's factor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

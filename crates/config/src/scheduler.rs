@@ -1,12 +1,12 @@
 //! The configuration file's scheduler: DeepSpeed's, with flags over it.
 
-use text::many;
 use super::optimize::{Length, Picked, Section, or_flag};
 use super::origin::{Log, Origin};
 use super::settings::Raw;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting};
 use crate::schedule::{Half, Ramp, Scheduler};
+use text::many;
 
 const MAX_LR: &str = "scheduler.params.warmup_max_lr";
 

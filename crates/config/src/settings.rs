@@ -70,6 +70,8 @@ pub struct About {
     pub requires: &'static str,
     /// Names from a registry, for `{}` in the help and the default.
     pub names: Option<fn() -> String>,
+    /// Values that a shell offers, where any text may be typed.
+    pub offers: Option<fn() -> Vec<&'static str>>,
 }
 
 impl About {
@@ -89,6 +91,7 @@ impl About {
             excludes: &[],
             requires: "",
             names: None,
+            offers: None,
         }
     }
 
@@ -144,6 +147,11 @@ impl About {
 
     pub const fn names(self, names: fn() -> String) -> Self {
         About { names: Some(names), ..self }
+    }
+
+    /// Offers these to a shell, beside whatever else may be typed.
+    pub const fn offers(self, offers: fn() -> Vec<&'static str>) -> Self {
+        About { offers: Some(offers), ..self }
     }
 
     /// Also for these commands, under another heading and with other words.
@@ -235,6 +243,12 @@ impl Setting {
             Some((commands, words)) if commands & command != 0 => words,
             _ => self.words,
         }
+    }
+
+    /// Values that a shell offers for it.
+    pub fn offered(&self, command: Command) -> Vec<&'static str> {
+        let words = self.words(command).iter().copied();
+        words.chain(self.about.offers.into_iter().flat_map(|offers| offers())).collect()
     }
 
     /// Refuses a value that `command` can't take.

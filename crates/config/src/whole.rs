@@ -7,7 +7,8 @@ pub(super) fn steps_per_epoch(images: usize, global_batch: usize, whole: bool) -
     let steps = if whole { images / global_batch } else { images.div_ceil(global_batch) };
     if whole && steps == 0 {
         let why = format!(
-            "{images} images make no whole batch of {global_batch}, which batch norm needs: lower --batch-size"
+            "a whole batch of {global_batch}, which batch norm needs, can't be made of {}: lower --batch-size",
+            text::many(images, "image")
         );
         return Err(ConfigError::Batch(why));
     }
@@ -26,7 +27,8 @@ mod tests {
         assert_eq!(steps(109, 10, false), Ok(11));
         assert_eq!(steps(9, 10, false), Ok(1));
         assert_eq!(steps(0, 10, false), Ok(0), "refused elsewhere");
-        let none = "9 images make no whole batch of 10, which batch norm needs: lower --batch-size";
+        let none =
+            "a whole batch of 10, which batch norm needs, can't be made of 9 images: lower --batch-size";
         assert_eq!(steps(9, 10, true), Err(none.to_string()));
     }
 }

@@ -65,14 +65,14 @@ fn write_letter(letter: char, sheet: &mut Image, left: usize, top: usize, scale:
     }
 }
 
-/// Writes colours as PNG. Refuses to replace a file.
+/// Writes colours as PNG.
 pub(crate) fn save(image: &Image, path: &Path) -> Result<(), DataError> {
     let mut encoder = encoder(image.width, image.height, path)?;
     encoder.set_color(png::ColorType::Rgb);
     finish(encoder, &image.pixels, path)
 }
 
-/// Writes numbers (H, W) as a PNG with a palette. Refuses to replace a file.
+/// Writes numbers (H, W) as a PNG with a palette.
 pub(crate) fn save_indexed(
     numbers: &[u8],
     (width, height): (usize, usize),
@@ -88,7 +88,7 @@ pub(crate) fn save_indexed(
 type Encoder = png::Encoder<'static, BufWriter<File>>;
 
 fn encoder(width: usize, height: usize, path: &Path) -> Result<Encoder, DataError> {
-    let file = File::options().write(true).create_new(true).open(path);
+    let file = File::create(path);
     let file = file.map_err(|error| DataError::file(path, error))?;
     Ok(png::Encoder::new(BufWriter::new(file), width as u32, height as u32))
 }

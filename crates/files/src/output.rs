@@ -19,7 +19,9 @@ pub fn free(path: &Path, force: bool) -> Result<(), &'static str> {
 
 /// Refuses the first of several files that is there.
 pub fn all_free<'a>(paths: impl IntoIterator<Item = &'a Path>, force: bool) -> Result<(), String> {
-    paths.into_iter().try_for_each(|path| free(path, force).map_err(|why| format!("{} {why}", path.display())))
+    paths
+        .into_iter()
+        .try_for_each(|path| free(path, force).map_err(|why| format!("{} {why}", path.display())))
 }
 
 #[cfg(test)]

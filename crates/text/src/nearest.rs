@@ -13,18 +13,21 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     (distance <= (word.chars().count() / 3).max(1)).then_some(best)
 }
 
-/// Levenshtein's distance: letters to insert, remove or replace.
+/// Letters to insert, remove or replace, or neighbours to swap.
 fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut before: Vec<usize> = vec![];
     let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
+    for (i, x) in a.iter().enumerate() {
+        let mut next = vec![i + 1];
         for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+            let mut least = (row[j] + usize::from(x != y)).min(next[j] + 1).min(row[j + 1] + 1);
+            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
+                least = least.min(before[j - 1] + 1);
+            }
+            next.push(least);
         }
+        (before, row) = (row, next);
     }
     row[b.len()]
 }
@@ -41,6 +44,9 @@ mod tests {
         assert_eq!(nearest("imagenet", words), None);
         assert_eq!(nearest("", words), None);
         assert_eq!(nearest(&"x".repeat(100_000), words), None);
-        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(
+            (distance("kitten", "sitting"), distance("modle", "model"), distance("ab", "")),
+            (3, 1, 2)
+        );
     }
 }

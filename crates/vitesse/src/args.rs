@@ -30,7 +30,7 @@ pub enum Command {
     #[command(after_help = examples::TRAIN)]
     Train(Box<TrainArgs>),
     /// Measure how training scales: every point of a grid several times, in shuffled order, with what limits it
-    #[command(after_help = examples::STUDY)]
+    #[command(after_help = examples::STUDY, override_usage = "vitesse study [plan] STUDY|FILE [OPTIONS]\n       [-- TRAIN_OPTIONS]")]
     Study(Box<study::StudyArgs>),
     /// Compare two studies: by how much the second is faster than the first, with an interval
     #[command(after_help = examples::COMPARE)]

@@ -46,10 +46,10 @@ pub fn wrapped(line: &str, width: Option<usize>) -> String {
     let hang = " ".repeat((indent + 4).min(width / 3));
     let mut lines = vec![" ".repeat(indent)];
     let mut empty = true;
-    for word in line.trim_start().split(' ') {
+    for word in pieces(line.trim_start(), width - hang.len()) {
         let last = lines.len() - 1;
         let space = usize::from(!empty);
-        if !empty && wide(&lines[last]) + space + wide(word) > width {
+        if !empty && wide(&lines[last]) + space + wide(word.trim_end_matches(" ·")) > width {
             lines.push(hang.clone());
             empty = true;
         }
@@ -57,11 +57,29 @@ pub fn wrapped(line: &str, width: Option<usize>) -> String {
         if !empty {
             lines[last].push(' ');
         }
-        lines[last].push_str(word);
+        lines[last].push_str(&word);
         empty = false;
     }
-    let text: Vec<&str> = lines.iter().map(|line| line.trim_end()).collect();
+    let text: Vec<&str> = lines.iter().map(|line| line.trim_end().trim_end_matches(" ·")).collect();
     text.join("\n")
+}
+
+/// What a line is broken between: the parts that `·` divides, or where one is too wide, its words.
+fn pieces(line: &str, width: usize) -> Vec<String> {
+    let mut pieces = vec![];
+    let parts: Vec<&str> = line.split(" · ").collect();
+    for (number, part) in parts.iter().enumerate() {
+        let dot = if number + 1 < parts.len() { " ·" } else { "" };
+        if parts.len() > 1 && part.chars().count() + 2 <= width {
+            pieces.push(format!("{part}{dot}"));
+            continue;
+        }
+        pieces.extend(part.split(' ').map(String::from));
+        if let Some(last) = pieces.last_mut() {
+            last.push_str(dot);
+        }
+    }
+    pieces
 }
 
 #[cfg(test)]
@@ -77,6 +95,8 @@ mod tests {
         assert_eq!(text.split_whitespace().collect::<Vec<_>>(), line.split_whitespace().collect::<Vec<_>>());
         assert!(text.lines().skip(1).all(|line| line.starts_with("      ")), "{text}");
         assert_eq!(wrapped(line, None), line);
+        let dots = "epoch 17 · step 17/20 · loss 1.7001 · 302 images/s";
+        assert_eq!(wrapped(dots, Some(38)), "epoch 17 · step 17/20 · loss 1.7001\n    302 images/s");
         assert_eq!(wrapped("short", Some(30)), "short");
         let json = format!("{{\"a\": \"{}\"}}", "b ".repeat(40));
         assert_eq!(wrapped(&json, Some(30)), json);

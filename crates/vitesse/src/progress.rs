@@ -53,7 +53,11 @@ impl Voice {
         }
         // Both leave room for the numbers of long runs.
         let narrow = layout::narrower_than(BESIDE_A_BAR);
-        let template = if narrow { "{bar:8} {pos}/{len} · {msg} · {eta}" } else { "{bar:16} {pos}/{len} · {msg} · {eta} left" };
+        let template = if narrow {
+            "{bar:8} {pos}/{len} · {msg} · {eta}"
+        } else {
+            "{bar:16} {pos}/{len} · {msg} · {eta} left"
+        };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         Voice::Terminal(ProgressBar::new(run.steps).with_style(style))
     }

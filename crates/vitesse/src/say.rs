@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn errors_of_the_system_have_no_numbers() {
         let error = std::fs::File::open("/nowhere").unwrap_err();
-        let error = anyhow::Error::new(error).context("/nowhere: cannot open: No such file or directory (os error 2)");
+        let error = anyhow::Error::new(error)
+            .context("/nowhere: cannot open: No such file or directory (os error 2)");
         assert_eq!(one_line(&error), "/nowhere: cannot open: No such file or directory");
         assert_eq!(without_codes("a (os error x) b"), "a (os error x) b");
         assert_eq!(without_codes("a (os error 2): b (os error 13)"), "a: b");

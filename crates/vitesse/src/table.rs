@@ -157,10 +157,15 @@ pub fn print_ranks(ranks: &[Parts]) {
     let used = 12 + 10 * PARTS.len();
     let narrow = layout::narrower_than(used);
     let wide = |short: &str| if narrow { short.len().max(4) } else { 9 };
-    println!("  {:<8} {}", "rank", PARTS.map(|part| format!("{:>1$}", part.short, wide(part.short))).join(" "));
+    println!(
+        "  {:<8} {}",
+        "rank",
+        PARTS.map(|part| format!("{:>1$}", part.short, wide(part.short))).join(" ")
+    );
     let line = |name: &str, parts: &Parts| {
         let digits = usize::from(!narrow);
-        let cells = PARTS.map(|part| format!("{:>2$.1$}%", 100.0 * (part.of)(parts) / wall, digits, wide(part.short) - 1));
+        let cells = PARTS
+            .map(|part| format!("{:>2$.1$}%", 100.0 * (part.of)(parts) / wall, digits, wide(part.short) - 1));
         println!("  {name:<8} {}  {}", cells.join(" "), bar(parts, wall, layout::scale(used, BAR)));
     };
     let mut listed: Vec<usize> = (0..ranks.len()).collect();
@@ -236,5 +241,4 @@ mod tests {
             "compute 60% · communication 10% · wait for ranks 20% · optimizer 10%"
         );
     }
-
 }

@@ -368,7 +368,7 @@ fn segmentation_that_cannot_be_is_refused() {
     fs::remove_file(&mask).unwrap();
     folder.refuses(&ade, &["images/training/a.png: has no mask", "annotations/training/a.png"]);
     let gaps = [&ade[..], &["--skip-bad-images"]].concat();
-    folder.refuses(&gaps, &["1 images make no whole batch of 2, which batch norm needs"]);
+    folder.refuses(&gaps, &["a whole batch of 2, which batch norm needs, can't be made of 1 image"]);
 
     let tiny = ["train", "--model", "swinv2-nano/w8+upernet", "--image-size", "16"];
     folder.refuses(&tiny, &["swinv2-nano/w8: the 16×16 image has 4×4 tokens, fewer than one window of 8×8"]);

@@ -144,7 +144,12 @@ impl fmt::Display for Scheduler {
                 write!(f, "then linear to {min} at step {total}")
             }
             Scheduler::WarmupCosineLr { peak, min_ratio, cos_min_ratio, warmup, ramp, total } => {
-                write!(f, "WarmupCosineLR: {} to {peak} over {} ({ramp}), ", min_ratio * peak, steps(*warmup))?;
+                write!(
+                    f,
+                    "WarmupCosineLR: {} to {peak} over {} ({ramp}), ",
+                    min_ratio * peak,
+                    steps(*warmup)
+                )?;
                 write!(f, "then cosine to {} at step {total}", cos_min_ratio * peak)
             }
             Scheduler::OneCycle { min, max, rise, fall, .. } => {

@@ -9,6 +9,7 @@ use super::{About, BENCH, CLASSIFY, EVAL, EXPORT, INSPECT, OF_WEIGHTS, PLAN, SEG
 use crate::data_help;
 use crate::deepspeed::DeepSpeed;
 use crate::error::ConfigError;
+use crate::offers;
 use crate::optimizers;
 use crate::origin::Log;
 use crate::{
@@ -35,7 +36,7 @@ settings! {
         /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
         /// the blocks of each stage, as 352-2-2-18-2, or timm's name of a DINOv2 or DeiT III, as vit_small_patch14_reg4_dinov2 or
         /// deit3_small_patch16_224; for pixels a ViT's name with +linear or swinv2-SIZE/wWINDOW+upernet
-        model: Option<String> = MODEL.value("MODEL")
+        model: Option<String> = MODEL.value("MODEL").offers(offers::models)
             .default("vit-nano/4; for synthetic masks swinv2-nano/w8+upernet, for others swinv2-b/w8+upernet")
             .elsewhere(OF_WEIGHTS, "Model", "The model, as for `train`", "the model of the weights"),
         /// Side of the square images, or of the crops from images with masks, in pixels
@@ -58,7 +59,7 @@ settings! {
     }
     "Data" {
         /// {}
-        data: Option<String> = DATA.value("SET").names(data_help).default("synthetic, or for --task segment synthetic-masks")
+        data: Option<String> = DATA.value("SET").names(data_help).offers(offers::sets).default("synthetic, or for --task segment synthetic-masks")
             .free(&["data.source", "data.relative"])
             .elsewhere(EVAL, "Data", "{}", "what the weights were trained on"),
         /// Training images of the synthetic sets
@@ -72,7 +73,7 @@ settings! {
         workers: Option<usize> = DATA.value("THREADS").default("1, or all where files are decoded").free(&["data.workers"])
             .elsewhere(EVAL, "Data", "Threads that read images ahead, of images with one class each", "1, or all where files are decoded"),
         /// Memory for decoded images: auto, off, or a size such as 2GB
-        cache: Option<Cache> = DATA.value("auto|off|BYTES").default("auto").free(&["data.cache"]),
+        cache: Option<Cache> = DATA.value("auto|off|BYTES").offers(|| vec!["auto", "off"]).default("auto").free(&["data.cache"]),
         /// Leave out images that can't be read, instead of ending the run
         skip_bad_images: bool = DATA.elsewhere(EVAL, "Data", "Leave out images that can't be read, instead of ending", ""),
         /// Mean of an image's values, from 0 to 1: one number, or one for each channel
@@ -120,13 +121,13 @@ settings! {
         cutmix: Option<f64> = DATA.value("A").default("that of --augment"),
         /// Weights of the classes in the training loss, the mean over the labels' weights as in PyTorch: a number for each class, in their
         /// order; NAME=WEIGHT for some, 1 for the others; or balanced: images / (classes × images of the class)
-        class_weights: Option<ClassWeights> = RUN.value("WEIGHTS"); plain Option<ClassWeights> = None, any,
+        class_weights: Option<ClassWeights> = RUN.value("WEIGHTS").offers(|| vec!["balanced"]); plain Option<ClassWeights> = None, any,
         /// Label smoothing, from 0 to below 1
         label_smoothing: Option<f64> = STEP.value("RATE").default("0, or 0.1 with --augment strong"),
     }
     "Optimizer" {
         /// {}
-        optimizer: Option<String> = STEP.value("OPTIMIZER").names(optimizers::help).default("adamw").deepspeed(&["optimizer.type"]),
+        optimizer: Option<String> = STEP.value("OPTIMIZER").names(optimizers::help).offers(offers::optimizers).default("adamw").deepspeed(&["optimizer.type"]),
         /// Highest learning rate
         lr: Option<f64> = RUN.value("LR").names(optimizers::rates)
             .default("{}; else 1e-3, or 6e-5 for a published Swin V2 with UPerNet")
@@ -220,7 +221,7 @@ settings! {
         /// With --init: start with a new head if that of the weights has other classes; from a classifier's backbone, with new heads for pixels
         new_head: bool = RUN.free(&["new_head"]),
         /// Continue the run in this folder, or in that of --out; auto: continue the run in --out if there is one, else start it
-        resume: Option<Option<PathBuf>> = RUN.value("DIR|auto").free(&["resume"]).once(),
+        resume: Option<Option<PathBuf>> = RUN.value("DIR|auto").offers(|| vec!["auto"]).free(&["resume"]).once(),
         /// Take over a run folder that is locked by a process elsewhere, without waiting a minute for a sign of life; replace the file of
         /// --trace and logs of --rank-logs that are there already
         force: bool = RUN.free(&[]).once(),
@@ -262,7 +263,7 @@ settings! {
             .default("1, on ADE20K a tenth of all steps; more where evaluating would take longer than training")
             .agreed(&["eval_every", "eval_steps"]),
         /// Images of the validation set that the run evaluates on, or all; `vitesse eval` takes all
-        eval_images: Option<Part> = RUN.value("IMAGES|all").default("all, but no more than three times the images that are trained on")
+        eval_images: Option<Part> = RUN.value("IMAGES|all").offers(|| vec!["all"]).default("all, but no more than three times the images that are trained on")
             .agreed(&["data.eval_images"]),
         /// End the run after so many evaluations without a better score than the best before them
         early_stop: Option<u64> = RUN.value("EVALUATIONS").agreed(&[]); plain Option<u64> = None, if_given(counts),

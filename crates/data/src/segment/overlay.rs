@@ -118,7 +118,7 @@ fn enlarged(image: Image) -> Image {
     out
 }
 
-/// Writes the overlay with its legend. Refuses to replace a file.
+/// Writes the overlay with its legend.
 pub fn save_picture(image: &Image, mask: &[u8], names: &[String], path: &Path) -> Result<(), DataError> {
     drawing::save(&picture(image, mask, names)?, path)
 }

@@ -1,7 +1,7 @@
 //! Settings as arguments: built from their declarations in `config::settings`, for each command those that it takes.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, ValueHint};
 use config::Raw;
 use config::settings::value::Form;
 use config::settings::{self, Setting};
@@ -58,7 +58,7 @@ fn argument(command: settings::Command, setting: &'static Setting) -> Arg {
     let arg = if setting.about.formerly.is_empty() { arg } else { arg.alias(setting.about.formerly) };
     let value = |arg: Arg| {
         let arg = arg.value_name(setting.about.value).value_parser(Parser { command, setting });
-        arg.hide_possible_values(true)
+        arg.hide_possible_values(true).value_hint(hint(setting.about.value))
     };
     match setting.form {
         Form::Switch => arg.action(ArgAction::SetTrue),
@@ -66,6 +66,25 @@ fn argument(command: settings::Command, setting: &'static Setting) -> Arg {
         Form::Perhaps => value(arg).num_args(0..=1).default_missing_value(""),
         Form::List if setting.about.commas => value(arg).action(ArgAction::Append).value_delimiter(','),
         Form::List => value(arg).action(ArgAction::Append),
+    }
+}
+
+/// Values that a shell offers, if there are any.
+pub fn offered(values: Vec<&'static str>) -> Option<Box<dyn Iterator<Item = PossibleValue>>> {
+    let some = !values.is_empty();
+    some.then(|| {
+        Box::new(values.into_iter().map(PossibleValue::new)) as Box<dyn Iterator<Item = PossibleValue>>
+    })
+}
+
+/// What a shell completes a value with, by its name in help.
+fn hint(name: &str) -> ValueHint {
+    match name {
+        name if name.contains("FILE") || name.contains("WEIGHTS") && name.contains('|') => {
+            ValueHint::FilePath
+        }
+        name if name.contains("DIR") => ValueHint::DirPath,
+        _ => ValueHint::Unknown,
     }
 }
 
@@ -85,11 +104,8 @@ impl TypedValueParser for Parser {
         StringValueParser::new().try_map(check).parse_ref(command, arg, value)
     }
 
-    /// Words for completions.
+    /// Values for completions; they refuse nothing.
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let words = self.setting.words(self.command);
-        let values: Option<Box<dyn Iterator<Item = PossibleValue>>> =
-            Some(Box::new(words.iter().map(|word| PossibleValue::new(*word))));
-        values.filter(|_| !words.is_empty())
+        offered(self.setting.offered(self.command))
     }
 }

@@ -1,18 +1,23 @@
 //! What `vitesse study` and `vitesse compare` take.
 
+use super::settings::offered;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use comm::Backend;
-use config::Task;
+use config::{Task, settings};
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use study::axes::{AXES, Axes, Axis, AxisValue};
+use study::presets;
 use study::spec::{Asked, Experiment, Launch};
 
 #[derive(Args, Clone)]
 pub struct StudyArgs {
     /// quick, strong, weak, fixed-per-rank, batch, accumulation, optimizer, precision, nodes, or a file in TOML or JSON; with `plan`
     /// before it, points and an estimate of the time are printed, and nothing runs
-    #[arg(value_name = "[plan] STUDY|FILE", num_args = 0..=2, required_unless_present = "resume", conflicts_with = "resume")]
+    #[arg(value_name = "[plan] STUDY|FILE", num_args = 0..=2, required_unless_present = "resume", conflicts_with = "resume",
+        value_parser = Studies, hide_possible_values = true)]
     pub what: Vec<String>,
     /// Go on with the study in this folder
     #[arg(long, value_name = "DIR")]
@@ -61,8 +66,8 @@ pub struct GridArgs {
     task: Option<Task>,
     #[command(flatten)]
     axes: AxisArgs,
-    /// Device: cpu or cuda [default: cpu]
-    #[arg(long)]
+    /// Device: cpu or cuda
+    #[arg(long, value_parser = ["cpu", "cuda"], hide_possible_values = true)]
     pub device: Option<String>,
     /// Passes over the data in a run [default: 1]
     #[arg(long, conflicts_with = "steps")]
@@ -83,13 +88,51 @@ impl Args for AxisArgs {
         let argument = |axis: &'static Axis| {
             let argument = Arg::new(axis.flag).long(axis.flag).value_name("LIST").help(axis.help);
             let argument = argument.value_delimiter(',').action(ArgAction::Append).num_args(1);
-            argument.aliases(axis.alias).value_parser(|text: &str| axis.parse(text))
+            argument.aliases(axis.alias).value_parser(AxisParser(axis)).hide_possible_values(true)
         };
         command.args(first.into_iter().chain(rest).map(argument))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
+    }
+}
+
+/// Reads a value of an axis; shells offer those of the setting that it varies.
+#[derive(Clone)]
+struct AxisParser(&'static Axis);
+
+impl TypedValueParser for AxisParser {
+    type Value = AxisValue;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<AxisValue, clap::Error> {
+        let axis = self.0;
+        StringValueParser::new().try_map(move |text| axis.parse(&text)).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        offered(settings::find(self.0.option?)?.offered(settings::TRAIN))
+    }
+}
+
+/// Names of studies, for shells; a file may be named as well.
+#[derive(Clone)]
+struct Studies;
+
+impl TypedValueParser for Studies {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        offered(std::iter::once("plan").chain(presets::NAMES).collect())
     }
 }
 

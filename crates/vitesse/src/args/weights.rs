@@ -4,7 +4,9 @@
 use super::Overwrite;
 use super::settings::Settings;
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use config::settings::{CLASSIFY, EVAL, EXPORT, SEGMENT};
+use models::names::Convention;
 use std::path::PathBuf;
 
 #[derive(Args, Clone)]
@@ -89,8 +91,9 @@ pub struct ExportArgs {
     #[arg(value_name = "FILE.safetensors")]
     pub out: PathBuf,
     /// Whose names to use
-    #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm")]
-    pub to: models::names::Convention,
+    #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm", hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(["timm", "torchvision", "huggingface"]).try_map(|name| name.parse::<Convention>()))]
+    pub to: Convention,
     #[command(flatten)]
     pub overwrite: Overwrite,
     #[command(flatten)]

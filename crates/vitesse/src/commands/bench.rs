@@ -1,6 +1,5 @@
 //! `vitesse bench`.
 
-use text::many;
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
@@ -12,6 +11,7 @@ use graph::run::{KernelTime, Kernels, MatmulTuning, MemoryUse, StepTime};
 use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::time::Instant;
+use text::many;
 use train::TrainError;
 use train::bench::{StepBench, Turn};
 

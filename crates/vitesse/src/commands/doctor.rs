@@ -1,10 +1,10 @@
 //! `vitesse doctor`: what this machine has, what it lacks, and what to install.
 
-use text::many;
 use devices::sensors::{self, Sensors};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use text::many;
 use train::machine::{self, kilobytes};
 
 /// One thing that was looked for.
@@ -25,7 +25,12 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     println!("vitesse {} on {}, {}", env!("CARGO_PKG_VERSION"), machine.os, machine.kernel);
-    println!("  CPU       {}: {}, kernels for {}", machine.cpu, many(machine.threads, "thread"), machine.simd);
+    println!(
+        "  CPU       {}: {}, kernels for {}",
+        machine.cpu,
+        many(machine.threads, "thread"),
+        machine.simd
+    );
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     let free = kilobytes("MemAvailable").unwrap_or(0) * 1024;
     println!("  memory    {:.1} GiB, {:.1} free", gib(machine.memory_bytes), gib(free));

@@ -124,17 +124,14 @@ fn table(head: [String; 3], rows: &[[String; 3]]) -> String {
     out
 }
 
-/// The same where three columns have no room: name and value, and under them the rest.
+/// The same where three columns have no room: the last in parentheses.
 fn below_each_other(head: &[String; 3], rows: &[[String; 3]], width: usize) -> String {
     let mut out = String::new();
-    for [name, value, rest] in std::iter::once(head).chain(rows) {
-        let above = layout::wrapped(&format!("{name}  {value}"), Some(width));
-        out += &format!("{}\n", above.trim_end());
-        for line in wrap(rest, width.saturating_sub(6)).iter().filter(|line| !line.is_empty()) {
-            out += &format!("      {line}\n");
-        }
+    for [name, value, rest] in rows {
+        let rest = if rest.is_empty() { String::new() } else { format!(" ({rest})") };
+        out += &format!("{}\n", layout::wrapped(&format!("{name}  {value}{rest}"), Some(width)));
     }
-    out
+    format!("{}\n{out}", head[0])
 }
 
 /// Breaks a text between words.

@@ -22,7 +22,8 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     let pages = pages.iter().filter(|_| args.out.is_some()).cloned();
     let drawn = figures.iter().flat_map(|(format, folder)| report::figure_files(folder, &results, *format));
     let written: Vec<PathBuf> = pages.chain(drawn).collect();
-    files::output::all_free(written.iter().map(PathBuf::as_path), args.overwrite.force).map_err(anyhow::Error::msg)?;
+    files::output::all_free(written.iter().map(PathBuf::as_path), args.overwrite.force)
+        .map_err(anyhow::Error::msg)?;
     report::write(&out, &results)?;
     println!("{}", out.join("report.html").display());
     println!("{}", out.join("report.md").display());

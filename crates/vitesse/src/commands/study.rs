@@ -158,7 +158,11 @@ fn measure(store: &Store, json: bool) -> anyhow::Result<ExitCode> {
             Ok(signals.exit_code())
         }
         End::GivenUp { failed, left, error } => {
-            let runs = if failed == 1 { "the first run".to_string() } else { format!("the first {}", many(failed, "run")) };
+            let runs = if failed == 1 {
+                "the first run".to_string()
+            } else {
+                format!("the first {}", many(failed, "run"))
+            };
             let others = match left.saturating_sub(failed) {
                 0 => String::new(),
                 others => format!(", and so would the other {others}"),

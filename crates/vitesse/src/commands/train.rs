@@ -179,7 +179,8 @@ fn check_outputs(typed: &Raw, run: &Resolved, ranks: Range<usize>) -> anyhow::Re
     let force = typed.force || typed.resume.is_some() || run.resume.is_some();
     outputs::check("rank-logs", typed.rank_logs.as_deref(), Output::Folder)?;
     for log in typed.rank_logs.iter().flat_map(|folder| ranks.clone().map(|rank| rank_log(folder, rank))) {
-        files::output::free(&log, force).map_err(|why| anyhow::anyhow!("--rank-logs: {} {why}", log.display()))?;
+        files::output::free(&log, force)
+            .map_err(|why| anyhow::anyhow!("--rank-logs: {} {why}", log.display()))?;
     }
     outputs::check("trace", run.trace.as_deref().filter(|_| first), Output::File { force })?;
     let out = run.out.as_deref().filter(|_| first && run.resume.is_none());

@@ -2,6 +2,7 @@
 
 use crate::args::InspectArgs;
 use crate::class_names::{class_name, exact_name};
+use crate::layout;
 use crate::table::count;
 use anyhow::Context;
 use config::Raw;
@@ -16,7 +17,6 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use crate::layout;
 use text::{many, printable};
 
 pub fn inspect(args: &InspectArgs, raw: &Raw, source: &Source) -> anyhow::Result<()> {
@@ -127,7 +127,11 @@ impl Census {
             let bar = layout::bar(pixels as f64 / most as f64, width + 26, 30);
             let share = percent(pixels as f64 / labelled as f64);
             let images = self.pairs[class];
-            println!("  {name:<width$} {share:>6} in {:>5} {:<6}  {bar}", count(images), text::count::of(images, "image"));
+            println!(
+                "  {name:<width$} {share:>6} in {:>5} {:<6}  {bar}",
+                count(images),
+                text::count::of(images, "image")
+            );
         }
         let (more, none) = (order.len() - shown.len(), classes - order.len());
         if more > 0 || none > 0 {

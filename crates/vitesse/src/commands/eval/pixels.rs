@@ -26,7 +26,8 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
     let (test, names) = (sets.test.clone(), evaluated.run.class_names.clone());
     let subject = Subject::of(&evaluated, &sets);
     if let Some(folder) = &args.masks {
-        let masks: Vec<PathBuf> = (0..test.len()).map(|index| folder.join(mask_name(&*test, index))).collect();
+        let masks: Vec<PathBuf> =
+            (0..test.len()).map(|index| folder.join(mask_name(&*test, index))).collect();
         files::output::all_free(masks.iter().map(PathBuf::as_path), args.overwrite.force)
             .map_err(|why| anyhow::anyhow!("--masks {}: {why}", folder.display()))?;
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;

@@ -32,12 +32,19 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
             println!("{}", point.kind.holds());
             match narrow {
                 true => println!(
-                    "  {:>5} {:>7} {:>7} {:>6} {:>6} {:>9}  series",
+                    "  {:>5} {:>7} {:>7} {:>6} {:>6} {:>11}  series",
                     "ranks", "threads", "batch", "global", "steps", "estimate"
                 ),
                 false => println!(
-                    "  {:>5} {:>5} {:>7} {:>12} {:>6} {:>12} {:>6} {:>9}  series",
-                    "ranks", "hosts", "threads", "batch a rank", "global", "images/epoch", "steps", "estimate"
+                    "  {:>5} {:>5} {:>7} {:>12} {:>6} {:>12} {:>6} {:>11}  series",
+                    "ranks",
+                    "hosts",
+                    "threads",
+                    "batch a rank",
+                    "global",
+                    "images/epoch",
+                    "steps",
+                    "estimate"
                 ),
             }
         }
@@ -51,7 +58,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
         let more = if point.oversubscribed { " (oversubscribed)" } else { "" };
         if narrow {
             println!(
-                "  {:>5} {:>7} {batch:>7} {:>6} {:>6} {estimate:>9}  {}{more}",
+                "  {:>5} {:>7} {batch:>7} {:>6} {:>6} {estimate:>11}  {}{more}",
                 s.ranks,
                 s.threads_per_rank,
                 s.global_batch,
@@ -61,7 +68,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
             continue;
         }
         println!(
-            "  {:>5} {:>5} {:>7} {batch:>12} {:>6} {:>12} {:>6} {estimate:>9}  {}{more}",
+            "  {:>5} {:>5} {:>7} {batch:>12} {:>6} {:>12} {:>6} {estimate:>11}  {}{more}",
             s.ranks,
             s.hosts,
             s.threads_per_rank,
@@ -236,7 +243,10 @@ pub fn results(results: &Results) {
     for point in &results.points {
         if kind.replace(point.kind) != Some(point.kind) {
             println!("{}", point.kind.holds());
-            println!("  {:>5} {:>6} {:>a$} {:>b$} {:>b$}", "ranks", "global", "images/s", "speedup", "efficiency");
+            println!(
+                "  {:>5} {:>6} {:>a$} {:>b$} {:>b$}",
+                "ranks", "global", "images/s", "speedup", "efficiency"
+            );
         }
         let summary = point.summary.as_ref();
         println!(
