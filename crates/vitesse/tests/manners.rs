@@ -50,10 +50,10 @@ fn short_runs_evaluate_once_and_say_on_what() {
     let folder = Folder::new("manners-eval");
     let line = "train --model vit-nano/8 --image-size 16 --batch-size 8 --train-samples 8 --test-samples 600 --steps 4 --threads 1";
     let told = good(&folder, line);
-    assert_eq!(told.matches("held out:").count(), 1, "{told}");
+    assert_eq!(told.matches("validation:").count(), 1, "{told}");
     assert!(told.contains("evaluates on 96 of 600 validation images (--eval-images all for all)"), "{told}");
     let all = good(&folder, &format!("{line} --eval-images all --eval-every 2"));
-    assert_eq!(all.matches("held out:").count(), 2, "{all}");
+    assert_eq!(all.matches("validation:").count(), 2, "{all}");
     assert!(!all.contains("evaluates on"), "{all}");
     let explained = good(&folder, "config explain --task segment --train-samples 16 --epochs 20");
     let line = explained.lines().find(|line| line.trim_start().starts_with("eval-every")).unwrap();

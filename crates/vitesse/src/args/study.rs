@@ -66,7 +66,7 @@ pub struct GridArgs {
     task: Option<Task>,
     #[command(flatten)]
     axes: AxisArgs,
-    /// Device: cpu or cuda
+    /// Device: cpu or cuda [default: cpu]
     #[arg(long, value_parser = ["cpu", "cuda"], hide_possible_values = true)]
     pub device: Option<String>,
     /// Passes over the data in a run [default: 1]
