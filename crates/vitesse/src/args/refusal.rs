@@ -36,7 +36,7 @@ pub fn line(error: &Error, words: &[OsString]) -> Option<String> {
             format!("{name}: there is no such command; {hint}")
         }
         ErrorKind::MissingSubcommand => {
-            format!("{path}: {} is missing; `{path} --help` lists them", "a command")
+            format!("{path}: a command is missing; `{path} --help` lists them")
         }
         ErrorKind::InvalidValue if value.is_empty() => match valid() {
             Some(words) => format!("{}: a value is missing: one of {words}", arg()),
@@ -47,7 +47,8 @@ pub fn line(error: &Error, words: &[OsString]) -> Option<String> {
             None => format!("{} {value}: is no value of it", arg()),
         },
         ErrorKind::ValueValidation => {
-            let why = error.source().map_or_else(|| error.kind().to_string(), ToString::to_string);
+            let why =
+                error.source().map_or_else(|| error.kind().to_string(), |why| plainly(&why.to_string()));
             match text(ContextKind::InvalidArg) {
                 Some(_) => format!("{} {value}: {why}", arg()),
                 None => first_line(error),
@@ -111,6 +112,19 @@ fn unknown(command: &Command, path: &str, typed: &str) -> String {
         format!("`{path} --help` lists all")
     };
     format!("{typed}: there is no such flag; {hint}")
+}
+
+/// What the standard library says of numbers, in the words of settings.
+fn plainly(why: &str) -> String {
+    match why {
+        "invalid float literal" | "cannot parse float from empty string" => "is no number",
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            "is no whole number of 0 or more"
+        }
+        "number too large to fit in target type" => "is more than can be counted",
+        why => why,
+    }
+    .to_string()
 }
 
 fn first_line(error: &Error) -> String {
