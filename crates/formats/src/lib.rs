@@ -1,11 +1,13 @@
-//! Files of weights and checkpoints: safetensors ([`tensors`]), PyTorch's own ([`pth`]), checkpoints of a run ([`checkpoint`]), and weights
-//! of models under anyone's names ([`weights`]).
+//! Files of weights and checkpoints: safetensors ([`tensors`]), PyTorch's own ([`pth`]), ONNX ([`onnx`]), checkpoints of a run
+//! ([`checkpoint`]), and weights of models under anyone's names ([`weights`]).
 
 pub mod checkpoint;
 pub mod locate;
+pub mod onnx;
 pub mod pth;
 pub mod tensors;
 pub mod weights;
 
 pub use checkpoint::{CheckpointError, Checkpoints};
+pub use onnx::OnnxError;
 pub use weights::WeightsError;

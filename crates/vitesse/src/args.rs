@@ -47,7 +47,7 @@ pub enum Command {
     /// Segment images: write a mask, and the image with the classes laid over
     #[command(after_help = examples::SEGMENT)]
     Segment(SegmentArgs),
-    /// Write weights under the names that timm, torchvision or Hugging Face use
+    /// Write weights under the names that timm, torchvision or Hugging Face use, or the model as ONNX
     #[command(after_help = examples::EXPORT)]
     Export(ExportArgs),
     /// Download or make data sets, or look at one

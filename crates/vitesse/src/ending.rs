@@ -11,7 +11,14 @@ pub fn ending(what: &str, path: Option<&Path>, ending: &str) -> anyhow::Result<(
         return Ok(());
     }
     let written = match ending {
-        "safetensors" => "safetensors is the one format that weights and logits are written in",
+        "safetensors" if what.is_empty() => {
+            anyhow::bail!(
+                "{}: weights are written as safetensors, or with their model as ONNX: give the file a name that ends in .safetensors \
+                 or .onnx",
+                path.display()
+            )
+        }
+        "safetensors" => "logits are written as safetensors",
         "csv" => "the matrix is written as CSV",
         _ => "pictures are written as PNG",
     };

@@ -399,8 +399,8 @@ fn what_cannot_be_is_refused() {
     folder.run(&words("train --model vit-nano/8 --train-samples 8 --test-samples 4 --steps 1 --out run"));
     folder
         .run(&words("train --model swinv2-nano/w8 --train-samples 8 --test-samples 4 --steps 1 --out swin"));
-    for ending in ["onnx", "pth", "bin", "txt"] {
-        refuses(&folder, &format!("export run x.{ending}"), &[&format!("x.{ending}"), ".safetensors"]);
+    for ending in ["ckpt", "pth", "bin", "txt"] {
+        refuses(&folder, &format!("export run x.{ending}"), &[&format!("x.{ending}"), ".safetensors", ".onnx"]);
     }
     refuses(&folder, "export run x", &["x: ", ".safetensors"]);
     refuses(&folder, "eval --weights run --logits x.npy", &["--logits x.npy", ".safetensors"]);
@@ -455,4 +455,25 @@ fn help_offers_nothing_that_is_refused() {
             assert!(!help.contains(&format!("{flag} ")), "{command} offers {flag}, which changes nothing");
         }
     }
+}
+
+/// What the file computes is compared with onnxruntime by `scripts/onnx-check`.
+#[test]
+fn a_classifier_is_exported_as_onnx() {
+    let folder = Folder::new("weights-onnx");
+    for (model, flags) in [("vit-nano/8", ""), ("swinv2-nano/w8", "--image-size 64")] {
+        let train = "--train-samples 8 --test-samples 4 --steps 1 --batch-size 4 --mean 0.25,0.5,0.75";
+        let (run, file) = (model.replace('/', "-"), format!("{}.onnx", model.replace('/', "-")));
+        folder.run(&words(&format!("train --model {model} {flags} {train} --out {run}")));
+        let told = text(&folder.run(&words(&format!("export {run} {file}"))));
+        assert!(told.contains("ONNX, opset 17: images (N,3,") && told.contains("logits (N,10))"), "{told}");
+        let bytes = fs::read(folder.0.join(&file)).unwrap();
+        let has = |text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        let said = [model, "images", "logits", "0.25,0.5,0.75", "class_names", env!("CARGO_PKG_VERSION")];
+        assert!(said.iter().all(|text| has(text)), "{model}");
+        refuses(&folder, &format!("export {run} {file}"), &[&file, "exists already"]);
+    }
+    refuses(&folder, "export vit-nano-8 x.onnx --to timm", &["--to timm", "ONNX"]);
+    folder.run(&words("train --task segment --train-samples 8 --test-samples 4 --steps 1 --out masks"));
+    refuses(&folder, "export masks x.onnx", &["x.onnx", "classifiers", "swinv2-nano/w8+upernet"]);
 }

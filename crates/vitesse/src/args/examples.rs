@@ -46,6 +46,7 @@ Examples:
 pub const EXPORT: &str = "\
 Examples:
   vitesse export runs/first best.safetensors --to timm
+  vitesse export runs/first best.onnx
   vitesse export vit_b_16.pth vit_b_16.safetensors --to huggingface --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225";
 pub const GET: &str = "\
 Examples:

@@ -87,13 +87,13 @@ pub struct ExportArgs {
     /// A run's folder (its best checkpoint is taken), a checkpoint, safetensors or .pth
     #[arg(value_name = "RUN|WEIGHTS")]
     pub from: PathBuf,
-    /// The file to write
-    #[arg(value_name = "FILE.safetensors")]
+    /// The file to write: weights as safetensors, or a classifier with its graph as ONNX
+    #[arg(value_name = "FILE.safetensors|FILE.onnx")]
     pub out: PathBuf,
-    /// Whose names to use
-    #[arg(long, value_name = "timm|torchvision|huggingface", default_value = "timm", hide_possible_values = true,
+    /// Whose names to use in safetensors [default: timm]
+    #[arg(long, value_name = "timm|torchvision|huggingface", hide_possible_values = true,
         value_parser = PossibleValuesParser::new(["timm", "torchvision", "huggingface"]).try_map(|name| name.parse::<Convention>()))]
-    pub to: Convention,
+    pub to: Option<Convention>,
     #[command(flatten)]
     pub overwrite: Overwrite,
     #[command(flatten)]
