@@ -32,6 +32,9 @@ pub struct Card {
     pub classes: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
+    /// Number under the root of layer norms, where that is another than the model's usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f64>,
     /// In the order of the labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class_names: Vec<String>,
@@ -77,6 +80,7 @@ impl Card {
         let pixels = pixels.as_ref();
         let slides = |pixels: &&crate::Pixels| pixels.eval_mode == EvalMode::Slide;
         let drawn = data.source.is_synthetic();
+        let usual_eps = Network::of_any_size(&run.model).map(|model| model.norm_eps());
         Card {
             model: Some(run.model.clone()),
             image_size: Some(network.image()),
@@ -84,6 +88,7 @@ impl Card {
             channels: Some(network.channels()),
             classes: Some(network.classes()),
             pool: network.pool(),
+            norm_eps: Some(network.norm_eps()).filter(|eps| Some(*eps) != usual_eps),
             class_names: run.class_names.clone(),
             mean: augmentation.mean.clone(),
             std: augmentation.std.clone(),
@@ -153,6 +158,7 @@ impl Card {
             channels: self.channels,
             classes: self.classes,
             pool: self.pool,
+            norm_eps: self.norm_eps,
             mean: self.mean.clone(),
             std: self.std.clone(),
             interpolation: self.interpolation,

@@ -183,7 +183,13 @@ impl Raw {
         log: &mut Log,
     ) -> Result<(String, Network), ConfigError> {
         let model = log.pick("model", self.model.clone(), self.default_model().to_string());
-        let image = log.pick("image-size", self.image_size, source.image_size());
+        let image = match Network::image_in_name(&model).filter(|_| self.image_size.is_none()) {
+            Some(image) => {
+                log.note("image-size", image, Origin::Default(format!("that of {model}")));
+                image
+            }
+            None => log.pick("image-size", self.image_size, source.image_size()),
+        };
         let channels = log.pick("channels", self.channels, facts.channels);
         if channels != facts.channels {
             let why = format!("the images have {}", many(facts.channels, "channel"));
@@ -195,6 +201,7 @@ impl Raw {
             return Err(ConfigError::setting("classes", classes, why));
         }
         let mut network = Network::named(&model, image, channels, classes)?;
+        self.norm_eps.map(|eps| positive("norm-eps", eps)).transpose()?;
         self.check_rates()?;
         network
             .vary(&self.variation())
@@ -205,6 +212,7 @@ impl Raw {
             (_, typed) => log.typed("dropout", typed),
         }
         log.typed("attention-dropout", self.attention_dropout);
+        log.typed("norm-eps", self.norm_eps);
         let recipe = self.recipe();
         match self.drop_path {
             None if recipe.drop_path > 0.0 => log.note("drop-path", recipe.drop_path, recipe.origin()),
@@ -234,6 +242,7 @@ impl Raw {
             dropout: self.dropout,
             attention_dropout: self.attention_dropout,
             drop_path: self.drop_path.unwrap_or(self.recipe().drop_path),
+            norm_eps: self.norm_eps,
         }
     }
 

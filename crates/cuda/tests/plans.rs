@@ -177,6 +177,7 @@ fn models() -> [Model; 2] {
         dropout,
         attention_dropout,
         drop_path,
+        norm_eps: 1e-6,
     };
     let (width, depths, heads, window) = (16, [1, 2, 1, 1], [1, 2, 2, 4], 4);
     let (image, pretrained, trained) = ([32, 48], None, None);

@@ -1,6 +1,7 @@
 //! Weights of models on disk: in which file format, under whose names, for which model.
 
 use crate::checkpoint::{CONFIG, is_checkpoint};
+use crate::hugging_face;
 use crate::pth::{self, PthFault};
 use crate::tensors::{self, Entry, FileFault, Reader, TensorFault};
 use config::FileError;
@@ -36,6 +37,11 @@ pub enum WeightsError {
         path.display()
     )]
     Window { path: PathBuf, found: usize, needed: usize, window: usize },
+    #[error(
+        "{}: its norms have {found:e} under their root, this model's {needed:e}: add --norm-eps {found:e}",
+        path.display()
+    )]
+    NormEps { path: PathBuf, found: f64, needed: f64 },
     /// What they say about themselves.
     #[error(transparent)]
     Card(#[from] FileError),
@@ -64,6 +70,9 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
 
 /// With the file's metadata, which PyTorch's have none of.
 fn read_all(path: &Path) -> Result<(Weights, Metadata), WeightsError> {
+    if let Some(parts) = hugging_face::parts(path) {
+        return read_parts(&parts?);
+    }
     if pth::is_pth(path) {
         return Ok((pth::read(path)?, Metadata::new()));
     }
@@ -80,6 +89,24 @@ fn read_all(path: &Path) -> Result<(Weights, Metadata), WeightsError> {
     let names_error = |source| WeightsError::Names { path: path.to_path_buf(), source };
     let weights = to_torch(of_checkpoint(weights)).map_err(|error| names_error(error.into()))?;
     Ok((weights, metadata))
+}
+
+/// The weights of several files together.
+fn read_parts(parts: &[PathBuf]) -> Result<(Weights, Metadata), WeightsError> {
+    let mut weights = Weights::new();
+    for part in parts {
+        for (name, tensor) in read_all(part)?.0 {
+            if weights.contains_key(&name) {
+                return Err(WeightsError::Tensor {
+                    path: part.clone(),
+                    tensor: name,
+                    fault: TensorFault::Twice,
+                });
+            }
+            weights.insert(name, tensor);
+        }
+    }
+    Ok((weights, Metadata::new()))
 }
 
 /// Writes tensors as f32 under their names. The file is there whole or not at all, even if the power fails.
@@ -134,7 +161,20 @@ impl Named {
         match (&self.card, &self.config) {
             (Some(card), _) => Card::from_json(&self.path, card),
             (None, Some(config)) => Ok(Card::of(&Resolved::from_json(&name, config)?)),
-            (None, None) => Ok(Card::of_tensors(self.identity.clone())),
+            (None, None) => Ok(match hugging_face::card_beside(&self.path, &self.identity)? {
+                Some((card, _)) => card,
+                None => Card::of_tensors(self.identity.clone()),
+            }),
+        }
+    }
+
+    /// Names of the files beside them that say something of weights that don't themselves.
+    pub fn told_by(&self) -> Result<Vec<&'static str>, FileError> {
+        match (&self.card, &self.config) {
+            (None, None) => {
+                Ok(hugging_face::card_beside(&self.path, &self.identity)?.map_or(vec![], |(_, files)| files))
+            }
+            _ => Ok(vec![]),
         }
     }
 
@@ -142,6 +182,9 @@ impl Named {
     /// out; and for a model of pixels, that of a classifier.
     pub fn for_model(self, network: &Network, new_head: bool) -> Result<Weights, WeightsError> {
         self.check_window(network)?;
+        if let Some(found) = self.card()?.norm_eps.filter(|eps| *eps != network.norm_eps()) {
+            return Err(WeightsError::NormEps { path: self.path, found, needed: network.norm_eps() });
+        }
         let Named { path, mut weights, .. } = self;
         let name_error = |source| WeightsError::Names { path: path.clone(), source };
         let class_token = weights.contains_key("cls_token");
@@ -294,6 +337,7 @@ mod tests {
         dropout: 0.0,
         attention_dropout: 0.0,
         drop_path: 0.0,
+        norm_eps: 1e-6,
     };
 
     fn weights_of(vit: &Vit) -> Weights {

@@ -132,6 +132,8 @@ pub struct Variation {
     pub attention_dropout: Option<f64>,
     /// Drop path rate of the last block.
     pub drop_path: f64,
+    /// Number under the root of layer norms.
+    pub norm_eps: Option<f64>,
 }
 
 impl Variation {
@@ -141,6 +143,17 @@ impl Variation {
         *dropout = self.dropout.unwrap_or(0.0);
         *attention = self.attention_dropout.unwrap_or(0.0);
         *drop_path = self.drop_path;
+    }
+
+    /// Refuses another number under the root of norms than `eps`, that of `kind`.
+    pub(crate) fn keeps_eps(&self, eps: f64, kind: &str) -> Result<(), Misfit> {
+        match self.norm_eps.filter(|typed| *typed != eps) {
+            None => Ok(()),
+            Some(typed) => {
+                let why = format!("{kind} of this family has norms with {eps:e}");
+                Err(Misfit { flag: "norm-eps", value: format!("{typed:e}"), why })
+            }
+        }
     }
 }
 
@@ -194,6 +207,9 @@ pub trait Architecture: std::fmt::Debug {
 
     /// Pooling and rates as they were typed, where the family has them.
     fn vary(&mut self, variation: &Variation) -> Result<(), Misfit>;
+
+    /// Number under the root of layer norms.
+    fn norm_eps(&self) -> f64;
 
     /// The network without a head for pixels, if it has one.
     fn below(&self) -> Option<&Network> {
@@ -277,6 +293,16 @@ pub struct Windows {
     pub used: usize,
 }
 
+/// A model in the list of models.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub name: String,
+    /// Name in timm, where timm has it.
+    pub timm: Option<String>,
+    /// Side of the images that it was published for, in pixels.
+    pub image: usize,
+}
+
 /// A model by its name; none if the name is another family's.
 pub type Decoded<M> = Option<Result<M, NetworkError>>;
 
@@ -287,6 +313,12 @@ pub trait Family: Architecture + Sized {
 
     /// Names of its tensors by each library.
     const NAMES: &'static dyn Table;
+
+    /// Models of the family: name, name in timm if that is another, side of the images they were published for. None for heads,
+    /// which any backbone of theirs takes.
+    fn listed() -> Vec<Listed> {
+        vec![]
+    }
 
     /// Decodes a name, for square images; none if it is another family's.
     fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self>;

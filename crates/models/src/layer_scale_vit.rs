@@ -5,8 +5,8 @@
 //! Legend: B batch, N patches, T tokens, C width.
 
 use crate::architecture::{
-    Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
-    check_patches,
+    Architecture, Decoded, Ends, Family, Features, Listed, Misfit, NetworkError, Positions, Shape, Sizes,
+    Variation, check_patches,
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
 use crate::names::{self, Table, Weights};
@@ -77,8 +77,26 @@ const DEIT3_SCALE: f64 = 1e-6;
 /// More tokens than any image of ours has.
 const MOST_REGISTERS: usize = 1 << 10;
 
+/// Published models.
+const PUBLISHED: [&str; 13] = [
+    "deit3_small_patch16_224",
+    "deit3_medium_patch16_224",
+    "deit3_base_patch16_224",
+    "deit3_large_patch16_224",
+    "deit3_huge_patch14_224",
+    "vit_small_patch14_dinov2",
+    "vit_base_patch14_dinov2",
+    "vit_large_patch14_dinov2",
+    "vit_giant_patch14_dinov2",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_base_patch14_reg4_dinov2",
+    "vit_large_patch14_reg4_dinov2",
+    "vit_giant_patch14_reg4_dinov2",
+];
+
 /// Form of names, for messages.
-const NAMES: &str = "timm's names of ViTs with LayerScale are deit3_SIZE_patchPATCH_IMAGE, vit_SIZE_patchPATCH_dinov2 and \
+const NAMES: &str = "timm's names here are vit_SIZE_patchPATCH_IMAGE, swinv2_SIZE_windowWINDOW_IMAGE and, of ViTs with LayerScale, \
+     deit3_SIZE_patchPATCH_IMAGE, vit_SIZE_patchPATCH_dinov2 and \
      vit_SIZE_patchPATCH_regREGISTERS_dinov2 with SIZE one of nano, small, medium, base, large, huge, giant, such as \
      vit_small_patch14_reg4_dinov2";
 
@@ -273,6 +291,7 @@ impl Architecture for LayerScaleVit {
     }
 
     fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
+        variation.keeps_eps(EPS, self.kind())?;
         let LayerScaleVit { pool, dropout, attention_dropout, drop_path, .. } = self;
         variation.put_into(pool, [dropout, attention_dropout, drop_path]);
         Ok(())
@@ -280,6 +299,10 @@ impl Architecture for LayerScaleVit {
 
     fn pool(&self) -> Option<Pool> {
         Some(self.pool)
+    }
+
+    fn norm_eps(&self) -> f64 {
+        EPS
     }
 
     fn positions(&self) -> Option<Positions> {
@@ -296,6 +319,14 @@ impl Family for LayerScaleVit {
         "timm's of a DINOv2 or DeiT III, such as vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224",
     );
     const NAMES: &'static dyn Table = &names::LayerScaleVit;
+
+    fn listed() -> Vec<Listed> {
+        let listed = |name: &&str| {
+            let (name, image) = (name.to_string(), Self::parsed(name).map_or(0, |model| model.published));
+            Listed { timm: Some(name.clone()), name, image }
+        };
+        PUBLISHED.iter().map(listed).collect()
+    }
 
     fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         let lower = name.to_ascii_lowercase();

@@ -9,6 +9,7 @@ mod network;
 pub mod positions;
 mod segmenter;
 pub mod swin;
+mod timm;
 pub mod upernet;
 pub mod vit;
 

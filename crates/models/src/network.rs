@@ -1,13 +1,14 @@
 //! The registry of families, and a model of any of them.
 
-use crate::architecture::{self, Architecture, Family, NetworkError};
+use crate::architecture::{self, Architecture, Family, Listed, NetworkError};
 use crate::identify::Identity;
 use crate::layer_scale_vit::LayerScaleVit;
 use crate::names::{Table, Weights};
 use crate::segmenter::Segmenter;
 use crate::swin::Swin;
+use crate::timm;
 use crate::vit::Vit;
-use graph::{DType, GraphError, Loss, Model};
+use graph::{DType, GraphError, Loss, Model, ValueId};
 use serde::{Deserialize, Serialize};
 use std::ops::{Deref, DerefMut};
 
@@ -89,6 +90,11 @@ macro_rules! families {
             None
         }
 
+        /// Models of every family, by the family's name in records.
+        fn listed() -> Vec<(&'static str, Vec<Listed>)> {
+            vec![$(($tag, <$family as Family>::listed()),)*]
+        }
+
         /// Identity of the model of canonically named weights.
         pub(crate) fn identify(weights: &Weights, window: Option<usize>) -> Identity {
             $(
@@ -136,7 +142,7 @@ impl Network {
         name.contains('+')
     }
 
-    /// Decodes a name such as `vit-b/16`, `swinv2-b/w8` or `swinv2-b/w8+upernet`, for square images.
+    /// Decodes a name such as `vit-b/16`, `swinv2-b/w8` or `swinv2-b/w8+upernet`, or timm's name of such a model, for square images.
     pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Network, NetworkError> {
         let unknown = || {
             let forms: Vec<&str> = FORMS.iter().rev().flatten().copied().collect();
@@ -144,7 +150,28 @@ impl Network {
                 format!("a name is {}; with +linear or +upernet it segments images", forms.join(", or "));
             Err(NetworkError::unknown(name, names))
         };
-        decode(name, image, channels, classes).unwrap_or_else(unknown)
+        let ours = timm::ours(name).map(|(ours, _)| ours);
+        decode(ours.as_deref().unwrap_or(name), image, channels, classes).unwrap_or_else(unknown)
+    }
+
+    /// Published models, and ours, by the family's name in records.
+    pub fn listed() -> Vec<(&'static str, Vec<Listed>)> {
+        listed().into_iter().rev().filter(|(_, models)| !models.is_empty()).collect()
+    }
+
+    /// The side of the images that a name itself says, as timm's do.
+    pub fn image_in_name(name: &str) -> Option<usize> {
+        timm::image(name)
+    }
+
+    /// Floating-point operations of the forward pass of one image; a multiply-add counts as two.
+    pub fn forward_flops(&self) -> Result<f64, GraphError> {
+        let graph = self.build(1, Loss::default(), DType::F32)?.eval;
+        let types = |values: &[ValueId]| values.iter().map(|value| graph.ty(*value)).collect::<Vec<_>>();
+        let cost = |node: &graph::graph::Node| {
+            graph::rules::cost::cost(&node.op, &types(&node.inputs), &types(&node.outputs)).flops
+        };
+        Ok(graph.nodes.iter().map(cost).sum())
     }
 
     /// The side of the images that a model of this name was published for; none for names that no model has.
@@ -217,6 +244,33 @@ mod tests {
              vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
              +linear or +upernet it segments images"
         );
+    }
+
+    #[test]
+    fn every_listed_model_is_one() {
+        let listed = Network::listed();
+        assert_eq!(
+            listed.iter().map(|(family, _)| *family).collect::<Vec<_>>(),
+            ["vit", "layer-scale-vit", "swinv2"]
+        );
+        for model in listed.into_iter().flat_map(|(_, models)| models) {
+            let network = Network::named(&model.name, model.image, 3, 1000).unwrap();
+            assert!(network.forward_flops().unwrap() > 0.0);
+            if let Some(timm) = &model.timm {
+                assert_eq!(Network::named(timm, model.image, 3, 1000).unwrap(), network, "{timm}");
+                let image = Network::image_in_name(timm);
+                assert!(image.is_none_or(|image| image == model.image), "{timm}: {image:?}");
+            }
+        }
+    }
+
+    /// Multiply-adds as published (Dosovitskiy et al. and timm: 17.6 GMACs with attention; Liu et al.: 5.96 at 256 px).
+    #[test]
+    fn operations_are_about_the_published_ones() {
+        let giga =
+            |name: &str, image| Network::named(name, image, 3, 1000).unwrap().forward_flops().unwrap() / 2e9;
+        let (vit, swin) = (giga("vit-b/16", 224), giga("swinv2-ti/w8", 256));
+        assert!((vit / 17.6 - 1.0).abs() < 0.03 && (swin / 5.96 - 1.0).abs() < 0.05, "{vit} {swin}");
     }
 
     #[test]

@@ -181,6 +181,10 @@ impl Architecture for Segmenter {
         }
     }
 
+    fn norm_eps(&self) -> f64 {
+        self.backbone.norm_eps()
+    }
+
     fn below(&self) -> Option<&Network> {
         Some(&self.backbone)
     }

@@ -3,12 +3,13 @@
 //! Legend: B batch, h and w rows and columns of a feature map, C channels, T tokens in a window.
 
 use crate::architecture::{
-    self, Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Shape, Sizes, Variation,
-    no_empty, only_rates,
+    self, Architecture, Decoded, Ends, Family, Features, Listed, Misfit, NetworkError, Shape, Sizes,
+    Variation, no_empty, only_rates,
 };
 use crate::identify::{Identity, PATCHES, counted, shape_of};
 use crate::names::{self, Table, Weights};
 use crate::network::Network;
+use crate::timm;
 use crate::vit::Pool;
 use graph::build::{CosineAttention, Linear};
 use graph::op::Pooling;
@@ -69,6 +70,21 @@ const DEEPEST: usize = 1000;
 
 /// The image sizes that windows were pre-trained at: the published models. (window, pixels)
 const PRETRAINED: [(usize, usize); 4] = [(8, 256), (12, 192), (16, 256), (24, 384)];
+
+/// Published models by timm's words for windows and images, and ours. (size, windows, pixels)
+const PUBLISHED: [(&str, &str, &str); 11] = [
+    ("nano", "8", "64"),
+    ("ti", "8", "256"),
+    ("ti", "16", "256"),
+    ("s", "8", "256"),
+    ("s", "16", "256"),
+    ("b", "8", "256"),
+    ("b", "16", "256"),
+    ("b", "12to16", "192to256"),
+    ("b", "12to24", "192to384"),
+    ("l", "12to16", "192to256"),
+    ("l", "12to24", "192to384"),
+];
 
 /// Form of names of Swin V2s, for messages.
 const NAMES: &str = "a Swin V2 is swinv2-SIZE/wWINDOW with SIZE one of nano, ti, s, b, l, such as swinv2-ti/w8, or \
@@ -321,9 +337,14 @@ impl Architecture for Swin {
             let why = "a Swin V2 has no class token; it pools by the mean".to_string();
             return Err(Misfit { flag: "pool", value: "class-token".to_string(), why });
         }
+        variation.keeps_eps(EPS, self.kind())?;
         self.drop_path = variation.drop_path;
         self.dropout = variation.dropout.unwrap_or(0.0);
         Ok(())
+    }
+
+    fn norm_eps(&self) -> f64 {
+        EPS
     }
 
     fn windows(&self) -> Option<architecture::Windows> {
@@ -351,6 +372,16 @@ impl Architecture for Swin {
 impl Family for Swin {
     const FORM: Option<&'static str> = Some("swinv2-SIZE/wWINDOW, such as swinv2-ti/w8");
     const NAMES: &'static dyn Table = &names::Swin;
+
+    fn listed() -> Vec<Listed> {
+        let listed = |&(size, window, image): &(&str, &str, &str)| {
+            let timm = timm::size(size).map(|size| format!("swinv2_{size}_window{window}_{image}"));
+            // Of 192to256, what it is for now.
+            let now = image.rsplit("to").next().and_then(|pixels| pixels.parse().ok());
+            Listed { name: format!("swinv2-{size}/w{window}"), timm, image: now.unwrap_or_default() }
+        };
+        PUBLISHED.iter().map(listed).collect()
+    }
 
     fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         let is_swin = name.to_ascii_lowercase().starts_with("swinv2-");

@@ -4,16 +4,18 @@
 //! Legend: B batch, N patches, T tokens, C width.
 
 use crate::architecture::{
-    Architecture, Decoded, Ends, Family, Features, Misfit, NetworkError, Positions, Shape, Sizes, Variation,
-    check_patches,
+    Architecture, Decoded, Ends, Family, Features, Listed, Misfit, NetworkError, Positions, Shape, Sizes,
+    Variation, check_patches,
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
 use crate::names::{self, Table, Weights};
+use crate::timm;
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{Builder, Init, Loss, ValueId};
 use serde::{Deserialize, Serialize};
 
+/// Number under the root of norms, as in torchvision and timm.
 const EPS: f64 = 1e-6;
 
 /// Pooling of the token sequence into one vector per image.
@@ -49,6 +51,17 @@ pub struct Vit {
     pub attention_dropout: f64,
     /// Stochastic depth at the last block; grows linearly from zero at the first.
     pub drop_path: f64,
+    /// Number under the root of norms.
+    #[serde(default = "usual_eps", skip_serializing_if = "is_usual_eps")]
+    pub norm_eps: f64,
+}
+
+fn usual_eps() -> f64 {
+    EPS
+}
+
+fn is_usual_eps(eps: &f64) -> bool {
+    *eps == EPS
 }
 
 /// Table 1 of the paper for B, L and H; Touvron et al. (2021) for Ti and S; nano is our own, for a first run.
@@ -60,6 +73,18 @@ const SIZES: [(&str, usize, usize, usize, usize); 6] = [
     ("b", 768, 12, 12, 3072),
     ("l", 1024, 24, 16, 4096),
     ("h", 1280, 32, 16, 5120),
+];
+
+/// Sizes, patches and images of the published models, and of ours. (size, patch, pixels)
+const PUBLISHED: [(&str, usize, usize); 8] = [
+    ("nano", 4, 32),
+    ("ti", 16, 224),
+    ("s", 16, 224),
+    ("b", 32, 224),
+    ("b", 16, 224),
+    ("b", 16, 384),
+    ("l", 16, 224),
+    ("h", 14, 224),
 ];
 
 /// Form of names of ViTs, for messages.
@@ -88,6 +113,7 @@ impl Vit {
             dropout,
             attention_dropout,
             drop_path,
+            norm_eps: EPS,
         };
         vit.check(name)?;
         Ok(vit)
@@ -117,7 +143,7 @@ impl Vit {
 
     /// The norm after the last block.
     pub(crate) fn norm(&self, b: &mut Builder, x: ValueId) -> ValueId {
-        b.layer_norm("norm", x, EPS)
+        b.layer_norm("norm", x, self.norm_eps)
     }
 
     /// Patches, linearly projected; the class token in front; positions added.
@@ -140,12 +166,12 @@ impl Vit {
     fn block(&self, b: &mut Builder, x: ValueId, i: usize) -> ValueId {
         let drop_path = self.drop_path * i as f64 / (self.depth - 1).max(1) as f64;
 
-        let y = b.layer_norm("norm1", x, EPS);
+        let y = b.layer_norm("norm1", x, self.norm_eps);
         let y = b.scope("attn", |b| self.attention(b, y));
         let y = b.drop_path(y, drop_path);
         let x = b.add(x, y);
 
-        let y = b.layer_norm("norm2", x, EPS);
+        let y = b.layer_norm("norm2", x, self.norm_eps);
         let y = b.scope("mlp", |b| self.mlp(b, y));
         let y = b.drop_path(y, drop_path);
         b.add(x, y)
@@ -200,7 +226,7 @@ impl Architecture for Vit {
             }
             Pool::Mean => {
                 let y = b.pool(x, Pooling::Mean);
-                b.layer_norm("fc_norm", y, EPS)
+                b.layer_norm("fc_norm", y, self.norm_eps)
             }
         }; // (B,C)
         let head = Linear { name: "head", out: self.classes, weight: Init::Zeros, bias: Init::Zeros };
@@ -227,6 +253,7 @@ impl Architecture for Vit {
     }
 
     fn vary(&mut self, variation: &Variation) -> Result<(), Misfit> {
+        self.norm_eps = variation.norm_eps.unwrap_or(self.norm_eps);
         let Vit { pool, dropout, attention_dropout, drop_path, .. } = self;
         variation.put_into(pool, [dropout, attention_dropout, drop_path]);
         Ok(())
@@ -234,6 +261,10 @@ impl Architecture for Vit {
 
     fn pool(&self) -> Option<Pool> {
         Some(self.pool)
+    }
+
+    fn norm_eps(&self) -> f64 {
+        self.norm_eps
     }
 
     fn positions(&self) -> Option<Positions> {
@@ -277,6 +308,14 @@ pub(crate) fn plain_numbers(
 impl Family for Vit {
     const FORM: Option<&'static str> = Some("vit-SIZE/PATCH, such as vit-ti/16");
     const NAMES: &'static dyn Table = &names::Vit;
+
+    fn listed() -> Vec<Listed> {
+        let listed = |&(size, patch, image): &(&str, usize, usize)| {
+            let timm = timm::size(size).map(|size| format!("vit_{size}_patch{patch}_{image}"));
+            Listed { name: format!("vit-{size}/{patch}"), timm, image }
+        };
+        PUBLISHED.iter().map(listed).collect()
+    }
 
     fn decode(name: &str, image: usize, channels: usize, classes: usize) -> Decoded<Self> {
         let is_vit = name.to_ascii_lowercase().starts_with("vit-");

@@ -28,6 +28,8 @@ pub struct Evaluated {
     pub run: Resolved,
     /// Whether mean and deviation are said neither by the weights nor by flags.
     pub assumed: bool,
+    /// Files beside the weights that say how to evaluate them.
+    pub told_by: Vec<&'static str>,
     /// Of the weights as they were found.
     told: Card,
     /// The configuration of the run they come from, as JSON.
@@ -62,7 +64,10 @@ impl Found {
         let mut evaluated = self.resolved(&settings, &facts)?;
         let sets = opened.for_run(&evaluated.run)?;
         let (names, known) = (sets.test_class_names(), &mut evaluated.run.class_names);
-        if let Some((ours, theirs)) = names.iter().zip(&*known).find(|(ours, theirs)| ours != theirs) {
+        // Labels of Hugging Face are words where folders of ImageNet have numbers: if none agrees, order is all there is.
+        let other_words = !evaluated.told_by.is_empty() && names.iter().all(|name| !known.contains(name));
+        let differing = names.iter().zip(&*known).find(|(ours, theirs)| ours != theirs);
+        if let Some((ours, theirs)) = differing.filter(|_| !other_words) {
             let why = format!("class `{ours}` stands where the weights know `{theirs}`");
             return Err(TrainError::setting("data", source, why));
         }
@@ -127,10 +132,11 @@ impl Found {
             Err(_) => place.clone(),
         });
         let Found { file, named, card } = self;
-        let config = named.config.clone();
+        let (config, told_by) = (named.config.clone(), named.told_by()?);
         let weights = named.for_model(&run.network, false)?;
         let assumed = settings.mean.is_empty() || settings.std.is_empty();
-        Ok(Evaluated { file, weights, run, assumed, told: Card { data, ..card }, config })
+        let told = Card { data, ..card };
+        Ok(Evaluated { file, weights, run, assumed, told_by, told, config })
     }
 }
 

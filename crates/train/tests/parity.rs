@@ -83,6 +83,7 @@ fn vit(config: &Value) -> Vit {
         dropout: 0.0,
         attention_dropout: 0.0,
         drop_path: 0.0,
+        norm_eps: 1e-6,
     }
 }
 

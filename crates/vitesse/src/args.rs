@@ -53,6 +53,14 @@ pub enum Command {
     /// Download or make data sets, or look at one
     #[command(subcommand)]
     Data(DataCommand),
+    /// List the models: families, sizes, parameters and operations
+    ///
+    /// Any of the names is a --model; sizes, patches and windows combine beyond the listed ones (`vitesse train --help`).
+    Models {
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the plan a run would execute: every step with its operations, bytes, lane and memory
     #[command(after_help = examples::PLAN)]
     Plan(PlanArgs),

@@ -8,6 +8,7 @@ pub mod eval;
 pub mod explain;
 pub mod export;
 pub mod launch;
+pub mod models;
 pub mod plan;
 pub mod report;
 pub mod segment;

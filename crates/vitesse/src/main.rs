@@ -14,7 +14,8 @@ mod signals;
 mod table;
 
 use commands::{
-    bench, classify, data, doctor, eval, explain, export, launch, plan, report, segment, shells, study, train,
+    bench, classify, data, doctor, eval, explain, export, launch, models, plan, report, segment, shells,
+    study, train,
 };
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         args::Command::Data(args::DataCommand::Get(args)) => data::get(args),
         args::Command::Data(args::DataCommand::Make(args)) => data::make(&args),
         args::Command::Data(args::DataCommand::Inspect(args)) => data::inspect(*args),
+        args::Command::Models { json } => models::run(json),
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
         args::Command::Report(args) => report::run(args),

@@ -34,13 +34,13 @@ settings! {
         /// classify: one class for each image; segment: a class for each pixel
         task: Option<Task> = MODEL.value("TASK").default("the task of the model and the data"),
         /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
-        /// the blocks of each stage, as 352-2-2-18-2, or timm's name of a DINOv2 or DeiT III, as vit_small_patch14_reg4_dinov2 or
-        /// deit3_small_patch16_224; for pixels a ViT's name with +linear or swinv2-SIZE/wWINDOW+upernet
+        /// the blocks of each stage, as 352-2-2-18-2, or timm's name, as vit_base_patch16_224, swinv2_tiny_window8_256,
+        /// vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224 (`vitesse models` lists them); for pixels a ViT's name with +linear or swinv2-SIZE/wWINDOW+upernet
         model: Option<String> = MODEL.value("MODEL").offers(offers::models)
             .default("vit-nano/4; for synthetic masks swinv2-nano/w8+upernet, for others swinv2-b/w8+upernet")
             .elsewhere(OF_WEIGHTS, "Model", "The model, as for `train`", "the model of the weights"),
         /// Side of the square images, or of the crops from images with masks, in pixels
-        image_size: Option<usize> = MODEL.value("PIXELS").default("32, or 224 for folders; with masks 512, or 64 if they are synthetic")
+        image_size: Option<usize> = MODEL.value("PIXELS").default("that of timm's name; else 32, or 224 for folders; with masks 512, or 64 if they are synthetic")
             .elsewhere(OF_WEIGHTS, "Model", "Side of the square images, or of the windows on images with masks, in pixels; positions of a ViT \
                 are resized, windows of a Swin V2 stay those of training", "the size of the weights"),
         /// Channels of an image
@@ -50,6 +50,8 @@ settings! {
             .elsewhere(OF_WEIGHTS, "Model", "Classes of the head", "those of the weights"),
         /// Pooling of tokens into one vector: class-token or mean
         pool: Option<Pool> = MODEL.value("POOL").default("class-token"),
+        /// Number under the root of a ViT's layer norms; Hugging Face's ViTs have 1e-12
+        norm_eps: Option<f64> = STEP.value("EPS").default("1e-6; 1e-5 of a Swin V2, which has no other"),
         /// Rate of dropout, from 0 to below 1; of UPerNet, that of channels before its classifiers
         dropout: Option<f64> = STEP.value("RATE").default("0; 0.1 for UPerNet, as published"),
         /// Rate of dropout on attention probabilities, from 0 to below 1

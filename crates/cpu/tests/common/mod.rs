@@ -173,6 +173,7 @@ pub fn small_vit(rates: f64) -> Vit {
         dropout: rates,
         attention_dropout: rates,
         drop_path: rates,
+        norm_eps: 1e-6,
     }
 }
 

@@ -16,6 +16,7 @@ fn small(pool: Pool) -> Vit {
         dropout: 0.0,
         attention_dropout: 0.0,
         drop_path: 0.0,
+        norm_eps: 1e-6,
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Subject {
     std: Vec<f32>,
     /// Whether mean and deviation are nobody's word.
     assumed: bool,
+    /// Files beside the weights that say all this.
+    told_by: Vec<&'static str>,
+    norm_eps: f64,
 }
 
 enum Reading {
@@ -51,6 +54,8 @@ impl Subject {
             mean: augmentation.mean.clone(),
             std: augmentation.std.clone(),
             assumed: evaluated.assumed,
+            told_by: evaluated.told_by.clone(),
+            norm_eps: run.network.norm_eps(),
         }
     }
 
@@ -60,6 +65,9 @@ impl Subject {
             [&self.weights, &self.model, &self.data].map(|text| printable::line(text));
         println!("{weights}");
         println!("  model          {model}, {width}×{height} px, {}", many(self.classes, "class"));
+        if !self.told_by.is_empty() {
+            println!("  told by        {}; layer norms with {:e}", self.told_by.join(", "), self.norm_eps);
+        }
         println!("  data           {data}, {}", many(self.images, "image"));
         println!("  preprocessing  {}", self.preprocessing());
         if self.assumed {
@@ -104,6 +112,8 @@ impl Subject {
             "weights": self.weights,
             "model": self.model,
             "image_size": self.size,
+            "norm_eps": self.norm_eps,
+            "told_by": self.told_by,
             "data": self.data,
             "images": self.images,
             "preprocessing": preprocessing,

@@ -76,6 +76,7 @@ pub const FLAGS: &[Values] = &[
     of("channels", &["1", "2", "3", "4"], &["0", "257", "-3"]),
     of("classes", &["2", "3", "11", "120"], &["0", "1", "121", "300"]),
     of("pool", &["class-token", "mean"], NO_WORDS),
+    of("norm-eps", &["1e-6", "1e-5", "1e-12"], &["0", "-1e-6", "inf"]),
     of("dropout", RATES, NO_RATES),
     of("attention-dropout", RATES, NO_RATES),
     of("drop-path", RATES, NO_RATES),
