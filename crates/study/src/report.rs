@@ -2,6 +2,7 @@
 
 mod build;
 mod chart;
+pub mod confusion;
 mod escape;
 mod figure;
 mod html;

@@ -14,10 +14,20 @@ pub struct Confusion {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ClassScore {
     pub images: u64,
-    /// Share of the class's images that were predicted as it.
-    pub recall: f64,
-    /// Share of the images predicted as the class that belong to it.
-    pub precision: f64,
+    /// Share of the class's images that were predicted as it; none without such images.
+    pub recall: Option<f64>,
+    /// Share of the images predicted as the class that belong to it; none if nothing was.
+    pub precision: Option<f64>,
+    /// Harmonic mean of both, as a ratio of counts: defined if either is.
+    pub f1: Option<f64>,
+}
+
+/// Means of the classes' scores, each over those that have it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MacroScore {
+    pub recall: Option<f64>,
+    pub precision: Option<f64>,
+    pub f1: Option<f64>,
 }
 
 impl Confusion {
@@ -43,8 +53,23 @@ impl Confusion {
         let hits = self.count(class, class) as f64;
         let images: u64 = (0..self.classes).map(|predicted| self.count(class, predicted)).sum();
         let taken: u64 = (0..self.classes).map(|label| self.count(label, class)).sum();
-        let share = |of: u64| if of == 0 { 0.0 } else { hits / of as f64 };
-        ClassScore { images, recall: share(images), precision: share(taken) }
+        let share = |of: u64| (of > 0).then(|| hits / of as f64);
+        let f1 = share(images + taken).map(|half| 2.0 * half);
+        ClassScore { images, recall: share(images), precision: share(taken), f1 }
+    }
+
+    pub fn by_class(&self) -> Vec<ClassScore> {
+        (0..self.classes).map(|class| self.class(class)).collect()
+    }
+
+    /// Means over classes, whatever their numbers of images.
+    pub fn averages(&self) -> MacroScore {
+        let classes = self.by_class();
+        let mean = |of: fn(&ClassScore) -> Option<f64>| {
+            let values: Vec<f64> = classes.iter().filter_map(of).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        };
+        MacroScore { recall: mean(|s| s.recall), precision: mean(|s| s.precision), f1: mean(|s| s.f1) }
     }
 
     /// Pairs of different classes (true, predicted, images), most often confused first.
@@ -88,9 +113,17 @@ mod tests {
         confusion.add(1, &[1.0, 1.0, 0.0]);
         confusion.add(1, &[0.0, 4.0, 0.0]);
         assert_eq!(confusion.mistakes(), [(0, 1, 2), (1, 0, 1)]);
-        assert_eq!(confusion.class(0), ClassScore { images: 3, recall: 1.0 / 3.0, precision: 0.5 });
-        assert_eq!(confusion.class(2), ClassScore { images: 0, recall: 0.0, precision: 0.0 });
-        assert_eq!(confusion.rows().map(|row| row.iter().sum::<u64>()).sum::<u64>(), 5);
+        let score = |images, recall, precision, f1| ClassScore { images, recall, precision, f1 };
+        assert_eq!(confusion.class(0), score(3, Some(1.0 / 3.0), Some(0.5), Some(0.4)));
+        assert_eq!(confusion.class(1), score(2, Some(0.5), Some(1.0 / 3.0), Some(0.4)));
+        assert_eq!(confusion.class(2), score(0, None, None, None), "neither there nor predicted");
+        let MacroScore { recall, precision, f1 } = confusion.averages();
+        assert_eq!((recall, f1), (Some((1.0 / 3.0 + 0.5) / 2.0), Some(0.4)));
+        assert_eq!(precision, Some((0.5 + 1.0 / 3.0) / 2.0));
+        confusion.add(2, &[1.0, 0.0, 0.0]);
+        assert_eq!(confusion.class(2), score(1, Some(0.0), None, Some(0.0)), "there, but never predicted");
+        assert_eq!(Confusion::new(3).averages(), MacroScore { recall: None, precision: None, f1: None });
+        assert_eq!(confusion.rows().map(|row| row.iter().sum::<u64>()).sum::<u64>(), 6);
     }
 
     #[test]

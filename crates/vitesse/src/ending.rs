@@ -2,6 +2,20 @@
 
 use std::path::Path;
 
+/// Refuses a name that ends in none of several endings.
+pub fn endings(what: &str, path: Option<&Path>, known: &[&str]) -> anyhow::Result<()> {
+    let is = |path: &Path| {
+        path.extension().is_some_and(|found| known.iter().any(|end| found.eq_ignore_ascii_case(end)))
+    };
+    match path.filter(|path| !is(path) || path.as_os_str().as_encoded_bytes().ends_with(b"/")) {
+        None => Ok(()),
+        Some(path) => {
+            let (path, known) = (path.display(), known.join(", ."));
+            anyhow::bail!("{what}{path}: give the file a name that ends in one of .{known}")
+        }
+    }
+}
+
 /// Refuses a name with another ending than what is written has. `what`: the flag, or the file's place on the command line.
 pub fn ending(what: &str, path: Option<&Path>, ending: &str) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
@@ -19,7 +33,6 @@ pub fn ending(what: &str, path: Option<&Path>, ending: &str) -> anyhow::Result<(
             )
         }
         "safetensors" => "logits are written as safetensors",
-        "csv" => "the matrix is written as CSV",
         _ => "pictures are written as PNG",
     };
     anyhow::bail!("{what}{}: {written}: give the file a name that ends in .{ending}", path.display())

@@ -408,7 +408,7 @@ fn what_cannot_be_is_refused() {
     }
     refuses(&folder, "export run x", &["x: ", ".safetensors"]);
     refuses(&folder, "eval --weights run --logits x.npy", &["--logits x.npy", ".safetensors"]);
-    refuses(&folder, "eval --weights run --confusion x.json", &["--confusion x.json", ".csv"]);
+    refuses(&folder, "eval --weights run --confusion x.json", &["--confusion x.json", ".csv, .png, .svg"]);
     refuses(&folder, "classify photos/val/cat/a.jpg --weights run --grid x.jpg", &["--grid x.jpg", ".png"]);
     refuses(&folder, "data inspect --sheet x.jpg", &["--sheet x.jpg", ".png"]);
 
@@ -539,4 +539,27 @@ fn timms_names_are_models_of_their_own_size() {
     assert!(row("deit3_small_patch16_224")["forward_flops"].as_f64().unwrap() > 9e9);
     let table = text(&folder.run(&words("models")));
     assert!(table.contains("86,567,656") && table.lines().all(|line| line.chars().count() <= 100), "{table}");
+}
+
+#[test]
+fn a_confusion_matrix_is_drawn_and_scores_may_be_undefined() {
+    let folder = Folder::new("weights-confusion");
+    folder.run(&words("train --model vit-nano/8 --train-samples 8 --test-samples 4 --steps 1 --out run"));
+    for (file, start) in [("m.png", "\u{89}PNG"), ("m.svg", "<svg"), ("m.csv", "class,")] {
+        folder.run(&words(&format!("eval --weights run --confusion {file}")));
+        let bytes = fs::read(folder.0.join(file)).unwrap();
+        let first: Vec<u8> = start.chars().map(|letter| letter as u32 as u8).collect();
+        assert!(bytes.starts_with(&first), "{file}");
+    }
+    let svg = fs::read_to_string(folder.0.join("m.svg")).unwrap();
+    assert!(svg.contains("Confusion matrix") && svg.contains("4 images"), "{svg}");
+    // Four images of ten classes: some have none, and most are never predicted.
+    let report = json(&folder, "eval --weights run --json");
+    let classes = report["classes"].as_array().unwrap();
+    let absent = classes.iter().filter(|class| class["images"] == 0);
+    assert!(absent.clone().count() >= 6 && absent.clone().all(|class| class["recall"].is_null()));
+    assert!(classes.iter().any(|class| class["precision"].is_null() && class["images"] == 1));
+    assert!(report["macro"]["f1"].is_number() && report["macro"]["recall"].is_number());
+    let shown = text(&folder.run(&words("eval --weights run")));
+    assert!(shown.contains("–") && shown.contains("macro average") && shown.contains("F1"), "{shown}");
 }

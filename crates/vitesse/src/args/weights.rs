@@ -15,8 +15,8 @@ pub struct EvalArgs {
     /// file has them, and flags override them one by one
     #[arg(long, value_name = "RUN|WEIGHTS")]
     pub weights: PathBuf,
-    /// Write the confusion matrix as CSV: a row for each class, a column for each class it was taken for
-    #[arg(long, value_name = "FILE.csv")]
+    /// Write the confusion matrix as a picture or as CSV: a row for each class, a column for each class it was taken for
+    #[arg(long, value_name = "FILE.png|.svg|.csv")]
     pub confusion: Option<PathBuf>,
     /// Write the logits of all evaluated images, in order, with the labels and the images as the model saw them
     #[arg(long, value_name = "FILE.safetensors")]

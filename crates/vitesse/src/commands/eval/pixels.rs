@@ -47,7 +47,8 @@ pub fn run(args: &EvalArgs, evaluated: Evaluated, sets: Sets) -> anyhow::Result<
     if let Some(path) = &args.confusion {
         let classes = score.confusion.by_class().len();
         let row = |label: usize| (0..classes).map(|other| score.confusion.count(label, other)).collect();
-        super::write_confusion(path, (0..classes).map(row).collect(), &names)?;
+        let rows: Vec<_> = (0..classes).map(row).collect();
+        super::matrix::write(path, &rows, &names, &in_a_line(&score.confusion.scores()))?;
     }
     if args.json {
         println!("{}", to_json(&subject, &score, &names));
