@@ -37,7 +37,7 @@ pub struct StepBench {
 }
 
 /// Normal numbers, drawn once and then repeated: a prime number of them, so that no two images are alike.
-fn noise(count: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn noise(count: usize, seed: u64) -> Vec<f32> {
     const REPEATED: usize = 1_000_003;
     let mut random = Sequence::new(seed, u32::MAX);
     let mut images: Vec<f32> = (0..count.min(REPEATED)).map(|_| random.normal() as f32).collect();

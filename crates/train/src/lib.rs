@@ -11,6 +11,7 @@ pub mod evaluated;
 mod fault;
 pub mod folder;
 mod gpu_log;
+pub mod inference;
 pub mod machine;
 pub mod metrics;
 pub mod record;

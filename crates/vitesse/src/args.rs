@@ -64,7 +64,7 @@ pub enum Command {
     /// Print the plan a run would execute: every step with its operations, bytes, lane and memory
     #[command(after_help = examples::PLAN)]
     Plan(PlanArgs),
-    /// Time a training step on random data, and its matmuls alone
+    /// Time a training step on random data and its matmuls alone, or inference
     #[command(after_help = examples::BENCH)]
     Bench(BenchArgs),
     /// Draw the report of a study again from its results; from two or more, one platform against another
@@ -202,11 +202,15 @@ pub struct BenchArgs {
     /// Ranks, on threads of this process, with an all-reduce of gradients in every step
     #[arg(long, default_value_t = 1, help_heading = "Ranks")]
     pub ranks: usize,
-    /// Timed steps
-    #[arg(long, default_value_t = 10)]
-    pub steps: usize,
-    /// Go on for at least so many seconds
-    #[arg(long, default_value_t = 0.0)]
+    /// Time inference instead of training steps: latency and images/s of batches of 1, 2, 4, … up to --batch-size, from images to
+    /// logits in the host's memory
+    #[arg(long, conflicts_with_all = ["kernels", "on_request"])]
+    pub inference: bool,
+    /// Timed steps, or batches of each size with --inference [default: 10; 50 with --inference]
+    #[arg(long)]
+    pub steps: Option<usize>,
+    /// Go on for at least so many seconds; with --inference, for at most so many for each size, after 10 batches [default: 0; 5]
+    #[arg(long, default_value_t = 0.0, hide_default_value = true)]
     pub seconds: f64,
     /// Time every kernel and matmul of the step by itself, too (GPUs only)
     #[arg(long)]

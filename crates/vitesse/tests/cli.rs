@@ -319,3 +319,36 @@ fn help_uses_the_words_of_the_field() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+#[test]
+fn inference_is_timed_by_batch_size() {
+    let args = [
+        "bench",
+        "--inference",
+        "--model",
+        "vit-nano/8",
+        "--batch-size",
+        "6",
+        "--threads",
+        "1",
+        "--steps",
+        "11",
+    ];
+    let output = vitesse(&[&args[..], &["--json"]].concat());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["inference"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["batch_size"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4, 6]);
+    for row in rows {
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert_eq!(number("runs"), 11.0);
+        assert!(number("latency_p95_seconds") >= number("latency_median_seconds"));
+        let rate = number("batch_size") / number("latency_median_seconds");
+        assert!((number("images_per_second") / rate - 1.0).abs() < 1e-9);
+    }
+    let text = String::from_utf8(vitesse(&args).stdout).unwrap();
+    assert!(
+        text.contains("inference on 1 thread") && text.contains("p95") && text.contains("images/s"),
+        "{text}"
+    );
+    refused(&[&args[..], &["--ranks", "2"]].concat(), "--ranks 2");
+}

@@ -70,6 +70,7 @@ pub const BENCH: &str = "\
 Examples:
   vitesse bench --model vit-ti/4 --batch-size 64 --threads 1
   vitesse bench --model vit-b/16 --image-size 224 --batch-size 4 --classes 1000 --json
+  vitesse bench --model vit_base_patch16_224 --inference --batch-size 32
   vitesse bench --model swinv2-b/w8+upernet --device cuda";
 pub const REPORT: &str = "\
 Examples:

@@ -1,5 +1,7 @@
 //! `vitesse bench`.
 
+mod inference;
+
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
@@ -21,6 +23,12 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     raw.threads = raw.threads.or((args.ranks > 1).then_some((all / args.ranks.max(1)).max(1)));
     let run = raw.resolve_without_data(args.ranks)?;
+    if args.inference {
+        if args.ranks > 1 {
+            anyhow::bail!("--ranks {}: inference is timed on one rank", args.ranks);
+        }
+        return inference::run(&args, &run);
+    }
     let options =
         comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(args.ranks), timeout: None };
     let comm::Start::Threads(members) = comm::start(&options, |line| eprintln!("vitesse: {line}"))? else {
@@ -85,7 +93,8 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
             (steps, products) = (vec![], vec![]);
             start = Instant::now();
         }
-        let enough = round >= warm_up + args.steps.max(1) && start.elapsed().as_secs_f64() >= args.seconds;
+        let enough = round >= warm_up + args.steps.unwrap_or(STEPS).max(1)
+            && start.elapsed().as_secs_f64() >= args.seconds;
         if enough {
             break;
         }
@@ -174,6 +183,9 @@ impl Startup {
         );
     }
 }
+
+/// Timed steps, unless told otherwise.
+const STEPS: usize = 10;
 
 /// How often each kernel is timed by itself.
 const PROFILED: usize = 5;
