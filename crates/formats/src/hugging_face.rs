@@ -76,6 +76,9 @@ enum Size {
     Shorter { shortest_edge: usize },
 }
 
+/// Keys of which a model's `config.json` has one: transformers', and timm's.
+const KINDS: [&str; 2] = ["model_type", "architecture"];
+
 /// Key of `config.json` and the field of a model's record that says the same.
 const ALIKE: [(&str, &str); 9] = [
     ("hidden_size", "width"),
@@ -96,8 +99,12 @@ pub fn card_beside(
     identity: &Identity,
 ) -> Result<Option<(Card, Vec<&'static str>)>, FileError> {
     let folder = folder_of(weights);
-    let Some(config) = json::<Config>(&folder.join(CONFIG))? else { return Ok(None) };
-    let config_error = |why: String| refuse(&folder.join(CONFIG), why);
+    let path = folder.join(CONFIG);
+    let config_error = |why: String| refuse(&path, why);
+    // Others have files of that name, too: those of a model say which.
+    let told = json::<Value>(&path)?.filter(|value| KINDS.iter().any(|key| value.get(key).is_some()));
+    let Some(told) = told else { return Ok(None) };
+    let config: Config = serde_json::from_value(told).map_err(|error| unreadable(&path, &error))?;
     let mut card = Card::of_tensors(identity.clone());
     if let Some(architecture) = &config.architecture {
         of_timm(&mut card, &config, architecture).map_err(config_error)?;
@@ -113,6 +120,10 @@ pub fn card_beside(
     Ok(Some((card, files)))
 }
 
+fn unreadable(file: &Path, error: &serde_json::Error) -> FileError {
+    refuse(file, format!("can't be read: {}", shortened(&error.to_string())))
+}
+
 fn refuse(file: &Path, why: String) -> FileError {
     FileError::File { file: file.display().to_string(), why }
 }
@@ -124,10 +135,7 @@ fn json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
         Err(source) => return Err(FileError::Io { path: path.to_path_buf(), source }),
         Ok(text) => text,
     };
-    let parsed = serde_json::from_slice(&text);
-    parsed
-        .map(Some)
-        .map_err(|error| refuse(path, format!("can't be read: {}", shortened(&error.to_string()))))
+    serde_json::from_slice(&text).map(Some).map_err(|error| unreadable(path, &error))
 }
 
 fn of_timm(card: &mut Card, config: &Config, architecture: &str) -> Result<(), String> {

@@ -170,19 +170,25 @@ impl Named {
 
     /// Names of the files beside them that say something of weights that don't themselves.
     pub fn told_by(&self) -> Result<Vec<&'static str>, FileError> {
-        match (&self.card, &self.config) {
-            (None, None) => {
-                Ok(hugging_face::card_beside(&self.path, &self.identity)?.map_or(vec![], |(_, files)| files))
-            }
-            _ => Ok(vec![]),
+        if !self.is_foreign() {
+            return Ok(vec![]);
         }
+        Ok(hugging_face::card_beside(&self.path, &self.identity)?.map_or(vec![], |(_, files)| files))
+    }
+
+    /// True for weights that say nothing about themselves.
+    fn is_foreign(&self) -> bool {
+        self.card.is_none() && self.config.is_none()
     }
 
     /// For a model, with the position embedding resized to its grid. With `new_head`, a head of another number of classes is left
     /// out; and for a model of pixels, that of a classifier.
     pub fn for_model(self, network: &Network, new_head: bool) -> Result<Weights, WeightsError> {
         self.check_window(network)?;
-        if let Some(found) = self.card()?.norm_eps.filter(|eps| *eps != network.norm_eps()) {
+        // What a run says about itself may be of another version; what files of others say is held against the model.
+        let card = if self.is_foreign() { Some(self.card()?) } else { self.card().ok() };
+        let eps = card.and_then(|card| card.norm_eps);
+        if let Some(found) = eps.filter(|eps| *eps != network.norm_eps()) {
             return Err(WeightsError::NormEps { path: self.path, found, needed: network.norm_eps() });
         }
         let Named { path, mut weights, .. } = self;

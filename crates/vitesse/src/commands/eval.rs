@@ -13,7 +13,7 @@ use formats::weights;
 use models::names::{Tensor, Weights};
 use std::collections::BTreeMap;
 use subject::Subject;
-use text::{many, printable};
+use text::printable;
 use train::Session;
 use train::confusion::Confusion;
 use train::evaluated::Found;
