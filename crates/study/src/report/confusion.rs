@@ -143,7 +143,7 @@ impl Matrix<'_> {
             items.push(Item::Rect { x, y, w: cell - gap, h: cell - gap, ink, opacity });
             let text = count.to_string();
             if cell >= COUNTED && width(&text, LETTERS, false) <= cell - 4.0 {
-                let ink = if opacity > 0.55 { Ink::Paper } else { Ink::Text };
+                let ink = if opacity > 0.65 { Ink::Paper } else { Ink::Text };
                 let at = (x + 0.5 * (cell - gap), y + 0.5 * cell + 4.0);
                 items.push(Item::text(at.0, at.1, Anchor::Middle, LETTERS, ink, text));
             }
