@@ -60,7 +60,8 @@ impl Matrix<'_> {
         let (left, top) = (room.max(60.0), HEAD);
         let side = count * cell;
         let title = "Confusion matrix";
-        let whole = (left + side).max(460.0);
+        let (legend, end) = legend(left, top + side + 22.0);
+        let whole = (left + side).max(end);
         let mut items = vec![
             Item::text(0.0, 18.0, Anchor::Start, 16.0, Ink::Text, title).bold(),
             Item::text(0.0, 37.0, Anchor::Start, 12.0, Ink::Muted, fit(self.note, 12.0, false, whole)),
@@ -76,7 +77,7 @@ impl Matrix<'_> {
         for (class, row) in self.rows.iter().enumerate() {
             items.extend(self.row(class, row, (left, top)));
         }
-        items.extend(legend(left, top + side + 22.0));
+        items.extend(legend);
         let description = format!("{count} classes. {}", self.note);
         let (width, height) = (whole, top + side + FOOT);
         let (frame, above, below) = (vec![], 8.0, 4.0);
@@ -158,8 +159,8 @@ fn fives(step: usize) -> usize {
     tens.flat_map(|ten| [ten, 5 * ten]).find(|nice| *nice >= step).unwrap_or(step)
 }
 
-/// Shades and what they mean.
-fn legend(left: f64, y: f64) -> Vec<Item> {
+/// Shades and what they mean; and where that ends, to the right.
+fn legend(left: f64, y: f64) -> (Vec<Item>, f64) {
     let mut items = vec![];
     let mut x = left;
     for (what, ink) in [("right", HIT), ("mistaken", MISTAKE)] {
@@ -172,7 +173,7 @@ fn legend(left: f64, y: f64) -> Vec<Item> {
         items.push(Item::text(x + 4.0, y, Anchor::Start, 10.5, Ink::Muted, text.clone()));
         x += 4.0 + width(&text, 10.5, false) + 18.0;
     }
-    items
+    (items, x)
 }
 
 #[cfg(test)]
