@@ -1,7 +1,6 @@
 //! Folders of Hugging Face: what `config.json` and `preprocessor_config.json` say of the weights beside them, by transformers' keys or
 //! timm's, and weights in several files.
 
-use crate::weights::WeightsError;
 use config::card::Card;
 use config::{FileError, Interpolation};
 use files::folder_of;
@@ -276,7 +275,7 @@ impl Size {
 }
 
 /// Of a file that says in which others the weights are: these files, in order.
-pub fn parts(path: &Path) -> Option<Result<Vec<PathBuf>, WeightsError>> {
+pub fn parts(path: &Path) -> Option<Result<Vec<PathBuf>, FileError>> {
     let name = path.file_name()?.to_str()?;
     name.ends_with(INDEX).then(|| {
         #[derive(Deserialize)]
@@ -286,13 +285,13 @@ pub fn parts(path: &Path) -> Option<Result<Vec<PathBuf>, WeightsError>> {
         let index = json::<Index>(path)?.ok_or_else(|| refuse(path, "there is no such file".to_string()))?;
         let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
         if files.is_empty() {
-            return Err(refuse(path, "its weight_map names no file".to_string()).into());
+            return Err(refuse(path, "its weight_map names no file".to_string()));
         }
         let beside = |name: &&str| {
             // Names of files alone: a folder must not reach out of itself.
             match Path::new(name).file_name().is_some_and(|own| own == *name) {
                 true => Ok(folder_of(path).join(name)),
-                false => Err(refuse(path, format!("`{}` is not the name of a file", shortened(name))).into()),
+                false => Err(refuse(path, format!("`{}` is not the name of a file", shortened(name)))),
             }
         };
         files.iter().map(beside).collect()
