@@ -125,6 +125,7 @@ fn expected(kind: &str, rest: &str) -> Names {
     let mut names = match kind {
         "metrics" => metrics(&source),
         "columns" => columns(&source, name),
+        "kebab-fields" => declared(&source, name).iter().map(|name| name.replace('_', "-")).collect(),
         _ => declared(&source, name),
     };
     for more in also.split(' ').filter(|more| !more.is_empty()) {
