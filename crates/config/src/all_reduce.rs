@@ -35,7 +35,7 @@ pub struct AllReduce {
     /// Overlaps with the backward pass.
     pub overlap: bool,
     /// Communication dtype, if it is not that of the gradients.
-    #[serde(alias = "comm-dtype")]
+    #[serde(alias = "wire")]
     pub dtype: Option<CommDtype>,
     /// Divisor of a rank's mean before the all-reduce; the rest of the mean over all ranks is divided afterwards.
     pub predivide: f64,

@@ -102,7 +102,7 @@ fn what_is_there_is_replaced_by_force_alone() {
         ("data inspect --train-samples 8 --test-samples 8 --sheet sheet.png", &["sheet.png"]),
         (
             "report study --out drawn --figures svg figures",
-            &["drawn/report.html", "figures/strong-speedup.svg"],
+            &["drawn/report.html", "drawn/report.md", "figures/strong-speedup.svg"],
         ),
         ("launch --with mpirun --out job.sh", &["job.sh"]),
         ("man pages", &["pages/vitesse.1", "pages/vitesse-train.1"]),
@@ -118,9 +118,14 @@ fn what_is_there_is_replaced_by_force_alone() {
             let aside = folder.0.join("aside");
             assert!(path.exists(), "{line} doesn't write {file}");
             // Of several files, each alone keeps the command from writing.
-            for other in files.iter().filter(|other| *other != file) {
-                fs::remove_file(folder.0.join(other)).unwrap();
+            let folders: Vec<&Path> = files.iter().filter_map(|other| Path::new(other).parent()).collect();
+            for other in folders.iter().filter(|other| **other != Path::new("")) {
+                fs::remove_dir_all(folder.0.join(other)).unwrap_or_default();
             }
+            for other in files.iter().filter(|other| *other != file) {
+                fs::remove_file(folder.0.join(other)).unwrap_or_default();
+            }
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, "mine").unwrap();
             let why = refused(&folder, line);
             assert!(why.ends_with("exists already; --force replaces it"), "{line}: {why}");

@@ -174,7 +174,7 @@ fn every_test_image_counts_once() {
         let out = format!("eval-{ranks}");
         // With a learning rate of nothing every run evaluates the same weights, on 61 images: a prime.
         let run = format!(
-            "train --model vit-nano/8 --init one --train-samples 60 --test-samples 61 --steps 1 --batch-size 12 --lr 1e-30 \
+            "train --model vit-nano/8 --init one --train-samples 60 --test-samples 61 --eval-images all --steps 1 --batch-size 12 --lr 1e-30 \
              --weight-decay 0 --threads 1 --ranks {ranks} --out {out}"
         );
         folder.run(&run.split_whitespace().collect::<Vec<_>>());

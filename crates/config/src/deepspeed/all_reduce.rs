@@ -3,6 +3,7 @@
 use super::judge::{Context, Verdict, accepted, honoured, refused, zero_detail};
 use super::{DeepSpeed, Entry, Setting, Value};
 use Verdict::Honoured;
+use text::many;
 
 /// `judged`, if there is more than one rank.
 fn among_ranks(context: &Context, judged: impl FnOnce() -> Verdict) -> Verdict {
@@ -16,13 +17,17 @@ fn prescales(file: &DeepSpeed) -> bool {
 pub(super) fn prescale(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
     let before = matches!(file.number("gradient_predivide_factor"), Some(Setting::Given(x)) if x != 1.0);
     among_ranks(context, || match entry.value {
-        Ok(Value::Bool(true)) => {
-            Honoured(format!("gradients are divided by the {} ranks before the all-reduce", context.world))
-        }
+        Ok(Value::Bool(true)) => Honoured(format!(
+            "gradients are divided by the {} before the all-reduce",
+            many(context.world, "rank")
+        )),
         _ if before => {
             Honoured("what gradient_predivide_factor leaves is divided after the all-reduce".to_string())
         }
-        _ => Honoured(format!("gradients are divided by the {} ranks after the all-reduce", context.world)),
+        _ => Honoured(format!(
+            "gradients are divided by the {} after the all-reduce",
+            many(context.world, "rank")
+        )),
     })
 }
 

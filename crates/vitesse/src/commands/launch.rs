@@ -303,7 +303,7 @@ mod tests {
         refused(&["--with", "mpirun", "--per-node", "4", "--", "--ranks", "2"], "--ranks 2 after --");
         refused(&["--with", "mpirun", "--", "--max-restarts", "2"], "--max-restarts");
         refused(&["--with", "mpirun", "--nodes", "2"], "needs --hosts or --hostfile");
-        refused(&["--with", "mpirun", "--nodes", "2", "--hosts", "a"], "--hosts names 1 hosts");
+        refused(&["--with", "mpirun", "--nodes", "2", "--hosts", "a"], "--hosts names 1 host,");
         refused(&["--with", "mpirun", "--hosts", "a;reboot"], "no names of hosts");
         refused(&["--with", "torchrun", "--nodes", "2"], "needs --hosts");
         refused(&["--with", "mpirun", "--gpus"], "--gpus is for --with slurm");
