@@ -186,7 +186,8 @@ fn a_vit_for_pixels_leaves_out_what_cannot_be_read() {
     let run = "--data masks:set --model vit-nano/8+linear --image-size 32 --batch-size 10 --epochs 1 --threads 2 --skip-bad-images";
     let said = text(&folder.run(&words(&format!("train {run} --out run"))));
     assert!(
-        said.contains("images/4.png: has no mask") && said.contains("1 images could not be read"),
+        said.contains("images/4.png: has no mask")
+            && said.contains("left out, as they could not be read: 1 image"),
         "{said}"
     );
     assert!(said.contains("3/3") && said.contains("validation mean IoU"), "{said}");

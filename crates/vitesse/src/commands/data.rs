@@ -68,7 +68,12 @@ pub fn make(args: &MakeArgs) -> anyhow::Result<()> {
         std::fs::write(folder.join("classes.txt"), names.join("\n") + "\n")?;
     }
     let name = if task == data::Task::Segment { "masks" } else { "folder" };
-    println!("{}: {} images of {} classes", folder.display(), count(train_samples + test_samples), classes);
+    println!(
+        "{}: {} of {}",
+        folder.display(),
+        many(train_samples + test_samples, "image"),
+        many(*classes, "class")
+    );
     println!("train on it with: vitesse train --data {name}:{}", folder.display());
     Ok(())
 }
