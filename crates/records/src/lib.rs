@@ -14,6 +14,7 @@
 //!
 //! Each has a schema version; what has none was written before there were any, and is read. A newer one is refused.
 
+mod factors;
 mod launch;
 mod lines;
 mod metrics;
@@ -22,6 +23,7 @@ mod schema;
 pub mod study;
 mod summary;
 
+pub use factors::{FACTORS, Factor, Factors, Slowest};
 pub use launch::{ConfigView, Launch, Machine};
 pub use lines::{ClassesLine, GpuLine, RankLine, read_lines};
 pub use metrics::{

@@ -99,6 +99,11 @@ impl Parts {
         self.compute + self.communication + self.wait + self.data + self.optimizer + self.idle
     }
 
+    /// What a rank does by itself: all but communication and waiting for others.
+    pub fn own(&self) -> f64 {
+        self.compute + self.data + self.optimizer + self.idle
+    }
+
     /// The mean of each part over ranks, steps or runs; zeros of none.
     pub fn mean(all: &[Parts]) -> Parts {
         let sum: Parts = all.iter().copied().sum();

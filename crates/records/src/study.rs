@@ -3,6 +3,7 @@
 //! Samples are kept as they were taken. What follows from them (medians, intervals, speedup, the limiter) stands beside them, so
 //! that a report draws what is written here and computes nothing of its own.
 
+use crate::factors::Factors;
 use crate::metrics::{Metric, Values};
 use crate::parts::Parts;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,29 @@ pub struct Results {
     pub warnings: Vec<String>,
     /// The answer in one sentence.
     pub summary: String,
+    /// Amdahl's law over each series of strong scaling.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub serial: Vec<Serial>,
+}
+
+/// The part of the work that is not divided among ranks, by a fit of Amdahl's law to a series.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Serial {
+    pub kind: Kind,
+    pub series: String,
+    /// Absent where it would mean nothing; `reason` then says why.
+    pub part: Option<Fit>,
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// A fitted number, 0 to 1, with its 95% interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fit {
+    pub value: f64,
+    pub interval: (f64, f64),
+    /// Numbers of ranks beyond the first that it was fitted to.
+    pub points: usize,
 }
 
 /// Where it ran.
@@ -113,6 +137,9 @@ pub struct Point {
     pub summary: Option<Summary>,
     pub limiter: Option<Limiter>,
     pub flags: Vec<Flag>,
+    /// Where its efficiency went.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factors: Option<Factors>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -178,6 +205,9 @@ pub struct Measured {
     pub images: u64,
     /// Seconds a step of each rank.
     pub ranks: Vec<Parts>,
+    /// Steps in which each rank was the slowest, by its own work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slowest_steps: Vec<u64>,
     /// Bytes that a rank sends into collectives in a step.
     #[serde(rename = "exchange_bytes")]
     pub communication_bytes: u64,
@@ -254,7 +284,7 @@ pub struct Summary {
     /// Against the series' point of the fewest ranks. Absent where that is missing, or the point may not be compared with it.
     pub speedup: Option<Estimate>,
     pub efficiency: Option<Estimate>,
-    /// Karp and Flatt's experimentally determined serial fraction.
+    /// Karp and Flatt's experimentally determined serial fraction, where it is one: from 0 to 1.
     pub serial_fraction: Option<f64>,
     /// Medians over the runs of the mean over ranks.
     pub parts: Parts,

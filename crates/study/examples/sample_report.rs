@@ -12,8 +12,15 @@ fn main() -> anyhow::Result<()> {
         ("quick", vec![sample::quick()]),
         ("platforms", vec![sample::study(), sample::other_platform()]),
         ("hostile", vec![sample::hostile()]),
+        ("many", vec![sample::many()]),
     ];
-    for (name, results) in reports {
+    let recorded = |name: &str| {
+        let bench = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../bench/2026-11-15-studies");
+        report::read(&bench.join(name))
+    };
+    let far = ("far-apart", vec![recorded("platforms-h200")?, recorded("platforms-xeon")?]);
+    let hosts = ("hosts", vec![recorded("a1-a2-unequal-hosts")?]);
+    for (name, results) in reports.into_iter().chain([far, hosts]) {
         report::write(&out.join(name), &results)?;
         report::write_figures(&out.join(name).join("figures"), &results, report::Format::Png)?;
         println!("{}", out.join(name).join("report.html").display());

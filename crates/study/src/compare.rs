@@ -131,18 +131,24 @@ fn pair(a: &Point, b: &Point, ratio: &Ratio, p: Option<f64>) -> Pair {
 fn said(a: &Point, b: &Point, verdict: Verdict, ratio: &Ratio, p: Option<f64>) -> String {
     let change = |factor: f64| match factor {
         factor if ratio.factor >= 2.0 => format!("{} times", short(factor)),
+        // Said of A, which is faster by so much.
+        factor if ratio.factor <= 0.5 => format!("{} times", short(1.0 / factor)),
         factor => format!("{:+.1}%", 100.0 * (factor - 1.0)),
     };
     let (n_a, n_b) = (rates(a).len(), rates(b).len());
     let runs = if n_a == n_b { format!("{n_a} runs each") } else { format!("{n_a} and {n_b} runs") };
-    let between =
-        ratio.interval.map_or(String::new(), |(low, high)| format!("{} to {}", change(low), change(high)));
+    let turned = |(low, high)| if ratio.factor <= 0.5 { (high, low) } else { (low, high) };
+    let ends = ratio.interval.map(turned);
+    let between = ends.map_or(String::new(), |(low, high)| format!("{} to {}", change(low), change(high)));
     let chance = p.map_or(String::new(), |p| format!("p = {p:.2}"));
     let chance = if p.is_some_and(|p| p < 0.01) { "p < 0.01".to_string() } else { chance };
     match verdict {
         Verdict::Faster | Verdict::Slower => {
             let much = match ratio.factor {
                 factor if factor >= 2.0 => format!("faster, with {} times the images/s", short(factor)),
+                factor if factor <= 0.5 => {
+                    format!("slower: A has {} times its images/s", short(1.0 / factor))
+                }
                 factor if verdict == Verdict::Faster => {
                     format!("faster by {:.1}% in images/s", 100.0 * (factor - 1.0))
                 }
@@ -205,6 +211,9 @@ fn overall(pairs: &[Pair], of_many: bool) -> String {
         };
         let percent = |factor: f64| 100.0 * (factor - 1.0).abs();
         let much = match verdict {
+            Verdict::Slower if least <= 0.5 => {
+                format!("where A has {} to {} times its images/s", short(1.0 / most), short(1.0 / least))
+            }
             _ if most >= 2.0 => format!("with {} to {} times the images/s", short(least), short(most)),
             Verdict::Faster => format!("by {:.1} to {:.1}%", percent(least), percent(most)),
             _ => format!("by {:.1} to {:.1}%", percent(most), percent(least)),
@@ -247,6 +256,7 @@ mod tests {
             points,
             warnings: vec![],
             summary: String::new(),
+            serial: vec![],
         };
         crate::summary::complete(&mut results, &|_| false);
         results

@@ -3,7 +3,7 @@
 use crate::axes::{AXES, unsettled};
 use crate::error::StudyError;
 use crate::results::{Estimate, Measured, Outcome, Point, Results, Run, Summary};
-use records::{Declared, METRICS, PARTS, Parts};
+use records::{Declared, FACTORS, METRICS, PARTS, Parts};
 use std::io::Write;
 use std::path::Path;
 
@@ -82,6 +82,7 @@ fn heading() -> Vec<&'static str> {
     let mut names: Vec<&str> = COLUMNS.iter().map(|column| column.0).collect();
     names.extend(AXES.iter().filter(|axis| !axis.settled).map(|axis| axis.key));
     names.extend(TIMES);
+    names.extend(FACTORS.iter().map(|factor| factor.key));
     names.extend(metrics().map(|declared| declared.name));
     names.extend(["limiter", "error"]);
     names
@@ -95,6 +96,10 @@ fn row(point: &Point, run: &Run) -> Vec<String> {
     let mut row: Vec<String> = COLUMNS.iter().map(|(_, cell)| cell(&line)).collect();
     row.extend(unsettled(&point.settings).map(|(_, value)| quoted(&value)));
     row.extend(PARTS.iter().map(|part| number(line.parts.as_ref().map(part.of))));
+    row.extend(FACTORS.iter().map(|factor| {
+        let estimate = point.factors.as_ref().and_then(factor.of);
+        line.sample_of(estimate)
+    }));
     let last = measured.and_then(|m| m.curve.last());
     row.extend(metrics().map(|declared| number(last.and_then(|epoch| epoch.get(declared.metric)))));
     let limiter = point.limiter.as_ref().map_or("", |limiter| limiter.sentence.as_str());
@@ -113,7 +118,10 @@ impl Line<'_> {
 
     /// The sample of an estimate that is this run's.
     fn estimated(&self, f: fn(&Summary) -> Option<&Estimate>) -> String {
-        let estimate = self.point.summary.as_ref().and_then(f);
+        self.sample_of(self.point.summary.as_ref().and_then(f))
+    }
+
+    fn sample_of(&self, estimate: Option<&Estimate>) -> String {
         number(estimate.and_then(|estimate| estimate.samples.get(self.sample?).copied()))
     }
 }

@@ -285,6 +285,7 @@ pub fn results(store: &Store) -> Result<Results, StudyError> {
 /// What runs of a plan come to.
 pub fn results_of(plan: &Plan, points: Vec<Point>) -> Results {
     let mut results = Results {
+        serial: vec![],
         format: FORMAT,
         version: plan.version.clone(),
         name: plan.study.name.clone(),

@@ -6,6 +6,7 @@ pub mod compare;
 mod csv;
 pub mod engine;
 mod error;
+pub mod factors;
 pub mod grid;
 pub mod limiter;
 mod measure;
@@ -14,6 +15,7 @@ pub mod report;
 pub use records::study as results;
 #[doc(hidden)]
 pub mod sample;
+mod serial;
 pub mod serve;
 pub mod spec;
 pub mod stats;

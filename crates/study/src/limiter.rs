@@ -6,6 +6,7 @@
 
 mod losses;
 
+use crate::factors::middle_runs;
 use crate::results::{Cause, Limiter, Lost, Measured, Point};
 use crate::stats::median;
 use records::Parts;
@@ -44,11 +45,6 @@ struct Slowest {
     late: bool,
 }
 
-/// Of a step, what a rank does by itself.
-fn own(parts: &Parts) -> f64 {
-    parts.compute + parts.data + parts.optimizer + parts.idle
-}
-
 fn mean_of(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
 }
@@ -76,15 +72,12 @@ impl<'a> Account<'a> {
     /// Of the run whose images/s are the median, or the two beside it: efficiency is a quotient of medians, and this is the
     /// account behind it.
     fn typical(point: &'a Point) -> Option<Self> {
-        let mut runs: Vec<&Measured> = point.runs.iter().filter_map(|run| run.measured()).collect();
-        runs.sort_by(|a, b| a.images_per_second.total_cmp(&b.images_per_second));
-        let middle = runs.len().checked_sub(1)? / 2..runs.len() / 2 + 1;
-        let middle = &runs[middle];
+        let middle = middle_runs(point);
         let rates: Vec<f64> = middle.iter().map(|run| run.images_per_second).collect();
         let times: Vec<f64> = rates.iter().map(|rate| 1.0 / rate).collect();
         // The mean of two rates is not that of the times they stand for.
         let factor = 1.0 / (mean_of(&rates) * mean_of(&times));
-        let mut account = Self::over(point, middle.to_vec())?;
+        let mut account = Self::over(point, middle)?;
         account.ranks.iter_mut().for_each(|parts| *parts = *parts * factor);
         account.mean = account.mean * factor;
         (account.seconds, account.step) = (factor * account.seconds, factor * account.step);
@@ -134,19 +127,19 @@ impl<'a> Account<'a> {
     /// How long ranks wait, on the mean, for the one that is slowest over all steps. What they wait beyond that is for one that is
     /// slow in a step alone.
     fn waits_for_one(&self) -> f64 {
-        let longest = self.ranks.iter().map(own).fold(0.0, f64::max);
+        let longest = self.ranks.iter().map(Parts::own).fold(0.0, f64::max);
         let behind =
-            self.ranks.iter().map(|parts| longest - own(parts)).sum::<f64>() / self.ranks.len() as f64;
+            self.ranks.iter().map(|parts| longest - parts.own()).sum::<f64>() / self.ranks.len() as f64;
         behind.min(self.mean.wait)
     }
 
     fn slowest(&self) -> Option<Slowest> {
         let ranks = &self.ranks;
-        let rank = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
-        let usual = median(&self.others(rank, own));
+        let rank = (0..ranks.len()).max_by(|a, b| ranks[*a].own().total_cmp(&ranks[*b].own()))?;
+        let usual = median(&self.others(rank, Parts::own));
         let late = ranks[rank].data - median(&self.others(rank, |parts| parts.data));
-        let late = late > 0.5 * (own(&ranks[rank]) - usual);
-        (ranks.len() > 1).then(|| Slowest { rank, slower: own(&ranks[rank]) / usual, late })
+        let late = late > 0.5 * (ranks[rank].own() - usual);
+        (ranks.len() > 1).then(|| Slowest { rank, slower: ranks[rank].own() / usual, late })
     }
 
     /// Something of all ranks but one.
@@ -268,13 +261,13 @@ fn straggler(account: &Account) -> Option<Found> {
         return found(waiting, Cause::Data, sentence);
     }
     // If the work were divided by speed, all would end together.
-    let speeds: f64 = ranks.iter().map(|p| 1.0 / own(p)).sum();
+    let speeds: f64 = ranks.iter().map(|p| 1.0 / p.own()).sum();
     let balanced = ranks.len() as f64 / speeds;
     let sentence = format!(
         "rank {slowest} is {slower:.1}× slower: the others wait {:.0}% of their time for it; --balance, which divides images by speed, \
          would bring a step from {} to about {}",
         percent(waiting),
-        time(own(&ranks[slowest])),
+        time(ranks[slowest].own()),
         time(balanced)
     );
     found(waiting, Cause::Straggler, sentence)

@@ -3,6 +3,7 @@
 use crate::grid::Planned;
 use crate::results::{Epoch, Measured};
 use records::{METRICS, Metric, MetricsLine, Over, Parts, RankLine, Summary, read_lines};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Of the machine, while the run went on.
@@ -37,8 +38,11 @@ pub fn measured(
     let step_seconds: Vec<f64> = counted.iter().filter_map(|line| line.get(Metric::Seconds)).collect();
     let total: f64 = step_seconds.iter().sum();
     let images: f64 = counted.iter().map(|line| line.images().round()).sum();
-    let ranks = match planned.settings.ranks {
-        1 => vec![Parts::mean(&counted.iter().filter_map(|line| line.parts()).collect::<Vec<_>>())],
+    let (ranks, slowest_steps) = match planned.settings.ranks {
+        1 => {
+            let parts: Vec<Parts> = counted.iter().filter_map(|line| line.parts()).collect();
+            (vec![Parts::mean(&parts)], vec![])
+        }
         n => of_ranks(read_lines(&folder.join("ranks.jsonl"))?, n, planned.warmup)?,
     };
     let worked: Option<f64> = counted.iter().map(|line| line.get(Metric::CpuSeconds)).sum();
@@ -70,20 +74,29 @@ pub fn measured(
         curve: curve(&lines),
         step_seconds,
         ranks,
+        slowest_steps,
     })
 }
 
-fn of_ranks(lines: Vec<RankLine>, ranks: usize, warmup: u64) -> Result<Vec<Parts>, String> {
+/// The mean step of each rank, and the steps in which each was the slowest by its own work.
+fn of_ranks(lines: Vec<RankLine>, ranks: usize, warmup: u64) -> Result<(Vec<Parts>, Vec<u64>), String> {
     let mut of = vec![Vec::new(); ranks];
+    let mut slowest: BTreeMap<u64, (f64, usize)> = BTreeMap::new();
     for line in lines.into_iter().filter(|line| line.step >= warmup) {
         let rank = line.rank;
         let mine =
             of.get_mut(rank).ok_or(format!("ranks.jsonl has lines of rank {rank}, but there are {ranks}"))?;
         mine.push(line.parts);
+        let last = slowest.entry(line.step).or_insert((f64::NEG_INFINITY, rank));
+        if line.parts.own() > last.0 {
+            *last = (line.parts.own(), rank);
+        }
     }
+    let mut steps = vec![0; ranks];
+    slowest.into_values().for_each(|(_, rank)| steps[rank] += 1);
     match of.iter().position(Vec::is_empty) {
         Some(rank) => Err(format!("ranks.jsonl has nothing of rank {rank}")),
-        None => Ok(of.iter().map(|parts| Parts::mean(parts)).collect()),
+        None => Ok((of.iter().map(|parts| Parts::mean(parts)).collect(), steps)),
     }
 }
 

@@ -22,6 +22,7 @@ pub use figure::Figure;
 pub use html::html;
 pub use markdown::markdown;
 pub(crate) use numbers::short;
+pub use points::in_order;
 
 use crate::results::{FORMAT, Results};
 use std::fs;
@@ -53,7 +54,15 @@ pub fn read(folder: &Path) -> Result<Results, ReportError> {
     // What another version wrote may lack fields; its number says why.
     match serde_json::from_slice::<Head>(&text) {
         Ok(Head { format: found }) if found != u64::from(FORMAT) => Err(ReportError::Format { path, found }),
-        _ => serde_json::from_slice(&text).map_err(|source| ReportError::Corrupt { path, source }),
+        _ => {
+            let mut results: Results =
+                serde_json::from_slice(&text).map_err(|source| ReportError::Corrupt { path, source })?;
+            // Versions before did not divide the efficiency; all it takes is in the runs.
+            if results.points.iter().all(|point| point.factors.is_none()) {
+                crate::summary::divide(&mut results);
+            }
+            Ok(results)
+        }
     }
 }
 

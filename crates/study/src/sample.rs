@@ -1,5 +1,9 @@
 //! Results made up for tests and pictures of the report: everything a study can hold, in plausible numbers.
 
+mod many;
+
+pub use many::many;
+
 use crate::results::*;
 use records::{Metric, Parts, Values};
 
@@ -99,6 +103,7 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
             epoch_seconds: vec![step * steps_per_epoch; s.epochs as usize],
             images_per_second: s.global_batch as f64 / step,
             images: 20 * s.global_batch as u64,
+            slowest_steps: slowest(s.ranks),
             ranks,
             communication_bytes: 173_000_000,
             communication_bytes_per_second: 21e9,
@@ -124,9 +129,17 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
     );
     let id = id.to_lowercase().replace([' ', ',', '/', ':'], "-");
     let Plan { kind, series, settings, flags, .. } = plan;
-    let mut point = Point { id, kind, series, settings, runs, summary: None, limiter: None, flags };
+    let mut point =
+        Point { id, kind, series, settings, runs, summary: None, limiter: None, flags, factors: None };
     summarise(&mut point);
     point
+}
+
+/// Of twenty steps, those in which each rank is the slowest: mostly those with the most to do.
+fn slowest(ranks: usize) -> Vec<u64> {
+    let mut steps = vec![0; ranks];
+    (0..20).for_each(|step: usize| steps[5 * (step * step % 7) % ranks] += 1);
+    steps
 }
 
 fn done(point: &Point) -> Vec<&Measured> {
@@ -293,7 +306,8 @@ fn points(speed: f64) -> Vec<Point> {
 
 /// A study of two data sets, batch sizes, optimizers and hosts, with a point that failed and one with too few cores.
 pub fn study() -> Results {
-    Results {
+    let mut results = Results {
+        serial: vec![],
         format: FORMAT,
         version: "0.1.0".into(),
         name: "vit-b16".into(),
@@ -315,7 +329,9 @@ pub fn study() -> Results {
         summary: "Eight ranks train 3.9 times faster than one: computing shrinks with the ranks, but the communication of gradients \
                   does not, and takes 38% of a step."
             .into(),
-    }
+    };
+    crate::summary::divide(&mut results);
+    results
 }
 
 /// The same on a slower platform.
@@ -325,6 +341,7 @@ pub fn other_platform() -> Results {
     results.platform.host = "node03".into();
     results.platform.gpus = vec!["Tesla V100-PCIE-32GB".into(); 2];
     results.points = points(0.42);
+    crate::summary::divide(&mut results);
     results.summary = "Eight ranks train 4.6 times faster than one.".into();
     results.warnings.clear();
     results
@@ -366,7 +383,7 @@ pub fn quick() -> Results {
         }
     }
     relate(&mut points);
-    Results {
+    let mut results = Results {
         name: "quick".into(),
         title: "Strong and weak scaling of a small ViT".into(),
         platform: Platform {
@@ -381,7 +398,9 @@ pub fn quick() -> Results {
         summary: "Two ranks train 1.9 times faster than one.".into(),
         points,
         ..study()
-    }
+    };
+    crate::summary::divide(&mut results);
+    results
 }
 
 /// Text that tries to be markup, a script, a formula, and more than one line.

@@ -129,8 +129,17 @@ impl Store {
     fn point(&self, planned: &Planned) -> Result<Point, StudyError> {
         let path = self.point_path(&planned.id);
         let Planned { id, kind, series, settings, .. } = planned.clone();
-        let empty =
-            Point { id, kind, series, settings, runs: vec![], summary: None, limiter: None, flags: vec![] };
+        let empty = Point {
+            id,
+            kind,
+            series,
+            settings,
+            runs: vec![],
+            summary: None,
+            limiter: None,
+            flags: vec![],
+            factors: None,
+        };
         if !path.try_exists().map_err(StudyError::io(&path))? {
             return Ok(empty);
         }

@@ -3,8 +3,10 @@
 mod answer;
 
 use crate::axes::unsettled;
+use crate::factors::factors;
 use crate::limiter::{counted, limiter};
 use crate::results::{Estimate, Flag, Kind, Measured, Point, Results, Score, Summary, Usage};
+use crate::serial;
 use crate::stats::{self, estimate, estimate_share, median, ratio, serial_fraction};
 use records::Parts;
 
@@ -23,8 +25,19 @@ pub fn complete(results: &mut Results, oversubscribed: &dyn Fn(&str) -> bool) {
         let crowded = oversubscribed(&point.id);
         point.limiter = limiter(point, base, crowded, results.platform.cores);
     }
+    divide(results);
     results.warnings = warnings(results);
     results.summary = answer::answer(results);
+}
+
+/// Fills in where the efficiency of every point went, and the serial part of every series. Results of older versions lack both.
+pub fn divide(results: &mut Results) {
+    let before = results.points.clone();
+    for point in &mut results.points {
+        let compared = point.summary.as_ref().is_some_and(|summary| summary.efficiency.is_some());
+        point.factors = factors(point, base_of(point, &before).filter(|_| compared));
+    }
+    results.serial = serial::fits(results);
 }
 
 fn measured(point: &Point) -> Vec<&Measured> {
@@ -147,6 +160,7 @@ fn compare_with(point: &mut Point, base: &Point) {
         summary.efficiency = Some(scaled(fast, 1.0 / slow.median / p, interval));
         summary.serial_fraction =
             (base.settings.ranks == 1).then(|| serial_fraction(speedup.median, p)).flatten();
+        summary.serial_fraction = summary.serial_fraction.filter(|part| (0.0..=1.0).contains(part));
     }
     summary.speedup = Some(speedup);
 }

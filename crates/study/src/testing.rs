@@ -38,6 +38,7 @@ pub fn point(ranks: usize, rates: &[f64]) -> Point {
         summary: None,
         limiter: None,
         flags: vec![],
+        factors: None,
     }
 }
 
@@ -64,6 +65,7 @@ fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
         images_per_second: rate,
         images: 640,
         ranks: vec![Parts { compute: step, ..Parts::default() }; ranks],
+        slowest_steps: vec![],
         communication_bytes: 0,
         communication_bytes_per_second: 0.0,
         cpu_utilisation: None,

@@ -1,6 +1,7 @@
 //! From results to figures; each only where the results hold what it needs.
 
 mod curves;
+mod efficiency;
 mod parts;
 mod platforms;
 mod scaling;
@@ -25,6 +26,8 @@ pub fn figures(results: &[Results]) -> Vec<Figure> {
         figures.extend(scaling::accuracy(&study));
         figures.extend(scaling::speedup(&study));
         figures.extend(scaling::efficiency(&study));
+        figures.extend(efficiency::falls(&study));
+        figures.extend(efficiency::rows(&study));
         figures.extend(platforms::compared(&study));
         figures.extend(curves::curves(&study));
         figures.extend(utilisation::utilisation(&study));

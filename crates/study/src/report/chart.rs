@@ -1,13 +1,15 @@
-//! The three kinds of charts: columns, lines, and rows of shares.
+//! The four kinds of charts: columns, lines, rows of shares, and waterfalls.
 
 mod axis;
 mod columns;
 mod lines;
 mod rows;
+mod waterfall;
 
 pub use columns::{Column, Columns, Segment};
 pub use lines::{Across, Dot, Lines, Series, Up};
 pub use rows::{Row, Rows};
+pub use waterfall::{Step, Waterfall};
 
 use super::figure::Spread;
 use super::scene::{Ink, Item};

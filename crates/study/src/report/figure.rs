@@ -1,6 +1,6 @@
 //! A figure before it is laid out: what is drawn, with its numbers. Its table (CSV) holds just what is drawn.
 
-use super::chart::{self, Columns, Lines, Rows};
+use super::chart::{self, Columns, Lines, Rows, Waterfall};
 use super::escape;
 use super::measure;
 use super::numbers::exact;
@@ -42,6 +42,7 @@ pub enum Chart {
     Columns(Columns),
     Lines(Lines),
     Rows(Rows),
+    Waterfall(Waterfall),
 }
 
 /// How sure a number is: an interval, or the samples themselves where they are too few for one.
@@ -74,13 +75,16 @@ const GAP: f64 = 28.0;
 impl Figure {
     pub fn scene(&self, width: f64) -> Scene {
         let mut items = vec![];
-        let mut y = legend(&self.legend, width, &mut items);
         let columns = self.columns(width);
         let room = (width - GAP * (columns - 1) as f64) / columns as f64;
+        let shared = self.shared_names(room);
+        let keys = shared.as_ref().unwrap_or(&self.legend);
+        let mut y = legend(keys, width, &mut items);
+        let named = shared.is_none();
         for row in self.panels.chunks(columns) {
             let height = row.iter().map(|panel| panel.height(room, columns)).fold(0.0, f64::max);
             for (i, panel) in row.iter().enumerate() {
-                panel.draw(i as f64 * (room + GAP), y, room, height, &mut items);
+                panel.draw((i as f64 * (room + GAP), y, room, height), named, &mut items);
             }
             y += height + 20.0;
         }
@@ -88,6 +92,29 @@ impl Figure {
         let (frame, above, below) = self.frame(width, height);
         let (id, title) = (self.id.clone(), self.full_title());
         Scene { id, title, description: self.description(), width, height, items, frame, above, below }
+    }
+
+    /// Names of lines that don't fit at their ends, for a legend of all panels.
+    fn shared_names(&self, room: f64) -> Option<Vec<Key>> {
+        let lines = || {
+            self.panels.iter().filter_map(|panel| match &panel.chart {
+                Chart::Lines(lines) => Some(lines),
+                _ => None,
+            })
+        };
+        if lines().all(|lines| lines.names_fit(room)) {
+            return None;
+        }
+        let mut keys: Vec<Key> = vec![];
+        for series in lines().flat_map(|lines| &lines.series).filter(|series| !series.name.is_empty()) {
+            match keys.iter().find(|key| key.ink == series.ink || key.name == series.name) {
+                // The same look or name for different things: each panel has to say its own.
+                Some(known) if known.ink != series.ink || known.name != series.name => return None,
+                Some(_) => {}
+                None => keys.push(Key { ink: series.ink, name: series.name.clone() }),
+            }
+        }
+        (!keys.is_empty()).then_some(keys)
     }
 
     /// For a figure that stands alone.
@@ -184,29 +211,36 @@ impl Panel {
         matches!(&self.chart, Chart::Columns(columns) if columns.columns.len() <= 4)
     }
 
-    fn head(&self) -> f64 {
-        if self.title.is_empty() { 6.0 } else { 26.0 }
+    /// The title in lines, and the height that it takes.
+    fn head(&self, width: f64) -> (Vec<String>, f64) {
+        // The title of an axis that says the same is enough.
+        let same = matches!(&self.chart, Chart::Lines(lines) if lines.y_title == self.title);
+        let lines = if same { vec![] } else { measure::wrap(&self.title, 13.0, true, width) };
+        let height = if lines.is_empty() { 6.0 } else { 10.0 + 16.0 * lines.len() as f64 };
+        (lines, height)
     }
 
     fn height(&self, width: f64, columns: usize) -> f64 {
-        self.head()
+        self.head(width).1
             + match &self.chart {
                 Chart::Rows(rows) => rows.height(width),
-                _ if columns == 1 && width > 500.0 => 300.0,
-                _ => 232.0,
+                _ if columns == 1 && width > 500.0 => 320.0,
+                _ => 252.0,
             }
     }
 
-    fn draw(&self, x: f64, y: f64, width: f64, height: f64, items: &mut Vec<Item>) {
-        if !self.title.is_empty() {
-            let title = measure::fit(&self.title, 13.0, true, width);
-            items.push(Item::text(x, y + 13.0, Anchor::Start, 13.0, Ink::Text, title).bold());
+    fn draw(&self, (x, y, width, height): (f64, f64, f64, f64), named: bool, items: &mut Vec<Item>) {
+        let (title, head) = self.head(width);
+        for (i, line) in title.into_iter().enumerate() {
+            let at = y + 13.0 + 16.0 * i as f64;
+            items.push(Item::text(x, at, Anchor::Start, 13.0, Ink::Text, line).bold());
         }
-        let place = chart::Place { x, y: y + self.head(), width, height: height - self.head() };
+        let place = chart::Place { x, y: y + head, width, height: height - head };
         match &self.chart {
             Chart::Columns(columns) => columns.draw(place, items),
-            Chart::Lines(lines) => lines.draw(place, items),
+            Chart::Lines(lines) => lines.draw(place, named, items),
             Chart::Rows(rows) => rows.draw(place, items),
+            Chart::Waterfall(waterfall) => waterfall.draw(place, items),
         }
     }
 
@@ -215,6 +249,7 @@ impl Panel {
             Chart::Columns(columns) => columns.said(),
             Chart::Lines(lines) => lines.said(),
             Chart::Rows(rows) => rows.said(),
+            Chart::Waterfall(waterfall) => waterfall.said(),
         }
     }
 
@@ -223,6 +258,7 @@ impl Panel {
             Chart::Columns(columns) => columns.table(),
             Chart::Lines(lines) => lines.table(),
             Chart::Rows(rows) => rows.table(),
+            Chart::Waterfall(waterfall) => waterfall.table(),
         }
     }
 }
@@ -234,13 +270,27 @@ fn legend(keys: &[Key], width: f64, items: &mut Vec<Item>) -> f64 {
     }
     let (mut x, mut y) = (0.0, 0.0);
     for key in keys {
-        let name = measure::fit(&key.name, KEY, false, width - 18.0);
-        let wide = 18.0 + measure::width(&name, KEY, false) + 18.0;
+        let line = matches!(key.ink, Ink::Series(_));
+        let before = if line { 36.0 } else { 20.0 };
+        let names = measure::wrap(&key.name, KEY, false, width - before);
+        let longest = names.iter().map(|name| measure::width(name, KEY, false)).fold(0.0, f64::max);
+        let wide = before + longest + 18.0;
         if x > 0.0 && x + wide - 18.0 > width {
             (x, y) = (0.0, y + 20.0);
         }
-        items.push(Item::Rect { x, y: y + 3.0, w: 11.0, h: 11.0, ink: key.ink, opacity: 1.0 });
-        items.push(Item::text(x + 17.0, y + 13.0, Anchor::Start, KEY, Ink::Text, name));
+        if line {
+            let (points, ink) = (vec![(x, y + 8.5), (x + 28.0, y + 8.5)], key.ink);
+            items.push(Item::Line { points, ink, width: 2.0, dash: ink.dash(), opacity: 1.0 });
+            items.push(Item::marker((x + 14.0, y + 8.5), ink, false));
+        } else {
+            items.extend(Item::filled((x, y + 2.0, 14.0, 12.0), key.ink, 1.0));
+        }
+        let more = names.len().saturating_sub(1) as f64;
+        for (i, name) in names.into_iter().enumerate() {
+            let at = y + 13.0 + 16.0 * i as f64;
+            items.push(Item::text(x + before - 3.0, at, Anchor::Start, KEY, Ink::Text, name));
+        }
+        y += 16.0 * more;
         x += wide;
     }
     y + 34.0

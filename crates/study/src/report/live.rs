@@ -89,7 +89,14 @@ fn curves(figure: &records::Figure, all: &[Curve]) -> Option<Figure> {
         return None;
     }
     let note = if longest > 100 { "By step; of many steps the mean of neighbours." } else { "By step." };
-    let chart = Lines { across: Across::Whole, x_title: "step".into(), up, series, ideal: None };
+    let chart = Lines {
+        across: Across::Whole,
+        x_title: "step".into(),
+        y_title: figure.title.into(),
+        up,
+        series,
+        ideal: None,
+    };
     let panels = vec![Panel { title: String::new(), chart: Chart::Lines(chart) }];
     Some(plain(figure.id, figure.title, note, vec![], panels))
 }

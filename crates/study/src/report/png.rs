@@ -73,8 +73,10 @@ impl Canvas {
                     self.pixels.fill_rect(rect, &paint(*ink, *opacity), self.place, None);
                 }
             }
-            Item::Line { points, ink, width, dashed, opacity } => {
-                let dash = dashed.then(|| StrokeDash::new(vec![5.0, 4.0], 0.0)).flatten();
+            Item::Line { points, ink, width, dash, opacity } => {
+                // None for no dashes at all.
+                let dash: Vec<f32> = dash.iter().map(|length| *length as f32).collect();
+                let dash = if dash.is_empty() { None } else { StrokeDash::new(dash, 0.0) };
                 let line_join = LineJoin::Round;
                 let stroke = Stroke {
                     width: *width as f32,
@@ -83,23 +85,32 @@ impl Canvas {
                     line_cap: LineCap::Butt,
                     ..Stroke::default()
                 };
-                if let Some(path) = polyline(points) {
+                if let Some(path) = polyline(points, false) {
                     self.pixels.stroke_path(&path, &paint(*ink, *opacity), &stroke, self.place, None);
                 }
             }
             Item::Circle { x, y, r, ink, hollow, opacity } => {
-                let Some(path) = PathBuilder::from_circle(*x as f32, *y as f32, *r as f32) else { return };
-                let inside = if *hollow { Ink::Paper } else { *ink };
-                self.fill(&path, inside, *opacity, self.place);
-                if *hollow {
-                    let stroke = Stroke { width: 1.8, ..Stroke::default() };
-                    self.pixels.stroke_path(&path, &paint(*ink, *opacity), &stroke, self.place, None);
+                if let Some(path) = PathBuilder::from_circle(*x as f32, *y as f32, *r as f32) {
+                    self.shape(&path, *ink, *hollow, *opacity);
+                }
+            }
+            Item::Polygon { points, ink, hollow, opacity } => {
+                if let Some(path) = polyline(points, true) {
+                    self.shape(&path, *ink, *hollow, *opacity);
                 }
             }
             Item::Text { x, y, anchor, size, bold, halo, ink, text } => {
                 self.text((*x, *y), *anchor, *size, *bold, *halo, *ink, text);
             }
             Item::Mark { items, .. } => items.iter().for_each(|item| self.draw(item)),
+        }
+    }
+
+    fn shape(&mut self, path: &Path, ink: Ink, hollow: bool, opacity: f64) {
+        self.fill(path, if hollow { Ink::Paper } else { ink }, opacity, self.place);
+        if hollow {
+            let stroke = Stroke { width: 1.8, ..Stroke::default() };
+            self.pixels.stroke_path(path, &paint(ink, opacity), &stroke, self.place, None);
         }
     }
 
@@ -144,13 +155,16 @@ impl Canvas {
     }
 }
 
-fn polyline(points: &[(f64, f64)]) -> Option<Path> {
+fn polyline(points: &[(f64, f64)], closed: bool) -> Option<Path> {
     let mut path = PathBuilder::new();
     for (i, (x, y)) in points.iter().enumerate() {
         match i {
             0 => path.move_to(*x as f32, *y as f32),
             _ => path.line_to(*x as f32, *y as f32),
         }
+    }
+    if closed {
+        path.close();
     }
     path.finish()
 }

@@ -36,10 +36,15 @@ pub fn against(results: &[Results]) -> Vec<String> {
     let named = others.iter().zip(&names[1..]);
     let said = |(other, name): (&Results, &String)| {
         let (least, most, points) = compare::factors(first, other)?;
+        // The faster one is who does more; nobody reads 0.006 times well.
+        let (least, most, fast, slow) = match most < 1.0 {
+            true => (1.0 / most, 1.0 / least, &names[0], name),
+            false => (least, most, name, &names[0]),
+        };
         let (least, most) = (short(least), short(most));
         let times = if least == most { most } else { format!("{least} to {most}") };
         let over = counted(points, "point");
-        Some(format!("{name} does {times} times the images/s of {}, over {over}.", names[0]))
+        Some(format!("{fast} does {times} times the images/s of {slow}, over {over}."))
     };
     named.filter_map(said).collect()
 }
@@ -70,16 +75,35 @@ pub fn groups(results: &[Results]) -> Vec<PointGroup<'_>> {
     }
     groups.sort_by_cached_key(|group| {
         let hosts = group.points.iter().map(|point| point.settings.hosts).max();
-        (group.kind, hosts > Some(1), numbers_first(&group.series), group.platform)
+        (group.kind, hosts > Some(1), natural(&group.series), group.platform)
     });
     groups
 }
 
-/// Series of "8 ranks" after "2 ranks".
-fn numbers_first(name: &str) -> (u64, String) {
-    let digits: String =
-        name.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
-    (digits.parse().unwrap_or(0), name.to_string())
+/// A name in pieces that sort as people do: "batch 64" before "batch 256".
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut pieces: Vec<(String, u64)> = vec![(String::new(), 0)];
+    let mut digits = false;
+    for c in name.chars() {
+        if let (Some((_, number)), Some(digit)) = (pieces.last_mut(), c.to_digit(10)) {
+            *number = number.saturating_mul(10).saturating_add(u64::from(digit));
+            digits = true;
+            continue;
+        }
+        if digits {
+            pieces.push((String::new(), 0));
+            digits = false;
+        }
+        if let Some((text, _)) = pieces.last_mut() {
+            text.push(c);
+        }
+    }
+    pieces
+}
+
+/// All points of a study as a report lists them: by kind, series and what is varied, numbers by their size.
+pub fn in_order(results: &Results) -> Vec<&Point> {
+    groups(std::slice::from_ref(results)).into_iter().flat_map(|group| group.points).collect()
 }
 
 /// Points of many hosts are a curve apart from those of one host, also where a study gave them the same name.
@@ -392,4 +416,20 @@ pub fn story(point: &Point, name: &str) -> String {
     lines.extend(flags(point));
     lines.extend(errors(point).take(1).map(|(_, error)| error.to_string()));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_names_sort_by_their_size() {
+        let mut names =
+            ["vit-b/16 · batch 256", "vit-b/16 · batch 64", "16 ranks", "2 ranks", "vit-b/8", "a"];
+        names.sort_by_cached_key(|name| natural(name));
+        assert_eq!(
+            names,
+            ["2 ranks", "16 ranks", "a", "vit-b/8", "vit-b/16 · batch 64", "vit-b/16 · batch 256"]
+        );
+    }
 }

@@ -19,6 +19,43 @@ pub enum Ink {
     Series(usize),
 }
 
+/// Lines over an area, in the colour of paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pattern {
+    Plain,
+    Rising,
+    Falling,
+    Upright,
+    Level,
+}
+
+/// Corners of a marker, around its middle.
+type Corners = &'static [(f64, f64)];
+
+/// Shapes of the series' marks; the first is a circle.
+const MARKERS: [Option<Corners>; SERIES] = [
+    None,
+    Some(&[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]),
+    Some(&[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)]),
+    Some(&[(0.0, -1.3), (1.1, 0.0), (0.0, 1.3), (-1.1, 0.0)]),
+    Some(&[(0.0, 1.2), (1.1, -0.8), (-1.1, -0.8)]),
+    Some(&[
+        (-0.4, -1.2),
+        (0.4, -1.2),
+        (0.4, -0.4),
+        (1.2, -0.4),
+        (1.2, 0.4),
+        (0.4, 0.4),
+        (0.4, 1.2),
+        (-0.4, 1.2),
+        (-0.4, 0.4),
+        (-1.2, 0.4),
+        (-1.2, -0.4),
+        (-0.4, -0.4),
+    ]),
+    Some(&[(-0.6, -1.1), (0.6, -1.1), (1.2, 0.0), (0.6, 1.1), (-0.6, 1.1), (-1.2, 0.0)]),
+];
+
 /// Series that have a colour of their own.
 pub const SERIES: usize = 7;
 
@@ -58,6 +95,26 @@ impl Ink {
             Ink::Optimizer => "optimizer",
             Ink::Idle => "idle",
             Ink::Series(n) => ["s0", "s1", "s2", "s3", "s4", "s5", "s6"][n % SERIES],
+        }
+    }
+
+    /// Dashes of a series' line. With more series than shapes, the two together still differ.
+    pub fn dash(self) -> &'static [f64] {
+        const DASHES: [&[f64]; 6] =
+            [&[], &[7.0, 3.0], &[2.0, 3.0], &[9.0, 3.0, 2.0, 3.0], &[4.0, 2.0], &[12.0, 3.0]];
+        match self {
+            Ink::Series(n) => DASHES[(n + n / SERIES) % DASHES.len()],
+            _ => &[],
+        }
+    }
+
+    fn pattern(self) -> Pattern {
+        match self {
+            Ink::Communication => Pattern::Rising,
+            Ink::Wait => Pattern::Level,
+            Ink::Data => Pattern::Falling,
+            Ink::Optimizer => Pattern::Upright,
+            _ => Pattern::Plain,
         }
     }
 
@@ -124,7 +181,15 @@ pub enum Item {
         points: Vec<(f64, f64)>,
         ink: Ink,
         width: f64,
-        dashed: bool,
+        /// Lengths of dashes and gaps; none: drawn through.
+        dash: &'static [f64],
+        opacity: f64,
+    },
+    /// A closed shape of straight sides.
+    Polygon {
+        points: Vec<(f64, f64)>,
+        ink: Ink,
+        hollow: bool,
         opacity: f64,
     },
     Circle {
@@ -197,6 +262,53 @@ impl Item {
     }
 
     pub fn rule(from: (f64, f64), to: (f64, f64), ink: Ink, width: f64) -> Item {
-        Item::Line { points: vec![from, to], ink, width, dashed: false, opacity: 1.0 }
+        Item::Line { points: vec![from, to], ink, width, dash: &[], opacity: 1.0 }
+    }
+
+    /// The mark of a series at a place: its shape tells it apart where colours don't.
+    pub fn marker((x, y): (f64, f64), ink: Ink, hollow: bool) -> Item {
+        let Ink::Series(n) = ink else {
+            return Item::Circle { x, y, r: 4.0, ink, hollow, opacity: 1.0 };
+        };
+        let Some(corners) = MARKERS[n % SERIES] else {
+            return Item::Circle { x, y, r: 4.0, ink, hollow, opacity: 1.0 };
+        };
+        let points = corners.iter().map(|(a, b)| (x + 4.0 * a, y + 4.0 * b)).collect();
+        Item::Polygon { points, ink, hollow, opacity: 1.0 }
+    }
+
+    /// A rectangle with the pattern of its ink, which tells parts apart in greyscale.
+    pub fn filled((x, y, w, h): (f64, f64, f64, f64), ink: Ink, opacity: f64) -> Vec<Item> {
+        const PITCH: f64 = 6.0;
+        let mut items = vec![Item::Rect { x, y, w, h, ink, opacity }];
+        let mut line = |from: (f64, f64), to: (f64, f64)| {
+            let (points, width) = (vec![from, to], 1.1);
+            items.push(Item::Line { points, ink: Ink::Paper, width, dash: &[], opacity: 0.6 * opacity });
+        };
+        let (right, bottom) = (x + w, y + h);
+        let pattern = if w < 2.0 || h < 2.0 { Pattern::Plain } else { ink.pattern() };
+        let count = |length: f64| (length / PITCH) as usize;
+        match pattern {
+            Pattern::Plain => {}
+            Pattern::Upright => {
+                (1..=count(w)).map(|i| x + PITCH * i as f64).for_each(|at| line((at, y), (at, bottom)))
+            }
+            Pattern::Level => {
+                (1..=count(h)).map(|i| y + PITCH * i as f64).for_each(|at| line((x, at), (right, at)))
+            }
+            Pattern::Rising | Pattern::Falling => {
+                // Diagonals begin at the left or at the bottom, and end at the top or at the right.
+                for i in 1..=count(w + h) {
+                    let along = PITCH * i as f64;
+                    let from = (x + (along - h).max(0.0), y + along.min(h));
+                    let to = (x + along.min(w), y + (along - w).max(0.0));
+                    match pattern {
+                        Pattern::Rising => line(from, to),
+                        _ => line((x + right - from.0, from.1), (x + right - to.0, to.1)),
+                    }
+                }
+            }
+        }
+        items
     }
 }

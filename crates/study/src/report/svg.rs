@@ -92,22 +92,25 @@ fn item(out: &mut String, item: &Item) {
             n(*h),
             faded(*opacity)
         ),
-        Item::Line { points, ink, width, dashed, opacity } => {
-            let points: Vec<String> = points.iter().map(|(x, y)| format!("{},{}", n(*x), n(*y))).collect();
+        Item::Line { points, ink, width, dash, opacity } => {
+            let lengths: Vec<String> = dash.iter().map(|length| n(*length)).collect();
+            let dash = if dash.is_empty() {
+                String::new()
+            } else {
+                format!(" stroke-dasharray=\"{}\"", lengths.join(" "))
+            };
             write!(
                 out,
                 "<polyline class=\"l-{}\" points=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\"{}{}/>",
                 ink.name(),
-                points.join(" "),
+                places(points),
                 n(*width),
-                if *dashed { " stroke-dasharray=\"5 4\"" } else { "" },
+                dash,
                 faded(*opacity)
             )
         }
         Item::Circle { x, y, r, ink, hollow, opacity } => {
-            let name = ink.name();
-            let class = if *hollow { format!("l-{name} hollow") } else { format!("f-{name}") };
-            let style = if *hollow { " stroke-width=\"1.8\"" } else { "" };
+            let (class, style) = shape(*ink, *hollow);
             write!(
                 out,
                 "<circle class=\"{class}\" cx=\"{}\" cy=\"{}\" r=\"{}\"{style}{}/>",
@@ -116,6 +119,11 @@ fn item(out: &mut String, item: &Item) {
                 n(*r),
                 faded(*opacity)
             )
+        }
+        Item::Polygon { points, ink, hollow, opacity } => {
+            let (class, style) = shape(*ink, *hollow);
+            let (points, faded) = (places(points), faded(*opacity));
+            write!(out, "<polygon class=\"{class}\" points=\"{points}\"{style}{faded}/>")
         }
         Item::Text { x, y, anchor, size, bold, halo, ink, text } => write!(
             out,
@@ -147,6 +155,19 @@ fn item(out: &mut String, item: &Item) {
             out.write_str("</g>")
         }
     };
+}
+
+fn places(points: &[(f64, f64)]) -> String {
+    points.iter().map(|(x, y)| format!("{},{}", n(*x), n(*y))).collect::<Vec<_>>().join(" ")
+}
+
+/// Class and style of a closed shape.
+fn shape(ink: Ink, hollow: bool) -> (String, &'static str) {
+    let name = ink.name();
+    match hollow {
+        true => (format!("l-{name} hollow"), " stroke-width=\"1.8\""),
+        false => (format!("f-{name}"), ""),
+    }
 }
 
 fn faded(opacity: f64) -> String {

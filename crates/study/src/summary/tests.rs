@@ -21,6 +21,7 @@ fn study(points: Vec<Point>, crowded: &str) -> Results {
         points,
         warnings: vec![],
         summary: String::new(),
+        serial: vec![],
     };
     complete(&mut results, &|id| id == crowded);
     results

@@ -20,7 +20,14 @@ pub fn curves(study: &Study) -> Option<Figure> {
             if series.iter().any(|line| line.dots.len() > 1) {
                 let title = [what.to_string(), study.name(group)];
                 let title = title.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ");
-                let chart = Lines { across: Across::Whole, x_title: "epoch".into(), up, series, ideal: None };
+                let chart = Lines {
+                    across: Across::Whole,
+                    x_title: "epoch".into(),
+                    y_title: what.into(),
+                    up,
+                    series,
+                    ideal: None,
+                };
                 panels.push(Panel { title, chart: Chart::Lines(chart) });
             }
         }

@@ -56,7 +56,14 @@ fn panels(study: &Study) -> Vec<Panel> {
         rename(study, &mut series);
         series.retain(|line| !line.dots.is_empty());
         if series.len() > 1 {
-            let chart = Lines { across: Across::Doubling, x_title: x_title.into(), up, series, ideal: None };
+            let chart = Lines {
+                across: Across::Doubling,
+                x_title: x_title.into(),
+                y_title: title.into(),
+                up,
+                series,
+                ideal: None,
+            };
             panels.push(Panel { title: title.into(), chart: Chart::Lines(chart) });
         }
     }

@@ -87,7 +87,7 @@ pub fn speedup(study: &Study) -> Option<Figure> {
         study.spread_sentence(),
         hollow(&series)
     );
-    let chart = Lines { across, x_title: "ranks".into(), up, series, ideal };
+    let chart = Lines { across, x_title: "ranks".into(), y_title: "speedup (×)".into(), up, series, ideal };
     Some(one_panel(study, "speedup", "speedup against ideal", note, chart))
 }
 
@@ -117,7 +117,14 @@ pub fn efficiency(study: &Study) -> Option<Figure> {
     );
     let across = if high / low > 8.0 { Across::Doubling } else { Across::Even };
     let ideal = Some(("ideal".to_string(), vec![(low, 1.0), (high, 1.0)]));
-    let chart = Lines { across, x_title: "ranks".into(), up: Up::Share, series, ideal };
+    let chart = Lines {
+        across,
+        x_title: "ranks".into(),
+        y_title: "parallel efficiency".into(),
+        up: Up::Share,
+        series,
+        ideal,
+    };
     Some(one_panel(study, "efficiency", "parallel efficiency", note, chart))
 }
 
@@ -231,7 +238,8 @@ pub fn accuracy(study: &Study) -> Option<Figure> {
         study.spread_sentence()
     );
     let title = what.split(',').next().unwrap_or(&what).to_string();
-    let chart = Lines { across, x_title, up: Up::Accuracy, series, ideal: None };
+    let y_title = title.clone();
+    let chart = Lines { across, x_title, y_title, up: Up::Accuracy, series, ideal: None };
     Some(one_panel(study, "accuracy", &title, note, chart))
 }
 

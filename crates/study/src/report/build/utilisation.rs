@@ -48,6 +48,13 @@ pub fn panel(study: &Study, (title, up, of, text): Used) -> Option<Panel> {
     let Varies::Number(x_title, x) = points::varies(study.kind) else { return None };
     let mut series = scaling::ratios(study, x, |summary| of(&summary.usage), |_| true, text);
     series.retain(|line| !line.dots.is_empty());
-    let chart = Lines { across: Across::Doubling, x_title: x_title.into(), up, series, ideal: None };
+    let chart = Lines {
+        across: Across::Doubling,
+        x_title: x_title.into(),
+        y_title: title.into(),
+        up,
+        series,
+        ideal: None,
+    };
     (!chart.series.is_empty()).then(|| Panel { title: title.into(), chart: Chart::Lines(chart) })
 }

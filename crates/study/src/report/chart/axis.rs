@@ -54,6 +54,17 @@ pub fn powers_of_two(low: f64, high: f64) -> Vec<f64> {
     (first..=last.min(first + 24)).map(|power| 2f64.powi(power)).collect()
 }
 
+/// Ticks of an axis that goes by powers of ten; over few of them with 2 and 5 between.
+pub fn powers_of_ten(low: f64, high: f64) -> Vec<f64> {
+    let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+    let between: &[f64] = if last - first <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let all = (first..=last).flat_map(|power| between.iter().map(move |x| x * 10f64.powi(power)));
+    let all: Vec<f64> = all.collect();
+    let from = all.iter().rposition(|tick| *tick <= low).unwrap_or(0);
+    let to = all.iter().position(|tick| *tick >= high).unwrap_or(all.len() - 1);
+    all[from..=to].to_vec()
+}
+
 /// Of labels at places, those that can be read without touching each other; the first and the last go first.
 pub fn apart(places: &[(f64, f64)]) -> Vec<bool> {
     let mut shown = vec![false; places.len()];
@@ -109,6 +120,8 @@ mod tests {
         assert_eq!(tick_digits(&[0.0, 0.25, 0.5]), 2);
         assert_eq!(powers_of_two(0.99, 6.0), [1.0, 2.0, 4.0, 8.0]);
         assert_eq!(powers_of_two(0.7, 2.0), [0.5, 1.0, 2.0]);
+        assert_eq!(powers_of_ten(3.0, 400.0), [1.0, 10.0, 100.0, 1000.0]);
+        assert_eq!(powers_of_ten(3.0, 90.0), [2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
     }
 
     #[test]

@@ -45,13 +45,16 @@ impl Columns {
     pub fn draw(&self, place: Place, items: &mut Vec<Item>) {
         let unit = Unit::of_time(self.top);
         let ticks = axis::round_ticks(0.0, (self.top / unit.1).max(1e-9), 4);
-        let labels = tick_labels(&ticks, unit);
+        let digits = axis::tick_digits(&ticks);
+        let labels: Vec<String> = ticks.iter().map(|tick| format!("{tick:.digits$}")).collect();
         let left = labels.iter().map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max) + 10.0;
         let slot = (place.width - left) / self.columns.len().max(1) as f64;
         let names: Vec<Vec<String>> =
             self.columns.iter().map(|column| name_lines(&column.label, slot)).collect();
         let more = LINE * (names.iter().map(Vec::len).max().unwrap_or(1).max(1) - 1) as f64;
-        let (bottom, top) = (place.y + place.height - 42.0 - more, place.y + 14.0);
+        let (bottom, top) = (place.y + place.height - 42.0 - more, place.y + 36.0);
+        let y_title = format!("time per epoch ({})", unit.0);
+        items.push(Item::text(place.x, place.y + 11.0, Anchor::Start, SMALL, Ink::Muted, y_title));
         let high = ticks.last().copied().unwrap_or(1.0) * unit.1;
         let scale = Scale { low: 0.0, high, from: bottom, to: top, log: false };
         for (tick, text) in ticks.iter().zip(labels) {
@@ -100,16 +103,6 @@ impl Columns {
     }
 }
 
-/// The last has the unit.
-fn tick_labels(ticks: &[f64], unit: Unit) -> Vec<String> {
-    let digits = axis::tick_digits(ticks);
-    let mut labels: Vec<String> = ticks.iter().map(|tick| format!("{tick:.digits$}")).collect();
-    if let Some(last) = labels.last_mut() {
-        *last = format!("{last} {}", unit.0);
-    }
-    labels
-}
-
 /// A column's name under it, in a few lines where it is long.
 fn name_lines(name: &str, slot: f64) -> Vec<String> {
     let mut lines = measure::wrap(name, SMALL, false, slot - 6.0);
@@ -136,7 +129,7 @@ impl Column {
         for part in &self.segments {
             let (low, high) = (scale.at(from), scale.at(from + part.seconds));
             let (x, opacity) = (middle - wide / 2.0, if self.pale { 0.45 } else { 1.0 });
-            items.push(Item::Rect { x, y: high, w: wide, h: (low - high).max(0.0), ink: part.ink, opacity });
+            items.extend(Item::filled((x, high, wide, (low - high).max(0.0)), part.ink, opacity));
             from += part.seconds;
         }
         spread(&self.spread, middle, |x| scale.at(x), Ink::Text, &mut items);

@@ -11,6 +11,8 @@ use crate::report::scene::{Anchor, Ink, Item};
 pub struct Lines {
     pub across: Across,
     pub x_title: String,
+    /// What goes up; its unit is added.
+    pub y_title: String,
     pub up: Up,
     pub series: Vec<Series>,
     /// What would be ideal: a dashed line, with its name.
@@ -82,21 +84,34 @@ pub struct Dot {
     pub note: String,
 }
 
+/// The most over the least, from which on an axis goes by powers of ten.
+const SPAN: f64 = 30.0;
 /// Where a line has more dots, it is drawn without them.
 const DOTS: usize = 32;
 
 impl Lines {
-    pub fn draw(&self, place: Place, items: &mut Vec<Item>) {
+    /// Tells whether all names fit beside the ends of their lines, each at its place.
+    pub fn names_fit(&self, width: f64) -> bool {
+        let names = || self.series.iter().map(|series| series.name.as_str()).filter(|name| !name.is_empty());
+        names().count() <= 5 && names().all(|name| measure::width(name, SMALL, true) <= 0.3 * width)
+    }
+
+    /// `named`: names stand at the ends of lines; otherwise a legend has them.
+    pub fn draw(&self, place: Place, named: bool, items: &mut Vec<Item>) {
         let up = self.up_axis();
         let widest = |texts: &mut dyn Iterator<Item = &str>| {
             texts.map(|text| measure::width(text, SMALL, false)).fold(0.0, f64::max)
         };
         let left = widest(&mut up.labels.iter().map(String::as_str)) + 10.0;
-        let names = self.series.iter().map(|series| series.name.as_str());
+        let names = self.series.iter().filter(|_| named).map(|series| series.name.as_str());
         let mut names = names.chain(self.ideal.iter().map(|ideal| ideal.0.as_str()));
-        let named = (widest(&mut names) * 1.06).min(0.36 * place.width);
-        let right = if named > 0.0 { named + 18.0 } else { 8.0 };
-        let (bottom, top) = (place.y + place.height - 42.0, place.y + 14.0);
+        let room = (widest(&mut names) * 1.06).min(0.36 * place.width);
+        let right = if room > 0.0 { room + 18.0 } else { 8.0 };
+        let (bottom, top) = (place.y + place.height - 42.0, place.y + 34.0);
+        let y_title =
+            if up.unit.is_empty() { self.y_title.clone() } else { format!("{} ({})", self.y_title, up.unit) };
+        let y_title = measure::fit(&y_title, SMALL, false, place.width);
+        items.push(Item::text(place.x, place.y + 11.0, Anchor::Start, SMALL, Ink::Muted, y_title));
         let y = Scale { from: bottom, to: top, ..up.scale };
         for (tick, text) in up.ticks.iter().zip(up.labels) {
             let at = y.at(*tick);
@@ -111,17 +126,34 @@ impl Lines {
         items.push(Item::text(middle, bottom + 38.0, Anchor::Middle, SMALL, Ink::Muted, &self.x_title));
         if let Some((_, line)) = &self.ideal {
             let points = line.iter().map(|(a, b)| (x.at(*a), y.at(*b))).collect();
-            items.push(Item::Line { points, ink: Ink::Muted, width: 1.4, dashed: true, opacity: 1.0 });
+            items.push(Item::Line { points, ink: Ink::Muted, width: 1.4, dash: &[5.0, 4.0], opacity: 1.0 });
         }
         let behind = self.series.iter().filter(|series| series.faint);
         let before = self.series.iter().filter(|series| !series.faint);
+        let aside = self.aside();
         // Between names there is no way.
         if !matches!(self.across, Across::Names(_)) {
-            behind.for_each(|series| series.draw_line(&x, &y, items));
-            before.clone().for_each(|series| series.draw_line(&x, &y, items));
+            behind.for_each(|series| series.draw_line(&x, &y, 0.0, items));
+            before.clone().for_each(|series| series.draw_line(&x, &y, aside(series), items));
         }
-        before.for_each(|series| series.draw_dots(&x, &y, items));
-        self.draw_names(&x, &y, to + 16.0, named, items);
+        before.for_each(|series| series.draw_dots(&x, &y, aside(series), items));
+        self.draw_names(&x, &y, (to + 16.0, room), named, items);
+    }
+
+    /// How far each series is drawn beside its place, so that none lies behind another.
+    fn aside(&self) -> impl Fn(&Series) -> f64 {
+        let mut inks: Vec<Ink> = vec![];
+        let few = |series: &&Series| !series.faint && series.dots.len() <= DOTS;
+        for series in self.series.iter().filter(few) {
+            if !inks.contains(&series.ink) {
+                inks.push(series.ink);
+            }
+        }
+        let pitch = (18.0 / inks.len().max(1) as f64).min(4.0);
+        let middle = inks.len().saturating_sub(1) as f64 / 2.0;
+        move |series: &Series| {
+            inks.iter().position(|ink| *ink == series.ink).map_or(0.0, |i| pitch * (i as f64 - middle))
+        }
     }
 
     /// Draws ticks; returns the scale.
@@ -174,9 +206,9 @@ impl Lines {
     }
 
     /// At the last dot of each line, moved apart.
-    fn draw_names(&self, x: &Scale, y: &Scale, at: f64, room: f64, items: &mut Vec<Item>) {
+    fn draw_names(&self, x: &Scale, y: &Scale, (at, room): (f64, f64), named: bool, items: &mut Vec<Item>) {
         let mut names: Vec<(f64, f64, &str, Ink)> = vec![];
-        for series in self.series.iter().filter(|series| !series.name.is_empty()) {
+        for series in self.series.iter().filter(|series| named && !series.name.is_empty()) {
             if let Some(dot) = series.dots.last() {
                 names.push((x.at(dot.x), y.at(dot.y), &series.name, series.ink));
             }
@@ -235,23 +267,24 @@ impl Lines {
 }
 
 impl Series {
-    fn draw_line(&self, x: &Scale, y: &Scale, items: &mut Vec<Item>) {
-        let points: Vec<(f64, f64)> = self.dots.iter().map(|dot| (x.at(dot.x), y.at(dot.y))).collect();
+    fn draw_line(&self, x: &Scale, y: &Scale, aside: f64, items: &mut Vec<Item>) {
+        let points: Vec<(f64, f64)> =
+            self.dots.iter().map(|dot| (x.at(dot.x) + aside, y.at(dot.y))).collect();
         if points.len() > 1 {
             let (width, opacity) = if self.faint { (1.2, 0.35) } else { (2.0, 1.0) };
-            items.push(Item::Line { points, ink: self.ink, width, dashed: self.dashed, opacity });
+            let dash = if self.dashed { &[5.0, 4.0] } else { self.ink.dash() };
+            items.push(Item::Line { points, ink: self.ink, width, dash, opacity });
         }
     }
 
-    fn draw_dots(&self, x: &Scale, y: &Scale, items: &mut Vec<Item>) {
+    fn draw_dots(&self, x: &Scale, y: &Scale, aside: f64, items: &mut Vec<Item>) {
         let many = self.dots.len() > DOTS;
         for dot in &self.dots {
-            let (at, up) = (x.at(dot.x), y.at(dot.y));
+            let (at, up) = (x.at(dot.x) + aside, y.at(dot.y));
             let mut inside = vec![];
             spread(&dot.spread, at, |value| y.at(value), self.ink, &mut inside);
             if !many {
-                let (ink, hollow) = (self.ink, dot.hollow);
-                inside.push(Item::Circle { x: at, y: up, r: 4.0, ink, hollow, opacity: 1.0 });
+                inside.push(Item::marker((at, up), self.ink, dot.hollow));
             }
             let half = if many { 5.0 } else { 12.0 };
             let area = (at - half, up - half, 2.0 * half, 2.0 * half);
@@ -264,6 +297,7 @@ struct UpAxis {
     scale: Scale,
     ticks: Vec<f64>,
     labels: Vec<String>,
+    unit: &'static str,
 }
 
 impl UpAxis {
@@ -274,7 +308,9 @@ impl UpAxis {
             _ => Unit("", 1.0),
         };
         let (low, high) = (low / unit.1, high / unit.1);
+        let log = matches!(up, Up::Time | Up::Amount | Up::Bytes) && low > 0.0 && high / low > SPAN;
         let ticks = match up {
+            _ if log => axis::powers_of_ten(low, high),
             Up::Doubling => axis::powers_of_two(low, high),
             // Noise just above 1 needs no room of its own.
             Up::Share => axis::round_ticks(0.0, if high <= 1.05 { 1.0 } else { high }, 4),
@@ -288,19 +324,21 @@ impl UpAxis {
         let factor = if percent { 100.0 } else { 1.0 };
         let digits = axis::tick_digits(&ticks.iter().map(|tick| tick * factor).collect::<Vec<_>>());
         let label = |tick: &f64| match percent {
-            true => format!("{:.digits$}%", tick * factor),
+            true => format!("{:.digits$}", tick * factor),
+            false if log => short(*tick),
             false if tick.abs() >= 1000.0 => grouped(*tick),
             false => format!("{tick:.digits$}"),
         };
-        let mut labels: Vec<String> = ticks.iter().map(label).collect();
-        if let Some(last) = labels.last_mut()
-            && !unit.0.is_empty()
-        {
-            *last = format!("{last} {}", unit.0);
-        }
+        let labels: Vec<String> = ticks.iter().map(label).collect();
+        let named = if percent { "%" } else { unit.0 };
         let (low, high) = (ticks.first().copied().unwrap_or(0.0), ticks.last().copied().unwrap_or(1.0));
-        let scale =
-            Scale { low: low * unit.1, high: high * unit.1, from: 0.0, to: 0.0, log: up == Up::Doubling };
-        UpAxis { scale, ticks: ticks.into_iter().map(|tick| tick * unit.1).collect(), labels }
+        let scale = Scale {
+            low: low * unit.1,
+            high: high * unit.1,
+            from: 0.0,
+            to: 0.0,
+            log: log || up == Up::Doubling,
+        };
+        UpAxis { scale, ticks: ticks.into_iter().map(|tick| tick * unit.1).collect(), labels, unit: named }
     }
 }

@@ -78,9 +78,12 @@ impl Row {
         for (_, ink, share) in &self.parts {
             let wide = share.clamp(0.0, 1.0) * room;
             let opacity = if self.pale { 0.5 } else { 1.0 };
-            items.push(Item::Rect { x: at, y, w: wide, h: BAR, ink: *ink, opacity });
+            items.extend(Item::filled((at, y, wide, BAR), *ink, opacity));
             let text = percent(*share);
-            if wide > measure::width(&text, SMALL, true) + 10.0 && !self.pale {
+            let room = measure::width(&text, SMALL, true) + 8.0;
+            if wide > room + 2.0 && !self.pale {
+                // Nothing of the pattern behind the number.
+                items.push(Item::Rect { x: at + 2.0, y, w: room, h: BAR, ink: *ink, opacity });
                 let ink = match ink {
                     Ink::Idle => Ink::Text,
                     Ink::Wait => Ink::Deep,

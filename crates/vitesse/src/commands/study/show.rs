@@ -3,13 +3,15 @@
 use crate::layout;
 use crate::signals::Signals;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use records::FACTORS;
 use serde_json::json;
 use std::io::IsTerminal;
 use study::compare::Comparison;
 use study::engine::Events;
 use study::grid::Planned;
-use study::results::{Estimate, Kind, Outcome, Results, Run};
+use study::results::{Estimate, Kind, Outcome, Point, Results, Run};
 use study::spec::Study;
+use study::{factors, report};
 use text::many;
 use text::printable::line;
 
@@ -238,9 +240,9 @@ pub fn results(results: &Results) {
         Some(estimate) if narrow => format!("{:.digits$}", estimate.median),
         estimate => with_interval(estimate, digits),
     };
-    heading(&results.name, &results.title, results.points.first().map(|point| point.kind));
-    let mut kind = None;
-    for point in &results.points {
+    let (points, mut kind) = (report::in_order(results), None);
+    heading(&results.name, &results.title, points.first().map(|point| point.kind));
+    for point in &points {
         if kind.replace(point.kind) != Some(point.kind) {
             println!("{}", point.kind.holds());
             println!(
@@ -261,9 +263,65 @@ pub fn results(results: &Results) {
         if let Some(limiter) = &point.limiter {
             println!("        {}", line(&limiter.sentence));
         }
+        if let Some(who) = point.factors.as_ref().and_then(factors::waits_for) {
+            println!("        {}", line(&who));
+        }
+    }
+    efficiencies(&points, narrow);
+    for serial in &results.serial {
+        let of =
+            if serial.series.is_empty() { String::new() } else { format!(" of {}", line(&serial.series)) };
+        match serial.part {
+            Some(fit) => println!(
+                "serial part{of}: {:.1}% [{:.1}, {:.1}], by Amdahl's law",
+                100.0 * fit.value,
+                100.0 * fit.interval.0,
+                100.0 * fit.interval.1
+            ),
+            None => println!("serial part{of}: none is given, as {}", line(&serial.reason)),
+        }
     }
     results.warnings.iter().for_each(|warning| println!("note: {}", line(warning)));
     println!("{}", line(&results.summary));
+}
+
+/// Where the efficiency of each point went: its factors, in percent.
+fn efficiencies(points: &[&Point], narrow: bool) {
+    let base = |point: &Point| {
+        point.summary.as_ref()?.efficiency.as_ref().map(|e| e.interval.is_none() && e.median == 1.0)
+    };
+    let lost = |point: &&Point| base(point) == Some(false) && point.factors.is_some();
+    if !points.iter().any(lost) {
+        return;
+    }
+    println!("where the efficiency went, in percent:");
+    let (wide, times) = if narrow { (8, " ") } else { (16, " × ") };
+    let number = |estimate: Option<&Estimate>| match estimate {
+        Some(estimate) if narrow => format!("{:.1}", 100.0 * estimate.median),
+        estimate => percent(estimate),
+    };
+    let heads: Vec<String> = FACTORS.iter().map(|factor| format!("{:>wide$}", factor.short)).collect();
+    println!("  {:>5} {:>wide$} = {}", "ranks", if narrow { "effic." } else { "efficiency" }, heads.join(times));
+    for point in points.iter().filter(|point| lost(point)) {
+        let (summary, factors) = (point.summary.as_ref(), point.factors.as_ref());
+        let cells = FACTORS.iter().map(|factor| format!("{:>wide$}", number(factors.and_then(factor.of))));
+        println!(
+            "  {:>5} {:>wide$} = {}  {}",
+            point.settings.ranks,
+            number(summary.and_then(|summary| summary.efficiency.as_ref())),
+            cells.collect::<Vec<_>>().join(times),
+            line(&point.series)
+        );
+    }
+}
+
+fn percent(estimate: Option<&Estimate>) -> String {
+    let Some(estimate) = estimate else { return "–".to_string() };
+    let whole = |x: f64| format!("{:.0}", 100.0 * x);
+    match estimate.interval {
+        Some((low, high)) => format!("{:.1} [{}, {}]", 100.0 * estimate.median, whole(low), whole(high)),
+        None => format!("{:.1}", 100.0 * estimate.median),
+    }
 }
 
 pub fn comparison(comparison: &Comparison) {
