@@ -54,7 +54,8 @@ fn fit(points: &[&Point]) -> Result<Fit, String> {
 fn line(known: &[(f64, f64)]) -> Result<Fit, String> {
     let n = known.len();
     if n < FEWEST {
-        return Err(format!("{n} numbers of ranks beyond one can be compared, and a fit needs {FEWEST}"));
+        let known = crate::limiter::counted(n, "number");
+        return Err(format!("{known} of ranks beyond one can be compared, and a fit needs {FEWEST}"));
     }
     let squares: f64 = known.iter().map(|(x, _)| x * x).sum();
     let value = known.iter().map(|(x, y)| x * y).sum::<f64>() / squares;

@@ -236,12 +236,13 @@ impl Said {
     }
 
     fn sentences(self) -> Vec<String> {
-        const LISTED: usize = 6;
+        const LISTED: usize = 4;
         let one = |(what, mut of): (&str, Vec<String>)| {
+            let count = if of.len() > 1 { format!(" ({} points)", of.len()) } else { String::new() };
             let more = of.len().saturating_sub(LISTED);
             of.truncate(LISTED);
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            format!("{what}: {}{more}", of.join("; "))
+            format!("{what}{count}: {}{more}", of.join("; "))
         };
         self.0.into_iter().map(one).collect()
     }

@@ -1,9 +1,9 @@
 //! What a report says equals what was measured, and nothing that was given to it gets out of its place.
 
-use records::Metric;
+use records::{FACTORS, Metric};
 use std::collections::HashMap;
 use std::fs;
-use study::results::{Estimate, Flag, Kind, Outcome, Results};
+use study::results::{Estimate, Flag, Kind, Outcome, Point, Results};
 use study::{report, sample};
 use testing::Folder;
 
@@ -71,11 +71,17 @@ fn the_table_has_the_numbers_of_the_results() {
                 point.id
             );
         };
+        let point_is_divided = |point: &Point| {
+            let of_kind = results.points.iter().filter(|other| other.kind == point.kind);
+            of_kind.clone().any(|other| other.settings.ranks > 1 && other.factors.is_some())
+        };
         is("epoch-seconds", Some(&summary.epoch_seconds));
         is("images-per-second", Some(&summary.images_per_second));
         is("speedup", summary.speedup.as_ref());
         is("efficiency", summary.efficiency.as_ref());
-        assert_eq!(row.get("serial-fraction").copied(), summary.serial_fraction);
+        for factor in FACTORS {
+            is(factor.key, point.factors.as_ref().and_then(factor.of).filter(|_| point_is_divided(point)));
+        }
         let median = |name: &str, estimate: Option<&Estimate>| {
             assert_eq!(row.get(name).copied(), estimate.map(|e| e.median), "{} {name}", point.id);
         };
@@ -115,6 +121,8 @@ fn figures_appear_where_results_hold_what_they_need() {
         "strong-time",
         "strong-speedup",
         "strong-efficiency",
+        "strong-waterfall",
+        "strong-losses",
         "strong-curves",
         "strong-accuracy",
         "strong-utilisation",
@@ -172,7 +180,7 @@ fn few_samples_have_no_interval_anywhere() {
         }
     }
     let html = report::html(&[results]);
-    assert!(!html.contains("-low\"") && html.contains("<small>3 runs</small>"));
+    assert!(!html.contains("-low\"") && html.contains("3 runs: too few for an interval"));
     assert!(html.contains("Dots: single runs; fewer than five have no interval."));
 }
 
@@ -220,7 +228,7 @@ fn hostile_names_stay_text() {
     let text = fs::read_to_string(folder.0.join("report.md")).unwrap();
     assert!(!text.contains("<img") && !text.contains("<script"));
     assert!(
-        text.lines().filter(|line| line.starts_with("| ")).all(|line| unescaped_pipes(line) == 8),
+        text.lines().filter(|line| line.starts_with("| ")).all(|line| unescaped_pipes(line) == 11),
         "{text}"
     );
     for path in report::write_figures(&folder.0.join("figures"), &results, report::Format::Svg).unwrap() {
@@ -240,6 +248,40 @@ fn hostile_names_stay_text() {
 
 fn unescaped_pipes(line: &str) -> usize {
     line.replace("\\|", "").matches('|').count()
+}
+
+#[test]
+fn who_is_faster_does_more_whichever_comes_first() {
+    let bench = testing::repository().join("bench/2026-11-15-studies");
+    let [fast, slow] =
+        ["platforms-h200", "platforms-xeon"].map(|name| report::read(&bench.join(name)).unwrap());
+    for results in [[fast.clone(), slow.clone()], [slow, fast]] {
+        let text = report::markdown(&results);
+        let said = "H200 does 82.5 to 166 times the images/s of 2 Xeon cores, over 3 points.";
+        assert!(text.contains(said), "{:.600}", text);
+    }
+}
+
+#[test]
+fn series_and_warnings_of_many_points() {
+    let results = sample::many();
+    assert_eq!(results.points.len(), 36);
+    let html = report::html(std::slice::from_ref(&results));
+    let series = between(&html, "<tbody data-series=\"", "\"");
+    let mut names: Vec<&str> = series.clone();
+    names.dedup();
+    assert_eq!(series.len(), 36);
+    let expected = ["vit-b/16", "vit-s/16"]
+        .iter()
+        .flat_map(|model| [16, 64, 256].map(|n| format!("{model} · batch {n}")));
+    assert_eq!(names, expected.collect::<Vec<_>>());
+    let noisy: Vec<&String> = results.warnings.iter().filter(|w| w.contains(" points): ")).collect();
+    assert!(noisy.iter().all(|warning| warning.len() < 400), "{noisy:?}");
+    // A serial part is either from 0 to 100% with its interval, or a reason.
+    let strong = report::markdown(&[sample::study()]);
+    assert!(strong.contains("Serial part of CIFAR-10: "), "{strong}");
+    let two = report::markdown(&[sample::quick()]);
+    assert!(two.contains("No serial part is given: 1 number of ranks beyond one can be compared"), "{two}");
 }
 
 #[test]

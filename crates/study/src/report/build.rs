@@ -11,7 +11,7 @@ use super::figure::{Figure, Key, Panel, Spread};
 use super::points::{self, PointGroup};
 use super::scene::Ink;
 use crate::results::{Estimate, Kind, Results};
-pub use parts::{legend as parts_legend, row as part_row};
+pub use parts::{legend as parts_legend, named as parts_named, row as part_row};
 
 /// All figures of some results, in the order of reading. More results than one are different platforms.
 pub fn figures(results: &[Results]) -> Vec<Figure> {

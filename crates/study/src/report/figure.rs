@@ -122,6 +122,11 @@ impl Figure {
         if self.section.is_empty() { self.title.clone() } else { format!("{}: {}", self.section, self.title) }
     }
 
+    /// Too much for one column of a printed page.
+    pub fn is_large(&self) -> bool {
+        self.panels.iter().map(|panel| panel.height(NARROW, 1)).sum::<f64>() > 600.0
+    }
+
     /// Panels in a row.
     fn columns(&self, width: f64) -> usize {
         let whole = self.panels.iter().any(|panel| matches!(panel.chart, Chart::Rows(_)));
@@ -225,6 +230,7 @@ impl Panel {
             + match &self.chart {
                 Chart::Rows(rows) => rows.height(width),
                 _ if columns == 1 && width > 500.0 => 320.0,
+                _ if columns == 1 => 222.0,
                 _ => 252.0,
             }
     }

@@ -106,16 +106,18 @@ fn sections(out: &mut String, results: &[Results], figures: &[Figure]) {
         let (id, title, sentence) = (kind.name(), points::kind_title(kind), points::kind_sentence(kind));
         let _ = writeln!(out, "<section id=\"{id}\"><h2>{title}</h2><p class=\"lead\">{sentence}</p>");
         let of_kind = figures.iter().filter(|figure| belongs(figure, kind));
+        out.push_str("<div class=\"figures\">\n");
         of_kind.for_each(|one| out.push_str(&figure(one)));
-        out.push_str("</section>\n");
+        out.push_str("</div></section>\n");
     }
 }
 
 /// A figure in both widths; the page shows the one that fits.
 pub fn figure(figure: &Figure) -> String {
     format!(
-        "<figure id=\"{}\"><h3>{}</h3>\n{}\n{}\n<figcaption>{}</figcaption></figure>\n",
+        "<figure id=\"{}\"{}><h3>{}</h3>\n{}\n{}\n<figcaption>{}</figcaption></figure>\n",
         markup(&figure.id),
+        if figure.is_large() { " class=\"large\"" } else { "" },
         markup(&capital(&figure.title)),
         svg::in_page(&figure.scene(WIDE), "wide"),
         svg::in_page(&figure.scene(NARROW), "narrow"),
@@ -134,8 +136,10 @@ fn footer(out: &mut String, results: &[Results]) {
         "<footer><h2>How to read this</h2>\
          <p>Times are medians over the runs of a point, warm-up left out. From five runs on, the range beside a median is its 95% \
          interval; with fewer, the runs themselves are shown. Speedup is against the point of the fewest ranks of a series, and \
-         efficiency is speedup for each rank. The serial part is Karp and Flatt’s: the share of the work that behaves as if it were \
-         not divided at all. † marks points with more threads than cores, ≠ points that did other work than the first of their \
+         efficiency is speedup for each rank. It is the product of four factors, as in the POP model: computation scaling (useful \
+         work that an image takes, against the base: compute, optimizer, waiting for images, idling), load balance (a rank that is slow \
+         over all steps), synchronisation (whoever is slow in a step alone) and transfer (communication that nothing hides). The serial \
+         part is a fit of Amdahl’s law to a series of strong scaling, with its 95% interval. † marks points with more threads than cores, ≠ points that did other work than the first of their \
          series; neither is compared in silence.</p>\
          <p>Point at a mark, tap it, or go to it by keyboard (Tab, then arrows) to see its runs. {} \
          Single steps are in results.json alone.</p>\

@@ -3,7 +3,9 @@
 use super::escape::markdown as escaped;
 use super::numbers::{counted, date, percent, seconds, short};
 use super::points::{self, PointGroup};
+use crate::factors::waits_for;
 use crate::results::{Estimate, Point, Results};
+use records::FACTORS;
 use std::fmt::Write;
 
 pub fn markdown(results: &[Results]) -> String {
@@ -28,12 +30,18 @@ pub fn markdown(results: &[Results]) -> String {
         }
     }
     let groups = points::groups(results);
-    groups.iter().for_each(|group| table(&mut out, group, results.len()));
+    for (i, group) in groups.iter().enumerate() {
+        table(&mut out, group, results.len());
+        if groups.get(i + 1).is_none_or(|next| next.kind != group.kind) {
+            let serial = points::serial(results, group.kind);
+            serial.iter().for_each(|line| _ = writeln!(out, "{}\n", escaped(line)));
+        }
+    }
     failures(&mut out, &groups, results.len());
     let _ = writeln!(
         out,
         "Medians over the runs of a point; in brackets the 95% interval, from five runs on. Bars are time per epoch, ▒ of it communication \
-         and waiting. † more threads than cores, ≠ other work than the first point."
+         and waiting. Efficiency = compute (computation scaling) × balance (load balance) × sync (synchronisation) × transfer. † more threads than cores, ≠ other work than the first point."
     );
     out
 }
@@ -44,8 +52,8 @@ fn table(out: &mut String, group: &PointGroup, platforms: usize) {
     let title = [points::kind_title(group.kind).to_string(), group.title(platforms)];
     let title: Vec<String> = title.into_iter().filter(|part| !part.is_empty()).map(|t| escaped(&t)).collect();
     let _ = writeln!(out, "## {}\n\n{}\n", title.join(" · "), points::kind_sentence(group.kind));
-    out.push_str("| point | time per epoch | | images/s | speedup | efficiency | serial part |\n");
-    out.push_str("|:--|--:|:--|--:|--:|--:|--:|\n");
+    out.push_str("| point | time per epoch | | images/s | speedup | efficiency | compute | balance | sync | transfer |\n");
+    out.push_str("|:--|--:|:--|--:|--:|--:|--:|--:|--:|--:|\n");
     let summaries = group.points.iter().filter_map(|point| point.summary.as_ref());
     let longest = summaries.map(|summary| summary.epoch_seconds.median).fold(0.0, f64::max);
     for point in &group.points {
@@ -55,6 +63,7 @@ fn table(out: &mut String, group: &PointGroup, platforms: usize) {
     for point in &group.points {
         let name = escaped(&points::described(point, group));
         let mut says: Vec<String> = point.limiter.iter().map(|l| escaped(&l.sentence)).collect();
+        says.extend(point.factors.as_ref().and_then(waits_for).map(|who| escaped(&who)));
         says.extend(points::flags(point).iter().map(|flag| escaped(flag)));
         let besides = point.summary.as_ref().map_or_else(Vec::new, points::besides);
         let written = |(name, _, estimate, text): points::Besides| {
@@ -71,12 +80,13 @@ fn table(out: &mut String, group: &PointGroup, platforms: usize) {
 fn row(out: &mut String, point: &Point, group: &PointGroup, longest: f64) {
     let name = escaped(&points::described(point, group)) + &points::signs(point);
     let Some(summary) = &point.summary else {
-        let _ = writeln!(out, "| {name} | nothing measured | | | | | |");
+        let _ = writeln!(out, "| {name} | nothing measured | | | | | | | | |");
         return;
     };
     let cell = |estimate: Option<&Estimate>, text: fn(f64) -> String| {
         estimate.map_or("–".into(), |e| points::estimate(e, text))
     };
+    let divided = FACTORS.map(|factor| cell(point.factors.as_ref().and_then(factor.of), percent));
     let parts = &summary.parts;
     let share = (parts.communication + parts.wait) / parts.wall();
     let _ = writeln!(
@@ -87,7 +97,7 @@ fn row(out: &mut String, point: &Point, group: &PointGroup, longest: f64) {
         cell(Some(&summary.images_per_second), short),
         cell(summary.speedup.as_ref(), short),
         cell(summary.efficiency.as_ref(), percent),
-        summary.serial_fraction.map_or("–".into(), percent)
+        divided.join(" | ")
     );
 }
 

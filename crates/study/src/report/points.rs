@@ -101,6 +101,42 @@ fn natural(name: &str) -> Vec<(String, u64)> {
     pieces
 }
 
+/// The serial part of every series of a kind, or why there is none; equal reasons once.
+pub fn serial(results: &[Results], kind: Kind) -> Vec<String> {
+    let mut lines: Vec<String> = vec![];
+    let mut reasons: Vec<(&str, Vec<String>)> = vec![];
+    for (result, platform) in results.iter().zip(platform_names(results)) {
+        for serial in result.serial.iter().filter(|serial| serial.kind == kind) {
+            let name = [platform.as_str(), serial.series.as_str()];
+            let skipped = usize::from(results.len() == 1);
+            let name: Vec<&str> = name.into_iter().skip(skipped).filter(|part| !part.is_empty()).collect();
+            let name = name.join(" · ");
+            let of = if name.is_empty() { String::new() } else { format!(" of {name}") };
+            match serial.part {
+                Some(fit) => lines.push(format!(
+                    "Serial part{of}: {} ({} to {}), by Amdahl’s law over {}.",
+                    percent(fit.value),
+                    percent(fit.interval.0),
+                    percent(fit.interval.1),
+                    counted(fit.points + 1, "number") + " of ranks"
+                )),
+                None => match reasons.iter_mut().find(|known| known.0 == serial.reason) {
+                    Some(known) => known.1.push(name),
+                    None => reasons.push((&serial.reason, vec![name])),
+                },
+            }
+        }
+    }
+    for (reason, names) in reasons {
+        let of = match names.concat().is_empty() {
+            true => String::new(),
+            false => format!(" of {}", names.join(", ")),
+        };
+        lines.push(format!("No serial part{of} is given: {reason}."));
+    }
+    lines
+}
+
 /// All points of a study as a report lists them: by kind, series and what is varied, numbers by their size.
 pub fn in_order(results: &Results) -> Vec<&Point> {
     groups(std::slice::from_ref(results)).into_iter().flat_map(|group| group.points).collect()

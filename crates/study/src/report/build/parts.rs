@@ -73,7 +73,8 @@ pub fn by_rank(study: &Study) -> Option<Figure> {
         let best =
             runs.max_by_key(|(point, measured)| (!points::oversubscribed(point), measured.ranks.len()));
         let Some((point, measured)) = best else { continue };
-        let rows = measured.ranks.iter().enumerate().filter_map(|(rank, parts)| {
+        let rows = told(&measured.ranks).into_iter().filter_map(|rank| {
+            let parts = &measured.ranks[rank];
             let label = format!("rank {rank}");
             row(label.clone(), &label, parts, false, String::new())
         });
@@ -84,9 +85,33 @@ pub fn by_rank(study: &Study) -> Option<Figure> {
             panels.push(Panel { title, chart: Chart::Rows(Rows { rows }) });
         }
     }
-    let note = "Shares of a mean step of each rank, in the first run of the point with the most ranks. A rank that computes \
-                while the others wait is the slow one.";
-    figure(study, "ranks", "rank by rank", note.into(), panels)
+    let ranks = study.groups.iter().flat_map(|group| &group.points).map(|point| point.settings.ranks);
+    let some = match ranks.max() {
+        Some(most) if most > ALL => {
+            format!(" Of more than {ALL} ranks, the {SLOWEST} slowest and the {FASTEST} fastest.")
+        }
+        _ => String::new(),
+    };
+    let note = format!(
+        "Shares of a mean step of each rank, in the first run of the point with the most ranks. A rank that computes while the others \
+         wait is the slow one.{some}"
+    );
+    figure(study, "ranks", "rank by rank", note, panels)
+}
+
+/// Ranks up to which each has a row; of more, only the slowest and the fastest by their own work.
+const ALL: usize = 16;
+const SLOWEST: usize = 6;
+const FASTEST: usize = 2;
+
+fn told(ranks: &[Parts]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..ranks.len()).collect();
+    if ranks.len() > ALL {
+        order.sort_by(|a, b| ranks[*b].own().total_cmp(&ranks[*a].own()));
+        order.drain(SLOWEST..ranks.len() - FASTEST);
+        order.sort_unstable();
+    }
+    order
 }
 
 fn figure(study: &Study, id: &str, title: &str, note: String, panels: Vec<Panel>) -> Option<Figure> {
