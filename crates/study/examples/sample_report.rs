@@ -22,7 +22,10 @@ fn main() -> anyhow::Result<()> {
     let hosts = ("hosts", vec![recorded("a1-a2-unequal-hosts")?]);
     for (name, results) in reports.into_iter().chain([far, hosts]) {
         report::write(&out.join(name), &results)?;
-        report::write_figures(&out.join(name).join("figures"), &results, report::Format::Png)?;
+        let screen = report::Wish { width: None, font_size: None, title: true };
+        let paper = report::Wish { width: Some(85.0), font_size: Some(8.0), title: false };
+        report::write_figures(&out.join(name).join("figures"), &results, report::Format::Png, screen)?;
+        report::write_figures(&out.join(name).join("paper"), &results, report::Format::Pdf, paper)?;
         println!("{}", out.join(name).join("report.html").display());
     }
     Ok(())

@@ -11,6 +11,8 @@ mod markdown;
 mod measure;
 mod numbers;
 mod page;
+mod paper;
+mod pdf;
 mod png;
 mod points;
 mod scene;
@@ -22,6 +24,8 @@ pub use figure::Figure;
 pub use html::html;
 pub use markdown::markdown;
 pub(crate) use numbers::short;
+use paper::Paper;
+pub use paper::Wish;
 pub use points::in_order;
 
 use crate::results::{FORMAT, Results};
@@ -37,8 +41,10 @@ pub enum ReportError {
     Corrupt { path: PathBuf, source: serde_json::Error },
     #[error("{}: has format {found}; this version of vitesse reads format {FORMAT}", path.display())]
     Format { path: PathBuf, found: u64 },
-    #[error("a figure can't be drawn as PNG: {0}")]
-    Png(String),
+    #[error("a figure can't be drawn: {0}")]
+    Drawing(String),
+    #[error("{0}")]
+    Size(String),
     #[error("nothing to report: no results were given")]
     Nothing,
 }
@@ -79,36 +85,55 @@ pub fn write(folder: &Path, results: &[Results]) -> Result<(), ReportError> {
 /// What a figure's file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
+    Pdf,
     Svg,
     Png,
 }
 
-/// Files that [`write_figures`] writes.
-pub fn figure_files(folder: &Path, results: &[Results], format: Format) -> Vec<PathBuf> {
-    let ending = match format {
-        Format::Svg => "svg",
-        Format::Png => "png",
-    };
-    figures(results).iter().map(|figure| folder.join(format!("{}.{ending}", figure.id))).collect()
+impl Format {
+    /// How names of its files end.
+    fn ending(self) -> &'static str {
+        match self {
+            Format::Pdf => "pdf",
+            Format::Svg => "svg",
+            Format::Png => "png",
+        }
+    }
 }
 
-/// Writes every figure as a file; returns their paths.
+/// Refuses figures of a size that has no room for their text.
+pub fn check(wish: Wish) -> Result<(), ReportError> {
+    Paper::new(wish).map(|_| ())
+}
+
+/// Files that [`write_figures`] writes.
+pub fn figure_files(folder: &Path, results: &[Results], format: Format) -> Vec<PathBuf> {
+    let files = |figure: &Figure| [format.ending(), "csv"].map(|end| folder.join(format!("{}.{end}", figure.id)));
+    figures(results).iter().flat_map(files).collect()
+}
+
+/// Writes every figure as a file, and its numbers as CSV beside it; returns the paths of both.
 pub fn write_figures(
     folder: &Path,
     results: &[Results],
     format: Format,
+    wish: Wish,
 ) -> Result<Vec<PathBuf>, ReportError> {
+    let paper = Paper::new(wish)?;
     fs::create_dir_all(folder).map_err(|source| ReportError::Io { path: folder.into(), source })?;
     let mut paths = vec![];
     for figure in figures(results) {
-        let scene = figure.scene(figure::WIDE);
-        let (name, bytes) = match format {
-            Format::Svg => (format!("{}.svg", figure.id), svg::file(&scene).into_bytes()),
-            Format::Png => (format!("{}.png", figure.id), png::file(&scene)?),
+        let scene = figure.scene(paper.width);
+        let bytes = match format {
+            Format::Pdf => pdf::file(&scene, &paper)?,
+            Format::Svg => svg::file(&scene, &paper).into_bytes(),
+            Format::Png => png::file(&scene, &paper)?,
         };
-        let path = folder.join(name);
-        replace(&path, &bytes)?;
-        paths.push(path);
+        for (ending, bytes) in [(format.ending(), &bytes), ("csv", &figure.csv().into_bytes())] {
+            let path = folder.join(format!("{}.{ending}", figure.id));
+            replace(&path, bytes)?;
+            paths.push(path);
+        }
     }
     Ok(paths)
 }

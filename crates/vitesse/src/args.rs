@@ -233,9 +233,21 @@ pub struct ReportArgs {
     /// Folder for report.html and report.md [default: that of the results]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Write every figure as a file, too
-    #[arg(long, num_args = 2, value_names = ["svg|png", "DIR"])]
-    pub figures: Option<Vec<PathBuf>>,
+    /// Write every figure as a file, with its numbers as CSV beside it: pdf, svg or png
+    #[arg(long, value_name = "FORMAT")]
+    pub figures: Option<FigureArg>,
+    /// Folder for figures [default: figures, in the report's folder]
+    #[arg(long, value_name = "DIR", requires = "figures")]
+    pub figures_dir: Option<PathBuf>,
+    /// Width of figures in mm, cm, in or pt, such as 85mm [default: 752 px]
+    #[arg(long, value_name = "LENGTH", requires = "figures", value_parser = millimetres)]
+    pub width: Option<f64>,
+    /// Size of text at the axes of figures, in points, 4 to 40 [default: 8 with --width]
+    #[arg(long, value_name = "PT", requires = "figures", value_parser = points)]
+    pub font_size: Option<f64>,
+    /// Leave title and note out of figures: a caption says them
+    #[arg(long, requires = "figures")]
+    pub no_title: bool,
     #[command(flatten)]
     pub overwrite: Overwrite,
 }
@@ -247,6 +259,27 @@ pub struct ExplainArgs {
     pub file: Option<PathBuf>,
     #[command(flatten)]
     pub train: TrainArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+pub enum FigureArg {
+    Pdf,
+    Svg,
+    Png,
+}
+
+/// Millimetres of a length with its unit.
+fn millimetres(text: &str) -> Result<f64, String> {
+    let units = [("mm", 1.0), ("cm", 10.0), ("in", 25.4), ("pt", 25.4 / 72.0)];
+    let parsed =
+        units.iter().find_map(|(unit, mm)| Some(text.strip_suffix(unit)?.trim().parse::<f64>().ok()? * mm));
+    let parsed = parsed.filter(|mm| mm.is_finite() && *mm > 0.0);
+    parsed.ok_or_else(|| "must be a length with its unit, such as 85mm, 17.4cm, 3.3in or 240pt".to_string())
+}
+
+fn points(text: &str) -> Result<f64, String> {
+    let size = text.strip_suffix("pt").unwrap_or(text).parse().ok();
+    size.filter(|size| (4.0..=40.0).contains(size)).ok_or_else(|| "must be 4 to 40 points".to_string())
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq)]

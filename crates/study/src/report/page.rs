@@ -27,7 +27,8 @@ pub fn head(title: &str, connect: bool) -> String {
     )
 }
 
-fn font() -> String {
+/// Both weights as rules of CSS, with the files in them.
+pub fn font() -> String {
     let face = |bytes: &[u8], weight: u32| {
         format!(
             "@font-face{{font-family:Report;font-weight:{weight};font-display:block;\

@@ -3,7 +3,8 @@
 
 use super::ReportError;
 use super::page::{BOLD, REGULAR};
-use super::scene::{Anchor, Ink, Item, MARGIN, Scene};
+use super::paper::Paper;
+use super::scene::{Anchor, Ink, Item, Scene};
 use tiny_skia::{
     Color, FillRule, LineCap, LineJoin, Paint, Path, PathBuilder, Pixmap, Rect, Stroke, StrokeDash, Transform,
 };
@@ -14,29 +15,36 @@ const SCALE: f32 = 2.0;
 /// A picture with more pixels to a side is refused.
 const LARGEST: f64 = 8000.0;
 
-pub fn file(scene: &Scene) -> Result<Vec<u8>, ReportError> {
-    let (width, height) = (scene.width + 2.0 * MARGIN, scene.height + scene.above + scene.below);
+pub fn file(scene: &Scene, paper: &Paper) -> Result<Vec<u8>, ReportError> {
+    let (x, y, width, height) = paper.area(scene);
+    // Two pixels to the unit on screens, 300 to the inch on paper.
+    let scale = if paper.sized { (paper.points * 300.0 / 72.0) as f32 } else { SCALE };
     if !(width <= LARGEST && height <= LARGEST) {
-        return Err(ReportError::Png(format!("{} × {height:.0} is too large", width)));
+        return Err(ReportError::Drawing(format!("{} × {height:.0} is too large", width)));
     }
-    let (wide, high) = ((width as f32 * SCALE).ceil() as u32, (height as f32 * SCALE).ceil() as u32);
-    let problem = |what: &str| ReportError::Png(what.to_string());
+    let (wide, high) = ((width as f32 * scale).ceil() as u32, (height as f32 * scale).ceil() as u32);
+    let problem = |what: &str| ReportError::Drawing(what.to_string());
     let mut canvas = Canvas {
         pixels: Pixmap::new(wide, high).ok_or_else(|| problem("it has no size"))?,
-        place: Transform::from_translate(MARGIN as f32, scene.above as f32).post_scale(SCALE, SCALE),
+        place: Transform::from_translate(-x as f32, -y as f32).post_scale(scale, scale),
         regular: Face::parse(REGULAR, 0).map_err(|e| problem(&e.to_string()))?,
         bold: Face::parse(BOLD, 0).map_err(|e| problem(&e.to_string()))?,
     };
     canvas.pixels.fill(colour(Ink::Paper, 1.0));
-    scene.items.iter().chain(&scene.frame).for_each(|item| canvas.draw(item));
-    encoded(&canvas.pixels, wide, high).map_err(|e| problem(&e.to_string()))
+    paper.items(scene).for_each(|item| canvas.draw(item));
+    encoded(&canvas.pixels, (wide, high), paper).map_err(|e| problem(&e.to_string()))
 }
 
-fn encoded(pixels: &Pixmap, wide: u32, high: u32) -> Result<Vec<u8>, png::EncodingError> {
+fn encoded(pixels: &Pixmap, (wide, high): (u32, u32), paper: &Paper) -> Result<Vec<u8>, png::EncodingError> {
     let mut out = vec![];
     let mut encoder = png::Encoder::new(&mut out, wide, high);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
+    if paper.sized {
+        let per_metre = (300.0 / 0.0254_f64).round() as u32;
+        let unit = png::Unit::Meter;
+        encoder.set_pixel_dims(Some(png::PixelDimensions { xppu: per_metre, yppu: per_metre, unit }));
+    }
     let mut writer = encoder.write_header()?;
     // Paper is opaque, so that nothing is.
     let colours: Vec<u8> = pixels.pixels().iter().flat_map(|p| [p.red(), p.green(), p.blue()]).collect();

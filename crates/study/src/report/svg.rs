@@ -1,6 +1,8 @@
 //! A scene as SVG. Colours are classes: a page gives them by variables, in light and dark; a file brings its own style.
 
 use super::escape::markup;
+use super::page::font;
+use super::paper::Paper;
 use super::scene::{Anchor, Ink, Item, MARGIN, Scene};
 use std::fmt::Write;
 
@@ -20,35 +22,41 @@ pub fn in_page(scene: &Scene, class: &str) -> String {
         n(width + 2.0 * MARGIN),
         n(whole)
     );
-    body(&mut out, scene, &id);
+    body(&mut out, scene, &id, true);
     out
 }
 
-/// A file that stands alone.
-pub fn file(scene: &Scene) -> String {
-    let Scene { width, height, above, below, .. } = scene;
-    let whole = height + above + below;
+/// A file that stands alone, with its font.
+pub fn file(scene: &Scene, paper: &Paper) -> String {
+    let (x, y, w, h) = paper.area(scene);
     let mut out = String::new();
     let id = markup(&scene.id);
+    let size = |units: f64| match paper.sized {
+        true => format!("{}pt", n(units * paper.points)),
+        false => n(units),
+    };
     let _ = write!(
         out,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" width=\"{w}\" \
-         height=\"{h}\" viewBox=\"{x} {y} {w} {h}\"><style>{style}</style>\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" width=\"{wide}\" \
+         height=\"{high}\" viewBox=\"{x} {y} {w} {h}\"><style>{font}{style}</style>\
          <rect class=\"f-paper\" x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"/>",
-        w = n(width + 2.0 * MARGIN),
-        x = n(-MARGIN),
-        h = n(whole),
-        y = n(-above),
+        wide = size(w),
+        high = size(h),
+        w = n(w),
+        x = n(x),
+        h = n(h),
+        y = n(y),
+        font = font(),
         style = file_style()
     );
-    body(&mut out, scene, &id);
+    body(&mut out, scene, &id, paper.titled);
     out
 }
 
 /// The classes of shapes, with the colours of light paper.
 pub fn file_style() -> String {
     let mut out = String::from(
-        "text{font-family:Inter,Report,\"Helvetica Neue\",Helvetica,Arial,sans-serif;text-rendering:geometricPrecision}.b{font-weight:600}\
+        "text{font-family:Report,Inter,\"Helvetica Neue\",Helvetica,Arial,sans-serif;text-rendering:geometricPrecision}.b{font-weight:600}\
          .area{fill:none;pointer-events:all}",
     );
     for ink in Ink::ALL {
@@ -63,7 +71,7 @@ pub fn file_style() -> String {
     out
 }
 
-fn body(out: &mut String, scene: &Scene, id: &str) {
+fn body(out: &mut String, scene: &Scene, id: &str, titled: bool) {
     let _ = write!(
         out,
         "<title id=\"{id}-title\">{}</title><desc id=\"{id}-desc\">{}</desc>",
@@ -71,9 +79,12 @@ fn body(out: &mut String, scene: &Scene, id: &str) {
         markup(&scene.description)
     );
     items(out, &scene.items);
-    out.push_str("<g class=\"frame\" aria-hidden=\"true\">");
-    items(out, &scene.frame);
-    out.push_str("</g></svg>");
+    if titled {
+        out.push_str("<g class=\"frame\" aria-hidden=\"true\">");
+        items(out, &scene.frame);
+        out.push_str("</g>");
+    }
+    out.push_str("</svg>");
 }
 
 fn items(out: &mut String, list: &[Item]) {

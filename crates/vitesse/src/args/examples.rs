@@ -76,7 +76,8 @@ pub const REPORT: &str = "\
 Examples:
   vitesse report studies/a100
   vitesse report studies/a100 studies/v100 --out studies/both
-  vitesse report studies/a100 --figures svg paper/figures";
+  vitesse report studies/a100 --figures svg --figures-dir paper/figures
+  vitesse report studies/a100 --figures pdf --width 85mm --font-size 8 --no-title";
 pub const EXPLAIN: &str = "\
 Examples:
   vitesse config explain --task segment --ranks 4

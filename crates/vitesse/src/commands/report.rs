@@ -1,12 +1,13 @@
 //! `vitesse report`: draws a study's report again, or one platform's against another's.
 
-use crate::args::ReportArgs;
+use crate::args::{FigureArg, ReportArgs};
 use std::path::PathBuf;
-use study::report::{self, Format};
+use study::report::{self, Format, Wish};
 use study::results::Results;
 
 pub fn run(args: ReportArgs) -> anyhow::Result<()> {
-    let figures = figures(&args)?;
+    let wish = Wish { width: args.width, font_size: args.font_size, title: !args.no_title };
+    report::check(wish)?;
     let results =
         args.folders.iter().map(|folder| report::read(folder)).collect::<Result<Vec<Results>, _>>()?;
     let out: PathBuf = match (&args.out, &args.folders[..]) {
@@ -17,31 +18,28 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
             anyhow::bail!("several results make a report of their own: say with --out where it goes")
         }
     };
-    // A study's own report is drawn again; whatever else is there is somebody's.
+    let folder = args.figures_dir.clone().unwrap_or_else(|| out.join("figures"));
+    let format = args.figures.map(|format| match format {
+        FigureArg::Pdf => Format::Pdf,
+        FigureArg::Svg => Format::Svg,
+        FigureArg::Png => Format::Png,
+    });
+    // A study's own report and figures are drawn again; whatever else is there is somebody's.
     let pages = ["report.html", "report.md"].map(|name| out.join(name));
     let pages = pages.iter().filter(|_| args.out.is_some()).cloned();
-    let drawn = figures.iter().flat_map(|(format, folder)| report::figure_files(folder, &results, *format));
+    let elsewhere = args.out.is_some() || args.figures_dir.is_some();
+    let drawn = format.iter().filter(|_| elsewhere);
+    let drawn = drawn.flat_map(|format| report::figure_files(&folder, &results, *format));
     let written: Vec<PathBuf> = pages.chain(drawn).collect();
     files::output::all_free(written.iter().map(PathBuf::as_path), args.overwrite.force)
         .map_err(anyhow::Error::msg)?;
     report::write(&out, &results)?;
     println!("{}", out.join("report.html").display());
     println!("{}", out.join("report.md").display());
-    if let Some((format, folder)) = figures {
-        for path in report::write_figures(&folder, &results, format)? {
+    if let Some(format) = format {
+        for path in report::write_figures(&folder, &results, format, wish)? {
             println!("{}", path.display());
         }
     }
     Ok(())
-}
-
-/// How figures are to be written, and where.
-fn figures(args: &ReportArgs) -> anyhow::Result<Option<(Format, PathBuf)>> {
-    let Some([format, folder]) = args.figures.as_deref() else { return Ok(None) };
-    let format = match format.to_str() {
-        Some("svg") => Format::Svg,
-        Some("png") => Format::Png,
-        _ => anyhow::bail!("--figures {}: must be svg or png", format.display()),
-    };
-    Ok(Some((format, folder.clone())))
 }

@@ -128,7 +128,8 @@ const report = (() => {
       made.addEventListener("click", act);
       line.append(made);
     };
-    button("SVG", () => save(new Blob([alone(svg, style).text], { type: "image/svg+xml" }), `${figure.id}.svg`));
+    const font = document.getElementById("font").textContent;
+    button("SVG", () => save(new Blob([alone(svg, font + style).text], { type: "image/svg+xml" }), `${figure.id}.svg`));
     button("PNG", async () => save(await png(svg, style), `${figure.id}.png`));
     button("CSV", () => save(new Blob([data[figure.id]], { type: "text/csv" }), `${figure.id}.csv`));
     figure.append(line);
