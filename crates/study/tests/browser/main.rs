@@ -2,6 +2,7 @@
 //! from outside. `VITESSE_SHOTS=DIR` keeps pictures to look at.
 
 mod chromium;
+mod points;
 
 use chromium::{Chromium, Page};
 use serde_json::{Value, json};
@@ -100,7 +101,8 @@ fn hostile_names_are_text_and_nothing_else() {
     let mut page = browser.open(&url, PHONE, "light");
     assert_eq!(page.run("document.querySelectorAll('img, iframe, object, embed, [onerror]').length"), 0);
     assert_eq!(page.run("document.scripts.length"), 3);
-    assert_eq!(page.run("document.documentElement.scrollWidth <= innerWidth"), true);
+    // A page that is too wide makes a phone's view wider.
+    assert_eq!(page.run("[innerWidth, document.documentElement.scrollWidth <= innerWidth]"), json!([390, true]));
     let title = page.run("document.querySelector('h1').textContent");
     assert!(title.as_str().unwrap().contains("<img src=x onerror=alert(2)>"), "{title}");
     tips(&mut page, "hostile", true);
@@ -269,6 +271,7 @@ fn arrived(path: &Path) -> Vec<u8> {
 fn is_a_whole_figure(svg: &str, title: &str) {
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>"), "{svg:.80}");
     assert!(svg.contains(&format!(">{title}</title>")) && svg.contains(".f-compute{fill:"), "{title}");
+    assert!(svg.contains("@font-face{font-family:Report"), "{title}: no font");
     assert!(!svg.contains("var(--"), "{title}: colours of the page");
 }
 

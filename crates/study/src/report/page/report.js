@@ -65,9 +65,12 @@ document.querySelectorAll("svg.figure").forEach(report.prepare);
     const apply = () => {
       const asked = words.value.toLowerCase().split(/\s+/).filter(Boolean);
       bodies.forEach((body) => {
-        const text = body.textContent.toLowerCase();
+        const names = [...body.querySelectorAll("td.name")].map((cell) => cell.textContent.toLowerCase()).join(" ");
+        const text = `${names} ${body.querySelector("tr.says").textContent.toLowerCase()}`;
         const series = which.value === "*" || body.dataset.series === which.value;
-        body.hidden = !(series && asked.every((word) => text.includes(word)));
+        // A number is one of the point's or series' name as a whole; there are too many others.
+        const has = (word) => (/^\d+$/.test(word) ? names.split(/\D+/).includes(word) : text.includes(word));
+        body.hidden = !(series && asked.every(has));
       });
       const shown = bodies.filter((body) => !body.hidden).length;
       count.textContent = shown === bodies.length ? `${shown} points` : `${shown} of ${bodies.length} points`;
