@@ -140,12 +140,13 @@ pub fn waits_for(factors: &Factors) -> Option<String> {
         (None, true) => {
             format!("a lasting straggler: one rank is the slowest in {steps} of a run, in each run another")
         }
-        (Some(rank), false) => {
-            format!("passing jitter: the slowest rank changes, rank {rank} being it most often, in {steps}")
+        // Several ranks that stay slow take turns at being the slowest.
+        _ if balance < synchronisation => {
+            format!(
+                "a lasting imbalance: several ranks have more to do than the mean, the same one is the slowest in {steps}"
+            )
         }
-        (None, false) => {
-            format!("passing jitter: the slowest rank changes, the same one in no more than {steps}")
-        }
+        _ => format!("passing jitter: the slowest rank changes, the same one in no more than {steps}"),
     };
     Some(format!(
         "{who} (load balance {:.0}%, synchronisation {:.0}%)",

@@ -46,7 +46,10 @@ fn what_can_t_be_drawn_is_refused_and_nothing_is_overwritten() {
         (&["report", "torn"], "torn/results.json: is not a study's results"),
         (&["report", "nowhere"], "nowhere/results.json: "),
         (&["report", "good", "good"], "say with --out where it goes"),
-        (&["report", "good", "--figures", "gif", "x"], "--figures gif: must be svg or png"),
+        (
+            &["report", "good", "--figures", "pdf", "--width", "20mm", "--no-title"],
+            "--width 20mm has no room for text of 8 pt: it takes 56mm, or a smaller --font-size",
+        ),
     ];
     for (args, line) in cases {
         let output = folder.start(args).wait_with_output().unwrap();
@@ -54,6 +57,42 @@ fn what_can_t_be_drawn_is_refused_and_nothing_is_overwritten() {
         assert!(text(&output).contains(line), "{args:?}: {}", text(&output));
     }
     assert_eq!(fs::read_to_string(folder.0.join("torn/report.html")).unwrap(), "as it was");
+    let typed: [(&[&str], &str); 3] = [
+        (&["--figures", "gif"], "pdf, svg, png"),
+        (&["--figures", "pdf", "--width", "85"], "must be a length with its unit, such as 85mm"),
+        (&["--width", "85mm"], "--figures"),
+    ];
+    for (args, line) in typed {
+        let output = folder.start(&[&["report", "good"], args].concat()).wait_with_output().unwrap();
+        assert!(!output.status.success() && text(&output).contains(line), "{args:?}: {}", text(&output));
+    }
+}
+
+/// At the width of a paper's column: fonts are embedded, and numbers lie beside.
+#[test]
+fn figures_for_a_paper() {
+    let folder = Folder::new("report-paper");
+    results(&folder.0.join("a"), &sample::many());
+    let args = ["--width", "85mm", "--font-size", "8", "--no-title"];
+    for format in ["pdf", "svg", "png"] {
+        folder.run(&[&["report", "a", "--figures", format], &args[..]].concat());
+        assert!(folder.0.join(format!("a/figures/weak-waterfall.{format}")).exists(), "{format}");
+    }
+    let read = |name: &str| fs::read(folder.0.join("a/figures").join(name)).unwrap();
+    let pdf = String::from_utf8_lossy(&read("weak-efficiency.pdf")).into_owned();
+    assert!(pdf.starts_with("%PDF-1.7") && pdf.contains("/MediaBox [0 0 240.94"), "{pdf:.300}");
+    let fonts = ["/BaseFont /VITESS+Inter-Regular", "/Subtype /CIDFontType0C", "/FontFile3 ", "/ToUnicode "];
+    assert!(fonts.iter().all(|words| pdf.contains(words)), "a font is missing");
+    let svg = String::from_utf8(read("weak-efficiency.svg")).unwrap();
+    assert!(
+        svg.contains("width=\"240.94pt\"") && svg.contains("@font-face{font-family:Report"),
+        "{svg:.200}"
+    );
+    assert!(!svg.contains("class=\"frame\"") && svg.contains(">vit-b/16 · batch 64</text>"));
+    // 85 mm are 1004 pixels at 300 to the inch.
+    assert_eq!(read("weak-efficiency.png")[16..20], 1004u32.to_be_bytes());
+    let csv = String::from_utf8(read("weak-waterfall.csv")).unwrap();
+    assert!(csv.contains(",factor,load balance,0.9"), "{csv:.400}");
 }
 
 #[test]

@@ -152,6 +152,9 @@ fn a_straggler_that_stays_and_jitter_that_passes() {
     assert!(!slowest.unwrap().lasting);
     assert!(said.starts_with("passing jitter: the slowest rank changes"), "{said}");
     assert!(said.ends_with("(load balance 100%, synchronisation 90%)"), "{said}");
+    // Two of four have more to do.
+    let (said, _) = with(&[slow, slow, other, other], &[&[10, 10, 0, 0]]);
+    assert!(said.starts_with("a lasting imbalance: several ranks"), "{said}");
     // Another one stays slow in each run.
     let (said, slowest) = with(&[slow, other], &[&[20, 0], &[0, 20]]);
     assert_eq!(slowest, Some(Slowest { rank: None, steps: 1.0, lasting: true }));

@@ -221,7 +221,7 @@ pub fn varies(kind: Kind) -> Varies {
         Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes => {
             Varies::Number("ranks", |s| s.ranks as f64)
         }
-        Kind::Batch => Varies::Number("batch a rank", |s| s.batch_per_rank as f64),
+        Kind::Batch => Varies::Number("batch a rank (images)", |s| s.batch_per_rank as f64),
         Kind::Accumulation => Varies::Number("micro-steps a step", |s| s.accumulation as f64),
         Kind::Optimizer => Varies::Name("optimizer"),
         Kind::Precision => Varies::Name("precision"),

@@ -102,7 +102,10 @@ fn hostile_names_are_text_and_nothing_else() {
     assert_eq!(page.run("document.querySelectorAll('img, iframe, object, embed, [onerror]').length"), 0);
     assert_eq!(page.run("document.scripts.length"), 3);
     // A page that is too wide makes a phone's view wider.
-    assert_eq!(page.run("[innerWidth, document.documentElement.scrollWidth <= innerWidth]"), json!([390, true]));
+    assert_eq!(
+        page.run("[innerWidth, document.documentElement.scrollWidth <= innerWidth]"),
+        json!([390, true])
+    );
     let title = page.run("document.querySelector('h1').textContent");
     assert!(title.as_str().unwrap().contains("<img src=x onerror=alert(2)>"), "{title}");
     tips(&mut page, "hostile", true);

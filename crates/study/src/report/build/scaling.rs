@@ -12,29 +12,29 @@ const RANKS: fn(&Settings) -> f64 = |settings| settings.ranks as f64;
 
 /// Time per epoch, with the part in which ranks communicate and wait on top.
 pub fn times(study: &Study) -> Option<Figure> {
-    let all = study.groups.iter().flat_map(|group| &group.points);
-    let summaries = all.filter_map(|point| point.summary.as_ref());
-    let top = summaries
-        .map(|summary| spread(&summary.epoch_seconds).largest().max(summary.epoch_seconds.median))
-        .filter(|x| x.is_finite())
-        .fold(0.0, f64::max);
+    let top = study.groups.iter().map(|group| top_of(group)).fold(0.0, f64::max);
     if top <= 0.0 {
         return None;
     }
     let x_title = match points::varies(study.kind) {
         Varies::Number(name, _) | Varies::Name(name) => name.to_string(),
     };
+    // Columns begin at nothing, so that no logarithm helps the short ones.
+    let least = study.groups.iter().map(|group| top_of(group)).filter(|top| *top > 0.0).fold(top, f64::min);
+    let apart = top / least > 20.0;
     let panels = study
         .groups
         .iter()
         .map(|group| {
             let columns = group.points.iter().map(|point| column(point, group)).collect();
             let title = group.title(study.platforms);
+            let top = if apart { top_of(group) } else { top };
             Panel { title, chart: Chart::Columns(Columns { top, x_title: x_title.clone(), columns }) }
         })
         .collect();
     let note = format!(
-        "On top, in orange, the part in which ranks reduce gradients or wait for each other: their share of a mean step.{}{}",
+        "On top, in orange, the part in which ranks reduce gradients or wait for each other: their share of a mean step.{}{}{}",
+        if apart { " Each panel has a scale of its own." } else { "" },
         study.spread_sentence(),
         study.signs()
     );
@@ -48,6 +48,13 @@ pub fn times(study: &Study) -> Option<Figure> {
         ],
         panels,
     ))
+}
+
+/// The longest time per epoch of a group, with what is drawn above it.
+fn top_of(group: &PointGroup) -> f64 {
+    let times = group.points.iter().filter_map(|point| Some(&point.summary.as_ref()?.epoch_seconds));
+    let tops = times.map(|time| spread(time).largest().max(time.median));
+    tops.filter(|top| top.is_finite()).fold(0.0, f64::max)
 }
 
 fn column(point: &Point, group: &PointGroup) -> Column {

@@ -57,8 +57,13 @@ pub fn powers_of_two(low: f64, high: f64) -> Vec<f64> {
 /// Ticks of an axis that goes by powers of ten; over few of them with 2 and 5 between.
 pub fn powers_of_ten(low: f64, high: f64) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
-    let between: &[f64] = if last - first <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-    let all = (first..=last).flat_map(|power| between.iter().map(move |x| x * 10f64.powi(power)));
+    let between: &[f64] = if high / low <= 60.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let all = (first..=last).flat_map(|power| {
+        between.iter().map(move |x| {
+            // Quotients of whole numbers: 0.05, not 0.050000000000000003.
+            if power < 0 { x / 10f64.powi(-power) } else { x * 10f64.powi(power) }
+        })
+    });
     let all: Vec<f64> = all.collect();
     let from = all.iter().rposition(|tick| *tick <= low).unwrap_or(0);
     let to = all.iter().position(|tick| *tick >= high).unwrap_or(all.len() - 1);
@@ -122,6 +127,7 @@ mod tests {
         assert_eq!(powers_of_two(0.7, 2.0), [0.5, 1.0, 2.0]);
         assert_eq!(powers_of_ten(3.0, 400.0), [1.0, 10.0, 100.0, 1000.0]);
         assert_eq!(powers_of_ten(3.0, 90.0), [2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
+        assert_eq!(powers_of_ten(0.03, 1.7), [0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]);
     }
 
     #[test]

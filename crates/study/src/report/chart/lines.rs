@@ -325,7 +325,7 @@ impl UpAxis {
         let digits = axis::tick_digits(&ticks.iter().map(|tick| tick * factor).collect::<Vec<_>>());
         let label = |tick: &f64| match percent {
             true => format!("{:.digits$}", tick * factor),
-            false if log => short(*tick),
+            false if log && *tick < 1000.0 => format!("{tick}"),
             false if tick.abs() >= 1000.0 => grouped(*tick),
             false => format!("{tick:.digits$}"),
         };
