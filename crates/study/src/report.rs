@@ -108,7 +108,8 @@ pub fn check(wish: Wish) -> Result<(), ReportError> {
 
 /// Files that [`write_figures`] writes.
 pub fn figure_files(folder: &Path, results: &[Results], format: Format) -> Vec<PathBuf> {
-    let files = |figure: &Figure| [format.ending(), "csv"].map(|end| folder.join(format!("{}.{end}", figure.id)));
+    let files =
+        |figure: &Figure| [format.ending(), "csv"].map(|end| folder.join(format!("{}.{end}", figure.id)));
     figures(results).iter().flat_map(files).collect()
 }
 

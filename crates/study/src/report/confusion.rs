@@ -3,6 +3,7 @@
 
 use super::ReportError;
 use super::measure::{fit, width};
+use super::paper::Paper;
 use super::scene::{Anchor, Ink, Item, Scene};
 use super::{png, svg};
 
@@ -37,11 +38,11 @@ const MISTAKE: Ink = Ink::Series(1);
 
 impl Matrix<'_> {
     pub fn svg(&self) -> String {
-        svg::file(&self.scene())
+        svg::file(&self.scene(), &Paper::screen())
     }
 
     pub fn png(&self) -> Result<Vec<u8>, ReportError> {
-        png::file(&self.scene())
+        png::file(&self.scene(), &Paper::screen())
     }
 
     fn cell(&self) -> f64 {

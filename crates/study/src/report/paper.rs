@@ -38,12 +38,17 @@ pub struct Paper {
 }
 
 impl Paper {
+    /// As wide as text on a desktop, with title and note.
+    pub fn screen() -> Self {
+        Paper { width: WIDE, margin: MARGIN, points: 0.75, titled: true, sized: false }
+    }
+
     /// The paper that is asked for. An error where text of that size does not fit that width.
     pub fn new(wish: Wish) -> Result<Self, ReportError> {
         let margin = if wish.title { MARGIN } else { 3.0 };
         let titled = wish.title;
         if wish.width.is_none() && wish.font_size.is_none() {
-            return Ok(Paper { width: WIDE, margin, points: 0.75, titled, sized: false });
+            return Ok(Paper { margin, titled, ..Self::screen() });
         }
         let size = wish.font_size.unwrap_or(8.0);
         let points = size / TEXT;

@@ -301,7 +301,12 @@ fn efficiencies(points: &[&Point], narrow: bool) {
         estimate => percent(estimate),
     };
     let heads: Vec<String> = FACTORS.iter().map(|factor| format!("{:>wide$}", factor.short)).collect();
-    println!("  {:>5} {:>wide$} = {}", "ranks", if narrow { "effic." } else { "efficiency" }, heads.join(times));
+    println!(
+        "  {:>5} {:>wide$} = {}",
+        "ranks",
+        if narrow { "effic." } else { "efficiency" },
+        heads.join(times)
+    );
     for point in points.iter().filter(|point| lost(point)) {
         let (summary, factors) = (point.summary.as_ref(), point.factors.as_ref());
         let cells = FACTORS.iter().map(|factor| format!("{:>wide$}", number(factors.and_then(factor.of))));
