@@ -235,7 +235,7 @@ fn hostile_names_stay_text() {
     let figures =
         report::write_figures(&folder.0.join("figures"), &results, report::Format::Svg, wish).unwrap();
     for path in figures.iter().filter(|path| path.extension().is_some_and(|end| end == "svg")) {
-        let svg = fs::read_to_string(&path).unwrap();
+        let svg = fs::read_to_string(path).unwrap();
         assert!(!svg.contains("<img") && !svg.contains("<script"), "{}", path.display());
         assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{}", path.display());
     }
