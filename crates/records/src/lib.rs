@@ -8,6 +8,8 @@
 //! | `gpus.jsonl` | [`GpuLine`] |
 //! | `classes.jsonl` | [`ClassesLine`] |
 //! | `run.json` | [`Launch`], one for each start |
+//! | `ended.json` | [`Ending`] |
+//! | `.lock` | [`Holder`]: the process that works in the folder |
 //! | `config.json` | [`ConfigView`]: what readers need of it; all of it is the configuration's own |
 //! | the JSON that `train --json` prints | [`Summary`] |
 //! | `results.json`, `points/*.json` | [`study`] |
@@ -15,6 +17,7 @@
 //! Each has a schema version; what has none was written before there were any, and is read. A newer one is refused.
 
 mod factors;
+mod holder;
 mod launch;
 mod lines;
 mod metrics;
@@ -24,11 +27,12 @@ pub mod study;
 mod summary;
 
 pub use factors::{FACTORS, Factor, Factors, Slowest};
-pub use launch::{ConfigView, Launch, Machine};
+pub use holder::{Holder, host, process_started};
+pub use launch::{ConfigView, Ended, Ending, Launch, Machine};
 pub use lines::{ClassesLine, GpuLine, RankLine, read_lines};
 pub use metrics::{
-    Curve, Declared, Digits, FIGURES, Figure, LayerValues, METRICS, Metric, MetricsLine, Over, Scale, Values,
-    csv_heading,
+    Curve, Declared, Digits, FIGURES, Figure, LayerValues, METRICS, Metric, MetricsLine, Over, Scale,
+    Values, csv_heading,
 };
 pub use parts::{PARTS, Part, Parts};
 pub use schema::Schema;

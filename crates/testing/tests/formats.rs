@@ -159,14 +159,16 @@ fn every_field_is_documented() {
     }
     assert!(wrong.is_empty(), "docs/formats.md\n{}", wrong.join("\n"));
     // No type of a record is forgotten.
-    let is_described_in_its_table = ["ConfigView", "Epoch", "Score", "Lost", "Evaluation", "Outcome"];
+    let is_described_in_its_table = ["Epoch", "Score", "Lost", "Evaluation", "Outcome", "Ended"];
+    // What readers need of config.json, which has its table.
+    let is_view = |name: &&str| name.ends_with("View");
     for path in testing::files(&repository().join("crates/records/src"), "rs") {
         let source = fs::read_to_string(&path).unwrap();
         let types = source.split("Deserialize)]").skip(1).filter_map(|rest| {
             let line = rest.lines().find(|line| line.starts_with("pub "))?;
             line.split([' ', '<', '(']).nth(2)
         });
-        for name in types.filter(|name| !is_described_in_its_table.contains(name)) {
+        for name in types.filter(|name| !is_described_in_its_table.contains(name) && !is_view(name)) {
             assert!(seen.contains(name), "docs/formats.md has no table of {name} ({})", path.display());
         }
     }

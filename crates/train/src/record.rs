@@ -1,13 +1,14 @@
 //! What a run leaves beside its results, so that anyone can tell later how they came about.
 //!
 //! `config.json` is the resolved configuration. `run.json` holds one entry for the start and one for every continuation:
-//! the exact command, where and when it was given, the version, and the machine; with checksums of each, and of `config.json`.
+//! the exact command, where and when it was given, the version, and the machine; with checksums of each, and of `config.json`. `ended.json`
+//! says how the run ended, if its process lived to write it.
 
 use crate::error::TrainError;
 use crate::machine;
 use config::{Record, Resolved};
 pub use records::Launch;
-use records::Schema;
+use records::{Ended, Ending, Schema};
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -21,15 +22,25 @@ const RUN: &str = "run.json";
 
 /// The launch of the process that runs now.
 pub fn launch() -> Launch {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Launch {
         command: std::env::args().collect(),
         folder: std::env::current_dir().unwrap_or_default(),
-        started: since.as_secs(),
+        started: seconds_since_1970(),
         version: env!("CARGO_PKG_VERSION").to_string(),
         machine: machine::here(),
         schema: Schema::CURRENT,
     }
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Notes how a run ended, after so many steps.
+pub fn end(folder: &Path, how: Ended, why: Option<String>, steps: u64) -> Result<(), TrainError> {
+    let ending = Ending { how, why, steps, ended: seconds_since_1970(), schema: Schema::CURRENT };
+    let text = serde_json::to_string_pretty(&ending).map_err(|error| no_record(folder, error))?;
+    replace(&folder.join(Ending::FILE), text.as_bytes())
 }
 
 /// Tells whether a folder holds the record of a run.
@@ -38,8 +49,8 @@ pub fn holds_run(folder: &Path) -> bool {
 }
 
 /// All records that a folder may have, that of the run first.
-pub fn paths(folder: &Path) -> [PathBuf; 3] {
-    [RUN, CONFIG, devices::ALGORITHMS].map(|name| folder.join(name))
+pub fn paths(folder: &Path) -> [PathBuf; 4] {
+    [RUN, CONFIG, devices::ALGORITHMS, Ending::FILE].map(|name| folder.join(name))
 }
 
 pub fn config_path(folder: &Path) -> PathBuf {
@@ -59,8 +70,10 @@ pub fn create(
     write_entries(folder, vec![first])
 }
 
-/// Notes a continuation.
+/// Notes a continuation; how the run ended before is no longer so.
 pub fn continue_with(folder: &Path, launch: &Launch, typed: Option<&Record>) -> Result<(), TrainError> {
+    let ending = folder.join(Ending::FILE);
+    files::remove(&ending).map_err(|source| TrainError::Io { path: ending.clone(), source })?;
     let mut entries = entries(folder)?;
     entries.push(entry(launch, typed)?);
     write_entries(folder, entries)

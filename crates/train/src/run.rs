@@ -23,7 +23,7 @@ use formats::weights;
 use graph::Program;
 use models::names::Convention;
 use output::Output;
-use records::{Collective, MetricsLine, Parts};
+use records::{Collective, Ended, MetricsLine, Parts};
 use std::path::{Path, PathBuf};
 use steps::Loop;
 
@@ -165,7 +165,12 @@ fn train_session<T: Real>(
     // What was measured stays, however the run ended; the first error is the one to report.
     let closed = output.as_mut().map_or(Ok(()), Output::finish);
     let name = || session.device().name();
-    summary.stopped = ended.map_err(|error| error.of_step(world.rank(), name, progress.step))?;
+    let ended = ended.map_err(|error| error.of_step(world.rank(), name, progress.step));
+    if let (Err(error), Some(output)) = (&ended, &output) {
+        // The error is the one to report, whatever becomes of its record.
+        let _ = output.end(Ended::Failed, Some(error.to_string()), progress.step);
+    }
+    summary.stopped = ended?;
     summary.best = progress.best;
     summary.skipped = progress.skipped;
     if let Some(output) = &mut output {
@@ -178,7 +183,12 @@ fn train_session<T: Real>(
             summary.failures.extend(saved.as_ref().err().map(ToString::to_string));
             summary.weights = saved.is_ok().then_some(path);
         }
-        summary.failures.extend(output.failures().chain(closed.err()).map(|error| error.to_string()));
+        let ended = match &summary.stopped {
+            Some(stopped) => output.end(Ended::Stopped, Some(stopped.why.to_string()), progress.step),
+            None => output.end(Ended::Finished, None, progress.step),
+        };
+        let failures = output.failures().chain(closed.err()).chain(ended.err());
+        summary.failures.extend(failures.map(|error| error.to_string()));
     }
     session.device_mut().finish();
     Ok(summary)

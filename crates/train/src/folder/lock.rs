@@ -8,7 +8,8 @@
 use crate::error::TrainError;
 use crate::run::Events;
 use files::{self, UNFINISHED};
-use serde::{Deserialize, Serialize};
+pub use records::host;
+use records::{Holder, process_started};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -19,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const NAME: &str = ".lock";
+const NAME: &str = Holder::FILE;
 /// How often a holder shows that it is alive.
 const BEAT: Duration = Duration::from_secs(10);
 /// After so long without a beat, a holder elsewhere is taken for dead.
@@ -31,39 +32,8 @@ const LINGERS: Duration = Duration::from_secs(10);
 /// Others may take and leave the lock in the meantime, but not for ever.
 const TRIES: usize = 20;
 
-/// What a lock says of its holder.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Holder {
-    /// The first member, and always of one length: it is renewed in its place.
-    beat: String,
-    host: String,
-    pid: u32,
-    /// This boot of this machine, and the pid namespace: a pid means something within these alone.
-    machine: String,
-    /// When the process started, as the kernel counts.
-    started: String,
-}
-
 /// Where the digits of the beat are.
 const BEAT_AT: u64 = r#"{"beat":""#.len() as u64;
-
-impl Holder {
-    fn me() -> Self {
-        let pid = std::process::id();
-        let started = started(pid).unwrap_or_default();
-        Holder { beat: digits(0), host: host(), pid, machine: machine(), started }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        serde_json::from_str(text).ok()
-    }
-
-    /// Whether its process lives; none if that can't be told from here.
-    fn lives(&self) -> Option<bool> {
-        let here = !self.machine.is_empty() && self.machine == machine();
-        here.then(|| started(self.pid).as_ref() == Some(&self.started))
-    }
-}
 
 fn digits(beat: u64) -> String {
     format!("{beat:010}")
@@ -77,40 +47,14 @@ fn shown(text: &str) -> String {
     }
 }
 
-pub fn host() -> String {
-    system("/proc/sys/kernel/hostname")
-}
-
-/// Empty where the system doesn't tell.
-fn machine() -> String {
-    let boot = system("/proc/sys/kernel/random/boot_id");
-    match fs::read_link("/proc/self/ns/pid") {
-        Ok(namespace) if !boot.is_empty() => format!("{} {boot} {}", host(), namespace.display()),
-        _ => String::new(),
-    }
-}
-
-fn system(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default().trim().to_string()
-}
-
-/// When a process started; none if there is none of this pid, or it has ended and only its exit code is left.
-fn started(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name comes before, in parentheses, and may hold anything.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ended = matches!(*fields.first()?, "Z" | "X");
-    fields.get(19).filter(|_| !ended).map(|text| text.to_string())
-}
-
 /// Whether the process that locked a folder lives; none if there is no lock, or that can't be told from here.
 pub fn holder_lives(folder: &Path) -> Option<bool> {
-    Holder::parse(&read(&folder.join(NAME)).ok()??)?.lives()
+    Holder::of(folder)?.lives()
 }
 
 /// Whether there is a process of this pid here.
 pub fn is_running(pid: u32) -> bool {
-    started(pid).is_some()
+    process_started(pid).is_some()
 }
 
 /// How a lock that someone holds is met.
@@ -148,7 +92,7 @@ enum Fate {
 impl Place {
     /// A lock file that appears with its text in it, if none is there.
     fn make(path: &Path) -> io::Result<Self> {
-        let me = Holder::me();
+        let me = Holder::me(digits(0));
         let text = serde_json::to_string(&me).map_err(io::Error::other)?;
         let aside = path.with_file_name(format!("{NAME}.{}-{}{UNFINISHED}", me.host, me.pid));
         let write = |file: File| {
@@ -379,7 +323,7 @@ mod tests {
         let first = take(&folder, false, 0).0.unwrap();
         for force in [false, true] {
             let refused = take(&folder, force, 0).0.err().unwrap();
-            let me = Holder::me();
+            let me = Holder::me(digits(0));
             assert!(refused.contains(&format!("pid {} on {}", me.pid, me.host)), "{refused}");
         }
         first.check().unwrap();
@@ -391,7 +335,7 @@ mod tests {
     #[test]
     fn a_dead_process_of_this_machine_holds_nothing() {
         let folder = Folder::new("lock-dead");
-        let me = Holder::me();
+        let me = Holder::me(digits(0));
         let no_such_pid = Holder { pid: 0x7fff_ffff, ..me.clone() };
         let pid_used_again = Holder { started: "1".into(), ..me };
         for dead in [no_such_pid, pid_used_again] {
@@ -405,14 +349,15 @@ mod tests {
         while !fs::read_to_string(format!("/proc/{zombie}/stat")).unwrap().contains(") Z ") {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(started(zombie), None);
+        assert_eq!(process_started(zombie), None);
         child.wait().unwrap();
     }
 
     #[test]
     fn a_holder_elsewhere_is_watched() {
         let folder = Folder::new("lock-elsewhere");
-        let elsewhere = Holder { host: "node7".into(), machine: "node7 b pid:[1]".into(), ..Holder::me() };
+        let elsewhere =
+            Holder { host: "node7".into(), machine: "node7 b pid:[1]".into(), ..Holder::me(digits(0)) };
         let path = leave(&folder, &elsewhere);
         let beating = File::options().write(true).open(&path).unwrap();
         let beat = std::thread::spawn(move || {
@@ -446,7 +391,7 @@ mod tests {
         assert_eq!(names(&folder), [NAME], "it is made again");
         // Written aside and renamed, as another file.
         fs::remove_file(folder.0.join(NAME)).unwrap();
-        let other = Holder { host: "node7".into(), ..Holder::me() };
+        let other = Holder { host: "node7".into(), ..Holder::me(digits(0)) };
         leave(&folder, &other);
         let error = lock.check().unwrap_err().to_string();
         assert!(error.contains("taken over by pid") && error.contains("node7"), "{error}");

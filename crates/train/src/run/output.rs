@@ -13,7 +13,7 @@ use crate::tensorboard::EventFile;
 use config::Resolved;
 use devices::Real;
 use formats::checkpoint::{Checkpoints, Progress};
-use records::MetricsLine;
+use records::{Ended, MetricsLine};
 use std::path::{Path, PathBuf};
 
 /// The folder of a run.
@@ -121,6 +121,12 @@ impl Output {
         self.gpus.with(GpuLog::end_epoch);
         self.board.with(EventFile::flush);
         self.metrics.sync()
+    }
+
+    /// Notes how the run ended, unless the folder is another's by now.
+    pub fn end(&self, how: Ended, why: Option<String>, steps: u64) -> Result<(), TrainError> {
+        self.folder.check()?;
+        record::end(&self.folder.path, how, why, steps)
     }
 
     /// Why something beside the results could not be written, for whatever failed since this was asked last.
