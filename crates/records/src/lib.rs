@@ -31,7 +31,7 @@ pub use holder::{Holder, host, process_started};
 pub use launch::{ConfigView, Ended, Ending, Launch, Machine};
 pub use lines::{ClassesLine, GpuLine, RankLine, read_lines};
 pub use metrics::{
-    Curve, Declared, Digits, FIGURES, Figure, LayerValues, METRICS, Metric, MetricsLine, Over, Scale,
+    Chart, Curve, Declared, Digits, FIGURES, Figure, LayerValues, METRICS, Metric, MetricsLine, Over, Scale,
     Values, csv_heading,
 };
 pub use parts::{PARTS, Part, Parts};

@@ -45,18 +45,29 @@ pub enum Over {
     Most,
 }
 
-/// A curve of a figure.
+/// A curve of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Curve {
-    /// The [`Figure`]'s.
-    pub figure: &'static str,
+    /// The [`Chart`]'s.
+    pub chart: &'static str,
     pub name: &'static str,
+    /// Noise from step to step is smoothed.
+    pub smooth: bool,
 }
 
-/// A figure of the live page; its curves are the metrics that name it.
+/// A figure of the live page: a chart, or several beside each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
     pub id: &'static str,
+    pub title: &'static str,
+    pub charts: &'static [Chart],
+}
+
+/// A chart; its curves are the metrics that name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Chart {
+    pub id: &'static str,
+    /// Empty where the figure has no other.
     pub title: &'static str,
     pub scale: Scale,
 }
@@ -64,19 +75,49 @@ pub struct Figure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     Free,
-    /// From 0 to 1, shown as percentages.
+    /// Shares between 0 and 1, shown as percentages.
     Share,
+    /// Shares, from 0 on.
+    Part,
     /// From 0 on.
     Amount,
+    /// Bytes, from 0 on.
+    Bytes,
 }
 
-pub const FIGURES: [Figure; 5] = [
-    Figure { id: "loss", title: "Loss", scale: Scale::Free },
-    Figure { id: "accuracy", title: "Accuracy", scale: Scale::Share },
-    Figure { id: "miou", title: "Mean IoU", scale: Scale::Share },
-    Figure { id: "rate", title: "Images/s", scale: Scale::Amount },
-    Figure { id: "updates", title: "Update of a layer's weights, ‖ΔW‖/‖W‖", scale: Scale::Free },
+pub const FIGURES: [Figure; 7] = [
+    Figure { id: "loss", title: "Loss", charts: &[alone("loss", Scale::Free)] },
+    Figure { id: "accuracy", title: "Accuracy", charts: &[alone("accuracy", Scale::Share)] },
+    Figure { id: "miou", title: "Mean IoU", charts: &[alone("miou", Scale::Share)] },
+    Figure {
+        id: "optimizer",
+        title: "Learning rate and gradient norm",
+        charts: &[
+            Chart { id: "lr", title: "Learning rate", scale: Scale::Amount },
+            Chart { id: "gradient", title: "Gradient norm", scale: Scale::Amount },
+        ],
+    },
+    Figure {
+        id: "updates",
+        title: "Update of a layer's weights, ‖ΔW‖/‖W‖",
+        charts: &[alone("updates", Scale::Free)],
+    },
+    Figure { id: "rate", title: "Images/s", charts: &[alone("rate", Scale::Amount)] },
+    Figure {
+        id: "gpus",
+        title: "GPUs, as their sensors read: mean of the ranks",
+        charts: &[
+            Chart { id: "gpu-load", title: "Load", scale: Scale::Part },
+            Chart { id: "gpu-memory", title: "Memory in use", scale: Scale::Bytes },
+            Chart { id: "gpu-temperature", title: "Temperature, °C", scale: Scale::Free },
+            Chart { id: "gpu-power", title: "Power, W", scale: Scale::Amount },
+        ],
+    },
 ];
+
+const fn alone(id: &'static str, scale: Scale) -> Chart {
+    Chart { id, title: "", scale }
+}
 
 /// Declares [`Metric`] and [`METRICS`] from one list, in the order of the columns.
 macro_rules! metrics {
@@ -94,9 +135,9 @@ macro_rules! metrics {
 metrics! {
     /// Training loss, of the main head.
     Loss: Declared { over: Some(Over::Images), tag: Some("train/loss"), curve: training("loss"), ..real("loss") };
-    LearningRate: Declared { tag: Some("train/learning_rate"), ..real("lr") };
-    ImagesPerSecond: Declared { unit: "images/s", tag: Some("train/images_per_second"), curve: training("rate"), ..measured("images_per_second") };
-    GradientNorm: Declared { tag: Some("train/gradient_norm"), ..real("grad_norm") };
+    LearningRate: Declared { tag: Some("train/learning_rate"), curve: plain("lr"), ..real("lr") };
+    ImagesPerSecond: Declared { unit: "images/s", tag: Some("train/images_per_second"), curve: noisy("rate"), ..measured("images_per_second") };
+    GradientNorm: Declared { tag: Some("train/gradient_norm"), curve: noisy("gradient"), ..real("grad_norm") };
     /// Training accuracy.
     Top1: Declared { over: Some(Over::Images), tag: Some("train/top1"), curve: training("accuracy"), ..real("top1") };
     EvalLoss: Declared { tag: Some("eval/loss"), curve: validation("loss"), ..evaluated("eval_loss") };
@@ -121,21 +162,21 @@ metrics! {
     EvalMeanIou: Declared { tag: Some("eval/miou"), curve: validation("miou"), ..evaluated("eval_miou") };
     EvalPixelAccuracy: Declared { tag: Some("eval/pixel_accuracy"), ..evaluated("eval_pixel_accuracy") };
     /// Share of the time in which something ran, 0 to 1, by the GPU's sensors.
-    GpuLoad: Declared { tag: Some("gpu/load"), ..measured("gpu_load") };
-    GpuMemoryUsed: Declared { unit: "bytes", tag: Some("gpu/memory_used"), ..whole("gpu_memory_used") };
-    GpuTemperature: Declared { unit: "°C", tag: Some("gpu/temperature"), ..measured("gpu_temperature") };
-    GpuPower: Declared { unit: "W", tag: Some("gpu/power"), ..measured("gpu_power") };
+    GpuLoad: Declared { tag: Some("gpu/load"), curve: noisy("gpu-load"), ..measured("gpu_load") };
+    GpuMemoryUsed: Declared { unit: "bytes", tag: Some("gpu/memory_used"), curve: plain("gpu-memory"), ..whole("gpu_memory_used") };
+    GpuTemperature: Declared { unit: "°C", tag: Some("gpu/temperature"), curve: plain("gpu-temperature"), ..measured("gpu_temperature") };
+    GpuPower: Declared { unit: "W", tag: Some("gpu/power"), curve: noisy("gpu-power"), ..measured("gpu_power") };
     /// How far the update moved the weights of a layer, ‖ΔW‖/‖W‖: the largest of all layers.
     UpdateRatio: Declared {
         tag: Some("update_ratio"),
-        curve: Some(Curve { figure: "updates", name: "largest" }),
+        curve: Some(Curve { chart: "updates", name: "largest", smooth: false }),
         log: Some("update"),
         layers: Some("update_ratios"),
         ..real("update_ratio")
     };
     UpdateRatioMedian: Declared {
         tag: Some("update_ratio_median"),
-        curve: Some(Curve { figure: "updates", name: "median" }),
+        curve: Some(Curve { chart: "updates", name: "median", smooth: false }),
         ..real("update_ratio_median")
     };
 }
@@ -182,12 +223,21 @@ const fn evaluated(name: &'static str) -> Declared {
     Declared { over: Some(Over::Last), ..real(name) }
 }
 
-const fn training(figure: &'static str) -> Option<Curve> {
-    Some(Curve { figure, name: "training" })
+const fn training(chart: &'static str) -> Option<Curve> {
+    Some(Curve { chart, name: "training", smooth: true })
 }
 
-const fn validation(figure: &'static str) -> Option<Curve> {
-    Some(Curve { figure, name: "validation" })
+const fn validation(chart: &'static str) -> Option<Curve> {
+    Some(Curve { chart, name: "validation", smooth: false })
+}
+
+/// The only curve of its chart, which names it; `plain` as it is, `noisy` smoothed.
+const fn plain(chart: &'static str) -> Option<Curve> {
+    Some(Curve { chart, name: "", smooth: false })
+}
+
+const fn noisy(chart: &'static str) -> Option<Curve> {
+    Some(Curve { chart, name: "", smooth: true })
 }
 
 #[cfg(test)]
@@ -200,7 +250,9 @@ mod tests {
             assert_eq!(one.metric as usize, i);
             assert_eq!(Metric::named(one.name), Some(one.metric));
             assert!(METRICS[..i].iter().all(|other| other.tag.is_none() || other.tag != one.tag), "{one:?}");
-            assert!(one.curve.is_none_or(|curve| FIGURES.iter().any(|figure| figure.id == curve.figure)));
+            let drawn =
+                |curve: Curve| FIGURES.iter().flat_map(|f| f.charts).filter(|c| c.id == curve.chart).count();
+            assert!(one.curve.is_none_or(|curve| drawn(curve) == 1), "{one:?}");
         }
     }
 }

@@ -61,7 +61,7 @@ const PLAN: &str = "study.json";
 pub const RESULTS: &str = "results.json";
 pub const POINTS: &str = "points";
 pub const RUNS: &str = "runs";
-const LOCK: &str = ".lock";
+pub const LOCK: &str = ".lock";
 
 impl Store {
     /// Begins a study in a folder, or goes on with the same study there.

@@ -10,7 +10,7 @@ mod weights;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::settings::{BENCH, INSPECT, PLAN, TRAIN};
-use config::{Raw, Task};
+use config::{PageAddress, Raw, Task};
 use settings::Settings;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -70,6 +70,9 @@ pub enum Command {
     /// Draw the report of a study again from its results; from two or more, one platform against another
     #[command(after_help = examples::REPORT)]
     Report(ReportArgs),
+    /// Show the runs and studies below a folder in a browser, those that go on and those that ended, each with its page
+    #[command(after_help = examples::SERVE)]
+    Serve(ServeArgs),
     /// Show what this machine has and lacks, and what to install
     Doctor {
         /// Print JSON instead of text
@@ -250,6 +253,16 @@ pub struct ReportArgs {
     pub no_title: bool,
     #[command(flatten)]
     pub overwrite: Overwrite,
+}
+
+#[derive(Args, Clone)]
+pub struct ServeArgs {
+    /// Folder that runs and studies lie in, at any depth up to six; or one run or study
+    #[arg(value_name = "RUNS_DIR")]
+    pub folder: PathBuf,
+    /// Where to serve: a port, a host or both, as 9999 or localhost:8433; port 0 is any that is free
+    #[arg(long, value_name = "ADDR", default_value_t)]
+    pub address: PageAddress,
 }
 
 #[derive(Args, Clone)]

@@ -12,6 +12,7 @@ pub mod models;
 pub mod plan;
 pub mod report;
 pub mod segment;
+pub mod serve;
 pub mod shells;
 pub mod study;
 pub mod train;

@@ -14,8 +14,8 @@ mod signals;
 mod table;
 
 use commands::{
-    bench, classify, data, doctor, eval, explain, export, launch, models, plan, report, segment, shells,
-    study, train,
+    bench, classify, data, doctor, eval, explain, export, launch, models, plan, report, segment, serve,
+    shells, study, train,
 };
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         args::Command::Plan(args) => plan::run(args),
         args::Command::Bench(args) => bench::run(args),
         args::Command::Report(args) => report::run(args),
+        args::Command::Serve(args) => return ended(serve::run(&args)),
         args::Command::Doctor { json } => doctor::run(json),
         args::Command::Completions { shell } => shells::completions(shell),
         args::Command::Man { out, overwrite } => shells::man(&out, overwrite.force),

@@ -1,11 +1,9 @@
-//! `vitesse report`, and the live page of a training run.
+//! `vitesse report`.
 
 mod common;
 
 use common::{Folder, text};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use study::results::Results;
 use study::sample;
@@ -93,36 +91,4 @@ fn figures_for_a_paper() {
     assert_eq!(read("weak-efficiency.png")[16..20], 1004u32.to_be_bytes());
     let csv = String::from_utf8(read("weak-waterfall.csv")).unwrap();
     assert!(csv.contains(",factor,load balance,0.9"), "{csv:.400}");
-}
-
-#[test]
-fn a_training_run_has_a_live_page_while_it_goes_on() {
-    let folder = Folder::new("live");
-    let output =
-        folder.start(&["train", "--serve", "127.0.0.1:0", "--steps", "2"]).wait_with_output().unwrap();
-    assert!(text(&output).contains("vitesse: --serve: needs --out"), "{}", text(&output));
-    let args =
-        ["train", "--out", "run", "--serve", "127.0.0.1:0", "--model", "vit-nano/8", "--epochs", "1000"];
-    let mut child = folder.start(&args);
-    let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    lines.read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("live page: http://").and_then(|rest| rest.strip_suffix('/'));
-    let address = address.unwrap_or_else(|| panic!("{line}")).to_string();
-    let seen = loop {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        write!(stream, "GET /live.json HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let body = answer.split_once("\r\n\r\n").unwrap().1;
-        let live: serde_json::Value = serde_json::from_str(body).unwrap();
-        if live["sections"]["figures"].as_str().is_some_and(|html| html.contains("id=\"loss\"")) {
-            break live;
-        }
-        assert!(child.try_wait().unwrap().is_none(), "ended without a figure");
-        std::thread::sleep(std::time::Duration::from_millis(200));
-    };
-    assert_eq!((&seen["title"], &seen["about"]), (&"run".into(), &"vit-nano/8 · 1 rank".into()));
-    child.kill().unwrap();
-    child.wait().unwrap();
 }

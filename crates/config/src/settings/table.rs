@@ -13,12 +13,11 @@ use crate::offers;
 use crate::optimizers;
 use crate::origin::Log;
 use crate::{
-    Betas, Cache, ClassWeights, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale, Part,
-    Precision, Preset, RandAugment, Residual, Span, Task,
+    Betas, Cache, ClassWeights, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale,
+    PageAddress, Part, Precision, Preset, RandAugment, Residual, Span, Task,
 };
 use graph::Recompute;
 use models::vit::Pool;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 const RUN: About = About::of(TRAIN);
@@ -282,8 +281,9 @@ settings! {
         no_account: bool = RUN.agreed(&["account"]),
         /// Don't print at the end where the time went by kind of work; on a GPU all steps then run alike, where otherwise three run kernel by kernel
         no_breakdown: bool = RUN.free(&["breakdown", "breakdown_lines"]),
-        /// Show curves, the account of time and the log on a live page, at ADDR or 127.0.0.1:8420; needs --out
-        serve: Option<Option<SocketAddr>> = RUN.value("ADDR").free(&[]).once(),
+        /// Show curves, settings, the account of time and the log on a live page; ADDR is a port, a host or both, as 9999 or localhost:8433 (default
+        /// 127.0.0.1:8420); the run prints the URL, whose token lets nobody else look; needs --out
+        serve: Option<Option<PageAddress>> = RUN.value("ADDR").free(&[]).once(),
         /// Let every rank write its own log there, as rank-N.log
         rank_logs: Option<PathBuf> = RUN.value("DIR").free(&[]).once(),
         /// Print one JSON object at the end instead of text

@@ -1,9 +1,8 @@
 //! Types that a setting can have: each is read from text, and written as the text it is read from.
 
-use crate::{Betas, Cache, ClassWeights, Every, LrScale, Part, RandAugment, Span};
+use crate::{Betas, Cache, ClassWeights, Every, LrScale, PageAddress, Part, RandAugment, Span};
 use graph::Recompute;
 use models::vit::Pool;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -124,7 +123,7 @@ macro_rules! by_text {
     )*};
 }
 
-by_text!(String SocketAddr Span Every LrScale Part RandAugment Betas ClassWeights);
+by_text!(String PageAddress Span Every LrScale Part RandAugment Betas ClassWeights);
 
 /// Numbers, refused in the words of all other settings.
 macro_rules! numbers {

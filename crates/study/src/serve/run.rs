@@ -1,12 +1,19 @@
-//! A training run as its files tell it: `metrics.jsonl`, `ranks.jsonl`, `config.json`.
+//! A training run as its files tell it: `metrics.jsonl`, `ranks.jsonl`, and the records that `facts` and `state` read. Files count steps and
+//! epochs from 0; whatever is shown counts from 1, as the terminal does.
 
-use crate::report::live::{self as drawn, Curve, Rank, RunCurves, counted};
+use super::facts::{Facts, stamp};
+use super::state::{State, Watch};
+use crate::report::live::{self as drawn, Curve, Rank, RunCurves, grouped};
 use crate::tail::{Follower, last_lines};
-use records::{ConfigView, METRICS, Metric, MetricsLine, Parts, RankLine};
+use records::{METRICS, Metric, MetricsLine, Parts, RankLine};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// A curve has at most so many points; then neighbours become one.
-const MOST: usize = 400;
+const MOST: usize = 240;
+/// The time that is left follows from so many last steps.
+const RECENT: usize = 50;
 /// The account is that of the last steps, as far as these bytes go.
 const TAIL: u64 = 256 << 10;
 /// Lines of the log.
@@ -20,6 +27,45 @@ pub struct Run {
     step: u64,
     epoch: u64,
     log: Vec<String>,
+    pace: Progress,
+    facts: Facts,
+    watch: Watch,
+    state: State,
+}
+
+/// What is known of the time that steps take.
+#[derive(Default)]
+struct Progress {
+    steps: u64,
+    evaluations: u64,
+    /// Of all steps.
+    seconds: f64,
+    recent: VecDeque<f64>,
+}
+
+impl Progress {
+    fn add(&mut self, line: &MetricsLine) {
+        if !line.is_step() {
+            self.evaluations += 1;
+            return;
+        }
+        self.steps += 1;
+        let Some(seconds) = line.get(Metric::Seconds).filter(|seconds| seconds.is_finite()) else { return };
+        self.seconds += seconds;
+        self.recent.push_back(seconds);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Seconds that so many steps will take: those of the last steps, and what came between steps so far, evaluation above all.
+    /// `elapsed`: since the run's only start, which after a few evaluations hardly counts.
+    fn left(&self, steps: u64, elapsed: Option<f64>) -> Option<f64> {
+        let step = self.recent.iter().sum::<f64>() / self.recent.len() as f64;
+        let between =
+            elapsed.filter(|_| self.evaluations > 2).map_or(0.0, |all| (all - self.seconds).max(0.0));
+        Some(steps as f64 * (step + between / self.steps.max(1) as f64)).filter(|left| left.is_finite())
+    }
 }
 
 /// Means of ever more neighbours, so that a long run has no more points than a short one.
@@ -61,61 +107,102 @@ impl Run {
             step: 0,
             epoch: 0,
             log: vec![],
+            pace: Progress::default(),
+            facts: Facts::default(),
+            watch: Watch::default(),
+            state: State::Starting,
         }
     }
 
-    fn config(&self) -> ConfigView {
-        let text = std::fs::read(self.folder.join("config.json")).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
-    }
-
-    /// Reads what was written since the last look.
-    pub fn look(&mut self) {
+    /// Reads what was written since the last look; `now` by any clock that goes on.
+    pub fn look(&mut self, now: Duration) {
         let mut lines: Vec<MetricsLine> = vec![];
         let mut anew = false;
         self.metrics
             .follow(&mut || anew = true, &mut |line| lines.extend(serde_json::from_str::<MetricsLine>(line)));
         if anew {
             let metrics = std::mem::replace(&mut self.metrics, Follower::new(PathBuf::new()));
-            *self = Run { metrics, ..Run::new(&self.folder) };
+            let watch = std::mem::take(&mut self.watch);
+            *self = Run { metrics, watch, ..Run::new(&self.folder) };
         }
         lines.iter().for_each(|line| self.take(line));
+        self.facts.look(&self.folder);
+        let complete = self.facts.config.steps > 0 && self.done() >= self.facts.config.steps;
+        self.state = self.watch.look(&self.folder, complete, now);
+    }
+
+    /// Steps that were made.
+    fn done(&self) -> u64 {
+        if self.log.is_empty() { 0 } else { self.step + 1 }
     }
 
     fn take(&mut self, line: &MetricsLine) {
         (self.step, self.epoch) = (line.step, line.epoch);
         for (declared, curve) in METRICS.iter().zip(&mut self.curves).filter(|one| one.0.curve.is_some()) {
-            curve.add(line.step, line.get(declared.metric));
+            curve.add(line.step + 1, line.get(declared.metric));
         }
+        self.pace.add(line);
         if self.log.len() >= LOG {
             self.log.remove(0);
         }
         self.log.push(text(line));
     }
 
-    /// The model and its ranks.
+    /// The model, its data and its ranks.
     pub fn about(&self) -> String {
-        let config = self.config();
-        let ranks = counted(config.world.max(1), "rank");
-        if config.model.is_empty() { String::new() } else { format!("{} · {ranks}", config.model) }
+        self.facts.about()
+    }
+
+    pub fn goes_on(&self) -> bool {
+        self.state.goes_on()
+    }
+
+    /// How it is and how far, in words.
+    pub fn state(&self) -> String {
+        let state = self.state.text(self.left());
+        if self.log.is_empty() {
+            return format!("{state} · no step is written yet");
+        }
+        format!("{} · {state}", self.progress())
+    }
+
+    /// How it is, in one word.
+    pub fn word(&self) -> &'static str {
+        self.state.word()
     }
 
     /// How far it is, in words.
-    pub fn state(&self) -> String {
-        let config = self.config();
-        if self.step == 0 && self.log.is_empty() {
-            return "no step is written yet".to_string();
-        }
-        // Steps are numbered from 0.
-        let done = self.step + 1;
-        let (epochs, steps) = (config.epochs.max(self.epoch), config.steps.max(done));
-        format!("epoch {} of {epochs} · step {done} of {steps}", self.epoch)
+    fn progress(&self) -> String {
+        let config = &self.facts.config;
+        let (epoch, done) = (self.epoch + 1, self.done());
+        let (epochs, steps) = (config.epochs.max(epoch), config.steps.max(done));
+        let count = |n: u64| grouped(n as f64);
+        format!("epoch {} of {} · step {} of {}", count(epoch), count(epochs), count(done), count(steps))
+    }
+
+    /// Seconds that are left, of a run that goes on.
+    fn left(&self) -> Option<f64> {
+        let steps = self.facts.config.steps.checked_sub(self.done()).filter(|_| self.goes_on())?;
+        // How long earlier launches took is not known.
+        let only = if let [only] = &self.facts.launches[..] { Some(only.started) } else { None };
+        let written = stamp(&self.folder.join("metrics.jsonl")).map(|stamp| stamp.1);
+        let written = written.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let elapsed = only.zip(written).map(|(started, written)| written.as_secs_f64() - started as f64);
+        self.pace.left(steps, elapsed)
     }
 
     /// How far it is, from 0 to 1.
     pub fn share(&self) -> f64 {
-        let steps = self.config().steps;
-        if steps == 0 || self.log.is_empty() { 0.0 } else { ((self.step + 1) as f64 / steps as f64).min(1.0) }
+        match (self.facts.config.steps, &self.state) {
+            (_, State::Finished) => 1.0,
+            (0, _) => 0.0,
+            (steps, _) => (self.done() as f64 / steps as f64).min(1.0),
+        }
+    }
+
+    /// Settings, folder and command, as HTML.
+    pub fn facts(&self) -> String {
+        self.facts.html(&self.folder)
     }
 
     /// Curves and the account of time, as HTML.
@@ -161,13 +248,13 @@ fn add(ranks: &mut Vec<Rank>, rank: usize, parts: Parts) {
 
 /// A line of the log.
 fn text(line: &MetricsLine) -> String {
-    let MetricsLine { step, epoch, .. } = line;
+    let (step, epoch) = (line.step + 1, line.epoch + 1);
     let word = |metric, show: fn(f64) -> String| line.get(metric).map_or(String::new(), show);
     match (line.get(Metric::EvalLoss), line.get(Metric::Loss)) {
         (Some(loss), _) => {
             let top1 = word(Metric::EvalTop1, |x| format!(" · top-1 {:.2}%", 100.0 * x));
             let miou = word(Metric::EvalMeanIou, |x| format!(" · mean IoU {:.2}%", 100.0 * x));
-            format!("epoch {epoch} · validation: loss {loss:.4}{top1}{miou}")
+            format!("epoch {epoch} · step {step} · validation: loss {loss:.4}{top1}{miou}")
         }
         (None, Some(loss)) => {
             let lr = word(Metric::LearningRate, |lr| format!(" · lr {lr:.2e}"));
@@ -193,5 +280,26 @@ mod tests {
         assert!(points.len() <= MOST && points.len() > MOST / 4, "{}", points.len());
         assert!(points.iter().all(|(x, y)| (x - y).abs() < 1e-6));
         assert!(points.windows(2).all(|two| two[0].0 < two[1].0));
+    }
+
+    #[test]
+    fn the_time_left_counts_the_last_steps_and_what_lies_between_steps() {
+        let mut progress = Progress::default();
+        assert_eq!(progress.left(5, None), None, "nothing is known yet");
+        let mut step = MetricsLine::new(0, 0);
+        for i in 0..100 {
+            step.set(Metric::Seconds, if i < 50 { 9.0 } else { 1.0 });
+            progress.add(&step);
+        }
+        assert_eq!(
+            progress.left(10, Some(600.0)),
+            Some(10.0),
+            "without evaluations, what lies between is the start"
+        );
+        let mut evaluation = MetricsLine::new(99, 0);
+        evaluation.set(Metric::EvalLoss, 1.0);
+        (0..3).for_each(|_| progress.add(&evaluation));
+        assert_eq!(progress.left(10, Some(800.0)), Some(10.0 * (1.0 + 300.0 / 100.0)));
+        assert_eq!(progress.left(10, None), Some(10.0));
     }
 }

@@ -1,5 +1,6 @@
 //! A study as its files tell it: what is measured so far, and the run that goes on.
 
+use super::folder::is_locked;
 use super::run::Run;
 use crate::engine::results_of;
 use crate::grid::MOST_POINTS;
@@ -8,7 +9,7 @@ use crate::report::live::{self as drawn, counted};
 use crate::results::{Point, Results};
 use crate::store::{self, POINTS, Plan, RESULTS, RUNS};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub struct Study {
     folder: PathBuf,
@@ -68,7 +69,7 @@ impl Study {
     }
 
     /// Reads what has changed since the last look.
-    pub fn look(&mut self) {
+    pub fn look(&mut self, now: Duration) {
         let stamps = stamps(&self.folder);
         if stamps != self.stamps || self.seen.plan.is_none() {
             self.seen = Seen::read(&self.folder, &stamps);
@@ -80,7 +81,7 @@ impl Study {
             (None, _) => self.now = None,
         }
         if let Some((_, run)) = &mut self.now {
-            run.look();
+            run.look(now);
         }
     }
 
@@ -127,10 +128,41 @@ impl Study {
         if self.seen.unreadable > 0 {
             state.push(format!("{} that can't be read", counted(self.seen.unreadable, "file")));
         }
-        if done == all && all > 0 {
-            state.push("the study is finished".into());
-        }
+        state.push(match self.word() {
+            "finished" => "the study is finished".into(),
+            word => word.into(),
+        });
         state.join(" · ")
+    }
+
+    pub fn is_done(&self) -> bool {
+        let (done, all) = self.seen.runs();
+        done == all && all > 0
+    }
+
+    /// How it is, in one word.
+    pub fn word(&self) -> &'static str {
+        match is_locked(&self.folder.join(store::LOCK)) {
+            _ if self.is_done() => "finished",
+            true => "running",
+            false => "stopped",
+        }
+    }
+
+    /// Where it lies, as HTML.
+    pub fn facts(&self) -> String {
+        let whole = std::path::absolute(&self.folder).unwrap_or_else(|_| self.folder.clone());
+        let mut rows = vec![("Folder", whole.display().to_string())];
+        if let Some(plan) = &self.seen.plan {
+            let platform = &plan.platform;
+            rows.push((
+                "Machine",
+                format!("{} · {} · vitesse {}", platform.host, platform.cpu, plan.version),
+            ));
+            rows.push(("Started", drawn::date(plan.started)));
+            rows.push(("Points", format!("{} × {}", plan.points.len(), counted(plan.study.repeats, "run"))));
+        }
+        drawn::facts(&rows, &[])
     }
 
     pub fn share(&self) -> f64 {

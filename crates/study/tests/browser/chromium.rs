@@ -170,6 +170,14 @@ impl Page<'_> {
         }
     }
 
+    /// Follows the link that a selector finds, and waits for what is behind it.
+    pub fn go(&mut self, selector: &str) {
+        let url = self.run(&format!("document.querySelector({selector:?}).href"));
+        self.browser.events.retain(|event| event["method"] != "Page.loadEventFired");
+        self.call("Page.navigate", json!({ "url": url }));
+        self.wait_for("Page.loadEventFired");
+    }
+
     pub fn tap(&mut self, x: f64, y: f64) {
         let touch = |kind: &str, points: Value| json!({ "type": kind, "touchPoints": points });
         self.call("Input.dispatchTouchEvent", touch("touchStart", json!([{ "x": x, "y": y }])));

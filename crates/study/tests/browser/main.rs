@@ -2,13 +2,15 @@
 //! from outside. `VITESSE_SHOTS=DIR` keeps pictures to look at.
 
 mod chromium;
+mod looks;
 mod points;
 
 use chromium::{Chromium, Page};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use looks::{draws, keep_page, keep_pictures, ready, tips};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use study::results::Results;
+use study::serve::{Server, Shows};
 use study::{report, sample};
 use testing::{Folder, need};
 
@@ -126,125 +128,108 @@ fn the_live_page_follows_a_run() {
         )
     };
     std::fs::write(&metrics, (0..40).map(step).collect::<String>()).unwrap();
-    let server = study::serve::Server::start("127.0.0.1:0".parse().unwrap(), &folder.0).unwrap();
+    let server = Server::start("127.0.0.1:0", Shows::One(folder.0.clone())).unwrap();
     let url = server.url();
     let mut page = browser.open(&url, PHONE, "dark");
-    let ready = |page: &mut Page, what: &str| {
-        let script = format!(
-            "new Promise((done) => {{ const look = () => ({what}) ? done(true) : setTimeout(look, 50); look(); }})"
-        );
-        assert_eq!(page.run(&script), true);
-    };
     ready(&mut page, "document.querySelectorAll('main figure').length === 2");
-    ready(&mut page, "document.getElementById('state').textContent === 'epoch 1 of 1 · step 40 of 40'");
+    ready(
+        &mut page,
+        "document.getElementById('state').textContent.startsWith('epoch 2 of 2 · step 40 of 40')",
+    );
     draws(&mut page, "live", &["loss", "rate"]);
     tips(&mut page, "live", true);
     page.run("document.activeElement.blur()");
     keep_pictures(&mut page, "live");
     std::fs::write(&metrics, (0..60).map(step).collect::<String>()).unwrap();
-    ready(&mut page, "document.getElementById('state').textContent === 'epoch 1 of 1 · step 60 of 60'");
-    ready(&mut page, "document.getElementById('log').textContent.includes('step 59')");
+    ready(
+        &mut page,
+        "document.getElementById('state').textContent.startsWith('epoch 2 of 2 · step 60 of 60')",
+    );
+    ready(&mut page, "document.getElementById('log').textContent.includes('step 60')");
     let (complaints, requests) = page.complaints_and_requests();
     assert_eq!(complaints, [] as [String; 0]);
     let own = |asked: &&String| !asked.starts_with(&url) && !asked.starts_with("data:");
     assert_eq!(requests.iter().filter(own).collect::<Vec<_>>(), [] as [&String; 0]);
+    std::fs::remove_file(&metrics).unwrap();
+    std::fs::write(folder.0.join(".lock"), serde_json::to_string(&records::Holder::me("0".into())).unwrap())
+        .unwrap();
+    ready(&mut page, "document.getElementById('state').textContent.includes('running')");
     server.stop();
     ready(&mut page, "document.getElementById('state').textContent.startsWith('No answer')");
     page.close();
 }
 
-/// Every figure is there, has marks, and its texts are inside, readable and apart.
-fn draws(page: &mut Page, view: &str, expected: &[&str]) {
-    let found = page.run(
-        r#"[...document.querySelectorAll("main figure")].map((figure) => {
-            const svg = [...figure.querySelectorAll("svg.figure")].find((svg) => svg.getBoundingClientRect().width > 0);
-            const all = svg.getBoundingClientRect();
-            const texts = [...svg.querySelectorAll("text")].filter((text) => !text.closest(".frame") && text.textContent.trim());
-            const boxes = texts.map((text) => ({ says: text.textContent, box: text.getBoundingClientRect() }));
-            const outside = boxes.filter(({ box }) =>
-                box.left < all.left - 1 || box.right > all.right + 1 || box.top < all.top - 2 || box.bottom > all.bottom + 2);
-            const over = [];
-            boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b) => {
-                const wide = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
-                const high = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
-                if (wide > 1 && high > 4) over.push(`${a.says} / ${b.says}`);
-            }));
-            return {
-                id: figure.id, width: all.width, height: all.height, marks: svg.querySelectorAll(".mark").length,
-                smallest: Math.min(...boxes.map(({ box }) => box.height)),
-                outside: outside.map(({ says }) => says), over,
-            };
-        })"#,
-    );
-    let found = found.as_array().unwrap();
-    let ids: Vec<&str> = found.iter().map(|figure| figure["id"].as_str().unwrap()).collect();
-    assert_eq!(ids, expected, "{view}");
-    for figure in found {
-        let number = |name: &str| figure[name].as_f64().unwrap();
-        assert!(number("width") > 300.0 && number("height") > 60.0, "{view}: {figure}");
-        assert!(number("marks") > 0.0 && number("smallest") > 11.0, "{view}: {figure}");
-        assert_eq!(figure["outside"], json!([]), "{view}: text is cut: {figure}");
-        assert_eq!(figure["over"], json!([]), "{view}: text lies on text: {figure}");
+/// Fifty runs, some with long names: the list reads on a phone and a desktop, finds runs, and leads to their pages and back.
+#[test]
+fn a_list_of_runs_is_read_found_in_and_followed() {
+    let folder = Folder::new("list");
+    let mut browser = need!(browser(&folder));
+    let config =
+        r#"{"model":"vit-ti/4","steps":60,"epochs":15,"world":2,"data":{"source":"cifar10:/data/cifar-10"}}"#;
+    for i in 0..50 {
+        let name = format!(
+            "runs/sweep-{}/{}",
+            i % 3,
+            if i % 10 == 0 { format!("{i:02}-{}", "long-name-".repeat(12)) } else { format!("{i:02}") }
+        );
+        let launch = format!(
+            "[{{\"command\":[\"vitesse\"],\"folder\":\"/\",\"started\":{},\"version\":\"1\",\"machine\":{{\"host\":\"vm\",\"os\":\"\",\
+             \"kernel\":\"\",\"cpu\":\"\",\"threads\":2,\"simd\":\"\",\"memory_bytes\":1}}}}]",
+            1_794_000_000 + 1000 * i
+        );
+        folder.file(&format!("{name}/run.json"), launch);
+        folder.file(&format!("{name}/config.json"), config);
+        let steps = (0..30).map(|step| format!("{{\"step\":{step},\"epoch\":{},\"loss\":1.5,\"lr\":0.001,\"images_per_second\":700.0,\"top1\":0.5}}\n", step / 4));
+        folder.file(&format!("{name}/metrics.jsonl"), steps.collect::<String>());
+        match i % 4 {
+            0 => folder.file(
+                &format!("{name}/ended.json"),
+                r#"{"how":"failed","why":"rank 1 was lost","steps":30,"ended":1}"#,
+            ),
+            1 => folder.file(
+                &format!("{name}/.lock"),
+                serde_json::to_string(&records::Holder::me("0".into())).unwrap(),
+            ),
+            _ => folder.file(&format!("{name}/ended.json"), r#"{"how":"finished","steps":30,"ended":1}"#),
+        };
     }
-    assert_eq!(page.run("document.documentElement.scrollWidth <= innerWidth"), true, "{view}: too wide");
+    let server = Server::start("127.0.0.1:0", Shows::of(&folder.0.join("runs"))).unwrap();
+    for (size, scheme) in [(DESKTOP, "light"), (PHONE, "dark")] {
+        let mut page = browser.open(&server.url(), size, scheme);
+        ready(&mut page, "document.querySelectorAll('.runs li').length === 50");
+        let state = page.run("document.getElementById('state').textContent");
+        assert_eq!(state, "50 runs · 13 running · 24 finished · 13 failed");
+        assert_eq!(page.run("document.documentElement.scrollWidth <= innerWidth"), true, "{size:?}");
+        // Texts of a run lie beside or below each other.
+        let over = page.run(
+            r#"[...document.querySelectorAll(".runs li")].flatMap((run) => {
+                const boxes = [...run.querySelectorAll("a, span, small")].map((part) => part.getBoundingClientRect());
+                return boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) =>
+                    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2));
+            }).length"#,
+        );
+        assert_eq!(over, 0, "{size:?}");
+        keep_page(&mut page, &format!("list-{}", size.0));
+        page.run("(() => { const find = document.querySelector('#find input'); find.value = 'failed sweep-1'; find.dispatchEvent(new Event('input')); })()");
+        ready(&mut page, "document.querySelectorAll('.runs li').length === 4");
+        page.go(".runs a");
+        ready(&mut page, "document.getElementById('state')?.textContent.includes('failed: rank 1 was lost')");
+        assert_eq!(page.run("document.getElementById('home').hidden"), false);
+        draws(&mut page, "listed", &["loss", "accuracy", "optimizer", "rate"]);
+        page.go("#home");
+        ready(&mut page, "document.querySelectorAll('.runs li').length === 50");
+        let (complaints, requests) = page.complaints_and_requests();
+        assert_eq!(complaints, [] as [String; 0]);
+        let away = |asked: &&String| !asked.starts_with(&server.url()) && !asked.starts_with("data:");
+        assert_eq!(requests.iter().filter(away).collect::<Vec<_>>(), [] as [&String; 0]);
+        page.close();
+    }
 }
 
 fn paper(page: &mut Page, view: &str, scheme: &str) {
     let colour = page.run("getComputedStyle(document.body).backgroundColor");
     let expected = if scheme == "dark" { "rgb(21, 23, 27)" } else { "rgb(255, 255, 255)" };
     assert_eq!(colour, expected, "{view}");
-}
-
-/// Pointing at the last mark of every figure shows its runs, and so does the keyboard.
-fn tips(page: &mut Page, view: &str, touch: bool) {
-    let count = page.run("document.querySelectorAll('main figure').length").as_u64().unwrap();
-    for i in 0..count {
-        let at = page.run(&format!(
-            r#"(() => {{
-                const figure = document.querySelectorAll("main figure")[{i}];
-                const svg = [...figure.querySelectorAll("svg.figure")].find((svg) => svg.getBoundingClientRect().width > 0);
-                const mark = [...svg.querySelectorAll(".mark")].at(-1);
-                mark.scrollIntoView({{ block: "center" }});
-                const box = mark.querySelector(".area").getBoundingClientRect();
-                return {{ x: box.left + box.width / 2, y: box.top + box.height / 2, tip: mark.dataset.tip }};
-            }})()"#
-        ));
-        let (x, y) = (at["x"].as_f64().unwrap(), at["y"].as_f64().unwrap());
-        if touch {
-            page.tap(x, y)
-        } else {
-            page.point_at(1.0, 1.0);
-            page.point_at(x, y)
-        }
-        let shown = shown_tip(page);
-        assert_eq!(shown["text"], at["tip"], "{view}, figure {i}");
-        assert!(at["tip"].as_str().is_some_and(|tip| tip.contains('\n')), "{view}: {at}");
-        assert_eq!(shown["inside"], true, "{view}, figure {i}: the tip is cut");
-    }
-    // From the first mark to the second by keyboard, wherever the pointer rests.
-    let second = page.run(
-        r#"(() => {
-            const svg = [...document.querySelectorAll("svg.figure")].find((svg) => svg.getBoundingClientRect().width > 0);
-            const marks = svg.querySelectorAll(".mark");
-            marks[0].focus();
-            return marks[1].dataset.tip;
-        })()"#,
-    );
-    page.press("ArrowRight");
-    assert_eq!(shown_tip(page)["text"], second, "{view}: keyboard");
-    page.press("Escape");
-    assert_eq!(shown_tip(page), Value::Null, "{view}: Escape");
-}
-
-fn shown_tip(page: &mut Page) -> Value {
-    page.run(
-        r#"(() => {
-            const tip = document.getElementById("tip");
-            if (!tip.classList.contains("on")) return null;
-            const box = tip.getBoundingClientRect();
-            return { text: tip.textContent, inside: box.left >= 0 && box.right <= innerWidth };
-        })()"#,
-    )
 }
 
 /// No error or warning, and no address but the page's own.
@@ -286,25 +271,4 @@ fn is_a_picture(bytes: &[u8], id: &str) {
     let size = info.color_type.samples();
     let colours: std::collections::HashSet<&[u8]> = pixels.chunks(size).collect();
     assert!(colours.len() > 16 && pixels[..3] == [255, 255, 255], "{id}: {} colours", colours.len());
-}
-
-fn keep_pictures(page: &mut Page, view: &str) {
-    let Some(folder) = std::env::var_os("VITESSE_SHOTS").map(PathBuf::from) else { return };
-    std::fs::create_dir_all(&folder).unwrap();
-    let boxes = page.run(
-        r#"["header", "main > section", ...[...document.querySelectorAll("main figure")].map((figure) => `figure[id="${figure.id}"]`)].map((which) => {
-            const box = document.querySelector(which).getBoundingClientRect();
-            return { name: which, x: 0, y: box.top + scrollY - 8, width: innerWidth, height: Math.min(box.height + 16, 2400), scale: 1 };
-        })"#,
-    );
-    for clip in boxes.as_array().unwrap() {
-        let name: String = clip["name"]
-            .as_str()
-            .unwrap()
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
-            .collect();
-        let picture = page.screenshot(Some(clip.clone()));
-        std::fs::write(folder.join(format!("{view}-{name}.png.b64")), picture).unwrap();
-    }
 }

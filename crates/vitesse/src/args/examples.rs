@@ -78,6 +78,11 @@ Examples:
   vitesse report studies/a100 studies/v100 --out studies/both
   vitesse report studies/a100 --figures svg --figures-dir paper/figures
   vitesse report studies/a100 --figures pdf --width 85mm --font-size 8 --no-title";
+pub const SERVE: &str = "\
+Examples:
+  vitesse serve runs
+  vitesse serve runs --address 9999
+  ssh -L 9000:localhost:8420 gpu-node    # then open the URL that `vitesse serve` printed there, with localhost:9000 for its host and port";
 pub const EXPLAIN: &str = "\
 Examples:
   vitesse config explain --task segment --ranks 4

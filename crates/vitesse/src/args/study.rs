@@ -4,9 +4,8 @@ use super::settings::offered;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use comm::Backend;
-use config::{Task, settings};
+use config::{PageAddress, Task, settings};
 use std::ffi::OsStr;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use study::axes::{AXES, Axes, Axis, AxisValue};
 use study::presets;
@@ -43,9 +42,10 @@ pub struct StudyArgs {
     /// What legends call this machine [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub platform: Option<String>,
-    /// Show the points that are done, and the run that goes on, on a live page at ADDR [default: 127.0.0.1:8420]
-    #[arg(long, value_name = "ADDR", num_args = 0..=1, require_equals = true)]
-    pub serve: Option<Option<SocketAddr>>,
+    /// Show the points that are done, and the run that goes on, on a live page; ADDR is a port, a host or both, as 9999 or localhost:8433; the
+    /// study prints the URL [default: 127.0.0.1:8420]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1)]
+    pub serve: Option<Option<PageAddress>>,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,

@@ -9,6 +9,7 @@ use crate::signals::Signals;
 use anyhow::{Context, bail};
 use comm::launch::environment;
 use comm::{Backend, Launcher, Place};
+use config::PageAddress;
 use facts::Here;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use study::engine::{self, End};
 use study::grid::{self, Planned};
 use study::presets;
 use study::results::{FORMAT, Platform};
-use study::serve::{self, Server};
+use study::serve::{Server, Shows};
 use study::spec::{Asked, Launch, Study};
 use study::store::{self, Plan, Store};
 use text::{many, nearest};
@@ -30,7 +31,7 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
     if place.launcher != Launcher::Nothing {
         bail!("a study starts its ranks itself: run it without {}, and see --launcher", place.launcher);
     }
-    let (json, retry, live) = (args.json, args.retry_failed, args.serve);
+    let (json, retry, live) = (args.json, args.retry_failed, args.serve.clone());
     let store = match &args.resume {
         Some(folder) => {
             let store = Store::resume(folder, VERSION)?;
@@ -51,13 +52,20 @@ pub fn run(args: StudyArgs) -> anyhow::Result<ExitCode> {
     if retry {
         store.forget_failures()?;
     }
-    let server = live.map(|address| Server::start(address.unwrap_or(serve::DEFAULT), &store.folder));
     // Answers until the study ends.
-    let server = server.transpose()?;
+    let start = |address: Option<PageAddress>| {
+        Server::start(address.unwrap_or_default(), Shows::One(store.folder.clone()))
+            .map_err(|error| anyhow::anyhow!("--serve {error}"))
+    };
+    let server = live.map(start).transpose()?;
     if let Some(server) = &server {
         eprintln!("live page: {}", server.url());
     }
-    measure(&store, json)
+    let measured = measure(&store, json);
+    if let Some(server) = server {
+        server.finish();
+    }
+    measured
 }
 
 /// Prints the points of a study. A plan needs neither the cores nor, of a published set, the data; what running it would need is said.

@@ -18,7 +18,7 @@ use serde_json::json;
 use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
-use study::serve::{self, Server};
+use study::serve::{Server, Shows};
 use text::{many, printable};
 use train::continuation;
 use train::run::{Stopped, Summary};
@@ -102,9 +102,12 @@ fn rank(typed: &Raw, run: Resolved, sets: Sets, member: &Member, signals: &Signa
     if let Some(folder) = &typed.rank_logs {
         voices.push(Voice::log(folder, rank, run.resume.is_some()));
     }
-    let _page = if rank == 0 { live_page(typed, &run)? } else { None };
+    let page = if rank == 0 { live_page(typed, &run)? } else { None };
     let mut progress = Progress::new(&run, voices, signals);
     let summary = train::run::train(run.clone(), sets, member, &mut progress);
+    if let Some(page) = page {
+        page.finish();
+    }
     let summary = summary.map_err(|error| match error.loses_device() {
         true => Failure::Device(printable::line(&error.to_string())),
         false => Failure::Own(printable::line(&error.to_string())),
@@ -114,9 +117,10 @@ fn rank(typed: &Raw, run: Resolved, sets: Sets, member: &Member, signals: &Signa
 
 /// Serves the run's folder for as long as it lives, if that was asked for.
 fn live_page(typed: &Raw, run: &Resolved) -> Result<Option<Server>, String> {
-    let Some(address) = typed.serve else { return Ok(None) };
-    let Some(folder) = run.out.as_deref() else { return Ok(None) };
-    let server = Server::start(address.unwrap_or(serve::DEFAULT), folder).map_err(|e| e.to_string())?;
+    let Some(address) = &typed.serve else { return Ok(None) };
+    let Some(folder) = run.out.clone() else { return Ok(None) };
+    let server = Server::start(address.clone().unwrap_or_default(), Shows::One(folder));
+    let server = server.map_err(|error| format!("--serve {error}"))?;
     eprintln!("live page: {}", server.url());
     Ok(Some(server))
 }

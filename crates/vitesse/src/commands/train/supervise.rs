@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use study::child::signal_name;
+use study::serve::{TOKEN_VARIABLE, Token};
 use train::{continuation, record};
 
 /// Whether the run is to be a child of this process.
@@ -34,10 +35,15 @@ pub fn run(typed: &Raw, words: &[OsString]) -> anyhow::Result<ExitCode> {
     let folder = continuation::folder(typed).or(typed.out.clone());
     check(typed, folder.as_deref())?;
     let signals = Forwarded::catch()?;
+    // The live page keeps its URL when the run starts again.
+    let token = typed.serve.as_ref().map(|_| Token::find()).transpose().map_err(anyhow::Error::msg)?;
     let mut again = 0;
     loop {
         let mut child = command(typed, words, again > 0)?;
         child.env(record::RESTART, again.to_string());
+        if let Some(token) = &token {
+            child.env(TOKEN_VARIABLE, token.text());
+        }
         let status = watch(child, &signals)?;
         match after(status, signals.any()) {
             Next::End(code) => return Ok(ExitCode::from(code)),

@@ -168,7 +168,7 @@ pub const FLAGS: &[Values] = &[
     of("trace-steps", COUNTS, NO_COUNTS),
     of("no-account", &[], &[]),
     of("no-breakdown", &[], &[]),
-    of("serve", &["127.0.0.1:0"], &["nonsense"]),
+    of("serve", &["0", "localhost:0", "127.0.0.1:0"], &["nonsense", "65536", "host:"]),
     of("rank-logs", &["{OUT}/logs"], &["{IN}/text.json"]),
     of("balance", &[], &[]),
     of("json", &[], &[]),
