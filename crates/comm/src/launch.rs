@@ -95,6 +95,11 @@ impl Place {
         })
     }
 
+    /// Tells whether this is the one task of a Slurm step, which may start ranks by itself.
+    pub fn is_lone_task(&self) -> bool {
+        self.launcher == Launcher::Srun && self.world == 1
+    }
+
     /// Tells whether the launcher set the local rank.
     pub(crate) fn knows_locals(var: Lookup) -> bool {
         launched(var).is_ok_and(|found| found.is_some_and(|found| found.local.is_some()))

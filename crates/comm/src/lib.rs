@@ -11,6 +11,7 @@ mod activity;
 mod call;
 mod communicator;
 mod control;
+mod cores;
 mod element;
 mod engine;
 pub mod launch;

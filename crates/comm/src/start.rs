@@ -6,6 +6,7 @@ use crate::activity::Activity;
 use crate::communicator::Communicator;
 use crate::control::coordinator::Coordinator;
 use crate::control::{ExitReport, Failure, Limits, LocalRank, Monitor, ProcessControl};
+use crate::cores;
 use crate::engine::Engine;
 use crate::launch::{Backend, Built, Launcher, Place, choose_backend, environment};
 use crate::solo::Solo;
@@ -36,6 +37,8 @@ pub struct Member {
     pub world: Communicator,
     pub monitor: Monitor,
     pub place: Place,
+    /// Number of cores for this rank, beside those of the other ranks of its machine.
+    pub cores: usize,
     /// Backend that the user asked for. The world uses it, except NCCL, for which a group is made when GPUs are opened.
     pub requested: Option<Backend>,
     /// Finalized last, and only if the run succeeded.
@@ -120,6 +123,7 @@ fn threads(
         world: Communicator::new(engine, activity),
         monitor: Monitor::new(Arc::clone(&control), rank),
         place: Place::thread(rank, world),
+        cores: (cores::available() / world).max(1),
         requested,
         runtime: Runtime::Nothing,
     };

@@ -29,8 +29,10 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 pub struct Signals {
-    /// The number of the signal that came, or 0.
+    /// The number of the signal that came last, or 0.
     came: Arc<AtomicUsize>,
+    /// The first one that the run took notice of, or 0: a launcher may send others while the run saves.
+    noticed: AtomicUsize,
 }
 
 impl Signals {
@@ -43,16 +45,41 @@ impl Signals {
         for signal in asking() {
             flag::register_usize(signal, Arc::clone(&came), signal as usize)?;
         }
-        Ok(Signals { came })
+        Ok(Signals { came, noticed: AtomicUsize::new(0) })
     }
 
-    /// The name of the signal that came.
+    /// The name of the signal that ends the run.
     pub fn came(&self) -> Option<&'static str> {
-        let number = self.came.load(Ordering::Relaxed);
+        let number = self.notice();
         CAUGHT.iter().find(|(signal, _)| *signal as usize == number).map(|(_, name)| *name)
     }
 
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(128 + self.came.load(Ordering::Relaxed) as u8)
+        ExitCode::from(128 + self.notice() as u8)
+    }
+
+    fn notice(&self) -> usize {
+        let came = self.came.load(Ordering::Relaxed);
+        match self.noticed.compare_exchange(0, came, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => came,
+            Err(before) => before,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signal_that_ends_a_run_stays_while_others_come() {
+        let signals = Signals { came: Arc::default(), noticed: AtomicUsize::new(0) };
+        let send = |signal: i32| signals.came.store(signal as usize, Ordering::Relaxed);
+        assert_eq!(signals.came(), None);
+        send(SIGUSR1);
+        assert_eq!(signals.came(), Some("SIGUSR1"));
+        send(SIGTERM);
+        assert_eq!(signals.came(), Some("SIGUSR1"));
+        assert_eq!(signals.exit_code(), ExitCode::from(128 + SIGUSR1 as u8));
     }
 }

@@ -215,6 +215,8 @@ impl Coordinator {
                 return self.end(&diagnosis, now);
             }
             if self.statuses.iter().all(|status| status.state == RankState::Finished) {
+                // Not before: a launcher may end the rest of a job once one process has left it, and rank 0 may still be saving.
+                self.send(&Message::Acknowledged);
                 return self.control.close();
             }
         }
@@ -234,7 +236,6 @@ impl Coordinator {
                     Message::Finished(snapshot) => {
                         status.record(snapshot, false, now);
                         status.state = RankState::Finished;
-                        connection.send(&Message::Acknowledged);
                     }
                     _ => {}
                 }

@@ -24,6 +24,8 @@ pub(crate) struct Peer {
     pub process: String,
     /// Addresses at which it listens for the mesh, as `address:port`.
     pub addresses: Vec<String>,
+    /// Cores on which it may run: see [`crate::cores`].
+    pub cores: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ pub(crate) enum Message {
     Diagnosis(Diagnosis),
 }
 
-const MAGIC: &str = "vitesse-ranks-1";
+const MAGIC: &str = "vitesse-ranks-2";
 
 impl Message {
     pub fn encode(&self) -> String {
@@ -129,19 +131,21 @@ impl Message {
 }
 
 /// Number of fields of a peer.
-const PEER_FIELDS: usize = 4;
+const PEER_FIELDS: usize = 5;
 
 fn peer_fields(peer: &Peer) -> [String; PEER_FIELDS] {
-    [peer.host.clone(), peer.pid.to_string(), peer.process.clone(), peer.addresses.join(" ")]
+    let addresses = peer.addresses.join(" ");
+    [peer.host.clone(), peer.pid.to_string(), peer.process.clone(), addresses, peer.cores.clone()]
 }
 
 fn peer_of(fields: &[String]) -> Option<Peer> {
-    let [host, pid, process, addresses] = fields else { return None };
+    let [host, pid, process, addresses, cores] = fields else { return None };
     Some(Peer {
         host: host.clone(),
         pid: pid.parse().ok()?,
         process: process.clone(),
         addresses: addresses.split_whitespace().map(str::to_string).collect(),
+        cores: cores.clone(),
     })
 }
 
@@ -272,6 +276,7 @@ mod tests {
             pid: 71,
             process: "a/b/c".to_string(),
             addresses: vec!["10.0.0.1:80".to_string(), "[::1]:80".to_string()],
+            cores: "0-3,8".to_string(),
         };
         let hello = Hello { version: "0.1.0".to_string(), rank: 1, world: 2, peer: peer.clone() };
         let outside = Snapshot { current_call: None, ..snapshot() };

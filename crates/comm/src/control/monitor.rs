@@ -95,7 +95,8 @@ impl Monitor {
         self.control.wait_for_diagnosis(DIAGNOSED_WITHIN)
     }
 
-    /// Reports that this rank ended without error. Rank 0 stays until all have, as they need it.
+    /// Reports that this rank ended without error. Every process stays until all ranks have: the others need rank 0, and srun and mpirun
+    /// end a job whose first process has left with a code other than 0, as one that was stopped does.
     pub fn finish(&self) {
         self.control.report(self.index, Report::Finished);
         if self.control.locals.len() == 1 {

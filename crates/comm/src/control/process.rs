@@ -13,6 +13,11 @@ pub(crate) fn same_machine(one: &str, other: &str) -> bool {
     machine(one).is_some() && machine(one) == machine(other)
 }
 
+/// Start of the machine of a process, which differs between machines.
+pub(crate) fn boot(identity: &str) -> &str {
+    identity.split('/').next().unwrap_or_default()
+}
+
 /// Kills a process that is stopped and so can't exit by itself, if it is on this machine and still the same one. One that
 /// runs reaches a diagnosis of its own, and has a line to print.
 pub(crate) fn kill_stopped(pid: u32, identity: &str) {

@@ -54,6 +54,9 @@ pub(crate) fn choose_backend(
     var: Lookup,
 ) -> Result<Backend, String> {
     let (world, launcher) = (place.world, place.launcher);
+    // `srun --pty bash` and salloc's shell are tasks too; what is typed there is typed as on any machine.
+    let launcher =
+        if place.is_lone_task() && requested != Some(Backend::Mpi) { Launcher::Nothing } else { launcher };
     if ranks == Some(0) {
         return Err("--ranks must be at least 1".to_string());
     }

@@ -59,6 +59,61 @@ fn the_shell_of_a_batch_script_is_no_rank() {
     assert_eq!(place(&[("PMIX_RANK", "3")]), (0, 1, 0, 1, Launcher::Nothing));
 }
 
+/// What Slurm 22.05 sets for task 3 of `srun -N 2 -n 4`, by `scripts/slurm-test`'s cluster.
+const TASK: [(&str, &str); 14] = [
+    ("SLURM_JOB_ID", "12"),
+    ("SLURM_JOB_NODELIST", "n[1-2]"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_NNODES", "2"),
+    ("SLURM_NODEID", "1"),
+    ("SLURM_NPROCS", "4"),
+    ("SLURM_NTASKS", "4"),
+    ("SLURM_PROCID", "3"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_STEP_NODELIST", "n[1-2]"),
+    ("SLURM_STEP_NUM_NODES", "2"),
+    ("SLURM_STEP_NUM_TASKS", "4"),
+    ("SLURM_STEP_TASKS_PER_NODE", "2(x2)"),
+    ("SLURM_TASKS_PER_NODE", "2(x2)"),
+];
+
+#[test]
+fn tasks_of_a_real_cluster_find_their_place() {
+    assert_eq!(place(&TASK), (3, 4, 1, 2, Launcher::Srun));
+    assert_eq!(meets(&TASK).expect("a place").0, "n1");
+    // The shell of its script: a task by PROCID and LOCALID, but of no step.
+    let shell = [
+        ("SLURM_JOB_ID", "11"),
+        ("SLURM_JOB_NODELIST", "n1"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_NPROCS", "2"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_TASKS_PER_NODE", "2"),
+    ];
+    assert_eq!(place(&shell), (0, 1, 0, 1, Launcher::Nothing));
+}
+
+#[test]
+fn the_shell_of_an_interactive_step_starts_ranks_as_any_other() {
+    let shell = changed(
+        &TASK,
+        &[
+            ("SLURM_PROCID", "0"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "1"),
+            ("SLURM_STEP_TASKS_PER_NODE", "1"),
+        ],
+    );
+    assert_eq!(place(&shell), (0, 1, 0, 1, Launcher::Srun));
+    assert_eq!(engine(&shell, None, Some(4), true), Ok(Backend::Threads));
+    assert_eq!(engine(&shell, None, None, true), Ok(Backend::Threads));
+    assert_eq!(engine(&shell, Some(Backend::Mpi), None, true), Ok(Backend::Mpi));
+    assert!(engine(&TASK, None, Some(2), true).is_err(), "one of four tasks can't start two ranks");
+}
+
 #[test]
 fn the_innermost_launcher_counts() {
     let mpirun_in_a_step = [&SRUN[..], &MPIRUN[..]].concat();

@@ -7,6 +7,7 @@ use crate::control::client::{self, Client, JoinError};
 use crate::control::coordinator::{self, Coordinator};
 use crate::control::mesh::{self, PeerMesh};
 use crate::control::{Hello, Limits, LocalRank, Monitor, Peer, ProcessControl, addresses, process};
+use crate::cores;
 use crate::engine::Engine;
 use crate::launch::{Backend, MasterAddress, Place, environment, master_address};
 use crate::tcp;
@@ -84,8 +85,13 @@ impl Startup {
 
     fn hello(&self, addresses: Vec<String>) -> Hello {
         let Place { rank, world, host, .. } = &self.place;
-        let peer =
-            Peer { host: host.clone(), pid: std::process::id(), process: process::identity(), addresses };
+        let peer = Peer {
+            host: host.clone(),
+            pid: std::process::id(),
+            process: process::identity(),
+            addresses,
+            cores: cores::allowed(),
+        };
         Hello { version: env!("CARGO_PKG_VERSION").to_string(), rank: *rank, world: *world, peer }
     }
 
@@ -129,8 +135,9 @@ impl Startup {
     fn member(self, engine: Arc<dyn Engine>, met: JoinedRun, runtime: Runtime) -> Member {
         let _ = met.control.locals[0].engine.set(Arc::clone(&engine));
         let world = Communicator::new(engine, Arc::clone(&self.activity));
+        let cores = cores_of(&self.place, &met.peers);
         let place = placed(self.place, &met.peers);
-        Member { world, monitor: met.monitor, place, requested: None, runtime }
+        Member { world, monitor: met.monitor, place, cores, requested: None, runtime }
     }
 }
 
@@ -156,6 +163,15 @@ fn placed(place: Place, peers: &[Peer]) -> Place {
     let local_rank = peers[..place.rank].iter().filter(|other| near(other)).count();
     let local_world = peers.iter().filter(|other| near(other)).count();
     Place { local_rank, local_world: local_world.max(1), ..place }
+}
+
+/// Number of cores for this rank, beside the others on its machine, be they in containers of their own.
+fn cores_of(place: &Place, peers: &[Peer]) -> usize {
+    let me = &peers[place.rank];
+    let near =
+        |other: &&Peer| other.host == me.host && process::boot(&other.process) == process::boot(&me.process);
+    let lists: Vec<&str> = peers.iter().filter(near).map(|peer| peer.cores.as_str()).collect();
+    cores::share(&me.cores, &lists, cores::available())
 }
 
 fn over_tcp(startup: Startup) -> Result<Member, StartError> {

@@ -11,7 +11,7 @@ use comm::{Communicator, Member, Options, Reduction, Start, start};
 use ranks::{FOLDER, Ranks, SCENARIO, TIMEOUT, assert_has, one_line};
 use std::io::Write;
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,8 +26,11 @@ fn rank() {
     let timeout = std::env::var(TIMEOUT).ok().and_then(|ms| ms.parse().ok()).map(Duration::from_millis);
     let ended = match start(&Options { timeout, ..Options::default() }, print) {
         Ok(Start::Process(member)) => {
+            let first = member.place.rank == 0;
             let ended = member.run(|member| work(member, &scenario));
-            ended.err().map(|ended| (ended.code, ended.line))
+            let early = scenario == "saves" && !first && !saved_file().is_ok_and(|file| file.is_file());
+            let ended = ended.err().map(|ended| (ended.code, ended.line));
+            ended.or(early.then(|| (8, Some("rank 0 has not saved yet".to_string()))))
         }
         Ok(Start::Threads(_)) => Some((9, Some("not a process".to_string()))),
         Err(refused) => Some((refused.code, refused.prints.then_some(refused.line))),
@@ -45,7 +48,7 @@ fn print(line: &str) {
 
 fn work(member: &Member, scenario: &str) -> Result<(), String> {
     let (world, rank) = (&member.world, member.place.rank);
-    let steps = if ["fine", "locals"].contains(&scenario) { 20 } else { usize::MAX };
+    let steps = if ["fine", "locals", "saves"].contains(&scenario) { 20 } else { usize::MAX };
     let name = world.name("blocks.7");
     let backward = world.name("backward of blocks.5");
     if scenario == "locals" && (member.place.local_rank, member.place.local_world) != (rank, world.size()) {
@@ -67,7 +70,18 @@ fn work(member: &Member, scenario: &str) -> Result<(), String> {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+    if scenario == "saves" && rank == 0 {
+        let _busy = member.monitor.busy("writing a checkpoint");
+        std::thread::sleep(Duration::from_millis(700));
+        return std::fs::write(saved_file()?, "").map_err(|error| error.to_string());
+    }
     Ok(())
+}
+
+/// What rank 0 writes after the last step.
+fn saved_file() -> Result<PathBuf, String> {
+    let folder = std::env::var(FOLDER).map_err(|error| error.to_string())?;
+    Ok(Path::new(&folder).join("saved"))
 }
 
 fn misbehave(world: &Communicator, scenario: &str) -> Result<(), String> {
@@ -104,6 +118,12 @@ const PATIENT: u64 = 60_000;
 fn ranks_that_agree_end_well_and_say_nothing() {
     let outcomes = Ranks::of("fine", "fine", 4, PATIENT).end_within(SOON);
     assert!(outcomes.iter().all(|o| o.status.success() && !o.said.contains("vitesse")));
+}
+
+#[test]
+fn no_rank_leaves_while_the_first_still_saves() {
+    let outcomes = Ranks::of("saves", "saves", 3, PATIENT).end_within(SOON);
+    assert!(outcomes.iter().all(|o| o.status.success()), "{}", outcomes[2].said);
 }
 
 #[test]

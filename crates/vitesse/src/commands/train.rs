@@ -61,13 +61,13 @@ fn start(typed: &Raw, signals: &Signals, tell: Tell<'_>) -> anyhow::Result<Resul
     let options = comm::Options { comm: typed.comm, ranks: typed.ranks, timeout };
     Ok(match comm::start(&options, self::tell) {
         Ok(Start::Process(member)) => member.run(|member| {
-            let place = &member.place;
-            let prepared = prepare(typed, place.world, place.local_world, Some(member));
+            let prepared = prepare(typed, member.place.world, member.cores, Some(member));
             let (run, sets) = prepared.map_err(|error| Failure::Own(one_line(error)))?;
             rank(typed, run, sets, member, signals)
         }),
         Ok(Start::Threads(members)) => {
-            let (run, sets) = prepare(typed, members.len(), members.len(), None)?;
+            let cores = members.first().map_or(1, |member| member.cores);
+            let (run, sets) = prepare(typed, members.len(), cores, None)?;
             threads(typed, &run, &sets, members, signals, tell)
         }
         Err(refused) => Err(ExitReport { code: refused.code, line: refused.prints.then_some(refused.line) }),
@@ -157,14 +157,13 @@ fn threads(
 fn prepare(
     typed: &Raw,
     world: usize,
-    local_world: usize,
+    cores: usize,
     member: Option<&Member>,
 ) -> anyhow::Result<(Resolved, Sets)> {
     let typed = typed.clone().with_files()?;
     let mut raw = continuation::settings(typed.clone(), world, member)?;
-    if raw.threads.is_none() && local_world > 1 {
-        let all = std::thread::available_parallelism().map_or(1, usize::from);
-        raw.threads = Some((all / local_world).max(1));
+    if raw.threads.is_none() && world > 1 {
+        raw.threads = Some(cores);
     }
     let (mut run, sets) = sets::resolve(&raw, world)?;
     run.typed = Some(Record::of(&typed, &std::env::current_dir().unwrap_or_default()));

@@ -70,7 +70,7 @@ pub fn run(typed: &Raw, words: &[OsString]) -> anyhow::Result<ExitCode> {
 
 fn check(typed: &Raw, folder: Option<&Path>) -> anyhow::Result<()> {
     let place = Place::find(&environment).map_err(anyhow::Error::msg)?;
-    if place.launcher != Launcher::Nothing {
+    if place.launcher != Launcher::Nothing && !place.is_lone_task() {
         bail!(
             "--max-restarts under {}: the launcher ends the whole job with a rank; \
              start `vitesse train --comm mpi --ranks {} --max-restarts …`, and vitesse calls mpirun itself",
