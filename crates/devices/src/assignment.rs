@@ -1,18 +1,26 @@
 //! Assignment of GPUs to ranks, and how they communicate: NCCL, or through the host.
 
+mod choice;
+
 use crate::device::Seat;
 use crate::error::DeviceError;
+use choice::View;
 use comm::nccl::Library;
 use comm::{Backend, CommError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What a rank tells the others of its GPU.
+/// What a rank tells the others of its GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Found {
     /// What was typed after --comm.
     asked: Option<String>,
-    /// What no other GPU has.
+    /// Its number among the ranks of its machine.
+    local_rank: usize,
+    /// Identities of the GPUs that it can see.
+    visible: Vec<String>,
+    /// The identity of its GPU among these, once all know what the others see.
+    #[serde(skip)]
     gpu: String,
     /// `NCCL_HOSTID`: ranks with different ones are on different hosts to NCCL, which lets them share a GPU.
     host_id: Option<String>,
@@ -38,10 +46,9 @@ pub(crate) struct Assigned {
 /// Finds out what every rank has; all come to the same decision.
 pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     let devices = cuda::devices()?.len();
-    let device = seat.local_rank % devices;
     let world = &seat.world;
     if world.size() == 1 {
-        return Ok(Assigned { device, communication: None, line: None });
+        return Ok(Assigned { device: seat.local_rank % devices, communication: None, line: None });
     }
     let wanted = matches!(seat.requested, None | Some(Backend::Nccl));
     let library = wanted.then(Library::find);
@@ -51,14 +58,18 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
     };
     let mine = Found {
         asked: seat.requested.map(|choice| choice.to_string()),
-        gpu: cuda::identity(device)?.iter().map(|byte| format!("{byte:02x}")).collect(),
+        local_rank: seat.local_rank,
+        visible: (0..devices).map(identity).collect::<Result<_, _>>()?,
+        gpu: String::new(),
         host_id: std::env::var("NCCL_HOSTID").ok().filter(|id| !id.is_empty()),
         nccl: library.as_ref().map(|found| found.as_ref().map(|l| l.name()).map_err(told)),
     };
     let text = serde_json::to_vec(&mine).map_err(|e| DeviceError::Disagree(e.to_string()))?;
     let texts = world.gather_bytes(world.name("which GPUs there are"), &text)?;
     let all: Option<Vec<Found>> = texts.iter().map(|text| serde_json::from_slice(text).ok()).collect();
-    let all = all.ok_or_else(|| DeviceError::Disagree("a rank is of another version of vitesse".into()))?;
+    let mut all =
+        all.ok_or_else(|| DeviceError::Disagree("a rank is of another version of vitesse".into()))?;
+    let device = give_out(&mut all)?[world.rank()];
     let (how, line) = decide(&all, world.engine().name())?;
     let communication = match (how, library) {
         (How::Nccl, Some(Ok(library))) => cuda::GpuComm::Nccl {
@@ -69,6 +80,23 @@ pub(crate) fn assign(seat: &Seat) -> Result<Assigned, DeviceError> {
         _ => cuda::GpuComm::Host(world.clone()),
     };
     Ok(Assigned { device, communication: Some(communication), line: Some(line) })
+}
+
+/// UUID of a GPU that this rank can see.
+fn identity(device: usize) -> Result<String, DeviceError> {
+    Ok(cuda::identity(device)?.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Gives every rank a GPU; returns each one's number, as its rank counts.
+fn give_out(all: &mut [Found]) -> Result<Vec<usize>, DeviceError> {
+    let views: Vec<View> =
+        all.iter().map(|found| View { gpus: &found.visible, local_rank: found.local_rank }).collect();
+    let numbers: Option<Vec<usize>> = choice::choose(&views).into_iter().collect();
+    let numbers = numbers.ok_or_else(|| DeviceError::Disagree("a rank sees no GPU".into()))?;
+    for (found, number) in all.iter_mut().zip(&numbers) {
+        found.gpu = found.visible[*number].clone();
+    }
+    Ok(numbers)
 }
 
 /// NCCL, if every rank has it and a GPU of its own; else through the host, by the engine of this name. With the reason.
@@ -144,7 +172,8 @@ mod tests {
 
     fn found(asked: Option<Backend>, gpu: &str) -> Found {
         let nccl = matches!(asked, None | Some(Backend::Nccl)).then(|| Ok("NCCL 2.27.3".to_string()));
-        Found { asked: asked.map(|choice| choice.to_string()), gpu: gpu.to_string(), host_id: None, nccl }
+        let (asked, visible) = (asked.map(|choice| choice.to_string()), vec![gpu.to_string()]);
+        Found { asked, local_rank: 0, visible, gpu: gpu.to_string(), host_id: None, nccl }
     }
 
     fn of(asked: Option<Backend>, gpus: &[&str]) -> Vec<Found> {
@@ -194,6 +223,20 @@ mod tests {
         let mut all = of(None, &["a", "b"]);
         all[0].host_id = Some("h0".into());
         assert!(decided(&all).1.ends_with("every rank has a GPU of its own"));
+    }
+
+    #[test]
+    fn ranks_that_see_the_same_gpus_are_given_different_ones() {
+        let mut all = of(None, &["", "", ""]);
+        for (rank, found) in all.iter_mut().enumerate() {
+            (found.visible, found.local_rank) = (vec!["a".to_string(), "b".to_string()], rank);
+        }
+        assert_eq!(give_out(&mut all[..2]).ok(), Some(vec![0, 1]));
+        assert_eq!(decided(&all[..2]).0, How::Nccl);
+        assert_eq!(give_out(&mut all).ok(), Some(vec![0, 1, 0]));
+        assert_eq!(decided(&all).0, How::Host);
+        all[1].visible.clear();
+        assert!(give_out(&mut all).is_err());
     }
 
     #[test]
