@@ -1,5 +1,7 @@
 //! `vitesse launch`: what to type, or to hand to the batch system, to start a run on several nodes.
 
+mod slurm;
+
 use crate::args;
 use crate::args::launch::{LaunchArgs, WithArg};
 use anyhow::{Context, bail, ensure};
@@ -15,7 +17,7 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<()> {
     check(args)?;
     let text = match args.with {
         WithArg::Mpirun => mpirun(args)?,
-        WithArg::Slurm => sbatch(args)?,
+        WithArg::Slurm => slurm::sbatch(args)?,
         WithArg::Torchrun => torchrun(args)?,
     };
     let Some(path) = &args.out else {
@@ -112,52 +114,6 @@ fn mpirun(args: &LaunchArgs) -> anyhow::Result<String> {
     Ok(format!("{line} {}\n", train(args)))
 }
 
-/// Seconds that a run has to save before its limit of time.
-const SAVE_SECONDS: u32 = 120;
-
-fn sbatch(args: &LaunchArgs) -> anyhow::Result<String> {
-    let mut settings = vec![
-        "job-name=vitesse".to_string(),
-        format!("nodes={}", args.nodes),
-        format!("ntasks-per-node={}", args.per_node),
-    ];
-    settings.extend(args.cpus_per_rank.map(|cores| format!("cpus-per-task={cores}")));
-    settings.extend(args.gpus.then(|| format!("gpus-per-node={}", args.per_node)));
-    for (flag, value) in [("time", &args.time), ("partition", &args.partition)] {
-        let Some(value) = value else { continue };
-        ensure!(is_plain(value), "--{flag} '{value}' is nothing that sbatch takes");
-        settings.push(format!("{flag}={value}"));
-    }
-    if !args.hosts.is_empty() {
-        settings.push(format!("nodelist={}", args.hosts.join(",")));
-    }
-    let mut script = "#!/bin/bash\n".to_string();
-    for setting in settings {
-        writeln!(script, "#SBATCH --{setting}")?;
-    }
-    writeln!(
-        script,
-        "# Before the limit of time the run saves and ends. Submitted again, or requeued by Slurm, it goes on."
-    )?;
-    writeln!(script, "#SBATCH --signal=USR1@{SAVE_SECONDS}")?;
-    writeln!(script, "#SBATCH --requeue")?;
-    writeln!(script, "#SBATCH --open-mode=append")?;
-    writeln!(script)?;
-    writeln!(script, "set -eu")?;
-    writeln!(script, "MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)")?;
-    writeln!(script, "MASTER_PORT=$((15000 + SLURM_JOB_ID % 16000))")?;
-    writeln!(script, "export MASTER_ADDR MASTER_PORT")?;
-    let cores = args.cpus_per_rank.map(|cores| format!(" --cpus-per-task={cores}")).unwrap_or_default();
-    let goes_on = if can_go_on(&train_args(args)?) { " --resume=auto" } else { "" };
-    writeln!(script, "srun --kill-on-bad-exit=1{cores} {}{goes_on}", train(args))?;
-    Ok(script)
-}
-
-/// Whether a second start can go on with what the first left.
-fn can_go_on(train: &Raw) -> bool {
-    train.out.is_some() && train.resume.is_none()
-}
-
 const TORCHRUN_PORT: u16 = 29_500;
 
 fn torchrun(args: &LaunchArgs) -> anyhow::Result<String> {
@@ -196,31 +152,31 @@ mod tests {
     use clap::Parser;
     use std::process::Command;
 
-    fn text(line: &[&str]) -> anyhow::Result<String> {
+    pub fn text(line: &[&str]) -> anyhow::Result<String> {
         let cli = args::Cli::try_parse_from([&["vitesse", "launch"], line].concat())?;
         let args::Command::Launch(args) = cli.command else { bail!("another command") };
         check(&args)?;
         match args.with {
             WithArg::Mpirun => mpirun(&args),
-            WithArg::Slurm => sbatch(&args),
+            WithArg::Slurm => slurm::sbatch(&args),
             WithArg::Torchrun => torchrun(&args),
         }
     }
 
     /// The words of the line that starts the run, as bash reads them, with `launcher` in the place of the real one.
-    fn words(script: &str, launcher: &str, setup: &str) -> Vec<String> {
+    pub fn words(script: &str, launcher: &str, setup: &str) -> Vec<String> {
         let shown = format!("{launcher}() {{ printf '%s\\n' \"$@\"; }}\n{setup}\n{script}");
         let output = Command::new("bash").args(["-c", &shown, "script", "1"]).output().expect("bash runs");
         assert!(output.status.success(), "{}\n{shown}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_string).collect()
     }
 
-    fn is_valid(script: &str) {
+    pub fn is_valid(script: &str) {
         let status = Command::new("bash").args(["-n", "-c", script]).status().expect("bash runs");
         assert!(status.success(), "{script}");
     }
 
-    const TRAIN: [&str; 7] =
+    pub const TRAIN: [&str; 7] =
         ["--", "--data", "folder:my photos", "--out", "it's $HOME; `x`", "--model", "vit-b/16"];
 
     #[test]
@@ -238,46 +194,6 @@ mod tests {
             with_file.contains("-n 2 --map-by ppr:1:node --bind-to none --hostfile 'my hosts' "),
             "{with_file}"
         );
-    }
-
-    #[test]
-    fn an_sbatch_script_asks_for_what_was_asked_and_saves_in_time() {
-        let line = [
-            &["--with", "slurm", "--nodes", "2", "--per-node", "4", "--gpus", "--cpus-per-rank", "8"][..],
-            &["--time", "1-12:00:00", "--partition", "gpu"],
-            &TRAIN,
-        ];
-        let script = text(&line.concat()).unwrap();
-        is_valid(&script);
-        for setting in [
-            "nodes=2",
-            "ntasks-per-node=4",
-            "cpus-per-task=8",
-            "gpus-per-node=4",
-            "time=1-12:00:00",
-            "partition=gpu",
-            "signal=USR1@120",
-            "requeue",
-            "open-mode=append",
-        ] {
-            assert!(script.contains(&format!("\n#SBATCH --{setting}\n")), "{setting}: {script}");
-        }
-        let first_command =
-            script.lines().position(|line| !line.starts_with('#') && !line.is_empty()).unwrap();
-        let last_setting = script.lines().rev().position(|line| line.starts_with("#SBATCH")).unwrap();
-        assert!(
-            script.lines().count() - last_setting <= first_command,
-            "sbatch reads no settings after a command"
-        );
-        let setup = "scontrol() { printf 'n1\\nn2\\n'; }\nSLURM_JOB_NODELIST=n[1-2] SLURM_JOB_ID=1600007\n\
-                     trap 'echo $MASTER_ADDR $MASTER_PORT' EXIT";
-        let said = words(&script, "srun", setup);
-        assert_eq!(said.last().unwrap(), "n1 15007");
-        assert_eq!(said[..2], ["--kill-on-bad-exit=1", "--cpus-per-task=8"]);
-        assert_eq!(said[3..said.len() - 1], [&["train"], &TRAIN[1..], &["--resume=auto"]].concat()[..]);
-        let without =
-            |train: &[&str]| !text(&[&["--with", "slurm", "--"], train].concat()).unwrap().contains("auto");
-        assert!(without(&["--steps", "3"]) && without(&["--resume", "runs/a"]));
     }
 
     #[test]
