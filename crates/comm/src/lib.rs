@@ -14,6 +14,7 @@ mod control;
 mod cores;
 mod element;
 mod engine;
+pub mod installed;
 pub mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;

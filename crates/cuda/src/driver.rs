@@ -74,14 +74,20 @@ fn loses_the_gpu(result: CUresult) -> bool {
 
 /// Starts the driver; returns the CUDA version it supports, such as 12020.
 pub fn start() -> Result<i32, CudaError> {
-    let mut version: c_int = 0;
-    // SAFETY: the library is there; writes one number.
-    said(unsafe { sys::cuDriverGetVersion(&mut version) }, "asking for the driver's version")?;
+    let version = version()?;
     // SAFETY: takes no address.
     match unsafe { sys::cuInit(0) } {
         CUresult::CUDA_SUCCESS => Ok(version),
         result => Err(CudaError::NoDevice(format!("{}: {}", text(result, true), text(result, false)))),
     }
+}
+
+/// CUDA version that the driver supports; needs no GPU.
+pub fn version() -> Result<i32, CudaError> {
+    let mut version: c_int = 0;
+    // SAFETY: the library is there; writes one number.
+    said(unsafe { sys::cuDriverGetVersion(&mut version) }, "asking for the driver's version")?;
+    Ok(version)
 }
 
 /// All GPUs. The driver must have been started.

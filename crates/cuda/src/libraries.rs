@@ -6,6 +6,8 @@
 use crate::action::Facts;
 use crate::driver;
 use crate::error::CudaError;
+use comm::installed;
+use comm::launch::environment;
 use cudarc::{cublaslt, cudnn as dnn, driver as cuda, nvrtc};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -92,6 +94,16 @@ fn check() -> Result<(), CudaError> {
     Ok(())
 }
 
+/// CUDA version that the driver of this machine supports, such as 12020; none without a driver.
+pub fn driver_version() -> Option<i32> {
+    preload();
+    // SAFETY: as in `check`.
+    if !unsafe { cuda::sys::is_culib_present() } {
+        return None;
+    }
+    driver::version().ok()
+}
+
 /// Checks that kernels can be compiled, which needs no GPU.
 pub fn nvrtc_present() -> Result<(), CudaError> {
     preload();
@@ -110,9 +122,9 @@ fn preload() {
 }
 
 fn load(stem: &str, helpers: &[&str]) {
-    let named = folders_of("VITESSE_CUDA_PATH");
-    if !load_from(&named, stem, helpers) && !by_name(stem) {
-        load_from(&known_folders(), stem, helpers);
+    let program = std::env::current_exe().ok();
+    if !load_from(&installed::named(&environment), stem, helpers) && !by_name(stem) {
+        load_from(&installed::folders(&environment, program.as_deref()), stem, helpers);
     }
 }
 
@@ -138,10 +150,6 @@ pub fn cudnn() -> Result<usize, CudaError> {
         return Err(CudaError::CudnnTooOld { found });
     }
     Ok(version)
-}
-
-fn folders_of(variable: &str) -> Vec<PathBuf> {
-    std::env::var_os(variable).map_or_else(Vec::new, |list| std::env::split_paths(&list).collect())
 }
 
 /// Tells whether the system's loader finds one of the names that cudarc asks for.
@@ -174,36 +182,6 @@ fn open(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: a C string; the libraries named here may be loaded at any time. The handle is kept open for good.
     !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
-}
-
-fn known_folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = Vec::new();
-    for root in ["CUDA_HOME", "CUDA_PATH"] {
-        folders.extend(folders_of(root).into_iter().map(|f| f.join("lib64")));
-    }
-    folders.push("/usr/local/cuda/lib64".into());
-    let mut versions = entries(Path::new("/usr/local"), "cuda-");
-    versions.sort();
-    folders.extend(versions.into_iter().rev().map(|f| f.join("lib64")));
-    for folder in ["/opt/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"] {
-        folders.push(folder.into());
-    }
-    for root in ["CONDA_PREFIX", "VIRTUAL_ENV"].into_iter().flat_map(folders_of) {
-        let lib = root.join("lib");
-        for python in entries(&lib, "python") {
-            let packages = python.join("site-packages/nvidia");
-            folders.extend(entries(&packages, "").into_iter().map(|package| package.join("lib")));
-        }
-        folders.push(lib);
-    }
-    folders
-}
-
-fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let fits = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(prefix))
-    };
-    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).filter(fits).collect()
 }
 
 #[cfg(test)]

@@ -2,23 +2,15 @@
 
 use super::ffi::{Functions, IN_PROGRESS, SUCCESS};
 use crate::engine::CommError;
+use crate::installed;
 use crate::launch::{Lookup, environment};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Environment variable with the path of the library.
 pub const VARIABLE: &str = "VITESSE_NCCL";
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// Folders in which the system's loader may not look.
-const FOLDERS: [&str; 6] = [
-    "/usr/local/cuda/lib64",
-    "/usr/local/nccl/lib",
-    "/usr/local/lib",
-    "/opt/nccl/lib",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-];
 /// Oldest supported version: the first with averages and bf16.
 const OLDEST: c_int = 21_000;
 
@@ -38,7 +30,7 @@ pub struct Library {
 static LOADED: Mutex<Vec<Arc<Library>>> = Mutex::new(Vec::new());
 
 impl Library {
-    /// Loads the file that `VITESSE_NCCL` names, or else the system's NCCL.
+    /// Loads the file that `VITESSE_NCCL` names, or else the NCCL that is installed.
     pub fn find() -> Result<Arc<Self>, CommError> {
         find(&environment)
     }
@@ -130,9 +122,13 @@ fn find(var: Lookup) -> Result<Arc<Library>, CommError> {
             other => other,
         });
     }
-    let in_folders = FOLDERS.iter().flat_map(|folder| NAMES.map(|name| format!("{folder}/{name}")));
+    let program = std::env::current_exe().ok();
+    let (named, known) = (installed::named(var), installed::folders(var, program.as_deref()));
+    let within = |folders: Vec<PathBuf>| {
+        folders.into_iter().flat_map(|folder| NAMES.map(|name| folder.join(name).display().to_string()))
+    };
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    for path in NAMES.map(str::to_string).into_iter().chain(in_folders) {
+    for path in within(named).chain(NAMES.map(str::to_string)).chain(within(known)) {
         if let Some(library) = loaded.iter().find(|library| library.path == path) {
             return Ok(Arc::clone(library));
         }

@@ -1,6 +1,11 @@
 //! `vitesse doctor`: what this machine has, what it lacks, and what to install.
 
+mod needs;
+
+use comm::installed;
+use comm::launch::environment;
 use devices::sensors::{self, Sensors};
+use needs::{Driver, LIBRARIES, Library, Needs};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,17 +16,20 @@ use train::machine::{self, kilobytes};
 struct Finding {
     what: &'static str,
     found: Option<String>,
-    /// What it is for, and how to get it.
+    /// What it is for, or how to get it.
     advice: &'static str,
 }
 
 pub fn run(as_json: bool) -> anyhow::Result<()> {
     let machine = machine::here();
     let findings = findings();
+    let is_missing =
+        |library: &&Library| findings.iter().any(|f| f.what == library.name && f.found.is_none());
+    let needs = Needs::of(Driver::here(), &LIBRARIES.iter().filter(is_missing).collect::<Vec<_>>());
     if as_json {
         let found: serde_json::Map<_, _> =
             findings.into_iter().map(|f| (f.what.to_string(), json!(f.found))).collect();
-        println!("{}", json!({ "machine": machine, "found": found }));
+        println!("{}", json!({ "machine": machine, "found": found, "gpu": needs.json() }));
         return Ok(());
     }
     println!("vitesse {} on {}, {}", env!("CARGO_PKG_VERSION"), machine.os, machine.kernel);
@@ -37,7 +45,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     for Finding { what, found, advice } in findings {
         match found {
             Some(found) => println!("✓ {what:<9} {found}"),
-            None => println!("✗ {what:<9} not found. {advice}"),
+            None => println!("✗ {what:<9} not found: {advice}"),
         }
     }
     let mpi = if comm::HAS_MPI { "with MPI" } else { "without MPI (build with --features mpi)" };
@@ -58,6 +66,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         }),
         Err(why) => println!("✗ none here: {why}"),
     }
+    needs.lines().iter().for_each(|line| println!("{line}"));
     Ok(())
 }
 
@@ -76,42 +85,37 @@ fn sensed(sensors: &Sensors) -> String {
 }
 
 fn findings() -> Vec<Finding> {
-    let library = |what, names: &[&str], advice| Finding { what, found: find_library(names), advice };
-    vec![
+    let mut findings = vec![
         Finding {
             what: "big pages",
             found: transparent_huge_pages(),
-            advice: "A step gains a few percent: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            advice: "a step gains a few percent by: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         },
+        Finding { what: "GPU", found: gpus(), advice: "no NVIDIA GPU, or no driver for it" },
         Finding {
-            what: "GPU",
-            found: gpus(),
-            advice: "No NVIDIA GPU, or no driver for it (package nvidia-driver).",
+            what: "driver",
+            found: find_library(&["libcuda.so.1"]),
+            advice: "libcuda comes with the NVIDIA driver",
         },
-        library("driver", &["libcuda.so.1"], "It comes with the NVIDIA driver (package libcuda1)."),
-        library(
-            "cuBLASLt",
-            &["libcublasLt.so.13", "libcublasLt.so.12"],
-            "Install CUDA 12 or 13, or PyPI's nvidia-cublas.",
-        ),
-        library("cuDNN", &["libcudnn.so.9"], "Install cuDNN 9, or PyPI's nvidia-cudnn-cu13."),
-        library(
-            "NVRTC",
-            &["libnvrtc.so.13", "libnvrtc.so.12"],
-            "Install CUDA 12 or 13, or PyPI's nvidia-cuda-nvrtc.",
-        ),
-        library("NCCL", &["libnccl.so.2"], "Install libnccl2, or PyPI's nvidia-nccl-cu13."),
+    ];
+    findings.extend(LIBRARIES.iter().map(|library| Finding {
+        what: library.name,
+        found: find_library(library.files),
+        advice: library.purpose,
+    }));
+    findings.extend([
         Finding {
             what: "MPI",
             found: on_path("mpirun").map(|path| path.display().to_string()),
-            advice: "Install openmpi-bin and libopenmpi-dev.",
+            advice: "for --comm mpi install openmpi-bin and libopenmpi-dev",
         },
         Finding {
             what: "Slurm",
             found: on_path("srun").map(|path| path.display().to_string()),
-            advice: "Only clusters that use it have it.",
+            advice: "only clusters that use it have it",
         },
-    ]
+    ]);
+    findings
 }
 
 fn transparent_huge_pages() -> Option<String> {
@@ -132,20 +136,18 @@ fn on_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Looks where the dynamic linker would, without loading anything.
+/// Looks where a run does, in its order, without loading anything.
 fn find_library(names: &[&str]) -> Option<String> {
-    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
-    folders.extend(
-        ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"]
-            .map(PathBuf::from),
-    );
-    let in_folders = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    in_folders
-        .into_iter()
-        .find(|path| path.is_file())
-        .map(|path| path.display().to_string())
+    let within = |folders: Vec<PathBuf>| {
+        let mut paths = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+        paths.find(|path| path.is_file()).map(|path| path.display().to_string())
+    };
+    let program = std::env::current_exe().ok();
+    let mut first = installed::named(&environment);
+    first.extend(std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
+    within(first)
         .or_else(|| in_cache(names))
+        .or_else(|| within(installed::folders(&environment, program.as_deref())))
 }
 
 /// The linker's own list of libraries.
