@@ -45,7 +45,7 @@ pub enum OnnxError {
     )]
     TooLarge { path: PathBuf, bytes: usize },
     #[error("{}: {source}", path.display())]
-    Graph { path: PathBuf, source: GraphError },
+    Graph { path: PathBuf, source: Box<GraphError> },
     #[error("{}: the weights have no {name}", path.display())]
     Missing { path: PathBuf, name: String },
     #[error("{}: cannot write: {source}", path.display())]
@@ -66,7 +66,7 @@ pub fn save(path: &Path, network: &Network, weights: &Weights, card: &Card) -> R
     };
     fits(weights.values().map(|tensor| tensor.data.len() * size_of::<f32>()).sum())?;
     let built = network.build(BATCH, Loss::default(), DType::F32);
-    let mut graph = built.map_err(|source| OnnxError::Graph { path: file(), source })?.eval;
+    let mut graph = built.map_err(|source| OnnxError::Graph { path: file(), source: Box::new(source) })?.eval;
     // Of loss, statistics and logits, the last alone.
     let logits = graph.outputs.last().copied();
     graph.outputs = logits.into_iter().collect();

@@ -102,7 +102,12 @@ fn what_is_there_is_replaced_by_force_alone() {
         ("data inspect --train-samples 8 --test-samples 8 --sheet sheet.png", &["sheet.png"]),
         (
             "report study --out drawn --figures svg --figures-dir figures",
-            &["drawn/report.html", "drawn/report.md", "figures/strong-speedup.svg", "figures/strong-speedup.csv"],
+            &[
+                "drawn/report.html",
+                "drawn/report.md",
+                "figures/strong-speedup.svg",
+                "figures/strong-speedup.csv",
+            ],
         ),
         ("launch --with mpirun --out job.sh", &["job.sh"]),
         ("man pages", &["pages/vitesse.1", "pages/vitesse-train.1"]),

@@ -69,7 +69,7 @@ pub fn attention(
     let cut = Cut::new(windows, map);
 
     let tokens = reshape(w, &qkv.name, &[rows * columns, packed]);
-    let tokens = cut.into_windows(w, &tokens);
+    let tokens = cut.divide(w, &tokens);
     let tokens = reshape(w, &tokens, &[count, t, packed]);
     let [q, k, v] = w.split(&tokens, [c; 3]);
     let (q_bias, v_bias) = (q_bias.get(w), v_bias.get(w));
@@ -93,7 +93,7 @@ pub fn attention(
     let y = w.node("MatMul", &[&shares, &v], vec![]); // (B,W,H,T,D)
     let y = transpose(w, &y, &[0, 1, 3, 2, 4]);
     let y = reshape(w, &y, &[count * t, c]);
-    let y = cut.into_map(w, &y);
+    let y = cut.join(w, &y);
     Some(reshape(w, &y, &[rows, columns, c]))
 }
 
@@ -136,7 +136,7 @@ impl<'a> Cut<'a> {
     }
 
     /// (B,h·w,C) → (B,W·T,C).
-    fn into_windows(&self, w: &mut Writer, tokens: &str) -> String {
+    fn divide(&self, w: &mut Writer, tokens: &str) -> String {
         if self.is_whole() {
             return tokens.to_string();
         }
@@ -152,7 +152,7 @@ impl<'a> Cut<'a> {
     }
 
     /// (B,W·T,C) → (B,h·w,C), without the padding.
-    fn into_map(&self, w: &mut Writer, tokens: &str) -> String {
+    fn join(&self, w: &mut Writer, tokens: &str) -> String {
         if self.is_whole() {
             return tokens.to_string();
         }

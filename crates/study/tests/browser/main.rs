@@ -7,6 +7,7 @@ mod points;
 
 use chromium::{Chromium, Page};
 use looks::{draws, keep_page, keep_pictures, ready, tips};
+use serde_json::json;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use study::results::Results;
