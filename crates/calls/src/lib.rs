@@ -6,7 +6,7 @@ mod groups;
 pub use groups::PlanCommunicators;
 
 use comm::{Collective, ElementType};
-use graph::flat::UNIT;
+use graph::flat::{UNIT, Views};
 use graph::op::Reduction;
 use graph::{DType, Op};
 
@@ -61,6 +61,42 @@ pub fn range(operands: &[(u64, usize)], size: usize) -> Result<Range, usize> {
     Ok(Range { address: first.0, len: (end(last) - first.0) as usize / size })
 }
 
+/// Memory range of a message whose tensors, each (address, elements), lie in it. An error is the index of the first whose next is not
+/// where the message has it.
+pub fn message(operands: &[(u64, usize)], views: &Views, size: usize) -> Result<Range, usize> {
+    let start = |number: usize| (views.starts[number] * size) as u64;
+    let base = operands[0].0.wrapping_sub(start(0));
+    let lies = |number: usize| operands[number].0 == base.wrapping_add(start(number));
+    match (1..operands.len()).find(|number| !lies(*number)) {
+        Some(number) => Err(number - 1),
+        None => Ok(Range { address: base, len: views.elements }),
+    }
+}
+
+/// Memory ranges that a collective sends and receives.
+pub fn ranges(
+    op: &Op,
+    inputs: &[(u64, usize)],
+    outputs: &[(u64, usize)],
+    size: usize,
+) -> Result<(Range, Range), Apart> {
+    let side = |operands: &[(u64, usize)], views: Option<&Views>| match views {
+        Some(views) => message(operands, views, size),
+        None => range(operands, size),
+    };
+    let gathers = matches!(op, Op::AllGather { .. });
+    let send = side(inputs, op.views().filter(|_| !gathers)).map_err(Apart::Inputs)?;
+    let receive = side(outputs, op.views().filter(|_| gathers)).map_err(Apart::Outputs)?;
+    Ok((send, receive))
+}
+
+/// Operands, or results, that are not one message: the index of the first that is not followed by the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Apart {
+    Inputs(usize),
+    Outputs(usize),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +111,16 @@ mod tests {
         // The third doesn't follow the second, nor the first the second.
         assert_eq!(range(&[first, second, (1024 + 3 * unit, 2)], 4), Err(1));
         assert_eq!(range(&[second, first], 4), Err(0));
+    }
+
+    #[test]
+    fn tensors_lie_in_their_message() {
+        let shapes = vec![graph::Shape::from([10]), graph::Shape::from([3])];
+        let views = Views { elements: 4096, starts: vec![64, 2048], shapes };
+        let at = |element: u64| 1 << 20 | (4 * element);
+        let both = message(&[(at(64), 10), (at(2048), 3)], &views, 4).unwrap();
+        assert_eq!(both, Range { address: at(0), len: 4096 });
+        assert_eq!(message(&[(at(64), 10), (at(2049), 3)], &views, 4), Err(0));
     }
 
     #[test]

@@ -47,7 +47,13 @@ pub(crate) unsafe fn pull(call: &Call, me: usize, ranks: usize, source: &dyn Fn(
             }
             Collective::AllGather => {
                 let part = call.send.len * bytes;
-                (0..ranks).for_each(|r| copy_nonoverlapping(source(r), into.add(r * part), part));
+                for rank in 0..ranks {
+                    let (from, to) = (source(rank), into.add(rank * part));
+                    // What this rank sends may lie where it receives it.
+                    if from != to.cast_const() {
+                        copy_nonoverlapping(from, to, part);
+                    }
+                }
             }
             Collective::AllToAll(_) => {
                 let part = call.send.len / ranks * bytes;

@@ -190,7 +190,10 @@ impl<T: Transport> TransportEngine<T> {
                 }
                 Collective::AllGather => {
                     let part = call.send.len * bytes;
-                    std::ptr::copy_nonoverlapping(send, receive.add(me * part), part);
+                    let own = receive.add(me * part);
+                    if own != send {
+                        std::ptr::copy_nonoverlapping(send, own, part);
+                    }
                     self.transport.all_gather(receive, fill(&mut scratch.received, equal(ranks, part)))?;
                 }
                 Collective::AllToAll(counts) => self.all_to_all(scratch, call, counts.as_deref())?,

@@ -55,6 +55,7 @@ fn executor(threads: usize, batch: usize, tokens: usize, head: usize) -> Executo
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates: false,
         target: &cpu::Target { threads },
     };

@@ -64,6 +64,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates: true,
         target: &cpu::Target { threads },
     };

@@ -26,7 +26,7 @@ use calls::PlanCommunicators;
 use comm::Communicator;
 use graph::graph::own_bytes;
 use graph::plan::{Plan, PlanValue};
-use graph::{DType, Home, Program, State};
+use graph::{DType, Held, Home, Program, State};
 use operand::check_dtype;
 use unfinished::Unfinished;
 
@@ -86,8 +86,9 @@ impl<T: Float> Executor<T> {
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;
-        let states = state_views(&program.states, &state_block, &arena);
         let groups = comm.map(|world| groups(PlanCommunicators::new(world), &program)).transpose()?;
+        let rank = groups.as_ref().map_or(0, |groups| groups.world().rank());
+        let states = state_views(&program, rank, &state_block, &arena);
         let memory =
             PlanMemory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
         let (plans, borrowed) = memory.bind_all(&program)?;
@@ -122,7 +123,7 @@ impl<T: Float> Executor<T> {
         }
         self.unfinished.finish();
         let arena = arena_of(&program)?;
-        let states = state_views(&program.states, &self.state_block, &arena);
+        let states = state_views(&program, self.rank(), &self.state_block, &arena);
         self.groups = self.groups.take().map(|known| groups(known, &program)).transpose()?;
         let (groups, threads) = (self.groups.as_ref(), self.pool.threads());
         let memory = PlanMemory { arena: &arena, states: &states, groups, threads };
@@ -140,6 +141,11 @@ impl<T: Float> Executor<T> {
 
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Number of this rank.
+    pub fn rank(&self) -> usize {
+        self.groups.as_ref().map_or(0, |groups| groups.world().rank())
     }
 
     pub fn threads(&self) -> usize {
@@ -238,11 +244,22 @@ fn allocate_states<T: Float>(states: &[State]) -> Result<Block, CpuError> {
     Block::new(bytes).ok_or(CpuError::Memory { what, bytes })
 }
 
-fn state_views(states: &[State], own: &Block, arena: &Block) -> Vec<View<u8>> {
-    let view = |state: &State| match state.home {
-        Home::Own(offset) => own.view(offset, state.ty.bytes()),
-        Home::Arena(offset) => arena.view(offset, state.ty.bytes()),
-        Home::Host(_) | Home::Nowhere => View::EMPTY,
+/// The bytes of every state that a rank holds.
+fn state_views(program: &Program, rank: usize, own: &Block, arena: &Block) -> Vec<View<u8>> {
+    let (states, mesh) = (&program.states, program.last.mesh);
+    let view = |state: &State| {
+        let (elements, from) = state.elements_of(states, mesh, rank);
+        let size = state.ty.dtype.bytes();
+        let ahead = match state.held {
+            Held::Whole | Held::Shard(_) => 0,
+            Held::Within(group) => mesh.place(rank, group).1 * state.ty.bytes(),
+            Held::Of { .. } => from * size,
+        };
+        match state.home {
+            Home::Own(offset) => own.view(offset + ahead, elements.len() * size),
+            Home::Arena(offset) => arena.view(offset + ahead, elements.len() * size),
+            Home::Host(_) | Home::Nowhere => View::EMPTY,
+        }
     };
     states.iter().map(view).collect()
 }

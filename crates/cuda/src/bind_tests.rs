@@ -74,7 +74,7 @@ impl Made {
     fn new() -> Self {
         let state = |i: usize| {
             let (name, ty) = (format!("s{i}"), Type::new(DType::F32, [8]));
-            State { name, ty, role: Role::Gradient, home: Home::Own(128 * i) }
+            State { name, ty, role: Role::Gradient, home: Home::Own(128 * i), held: graph::Held::Whole }
         };
         Made(Plan { states: (0..3).map(state).collect(), mesh: TWO, arena: 4096, ..Plan::default() })
     }
@@ -259,8 +259,8 @@ fn parts_of_a_buffer_are_scattered_and_gathered() {
     let (whole, part) = (made.value(arena(0)), made.value(arena(256)));
     let reduction = graph::op::Reduction::Mean;
     made.0.values[part].ty = Type::new(DType::F32, [4]);
-    made.step(Op::ReduceScatter { reduction, group: TWO.world() }, &[whole], &[part]);
-    made.step(Op::AllGather { group: TWO.world() }, &[part], &[whole]);
+    made.step(Op::ReduceScatter { reduction, group: TWO.world(), views: None }, &[whole], &[part]);
+    made.step(Op::AllGather { group: TWO.world(), views: None }, &[part], &[whole]);
     let max = Op::AllReduce { reduction: graph::op::Reduction::Max, group: TWO.world() };
     made.step(max, &[part], &[part]);
     let calls = call(&bind(&made.0).unwrap());

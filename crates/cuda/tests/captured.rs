@@ -29,6 +29,7 @@ fn program((name, image, classes, batch): Case, mesh: Mesh, target: &cuda::Targe
         loss_scale: None,
         mesh,
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates: false,
         target,
     };

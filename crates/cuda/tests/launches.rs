@@ -29,6 +29,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates,
         target: &cuda::Target { half_precision: mixed.is_some(), facts: Facts::h200() },
     };

@@ -300,6 +300,7 @@ fn compiled_with(
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates,
         target: &Batches,
     };

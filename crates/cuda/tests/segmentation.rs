@@ -46,6 +46,7 @@ fn program() -> Program {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates: false,
         target: &cuda::Target { half_precision: false, facts: Facts::h200() },
     };

@@ -55,6 +55,7 @@ fn compiled<T: Real>(
         loss_scale: run.loss_scaling(),
         mesh: run.mesh(),
         communication: run.communication(),
+        zero: graph::Zero::Stage0,
         accumulates: run.accumulate > 1,
         target: &*target(run),
     };

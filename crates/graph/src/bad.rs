@@ -67,8 +67,9 @@ pub fn states_read(plan: &Plan) -> Vec<StateId> {
         let Place::State(state) = plan.values[value].place else { continue };
         let ids = (0..plan.states.len() as u32).map(StateId);
         let of = &plan.states[state.index()];
-        let in_it =
-            |id: &StateId| plan.states[id.index()].role != Role::Flat && plan.states[id.index()].overlaps(of);
+        let in_it = |id: &StateId| {
+            plan.states[id.index()].role != Role::Flat && plan.states[id.index()].lies_in(of, state)
+        };
         match of.role {
             Role::Flat => states.extend(ids.filter(in_it)),
             _ => states.push(state),
@@ -79,13 +80,13 @@ pub fn states_read(plan: &Plan) -> Vec<StateId> {
     states
 }
 
-/// Decides whether a result is checked. A flat buffer is checked when it is read next; sums of squares in f64 are
+/// Decides whether a result is checked. A flat buffer, or a part of one, is checked when it is read next; sums of squares in f64 are
 /// finite if the values are.
 pub fn is_looked_at(plan: &Plan, step: &Step, result: usize) -> bool {
     let PlanValue { ty, place, .. } = &plan.values[step.outputs[result]];
     let sums = matches!(step.op, Op::SumSquares { .. } | Op::LambMoments { .. }) && ty.dtype == DType::F64;
     match place {
         Place::State(state) => plan.states[state.index()].role != Role::Flat,
-        Place::Arena(_) => !sums,
+        Place::Arena(_) => !sums && !matches!(step.op, Op::ReduceScatter { views: Some(_), .. }),
     }
 }

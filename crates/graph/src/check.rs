@@ -4,7 +4,7 @@
 //! one of them writing, must be ordered by their lanes and waits.
 
 use crate::clocks::Clocks;
-use crate::graph::{Home, State};
+use crate::graph::{Held, Home, State};
 use crate::op::{Lane, Op, StateId};
 use crate::plan::{Place, Plan, PlanValue, Step};
 use crate::touched::MemoryKind;
@@ -135,6 +135,10 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
         return Err(format!("gives {}, not {}", list(&inferred), list(&outputs)));
     }
     step.outputs.iter().try_for_each(|v| aligned(plan, *v))?;
+    check_message(plan, step)?;
+    if let Some(held) = states_of(plan, step).find(|s| matches!(s.held, Held::Of { .. })) {
+        return Err(format!("works on {}, which is in a shard", held.name));
+    }
     if let Op::Assign { state } = step.op {
         let (is, needs) = (ty(&step.inputs[0]), &plan.states[state.index()].ty);
         if is != needs {
@@ -142,6 +146,37 @@ fn check_step(plan: &Plan, index: usize, step: &Step) -> Checked {
         }
     }
     Ok(())
+}
+
+/// The states that a step reads or writes.
+fn states_of<'a>(plan: &'a Plan, step: &'a Step) -> impl Iterator<Item = &'a State> {
+    let values = step.inputs.iter().chain(&step.outputs);
+    let of_values = values.filter_map(|value| match plan.values[*value].place {
+        Place::State(state) => Some(state),
+        Place::Arena(_) => None,
+    });
+    of_values.chain(assigned(step)).map(|state| &plan.states[state.index()])
+}
+
+/// Checks that the tensors of one message lie where it has them.
+fn check_message(plan: &Plan, step: &Step) -> Checked {
+    let Some((first, views)) = plan.message(step) else { return Ok(()) };
+    let values = if step.outputs.contains(&first) { &step.outputs } else { &step.inputs };
+    let size = plan.values[first].ty.dtype.bytes();
+    let place = |value: usize| match plan.values[value].place {
+        Place::Arena(offset) => Home::Arena(offset),
+        Place::State(state) => plan.states[state.index()].home,
+    };
+    let base = place(first).moved(-((views.starts[0] * size) as isize));
+    let wrong = values.iter().zip(&views.starts).find(|(value, start)| {
+        base.is_none_or(|base| base.moved((**start * size) as isize) != Some(place(**value)))
+    });
+    match wrong {
+        Some((value, start)) => {
+            Err(format!("{} doesn't lie at element {start} of the message", plan.values[*value].name))
+        }
+        None => Ok(()),
+    }
 }
 
 fn aligned(plan: &Plan, value: usize) -> Checked {
@@ -220,11 +255,13 @@ struct Contents<'a> {
     /// Contents not yet overwritten.
     live: Vec<Record>,
     written: Vec<StateId>,
+    /// Flag: the step at hand may write over what it sends.
+    within: bool,
 }
 
 impl<'a> Contents<'a> {
     fn new(plan: &'a Plan) -> Self {
-        Contents { plan, clocks: plan.clocks(), live: vec![], written: vec![] }
+        Contents { plan, clocks: plan.clocks(), live: vec![], written: vec![], within: false }
     }
 
     /// An input, which the host writes before the plan runs.
@@ -255,15 +292,15 @@ impl<'a> Contents<'a> {
     }
 
     fn region_of(&self, state: StateId) -> Region {
-        let State { ty, home, .. } = &self.plan.states[state.index()];
-        let (memory, start) = match *home {
+        let state = &self.plan.states[state.index()];
+        let (memory, start) = match state.home {
             Home::Arena(start) => (MemoryKind::Arena, start),
             Home::Own(start) => (MemoryKind::Own, start),
             Home::Host(start) => (MemoryKind::Host, start),
             // Refused before anything is looked at.
             Home::Nowhere => (MemoryKind::Own, 0),
         };
-        Region { memory, start, end: start + ty.bytes() }
+        Region { memory, start, end: start + state.extent() }
     }
 
     fn state(&self, value: usize) -> Option<StateId> {
@@ -323,7 +360,34 @@ impl<'a> Contents<'a> {
         if let Op::AddUp { .. } = node.op {
             self.read_parts(step, node);
         }
+        // Padding between tensors is sent along.
+        if let Some(region) = self.message(node).filter(|_| matches!(node.op, Op::ReduceScatter { .. })) {
+            self.live.push(Record { region, value: None, writer: None, touched: vec![step] });
+        }
         Ok(())
+    }
+
+    /// The bytes of a message, with the padding between its tensors.
+    fn message(&self, node: &Step) -> Option<Region> {
+        let (first, views) = self.plan.message(node)?;
+        let (region, size) = (self.region(first), self.plan.values[first].ty.dtype.bytes());
+        let start = region.start.saturating_sub(views.around(size).0);
+        Some(Region { start, end: start + views.elements * size, ..region })
+    }
+
+    /// Checks whether a collective works in a buffer that is whole on every rank: what a rank sends or receives is its part of it, or
+    /// what the others' parts come from.
+    fn works_within(&self, node: &Step) -> bool {
+        let part = |value: &usize| {
+            let state = self.state(*value)?;
+            let is_part = matches!(self.plan.states[state.index()].held, Held::Within(_));
+            is_part.then(|| self.region_of(state))
+        };
+        match (&node.op, &node.inputs[..], &node.outputs[..]) {
+            (Op::ReduceScatter { .. }, _, [out]) => part(out).is_some_and(|p| self.message(node) == Some(p)),
+            (Op::AllGather { views: None, .. }, [from], [out]) => part(from) == Some(self.region(*out)),
+            _ => false,
+        }
     }
 
     /// All the memory of parts that a step adds up, of which the values that it names are the first.
@@ -342,6 +406,11 @@ impl<'a> Contents<'a> {
         if let Some(parts) = parts {
             self.overwrite(step, parts, None, None)?;
             // Its results may lie there.
+            self.live.last_mut().into_iter().for_each(|record| record.touched.clear());
+        }
+        self.within = self.works_within(node);
+        if let Some(message) = self.message(node).filter(|_| matches!(node.op, Op::AllGather { .. })) {
+            self.overwrite(step, message, None, None)?;
             self.live.last_mut().into_iter().for_each(|record| record.touched.clear());
         }
         for (o, value) in node.outputs.iter().enumerate() {
@@ -381,6 +450,14 @@ impl<'a> Contents<'a> {
         if !completed && self.written.contains(&state) {
             return Err(format!("{} is written a second time", self.plan.states[state.index()].name));
         }
+        // A buffer and the rank's part of it are written in turn: what is written later is what they hold.
+        let is_part = |state: StateId| matches!(self.plan.states[state.index()].held, Held::Within(_));
+        let (region, part) = (self.region_of(state), is_part(state));
+        let in_turn = |other: StateId| {
+            other != state && (part || is_part(other)) && self.region_of(other).overlaps(region)
+        };
+        let kept = self.written.iter().copied().filter(|other| !in_turn(*other)).collect();
+        self.written = kept;
         self.written.push(state);
         Ok(())
     }
@@ -396,7 +473,7 @@ impl<'a> Contents<'a> {
         for record in self.live.iter().filter(|r| r.region.overlaps(region)) {
             let in_place = record.value.is_some() && record.value == over && record.region == region;
             let mut unfinished = record.touched.iter().filter(|s| !self.clocks.happens_before(**s, step));
-            if let Some(other) = unfinished.find(|s| **s != step || !in_place) {
+            if let Some(other) = unfinished.find(|s| **s != step || !(in_place || self.within)) {
                 let what = record.value.map_or("memory", |v| &self.plan.values[v].name);
                 return Err(format!("writes over {what}, which step {other} may still use"));
             }

@@ -6,7 +6,7 @@ use crate::op::StateId;
 use crate::passes::{self, Gradients, Layout};
 use crate::plan::{Key, Plan};
 use crate::program::{Model, Program};
-use crate::settings::{Mixed, Settings};
+use crate::settings::{Mixed, Settings, Zero};
 use crate::target::Target;
 
 /// A graph on its way to a plan, with results of passes that later passes read.
@@ -64,6 +64,13 @@ const LATE: Pass = pass!("late", |graph, _, _| Ok(passes::late(graph)));
 const GATHER: Pass =
     pass!("gather", |graph, _, settings| Ok(passes::gather(graph, &settings.target.batching())));
 const SYNCHRONISE: Pass = pass!("synchronise", |graph, _, _| passes::synchronise(graph));
+const SHARDS: Pass = pass!("shards", |graph, _, _| passes::shards(graph));
+const SCATTER: Pass = pass!("scatter", |graph, draft, settings| passes::scatter(
+    graph,
+    &draft.layout,
+    &settings.communication,
+    draft.adds
+));
 const PARALLELISE: Pass = pass!("parallelise", |graph, draft, settings| passes::parallelise(
     graph,
     &draft.layout,
@@ -80,7 +87,8 @@ const UPDATE: Pass = Pass { name: "update", run: update };
 const TRAINING: [Pass; 5] = [NARROW, FUSE, RESIZED_LOSS, DIFFERENTIATE, LAY_OUT];
 
 /// Passes from there to a micro-step that begins the sums of a step, or adds to them.
-const MICRO: [Pass; 8] = [ACCUMULATE, DEFER, PEEPHOLE, RECOMPUTE, PRECISION, LATE, GATHER, SYNCHRONISE];
+const MICRO: [Pass; 10] =
+    [ACCUMULATE, DEFER, PEEPHOLE, RECOMPUTE, PRECISION, LATE, GATHER, SYNCHRONISE, SHARDS, SCATTER];
 
 /// Passes at the end of every list of training.
 const END: [Pass; 1] = [SUMS];
@@ -89,7 +97,7 @@ const END: [Pass; 1] = [SUMS];
 const LAST: [Pass; 1] = [PARALLELISE];
 
 /// Passes from a model to loss and logits.
-const EVALUATION: [Pass; 5] = [AVERAGES, NARROW, FUSE, RESIZED_LOSS, PRECISION];
+const EVALUATION: [Pass; 6] = [AVERAGES, NARROW, FUSE, RESIZED_LOSS, PRECISION, SHARDS];
 
 /// The names of the passes that lead to a plan, in their order.
 pub fn passes_of(plan: &str) -> Vec<&'static str> {
@@ -123,11 +131,30 @@ fn apply(
 
 /// The plans of a run.
 pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphError> {
-    compile_observed(model, settings, &mut |_, _, _| Ok(()))
+    let program = compile_stage(model.clone(), settings, &mut |_, _, _| Ok(()))?;
+    if settings.stage() != Zero::Stage2 || settings.accumulates {
+        return Ok(program);
+    }
+    // Of one micro-step the same bits: gradients may be better off in a range of the arena than under way.
+    let sums = Settings { zero: Zero::Stage1, ..*settings };
+    let other = compile_stage(model, &sums, &mut |_, _, _| Ok(()))?;
+    Ok(if other.bytes() < program.bytes() { other } else { program })
 }
 
 /// Compiles like [`compile`] and shows an observer the graph after every pass.
 pub fn compile_observed(
+    model: Model,
+    settings: &Settings<'_>,
+    observe: Observer<'_>,
+) -> Result<Program, GraphError> {
+    let zero = match settings.stage() {
+        Zero::Stage2 => compile(model.clone(), settings)?.zero,
+        stage => stage,
+    };
+    compile_stage(model, &Settings { zero, ..*settings }, observe)
+}
+
+fn compile_stage(
     model: Model,
     settings: &Settings<'_>,
     observe: Observer<'_>,
@@ -177,7 +204,7 @@ pub fn compile_observed(
     let (update, eval) = (plan_beside(&update, "update", others)?, plan_beside(&eval, "eval", others)?);
     let [mut first, mut micro, mut last, mut update, mut eval] = [first, micro, last, update, eval];
     passes::across(&mut [&mut first, &mut micro, &mut last, &mut update, &mut eval]);
-    Ok(Program { first, micro, last, update, eval, states })
+    Ok(Program { first, micro, last, update, eval, states, zero: settings.stage() })
 }
 
 /// The end of every list: order and memory.
@@ -216,7 +243,7 @@ pub fn inference(model: Model, mixed: Option<Mixed>, target: &dyn Target) -> Res
     let eval = evaluating(graph, mixed, &|_| None, key, target)?;
     let empty = |name: &str| plan(&Graph::over(states.clone()), name, key, target, 0);
     let (first, micro, last) = (empty("first")?, empty("micro")?, empty("last")?);
-    Ok(Program { first, micro, last, update: empty("update")?, eval, states })
+    Ok(Program { first, micro, last, update: empty("update")?, eval, states, zero: Zero::Stage0 })
 }
 
 /// The plan of evaluation of a model of another size, over the states of a program with the same parameters.
@@ -254,6 +281,7 @@ fn evaluating(
     if let Some(mixed) = mixed {
         graph = passes::precision(graph, mixed, copy_of)?;
     }
+    graph = passes::shards(graph)?;
     plan(&graph, "eval", key, target, 0)
 }
 

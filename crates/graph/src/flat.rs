@@ -4,6 +4,7 @@
 //! works on all elements alike (optimizers, norms, collectives) works on the buffer; a tensor is a view into it.
 
 use crate::mesh::Group;
+use crate::types::Shape;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -78,6 +79,44 @@ impl From<Stack> for (usize, usize, Vec<usize>) {
     }
 }
 
+/// Tensors in a flat buffer that a collective sends or receives as one message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Views {
+    /// Elements of the buffer, with padding.
+    pub elements: usize,
+    /// First element of each tensor, in order.
+    pub starts: Vec<usize>,
+    /// Shape of each tensor.
+    pub shapes: Vec<Shape>,
+}
+
+impl Views {
+    /// Checks that tensors are in order, disjoint and inside a buffer that so many ranks can divide.
+    pub fn check(&self, ranks: usize) -> Result<(), String> {
+        let Views { elements, starts, shapes } = self;
+        if starts.is_empty() || starts.len() != shapes.len() {
+            return Err(format!("has {} first elements for {} shapes", starts.len(), shapes.len()));
+        }
+        if ranks == 0 || !elements.is_multiple_of(ranks) {
+            return Err(format!("{elements} elements don't divide among {ranks} ranks"));
+        }
+        let mut end = 0;
+        for (start, shape) in starts.iter().zip(shapes) {
+            if *start < end || start + shape.count() > *elements {
+                return Err(format!("{shape} at element {start} doesn't fit in a buffer of {elements}"));
+            }
+            end = start + shape.count();
+        }
+        Ok(())
+    }
+
+    /// Bytes of the buffer before, and from there on of, the first tensor, of elements of so many bytes.
+    pub fn around(&self, size: usize) -> (usize, usize) {
+        let before = self.starts.first().copied().unwrap_or(0) * size;
+        (before, self.elements * size - before)
+    }
+}
+
 /// Content of a flat buffer. Elements that belong to no piece are padding, which nobody reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flat {
@@ -113,9 +152,9 @@ pub struct InStack {
     pub piece: usize,
     /// The number of its stack.
     pub stack: usize,
-    /// Number in the stack.
+    /// Number in the stack, among those of the rank.
     pub number: usize,
-    /// First element in the whole buffer.
+    /// First element in the rank's memory.
     pub start: usize,
     /// Number of elements.
     pub count: usize,
@@ -166,8 +205,8 @@ impl Flat {
         })
     }
 
-    /// The matrices of stacks in the order of their elements, each with its tensor, its stack and its number there; or what is wrong
-    /// with them: together they must be the tensors, which no rank may hold in part.
+    /// The matrices of stacks that this rank holds in the order of their elements, each with its tensor, its stack and its number among
+    /// those of the rank there; or what is wrong with them: together they must be the tensors, and no rank may hold one in part.
     pub fn matrices(&self, stacks: &[Stack]) -> Result<Vec<InStack>, String> {
         let mut all: Vec<InStack> = vec![];
         for (stack, of) in stacks.iter().enumerate() {
@@ -187,11 +226,29 @@ impl Flat {
                 return Err(format!("no matrices make up piece {:?}", of.range()));
             }
         }
-        match (next == all.len(), self.group) {
-            (true, None) => Ok(all),
-            (true, Some(_)) => Err("matrices of a buffer that ranks divide have no kernels yet".into()),
-            (false, _) => Err("a matrix lies in no piece".into()),
+        if next != all.len() {
+            return Err("a matrix lies in no piece".into());
         }
+        let held = self.held();
+        if let Some(cut) = all.iter().find(|m| m.start / held != (m.start + m.count.max(1) - 1) / held) {
+            return Err(format!("a matrix at element {} is of two ranks", cut.start));
+        }
+        // Those of this rank, by their places in its memory and in its own stacks.
+        all.retain(|matrix| matrix.start / held == self.first / held);
+        let mut numbers = vec![0; stacks.len()];
+        for matrix in &mut all {
+            (matrix.number, matrix.start) = (numbers[matrix.stack], matrix.start - self.first);
+            numbers[matrix.stack] += 1;
+        }
+        Ok(all)
+    }
+
+    /// Most matrices of a stack that a rank holds: as many directions each has, of which some may be of no matrix.
+    pub fn most(&self, stack: &Stack) -> usize {
+        let owners = stack.starts.iter().map(|start| start / self.held().max(1));
+        let mut counts = vec![0; self.group.map_or(1, Group::ranks)];
+        owners.for_each(|owner| counts.get_mut(owner).into_iter().for_each(|count| *count += 1));
+        counts.into_iter().max().unwrap_or(0)
     }
 
     /// Checks that pieces are in order, disjoint and inside the buffer.
@@ -279,7 +336,18 @@ mod tests {
         assert!(of.matrices(&stacks[..1]).is_err(), "a tensor without");
         assert!(of.matrices(&[stack(2, 2, &[0, 4, 64]), stacks[1].clone()]).is_err(), "a gap");
         assert!(of.matrices(&[stack(2, 2, &[0, 4, 8, 12, 64]), stacks[1].clone()]).is_err(), "padding");
-        let divided = Flat { group: Some(Mesh::of_data(2).world()), elements: 2 * CHUNK, ..of };
-        assert!(divided.matrices(&stacks).is_err(), "parts of ranks");
+        // Each rank has its own, and room for as many as any has.
+        let group = Some(Mesh::of_data(2).world());
+        let divided = Flat { group, elements: 2 * CHUNK, ..flat(&[(0, 12), (64, 4), (CHUNK, 4)], 2 * CHUNK) };
+        let stacks = [stack(2, 2, &[0, 4, 8, 64, CHUNK])];
+        let of = |rank: usize| {
+            let found = divided.part(rank).matrices(&stacks).unwrap();
+            found.iter().map(|m| (m.piece, m.number, m.start)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0), [(0, 0, 0), (0, 1, 4), (0, 2, 8), (1, 3, 64)]);
+        assert_eq!(of(1), [(2, 0, 0)]);
+        assert_eq!(divided.most(&stacks[0]), 4);
+        let cut = Flat { group, ..flat(&[(CHUNK - 64, 128)], 2 * CHUNK) };
+        assert!(cut.matrices(&[stack(8, 16, &[CHUNK - 64])]).is_err(), "of two ranks");
     }
 }

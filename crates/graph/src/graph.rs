@@ -2,7 +2,7 @@
 
 mod state;
 
-pub use state::{ALIGN, AVERAGE, COPY, GRADIENT, Home, Init, PENDING, Role, State, own_bytes, settle};
+pub use state::{ALIGN, AVERAGE, COPY, GRADIENT, Held, Home, Init, PENDING, Role, State, own_bytes, settle};
 
 use crate::mesh::Mesh;
 use crate::op::{Op, StateId};
@@ -212,7 +212,7 @@ impl Graph {
 
     /// Adds a state to the table.
     pub fn add_state(&mut self, name: impl Into<String>, ty: Type, role: Role) -> StateId {
-        self.states.push(State { name: name.into(), ty, role, home: Home::Nowhere });
+        self.states.push(State { name: name.into(), ty, role, home: Home::Nowhere, held: Held::Whole });
         StateId(self.states.len() as u32 - 1)
     }
 

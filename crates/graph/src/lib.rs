@@ -33,7 +33,9 @@ pub use build::{Builder, Loss};
 pub use clocks::Clocks;
 pub use compile::{compile, compile_observed, evaluation, inference, passes_of};
 pub use flat::Flat;
-pub use graph::{AVERAGE, COPY, GRADIENT, Graph, GraphError, Home, Init, PENDING, Role, State, ValueId};
+pub use graph::{
+    AVERAGE, COPY, GRADIENT, Graph, GraphError, Held, Home, Init, PENDING, Role, State, ValueId,
+};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::{Lane, Op, StateId};
 pub use passes::{Delivery, prepare};
@@ -42,7 +44,7 @@ pub use program::{Model, Program};
 pub use replay::{Timeline, replay, replay_all};
 pub use rules::cost::{Ceilings, Cost};
 pub use settings::{
-    Communication, DynamicScale, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings,
+    Communication, DynamicScale, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings, Zero,
 };
 pub use target::{Batching, Deferred, Partial, Target};
 pub use types::{DType, Shape, Type};

@@ -18,7 +18,7 @@ pub use attributes::{
     AttentionDrop, CHOICES, Lane, PathDrop, Per, Pooling, Reduction, Sampling, StateId, Window,
 };
 
-use crate::flat::{Flat, Stack};
+use crate::flat::{Flat, Stack, Views};
 use crate::mesh::Group;
 use crate::types::{DType, Shape};
 use crate::windows::Windows;
@@ -51,6 +51,7 @@ use serde::{Deserialize, Serialize};
 /// | `shape`, `shapes` | the shape of the result, where it doesn't follow from the operands |
 /// | `stacks` | the matrices in a flat buffer, those of one shape together |
 /// | `state` | the state that is read or written |
+/// | `views` | the tensors of a flat buffer that is one message: they lie in it, without a copy |
 /// | `sum` | whether column sums of the first result are made too: the gradient of a bias |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -352,10 +353,19 @@ pub enum Op {
     /// Any number of values → as many, each reduced over the ranks of the group. They lie side by side and are one
     /// message.
     AllReduce { reduction: Reduction, group: Group },
-    /// flat (n) → (n/ranks), of as many ranks as the group has.
-    ReduceScatter { reduction: Reduction, group: Group },
-    /// (n,..) → (n·ranks,..): what the ranks of the group have, one after the other.
-    AllGather { group: Group },
+    /// flat (n) → (n/ranks), of as many ranks as the group has. With `views`, the tensors of a flat buffer instead of the buffer.
+    ReduceScatter {
+        reduction: Reduction,
+        group: Group,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        views: Option<Views>,
+    },
+    /// (n,..) → (n·ranks,..): what the ranks of the group have, one after the other. With `views`, the tensors in it.
+    AllGather {
+        group: Group,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        views: Option<Views>,
+    },
     /// The same numbers as another type.
     Cast { to: DType },
     /// scale \[3\] = (scale, good steps since it changed, skipped steps it still bears), control → scale \[3\]. DeepSpeed's

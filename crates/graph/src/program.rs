@@ -5,6 +5,7 @@ use crate::graph::{Graph, Role, State, own_bytes};
 use crate::op::{Op, StateId};
 use crate::plan::{Key, Place, Plan, Step};
 use crate::run::Which;
+use crate::settings::Zero;
 
 /// A model as it was built, with and without dropout. Both end in the values `loss`, `loss.stats` and `head` (logits).
 #[derive(Clone)]
@@ -33,6 +34,8 @@ pub struct Program {
     pub update: Plan,
     /// Loss and logits of a batch, without gradients.
     pub eval: Plan,
+    /// What ranks divide: the stage that was asked for, or stage 1 in the place of stage 2 where that takes less memory.
+    pub zero: Zero,
 }
 
 impl Program {
@@ -118,6 +121,11 @@ impl Program {
             }
             _ => None,
         }
+    }
+
+    /// Bytes of arena and states.
+    pub fn bytes(&self) -> usize {
+        self.arena() + self.state_bytes()
     }
 
     /// Bytes of the states' own memory.

@@ -137,11 +137,62 @@ pub struct Settings<'a> {
     pub mesh: Mesh,
     /// Communication of gradients between them.
     pub communication: Communication,
+    /// What ranks divide among each other instead of each holding all of it. One rank divides nothing.
+    pub zero: Zero,
     /// Flag: a step has several micro-steps, so that sums over it are kept from one to the next. Where it has one,
     /// gradients are not there while activations are being made, and lie in the arena.
     pub accumulates: bool,
     /// Device that the plans are for.
     pub target: &'a dyn Target,
+}
+
+impl Settings<'_> {
+    /// The stage that the plans are for.
+    pub fn stage(&self) -> Zero {
+        if self.mesh.ranks() > 1 { self.zero } else { Zero::Stage0 }
+    }
+}
+
+/// Stage of ZeRO: what ranks divide among each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "u8", try_from = "u8")]
+pub enum Zero {
+    /// Nothing: every rank holds all, and gradients are all-reduced.
+    #[default]
+    Stage0,
+    /// What the optimizer keeps, averages, and f32 parameters where layers read copies in half precision. Gradients are
+    /// reduce-scattered once per step, parameters gathered after the update.
+    Stage1,
+    /// Gradients too: they are reduce-scattered in every micro-step.
+    Stage2,
+    /// Parameters too: they are gathered where they are used, forward and backward.
+    Stage3,
+}
+
+impl Zero {
+    /// Every stage.
+    pub const ALL: [Zero; 4] = [Zero::Stage0, Zero::Stage1, Zero::Stage2, Zero::Stage3];
+}
+
+impl From<Zero> for u8 {
+    fn from(stage: Zero) -> u8 {
+        stage as u8
+    }
+}
+
+impl TryFrom<u8> for Zero {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<Self, String> {
+        let stage = Zero::ALL.get(usize::from(number)).copied();
+        stage.ok_or_else(|| format!("{number} is no stage of ZeRO: 0, 1, 2 or 3"))
+    }
+}
+
+impl std::fmt::Display for Zero {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", u8::from(*self))
+    }
 }
 
 /// The factor of the loss under fp16.

@@ -6,10 +6,12 @@
 //! ```
 //!
 //! (on one line). A value is declared with its type and place where it is made; `$name` is a state, declared at the top, with
-//! its place: `@0` in the arena, `own@0` in the states' own memory, `host@0` in the host's. What follows `#` is computed by the printer
-//! and skipped by the parser, which finds a place in the states' own memory for states without one.
+//! its place: `@0` in the arena, `own@0` in the states' own memory, `host@0` in the host's. Behind it stands what a rank holds, if not
+//! all: `/shard=data:2` a part of a buffer that is nowhere whole, `/within=data:2` a part of the buffer that begins there, `/of=NAME+64` what
+//! the shard of that name has of a tensor. What follows `#` is computed by the printer and skipped by the parser, which finds a place in the
+//! states' own memory for states without one.
 
-use crate::graph::{Graph, Home, Phase, Role, State, ValueId, settle};
+use crate::graph::{Graph, Held, Home, Phase, Role, State, ValueId, settle};
 use crate::mesh::Mesh;
 use crate::op::{Lane, Op, StateId};
 use crate::plan::{Key, Place, Plan, PlanValue, ScratchRange, Step};
@@ -24,14 +26,20 @@ impl fmt::Display for Plan {
         let sizes = format!("batch={batch} height={height} width={width}");
         writeln!(f, "plan {} {sizes}{mesh} arena={}", self.name, self.arena)?;
         for state in self.used_states() {
-            let State { name, ty, role, home } = &self.states[state];
+            let State { name, ty, role, home, held } = &self.states[state];
             let home = match home {
                 Home::Nowhere => String::new(),
                 Home::Arena(offset) => format!(" @{offset}"),
                 Home::Own(offset) => format!(" own@{offset}"),
                 Home::Host(offset) => format!(" host@{offset}"),
             };
-            writeln!(f, "state {name} {ty} {}{home}", json(role))?;
+            let held = match held {
+                Held::Whole => String::new(),
+                Held::Shard(group) => format!("/shard={group}"),
+                Held::Within(group) => format!("/within={group}"),
+                Held::Of { flat, start } => format!("/of={}+{start}", self.states[flat.index()].name),
+            };
+            writeln!(f, "state {name} {ty} {}{home}{held}", json(role))?;
         }
         for value in &self.inputs {
             writeln!(f, "input {}", self.declared(*value))?;
@@ -62,9 +70,15 @@ impl Plan {
             step.after.iter().for_each(|state| used[state.index()] = true);
         }
         let is_flat = |index: &usize| used[*index] && self.states[*index].role == Role::Flat;
-        let flats: Vec<&State> = (0..used.len()).filter(is_flat).map(|index| &self.states[index]).collect();
-        let in_flat = |index: usize| flats.iter().any(|flat| flat.overlaps(&self.states[index]));
-        (0..used.len()).filter(|index| used[*index] || in_flat(*index)).collect()
+        let flats: Vec<usize> = (0..used.len()).filter(is_flat).collect();
+        let lies_in =
+            |index: usize, flat: usize| self.states[index].lies_in(&self.states[flat], StateId(flat as u32));
+        let in_flat = |index: usize| flats.iter().any(|flat| lies_in(index, *flat));
+        let mut states: Vec<usize> =
+            (0..used.len()).filter(|index| used[*index] || in_flat(*index)).collect();
+        // A tensor names the shard that it is in, which is declared before.
+        states.sort_by_key(|index| matches!(self.states[*index].held, Held::Of { .. }));
+        states
     }
 
     fn used(&self, value: usize) -> String {
@@ -237,15 +251,33 @@ impl Parser {
         };
         let ty: Type = ty.parse().map_err(|e: crate::types::BadType| e.to_string())?;
         let (role, home) = match role.rsplit_once(' ').filter(|(_, home)| home.contains('@')) {
-            Some((role, home)) => (role, home_of(home)?),
-            None => (role, Home::Nowhere),
+            Some((role, home)) => (role, home),
+            None => (role, ""),
         };
+        let (home, held) = home.split_once('/').unwrap_or((home, ""));
+        let home = if home.is_empty() { Home::Nowhere } else { home_of(home)? };
+        let held = self.held(held)?;
         let role: Role = serde_json::from_str(role).map_err(|_| format!("'{role}' is not a role"))?;
         let id = StateId(self.plan.states.len() as u32);
-        self.plan.states.push(State { name: name.to_string(), ty, role, home });
+        self.plan.states.push(State { name: name.to_string(), ty, role, home, held });
         match self.states.insert(name.to_string(), id) {
             Some(_) => Err(format!("two states are named {name}")),
             None => Ok(()),
+        }
+    }
+
+    /// What a rank holds of a state: `shard=data:2`, `within=data:2` or `of=NAME+64`; all of it, if nothing is said.
+    fn held(&self, text: &str) -> Result<Held, String> {
+        let bad = || format!("'{text}' is not what a rank holds");
+        match text.split_once('=') {
+            None if text.is_empty() => Ok(Held::Whole),
+            Some(("shard", group)) => Ok(Held::Shard(group.to_string().try_into()?)),
+            Some(("within", group)) => Ok(Held::Within(group.to_string().try_into()?)),
+            Some(("of", place)) => {
+                let (flat, start) = place.rsplit_once('+').ok_or_else(bad)?;
+                Ok(Held::Of { flat: self.find_state(flat)?, start: start.parse().map_err(|_| bad())? })
+            }
+            _ => Err(bad()),
         }
     }
 

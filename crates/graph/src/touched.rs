@@ -1,8 +1,9 @@
 //! The bytes that steps touch.
 
+use crate::flat::Views;
 use crate::graph::Home;
 use crate::op::{Lane, Op};
-use crate::plan::{Place, Plan, ScratchRange};
+use crate::plan::{Place, Plan, ScratchRange, Step};
 use std::ops::Range;
 
 /// Bytes of one memory.
@@ -62,15 +63,27 @@ impl Touched {
 }
 
 impl Plan {
+    /// Bytes of a value.
+    fn bytes_of(&self, value: usize) -> Option<Bytes> {
+        match self.values[value].place {
+            Place::Arena(offset) => Bytes::at(Home::Arena(offset), self.values[value].ty.bytes()),
+            Place::State(id) => Bytes::at(self.states[id.index()].home, self.states[id.index()].extent()),
+        }
+    }
+
+    /// The first of the tensors that lie in one message, and all of them.
+    pub(crate) fn message<'a>(&self, step: &'a Step) -> Option<(usize, &'a Views)> {
+        let views = step.op.views()?;
+        let values = if matches!(step.op, Op::AllGather { .. }) { &step.outputs } else { &step.inputs };
+        Some((*values.first()?, views))
+    }
+
     /// Bytes that every step reads and writes.
     pub fn touched(&self) -> Vec<Touched> {
         let arena =
             |offset: usize, bytes: usize| Bytes { memory: MemoryKind::Arena, range: offset..offset + bytes };
-        let state = |index: usize| Bytes::at(self.states[index].home, self.states[index].ty.bytes());
-        let value = |value: &usize| match self.values[*value].place {
-            Place::Arena(offset) => Some(arena(offset, self.values[*value].ty.bytes())),
-            Place::State(id) => state(id.index()),
-        };
+        let state = |index: usize| Bytes::at(self.states[index].home, self.states[index].extent());
+        let value = |value: &usize| self.bytes_of(*value);
         let range = |range: &ScratchRange| arena(range.offset, range.bytes);
         let mut parts: Vec<Option<Bytes>> = vec![None; self.values.len()];
         let touched = self.steps.iter().map(|step| {
@@ -94,6 +107,15 @@ impl Plan {
                     memory: pair[0].memory,
                     range: pair[0].range.end..pair[1].range.start,
                 }));
+            }
+            if let Some((value, views)) = self.message(step) {
+                let size = self.values[value].ty.dtype.bytes();
+                let whole = self.bytes_of(value).map(|Bytes { memory, range }| {
+                    let start = range.start.saturating_sub(views.around(size).0);
+                    Bytes { memory, range: start..start + views.elements * size }
+                });
+                let gathers = step.outputs.contains(&value);
+                if gathers { &mut touched.writes } else { &mut touched.reads }.extend(whole);
             }
             touched.writes.extend(step.scratch.as_ref().map(range).into_iter().chain(left.clone()));
             if let Op::AddUp { .. } = step.op {

@@ -208,16 +208,24 @@ impl PlanMemory<'_> {
         let collective = calls::collective(&step.op).ok_or_else(no_kernel)?;
         let dtype = bound.inputs[0].dtype;
         let kind = calls::element_type(dtype).ok_or_else(no_kernel)?;
-        let span = |operands: &[Operand<T>], values: &[usize]| {
-            span(operands, dtype.bytes()).map_err(|at| CpuError::Scattered {
+        let places = |operands: &[Operand<T>]| -> Vec<(u64, usize)> {
+            operands.iter().map(|o| (o.stored.address() as u64, o.shape.count())).collect()
+        };
+        let ranges = calls::ranges(&step.op, &places(&bound.inputs), &places(&bound.outputs), dtype.bytes());
+        let (send, receive) = ranges.map_err(|apart| {
+            let (values, at) = match apart {
+                calls::Apart::Inputs(at) => (&step.inputs, at),
+                calls::Apart::Outputs(at) => (&step.outputs, at),
+            };
+            let name = |at: usize| plan.values[values[at]].name.clone();
+            CpuError::Scattered {
                 layer: step.layer.clone(),
                 op: step.op.name(),
-                first: plan.values[values[at]].name.clone(),
-                second: plan.values[values[at + 1]].name.clone(),
-            })
-        };
-        let send = span(&bound.inputs, &step.inputs)?;
-        let receive = span(&bound.outputs, &step.outputs)?;
+                first: name(at),
+                second: name(at + 1),
+            }
+        })?;
+        let (send, receive) = (span(&bound.inputs[0], send), span(&bound.outputs[0], receive));
         let name = comm.name(&step.layer);
         Ok((comm.clone(), Call { collective, kind, send, receive, name }))
     }
@@ -233,10 +241,11 @@ fn states_of(plan: &Plan, step: &Step) -> Vec<StateId> {
     values.filter_map(state).collect()
 }
 
-/// The range of operands that follow each other, or the number of the first that is not followed by the next.
-fn span<T>(operands: &[Operand<T>], size: usize) -> Result<Span, usize> {
-    let places: Vec<(u64, usize)> =
-        operands.iter().map(|o| (o.stored.address() as u64, o.shape.count())).collect();
-    let calls::Range { len, .. } = calls::range(&places, size)?;
-    Ok(Span { address: operands[0].stored.address(), len })
+/// A range of memory as a span, from an operand that lies in it.
+fn span<T>(operand: &Operand<T>, range: calls::Range) -> Span {
+    let address = operand.stored.address();
+    Span {
+        address: address.wrapping_sub((address as u64).wrapping_sub(range.address) as usize),
+        len: range.len,
+    }
 }

@@ -7,8 +7,9 @@ use crate::memory::View;
 use crate::steps::{load, store};
 use graph::plan::{Place, PlanValue};
 use graph::random::{Sequence, initial};
-use graph::{DType, Init, Role, StateId, Type};
+use graph::{COPY, DType, Held, Init, Program, Role, State, StateId, Type};
 use std::borrow::Cow;
+use std::ops::Range;
 
 impl<T: Float> Executor<T> {
     /// An input of a plan, to be filled before it runs. None if it is stored in another type: see
@@ -66,19 +67,18 @@ impl<T: Float> Executor<T> {
     /// A value of floats.
     pub(crate) fn floats(&self, value: &PlanValue) -> Option<Cow<'_, [T]>> {
         let is_float = !matches!(value.ty.dtype, DType::I32 | DType::U8);
-        is_float.then(|| self.numbers(&value.ty, self.stored(value)))
+        is_float.then(|| self.numbers(value.ty.shape.count(), value.ty.dtype, self.stored(value)))
     }
 
     /// Stored numbers: in place, if they are of the executor's own type, else a copy.
-    fn numbers(&self, ty: &Type, stored: View<u8>) -> Cow<'_, [T]> {
-        let count = ty.shape.count();
+    fn numbers(&self, count: usize, dtype: DType, stored: View<u8>) -> Cow<'_, [T]> {
         // SAFETY: nothing runs while `&self` is held, since `run` takes `&mut self`.
         unsafe {
-            if ty.dtype == own::<T>() {
+            if dtype == own::<T>() {
                 return Cow::Borrowed(stored.cast(count).read());
             }
             let mut values = vec![T::ZERO; count];
-            load(stored, ty.dtype, 0..count, &mut values);
+            load(stored, dtype, 0..count, &mut values);
             Cow::Owned(values)
         }
     }
@@ -87,30 +87,46 @@ impl<T: Float> Executor<T> {
         self.program.states.iter().position(|s| s.name == name).map(|i| StateId(i as u32))
     }
 
+    /// A state, or of one that ranks divide what this rank [holds](Executor::held).
     pub fn state(&self, id: StateId) -> Cow<'_, [T]> {
         self.unfinished.finish();
-        self.numbers(&self.program.states[id.index()].ty, self.states[id.index()])
+        let (stored, dtype) = (self.states[id.index()], self.program.states[id.index()].ty.dtype);
+        self.numbers(stored.len() / dtype.bytes(), dtype, stored)
     }
 
-    /// A state to change where it lies. None if it is stored in another type: see [`write_state`](Executor::write_state).
+    /// The elements of a state that this rank holds: all, unless it is a tensor in a shard.
+    pub fn held(&self, id: StateId) -> Range<usize> {
+        let Program { states, last, .. } = &self.program;
+        states[id.index()].elements_of(states, last.mesh, self.rank()).0
+    }
+
+    /// A state to change where it lies. None if it is stored in another type, or in a shard: see
+    /// [`write_state`](Executor::write_state).
     pub fn state_mut(&mut self, id: StateId) -> Option<&mut [T]> {
         self.unfinished.finish();
-        let Type { dtype, shape } = &self.program.states[id.index()].ty;
+        let State { ty: Type { dtype, shape }, held, .. } = &self.program.states[id.index()];
         self.stale = true;
+        let is_here = *dtype == own::<T>() && !matches!(held, Held::Of { .. });
         // SAFETY: `&mut self` for as long as the slice lives.
-        (*dtype == own::<T>()).then(|| unsafe { self.states[id.index()].cast(shape.count()).write() })
+        is_here.then(|| unsafe { self.states[id.index()].cast(shape.count()).write() })
     }
 
-    /// Sets a state, each number rounded to the type that it is stored in. Copies in half precision follow before the next run.
+    /// Sets a state, each number rounded to the type that it is stored in; of a tensor in a shard, what this rank holds. Copies in half
+    /// precision follow: before the next run, or at once where no rank has all that they are copies of.
     ///
     /// # Panics
     /// If it has another number of elements.
     pub fn write_state(&mut self, id: StateId, values: &[T]) {
         self.unfinished.finish();
-        let Type { dtype, shape } = &self.program.states[id.index()].ty;
-        assert_eq!(values.len(), shape.count(), "{}", self.program.states[id.index()].name);
+        let State { name, ty: Type { dtype, shape }, held, .. } = &self.program.states[id.index()];
+        assert_eq!(values.len(), shape.count(), "{name}");
+        let here = &values[self.held(id)];
         // SAFETY: `&mut self`.
-        unsafe { store(values, self.states[id.index()], *dtype, 0..values.len()) };
+        unsafe { store(here, self.states[id.index()], *dtype, 0..here.len()) };
+        let copy = self.find_state(&format!("{name}{COPY}"));
+        if let (Held::Of { .. }, Some(copy)) = (held, copy) {
+            self.write_state(copy, values);
+        }
         self.stale = true;
     }
 
@@ -155,14 +171,20 @@ impl<T: Float> Executor<T> {
         }
     }
 
-    /// Sets every state that is named after another to what that holds.
+    /// Sets every state that is named after another to what that holds, where this rank has it: see
+    /// [`write_state`](Executor::write_state) for copies of what it hasn't.
     fn derive(&mut self, of: impl Fn(&graph::State) -> Option<&str>) {
         self.unfinished.finish();
         for (index, state) in self.program.states.iter().enumerate() {
             if let Some(source) = of(state).and_then(|name| self.find_state(name)) {
-                let values = self.state(source);
+                let (values, here) = (self.state(source), self.held(source));
+                let wanted = self.held(StateId(index as u32));
+                if wanted.start < here.start || wanted.end > here.end {
+                    continue;
+                }
+                let values = &values[wanted.start - here.start..wanted.end - here.start];
                 // SAFETY: `&mut self`, and states don't overlap.
-                unsafe { store(&values, self.states[index], state.ty.dtype, 0..values.len()) };
+                unsafe { store(values, self.states[index], state.ty.dtype, 0..values.len()) };
             }
         }
     }

@@ -11,19 +11,27 @@ use graph::Op;
 use graph::flat::{Flat, InStack, Stack};
 use std::ops::Range;
 
-/// The matrices of a flat buffer in the order of their elements.
-pub(crate) struct Matrices(Vec<InStack>);
+/// The matrices of a flat buffer.
+pub(crate) struct Matrices {
+    /// Matrices of this rank in the order of their elements.
+    held: Vec<InStack>,
+    /// Number of this rank's matrices in each stack.
+    counts: Vec<usize>,
+}
 
 impl Matrices {
     /// Matrices of stacks, which fit the buffer by the op's description.
     pub fn of(flat: &Flat, stacks: &[Stack]) -> Self {
-        Matrices(flat.matrices(stacks).unwrap_or_default())
+        let held = flat.matrices(stacks).unwrap_or_default();
+        let count = |stack: usize| held.iter().filter(|matrix| matrix.stack == stack).count();
+        let counts = (0..stacks.len()).map(count).collect();
+        Matrices { held, counts }
     }
 
     /// Matrices with elements in a range of the buffer: the matrix, the elements of the buffer, the same in its stack.
     fn within(&self, range: Range<usize>) -> impl Iterator<Item = (&InStack, Range<usize>, Range<usize>)> {
-        let first = self.0.partition_point(|matrix| matrix.start + matrix.count <= range.start);
-        self.0[first..].iter().take_while(move |matrix| matrix.start < range.end).map(move |matrix| {
+        let first = self.held.partition_point(|matrix| matrix.start + matrix.count <= range.start);
+        self.held[first..].iter().take_while(move |matrix| matrix.start < range.end).map(move |matrix| {
             let (start, end) = (matrix.start.max(range.start), (matrix.start + matrix.count).min(range.end));
             let in_stack = matrix.number * matrix.count + start - matrix.start;
             (matrix, start..end, in_stack..in_stack + end - start)
@@ -61,6 +69,14 @@ pub unsafe fn momentum<T: Float>(cx: &Context<'_, T>, matrices: &Matrices) {
                 kernels::muon_momentum(g, m, direction, momentum, nesterov, factor);
             }
         }
+    });
+    // A rank with fewer matrices than another has directions that are of none.
+    cx.each(matrices.counts.len(), |stack, _| {
+        let direction = cx.output(1 + stack);
+        let each: usize = direction.shape.0[1..].iter().product();
+        let rest = matrices.counts[stack] * each..direction.shape.count();
+        // SAFETY: behind what the pieces above write.
+        unsafe { direction.data.part(rest).write().fill(T::ZERO) };
     });
 }
 

@@ -17,7 +17,7 @@ use graph::passes::{differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
     Communication, DType, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan,
-    Program, Recompute, Role, Settings, Target,
+    Program, Recompute, Role, Settings, Target, Zero,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
 use models::swin::Swin;
@@ -226,6 +226,7 @@ pub fn settings(target: &dyn Target) -> Settings<'_> {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: Zero::Stage0,
         accumulates: false,
         target,
     }
@@ -271,7 +272,8 @@ pub fn by_hand(graph: &Graph, narrowed: bool, fused: bool, threads: usize) -> Pr
     };
     let last = plan(&train);
     let update = Plan { states: states.clone(), ..Plan::default() };
-    checked(Program { first: last.clone(), micro: update.clone(), last, update, eval: plan(&eval), states })
+    let (first, micro, eval) = (last.clone(), update.clone(), plan(&eval));
+    checked(Program { first, micro, last, update, eval, states, ..Program::default() })
 }
 
 fn checked(program: Program) -> Program {

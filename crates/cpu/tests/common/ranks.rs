@@ -56,6 +56,13 @@ pub fn on_each<R: Send>(ranks: Vec<Communicator>, work: impl Fn(Communicator) ->
     })
 }
 
+/// Does `work` on each of so many threads, which are ranks of the engine that a run of threads has.
+pub fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let options = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(ranks), timeout: None };
+    let Ok(comm::Start::Threads(members)) = comm::start(&options, |_| {}) else { panic!("threads") };
+    on_each(members.iter().map(|member| member.world.clone()).collect(), work)
+}
+
 /// Element `i`, whatever the type.
 unsafe fn load(kind: ElementType, span: Span, i: usize) -> f64 {
     // SAFETY: the caller's spans are valid for their kind.

@@ -28,7 +28,7 @@ pub fn program(text: &str) -> Program {
     let first = find("first").unwrap_or_else(|| anew(&micro));
     let last = find("last").unwrap_or_else(|| Plan { name: "last".into(), ..first.clone() });
     let (update, eval) = (find("update").unwrap_or_else(empty), find("eval").unwrap_or_else(empty));
-    Program { first, micro, last, update, eval, states }
+    Program { first, micro, last, update, eval, states, ..Program::default() }
 }
 
 /// The plan that begins the sums that `micro` adds to.

@@ -1,9 +1,8 @@
 //! Hand-written plans of several ranks: shards (ZeRO), and groups of a mesh.
 
-use super::common::ranks::on_each;
+pub use super::common::ranks::among;
 use super::common::written::program;
 use super::{executor, header, normal, state};
-use comm::Communicator;
 use cpu::{Executor, Options, Which};
 use graph::Header;
 
@@ -70,13 +69,6 @@ plan update batch=32 height=1 width=64 arena=512
         adamw(3, 1),
         adamw(4, 0)
     )
-}
-
-/// Does `work` on each of so many threads, which are ranks of the engine that a run of threads has.
-pub fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    let options = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(ranks), timeout: None };
-    let Ok(comm::Start::Threads(members)) = comm::start(&options, |_| {}) else { panic!("threads") };
-    on_each(members.iter().map(|member| member.world.clone()).collect(), work)
 }
 
 /// Runs a plan on some samples of a step, from `first` on; `x` has all of them.

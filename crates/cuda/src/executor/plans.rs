@@ -265,6 +265,11 @@ impl DryBinding {
         if let Some(state) = program.states.iter().find(|s| matches!(s.home, Home::Host(_) | Home::Nowhere)) {
             return Err(CudaError::Misuse(format!("state {} does not lie on the GPU", state.name)));
         }
+        if let Some(state) = program.states.iter().find(|s| !s.held.is_whole()) {
+            let why =
+                format!("state {} is divided among ranks (ZeRO): a GPU can't bind that yet", state.name);
+            return Err(CudaError::Misuse(why));
+        }
         let lists = dry(program, to)?;
         let needs = MemoryNeeds {
             arena: program.arena(),

@@ -22,6 +22,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: graph::Zero::Stage0,
         accumulates: false,
         target: &cuda::Target::of(0, true),
     };

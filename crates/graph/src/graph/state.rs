@@ -1,7 +1,10 @@
 //! States: memory that outlives a plan, what it is for and where it lies.
 
+use crate::mesh::{Group, Mesh};
+use crate::op::StateId;
 use crate::types::Type;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,6 +133,37 @@ pub struct State {
     pub role: Role,
     /// Place in memory. States may overlap: a flat buffer and the tensors in it.
     pub home: Home,
+    /// What a rank holds of it.
+    #[serde(default, skip_serializing_if = "Held::is_whole")]
+    pub held: Held,
+}
+
+/// What a rank holds of a state. A plan is the same on all ranks: where a part lies follows from the rank's number when it is bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Held {
+    /// All of it.
+    #[default]
+    Whole,
+    /// One of the equal parts of a flat buffer that is nowhere whole: that of the rank's number in the group.
+    Shard(Group),
+    /// One of the equal parts of a flat buffer that begins at the home and is whole on every rank: the part lies in it. Whoever
+    /// asks for bytes gets those of the buffer.
+    Within(Group),
+    /// Those elements of a tensor that the rank's shard has: of the flat buffer of `flat`, the tensor begins at element `start`.
+    Of {
+        /// The shard.
+        flat: StateId,
+        /// First element in the whole buffer.
+        start: usize,
+    },
+}
+
+impl Held {
+    /// True for states that are whole on every rank.
+    pub fn is_whole(&self) -> bool {
+        *self == Held::Whole
+    }
 }
 
 /// Place of a state: a memory and the byte in it.
@@ -148,16 +182,56 @@ pub enum Home {
     Host(usize),
 }
 
+impl Home {
+    /// Place that lies so many bytes further, if there is one.
+    pub fn moved(self, bytes: isize) -> Option<Home> {
+        let at = |offset: usize| offset.checked_add_signed(bytes);
+        match self {
+            Home::Nowhere => None,
+            Home::Own(offset) => at(offset).map(Home::Own),
+            Home::Arena(offset) => at(offset).map(Home::Arena),
+            Home::Host(offset) => at(offset).map(Home::Host),
+        }
+    }
+}
+
 impl State {
     /// Compares all but the place in memory.
     pub fn is_like(&self, other: &State) -> bool {
         (&self.name, &self.ty, self.role) == (&other.name, &other.ty, other.role)
     }
 
+    /// Bytes from its home on that it may be any of. A tensor in a shard has none: steps touch the shard.
+    pub fn extent(&self) -> usize {
+        match self.held {
+            Held::Whole | Held::Shard(_) => self.ty.bytes(),
+            Held::Within(group) => self.ty.bytes() * group.ranks(),
+            Held::Of { .. } => 0,
+        }
+    }
+
+    /// Elements that a rank holds, of all that the type has, and of a tensor in a shard where they begin there.
+    pub fn elements_of(&self, states: &[State], mesh: Mesh, rank: usize) -> (Range<usize>, usize) {
+        let all = (0..self.ty.shape.count(), 0);
+        let Held::Of { flat, start } = self.held else { return all };
+        let flat = &states[flat.index()];
+        let Held::Shard(group) = flat.held else { return all };
+        let count = flat.ty.shape.count();
+        let first = mesh.place(rank, group).1 * count;
+        let (from, to) = (start.max(first), (start + all.0.end).min(first + count));
+        if from < to { (from - start..to - start, from - first) } else { (0..0, 0) }
+    }
+
+    /// Checks whether it is a tensor of this flat buffer, as a whole or in part.
+    pub fn lies_in(&self, flat: &State, id: StateId) -> bool {
+        self.overlaps(flat) || matches!(self.held, Held::Of { flat, .. } if flat == id)
+    }
+
     /// Checks whether the two have bytes in common.
     pub fn overlaps(&self, other: &State) -> bool {
-        let meet = |a: usize, b: usize| a < b + other.ty.bytes() && b < a + self.ty.bytes();
+        let meet = |a: usize, b: usize| a < b + other.extent() && b < a + self.extent();
         match (self.home, other.home) {
+            _ if self.extent() == 0 || other.extent() == 0 => false,
             (Home::Own(a), Home::Own(b))
             | (Home::Arena(a), Home::Arena(b))
             | (Home::Host(a), Home::Host(b)) => meet(a, b),
@@ -178,7 +252,7 @@ pub fn settle(states: &mut [State]) {
 /// Bytes of the states' own memory.
 pub fn own_bytes(states: &[State]) -> usize {
     let end = |state: &State| match state.home {
-        Home::Own(offset) => offset + state.ty.bytes().next_multiple_of(ALIGN),
+        Home::Own(offset) => offset + state.extent().next_multiple_of(ALIGN),
         Home::Nowhere | Home::Arena(_) | Home::Host(_) => 0,
     };
     states.iter().map(end).max().unwrap_or(0)

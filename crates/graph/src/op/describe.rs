@@ -234,8 +234,8 @@ impl Op {
             Op::Pack { align, to } => update::pack(*align, *to, operands),
             Op::Unpack { shapes, to, over } => update::unpack(shapes, *to, *over),
             Op::AllReduce { .. } => update::all_reduce(operands),
-            Op::ReduceScatter { group, .. } => update::reduce_scatter(group.ranks()),
-            Op::AllGather { group } => update::all_gather(group.ranks()),
+            Op::ReduceScatter { group, views, .. } => update::reduce_scatter(group.ranks(), views.as_ref()),
+            Op::AllGather { group, views } => update::all_gather(group.ranks(), views.as_ref()),
             Op::Cast { to } => op.takes("x", "..", Float).gives("", "..", Exactly(*to)),
 
             // ---- matmuls in fp8

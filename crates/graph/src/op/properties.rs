@@ -2,7 +2,7 @@
 
 use super::slots::Description;
 use super::{Lane, Op};
-use crate::flat::Flat;
+use crate::flat::{Flat, Views};
 use crate::mesh::{Group, Mesh};
 use crate::types::{DType, Type};
 
@@ -49,9 +49,18 @@ impl Op {
     /// The ranks that take part, for a collective.
     pub fn group(&self) -> Option<Group> {
         match self {
-            Op::AllReduce { group, .. } | Op::ReduceScatter { group, .. } | Op::AllGather { group } => {
+            Op::AllReduce { group, .. } | Op::ReduceScatter { group, .. } | Op::AllGather { group, .. } => {
                 Some(*group)
             }
+            _ => None,
+        }
+    }
+
+    /// The tensors that lie in one message, if that is more than its operands or results: of a reduce-scatter its operands, of an
+    /// all-gather its results.
+    pub fn views(&self) -> Option<&Views> {
+        match self {
+            Op::ReduceScatter { views, .. } | Op::AllGather { views, .. } => views.as_ref(),
             _ => None,
         }
     }

@@ -4,10 +4,11 @@ use super::differentiate::Gradients;
 use super::layout::Layout;
 use crate::graph::{At, Graph, GraphError, Node, ValueId};
 use crate::op::{Op, StateId};
+use crate::settings::Zero;
 use std::collections::HashMap;
 
 /// Puts each gradient into its state as soon as it is ready: with `adds` adds it to what earlier micro-steps left there, else makes it
-/// there.
+/// there. Where ranks divide gradients, those of a micro-step are sent before they are added up: see [`scatter`](super::scatter()).
 pub fn accumulate(
     mut graph: Graph,
     gradients: &Gradients,
@@ -21,8 +22,9 @@ pub fn accumulate(
         sums.entry(*value).or_default().extend(gradient);
     }
     let nodes = std::mem::take(&mut graph.nodes);
-    if adds {
-        for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
+    let adds = |state: StateId| adds && (state == layout.stats || layout.stage < Zero::Stage2);
+    for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
+        if adds(state) {
             graph.read(state);
         }
     }
@@ -38,7 +40,7 @@ pub fn accumulate(
             outputs.iter().flat_map(|v| sums.get(v).into_iter().flatten().map(move |s| (*v, *s)))
         {
             let mut sum = value;
-            if adds {
+            if adds(state) {
                 let so_far = graph.read(state);
                 let name = format!("sum.{}", graph.states[state.index()].name);
                 sum = graph.push(Op::Accumulate, &[so_far, value], &At::named(&layer, name, phase))?[0];

@@ -1,7 +1,7 @@
 //! Muon's part of an update: momentum, its orthogonalisation by Newton–Schulz iterations, the parameters.
 
 use super::layout::Bucket;
-use super::update::{Step, at_bucket};
+use super::update::{Step, Updated, at_bucket};
 use crate::flat::Stack;
 use crate::graph::{At, Graph, GraphError, Phase, ValueId};
 use crate::op::Op;
@@ -27,7 +27,7 @@ impl Step<'_> {
         bucket: &Bucket,
         gradient: ValueId,
         (momentum, nesterov): (f64, bool),
-    ) -> Result<ValueId, GraphError> {
+    ) -> Result<Updated, GraphError> {
         // bf16 has the range of f32, which fp16 has not.
         let to = self.settings.mixed.map(|_| DType::Bf16);
         let (flat, stacks) = (bucket.flat.clone(), bucket.stacks.clone());
@@ -50,7 +50,7 @@ impl Step<'_> {
         for (state, value) in std::iter::once(&bucket.parameter).chain(&bucket.copy).zip(&outputs) {
             graph.assign(*state, *value, Phase::Update)?;
         }
-        Ok(outputs[0])
+        Ok((outputs[0], bucket.copy.and(outputs.last().copied())))
     }
 }
 

@@ -3,12 +3,14 @@
 //! Gradients lie in memory in the order in which they become ready, so that a bucket, a few of them side by side, is one
 //! message without a copy: `all_reduce` works in the states' own memory, on the comm lane, while the backward ops go on. Where gradients
 //! are sent in another type (`dtype`), a bucket is packed into a buffer of that type and unpacked over the sums.
+//!
+//! At stage 1 of ZeRO a bucket is reduce-scattered instead, in place too: this rank's part of it becomes the sum of all ranks.
 
 use super::layout::Layout;
 use crate::graph::{At, GRADIENT, Graph, GraphError, Node, Phase, Role, ValueId};
 use crate::mesh::Group;
 use crate::op::{Op, Reduction, StateId};
-use crate::settings::Communication;
+use crate::settings::{Communication, Zero};
 use crate::types::{DType, Shape};
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +24,13 @@ pub fn parallelise(
     if group.ranks() <= 1 {
         return Ok(graph);
     }
-    let buckets = buckets(sums(&graph), layout, communication);
+    if layout.stage == Zero::Stage1 {
+        graph = super::scatter::scatter_sums(graph, layout, communication)?;
+    }
+    // Of what ranks divide, each has its part by then.
+    let is_whole = |sum: &Sum| layout.stage == Zero::Stage0 || sum.role == Role::Statistic;
+    let sums = sums(&graph).into_iter().filter(|(_, sum)| is_whole(sum)).collect();
+    let buckets = buckets(sums, layout, communication);
     let assigned: HashSet<StateId> = buckets.iter().flat_map(|b| b.sums.iter().map(|s| s.state)).collect();
     let nodes = std::mem::take(&mut graph.nodes);
     let end = nodes.len();
@@ -102,7 +110,7 @@ fn buckets(mut sums: HashMap<StateId, Sum>, layout: &Layout, communication: &Com
             let ready = first.ready;
             buckets.insert(0, Bucket { ready, ..Bucket::new(None, statistics) });
         }
-        None => {}
+        None => buckets.extend((!statistics.is_empty()).then(|| Bucket::new(None, statistics))),
     }
     buckets
 }

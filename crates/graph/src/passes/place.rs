@@ -49,6 +49,7 @@ fn placed(
     let mut buffers = Buffers::new(graph, &clocks);
     let steps = schedule.nodes.iter().zip(&partial).enumerate();
     let parts: Vec<_> = steps.map(|(step, (node, partial))| buffers.parts(step, *node, partial)).collect();
+    buffers.add_messages(&step_of, &places);
     buffers.add_values(schedule, &step_of, &places);
     buffers.hold_states(&schedule.nodes, &places);
     let needs: Vec<usize> = schedule.nodes.iter().map(|node| target.scratch(graph, *node)).collect();
@@ -67,7 +68,20 @@ fn placed(
     let places = Places { places, scratches, parts };
     let mut plan = Plan { name: name.to_string(), key, arena, ..assemble(graph, schedule, &places) };
     super::wait(&mut plan);
+    leave_gathers(&mut plan);
     plan
+}
+
+/// What is gathered from states into states may be under way still when the plan has ended: whoever reads it next waits for it.
+fn leave_gathers(plan: &mut Plan) {
+    let (values, states) = (&plan.values, &plan.states);
+    let is_own = |value: &usize| match values[*value].place {
+        Place::State(state) => matches!(states[state.index()].home, Home::Own(_)),
+        Place::Arena(_) => false,
+    };
+    for step in plan.steps.iter_mut().filter(|step| matches!(step.op, Op::AllGather { .. })) {
+        step.left = step.inputs.iter().chain(&step.outputs).all(is_own);
+    }
 }
 
 /// Reads live in their state. So does an assigned value that comes from the read by steps that may each work in place,
@@ -188,6 +202,32 @@ impl<'a> Buffers<'a> {
         Some(buffer)
     }
 
+    /// Memory for messages whose tensors lie in them: one buffer for each, from the step that makes the first of them on.
+    fn add_messages(&mut self, step_of: &HashMap<usize, usize>, places: &HashMap<ValueId, Place>) {
+        let (graph, producers) = (self.graph, self.graph.producers());
+        for (index, node) in graph.nodes.iter().enumerate() {
+            let Some(views) = node.op.views() else { continue };
+            let gathers = matches!(node.op, Op::AllGather { .. });
+            let values = if gathers { &node.outputs } else { &node.inputs };
+            if values.iter().any(|value| places.contains_key(value) || self.of_value.contains_key(value)) {
+                continue;
+            }
+            let maker = |value: &ValueId| {
+                let first = first_of(graph, producers[value.index()]?, *value, &producers)?;
+                step_of.get(&first).copied()
+            };
+            let writers: Vec<usize> = match gathers {
+                true => step_of.get(&index).copied().into_iter().collect(),
+                false => values.iter().filter_map(maker).collect(),
+            };
+            let size = values.first().map_or(0, |value| graph.ty(*value).dtype.bytes());
+            let buffer = self.push(views.elements * size, writers.iter().min().copied());
+            self.list[buffer].uses.extend(writers);
+            let at = values.iter().zip(&views.starts).map(|(value, start)| (*value, (buffer, start * size)));
+            self.of_value.extend(at);
+        }
+    }
+
     /// Memory for every value that has no place yet.
     fn add_values(
         &mut self,
@@ -254,7 +294,7 @@ impl<'a> Buffers<'a> {
             let Some((uses, anew)) = found else { continue };
             let writer = uses.first().copied().filter(|_| anew && !always);
             // With the padding behind it, which collectives take along.
-            let bytes = state.ty.bytes().next_multiple_of(UNIT * state.ty.dtype.bytes());
+            let bytes = state.extent().next_multiple_of(UNIT * state.ty.dtype.bytes());
             let (to_the_end, fixed) = (true, true);
             self.list.push(Buffer { bytes, writer, uses, to_the_end, offset, fixed, ..Buffer::default() });
         }

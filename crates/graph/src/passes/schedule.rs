@@ -45,6 +45,7 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
     let mut clocks = Clocks::default();
     let mut makers: HashMap<ValueId, usize> = HashMap::new();
     let mut readers: Vec<(StateId, usize)> = Vec::new();
+    let mut scatters: Vec<usize> = Vec::new();
     let alike = |a: StateId, b: StateId| a == b || graph.states[a.index()].overlaps(&graph.states[b.index()]);
     for (step, index) in nodes.iter().enumerate() {
         let node = &graph.nodes[*index];
@@ -58,6 +59,14 @@ pub fn schedule(graph: &Graph, target: &dyn Target) -> Schedule {
         if lane == Lane::Comm {
             let computes = |lane: &Lane| in_order(*lane) == Lane::Compute;
             needs.extend(schedule.lanes[..step].iter().rposition(computes));
+        }
+        // Of gradients that leave the arena, two messages are under way at a time: the memory of those before is free again.
+        if lane == Lane::Compute {
+            needs.extend(scatters.iter().rev().nth(1));
+        }
+        let leaves = |value: &ValueId| !places.contains_key(value);
+        if matches!(node.op, Op::ReduceScatter { views: Some(_), .. }) && node.inputs.iter().all(leaves) {
+            scatters.push(step);
         }
         let beside = schedule.joined[step] && node.op.runs_beside(ops[step - 1]);
         schedule.waits.push(clocks.push(lane, &needs, beside));

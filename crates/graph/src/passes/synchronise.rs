@@ -32,7 +32,7 @@ pub fn synchronise(mut graph: Graph) -> Result<Graph, GraphError> {
         match op {
             Op::Moments => {
                 let at = At::named(&layer, format!("{own}.ranks"), Phase::Communication);
-                let gathered = graph.push(Op::AllGather { group }, &outputs, &at)?;
+                let gathered = graph.push(Op::AllGather { group, views: None }, &outputs, &at)?;
                 let joined = graph.push(Op::JoinMoments, &gathered, &At::new(&layer, Phase::Forward))?;
                 together.insert(outputs[0], joined[0]);
             }

@@ -2,8 +2,8 @@
 
 use super::layout::{Bucket, Layout};
 use crate::graph::{At, Graph, GraphError, Phase, ValueId};
-use crate::op::Op;
-use crate::settings::{DynamicScale, Optimizer, Settings};
+use crate::op::{Op, Reduction};
+use crate::settings::{DynamicScale, Optimizer, Settings, Zero};
 
 /// Makes an empty graph over the states of a layout that of an update.
 pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Result<Graph, GraphError> {
@@ -12,6 +12,7 @@ pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Res
     let stats = graph.read(layout.stats);
     let flats = layout.buckets.iter().map(|bucket| bucket.flat.clone()).collect();
     let squares = graph.push(Op::SumSquares { flats }, &gradients, &at("norm"))?[0];
+    let squares = of_all_ranks(&mut graph, layout.stage, squares, &at("norm"))?;
     let scale = layout.loss_scale.map(|state| graph.read(state));
     let clip = Op::Clip { max_norm: settings.max_grad_norm, scaled: scale.is_some() };
     let inputs: Vec<ValueId> = [stats].into_iter().chain(scale).chain([squares]).collect();
@@ -19,21 +20,28 @@ pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Res
     let before = graph.read(layout.applied);
     let applied = graph.push(Op::Advance, &[before, control], &at("applied"))?[0];
     graph.assign(layout.applied, applied, Phase::Update)?;
-    let step = Step { settings, control, applied };
+    let step = Step { settings, stage: layout.stage, control, applied };
     let buckets: Vec<(&Bucket, ValueId)> = layout.buckets.iter().zip(gradients).collect();
     let (matrices, others): (Vec<_>, Vec<_>) = buckets.into_iter().partition(|(b, _)| !b.stacks.is_empty());
-    let updated = match settings.optimizer {
-        Optimizer::Lamb { .. } => step.lamb(&mut graph, &others)?,
-        _ => step.at_once(&mut graph, &others)?,
-    };
-    for ((bucket, _), updated) in others.iter().zip(updated) {
-        step.average(&mut graph, bucket, updated)?;
+    let is_lamb = matches!(settings.optimizer, Optimizer::Lamb { .. });
+    // What is gathered is gathered as soon as it is updated.
+    let together = if layout.stage == Zero::Stage0 || is_lamb { others.len().max(1) } else { 1 };
+    for others in others.chunks(together) {
+        let updated = match is_lamb {
+            true => step.lamb(&mut graph, others)?,
+            false => step.at_once(&mut graph, others)?,
+        };
+        for ((bucket, _), updated) in others.iter().zip(updated) {
+            step.average(&mut graph, bucket, updated.0)?;
+            step.gather(&mut graph, bucket, updated)?;
+        }
     }
     // One after the other, so that what is made on the way of one bucket alone takes memory.
     if let Optimizer::Muon { momentum, nesterov, .. } = settings.optimizer {
         for (bucket, gradient) in matrices {
             let updated = step.muon(&mut graph, bucket, gradient, (momentum, nesterov))?;
-            step.average(&mut graph, bucket, updated)?;
+            step.average(&mut graph, bucket, updated.0)?;
+            step.gather(&mut graph, bucket, updated)?;
         }
     }
     commit_running(&mut graph, layout, settings, control)?;
@@ -73,6 +81,18 @@ fn commit_running(
     Ok(())
 }
 
+/// Sums of which each rank has those of its parts, and zeros for the rest: adding them up rounds nothing.
+fn of_all_ranks(graph: &mut Graph, stage: Zero, sums: ValueId, at: &At) -> Result<ValueId, GraphError> {
+    if stage == Zero::Stage0 {
+        return Ok(sums);
+    }
+    let reduce = Op::AllReduce { reduction: Reduction::Sum, group: graph.mesh.world() };
+    Ok(graph.push(reduce, &[sums], &At { name: format!("all.{}", at.name), ..at.clone() })?[0])
+}
+
+/// Parameters of a bucket as updated, and their copies in half precision.
+pub(super) type Updated = (ValueId, Option<ValueId>);
+
 pub(super) fn at_bucket(graph: &Graph, bucket: &Bucket) -> At {
     At::named(&bucket.name, graph.states[bucket.parameter.index()].name.clone(), Phase::Update)
 }
@@ -80,6 +100,7 @@ pub(super) fn at_bucket(graph: &Graph, bucket: &Bucket) -> At {
 /// Values that all buckets share.
 pub(super) struct Step<'a> {
     pub settings: &'a Settings<'a>,
+    stage: Zero,
     pub control: ValueId,
     applied: ValueId,
 }
@@ -95,8 +116,18 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Gathers what the ranks have updated where layers read it.
+    fn gather(&self, graph: &mut Graph, bucket: &Bucket, updated: Updated) -> Result<(), GraphError> {
+        let Some((_, whole)) = bucket.gathered else { return Ok(()) };
+        let name = format!("all.{}", graph.states[whole.index()].name);
+        let at = At::named(&bucket.name, name, Phase::Communication);
+        let op = Op::AllGather { group: graph.mesh.world(), views: None };
+        let value = graph.push(op, &[updated.1.unwrap_or(updated.0)], &at)?[0];
+        graph.assign(whole, value, Phase::Communication)
+    }
+
     /// An optimizer of one op for each bucket; returns the parameters as updated.
-    fn at_once(&self, graph: &mut Graph, buckets: &[(&Bucket, ValueId)]) -> Result<Vec<ValueId>, GraphError> {
+    fn at_once(&self, graph: &mut Graph, buckets: &[(&Bucket, ValueId)]) -> Result<Vec<Updated>, GraphError> {
         let mut updated = vec![];
         for (bucket, gradient) in buckets {
             let flat = bucket.flat.clone();
@@ -111,7 +142,7 @@ impl Step<'_> {
             inputs.extend([self.control, self.applied]);
             inputs.extend(bucket.copy.map(|copy| graph.read(copy)));
             let outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
-            updated.push(outputs[0]);
+            updated.push((outputs[0], bucket.copy.and(outputs.last().copied())));
             let written = std::iter::once(&bucket.parameter).chain(&bucket.moments).chain(&bucket.copy);
             for (state, value) in written.zip(outputs) {
                 graph.assign(*state, value, Phase::Update)?;
@@ -121,7 +152,7 @@ impl Step<'_> {
     }
 
     /// LAMB: the moments of all buckets, with the norms of their tensors, then the parameters.
-    fn lamb(&self, graph: &mut Graph, buckets: &[(&Bucket, ValueId)]) -> Result<Vec<ValueId>, GraphError> {
+    fn lamb(&self, graph: &mut Graph, buckets: &[(&Bucket, ValueId)]) -> Result<Vec<Updated>, GraphError> {
         let Optimizer::Lamb { beta1, beta2, eps, min_coeff, max_coeff, .. } = self.settings.optimizer else {
             return Ok(vec![]);
         };
@@ -131,9 +162,14 @@ impl Step<'_> {
             let mut inputs = vec![graph.read(bucket.parameter), *gradient];
             inputs.extend(bucket.moments.iter().map(|m| graph.read(*m)));
             inputs.extend([self.control, self.applied]);
-            let outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
+            let at =
+                At { name: format!("{}.norms", at_bucket(graph, bucket).name), ..at_bucket(graph, bucket) };
+            let mut outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
             for (state, value) in bucket.moments.iter().zip(&outputs) {
                 graph.assign(*state, *value, Phase::Update)?;
+            }
+            if let Some(norms) = outputs.last_mut() {
+                *norms = of_all_ranks(graph, self.stage, *norms, &at)?;
             }
             made.push(outputs);
         }
@@ -145,7 +181,7 @@ impl Step<'_> {
             inputs.extend([self.control, self.applied]);
             inputs.extend(bucket.copy.map(|copy| graph.read(copy)));
             let outputs = graph.push(op, &inputs, &at_bucket(graph, bucket))?;
-            updated.push(outputs[0]);
+            updated.push((outputs[0], bucket.copy.and(outputs.last().copied())));
             for (state, value) in std::iter::once(&bucket.parameter).chain(&bucket.copy).zip(outputs) {
                 graph.assign(*state, value, Phase::Update)?;
             }

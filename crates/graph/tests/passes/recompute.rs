@@ -79,7 +79,8 @@ fn a_parameter_gathered_in_a_block_is_gathered_again() {
     let x = parameter(&mut graph, "x", [2, 4]);
     let at = At::new("block", Phase::Forward);
     let first = graph.push(Op::Gelu, &[x], &at).unwrap()[0];
-    let flat = graph.push(Op::AllGather { group: Mesh::of_data(2).world() }, &[shard], &at).unwrap()[0];
+    let flat =
+        graph.push(Op::AllGather { group: Mesh::of_data(2).world(), views: None }, &[shard], &at).unwrap()[0];
     let shapes = vec![Shape::from([4, 4])];
     let weight = graph.push(Op::Unpack { shapes, to: None, over: false }, &[flat], &at).unwrap()[0];
     let y = graph.push(Op::Linear { bias: false, gelu: false }, &[first, weight], &at).unwrap()[0];

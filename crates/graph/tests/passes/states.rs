@@ -72,7 +72,9 @@ fn lanes_may_read_the_same_state_side_by_side() {
     let mut graph = among_two();
     let x = parameter(&mut graph, "x", [4]);
     let at = |name: &str| At::new(name, Phase::Update);
-    let all = graph.push(Op::AllGather { group: Mesh::of_data(2).world() }, &[x], &at("all")).unwrap()[0];
+    let all = graph
+        .push(Op::AllGather { group: Mesh::of_data(2).world(), views: None }, &[x], &at("all"))
+        .unwrap()[0];
     let beside = graph.push(Op::Gelu, &[x], &at("beside")).unwrap()[0];
     graph.outputs = vec![all, beside];
     assert!(planned(&graph).steps.iter().all(|step| step.waits.is_empty()));

@@ -106,10 +106,11 @@ impl Maker {
             (2, ..) => (Op::Accumulate, vec![x, y]),
             (3 | 4, ..) => (Op::AllReduce { reduction: SUM, group: Mesh::of_data(RANKS).world() }, vec![x]),
             (5 | 6, 2, _) => (Op::Linear { bias: false, gelu: self.rng.once_in(2) }, vec![x, weight]),
-            (5 | 6, _, 128) => {
-                (Op::ReduceScatter { reduction: SUM, group: Mesh::of_data(RANKS).world() }, vec![x])
-            }
-            (5 | 6, ..) => (Op::AllGather { group: Mesh::of_data(RANKS).world() }, vec![x]),
+            (5 | 6, _, 128) => (
+                Op::ReduceScatter { reduction: SUM, group: Mesh::of_data(RANKS).world(), views: None },
+                vec![x],
+            ),
+            (5 | 6, ..) => (Op::AllGather { group: Mesh::of_data(RANKS).world(), views: None }, vec![x]),
             (7, 2, _) => (Op::Pack { align: 64, to: None }, vec![x]),
             (7, _, 128) => (Op::Unpack { shapes, to: None, over: false }, vec![x]),
             (7, ..) => (Op::Gelu, vec![x]),

@@ -5,7 +5,7 @@ use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
     Builder, Communication, DType, Graph, GraphError, Init, Key, Mesh, Model, Optimizer, ParamGroup, Program,
-    Settings, ValueId,
+    Settings, ValueId, Zero,
 };
 use graph::{Recompute, compile};
 
@@ -40,6 +40,7 @@ pub fn settings() -> Settings<'static> {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        zero: Zero::Stage0,
         accumulates: true,
         target: &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_matmul() { 512 } else { 0 },
     }

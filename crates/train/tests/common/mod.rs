@@ -107,6 +107,7 @@ impl Setup {
             loss_scale: None,
             mesh: Mesh::default(),
             communication: Communication::default(),
+            zero: graph::Zero::Stage0,
             accumulates: self.accumulates,
             target: &cpu::Target { threads: self.threads },
         };

@@ -1,6 +1,6 @@
 //! Optimizers, and what ranks communicate.
 
-use crate::flat::{Flat, Stack};
+use crate::flat::{Flat, Stack, Views};
 use crate::op::slots::Class::{Exactly, Float, Full, Half, Like};
 use crate::op::slots::{Description, require};
 use crate::types::{DType, Shape};
@@ -82,8 +82,8 @@ fn over_stacks(flat: &Flat, stacks: &[Stack]) -> Description {
     over_flat(flat).check(move |_| of.matrices(&stacks).map(|_| ()))
 }
 
-fn directions(stack: &Stack) -> Shape {
-    Shape::from([stack.starts.len(), stack.rows, stack.columns])
+fn directions(flat: &Flat, stack: &Stack) -> Shape {
+    Shape::from([flat.most(stack), stack.rows, stack.columns])
 }
 
 /// dw, momentum, control → momentum, directions of each stack.
@@ -95,7 +95,7 @@ pub fn muon_momentum(to: Option<DType>, stacks: &[Stack], flat: &Flat) -> Descri
         .gives("momentum", "n", Full)
         .over(1);
     let class = to.map_or(Full, Exactly);
-    stacks.iter().fold(op, |op, stack| op.gives_shape("direction", &directions(stack), "*", class))
+    stacks.iter().fold(op, |op, stack| op.gives_shape("direction", &directions(flat, stack), "*", class))
 }
 
 /// w, control, directions of each stack [, a copy of w] → w [, the copy].
@@ -103,7 +103,7 @@ pub fn muon_apply(stacks: &[Stack], flat: &Flat, operands: usize) -> Description
     let usual = 2 + stacks.len();
     let copies = operands > usual;
     let op = over_stacks(flat, stacks).takes("parameter", "n", Full).takes("control", "3", Full);
-    let op = stacks.iter().fold(op, |op, stack| op.takes_shape("direction", &directions(stack), Float));
+    let op = stacks.iter().fold(op, |op, stack| op.takes_shape("direction", &directions(flat, stack), Float));
     let op = op.takes_if(copies, "copy", "n", Half).gives("", "n", Full).over(0);
     if copies { op.gives("half", "n", Like(usual)).over(usual) } else { op }
 }
@@ -177,24 +177,43 @@ pub fn all_reduce(operands: usize) -> Description {
     values.fold(alike(operands), |op, value| op.gives_like(value, "#", Like(0)).over(value)).communicates()
 }
 
-pub fn reduce_scatter(ranks: usize) -> Description {
-    Description::none()
-        .takes("flat", "n", Float)
-        .set("part", move |l| {
-            let n = l.get("n");
-            require(ranks > 0 && n % ranks == 0, || {
-                format!("{n} elements don't divide among {ranks} ranks")
-            })?;
-            Ok(n / ranks)
-        })
-        .gives("", "part", Like(0))
-        .communicates()
+/// Tensors in a flat buffer of so many elements, which ranks divide.
+fn check_views(op: Description, views: &Views, ranks: usize) -> Description {
+    let views = views.clone();
+    op.check(move |_| views.check(ranks))
 }
 
-pub fn all_gather(ranks: usize) -> Description {
-    Description::none()
-        .takes("part", "n,..", Float)
-        .set("all", move |l| Ok(l.get("n") * ranks))
-        .gives("", "all,..", Like(0))
-        .communicates()
+pub fn reduce_scatter(ranks: usize, views: Option<&Views>) -> Description {
+    let Some(views) = views else {
+        return Description::none()
+            .takes("flat", "n", Float)
+            .set("part", move |l| {
+                let n = l.get("n");
+                require(ranks > 0 && n % ranks == 0, || {
+                    format!("{n} elements don't divide among {ranks} ranks")
+                })?;
+                Ok(n / ranks)
+            })
+            .gives("", "part", Like(0))
+            .communicates();
+    };
+    let mut op = Description::none();
+    for (number, shape) in views.shapes.iter().enumerate() {
+        op = op.takes_shape("value", shape, if number == 0 { Float } else { Like(0) });
+    }
+    let op = check_views(op, views, ranks).with("part", views.elements / ranks.max(1));
+    op.gives("", "part", Like(0)).communicates()
+}
+
+pub fn all_gather(ranks: usize, views: Option<&Views>) -> Description {
+    let op = Description::none().takes("part", "n,..", Float);
+    let Some(views) = views else {
+        return op.set("all", move |l| Ok(l.get("n") * ranks)).gives("", "all,..", Like(0)).communicates();
+    };
+    let elements = views.elements;
+    let op = check_views(op, views, ranks).check(move |l| {
+        let n = l.operand(0).shape.count();
+        require(n * ranks == elements, || format!("{n} elements of {ranks} ranks are not {elements}"))
+    });
+    views.shapes.iter().fold(op, |op, shape| op.gives_shape("#", shape, "*", Like(0))).communicates()
 }

@@ -1,0 +1,140 @@
+//! Reads of tensors that ranks divide: the flat buffer that they are in is gathered before the first of its users, and again for the backward
+//! ops, ahead of its use.
+
+use crate::flat::Views;
+use crate::graph::{At, Graph, GraphError, Held, Node, Phase, ValueId};
+use crate::op::{Op, StateId};
+use crate::types::Shape;
+use std::collections::HashMap;
+
+/// Uses of the tensors of one buffer in one part of a plan: it is gathered for all of them.
+struct Gather {
+    flat: StateId,
+    /// Values read, with their first elements in the buffer.
+    reads: Vec<(usize, ValueId)>,
+    first: usize,
+    last: usize,
+}
+
+/// Gathers shards where the tensors in them are read.
+///
+/// A gather leaves when the buffer before it is first used: one is used while the next is on its way. Its memory is free between its last
+/// forward use and the gather for its backward uses.
+pub fn shards(mut graph: Graph) -> Result<Graph, GraphError> {
+    let reads: HashMap<ValueId, (StateId, usize)> =
+        graph.nodes.iter().filter_map(|n| read(&graph, n)).collect();
+    if reads.is_empty() {
+        return Ok(graph);
+    }
+    let gathers = gathers(&graph, &reads);
+    let turn = turn(&graph);
+    let leaves = |at: usize| {
+        let before = if at == 0 { 0 } else { gathers[at - 1].first };
+        if gathers[at].first >= turn { before.max(turn) } else { before }
+    };
+    let mut starts: HashMap<usize, Vec<usize>> = HashMap::new();
+    for at in 0..gathers.len() {
+        starts.entry(leaves(at)).or_default().push(at);
+    }
+    let nodes = std::mem::take(&mut graph.nodes);
+    let mut gathered: Vec<HashMap<ValueId, ValueId>> = vec![HashMap::new(); gathers.len()];
+    // What is read is in the plan from its start.
+    let flats: Vec<ValueId> = gathers.iter().map(|gather| graph.read(gather.flat)).collect();
+    for (index, mut node) in nodes.into_iter().enumerate() {
+        for at in starts.remove(&index).unwrap_or_default() {
+            let phase = if at > 0 && gathers[..at].iter().any(|g| g.flat == gathers[at].flat) {
+                Phase::Recompute
+            } else {
+                Phase::Communication
+            };
+            gathered[at] = gathers[at].push(&mut graph, flats[at], phase)?;
+        }
+        for input in &mut node.inputs {
+            let of = gathers.iter().zip(&gathered).filter(|(g, _)| (g.first..=g.last).contains(&index));
+            if let Some(tensor) = of.filter_map(|(_, tensors)| tensors.get(input)).next_back() {
+                *input = *tensor;
+            }
+        }
+        if read(&graph, &node).is_none() {
+            graph.nodes.push(node);
+        }
+    }
+    Ok(graph)
+}
+
+/// The read of a tensor in a shard: its value, the shard, and its first element in the whole buffer.
+fn read(graph: &Graph, node: &Node) -> Option<(ValueId, (StateId, usize))> {
+    let Op::Read { state } = node.op else { return None };
+    match graph.states[state.index()].held {
+        Held::Of { flat, start } => Some((node.outputs[0], (flat, start))),
+        _ => None,
+    }
+}
+
+/// The node with which the backward ops begin.
+fn turn(graph: &Graph) -> usize {
+    graph.nodes.iter().position(|n| n.phase == Phase::Backward).unwrap_or(graph.nodes.len())
+}
+
+/// What is gathered, in the order of first uses.
+fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>) -> Vec<Gather> {
+    let turn = turn(graph);
+    let mut gathers: Vec<(bool, Gather)> = vec![];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for (value, (flat, start)) in node.inputs.iter().filter_map(|v| Some((*v, *reads.get(v)?))) {
+            let behind = index >= turn;
+            let known = gathers.iter().position(|(of, gather)| *of == behind && gather.flat == flat);
+            let at = known.unwrap_or_else(|| {
+                gathers.push((behind, Gather { flat, reads: vec![], first: index, last: index }));
+                gathers.len() - 1
+            });
+            let gather = &mut gathers[at].1;
+            gather.last = index;
+            if !gather.reads.contains(&(start, value)) {
+                gather.reads.push((start, value));
+            }
+        }
+    }
+    let mut gathers: Vec<Gather> = gathers.into_iter().map(|(_, gather)| gather).collect();
+    for gather in &mut gathers {
+        gather.reads.sort_unstable_by_key(|(start, value)| (*start, value.0));
+    }
+    // What is used last going forward and first going backward stays.
+    let last_forward = gathers.iter().rposition(|gather| gather.first < turn);
+    if let Some(at) = last_forward
+        && gathers.get(at + 1).is_some_and(|next| next.flat == gathers[at].flat)
+    {
+        let next = gathers.remove(at + 1);
+        gathers[at].last = next.last;
+        for read in next.reads {
+            if !gathers[at].reads.contains(&read) {
+                gathers[at].reads.push(read);
+            }
+        }
+        gathers[at].reads.sort_unstable_by_key(|(start, value)| (*start, value.0));
+    }
+    gathers
+}
+
+impl Gather {
+    /// Adds the collective; returns the tensors in the place of those read.
+    fn push(
+        &self,
+        graph: &mut Graph,
+        flat: ValueId,
+        phase: Phase,
+    ) -> Result<HashMap<ValueId, ValueId>, GraphError> {
+        let state = graph.states[self.flat.index()].clone();
+        let Held::Shard(group) = state.held else { return Ok(HashMap::new()) };
+        let shapes: Vec<Shape> = self.reads.iter().map(|(_, value)| graph.ty(*value).shape.clone()).collect();
+        let starts = self.reads.iter().map(|(start, _)| *start).collect();
+        let views = Some(Views { elements: state.ty.shape.count() * group.ranks(), starts, shapes });
+        let at = At::named(&state.name, format!("all.{}", state.name), phase);
+        let tensors = graph.push(Op::AllGather { group, views }, &[flat], &at)?;
+        for ((_, value), tensor) in self.reads.iter().zip(&tensors) {
+            let name = format!("all.{}", graph.name(*value));
+            graph.rename(*tensor, &name);
+        }
+        Ok(self.reads.iter().map(|(_, value)| *value).zip(tensors).collect())
+    }
+}

@@ -1,0 +1,166 @@
+//! What each stage of ZeRO does to the plans.
+
+#[path = "support/simulator.rs"]
+mod simulator;
+#[path = "support/transformer.rs"]
+mod transformer;
+
+use graph::op::Lane;
+use graph::plan::{Place, Step};
+use graph::{
+    Communication, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings, Zero, compile, compile_observed,
+};
+use simulator::simulate;
+use transformer::{model, settings};
+
+const SMALL: Communication = Communication { bucket: 5000, overlap: true, dtype: None };
+
+fn compiled(zero: Zero, ranks: usize, accumulates: bool, recompute: Recompute) -> Program {
+    let mesh = Mesh::of_data(ranks);
+    let settings = Settings { mesh, communication: SMALL, zero, accumulates, recompute, ..settings() };
+    let program = compile(model(4), &settings).unwrap();
+    program.check().unwrap_or_else(|error| panic!("stage {zero}: {error}"));
+    for plan in program.plans() {
+        let text = plan.to_string();
+        assert_eq!(text.parse::<Plan>().unwrap().to_string(), text);
+    }
+    program
+}
+
+fn count(plan: &Plan, is: impl Fn(&Op) -> bool) -> usize {
+    plan.steps.iter().filter(|step| is(&step.op)).count()
+}
+
+fn scatters(op: &Op) -> bool {
+    matches!(op, Op::ReduceScatter { .. })
+}
+
+fn gathers(op: &Op) -> bool {
+    matches!(op, Op::AllGather { .. })
+}
+
+fn reduces(op: &Op) -> bool {
+    matches!(op, Op::AllReduce { .. })
+}
+
+/// Plans of stages that have no state within another pass the simulator, whichever step is slow.
+#[test]
+fn lanes_never_meet_in_memory() {
+    for zero in [Zero::Stage2, Zero::Stage3] {
+        for (accumulates, recompute) in [(true, Recompute::None), (false, Recompute::Full)] {
+            let program = compiled(zero, 2, accumulates, recompute);
+            for plan in [&program.first, &program.last, &program.eval] {
+                for slow in 0..plan.steps.len() {
+                    let durations: Vec<u64> =
+                        (0..plan.steps.len()).map(|step| if step == slow { 999 } else { 1 }).collect();
+                    simulate(plan, &durations).unwrap_or_else(|e| panic!("stage {zero}, {}: {e}", plan.name));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_rank_divides_nothing() {
+    let plain = compiled(Zero::Stage0, 1, true, Recompute::None);
+    for zero in Zero::ALL {
+        let program = compiled(zero, 1, true, Recompute::None);
+        assert!(program.plans() == plain.plans() && program.zero == Zero::Stage0);
+    }
+}
+
+/// Stage 1 reduce-scatters sums where they lie, once per step, and leaves gathers under way that the next plans wait for.
+#[test]
+fn stage_1_divides_what_the_optimizer_keeps() {
+    let program = compiled(Zero::Stage1, 2, true, Recompute::None);
+    assert_eq!((count(&program.first, scatters), count(&program.micro, scatters)), (0, 0));
+    let buckets = count(&program.last, scatters);
+    assert!(buckets > 1);
+    assert_eq!((count(&program.last, reduces), count(&program.update, reduces)), (1, 1), "statistics, norm");
+    let left: Vec<&Step> = program.update.steps.iter().filter(|step| step.left).collect();
+    assert_eq!(left.len(), buckets);
+    assert!(left.iter().all(|step| gathers(&step.op)));
+    let waiting = |plan: &Plan| plan.steps.iter().map(|step| step.after.len()).sum::<usize>();
+    assert!(waiting(&program.first) >= buckets && waiting(&program.update) >= buckets);
+    let state = |plan: &Plan, value: usize| match plan.values[value].place {
+        Place::State(state) => plan.states[state.index()].clone(),
+        Place::Arena(offset) => panic!("{} lies in the arena, at {offset}", plan.values[value].name),
+    };
+    for step in program.last.steps.iter().filter(|step| scatters(&step.op)) {
+        let part = state(&program.last, step.outputs[0]);
+        assert!(matches!(part.held, Held::Within(_)));
+        assert!(step.inputs.iter().all(|input| part.overlaps(&state(&program.last, *input))), "in place");
+    }
+}
+
+/// Stage 2 sends every micro-step's gradients from memory that is free again, and adds up parts.
+#[test]
+fn stage_2_divides_gradients() {
+    let program = compiled(Zero::Stage2, 2, true, Recompute::None);
+    let buckets = count(&program.first, scatters);
+    assert!(buckets > 2);
+    assert_eq!((count(&program.micro, scatters), count(&program.last, scatters)), (buckets, buckets));
+    assert_eq!(count(&program.micro, reduces), 0);
+    let whole = program.states.iter().filter(|s| s.role == Role::Gradient && s.held.is_whole()).count();
+    assert_eq!(whole, 0);
+    // Some messages lie where another was.
+    let message = |step: &Step| match program.first.values[step.inputs[0]].place {
+        Place::Arena(offset) => offset,
+        Place::State(_) => panic!("gradients are in the arena"),
+    };
+    let mut places: Vec<usize> =
+        program.first.steps.iter().filter(|step| scatters(&step.op)).map(message).collect();
+    places.sort_unstable();
+    places.dedup();
+    assert!(places.len() < buckets, "{buckets} messages at {places:?}");
+}
+
+/// Stage 3 gathers parameters ahead of their use, forward and backward, and keeps what is used on both sides of the turn.
+#[test]
+fn stage_3_divides_parameters() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        let program = compiled(Zero::Stage3, 2, false, recompute);
+        let of_bucket = |plan: &Plan| -> Vec<String> {
+            let gathered = plan.steps.iter().filter(|step| gathers(&step.op));
+            gathered.map(|step| step.layer.clone()).collect()
+        };
+        let (training, evaluation) = (of_bucket(&program.last), of_bucket(&program.eval));
+        let mut once = training.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert!(once.len() > 2, "{training:?}");
+        assert_eq!(training.len(), 2 * once.len() - 1, "all but the last are gathered twice: {training:?}");
+        // Small parameters are whole: an update gathers them. Of their averages, as of all others, evaluation does.
+        assert_eq!(evaluation.len(), once.len() + count(&program.update, gathers), "{evaluation:?}");
+        assert!(program.states.iter().any(|state| state.is_parameter() && state.held.is_whole()));
+        // Each leaves before the one before it is used, and compute steps come between.
+        let steps = &program.last.steps;
+        let late =
+            steps.iter().enumerate().filter(|(_, step)| gathers(&step.op)).skip(1).filter(|(at, step)| {
+                let user =
+                    steps.iter().position(|s| s.lane == Lane::Compute && s.inputs.contains(&step.outputs[0]));
+                user.is_some_and(|user| user < at + 2)
+            });
+        assert_eq!(late.count(), 0, "gathers are ahead of their use");
+    }
+}
+
+/// What `--print-after` shows is of the plans that are compiled.
+#[test]
+fn observed_or_not_the_plans_are_the_same() {
+    for zero in Zero::ALL {
+        for accumulates in [true, false] {
+            let settings =
+                Settings { mesh: Mesh::of_data(2), communication: SMALL, zero, accumulates, ..settings() };
+            let plain = compile(model(2), &settings).unwrap();
+            let mut seen = vec![];
+            let observed = compile_observed(model(2), &settings, &mut |_, pass, _| {
+                seen.push(pass.to_string());
+                Ok(())
+            });
+            let observed = observed.unwrap();
+            assert!(observed.plans() == plain.plans() && observed.zero == plain.zero, "stage {zero}");
+            assert!(seen.iter().any(|pass| pass == "scatter") && seen.iter().any(|pass| pass == "shards"));
+        }
+    }
+}
