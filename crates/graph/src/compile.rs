@@ -132,10 +132,11 @@ fn apply(
 /// The plans of a run.
 pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphError> {
     let program = compile_stage(model.clone(), settings, &mut |_, _, _| Ok(()))?;
-    if settings.stage() != Zero::Stage2 || settings.accumulates {
+    if settings.stage() != Zero::Stage2 {
         return Ok(program);
     }
-    // Of one micro-step the same bits: gradients may be better off in a range of the arena than under way.
+    // Gradients may take less memory in a range that is theirs than under way: where they are few, or a step has one micro-step and they
+    // lie where activations were.
     let sums = Settings { zero: Zero::Stage1, ..*settings };
     let other = compile_stage(model, &sums, &mut |_, _, _| Ok(()))?;
     Ok(if other.bytes() < program.bytes() { other } else { program })

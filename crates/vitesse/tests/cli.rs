@@ -123,7 +123,7 @@ fn graphs_are_printed_as_a_pass_leaves_them() {
     assert!(text("update", &["--which", "update"]).contains(" = adamw("));
     let refused = after("gelu", &["--which", "eval"]);
     assert!(!refused.status.success());
-    let says = "vitesse: --print-after gelu: the passes of the plan eval are averages, narrow, fuse, resized_loss, precision\n";
+    let says = "vitesse: --print-after gelu: the passes of the plan eval are averages, narrow, fuse, resized_loss, precision, shards\n";
     assert_eq!(String::from_utf8(refused.stderr).unwrap(), says);
 }
 

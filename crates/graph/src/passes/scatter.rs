@@ -52,9 +52,12 @@ impl Scatter<'_> {
         let with_state = |(index, node): (usize, &Node)| Some((assigned(node)?, (node.inputs[0], index)));
         let made: HashMap<StateId, (ValueId, usize)> =
             nodes.iter().enumerate().filter_map(with_state).collect();
-        let of = |bucket: &Bucket| -> Vec<(ValueId, usize)> {
-            bucket.gradients.iter().filter_map(|gradient| made.get(gradient).copied()).collect()
+        // Of each bucket, its gradients and the node that completes it.
+        let of = |bucket: &Bucket| -> (Vec<ValueId>, Option<usize>) {
+            let made: Vec<_> = bucket.gradients.iter().filter_map(|gradient| made.get(gradient)).collect();
+            (made.iter().map(|(value, _)| *value).collect(), made.iter().map(|(_, at)| *at).max())
         };
+        let complete: Vec<_> = buckets.iter().map(of).collect();
         let end = nodes.len();
         let mut under_way: Option<(&Bucket, ValueId)> = None;
         let mut sent: HashSet<ValueId> = HashSet::new();
@@ -62,14 +65,12 @@ impl Scatter<'_> {
             if self.in_states || assigned(&node).is_none() {
                 graph.nodes.push(node);
             }
-            for bucket in buckets {
-                let complete = of(bucket).iter().map(|(_, at)| *at).max();
-                let leaves = if self.communication.overlap { complete } else { Some(end - 1) };
+            for (bucket, (values, complete)) in buckets.iter().zip(&complete) {
+                let leaves = if self.communication.overlap { *complete } else { Some(end - 1) };
                 if leaves != Some(index) {
                     continue;
                 }
-                let values: Vec<ValueId> = of(bucket).into_iter().map(|(value, _)| value).collect();
-                let part = self.send(&mut graph, bucket, &values, &mut sent)?;
+                let part = self.send(&mut graph, bucket, values, &mut sent)?;
                 if let Some((before, part)) = under_way.replace((bucket, part)) {
                     self.keep(&mut graph, before, part)?;
                 }
