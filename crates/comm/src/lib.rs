@@ -25,6 +25,7 @@ mod share;
 mod signature;
 mod solo;
 mod start;
+pub mod supervisor;
 pub mod tcp;
 pub mod threads;
 mod transport;

@@ -112,6 +112,11 @@ impl Augmentation {
     pub fn mixes(&self) -> bool {
         self.mixup > 0.0 || self.cutmix > 0.0
     }
+
+    /// Images that stay on one rank: those that are mixed.
+    pub fn group(&self) -> usize {
+        if self.mixes() { 2 } else { 1 }
+    }
 }
 
 /// `--rand-augment N,M`.

@@ -2,9 +2,10 @@
 
 use super::origin::{Log, Origin};
 use super::recipe::Recipe;
-use super::resolve::at_least_one;
+use super::resolve::{LEAST_NORMALISED, at_least_one};
 use super::resolved::Resolved;
 use super::settings::Raw;
+use super::shares::Shares;
 use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting};
 use text::many;
@@ -17,6 +18,13 @@ pub struct Batch {
     pub accumulate: usize,
     /// Images of an optimizer step, over all ranks.
     pub total: usize,
+}
+
+impl Batch {
+    /// Images of a micro-step over all ranks, where these have unequal shares.
+    pub(super) fn uneven(&self, world: usize) -> Option<usize> {
+        (self.micro * self.accumulate * world != self.total).then(|| self.total / self.accumulate)
+    }
 }
 
 const STUDY_MICRO: &str = "micro_batch_per_gpu";
@@ -42,6 +50,8 @@ struct Said {
     accumulate: Option<Given>,
     world: usize,
     recipe: Recipe,
+    /// Whether ranks may have unequal shares.
+    uneven: bool,
 }
 
 impl Raw {
@@ -59,23 +69,21 @@ impl Raw {
 
     /// A run that goes on over another number of ranks keeps the images of a step, unless it is told otherwise: with as few
     /// micro-steps as give no rank more images at a time than it had before. A model that takes moments over the images of a
-    /// micro-step keeps those.
+    /// micro-step keeps those. With `--min-ranks` nothing told holds against that, and shares may be unequal.
     pub fn divide_again(&mut self, before: &Resolved, world: usize) {
         let told = self.batch_size.or(self.accumulate).or(self.global_batch).is_some();
-        if told || world == before.world || world == 0 {
+        if told && self.min_ranks.is_none() || world == before.world || world == 0 {
             return;
         }
-        let (total, mixes) = (before.global_batch(), before.augmentation.mixes());
-        let fits = |accumulate: &usize| {
-            let micro = total / (world * accumulate);
-            let whole = total.is_multiple_of(world * accumulate) && micro > 0;
-            let together = !before.network.normalises_batches() || *accumulate == before.accumulate;
-            let small = micro <= before.batch || before.network.normalises_batches();
-            whole && together && small && (!mixes || micro.is_multiple_of(2))
-        };
-        if let Some(accumulate) = (1..=total).find(fits) {
-            self.accumulate = Some(accumulate);
-            self.batch_size = Some(total / (world * accumulate));
+        let total = before.global_batch();
+        let divisions = || (1..=total).filter_map(|accumulate| division(before, world, accumulate));
+        let steps = |shares: &Shares| total / shares.total();
+        let first = divisions().next().filter(|_| self.min_ranks.is_some());
+        // Many small micro-steps of equal shares take longer than a few of nearly equal ones.
+        let few = |equal: &Shares| first.as_ref().is_none_or(|first| steps(equal) <= 2 * steps(first));
+        if let Some(shares) = divisions().find(Shares::is_equal).filter(few).or(first.clone()) {
+            self.accumulate = Some(steps(&shares));
+            self.batch_size = Some(shares.largest());
             self.global_batch = Some(total);
         }
     }
@@ -98,8 +106,20 @@ impl Raw {
             accumulate: given("accumulate", self.accumulate, &["gradient_accumulation_steps"])?,
             world,
             recipe: self.recipe(),
+            uneven: self.min_ranks.is_some(),
         })
     }
+}
+
+/// How `accumulate` micro-steps over `world` ranks divide the images of a step as before, if they can.
+fn division(before: &Resolved, world: usize, accumulate: usize) -> Option<Shares> {
+    let (total, normalises) = (before.global_batch(), before.network.normalises_batches());
+    let group = before.augmentation.group();
+    let least = if normalises { LEAST_NORMALISED } else { group };
+    let shares = Shares::even(total / accumulate, world, group);
+    let whole = total.is_multiple_of(accumulate) && shares.total() == total / accumulate;
+    let fits = if normalises { accumulate == before.accumulate } else { shares.largest() <= before.batch };
+    (whole && fits && shares.smallest() >= least).then_some(shares)
 }
 
 fn from_file(file: &DeepSpeed, key: &str) -> Option<Given> {
@@ -127,7 +147,7 @@ impl Said {
         let batch = match (&self.total, micro, accumulate) {
             (Some(total), Some(micro), Some(accumulate)) => {
                 let found = product(product(micro.value, accumulate.value)?, self.world)?;
-                if found != total.value {
+                if found != total.value && !self.fits_unevenly(total.value, micro.value, accumulate.value) {
                     return Err(self.contradiction(total, micro, accumulate, found));
                 }
                 note(log, "batch-size", micro.value, micro.origin.clone());
@@ -170,6 +190,14 @@ impl Said {
         };
         note(log, "global-batch", batch.total, origin);
         Ok(batch)
+    }
+
+    /// Whether a rank has `micro` images at most if the ranks divide a step as equally as they can.
+    fn fits_unevenly(&self, total: usize, micro: usize, accumulate: usize) -> bool {
+        let images = total / accumulate.max(1);
+        let whole = images >= self.world && total == images * accumulate;
+        let found = [1, 2].map(|group| Shares::even(images, self.world, group));
+        self.uneven && whole && found.iter().any(|s| s.total() == images && s.largest() == micro)
     }
 
     fn contradiction(&self, total: &Given, micro: &Given, accumulate: &Given, found: usize) -> String {
@@ -251,6 +279,45 @@ mod tests {
         let no_total = format!("{{{MICRO}: 16, {STEPS}: 2}}");
         assert_eq!(batch(&no_total, [None, Some(8), None], 1), Ok((16, 8, 2)));
         assert_eq!(batch("{}", [Some(256), None, Some(2)], 4), Ok((256, 32, 2)));
+    }
+
+    /// Images of each rank, and micro-steps, when a run of `world` ranks with `batch` images each goes on over `left` ranks.
+    fn divided(raw: Raw, world: usize, left: usize) -> (String, usize) {
+        let facts = crate::Facts::synthetic(&raw).unwrap();
+        let before = raw.resolve(&facts, world).unwrap();
+        let mut again = raw.clone();
+        again.divide_again(&before, left);
+        let after = again.resolve(&facts, left).unwrap();
+        assert_eq!(after.global_batch(), before.global_batch());
+        assert!(after.differences(&before).is_empty(), "{:?}", after.differences(&before));
+        assert_eq!(after.shares().total() * after.accumulate, before.global_batch());
+        (after.shares().to_string(), after.accumulate)
+    }
+
+    #[test]
+    fn fewer_ranks_keep_the_images_of_a_step() {
+        let raw = |batch| Raw { batch_size: Some(batch), min_ranks: Some(1), ..Raw::default() };
+        assert_eq!(divided(raw(8), 3, 2), ("6 + 6".to_string(), 2), "no rank has more at a time than before");
+        assert_eq!(divided(raw(8), 3, 1), ("8".to_string(), 3));
+        assert_eq!(divided(raw(64), 8, 7), ("37 + 37 + 37 + 37 + 36 + 36 + 36".to_string(), 2));
+        assert_eq!(divided(raw(7), 3, 2), ("4 + 3".to_string(), 3));
+        let mixing = Raw { mixup: Some(0.8), ..raw(50) };
+        assert_eq!(divided(mixing, 3, 2), ("26 + 24".to_string(), 3), "pairs stay together");
+    }
+
+    #[test]
+    fn unequal_shares_are_for_ranks_that_were_lost() {
+        let flags = |min_ranks| Raw {
+            global_batch: Some(24),
+            batch_size: Some(5),
+            accumulate: Some(1),
+            min_ranks,
+            ..Raw::default()
+        };
+        let batch = |raw: Raw| raw.batch(5, &mut Log::default());
+        assert!(batch(flags(None)).is_err());
+        assert_eq!(batch(flags(Some(2))).unwrap().uneven(5), Some(24));
+        assert!(batch(Raw { batch_size: Some(6), ..flags(Some(2)) }).is_err());
     }
 
     #[test]

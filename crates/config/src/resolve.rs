@@ -111,7 +111,8 @@ impl Raw {
                 )
             }
         };
-        if augmentation.mixes() && !batch.micro.is_multiple_of(2) {
+        let odd = batch.uneven(world).is_some_and(|images| !images.is_multiple_of(2));
+        if augmentation.mixes() && (odd || !batch.micro.is_multiple_of(2)) {
             let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
             return Err(ConfigError::setting("batch-size", batch.micro, why));
         }
@@ -142,6 +143,7 @@ impl Raw {
             world,
             batch: batch.micro,
             accumulate: batch.accumulate,
+            uneven: batch.uneven(world),
             epochs: length.steps.div_ceil(length.steps_per_epoch),
             steps: length.steps,
             steps_per_epoch: length.steps_per_epoch,

@@ -10,6 +10,7 @@ use super::source::{Data, Source};
 use super::task::Task;
 use crate::FileError;
 use crate::schedule::Schedule;
+use crate::shares::Shares;
 use crate::settings::record::Record;
 use crate::settings::{self, Plain};
 use data::Split;
@@ -51,6 +52,9 @@ pub struct Resolved {
     /// Images of a micro-step of one rank.
     pub batch: usize,
     pub accumulate: usize,
+    /// Images of a micro-step over all ranks, where they don't divide equally; `batch` is then the largest share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uneven: Option<usize>,
     pub epochs: u64,
     pub steps: u64,
     pub steps_per_epoch: u64,
@@ -116,10 +120,10 @@ fn yes() -> bool {
 
 /// Members of the record that may change when a run continues and follow from no setting alone. How a batch is divided among ranks and
 /// micro-steps is compared as their product.
-const FREE: [&str; 3] = ["schema", "data.relative", "all_reduce.predivide"];
+const FREE: [&str; 4] = ["schema", "data.relative", "all_reduce.predivide", "uneven"];
 
 /// Members among those that are alike on all ranks.
-const AGREED: [&str; 1] = ["all_reduce.predivide"];
+const AGREED: [&str; 2] = ["all_reduce.predivide", "uneven"];
 
 /// Plain settings are read as if they were the run's own.
 impl Deref for Resolved {
@@ -133,7 +137,20 @@ impl Deref for Resolved {
 impl Resolved {
     /// Images of an optimizer step, over all ranks.
     pub fn global_batch(&self) -> usize {
-        self.batch * self.accumulate * self.world
+        self.images_of_micro_step() * self.accumulate
+    }
+
+    /// Images of a micro-step, over all ranks.
+    pub fn images_of_micro_step(&self) -> usize {
+        self.uneven.unwrap_or(self.batch * self.world)
+    }
+
+    /// Images of each rank in a micro-step, before any rank's speed is known.
+    pub fn shares(&self) -> Shares {
+        match self.uneven {
+            Some(images) => Shares::even(images, self.world, self.augmentation.group()),
+            None => Shares::equal(self.batch, self.world),
+        }
     }
 
     pub fn task(&self) -> Task {
@@ -254,7 +271,7 @@ impl Resolved {
         flatten("", &self.without_paths(), &free, &mut settings);
         settings.insert("global batch".to_string(), self.global_batch().to_string());
         if self.network.normalises_batches() {
-            settings.insert("images of a micro-step".to_string(), (self.batch * self.world).to_string());
+            settings.insert("images of a micro-step".to_string(), self.images_of_micro_step().to_string());
         }
         settings.insert("data".to_string(), self.data.source.set().to_string());
         settings

@@ -14,6 +14,12 @@ impl Shares {
         Shares(vec![batch; ranks])
     }
 
+    /// Divides `total` images as equally as groups of `unit` allow, which stay on one rank; the first ranks have one group more.
+    pub fn even(total: usize, ranks: usize, unit: usize) -> Self {
+        let groups = total / unit;
+        Shares((0..ranks).map(|rank| unit * (groups / ranks + usize::from(rank < groups % ranks))).collect())
+    }
+
     /// Divides `total` images so that ranks of these speeds (images a second) end together, as far as whole pairs allow:
     /// partners that are mixed stay on one rank.
     pub fn by_speed(total: usize, speeds: &[f64]) -> Self {
@@ -38,6 +44,10 @@ impl Shares {
 
     pub fn smallest(&self) -> usize {
         self.0.iter().copied().min().unwrap_or(0)
+    }
+
+    pub fn largest(&self) -> usize {
+        self.0.iter().copied().max().unwrap_or(0)
     }
 
     /// Images of a micro-step that belong to the ranks before this one.
@@ -93,6 +103,14 @@ mod tests {
                 assert_eq!(lens.collect::<std::collections::HashSet<_>>().len(), 1);
             }
         }
+    }
+
+    #[test]
+    fn equal_speeds_divide_as_equally_as_groups_allow() {
+        assert_eq!(Shares::even(24, 3, 1), Shares::equal(8, 3));
+        assert_eq!(Shares::even(24, 5, 1), Shares(vec![5, 5, 5, 5, 4]));
+        assert_eq!(Shares::even(150, 2, 1), Shares(vec![75, 75]));
+        assert_eq!(Shares::even(150, 2, 2), Shares(vec![76, 74]), "pairs stay together");
     }
 
     #[test]

@@ -50,10 +50,15 @@ impl Hosts {
     /// Two hosts whose link has this rate and a delay of 1 ms each way. An error where namespaces can't be made; where they
     /// can, but not the hosts, it panics. `name` and `net`, the first three numbers of addresses, must be the test's own.
     pub fn up(name: &str, net: &str, rate: &str) -> Result<Hosts, String> {
+        Self::many(2, name, net, rate)
+    }
+
+    /// As [`up`](Hosts::up), but so many.
+    pub fn many(count: usize, name: &str, net: &str, rate: &str) -> Result<Hosts, String> {
         namespaces()?;
         let script = crate::repository().join("scripts/hosts");
         let hosts = Hosts { script, name: name.to_string(), net: net.to_string() };
-        let made: Output = hosts.command(&["up", "2", rate, "1ms"]).output().unwrap();
+        let made: Output = hosts.command(&["up", &count.to_string(), rate, "1ms"]).output().unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         Ok(hosts)
     }
@@ -68,6 +73,12 @@ impl Hosts {
     /// Makes calls of `scripts/hosts` by this command's children be for these hosts.
     pub fn set<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("VITESSE_HOSTS", &self.name).env("VITESSE_NET", &self.net)
+    }
+
+    /// Writes a file of these hosts with so many slots each, for an mpirun that vitesse calls.
+    pub fn write_hostfile(&self, path: &Path, count: usize, slots: usize) {
+        let line = |host: usize| format!("{}.{} slots={slots}\n", self.net, host + 1);
+        std::fs::write(path, (0..count).map(line).collect::<String>()).unwrap();
     }
 
     /// Ids of the processes on a host.

@@ -241,7 +241,7 @@ fn resume<T: Real>(
     let candidates = checkpoints.newest_first()?;
     let mut damaged: Vec<(PathBuf, TrainError)> = Vec::new();
     for path in &candidates {
-        let progress = match restore(session, folder, path) {
+        let (progress, before) = match restore(session, folder, path) {
             Err(error) if error.is_damage() => {
                 damaged.push((path.clone(), error));
                 continue;
@@ -255,6 +255,9 @@ fn resume<T: Real>(
             events.warned(&format!("{errors} (now named *{DAMAGED}); going on from {path}"));
         }
         checkpoints.mend_best(path, &progress)?;
+        if let Some(line) = divided_anew(session.resolved(), &before) {
+            events.noted(&line);
+        }
         return Ok(progress);
     }
     match damaged.into_iter().next() {
@@ -263,11 +266,33 @@ fn resume<T: Real>(
     }
 }
 
-fn restore<T: Real>(session: &mut Session<T>, folder: &Path, path: &Path) -> Result<Progress, TrainError> {
+/// How the images of a step are divided, if that is not as before.
+fn divided_anew(run: &Resolved, before: &Resolved) -> Option<String> {
+    let (now, then) = (division(run), division(before));
+    let images = run.global_batch();
+    (now != then).then(|| format!("a step has the same {images} images, divided as {now}, before as {then}"))
+}
+
+fn division(run: &Resolved) -> String {
+    let shares = run.shares();
+    let micro_steps = if run.accumulate == 1 { "micro-step" } else { "micro-steps" };
+    let images = match (shares.smallest(), shares.largest()) {
+        (least, most) if least == most => most.to_string(),
+        (least, most) => format!("{least} to {most}"),
+    };
+    let ranks = if run.world == 1 { "rank" } else { "ranks" };
+    format!("{} {ranks} × {images} × {} {micro_steps}", run.world, run.accumulate)
+}
+
+fn restore<T: Real>(
+    session: &mut Session<T>,
+    folder: &Path,
+    path: &Path,
+) -> Result<(Progress, Resolved), TrainError> {
     let checkpoint = Checkpoint::open(path)?;
     let before = Resolved::from_json(&path.display().to_string(), &checkpoint.config)?;
     same_settings(session.resolved(), &before, folder)?;
-    session.restore(checkpoint)
+    Ok((session.restore(checkpoint)?, before))
 }
 
 fn restart<T: Real>(session: &mut Session<T>, folder: &Path) -> Result<Progress, TrainError> {

@@ -114,7 +114,7 @@ impl<T: Real> Session<T> {
         let _warm = device::warm(&run, &seat);
         run.class_names = sets.class_names().to_vec();
         run.gpu = seat.local_rank;
-        let shares = Shares::equal(run.batch, seat.world.size());
+        let shares = run.shares();
         let finishing = Finishing::of::<T>(&run, &sets, true)?;
         let fault = Fault::from_environment(seat.world.rank()).map_err(TrainError::Fault)?;
         let sets = fault.as_ref().map_or(sets.clone(), |fault| fault::spoil(fault, sets));
@@ -137,7 +137,8 @@ impl<T: Real> Session<T> {
         plan: impl Fn(&Resolved, usize, Option<&Finishing>) -> Result<Program, DeviceError>,
     ) -> Result<Self, TrainError> {
         let plan = |run: &Resolved, batch: usize| plan(run, batch, finishing.as_ref());
-        let opened = device::open(&run, plan(&run, run.batch)?, &seat);
+        let batch = shares.of(seat.world.rank());
+        let opened = device::open(&run, plan(&run, batch)?, &seat);
         let mut device = opened.map_err(|error| with_advice(error, &run, plan))?;
         if let Some(finishing) = &finishing {
             finishing.fill(&mut *device, &sets)?;

@@ -2,7 +2,6 @@
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -54,8 +53,8 @@ impl Signals {
         CAUGHT.iter().find(|(signal, _)| *signal as usize == number).map(|(_, name)| *name)
     }
 
-    pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(128 + self.notice() as u8)
+    pub fn exit_code(&self) -> u8 {
+        128 + self.notice() as u8
     }
 
     fn notice(&self) -> usize {
@@ -80,6 +79,6 @@ mod tests {
         assert_eq!(signals.came(), Some("SIGUSR1"));
         send(SIGTERM);
         assert_eq!(signals.came(), Some("SIGUSR1"));
-        assert_eq!(signals.exit_code(), ExitCode::from(128 + SIGUSR1 as u8));
+        assert_eq!(signals.exit_code(), 128 + SIGUSR1 as u8);
     }
 }

@@ -239,6 +239,9 @@ settings! {
         timeout: Option<Timeout> = RUN.value("TIME").default("10s without heartbeat, 2m without progress").free(&[]).once(),
         /// When a rank is lost, continue from the last checkpoint, at most so many times; needs --out
         max_restarts: Option<u32> = RUN.value("N").free(&[]).once(),
+        /// With --max-restarts and --hostfile: continue without hosts that no longer answer, over at least so many ranks; a step has the
+        /// same images as ever, and --batch-size and --accumulate give way
+        min_ranks: Option<usize> = RUN.value("N").default("all").agreed(&[]).once(),
         /// Give slower ranks fewer images, once their speed is known; a step has the same images as ever
         balance: bool = RUN.agreed(&[]); plain bool = false, any,
         /// Elements of gradients that ranks all-reduce at once; a larger gradient goes alone

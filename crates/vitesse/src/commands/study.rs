@@ -163,7 +163,7 @@ fn measure(store: &Store, json: bool) -> anyhow::Result<ExitCode> {
                 many(left, "run"),
                 folder.display()
             );
-            Ok(signals.exit_code())
+            Ok(ExitCode::from(signals.exit_code()))
         }
         End::GivenUp { failed, left, error } => {
             let runs = if failed == 1 {

@@ -10,7 +10,9 @@ use crate::signals::Signals;
 
 use crate::table;
 use anyhow::bail;
-use comm::{ExitReport, Failure, Member, Start};
+use comm::launch::environment;
+use comm::supervisor::{Reporter, SUPERVISOR};
+use comm::{ExitReport, Failure, Member, Place, Start};
 use config::outputs::{self, Output};
 use config::sets::{self, Sets};
 use config::{Raw, Record, Resolved};
@@ -26,24 +28,32 @@ use train::session::Evaluation;
 
 pub fn run(args: TrainArgs) -> anyhow::Result<ExitCode> {
     let typed = with_files(args.settings.0);
+    supervise::check_min_ranks(&typed)?;
     if supervise::wanted(&typed) {
         let words: Vec<_> = std::env::args_os().collect();
         return supervise::run(&typed, &words);
     }
     let signals = Signals::catch()?;
-    match start(&typed, &signals, &tell)? {
-        Ok(done) => {
+    let rank = Place::find(&environment).map_or(0, |place| place.rank);
+    let reporter = Reporter::connect(rank, environment(SUPERVISOR).as_deref());
+    let code = match start(&typed, &signals, &tell) {
+        Ok(Ok(done)) => {
             done.print(typed.json);
             // As a shell reports a program that a signal ended, so that batch systems see the run is not finished.
-            let failed = done.tell_failures();
-            let code = if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-            Ok(done.summary.stopped.map_or(code, |_| signals.exit_code()))
+            let code = u8::from(done.tell_failures());
+            done.summary.stopped.map_or(code, |_| signals.exit_code())
         }
-        Err(ExitReport { code, line }) => {
+        Ok(Err(ExitReport { code, line })) => {
             line.iter().for_each(|line| tell(line));
-            Ok(ExitCode::from(code))
+            code
         }
-    }
+        Err(error) => {
+            reporter.end(1);
+            return Err(error);
+        }
+    };
+    reporter.end(code);
+    Ok(ExitCode::from(code))
 }
 
 /// Flags over the settings file, and the ranks of before where a run continues. A file that can't be read is reported when the run

@@ -1,22 +1,34 @@
 //! Runs that start again by themselves, and ranks that mpirun starts: the run is a child of this process.
 
-use crate::signals::{asking, asks};
-use anyhow::{Context, bail};
+mod child;
+mod hosts;
+mod mpirun;
+
+use crate::signals::asks;
+use anyhow::{Context, bail, ensure};
+use child::{Forwarded, Patience, watch, watch_mpirun};
 use comm::launch::environment;
+use comm::supervisor::{SUPERVISOR, Watcher};
 use comm::{Backend, Launcher, Place};
 use config::Raw;
 use formats::checkpoint::{Checkpoint, Checkpoints};
-use signal_hook::flag;
+use hosts::{Hosts, Left};
+pub use mpirun::may_call_mpirun;
 use std::ffi::OsString;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, ExitStatus};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 use study::child::signal_name;
 use study::serve::{TOKEN_VARIABLE, Token};
 use train::{continuation, record};
+
+/// Time beyond `--timeout` after which a silent rank 0 is lost: the ranks themselves notice first.
+const MARGIN: Duration = Duration::from_secs(10);
+/// Default of `--timeout` for heartbeats.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Time for mpirun to start rank 0, where it is known that rank 0 can be heard.
+const STARTS: Duration = Duration::from_secs(60);
 
 /// Whether the run is to be a child of this process.
 pub fn wanted(typed: &Raw) -> bool {
@@ -34,38 +46,117 @@ pub fn run(typed: &Raw, words: &[OsString]) -> anyhow::Result<ExitCode> {
     let restarts = typed.max_restarts.unwrap_or(0);
     let folder = continuation::folder(typed).or(typed.out.clone());
     check(typed, folder.as_deref())?;
-    let signals = Forwarded::catch()?;
+    let hosts = hosts_of(typed, folder.as_deref())?;
     // The live page keeps its URL when the run starts again.
     let token = typed.serve.as_ref().map(|_| Token::find()).transpose().map_err(anyhow::Error::msg)?;
-    let mut again = 0;
+    let signals = Forwarded::catch()?;
+    let mut run = Run { typed, words, token, again: 0, left: None, signals, heard: false };
     loop {
-        let mut child = command(typed, words, again > 0)?;
-        child.env(record::RESTART, again.to_string());
-        if let Some(token) = &token {
-            child.env(TOKEN_VARIABLE, token.text());
-        }
-        let status = watch(child, &signals)?;
-        match after(status, signals.any()) {
+        let status = run.launch()?;
+        let (code, why) = match after(status, run.signals.any()) {
             Next::End(code) => return Ok(ExitCode::from(code)),
-            Next::Again { code, why } if again == restarts => {
+            Next::Again { code, why } if run.again == restarts => {
                 if restarts > 0 {
                     eprintln!("vitesse: {why}; no restart is left after {restarts}");
                 }
                 return Ok(ExitCode::from(code));
             }
-            Next::Again { why, .. } => {
-                again += 1;
-                let from = folder.as_deref().and_then(last_step);
-                let from = from.map_or("the beginning".to_string(), |step| format!("step {step}"));
-                eprintln!("vitesse: {why}; restart {again} of {restarts} from {from}");
-                // Ports and memory of the lost ranks are free a moment later.
-                std::thread::sleep(Duration::from_millis(500));
-                if let Some(signal) = signals.any() {
-                    return Ok(ExitCode::from(128 + signal as u8));
-                }
+            Next::Again { code, why } => (code, why),
+        };
+        run.again += 1;
+        run.left = match hosts.as_ref().map(Hosts::left).transpose() {
+            Ok(left) => left,
+            Err(reason) => {
+                eprintln!("vitesse: {why}; {reason:#}");
+                return Ok(ExitCode::from(code));
             }
+        };
+        let from = folder.as_deref().and_then(last_step);
+        let from = from.map_or("the beginning".to_string(), |step| format!("step {step}"));
+        let without = without_hosts(run.left.as_ref(), typed.ranks);
+        eprintln!("vitesse: {why}; restart {} of {restarts} from {from}{without}", run.again);
+        // Ports and memory of the lost ranks are free a moment later.
+        std::thread::sleep(Duration::from_millis(500));
+        if let Some(signal) = run.signals.any() {
+            return Ok(ExitCode::from(128 + signal as u8));
         }
     }
+}
+
+/// A supervised run.
+struct Run<'a> {
+    typed: &'a Raw,
+    words: &'a [OsString],
+    /// Token of the live page, if there is one.
+    token: Option<Token>,
+    /// Restarts so far.
+    again: u32,
+    /// Ranks and hosts that are left, once a rank was lost.
+    left: Option<Left>,
+    signals: Forwarded,
+    /// Whether rank 0 of an earlier launch was heard.
+    heard: bool,
+}
+
+impl Run<'_> {
+    /// Starts the run, and waits for its end.
+    fn launch(&mut self) -> anyhow::Result<ExitStatus> {
+        let mut command = command(self.typed, self.words, self.again > 0, self.left.as_ref())?;
+        command.env(record::RESTART, self.again.to_string());
+        if let Some(token) = &self.token {
+            command.env(TOKEN_VARIABLE, token.text());
+        }
+        if !calls_mpirun(self.typed) {
+            return watch(command, &self.signals);
+        }
+        child::adopt_orphans();
+        let watcher = Watcher::listen().context("can't listen for rank 0")?;
+        command.env(SUPERVISOR, watcher.address().context("can't listen for rank 0")?);
+        let timeout = self.typed.timeout.map(|timeout| timeout.0);
+        let silence = timeout.unwrap_or(SILENCE) + MARGIN;
+        let start = self.heard.then(|| timeout.unwrap_or(STARTS).max(STARTS));
+        let (status, heard) = watch_mpirun(command, &self.signals, watcher, &Patience { start, silence })?;
+        self.heard |= heard;
+        Ok(status)
+    }
+}
+
+/// The hosts that a run may lose.
+fn hosts_of(typed: &Raw, folder: Option<&Path>) -> anyhow::Result<Option<Hosts>> {
+    let (Some(least), Some(file), Some(folder)) = (typed.min_ranks, &typed.hostfile, folder) else {
+        return Ok(None);
+    };
+    Hosts::read(file, folder, typed.ranks.unwrap_or(1), least).map(Some)
+}
+
+/// What is said of a restart that leaves out hosts.
+fn without_hosts(left: Option<&Left>, ranks: Option<usize>) -> String {
+    match left {
+        Some(left) if !left.lost.is_empty() => {
+            let all = ranks.unwrap_or(left.ranks);
+            format!(" with {} of {all} ranks: {}", left.ranks, hosts::silent(&left.lost))
+        }
+        _ => String::new(),
+    }
+}
+
+/// Refuses `--min-ranks` where no host can be left out.
+pub fn check_min_ranks(typed: &Raw) -> anyhow::Result<()> {
+    let Some(least) = typed.min_ranks else { return Ok(()) };
+    ensure!(least > 0, "--min-ranks must be at least 1");
+    let place = Place::find(&environment).map_err(anyhow::Error::msg)?;
+    if place.launcher != Launcher::Nothing {
+        ensure!(least <= place.world, "--min-ranks {least}: {} started {}", place.launcher, place.world);
+        return Ok(());
+    }
+    if typed.max_restarts.is_none() || typed.hostfile.is_none() || !calls_mpirun(typed) {
+        bail!(
+            "--min-ranks {least} is for runs that go on without a lost host: it needs --max-restarts, --ranks, --comm mpi and --hostfile"
+        );
+    }
+    let ranks = typed.ranks.unwrap_or(1);
+    ensure!(least <= ranks, "--min-ranks {least} is more than --ranks {ranks}");
+    Ok(())
 }
 
 fn check(typed: &Raw, folder: Option<&Path>) -> anyhow::Result<()> {
@@ -84,48 +175,13 @@ fn check(typed: &Raw, folder: Option<&Path>) -> anyhow::Result<()> {
     if calls_mpirun(typed) { may_call_mpirun() } else { Ok(()) }
 }
 
-/// Whether ranks can be started by mpirun, as far as that can be told before.
-pub fn may_call_mpirun() -> anyhow::Result<()> {
-    if !comm::HAS_MPI {
-        bail!("--comm mpi: {}", comm::launch::NO_MPI);
-    }
-    let (root, open_mpi) = (is_root(), mpirun_version()?.contains("Open MPI"));
-    if root && open_mpi && !root_may(&|name| std::env::var(name).ok()) {
-        bail!(
-            "--comm mpi: mpirun refuses to run as root; set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 if this is \
-             meant, or become another user"
-        );
-    }
-    Ok(())
-}
-
-/// Whether Open MPI was told, and told again, that root may use it: by the variables of its fourth or of its fifth version.
-fn root_may(var: &dyn Fn(&str) -> Option<String>) -> bool {
-    let set = |name: String| var(&name).is_some_and(|value| value == "1");
-    ["OMPI", "PRTE"].iter().any(|mpi| {
-        let name = format!("{mpi}_ALLOW_RUN_AS_ROOT");
-        set(format!("{name}_CONFIRM")) && set(name)
-    })
-}
-
-fn is_root() -> bool {
-    // SAFETY: only asks.
-    unsafe { libc::geteuid() == 0 }
-}
-
-fn mpirun_version() -> anyhow::Result<String> {
-    let version = Command::new("mpirun").arg("--version").output();
-    let version = version.context("--comm mpi needs mpirun, which can't be started")?;
-    Ok(String::from_utf8_lossy(&version.stdout).into_owned())
-}
-
 fn last_step(folder: &Path) -> Option<u64> {
     let latest = Checkpoints::of_run(folder, 1).latest().ok()?;
     Some(Checkpoint::open(&latest).ok()?.progress.step)
 }
 
 /// The command of a child: as typed, and again going on with what the first one left. So nothing that was asked for is lost with it.
-fn command(typed: &Raw, words: &[OsString], again: bool) -> anyhow::Result<Command> {
+fn command(typed: &Raw, words: &[OsString], again: bool, left: Option<&Left>) -> anyhow::Result<Command> {
     let program = std::env::current_exe().context("can't find this program")?;
     let mut words = without(words.get(1..).unwrap_or_default(), &["--max-restarts", "--hostfile"]);
     if again {
@@ -138,27 +194,16 @@ fn command(typed: &Raw, words: &[OsString], again: bool) -> anyhow::Result<Comma
         command.args(words);
         return Ok(command);
     }
-    let ranks = typed.ranks.unwrap_or(1);
-    let mut command = mpirun(ranks, typed.hostfile.as_deref())?;
-    command.arg(program).args(words);
-    Ok(command)
-}
-
-/// mpirun for ranks that have threads of their own.
-fn mpirun(ranks: usize, hostfile: Option<&Path>) -> anyhow::Result<Command> {
-    let version = mpirun_version()?;
-    let mut command = Command::new("mpirun");
-    command.args(["-n", &ranks.to_string()]);
-    if let Some(file) = hostfile {
-        command.arg("--hostfile").arg(file);
-    }
-    if version.contains("Open MPI") {
-        // It would tie all threads of a rank to one core.
-        command.args(["--bind-to", "none"]);
-        if hostfile.is_none() {
-            command.arg("--oversubscribe");
+    let (ranks, hostfile) = match left {
+        Some(left) => {
+            words = without(&words, &["--ranks"]);
+            words.push(format!("--ranks={}", left.ranks).into());
+            (left.ranks, Some(left.file.as_path()))
         }
-    }
+        None => (typed.ranks.unwrap_or(1), typed.hostfile.as_deref()),
+    };
+    let mut command = mpirun::mpirun(ranks, hostfile)?;
+    command.arg(program).args(words);
     Ok(command)
 }
 
@@ -175,71 +220,6 @@ fn without(words: &[OsString], flags: &[&str]) -> Vec<OsString> {
         }
     }
     kept
-}
-
-/// Signals that came for the child.
-struct Forwarded {
-    came: Vec<(i32, Arc<AtomicBool>)>,
-    /// Of these, those that were sent on.
-    sent: Vec<AtomicBool>,
-}
-
-impl Forwarded {
-    fn catch() -> std::io::Result<Self> {
-        let came: Vec<_> = asking().map(|signal| (signal, Arc::new(AtomicBool::new(false)))).collect();
-        for (signal, flag) in &came {
-            flag::register(*signal, Arc::clone(flag))?;
-        }
-        let sent = came.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Forwarded { came, sent })
-    }
-
-    fn pass_on(&self, child: &Child) {
-        for ((signal, came), sent) in self.came.iter().zip(&self.sent) {
-            if came.swap(false, Ordering::Relaxed) {
-                sent.store(true, Ordering::Relaxed);
-                // SAFETY: a signal to a child that was not waited for yet, so that its number is still its own.
-                unsafe { libc::kill(child.id() as libc::pid_t, *signal) };
-            }
-        }
-    }
-
-    /// A signal that came.
-    fn any(&self) -> Option<i32> {
-        let seen = |came: &AtomicBool, sent: &AtomicBool| {
-            came.load(Ordering::Relaxed) || sent.load(Ordering::Relaxed)
-        };
-        self.came
-            .iter()
-            .zip(&self.sent)
-            .find(|((_, came), sent)| seen(came, sent))
-            .map(|((signal, _), _)| *signal)
-    }
-}
-
-/// Starts a child, passes signals on to it, and waits for its end.
-fn watch(mut command: Command, signals: &Forwarded) -> anyhow::Result<ExitStatus> {
-    // A group of its own: Ctrl-C comes once, from here, and not also from the terminal.
-    command.process_group(0);
-    let me = std::process::id();
-    // SAFETY: between fork and exec only calls that are safe there are made: prctl and getppid; an error is only built.
-    unsafe {
-        command.pre_exec(move || {
-            let asked = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            // Had the parent ended before, no signal would come.
-            let orphan = libc::getppid() as u32 != me;
-            if asked != 0 || orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
-        });
-    }
-    let program = command.get_program().to_string_lossy().into_owned();
-    let mut child = command.spawn().with_context(|| format!("can't start {program}"))?;
-    loop {
-        if let Some(status) = child.try_wait().context("can't wait for the run")? {
-            return Ok(status);
-        }
-        signals.pass_on(&child);
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[derive(Debug, PartialEq)]
@@ -282,7 +262,7 @@ mod tests {
 
     /// The words of the child's command after its program.
     fn child(line: &str, again: bool) -> String {
-        let command = command(&args(line), &words(line), again).unwrap();
+        let command = command(&args(line), &words(line), again, None).unwrap();
         let words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         words.join(" ")
     }
@@ -315,22 +295,19 @@ mod tests {
     fn mpirun_is_called_where_no_launcher_was() {
         let line = "vitesse train --ranks 3 --comm mpi --max-restarts 1 --hostfile hosts --out a";
         testing::need!(testing::tools::mpirun());
-        let found = command(&args(line), &words(line), false).unwrap();
+        let found = command(&args(line), &words(line), false, None).unwrap();
         assert_eq!(found.get_program(), "mpirun");
         let child = child(line, false);
         assert!(child.starts_with("-n 3 --hostfile hosts "), "{child}");
         assert!(child.ends_with(" train --ranks 3 --comm mpi --out a"), "{child}");
-    }
-
-    #[test]
-    fn root_has_to_be_allowed_twice() {
-        let with = |set: &[(&str, &str)]| {
-            root_may(&|name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, v)| v.to_string()))
-        };
-        let (once, again) = (("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"));
-        assert!(!with(&[]) && !with(&[once]) && !with(&[again]) && with(&[once, again]));
-        assert!(!with(&[("OMPI_ALLOW_RUN_AS_ROOT", "0"), again]));
-        assert!(with(&[("PRTE_ALLOW_RUN_AS_ROOT", "1"), ("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]));
+        let line = "vitesse train --ranks 3 --comm mpi --max-restarts 1 --min-ranks 2 --hostfile hosts --out a";
+        let left = Left { ranks: 2, file: "a.hosts".into(), lost: vec!["c".to_string()] };
+        let again = command(&args(line), &words(line), true, Some(&left)).unwrap();
+        let again: Vec<_> = again.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        let again = again.join(" ");
+        assert!(again.starts_with("-n 2 --hostfile a.hosts "), "{again}");
+        assert!(again.ends_with(" train --comm mpi --min-ranks 2 --out a --resume=auto --ranks=2"), "{again}");
+        assert_eq!(without_hosts(Some(&left), Some(3)), " with 2 of 3 ranks: host c does not answer");
     }
 
     #[test]

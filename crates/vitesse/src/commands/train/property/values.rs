@@ -39,6 +39,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("help", "ends before anything is resolved"),
     ("version", "ends before anything is resolved"),
     ("max-restarts", "starts a process: tests/restarts.rs"),
+    ("min-ranks", "is for hosts that are lost: tests/hosts.rs"),
     ("resume", "needs an earlier run: tests/resume.rs"),
     ("force", "needs a run that another process trains"),
 ];
