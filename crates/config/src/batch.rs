@@ -317,7 +317,7 @@ mod tests {
         let batch = |raw: Raw| raw.batch(5, &mut Log::default());
         assert!(batch(flags(None)).is_err());
         assert_eq!(batch(flags(Some(2))).unwrap().uneven(5), Some(24));
-        assert!(batch(Raw { batch_size: Some(6), ..flags(Some(2)) }).is_err());
+        assert!(batch(Raw { batch_size: Some(7), ..flags(Some(2)) }).is_err());
     }
 
     #[test]

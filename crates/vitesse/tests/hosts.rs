@@ -83,8 +83,7 @@ fn supervised(hosts: &Hosts, folder: &Folder, more: &str) -> Command {
 fn a_run_goes_on_without_a_lost_host() {
     let hosts = need!(Hosts::many(3, "vitesse-lost", "10.80.0", "1gbit"));
     let folder = Folder::new("hosts-lost");
-    let child =
-        supervised(&hosts, &folder, "--steps 60 --max-restarts 2 --min-ranks 2").spawn().unwrap();
+    let child = supervised(&hosts, &folder, "--steps 60 --max-restarts 2 --min-ranks 2").spawn().unwrap();
     folder.wait_for_step(6);
     assert!(hosts.command(&["cut", "2"]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
@@ -93,8 +92,7 @@ fn a_run_goes_on_without_a_lost_host() {
     assert!(output.status.success(), "{text}");
     assert!(text.contains("rank 2") && text.contains("restart 1 of 2 from step "), "{text}");
     assert!(text.contains("with 2 of 3 ranks: host 10.80.0.3 does not answer"), "{text}");
-    let anew =
-        "a step has the same 24 images, divided as 2 ranks × 6 × 2 micro-steps, before as 3 ranks × 8 × 1 micro-step";
+    let anew = "a step has the same 24 images, divided as 2 ranks × 6 × 2 micro-steps, before as 3 ranks × 8 × 1 micro-step";
     assert!(text.contains(anew), "{text}");
     assert_eq!(text.matches("restart 1").count() + text.matches("restart 2").count(), 1, "{text}");
     let plain = Folder::new("hosts-lost-plain");

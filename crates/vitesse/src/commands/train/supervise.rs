@@ -27,6 +27,8 @@ use train::{continuation, record};
 const MARGIN: Duration = Duration::from_secs(10);
 /// Default of `--timeout` for heartbeats.
 const SILENCE: Duration = Duration::from_secs(10);
+/// Largest number of a signal on Linux; exit codes above 128 and this are no signals.
+const LAST_SIGNAL: i32 = 64;
 /// Time for mpirun to start rank 0, where it is known that rank 0 can be heard.
 const STARTS: Duration = Duration::from_secs(60);
 
@@ -239,6 +241,10 @@ fn after(status: ExitStatus, asked: Option<i32>) -> Next {
     match code {
         3 => Next::Again { code, why: "a rank was lost".to_string() },
         101 => Next::Again { code, why: "the run panicked".to_string() },
+        // As of Open MPI's mpirun that could not start its daemons, which may be otherwise the next time.
+        code if signal > LAST_SIGNAL => {
+            Next::Again { code, why: format!("the run ended with exit code {code}") }
+        }
         129.. if !asks(signal) => {
             Next::Again { code, why: format!("the run was ended by {}", signal_name(signal)) }
         }
@@ -300,13 +306,17 @@ mod tests {
         let child = child(line, false);
         assert!(child.starts_with("-n 3 --hostfile hosts "), "{child}");
         assert!(child.ends_with(" train --ranks 3 --comm mpi --out a"), "{child}");
-        let line = "vitesse train --ranks 3 --comm mpi --max-restarts 1 --min-ranks 2 --hostfile hosts --out a";
+        let line =
+            "vitesse train --ranks 3 --comm mpi --max-restarts 1 --min-ranks 2 --hostfile hosts --out a";
         let left = Left { ranks: 2, file: "a.hosts".into(), lost: vec!["c".to_string()] };
         let again = command(&args(line), &words(line), true, Some(&left)).unwrap();
         let again: Vec<_> = again.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         let again = again.join(" ");
         assert!(again.starts_with("-n 2 --hostfile a.hosts "), "{again}");
-        assert!(again.ends_with(" train --comm mpi --min-ranks 2 --out a --resume=auto --ranks=2"), "{again}");
+        assert!(
+            again.ends_with(" train --comm mpi --min-ranks 2 --out a --resume=auto --ranks=2"),
+            "{again}"
+        );
         assert_eq!(without_hosts(Some(&left), Some(3)), " with 2 of 3 ranks: host c does not answer");
     }
 
@@ -322,6 +332,8 @@ mod tests {
         assert!(matches!(ended(101), Next::Again { code: 101, .. }));
         assert!(matches!(ended(137), Next::Again { code: 137, .. }), "as mpirun tells of a killed rank");
         assert!(matches!(killed(libc::SIGKILL), Next::Again { code: 137, why } if why.contains("SIGKILL")));
+        let exit = "the run ended with exit code 213".to_string();
+        assert_eq!(ended(213), Next::Again { code: 213, why: exit }, "mpirun could not start a daemon");
         assert_eq!(after(ExitStatus::from_raw(3 << 8), Some(SIGINT)), Next::End(3), "it was asked to stop");
     }
 }

@@ -46,7 +46,9 @@ impl Hosts {
         let text = fs::read_to_string(path).with_context(|| format!("--hostfile {}", path.display()))?;
         let all = parse(&text, &path.display().to_string())?;
         let file = study::child::beside(folder, "hosts");
-        let same = |a: &Path, b: &Path| fs::canonicalize(a).ok().is_some_and(|a| fs::canonicalize(b).ok() == Some(a));
+        let same = |a: &Path, b: &Path| {
+            fs::canonicalize(a).ok().is_some_and(|a| fs::canonicalize(b).ok() == Some(a))
+        };
         ensure!(
             !same(path, &file),
             "--hostfile {}: the hosts that answer would be written over it; give it another name",
@@ -136,7 +138,8 @@ fn parse(text: &str, file: &str) -> anyhow::Result<Vec<Host>> {
             ),
         };
         let slots = slots.parse().ok().filter(|slots| *slots > 0);
-        let slots = slots.with_context(|| format!("{file}:{}: slots of {first}: no number from 1", number + 1))?;
+        let slots =
+            slots.with_context(|| format!("{file}:{}: slots of {first}: no number from 1", number + 1))?;
         hosts.push(Host { name: name.to_string(), slots, line: line.to_string() });
     }
     ensure!(!hosts.is_empty(), "--hostfile {file} names no host");
@@ -153,7 +156,8 @@ mod tests {
 
     #[test]
     fn both_forms_of_a_file_of_hosts_are_read() {
-        let found = parse("# ours\na slots=2 max_slots=4\n\nb:4  # MPICH\nfd00::1 slots = 1\n", "hosts").unwrap();
+        let found =
+            parse("# ours\na slots=2 max_slots=4\n\nb:4  # MPICH\nfd00::1 slots = 1\n", "hosts").unwrap();
         let found: Vec<(&str, usize)> = found.iter().map(|host| (host.name.as_str(), host.slots)).collect();
         assert_eq!(found, [("a", 2), ("b", 4), ("fd00::1", 1)]);
         let refused = |text: &str| parse(text, "hosts").unwrap_err().to_string();
