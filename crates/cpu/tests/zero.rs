@@ -68,6 +68,7 @@ fn vit() -> Vit {
         dropout: 0.1,
         attention_dropout: 0.0,
         drop_path: 0.1,
+        norm_eps: 1e-6,
     }
 }
 
