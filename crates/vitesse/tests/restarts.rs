@@ -139,4 +139,10 @@ fn restarts_that_can_t_be_are_refused() {
     refused(&["train", "--max-restarts", "2"], &[], "--max-restarts needs --out");
     let launched = [("RANK", "0"), ("WORLD_SIZE", "2")];
     refused(&["train", "--max-restarts", "2", "--out", "x"], &launched, "--max-restarts under torchrun");
+    let alone = &["train", "--max-restarts", "2", "--min-ranks", "1", "--ranks", "2", "--out", "x"];
+    refused(alone, &[], "--min-ranks 1 is for runs that go on without a lost host: it needs");
+    let hosts = ["--comm", "mpi", "--hostfile", "hosts"];
+    let many = ["train", "--max-restarts", "2", "--min-ranks", "3", "--ranks", "2", "--out", "x"];
+    refused(&[&many[..], &hosts].concat(), &[], "--min-ranks 3 is more than --ranks 2");
+    refused(&["train", "--min-ranks", "3"], &launched, "--min-ranks 3: torchrun started 2");
 }
