@@ -466,7 +466,7 @@ fn explaining_tells_every_key_and_every_setting() {
     assert_eq!(explained.refusal, None);
     let note = |name: &str| explained.settings.iter().find(|note| note.name == name).unwrap();
     assert_eq!(note("batch-size").origin, Origin::File("micro_batch_per_gpu".into()));
-    assert_eq!(note("steps").origin, Origin::Derived("3 epochs × 20000 images / 32".into()));
+    assert_eq!(note("steps").origin, Origin::Derived("3 epochs × 20,000 images / 32".into()));
     assert_eq!(note("lr").origin, Origin::default_value());
 
     let raw = Raw { precision: Some(Precision::Fp32), ..file("intra.json", INTRA) };

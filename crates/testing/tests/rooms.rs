@@ -24,8 +24,8 @@ const IN_CIRCLES: [(&str, usize); 12] = [
     ("devices", 5),
     ("formats", 4),
     ("models", 10),
-    ("records", 2),
-    ("study", 8),
+    ("records", 4),
+    ("study", 9),
     ("train", 4),
     ("vitesse", 2),
 ];

@@ -15,6 +15,7 @@ fn plural(noun: &str) -> String {
     let ends = |ends: &[&str]| ends.iter().any(|end| noun.ends_with(end));
     match noun.strip_suffix('y') {
         Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{stem}ies"),
+        _ if noun.ends_with("epoch") => format!("{noun}s"),
         _ if ends(&["s", "x", "ch", "sh"]) => format!("{noun}es"),
         _ => format!("{noun}s"),
     }

@@ -23,7 +23,18 @@ fn reports_are_drawn_again_and_against_each_other() {
     assert!(html.contains("How far does ViT-B/16 scale on eight A100s?"));
     assert!(fs::read_to_string(folder.0.join("a/report.md")).unwrap().starts_with("# How far does ViT"));
     assert!(fs::read_to_string(folder.0.join("figures/strong-speedup.svg")).unwrap().starts_with("<svg"));
-    folder.run(&["report", "a", "b", "--out", "both", "--figures", "png", "--figures-dir", "figures"]);
+    folder.run(&[
+        "report",
+        "a",
+        "b",
+        "--out",
+        "both",
+        "--figures",
+        "png",
+        "--figures-dir",
+        "figures",
+        "--force",
+    ]);
     assert!(
         fs::read_to_string(folder.0.join("both/report.html")).unwrap().contains("id=\"strong-platforms-1\"")
     );

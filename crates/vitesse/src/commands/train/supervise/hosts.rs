@@ -82,9 +82,9 @@ impl Hosts {
         let ranks = self.ranks.min(slots);
         ensure!(
             ranks >= self.least,
-            "{}, and {ranks} of {} ranks are fewer than --min-ranks {}",
+            "{}, and {ranks} of {} is fewer than --min-ranks {}",
             silent(&lost),
-            self.ranks,
+            text::many(self.ranks, "rank"),
             self.least
         );
         Ok(Left { ranks, file: self.file.clone(), lost })
