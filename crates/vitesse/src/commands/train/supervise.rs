@@ -136,7 +136,7 @@ fn without_hosts(left: Option<&Left>, ranks: Option<usize>) -> String {
     match left {
         Some(left) if !left.lost.is_empty() => {
             let all = ranks.unwrap_or(left.ranks);
-            format!(" on {} of {all}: {}", text::many(left.ranks, "rank"), hosts::silent(&left.lost))
+            format!(" with {} of {}: {}", left.ranks, text::many(all, "rank"), hosts::silent(&left.lost))
         }
         _ => String::new(),
     }

@@ -82,7 +82,7 @@ impl Hosts {
         let ranks = self.ranks.min(slots);
         ensure!(
             ranks >= self.least,
-            "{}, and {ranks} of {} is fewer than --min-ranks {}",
+            "{}, and {ranks} of {} are fewer than --min-ranks {}",
             silent(&lost),
             text::many(self.ranks, "rank"),
             self.least
