@@ -1,5 +1,5 @@
 //! Live pages over the folders of runs and studies, while they go on and later. A small HTTP server that only answers GET for paths that begin
-//! with its [token], on the loopback by default. It takes less than 5% of one core, whoever asks (`budget`).
+//! with its `token`, on the loopback by default. It takes less than 5% of one core, whoever asks (`budget`).
 
 mod budget;
 mod facts;
