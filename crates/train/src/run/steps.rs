@@ -24,6 +24,8 @@ pub(super) struct Loop<'a> {
     pub member: &'a Member,
     pub run: &'a Resolved,
     pub output: Option<&'a mut Output>,
+    /// This rank takes part in saving checkpoints.
+    pub saves: bool,
     pub summary: &'a mut Summary,
     pub events: &'a mut dyn Events,
 }
@@ -203,7 +205,14 @@ impl Loop<'_> {
         best: bool,
     ) -> Result<Option<PathBuf>, TrainError> {
         progress.shares = (!session.shares().is_equal()).then(|| session.shares().clone());
-        let Some(output) = self.output.as_mut().filter(|_| self.run.checkpoints) else { return Ok(None) };
+        if !self.saves {
+            return Ok(None);
+        }
+        let Some(output) = &mut self.output else {
+            session.give_parts()?;
+            session.account_mut().begin();
+            return Ok(None);
+        };
         // The others wait for this, however long the disk takes.
         let _busy = self.member.monitor.busy("writing a checkpoint");
         let path = output.save(session, progress, best)?;
