@@ -4,14 +4,12 @@ use super::{Session, shards};
 use crate::error::TrainError;
 use devices::device::planned;
 use devices::{self, Real};
-use formats::checkpoint::{Checkpoint, Checkpoints, Progress};
+use formats::checkpoint::{Checkpoint, Progress};
 use formats::locate::weights_file;
-use formats::tensors::{Outline, Writer};
+use formats::tensors::Outline;
 use formats::weights;
 use graph::{AVERAGE, Role, State, StateId};
 use models::names::{Tensor, Weights};
-use std::io;
-use std::path::PathBuf;
 
 impl<T: Real> Session<T> {
     /// Starts from the weights of `--init`, if there are any.
@@ -79,7 +77,7 @@ impl<T: Real> Session<T> {
     }
 
     /// The states that a checkpoint keeps.
-    fn lasting_ids(&self) -> Vec<StateId> {
+    pub(crate) fn lasting_ids(&self) -> Vec<StateId> {
         let states = self.device.program().states.iter().enumerate();
         states.filter(|(_, state)| state.role.lasts()).map(|(index, _)| StateId(index as u32)).collect()
     }
@@ -116,41 +114,6 @@ impl<T: Real> Session<T> {
             }
         }
         Ok(self.device.reset_averages()?)
-    }
-
-    /// Writes a checkpoint, state by state: none is in flight. Where ranks divide states, the others [give](Self::give_parts) theirs.
-    pub fn save(
-        &self,
-        checkpoints: &Checkpoints,
-        progress: &Progress,
-        config: &str,
-        best: bool,
-    ) -> Result<PathBuf, TrainError> {
-        let (ids, states) = (self.lasting_ids(), &self.device.program().states);
-        let outline = |id: &StateId| {
-            let state = &states[id.index()];
-            Outline { name: &state.name, shape: &state.ty.shape.0 }
-        };
-        let outlines: Vec<Outline<'_>> = ids.iter().map(outline).collect();
-        let mut failure = None;
-        let values = |index: usize, write: &mut Writer<'_, T>| match shards::whole(
-            &self.world,
-            &*self.device,
-            ids[index],
-        ) {
-            Ok(values) => write(&values),
-            Err(error) => Err(io::Error::other(failure.insert(error).to_string())),
-        };
-        let saved = checkpoints.save(&outlines, values, progress, config, best);
-        failure.map_or(Ok(()), Err)?;
-        Ok(saved?)
-    }
-
-    /// Gives rank 0, which saves, the parts of states that this rank holds.
-    pub fn give_parts(&self) -> Result<(), TrainError> {
-        let program = self.device.program();
-        let divided = self.lasting_ids().into_iter().filter(|id| shards::is_divided(program, *id));
-        divided.map(|id| shards::whole(&self.world, &*self.device, id).map(drop)).collect()
     }
 
     /// Goes on where a checkpoint was made.

@@ -2,6 +2,7 @@
 
 use super::Session;
 use crate::error::TrainError;
+use crate::saver::{Order, Saver};
 use comm::Communicator;
 use config::{Raw, Resolved, Shares, sets};
 use devices::device::{Device, Seat, open};
@@ -93,13 +94,15 @@ fn steps(session: &mut Session<f32>, steps: std::ops::Range<u64>) -> Vec<f64> {
     steps.map(step).collect()
 }
 
-/// Saves as the loop does: rank 0 writes, the others give their parts.
-fn save(session: &Session<f32>, folder: &Path, step: u64) {
-    let progress = Progress { step, ..Progress::default() };
-    match session.world().rank() {
-        0 => drop(session.save(&Checkpoints::of_run(folder, 9), &progress, "{}", false).unwrap()),
-        _ => session.give_parts().unwrap(),
-    }
+/// Saves as the loop does: rank 0 writes, the others give their parts, and steps go on meanwhile.
+fn save(session: &mut Session<f32>, folder: &Path, step: u64) -> Saver<f32> {
+    let (progress, checkpoints) = (Progress { step, ..Progress::default() }, Checkpoints::of_run(folder, 9));
+    let (config, metrics) = ("{}".to_string(), vec![]);
+    let order = Order { checkpoints, progress, config, best: false, metrics, choices: None };
+    let mut saver = Saver::new(session).unwrap();
+    saver.take(session, step).unwrap();
+    saver.write(session, Some(order).filter(|_| session.world().rank() == 0)).unwrap();
+    saver
 }
 
 /// Goes on where the latest checkpoint was made, as the loop does: rank 0 reads, the others follow.
@@ -134,8 +137,9 @@ fn goes_on_anywhere(name: &str, optimizer: &str, mixed: Option<Mixed>, tolerance
         let states = &session.device().program().states;
         assert!(states.iter().any(|state| matches!(state.held, Held::Of { .. }) && state.is_parameter()));
         let mut losses = steps(&mut session, 0..4);
-        save(&session, &folder.0, 4);
+        let mut saver = save(&mut session, &folder.0, 4);
         losses.extend(steps(&mut session, 4..8));
+        saver.finish(true).unwrap();
         (losses, session.weights().unwrap())
     });
     assert!(whole[0].1.values().all(|tensor| tensor.data.len() == tensor.shape.iter().product::<usize>()));
@@ -145,7 +149,7 @@ fn goes_on_anywhere(name: &str, optimizer: &str, mixed: Option<Mixed>, tolerance
         let resumed = among(ranks, |world| {
             let mut session = session(&case, zero, world);
             resume(&mut session, &folder.0).unwrap();
-            save(&session, &again.0, 4);
+            let _saver = save(&mut session, &again.0, 4);
             (steps(&mut session, 4..8), session.weights().unwrap())
         });
         let (losses, weights) = &resumed[0];
@@ -182,7 +186,7 @@ fn ranks_get_their_parts_of_first_weights() {
     let folder = Folder::new("zero-init");
     let case = |raw: Raw| Case { raw, mixed: Some(BF16) };
     let (first, other) = (case(Raw { seed: Some(9), ..raw("adamw") }), raw("adamw"));
-    among(1, |world| save(&session(&first, Zero::Stage0, world), &folder.0, 1));
+    among(1, |world| drop(save(&mut session(&first, Zero::Stage0, world), &folder.0, 1)));
     let of = |tensors: Vec<(String, Vec<usize>, Vec<u32>)>| -> BTreeMap<String, Vec<u32>> {
         tensors.into_iter().map(|(name, _, bits)| (name, bits)).collect()
     };
@@ -193,7 +197,7 @@ fn ranks_get_their_parts_of_first_weights() {
             let mut session = session(&case(Raw { init: Some(init.clone()), ..other.clone() }), zero, world);
             session.load_init().unwrap();
             session.follow_first().unwrap();
-            save(&session, &again.0, 1);
+            drop(save(&mut session, &again.0, 1));
         });
         let begun = of(tensors(&again.0));
         for (name, bits) in &saved {
