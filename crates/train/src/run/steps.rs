@@ -286,8 +286,12 @@ impl Loop<'_> {
     fn finish_saving<T: Real>(&mut self, watch: &mut Watch<T>, wait: bool) -> Result<(), TrainError> {
         let Some(saver) = watch.saver.as_mut().filter(|saver| saver.is_writing()) else { return Ok(()) };
         let _busy = wait.then(|| self.member.monitor.busy("writing a checkpoint"));
-        let written = saver.finish(wait)?;
-        written.iter().for_each(|path| self.events.saved(path));
+        let written = saver.finish(wait);
+        if let (Err(_), Some(output)) = (&written, &self.output) {
+            // A folder that is gone, or another's, is the reason to tell.
+            output.folder.check()?;
+        }
+        written?.iter().for_each(|path| self.events.saved(path));
         Ok(())
     }
 

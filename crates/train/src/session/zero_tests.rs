@@ -8,6 +8,7 @@ use config::{Raw, Resolved, Shares, sets};
 use devices::device::{Device, Seat, open};
 use formats::checkpoint::{Checkpoint, Checkpoints, Progress};
 use formats::tensors::Reader;
+use graph::touched::{Bytes, Touched};
 use graph::{DType, Held, Loss, Mixed, Program, Settings, StateId, Zero};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -217,6 +218,30 @@ fn parts_that_are_given_cover_each_tensor() {
             let mut elements: Vec<usize> = super::shards::given(&program, id).into_iter().flatten().collect();
             elements.sort_unstable();
             assert!(elements.into_iter().eq(0..state.ty.shape.count()), "{}", state.name);
+        }
+    }
+}
+
+/// Copies of states are made beside the steps after them, and only updates wait for that.
+#[test]
+fn nothing_but_updates_writes_what_checkpoints_hold() {
+    for (optimizer, mixed) in [("adamw", None), ("adamw", Some(BF16)), ("muon", None), ("lamb", Some(BF16))] {
+        let (run, _) = sets::resolve(&Raw { batch_size: Some(4), ..raw(optimizer) }, 3).unwrap();
+        for zero in Zero::ALL {
+            let program = program(&run, mixed, zero);
+            let states = &program.states;
+            let lasting = states.iter().filter(|state| state.role.lasts()).map(|state| match state.held {
+                Held::Of { flat, .. } => &states[flat.index()],
+                _ => state,
+            });
+            let kept: Vec<Bytes> =
+                lasting.filter_map(|state| Bytes::at(state.home, state.extent())).collect();
+            for plan in program.plans() {
+                let writes =
+                    |step: &Touched| step.writes.iter().any(|bytes| kept.iter().any(|k| k.meets(bytes)));
+                let writes = plan.touched().iter().any(writes);
+                assert_eq!(writes, plan.name == "update", "{optimizer}, stage {zero}: {}", plan.name);
+            }
         }
     }
 }
