@@ -25,6 +25,8 @@ pub struct Activity {
     calls: Mutex<Calls>,
     /// First failure of a collective on this rank.
     failure: OnceLock<CommError>,
+    /// The rank's own, where this is that of a thread beside it.
+    of: Option<Arc<Activity>>,
 }
 
 /// Collectives over all communicators of the rank, except those in a device's queue (see `queue.rs`).
@@ -89,7 +91,14 @@ impl Activity {
             doing: AtomicU32::new(0),
             calls: Mutex::default(),
             failure: OnceLock::new(),
+            of: None,
         }
+    }
+
+    /// Activity of a thread that calls collectives in an order of its own, beside those of the rank: they are not part of the rank's digest,
+    /// but its progress, and its failure if one fails.
+    pub(crate) fn beside(rank: &Arc<Activity>) -> Self {
+        Activity { of: Some(Arc::clone(rank)), ..Self::new() }
     }
 
     /// Registers a text; the same text gives the same name. Not for the steady state: it allocates.
@@ -119,6 +128,9 @@ impl Activity {
     /// Counts progress in what the rank is doing.
     pub fn advance(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
+        if let Some(rank) = &self.of {
+            rank.advance();
+        }
     }
 
     /// Sets what the rank is doing and returns what it did before, for [`Self::resume`].
@@ -158,6 +170,9 @@ impl Activity {
     pub(crate) fn record_failure(&self, error: &CommError) {
         self.advance();
         let _ = self.failure.set(error.clone());
+        if let Some(rank) = &self.of {
+            rank.record_failure(error);
+        }
     }
 
     /// First failure of a collective.

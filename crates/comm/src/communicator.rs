@@ -72,6 +72,13 @@ impl Communicator {
         Ok(Communicator { engine: self.engine.split(colour, key)?, queue, activity })
     }
 
+    /// Communicator of the same ranks for a thread of its own, in whatever calls this one is meanwhile. Its calls are not part of the rank's
+    /// digest. All ranks call this.
+    pub fn beside(&self) -> Result<Self, CommError> {
+        let engine = self.engine.split(0, self.rank())?;
+        Ok(Self::new(engine, Arc::new(Activity::beside(&self.activity))))
+    }
+
     /// Starts a call that runs concurrently with the caller, after those started before.
     ///
     /// # Safety

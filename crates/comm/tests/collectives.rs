@@ -74,6 +74,39 @@ fn calls_beside_the_caller() {
     }
 }
 
+/// Calls of a thread beside the rank's come in any order among those, and are not part of what ranks are compared by; a failure there is
+/// the rank's.
+#[test]
+fn calls_of_a_thread_beside_the_rank_are_not_part_of_its_digest() {
+    for (_, way) in WAYS {
+        let digests = on_all(way, 3, |comm| {
+            let beside = comm.beside().unwrap();
+            let entered = comm.activity().snapshot().entered;
+            let thread = std::thread::spawn(move || {
+                for value in 0..50 {
+                    let mut sum = [f64::from(value)];
+                    beside.all_reduce(beside.name("beside"), Reduction::Sum, &mut sum).unwrap();
+                    assert_eq!(sum, [f64::from(3 * value)]);
+                }
+                beside
+            });
+            for value in 0..20 {
+                std::thread::sleep(Duration::from_micros(100 * comm.rank() as u64));
+                comm.all_reduce(comm.name("of the rank"), Reduction::Sum, &mut [f64::from(value)]).unwrap();
+            }
+            let beside = thread.join().unwrap();
+            let snapshot = comm.activity().snapshot();
+            assert_eq!(snapshot.entered, entered + 20);
+            comm.barrier(comm.name("the end")).unwrap();
+            beside.engine().abort("the test says so");
+            assert!(beside.barrier(beside.name("too late")).is_err() && comm.activity().failure().is_some());
+            assert!(snapshot.progress > 70);
+            snapshot.digest
+        });
+        assert!(digests.iter().all(|digest| *digest == digests[0]));
+    }
+}
+
 #[test]
 fn different_calls_are_named_on_all_ranks() {
     for (_, way) in WAYS {

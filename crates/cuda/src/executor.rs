@@ -14,6 +14,7 @@ mod prepare;
 mod profile;
 mod readback;
 mod runs;
+mod snapshot;
 mod staging;
 mod states;
 mod times;
@@ -25,6 +26,7 @@ use graph::run::EachPlan;
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{MemoryNeeds, kernels_of};
 pub use readback::{Readback, Ticket};
+pub use snapshot::Snapshot;
 pub use times::CollectiveTimes;
 pub use tracer::Traced;
 
@@ -44,6 +46,7 @@ use plans::{Base, DryBinding, Plans, REFRESH, check_collectives, first_lists};
 use prepare::compilers;
 use readback::Readbacks;
 use runs::Runs;
+use snapshot::Snapshots;
 use staging::Data;
 use std::sync::Arc;
 use std::time::Instant;
@@ -87,10 +90,12 @@ pub struct Executor {
     plans: Plans,
     runs: Runs,
     readbacks: Readbacks,
+    /// Copies of states, once it was prepared for them.
+    snapshots: Option<Snapshots>,
     tuner: Tuner,
     libraries: MathLibraries,
     header: Block,
-    state_block: Block,
+    state_block: Arc<Block>,
     streams: Streams,
     /// Times recorded since the last readback.
     timed: TimeNotes,
@@ -143,6 +148,7 @@ impl Executor {
         let began = startup.lap("streams and cuBLASLt", began);
         let state_bytes = program.state_bytes();
         let state_block = Block::new(&context, state_bytes, "parameters, gradients and optimizer states")?;
+        let state_block = Arc::new(state_block);
         let header = Block::new(&context, HEADER_BYTES, "the header")?;
         streams.compute().zero(header.address, HEADER_BYTES)?;
         streams.compute().zero(state_block.address, state_bytes)?;
@@ -169,6 +175,7 @@ impl Executor {
             plans,
             runs,
             readbacks,
+            snapshots: None,
             tuner,
             libraries,
             header,
@@ -296,6 +303,7 @@ impl Executor {
             staging: self.plans.staging.device_bytes(),
             tables: self.plans.constants.bytes + times + self.header.bytes,
             workspace: self.libraries.workspace_bytes(),
+            copies: self.snapshots.as_ref().map_or(0, |snapshots| snapshots.bytes),
         }
     }
 
@@ -398,6 +406,9 @@ impl Executor {
         }
         self.prepare_plan(which)?;
         self.refresh()?;
+        if which == Which::Update {
+            self.settle_snapshots()?;
+        }
         let own = self.runs.begin(header, self.header.address, &self.streams)?;
         let Plans { staging, inputs, modules, .. } = &mut self.plans;
         let batch = staging.take(which, &inputs[which as usize], &self.streams)?;

@@ -139,6 +139,33 @@ pub trait States<T: Real>: Plans {
 
     /// Makes every moving average equal to its parameter: for whoever sets parameters from outside.
     fn reset_averages(&mut self) -> Result<(), DeviceError>;
+
+    /// Gets ready to take snapshots of these states, on devices that do so by themselves.
+    fn prepare_snapshots(&mut self, _ids: &[StateId]) -> Result<Prepared, DeviceError> {
+        Ok(Prepared::No)
+    }
+
+    /// Takes a snapshot of the states it was prepared for, as they are after all that was queued; `None` if it was not.
+    fn snapshot(&mut self) -> Result<Option<Box<dyn Snapshot<T> + Send>>, DeviceError> {
+        Ok(None)
+    }
+}
+
+/// How a device takes snapshots of states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepared {
+    /// Not at all: the host copies what it [reads](States::state).
+    No,
+    /// While steps are in flight, and go on.
+    Beside,
+    /// Not either: there is no room for a copy of so many bytes, and whoever reads states has training wait.
+    NoRoom { bytes: usize },
+}
+
+/// States as they were at one moment, for another thread to read while training goes on.
+pub trait Snapshot<T> {
+    /// What this rank holds of a state, by its place among those that the snapshot is of. Each is read once, in that order.
+    fn read(&mut self, index: usize) -> Result<&[T], DeviceError>;
 }
 
 /// Where the time of a run went.

@@ -4,7 +4,7 @@ use crate::algorithms::algorithms;
 use crate::assignment::{Assigned, assign};
 use crate::device::{
     Account, BadValue, Benchmarks, CollectiveTime, Event, Hardware, Inputs, KernelTime, MemoryUse, Outcome,
-    Plans, Seat, Startup, States, StepTime, Times, Which,
+    Plans, Prepared, Seat, Snapshot, Startup, States, StepTime, Times, Which,
 };
 use crate::error::DeviceError;
 use crate::kernel_sampler::KernelSampler;
@@ -254,6 +254,22 @@ impl States<f32> for Gpu {
 
     fn reset_averages(&mut self) -> Result<(), DeviceError> {
         Ok(self.executor.reset_averages()?)
+    }
+
+    fn prepare_snapshots(&mut self, ids: &[StateId]) -> Result<Prepared, DeviceError> {
+        let bytes = self.executor.prepare_snapshots(ids)?;
+        Ok(bytes.map_or(Prepared::Beside, |bytes| Prepared::NoRoom { bytes }))
+    }
+
+    fn snapshot(&mut self) -> Result<Option<Box<dyn Snapshot<f32> + Send>>, DeviceError> {
+        let snapshot = self.executor.snapshot()?;
+        Ok(snapshot.map(|snapshot| Box::new(snapshot) as Box<dyn Snapshot<f32> + Send>))
+    }
+}
+
+impl Snapshot<f32> for cuda::Snapshot {
+    fn read(&mut self, index: usize) -> Result<&[f32], DeviceError> {
+        Ok(cuda::Snapshot::read(self, index)?)
     }
 }
 

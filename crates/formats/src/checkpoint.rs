@@ -5,11 +5,10 @@
 //! configuration it was started with. Nothing in it depends on the number of threads or ranks.
 
 use crate::WeightsError;
-use crate::tensors::{self, Outline, Reader, Stored};
+use crate::tensors::{self, Outline, Reader, Stored, Writer};
 use config::Shares;
 use files::{self, UNFINISHED, folder_of, sync_folder};
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -106,13 +105,12 @@ impl Checkpoints {
         self.folder.join(BEST)
     }
 
-    /// Writes a checkpoint, then lets go of those that are too many. `values` are those of a state, by its place in
-    /// `states`. `best`: this is the best so far, and is kept until
-    /// there is a better one.
-    pub fn save<'v, T: Stored, E: std::error::Error + Send + Sync + 'static>(
+    /// Writes a checkpoint, then lets go of those that are too many. `values` gives those of a state, by its place in
+    /// `states`. `best`: this is the best so far, and is kept until there is a better one.
+    pub fn save<T: Stored>(
         &self,
         states: &[Outline<'_>],
-        values: impl Fn(usize) -> Result<Cow<'v, [T]>, E>,
+        values: impl FnMut(usize, &mut Writer<'_, T>) -> io::Result<()>,
         progress: &Progress,
         config: &str,
         best: bool,
@@ -125,7 +123,7 @@ impl Checkpoints {
             (PROGRESS.to_string(), serde_json::json!(progress).to_string()),
             (CONFIG.to_string(), config.to_string()),
         ]);
-        tensors::write_each(&path, states, &metadata, |index| values(index).map_err(io::Error::other))?;
+        tensors::write_each(&path, states, &metadata, values)?;
         if best {
             self.mark_best(&path).map_err(io_error)?;
         }
@@ -311,7 +309,7 @@ mod tests {
         let states = states(step as f32);
         let outlines: Vec<Outline<'_>> =
             states.iter().map(|(name, shape, _)| Outline { name, shape }).collect();
-        let values = |index: usize| Ok::<_, CheckpointError>(Cow::Borrowed(&states[index].2[..]));
+        let values = |index: usize, write: &mut Writer<'_, f32>| write(&states[index].2);
         let progress = Progress { step, ..Progress::default() };
         checkpoints.save(&outlines, values, &progress, "{}", best).unwrap()
     }
@@ -389,7 +387,7 @@ mod tests {
         let outlines = [Outline { name: "a", shape: &[100, 15] }, Outline { name: "a.m", shape: &[500] }];
         let parts = [&values[..1_500], &values[1_500..]];
         let progress = Progress { step: 7, skipped: 3, ..Progress::default() };
-        let values = |i: usize| Ok::<_, CheckpointError>(Cow::Borrowed(parts[i]));
+        let values = |i: usize, write: &mut Writer<'_, f32>| write(parts[i]);
         let saved = checkpoints.save(&outlines, values, &progress, "{}", false);
         let path = saved.unwrap();
         let read = || {

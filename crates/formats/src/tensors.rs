@@ -15,7 +15,6 @@ use models::names;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
@@ -339,15 +338,18 @@ pub fn write<T: Stored>(
     }
     let outlines: Vec<Outline<'_>> =
         entries.iter().map(|entry| Outline { name: entry.name, shape: entry.shape }).collect();
-    write_each(path, &outlines, metadata, |index| Ok(Cow::Borrowed(entries[index].values)))
+    write_each(path, &outlines, metadata, |index, write| write(entries[index].values))
 }
 
+/// What takes the values of a tensor.
+pub type Writer<'w, T> = dyn FnMut(&[T]) -> io::Result<()> + 'w;
+
 /// The same, with the values of one tensor after the other, as `values` gives them: not all need be in memory at once.
-pub fn write_each<'v, T: Stored>(
+pub fn write_each<T: Stored>(
     path: &Path,
     outlines: &[Outline<'_>],
     metadata: &BTreeMap<String, String>,
-    mut values: impl FnMut(usize) -> io::Result<Cow<'v, [T]>>,
+    mut values: impl FnMut(usize, &mut Writer<'_, T>) -> io::Result<()>,
 ) -> Result<(), WeightsError> {
     let io_error = |doing| move |source| WeightsError::Io { path: path.to_path_buf(), doing, source };
     let mut header = header::<T>(path, outlines, metadata)?;
@@ -358,16 +360,19 @@ pub fn write_each<'v, T: Stored>(
         let mut bytes = [0; 8 * CHUNK];
         let mut sums = Vec::with_capacity(outlines.len());
         for (index, outline) in outlines.iter().enumerate() {
-            let values = values(index)?;
-            if names::elements(outline.shape) != Some(values.len()) {
-                return Err(io::Error::other(format!("{} has {} values", outline.name, values.len())));
-            }
-            let mut sum = crc32fast::Hasher::new();
-            for values in values.chunks(CHUNK) {
-                T::put(values, &mut bytes);
-                let bytes = &bytes[..size_of_val(values)];
-                sum.update(bytes);
-                file.write_all(bytes)?;
+            let (mut sum, mut count) = (crc32fast::Hasher::new(), 0);
+            values(index, &mut |values| {
+                count += values.len();
+                for values in values.chunks(CHUNK) {
+                    T::put(values, &mut bytes);
+                    let bytes = &bytes[..size_of_val(values)];
+                    sum.update(bytes);
+                    file.write_all(bytes)?;
+                }
+                Ok(())
+            })?;
+            if names::elements(outline.shape) != Some(count) {
+                return Err(io::Error::other(format!("{} has {count} values", outline.name)));
             }
             sums.push(sum.finalize());
         }

@@ -169,15 +169,17 @@ pub struct MemoryUse {
     pub tables: usize,
     /// Working memory of the chosen matmul algorithms.
     pub workspace: usize,
+    /// Copies of states that checkpoints are written from.
+    pub copies: usize,
 }
 
 impl MemoryUse {
     /// All of it.
     pub fn total(&self) -> usize {
-        self.arena + self.states + self.constant()
+        self.arena + self.states + self.copies + self.constant()
     }
 
-    /// Bytes that are neither arena nor states.
+    /// Bytes that are neither arena nor states, nor copies of these.
     pub fn constant(&self) -> usize {
         self.staging + self.tables + self.workspace
     }

@@ -179,6 +179,8 @@ metrics! {
         curve: Some(Curve { chart: "updates", name: "median", smooth: false }),
         ..real("update_ratio_median")
     };
+    /// Training waited for a copy of the states, or for the checkpoint before: part of the step, and of its idle time.
+    CheckpointSeconds: Declared { tag: Some("seconds/checkpoint"), ..seconds("checkpoint_seconds") };
 }
 
 impl Metric {

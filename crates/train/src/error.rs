@@ -29,6 +29,8 @@ pub enum TrainError {
     Checkpoint(#[from] CheckpointError),
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
+    #[error("can't start a thread for {what}: {source}")]
+    Thread { what: &'static str, source: std::io::Error },
     #[error("{} already holds a run: go on with it (--resume), choose another --out, or remove it", .0.display())]
     RunExists(PathBuf),
     #[error("{}: nothing to resume: it holds no run", .0.display())]

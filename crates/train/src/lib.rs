@@ -16,6 +16,7 @@ pub mod machine;
 pub mod metrics;
 pub mod record;
 pub mod run;
+mod saver;
 pub mod segmentation;
 pub mod session;
 mod side_output;

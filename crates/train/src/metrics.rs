@@ -177,8 +177,13 @@ impl Metrics {
         Ok(())
     }
 
-    /// Makes sure that every line so far is on the disk. A checkpoint is to be written after this, so that no run goes
-    /// on from a step whose metrics are lost.
+    /// Files whose lines so far are to be on the disk before a checkpoint is, so that no run goes on from a step whose metrics are lost.
+    pub fn unsynced(&mut self) -> Result<Vec<Unsynced>, TrainError> {
+        self.flush()?;
+        [Some(&self.jsonl), self.ranks.as_ref()].into_iter().flatten().map(Lines::unsynced).collect()
+    }
+
+    /// Makes sure that every line so far is on the disk.
     pub fn sync(&mut self) -> Result<(), TrainError> {
         self.jsonl.sync()?;
         self.csv.with(Lines::sync);
@@ -327,15 +332,32 @@ impl Lines {
         self.check(flushed)
     }
 
-    /// Fails if the file was removed or replaced: what is written would be lost.
     fn sync(&mut self) -> Result<(), TrainError> {
-        let synced = self.file.flush().and_then(|()| files::sync(self.file.get_ref()));
-        let synced = synced.and_then(|()| files::is_at(self.file.get_ref(), &self.path));
-        self.check(synced)
+        self.flush()?;
+        self.unsynced()?.sync()
+    }
+
+    /// What was flushed, for whoever syncs it.
+    fn unsynced(&self) -> Result<Unsynced, TrainError> {
+        let file = self.file.get_ref().try_clone().map_err(at(&self.path))?;
+        Ok(Unsynced { path: self.path.clone(), file })
     }
 
     fn check(&self, result: io::Result<()>) -> Result<(), TrainError> {
         result.map_err(|source| TrainError::Io { path: self.path.clone(), source })
+    }
+}
+
+/// A file whose lines may not be on the disk yet.
+pub struct Unsynced {
+    path: PathBuf,
+    file: File,
+}
+
+impl Unsynced {
+    /// Puts them there. Fails if the file was removed or replaced: what is written would be lost.
+    pub fn sync(self) -> Result<(), TrainError> {
+        files::sync(&self.file).and_then(|()| files::is_at(&self.file, &self.path)).map_err(at(&self.path))
     }
 }
 

@@ -159,8 +159,10 @@ fn train_session<T: Real>(
     for left in sets.left_out() {
         events.noted(&format!("left out: {}: {}", left.name, left.problem));
     }
+    let saves = saves(&session, output.is_some() && run.checkpoints)?;
     let mut summary = Summary::default();
-    let mut training = Loop { member, run: &run, output: output.as_mut(), summary: &mut summary, events };
+    let mut training =
+        Loop { member, run: &run, output: output.as_mut(), saves, summary: &mut summary, events };
     let ended = training.steps(&mut session, &mut progress);
     // What was measured stays, however the run ended; the first error is the one to report.
     let closed = output.as_mut().map_or(Ok(()), Output::finish);
@@ -173,12 +175,16 @@ fn train_session<T: Real>(
     summary.stopped = ended?;
     summary.best = progress.best;
     summary.skipped = progress.skipped;
+    let weights = match &output {
+        Some(output) => output.folder.check().map(|()| saves)?,
+        None => saves,
+    };
+    let weights = (weights && summary.stopped.is_none()).then(|| session.weights()).transpose()?;
     if let Some(output) = &mut output {
-        output.folder.check()?;
-        if summary.stopped.is_none() && run.checkpoints {
+        if let Some(weights) = weights {
             let path = output.folder.path.join("weights.safetensors");
             let card = Card::of(&run.recorded(&output.folder.path));
-            let (config, weights) = (Some(output.config.as_str()), session.weights()?);
+            let config = Some(output.config.as_str());
             let saved = weights::save_as(&path, &weights, Convention::Timm, &card, config);
             summary.failures.extend(saved.as_ref().err().map(ToString::to_string));
             summary.weights = saved.is_ok().then_some(path);
@@ -192,6 +198,17 @@ fn train_session<T: Real>(
     }
     session.device_mut().finish();
     Ok(summary)
+}
+
+/// Tells whether this rank takes part in saving what was trained: rank 0 does if there is a folder, the others with it where ranks divide
+/// states.
+fn saves<T: Real>(session: &Session<T>, mine: bool) -> Result<bool, TrainError> {
+    let world = session.world();
+    let mut saves = [u8::from(mine)];
+    if session.is_divided() {
+        world.broadcast(world.name("whether checkpoints are saved"), 0, &mut saves)?;
+    }
+    Ok(saves[0] == 1)
 }
 
 /// The folder of a run that is continued, which nobody else works in from here on. Rank 0 has it.
@@ -215,10 +232,11 @@ fn begin<T: Real>(
         progress = resume(session, folder, events)?;
     }
     if world.size() > 1 {
+        // While rank 0 reads a checkpoint, the others take their parts of it.
+        session.follow_first()?;
         let text = serde_json::json!(progress).to_string().into_bytes();
         let text = world.broadcast_bytes(world.name("where the run goes on"), 0, text)?;
         progress = serde_json::from_slice(&text).map_err(|e| TrainError::Disagree(e.to_string()))?;
-        session.follow_first()?;
     }
     // A division of the work is kept if it still fits.
     if let Some(shares) = progress.shares.clone()

@@ -4,7 +4,10 @@ mod evaluate;
 mod feed;
 #[cfg(test)]
 mod finishing_tests;
+pub(crate) mod shards;
 mod states;
+#[cfg(test)]
+mod zero_tests;
 
 pub use evaluate::Evaluation;
 pub(crate) use evaluate::header as evaluation_header;
@@ -78,6 +81,8 @@ pub struct Session<T: Real = f32> {
     skipped: Vec<Skipped>,
     account: Account,
     fault: Option<Fault>,
+    /// Weights to begin with, of which the other ranks have yet to get their parts.
+    init: Option<Weights>,
 }
 
 struct Ahead {
@@ -172,6 +177,7 @@ impl<T: Real> Session<T> {
             skipped,
             account,
             fault,
+            init: None,
         }
     }
 

@@ -183,6 +183,12 @@ impl Event {
         Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
 
+    /// Makes an event without timing whose waiting thread sleeps.
+    pub fn sleeping(context: &Arc<Context>) -> Result<Self, CudaError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        Self::with(context, flags | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32)
+    }
+
     pub fn timed(context: &Arc<Context>) -> Result<Self, CudaError> {
         Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }

@@ -88,6 +88,14 @@ pub(super) fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
     }
 }
 
+/// Adds numbers, each as the nearest f32.
+pub(super) fn extend_from_bytes(values: &mut Vec<f32>, bytes: &[u8], dtype: DType) {
+    match dtype {
+        DType::F32 => values.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))),
+        _ => values.extend(from_bytes(bytes, dtype)),
+    }
+}
+
 impl Executor {
     /// An input or output of the plan that ran last. Waits for it.
     pub fn read_f32(&self, which: Which, name: &str) -> Result<Option<Vec<f32>>, CudaError> {
@@ -119,6 +127,7 @@ impl Executor {
     pub fn set_state_f32(&mut self, id: StateId, from: &[f32]) -> Result<(), CudaError> {
         self.check_length(id, from.len())?;
         self.synchronise()?;
+        self.settle_snapshots()?;
         let bytes = to_bytes(from, self.program.states[id.index()].ty.dtype);
         self.streams.compute().send_now(&bytes, self.plans.states[id.index()])?;
         self.stale = true;
@@ -132,6 +141,7 @@ impl Executor {
             return Err(CudaError::Misuse(format!("state {name} is {ty}, not of {} bytes", from.len())));
         }
         self.synchronise()?;
+        self.settle_snapshots()?;
         self.streams.compute().send_now(from, self.plans.states[id.index()])
     }
 
@@ -146,6 +156,7 @@ impl Executor {
     /// Makes every moving average equal to its parameter, after parameters were set from outside.
     pub fn reset_averages(&mut self) -> Result<(), CudaError> {
         self.context.enter()?;
+        self.settle_snapshots()?;
         for (index, state) in self.program.states.iter().enumerate() {
             if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
                 let (from, to) = (self.plans.states[parameter.index()], self.plans.states[index]);

@@ -11,6 +11,7 @@ mod memory;
 mod prepare;
 mod rig;
 mod scaling;
+mod snapshot;
 mod windows;
 
 use common::arithmetic::TOLERANCES;

@@ -10,7 +10,7 @@ use models::vit::Vit;
 /// What the driver hands out memory by.
 const GRANULE: usize = 2 << 20;
 
-fn program(model: &str, image: usize, batch: usize) -> Program {
+pub(super) fn program(model: &str, image: usize, batch: usize) -> Program {
     let vit = Vit::named(model, image, 3, 1000).unwrap();
     let settings = Settings {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
@@ -29,7 +29,7 @@ fn program(model: &str, image: usize, batch: usize) -> Program {
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()
 }
 
-fn executor(program: Program) -> Executor {
+pub(super) fn executor(program: Program) -> Executor {
     let options = Options { device: 0, seed: 1, deterministic: false, tf32: false, comm: None };
     Executor::new(program, options).unwrap()
 }

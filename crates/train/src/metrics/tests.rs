@@ -68,9 +68,9 @@ fn both_files_say_the_same() {
     let lines: Vec<&str> = csv.lines().collect();
     assert!(lines[0].starts_with("step,epoch,loss,lr,images_per_second,grad_norm,top1,eval_loss,eval_top1,"));
     let times = "1.000000,0.500000,0.000000,0.000000,0.500000,0.000000,0.000000,0.000000,1,0,,0.250000";
-    let gpu = ",,0.500000,1000,61.000000,,,";
+    let gpu = ",,0.500000,1000,61.000000,,,,";
     assert_eq!(lines[1], format!("0,0,2.5,0.001,8.000000,0.3333333333333333,0.125,,,,{times},{gpu}"));
-    assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,,,,,,");
+    assert_eq!(lines[4], "2,0,,,,,,,0.125,0.5,,,,,,,,,,,,,,,,,,,,,");
     assert_eq!(lines[6], format!("4,1,2.1,0.001,8.000000,,0.125,,,,{times},{gpu}"));
     assert_eq!(jsonl.lines().count() + 1, lines.len());
     assert_eq!(ranks.lines().count(), 10, "two ranks, five steps");

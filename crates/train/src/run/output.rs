@@ -7,6 +7,7 @@ use crate::folder::RunFolder;
 use crate::gpu_log::{GpuLog, Gpus};
 use crate::metrics::{self, Metrics};
 use crate::record;
+use crate::saver::Order;
 use crate::session::{Evaluation, Session};
 use crate::side_output::SideOutput;
 use crate::tensorboard::EventFile;
@@ -14,7 +15,7 @@ use config::Resolved;
 use devices::Real;
 use formats::checkpoint::{Checkpoints, Progress};
 use records::{Ended, MetricsLine};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The folder of a run.
 pub(super) struct Output {
@@ -94,27 +95,23 @@ impl Output {
         }
     }
 
-    /// Metrics first: no run must go on from a step whose metrics are lost.
-    pub fn save<T: Real>(
+    /// What is to be written with the states after the last step that is known.
+    pub fn order<T: Real>(
         &mut self,
         session: &Session<T>,
         progress: &Progress,
         best: bool,
-    ) -> Result<PathBuf, TrainError> {
+    ) -> Result<Order, TrainError> {
         self.folder.check()?;
-        self.metrics.sync()?;
+        let metrics = self.metrics.unsynced()?;
         self.board.with(EventFile::flush);
-        self.keep_choices(session.device().choices())?;
-        session.save(&self.checkpoints, progress, &self.config, best)
-    }
-
-    /// A run that goes on from a checkpoint uses the algorithms it used before.
-    fn keep_choices(&mut self, choices: Option<serde_json::Value>) -> Result<(), TrainError> {
-        if let Some(new) = choices.as_ref().filter(|_| choices != self.choices) {
-            devices::write_algorithms(&self.folder.path, new)?;
-            self.choices = choices;
-        }
-        Ok(())
+        // A run that goes on from a checkpoint uses the algorithms it used before.
+        let choices = session.device().choices().filter(|choices| self.choices.as_ref() != Some(choices));
+        self.choices = choices.clone().or(self.choices.take());
+        let choices = choices.map(|choices| (self.folder.path.clone(), choices));
+        let (checkpoints, progress, config) =
+            (self.checkpoints.clone(), progress.clone(), self.config.clone());
+        Ok(Order { checkpoints, progress, config, best, metrics, choices })
     }
 
     pub fn finish(&mut self) -> Result<(), TrainError> {

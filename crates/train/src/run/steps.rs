@@ -6,17 +6,17 @@ use crate::account::Step;
 use crate::balance::{Balance, Lookout, Straggler};
 use crate::error::TrainError;
 use crate::metrics;
+use crate::saver::Saver;
 use crate::session::{Finished, Session, StepResult};
 use crate::trace::Trace;
 use crate::updates::Before;
-use comm::{Communicator, Member};
+use comm::{Communicator, Member, Reduction};
 use config::Shares;
 use config::{LEAST_NORMALISED, LossScale, Resolved};
 use data::Skipped;
 use devices::Real;
 use formats::checkpoint::Progress;
 use records::{Metric, MetricsLine};
-use std::path::PathBuf;
 use std::time::Instant;
 
 /// What the steps of a run have in common.
@@ -24,6 +24,8 @@ pub(super) struct Loop<'a> {
     pub member: &'a Member,
     pub run: &'a Resolved,
     pub output: Option<&'a mut Output>,
+    /// This rank takes part in saving checkpoints.
+    pub saves: bool,
     pub summary: &'a mut Summary,
     pub events: &'a mut dyn Events,
 }
@@ -36,7 +38,13 @@ fn has_settled(run: &Resolved, progress: &Progress) -> bool {
 }
 
 /// What is watched from step to step, and what came of it that waits for a moment with no step in flight.
-struct Watch<T> {
+struct Watch<T: Real> {
+    /// Checkpoints on their way, where this rank takes part in saving them.
+    saver: Option<Saver<T>>,
+    /// States are copied for checkpoints while steps are in flight, on all ranks that do.
+    copies_beside: bool,
+    /// Steps before the last copy, on this rank or on another.
+    copied: Option<u64>,
     /// Weights before a step whose update is to be measured.
     before: Option<Before<T>>,
     balance: Balance,
@@ -52,17 +60,18 @@ struct Watch<T> {
 }
 
 impl Loop<'_> {
-    /// Runs the steps that are left. Returns why it stopped early, if it did.
-    ///
-    /// A device may have several steps in flight, so results are taken in as they come. Whatever reads or changes states, or
-    /// how steps are made, waits until none is in flight: then the last step made is the last step there is.
+    /// Runs the steps that are left. Returns why it stopped early, if it did. However it ends, checkpoints are whole then.
     pub fn steps<T: Real>(
         &mut self,
         session: &mut Session<T>,
         progress: &mut Progress,
     ) -> Result<Option<Stopped>, TrainError> {
-        let run = self.run;
+        let saver = self.saves.then(|| Saver::new(session)).transpose()?;
+        let copies_beside = saver.as_ref().is_none_or(Saver::takes_in_flight);
         let mut watch = Watch {
+            saver,
+            copies_beside: on_all_ranks(session.world(), copies_beside)?,
+            copied: None,
             before: None,
             balance: Balance::default(),
             lookout: Lookout::default(),
@@ -72,16 +81,42 @@ impl Loop<'_> {
             shares: None,
             overflowed: 0,
         };
-        if run.breakdown && run.account {
+        if let Some(note) = watch.saver.as_ref().and_then(Saver::note) {
+            self.events.noted(&note);
+        }
+        if self.run.breakdown && self.run.account {
             session.device_mut().sample_kernels();
         }
+        let ended = self.steps_until(session, progress, &mut watch);
+        let saved = self.finish_saving(&mut watch, true);
+        let why = ended.and_then(|why| saved.map(|()| why))?;
+        self.close(session);
+        if let Some(trace) = watch.trace {
+            self.end_trace(trace, session)?;
+        }
+        let checkpoint = watch.saver.and_then(|mut saver| saver.written.take());
+        Ok(why.map(|why| Stopped { why, step: progress.step, checkpoint }))
+    }
+
+    /// The same; a last checkpoint may be on its way still.
+    ///
+    /// A device may have several steps in flight, so results are taken in as they come. Whatever reads or changes states, or
+    /// how steps are made, waits until none is in flight: then the last step made is the last step there is. Not so copies of states for
+    /// checkpoints, on devices that take them in their turn.
+    fn steps_until<T: Real>(
+        &mut self,
+        session: &mut Session<T>,
+        progress: &mut Progress,
+        watch: &mut Watch<T>,
+    ) -> Result<Option<&'static str>, TrainError> {
+        let run = self.run;
         session.account_mut().begin();
         let mut next = progress.step;
         let mut settled = has_settled(run, progress);
         while next < run.steps && !settled {
             let sampled = run.update_ratios && (next + 1).is_multiple_of(run.log_every);
             if sampled {
-                self.take_in(session, progress, &mut watch, 0)?;
+                self.take_in(session, progress, watch, 0)?;
                 watch.before = Some(session.before_update(next)?);
                 session.account_mut().begin();
             }
@@ -89,10 +124,14 @@ impl Loop<'_> {
             next += 1;
             let evaluates = run.evaluates_after(next);
             let kept = next.is_multiple_of(run.checkpoint_every);
-            let in_flight = if evaluates || kept || sampled { 0 } else { session.depth() - 1 };
-            self.take_in(session, progress, &mut watch, in_flight)?;
+            let beside = kept && !evaluates && watch.copies_beside;
+            if beside {
+                self.copy_states(session, progress, watch, next)?;
+            }
+            let waits = evaluates || sampled || kept && !beside;
+            self.take_in(session, progress, watch, if waits { 0 } else { session.depth() - 1 })?;
             if watch.stop.is_some() || watch.shares.is_some() {
-                self.take_in(session, progress, &mut watch, 0)?;
+                self.take_in(session, progress, watch, 0)?;
             }
 
             let mut best = false;
@@ -102,20 +141,18 @@ impl Loop<'_> {
                 session.account_mut().begin();
             }
             let last = next == run.steps || settled;
-            let due = last || best || kept || watch.stop.is_some();
-            let checkpoint = if due { self.save(session, progress, best)? } else { None };
-            if let Some(why) = watch.stop.filter(|_| !last) {
-                self.close(session);
-                if let Some(trace) = watch.trace {
-                    self.end_trace(trace, session)?;
-                }
-                return Ok(Some(Stopped { why, step: progress.step, checkpoint }));
+            if last {
+                self.take_in(session, progress, watch, 0)?;
             }
-            self.look_at_ranks(session, &mut watch)?;
-        }
-        self.close(session);
-        if let Some(trace) = watch.trace {
-            self.end_trace(trace, session)?;
+            if last || best || kept && !beside || watch.stop.is_some() {
+                self.copy_states(session, progress, watch, next)?;
+                self.write_states(session, progress, watch, best)?;
+            }
+            self.finish_saving(watch, false)?;
+            if let Some(why) = watch.stop.filter(|_| !last) {
+                return Ok(Some(why));
+            }
+            self.look_at_ranks(session, watch)?;
         }
         Ok(None)
     }
@@ -136,9 +173,11 @@ impl Loop<'_> {
             }
             let asked = self.events.stop();
             let account = session.share_account(asked.is_some())?;
+            let waited = watch.saver.as_mut().map_or(0.0, |saver| std::mem::take(&mut saver.seconds));
             let (stop, skipped) = (account.stop, account.skipped);
             let mut line =
                 metrics::step_line(step, step / self.run.steps_per_epoch, &result, session.account().last());
+            line.set(Metric::CheckpointSeconds, Some(waited).filter(|waited| *waited > 0.0));
             if let Some(before) = watch.before.take_if(|before| before.step == step) {
                 let ratios = session.update_ratios(before)?;
                 line.set(Metric::UpdateRatioMedian, ratios.median());
@@ -151,6 +190,7 @@ impl Loop<'_> {
             }
             watch.trace = self.follow_trace(watch.trace.take(), step, began, session)?;
             progress.step = step + 1;
+            self.write_states(session, progress, watch, false)?;
             // Another rank's signal stops this one too.
             let why = stop.then(|| asked.unwrap_or("a signal to another rank"));
             watch.stop = watch.stop.or(why);
@@ -196,20 +236,63 @@ impl Loop<'_> {
         Ok(best)
     }
 
-    fn save<T: Real>(
+    /// Copies the states after so many steps, which are all that were handed to the device. A checkpoint that is being written is waited for.
+    fn copy_states<T: Real>(
         &mut self,
         session: &mut Session<T>,
         progress: &mut Progress,
+        watch: &mut Watch<T>,
+        step: u64,
+    ) -> Result<(), TrainError> {
+        if watch.saver.as_ref().is_some_and(|saver| saver.has(step)) {
+            return Ok(());
+        }
+        if watch.copied.is_some_and(|copied| copied > progress.step) {
+            // The copy before belongs to a step whose result isn't known yet.
+            self.take_in(session, progress, watch, 0)?;
+        }
+        watch.copied = Some(step);
+        let began = Instant::now();
+        self.finish_saving(watch, true)?;
+        let Some(saver) = &mut watch.saver else { return Ok(()) };
+        saver.take(session, step)?;
+        saver.seconds += began.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Begins to write the checkpoint of the states that were copied, if all steps before it are known.
+    fn write_states<T: Real>(
+        &mut self,
+        session: &Session<T>,
+        progress: &mut Progress,
+        watch: &mut Watch<T>,
         best: bool,
-    ) -> Result<Option<PathBuf>, TrainError> {
+    ) -> Result<(), TrainError> {
+        let Some(saver) = watch.saver.as_mut().filter(|saver| saver.holds(progress.step)) else {
+            return Ok(());
+        };
+        let began = Instant::now();
         progress.shares = (!session.shares().is_equal()).then(|| session.shares().clone());
-        let Some(output) = self.output.as_mut().filter(|_| self.run.checkpoints) else { return Ok(None) };
-        // The others wait for this, however long the disk takes.
+        let order = self.output.as_mut().map(|output| output.order(session, progress, best)).transpose()?;
+        // Without a copy the others wait for this, however long the disk takes.
         let _busy = self.member.monitor.busy("writing a checkpoint");
-        let path = output.save(session, progress, best)?;
-        self.events.saved(&path);
-        session.account_mut().begin();
-        Ok(Some(path))
+        let written = saver.write(session, order)?;
+        written.iter().for_each(|path| self.events.saved(path));
+        saver.seconds += began.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Hears of a checkpoint that was written, or waits for it.
+    fn finish_saving<T: Real>(&mut self, watch: &mut Watch<T>, wait: bool) -> Result<(), TrainError> {
+        let Some(saver) = watch.saver.as_mut().filter(|saver| saver.is_writing()) else { return Ok(()) };
+        let _busy = wait.then(|| self.member.monitor.busy("writing a checkpoint"));
+        let written = saver.finish(wait);
+        if let (Err(_), Some(output)) = (&written, &self.output) {
+            // A folder that is gone, or another's, is the reason to tell.
+            output.folder.check()?;
+        }
+        written?.iter().for_each(|path| self.events.saved(path));
+        Ok(())
     }
 
     /// All ranks know that there are some, or all ask: rank 0 hears of every image left out.
@@ -311,6 +394,15 @@ impl<T: Real> Watch<T> {
             self.shares = self.balance.after(step, shares).filter(|shares| shares.smallest() >= least);
         }
     }
+}
+
+/// Tells whether something holds on all ranks.
+fn on_all_ranks(world: &Communicator, here: bool) -> Result<bool, TrainError> {
+    let mut not = [f64::from(u8::from(!here))];
+    if world.size() > 1 {
+        world.all_reduce(world.name("how states are copied"), Reduction::Max, &mut not)?;
+    }
+    Ok(not[0] == 0.0)
 }
 
 /// Lines that the ranks have, in their order, on every rank.

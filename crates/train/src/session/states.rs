@@ -1,16 +1,15 @@
 //! What outlives a step: weights, checkpoints, and what ranks begin with.
 
-use super::Session;
+use super::{Session, shards};
 use crate::error::TrainError;
 use devices::device::planned;
 use devices::{self, Real};
-use formats::checkpoint::{Checkpoint, Checkpoints, Progress};
+use formats::checkpoint::{Checkpoint, Progress};
 use formats::locate::weights_file;
 use formats::tensors::Outline;
 use formats::weights;
 use graph::{AVERAGE, Role, State, StateId};
 use models::names::{Tensor, Weights};
-use std::path::PathBuf;
 
 impl<T: Real> Session<T> {
     /// Starts from the weights of `--init`, if there are any.
@@ -19,8 +18,15 @@ impl<T: Real> Session<T> {
         if let Some(path) = self.run.init.as_ref().filter(|_| self.world.rank() == 0) {
             let weights = weights::load_for(&weights_file(path)?, &self.run.network, self.run.new_head)?;
             self.load_weights(&weights)?;
+            self.init = Some(weights).filter(|_| self.is_divided());
         }
         Ok(())
+    }
+
+    /// Tells whether ranks divide states among them: then all of them take part where states are saved or collected.
+    pub fn is_divided(&self) -> bool {
+        let program = self.device.program();
+        self.world.size() > 1 && self.lasting_ids().into_iter().any(|id| shards::is_divided(program, id))
     }
 
     /// Gives every rank the states of rank 0: the weights to begin with, or where a checkpoint was made.
@@ -28,7 +34,13 @@ impl<T: Real> Session<T> {
         if self.world.size() == 1 {
             return Ok(());
         }
-        for id in self.lasting_ids() {
+        if self.is_divided() {
+            self.give_init()?;
+            shards::take_all(&self.world, &mut *self.device)?;
+        }
+        let program = self.device.program();
+        let whole = self.lasting_ids().into_iter().filter(|id| !shards::is_divided(program, *id));
+        for id in whole.collect::<Vec<_>>() {
             let call = self.world.name(&self.device.program().states[id.index()].name);
             let mut values = self.device.state(id)?.into_owned();
             self.world.broadcast(call, 0, &mut values)?;
@@ -37,18 +49,47 @@ impl<T: Real> Session<T> {
         Ok(())
     }
 
+    /// Gives every rank its part of the weights of `--init`, and of averages, which begin equal to them.
+    fn give_init(&mut self) -> Result<(), TrainError> {
+        let Some(weights) = self.init.take() else { return Ok(()) };
+        let program = self.device.program();
+        for (name, tensor) in &weights {
+            let mut values = vec![T::ZERO; tensor.data.len()];
+            devices::copy(&tensor.data, &mut values);
+            for name in [name.clone(), format!("{name}{AVERAGE}")] {
+                if let Some(id) = self.device.find_state(&name).filter(|id| shards::is_divided(program, *id))
+                {
+                    shards::give(&self.world, program, id, &values)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a state on this rank; where ranks divide it, on all of them, which wait for that in [`follow_first`](Self::follow_first).
+    fn set_for_all(&mut self, id: StateId, values: &[T]) -> Result<(), TrainError> {
+        self.device.write_state(id, values)?;
+        let program = self.device.program();
+        if self.world.size() > 1 && shards::is_divided(program, id) {
+            shards::give(&self.world, program, id, values)?;
+        }
+        Ok(())
+    }
+
     /// The states that a checkpoint keeps.
-    fn lasting_ids(&self) -> Vec<StateId> {
+    pub(crate) fn lasting_ids(&self) -> Vec<StateId> {
         let states = self.device.program().states.iter().enumerate();
         states.filter(|(_, state)| state.role.lasts()).map(|(index, _)| StateId(index as u32)).collect()
     }
 
-    /// The parameters and running moments under their canonical names; with averages, those, since they are what is evaluated.
+    /// The parameters and running moments under their canonical names; with averages, those, since they are what is evaluated. Where
+    /// ranks divide states all of them call this, and rank 0 gets the weights.
     pub fn weights(&self) -> Result<Weights, TrainError> {
         let holds = |state: &&State| state.is_parameter() || state.role == Role::Running;
         let values = |name: &str| -> Result<Option<Vec<f32>>, TrainError> {
             let Some(id) = self.device.find_state(name) else { return Ok(None) };
-            Ok(Some(self.device.state(id)?.iter().map(|x| x.to_f64() as f32).collect()))
+            let whole = shards::whole(&self.world, &*self.device, id)?;
+            Ok(Some(whole.iter().map(|x| x.to_f64() as f32).collect()))
         };
         let tensor = |state: &State| {
             let own = planned(values(&state.name)?);
@@ -75,24 +116,6 @@ impl<T: Real> Session<T> {
         Ok(self.device.reset_averages()?)
     }
 
-    /// Writes a checkpoint, state by state: none is in flight.
-    pub fn save(
-        &self,
-        checkpoints: &Checkpoints,
-        progress: &Progress,
-        config: &str,
-        best: bool,
-    ) -> Result<PathBuf, TrainError> {
-        let (ids, states) = (self.lasting_ids(), &self.device.program().states);
-        let outline = |id: &StateId| {
-            let state = &states[id.index()];
-            Outline { name: &state.name, shape: &state.ty.shape.0 }
-        };
-        let outlines: Vec<Outline<'_>> = ids.iter().map(outline).collect();
-        let values = |index: usize| self.device.state(ids[index]);
-        Ok(checkpoints.save(&outlines, values, progress, config, best)?)
-    }
-
     /// Goes on where a checkpoint was made.
     pub fn restore(&mut self, checkpoint: Checkpoint) -> Result<Progress, TrainError> {
         let states: Vec<State> =
@@ -102,7 +125,7 @@ impl<T: Real> Session<T> {
         self.ahead = None;
         checkpoint.restore(&expected, |name, values: &[T]| {
             let id = self.device.find_state(name);
-            Ok(id.map_or(Ok(()), |id| self.device.write_state(id, values))?)
+            id.map_or(Ok(()), |id| self.set_for_all(id, values))
         })
     }
 }
