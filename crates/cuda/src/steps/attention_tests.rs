@@ -133,7 +133,7 @@ fn sums_of_every_way_fit_their_memory() {
         for tokens in [1, 5, 64, 65, 197, 257, 577, 1025] {
             let sizes = Sizes { batch: 4, tokens, heads: 3, head: 64 };
             let [most, tf32] = [false, true]
-                .map(|tf32| sizes.sums(KernelFamily::of(&sizes, dtype, tf32, false, facts), facts));
+                .map(|tf32| sizes.sums(KernelFamily::of(&sizes, dtype, tf32, false, true, facts), facts));
             assert!((4..=most).contains(&tf32), "{sizes:?} {facts:?}");
             let op = Op::AttentionGrad { heads: 3, drop: None, sum: true };
             assert_eq!(parts(&op, &[operand(dtype, &[4, tokens, 576])], facts), 4 * 576 * most);
