@@ -475,6 +475,6 @@ mod tests {
     #[test]
     fn other_gpus_have_none() {
         assert!(kernels(&Facts { capability: (10, 0), ..Facts::h200() }).is_empty());
-        assert_eq!(kernels(&Facts::h200()).len(), 34);
+        assert_eq!(kernels(&Facts::h200()).len(), 44);
     }
 }
