@@ -6,8 +6,8 @@
 //! SHAPE is BATCH,HEADS,TOKENS,HEAD, with `,fp16` for half precision instead of bf16, `,drop` for dropout of a tenth, `,tuned` for
 //! what the tuner chooses instead of our kernels; or
 //! BATCH,SIDE,WINDOW,HEADS,window for shifted windows of heads of 32 on a square map. With `-`, shapes are read line by line and
-//! measured as they come; `again` is the one before. A line of JSON for each: milliseconds of a layer's kernels (medians of several
-//! runs), those of each kernel, and TFLOP/s (4 and 10 FLOPs per pair of tokens and channel).
+//! measured as they come; `again` is the one before. A line of JSON for each: milliseconds of a layer's kernels (each many times
+//! in a row, as one graph), those of each kernel, and TFLOP/s (4 and 10 FLOPs per pair of tokens and channel).
 
 #[path = "../../cpu/tests/common/mod.rs"]
 mod common;
@@ -21,7 +21,6 @@ use cuda::CudaError;
 use graph::op::AttentionDrop;
 use graph::{DType, Op, Windows};
 use rig::{Arithmetic, Gpu};
-use std::collections::BTreeMap;
 use std::io::BufRead;
 
 /// Of ViTs at 224 to 1024 pixels, and lengths beyond.
@@ -37,7 +36,9 @@ const SHAPES: [&str; 8] = [
 ];
 
 /// Of which medians are taken.
-const RUNS: usize = 9;
+const RUNS: usize = 3;
+/// Seconds of a run, of short kernels: as many in a row as `bench/attention.py` takes of PyTorch's.
+const WINDOW: f64 = 0.006;
 
 fn main() {
     let asked: Vec<String> = std::env::args().skip(1).collect();
@@ -83,30 +84,32 @@ impl Case {
         Ok(Case { text: text.into(), gpu, pairs: pairs as f64, warm: false })
     }
 
+    /// Milliseconds of the attention's actions, forward and backward: each some times in a row.
     fn measure(&mut self) -> Result<String, CudaError> {
-        let mut times: BTreeMap<(bool, String), Vec<f64>> = BTreeMap::new();
-        let mut totals = [vec![], vec![]];
-        let runs = if std::mem::replace(&mut self.warm, true) { RUNS } else { RUNS + 3 };
-        for _ in 0..runs {
-            let mut total = [0.0; 2];
-            for action in self.gpu.executor.profile(cuda::Which::Last, &self.gpu.header, 1)? {
-                let backward = match action.op.as_str() {
-                    "attention" | "window_attention" => false,
-                    "attention_grad" | "window_attention_grad" => true,
-                    _ => continue,
-                };
-                let names = action.what.split(" + ").filter_map(|name| name.split('<').next());
-                let what = names.collect::<Vec<_>>().join(" + ");
-                times.entry((backward, what)).or_default().push(1e3 * action.seconds);
-                total[usize::from(backward)] += 1e3 * action.seconds;
-            }
-            totals.iter_mut().zip(total).for_each(|(all, one)| all.push(one));
+        let mut kernels: Vec<String> = Vec::new();
+        let mut totals = [vec![0.0; RUNS], vec![0.0; RUNS]];
+        if !std::mem::replace(&mut self.warm, true) {
+            self.gpu.executor.profile(cuda::Which::Last, &self.gpu.header, 3)?;
+        }
+        let actions = self.gpu.executor.profile(cuda::Which::Last, &self.gpu.header, 1)?;
+        for (index, action) in actions.iter().enumerate() {
+            let backward = match action.op.as_str() {
+                "attention" | "window_attention" => false,
+                "attention_grad" | "window_attention_grad" => true,
+                _ => continue,
+            };
+            let count = ((WINDOW / action.seconds) as usize).clamp(1, 100);
+            let asked = (index, count, RUNS);
+            let times = self.gpu.executor.repeat(cuda::Which::Last, &self.gpu.header, asked)?;
+            let names = action.what.split(" + ").filter_map(|name| name.split('<').next());
+            let what = names.collect::<Vec<_>>().join(" + ");
+            kernels.push(format!("{what:?}: {:.4}", 1e3 * median(times.clone())));
+            let total = &mut totals[usize::from(backward)];
+            total.iter_mut().zip(times).for_each(|(sum, time)| *sum += 1e3 * time);
         }
         let [best_forward, best_backward] =
             totals.each_ref().map(|all| all.iter().copied().fold(f64::INFINITY, f64::min));
         let [forward, backward] = totals.map(median);
-        let kernels: Vec<String> =
-            times.into_iter().map(|((_, what), all)| format!("{what:?}: {:.4}", median(all))).collect();
         Ok(format!(
             "{{\"shape\": {:?}, \"forward_ms\": {forward:.4}, \"backward_ms\": {backward:.4}, \
              \"best_forward_ms\": {best_forward:.4}, \"best_backward_ms\": {best_backward:.4}, \"forward_tflops\": {:.0}, \

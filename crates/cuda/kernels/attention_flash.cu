@@ -6,12 +6,17 @@
 
 // A block has GROUPS warpgroups with a tile of 64 queries each, and a warp that fetches. They go through keys and values together,
 // KEYS at a time; the last are TAIL, up to a multiple of 16. Scores of the next keys are computed while those before become
-// probabilities. With TURNS, warpgroups start their matmuls in turns, so that one's exponentials run beside another's matmuls.
-template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS, bool DROP> struct Flash {
+// probabilities. Warpgroups start their matmuls in turns, so that one's exponentials run beside another's matmuls.
+//
+// With WHOLE, where heads fill the GPU evenly and their keys fit into the stages, a block has all queries of a head: keys and values
+// are fetched once. The next queries are fetched beside those before, and results take their own queries' place.
+template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool WHOLE, bool DROP> struct Flash {
     using S = Strips<D>;
     static constexpr int QUERY_TILE = S::tile(64), KEY_TILE = S::tile(KEYS);
     static constexpr int AT_KEYS = 2 * GROUPS * QUERY_TILE, BARRIERS = AT_KEYS + 2 * STAGES * KEY_TILE;
-    static constexpr int SHARED = BARRIERS + 8 * (2 * GROUPS + 4 * STAGES);
+    static constexpr int SETS = WHOLE ? 2 : 1, KEY_BARRIERS = 2 * SETS * GROUPS;
+    static constexpr int SHARED = BARRIERS + 8 * (KEY_BARRIERS + 4 * STAGES);
+    static constexpr bool TURNS = GROUPS > 1;
 
     const TensorMap* out_map;
     float* lse;
@@ -19,18 +24,21 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
     int tokens, heads, items;
     u32 shared;
 
-    __device__ __forceinline__ u32 queries(int group) const { return shared + group * QUERY_TILE; }
+    // A round is a tile of queries for every warpgroup.
+    static __device__ __forceinline__ int set(u32 round) { return WHOLE ? (int)(round & 1) * GROUPS : 0; }
+    static __device__ __forceinline__ u32 parity(u32 round) { return WHOLE ? round >> 1 & 1 : round & 1; }
+    __device__ __forceinline__ u32 queries(int group, u32 round) const { return shared + (set(round) + group) * QUERY_TILE; }
     // Where results wait for the copy engine.
-    __device__ __forceinline__ u32 results(int group) const { return queries(GROUPS + group); }
+    __device__ __forceinline__ u32 results(int group, u32 round) const { return queries(WHOLE ? group : GROUPS + group, round); }
     __device__ __forceinline__ u32 keys(int stage) const { return shared + AT_KEYS + stage * KEY_TILE; }
     __device__ __forceinline__ u32 values(int stage) const { return keys(STAGES + stage); }
     __device__ __forceinline__ u32 barrier(int i) const { return shared + BARRIERS + 8 * i; }
-    __device__ __forceinline__ u32 queries_full(int group) const { return barrier(group); }
-    __device__ __forceinline__ u32 queries_empty(int group) const { return barrier(GROUPS + group); }
-    __device__ __forceinline__ u32 keys_full(int stage) const { return barrier(2 * GROUPS + stage); }
-    __device__ __forceinline__ u32 keys_empty(int stage) const { return barrier(2 * GROUPS + STAGES + stage); }
-    __device__ __forceinline__ u32 values_full(int stage) const { return barrier(2 * GROUPS + 2 * STAGES + stage); }
-    __device__ __forceinline__ u32 values_empty(int stage) const { return barrier(2 * GROUPS + 3 * STAGES + stage); }
+    __device__ __forceinline__ u32 queries_full(int group, u32 round) const { return barrier(set(round) + group); }
+    __device__ __forceinline__ u32 queries_empty(int group, u32 round) const { return barrier(SETS * GROUPS + set(round) + group); }
+    __device__ __forceinline__ u32 keys_full(int stage) const { return barrier(KEY_BARRIERS + stage); }
+    __device__ __forceinline__ u32 keys_empty(int stage) const { return barrier(KEY_BARRIERS + STAGES + stage); }
+    __device__ __forceinline__ u32 values_full(int stage) const { return barrier(KEY_BARRIERS + 2 * STAGES + stage); }
+    __device__ __forceinline__ u32 values_empty(int stage) const { return barrier(KEY_BARRIERS + 3 * STAGES + stage); }
 
     // Queries of a head are cut into tiles for GROUPS warpgroups each.
     __device__ __forceinline__ int cuts() const { return ceil_div(tokens, 64 * GROUPS); }
@@ -42,29 +50,33 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
     }
 
     __device__ __forceinline__ void init() {
-        for (int i = 0; i < GROUPS; i++) barrier_init(queries_full(i), 1), barrier_init(queries_empty(i), 4);
+        for (int i = 0; i < GROUPS * SETS; i++)
+            barrier_init(queries_full(i % GROUPS, i / GROUPS), 1), barrier_init(queries_empty(i % GROUPS, i / GROUPS), 4);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), 4 * GROUPS);
             barrier_init(values_full(i), 1), barrier_init(values_empty(i), 4 * GROUPS);
         }
     }
 
-    // By one thread.
+    // By one thread, as all that fetches.
+    __device__ __forceinline__ void fetch_queries(const TensorMap& query_map, u32 round, int first, int sample, int h) {
+        for (int g = 0; g < GROUPS; g++) {
+            barrier_wait(queries_empty(g, round), parity(round) ^ 1);
+            if (first + 64 * g >= tokens) {
+                barrier_arrive(queries_full(g, round));
+                continue;
+            }
+            barrier_expect(queries_full(g, round), QUERY_TILE);
+            load_rows<D, 64>(queries(g, round), query_map, h, first + 64 * g, sample, queries_full(g, round));
+        }
+    }
+    // Keys come before queries: these wait for the queries before, which are needed longer than the first keys.
     __device__ __forceinline__ void fetch(const TensorMap& query_map, const TensorMap& key_map) {
         Ring<STAGES> at(0);
         u32 round = 0;
         for (int item = blockIdx.x; item < items; item += gridDim.x, round++) {
-            const int head = item / cuts(), sample = head / heads, h = head % heads;
-            const int first = first_query(item), tiles = key_tiles();
-            for (int g = 0; g < GROUPS; g++) {
-                barrier_wait(queries_empty(g), round & 1 ^ 1);
-                if (first + 64 * g >= tokens) {
-                    barrier_arrive(queries_full(g));
-                    continue;
-                }
-                barrier_expect(queries_full(g), QUERY_TILE);
-                load_rows<D, 64>(queries(g), query_map, h, first + 64 * g, sample, queries_full(g));
-            }
+            const int head = WHOLE ? item : item / cuts(), sample = head / heads, h = head % heads;
+            const int tiles = key_tiles();
             Ring<STAGES> behind = at;
             for (int tile = 0; tile <= tiles; tile++) {
                 if (tile < tiles) {
@@ -73,7 +85,8 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
                     load_rows<D, KEYS>(keys(at.stage), key_map, heads + h, tile * KEYS, sample, keys_full(at.stage));
                     at.next();
                 }
-                if (tile > 0) {
+                if (tile == 0) fetch_queries(query_map, round, WHOLE ? 0 : first_query(item), sample, h);
+                else {
                     barrier_wait(values_empty(behind.stage), behind.parity ^ 1);
                     barrier_expect(values_full(behind.stage), KEY_TILE);
                     load_rows<D, KEYS>(values(behind.stage), key_map, 2 * heads + h, (tile - 1) * KEYS, sample,
@@ -81,6 +94,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
                     behind.next();
                 }
             }
+            for (int cut = 1; WHOLE && cut < cuts(); cut++) fetch_queries(query_map, ++round, cut * 64 * GROUPS, sample, h);
         }
     }
 
@@ -124,11 +138,11 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             if (i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 >= left) s[i] = -1e30f;
     }
 
-    template <int N> __device__ __forceinline__ void score(float (&s)[N], int group, int stage) const {
+    template <int N> __device__ __forceinline__ void score(float (&s)[N], u32 queries, int stage) const {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < S::STEPS; k++)
-            wgmma<E, 2 * N, false, false>(s, S::template side<64>(queries(group), k),
+            wgmma<E, 2 * N, false, false>(s, S::template side<64>(queries, k),
                                             S::template side<KEYS>(keys(stage), k), k > 0);
         wgmma_commit();
     }
@@ -140,14 +154,19 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         wgmma_commit();
     }
 
-    // A thread's part of its tile of queries. With DROP, the position of their draws.
+    // A thread's part of its tile of queries, and where it is: round, head, first row of its warp, whether keys and values are free
+    // after it. With DROP, the position of their draws.
     struct Tile {
         float o[D / 2], top[2], sum[2];
         u32 p[KEYS / 16][4];
+        u32 round;
+        int head, row;
+        bool last;
         Stream stream;
         u32 token;
 
-        __device__ __forceinline__ Tile(const Stream& stream, u32 token) : stream(stream), token(token) {}
+        __device__ __forceinline__ Tile(u32 round, int head, int row, bool last, const Stream& stream, u32 token)
+            : round(round), head(head), row(row), last(last), stream(stream), token(token) {}
     };
 
     // The first tile of keys, N of them.
@@ -155,13 +174,13 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         float s[N / 2], shrink[2];
         barrier_wait(keys_full(at.stage), at.parity);
         take_turn(group);
-        score(s, group, at.stage);
+        score(s, queries(group, x.round), at.stage);
         pass_turn(group);
         KeptTiles<N> kept;
         if constexpr (DROP) kept.draw(x.stream, x.token, 0, drops.threshold);
         wgmma_wait<0>();
         arrived(s);
-        warp_arrive(keys_empty(at.stage));
+        leave(keys_empty(at.stage), x.last);
         if constexpr (N == TAIL) {
             if (key_tiles() == 1) mask(s);
         }
@@ -177,7 +196,7 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         float s[N / 2], shrink[2];
         barrier_wait(keys_full(at.stage), at.parity);
         take_turn(group);
-        score(s, group, at.stage);
+        score(s, queries(group, x.round), at.stage);
         barrier_wait(values_full(behind.stage), behind.parity);
         attend(x.o, x.p, behind.stage, tile > 1);
         pass_turn(group);
@@ -185,21 +204,20 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
         if constexpr (DROP) kept.draw(x.stream, x.token, tile * (KEYS / 16), drops.threshold);
         wgmma_wait<1>();
         arrived(s);
-        warp_arrive(keys_empty(at.stage));
+        leave(keys_empty(at.stage), x.last);
         if constexpr (LAST) mask(s);
         soften<false>(s, x.top, x.sum, shrink);
         if constexpr (DROP) kept.apply(s);
         wgmma_wait<0>();
         arrived(x.o);
-        warp_arrive(values_empty(behind.stage));
+        leave(values_empty(behind.stage), x.last);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) x.o[i] *= shrink[i / 2 % 2];
         as_left<E, N>(p, s);
     }
 
     // The last values, and what comes of them.
-    __device__ __forceinline__ void finish(Tile& x, const u32 (&p)[TAIL / 16][4], int group, int head, int row,
-                                           const Ring<STAGES>& behind, bool add) {
+    __device__ __forceinline__ void finish(Tile& x, const u32 (&p)[TAIL / 16][4], int group, const Ring<STAGES>& behind, bool add) {
         const int lane = threadIdx.x % 32;
         barrier_wait(values_full(behind.stage), behind.parity);
         attend(x.o, p, behind.stage, add);
@@ -210,70 +228,101 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
             total += __shfl_xor_sync(0xffffffffu, total, 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
             factor[half] = (DROP ? drops.keep_scale : 1.0f) / total;
-            const int query = row + lane / 4 + 8 * half;
+            const int query = x.row + lane / 4 + 8 * half;
             if (lane % 4 == 0 && query < tokens)
-                lse[(i64)head * tokens + query] = x.top[half] * score_scale<D>() + logf(total);
+                lse[(i64)x.head * tokens + query] = x.top[half] * score_scale<D>() + logf(total);
         }
         wgmma_wait<0>();
         arrived(x.o);
-        warp_arrive(values_empty(behind.stage));
-        const u32 to = results(group) + threadIdx.x / 32 % 4 * 16 * 128;
-        await_staged();
+        leave(values_empty(behind.stage), x.last);
+        const u32 to = results(group, x.round) + threadIdx.x / 32 % 4 * 16 * 128;
+        // With WHOLE, all warps are through with the queries that are overwritten; else, what was staged before is.
+        if constexpr (WHOLE) asm volatile("bar.sync %0, 128;" ::"r"(8 + group) : "memory");
+        else await_staged();
         stage_rows<E, D, 64>(to, x.o, factor[0], factor[1]);
         publish();
         __syncwarp();
-        if (lane == 0 && row < tokens) {
-            store_staged<D, 64>(to, *out_map, head % heads, row, head / heads);
+        if (lane == 0 && x.row < tokens) {
+            store_staged<D, 64>(to, *out_map, x.head % heads, x.row, x.head / heads);
             stores_commit();
         }
     }
 
+    // Keys or values that nobody needs after this.
+    static __device__ __forceinline__ void leave(u32 barrier, bool last) {
+        if (!WHOLE || last) warp_arrive(barrier);
+    }
+    // The first scores of a round are there. With WHOLE, results of the round before are on their way by now, from where its queries
+    // were: the next may come there.
+    __device__ __forceinline__ void leave_before(int group, u32 round) {
+        if (!WHOLE || round == 0) return;
+        await_staged();
+        warp_arrive(queries_empty(group, round - 1));
+    }
+    // A round in which a warpgroup has no queries: nothing to do but to let the others' tiles by.
+    __device__ __forceinline__ void let_by(int group, u32 round, bool last, Ring<STAGES>& at) {
+        barrier_wait(queries_full(group, round), parity(round));
+        const int tiles = key_tiles();
+        Ring<STAGES> behind = at;
+        for (int tile = 0; tile < tiles; tile++, at.next(), behind.next()) {
+            take_turn(group);
+            pass_turn(group);
+            barrier_wait(keys_full(at.stage), at.parity);
+            leave(keys_empty(at.stage), last);
+            barrier_wait(values_full(behind.stage), behind.parity);
+            leave(values_empty(behind.stage), last);
+        }
+        leave_before(group, round);
+        if (!WHOLE) warp_arrive(queries_empty(group, round));
+    }
+    __device__ __forceinline__ void attend_tile(Tile& x, int group, Ring<STAGES>& at) {
+        const int tiles = key_tiles();
+        u32 p[TAIL / 16][4];
+        barrier_wait(queries_full(group, x.round), parity(x.round));
+        if (tiles == 1) {
+            begin<TAIL>(x, p, group, at);
+            leave_before(group, x.round);
+            if (!WHOLE) warp_arrive(queries_empty(group, x.round));
+            finish(x, p, group, at, false);
+            at.next();
+            return;
+        }
+        begin<KEYS>(x, x.p, group, at);
+        leave_before(group, x.round);
+        Ring<STAGES> behind = at;
+        at.next();
+#pragma unroll 1
+        for (int tile = 1; tile < tiles - 1; tile++) {
+            pass<KEYS, false>(x, x.p, group, tile, at, behind);
+            at.next();
+            behind.next();
+        }
+        pass<TAIL, true>(x, p, group, tiles - 1, at, behind);
+        if (!WHOLE) warp_arrive(queries_empty(group, x.round));
+        finish(x, p, group, at, true);
+        at.next();
+    }
+
     __device__ __forceinline__ void consume(int group) {
-        const int warp = threadIdx.x / 32 % 4, tiles = key_tiles();
+        const int warp = threadIdx.x / 32 % 4;
         Ring<STAGES> at(0);
         u32 round = 0;
         if (TURNS && group == GROUPS - 1) pass_turn(group);
-        for (int item = blockIdx.x; item < items; item += gridDim.x, round++) {
-            const int head = item / cuts(), first = first_query(item) + 64 * group;
-            if (first >= tokens) {
-                // Nothing to do but to let the others' tiles by.
-                barrier_wait(queries_full(group), round & 1);
-                Ring<STAGES> behind = at;
-                for (int tile = 0; tile < tiles; tile++, at.next(), behind.next()) {
-                    take_turn(group);
-                    pass_turn(group);
-                    barrier_wait(keys_full(at.stage), at.parity);
-                    warp_arrive(keys_empty(at.stage));
-                    barrier_wait(values_full(behind.stage), behind.parity);
-                    warp_arrive(values_empty(behind.stage));
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
+            const Ring<STAGES> start = at;
+            const int head = WHOLE ? item : item / cuts(), rounds = WHOLE ? cuts() : 1;
+            for (int cut = 0; cut < rounds; cut++, round++) {
+                at = start;
+                const int first = (WHOLE ? cut * 64 * GROUPS : first_query(item)) + 64 * group;
+                if (first >= tokens) {
+                    let_by(group, round, cut + 1 == rounds, at);
+                    continue;
                 }
-                warp_arrive(queries_empty(group));
-                continue;
+                const int row = first + 16 * warp;
+                const u32 token = head % heads * tokens + row + threadIdx.x % 32 / 4;
+                Tile x(round, head, row, cut + 1 == rounds, draws<DROP>(drops.header, drops.site, head / heads), token);
+                attend_tile(x, group, at);
             }
-            const int row = first + 16 * warp;
-            Tile x(draws<DROP>(drops.header, drops.site, head / heads), head % heads * tokens + row + threadIdx.x % 32 / 4);
-            u32 p[TAIL / 16][4];
-            barrier_wait(queries_full(group), round & 1);
-            if (tiles == 1) {
-                begin<TAIL>(x, p, group, at);
-                warp_arrive(queries_empty(group));
-                finish(x, p, group, head, row, at, false);
-                at.next();
-                continue;
-            }
-            begin<KEYS>(x, x.p, group, at);
-            Ring<STAGES> behind = at;
-            at.next();
-#pragma unroll 1
-            for (int tile = 1; tile < tiles - 1; tile++) {
-                pass<KEYS, false>(x, x.p, group, tile, at, behind);
-                at.next();
-                behind.next();
-            }
-            pass<TAIL, true>(x, p, group, tiles - 1, at, behind);
-            warp_arrive(queries_empty(group));
-            finish(x, p, group, head, row, at, true);
-            at.next();
         }
         // The turn that nobody takes.
         if (TURNS && group == 0) take_turn(group);
@@ -283,13 +332,13 @@ template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TU
 
 // Grid: as many blocks as run at once. The maps are of qkv as (B,T,3H,D), tiles of 64 and of KEYS rows, and of the result as
 // (B,T,H,D), tiles of 16 rows.
-template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool TURNS, bool DROP>
+template <typename E, int D, int GROUPS, int KEYS, int TAIL, int STAGES, bool WHOLE, bool DROP>
 __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     attention_flash(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
                     const __grid_constant__ TensorMap out_map, float* __restrict__ lse, int tokens, int heads, int items,
                     const Header* __restrict__ header, u32 site, u32 threshold, float keep_scale) {
     extern __shared__ __align__(1024) u8 shared[];
-    Flash<E, D, GROUPS, KEYS, TAIL, STAGES, TURNS, DROP> f;
+    Flash<E, D, GROUPS, KEYS, TAIL, STAGES, WHOLE, DROP> f;
     f.drops.header = header, f.drops.site = site, f.drops.threshold = threshold, f.drops.keep_scale = keep_scale;
     f.out_map = &out_map, f.lse = lse, f.tokens = tokens, f.heads = heads, f.items = items;
     f.shared = shared_address(shared);
@@ -298,10 +347,11 @@ __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     publish();
     __syncthreads();
     if (group == GROUPS) {
-        fewer_registers<GROUPS == 3 ? 32 : 24>();
+        if constexpr (GROUPS > 1) fewer_registers<GROUPS == 3 ? 32 : 24>();
         if (threadIdx.x == 128 * GROUPS) f.fetch(query_map, key_map);
     } else {
-        more_registers<GROUPS == 3 ? 160 : 240>();
+        // Of one, every thread has the most that there are.
+        if constexpr (GROUPS > 1) more_registers<GROUPS == 3 ? 160 : 240>();
         f.consume(group);
     }
 }

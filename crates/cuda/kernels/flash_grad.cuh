@@ -24,29 +24,26 @@ struct FlashScratch {
 // what the item before left in the block's own memory, which stays in the L2 cache, and the last item brings it to its place:
 // no turns, no flash_grad_end. SUM then asks for the sums of dQ over queries: those of dS, times the keys.
 //
-// With BULK, where heads are wide and long, dQ goes through shared memory and the copy engine adds it to what is there, so that no
-// warpgroup waits for that. Keys and values are there once: the next ones are waited for between items, which are few.
-//
 // Three warps do other things: one fetches, one waits for items before, one tells those after. Items are taken in turn; those of a
 // head are as far apart as `group` heads, so that one rarely waits for the one before.
-template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool WHOLE, bool BULK, bool DROP, bool SUM>
+template <typename E, int D, int HALVES, bool AHEAD, bool LATER, bool LONE, bool COPIES, bool WHOLE, bool DROP, bool SUM>
 struct FlashGradPipeline {
     using S = Strips<D>;
     static_assert(HALVES == 2 ? D <= 64 : D > 64, "");
-    static_assert(HALVES == 2 || !LATER, "");
+    static_assert(HALVES == 2 || !LATER || !AHEAD && !LONE && !WHOLE && !DROP, "");
     static_assert(DROP || WHOLE || !SUM, "");
     static_assert(!WHOLE || HALVES == 1 && !COPIES && !DROP, "");
-    static_assert(!BULK || HALVES == 1 && !AHEAD && !LONE && !WHOLE && !DROP, "");
     static constexpr int QUERIES = 64 * HALVES, STAGES = 2;
     static constexpr int KEY_TILE = S::tile(BLOCK), QUERY_TILE = S::tile(QUERIES);
     static constexpr int SCORES = BLOCK * 128;
     // From the start of shared memory.
-    static constexpr int AT_QUERIES = (BULK ? 2 : 4) * KEY_TILE, AT_SCORES = AT_QUERIES + 2 * STAGES * QUERY_TILE;
-    static constexpr int AT_STAGED = AT_SCORES + 2 * HALVES * SCORES, STAGED = 64 * 64 * 4;
-    static constexpr int AT_ROWS = AT_STAGED + (BULK ? 2 * STAGED : 0);
+    static constexpr int AT_QUERIES = 4 * KEY_TILE, AT_SCORES = AT_QUERIES + 2 * STAGES * QUERY_TILE;
+    static constexpr int AT_ROWS = AT_SCORES + 2 * HALVES * SCORES;
     static constexpr int AT_BARRIERS = AT_ROWS + STAGES * 2 * QUERIES * 4, AT_ITEMS = AT_BARRIERS + 16 * 8;
-    // With LATER and SUM, for sums of warps; otherwise scores have room for them.
-    static constexpr int AT_SUMS = AT_ITEMS + 16, SHARED = AT_SUMS + (LATER && SUM ? 8 * D * 4 : 0);
+    // Whether dQ of an item's last queries is computed beside the next item's.
+    static constexpr bool BEHIND = LATER && HALVES == 2;
+    // With BEHIND and SUM, for sums of warps; otherwise scores have room for them.
+    static constexpr int AT_SUMS = AT_ITEMS + 16, SHARED = AT_SUMS + (BEHIND && SUM ? 8 * D * 4 : 0);
     // Columns of dQ that a warpgroup has: with a lone half one strip, of which the last may be zeros.
     static constexpr int COLUMNS = HALVES == 2 ? D : 64;
     static constexpr int FLOATS = QUERIES * D;
@@ -65,7 +62,7 @@ struct FlashGradPipeline {
     __device__ __forceinline__ int key_tiles() const { return ceil_div(tokens, BLOCK); }
     __device__ __forceinline__ int query_tiles() const { return ceil_div(tokens, QUERIES); }
 
-    __device__ __forceinline__ u32 keys(int i) const { return shared + (BULK ? 0 : 2 * (i & 1) * KEY_TILE); }
+    __device__ __forceinline__ u32 keys(int i) const { return shared + 2 * (i & 1) * KEY_TILE; }
     __device__ __forceinline__ u32 values(int i) const { return keys(i) + KEY_TILE; }
     __device__ __forceinline__ u32 queries(u32 i) const { return shared + AT_QUERIES + 2 * (i & 1) * QUERY_TILE; }
     __device__ __forceinline__ u32 douts(u32 i) const { return queries(i) + QUERY_TILE; }
@@ -75,8 +72,8 @@ struct FlashGradPipeline {
     }
     __device__ __forceinline__ float* deltas(u32 i) const { return log_sums(i) + QUERIES; }
     __device__ __forceinline__ u32 barrier(int i) const { return shared + AT_BARRIERS + 8 * i; }
-    __device__ __forceinline__ u32 keys_full(int i) const { return barrier(BULK ? 0 : i & 1); }
-    __device__ __forceinline__ u32 keys_empty(int i) const { return barrier(2 + (BULK ? 0 : i & 1)); }
+    __device__ __forceinline__ u32 keys_full(int i) const { return barrier(i & 1); }
+    __device__ __forceinline__ u32 keys_empty(int i) const { return barrier(2 + (i & 1)); }
     __device__ __forceinline__ u32 queries_full(u32 i) const { return barrier(4 + (i & 1)); }
     __device__ __forceinline__ u32 queries_empty(u32 i) const { return barrier(6 + (i & 1)); }
     __device__ __forceinline__ u32 scores_full(u32 i) const { return barrier(8 + (i & 1)); }
@@ -86,11 +83,7 @@ struct FlashGradPipeline {
     __device__ __forceinline__ volatile int* item_at(int i) const {
         return reinterpret_cast<volatile int*>(shared_bytes + AT_ITEMS) + (i & 1);
     }
-    // With BULK, instead of these: a warpgroup's dQ is staged, and was read.
-    __device__ __forceinline__ u32 staged_full(int group) const { return turn(group); }
-    __device__ __forceinline__ u32 staged_empty(int group) const { return added(group); }
     static __device__ __forceinline__ u32 parity(u32 i) { return i >> 1 & 1; }
-    static __device__ __forceinline__ u32 round_parity(int i) { return BULK ? i & 1 : parity(i); }
 
     struct Item {
         int head, keys;
@@ -111,16 +104,16 @@ struct FlashGradPipeline {
     }
     // Item of round `i`, once it is fetched. The caller must arrive at keys_empty before the place is used again.
     __device__ __forceinline__ bool next_item(int i, Item& item) const {
-        barrier_wait(keys_full(i), round_parity(i));
+        barrier_wait(keys_full(i), parity(i));
         return find(*item_at(i), item);
     }
 
     __device__ __forceinline__ void init() {
         for (int i = 0; i < 2; i++) {
-            barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), WHOLE ? 8 : BULK ? 8 + 1 : 8 + 2);
+            barrier_init(keys_full(i), 1), barrier_init(keys_empty(i), WHOLE ? 8 : 8 + 2);
             barrier_init(queries_full(i), 1), barrier_init(queries_empty(i), 8);
             barrier_init(scores_full(i), 8);
-            barrier_init(turn(i), BULK ? 4 : 1), barrier_init(added(i), BULK ? 1 : 8), barrier_init(told(i), 1);
+            barrier_init(turn(i), 1), barrier_init(added(i), 8), barrier_init(told(i), 1);
         }
     }
 
@@ -135,7 +128,7 @@ struct FlashGradPipeline {
             const int number = WHOLE ? head * key_tiles() + part : head;
             Item item;
             const bool there = find(number, item);
-            barrier_wait(keys_empty(round), round_parity(round) ^ 1);
+            barrier_wait(keys_empty(round), parity(round) ^ 1);
             *item_at(round) = number;
             if (!there) {
                 barrier_arrive(keys_full(round));
@@ -198,48 +191,6 @@ struct FlashGradPipeline {
                 asm volatile("fence.acq_rel.gpu;" ::: "memory");
                 asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + tile), "r"(before(item) + 1) : "memory");
                 barrier_arrive(told(count));
-            }
-        }
-    }
-
-    // By one thread, with BULK: both of these, and the additions in between.
-    __device__ __forceinline__ void add_staged() {
-        const int tiles = query_tiles();
-        u32 count = 0;
-        Item item;
-        for (int round = 0; next_item(round, item); round++) {
-            barrier_arrive(keys_empty(round));
-            u32* turns = turns_of(item);
-            const float* to = scratch.dq + ((i64)copy(item) * total + item.head) * tiles * FLOATS;
-            for (int tile = 0; tile < tiles; tile++, count++, to += FLOATS) {
-                if (before(item) > 0) {
-                    u32 done;
-                    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(turns + tile) : "memory");
-                    while (done < (u32)before(item));
-                    asm volatile("fence.proxy.async.global;" ::: "memory");
-                }
-#pragma unroll
-                for (int group = 0; group < 2; group++) {
-                    barrier_wait(staged_full(group), count & 1);
-                    const u32 bytes = group == 0 ? STAGED : (D - 64) * 64 * 4;
-                    const u32 from = shared + AT_STAGED + group * STAGED;
-                    if (before(item) > 0)
-                        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                                         to + group * 4096),
-                                     "r"(from), "r"(bytes)
-                                     : "memory");
-                    else
-                        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + group * 4096), "r"(from),
-                                     "r"(bytes)
-                                     : "memory");
-                }
-                stores_commit();
-                stores_wait_read<0>();
-                barrier_arrive(staged_empty(0));
-                barrier_arrive(staged_empty(1));
-                asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-                asm volatile("fence.acq_rel.gpu;" ::: "memory");
-                asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + tile), "r"(before(item) + 1) : "memory");
             }
         }
     }

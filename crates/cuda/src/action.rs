@@ -110,7 +110,7 @@ sources! {
 }
 
 /// Headers of the kernels, by the name in `#include`.
-pub const HEADERS: [(&str, &str); 16] = [
+pub const HEADERS: [(&str, &str); 17] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
@@ -118,6 +118,7 @@ pub const HEADERS: [(&str, &str); 16] = [
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
     ("flash.cuh", include_str!("../kernels/flash.cuh")),
     ("flash_grad.cuh", include_str!("../kernels/flash_grad.cuh")),
+    ("flash_grad_tile.cuh", include_str!("../kernels/flash_grad_tile.cuh")),
     ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("pipeline.cuh", include_str!("../kernels/pipeline.cuh")),

@@ -66,6 +66,35 @@ impl Executor {
         }
         Ok(times)
     }
+
+    /// Seconds of one action of a plan that has run, number `index` of its profile: `count` times in a row as one graph, so that short
+    /// kernels don't wait for the host, measured `runs` times. What it works on is what that run left.
+    pub fn repeat(
+        &mut self,
+        which: Which,
+        header: &Header,
+        (index, count, runs): (usize, usize, usize),
+    ) -> Result<Vec<f64>, CudaError> {
+        self.prepare_plan(which)?;
+        let marks = [Event::timed(&self.context)?, Event::timed(&self.context)?];
+        let mut times = Vec::with_capacity(runs);
+        self.begin(which, header)?;
+        let list = self.plans.list(which)?;
+        let stream = self.streams.compute();
+        let start = || (0..count).try_for_each(|_| list.start_alone(index, &self.libraries, &self.streams));
+        let graph = stream.capture(start, "a repeated action")?;
+        stream.launch(&graph, "a repeated action")?;
+        for _ in 0..runs {
+            marks[0].record(stream)?;
+            stream.launch(&graph, "a repeated action")?;
+            marks[1].record(stream)?;
+            stream.synchronise(|| "repeating an action".into())?;
+            times.push(marks[1].seconds_since(&marks[0])? / count as f64);
+        }
+        self.runs.end(which, &self.streams)?;
+        self.synchronise()?;
+        Ok(times)
+    }
 }
 
 /// FLOPs and bytes of an action: a matmul's own; otherwise those of its steps, counted with the first action of them, since a plan

@@ -79,7 +79,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let dtype = cx.input(0).dtype;
     let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
-    let way = KernelFamily::of(&sizes, dtype, cx.tf32, drop.is_some(), cx.facts);
+    let way = KernelFamily::of(&sizes, dtype, cx.tf32, drop.is_some(), backward, cx.facts);
     let one = |launch: Option<Launch>| launch.map(|launch| vec![launch]);
     let launches = match (way, backward) {
         (KernelFamily::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
@@ -150,7 +150,7 @@ pub fn parts(op: &Op, inputs: &[Operand], facts: &Facts) -> usize {
     let Op::AttentionGrad { heads, drop, sum: true } = op else { return 0 };
     let sizes = Sizes::of(&inputs[0].shape, *heads);
     // Whether tf32 is asked for isn't known here, but it has fewer than f32.
-    let way = KernelFamily::of(&sizes, inputs[0].dtype, false, drop.is_some(), facts);
+    let way = KernelFamily::of(&sizes, inputs[0].dtype, false, drop.is_some(), true, facts);
     4 * sizes.sums(way, facts) * sizes.row()
 }
 
@@ -170,8 +170,10 @@ enum KernelFamily {
 }
 
 impl KernelFamily {
-    fn of(sizes: &Sizes, dtype: DType, tf32: bool, drop: bool, facts: &Facts) -> Self {
-        if !drop && attention_hopper::takes(sizes, dtype, facts) {
+    fn of(sizes: &Sizes, dtype: DType, tf32: bool, drop: bool, backward: bool, facts: &Facts) -> Self {
+        // Forward, few heads are faster in pieces, on more multiprocessors.
+        let whole = backward || attention_flash::few(sizes).is_none();
+        if !drop && whole && attention_hopper::takes(sizes, dtype, facts) {
             return KernelFamily::Resident;
         }
         if attention_flash::takes(sizes, dtype, facts) {

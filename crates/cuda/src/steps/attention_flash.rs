@@ -11,8 +11,6 @@ use graph::op::AttentionDrop;
 pub(super) const BLOCK: usize = 128;
 /// Tokens up to which a short last block gets code of its own.
 const MOST_LONE: usize = 640;
-/// Tokens up to which the copy engine adds up dQ: it signals later, which costs time where blocks are many.
-const MOST_BULK: usize = 8192;
 /// Rows that a warp has of a result.
 const STORED: usize = 16;
 /// Bytes that the heads of a group may have in the L2 cache: their queries, dO and f32 dQ.
@@ -21,6 +19,9 @@ const GROUP_BYTES: usize = 24 << 20;
 const PROCESSORS: usize = 132;
 /// Bytes that copies of dQ may have.
 const COPY_BYTES: usize = 64 << 20;
+/// Bytes that more than two copies may have for each block of a head's keys: the last kernel reads all copies, and the main kernel takes
+/// as long as it has blocks.
+const COPY_BYTES_A_BLOCK: usize = 2 << 20;
 /// Part of the multiprocessors' time that whole heads must fill.
 const FILLED: f64 = 0.9;
 /// Words before the turns, for the number of the next item.
@@ -41,6 +42,18 @@ pub(super) fn pieces(sizes: &Sizes) -> usize {
     sizes.tokens.div_ceil(BLOCK)
 }
 
+/// Warpgroups of a block of the forward pass where so few tiles are there that smaller blocks run all at once.
+pub(super) fn few(sizes: &Sizes) -> Option<usize> {
+    let tiles = sizes.tokens.div_ceil(64);
+    [1, 2].into_iter().find(|groups| sizes.total() * tiles.div_ceil(*groups) <= PROCESSORS)
+}
+
+/// Tells whether blocks of threads that take whole heads are busy to the end.
+fn fills(sizes: &Sizes) -> bool {
+    let rounds = sizes.total().div_ceil(PROCESSORS);
+    sizes.total() as f64 >= FILLED * (rounds * PROCESSORS) as f64
+}
+
 fn strips(sizes: &Sizes) -> usize {
     sizes.head.div_ceil(64)
 }
@@ -59,6 +72,8 @@ struct Forward {
     /// Keys in a stage.
     keys: usize,
     stages: usize,
+    /// True if a block of threads has all queries of a head.
+    whole: bool,
 }
 
 impl Forward {
@@ -66,10 +81,18 @@ impl Forward {
     /// Draws of dropout want the registers of two with large heads.
     fn choose(sizes: &Sizes, drop: bool) -> Self {
         let tiles = sizes.tokens.div_ceil(64);
+        // Four tiles are two turns of two warpgroups, which need the same keys.
+        if tiles == 4 && !drop && fills(sizes) {
+            let keys = if sizes.tokens <= 2 * 112 { 112 } else { 128 };
+            return Forward { groups: 2, keys, stages: 2, whole: true };
+        }
+        let few = few(sizes);
         let faster = if sizes.head <= 96 { 13 } else { 11 };
-        let three = 10 * tiles.next_multiple_of(3) <= faster * tiles.next_multiple_of(2)
+        let three = few.is_none()
+            && 10 * tiles.next_multiple_of(3) <= faster * tiles.next_multiple_of(2)
             && (!drop || sizes.head <= 96);
         let (groups, keys, stages) = match (sizes.head, three) {
+            _ if few == Some(1) => (1, 128, 2),
             (..=64, true) => (3, 128, 2),
             (65..=80, true) => (3, 112, 2),
             (81..=96, true) => (3, 96, 2),
@@ -78,7 +101,7 @@ impl Forward {
             (97.., false) if !drop && sizes.tokens.div_ceil(160) < sizes.tokens.div_ceil(128) => (2, 160, 2),
             _ => (2, 128, 2),
         };
-        Forward { groups, keys, stages }
+        Forward { groups, keys, stages, whole: false }
     }
 
     /// Keys of the last stage, up to a multiple of 16.
@@ -89,15 +112,18 @@ impl Forward {
     /// Bytes of shared memory, the kernel's `SHARED`: queries and results, keys and values.
     fn shared(&self, sizes: &Sizes) -> usize {
         let rows = 2 * self.groups * 64 + 2 * self.stages * self.keys;
-        strips(sizes) * rows * 128 + 8 * (2 * self.groups + 4 * self.stages)
+        let sets = if self.whole { 2 } else { 1 };
+        strips(sizes) * rows * 128 + 8 * (2 * sets * self.groups + 4 * self.stages)
     }
 
     fn kernel(&self, element: &str, sizes: &Sizes, drop: bool) -> Kernel {
-        let (Forward { groups, keys, stages }, Sizes { head, .. }) = (self, sizes);
+        let (Forward { groups, keys, stages, whole }, Sizes { head, .. }) = (self, sizes);
         let tail = self.tail(sizes);
         Kernel::new(
             Source::AttentionFlash,
-            format!("attention_flash<{element}, {head}, {groups}, {keys}, {tail}, {stages}, true, {drop}>"),
+            format!(
+                "attention_flash<{element}, {head}, {groups}, {keys}, {tail}, {stages}, {whole}, {drop}>"
+            ),
         )
     }
 }
@@ -109,7 +135,7 @@ pub(super) fn forward(
     drop: Option<AttentionDrop>,
 ) -> Launch {
     let cut = Forward::choose(sizes, drop.is_some());
-    let items = sizes.total() * sizes.tokens.div_ceil(64 * cut.groups);
+    let items = sizes.total() * if cut.whole { 1 } else { sizes.tokens.div_ceil(64 * cut.groups) };
     let heads = 3 * sizes.heads;
     let mut args = vec![
         map(cx.input(0), sizes, heads, 64),
@@ -137,30 +163,28 @@ struct Gradient {
     halves: usize,
     /// True if registers suffice to compute the next scores early.
     ahead: bool,
-    /// True if registers suffice to compute dQ beside the next probabilities.
+    /// True if dQ is computed beside the next probabilities: with one half, scores are then not computed early.
     later: bool,
     /// True if a last block of no more than 64 tokens has code of its own.
     lone: bool,
     /// True if a block of threads has all keys of a head.
     whole: bool,
-    /// True if the copy engine adds up dQ.
-    bulk: bool,
 }
 
 impl Gradient {
     fn choose(sizes: &Sizes, drop: bool) -> Self {
         let halves = if sizes.head <= 64 { 2 } else { 1 };
-        // With many blocks it costs more than it saves.
-        let lone = (sizes.tokens - 1) % BLOCK < 64 && sizes.tokens <= MOST_LONE;
-        // With one tile of queries to a block, the next keys come too late for it.
-        let ahead = halves == 2 || sizes.head <= 112 && sizes.tokens > 64;
-        let rounds = sizes.total().div_ceil(PROCESSORS);
-        let fills = sizes.total() as f64 >= FILLED * (rounds * PROCESSORS) as f64;
         // As measured: what each block of keys reads and leaves costs more than one kernel for all, from some on.
-        let most = if sizes.head <= 112 { 3 } else { 2 };
-        let whole = halves == 1 && !drop && fills && pieces(sizes) <= most;
-        let bulk = sizes.head > 112 && !drop && (MOST_LONE + 1..=MOST_BULK).contains(&sizes.tokens);
-        Gradient { halves, ahead, later: halves == 2, lone, whole, bulk }
+        let most = if sizes.head <= 96 { 3 } else { 2 };
+        let whole = halves == 1 && !drop && fills(sizes) && pieces(sizes) <= most;
+        // With many blocks it costs more than it saves.
+        let short = (sizes.tokens - 1) % BLOCK < 64 && sizes.tokens <= MOST_LONE;
+        // Of two blocks a short one is a quarter of the work, of more it saves less than is gained otherwise.
+        let later = halves == 2 || !drop && !whole && (pieces(sizes) > 2 || !short);
+        let lone = short && (halves == 2 || !later);
+        // With one tile of queries to a block, the next keys come too late for it.
+        let ahead = halves == 2 || !later && sizes.head <= 112 && sizes.tokens > 64;
+        Gradient { halves, ahead, later, lone, whole }
     }
 
     fn tiles(&self, sizes: &Sizes) -> usize {
@@ -170,11 +194,10 @@ impl Gradient {
     /// Bytes of shared memory, the kernel's `SHARED`; with `sums` the kernel sums dV.
     fn shared(&self, sizes: &Sizes, sums: bool) -> usize {
         let queries = 64 * self.halves;
-        let rows = if self.bulk { 2 } else { 4 } * BLOCK + 4 * queries;
-        let staged = if self.bulk { 2 * 64 * 64 * 4 } else { 0 };
-        let sums = if self.later && sums { 8 * sizes.head * 4 } else { 0 };
+        let rows = 4 * BLOCK + 4 * queries;
+        let sums = if self.halves == 2 && sums { 8 * sizes.head * 4 } else { 0 };
         let scores = 2 * self.halves * BLOCK * 128;
-        strips(sizes) * rows * 128 + scores + staged + 2 * 2 * queries * 4 + 16 * 8 + 16 + sums
+        strips(sizes) * rows * 128 + scores + 2 * 2 * queries * 4 + 16 * 8 + 16 + sums
     }
 
     /// Bytes of one copy of dQ.
@@ -183,13 +206,17 @@ impl Gradient {
         4 * heads * self.tiles(sizes) * 64 * self.halves * sizes.head
     }
 
-    /// Copies of dQ as a power of two: as many as items of a head may run at once, where memory allows it.
+    /// Copies of dQ as a power of two: as many as items of a head may run at once, where memory allows it, and two rather than one.
     fn copies_log(&self, sizes: &Sizes) -> u32 {
         if self.whole {
             return 0;
         }
-        let at_once = PROCESSORS.div_ceil(sizes.total()).min(pieces(sizes));
-        let fits = |log: &u32| (1 << log).min(pieces(sizes)) * self.dq_bytes(sizes) <= COPY_BYTES;
+        let (pieces, one) = (pieces(sizes), self.dq_bytes(sizes));
+        let at_once = PROCESSORS.div_ceil(sizes.total()).min(pieces);
+        let fits = |log: &u32| {
+            let copies = (1 << log).min(pieces);
+            copies * one <= COPY_BYTES && (*log <= 1 || copies * one <= pieces * COPY_BYTES_A_BLOCK)
+        };
         (0..=at_once.next_power_of_two().ilog2()).rev().find(fits).unwrap_or(0)
     }
 
@@ -206,11 +233,11 @@ impl Gradient {
     }
 
     fn kernels(&self, element: &str, sizes: &Sizes, drop: bool, sum: bool) -> [Kernel; 3] {
-        let (Gradient { halves, ahead, later, lone, whole, bulk }, Sizes { head, .. }) = (self, sizes);
+        let (Gradient { halves, ahead, later, lone, whole }, Sizes { head, .. }) = (self, sizes);
         let (ends, grad) = (Source::AttentionFlashEnds, Source::AttentionFlashGrad);
         let copies = self.copies(sizes) > 1;
         let sums = sum && (drop || *whole);
-        let cut = format!("{halves}, {ahead}, {later}, {lone}, {copies}, {whole}, {bulk}, {drop}, {sums}");
+        let cut = format!("{halves}, {ahead}, {later}, {lone}, {copies}, {whole}, {drop}, {sums}");
         [
             Kernel::new(ends, format!("flash_grad_start<{element}, {head}, {sum}>")),
             Kernel::new(grad, format!("flash_grad<{element}, {head}, {cut}>")),
@@ -303,12 +330,15 @@ pub(super) fn gradient(
 /// Instances that occur on a Hopper GPU, for `sm_90a` only; none for others.
 pub fn kernels(facts: &Facts) -> Vec<(Kernel, u32)> {
     let mut kernels = Vec::new();
-    let lengths = [(1, 577, 64), (1, 50, 40), (1, 257, 88), (1, 1025, 128), (32, 257, 88), (128, 197, 128)];
+    // Few heads and many, whole and cut; of one half and of two.
+    let few = [(1, 577, 64), (1, 50, 40), (1, 257, 88), (1, 1025, 128)];
+    let many = [(64, 577, 64), (32, 257, 88), (128, 197, 128), (128, 257, 112)];
+    let lengths = few.into_iter().chain(many);
     for (batch, tokens, head) in lengths {
         let sizes = Sizes { batch, tokens, heads: 12, head };
         for dtype in [DType::Bf16, DType::F16].into_iter().filter(|d| *d == DType::Bf16 || tokens == 577) {
             let Some(element) = c_type(dtype).filter(|_| takes(&sizes, dtype, facts)) else { continue };
-            let drop = [(577, 64), (257, 88)].contains(&(tokens, head)) && dtype == DType::Bf16;
+            let drop = [(1, 577, 64), (1, 257, 88)].contains(&(batch, tokens, head)) && dtype == DType::Bf16;
             for drop in [false, true].into_iter().filter(|with| !with || drop) {
                 kernels.push((Forward::choose(&sizes, drop).kernel(element, &sizes, drop), 90));
                 let grad = Gradient::choose(&sizes, drop).kernels(element, &sizes, drop, true);
@@ -331,18 +361,20 @@ mod tests {
     fn every_head_fits_an_h200() {
         for head in (8..=128).step_by(8) {
             for tokens in (1..=600).chain([1025, 4097, 16_385, 65_537]) {
-                let sizes = Sizes { batch: 3, tokens, heads: 5, head };
+                let sizes = Sizes { batch: if tokens % 2 == 0 { 44 } else { 3 }, tokens, heads: 12, head };
                 assert!(takes(&sizes, DType::Bf16, &Facts::h200()));
                 for drop in [false, true] {
                     let gradient = Gradient::choose(&sizes, drop);
                     assert!(gradient.shared(&sizes, true) <= 232_448, "{sizes:?} {gradient:?}");
-                    assert!((1..=15).contains(&gradient.group(&sizes)));
+                    assert!((1..=sizes.total()).contains(&gradient.group(&sizes)));
                     let forward = Forward::choose(&sizes, drop);
                     assert!(forward.shared(&sizes) <= 232_448, "{sizes:?} {forward:?}");
                     let tail = forward.tail(&sizes);
                     let whole = tokens.div_ceil(forward.keys) - 1;
                     assert!(
-                        tail <= forward.keys && (0..16).contains(&(whole * forward.keys + tail - tokens))
+                        tail <= forward.keys
+                            && (!forward.whole || whole < forward.stages)
+                            && (0..16).contains(&(whole * forward.keys + tail - tokens))
                     );
                 }
             }
@@ -363,36 +395,52 @@ mod tests {
             let sizes = Sizes { batch, tokens, heads, head };
             Gradient::choose(&sizes, false).copies(&sizes)
         };
-        // One for each block of keys; fewer where memory or heads forbid it; one where heads fill the GPU.
-        assert_eq!([copies(1, 12, 1025, 64), copies(1, 16, 257, 80)], [9, 3]);
-        assert_eq!([copies(1, 12, 4097, 64), copies(4, 12, 1025, 64)], [4, 4]);
-        assert_eq!([copies(64, 12, 577, 64), copies(8, 12, 4097, 64)], [1, 1]);
+        // One for each block of keys; fewer where the last kernel would take long, or memory or heads forbid it; one where heads fill the GPU.
+        assert_eq!([copies(1, 12, 577, 64), copies(1, 16, 257, 80)], [5, 3]);
+        assert_eq!([copies(1, 12, 1025, 64), copies(1, 12, 1025, 128), copies(4, 12, 1025, 64)], [4, 2, 2]);
+        assert_eq!([copies(1, 12, 4097, 64), copies(8, 12, 4097, 64), copies(64, 12, 577, 64)], [4, 1, 1]);
     }
 
     #[test]
-    fn short_heads_are_whole_and_long_ones_are_added_up_by_the_copy_engine() {
+    fn short_heads_are_whole_and_dq_of_others_runs_beside_the_next_probabilities() {
         let cut = |batch, heads, tokens, head, drop| {
             let cut = Gradient::choose(&Sizes { batch, tokens, heads, head }, drop);
-            assert!(!(cut.whole && cut.bulk));
-            (cut.whole, cut.bulk)
+            assert!(!(cut.whole && cut.later) && !(cut.later && (cut.lone || cut.ahead)));
+            (cut.whole, cut.later)
         };
-        let (whole, bulk, neither) = ((true, false), (false, true), (false, false));
+        let (whole, later, neither) = ((true, false), (false, true), (false, false));
         assert_eq!(cut(128, 12, 197, 128, false), whole);
         assert_eq!(cut(32, 16, 257, 88, false), whole);
-        // Too many blocks of keys; draws; few heads, or some left over in the end; heads of two halves.
-        assert_eq!(cut(128, 12, 257, 128, false), neither);
-        assert_eq!(cut(56, 16, 577, 80, false), neither);
-        assert_eq!(cut(32, 16, 257, 88, true), neither);
-        assert_eq!(cut(1, 16, 257, 88, false), neither);
-        assert_eq!(cut(12, 12, 257, 88, false), neither);
-        assert_eq!(cut(128, 12, 197, 64, false), neither);
-        assert_eq!(cut(8, 12, 4097, 128, false), bulk);
-        assert_eq!([cut(8, 12, 4097, 128, true), cut(8, 12, 4097, 112, false)], [neither; 2]);
-        assert_eq!([cut(2, 12, 16_385, 128, false), cut(56, 12, 577, 128, false)], [neither; 2]);
+        // Too many blocks of keys; few heads, or some left over in the end.
+        assert_eq!([cut(128, 12, 257, 128, false), cut(32, 16, 257, 112, false)], [later; 2]);
+        assert_eq!([cut(56, 16, 577, 80, false), cut(2, 12, 16_385, 128, false)], [later; 2]);
+        assert_eq!([cut(1, 16, 257, 88, false), cut(12, 12, 257, 88, false)], [later; 2]);
+        assert_eq!([cut(1, 16, 128, 88, false), cut(1, 16, 200, 88, false)], [later; 2]);
+        // A short last block of two; draws.
+        assert_eq!([cut(1, 16, 50, 88, false), cut(1, 16, 150, 88, false)], [neither; 2]);
+        assert_eq!([cut(32, 16, 257, 88, true), cut(8, 12, 4097, 128, true)], [neither; 2]);
         // A block of threads has memory for dQ of one head.
         let sizes = Sizes { batch: 128, tokens: 197, heads: 12, head: 128 };
         let heads = |drop| scratch(&sizes, DType::Bf16, drop) / (256 * 128 * 4);
         assert!((132..160).contains(&heads(false)) && heads(true) >= 1536);
+    }
+
+    #[test]
+    fn forward_blocks_are_smaller_where_all_run_at_once_and_have_heads_that_fill_the_gpu() {
+        let cut = |batch, heads, tokens, head, drop| {
+            let Forward { groups, keys, whole, .. } =
+                Forward::choose(&Sizes { batch, tokens, heads, head }, drop);
+            (groups, keys, whole)
+        };
+        assert_eq!([cut(1, 12, 197, 64, false), cut(1, 16, 257, 80, true)], [(1, 128, false); 2]);
+        assert_eq!([cut(1, 12, 1025, 64, false), cut(1, 12, 1025, 128, true)], [(2, 128, false); 2]);
+        assert_eq!(cut(1, 12, 1025, 128, false), (2, 160, false));
+        assert_eq!(cut(64, 12, 577, 64, false), (3, 128, false));
+        assert_eq!([cut(128, 12, 197, 128, false), cut(64, 16, 224, 72, false)], [(2, 112, true); 2]);
+        assert_eq!(cut(64, 16, 225, 72, false), (2, 128, true));
+        // Draws; heads left over in the end; one turn of three warpgroups.
+        assert_eq!([cut(64, 16, 197, 72, true), cut(12, 12, 197, 72, false)], [(2, 128, false); 2]);
+        assert_eq!(cut(64, 16, 192, 72, false), (3, 112, false));
     }
 
     /// Checks that with dropout the main kernel sums dV itself, in shared memory of its own where it computes dQ later.
@@ -402,18 +450,12 @@ mod tests {
             let sizes = Sizes { batch, tokens: 577, heads: 12, head };
             Gradient::choose(&sizes, drop).kernels("bf16", &sizes, drop, sum)[1].name.clone()
         };
-        assert_eq!(
-            main(64, 64, false, true),
-            "flash_grad<bf16, 64, 2, true, true, false, false, false, false, false, false>"
-        );
-        assert_eq!(
-            main(64, 64, true, true),
-            "flash_grad<bf16, 64, 2, true, true, false, false, false, false, true, true>"
-        );
-        assert_eq!(
-            main(1, 128, true, false),
-            "flash_grad<bf16, 128, 1, false, false, false, true, false, false, true, false>"
-        );
+        let expected = "flash_grad<bf16, 64, 2, true, true, false, false, false, false, false>";
+        assert_eq!(main(64, 64, false, true), expected);
+        let expected = "flash_grad<bf16, 64, 2, true, true, false, false, false, true, true>";
+        assert_eq!(main(64, 64, true, true), expected);
+        let expected = "flash_grad<bf16, 128, 1, false, false, false, true, false, true, false>";
+        assert_eq!(main(1, 128, true, false), expected);
         let shared = |head, sums| {
             let sizes = Sizes { batch: 64, tokens: 577, heads: 12, head };
             Gradient::choose(&sizes, true).shared(&sizes, sums)
@@ -433,6 +475,6 @@ mod tests {
     #[test]
     fn other_gpus_have_none() {
         assert!(kernels(&Facts { capability: (10, 0), ..Facts::h200() }).is_empty());
-        assert_eq!(kernels(&Facts::h200()).len(), 34);
+        assert_eq!(kernels(&Facts::h200()).len(), 44);
     }
 }

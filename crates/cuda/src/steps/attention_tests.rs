@@ -50,7 +50,7 @@ fn vit_b_on_an_h200() {
     assert_eq!(backward.kernel.name, "attention_grad_hopper<bf16, 197, 64, 2, 2, true, 1, true>");
     assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
     // With dropout, as heads of any length.
-    assert_eq!(vit_b(false, DROP).kernel.name, "attention_flash<bf16, 64, 2, 128, 80, 2, true, true>");
+    assert_eq!(vit_b(false, DROP).kernel.name, "attention_flash<bf16, 64, 2, 128, 80, 2, false, true>");
     assert_eq!(vit_b(true, DROP).kernel.name, "flash_grad_start<bf16, 64, true>");
 }
 
@@ -67,25 +67,28 @@ fn newer_gpus_take_the_portable_kernels() {
 
 #[test]
 fn any_length_and_head_size_is_taken_by_hopper() {
-    let launches = |tokens, head, dtype, backward| {
-        let launch = run_with(&Facts::h200(), dtype, [2, tokens, 3, head], backward, None).unwrap();
+    let launches = |batch, tokens, head, dtype, backward| {
+        let launch = run_with(&Facts::h200(), dtype, [batch, tokens, 3, head], backward, None).unwrap();
         (launch.kernel.name, launch.grid[0], launch.block)
     };
-    let named = |(name, grid, block): (&str, u32, u32)| (name.to_string(), grid, block);
-    for ((tokens, head, dtype, backward), expected) in [
-        ((577, 64, DType::Bf16, false), ("attention_flash<bf16, 64, 3, 128, 80, 2, true, false>", 24, 512)),
-        ((4097, 64, DType::F16, false), ("attention_flash<f16, 64, 3, 128, 16, 2, true, false>", 132, 512)),
-        ((257, 80, DType::Bf16, false), ("attention_flash<bf16, 80, 3, 112, 48, 2, true, false>", 12, 512)),
-        ((1025, 128, DType::Bf16, false), ("attention_flash<bf16, 128, 3, 80, 80, 3, true, false>", 36, 512)),
-        (
-            (577, 128, DType::Bf16, false),
-            ("attention_flash<bf16, 128, 2, 160, 112, 2, true, false>", 30, 384),
-        ),
-        ((197, 8, DType::F16, false), ("attention_flash<f16, 8, 2, 128, 80, 2, true, false>", 12, 384)),
-        ((577, 64, DType::Bf16, true), ("flash_grad_start<bf16, 64, true>", 6 * 5, 256)),
+    let named =
+        |(cut, grid, block): (&str, u32, u32)| (format!("attention_flash<{cut}, false>"), grid, block);
+    for ((batch, tokens, head, dtype), expected) in [
+        ((100, 577, 64, DType::Bf16), ("bf16, 64, 3, 128, 80, 2, false", 132, 512)),
+        ((2, 4097, 64, DType::F16), ("f16, 64, 3, 128, 16, 2, false", 132, 512)),
+        ((100, 257, 80, DType::Bf16), ("bf16, 80, 3, 112, 48, 2, false", 132, 512)),
+        ((100, 1025, 128, DType::Bf16), ("bf16, 128, 3, 80, 80, 3, false", 132, 512)),
+        ((100, 577, 128, DType::Bf16), ("bf16, 128, 2, 160, 112, 2, false", 132, 384)),
+        ((44, 197, 8, DType::F16), ("f16, 8, 2, 112, 96, 2, true", 132, 384)),
+        // Few heads, also of those that others would take.
+        ((2, 577, 64, DType::Bf16), ("bf16, 64, 1, 128, 80, 2, false", 60, 256)),
+        ((4, 1025, 128, DType::Bf16), ("bf16, 128, 2, 160, 80, 2, false", 108, 384)),
+        ((2, 197, 64, DType::Bf16), ("bf16, 64, 1, 128, 80, 2, false", 24, 256)),
     ] {
-        assert_eq!(launches(tokens, head, dtype, backward), named(expected), "{tokens} {head}");
+        assert_eq!(launches(batch, tokens, head, dtype, false), named(expected), "{tokens} {head}");
     }
+    let backward = launches(2, 577, 64, DType::Bf16, true);
+    assert_eq!(backward, ("flash_grad_start<bf16, 64, true>".to_string(), 6 * 5, 256));
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn sums_of_every_way_fit_their_memory() {
         for tokens in [1, 5, 64, 65, 197, 257, 577, 1025] {
             let sizes = Sizes { batch: 4, tokens, heads: 3, head: 64 };
             let [most, tf32] = [false, true]
-                .map(|tf32| sizes.sums(KernelFamily::of(&sizes, dtype, tf32, false, facts), facts));
+                .map(|tf32| sizes.sums(KernelFamily::of(&sizes, dtype, tf32, false, true, facts), facts));
             assert!((4..=most).contains(&tf32), "{sizes:?} {facts:?}");
             let op = Op::AttentionGrad { heads: 3, drop: None, sum: true };
             assert_eq!(parts(&op, &[operand(dtype, &[4, tokens, 576])], facts), 4 * 576 * most);

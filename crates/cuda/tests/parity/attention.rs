@@ -87,9 +87,38 @@ fn every_head_size() {
     // A block of threads has whole heads, one or several; the last block of keys short or not. Long heads, in one copy of dQ or
     // several.
     let many = many.chain([(197, 128, 65), (257, 88, 66), (257, 128, 130), (321, 112, 66), (129, 120, 132)]);
-    let many = many.chain([(700, 128, 66), (641, 120, 66), (1030, 128, 3)]);
+    let many = many.chain([(700, 128, 66), (641, 120, 66), (1030, 128, 3), (150, 88, 3)]);
     let many = many.map(|case| all(&format!("{case:?}"), vec![case], 0.0));
     compare_all(sizes(0.0).chain(sizes(0.3)).chain(many), is_half);
+}
+
+/// Heads that fill a GPU, around the borders of tiles: blocks have several heads, one after the other, and keys are fetched once a head
+/// or for every block of queries.
+#[test]
+#[ignore = "needs a GPU"]
+fn many_heads_around_borders() {
+    let whole =
+        [(193, 72, 66), (197, 128, 132), (223, 80, 66), (224, 40, 66), (225, 104, 66), (256, 128, 66)];
+    let cut = [(192, 72, 66), (197, 80, 80), (128, 128, 70), (127, 96, 70), (64, 112, 140), (257, 112, 66)];
+    let long = [(319, 128, 34), (384, 88, 34), (385, 64, 40), (448, 56, 40), (449, 96, 34), (513, 72, 34)];
+    let cases =
+        whole.into_iter().chain(cut).chain(long).map(|case| all(&format!("{case:?}"), vec![case], 0.0));
+    let dropped = [(300, 64, 70), (197, 72, 66), (257, 128, 45)];
+    let dropped = dropped.into_iter().map(|case| all(&format!("{case:?}"), vec![case], 0.3));
+    compare_all(cases.chain(dropped), is_half);
+}
+
+/// Few heads, around the borders of tiles: blocks of one warpgroup or two forward, several copies of dQ backward.
+#[test]
+#[ignore = "needs a GPU"]
+fn few_heads_around_borders() {
+    let small =
+        [(63, 64, 6), (64, 32, 6), (129, 64, 6), (197, 64, 6), (256, 32, 8), (257, 80, 8), (576, 64, 6)];
+    let two = [(577, 72, 10), (640, 64, 12), (961, 128, 6), (1024, 96, 6), (1025, 64, 6), (1025, 128, 6)];
+    let cases = small.into_iter().chain(two).map(|case| all(&format!("{case:?}"), vec![case], 0.0));
+    let dropped =
+        [(197, 64, 6), (641, 128, 8)].into_iter().map(|case| all(&format!("{case:?}"), vec![case], 0.3));
+    compare_all(cases.chain(dropped), is_half);
 }
 
 /// Whoever makes which pass: sums of exponentials are the same to both.
@@ -172,6 +201,8 @@ fn sums_over_keys_repeat() {
         (577, 64, 70),
         (1025, 128, 70),
         (257, 128, 66),
+        (197, 72, 66),
+        (321, 112, 66),
     ] {
         for rate in [0.0, 0.1] {
             let (name, build) = all(&format!("{tokens} tokens, D {head}"), vec![(tokens, head, heads)], rate);
