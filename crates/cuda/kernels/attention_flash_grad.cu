@@ -5,8 +5,7 @@
 // side, head h at h·D of each.
 //
 // flash_grad_start (attention_flash_ends.cu) has computed rowsum(dO ∘ O), and the sums of dK and dV over tokens; those of dV with
-// dropout are left to this kernel. dQ is left as f32
-// sums in the order of registers, and flash_grad_end brings it to its place.
+// dropout are left to this kernel. dQ is left as f32 sums in the order of registers, and flash_grad_end brings it to its place.
 #include "flash_grad_tile.cuh"
 
 // Work of a warpgroup on the items that its pipeline brings. FlashGradPipeline says what the parameters are.
@@ -56,8 +55,7 @@ struct FlashGrad : FlashGradTile<E, D, HALVES, AHEAD, LATER, LONE, COPIES, WHOLE
         return i % 2 ? high : low;
     }
 
-    // Half HALF of a tile of queries. The scores of a first half are there, those of a second are
-    // under way; `next` is where those after are.
+    // Half HALF of a tile of queries. The scores of a first half are there, those of a second are under way.
     template <int HALF, bool LAST>
     __device__ __forceinline__ void step(Tile& x, int group, Place& at) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
