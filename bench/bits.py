@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Two vitesse binaries on the same small CPU runs: are losses and final states the same bits?
+"""Two vitesse binaries on the same small runs, on a CPU or a GPU: are losses and final states the same bits?
 
-    python bench/bits.py BEFORE AFTER [--only WORDS] [--keep DIR] [--out FILE.json] [--list]
+    python bench/bits.py BEFORE AFTER [--gpu] [--only WORDS] [--keep DIR] [--out FILE.json] [--list]
 
 BEFORE and AFTER are paths of binaries. Each case below is a run of 20 optimizer steps on synthetic data, made by both binaries one after the
 other. Compared are, for every step, the loss and the gradient norm of metrics.jsonl; the losses of evaluations; and every tensor of the
@@ -17,7 +17,7 @@ last checkpoint (parameters, moments, averages, running moments): its type, shap
 
 Exits with 0 only if all cases are equal, as allowed, or skipped, and with `--no-skips` only if none was skipped. `--only` takes comma-separated words; a case runs if
 one of them is part of its name. `--keep` keeps the runs' folders and logs there. Flags are spelled so that both binaries know them: a
-renamed flag gets a line in RENAMED. Only Python's standard library is needed. The whole list takes about a minute on two cores.
+renamed flag gets a line in RENAMED. `--gpu` runs the cases of a GPU instead, with `--deterministic`. Only Python's standard library is needed. The whole list takes about a minute on two cores.
 
 Engines: threads of one process (`--ranks N`); tcp, N processes with the environment that torchrun sets; mpi, N processes by mpirun.
 """
@@ -75,6 +75,24 @@ CASES = {
     "upernet 3 ranks mpi fp32": ("mpi", 3, f"{UPERNET} --batch-size 2"),
 }
 
+TI4 = "--model vit-ti/4 --image-size 32 --train-samples 1280 --test-samples 64 --batch-size 32"
+B16 = "--model vit-b/16 --image-size 224 --train-samples 160 --test-samples 8 --batch-size 8"
+UPERNET_B = "--model swinv2-b/w8+upernet --image-size 512 --train-samples 40 --test-samples 2 --batch-size 2"
+GPU_CASES = {
+    f"{name} {precision}": ("threads", 1, f"{flags} --device cuda --deterministic --precision {precision}")
+    for precision in ("bf16", "fp32")
+    for name, flags in {
+        "vit-ti/4": f"{TI4} {RANDOM} --clip 0",
+        "vit-ti/4 clip": TI4,
+        "vit-ti/4 accumulate 4": f"{TI4} {RANDOM} --accumulate 4 --clip 0",
+        "vit-b/16": B16,
+        "swinv2-b upernet": UPERNET_B,
+    }.items()
+} | {
+    "vit-ti/4 fp16 sgd": ("threads", 1, f"{TI4} --device cuda --deterministic --precision fp16 --optimizer sgd"),
+    "vit-ti/4 bf16 lamb": ("threads", 1, f"{TI4} --device cuda --deterministic --precision bf16 --optimizer lamb"),
+}
+
 # Flags that a binary may know under a later name: earlier → later. `spelled` asks the binary's help.
 RENAMED = {"--wire": "--comm-dtype"}
 
@@ -97,7 +115,7 @@ def run(binary, help_text, case, folder):
     """Runs a case with a binary, in `folder`; raises `Failed`."""
     engine, ranks, flags = CASES[case]
     command = [binary, "train", *spelled(flags.split(), help_text), "--steps", str(STEPS), "--out", str(folder / "run")]
-    command += [] if "--threads" in flags else ["--threads", "1"]
+    command += [] if "--threads" in flags or "--device cuda" in flags else ["--threads", "1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "SLURM_"))}
     environments = [environment]
     if engine == "threads":
@@ -223,7 +241,11 @@ def main():
     parser.add_argument("--out", help="file for the table as JSON")
     parser.add_argument("--no-skips", action="store_true", help="count a skipped case as a failure")
     parser.add_argument("--list", action="store_true", help="print the cases and their flags, run nothing")
+    parser.add_argument("--gpu", action="store_true", help="run the cases of a GPU")
     options = parser.parse_args()
+    if options.gpu:
+        CASES.clear()
+        CASES.update(GPU_CASES)
     words = [word.strip() for word in options.only.split(",") if word.strip()]
     cases = [case for case in CASES if not words or any(word in case for word in words)]
     if not cases:

@@ -345,13 +345,23 @@ fn compile_text(
     Ok(Image { code, names: lowered })
 }
 
-/// A kernel that ends in a trap.
-pub(crate) fn trap(arch: &Arch) -> Result<(Kernel, (Source, Image)), CudaError> {
-    let text = "extern \"C\" __global__ void trap() { asm volatile(\"trap;\"); }";
-    let names = ["trap".to_string()];
-    let image = compile_text("trap.cu", text, &names, arch, &options(arch))?;
+/// What a kernel does that is made to fail, in tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failing {
+    Trap,
+    Spin,
+}
+
+/// A kernel that fails.
+pub(crate) fn failing(how: Failing, arch: &Arch) -> Result<(Kernel, (Source, Image)), CudaError> {
+    let (name, file, body) = match how {
+        Failing::Trap => ("trap", "trap.cu", "asm volatile(\"trap;\");"),
+        Failing::Spin => ("spin", "spin.cu", "for (;;) asm volatile(\"\");"),
+    };
+    let text = format!("extern \"C\" __global__ void {name}() {{ {body} }}");
+    let image = compile_text(file, &text, &[name.to_string()], arch, &options(arch))?;
     // The clock's is the source nearest to it: nothing else is looked for by this name.
-    Ok((Kernel::new(Source::Clock, "trap"), (Source::Clock, image)))
+    Ok((Kernel::new(Source::Clock, name), (Source::Clock, image)))
 }
 
 /// Compiles other texts than our sources, never cached.
@@ -430,10 +440,12 @@ mod tests {
     }
 
     #[test]
-    fn the_trap_compiles() {
+    fn kernels_that_fail_compile() {
         need!(libraries::nvrtc_present());
-        let (kernel, (_, image)) = trap(&Arch::named("sm_75")).unwrap();
-        assert!(image.names.contains_key(&kernel.name));
+        for how in [Failing::Trap, Failing::Spin] {
+            let (kernel, (_, image)) = failing(how, &Arch::named("sm_75")).unwrap();
+            assert!(image.names.contains_key(&kernel.name));
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub use tracer::Traced;
 
 use crate::action::{Address, Facts, Launch};
 use crate::collectives::TimeNotes;
-use crate::compile::{Arch, Compiling, trap};
+use crate::compile::{Arch, Compiling, Failing, failing};
 use crate::driver::{Block, Context};
 use crate::error::CudaError;
 use crate::launch::Ready;
@@ -272,12 +272,21 @@ impl Executor {
 
     /// Makes the GPU trap: from then on every call fails, as after a hardware fault. For tests.
     pub fn lose(&mut self) -> Result<(), CudaError> {
+        self.fail(Failing::Trap)
+    }
+
+    /// Gives the GPU a kernel that never ends. For tests.
+    pub fn spin(&mut self) -> Result<(), CudaError> {
+        self.fail(Failing::Spin)
+    }
+
+    fn fail(&mut self, how: Failing) -> Result<(), CudaError> {
         self.context.enter()?;
-        let (kernel, image) = trap(&Arch::of(self.facts.capability)?)?;
+        let (kernel, image) = failing(how, &Arch::of(self.facts.capability)?)?;
         self.plans.modules.add(&[image])?;
         let launch = Launch { kernel, grid: [1; 3], block: 1, shared: 0, args: vec![] };
         Ready::new(&launch, &mut self.plans.modules)?
-            .start(self.streams.compute(), || "launching a trap".into())
+            .start(self.streams.compute(), || format!("launching a {how:?}"))
     }
 
     /// Properties of the GPU.

@@ -27,6 +27,8 @@ mod matmul;
 mod modules;
 pub mod moves;
 #[cfg(test)]
+mod nccl_ranks_tests;
+#[cfg(test)]
 mod nccl_tests;
 pub mod steps;
 mod tuner;

@@ -255,6 +255,9 @@ pub trait Hardware {
     /// Breaks the device, to see what comes of that.
     fn lose(&mut self) -> Result<(), DeviceError>;
 
+    /// Gives the device work that never ends, to see what comes of that.
+    fn spin(&mut self) -> Result<(), DeviceError>;
+
     /// Takes `factor` times as long to compute from now on, for tests of unequal ranks.
     fn set_slowdown(&mut self, _factor: f64) {}
 }

@@ -381,4 +381,8 @@ impl Hardware for Gpu {
     fn lose(&mut self) -> Result<(), DeviceError> {
         Ok(self.executor.lose()?)
     }
+
+    fn spin(&mut self) -> Result<(), DeviceError> {
+        Ok(self.executor.spin()?)
+    }
 }

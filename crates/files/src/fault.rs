@@ -4,6 +4,7 @@
 //! * `hang`: it stops working, while its process lives on.
 //! * `order`: it calls a collective that the others don't.
 //! * `gpu`: its GPU runs into a trap, and fails from then on.
+//! * `spin`: its GPU runs a kernel that never ends.
 //! * `slow:rank=R:factor=F`: from the first step on it takes F times as long to compute (`rank=all`: every rank).
 //! * `data:rank=R:ms=M`: every training image takes a thread of its loader M milliseconds longer to read.
 //! * `kill:operation=N`: the process is killed before the Nth operation on the files of a run.
@@ -26,6 +27,7 @@ pub enum Kind {
     Hang,
     Order,
     Gpu,
+    Spin,
     Slow(f64),
     Data(Duration),
     Kill { operation: u64 },
@@ -99,6 +101,7 @@ fn parse(text: &str) -> Option<(Fault, Option<usize>)> {
         "hang" => Kind::Hang,
         "order" => Kind::Order,
         "gpu" => Kind::Gpu,
+        "spin" => Kind::Spin,
         "slow" => Kind::Slow(factor),
         "data" => Kind::Data(delay),
         "kill" => Kind::Kill { operation },
@@ -117,6 +120,7 @@ mod tests {
         let fault = |kind, step| Fault { kind, step };
         assert_eq!(parse("panic:rank=2:step=7"), Some((fault(Kind::Panic, 7), Some(2))));
         assert_eq!(parse("gpu:step=3"), Some((fault(Kind::Gpu, 3), None)));
+        assert_eq!(parse("spin:rank=1"), Some((fault(Kind::Spin, 0), Some(1))));
         let slow_data = Some((fault(Kind::Data(Duration::from_micros(2500)), 0), None));
         assert_eq!(parse("data:rank=all:ms=2.5"), slow_data);
         assert!(parse("data:ms=-1").is_none());

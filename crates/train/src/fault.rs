@@ -28,6 +28,7 @@ pub fn strike<T: Real>(
             world.barrier(world.name("a collective out of order"))?;
         }
         Kind::Gpu => device.lose()?,
+        Kind::Spin => device.spin()?,
     }
     Ok(())
 }

@@ -3,10 +3,10 @@
 
 mod common;
 
+use common::launched::{Ranks, tells};
 use common::{Folder, VITESSE};
 use std::fs;
-use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
 /// Longer than any test lets it run.
@@ -16,84 +16,27 @@ const RUN: &str = "train --model vit-nano/4 --train-samples 4000 --test-samples 
 const GRACE: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The processes of a run, as a launcher like torchrun starts them.
-struct Ranks {
-    folder: Folder,
-    children: Vec<Child>,
-}
-
-impl Ranks {
-    /// Starts `world` ranks; `change` may alter a rank's command.
-    fn start(name: &str, world: usize, fault: &str, change: impl Fn(usize, &mut Vec<String>)) -> Self {
-        let folder = Folder::new(name);
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let start = |rank: usize| {
-            let mut words: Vec<String> = RUN.split_whitespace().map(str::to_string).collect();
-            words.extend(["--out".to_string(), "run".to_string()]);
-            words.insert(0, VITESSE.to_string());
-            change(rank, &mut words);
-            let mut command = Command::new(&words[0]);
-            command.args(&words[1..]).current_dir(&folder.0);
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
-            command.env("LOCAL_RANK", rank.to_string()).env("LOCAL_WORLD_SIZE", world.to_string());
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-            if !fault.is_empty() {
-                command.env("VITESSE_FAULT", fault);
-            }
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-        };
-        let children = (0..world).map(start).collect();
-        Ranks { folder, children }
-    }
-
-    fn signal(&self, rank: usize, signal: i32) {
-        // SAFETY: a signal to a process this test started.
-        unsafe { libc::kill(self.children[rank].id() as i32, signal) };
-    }
-
-    /// Waits for the end of all ranks but those in `except`; returns everything printed.
-    fn end_within(&mut self, limit: Duration, except: &[usize]) -> String {
-        let start = Instant::now();
-        let mut text = String::new();
-        for (rank, child) in self.children.iter_mut().enumerate().filter(|(rank, _)| !except.contains(rank)) {
-            let status = loop {
-                if let Some(status) = child.try_wait().unwrap() {
-                    break status;
-                }
-                assert!(start.elapsed() < limit, "rank {rank} still runs after {limit:?}: {text}");
-                std::thread::sleep(Duration::from_millis(20));
-            };
-            assert!(!status.success(), "rank {rank} ended as if all were well");
-            text += &std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+/// Starts `world` ranks; `change` may alter a rank's command.
+fn start(name: &str, world: usize, fault: &str, change: impl Fn(usize, &mut Vec<String>)) -> Ranks {
+    Ranks::launch(Folder::new(name), world, |rank| {
+        let mut words: Vec<String> = RUN.split_whitespace().map(str::to_string).collect();
+        words.extend(["--out".to_string(), "run".to_string()]);
+        words.insert(0, VITESSE.to_string());
+        change(rank, &mut words);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        if !fault.is_empty() {
+            command.env("VITESSE_FAULT", fault);
         }
-        println!("after {:.1} s: {text}", start.elapsed().as_secs_f64());
-        text
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// One line, with all these words in it.
-fn tells(text: &str, words: &[&str]) {
-    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("vitesse: ")).collect();
-    assert_eq!(lines.len(), 1, "one line: {text}");
-    for word in words {
-        assert!(lines[0].contains(word), "{word:?} in: {}", lines[0]);
-    }
+        command
+    })
 }
 
 const WHERE: &[&str] = &["rank 1"];
 
 #[test]
 fn a_killed_rank() {
-    let mut ranks = Ranks::start("fault-killed", 3, "", |_, _| {});
+    let mut ranks = start("fault-killed", 3, "", |_, _| {});
     ranks.folder.wait_for_step(3);
     ranks.signal(1, libc::SIGKILL);
     let text = ranks.end_within(GRACE, &[]);
@@ -104,7 +47,7 @@ fn a_killed_rank() {
 
 #[test]
 fn the_first_rank_killed() {
-    let mut ranks = Ranks::start("fault-first-killed", 3, "", |_, _| {});
+    let mut ranks = start("fault-first-killed", 3, "", |_, _| {});
     ranks.folder.wait_for_step(3);
     ranks.signal(0, libc::SIGKILL);
     tells(&ranks.end_within(GRACE, &[]), &["rank 0"]);
@@ -113,7 +56,7 @@ fn the_first_rank_killed() {
 
 #[test]
 fn a_stopped_rank() {
-    let mut ranks = Ranks::start("fault-stopped", 3, "", |_, _| {});
+    let mut ranks = start("fault-stopped", 3, "", |_, _| {});
     ranks.folder.wait_for_step(3);
     ranks.signal(1, libc::SIGSTOP);
     let text = ranks.end_within(TIMEOUT + GRACE, &[1]);
@@ -126,7 +69,7 @@ fn a_stopped_rank() {
 
 #[test]
 fn a_panicking_rank() {
-    let mut ranks = Ranks::start("fault-panic", 3, "panic:rank=1:step=7", |_, _| {});
+    let mut ranks = start("fault-panic", 3, "panic:rank=1:step=7", |_, _| {});
     tells(
         &ranks.end_within(Duration::from_secs(60), &[]),
         &["rank 1", "panicked", "VITESSE_FAULT asks for it"],
@@ -136,7 +79,7 @@ fn a_panicking_rank() {
 
 #[test]
 fn a_hanging_rank() {
-    let mut ranks = Ranks::start("fault-hang", 3, "hang:rank=1:step=7", |_, _| {});
+    let mut ranks = start("fault-hang", 3, "hang:rank=1:step=7", |_, _| {});
     ranks.folder.wait_for_step(3);
     tells(&ranks.end_within(TIMEOUT + GRACE + GRACE, &[]), &["rank 1", "all_reduce"]);
     ranks.folder.can_go_on();
@@ -144,7 +87,7 @@ fn a_hanging_rank() {
 
 #[test]
 fn a_collective_out_of_order() {
-    let mut ranks = Ranks::start("fault-order", 3, "order:rank=1:step=7", |_, _| {});
+    let mut ranks = start("fault-order", 3, "order:rank=1:step=7", |_, _| {});
     tells(&ranks.end_within(Duration::from_secs(60), &[]), &["rank 1", "barrier", "all_reduce"]);
     ranks.folder.can_go_on();
 }
@@ -160,7 +103,7 @@ fn a_rank_out_of_memory() {
             *words = ["sh", "-c", &format!("ulimit -v 400000; exec {command}")].map(str::to_string).to_vec();
         }
     };
-    let mut ranks = Ranks::start("fault-memory", 3, "", limited);
+    let mut ranks = start("fault-memory", 3, "", limited);
     tells(&ranks.end_within(Duration::from_secs(60), &[]), &["rank 1", "memory"]);
 }
 
@@ -171,7 +114,7 @@ fn another_configuration() {
             words.extend(["--lr", "0.5"].map(str::to_string));
         }
     };
-    let mut ranks = Ranks::start("fault-configuration", 3, "", change);
+    let mut ranks = start("fault-configuration", 3, "", change);
     tells(&ranks.end_within(Duration::from_secs(60), &[]), &["rank 1", "another configuration", "0.5"]);
 }
 
@@ -190,7 +133,7 @@ fn another_data_set() {
             fs::write(folder.join(format!("{file}.bin")), &records).unwrap();
         }
     }
-    let mut ranks = Ranks::start("fault-data", 2, "", |rank, words| {
+    let mut ranks = start("fault-data", 2, "", |rank, words| {
         let set = sets.0.join(if rank == 1 { "other" } else { "set" });
         words.retain(|word| !["--train-samples", "4000", "--test-samples", "40"].contains(&word.as_str()));
         words.extend(["--data".to_string(), format!("cifar10:{}", set.display())]);

@@ -137,6 +137,10 @@ impl<T: Real> Hardware for Executor<T> {
         Err(DeviceError::Fault("gpu, on the CPU,".to_string()))
     }
 
+    fn spin(&mut self) -> Result<(), DeviceError> {
+        Err(DeviceError::Fault("spin, on the CPU,".to_string()))
+    }
+
     fn set_slowdown(&mut self, factor: f64) {
         Executor::set_slowdown(self, factor);
     }

@@ -174,6 +174,10 @@ impl Hardware for Late {
     fn lose(&mut self) -> Result<(), DeviceError> {
         self.executor.lose()
     }
+
+    fn spin(&mut self) -> Result<(), DeviceError> {
+        self.executor.spin()
+    }
 }
 
 /// The control of a step in which the device is lost.

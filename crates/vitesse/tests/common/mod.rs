@@ -1,6 +1,8 @@
 //! What tests of the whole program share.
 #![allow(dead_code)]
 
+pub mod launched;
+
 use data::segment::overlay::save_mask;
 use data::segment::{SyntheticMasks, SyntheticMasksSpec};
 use data::{Dataset, Sample, Split};
