@@ -236,12 +236,10 @@ fn write<T: Real>(
         Ok(write(&whole))
     };
     let Some(Order { checkpoints, progress, config, best, metrics, choices }) = order else {
-        let divided = contents.iter().filter(|content| content.given.is_some());
+        let mut divided = contents.iter().filter(|content| content.given.is_some());
         // Nobody writes here.
-        return divided
-            .map(|content| next(content, &mut |_| Ok(())).map(drop))
-            .collect::<Result<(), _>>()
-            .map(|()| None);
+        divided.try_for_each(|content| next(content, &mut |_| Ok(())).map(drop))?;
+        return Ok(None);
     };
     metrics.into_iter().try_for_each(Unsynced::sync)?;
     if let Some((folder, choices)) = choices {

@@ -12,8 +12,8 @@ fn step(gpu: &mut Executor, step: u64) {
     let images: Vec<f32> =
         (0..BATCH * 3 * IMAGE * IMAGE).map(|i| (i as f32 * 0.37 + step as f32).sin()).collect();
     gpu.upload_f32(Which::Last, "images", &images).unwrap();
-    gpu.upload_i32(Which::Last, "labels", &vec![step as i32; BATCH]).unwrap();
-    gpu.upload_f32(Which::Last, "weights", &vec![1.0; BATCH]).unwrap();
+    gpu.upload_i32(Which::Last, "labels", &[step as i32; BATCH]).unwrap();
+    gpu.upload_f32(Which::Last, "weights", &[1.0; BATCH]).unwrap();
     gpu.run(Which::Last, &header).unwrap();
     gpu.run(Which::Update, &header).unwrap();
 }

@@ -298,7 +298,7 @@ mod tests {
         let (json, csv) = written(&line);
         let expected = "\"update_ratio\":0.5,\"update_ratio_median\":0.25,\"update_ratios\":{\"a\":0.25,";
         assert!(json.contains(expected), "{json}");
-        assert!(csv.ends_with(",0.5,0.25\n") && line.log() == " · update 5.0e-1", "{csv}");
+        assert!(csv.ends_with(",0.5,0.25,\n") && line.log() == " · update 5.0e-1", "{csv}");
         assert_eq!(serde_json::from_str::<MetricsLine>(&json).unwrap(), line);
     }
 

@@ -20,8 +20,7 @@ pub(crate) fn given(program: &Program, id: StateId) -> Vec<Range<usize>> {
     let mut given: Vec<Range<usize>> = Vec::with_capacity(mesh.ranks());
     for rank in 0..mesh.ranks() {
         let held = states[id.index()].elements_of(states, mesh, rank).0;
-        let known = given.iter().any(|known| *known == held);
-        given.push(if known { 0..0 } else { held });
+        given.push(if given.contains(&held) { 0..0 } else { held });
     }
     given
 }
