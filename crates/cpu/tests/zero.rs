@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::optimizers::{LAMB, MUON, SGD};
 use common::ranks::among;
 use common::{CLASSES, Rig, adamw, dtype, settings, small_swin, smoothed, with_drawn_head};
 use cpu::{Float, Which};
@@ -16,24 +17,6 @@ use std::collections::BTreeMap;
 /// Samples of a micro-step, of all ranks.
 const BATCH: usize = 12;
 const BF16: Mixed = Mixed { half: DType::Bf16, residual: DType::F32 };
-
-const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.01 };
-const LAMB: Optimizer = Optimizer::Lamb {
-    beta1: 0.9,
-    beta2: 0.999,
-    eps: 1e-6,
-    weight_decay: 0.05,
-    min_coeff: 0.01,
-    max_coeff: 10.0,
-};
-const MUON: Optimizer = Optimizer::Muon {
-    momentum: 0.95,
-    nesterov: true,
-    beta1: 0.9,
-    beta2: 0.999,
-    eps: 1e-8,
-    weight_decay: 0.05,
-};
 
 #[derive(Clone, Copy)]
 struct Case {

@@ -5,7 +5,7 @@ use crate::collectives::collective;
 use crate::error::CudaError;
 use crate::steps;
 use graph::plan::{Place, Plan, ScratchRange, Step};
-use graph::{Home, Lane, Op, State};
+use graph::{Held, Home, Lane, Mesh, Op, State, StateId};
 use std::collections::HashMap;
 
 /// Addresses of arena, states and header.
@@ -17,11 +17,22 @@ pub struct Addresses<'a> {
     pub header: Address,
 }
 
-/// Addresses of states, whose own memory begins at `own`.
-pub fn state_addresses(states: &[State], own: Address, arena: Address) -> Vec<Address> {
+/// Addresses of what a rank holds of states, whose own memory begins at `own`: of a part within a buffer its own part, of a tensor in a
+/// shard the first element that it has.
+pub fn state_addresses(
+    states: &[State],
+    (mesh, rank): (Mesh, usize),
+    own: Address,
+    arena: Address,
+) -> Vec<Address> {
+    let ahead = |state: &State| match state.held {
+        Held::Whole | Held::Shard(_) => 0,
+        Held::Within(group) => mesh.place(rank, group).1 * state.ty.bytes(),
+        Held::Of { .. } => state.elements_of(states, mesh, rank).1 * state.ty.dtype.bytes(),
+    };
     let address = |state: &State| match state.home {
-        Home::Own(offset) => own + offset as Address,
-        Home::Arena(offset) => arena + offset as Address,
+        Home::Own(offset) => own + (offset + ahead(state)) as Address,
+        Home::Arena(offset) => arena + (offset + ahead(state)) as Address,
         // Refused before anything is bound.
         Home::Host(_) | Home::Nowhere => 0,
     };
@@ -41,12 +52,17 @@ pub struct Placed {
     pub waits: Vec<usize>,
     /// Values of the plan that are complete when it is done.
     pub results: Vec<usize>,
+    /// States that a collective works on that may still run when the plan has ended; none if it may not.
+    pub left: Vec<StateId>,
+    /// States that what an earlier plan has left may still be working on: it waits for that.
+    pub after: Vec<StateId>,
 }
 
 impl Placed {
     /// Places an action of some steps, from the first to the last.
     pub fn new(action: Action, lane: Lane, (first, step): (usize, usize)) -> Self {
-        Placed { action, lane, step, first, waits: vec![], results: vec![] }
+        let (waits, results, left, after) = (vec![], vec![], vec![], vec![]);
+        Placed { action, lane, step, first, waits, results, left, after }
     }
 }
 
@@ -278,6 +294,11 @@ impl<'a> ListBuilder<'a> {
         waits.retain(|action| self.actions[*action].lane != lane);
         waits.sort_unstable();
         waits.dedup();
+        let mut after: Vec<StateId> =
+            self.plan.steps[steps.clone()].iter().flat_map(|step| step.after.iter().copied()).collect();
+        // A wait for an earlier plan needs an action.
+        let nothing = Action::Zero { at: 0, bytes: 0 };
+        let actions = if actions.is_empty() && !after.is_empty() { vec![nothing] } else { actions };
         if actions.is_empty() {
             let stands_in = self.last.get(&lane).copied().into_iter().chain(waits.iter().copied()).collect();
             self.done.extend(steps.map(|_| Vec::clone(&stands_in)));
@@ -286,17 +307,29 @@ impl<'a> ListBuilder<'a> {
         }
         let range = (steps.start, steps.end - 1);
         for action in actions {
-            let waits = std::mem::take(&mut waits);
+            let (waits, after) = (std::mem::take(&mut waits), std::mem::take(&mut after));
             self.last.insert(lane, self.actions.len());
-            self.actions.push(Placed { waits, ..Placed::new(action, lane, range) });
+            self.actions.push(Placed { waits, after, ..Placed::new(action, lane, range) });
         }
         self.done.extend(steps.clone().map(|_| vec![self.actions.len() - 1]));
+        let of = |values: &[usize]| states_of(self.plan, values);
+        let left = self.plan.steps[steps.clone()].iter().filter(|step| step.left);
+        let left = left.flat_map(|step| [of(&step.inputs), of(&step.outputs)].concat()).collect();
         let results = self.plan.steps[steps].iter().flat_map(|step| &step.outputs);
         let results = results.filter(|value| is_there(value)).copied().collect();
         if let Some(placed) = self.actions.last_mut() {
-            placed.results = results;
+            (placed.results, placed.left) = (results, left);
         }
     }
+}
+
+/// States that values lie in.
+fn states_of(plan: &Plan, values: &[usize]) -> Vec<StateId> {
+    let state = |value: &usize| match plan.values[*value].place {
+        Place::State(state) => Some(state),
+        Place::Arena(_) => None,
+    };
+    values.iter().filter_map(state).collect()
 }
 
 /// Splits actions into those to run at once and partial sums.

@@ -135,12 +135,30 @@ fn operands_have_the_addresses_of_their_places() {
 #[test]
 fn states_lie_where_they_are_at_home() {
     let mut made = Made::new();
-    assert_eq!(state_addresses(&made.0.states, 1 << 20, 0), [0, 128, 256].map(|offset| (1 << 20) + offset));
+    assert_eq!(
+        state_addresses(&made.0.states, (Mesh::default(), 0), 1 << 20, 0),
+        [0, 128, 256].map(|offset| (1 << 20) + offset)
+    );
     made.0.states[1].home = Home::Arena(512);
     assert_eq!(
-        state_addresses(&made.0.states, 1 << 20, 1 << 30),
+        state_addresses(&made.0.states, (Mesh::default(), 0), 1 << 20, 1 << 30),
         [1 << 20, (1 << 30) + 512, (1 << 20) + 256]
     );
+}
+
+/// What is left under way has the states that it works on, and who waits for it says so, even a step that does nothing.
+#[test]
+fn what_plans_leave_is_kept() {
+    let mut made = Made::new();
+    let (part, whole, value) = (made.value(state(0)), made.value(state(1)), made.value(arena(0)));
+    let group = TWO.world();
+    made.step(Op::AllGather { group, views: None }, &[part], &[whole]).left = true;
+    made.0.values[whole].ty = Type::new(DType::F32, [16]);
+    made.step(NOTHING, &[value], &[value]).after = vec![StateId(1)];
+    let bound = bind(&made.0).unwrap();
+    assert_eq!(bound.actions[0].left, [StateId(0), StateId(1)]);
+    assert_eq!(bound.actions[1].action, Action::Zero { at: 0, bytes: 0 });
+    assert_eq!((&bound.actions[1].after[..], &bound.actions[0].after[..]), (&[StateId(1)][..], &[][..]));
 }
 
 #[test]

@@ -4,10 +4,9 @@ use crate::action::{Action, Address, Arg, CollectiveCall, Kernel, Launch, Operan
 use crate::bind::{Bound, Placed};
 use crate::error::CudaError;
 use comm::ElementType;
-use graph::ALIGN;
-use graph::{Lane, Plan};
+use graph::{ALIGN, Lane, Plan, StateId};
 
-/// Makes the action of a collective. Adjacent operands are communicated as one range.
+/// Makes the action of a collective. Adjacent operands, and tensors of one message, are communicated as one range.
 pub(crate) fn collective(
     cx: &StepContext<'_>,
     inputs: Vec<&str>,
@@ -17,15 +16,19 @@ pub(crate) fn collective(
     let group = cx.op.group().ok_or_else(|| cx.no_kernel())?;
     let dtype = cx.input(0).dtype;
     let kind = calls::element_type(dtype).ok_or_else(|| cx.no_kernel())?;
-    let range = |operands: &[Operand], names: Vec<&str>| {
-        range(operands, dtype.bytes()).map_err(|at| CudaError::Scattered {
-            layer: cx.layer.to_string(),
-            op: cx.op.name(),
-            first: names[at].to_string(),
-            second: names[at + 1].to_string(),
-        })
+    let places = |operands: &[Operand]| -> Vec<(Address, usize)> {
+        operands.iter().map(|operand| (operand.address, operand.shape.count())).collect()
     };
-    let (send, receive) = (range(cx.inputs, inputs)?, range(cx.outputs, outputs)?);
+    let ranges = calls::ranges(cx.op, &places(cx.inputs), &places(cx.outputs), dtype.bytes());
+    let (send, receive) = ranges.map_err(|apart| {
+        let (names, at) = match apart {
+            calls::Apart::Inputs(at) => (&inputs, at),
+            calls::Apart::Outputs(at) => (&outputs, at),
+        };
+        let (first, second) = (names[at].to_string(), names[at + 1].to_string());
+        CudaError::Scattered { layer: cx.layer.to_string(), op: cx.op.name(), first, second }
+    })?;
+    let [send, receive] = [send, receive].map(|calls::Range { address, len }| (address, len));
     let layer = cx.layer.to_string();
     Ok(vec![Action::Collective(CollectiveCall {
         group,
@@ -36,12 +39,6 @@ pub(crate) fn collective(
         layer,
         times: None,
     })])
-}
-
-/// Memory range of adjacent operands; an error is the index of the first that is not followed by the next.
-fn range(operands: &[Operand], size: usize) -> Result<(Address, usize), usize> {
-    let places: Vec<(Address, usize)> = operands.iter().map(|o| (o.address, o.shape.count())).collect();
-    calls::range(&places, size).map(|calls::Range { address, len }| (address, len))
 }
 
 /// Refuses a plan whose collectives are for another number of ranks.
@@ -81,47 +78,91 @@ pub(crate) fn note_time(to: Address) -> Launch {
 }
 
 /// Adds actions to a list that record times from `at` on: first start and end of every collective, then of every place where the
-/// compute lane waits for collectives the start and end of the wait. The end of the list is such a place.
+/// compute lane waits for collectives, of this list or left by an earlier one, the start and end of the wait. The end of a list with
+/// collectives is such a place. Those that are left when a list ends have no time in it.
 pub(crate) fn timed(bound: Bound, at: Address) -> (Bound, TimeNotes) {
-    let is_call: Vec<bool> =
-        bound.actions.iter().map(|p| matches!(p.action, Action::Collective(_))).collect();
+    let is_call: Vec<bool> = bound.actions.iter().map(|p| is_call(p) && p.left.is_empty()).collect();
     let mut marks = TimeNotes { calls: is_call.iter().filter(|call| **call).count(), waits: 0 };
-    if marks.calls == 0 {
+    if marks.calls == 0 && bound.actions.iter().all(|placed| placed.after.is_empty()) {
         return (bound, marks);
     }
-    let (mut calls, mut last_call) = (0, 0);
+    let (mut calls, mut last_call) = (0, None);
     let mut moved: Vec<usize> = Vec::with_capacity(is_call.len());
     let mut actions: Vec<Placed> = Vec::with_capacity(is_call.len() + 2);
-    let mut note = |actions: &mut Vec<Placed>, like: &Placed, waits: Vec<usize>| {
+    let mut note = |actions: &mut Vec<Placed>, like: &Placed, waits: Vec<usize>, after: Vec<StateId>| {
         let from = at + (marks.calls + marks.waits) as Address * MARK;
         marks.waits += 1;
-        for (place, waits) in [(from, vec![]), (from + MARK / 2, waits)] {
+        for (place, waits, after) in [(from, vec![], vec![]), (from + MARK / 2, waits, after)] {
             let action = Action::Launch(note_time(place));
             let steps = (like.first, like.step);
-            actions.push(Placed { waits, ..Placed::new(action, Lane::Compute, steps) });
+            actions.push(Placed { waits, after, ..Placed::new(action, Lane::Compute, steps) });
         }
     };
     for (index, mut placed) in bound.actions.into_iter().enumerate() {
         let waits_for_call = placed.waits.iter().any(|wait| is_call[*wait]);
         placed.waits.iter_mut().for_each(|wait| *wait = moved[*wait]);
-        if placed.lane == Lane::Compute && waits_for_call {
-            let waits = std::mem::take(&mut placed.waits);
-            note(&mut actions, &placed, waits);
+        if placed.lane == Lane::Compute && (waits_for_call || !placed.after.is_empty()) {
+            let (waits, after) = (std::mem::take(&mut placed.waits), std::mem::take(&mut placed.after));
+            note(&mut actions, &placed, waits, after);
         }
         moved.push(actions.len());
-        if let Action::Collective(call) = &mut placed.action {
+        if let Action::Collective(call) = &mut placed.action
+            && is_call[index]
+        {
             call.times = Some(at + calls * MARK);
             calls += 1;
-            last_call = actions.len();
+            last_call = Some(actions.len());
         }
         debug_assert_eq!(moved[index], actions.len());
         actions.push(placed);
     }
     // Collectives are done in order, so the last implies the others.
-    if let Some(last) = actions.last().cloned() {
-        note(&mut actions, &last, vec![last_call]);
+    if let (Some(last), Some(call)) = (actions.last().cloned(), last_call) {
+        note(&mut actions, &last, vec![call], vec![]);
     }
     (Bound { actions, ..bound }, marks)
+}
+
+pub(crate) fn is_call(placed: &Placed) -> bool {
+    matches!(placed.action, Action::Collective(_))
+}
+
+/// Lets nothing be under way when a list ends, and no list wait for another: for collectives that the host runs.
+pub(crate) fn all_done_at_the_end(bound: &mut Bound) {
+    for placed in &mut bound.actions {
+        placed.left.clear();
+        placed.after.clear();
+    }
+}
+
+/// Collectives of a list that are launched behind it and may still run when it has ended: those that a plan leaves, unless another action
+/// of the list needs them.
+fn left_behind(actions: &[Placed]) -> Vec<usize> {
+    let is_left = |index: &usize| is_call(&actions[*index]) && !actions[*index].left.is_empty();
+    let mut left: Vec<usize> = (0..actions.len()).filter(is_left).collect();
+    let needs = |other: &Placed, index: usize| {
+        let calls = match (&other.action, &actions[index].action) {
+            (Action::Collective(call), Action::Collective(earlier)) => depends(call, earlier),
+            _ => false,
+        };
+        calls || other.waits.contains(&index)
+    };
+    // One that stays may need others.
+    while let Some(at) = left.iter().rposition(|index| {
+        let stay = (index + 1..actions.len()).filter(|other| !left.contains(other));
+        stay.into_iter().any(|other| needs(&actions[other], *index))
+    }) {
+        left.remove(at);
+    }
+    left
+}
+
+/// Stages of a list whose collectives are in its graph: all of it, and what it leaves under way.
+pub(crate) fn stages_on_device(actions: &[Placed]) -> Vec<Stage> {
+    let left = left_behind(actions);
+    let here = (0..actions.len()).filter(|index| left.binary_search(index).is_err()).collect();
+    let behind = (!left.is_empty()).then_some(Stage::Behind(left));
+    [Stage::Stretch(here)].into_iter().chain(behind).collect()
 }
 
 /// Next work of the thread that runs a list. Where ranks communicate through the host's memory, a list runs in stretches
@@ -135,6 +176,8 @@ pub(crate) enum Stage {
     /// Runs the collective and all before it, as their data arrives on the host. What is launched from here on starts when their
     /// results are back on the GPU.
     Return(usize),
+    /// Launches these collectives on the comm lane's stream, after all before them. Nobody waits for them but actions of later lists.
+    Behind(Vec<usize>),
 }
 
 /// Stages of a list whose collectives run on the host. As the thread runs a collective only where its result is needed, all is

@@ -67,6 +67,42 @@ fn a_collective_takes_along_what_another_brings() {
     assert_eq!(stages(&list), [Leave(0), Leave(1), Return(0), Leave(2), Leave(3), Return(3)]);
 }
 
+/// A collective that may be left under way.
+fn left(waits: &[usize], memory: usize) -> Placed {
+    Placed { left: vec![StateId(memory as u32)], ..call(waits, memory) }
+}
+
+#[test]
+fn what_a_list_leaves_is_launched_behind_it() {
+    use Stage::*;
+    let update = [compute(&[]), left(&[0], 0), compute(&[]), call(&[2], 1), left(&[2], 2), compute(&[3])];
+    assert_eq!(stages_on_device(&update), [Stretch(vec![0, 2, 3, 5]), Behind(vec![1, 4])]);
+    // One that is needed in the list stays.
+    let needed = [compute(&[]), left(&[0], 0), left(&[0], 1), compute(&[2]), left(&[3], 2)];
+    assert_eq!(stages_on_device(&needed), [Stretch(vec![0, 2, 3]), Behind(vec![1, 4])]);
+    let twice = [left(&[], 0), call(&[], 0)];
+    assert_eq!(stages_on_device(&twice), [Stretch(vec![0, 1])]);
+    assert_eq!(stages_on_device(&backward()), [Stretch((0..9).collect())]);
+    // Through the host nothing is left.
+    let mut bound = Bound { actions: update.to_vec(), ..Bound::default() };
+    all_done_at_the_end(&mut bound);
+    assert!(bound.actions.iter().all(|placed| placed.left.is_empty()));
+    assert_eq!(stages(&bound.actions).last(), Some(&Return(4)));
+}
+
+#[test]
+fn waits_for_what_was_left_are_noted() {
+    let late = Placed { after: vec![StateId(0)], ..compute(&[]) };
+    let bound = Bound { actions: vec![compute(&[]), late], ..Bound::default() };
+    let (of_forward, marks) = timed(bound, 1000);
+    assert_eq!(marks, TimeNotes { calls: 0, waits: 1 });
+    let after: Vec<usize> = of_forward.actions.iter().map(|placed| placed.after.len()).collect();
+    assert_eq!(after, [0, 0, 1, 0], "the note behind the wait has it");
+    // What is left has no time in the list that leaves it.
+    let bound = Bound { actions: vec![compute(&[]), left(&[0], 0)], ..Bound::default() };
+    assert_eq!(timed(bound.clone(), 1000), (bound, TimeNotes::default()));
+}
+
 /// Runs stages, and records the order of the host's and the lanes' work.
 #[derive(Default)]
 struct Recorder {
@@ -97,6 +133,7 @@ impl Recorder {
                     assert!(actions[index].waits.iter().all(|wait| played.launched.contains(wait)));
                     played.launched.push(index);
                 }
+                Stage::Behind(_) => panic!("the host's collectives are done when the list ends"),
                 Stage::Return(until) => {
                     // All that have left up to this one, in order.
                     let left = played.launched.iter().copied().filter(|i| is_call(i) && *i <= until);

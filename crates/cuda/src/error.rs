@@ -2,6 +2,7 @@
 
 use crate::action::Facts;
 use crate::executor::MemoryNeeds;
+use graph::kinds::size;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -24,8 +25,8 @@ pub enum CudaError {
     #[error("{name} is too old: it has compute capability {}.{}, but 7.5 is needed", .capability.0, .capability.1)]
     DeviceTooOld { name: String, capability: (u32, u32) },
     #[error(
-        "not enough memory on {}: {} needed (activations {}, states {}, staging {}, workspace and tables {}), {} of {} free",
-        .gpu.name, size(.needs.total()), size(.needs.arena), size(.needs.states), size(.needs.staging),
+        "not enough memory on {}: {} needed ({}, staging {}, workspace and tables {}), {} of {} free",
+        .gpu.name, size(.needs.total()), .needs.kinds, size(.needs.staging),
         size(.needs.workspace + .needs.tables), size(*.free), size(*.total)
     )]
     Memory { gpu: Box<Facts>, needs: MemoryNeeds, free: usize, total: usize },
@@ -76,11 +77,4 @@ fn version(number: i32) -> String {
 fn said(log: &str) -> String {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.map(|line| format!("; {line}")).collect()
-}
-
-fn size(bytes: usize) -> String {
-    match bytes as f64 / f64::from(1 << 20) {
-        mib if mib < 1024.0 => format!("{mib:.1} MiB"),
-        mib => format!("{:.2} GiB", mib / 1024.0),
-    }
 }

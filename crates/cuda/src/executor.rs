@@ -3,6 +3,7 @@
 //! All work is enqueued on streams: a call returns when the work is queued, and only reading results waits for it. The first run
 //! of a plan is captured as a CUDA graph, which all further runs launch; they allocate nothing and wait for nothing.
 
+mod behind;
 mod calls;
 mod captured;
 mod ceilings;
@@ -22,6 +23,7 @@ mod tracer;
 
 pub use captured::{Captured, TimedSteps};
 pub use communicator::GpuComm;
+use graph::kinds::Bytes;
 use graph::run::EachPlan;
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{MemoryNeeds, kernels_of};
@@ -31,7 +33,6 @@ pub use times::CollectiveTimes;
 pub use tracer::Traced;
 
 use crate::action::{Address, Facts, Launch};
-use crate::collectives::TimeNotes;
 use crate::compile::{Arch, Compiling, Failing, failing};
 use crate::driver::{Block, Context};
 use crate::error::CudaError;
@@ -71,7 +72,8 @@ impl Options {
     /// GPU and rank that plans are bound for.
     fn target<'a>(&self, facts: &'a Facts) -> plans::BindTarget<'a> {
         let rank = self.comm.as_ref().map_or(0, |comm| comm.rank());
-        plans::BindTarget { facts, tf32: self.tf32, rank }
+        let enqueues = matches!(self.comm, Some(GpuComm::Nccl { .. }));
+        plans::BindTarget { facts, tf32: self.tf32, rank, enqueues }
     }
 }
 
@@ -97,8 +99,8 @@ pub struct Executor {
     header: Block,
     state_block: Arc<Block>,
     streams: Streams,
-    /// Times recorded since the last readback.
-    timed: TimeNotes,
+    /// Runs of each plan since the last readback.
+    timed: EachPlan<u32>,
     collective_times: CollectiveTimes,
     /// True if parameters were set, and their copies in half precision are stale.
     stale: bool,
@@ -165,7 +167,8 @@ impl Executor {
         .plans(&program, &dry, None)?;
         let (runs, readbacks) = (Runs::new(&context)?, Readbacks::new(&context)?);
         let began = startup.lap("allocation", began);
-        states::initialise(&program, &plans.states, options.seed, streams.compute())?;
+        let rank = options.target(&facts).rank;
+        states::initialise(&program, rank, &plans.states, options.seed, streams.compute())?;
         startup.lap("first values", began);
         let mut executor = Executor {
             program,
@@ -181,7 +184,7 @@ impl Executor {
             header,
             state_block,
             streams,
-            timed: TimeNotes::default(),
+            timed: EachPlan::default(),
             collective_times: CollectiveTimes::default(),
             stale: true,
             facts,
@@ -246,7 +249,7 @@ impl Executor {
         let fits = dry.needs.arena <= self.plans.arena.bytes;
         let arena = if fits { 0 } else { dry.needs.arena };
         // Until all is there, what goes stays; but states and workspace are there already.
-        MemoryNeeds { arena, states: 0, workspace: 0, ..dry.needs }
+        MemoryNeeds { arena, states: 0, workspace: 0, kinds: Bytes::of_arena(arena), ..dry.needs }
             .check(&self.facts, self.context.memory()?)?;
         let old = Some(Arc::clone(&self.plans.arena));
         let mut base = base!(self);
@@ -359,7 +362,7 @@ impl Executor {
                 }
             }
         }
-        self.note(which);
+        self.timed[which] += 1;
         self.runs.end(which, &self.streams)
     }
 
@@ -368,15 +371,8 @@ impl Executor {
         self.begin(which, header)?;
         let list = self.plans.list(which)?;
         list.run_eagerly(&self.libraries, &self.streams, None)?;
-        self.note(which);
+        self.timed[which] += 1;
         self.runs.end(which, &self.streams)
-    }
-
-    fn note(&mut self, which: Which) {
-        let marks = self.plans.marks(which);
-        if marks.calls > 0 {
-            self.timed = marks;
-        }
     }
 
     /// Layer and bytes of the collectives of `last`, in their order.

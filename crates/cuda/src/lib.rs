@@ -41,7 +41,7 @@ pub use executor::{
 };
 pub use graph::bad::{BadValue, Origin};
 pub use graph::run::MatmulTuning;
-pub use libraries::{available, device, devices, driver_version, identity};
+pub use libraries::{available, device, devices, driver_version, identity, memory};
 pub use steps::Target;
 pub use tuner::{AlgorithmChoices, AttentionBy};
 pub use warm::{Warm, warm};

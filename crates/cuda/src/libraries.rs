@@ -56,6 +56,12 @@ pub fn device(number: usize) -> Result<Facts, CudaError> {
     Ok(facts)
 }
 
+/// Free and total bytes of a GPU's memory.
+pub fn memory(number: usize) -> Result<(usize, usize), CudaError> {
+    device(number)?;
+    driver::Context::open(number)?.memory()
+}
+
 /// UUID of a GPU of this machine.
 pub fn identity(number: usize) -> Result<[u8; 16], CudaError> {
     check()?;

@@ -37,7 +37,7 @@ fn program((name, image, classes, batch): Case, mesh: Mesh, target: &cuda::Targe
 }
 
 fn bound(program: &Program, plan: &Plan, facts: &Facts) -> Bound {
-    let states = state_addresses(&program.states, 1 << 41, 1 << 40);
+    let states = state_addresses(&program.states, (program.last.mesh, 0), 1 << 41, 1 << 40);
     let memory = Addresses { arena: 1 << 40, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts, maker: &Steps, rank: 0 };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()

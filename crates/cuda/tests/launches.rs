@@ -39,7 +39,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
 /// Kernels of a list by their names, without template arguments; matmuls by one of their own.
 fn names(program: &Program, plan: &Plan) -> Vec<String> {
     let facts = Facts::h200();
-    let states = state_addresses(&program.states, 1 << 41, 1 << 40);
+    let states = state_addresses(&program.states, (Mesh::default(), 0), 1 << 41, 1 << 40);
     let memory = Addresses { arena: 1 << 40, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts: &facts, maker: &Steps, rank: 0 };
     let bound = binder.bind(plan, &mut Constants::at(1 << 43)).unwrap();

@@ -1,121 +1,26 @@
 //! Real plans, bound to addresses: what lies where is simulated with a mark for every value, so that a value written too early
 //! or to a wrong place is seen.
 
-use cuda::CudaError;
-use cuda::action::{
-    Action, Address, Arg, Constants, Facts, Kernel, Launch, Operand, PartialSum, Source, StepContext,
-};
+mod fake;
+
+use cuda::action::{Action, Address, Constants, Facts, Launch};
 use cuda::bind::{Addresses, Binder, Bound, Maker, Steps, state_addresses};
+use fake::{Batches, Fake, mark};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
-    Builder, Communication, DType, Graph, Init, Key, Lane, Loss, Mesh, Mixed, Model, Op, Optimizer,
-    ParamGroup, Plan, Program, Recompute,
+    Builder, Communication, DType, Init, Key, Lane, Loss, Mesh, Mixed, Model, Op, Optimizer, ParamGroup,
+    Plan, Program, Recompute,
 };
 use graph::{Home, Role, Settings, compile};
 use models::swin::Swin;
 use models::upernet::UperNet;
 use models::vit::{Pool, Vit};
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 const ARENA: Address = 1 << 40;
 const STATES: Address = 1 << 41;
 const ALIGN: u64 = 128;
-/// Elements that the partial sums of one sum may have; few of them are used.
-const PARTS: usize = 6_000;
-/// Of every step.
-const SCRATCH: usize = 300;
-
-/// Makes a launch of every step: its name, how many operands are read, and the ranges of all, scratch being one that is written.
-struct Fake;
-
-/// The gradients that leave sums over rows in parts.
-fn leaves_parts(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::LayerNormGrad { .. }
-            | Op::AttentionGrad { .. }
-            | Op::LinearGradX { gelu: true }
-            | Op::ColumnSum { .. }
-            | Op::NormAddGrad { .. }
-            | Op::WindowAttentionGrad { .. }
-    )
-}
-
-/// Whether an output is a sum over rows, or over windows.
-fn is_sum(op: &Op, output: &Operand) -> bool {
-    let rank = output.shape.rank();
-    rank == 1 || (matches!(op, Op::WindowAttentionGrad { .. }) && rank == 3)
-}
-
-/// What is no sum is made at once, and parts of all sums are left.
-fn with_parts(cx: &StepContext<'_>) -> Vec<Action> {
-    let (sums, rest): (Vec<Operand>, Vec<Operand>) =
-        cx.outputs.iter().cloned().partition(|o| is_sum(cx.op, o));
-    let Action::Launch(mut first) = launch(&StepContext { outputs: &rest, ..*cx }) else { unreachable!() };
-    let sum = |(i, out): (usize, &Operand)| {
-        let (parts, stride) = (cx.parts + (4 * PARTS * i) as Address, out.shape.count());
-        let (rows, columns, start, out) = (4, stride, None, out.address);
-        PartialSum { parts, rows, stride, columns, start, out }
-    };
-    let sums: Vec<PartialSum> = sums.iter().enumerate().map(sum).collect();
-    for PartialSum { parts, rows, stride, .. } in &sums {
-        first.args.extend([Arg::Pointer(*parts), Arg::I64((4 * rows * stride) as i64)]);
-    }
-    [Action::Launch(first)].into_iter().chain(sums.into_iter().map(Action::Sum)).collect()
-}
-
-/// As if nothing was accumulated: what was there is not read.
-fn add_up(sum: &PartialSum) -> Action {
-    let PartialSum { parts, rows, stride, columns, out, .. } = *sum;
-    let range = |address: Address, elements: usize| [Arg::Pointer(address), Arg::I64(4 * elements as i64)];
-    let ranges = [range(parts, rows * stride), range(out, columns)].concat();
-    let args = [Arg::U32(1)].into_iter().chain(ranges).collect();
-    let kernel = Kernel::new(Source::Rows, "sum_parts");
-    Action::Launch(Launch { kernel, grid: [1; 3], block: 1, shared: 0, args })
-}
-
-fn launch(cx: &StepContext<'_>) -> Action {
-    let mut inputs = cx.inputs.to_vec();
-    // As if nothing was accumulated: what was there is not read.
-    match cx.op {
-        Op::Accumulate => drop(inputs.remove(0)),
-        Op::LinearGradW { accumulate: true, .. }
-        | Op::ConvGradW { accumulate: true, .. }
-        | Op::ColumnSum { accumulate: true } => drop(inputs.pop()),
-        _ => {}
-    }
-    let range = |o: &Operand| [Arg::Pointer(o.address), Arg::I64((o.shape.count() * o.dtype.bytes()) as i64)];
-    let mut args = vec![Arg::U32(inputs.len() as u32)];
-    args.extend(inputs.iter().chain(cx.outputs).flat_map(range));
-    args.extend([Arg::Pointer(cx.scratch), Arg::I64(SCRATCH as i64)]);
-    let kernel = Kernel::new(Source::Rows, format!("{} of {}", cx.op.name(), cx.layer));
-    Action::Launch(Launch { kernel, grid: [1; 3], block: 1, shared: 0, args })
-}
-
-impl Maker for Fake {
-    fn sums(&self, sums: &[PartialSum], _: &mut Constants) -> Vec<Action> {
-        sums.iter().map(add_up).collect()
-    }
-
-    fn actions(&self, cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
-        Ok(if leaves_parts(cx.op) { with_parts(cx) } else { vec![launch(cx)] })
-    }
-
-    fn norm(&self, steps: &[StepContext<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
-        Ok(steps.iter().map(launch).collect())
-    }
-
-    // In the other order: they may run at the same time.
-    fn weights(&self, steps: &[StepContext<'_>]) -> Result<Vec<Action>, CudaError> {
-        Ok(steps.iter().rev().map(launch).collect())
-    }
-
-    fn optimizers(&self, steps: &[StepContext<'_>], _: &mut Constants) -> Result<Vec<Action>, CudaError> {
-        Ok(steps.iter().map(launch).collect())
-    }
-}
 
 /// A mark for each border of memory.
 #[derive(Default)]
@@ -135,28 +40,17 @@ impl Marks {
 
     fn play(&mut self, bound: &Bound) {
         for placed in &bound.actions {
-            let Action::Launch(Launch { kernel, args, .. }) = &placed.action else { panic!() };
-            let [Arg::U32(inputs), rest @ ..] = &args[..] else { panic!() };
-            let range = |pair: &[Arg]| match pair {
-                [Arg::Pointer(address), Arg::I64(bytes)] => (*address, *bytes as u64),
-                _ => panic!(),
-            };
-            let (read, written) = rest.split_at(2 * *inputs as usize);
-            let read: Vec<u64> = read.chunks(2).map(|pair| self.read(range(pair), &kernel.name)).collect();
-            for (i, pair) in written.chunks(2).enumerate() {
+            let Action::Launch(Launch { kernel, .. }) = &placed.action else { panic!() };
+            let (read, written) = fake::ranges(&placed.action).unwrap();
+            let read: Vec<u64> = read.into_iter().map(|range| self.read(range, &kernel.name)).collect();
+            for (i, range) in written.into_iter().enumerate() {
                 // A sum that is its first part is that part.
                 let is_sum = i == 0 && kernel.name.starts_with("accumulate ");
                 let made = if is_sum { read[0] } else { mark(&(&kernel.name, i, &read)) };
-                self.write(range(pair), made);
+                self.write(range, made);
             }
         }
     }
-}
-
-fn mark(of: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// A ViT and a Swin V2, each with all that it may have.
@@ -235,48 +129,6 @@ fn compiled(model: Model, recompute: Recompute) -> Program {
     compiled_for(model, recompute, true)
 }
 
-/// A GPU whose steps all take working memory, and that makes weight gradients together.
-struct Batches;
-
-impl graph::Target for Batches {
-    fn scratch(&self, _: &Graph, _: usize) -> usize {
-        SCRATCH
-    }
-
-    fn batching(&self) -> graph::Batching {
-        cuda::steps::weights::BATCHING
-    }
-
-    fn lane(&self, op: &Op) -> Lane {
-        gpu().lane(op)
-    }
-
-    /// As [`with_parts`] leaves them.
-    fn partial(&self, graph: &Graph, node: usize) -> Option<graph::Partial> {
-        let node = &graph.nodes[node];
-        let is_sum = |output: &usize| {
-            let graph::Type { dtype, shape } = graph.ty(node.outputs[*output]).clone();
-            is_sum(&node.op, &Operand { address: 0, dtype, shape })
-        };
-        let sums = (0..node.outputs.len()).filter(is_sum).enumerate();
-        let results: Vec<_> = sums.map(|(at, output)| (output, 4 * PARTS * at)).collect();
-        let bytes = 4 * PARTS * results.len();
-        leaves_parts(&node.op).then_some(graph::Partial { bytes, results })
-    }
-
-    fn deferred(&self) -> graph::Deferred {
-        graph::Deferred { most: 250_000, ..gpu().deferred() }
-    }
-
-    fn launch(&self, next: &[&Op]) -> usize {
-        gpu().launch(next)
-    }
-}
-
-fn gpu() -> cuda::Target {
-    cuda::Target { half_precision: true, facts: Facts::h200() }
-}
-
 const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 };
 
 fn compiled_for(model: Model, recompute: Recompute, accumulates: bool) -> Program {
@@ -313,7 +165,7 @@ fn bind(program: &Program, plan: &Plan) -> Bound {
 
 fn bind_by(program: &Program, plan: &Plan, maker: &dyn Maker) -> Bound {
     let facts = Facts::h200();
-    let states = state_addresses(&program.states, STATES, ARENA);
+    let states = state_addresses(&program.states, (Mesh::default(), 0), STATES, ARENA);
     let memory = Addresses { arena: ARENA, states: &states, header: 1 << 42 };
     let binder = Binder { memory, tf32: false, facts: &facts, maker, rank: 0 };
     binder.bind(plan, &mut Constants::at(1 << 43)).unwrap()
@@ -328,7 +180,8 @@ fn sums(program: &Program, bound: &Bound) -> Vec<(String, u64)> {
         }
     }
     marks.play(bound);
-    let states = program.states.iter().zip(state_addresses(&program.states, STATES, ARENA));
+    let states =
+        program.states.iter().zip(state_addresses(&program.states, (Mesh::default(), 0), STATES, ARENA));
     let summed = states.filter(|(state, _)| matches!(state.role, Role::Gradient | Role::Statistic));
     let read = |(state, address): (&graph::State, Address)| {
         let found = marks.read((address, state.ty.bytes() as u64), &state.name);
@@ -380,7 +233,12 @@ fn updates_of_matrices_bind_and_play() {
                 }
             }
             marks.play(&bound);
-            let states = program.states.iter().zip(state_addresses(&program.states, STATES, ARENA));
+            let states = program.states.iter().zip(state_addresses(
+                &program.states,
+                (Mesh::default(), 0),
+                STATES,
+                ARENA,
+            ));
             for (state, address) in states.filter(|(state, _)| state.is_parameter()) {
                 let found = marks.read((address, state.ty.bytes() as u64), &state.name);
                 assert!(found != mark(&STATES), "nothing is written to {}", state.name);

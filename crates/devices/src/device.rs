@@ -9,6 +9,7 @@
 mod on_cpu;
 
 use crate::error::DeviceError;
+use crate::memory_advice::check_host;
 use crate::real::Real;
 use crate::sensors::Sensors;
 use comm::{Backend, Communicator, Member, Monitor};
@@ -280,6 +281,7 @@ pub fn open<T: Real>(
                 let why = "NCCL is for GPUs: choose --device cuda, or leave out --comm";
                 return Err(DeviceError::setting("comm", Backend::Nccl, why));
             }
+            check_host(&program)?;
             let options =
                 cpu::Options { threads: run.threads, seed: run.seed, comm: Some(seat.world.clone()) };
             Ok(Box::new(Executor::<T>::new(program, options)?))

@@ -1,6 +1,7 @@
 //! Everything that can go wrong with a device.
 
 use config::ConfigError;
+use graph::kinds::{Bytes, size};
 use std::path::PathBuf;
 
 /// A device that can't be opened, or that failed.
@@ -18,7 +19,10 @@ pub enum DeviceError {
     Data(#[from] data::DataError),
     #[error(transparent)]
     Comm(#[from] comm::CommError),
-    /// Too little memory on a GPU, and what would fit.
+    /// Too little memory on this machine.
+    #[error("not enough memory on this machine: {} needed ({needs}), {} available", size(.needs.total()), size(*.available))]
+    HostMemory { needs: Bytes, available: usize },
+    /// Too little memory on a device, and what would fit.
     #[error("{problem}; {advice}")]
     Memory { problem: String, advice: String },
     /// Ranks that can't work together.

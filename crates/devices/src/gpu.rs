@@ -32,8 +32,8 @@ pub(crate) struct Gpu {
     in_flight: VecDeque<Ticket>,
     /// The collectives of `last`, in the step whose outcome was taken last.
     exchanges: Vec<CollectiveTime>,
-    /// Exposed and hidden seconds of communication, in the steps whose outcome was taken.
-    communicated: (f64, f64),
+    /// Exposed and hidden seconds of communication, and exposed ones in the update, in the steps whose outcome was taken.
+    communicated: [f64; 3],
     /// Whether times are reported.
     timing: bool,
     line: Option<String>,
@@ -71,7 +71,7 @@ impl Gpu {
             Which::Eval => activity.name("an evaluation on the GPU"),
         });
         let in_flight = VecDeque::with_capacity(DEPTH + 1);
-        let (communicated, timing) = ((0.0, 0.0), true);
+        let (communicated, timing) = ([0.0; 3], true);
         let (spent, runs, kernels) = ([0.0; 2], [0; 2], KernelSampler::default());
         let (world, evaluates) = (seat.world.clone(), false);
         let sampler = Sampler::start(cuda::identity(device)?);
@@ -102,8 +102,8 @@ impl Gpu {
         for (exchange, (seconds, exposed)) in self.exchanges.iter_mut().zip(&times.calls) {
             (exchange.seconds, exchange.exposed) = (*seconds, *exposed);
         }
-        self.communicated.0 += times.exposed;
-        self.communicated.1 += times.hidden;
+        let parts = [times.exposed, times.hidden, times.exposed_in_update];
+        self.communicated.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
     }
 }
 
@@ -238,8 +238,7 @@ impl States<f32> for Gpu {
     }
 
     fn state(&self, id: StateId) -> Result<Cow<'_, [f32]>, DeviceError> {
-        let count = self.executor.program().states[id.index()].ty.shape.count();
-        let mut values = vec![0.0; count];
+        let mut values = vec![0.0; self.executor.held(id).len()];
         self.executor.state_f32(id, &mut values)?;
         Ok(Cow::Owned(values))
     }
@@ -278,9 +277,10 @@ impl Times for Gpu {
         // What can't be read is counted as idle, and the error comes with the next run.
         let EachPlan([first, micro, last, update, evaluation]) =
             self.executor.take_gpu_seconds().unwrap_or_default();
-        let (exposed, hidden) = std::mem::take(&mut self.communicated);
-        // The GPU waits within `last`.
-        let compute = (first + micro + last - exposed).max(0.0);
+        let [exposed, hidden, in_update] = std::mem::take(&mut self.communicated);
+        // The GPU waits within its plans.
+        let compute = (first + micro + last - (exposed - in_update)).max(0.0);
+        let update = (update - in_update).max(0.0);
         self.spent[0] += compute;
         self.spent[1] += update;
         Account { compute, update, evaluation, exposed, hidden, ..Account::default() }

@@ -13,6 +13,7 @@ pub mod compile;
 pub mod flat;
 pub mod fp8;
 pub mod graph;
+pub mod kinds;
 pub mod mesh;
 pub mod op;
 pub mod passes;

@@ -5,6 +5,7 @@ mod simulator;
 #[path = "support/transformer.rs"]
 mod transformer;
 
+use graph::kinds::Kind;
 use graph::op::Lane;
 use graph::plan::{Place, Step};
 use graph::{
@@ -143,6 +144,34 @@ fn stage_3_divides_parameters() {
             });
         assert_eq!(late.count(), 0, "gathers are ahead of their use");
     }
+}
+
+/// Every byte has a kind, and each stage divides the kinds that it promises to.
+#[test]
+fn kinds_of_bytes_are_what_stages_divide() {
+    let of = |zero: Zero| {
+        let program = compiled(zero, 2, true, Recompute::None);
+        let kinds = program.kinds();
+        assert_eq!((kinds.total(), kinds.states()), (program.bytes(), program.state_bytes()), "stage {zero}");
+        kinds
+    };
+    let [plain, moments, gradients, parameters] = Zero::ALL.map(of);
+    let padding = 2 * 2048 * 4 * 20;
+    for (kind, before, after) in [
+        (Kind::Moments, plain, moments),
+        (Kind::Gradients, moments, gradients),
+        (Kind::Parameters, gradients, parameters),
+    ] {
+        let (before, after) = (before.of(kind), after.of(kind));
+        assert!(
+            before > 0 && after < before && after <= before / 2 + padding,
+            "{}: {before} to {after}",
+            kind.name()
+        );
+    }
+    assert_eq!(plain.of(Kind::Moments), 2 * plain.of(Kind::Parameters));
+    let text = plain.to_string();
+    assert!(text.contains("moments ") && !text.contains("half-precision"), "{text}");
 }
 
 /// What `--print-after` shows is of the plans that are compiled.

@@ -1,8 +1,15 @@
 //! timm's names of models: those that name another library's model, as ours of it and the side of its images.
 
 /// Sizes by timm's words and ours.
-const VITS: [(&str, &str); 5] =
-    [("tiny", "ti"), ("small", "s"), ("base", "b"), ("large", "l"), ("huge", "h")];
+const VITS: [(&str, &str); 7] = [
+    ("tiny", "ti"),
+    ("small", "s"),
+    ("base", "b"),
+    ("large", "l"),
+    ("huge", "h"),
+    ("giant", "g"),
+    ("gigantic", "G"),
+];
 
 /// Our name of a model with one of timm's, and the side of its images: `vit_base_patch16_224` is `vit-b/16` at 224 px. A weights' tag
 /// (`.augreg_in1k`) and a head for pixels (`+upernet`) may follow. None for names that are no such ones.
@@ -71,6 +78,8 @@ mod tests {
             ("vit_tiny_patch16_224", "vit-ti/16", 224),
             ("vit_base_patch16_384.augreg_in21k_ft_in1k", "vit-b/16", 384),
             ("ViT_Huge_patch14_224", "vit-h/14", 224),
+            ("vit_giant_patch14_224", "vit-g/14", 224),
+            ("vit_gigantic_patch14_224", "vit-G/14", 224),
             ("deit_small_patch16_224", "vit-s/16", 224),
             ("swinv2_tiny_window8_256", "swinv2-ti/w8", 256),
             ("swinv2_base_window12to24_192to384", "swinv2-b/w12to24", 384),

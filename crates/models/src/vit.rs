@@ -64,19 +64,26 @@ fn is_usual_eps(eps: &f64) -> bool {
     *eps == EPS
 }
 
-/// Table 1 of the paper for B, L and H; Touvron et al. (2021) for Ti and S; nano is our own, for a first run.
+/// Table 1 of the paper for B, L and H; Touvron et al. (2021) for Ti and S; Zhai et al. (2022) for g and G and Chen et al. (2023) for e, as
+/// big_vision has them; nano is our own, for a first run. g and G differ by case alone, in their papers too.
 /// (name, width, depth, heads, MLP width)
-const SIZES: [(&str, usize, usize, usize, usize); 6] = [
+const SIZES: [(&str, usize, usize, usize, usize); 9] = [
     ("nano", 96, 4, 3, 384),
     ("ti", 192, 12, 3, 768),
     ("s", 384, 12, 6, 1536),
     ("b", 768, 12, 12, 3072),
     ("l", 1024, 24, 16, 4096),
     ("h", 1280, 32, 16, 5120),
+    ("g", 1408, 40, 16, 6144),
+    ("G", 1664, 48, 16, 8192),
+    ("e", 1792, 56, 16, 15360),
 ];
 
+/// The largest that names may ask for, beyond any that was published: width, blocks, width of the MLP.
+const MOST: (usize, usize, usize) = (1 << 14, 1000, 1 << 17);
+
 /// Sizes, patches and images of the published models, and of ours. (size, patch, pixels)
-const PUBLISHED: [(&str, usize, usize); 8] = [
+const PUBLISHED: [(&str, usize, usize); 11] = [
     ("nano", 4, 32),
     ("ti", 16, 224),
     ("s", 16, 224),
@@ -85,19 +92,65 @@ const PUBLISHED: [(&str, usize, usize); 8] = [
     ("b", 16, 384),
     ("l", 16, 224),
     ("h", 14, 224),
+    ("g", 14, 224),
+    ("G", 14, 224),
+    ("e", 14, 224),
 ];
 
 /// Form of names of ViTs, for messages.
-const NAMES: &str = "a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, such as vit-ti/16";
+const NAMES: &str = "a ViT is vit-SIZE/PATCH with SIZE one of nano, ti, s, b, l, h, g, G, e, such as vit-ti/16, or \
+     vit-WIDTH-DEPTH-HEADS-MLP/PATCH, such as vit-1152-27-16-4304/14";
+
+const PREFIX: &str = "vit-";
+
+/// Width, depth, heads and MLP width of a published size. Case matters only between g and G.
+fn size_named(size: &str) -> Option<[usize; 4]> {
+    let exactly = SIZES.iter().find(|s| s.0 == size);
+    let found = exactly.or_else(|| SIZES.iter().find(|s| s.0.eq_ignore_ascii_case(size)));
+    found.map(|&(_, width, depth, heads, mlp)| [width, depth, heads, mlp])
+}
+
+/// Refuses sizes that are no ViT's.
+fn within([width, depth, heads, mlp]: [usize; 4]) -> Result<(), String> {
+    let (widest, deepest, largest) = MOST;
+    for (what, number, most) in [
+        ("width", width, widest),
+        ("depth", depth, deepest),
+        ("heads", heads, width),
+        ("MLP width", mlp, largest),
+    ] {
+        if !(1..=most).contains(&number) {
+            return Err(format!("{what} {number} is not from 1 to {most}"));
+        }
+    }
+    match width % heads {
+        0 => Ok(()),
+        _ => Err(format!("width {width} is not a multiple of {heads}, its heads")),
+    }
+}
 
 impl Vit {
-    /// Decodes a name such as `vit-b/16`.
+    /// Decodes a name such as `vit-b/16`, or by numbers `vit-768-12-12-3072/16`.
     pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Vit, NetworkError> {
         let unknown = || NetworkError::unknown(name, NAMES);
-        let lower = name.to_ascii_lowercase();
-        let (size, patch) = lower.strip_prefix("vit-").and_then(|n| n.split_once('/')).ok_or_else(unknown)?;
+        let after = name.split_at_checked(PREFIX.len()).filter(|(vit, _)| vit.eq_ignore_ascii_case(PREFIX));
+        let (size, patch) = after.and_then(|(_, n)| n.split_once('/')).ok_or_else(unknown)?;
         let patch: usize = patch.parse().map_err(|_| unknown())?;
-        let &(_, width, depth, heads, mlp) = SIZES.iter().find(|s| s.0 == size).ok_or_else(unknown)?;
+        let [width, depth, heads, mlp] = match size_named(size) {
+            Some(_) if size == "G" && name.starts_with("VIT") => {
+                let why = "ViT-g, of 1.0 billion parameters, and ViT-G, of 1.8 billion, differ by case alone: write \
+                     vit-g or vit-G";
+                return Err(NetworkError::unfit(name, why));
+            }
+            Some(sizes) => sizes,
+            None => {
+                let number = |text: &str| text.parse::<usize>().map_err(|_| unknown());
+                let numbers = size.split('-').map(number).collect::<Result<Vec<_>, _>>()?;
+                let sizes: [usize; 4] = numbers.try_into().map_err(|_| unknown())?;
+                within(sizes).map_err(|why| NetworkError::unfit(name, why))?;
+                sizes
+            }
+        };
         let pool = Pool::ClassToken;
         let (dropout, attention_dropout, drop_path) = (0.0, 0.0, 0.0);
         let vit = Vit {
@@ -119,7 +172,7 @@ impl Vit {
         Ok(vit)
     }
 
-    /// Name of the size with this width, so many blocks and this MLP.
+    /// Name of the published size with this width, so many blocks and this MLP.
     pub(crate) fn size_of(width: usize, depth: usize, mlp: usize) -> Option<&'static str> {
         let found = SIZES.iter().find(|size| (size.1, size.2, size.4) == (width, depth, mlp));
         found.map(|size| size.0)
@@ -301,7 +354,8 @@ pub(crate) fn plain_numbers(
     let block = tokens * (size(heads) * tokens + 8.0 * size(mlp));
     let pixels = size(model.channels()) * size(patch).powi(2);
     let activations = size(depth) * block;
-    let weights = size(width) * (size(model.classes()) + pixels + tokens);
+    let blocks = size(depth) * (4.0 * size(width) + 2.0 * size(mlp));
+    let weights = size(width) * (size(model.classes()) + pixels + tokens + blocks);
     size(batch) * (activations + image + size(model.classes())) + weights
 }
 
@@ -365,6 +419,45 @@ mod tests {
         assert_eq!(parameters("vit-b/16", 224, 1000), 86_567_656);
         assert_eq!(parameters("vit-l/16", 224, 1000), 304_326_632);
         assert_eq!(parameters("vit-h/14", 224, 1000), 632_045_800);
+        assert_eq!(parameters("vit-g/14", 224, 1000), 1_012_611_432);
+        assert_eq!(parameters("vit-G/14", 224, 1000), 1_844_440_680);
+        // 3,926 million in the paper (Chen et al., 2023), with its pooling head (67.9 million) and 30 thousand classes.
+        assert_eq!(parameters("vit-e/14", 224, 1000), 3_807_214_312);
+    }
+
+    #[test]
+    fn case_tells_g_from_g_alone() {
+        let named = |name: &str| Vit::named(name, 224, 3, 10);
+        assert_eq!(named("ViT-B/16"), named("vit-b/16"));
+        assert_eq!(named("ViT-E/14"), named("VIT-e/14"));
+        let widths = ["vit-g/14", "ViT-g/14", "vit-G/14", "ViT-G/14", "VIT-g/14"]
+            .map(|name| named(name).unwrap().width);
+        assert_eq!(widths, [1408, 1408, 1664, 1664, 1408]);
+        let refused = named("VIT-G/14").unwrap_err().to_string();
+        assert!(refused.starts_with("VIT-G/14: ViT-g, of 1.0 billion"), "{refused}");
+    }
+
+    #[test]
+    fn other_sizes_are_named_by_their_numbers() {
+        let named = |name: &str| Vit::named(name, 224, 3, 10);
+        assert_eq!(named("vit-768-12-12-3072/16"), named("vit-b/16"));
+        // SoViT-400m (Alabdulmohsin et al., 2023), which has 428 million in the paper, with its pooling head (15.2 million).
+        assert_eq!(parameters("vit-1152-27-16-4304/14", 224, 1000) / 1_000_000, 413);
+        let message = |name: &str| named(name).unwrap_err().to_string();
+        for (name, why) in [
+            ("vit-100-12-12-3072/16", "width 100 is not a multiple of 12, its heads"),
+            ("vit-768-0-12-3072/16", "depth 0 is not from 1 to 1000"),
+            ("vit-768-12-0-3072/16", "heads 0 is not from 1 to 768"),
+            ("vit-99999-12-3-3072/16", "width 99999 is not from 1 to 16384"),
+            ("vit-768-12-12-0/16", "MLP width 0 is not from 1 to 131072"),
+        ] {
+            assert_eq!(message(name), format!("{name}: {why}"));
+        }
+        for name in
+            ["vit-768-12-12/16", "vit-768-12-12-3072-1/16", "vit-768-12-x-3072/16", "vit--12-12-3072/16"]
+        {
+            assert!(message(name).starts_with(&format!("{name}: unknown model: a ViT is")), "{name}");
+        }
     }
 
     #[test]

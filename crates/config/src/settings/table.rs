@@ -32,7 +32,7 @@ settings! {
     "Model" {
         /// classify: one class for each image; segment: a class for each pixel
         task: Option<Task> = MODEL.value("TASK").default("the task of the model and the data"),
-        /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
+        /// vit-SIZE/PATCH, SIZE one of nano, ti, s, b, l, h, g, G, e or WIDTH-DEPTH-HEADS-MLP, or swinv2-SIZE/wWINDOW, SIZE one of nano, ti, s, b, l or a width and
         /// the blocks of each stage, as 352-2-2-18-2, or timm's name, as vit_base_patch16_224, swinv2_tiny_window8_256,
         /// vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224 (`vitesse models` lists them); for pixels a ViT's name with +linear or swinv2-SIZE/wWINDOW+upernet
         model: Option<String> = MODEL.value("MODEL").offers(offers::models)

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod arithmetic;
+pub mod optimizers;
 pub mod random;
 pub mod ranks;
 pub mod slopes;

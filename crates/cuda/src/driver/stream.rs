@@ -43,6 +43,17 @@ impl Stream {
         said(unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) }, "waiting for an event")
     }
 
+    /// Makes later work on this stream, which is under capture, wait for an event that is recorded outside: every launch of the graph waits
+    /// for the event as it was last recorded before.
+    pub fn wait_in_graph(&self, event: &Event) -> Result<(), CudaError> {
+        let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
+        // SAFETY: both live.
+        said(
+            unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, external) },
+            "waiting for an event in a graph",
+        )
+    }
+
     pub fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
@@ -241,6 +252,9 @@ impl Event {
 }
 
 freed_by!(Event, raw, sys::cuEventDestroy_v2);
+
+// SAFETY: the driver may be called with one event from several threads.
+unsafe impl Sync for Event {}
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
 

@@ -14,6 +14,8 @@ impl Executor {
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CudaError> {
         self.begin(which, header)?;
         self.runs.end(which, &self.streams)?;
+        // What earlier lists have left under way is there, too.
+        self.synchronise()?;
         let addresses = self.plans.list(which)?.addresses.clone();
         if let Some(bad) = self.bad_before(which, &addresses)? {
             return Ok(Some(bad));
@@ -70,6 +72,7 @@ impl Executor {
         for id in states_read(plan) {
             let State { name, ty, role, .. } = &plan.states[id.index()];
             let address = self.plans.states[id.index()];
+            let ty = &Type::new(ty.dtype, [self.held(id).len()]);
             if let Some(bad) = self.bad((name, ty), address, || Origin::State(*role))? {
                 return Ok(Some(bad));
             }

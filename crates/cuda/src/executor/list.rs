@@ -1,5 +1,6 @@
 //! A bound plan, ready to run: every kernel loaded, every matmul's algorithm chosen.
 
+use super::behind::Behind;
 use super::calls::{PreparedCall, bring_back};
 use super::communicator::{GpuComm, GpuCommunicator};
 use crate::action::{
@@ -7,7 +8,7 @@ use crate::action::{
 };
 use crate::attention;
 use crate::bind::{Bound, Placed};
-use crate::collectives::{Stage, host_places, stages};
+use crate::collectives::{Stage, host_places, stages, stages_on_device};
 use crate::convolution;
 use crate::cudnn::CudnnPlan;
 use crate::driver::{Block, Context, Event, Graph, Pinned, Stream, prepare_lock};
@@ -117,6 +118,10 @@ pub(super) struct Prepared {
     waits: Vec<usize>,
     /// Event after it, if another lane waits for it.
     signal: Option<Event>,
+    /// Events of collectives that earlier lists have left under way.
+    after: Vec<Arc<Event>>,
+    /// Event after it, if it is left under way.
+    pub left: Option<Arc<Event>>,
     pub step: usize,
     pub first: usize,
     /// Values of the plan that are complete when it is done.
@@ -141,13 +146,15 @@ struct Branch {
 
 pub(super) struct List {
     pub name: String,
+    /// Event of the end of the graph, for what is launched behind it.
+    pub ended: Event,
     pub actions: Vec<Prepared>,
     /// Address of every value of the plan.
     pub addresses: Vec<Address>,
     start: Event,
     branches: Vec<Branch>,
-    /// Stages in order: one, unless collectives run on the host. Stretches have graphs, captured when they are
-    /// first run.
+    /// Stages in order: one, unless collectives run on the host or are left under way. Stretches have graphs, captured when they
+    /// are first run.
     stages: Vec<(Stage, Option<Graph>)>,
     /// The collectives, by their place among the actions.
     calls: Vec<usize>,
@@ -166,14 +173,16 @@ pub(super) struct Preparer<'a> {
     pub workspace: &'a Block,
     /// Host memory for collectives that run on the host.
     pub host: Option<&'a Pinned>,
+    /// Collectives that lists leave under way.
+    pub behind: &'a Behind,
 }
 
 impl Preparer<'_> {
     pub fn prepare(&mut self, plan: &Plan, name: &str, bound: Bound) -> Result<List, CudaError> {
         let waited: HashSet<usize> =
             bound.actions.iter().flat_map(|placed| placed.waits.iter().copied()).collect();
-        let all = Stage::Stretch((0..bound.actions.len()).collect());
-        let stages = if self.host.is_some() { stages(&bound.actions) } else { vec![all] };
+        let stages =
+            if self.host.is_some() { stages(&bound.actions) } else { stages_on_device(&bound.actions) };
         let (places, _) = host_places(collectives(&bound));
         let mut places = places.into_iter();
         let mut calls = Vec::new();
@@ -196,10 +205,16 @@ impl Preparer<'_> {
                 branches.push(Branch { lane, end: Event::new(self.context)? });
             }
         }
-        let start = Event::new(self.context)?;
+        // Of one communicator all calls are in one order, on all ranks.
+        let behind =
+            |index: &&usize| stages.iter().any(|s| matches!(s, Stage::Behind(of) if of.contains(index)));
+        if let Some(first) = calls.iter().find(|index| !behind(index)) {
+            actions[*first].after = self.behind.all();
+        }
+        let (start, ended) = (Event::new(self.context)?, Event::new(self.context)?);
         let stages = stages.into_iter().map(|stage| (stage, None)).collect();
         let (name, addresses) = (name.to_string(), bound.addresses);
-        Ok(List { name, actions, addresses, start, branches, stages, calls })
+        Ok(List { name, ended, actions, addresses, start, branches, stages, calls })
     }
 
     fn action(
@@ -209,7 +224,8 @@ impl Preparer<'_> {
         layer: String,
         place: Option<(usize, usize)>,
     ) -> Result<Prepared, CudaError> {
-        let Placed { action, lane, step, first, waits, results } = placed;
+        let Placed { action, lane, step, first, waits, results, left, after } = placed;
+        let (left, after) = (self.behind.of(&left), self.behind.touching(&after));
         let (work, what) = match action {
             Action::Launch(launch) => {
                 (ReadyWork::Launch(Ready::new(&launch, self.modules)?), launch.kernel.name)
@@ -249,7 +265,7 @@ impl Preparer<'_> {
                 (ReadyWork::Collective(Box::new(calling)), call.collective.name().into())
             }
         };
-        Ok(Prepared { work, lane, waits, signal, step, first, results, what, layer })
+        Ok(Prepared { work, lane, waits, signal, after, left, step, first, results, what, layer })
     }
 
     fn attention(&mut self, attention: Attention) -> Result<(ReadyWork, String), CudaError> {
@@ -317,14 +333,14 @@ impl Prepared {
 }
 
 impl List {
-    /// Enqueues some actions on the streams of their lanes. Other lanes start after what the compute lane holds, and the
-    /// compute lane goes on after them.
+    /// Enqueues some actions on the streams of their lanes, which are under capture or not. Other lanes start after what the compute
+    /// lane holds, and the compute lane goes on after them.
     fn play(
         &self,
         which: &[usize],
         libraries: &MathLibraries,
         streams: &Streams,
-        marks: Option<&dyn Mark>,
+        (marks, capturing): (Option<&dyn Mark>, bool),
     ) -> Result<(), CudaError> {
         let branches =
             || self.branches.iter().filter(|b| which.iter().any(|i| self.actions[*i].lane == b.lane));
@@ -348,6 +364,9 @@ impl List {
             if let Some(marks) = marks {
                 marks.before(*index, stream, waits)?;
             }
+            for event in &action.after {
+                if capturing { stream.wait_in_graph(event)? } else { stream.wait(event)? }
+            }
             action.start(libraries, streams, stream)?;
             if let Some(marks) = marks {
                 marks.after(*index, stream)?;
@@ -363,7 +382,7 @@ impl List {
         Ok(())
     }
 
-    fn call(&self, index: usize) -> Result<&PreparedCall, CudaError> {
+    pub fn call(&self, index: usize) -> Result<&PreparedCall, CudaError> {
         match &self.actions[index].work {
             ReadyWork::Collective(calling) => Ok(calling),
             _ => Err(CudaError::Misuse(format!("action {index} of {} is no collective", self.name))),
@@ -405,7 +424,8 @@ impl List {
     ) -> Result<(), CudaError> {
         let mut calls = self.calls.iter().copied().peekable();
         self.stages.iter().try_for_each(|(stage, _)| match stage {
-            Stage::Stretch(which) => self.play(which, libraries, streams, marks),
+            Stage::Stretch(which) => self.play(which, libraries, streams, (marks, false)),
+            Stage::Behind(which) => self.start_behind(which, streams, marks),
             Stage::Leave(index) => {
                 // Through the host a collective begins when the compute lane has come to it, and ends when its result is back.
                 marks.map_or(Ok(()), |marks| marks.before(*index, streams.compute(), true))?;
@@ -429,16 +449,15 @@ impl List {
         streams: &Streams,
         mark: &dyn Mark,
     ) -> Result<Graph, CudaError> {
-        match &self.stages[..] {
-            [(Stage::Stretch(which), _)] => {
-                let play = || self.play(which, libraries, streams, Some(mark));
-                streams.compute().capture(play, &self.name)
-            }
-            _ => Err(CudaError::Misuse(format!(
-                "{} is no one graph: the host does its collectives",
-                self.name
-            ))),
+        let by_host = |(stage, _): &(Stage, _)| matches!(stage, Stage::Leave(_) | Stage::Return(_));
+        if self.stages.iter().any(by_host) {
+            let why = format!("{} is no one graph: the host does its collectives", self.name);
+            return Err(CudaError::Misuse(why));
         }
+        // What a run leaves under way is in the graph here.
+        let all: Vec<usize> = (0..self.actions.len()).collect();
+        let play = || self.play(&all, libraries, streams, (Some(mark), true));
+        streams.compute().capture(play, &self.name)
     }
 
     /// Runs the list as one graph; or, where collectives run on the host, as one for each stretch between them. Then it returns when
@@ -449,7 +468,7 @@ impl List {
             match &self.stages[number] {
                 (Stage::Stretch(which), None) if !which.is_empty() => {
                     let began = Instant::now();
-                    let play = || self.play(which, libraries, streams, None);
+                    let play = || self.play(which, libraries, streams, (None, true));
                     // Not with NCCL, whose calls may wait for those of other threads.
                     let on_device = streams.communicator.as_ref().is_some_and(|e| e.is_on_device());
                     let _alone = (!on_device).then(prepare_lock);
@@ -457,6 +476,7 @@ impl List {
                     capturing += began.elapsed().as_secs_f64();
                 }
                 (Stage::Leave(index), _) => self.call(*index)?.leave(streams)?,
+                (Stage::Behind(which), _) => self.start_behind(which, streams, None)?,
                 (Stage::Return(index), _) => self.bring_back(*index, streams)?,
                 _ => {}
             }

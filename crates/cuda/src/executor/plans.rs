@@ -1,14 +1,15 @@
 //! Plans of a program bound to memory on the GPU, and what is replaced with them.
 
+use super::behind::Behind;
 use super::list::{List, Streams, collectives};
 use super::readback::RING;
 use super::staging::Staging;
-use super::times::Times;
+use super::times::{NotesOfLists, Times};
 use super::{Options, Which};
 use crate::action::{Action, Address, Constants, Facts, Kernel, Matmul};
 use crate::attention;
 use crate::bind::{Addresses, Binder, Bound, Placed, Steps, state_addresses};
-use crate::collectives::{TimeNotes, check_ranks, host_places, timed};
+use crate::collectives::{all_done_at_the_end, check_ranks, host_places, timed};
 use crate::convolution;
 use crate::driver::{Block, Context, Pinned, prepare_lock};
 use crate::error::CudaError;
@@ -18,6 +19,7 @@ use crate::moves;
 use crate::steps::{self, hopper};
 use crate::tuner::{KnownAlgorithms, Tuner};
 use graph::Home;
+use graph::kinds::Bytes;
 use graph::plan::Place;
 use graph::{DType, Lane, Plan, Program};
 use std::collections::BTreeSet;
@@ -40,8 +42,8 @@ pub(super) struct Plans {
     /// Host memory of collectives that run on the host.
     pub host: Option<Pinned>,
     pub times: Option<Times>,
-    /// Recorded times of each list.
-    marks: Vec<TimeNotes>,
+    /// Collectives that lists leave under way.
+    pub behind: Behind,
     /// Layer and bytes of the collectives of `last`.
     pub collectives: Vec<(String, usize)>,
     /// Addresses of each plan's inputs.
@@ -80,10 +82,6 @@ impl Plans {
     pub fn prepared(&self) -> Vec<usize> {
         (0..self.lists.len()).filter(|number| self.lists[*number].is_some()).collect()
     }
-
-    pub fn marks(&self, which: Which) -> TimeNotes {
-        self.marks[which as usize]
-    }
 }
 
 /// Lists that a run needs first: evaluation comes later, and lists for several micro-steps only where there are some.
@@ -97,19 +95,14 @@ pub(super) fn first_lists(program: &Program) -> Vec<usize> {
 }
 
 /// All lists of a program, without a GPU.
-struct Lists {
+pub(super) struct Lists {
     /// Lists of plans; the last is [`REFRESH`].
-    bound: Vec<Bound>,
-    marks: Vec<TimeNotes>,
+    pub bound: Vec<Bound>,
+    notes: NotesOfLists,
     constants: Vec<u8>,
 }
 
 impl Lists {
-    /// Bytes of recorded times.
-    fn times(&self) -> usize {
-        self.marks.iter().map(|marks| marks.bytes()).max().unwrap_or(0)
-    }
-
     /// Bytes of workspace that the libraries may use, in the compute lane and in others.
     fn workspaces(&self) -> [usize; 2] {
         let mut most = [WORKSPACE; 2];
@@ -156,6 +149,15 @@ pub(super) struct BindTarget<'a> {
     pub tf32: bool,
     /// This rank among the plans' ranks.
     pub rank: usize,
+    /// True if collectives go into streams, where they may run on when a list has ended.
+    pub enqueues: bool,
+}
+
+impl BindTarget<'_> {
+    /// Addresses of what the rank holds of each state.
+    fn states(&self, program: &Program, own: Address, arena: Address) -> Vec<Address> {
+        state_addresses(&program.states, (program.last.mesh, self.rank), own, arena)
+    }
 }
 
 fn bind_all(
@@ -165,23 +167,33 @@ fn bind_all(
     times: Address,
     to: BindTarget<'_>,
 ) -> Result<Lists, CudaError> {
-    let BindTarget { facts, tf32, rank } = to;
+    let BindTarget { facts, tf32, rank, enqueues } = to;
     let mut constants = Constants::at(constants);
-    let mut bind = |plan: &Plan| {
-        let bound = Binder { memory, tf32, facts, maker: &Steps, rank }.bind(plan, &mut constants)?;
-        Ok::<_, CudaError>(timed(bound, times))
-    };
-    let (mut bound, marks): (Vec<Bound>, Vec<TimeNotes>) =
-        program.plans().into_iter().map(&mut bind).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    let (mut lists, mut notes) = (vec![], NotesOfLists::default());
+    for which in Which::ALL {
+        let plan = program.plan(which);
+        let mut bound = Binder { memory, tf32, facts, maker: &Steps, rank }.bind(plan, &mut constants)?;
+        if !enqueues {
+            all_done_at_the_end(&mut bound);
+        }
+        // Evaluation is no part of a step's account.
+        if which != Which::Eval {
+            let (with_times, marks) = timed(bound, times + notes.bytes() as Address);
+            bound = with_times;
+            notes.push(which, marks);
+        }
+        lists.push(bound);
+    }
     let placed = |action| Placed::new(action, Lane::Compute, (0, 0));
-    let refresh = refresh(program, memory.states, &mut constants)?.into_iter().map(placed).collect();
-    bound.push(Bound { actions: refresh, ..Bound::default() });
-    Ok(Lists { bound, marks, constants: constants.bytes().to_vec() })
+    let refresh = refresh(program, rank, memory.states, &mut constants)?.into_iter().map(placed).collect();
+    lists.push(Bound { actions: refresh, ..Bound::default() });
+    Ok(Lists { bound: lists, notes, constants: constants.bytes().to_vec() })
 }
 
-/// Actions that refresh every copy in half precision.
+/// Actions that refresh every copy in half precision, of which this rank has what is copied: of others the host writes all.
 fn refresh(
     program: &Program,
+    rank: usize,
     addresses: &[Address],
     constants: &mut Constants,
 ) -> Result<Vec<Action>, CudaError> {
@@ -195,7 +207,14 @@ fn refresh(
                 let (layer, op) = (state.name.clone(), "a copy of what is not f32".to_string());
                 return Err(CudaError::NoKernel { layer, op, types: String::new() });
             };
-            pairs.push((addresses[of], addresses[index], state.ty.shape.count()));
+            let ([here, wanted], mesh) = ([of, index], program.last.mesh);
+            let [here, wanted] =
+                [here, wanted].map(|index| program.states[index].elements_of(&program.states, mesh, rank).0);
+            if wanted.is_empty() || wanted.start < here.start || wanted.end > here.end {
+                continue;
+            }
+            let first = ((wanted.start - here.start) * DType::F32.bytes()) as Address;
+            pairs.push((addresses[of] + first, addresses[index], wanted.len()));
         }
         if !pairs.is_empty() {
             actions.extend(steps::update::refresh_copies(&pairs, dtype, constants));
@@ -210,13 +229,13 @@ pub fn kernels_of(program: &Program, facts: &Facts, tf32: bool) -> Result<BTreeS
         let launches = hopper::candidates(matmul, facts).into_iter();
         launches.filter_map(|cut| Some(hopper::plain(matmul, cut, facts)?.kernel)).collect()
     };
-    Ok(kernels(dry(program, BindTarget { facts, tf32, rank: 0 })?.bound.iter(), ours))
+    Ok(kernels(dry(program, BindTarget { facts, tf32, rank: 0, enqueues: true })?.bound.iter(), ours))
 }
 
 /// Binds to fake addresses, to learn what is needed.
 fn dry(program: &Program, to: BindTarget<'_>) -> Result<Lists, CudaError> {
     let base = |bit: u32| (1 as Address) << bit;
-    let states = state_addresses(&program.states, base(45), base(44));
+    let states = to.states(program, base(45), base(44));
     let memory = Addresses { arena: base(44), states: &states, header: base(46) };
     bind_all(program, memory, base(47), base(43), to)
 }
@@ -233,15 +252,17 @@ pub struct MemoryNeeds {
     pub tables: usize,
     /// Most bytes of workspace of matmuls and convolutions.
     pub workspace: usize,
+    /// What arena and states are for.
+    pub kinds: Bytes,
 }
 
 impl MemoryNeeds {
     pub fn of(program: &Program, facts: &Facts, tf32: bool) -> Result<Self, CudaError> {
-        Ok(DryBinding::of(program, BindTarget { facts, tf32, rank: 0 })?.needs)
+        Ok(DryBinding::of(program, BindTarget { facts, tf32, rank: 0, enqueues: true })?.needs)
     }
 
     pub fn total(&self) -> usize {
-        let MemoryNeeds { arena, states, staging, tables, workspace } = *self;
+        let MemoryNeeds { arena, states, staging, tables, workspace, .. } = *self;
         arena + states + staging + tables + workspace
     }
 
@@ -265,18 +286,14 @@ impl DryBinding {
         if let Some(state) = program.states.iter().find(|s| matches!(s.home, Home::Host(_) | Home::Nowhere)) {
             return Err(CudaError::Misuse(format!("state {} does not lie on the GPU", state.name)));
         }
-        if let Some(state) = program.states.iter().find(|s| !s.held.is_whole()) {
-            let why =
-                format!("state {} is divided among ranks (ZeRO): a GPU can't bind that yet", state.name);
-            return Err(CudaError::Misuse(why));
-        }
         let lists = dry(program, to)?;
         let needs = MemoryNeeds {
             arena: program.arena(),
             states: program.state_bytes(),
             staging: Staging::bytes_for(program),
-            tables: lists.constants.len() + lists.times(),
+            tables: lists.constants.len() + lists.notes.bytes(),
             workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
+            kinds: program.kinds(),
         };
         Ok(DryBinding { lists, needs })
     }
@@ -323,11 +340,12 @@ impl Base<'_> {
         };
         let constants = Block::new(context, dry.lists.constants.len(), "tables")?;
         let staging = Staging::new(context, program)?;
-        let states = state_addresses(&program.states, self.states, arena.address);
+        let target = self.options.target(self.facts);
+        let states = target.states(program, self.states, arena.address);
         let memory = Addresses { arena: arena.address, states: &states, header: self.header };
-        let times = Times::new(context, dry.lists.times(), RING)?;
+        let times = Times::new(context, &dry.lists.notes, RING)?;
         let noted = times.as_ref().map_or(0, |times| times.block.address);
-        let lists = bind_all(program, memory, constants.address, noted, self.options.target(self.facts))?;
+        let lists = bind_all(program, memory, constants.address, noted, target)?;
         if lists.constants.len() > constants.bytes {
             return Err(CudaError::Misuse("the kernels' tables depend on addresses".into()));
         }
@@ -345,6 +363,7 @@ impl Base<'_> {
             Place::State(state) => memory.states[state.index()],
         };
         let inputs = program.plans().map(|plan| plan.inputs.iter().map(|v| address(plan, v)).collect());
+        let behind = Behind::new(context, &lists)?;
         let mut bound = lists.bound.into_iter();
         Ok(Plans {
             lists: [const { None }; LISTS],
@@ -353,7 +372,7 @@ impl Base<'_> {
             staging,
             host,
             times,
-            marks: lists.marks,
+            behind,
             collectives,
             inputs,
             states,

@@ -126,7 +126,7 @@ impl Base<'_> {
                 (plan, plan.name.clone())
             }
         };
-        let Plans { modules, arena, host, .. } = plans;
+        let Plans { modules, arena, host, behind, .. } = plans;
         let mut preparer = Preparer {
             context: self.context,
             modules,
@@ -136,6 +136,7 @@ impl Base<'_> {
             scratch: trial_memory.larger.as_ref().unwrap_or(arena),
             workspace: &trial_memory.workspace,
             host: host.as_ref(),
+            behind,
         };
         preparer.prepare(plan, &name, bound)
     }

@@ -31,6 +31,8 @@ impl Executor {
         let zeroed = Block::new(&self.context, AHEAD.1, "profiling")?;
         for _ in 0..repeats.max(1) {
             self.begin(which, header)?;
+            // What earlier lists have left under way would wait for the host.
+            self.synchronise()?;
             let list = self.plans.list(which)?;
             let stream = self.streams.compute();
             (0..AHEAD.0).try_for_each(|_| stream.zero(zeroed.address, zeroed.bytes))?;

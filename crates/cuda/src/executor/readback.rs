@@ -1,7 +1,6 @@
 //! Readback of each step's few numbers without stopping the GPU.
 
 use super::plans::{Plans, REFRESH};
-use super::times::settle;
 use super::{Executor, Which};
 use crate::action::Address;
 use crate::driver::{Context, Event, Pinned};
@@ -83,10 +82,9 @@ impl Executor {
         moves.extend(scale.map(|scale| Move { from: scale, to: to(SCALE), bytes: 12 }));
         let Plans { times, modules, .. } = &mut self.plans;
         if let Some(times) = times {
-            times.marks[slot] = std::mem::take(&mut self.timed);
-            let bytes = times.marks[slot].bytes().min(times.bytes);
+            times.runs[slot] = std::mem::take(&mut self.timed);
             let to = times.host.address(slot * times.bytes) as Address;
-            moves.push(Move { from: times.block.address, to, bytes });
+            moves.push(Move { from: times.block.address, to, bytes: times.bytes });
         }
         // SAFETY: the host reads a slot only after its event, and this ticket's number makes older ones invalid.
         unsafe { moves::start(&moves, modules, stream) }?;
@@ -104,10 +102,9 @@ impl Executor {
         let slot = (ticket.0 % RING as u64) as usize;
         self.streams.wait_for(&arrived[slot], || "waiting for a step's numbers".into())?;
         if let Some(times) = &self.plans.times {
-            let marks = times.marks[slot];
             // SAFETY: as below.
-            let notes = unsafe { times.host.bytes(slot * times.bytes, marks.bytes().min(times.bytes)) };
-            self.collective_times = settle(notes, marks);
+            let bytes = unsafe { times.host.bytes(slot * times.bytes, times.bytes) };
+            self.collective_times = times.notes.settle(bytes, &times.runs[slot]);
         }
         // SAFETY: they have arrived, and nothing newer goes to this slot while `&mut self` is held.
         let bytes = unsafe { host.bytes(slot * SLOT_BYTES, SLOT_BYTES) };

@@ -8,14 +8,16 @@ use crate::error::CudaError;
 use graph::fp8::Format;
 use graph::plan::Place;
 use graph::random::{Sequence, initial};
-use graph::{DType, Init, Program, Role, State, StateId, Type};
+use graph::{DType, Held, Init, Program, Role, State, StateId, Type};
 use half::{bf16, f16};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
-/// Initial values: parameters as in every other executor, and what else doesn't start at zero.
+/// Initial values of what this rank holds: parameters as in every other executor, and what else doesn't start at zero.
 pub(super) fn initialise(
     program: &Program,
+    rank: usize,
     addresses: &[Address],
     seed: u64,
     stream: &Stream,
@@ -23,7 +25,7 @@ pub(super) fn initialise(
     let mut drawn = Vec::new();
     for (index, state) in program.states.iter().enumerate() {
         match state.role {
-            Role::Parameter(init) => drawn.push((index, init, &state.ty)),
+            Role::Parameter(init) => drawn.push((index, init)),
             _ => {
                 if let Some(values) = program.first_values(state) {
                     let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
@@ -32,31 +34,50 @@ pub(super) fn initialise(
             }
         }
     }
-    // Each parameter has a sequence of its own, so that threads can share them out.
+    // Each parameter has a sequence of its own, so that threads can share them out. Few are at hand at a time: the largest of a model of
+    // billions have hundreds of megabytes.
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(16);
     std::thread::scope(|scope| {
-        let (send, receive) = sync_channel::<(usize, Vec<u8>)>(2 * threads);
+        let (send, receive) = sync_channel::<Vec<(usize, Vec<u8>)>>(2);
         for _ in 0..threads {
             let (send, next, drawn) = (send.clone(), &next, &drawn);
             scope.spawn(move || {
-                while let Some((index, init, ty)) = drawn.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let values = first_values(*init, seed, *index, ty);
-                    if send.send((*index, values)).is_err() {
+                while let Some((index, init)) = drawn.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let values = first_values(*init, seed, *index, program.states[*index].ty.shape.count());
+                    if send.send(held_bytes(program, rank, *index, &values)).is_err() {
                         break;
                     }
                 }
             });
         }
         drop(send);
-        receive.into_iter().try_for_each(|(index, bytes)| stream.send_now(&bytes, addresses[index]))
+        let written = receive.into_iter().flatten();
+        written.into_iter().try_for_each(|(index, bytes)| stream.send_now(&bytes, addresses[index]))
     })
 }
 
-fn first_values(init: Init, seed: u64, index: usize, ty: &Type) -> Vec<u8> {
+/// Elements of a state that a rank holds.
+fn held(program: &Program, rank: usize, index: usize) -> Range<usize> {
+    program.states[index].elements_of(&program.states, program.last.mesh, rank).0
+}
+
+/// Bytes that a rank keeps of a whole state: by state, its own part, and that of the copy of a tensor in a shard, which no rank could
+/// make of what it holds.
+fn held_bytes(program: &Program, rank: usize, index: usize, values: &[f32]) -> Vec<(usize, Vec<u8>)> {
+    let State { name, ty, held: holds, .. } = &program.states[index];
+    let mut bytes = vec![(index, to_bytes(&values[held(program, rank, index)], ty.dtype))];
+    if let Held::Of { .. } = holds {
+        let is_copy = |state: &State| state.copies() == Some(name);
+        let copy = program.states.iter().position(is_copy);
+        bytes.extend(copy.into_iter().flat_map(|copy| held_bytes(program, rank, copy, values)));
+    }
+    bytes
+}
+
+fn first_values(init: Init, seed: u64, index: usize, count: usize) -> Vec<f32> {
     let mut random = Sequence::new(seed, index as u32);
-    let values: Vec<f32> = (0..ty.shape.count()).map(|_| initial(init, &mut random) as f32).collect();
-    to_bytes(&values, ty.dtype)
+    (0..count).map(|_| initial(init, &mut random) as f32).collect()
 }
 
 pub(super) fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
@@ -115,21 +136,39 @@ impl Executor {
         Ok(from_bytes(&bytes, ty.dtype))
     }
 
-    /// Values of a state when all that was queued is done.
+    /// Elements of a state that this rank holds: all, unless it is a tensor in a shard.
+    pub fn held(&self, id: StateId) -> Range<usize> {
+        held(&self.program, self.rank(), id.index())
+    }
+
+    fn rank(&self) -> usize {
+        self.options.comm.as_ref().map_or(0, |comm| comm.rank())
+    }
+
+    /// Values of what this rank holds of a state, when all that was queued is done.
     pub fn state_f32(&self, id: StateId, to: &mut [f32]) -> Result<(), CudaError> {
-        let state = &self.program.states[id.index()];
-        self.check_length(id, to.len())?;
-        to.copy_from_slice(&self.fetch(self.plans.states[id.index()], &state.ty)?);
+        let (state, count) = (&self.program.states[id.index()], self.held(id).len());
+        if count != to.len() {
+            let why = format!("of state {} this rank holds {count} elements, not {}", state.name, to.len());
+            return Err(CudaError::Misuse(why));
+        }
+        let ty = Type::new(state.ty.dtype, [count]);
+        to.copy_from_slice(&self.fetch(self.plans.states[id.index()], &ty)?);
         Ok(())
     }
 
-    /// Sets a state. Copies in half precision follow before the next run.
+    /// Sets a state, of which this rank keeps what it holds. Copies in half precision follow before the next run.
     pub fn set_state_f32(&mut self, id: StateId, from: &[f32]) -> Result<(), CudaError> {
-        self.check_length(id, from.len())?;
+        let state = &self.program.states[id.index()];
+        if state.ty.shape.count() != from.len() {
+            let why = format!("state {} is {}, not of {} elements", state.name, state.ty, from.len());
+            return Err(CudaError::Misuse(why));
+        }
         self.synchronise()?;
         self.settle_snapshots()?;
-        let bytes = to_bytes(from, self.program.states[id.index()].ty.dtype);
-        self.streams.compute().send_now(&bytes, self.plans.states[id.index()])?;
+        for (index, bytes) in held_bytes(&self.program, self.rank(), id.index(), from) {
+            self.streams.compute().send_now(&bytes, self.plans.states[index])?;
+        }
         self.stale = true;
         Ok(())
     }
@@ -145,23 +184,20 @@ impl Executor {
         self.streams.compute().send_now(from, self.plans.states[id.index()])
     }
 
-    fn check_length(&self, id: StateId, len: usize) -> Result<(), CudaError> {
-        let state = &self.program.states[id.index()];
-        if state.ty.shape.count() == len {
-            return Ok(());
-        }
-        Err(CudaError::Misuse(format!("state {} is {}, not of {len} elements", state.name, state.ty)))
-    }
-
     /// Makes every moving average equal to its parameter, after parameters were set from outside.
     pub fn reset_averages(&mut self) -> Result<(), CudaError> {
-        self.context.enter()?;
+        self.synchronise()?;
         self.settle_snapshots()?;
         for (index, state) in self.program.states.iter().enumerate() {
-            if let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) {
-                let (from, to) = (self.plans.states[parameter.index()], self.plans.states[index]);
-                self.streams.compute().copy(from, to, state.ty.bytes())?;
+            let Some(parameter) = state.averages().and_then(|name| self.find_state(name)) else { continue };
+            let (here, wanted) = (self.held(parameter), self.held(StateId(index as u32)));
+            if wanted.start < here.start || wanted.end > here.end {
+                let why = format!("this rank averages {} elsewhere than it holds it", state.name);
+                return Err(CudaError::Misuse(why));
             }
+            let size = state.ty.dtype.bytes();
+            let from = self.plans.states[parameter.index()] + ((wanted.start - here.start) * size) as Address;
+            self.streams.compute().copy(from, self.plans.states[index], wanted.len() * size)?;
         }
         self.stale = true;
         Ok(())
@@ -192,10 +228,9 @@ mod tests {
 
     #[test]
     fn first_values_are_those_of_the_cpu() {
-        let ty = Type::new(DType::F32, [1000]);
-        let bytes = first_values(Init::TruncatedNormal { std: 0.02 }, 7, 3, &ty);
+        let values = first_values(Init::TruncatedNormal { std: 0.02 }, 7, 3, 1000);
         let mut random = Sequence::new(7, 3);
         let first = (0.02 * random.normal()) as f32;
-        assert_eq!(from_bytes(&bytes, DType::F32)[0], first);
+        assert_eq!((values[0], values.len()), (first, 1000));
     }
 }

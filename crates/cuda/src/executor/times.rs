@@ -7,18 +7,56 @@
 use crate::collectives::TimeNotes;
 use crate::driver::{Block, Context, Pinned};
 use crate::error::CudaError;
+use graph::run::{EachPlan, Which};
 use std::sync::Arc;
 
 /// Times of the collectives of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CollectiveTimes {
-    /// Seconds of each from its start on this rank to its end, the wait for other ranks included; and for how many of them the
-    /// compute lane waited.
+    /// Seconds of each of `last` from its start on this rank to its end, the wait for other ranks included; and for how many of them
+    /// the compute lane waited.
     pub calls: Vec<(f64, f64)>,
-    /// Seconds that the compute lane waited for collectives.
+    /// Seconds that the compute lane waited for collectives, in all plans of the step.
     pub exposed: f64,
+    /// Seconds of those in `update`.
+    pub exposed_in_update: f64,
     /// Seconds in which collectives ran and the compute lane did something else.
     pub hidden: f64,
+}
+
+/// Recorded times of each list, one list's behind another's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct NotesOfLists(Vec<(Which, TimeNotes)>);
+
+impl NotesOfLists {
+    pub fn push(&mut self, which: Which, notes: TimeNotes) {
+        self.0.push((which, notes));
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|(_, notes)| notes.bytes()).sum()
+    }
+
+    /// Times of a step that has run each plan so often. Of several runs of a plan the last stands for all.
+    pub fn settle(&self, mut bytes: &[u8], runs: &EachPlan<u32>) -> CollectiveTimes {
+        let mut times = CollectiveTimes::default();
+        for (which, notes) in &self.0 {
+            let (own, rest) = bytes.split_at(notes.bytes().min(bytes.len()));
+            bytes = rest;
+            if runs[*which] == 0 {
+                continue;
+            }
+            let (of, runs) = (settle(own, *notes), f64::from(runs[*which]));
+            times.exposed += runs * of.exposed;
+            times.hidden += runs * of.hidden;
+            match which {
+                Which::Last => times.calls = of.calls,
+                Which::Update => times.exposed_in_update = runs * of.exposed,
+                _ => {}
+            }
+        }
+        times
+    }
 }
 
 /// Device memory of recorded times, and host memory for those of each step in flight.
@@ -27,18 +65,26 @@ pub(super) struct Times {
     pub host: Pinned,
     /// Bytes of a step.
     pub bytes: usize,
-    /// Layout of the step's times.
-    pub marks: Vec<TimeNotes>,
+    pub notes: NotesOfLists,
+    /// How often each step in flight has run each plan.
+    pub runs: Vec<EachPlan<u32>>,
 }
 
 impl Times {
     /// Allocates for so many steps in flight; `None` where there is nothing to record.
-    pub fn new(context: &Arc<Context>, bytes: usize, steps: usize) -> Result<Option<Self>, CudaError> {
+    pub fn new(
+        context: &Arc<Context>,
+        notes: &NotesOfLists,
+        steps: usize,
+    ) -> Result<Option<Self>, CudaError> {
+        let (bytes, notes) = (notes.bytes(), notes.clone());
         if bytes == 0 {
             return Ok(None);
         }
         let (block, host) = (Block::new(context, bytes, "times")?, Pinned::new(context, steps * bytes)?);
-        Ok(Some(Times { block, host, bytes, marks: vec![TimeNotes::default(); steps] }))
+        // What a list that never ran has recorded is never read.
+        let runs = (0..steps).map(|_| EachPlan::default()).collect();
+        Ok(Some(Times { block, host, bytes, notes, runs }))
     }
 }
 
@@ -55,7 +101,7 @@ fn shared((from, to): Interval, others: &[Interval]) -> f64 {
 }
 
 /// Computes times from records as [`crate::collectives::timed`] has them made.
-pub(super) fn settle(notes: &[u8], marks: TimeNotes) -> CollectiveTimes {
+fn settle(notes: &[u8], marks: TimeNotes) -> CollectiveTimes {
     let words: Vec<u64> = notes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let intervals: Vec<Interval> = words.as_chunks::<2>().0.iter().map(|pair| (pair[0], pair[1])).collect();
     let (calls, waits) = intervals.split_at(marks.calls.min(intervals.len()));
@@ -80,6 +126,31 @@ mod tests {
         let words = calls.iter().chain(waits).flat_map(|(from, to)| [*from, *to]);
         let notes: Vec<u8> = words.flat_map(|ms| (1_000_000_000 + ms * 1_000_000).to_le_bytes()).collect();
         settle(&notes, TimeNotes { calls: calls.len(), waits: waits.len() })
+    }
+
+    /// Plans that a step runs several times count as often; each has its own place.
+    #[test]
+    fn times_of_a_step_are_those_of_its_plans() {
+        let mut notes = NotesOfLists::default();
+        notes.push(Which::First, TimeNotes { calls: 0, waits: 1 });
+        notes.push(Which::Micro, TimeNotes { calls: 1, waits: 1 });
+        notes.push(Which::Last, TimeNotes { calls: 1, waits: 0 });
+        notes.push(Which::Update, TimeNotes { calls: 1, waits: 1 });
+        let intervals = [(0, 5), (10, 20), (15, 20), (30, 40), (50, 60), (50, 52)];
+        let words = intervals.iter().flat_map(|(from, to): &(u64, u64)| [*from, *to]);
+        let bytes: Vec<u8> = words.flat_map(|ms| (1_000_000_000 + ms * 1_000_000).to_le_bytes()).collect();
+        assert_eq!(notes.bytes(), bytes.len());
+        let mut runs = EachPlan::default();
+        (runs[Which::First], runs[Which::Micro], runs[Which::Last], runs[Which::Update]) = (1, 2, 1, 1);
+        let times = notes.settle(&bytes, &runs);
+        assert!(near(times.exposed, 0.005 + 2.0 * 0.005 + 0.002), "{times:?}");
+        assert!(
+            near(times.exposed_in_update, 0.002) && near(times.hidden, 2.0 * 0.005 + 0.010 + 0.008),
+            "{times:?}"
+        );
+        assert_eq!(times.calls.len(), 1);
+        runs[Which::Micro] = 0;
+        assert!(near(notes.settle(&bytes, &runs).exposed, 0.007));
     }
 
     fn near(a: f64, b: f64) -> bool {

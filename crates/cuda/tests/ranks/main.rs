@@ -6,7 +6,9 @@
 mod collectives;
 #[path = "../../../cpu/tests/common/mod.rs"]
 mod common;
+mod processes;
 mod rank;
+mod zero;
 
 use comm::{Communicator, ExitReport, Member, Start};
 use common::{Tensors, adamw, compiled_with, distance, settings, small_vit, smoothed, with_drawn_head};

@@ -5,6 +5,7 @@ use comm::Communicator;
 use cuda::{Executor, GpuComm, Options};
 use graph::random::Sequence;
 use graph::{Header, Program, Role, State, StateId};
+use std::ops::Range;
 
 /// What a rank does in a run: a plan.
 pub use graph::run::Which as Part;
@@ -12,6 +13,17 @@ pub use graph::run::Which as Part;
 pub trait Rank {
     /// Loads the samples from `header.first_sample` on, and runs a plan with them.
     fn run(&mut self, part: Part, header: &Header);
+
+    fn program(&self) -> &Program;
+
+    /// Elements of a state that this rank holds, and their values.
+    fn held(&mut self, id: StateId) -> (Range<usize>, Vec<f64>);
+
+    /// An output of the plan that ran last.
+    fn output(&mut self, part: Part, name: &str) -> Vec<f64>;
+
+    /// Bytes of arena and states.
+    fn allocated(&self) -> (usize, usize);
 
     fn tensors(&mut self, which: &dyn Fn(&State) -> bool) -> Tensors;
 
@@ -38,6 +50,23 @@ impl Rank for OnCpu {
         self.0.run(part);
     }
 
+    fn program(&self) -> &Program {
+        self.0.executor.program()
+    }
+
+    fn held(&mut self, id: StateId) -> (Range<usize>, Vec<f64>) {
+        let values = self.0.executor.state(id).iter().map(|x| f64::from(*x)).collect();
+        (self.0.executor.held(id), values)
+    }
+
+    fn output(&mut self, part: Part, name: &str) -> Vec<f64> {
+        self.0.executor.output(part, name).unwrap().iter().map(|x| f64::from(*x)).collect()
+    }
+
+    fn allocated(&self) -> (usize, usize) {
+        self.0.executor.allocated()
+    }
+
     fn tensors(&mut self, which: &dyn Fn(&State) -> bool) -> Tensors {
         self.0.tensors(which)
     }
@@ -51,9 +80,13 @@ pub struct OnGpu {
 impl OnGpu {
     /// All on one GPU; ranks exchange through the host.
     pub fn new(program: Program, comm: Option<Communicator>) -> Self {
+        Self::over(program, comm.map(GpuComm::Host))
+    }
+
+    /// All on one GPU, with this communication.
+    pub fn over(program: Program, comm: Option<GpuComm>) -> Self {
         let labels = program.last.find("labels").unwrap();
         let batch = program.last.values[labels].ty.shape.count();
-        let comm = comm.map(GpuComm::Host);
         let options = Options { device: 0, seed: common::SEED, deterministic: true, tf32: false, comm };
         OnGpu { executor: Executor::new(program, options).unwrap(), batch }
     }
@@ -83,6 +116,26 @@ impl Rank for OnGpu {
             self.fill(part, header.first_sample);
         }
         self.executor.run(part, header).unwrap();
+    }
+
+    fn program(&self) -> &Program {
+        self.executor.program()
+    }
+
+    fn held(&mut self, id: StateId) -> (Range<usize>, Vec<f64>) {
+        let held = self.executor.held(id);
+        let mut values = vec![0.0; held.len()];
+        self.executor.state_f32(id, &mut values).unwrap();
+        (held, values.into_iter().map(f64::from).collect())
+    }
+
+    fn output(&mut self, part: Part, name: &str) -> Vec<f64> {
+        self.executor.read_f32(part, name).unwrap().unwrap().into_iter().map(f64::from).collect()
+    }
+
+    fn allocated(&self) -> (usize, usize) {
+        let memory = self.executor.memory();
+        (memory.arena, memory.states)
     }
 
     fn tensors(&mut self, which: &dyn Fn(&State) -> bool) -> Tensors {

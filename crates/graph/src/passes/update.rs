@@ -31,8 +31,11 @@ pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Res
             true => step.lamb(&mut graph, others)?,
             false => step.at_once(&mut graph, others)?,
         };
-        for ((bucket, _), updated) in others.iter().zip(updated) {
+        // Averages first: one launch makes them with what updates.
+        for ((bucket, _), updated) in others.iter().zip(&updated) {
             step.average(&mut graph, bucket, updated.0)?;
+        }
+        for ((bucket, _), updated) in others.iter().zip(updated) {
             step.gather(&mut graph, bucket, updated)?;
         }
     }

@@ -4,6 +4,7 @@ use crate::args::{PlanArgs, WhichArg};
 use crate::table::{count, megabytes};
 use anyhow::bail;
 use config::{Precision, Resolved};
+use devices::memory_advice::check_here;
 use devices::program::{graph_after, program};
 use graph::op::Lane;
 use graph::{Plan, Program};
@@ -26,7 +27,13 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         (Some(which), true) => println!("{}", pick(&program, which).to_json()),
         (Some(which), false) => print!("{}", pick(&program, which)),
         (None, true) => println!("{}", summary_json(&program)),
-        (None, false) => print_summary(&run.model, &program),
+        (None, false) => {
+            print_summary(&run.model, &program);
+            // A plan may be for another machine.
+            if let Err(why) = check_here(&run, &program) {
+                println!("it doesn't fit here: {why}");
+            }
+        }
     }
     Ok(())
 }

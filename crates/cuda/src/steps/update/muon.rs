@@ -65,6 +65,25 @@ fn matrices<'a>(
     }))
 }
 
+/// Zeros for the directions of a rank that holds fewer matrices of a stack than another.
+fn without_matrix(
+    cx: &StepContext<'_>,
+    flat: &Flat,
+    stacks: &[Stack],
+    directions: &[Operand],
+) -> Result<Vec<Action>, CudaError> {
+    let mut counts = vec![0; stacks.len()];
+    for matrix in flat.matrices(stacks).map_err(|_| cx.no_kernel())? {
+        counts[matrix.stack] += 1;
+    }
+    let rest = |((of, stack), count): ((&Operand, &Stack), usize)| {
+        let first = offset(of.address, count * stack.count(), of.dtype.bytes());
+        let end = offset(of.address, of.shape.count(), of.dtype.bytes());
+        (first < end).then_some(Action::Zero { at: first, bytes: (end - first) as usize })
+    };
+    Ok(directions.iter().zip(stacks).zip(counts).filter_map(rest).collect())
+}
+
 fn pieces(count: usize) -> Vec<[usize; 3]> {
     (0..count).step_by(CHUNK).map(|first| [first, CHUNK.min(count - first), 0]).collect()
 }
@@ -91,7 +110,9 @@ pub(super) fn buffer(cx: &StepContext<'_>) -> Result<Option<Buffer>, CudaError> 
             let tensors = matrices(cx, flat, stacks, directions)?.map(row).collect();
             let mut ranges = vec![range(cx.input(0), false)];
             ranges.extend(directions.iter().map(|operand| range(operand, true)));
-            made(cx, rule, tensors, (2, 3), ranges).map(Some)
+            let mut made = made(cx, rule, tensors, (2, 3), ranges)?;
+            made.before.extend(without_matrix(cx, flat, stacks, directions)?);
+            Ok(Some(made))
         }
         Op::MuonApply { rms, stacks, flat } => {
             let usual = 2 + stacks.len();
