@@ -92,17 +92,20 @@ impl Case {
             self.gpu.executor.profile(cuda::Which::Last, &self.gpu.header, 3)?;
         }
         let actions = self.gpu.executor.profile(cuda::Which::Last, &self.gpu.header, 1)?;
-        for (index, action) in actions.iter().enumerate() {
-            let backward = match action.op.as_str() {
+        let mut before = 0;
+        for step in actions.chunk_by(|a, b| a.step == b.step) {
+            let range = before..before + step.len();
+            before = range.end;
+            let backward = match step[0].op.as_str() {
                 "attention" | "window_attention" => false,
                 "attention_grad" | "window_attention_grad" => true,
                 _ => continue,
             };
-            let count = ((WINDOW / action.seconds) as usize).clamp(1, 100);
-            let asked = (index, count, RUNS);
+            let seconds: f64 = step.iter().map(|action| action.seconds).sum();
+            let asked = (range, ((WINDOW / seconds) as usize).clamp(1, 100), RUNS);
             let times = self.gpu.executor.repeat(cuda::Which::Last, &self.gpu.header, asked)?;
-            let names = action.what.split(" + ").filter_map(|name| name.split('<').next());
-            let what = names.collect::<Vec<_>>().join(" + ");
+            let names = step.iter().flat_map(|action| action.what.split(" + "));
+            let what = names.filter_map(|name| name.split('<').next()).collect::<Vec<_>>().join(" + ");
             kernels.push(format!("{what:?}: {:.4}", 1e3 * median(times.clone())));
             let total = &mut totals[usize::from(backward)];
             total.iter_mut().zip(times).for_each(|(sum, time)| *sum += 1e3 * time);

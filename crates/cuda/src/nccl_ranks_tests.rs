@@ -66,13 +66,15 @@ fn unequal(from: usize, to: usize) -> usize {
     3 * (from + 2 * to)
 }
 
-fn collectives(rank: usize, size: usize) -> Vec<Collective> {
+/// NCCL has no mean of integers.
+fn collectives(kind: ElementType, rank: usize, size: usize) -> Vec<Collective> {
     let counts = Counts {
         send: (0..size).map(|to| unequal(rank, to)).collect(),
         receive: (0..size).map(|from| unequal(from, rank)).collect(),
     };
-    let reductions = [Reduction::Sum, Reduction::Mean, Reduction::Max];
-    let mut all: Vec<Collective> = reductions.map(Collective::AllReduce).into();
+    let is_float = matches!(kind, ElementType::F32 | ElementType::F64 | ElementType::Bf16 | ElementType::F16);
+    let reductions = [Reduction::Sum, Reduction::Max].into_iter().chain(is_float.then_some(Reduction::Mean));
+    let mut all: Vec<Collective> = reductions.clone().map(Collective::AllReduce).collect();
     all.extend(reductions.map(Collective::ReduceScatter));
     all.extend([
         Collective::AllGather,
@@ -164,7 +166,7 @@ fn try_every_call(member: &Member) -> Result<(), String> {
     for (group, (_, ranks)) in groups.iter().enumerate() {
         let me = ranks.iter().position(|other| *other == rank).ok_or("a rank is in its groups")?;
         for kind in KINDS {
-            for collective in collectives(me, ranks.len()) {
+            for collective in collectives(kind, me, ranks.len()) {
                 let (send, receive) = lengths(&collective, ranks.len());
                 let mut place = |len: usize| {
                     let at = bytes;

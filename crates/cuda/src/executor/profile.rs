@@ -69,13 +69,13 @@ impl Executor {
         Ok(times)
     }
 
-    /// Seconds of one action of a plan that has run, number `index` of its profile: `count` times in a row as one graph, so that short
-    /// kernels don't wait for the host, measured `runs` times. What it works on is what that run left.
+    /// Seconds of the actions of one step, by their numbers in the plan's profile: `count` times in a row as one graph, so that short kernels
+    /// don't wait for the host, measured `runs` times. Counters that one of them sets for the next are set every time.
     pub fn repeat(
         &mut self,
         which: Which,
         header: &Header,
-        (index, count, runs): (usize, usize, usize),
+        (actions, count, runs): (std::ops::Range<usize>, usize, usize),
     ) -> Result<Vec<f64>, CudaError> {
         self.prepare_plan(which)?;
         let marks = [Event::timed(&self.context)?, Event::timed(&self.context)?];
@@ -83,7 +83,8 @@ impl Executor {
         self.begin(which, header)?;
         let list = self.plans.list(which)?;
         let stream = self.streams.compute();
-        let start = || (0..count).try_for_each(|_| list.start_alone(index, &self.libraries, &self.streams));
+        let one = |index| list.start_alone(index, &self.libraries, &self.streams);
+        let start = || (0..count).try_for_each(|_| actions.clone().try_for_each(one));
         let graph = stream.capture(start, "a repeated action")?;
         stream.launch(&graph, "a repeated action")?;
         for _ in 0..runs {
