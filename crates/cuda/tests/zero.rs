@@ -99,9 +99,9 @@ impl Memory {
             let Some((read, written)) = fake::ranges(&placed.action) else { continue };
             let Action::Launch(launch) = &placed.action else { unreachable!() };
             let of = |range| borders(range).map(|at| self.read(rank, at)).collect::<Vec<_>>();
-            let read: Vec<Vec<u64>> = read.into_iter().map(of).collect();
+            let read = mark(&read.into_iter().map(of).collect::<Vec<_>>());
             for (i, range) in written.into_iter().enumerate() {
-                let made = |at: Address| (at, mark(&(&launch.kernel.name, i, at, &read)));
+                let made = |at: Address| (at, mark(&(&launch.kernel.name, i, at, read)));
                 self.marks[rank].extend(borders(range).map(made));
             }
         }
@@ -202,7 +202,8 @@ fn what_is_left_under_way_is_waited_for() {
             let what = format!("stage {zero}, {}, {mixed:?}, {ranks} ranks", optimizer.name());
             assert!(played(&program, ranks, Left::Late) == plain, "{what}");
             let leaves = program.update.steps.iter().filter(|step| step.left).count();
-            if leaves > 0 {
+            // At stage 3 a plan begins with a gather of its own, which comes behind those.
+            if leaves > 0 && program.zero < Zero::Stage3 {
                 assert!(played(&program, ranks, Left::TooLate) != plain, "{what}: nobody needs them");
             }
             assert_eq!(leaves > 0, program.zero != Zero::Stage0, "{what}");
