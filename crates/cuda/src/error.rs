@@ -29,7 +29,7 @@ pub enum CudaError {
         .gpu.name, size(.needs.total()), .needs.kinds, size(.needs.staging),
         size(.needs.workspace + .needs.tables), size(*.free), size(*.total)
     )]
-    Memory { gpu: Box<Facts>, needs: MemoryNeeds, free: usize, total: usize },
+    Memory { gpu: Box<Facts>, needs: Box<MemoryNeeds>, free: usize, total: usize },
     /// A call of the driver that failed.
     #[error("{doing}: {name}: {meaning}")]
     Driver { doing: String, name: String, meaning: String },

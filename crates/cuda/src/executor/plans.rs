@@ -271,7 +271,7 @@ impl MemoryNeeds {
         if self.total() <= free {
             return Ok(());
         }
-        Err(CudaError::Memory { gpu: Box::new(facts.clone()), needs: *self, free, total })
+        Err(CudaError::Memory { gpu: Box::new(facts.clone()), needs: Box::new(*self), free, total })
     }
 }
 
