@@ -10,6 +10,7 @@ use super::task::Task;
 use super::whole::steps_per_epoch;
 use crate::ConfigError;
 use crate::deepspeed::Setting;
+use crate::deepspeed::zero::gathering;
 use data::Split;
 use data::registry::{Entry, Open, PublishedRun};
 use models::{Network, RATES, Variation};
@@ -131,6 +132,8 @@ impl Raw {
         }
         log.typed("no-checkpoints", self.no_checkpoints.then_some("yes"));
         let all_reduce = self.all_reduce(world, precision, &network, log)?;
+        let plain = self.plain(log)?;
+        let gathering = gathering(self.deepspeed.as_ref(), plain.zero, world);
         Ok(Resolved {
             schema: SCHEMA,
             gpu: 0,
@@ -173,7 +176,8 @@ impl Raw {
             trace: self.trace.clone(),
             force: self.force,
             all_reduce,
-            plain: self.plain(log)?,
+            gathering,
+            plain,
             typed: None,
         })
     }

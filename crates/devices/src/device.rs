@@ -15,7 +15,7 @@ use comm::{Backend, Communicator, Member, Monitor};
 use config::{Device as Chosen, Resolved};
 use cpu::Executor;
 use data::Batch;
-pub use graph::bad::BadValue;
+pub use graph::bad::{BadValue, Origin};
 pub use graph::run::{Account, CollectiveTime, Event, KernelTime, MemoryUse, Startup, StepTime, Which};
 use graph::{Header, Program, StateId};
 use std::borrow::Cow;
@@ -173,7 +173,7 @@ pub trait Times {
     /// Where the time of the steps went whose outcome was taken since this was last asked.
     fn take_account(&mut self) -> Account;
 
-    /// The collectives of `last`, as they ran in the step whose outcome was taken last.
+    /// The collectives of the plans that train, as they ran in the step whose outcome was taken last.
     fn collectives(&self) -> &[CollectiveTime];
 
     /// Whether times are measured, as they are from the start.

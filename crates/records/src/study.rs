@@ -79,6 +79,8 @@ pub enum Kind {
     Accumulation,
     Optimizer,
     Precision,
+    /// Stages of ZeRO over the same ranks, against the first of them.
+    Zero,
     /// One rank on each of many hosts against many on one.
     Nodes,
     /// Anything else a file asks for.
@@ -95,6 +97,7 @@ impl Kind {
             Kind::Accumulation => "accumulation",
             Kind::Optimizer => "optimizer",
             Kind::Precision => "precision",
+            Kind::Zero => "zero",
             Kind::Nodes => "nodes",
             Kind::Grid => "grid",
         }
@@ -117,6 +120,7 @@ impl Kind {
             Kind::Accumulation => "micro-steps for each all-reduce",
             Kind::Optimizer => "optimizers",
             Kind::Precision => "precisions",
+            Kind::Zero => "stages of ZeRO: the same work with what ranks divide among each other",
             Kind::Nodes => "many hosts with a rank each against one host, the same images and global batch",
             Kind::Grid => "a grid of settings",
         }
@@ -220,6 +224,12 @@ pub struct Measured {
     pub gpu_utilisation: Option<f64>,
     /// Of the processes of a run on this host, at their most.
     pub memory_bytes: Option<u64>,
+    /// Of a rank, as its plans have it: what lasts, and what a step needs.
+    #[serde(default)]
+    pub planned_bytes: Option<u64>,
+    /// Collectives of a step, those of a kind together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collectives: Vec<OfKind>,
     /// Of a GPU, as its sensors told it in the steps that count: memory at its most, load (0 to 1) and power as means.
     pub gpu_memory_bytes: Option<u64>,
     #[serde(default)]
@@ -229,6 +239,33 @@ pub struct Measured {
     /// Of the processors, by their own meters.
     pub watts: Option<f64>,
     pub curve: Vec<Epoch>,
+}
+
+/// All collectives of a kind in a mean step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OfKind {
+    /// As plans call it: all_reduce, reduce_scatter, all_gather.
+    pub kind: String,
+    /// Bytes of their messages.
+    pub bytes: f64,
+    /// From the last rank's entering to the end.
+    pub seconds: f64,
+    /// In which ranks waited for them, and not for each other.
+    pub exposed: f64,
+}
+
+impl OfKind {
+    /// So many times it.
+    pub fn scaled(&self, by: f64) -> Self {
+        let OfKind { kind, bytes, seconds, exposed } = self;
+        OfKind { kind: kind.clone(), bytes: by * bytes, seconds: by * seconds, exposed: by * exposed }
+    }
+
+    /// Both together.
+    pub fn plus(&self, other: &Self) -> Self {
+        let (bytes, seconds) = (self.bytes + other.bytes, self.seconds + other.seconds);
+        OfKind { kind: self.kind.clone(), bytes, seconds, exposed: self.exposed + other.exposed }
+    }
 }
 
 impl Run {
@@ -293,6 +330,9 @@ pub struct Summary {
     pub score: Option<Score>,
     #[serde(default)]
     pub usage: Usage,
+    /// Means over the runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collectives: Vec<OfKind>,
 }
 
 /// How well a task was learned.
@@ -311,6 +351,7 @@ pub struct Usage {
     pub gpu_utilisation: Option<Estimate>,
     pub gpu_load: Option<Estimate>,
     pub memory_bytes: Option<Estimate>,
+    pub planned_bytes: Option<Estimate>,
     pub gpu_memory_bytes: Option<Estimate>,
     pub watts: Option<Estimate>,
     pub gpu_watts: Option<Estimate>,

@@ -71,6 +71,8 @@ fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
         cpu_utilisation: None,
         gpu_utilisation: None,
         memory_bytes: None,
+        planned_bytes: None,
+        collectives: vec![],
         gpu_memory_bytes: None,
         gpu_load: None,
         gpu_watts: None,

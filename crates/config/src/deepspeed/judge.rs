@@ -132,23 +132,6 @@ pub(super) fn batch(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdi
     }
 }
 
-pub(super) fn zero_stage(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    match entry.value {
-        Ok(Value::Number(0.0)) => accepted("nothing is sharded"),
-        Ok(Value::Number(stage)) if stage > 3.0 => refused("is none of 0, 1, 2, 3"),
-        _ if context.world == 1 => refused("ZeRO needs more than one rank, and there is one"),
-        _ => refused("this build has no ZeRO yet: nothing can be sharded"),
-    }
-}
-
-/// Keys that tune ZeRO change nothing without it.
-pub(super) fn zero_detail(file: &DeepSpeed, _: &Entry, _: &Context) -> Verdict {
-    match file.whole("zero_optimization.stage") {
-        None | Some(Setting::Given(0)) => accepted("tunes ZeRO, which is off"),
-        _ => accepted("tunes ZeRO, whose stage is refused"),
-    }
-}
-
 /// Measuring costs next to nothing and is always done; printing it is a choice.
 pub(super) fn breakdown(_: &DeepSpeed, entry: &Entry, _: &Context) -> Verdict {
     match entry.value {

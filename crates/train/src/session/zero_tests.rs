@@ -58,6 +58,7 @@ fn program(run: &Resolved, mixed: Option<Mixed>, zero: Zero) -> Program {
         mesh: run.mesh(),
         communication: graph::Communication { bucket: 9000, ..run.communication() },
         zero,
+        gathering: graph::Gathering::default(),
         accumulates: false,
         target: &target,
     };
