@@ -3,6 +3,7 @@
 //! Samples are kept as they were taken. What follows from them (medians, intervals, speedup, the limiter) stands beside them, so
 //! that a report draws what is written here and computes nothing of its own.
 
+pub use crate::estimate::Estimate;
 use crate::factors::Factors;
 use crate::metrics::{Metric, Values};
 use crate::parts::Parts;
@@ -100,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// Whether ranks divide one global batch among themselves.
+    /// Returns whether ranks divide one global batch among themselves.
     pub fn keeps_global_batch(self) -> bool {
         matches!(self, Kind::Strong | Kind::Nodes)
     }
@@ -265,16 +266,6 @@ impl Epoch {
     }
 }
 
-/// A median of `samples` runs; an interval from five of them on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Estimate {
-    pub median: f64,
-    /// The 95% interval of the median.
-    pub interval: Option<(f64, f64)>,
-    /// One a run, in the order of the runs.
-    pub samples: Vec<f64>,
-}
-
 /// What follows from the runs of a point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -299,8 +290,15 @@ pub struct Summary {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// As [`Epoch::score`] calls it.
+    #[serde(deserialize_with = "current_name")]
     pub name: String,
     pub value: Estimate,
+}
+
+/// Name of a score; versions before had "accuracy, held out" for "validation accuracy".
+fn current_name<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let name = String::deserialize(from)?;
+    Ok(name.strip_suffix(", held out").map(|metric| format!("validation {metric}")).unwrap_or(name))
 }
 
 /// What runs took of the machine, each where all of them tell it; as in [`Measured`].
@@ -369,4 +367,21 @@ pub enum Flag {
     Outliers(Vec<usize>),
     /// Runs that failed (by repeat).
     Failed(Vec<usize>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_of_versions_before_have_the_name_of_now() {
+        let name = |name: &str| {
+            let text = format!(
+                r#"{{"name": "{name}", "value": {{"median": 0.5, "samples": [0.5], "interval": null}}}}"#
+            );
+            serde_json::from_str::<Score>(&text).unwrap().name
+        };
+        assert_eq!(name("mean IoU, held out"), "validation mean IoU");
+        assert_eq!(name("validation accuracy"), "validation accuracy");
+    }
 }
