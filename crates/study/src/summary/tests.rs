@@ -1,28 +1,9 @@
 use super::*;
-use crate::results::{FORMAT, Outcome, Platform, Run};
+use crate::results::{Outcome, Run};
 use crate::testing::point;
 
 fn study(points: Vec<Point>, crowded: &str) -> Results {
-    let platform = Platform {
-        name: "here".into(),
-        host: "here".into(),
-        cpu: "one".into(),
-        cores: 2,
-        gpus: vec![],
-        memory_bytes: 0,
-    };
-    let mut results = Results {
-        format: FORMAT,
-        version: "0".into(),
-        name: "s".into(),
-        title: "s".into(),
-        platform,
-        started: 0,
-        points,
-        warnings: vec![],
-        summary: String::new(),
-        serial: vec![],
-    };
+    let mut results = crate::testing::results(points);
     complete(&mut results, &|id| id == crowded);
     results
 }

@@ -1,7 +1,7 @@
 //! How busy the processors were, and what memory and power runs took.
 
 use super::{Study, scaling};
-use crate::report::chart::{Across, Lines, Up};
+use crate::report::chart::{Across, Lines, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel};
 use crate::report::numbers::{bytes, percent, short};
 use crate::report::points::{self, Varies};
@@ -48,13 +48,12 @@ pub fn panel(study: &Study, (title, up, of, text): Used) -> Option<Panel> {
     let Varies::Number(x_title, x) = points::varies(study.kind) else { return None };
     let mut series = scaling::ratios(study, x, |summary| of(&summary.usage), |_| true, text);
     series.retain(|line| !line.dots.is_empty());
-    let chart = Lines {
-        across: Across::Doubling,
-        x_title: x_title.into(),
-        y_title: title.into(),
-        up,
-        series,
-        ideal: None,
-    };
-    (!chart.series.is_empty()).then(|| Panel { title: title.into(), chart: Chart::Lines(chart) })
+    (!series.is_empty()).then(|| doubling(x_title, title, up, series))
+}
+
+/// A panel of lines over what doubles from mark to mark, without an ideal.
+pub fn doubling(x_title: &str, title: &str, up: Up, series: Vec<Series>) -> Panel {
+    let (x_title, y_title) = (x_title.into(), title.into());
+    let chart = Lines { across: Across::Doubling, x_title, y_title, up, series, ideal: None };
+    Panel { title: title.into(), chart: Chart::Lines(chart) }
 }
