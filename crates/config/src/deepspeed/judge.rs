@@ -106,7 +106,7 @@ pub(super) fn honoured(
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const STUDY_MICRO: &str = "micro_batch_per_gpu";
 
-/// Whether the three multiply is checked apart, with the flags in place of what they override.
+/// Checks none of the three alone: whether they multiply is checked apart, with the flags in place of what they override.
 pub(super) fn batch(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
     let flag = match entry.key.as_str() {
         "train_batch_size" => "global-batch",
