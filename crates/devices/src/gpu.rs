@@ -34,7 +34,7 @@ pub(crate) struct Gpu {
     exchanges: Vec<CollectiveTime>,
     /// Exposed and hidden seconds of communication, in the steps whose outcome was taken.
     communicated: (f64, f64),
-    /// Whether times are reported.
+    /// Flag: times are reported.
     timing: bool,
     line: Option<String>,
     kernels: KernelSampler,
