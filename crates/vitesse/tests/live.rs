@@ -166,7 +166,9 @@ fn real_runs_are_watched_to_their_end_and_listed() {
     drop(failed.wait_with_output());
     let mut server = folder.command(common::VITESSE, &["serve", "runs", "--address", "0"]).spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    // Kept until the end: what it says next has to go somewhere.
+    let mut says = BufReader::new(server.stdout.take().unwrap());
+    says.read_line(&mut line).unwrap();
     let (url, _, _) = self::url(&line, "runs: ");
     let mut page = browser.open(&url, (1280, 900), "light");
     ready(&mut page, "document.querySelectorAll('.runs li').length >= 2");
@@ -176,7 +178,7 @@ fn real_runs_are_watched_to_their_end_and_listed() {
         &mut page,
         "document.getElementById('state').textContent === 'epoch 1 of 1 · step 30 of 30 · finished'",
     );
-    draws(&mut page, "masks", &["loss", "miou", "optimizer", "rate", "ranks"]);
+    draws(&mut page, "masks", &["loss", "accuracy", "miou", "optimizer", "rate", "ranks"]);
     keep_page(&mut page, "masks");
     let facts = page.run("document.getElementById('facts').textContent");
     assert!(facts.as_str().unwrap().contains("--task segment"), "{facts}");
