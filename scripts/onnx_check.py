@@ -102,7 +102,8 @@ def main():
                 ("our file", ours, ["--image-size", other], other),
             ]:
                 path, dump = folder / "model.onnx", folder / "logits.safetensors"
-                path.unlink(missing_ok=True)
+                for written in (path, dump):
+                    written.unlink(missing_ok=True)
                 print(vitesse("export", weights, path, *arguments).splitlines()[0].split("model.onnx ")[1])
                 vitesse("eval", "--weights", weights, *arguments, "--data", "synthetic", "--test-samples", 5, "--logits", dump)
                 seen = load_file(dump)

@@ -251,7 +251,7 @@ impl Raw {
         Ok((augmentation, smoothing(label_smoothing)?))
     }
 
-    /// Models trained on parts of images are judged by the middle of slightly larger ones, as is the custom.
+    /// Models trained on parts of images are evaluated on the middle of slightly larger ones, as is the custom.
     fn evaluation(&self, crop: Crop, size: usize, log: &mut Log) -> Geometry {
         let customary = Geometry::CenterCrop { resize: (size * 8).div_ceil(7) };
         let (geometry, origin) = match (self.eval_resize, crop) {

@@ -25,6 +25,16 @@ impl Batch {
     pub(super) fn uneven(&self, world: usize) -> Option<usize> {
         (self.micro * self.accumulate * world != self.total).then(|| self.total / self.accumulate)
     }
+
+    /// Refuses mixing where a rank has an odd number of images.
+    pub(super) fn check_mixing(&self, mixes: bool, world: usize) -> Result<(), ConfigError> {
+        let odd = self.uneven(world).is_some_and(|images| !images.is_multiple_of(2));
+        if mixes && (odd || !self.micro.is_multiple_of(2)) {
+            let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
+            return Err(ConfigError::setting("batch-size", self.micro, why));
+        }
+        Ok(())
+    }
 }
 
 const STUDY_MICRO: &str = "micro_batch_per_gpu";
@@ -50,7 +60,7 @@ struct Said {
     accumulate: Option<Given>,
     world: usize,
     recipe: Recipe,
-    /// Whether ranks may have unequal shares.
+    /// Flag: ranks may have unequal shares.
     uneven: bool,
 }
 
@@ -192,7 +202,7 @@ impl Said {
         Ok(batch)
     }
 
-    /// Whether a rank has `micro` images at most if the ranks divide a step as equally as they can.
+    /// Returns whether a rank has `micro` images at most if the ranks divide a step as equally as they can.
     fn fits_unevenly(&self, total: usize, micro: usize, accumulate: usize) -> bool {
         let images = total / accumulate.max(1);
         let whole = images >= self.world && total == images * accumulate;

@@ -79,7 +79,7 @@ impl Card {
         let Resolved { network, augmentation, pixels, data, .. } = run;
         let pixels = pixels.as_ref();
         let slides = |pixels: &&crate::Pixels| pixels.eval_mode == EvalMode::Slide;
-        let drawn = data.source.is_synthetic();
+        let synthetic = data.source.is_synthetic();
         let usual_eps = Network::of_any_size(&run.model).map(|model| model.norm_eps());
         Card {
             model: Some(run.model.clone()),
@@ -100,8 +100,8 @@ impl Card {
             eval_mode: pixels.map(|pixels| pixels.eval_mode),
             eval_stride: pixels.filter(slides).map(|pixels| pixels.eval_stride),
             data: Some(run.place()),
-            test_samples: drawn.then_some(data.facts.test_images),
-            seed: drawn.then_some(run.seed),
+            test_samples: synthetic.then_some(data.facts.test_images),
+            seed: synthetic.then_some(run.seed),
             skip_bad_images: data.skip_bad_images,
             batch_size: Some(run.batch),
             trained_in: Some(TrainedIn {
@@ -148,7 +148,7 @@ impl Card {
             _ => size,
         };
         let typed_source = typed.data.as_ref().and_then(|name| name.parse::<Source>().ok());
-        let drawn = typed.data.is_none() || typed_source.is_some_and(|source| source.is_synthetic());
+        let synthetic = typed.data.is_none() || typed_source.is_some_and(|source| source.is_synthetic());
         let slides = typed.eval_mode.is_none_or(|mode| mode == EvalMode::Slide);
         let on_gpu = |trained: &TrainedIn| [Some(trained.device), typed.device] == [Some(Device::Cuda); 2];
         let numbers = self.trained_in.filter(|trained| on_gpu(trained) && typed.precision.is_none());
@@ -165,7 +165,7 @@ impl Card {
             eval_resize: self.eval_resize.map(scaled),
             eval_mode: self.eval_mode,
             eval_stride: self.eval_stride.filter(|_| slides).map(|stride| scaled(stride).max(1)),
-            test_samples: self.test_samples.filter(|_| drawn),
+            test_samples: self.test_samples.filter(|_| synthetic),
             seed: self.seed,
             skip_bad_images: self.skip_bad_images,
             batch_size: self.batch_size,

@@ -9,6 +9,7 @@ pub mod json;
 pub(crate) mod judge;
 pub(crate) mod keys;
 mod precision;
+pub(crate) mod zero;
 
 pub(crate) use judge::same_optimizer;
 pub use judge::{Context, Verdict};

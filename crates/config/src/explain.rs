@@ -1,7 +1,12 @@
 //! What a configuration would do, key by key and setting by setting, without doing it.
 
+#[cfg(test)]
+mod tests;
+mod unsaid;
+
 use super::batch::{Batch, ranks};
 use super::origin::{Log, Note, Origin};
+use super::resolved::Resolved;
 use super::settings::{self, Raw};
 use super::source::Facts;
 use crate::deepspeed::Verdict;
@@ -22,7 +27,7 @@ pub struct Explanation {
     pub keys: Vec<KeyRow>,
     /// Settings in the order of resolving; those after a refusal are missing.
     pub settings: Vec<Note>,
-    /// All others: as typed, or their default in words.
+    /// All others: as typed, as the run has them, or their default in words. No value where a run has no use for one.
     pub rest: Vec<Note>,
     /// Error that starting the run would give.
     pub refusal: Option<String>,
@@ -39,7 +44,7 @@ const BATCH: [&str; 4] = [
 impl Raw {
     pub fn explain(&self, facts: &Facts, world: usize) -> Explanation {
         let mut log = Log::default();
-        let refusal = self.settle(facts, world, &mut log).err().map(|error| error.to_string());
+        let run = self.settle(facts, world, &mut log);
         let mut keys = self.key_rows(world);
         self.tell_batch(&mut keys, world);
         for setting in settings::all() {
@@ -50,14 +55,15 @@ impl Raw {
                 }
             }
         }
-        let mut rest = self.rest(&log);
+        let mut rest = self.rest(&log, run.as_ref().ok());
         self.name_files(&mut log);
         self.name_files(&mut rest);
+        let refusal = run.err().map(|error| error.to_string());
         Explanation { world, keys, settings: log.0, rest: rest.0, refusal }
     }
 
-    /// Settings that resolving had nothing to say of: as typed, or their default in words.
-    fn rest(&self, log: &Log) -> Log {
+    /// Settings that resolving had nothing to say of.
+    fn rest(&self, log: &Log, run: Option<&Resolved>) -> Log {
         let mut rest = Log::default();
         for setting in settings::all() {
             if log.0.iter().any(|note| note.name == setting.name) {
@@ -65,7 +71,12 @@ impl Raw {
             }
             let texts = setting.texts(self);
             match texts.join(",") {
-                _ if texts.is_empty() => rest.note(setting.name, setting.default(), Origin::default_value()),
+                _ if texts.is_empty() => {
+                    let unsaid = run.and_then(|run| unsaid::unsaid(setting.name, run));
+                    let (value, origin) =
+                        unsaid.unwrap_or_else(|| (setting.default(), Origin::default_value()));
+                    rest.note(setting.name, value, origin);
+                }
                 alone if alone.is_empty() => rest.note(setting.name, "yes", Origin::Flag),
                 values => rest.note(setting.name, values, Origin::Flag),
             }

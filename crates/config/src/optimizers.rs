@@ -209,7 +209,7 @@ impl Optimizer {
         of_type(kind).filter(|one| one.refused.is_none())
     }
 
-    /// Whether it has the number of this flag.
+    /// Returns whether it has the number of this flag.
     pub(crate) fn has(&self, flag: &str) -> bool {
         self.numbers.iter().any(|hyper| match hyper.from {
             From::Number(key) => key == flag,

@@ -1,10 +1,13 @@
-//! How images with masks are cut and changed for training, and how they are judged.
+//! How images with masks are cut and changed for training, and how they are evaluated.
 
 use super::augmentation::{Augmentation, Geometry, Interpolation, Preset, by_channel};
 use super::choice::choice;
 use super::origin::{Log, Origin};
+use super::resolve::smoothing;
 use super::resolved::Resolved;
 use super::settings::Raw;
+use super::source::Source;
+use super::task::Task;
 use crate::ConfigError;
 use data::limits;
 use data::segment::MaskTransform;
@@ -67,6 +70,27 @@ impl Raw {
     pub fn mask_transform(&self, size: usize, channels: usize) -> Result<MaskTransform, ConfigError> {
         let (augmentation, transform) = self.mask_augmentation(size, channels, &mut Log::default())?;
         Ok(MaskTransform { flip: augmentation.flip, ..transform })
+    }
+
+    /// Augmentation, label smoothing, and what is of masks alone.
+    pub(super) fn of_task(
+        &self,
+        source: &Source,
+        network: &Network,
+        log: &mut Log,
+    ) -> Result<(Augmentation, f64, Option<Pixels>), ConfigError> {
+        match Task::of(network) {
+            Task::Classify => {
+                self.refuse_settings_of_masks()?;
+                let (augmentation, label_smoothing) = self.augmentation(source, network, log)?;
+                Ok((augmentation, label_smoothing, None))
+            }
+            Task::Segment => {
+                let (augmentation, pixels) = self.pixels(network, log)?;
+                let label_smoothing = log.pick("label-smoothing", self.label_smoothing, 0.0);
+                Ok((augmentation, smoothing(label_smoothing)?, Some(pixels)))
+            }
+        }
     }
 
     /// Augmentation of a run that images with masks share with others, and their own.

@@ -10,6 +10,7 @@ use super::task::Task;
 use super::whole::steps_per_epoch;
 use crate::ConfigError;
 use crate::deepspeed::Setting;
+use crate::deepspeed::zero::gathering;
 use data::Split;
 use data::registry::{Entry, Open, PublishedRun};
 use models::{Network, RATES, Variation};
@@ -19,7 +20,7 @@ use text::many;
 const DEFAULT_EPOCHS: u64 = 3;
 
 impl Facts {
-    /// A drawn set is whatever was asked for.
+    /// A synthetic set is whatever was asked for.
     pub fn synthetic(raw: &Raw) -> Result<Facts, ConfigError> {
         let entry = match raw.task()? {
             Task::Classify => Entry::synthetic(data::Task::Classify),
@@ -50,9 +51,12 @@ impl Raw {
             classes: self.classes.or(classes),
             ..self.clone()
         };
-        let run = raw.settle_without_data(&Facts::synthetic(&raw)?, world, &mut Log::default())?;
-        trainable(&run)?;
-        Ok(run)
+        let run = Facts::synthetic(&raw).and_then(|facts| {
+            let run = raw.settle_without_data(&facts, world, &mut Log::default())?;
+            trainable(&run)?;
+            Ok(run)
+        });
+        run.map_err(|error| error.placed(self))
     }
 
     /// For evaluating weights on data of which `facts` are known. What is of training alone has no say.
@@ -60,12 +64,17 @@ impl Raw {
         let raw = Raw { steps: Some(1), ..self.clone() };
         // As many as make a batch of training.
         let enough = Facts { train_images: usize::MAX / 2, ..*facts };
-        let mut run = raw.settle_without_data(&enough, 1, &mut Log::default())?;
+        let run = raw.settle_without_data(&enough, 1, &mut Log::default());
+        let mut run = run.map_err(|error| error.placed(self))?;
         run.data.facts = *facts;
         Ok(run)
     }
 
     pub(super) fn settle(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, ConfigError> {
+        self.settled(facts, world, log).map_err(|error| error.placed(self))
+    }
+
+    fn settled(&self, facts: &Facts, world: usize, log: &mut Log) -> Result<Resolved, ConfigError> {
         let run = self.settle_without_data(facts, world, log)?;
         trainable(&run)?;
         self.refuse_idle_interpolation(&run)?;
@@ -96,26 +105,8 @@ impl Raw {
         let mut data = self.data(source, facts, threads, log)?;
         let batch = self.batch(world, log)?;
         holdable(&model, &network, batch.micro)?;
-        let (augmentation, label_smoothing, pixels) = match Task::of(&network) {
-            Task::Classify => {
-                self.refuse_settings_of_masks()?;
-                let (augmentation, label_smoothing) = self.augmentation(&data.source, &network, log)?;
-                (augmentation, label_smoothing, None)
-            }
-            Task::Segment => {
-                let (augmentation, pixels) = self.pixels(&network, log)?;
-                (
-                    augmentation,
-                    smoothing(log.pick("label-smoothing", self.label_smoothing, 0.0))?,
-                    Some(pixels),
-                )
-            }
-        };
-        let odd = batch.uneven(world).is_some_and(|images| !images.is_multiple_of(2));
-        if augmentation.mixes() && (odd || !batch.micro.is_multiple_of(2)) {
-            let why = "mixup and cutmix mix images in pairs, so that a rank needs an even number of them";
-            return Err(ConfigError::setting("batch-size", batch.micro, why));
-        }
+        let (augmentation, label_smoothing, pixels) = self.of_task(&data.source, &network, log)?;
+        batch.check_mixing(augmentation.mixes(), world)?;
         self.check_class_weights(&network, &augmentation, label_smoothing)?;
         let length = self.length(&data, &network, batch.total, log)?;
         data.eval_images = self.eval_images(&data, length, batch.total, log)?;
@@ -125,12 +116,9 @@ impl Raw {
         let groups = self.groups(&network, log)?;
         self.refuse_idle(&optimizer)?;
         let (out, resume) = self.folders(log)?;
-        if self.no_checkpoints && resume.is_some() {
-            let why = "a run that goes on keeps checkpoints, so that it can go on again";
-            return Err(ConfigError::setting("no-checkpoints", "", why));
-        }
-        log.typed("no-checkpoints", self.no_checkpoints.then_some("yes"));
         let all_reduce = self.all_reduce(world, precision, &network, log)?;
+        let plain = self.plain(log)?;
+        let gathering = gathering(self.deepspeed.as_ref(), plain.zero, world);
         Ok(Resolved {
             schema: SCHEMA,
             gpu: 0,
@@ -173,7 +161,8 @@ impl Raw {
             trace: self.trace.clone(),
             force: self.force,
             all_reduce,
-            plain: self.plain(log)?,
+            gathering,
+            plain,
             typed: None,
         })
     }
@@ -275,7 +264,7 @@ impl Raw {
         }
         log.typed("train-samples", self.train_samples);
         log.typed("test-samples", self.test_samples);
-        // Decoding photographs is work for all threads; drawn images and CIFAR's raw bytes are not.
+        // Decoding photographs is work for all threads; synthetic images and CIFAR's raw bytes are not.
         let default_workers = if source.decodes() { threads } else { 1 };
         let workers = super::resolve::threads("workers", log.pick("workers", self.workers, default_workers))?;
         let fraction = fraction(log.pick("data-fraction", self.data_fraction, 1.0))?;
@@ -380,6 +369,11 @@ impl Raw {
             }
             (Some(Some(folder)), _) => Some(folder.clone()),
         };
+        if self.no_checkpoints && resume.is_some() {
+            let why = "a run that goes on keeps checkpoints, so that it can go on again";
+            return Err(ConfigError::setting("no-checkpoints", "", why));
+        }
+        log.typed("no-checkpoints", self.no_checkpoints.then_some("yes"));
         let out = self.out.clone().or_else(|| resume.clone());
         log.typed("out", out.as_ref().map(|path| path.display()));
         log.typed("resume", resume.as_ref().map(|path| path.display()));

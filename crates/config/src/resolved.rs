@@ -15,7 +15,7 @@ use crate::settings::{self, Plain};
 use crate::shares::Shares;
 use data::Split;
 use data::synthetic::SyntheticSpec;
-use graph::{Mesh, Optimizer, ParamGroup, Recompute};
+use graph::{Gathering, Mesh, Optimizer, ParamGroup, Recompute};
 use models::Network;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -103,6 +103,9 @@ pub struct Resolved {
     pub trace: Option<PathBuf>,
     #[serde(default, alias = "exchange")]
     pub all_reduce: AllReduce,
+    /// Gathering of parameters at stage 3 of ZeRO, as far as a file decides it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gathering: Gathering,
     /// Settings that are what was typed, or a constant. In the record they are members like any other.
     #[serde(default)]
     pub plain: Plain,
@@ -118,12 +121,18 @@ fn yes() -> bool {
     true
 }
 
+fn is_default(gathering: &Gathering) -> bool {
+    *gathering == Gathering::default()
+}
+
 /// Members of the record that may change when a run continues and follow from no setting alone. How a batch is divided among ranks and
 /// micro-steps is compared as their product.
-const FREE: [&str; 4] = ["schema", "data.relative", "all_reduce.predivide", "uneven"];
+const FREE: [&str; 5] = ["schema", "data.relative", "all_reduce.predivide", "uneven", GATHERING];
+
+const GATHERING: &str = "gathering";
 
 /// Members among those that are alike on all ranks.
-const AGREED: [&str; 2] = ["all_reduce.predivide", "uneven"];
+const AGREED: [&str; 3] = ["all_reduce.predivide", "uneven", GATHERING];
 
 /// Plain settings are read as if they were the run's own.
 impl Deref for Resolved {
@@ -248,7 +257,10 @@ impl Resolved {
             let (mut settings, mut free) = (run.settings(), BTreeMap::new());
             flatten("", &run.without_paths(), &[], &mut free);
             let agreed = settings::agreed_members();
-            let is_agreed = |name: &str| AGREED.contains(&name) || agreed.iter().any(|known| known == name);
+            let is_agreed = |name: &str| {
+                let member = name.split_once('.').map_or(name, |(member, _)| member);
+                AGREED.contains(&name) || AGREED.contains(&member) || agreed.iter().any(|known| known == name)
+            };
             settings.extend(free.into_iter().filter(|(name, _)| is_agreed(name)));
             settings.insert("resume".to_string(), run.resume.is_some().to_string());
             settings

@@ -139,6 +139,10 @@ fn cache_budget(cache: Cache) -> Option<u64> {
 
 /// Resolves what was typed on the data it names.
 pub fn resolve(raw: &Raw, world: usize) -> Result<(Resolved, Sets), ConfigError> {
+    on_data(raw, world).map_err(|error| error.placed(raw))
+}
+
+fn on_data(raw: &Raw, world: usize) -> Result<(Resolved, Sets), ConfigError> {
     let opened = Opened::of(raw)?;
     let mut run = raw.resolve(&opened.facts(raw)?, world)?;
     let sets = opened.for_run(&run)?;

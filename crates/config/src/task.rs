@@ -46,7 +46,7 @@ impl Task {
     }
 }
 
-/// The smallest that learn the drawn sets in about a minute on two cores, and the published one.
+/// The smallest that learn the synthetic sets in about a minute on two cores, and the published one.
 pub const DEFAULT_MODEL: &str = "vit-nano/4";
 const DEFAULT_SEGMENTER: &str = "swinv2-nano/w8+upernet";
 const PUBLISHED_SEGMENTER: &str = "swinv2-b/w8+upernet";
@@ -85,7 +85,9 @@ impl Raw {
     pub fn source(&self) -> Result<Source, ConfigError> {
         let task = self.task()?;
         match &self.data {
-            Some(name) => name.parse().map_err(|why: String| ConfigError::setting("data", name, why)),
+            Some(name) => {
+                name.parse().map_err(|why: String| ConfigError::setting("data", name, why).placed(self))
+            }
             None if task == Task::Segment => Ok(Source::synthetic(data::Task::Segment)),
             None => Ok(Source::synthetic(data::Task::Classify)),
         }

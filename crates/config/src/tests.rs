@@ -8,7 +8,7 @@ use super::resolved::SCHEMA;
 use super::*;
 use crate::deepspeed::{DeepSpeed, Verdict};
 use crate::schedule::{Drops, Ramp, Schedule, Scheduler};
-use graph::Optimizer;
+use graph::{Optimizer, Zero};
 
 const INTRA: &str = include_str!("../tests/fixtures/deepspeed/study-a-intra.json");
 const VECTOR: &str = include_str!("../tests/fixtures/deepspeed/study-a-vector.json");
@@ -333,22 +333,29 @@ fn zero_off() -> Raw {
 }
 
 #[test]
-fn the_zero_file_is_refused_for_precision_and_for_sharding() {
+fn the_zero_file_is_refused_for_precision_alone() {
     let raw = file("zero2-offload.json", ZERO2);
     assert_eq!(
         refused(raw.clone()),
-        "zero2-offload.json:2:24: bf16.enabled true: the CPU computes in fp32; use --precision fp32 to override (one \
-         more key is refused: `vitesse config explain zero2-offload.json` lists all)"
+        "zero2-offload.json:2:24: bf16.enabled true: the CPU computes in fp32; use --precision fp32 to override"
     );
     let fp32 = Raw { precision: Some(Precision::Fp32), ..raw };
-    assert_eq!(
-        refused(fp32.clone()),
-        "zero2-offload.json:4:14: zero_optimization.stage 2: ZeRO needs more than one rank, and there is one"
-    );
-    assert_eq!(
-        resolve(fp32, 2).unwrap_err(),
-        "zero2-offload.json:4:14: zero_optimization.stage 2: this build has no ZeRO yet: nothing can be sharded"
-    );
+    for world in [1, 2] {
+        assert_eq!(resolve(fp32.clone(), world).unwrap().zero, Zero::Stage2);
+    }
+    assert_eq!(resolve(fp32.clone(), 2).unwrap().all_reduce.bucket, 200_000_000);
+    let typed = Raw { zero: Some(Zero::Stage1), ..fp32 };
+    assert_eq!(resolve(typed, 2).unwrap().zero, Zero::Stage1, "a flag wins");
+}
+
+/// The stage may change when a run goes on; ranks have the same.
+#[test]
+fn a_stage_may_change_when_a_run_continues_but_not_between_ranks() {
+    let with = |zero: Zero| resolve(Raw { zero: Some(zero), ..Raw::default() }, 2).unwrap();
+    let (one, three) = (with(Zero::Stage1), with(Zero::Stage3));
+    assert_eq!(three.differences(&one), Vec::<String>::new());
+    assert_eq!(three.differences_among_ranks(&one), ["zero is 3, not 1"]);
+    assert_eq!(Resolved::from_json("x", &three.to_json().unwrap()).unwrap(), three);
 }
 
 #[test]

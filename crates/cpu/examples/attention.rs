@@ -56,6 +56,7 @@ fn executor(threads: usize, batch: usize, tokens: usize, head: usize) -> Executo
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates: false,
         target: &cpu::Target { threads },
     };

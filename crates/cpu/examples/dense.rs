@@ -65,6 +65,7 @@ fn run(threads: usize, side: usize, graph: &Graph) {
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates: true,
         target: &cpu::Target { threads },
     };

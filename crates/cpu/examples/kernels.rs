@@ -116,12 +116,12 @@ impl Bench {
         c.fill(0.0);
         d.fill(0.0);
         let (lr, beta1, beta2, weight_decay, bias1, bias2) = (1e-5, 0.9, 0.999, 0.05, 0.5, 0.5);
-        let hyper = AdamW { lr, beta1, beta2, eps: 1e-8, weight_decay, bias1, bias2 };
-        time("adamw", n, 7.0, || adamw(a, b, c, d, hyper, 1.0));
+        let adam = AdamW { lr, beta1, beta2, eps: 1e-8, weight_decay, bias1, bias2 };
+        time("adamw", n, 7.0, || adamw(a, b, c, d, adam, 1.0));
         let hyper = Sgd { lr, momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay, first: false };
         time("sgd (nesterov)", n, 5.0, || sgd(a, b, Some(c), hyper, 1.0));
         let (min_coeff, max_coeff) = (0.01, 10.0);
-        let hyper = Lamb { lr, beta1, beta2, eps: 1e-8, weight_decay, bias1, bias2, min_coeff, max_coeff };
+        let hyper = Lamb { adam, min_coeff, max_coeff };
         time("lamb_moments_and_norms", n, 6.0, || {
             assert!(lamb_moments_and_norms(a, b, c, d, hyper, 1.0).0 > 0.0);
         });

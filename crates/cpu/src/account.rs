@@ -173,7 +173,7 @@ impl Clock {
         let mut counted_until: Option<Instant> = None;
         for (time, Timing { started, finished }) in calls {
             let call = Interval { start: started, end: finished };
-            (time.seconds, time.exposed) = (call.seconds(), call.shared(&self.waits));
+            (time.calls, time.seconds, time.exposed) = (1, call.seconds(), call.shared(&self.waits));
             // The union of all: what an earlier one covers is not counted again.
             let start = counted_until.map_or(started, |until| until.max(started));
             let fresh = Interval { start, end: finished };
@@ -212,7 +212,7 @@ mod tests {
         let base = Instant::now();
         let mut clock = Clock::new();
         clock.waits = waits.iter().map(|(s, e)| at(base, *s, *e)).collect();
-        let time = CollectiveTime { layer: Arc::from("x"), bytes: 0, seconds: 0.0, exposed: 0.0 };
+        let time = CollectiveTime::new("x", "all_reduce", 0);
         let mut times = vec![time; calls.len()];
         let timings = calls.iter().map(|(s, e)| at(base, *s, *e));
         let timings = timings.map(|i| Timing { started: i.start, finished: i.end });

@@ -3,6 +3,7 @@
 mod bind;
 mod checked;
 mod flow;
+mod made;
 mod operand;
 mod states;
 mod times;
@@ -27,6 +28,7 @@ use comm::Communicator;
 use graph::graph::own_bytes;
 use graph::plan::{Plan, PlanValue};
 use graph::{DType, Held, Home, Program, State};
+use made::Made;
 use operand::check_dtype;
 use unfinished::Unfinished;
 
@@ -72,6 +74,8 @@ pub struct Executor<T: Float> {
     stale: bool,
     pool: Pool,
     groups: Option<PlanCommunicators>,
+    /// Collectives of the step under way.
+    made: Made,
     clock: Clock,
     /// Times of plans that were replaced.
     past: Vec<StepTime>,
@@ -91,9 +95,10 @@ impl<T: Float> Executor<T> {
         let states = state_views(&program, rank, &state_block, &arena);
         let memory =
             PlanMemory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
-        let (plans, borrowed) = memory.bind_all(&program)?;
-        let (clock, unfinished) =
-            (Clock::new(), Unfinished::new(groups.as_ref().map(|groups| groups.world().clone())));
+        let (mut plans, borrowed) = memory.bind_all(&program)?;
+        let world = groups.as_ref().map(|groups| groups.world().clone());
+        let (clock, unfinished) = (Clock::new(), Unfinished::of(world, &mut plans));
+        let made = Made::of(&plans);
         let mut executor = Executor {
             program,
             plans,
@@ -105,6 +110,7 @@ impl<T: Float> Executor<T> {
             stale: true,
             pool,
             groups,
+            made,
             clock,
             past: vec![],
             slowdown: None,
@@ -127,7 +133,9 @@ impl<T: Float> Executor<T> {
         self.groups = self.groups.take().map(|known| groups(known, &program)).transpose()?;
         let (groups, threads) = (self.groups.as_ref(), self.pool.threads());
         let memory = PlanMemory { arena: &arena, states: &states, groups, threads };
-        let (plans, borrowed) = memory.bind_all(&program)?;
+        let (mut plans, borrowed) = memory.bind_all(&program)?;
+        let world = groups.map(|groups| groups.world().clone());
+        (self.unfinished, self.made) = (Unfinished::of(world, &mut plans), Made::of(&plans));
         self.past = self.training_times();
         (self.plans, self.states, self.borrowed) = (plans, states, borrowed);
         (self.program, self.arena) = (program, arena);

@@ -8,8 +8,8 @@ use common::{CLASSES, Rig, adamw, dtype, settings, small_swin, smoothed, with_dr
 use cpu::{Float, Which};
 use graph::random::Sequence;
 use graph::{
-    Communication, DType, DynamicScale, Held, LossScaling, Mesh, Mixed, Model, Optimizer, ParamGroup,
-    Program, Recompute, Role, Settings, State, StateId, Zero, compile,
+    Communication, DType, DynamicScale, Gathering, Held, LossScaling, Mesh, Mixed, Model, Optimizer,
+    ParamGroup, Program, Recompute, Role, Settings, State, StateId, Zero, compile,
 };
 use models::vit::{Pool, Vit};
 use std::collections::BTreeMap;
@@ -25,6 +25,7 @@ struct Case {
     loss_scale: Option<LossScaling>,
     recompute: Recompute,
     communication: Communication,
+    gathering: Gathering,
     micros: usize,
     steps: usize,
 }
@@ -32,8 +33,8 @@ struct Case {
 impl Case {
     fn of(optimizer: Optimizer) -> Self {
         let communication = Communication { bucket: 9000, overlap: true, dtype: None };
-        let (loss_scale, recompute) = (None, Recompute::None);
-        Case { optimizer, mixed: None, loss_scale, recompute, communication, micros: 1, steps: 20 }
+        let (loss_scale, recompute, gathering) = (None, Recompute::None, Gathering::default());
+        Case { optimizer, mixed: None, loss_scale, recompute, communication, gathering, micros: 1, steps: 20 }
     }
 }
 
@@ -85,6 +86,7 @@ fn compiled(model: Model, case: &Case, zero: Zero, ranks: usize) -> Program {
         mesh: Mesh::of_data(ranks),
         communication: case.communication,
         zero,
+        gathering: case.gathering,
         accumulates: case.micros > 1,
         ..settings(&target)
     };
@@ -255,6 +257,26 @@ fn stages_skip_alike() {
 fn stages_train_alike_with_recompute() {
     let case = Case { recompute: Recompute::Full, steps: 3, ..Case::of(adamw()) };
     stages_agree(case, "adamw with recompute", &[2]);
+}
+
+/// However far ahead parameters are gathered, and whichever of them stay.
+#[test]
+fn stages_train_alike_however_parameters_are_gathered() {
+    for gathering in [
+        Gathering { ahead: Some(0), ..Gathering::default() },
+        Gathering { ahead: Some(30_000), live: Some(40_000), reuse: Some(20_000), ..Gathering::default() },
+        Gathering {
+            whole: Some(3000),
+            whole_in_all: Some(9000),
+            reuse: Some(usize::MAX),
+            ..Gathering::default()
+        },
+    ] {
+        for recompute in [Recompute::None, Recompute::Full] {
+            let case = Case { gathering, recompute, steps: 4, ..Case::of(adamw()) };
+            stages_agree(case, &format!("adamw with {gathering:?}"), &[2]);
+        }
+    }
 }
 
 /// A model of another kind: windows, position biases, merged patches.

@@ -2,7 +2,7 @@
 
 use crate::action::Facts;
 use crate::executor::MemoryNeeds;
-use graph::kinds::size;
+use graph::memory::size;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -26,10 +26,10 @@ pub enum CudaError {
     DeviceTooOld { name: String, capability: (u32, u32) },
     #[error(
         "not enough memory on {}: {} needed ({}, staging {}, workspace and tables {}), {} of {} free",
-        .gpu.name, size(.needs.total()), .needs.kinds, size(.needs.staging),
+        .gpu.name, size(.needs.total()), .needs.uses, size(.needs.staging),
         size(.needs.workspace + .needs.tables), size(*.free), size(*.total)
     )]
-    Memory { gpu: Box<Facts>, needs: MemoryNeeds, free: usize, total: usize },
+    Memory { gpu: Box<Facts>, needs: Box<MemoryNeeds>, free: usize, total: usize },
     /// A call of the driver that failed.
     #[error("{doing}: {name}: {meaning}")]
     Driver { doing: String, name: String, meaning: String },

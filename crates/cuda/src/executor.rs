@@ -23,7 +23,7 @@ mod tracer;
 
 pub use captured::{Captured, TimedSteps};
 pub use communicator::GpuComm;
-use graph::kinds::Bytes;
+use graph::memory::Memory;
 use graph::run::EachPlan;
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{MemoryNeeds, kernels_of};
@@ -249,7 +249,7 @@ impl Executor {
         let fits = dry.needs.arena <= self.plans.arena.bytes;
         let arena = if fits { 0 } else { dry.needs.arena };
         // Until all is there, what goes stays; but states and workspace are there already.
-        MemoryNeeds { arena, states: 0, workspace: 0, kinds: Bytes::of_arena(arena), ..dry.needs }
+        MemoryNeeds { arena, states: 0, workspace: 0, uses: Memory::of_arena(arena), ..dry.needs }
             .check(&self.facts, self.context.memory()?)?;
         let old = Some(Arc::clone(&self.plans.arena));
         let mut base = base!(self);

@@ -30,6 +30,7 @@ fn program((name, image, classes, batch): Case, mesh: Mesh, target: &cuda::Targe
         mesh,
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates: false,
         target,
     };

@@ -30,6 +30,7 @@ fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates,
         target: &cuda::Target { half_precision: mixed.is_some(), facts: Facts::h200() },
     };

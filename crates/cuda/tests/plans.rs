@@ -153,6 +153,7 @@ fn compiled_with(
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates,
         target: &Batches,
     };

@@ -47,6 +47,7 @@ fn program() -> Program {
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates: false,
         target: &cuda::Target { half_precision: false, facts: Facts::h200() },
     };

@@ -53,6 +53,7 @@ fn settings(target: &dyn graph::Target) -> Settings<'_> {
         loss_scale: None,
         mesh: Mesh::default(),
         communication: Communication::default(),
+        gathering: graph::Gathering::default(),
         zero: Zero::Stage0,
         accumulates: false,
         target,
@@ -99,9 +100,9 @@ impl Memory {
             let Some((read, written)) = fake::ranges(&placed.action) else { continue };
             let Action::Launch(launch) = &placed.action else { unreachable!() };
             let of = |range| borders(range).map(|at| self.read(rank, at)).collect::<Vec<_>>();
-            let read: Vec<Vec<u64>> = read.into_iter().map(of).collect();
+            let read = mark(&read.into_iter().map(of).collect::<Vec<_>>());
             for (i, range) in written.into_iter().enumerate() {
-                let made = |at: Address| (at, mark(&(&launch.kernel.name, i, at, &read)));
+                let made = |at: Address| (at, mark(&(&launch.kernel.name, i, at, read)));
                 self.marks[rank].extend(borders(range).map(made));
             }
         }
@@ -202,7 +203,8 @@ fn what_is_left_under_way_is_waited_for() {
             let what = format!("stage {zero}, {}, {mixed:?}, {ranks} ranks", optimizer.name());
             assert!(played(&program, ranks, Left::Late) == plain, "{what}");
             let leaves = program.update.steps.iter().filter(|step| step.left).count();
-            if leaves > 0 {
+            // At stage 3 a plan begins with a gather of its own, which comes behind those.
+            if leaves > 0 && program.zero < Zero::Stage3 {
                 assert!(played(&program, ranks, Left::TooLate) != plain, "{what}: nobody needs them");
             }
             assert_eq!(leaves > 0, program.zero != Zero::Stage0, "{what}");
@@ -288,7 +290,7 @@ fn memory_is_that_of_the_plans() {
         let program = program_for(zero, ranks, ADAMW, Some(BF16), &target);
         let needs = MemoryNeeds::of(&program, &Facts::h200(), false).unwrap();
         assert_eq!((needs.arena, needs.states), (program.arena(), program.state_bytes()), "stage {zero}");
-        assert_eq!(needs.kinds.total(), needs.arena + needs.states, "stage {zero}");
+        assert_eq!(needs.uses.total(), needs.arena + needs.states, "stage {zero}");
         needs
     };
     let alone = needs(Zero::Stage0, 1);
@@ -320,7 +322,7 @@ fn the_largest_vit_is_planned_for_eight_ranks() {
         let parameters: usize = trained.map(|state| state.ty.shape.count()).sum();
         let needs = MemoryNeeds::of(&program, &Facts::h200(), false).unwrap();
         let each = needs.states as f64 / parameters as f64;
-        println!("stage {zero}: {each:.2} bytes for each of {parameters}: {}", needs.kinds);
+        println!("stage {zero}: {each:.2} bytes for each of {parameters}: {}", needs.uses);
         assert_eq!((parameters / 1_000_000, program.zero), (3_807, zero));
         assert!((each / promised - 1.0).abs() < 0.03, "stage {zero}: {each}, {promised} promised");
         assert!(needs.check(&Facts::h200(), (LARGE, LARGE)).is_ok());

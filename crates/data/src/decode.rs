@@ -100,7 +100,7 @@ pub fn dimensions(bytes: &[u8], name: &Path) -> Result<(usize, usize), DataError
     Ok(if orientation.swaps_axes() { (height, width) } else { (width, height) })
 }
 
-/// Whether [`decode`] gives images of this many channels.
+/// Returns whether [`decode`] gives images of this many channels.
 pub fn supports_channels(channels: usize) -> bool {
     matches!(channels, 1 | 3)
 }

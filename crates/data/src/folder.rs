@@ -23,9 +23,9 @@
 mod list;
 pub(crate) mod walk;
 
-use crate::decode::{read_image, supports_channels};
+use crate::labelled::LabelledFiles;
 use crate::registry::{Entry, Images, Open, Place};
-use crate::{DataError, Dataset, Sample, Split, Task};
+use crate::{DataError, Split, Task};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 pub use walk::images_below;
@@ -42,94 +42,28 @@ pub(crate) const ENTRY: Entry = Entry {
     facts: None,
     run: None,
     archive: None,
-    open: Open::Path(|root, reading| Ok(Arc::new(ImageFolder::open(root, reading.split, reading.channels)?))),
+    open: Open::Path(|root, reading| Ok(Arc::new(open(root, reading.split, reading.channels)?))),
 };
 
-/// A set of image files.
-#[derive(Debug)]
-pub struct ImageFolder {
-    /// Folder of the split: names of files are relative to it.
-    folder: PathBuf,
-    class_names: Vec<String>,
-    files: Vec<PathBuf>,
-    labels: Vec<u32>,
-    channels: usize,
-    ignored: usize,
-}
-
-impl ImageFolder {
-    /// Looks for all files; none is opened.
-    pub fn open(root: &Path, split: Split, channels: usize) -> Result<Self, DataError> {
-        if !supports_channels(channels) {
-            let problem = format!("images are read with 1 or 3 channels; {channels} were asked for");
-            return Err(DataError::file(root, problem));
-        }
-        let train = train_folder(root)?;
-        let class_names = class_names(&train)?;
-        let (folder, labelled) = match split {
-            Split::Train => (train.clone(), by_class_folders(&train, &train, &class_names)?),
-            Split::Test => {
-                let folder = test_folder(root)?;
-                let labelled = if walk::folders(&folder)?.is_empty() {
-                    by_list(root, &folder, &class_names)?
-                } else {
-                    by_class_folders(&folder, &train, &class_names)?
-                };
-                (folder, labelled)
-            }
-        };
-        let Labelled { mut images, ignored } = labelled;
-        images.sort_unstable_by(|a, b| order(a).cmp(&order(b)));
-        let (labels, files) = images.into_iter().unzip();
-        Ok(Self { folder, class_names, files, labels, channels, ignored })
-    }
-
-    /// Files that were passed over: those that are no images by extension, and images that a list doesn't name.
-    pub fn ignored(&self) -> usize {
-        self.ignored
-    }
-
-    /// Path of an image.
-    ///
-    /// # Panics
-    ///
-    /// When `index` is not below the number of images, as a slice would.
-    pub fn path(&self, index: usize) -> PathBuf {
-        self.folder.join(&self.files[index])
-    }
-}
-
-impl Dataset for ImageFolder {
-    fn len(&self) -> usize {
-        self.files.len()
-    }
-
-    fn class_names(&self) -> &[String] {
-        &self.class_names
-    }
-
-    fn channels(&self) -> usize {
-        self.channels
-    }
-
-    fn label(&self, index: usize) -> usize {
-        self.labels[index] as usize
-    }
-
-    fn name(&self, index: usize) -> String {
-        self.path(index).display().to_string()
-    }
-
-    fn sorted_by_class(&self) -> bool {
-        true
-    }
-
-    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
-        if index >= self.len() {
-            return Err(DataError::IndexOutOfRange { index, len: self.len() });
-        }
-        read_image(&self.path(index), self.channels, &mut out.image)
-    }
+/// Looks for all files of a split; none is opened.
+pub fn open(root: &Path, split: Split, channels: usize) -> Result<LabelledFiles, DataError> {
+    let mut set = LabelledFiles::empty(root, channels)?;
+    let train = train_folder(root)?;
+    set.class_names = class_names(&train)?;
+    set.folder = match split {
+        Split::Train => train.clone(),
+        Split::Test => test_folder(root)?,
+    };
+    let listed = split == Split::Test && walk::folders(&set.folder)?.is_empty();
+    let Labelled { mut images, ignored } = if listed {
+        by_list(root, &set.folder, &set.class_names)?
+    } else {
+        by_class_folders(&set.folder, &train, &set.class_names)?
+    };
+    images.sort_unstable_by(|a, b| order(a).cmp(&order(b)));
+    (set.labels, set.files) = images.into_iter().unzip();
+    set.ignored = ignored;
+    Ok(set)
 }
 
 /// Files of a split with their classes, and the number of files that were passed over.

@@ -125,7 +125,7 @@ fn cannot(path: &Path, doing: &'static str) -> impl Fn(io::Error) -> DataError {
     move |error| DataError::file(path, format!("cannot {doing}: {error}"))
 }
 
-/// Whether the archive is there whole. A file of its name that is something else is the user's, and stays.
+/// Returns whether the archive is there whole. A file of its name that is something else is the user's, and stays.
 fn is_there(path: &Path, archive: &Archive) -> Result<bool, DataError> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

@@ -4,7 +4,7 @@
 //! * [`cifar`] reads CIFAR-10 and CIFAR-100; [`pickle`] reads what Python wrote, without running it.
 //! * [`registry`] names all sets, [`mod@get`] downloads some.
 //! * [`synthetic`] draws a learnable set from a seed, so that a first run needs no download.
-//! * [`folder`] is a set of image files, [`decode`] reads one, [`resize`] makes it larger or smaller.
+//! * [`folder`] and [`list`] find [`LabelledFiles`], [`decode`] reads one, [`resize`] makes it larger or smaller.
 //! * [`subset`] takes a part of a set, [`cache`] keeps its decoded images in memory.
 //! * [`fingerprint()`] tells two sets apart.
 //! * [`sampler`] says which image comes at which position of which epoch.
@@ -27,6 +27,7 @@ mod fingerprint;
 pub mod folder;
 pub mod get;
 mod image;
+mod labelled;
 pub mod limits;
 pub mod list;
 pub mod loader;
@@ -47,13 +48,14 @@ pub use cache::{Cached, available_memory};
 pub use cifar::{Cifar, CifarKind, CifarLabels};
 pub use error::DataError;
 pub use fingerprint::fingerprint;
-pub use folder::{ImageFolder, images_below};
+pub use folder::images_below;
 pub use get::{Downloadable, get};
 pub use image::Image;
-pub use loader::{Batch, Loader, LoaderSettings, Preparation, Request, Skipped};
+pub use labelled::LabelledFiles;
+pub use loader::{Batch, Loader, LoaderSettings, Preparation, Request};
 pub use registry::Entry;
 pub use resize::{CropBox, Interpolation, Resizer};
-pub use sample::{Sample, Task};
+pub use sample::{Sample, Skipped, Task};
 pub use sampler::Sampler;
 pub use sheet::{Caption, Sheet};
 pub use subset::Subset;
@@ -89,12 +91,12 @@ pub trait Dataset: Send + Sync {
         None
     }
 
-    /// Whether the images lie in memory as bytes, so that reading one is copying it.
+    /// Returns whether the images lie in memory as bytes, so that reading one is copying it.
     fn in_memory(&self) -> bool {
         false
     }
 
-    /// Whether images of a class stand together, so that the first images of the set are of few classes.
+    /// Returns whether images of a class stand together, so that the first images of the set are of few classes.
     fn sorted_by_class(&self) -> bool {
         false
     }

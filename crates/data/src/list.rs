@@ -26,10 +26,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::decode::{read_image, supports_channels};
 use crate::error::shown;
+use crate::labelled::LabelledFiles;
 use crate::registry::{Entry, Images, Open, Place, Reading};
-use crate::{DataError, Dataset, Sample, Skipped, Split, Task};
+use crate::{DataError, Skipped, Split, Task};
 use classes::Classes;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -47,65 +47,44 @@ pub(crate) const ENTRY: Entry = Entry {
     facts: None,
     run: None,
     archive: None,
-    open: Open::Path(|file, reading| Ok(Arc::new(ImageList::open(file, reading)?))),
+    open: Open::Path(|file, reading| Ok(Arc::new(open(file, reading)?))),
 };
 
 /// One image of so many of a class is in the validation set, where nothing else says which are.
-const HELD_OUT: usize = 10;
+const ONE_IN: usize = 10;
 
-/// A set of image files that a list names.
-#[derive(Debug)]
-pub struct ImageList {
-    class_names: Vec<String>,
-    paths: Vec<PathBuf>,
-    labels: Vec<u32>,
-    channels: usize,
-    left_out: Vec<Skipped>,
-}
-
-impl ImageList {
-    /// Reads the list, and looks for the files of one part; none is opened.
-    pub fn open(file: &Path, reading: Reading) -> Result<Self, DataError> {
-        let Reading { split, channels, skip_bad } = reading;
-        if !supports_channels(channels) {
-            let problem = format!("images are read with 1 or 3 channels; {channels} were asked for");
-            return Err(DataError::file(file, problem));
-        }
-        let table = Table::read(file)?;
-        let (table, parts) = parts(table, file)?;
-        let training = table.rows.iter().zip(&parts).filter(|(_, part)| **part == Some(Split::Train));
-        let classes = Classes::of(training.map(|(row, _)| row), file)?;
-        let of_split = table.rows.iter().zip(&parts).filter(|(_, part)| **part == Some(split));
-        let mut list = ImageList {
-            class_names: classes.names().to_vec(),
-            paths: vec![],
-            labels: vec![],
-            channels,
-            left_out: vec![],
-        };
-        let mut lines = HashMap::new();
-        for (row, _) in of_split {
-            let label = classes.label(row)?;
-            let path = row.folder().join(&row.path);
-            let problem = match lines.insert(path.clone(), row.place()) {
-                Some(before) => format!("`{}` stands in {before}, too", shown(&row.path)),
-                None if !path.is_file() => format!("there is no file {}", shown(path.display())),
-                None => {
-                    list.paths.push(path);
-                    list.labels.push(label);
-                    continue;
-                }
-            };
-            if !skip_bad {
-                return Err(row.error(problem));
+/// Reads the list, and looks for the files of one part; none is opened.
+pub fn open(file: &Path, reading: Reading) -> Result<LabelledFiles, DataError> {
+    let Reading { split, channels, skip_bad } = reading;
+    let mut set = LabelledFiles::empty(file, channels)?;
+    let table = Table::read(file)?;
+    let (table, parts) = parts(table, file)?;
+    let training = table.rows.iter().zip(&parts).filter(|(_, part)| **part == Some(Split::Train));
+    let classes = Classes::of(training.map(|(row, _)| row), file)?;
+    set.class_names = classes.names().to_vec();
+    let of_split = table.rows.iter().zip(&parts).filter(|(_, part)| **part == Some(split));
+    let mut lines = HashMap::new();
+    for (row, _) in of_split {
+        let label = classes.label(row)?;
+        let path = row.folder().join(&row.path);
+        let problem = match lines.insert(path.clone(), row.place()) {
+            Some(before) => format!("`{}` stands in {before}, too", shown(&row.path)),
+            None if !path.is_file() => format!("there is no file {}", shown(path.display())),
+            None => {
+                set.files.push(path);
+                set.labels.push(label);
+                continue;
             }
-            list.left_out.push(Skipped { index: list.left_out.len(), name: row.place(), problem });
+        };
+        if !skip_bad {
+            return Err(row.error(problem));
         }
-        if list.paths.is_empty() {
-            return Err(DataError::file(file, format!("names no images for the {split} set")));
-        }
-        Ok(list)
+        set.left_out.push(Skipped { index: set.left_out.len(), name: row.place(), problem });
     }
+    if set.files.is_empty() {
+        return Err(DataError::file(file, format!("names no images for the {split} set")));
+    }
+    Ok(set)
 }
 
 /// All rows with the part of each, from the split column, a second list, or every tenth image of each class.
@@ -132,11 +111,11 @@ fn parts(mut table: Table, file: &Path) -> Result<(Table, Vec<Option<Split>>), D
     for row in &table.rows {
         let count = seen.entry(&row.label).or_default();
         *count += 1;
-        parts.push(Some(if count.is_multiple_of(HELD_OUT) { Split::Test } else { Split::Train }));
+        parts.push(Some(if count.is_multiple_of(ONE_IN) { Split::Test } else { Split::Train }));
     }
     if !parts.contains(&Some(Split::Test)) {
         let problem = format!(
-            "no class has {HELD_OUT} images, of which every tenth would be in the validation set; add a column `split`"
+            "no class has {ONE_IN} images, of which every tenth would be in the validation set; add a column `split`"
         );
         return Err(DataError::file(file, problem));
     }
@@ -149,39 +128,4 @@ fn second_list(file: &Path) -> Option<PathBuf> {
     let extension = file.extension().filter(|_| named.is_some())?;
     let beside = ["val", "test"].map(|name| file.with_file_name(name).with_extension(extension));
     beside.into_iter().find(|path| path.is_file())
-}
-
-impl Dataset for ImageList {
-    fn len(&self) -> usize {
-        self.paths.len()
-    }
-
-    fn class_names(&self) -> &[String] {
-        &self.class_names
-    }
-
-    fn channels(&self) -> usize {
-        self.channels
-    }
-
-    fn label(&self, index: usize) -> usize {
-        self.labels[index] as usize
-    }
-
-    fn name(&self, index: usize) -> String {
-        self.paths[index].display().to_string()
-    }
-
-    fn sorted_by_class(&self) -> bool {
-        true
-    }
-
-    fn left_out(&self) -> &[Skipped] {
-        &self.left_out
-    }
-
-    fn read(&self, index: usize, out: &mut Sample) -> Result<(), DataError> {
-        let path = self.paths.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.len() })?;
-        read_image(path, self.channels, &mut out.image)
-    }
 }

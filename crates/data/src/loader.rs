@@ -22,7 +22,7 @@ mod preparation;
 mod tests;
 
 use crate::{DataError, Dataset, Sampler};
-pub use batch::{Batch, Skipped};
+pub use batch::Batch;
 use crew::{Requests, Source};
 use maker::Maker;
 pub use preparation::Preparation;

@@ -25,3 +25,11 @@ impl Sample {
         (self.image.width, self.image.height)
     }
 }
+
+/// An image that could not be read, or a file that does not belong to a set. In a batch its place has weight 0 and pixels 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    pub index: usize,
+    pub name: String,
+    pub problem: String,
+}

@@ -16,7 +16,7 @@ use comm::{Backend, Communicator, Member, Monitor};
 use config::{Device as Chosen, Resolved};
 use cpu::Executor;
 use data::Batch;
-pub use graph::bad::BadValue;
+pub use graph::bad::{BadValue, Origin};
 pub use graph::run::{Account, CollectiveTime, Event, KernelTime, MemoryUse, Startup, StepTime, Which};
 use graph::{Header, Program, StateId};
 use std::borrow::Cow;
@@ -92,7 +92,7 @@ pub trait Plans: Send {
     /// before every run; what of the batch is not copied yet when this returns, the device has a copy of.
     fn load(&mut self, which: Which, batch: &Inputs<'_>) -> Result<(), DeviceError>;
 
-    /// Whether a plan can run again with the batch it was given last.
+    /// Returns whether a plan can run again with the batch it was given last.
     fn keeps_batches(&self) -> bool {
         false
     }
@@ -174,13 +174,13 @@ pub trait Times {
     /// Where the time of the steps went whose outcome was taken since this was last asked.
     fn take_account(&mut self) -> Account;
 
-    /// The collectives of `last`, as they ran in the step whose outcome was taken last.
+    /// The collectives of the plans that train, as they ran in the step whose outcome was taken last.
     fn collectives(&self) -> &[CollectiveTime];
 
-    /// Whether times are measured, as they are from the start.
+    /// Measures times, or stops: they are measured from the start.
     fn set_timing(&mut self, on: bool);
 
-    /// Whether every step and collective is remembered, for a trace; needs timing.
+    /// Remembers every step and collective, or stops, for a trace; needs timing.
     fn set_tracing(&mut self, on: bool);
 
     /// Adds what happened in the steps whose outcome was taken since this was last asked.

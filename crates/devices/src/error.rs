@@ -1,7 +1,7 @@
 //! Everything that can go wrong with a device.
 
 use config::ConfigError;
-use graph::kinds::{Bytes, size};
+use graph::memory::{Memory, size};
 use std::path::PathBuf;
 
 /// A device that can't be opened, or that failed.
@@ -21,7 +21,7 @@ pub enum DeviceError {
     Comm(#[from] comm::CommError),
     /// Too little memory on this machine.
     #[error("not enough memory on this machine: {} needed ({needs}), {} available", size(.needs.total()), size(*.available))]
-    HostMemory { needs: Bytes, available: usize },
+    HostMemory { needs: Box<Memory>, available: usize },
     /// Too little memory on a device, and what would fit.
     #[error("{problem}; {advice}")]
     Memory { problem: String, advice: String },

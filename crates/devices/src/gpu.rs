@@ -34,7 +34,7 @@ pub(crate) struct Gpu {
     exchanges: Vec<CollectiveTime>,
     /// Exposed and hidden seconds of communication, and exposed ones in the update, in the steps whose outcome was taken.
     communicated: [f64; 3],
-    /// Whether times are reported.
+    /// Flag: times are reported.
     timing: bool,
     line: Option<String>,
     kernels: KernelSampler,
@@ -58,11 +58,13 @@ impl Gpu {
         let repeated = repeat(run, seat, &mut executor)?;
         decide(&seat.world, &mut executor, Executor::prepare)?;
         let line = [line, repeated].into_iter().flatten().reduce(|a, b| format!("{a}; {b}"));
-        let exchange = |(layer, bytes): &(String, usize)| {
-            let layer = Arc::from(layer.as_str());
-            CollectiveTime { layer, bytes: *bytes, seconds: 0.0, exposed: 0.0 }
+        let kinds = executor.program().last.collectives().map(|(step, _)| step.op.name());
+        let kinds: Vec<String> = kinds.collect();
+        let exchange = |((layer, bytes), kind): (&(String, usize), &String)| CollectiveTime {
+            calls: 1,
+            ..CollectiveTime::new(layer, kind, *bytes)
         };
-        let exchanges = executor.collectives().iter().map(exchange).collect();
+        let exchanges = executor.collectives().iter().zip(&kinds).map(exchange).collect();
         let activity = Arc::clone(seat.world.activity());
         let doing = EachPlan::of(|which| match which {
             Which::First | Which::Micro => activity.name("a micro-step on the GPU"),

@@ -15,9 +15,9 @@ const SAMPLED: Range<u64> = 6..9;
 /// Durations of kernels by kind, and events for a trace.
 #[derive(Default)]
 pub(crate) struct KernelSampler {
-    /// Whether a few steps are sampled.
+    /// Flag: a few steps are sampled.
     enabled: bool,
-    /// Whether every step is traced.
+    /// Flag: every step is traced.
     tracing: bool,
     steps: u64,
     /// Sampled runs: of forward and backward, and of the update.
@@ -41,7 +41,7 @@ impl KernelSampler {
         self.tracing = on;
     }
 
-    /// Whether the step that is being queued runs kernel by kernel.
+    /// Returns whether the step that is being queued runs kernel by kernel.
     pub fn samples(&self) -> bool {
         self.tracing || (self.enabled && SAMPLED.contains(&self.steps))
     }

@@ -3,14 +3,14 @@
 use crate::error::DeviceError;
 use config::{Device, Precision, Resolved};
 use cuda::{CudaError, MemoryNeeds};
-use graph::kinds::{Bytes, size};
+use graph::memory::{Memory, size};
 use graph::{Program, Recompute};
 
 /// Refuses plans that don't fit into the memory that this machine has available. Linux promises memory that it doesn't have, and
 /// ends the process when that is used.
 pub(crate) fn check_host(program: &Program) -> Result<(), DeviceError> {
     let available = data::available_memory().and_then(|bytes| usize::try_from(bytes).ok());
-    available.map_or(Ok(()), |available| fits_host(program.kinds(), available))
+    available.map_or(Ok(()), |available| fits_host(program.memory(), available))
 }
 
 /// Refuses plans that don't fit into the device that this machine has for them; where it has none, a run may be planned for another
@@ -27,11 +27,11 @@ pub fn check_here(run: &Resolved, program: &Program) -> Result<(), DeviceError> 
     Ok(needs.check(gpu, memory)?)
 }
 
-fn fits_host(needs: Bytes, available: usize) -> Result<(), DeviceError> {
+fn fits_host(needs: Memory, available: usize) -> Result<(), DeviceError> {
     if needs.total() <= available {
         return Ok(());
     }
-    Err(DeviceError::HostMemory { needs, available })
+    Err(DeviceError::HostMemory { needs: Box::new(needs), available })
 }
 
 /// Room on a device.
@@ -51,7 +51,7 @@ impl Room<'_> {
     }
 
     /// States alone, which no batch makes smaller.
-    fn holds_states(&self, needs: &Bytes) -> bool {
+    fn holds_states(&self, needs: &Memory) -> bool {
         let (Room::Gpu(_, bytes) | Room::Host(bytes)) = self;
         needs.states() <= *bytes
     }
@@ -65,8 +65,8 @@ pub fn with_advice(
     plan: impl Fn(&Resolved, usize) -> Result<Program, DeviceError>,
 ) -> DeviceError {
     let (room, needs) = match &error {
-        DeviceError::Cuda(CudaError::Memory { gpu, free, needs, .. }) => (Room::Gpu(gpu, *free), needs.kinds),
-        DeviceError::HostMemory { needs, available } => (Room::Host(*available), *needs),
+        DeviceError::Cuda(CudaError::Memory { gpu, free, needs, .. }) => (Room::Gpu(gpu, *free), needs.uses),
+        DeviceError::HostMemory { needs, available } => (Room::Host(*available), **needs),
         _ => return error,
     };
     if !room.holds_states(&needs) {
@@ -164,7 +164,7 @@ mod tests {
         let raw = Raw { batch_size: Some(64), ..Raw::default() };
         let run = raw.resolve_without_data(1).unwrap();
         let plan = |run: &Resolved, batch: usize| program::<f32>(run, batch);
-        let needs = plan(&run, 64).unwrap().kinds();
+        let needs = plan(&run, 64).unwrap().memory();
         assert!(fits_host(needs, needs.total()).is_ok());
         let available = plan(&run, 20).unwrap().bytes();
         let refused = with_advice(fits_host(needs, available).unwrap_err(), &run, plan).to_string();

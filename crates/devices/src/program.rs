@@ -5,8 +5,8 @@ use crate::error::DeviceError;
 use crate::finishing::Finishing;
 use crate::real::Real;
 use config::Resolved;
-use graph::{Graph, Loss, Program, Settings};
-use graph::{compile_observed, inference};
+use graph::{Graph, Loss, Model, Program, Settings, Zero};
+use graph::{compile_observed, inference, stage_taken};
 
 /// Compiles the plans of a rank that has `batch` images in a micro-step, prepared by the host.
 pub fn program<T: Real>(run: &Resolved, batch: usize) -> Result<Program, DeviceError> {
@@ -55,16 +55,22 @@ fn compiled<T: Real>(
         loss_scale: run.loss_scaling(),
         mesh: run.mesh(),
         communication: run.communication(),
-        zero: graph::Zero::Stage0,
+        zero: run.zero,
+        gathering: run.gathering,
         accumulates: run.accumulate > 1,
         target: &*target(run),
     };
-    let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
-    let mut model = run.network.build(batch, loss, <T as Real>::DTYPE)?;
-    if let Some(finishing) = finishing {
-        model = finishing.begin(model, batch)?;
-    }
-    Ok(compile_observed(model, &settings, observe)?)
+    let model = |batch: usize| -> Result<Model, DeviceError> {
+        let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
+        let model = run.network.build(batch, loss, <T as Real>::DTYPE)?;
+        finishing.map_or(Ok(model.clone()), |finishing| finishing.begin(model, batch))
+    };
+    // Ranks may have different numbers of images, also later on: all decide by the same.
+    let zero = match settings.stage() {
+        Zero::Stage2 => stage_taken(&model(run.batch)?, &settings)?,
+        stage => stage,
+    };
+    Ok(compile_observed(model(batch)?, &Settings { zero, ..settings }, observe)?)
 }
 
 /// As [`program_with`], for evaluation alone.

@@ -39,7 +39,7 @@ impl Sensors {
         Self::from_numbers(&[f64::NAN; Self::COUNT])
     }
 
-    /// Whether anything is known.
+    /// Returns whether anything is known.
     pub fn is_known(&self) -> bool {
         self.numbers().iter().any(|x| x.is_finite())
     }

@@ -2,11 +2,12 @@
 //! a list of named passes.
 
 use crate::graph::{AVERAGE, COPY, Graph, GraphError, State, settle};
+use crate::mesh::Mesh;
 use crate::op::StateId;
 use crate::passes::{self, Gradients, Layout};
 use crate::plan::{Key, Plan};
 use crate::program::{Model, Program};
-use crate::settings::{Mixed, Settings, Zero};
+use crate::settings::{Gathering, Mixed, Settings, Zero};
 use crate::target::Target;
 
 /// A graph on its way to a plan, with results of passes that later passes read.
@@ -64,7 +65,7 @@ const LATE: Pass = pass!("late", |graph, _, _| Ok(passes::late(graph)));
 const GATHER: Pass =
     pass!("gather", |graph, _, settings| Ok(passes::gather(graph, &settings.target.batching())));
 const SYNCHRONISE: Pass = pass!("synchronise", |graph, _, _| passes::synchronise(graph));
-const SHARDS: Pass = pass!("shards", |graph, _, _| passes::shards(graph));
+const SHARDS: Pass = pass!("shards", |graph, _, settings| passes::shards(graph, &settings.gathering));
 const SCATTER: Pass = pass!("scatter", |graph, draft, settings| passes::scatter(
     graph,
     &draft.layout,
@@ -131,28 +132,32 @@ fn apply(
 
 /// The plans of a run.
 pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphError> {
-    let program = compile_stage(model.clone(), settings, &mut |_, _, _| Ok(()))?;
-    if settings.stage() != Zero::Stage2 {
-        return Ok(program);
-    }
-    // Gradients may take less memory in a range that is theirs than under way: where they are few, or a step has one micro-step and they
-    // lie where activations were.
-    let sums = Settings { zero: Zero::Stage1, ..*settings };
-    let other = compile_stage(model, &sums, &mut |_, _, _| Ok(()))?;
-    Ok(if other.bytes() < program.bytes() { other } else { program })
+    let zero = stage_taken(&model, settings)?;
+    compile_stage(model, &Settings { zero, ..*settings }, &mut |_, _, _| Ok(()))
 }
 
-/// Compiles like [`compile`] and shows an observer the graph after every pass.
+/// The stage whose plans a run takes: the one that is asked for, or stage 1 in the place of stage 2 where that takes less memory. Gradients
+/// may take less in a range that is theirs than under way: where they are few, or a step has one micro-step and they lie where
+/// activations were.
+pub fn stage_taken(model: &Model, settings: &Settings<'_>) -> Result<Zero, GraphError> {
+    if settings.stage() != Zero::Stage2 {
+        return Ok(settings.stage());
+    }
+    let bytes = |zero: Zero| {
+        let program = compile_stage(model.clone(), &Settings { zero, ..*settings }, &mut |_, _, _| Ok(()));
+        program.map(|program| program.bytes())
+    };
+    Ok(if bytes(Zero::Stage1)? < bytes(Zero::Stage2)? { Zero::Stage1 } else { Zero::Stage2 })
+}
+
+/// Compiles the plans of exactly the stage that is asked for, and shows an observer the graph after every pass. Ranks that have different
+/// numbers of images decide on it by the same number: see [`stage_taken`].
 pub fn compile_observed(
     model: Model,
     settings: &Settings<'_>,
     observe: Observer<'_>,
 ) -> Result<Program, GraphError> {
-    let zero = match settings.stage() {
-        Zero::Stage2 => compile(model.clone(), settings)?.zero,
-        stage => stage,
-    };
-    compile_stage(model, &Settings { zero, ..*settings }, observe)
+    compile_stage(model, settings, observe)
 }
 
 fn compile_stage(
@@ -247,10 +252,11 @@ pub fn inference(model: Model, mixed: Option<Mixed>, target: &dyn Target) -> Res
     Ok(Program { first, micro, last, update: empty("update")?, eval, states, zero: Zero::Stage0 })
 }
 
-/// The plan of evaluation of a model of another size, over the states of a program with the same parameters.
+/// The plan of evaluation of a model of another size, over the states of a program with the same parameters, which is of these ranks.
 pub fn evaluation(
     model: Model,
     states: &[State],
+    mesh: Mesh,
     mixed: Option<Mixed>,
     target: &dyn Target,
 ) -> Result<Plan, GraphError> {
@@ -265,7 +271,7 @@ pub fn evaluation(
         let name = format!("{}{suffix}", states[state.index()].name);
         states.iter().position(|state| state.name == name).map(|index| StateId(index as u32))
     };
-    eval.states = states.to_vec();
+    (eval.states, eval.mesh) = (states.to_vec(), mesh);
     eval.read_instead(|state| beside(state, AVERAGE));
     evaluating(eval, mixed, &|parameter| beside(parameter, COPY), key, target)
 }
@@ -282,7 +288,7 @@ fn evaluating(
     if let Some(mixed) = mixed {
         graph = passes::precision(graph, mixed, copy_of)?;
     }
-    graph = passes::shards(graph)?;
+    graph = passes::shards(graph, &Gathering::default())?;
     plan(&graph, "eval", key, target, 0)
 }
 

@@ -9,11 +9,12 @@ pub mod bad;
 pub mod build;
 pub mod check;
 pub mod clocks;
+pub mod compare;
 pub mod compile;
 pub mod flat;
 pub mod fp8;
 pub mod graph;
-pub mod kinds;
+pub mod memory;
 pub mod mesh;
 pub mod op;
 pub mod passes;
@@ -32,11 +33,13 @@ pub mod windows;
 
 pub use build::{Builder, Loss};
 pub use clocks::Clocks;
-pub use compile::{compile, compile_observed, evaluation, inference, passes_of};
+pub use compare::{Change, compare};
+pub use compile::{compile, compile_observed, evaluation, inference, passes_of, stage_taken};
 pub use flat::Flat;
 pub use graph::{
     AVERAGE, COPY, GRADIENT, Graph, GraphError, Held, Home, Init, PENDING, Role, State, ValueId,
 };
+pub use memory::{Memory, Use};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::{Lane, Op, StateId};
 pub use passes::{Delivery, prepare};
@@ -45,7 +48,8 @@ pub use program::{Model, Program};
 pub use replay::{Timeline, replay, replay_all};
 pub use rules::cost::{Ceilings, Cost};
 pub use settings::{
-    Communication, DynamicScale, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings, Zero,
+    Communication, DynamicScale, Gathering, LossScaling, Mixed, Optimizer, ParamGroup, Recompute, Settings,
+    Zero,
 };
 pub use target::{Batching, Deferred, Partial, Target};
 pub use types::{DType, Shape, Type};

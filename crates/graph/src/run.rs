@@ -90,17 +90,41 @@ impl AddAssign for Account {
     }
 }
 
-/// One collective of a plan, as it last ran.
+/// One collective of the plans of training, as it ran in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectiveTime {
     /// Layer of the step, which names the bucket.
     pub layer: Arc<str>,
+    /// Name of the op.
+    pub kind: Arc<str>,
     /// Bytes of the message.
     pub bytes: usize,
-    /// Seconds from its start on this rank to its end, with the wait for other ranks.
+    /// Times that it ran: a plan of a micro-step may run several times.
+    pub calls: u64,
+    /// Seconds from its start on this rank to its end, with the wait for other ranks; of all calls.
     pub seconds: f64,
     /// Seconds of that in which the compute lane waited.
     pub exposed: f64,
+}
+
+impl CollectiveTime {
+    /// One that has not run yet.
+    pub fn new(layer: &str, kind: &str, bytes: usize) -> Self {
+        let (layer, kind) = (Arc::from(layer), Arc::from(kind));
+        CollectiveTime { layer, kind, bytes, calls: 0, seconds: 0.0, exposed: 0.0 }
+    }
+
+    /// Adds calls of the same collective.
+    pub fn add(&mut self, other: &CollectiveTime) {
+        self.calls += other.calls;
+        self.seconds += other.seconds;
+        self.exposed += other.exposed;
+    }
+
+    /// Forgets all calls.
+    pub fn reset(&mut self) {
+        (self.calls, self.seconds, self.exposed) = (0, 0.0, 0.0);
+    }
 }
 
 /// Time spent in the steps of one kind; of collectives, the time they were waited for.

@@ -139,6 +139,8 @@ pub struct Settings<'a> {
     pub communication: Communication,
     /// What ranks divide among each other instead of each holding all of it. One rank divides nothing.
     pub zero: Zero,
+    /// How parameters are gathered that ranks divide.
+    pub gathering: Gathering,
     /// Flag: a step has several micro-steps, so that sums over it are kept from one to the next. Where it has one,
     /// gradients are not there while activations are being made, and lie in the arena.
     pub accumulates: bool,
@@ -172,6 +174,22 @@ pub enum Zero {
 impl Zero {
     /// Every stage.
     pub const ALL: [Zero; 4] = [Zero::Stage0, Zero::Stage1, Zero::Stage2, Zero::Stage3];
+}
+
+/// Gathering of parameters at stage 3, in elements of whole parameters. It changes memory and messages, and nothing that is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Gathering {
+    /// Parameters of at most so many elements are whole on every rank; by default of 100,000, or 1/256 of all if that is less.
+    pub whole: Option<usize>,
+    /// All that are whole have at most so many together.
+    pub whole_in_all: Option<usize>,
+    /// So many are gathered ahead of their use at most; by default one bucket, whatever it has.
+    pub ahead: Option<usize>,
+    /// So many are there at a time at most, in use or on their way, as far as a single bucket allows.
+    pub live: Option<usize>,
+    /// What comes back in use after at most so many others stays until then; by default after none.
+    pub reuse: Option<usize>,
 }
 
 impl From<Zero> for u8 {

@@ -5,11 +5,12 @@ mod simulator;
 #[path = "support/transformer.rs"]
 mod transformer;
 
-use graph::kinds::Kind;
+use graph::memory::Use;
 use graph::op::Lane;
 use graph::plan::{Place, Step};
 use graph::{
-    Communication, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings, Zero, compile, compile_observed,
+    Communication, Gathering, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings, Use, Zero, compile,
+    compile_observed, stage_taken,
 };
 use simulator::simulate;
 use transformer::{model, settings};
@@ -146,30 +147,34 @@ fn stage_3_divides_parameters() {
     }
 }
 
-/// Every byte has a kind, and each stage divides the kinds that it promises to.
+/// Every byte has a purpose, and each stage divides what it promises to.
 #[test]
-fn kinds_of_bytes_are_what_stages_divide() {
+fn memory_is_for_what_stages_divide() {
     let of = |zero: Zero| {
         let program = compiled(zero, 2, true, Recompute::None);
-        let kinds = program.kinds();
-        assert_eq!((kinds.total(), kinds.states()), (program.bytes(), program.state_bytes()), "stage {zero}");
-        kinds
+        let memory = program.memory();
+        assert_eq!(
+            (memory.total(), memory.states()),
+            (program.bytes(), program.state_bytes()),
+            "stage {zero}"
+        );
+        memory
     };
     let [plain, moments, gradients, parameters] = Zero::ALL.map(of);
     let padding = 2 * 2048 * 4 * 20;
-    for (kind, before, after) in [
-        (Kind::Moments, plain, moments),
-        (Kind::Gradients, moments, gradients),
-        (Kind::Parameters, gradients, parameters),
+    for (what, before, after) in [
+        (Use::Moments, plain, moments),
+        (Use::Gradients, moments, gradients),
+        (Use::Parameters, gradients, parameters),
     ] {
-        let (before, after) = (before.of(kind), after.of(kind));
+        let (before, after) = (before.of(what), after.of(what));
         assert!(
             before > 0 && after < before && after <= before / 2 + padding,
             "{}: {before} to {after}",
-            kind.name()
+            what.name()
         );
     }
-    assert_eq!(plain.of(Kind::Moments), 2 * plain.of(Kind::Parameters));
+    assert_eq!(plain.of(Use::Moments), 2 * plain.of(Use::Parameters));
     let text = plain.to_string();
     assert!(text.contains("moments ") && !text.contains("half-precision"), "{text}");
 }
@@ -183,6 +188,7 @@ fn observed_or_not_the_plans_are_the_same() {
                 Settings { mesh: Mesh::of_data(2), communication: SMALL, zero, accumulates, ..settings() };
             let plain = compile(model(2), &settings).unwrap();
             let mut seen = vec![];
+            let settings = Settings { zero: stage_taken(&model(2), &settings).unwrap(), ..settings };
             let observed = compile_observed(model(2), &settings, &mut |_, pass, _| {
                 seen.push(pass.to_string());
                 Ok(())
@@ -190,6 +196,83 @@ fn observed_or_not_the_plans_are_the_same() {
             let observed = observed.unwrap();
             assert!(observed.plans() == plain.plans() && observed.zero == plain.zero, "stage {zero}");
             assert!(seen.iter().any(|pass| pass == "scatter") && seen.iter().any(|pass| pass == "shards"));
+        }
+    }
+}
+
+/// Numbers of elements decide how far ahead parameters are gathered, how many are there at a time, how long they stay, and which stay
+/// whole.
+#[test]
+fn gathers_keep_to_what_they_are_told() {
+    let of = |gathering: Gathering| {
+        let mesh = Mesh::of_data(2);
+        let settings = Settings { mesh, communication: SMALL, zero: Zero::Stage3, gathering, ..settings() };
+        let program = compile(model(4), &settings).unwrap();
+        program.check().unwrap();
+        program
+    };
+    // The gathers that leave before the first of their users is the next compute step.
+    let ahead = |program: &Program| {
+        let steps = &program.last.steps;
+        let compute: Vec<usize> = (0..steps.len()).filter(|at| steps[*at].lane == Lane::Compute).collect();
+        let is_ahead = |at: &usize| {
+            let outputs = &steps[*at].outputs;
+            let user = compute.iter().position(|c| steps[*c].inputs.iter().any(|v| outputs.contains(v)));
+            let next = compute.iter().position(|c| c > at);
+            user.zip(next).is_some_and(|(user, next)| user > next)
+        };
+        (0..steps.len()).filter(|at| gathers(&steps[*at].op)).filter(is_ahead).count()
+    };
+    let gathered = |program: &Program| count(&program.last, gathers);
+    let whole = |program: &Program| {
+        let whole = program.states.iter().filter(|state| state.is_parameter() && state.held.is_whole());
+        whole.map(|state| state.ty.shape.count()).collect::<Vec<_>>()
+    };
+    let plain = of(Gathering::default());
+    assert!(
+        gathered(&plain) > 4 && ahead(&plain) + 1 >= gathered(&plain),
+        "{} of {}",
+        ahead(&plain),
+        gathered(&plain)
+    );
+    let nothing = of(Gathering { ahead: Some(0), ..Gathering::default() });
+    assert_eq!((gathered(&nothing), ahead(&nothing)), (gathered(&plain), 0));
+    assert!(nothing.last.arena <= plain.last.arena);
+    let all = of(Gathering { ahead: Some(usize::MAX), ..Gathering::default() });
+    assert!(all.last.arena > plain.last.arena, "{} and {}", all.last.arena, plain.last.arena);
+    let few = of(Gathering { ahead: Some(usize::MAX), live: Some(1), ..Gathering::default() });
+    assert_eq!(ahead(&few), 0, "one bucket is more already");
+    let kept = of(Gathering { reuse: Some(usize::MAX), ..Gathering::default() });
+    assert_eq!(gathered(&kept), gathered(&plain).div_ceil(2), "what is gathered stays for the backward pass");
+    assert!(kept.last.arena > plain.last.arena);
+    let large = of(Gathering { whole: Some(usize::MAX), ..Gathering::default() });
+    assert!(gathered(&large) == 0 && whole(&large).len() > whole(&plain).len());
+    let some = of(Gathering { whole: Some(usize::MAX), whole_in_all: Some(500), ..Gathering::default() });
+    assert!(whole(&some).iter().sum::<usize>() <= 500 && !whole(&some).is_empty(), "{:?}", whole(&some));
+    let none = of(Gathering { whole: Some(0), ..Gathering::default() });
+    assert!(whole(&none).is_empty(), "{:?}", whole(&none));
+}
+
+/// Every byte of a program has a purpose, and each stage less of what it divides.
+#[test]
+fn memory_has_purposes() {
+    for accumulates in [true, false] {
+        let memories = Zero::ALL.map(|zero| {
+            let program = compiled(zero, 2, accumulates, Recompute::None);
+            assert_eq!(program.memory().total(), program.bytes(), "stage {zero}");
+            program.memory()
+        });
+        let of = |what: Use| memories.map(|memory| memory.of(what));
+        let [whole, one, two, three] = of(Use::Moments);
+        assert!(one < whole && two <= whole && three < whole, "{:?}", of(Use::Moments));
+        let [whole, .., three] = of(Use::Parameters);
+        assert!(three < whole, "{:?}", of(Use::Parameters));
+        let [.., before, three] = of(Use::Gathered);
+        assert!(before == 0 && three > 0, "{:?}", of(Use::Gathered));
+        assert!(of(Use::Activations).iter().all(|bytes| *bytes > 0));
+        if accumulates {
+            let [whole, one, ..] = of(Use::Gradients);
+            assert!(2 * one > whole && of(Use::Gradients)[3] < whole, "{:?}", of(Use::Gradients));
         }
     }
 }

@@ -10,9 +10,9 @@ use crate::architecture::{
 };
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
 use crate::names::{self, Table, Weights};
-use crate::vit::{Pool, plain_numbers, through_blocks};
+use crate::vit::{Pool, classified, plain_numbers, through_blocks};
 use graph::build::Linear;
-use graph::op::{Op, Pooling};
+use graph::op::Op;
 use graph::{Builder, Init, Loss, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -233,6 +233,18 @@ fn linear(name: &str, out: usize) -> Linear<'_> {
 }
 
 impl Architecture for LayerScaleVit {
+    fn kind(&self) -> &'static str {
+        "a ViT"
+    }
+
+    fn shape(&self) -> Option<Shape> {
+        Some(Shape::Tokens)
+    }
+
+    fn stages(&self) -> Vec<usize> {
+        vec![self.depth]
+    }
+
     fn check(&self, model: &str) -> Result<(), NetworkError> {
         if self.registers > MOST_REGISTERS {
             let why = format!("{} registers, but there are at most {MOST_REGISTERS}", self.registers);
@@ -247,42 +259,18 @@ impl Architecture for LayerScaleVit {
         Sizes { image, channels, classes, width }
     }
 
-    fn stages(&self) -> Vec<usize> {
-        vec![self.depth]
-    }
-
     fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends {
         let targets = b.targets([batch], loss.mixed);
 
         let x = self.encode(b, images); // (B,T,C)
-        let pooled = match self.pool {
-            Pool::ClassToken => {
-                let y = b.layer_norm("norm", x, EPS);
-                b.pool(y, Pooling::First)
-            }
-            Pool::Mean => {
-                let patches = self.patches(b, x);
-                let y = b.pool(patches, Pooling::Mean);
-                b.layer_norm("fc_norm", y, EPS)
-            }
-        }; // (B,C)
-        let logits = b.linear(pooled, linear("head", self.classes));
-        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
-        Ends { loss, stats, logits }
+        let of = if self.pool == Pool::Mean { self.patches(b, x) } else { x };
+        classified(b, of, (self.pool, EPS), linear("head", self.classes), (targets, loss))
     }
 
     fn features(&self, b: &mut Builder, images: ValueId) -> Option<Features> {
         let tokens = self.encode(b, images);
         let tokens = b.layer_norm("norm", tokens, EPS);
         Some(Features::Tokens { tokens, grid: (self.grid(), self.grid()) })
-    }
-
-    fn shape(&self) -> Option<Shape> {
-        Some(Shape::Tokens)
-    }
-
-    fn kind(&self) -> &'static str {
-        "a ViT"
     }
 
     fn numbers(&self, batch: usize) -> f64 {

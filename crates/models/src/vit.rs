@@ -10,7 +10,7 @@ use crate::architecture::{
 use crate::identify::{Identity, PATCHES, counted, image_of, shape_of};
 use crate::names::{self, Table, Weights};
 use crate::timm;
-use graph::build::Linear;
+use graph::build::{Linear, Targets};
 use graph::op::Pooling;
 use graph::{Builder, Init, Loss, ValueId};
 use serde::{Deserialize, Serialize};
@@ -272,20 +272,8 @@ impl Architecture for Vit {
         let targets = b.targets([batch], loss.mixed);
 
         let x = self.encode(b, images); // (B,T,C)
-        let pooled = match self.pool {
-            Pool::ClassToken => {
-                let y = self.norm(b, x);
-                b.pool(y, Pooling::First)
-            }
-            Pool::Mean => {
-                let y = b.pool(x, Pooling::Mean);
-                b.layer_norm("fc_norm", y, self.norm_eps)
-            }
-        }; // (B,C)
         let head = Linear { name: "head", out: self.classes, weight: Init::Zeros, bias: Init::Zeros };
-        let logits = b.linear(pooled, head);
-        let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
-        Ends { loss, stats, logits }
+        classified(b, x, (self.pool, self.norm_eps), head, (targets, loss))
     }
 
     fn features(&self, b: &mut Builder, images: ValueId) -> Option<Features> {
@@ -338,6 +326,29 @@ pub(crate) fn through_blocks(
         x = b.border(y);
     }
     x
+}
+
+/// The class of tokens (B,T,C) after all blocks: norm and pooling with this number under the root, head, loss.
+pub(crate) fn classified(
+    b: &mut Builder,
+    tokens: ValueId,
+    (pool, eps): (Pool, f64),
+    head: Linear,
+    (targets, loss): (Targets, Loss),
+) -> Ends {
+    let pooled = match pool {
+        Pool::ClassToken => {
+            let y = b.layer_norm("norm", tokens, eps);
+            b.pool(y, Pooling::First)
+        }
+        Pool::Mean => {
+            let y = b.pool(tokens, Pooling::Mean);
+            b.layer_norm("fc_norm", y, eps)
+        }
+    }; // (B,C)
+    let logits = b.linear(pooled, head);
+    let (loss, stats) = b.cross_entropy(logits, targets, loss.smoothing);
+    Ends { loss, stats, logits }
 }
 
 /// [`Architecture::numbers`] of blocks over patches of (patch, width, depth), with (heads, MLP width, tokens before the patches).

@@ -1,6 +1,6 @@
 //! Where the efficiency of a point went: the factors of the POP model, which multiply to it.
 
-use crate::study::Estimate;
+use crate::estimate::Estimate;
 use serde::{Deserialize, Serialize};
 
 /// Factors of a point's efficiency, each against the point that it is compared with. Their values are those of the run whose images/s

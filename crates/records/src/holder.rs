@@ -37,7 +37,7 @@ impl Holder {
         Self::parse(&fs::read_to_string(folder.join(Self::FILE)).ok()?)
     }
 
-    /// Whether its process lives; none if that can't be told from here.
+    /// Returns whether its process lives; none if that can't be told from here.
     pub fn lives(&self) -> Option<bool> {
         let here = !self.machine.is_empty() && self.machine == machine();
         here.then(|| process_started(self.pid).as_ref() == Some(&self.started))

@@ -16,6 +16,7 @@
 //!
 //! Each has a schema version; what has none was written before there were any, and is read. A newer one is refused.
 
+mod estimate;
 mod factors;
 mod holder;
 mod launch;

@@ -3,6 +3,7 @@
 //! Samples are kept as they were taken. What follows from them (medians, intervals, speedup, the limiter) stands beside them, so
 //! that a report draws what is written here and computes nothing of its own.
 
+pub use crate::estimate::Estimate;
 use crate::factors::Factors;
 use crate::metrics::{Metric, Values};
 use crate::parts::Parts;
@@ -79,6 +80,8 @@ pub enum Kind {
     Accumulation,
     Optimizer,
     Precision,
+    /// Stages of ZeRO over the same ranks, against the first of them.
+    Zero,
     /// One rank on each of many hosts against many on one.
     Nodes,
     /// Anything else a file asks for.
@@ -95,12 +98,13 @@ impl Kind {
             Kind::Accumulation => "accumulation",
             Kind::Optimizer => "optimizer",
             Kind::Precision => "precision",
+            Kind::Zero => "zero",
             Kind::Nodes => "nodes",
             Kind::Grid => "grid",
         }
     }
 
-    /// Whether ranks divide one global batch among themselves.
+    /// Returns whether ranks divide one global batch among themselves.
     pub fn keeps_global_batch(self) -> bool {
         matches!(self, Kind::Strong | Kind::Nodes)
     }
@@ -117,6 +121,7 @@ impl Kind {
             Kind::Accumulation => "micro-steps for each all-reduce",
             Kind::Optimizer => "optimizers",
             Kind::Precision => "precisions",
+            Kind::Zero => "stages of ZeRO: the same work with what ranks divide among each other",
             Kind::Nodes => "many hosts with a rank each against one host, the same images and global batch",
             Kind::Grid => "a grid of settings",
         }
@@ -220,6 +225,12 @@ pub struct Measured {
     pub gpu_utilisation: Option<f64>,
     /// Of the processes of a run on this host, at their most.
     pub memory_bytes: Option<u64>,
+    /// Of a rank, as its plans have it: what lasts, and what a step needs.
+    #[serde(default)]
+    pub planned_bytes: Option<u64>,
+    /// Collectives of a step, those of a kind together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collectives: Vec<OfKind>,
     /// Of a GPU, as its sensors told it in the steps that count: memory at its most, load (0 to 1) and power as means.
     pub gpu_memory_bytes: Option<u64>,
     #[serde(default)]
@@ -229,6 +240,33 @@ pub struct Measured {
     /// Of the processors, by their own meters.
     pub watts: Option<f64>,
     pub curve: Vec<Epoch>,
+}
+
+/// All collectives of a kind in a mean step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OfKind {
+    /// As plans call it: all_reduce, reduce_scatter, all_gather.
+    pub kind: String,
+    /// Bytes of their messages.
+    pub bytes: f64,
+    /// From the last rank's entering to the end.
+    pub seconds: f64,
+    /// In which ranks waited for them, and not for each other.
+    pub exposed: f64,
+}
+
+impl OfKind {
+    /// So many times it.
+    pub fn scaled(&self, by: f64) -> Self {
+        let OfKind { kind, bytes, seconds, exposed } = self;
+        OfKind { kind: kind.clone(), bytes: by * bytes, seconds: by * seconds, exposed: by * exposed }
+    }
+
+    /// Both together.
+    pub fn plus(&self, other: &Self) -> Self {
+        let (bytes, seconds) = (self.bytes + other.bytes, self.seconds + other.seconds);
+        OfKind { kind: self.kind.clone(), bytes, seconds, exposed: self.exposed + other.exposed }
+    }
 }
 
 impl Run {
@@ -265,16 +303,6 @@ impl Epoch {
     }
 }
 
-/// A median of `samples` runs; an interval from five of them on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Estimate {
-    pub median: f64,
-    /// The 95% interval of the median.
-    pub interval: Option<(f64, f64)>,
-    /// One a run, in the order of the runs.
-    pub samples: Vec<f64>,
-}
-
 /// What follows from the runs of a point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -293,14 +321,24 @@ pub struct Summary {
     pub score: Option<Score>,
     #[serde(default)]
     pub usage: Usage,
+    /// Means over the runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collectives: Vec<OfKind>,
 }
 
 /// How well a task was learned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// As [`Epoch::score`] calls it.
+    #[serde(deserialize_with = "current_name")]
     pub name: String,
     pub value: Estimate,
+}
+
+/// Name of a score; versions before had "accuracy, held out" for "validation accuracy".
+fn current_name<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let name = String::deserialize(from)?;
+    Ok(name.strip_suffix(", held out").map(|metric| format!("validation {metric}")).unwrap_or(name))
 }
 
 /// What runs took of the machine, each where all of them tell it; as in [`Measured`].
@@ -311,6 +349,7 @@ pub struct Usage {
     pub gpu_utilisation: Option<Estimate>,
     pub gpu_load: Option<Estimate>,
     pub memory_bytes: Option<Estimate>,
+    pub planned_bytes: Option<Estimate>,
     pub gpu_memory_bytes: Option<Estimate>,
     pub watts: Option<Estimate>,
     pub gpu_watts: Option<Estimate>,
@@ -369,4 +408,21 @@ pub enum Flag {
     Outliers(Vec<usize>),
     /// Runs that failed (by repeat).
     Failed(Vec<usize>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_of_versions_before_have_the_name_of_now() {
+        let name = |name: &str| {
+            let text = format!(
+                r#"{{"name": "{name}", "value": {{"median": 0.5, "samples": [0.5], "interval": null}}}}"#
+            );
+            serde_json::from_str::<Score>(&text).unwrap().name
+        };
+        assert_eq!(name("mean IoU, held out"), "validation mean IoU");
+        assert_eq!(name("validation accuracy"), "validation accuracy");
+    }
 }

@@ -34,6 +34,9 @@ pub struct Summary {
     #[serde(default)]
     pub seconds: Map<String, Value>,
     pub note_on_seconds: Option<String>,
+    /// Memory of a rank as its plans have it: arena and states.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
     /// Account of time of each rank.
     #[serde(default)]
     pub ranks: Vec<Parts>,
@@ -56,13 +59,30 @@ pub struct Collective {
     pub times: u64,
     /// From the last rank's entering to the end: the communication itself.
     pub seconds: f64,
+    /// Name of the op: all_reduce, reduce_scatter, all_gather.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// Seconds of those in which ranks waited for it: the mean over ranks.
+    #[serde(default)]
+    pub exposed: f64,
 }
 
 impl Collective {
-    /// Bytes/s that a rank sends and receives, if ranks send what a ring of them would: 2(n-1)/n of the data.
+    /// Bytes that a rank sends and receives in all calls, if ranks send what a ring of them would: 2(n-1)/n of the data, half of that where
+    /// they scatter it, and n-1 times their own part where they gather.
+    pub fn sent(&self, ranks: usize) -> f64 {
+        let n = ranks as f64;
+        let share = match self.kind.as_str() {
+            "all_gather" => n - 1.0,
+            "reduce_scatter" => (n - 1.0) / n,
+            _ => 2.0 * (n - 1.0) / n,
+        };
+        share * self.bytes as f64 * self.times as f64
+    }
+
+    /// Bytes/s of those.
     pub fn bandwidth(&self, ranks: usize) -> f64 {
-        let share = 2.0 * (ranks as f64 - 1.0) / ranks as f64;
-        if self.seconds > 0.0 { share * self.bytes as f64 * self.times as f64 / self.seconds } else { 0.0 }
+        if self.seconds > 0.0 { self.sent(ranks) / self.seconds } else { 0.0 }
     }
 }
 

@@ -48,6 +48,8 @@ pub const BATCH_SIZES: &str = "batch-sizes";
 pub const ACCUMULATION: &str = "accumulation";
 pub const OPTIMIZERS: &str = "optimizers";
 pub const PRECISIONS: &str = "precisions";
+pub const ZERO: &str = "zero";
+pub const STAGES: &str = "stages of ZeRO";
 
 /// All axes. Options follow in this order, and the names of points depend on it: new axes come last.
 pub const AXES: &[Axis] = &[
@@ -130,7 +132,20 @@ pub const AXES: &[Axis] = &[
         settled: false,
         ..counts("bucket-sizes")
     },
+    Axis {
+        help: "Stages of ZeRO: what ranks divide, 0 to 3",
+        option: Some("zero"),
+        plural: STAGES,
+        name: Some(|value| format!("stage {value}")),
+        settled: false,
+        ..counts(ZERO)
+    },
 ];
+
+/// The stage of ZeRO of a point; 0 where its study says nothing of it.
+pub fn stage(settings: &Settings) -> f64 {
+    settings.other.get(ZERO).and_then(|stage| stage.parse().ok()).unwrap_or(0.0)
+}
 
 const fn words(key: &'static str) -> Axis {
     Axis {

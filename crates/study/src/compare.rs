@@ -234,30 +234,10 @@ fn overall(pairs: &[Pair], of_many: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{FORMAT, Platform};
     use crate::testing::{Random, point};
 
     fn results(points: Vec<Point>) -> Results {
-        let platform = Platform {
-            name: String::new(),
-            host: String::new(),
-            cpu: String::new(),
-            cores: 2,
-            gpus: vec![],
-            memory_bytes: 0,
-        };
-        let mut results = Results {
-            format: FORMAT,
-            version: String::new(),
-            name: String::new(),
-            title: String::new(),
-            platform,
-            started: 0,
-            points,
-            warnings: vec![],
-            summary: String::new(),
-            serial: vec![],
-        };
+        let mut results = crate::testing::results(points);
         crate::summary::complete(&mut results, &|_| false);
         results
     }

@@ -20,7 +20,7 @@ struct Line<'a> {
 /// A column: its name, and its cell in a line.
 type Column = (&'static str, fn(&Line<'_>) -> String);
 
-const COLUMNS: [Column; 37] = [
+const COLUMNS: [Column; 38] = [
     ("point", |l| quoted(&l.point.id)),
     ("kind", |l| quoted(l.point.kind.name())),
     ("series", |l| quoted(&l.point.series)),
@@ -55,6 +55,7 @@ const COLUMNS: [Column; 37] = [
     ("gpu_utilisation", |l| l.of(|m| m.gpu_utilisation)),
     ("gpu_load", |l| l.of(|m| m.gpu_load)),
     ("memory_bytes", |l| l.of(|m| m.memory_bytes.map(|bytes| bytes as f64))),
+    ("planned_bytes", |l| l.of(|m| m.planned_bytes.map(|bytes| bytes as f64))),
     ("gpu_memory_bytes", |l| l.of(|m| m.gpu_memory_bytes.map(|bytes| bytes as f64))),
     ("watts", |l| l.of(|m| m.watts)),
     ("gpu_watts", |l| l.of(|m| m.gpu_watts)),

@@ -5,7 +5,7 @@
 
 mod cell;
 
-use crate::axes::{ACCUMULATION, AXES, Axis, BATCH_SIZES, NODES, OPTIMIZERS, PRECISIONS, RANKS};
+use crate::axes::{ACCUMULATION, AXES, Axis, BATCH_SIZES, NODES, OPTIMIZERS, PRECISIONS, RANKS, ZERO};
 use crate::child;
 use crate::error::StudyError;
 use crate::results::{Kind, Settings};
@@ -170,6 +170,7 @@ fn curve_of(kind: Kind) -> &'static str {
         Kind::Accumulation => ACCUMULATION,
         Kind::Optimizer => OPTIMIZERS,
         Kind::Precision => PRECISIONS,
+        Kind::Zero => ZERO,
     }
 }
 

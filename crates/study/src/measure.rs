@@ -1,8 +1,8 @@
 //! From what a run wrote to what it measured.
 
 use crate::grid::Planned;
-use crate::results::{Epoch, Measured};
-use records::{METRICS, Metric, MetricsLine, Over, Parts, RankLine, Summary, read_lines};
+use crate::results::{Epoch, Measured, OfKind};
+use records::{Collective, METRICS, Metric, MetricsLine, Over, Parts, RankLine, Summary, read_lines};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -67,6 +67,8 @@ pub fn measured(
         cpu_utilisation: worked.map(|worked| worked / (total * (cores * planned.settings.hosts) as f64)),
         gpu_utilisation: on_gpu.then(|| ranks.iter().map(computing).sum::<f64>() / ranks.len() as f64),
         memory_bytes: watched.memory_bytes,
+        planned_bytes: end.memory_bytes,
+        collectives: of_kinds(&end.collectives, made),
         gpu_memory_bytes: gpu_memory.map(|bytes| bytes as u64),
         gpu_load: known(Metric::GpuLoad).map(average),
         gpu_watts: known(Metric::GpuPower).map(average),
@@ -76,6 +78,21 @@ pub fn measured(
         ranks,
         slowest_steps,
     })
+}
+
+/// Collectives by kind, in a mean step.
+fn of_kinds(all: &[Collective], steps: f64) -> Vec<OfKind> {
+    let mut kinds: Vec<OfKind> = vec![];
+    for one in all.iter().filter(|one| !one.kind.is_empty()) {
+        let bytes = one.bytes as f64 * one.times as f64;
+        let sum = OfKind { kind: one.kind.clone(), bytes, seconds: one.seconds, exposed: one.exposed };
+        let part = sum.scaled(1.0 / steps);
+        match kinds.iter_mut().find(|known| known.kind == one.kind) {
+            Some(known) => *known = known.plus(&part),
+            None => kinds.push(part),
+        }
+    }
+    kinds
 }
 
 /// The mean step of each rank, and the steps in which each was the slowest by its own work.

@@ -1,12 +1,22 @@
 //! Studies that have a name: what they vary by default.
 
-use crate::axes::{ACCUMULATION, Axes, BATCH_SIZES, MODELS, OPTIMIZERS, PRECISIONS, RANKS, THREADS};
+use crate::axes::{ACCUMULATION, Axes, BATCH_SIZES, MODELS, OPTIMIZERS, PRECISIONS, RANKS, THREADS, ZERO};
 use crate::results::Kind;
 use crate::spec::{Asked, Experiment};
 
 /// Names that can be typed instead of a file's.
-pub const NAMES: [&str; 9] =
-    ["quick", "strong", "weak", "fixed-per-rank", "batch", "accumulation", "optimizer", "precision", "nodes"];
+pub const NAMES: [&str; 10] = [
+    "quick",
+    "strong",
+    "weak",
+    "fixed-per-rank",
+    "batch",
+    "accumulation",
+    "optimizer",
+    "precision",
+    "zero",
+    "nodes",
+];
 
 /// The study of a name, for a machine of `cores` cores. `device`: the one that was typed. `optimizers`: all there are.
 pub fn preset(name: &str, cores: usize, device: Option<&str>, optimizers: &[&str]) -> Option<Asked> {
@@ -18,6 +28,7 @@ pub fn preset(name: &str, cores: usize, device: Option<&str>, optimizers: &[&str
         Kind::Accumulation,
         Kind::Optimizer,
         Kind::Precision,
+        Kind::Zero,
         Kind::Nodes,
     ];
     if name == "quick" {
@@ -34,6 +45,7 @@ pub fn preset(name: &str, cores: usize, device: Option<&str>, optimizers: &[&str
             none.with(PRECISIONS, ["fp32", "fp64"])
         }
         Kind::Precision => none.with(PRECISIONS, ["fp32", "tf32", "bf16", "fp16"]),
+        Kind::Zero => none.with(ZERO, [0, 1, 2, 3]).with(RANKS, several(cores)),
         Kind::Grid => none,
     };
     let common = Experiment { kind: Some(kind), axes, ..Experiment::default() };
@@ -45,6 +57,11 @@ fn doubling(cores: usize) -> Vec<usize> {
     std::iter::successors(Some(1), |ranks| Some(2 * ranks))
         .take_while(|ranks| *ranks <= cores.max(1))
         .collect()
+}
+
+/// The same without one rank, which divides nothing.
+fn several(cores: usize) -> Vec<usize> {
+    doubling(cores.max(2)).split_off(1)
 }
 
 /// Strong and weak scaling over 1 and 2 ranks, under three minutes on two cores.

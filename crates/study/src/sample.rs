@@ -110,6 +110,8 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
             cpu_utilisation: Some((0.3 + 0.06 * s.ranks as f64 + 0.01 * draw.next()).min(1.0)),
             gpu_utilisation: plan.gpu.map(|busy| busy + 0.01 * draw.next()),
             memory_bytes: Some(5_400_000_000),
+            planned_bytes: None,
+            collectives: vec![],
             gpu_memory_bytes: plan.gpu.map(|_| 17_000_000_000),
             gpu_load: plan.gpu.map(|busy| busy + 0.02),
             gpu_watts: plan.gpu.map(|busy| 400.0 * busy + 5.0 * draw.next()),
@@ -185,6 +187,7 @@ fn summarise(point: &mut Point) {
         parts,
         score: crate::summary::score(&runs),
         usage: crate::summary::usage(&runs),
+        collectives: vec![],
     };
     point.summary = Some(summary);
     point.limiter = Some(Limiter { cause, sentence, lost: vec![] });

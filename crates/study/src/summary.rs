@@ -2,10 +2,10 @@
 
 mod answer;
 
-use crate::axes::unsettled;
+use crate::axes::{STAGES, stage, unsettled};
 use crate::factors::factors;
 use crate::limiter::{counted, limiter};
-use crate::results::{Estimate, Flag, Kind, Measured, Point, Results, Score, Summary, Usage};
+use crate::results::{Estimate, Flag, Kind, Measured, OfKind, Point, Results, Score, Summary, Usage};
 use crate::serial;
 use crate::stats::{self, estimate, estimate_share, median, ratio, serial_fraction};
 use records::Parts;
@@ -92,6 +92,7 @@ fn summarise(point: &Point) -> Option<Summary> {
         parts: Parts::from_fn(middle),
         score: score(&runs),
         usage: usage(&runs),
+        collectives: collectives(&runs),
     })
 }
 
@@ -106,6 +107,19 @@ pub(crate) fn score(runs: &[&Measured]) -> Option<Score> {
         .then(|| Score { name: name.into(), value: estimate_share(&values) })
 }
 
+/// The mean of each kind over runs that have it.
+fn collectives(runs: &[&Measured]) -> Vec<OfKind> {
+    let mut kinds: Vec<OfKind> = vec![];
+    for one in runs.iter().flat_map(|run| &run.collectives) {
+        let part = OfKind { kind: one.kind.clone(), ..one.scaled(1.0 / runs.len() as f64) };
+        match kinds.iter_mut().find(|known| known.kind == one.kind) {
+            Some(known) => *known = known.plus(&part),
+            None => kinds.push(part),
+        }
+    }
+    kinds
+}
+
 pub(crate) fn usage(runs: &[&Measured]) -> Usage {
     let all = |f: fn(&Measured) -> Option<f64>| runs.iter().map(|run| f(run)).collect::<Option<Vec<f64>>>();
     let of = |f| all(f).map(|all| estimate(&all));
@@ -115,6 +129,7 @@ pub(crate) fn usage(runs: &[&Measured]) -> Usage {
         gpu_utilisation: share(|run| run.gpu_utilisation),
         gpu_load: share(|run| run.gpu_load),
         memory_bytes: of(|run| run.memory_bytes.map(|bytes| bytes as f64)),
+        planned_bytes: of(|run| run.planned_bytes.map(|bytes| bytes as f64)),
         gpu_memory_bytes: of(|run| run.gpu_memory_bytes.map(|bytes| bytes as f64)),
         watts: of(|run| run.watts),
         gpu_watts: of(|run| run.gpu_watts),
@@ -125,15 +140,16 @@ fn over_ranks(kind: Kind) -> bool {
     matches!(kind, Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes | Kind::Grid)
 }
 
-/// The point of the fewest ranks in the same series. Hosts of one rank each are held against one rank on one host.
+/// The point of the fewest ranks in the same series; of stages of ZeRO, the lowest. Hosts of one rank each are held against one rank on one host.
 fn base_of<'a>(point: &Point, all: &'a [Point]) -> Option<&'a Point> {
     let name = |point: &Point| match point.kind {
         Kind::Nodes => point.series.rsplit_once(" · ").map_or(String::new(), |(name, _)| name.to_string()),
         _ => point.series.clone(),
     };
     let same = all.iter().filter(|other| other.kind == point.kind && name(other) == name(point));
-    let measured = same.filter(|other| other.summary.is_some() && over_ranks(other.kind));
-    measured.min_by_key(|other| (other.settings.ranks, other.settings.hosts))
+    let related = |kind: Kind| over_ranks(kind) || kind == Kind::Zero;
+    let measured = same.filter(|other| other.summary.is_some() && related(other.kind));
+    measured.min_by_key(|other| (other.settings.ranks, other.settings.hosts, stage(&other.settings) as u64))
 }
 
 /// Speedup by images/s, which for equal work is T1 / Tp.
@@ -185,7 +201,9 @@ fn unequal(point: &Point, base: &Point) -> Option<String> {
         .or_else(|| text("device", &a.device, &b.device))
         .or_else(|| number("threads a rank", a.threads_per_rank, b.threads_per_rank))
         .or_else(|| {
-            unsettled(a).zip(unsettled(b)).find_map(|((what, base), (_, here))| text(what, &base, &here))
+            let varied = |what: &str| point.kind == Kind::Zero && what == STAGES;
+            let pairs = unsettled(a).zip(unsettled(b)).filter(|((what, _), _)| !varied(what));
+            pairs.into_iter().find_map(|((what, base), (_, here))| text(what, &base, &here))
         });
     let images = || number("images per epoch", a.images_per_epoch as usize, b.images_per_epoch as usize);
     let global = || number("global batch", a.global_batch, b.global_batch);
@@ -307,6 +325,7 @@ fn named(point: &Point, all: &[Point]) -> String {
         Kind::Accumulation => format!("accumulation {}", s.accumulation),
         Kind::Optimizer => s.optimizer.clone(),
         Kind::Precision => s.precision.clone(),
+        Kind::Zero => format!("stage {}", stage(s)),
         _ => ranks,
     };
     let words = [(kinds, point.kind.name()), (series, point.series.as_str()), (true, own.as_str())];

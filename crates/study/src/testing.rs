@@ -1,8 +1,32 @@
 //! Points for tests, as if they had been measured.
 
 use crate::grid::Planned;
-use crate::results::{Kind, Measured, Outcome, Point, Run, Settings};
+use crate::results::{FORMAT, Kind, Measured, Outcome, Platform, Point, Results, Run, Settings};
 use records::Parts;
+
+/// A study of these points, whose summaries are still missing.
+pub fn results(points: Vec<Point>) -> Results {
+    let platform = Platform {
+        name: "here".into(),
+        host: "here".into(),
+        cpu: "one".into(),
+        cores: 2,
+        gpus: vec![],
+        memory_bytes: 0,
+    };
+    Results {
+        format: FORMAT,
+        version: "0".into(),
+        name: "s".into(),
+        title: "s".into(),
+        platform,
+        started: 0,
+        points,
+        warnings: vec![],
+        summary: String::new(),
+        serial: vec![],
+    }
+}
 
 /// A point of strong scaling whose runs did so many images/s.
 pub fn point(ranks: usize, rates: &[f64]) -> Point {
@@ -71,6 +95,8 @@ fn run(repeat: usize, ranks: usize, rate: f64) -> Run {
         cpu_utilisation: None,
         gpu_utilisation: None,
         memory_bytes: None,
+        planned_bytes: None,
+        collectives: vec![],
         gpu_memory_bytes: None,
         gpu_load: None,
         gpu_watts: None,

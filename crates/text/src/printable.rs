@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-/// Whether a terminal or a reader would obey a character instead of showing it.
+/// Returns whether a terminal or a reader would obey a character instead of showing it.
 pub fn is_unprintable(c: char) -> bool {
     let directs =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -93,6 +93,8 @@ impl Account {
             bytes: e.bytes,
             times: 0,
             seconds: 0.0,
+            kind: e.kind.to_string(),
+            exposed: 0.0,
         });
         Account {
             ranks,
@@ -128,6 +130,9 @@ impl Account {
         self.mine[HIDDEN] = spent.hidden;
         for (place, exchange) in self.mine[FIXED..].as_chunks_mut::<2>().0.iter_mut().zip(exchanges) {
             *place = [exchange.seconds, exchange.exposed];
+        }
+        for (total, exchange) in self.collectives.iter_mut().zip(exchanges) {
+            total.times += exchange.calls;
         }
         let sensors = sensors.unwrap_or_else(Sensors::unknown);
         if let Some(place) = self.mine.last_chunk_mut::<{ Sensors::COUNT }>() {
@@ -192,8 +197,10 @@ impl Account {
                 parts.communication -= wait;
                 parts.wait += wait;
             }
-            total.times += 1;
+            // Of waiting for it, what is beyond the communication itself is waiting for ranks.
+            let exposed = of_ranks().map(|numbers| times(numbers)[1].min(transfer)).sum::<f64>();
             total.seconds += transfer;
+            total.exposed += exposed / step.parts.len() as f64;
         }
         totals.iter_mut().zip(&step.parts).for_each(|(total, parts)| *total += *parts);
         self.steps += 1;
@@ -239,13 +246,14 @@ mod tests {
     use super::*;
 
     fn exchange(seconds: f64, exposed: f64) -> CollectiveTime {
-        CollectiveTime { layer: "head.bias".into(), bytes: 1000, seconds, exposed }
+        CollectiveTime { calls: 1, seconds, exposed, ..CollectiveTime::new("head.bias", "all_reduce", 1000) }
     }
 
     /// Feeds what two ranks measured, without a communicator.
     fn of_two(first: &[f64], second: &[f64]) -> Account {
         let name = Communicator::solo().name("test");
         let mut account = Account::of(2, name, &[exchange(0.0, 0.0)]);
+        account.note(0.0, Spent::default(), &[exchange(0.0, 0.0)], None);
         let unknown = Sensors::unknown().numbers();
         let hot = Sensors { temperature: 80.0, ..Sensors::unknown() }.numbers();
         account.all = [first, &unknown, second, &hot].concat();

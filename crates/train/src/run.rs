@@ -67,6 +67,8 @@ pub struct Summary {
     /// Wall time of the training steps, data included, evaluation and checkpoints not.
     pub training_seconds: f64,
     pub evaluation_seconds: f64,
+    /// Memory of this rank as its plans have it: arena and states.
+    pub memory_bytes: usize,
     /// Where the training time of each rank went.
     pub ranks: Vec<Parts>,
     /// The collectives of a step.
@@ -159,8 +161,14 @@ fn train_session<T: Real>(
     for left in sets.left_out() {
         events.noted(&format!("left out: {}: {}", left.name, left.problem));
     }
+    let program = session.device().program();
+    if world.size() > 1 && program.zero != run.zero {
+        let (asked, taken) = (run.zero, program.zero);
+        events
+            .noted(&format!("--zero {asked} takes the plans of stage {taken}, which need less memory here"));
+    }
+    let mut summary = Summary { memory_bytes: program.bytes(), ..Summary::default() };
     let saves = saves(&session, output.is_some() && run.checkpoints)?;
-    let mut summary = Summary::default();
     let mut training =
         Loop { member, run: &run, output: output.as_mut(), saves, summary: &mut summary, events };
     let ended = training.steps(&mut session, &mut progress);

@@ -2,12 +2,14 @@
 //! may diverge; much less, and a layer hardly learns.
 //!
 //! The weights are copied before the step and compared with those after it: no optimizer needs to know. A sampled step costs a copy of the
-//! parameters and two passes over them, and steps before it leave the device first.
+//! parameters and two passes over them, and steps before it leave the device first. Where ranks divide parameters, each does so with what it
+//! holds, and they add up.
 
 use crate::error::TrainError;
 use crate::session::Session;
+use comm::Reduction;
 use devices::Real;
-use graph::StateId;
+use graph::{Held, StateId};
 use records::LayerValues;
 
 /// The weights of each layer before a step.
@@ -31,23 +33,39 @@ impl<T: Real> Session<T> {
 
     /// The ratio of each layer, after the step. A layer whose weights were all 0 has none.
     pub(crate) fn update_ratios(&self, before: Before<T>) -> Result<LayerValues, TrainError> {
-        let mut ratios = vec![];
-        for (layer, id, old) in before.layers {
-            let ratio = ratio(&old, &self.device().state(id)?);
-            ratios.extend(ratio.map(|ratio| (layer, ratio)));
+        let states = &self.device().program().states;
+        let is_part = |id: StateId| matches!(states[id.index()].held, Held::Of { .. });
+        let divided = before.layers.iter().any(|(_, id, _)| is_part(*id));
+        let mut sums = vec![];
+        for (_, id, old) in &before.layers {
+            let new = self.device().state(*id)?;
+            // What all have is one rank's to add.
+            let counts = !divided || is_part(*id) || self.world().rank() == 0;
+            sums.extend(if counts { squares(old, &new) } else { [0.0; 2] });
         }
-        Ok(LayerValues(ratios))
+        if divided {
+            let world = self.world();
+            world.all_reduce(world.name("update ratios"), Reduction::Sum, &mut sums)?;
+        }
+        let layers = before.layers.into_iter().map(|(layer, ..)| layer);
+        let ratios = layers.zip(sums.as_chunks().0).filter_map(|(layer, sums)| Some((layer, ratio(*sums)?)));
+        Ok(LayerValues(ratios.collect()))
     }
 }
 
-/// ‖new - old‖/‖old‖, summed in f64.
-fn ratio<T: Real>(old: &[T], new: &[T]) -> Option<f64> {
+/// ‖new - old‖² and ‖old‖², summed in f64.
+fn squares<T: Real>(old: &[T], new: &[T]) -> [f64; 2] {
     let (mut moved, mut all) = (0.0, 0.0);
     for (old, new) in old.iter().zip(new) {
         let (old, new) = (old.to_f64(), new.to_f64());
         moved += (new - old) * (new - old);
         all += old * old;
     }
+    [moved, all]
+}
+
+/// ‖new - old‖/‖old‖ of a layer, from the two sums over it.
+fn ratio([moved, all]: [f64; 2]) -> Option<f64> {
     (all > 0.0).then(|| (moved / all).sqrt())
 }
 
@@ -57,9 +75,9 @@ mod tests {
 
     #[test]
     fn a_ratio_by_hand() {
-        assert_eq!(ratio(&[3.0f64, 4.0], &[3.0, 4.5]), Some(0.1));
-        assert_eq!(ratio(&[3.0f32, 4.0], &[3.0, 4.0]), Some(0.0));
-        assert_eq!(ratio(&[0.0f32, 0.0], &[1.0, 0.0]), None, "from nothing");
-        assert!(ratio(&[1.0f32], &[f32::NAN]).unwrap().is_nan());
+        assert_eq!(ratio(squares(&[3.0f64, 4.0], &[3.0, 4.5])), Some(0.1));
+        assert_eq!(ratio(squares(&[3.0f32, 4.0], &[3.0, 4.0])), Some(0.0));
+        assert_eq!(ratio(squares(&[0.0f32, 0.0], &[1.0, 0.0])), None, "from nothing");
+        assert!(ratio(squares(&[1.0f32], &[f32::NAN])).unwrap().is_nan());
     }
 }

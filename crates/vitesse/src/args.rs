@@ -184,9 +184,13 @@ pub struct InspectArgs {
 
 #[derive(Args, Clone)]
 pub struct PlanArgs {
-    /// Ranks that train together: the last micro-step all-reduces their gradients
-    #[arg(long, default_value_t = 1, help_heading = "Ranks")]
-    pub ranks: usize,
+    /// Ranks that train together [default: 1]
+    #[arg(long, help_heading = "Ranks")]
+    pub ranks: Option<usize>,
+    /// Compare with the plans that these flags would make of this command line, as in --diff '--zero 2': the memory of a rank, and with
+    /// --which the steps that one of the two doesn't have
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true, conflicts_with_all = ["print_after", "json"])]
+    pub diff: Option<String>,
     /// Which plan to print in full; without it, a summary of all
     #[arg(long, value_enum)]
     pub which: Option<WhichArg>,

@@ -14,7 +14,7 @@ pub fn asking() -> impl Iterator<Item = i32> {
     CAUGHT.iter().map(|(signal, _)| *signal).filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP))
 }
 
-/// Whether a signal asks a run to end, by its number.
+/// Returns whether a signal asks a run to end, by its number.
 pub fn asks(signal: i32) -> bool {
     CAUGHT.iter().any(|(caught, _)| *caught == signal)
 }

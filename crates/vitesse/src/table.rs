@@ -201,21 +201,43 @@ fn bar(parts: &Parts, wall: f64, scale: usize) -> String {
     bar
 }
 
-/// Collectives of a step, and how fast they are.
-pub fn print_collectives(collectives: &[Collective], ranks: usize) {
-    let bytes: usize = collectives.iter().map(|e| e.bytes).sum();
-    let seconds: f64 = collectives.iter().map(|e| e.seconds).sum();
-    let Some(first) = collectives.first().filter(|e| e.times > 0) else { return };
-    let per_step = seconds / first.times as f64;
-    let all = Collective { layer: String::new(), bytes, times: first.times, seconds };
+/// Collectives of a step, of each kind what is exposed, and how fast they are.
+pub fn print_collectives(collectives: &[Collective], ranks: usize, steps: u64) {
+    let ran: Vec<&Collective> = collectives.iter().filter(|e| e.times > 0).collect();
+    if ran.is_empty() || steps == 0 {
+        return;
+    }
+    let each = 1.0 / steps as f64;
+    let sum = |of: &[&Collective], f: &dyn Fn(&Collective) -> f64| of.iter().map(|e| f(e)).sum::<f64>();
+    let bytes = |of: &[&Collective]| (each * sum(of, &|e| e.bytes as f64 * e.times as f64)) as usize;
+    let seconds = sum(&ran, &|e| e.seconds);
+    let rate = if seconds > 0.0 { sum(&ran, &|e| e.sent(ranks)) / seconds } else { 0.0 };
     println!(
         "communication: {} in {} a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
-        megabytes(bytes),
-        many(collectives.len(), "bucket"),
-        1e3 * per_step,
-        all.bandwidth(ranks) / 1e9
+        megabytes(bytes(&ran)),
+        many(ran.len(), "bucket"),
+        1e3 * each * seconds,
+        rate / 1e9
     );
-    let mut sorted: Vec<&Collective> = collectives.iter().collect();
+    print_slowest(&ran, ranks);
+    let mut kinds: Vec<&str> = ran.iter().map(|e| e.kind.as_str()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    for kind in kinds.into_iter().filter(|kind| !kind.is_empty()) {
+        let of: Vec<&Collective> = ran.iter().copied().filter(|e| e.kind == kind).collect();
+        let (all, exposed) = (sum(&of, &|e| e.seconds), sum(&of, &|e| e.exposed));
+        println!(
+            "  {:>9} {:>8.2} ms, {:.2} ms of it exposed: {}",
+            megabytes(bytes(&of)),
+            1e3 * each * all,
+            1e3 * each * exposed,
+            kind.replace('_', "-")
+        );
+    }
+}
+
+fn print_slowest(collectives: &[&Collective], ranks: usize) {
+    let mut sorted = collectives.to_vec();
     sorted.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     for e in sorted.into_iter().take(3) {
         println!(

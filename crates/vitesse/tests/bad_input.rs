@@ -192,6 +192,20 @@ fn configurations() {
     folder.refuses(&train(&["--precision", "bf16"]), &["bf16"]);
 }
 
+/// A model of 215 billion parameters: before anything is allocated, with the bytes of each kind.
+#[test]
+fn models_that_no_memory_holds() {
+    let folder = Folder::new("memory");
+    let model = ["--model", "vit-16384-40-16-131072/16", "--image-size", "32", "--batch-size", "1"];
+    for command in [&["train", "--steps", "1", "--out", "run"][..], &["bench"]] {
+        let kinds = ["not enough memory on this machine", "moments ", "parameters ", "states alone"];
+        folder.refuses(&[command, &model].concat(), &kinds);
+    }
+    let planned = folder.works(&[&["plan"], &model[..]].concat());
+    assert!(planned.contains("it doesn't fit here: not enough memory"), "{planned}");
+    assert!(!folder.0.join("run").exists(), "a refused run leaves no folder");
+}
+
 #[test]
 fn checkpoints_and_run_folders() {
     let folder = Folder::new("checkpoints");

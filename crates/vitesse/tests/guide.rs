@@ -45,7 +45,7 @@ impl Block {
         self.markers.iter().any(|known| known == marker)
     }
 
-    /// Whether this machine and this build can run it.
+    /// Returns whether this machine and this build can run it.
     fn can_run(&self) -> bool {
         let never = ["gpu", "network", "cluster", "setup"];
         !never.iter().any(|marker| self.is(marker)) && (cfg!(feature = "mpi") || !self.is("mpi"))

@@ -10,13 +10,14 @@ mod chromium;
 #[path = "../../study/tests/browser/looks.rs"]
 mod looks;
 
-use chromium::Chromium;
+use chromium::{Chromium, Page};
 use common::{Folder, text};
 use looks::{draws, keep_page, ready};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 use testing::need;
 
 /// The URL in a line that begins like this, and what is behind its host and port.
@@ -35,6 +36,18 @@ fn serving(folder: &Folder, args: &[&str]) -> (Child, (String, String, String)) 
     lines.read_line(&mut line).unwrap();
     std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     (child, url(&line, "live page: "))
+}
+
+/// Waits until the page shows that the run has finished, however long it trains.
+fn watch_to_the_end(page: &mut Page, child: &mut Child) {
+    let mut ended: Option<Instant> = None;
+    while page.run("document.getElementById('state').textContent.includes('finished')") != true {
+        if child.try_wait().unwrap().is_some() {
+            let since = ended.get_or_insert_with(Instant::now).elapsed();
+            assert!(since < Duration::from_secs(60), "the page does not show that the run has finished");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn asked(address: &str, path: &str, host: &str) -> String {
@@ -88,7 +101,7 @@ fn a_run_is_served_at_a_port_or_a_host_behind_any_tunnel() {
             break live;
         }
         assert!(child.try_wait().unwrap().is_none(), "ended without a figure");
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200));
     };
     assert_eq!((&seen["title"], &seen["word"]), (&"run".into(), &"running".into()));
     assert_eq!(seen["about"], "vit-nano/8 · synthetic · 20,000 images · 1 rank");
@@ -122,7 +135,7 @@ fn real_runs_are_watched_to_their_end_and_listed() {
     let mut page = browser.open(&url, (390, 844), "dark");
     ready(&mut page, "document.getElementById('state').textContent.endsWith(' left')");
     keep_page(&mut page, "running");
-    ready(&mut page, "document.getElementById('state').textContent.includes('finished')");
+    watch_to_the_end(&mut page, &mut child);
     assert!(child.wait().unwrap().success());
     let state = page.run("document.getElementById('state').textContent");
     assert_eq!(state, "epoch 60 of 60 · step 120 of 120 · finished");
@@ -153,7 +166,9 @@ fn real_runs_are_watched_to_their_end_and_listed() {
     drop(failed.wait_with_output());
     let mut server = folder.command(common::VITESSE, &["serve", "runs", "--address", "0"]).spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    // Kept until the end: what it says next has to go somewhere.
+    let mut says = BufReader::new(server.stdout.take().unwrap());
+    says.read_line(&mut line).unwrap();
     let (url, _, _) = self::url(&line, "runs: ");
     let mut page = browser.open(&url, (1280, 900), "light");
     ready(&mut page, "document.querySelectorAll('.runs li').length >= 2");
@@ -163,7 +178,7 @@ fn real_runs_are_watched_to_their_end_and_listed() {
         &mut page,
         "document.getElementById('state').textContent === 'epoch 1 of 1 · step 30 of 30 · finished'",
     );
-    draws(&mut page, "masks", &["loss", "miou", "optimizer", "rate", "ranks"]);
+    draws(&mut page, "masks", &["loss", "accuracy", "miou", "optimizer", "rate", "ranks"]);
     keep_page(&mut page, "masks");
     let facts = page.run("document.getElementById('facts').textContent");
     assert!(facts.as_str().unwrap().contains("--task segment"), "{facts}");

@@ -59,7 +59,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Whether a step was made, as far as the folder tells.
+/// Returns whether a step was made, as far as the folder tells.
 fn has_steps(run: &Path) -> bool {
     let lines = fs::metadata(run.join("metrics.jsonl")).is_ok_and(|about| about.len() > 0);
     lines || run.join("checkpoints").exists()

@@ -86,7 +86,7 @@ fn in_memory(name: &str) -> String {
 struct Case {
     weights: &'static str,
     flags: String,
-    /// Whether they know their classes.
+    /// Flag: they know their classes.
     named: bool,
 }
 

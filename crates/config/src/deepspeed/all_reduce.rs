@@ -1,6 +1,6 @@
 //! Verdicts on the keys about communication of gradients. On one rank none of them changes anything.
 
-use super::judge::{Context, Verdict, accepted, honoured, refused, zero_detail};
+use super::judge::{Context, Verdict, accepted, honoured, refused};
 use super::{DeepSpeed, Entry, Setting, Value};
 use Verdict::Honoured;
 use text::many;
@@ -55,30 +55,17 @@ pub(super) fn comm_dtype(_: &DeepSpeed, entry: &Entry, context: &Context) -> Ver
     })
 }
 
-/// `judged`, if there is an all-reduce that no ZeRO stage has changed.
-fn of_all_reduce(
-    file: &DeepSpeed,
-    entry: &Entry,
-    context: &Context,
-    judged: impl FnOnce() -> Verdict,
-) -> Verdict {
-    match file.whole("zero_optimization.stage") {
-        None | Some(Setting::Given(0)) => among_ranks(context, judged),
-        _ => zero_detail(file, entry, context),
-    }
-}
-
-pub(super) fn bucket(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    of_all_reduce(file, entry, context, || match &entry.value {
+pub(super) fn bucket(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    among_ranks(context, || match &entry.value {
         Ok(value) => honoured(entry, value, Some("bucket-size"), context),
         Err(why) => refused(why.clone()),
     })
 }
 
-pub(super) fn overlap(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    of_all_reduce(file, entry, context, || match (&entry.value, context.flags.get("no-overlap")) {
+pub(super) fn overlap(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
+    among_ranks(context, || match (&entry.value, context.flags.get("no-overlap")) {
         (_, Some(typed)) => Verdict::Overridden(typed.clone()),
         (Ok(Value::Bool(false)), None) => Honoured("--no-overlap".to_string()),
-        _ => Honoured("the all-reduce overlaps with the backward pass".to_string()),
+        _ => Honoured("the communication of gradients overlaps with the backward pass".to_string()),
     })
 }

@@ -106,7 +106,7 @@ pub(super) fn honoured(
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const STUDY_MICRO: &str = "micro_batch_per_gpu";
 
-/// Whether the three multiply is checked apart, with the flags in place of what they override.
+/// Checks none of the three alone: whether they multiply is checked apart, with the flags in place of what they override.
 pub(super) fn batch(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
     let flag = match entry.key.as_str() {
         "train_batch_size" => "global-batch",
@@ -129,23 +129,6 @@ pub(super) fn batch(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verdi
         _ => {
             Honoured(format!("--{flag} {}; DeepSpeed would ignore this key: its own is {MICRO}", entry.text))
         }
-    }
-}
-
-pub(super) fn zero_stage(_: &DeepSpeed, entry: &Entry, context: &Context) -> Verdict {
-    match entry.value {
-        Ok(Value::Number(0.0)) => accepted("nothing is sharded"),
-        Ok(Value::Number(stage)) if stage > 3.0 => refused("is none of 0, 1, 2, 3"),
-        _ if context.world == 1 => refused("ZeRO needs more than one rank, and there is one"),
-        _ => refused("this build has no ZeRO yet: nothing can be sharded"),
-    }
-}
-
-/// Keys that tune ZeRO change nothing without it.
-pub(super) fn zero_detail(file: &DeepSpeed, _: &Entry, _: &Context) -> Verdict {
-    match file.whole("zero_optimization.stage") {
-        None | Some(Setting::Given(0)) => accepted("tunes ZeRO, which is off"),
-        _ => accepted("tunes ZeRO, whose stage is refused"),
     }
 }
 

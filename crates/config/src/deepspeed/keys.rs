@@ -2,7 +2,7 @@
 
 use super::judge::{self, Context, Verdict};
 use super::{DeepSpeed, Entry};
-use super::{all_reduce, precision};
+use super::{all_reduce, precision, zero};
 use crate::optimizers;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -73,7 +73,7 @@ const LOSS_SCALE: Rule = Judged(precision::loss_scale);
 const OFF_IN_FP16: Rule = Judged(precision::off_in_fp16);
 const IN_BF16: Rule = Judged(precision::in_bf16);
 const NO_OFFLOAD: Rule = Harmless("tunes offloading, which is not needed here");
-const ZERO_OFF: Rule = Judged(judge::zero_detail);
+const DETAIL: Rule = Judged(zero::detail);
 pub(crate) const OTHER_KERNEL: Rule = Harmless("chooses a kernel; the arithmetic is the same");
 
 /// In the order in which a reader would look for them.
@@ -120,7 +120,7 @@ pub const KEYS: &[Key] = &[
     auto("bf16.bf16_optimizer_states", Bool, IN_BF16),
     auto("bfloat16.enabled", Bool, ENABLED),
     // ---- ZeRO ----------------------------------------------------------------------------------------------------
-    key("zero_optimization.stage", Whole, Judged(judge::zero_stage)),
+    key("zero_optimization.stage", Whole, Judged(zero::stage)),
     key("zero_optimization.offload_optimizer.device", DEVICES, Judged(judge::offload)),
     key("zero_optimization.offload_optimizer.pin_memory", Bool, NO_OFFLOAD),
     key("zero_optimization.offload_optimizer.nvme_path", Text, NO_OFFLOAD),
@@ -141,40 +141,51 @@ pub const KEYS: &[Key] = &[
     key("zero_optimization.cpu_offload", Bool, Judged(judge::offload)),
     key("zero_optimization.cpu_offload_param", Bool, Judged(judge::offload)),
     key("zero_optimization.cpu_offload_use_pin_memory", Bool, NO_OFFLOAD),
-    auto("zero_optimization.allgather_partitions", Bool, ZERO_OFF),
-    auto("zero_optimization.allgather_bucket_size", Whole, ZERO_OFF),
+    auto("zero_optimization.allgather_partitions", Bool, DETAIL),
+    auto("zero_optimization.allgather_bucket_size", Whole, DETAIL),
     auto("zero_optimization.overlap_comm", Bool, Judged(all_reduce::overlap)),
-    auto("zero_optimization.reduce_scatter", Bool, ZERO_OFF),
+    auto("zero_optimization.reduce_scatter", Bool, DETAIL),
     auto("zero_optimization.reduce_bucket_size", Count, Judged(all_reduce::bucket)),
-    auto("zero_optimization.contiguous_gradients", Bool, ZERO_OFF),
-    auto("zero_optimization.use_multi_rank_bucket_allreduce", Bool, ZERO_OFF),
-    auto("zero_optimization.round_robin_gradients", Bool, ZERO_OFF),
-    auto("zero_optimization.ignore_unused_parameters", Bool, ZERO_OFF),
-    auto("zero_optimization.load_from_fp32_weights", Bool, ZERO_OFF),
-    auto("zero_optimization.elastic_checkpoint", Bool, ZERO_OFF),
-    auto("zero_optimization.legacy_stage1", Bool, ZERO_OFF),
-    auto("zero_optimization.sub_group_size", Whole, ZERO_OFF),
-    auto("zero_optimization.memory_efficient_linear", Bool, ZERO_OFF),
-    auto("zero_optimization.zero_hpz_partition_size", Whole, ZERO_OFF),
-    auto("zero_optimization.zero_quantized_weights", Bool, ZERO_OFF),
-    auto("zero_optimization.zero_quantized_nontrainable_weights", Bool, ZERO_OFF),
-    auto("zero_optimization.zero_quantized_gradients", Bool, ZERO_OFF),
-    auto("zero_optimization.compute_grad_norm", Bool, ZERO_OFF),
-    auto("zero_optimization.parameter_alignment", Bool, ZERO_OFF),
-    auto("zero_optimization.pipeline_loading_checkpoint", Bool, ZERO_OFF),
-    auto("zero_optimization.override_module_apply", Bool, ZERO_OFF),
-    auto("zero_optimization.log_trace_cache_warnings", Bool, ZERO_OFF),
-    auto("zero_optimization.enable_sanity_checks", Bool, ZERO_OFF),
-    auto("zero_optimization.stage3_prefetch_bucket_size", Whole, ZERO_OFF),
-    auto("zero_optimization.stage3_param_persistence_threshold", Whole, ZERO_OFF),
-    auto("zero_optimization.stage3_model_persistence_threshold", Whole, ZERO_OFF),
-    auto("zero_optimization.stage3_max_live_parameters", Whole, ZERO_OFF),
-    auto("zero_optimization.stage3_max_reuse_distance", Whole, ZERO_OFF),
-    auto("zero_optimization.stage3_module_granularity_threshold", Whole, ZERO_OFF),
-    auto("zero_optimization.stage3_use_all_reduce_for_fetch_params", Bool, ZERO_OFF),
-    auto("zero_optimization.stage3_allgather_sequential", Bool, ZERO_OFF),
-    auto("zero_optimization.stage3_gather_16bit_weights_on_model_save", Bool, ZERO_OFF),
-    auto("zero_optimization.stage3_gather_fp16_weights_on_model_save", Bool, ZERO_OFF),
+    auto("zero_optimization.contiguous_gradients", Bool, DETAIL),
+    auto("zero_optimization.use_multi_rank_bucket_allreduce", Bool, DETAIL),
+    auto("zero_optimization.round_robin_gradients", Bool, DETAIL),
+    auto("zero_optimization.ignore_unused_parameters", Bool, DETAIL),
+    auto("zero_optimization.load_from_fp32_weights", Bool, DETAIL),
+    auto("zero_optimization.elastic_checkpoint", Bool, DETAIL),
+    auto("zero_optimization.legacy_stage1", Bool, DETAIL),
+    auto("zero_optimization.sub_group_size", Whole, DETAIL),
+    auto("zero_optimization.memory_efficient_linear", Bool, DETAIL),
+    auto("zero_optimization.zero_hpz_partition_size", Whole, DETAIL),
+    auto("zero_optimization.zero_quantized_weights", Bool, DETAIL),
+    auto("zero_optimization.zero_quantized_nontrainable_weights", Bool, DETAIL),
+    auto("zero_optimization.zero_quantized_gradients", Bool, DETAIL),
+    auto("zero_optimization.compute_grad_norm", Bool, DETAIL),
+    auto("zero_optimization.parameter_alignment", Bool, DETAIL),
+    auto("zero_optimization.pipeline_loading_checkpoint", Bool, DETAIL),
+    auto("zero_optimization.override_module_apply", Bool, DETAIL),
+    auto("zero_optimization.log_trace_cache_warnings", Bool, DETAIL),
+    auto("zero_optimization.enable_sanity_checks", Bool, DETAIL),
+    auto("zero_optimization.stage3_prefetch_bucket_size", Whole, DETAIL),
+    auto("zero_optimization.stage3_param_persistence_threshold", Whole, DETAIL),
+    auto("zero_optimization.stage3_model_persistence_threshold", Whole, DETAIL),
+    auto("zero_optimization.stage3_max_live_parameters", Whole, DETAIL),
+    auto("zero_optimization.stage3_max_reuse_distance", Whole, DETAIL),
+    auto("zero_optimization.stage3_module_granularity_threshold", Whole, DETAIL),
+    auto("zero_optimization.stage3_use_all_reduce_for_fetch_params", Bool, DETAIL),
+    auto("zero_optimization.stage3_allgather_sequential", Bool, DETAIL),
+    auto("zero_optimization.stage3_gather_16bit_weights_on_model_save", Bool, DETAIL),
+    auto("zero_optimization.stage3_gather_fp16_weights_on_model_save", Bool, DETAIL),
+    auto("zero_optimization.prefetch_bucket_size", Whole, DETAIL),
+    auto("zero_optimization.param_persistence_threshold", Whole, DETAIL),
+    auto("zero_optimization.model_persistence_threshold", Whole, DETAIL),
+    auto("zero_optimization.max_live_parameters", Whole, DETAIL),
+    auto("zero_optimization.max_reuse_distance", Whole, DETAIL),
+    auto("zero_optimization.module_granularity_threshold", Whole, DETAIL),
+    auto("zero_optimization.use_all_reduce_for_fetch_params", Bool, DETAIL),
+    auto("zero_optimization.allgather_sequential", Bool, DETAIL),
+    auto("zero_optimization.gather_16bit_weights_on_model_save", Bool, DETAIL),
+    auto("zero_optimization.mics_shard_size", Number, DETAIL),
+    auto("zero_optimization.mics_hierarchical_params_gather", Bool, DETAIL),
     // ---- pipelines -----------------------------------------------------------------------------------------------
     key("pipeline.pipe_partitioned", Bool, Must(Is(false), "there are no pipeline stages here to partition")),
     key("pipeline.grad_partitioned", Bool, Must(Is(false), "there are no pipeline stages here to partition")),
@@ -323,8 +334,9 @@ pub const ABSENT: &[(&str, &str)] = &[
     ("torch_autocast", "use fp16 or bf16"),
     ("wandb", "metrics are written to metrics.jsonl"),
     ("weight_quantization", "there is no quantisation here"),
-    ("zero_optimization.leaf_module", "there is no ZeRO stage 3 here yet"),
+    ("zero_optimization.leaf_module", "parameters are gathered by bucket, not by module"),
     ("zero_optimization.zenflow", "there is no ZenFlow here"),
+    ("zero_optimization.zeropp_loco_param", "nothing is quantised for its way here"),
 ];
 
 /// Every key, parameters of all optimizers and schedulers included.

@@ -160,6 +160,26 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_a_run_cannot_have_is_named_with_its_line() {
+        let refused = |text: &str, typed: Raw| {
+            let raw = typed.over_file(parse("run.toml", text).unwrap());
+            crate::sets::resolve(&raw, 1).err().unwrap().to_string()
+        };
+        let plain = Raw::default;
+        let lr = refused("seed = 1\nlr = -1", plain());
+        assert!(lr.starts_with("run.toml:2: lr -1: "), "{lr}");
+        let model = refused("model = \"vit-xs/4\"", plain());
+        assert!(model.starts_with("run.toml:1: model vit-xs/4: "), "{model}");
+        let data = refused("\n\ndata = \"mnist\"", plain());
+        assert!(data.starts_with("run.toml:3: data mnist: is none of "), "{data}");
+        let samples = refused("train-samples = 0", plain());
+        assert!(samples.starts_with("run.toml:1: train-samples 0: "), "{samples}");
+        // A flag over the file is a flag.
+        let typed = refused("lr = 0.1", Raw { lr: Some(-2.0), ..plain() });
+        assert!(typed.starts_with("--lr -2: "), "{typed}");
+    }
+
+    #[test]
     fn flags_win_over_a_file() {
         let file = parse("run.toml", "lr = 0.1\nepochs = 3\nseed = 5\nranks = 2").unwrap();
         let typed = Raw { lr: Some(0.2), steps: Some(7), ..Raw::default() };

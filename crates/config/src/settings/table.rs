@@ -16,7 +16,7 @@ use crate::{
     Betas, Cache, ClassWeights, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale,
     PageAddress, Part, Precision, Preset, RandAugment, Residual, Span, Task,
 };
-use graph::Recompute;
+use graph::{Recompute, Zero};
 use models::vit::Pool;
 use std::path::PathBuf;
 
@@ -169,7 +169,7 @@ settings! {
         /// Parameters without weight decay, beside biases, norms, class token and positions; none: decay even those (repeatable)
         no_decay: Vec<String> = RUN.value("PATTERN"),
         /// Keep a moving average of the parameters with this decay, between 0 and 1, and evaluate it
-        ema: Option<f64> = RUN.value("DECAY"); plain Option<f64> = None, if_given(between_0_and_1),
+        ema: Option<f64> = RUN.also(PLAN).value("DECAY"); plain Option<f64> = None, if_given(between_0_and_1),
     }
     "Run" {
         /// A DeepSpeed configuration in JSON, or settings in TOML by the names of their flags; flags win over both (`vitesse config
@@ -244,6 +244,10 @@ settings! {
         min_ranks: Option<usize> = RUN.value("N").default("all").agreed(&[]).once(),
         /// Give slower ranks fewer images, once their speed is known; a step has the same images as ever
         balance: bool = RUN.agreed(&[]); plain bool = false, any,
+        /// ZeRO: what ranks divide among each other instead of each holding all of it: 0, nothing; 1, what the optimizer keeps; 2,
+        /// gradients too; 3, parameters too. What is computed is the same
+        zero: Option<Zero> = STEP.value("STAGE").deepspeed(&["zero_optimization.stage"]).agreed(&[]);
+            plain Zero = Zero::Stage0, any,
         /// Elements of gradients that ranks all-reduce at once; a larger gradient goes alone
         bucket_size: Option<usize> = STEP.value("ELEMENTS").default("1048576, or a third of all if that is less")
             .deepspeed(&["zero_optimization.reduce_bucket_size"]).agreed(&["all_reduce.bucket"]),

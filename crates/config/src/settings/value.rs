@@ -1,7 +1,7 @@
 //! Types that a setting can have: each is read from text, and written as the text it is read from.
 
 use crate::{Betas, Cache, ClassWeights, Every, LrScale, PageAddress, Part, RandAugment, Span};
-use graph::Recompute;
+use graph::{Recompute, Zero};
 use models::vit::Pool;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -171,6 +171,7 @@ macro_rules! by_word {
 by_word! {
     Pool { "class-token" => Pool::ClassToken, "mean" => Pool::Mean }
     Recompute { "none" => Recompute::None, "gelu" => Recompute::Gelu, "full" => Recompute::Full }
+    Zero { "0" => Zero::Stage0, "1" => Zero::Stage1, "2" => Zero::Stage2, "3" => Zero::Stage3 }
     comm::Backend {
         "threads" => comm::Backend::Threads,
         "mpi" => comm::Backend::Mpi,

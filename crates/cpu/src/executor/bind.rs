@@ -58,6 +58,8 @@ pub(super) struct BoundCall {
     pub step: usize,
     /// States that it works on, if the plan's end doesn't wait for it.
     pub left: Option<Vec<StateId>>,
+    /// Its number among the calls that plans leave, if it is one.
+    pub number: usize,
     /// Ticket of the present run.
     pub ticket: Option<Ticket>,
     /// Seconds of all runs, from its start on this rank to its end.
@@ -120,11 +122,11 @@ impl PlanMemory<'_> {
             let mut one = self.step(plan, step)?;
             if step.lane == Lane::Comm {
                 let (comm, call) = self.call(plan, step, &one)?;
-                let (layer, bytes) = (Arc::from(step.layer.as_str()), call.bytes());
-                bound.collectives.push(CollectiveTime { layer, bytes, seconds: 0.0, exposed: 0.0 });
+                bound.collectives.push(CollectiveTime::new(&step.layer, &step.op.name(), call.bytes()));
                 one.work = Work::Call(bound.calls.len());
                 let left = step.left.then(|| states_of(plan, step));
-                bound.calls.push(BoundCall { comm, call, step: index, left, ticket: None, seconds: 0.0 });
+                let (ticket, seconds) = (None, 0.0);
+                bound.calls.push(BoundCall { comm, call, step: index, left, number: 0, ticket, seconds });
             } else {
                 // Collectives are done in order, so the last one waited for implies the others.
                 let waits = |call: &BoundCall| step.waits.contains(&call.step);

@@ -40,7 +40,9 @@ impl<T: Float> Executor<T> {
         let input = |value: &usize| self.bad_value(which, *value, || Origin::Input);
         let state = |id: StateId| {
             let graph::State { name, role, .. } = &plan.states[id.index()];
-            bad(name, &self.state(id), || Origin::State(*role))
+            let found = bad(name, &self.state(id), || Origin::State(*role));
+            let first = self.held(id).start;
+            found.map(|bad| BadValue { index: first + bad.index, ..bad })
         };
         plan.inputs.iter().find_map(input).or_else(|| states_read(plan).into_iter().find_map(state))
     }

@@ -13,12 +13,14 @@ const IDLE: &str = "waiting for threads";
 impl<T: Float> Executor<T> {
     /// Account of time since the last call.
     pub fn take_account(&mut self) -> Account {
+        self.made.tell();
         self.clock.take()
     }
 
-    /// The collectives of `last`, as they last ran.
+    /// The collectives of all plans that train, as they ran since the account was taken before last. What a plan leaves under way counts
+    /// when a later one has waited for it.
     pub fn collectives(&self) -> &[CollectiveTime] {
-        &self.plans[Which::Last as usize].collectives
+        self.made.times()
     }
 
     /// Turns measuring on, as it is from the start, or off; without, no clock is read.

@@ -1,47 +1,91 @@
 //! Collectives that plans have left under way when they ended. They work in the executor's memory, so nobody touches what they work
 //! on, and the memory stays, until they are done.
 
-use comm::{CommError, Communicator, Ticket};
+use super::bind::BoundPlan;
+use comm::{CommError, Communicator, Ticket, Timing};
 use graph::StateId;
+use graph::run::CollectiveTime;
 
-/// Collectives that are still running between plans.
+/// A collective that its plan leaves.
+pub(super) struct Left {
+    /// States that it works on.
+    states: Vec<StateId>,
+    /// Its plan and its number there.
+    pub plan: usize,
+    pub call: usize,
+    /// Ticket of the present run, until it was waited for.
+    ticket: Option<Ticket>,
+    /// When it ran, until that was accounted for.
+    timing: Option<Timing>,
+    /// The times that follow.
+    pub time: CollectiveTime,
+}
+
+/// Collectives that may still be running between plans.
 #[derive(Default)]
 pub(super) struct Unfinished {
     /// All ranks; groups share its queue.
     world: Option<Communicator>,
-    /// Each with the states that it works on.
-    calls: Vec<(Vec<StateId>, Ticket)>,
+    calls: Vec<Left>,
 }
 
 impl Unfinished {
-    pub fn new(world: Option<Communicator>) -> Self {
-        Unfinished { world, calls: vec![] }
+    /// Of plans that were just bound; numbers the calls that they leave.
+    pub fn of<T>(world: Option<Communicator>, plans: &mut [BoundPlan<T>]) -> Self {
+        let mut calls = vec![];
+        for (plan, bound) in plans.iter_mut().enumerate() {
+            for (call, one) in bound.calls.iter_mut().enumerate() {
+                if let Some(states) = &one.left {
+                    one.number = calls.len();
+                    let (states, time) = (states.clone(), bound.collectives[call].clone());
+                    calls.push(Left { states, plan, call, ticket: None, timing: None, time });
+                }
+            }
+        }
+        Unfinished { world, calls }
     }
 
-    /// Notes down a call that a plan leaves.
-    pub fn push(&mut self, states: &[StateId], ticket: Ticket) {
-        // The one of an earlier run is before it in the queue.
-        self.calls.retain(|(of, _)| of != states);
-        self.calls.push((states.to_vec(), ticket));
+    /// Notes down a call that a plan leaves. The one of an earlier run is before it in the queue.
+    pub fn push(&mut self, number: usize, ticket: Ticket) {
+        self.calls[number].ticket = Some(ticket);
     }
 
     /// Waits for those that work on one of these states; whether there were any.
     pub fn wait_for(&mut self, states: &[StateId]) -> Result<bool, CommError> {
-        let works_on = |(of, _): &(Vec<StateId>, Ticket)| of.iter().any(|state| states.contains(state));
-        let (now, later) = std::mem::take(&mut self.calls).into_iter().partition(works_on);
-        self.calls = later;
-        self.wait_each(&now)?;
-        Ok(!now.is_empty())
+        let Some(world) = &self.world else { return Ok(false) };
+        let mut any = false;
+        for left in self.calls.iter_mut().filter(|left| left.states.iter().any(|of| states.contains(of))) {
+            if let Some(ticket) = left.ticket.take() {
+                left.timing = Some(world.wait(ticket)?);
+                any = true;
+            }
+        }
+        Ok(any)
     }
 
     /// Waits for all, before the host reads or writes states. A call that fails is reported by the next run.
     pub fn finish(&self) {
-        let _ = self.wait_each(&self.calls);
+        let Some(world) = &self.world else { return };
+        for ticket in self.calls.iter().filter_map(|left| left.ticket) {
+            if world.wait(ticket).is_err() {
+                return;
+            }
+        }
     }
 
-    fn wait_each(&self, calls: &[(Vec<StateId>, Ticket)]) -> Result<(), CommError> {
-        let Some(world) = &self.world else { return Ok(()) };
-        calls.iter().try_for_each(|(_, ticket)| world.wait(*ticket).map(|_| ()))
+    /// Those that were waited for since this was last asked, each with the times to be filled in.
+    pub fn waited(&mut self) -> impl Iterator<Item = (&mut CollectiveTime, Timing)> {
+        self.calls.iter_mut().filter_map(|left| Some((&mut left.time, left.timing.take()?)))
+    }
+
+    /// Whether there are any of those.
+    pub fn has_waited(&self) -> bool {
+        self.calls.iter().any(|left| left.timing.is_some())
+    }
+
+    /// Those whose times were filled in, which are then forgotten.
+    pub fn settled(&mut self) -> impl Iterator<Item = &mut Left> {
+        self.calls.iter_mut().filter(|left| left.time.calls > 0)
     }
 }
 

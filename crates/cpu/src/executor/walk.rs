@@ -3,6 +3,7 @@
 
 use super::bind::{BoundCall, BoundPlan, Work};
 use super::flow::Stretch;
+use super::unfinished::Unfinished;
 use super::{Executor, Which};
 use crate::account::Clock;
 use crate::error::CpuError;
@@ -60,18 +61,28 @@ impl Drop for UnderWay<'_> {
 }
 
 impl<T> BoundPlan<T> {
-    /// Settles the times of a run's collectives.
-    fn settle(&mut self, under_way: &UnderWay<'_>, clock: &mut Clock) {
+    /// Settles the times of a run's collectives, and of those of earlier plans that it waited for.
+    fn settle(&mut self, under_way: &UnderWay<'_>, unfinished: &mut Unfinished, clock: &mut Clock) {
         if !clock.is_timing() {
             return;
         }
         let timing = |call: &BoundCall| under_way.wait(call.ticket.filter(|_| call.left.is_none())?).ok();
         let calls = self.collectives.iter_mut().zip(&self.calls);
-        clock.settle(calls.filter_map(|(time, call)| Some((time, timing(call)?))));
-        for (time, call) in self.collectives.iter().zip(&mut self.calls) {
-            call.seconds += time.seconds;
-            self.steps[call.step].nanoseconds += (time.exposed * 1e9) as u64;
+        let calls = calls.filter_map(|(time, call)| Some((time, timing(call)?)));
+        clock.settle(unfinished.waited().chain(calls));
+        for at in 0..self.calls.len() {
+            if self.calls[at].left.is_none() {
+                let (seconds, exposed) = (self.collectives[at].seconds, self.collectives[at].exposed);
+                self.count(at, seconds, exposed);
+            }
         }
+    }
+
+    /// Adds the time of a collective, and of waiting for it, to those of its step.
+    fn count(&mut self, at: usize, seconds: f64, exposed: f64) {
+        let call = &mut self.calls[at];
+        call.seconds += seconds;
+        self.steps[call.step].nanoseconds += (exposed * 1e9) as u64;
     }
 }
 
@@ -79,7 +90,8 @@ impl<T: Float> Executor<T> {
     /// Runs a plan from its first step to its last.
     pub fn run(&mut self, which: Which, header: &Header) -> Result<(), CpuError> {
         self.begin(which)?;
-        let Executor { plans, groups, clock, pool, slowdown, unfinished, .. } = self;
+        self.made.begin();
+        let Executor { plans, groups, clock, pool, slowdown, unfinished, made, .. } = self;
         let plan = &mut plans[which as usize];
         let mut under_way = UnderWay::new(groups.as_ref());
         plan.runs += 1;
@@ -93,8 +105,8 @@ impl<T: Float> Executor<T> {
                     // they touch its memory; `&mut self` keeps the host away.
                     let ticket = unsafe { under_way.start(bound) }?;
                     bound.ticket = Some(ticket);
-                    if let Some(states) = &bound.left {
-                        unfinished.push(states, ticket);
+                    if bound.left.is_some() {
+                        unfinished.push(bound.number, ticket);
                     }
                     clock.idled();
                     continue;
@@ -135,9 +147,17 @@ impl<T: Float> Executor<T> {
                 }
             }
         }
-        if under_way.finish()? {
+        let any = under_way.finish()?;
+        if any {
             clock.waited();
-            plan.settle(&under_way, clock);
+        }
+        if any || unfinished.has_waited() {
+            plan.settle(&under_way, unfinished, clock);
+            made.add(which as usize, plan);
+            for left in unfinished.settled() {
+                plans[left.plan].count(left.call, left.time.seconds, left.time.exposed);
+                made.add_left(left);
+            }
         }
         Ok(())
     }

@@ -32,15 +32,9 @@ pub struct Sgd {
 /// size rather than in the moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lamb {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    /// 1 - β₁ᵗ of the step being taken.
-    pub bias1: f64,
-    /// 1 - β₂ᵗ of the step being taken.
-    pub bias2: f64,
+    /// Numbers that LAMB shares with Adam.
+    pub adam: AdamW,
+    /// Limits of the trust ratio.
     pub min_coeff: f64,
     pub max_coeff: f64,
 }
@@ -53,7 +47,31 @@ impl Lamb {
         } else {
             (w_sq.sqrt() / u_sq.sqrt()).clamp(self.min_coeff, self.max_coeff)
         };
-        self.lr * self.bias2.sqrt() / self.bias1 * trusted
+        self.adam.lr * self.adam.bias2.sqrt() / self.adam.bias1 * trusted
+    }
+}
+
+/// The moving averages of gradients and of their squares.
+#[derive(Clone, Copy)]
+struct Averages<T> {
+    grad_scale: T,
+    /// Shares of the average that stay, and of the gradient that are added.
+    keep: [T; 2],
+    take: [T; 2],
+}
+
+impl<T: Float> Averages<T> {
+    fn of(hyper: AdamW, grad_scale: f64) -> Self {
+        let betas = [hyper.beta1, hyper.beta2];
+        let (keep, take) = (betas.map(T::from_f64), betas.map(|beta| T::from_f64(1.0 - beta)));
+        Averages { grad_scale: T::from_f64(grad_scale), keep, take }
+    }
+
+    #[inline(always)]
+    fn follow<const FMA: bool>(&self, g: T, m: &mut T, v: &mut T) {
+        let g = g * self.grad_scale;
+        *m = m.mul_add::<FMA>(self.keep[0], g * self.take[0]);
+        *v = v.mul_add::<FMA>(self.keep[1], g * g * self.take[1]);
     }
 }
 
@@ -69,16 +87,12 @@ simd! {
     pub fn adamw<T, FMA>(p: &mut [T], g: &[T], m: &mut [T], v: &mut [T], hyper: AdamW, grad_scale: f64) {
         let n = p.len();
         assert!(g.len() == n && m.len() == n && v.len() == n, "adamw: lengths differ");
-        let grad_scale = T::from_f64(grad_scale);
+        let averages = Averages::<T>::of(hyper, grad_scale);
         let decay = T::from_f64(1.0 - hyper.lr * hyper.weight_decay);
-        let (keep1, keep2) = (T::from_f64(hyper.beta1), T::from_f64(hyper.beta2));
-        let (take1, take2) = (T::from_f64(1.0 - hyper.beta1), T::from_f64(1.0 - hyper.beta2));
         let step = T::from_f64(hyper.lr / hyper.bias1);
         let (unbias, eps) = (T::from_f64(1.0 / hyper.bias2.sqrt()), T::from_f64(hyper.eps));
         for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-            let g = g * grad_scale;
-            *m = m.mul_add::<FMA>(keep1, g * take1);
-            *v = v.mul_add::<FMA>(keep2, g * g * take2);
+            averages.follow::<FMA>(g, m, v);
             let denominator = v.sqrt().mul_add::<FMA>(unbias, eps);
             *p = *p * decay - step * (*m / denominator);
         }
@@ -121,18 +135,14 @@ simd! {
     ) -> (f64, f64) {
         let n = p.len();
         assert!(g.len() == n && m.len() == n && v.len() == n, "lamb: lengths differ");
-        let grad_scale = T::from_f64(grad_scale);
-        let (keep1, keep2) = (T::from_f64(hyper.beta1), T::from_f64(hyper.beta2));
-        let (take1, take2) = (T::from_f64(1.0 - hyper.beta1), T::from_f64(1.0 - hyper.beta2));
-        let (eps, weight_decay) = (T::from_f64(hyper.eps), T::from_f64(hyper.weight_decay));
+        let averages = Averages::<T>::of(hyper.adam, grad_scale);
+        let (eps, weight_decay) = (T::from_f64(hyper.adam.eps), T::from_f64(hyper.adam.weight_decay));
         let (mut w_sq, mut u_sq, mut updates) = (0.0, 0.0, [T::ZERO; BLOCK]);
         let blocks = p.chunks(BLOCK).zip(g.chunks(BLOCK)).zip(m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK)));
         for ((p, g), (m, v)) in blocks {
             let updates = &mut updates[..p.len()];
             for ((((update, &p), &g), m), v) in updates.iter_mut().zip(p).zip(g).zip(m).zip(v) {
-                let g = g * grad_scale;
-                *m = m.mul_add::<FMA>(keep1, g * take1);
-                *v = v.mul_add::<FMA>(keep2, g * g * take2);
+                averages.follow::<FMA>(g, m, v);
                 *update = lamb_update::<T, FMA>(p, *m, *v, eps, weight_decay);
             }
             w_sq += squares::<T, FMA>(p);
@@ -144,8 +154,8 @@ simd! {
     /// p -= step · update, where `step` is [`Lamb::step`] of the whole tensor's norms.
     pub fn lamb_apply<T, FMA>(p: &mut [T], m: &[T], v: &[T], hyper: Lamb, step: f64) {
         assert!(m.len() == p.len() && v.len() == p.len(), "lamb_apply: lengths differ");
-        let (step, eps) = (T::from_f64(step), T::from_f64(hyper.eps));
-        let weight_decay = T::from_f64(hyper.weight_decay);
+        let (step, eps) = (T::from_f64(step), T::from_f64(hyper.adam.eps));
+        let weight_decay = T::from_f64(hyper.adam.weight_decay);
         for ((p, &m), &v) in p.iter_mut().zip(m).zip(v) {
             *p -= step * lamb_update::<T, FMA>(*p, m, v, eps, weight_decay);
         }
@@ -295,8 +305,8 @@ mod tests {
                     let (lr, beta1, beta2, eps, weight_decay) = (0.01, 0.9, 0.999, 1e-8, 0.1);
                     let (bias1, bias2) = (1.0 - f64::powi(beta1, t), 1.0 - f64::powi(beta2, t));
                     let (min_coeff, max_coeff) = (0.01, 10.0);
-                    let hyper =
-                        Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff };
+                    let adam = AdamW { lr, beta1, beta2, eps, weight_decay, bias1, bias2 };
+                    let hyper = Lamb { adam, min_coeff, max_coeff };
                     let (w, u) = lamb_moments_and_norms(&p32, &narrow(&g), &mut m32, &mut v32, hyper, 0.5);
                     lamb_apply(&mut p32, &m32, &v32, hyper, hyper.step(w, u));
 
@@ -339,17 +349,9 @@ mod tests {
 
     #[test]
     fn lamb_trusts_a_tensor_without_a_norm_fully() {
-        let hyper = Lamb {
-            lr: 0.1,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            bias1: 1.0,
-            bias2: 1.0,
-            min_coeff: 0.01,
-            max_coeff: 10.0,
-        };
+        let (beta1, beta2, bias1, bias2) = (0.9, 0.999, 1.0, 1.0);
+        let adam = AdamW { lr: 0.1, beta1, beta2, eps: 1e-8, weight_decay: 0.0, bias1, bias2 };
+        let hyper = Lamb { adam, min_coeff: 0.01, max_coeff: 10.0 };
         assert_eq!(hyper.step(0.0, 4.0), 0.1);
         assert_eq!(hyper.step(4.0, 0.0), 0.1);
         assert_eq!(hyper.step(1e8, 1.0), 1.0);

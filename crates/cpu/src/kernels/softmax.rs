@@ -104,6 +104,23 @@ fn biased<T: Float, const FMA: bool>(row: &mut [T], scale: T, bias: &[T], mask: 
     }
 }
 
+#[inline(always)]
+fn divide<T: Float>(row: &mut [T], sum: T) {
+    let inverse = T::ONE / sum;
+    for p in row {
+        *p *= inverse;
+    }
+}
+
+/// Adds the logarithms of the rows' sums to their maxima.
+#[inline(always)]
+fn add_logs<T: Float>(lse: &mut [T], sums: &[T; ROWS]) {
+    // The opaque reference keeps LLVM from taking all the logarithms ahead, used or not.
+    for (lse, sum) in lse.iter_mut().zip(std::hint::black_box(sums)) {
+        *lse += sum.ln();
+    }
+}
+
 simd! {
     /// Softmax in place, p = exp(scale·s - m)/Σ with m the row's maximum, and lse = m + ln Σ: the logarithm of the sum
     /// of the exponentials of the scaled scores. `scale` must be positive.
@@ -114,15 +131,9 @@ simd! {
             for ((row, max), sum) in rows.chunks_exact_mut(cols).zip(lse.iter_mut()).zip(&mut sums) {
                 *max = scale * max_of_row(row);
                 *sum = exp_row::<T, FMA>(row, scale, *max);
-                let inverse = T::ONE / *sum;
-                for p in row {
-                    *p *= inverse;
-                }
+                divide(row, *sum);
             }
-            // The opaque reference keeps LLVM from taking all the logarithms ahead, used or not.
-            for (lse, sum) in lse.iter_mut().zip(std::hint::black_box(&sums)) {
-                *lse += sum.ln();
-            }
+            add_logs(lse, &sums);
         }
     }
 
@@ -157,14 +168,9 @@ simd! {
                 biased::<T, FMA>(row, scale, bias, mask);
                 lse[i] = max_of_row(row);
                 sums[i] = exp_row::<T, FMA>(row, T::ONE, lse[i]);
-                let inverse = T::ONE / sums[i];
-                for p in row {
-                    *p *= inverse;
-                }
+                divide(row, sums[i]);
             }
-            for (lse, sum) in lse.iter_mut().zip(std::hint::black_box(&sums)) {
-                *lse += sum.ln();
-            }
+            add_logs(lse, &sums);
         }
     }
 
@@ -184,10 +190,8 @@ simd! {
         for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
             let mask = &masks[mask_of[i] as usize * cols..][..cols];
             biased::<T, FMA>(row, scale, &bias[i * cols..][..cols], mask);
-            let inverse = T::ONE / exp_row::<T, FMA>(row, T::ONE, lse[i]);
-            for p in row {
-                *p *= inverse;
-            }
+            let sum = exp_row::<T, FMA>(row, T::ONE, lse[i]);
+            divide(row, sum);
         }
     }
 

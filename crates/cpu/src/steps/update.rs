@@ -262,7 +262,8 @@ fn lamb_hyper(
     let [beta1, beta2] = betas;
     let (bias1, bias2) = (1.0 - beta1.powf(applied), 1.0 - beta2.powf(applied));
     let (lr, weight_decay, [min_coeff, max_coeff]) = (lr * piece.lr_scale, piece.weight_decay, clamp);
-    kernels::Lamb { lr, beta1, beta2, eps, weight_decay, bias1, bias2, min_coeff, max_coeff }
+    let adam = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, bias1, bias2 };
+    kernels::Lamb { adam, min_coeff, max_coeff }
 }
 
 pub unsafe fn lamb_moments<T: Float>(cx: &Context<'_, T>, segments: &Segments) {

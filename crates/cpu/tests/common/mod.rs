@@ -17,8 +17,8 @@ use graph::op::Pooling;
 use graph::passes::{differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
-    Communication, DType, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup, Plan,
-    Program, Recompute, Role, Settings, Target, Zero,
+    Communication, DType, Gathering, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup,
+    Plan, Program, Recompute, Role, Settings, Target, Zero,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
 use models::swin::Swin;
@@ -228,6 +228,7 @@ pub fn settings(target: &dyn Target) -> Settings<'_> {
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: Zero::Stage0,
+        gathering: Gathering::default(),
         accumulates: false,
         target,
     }

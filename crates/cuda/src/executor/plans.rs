@@ -19,7 +19,7 @@ use crate::moves;
 use crate::steps::{self, hopper};
 use crate::tuner::{KnownAlgorithms, Tuner};
 use graph::Home;
-use graph::kinds::Bytes;
+use graph::memory::Memory;
 use graph::plan::Place;
 use graph::{DType, Lane, Plan, Program};
 use std::collections::BTreeSet;
@@ -253,7 +253,7 @@ pub struct MemoryNeeds {
     /// Most bytes of workspace of matmuls and convolutions.
     pub workspace: usize,
     /// What arena and states are for.
-    pub kinds: Bytes,
+    pub uses: Memory,
 }
 
 impl MemoryNeeds {
@@ -271,7 +271,7 @@ impl MemoryNeeds {
         if self.total() <= free {
             return Ok(());
         }
-        Err(CudaError::Memory { gpu: Box::new(facts.clone()), needs: *self, free, total })
+        Err(CudaError::Memory { gpu: Box::new(facts.clone()), needs: Box::new(*self), free, total })
     }
 }
 
@@ -293,7 +293,7 @@ impl DryBinding {
             staging: Staging::bytes_for(program),
             tables: lists.constants.len() + lists.notes.bytes(),
             workspace: lists.workspaces().iter().sum::<usize>() + super::HEADER_BYTES,
-            kinds: program.kinds(),
+            uses: program.memory(),
         };
         Ok(DryBinding { lists, needs })
     }

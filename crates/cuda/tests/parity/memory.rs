@@ -23,6 +23,7 @@ pub(super) fn program(model: &str, image: usize, batch: usize) -> Program {
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: graph::Zero::Stage0,
+        gathering: graph::Gathering::default(),
         accumulates: false,
         target: &cuda::Target::of(0, true),
     };

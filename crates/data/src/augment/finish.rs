@@ -109,7 +109,7 @@ impl Finish {
         Self { resident: (self.way != Way::Host).then_some(images), ..self }
     }
 
-    /// Whether bytes are handed over as they were read.
+    /// Returns whether bytes are handed over as they were read.
     pub fn takes_originals(&self) -> bool {
         self.way != Way::Host
     }

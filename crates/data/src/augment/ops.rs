@@ -82,7 +82,7 @@ impl OpKind {
         OpKind::Equalize,
     ];
 
-    /// Whether the magnitude is negative half of the time.
+    /// Returns whether the magnitude is negative half of the time.
     pub fn signed(self) -> bool {
         use OpKind::*;
         !matches!(self, Identity | Posterize | Solarize | AutoContrast | Equalize)

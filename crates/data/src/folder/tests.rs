@@ -1,4 +1,5 @@
 use super::*;
+use crate::{Dataset, Sample};
 use std::fs;
 use testing::Folder;
 
@@ -20,8 +21,8 @@ impl Temporary {
         self.0.file(file, bytes);
     }
 
-    fn open(&self, split: Split) -> Result<ImageFolder, DataError> {
-        ImageFolder::open(&self.0, split, 3)
+    fn open(&self, split: Split) -> Result<LabelledFiles, DataError> {
+        super::open(&self.0, split, 3)
     }
 
     /// The message of a failure, with this folder called `root`.
@@ -36,7 +37,7 @@ fn png() -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images/rgb.png")).unwrap()
 }
 
-fn listing(set: &ImageFolder) -> Vec<(usize, &str)> {
+fn listing(set: &LabelledFiles) -> Vec<(usize, &str)> {
     (0..set.len()).map(|i| (set.label(i), set.files[i].to_str().unwrap())).collect()
 }
 
@@ -169,9 +170,9 @@ fn a_broken_list_is_named_with_its_line() {
 
 #[test]
 fn what_is_missing_is_named() {
-    let message = ImageFolder::open(Path::new("/no/such"), Split::Train, 3).unwrap_err().to_string();
+    let message = open(Path::new("/no/such"), Split::Train, 3).unwrap_err().to_string();
     assert_eq!(message, "/no/such: no such folder");
-    assert!(ImageFolder::open(Path::new(file!()), Split::Train, 2).is_err());
+    assert!(open(Path::new(file!()), Split::Train, 2).is_err());
 
     let looked_for = "root: no folder `train` in it; images are looked for in train/<class>/";
     assert_eq!(Temporary::new().problem(Split::Train), looked_for);
@@ -195,7 +196,7 @@ fn what_is_missing_is_named() {
         Temporary::new().with(&TRAIN).with(&["val/notes.txt"]).problem(Split::Test),
         "root/val: no images in it (jpg, jpeg, png or webp)"
     );
-    let four = ImageFolder::open(&Temporary::new().0, Split::Train, 4).unwrap_err().to_string();
+    let four = open(&Temporary::new().0, Split::Train, 4).unwrap_err().to_string();
     assert!(four.ends_with("images are read with 1 or 3 channels; 4 were asked for"));
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn other_files(folder: &Path) -> Result<usize, DataError> {
     Ok(entries(folder)?.iter().filter(|(_, kind)| !kind.is_dir()).count())
 }
 
-/// Whether images lie in a folder itself.
+/// Returns whether images lie in a folder itself.
 pub(crate) fn holds_images(folder: &Path) -> Result<bool, DataError> {
     Ok(entries(folder)?.iter().any(|(entry, kind)| !kind.is_dir() && is_image(Path::new(&entry.file_name()))))
 }

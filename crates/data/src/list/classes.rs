@@ -16,7 +16,7 @@ pub(super) struct Classes {
     names: Vec<String>,
     /// Places in `names`, sorted by name.
     sorted: Vec<u32>,
-    /// Whether a number may stand for a class.
+    /// Flag: a number may stand for a class.
     numbered: bool,
 }
 

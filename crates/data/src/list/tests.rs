@@ -1,5 +1,5 @@
 use super::*;
-use crate::Split;
+use crate::{Dataset, Sample, Split};
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use testing::Folder;
@@ -34,8 +34,8 @@ impl Temporary {
     }
 }
 
-fn open(file: &Path, split: Split) -> Result<ImageList, DataError> {
-    ImageList::open(file, Reading { split, channels: 3, skip_bad: false })
+fn open(file: &Path, split: Split) -> Result<LabelledFiles, DataError> {
+    super::open(file, Reading { split, channels: 3, skip_bad: false })
 }
 
 /// File names and class names of a part.
@@ -43,7 +43,7 @@ fn images(file: &Path, split: Split) -> Vec<(String, String)> {
     let list = open(file, split).unwrap();
     let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_string();
     let class = |label: &u32| list.class_names[*label as usize].clone();
-    list.paths.iter().map(name).zip(list.labels.iter().map(class)).collect()
+    list.files.iter().map(name).zip(list.labels.iter().map(class)).collect()
 }
 
 fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -170,7 +170,7 @@ fn bad_rows_can_be_left_out() {
     let file = folder
         .write("list.csv", "path,label,split\na.jpg,x,train\nz.jpg,x,train\na.jpg,x,train\nb.jpg,x,val\n");
     let reading = Reading { split: Split::Train, channels: 3, skip_bad: true };
-    let list = ImageList::open(&file, reading).unwrap();
+    let list = super::open(&file, reading).unwrap();
     assert_eq!((list.len(), list.left_out().len()), (1, 2));
     assert!(list.left_out()[0].name.ends_with("list.csv:3"), "{:?}", list.left_out());
     let mut sample = Sample::default();

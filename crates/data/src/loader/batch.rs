@@ -1,6 +1,7 @@
 //! A batch of prepared samples.
 
 use super::Request;
+use crate::Skipped;
 use crate::segment::IGNORED;
 
 /// Samples of one size (B). From `request.count` on a batch is padding with weight 0. Lists that its task or its device has
@@ -36,14 +37,6 @@ pub struct Batch {
 /// Weight of a label by its class.
 pub(super) fn weight(class_weights: &[f32], label: i32) -> f32 {
     usize::try_from(label).ok().and_then(|class| class_weights.get(class)).copied().unwrap_or(1.0)
-}
-
-/// An image that could not be read; its place in the batch has weight 0 and pixels 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
-    pub index: usize,
-    pub name: String,
-    pub problem: String,
 }
 
 impl Batch {

@@ -1,8 +1,8 @@
 //! Reading and preparing neighbours of the global order, whatever they are labelled with.
 
 use super::crew::{Problem, caught};
-use super::{Batch, Request, Skipped};
-use crate::{DataError, Dataset, Sample, Sampler};
+use super::{Batch, Request};
+use crate::{DataError, Dataset, Sample, Sampler, Skipped};
 use std::sync::Arc;
 
 /// Most samples that are prepared together.
@@ -10,12 +10,12 @@ const GROUP: usize = 2;
 
 /// Transforms the samples of a task and copies them into batches. Holds the samples of one group; one for each thread.
 pub(super) trait Prepare: Send {
-    /// Whether samples are mixed with their neighbours, so that a group is needed even if a request holds a part of it.
+    /// Returns whether samples are mixed with their neighbours, so that a group is needed even if a request holds a part of it.
     fn mixes(&self) -> bool {
         false
     }
 
-    /// Whether images have to be read: not those that lie on a device.
+    /// Returns whether images have to be read: not those that lie on a device.
     fn reads(&self) -> bool {
         true
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Finish, Geometry, Interpolation, RandAugment, Sample, Transform};
+use crate::{Finish, Geometry, Interpolation, RandAugment, Sample, Skipped, Transform};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -73,7 +73,7 @@ impl MaskTransform {
         place
     }
 
-    /// Whether a cut shows two classes at least, and none of them on too much of it.
+    /// Returns whether a cut shows two classes at least, and none of them on too much of it.
     fn is_varied(&self, resized: (usize, usize), place: (u32, u32), pair: &Sample) -> bool {
         let columns = runs(nearest(pair.image.width, resized.0, place.0, self.width));
         let rows = runs(nearest(pair.image.height, resized.1, place.1, self.height));

@@ -39,7 +39,7 @@ pub(crate) const ENTRY: Entry = Entry {
 const LOOKED_FOR: &str = "pairs are looked for in images/ and masks/, with or without train/ and val/ in them, or in train/images/ and so on";
 const CLASS_LIST: &str = "classes.txt";
 /// Pairs of which one is in the validation set, where a set is in one piece.
-const HELD_OUT: usize = 10;
+const ONE_IN: usize = 10;
 
 /// Looks for all files of a part. Without a list of classes, all masks of the training part are read.
 pub fn open(
@@ -81,12 +81,12 @@ fn find(root: &Path, split: Split, unpaired: Unpaired) -> Result<Paired, DataErr
         return pairs(root, &format!("images/{part}"), &format!("masks/{part}"), unpaired);
     }
     let all = pairs(root, "images", "masks", unpaired)?;
-    let (count, held_out) = (all.pairs.len(), |number: usize| number % HELD_OUT == HELD_OUT - 1);
-    if count < HELD_OUT {
+    let (count, of_validation) = (all.pairs.len(), |number: usize| number % ONE_IN == ONE_IN - 1);
+    if count < ONE_IN {
         let problem = format!("{count} pairs, of which every tenth is for validation; put some into `val`");
         return Err(DataError::file(root, problem));
     }
-    Ok(all.filtered(|number| held_out(number) == (split == Split::Test)))
+    Ok(all.filtered(|number| of_validation(number) == (split == Split::Test)))
 }
 
 fn pairs(root: &Path, images: &str, masks: &str, unpaired: Unpaired) -> Result<Paired, DataError> {

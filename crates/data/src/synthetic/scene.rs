@@ -24,7 +24,7 @@ pub(super) struct Scene {
     tilt: (f32, f32),
     /// −1 mirrors the figure left to right.
     mirror: f32,
-    /// Whether the figure is brighter than the ground: in all channels, as light would have it.
+    /// Flag: the figure is brighter than the ground: in all channels, as light would have it.
     bright: bool,
     figure_shading: Wave,
     ground_shading: Wave,

@@ -89,6 +89,27 @@ struct List {
 const SMALL: usize = 100_000;
 const SMALL_SHARE: usize = 256;
 
+/// The trained parameters that stay whole where ranks divide parameters.
+pub(super) fn small(graph: &Graph, gradients: &Gradients, settings: &Settings<'_>) -> HashSet<StateId> {
+    if settings.stage() < Zero::Stage3 {
+        return HashSet::new();
+    }
+    let count = |parameter: StateId| graph.state_type(parameter).shape.count();
+    let mut parameters: Vec<StateId> = gradients.iter().map(|(parameter, _)| *parameter).collect();
+    parameters.sort_unstable();
+    let total: usize = parameters.iter().map(|parameter| count(*parameter)).sum();
+    let most = settings.gathering.whole.unwrap_or(SMALL.min(total / SMALL_SHARE));
+    let mut left = settings.gathering.whole_in_all.unwrap_or(usize::MAX);
+    let mut fits = |parameter: &StateId| {
+        let (elements, room) = (count(*parameter), left);
+        let fits = elements <= most && elements <= room;
+        left -= if fits { elements } else { 0 };
+        fits
+    };
+    parameters.retain(|parameter| fits(parameter));
+    parameters.into_iter().collect()
+}
+
 /// Divided buckets have at least so many partial sums for each rank, so that padding is little beside them.
 const LEAST_CHUNKS: usize = 4;
 
@@ -99,6 +120,8 @@ pub(super) struct Cutter<'a> {
     pub matrices: &'a Matrices,
     /// Parameters with copies in half precision.
     pub multiplied: &'a HashSet<StateId>,
+    /// Parameters that are not worth gathering: see [`small`].
+    pub small: &'a HashSet<StateId>,
     pub settings: &'a Settings<'a>,
 }
 
@@ -114,8 +137,7 @@ impl Cutter<'_> {
     fn kind(&self, parameter: StateId) -> Kind {
         let (stage, matrices) = (self.settings.stage(), self.matrices.contains_key(&parameter));
         let copied = stage > Zero::Stage0 && self.multiplied.contains(&parameter);
-        let few = self.count(parameter) <= SMALL.min(self.total() / SMALL_SHARE);
-        Kind { matrices, copied, small: stage == Zero::Stage3 && few }
+        Kind { matrices, copied, small: self.small.contains(&parameter) }
     }
 
     /// Most elements of a bucket of a kind; a larger parameter has one of its own.
@@ -127,6 +149,9 @@ impl Cutter<'_> {
         }
         // Where a bucket's memory is free after it was sent, a few of them are to be less than all.
         let bucket = if stage > Zero::Stage1 { bucket.min(self.total() / 8) } else { bucket };
+        // The one in use and the next.
+        let live = self.settings.gathering.live.filter(|_| stage == Zero::Stage3);
+        let bucket = live.map_or(bucket, |live| bucket.min(live / 2));
         let of_kind = self.gradients.iter().filter(|(parameter, _)| self.kind(*parameter) == kind);
         let largest = of_kind.map(|(parameter, _)| self.count(*parameter)).max().unwrap_or(0);
         // Each owner is to have some matrices, or most of its part would be padding.

@@ -3,7 +3,7 @@
 //! Buckets come first: which parameters follow each other, at which elements, with how much padding. Parameters, gradients, moments,
 //! averages and half-precision copies are then views into one flat buffer for each of these kinds, all at the same elements.
 
-use super::buckets::{Cut, Cutter, Matrices};
+use super::buckets::{Cut, Cutter, Matrices, small};
 use super::differentiate::Gradients;
 use super::matrices::matrices;
 use super::precision::multiplied;
@@ -105,7 +105,10 @@ pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>
     let matrices = if settings.optimizer.treats_matrices() { matrices(graph) } else { Matrices::new() };
     let multiplied = if settings.mixed.is_some() { multiplied(graph) } else { vec![] };
     let copied: HashSet<StateId> = multiplied.iter().copied().collect();
-    let cuts = Cutter { graph, gradients, matrices: &matrices, multiplied: &copied, settings }.cut();
+    let small = small(graph, gradients, settings);
+    let cutter =
+        Cutter { graph, gradients, matrices: &matrices, multiplied: &copied, small: &small, settings };
+    let cuts = cutter.cut();
     let dtype = gradients.first().map_or(DType::F32, |(p, _)| graph.state_type(*p).dtype);
     let stats = graph.add_state("stats", Type::new(dtype, [4]), Role::Statistic);
     let mut pairs: Vec<(StateId, StateId)> = Vec::with_capacity(gradients.len());

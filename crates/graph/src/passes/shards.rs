@@ -4,6 +4,7 @@
 use crate::flat::Views;
 use crate::graph::{At, Graph, GraphError, Held, Node, Phase, ValueId};
 use crate::op::{Op, StateId};
+use crate::settings::Gathering;
 use crate::types::Shape;
 use std::collections::HashMap;
 
@@ -14,22 +15,24 @@ struct Gather {
     reads: Vec<(usize, ValueId)>,
     first: usize,
     last: usize,
+    /// Elements of the whole buffer.
+    elements: usize,
 }
 
 /// Gathers shards where the tensors in them are read.
 ///
 /// A gather leaves when the buffer before it is first used: one is used while the next is on its way. Its memory is free between its last
-/// forward use and the gather for its backward uses.
-pub fn shards(mut graph: Graph) -> Result<Graph, GraphError> {
+/// forward use and the gather for its backward uses. `gathering` may have it otherwise.
+pub fn shards(mut graph: Graph, gathering: &Gathering) -> Result<Graph, GraphError> {
     let reads: HashMap<ValueId, (StateId, usize)> =
         graph.nodes.iter().filter_map(|n| read(&graph, n)).collect();
     if reads.is_empty() {
         return Ok(graph);
     }
-    let gathers = gathers(&graph, &reads);
+    let gathers = gathers(&graph, &reads, gathering);
     let turn = turn(&graph);
     let leaves = |at: usize| {
-        let before = if at == 0 { 0 } else { gathers[at - 1].first };
+        let before = leaves(&gathers, at, gathering);
         if gathers[at].first >= turn { before.max(turn) } else { before }
     };
     let mut starts: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -76,8 +79,27 @@ fn turn(graph: &Graph) -> usize {
     graph.nodes.iter().position(|n| n.phase == Phase::Backward).unwrap_or(graph.nodes.len())
 }
 
+/// The node before which a buffer's gather leaves: that which first uses one of those before it, or itself where it may not be ahead.
+fn leaves(gathers: &[Gather], at: usize, gathering: &Gathering) -> usize {
+    let (mut ahead, mut leaves) = (gathers[at].elements, gathers[at].first);
+    for before in (0..=at).rev() {
+        // In use while those behind it are on their way; none is before the first.
+        let used = before.checked_sub(1).map(|used| &gathers[used]);
+        let live = ahead + used.map_or(0, |used| used.elements);
+        let one = before == at;
+        let fits = gathering.ahead.map_or(one, |most| ahead <= most)
+            && gathering.live.is_none_or(|most| live <= most);
+        if !fits {
+            break;
+        }
+        leaves = used.map_or(0, |used| used.first);
+        ahead = live;
+    }
+    leaves
+}
+
 /// What is gathered, in the order of first uses.
-fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>) -> Vec<Gather> {
+fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>, gathering: &Gathering) -> Vec<Gather> {
     let turn = turn(graph);
     let mut gathers: Vec<(bool, Gather)> = vec![];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -85,7 +107,8 @@ fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>) -> Vec<Gat
             let behind = index >= turn;
             let known = gathers.iter().position(|(of, gather)| *of == behind && gather.flat == flat);
             let at = known.unwrap_or_else(|| {
-                gathers.push((behind, Gather { flat, reads: vec![], first: index, last: index }));
+                let elements = whole(graph, flat);
+                gathers.push((behind, Gather { flat, reads: vec![], first: index, last: index, elements }));
                 gathers.len() - 1
             });
             let gather = &mut gathers[at].1;
@@ -99,12 +122,28 @@ fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>) -> Vec<Gat
     for gather in &mut gathers {
         gather.reads.sort_unstable_by_key(|(start, value)| (*start, value.0));
     }
-    // What is used last going forward and first going backward stays.
-    let last_forward = gathers.iter().rposition(|gather| gather.first < turn);
-    if let Some(at) = last_forward
-        && gathers.get(at + 1).is_some_and(|next| next.flat == gathers[at].flat)
-    {
-        let next = gathers.remove(at + 1);
+    keep(&mut gathers, gathering.reuse.unwrap_or(0));
+    gathers
+}
+
+/// Elements of a buffer on all ranks together.
+fn whole(graph: &Graph, flat: StateId) -> usize {
+    let state = &graph.states[flat.index()];
+    let ranks = if let Held::Shard(group) = state.held { group.ranks() } else { 1 };
+    state.ty.shape.count() * ranks
+}
+
+/// What is used going forward and again going backward after so many elements of others stays: by default, what is used last and first.
+fn keep(gathers: &mut Vec<Gather>, reuse: usize) {
+    let again = |at: usize| (at + 1..gathers.len()).find(|next| gathers[*next].flat == gathers[at].flat);
+    let pairs: Vec<(usize, usize)> = (0..gathers.len()).filter_map(|at| Some((at, again(at)?))).collect();
+    let between = |(at, next): &(usize, usize)| {
+        gathers[at + 1..*next].iter().map(|gather| gather.elements).sum::<usize>()
+    };
+    let mut stay: Vec<(usize, usize)> = pairs.into_iter().filter(|pair| between(pair) <= reuse).collect();
+    stay.sort_unstable_by_key(|(_, next)| std::cmp::Reverse(*next));
+    for (at, next) in stay {
+        let next = gathers.remove(next);
         gathers[at].last = next.last;
         for read in next.reads {
             if !gathers[at].reads.contains(&read) {
@@ -113,7 +152,6 @@ fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>) -> Vec<Gat
         }
         gathers[at].reads.sort_unstable_by_key(|(start, value)| (*start, value.0));
     }
-    gathers
 }
 
 impl Gather {

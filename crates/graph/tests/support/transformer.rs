@@ -4,8 +4,8 @@
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
-    Builder, Communication, DType, Graph, GraphError, Init, Key, Mesh, Model, Optimizer, ParamGroup, Program,
-    Settings, ValueId, Zero,
+    Builder, Communication, DType, Gathering, Graph, GraphError, Init, Key, Mesh, Model, Optimizer,
+    ParamGroup, Program, Settings, ValueId, Zero,
 };
 use graph::{Recompute, compile};
 
@@ -41,6 +41,7 @@ pub fn settings() -> Settings<'static> {
         mesh: Mesh::default(),
         communication: Communication::default(),
         zero: Zero::Stage0,
+        gathering: Gathering::default(),
         accumulates: true,
         target: &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_matmul() { 512 } else { 0 },
     }

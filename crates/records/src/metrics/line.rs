@@ -82,7 +82,7 @@ impl MetricsLine {
         }
     }
 
-    /// Whether the line is of a step, and not of an evaluation.
+    /// Returns whether the line is of a step, and not of an evaluation.
     pub fn is_step(&self) -> bool {
         self.get(Metric::LearningRate).or(self.get(Metric::Seconds)).is_some()
     }

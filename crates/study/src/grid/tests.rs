@@ -317,3 +317,14 @@ fn what_can_not_be_is_refused_before_anything_runs() {
     let text = plan(&own, &mut Here(1000)).unwrap_err().to_string();
     assert!(text.contains("--out=x is the study's own"), "{text}");
 }
+
+#[test]
+fn stages_of_zero_are_points_of_a_series_for_each_number_of_ranks() {
+    let grid = with(experiment(Kind::Zero, &[2, 4]), "zero", [0, 3]);
+    let points = planned(grid).unwrap();
+    let series: HashSet<&str> = points.iter().map(|point| point.series.as_str()).collect();
+    assert_eq!(series, HashSet::from(["vit-nano/4 · 2 ranks", "vit-nano/4 · 4 ranks"]));
+    let stages = points.iter().map(|point| option(&point.options, "--zero").unwrap().as_str());
+    assert_eq!(stages.collect::<Vec<_>>(), ["0", "3", "0", "3"]);
+    assert!(points.iter().all(|point| point.settings.batch_per_rank == points[0].settings.batch_per_rank));
+}

@@ -5,7 +5,8 @@
 //! part of its own. So the parts sum to what is missing exactly, and a sentence names as many of them as matter.
 
 use super::{Account, counted};
-use crate::results::{Cause, Lost};
+use crate::axes::stage;
+use crate::results::{Cause, Kind, Lost};
 use records::Parts;
 
 /// Parts are left unnamed up to this share of all losses, or up to this share of the time.
@@ -128,8 +129,11 @@ pub fn sentence(largest: &Largest, point: &Account, base: &Account, starved: boo
         more @ 1.. => parts.push(format!("{more}% in smaller parts")),
         less => parts.push(format!("less {}% in smaller parts", -less)),
     }
-    let ranks = counted(base.point.settings.ranks, "rank");
-    format!("{}% of the time is lost against {ranks}: {}", largest.all, parts.join(", "))
+    let base = match base.point.kind {
+        Kind::Zero => format!("stage {}", stage(&base.point.settings)),
+        _ => counted(base.point.settings.ranks, "rank"),
+    };
+    format!("{}% of the time is lost against {base}: {}", largest.all, parts.join(", "))
 }
 
 fn lost(cause: Cause, point: &Account, base: &Account, starved: bool) -> String {

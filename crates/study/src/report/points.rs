@@ -1,7 +1,7 @@
 //! Points in the order in which people read them, in groups that are one curve each, with names for what differs.
 
 use super::numbers::{self, bytes, counted, grouped, percent, seconds, short};
-use crate::axes::unsettled;
+use crate::axes::{stage, unsettled};
 use crate::compare;
 use crate::results::{Estimate, Flag, Kind, Measured, Outcome, Point, Results, Settings, Summary, Usage};
 
@@ -154,7 +154,7 @@ fn series(point: &Point, result: &Results) -> String {
     if nodes().all(|other| alike(&other)) { place.into() } else { format!("{place} · {}", point.series) }
 }
 
-fn order(point: &Point) -> (usize, usize, usize, usize, usize, f64, &str, &str) {
+fn order(point: &Point) -> (usize, usize, usize, usize, usize, f64, &str, &str, f64) {
     let s = &point.settings;
     (
         s.ranks,
@@ -165,6 +165,7 @@ fn order(point: &Point) -> (usize, usize, usize, usize, usize, f64, &str, &str) 
         s.data_fraction,
         &s.optimizer,
         &s.precision,
+        stage(s),
     )
 }
 
@@ -188,6 +189,7 @@ pub fn kind_title(kind: Kind) -> &'static str {
         Kind::Accumulation => "Gradient accumulation",
         Kind::Optimizer => "Optimizers",
         Kind::Precision => "Precision",
+        Kind::Zero => "Stages of ZeRO",
         Kind::Nodes => "Many hosts against one host",
         Kind::Grid => "Grid",
     }
@@ -205,6 +207,10 @@ pub fn kind_sentence(kind: Kind) -> &'static str {
         Kind::Accumulation => "More micro-steps between two all-reduces.",
         Kind::Optimizer => "The same work under different optimizers.",
         Kind::Precision => "The same work in different precision.",
+        Kind::Zero => {
+            "The same work, with ranks that divide nothing (stage 0), what the optimizer keeps (1), gradients too (2), parameters \
+             too (3)."
+        }
         Kind::Nodes => "One rank on each of many hosts against many ranks on one.",
         Kind::Grid => "Settings as the study's file asks.",
     }
@@ -225,6 +231,7 @@ pub fn varies(kind: Kind) -> Varies {
         Kind::Accumulation => Varies::Number("micro-steps a step", |s| s.accumulation as f64),
         Kind::Optimizer => Varies::Name("optimizer"),
         Kind::Precision => Varies::Name("precision"),
+        Kind::Zero => Varies::Number("stage of ZeRO", stage),
         Kind::Grid => Varies::Name("settings"),
     }
 }
@@ -254,6 +261,7 @@ pub fn described(point: &Point, group: &PointGroup) -> String {
         Kind::Nodes => format!("{} on {}", counted(s.ranks, "rank"), counted(s.hosts, "host")),
         Kind::Batch => format!("batch {}", s.batch_per_rank),
         Kind::Accumulation => counted(s.accumulation, "micro-step"),
+        Kind::Zero => format!("stage {}", stage(s)),
         _ => label(point, group),
     }
 }
@@ -403,6 +411,7 @@ pub fn besides(summary: &Summary) -> Vec<Besides<'_>> {
         gpu_utilisation,
         gpu_load,
         memory_bytes,
+        planned_bytes,
         gpu_memory_bytes,
         watts,
         gpu_watts,
@@ -416,6 +425,7 @@ pub fn besides(summary: &Summary) -> Vec<Besides<'_>> {
         named("GPU computing", "gpu-utilisation", gpu_utilisation, percent),
         named("GPU load", "gpu-load", gpu_load, percent),
         named("memory", "memory-bytes", memory_bytes, bytes),
+        named("planned for a rank", "planned-bytes", planned_bytes, bytes),
         named("memory of a GPU", "gpu-memory-bytes", gpu_memory_bytes, bytes),
         named("processors", "watts", watts, watt),
         named("a GPU", "gpu-watts", gpu_watts, watt),

@@ -3,10 +3,10 @@
 
 use super::build::parts_named;
 use super::escape::markup;
-use super::numbers::{exact, percent, seconds, short};
+use super::numbers::{bytes, exact, percent, seconds, short};
 use super::points::{self, PointGroup};
 use crate::factors::waits_for;
-use crate::results::{Cause, Estimate, Kind, Point, Results, Settings, Summary};
+use crate::results::{Cause, Estimate, Kind, OfKind, Point, Results, Settings, Summary};
 use records::{FACTORS, Factors};
 use std::fmt::Write;
 
@@ -170,6 +170,12 @@ fn details(point: &Point, words: &[String]) -> String {
             "account of a step",
             joined(shares.map(|(name, share)| format!("{name} {}", percent(share)))),
         ));
+        let of_kind = |one: &OfKind| {
+            let hidden = (one.seconds - one.exposed).max(0.0);
+            let (exposed, hidden) = (seconds(one.exposed), seconds(hidden));
+            format!("{} {}, {exposed} exposed, {hidden} hidden", one.kind.replace('_', "-"), bytes(one.bytes))
+        };
+        list.push(("collectives of a step", joined(summary.collectives.iter().map(of_kind))));
     }
     let lost = point.limiter.iter().flat_map(|limiter| &limiter.lost);
     let lost = lost.filter(|lost| lost.share.abs() >= 0.005);

@@ -103,6 +103,8 @@ fn run(repeat: usize, s: &Settings, seconds: f64, draw: &mut Draw) -> Run {
         cpu_utilisation: Some(0.4),
         gpu_utilisation: Some(busy),
         memory_bytes: Some(5_400_000_000),
+        planned_bytes: None,
+        collectives: vec![],
         gpu_memory_bytes: Some(9_000_000_000 + 30_000_000 * s.batch_per_rank as u64),
         gpu_load: Some(busy),
         gpu_watts: Some(410.0 * busy),

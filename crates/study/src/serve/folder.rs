@@ -30,7 +30,7 @@ pub fn named(folder: &Path) -> String {
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Whether a process of this machine works on a study: it holds a lock on this file. Asked of the kernel's list, as whoever tried the lock
+/// Returns whether a process of this machine works on a study: it holds a lock on this file. Asked of the kernel's list, as whoever tried the lock
 /// would hold it for a moment.
 pub fn is_locked(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;

@@ -120,7 +120,7 @@ impl Response {
         Response { status: 200, kind: "application/json", body, location: None }
     }
 
-    /// Whether it is what a page shows.
+    /// Returns whether it is what a page shows.
     pub fn is_data(&self) -> bool {
         self.status == 200 && self.kind == "application/json"
     }

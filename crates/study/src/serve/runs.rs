@@ -52,7 +52,7 @@ pub struct Runs {
     rows: BTreeMap<String, Row>,
     /// Walks that were begun.
     round: u64,
-    /// Whether all folders were seen once.
+    /// Flag: all folders were seen once.
     complete: bool,
     /// The last row that was read again.
     read: String,

@@ -41,7 +41,7 @@ impl Token {
         &self.0
     }
 
-    /// Whether a word is the token; takes as long however much of it is right.
+    /// Returns whether a word is the token; takes as long however much of it is right.
     pub fn is(&self, word: &str) -> bool {
         let (own, word) = (self.0.as_bytes(), word.as_bytes());
         let differ = own.iter().zip(word).fold(0, |differ, (a, b)| differ | (a ^ b));

@@ -2,6 +2,7 @@
 //! to the most.
 
 use super::{base_of, over_ranks};
+use crate::axes::stage;
 use crate::limiter::counted;
 use crate::results::{Estimate, Kind, Point, Results};
 
@@ -24,6 +25,7 @@ fn answer_of(results: &Results, kind: Kind) -> Option<String> {
         return None;
     }
     let said = match over_ranks(kind) {
+        _ if kind == Kind::Zero => stages(&measured),
         true => scaled(results, &measured, all.len()).unwrap_or_else(|| rates(&measured.concat(), all.len())),
         false => fastest(kind, &measured),
     };
@@ -130,6 +132,34 @@ fn rates(points: &[&Point], all: usize) -> String {
     }
 }
 
+/// What each stage of ZeRO takes and costs against the lowest, at the most ranks.
+fn stages(series: &[Vec<&Point>]) -> String {
+    let Some(points) = series.iter().max_by_key(|points| points[0].settings.ranks) else {
+        return String::new();
+    };
+    let summary = |point: &Point| point.summary.clone();
+    let bytes = |point: &Point| Some(summary(point)?.usage.planned_bytes?.median);
+    let least = points.iter().copied().min_by(|a, b| stage(&a.settings).total_cmp(&stage(&b.settings)));
+    let of = |point: &&Point| {
+        let memory = match (bytes(point), least.and_then(bytes)) {
+            (Some(here), Some(base)) => format!(" with {:.0}% of the memory", 100.0 * here / base),
+            _ => String::new(),
+        };
+        let speed = summary(point)?.speedup?;
+        let sure = speed.interval.map_or(String::new(), |(low, high)| format!(" [{low:.2}, {high:.2}]"));
+        Some(format!("stage {} {:.2}{sure} times the images/s{memory}", stage(&point.settings), speed.median))
+    };
+    let base = least.map_or(0.0, |point| stage(&point.settings));
+    let above = points.iter().filter(|point| stage(&point.settings) > base);
+    let said: Vec<String> = above.filter_map(of).collect();
+    let ranks = counted(points[0].settings.ranks, "rank");
+    if said.is_empty() {
+        fastest(Kind::Zero, series)
+    } else {
+        format!("over {ranks}, against stage {base}: {}", said.join("; "))
+    }
+}
+
 fn fastest(kind: Kind, series: &[Vec<&Point>]) -> String {
     let of = |points: &Vec<&Point>| {
         let best = points.iter().max_by(|a, b| rate(a).total_cmp(&rate(b)))?;
@@ -138,6 +168,7 @@ fn fastest(kind: Kind, series: &[Vec<&Point>]) -> String {
             Kind::Batch => format!("batch {}", settings.batch_per_rank),
             Kind::Accumulation => format!("accumulation {}", settings.accumulation),
             Kind::Optimizer => settings.optimizer.clone(),
+            Kind::Zero => format!("stage {}", stage(settings)),
             _ => settings.precision.clone(),
         };
         Some(format!("{what} is fastest, {:.1} images/s ({})", rate(best), best.series))

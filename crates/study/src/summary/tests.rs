@@ -1,28 +1,9 @@
 use super::*;
-use crate::results::{FORMAT, Outcome, Platform, Run};
+use crate::results::{Outcome, Run};
 use crate::testing::point;
 
 fn study(points: Vec<Point>, crowded: &str) -> Results {
-    let platform = Platform {
-        name: "here".into(),
-        host: "here".into(),
-        cpu: "one".into(),
-        cores: 2,
-        gpus: vec![],
-        memory_bytes: 0,
-    };
-    let mut results = Results {
-        format: FORMAT,
-        version: "0".into(),
-        name: "s".into(),
-        title: "s".into(),
-        platform,
-        started: 0,
-        points,
-        warnings: vec![],
-        summary: String::new(),
-        serial: vec![],
-    };
+    let mut results = crate::testing::results(points);
     complete(&mut results, &|id| id == crowded);
     results
 }
@@ -166,4 +147,44 @@ fn outliers_and_failures_are_named() {
     let results = study(vec![one, none], "");
     assert_eq!(results.points[0].flags, [Flag::Outliers(vec![4]), Flag::Failed(vec![5])]);
     assert!(results.points[1].summary.is_none() && results.points[1].limiter.is_none());
+}
+
+/// Stages of ZeRO are held against the lowest over the same ranks, in images/s and in memory.
+#[test]
+fn stages_are_compared_over_the_same_ranks() {
+    let of = |stage: usize, ranks: usize, rate: f64, bytes: u64| {
+        let rates = ONE.map(|one| one / 100.0 * rate);
+        let mut point = point(ranks, &rates);
+        (point.kind, point.series) = (Kind::Zero, format!("vit-nano/4 · {ranks} ranks"));
+        point.id = format!("zero-{stage}-{ranks}");
+        point.settings.other.insert("zero".into(), stage.to_string());
+        for run in &mut point.runs {
+            if let Outcome::Done(measured) = &mut run.outcome {
+                let all = OfKind { kind: "all_gather".into(), bytes: 7.0, seconds: 0.5, exposed: 0.25 };
+                (measured.planned_bytes, measured.collectives) = (Some(bytes), vec![all]);
+            }
+        }
+        point
+    };
+    let points = vec![
+        of(0, 2, 100.0, 1000),
+        of(1, 2, 98.0, 700),
+        of(3, 2, 80.0, 400),
+        of(0, 4, 190.0, 1000),
+        of(3, 4, 171.0, 250),
+    ];
+    let results = study(points, "");
+    let speed = |at: usize| results.points[at].summary.as_ref().unwrap().speedup.as_ref().unwrap().median;
+    for (at, expected) in [1.0, 0.98, 0.8, 1.0, 0.9].into_iter().enumerate() {
+        assert!((speed(at) - expected).abs() < 1e-12, "{}: {}", results.points[at].id, speed(at));
+    }
+    assert!(results.points.iter().all(|point| point.flags.is_empty()), "the stage is what varies");
+    let summary = results.points[2].summary.as_ref().unwrap();
+    assert_eq!(summary.usage.planned_bytes.as_ref().unwrap().median, 400.0);
+    assert!((summary.collectives[0].exposed - 0.25).abs() < 1e-12 && summary.collectives.len() == 1);
+    let said = &results.summary;
+    assert!(said.starts_with("zero: over 4 ranks, against stage 0: stage 3 0.90 ["), "{said}");
+    assert!(said.ends_with("times the images/s with 25% of the memory."), "{said}");
+    let limiter = results.points[2].limiter.as_ref().unwrap();
+    assert!(limiter.sentence.contains("lost against stage 0"), "{}", limiter.sentence);
 }

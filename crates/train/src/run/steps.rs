@@ -15,6 +15,7 @@ use config::Shares;
 use config::{LEAST_NORMALISED, LossScale, Resolved};
 use data::Skipped;
 use devices::Real;
+use devices::device::Origin;
 use formats::checkpoint::Progress;
 use records::{Metric, MetricsLine};
 use std::time::Instant;
@@ -225,6 +226,8 @@ impl Loop<'_> {
         let epoch = step / self.run.steps_per_epoch;
         let start = Instant::now();
         let score = session.validate()?;
+        // No part of a step.
+        session.device_mut().take_account();
         self.summary.evaluation_seconds += start.elapsed().as_secs_f64();
         self.report_skipped(session, progress)?;
         if let Some(output) = &mut self.output {
@@ -428,10 +431,18 @@ fn check<T: Real>(session: &mut Session<T>, step: u64, result: &StepResult) -> R
     while let Some(finished) = session.result()? {
         later += u64::from(finished.result.applied);
     }
-    let mine: Vec<String> = session.first_bad_value(step)?.iter().map(ToString::to_string).collect();
+    let bad = session.first_bad_value(step)?;
+    // What was there before the step comes before what a step made of it, maybe on a rank that gathered it.
+    let from = bad.iter().map(|bad| usize::from(matches!(bad.origin, Origin::Step { .. })).to_string());
+    let mine: Vec<String> = from.chain(bad.iter().map(ToString::to_string)).collect();
     let world = session.world();
     let found = gather(world, "the first bad value", &mine)?.into_iter().enumerate();
-    let culprit = found.filter_map(|(rank, lines)| Some((rank, lines.into_iter().next()?))).next();
+    let found = found.filter_map(|(rank, lines)| match &lines[..] {
+        [from, line] => Some((rank, from.clone(), line.clone())),
+        _ => None,
+    });
+    let culprit = found.min_by(|(_, one, _), (_, other, _)| one.cmp(other));
+    let culprit = culprit.map(|(rank, _, line)| (rank, line));
     let culprit = culprit.map(|(rank, line)| match world.size() {
         1 => line,
         _ => format!("on rank {rank}, {line}"),

@@ -13,7 +13,8 @@ use data::segment::{Canvas, Grid, IGNORED, Ladder, MaskFinish, WholeImage, Windo
 use data::{CropBox, DataError, Dataset, Image, Interpolation, Resizer, Sample, Skipped};
 use devices::Real;
 use devices::device::{Inputs, Which, planned, target};
-use graph::{Loss, Plan, Program};
+use graph::op::Lane;
+use graph::{Key, Loss, Plan, Program};
 use std::collections::BTreeSet;
 
 /// Images that are looked at size by size: enough that plans seldom change, few enough that memory stays small.
@@ -209,13 +210,17 @@ impl<T: Real> Session<T> {
         let (rank, ranks) = (self.world().rank(), self.world().size());
         let (mut confusion, mut sums) = (PixelConfusion::new(look.classes), [0.0; 3]);
         let mine: Vec<usize> = (rank..set.len()).step_by(ranks).collect();
-        for indices in mine.chunks(GROUP) {
+        let groups = set.len().div_ceil(ranks).div_ceil(GROUP);
+        for group in 0..groups {
+            let indices = mine.chunks(GROUP).nth(group).unwrap_or_default();
             let mut group = self.read_group(set, indices, &mut look)?;
             let sizes: BTreeSet<(usize, usize)> = group.iter().map(|held| held.windows.size).collect();
+            let beside = self.runs_beside(&group, &sizes, own)?;
             for size in sizes {
                 let [loss, pixels] = self.look_through(size, &mut group, &look, own)?;
                 (sums[0], sums[1]) = (sums[0] + loss, sums[1] + pixels);
             }
+            (0..beside).try_for_each(|_| self.look_at_nothing(&look))?;
             for Held { index, sample, labels, .. } in &group {
                 sums[2] += 1.0;
                 confusion.add(&sample.mask, labels).map_err(|error| {
@@ -225,6 +230,39 @@ impl<T: Real> Session<T> {
             }
         }
         Ok((confusion, sums))
+    }
+
+    /// Runs of the plan that other ranks need of this one, beside those for its own images: where ranks divide parameters or averages, they
+    /// gather them in every run, all together.
+    fn runs_beside(
+        &self,
+        group: &[Held],
+        sizes: &BTreeSet<(usize, usize)>,
+        own: &Option<Program>,
+    ) -> Result<u64, TrainError> {
+        let program = self.device().program();
+        if !program.eval.steps.iter().any(|step| step.lane == Lane::Comm) {
+            return Ok(0);
+        }
+        let Key { batch, height, width } = own.as_ref().unwrap_or(program).eval.key;
+        let runs = |size: &(usize, usize)| {
+            let of_size = group.iter().filter(|held| held.windows.size == *size);
+            let windows: usize = of_size.map(|held| held.windows.places.len()).sum();
+            windows.div_ceil(if *size == (width, height) { batch } else { 1 }) as u64
+        };
+        let (mine, world) = (sizes.iter().map(runs).sum::<u64>(), self.world());
+        let mut most = [mine as f64];
+        world.all_reduce(world.name("runs of an evaluation"), Reduction::Max, &mut most)?;
+        Ok(most[0] as u64 - mine)
+    }
+
+    /// Runs the plan of evaluation on nothing, with the other ranks.
+    fn look_at_nothing(&mut self, look: &Look) -> Result<(), TrainError> {
+        let Key { batch, height, width } = self.device().program().eval.key;
+        let Tiles { images, labels, weights, .. } = &Tiles::new(&look.finish, (width, height), batch);
+        let inputs = Inputs { images, labels, weights, ..Inputs::default() };
+        self.device_mut().load(Which::Eval, &inputs)?;
+        Ok(self.device_mut().run(Which::Eval, &evaluation_header(1.0))?)
     }
 
     fn read_group(
@@ -313,7 +351,7 @@ impl<T: Real> Session<T> {
             let network = planned(self.resolved().network.sized([height, width]));
             let model = network.build(1, Loss::default(), <T as Real>::DTYPE)?;
             let (run, states) = (self.resolved(), &before.states);
-            let eval = graph::evaluation(model, states, run.mixed(), &*target(run))?;
+            let eval = graph::evaluation(model, states, before.last.mesh, run.mixed(), &*target(run))?;
             Program { eval, ..before }
         };
         let batch = program.eval.key.batch;

@@ -48,16 +48,17 @@ fn raw(optimizer: &str) -> Raw {
 fn program(run: &Resolved, mixed: Option<Mixed>, zero: Zero) -> Program {
     let target = cpu::Target { threads: 1 };
     let settings = Settings {
+        group: &|state| run.group(&state.name),
+        recompute: run.recompute,
         optimizer: run.optimizer,
         max_grad_norm: run.clip,
-        recompute: run.recompute,
-        group: &|state| run.group(&state.name),
         ema: run.ema,
         mixed,
         loss_scale: run.loss_scaling(),
         mesh: run.mesh(),
         communication: graph::Communication { bucket: 9000, ..run.communication() },
         zero,
+        gathering: graph::Gathering::default(),
         accumulates: false,
         target: &target,
     };

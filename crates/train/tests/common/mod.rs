@@ -108,6 +108,7 @@ impl Setup {
             mesh: Mesh::default(),
             communication: Communication::default(),
             zero: graph::Zero::Stage0,
+            gathering: graph::Gathering::default(),
             accumulates: self.accumulates,
             target: &cpu::Target { threads: self.threads },
         };

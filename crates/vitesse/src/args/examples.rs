@@ -65,6 +65,7 @@ pub const PLAN: &str = "\
 Examples:
   vitesse plan --model vit-b/16 --image-size 224 --batch-size 4
   vitesse plan --recompute full --which last --json
+  vitesse plan --model vit-l/16 --image-size 224 --ranks 8 --diff '--zero 2'
   vitesse plan --model vit-b/16 --image-size 224 --device cuda --precision bf16 --which last";
 pub const BENCH: &str = "\
 Examples:

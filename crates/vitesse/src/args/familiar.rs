@@ -200,9 +200,14 @@ pub const TABLE: &[Row] = &[
         "--config FILE.json reads a DeepSpeed configuration",
     ),
     (
-        &["fsdp", "zero", "zero-stage", "tensor-parallel", "pipeline-parallel"],
+        &["fsdp", "zero-stage"],
+        "zero",
+        "--zero 1, 2 or 3 divides optimizer states, gradients and parameters among the ranks of --ranks N",
+    ),
+    (
+        &["tensor-parallel", "pipeline-parallel"],
         "",
-        "every rank holds the whole model here: --ranks N trains data-parallel",
+        "every rank computes whole layers here: --ranks N trains data-parallel, and --zero 3 divides parameters among them",
     ),
     (
         &["world-size", "nnodes", "num-nodes", "nodes", "num-machines"],

@@ -13,7 +13,7 @@ use study::spec::{Asked, Experiment, Launch};
 
 #[derive(Args, Clone)]
 pub struct StudyArgs {
-    /// quick, strong, weak, fixed-per-rank, batch, accumulation, optimizer, precision, nodes, or a file in TOML or JSON; with `plan`
+    /// quick, strong, weak, fixed-per-rank, batch, accumulation, optimizer, precision, zero, nodes, or a file in TOML or JSON; with `plan`
     /// before it, points and an estimate of the time are printed, and nothing runs
     #[arg(value_name = "[plan] STUDY|FILE", num_args = 0..=2, required_unless_present = "resume", conflicts_with = "resume",
         value_parser = Studies, hide_possible_values = true)]

@@ -111,7 +111,9 @@ fn table(head: [String; 3], rows: &[[String; 3]]) -> String {
     let mut out = String::new();
     for row in std::iter::once(&head).chain(rows) {
         let indent = first + 2 + second + 2;
-        let mut line = format!("{:<first$}  {:<second$}  ", row[0], row[1]);
+        // A value wider than the terminal is broken, too.
+        let value = wrap(&row[1], width - first - 2).join(&format!("\n{:1$}", "", first + 2));
+        let mut line = format!("{:<first$}  {value:<second$}  ", row[0]);
         // A cell too wide for its column moves what follows to the next line.
         if line.chars().count() > indent && !row[2].is_empty() {
             out += line.trim_end();

@@ -135,7 +135,7 @@ fn torchrun(args: &LaunchArgs) -> anyhow::Result<String> {
     Ok(script)
 }
 
-/// Whether a word means itself wherever it is put.
+/// Returns whether a word means itself wherever it is put.
 fn is_plain(word: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&byte);
     !word.is_empty() && word.bytes().all(plain)

@@ -1,5 +1,8 @@
 //! `vitesse plan`.
 
+mod diff;
+mod memory;
+
 use crate::args::{PlanArgs, WhichArg};
 use crate::table::{count, megabytes};
 use anyhow::bail;
@@ -12,23 +15,23 @@ use serde_json::json;
 use text::many;
 
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let run = args.settings.0.resolve_without_data(args.ranks)?;
+    let run = args.settings.0.resolve_without_data(args.ranks.unwrap_or(1))?;
     if let Some(pass) = &args.print_after {
         return print_after(&run, args.which.unwrap_or(WhichArg::Last), pass);
     }
-    let program = match run.precision {
-        Precision::Fp64 => program::<f64>(&run, run.batch)?,
-        _ => program::<f32>(&run, run.batch)?,
-    };
+    let program = compiled(&run)?;
     if args.which == Some(WhichArg::Micro) && program.micro.steps.is_empty() {
         bail!("{ONE}");
+    }
+    if let Some(flags) = &args.diff {
+        return diff::print(&args, flags, &run, &program);
     }
     match (args.which, args.json) {
         (Some(which), true) => println!("{}", pick(&program, which).to_json()),
         (Some(which), false) => print!("{}", pick(&program, which)),
         (None, true) => println!("{}", summary_json(&program)),
         (None, false) => {
-            print_summary(&run.model, &program);
+            print_summary(&run, &program);
             // A plan may be for another machine.
             if let Err(why) = check_here(&run, &program) {
                 println!("it doesn't fit here: {why}");
@@ -36,6 +39,13 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn compiled(run: &Resolved) -> anyhow::Result<Program> {
+    Ok(match run.precision {
+        Precision::Fp64 => program::<f64>(run, run.batch)?,
+        _ => program::<f32>(run, run.batch)?,
+    })
 }
 
 const ONE: &str =
@@ -73,8 +83,12 @@ fn pick(program: &Program, which: WhichArg) -> &Plan {
     }
 }
 
-fn print_summary(model: &str, program: &Program) {
-    println!("{model}: arena {}, states {}", megabytes(program.arena()), megabytes(program.state_bytes()));
+fn print_summary(run: &Resolved, program: &Program) {
+    let (model, each) = (&run.model, if run.world > 1 { ", on each rank" } else { "" });
+    let (arena, states) = (megabytes(program.arena()), megabytes(program.state_bytes()));
+    println!("{model}: arena {arena}, states {states}{each}");
+    memory::instead(run, program).iter().for_each(|line| println!("{line}"));
+    memory::print(program);
     println!("{:<8} {:>6} {:>12} {:>12} {:>12}", "plan", "steps", "GFLOP", "GB moved", "arena");
     // Of one micro-batch, the last is the first.
     let one = program.micro.steps.is_empty();
@@ -116,5 +130,8 @@ fn summary_json(program: &Program) -> serde_json::Value {
             })
         })
         .collect();
-    json!({"arena": program.arena(), "state_bytes": program.state_bytes(), "plans": plans})
+    json!({
+        "arena": program.arena(), "state_bytes": program.state_bytes(), "zero": program.zero,
+        "memory": memory::json(program), "plans": plans,
+    })
 }

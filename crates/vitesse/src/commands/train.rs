@@ -266,7 +266,7 @@ fn print_summary(summary: &Summary, run: &Resolved) {
         println!("where the time went:");
         if summary.ranks.len() > 1 {
             table::print_ranks(&summary.ranks);
-            table::print_collectives(&summary.collectives, summary.ranks.len());
+            table::print_collectives(&summary.collectives, summary.ranks.len(), summary.steps);
             println!("of rank 0:");
         }
         let rows = rows(summary);
@@ -319,6 +319,7 @@ fn record(summary: &Summary) -> records::Summary {
         failures: summary.failures.clone(),
         seconds: rows(summary).into_iter().map(|row| (row.name, row.seconds.into())).collect(),
         note_on_seconds: summary.note_on_times.clone(),
+        memory_bytes: Some(summary.memory_bytes as u64),
         ranks: summary.ranks.clone(),
         collectives: summary.collectives.clone(),
         evaluation,

@@ -98,7 +98,7 @@ pub fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max)
 }
 
-/// Whether a column or key holds a measured time, or what follows from times.
+/// Returns whether a column or key holds a measured time, or what follows from times.
 pub fn is_time(name: &str) -> bool {
     name.contains("second") || name.ends_with("_rank")
 }

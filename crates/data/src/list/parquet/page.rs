@@ -10,7 +10,7 @@ const MAX_PAGE: u64 = 1 << 30;
 pub(super) struct Chunk {
     pub(super) kind: u64,
     pub(super) codec: u64,
-    /// Whether values may be missing.
+    /// Flag: values may be missing.
     pub(super) optional: bool,
     /// Rows of the row group.
     pub(super) rows: usize,

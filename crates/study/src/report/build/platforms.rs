@@ -1,7 +1,7 @@
 //! One platform against another: the same series, measured in several places.
 
 use super::{Study, scaling, utilisation};
-use crate::report::chart::{Across, Lines, Series, Up};
+use crate::report::chart::{Across, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel};
 use crate::report::numbers::{percent, seconds, short};
 use crate::report::points::{self, PointGroup, Varies};
@@ -56,15 +56,7 @@ fn panels(study: &Study) -> Vec<Panel> {
         rename(study, &mut series);
         series.retain(|line| !line.dots.is_empty());
         if series.len() > 1 {
-            let chart = Lines {
-                across: Across::Doubling,
-                x_title: x_title.into(),
-                y_title: title.into(),
-                up,
-                series,
-                ideal: None,
-            };
-            panels.push(Panel { title: title.into(), chart: Chart::Lines(chart) });
+            panels.push(utilisation::lines(Across::Doubling, (x_title, title), up, series));
         }
     }
     for which in utilisation::BUSY {

@@ -1,6 +1,7 @@
 //! Time per epoch, speedup, efficiency, accuracy.
 
 use super::{Study, key, spread};
+use crate::axes::stage;
 use crate::report::chart::{Across, Column, Columns, Dot, Lines, Segment, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel, Spread};
 use crate::report::numbers::{percent, score as score_text, short};
@@ -76,7 +77,33 @@ fn column(point: &Point, group: &PointGroup) -> Column {
     Column { label, segments, total, spread: spread(epoch_seconds), pale, tip, note }
 }
 
+/// Numbers of ranks and the like double from mark to mark; stages of ZeRO are counted.
+pub fn across(study: &Study) -> Across {
+    if study.kind == Kind::Zero { Across::Even } else { Across::Doubling }
+}
+
+/// Images/s against the lowest stage of ZeRO, over the same ranks.
+fn against_the_lowest_stage(study: &Study) -> Option<Figure> {
+    let mut series = ratios(study, stage, |summary| summary.speedup.as_ref(), |_| true, percent);
+    series.retain(|line| line.dots.len() > 1);
+    let xs = || series.iter().flat_map(|line| line.dots.iter().map(|dot| dot.x));
+    let (low, high) = (xs().fold(f64::INFINITY, f64::min), xs().fold(0.0, f64::max));
+    let note = format!(
+        "Images/s of each stage for those of the lowest; what is missing to 100% is what the stage costs.{}{}",
+        study.spread_sentence(),
+        hollow(&series)
+    );
+    let (across, ideal) = (across(study), Some(("as fast".to_string(), vec![(low, 1.0), (high, 1.0)])));
+    let (x_title, y_title) = ("stage of ZeRO".into(), "speed".into());
+    let chart = Lines { across, x_title, y_title, up: Up::Share, series, ideal };
+    (!chart.series.is_empty())
+        .then(|| one_panel(study, "speed", "speed against the lowest stage", note, chart))
+}
+
 pub fn speedup(study: &Study) -> Option<Figure> {
+    if study.kind == Kind::Zero {
+        return against_the_lowest_stage(study);
+    }
     let mut series = ratios(study, RANKS, |summary| summary.speedup.as_ref(), |_| true, short);
     from_the_base(study, &mut series);
     series.retain(|line| line.dots.len() > 1);
@@ -99,6 +126,9 @@ pub fn speedup(study: &Study) -> Option<Figure> {
 }
 
 pub fn efficiency(study: &Study) -> Option<Figure> {
+    if study.kind == Kind::Zero {
+        return None;
+    }
     // More threads than cores say nothing of how well the work divides.
     let mut series = ratios(
         study,
@@ -236,7 +266,7 @@ pub fn accuracy(study: &Study) -> Option<Figure> {
     }
     series.retain(|line| !line.dots.is_empty());
     let (across, x_title) = match varies {
-        Varies::Number(name, _) => (Across::Doubling, name.to_string()),
+        Varies::Number(name, _) => (across(study), name.to_string()),
         Varies::Name(name) => (Across::Names(names), name.to_string()),
     };
     let note = format!(

@@ -117,7 +117,7 @@ impl Row {
         }
     }
 
-    /// Whether name, model, data or state have all these words, which are in small letters.
+    /// Returns whether name, model, data or state have all these words, which are in small letters.
     pub fn matches(&self, name: &str, words: &str) -> bool {
         let about = match &self.of {
             Of::Run(run) => run.facts.about(),

@@ -18,7 +18,7 @@ pub struct Subject {
     reading: Reading,
     mean: Vec<f32>,
     std: Vec<f32>,
-    /// Whether mean and deviation are nobody's word.
+    /// Flag: nothing states mean and deviation.
     assumed: bool,
     /// Files beside the weights that say all this.
     told_by: Vec<&'static str>,

@@ -2,10 +2,12 @@
 
 use crate::layout;
 use crate::signals::Signals;
+use crate::table::megabytes;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use records::FACTORS;
 use serde_json::json;
 use std::io::IsTerminal;
+use study::axes::stage;
 use study::compare::Comparison;
 use study::engine::Events;
 use study::grid::Planned;
@@ -258,7 +260,7 @@ pub fn results(results: &Results) {
             number(summary.map(|s| &s.images_per_second), 1),
             number(summary.and_then(|s| s.speedup.as_ref()), 2),
             number(summary.and_then(|s| s.efficiency.as_ref()), 2),
-            line(&point.series)
+            line(&named(point))
         );
         if let Some(limiter) = &point.limiter {
             println!("        {}", line(&limiter.sentence));
@@ -283,6 +285,24 @@ pub fn results(results: &Results) {
     }
     results.warnings.iter().for_each(|warning| println!("note: {}", line(warning)));
     println!("{}", line(&results.summary));
+}
+
+/// The series of a point, and its place there where that is no number of ranks; at a stage of ZeRO, with the memory of a rank.
+fn named(point: &Point) -> String {
+    let settings = &point.settings;
+    let planned = point.summary.as_ref().and_then(|summary| summary.usage.planned_bytes.as_ref());
+    let place = match point.kind {
+        Kind::Batch => format!("batch {}", settings.batch_per_rank),
+        Kind::Accumulation => format!("accumulation {}", settings.accumulation),
+        Kind::Optimizer => settings.optimizer.clone(),
+        Kind::Precision => settings.precision.clone(),
+        Kind::Zero => {
+            let memory = planned.map(|bytes| format!(" · {} a rank", megabytes(bytes.median as usize)));
+            format!("stage {}{}", stage(settings), memory.unwrap_or_default())
+        }
+        _ => return point.series.clone(),
+    };
+    format!("{} · {place}", point.series)
 }
 
 /// Where the efficiency of each point went: its factors, in percent.
@@ -315,7 +335,7 @@ fn efficiencies(points: &[&Point], narrow: bool) {
             point.settings.ranks,
             number(summary.and_then(|summary| summary.efficiency.as_ref())),
             cells.collect::<Vec<_>>().join(times),
-            line(&point.series)
+            line(&named(point))
         );
     }
 }

@@ -185,7 +185,7 @@ fn names() -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether a line names a flag, or a file that one named.
+/// Returns whether a line names a flag, or a file that one named.
 fn names_a_flag(line: &str, case: &Case, folders: &Folders) -> bool {
     let typed = ["config", "init", "data"].into_iter().filter_map(|flag| case.flags.get(flag)?.as_deref());
     let paths = typed.map(|value| value.split_once(':').map_or(value, |(_, path)| path));

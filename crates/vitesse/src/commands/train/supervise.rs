@@ -32,12 +32,12 @@ const LAST_SIGNAL: i32 = 64;
 /// Time for mpirun to start rank 0, where it is known that rank 0 can be heard.
 const STARTS: Duration = Duration::from_secs(60);
 
-/// Whether the run is to be a child of this process.
+/// Returns whether the run is to be a child of this process.
 pub fn wanted(typed: &Raw) -> bool {
     typed.max_restarts.is_some() || calls_mpirun(typed)
 }
 
-/// Whether ranks over MPI were asked for without a launcher: vitesse then calls it.
+/// Returns whether ranks over MPI were asked for without a launcher: vitesse then calls it.
 pub fn calls_mpirun(typed: &Raw) -> bool {
     let alone = Place::find(&environment).is_ok_and(|place| place.launcher == Launcher::Nothing);
     alone && typed.comm == Some(Backend::Mpi) && typed.ranks.is_some()
@@ -96,7 +96,7 @@ struct Run<'a> {
     /// Ranks and hosts that are left, once a rank was lost.
     left: Option<Left>,
     signals: Forwarded,
-    /// Whether rank 0 of an earlier launch was heard.
+    /// Flag: rank 0 of an earlier launch was heard.
     heard: bool,
 }
 

@@ -143,8 +143,8 @@ pub const FLAGS: &[Values] = &[
     // ---- run
     of(
         "config",
-        &["{IN}/plain.json", "{IN}/scheduled.json", "{IN}/ranks.json"],
-        &["{IN}/nowhere.json", "{IN}/unknown.json", "{IN}/zero.json", "{IN}/text.json"],
+        &["{IN}/plain.json", "{IN}/scheduled.json", "{IN}/ranks.json", "{IN}/zero.json"],
+        &["{IN}/nowhere.json", "{IN}/unknown.json", "{IN}/stage.json", "{IN}/text.json"],
     ),
     of("epochs", &["1", "2"], &["0", "-1", "18446744073709551615"]),
     of("steps", &["2", "3"], &["0", "-1"]),
@@ -178,6 +178,7 @@ pub const FLAGS: &[Values] = &[
     of("comm", &["threads", "tcp", "nccl"], NO_WORDS),
     of("hostfile", &[], &["{IN}/text.json"]),
     of("timeout", &["30", "5m"], &["0", "nan", "x"]),
+    of("zero", &["0", "1", "2", "3"], &["4", "-1", "1.5", "x"]),
     of("bucket-size", COUNTS, NO_COUNTS),
     of("no-overlap", &[], &[]),
     of("comm-dtype", &["fp32", "bf16", "fp16"], NO_WORDS),
@@ -199,6 +200,7 @@ pub const CONFIGS: &[(&str, &str)] = &[
         r#"{"communication_data_type": "bf16", "zero_optimization": {"reduce_bucket_size": 1000}}"#,
     ),
     ("unknown.json", r#"{"optimiser": {}}"#),
-    ("zero.json", r#"{"zero_optimization": {"stage": 2}}"#),
+    ("zero.json", r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 20000}}"#),
+    ("stage.json", r#"{"zero_optimization": {"stage": 4}}"#),
     ("text.json", "no JSON"),
 ];

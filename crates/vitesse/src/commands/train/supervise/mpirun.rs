@@ -5,7 +5,7 @@ use comm::supervisor::SUPERVISOR;
 use std::path::Path;
 use std::process::Command;
 
-/// Whether ranks can be started by mpirun, as far as that can be told before.
+/// Checks that ranks can be started by mpirun, as far as that can be told before.
 pub fn may_call_mpirun() -> anyhow::Result<()> {
     if !comm::HAS_MPI {
         bail!("--comm mpi: {}", comm::launch::NO_MPI);
@@ -28,7 +28,7 @@ pub fn on_host(host: &str, program: &Path) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Whether Open MPI was told, and told again, that root may use it: by the variables of its fourth or of its fifth version.
+/// Returns whether Open MPI was told, and told again, that root may use it: by the variables of its fourth or of its fifth version.
 fn root_may(var: &dyn Fn(&str) -> Option<String>) -> bool {
     let set = |name: String| var(&name).is_some_and(|value| value == "1");
     ["OMPI", "PRTE"].iter().any(|mpi| {
