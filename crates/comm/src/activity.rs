@@ -3,7 +3,7 @@
 
 use crate::call::{Call, mix};
 use crate::engine::CommError;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Name registered with an [`Activity`].
@@ -22,6 +22,8 @@ pub struct Activity {
     /// Counter that grows with everything the rank does; while it doesn't, the rank is stuck.
     progress: AtomicU64,
     doing: AtomicU32,
+    /// Flag: the rank waits for its device, in whose queue there may be collectives.
+    awaits_device: AtomicBool,
     calls: Mutex<Calls>,
     /// First failure of a collective on this rank.
     failure: OnceLock<CommError>,
@@ -62,6 +64,8 @@ pub struct CallInfo {
 pub struct Snapshot {
     pub progress: u64,
     pub doing: Arc<str>,
+    /// Flag: it waits for its device.
+    pub awaits_device: bool,
     /// Collective that the rank is in, if any. It stays in one that failed.
     pub current_call: Option<CallInfo>,
     /// Collective that it entered last.
@@ -89,6 +93,7 @@ impl Activity {
             names: Mutex::new(vec![Arc::from("startup")]),
             progress: AtomicU64::new(0),
             doing: AtomicU32::new(0),
+            awaits_device: AtomicBool::new(false),
             calls: Mutex::default(),
             failure: OnceLock::new(),
             of: None,
@@ -123,6 +128,11 @@ impl Activity {
     pub fn doing(&self, name: Name) {
         self.doing.store(name.id, Ordering::Relaxed);
         self.advance();
+    }
+
+    /// Sets whether the rank waits for its device.
+    pub fn await_device(&self, awaits: bool) {
+        self.awaits_device.store(awaits, Ordering::Relaxed);
     }
 
     /// Counts progress in what the rank is doing.
@@ -193,6 +203,7 @@ impl Activity {
         Snapshot {
             progress: self.progress.load(Ordering::Relaxed),
             doing: text(self.doing.load(Ordering::Relaxed)),
+            awaits_device: self.awaits_device.load(Ordering::Relaxed),
             current_call: last.clone().filter(|_| calls.inside > 0),
             last_call: last,
             entered: calls.entered,

@@ -5,7 +5,6 @@ mod simulator;
 #[path = "support/transformer.rs"]
 mod transformer;
 
-use graph::memory::Use;
 use graph::op::Lane;
 use graph::plan::{Place, Step};
 use graph::{

@@ -406,7 +406,7 @@ fn every_fault_ends_all_ranks() {
     suffers("sockets cut", Suffering::Cut, &[]);
     suffers("panic", Suffering::Fault("panic:rank=1:step=7"), &["rank 1", "panicked"]);
     suffers("hung on the host", Suffering::Fault("hang:rank=1:step=7"), &["rank 1"]);
-    suffers("hung in a kernel", Suffering::Fault("spin:rank=1:step=7"), &["rank 1"]);
+    suffers("hung in a kernel", Suffering::Fault("spin:rank=1:step=7"), &["progress for 3 s"]);
     suffers("GPU lost", Suffering::Fault("gpu:rank=1:step=7"), &["rank 1", "lost GPU 0"]);
     suffers("a collective out of order", Suffering::Fault("order:rank=1:step=7"), &["rank 1", "barrier"]);
     suffers(

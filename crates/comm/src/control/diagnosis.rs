@@ -377,7 +377,7 @@ fn left_early(statuses: &[RankStatus], now: Duration) -> Option<Diagnosis> {
     Some(Diagnosis { rank: first.rank, line, code: AGAIN })
 }
 
-/// Finds a rank without progress that others wait for, or a collective in which all wait.
+/// Finds a rank without progress that others wait for, or a collective in which all wait, or GPUs for which all wait.
 fn hung(statuses: &[RankStatus], stuck: Duration, now: Duration) -> Option<Diagnosis> {
     // One without a heartbeat is silent rather than hung, which will show.
     let last_heartbeat = |status: &RankStatus| now < status.last_heartbeat + (stuck / 2).min(FRESH);
@@ -392,6 +392,14 @@ fn hung(statuses: &[RankStatus], stuck: Duration, now: Duration) -> Option<Diagn
         return Some(stalled(statuses, status, stuck));
     }
     let here = statuses.iter().filter(|status| status.is_running()).count();
+    // Calls in the queues of devices are no host's: which device the others wait for can't be told.
+    if here > 1 && idle.len() == here && idle.iter().all(|status| status.snapshot.awaits_device) {
+        let (seconds, at) = (stuck.as_secs_f64(), idle[0].at());
+        let line = format!(
+            "no rank made progress for {seconds:.0} s, and all wait for their GPUs in {at}: a kernel or NCCL hangs"
+        );
+        return Some(Diagnosis { rank: idle[0].rank, line, code: FAULT });
+    }
     if waiters.len() < here || here < 2 {
         return None;
     }

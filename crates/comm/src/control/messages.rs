@@ -158,6 +158,7 @@ fn snapshot_fields(snapshot: &Snapshot) -> Vec<String> {
         snapshot.digest.to_string(),
         snapshot.milestone.to_string(),
         inside.to_string(),
+        u8::from(snapshot.awaits_device).to_string(),
     ];
     if let Some(last) = &snapshot.last_call {
         fields.extend([last.collective.to_string(), last.name.to_string(), last.bytes.to_string()]);
@@ -166,7 +167,9 @@ fn snapshot_fields(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn snapshot_of(fields: &[String]) -> Option<Snapshot> {
-    let [doing, progress, entered, digest, milestone, inside, call @ ..] = fields else { return None };
+    let [doing, progress, entered, digest, milestone, inside, awaits_device, call @ ..] = fields else {
+        return None;
+    };
     let entered = entered.parse().ok()?;
     let last = match call {
         [] => None,
@@ -181,6 +184,7 @@ fn snapshot_of(fields: &[String]) -> Option<Snapshot> {
     Some(Snapshot {
         progress: progress.parse().ok()?,
         doing: Arc::from(doing.as_str()),
+        awaits_device: awaits_device == "1",
         current_call: last.clone().filter(|_| inside == "1"),
         last_call: last,
         entered,
@@ -261,6 +265,7 @@ mod tests {
         Snapshot {
             progress: 9,
             doing: Arc::from("backward of a\nb\\t"),
+            awaits_device: false,
             current_call: Some(at.clone()),
             last_call: Some(at),
             entered: 137,
@@ -279,7 +284,7 @@ mod tests {
             cores: "0-3,8".to_string(),
         };
         let hello = Hello { version: "0.1.0".to_string(), rank: 1, world: 2, peer: peer.clone() };
-        let outside = Snapshot { current_call: None, ..snapshot() };
+        let outside = Snapshot { current_call: None, awaits_device: true, ..snapshot() };
         let first = Snapshot { current_call: None, last_call: None, entered: 0, ..snapshot() };
         let messages = [
             Message::Hello(hello),

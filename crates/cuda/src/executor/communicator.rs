@@ -122,12 +122,19 @@ impl GpuCommunicator {
     }
 
     /// Waits for the GPU, or for the failure of another rank, which could otherwise block it for ever.
-    pub fn wait_until(&self, mut is_done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), CudaError> {
+    pub fn wait_until(&self, is_done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), CudaError> {
+        let waited = self.wait_and_look(is_done);
+        self.world.activity().await_device(false);
+        waited
+    }
+
+    fn wait_and_look(&self, mut is_done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), CudaError> {
         let began = Instant::now();
         let mut looked = began;
         while !is_done()? {
             let now = Instant::now();
             if now.duration_since(looked) >= LOOK {
+                self.world.activity().await_device(self.is_on_device());
                 self.check()?;
                 looked = now;
             }

@@ -17,6 +17,7 @@ fn statuses(world: usize, change: impl Fn(&mut RankStatus)) -> Vec<RankStatus> {
         status.snapshot = Snapshot {
             progress: 1000,
             doing: Arc::from("backward of blocks.7"),
+            awaits_device: false,
             current_call: at(137, "blocks.7"),
             last_call: at(137, "blocks.7"),
             entered: 137,
@@ -155,6 +156,23 @@ fn a_rank_without_progress_is_hung_only_if_it_is_heard_of_idle_and_waited_for() 
     );
     assert_eq!(diagnose(&stuck(false, 230, false), &LIMITS, seconds(230)), None, "nobody waits");
     assert_eq!(diagnose(&stuck(false, 230, true), &LIMITS, seconds(219)), None, "not yet");
+}
+
+/// With NCCL's calls in graphs, no host is in a call while a kernel of one of them never ends.
+#[test]
+fn a_kernel_that_never_ends_ends_the_run() {
+    let hang = |computes: usize| {
+        statuses(3, |status| {
+            outside(status, "an update on the GPU");
+            status.snapshot.awaits_device = status.rank != computes;
+            (status.last_heartbeat, status.last_progress) = (seconds(230), seconds(100));
+        })
+    };
+    let line = "no rank made progress for 120 s, and all wait for their GPUs in an update on the GPU: a kernel or NCCL hangs";
+    let expected = Diagnosis { rank: 0, line: line.to_string(), code: 3 };
+    assert_eq!(diagnosis(&hang(3), seconds(230)), expected);
+    assert_eq!(diagnose(&hang(3), &LIMITS, seconds(219)), None, "not yet");
+    assert_eq!(diagnose(&hang(1), &LIMITS, seconds(230)), None, "one of them computes");
 }
 
 #[test]
