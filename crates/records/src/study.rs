@@ -179,6 +179,16 @@ pub struct Settings {
     pub other: BTreeMap<String, String>,
 }
 
+/// The key of [`Settings::other`] for the stage of ZeRO.
+pub const ZERO: &str = "zero";
+
+impl Settings {
+    /// The stage of ZeRO; 0 where the study says nothing of it.
+    pub fn stage(&self) -> f64 {
+        self.other.get(ZERO).and_then(|stage| stage.parse().ok()).unwrap_or(0.0)
+    }
+}
+
 /// One repeat. Repeats differ in the seed of their training, unless the study gives one, so that scores spread as trainings do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {

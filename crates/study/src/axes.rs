@@ -48,7 +48,7 @@ pub const BATCH_SIZES: &str = "batch-sizes";
 pub const ACCUMULATION: &str = "accumulation";
 pub const OPTIMIZERS: &str = "optimizers";
 pub const PRECISIONS: &str = "precisions";
-pub const ZERO: &str = "zero";
+pub const ZERO: &str = records::study::ZERO;
 pub const STAGES: &str = "stages of ZeRO";
 
 /// All axes. Options follow in this order, and the names of points depend on it: new axes come last.
@@ -141,11 +141,6 @@ pub const AXES: &[Axis] = &[
         ..counts(ZERO)
     },
 ];
-
-/// The stage of ZeRO of a point; 0 where its study says nothing of it.
-pub fn stage(settings: &Settings) -> f64 {
-    settings.other.get(ZERO).and_then(|stage| stage.parse().ok()).unwrap_or(0.0)
-}
 
 const fn words(key: &'static str) -> Axis {
     Axis {

@@ -2,7 +2,7 @@
 
 mod answer;
 
-use crate::axes::{STAGES, stage, unsettled};
+use crate::axes::{STAGES, unsettled};
 use crate::factors::factors;
 use crate::limiter::{counted, limiter};
 use crate::results::{Estimate, Flag, Kind, Measured, OfKind, Point, Results, Score, Summary, Usage};
@@ -149,7 +149,7 @@ fn base_of<'a>(point: &Point, all: &'a [Point]) -> Option<&'a Point> {
     let same = all.iter().filter(|other| other.kind == point.kind && name(other) == name(point));
     let related = |kind: Kind| over_ranks(kind) || kind == Kind::Zero;
     let measured = same.filter(|other| other.summary.is_some() && related(other.kind));
-    measured.min_by_key(|other| (other.settings.ranks, other.settings.hosts, stage(&other.settings) as u64))
+    measured.min_by_key(|other| (other.settings.ranks, other.settings.hosts, other.settings.stage() as u64))
 }
 
 /// Speedup by images/s, which for equal work is T1 / Tp.
@@ -325,7 +325,7 @@ fn named(point: &Point, all: &[Point]) -> String {
         Kind::Accumulation => format!("accumulation {}", s.accumulation),
         Kind::Optimizer => s.optimizer.clone(),
         Kind::Precision => s.precision.clone(),
-        Kind::Zero => format!("stage {}", stage(s)),
+        Kind::Zero => format!("stage {}", s.stage()),
         _ => ranks,
     };
     let words = [(kinds, point.kind.name()), (series, point.series.as_str()), (true, own.as_str())];

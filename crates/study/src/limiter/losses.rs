@@ -5,7 +5,6 @@
 //! part of its own. So the parts sum to what is missing exactly, and a sentence names as many of them as matter.
 
 use super::{Account, counted};
-use crate::axes::stage;
 use crate::results::{Cause, Kind, Lost};
 use records::Parts;
 
@@ -130,7 +129,7 @@ pub fn sentence(largest: &Largest, point: &Account, base: &Account, starved: boo
         less => parts.push(format!("less {}% in smaller parts", -less)),
     }
     let base = match base.point.kind {
-        Kind::Zero => format!("stage {}", stage(&base.point.settings)),
+        Kind::Zero => format!("stage {}", base.point.settings.stage()),
         _ => counted(base.point.settings.ranks, "rank"),
     };
     format!("{}% of the time is lost against {base}: {}", largest.all, parts.join(", "))

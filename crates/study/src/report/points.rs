@@ -1,7 +1,7 @@
 //! Points in the order in which people read them, in groups that are one curve each, with names for what differs.
 
 use super::numbers::{self, bytes, counted, grouped, percent, seconds, short};
-use crate::axes::{stage, unsettled};
+use crate::axes::unsettled;
 use crate::compare;
 use crate::results::{Estimate, Flag, Kind, Measured, Outcome, Point, Results, Settings, Summary, Usage};
 
@@ -165,7 +165,7 @@ fn order(point: &Point) -> (usize, usize, usize, usize, usize, f64, &str, &str, 
         s.data_fraction,
         &s.optimizer,
         &s.precision,
-        stage(s),
+        s.stage(),
     )
 }
 
@@ -231,7 +231,7 @@ pub fn varies(kind: Kind) -> Varies {
         Kind::Accumulation => Varies::Number("micro-steps a step", |s| s.accumulation as f64),
         Kind::Optimizer => Varies::Name("optimizer"),
         Kind::Precision => Varies::Name("precision"),
-        Kind::Zero => Varies::Number("stage of ZeRO", stage),
+        Kind::Zero => Varies::Number("stage of ZeRO", Settings::stage),
         Kind::Grid => Varies::Name("settings"),
     }
 }
@@ -261,7 +261,7 @@ pub fn described(point: &Point, group: &PointGroup) -> String {
         Kind::Nodes => format!("{} on {}", counted(s.ranks, "rank"), counted(s.hosts, "host")),
         Kind::Batch => format!("batch {}", s.batch_per_rank),
         Kind::Accumulation => counted(s.accumulation, "micro-step"),
-        Kind::Zero => format!("stage {}", stage(s)),
+        Kind::Zero => format!("stage {}", s.stage()),
         _ => label(point, group),
     }
 }

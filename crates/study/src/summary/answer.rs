@@ -2,7 +2,6 @@
 //! to the most.
 
 use super::{base_of, over_ranks};
-use crate::axes::stage;
 use crate::limiter::counted;
 use crate::results::{Estimate, Kind, Point, Results};
 
@@ -139,7 +138,7 @@ fn stages(series: &[Vec<&Point>]) -> String {
     };
     let summary = |point: &Point| point.summary.clone();
     let bytes = |point: &Point| Some(summary(point)?.usage.planned_bytes?.median);
-    let least = points.iter().copied().min_by(|a, b| stage(&a.settings).total_cmp(&stage(&b.settings)));
+    let least = points.iter().copied().min_by(|a, b| a.settings.stage().total_cmp(&b.settings.stage()));
     let of = |point: &&Point| {
         let memory = match (bytes(point), least.and_then(bytes)) {
             (Some(here), Some(base)) => format!(" with {:.0}% of the memory", 100.0 * here / base),
@@ -147,10 +146,10 @@ fn stages(series: &[Vec<&Point>]) -> String {
         };
         let speed = summary(point)?.speedup?;
         let sure = speed.interval.map_or(String::new(), |(low, high)| format!(" [{low:.2}, {high:.2}]"));
-        Some(format!("stage {} {:.2}{sure} times the images/s{memory}", stage(&point.settings), speed.median))
+        Some(format!("stage {} {:.2}{sure} times the images/s{memory}", point.settings.stage(), speed.median))
     };
-    let base = least.map_or(0.0, |point| stage(&point.settings));
-    let above = points.iter().filter(|point| stage(&point.settings) > base);
+    let base = least.map_or(0.0, |point| point.settings.stage());
+    let above = points.iter().filter(|point| point.settings.stage() > base);
     let said: Vec<String> = above.filter_map(of).collect();
     let ranks = counted(points[0].settings.ranks, "rank");
     if said.is_empty() {
@@ -168,7 +167,7 @@ fn fastest(kind: Kind, series: &[Vec<&Point>]) -> String {
             Kind::Batch => format!("batch {}", settings.batch_per_rank),
             Kind::Accumulation => format!("accumulation {}", settings.accumulation),
             Kind::Optimizer => settings.optimizer.clone(),
-            Kind::Zero => format!("stage {}", stage(settings)),
+            Kind::Zero => format!("stage {}", settings.stage()),
             _ => settings.precision.clone(),
         };
         Some(format!("{what} is fastest, {:.1} images/s ({})", rate(best), best.series))

@@ -1,7 +1,6 @@
 //! Where the efficiency went: a waterfall for the most ranks of every series, and a row for every point.
 
 use super::{Study, key, spread};
-use crate::axes::stage;
 use crate::factors::{waits_for, waterfall};
 use crate::report::chart::{Row, Rows, Step, Waterfall};
 use crate::report::figure::{Chart, Figure, Panel};
@@ -23,7 +22,7 @@ fn efficiency(point: &Point) -> Option<&Estimate> {
 fn compared<'a>(group: &PointGroup<'a>) -> Vec<&'a Point> {
     let told =
         group.points.iter().copied().filter(|point| efficiency(point).is_some() && point.factors.is_some());
-    let place = |point: &Point| (point.settings.ranks, stage(&point.settings) as u64);
+    let place = |point: &Point| (point.settings.ranks, point.settings.stage() as u64);
     let first = group.points.iter().map(|point| place(point)).min();
     let over_ranks = |point: &&Point| first.is_some_and(|(ranks, _)| point.settings.ranks > ranks);
     told.filter(|point| over_ranks(point) || group.kind == Kind::Zero && Some(place(point)) > first).collect()

@@ -1,7 +1,6 @@
 //! Time per epoch, speedup, efficiency, accuracy.
 
 use super::{Study, key, spread};
-use crate::axes::stage;
 use crate::report::chart::{Across, Column, Columns, Dot, Lines, Segment, Series, Up};
 use crate::report::figure::{Chart, Figure, Panel, Spread};
 use crate::report::numbers::{percent, score as score_text, short};
@@ -84,7 +83,7 @@ pub fn across(study: &Study) -> Across {
 
 /// Images/s against the lowest stage of ZeRO, over the same ranks.
 fn against_the_lowest_stage(study: &Study) -> Option<Figure> {
-    let mut series = ratios(study, stage, |summary| summary.speedup.as_ref(), |_| true, percent);
+    let mut series = ratios(study, Settings::stage, |summary| summary.speedup.as_ref(), |_| true, percent);
     series.retain(|line| line.dots.len() > 1);
     let xs = || series.iter().flat_map(|line| line.dots.iter().map(|dot| dot.x));
     let (low, high) = (xs().fold(f64::INFINITY, f64::min), xs().fold(0.0, f64::max));

@@ -7,7 +7,6 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use records::FACTORS;
 use serde_json::json;
 use std::io::IsTerminal;
-use study::axes::stage;
 use study::compare::Comparison;
 use study::engine::Events;
 use study::grid::Planned;
@@ -298,7 +297,7 @@ fn named(point: &Point) -> String {
         Kind::Precision => settings.precision.clone(),
         Kind::Zero => {
             let memory = planned.map(|bytes| format!(" · {} a rank", megabytes(bytes.median as usize)));
-            format!("stage {}{}", stage(settings), memory.unwrap_or_default())
+            format!("stage {}{}", settings.stage(), memory.unwrap_or_default())
         }
         _ => return point.series.clone(),
     };
