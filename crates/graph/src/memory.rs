@@ -114,10 +114,11 @@ impl Memory {
     }
 }
 
-/// What memory is for, largest first: `moments 13.7 GiB, parameters 6.9 GiB`.
+/// What memory is for, largest first, but for what is less than a thousandth: `moments 13.7 GiB, parameters 6.9 GiB`.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut uses: Vec<Use> = Use::ALL.into_iter().filter(|what| self.of(*what) > 0).collect();
+        let least = (self.total() / 1000).max(1);
+        let mut uses: Vec<Use> = Use::ALL.into_iter().filter(|what| self.of(*what) >= least).collect();
         uses.sort_by_key(|what| std::cmp::Reverse(self.of(*what)));
         let parts: Vec<String> =
             uses.iter().map(|what| format!("{} {}", what.name(), size(self.of(*what)))).collect();

@@ -334,7 +334,8 @@ impl Lines {
 
     fn sync(&mut self) -> Result<(), TrainError> {
         self.flush()?;
-        self.unsynced()?.sync()
+        let synced = synced(self.file.get_ref(), &self.path);
+        self.check(synced)
     }
 
     /// What was flushed, for whoever syncs it.
@@ -355,10 +356,15 @@ pub struct Unsynced {
 }
 
 impl Unsynced {
-    /// Puts them there. Fails if the file was removed or replaced: what is written would be lost.
+    /// Puts them there.
     pub fn sync(self) -> Result<(), TrainError> {
-        files::sync(&self.file).and_then(|()| files::is_at(&self.file, &self.path)).map_err(at(&self.path))
+        synced(&self.file, &self.path).map_err(at(&self.path))
     }
+}
+
+/// Puts what a file has on the disk. Fails if the file was removed or replaced: what is written would be lost.
+fn synced(file: &File, path: &Path) -> io::Result<()> {
+    files::sync(file).and_then(|()| files::is_at(file, path))
 }
 
 /// Writes a file anew: aside, synced, then put in its place at once, so that a crash leaves the old one or the new one.
