@@ -118,6 +118,7 @@ impl Raw {
         let (out, resume) = self.folders(log)?;
         let all_reduce = self.all_reduce(world, precision, &network, log)?;
         let plain = self.plain(log)?;
+        let shard_group = self.shard_group(&plain, world, log)?;
         let gathering = gathering(self.deepspeed.as_ref(), plain.zero, world);
         Ok(Resolved {
             schema: SCHEMA,
@@ -161,6 +162,7 @@ impl Raw {
             trace: self.trace.clone(),
             force: self.force,
             all_reduce,
+            shard_group,
             gathering,
             plain,
             typed: None,

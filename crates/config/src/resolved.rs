@@ -12,10 +12,11 @@ use crate::FileError;
 use crate::schedule::Schedule;
 use crate::settings::record::Record;
 use crate::settings::{self, Plain};
+use crate::shard_group::ShardGroup;
 use crate::shares::Shares;
 use data::Split;
 use data::synthetic::SyntheticSpec;
-use graph::{Gathering, Mesh, Optimizer, ParamGroup, Recompute};
+use graph::{Gathering, Optimizer, ParamGroup, Recompute};
 use models::Network;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -103,6 +104,9 @@ pub struct Resolved {
     pub trace: Option<PathBuf>,
     #[serde(default, alias = "exchange")]
     pub all_reduce: AllReduce,
+    /// Ranks that divide states, if not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_group: Option<ShardGroup>,
     /// Gathering of parameters at stage 3 of ZeRO, as far as a file decides it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gathering: Gathering,
@@ -194,11 +198,6 @@ impl Resolved {
     pub fn images_of_step(&self, step: u64) -> usize {
         let begins = (step % self.steps_per_epoch) as usize * self.global_batch();
         self.data.train_images().saturating_sub(begins).min(self.global_batch())
-    }
-
-    /// The ranks of the run, each with samples of its own.
-    pub fn mesh(&self) -> Mesh {
-        Mesh::of_data(self.world)
     }
 
     /// Communication of gradients between ranks, if there is more than one.

@@ -230,7 +230,7 @@ fn the_norm_and_what_follows_from_it_are_launched_together() {
     assert_eq!(bind(&made.0).unwrap().actions.len(), 2);
 }
 
-const TWO: graph::Mesh = graph::Mesh { data: 2, sequence: 1 };
+const TWO: graph::Mesh = graph::Mesh { replica: 1, data: 2, sequence: 1 };
 
 fn all_reduce() -> Op {
     Op::AllReduce { reduction: graph::op::Reduction::Sum, group: TWO.world() }

@@ -45,6 +45,7 @@ fn compiled<T: Real>(
     finishing: Option<&Finishing>,
     observe: graph::compile::Observer<'_>,
 ) -> Result<Program, DeviceError> {
+    run.refuse_unknown_hosts()?;
     let settings = Settings {
         optimizer: run.optimizer,
         max_grad_norm: run.clip,

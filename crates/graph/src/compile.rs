@@ -77,6 +77,11 @@ const PARALLELISE: Pass = pass!("parallelise", |graph, draft, settings| passes::
     &draft.layout,
     &settings.communication
 ));
+const REPLICAS: Pass = pass!("replicas", |graph, draft, settings| passes::replicas(
+    graph,
+    &draft.layout,
+    &settings.communication
+));
 const SUMS: Pass = pass!("sums", |graph, _, settings| passes::sums(graph, settings.target));
 const AVERAGES: Pass = pass!("averages", |mut graph, draft, _| {
     graph.read_instead(|state| draft.layout.average_of(state));
@@ -95,7 +100,7 @@ const MICRO: [Pass; 10] =
 const END: [Pass; 1] = [SUMS];
 
 /// Passes of the last micro-step alone.
-const LAST: [Pass; 1] = [PARALLELISE];
+const LAST: [Pass; 2] = [PARALLELISE, REPLICAS];
 
 /// Passes from a model to loss and logits.
 const EVALUATION: [Pass; 6] = [AVERAGES, NARROW, FUSE, RESIZED_LOSS, PRECISION, SHARDS];

@@ -10,7 +10,9 @@ use std::str::FromStr;
 /// A direction in which the work is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
-    /// Ranks along it have other samples.
+    /// Ranks along it have other samples, and hold the same of the states.
+    Replica,
+    /// Ranks along it have other samples. What ZeRO divides is divided among them.
     Data,
     /// Ranks along it have other tokens of the same samples.
     Sequence,
@@ -18,11 +20,12 @@ pub enum Axis {
 
 impl Axis {
     /// Every axis, the one whose coordinate runs fastest last.
-    pub const ALL: [Axis; 2] = [Axis::Data, Axis::Sequence];
+    pub const ALL: [Axis; 3] = [Axis::Replica, Axis::Data, Axis::Sequence];
 
     /// The name in plan texts.
     pub fn name(self) -> &'static str {
         match self {
+            Axis::Replica => "replica",
             Axis::Data => "data",
             Axis::Sequence => "sequence",
         }
@@ -32,6 +35,8 @@ impl Axis {
 /// Ranks along each axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mesh {
+    /// Along [`Axis::Replica`].
+    pub replica: usize,
     /// Along [`Axis::Data`].
     pub data: usize,
     /// Along [`Axis::Sequence`].
@@ -40,7 +45,7 @@ pub struct Mesh {
 
 impl Default for Mesh {
     fn default() -> Self {
-        Mesh { data: 1, sequence: 1 }
+        Mesh { replica: 1, data: 1, sequence: 1 }
     }
 }
 
@@ -50,14 +55,20 @@ impl Mesh {
         Mesh { data: ranks, ..Mesh::default() }
     }
 
+    /// As [`Mesh::of_data`], where `among` ranks that follow each other divide the states, and the other such groups hold the same.
+    pub fn of_replicas(ranks: usize, among: usize) -> Self {
+        Mesh { replica: ranks / among.max(1), data: among, ..Mesh::default() }
+    }
+
     /// All ranks.
     pub fn ranks(self) -> usize {
-        self.data * self.sequence
+        self.replica * self.data * self.sequence
     }
 
     /// The ranks along one axis.
     pub fn along(self, axis: Axis) -> usize {
         match axis {
+            Axis::Replica => self.replica,
             Axis::Data => self.data,
             Axis::Sequence => self.sequence,
         }
@@ -72,7 +83,22 @@ impl Mesh {
 
     /// The group of all ranks. An axis without a second rank is not named.
     pub fn world(self) -> Group {
-        let longer: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| self.along(*axis) > 1).collect();
+        self.group_along(&Axis::ALL)
+    }
+
+    /// The ranks that divide states among each other.
+    pub fn shards(self) -> Group {
+        self.group_along(&[Axis::Data, Axis::Sequence])
+    }
+
+    /// The ranks that hold the same part of what is divided.
+    pub fn replicas(self) -> Group {
+        self.group(&[Axis::Replica])
+    }
+
+    /// The group along those of the axes that have a second rank.
+    fn group_along(self, axes: &[Axis]) -> Group {
+        let longer: Vec<Axis> = axes.iter().copied().filter(|axis| self.along(*axis) > 1).collect();
         self.group(if longer.is_empty() { &[Axis::Data] } else { &longer })
     }
 
@@ -114,6 +140,7 @@ impl FromStr for Mesh {
         for part in text.split(',') {
             let (axes, ranks) = parts(part)?;
             match axes[..] {
+                [Axis::Replica] => mesh.replica = ranks,
                 [Axis::Data] => mesh.data = ranks,
                 [Axis::Sequence] => mesh.sequence = ranks,
                 _ => return Err(format!("'{part}' is not one axis")),
@@ -187,7 +214,7 @@ mod tests {
 
     #[test]
     fn every_rank_has_its_place_in_each_kind_of_group() {
-        let mesh = Mesh { data: 3, sequence: 4 };
+        let mesh = Mesh { data: 3, sequence: 4, ..Mesh::default() };
         for group in [mesh.group(&[Axis::Data]), mesh.group(&[Axis::Sequence]), mesh.world()] {
             let mut found: Vec<(usize, usize)> = (0..12).map(|rank| mesh.place(rank, group)).collect();
             found.sort_unstable();
@@ -201,9 +228,27 @@ mod tests {
     }
 
     #[test]
+    fn groups_that_follow_each_other_divide_and_repeat() {
+        let mesh = Mesh::of_replicas(6, 3);
+        let of = |group: Group| (0..6).map(|rank| mesh.place(rank, group)).collect::<Vec<_>>();
+        assert_eq!(of(mesh.shards()), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+        assert_eq!(of(mesh.replicas()), [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]);
+        assert_eq!(of(mesh.world()), (0..6).map(|rank| (0, rank)).collect::<Vec<_>>());
+        assert_eq!(
+            (mesh.to_string(), mesh.world().to_string()),
+            ("replica:2,data:3".into(), "replica+data:6".into())
+        );
+        let plain = Mesh::of_data(4);
+        assert_eq!((plain.shards(), plain.replicas().ranks()), (plain.world(), 1));
+        let both = Mesh { sequence: 2, ..mesh };
+        assert_eq!((both.shards().to_string(), both.shards().ranks()), ("data+sequence:6".into(), 6));
+    }
+
+    #[test]
     fn groups_and_meshes_survive_their_text() {
-        let mesh = Mesh { data: 3, sequence: 4 };
-        for mesh in [mesh, Mesh::default(), Mesh { data: 1, sequence: 2 }] {
+        let mesh = Mesh { data: 3, sequence: 4, ..Mesh::default() };
+        for mesh in [mesh, Mesh::default(), Mesh { sequence: 2, ..Mesh::default() }, Mesh::of_replicas(6, 3)]
+        {
             assert_eq!(mesh.to_string().parse(), Ok(mesh));
         }
         assert_eq!(Mesh::of_data(2).to_string(), "data:2");

@@ -151,7 +151,7 @@ pub struct Settings<'a> {
 impl Settings<'_> {
     /// The stage that the plans are for.
     pub fn stage(&self) -> Zero {
-        if self.mesh.ranks() > 1 { self.zero } else { Zero::Stage0 }
+        if self.mesh.shards().ranks() > 1 { self.zero } else { Zero::Stage0 }
     }
 }
 

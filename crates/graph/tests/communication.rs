@@ -12,7 +12,7 @@ use graph::{Communication, DType, Graph, Mesh, Op, Plan, Program, Recompute, Rol
 use simulator::simulate;
 use transformer::{model, settings};
 
-const TWO: Mesh = Mesh { data: 2, sequence: 1 };
+const TWO: Mesh = Mesh { replica: 1, data: 2, sequence: 1 };
 const PLAIN: Communication = Communication { bucket: 5000, overlap: true, dtype: None };
 
 fn compiled(communication: Communication, recompute: Recompute) -> Program {

@@ -112,7 +112,7 @@ pub fn train(
 }
 
 fn train_in<T: Real>(
-    run: Resolved,
+    mut run: Resolved,
     sets: Sets,
     member: &Member,
     events: &mut dyn Events,
@@ -120,9 +120,22 @@ fn train_in<T: Real>(
     if let (Some(folder), None, 0) = (&run.out, &run.resume, member.world.rank()) {
         folder::check_free(folder)?;
     }
+    settle_shard_group(&mut run, member)?;
     // The session first: what it refuses (weights of another model, say) must not leave a folder behind.
     let session = Session::<T>::among(run, sets.clone(), Seat::of(member))?;
     train_session(session, &sets, member, events)
+}
+
+/// Puts the ranks of a host in the place of `--shard-group node`. All ranks know all, and refuse alike.
+fn settle_shard_group(run: &mut Resolved, member: &Member) -> Result<(), TrainError> {
+    let (world, place) = (&member.world, &member.place);
+    let mine = [place.local_rank as u64, place.local_world as u64];
+    let mut numbers = mine.repeat(world.size());
+    if world.size() > 1 {
+        world.all_gather(world.name("which ranks share a host"), &mine, &mut numbers)?;
+    }
+    let ranks: Vec<(usize, usize)> = numbers.chunks(2).map(|of| (of[0] as usize, of[1] as usize)).collect();
+    Ok(run.settle_shard_group(&ranks)?)
 }
 
 /// The GPU of each rank.

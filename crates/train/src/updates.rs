@@ -36,11 +36,13 @@ impl<T: Real> Session<T> {
         let states = &self.device().program().states;
         let is_part = |id: StateId| matches!(states[id.index()].held, Held::Of { .. });
         let divided = before.layers.iter().any(|(_, id, _)| is_part(*id));
+        let (mesh, rank) = (self.device().program().last.mesh, self.world().rank());
+        // Of groups that hold the same the first adds its parts, and of ranks that hold all of a tensor the first.
+        let first_group = mesh.place(rank, mesh.shards()).0 == 0;
         let mut sums = vec![];
         for (_, id, old) in &before.layers {
             let new = self.device().state(*id)?;
-            // What all have is one rank's to add.
-            let counts = !divided || is_part(*id) || self.world().rank() == 0;
+            let counts = !divided || if is_part(*id) { first_group } else { rank == 0 };
             sums.extend(if counts { squares(old, &new) } else { [0.0; 2] });
         }
         if divided {

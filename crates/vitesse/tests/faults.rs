@@ -6,7 +6,9 @@ mod common;
 use common::launched::{Ranks, tells};
 use common::{Folder, VITESSE};
 use std::fs;
-use std::process::{Child, Command, Output};
+#[cfg(feature = "mpi")]
+use std::process::Child;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// Longer than any test lets it run.

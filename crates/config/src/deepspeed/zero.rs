@@ -35,9 +35,11 @@ enum Asks {
     Absent(f64, &'static str),
     /// A number of elements that gathers keep to.
     Elements(&'static str),
+    /// The number of ranks that divide parameters; -1 for all.
+    Group,
 }
 
-use Asks::{Absent, Elements, Nothing};
+use Asks::{Absent, Elements, Group, Nothing};
 
 /// The keys that tune a stage: their names in the block, the first stage that they are for, and what they ask for.
 const DETAILS: &[(&str, u64, Asks)] = &[
@@ -66,12 +68,8 @@ const DETAILS: &[(&str, u64, Asks)] = &[
     ("zero_quantized_weights", 3, Absent(0.0, QUANTISED)),
     ("zero_quantized_nontrainable_weights", 3, Absent(0.0, QUANTISED)),
     ("zero_hpz_partition_size", 3, Absent(1.0, "there is no second division within a host here")),
-    ("mics_shard_size", 3, Absent(-1.0, "all ranks share each parameter: there are no groups of ranks here")),
-    (
-        "mics_hierarchical_params_gather",
-        3,
-        Absent(0.0, "all ranks share each parameter: there are no groups of ranks here"),
-    ),
+    ("mics_shard_size", 3, Group),
+    ("mics_hierarchical_params_gather", 3, Nothing("parameters are gathered within a group of ranks alone")),
     ("memory_efficient_linear", 3, Nothing("no gathered weight is kept for the backward pass")),
     (
         "pipeline_loading_checkpoint",
@@ -118,6 +116,7 @@ pub(super) fn detail(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verd
     let off = match (asks, &entry.value) {
         (Absent(off, _), Ok(Value::Number(number))) => number == off,
         (Absent(..), Ok(Value::Bool(on))) => !on,
+        (Group, Ok(Value::Number(number))) => *number == -1.0,
         (_, Ok(Value::Auto)) => true,
         _ => false,
     };
@@ -126,8 +125,15 @@ pub(super) fn detail(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verd
         _ if stage == 0 => accepted("tunes ZeRO, which is off"),
         _ if stage < *least => accepted("is for stage 3"),
         Nothing(why) => accepted(why),
-        Absent(..) if off => accepted("switched off"),
+        Absent(..) | Group if off => accepted("switched off"),
         Absent(_, why) => refused(*why),
+        Group => match (&entry.value, context.flags.get("shard-group")) {
+            (Ok(Value::Number(ranks)), _) if *ranks < 1.0 || ranks.fract() != 0.0 => {
+                refused("is no number of ranks")
+            }
+            (_, Some(typed)) => Overridden(typed.clone()),
+            _ => Honoured(format!("--shard-group {}", entry.text)),
+        },
         Elements(_) if off => Honoured("the default".to_string()),
         Elements(what) => Honoured(format!("{} {what}", entry.text)),
     }
@@ -195,12 +201,16 @@ mod tests {
             ("zero_quantized_gradients", "false", "true"),
             ("zero_quantized_weights", "false", "true"),
             ("zero_hpz_partition_size", "1", "8"),
-            ("mics_shard_size", "-1", "8"),
         ] {
             let with = |value: &str| first(&format!("\"{name}\": {value}"), 3, 16, None);
             assert_eq!(with(off), accepted("switched off"), "{name}");
             assert!(matches!(with(on), Verdict::Refused(_)), "{name}: {:?}", with(on));
         }
+        let mics = |value: &str, stage| first(&format!("\"mics_shard_size\": {value}"), stage, 16, None);
+        assert_eq!(mics("8", 3), honoured("--shard-group 8"));
+        assert_eq!(mics("-1", 3), accepted("switched off"));
+        assert_eq!(mics("2.5", 3), refused("is no number of ranks"));
+        assert_eq!(mics("8", 2), accepted("is for stage 3"));
         // Each key of the block is known to the table of what keys ask for.
         for key in keys::KEYS.iter().filter(|key| key.path.starts_with("zero_optimization.")) {
             let name = key.path.strip_prefix("zero_optimization.").unwrap();

@@ -14,7 +14,7 @@ use crate::optimizers;
 use crate::origin::Log;
 use crate::{
     Betas, Cache, ClassWeights, CommDtype, Crop, Device, EvalMode, Every, Form, Interpolation, LrScale,
-    PageAddress, Part, Precision, Preset, RandAugment, Residual, Span, Task,
+    PageAddress, Part, Precision, Preset, RandAugment, Residual, ShardGroup, Span, Task,
 };
 use graph::{Recompute, Zero};
 use models::vit::Pool;
@@ -248,6 +248,10 @@ settings! {
         /// gradients too; 3, parameters too. What is computed is the same
         zero: Option<Zero> = STEP.value("STAGE").deepspeed(&["zero_optimization.stage"]).agreed(&[]);
             plain Zero = Zero::Stage0, any,
+        /// Ranks that divide it, with other such groups beside them that hold the same: node, those of a host, or so many that follow each
+        /// other; what travels between groups is one part of the gradients, once per step
+        shard_group: Option<ShardGroup> = STEP.value("RANKS|node").offers(|| vec!["node"]).default("all ranks")
+            .deepspeed(&["zero_optimization.mics_shard_size"]).agreed(&["shard_group"]),
         /// Elements of gradients that ranks all-reduce at once; a larger gradient goes alone
         bucket_size: Option<usize> = STEP.value("ELEMENTS").default("1048576, or a third of all if that is less")
             .deepspeed(&["zero_optimization.reduce_bucket_size"]).agreed(&["all_reduce.bucket"]),

@@ -1,6 +1,6 @@
 //! Types that a setting can have: each is read from text, and written as the text it is read from.
 
-use crate::{Betas, Cache, ClassWeights, Every, LrScale, PageAddress, Part, RandAugment, Span};
+use crate::{Betas, Cache, ClassWeights, Every, LrScale, PageAddress, Part, RandAugment, ShardGroup, Span};
 use graph::{Recompute, Zero};
 use models::vit::Pool;
 use std::path::PathBuf;
@@ -123,7 +123,7 @@ macro_rules! by_text {
     )*};
 }
 
-by_text!(String PageAddress Span Every LrScale Part RandAugment Betas ClassWeights);
+by_text!(String PageAddress Span Every LrScale Part RandAugment Betas ClassWeights ShardGroup);
 
 /// Numbers, refused in the words of all other settings.
 macro_rules! numbers {

@@ -142,7 +142,7 @@ impl Cutter<'_> {
 
     /// Most elements of a bucket of a kind; a larger parameter has one of its own.
     fn limit(&self, kind: Kind) -> usize {
-        let (stage, ranks) = (self.settings.stage(), self.settings.mesh.ranks());
+        let (stage, ranks) = (self.settings.stage(), self.settings.mesh.shards().ranks());
         let bucket = self.settings.communication.bucket;
         if stage == Zero::Stage0 {
             return bucket;
@@ -203,7 +203,7 @@ impl Cutter<'_> {
     }
 
     fn division(&self, kind: Kind) -> Division {
-        match (self.settings.stage(), self.settings.mesh.ranks()) {
+        match (self.settings.stage(), self.settings.mesh.shards().ranks()) {
             (Zero::Stage0, _) => Division::Whole,
             (_, ranks) if kind.matrices => Division::Owners(ranks),
             (_, ranks) => Division::Even(ranks),
@@ -212,7 +212,7 @@ impl Cutter<'_> {
 
     /// The buckets, in the order in which their gradients are complete.
     pub fn cut(&self) -> Vec<Cut> {
-        let group = (self.settings.stage() > Zero::Stage0).then(|| self.settings.mesh.world());
+        let group = (self.settings.stage() > Zero::Stage0).then(|| self.settings.mesh.shards());
         let cut = self.lists().into_iter().map(|List { mut parameters, kind, .. }| {
             let division = self.division(kind);
             if let Division::Owners(_) = division {

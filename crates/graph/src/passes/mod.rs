@@ -6,7 +6,7 @@
 //! moments there; `peephole` merges epilogues; `recompute` trades activations for work; `precision` says which values are
 //! in half precision; `late` delays values that are larger than what they are made of; `gather` puts small weight gradients next to each
 //! other; `synchronise` adds what batch norms of several ranks know of each other, `shards` gathers what ranks divide where it is read,
-//! `scatter` reduce-scatters gradients that they divide, and `parallelise` adds the all-reduce of others; `update` is the graph of an update; `sums` lets sums that a device makes in parts wait for each other. `schedule` orders
+//! `scatter` reduce-scatters gradients that they divide, `parallelise` adds the all-reduce of others, and `replicas` that of parts which several groups of ranks hold; `update` is the graph of an update; `sums` lets sums that a device makes in parts wait for each other. `schedule` orders
 //! steps on lanes, `place` gives every value its memory, `wait` says what each step waits for, and `across` what of
 //! the plans before.
 
@@ -29,6 +29,7 @@ mod place;
 mod precision;
 mod prepare;
 mod recompute;
+mod replicas;
 mod resized_loss;
 mod scatter;
 mod schedule;
@@ -55,6 +56,7 @@ pub use place::{place, place_beside};
 pub use precision::precision;
 pub use prepare::{Delivery, prepare};
 pub use recompute::recompute;
+pub use replicas::replicas;
 pub use resized_loss::resized_loss;
 pub use scatter::scatter;
 pub use schedule::{Schedule, schedule};

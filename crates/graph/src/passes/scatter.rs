@@ -109,7 +109,7 @@ impl Scatter<'_> {
         }
         let shapes: Vec<Shape> = tensors.iter().map(|value| graph.ty(*value).shape.clone()).collect();
         let views = Some(bucket.views(shapes));
-        let op = Op::ReduceScatter { reduction: Reduction::Sum, group: graph.mesh.world(), views };
+        let op = Op::ReduceScatter { reduction: Reduction::Sum, group: graph.mesh.shards(), views };
         Ok(graph.push(op, &tensors, &at)?[0])
     }
 

@@ -12,7 +12,7 @@ pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Res
     let stats = graph.read(layout.stats);
     let flats = layout.buckets.iter().map(|bucket| bucket.flat.clone()).collect();
     let squares = graph.push(Op::SumSquares { flats }, &gradients, &at("norm"))?[0];
-    let squares = of_all_ranks(&mut graph, layout.stage, squares, &at("norm"))?;
+    let squares = of_all_parts(&mut graph, layout.stage, squares, &at("norm"))?;
     let scale = layout.loss_scale.map(|state| graph.read(state));
     let clip = Op::Clip { max_norm: settings.max_grad_norm, scaled: scale.is_some() };
     let inputs: Vec<ValueId> = [stats].into_iter().chain(scale).chain([squares]).collect();
@@ -84,12 +84,12 @@ fn commit_running(
     Ok(())
 }
 
-/// Sums of which each rank has those of its parts, and zeros for the rest: adding them up rounds nothing.
-fn of_all_ranks(graph: &mut Graph, stage: Zero, sums: ValueId, at: &At) -> Result<ValueId, GraphError> {
+/// Sums of which each rank has those of its parts, and zeros for the rest: adding them up rounds nothing. Replicas have the same.
+fn of_all_parts(graph: &mut Graph, stage: Zero, sums: ValueId, at: &At) -> Result<ValueId, GraphError> {
     if stage == Zero::Stage0 {
         return Ok(sums);
     }
-    let reduce = Op::AllReduce { reduction: Reduction::Sum, group: graph.mesh.world() };
+    let reduce = Op::AllReduce { reduction: Reduction::Sum, group: graph.mesh.shards() };
     Ok(graph.push(reduce, &[sums], &At { name: format!("all.{}", at.name), ..at.clone() })?[0])
 }
 
@@ -124,7 +124,7 @@ impl Step<'_> {
         let Some((_, whole)) = bucket.gathered else { return Ok(()) };
         let name = format!("all.{}", graph.states[whole.index()].name);
         let at = At::named(&bucket.name, name, Phase::Communication);
-        let op = Op::AllGather { group: graph.mesh.world(), views: None };
+        let op = Op::AllGather { group: graph.mesh.shards(), views: None };
         let value = graph.push(op, &[updated.1.unwrap_or(updated.0)], &at)?[0];
         graph.assign(whole, value, Phase::Communication)
     }
@@ -172,7 +172,7 @@ impl Step<'_> {
                 graph.assign(*state, *value, Phase::Update)?;
             }
             if let Some(norms) = outputs.last_mut() {
-                *norms = of_all_ranks(graph, self.stage, *norms, &at)?;
+                *norms = of_all_parts(graph, self.stage, *norms, &at)?;
             }
             made.push(outputs);
         }

@@ -4,7 +4,7 @@ use super::Session;
 use crate::error::TrainError;
 use crate::saver::{Order, Saver};
 use comm::Communicator;
-use config::{Raw, Resolved, Shares, sets};
+use config::{Raw, Resolved, ShardGroup, Shares, sets};
 use devices::device::{Device, Seat, open};
 use formats::checkpoint::{Checkpoint, Checkpoints, Progress};
 use formats::tensors::Reader;
@@ -68,7 +68,7 @@ fn program(run: &Resolved, mixed: Option<Mixed>, zero: Zero) -> Program {
 
 fn session(case: &Case, zero: Zero, world: Communicator) -> Session<f32> {
     let ranks = world.size();
-    let raw = Raw { batch_size: Some(BATCH / ranks), ..case.raw.clone() };
+    let raw = Raw { batch_size: Some(BATCH / ranks), zero: Some(zero), ..case.raw.clone() };
     let (run, sets) = sets::resolve(&raw, ranks).unwrap();
     let seat = Seat { world: world.clone(), ..Seat::alone() };
     let device: Box<dyn Device<f32>> = open(&run, program(&run, case.mixed, zero), &seat).unwrap();
@@ -146,7 +146,15 @@ fn goes_on_anywhere(name: &str, optimizer: &str, mixed: Option<Mixed>, tolerance
     });
     assert!(whole[0].1.values().all(|tensor| tensor.data.len() == tensor.shape.iter().product::<usize>()));
     let saved = tensors(&folder.0);
-    for (zero, ranks) in [(Zero::Stage0, 1), (Zero::Stage2, 3), (Zero::Stage1, 2), (Zero::Stage3, 4)] {
+    for (zero, ranks, group) in [
+        (Zero::Stage0, 1, None),
+        (Zero::Stage2, 3, None),
+        (Zero::Stage1, 2, None),
+        (Zero::Stage3, 4, None),
+        (Zero::Stage3, 4, Some(ShardGroup::Ranks(2))),
+        (Zero::Stage1, 6, Some(ShardGroup::Ranks(3))),
+    ] {
+        let case = Case { raw: Raw { shard_group: group, ..case.raw.clone() }, ..case.clone() };
         let again = Folder::new(&format!("zero-{name}-again"));
         let resumed = among(ranks, |world| {
             let mut session = session(&case, zero, world);
@@ -155,12 +163,12 @@ fn goes_on_anywhere(name: &str, optimizer: &str, mixed: Option<Mixed>, tolerance
             (steps(&mut session, 4..8), session.weights().unwrap())
         });
         let (losses, weights) = &resumed[0];
-        let what = format!("{name}: stage {zero} on {ranks} ranks");
+        let what = format!("{name}: stage {zero} on {ranks} ranks in groups of {group:?}");
         assert!(tensors(&again.0) == saved, "{what}: what was loaded is not what was saved");
         for (loss, undisturbed) in losses.iter().zip(&whole[0].0[4..]) {
             assert!((loss / undisturbed - 1.0).abs() < tolerance, "{what}: {losses:?}, not {:?}", whole[0].0);
         }
-        if (zero, ranks) == (Zero::Stage3, 4) {
+        if (zero, ranks, group) == (Zero::Stage3, 4, None) {
             assert_eq!(losses[..], whole[0].0[4..], "{what}");
             assert!(*weights == whole[0].1, "{what}: other weights at the end");
         }
@@ -211,14 +219,19 @@ fn ranks_get_their_parts_of_first_weights() {
 /// Every element is given once, whoever else holds it.
 #[test]
 fn parts_that_are_given_cover_each_tensor() {
-    let (run, _) = sets::resolve(&Raw { batch_size: Some(4), ..raw("adamw") }, 3).unwrap();
-    let program = program(&run, None, Zero::Stage3);
-    for (index, state) in program.states.iter().enumerate() {
-        let id = StateId(index as u32);
-        if super::shards::is_divided(&program, id) {
-            let mut elements: Vec<usize> = super::shards::given(&program, id).into_iter().flatten().collect();
-            elements.sort_unstable();
-            assert!(elements.into_iter().eq(0..state.ty.shape.count()), "{}", state.name);
+    for (ranks, group) in [(3, None), (6, Some(ShardGroup::Ranks(3)))] {
+        let zero = Some(Zero::Stage3);
+        let raw = Raw { batch_size: Some(4), shard_group: group, zero, ..raw("adamw") };
+        let (run, _) = sets::resolve(&raw, ranks).unwrap();
+        let program = program(&run, None, Zero::Stage3);
+        for (index, state) in program.states.iter().enumerate() {
+            let id = StateId(index as u32);
+            if super::shards::is_divided(&program, id) {
+                let given = super::shards::given(&program, id);
+                let mut elements: Vec<usize> = given.into_iter().flatten().collect();
+                elements.sort_unstable();
+                assert!(elements.into_iter().eq(0..state.ty.shape.count()), "{}", state.name);
+            }
         }
     }
 }

@@ -22,7 +22,9 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let mut raw = args.settings.0.clone();
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     raw.threads = raw.threads.or((args.ranks > 1).then_some((all / args.ranks.max(1)).max(1)));
-    let run = raw.resolve_without_data(args.ranks)?;
+    let mut run = raw.resolve_without_data(args.ranks)?;
+    run.settle_shard_group(&(0..args.ranks).map(|rank| (rank, args.ranks)).collect::<Vec<_>>())?;
+    let run = run;
     if args.inference {
         if args.ranks > 1 {
             anyhow::bail!("--ranks {}: inference is timed on one rank", args.ranks);
