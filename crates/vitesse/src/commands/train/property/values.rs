@@ -179,6 +179,7 @@ pub const FLAGS: &[Values] = &[
     of("hostfile", &[], &["{IN}/text.json"]),
     of("timeout", &["30", "5m"], &["0", "nan", "x"]),
     of("zero", &["0", "1", "2", "3"], &["4", "-1", "1.5", "x"]),
+    of("shard-group", &["node", "2", "3"], &["0", "-1", "1.5", "x"]),
     of("bucket-size", COUNTS, NO_COUNTS),
     of("no-overlap", &[], &[]),
     of("comm-dtype", &["fp32", "bf16", "fp16"], NO_WORDS),
