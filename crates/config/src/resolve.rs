@@ -84,19 +84,24 @@ impl Raw {
         Ok(run)
     }
 
-    fn settle_without_data(
-        &self,
-        facts: &Facts,
-        world: usize,
-        log: &mut Log,
-    ) -> Result<Resolved, ConfigError> {
+    /// Refuses what is wrong whatever the data: no ranks, keys of DeepSpeed's file, settings that don't go together.
+    fn refuse_typed(&self, world: usize) -> Result<(), ConfigError> {
         at_least_one("ranks", world)?;
         if let Some(file) = &self.deepspeed
             && let Some(refused) = file.refusal(&file.verdicts(&self.context(world)))
         {
             return Err(refused.into());
         }
-        self.refuse_misfits()?;
+        self.refuse_misfits()
+    }
+
+    fn settle_without_data(
+        &self,
+        facts: &Facts,
+        world: usize,
+        log: &mut Log,
+    ) -> Result<Resolved, ConfigError> {
+        self.refuse_typed(world)?;
         let Arithmetic { device, precision, residual, loss_scale } = self.arithmetic(log)?;
         let threads = threads("threads", log.pick("threads", self.threads, available_threads()))?;
         let source = self.source()?;

@@ -1,9 +1,6 @@
 // Cross-entropy with PyTorch's label smoothing: the target is (1-ε)·onehot + ε/K, where a mixed sample has two labels that
 // share the one. A warp for each row of K logits.
-#include "common.cuh"
-
-constexpr int THREADS = 128;
-constexpr int WARPS = THREADS / 32;
+#include "loss.cuh"
 
 // Target of a row: `mix` of the label and 1 - `mix` of its partner.
 struct Target {
@@ -76,11 +73,7 @@ __device__ __forceinline__ void write_part(const double (&sums)[4], double* part
     __shared__ double of_warps[WARPS][4];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane < 4) of_warps[warp][lane] = lane == 0 ? sums[0] : lane == 1 ? sums[1] : lane == 2 ? sums[2] : sums[3];
-    __syncthreads();
-    if (threadIdx.x >= 4) return;
-    double sum = 0.0;
-    for (int i = 0; i < WARPS; i++) sum += of_warps[i][threadIdx.x];
-    parts[blockIdx.x * 4 + threadIdx.x] = sum;
+    add_warps(of_warps, threadIdx.x, parts);
 }
 
 // Σ weight · (loss, 1, top-1 hit, top-5 hit) over every gridDim.x-th group of rows, to one line of parts (blocks, 4).
@@ -97,10 +90,7 @@ cross_entropy(const L* logits, const int* labels, const float* weights, const in
         float loss;
         int rank;
         row_loss(logits + row * classes, classes, Target(labels, partners, mixes, row), smoothing, loss, rank);
-        sums[0] += (double)weight * loss;
-        sums[1] += weight;
-        sums[2] += rank < 1 ? weight : 0.0f;
-        sums[3] += rank < 5 ? weight : 0.0f;
+        add_row(sums, weight, loss, rank);
     }
     write_part(sums, parts);
 }
@@ -210,10 +200,7 @@ pixel_loss(const L* logits, const int* labels, const float* weights, double* par
             // NaN among the logits is in the sum too.
             if (loss == loss) rank = before;
         }
-        sums[0] += (double)weight * loss;
-        sums[1] += weight;
-        sums[2] += rank < 1 ? weight : 0.0f;
-        sums[3] += rank < 5 ? weight : 0.0f;
+        add_row(sums, weight, loss, rank);
     }
     write_part(sums, parts);
 }

@@ -4,9 +4,7 @@
 // Legend: results are the pixels that have labels, (B,h',w').
 #include "common.cuh"
 #include "axis.cuh"
-
-constexpr int THREADS = 128;
-constexpr int WARPS = THREADS / 32;
+#include "loss.cuh"
 
 // Σ weight · (loss, 1, top-1 hit, top-5 hit) over every gridDim.x-th group of results, to one line of parts (blocks, 4); and the
 // log-sum-exp of each result. A warp for each, which has at most 32·N classes in registers. Results without weight may have any
@@ -74,18 +72,11 @@ resized_loss(const L* logits, const int* labels, const float* weights, float* ls
         // NaN among the logits is in the sum too.
         if (loss == loss) rank = before;
         if (lane == 0) lse[at] = max + logf(sum);
-        sums[0] += (double)weight * loss;
-        sums[1] += weight;
-        sums[2] += rank < 1 ? weight : 0.0f;
-        sums[3] += rank < 5 ? weight : 0.0f;
+        add_row(sums, weight, loss, rank);
     }
     __shared__ double of_warps[WARPS][4];
     if (lane < 4) of_warps[warp][lane] = lane == 0 ? sums[0] : lane == 1 ? sums[1] : lane == 2 ? sums[2] : sums[3];
-    __syncthreads();
-    if (threadIdx.x >= 4) return;
-    double sum = 0.0;
-    for (int i = 0; i < WARPS; i++) sum += of_warps[i][threadIdx.x];
-    parts[blockIdx.x * 4 + threadIdx.x] = sum;
+    add_warps(of_warps, threadIdx.x, parts);
 }
 
 // Values of a result that a thread of the gradient needs, beside its row's.

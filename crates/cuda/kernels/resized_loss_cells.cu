@@ -5,6 +5,7 @@
 // column have results of share 0.
 #include "common.cuh"
 #include "axis.cuh"
+#include "loss.cuh"
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 constexpr u32 ALL = 0xffffffffu;
@@ -15,8 +16,6 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-constexpr int THREADS = 128;
-constexpr int WARPS = THREADS / 32;
 // Warps of a block that lie beside each other; the others are below them.
 constexpr int BESIDE = 2;
 // Pixels that a warp reads at once.
@@ -224,10 +223,7 @@ resized_loss_tiles(const L* logits, const int* labels, const float* weights, flo
                     // NaN among the logits is in the sum too.
                     int rank = loss == loss ? before[r] : classes - 1;
                     lse[at + (i64)r * out_width] = fmaf(of_row[r], more_peak, top_peak) + log_sum;
-                    sums[0] += (double)weight[r] * loss;
-                    sums[1] += weight[r];
-                    sums[2] += rank < 1 ? weight[r] : 0.0f;
-                    sums[3] += rank < 5 ? weight[r] : 0.0f;
+                    add_row(sums, weight[r], loss, rank);
                 }
             }
         }
@@ -239,11 +235,7 @@ resized_loss_tiles(const L* logits, const int* labels, const float* weights, flo
         for (int other = 16; other > 0; other /= 2) sums[i] += __shfl_xor_sync(ALL, sums[i], other);
         if (lane == 0) of_warps[warp][i] = sums[i];
     }
-    __syncthreads();
-    if (threadIdx.x >= 4) return;
-    double sum = 0.0;
-    for (int i = 0; i < WARPS; i++) sum += of_warps[i][threadIdx.x];
-    parts[blockIdx.x * 4 + threadIdx.x] = sum;
+    add_warps(of_warps, threadIdx.x, parts);
 }
 
 // Warps of a block of the gradient, each with a row of cells: at most so many.

@@ -191,6 +191,15 @@ __device__ __forceinline__ void store_w(const Tensor& t, u64 i, const float (&w)
     }
 }
 
+// What AdamW and LAMB read of N parameters: these, their gradients and moments.
+template <int N>
+__device__ __forceinline__ void load_all(const Tensor& t, u64 i, float (&w)[N], float (&g)[N], float (&m)[N], float (&v)[N]) {
+    Pack<float, N>::load(t.w + i, w);
+    Pack<float, N>::load(t.g + i, g);
+    Pack<float, N>::load(t.m + i, m);
+    Pack<float, N>::load(t.v + i, v);
+}
+
 // The moments that AdamW and LAMB share.
 struct Moments {
     float factor, keep1, take1, keep2, take2;
@@ -225,10 +234,7 @@ __global__ void __launch_bounds__(THREADS) adamw(
     each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N], g[N], m[N], v[N];
-        Pack<float, N>::load(t.w + i, w);
-        Pack<float, N>::load(t.g + i, g);
-        Pack<float, N>::load(t.m + i, m);
-        Pack<float, N>::load(t.v + i, v);
+        load_all(t, i, w, g, m, v);
 #pragma unroll
         for (int k = 0; k < N; k++) {
             moments.move(g[k], m[k], v[k]);
@@ -287,10 +293,7 @@ __global__ void __launch_bounds__(THREADS) lamb_moments(
     each(piece, [&](auto width, u64 i) {
         constexpr int N = decltype(width)::value;
         float w[N], g[N], m[N], v[N], update[N];
-        Pack<float, N>::load(t.w + i, w);
-        Pack<float, N>::load(t.g + i, g);
-        Pack<float, N>::load(t.m + i, m);
-        Pack<float, N>::load(t.v + i, v);
+        load_all(t, i, w, g, m, v);
 #pragma unroll
         for (int k = 0; k < N; k++) {
             moments.move(g[k], m[k], v[k]);

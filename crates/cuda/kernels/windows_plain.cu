@@ -39,6 +39,24 @@ template <typename E, int ROWS, int COLUMNS, int D, int TILE> struct PlainWindow
         }
     }
 
+    // The keys of tokens `first` on, of length 1, and their values. `head` is where the head's queries are.
+    static __device__ __forceinline__ void load_keys(float* keys, float* values, float* lengths, const E* head, int channels,
+                                                     const W& window, int first) {
+        gather(keys, head + channels, 3 * channels, window, first, nullptr);
+        gather(values, head + 2 * channels, 3 * channels, window, first, nullptr);
+        __syncthreads();
+        normalise(keys, lengths);
+    }
+
+    // The queries of tokens `first` on, of length 1, and the gradients of their results, from a head of each.
+    static __device__ __forceinline__ void load_queries(float* queries, float* douts, float* lengths, const E* head, const float* bias,
+                                                        const E* dout, int channels, const W& window, int first) {
+        gather(queries, head, 3 * channels, window, first, bias);
+        gather(douts, dout, channels, window, first, nullptr);
+        __syncthreads();
+        normalise(queries, lengths);
+    }
+
     // dx = factor·(dx - x̂·(x̂·dx))/length; returns this thread's share of Σ x̂·dx.
     static __device__ __forceinline__ float through_lengths(float* dx, const float* unit, const float* lengths, float factor) {
         float total = 0.0f;
@@ -114,10 +132,7 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
     P::normalise(queries, lengths);
     for (int key = 0; key < T; key += TILE) {
         __syncthreads();
-        P::gather(keys, head + channels, stride, here, key, nullptr);
-        P::gather(values, head + 2 * channels, stride, here, key, nullptr);
-        __syncthreads();
-        P::normalise(keys, lengths);
+        P::load_keys(keys, values, lengths, head, channels, here, key);
         __syncthreads();
         float s[4][4];
         P::scores(s, queries, keys);
@@ -190,20 +205,14 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
     for (int window = begin; window < last; window++) {
         here.turn_to(window);
         __syncthreads();
-        P::gather(queries, head, stride, here, first, q_bias + h * D);
-        P::gather(douts, dout + h * D, channels, here, first, nullptr);
-        __syncthreads();
-        P::normalise(queries, lengths);
+        P::load_queries(queries, douts, lengths, head, q_bias + h * D, dout + h * D, channels, here, first);
         P::add_columns(value_sums, douts);
         const i64 stats = ((i64)window * heads + h) * T;
 
         // Probabilities, not yet divided by their sum, and dP of one piece of the keys.
         auto attend = [&](int key, float(&p)[4][4], float(&dp)[4][4]) {
             __syncthreads();
-            P::gather(keys, head + channels, stride, here, key, nullptr);
-            P::gather(values, head + 2 * channels, stride, here, key, nullptr);
-            __syncthreads();
-            P::normalise(keys, unused);
+            P::load_keys(keys, values, unused, head, channels, here, key);
             __syncthreads();
             P::scores(p, queries, keys);
             P::scores(dp, douts, values);
@@ -305,17 +314,11 @@ __global__ void __launch_bounds__(TILE* TILE / 16)
     typename P::W here(height, width, down, right);
     here.turn_to(blockIdx.x / heads);
 
-    P::gather(keys, head + channels, stride, here, first, nullptr);
-    P::gather(values, head + 2 * channels, stride, here, first, nullptr);
-    __syncthreads();
-    P::normalise(keys, lengths);
+    P::load_keys(keys, values, lengths, head, channels, here, first);
     float dk[4][P::COLUMNS] = {}, dv[4][P::COLUMNS] = {};
     for (int query = 0; query < T; query += TILE) {
         __syncthreads();
-        P::gather(queries, head, stride, here, query, q_bias + h * D);
-        P::gather(douts, dout + h * D, channels, here, query, nullptr);
-        __syncthreads();
-        P::normalise(queries, unused);
+        P::load_queries(queries, douts, unused, head, q_bias + h * D, dout + h * D, channels, here, query);
         __syncthreads();
         float p[4][4], ds[4][4];
         P::scores(p, keys, queries);

@@ -110,7 +110,7 @@ sources! {
 }
 
 /// Headers of the kernels, by the name in `#include`.
-pub const HEADERS: [(&str, &str); 17] = [
+pub const HEADERS: [(&str, &str); 18] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("axis.cuh", include_str!("../kernels/axis.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
@@ -120,6 +120,7 @@ pub const HEADERS: [(&str, &str); 17] = [
     ("flash_grad.cuh", include_str!("../kernels/flash_grad.cuh")),
     ("flash_grad_tile.cuh", include_str!("../kernels/flash_grad_tile.cuh")),
     ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
+    ("loss.cuh", include_str!("../kernels/loss.cuh")),
     ("matrix.cuh", include_str!("../kernels/matrix.cuh")),
     ("pipeline.cuh", include_str!("../kernels/pipeline.cuh")),
     ("plain.cuh", include_str!("../kernels/plain.cuh")),

@@ -186,6 +186,16 @@ pub enum Split {
     Test,
 }
 
+impl Split {
+    /// Keeps the draws of one part apart from those of the other.
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Split::Train => 0,
+            Split::Test => 1,
+        }
+    }
+}
+
 impl std::fmt::Display for Split {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

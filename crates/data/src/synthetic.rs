@@ -75,11 +75,7 @@ impl Synthetic {
     }
 
     fn key(&self, purpose: u64, index: usize) -> u64 {
-        let split = match self.spec.split {
-            Split::Train => 0,
-            Split::Test => 1,
-        };
-        key(&[self.spec.seed, split, purpose, index as u64])
+        key(&[self.spec.seed, self.spec.split.number(), purpose, index as u64])
     }
 
     pub fn spec(&self) -> &SyntheticSpec {

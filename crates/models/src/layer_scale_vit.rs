@@ -255,8 +255,8 @@ impl Architecture for LayerScaleVit {
     }
 
     fn sizes(&self) -> Sizes {
-        let (image, channels, classes, width) = ([self.image; 2], self.channels, self.classes, self.width);
-        Sizes { image, channels, classes, width }
+        let LayerScaleVit { image, channels, classes, width, .. } = *self;
+        Sizes { image: [image; 2], channels, classes, width }
     }
 
     fn graph(&self, b: &mut Builder, images: ValueId, batch: usize, loss: Loss) -> Ends {
@@ -285,12 +285,12 @@ impl Architecture for LayerScaleVit {
         Ok(())
     }
 
-    fn pool(&self) -> Option<Pool> {
-        Some(self.pool)
-    }
-
     fn norm_eps(&self) -> f64 {
         EPS
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        Some(self.pool)
     }
 
     fn positions(&self) -> Option<Positions> {

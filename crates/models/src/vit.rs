@@ -259,8 +259,8 @@ impl Architecture for Vit {
     }
 
     fn sizes(&self) -> Sizes {
-        let (image, channels, classes, width) = ([self.image; 2], self.channels, self.classes, self.width);
-        Sizes { image, channels, classes, width }
+        let Vit { image, channels, classes, width, .. } = *self;
+        Sizes { image: [image; 2], channels, classes, width }
     }
 
     fn stages(&self) -> Vec<usize> {
@@ -300,12 +300,12 @@ impl Architecture for Vit {
         Ok(())
     }
 
-    fn pool(&self) -> Option<Pool> {
-        Some(self.pool)
-    }
-
     fn norm_eps(&self) -> f64 {
         self.norm_eps
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        Some(self.pool)
     }
 
     fn positions(&self) -> Option<Positions> {

@@ -40,7 +40,7 @@ pub use optimize::{muon_apply, muon_momentum, newton_schulz};
 pub use patches::{PatchGrid, patches, unpatches};
 pub use resample::{Axis, Taps, weigh};
 pub use scaling::{layer_scale, layer_scale_grad, swiglu, swiglu_grad};
-pub use softmax::{biased_softmax_from_lse, biased_softmax_rows, softmax_grad_acc};
+pub use softmax::{BiasAndMasks, biased_softmax_from_lse, biased_softmax_rows, softmax_grad_acc};
 pub use softmax::{row_dot, softmax_from_lse, softmax_grad, softmax_rows};
 pub use transpose::transpose;
 pub use unfold::Unfold;

@@ -97,10 +97,30 @@ pub(super) fn sum_exp<T: Float, const FMA: bool>(row: &[T], offset: T) -> T {
     sum_lanes(sums)
 }
 
-#[inline(always)]
-fn biased<T: Float, const FMA: bool>(row: &mut [T], scale: T, bias: &[T], mask: &[T]) {
-    for ((s, &bias), &mask) in row.iter_mut().zip(bias).zip(mask) {
-        *s = s.mul_add::<FMA>(scale, bias) + mask;
+/// Bias of every score, and a few masks (·, C), of which row `i` has number `mask_of[i]`.
+#[derive(Clone, Copy)]
+pub struct BiasAndMasks<'a, T> {
+    pub bias: &'a [T],
+    pub masks: &'a [T],
+    pub mask_of: &'a [u32],
+}
+
+impl<T: Float> BiasAndMasks<'_, T> {
+    #[inline(always)]
+    fn check(&self, scores: usize, cols: usize, rows: usize) {
+        assert!(scores == rows * cols && scores == self.bias.len(), "biased softmax: shapes differ");
+        assert!(self.mask_of.len() == rows, "biased softmax: ragged rows");
+    }
+
+    /// Makes row `i` of the scores scale·row + bias + mask.
+    #[inline(always)]
+    fn add_to<const FMA: bool>(&self, row: &mut [T], i: usize, scale: T) {
+        let cols = row.len();
+        let bias = &self.bias[i * cols..][..cols];
+        let mask = &self.masks[self.mask_of[i] as usize * cols..][..cols];
+        for ((s, &bias), &mask) in row.iter_mut().zip(bias).zip(mask) {
+            *s = s.mul_add::<FMA>(scale, bias) + mask;
+        }
     }
 }
 
@@ -145,27 +165,21 @@ simd! {
         }
     }
 
-    /// Softmax like [`softmax_rows`], of scale·scores + bias + the mask of the row: row `i` has mask number
-    /// `mask_of[i]`.
+    /// Softmax like [`softmax_rows`], of scale·scores + bias + the mask of the row.
     pub fn biased_softmax_rows<T, FMA>(
         scores: &mut [T],
         cols: usize,
         scale: T,
-        bias: &[T],
-        masks: &[T],
-        mask_of: &[u32],
+        added: BiasAndMasks<'_, T>,
         lse: &mut [T],
     ) {
-        assert!(scores.len() == lse.len() * cols && scores.len() == bias.len(), "biased_softmax_rows: shapes");
-        assert!(mask_of.len() == lse.len(), "biased_softmax_rows: ragged rows");
+        added.check(scores.len(), cols, lse.len());
         for (block, scores) in scores.chunks_mut(ROWS * cols).enumerate() {
             let first = block * ROWS;
             let lse = &mut lse[first..first + scores.len() / cols];
             let mut sums = [T::ONE; ROWS];
             for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
-                let mask = &masks[mask_of[first + i] as usize * cols..][..cols];
-                let bias = &bias[(first + i) * cols..][..cols];
-                biased::<T, FMA>(row, scale, bias, mask);
+                added.add_to::<FMA>(row, first + i, scale);
                 lse[i] = max_of_row(row);
                 sums[i] = exp_row::<T, FMA>(row, T::ONE, lse[i]);
                 divide(row, sums[i]);
@@ -180,16 +194,12 @@ simd! {
         scores: &mut [T],
         cols: usize,
         scale: T,
-        bias: &[T],
-        masks: &[T],
-        mask_of: &[u32],
+        added: BiasAndMasks<'_, T>,
         lse: &[T],
     ) {
-        assert!(scores.len() == lse.len() * cols && scores.len() == bias.len(), "biased_softmax_from_lse: shapes");
-        assert!(mask_of.len() == lse.len(), "biased_softmax_from_lse: ragged rows");
+        added.check(scores.len(), cols, lse.len());
         for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
-            let mask = &masks[mask_of[i] as usize * cols..][..cols];
-            biased::<T, FMA>(row, scale, &bias[i * cols..][..cols], mask);
+            added.add_to::<FMA>(row, i, scale);
             let sum = exp_row::<T, FMA>(row, T::ONE, lse[i]);
             divide(row, sum);
         }
@@ -286,14 +296,15 @@ mod tests {
                 let sums: Vec<f64> = (0..scores.len()).map(|i| biased(i) / SCALE).collect();
                 let (want, want_lse) = reference(&sums, cols);
                 let (mut p, mut lse) = (scores.clone(), vec![0.0; R]);
-                biased_softmax_rows(&mut p, cols, SCALE, &bias, &masks, &mask_of, &mut lse);
+                let added = BiasAndMasks { bias: &bias, masks: &masks, mask_of: &mask_of };
+                biased_softmax_rows(&mut p, cols, SCALE, added, &mut lse);
                 assert_close(&p, &want, 1e-13, &format!("p of {cols} columns, {level:?}"));
                 assert_close(&lse, &want_lse, 1e-13, &format!("lse of {cols} columns, {level:?}"));
 
                 // What an inexact logarithm would do to all of a row is undone.
                 let (mut again, off): (_, Vec<f64>) =
                     (scores.clone(), lse.iter().map(|l| l + 1e-3).collect());
-                biased_softmax_from_lse(&mut again, cols, SCALE, &bias, &masks, &mask_of, &off);
+                biased_softmax_from_lse(&mut again, cols, SCALE, added, &off);
                 assert_close(&again, &want, 1e-13, &format!("from lse, {cols} columns, {level:?}"));
 
                 let (mut ds, mut delta, mut acc) =

@@ -47,35 +47,31 @@ impl Cut {
     }
 }
 
-/// The windows that `conv` has over x (B,h,w,I).
-fn forward_windows(x: &Shape, y: &Shape, weight: &Shape, window: Window) -> Unfold {
+/// The windows of a kernel's size over a value (B,h,w,C), for each pixel of `out` one, without padding.
+fn windows(value: &Shape, out: &Shape, weight: &Shape) -> Unfold {
     Unfold {
-        height: x.0[1],
-        width: x.0[2],
-        channels: x.0[3],
-        out_height: y.0[1],
-        out_width: y.0[2],
+        height: value.0[1],
+        width: value.0[2],
+        channels: value.0[3],
+        out_height: out.0[1],
+        out_width: out.0[2],
         kernel: (weight.0[1], weight.0[2]),
-        stride: window.stride,
-        pad: (window.pad as isize, window.pad as isize),
+        stride: 1,
+        pad: (0, 0),
         spread: 1,
     }
+}
+
+/// The windows that `conv` has over x (B,h,w,I).
+fn forward_windows(x: &Shape, y: &Shape, weight: &Shape, window: Window) -> Unfold {
+    let pad = window.pad as isize;
+    Unfold { stride: window.stride, pad: (pad, pad), ..windows(x, y, weight) }
 }
 
 /// The windows that a pixel of x is seen by, over dy (B,h',w',O): those of a convolution with the kernel turned round.
 fn backward_windows(dy: &Shape, dx: &Shape, weight: &Shape, window: Window) -> Unfold {
     let pad = |axis: usize| weight.0[axis] as isize - 1 - window.pad as isize;
-    Unfold {
-        height: dy.0[1],
-        width: dy.0[2],
-        channels: dy.0[3],
-        out_height: dx.0[1],
-        out_width: dx.0[2],
-        kernel: (weight.0[1], weight.0[2]),
-        stride: 1,
-        pad: (pad(1), pad(2)),
-        spread: window.stride,
-    }
+    Unfold { pad: (pad(1), pad(2)), spread: window.stride, ..windows(dy, dx, weight) }
 }
 
 /// Elements of scratch: windows of a block for each thread.

@@ -235,8 +235,7 @@ pub unsafe fn forward<T: Float>(cx: &Context<'_, T>, heads: usize, windows: Wind
                     if !cx.matmuls_only {
                         let bias = &bias[(h * t + queries.start) * t..(h * t + queries.end) * t];
                         let lse = lse.part(sizes.stats(window, h, queries.clone())).write();
-                        let regions = &layout.regions[queries.clone()];
-                        kernels::biased_softmax_rows(p, t, factor, bias, layout.masks, regions, lse);
+                        kernels::biased_softmax_rows(p, t, factor, layout.with_masks(bias, &queries), lse);
                     }
                     matmul((queries.len(), d, t), matrix(o, d), matrix(p, t), matrix(head.v, d), false);
                     // Probabilities sum to 1, so that the bias of values comes out as it is.
@@ -395,8 +394,7 @@ unsafe fn window_backward<T: Float>(
             let bias = &bias[h * t * t..(h + 1) * t * t][square.clone()];
             // SAFETY: an input, only read.
             let lse = unsafe { lse.part(sizes.stats(window, h, queries.clone())).read() };
-            let regions = &layout.regions[queries.clone()];
-            kernels::biased_softmax_from_lse(p, t, factor, bias, layout.masks, regions, lse);
+            kernels::biased_softmax_from_lse(p, t, factor, layout.with_masks(bias, &queries), lse);
             kernels::softmax_grad_acc(p, dp, t, &mut sums.bias[square]);
         }
         // SAFETY: as above.

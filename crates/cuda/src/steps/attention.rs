@@ -19,6 +19,13 @@ const MAX_BLOCKS: usize = 256;
 /// Most tiles of a head whose backward fits any GPU's shared memory in one square.
 const ALWAYS_ONE_SQUARE: usize = 4;
 
+/// Attention's element type, as kernels name it, and its dropout.
+#[derive(Clone, Copy)]
+pub(super) struct Variant<'a> {
+    pub(super) element: &'a str,
+    pub(super) drop: Option<AttentionDrop>,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
@@ -79,19 +86,20 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
     let sizes = Sizes::of(&cx.input(0).shape, heads);
     let dtype = cx.input(0).dtype;
     let Some(element) = c_type(dtype) else { return Err(cx.no_kernel()) };
+    let variant = Variant { element, drop };
     let way = KernelFamily::of(&sizes, dtype, cx.tf32, drop.is_some(), backward, cx.facts);
     let one = |launch: Option<Launch>| launch.map(|launch| vec![launch]);
     let launches = match (way, backward) {
         (KernelFamily::Resident, false) => one(attention_hopper::forward(cx, &sizes, element)),
         (KernelFamily::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
-        (KernelFamily::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, element, drop)]),
-        (KernelFamily::Flash, true) => Some(attention_flash::gradient(cx, &sizes, element, drop, sum)),
-        (KernelFamily::HalfPrecision, false) => one(forward(cx, &sizes, element, drop)),
-        (KernelFamily::HalfPrecision, true) => one(gradient(cx, &sizes, element, drop, sum)),
+        (KernelFamily::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, variant)]),
+        (KernelFamily::Flash, true) => Some(attention_flash::gradient(cx, &sizes, variant, sum)),
+        (KernelFamily::HalfPrecision, false) => one(forward(cx, &sizes, variant)),
+        (KernelFamily::HalfPrecision, true) => one(gradient(cx, &sizes, variant, sum)),
         (KernelFamily::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
         (KernelFamily::Tf32, true) => Some(attention_tf32::gradient(cx, &sizes, drop, sum).to_vec()),
-        (KernelFamily::Plain, false) => one(attention_plain::forward(cx, &sizes, element, drop)),
-        (KernelFamily::Plain, true) => attention_plain::gradient(cx, &sizes, element, drop, sum),
+        (KernelFamily::Plain, false) => one(attention_plain::forward(cx, &sizes, variant)),
+        (KernelFamily::Plain, true) => attention_plain::gradient(cx, &sizes, variant, sum),
     };
     let own = launches.ok_or_else(|| unsupported(cx, &sizes))?;
     let mut actions: Vec<Action> = match drop.map_or_else(|| attended(cx, &sizes, backward), |_| None) {
@@ -256,12 +264,8 @@ impl Forward {
     }
 }
 
-fn forward(
-    cx: &StepContext<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-) -> Option<Launch> {
+fn forward(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>) -> Option<Launch> {
+    let Variant { element, drop } = variant;
     let cut = Forward::choose(sizes, cx.facts)?;
     let mut args = vec![
         Arg::Pointer(cx.input(0).address),
@@ -348,13 +352,8 @@ impl Gradient {
     }
 }
 
-fn gradient(
-    cx: &StepContext<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-    sum: bool,
-) -> Option<Launch> {
+fn gradient(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>, sum: bool) -> Option<Launch> {
+    let Variant { element, drop } = variant;
     let cut = Gradient::choose(sizes, cx.facts)?;
     let mut args = Vec::from([0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address)));
     args.extend([

@@ -2,10 +2,9 @@
 //!
 //! Legend: T tokens, D head size. A tile is 64 queries in the forward pass; a block is 128 tokens in the backward pass.
 
-use super::attention::{Sizes, drop_args};
+use super::attention::{Sizes, Variant, drop_args};
 use crate::action::{Address, Arg, Facts, HeadMap, Kernel, Launch, Operand, Source, StepContext, c_type};
 use graph::DType;
-use graph::op::AttentionDrop;
 
 /// Tokens of a block, and of one row of partial column sums: the kernels' `BLOCK`.
 pub(super) const BLOCK: usize = 128;
@@ -128,12 +127,8 @@ impl Forward {
     }
 }
 
-pub(super) fn forward(
-    cx: &StepContext<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-) -> Launch {
+pub(super) fn forward(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>) -> Launch {
+    let Variant { element, drop } = variant;
     let cut = Forward::choose(sizes, drop.is_some());
     let items = sizes.total() * if cut.whole { 1 } else { sizes.tokens.div_ceil(64 * cut.groups) };
     let heads = 3 * sizes.heads;
@@ -274,13 +269,8 @@ pub(super) fn scratch(sizes: &Sizes, dtype: DType, drop: bool) -> usize {
     if takes_heads(sizes, dtype) { Scratch::of(sizes, drop).end } else { 0 }
 }
 
-pub(super) fn gradient(
-    cx: &StepContext<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-    sum: bool,
-) -> Vec<Launch> {
+pub(super) fn gradient(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>, sum: bool) -> Vec<Launch> {
+    let Variant { element, drop } = variant;
     let cut = Gradient::choose(sizes, drop.is_some());
     let [start, main, end] = cut.kernels(element, sizes, drop.is_some(), sum);
     let parts = Scratch::of(sizes, drop.is_some());

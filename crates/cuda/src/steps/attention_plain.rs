@@ -2,9 +2,8 @@
 //!
 //! Legend: T tokens, D head size.
 
-use super::attention::{Sizes, drop_args};
+use super::attention::{Sizes, Variant, drop_args};
 use crate::action::{Arg, Kernel, Launch, Source, StepContext};
-use graph::op::AttentionDrop;
 
 /// Tokens in a piece. A thread has 4×4 scores.
 const PIECE: usize = 32;
@@ -39,12 +38,8 @@ fn launch_of(
     (shared <= cx.facts.shared_per_block).then_some(Launch { kernel, grid, block, shared, args })
 }
 
-pub(super) fn forward(
-    cx: &StepContext<'_>,
-    sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
-) -> Option<Launch> {
+pub(super) fn forward(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>) -> Option<Launch> {
+    let Variant { element, drop } = variant;
     let kernel = kernel("attention", element, sizes, drop.is_some(), None);
     let mut args =
         Vec::from([&cx.inputs[0], &cx.outputs[0], &cx.outputs[1]].map(|o| Arg::Pointer(o.address)));
@@ -56,10 +51,10 @@ pub(super) fn forward(
 pub(super) fn gradient(
     cx: &StepContext<'_>,
     sizes: &Sizes,
-    element: &str,
-    drop: Option<AttentionDrop>,
+    variant: Variant<'_>,
     sum: bool,
 ) -> Option<Vec<Launch>> {
+    let Variant { element, drop } = variant;
     let [qkv, out, lse, dout] = [0, 1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
     let (dqkv, deltas) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.scratch));
     let heads = Arg::I32(sizes.heads as i32);

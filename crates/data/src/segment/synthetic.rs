@@ -88,11 +88,8 @@ impl SyntheticMasks {
     }
 
     fn scene(&self, index: usize) -> Scene {
-        let split = match self.spec.split {
-            Split::Train => 0,
-            Split::Test => 1,
-        };
-        Scene::new(&self.spec, key(&[self.spec.seed, MASKS, split, index as u64]))
+        let key = key(&[self.spec.seed, MASKS, self.spec.split.number(), index as u64]);
+        Scene::new(&self.spec, key)
     }
 }
 

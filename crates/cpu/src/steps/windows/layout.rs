@@ -1,7 +1,7 @@
 //! Tokens of a window: gathered from the map into scratch, and scattered back.
 
 use super::Sizes;
-use crate::kernels::Float;
+use crate::kernels::{BiasAndMasks, Float};
 use crate::memory::View;
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ pub const REGIONS: usize = 4;
 /// Places of the tokens of one window in the batch, and which of them see each other.
 pub struct Layout<'a, T> {
     places: &'a mut [u32],
-    pub regions: &'a mut [u32],
-    pub masks: &'a mut [T],
+    regions: &'a mut [u32],
+    masks: &'a mut [T],
 }
 
 impl<'a, T: Float> Layout<'a, T> {
@@ -69,6 +69,11 @@ impl<'a, T: Float> Layout<'a, T> {
                 *mask = if of == region as u32 { T::ZERO } else { apart };
             }
         }
+    }
+
+    /// A bias of the scores of some queries, with the masks of these.
+    pub fn with_masks<'b>(&'b self, bias: &'b [T], queries: &Range<usize>) -> BiasAndMasks<'b, T> {
+        BiasAndMasks { bias, masks: self.masks, mask_of: &self.regions[queries.clone()] }
     }
 
     /// Rows of `width` elements `stride` apart from `offset` on, token by token; zeros for padding.
