@@ -7,8 +7,8 @@ use data::Batch;
 use devices::device::{self, Device, KernelTime, Seat, StepTime, Which};
 use devices::memory_advice::with_advice;
 use devices::program::program;
-use graph::Header;
 use graph::random::Sequence;
+use graph::{Header, Program};
 use std::time::Instant;
 
 /// What ranks do together.
@@ -31,6 +31,8 @@ pub struct StepBench {
     device: Box<dyn Device<f32>>,
     header: Header,
     batch: Batch,
+    /// Micro-steps of a step.
+    micros: usize,
     in_flight: usize,
     /// What was done before the device was open, and until the batch was there: each with its seconds.
     startup: Vec<(&'static str, f64)>,
@@ -87,7 +89,7 @@ impl StepBench {
         };
         let (seed, nominal) = (run.seed, run.nominal());
         let header = Header { seed, step: 0, first_sample: 0, learning_rate: 1e-4, nominal };
-        StepBench { world, device, header, batch, in_flight: 0, startup }
+        StepBench { world, device, header, batch, micros: run.accumulate, in_flight: 0, startup }
     }
 
     /// Where the time goes until the first step is done, as far as it was: what the device did is told apart.
@@ -104,22 +106,38 @@ impl StepBench {
         &*self.device
     }
 
-    /// Seconds of one forward, backward, all-reduce and update. A device that has several steps in flight is kept busy: then these
+    /// Seconds of all micro-steps, all-reduce and update. A device that has several steps in flight is kept busy: then these
     /// are the seconds from one step's end to the next one's, with all the host does in between.
     fn step(&mut self) -> Result<f64, TrainError> {
         let depth = self.device.depth().max(1);
         let began = Instant::now();
-        if self.header.step == 0 || !self.device.keeps_batches() {
-            self.device.load(Which::Last, &(&self.batch).into())?;
+        let mut loading = 0.0;
+        for which in self.micro_steps() {
+            let start = Instant::now();
+            if self.header.step == 0 || self.micros > 1 || !self.device.keeps_batches() {
+                self.device.load(which, &(&self.batch).into())?;
+            }
+            loading += start.elapsed().as_secs_f64();
+            self.device.run(which, &self.header)?;
         }
-        let start = if depth == 1 { Instant::now() } else { began };
-        self.device.run(Which::Last, &self.header)?;
         self.device.run(Which::Update, &self.header)?;
         self.device.end_step()?;
         self.header.step += 1;
         self.in_flight += 1;
         self.wait(depth - 1)?;
-        Ok(start.elapsed().as_secs_f64())
+        let seconds = began.elapsed().as_secs_f64();
+        Ok(if depth == 1 { seconds - loading } else { seconds })
+    }
+
+    /// The plans of a step's micro-steps.
+    fn micro_steps(&self) -> impl Iterator<Item = Which> + use<> {
+        let micros = self.micros;
+        (0..micros).map(move |micro| Program::micro_step(micro, micros))
+    }
+
+    /// Operations of all micro-steps of a step.
+    pub fn flops(&self) -> f64 {
+        self.micro_steps().map(|which| self.device.program().plan(which).cost().flops).sum()
     }
 
     /// Until this many steps are in flight.
@@ -142,7 +160,10 @@ impl StepBench {
                 self.device.set_timing(true);
                 seconds
             }
-            Turn::Matmuls => Ok(self.device.run_matmuls(Which::Last, &self.header).unwrap_or(0.0)),
+            Turn::Matmuls => {
+                let alone = |which| self.device.run_matmuls(which, &self.header).unwrap_or(0.0);
+                Ok(self.micro_steps().map(alone).sum())
+            }
             Turn::End => {
                 self.wait(0)?;
                 self.device.finish();

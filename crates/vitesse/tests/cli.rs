@@ -168,6 +168,35 @@ fn a_benchmark_accounts_for_its_start() {
     assert!(text.contains("s after the start:\n  "), "{text}");
 }
 
+/// A step of several micro-steps has the images and operations of all of them.
+#[test]
+fn a_benchmark_runs_every_micro_step() {
+    let of = |accumulate: &str| -> serde_json::Value {
+        let args = [
+            "bench",
+            "--model",
+            "vit-nano/8",
+            "--batch-size",
+            "2",
+            "--steps",
+            "3",
+            "--accumulate",
+            accumulate,
+            "--json",
+        ];
+        serde_json::from_slice(&vitesse(&args).stdout).unwrap()
+    };
+    let (one, four) = (of("1"), of("4"));
+    let ratio = four["flops"].as_f64().unwrap() / one["flops"].as_f64().unwrap();
+    assert!((4.0..4.1).contains(&ratio), "{ratio} times the operations");
+    let mut steps: Vec<f64> =
+        four["step_seconds"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+    steps.sort_by(f64::total_cmp);
+    let images = four["images_per_second"].as_f64().unwrap() * steps[steps.len() / 2];
+    assert!((images - 8.0).abs() < 1e-6, "{images} images a step");
+    refused(&["bench", "--inference", "--accumulate", "2"], "--accumulate 2");
+}
+
 #[test]
 fn bad_settings_are_refused_in_one_line() {
     refused(&["train", "--deterministic", "--balance"], "--deterministic");

@@ -25,9 +25,15 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let mut run = raw.resolve_without_data(args.ranks)?;
     run.settle_shard_group(&(0..args.ranks).map(|rank| (rank, args.ranks)).collect::<Vec<_>>())?;
     let run = run;
+    if args.kernels && run.accumulate > 1 {
+        anyhow::bail!("--kernels lists those of one micro-step: leave out --accumulate {}", run.accumulate);
+    }
     if args.inference {
         if args.ranks > 1 {
             anyhow::bail!("--ranks {}: inference is timed on one rank", args.ranks);
+        }
+        if run.accumulate > 1 {
+            anyhow::bail!("--accumulate {}: inference has no micro-steps", run.accumulate);
         }
         return inference::run(&args, &run);
     }
@@ -112,7 +118,7 @@ fn measure(bench: &mut StepBench, run: &Resolved, args: &BenchArgs, began: Insta
     let kernels = if args.kernels { bench.profile(PROFILED)? } else { vec![] };
     let memory = bench.device().memory();
     let measured = Measured { steps, products, times: bench.times(), ceilings, startup, memory, kernels };
-    let flops = bench.device().program().last.cost().flops;
+    let flops = bench.flops();
     if args.json {
         println!("{}", measured.json(run, flops));
     } else {
@@ -194,18 +200,18 @@ const PROFILED: usize = 5;
 
 impl Measured {
     fn images_per_second(&self, run: &Resolved) -> f64 {
-        (run.batch * run.world) as f64 / median(&self.steps)
+        run.global_batch() as f64 / median(&self.steps)
     }
 
     fn json(&self, run: &Resolved, flops: f64) -> Value {
         let mut report = json!({
-            "model": run.model, "image_size": run.network.image(), "batch_size": run.batch, "threads": run.threads,
+            "model": run.model, "image_size": run.network.image(), "batch_size": run.batch, "accumulate": run.accumulate, "threads": run.threads,
             "device": run.device, "precision": run.precision,
             "ranks": run.world, "step_seconds": self.steps, "flops": flops,
             "images_per_second": self.images_per_second(run), "first_step_seconds": self.startup.seconds,
             "startup": self.startup.json(),
             "steady_images_per_second":
-                (run.batch * run.world * self.steps.len()) as f64 / self.steps.iter().sum::<f64>(),
+                (run.global_batch() * self.steps.len()) as f64 / self.steps.iter().sum::<f64>(),
             "kinds": self.times.iter().map(kind_json).collect::<Vec<_>>(),
         });
         if !self.products.is_empty() {
@@ -229,8 +235,12 @@ impl Measured {
     fn print(&self, run: &Resolved, flops: f64) {
         let step = median(&self.steps);
         let ranks = if run.world == 1 { String::new() } else { format!(" × {}", many(run.world, "rank")) };
+        let micros = match run.accumulate {
+            1 => String::new(),
+            micros => format!(" × {}", many(micros, "micro-step")),
+        };
         println!(
-            "{} · batch {}{ranks} · {}: {:.1} ms a step, {:.1} images/s, {:.0} GFLOP/s",
+            "{} · batch {}{ranks}{micros} · {}: {:.1} ms a step, {:.1} images/s, {:.0} GFLOP/s",
             run.model,
             run.batch,
             table::device(run),
