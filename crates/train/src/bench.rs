@@ -161,8 +161,9 @@ impl StepBench {
                 seconds
             }
             Turn::Matmuls => {
+                let micro_steps = self.micro_steps();
                 let alone = |which| self.device.run_matmuls(which, &self.header).unwrap_or(0.0);
-                Ok(self.micro_steps().map(alone).sum())
+                Ok(micro_steps.map(alone).sum())
             }
             Turn::End => {
                 self.wait(0)?;
