@@ -80,9 +80,19 @@ impl<'a> Scaled<'a> {
         format!("{ranks} do {times}")
     }
 
-    fn limiter(&self) -> Option<&str> {
-        self.point.limiter.as_ref().map(|limiter| limiter.sentence.as_str())
+    fn limiter(&self) -> Option<String> {
+        self.point.limiter.as_ref().map(|limiter| brief(&limiter.sentence))
     }
+}
+
+/// The first clause of a limiter's sentence without what stands in brackets: the tables have all of it.
+fn brief(sentence: &str) -> String {
+    let clause = sentence.split("; ").next().unwrap_or_default();
+    let mut text = String::new();
+    for part in clause.split(" (") {
+        text.push_str(part.split_once(')').map_or(part, |(_, after)| after));
+    }
+    text
 }
 
 fn scaled(results: &Results, series: &[Vec<&Point>], all: usize) -> Option<String> {
