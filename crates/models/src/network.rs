@@ -146,8 +146,10 @@ impl Network {
     pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Network, NetworkError> {
         let unknown = || {
             let forms: Vec<&str> = FORMS.iter().rev().flatten().copied().collect();
-            let names =
-                format!("a name is {}; with +linear or +upernet it segments images", forms.join(", or "));
+            let names = format!(
+                "a name is {}; with +linear or +upernet it segments images; `vitesse models` lists them",
+                forms.join(", or ")
+            );
             Err(NetworkError::unknown(name, names))
         };
         let ours = timm::ours(name).map(|(ours, _)| ours);
