@@ -146,10 +146,8 @@ impl Network {
     pub fn named(name: &str, image: usize, channels: usize, classes: usize) -> Result<Network, NetworkError> {
         let unknown = || {
             let forms: Vec<&str> = FORMS.iter().rev().flatten().copied().collect();
-            let names = format!(
-                "a name is {}; with +linear or +upernet it segments images; `vitesse models` lists them",
-                forms.join(", or ")
-            );
+            let names =
+                format!("a name is {}; with +linear or +upernet it segments images", forms.join(", or "));
             Err(NetworkError::unknown(name, names))
         };
         let ours = timm::ours(name).map(|(ours, _)| ours);
@@ -242,9 +240,9 @@ mod tests {
         let message = Network::named("resnet50", 32, 3, 10).unwrap_err().to_string();
         assert_eq!(
             message,
-            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or timm's of a DINOv2 or DeiT III, such as \
+            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or timm's, such as vit_base_patch16_224, \
              vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
-             +linear or +upernet it segments images"
+             +linear or +upernet it segments images; `vitesse models` lists them"
         );
     }
 

@@ -375,6 +375,33 @@ fn counts_are_whole_and_singular_where_there_is_one() {
     assert!(told.contains("1 image, 16 px") && told.contains("1 step · 1 thread"), "{told}");
 }
 
+#[test]
+fn small_numbers_are_short_and_counts_of_models_whole() {
+    let folder = Folder::new("manners-numbers");
+    let told = good(&folder, "config explain");
+    assert!(told.lines().any(|line| words(line).starts_with(&["eps", "1e-8"])), "{told}");
+    let models: Value = serde_json::from_slice(&folder.run(&words("models --json")).stdout).unwrap();
+    assert!(models.as_array().unwrap().iter().all(|model| model["forward_flops"].is_u64()), "{models}");
+    let told = good(&folder, "data inspect --train-samples 20 --test-samples 15");
+    assert!(told.contains("10 classes with 2 images each"), "{told}");
+    assert!(told.contains("10 classes with 1 to 2 images each"), "{told}");
+}
+
+/// Names of operations are up to 40 columns wide: the numbers beside them stay under each other.
+#[test]
+fn the_closing_table_stays_in_line() {
+    let folder = Folder::new("manners-table");
+    let told = good(
+        &folder,
+        "train --task segment --image-size 64 --batch-size 2 --steps 1 --train-samples 4 --test-samples 2 --threads 1",
+    );
+    let (_, table) = told.split_once("where the time went:\n").unwrap();
+    let rows: Vec<usize> = table.lines().filter_map(|line| line.chars().position(|c| c == '%')).collect();
+    // A row of small kinds has a percent sign in its name.
+    let last = rows.len() - 1;
+    assert!(rows.len() > 5 && rows[..last].iter().all(|at| *at == rows[0]), "{told}");
+}
+
 const COLUMNS: usize = 60;
 
 /// Lines that are wider than the terminal, but for single words, which nothing can break.

@@ -188,3 +188,19 @@ fn fastest(kind: Kind, series: &[Vec<&Point>]) -> String {
     }
     said.join("; ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::brief;
+
+    #[test]
+    fn a_headline_names_causes_without_their_arithmetic() {
+        let sentence = "31% of the time is lost against 1 rank: 20% slower computing (an image takes a rank 1.29 times as long: ranks \
+             share caches), 10% idle between pieces of work; other programs use the cores: 84% of the time";
+        assert_eq!(
+            brief(sentence),
+            "31% of the time is lost against 1 rank: 20% slower computing, 10% idle between pieces of work"
+        );
+        assert_eq!(brief("computing takes 92% of the step"), "computing takes 92% of the step");
+    }
+}
