@@ -6,7 +6,7 @@ mod common;
 use common::launched::{Ranks, tells};
 use common::{Folder, VITESSE};
 use std::fs;
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// Longer than any test lets it run.
@@ -181,6 +181,7 @@ fn a_run_starts_again_by_itself() {
 #[cfg(feature = "mpi")]
 mod mpi {
     use super::*;
+    use std::process::Child;
 
     fn mpirun(folder: &Folder, fault: &str) -> Child {
         let mut words = vec!["--allow-run-as-root", "--oversubscribe", "-n", "3", VITESSE];
