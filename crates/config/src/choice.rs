@@ -37,7 +37,7 @@ macro_rules! choice {
             fn from_str(word: &str) -> Result<Self, String> {
                 match word {
                     $($word => Ok($name::$variant),)+
-                    _ => Err(format!("is none of {}", Self::WORDS.join(", "))),
+                    _ => Err(crate::settings::value::none_of(word, Self::WORDS)),
                 }
             }
         }

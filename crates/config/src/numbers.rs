@@ -109,7 +109,7 @@ mod tests {
         };
         let key = |name: &str| Origin::File(format!("optimizer.params.{name}"));
         assert_eq!(origin(&file, "betas"), ("0.8,0.9".to_string(), key("betas")));
-        assert_eq!(origin(&file, "eps"), ("0.0000001".to_string(), key("eps")));
+        assert_eq!(origin(&file, "eps"), ("1e-7".to_string(), key("eps")));
         let flag = Raw { betas: Some(Betas(0.9, 0.98)), ..file };
         assert_eq!(origin(&flag, "betas"), ("0.9,0.98".to_string(), Origin::Flag));
         let keys = flag.explain(&Facts::synthetic(&flag).unwrap(), 1).keys;

@@ -11,6 +11,7 @@ use crate::ConfigError;
 use crate::deepspeed::{DeepSpeed, FileError, Setting, same_optimizer};
 use crate::raw::Span;
 use crate::schedule::{Drops, Schedule};
+use crate::settings::value::none_of;
 use graph::Optimizer;
 use text::many;
 
@@ -91,7 +92,7 @@ impl Raw {
         };
         let Some(one) = found else {
             let names: Vec<&str> = optimizers::ALL.iter().map(|one| one.name).collect();
-            let why = format!("is none of {}", names.join(", "));
+            let why = none_of(&name, &names);
             return Err(ConfigError::setting("optimizer", name, why));
         };
         let name = one.name;

@@ -37,7 +37,11 @@ pub struct Log(pub Vec<Note>);
 
 impl Log {
     pub fn note(&mut self, name: &'static str, value: impl fmt::Display, origin: Origin) {
-        self.0.push(Note { name, value: value.to_string(), origin });
+        let text = value.to_string();
+        // 1e-8, which nobody has to count the zeros of.
+        let small = text.parse::<f64>().ok().filter(|_| text.starts_with("0.000"));
+        let value = small.filter(|small| *small > 0.0).map_or(text, |small| format!("{small:e}"));
+        self.0.push(Note { name, value, origin });
     }
 
     /// Picks what was typed, or else the default.

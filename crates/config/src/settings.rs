@@ -258,7 +258,7 @@ impl Setting {
         if words.is_empty() || self.words == words || words.contains(&text) {
             return Ok(());
         }
-        Err(format!("is none of {}", words.join(", ")))
+        Err(value::none_of(text, words))
     }
 
     /// Reads a value as if it was typed; that of a list is added to it.

@@ -59,7 +59,7 @@ fn each_bad_setting_names_its_flag() {
         (Raw { lr: Some(f64::NAN), ..raw() }, "--lr NaN: must be positive"),
         (
             Raw { optimizer: Some("adam".into()), ..raw() },
-            "--optimizer adam: is none of adamw, sgd, lamb, muon",
+            "--optimizer adam: is none of adamw, sgd, lamb, muon; did you mean adamw?",
         ),
         (Raw { data: Some("cifar10".into()), ..raw() }, "--data cifar10: names no folder: write cifar10:DIR"),
         (

@@ -21,7 +21,7 @@ pub fn free(path: &Path, force: bool) -> Result<(), &'static str> {
 pub fn all_free<'a>(paths: impl IntoIterator<Item = &'a Path>, force: bool) -> Result<(), String> {
     paths
         .into_iter()
-        .try_for_each(|path| free(path, force).map_err(|why| format!("{} {why}", path.display())))
+        .try_for_each(|path| free(path, force).map_err(|why| format!("{}: {why}", path.display())))
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", &link).unwrap();
         assert_eq!(free(&link, false), Err(TAKEN));
         let why = all_free([new.as_path(), old.as_path()], false).unwrap_err();
-        assert_eq!(why, format!("{} exists already; --force replaces it", old.display()));
+        assert_eq!(why, format!("{}: exists already; --force replaces it", old.display()));
         assert_eq!(all_free([new.as_path(), old.as_path()], true), Ok(()));
     }
 }

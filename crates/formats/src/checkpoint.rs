@@ -33,7 +33,7 @@ pub enum CheckpointError {
     Weights(#[from] WeightsError),
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
-    #[error("{}: it holds no checkpoint", .0.display())]
+    #[error("{}: it holds no checkpoint and no weights, as model.safetensors", .0.display())]
     Nothing(PathBuf),
     /// A file that is not as it was written.
     #[error("{}: {problem}", path.display())]
@@ -351,7 +351,7 @@ mod tests {
     fn what_a_killed_run_left_is_removed() {
         let folder = Folder::new("checkpoints-killed");
         let checkpoints = Checkpoints::of_run(&folder.0, 2);
-        assert!(checkpoints.latest().unwrap_err().to_string().contains("holds no checkpoint"));
+        assert!(checkpoints.latest().unwrap_err().to_string().contains("holds no checkpoint and no weights"));
         let whole = save(&checkpoints, 3, false);
         fs::write(folder.0.join(FOLDER).join(".step-00000004.safetensors.77.tmp"), b"half").unwrap();
         assert_eq!(checkpoints.latest().unwrap(), whole);

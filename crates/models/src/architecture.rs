@@ -28,7 +28,7 @@ pub struct Sizes {
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum NetworkError {
     /// Unknown name, with the forms that names have.
-    #[error("{model}: unknown model: {names}")]
+    #[error("{model}: unknown model: {names}; `vitesse models` lists them")]
     Unknown { model: String, names: String },
     #[error("{model}: patch {patch} doesn't divide the {}×{} image", image[0], image[1])]
     Patch { model: String, patch: usize, image: [usize; 2] },

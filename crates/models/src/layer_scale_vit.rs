@@ -304,7 +304,7 @@ impl Architecture for LayerScaleVit {
 
 impl Family for LayerScaleVit {
     const FORM: Option<&'static str> = Some(
-        "timm's of a DINOv2 or DeiT III, such as vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224",
+        "timm's, such as vit_base_patch16_224, vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224",
     );
     const NAMES: &'static dyn Table = &names::LayerScaleVit;
 

@@ -240,9 +240,9 @@ mod tests {
         let message = Network::named("resnet50", 32, 3, 10).unwrap_err().to_string();
         assert_eq!(
             message,
-            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or timm's of a DINOv2 or DeiT III, such as \
+            "resnet50: unknown model: a name is vit-SIZE/PATCH, such as vit-ti/16, or timm's, such as vit_base_patch16_224, \
              vit_small_patch14_reg4_dinov2 or deit3_small_patch16_224, or swinv2-SIZE/wWINDOW, such as swinv2-ti/w8; with \
-             +linear or +upernet it segments images"
+             +linear or +upernet it segments images; `vitesse models` lists them"
         );
     }
 

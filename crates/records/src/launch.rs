@@ -1,7 +1,8 @@
 //! How a run was started: `run.json`, and what readers need of `config.json`.
 
 use crate::schema::Schema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// One start or continuation of a run: an entry of `run.json`.
@@ -59,6 +60,8 @@ pub struct ConfigView {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DataView {
+    /// As `--data` has it: `synthetic`, or `folder:/home/ann/photos`.
+    #[serde(deserialize_with = "source")]
     pub source: String,
     pub facts: FactsView,
 }
@@ -74,8 +77,41 @@ pub struct FactsView {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NetworkView {
-    /// Side of the images, in pixels.
-    pub image: u64,
+    /// Rows and columns of the images; empty where the network has them in its backbone.
+    #[serde(deserialize_with = "one_or_more")]
+    image: Vec<u64>,
+    backbone: Option<Box<NetworkView>>,
+}
+
+impl NetworkView {
+    /// Size of the images: `224 px`, `64×96 px`; none where the file doesn't tell.
+    pub fn size(&self) -> Option<String> {
+        match (&self.image[..], &self.backbone) {
+            ([side], _) => Some(format!("{side} px")),
+            ([rows, columns], _) if rows == columns => Some(format!("{rows} px")),
+            ([rows, columns], _) => Some(format!("{rows}×{columns} px")),
+            (_, Some(backbone)) => backbone.size(),
+            _ => None,
+        }
+    }
+}
+
+/// A synthetic set is recorded by its name, others as `{"folder": "/home/ann/photos"}`, or `{"cifar100": {"path": "/data", …}}`.
+fn source<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let placed = value.as_object().and_then(|sets| sets.iter().next()).and_then(|(set, place)| {
+        let path = place.as_str().or_else(|| place.get("path")?.as_str())?;
+        Some(format!("{set}:{path}"))
+    });
+    Ok(placed.or_else(|| value.as_str().map(str::to_string)).unwrap_or_default())
+}
+
+/// A number, or a list of some.
+fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let one = value.as_u64().map(|one| vec![one]);
+    let more = || value.as_array().map(|all| all.iter().filter_map(Value::as_u64).collect());
+    Ok(one.or_else(more).unwrap_or_default())
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -124,4 +160,36 @@ pub enum Ended {
     Finished,
     Stopped,
     Failed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Data and images as every family and kind of set are recorded: a reader that trips over one knows nothing of the run.
+    #[test]
+    fn a_configuration_is_read_whatever_its_data_and_its_network() {
+        for (source, wanted) in [
+            (json!("synthetic"), "synthetic"),
+            (json!({"folder": "/home/ann/photos"}), "folder:/home/ann/photos"),
+            (json!({"cifar100": {"path": "/data", "coarse": true}}), "cifar100:/data"),
+            (json!(7), ""),
+        ] {
+            let text =
+                json!({"model": "vit-ti/4", "data": {"source": source, "facts": {"classes": 4}}}).to_string();
+            let view: ConfigView = serde_json::from_str(&text).unwrap();
+            assert_eq!((view.model.as_str(), view.data.source.as_str()), ("vit-ti/4", wanted));
+            assert_eq!(view.data.facts.classes, 4);
+        }
+        for (network, wanted) in [
+            (json!({"family": "vit", "image": 32}), Some("32 px")),
+            (json!({"family": "swinv2", "image": [256, 256]}), Some("256 px")),
+            (json!({"family": "segmenter", "backbone": {"image": [64, 96]}, "head": {}}), Some("64×96 px")),
+            (json!({"family": "of tomorrow"}), None),
+        ] {
+            let view: ConfigView = serde_json::from_str(&json!({"network": network}).to_string()).unwrap();
+            assert_eq!(view.network.size().as_deref(), wanted);
+        }
+    }
 }

@@ -143,7 +143,7 @@ pub fn waits_for(factors: &Factors) -> Option<String> {
         // Several ranks that stay slow take turns at being the slowest.
         _ if balance < synchronisation => {
             format!(
-                "a lasting imbalance: several ranks have more to do than the mean, the same one is the slowest in {steps}"
+                "a lasting imbalance: some ranks have more to do than others, the same one is the slowest in {steps}"
             )
         }
         _ => format!("passing jitter: the slowest rank changes, the same one in no more than {steps}"),

@@ -110,7 +110,7 @@ fn point(plan: Plan, draw: &mut Draw) -> Point {
             cpu_utilisation: Some((0.3 + 0.06 * s.ranks as f64 + 0.01 * draw.next()).min(1.0)),
             gpu_utilisation: plan.gpu.map(|busy| busy + 0.01 * draw.next()),
             memory_bytes: Some(5_400_000_000),
-            planned_bytes: None,
+            planned_bytes: Some(4_900_000_000),
             collectives: vec![],
             gpu_memory_bytes: plan.gpu.map(|_| 17_000_000_000),
             gpu_load: plan.gpu.map(|busy| busy + 0.02),

@@ -31,7 +31,7 @@ pub enum TrainError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("can't start a thread for {what}: {source}")]
     Thread { what: &'static str, source: std::io::Error },
-    #[error("{} already holds a run: go on with it (--resume), choose another --out, or remove it", .0.display())]
+    #[error("--out {out}: already holds a run: go on with it (--resume {out}), choose another --out, or remove it", out = .0.display())]
     RunExists(PathBuf),
     #[error("{}: nothing to resume: it holds no run", .0.display())]
     NoRun(PathBuf),

@@ -8,7 +8,7 @@ mod settings;
 pub mod study;
 mod weights;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use config::settings::{BENCH, INSPECT, PLAN, TRAIN};
 use config::{PageAddress, Raw, Task};
 use settings::Settings;
@@ -26,7 +26,7 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Train a model; with no options, a small ViT on the built-in set, in about a minute on two cores
+    /// Train a model; with no options, a small ViT on the built-in set, in a minute and a half on two cores
     #[command(after_help = examples::TRAIN)]
     Train(Box<TrainArgs>),
     /// Measure how training scales: every point of a grid several times, in shuffled order, with what limits it
@@ -312,11 +312,26 @@ impl Cli {
     /// What was typed, or the one line that says what is wrong with it. Help and versions are printed, and end the program.
     pub fn read<W: AsRef<OsStr>>(words: &[W]) -> anyhow::Result<Cli> {
         let words: Vec<OsString> = words.iter().map(|word| word.as_ref().to_os_string()).collect();
-        Cli::try_parse_from(&words).map_err(|error| match refusal::line(&error, &words) {
-            Some(line) => anyhow::Error::msg(line),
-            None => error.exit(),
+        let parsed = numbered(Cli::command()).try_get_matches_from(&words);
+        parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
+            match refusal::line(&error, &words) {
+                Some(line) => anyhow::Error::msg(line),
+                // Where a command is missing, help goes to standard error; 2 is no exit code of ours.
+                None if error.exit_code() != 0 => {
+                    let _ = error.print();
+                    std::process::exit(1)
+                }
+                None => error.exit(),
+            }
         })
     }
+}
+
+/// With negative numbers as values of flags: `--lr -1` is refused as a rate, not as a flag called -1.
+fn numbered(command: clap::Command) -> clap::Command {
+    let valued = |arg: &Arg| arg.get_action().takes_values() && !arg.is_positional();
+    let one = |arg: Arg| if valued(&arg) { arg.allow_negative_numbers(true) } else { arg };
+    command.mut_args(one).mut_subcommands(numbered)
 }
 
 /// What was typed after `vitesse train`, without reading files.

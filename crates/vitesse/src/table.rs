@@ -110,21 +110,30 @@ pub fn print_kernels(times: &[KernelTime], ceilings: Option<Ceilings>) {
 }
 
 const BAR: usize = 30;
-/// Columns of the account of time before its bars.
+/// Columns of the account of time before its bars, of which its names have at least so many.
 const ACCOUNT: usize = 72;
+const NAME: usize = 28;
+/// Columns beside the names where there is no room for bars.
+const NARROW: usize = 33;
 
 /// Rows with their share of the whole and a bar. Rows under half a percent are summed up.
 pub fn print_account(rows: &[Row], wall: f64, ceilings: Option<Ceilings>) {
-    let narrow = layout::narrower_than(ACCOUNT);
     let small = |r: &&Row| r.seconds < 0.005 * wall && r.name != "everything else";
+    let longest = rows.iter().filter(|r| !small(r)).map(|r| r.name.chars().count()).max().unwrap_or(0);
+    let wide = longest.max(NAME);
+    let used = ACCOUNT + wide - NAME;
+    let narrow = layout::narrower_than(used);
+    // Of the longest names, those that no column of a narrow terminal holds take a line more.
+    let room = layout::width().unwrap_or(used).saturating_sub(NARROW);
+    let name_of_narrow = longest.min(room).max(NAME - 2);
     let line = |name: &str, seconds: f64, rate: Rate| {
         let share = seconds / wall;
         if narrow {
-            let rate = rate.text(None);
-            return println!("  {name:<26} {seconds:>7.2} s {:>5.1}% {rate:>12}", 100.0 * share);
+            let (rate, wide) = (rate.text(None), name_of_narrow);
+            return println!("  {name:<wide$} {seconds:>7.2} s {:>5.1}% {rate:>12}", 100.0 * share);
         }
-        let (rate, bar) = (rate.text(ceilings), layout::bar(share, ACCOUNT, BAR));
-        println!("  {name:<28} {seconds:>8.2} s {:>5.1}%  {rate:>20}  {bar}", 100.0 * share);
+        let (rate, bar) = (rate.text(ceilings), layout::bar(share, used, BAR));
+        println!("  {name:<wide$} {seconds:>8.2} s {:>5.1}%  {rate:>20}  {bar}", 100.0 * share);
     };
     for row in rows.iter().filter(|r| !small(r)) {
         line(&row.name, row.seconds, row.rate);

@@ -6,8 +6,6 @@ mod common;
 use common::launched::{Ranks, tells};
 use common::{Folder, VITESSE};
 use std::fs;
-#[cfg(feature = "mpi")]
-use std::process::Child;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -183,6 +181,7 @@ fn a_run_starts_again_by_itself() {
 #[cfg(feature = "mpi")]
 mod mpi {
     use super::*;
+    use std::process::Child;
 
     fn mpirun(folder: &Folder, fault: &str) -> Child {
         let mut words = vec!["--allow-run-as-root", "--oversubscribe", "-n", "3", VITESSE];

@@ -109,6 +109,43 @@ fn a_run_is_served_at_a_port_or_a_host_behind_any_tunnel() {
     child.wait().unwrap();
 }
 
+/// Photographs, masks and a network whose images have two sides: their records differ from a ViT's on synthetic images.
+#[test]
+fn runs_on_files_are_described_like_any_other() {
+    let folder = Folder::new("live-files");
+    let made = ["--train-samples", "8", "--test-samples", "4", "--image-size", "32"];
+    folder.run(&[&["data", "make", "photos"][..], &made].concat());
+    folder.run(&[&["data", "make", "streets", "--task", "segment"][..], &made].concat());
+    let runs = [
+        ("photos", "folder:photos", "vit-nano/8"),
+        ("windows", "folder:photos", "swinv2-nano/w8"),
+        ("streets", "masks:streets", "swinv2-nano/w8+upernet"),
+    ];
+    for (out, data, model) in runs {
+        let out = format!("runs/{out}");
+        let flags = ["--image-size", "32", "--batch-size", "4", "--steps", "1", "--threads", "1"];
+        folder.run(&[&["train", "--data", data, "--model", model, "--out", &out][..], &flags].concat());
+    }
+    let mut server = folder.command(common::VITESSE, &["serve", "runs", "--address", "0"]).spawn().unwrap();
+    let mut line = String::new();
+    let mut says = BufReader::new(server.stdout.take().unwrap());
+    says.read_line(&mut line).unwrap();
+    let (_, address, path) = self::url(&line, "runs: ");
+    for (out, data, model) in runs {
+        let answer = asked(&address, &format!("{path}run/{out}/live.json"), &address);
+        let live: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        assert_eq!(live["about"], format!("{model} · {data} · 8 images · 1 rank"), "{out}");
+        let facts = live["sections"]["facts"].as_str().unwrap();
+        for told in ["8 training images, 4 of validation, 4 classes", "32 px", "1 epoch, 1 step<", "adamw"] {
+            assert!(facts.contains(told), "{out}: {told}: {facts}");
+        }
+        let listed = asked(&address, &format!("{path}live.json"), &address);
+        assert!(listed.contains(&format!("{model} · {data}")), "{out}: {listed}");
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
 /// Two ranks train while a phone looks on, to their end; then all runs are listed, one of masks and one that was stopped among them.
 #[test]
 #[ignore = "takes minutes on a busy machine; .ci/slow runs it"]

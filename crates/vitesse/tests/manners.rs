@@ -73,6 +73,15 @@ fn a_study_is_planned_without_its_cores_and_data() {
     assert!(many.contains("one point needs more than this machine has"), "{many}");
     let json: Value = serde_json::from_slice(&folder.run(&words(&format!("{plan} --json"))).stdout).unwrap();
     assert!(json["needs"][0].as_str().unwrap().starts_with("--data cifar10:data is not there"), "{json}");
+    // Points that differ in nothing but what is swept are told apart.
+    for (sweep, named) in [
+        ("optimizer --ranks 1", ["· adamw", "· sgd", "· muon"]),
+        ("zero --ranks 2 --oversubscribe", ["· stage 0", "· stage 1", "· stage 3"]),
+    ] {
+        let told =
+            good(&folder, &format!("study plan {sweep} --threads 1 --model vit-nano/8 --batch-sizes 8"));
+        assert!(named.iter().all(|name| told.contains(name)), "{told}");
+    }
     // What can't be known is asked for, and running is another matter.
     assert!(refused(&folder, "study plan strong --ranks 1 --data folder:photos").contains("photos"));
     assert!(refused(&folder, "study strong --ranks 1 --data cifar10:data").contains("data: cannot open"));
@@ -207,6 +216,10 @@ fn flags_of_other_programs_are_answered_with_ours() {
         ("train --learning_rate 1", "the learning rate is --lr"),
         ("train --batch_size 8", "--batch_size: there is no such flag; flags have dashes: --batch-size"),
         ("train -lr 1", "there is no such flag"),
+        ("train -e", "`vitesse eval --weights RUN`"),
+        ("train --tp 2", "--ranks N trains data-parallel"),
+        ("train --dtype bf16", "--precision"),
+        ("plan --epochs 2", "--epochs: there is no such flag; `vitesse train` has it"),
         ("train --modle x", "--modle: there is no such flag; did you mean --model?"),
         ("train --qwertyuiop", "`vitesse train --help` lists all"),
         ("classify a.png --weights w --wd 1", "weight decay is --weight-decay (of `vitesse train`)"),
@@ -224,6 +237,24 @@ fn bad_values_are_refused_in_one_style() {
         ("train --lr x", "--lr x: is no number"),
         ("train --steps 1.5", "--steps 1.5: is no whole number of 0 or more"),
         ("train --device tpu", "--device tpu: is none of cpu, cuda"),
+        ("train --device gpu", "--device gpu: is none of cpu, cuda; did you mean cuda?"),
+        (
+            "train --optimizer adam",
+            "--optimizer adam: is none of adamw, sgd, lamb, muon; did you mean adamw?",
+        ),
+        (
+            "train --schedule Cosin",
+            "--schedule Cosin: is none of cosine, linear, step, poly, constant; did you mean cosine?",
+        ),
+        ("train --lr -1", "--lr -1: must be positive"),
+        ("train --epochs -1", "--epochs -1: is no whole number of 0 or more"),
+        ("study strong --repeats -1", "--repeats -1: is no whole number of 0 or more"),
+        ("bench --ranks -2", "--ranks -2: is no whole number of 0 or more"),
+        ("train --ranks 0", "--ranks 0: must be at least 1"),
+        ("train --max-restarts 1 --min-ranks 0 --out run", "--min-ranks 0: must be at least 1"),
+        ("bench --inference --optimizer sgd", "--optimizer sgd: is for training steps, not for --inference"),
+        ("bench --inference --drop-path 0.1", "--drop-path 0.1: is for training steps"),
+        ("train --model resnet50", "--model resnet50: unknown model: "),
         ("train --batch-size 0", "--batch-size 0: must be at least 1"),
         (
             "train --betas 0.9",
@@ -254,6 +285,19 @@ fn bad_values_are_refused_in_one_style() {
         assert!(!why.contains("os error"), "{typed}: {why}");
         assert!(why.matches("No such file or directory").count() <= 1, "{typed}: {why}");
     }
+}
+
+/// The exit codes are 1, 3 and those of signals (ARCHITECTURE.md); a parser's 2 is none.
+#[test]
+fn a_missing_command_is_answered_with_help_and_exit_code_1() {
+    let folder = Folder::new("manners-missing");
+    for line in ["", "data", "config"] {
+        let output = run(&folder, line);
+        assert_eq!(output.status.code(), Some(1), "{line}: {}", text(&output));
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("Commands:") && output.stdout.is_empty(), "{line}: {told}");
+    }
+    assert!(run(&folder, "--help").status.success() && run(&folder, "help data").status.success());
 }
 
 /// Counts and their nouns come from `text::many`, so that none is "1 threads".
@@ -329,6 +373,33 @@ fn counts_are_whole_and_singular_where_there_is_one() {
         "train --model vit-nano/8 --image-size 16 --batch-size 1 --train-samples 1 --test-samples 1 --steps 1 --threads 1",
     );
     assert!(told.contains("1 image, 16 px") && told.contains("1 step · 1 thread"), "{told}");
+}
+
+#[test]
+fn small_numbers_are_short_and_counts_of_models_whole() {
+    let folder = Folder::new("manners-numbers");
+    let told = good(&folder, "config explain");
+    assert!(told.lines().any(|line| words(line).starts_with(&["eps", "1e-8"])), "{told}");
+    let models: Value = serde_json::from_slice(&folder.run(&words("models --json")).stdout).unwrap();
+    assert!(models.as_array().unwrap().iter().all(|model| model["forward_flops"].is_u64()), "{models}");
+    let told = good(&folder, "data inspect --train-samples 20 --test-samples 15");
+    assert!(told.contains("10 classes with 2 images each"), "{told}");
+    assert!(told.contains("10 classes with 1 to 2 images each"), "{told}");
+}
+
+/// Names of operations are up to 40 columns wide: the numbers beside them stay under each other.
+#[test]
+fn the_closing_table_stays_in_line() {
+    let folder = Folder::new("manners-table");
+    let told = good(
+        &folder,
+        "train --task segment --image-size 64 --batch-size 2 --steps 1 --train-samples 4 --test-samples 2 --threads 1",
+    );
+    let (_, table) = told.split_once("where the time went:\n").unwrap();
+    let rows: Vec<usize> = table.lines().filter_map(|line| line.chars().position(|c| c == '%')).collect();
+    // A row of small kinds has a percent sign in its name.
+    let last = rows.len() - 1;
+    assert!(rows.len() > 5 && rows[..last].iter().all(|at| *at == rows[0]), "{told}");
 }
 
 const COLUMNS: usize = 60;

@@ -166,7 +166,7 @@ fn a_study_over_mpi_that_can_not_be_is_refused_before_it_begins() {
     let mut command = folder.command(VITESSE, &args);
     command.env_remove("OMPI_ALLOW_RUN_AS_ROOT").env_remove("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
     let refusal = match cfg!(feature = "mpi") {
-        false => "--comm mpi: this build",
+        false => "--comm mpi: this vitesse was built without MPI",
         // SAFETY: only asks.
         true if unsafe { libc::geteuid() } == 0 => "OMPI_ALLOW_RUN_AS_ROOT=1",
         true => return,

@@ -58,7 +58,7 @@ pub(crate) fn choose_backend(
     let launcher =
         if place.is_lone_task() && requested != Some(Backend::Mpi) { Launcher::Nothing } else { launcher };
     if ranks == Some(0) {
-        return Err("--ranks must be at least 1".to_string());
+        return Err("--ranks 0: must be at least 1".to_string());
     }
     if let Some(ranks) = ranks.filter(|ranks| launcher != Launcher::Nothing && *ranks != world) {
         return Err(format!("--ranks {ranks}, but {launcher} started {world}: leave out --ranks"));

@@ -5,6 +5,7 @@ use graph::{Recompute, Zero};
 use models::vit::Pool;
 use std::path::PathBuf;
 use std::time::Duration;
+use text::nearest;
 
 /// A value of a setting.
 pub trait Value: Clone + PartialEq {
@@ -148,6 +149,19 @@ numbers! {
     f64: "is no number"
 }
 
+/// What a value that is none of a few words is refused with, and the one that was meant.
+pub(crate) fn none_of(text: &str, words: &[&str]) -> String {
+    let lower = text.to_ascii_lowercase();
+    let meant = match lower.as_str() {
+        // What other programs call them.
+        "gpu" => words.iter().copied().find(|word| *word == "cuda"),
+        "adam" => words.iter().copied().find(|word| *word == "adamw"),
+        lower => nearest(lower, words.iter().copied()),
+    };
+    let hint = meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
+    format!("is none of {}{hint}", words.join(", "))
+}
+
 /// Values that are one of a few words and whose type is another crate's.
 macro_rules! by_word {
     ($($type:ty { $($word:literal => $value:path),+ })*) => {$(
@@ -157,7 +171,7 @@ macro_rules! by_word {
             fn read(text: &str) -> Result<Self, String> {
                 match text {
                     $($word => Ok($value),)+
-                    _ => Err(format!("is none of {}", Self::WORDS.join(", "))),
+                    _ => Err(none_of(text, Self::WORDS)),
                 }
             }
 

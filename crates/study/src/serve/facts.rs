@@ -5,6 +5,7 @@ use crate::tail::last_lines;
 use records::{ConfigView, GpuLine, Launch};
 use std::path::Path;
 use std::time::SystemTime;
+use text::many;
 
 /// Bytes of `gpus.jsonl` that are looked at.
 const TAIL: u64 = 64 << 10;
@@ -46,7 +47,7 @@ impl Facts {
         let ConfigView { model, data, world, .. } = &self.config;
         let images = match data.facts.train_images {
             0 => String::new(),
-            images => format!("{} images", grouped(images as f64)),
+            images => many(images as usize, "image"),
         };
         let parts = [model.clone(), short_source(&data.source), images, counted((*world).max(1), "rank")];
         let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -94,27 +95,27 @@ impl Facts {
         let data = match facts.train_images {
             0 => c.data.source.clone(),
             images => format!(
-                "{} · {} training images, {} of validation, {} classes",
+                "{} · {}, {} of validation, {}",
                 c.data.source,
-                number(images),
+                many(images as usize, "training image"),
                 number(facts.test_images),
-                number(facts.classes)
+                many(facts.classes as usize, "class")
             ),
         };
-        let size = if c.network.image > 0 { format!(" · {} px", c.network.image) } else { String::new() };
+        let size = c.network.size().map_or(String::new(), |size| format!(" · {size}"));
         let (world, accumulate) = (c.world.max(1), c.accumulate.max(1));
-        let mut batch = format!("{} images", grouped((c.batch * accumulate * world) as f64));
+        let mut batch = many(c.batch * accumulate * world, "image");
         if world * accumulate > 1 {
-            let parts = [(c.batch, "images"), (accumulate, "micro-steps"), (world, "ranks")];
-            let parts = parts.iter().filter(|part| part.0 > 1 || part.1 == "images");
-            let parts: Vec<String> = parts.map(|(n, what)| format!("{n} {what}")).collect();
+            let parts = [(c.batch, "image"), (accumulate, "micro-step"), (world, "rank")];
+            let parts = parts.iter().filter(|part| part.0 > 1 || part.1 == "image");
+            let parts: Vec<String> = parts.map(|(n, what)| many(*n, what)).collect();
             batch = format!("{batch}: {}", parts.join(" × "));
         }
         let mut optimizer = format!("{} · weight decay {}", c.optimizer.name, c.optimizer.weight_decay);
         if let Some(peak) = c.schedule.peak {
             let warmup = c.schedule.warmup.filter(|steps| *steps > 0);
-            let warmup =
-                warmup.map_or(String::new(), |steps| format!(" after {} steps of warm-up", number(steps)));
+            let warmup = warmup
+                .map_or(String::new(), |steps| format!(" after {} of warm-up", many(steps as usize, "step")));
             optimizer += &format!(" · learning rate {peak:e}, {}{warmup}", c.schedule.name);
         }
         let threads = if c.device == "cpu" {
@@ -126,7 +127,7 @@ impl Facts {
             ("Data", data),
             ("Model", format!("{}{size}", c.model)),
             ("Batch", batch),
-            ("Length", format!("{} epochs, {} steps", number(c.epochs), number(c.steps))),
+            ("Length", format!("{}, {}", many(c.epochs as usize, "epoch"), many(c.steps as usize, "step"))),
             ("Optimizer", optimizer),
             ("Device", format!("{} · {}{threads} · seed {}", c.device, c.precision, c.seed)),
         ]

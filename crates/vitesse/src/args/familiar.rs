@@ -9,7 +9,7 @@ const HALF: &str =
 
 pub const TABLE: &[Row] = &[
     (
-        &["amp", "autocast", "mixed-precision", "fp16", "half", "bf16", "bfloat16", "amp-dtype"],
+        &["amp", "autocast", "mixed-precision", "fp16", "half", "bf16", "bfloat16", "amp-dtype", "dtype"],
         "precision",
         HALF,
     ),
@@ -24,7 +24,7 @@ pub const TABLE: &[Row] = &[
     (&["learning-rate", "base-lr", "blr"], "lr", "the learning rate is --lr"),
     (&["min-learning-rate", "lr-min"], "min-lr", "the lowest learning rate is --min-lr"),
     (
-        &["eval-only", "evaluate", "eval", "val-only", "test-only", "validate", "do-eval"],
+        &["eval-only", "evaluate", "eval", "val-only", "test-only", "validate", "do-eval", "e"],
         "",
         "`vitesse eval --weights RUN` evaluates a run or a file of weights",
     ),
@@ -205,7 +205,7 @@ pub const TABLE: &[Row] = &[
         "--zero 1, 2 or 3 divides optimizer states, gradients and parameters among the ranks of --ranks N",
     ),
     (
-        &["tensor-parallel", "pipeline-parallel"],
+        &["tensor-parallel", "tensor-parallel-size", "tp", "pipeline-parallel", "pp"],
         "",
         "every rank computes whole layers here: --ranks N trains data-parallel, and --zero 3 divides parameters among them",
     ),
@@ -286,6 +286,7 @@ pub const TABLE: &[Row] = &[
     ),
     (&["quiet", "q", "silent"], "json", "--json prints one object at the end instead of text"),
     (&["verbose", "v", "debug"], "log-every", "--log-every 1 prints a line for each step"),
+    (&["do-train", "train"], "", "leave it out: `vitesse train` trains"),
     (
         &["dry-run", "print-config"],
         "",

@@ -26,7 +26,7 @@ pub fn line(error: &Error, words: &[OsString]) -> Option<String> {
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => return None,
         ErrorKind::UnknownArgument => {
-            unknown(command, &path, &text(ContextKind::InvalidArg).unwrap_or_default())
+            unknown(&cli, command, &path, &text(ContextKind::InvalidArg).unwrap_or_default())
         }
         ErrorKind::InvalidSubcommand => {
             let name = text(ContextKind::InvalidSubcommand).unwrap_or_default();
@@ -90,28 +90,32 @@ fn flag(shown: &str) -> String {
 }
 
 /// A flag that a command doesn't have: what does the same here, or the nearest spelling.
-fn unknown(command: &Command, path: &str, typed: &str) -> String {
+fn unknown(cli: &Command, command: &Command, path: &str, typed: &str) -> String {
     let long = typed.starts_with("--");
     let name = typed.trim_start_matches('-').split('=').next().unwrap_or_default().replace('_', "-");
     if !typed.starts_with('-') {
         return format!("{typed}: `{path}` takes no such argument; `{path} --help` says what it takes");
     }
-    let flags: Vec<&str> = command
-        .get_arguments()
-        .filter(|arg| !arg.is_hide_set())
-        .flat_map(|arg| arg.get_long_and_visible_aliases().unwrap_or_default())
-        .collect();
+    let flags = flags_of(command);
     let has = |name: &str| flags.contains(&name);
     let hint = if has(&name) {
         if long { format!("flags have dashes: --{name}") } else { format!("flags have two dashes: --{name}") }
     } else if let Some(hint) = familiar::hint(&name, has) {
         hint
+    } else if let Some(other) = cli.get_subcommands().find(|other| flags_of(other).contains(&name.as_str())) {
+        format!("`vitesse {}` has it", other.get_name())
     } else if let Some(meant) = nearest(&name, flags.iter().copied()) {
         format!("did you mean --{meant}?")
     } else {
         format!("`{path} --help` lists all")
     };
     format!("{typed}: there is no such flag; {hint}")
+}
+
+/// Long names of the flags of a command.
+fn flags_of(command: &Command) -> Vec<&str> {
+    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    shown.flat_map(|arg| arg.get_long_and_visible_aliases().unwrap_or_default()).collect()
 }
 
 /// What the standard library says of numbers, in the words of settings.

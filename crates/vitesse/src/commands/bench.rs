@@ -5,8 +5,8 @@ mod inference;
 use crate::args::BenchArgs;
 use crate::table;
 use anyhow::Context;
-use config::Device;
-use config::Resolved;
+use config::settings::{self, BENCH, Setting};
+use config::{Device, Raw, Resolved};
 use devices::device::Seat;
 use graph::Ceilings;
 use graph::run::{KernelTime, Kernels, MatmulTuning, MemoryUse, StepTime};
@@ -32,9 +32,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         if args.ranks > 1 {
             anyhow::bail!("--ranks {}: inference is timed on one rank", args.ranks);
         }
-        if run.accumulate > 1 {
-            anyhow::bail!("--accumulate {}: inference has no micro-steps", run.accumulate);
-        }
+        only_inference(&args.settings.0)?;
         return inference::run(&args, &run);
     }
     let options =
@@ -60,6 +58,23 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         }
         measured
     })
+}
+
+/// Refuses settings that only training steps have.
+fn only_inference(raw: &Raw) -> anyhow::Result<()> {
+    let training = |setting: &&Setting| {
+        let rates = ["dropout", "attention-dropout", "drop-path", "label-smoothing", "recompute"];
+        let ranks = ["accumulate", "zero", "shard-group", "bucket-size", "no-overlap", "comm-dtype"];
+        let name = setting.name;
+        rates.contains(&name) || ranks.contains(&name) || setting.heading(BENCH) == "Optimizer"
+    };
+    for setting in settings::all().iter().filter(training) {
+        if let Some(value) = setting.texts(raw).first() {
+            let typed = format!("--{} {value}", setting.name);
+            anyhow::bail!("{}: is for training steps, not for --inference", typed.trim_end());
+        }
+    }
+    Ok(())
 }
 
 /// A rank's device; if it can't be opened, the others are not left waiting.

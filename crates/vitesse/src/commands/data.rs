@@ -141,10 +141,10 @@ impl Census {
         let (least, most) =
             (self.by_class.iter().min().unwrap_or(&0), self.by_class.iter().max().unwrap_or(&0));
         println!(
-            "{split}: {}, {} with {} to {} each, {}",
+            "{split}: {}, {} with {}{} each, {}",
             many(set.len(), "image"),
             many(set.classes(), "class"),
-            count(*least),
+            if least == most { String::new() } else { format!("{} to ", count(*least)) },
             many(*most, "image"),
             many(set.channels(), "channel")
         );

@@ -44,7 +44,7 @@ fn row(model: Listed) -> anyhow::Result<Row> {
 fn to_json(family: &str, row: &Row) -> Value {
     let Row { model, parameters, flops } = row;
     json!({"family": family, "model": model.name, "timm": model.timm, "image_size": model.image, "classes": CLASSES,
-        "parameters": parameters, "forward_flops": flops})
+        "parameters": parameters, "forward_flops": flops.round() as u64})
 }
 
 fn print(families: &[(&str, Vec<Row>)]) {

@@ -11,6 +11,7 @@ use crate::tail::last_lines;
 use records::{Metric, MetricsLine};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
+use text::many;
 
 /// Bytes of the metrics that are looked at: some hundred steps.
 const TAIL: u64 = 64 << 10;
@@ -187,7 +188,7 @@ impl RunRow {
         match &self.state {
             State::RunningOn(host) => format!("running on {host}{of}"),
             state if state.goes_on() || self.done() < steps => format!("{}{of}", state.word()),
-            state => format!("{} · {} steps", state.word(), grouped(steps as f64)),
+            state => format!("{} · {}", state.word(), many(steps as usize, "step")),
         }
     }
 

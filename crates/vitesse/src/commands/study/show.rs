@@ -10,7 +10,7 @@ use std::io::IsTerminal;
 use study::compare::Comparison;
 use study::engine::Events;
 use study::grid::Planned;
-use study::results::{Estimate, Kind, Outcome, Point, Results, Run};
+use study::results::{Estimate, Kind, Outcome, Point, Results, Run, Settings};
 use study::spec::Study;
 use study::{factors, report};
 use text::many;
@@ -59,6 +59,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
         };
         let estimate = point.estimate.map_or("?".to_string(), time);
         let more = if point.oversubscribed { " (oversubscribed)" } else { "" };
+        let series = placed(&point.series, place(point.kind, s));
         if narrow {
             println!(
                 "  {:>5} {:>7} {batch:>7} {:>6} {:>6} {estimate:>11}  {}{more}",
@@ -66,7 +67,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
                 s.threads_per_rank,
                 s.global_batch,
                 s.steps,
-                line(&point.series)
+                line(&series)
             );
             continue;
         }
@@ -78,7 +79,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
             s.global_batch,
             s.images_per_epoch,
             s.steps,
-            line(&point.series)
+            line(&series)
         );
     }
     let runs = points.len() * study.repeats;
@@ -288,20 +289,26 @@ pub fn results(results: &Results) {
 
 /// The series of a point, and its place there where that is no number of ranks; at a stage of ZeRO, with the memory of a rank.
 fn named(point: &Point) -> String {
-    let settings = &point.settings;
     let planned = point.summary.as_ref().and_then(|summary| summary.usage.planned_bytes.as_ref());
-    let place = match point.kind {
+    let memory = planned.filter(|_| point.kind == Kind::Zero);
+    let memory = memory.map(|bytes| format!(" · {} a rank", megabytes(bytes.median as usize)));
+    placed(&point.series, place(point.kind, &point.settings)) + &memory.unwrap_or_default()
+}
+
+/// Where a point lies in its series, if that is no number of ranks.
+fn place(kind: Kind, settings: &Settings) -> Option<String> {
+    Some(match kind {
         Kind::Batch => format!("batch {}", settings.batch_per_rank),
         Kind::Accumulation => format!("accumulation {}", settings.accumulation),
         Kind::Optimizer => settings.optimizer.clone(),
         Kind::Precision => settings.precision.clone(),
-        Kind::Zero => {
-            let memory = planned.map(|bytes| format!(" · {} a rank", megabytes(bytes.median as usize)));
-            format!("stage {}{}", settings.stage(), memory.unwrap_or_default())
-        }
-        _ => return point.series.clone(),
-    };
-    format!("{} · {place}", point.series)
+        Kind::Zero => format!("stage {}", settings.stage()),
+        _ => return None,
+    })
+}
+
+fn placed(series: &str, place: Option<String>) -> String {
+    place.map_or(series.to_string(), |place| format!("{series} · {place}"))
 }
 
 /// Where the efficiency of each point went: its factors, in percent.

@@ -145,7 +145,7 @@ fn without_hosts(left: Option<&Left>, ranks: Option<usize>) -> String {
 /// Refuses `--min-ranks` where no host can be left out.
 pub fn check_min_ranks(typed: &Raw) -> anyhow::Result<()> {
     let Some(least) = typed.min_ranks else { return Ok(()) };
-    ensure!(least > 0, "--min-ranks must be at least 1");
+    ensure!(least > 0, "--min-ranks 0: must be at least 1");
     let place = Place::find(&environment).map_err(anyhow::Error::msg)?;
     if place.launcher != Launcher::Nothing {
         ensure!(least <= place.world, "--min-ranks {least}: {} started {}", place.launcher, place.world);
