@@ -34,6 +34,7 @@ mod scheduler;
 pub mod sets;
 pub mod settings;
 mod shard_group;
+mod sharding;
 pub mod shares;
 pub mod source;
 pub mod task;

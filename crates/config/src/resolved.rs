@@ -206,6 +206,7 @@ impl Resolved {
             bucket: self.all_reduce.bucket,
             overlap: self.all_reduce.overlap,
             dtype: self.all_reduce.sent_as(),
+            each_micro_step: self.plain.reduce_every_micro_step,
         }
     }
 

@@ -55,7 +55,8 @@ fn program(ranks: usize, communication: Communication) -> Program {
 }
 
 /// Buckets of about a block.
-const COMMUNICATION: Communication = Communication { bucket: 120_000, overlap: true, dtype: None };
+const COMMUNICATION: Communication =
+    Communication { bucket: 120_000, overlap: true, dtype: None, each_micro_step: false };
 
 fn rig(communication: Communication, delay: Duration) -> Rig<f32> {
     let comm = Communicator::new(Arc::new(Dawdling(delay)), Arc::new(Activity::new()));

@@ -48,7 +48,7 @@ fn steps_with_an_exchange_allocate_nothing() {
         (true, Some(DType::F16), None),
         (true, None, half),
     ] {
-        let communication = Communication { bucket: 5_000, overlap, dtype: wire };
+        let communication = Communication { bucket: 5_000, overlap, dtype: wire, each_micro_step: false };
         let comms = comm::threads::group(2).into_iter();
         let comms = comms.map(|engine| Communicator::new(engine, Arc::new(Activity::new())));
         let [mut first, mut other]: [Rig<f32>; 2] =

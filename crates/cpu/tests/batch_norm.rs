@@ -48,7 +48,8 @@ fn model(batch: usize, dtype: DType) -> Model {
     Model { train: graph(batch, dtype, true), eval: graph(batch, dtype, false), key }
 }
 
-const COMMUNICATION: Communication = Communication { bucket: 3000, overlap: true, dtype: None };
+const COMMUNICATION: Communication =
+    Communication { bucket: 3000, overlap: true, dtype: None, each_micro_step: false };
 
 fn program<T: Float>(batch: usize, threads: usize, change: impl Fn(&mut Settings<'_>)) -> Program {
     let target = cpu::Target { threads };

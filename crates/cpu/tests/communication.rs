@@ -9,7 +9,8 @@ use cpu::{CpuError, Executor, Float, Options, Origin, Which};
 use graph::graph::Phase;
 use graph::{Communication, DType, Mesh, Program, Recompute, Settings};
 
-const PLAIN: Communication = Communication { bucket: 2000, overlap: true, dtype: None };
+const PLAIN: Communication =
+    Communication { bucket: 2000, overlap: true, dtype: None, each_micro_step: false };
 const BATCH: usize = 8;
 
 fn program<T: Float>(

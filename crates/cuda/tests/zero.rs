@@ -35,7 +35,7 @@ fn program_for(
     target: &dyn graph::Target,
 ) -> Program {
     let vit = Vit { depth: 3, ..Vit::named("vit-nano/4", 16, 3, 10).unwrap() };
-    let communication = Communication { bucket: 40_000, overlap: true, dtype: None };
+    let communication = Communication { bucket: 40_000, overlap: true, dtype: None, each_micro_step: false };
     let (model, mesh) = (vit.build(4, Loss::default(), DType::F32).unwrap(), Mesh::of_data(ranks));
     let plain = settings(target);
     let accumulates = true;

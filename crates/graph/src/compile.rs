@@ -143,9 +143,9 @@ pub fn compile(model: Model, settings: &Settings<'_>) -> Result<Program, GraphEr
 
 /// The stage whose plans a run takes: the one that is asked for, or stage 1 in the place of stage 2 where that takes less memory. Gradients
 /// may take less in a range that is theirs than under way: where they are few, or a step has one micro-step and they lie where
-/// activations were.
+/// activations were. Not where gradients are to be reduced in every micro-step.
 pub fn stage_taken(model: &Model, settings: &Settings<'_>) -> Result<Zero, GraphError> {
-    if settings.stage() != Zero::Stage2 {
+    if settings.stage() != Zero::Stage2 || settings.asks_for_each_micro_step() {
         return Ok(settings.stage());
     }
     let bytes = |zero: Zero| {

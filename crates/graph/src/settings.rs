@@ -149,9 +149,24 @@ pub struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// The stage that the plans are for.
+    /// The stage that the plans are for. Of gradients that are reduced in every micro-step a rank needs its part alone: stage 1 is then
+    /// stage 2.
     pub fn stage(&self) -> Zero {
-        if self.mesh.shards().ranks() > 1 { self.zero } else { Zero::Stage0 }
+        match self.zero {
+            _ if self.mesh.shards().ranks() <= 1 => Zero::Stage0,
+            Zero::Stage1 if self.asks_for_each_micro_step() => Zero::Stage2,
+            stage => stage,
+        }
+    }
+
+    /// True if a setting asks that gradients of a micro-step are reduced before they are added to those of other micro-steps.
+    pub(crate) fn asks_for_each_micro_step(&self) -> bool {
+        self.communication.each_micro_step && self.accumulates && self.mesh.ranks() > 1
+    }
+
+    /// True if they are, because of that or of the stage.
+    pub(crate) fn reduces_each_micro_step(&self) -> bool {
+        self.asks_for_each_micro_step() || self.stage() > Zero::Stage1
     }
 }
 
@@ -242,12 +257,15 @@ pub struct Communication {
     pub overlap: bool,
     /// Communication dtype of gradients, if not their own.
     pub dtype: Option<DType>,
+    /// Flag: gradients are reduced in every micro-step, rather than their sums once per step. Stages 2 and 3 of ZeRO always do.
+    #[serde(default)]
+    pub each_micro_step: bool,
 }
 
 /// Buckets of 2²⁰ elements, reduced as soon as they are complete, in the gradients' own dtype.
 impl Default for Communication {
     fn default() -> Self {
-        Communication { bucket: 1 << 20, overlap: true, dtype: None }
+        Communication { bucket: 1 << 20, overlap: true, dtype: None, each_micro_step: false }
     }
 }
 

@@ -13,7 +13,8 @@ use simulator::simulate;
 use transformer::{model, settings};
 
 const TWO: Mesh = Mesh { replica: 1, data: 2, sequence: 1 };
-const PLAIN: Communication = Communication { bucket: 5000, overlap: true, dtype: None };
+const PLAIN: Communication =
+    Communication { bucket: 5000, overlap: true, dtype: None, each_micro_step: false };
 
 fn compiled(communication: Communication, recompute: Recompute) -> Program {
     let settings = Settings { mesh: TWO, communication, recompute, ..settings() };

@@ -298,7 +298,7 @@ fn lanes_beside_the_chain_run_safely_at_any_timing() {
         [(Recompute::None, 1), (Recompute::Full, 1), (Recompute::None, 2), (Recompute::Full, 2)]
     {
         for (accumulates, overlap) in [(true, true), (false, true), (false, false)] {
-            let communication = Communication { bucket: 5000, overlap, dtype: None };
+            let communication = Communication { bucket: 5000, overlap, dtype: None, each_micro_step: false };
             let settings = Settings {
                 recompute,
                 communication,

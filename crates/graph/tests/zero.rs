@@ -14,7 +14,8 @@ use graph::{
 use simulator::simulate;
 use transformer::{model, settings};
 
-const SMALL: Communication = Communication { bucket: 5000, overlap: true, dtype: None };
+const SMALL: Communication =
+    Communication { bucket: 5000, overlap: true, dtype: None, each_micro_step: false };
 
 fn compiled(zero: Zero, ranks: usize, accumulates: bool, recompute: Recompute) -> Program {
     let mesh = Mesh::of_data(ranks);

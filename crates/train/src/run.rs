@@ -175,10 +175,8 @@ fn train_session<T: Real>(
         events.noted(&format!("left out: {}: {}", left.name, left.problem));
     }
     let program = session.device().program();
-    if world.size() > 1 && program.zero != run.zero {
-        let (asked, taken) = (run.zero, program.zero);
-        events
-            .noted(&format!("--zero {asked} takes the plans of stage {taken}, which need less memory here"));
+    if let Some(line) = run.stage_instead(program.zero) {
+        events.noted(&line);
     }
     let mut summary = Summary { memory_bytes: program.bytes(), ..Summary::default() };
     let saves = saves(&session, output.is_some() && run.checkpoints)?;

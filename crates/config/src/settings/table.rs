@@ -257,6 +257,9 @@ settings! {
             .deepspeed(&["zero_optimization.reduce_bucket_size"]).agreed(&["all_reduce.bucket"]),
         /// All-reduce gradients after the backward pass, not during it
         no_overlap: bool = STEP.deepspeed(&["zero_optimization.overlap_comm"]).agreed(&["all_reduce.overlap"]),
+        /// Reduce gradients in every micro-step, not their sums once per step; then all stages of --zero have the same bits with several
+        /// micro-steps, too
+        reduce_every_micro_step: bool = STEP.agreed(&[]); plain bool = false, any,
         /// Communication dtype of gradients: fp32, bf16 or fp16
         comm_dtype: Option<CommDtype> = STEP.value("DTYPE").default("that of the gradients").formerly("wire")
             .deepspeed(&["communication_data_type"]).agreed(&["all_reduce.dtype"]),

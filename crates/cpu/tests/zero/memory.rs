@@ -56,7 +56,7 @@ fn stages_of_any_model_take_less_memory() {
         let (batch, ranks, micros) = (pick(&[1, 4, 16]), pick(&[2, 3, 4, 8]), pick(&[1, 4]));
         let (bucket, optimizer) =
             (pick(&[5_000, 50_000, 1 << 20]), [adamw(), SGD, LAMB, MUON][pick(&[0, 1, 2, 3])]);
-        let communication = Communication { bucket, overlap: true, dtype: None };
+        let communication = Communication { bucket, overlap: true, dtype: None, each_micro_step: false };
         let mixed = [None, Some(BF16)][pick(&[0, 1])];
         let case = Case { micros, mixed, communication, ..Case::of(optimizer) };
         let vit = Vit { width, depth, image, mlp: 4 * width, ..vit() };

@@ -30,7 +30,8 @@ pub struct Case {
 
 impl Case {
     pub fn of(optimizer: Optimizer) -> Self {
-        let communication = Communication { bucket: 9000, overlap: true, dtype: None };
+        let communication =
+            Communication { bucket: 9000, overlap: true, dtype: None, each_micro_step: false };
         let (loss_scale, recompute, gathering) = (None, Recompute::None, Gathering::default());
         let (among, micros, steps) = (None, 1, 20);
         Case { optimizer, mixed: None, loss_scale, recompute, communication, gathering, among, micros, steps }

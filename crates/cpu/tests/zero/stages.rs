@@ -133,6 +133,31 @@ fn stages_train_alike_with_accumulation() {
     }
 }
 
+/// Where gradients are reduced in every micro-step, all stages add in one order.
+#[test]
+fn stages_train_alike_where_every_micro_step_is_reduced() {
+    for (name, optimizer) in [("adamw", adamw()), ("sgd", SGD), ("lamb", LAMB), ("muon", MUON)] {
+        let case = Case { micros: 4, steps: 6, ..Case::of(optimizer) };
+        for (dtype, overlap) in [(None, true), (None, false), (Some(DType::Bf16), true)] {
+            let communication = Communication { dtype, overlap, each_micro_step: true, ..case.communication };
+            let ranks: &[usize] = if overlap && dtype.is_none() { &[2, 3] } else { &[2] };
+            stages_agree(Case { communication, ..case }, &format!("{name}, {communication:?}"), ranks);
+        }
+        // Sums of the same gradients in another order: not the same bits, but the same training.
+        let communication = Communication { each_micro_step: true, ..case.communication };
+        let (each, once) = (Case { communication, ..case }, case);
+        let losses = |case: &Case| train::<f32>(case, Zero::Stage0, 2).steps;
+        for (each, once) in losses(&each).iter().zip(&losses(&once)) {
+            assert!(
+                (each[0] / once[0] - 1.0).abs() < 1e-4,
+                "{name}: a loss of {} and of {}",
+                each[0],
+                once[0]
+            );
+        }
+    }
+}
+
 /// Every stage against one rank that holds everything, in double precision.
 #[test]
 fn stages_train_as_one_rank_does() {

@@ -35,7 +35,7 @@ fn program(division: Division, target: &dyn graph::Target) -> Program {
     let vit = Vit { width: 48, heads: 3, mlp: 96, ..small_vit(0.1) };
     let batch = SAMPLES / ranks / micros;
     let model = with_drawn_head(vit.build(batch, smoothed(), DType::F32).unwrap());
-    let communication = graph::Communication { bucket: 4000, overlap, dtype: wire };
+    let communication = graph::Communication { bucket: 4000, overlap, dtype: wire, each_micro_step: false };
     let mesh = graph::Mesh::of_data(ranks);
     compiled_with(
         model,

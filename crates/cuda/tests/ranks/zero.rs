@@ -52,7 +52,12 @@ impl Case {
                 loss_scale,
                 ema: Some(0.9),
                 mesh: Mesh::of_data(ranks),
-                communication: Communication { bucket: 12_000, overlap: true, dtype: None },
+                communication: Communication {
+                    bucket: 12_000,
+                    overlap: true,
+                    dtype: None,
+                    each_micro_step: false,
+                },
                 zero,
                 accumulates: micros > 1,
                 ..settings(target)

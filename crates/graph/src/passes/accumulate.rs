@@ -4,11 +4,10 @@ use super::differentiate::Gradients;
 use super::layout::Layout;
 use crate::graph::{At, Graph, GraphError, Node, ValueId};
 use crate::op::{Op, StateId};
-use crate::settings::Zero;
 use std::collections::HashMap;
 
 /// Puts each gradient into its state as soon as it is ready: with `adds` adds it to what earlier micro-steps left there, else makes it
-/// there. Where ranks divide gradients, those of a micro-step are sent before they are added up: see [`scatter`](super::scatter()).
+/// there. Where those of a micro-step are reduced before they are added up, [`scatter`](super::scatter()) adds.
 pub fn accumulate(
     mut graph: Graph,
     gradients: &Gradients,
@@ -22,7 +21,7 @@ pub fn accumulate(
         sums.entry(*value).or_default().extend(gradient);
     }
     let nodes = std::mem::take(&mut graph.nodes);
-    let adds = |state: StateId| adds && (state == layout.stats || layout.stage < Zero::Stage2);
+    let adds = |state: StateId| adds && (state == layout.stats || !layout.reduces_each);
     for state in sums.values().flatten().copied().collect::<std::collections::BTreeSet<_>>() {
         if adds(state) {
             graph.read(state);

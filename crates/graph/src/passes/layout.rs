@@ -33,6 +33,8 @@ pub struct Layout {
     pub running: Vec<Running>,
     /// What ranks divide.
     pub stage: Zero,
+    /// Flag: gradients of a micro-step are reduced before they are added up.
+    pub reduces_each: bool,
 }
 
 /// Running moments of a batch norm. A step writes the pending ones, and `update` takes them over if it is applied.
@@ -140,8 +142,8 @@ pub fn lay_out(graph: &mut Graph, gradients: &Gradients, settings: &Settings<'_>
     let mut homes = Homes { graph, cuts: &cuts, trained: &trained };
     let buckets = homes.lay_all(&copies, stats, settings);
     settle(&mut graph.states);
-    let stage = settings.stage();
-    Layout { trained, buckets, stats, applied, loss_scale, copies, running, stage }
+    let (stage, reduces_each) = (settings.stage(), settings.reduces_each_micro_step());
+    Layout { trained, buckets, stats, applied, loss_scale, copies, running, stage, reduces_each }
 }
 
 /// Gives states their homes in flat buffers.

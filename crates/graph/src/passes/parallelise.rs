@@ -27,9 +27,10 @@ pub fn parallelise(
     if layout.stage == Zero::Stage1 {
         graph = super::scatter::scatter_sums(graph, layout, communication)?;
     }
-    // Of what ranks divide, each has its part by then.
-    let is_whole = |sum: &Sum| layout.stage == Zero::Stage0 || sum.role == Role::Statistic;
-    let sums = sums(&graph).into_iter().filter(|(_, sum)| is_whole(sum)).collect();
+    // Of what ranks divide, each has its part by then; what was reduced in each micro-step is the sum of all ranks.
+    let is_own =
+        |sum: &Sum| sum.role == Role::Statistic || (layout.stage == Zero::Stage0 && !layout.reduces_each);
+    let sums = sums(&graph).into_iter().filter(|(_, sum)| is_own(sum)).collect();
     let buckets = buckets(sums, layout, communication);
     let assigned: HashSet<StateId> = buckets.iter().flat_map(|b| b.sums.iter().map(|s| s.state)).collect();
     let nodes = std::mem::take(&mut graph.nodes);

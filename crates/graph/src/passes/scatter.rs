@@ -1,7 +1,8 @@
-//! Gradients that ranks divide: a bucket is reduce-scattered as soon as it is complete, in every micro-step, and a rank adds up its part.
+//! Gradients that are reduced in every micro-step. Where ranks divide them, a bucket is reduce-scattered as soon as it is complete, and a
+//! rank adds up its part; else it is all-reduced.
 //!
 //! A bucket's gradients are made where they are sent from, a range of the arena that is free again once they have left. While one bucket is
-//! under way the next is made; the part that comes back is added when the next one leaves, so that nobody waits for it.
+//! under way the next is made; what comes back is added when the next one leaves, so that nobody waits for it.
 
 use super::layout::{Bucket, Layout};
 use crate::graph::{At, Graph, GraphError, Node, Phase, State, ValueId};
@@ -10,14 +11,15 @@ use crate::settings::{Communication, Zero};
 use crate::types::Shape;
 use std::collections::{HashMap, HashSet};
 
-/// Adds the reduce-scatter of every bucket from stage 2 on; with `adds` adds what comes back to what earlier micro-steps have left.
+/// Adds the reduce-scatter of every bucket from stage 2 on, or the all-reduce at stage 0 where each micro-step is to have it; with `adds`
+/// adds what comes back to what earlier micro-steps have left.
 pub fn scatter(
     graph: Graph,
     layout: &Layout,
     communication: &Communication,
     adds: bool,
 ) -> Result<Graph, GraphError> {
-    if layout.stage < Zero::Stage2 {
+    if !layout.reduces_each {
         return Ok(graph);
     }
     Scatter { layout, communication, in_states: false, adds }.run(graph)
@@ -82,7 +84,7 @@ impl Scatter<'_> {
         Ok(graph)
     }
 
-    /// Sends a bucket's gradients on their way; returns what will have come back: this rank's part of their sums.
+    /// Sends a bucket's gradients on their way; returns what will have come back: this rank's part of their sums, or all of them.
     fn send(
         &self,
         graph: &mut Graph,
@@ -91,6 +93,14 @@ impl Scatter<'_> {
         sent: &mut HashSet<ValueId>,
     ) -> Result<ValueId, GraphError> {
         let state = &graph.states[bucket.gradient.index()];
+        if self.layout.stage == Zero::Stage0 {
+            let at =
+                |kind: &str| At::named(&bucket.name, format!("{kind}.{}", state.name), Phase::Communication);
+            let (packed, reduced) = (at("sent"), at("all"));
+            let flat = graph.push(Op::Pack { align: 1, to: self.communication.dtype }, values, &packed)?;
+            let op = Op::AllReduce { reduction: Reduction::Sum, group: graph.mesh.world() };
+            return Ok(graph.push(op, &flat, &reduced)?[0]);
+        }
         let to = self.communication.dtype.filter(|dtype| *dtype != state.ty.dtype);
         let at = At::named(&bucket.name, format!("all.{}", state.name), Phase::Communication);
         let mut tensors = vec![];
@@ -116,15 +126,39 @@ impl Scatter<'_> {
     /// Keeps what has come back.
     fn keep(&self, graph: &mut Graph, bucket: &Bucket, part: ValueId) -> Result<(), GraphError> {
         let State { name, ty, .. } = graph.states[bucket.gradient.index()].clone();
-        let at = |name: String| At::named(&bucket.name, name, Phase::Communication);
+        let at = At::named(&bucket.name, format!("{name}.{}", ty.dtype), Phase::Communication);
+        if self.layout.stage == Zero::Stage0 {
+            let of = |gradient: &StateId| graph.state_type(*gradient).shape.clone();
+            let shapes = bucket.gradients.iter().map(of).collect();
+            let unpack = Op::Unpack { shapes, to: Some(ty.dtype), over: false };
+            let sums = graph.push(unpack, &[part], &at)?;
+            let mut kept = bucket.gradients.iter().zip(sums);
+            return kept.try_for_each(|(gradient, sum)| self.add(graph, bucket, *gradient, sum));
+        }
         let mut sum = part;
         if graph.ty(part).dtype != ty.dtype {
-            sum = graph.push(Op::Cast { to: ty.dtype }, &[part], &at(format!("{name}.{}", ty.dtype)))?[0];
+            sum = graph.push(Op::Cast { to: ty.dtype }, &[part], &at)?[0];
         }
+        self.add(graph, bucket, bucket.gradient, sum)
+    }
+
+    /// Adds a sum of all ranks to those of earlier micro-steps.
+    fn add(
+        &self,
+        graph: &mut Graph,
+        bucket: &Bucket,
+        state: StateId,
+        mut sum: ValueId,
+    ) -> Result<(), GraphError> {
         if self.adds {
-            let so_far = graph.read(bucket.gradient);
-            sum = graph.push(Op::Accumulate, &[so_far, sum], &at(format!("sum.{name}")))?[0];
+            let at = At::named(
+                &bucket.name,
+                format!("sum.{}", graph.states[state.index()].name),
+                Phase::Communication,
+            );
+            let so_far = graph.read(state);
+            sum = graph.push(Op::Accumulate, &[so_far, sum], &at)?[0];
         }
-        graph.assign(bucket.gradient, sum, Phase::Communication)
+        graph.assign(state, sum, Phase::Communication)
     }
 }

@@ -64,7 +64,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
 fn only_inference(raw: &Raw) -> anyhow::Result<()> {
     let training = |setting: &&Setting| {
         let rates = ["dropout", "attention-dropout", "drop-path", "label-smoothing", "recompute"];
-        let ranks = ["accumulate", "zero", "shard-group", "bucket-size", "no-overlap", "comm-dtype"];
+        let gradients = ["bucket-size", "no-overlap", "reduce-every-micro-step", "comm-dtype"];
+        let ranks = ["accumulate", "zero", "shard-group"].into_iter().chain(gradients).collect::<Vec<_>>();
         let name = setting.name;
         rates.contains(&name) || ranks.contains(&name) || setting.heading(BENCH) == "Optimizer"
     };

@@ -87,7 +87,7 @@ fn print_summary(run: &Resolved, program: &Program) {
     let (model, each) = (&run.model, if run.world > 1 { ", on each rank" } else { "" });
     let (arena, states) = (megabytes(program.arena()), megabytes(program.state_bytes()));
     println!("{model}: arena {arena}, states {states}{each}");
-    memory::instead(run, program).iter().for_each(|line| println!("{line}"));
+    run.stage_instead(program.zero).iter().for_each(|line| println!("{line}"));
     memory::print(program);
     println!("{:<8} {:>6} {:>12} {:>12} {:>12}", "plan", "steps", "GFLOP", "GB moved", "arena");
     // Of one micro-batch, the last is the first.

@@ -15,8 +15,8 @@ const CONTEXT: usize = 1;
 pub fn print(args: &PlanArgs, flags: &str, run: &Resolved, program: &Program) -> anyhow::Result<()> {
     let other = with(args, flags)?;
     let changed = compiled(&other)?;
-    memory::instead(run, program).iter().for_each(|line| println!("{line}"));
-    memory::instead(&other, &changed).iter().for_each(|line| println!("{flags}: {line}"));
+    run.stage_instead(program.zero).iter().for_each(|line| println!("{line}"));
+    other.stage_instead(changed.zero).iter().for_each(|line| println!("{flags}: {line}"));
     match args.which {
         None => {
             memory::print_both(["as it is", flags], [program, &changed]);

@@ -1,16 +1,8 @@
 //! The memory of a rank, by what it is for.
 
 use crate::table::count;
-use config::Resolved;
 use graph::{Memory, Program, State, Use};
 use serde_json::{Map, Value};
-
-/// That a run takes the plans of another stage than was asked for, if it does.
-pub fn instead(run: &Resolved, program: &Program) -> Option<String> {
-    let differs = run.world > 1 && program.zero != run.zero;
-    let (asked, taken) = (run.zero, program.zero);
-    differs.then(|| format!("--zero {asked} takes the plans of stage {taken}, which need less memory here"))
-}
 
 /// Trained and frozen parameters, each once over all ranks.
 fn parameters(program: &Program) -> usize {

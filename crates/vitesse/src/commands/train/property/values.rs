@@ -182,6 +182,7 @@ pub const FLAGS: &[Values] = &[
     of("shard-group", &["node", "2", "3"], &["0", "-1", "1.5", "x"]),
     of("bucket-size", COUNTS, NO_COUNTS),
     of("no-overlap", &[], &[]),
+    of("reduce-every-micro-step", &[], &[]),
     of("comm-dtype", &["fp32", "bf16", "fp16"], NO_WORDS),
 ];
 
