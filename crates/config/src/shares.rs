@@ -20,7 +20,7 @@ impl Shares {
         Shares((0..ranks).map(|rank| unit * (groups / ranks + usize::from(rank < groups % ranks))).collect())
     }
 
-    /// Divides `total` images so that ranks of these speeds (images a second) end together, as far as whole pairs allow:
+    /// Divides `total` images so that ranks of these speeds (images/s) end together, as far as whole pairs allow:
     /// partners that are mixed stay on one rank.
     pub fn by_speed(total: usize, speeds: &[f64]) -> Self {
         let unit = if total.is_multiple_of(2) && total / 2 >= speeds.len() { 2 } else { 1 };

@@ -301,7 +301,7 @@ fn a_continued_run_must_compute_the_same() {
 fn the_study_vector_file_fits_two_ranks() {
     let expected = "study-a-vector.json: train_batch_size 32 ≠ micro_batch_per_gpu 16 × gradient_accumulation_steps 1 \
                     × 1 rank = 16; it fits 2 ranks (DeepSpeed would have ignored micro_batch_per_gpu, which is not its \
-                    key, and taken 32 images a rank)";
+                    key, and taken 32 images per rank)";
     let raw = file("study-a-vector.json", VECTOR);
     assert_eq!(refused(raw.clone()), expected);
     let run = resolve(raw.clone(), 2).unwrap();

@@ -1,4 +1,4 @@
-//! Plans as text, printed and parsed. One line a step:
+//! Plans as text, printed and parsed. One line per step:
 //!
 //! ```text
 //! 4 compute norm1 f32[8,65,192] @1024, norm1.mean f32[8,65] @0 = layer_norm(x, $norm1.weight) eps=1e-6

@@ -10,7 +10,7 @@ use std::ops::{Add, AddAssign, Mul};
 pub struct Parts {
     /// Forward and backward.
     pub compute: f64,
-    /// Communication that nothing hides: gradients travel, and nothing else is left to do.
+    /// Communication that nothing hides: gradients are communicated, and nothing else is left to do.
     #[serde(rename = "exchange")]
     pub communication: f64,
     /// Waiting for slower ranks to enter a collective.

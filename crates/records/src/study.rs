@@ -74,7 +74,7 @@ pub enum Kind {
     Strong,
     /// The data grows with the ranks: each has the same number of images per epoch.
     Weak,
-    /// The same images in all and a fixed batch a rank: the global batch grows.
+    /// The same images in all and a fixed batch per rank: the global batch grows.
     FixedPerRank,
     Batch,
     Accumulation,
@@ -115,7 +115,7 @@ impl Kind {
             Kind::Strong => "strong scaling: the same images and the same global batch over more ranks",
             Kind::Weak => "weak scaling: the data grows with the ranks, each has the same images and batch",
             Kind::FixedPerRank => {
-                "the same images in all and a fixed batch a rank: the global batch grows with the ranks"
+                "the same images in all and a fixed batch per rank: the global batch grows with the ranks"
             }
             Kind::Batch => "batch sizes",
             Kind::Accumulation => "micro-steps for each all-reduce",

@@ -1,4 +1,4 @@
-//! `results.csv`: a line a run, for spreadsheets.
+//! `results.csv`: a line per run, for spreadsheets.
 
 use crate::axes::{AXES, unsettled};
 use crate::error::StudyError;

@@ -54,7 +54,7 @@ impl Divided {
         let work =
             mean(|run| run.ranks.iter().map(|parts| parts.own()).sum::<f64>() / run.ranks.len() as f64);
         let most = mean(|run| run.ranks.iter().map(|parts| parts.own()).fold(0.0, f64::max));
-        // What a step would take if nothing had to travel: the rank that is in communication for the shortest time shows it.
+        // What a step would take if nothing had to be communicated: the rank that is in communication for the shortest time shows it.
         let without = mean(|run| run.ranks.iter().map(|parts| parts.own() + parts.wait).fold(0.0, f64::max));
         let step = mean(|run| run.step_seconds.iter().sum::<f64>() / run.step_seconds.len() as f64);
         let divided = Divided {

@@ -324,7 +324,7 @@ fn communication(account: &Account, compared: bool) -> Option<Found> {
     };
     let rate = account.communication_rate;
     let sentence = format!(
-        "exposed communication {:.0}%: {} a step at {}/s ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
+        "exposed communication {:.0}%: {} per step at {}/s ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
         percent(share),
         bytes(account.communication_bytes),
         bytes(rate),

@@ -41,6 +41,8 @@ pub enum ReportError {
     Corrupt { path: PathBuf, source: serde_json::Error },
     #[error("{}: has format {found}; this version of vitesse reads format {FORMAT}", path.display())]
     Format { path: PathBuf, found: u64 },
+    #[error("{}: {}", .0.display(), no_results(.0))]
+    NoResults(PathBuf),
     #[error("a figure can't be drawn: {0}")]
     Drawing(String),
     #[error("{0}")]
@@ -49,13 +51,24 @@ pub enum ReportError {
     Nothing,
 }
 
-/// Reads `results.json` of a study's folder.
+/// What a folder without results lacks.
+fn no_results(folder: &Path) -> &'static str {
+    match folder.is_dir() {
+        true => "holds no results.json, which a study leaves when it ends",
+        false => "no such folder",
+    }
+}
+
+/// Reads `results.json` of a study's folder, or the file itself.
 pub fn read(folder: &Path) -> Result<Results, ReportError> {
     #[derive(serde::Deserialize)]
     struct Head {
         format: u64,
     }
-    let path = folder.join("results.json");
+    let path = if folder.is_file() { folder.to_path_buf() } else { folder.join("results.json") };
+    if !path.exists() {
+        return Err(ReportError::NoResults(folder.to_path_buf()));
+    }
     let text = fs::read(&path).map_err(|source| ReportError::Io { path: path.clone(), source })?;
     // What another version wrote may lack fields; its number says why.
     match serde_json::from_slice::<Head>(&text) {

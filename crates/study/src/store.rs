@@ -3,6 +3,7 @@
 
 use crate::error::StudyError;
 use crate::grid::Planned;
+use crate::report::ReportError;
 use crate::results::{FORMAT, Platform, Point, Results, Run};
 use crate::spec::Study;
 use files;
@@ -212,8 +213,11 @@ fn lock(folder: &Path) -> Result<File, StudyError> {
 
 /// Reads the results in a folder, or in a file.
 pub fn read_results(path: &Path) -> Result<Results, StudyError> {
-    let path = if path.is_dir() { path.join(RESULTS) } else { path.to_path_buf() };
-    read_json(&path, "results of a study")
+    let file = if path.is_file() { path.to_path_buf() } else { path.join(RESULTS) };
+    if !file.exists() {
+        return Err(StudyError::Report(ReportError::NoResults(path.to_path_buf())));
+    }
+    read_json(&file, "results of a study")
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<T, StudyError> {

@@ -199,7 +199,7 @@ fn unequal(point: &Point, base: &Point) -> Option<String> {
         .or_else(|| text("optimizer", &a.optimizer, &b.optimizer))
         .or_else(|| text("precision", &a.precision, &b.precision))
         .or_else(|| text("device", &a.device, &b.device))
-        .or_else(|| number("threads a rank", a.threads_per_rank, b.threads_per_rank))
+        .or_else(|| number("threads per rank", a.threads_per_rank, b.threads_per_rank))
         .or_else(|| {
             let varied = |what: &str| point.kind == Kind::Zero && what == STAGES;
             let pairs = unsettled(a).zip(unsettled(b)).filter(|((what, _), _)| !varied(what));

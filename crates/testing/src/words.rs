@@ -1,6 +1,6 @@
 //! Words that a stranger from PyTorch, JAX or MPI would need a glossary for, with what to write instead.
 
-const TABLE: [(&str, &str); 21] = [
+const TABLE: [(&str, &str); 27] = [
     ("product", "matmul"),
     ("products", "matmuls"),
     ("halves", "half precision"),
@@ -22,6 +22,12 @@ const TABLE: [(&str, &str); 21] = [
     ("recognised", "recall"),
     ("images a second", "images/s"),
     ("time an epoch", "time per epoch"),
+    ("batch a rank", "batch per rank"),
+    ("image a rank", "image per rank"),
+    ("images a rank", "images per rank"),
+    ("thread a rank", "thread per rank"),
+    ("threads a rank", "threads per rank"),
+    ("ms a step", "ms per step"),
 ];
 
 /// A word of our own in a text.

@@ -3,14 +3,16 @@
 /// Longer words are no typing errors, and comparing them would take time.
 const LONGEST: usize = 80;
 
-/// The candidate that differs least from `word`, if it is near enough to have been meant.
+/// The candidate that differs least from `word`, if it is near enough to have been meant: a third of the letters may differ, and one has
+/// to be the same.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.is_empty() || word.len() > LONGEST {
         return None;
     }
     let (distance, best) =
         candidates.into_iter().map(|c| (distance(word, c), c)).min_by_key(|(distance, _)| *distance)?;
-    (distance <= (word.chars().count() / 3).max(1)).then_some(best)
+    let letters = word.chars().count();
+    (distance <= (letters / 3).max(1) && distance < letters.max(best.chars().count())).then_some(best)
 }
 
 /// Letters to insert, remove or replace, or neighbours to swap.
@@ -43,6 +45,7 @@ mod tests {
         assert_eq!(nearest("folders", words), Some("folder"));
         assert_eq!(nearest("imagenet", words), None);
         assert_eq!(nearest("", words), None);
+        assert_eq!((nearest("4", ["0", "1"]), nearest("w", ["b", "s"])), (None, None));
         assert_eq!(nearest(&"x".repeat(100_000), words), None);
         assert_eq!(
             (distance("kitten", "sitting"), distance("modle", "model"), distance("ab", "")),

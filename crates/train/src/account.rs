@@ -233,7 +233,7 @@ fn process_seconds() -> f64 {
     if told == 0 { time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64 } else { 0.0 }
 }
 
-/// Of the process's number and its host's name; 52 bits, which a number that travels holds exactly.
+/// Of the process's number and its host's name; 52 bits, which a number of a message holds exactly.
 fn process_number() -> f64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

@@ -226,7 +226,7 @@ fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli), by bytes: a few hundred bytes a step.
+/// CRC-32C (Castagnoli), by bytes: a few hundred bytes per step.
 fn crc32c(bytes: &[u8]) -> u32 {
     let next = |crc: u32, byte: &u8| (crc >> 8) ^ CRC_TABLE[usize::from(crc as u8 ^ byte)];
     !bytes.iter().fold(!0, next)

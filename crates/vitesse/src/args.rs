@@ -234,7 +234,7 @@ pub struct BenchArgs {
 
 #[derive(Args, Clone)]
 pub struct ReportArgs {
-    /// Folders with a results.json
+    /// Folders of studies, or their results.json
     #[arg(required = true, value_name = "DIR")]
     pub folders: Vec<PathBuf>,
     /// Folder for report.html and report.md [default: that of the results]

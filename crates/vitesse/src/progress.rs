@@ -154,7 +154,7 @@ impl Events for Progress<'_> {
             Device::Cuda => table::device(run),
         };
         self.line(format!(
-            "batch {} × {}{ranks} · {} · {} · {:.1} GFLOP a micro-step · memory {} + {}",
+            "batch {} × {}{ranks} · {} · {} · {:.1} GFLOP per micro-step · memory {} + {}",
             run.batch,
             run.accumulate,
             many(run.steps as usize, "step"),

@@ -193,7 +193,7 @@ fn a_benchmark_runs_every_micro_step() {
         four["step_seconds"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
     steps.sort_by(f64::total_cmp);
     let images = four["images_per_second"].as_f64().unwrap() * steps[steps.len() / 2];
-    assert!((images - 8.0).abs() < 1e-6, "{images} images a step");
+    assert!((images - 8.0).abs() < 1e-6, "{images} images per step");
     refused(&["bench", "--inference", "--accumulate", "2"], "--accumulate 2");
 }
 

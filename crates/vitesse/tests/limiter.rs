@@ -57,7 +57,7 @@ fn too_few_cores() {
     assert!(sentence.contains(&format!("2 ranks × {} threads on {cores} cores", 2 * cores)), "{sentence}");
 }
 
-/// 4 images a rank and step compute in some 10 ms; reading them takes a loader thread 400.
+/// 4 images per rank and step compute in some 10 ms; reading them takes a loader thread 400.
 #[test]
 #[ignore = "depends on times"]
 fn a_slow_loader() {
@@ -86,7 +86,7 @@ fn a_tiny_batch() {
                 -- --train-samples 256 --test-samples 16 --image-size 16";
     let (cause, sentence) = limiter("limiter-tiny", "", args);
     assert_eq!(cause, "tiny-batch");
-    assert!(sentence.contains("with 1 image a rank"), "{sentence}");
+    assert!(sentence.contains("with 1 image per rank"), "{sentence}");
 }
 
 /// 40 images in batches of 32: every other batch is three quarters empty.

@@ -273,7 +273,7 @@ fn bad_values_are_refused_in_one_style() {
         ("train --data cifar10:nowhere", "nowhere: "),
         ("train --config nowhere.json", "nowhere.json: "),
         ("train --init nowhere.pth --steps 1", "nowhere.pth: "),
-        ("report nowhere", "nowhere/results.json: "),
+        ("report nowhere", "nowhere: no such folder"),
         ("study --resume nowhere", "nowhere"),
         ("compare nowhere elsewhere", "nowhere"),
     ] {

@@ -14,7 +14,7 @@ use std::path::Path;
 const RUN: &str = "train --model vit-nano/8 --image-size 16 --train-samples 900 --test-samples 61 --dropout 0.1 --attention-dropout 0.1 \
                    --drop-path 0.1 --mixup 0.8 --cutmix 1.0 --steps 20 --seed 5 --threads 1 --workers 1 --lr 1e-3";
 
-/// A run over `ranks` ranks of `total` images a step.
+/// A run over `ranks` ranks of `total` images per step.
 #[derive(Clone, Copy)]
 struct Case<'a> {
     ranks: usize,

@@ -53,7 +53,7 @@ fn what_can_t_be_drawn_is_refused_and_nothing_is_overwritten() {
     let cases: [(&[&str], &str); 5] = [
         (&["report", "new"], "new/results.json: has format 99; this version of vitesse reads format 1"),
         (&["report", "torn"], "torn/results.json: is not a study's results"),
-        (&["report", "nowhere"], "nowhere/results.json: "),
+        (&["report", "nowhere"], "nowhere: no such folder"),
         (&["report", "good", "good"], "say with --out where it goes"),
         (
             &["report", "good", "--figures", "pdf", "--width", "20mm", "--no-title"],

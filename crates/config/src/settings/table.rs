@@ -249,7 +249,7 @@ settings! {
         zero: Option<Zero> = STEP.value("STAGE").deepspeed(&["zero_optimization.stage"]).agreed(&[]);
             plain Zero = Zero::Stage0, any,
         /// Ranks that divide it, with other such groups beside them that hold the same: node, those of a host, or so many that follow each
-        /// other; what travels between groups is one part of the gradients, once per step
+        /// other; between groups ranks all-reduce one part of the gradients, once per step
         shard_group: Option<ShardGroup> = STEP.value("RANKS|node").offers(|| vec!["node"]).default("all ranks")
             .deepspeed(&["zero_optimization.mics_shard_size"]).agreed(&["shard_group"]),
         /// Elements of gradients that ranks all-reduce at once; a larger gradient goes alone

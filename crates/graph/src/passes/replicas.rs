@@ -1,6 +1,6 @@
 //! Groups of ranks that divide states, side by side: a rank's part of the sums of its group becomes that of all groups.
 //!
-//! Between hosts travels what a rank holds, one part of each bucket, once per step; inside a group buckets are reduce-scattered and
+//! Between hosts ranks send what they hold, one part of each bucket, once per step; inside a group buckets are reduce-scattered and
 //! gathered as ever.
 
 use super::layout::{Bucket, Layout};

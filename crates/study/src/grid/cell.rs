@@ -261,7 +261,7 @@ impl Cell {
         let mut words = vec![facts.model.clone()];
         words.extend(named.iter().map(|axis| self.called(axis)).filter(|name| !name.is_empty()));
         if kind == Kind::Nodes {
-            words.push(if self.nodes() == 1 { "one host" } else { "one rank a host" }.to_string());
+            words.push(if self.nodes() == 1 { "one host" } else { "one rank per host" }.to_string());
         }
         words.join(" · ")
     }

@@ -65,7 +65,7 @@ fn planned(experiment: Experiment) -> Result<Vec<Planned>, String> {
     plan(&study, &mut Here(1000)).map_err(|e| e.to_string())
 }
 
-/// (ranks, batch a rank, global batch, images)
+/// (ranks, batch per rank, global batch, images)
 fn shape(points: &[Planned]) -> Vec<(usize, usize, usize, u64)> {
     let of = |s: &Settings| (s.ranks, s.batch_per_rank, s.global_batch, s.images_per_epoch);
     points.iter().map(|point| of(&point.settings)).collect()
@@ -241,7 +241,7 @@ fn nodes_are_one_host_against_many() {
     assert!(on(&[]).unwrap_err().contains("no --hosts, --hostfile or --launcher to reach them"));
     let places: Vec<_> = points.iter().map(|p| (p.settings.ranks, p.settings.hosts)).collect();
     assert_eq!(places, [(1, 1), (2, 1), (2, 2), (4, 1), (4, 4)]);
-    assert!(points[1].series.ends_with("one host") && points[2].series.ends_with("one rank a host"));
+    assert!(points[1].series.ends_with("one host") && points[2].series.ends_with("one rank per host"));
 }
 
 #[test]

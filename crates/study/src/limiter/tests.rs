@@ -47,7 +47,7 @@ fn nothing_but_computing() {
     assert!(limiter.sentence.contains("1.20 times as long as over 1 rank"), "{}", limiter.sentence);
 }
 
-/// A loader thread a rank makes a batch in 160 ms, of which 60 are hidden: two would.
+/// A loader thread per rank makes a batch in 160 ms, of which 60 are hidden: two would.
 #[test]
 fn a_slow_loader() {
     let slow = with(&[Parts { data: 0.060, compute: 0.097, ..STEP }; 2], |_, _| {});
@@ -84,7 +84,7 @@ fn a_slow_link() {
     });
     // Of 193 ms, 90 are communication and 1 the optimizer; by eight times the images 79.6 of these are saved: 113.4 ms.
     let words =
-        ["exposed communication 47%", "10.0 MB a step at 100.0 MB/s (0.80 Gbit/s)", "10% of it hidden"];
+        ["exposed communication 47%", "10.0 MB per step at 100.0 MB/s (0.80 Gbit/s)", "10% of it hidden"];
     says(&slow, Cause::Communication, &words);
     says(&slow, Cause::Communication, &["accumulation 8 would make it 1.70 times as fast"]);
     let compared = limiter(&slow, Some(&with(&[STEP], |_, _| {})), false, 4).unwrap().sentence;
@@ -380,7 +380,7 @@ fn a_tiny_batch() {
             m.images = 10;
         },
     );
-    says(&tiny, Cause::TinyBatch, &["with 1 image a rank", "43% of the step", "8 images a rank"]);
+    says(&tiny, Cause::TinyBatch, &["with 1 image per rank", "43% of the step", "8 images per rank"]);
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn too_little_work() {
             (m.communication_bytes, m.communication_bytes_per_second) = (500_000, 1e9);
         },
     );
-    says(&short, Cause::TooLittleWork, &["computes 2.0 ms a step", "fewer than 4 ranks"]);
+    says(&short, Cause::TooLittleWork, &["computes 2.0 ms per step", "fewer than 4 ranks"]);
 }
 
 #[test]

@@ -184,7 +184,7 @@ pub fn kind_title(kind: Kind) -> &'static str {
     match kind {
         Kind::Strong => "Strong scaling",
         Kind::Weak => "Weak scaling",
-        Kind::FixedPerRank => "Fixed batch a rank",
+        Kind::FixedPerRank => "Fixed batch per rank",
         Kind::Batch => "Batch size",
         Kind::Accumulation => "Gradient accumulation",
         Kind::Optimizer => "Optimizers",
@@ -201,7 +201,7 @@ pub fn kind_sentence(kind: Kind) -> &'static str {
         Kind::Strong => "The same images per epoch and the same global batch, over more ranks.",
         Kind::Weak => "The data grows with the ranks: each has the same number of images per epoch.",
         Kind::FixedPerRank => {
-            "The same images in all and a fixed batch a rank: the global batch grows with the ranks."
+            "The same images in all and a fixed batch per rank: the global batch grows with the ranks."
         }
         Kind::Batch => "The same data in batches of different size.",
         Kind::Accumulation => "More micro-steps between two all-reduces.",
@@ -227,8 +227,8 @@ pub fn varies(kind: Kind) -> Varies {
         Kind::Strong | Kind::Weak | Kind::FixedPerRank | Kind::Nodes => {
             Varies::Number("ranks", |s| s.ranks as f64)
         }
-        Kind::Batch => Varies::Number("batch a rank (images)", |s| s.batch_per_rank as f64),
-        Kind::Accumulation => Varies::Number("micro-steps a step", |s| s.accumulation as f64),
+        Kind::Batch => Varies::Number("batch per rank (images)", |s| s.batch_per_rank as f64),
+        Kind::Accumulation => Varies::Number("micro-steps per step", |s| s.accumulation as f64),
         Kind::Optimizer => Varies::Name("optimizer"),
         Kind::Precision => Varies::Name("precision"),
         Kind::Zero => Varies::Number("stage of ZeRO", Settings::stage),
@@ -271,7 +271,7 @@ fn words(s: &Settings) -> Vec<(&'static str, String)> {
     let mut words = vec![
         ("ranks", counted(s.ranks, "rank")),
         ("hosts", counted(s.hosts, "host")),
-        ("threads a rank", format!("{} a rank", counted(s.threads_per_rank, "thread"))),
+        ("threads per rank", format!("{} per rank", counted(s.threads_per_rank, "thread"))),
         ("batch", format!("batch {} a rank", s.batch_per_rank)),
         ("accumulation", format!("accumulation {}", s.accumulation)),
         ("global batch", format!("global batch {}", s.global_batch)),

@@ -256,7 +256,7 @@ impl Measured {
             micros => format!(" × {}", many(micros, "micro-step")),
         };
         println!(
-            "{} · batch {}{ranks}{micros} · {}: {:.1} ms a step, {:.1} images/s, {:.0} GFLOP/s",
+            "{} · batch {}{ranks}{micros} · {}: {:.1} ms per step, {:.1} images/s, {:.0} GFLOP/s",
             run.model,
             run.batch,
             table::device(run),

@@ -12,6 +12,8 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
         args.folders.iter().map(|folder| report::read(folder)).collect::<Result<Vec<Results>, _>>()?;
     let out: PathBuf = match (&args.out, &args.folders[..]) {
         (Some(out), _) => out.clone(),
+        // A file's report lies beside it.
+        (None, [one]) if one.is_file() => one.parent().map(PathBuf::from).unwrap_or_default(),
         (None, [one]) => one.clone(),
         // Nobody's own report is to be replaced by a comparison.
         (None, _) => {

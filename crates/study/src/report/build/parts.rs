@@ -25,7 +25,7 @@ pub fn row(label: String, heading: &str, parts: &Parts, pale: bool, note: String
         return None;
     }
     let shares = named(parts).map(|(name, ink, seconds)| (name, ink, seconds / wall)).to_vec();
-    let mut tip = vec![format!("{heading}\n{} a step", seconds(wall))];
+    let mut tip = vec![format!("{heading}\n{} per step", seconds(wall))];
     let told = named(parts).into_iter().filter(|part| part.2 / wall >= 0.0005);
     tip.extend(told.map(|(name, _, time)| format!("{name}: {} ({})", seconds(time), percent(time / wall))));
     if parts.hidden > 0.0 {

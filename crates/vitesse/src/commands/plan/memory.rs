@@ -19,9 +19,9 @@ fn used(memories: &[Memory]) -> impl Iterator<Item = Use> {
 pub fn print(program: &Program) {
     let (memory, parameters) = (program.memory(), parameters(program));
     let line = |name: &str, bytes: usize| {
-        println!("{name:<22} {:>16} {:>12.2}", count(bytes), bytes as f64 / parameters as f64);
+        println!("{name:<22} {:>16} {:>13.2}", count(bytes), bytes as f64 / parameters as f64);
     };
-    println!("{:<22} {:>16} {:>12}", "memory of a rank", "bytes", "a parameter");
+    println!("{:<22} {:>16} {:>13}", "memory of a rank", "bytes", "per parameter");
     used(&[memory]).for_each(|what| line(what.name(), memory.of(what)));
     line("all", memory.total());
 }

@@ -43,7 +43,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
                     "ranks",
                     "hosts",
                     "threads",
-                    "batch a rank",
+                    "batch per rank",
                     "global",
                     "images/epoch",
                     "steps",
@@ -112,7 +112,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// A bar over all runs and one inside the run on a terminal, a line a run elsewhere.
+/// A bar over all runs and one inside the run on a terminal, a line per run elsewhere.
 pub struct Progress<'a> {
     signals: &'a Signals,
     repeats: usize,
