@@ -220,7 +220,7 @@ impl Said {
         if micro.name == STUDY_MICRO {
             let theirs = total.value / (accumulate.value * self.world).max(1);
             text += &format!(
-                " (DeepSpeed would have ignored {STUDY_MICRO}, which is not its key, and taken {} a rank)",
+                " (DeepSpeed would have ignored {STUDY_MICRO}, which is not its key, and taken {} per rank)",
                 many(theirs, "image")
             );
         }
