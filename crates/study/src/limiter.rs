@@ -359,7 +359,7 @@ fn tiny_batch(account: &Account) -> Option<Found> {
     let each = account.mean.compute / account.images() as f64;
     let enough = ((1.0 / WORTH - 1.0) * account.fixed() / each.max(1e-12)).ceil().min(1e6) as usize;
     let sentence = format!(
-        "tiny batch: with {} a rank, optimizer, communication and waiting take {:.0}% of the step, {} however few they are; {} a rank would \
+        "tiny batch: with {} per rank, optimizer, communication and waiting take {:.0}% of the step, {} however few they are; {} per rank would \
          bring that to {:.0}%",
         counted(account.images(), "image"),
         percent(share),
@@ -377,7 +377,7 @@ fn little_work(account: &Account) -> Option<Found> {
     }
     let share = account.share(account.fixed());
     let sentence = format!(
-        "too little work: a rank computes {} a step, and communication, waiting, optimizer and idle take {} more, {:.0}% of it; a larger \
+        "too little work: a rank computes {} per step, and communication, waiting, optimizer and idle take {} more, {:.0}% of it; a larger \
          batch or model, or fewer than {}, would use them better",
         time(account.mean.compute),
         time(account.fixed()),

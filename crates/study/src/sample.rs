@@ -268,7 +268,7 @@ fn points(speed: f64) -> Vec<Point> {
         let fraction = 0.1 * ranks as f64;
         let images = 5_000 * ranks as u64;
         let s = Settings { data_fraction: fraction, images_per_epoch: images, ..settings(ranks, 64) };
-        let mut one = plan(Kind::Weak, "batch 64 a rank", s, 3, busy(ranks));
+        let mut one = plan(Kind::Weak, "batch 64 per rank", s, 3, busy(ranks));
         if ranks == 8 {
             one.flags = vec![
                 Flag::UnequalWork("39,936 images per epoch instead of 40,000".into()),

@@ -222,7 +222,7 @@ pub fn print_collectives(collectives: &[Collective], ranks: usize, steps: u64) {
     let seconds = sum(&ran, &|e| e.seconds);
     let rate = if seconds > 0.0 { sum(&ran, &|e| e.sent(ranks)) / seconds } else { 0.0 };
     println!(
-        "communication: {} in {} a step, {:.1} ms, {:.2} GB/s a rank; slowest:",
+        "communication: {} in {} per step, {:.1} ms, {:.2} GB/s per rank; slowest:",
         megabytes(bytes(&ran)),
         many(ran.len(), "bucket"),
         1e3 * each * seconds,

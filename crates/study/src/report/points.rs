@@ -272,7 +272,7 @@ fn words(s: &Settings) -> Vec<(&'static str, String)> {
         ("ranks", counted(s.ranks, "rank")),
         ("hosts", counted(s.hosts, "host")),
         ("threads per rank", format!("{} per rank", counted(s.threads_per_rank, "thread"))),
-        ("batch", format!("batch {} a rank", s.batch_per_rank)),
+        ("batch", format!("batch {} per rank", s.batch_per_rank)),
         ("accumulation", format!("accumulation {}", s.accumulation)),
         ("global batch", format!("global batch {}", s.global_batch)),
         ("task", s.task.clone()),

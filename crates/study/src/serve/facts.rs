@@ -119,7 +119,7 @@ impl Facts {
             optimizer += &format!(" · learning rate {peak:e}, {}{warmup}", c.schedule.name);
         }
         let threads = if c.device == "cpu" {
-            format!(" · {} a rank", counted(c.threads, "thread"))
+            format!(" · {} per rank", counted(c.threads, "thread"))
         } else {
             String::new()
         };

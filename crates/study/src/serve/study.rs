@@ -191,7 +191,7 @@ impl Study {
             let (kind, ranks) = (point.kind.name(), counted(point.settings.ranks, "rank"));
             let (batch, repeat) = (point.settings.batch_per_rank, repeat.parse::<usize>().ok()? + 1);
             Some(format!(
-                "{kind} · {} · {ranks} · batch {batch} a rank · run {repeat} of {}",
+                "{kind} · {} · {ranks} · batch {batch} per rank · run {repeat} of {}",
                 point.series, plan.study.repeats
             ))
         });

@@ -291,7 +291,7 @@ pub fn results(results: &Results) {
 fn named(point: &Point) -> String {
     let planned = point.summary.as_ref().and_then(|summary| summary.usage.planned_bytes.as_ref());
     let memory = planned.filter(|_| point.kind == Kind::Zero);
-    let memory = memory.map(|bytes| format!(" · {} a rank", megabytes(bytes.median as usize)));
+    let memory = memory.map(|bytes| format!(" · {} per rank", megabytes(bytes.median as usize)));
     placed(&point.series, place(point.kind, &point.settings)) + &memory.unwrap_or_default()
 }
 
