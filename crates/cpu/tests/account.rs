@@ -5,21 +5,46 @@
 
 mod common;
 
-use comm::{Activity, Call, CommError, Communicator, Engine};
+use comm::{Activity, Call, Collective, CommError, Communicator, Engine};
 use common::{Rig, compiled_with, settings, small_vit, smoothed};
 use cpu::{Account, Event, Which};
 use graph::op::Lane;
-use graph::plan::Step;
-use graph::{Communication, DType, Mesh, Program, Settings};
+use graph::plan::{Plan, Step};
+use graph::{Communication, DType, Mesh, Program, Settings, Zero};
 use models::vit::Vit;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rank 0 of two; the other brings nothing, but lets it wait.
-struct Dawdling(Duration);
+/// How long a call takes.
+trait Pace: Send + Sync {
+    fn of(&self, call: &Call) -> Duration;
+}
 
-impl Engine for Dawdling {
+impl Pace for Duration {
+    fn of(&self, _: &Call) -> Duration {
+        *self
+    }
+}
+
+/// A link of so many bytes/s, in each direction.
+struct Link(f64);
+
+impl Pace for Link {
+    fn of(&self, call: &Call) -> Duration {
+        // Of a whole message a rank of two sends half to the other, and half as a sum.
+        let sent = match call.collective {
+            Collective::ReduceScatter(_) => call.bytes() / 2,
+            _ => call.bytes(),
+        };
+        Duration::from_secs_f64(sent as f64 / self.0)
+    }
+}
+
+/// Rank 0 of two; the other brings nothing, but lets it wait.
+struct Dawdling<P>(P);
+
+impl<P: Pace> Engine for Dawdling<P> {
     fn name(&self) -> &'static str {
         "dawdling"
     }
@@ -32,8 +57,8 @@ impl Engine for Dawdling {
         2
     }
 
-    unsafe fn run(&self, _: &Call) -> Result<(), CommError> {
-        std::thread::sleep(self.0);
+    unsafe fn run(&self, call: &Call) -> Result<(), CommError> {
+        std::thread::sleep(self.0.of(call));
         Ok(())
     }
 
@@ -177,6 +202,78 @@ fn a_replay_of_a_run_takes_as_long() {
                 .ok_or(format!("{ranks} ranks, {overlap}: {} of {wall}", timeline.seconds()))
         });
     }
+}
+
+/// A step of a program whose states are divided, over such a link.
+fn divided<P: Pace + 'static>(zero: Zero, pace: P) -> Rig<f32> {
+    let vit = Vit { width: 96, mlp: 384, ..small_vit(0.0) };
+    let target = cpu::Target { threads: 1 };
+    let (mesh, communication) = (Mesh::of_data(2), COMMUNICATION);
+    let program = compiled_with(
+        vit.build(192, smoothed(), DType::F32).unwrap(),
+        &Settings { mesh, communication, zero, ..settings(&target) },
+    );
+    assert_eq!(program.zero, zero);
+    let comm = Communicator::new(Arc::new(Dawdling(pace)), Arc::new(Activity::new()));
+    let mut rig = Rig::among(program, 1, Some(comm));
+    // The first run touches memory for the first time.
+    rig.step();
+    rig
+}
+
+/// What communication costs a step that nothing hides, measured and as the lanes have it: gathers that an update leaves under way are
+/// waited for in the next forward pass.
+fn exposed(rig: &mut Rig<f32>) -> (f64, f64) {
+    const STEPS: usize = 3;
+    // Drawing inputs takes time, behind which gathers would hide.
+    rig.fill(Which::Last);
+    let labels = rig.executor.labels(Which::Last).unwrap().to_vec();
+    let inputs =
+        ["images", "weights"].map(|name| (name, rig.executor.input(Which::Last, name).unwrap().to_vec()));
+    rig.run(Which::Last);
+    rig.executor.take_account();
+    rig.executor.reset_times();
+    for _ in 0..STEPS {
+        rig.run(Which::Update);
+        rig.executor.labels(Which::Last).unwrap().copy_from_slice(&labels);
+        for (name, values) in &inputs {
+            rig.executor.input(Which::Last, name).unwrap().copy_from_slice(values);
+        }
+        rig.run(Which::Last);
+    }
+    let measured = rig.executor.take_account().exposed / STEPS as f64;
+    let of = |which: Which| -> Vec<f64> {
+        rig.executor.step_seconds(which).iter().map(|seconds| seconds / STEPS as f64).collect()
+    };
+    let (update, last) = (of(Which::Update), of(Which::Last));
+    let program = rig.executor.program();
+    let mut plans: Vec<(&Plan, &[f64])> = vec![(&program.last, &last)];
+    for _ in 0..STEPS {
+        plans.extend([(&program.update, &update[..]), (&program.last, &last[..])]);
+    }
+    let expected: f64 = graph::replay_all(&plans)[1..].iter().map(graph::Timeline::exposed).sum();
+    (measured, expected / STEPS as f64)
+}
+
+/// On a slow link stage 1 exposes less than plain data parallelism: half of what it sends hides behind the next forward pass.
+#[test]
+fn exposure_of_stages_follows_from_the_lanes() {
+    // Sending all gradients takes as long as computing a step.
+    let mut quick = divided(Zero::Stage0, Duration::ZERO);
+    let seconds = (0..5).map(|_| last(&mut quick).0.compute).fold(f64::INFINITY, f64::min);
+    let bytes: usize = quick.executor.collectives().iter().map(|call| call.bytes).sum();
+    in_a_quiet_run(|| {
+        let mut exposures = vec![];
+        for zero in Zero::ALL {
+            let mut rig = divided(zero, Link(bytes as f64 / seconds));
+            let (measured, expected) = exposed(&mut rig);
+            if (measured - expected).abs() > 0.1 * expected {
+                return Err(format!("stage {zero}: {measured} s, {expected} by the lanes"));
+            }
+            exposures.push(measured);
+        }
+        (exposures[1] < 0.9 * exposures[0]).then_some(()).ok_or(format!("{exposures:?} of {seconds} s"))
+    });
 }
 
 #[test]

@@ -8,8 +8,8 @@ mod transformer;
 use graph::op::Lane;
 use graph::plan::{Place, Step};
 use graph::{
-    Communication, Gathering, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings, Use, Zero, compile,
-    compile_observed, stage_taken,
+    Communication, Gathering, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings, StateId, Use, Zero,
+    compile, compile_observed, stage_taken,
 };
 use simulator::simulate;
 use transformer::{model, settings};
@@ -92,6 +92,37 @@ fn stage_1_divides_what_the_optimizer_keeps() {
         let part = state(&program.last, step.outputs[0]);
         assert!(matches!(part.held, Held::Within(_)));
         assert!(step.inputs.iter().all(|input| part.overlaps(&state(&program.last, *input))), "in place");
+    }
+}
+
+/// The first step of a plan that computes with a state.
+fn read_first(plan: &Plan, state: StateId) -> usize {
+    let reads = |step: &Step| {
+        step.lane == Lane::Compute
+            && step.inputs.iter().any(|value| match plan.values[*value].place {
+                Place::State(read) => {
+                    read == state || plan.states[read.index()].overlaps(&plan.states[state.index()])
+                }
+                Place::Arena(_) => false,
+            })
+    };
+    plan.steps.iter().position(reads).unwrap_or(usize::MAX)
+}
+
+/// One queue carries the gathers that an update leaves under way: what the next forward pass reads first has to be first.
+#[test]
+fn gathers_leave_in_the_order_in_which_they_are_needed() {
+    for (zero, accumulates) in [(Zero::Stage1, true), (Zero::Stage1, false), (Zero::Stage2, true)] {
+        let program = compiled(zero, 2, accumulates, Recompute::None);
+        let gathered =
+            program.update.steps.iter().filter(|step| gathers(&step.op)).map(|step| {
+                match program.update.values[step.outputs[0]].place {
+                    Place::State(state) => state,
+                    Place::Arena(_) => panic!("what is gathered stays"),
+                }
+            });
+        let needed: Vec<usize> = gathered.map(|state| read_first(&program.last, state)).collect();
+        assert!(needed.len() > 2 && needed.is_sorted(), "stage {zero}: {needed:?}");
     }
 }
 

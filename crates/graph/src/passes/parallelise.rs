@@ -69,17 +69,20 @@ struct Sum {
 /// Sums by their states.
 fn sums(graph: &Graph) -> HashMap<StateId, Sum> {
     let producers = graph.producers();
-    let sum = |node: &Node| {
+    let sum = |(index, node): (usize, &Node)| {
         let Op::Assign { state } = node.op else { return None };
         let of = &graph.states[state.index()];
         let value = node.inputs[0];
-        let ready =
+        let made =
             producers[value.index()].filter(|_| matches!(of.role, Role::Gradient | Role::Statistic))?;
+        // Where it is assigned: gradients of several weights that one launch makes are assigned behind all of them, and a
+        // message between them would cut the launch, so that other sums had other bits with other buckets.
+        let ready = made.max(index);
         let name = of.name.strip_suffix(GRADIENT).unwrap_or(&of.name).to_string();
         let (dtype, shape) = (of.ty.dtype, of.ty.shape.clone());
         Some((state, Sum { state, role: of.role, value, ready, name, dtype, shape }))
     };
-    graph.nodes.iter().filter_map(sum).collect()
+    graph.nodes.iter().enumerate().filter_map(sum).collect()
 }
 
 /// Sums that are one message.

@@ -21,7 +21,12 @@ pub fn update(mut graph: Graph, layout: &Layout, settings: &Settings<'_>) -> Res
     let applied = graph.push(Op::Advance, &[before, control], &at("applied"))?[0];
     graph.assign(layout.applied, applied, Phase::Update)?;
     let step = Step { settings, stage: layout.stage, control, applied };
-    let buckets: Vec<(&Bucket, ValueId)> = layout.buckets.iter().zip(gradients).collect();
+    let mut buckets: Vec<(&Bucket, ValueId)> = layout.buckets.iter().zip(gradients).collect();
+    if layout.stage != Zero::Stage0 {
+        // Buckets are in the order in which gradients are ready. What the next forward pass reads first is gathered first, so that
+        // the gathers after it hide behind computing.
+        buckets.reverse();
+    }
     let (matrices, others): (Vec<_>, Vec<_>) = buckets.into_iter().partition(|(b, _)| !b.stacks.is_empty());
     let is_lamb = matches!(settings.optimizer, Optimizer::Lamb { .. });
     // What is gathered is gathered as soon as it is updated.
