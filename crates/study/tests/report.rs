@@ -339,8 +339,13 @@ fn results_are_read_back_or_refused_in_a_line() {
     let cut = refused(&text[..text.len() / 2]);
     assert!(cut.contains("results.json: is not a study's results: ") && !cut.contains('\n'), "{cut}");
     assert!(refused("[]").contains("is not a study's results"));
+    fs::write(&path, &text).unwrap();
+    assert_eq!(report::read(&path).unwrap(), results);
     let missing = report::read(&folder.0.join("nowhere")).unwrap_err().to_string();
-    assert!(missing.contains("nowhere/results.json: "), "{missing}");
+    assert!(missing.ends_with("nowhere: no such folder"), "{missing}");
+    fs::create_dir(folder.0.join("empty")).unwrap();
+    let empty = report::read(&folder.0.join("empty")).unwrap_err().to_string();
+    assert!(empty.ends_with("/empty: holds no results.json, which a study leaves when it ends"), "{empty}");
 }
 
 #[test]
