@@ -141,6 +141,33 @@ struct Planned {
     receive: (usize, usize),
 }
 
+/// Every collective of every type over every group of a rank, each with memory of its own, and the bytes they take together.
+fn planned(groups: &[(Communicator, Vec<usize>)], rank: usize) -> Result<(Vec<Planned>, usize), String> {
+    let mut calls = vec![];
+    let mut bytes = 0;
+    for (group, (_, ranks)) in groups.iter().enumerate() {
+        let me = ranks.iter().position(|other| *other == rank).ok_or("a rank is in its groups")?;
+        for kind in KINDS {
+            for collective in collectives(kind, me, ranks.len()) {
+                let (send, receive) = lengths(&collective, ranks.len());
+                let mut place = |len: usize| {
+                    let at = bytes;
+                    bytes += (len * kind.bytes()).next_multiple_of(256);
+                    (at, len)
+                };
+                calls.push(Planned { group, kind, collective, send: place(send), receive: place(receive) });
+            }
+        }
+    }
+    Ok((calls, bytes))
+}
+
+/// Whether what arrived is what was wanted. Half precision has 8 and 11 bits: sums of these numbers fit, and means are sums divided.
+fn agree(kind: ElementType, got: &[f64], wanted: &[f64]) -> bool {
+    let within = if matches!(kind, ElementType::Bf16 | ElementType::F16) { 1e-2 } else { 1e-6 };
+    got.len() == wanted.len() && got.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= b.abs() * within)
+}
+
 fn try_every_call(member: &Member) -> Result<(), String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
     let (rank, size) = (member.place.rank, member.place.world);
@@ -161,22 +188,7 @@ fn try_every_call(member: &Member) -> Result<(), String> {
     for (colour, ranks) in [of(&|rank| rank / 2), of(&|rank| rank % 2)] {
         groups.push((world.split_sharing_queue(colour, rank).map_err(|e| told(&e))?, ranks));
     }
-    let mut calls = vec![];
-    let mut bytes = 0;
-    for (group, (_, ranks)) in groups.iter().enumerate() {
-        let me = ranks.iter().position(|other| *other == rank).ok_or("a rank is in its groups")?;
-        for kind in KINDS {
-            for collective in collectives(kind, me, ranks.len()) {
-                let (send, receive) = lengths(&collective, ranks.len());
-                let mut place = |len: usize| {
-                    let at = bytes;
-                    bytes += (len * kind.bytes()).next_multiple_of(256);
-                    (at, len)
-                };
-                calls.push(Planned { group, kind, collective, send: place(send), receive: place(receive) });
-            }
-        }
-    }
+    let (calls, bytes) = planned(&groups, rank)?;
     let memory = Block::new(&context, bytes, "a test").map_err(|e| told(&e))?;
     let span = |(offset, len): (usize, usize)| match len {
         0 => Span::EMPTY,
@@ -219,16 +231,7 @@ fn try_every_call(member: &Member) -> Result<(), String> {
             let ranks = &groups[*group].1;
             let me = ranks.iter().position(|other| *other == rank).ok_or("a rank is in its groups")?;
             let values = decoded(*kind, &got[receive.0..][..receive.1 * kind.bytes()]);
-            let wanted = expected(collective, me, ranks);
-            // Half precision has 8 and 11 bits: sums of these numbers fit, and means are sums divided.
-            let fits = |(a, b): (&f64, &f64)| (a - b).abs() <= b.abs() * 1e-2;
-            let exact = !matches!(kind, ElementType::Bf16 | ElementType::F16);
-            let right = values.len() == wanted.len()
-                && values
-                    .iter()
-                    .zip(&wanted)
-                    .all(|(a, b)| if exact { (a - b).abs() <= b.abs() * 1e-6 } else { fits((a, b)) });
-            if !right {
+            if !agree(*kind, &values, &expected(collective, me, ranks)) {
                 return Err(format!("round {round}, group {ranks:?}: {collective:?} of {}", kind.name()));
             }
         }
