@@ -9,8 +9,7 @@ use cpu::{Executor, Options, Which};
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
-    Builder, Communication, DType, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
-    Settings, Target, compile,
+    Builder, DType, Graph, Header, Init, Key, Model, Optimizer, ParamGroup, Settings, Target, compile,
 };
 
 const HEADS: usize = 4;
@@ -45,20 +44,10 @@ fn graph(batch: usize, tokens: usize, head: usize, training: bool) -> Graph {
 }
 
 fn executor(threads: usize, batch: usize, tokens: usize, head: usize) -> Executor<f32> {
+    let target = cpu::Target { threads };
     let settings = Settings {
-        optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
-        max_grad_norm: None,
-        recompute: Recompute::None,
         group: &|_| ParamGroup { lr_scale: 1.0, decays: false },
-        ema: None,
-        mixed: None,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
-        accumulates: false,
-        target: &cpu::Target { threads },
+        ..Settings::plain(Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, &target)
     };
     let graph = |training| graph(batch, tokens, head, training);
     let model = Model { train: graph(true), eval: graph(false), key: Key::default() };

@@ -6,10 +6,7 @@
 use cpu::{Executor, Options, StepTime, Which};
 use graph::build::{BatchNorm, Conv, Linear};
 use graph::op::Window;
-use graph::{
-    Builder, Communication, DType, Graph, Header, Init, Key, Mesh, Model, Optimizer, ParamGroup, Recompute,
-    Settings, compile,
-};
+use graph::{Builder, DType, Graph, Header, Init, Key, Model, Optimizer, ParamGroup, Settings, compile};
 use std::collections::BTreeMap;
 
 const CHANNELS: usize = 512;
@@ -54,20 +51,11 @@ fn matmul(side: usize) -> Graph {
 }
 
 fn run(threads: usize, side: usize, graph: &Graph) {
+    let target = cpu::Target { threads };
     let settings = Settings {
-        optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
-        max_grad_norm: None,
-        recompute: Recompute::None,
         group: &|_| ParamGroup { lr_scale: 1.0, decays: false },
-        ema: None,
-        mixed: None,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
         accumulates: true,
-        target: &cpu::Target { threads },
+        ..Settings::plain(Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, &target)
     };
     let model = Model { train: graph.clone(), eval: graph.clone(), key: Key::default() };
     let program = compile(model, &settings).expect("the graph compiles");

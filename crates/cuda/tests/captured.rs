@@ -3,10 +3,7 @@
 use cuda::action::{Constants, Facts};
 use cuda::bind::{Addresses, Binder, Bound, Steps, state_addresses};
 use cuda::{Executor, Options, Which};
-use graph::{
-    Communication, DType, Header, Lane, Loss, Mesh, Mixed, Op, Optimizer, ParamGroup, Plan, Program,
-    Recompute, Settings, compile,
-};
+use graph::{DType, Header, Lane, Loss, Mesh, Mixed, Op, Optimizer, Plan, Program, Settings, compile};
 use models::Network;
 
 const BF16: Mixed = Mixed { half: DType::Bf16, residual: DType::F32 };
@@ -20,19 +17,13 @@ const CASES: [Case; 3] =
 fn program((name, image, classes, batch): Case, mesh: Mesh, target: &cuda::Target) -> Program {
     let network = Network::named(name, image, 3, classes).unwrap();
     let settings = Settings {
-        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
-        ema: None,
         mixed: Some(BF16),
-        loss_scale: None,
         mesh,
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
-        accumulates: false,
-        target,
+        ..Settings::plain(
+            Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+            target,
+        )
     };
     compile(network.build(batch, Loss::default(), DType::F32).unwrap(), &settings).unwrap()
 }

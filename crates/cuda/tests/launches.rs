@@ -2,10 +2,7 @@
 
 use cuda::action::{Action, Constants, Facts, Launch};
 use cuda::bind::{Addresses, Binder, Placed, Steps, state_addresses};
-use graph::{
-    Communication, DType, Loss, Mesh, Mixed, Model, Optimizer, ParamGroup, Plan, Program, Recompute,
-    Settings, compile,
-};
+use graph::{DType, Loss, Mesh, Mixed, Model, Optimizer, Plan, Program, Settings, compile};
 use models::swin::Swin;
 use models::vit::Vit;
 
@@ -19,20 +16,15 @@ fn vit_ti(batch: usize, accumulates: bool) -> Program {
 }
 
 fn compiled(model: Model, mixed: Option<Mixed>, accumulates: bool) -> Program {
+    let target = cuda::Target { half_precision: mixed.is_some(), facts: Facts::h200() };
     let settings = Settings {
-        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
-        ema: None,
         mixed,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
         accumulates,
-        target: &cuda::Target { half_precision: mixed.is_some(), facts: Facts::h200() },
+        ..Settings::plain(
+            Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+            &target,
+        )
     };
     compile(model, &settings).unwrap()
 }

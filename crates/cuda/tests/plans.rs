@@ -9,8 +9,7 @@ use fake::{Batches, Fake, mark};
 use graph::build::Conv;
 use graph::op::Window;
 use graph::{
-    Builder, Communication, DType, Init, Key, Lane, Loss, Mesh, Mixed, Model, Op, Optimizer, ParamGroup,
-    Plan, Program, Recompute,
+    Builder, DType, Init, Key, Lane, Loss, Mesh, Mixed, Model, Op, Optimizer, Plan, Program, Recompute,
 };
 use graph::{Home, Role, Settings, compile};
 use models::swin::Swin;
@@ -143,19 +142,12 @@ fn compiled_with(
     mixed: Option<Mixed>,
 ) -> Program {
     let settings = Settings {
-        optimizer,
         max_grad_norm: Some(1.0),
         recompute,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
         ema: Some(0.9),
         mixed,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
         accumulates,
-        target: &Batches,
+        ..Settings::plain(optimizer, &Batches)
     };
     compile(model, &settings).unwrap()
 }

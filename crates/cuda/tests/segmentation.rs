@@ -4,11 +4,8 @@ use cuda::action::Facts;
 use cuda::{Executor, MemoryNeeds, Options, Which};
 use graph::build::Conv;
 use graph::op::Window;
-use graph::{
-    Builder, Communication, DType, Graph, Header, Init, Key, Loss, Mesh, Mixed, Model, Op, Optimizer,
-    ParamGroup, Plan, Program,
-};
-use graph::{Recompute, Settings, ValueId, compile};
+use graph::{Builder, DType, Graph, Header, Init, Key, Loss, Mixed, Model, Op, Optimizer, Plan, Program};
+use graph::{Settings, ValueId, compile};
 use models::upernet::UperNet;
 
 const BATCH: usize = 8;
@@ -36,20 +33,14 @@ fn graph(training: bool) -> Graph {
 fn program() -> Program {
     let key = Key { batch: BATCH, height: 512, width: 512 };
     let model = Model { train: graph(true), eval: graph(false), key };
+    let target = cuda::Target { half_precision: false, facts: Facts::h200() };
     let settings = Settings {
-        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
-        ema: None,
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
-        accumulates: false,
-        target: &cuda::Target { half_precision: false, facts: Facts::h200() },
+        ..Settings::plain(
+            Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+            &target,
+        )
     };
     compile(model, &settings).unwrap()
 }

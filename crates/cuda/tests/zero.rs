@@ -11,8 +11,7 @@ use cuda::bind::{Addresses, Binder, Bound, Maker, Placed, Steps, state_addresses
 use cuda::{MemoryNeeds, Which};
 use fake::{Batches, Fake, mark};
 use graph::{
-    Communication, DType, Held, Loss, Mesh, Mixed, Optimizer, ParamGroup, Program, Recompute, Settings,
-    StateId, Zero, compile,
+    Communication, DType, Held, Loss, Mesh, Mixed, Optimizer, Program, Settings, StateId, Zero, compile,
 };
 use models::vit::Vit;
 use optimizers::{ADAMW, LAMB, MUON};
@@ -43,21 +42,7 @@ fn program_for(
 }
 
 fn settings(target: &dyn graph::Target) -> Settings<'_> {
-    Settings {
-        optimizer: ADAMW,
-        max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
-        ema: Some(0.9),
-        mixed: None,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        gathering: graph::Gathering::default(),
-        zero: Zero::Stage0,
-        accumulates: false,
-        target,
-    }
+    Settings { max_grad_norm: Some(1.0), ema: Some(0.9), ..Settings::plain(ADAMW, target) }
 }
 
 /// Every plan of a rank.

@@ -148,7 +148,26 @@ pub struct Settings<'a> {
     pub target: &'a dyn Target,
 }
 
-impl Settings<'_> {
+impl<'a> Settings<'a> {
+    /// Settings with nothing but an optimizer: one rank, one micro-step a step, all parameters in one group.
+    pub fn plain(optimizer: Optimizer, target: &'a dyn Target) -> Settings<'a> {
+        Settings {
+            optimizer,
+            max_grad_norm: None,
+            recompute: Recompute::None,
+            group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
+            ema: None,
+            mixed: None,
+            loss_scale: None,
+            mesh: Mesh::default(),
+            communication: Communication::default(),
+            zero: Zero::Stage0,
+            gathering: Gathering::default(),
+            accumulates: false,
+            target,
+        }
+    }
+
     /// The stage that the plans are for. Of gradients that are reduced in every micro-step a rank needs its part alone: stage 1 is then
     /// stage 2.
     pub fn stage(&self) -> Zero {

@@ -17,8 +17,8 @@ use graph::op::Pooling;
 use graph::passes::{differentiate, fuse, narrow, place, schedule};
 use graph::random::Sequence;
 use graph::{
-    Communication, DType, Gathering, Graph, Header, Init, Key, Loss, Mesh, Model, Op, Optimizer, ParamGroup,
-    Plan, Program, Recompute, Role, Settings, Target, Zero,
+    DType, Graph, Header, Init, Key, Loss, Model, Op, Optimizer, Plan, Program, Recompute, Role, Settings,
+    Target,
 };
 use graph::{Shape, State, StateId, Type, ValueId, compile};
 use models::swin::Swin;
@@ -217,21 +217,7 @@ pub fn compiled_model(model: Model, recompute: Recompute, optimizer: Optimizer, 
 
 /// One group for all, clipped, nothing averaged.
 pub fn settings(target: &dyn Target) -> Settings<'_> {
-    Settings {
-        optimizer: adamw(),
-        max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
-        ema: None,
-        mixed: None,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: Zero::Stage0,
-        gathering: Gathering::default(),
-        accumulates: false,
-        target,
-    }
+    Settings { max_grad_norm: Some(1.0), ..Settings::plain(adamw(), target) }
 }
 
 pub fn compiled_with(model: Model, settings: &Settings<'_>) -> Program {

@@ -1,10 +1,7 @@
 //! What a program takes of the GPU's memory is what its plan says, and a constant.
 
 use cuda::{Executor, MemoryNeeds, MemoryUse, Options, Which};
-use graph::{
-    Communication, DType, Header, Loss, Mesh, Mixed, Optimizer, ParamGroup, Program, Recompute, Settings,
-    compile,
-};
+use graph::{DType, Header, Loss, Mixed, Optimizer, Program, Settings, compile};
 use models::vit::Vit;
 
 /// What the driver hands out memory by.
@@ -12,20 +9,14 @@ const GRANULE: usize = 2 << 20;
 
 pub(super) fn program(model: &str, image: usize, batch: usize) -> Program {
     let vit = Vit::named(model, image, 3, 1000).unwrap();
+    let target = cuda::Target::of(0, true);
     let settings = Settings {
-        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
-        group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
-        ema: None,
         mixed: Some(Mixed { half: DType::Bf16, residual: DType::F32 }),
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: graph::Zero::Stage0,
-        gathering: graph::Gathering::default(),
-        accumulates: false,
-        target: &cuda::Target::of(0, true),
+        ..Settings::plain(
+            Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+            &target,
+        )
     };
     compile(vit.build(batch, Loss { smoothing: 0.0, mixed: false }, DType::F32).unwrap(), &settings).unwrap()
 }

@@ -4,8 +4,7 @@
 use graph::build::Linear;
 use graph::op::Pooling;
 use graph::{
-    Builder, Communication, DType, Gathering, Graph, GraphError, Init, Key, Mesh, Model, Optimizer,
-    ParamGroup, Program, Settings, ValueId, Zero,
+    Builder, DType, Graph, GraphError, Init, Key, Model, Optimizer, ParamGroup, Program, Settings, ValueId,
 };
 use graph::{Recompute, compile};
 
@@ -31,19 +30,14 @@ pub fn model(depth: usize) -> Model {
 /// With everything a run may have: two groups, averages.
 pub fn settings() -> Settings<'static> {
     Settings {
-        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
         max_grad_norm: Some(1.0),
-        recompute: Recompute::None,
         group: &|state| ParamGroup { lr_scale: 1.0, decays: state.ty.shape.rank() > 1 },
         ema: Some(0.999),
-        mixed: None,
-        loss_scale: None,
-        mesh: Mesh::default(),
-        communication: Communication::default(),
-        zero: Zero::Stage0,
-        gathering: Gathering::default(),
         accumulates: true,
-        target: &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_matmul() { 512 } else { 0 },
+        ..Settings::plain(
+            Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 },
+            &|graph: &graph::Graph, node: usize| if graph.nodes[node].op.is_matmul() { 512 } else { 0 },
+        )
     }
 }
 

@@ -50,7 +50,6 @@ fn program(run: &Resolved, mixed: Option<Mixed>, zero: Zero) -> Program {
     let settings = Settings {
         group: &|state| run.group(&state.name),
         recompute: run.recompute,
-        optimizer: run.optimizer,
         max_grad_norm: run.clip,
         ema: run.ema,
         mixed,
@@ -58,9 +57,7 @@ fn program(run: &Resolved, mixed: Option<Mixed>, zero: Zero) -> Program {
         mesh: run.mesh(),
         communication: graph::Communication { bucket: 9000, ..run.communication() },
         zero,
-        gathering: graph::Gathering::default(),
-        accumulates: false,
-        target: &target,
+        ..Settings::plain(run.optimizer, &target)
     };
     let loss = Loss { smoothing: run.label_smoothing, mixed: run.augmentation.mixes() };
     graph::compile(run.network.build(run.batch, loss, DType::F32).unwrap(), &settings).unwrap()

@@ -2,10 +2,7 @@
 #![allow(dead_code)]
 
 use cpu::{Executor, Float, Options, Which};
-use graph::{
-    Communication, DType, GraphError, Header, Loss, Mesh, Model, Optimizer, ParamGroup, Program, Recompute,
-    Settings, compile,
-};
+use graph::{DType, GraphError, Header, Loss, Model, Optimizer, Program, Recompute, Settings, compile};
 use models::Segmenter;
 use models::layer_scale_vit::LayerScaleVit;
 use models::swin::Swin;
@@ -97,20 +94,12 @@ impl Setup {
     }
 
     fn program_in(&self, network: &dyn Network, dtype: DType) -> Program {
+        let target = cpu::Target { threads: self.threads };
         let settings = Settings {
-            optimizer: self.optimizer,
-            max_grad_norm: None,
             recompute: self.recompute,
-            group: &|_| ParamGroup { lr_scale: 1.0, decays: true },
             ema: self.ema,
-            mixed: None,
-            loss_scale: None,
-            mesh: Mesh::default(),
-            communication: Communication::default(),
-            zero: graph::Zero::Stage0,
-            gathering: graph::Gathering::default(),
             accumulates: self.accumulates,
-            target: &cpu::Target { threads: self.threads },
+            ..Settings::plain(self.optimizer, &target)
         };
         let program = compile(network.build(self.batch, self.loss, dtype).unwrap(), &settings).unwrap();
         for plan in program.plans() {
