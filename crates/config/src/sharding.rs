@@ -8,6 +8,7 @@ use crate::resolved::Resolved;
 use crate::settings::Plain;
 use crate::shard_group::ShardGroup;
 use graph::{Mesh, Zero};
+use text::many;
 
 const FLAG: &str = "shard-group";
 
@@ -38,9 +39,8 @@ impl Raw {
                 return refused("a group that divides states has at least 2 ranks".to_string());
             }
             if !world.is_multiple_of(ranks) {
-                let divide =
-                    if world == 1 { "1 rank doesn't".to_string() } else { format!("{world} ranks don't") };
-                return refused(format!("{divide} divide into groups of {ranks}"));
+                let all = many(world, "rank");
+                return refused(format!("{all} can't be divided into groups of {ranks}"));
             }
         }
         log.note(FLAG, group, origin);
@@ -133,8 +133,8 @@ mod tests {
         assert_eq!(mesh("6", 6), Mesh::of_data(6));
         let refused = |group, ranks, zero| resolved(group, ranks, zero).unwrap_err();
         let stage = Some(Zero::Stage1);
-        assert_eq!(refused("4", 6, stage), "--shard-group 4: 6 ranks don't divide into groups of 4");
-        assert_eq!(refused("2", 1, stage), "--shard-group 2: 1 rank doesn't divide into groups of 2");
+        assert_eq!(refused("4", 6, stage), "--shard-group 4: 6 ranks can't be divided into groups of 4");
+        assert_eq!(refused("2", 1, stage), "--shard-group 2: 1 rank can't be divided into groups of 2");
         assert_eq!(
             refused("1", 4, stage),
             "--shard-group 1: a group that divides states has at least 2 ranks"
@@ -187,6 +187,6 @@ mod tests {
         assert_eq!(of(stage_3, None, 1), Ok(None));
         assert_eq!(of(stage_3, Some(Zero::Stage2), 4), Ok(None), "MiCS is for stage 3");
         assert_eq!(of(r#""stage": 3, "mics_shard_size": -1"#, None, 4), Ok(None));
-        assert!(of(stage_3, None, 3).unwrap_err().contains("3 ranks don't divide into groups of 2"));
+        assert!(of(stage_3, None, 3).unwrap_err().contains("3 ranks can't be divided into groups of 2"));
     }
 }

@@ -180,7 +180,7 @@ settings! {
             .deepspeed(&["train_micro_batch_size_per_gpu", "micro_batch_per_gpu"])
             .elsewhere(COMPUTE, "Run", "Images that are computed at once", "as in training, or 64; with masks 8"),
         /// Micro-steps whose gradients make one optimizer step
-        accumulate: Option<usize> = RUN.also(PLAN).value("MICRO_STEPS").default("1").agreed(&["accumulate"])
+        accumulate: Option<usize> = STEP.value("MICRO_STEPS").default("1").agreed(&["accumulate"])
             .deepspeed(&["gradient_accumulation_steps"]),
         /// Images of an optimizer step, over all ranks
         global_batch: Option<usize> = RUN.value("IMAGES").default("batch-size × accumulate × ranks").deepspeed(&["train_batch_size"]),
